@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A learning Ethernet switch with faults and capture
+fn main() {}

@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Workspace, virtual machines and tests
+fn main() {}
