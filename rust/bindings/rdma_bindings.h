@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The headers the RDMA bindings are generated from.
+ */
+#include <linux/hrtimer_types.h>
+
+#include <linux/if_link.h>
+#include <linux/irq_poll.h>
+#include <linux/netdevice.h>
+#include <linux/pci.h>
+#include <rdma/ib_addr.h>
+#include <rdma/ib_cache.h>
+#include <rdma/ib_mad.h>
+#include <rdma/ib_umem.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/iw_cm.h>
+#include <rdma/uverbs_ioctl.h>
+#include <rdma/uverbs_types.h>
+
+#include "../helpers/rdma_helpers.h"
