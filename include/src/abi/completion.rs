@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Completion queue entries.
+
+/// Most entries of a completion queue, base-2 logarithm.
+pub const CQ_MAX_LOG_ENTRIES: u8 = 20;
+
+numbers! {
+    /// How a work request ended; numbers as in the verbs.
+    pub enum CompletionStatus: u8 {
+        /// Well.
+        Success = 0,
+        /// A message longer than the receive buffers, or than the largest allowed.
+        LocalLength = 1,
+        /// Something inconsistent in the work request or queue pair.
+        LocalQueuePairOperation = 2,
+        /// A local key, address or right is wrong.
+        LocalProtection = 4,
+        /// Not executed: the queue pair went to the error state.
+        Flushed = 5,
+        /// A memory window could not be bound.
+        WindowBind = 6,
+        /// The responder answered with something that makes no sense.
+        BadResponse = 7,
+        /// A protection error on a local buffer while the peer's data arrived.
+        LocalAccess = 8,
+        /// The responder found the request invalid.
+        RemoteInvalidRequest = 9,
+        /// The responder refused the key, address or right.
+        RemoteAccess = 10,
+        /// The responder could not complete the request.
+        RemoteOperation = 11,
+        /// The peer did not answer, however often asked.
+        RetryExceeded = 12,
+        /// The peer had no receive buffer, however often asked.
+        ReceiverNotReadyExceeded = 13,
+        /// The device failed.
+        Fatal = 19,
+        /// Any other error.
+        General = 21,
+    }
+
+    /// What the completed work request was.
+    pub enum CompletionOpcode: u8 {
+        /// A send, with or without immediate data or invalidation.
+        Send = 0,
+        /// An RDMA write, with or without immediate data.
+        Write = 1,
+        /// An RDMA read.
+        Read = 2,
+        /// Compare and swap.
+        CompareSwap = 3,
+        /// Fetch and add.
+        FetchAdd = 4,
+        /// A window bind.
+        Bind = 5,
+        /// A local invalidation.
+        LocalInvalidate = 6,
+        /// A registration through the send queue.
+        Register = 7,
+        /// A receive that took a send.
+        Receive = 128,
+        /// A receive that took the immediate data of an RDMA write.
+        ReceiveWrite = 129,
+    }
+}
+
+/// `CompletionEntry::flags`: of a receive queue, not of a send queue.
+pub const COMPLETION_RECEIVE: u8 = 1 << 0;
+/// `CompletionEntry::flags`: `immediate` holds immediate data, as it was on the wire.
+pub const COMPLETION_IMMEDIATE: u8 = 1 << 1;
+/// `CompletionEntry::flags`: `immediate` holds the tag the peer invalidated.
+pub const COMPLETION_INVALIDATED: u8 = 1 << 2;
+/// `CompletionEntry::flags`: the peer asked for a solicited event.
+pub const COMPLETION_SOLICITED: u8 = 1 << 3;
+/// `CompletionEntry::flags`: the first 40 bytes of the buffer are a global routing header.
+pub const COMPLETION_GRH: u8 = 1 << 4;
+/// `CompletionEntry::flags`: the entry came through a shared receive queue.
+pub const COMPLETION_SHARED: u8 = 1 << 5;
+/// `CompletionEntry::flags`: the network header was IPv6 (else IPv4); for datagrams.
+pub const COMPLETION_IPV6: u8 = 1 << 6;
+
+/// `CompletionEntry::phase`: bit 0; see [`phase_of`].
+pub const COMPLETION_PHASE: u8 = 1;
+
+/// The phase of the entry with free-running index `index` in a queue of `1 << log_entries`.
+///
+/// The queue starts zeroed, so that the first round has phase 1.
+pub const fn phase_of(index: u32, log_entries: u8) -> u8 {
+    (!(index >> log_entries) & 1) as u8
+}
+
+layout! {
+    /// An entry of a completion queue. The device writes the last eight bytes last, together.
+    pub struct CompletionEntry: 64 {
+        /// Queue pair number.
+        0 => qpn: u32,
+        /// Send queue: free-running index of the first block of the work request.
+        /// Receive queues: free-running index of the entry; shared: its slot.
+        4 => index: u32,
+        /// Bytes received or read.
+        8 => byte_count: u32,
+        /// Immediate data in wire order, or an invalidated tag; see `flags`.
+        12 => immediate: u32,
+        /// Datagrams: the sender's queue pair number.
+        16 => source_qpn: u32,
+        /// Datagrams: the sender's MAC address.
+        20 => source_mac: [u8; 6],
+        /// Datagrams: the VLAN tag control information, 0xffff for none.
+        26 => vlan: u16,
+        /// Device time at completion, in nanoseconds.
+        28 => timestamp_low: u32,
+        /// Upper half of the time.
+        32 => timestamp_high: u32,
+        /// Partition key index.
+        36 => pkey_index: u16,
+        /// Zero.
+        38 => reserved0: u16,
+        /// Zero.
+        40 => reserved1: [u64; 2],
+        /// Model-specific detail of an error.
+        56 => detail: u32,
+        /// See [`CompletionStatus`].
+        60 => status: u8,
+        /// See [`CompletionOpcode`].
+        61 => opcode: u8,
+        /// See `COMPLETION_*`.
+        62 => flags: u8,
+        /// See [`phase_of`].
+        63 => phase: u8,
+    }
+}
+
+/// Offset of the eight bytes that make an entry valid.
+pub const COMPLETION_VALID_OFFSET: usize = 56;

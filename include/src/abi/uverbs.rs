@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What the provider and the kernel driver say to each other through uverbs.
+//!
+//! `include/uapi/rdma/ferrite-abi.h` is generated from this file.
+
+/// Version of the private part of the uverbs commands (`uverbs_abi_ver`).
+pub const UVERBS_ABI_VERSION: u32 = 1;
+
+layout! {
+    /// Private request of allocating a user context.
+    pub struct UverbsContextRequest: 8 {
+        /// [`UVERBS_ABI_VERSION`] of the provider.
+        0 => abi_version: u32,
+        /// Zero.
+        4 => reserved: u32,
+    }
+
+    /// Private response of allocating a user context.
+    pub struct UverbsContextResponse: 64 {
+        /// Offset for `mmap` of the context's doorbell page.
+        0 => doorbell_offset: u64,
+        /// Bytes of the doorbell page.
+        8 => doorbell_size: u32,
+        /// Most scatter/gather entries.
+        12 => max_sge: u32,
+        /// Most inline bytes.
+        16 => max_inline: u32,
+        /// Base-2 logarithm of the most send queue blocks.
+        20 => sq_max_log_blocks: u8,
+        /// Base-2 logarithm of the most receive queue entries.
+        21 => rq_max_log_entries: u8,
+        /// Base-2 logarithm of the most completion queue entries.
+        22 => cq_max_log_entries: u8,
+        /// Zero.
+        23 => reserved0: u8,
+        /// Device features, `FEATURE_*`.
+        24 => features: u64,
+        /// Kilohertz of the completion timestamp.
+        32 => clock_khz: u32,
+        /// Zero.
+        36 => reserved1: u32,
+        /// Zero.
+        40 => reserved2: [u64; 3],
+    }
+
+    /// Private response of allocating a protection domain.
+    pub struct UverbsPdResponse: 8 {
+        /// Its number.
+        0 => pdn: u32,
+        /// Zero.
+        4 => reserved: u32,
+    }
+
+    /// Private request of creating (or resizing) a completion queue.
+    pub struct UverbsCqRequest: 24 {
+        /// User address of the zeroed ring followed by the record.
+        0 => buffer: u64,
+        /// Bytes of it.
+        8 => length: u64,
+        /// Offset of the record.
+        16 => record_offset: u32,
+        /// Base-2 logarithm of the entries.
+        20 => log_entries: u32,
+    }
+
+    /// Private response of creating a completion queue.
+    pub struct UverbsCqResponse: 8 {
+        /// Its number.
+        0 => cqn: u32,
+        /// Entries, as asked for.
+        4 => entries: u32,
+    }
+
+    /// Private request of creating a queue pair.
+    pub struct UverbsQpRequest: 40 {
+        /// User address of rings and record.
+        0 => buffer: u64,
+        /// Bytes of it.
+        8 => length: u64,
+        /// Offset of the send queue.
+        16 => sq_offset: u32,
+        /// Offset of the receive queue.
+        20 => rq_offset: u32,
+        /// Offset of the record.
+        24 => record_offset: u32,
+        /// Base-2 logarithm of the send queue's blocks.
+        28 => sq_log_blocks: u8,
+        /// Base-2 logarithm of the receive queue's entries.
+        29 => rq_log_entries: u8,
+        /// Base-2 logarithm of the bytes of a receive queue entry.
+        30 => rq_log_stride: u8,
+        /// Zero.
+        31 => reserved0: u8,
+        /// Zero.
+        32 => reserved1: u64,
+    }
+
+    /// Private response of creating a queue pair.
+    pub struct UverbsQpResponse: 8 {
+        /// Its number.
+        0 => qpn: u32,
+        /// Zero.
+        4 => reserved: u32,
+    }
+
+    /// Private request of creating a shared receive queue.
+    pub struct UverbsSrqRequest: 32 {
+        /// User address of ring and record.
+        0 => buffer: u64,
+        /// Bytes of it.
+        8 => length: u64,
+        /// Offset of the ring.
+        16 => ring_offset: u32,
+        /// Offset of the record.
+        20 => record_offset: u32,
+        /// Base-2 logarithm of the entries.
+        24 => log_entries: u8,
+        /// Base-2 logarithm of the bytes of an entry.
+        25 => log_stride: u8,
+        /// Zero.
+        26 => reserved: [u16; 3],
+    }
+
+    /// Private response of creating a shared receive queue.
+    pub struct UverbsSrqResponse: 8 {
+        /// Its number.
+        0 => srqn: u32,
+        /// Zero.
+        4 => reserved: u32,
+    }
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Work requests.
+//!
+//! A send queue is a ring of 64-byte blocks; a work request takes one to [`MAX_BLOCKS`] of them
+//! and may wrap around the end of the ring. It is a [`SendHeader`], a part that depends on the
+//! opcode ([`opcode_part`]), then either scatter/gather entries or, with
+//! [`SEND_INLINE`], `length` bytes of data.
+//! A receive queue is a ring of entries of one stride: a [`ReceiveHeader`], then scatter/gather
+//! entries.
+
+/// Bytes of a send queue block.
+pub const BLOCK_SIZE: usize = 64;
+/// Most blocks of a work request.
+pub const MAX_BLOCKS: usize = 5;
+/// Most scatter/gather entries of a work request.
+pub const MAX_SGE: usize = 16;
+/// Most bytes of inline data.
+pub const MAX_INLINE: usize = 256;
+/// Most blocks of a send queue, base-2 logarithm.
+pub const SQ_MAX_LOG_BLOCKS: u8 = 17;
+/// Most entries of a receive queue, base-2 logarithm.
+pub const RQ_MAX_LOG_ENTRIES: u8 = 15;
+/// Smallest receive entry, base-2 logarithm: one scatter/gather entry.
+pub const RQ_MIN_LOG_STRIDE: u8 = 5;
+/// Largest receive entry, base-2 logarithm.
+pub const RQ_MAX_LOG_STRIDE: u8 = 9;
+
+numbers! {
+    /// What a send queue work request does.
+    pub enum SendOpcode: u8 {
+        /// Send a message.
+        Send = 1,
+        /// Send a message with immediate data.
+        SendImmediate = 2,
+        /// Send a message and invalidate a tag of the peer.
+        SendInvalidate = 3,
+        /// Write to the peer's memory.
+        Write = 4,
+        /// Write to the peer's memory and complete a receive there with immediate data.
+        WriteImmediate = 5,
+        /// Read from the peer's memory.
+        Read = 6,
+        /// Compare and swap eight bytes of the peer's memory.
+        CompareSwap = 7,
+        /// Fetch and add eight bytes of the peer's memory.
+        FetchAdd = 8,
+        /// Invalidate a local tag.
+        LocalInvalidate = 9,
+        /// Register memory under a tag.
+        Register = 10,
+        /// Bind or unbind a memory window.
+        Bind = 11,
+    }
+}
+
+/// `SendHeader::flags`: write a completion on success too.
+pub const SEND_SIGNALED: u8 = 1 << 0;
+/// `SendHeader::flags`: ask for a solicited event at the peer.
+pub const SEND_SOLICITED: u8 = 1 << 1;
+/// `SendHeader::flags`: wait for all earlier reads and atomics.
+pub const SEND_FENCE: u8 = 1 << 2;
+/// `SendHeader::flags`: the data stand in the work request.
+pub const SEND_INLINE: u8 = 1 << 3;
+
+layout! {
+    /// The start of a send queue work request.
+    pub struct SendHeader: 16 {
+        /// See [`SendOpcode`].
+        0 => opcode: u8,
+        /// See `SEND_*`.
+        1 => flags: u8,
+        /// Blocks of this work request.
+        2 => blocks: u8,
+        /// Scatter/gather entries; zero with inline data.
+        3 => sge_count: u8,
+        /// Immediate data in wire order, or the tag to invalidate.
+        4 => immediate: u32,
+        /// Bytes of inline data.
+        8 => length: u32,
+        /// Zero.
+        12 => reserved: u32,
+    }
+
+    /// The part for sends on connected queue pairs: nothing.
+    pub struct SendPart: 16 {
+        /// Zero.
+        0 => reserved: [u64; 2],
+    }
+
+    /// The part for reads and writes.
+    pub struct RemotePart: 16 {
+        /// Address at the peer.
+        0 => address: u64,
+        /// Tag at the peer.
+        8 => rkey: u32,
+        /// Zero.
+        12 => reserved: u32,
+    }
+
+    /// The part for atomic operations; one scatter/gather entry of eight bytes follows.
+    pub struct AtomicPart: 32 {
+        /// Address at the peer.
+        0 => address: u64,
+        /// Tag at the peer.
+        8 => rkey: u32,
+        /// Zero.
+        12 => reserved: u32,
+        /// The value to add, or to store when the comparison holds.
+        16 => operand: u64,
+        /// The value to compare with.
+        24 => compare: u64,
+    }
+
+    /// The part for datagrams.
+    pub struct DatagramPart: 48 {
+        /// Where to.
+        0 => path: Path,
+        /// Queue pair at the peer.
+        40 => qpn: u32,
+        /// Queue key.
+        44 => qkey: u32,
+    }
+
+    /// The part for registrations; no scatter/gather entries follow.
+    pub struct RegisterPart: 48 {
+        /// The tag to make valid; its index was reserved with `AllocateTag`.
+        0 => tag: u32,
+        /// See `ACCESS_*`.
+        4 => access: u32,
+        /// Address of the first byte.
+        8 => address: u64,
+        /// Where the memory is.
+        16 => buffer: super::Buffer,
+        /// Zero.
+        40 => reserved: u64,
+    }
+
+    /// The part for window binds; no scatter/gather entries follow. Zero length unbinds.
+    pub struct BindPart: 48 {
+        /// The window's present tag.
+        0 => window: u32,
+        /// The tag it has afterwards: same index.
+        4 => new_window: u32,
+        /// The region's tag.
+        8 => region: u32,
+        /// See `ACCESS_*`.
+        12 => access: u32,
+        /// First byte.
+        16 => address: u64,
+        /// Bytes.
+        24 => length: u64,
+        /// Zero.
+        32 => reserved: [u64; 2],
+    }
+
+    /// A scatter/gather entry.
+    pub struct Sge: 16 {
+        /// First byte.
+        0 => address: u64,
+        /// Bytes.
+        8 => length: u32,
+        /// Local tag.
+        12 => lkey: u32,
+    }
+
+    /// The start of a receive queue entry.
+    pub struct ReceiveHeader: 16 {
+        /// Scatter/gather entries.
+        0 => sge_count: u32,
+        /// Zero.
+        4 => reserved: [u32; 3],
+    }
+
+    /// A path to a peer: what an address handle or the path of a connected queue pair says.
+    pub struct Path: 40 {
+        /// MAC address of the next hop.
+        0 => mac: [u8; 6],
+        /// VLAN tag control information, 0xffff for none.
+        6 => vlan: u16,
+        /// Destination GID.
+        8 => gid: [u8; 16],
+        /// Index of the source GID.
+        24 => source_gid_index: u16,
+        /// Hop limit.
+        26 => hop_limit: u8,
+        /// Traffic class.
+        27 => traffic_class: u8,
+        /// Flow label.
+        28 => flow_label: u32,
+        /// UDP source port, host order; zero lets the device choose by queue pair.
+        32 => udp_source_port: u16,
+        /// Zero.
+        34 => reserved: [u16; 3],
+    }
+}
+
+/// `Path::vlan` and `CompletionEntry::vlan`: untagged.
+pub const VLAN_NONE: u16 = 0xffff;
+
+/// Bytes of the opcode-dependent part of a work request.
+pub const fn opcode_part(opcode: SendOpcode, datagram: bool) -> usize {
+    match opcode {
+        SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => {
+            if datagram {
+                core::mem::size_of::<DatagramPart>()
+            } else {
+                core::mem::size_of::<SendPart>()
+            }
+        }
+        SendOpcode::Write | SendOpcode::WriteImmediate | SendOpcode::Read => {
+            core::mem::size_of::<RemotePart>()
+        }
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd => core::mem::size_of::<AtomicPart>(),
+        // The tag to invalidate is in the header.
+        SendOpcode::LocalInvalidate => core::mem::size_of::<SendPart>(),
+        SendOpcode::Register => core::mem::size_of::<RegisterPart>(),
+        SendOpcode::Bind => core::mem::size_of::<BindPart>(),
+    }
+}
+
+/// Blocks of a work request with this many scatter/gather entries or inline bytes.
+pub const fn blocks_for(opcode: SendOpcode, datagram: bool, payload_bytes: usize) -> usize {
+    let bytes = core::mem::size_of::<SendHeader>() + opcode_part(opcode, datagram) + payload_bytes;
+    bytes.div_ceil(BLOCK_SIZE)
+}
+
+const _: () = {
+    let sges = MAX_SGE * core::mem::size_of::<Sge>();
+    assert!(blocks_for(SendOpcode::Send, true, sges) == MAX_BLOCKS);
+    assert!(blocks_for(SendOpcode::Send, true, MAX_INLINE) == MAX_BLOCKS);
+    assert!(blocks_for(SendOpcode::Write, false, sges) <= MAX_BLOCKS);
+    assert!(
+        core::mem::size_of::<ReceiveHeader>() + sges <= 1 << RQ_MAX_LOG_STRIDE
+            && core::mem::size_of::<ReceiveHeader>() + core::mem::size_of::<Sge>()
+                == 1 << RQ_MIN_LOG_STRIDE
+    );
+};
