@@ -13,6 +13,7 @@
 #include <rdma/ib_mad.h>
 #include <rdma/ib_umem.h>
 #include <rdma/ib_verbs.h>
+#include <rdma/iter.h>
 #include <rdma/iw_cm.h>
 #include <rdma/uverbs_ioctl.h>
 #include <rdma/uverbs_types.h>

@@ -1,5 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/completion.h>
+#include <linux/cpumask.h>
+#include <linux/etherdevice.h>
+#include <linux/interrupt.h>
+#include <linux/netdevice.h>
+#include <linux/rtnetlink.h>
+#include <linux/spinlock.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
+#include <rdma/ib_addr.h>
+#include <rdma/ib_umem.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/iter.h>
+#include <rdma/uverbs_ioctl.h>
 #include <asm/barrier.h>
 
 #include "rdma_helpers.h"
@@ -12,4 +26,303 @@ void rust_helper_dma_wmb(void)
 void rust_helper_dma_rmb(void)
 {
 	dma_rmb();
+}
+
+void rust_helper_mb(void)
+{
+	mb();
+}
+
+void rust_helper_wmb(void)
+{
+	wmb();
+}
+
+void rust_helper_reinit_completion(struct completion *x)
+{
+	reinit_completion(x);
+}
+
+unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock)
+	__acquires(lock)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(lock, flags);
+	return flags;
+}
+
+void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags)
+	__releases(lock)
+{
+	spin_unlock_irqrestore(lock, flags);
+}
+
+bool rust_helper_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags)
+{
+	return spin_trylock_irqsave(lock, *flags);
+}
+
+void rust_helper_xa_init_irq(struct xarray *xa)
+{
+	xa_init_flags(xa, XA_FLAGS_LOCK_IRQ);
+}
+
+int rust_helper_xa_insert_irq(struct xarray *xa, unsigned long index,
+			      void *entry)
+{
+	return xa_insert_irq(xa, index, entry, GFP_KERNEL);
+}
+
+void *rust_helper_xa_erase_irqsave(struct xarray *xa, unsigned long index)
+{
+	unsigned long flags;
+	void *entry;
+
+	xa_lock_irqsave(xa, flags);
+	entry = __xa_erase(xa, index);
+	xa_unlock_irqrestore(xa, flags);
+	return entry;
+}
+
+unsigned long rust_helper_xa_lock_irqsave(struct xarray *xa)
+	__acquires(&xa->xa_lock)
+{
+	unsigned long flags;
+
+	xa_lock_irqsave(xa, flags);
+	return flags;
+}
+
+void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags)
+	__releases(&xa->xa_lock)
+{
+	xa_unlock_irqrestore(xa, flags);
+}
+
+struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name)
+{
+	return alloc_ordered_workqueue("%s", WQ_MEM_RECLAIM, name);
+}
+
+struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name)
+{
+	return alloc_workqueue("%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0, name);
+}
+
+int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu)
+{
+	if (cpu >= nr_cpu_ids || !cpu_online(cpu))
+		return -EINVAL;
+	return irq_set_affinity_and_hint(irq, cpumask_of(cpu));
+}
+
+void rust_helper_irq_clear_affinity_hint(unsigned int irq)
+{
+	irq_update_affinity_hint(irq, NULL);
+}
+
+/*
+ * VLAN and bonding interfaces borrow the address of the interface below, but
+ * not its permanent address.
+ */
+bool rust_helper_rdma_netdev_matches(const struct net_device *ndev,
+				     const u8 *mac)
+{
+	return ndev->type == ARPHRD_ETHER && ndev->addr_len == ETH_ALEN &&
+	       ether_addr_equal_unaligned(ndev->perm_addr, mac);
+}
+
+struct net_device *rust_helper_rdma_netdev_find_by_mac(const u8 *mac)
+{
+	struct net_device *ndev, *found = NULL;
+
+	rtnl_lock();
+	for_each_netdev(&init_net, ndev) {
+		if (rust_helper_rdma_netdev_matches(ndev, mac)) {
+			dev_hold(ndev);
+			found = ndev;
+			break;
+		}
+	}
+	rtnl_unlock();
+	return found;
+}
+
+void rust_helper_rdma_netdev_hold(struct net_device *ndev)
+{
+	dev_hold(ndev);
+}
+
+void rust_helper_rdma_netdev_put(struct net_device *ndev)
+{
+	dev_put(ndev);
+}
+
+unsigned int rust_helper_rdma_netdev_mtu(const struct net_device *ndev)
+{
+	return READ_ONCE(ndev->mtu);
+}
+
+bool rust_helper_rdma_netdev_is_up(const struct net_device *ndev)
+{
+	return netif_running(ndev) && netif_carrier_ok(ndev);
+}
+
+void rust_helper_rdma_netdev_mac(const struct net_device *ndev, u8 *mac)
+{
+	ether_addr_copy(mac, ndev->dev_addr);
+}
+
+struct net_device *rust_helper_rdma_notifier_netdev(void *info)
+{
+	return netdev_notifier_info_to_dev(info);
+}
+
+int rust_helper_rdma_register_netdevice_notifier(struct notifier_block *nb)
+{
+	return register_netdevice_notifier(nb);
+}
+
+int rust_helper_rdma_unregister_netdevice_notifier(struct notifier_block *nb)
+{
+	return unregister_netdevice_notifier(nb);
+}
+
+int rust_helper_rdma_iboe_get_mtu(int mtu)
+{
+	return iboe_get_mtu(mtu);
+}
+
+struct uverbs_attr_bundle *
+rust_helper_rdma_udata_to_uverbs_attr_bundle(struct ib_udata *udata)
+{
+	return rdma_udata_to_uverbs_attr_bundle(udata);
+}
+
+int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata)
+{
+	return ib_is_udata_in_empty(udata);
+}
+
+int rust_helper_ib_respond_empty_udata(struct ib_udata *udata)
+{
+	return ib_respond_empty_udata(udata);
+}
+
+struct ib_umem *rust_helper_ib_umem_get_va(struct ib_device *device,
+					   unsigned long addr, size_t size,
+					   int access)
+{
+	return ib_umem_get_va(device, addr, size, access);
+}
+
+size_t rust_helper_ib_umem_num_dma_blocks(struct ib_umem *umem,
+					  unsigned long pgsz)
+{
+	return ib_umem_num_dma_blocks(umem, pgsz);
+}
+
+int rust_helper_ib_umem_offset(struct ib_umem *umem)
+{
+	return ib_umem_offset(umem);
+}
+
+void rust_helper_rdma_umem_block_iter_start(struct ib_block_iter *biter,
+					    struct ib_umem *umem,
+					    unsigned long pgsz)
+{
+	__rdma_umem_block_iter_start(biter, umem, pgsz);
+}
+
+bool rust_helper_rdma_umem_block_iter_next(struct ib_block_iter *biter)
+{
+	return __rdma_umem_block_iter_next(biter);
+}
+
+dma_addr_t
+rust_helper_rdma_block_iter_dma_address(struct ib_block_iter *biter)
+{
+	return rdma_block_iter_dma_address(biter);
+}
+
+u64 rust_helper_rdma_user_mmap_get_offset(const struct rdma_user_mmap_entry *entry)
+{
+	return rdma_user_mmap_get_offset(entry);
+}
+
+int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
+				   struct vm_area_struct *vma, u64 address,
+				   bool write_combine,
+				   struct rdma_user_mmap_entry *entry)
+{
+	pgprot_t prot = write_combine ? pgprot_writecombine(vma->vm_page_prot) :
+					pgprot_noncached(vma->vm_page_prot);
+
+	return rdma_user_mmap_io(ucontext, vma, PHYS_PFN(address),
+				 entry->npages * PAGE_SIZE, prot, entry);
+}
+
+struct ib_pd *rust_helper_ib_alloc_pd(struct ib_device *device)
+{
+	return ib_alloc_pd(device, 0);
+}
+
+void rust_helper_ib_dealloc_pd(struct ib_pd *pd)
+{
+	ib_dealloc_pd(pd);
+}
+
+struct ib_cq *rust_helper_ib_alloc_cq(struct ib_device *device, int nr_cqe,
+				      int comp_vector)
+{
+	return ib_alloc_cq(device, NULL, nr_cqe, comp_vector, IB_POLL_WORKQUEUE);
+}
+
+struct ib_qp *rust_helper_ib_create_qp(struct ib_pd *pd,
+				       struct ib_qp_init_attr *attr)
+{
+	return ib_create_qp(pd, attr);
+}
+
+void rust_helper_ib_destroy_qp(struct ib_qp *qp)
+{
+	ib_destroy_qp(qp);
+}
+
+int rust_helper_ib_post_send(struct ib_qp *qp, const struct ib_send_wr *wr)
+{
+	return ib_post_send(qp, wr, NULL);
+}
+
+int rust_helper_ib_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr)
+{
+	return ib_post_recv(qp, wr, NULL);
+}
+
+int rust_helper_ib_poll_cq(struct ib_cq *cq, int num, struct ib_wc *wc)
+{
+	return ib_poll_cq(cq, num, wc);
+}
+
+u64 rust_helper_ib_dma_map_single(struct ib_device *dev, void *addr,
+				  size_t size, int direction)
+{
+	return ib_dma_map_single(dev, addr, size, direction);
+}
+
+int rust_helper_ib_dma_mapping_error(struct ib_device *dev, u64 addr)
+{
+	return ib_dma_mapping_error(dev, addr);
+}
+
+void rust_helper_ib_dma_unmap_single(struct ib_device *dev, u64 addr,
+				     size_t size, int direction)
+{
+	ib_dma_unmap_single(dev, addr, size, direction);
+}
+
+void rust_helper_ib_update_fast_reg_key(struct ib_mr *mr, u8 key)
+{
+	ib_update_fast_reg_key(mr, key);
 }

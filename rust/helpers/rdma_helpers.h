@@ -7,17 +7,106 @@
 #define RUST_RDMA_HELPERS_H
 
 #include <linux/types.h>
-#include <rdma/ib_umem.h>
-#include <rdma/ib_verbs.h>
 
-struct device;
+struct completion;
+struct ib_ah;
+struct ib_block_iter;
+struct ib_cq;
+struct ib_device;
+struct ib_gid_attr;
+struct ib_mr;
+struct ib_pd;
+struct ib_port_attr;
+struct ib_qp;
+struct ib_udata;
+struct ib_umem;
 struct net_device;
+struct notifier_block;
 struct pci_dev;
-struct work_struct;
+struct rdma_user_mmap_entry;
+struct scatterlist;
+struct uverbs_attr_bundle;
+struct vm_area_struct;
 struct workqueue_struct;
+struct xarray;
 
 /* Barriers against a device. */
 void rust_helper_dma_wmb(void);
 void rust_helper_dma_rmb(void);
+void rust_helper_mb(void);
+void rust_helper_wmb(void);
+
+/* Completion, spinlock, xarray and workqueue. */
+void rust_helper_reinit_completion(struct completion *x);
+unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock);
+void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
+bool rust_helper_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags);
+void rust_helper_xa_init_irq(struct xarray *xa);
+int rust_helper_xa_insert_irq(struct xarray *xa, unsigned long index,
+			      void *entry);
+void *rust_helper_xa_erase_irqsave(struct xarray *xa, unsigned long index);
+unsigned long rust_helper_xa_lock_irqsave(struct xarray *xa);
+void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags);
+struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name);
+struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name);
+
+/* Interrupt affinity. */
+int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
+void rust_helper_irq_clear_affinity_hint(unsigned int irq);
+
+/* Network devices. */
+struct net_device *rust_helper_rdma_netdev_find_by_mac(const u8 *mac);
+void rust_helper_rdma_netdev_put(struct net_device *ndev);
+void rust_helper_rdma_netdev_hold(struct net_device *ndev);
+bool rust_helper_rdma_netdev_matches(const struct net_device *ndev,
+				     const u8 *mac);
+unsigned int rust_helper_rdma_netdev_mtu(const struct net_device *ndev);
+bool rust_helper_rdma_netdev_is_up(const struct net_device *ndev);
+void rust_helper_rdma_netdev_mac(const struct net_device *ndev, u8 *mac);
+struct net_device *rust_helper_rdma_notifier_netdev(void *info);
+int rust_helper_rdma_register_netdevice_notifier(struct notifier_block *nb);
+int rust_helper_rdma_unregister_netdevice_notifier(struct notifier_block *nb);
+int rust_helper_rdma_iboe_get_mtu(int mtu);
+
+/* User requests, user memory and user mappings. */
+struct uverbs_attr_bundle *
+rust_helper_rdma_udata_to_uverbs_attr_bundle(struct ib_udata *udata);
+int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata);
+int rust_helper_ib_respond_empty_udata(struct ib_udata *udata);
+struct ib_umem *rust_helper_ib_umem_get_va(struct ib_device *device,
+					   unsigned long addr, size_t size,
+					   int access);
+size_t rust_helper_ib_umem_num_dma_blocks(struct ib_umem *umem,
+					  unsigned long pgsz);
+int rust_helper_ib_umem_offset(struct ib_umem *umem);
+void rust_helper_rdma_umem_block_iter_start(struct ib_block_iter *biter,
+					    struct ib_umem *umem,
+					    unsigned long pgsz);
+bool rust_helper_rdma_umem_block_iter_next(struct ib_block_iter *biter);
+dma_addr_t
+rust_helper_rdma_block_iter_dma_address(struct ib_block_iter *biter);
+u64 rust_helper_rdma_user_mmap_get_offset(const struct rdma_user_mmap_entry *entry);
+int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
+				   struct vm_area_struct *vma, u64 address,
+				   bool write_combine,
+				   struct rdma_user_mmap_entry *entry);
+
+/* The kernel consumer's side of verbs. */
+struct ib_pd *rust_helper_ib_alloc_pd(struct ib_device *device);
+void rust_helper_ib_dealloc_pd(struct ib_pd *pd);
+struct ib_cq *rust_helper_ib_alloc_cq(struct ib_device *device, int nr_cqe,
+				      int comp_vector);
+struct ib_qp *rust_helper_ib_create_qp(struct ib_pd *pd,
+				       struct ib_qp_init_attr *attr);
+void rust_helper_ib_destroy_qp(struct ib_qp *qp);
+int rust_helper_ib_post_send(struct ib_qp *qp, const struct ib_send_wr *wr);
+int rust_helper_ib_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr);
+int rust_helper_ib_poll_cq(struct ib_cq *cq, int num, struct ib_wc *wc);
+u64 rust_helper_ib_dma_map_single(struct ib_device *dev, void *addr,
+				  size_t size, int direction);
+int rust_helper_ib_dma_mapping_error(struct ib_device *dev, u64 addr);
+void rust_helper_ib_dma_unmap_single(struct ib_device *dev, u64 addr,
+				     size_t size, int direction);
+void rust_helper_ib_update_fast_reg_key(struct ib_mr *mr, u8 key);
 
 #endif /* RUST_RDMA_HELPERS_H */

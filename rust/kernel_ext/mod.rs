@@ -1,3 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! ext
+//! Kernel interfaces that the `kernel` crate does not wrap yet.
+//!
+//! Each file is written as the addition to the `kernel` crate it would become; its documentation
+//! names the place.
+
+pub mod barrier;
+pub mod completion;
+pub mod errno;
+pub mod irq;
+pub mod spinlock;
+pub mod table;
+pub mod workqueue;

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! All interrupt vectors of a PCI function, each with its own handler and processor (for
+//! `rust/kernel/pci/irq.rs`).
+
+use crate::bindings;
+use core::marker::PhantomPinned;
+use core::ptr;
+use kernel::error::to_result;
+use kernel::irq::IrqReturn;
+use kernel::prelude::*;
+use kernel::sync::aref::ARef;
+use kernel::sync::Arc;
+use kernel::{device, pci};
+
+/// The MSI-X (or MSI) vectors of a PCI function, given back when dropped.
+///
+/// # Invariants
+///
+/// `dev` has `count` vectors allocated, and nothing else frees them.
+pub struct Vectors {
+    dev: ARef<pci::Device>,
+    count: u32,
+}
+
+impl Vectors {
+    /// Allocates between `min` and `max` vectors.
+    ///
+    /// They must be dropped before the function is unbound from its driver: keep them in the
+    /// driver's bound data.
+    pub fn new(dev: &pci::Device<device::Bound>, min: u32, max: u32) -> Result<Self> {
+        let flags = bindings::PCI_IRQ_MSIX | bindings::PCI_IRQ_MSI;
+        // SAFETY: `dev` is a bound device.
+        let count =
+            unsafe { bindings::pci_alloc_irq_vectors(as_raw(dev), min, max, flags as c_uint) };
+        to_result(count.min(0))?;
+        let dev: &pci::Device = dev;
+        // INVARIANT: The call above allocated `count` vectors.
+        Ok(Self {
+            dev: dev.into(),
+            count: count as u32,
+        })
+    }
+
+    /// How many vectors there are.
+    pub fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether there is no vector.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The Linux interrupt number of vector `index`.
+    pub fn irq(&self, index: u32) -> Result<u32> {
+        if index >= self.count {
+            return Err(EINVAL);
+        }
+        // SAFETY: By the type invariant the device has its vectors.
+        let irq = unsafe { bindings::pci_irq_vector(as_raw(&self.dev), index) };
+        to_result(irq.min(0))?;
+        Ok(irq as u32)
+    }
+}
+
+impl Drop for Vectors {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the vectors are ours to free; handlers hold a reference to
+        // `self`, so none is installed any more.
+        unsafe { bindings::pci_free_irq_vectors(as_raw(&self.dev)) }
+    }
+}
+
+/// The raw pointer of a PCI device.
+///
+/// `pci::Device` is a transparent wrapper of `struct pci_dev`.
+fn as_raw<Ctx: device::DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
+    ptr::from_ref(dev).cast_mut().cast()
+}
+
+/// What runs when an interrupt arrives.
+pub trait Handler: Send + Sync {
+    /// Handles the interrupt. Runs in hard interrupt context.
+    fn handle(&self) -> IrqReturn;
+}
+
+/// An installed interrupt handler, removed when dropped.
+///
+/// # Invariants
+///
+/// While `irq` is `Some`, a handler with `self` as its cookie is installed on it.
+#[pin_data(PinnedDrop)]
+pub struct IrqHandler<T: Handler + 'static> {
+    vectors: Arc<Vectors>,
+    irq: Option<u32>,
+    #[pin]
+    handler: T,
+    #[pin]
+    _pin: PhantomPinned,
+}
+
+impl<T: Handler + 'static> IrqHandler<T> {
+    /// Installs `handler` on vector `index`. `name` is what `/proc/interrupts` shows.
+    pub fn new<'a>(
+        vectors: Arc<Vectors>,
+        index: u32,
+        name: &'static CStr,
+        handler: impl PinInit<T, Error> + 'a,
+    ) -> impl PinInit<Self, Error> + 'a {
+        try_pin_init!(&this in Self {
+            vectors,
+            irq: None,
+            handler <- handler,
+            _pin: PhantomPinned,
+            _: {
+                // SAFETY: `this` is being initialised and all its fields are.
+                let irq = unsafe { (*this.as_ptr()).vectors.irq(index)? };
+                // SAFETY:
+                // - `irq` is a vector of a device of ours.
+                // - The cookie is pinned and its handler initialised; dropping it removes the
+                //   handler first.
+                // - `name` is static.
+                to_result(unsafe {
+                    bindings::request_irq(
+                        irq,
+                        Some(Self::thunk),
+                        0,
+                        name.as_char_ptr(),
+                        this.as_ptr().cast(),
+                    )
+                })?;
+                // INVARIANT: The handler was installed just now.
+                // SAFETY: `this` is being initialised; the interrupt handler does not read `irq`.
+                unsafe { (*this.as_ptr()).irq = Some(irq) };
+            },
+        })
+    }
+
+    /// The handler's own data.
+    pub fn handler(&self) -> &T {
+        &self.handler
+    }
+
+    /// The Linux interrupt number.
+    pub fn irq(&self) -> u32 {
+        self.irq.unwrap_or(0)
+    }
+
+    /// Waits until no instance of the handler is running any more. Sleeps.
+    pub fn synchronize(&self) {
+        if let Some(irq) = self.irq {
+            // SAFETY: `irq` is a valid interrupt number by the type invariant.
+            unsafe { bindings::synchronize_irq(irq) }
+        }
+    }
+
+    /// Steers the interrupt to `cpu` and tells user space that it belongs there.
+    pub fn set_affinity(&self, cpu: u32) -> Result {
+        let irq = self.irq.ok_or(EINVAL)?;
+        // SAFETY: `irq` is a valid interrupt number by the type invariant; the helper checks
+        // `cpu`, and the mask it hands on is static.
+        to_result(unsafe { bindings::irq_set_affinity_cpu(irq, cpu) })
+    }
+
+    /// # Safety
+    ///
+    /// `cookie` must be an `IrqHandler<T>` that is installed.
+    unsafe extern "C" fn thunk(_irq: c_int, cookie: *mut c_void) -> c_uint {
+        // SAFETY: By the contract of this function, and it stays installed during the call.
+        let this = unsafe { &*cookie.cast::<Self>() };
+        this.handler.handle() as c_uint
+    }
+}
+
+#[pinned_drop]
+impl<T: Handler + 'static> PinnedDrop for IrqHandler<T> {
+    fn drop(self: Pin<&mut Self>) {
+        if let Some(irq) = self.irq {
+            let cookie = ptr::from_ref(&*self).cast_mut().cast();
+            // SAFETY: By the type invariant a handler with this cookie is installed.
+            unsafe {
+                bindings::irq_clear_affinity_hint(irq);
+                bindings::free_irq(irq, cookie);
+            }
+        }
+    }
+}

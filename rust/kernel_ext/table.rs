@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A table from number to object that may be used in interrupt handlers (what an irq-safe
+//! `rust/kernel/xarray.rs` would offer).
+
+use crate::bindings;
+use core::marker::PhantomData;
+use core::ptr;
+use kernel::error::to_result;
+use kernel::prelude::*;
+use kernel::types::{ForeignOwnable, Opaque};
+
+/// A sparse table of `T`, locked with interrupts off.
+///
+/// # Invariants
+///
+/// `xa` is initialised; every entry came from `T::into_foreign`.
+#[pin_data(PinnedDrop)]
+pub struct IrqTable<T: ForeignOwnable> {
+    #[pin]
+    xa: Opaque<bindings::xarray>,
+    _p: PhantomData<T>,
+}
+
+// SAFETY: Entries may be sent, and the table owns them.
+unsafe impl<T: ForeignOwnable + Send> Send for IrqTable<T> {}
+// SAFETY: All access is under the table's lock; entries are only handed out by `T: Send + Sync`
+// means.
+unsafe impl<T: ForeignOwnable + Send + Sync> Sync for IrqTable<T> {}
+
+impl<T: ForeignOwnable> IrqTable<T> {
+    /// Returns an initialiser for an empty table.
+    pub fn new() -> impl PinInit<Self> {
+        // INVARIANT: The array is initialised and empty.
+        pin_init!(Self {
+            xa <- Opaque::ffi_init(|xa: *mut bindings::xarray| {
+                // SAFETY: `xa` points to memory for a `struct xarray`.
+                unsafe { bindings::xa_init_irq(xa) };
+            }),
+            _p: PhantomData,
+        })
+    }
+
+    /// Puts `value` at `index`, which must be free (`EBUSY` else). May sleep.
+    pub fn insert(&self, index: usize, value: T) -> Result {
+        let entry = value.into_foreign();
+        // SAFETY: The array is initialised; `entry` is a pointer aligned enough to be stored.
+        let ret = unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry) };
+        if ret != 0 {
+            // SAFETY: `entry` came from `into_foreign` above and was not stored.
+            drop(unsafe { T::from_foreign(entry) });
+        }
+        to_result(ret)
+    }
+
+    /// Takes the value at `index` out.
+    pub fn remove(&self, index: usize) -> Option<T> {
+        // SAFETY: The array is initialised.
+        let entry = unsafe { bindings::xa_erase_irqsave(self.xa.get(), index) };
+        // SAFETY: By the type invariant an entry came from `into_foreign`; it is out of the array
+        // now.
+        unsafe { T::try_from_foreign(entry) }
+    }
+
+    /// Calls `f` with the value at `index`, under the lock and with interrupts off.
+    pub fn with<R>(&self, index: usize, f: impl FnOnce(T::Borrowed<'_>) -> R) -> Option<R> {
+        // SAFETY: The array is initialised.
+        let flags = unsafe { bindings::xa_lock_irqsave(self.xa.get()) };
+        // SAFETY: As above.
+        let entry = unsafe { bindings::xa_load(self.xa.get(), index) };
+        let result = if entry.is_null() {
+            None
+        } else {
+            // SAFETY: The entry came from `into_foreign` and stays in the table while locked.
+            Some(f(unsafe { T::borrow(entry) }))
+        };
+        // SAFETY: The lock was taken above with these flags.
+        unsafe { bindings::xa_unlock_irqrestore(self.xa.get(), flags) };
+        result
+    }
+
+    /// The first index at or after `start` that is in use.
+    pub fn next_index(&self, start: usize) -> Option<usize> {
+        let mut index = start;
+        // SAFETY: The array is initialised; `index` is a local.
+        let entry = unsafe {
+            bindings::xa_find(
+                self.xa.get(),
+                ptr::addr_of_mut!(index),
+                usize::MAX,
+                bindings::XA_PRESENT,
+            )
+        };
+        (!entry.is_null()).then_some(index)
+    }
+
+    /// Calls `f` for each entry in turn. Entries that come or go meanwhile may or may not be seen.
+    pub fn for_each(&self, mut f: impl FnMut(usize, T::Borrowed<'_>)) {
+        let mut next = self.next_index(0);
+        while let Some(index) = next {
+            self.with(index, |value| f(index, value));
+            next = index.checked_add(1).and_then(|start| self.next_index(start));
+        }
+    }
+
+    /// Whether nothing is in the table.
+    pub fn is_empty(&self) -> bool {
+        self.next_index(0).is_none()
+    }
+}
+
+impl<T: ForeignOwnable> IrqTable<T>
+where
+    for<'a> T::Borrowed<'a>: Into<T>,
+{
+    /// A reference of one's own to the value at `index`.
+    pub fn get(&self, index: usize) -> Option<T> {
+        self.with(index, |value| value.into())
+    }
+}
+
+#[pinned_drop]
+impl<T: ForeignOwnable> PinnedDrop for IrqTable<T> {
+    fn drop(self: Pin<&mut Self>) {
+        while let Some(index) = self.next_index(0) {
+            drop(self.remove(index));
+        }
+        // SAFETY: The array is initialised and not used afterwards.
+        unsafe { bindings::xa_destroy(self.xa.get()) };
+    }
+}

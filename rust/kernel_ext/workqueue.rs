@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A workqueue of one's own (for `rust/kernel/workqueue.rs`).
+
+use crate::bindings;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use kernel::prelude::*;
+use kernel::workqueue::Queue;
+
+/// A workqueue that is flushed and destroyed when dropped.
+///
+/// # Invariants
+///
+/// The pointer is a workqueue that this value owns.
+pub struct OwnedQueue(NonNull<bindings::workqueue_struct>);
+
+// SAFETY: A workqueue may be used from any context.
+unsafe impl Send for OwnedQueue {}
+// SAFETY: As above.
+unsafe impl Sync for OwnedQueue {}
+
+impl OwnedQueue {
+    /// Makes an ordered queue: its work items run one after the other, never at once.
+    pub fn ordered(name: &CStr) -> Result<Self> {
+        // SAFETY: `name` is a C string; the format of the helper takes one.
+        let queue = unsafe { bindings::rdma_alloc_ordered_workqueue(name.as_char_ptr()) };
+        // INVARIANT: The queue was made just now.
+        NonNull::new(queue).map(Self).ok_or(ENOMEM)
+    }
+
+    /// Makes an unbound queue.
+    pub fn unbound(name: &CStr) -> Result<Self> {
+        // SAFETY: `name` is a C string; the format of the helper takes one.
+        let queue = unsafe { bindings::rdma_alloc_unbound_workqueue(name.as_char_ptr()) };
+        // INVARIANT: The queue was made just now.
+        NonNull::new(queue).map(Self).ok_or(ENOMEM)
+    }
+
+    /// Waits until everything queued before this call has run. Sleeps.
+    pub fn flush(&self) {
+        // SAFETY: The queue is valid by the type invariant.
+        unsafe { bindings::__flush_workqueue(self.0.as_ptr()) }
+    }
+}
+
+impl Deref for OwnedQueue {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        // SAFETY: The queue is valid for as long as `self` by the type invariant.
+        unsafe { Queue::from_raw(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for OwnedQueue {
+    fn drop(&mut self) {
+        // SAFETY: The queue is ours by the type invariant, and not used afterwards.
+        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) }
+    }
+}
