@@ -1,0 +1,512 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The learning switch.
+
+use crate::fault::{FaultCounters, Faults, Line};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::str::FromStr;
+
+/// Addresses remembered at most; beyond that frames are flooded.
+const TABLE_LIMIT: usize = 4096;
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    fn is_group(&self) -> bool {
+        self.0[0] & 1 == 1
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Mac {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("'{text}' is not an Ethernet address such as 52:54:00:fe:00:01");
+        let mut bytes = [0u8; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().ok_or_else(bad)?;
+            if part.len() != 2 || !part.bytes().all(|c| c.is_ascii_hexdigit()) {
+                return Err(bad());
+            }
+            *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
+        }
+        if parts.next().is_some() {
+            return Err(bad());
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// A port's number: the order in which it came.
+pub type PortId = u64;
+
+/// One side of a partition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Side {
+    /// A port by its number.
+    Port(PortId),
+    /// The port behind which this address was seen last.
+    Mac(String),
+}
+
+/// What passed through one port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct PortCounters {
+    /// Frames that came in from the port.
+    pub rx_frames: u64,
+    /// Bytes that came in from the port.
+    pub rx_bytes: u64,
+    /// Frames that left by the port.
+    pub tx_frames: u64,
+    /// Bytes that left by the port.
+    pub tx_bytes: u64,
+    /// Frames lost because the port was too slow to take them.
+    pub queue_drops: u64,
+    /// Frames that a partition kept from leaving by the port.
+    pub partition_drops: u64,
+}
+
+struct Port {
+    line: Line,
+    counters: PortCounters,
+}
+
+/// Where frames go that leave the switch.
+pub trait Output {
+    /// A frame leaves by `port`; `false` if the port could not take it.
+    fn send(&mut self, port: PortId, frame: &[u8]) -> bool;
+    /// A frame has passed the faults and is about to be forwarded.
+    fn capture(&mut self, frame: &[u8]);
+}
+
+/// A learning switch without sockets or a clock.
+pub struct Switch {
+    seed: u64,
+    faults: Faults,
+    next_port: PortId,
+    ports: BTreeMap<PortId, Port>,
+    table: HashMap<Mac, PortId>,
+    partitions: Vec<(Side, Option<Side>)>,
+}
+
+/// What a port looks like from outside.
+#[derive(Debug, Serialize)]
+pub struct PortReport {
+    /// The port's number.
+    pub port: PortId,
+    /// Addresses seen behind it.
+    pub addresses: Vec<String>,
+    /// Its traffic.
+    #[serde(flatten)]
+    pub counters: PortCounters,
+    /// What the faults did to its frames.
+    pub faults: FaultCounters,
+}
+
+impl Switch {
+    /// An empty switch whose faults follow `seed`.
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        Self {
+            seed,
+            faults,
+            next_port: 0,
+            ports: BTreeMap::new(),
+            table: HashMap::new(),
+            partitions: Vec::new(),
+        }
+    }
+
+    /// Adds a port.
+    pub fn attach(&mut self) -> PortId {
+        let id = self.next_port;
+        self.next_port += 1;
+        self.ports.insert(
+            id,
+            Port {
+                line: Line::new(self.seed, id),
+                counters: PortCounters::default(),
+            },
+        );
+        id
+    }
+
+    /// Removes a port with the addresses behind it and what it had under way.
+    pub fn detach(&mut self, port: PortId) {
+        self.ports.remove(&port);
+        self.table.retain(|_, behind| *behind != port);
+    }
+
+    /// The faults in force.
+    pub fn faults(&self) -> Faults {
+        self.faults
+    }
+
+    /// Changes the faults; frames already held back keep their times.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
+    /// Cuts `a` off from `b`, or from every other port.
+    pub fn partition(&mut self, a: Side, b: Option<Side>) {
+        let cut = (a, b);
+        if !self.partitions.contains(&cut) {
+            self.partitions.push(cut);
+        }
+    }
+
+    /// Takes back the partitions between `a` and `b`, all of `a`'s, or all.
+    pub fn heal(&mut self, a: Option<&Side>, b: Option<&Side>) {
+        self.partitions.retain(|(x, y)| match (a, b) {
+            (None, _) => false,
+            (Some(a), None) => x != a && y.as_ref() != Some(a),
+            (Some(a), Some(b)) => {
+                !(x == a && y.as_ref() == Some(b) || x == b && y.as_ref() == Some(a))
+            }
+        });
+    }
+
+    /// Takes a frame from `port` at time `now`.
+    pub fn receive(&mut self, port: PortId, frame: &[u8], now: u64, output: &mut dyn Output) {
+        let Some(from) = self.ports.get_mut(&port) else {
+            return;
+        };
+        let Some(source) = frame.get(6..12) else {
+            return;
+        };
+        from.counters.rx_frames += 1;
+        from.counters.rx_bytes += frame.len() as u64;
+        let mut address = [0; 6];
+        address.copy_from_slice(source);
+        let source = Mac(address);
+        if !source.is_group() {
+            if let Some(behind) = self.table.get_mut(&source) {
+                *behind = port;
+            } else if self.table.len() < TABLE_LIMIT {
+                self.table.insert(source, port);
+            }
+        }
+        if self.faults.none() && from.line.next_timeout().is_none() {
+            self.forward(port, frame, output);
+            return;
+        }
+        let mut arrived = Vec::new();
+        let faults = self.faults;
+        from.line.send(&faults, frame, now, &mut |frame| {
+            arrived.push(frame.to_vec())
+        });
+        for frame in &arrived {
+            self.forward(port, frame, output);
+        }
+    }
+
+    /// Forwards what delay or reordering held back until `now`.
+    pub fn poll(&mut self, now: u64, output: &mut dyn Output) {
+        if self.next_timeout().is_none_or(|due| due > now) {
+            return;
+        }
+        let mut arrived = Vec::new();
+        let faults = self.faults;
+        for (id, port) in &mut self.ports {
+            port.line.poll(&faults, now, &mut |frame| {
+                arrived.push((*id, frame.to_vec()))
+            });
+        }
+        for (port, frame) in &arrived {
+            self.forward(*port, frame, output);
+        }
+    }
+
+    /// When [`Switch::poll`] has something to do next.
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.ports
+            .values()
+            .filter_map(|port| port.line.next_timeout())
+            .min()
+    }
+
+    /// All ports with their counters.
+    pub fn report(&self) -> Vec<PortReport> {
+        self.ports
+            .iter()
+            .map(|(id, port)| {
+                let mut addresses: Vec<Mac> = self
+                    .table
+                    .iter()
+                    .filter(|(_, behind)| *behind == id)
+                    .map(|(mac, _)| *mac)
+                    .collect();
+                addresses.sort_unstable();
+                PortReport {
+                    port: *id,
+                    addresses: addresses.iter().map(Mac::to_string).collect(),
+                    counters: port.counters,
+                    faults: port.line.counters,
+                }
+            })
+            .collect()
+    }
+
+    fn forward(&mut self, from: PortId, frame: &[u8], output: &mut dyn Output) {
+        let Some(destination) = frame.first_chunk::<6>() else {
+            return;
+        };
+        output.capture(frame);
+        let destination = Mac(*destination);
+        let known = if destination.is_group() {
+            None
+        } else {
+            self.table.get(&destination).copied()
+        };
+        match known {
+            Some(to) if to == from => {}
+            Some(to) => self.leave(from, to, frame, output),
+            None => {
+                let others: Vec<PortId> = self
+                    .ports
+                    .keys()
+                    .copied()
+                    .filter(|to| *to != from)
+                    .collect();
+                for to in others {
+                    self.leave(from, to, frame, output);
+                }
+            }
+        }
+    }
+
+    fn leave(&mut self, from: PortId, to: PortId, frame: &[u8], output: &mut dyn Output) {
+        let cut = self.is_cut(from, to);
+        let Some(port) = self.ports.get_mut(&to) else {
+            return;
+        };
+        if cut {
+            port.counters.partition_drops += 1;
+        } else if output.send(to, frame) {
+            port.counters.tx_frames += 1;
+            port.counters.tx_bytes += frame.len() as u64;
+        } else {
+            port.counters.queue_drops += 1;
+        }
+    }
+
+    fn is_cut(&self, from: PortId, to: PortId) -> bool {
+        self.partitions.iter().any(|(a, b)| {
+            let Some(a) = self.resolve(a) else {
+                return false;
+            };
+            match b {
+                None => a == from || a == to,
+                Some(b) => self
+                    .resolve(b)
+                    .is_some_and(|b| (a, b) == (from, to) || (a, b) == (to, from)),
+            }
+        })
+    }
+
+    fn resolve(&self, side: &Side) -> Option<PortId> {
+        match side {
+            Side::Port(port) => Some(*port),
+            Side::Mac(text) => self.table.get(&text.parse().ok()?).copied(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Sink {
+        sent: Vec<(PortId, Vec<u8>)>,
+        captured: usize,
+        full: Option<PortId>,
+    }
+
+    impl Output for Sink {
+        fn send(&mut self, port: PortId, frame: &[u8]) -> bool {
+            if self.full == Some(port) {
+                return false;
+            }
+            self.sent.push((port, frame.to_vec()));
+            true
+        }
+        fn capture(&mut self, _frame: &[u8]) {
+            self.captured += 1;
+        }
+    }
+
+    impl Sink {
+        fn ports(&mut self) -> Vec<PortId> {
+            self.sent.drain(..).map(|(port, _)| port).collect()
+        }
+    }
+
+    fn frame(to: u8, from: u8) -> Vec<u8> {
+        let mut frame = vec![0u8; 60];
+        frame[..6].copy_from_slice(&[0x52, 0x54, 0, 0, 0, to]);
+        frame[6..12].copy_from_slice(&[0x52, 0x54, 0, 0, 0, from]);
+        frame
+    }
+
+    fn three() -> (Switch, Sink) {
+        let mut switch = Switch::new(1, Faults::default());
+        for expected in 0..3 {
+            assert_eq!(switch.attach(), expected);
+        }
+        (switch, Sink::default())
+    }
+
+    #[test]
+    fn the_switch_floods_what_it_does_not_know_and_learns() {
+        let (mut switch, mut sink) = three();
+        switch.receive(0, &frame(2, 1), 0, &mut sink);
+        assert_eq!(sink.ports(), [1, 2]);
+        switch.receive(2, &frame(1, 2), 0, &mut sink);
+        assert_eq!(sink.ports(), [0]);
+        switch.receive(0, &frame(2, 1), 0, &mut sink);
+        assert_eq!(sink.ports(), [2]);
+        // Not back to where it came from.
+        switch.receive(0, &frame(1, 1), 0, &mut sink);
+        assert!(sink.ports().is_empty());
+        assert_eq!(sink.captured, 4);
+    }
+
+    #[test]
+    fn group_addresses_are_flooded_and_not_learned() {
+        let (mut switch, mut sink) = three();
+        let mut broadcast = frame(0, 1);
+        broadcast[..6].fill(0xff);
+        switch.receive(1, &broadcast, 0, &mut sink);
+        assert_eq!(sink.ports(), [0, 2]);
+        let mut bad = frame(1, 0);
+        bad[6..12].fill(0xff);
+        switch.receive(0, &bad, 0, &mut sink);
+        switch.receive(1, &broadcast, 0, &mut sink);
+        sink.ports();
+        assert_eq!(switch.table.len(), 1);
+    }
+
+    #[test]
+    fn a_port_that_leaves_takes_its_addresses_along() {
+        let (mut switch, mut sink) = three();
+        switch.receive(2, &frame(1, 9), 0, &mut sink);
+        sink.ports();
+        switch.detach(2);
+        switch.receive(0, &frame(9, 1), 0, &mut sink);
+        assert_eq!(sink.ports(), [1]);
+        switch.receive(2, &frame(1, 9), 0, &mut sink);
+        assert!(sink.ports().is_empty());
+    }
+
+    #[test]
+    fn an_address_that_moves_is_followed() {
+        let (mut switch, mut sink) = three();
+        switch.receive(1, &frame(7, 9), 0, &mut sink);
+        switch.receive(2, &frame(7, 9), 0, &mut sink);
+        sink.ports();
+        switch.receive(0, &frame(9, 1), 0, &mut sink);
+        assert_eq!(sink.ports(), [2]);
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let (mut switch, mut sink) = three();
+        for n in 0..TABLE_LIMIT as u32 + 100 {
+            let mut spoof = frame(1, 0);
+            spoof[8..12].copy_from_slice(&n.to_be_bytes());
+            switch.receive(0, &spoof, 0, &mut sink);
+        }
+        assert_eq!(switch.table.len(), TABLE_LIMIT);
+    }
+
+    #[test]
+    fn a_full_port_is_counted_and_the_others_go_on() {
+        let (mut switch, mut sink) = three();
+        sink.full = Some(1);
+        switch.receive(0, &frame(2, 1), 0, &mut sink);
+        assert_eq!(sink.ports(), [2]);
+        assert_eq!(switch.report()[1].counters.queue_drops, 1);
+        assert_eq!(switch.report()[2].counters.tx_frames, 1);
+    }
+
+    #[test]
+    fn partitions_cut_both_ways_and_heal() {
+        let (mut switch, mut sink) = three();
+        switch.receive(0, &frame(9, 1), 0, &mut sink);
+        switch.receive(1, &frame(9, 2), 0, &mut sink);
+        sink.ports();
+        let a = Side::Mac("52:54:00:00:00:01".into());
+        let b = Side::Port(1);
+        switch.partition(a.clone(), Some(b.clone()));
+        switch.receive(0, &frame(2, 1), 0, &mut sink);
+        switch.receive(1, &frame(1, 2), 0, &mut sink);
+        assert!(sink.ports().is_empty());
+        switch.receive(2, &frame(1, 3), 0, &mut sink);
+        assert_eq!(sink.ports(), [0]);
+        assert_eq!(switch.report()[1].counters.partition_drops, 1);
+        switch.heal(Some(&b), Some(&a));
+        switch.receive(0, &frame(2, 1), 0, &mut sink);
+        assert_eq!(sink.ports(), [1]);
+        switch.partition(b, None);
+        switch.receive(0, &frame(2, 1), 0, &mut sink);
+        switch.receive(1, &frame(3, 2), 0, &mut sink);
+        assert!(sink.ports().is_empty());
+        switch.heal(None, None);
+        switch.receive(1, &frame(3, 2), 0, &mut sink);
+        assert_eq!(sink.ports(), [2]);
+    }
+
+    #[test]
+    fn delayed_frames_leave_when_due() {
+        let (mut switch, mut sink) = three();
+        switch.set_faults(Faults {
+            delay: 1.0,
+            ..Faults::default()
+        });
+        switch.receive(0, &frame(2, 1), 0, &mut sink);
+        assert!(sink.ports().is_empty());
+        // Order is kept when the delay is taken away.
+        switch.set_faults(Faults::default());
+        switch.receive(0, &frame(3, 1), 10, &mut sink);
+        switch.poll(999_999, &mut sink);
+        assert!(sink.ports().is_empty());
+        switch.poll(switch.next_timeout().unwrap(), &mut sink);
+        assert_eq!(sink.ports(), [1, 2, 1, 2]);
+        assert_eq!(switch.next_timeout(), None);
+    }
+
+    #[test]
+    fn addresses_are_parsed_strictly() {
+        assert_eq!(
+            "52:54:00:fe:00:01".parse(),
+            Ok(Mac([0x52, 0x54, 0, 0xfe, 0, 1]))
+        );
+        for bad in [
+            "",
+            "52:54",
+            "52:54:00:fe:00:01:02",
+            "g2:54:00:fe:00:01",
+            "+2:54:00:fe:00:01",
+        ] {
+            assert!(bad.parse::<Mac>().is_err(), "{bad}");
+        }
+    }
+}
