@@ -13,6 +13,13 @@ pub mod kernel_ext;
 #[path = "../../../../rust/rdma/mod.rs"]
 pub mod rdma;
 
+mod bars;
+mod cqp;
+mod dma_types;
+mod eq;
+mod numbers;
+mod tpt;
+
 struct FerriteModule;
 
 impl kernel::Module for FerriteModule {

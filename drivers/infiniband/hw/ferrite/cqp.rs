@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The control queue pair: commands to the device, many at once.
+//!
+//! Each command has a slot from submission until its caller has seen the result. A slot has a
+//! completion to sleep on and room for a reply. The event of a finished command names the slot in
+//! its cookie; the rest of the cookie tells uses of the slot apart.
+
+use crate::{
+    abi,
+    abi::{
+        Command,
+        CommandEntry,
+        CommandOpcode,
+        CommandStatus,
+        EventEntry,
+        ObjectNumber,
+        Plain, //
+    },
+    bars::Doorbells,
+    dma_types::Reply,
+    kernel_ext::{
+        barrier::dma_wmb,
+        completion::Completion,
+        errno, //
+    },
+};
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::Coherent,
+    new_condvar, new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
+        },
+        Arc,
+        CondVar,
+        Mutex, //
+    },
+    time::{
+        msecs_to_jiffies,
+        Msecs, //
+    },
+};
+
+/// Base-2 logarithm of the entries of the control ring.
+pub(crate) const LOG_ENTRIES: u8 = 6;
+const ENTRIES: usize = 1 << LOG_ENTRIES;
+/// Commands in flight: fewer than the ring has entries.
+const SLOTS: usize = ENTRIES - 1;
+const SLOT_BITS: u32 = 8;
+const _: () = assert!(SLOTS <= 1 << SLOT_BITS && LOG_ENTRIES <= abi::CQP_MAX_LOG_ENTRIES);
+
+/// How long a command may take before the device is taken for dead. Far beyond any honest
+/// answer: a slow (emulated, overloaded) machine is not a dead device.
+const TIMEOUT: Msecs = 30_000;
+
+/// A result has not come yet; no [`CommandStatus`] has this number.
+const PENDING: u32 = u32::MAX;
+
+/// Which slots are free, and how the next use of each is called.
+pub(crate) struct SlotPool {
+    free: u64,
+    uses: [u32; SLOTS],
+}
+
+impl SlotPool {
+    const _FITS: () = assert!(SLOTS <= u64::BITS as usize);
+
+    const fn new() -> Self {
+        Self {
+            free: u64::MAX >> (u64::BITS as usize - SLOTS),
+            uses: [0; SLOTS],
+        }
+    }
+
+    /// Takes a slot; returns its index and the cookie of this use.
+    fn take(&mut self) -> Option<(usize, u32)> {
+        if self.free == 0 {
+            return None;
+        }
+        let index = self.free.trailing_zeros() as usize;
+        self.free &= !(1 << index);
+        let uses = self.uses.get_mut(index)?;
+        *uses = uses.wrapping_add(1);
+        Some((index, *uses << SLOT_BITS | index as u32))
+    }
+
+    fn give_back(&mut self, index: usize) {
+        self.free |= 1 << index;
+    }
+}
+
+/// The slot that a cookie names.
+fn slot_of(cookie: u32) -> usize {
+    (cookie & ((1 << SLOT_BITS) - 1)) as usize
+}
+
+/// One command in flight.
+#[pin_data]
+struct Slot {
+    cookie: Atomic<u32>,
+    status: Atomic<u32>,
+    result: Atomic<u64>,
+    #[pin]
+    done: Completion,
+}
+
+impl Slot {
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            cookie: Atomic::new(0),
+            status: Atomic::new(PENDING),
+            result: Atomic::new(0),
+            done <- Completion::new(),
+        })
+    }
+}
+
+/// What submitting a command changes.
+struct Submission {
+    /// Commands submitted, free-running.
+    producer: u32,
+    slots: SlotPool,
+}
+
+/// The control queue pair.
+#[pin_data]
+pub(crate) struct Cqp {
+    /// Written by the driver at `producer`, copied by the device up to the doorbell.
+    ring: Coherent<[CommandEntry]>,
+    /// One per slot; the device's while the slot's command is in flight.
+    replies: Coherent<[Reply]>,
+    slots: KVec<Arc<Slot>>,
+    dead: Atomic<u32>,
+    #[pin]
+    submission: Mutex<Submission>,
+    #[pin]
+    slot_freed: CondVar,
+}
+
+impl Cqp {
+    /// Makes the ring; the device learns of it by the boot block.
+    pub(crate) fn new<'a>(dev: &'a Device<Bound>) -> impl PinInit<Self, Error> + 'a {
+        try_pin_init!(Self {
+            ring: Coherent::zeroed_slice(dev, ENTRIES, GFP_KERNEL)?,
+            replies: Coherent::zeroed_slice(dev, SLOTS, GFP_KERNEL)?,
+            slots: {
+                let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
+                for _ in 0..SLOTS {
+                    slots.push(Arc::pin_init(Slot::new(), GFP_KERNEL)?, GFP_KERNEL)?;
+                }
+                slots
+            },
+            dead: Atomic::new(0),
+            submission <- new_mutex!(
+                Submission { producer: 0, slots: SlotPool::new() },
+                "ferrite_cqp"
+            ),
+            slot_freed <- new_condvar!("ferrite_cqp_slot"),
+        })
+    }
+
+    /// DMA address of the ring.
+    pub(crate) fn dma_address(&self) -> u64 {
+        self.ring.dma_handle()
+    }
+
+    /// Whether commands are refused.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Acquire) != 0
+    }
+
+    /// Refuses all further commands and fails those in flight. Returns whether this was the first
+    /// call. May be called from any context.
+    pub(crate) fn kill(&self) -> bool {
+        let first = self.dead.xchg(1, kernel::sync::atomic::Full) == 0;
+        // A caller that did not see the flag has made its completion ready before it looked, so
+        // that this wakes it.
+        for slot in &self.slots {
+            slot.done.complete();
+        }
+        self.slot_freed.notify_all();
+        first
+    }
+
+    /// Takes the event of a finished command. Runs in the interrupt.
+    pub(crate) fn finished(&self, event: &EventEntry) {
+        let Some(slot) = self.slots.get(slot_of(event.id)) else {
+            return;
+        };
+        if slot.cookie.load(Acquire) != event.id || slot.status.load(Relaxed) != PENDING {
+            kernel::pr_warn_once!("ferrite: event of a command that is not in flight\n");
+            return;
+        }
+        slot.result.store(event.param1, Relaxed);
+        // Pairs with the acquire in `wait`.
+        slot.status.store(u32::from(event.param0 as u8), Release);
+        slot.done.complete();
+    }
+
+    /// Puts a command in the ring; returns its slot.
+    fn submit<P: Plain>(
+        &self,
+        doorbells: &Doorbells,
+        opcode: CommandOpcode,
+        payload: &P,
+        wants_reply: bool,
+    ) -> Result<usize> {
+        let mut submission = self.submission.lock();
+        let (index, cookie) = loop {
+            if self.is_dead() {
+                return Err(EIO);
+            }
+            if let Some(taken) = submission.slots.take() {
+                break taken;
+            }
+            self.slot_freed.wait(&mut submission);
+        };
+        let prepared = (|| {
+            let slot = self.slots.get(index).ok_or(EINVAL)?;
+            slot.done.reinit();
+            slot.status.store(PENDING, Relaxed);
+            slot.cookie.store(cookie, Release);
+            if self.is_dead() {
+                return Err(EIO);
+            }
+            let reply = if wants_reply {
+                self.replies.dma_handle() + (index * core::mem::size_of::<Reply>()) as u64
+            } else {
+                0
+            };
+            let at = submission.producer as usize & (ENTRIES - 1);
+            let entry = CommandEntry::new(opcode, cookie, reply, payload);
+            kernel::dma_write!(self.ring, [try: at], entry);
+            Ok(())
+        })();
+        if let Err(error) = prepared {
+            submission.slots.give_back(index);
+            return Err(error);
+        }
+        submission.producer = submission.producer.wrapping_add(1);
+        dma_wmb();
+        doorbells.control(submission.producer);
+        Ok(index)
+    }
+
+    /// Sleeps until the command in `index` is done.
+    fn wait(&self, index: usize) -> Result<u64> {
+        let slot = self.slots.get(index).ok_or(EINVAL)?;
+        let in_time = slot.done.wait_timeout(msecs_to_jiffies(TIMEOUT));
+        match slot.status.load(Acquire) {
+            PENDING if in_time => Err(EIO),
+            PENDING => Err(ETIMEDOUT),
+            status => {
+                let result = slot.result.load(Relaxed);
+                status_to_result(status as u8).map(|()| result)
+            }
+        }
+    }
+
+    /// Frees a slot whose command is done.
+    fn release(&self, index: usize) {
+        self.submission.lock().slots.give_back(index);
+        self.slot_freed.notify_one();
+    }
+
+    /// Runs a command and returns the device's result, or `ETIMEDOUT` where no answer came (the
+    /// caller then declares the device dead). Sleeps.
+    fn run<P: Plain, R>(
+        &self,
+        doorbells: &Doorbells,
+        opcode: CommandOpcode,
+        payload: &P,
+        reply: Option<fn(&Reply) -> R>,
+    ) -> Result<(u64, Option<R>)> {
+        let index = self.submit(doorbells, opcode, payload, reply.is_some())?;
+        let result = self.wait(index);
+        if matches!(result, Err(error) if error == ETIMEDOUT) {
+            // The device may yet write to the slot: it is not used again.
+            return Err(ETIMEDOUT);
+        }
+        let answer = result.and_then(|result| {
+            let reply = match reply {
+                Some(get) => Some(get(&kernel::dma_read!(self.replies, [try: index]))),
+                None => None,
+            };
+            Ok((result, reply))
+        });
+        self.release(index);
+        answer
+    }
+
+    /// Runs a command that has parameters and no reply. Sleeps.
+    pub(crate) fn execute<C: Command>(&self, doorbells: &Doorbells, command: &C) -> Result<u64> {
+        let (result, _) = self.run::<C, ()>(doorbells, C::OPCODE, command, None)?;
+        Ok(result)
+    }
+
+    /// Runs a command about one object. Sleeps.
+    pub(crate) fn execute_on(
+        &self,
+        doorbells: &Doorbells,
+        opcode: CommandOpcode,
+        number: u32,
+    ) -> Result<u64> {
+        let payload = ObjectNumber {
+            number,
+            reserved: 0,
+        };
+        let (result, _) = self.run::<_, ()>(doorbells, opcode, &payload, None)?;
+        Ok(result)
+    }
+
+    /// Runs a query about one object (or none: 0). Sleeps.
+    pub(crate) fn query<R: Plain>(
+        &self,
+        doorbells: &Doorbells,
+        opcode: CommandOpcode,
+        number: u32,
+    ) -> Result<R> {
+        let payload = ObjectNumber {
+            number,
+            reserved: 0,
+        };
+        let (_, reply) = self.run(doorbells, opcode, &payload, Some(Reply::get::<R>))?;
+        reply.ok_or(EIO)
+    }
+}
+
+/// What a caller sees of a command's status.
+fn status_to_result(status: u8) -> Result {
+    let Some(status) = CommandStatus::from_number(status) else {
+        return Err(EIO);
+    };
+    Err(match status {
+        CommandStatus::Ok => return Ok(()),
+        CommandStatus::BadOpcode | CommandStatus::Unsupported => errno::eopnotsupp(),
+        CommandStatus::BadParameter | CommandStatus::BadNumber | CommandStatus::BadState => EINVAL,
+        CommandStatus::Exists => EEXIST,
+        CommandStatus::NotFound => ENOENT,
+        CommandStatus::Busy => EBUSY,
+        CommandStatus::NoResource => ENOMEM,
+        CommandStatus::HostMemory => EFAULT,
+    })
+}
+
+#[kunit_tests(ferrite_cqp)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_fewer_slots_than_ring_entries() {
+        let mut pool = SlotPool::new();
+        let mut taken = 0;
+        while pool.take().is_some() {
+            taken += 1;
+        }
+        assert_eq!(taken, ENTRIES - 1);
+    }
+
+    #[test]
+    fn a_slot_in_flight_is_not_given_out() -> Result {
+        let mut pool = SlotPool::new();
+        let (first, _) = pool.take().ok_or(EINVAL)?;
+        let (second, _) = pool.take().ok_or(EINVAL)?;
+        assert!(first != second);
+        pool.give_back(first);
+        let (third, _) = pool.take().ok_or(EINVAL)?;
+        assert_eq!(third, first);
+        Ok(())
+    }
+
+    #[test]
+    fn each_use_of_a_slot_has_another_cookie() -> Result {
+        let mut pool = SlotPool::new();
+        let (index, cookie) = pool.take().ok_or(EINVAL)?;
+        pool.give_back(index);
+        let (again, other) = pool.take().ok_or(EINVAL)?;
+        assert_eq!(again, index);
+        assert!(cookie != other);
+        assert_eq!(slot_of(cookie), index);
+        assert_eq!(slot_of(other), index);
+        Ok(())
+    }
+
+    #[test]
+    fn only_status_ok_is_success() {
+        assert!(status_to_result(CommandStatus::Ok.number()).is_ok());
+        for status in 1..=u8::MAX {
+            assert!(status_to_result(status).is_err());
+        }
+        assert_eq!(status_to_result(CommandStatus::Busy.number()), Err(EBUSY));
+    }
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which layouts of the device interface may lie in DMA memory.
+
+use crate::abi;
+use crate::abi::Plain;
+
+/// One 64-byte block of a ring, as the words it is written in.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(crate) struct Block {
+    /// The contents.
+    pub(crate) words: [u32; 16],
+}
+
+impl Block {
+    /// A block of zeroes.
+    pub(crate) const ZERO: Self = Self { words: [0; 16] };
+}
+
+const _: () = assert!(core::mem::size_of::<Block>() == abi::BLOCK_SIZE);
+
+/// Room for the reply of a query.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(crate) struct Reply {
+    /// The reply, as the device wrote it.
+    pub(crate) bytes: [u8; Reply::SIZE],
+}
+
+impl Reply {
+    /// The largest reply there is.
+    pub(crate) const SIZE: usize = 256;
+
+    /// The reply as what was asked for.
+    pub(crate) fn get<R: Plain>(&self) -> R {
+        const { assert!(core::mem::size_of::<R>() <= Reply::SIZE) }
+        let mut value = R::zeroed();
+        let bytes = value.as_bytes_mut();
+        let len = bytes.len();
+        bytes.copy_from_slice(&self.bytes[..len]);
+        value
+    }
+}
+
+const _: () = assert!(core::mem::size_of::<abi::DeviceCaps>() <= Reply::SIZE);
+
+/// Says that a type may be read from and written to DMA memory.
+macro_rules! dma_types {
+    ($($type:ty),* $(,)?) => {$(
+        // SAFETY: the type is made of integers only (a `Plain` layout, or declared above), so
+        // that every bit pattern is a value of it, and it has no interior mutability.
+        unsafe impl kernel::transmute::FromBytes for $type {}
+        // SAFETY: the type has no padding (a `Plain` layout, or declared above with a size that
+        // is a multiple of its alignment) and no interior mutability.
+        unsafe impl kernel::transmute::AsBytes for $type {}
+    )*};
+}
+
+dma_types! {
+    Block,
+    Reply,
+    abi::BootBlock,
+    abi::CommandEntry,
+    abi::CompletionEntry,
+    abi::EventEntry,
+}

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Event queues.
+//!
+//! The ring is host memory that the device writes: an entry is the device's until its code is not
+//! zero, then the driver's until the driver has zeroed the code and said so with its doorbell. An
+//! interrupt comes once per arming; arming with the read index makes the device look for entries
+//! that came meanwhile, so that none is missed.
+
+use crate::{
+    abi,
+    abi::{
+        Buffer,
+        CreateEventQueue,
+        EventDoorbell,
+        EventEntry, //
+    },
+    bars::Doorbells,
+    kernel_ext::{
+        barrier::dma_rmb,
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock, //
+        },
+    },
+};
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::Coherent,
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
+};
+
+/// Memory of event queue entries.
+pub(crate) trait Slots {
+    /// Takes the entry at `slot` out, if there is one.
+    fn take(&self, slot: usize) -> Result<Option<EventEntry>>;
+}
+
+impl Slots for Coherent<[EventEntry]> {
+    #[inline]
+    fn take(&self, slot: usize) -> Result<Option<EventEntry>> {
+        if kernel::dma_read!(self, [try: slot].code) == 0 {
+            return Ok(None);
+        }
+        // The device writes the code last: what stands before it is read after it.
+        dma_rmb();
+        let entry = kernel::dma_read!(self, [try: slot]);
+        kernel::dma_write!(self, [try: slot].code, 0);
+        Ok(Some(entry))
+    }
+}
+
+/// Where the driver is in the ring.
+pub(crate) struct Consumer {
+    /// Entries consumed, free-running.
+    index: u32,
+    log_entries: u8,
+}
+
+impl Consumer {
+    /// At the start of a ring of `1 << log_entries`.
+    pub(crate) const fn new(log_entries: u8) -> Self {
+        Self {
+            index: 0,
+            log_entries,
+        }
+    }
+
+    /// Consumes what is there, one round of the ring at the most; returns how many.
+    ///
+    /// The bound keeps a device that writes without end from holding the processor: what is left
+    /// raises the next interrupt.
+    pub(crate) fn drain(&mut self, slots: &impl Slots, mut each: impl FnMut(&EventEntry)) -> u32 {
+        let entries = 1u32 << self.log_entries;
+        let mut consumed = 0;
+        while consumed < entries {
+            let slot = (self.index & (entries - 1)) as usize;
+            let Ok(Some(entry)) = slots.take(slot) else {
+                break;
+            };
+            self.index = self.index.wrapping_add(1);
+            consumed += 1;
+            each(&entry);
+        }
+        consumed
+    }
+
+    /// The doorbell that tells how far the driver is, and arms.
+    pub(crate) fn rearm(&self, eqn: u16) -> EventDoorbell {
+        EventDoorbell {
+            eqn,
+            read_index: self.index,
+            relative: false,
+            valid: true,
+            arm: true,
+        }
+    }
+}
+
+/// An event queue.
+#[pin_data]
+pub(crate) struct EventQueue {
+    number: u16,
+    vector: u16,
+    log_entries: u8,
+    ring: Coherent<[EventEntry]>,
+    #[pin]
+    consumer: IrqSpinLock<Consumer>,
+    events: Atomic<u64>,
+    interrupts: Atomic<u64>,
+}
+
+impl EventQueue {
+    /// Makes the ring of queue `number`, which interrupts by `vector`. The device learns of it by
+    /// [`EventQueue::create_command`], or of queue 0 by the boot block.
+    pub(crate) fn new<'a>(
+        dev: &'a Device<Bound>,
+        number: u16,
+        vector: u16,
+        log_entries: u8,
+    ) -> impl PinInit<Self, Error> + 'a {
+        try_pin_init!(Self {
+            ring: Coherent::zeroed_slice(dev, 1 << log_entries, GFP_KERNEL)?,
+            consumer <- new_irq_spinlock!(Consumer::new(log_entries), "ferrite_eq"),
+            number,
+            vector,
+            log_entries,
+            events: Atomic::new(0),
+            interrupts: Atomic::new(0),
+        })
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The vector it interrupts by.
+    pub(crate) fn vector(&self) -> u16 {
+        self.vector
+    }
+
+    /// Base-2 logarithm of its entries.
+    pub(crate) fn log_entries(&self) -> u8 {
+        self.log_entries
+    }
+
+    /// DMA address of its ring.
+    pub(crate) fn dma_address(&self) -> u64 {
+        self.ring.dma_handle()
+    }
+
+    /// Events consumed so far.
+    pub(crate) fn events(&self) -> u64 {
+        self.events.load(Relaxed)
+    }
+
+    /// Interrupts in which there were events.
+    pub(crate) fn interrupts(&self) -> u64 {
+        self.interrupts.load(Relaxed)
+    }
+
+    /// Entries consumed, free-running.
+    pub(crate) fn read_index(&self) -> u32 {
+        self.consumer.lock().index
+    }
+
+    /// The command that makes the queue known to the device.
+    pub(crate) fn create_command(&self) -> CreateEventQueue {
+        CreateEventQueue {
+            eqn: self.number,
+            vector: self.vector,
+            log_entries: self.log_entries,
+            reserved: [0; 3],
+            ring: Buffer::contiguous(self.ring.dma_handle(), self.ring.size() as u64),
+        }
+    }
+
+    /// Arms the queue for the first time.
+    pub(crate) fn arm(&self, doorbells: &Doorbells) {
+        let consumer = self.consumer.lock();
+        doorbells.event_queue(consumer.rearm(self.number));
+    }
+
+    /// Serves the queue in its interrupt: consumes what is there, then arms with one write.
+    ///
+    /// A queue with nothing in it is still armed, and is left alone: it shares its vector with
+    /// the one that interrupted.
+    #[inline]
+    pub(crate) fn service(&self, doorbells: &Doorbells, each: impl FnMut(&EventEntry)) -> bool {
+        let mut consumer = self.consumer.lock();
+        let consumed = consumer.drain(&self.ring, each);
+        if consumed == 0 {
+            return false;
+        }
+        doorbells.event_queue(consumer.rearm(self.number));
+        // Only the holder of the lock writes these.
+        let events = self.events.load(Relaxed);
+        self.events.store(events + u64::from(consumed), Relaxed);
+        self.interrupts
+            .store(self.interrupts.load(Relaxed) + 1, Relaxed);
+        true
+    }
+}
+
+const _: () = assert!(abi::EQ_MIN_LOG_ENTRIES <= 8 && 12 <= abi::EQ_MAX_LOG_ENTRIES);
+
+#[kunit_tests(ferrite_eq)]
+mod tests {
+    use super::*;
+    use crate::abi::{EventCode, Plain};
+    use core::cell::RefCell;
+
+    struct Memory(RefCell<KVec<EventEntry>>);
+
+    impl Memory {
+        fn new(entries: usize) -> Result<Self> {
+            let mut memory = KVec::with_capacity(entries, GFP_KERNEL)?;
+            for _ in 0..entries {
+                memory.push(EventEntry::zeroed(), GFP_KERNEL)?;
+            }
+            Ok(Self(RefCell::new(memory)))
+        }
+
+        fn put(&self, slot: usize, id: u32) {
+            self.0.borrow_mut()[slot] = EventEntry {
+                code: EventCode::Completion.number(),
+                id,
+                ..EventEntry::zeroed()
+            };
+        }
+    }
+
+    impl Slots for Memory {
+        fn take(&self, slot: usize) -> Result<Option<EventEntry>> {
+            let mut memory = self.0.borrow_mut();
+            let entry = memory.get_mut(slot).ok_or(EINVAL)?;
+            let taken = *entry;
+            entry.code = 0;
+            Ok((taken.code != 0).then_some(taken))
+        }
+    }
+
+    #[test]
+    fn a_zero_code_is_an_empty_entry() -> Result {
+        let memory = Memory::new(16)?;
+        let mut consumer = Consumer::new(4);
+        assert_eq!(consumer.drain(&memory, |_| {}), 0);
+        memory.put(1, 7);
+        // Entry 0 is still empty: nothing after it counts.
+        assert_eq!(consumer.drain(&memory, |_| {}), 0);
+        memory.put(0, 6);
+        let mut ids = KVec::new();
+        assert_eq!(
+            consumer.drain(&memory, |entry| {
+                let _ = ids.push(entry.id, GFP_KERNEL);
+            }),
+            2
+        );
+        assert_eq!(ids.as_slice(), [6u32, 7].as_slice());
+        Ok(())
+    }
+
+    #[test]
+    fn consumed_entries_are_cleared_for_the_next_round() -> Result {
+        let memory = Memory::new(16)?;
+        let mut consumer = Consumer::new(4);
+        for round in 0..5u32 {
+            for slot in 0..16usize {
+                memory.put(slot, round);
+                assert_eq!(
+                    consumer.drain(&memory, |entry| assert_eq!(entry.id, round)),
+                    1
+                );
+            }
+            // The ring has wrapped: old entries must not be seen again.
+            assert_eq!(consumer.drain(&memory, |_| {}), 0);
+        }
+        assert_eq!(consumer.rearm(3).read_index, 80);
+        Ok(())
+    }
+
+    #[test]
+    fn the_ring_is_drained_before_it_is_armed() -> Result {
+        let memory = Memory::new(16)?;
+        let mut consumer = Consumer::new(4);
+        memory.put(0, 1);
+        // Another event arrives while the first is handled; it belongs to this interrupt.
+        let consumed = consumer.drain(&memory, |entry| {
+            if entry.id == 1 {
+                memory.put(1, 2);
+            }
+        });
+        assert_eq!(consumed, 2);
+        let doorbell = consumer.rearm(2);
+        assert_eq!(doorbell.read_index, 2);
+        assert!(doorbell.arm && doorbell.valid && !doorbell.relative);
+        Ok(())
+    }
+
+    #[test]
+    fn a_flood_is_left_after_one_round() -> Result {
+        let memory = Memory::new(16)?;
+        let mut consumer = Consumer::new(4);
+        for slot in 0..16 {
+            memory.put(slot, 0);
+        }
+        let mut slot = 0;
+        let consumed = consumer.drain(&memory, |_| {
+            memory.put(slot % 16, 0);
+            slot += 1;
+        });
+        assert_eq!(consumed, 16);
+        Ok(())
+    }
+}

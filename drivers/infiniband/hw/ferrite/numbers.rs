@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Numbers for objects: a number that was freed rests a while before it is used again, so that
+//! late packets, events and keys meet nothing rather than a stranger.
+
+use kernel::prelude::*;
+
+/// End of the list of freed numbers.
+const NONE: u32 = u32::MAX;
+/// How many numbers are freed after one before it is used again, as long as there are others.
+const REST: u32 = 256;
+
+/// A range of numbers to take from and give back to.
+///
+/// Freed numbers form a queue that is linked through `links`, so that giving one back needs no
+/// memory and cannot fail.
+pub(crate) struct NumberPool {
+    first: u32,
+    limit: u32,
+    links: KVVec<u32>,
+    head: u32,
+    tail: u32,
+    resting: u32,
+}
+
+impl NumberPool {
+    /// The numbers from `first` to `limit - 1`.
+    pub(crate) const fn new(first: u32, limit: u32) -> Self {
+        Self {
+            first,
+            limit,
+            links: KVVec::new(),
+            head: NONE,
+            tail: NONE,
+            resting: 0,
+        }
+    }
+
+    /// Takes a number: `ENOSPC` when all are in use.
+    pub(crate) fn take(&mut self) -> Result<u32> {
+        let fresh = self
+            .first
+            .checked_add(self.links.len() as u32)
+            .ok_or(ENOSPC)?;
+        if fresh < self.limit && self.resting < REST {
+            self.links.push(NONE, GFP_KERNEL)?;
+            return Ok(fresh);
+        }
+        let slot = self.head;
+        let next = *self.links.get(slot as usize).ok_or(ENOSPC)?;
+        self.head = next;
+        if next == NONE {
+            self.tail = NONE;
+        }
+        self.resting -= 1;
+        Ok(self.first + slot)
+    }
+
+    /// Gives `number` back; it must have been taken.
+    pub(crate) fn give_back(&mut self, number: u32) {
+        let slot = number.wrapping_sub(self.first);
+        let Some(link) = self.links.get_mut(slot as usize) else {
+            return;
+        };
+        *link = NONE;
+        match self.links.get_mut(self.tail as usize) {
+            Some(last) => *last = slot,
+            None => self.head = slot,
+        }
+        self.tail = slot;
+        self.resting += 1;
+    }
+
+    /// Numbers in use.
+    pub(crate) fn in_use(&self) -> u32 {
+        self.links.len() as u32 - self.resting
+    }
+}
+
+#[kunit_tests(ferrite_numbers)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_numbers_of_the_range_and_no_other_are_given_out() -> Result {
+        let mut pool = NumberPool::new(2, 6);
+        for expected in 2..6 {
+            assert_eq!(pool.take()?, expected);
+        }
+        assert_eq!(pool.take(), Err(ENOSPC));
+        assert_eq!(pool.in_use(), 4);
+        Ok(())
+    }
+
+    #[test]
+    fn a_freed_number_comes_back_in_the_order_of_freeing() -> Result {
+        let mut pool = NumberPool::new(1, 4);
+        for _ in 0..3 {
+            pool.take()?;
+        }
+        pool.give_back(3);
+        pool.give_back(1);
+        assert_eq!(pool.take()?, 3);
+        assert_eq!(pool.take()?, 1);
+        assert_eq!(pool.take(), Err(ENOSPC));
+        pool.give_back(2);
+        assert_eq!(pool.take()?, 2);
+        Ok(())
+    }
+
+    #[test]
+    fn a_freed_number_rests_while_there_are_fresh_ones() -> Result {
+        let mut pool = NumberPool::new(1, 10_000);
+        for _ in 0..REST {
+            let number = pool.take()?;
+            pool.give_back(number);
+        }
+        assert_eq!(pool.in_use(), 0);
+        assert_eq!(pool.take()?, 1);
+        Ok(())
+    }
+}

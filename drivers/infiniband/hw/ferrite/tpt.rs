@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The translation and protection table: tags, and the address translation tables (ATT) that tell
+//! the device where a buffer's pages are.
+
+use crate::{
+    abi::{
+        AttOrder,
+        Buffer,
+        Tag,
+        ATT_MAX_ROOT_ENTRIES,
+        ATT_TABLE_ENTRIES, //
+    },
+    numbers::NumberPool,
+};
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::{
+        Coherent,
+        CoherentBox, //
+    },
+    prelude::*, //
+};
+
+/// Hands out tags. Each time an index is used again its instance is another one, so that a key
+/// that was given away earlier stays refused.
+pub(crate) struct TagAllocator {
+    indices: NumberPool,
+    /// By index, from 1.
+    instances: KVVec<u8>,
+}
+
+impl TagAllocator {
+    /// Index 0 belongs to the tag of all memory.
+    const FIRST: u32 = 1;
+
+    /// For a device with `max_tags` table entries.
+    pub(crate) const fn new(max_tags: u32) -> Self {
+        Self {
+            indices: NumberPool::new(Self::FIRST, max_tags),
+            instances: KVVec::new(),
+        }
+    }
+
+    /// Takes a tag that is not in use.
+    pub(crate) fn take(&mut self) -> Result<Tag> {
+        let index = self.indices.take()?;
+        let slot = (index - Self::FIRST) as usize;
+        if slot >= self.instances.len() {
+            if let Err(error) = self.instances.push(0, GFP_KERNEL) {
+                self.indices.give_back(index);
+                return Err(error.into());
+            }
+        }
+        let instance = self.instances.get_mut(slot).ok_or(EINVAL)?;
+        *instance = instance.wrapping_add(1);
+        Ok(Tag::new(index, *instance))
+    }
+
+    /// Gives a tag back. Its instance may have been changed since by its consumer (fast
+    /// registration): the next use counts on from there.
+    pub(crate) fn give_back(&mut self, tag: Tag) {
+        let slot = tag.index().wrapping_sub(Self::FIRST) as usize;
+        if let Some(instance) = self.instances.get_mut(slot) {
+            *instance = tag.instance();
+            self.indices.give_back(tag.index());
+        }
+    }
+
+    /// Tags in use.
+    pub(crate) fn in_use(&self) -> u32 {
+        self.indices.in_use()
+    }
+}
+
+/// Memory for tables of addresses that the device reads.
+pub(crate) trait Tables {
+    /// Puts `entries` in a table of its own; returns the table's DMA address.
+    fn table(&mut self, entries: &[u64]) -> Result<u64>;
+}
+
+/// Tables in coherent memory.
+struct CoherentTables<'a> {
+    dev: &'a Device<Bound>,
+    tables: KVVec<Coherent<[u64]>>,
+}
+
+impl Tables for CoherentTables<'_> {
+    fn table(&mut self, entries: &[u64]) -> Result<u64> {
+        // Coherent memory is page-aligned, as the device wants a table.
+        let table: Coherent<[u64]> = CoherentBox::from_slice(self.dev, entries, GFP_KERNEL)?.into();
+        let address = table.dma_handle();
+        self.tables.push(table, GFP_KERNEL)?;
+        Ok(address)
+    }
+}
+
+/// Whether the pages follow each other, so that no table is needed.
+fn contiguous(pages: &[u64], page_shift: u8) -> bool {
+    pages
+        .windows(2)
+        .all(|pair| pair[0].checked_add(1 << page_shift) == Some(pair[1]))
+}
+
+/// Describes the `length` bytes that start at `first_byte` of the first of `pages`.
+pub(crate) fn lay_out(
+    pages: &[u64],
+    page_shift: u8,
+    first_byte: u32,
+    length: u64,
+    tables: &mut impl Tables,
+) -> Result<Buffer> {
+    let mut buffer = Buffer {
+        root: 0,
+        length,
+        first_byte,
+        page_shift,
+        order: 0,
+        reserved: 0,
+    };
+    if buffer.pages() != Some(pages.len() as u64) {
+        return Err(EINVAL);
+    }
+    let order = if contiguous(pages, page_shift) {
+        AttOrder::Direct
+    } else {
+        Buffer::order_for(pages.len() as u64).ok_or(EFBIG)?
+    };
+    buffer.order = order.number();
+    buffer.root = match order {
+        AttOrder::Direct => pages.first().copied().unwrap_or(0),
+        AttOrder::First => tables.table(pages)?,
+        AttOrder::Second => {
+            let count = pages.len().div_ceil(ATT_TABLE_ENTRIES);
+            if count > ATT_MAX_ROOT_ENTRIES {
+                return Err(EFBIG);
+            }
+            let mut root = KVVec::with_capacity(count, GFP_KERNEL)?;
+            for leaf in pages.chunks(ATT_TABLE_ENTRIES) {
+                root.push(tables.table(leaf)?, GFP_KERNEL)?;
+            }
+            tables.table(&root)?
+        }
+    };
+    Ok(buffer)
+}
+
+/// A buffer the device can reach, with the tables that describe it.
+///
+/// The device reads the tables whenever it uses the buffer: this must outlive what was made with
+/// it.
+pub(crate) struct Att {
+    buffer: Buffer,
+    _tables: KVVec<Coherent<[u64]>>,
+}
+
+impl Att {
+    /// Describes `length` bytes from `first_byte` of the first page of `pages`.
+    pub(crate) fn new(
+        dev: &Device<Bound>,
+        pages: &[u64],
+        page_shift: u8,
+        first_byte: u32,
+        length: u64,
+    ) -> Result<Self> {
+        let mut tables = CoherentTables {
+            dev,
+            tables: KVVec::new(),
+        };
+        let buffer = lay_out(pages, page_shift, first_byte, length, &mut tables)?;
+        Ok(Self {
+            buffer,
+            _tables: tables.tables,
+        })
+    }
+
+    /// What to tell the device.
+    pub(crate) fn buffer(&self) -> Buffer {
+        self.buffer
+    }
+}
+
+#[kunit_tests(ferrite_tpt)]
+mod tests {
+    use super::*;
+
+    /// Tables in ordinary memory; table `n` has address `(n + 1) << 32`.
+    struct Recorded(KVVec<KVVec<u64>>);
+
+    impl Tables for Recorded {
+        fn table(&mut self, entries: &[u64]) -> Result<u64> {
+            let mut table = KVVec::with_capacity(entries.len(), GFP_KERNEL)?;
+            table.extend_from_slice(entries, GFP_KERNEL)?;
+            self.0.push(table, GFP_KERNEL)?;
+            Ok((self.0.len() as u64) << 32)
+        }
+    }
+
+    /// Pages of 4 KiB, each two pages after the one before it.
+    fn scattered(count: usize) -> Result<KVVec<u64>> {
+        let mut pages = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for page in 0..count as u64 {
+            pages.push(0x10_0000 + page * 0x2000, GFP_KERNEL)?;
+        }
+        Ok(pages)
+    }
+
+    /// Finds the page of byte `byte` as the device does.
+    fn translate(buffer: &Buffer, tables: &Recorded, byte: u64) -> Option<u64> {
+        let offset = u64::from(buffer.first_byte) + byte;
+        let page = (offset >> buffer.page_shift) as usize;
+        let rest = offset & ((1 << buffer.page_shift) - 1);
+        let at = |address: u64, index: usize| -> Option<u64> {
+            let table = (address >> 32) as usize - 1;
+            tables.0.get(table)?.get(index).copied()
+        };
+        let start = match AttOrder::from_number(buffer.order)? {
+            AttOrder::Direct => buffer.root + ((page as u64) << buffer.page_shift),
+            AttOrder::First => at(buffer.root, page)?,
+            AttOrder::Second => at(
+                at(buffer.root, page / ATT_TABLE_ENTRIES)?,
+                page % ATT_TABLE_ENTRIES,
+            )?,
+        };
+        Some(start + rest)
+    }
+
+    fn check(pages: usize, first_byte: u32, order: AttOrder) -> Result {
+        let addresses = scattered(pages)?;
+        let length = pages as u64 * 4096 - u64::from(first_byte);
+        let mut tables = Recorded(KVVec::new());
+        let buffer = lay_out(&addresses, 12, first_byte, length, &mut tables)?;
+        assert_eq!(buffer.order, order.number());
+        for (index, address) in addresses.iter().enumerate() {
+            // The last byte of each page.
+            let byte = index as u64 * 4096 + 4095 - u64::from(first_byte);
+            assert_eq!(translate(&buffer, &tables, byte), Some(*address + 4095));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn one_page_needs_no_table() -> Result {
+        check(1, 17, AttOrder::Direct)
+    }
+
+    #[test]
+    fn up_to_a_table_of_pages_is_first_order() -> Result {
+        check(2, 0, AttOrder::First)?;
+        check(ATT_TABLE_ENTRIES, 4095, AttOrder::First)
+    }
+
+    #[test]
+    fn more_than_a_table_of_pages_is_second_order() -> Result {
+        check(ATT_TABLE_ENTRIES + 1, 0, AttOrder::Second)?;
+        check(3 * ATT_TABLE_ENTRIES, 100, AttOrder::Second)
+    }
+
+    #[test]
+    fn contiguous_pages_are_direct_however_many() -> Result {
+        let mut tables = Recorded(KVVec::new());
+        let pages = [0x4000u64, 0x5000, 0x6000];
+        let buffer = lay_out(&pages, 12, 8, 3 * 4096 - 8, &mut tables)?;
+        assert_eq!(buffer.order, AttOrder::Direct.number());
+        assert_eq!(buffer.root, 0x4000);
+        assert!(tables.0.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn a_page_count_that_does_not_fit_the_length_is_refused() -> Result {
+        let mut tables = Recorded(KVVec::new());
+        let pages = scattered(3)?;
+        assert!(lay_out(&pages, 12, 0, 2 * 4096, &mut tables).is_err());
+        assert!(lay_out(&pages, 12, 0, 3 * 4096 + 1, &mut tables).is_err());
+        assert!(lay_out(&pages, 12, 4096, 2 * 4096, &mut tables).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn an_index_used_again_has_another_instance() -> Result {
+        let mut tags = TagAllocator::new(2);
+        let first = tags.take()?;
+        assert_eq!(first.index(), 1);
+        assert_eq!(tags.take(), Err(ENOSPC));
+        tags.give_back(first);
+        let second = tags.take()?;
+        assert_eq!(second.index(), 1);
+        assert!(second.instance() != first.instance());
+        Ok(())
+    }
+
+    #[test]
+    fn the_instance_counts_on_from_what_the_consumer_made_of_it() -> Result {
+        let mut tags = TagAllocator::new(2);
+        let tag = tags.take()?;
+        let used = Tag::new(tag.index(), 255);
+        tags.give_back(used);
+        assert_eq!(tags.take()?.instance(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn the_tag_of_all_memory_is_never_given_out() -> Result {
+        let mut tags = TagAllocator::new(100);
+        for _ in 1..100 {
+            assert!(tags.take()?.index() != 0);
+        }
+        assert_eq!(tags.in_use(), 99);
+        assert!(tags.take().is_err());
+        Ok(())
+    }
+}
