@@ -1,3 +1,112 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Workspace, virtual machines and tests
-fn main() {}
+//! `ferrite-lab`: the commands behind the Makefile.
+
+use std::process::ExitCode;
+
+use anyhow::{bail, Result};
+use ferrite_lab::kernel::Flavour;
+use ferrite_lab::{demo, process, shell, suite};
+
+const USAGE: &str = "\
+usage: ferrite-lab <command> [options]
+
+  prepare                 make everything that is cached (guest root, both kernels)
+  demo                    two VMs on the stock Debian kernel, pingpong and perftest between
+  test  [--stage NAME] [--filter TEXT]
+                          all checks and tests; ends with 'N passed, N failed'
+  test  --list            names of all tests
+  shell [--vm N] [--test] VMs up and a prompt in each
+  try   [--test] [--plain] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
+        [--kernel-args TEXT] [--keep] [--] SCRIPT..
+                          boot VMs, load the driver, run SCRIPT n in VM n (the last one in all
+                          that follow), show the output, the kernel logs' findings, and leave
+  clean [--all]           remove build output (or the whole cache)
+";
+
+fn value(args: &mut impl Iterator<Item = String>, name: &str) -> Result<String> {
+    match args.next() {
+        Some(value) => Ok(value),
+        None => bail!("{name} needs a value"),
+    }
+}
+
+fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
+    let Some(command) = args.next() else {
+        print!("{USAGE}");
+        return Ok(false);
+    };
+    match command.as_str() {
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(true)
+        }
+        "prepare" => {
+            suite::prepare_all()?;
+            Ok(true)
+        }
+        "demo" => {
+            demo::run()?;
+            Ok(true)
+        }
+        "test" => {
+            let mut options = suite::Options::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--stage" => options.stage = Some(value(&mut args, "--stage")?),
+                    "--filter" => options.filter = Some(value(&mut args, "--filter")?),
+                    "--list" => options.list = true,
+                    other => bail!("test: unknown option {other}"),
+                }
+            }
+            suite::run(&options)
+        }
+        "shell" => {
+            let mut options = shell::Options::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--vm" => options.vm = value(&mut args, "--vm")?.parse()?,
+                    "--test" => options.flavour = Flavour::Test,
+                    other => bail!("shell: unknown option {other}"),
+                }
+            }
+            shell::run(&options)?;
+            Ok(true)
+        }
+        "try" => {
+            let mut options = shell::TryOptions::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--test" => options.flavour = Flavour::Test,
+                    "--plain" => options.plain = true,
+                    "--vms" => options.vms = value(&mut args, "--vms")?.parse()?,
+                    "--cpus" => options.cpus = value(&mut args, "--cpus")?.parse()?,
+                    "--no-build" => options.build = false,
+                    "--no-insmod" => options.insmod = false,
+                    "--pcap" => options.pcap = true,
+                    "--keep" => options.keep = true,
+                    "--kernel-args" => options.kernel_args = value(&mut args, "--kernel-args")?,
+                    "--timeout" => options.timeout_s = value(&mut args, "--timeout")?.parse()?,
+                    "--" => {
+                        options.scripts.extend(args.by_ref());
+                    }
+                    other if other.starts_with("--") => bail!("try: unknown option {other}"),
+                    script => options.scripts.push(script.to_owned()),
+                }
+            }
+            shell::try_scripts(&options)
+        }
+        other => bail!("unknown command {other}\n{USAGE}"),
+    }
+}
+
+fn main() -> ExitCode {
+    process::catch_signals();
+    match command(std::env::args().skip(1)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("ferrite: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

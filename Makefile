@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+#
+# The commands a person types. All work is done by tools/lab; see 'make help'.
+#
+# (The kernel modules are built by Kbuild, not by this file: see Kbuild and Documentation/.)
+
+LAB := tools/lab/bootstrap
+
+.PHONY: help demo test shell prepare clean distclean
+
+help:
+	@echo 'Ferrite: an RDMA device, its Linux driver and everything to try them in VMs.'
+	@echo
+	@echo '  make demo            two VMs on the stock Debian kernel, RDMA between them'
+	@echo '  make test            all checks and tests; ends "N passed, N failed"'
+	@echo '       STAGE=name      ... only one stage; FILTER=text ... only matching tests'
+	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
+	@echo '                       KERNEL=test boots the kernel with the checkers'
+	@echo '  make prepare         fetch and build what is cached, and nothing else'
+	@echo '  make clean           remove this tree'"'"'s build output'
+	@echo '  make distclean       remove the whole cache as well'
+	@echo
+	@echo 'Needs root or sudo on a Debian or Ubuntu x86_64 machine, a network the first time,'
+	@echo 'and about 14 GB in $${FERRITE_CACHE:-~/.cache/ferrite}.'
+
+demo:
+	@$(LAB) demo
+
+test:
+	@$(LAB) test $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)')
+
+shell:
+	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(filter test,$(KERNEL)),--test)
+
+prepare:
+	@$(LAB) prepare
+
+clean:
+	@$(LAB) clean
+
+distclean:
+	@$(LAB) clean --all

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The guest's init and agent: sets up the bare minimum, then runs what the host asks for over
+//! a virtio-serial port, many things at a time, each with a deadline.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferrite_lab::protocol::{Answer, Outcome, Request, OUTPUT_LIMIT, PORT};
+
+fn mount(kind: &str, target: &str, options: &str) {
+    let _ = fs::create_dir_all(target);
+    let (Ok(kind), Ok(target), Ok(options)) = (
+        CString::new(kind),
+        CString::new(target),
+        CString::new(options),
+    ) else {
+        return;
+    };
+    // SAFETY: all pointers are to live, NUL-terminated strings.
+    unsafe {
+        libc::mount(
+            kind.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            0,
+            options.as_ptr().cast(),
+        );
+    }
+}
+
+fn quietly(script: &str) {
+    let _ = Command::new("/bin/bash")
+        .args(["-c", script])
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .status();
+}
+
+fn set_up() {
+    mount("proc", "/proc", "");
+    mount("sysfs", "/sys", "");
+    mount("devtmpfs", "/dev", "");
+    mount("devpts", "/dev/pts", "ptmxmode=0666,mode=0620");
+    mount("tmpfs", "/dev/shm", "");
+    mount("tmpfs", "/run", "");
+    mount("tmpfs", "/tmp", "mode=1777");
+    mount("debugfs", "/sys/kernel/debug", "");
+    mount("configfs", "/sys/kernel/config", "");
+    quietly(
+        "ln -sf /proc/self/fd /dev/fd; ln -sf fd/0 /dev/stdin; ln -sf fd/1 /dev/stdout; ln -sf fd/2 /dev/stderr
+         ip link set lo up
+         for m in virtio_console virtio_net; do modprobe -q $m; done
+         ulimit -l unlimited
+         p=/ferrite/lib/libferrite-rdmav34.so
+         if [ -e $p ]; then
+             mkdir -p /etc/libibverbs.d
+             cp $p /usr/lib/x86_64-linux-gnu/libibverbs/
+             cp /ferrite/lib/ferrite.driver /etc/libibverbs.d/
+         fi",
+    );
+}
+
+/// The device node of the agent's port, once the driver has made it.
+fn port() -> Option<PathBuf> {
+    for entry in fs::read_dir("/sys/class/virtio-ports").ok()?.flatten() {
+        let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+        if name.trim() == PORT {
+            return Some(PathBuf::from("/dev").join(entry.file_name()));
+        }
+    }
+    None
+}
+
+type Writer = Arc<Mutex<File>>;
+type Running = Arc<Mutex<HashMap<u64, i32>>>;
+
+fn answer(writer: &Writer, answer: &Answer) {
+    let Ok(mut line) = serde_json::to_vec(answer) else {
+        return;
+    };
+    line.push(b'\n');
+    if let Ok(mut file) = writer.lock() {
+        let _ = file.write_all(&line);
+    }
+}
+
+/// Reads a stream to its end, keeping at most the limit.
+fn collect(mut stream: impl Read + Send + 'static) -> Arc<Mutex<(Vec<u8>, bool)>> {
+    let kept = Arc::new(Mutex::new((Vec::new(), false)));
+    let shared = Arc::clone(&kept);
+    thread::spawn(move || {
+        let mut chunk = vec![0; 64 << 10];
+        loop {
+            let n = stream.read(&mut chunk).unwrap_or_default();
+            let Ok(mut kept) = shared.lock() else { return };
+            if n == 0 {
+                kept.1 = true;
+                return;
+            }
+            let room = OUTPUT_LIMIT.saturating_sub(kept.0.len());
+            kept.0.extend_from_slice(&chunk[..n.min(room)]);
+        }
+    });
+    kept
+}
+
+fn run(id: u64, script: &str, timeout: Duration, running: &Running) -> Outcome {
+    let failed = |why: String| Outcome {
+        code: 126,
+        out: String::new(),
+        err: why,
+        timed_out: false,
+    };
+    let mut command = Command::new("/bin/bash");
+    command
+        .args(["-c", script])
+        .env("HOME", "/root")
+        .env("PATH", "/ferrite/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("LC_ALL", "C.UTF-8")
+        .current_dir("/root")
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return failed(format!("cannot start: {error}")),
+    };
+    let group = child.id() as i32;
+    if let Ok(mut running) = running.lock() {
+        running.insert(id, group);
+    }
+    let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
+        return failed("no pipes".into());
+    };
+    let (out, err) = (collect(out), collect(err));
+    let deadline = Instant::now() + timeout;
+    let mut timed_out = false;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Some(status),
+            Ok(None) => {}
+            Err(_) => break None,
+        }
+        if Instant::now() >= deadline && !timed_out {
+            timed_out = true;
+            // SAFETY: no memory is involved; the group is this child's own.
+            unsafe { libc::kill(-group, libc::SIGKILL) };
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    if let Ok(mut running) = running.lock() {
+        running.remove(&id);
+    }
+    // A background process of the script may hold the pipes open; wait for them only a little.
+    let patience = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < patience {
+        let ended = |s: &Arc<Mutex<(Vec<u8>, bool)>>| s.lock().map(|s| s.1).unwrap_or(true);
+        if ended(&out) && ended(&err) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    let text = |s: &Arc<Mutex<(Vec<u8>, bool)>>| {
+        s.lock()
+            .map(|s| String::from_utf8_lossy(&s.0).into_owned())
+            .unwrap_or_default()
+    };
+    let code = match status {
+        Some(status) => status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        None => 127,
+    };
+    Outcome {
+        code,
+        out: text(&out),
+        err: text(&err),
+        timed_out,
+    }
+}
+
+fn serve() -> std::io::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let path = loop {
+        if let Some(path) = port().filter(|p| p.exists()) {
+            break path;
+        }
+        if Instant::now() >= deadline {
+            return Err(std::io::Error::other("no agent port"));
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    let file = OpenOptions::new().read(true).write(true).open(&path)?;
+    let writer: Writer = Arc::new(Mutex::new(file.try_clone()?));
+    let running = Running::default();
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    answer(
+        &writer,
+        &Answer::Hello {
+            release: release.trim().to_owned(),
+        },
+    );
+    let mut reader = BufReader::new(file);
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if reader.read_line(&mut line)? == 0 {
+            // The host is not connected; it may come back.
+            thread::sleep(Duration::from_millis(50));
+            continue;
+        }
+        match serde_json::from_str::<Request>(&line) {
+            Ok(Request::Run {
+                id,
+                script,
+                timeout_ms,
+            }) => {
+                let (writer, running) = (Arc::clone(&writer), Arc::clone(&running));
+                thread::spawn(move || {
+                    let outcome = run(id, &script, Duration::from_millis(timeout_ms), &running);
+                    answer(&writer, &Answer::Done { id, outcome });
+                });
+            }
+            Ok(Request::Signal { id, signal }) => {
+                let group = running.lock().ok().and_then(|r| r.get(&id).copied());
+                if let Some(group) = group {
+                    // SAFETY: no memory is involved; the group is a running script's own.
+                    unsafe { libc::kill(-group, signal) };
+                }
+            }
+            Err(error) => eprintln!("agent: bad request: {error}"),
+        }
+    }
+}
+
+/// A login shell on the console port, for `make shell`, as often as it is left.
+fn console() {
+    if !PathBuf::from("/dev/hvc0").exists() {
+        return;
+    }
+    loop {
+        quietly(
+            "cd /root; export HOME=/root TERM=${FERRITE_TERM:-xterm} PATH=/ferrite/bin:/usr/sbin:/usr/bin:/sbin:/bin
+             export PS1=\"$(hostname)# \"
+             exec setsid -c bash --norc -i </dev/hvc0 >/dev/hvc0 2>&1",
+        );
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn main() {
+    if std::process::id() != 1 {
+        if let Err(error) = serve() {
+            eprintln!("agent: {error}");
+        }
+        return;
+    }
+    set_up();
+    thread::spawn(console);
+    // The agent proper is a child: init's only work is to reap, which would steal the agent's
+    // own children from it.
+    loop {
+        let agent = Command::new("/proc/self/exe").spawn();
+        let Ok(agent) = agent else {
+            eprintln!("init: cannot start the agent");
+            thread::sleep(Duration::from_secs(1));
+            continue;
+        };
+        let agent = agent.id() as i32;
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is a live local.
+            let pid = unsafe { libc::waitpid(-1, &mut status, 0) };
+            if pid == agent {
+                break;
+            }
+            if pid < 0 {
+                thread::sleep(Duration::from_millis(50));
+            }
+        }
+        eprintln!("init: the agent ended; starting it again");
+    }
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Several virtual machines on one wire, each with its RDMA device.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{bail, Context, Result};
+
+use crate::artifacts::program;
+use crate::kernel::Kernel;
+use crate::process::{Daemon, FileLock};
+use crate::vm::{mac, wait_for_socket, Config, Net, Vm};
+use crate::{guest, payload, OUT};
+
+/// How long guests may take to boot.
+const BOOT: Duration = Duration::from_secs(180);
+
+/// How many runs' logs are kept.
+const KEEP_RUNS: usize = 4;
+
+/// A folder for one run of the lab: sockets, disks, logs. Kept afterwards, for its logs, until
+/// some more runs have passed.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: FileLock,
+}
+
+impl RunDir {
+    /// Makes a fresh one and removes old ones that no run uses.
+    pub fn new() -> Result<Self> {
+        let base = Path::new(OUT).join("run");
+        fs::create_dir_all(&base)?;
+        let mut old: Vec<(SystemTime, PathBuf)> = fs::read_dir(&base)?
+            .flatten()
+            .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path())))
+            .collect();
+        old.sort();
+        let spare = old.len().saturating_sub(KEEP_RUNS - 1);
+        for (_, path) in old.iter().take(spare) {
+            if !FileLock::is_taken(&path.join("lock")) {
+                let _ = fs::remove_dir_all(path);
+            }
+        }
+        let stamp = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |d| d.as_millis());
+        let mut salt = 0;
+        let path = loop {
+            let path = base.join(format!("{stamp:x}{salt}"));
+            match fs::create_dir(&path) {
+                Ok(()) => break path,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => salt += 1,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let lock = FileLock::take(&path.join("lock"))?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// What a cluster is made of.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Folder name for its logs.
+    pub label: String,
+    /// How many VMs.
+    pub vms: usize,
+    /// Virtual processors of each.
+    pub cpus: usize,
+    /// Memory of each, in MiB.
+    pub memory_mib: usize,
+    /// Whether they have the RDMA device, and a fabric between; else two plain VMs on a wire.
+    pub device: bool,
+    /// Further arguments of each device process.
+    pub device_args: Vec<String>,
+    /// Further arguments of the fabric.
+    pub fabric_args: Vec<String>,
+    /// Record the wire.
+    pub pcap: bool,
+    /// Further kernel parameters.
+    pub kernel_args: String,
+    /// Kernel modules built from this tree.
+    pub modules: Vec<PathBuf>,
+}
+
+impl Options {
+    /// Two VMs with the device.
+    pub fn pair(label: &str, modules: Vec<PathBuf>) -> Self {
+        Self {
+            label: label.to_owned(),
+            vms: 2,
+            cpus: 2,
+            memory_mib: 1024,
+            device: true,
+            device_args: Vec::new(),
+            fabric_args: Vec::new(),
+            pcap: false,
+            kernel_args: String::new(),
+            modules,
+        }
+    }
+}
+
+/// Running VMs with their devices and the wire between.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The machines.
+    pub vms: Vec<Vm>,
+    devices: Mutex<Vec<Daemon>>,
+    fabric: Option<Daemon>,
+    dir: PathBuf,
+}
+
+impl Cluster {
+    /// Boots everything and waits until all agents answer.
+    pub fn boot(run: &RunDir, kernel: &Kernel, options: &Options) -> Result<Self> {
+        let dir = run.path().join(&options.label);
+        fs::create_dir_all(&dir)?;
+        let initramfs = dir.join("initramfs");
+        payload::initramfs(kernel, &initramfs)?;
+        let disk = dir.join("payload.img");
+        payload::disk(&options.modules, &dir, &disk)?;
+        let root = guest::image()?;
+        let mut cluster = Self {
+            vms: Vec::new(),
+            devices: Mutex::new(Vec::new()),
+            fabric: None,
+            dir: dir.clone(),
+        };
+        if options.device {
+            cluster.start_fabric(options)?;
+        } else if options.vms > 2 {
+            bail!("plain VMs come in pairs");
+        }
+        for index in 1..=options.vms {
+            let wire = dir.join("wire");
+            let (net, device) = if options.device {
+                cluster.start_device(index, options)?
+            } else if index == 1 {
+                (Net::Listen(wire), None)
+            } else {
+                (Net::Connect(wire), None)
+            };
+            cluster.vms.push(Vm::start(&Config {
+                index,
+                dir: dir.clone(),
+                kernel: kernel.image.clone(),
+                initramfs: initramfs.clone(),
+                disks: [root.clone(), disk.clone(), kernel.modules_image.clone()],
+                cpus: options.cpus,
+                memory_mib: options.memory_mib,
+                kernel_args: options.kernel_args.clone(),
+                net,
+                device,
+            })?);
+        }
+        let deadline = Instant::now() + BOOT;
+        for vm in &cluster.vms {
+            vm.wait_up(deadline)?;
+        }
+        for vm in &cluster.vms {
+            vm.sh(&format!(
+                "set -e; hostname vm{0}; ip addr add {1}/24 dev eth0; ip link set eth0 up; \
+                 for n in $(seq {2}); do echo 10.77.0.$n vm$n; done >>/etc/hosts",
+                vm.index,
+                vm.ip(),
+                options.vms
+            ))?;
+        }
+        Ok(cluster)
+    }
+
+    fn start_fabric(&mut self, options: &Options) -> Result<()> {
+        let socket = self.dir.join("fabric");
+        let mut fabric = Command::new(program("ferrite-fabric"));
+        fabric.arg("--listen").arg(&socket);
+        fabric.arg("--control").arg(self.fabric_control());
+        if options.pcap {
+            fabric.arg("--pcap").arg(self.pcap());
+        }
+        fabric.args(&options.fabric_args);
+        let mut fabric =
+            Daemon::start("ferrite-fabric", &mut fabric, &self.dir.join("fabric.log"))?;
+        wait_for_socket(&socket, &mut fabric)?;
+        self.fabric = Some(fabric);
+        Ok(())
+    }
+
+    fn start_device(&mut self, index: usize, options: &Options) -> Result<(Net, Option<PathBuf>)> {
+        let name = format!("device{index}");
+        let vfio = self.dir.join(format!("{name}.vfio"));
+        let net = self.dir.join(format!("{name}.net"));
+        let mut device = Command::new(program("ferrite-device"));
+        device.arg("--socket").arg(&vfio);
+        device.arg("--net").arg(&net);
+        device.arg("--uplink").arg(self.dir.join("fabric"));
+        device.arg("--mac").arg(mac(index));
+        device.arg("--counters").arg(self.counters_socket(index));
+        device.args(&options.device_args);
+        let log = self.dir.join(format!("{name}.log"));
+        let mut device = Daemon::start(&format!("ferrite-device {index}"), &mut device, &log)?;
+        wait_for_socket(&vfio, &mut device)?;
+        wait_for_socket(&net, &mut device)?;
+        lock(&self.devices).push(device);
+        Ok((Net::Connect(net), Some(vfio)))
+    }
+
+    fn counters_socket(&self, index: usize) -> PathBuf {
+        self.dir.join(format!("device{index}.counters"))
+    }
+
+    /// The fabric's control socket.
+    pub fn fabric_control(&self) -> PathBuf {
+        self.dir.join("fabric.control")
+    }
+
+    /// Where the wire is recorded, if it is.
+    pub fn pcap(&self) -> PathBuf {
+        self.dir.join("wire.pcap")
+    }
+
+    /// The cluster's folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The counters of the device of the VM with this number (from 1).
+    pub fn counters(&self, index: usize) -> Result<serde_json::Value> {
+        let path = self.counters_socket(index);
+        let mut stream = UnixStream::connect(&path)
+            .with_context(|| format!("connecting to {}", path.display()))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut text = String::new();
+        stream
+            .read_to_string(&mut text)
+            .context("reading the device's counters")?;
+        serde_json::from_str(&text).context("the device's counters are not JSON")
+    }
+
+    /// Kills the device process of the VM with this number: a surprise removal.
+    pub fn kill_device(&self, index: usize) {
+        if let Some(device) = lock(&self.devices).get_mut(index - 1) {
+            device.kill();
+        }
+    }
+
+    /// Fails if a device process or the fabric has ended on its own.
+    pub fn check_processes(&mut self) -> Result<()> {
+        for device in lock(&self.devices).iter_mut() {
+            device.check_alive()?;
+        }
+        if let Some(fabric) = &mut self.fabric {
+            fabric.check_alive()?;
+        }
+        Ok(())
+    }
+
+    /// Kernel reports of all VMs since the last call, each under its VM's name.
+    pub fn new_findings(&self) -> Vec<String> {
+        self.vms
+            .iter()
+            .flat_map(|vm| {
+                vm.new_findings()
+                    .into_iter()
+                    .map(|text| format!("{}: {text}", vm.name()))
+            })
+            .collect()
+    }
+
+    /// The first two machines.
+    pub fn two(&self) -> Result<(&Vm, &Vm)> {
+        match self.vms.as_slice() {
+            [a, b, ..] => Ok((a, b)),
+            _ => bail!("two VMs are needed"),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The lab: everything between a bare machine and a tested Ferrite.
+//!
+//! It runs inside the Debian root that `tools/lab/bootstrap` makes, where the project is at
+//! `/ferrite`, the cache at `/cache` and this tree's build output at `/out`.
+
+pub mod artifacts;
+pub mod cache;
+pub mod cluster;
+pub mod demo;
+pub mod guest;
+pub mod kernel;
+pub mod klog;
+pub mod payload;
+pub mod process;
+pub mod protocol;
+pub mod shell;
+pub mod step;
+pub mod suite;
+pub mod tests;
+pub mod vm;
+
+/// Where the project is mounted.
+pub const PROJECT: &str = "/ferrite";
+/// Where this tree's build output is mounted.
+pub const OUT: &str = "/out";
+/// Where the cache is mounted.
+pub const CACHE: &str = "/cache";

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One virtual machine: a QEMU process and the talk with the agent inside.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail, Context, Result};
+
+use crate::klog;
+use crate::process::{check_interrupted, wait_until, Daemon};
+use crate::protocol::{Answer, Outcome, Request};
+use crate::step::{outside, tail};
+
+/// How long after the guest's own deadline the host waits before it calls the guest wedged.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// How a VM's network interface is wired.
+#[derive(Debug, Clone)]
+pub enum Net {
+    /// Connects to a listening unix socket.
+    Connect(PathBuf),
+    /// Listens on a unix socket.
+    Listen(PathBuf),
+}
+
+/// What a VM is made of.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Counted from 1.
+    pub index: usize,
+    /// Folder for sockets and logs.
+    pub dir: PathBuf,
+    /// Kernel image.
+    pub kernel: PathBuf,
+    /// Initial file system.
+    pub initramfs: PathBuf,
+    /// Disks in order: root, payload, modules.
+    pub disks: [PathBuf; 3],
+    /// Number of virtual processors.
+    pub cpus: usize,
+    /// Memory in MiB.
+    pub memory_mib: usize,
+    /// Further kernel parameters.
+    pub kernel_args: String,
+    /// The network interface.
+    pub net: Net,
+    /// The vfio-user socket of the RDMA device, if the VM has one.
+    pub device: Option<PathBuf>,
+}
+
+/// The hardware address of the interface of the VM with this number.
+pub fn mac(index: usize) -> String {
+    format!("52:54:00:fe:{:02x}:{:02x}", index >> 8, index & 0xff)
+}
+
+/// Whether hardware virtualisation can be used: the processor must say so as well, since
+/// `/dev/kvm` is there on machines where a guest then hangs.
+pub fn kvm_usable() -> bool {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = info
+        .lines()
+        .find(|line| line.starts_with("flags"))
+        .unwrap_or_default();
+    flags.split_whitespace().any(|f| f == "vmx" || f == "svm")
+        && fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .is_ok()
+}
+
+type Waiting = Arc<Mutex<HashMap<u64, Sender<Outcome>>>>;
+
+/// A virtual machine; killed when dropped.
+#[derive(Debug)]
+pub struct Vm {
+    /// Counted from 1.
+    pub index: usize,
+    qemu: Mutex<Daemon>,
+    writer: Mutex<UnixStream>,
+    waiting: Waiting,
+    next: AtomicU64,
+    hello: Mutex<Receiver<String>>,
+    serial: PathBuf,
+    scanned: Mutex<usize>,
+    dir: PathBuf,
+}
+
+/// A script that runs in a guest.
+#[derive(Debug)]
+pub struct Running<'vm> {
+    vm: &'vm Vm,
+    id: u64,
+    script: String,
+    done: Receiver<Outcome>,
+    deadline: Instant,
+}
+
+impl Vm {
+    /// Starts QEMU and connects to the agent's port; [`Vm::wait_up`] waits for the guest.
+    pub fn start(config: &Config) -> Result<Self> {
+        let name = format!("vm{}", config.index);
+        let path = |suffix: &str| config.dir.join(format!("{name}.{suffix}"));
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.env("TMPDIR", &config.dir);
+        qemu.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+        ]);
+        qemu.args(["-name", &name, "-machine", "q35,memory-backend=mem"]);
+        if kvm_usable() {
+            qemu.args(["-accel", "kvm", "-cpu", "host"]);
+        } else {
+            qemu.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64"]);
+        }
+        qemu.arg("-smp").arg(config.cpus.to_string());
+        qemu.arg("-m").arg(format!("{}M", config.memory_mib));
+        // The device process maps the guest's memory, so it must be shared.
+        qemu.arg("-object").arg(format!(
+            "memory-backend-memfd,id=mem,size={}M,share=on",
+            config.memory_mib
+        ));
+        qemu.arg("-kernel").arg(&config.kernel);
+        qemu.arg("-initrd").arg(&config.initramfs);
+        qemu.arg("-append").arg(format!(
+            "console=ttyS0 loglevel=7 panic=-1 mitigations=off rcupdate.rcu_cpu_stall_timeout=60 {}",
+            config.kernel_args
+        ));
+        let serial = path("serial.log");
+        qemu.arg("-chardev")
+            .arg(format!("file,id=serial,path={}", serial.display()));
+        qemu.args(["-serial", "chardev:serial"]);
+        for (index, disk) in config.disks.iter().enumerate() {
+            let mode = if index == 0 {
+                "snapshot=on"
+            } else {
+                "readonly=on"
+            };
+            qemu.arg("-drive").arg(format!(
+                "if=none,id=disk{index},format=raw,{mode},cache=unsafe,file={}",
+                disk.display()
+            ));
+            qemu.arg("-device")
+                .arg(format!("virtio-blk-pci,drive=disk{index}"));
+        }
+        qemu.args(["-device", "virtio-serial-pci"]);
+        for (id, device) in [
+            ("agent", "virtserialport,chardev=agent,name=ferrite.agent"),
+            ("console", "virtconsole,chardev=console"),
+        ] {
+            qemu.arg("-chardev").arg(format!(
+                "socket,id={id},server=on,wait=off,path={}",
+                path(id).display()
+            ));
+            qemu.args(["-device", device]);
+        }
+        qemu.arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", path("qmp").display()));
+        let (server, socket) = match &config.net {
+            Net::Connect(socket) => ("off", socket),
+            Net::Listen(socket) => ("on", socket),
+        };
+        qemu.arg("-netdev").arg(format!(
+            "stream,id=net0,server={server},addr.type=unix,addr.path={}",
+            socket.display()
+        ));
+        qemu.arg("-device").arg(format!(
+            "virtio-net-pci,netdev=net0,romfile=,host_mtu=9000,mac={}",
+            mac(config.index)
+        ));
+        if let Some(socket) = &config.device {
+            qemu.args(["-device", "pcie-root-port,id=rp0,bus=pcie.0,chassis=1"]);
+            let device = serde_json::json!({
+                "driver": "vfio-user-pci",
+                "bus": "rp0",
+                // One late answer loses the device for good.
+                "x-msg-timeout": 60000,
+                "socket": { "type": "unix", "path": socket },
+            });
+            qemu.arg("-device").arg(device.to_string());
+        }
+        let mut qemu = Daemon::start(&name, &mut qemu, &path("qemu.log"))?;
+        let agent = path("agent");
+        let mut stream = None;
+        wait_until(Instant::now() + Duration::from_secs(30), || {
+            qemu.check_alive()?;
+            stream = UnixStream::connect(&agent).ok();
+            Ok(stream.is_some())
+        })?;
+        let stream = stream.with_context(|| format!("{name}: QEMU opened no agent port"))?;
+        let waiting = Waiting::default();
+        let (hello_out, hello) = channel();
+        read_answers(stream.try_clone()?, Arc::clone(&waiting), hello_out);
+        Ok(Self {
+            index: config.index,
+            qemu: Mutex::new(qemu),
+            writer: Mutex::new(stream),
+            waiting,
+            next: AtomicU64::new(1),
+            hello: Mutex::new(hello),
+            serial,
+            scanned: Mutex::new(0),
+            dir: config.dir.clone(),
+        })
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> String {
+        format!("vm{}", self.index)
+    }
+
+    /// Its address on the lab's network.
+    pub fn ip(&self) -> String {
+        format!("10.77.0.{}", self.index)
+    }
+
+    /// QEMU's process id.
+    pub fn pid(&self) -> u32 {
+        lock(&self.qemu).pid()
+    }
+
+    /// The socket behind the guest's interactive console.
+    pub fn console(&self) -> PathBuf {
+        self.dir.join(format!("{}.console", self.name()))
+    }
+
+    /// Waits until the agent has said hello.
+    pub fn wait_up(&self, deadline: Instant) -> Result<()> {
+        loop {
+            match lock(&self.hello).recv_timeout(Duration::from_millis(50)) {
+                Ok(_release) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("{} ended while booting\n{}", self.name(), self.last_words())
+                }
+            }
+            check_interrupted()?;
+            lock(&self.qemu).check_alive()?;
+            if Instant::now() >= deadline {
+                self.kill();
+                bail!(
+                    "{} did not come up in time\n{}",
+                    self.name(),
+                    self.last_words()
+                );
+            }
+        }
+    }
+
+    /// Starts a script in the guest.
+    pub fn spawn(&self, script: &str, timeout: Duration) -> Result<Running<'_>> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, done) = channel();
+        lock(&self.waiting).insert(id, sender);
+        self.send(&Request::Run {
+            id,
+            script: script.to_owned(),
+            timeout_ms: timeout.as_millis() as u64,
+        })?;
+        Ok(Running {
+            vm: self,
+            id,
+            script: script.to_owned(),
+            done,
+            deadline: Instant::now() + timeout + GRACE,
+        })
+    }
+
+    fn send(&self, request: &Request) -> Result<()> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        lock(&self.writer)
+            .write_all(&line)
+            .with_context(|| format!("{}: the agent's port is closed", self.name()))
+    }
+
+    /// Runs a script to its end, whatever its exit code.
+    pub fn run(&self, script: &str, timeout: Duration) -> Result<Outcome> {
+        self.spawn(script, timeout)?.wait()
+    }
+
+    /// Runs a script that must succeed; gives its standard output.
+    pub fn sh_in(&self, script: &str, timeout: Duration) -> Result<String> {
+        self.spawn(script, timeout)?.success()
+    }
+
+    /// [`Vm::sh_in`] with a minute's time.
+    pub fn sh(&self, script: &str) -> Result<String> {
+        self.sh_in(script, Duration::from_secs(60))
+    }
+
+    /// Repeats a script until it succeeds.
+    pub fn wait_for(&self, script: &str, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let outcome = self.run(script, timeout)?;
+            if outcome.ok() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                bail!(
+                    "{}: waited {} s in vain for: {script}\n{}{}",
+                    self.name(),
+                    timeout.as_secs(),
+                    outcome.out,
+                    outcome.err
+                );
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Ends QEMU.
+    pub fn kill(&self) {
+        lock(&self.qemu).kill();
+    }
+
+    /// Whether QEMU still runs.
+    pub fn alive(&self) -> bool {
+        matches!(lock(&self.qemu).ended(), Ok(None))
+    }
+
+    /// The whole serial log.
+    pub fn serial_log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.serial).unwrap_or_default()).into_owned()
+    }
+
+    /// Kernel reports since the last call.
+    pub fn new_findings(&self) -> Vec<String> {
+        let log = fs::read(&self.serial).unwrap_or_default();
+        let mut scanned = lock(&self.scanned);
+        let fresh = String::from_utf8_lossy(&log[(*scanned).min(log.len())..]).into_owned();
+        *scanned = log.len();
+        klog::findings(&fresh)
+    }
+
+    /// The end of the serial log, for messages.
+    pub fn last_words(&self) -> String {
+        format!(
+            "--- end of {}\n{}\n---",
+            outside(&self.serial).display(),
+            tail(&self.serial, 40)
+        )
+    }
+}
+
+impl Running<'_> {
+    /// Waits for the end. A guest that does not answer in time is wedged: it is killed, and the
+    /// error shows its serial log.
+    pub fn wait(self) -> Result<Outcome> {
+        loop {
+            match self.done.recv_timeout(Duration::from_millis(50)) {
+                Ok(outcome) => return Ok(outcome),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!(
+                    "{} ended during: {}\n{}",
+                    self.vm.name(),
+                    self.script,
+                    self.vm.last_words()
+                ),
+            }
+            check_interrupted()?;
+            if Instant::now() >= self.deadline {
+                self.vm.kill();
+                bail!(
+                    "{} is wedged (no answer to: {}); killed\n{}",
+                    self.vm.name(),
+                    self.script,
+                    self.vm.last_words()
+                );
+            }
+        }
+    }
+
+    /// Waits for the end, which must be a success; gives standard output.
+    pub fn success(self) -> Result<String> {
+        let (name, script) = (self.vm.name(), self.script.clone());
+        let outcome = self.wait()?;
+        if outcome.ok() {
+            return Ok(outcome.out);
+        }
+        let how = if outcome.timed_out {
+            "timed out".to_owned()
+        } else {
+            format!("exit code {}", outcome.code)
+        };
+        Err(anyhow!(
+            "{name}: {how}: {script}\n{}{}",
+            outcome.out,
+            outcome.err
+        ))
+    }
+
+    /// Whether it has ended (its outcome is then lost to [`Running::wait`]).
+    pub fn ended(&self) -> Option<Outcome> {
+        self.done.try_recv().ok()
+    }
+
+    /// Sends a signal to the script's process group.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        self.vm.send(&Request::Signal {
+            id: self.id,
+            signal,
+        })
+    }
+}
+
+fn read_answers(stream: UnixStream, waiting: Waiting, hello: Sender<String>) {
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match reader.read_until(b'\n', &mut line) {
+                Ok(n) if n > 0 => {}
+                _ => break,
+            }
+            match serde_json::from_slice::<Answer>(&line) {
+                Ok(Answer::Hello { release }) => {
+                    let _ = hello.send(release);
+                }
+                Ok(Answer::Done { id, outcome }) => {
+                    if let Some(sender) = lock(&waiting).remove(&id) {
+                        let _ = sender.send(outcome);
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        // The VM has ended; everyone who waits learns it.
+        lock(&waiting).clear();
+    });
+}
+
+/// A lock that a panic elsewhere does not spoil.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Waits until a process has made a socket.
+pub fn wait_for_socket(path: &Path, owner: &mut Daemon) -> Result<()> {
+    let there = wait_until(Instant::now() + Duration::from_secs(20), || {
+        owner.check_alive()?;
+        Ok(path.exists())
+    })?;
+    if !there {
+        bail!("{} made no socket {}", owner.name(), path.display());
+    }
+    Ok(())
+}
