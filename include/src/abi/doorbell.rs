@@ -26,7 +26,7 @@ pub const QUEUE_NUMBER_MASK: u32 = 0xff_ffff;
 ///
 /// The index is a hint for the device to prefetch by; the record is what counts.
 pub const fn send_doorbell(qpn: u32, producer: u32) -> u64 {
-    (qpn & QUEUE_NUMBER_MASK) as u64 | (producer as u64) << 32
+    (qpn & QUEUE_NUMBER_MASK) as u64 | ((producer as u64) << 32)
 }
 
 /// The receive doorbells: queue number in bits 23:0.
@@ -54,9 +54,9 @@ impl CompletionDoorbell {
     /// The word to write.
     pub const fn encode(self) -> u64 {
         self.consumer as u64
-            | ((self.cqn & QUEUE_NUMBER_MASK) as u64) << 32
-            | ((self.sequence & 3) as u64) << 56
-            | (self.solicited as u64) << 58
+            | (((self.cqn & QUEUE_NUMBER_MASK) as u64) << 32)
+            | (((self.sequence & 3) as u64) << 56)
+            | ((self.solicited as u64) << 58)
     }
 
     /// The meaning of a written word.
@@ -65,7 +65,7 @@ impl CompletionDoorbell {
             cqn: (word >> 32) as u32 & QUEUE_NUMBER_MASK,
             consumer: word as u32,
             sequence: (word >> 56) as u8 & 3,
-            solicited: word >> 58 & 1 != 0,
+            solicited: (word >> 58) & 1 != 0,
         }
     }
 }
@@ -89,10 +89,10 @@ impl EventDoorbell {
     /// The word to write.
     pub const fn encode(self) -> u64 {
         self.read_index as u64
-            | (self.eqn as u64) << 32
-            | (self.relative as u64) << 61
-            | (self.valid as u64) << 62
-            | (self.arm as u64) << 63
+            | ((self.eqn as u64) << 32)
+            | ((self.relative as u64) << 61)
+            | ((self.valid as u64) << 62)
+            | ((self.arm as u64) << 63)
     }
 
     /// The meaning of a written word.
@@ -100,8 +100,8 @@ impl EventDoorbell {
         Self {
             eqn: (word >> 32) as u16,
             read_index: word as u32,
-            relative: word >> 61 & 1 != 0,
-            valid: word >> 62 & 1 != 0,
+            relative: (word >> 61) & 1 != 0,
+            valid: (word >> 62) & 1 != 0,
             arm: word >> 63 != 0,
         }
     }

@@ -33,7 +33,7 @@ pub struct Tag(pub u32);
 impl Tag {
     /// Puts a tag together.
     pub const fn new(index: u32, instance: u8) -> Self {
-        Self(index << 8 | instance as u32)
+        Self((index << 8) | instance as u32)
     }
 
     /// The table index.

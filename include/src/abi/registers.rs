@@ -81,7 +81,7 @@ impl Status {
             Some(code) => code as u32,
             None => 0,
         };
-        Self(state as u32 | code << 8 | (link_up as u32) << 16)
+        Self(state as u32 | (code << 8) | ((link_up as u32) << 16))
     }
 
     /// True when the read failed because the device is gone.
@@ -101,7 +101,7 @@ impl Status {
 
     /// Whether the Ethernet link is up.
     pub const fn link_up(self) -> bool {
-        self.0 & 1 << 16 != 0
+        self.0 & (1 << 16) != 0
     }
 }
 
