@@ -1,2 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The libibverbs provider
+//! The Ferrite provider: what libibverbs loads to drive a Ferrite device from user space.
+//!
+//! Control operations (creating, changing, destroying) go through the kernel. Posting work,
+//! polling completions and arming completion queues touch only memory shared with the device and,
+//! where the device asks for it, the doorbell page of the context.
+//!
+//! | module | what it answers |
+//! |---|---|
+//! | [`sys`] | the public verbs and uverbs structures, from the installed headers |
+//! | [`private`] | the part of libibverbs that only providers see (private ABI 34) |
+//! | [`device`] | which devices are ours, and how libibverbs learns of it |
+//! | [`context`] | what a process gets when it opens a device |
+//! | [`protection`] | protection domains and memory regions |
+//! | [`memory`] | buffers shared with the device, the doorbell page, the lock |
+//! | [`table`] | finding a queue pair by its number |
+//! | [`cq`], [`cq_ex`] | completion queues, and their extended way of polling |
+//! | [`qp`] | life of a queue pair |
+//! | [`post`], [`post_ex`] | posting work, and the extended way of it |
+
+pub mod context;
+pub mod cq;
+pub mod cq_ex;
+pub mod device;
+pub mod memory;
+pub mod post;
+pub mod post_ex;
+pub mod private;
+pub mod protection;
+pub mod qp;
+pub mod sys;
+pub mod table;
+
+/// Sets `errno` and gives the null pointer that goes with it.
+fn fail<T>(errno: core::ffi::c_int) -> *mut T {
+    // SAFETY: the location of the calling thread's `errno` is always valid.
+    unsafe { *libc::__errno_location() = errno };
+    core::ptr::null_mut()
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! An open device.
+
+use core::ffi::{c_int, c_void};
+use core::mem::{offset_of, size_of};
+use core::ptr;
+
+use ferrite_abi::{
+    Plain, UverbsContextRequest, UverbsContextResponse, DOORBELL_PAGE_SIZE, UVERBS_ABI_VERSION,
+};
+
+use crate::memory::Doorbells;
+use crate::private::*;
+use crate::sys::*;
+use crate::table::QueuePairTable;
+use crate::{cq, cq_ex, fail, post, protection, qp};
+
+/// What an opened device is to this provider. libibverbs allocates it, with its own part first.
+#[repr(C)]
+pub struct Context {
+    verbs: verbs_context,
+    /// The doorbell page.
+    pub doorbells: Doorbells,
+    /// Limits and features, as the driver told.
+    pub limits: UverbsContextResponse,
+    /// The queue pairs by number.
+    pub queue_pairs: Box<QueuePairTable>,
+}
+
+impl Context {
+    /// The context around libibverbs' part of it.
+    ///
+    /// # Safety
+    ///
+    /// `context` came from [`alloc_context`] and is not freed while the result is in use.
+    pub unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
+        // SAFETY: `alloc_context` made the `verbs_context` around every `ibv_context` of ours the
+        // first field of a `Context`.
+        unsafe {
+            &*context
+                .byte_sub(offset_of!(verbs_context, context))
+                .cast::<Context>()
+        }
+    }
+}
+
+const OPS: verbs_context_ops = verbs_context_ops {
+    alloc_pd: Some(protection::alloc_pd),
+    cq_event: Some(cq::cq_event),
+    create_cq: Some(cq::create_cq),
+    create_cq_ex: Some(cq_ex::create_cq_ex),
+    create_qp: Some(qp::create_qp),
+    create_qp_ex: Some(qp::create_qp_ex),
+    dealloc_pd: Some(protection::dealloc_pd),
+    dereg_mr: Some(protection::dereg_mr),
+    destroy_cq: Some(cq::destroy_cq),
+    destroy_qp: Some(qp::destroy_qp),
+    free_context: Some(free_context),
+    modify_qp: Some(qp::modify_qp),
+    poll_cq: Some(cq::poll_cq),
+    post_recv: Some(post::post_recv),
+    post_send: Some(post::post_send),
+    query_device_ex: Some(query_device_ex),
+    query_port: Some(query_port),
+    query_qp: Some(qp::query_qp),
+    reg_mr: Some(protection::reg_mr),
+    req_notify_cq: Some(cq::req_notify_cq),
+    rereg_mr: Some(protection::rereg_mr),
+    resize_cq: Some(cq::resize_cq),
+    ..verbs_context_ops::NONE
+};
+
+/// Opens a device.
+///
+/// # Safety
+///
+/// Called by libibverbs, with a device of this provider and an open command file.
+pub unsafe extern "C" fn alloc_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    _private: *mut c_void,
+) -> *mut verbs_context {
+    // SAFETY: the arguments are libibverbs' own; the `verbs_context` is at offset 0 of `Context`.
+    let context: *mut Context = unsafe {
+        _verbs_init_and_alloc_context(
+            device,
+            cmd_fd,
+            size_of::<Context>(),
+            ptr::null_mut(),
+            RDMA_DRIVER_UNKNOWN,
+        )
+        .cast()
+    };
+    if context.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: `context` was just allocated with the size of a `Context`, and its `verbs` is
+    // initialised.
+    match unsafe { open(context) } {
+        Ok(()) => context.cast(),
+        Err(errno) => {
+            // SAFETY: `open` left nothing behind but what `_verbs_init_and_alloc_context` made.
+            unsafe {
+                verbs_uninit_context(context.cast());
+                libc::free(context.cast());
+            }
+            fail(errno)
+        }
+    }
+}
+
+/// Asks the kernel for a context and fills in our part of `context`.
+///
+/// # Safety
+///
+/// `context` is allocated for a `Context` and only its `verbs` is initialised.
+unsafe fn open(context: *mut Context) -> Result<(), c_int> {
+    let mut request = Request {
+        header: ib_uverbs_cmd_hdr::default(),
+        core: ib_uverbs_get_context::default(),
+        private: UverbsContextRequest {
+            abi_version: UVERBS_ABI_VERSION,
+            reserved: 0,
+        },
+    };
+    let mut response = Response {
+        core: ib_uverbs_get_context_resp::default(),
+        private: UverbsContextResponse::zeroed(),
+    };
+    // SAFETY: both structures are laid out as libibverbs expects and the sizes are theirs.
+    let result = unsafe {
+        ibv_cmd_get_context(
+            context.cast(),
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+            ptr::from_mut(&mut response).cast(),
+            size_of_val(&response),
+        )
+    };
+    if result != 0 {
+        return Err(result);
+    }
+    let limits = response.private;
+    if (limits.doorbell_size as usize) < DOORBELL_PAGE_SIZE {
+        return Err(libc::EPROTO);
+    }
+    // SAFETY: `verbs` is initialised; a fresh mapping touches no memory in use.
+    let page = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            DOORBELL_PAGE_SIZE,
+            libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            (*context).verbs.context.cmd_fd,
+            limits.doorbell_offset as i64,
+        )
+    };
+    if page == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO));
+    }
+    // SAFETY: the fields are inside the allocation and not yet initialised, so that nothing is
+    // dropped; the page stays mapped until `free_context`, after all queues.
+    unsafe {
+        (&raw mut (*context).doorbells).write(Doorbells::new(page.cast()));
+        (&raw mut (*context).limits).write(limits);
+        (&raw mut (*context).queue_pairs).write(Box::default());
+        verbs_set_ops(context.cast(), &OPS);
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn free_context(context: *mut ibv_context) {
+    // SAFETY: libibverbs closes a context once, when nothing of it is in use. The queue pair table
+    // is the only field that owns memory.
+    unsafe {
+        let context = context
+            .byte_sub(offset_of!(verbs_context, context))
+            .cast::<Context>();
+        libc::munmap((*context).doorbells.page().cast(), DOORBELL_PAGE_SIZE);
+        ptr::drop_in_place(&raw mut (*context).queue_pairs);
+        verbs_uninit_context(context.cast());
+        libc::free(context.cast());
+    }
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    attr_size: usize,
+) -> c_int {
+    let mut response = ib_uverbs_ex_query_device_resp::default();
+    let mut response_size = size_of_val(&response);
+    // SAFETY: the arguments are those libibverbs gave; the response is ours.
+    let result = unsafe {
+        ibv_cmd_query_device_any(
+            context,
+            input,
+            attr,
+            attr_size,
+            &mut response,
+            &mut response_size,
+        )
+    };
+    if result != 0 {
+        return result;
+    }
+    let version = response.base.fw_ver;
+    let text = format!(
+        "{}.{}.{}",
+        (version >> 32) & 0xffff,
+        (version >> 16) & 0xffff,
+        version & 0xffff
+    );
+    // SAFETY: `attr` is at least an `ibv_device_attr`, as the call above has checked.
+    let target = unsafe { &mut (*attr).orig_attr.fw_ver };
+    // The field is zeroed and longer than three 16-bit numbers.
+    for (to, from) in target.iter_mut().zip(text.bytes()) {
+        *to = from as core::ffi::c_char;
+    }
+    0
+}
+
+unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    let mut request = Request::<ib_uverbs_query_port, Nothing>::default();
+    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
+    unsafe {
+        ibv_cmd_query_port(
+            context,
+            port,
+            attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+        )
+    }
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The extended way of polling: the consumer walks over completions and asks for what it needs.
+//!
+//! From a successful `start_poll` to `end_poll` the queue's lock is held by the polling thread.
+
+use core::ffi::{c_int, c_uint};
+use core::mem::forget;
+
+use ferrite_abi::{CompletionEntry, VLAN_NONE};
+
+use crate::context::Context;
+use crate::cq::{create, Completion, Cq};
+use crate::fail;
+use crate::sys::*;
+
+const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP as u64
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK as u64;
+const SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS as u64
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP as u64
+    | IBV_WC_EX_WITH_CVLAN as u64;
+
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: libibverbs passes an open context and the consumer's attributes.
+    let (limits, mut attr) = unsafe { (&Context::of(context).limits, *attr) };
+    let mut supported = SUPPORTED;
+    if limits.clock_khz == 0 {
+        supported &= !TIMESTAMPS;
+    }
+    let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+        attr.flags
+    } else {
+        0
+    };
+    // Single-threaded use needs nothing; ignoring an overrun is not offered. Parent domains are
+    // not either, so that a domain in the attributes cannot be one of ours.
+    if attr.wc_flags & !supported != 0
+        || attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+        || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+    {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let wanted = attr.wc_flags;
+    // Every completion carries its time; the kernel need not be asked for it.
+    attr.wc_flags = 0;
+    attr.comp_mask = 0;
+    // SAFETY: by libibverbs, as above.
+    let cq = match unsafe { create(context, &attr) } {
+        Ok(cq) => cq,
+        Err(errno) => return fail(errno),
+    };
+    // SAFETY: `cq` was just made and is not shared yet.
+    let verbs = unsafe { &mut (*(*cq).verbs()).cq_ex };
+    verbs.start_poll = Some(start_poll);
+    verbs.next_poll = Some(next_poll);
+    verbs.end_poll = Some(end_poll);
+    verbs.read_opcode = Some(read_opcode);
+    verbs.read_vendor_err = Some(read_vendor_err);
+    verbs.read_wc_flags = Some(read_wc_flags);
+    let with = |flag: ibv_create_cq_wc_flags| wanted & u64::from(flag) != 0;
+    if with(IBV_WC_EX_WITH_BYTE_LEN) {
+        verbs.read_byte_len = Some(read_byte_len);
+    }
+    if with(IBV_WC_EX_WITH_IMM) {
+        verbs.read_imm_data = Some(read_imm_data);
+    }
+    if with(IBV_WC_EX_WITH_QP_NUM) {
+        verbs.read_qp_num = Some(read_qp_num);
+    }
+    if with(IBV_WC_EX_WITH_SRC_QP) {
+        verbs.read_src_qp = Some(read_src_qp);
+    }
+    if with(IBV_WC_EX_WITH_SLID) {
+        verbs.read_slid = Some(read_slid);
+    }
+    if with(IBV_WC_EX_WITH_SL) {
+        verbs.read_sl = Some(read_sl);
+    }
+    if with(IBV_WC_EX_WITH_DLID_PATH_BITS) {
+        verbs.read_dlid_path_bits = Some(read_sl);
+    }
+    if with(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) {
+        verbs.read_completion_ts = Some(read_completion_ts);
+    }
+    if with(IBV_WC_EX_WITH_CVLAN) {
+        verbs.read_cvlan = Some(read_cvlan);
+    }
+    verbs
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the consumer passes its attributes.
+    if unsafe { (*attr).comp_mask } != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: the consumer passes a live queue.
+    let this = unsafe { Cq::of(cq.cast()) };
+    let mut state = this.state.lock();
+    match state.next(this.queue_pairs()) {
+        Some(completion) => {
+            state.current = completion;
+            // SAFETY: `cq` is live, and the polling thread is the only user of these fields.
+            unsafe { show(cq, &completion) };
+            // `end_poll` unlocks.
+            forget(state);
+            0
+        }
+        None => libc::ENOENT,
+    }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the consumer passes a live queue.
+    let this = unsafe { Cq::of(cq.cast()) };
+    // SAFETY: between `start_poll` and `end_poll` this thread holds the lock.
+    let state = unsafe { this.state.held_mut() };
+    match state.next(this.queue_pairs()) {
+        Some(completion) => {
+            state.current = completion;
+            // SAFETY: as in `start_poll`.
+            unsafe { show(cq, &completion) };
+            0
+        }
+        None => libc::ENOENT,
+    }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: the consumer passes a live queue.
+    let this = unsafe { Cq::of(cq.cast()) };
+    // SAFETY: a successful `start_poll` left the lock held, and the reference ends here.
+    unsafe {
+        this.state.held_mut().publish();
+        this.state.unlock();
+    }
+}
+
+/// Fills in the two fields that the consumer reads directly.
+///
+/// # Safety
+///
+/// `cq` is live and only the calling thread uses it.
+unsafe fn show(cq: *mut ibv_cq_ex, completion: &Completion) {
+    // SAFETY: by the caller.
+    unsafe {
+        (*cq).wr_id = completion.wr_id;
+        (*cq).status = u32::from(completion.entry.status);
+    }
+}
+
+/// # Safety
+///
+/// As for the readers below: called between `start_poll` and `end_poll`, by the polling thread.
+unsafe fn current(cq: *mut ibv_cq_ex) -> Completion {
+    // SAFETY: the consumer passes a live queue whose lock it holds.
+    unsafe { Cq::of(cq.cast()).state.held_mut().current }
+}
+
+/// As [`current`], only the device's part.
+///
+/// # Safety
+///
+/// As for [`current`].
+unsafe fn entry(cq: *mut ibv_cq_ex) -> CompletionEntry {
+    // SAFETY: by the caller.
+    unsafe { current(cq).entry }
+}
+
+unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
+    // SAFETY: called between `start_poll` and `end_poll`, as the verbs demand.
+    unsafe { current(cq).opcode }
+}
+
+unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
+    // SAFETY: as in `read_opcode`.
+    unsafe { current(cq).wc_flags() }
+}
+
+unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { entry(cq).detail }
+}
+
+unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { entry(cq).byte_count }
+}
+
+/// The immediate data in wire order, or the invalidated tag.
+unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> __be32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { entry(cq).immediate }
+}
+
+unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { entry(cq).qpn }
+}
+
+unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { entry(cq).source_qpn }
+}
+
+unsafe extern "C" fn read_slid(_cq: *mut ibv_cq_ex) -> u32 {
+    0
+}
+
+unsafe extern "C" fn read_sl(_cq: *mut ibv_cq_ex) -> u8 {
+    0
+}
+
+unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: as in `read_opcode`.
+    let entry = unsafe { entry(cq) };
+    (u64::from(entry.timestamp_high) << 32) | u64::from(entry.timestamp_low)
+}
+
+unsafe extern "C" fn read_cvlan(cq: *mut ibv_cq_ex) -> u16 {
+    // SAFETY: as in `read_opcode`.
+    match unsafe { entry(cq).vlan } {
+        VLAN_NONE => 0,
+        vlan => vlan,
+    }
+}

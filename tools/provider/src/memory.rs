@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Memory that the device sees: queue buffers and the doorbell page; and the lock of a queue.
+
+use core::cell::UnsafeCell;
+use core::ffi::{c_int, c_void};
+use core::ops::{Deref, DerefMut};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::private::{ibv_dofork_range, ibv_dontfork_range};
+
+/// Rounds up to whole pages.
+const PAGE: usize = 4096;
+
+/// Zeroed, page-aligned memory that the driver pins for the device.
+///
+/// A child of `fork` does not get it when the program asked for `ibv_fork_init`, so that the
+/// parent's writes stay in the pages the device knows.
+pub struct Buffer {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread. What is read and written in it, and
+// when, is for its users to order.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; `&Buffer` gives only pointers and atomics.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Maps at least `length` bytes; `length` is not zero.
+    pub fn new(length: usize) -> Result<Self, c_int> {
+        let length = length.next_multiple_of(PAGE);
+        // SAFETY: a fresh anonymous mapping touches no memory in use.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(libc::ENOMEM);
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or(libc::ENOMEM)?;
+        let buffer = Self { base, length };
+        // SAFETY: the range is the mapping just made.
+        let result = unsafe { ibv_dontfork_range(base.as_ptr().cast(), length) };
+        if result != 0 {
+            // The range never became special, so `drop` must not undo that.
+            core::mem::forget(buffer);
+            // SAFETY: the mapping was made above and nothing refers to it.
+            unsafe { libc::munmap(base.as_ptr().cast(), length) };
+            return Err(result);
+        }
+        Ok(buffer)
+    }
+
+    /// First byte.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Its address as the driver is told it.
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The 32-bit word at `offset`, which the device reads or writes at any time.
+    ///
+    /// # Panics
+    ///
+    /// If the word is not inside the buffer or not aligned; offsets come from this crate alone.
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset % 4 == 0 && offset <= self.length - 4);
+        // SAFETY: the word is inside the mapping, aligned, and lives as long as `self`; it is
+        // accessed as an atomic by this process throughout.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let base = self.base.as_ptr().cast::<c_void>();
+        // SAFETY: the mapping was made by `new` with this length, and its last user is gone.
+        unsafe {
+            ibv_dofork_range(base, self.length);
+            libc::munmap(base, self.length);
+        }
+    }
+}
+
+/// The doorbell page of a context, for as long as the context lives.
+#[derive(Clone, Copy)]
+pub struct Doorbells(*mut u8);
+
+// SAFETY: doorbells are single 64-bit stores; the device takes them from any processor in any
+// order.
+unsafe impl Send for Doorbells {}
+// SAFETY: as above.
+unsafe impl Sync for Doorbells {}
+
+impl Doorbells {
+    /// # Safety
+    ///
+    /// `page` is a mapped doorbell page that stays mapped until every queue of the context is
+    /// destroyed.
+    pub unsafe fn new(page: *mut u8) -> Self {
+        Self(page)
+    }
+
+    /// The mapping.
+    pub fn page(self) -> *mut u8 {
+        self.0
+    }
+
+    /// Rings the doorbell at `offset`.
+    ///
+    /// Everything written to memory before is visible to the device when it sees the doorbell: on
+    /// x86 a store to uncached memory is not done before earlier stores; elsewhere the fence asks
+    /// for that.
+    pub fn ring(self, offset: usize, word: u64) {
+        debug_assert!(offset % 8 == 0 && offset < ferrite_abi::DOORBELL_PAGE_SIZE);
+        core::sync::atomic::fence(Ordering::SeqCst);
+        // SAFETY: the page is mapped (see `new`), and `offset` is one of the interface's doorbell
+        // offsets, all aligned and within the page.
+        unsafe { ptr::write_volatile(self.0.add(offset).cast::<u64>(), word) };
+    }
+}
+
+/// A lock held for a few dozen instructions.
+pub struct SpinLock<T> {
+    held: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock gives out one reference at a time.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    /// An unlocked lock.
+    pub const fn new(value: T) -> Self {
+        Self {
+            held: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        let mut spins = 0u32;
+        while self.held.swap(true, Ordering::Acquire) {
+            while self.held.load(Ordering::Relaxed) {
+                spins += 1;
+                if spins < 200 {
+                    core::hint::spin_loop();
+                } else {
+                    // The holder may have lost its processor, of which there may be just one.
+                    spins = 0;
+                    std::thread::yield_now();
+                }
+            }
+        }
+        SpinGuard { lock: self }
+    }
+
+    /// What is protected, for a thread that holds the lock without a guard.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread locked and forgot the guard, and no other reference from here is live.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn held_mut(&self) -> &mut T {
+        // SAFETY: the caller holds the lock and has no other reference.
+        unsafe { &mut *self.value.get() }
+    }
+
+    /// Unlocks after a forgotten guard.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread locked, forgot the guard, and uses nothing it got from it any more.
+    pub unsafe fn unlock(&self) {
+        self.held.store(false, Ordering::Release);
+    }
+}
+
+/// Holds a [`SpinLock`].
+pub struct SpinGuard<'a, T> {
+    lock: &'a SpinLock<T>,
+}
+
+impl<T> Deref for SpinGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the guard holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for SpinGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard holds the lock.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for SpinGuard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.held.store(false, Ordering::Release);
+    }
+}

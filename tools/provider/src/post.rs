@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Posting work requests: memory writes, a fence, and a doorbell only if the device sleeps.
+
+use core::ffi::c_int;
+use core::mem::{offset_of, size_of, MaybeUninit};
+use core::ptr;
+use core::sync::atomic::{fence, Ordering};
+
+use ferrite_abi::{
+    queue_doorbell, send_doorbell, AtomicPart, Plain, QueuePairRecord, ReceiveHeader, RemotePart,
+    SendHeader, SendOpcode, SendPart, Sge, BLOCK_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND,
+    FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION, MAX_BLOCKS, MAX_MESSAGE, SEND_FENCE,
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+};
+
+use crate::qp::Qp;
+use crate::sys::*;
+
+// Scatter/gather entries are copied as they are.
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<ibv_sge>());
+    assert!(offset_of!(Sge, address) == offset_of!(ibv_sge, addr));
+    assert!(offset_of!(Sge, length) == offset_of!(ibv_sge, length));
+    assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
+};
+
+/// The host's side of a send queue.
+pub(crate) struct SendQueue {
+    /// Blocks written, free-running.
+    pub(crate) producer: u32,
+    /// Work requests written, free-running.
+    pub(crate) posted: u32,
+    /// The extended interface's unfinished work.
+    pub(crate) session: crate::post_ex::Session,
+}
+
+/// The host's side of a receive queue.
+pub(crate) struct ReceiveQueue {
+    /// Entries written, free-running.
+    producer: u32,
+}
+
+impl SendQueue {
+    pub(crate) fn new() -> Self {
+        Self {
+            producer: 0,
+            posted: 0,
+            session: crate::post_ex::Session::new(),
+        }
+    }
+}
+
+impl ReceiveQueue {
+    pub(crate) fn new() -> Self {
+        Self { producer: 0 }
+    }
+}
+
+/// A work request but for its data.
+#[derive(Clone, Copy)]
+pub(crate) struct Work {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: SendOpcode,
+    /// `ibv_send_flags`.
+    pub(crate) flags: u32,
+    /// Immediate data or tag to invalidate, as the header wants it.
+    pub(crate) immediate: u32,
+    pub(crate) part: Part,
+}
+
+/// What follows the header.
+#[derive(Clone, Copy)]
+pub(crate) enum Part {
+    Send,
+    Remote { address: u64, rkey: u32 },
+    Atomic(AtomicPart),
+}
+
+/// The data of a work request.
+pub(crate) enum Data<'a> {
+    /// The device fetches or fills them.
+    Entries(&'a [ibv_sge]),
+    /// They are copied now, from entries whose keys do not count.
+    Copy(&'a [ibv_sge]),
+    /// They are copied now.
+    CopyBuffers(&'a [ibv_data_buf]),
+}
+
+impl Part {
+    fn bytes(&self) -> PartBytes {
+        match *self {
+            Part::Send => PartBytes::Send(SendPart::zeroed()),
+            Part::Remote { address, rkey } => PartBytes::Remote(RemotePart {
+                address,
+                rkey,
+                reserved: 0,
+            }),
+            Part::Atomic(part) => PartBytes::Atomic(part),
+        }
+    }
+}
+
+enum PartBytes {
+    Send(SendPart),
+    Remote(RemotePart),
+    Atomic(AtomicPart),
+}
+
+impl PartBytes {
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            PartBytes::Send(part) => part.as_bytes(),
+            PartBytes::Remote(part) => part.as_bytes(),
+            PartBytes::Atomic(part) => part.as_bytes(),
+        }
+    }
+}
+
+/// How the completion names an operation.
+fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
+    match opcode {
+        SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => IBV_WC_SEND,
+        SendOpcode::Write | SendOpcode::WriteImmediate => IBV_WC_RDMA_WRITE,
+        SendOpcode::Read => IBV_WC_RDMA_READ,
+        SendOpcode::CompareSwap => IBV_WC_COMP_SWAP,
+        SendOpcode::FetchAdd => IBV_WC_FETCH_ADD,
+        SendOpcode::LocalInvalidate => IBV_WC_LOCAL_INV,
+        SendOpcode::Bind => IBV_WC_BIND_MW,
+        // User space does not register through the queue.
+        SendOpcode::Register => IBV_WC_DRIVER1,
+    }
+}
+
+/// Writes bytes one after the other.
+struct Cursor(*mut u8);
+
+impl Cursor {
+    /// # Safety
+    ///
+    /// There is room for `bytes` at the cursor.
+    unsafe fn put(&mut self, bytes: &[u8]) {
+        // SAFETY: by the caller; the queue is never a consumer's memory.
+        unsafe { self.put_from(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// # Safety
+    ///
+    /// There is room for `length` bytes at the cursor, and they may be read at `from`.
+    unsafe fn put_from(&mut self, from: *const u8, length: usize) {
+        // SAFETY: by the caller.
+        unsafe {
+            ptr::copy_nonoverlapping(from, self.0, length);
+            self.0 = self.0.add(length);
+        }
+    }
+}
+
+impl Qp {
+    /// Posting to the send queue is refused before RTS.
+    pub(crate) fn may_send(&self) -> bool {
+        !matches!(self.state(), IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_RTR)
+    }
+
+    /// Writes a work request behind those written before, without showing it to the device.
+    #[inline]
+    pub(crate) fn write_send(
+        &self,
+        queue: &mut SendQueue,
+        work: &Work,
+        data: &Data<'_>,
+    ) -> Result<(), c_int> {
+        let capacity = &self.geometry.capacity;
+        if self.send_room(queue.posted) == 0 {
+            return Err(libc::ENOMEM);
+        }
+        let total: u64 = match data {
+            Data::Entries(entries) | Data::Copy(entries) => {
+                entries.iter().map(|entry| u64::from(entry.length)).sum()
+            }
+            Data::CopyBuffers(buffers) => buffers.iter().fold(0, |sum: u64, buffer| {
+                sum.saturating_add(buffer.length as u64)
+            }),
+        };
+        let mut flags = 0;
+        let (payload, sge_count, inline_length) = match data {
+            Data::Entries(entries) => {
+                if entries.len() > capacity.max_send_sge as usize || total > u64::from(MAX_MESSAGE)
+                {
+                    return Err(libc::EINVAL);
+                }
+                (size_of_val(*entries), entries.len() as u8, 0)
+            }
+            Data::Copy(_) | Data::CopyBuffers(_) => {
+                if total > u64::from(capacity.max_inline_data)
+                    || matches!(
+                        work.opcode,
+                        SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
+                    )
+                {
+                    return Err(libc::EINVAL);
+                }
+                flags |= SEND_INLINE;
+                (total as usize, 0, total as u32)
+            }
+        };
+        if self.signal_all || work.flags & IBV_SEND_SIGNALED != 0 {
+            flags |= SEND_SIGNALED;
+        }
+        if work.flags & IBV_SEND_SOLICITED != 0 {
+            flags |= SEND_SOLICITED;
+        }
+        if work.flags & IBV_SEND_FENCE != 0 {
+            flags |= SEND_FENCE;
+        }
+        let blocks = ferrite_abi::blocks_for(work.opcode, false, payload) as u32;
+        let header = SendHeader {
+            opcode: work.opcode.number(),
+            flags,
+            blocks: blocks as u8,
+            sge_count,
+            immediate: work.immediate,
+            length: inline_length,
+            reserved: 0,
+        };
+
+        let first = queue.producer & (self.geometry.sq_blocks - 1);
+        let mut scratch = MaybeUninit::<[u64; MAX_BLOCKS * BLOCK_SIZE / 8]>::uninit();
+        let wraps = first + blocks > self.geometry.sq_blocks;
+        let target = if wraps {
+            scratch.as_mut_ptr().cast::<u8>()
+        } else {
+            self.send_block(first)
+        };
+        let mut cursor = Cursor(target);
+        // SAFETY: header, part and payload take no more than `blocks` blocks, which is at most
+        // `MAX_BLOCKS` for payloads within the capacity and so fits in the scratch; else the ring
+        // has that many from `first` on. The room check above shows that the device is done with
+        // them. What an inline work request names is readable by the consumer's word.
+        unsafe {
+            cursor.put(header.as_bytes());
+            cursor.put(work.part.bytes().as_bytes());
+            match data {
+                Data::Entries(entries) => cursor.put_from(entries.as_ptr().cast(), payload),
+                Data::Copy(entries) => {
+                    for entry in *entries {
+                        cursor.put_from(entry.addr as *const u8, entry.length as usize);
+                    }
+                }
+                Data::CopyBuffers(buffers) => {
+                    for buffer in *buffers {
+                        cursor.put_from(buffer.addr.cast(), buffer.length);
+                    }
+                }
+            }
+        }
+        if wraps {
+            for block in 0..blocks {
+                let slot = (first + block) & (self.geometry.sq_blocks - 1);
+                // SAFETY: both blocks are inside their arrays. Bytes past the payload are copied
+                // as whatever they are; nobody reads them.
+                unsafe {
+                    ptr::copy_nonoverlapping(
+                        scratch
+                            .as_ptr()
+                            .cast::<MaybeUninit<u8>>()
+                            .add(block as usize * BLOCK_SIZE),
+                        self.send_block(slot).cast::<MaybeUninit<u8>>(),
+                        BLOCK_SIZE,
+                    );
+                }
+            }
+        }
+        let posted = queue.posted.wrapping_add(1);
+        self.send_posted(
+            queue.producer,
+            posted,
+            work.wr_id,
+            completion_opcode(work.opcode),
+        );
+        queue.posted = posted;
+        queue.producer = queue.producer.wrapping_add(blocks);
+        Ok(())
+    }
+
+    fn send_block(&self, block: u32) -> *mut u8 {
+        debug_assert!(block < self.geometry.sq_blocks);
+        // SAFETY: the send queue is at the start of the buffer.
+        unsafe { self.buffer.base().add(block as usize * BLOCK_SIZE) }
+    }
+
+    /// Shows all written work requests to the device.
+    #[inline]
+    pub(crate) fn publish_send(&self, queue: &SendQueue) {
+        // Release: the blocks are written before the index.
+        self.record(offset_of!(QueuePairRecord, send_producer))
+            .store(queue.producer, Ordering::Release);
+        // The index is written before the wake word is read; the device does it the other way
+        // round, so that one of the two sees the other's write.
+        fence(Ordering::SeqCst);
+        if self
+            .record(offset_of!(QueuePairRecord, send_wake))
+            .load(Ordering::Relaxed)
+            != 0
+        {
+            self.doorbells
+                .ring(DOORBELL_SEND, send_doorbell(self.qpn, queue.producer));
+        }
+    }
+
+    /// Takes a work request of the plain interface apart.
+    ///
+    /// # Safety
+    ///
+    /// `wr` is as the verbs demand for its opcode.
+    unsafe fn work(&self, wr: &ibv_send_wr) -> Result<Work, c_int> {
+        // SAFETY: the unions' members are plain integers; which of them counts is by the opcode,
+        // and any bytes are valid for them.
+        let (immediate, rdma, atomic) =
+            unsafe { (wr.__bindgen_anon_1.imm_data, wr.wr.rdma, wr.wr.atomic) };
+        let remote = Part::Remote {
+            address: rdma.remote_addr,
+            rkey: rdma.rkey,
+        };
+        let (opcode, part) = match wr.opcode {
+            IBV_WR_SEND => (SendOpcode::Send, Part::Send),
+            IBV_WR_SEND_WITH_IMM => (SendOpcode::SendImmediate, Part::Send),
+            IBV_WR_RDMA_WRITE => (SendOpcode::Write, remote),
+            IBV_WR_RDMA_WRITE_WITH_IMM => (SendOpcode::WriteImmediate, remote),
+            IBV_WR_RDMA_READ => (SendOpcode::Read, remote),
+            IBV_WR_ATOMIC_CMP_AND_SWP if self.has(FEATURE_ATOMICS) => (
+                SendOpcode::CompareSwap,
+                Part::Atomic(AtomicPart {
+                    address: atomic.remote_addr,
+                    rkey: atomic.rkey,
+                    reserved: 0,
+                    operand: atomic.swap,
+                    compare: atomic.compare_add,
+                }),
+            ),
+            IBV_WR_ATOMIC_FETCH_AND_ADD if self.has(FEATURE_ATOMICS) => (
+                SendOpcode::FetchAdd,
+                Part::Atomic(AtomicPart {
+                    address: atomic.remote_addr,
+                    rkey: atomic.rkey,
+                    reserved: 0,
+                    operand: atomic.compare_add,
+                    compare: 0,
+                }),
+            ),
+            IBV_WR_SEND_WITH_INV if self.has(FEATURE_SEND_QUEUE_REGISTRATION) => {
+                (SendOpcode::SendInvalidate, Part::Send)
+            }
+            IBV_WR_LOCAL_INV if self.has(FEATURE_SEND_QUEUE_REGISTRATION) => {
+                (SendOpcode::LocalInvalidate, Part::Send)
+            }
+            _ => return Err(libc::EINVAL),
+        };
+        let immediate = match opcode {
+            SendOpcode::SendImmediate
+            | SendOpcode::WriteImmediate
+            | SendOpcode::SendInvalidate
+            | SendOpcode::LocalInvalidate => immediate,
+            _ => 0,
+        };
+        Ok(Work {
+            wr_id: wr.wr_id,
+            opcode,
+            flags: wr.send_flags,
+            immediate,
+            part,
+        })
+    }
+
+    pub(crate) fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    fn write_receive(&self, queue: &mut ReceiveQueue, wr: &ibv_recv_wr) -> Result<(), c_int> {
+        // SAFETY: by the consumer, the list has that many entries.
+        let entries = unsafe { list(wr.sg_list, wr.num_sge) }?;
+        if entries.len() > self.geometry.capacity.max_recv_sge as usize {
+            return Err(libc::EINVAL);
+        }
+        if self.receive_room(queue.producer) == 0 {
+            return Err(libc::ENOMEM);
+        }
+        let slot = (queue.producer & (self.geometry.rq_entries - 1)) as usize;
+        let header = ReceiveHeader {
+            sge_count: entries.len() as u32,
+            reserved: [0; 3],
+        };
+        // SAFETY: the entry is inside the receive queue, it has room for the header and
+        // `max_recv_sge` entries, and the room check shows that the device is done with it.
+        unsafe {
+            let mut cursor = Cursor(
+                self.buffer
+                    .base()
+                    .add(self.geometry.rq_offset + slot * self.geometry.rq_stride as usize),
+            );
+            cursor.put(header.as_bytes());
+            cursor.put_from(entries.as_ptr().cast(), size_of_val(entries));
+        }
+        self.receive_posted(queue.producer, wr.wr_id);
+        queue.producer = queue.producer.wrapping_add(1);
+        Ok(())
+    }
+
+    fn publish_receive(&self, queue: &ReceiveQueue) {
+        // As in `publish_send`.
+        self.record(offset_of!(QueuePairRecord, receive_producer))
+            .store(queue.producer, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self
+            .record(offset_of!(QueuePairRecord, receive_wake))
+            .load(Ordering::Relaxed)
+            != 0
+        {
+            self.doorbells
+                .ring(DOORBELL_RECEIVE, queue_doorbell(self.qpn));
+        }
+    }
+}
+
+/// The consumer's list of entries.
+///
+/// # Safety
+///
+/// `entries` points to `count` entries that live as long as the result is used.
+unsafe fn list<'a>(entries: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], c_int> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: by the caller.
+        Ok(count) => Ok(unsafe { core::slice::from_raw_parts(entries, count) }),
+        Err(_) => Err(libc::EINVAL),
+    }
+}
+
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the consumer passes a live queue pair.
+    let qp = unsafe { Qp::of(qp) };
+    let mut result = 0;
+    let mut queue = qp.send.lock();
+    let before = queue.producer;
+    if !qp.may_send() {
+        // SAFETY: the consumer passes a place for the work request that failed.
+        unsafe { *bad = wr };
+        return libc::EINVAL;
+    }
+    // SAFETY: the consumer passes a list of work requests that ends with null.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        // SAFETY: by the consumer, the lists of a work request are as it says.
+        let written = unsafe {
+            qp.work(request).and_then(|work| {
+                let entries = list(request.sg_list, request.num_sge)?;
+                let data = if request.send_flags & IBV_SEND_INLINE != 0 {
+                    Data::Copy(entries)
+                } else {
+                    Data::Entries(entries)
+                };
+                qp.write_send(&mut queue, &work, &data)
+            })
+        };
+        if let Err(errno) = written {
+            // SAFETY: as above.
+            unsafe { *bad = wr };
+            result = errno;
+            break;
+        }
+        wr = request.next;
+    }
+    if queue.producer != before {
+        qp.publish_send(&queue);
+    }
+    result
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the consumer passes a live queue pair.
+    let qp = unsafe { Qp::of(qp) };
+    let mut result = 0;
+    let mut queue = qp.receive.lock();
+    let before = queue.producer;
+    if qp.state() == IBV_QPS_RESET {
+        // SAFETY: the consumer passes a place for the work request that failed.
+        unsafe { *bad = wr };
+        return libc::EINVAL;
+    }
+    // SAFETY: the consumer passes a list of work requests that ends with null.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        if let Err(errno) = qp.write_receive(&mut queue, request) {
+            // SAFETY: as above.
+            unsafe { *bad = wr };
+            result = errno;
+            break;
+        }
+        wr = request.next;
+    }
+    if queue.producer != before {
+        qp.publish_receive(&queue);
+    }
+    result
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The extended way of posting (`ibv_wr_*`): work requests are built call by call between a start
+//! and a completion, which shows all of them to the device or none.
+//!
+//! From `wr_start` to `wr_complete` or `wr_abort` the send queue's lock is held by the posting
+//! thread.
+
+use core::ffi::{c_int, c_void};
+use core::mem::forget;
+
+use ferrite_abi::{AtomicPart, SendOpcode, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION};
+
+use crate::post::{Data, Part, SendQueue, Work};
+use crate::private::{verbs_qp, VERBS_QP_EX};
+use crate::qp::Qp;
+use crate::sys::*;
+
+/// What is under way between start and completion.
+pub(crate) struct Session {
+    /// Where to go back to.
+    producer: u32,
+    posted: u32,
+    /// The first error; nothing is written after it.
+    error: c_int,
+    /// A work request that waits for its data.
+    work: Option<Work>,
+}
+
+impl Session {
+    pub(crate) fn new() -> Self {
+        Self {
+            producer: 0,
+            posted: 0,
+            error: 0,
+            work: None,
+        }
+    }
+}
+
+const EVERYWHERE: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+const RELIABLE: u64 = IBV_QP_EX_WITH_RDMA_READ as u64;
+const ATOMICS: u64 =
+    (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) as u64;
+const INVALIDATION: u64 = (IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
+
+/// The operations that a queue pair of this type may be made with.
+pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
+    let mut operations = EVERYWHERE;
+    if qp_type == IBV_QPT_RC {
+        operations |= RELIABLE;
+        if features & FEATURE_ATOMICS != 0 {
+            operations |= ATOMICS;
+        }
+    }
+    if features & FEATURE_SEND_QUEUE_REGISTRATION != 0 {
+        operations |= INVALIDATION;
+    }
+    operations
+}
+
+/// Fills in the operations of a queue pair.
+///
+/// # Safety
+///
+/// `verbs` is a queue pair of this provider that nobody else uses yet.
+pub(crate) unsafe fn enable(verbs: *mut verbs_qp, operations: u64) {
+    // SAFETY: by the caller.
+    let verbs = unsafe { &mut *verbs };
+    verbs.comp_mask |= VERBS_QP_EX;
+    let qp = &mut verbs.qp_ex;
+    let with = |flag: ibv_qp_create_send_ops_flags| operations & u64::from(flag) != 0;
+    if with(IBV_QP_EX_WITH_SEND) {
+        qp.wr_send = Some(wr_send);
+    }
+    if with(IBV_QP_EX_WITH_SEND_WITH_IMM) {
+        qp.wr_send_imm = Some(wr_send_imm);
+    }
+    if with(IBV_QP_EX_WITH_SEND_WITH_INV) {
+        qp.wr_send_inv = Some(wr_send_inv);
+    }
+    if with(IBV_QP_EX_WITH_RDMA_WRITE) {
+        qp.wr_rdma_write = Some(wr_rdma_write);
+    }
+    if with(IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) {
+        qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    }
+    if with(IBV_QP_EX_WITH_RDMA_READ) {
+        qp.wr_rdma_read = Some(wr_rdma_read);
+    }
+    if with(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP) {
+        qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    }
+    if with(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) {
+        qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    }
+    if with(IBV_QP_EX_WITH_LOCAL_INV) {
+        qp.wr_local_inv = Some(wr_local_inv);
+    }
+    qp.wr_set_sge = Some(wr_set_sge);
+    qp.wr_set_sge_list = Some(wr_set_sge_list);
+    qp.wr_set_inline_data = Some(wr_set_inline_data);
+    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    qp.wr_start = Some(wr_start);
+    qp.wr_complete = Some(wr_complete);
+    qp.wr_abort = Some(wr_abort);
+}
+
+/// The queue pair and its send queue.
+///
+/// # Safety
+///
+/// `qp` is live, the calling thread is between `wr_start` and the end, and uses no other result
+/// of this function.
+unsafe fn held<'a>(qp: *mut ibv_qp_ex) -> (&'a Qp, &'a mut SendQueue) {
+    // SAFETY: the `ibv_qp` is at the start of the `ibv_qp_ex`; the lock is held, by the caller.
+    unsafe {
+        let qp = Qp::of(qp.cast());
+        (qp, qp.send.held_mut())
+    }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: the consumer passes a live queue pair.
+    let qp = unsafe { Qp::of(qp.cast()) };
+    let mut queue = qp.send.lock();
+    queue.session = Session {
+        producer: queue.producer,
+        posted: queue.posted,
+        error: if qp.may_send() { 0 } else { libc::EINVAL },
+        work: None,
+    };
+    forget(queue);
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the consumer ends what it started.
+    let (qp, queue) = unsafe { held(qp) };
+    // A work request whose data were never given is as wrong as one that was refused.
+    let error = match queue.session.error {
+        0 if queue.session.work.is_some() => libc::EINVAL,
+        error => error,
+    };
+    if error != 0 {
+        queue.producer = queue.session.producer;
+        queue.posted = queue.session.posted;
+    } else if queue.producer != queue.session.producer {
+        qp.publish_send(queue);
+    }
+    // SAFETY: `wr_start` locked and forgot; `queue` is not used any more.
+    unsafe { qp.send.unlock() };
+    error
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: the consumer ends what it started.
+    let (qp, queue) = unsafe { held(qp) };
+    queue.producer = queue.session.producer;
+    queue.posted = queue.session.posted;
+    // SAFETY: `wr_start` locked and forgot; `queue` is not used any more.
+    unsafe { qp.send.unlock() };
+}
+
+/// Begins a work request, which gets its data next.
+///
+/// # Safety
+///
+/// As for [`held`].
+unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, part: Part) {
+    // SAFETY: by the caller.
+    let (wr_id, flags, (_, queue)) = unsafe { ((*qp).wr_id, (*qp).wr_flags, held(qp)) };
+    if queue.session.work.is_some() && queue.session.error == 0 {
+        queue.session.error = libc::EINVAL;
+    }
+    queue.session.work = Some(Work {
+        wr_id,
+        opcode,
+        flags,
+        immediate,
+        part,
+    });
+}
+
+/// Gives the begun work request its data.
+///
+/// # Safety
+///
+/// As for [`held`].
+unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
+    // SAFETY: by the caller.
+    let (qp, queue) = unsafe { held(qp) };
+    let result = match queue.session.work.take() {
+        _ if queue.session.error != 0 => return,
+        Some(work) => qp.write_send(queue, &work, data),
+        None => Err(libc::EINVAL),
+    };
+    if let Err(errno) = result {
+        queue.session.error = errno;
+    }
+}
+
+unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
+    // SAFETY: called between start and completion, as the verbs demand.
+    unsafe { begin(qp, SendOpcode::Send, 0, Part::Send) };
+}
+
+unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: __be32) {
+    // SAFETY: as in `wr_send`.
+    unsafe { begin(qp, SendOpcode::SendImmediate, immediate, Part::Send) };
+}
+
+unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: as in `wr_send`.
+    unsafe { begin(qp, SendOpcode::SendInvalidate, rkey, Part::Send) };
+}
+
+unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
+    // SAFETY: as in `wr_send`.
+    unsafe { begin(qp, SendOpcode::Write, 0, Part::Remote { address, rkey }) };
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    immediate: __be32,
+) {
+    let part = Part::Remote { address, rkey };
+    // SAFETY: as in `wr_send`.
+    unsafe { begin(qp, SendOpcode::WriteImmediate, immediate, part) };
+}
+
+unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
+    // SAFETY: as in `wr_send`.
+    unsafe { begin(qp, SendOpcode::Read, 0, Part::Remote { address, rkey }) };
+}
+
+unsafe extern "C" fn wr_atomic_cmp_swp(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    compare: u64,
+    swap: u64,
+) {
+    let part = Part::Atomic(AtomicPart {
+        address,
+        rkey,
+        reserved: 0,
+        operand: swap,
+        compare,
+    });
+    // SAFETY: as in `wr_send`.
+    unsafe { begin(qp, SendOpcode::CompareSwap, 0, part) };
+}
+
+unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address: u64, add: u64) {
+    let part = Part::Atomic(AtomicPart {
+        address,
+        rkey,
+        reserved: 0,
+        operand: add,
+        compare: 0,
+    });
+    // SAFETY: as in `wr_send`.
+    unsafe { begin(qp, SendOpcode::FetchAdd, 0, part) };
+}
+
+/// Has no data: complete at once.
+unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: as in `wr_send`.
+    unsafe {
+        begin(qp, SendOpcode::LocalInvalidate, rkey, Part::Send);
+        finish(qp, &Data::Entries(&[]));
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    let entries = [ibv_sge { addr, length, lkey }];
+    // SAFETY: as in `wr_send`.
+    unsafe { finish(qp, &Data::Entries(&entries)) };
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, entries: *const ibv_sge) {
+    // SAFETY: as in `wr_send`; the list has `count` entries.
+    unsafe { finish(qp, &Data::Entries(slice(entries, count))) };
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let buffers = [ibv_data_buf { addr, length }];
+    // SAFETY: as in `wr_send`.
+    unsafe { finish(qp, &Data::CopyBuffers(&buffers)) };
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    buffers: *const ibv_data_buf,
+) {
+    // SAFETY: as in `wr_send`; the list has `count` buffers.
+    unsafe { finish(qp, &Data::CopyBuffers(slice(buffers, count))) };
+}
+
+/// # Safety
+///
+/// `list` points to `count` elements, unless `count` is zero.
+unsafe fn slice<'a, T>(list: *const T, count: usize) -> &'a [T] {
+    if count == 0 {
+        &[]
+    } else {
+        // SAFETY: by the caller.
+        unsafe { core::slice::from_raw_parts(list, count) }
+    }
+}

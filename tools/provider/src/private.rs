@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! The interface between libibverbs and its providers, private ABI 34 (rdma-core 56).
+//!
+//! No development package carries its headers, so what this provider uses is declared here;
+//! structures that libibverbs reads or writes have their sizes and offsets asserted. The symbol
+//! `verbs_register_driver_34` carries the number, so that another version of libibverbs refuses to
+//! load this library rather than to misunderstand it.
+#![allow(missing_docs, non_camel_case_types)]
+
+use core::ffi::{c_char, c_int, c_void};
+use core::mem::{offset_of, size_of};
+
+use crate::sys::*;
+
+/// An operation that this provider leaves to libibverbs' default, which is to refuse it.
+pub type Unused = Option<unsafe extern "C" fn()>;
+
+/// `verbs_match_ent::kind`: the end of the table.
+pub const VERBS_MATCH_SENTINEL: u8 = 0;
+/// `verbs_match_ent::kind`: PCI vendor and device.
+pub const VERBS_MATCH_PCI: u8 = 1;
+/// The driver number of drivers that have none in the kernel's list.
+pub const RDMA_DRIVER_UNKNOWN: u32 = 0;
+/// `verbs_qp::comp_mask`: `qp_ex` is filled in.
+pub const VERBS_QP_EX: u32 = 1 << 1;
+
+/// One device that a provider answers for.
+#[repr(C)]
+pub struct verbs_match_ent {
+    pub driver_data: *mut c_void,
+    pub driver_id: u64,
+    pub vendor: u16,
+    pub device: u16,
+    pub kind: u8,
+}
+
+/// A device found in sysfs; never looked into.
+#[repr(C)]
+pub struct verbs_sysfs_dev {
+    _opaque: [u8; 0],
+}
+
+/// What a provider registers.
+#[repr(C)]
+pub struct verbs_device_ops {
+    pub name: *const c_char,
+    pub match_min_abi_version: u32,
+    pub match_max_abi_version: u32,
+    pub match_table: *const verbs_match_ent,
+    pub static_providers: *const *const verbs_device_ops,
+    pub match_device: Unused,
+    pub alloc_context:
+        Option<unsafe extern "C" fn(*mut ibv_device, c_int, *mut c_void) -> *mut verbs_context>,
+    pub import_context: Option<unsafe extern "C" fn(*mut ibv_device, c_int) -> *mut verbs_context>,
+    pub alloc_device: Option<unsafe extern "C" fn(*mut verbs_sysfs_dev) -> *mut verbs_device>,
+    pub uninit_device: Option<unsafe extern "C" fn(*mut verbs_device)>,
+}
+
+// SAFETY: the structure is only ever read once it is made, by libibverbs too.
+unsafe impl Sync for verbs_device_ops {}
+// SAFETY: as for `verbs_device_ops`.
+unsafe impl Sync for verbs_match_ent {}
+
+/// A device of a provider.
+#[repr(C)]
+pub struct verbs_device {
+    pub device: ibv_device,
+    pub ops: *const verbs_device_ops,
+    pub refcount: c_int,
+    pub entry: [*mut c_void; 2],
+    pub sysfs: *mut verbs_sysfs_dev,
+    pub core_support: u64,
+}
+
+/// A memory region.
+#[repr(C)]
+pub struct verbs_mr {
+    pub ibv_mr: ibv_mr,
+    pub mr_type: c_int,
+    pub access: c_int,
+}
+
+/// A queue pair; `qp_ex` starts with the `ibv_qp`.
+#[repr(C)]
+pub struct verbs_qp {
+    pub qp_ex: ibv_qp_ex,
+    pub comp_mask: u32,
+    pub xrcd: *mut c_void,
+}
+
+/// A completion queue; `cq_ex` starts with the `ibv_cq`.
+#[repr(C)]
+pub struct verbs_cq {
+    pub cq_ex: ibv_cq_ex,
+}
+
+/// All operations of a context, in the order of their names.
+#[repr(C)]
+pub struct verbs_context_ops {
+    pub advise_mr: Unused,
+    pub alloc_dm: Unused,
+    pub alloc_mw: Unused,
+    pub alloc_null_mr: Unused,
+    pub alloc_parent_domain: Unused,
+    pub alloc_pd: Option<unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd>,
+    pub alloc_td: Unused,
+    pub async_event: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event)>,
+    pub attach_counters_point_flow: Unused,
+    pub attach_mcast: Unused,
+    pub bind_mw: Unused,
+    pub close_xrcd: Unused,
+    pub cq_event: Option<unsafe extern "C" fn(*mut ibv_cq)>,
+    pub create_ah: Unused,
+    pub create_counters: Unused,
+    pub create_cq: Option<
+        unsafe extern "C" fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
+    >,
+    pub create_cq_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
+    pub create_flow: Unused,
+    pub create_flow_action_esp: Unused,
+    pub create_qp: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp>,
+    pub create_qp_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
+    pub create_rwq_ind_table: Unused,
+    pub create_srq: Unused,
+    pub create_srq_ex: Unused,
+    pub create_wq: Unused,
+    pub dealloc_mw: Unused,
+    pub dealloc_pd: Option<unsafe extern "C" fn(*mut ibv_pd) -> c_int>,
+    pub dealloc_td: Unused,
+    pub dereg_mr: Option<unsafe extern "C" fn(*mut verbs_mr) -> c_int>,
+    pub destroy_ah: Unused,
+    pub destroy_counters: Unused,
+    pub destroy_cq: Option<unsafe extern "C" fn(*mut ibv_cq) -> c_int>,
+    pub destroy_flow: Unused,
+    pub destroy_flow_action: Unused,
+    pub destroy_qp: Option<unsafe extern "C" fn(*mut ibv_qp) -> c_int>,
+    pub destroy_rwq_ind_table: Unused,
+    pub destroy_srq: Unused,
+    pub destroy_wq: Unused,
+    pub detach_mcast: Unused,
+    pub free_context: Option<unsafe extern "C" fn(*mut ibv_context)>,
+    pub free_dm: Unused,
+    pub get_srq_num: Unused,
+    pub import_dm: Unused,
+    pub import_mr: Unused,
+    pub import_pd: Unused,
+    pub modify_cq: Unused,
+    pub modify_flow_action_esp: Unused,
+    pub modify_qp: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int>,
+    pub modify_qp_rate_limit: Unused,
+    pub modify_srq: Unused,
+    pub modify_wq: Unused,
+    pub open_qp: Unused,
+    pub open_xrcd: Unused,
+    pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
+    pub post_recv:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+    pub post_send:
+        Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
+    pub post_srq_ops: Unused,
+    pub post_srq_recv: Unused,
+    pub query_device_ex: Option<
+        unsafe extern "C" fn(
+            *mut ibv_context,
+            *const ibv_query_device_ex_input,
+            *mut ibv_device_attr_ex,
+            usize,
+        ) -> c_int,
+    >,
+    pub query_ece: Unused,
+    pub query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int>,
+    pub query_qp: Option<
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int,
+    >,
+    pub query_qp_data_in_order: Unused,
+    pub query_rt_values:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
+    pub query_srq: Unused,
+    pub read_counters: Unused,
+    pub reg_dm_mr: Unused,
+    pub reg_dmabuf_mr: Unused,
+    pub reg_mr:
+        Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr>,
+    pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
+    pub rereg_mr: Option<
+        unsafe extern "C" fn(*mut verbs_mr, c_int, *mut ibv_pd, *mut c_void, usize, c_int) -> c_int,
+    >,
+    pub resize_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
+    pub set_ece: Unused,
+    pub unimport_dm: Unused,
+    pub unimport_mr: Unused,
+    pub unimport_pd: Unused,
+}
+
+impl verbs_context_ops {
+    /// No operation at all.
+    pub const NONE: Self = {
+        // SAFETY: every field is an optional function pointer, for which zero is `None`.
+        unsafe { core::mem::zeroed() }
+    };
+}
+
+const _: () = {
+    assert!(size_of::<verbs_match_ent>() == 24);
+    assert!(offset_of!(verbs_match_ent, vendor) == 16);
+    assert!(offset_of!(verbs_match_ent, kind) == 20);
+    assert!(size_of::<verbs_device_ops>() == 72);
+    assert!(offset_of!(verbs_device_ops, alloc_context) == 40);
+    assert!(offset_of!(verbs_device_ops, alloc_device) == 56);
+    assert!(size_of::<verbs_device>() == 712);
+    assert!(offset_of!(verbs_device, ops) == 664);
+    assert!(offset_of!(verbs_device, sysfs) == 696);
+    assert!(size_of::<verbs_mr>() == 56);
+    assert!(offset_of!(verbs_mr, mr_type) == 48);
+    assert!(size_of::<verbs_qp>() == 376);
+    assert!(offset_of!(verbs_qp, comp_mask) == 360);
+    assert!(size_of::<verbs_cq>() == 288);
+    assert!(size_of::<verbs_context>() == 648);
+    // The position of an operation is what gives it its meaning: all those in use are checked.
+    assert!(size_of::<verbs_context_ops>() == 76 * 8);
+    {
+        assert!(offset_of!(verbs_context_ops, alloc_pd) == 40);
+        assert!(offset_of!(verbs_context_ops, async_event) == 56);
+        assert!(offset_of!(verbs_context_ops, cq_event) == 96);
+        assert!(offset_of!(verbs_context_ops, create_cq) == 120);
+        assert!(offset_of!(verbs_context_ops, create_cq_ex) == 128);
+        assert!(offset_of!(verbs_context_ops, create_qp) == 152);
+        assert!(offset_of!(verbs_context_ops, create_qp_ex) == 160);
+        assert!(offset_of!(verbs_context_ops, dealloc_pd) == 208);
+        assert!(offset_of!(verbs_context_ops, dereg_mr) == 224);
+        assert!(offset_of!(verbs_context_ops, destroy_cq) == 248);
+        assert!(offset_of!(verbs_context_ops, destroy_qp) == 272);
+        assert!(offset_of!(verbs_context_ops, free_context) == 312);
+        assert!(offset_of!(verbs_context_ops, modify_qp) == 376);
+        assert!(offset_of!(verbs_context_ops, poll_cq) == 424);
+        assert!(offset_of!(verbs_context_ops, post_recv) == 432);
+        assert!(offset_of!(verbs_context_ops, post_send) == 440);
+        assert!(offset_of!(verbs_context_ops, query_device_ex) == 464);
+        assert!(offset_of!(verbs_context_ops, query_port) == 480);
+        assert!(offset_of!(verbs_context_ops, query_qp) == 488);
+        assert!(offset_of!(verbs_context_ops, query_rt_values) == 504);
+        assert!(offset_of!(verbs_context_ops, reg_mr) == 544);
+        assert!(offset_of!(verbs_context_ops, req_notify_cq) == 552);
+        assert!(offset_of!(verbs_context_ops, rereg_mr) == 560);
+        assert!(offset_of!(verbs_context_ops, resize_cq) == 568);
+        assert!(offset_of!(verbs_context_ops, unimport_pd) == 600);
+    }
+};
+
+/// A command of the `write` interface: header, the core's structure, the private request.
+#[repr(C)]
+#[derive(Default)]
+pub struct Request<Core, Private> {
+    pub header: ib_uverbs_cmd_hdr,
+    pub core: Core,
+    pub private: Private,
+}
+
+/// An extended command of the `write` interface.
+#[repr(C)]
+#[derive(Default)]
+pub struct ExtendedRequest<Core, Private> {
+    pub header: ib_uverbs_cmd_hdr,
+    pub extended_header: ib_uverbs_ex_cmd_hdr,
+    pub core: Core,
+    pub private: Private,
+}
+
+/// A response: the core's structure, the private response.
+#[repr(C)]
+#[derive(Default)]
+pub struct Response<Core, Private> {
+    pub core: Core,
+    pub private: Private,
+}
+
+/// No private part.
+pub type Nothing = [u32; 0];
+
+const _: () = {
+    // Where libibverbs looks for the private part: the size of its own structures.
+    assert!(offset_of!(Request<ib_uverbs_get_context, Nothing>, private) == 16);
+    assert!(offset_of!(Request<ib_uverbs_alloc_pd, Nothing>, private) == 16);
+    assert!(offset_of!(Request<ib_uverbs_reg_mr, Nothing>, private) == 48);
+    assert!(offset_of!(Request<ib_uverbs_create_cq, Nothing>, private) == 40);
+    assert!(offset_of!(ExtendedRequest<ib_uverbs_ex_create_cq, Nothing>, private) == 56);
+    assert!(offset_of!(Request<ib_uverbs_resize_cq, Nothing>, private) == 24);
+    assert!(offset_of!(Request<ib_uverbs_create_qp, Nothing>, private) == 64);
+    assert!(offset_of!(Response<ib_uverbs_get_context_resp, Nothing>, private) == 8);
+    assert!(offset_of!(Response<ib_uverbs_alloc_pd_resp, Nothing>, private) == 4);
+    assert!(offset_of!(Response<ib_uverbs_create_cq_resp, Nothing>, private) == 8);
+    assert!(offset_of!(Response<ib_uverbs_ex_create_cq_resp, Nothing>, private) == 16);
+    assert!(offset_of!(Response<ib_uverbs_resize_cq_resp, Nothing>, private) == 8);
+    assert!(offset_of!(Response<ib_uverbs_create_qp_resp, Nothing>, private) == 32);
+};
+
+// Pointers to commands and responses are untyped here: each comes with its size and is made of the
+// generic structures above.
+extern "C" {
+    pub fn verbs_register_driver_34(ops: *const verbs_device_ops);
+    pub fn _verbs_init_and_alloc_context(
+        device: *mut ibv_device,
+        cmd_fd: c_int,
+        alloc_size: usize,
+        context_offset: *mut verbs_context,
+        driver_id: u32,
+    ) -> *mut c_void;
+    pub fn verbs_uninit_context(context: *mut verbs_context);
+    pub fn verbs_set_ops(context: *mut verbs_context, ops: *const verbs_context_ops);
+    pub fn ibv_cmd_get_context(
+        context: *mut verbs_context,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_query_device_any(
+        context: *mut ibv_context,
+        input: *const ibv_query_device_ex_input,
+        attr: *mut ibv_device_attr_ex,
+        attr_size: usize,
+        resp: *mut ib_uverbs_ex_query_device_resp,
+        resp_size: *mut usize,
+    ) -> c_int;
+    pub fn ibv_cmd_query_port(
+        context: *mut ibv_context,
+        port: u8,
+        attr: *mut ibv_port_attr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_alloc_pd(
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int;
+    pub fn ibv_cmd_reg_mr(
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        hca_va: u64,
+        access: c_int,
+        mr: *mut verbs_mr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_rereg_mr(
+        mr: *mut verbs_mr,
+        flags: u32,
+        addr: *mut c_void,
+        length: usize,
+        hca_va: u64,
+        access: c_int,
+        pd: *mut ibv_pd,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_dereg_mr(mr: *mut verbs_mr) -> c_int;
+    pub fn ibv_cmd_create_cq_ex(
+        context: *mut ibv_context,
+        attr: *const ibv_cq_init_attr_ex,
+        cq: *mut verbs_cq,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+        cmd_flags: u32,
+    ) -> c_int;
+    pub fn ibv_cmd_resize_cq(
+        cq: *mut ibv_cq,
+        cqe: c_int,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_cq(cq: *mut ibv_cq) -> c_int;
+    pub fn ibv_cmd_create_qp_ex(
+        context: *mut ibv_context,
+        qp: *mut verbs_qp,
+        attr: *mut ibv_qp_init_attr_ex,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_query_qp(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        attr_mask: c_int,
+        init_attr: *mut ibv_qp_init_attr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_modify_qp(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        attr_mask: c_int,
+        cmd: *mut c_void,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_qp(qp: *mut ibv_qp) -> c_int;
+    // Exported for all, but declared only in the private header.
+    pub fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int;
+    pub fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int;
+}

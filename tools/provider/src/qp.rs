@@ -1,0 +1,552 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Life of a queue pair: making, changing, destroying.
+
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::mem::{offset_of, size_of};
+use core::ptr;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use ferrite_abi::{
+    blocks_for, Plain, QueuePairRecord, ReceiveHeader, SendHeader, SendOpcode, Sge,
+    UverbsContextResponse, UverbsQpRequest, UverbsQpResponse, BLOCK_SIZE, RQ_MIN_LOG_STRIDE,
+};
+
+use crate::context::Context;
+use crate::cq::{clean_both, Cq};
+use crate::fail;
+use crate::memory::{Buffer, Doorbells, SpinLock};
+use crate::post::{ReceiveQueue, SendQueue};
+use crate::private::*;
+use crate::sys::*;
+use crate::{post_ex, table::QueuePairTable};
+
+/// A queue pair.
+#[repr(C)]
+pub struct Qp {
+    verbs: UnsafeCell<verbs_qp>,
+    pub(crate) qpn: u32,
+    pub(crate) features: u64,
+    pub(crate) signal_all: bool,
+    pub(crate) doorbells: Doorbells,
+    pub(crate) geometry: Geometry,
+    pub(crate) buffer: Buffer,
+    pub(crate) send: SpinLock<SendQueue>,
+    /// What a completion of the work request that starts at a block is told as.
+    send_slots: Box<[SendSlot]>,
+    /// Work requests known to be done, free-running.
+    send_finished: AtomicU32,
+    pub(crate) receive: SpinLock<ReceiveQueue>,
+    receive_slots: Box<[AtomicU64]>,
+    /// Receive entries known to be done, free-running.
+    receive_finished: AtomicU32,
+}
+
+/// Written when a work request is posted, read when its completion is polled.
+///
+/// The two are ordered by the device, which completes nothing that was not published to it, so
+/// relaxed accesses do.
+#[derive(Default)]
+struct SendSlot {
+    wr_id: AtomicU64,
+    /// Work requests posted up to and with this one.
+    posted: AtomicU32,
+    opcode: AtomicU32,
+}
+
+/// Sizes and places in a queue pair's buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    pub(crate) capacity: ibv_qp_cap,
+    pub(crate) sq_blocks: u32,
+    pub(crate) rq_entries: u32,
+    pub(crate) rq_stride: u32,
+    pub(crate) rq_offset: usize,
+    pub(crate) record_offset: usize,
+    length: usize,
+}
+
+impl Geometry {
+    fn new(wanted: &ibv_qp_cap, limits: &UverbsContextResponse) -> Result<Self, c_int> {
+        if wanted.max_send_sge > limits.max_sge
+            || wanted.max_recv_sge > limits.max_sge
+            || wanted.max_inline_data > limits.max_inline
+        {
+            return Err(libc::EINVAL);
+        }
+        // Connected services only, of whose parts none is longer than that of an RDMA write but
+        // that of the atomics, which have one entry: they fit in one block.
+        let payload =
+            (wanted.max_send_sge as usize * size_of::<Sge>()).max(wanted.max_inline_data as usize);
+        let request_blocks = blocks_for(SendOpcode::Write, false, payload.max(size_of::<Sge>()));
+        let sq_blocks = (wanted.max_send_wr.max(1) as usize)
+            .checked_mul(request_blocks)
+            .and_then(usize::checked_next_power_of_two)
+            .filter(|&blocks| blocks <= 1 << limits.sq_max_log_blocks.min(24))
+            .ok_or(libc::EINVAL)?;
+        let rq_entries = (wanted.max_recv_wr.max(1) as usize)
+            .checked_next_power_of_two()
+            .filter(|&entries| entries <= 1 << limits.rq_max_log_entries.min(24))
+            .ok_or(libc::EINVAL)?;
+        let rq_stride = (size_of::<ReceiveHeader>()
+            + wanted.max_recv_sge as usize * size_of::<Sge>())
+        .next_power_of_two()
+        .max(1 << RQ_MIN_LOG_STRIDE);
+
+        let overhead = blocks_overhead();
+        let room = request_blocks * BLOCK_SIZE - overhead;
+        let rq_offset = sq_blocks * BLOCK_SIZE;
+        let record_offset = (rq_offset + rq_entries * rq_stride).next_multiple_of(BLOCK_SIZE);
+        Ok(Self {
+            capacity: ibv_qp_cap {
+                max_send_wr: (sq_blocks / request_blocks) as u32,
+                max_recv_wr: rq_entries as u32,
+                max_send_sge: ((room / size_of::<Sge>()) as u32).min(limits.max_sge),
+                max_recv_sge: (((rq_stride - size_of::<ReceiveHeader>()) / size_of::<Sge>())
+                    as u32)
+                    .min(limits.max_sge),
+                max_inline_data: (room as u32).min(limits.max_inline),
+            },
+            sq_blocks: sq_blocks as u32,
+            rq_entries: rq_entries as u32,
+            rq_stride: rq_stride as u32,
+            rq_offset,
+            record_offset,
+            length: record_offset + size_of::<QueuePairRecord>(),
+        })
+    }
+}
+
+/// Bytes of a work request before its payload.
+const fn blocks_overhead() -> usize {
+    size_of::<SendHeader>() + ferrite_abi::opcode_part(SendOpcode::Write, false)
+}
+
+impl Qp {
+    /// # Safety
+    ///
+    /// `qp` is a live queue pair of this provider.
+    pub(crate) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Qp {
+        // SAFETY: the `ibv_qp` is at the start of a `Qp`.
+        unsafe { &*qp.cast::<Qp>() }
+    }
+
+    /// The state, as far as this process knows.
+    pub(crate) fn state(&self) -> ibv_qp_state {
+        // SAFETY: the field is initialised; libibverbs changes it only in a modify, which a
+        // consumer does not run against its own posting.
+        unsafe { ptr::read_volatile(&raw const (*self.verbs.get()).qp_ex.qp_base.state) }
+    }
+
+    /// A word of the doorbell record.
+    #[inline]
+    pub(crate) fn record(&self, field: usize) -> &AtomicU32 {
+        self.buffer.word(self.geometry.record_offset + field)
+    }
+
+    /// Work requests that may still be posted, when `posted` were until now.
+    #[inline]
+    pub(crate) fn send_room(&self, posted: u32) -> u32 {
+        let finished = self.send_finished.load(Ordering::Acquire);
+        self.geometry
+            .capacity
+            .max_send_wr
+            .saturating_sub(posted.wrapping_sub(finished))
+    }
+
+    /// Receives that may still be posted, when `posted` were until now.
+    #[inline]
+    pub(crate) fn receive_room(&self, posted: u32) -> u32 {
+        let finished = self.receive_finished.load(Ordering::Acquire);
+        self.geometry
+            .rq_entries
+            .saturating_sub(posted.wrapping_sub(finished))
+    }
+
+    /// Remembers the work request that starts at block `index`.
+    #[inline]
+    pub(crate) fn send_posted(&self, index: u32, posted: u32, wr_id: u64, opcode: ibv_wc_opcode) {
+        let slot = &self.send_slots[(index & (self.geometry.sq_blocks - 1)) as usize];
+        slot.wr_id.store(wr_id, Ordering::Relaxed);
+        slot.posted.store(posted, Ordering::Relaxed);
+        slot.opcode.store(opcode, Ordering::Relaxed);
+    }
+
+    /// Remembers the receive at `index`.
+    #[inline]
+    pub(crate) fn receive_posted(&self, index: u32, wr_id: u64) {
+        self.receive_slots[(index & (self.geometry.rq_entries - 1)) as usize]
+            .store(wr_id, Ordering::Relaxed);
+    }
+
+    /// The work request that started at block `index` is done, and with it all before it.
+    #[inline]
+    pub(crate) fn send_done(&self, index: u32) -> (u64, ibv_wc_opcode) {
+        let slot = &self.send_slots[(index & (self.geometry.sq_blocks - 1)) as usize];
+        let result = (
+            slot.wr_id.load(Ordering::Relaxed),
+            slot.opcode.load(Ordering::Relaxed),
+        );
+        // Release: the slot is read before a post may use it again.
+        self.send_finished
+            .store(slot.posted.load(Ordering::Relaxed), Ordering::Release);
+        result
+    }
+
+    /// The receive at `index` is done, and with it all before it.
+    #[inline]
+    pub(crate) fn receive_done(&self, index: u32) -> u64 {
+        let slot = (index & (self.geometry.rq_entries - 1)) as usize;
+        let wr_id = self.receive_slots[slot].load(Ordering::Relaxed);
+        self.receive_finished
+            .store(index.wrapping_add(1), Ordering::Release);
+        wr_id
+    }
+
+    /// Empties both queues, as the device does with its side in state RESET.
+    fn reset_queues(&self) {
+        let mut send = self.send.lock();
+        let mut receive = self.receive.lock();
+        *send = SendQueue::new();
+        *receive = ReceiveQueue::new();
+        self.send_finished.store(0, Ordering::Release);
+        self.receive_finished.store(0, Ordering::Release);
+        self.record(offset_of!(QueuePairRecord, receive_producer))
+            .store(0, Ordering::Release);
+        self.record(offset_of!(QueuePairRecord, send_producer))
+            .store(0, Ordering::Release);
+        // The device sleeps until it is rung.
+        self.record(offset_of!(QueuePairRecord, receive_wake))
+            .store(0, Ordering::Release);
+        self.record(offset_of!(QueuePairRecord, send_wake))
+            .store(1, Ordering::Release);
+    }
+
+    fn request(&self) -> UverbsQpRequest {
+        UverbsQpRequest {
+            buffer: self.buffer.address(),
+            length: self.buffer.length() as u64,
+            sq_offset: 0,
+            rq_offset: self.geometry.rq_offset as u32,
+            record_offset: self.geometry.record_offset as u32,
+            sq_log_blocks: self.geometry.sq_blocks.trailing_zeros() as u8,
+            rq_log_entries: self.geometry.rq_entries.trailing_zeros() as u8,
+            rq_log_stride: self.geometry.rq_stride.trailing_zeros() as u8,
+            reserved0: 0,
+            reserved1: 0,
+        }
+    }
+
+    /// Both completion queues, or none while the queue pair is not made.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair was made, so that libibverbs has filled the pointers in.
+    unsafe fn completion_queues(&self) -> (&Cq, &Cq) {
+        // SAFETY: a completion queue cannot be destroyed while a queue pair uses it.
+        unsafe {
+            let qp = &raw const (*self.verbs.get()).qp_ex.qp_base;
+            (Cq::of((*qp).send_cq), Cq::of((*qp).recv_cq))
+        }
+    }
+}
+
+/// Makes a queue pair; `attr.cap` becomes what it can do.
+///
+/// # Safety
+///
+/// `context` is open, and `attr` what its user asked for.
+unsafe fn create(
+    context: *mut ibv_context,
+    attr: &mut ibv_qp_init_attr_ex,
+) -> Result<*mut Qp, c_int> {
+    if attr.qp_type != IBV_QPT_RC && attr.qp_type != IBV_QPT_UC {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+        return Err(libc::EINVAL);
+    }
+    if !attr.srq.is_null() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // SAFETY: by the caller.
+    let provider = unsafe { Context::of(context) };
+    let geometry = Geometry::new(&attr.cap, &provider.limits)?;
+    let qp = Box::new(Qp {
+        verbs: UnsafeCell::new(verbs_qp {
+            qp_ex: ibv_qp_ex::default(),
+            comp_mask: 0,
+            xrcd: ptr::null_mut(),
+        }),
+        qpn: 0,
+        features: provider.limits.features,
+        signal_all: attr.sq_sig_all != 0,
+        doorbells: provider.doorbells,
+        buffer: Buffer::new(geometry.length)?,
+        send: SpinLock::new(SendQueue::new()),
+        send_slots: (0..geometry.sq_blocks)
+            .map(|_| SendSlot::default())
+            .collect(),
+        send_finished: AtomicU32::new(0),
+        receive: SpinLock::new(ReceiveQueue::new()),
+        receive_slots: (0..geometry.rq_entries)
+            .map(|_| AtomicU64::new(0))
+            .collect(),
+        receive_finished: AtomicU32::new(0),
+        geometry,
+    });
+    qp.reset_queues();
+    let mut request = Request {
+        header: ib_uverbs_cmd_hdr::default(),
+        core: ib_uverbs_create_qp::default(),
+        private: qp.request(),
+    };
+    let mut response = Response {
+        core: ib_uverbs_create_qp_resp::default(),
+        private: UverbsQpResponse::zeroed(),
+    };
+    let qp = Box::into_raw(qp);
+    let table: &QueuePairTable = &provider.queue_pairs;
+    let changing = table.changing();
+    // SAFETY: request and response are laid out as libibverbs expects, the sizes are theirs, and
+    // `qp` is not shared yet.
+    let result = unsafe {
+        ibv_cmd_create_qp_ex(
+            context,
+            (*qp).verbs.get(),
+            attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+            ptr::from_mut(&mut response).cast(),
+            size_of_val(&response),
+        )
+    };
+    if result != 0 {
+        // SAFETY: `qp` is the box from above; the kernel did not take it.
+        drop(unsafe { Box::from_raw(qp) });
+        return Err(result);
+    }
+    // SAFETY: nobody else has `qp` yet.
+    let qpn = unsafe {
+        (*qp).qpn = (*(*qp).verbs.get()).qp_ex.qp_base.qp_num;
+        (*qp).qpn
+    };
+    if !table.insert(qpn, qp, &changing) {
+        // SAFETY: the queue pair was made a moment ago and nobody has it.
+        unsafe {
+            ibv_cmd_destroy_qp((*qp).verbs.get().cast());
+            drop(Box::from_raw(qp));
+        }
+        return Err(libc::EPROTO);
+    }
+    attr.cap = geometry.capacity;
+    Ok(qp)
+}
+
+pub(crate) unsafe extern "C" fn create_qp(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: the consumer passes a live domain and its attributes.
+    let (context, attr) = unsafe { ((*pd).context, &mut *attr) };
+    let mut extended = ibv_qp_init_attr_ex {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+        comp_mask: IBV_QP_INIT_ATTR_PD,
+        pd,
+        ..Default::default()
+    };
+    // SAFETY: the context of a live domain is open.
+    match unsafe { create(context, &mut extended) } {
+        Ok(qp) => {
+            attr.cap = extended.cap;
+            qp.cast()
+        }
+        Err(errno) => fail(errno),
+    }
+}
+
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: the consumer passes an open context and its attributes.
+    let attr = unsafe { &mut *attr };
+    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if attr.comp_mask & !known != 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let extended = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+    // SAFETY: `context` is open.
+    let features = unsafe { Context::of(context) }.limits.features;
+    if extended && attr.send_ops_flags & !post_ex::supported(attr.qp_type, features) != 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
+    // SAFETY: as above.
+    let qp = match unsafe { create(context, attr) } {
+        Ok(qp) => qp,
+        Err(errno) => return fail(errno),
+    };
+    if extended {
+        // SAFETY: the queue pair was made a moment ago and nobody else has it.
+        unsafe { post_ex::enable((*qp).verbs.get(), attr.send_ops_flags) };
+    }
+    qp.cast()
+}
+
+pub(crate) unsafe extern "C" fn modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    let mut request = Request::<ib_uverbs_modify_qp, Nothing>::default();
+    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
+    let result = unsafe {
+        ibv_cmd_modify_qp(
+            qp,
+            attr,
+            mask,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+        )
+    };
+    if result != 0 {
+        return result;
+    }
+    // SAFETY: the consumer passes a live queue pair and its attributes.
+    let (this, state) = unsafe { (Qp::of(qp), (*attr).qp_state) };
+    if mask as u32 & IBV_QP_STATE != 0 && state == IBV_QPS_RESET {
+        // SAFETY: the queue pair is made.
+        let (send, receive) = unsafe { this.completion_queues() };
+        clean_both(send, receive, this.qpn, || this.reset_queues());
+    }
+    0
+}
+
+pub(crate) unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+    init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    let mut request = Request::<ib_uverbs_query_qp, Nothing>::default();
+    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
+    let result = unsafe {
+        ibv_cmd_query_qp(
+            qp,
+            attr,
+            mask,
+            init_attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+        )
+    };
+    if result == 0 {
+        // SAFETY: the consumer passes a live queue pair and room for both answers.
+        unsafe {
+            let capacity = Qp::of(qp).geometry.capacity;
+            (*init_attr).cap = capacity;
+            (*attr).cap = capacity;
+        }
+    }
+    result
+}
+
+pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: libibverbs passes a live queue pair, whose context is open.
+    let (this, table) = unsafe { (Qp::of(qp), &*Context::of((*qp).context).queue_pairs) };
+    let changing = table.changing();
+    // SAFETY: as above.
+    let result = unsafe { ibv_cmd_destroy_qp(qp) };
+    if result != 0 {
+        return result;
+    }
+    // SAFETY: the queue pair was made.
+    let (send, receive) = unsafe { this.completion_queues() };
+    // Whoever polls sees the queue pair alive or none of its entries.
+    clean_both(send, receive, this.qpn, || {
+        table.remove(this.qpn, &changing);
+    });
+    drop(changing);
+    // SAFETY: it came from `create`; kernel, device and table have let go of it.
+    drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn limits() -> UverbsContextResponse {
+        UverbsContextResponse {
+            max_sge: ferrite_abi::MAX_SGE as u32,
+            max_inline: ferrite_abi::MAX_INLINE as u32,
+            sq_max_log_blocks: ferrite_abi::SQ_MAX_LOG_BLOCKS,
+            rq_max_log_entries: ferrite_abi::RQ_MAX_LOG_ENTRIES,
+            ..UverbsContextResponse::zeroed()
+        }
+    }
+
+    fn cap(send_wr: u32, recv_wr: u32, send_sge: u32, recv_sge: u32, inline: u32) -> ibv_qp_cap {
+        ibv_qp_cap {
+            max_send_wr: send_wr,
+            max_recv_wr: recv_wr,
+            max_send_sge: send_sge,
+            max_recv_sge: recv_sge,
+            max_inline_data: inline,
+        }
+    }
+
+    #[test]
+    fn every_capacity_asked_for_is_met() {
+        for wr in [1, 2, 3, 100, 128, 4096] {
+            for sge in [0, 1, 2, 3, 7, 16] {
+                for inline in [0, 1, 32, 33, 96, 97, 256] {
+                    let wanted = cap(wr, wr, sge, sge, inline);
+                    let geometry = Geometry::new(&wanted, &limits()).unwrap();
+                    let given = geometry.capacity;
+                    assert!(given.max_send_wr >= wr && given.max_recv_wr >= wr);
+                    assert!(given.max_send_sge >= sge && given.max_recv_sge >= sge);
+                    assert!(given.max_inline_data >= inline);
+                    // The largest work request, as often as promised, fits in the ring.
+                    let largest =
+                        (given.max_send_sge as usize * 16).max(given.max_inline_data as usize);
+                    let blocks = blocks_for(SendOpcode::Write, false, largest) as u32;
+                    assert!(blocks * given.max_send_wr <= geometry.sq_blocks);
+                    assert!(16 + 16 * given.max_recv_sge <= geometry.rq_stride);
+                    assert_eq!(geometry.rq_offset % 64, 0);
+                    assert_eq!(geometry.record_offset % 64, 0);
+                    assert!(
+                        geometry.rq_offset + (geometry.rq_entries * geometry.rq_stride) as usize
+                            <= geometry.record_offset
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn capacities_beyond_the_limits_are_refused() {
+        for wanted in [
+            cap(1, 1, 17, 1, 0),
+            cap(1, 1, 1, 17, 0),
+            cap(1, 1, 1, 1, 257),
+            cap((1 << 17) + 1, 1, 1, 1, 0),
+            cap(u32::MAX, 1, 16, 1, 0),
+            cap(1, (1 << 15) + 1, 1, 1, 0),
+            cap(1, u32::MAX, 1, 1, 0),
+        ] {
+            assert_eq!(
+                Geometry::new(&wanted, &limits()).err(),
+                Some(libc::EINVAL),
+                "{wanted:?}"
+            );
+        }
+        assert!(Geometry::new(&cap(1 << 17, 1 << 15, 1, 1, 0), &limits()).is_ok());
+    }
+}
