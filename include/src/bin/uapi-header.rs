@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Prints the C header of the uverbs interface: `include/uapi/rdma/ferrite-abi.h`.
+
+use ferrite_abi::{Field, Layout};
+use std::fmt::Write;
+
+fn main() {
+    print!("{}", header());
+}
+
+fn header() -> String {
+    let mut text = String::from(
+        "/* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR MIT) */\n\
+         /*\n \
+         * Private part of the uverbs commands of Ferrite devices.\n \
+         *\n \
+         * Generated from include/src/abi/uverbs.rs, which tells what the fields mean. Do not edit.\n \
+         */\n\
+         #ifndef FERRITE_ABI_H\n\
+         #define FERRITE_ABI_H\n\
+         \n\
+         #include <linux/types.h>\n\
+         \n",
+    );
+    define(
+        &mut text,
+        "FERRITE_UVERBS_ABI_VERSION",
+        ferrite_abi::UVERBS_ABI_VERSION,
+    );
+    structure::<ferrite_abi::UverbsContextRequest>(&mut text);
+    structure::<ferrite_abi::UverbsContextResponse>(&mut text);
+    structure::<ferrite_abi::UverbsPdResponse>(&mut text);
+    structure::<ferrite_abi::UverbsCqRequest>(&mut text);
+    structure::<ferrite_abi::UverbsCqResponse>(&mut text);
+    structure::<ferrite_abi::UverbsQpRequest>(&mut text);
+    structure::<ferrite_abi::UverbsQpResponse>(&mut text);
+    structure::<ferrite_abi::UverbsSrqRequest>(&mut text);
+    structure::<ferrite_abi::UverbsSrqResponse>(&mut text);
+    text.push_str("\n#endif /* FERRITE_ABI_H */\n");
+    text
+}
+
+fn define(text: &mut String, name: &str, value: u32) {
+    writeln!(text, "#define {name} {value}").expect("writing to a string");
+}
+
+/// Adds a structure.
+fn structure<L: Layout>(text: &mut String) {
+    let name = c_name(L::NAME);
+    writeln!(text, "\nstruct {name} {{").expect("writing to a string");
+    for field in L::FIELDS {
+        writeln!(text, "\t{};", declaration(field)).expect("writing to a string");
+    }
+    text.push_str("};\n");
+}
+
+/// `UverbsQpRequest` is `ferrite_qp_request` in C.
+fn c_name(name: &str) -> String {
+    let mut result = String::from("ferrite");
+    for character in name.strip_prefix("Uverbs").unwrap_or(name).chars() {
+        if character.is_ascii_uppercase() {
+            result.push('_');
+        }
+        result.push(character.to_ascii_lowercase());
+    }
+    result
+}
+
+fn declaration(field: &Field) -> String {
+    let (element, length) = match field.ty.strip_prefix('[') {
+        Some(array) => {
+            let array = array.trim_end_matches(']');
+            let (element, length) = array.split_once(';').expect("an array has a length");
+            (element.trim(), format!("[{}]", length.trim()))
+        }
+        None => (field.ty, String::new()),
+    };
+    let element = match element {
+        "u8" => "__u8",
+        "u16" => "__u16",
+        "u32" => "__u32",
+        "u64" => "__aligned_u64",
+        other => panic!("{}: no C type for {other}", field.name),
+    };
+    format!("{element} {}{length}", field.name)
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: ((GPL-2.0 WITH Linux-syscall-note) OR MIT) */
+/*
+ * Private part of the uverbs commands of Ferrite devices.
+ *
+ * Generated from include/src/abi/uverbs.rs, which tells what the fields mean. Do not edit.
+ */
+#ifndef FERRITE_ABI_H
+#define FERRITE_ABI_H
+
+#include <linux/types.h>
+
+#define FERRITE_UVERBS_ABI_VERSION 1
+
+struct ferrite_context_request {
+	__u32 abi_version;
+	__u32 reserved;
+};
+
+struct ferrite_context_response {
+	__aligned_u64 doorbell_offset;
+	__u32 doorbell_size;
+	__u32 max_sge;
+	__u32 max_inline;
+	__u8 sq_max_log_blocks;
+	__u8 rq_max_log_entries;
+	__u8 cq_max_log_entries;
+	__u8 reserved0;
+	__aligned_u64 features;
+	__u32 clock_khz;
+	__u32 reserved1;
+	__aligned_u64 reserved2[3];
+};
+
+struct ferrite_pd_response {
+	__u32 pdn;
+	__u32 reserved;
+};
+
+struct ferrite_cq_request {
+	__aligned_u64 buffer;
+	__aligned_u64 length;
+	__u32 record_offset;
+	__u32 log_entries;
+};
+
+struct ferrite_cq_response {
+	__u32 cqn;
+	__u32 entries;
+};
+
+struct ferrite_qp_request {
+	__aligned_u64 buffer;
+	__aligned_u64 length;
+	__u32 sq_offset;
+	__u32 rq_offset;
+	__u32 record_offset;
+	__u8 sq_log_blocks;
+	__u8 rq_log_entries;
+	__u8 rq_log_stride;
+	__u8 reserved0;
+	__aligned_u64 reserved1;
+};
+
+struct ferrite_qp_response {
+	__u32 qpn;
+	__u32 reserved;
+};
+
+struct ferrite_srq_request {
+	__aligned_u64 buffer;
+	__aligned_u64 length;
+	__u32 ring_offset;
+	__u32 record_offset;
+	__u8 log_entries;
+	__u8 log_stride;
+	__u16 reserved[3];
+};
+
+struct ferrite_srq_response {
+	__u32 srqn;
+	__u32 reserved;
+};
+
+#endif /* FERRITE_ABI_H */
