@@ -1,2 +1,463 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The Ferrite RNIC engine, without I/O of its own
+
+//! The Ferrite RNIC engine, without I/O of its own: no sockets, no threads, no clock.
+//!
+//! What happens comes in through the methods of [`Engine`]; what the device does about it goes
+//! out through the [`Host`] that each of them is given. So two devices and a bad wire between them
+//! run in one thread of a test, repeatably.
+//!
+//! The modules follow the chapters of the device specification. [`core::Core`] is everything but
+//! the queue pairs, so that work on one queue pair can borrow both; the [`transport`] is written
+//! against these two.
+//!
+//! Everything that comes from the guest or the wire is hostile: each number is checked where it
+//! enters, and nothing is allocated by such a number beyond the limits the device announces.
+
+pub mod att;
+pub mod core;
+pub mod counters;
+pub mod cq;
+mod cqp;
+pub mod eq;
+pub mod gid;
+pub mod memory;
+pub mod qp;
+pub mod queue;
+pub mod roce;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod timers;
+pub mod tpt;
+pub mod transport;
+
+pub use crate::core::{Config, Core};
+pub use crate::counters::Counters;
+pub use crate::memory::{DmaError, Host, HostMemory};
+pub use crate::qp::{QueuePair, QueuePairs};
+pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
+
+use crate::timers::TimerOwner;
+use ferrite_abi::{
+    ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, BootBlock, Buffer, CONTROL_ENABLE,
+    CONTROL_RESET, CQP_MAX_LOG_ENTRIES, CommandEntry, DOORBELL_COMPLETION, DOORBELL_CONTROL,
+    DOORBELL_EVENT_QUEUE, DOORBELL_PAGE_SIZE, DOORBELL_PAGES, DOORBELL_RECEIVE, DOORBELL_SEND,
+    DeviceState, EQ_CONTROL, EventCode, EventEntry, FEATURE_RESIZE_CQ,
+    FEATURE_SEND_QUEUE_REGISTRATION, FatalCode, MAGIC, Plain, QUEUE_NUMBER_MASK,
+    QueuePairStateCode, REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DRIVER_FEATURES,
+    REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_MAC, REG_MAGIC, REG_STATUS, REG_VECTORS,
+};
+
+/// The features this engine has.
+pub const FEATURES: u64 =
+    FEATURE_RESIZE_CQ | FEATURE_SEND_QUEUE_REGISTRATION | transport::FEATURES;
+
+/// Model version, for `REG_FIRMWARE`: major.minor.patch in bits 31:16, 15:8, 7:0.
+pub const FIRMWARE: u32 = 1 << 8;
+
+/// Frames of the loopback delivered in one poll.
+const LOOPBACK_BUDGET: usize = 256;
+
+/// What became of a frame from the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// It was for the RNIC, which has dealt with it (or dropped it).
+    Consumed,
+    /// It is for the ordinary network interface.
+    PassToHost,
+}
+
+/// Where the transport's `send` left off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Everything posted was taken up (it may still be unacknowledged), as far as the producer
+    /// index last looked at says. The engine looks once more and then lets the queue pair sleep.
+    Drained,
+    /// It waits for an answer of the peer or for its timer, and will schedule itself then.
+    Blocked,
+    /// Its burst is used up; the engine calls again in its turn.
+    More,
+}
+
+/// The control ring.
+#[derive(Clone, Copy, Debug)]
+struct ControlRing {
+    address: u64,
+    log_entries: u8,
+    /// Commands taken, free-running.
+    consumer: u32,
+}
+
+/// One RNIC.
+#[derive(Debug)]
+pub struct Engine {
+    core: Core,
+    qps: QueuePairs,
+    control: Option<ControlRing>,
+    driver_version: u32,
+    driver_features: u64,
+    boot: u64,
+}
+
+impl Engine {
+    /// A device after power-on.
+    pub fn new(config: Config) -> Self {
+        Self {
+            core: Core::new(config),
+            qps: QueuePairs::default(),
+            control: None,
+            driver_version: 0,
+            driver_features: 0,
+            boot: 0,
+        }
+    }
+
+    /// Counters since the engine was made.
+    pub fn counters(&self) -> &Counters {
+        &self.core.counters
+    }
+
+    /// What the engine was told.
+    pub fn config(&self) -> &Config {
+        &self.core.config
+    }
+
+    /// Everything but the queue pairs, to look at.
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// The queue pairs, to look at.
+    pub fn queue_pairs(&self) -> &QueuePairs {
+        &self.qps
+    }
+
+    /// True while commands and work requests are served.
+    pub fn is_running(&self) -> bool {
+        self.core.is_running()
+    }
+
+    /// Back to the state after power-on: function-level reset, bus reset, `CONTROL_RESET`.
+    pub fn reset(&mut self) {
+        self.core.reset();
+        self.qps.clear();
+        self.control = None;
+        self.driver_version = 0;
+        self.driver_features = 0;
+        self.boot = 0;
+    }
+
+    /// Tells of the state of the Ethernet link.
+    pub fn set_link(&mut self, up: bool, now: u64, host: &mut dyn Host) {
+        self.core.now = now;
+        if self.core.link_up != up {
+            self.core.link_up = up;
+            if self.core.is_running() {
+                self.core
+                    .global_event(EventCode::LinkChange, 0, u64::from(up), host);
+            }
+        }
+    }
+
+    /// Stops the device with a fatal error, to see what the driver does.
+    pub fn inject_fatal(&mut self, host: &mut dyn Host) {
+        self.core.fail(FatalCode::Injected, host);
+    }
+
+    /// A read of `size` bytes at `offset` of a BAR. Reads of anything but a register give 0.
+    pub fn mmio_read(&mut self, bar: u32, offset: u64, size: usize) -> u64 {
+        if bar != BAR_REGISTERS {
+            return 0;
+        }
+        self.core.counters.register_reads += 1;
+        let Ok(offset) = usize::try_from(offset) else {
+            return 0;
+        };
+        // A 64-bit register may be read in halves.
+        let aligned = offset & !7;
+        let low = self.register(aligned);
+        let high = self.register(aligned | 4);
+        let both = match aligned {
+            REG_FEATURES | REG_MAC => low,
+            _ => (low & 0xffff_ffff) | high << 32,
+        };
+        let value = both >> ((offset & 7) * 8);
+        match size {
+            1 => value & 0xff,
+            2 => value & 0xffff,
+            4 => value & 0xffff_ffff,
+            8 => value,
+            _ => 0,
+        }
+    }
+
+    fn register(&self, offset: usize) -> u64 {
+        match offset {
+            REG_MAGIC => u64::from(MAGIC),
+            REG_ABI_VERSION => u64::from(ABI_MAJOR) << 16 | u64::from(ABI_MINOR),
+            REG_STATUS => u64::from(self.core.status().0),
+            REG_FEATURES => self.core.config.features & FEATURES,
+            REG_MAC => {
+                let [a, b, c, d, e, f] = self.core.config.mac;
+                u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+            }
+            REG_VECTORS => u64::from(self.core.config.vectors),
+            REG_FIRMWARE => u64::from(FIRMWARE),
+            _ => 0,
+        }
+    }
+
+    /// A write of `size` bytes at `offset` of a BAR.
+    pub fn mmio_write(
+        &mut self,
+        bar: u32,
+        offset: u64,
+        size: usize,
+        value: u64,
+        now: u64,
+        host: &mut dyn Host,
+    ) {
+        self.core.now = now;
+        let Ok(offset) = usize::try_from(offset) else {
+            return;
+        };
+        match bar {
+            BAR_REGISTERS => self.write_register(offset, size, value, host),
+            BAR_DOORBELLS => self.ring_doorbell(offset, size, value, host),
+            _ => {}
+        }
+    }
+
+    fn write_register(&mut self, offset: usize, size: usize, value: u64, host: &mut dyn Host) {
+        self.core.counters.register_writes += 1;
+        let half = |old: u64, high: bool| match (size, high) {
+            (8, false) => value,
+            (4, false) => (old & !0xffff_ffff) | (value & 0xffff_ffff),
+            (4, true) => (old & 0xffff_ffff) | value << 32,
+            _ => old,
+        };
+        match offset {
+            REG_CONTROL if size == 4 => {
+                let value = value as u32;
+                if value & CONTROL_RESET != 0 {
+                    self.reset();
+                } else if value & CONTROL_ENABLE != 0 && self.core.state == DeviceState::Ready {
+                    if let Err(code) = self.enable(host) {
+                        self.core.fail(code, host);
+                    }
+                }
+            }
+            REG_DRIVER_VERSION if size == 4 => self.driver_version = value as u32,
+            REG_DRIVER_FEATURES => self.driver_features = half(self.driver_features, false),
+            _ if offset == REG_DRIVER_FEATURES + 4 => {
+                self.driver_features = half(self.driver_features, true);
+            }
+            REG_BOOT => self.boot = half(self.boot, false),
+            _ if offset == REG_BOOT + 4 => self.boot = half(self.boot, true),
+            _ => {}
+        }
+    }
+
+    /// Checks the handshake, reads the boot block and starts.
+    fn enable(&mut self, host: &mut dyn Host) -> Result<(), FatalCode> {
+        let offered = self.core.config.features & FEATURES;
+        if self.driver_version >> 16 != u32::from(ABI_MAJOR) || self.driver_features & !offered != 0
+        {
+            return Err(FatalCode::BadHandshake);
+        }
+        let mut boot = BootBlock::zeroed();
+        if self.boot % 64 != 0 || host.read(self.boot, boot.as_bytes_mut()).is_err() {
+            return Err(FatalCode::BadBootBlock);
+        }
+        if boot.cqp_log_entries == 0
+            || boot.cqp_log_entries > CQP_MAX_LOG_ENTRIES
+            || boot.cqp_ring % 64 != 0
+            || boot.eq0_ring % 64 != 0
+            || boot.eq0_vector >= self.core.config.vectors
+        {
+            return Err(FatalCode::BadBootBlock);
+        }
+        // `define` refuses a size out of range before it looks at the length.
+        let eq_bytes = (size_of::<EventEntry>() as u64) << boot.eq0_log_entries.min(32);
+        let ring = Buffer::contiguous(boot.eq0_ring, eq_bytes);
+        self.core
+            .eqs
+            .define(EQ_CONTROL, boot.eq0_vector, boot.eq0_log_entries, &ring)
+            .map_err(|_| FatalCode::BadBootBlock)?;
+        // Both ends of the rings are looked at now, so that a wrong address is found early.
+        let cqp_last = boot
+            .cqp_ring
+            .checked_add(((size_of::<CommandEntry>() as u64) << boot.cqp_log_entries) - 8)
+            .ok_or(FatalCode::BadBootBlock)?;
+        let eq_last = boot.eq0_ring.checked_add(eq_bytes - 8);
+        for address in [
+            Some(boot.cqp_ring),
+            Some(cqp_last),
+            Some(boot.eq0_ring),
+            eq_last,
+        ] {
+            address
+                .and_then(|address| host.load_u64(address).ok())
+                .ok_or(FatalCode::BadBootBlock)?;
+        }
+        self.control = Some(ControlRing {
+            address: boot.cqp_ring,
+            log_entries: boot.cqp_log_entries,
+            consumer: 0,
+        });
+        self.core.features = self.driver_features;
+        self.core.state = DeviceState::Running;
+        Ok(())
+    }
+
+    fn ring_doorbell(&mut self, offset: usize, size: usize, word: u64, host: &mut dyn Host) {
+        let page = offset / DOORBELL_PAGE_SIZE;
+        if size != 8 || page >= DOORBELL_PAGES || !self.core.is_running() {
+            self.core.counters.bad_doorbells += 1;
+            return;
+        }
+        let now = self.core.now;
+        let page_number = page as u32;
+        let counters = &mut self.core.counters;
+        match offset % DOORBELL_PAGE_SIZE {
+            DOORBELL_SEND => {
+                counters.send_doorbells += 1;
+                self.queue_pair_doorbell(page_number, word, host);
+            }
+            DOORBELL_RECEIVE => {
+                counters.receive_doorbells += 1;
+                self.queue_pair_doorbell(page_number, word, host);
+            }
+            DOORBELL_COMPLETION => {
+                counters.completion_doorbells += 1;
+                self.core.cq_doorbell(page_number, word, now, host);
+            }
+            DOORBELL_EVENT_QUEUE if page == 0 => {
+                counters.event_doorbells += 1;
+                self.core.eq_doorbell(word, now, host);
+            }
+            DOORBELL_CONTROL if page == 0 => {
+                counters.control_doorbells += 1;
+                self.control_doorbell(word as u32, host);
+            }
+            _ => counters.bad_doorbells += 1,
+        }
+    }
+
+    /// A send or receive doorbell. The record in host memory is what counts.
+    fn queue_pair_doorbell(&mut self, page: u32, word: u64, host: &mut dyn Host) {
+        let qpn = word as u32 & QUEUE_NUMBER_MASK;
+        match self.qps.get_mut(qpn) {
+            Some(qp) if qp.doorbell_page == page => match qp.state {
+                QueuePairStateCode::ReadyToSend => self.core.schedule(qp),
+                QueuePairStateCode::Error => qp::flush(&mut self.core, qp, host),
+                // Nothing is sent now; the producer index is looked at on the way to RTS.
+                _ => {}
+            },
+            _ => self.core.counters.bad_doorbells += 1,
+        }
+    }
+
+    /// A frame came from the wire.
+    pub fn receive_frame(&mut self, frame: &[u8], now: u64, host: &mut dyn Host) -> Disposition {
+        self.core.now = now;
+        if !self.core.is_running() {
+            return Disposition::PassToHost;
+        }
+        transport::receive_frame(&mut self.core, &mut self.qps, frame, host)
+    }
+
+    /// Does what is due: timers, frames to itself, and a burst for each queue pair that has
+    /// something to send. Call it after input, and when [`Engine::next_timeout`] has come.
+    pub fn poll(&mut self, now: u64, host: &mut dyn Host) {
+        self.core.now = now;
+        if !self.core.is_running() {
+            return;
+        }
+        while let Some((entry, owner)) = self.core.timers.pop(now) {
+            match owner {
+                TimerOwner::QueuePair(qpn) => {
+                    if let Some(qp) = self.qps.get_mut(qpn) {
+                        let timers = &mut self.core.timers;
+                        if timers.expired(&mut qp.timer, owner, entry, now) {
+                            transport::expired(&mut self.core, qp, host);
+                        }
+                    }
+                }
+                TimerOwner::EventQueue(eqn) => self.core.eq_timer(eqn, entry, now, host),
+                TimerOwner::CompletionQueue(cqn) => self.core.cq_timer(cqn, entry, now, host),
+            }
+        }
+        if self.core.timers.needs_sweep() {
+            self.sweep_timers();
+        }
+        self.deliver_loopback(host);
+        for _ in 0..self.core.ready.len() {
+            match self.core.ready.pop() {
+                Some(qpn) => self.serve(qpn, host),
+                None => break,
+            }
+        }
+        self.deliver_loopback(host);
+    }
+
+    fn sweep_timers(&mut self) {
+        let core = &mut self.core;
+        let (qps, eqs, cqs) = (&self.qps, &core.eqs, &core.cqs);
+        core.timers.sweep(|owner| match owner {
+            TimerOwner::QueuePair(qpn) => qps.get(qpn).map(|qp| qp.timer),
+            TimerOwner::EventQueue(eqn) => eqs.timer(eqn),
+            TimerOwner::CompletionQueue(cqn) => cqs.timer(cqn),
+        });
+    }
+
+    fn deliver_loopback(&mut self, host: &mut dyn Host) {
+        for _ in 0..LOOPBACK_BUDGET {
+            let Some(frame) = self.core.loopback.pop() else {
+                break;
+            };
+            transport::receive_frame(&mut self.core, &mut self.qps, &frame, host);
+            self.core.loopback.recycle(frame);
+        }
+    }
+
+    /// One turn of a queue pair from the ready list.
+    fn serve(&mut self, qpn: u32, host: &mut dyn Host) {
+        let Some(qp) = self.qps.get_mut(qpn) else {
+            return;
+        };
+        qp.ready = false;
+        let core = &mut self.core;
+        match qp.state {
+            QueuePairStateCode::ReadyToSend => {
+                if qp.send.wake(host).is_err() {
+                    qp::fail(core, qp, host);
+                    return;
+                }
+            }
+            // Answers to the peer; and a drain lets what was taken up come to its end.
+            QueuePairStateCode::ReadyToReceive | QueuePairStateCode::SendDrain => {}
+            _ => return,
+        }
+        match transport::send(core, qp, host) {
+            Progress::More => core.schedule(qp),
+            Progress::Blocked => {}
+            Progress::Drained if qp.may_send() => match qp.send.sleep(host) {
+                Ok(true) => core.schedule(qp),
+                Ok(false) => {}
+                Err(_) => qp::fail(core, qp, host),
+            },
+            Progress::Drained => {}
+        }
+    }
+
+    /// When [`Engine::poll`] wants to be called next; a time that has passed means at once.
+    pub fn next_timeout(&self) -> Option<u64> {
+        if !self.core.is_running() {
+            return None;
+        }
+        if !self.core.ready.is_empty() || self.core.loopback.len() > 0 {
+            return Some(self.core.now);
+        }
+        self.core.timers.next()
+    }
+}

@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! Everything of an engine but its queue pairs, so that work on one queue pair can borrow both.
+
+use crate::counters::Counters;
+use crate::cq::{CompletionQueueDead, CompletionQueues};
+use crate::eq::EventQueues;
+use crate::gid::GidTable;
+use crate::memory::{Host, HostMemory};
+use crate::qp::QueuePair;
+use crate::queue::{completion_opcode, ReceiveRequest, SendRequest};
+use crate::timers::{TimerOwner, Timers};
+use crate::tpt::{Domain, LocalAccess, Tpt, TptError};
+use ferrite_abi::{
+    CompletionEntry, CompletionOpcode, CompletionStatus, DeviceState, EventCode, FatalCode, Plain,
+    QueuePairStateCode, SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SOLICITED,
+    VLAN_NONE,
+};
+use std::collections::VecDeque;
+
+/// What an engine is told when it is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// MAC address of the paired network interface.
+    pub mac: [u8; 6],
+    /// MSI-X vectors, at least 1 and at most [`ferrite_abi::MAX_VECTORS`].
+    pub vectors: u16,
+    /// Globally unique identifier.
+    pub guid: u64,
+    /// Features to offer, a subset of [`crate::FEATURES`].
+    pub features: u64,
+}
+
+impl Config {
+    /// A configuration with everything the engine has, and a GUID made from the MAC address.
+    pub fn new(mac: [u8; 6], vectors: u16) -> Self {
+        let [a, b, c, d, e, f] = mac;
+        Self {
+            mac,
+            vectors: vectors.clamp(1, ferrite_abi::MAX_VECTORS as u16),
+            guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
+            features: crate::FEATURES,
+        }
+    }
+}
+
+/// How a work request of a send queue ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendCompletion {
+    /// Free-running index of its first block.
+    pub index: u32,
+    /// Its blocks.
+    pub blocks: u32,
+    /// What it was.
+    pub opcode: SendOpcode,
+    /// It wants a completion on success too.
+    pub signaled: bool,
+    /// How it ended.
+    pub status: CompletionStatus,
+    /// Bytes read, for reads and atomics; else 0 or the bytes sent.
+    pub byte_count: u32,
+    /// Detail of an error: [`TptError::detail`] or [`crate::QueueError::detail`].
+    pub detail: u32,
+}
+
+impl SendCompletion {
+    /// That `request` ended with `status`.
+    pub fn of(request: &SendRequest, status: CompletionStatus) -> Self {
+        Self {
+            index: request.index,
+            blocks: request.blocks,
+            opcode: request.opcode,
+            signaled: request.signaled(),
+            status,
+            byte_count: request.length,
+            detail: 0,
+        }
+    }
+}
+
+/// How an entry of a receive queue ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveCompletion {
+    /// Free-running index of the entry.
+    pub index: u32,
+    /// How it ended.
+    pub status: CompletionStatus,
+    /// [`CompletionOpcode::Receive`] or [`CompletionOpcode::ReceiveWrite`].
+    pub opcode: CompletionOpcode,
+    /// Bytes received.
+    pub byte_count: u32,
+    /// Immediate data in wire order, or the invalidated tag.
+    pub immediate: u32,
+    /// Any of `COMPLETION_IMMEDIATE`, `COMPLETION_INVALIDATED`, `COMPLETION_SOLICITED`.
+    pub flags: u8,
+    /// Detail of an error.
+    pub detail: u32,
+}
+
+/// Queue pairs that have something to send, each at most once.
+#[derive(Debug, Default)]
+pub struct ReadyList {
+    queue: VecDeque<u32>,
+}
+
+impl ReadyList {
+    /// How many are in it.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// True when it is empty.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<u32> {
+        self.queue.pop_front()
+    }
+}
+
+/// Frames from this device to itself, with the buffers of those delivered kept for reuse.
+#[derive(Debug, Default)]
+pub(crate) struct Loopback {
+    frames: VecDeque<Vec<u8>>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Loopback {
+    fn push(&mut self, frame: &[u8]) {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(frame);
+        self.frames.push_back(buffer);
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Vec<u8>> {
+        self.frames.pop_front()
+    }
+
+    pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < 64 {
+            self.spare.push(buffer);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.frames.len()
+    }
+}
+
+/// Everything but the queue pairs.
+#[derive(Debug)]
+pub struct Core {
+    /// What the engine was told.
+    pub config: Config,
+    /// What it is doing.
+    pub(crate) state: DeviceState,
+    pub(crate) fatal: Option<FatalCode>,
+    pub(crate) link_up: bool,
+    /// Features the driver said it will use.
+    pub features: u64,
+    /// Tags.
+    pub tpt: Tpt,
+    /// Completion queues.
+    pub cqs: CompletionQueues,
+    /// Event queues.
+    pub eqs: EventQueues,
+    /// Addresses.
+    pub gids: GidTable,
+    /// Counters.
+    pub counters: Counters,
+    /// Deadlines.
+    pub timers: Timers,
+    /// Queue pairs with something to send.
+    pub ready: ReadyList,
+    pub(crate) loopback: Loopback,
+    /// The time of the present call, in nanoseconds.
+    pub now: u64,
+    /// What the transport shares among queue pairs: scratch buffers. Take it out with
+    /// [`std::mem::take`] while calling methods of the core.
+    pub transport: crate::transport::Shared,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            config,
+            state: DeviceState::Ready,
+            fatal: None,
+            link_up: true,
+            features: 0,
+            tpt: Tpt::default(),
+            cqs: CompletionQueues::default(),
+            eqs: EventQueues::default(),
+            gids: GidTable::default(),
+            counters: Counters::default(),
+            timers: Timers::default(),
+            ready: ReadyList::default(),
+            loopback: Loopback::default(),
+            now: 0,
+            transport: crate::transport::Shared::default(),
+        }
+    }
+
+    /// Back to the state after power-on; configuration, link and counters stay.
+    pub(crate) fn reset(&mut self) {
+        let link_up = self.link_up;
+        let mut counters = std::mem::take(&mut self.counters);
+        counters.resets += 1;
+        let now = self.now;
+        *self = Self::new(self.config.clone());
+        self.link_up = link_up;
+        self.counters = counters;
+        self.now = now;
+    }
+
+    /// True between `CONTROL_ENABLE` and a reset or fatal error.
+    pub fn is_running(&self) -> bool {
+        self.state == DeviceState::Running
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        Status::new(self.state, self.fatal, self.link_up)
+    }
+
+    /// Stops the device: nothing is done any more until a reset.
+    pub(crate) fn fail(&mut self, code: FatalCode, host: &mut dyn Host) {
+        if self.state == DeviceState::Fatal {
+            return;
+        }
+        self.state = DeviceState::Fatal;
+        self.fatal = Some(code);
+        self.last_event(code, host);
+        self.timers.clear();
+        self.ready = ReadyList::default();
+        self.loopback = Loopback::default();
+    }
+
+    /// Has the transport's `send` called for this queue pair by the next poll.
+    pub fn schedule(&mut self, qp: &mut QueuePair) {
+        if !qp.ready {
+            qp.ready = true;
+            self.ready.queue.push_back(qp.number);
+        }
+    }
+
+    /// (Re)starts the timer of a queue pair.
+    pub fn start_timer(&mut self, qp: &mut QueuePair, deadline: u64) {
+        let owner = TimerOwner::QueuePair(qp.number);
+        self.timers.start(&mut qp.timer, owner, deadline);
+    }
+
+    /// Sends a frame: to the wire, or, where it is addressed to this device, to itself.
+    pub fn transmit(&mut self, frame: &[u8], host: &mut dyn Host) {
+        if !self.is_running() {
+            return;
+        }
+        self.counters.tx_packets += 1;
+        self.counters.tx_bytes += frame.len() as u64;
+        if frame.get(..6) == Some(&self.config.mac[..]) {
+            self.loopback.push(frame);
+        } else if self.link_up {
+            host.transmit(frame);
+        }
+    }
+
+    /// Ends a work request of `qp`'s send queue, and with it (in order) all before it: writes the
+    /// completion, if one is wanted or `status` is an error, and frees its blocks.
+    ///
+    /// After an error status the caller calls [`crate::qp::enter_error`]; when this returns an
+    /// error, [`crate::qp::fail`].
+    pub fn complete_send(
+        &mut self,
+        qp: &mut QueuePair,
+        completion: &SendCompletion,
+        host: &mut dyn Host,
+    ) -> Result<(), CompletionQueueDead> {
+        qp.send
+            .retire(completion.index.wrapping_add(completion.blocks));
+        let failed = completion.status != CompletionStatus::Success;
+        if qp.draining && qp.send.retired() == qp.send.next() && !failed {
+            qp.draining = false;
+            self.async_event(EventCode::SendQueueDrained, qp.number, host);
+        }
+        if !failed && !completion.signaled {
+            return Ok(());
+        }
+        let entry = CompletionEntry {
+            qpn: qp.number,
+            index: completion.index,
+            byte_count: completion.byte_count,
+            detail: completion.detail,
+            status: completion.status.number(),
+            opcode: completion_opcode(completion.opcode).number(),
+            vlan: VLAN_NONE,
+            ..CompletionEntry::zeroed()
+        };
+        self.write_completion(qp.send_cqn, entry, failed, host)
+    }
+
+    /// Ends an entry of `qp`'s receive queue. Errors as for [`Core::complete_send`].
+    pub fn complete_receive(
+        &mut self,
+        qp: &mut QueuePair,
+        completion: &ReceiveCompletion,
+        host: &mut dyn Host,
+    ) -> Result<(), CompletionQueueDead> {
+        qp.receive.retire(completion.index.wrapping_add(1));
+        let solicited = completion.status != CompletionStatus::Success
+            || completion.flags & COMPLETION_SOLICITED != 0;
+        let entry = CompletionEntry {
+            qpn: qp.number,
+            index: completion.index,
+            byte_count: completion.byte_count,
+            immediate: completion.immediate,
+            detail: completion.detail,
+            status: completion.status.number(),
+            opcode: completion.opcode.number(),
+            flags: completion.flags | COMPLETION_RECEIVE,
+            vlan: VLAN_NONE,
+            ..CompletionEntry::zeroed()
+        };
+        self.write_completion(qp.receive_cqn, entry, solicited, host)
+    }
+
+    /// Copies bytes `offset..` of the message that `request` sends (its scatter/gather entries or
+    /// inline data) into `bytes`, with the checks of each entry touched.
+    pub fn gather<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        domain: Domain,
+        request: &SendRequest,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), TptError> {
+        if let Some(data) = request.inline() {
+            let data = usize::try_from(offset)
+                .ok()
+                .and_then(|offset| data.get(offset..)?.get(..bytes.len()))
+                .ok_or(TptError::OutOfBounds)?;
+            bytes.copy_from_slice(data);
+            return Ok(());
+        }
+        let length = bytes.len();
+        for_pieces(request.sges(), offset, length, |sge, within, range| {
+            let span = self.check_sge(sge, domain, LocalAccess::Read)?;
+            self.tpt.read(memory, &span, within, &mut bytes[range])
+        })
+    }
+
+    /// Copies `bytes` to bytes `offset..` of what scatter/gather entries describe (those of a
+    /// receive, a read or an atomic), with the checks of each entry touched.
+    pub fn scatter<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        domain: Domain,
+        sges: &[Sge],
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), TptError> {
+        for_pieces(sges, offset, bytes.len(), |sge, within, range| {
+            let span = self.check_sge(sge, domain, LocalAccess::Write)?;
+            self.tpt.write(memory, &span, within, &bytes[range])
+        })
+    }
+
+    /// Checks every entry that has bytes, before anything is sent or asked of a peer.
+    pub fn check_sges(
+        &self,
+        domain: Domain,
+        sges: &[Sge],
+        access: LocalAccess,
+    ) -> Result<(), TptError> {
+        sges.iter()
+            .try_for_each(|sge| self.check_sge(sge, domain, access).map(|_| ()))
+    }
+
+    fn check_sge(
+        &self,
+        sge: &Sge,
+        domain: Domain,
+        access: LocalAccess,
+    ) -> Result<crate::tpt::Span, TptError> {
+        let length = u64::from(sge.length);
+        self.tpt
+            .check_local(sge.lkey, sge.address, length, domain, access)
+    }
+
+    /// Takes the next entry of `qp`'s receive queue. `Ok(false)`: the receiver is not ready.
+    pub fn take_receive<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        qp: &mut QueuePair,
+        request: &mut ReceiveRequest,
+    ) -> Result<bool, crate::QueueError> {
+        debug_assert_ne!(qp.state, QueuePairStateCode::Error);
+        qp.receive.take(memory, request)
+    }
+}
+
+/// Calls `access` for each piece of `offset..offset + length` of what `sges` describe: the entry,
+/// the offset in it, and the range of the piece in the bytes copied.
+fn for_pieces(
+    sges: &[Sge],
+    offset: u64,
+    length: usize,
+    mut access: impl FnMut(&Sge, u64, std::ops::Range<usize>) -> Result<(), TptError>,
+) -> Result<(), TptError> {
+    let mut skip = offset;
+    let mut done = 0;
+    for sge in sges {
+        if done == length {
+            break;
+        }
+        let sge_length = u64::from(sge.length);
+        if skip >= sge_length {
+            skip -= sge_length;
+            continue;
+        }
+        let piece = usize::try_from(sge_length - skip)
+            .unwrap_or(usize::MAX)
+            .min(length - done);
+        access(sge, skip, done..done + piece)?;
+        done += piece;
+        skip = 0;
+    }
+    if done < length {
+        return Err(TptError::OutOfBounds);
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! The control queue: commands of the driver.
+//!
+//! Commands are taken in order. Each is finished before the next is taken, which is one of the
+//! orders the specification allows.
+
+use crate::core::Core;
+use crate::eq::{event, MAX_EQ};
+use crate::gid::MAX_GIDS;
+use crate::memory::Host;
+use crate::{cq, qp, tpt, Engine, FEATURES};
+use ferrite_abi::*;
+use std::mem::size_of;
+
+/// The payload of a command, which always fits.
+fn payload<P: Plain>(entry: &CommandEntry) -> Result<P, CommandStatus> {
+    P::from_prefix(&entry.payload).ok_or(CommandStatus::BadParameter)
+}
+
+/// Writes the reply of a query.
+fn reply<P: Plain>(entry: &CommandEntry, value: &P, host: &dyn Host) -> Result<(), CommandStatus> {
+    reply_bytes(entry, value.as_bytes(), host)
+}
+
+fn reply_bytes(entry: &CommandEntry, bytes: &[u8], host: &dyn Host) -> Result<(), CommandStatus> {
+    if entry.reply == 0 || entry.reply % 64 != 0 {
+        return Err(CommandStatus::BadParameter);
+    }
+    host.write(entry.reply, bytes)
+        .map_err(|_| CommandStatus::HostMemory)
+}
+
+/// What the device can do.
+fn caps(core: &Core) -> DeviceCaps {
+    let mut page_sizes = 0;
+    for shift in PAGE_SHIFT_MIN..=PAGE_SHIFT_MAX {
+        page_sizes |= 1 << shift;
+    }
+    DeviceCaps {
+        max_qp: qp::MAX_QP,
+        max_cq: cq::MAX_CQ,
+        max_srq: 0,
+        max_tags: tpt::MAX_TAGS,
+        max_eq: MAX_EQ,
+        max_gid: MAX_GIDS,
+        max_read: qp::MAX_READ,
+        max_log_mtu: 12,
+        sq_max_log_blocks: SQ_MAX_LOG_BLOCKS,
+        rq_max_log_entries: RQ_MAX_LOG_ENTRIES,
+        cq_max_log_entries: CQ_MAX_LOG_ENTRIES,
+        eq_max_log_entries: EQ_MAX_LOG_ENTRIES,
+        max_sge: MAX_SGE as u8,
+        reserved0: 0,
+        max_inline: MAX_INLINE as u32,
+        max_message: u64::from(MAX_MESSAGE),
+        max_region: tpt::MAX_REGION,
+        page_sizes,
+        features: core.config.features & FEATURES,
+        guid: core.config.guid,
+        doorbell_pages: DOORBELL_PAGES as u32,
+        clock_khz: 1_000_000,
+        reserved1: [0; 22],
+    }
+}
+
+impl Engine {
+    /// The driver has posted commands up to `producer`.
+    pub(crate) fn control_doorbell(&mut self, producer: u32, host: &mut dyn Host) {
+        let Some(ring) = self.control else {
+            return;
+        };
+        if producer.wrapping_sub(ring.consumer) > 1 << ring.log_entries {
+            self.core.fail(FatalCode::BadCommandIndex, host);
+            return;
+        }
+        let mut consumer = ring.consumer;
+        while consumer != producer && self.core.is_running() {
+            let slot = u64::from(consumer & ((1 << ring.log_entries) - 1));
+            let mut entry = CommandEntry::zeroed();
+            // Cannot wrap: the whole ring was checked at the start.
+            let address = ring.address + slot * size_of::<CommandEntry>() as u64;
+            if host.read(address, entry.as_bytes_mut()).is_err() {
+                self.core.fail(FatalCode::HostMemory, host);
+                return;
+            }
+            consumer = consumer.wrapping_add(1);
+            self.control = Some(crate::ControlRing { consumer, ..ring });
+            let status = match self.execute(&entry, host) {
+                Ok(()) => CommandStatus::Ok,
+                Err(status) => status,
+            };
+            self.core.counters.commands += 1;
+            if status != CommandStatus::Ok {
+                self.core.counters.failed_commands += 1;
+            }
+            let done = event(
+                EventCode::CommandDone,
+                entry.cookie,
+                u64::from(status.number()),
+                0,
+            );
+            self.core.post_event(EQ_CONTROL, done, host);
+        }
+    }
+
+    fn execute(&mut self, entry: &CommandEntry, host: &mut dyn Host) -> Result<(), CommandStatus> {
+        let core = &mut self.core;
+        let now = core.now;
+        let opcode = CommandOpcode::from_number(entry.opcode).ok_or(CommandStatus::BadOpcode)?;
+        match opcode {
+            CommandOpcode::Nop => Ok(()),
+            CommandOpcode::QueryDevice => reply(entry, &caps(core), host),
+            CommandOpcode::CreateEventQueue => core.create_eq(&payload(entry)?),
+            CommandOpcode::DestroyEventQueue => {
+                core.eqs.destroy(payload::<ObjectNumber>(entry)?.number)
+            }
+            CommandOpcode::ModifyEventQueue => core.modify_eq(&payload(entry)?, now, host),
+            CommandOpcode::CreateCompletionQueue => core.create_cq(&payload(entry)?, host),
+            CommandOpcode::ModifyCompletionQueue => core.modify_cq(&payload(entry)?),
+            CommandOpcode::ResizeCompletionQueue => {
+                if core.features & FEATURE_RESIZE_CQ == 0 {
+                    return Err(CommandStatus::Unsupported);
+                }
+                core.resize_cq(&payload(entry)?, host)
+            }
+            CommandOpcode::DestroyCompletionQueue => {
+                core.cqs.destroy(payload::<ObjectNumber>(entry)?.number)
+            }
+            CommandOpcode::CreateQueuePair => {
+                qp::create(core, &mut self.qps, &payload(entry)?, host)
+            }
+            CommandOpcode::ModifyQueuePair => {
+                qp::modify(core, &mut self.qps, &payload(entry)?, host)
+            }
+            CommandOpcode::QueryQueuePair => {
+                let state = qp::query(&self.qps, payload::<ObjectNumber>(entry)?.number)?;
+                reply(entry, &state, host)
+            }
+            CommandOpcode::DestroyQueuePair => {
+                let number = payload::<ObjectNumber>(entry)?.number;
+                qp::destroy(core, &mut self.qps, number)
+            }
+            CommandOpcode::RegisterRegion => core.tpt.register(&payload(entry)?),
+            CommandOpcode::AllocateTag => {
+                if core.features & (FEATURE_SEND_QUEUE_REGISTRATION | FEATURE_WINDOWS) == 0 {
+                    return Err(CommandStatus::Unsupported);
+                }
+                core.tpt.allocate(&payload(entry)?)
+            }
+            CommandOpcode::ReleaseTag => core
+                .tpt
+                .release(Tag(payload::<ObjectNumber>(entry)?.number)),
+            CommandOpcode::SetGid => match core.gids.set(&payload(entry)?) {
+                CommandStatus::Ok => Ok(()),
+                status => Err(status),
+            },
+            CommandOpcode::CreateSharedReceive
+            | CommandOpcode::ModifySharedReceive
+            | CommandOpcode::QuerySharedReceive
+            | CommandOpcode::DestroySharedReceive => Err(CommandStatus::Unsupported),
+            CommandOpcode::QueryCounters => {
+                let mut bytes = [0; COUNTER_NAMES.len() * 8];
+                for (bytes, value) in bytes.chunks_exact_mut(8).zip(core.counters.named()) {
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+                reply_bytes(entry, &bytes, host)
+            }
+        }
+    }
+}

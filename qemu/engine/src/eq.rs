@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! Event queues: circular, in host memory, each with an interrupt vector.
+//!
+//! To the device a queue is undefined, unarmed or armed. Entries are written in every defined
+//! state; an interrupt is raised only for an armed queue, which is unarmed by that.
+
+use crate::att::Att;
+use crate::core::Core;
+use crate::memory::{Host, HostMemory};
+use crate::timers::{Timer, TimerOwner};
+use ferrite_abi::{
+    Buffer, CommandStatus, CreateEventQueue, EventCode, EventDoorbell, EventEntry, FatalCode,
+    ModifyEventQueue, Plain, EQ_ASYNC, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES,
+};
+use std::collections::VecDeque;
+use std::mem::{offset_of, size_of};
+
+/// Event queues, the fixed ones included.
+pub const MAX_EQ: u16 = 514;
+/// Events held back for a queue without room before the device gives up.
+const MAX_BACKLOG: usize = 1 << 16;
+
+/// Which of the states of a queue a number has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventQueueState {
+    /// There is no such queue. An event for it stops the device.
+    Undefined,
+    /// Entries are written, no interrupt is raised.
+    Unarmed,
+    /// The next entry raises an interrupt.
+    Armed,
+}
+
+/// A defined event queue.
+#[derive(Debug)]
+struct EventQueue {
+    ring: Att,
+    log_entries: u8,
+    vector: u16,
+    armed: bool,
+    /// Entries written, free-running.
+    write_index: u32,
+    /// Entries the driver has said it consumed, free-running.
+    read_index: u32,
+    moderation_ns: u64,
+    moderation_count: u32,
+    timer: Timer,
+    /// Events that found no room, in order.
+    backlog: VecDeque<EventEntry>,
+    /// The driver was told of the overflow.
+    overflow_reported: bool,
+}
+
+impl EventQueue {
+    fn unread(&self) -> u32 {
+        self.write_index.wrapping_sub(self.read_index)
+    }
+
+    fn entries(&self) -> u32 {
+        1 << self.log_entries
+    }
+
+    fn slot_offset(&self) -> u64 {
+        u64::from(self.write_index & (self.entries() - 1)) * size_of::<EventEntry>() as u64
+    }
+
+    /// Whether the next slot is free. The read index may lag behind what the driver consumed; a
+    /// slot it has zeroed is free whatever the read index says.
+    fn has_room<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, FatalCode> {
+        if self.unread() < self.entries() {
+            return Ok(true);
+        }
+        let offset = self.slot_offset() + offset_of!(EventEntry, code) as u64;
+        let code = self
+            .ring
+            .address_of(memory, offset, 4)
+            .ok()
+            .and_then(|address| memory.load_u32(address).ok())
+            .ok_or(FatalCode::HostMemory)?;
+        if code == 0 {
+            self.read_index = self.read_index.wrapping_add(1);
+        }
+        Ok(code == 0)
+    }
+
+    /// Writes an entry; the first eight bytes last, together.
+    fn write<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        entry: &EventEntry,
+    ) -> Result<(), FatalCode> {
+        let size = size_of::<EventEntry>() as u64;
+        let address = self
+            .ring
+            .address_of(memory, self.slot_offset(), size)
+            .map_err(|_| FatalCode::HostMemory)?;
+        let valid = u64::from(entry.code) | u64::from(entry.id) << 32;
+        memory
+            .write(address + 8, &entry.as_bytes()[8..])
+            .and_then(|()| memory.store_u64(address, valid))
+            .map_err(|_| FatalCode::HostMemory)?;
+        self.write_index = self.write_index.wrapping_add(1);
+        Ok(())
+    }
+}
+
+/// All event queues.
+#[derive(Debug, Default)]
+pub struct EventQueues {
+    queues: Vec<Option<Box<EventQueue>>>,
+}
+
+impl EventQueues {
+    fn get(&self, eqn: u16) -> Option<&EventQueue> {
+        self.queues.get(usize::from(eqn))?.as_deref()
+    }
+
+    fn get_mut(&mut self, eqn: u16) -> Option<&mut EventQueue> {
+        self.queues.get_mut(usize::from(eqn))?.as_deref_mut()
+    }
+
+    /// The moderation timer of queue `eqn`.
+    pub(crate) fn timer(&self, eqn: u16) -> Option<Timer> {
+        self.get(eqn).map(|queue| queue.timer)
+    }
+
+    /// The state of queue `eqn`.
+    pub fn state(&self, eqn: u16) -> EventQueueState {
+        match self.get(eqn) {
+            None => EventQueueState::Undefined,
+            Some(queue) if queue.armed => EventQueueState::Armed,
+            Some(_) => EventQueueState::Unarmed,
+        }
+    }
+
+    /// Defines queue `eqn`, which is in range and undefined.
+    pub(crate) fn define(
+        &mut self,
+        eqn: u16,
+        vector: u16,
+        log_entries: u8,
+        ring: &Buffer,
+    ) -> Result<(), CommandStatus> {
+        if !(EQ_MIN_LOG_ENTRIES..=EQ_MAX_LOG_ENTRIES).contains(&log_entries) {
+            return Err(CommandStatus::BadParameter);
+        }
+        let att = Att::new(ring).map_err(|_| CommandStatus::BadParameter)?;
+        let size = (size_of::<EventEntry>() as u64) << log_entries;
+        if att.length() < size || att.offset_in_page(0) % size_of::<EventEntry>() as u64 != 0 {
+            return Err(CommandStatus::BadParameter);
+        }
+        let index = usize::from(eqn);
+        if self.queues.len() <= index {
+            self.queues.resize_with(index + 1, || None);
+        }
+        self.queues[index] = Some(Box::new(EventQueue {
+            ring: att,
+            log_entries,
+            vector,
+            armed: false,
+            write_index: 0,
+            read_index: 0,
+            moderation_ns: 0,
+            moderation_count: 0,
+            timer: Timer::default(),
+            backlog: VecDeque::new(),
+            overflow_reported: false,
+        }));
+        Ok(())
+    }
+
+    /// Carries out `DestroyEventQueue`.
+    pub(crate) fn destroy(&mut self, eqn: u32) -> Result<(), CommandStatus> {
+        let eqn = u16::try_from(eqn)
+            .ok()
+            .filter(|&eqn| eqn < MAX_EQ)
+            .ok_or(CommandStatus::BadNumber)?;
+        if eqn == EQ_CONTROL {
+            return Err(CommandStatus::BadNumber);
+        }
+        match self.queues.get_mut(usize::from(eqn)) {
+            Some(slot @ Some(_)) => {
+                *slot = None;
+                Ok(())
+            }
+            _ => Err(CommandStatus::NotFound),
+        }
+    }
+}
+
+impl Core {
+    /// Carries out `CreateEventQueue`.
+    pub(crate) fn create_eq(&mut self, command: &CreateEventQueue) -> Result<(), CommandStatus> {
+        if command.eqn == EQ_CONTROL || command.eqn >= MAX_EQ {
+            return Err(CommandStatus::BadNumber);
+        }
+        if command.vector >= self.config.vectors {
+            return Err(CommandStatus::BadParameter);
+        }
+        if self.eqs.get(command.eqn).is_some() {
+            return Err(CommandStatus::Exists);
+        }
+        self.eqs.define(
+            command.eqn,
+            command.vector,
+            command.log_entries,
+            &command.ring,
+        )
+    }
+
+    /// Carries out `ModifyEventQueue`.
+    pub(crate) fn modify_eq(
+        &mut self,
+        command: &ModifyEventQueue,
+        now: u64,
+        host: &mut dyn Host,
+    ) -> Result<(), CommandStatus> {
+        if command.eqn >= MAX_EQ {
+            return Err(CommandStatus::BadNumber);
+        }
+        if command.vector >= self.config.vectors {
+            return Err(CommandStatus::BadParameter);
+        }
+        let queue = self
+            .eqs
+            .get_mut(command.eqn)
+            .ok_or(CommandStatus::NotFound)?;
+        queue.vector = command.vector;
+        queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
+        queue.moderation_count = u32::from(command.moderation_count);
+        queue.timer.stop();
+        // What was held back under the old moderation is judged by the new one.
+        self.notify(command.eqn, now, host);
+        Ok(())
+    }
+
+    /// An event queue doorbell.
+    pub(crate) fn eq_doorbell(&mut self, word: u64, now: u64, host: &mut dyn Host) {
+        let doorbell = EventDoorbell::decode(word);
+        let Some(queue) = self.eqs.get_mut(doorbell.eqn) else {
+            self.counters.bad_doorbells += 1;
+            return;
+        };
+        if doorbell.valid {
+            let advance = if doorbell.relative {
+                doorbell.read_index
+            } else {
+                doorbell.read_index.wrapping_sub(queue.read_index)
+            };
+            if advance <= queue.unread() {
+                queue.read_index = queue.read_index.wrapping_add(advance);
+            } else if doorbell.relative
+                || queue.write_index.wrapping_sub(doorbell.read_index) > queue.entries()
+            {
+                // Not a count of entries that were ever written. (An absolute index a little
+                // behind is fine: the device has found zeroed slots before it was told.)
+                self.counters.bad_doorbells += 1;
+            }
+        }
+        if doorbell.arm {
+            queue.armed = true;
+        }
+        self.drain_backlog(doorbell.eqn, host);
+        self.notify(doorbell.eqn, now, host);
+    }
+
+    /// Writes events that had found no room before.
+    fn drain_backlog(&mut self, eqn: u16, host: &mut dyn Host) {
+        let Some(queue) = self.eqs.get_mut(eqn) else {
+            return;
+        };
+        let result = loop {
+            if queue.backlog.is_empty() {
+                queue.overflow_reported = false;
+                break Ok(());
+            }
+            match queue.has_room(host) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(code) => break Err(code),
+            }
+            if let Some(entry) = queue.backlog.pop_front() {
+                self.counters.events += 1;
+                if let Err(code) = queue.write(host, &entry) {
+                    break Err(code);
+                }
+            }
+        };
+        if let Err(code) = result {
+            self.fail(code, host);
+        }
+    }
+
+    /// Raises the interrupt of an armed queue with unread entries, or holds it back by moderation.
+    fn notify(&mut self, eqn: u16, now: u64, host: &mut dyn Host) {
+        let Some(queue) = self.eqs.get_mut(eqn) else {
+            return;
+        };
+        let unread = queue.unread();
+        if !queue.armed || unread == 0 {
+            return;
+        }
+        let held = queue.moderation_ns != 0
+            && (queue.moderation_count <= 1 || unread < queue.moderation_count);
+        if held {
+            if !queue.timer.is_running() {
+                let deadline = now.saturating_add(queue.moderation_ns);
+                self.timers
+                    .start(&mut queue.timer, TimerOwner::EventQueue(eqn), deadline);
+            }
+            return;
+        }
+        self.interrupt(eqn, host);
+    }
+
+    fn interrupt(&mut self, eqn: u16, host: &mut dyn Host) {
+        if let Some(queue) = self.eqs.get_mut(eqn) {
+            queue.armed = false;
+            queue.timer.stop();
+            self.counters.interrupts += 1;
+            host.raise(queue.vector);
+        }
+    }
+
+    /// A moderation timer's entry came up.
+    pub(crate) fn eq_timer(&mut self, eqn: u16, entry: u64, now: u64, host: &mut dyn Host) {
+        let Some(queue) = self.eqs.get_mut(eqn) else {
+            return;
+        };
+        let owner = TimerOwner::EventQueue(eqn);
+        if self.timers.expired(&mut queue.timer, owner, entry, now)
+            && queue.armed
+            && queue.unread() > 0
+        {
+            self.interrupt(eqn, host);
+        }
+    }
+
+    /// Writes an event to queue `eqn`.
+    pub(crate) fn post_event(&mut self, eqn: u16, entry: EventEntry, host: &mut dyn Host) {
+        if !self.is_running() {
+            return;
+        }
+        let Some(queue) = self.eqs.get_mut(eqn) else {
+            self.fail(FatalCode::UndefinedEventQueue, host);
+            return;
+        };
+        let room = match queue.has_room(host) {
+            // Order is kept: nothing overtakes what waits.
+            Ok(room) => room && queue.backlog.is_empty(),
+            Err(code) => {
+                self.fail(code, host);
+                return;
+            }
+        };
+        if room {
+            self.counters.events += 1;
+            if let Err(code) = queue.write(host, &entry) {
+                self.fail(code, host);
+                return;
+            }
+        } else {
+            if eqn == EQ_CONTROL || queue.backlog.len() >= MAX_BACKLOG {
+                self.fail(FatalCode::EventQueueOverflow, host);
+                return;
+            }
+            queue.backlog.push_back(entry);
+            if !queue.overflow_reported {
+                queue.overflow_reported = true;
+                self.global_event(EventCode::EventQueueOverflow, u32::from(eqn), 0, host);
+            }
+        }
+        self.notify(eqn, self.now, host);
+    }
+
+    /// Writes an asynchronous RDMA event.
+    pub fn async_event(&mut self, code: EventCode, id: u32, host: &mut dyn Host) {
+        self.post_event(EQ_ASYNC, event(code, id, 0, 0), host);
+    }
+
+    /// Writes a global or management event.
+    pub(crate) fn global_event(
+        &mut self,
+        code: EventCode,
+        id: u32,
+        param0: u64,
+        host: &mut dyn Host,
+    ) {
+        self.post_event(EQ_CONTROL, event(code, id, param0, 0), host);
+    }
+
+    /// Tells the driver that the device stops, as far as that is possible.
+    pub(crate) fn last_event(&mut self, code: FatalCode, host: &mut dyn Host) {
+        let entry = event(EventCode::DeviceFatal, 0, u64::from(code.number()), 0);
+        if let Some(queue) = self.eqs.get_mut(EQ_CONTROL) {
+            if queue.has_room(host) == Ok(true) && queue.write(host, &entry).is_ok() {
+                self.counters.events += 1;
+            }
+            // Armed or not: there will be no other interrupt.
+            self.interrupt(EQ_CONTROL, host);
+        }
+    }
+}
+
+/// Puts an entry together.
+pub(crate) fn event(code: EventCode, id: u32, param0: u64, param1: u64) -> EventEntry {
+    EventEntry {
+        code: code.number(),
+        id,
+        param0,
+        param1,
+        reserved: 0,
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! What the engine needs from the machine around it: host memory, a wire, interrupts.
+
+use std::fmt;
+
+/// Host memory could not be accessed: nothing is mapped there, or bus mastering is off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaError {
+    /// The first address of the access that failed.
+    pub address: u64,
+}
+
+impl fmt::Display for DmaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no host memory at {:#x}", self.address)
+    }
+}
+
+impl std::error::Error for DmaError {}
+
+/// Host memory by DMA address.
+///
+/// Plain reads and writes have no order among themselves and may tear. The `load` and `store`
+/// operations are single accesses of naturally aligned words; a misaligned address is an error.
+/// All take `&self`: the host's processors change the memory at the same time anyway.
+pub trait HostMemory {
+    /// Copies from host memory.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaError>;
+    /// Copies to host memory.
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaError>;
+    /// Loads a word; later accesses are not done before it (acquire).
+    fn load_u32(&self, address: u64) -> Result<u32, DmaError>;
+    /// Loads a word; later accesses are not done before it (acquire).
+    fn load_u64(&self, address: u64) -> Result<u64, DmaError>;
+    /// Stores a word; earlier accesses are done before it (release).
+    fn store_u32(&self, address: u64, value: u32) -> Result<(), DmaError>;
+    /// Stores a word; earlier accesses are done before it (release).
+    fn store_u64(&self, address: u64, value: u64) -> Result<(), DmaError>;
+    /// Stores `new` if the word is `compare`; returns what it was.
+    fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError>;
+    /// Adds to the word, wrapping; returns what it was.
+    fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError>;
+    /// A full barrier (sequentially consistent), stores before it against loads after it.
+    fn fence(&self);
+}
+
+/// The machine around an engine.
+///
+/// Functions that only touch memory take `&M` where `M: HostMemory + ?Sized`; `dyn Host` is such
+/// an `M`.
+pub trait Host: HostMemory {
+    /// Puts a whole Ethernet frame (without frame check sequence) on the wire.
+    fn transmit(&mut self, frame: &[u8]);
+    /// Raises an MSI-X vector; it is always less than [`crate::Config::vectors`].
+    fn raise(&mut self, vector: u16);
+}

@@ -1,0 +1,626 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! The work queues of a queue pair: rings of work requests in host memory, their doorbell record,
+//! and the parsing of what stands in them, with every check.
+//!
+//! Indices are free-running. `retired <= next <= producer` always holds, and `producer` is at most
+//! one ring ahead of `retired`: a producer index that breaks that is refused.
+
+use crate::att::{Att, AttError};
+use crate::memory::HostMemory;
+use ferrite_abi::{
+    opcode_part, AtomicPart, BindPart, CompletionOpcode, DatagramPart, Plain, ReceiveHeader,
+    RegisterPart, RemotePart, SendHeader, SendOpcode, Sge, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE,
+    MAX_MESSAGE, MAX_SGE, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+};
+use std::mem::{offset_of, size_of};
+
+use ferrite_abi::QueuePairRecord;
+
+/// What is wrong with a work request, or with the queue it should have come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueError {
+    /// The producer index is more than a ring ahead.
+    Producer,
+    /// The opcode is not known, or not allowed on this kind of queue pair.
+    Opcode,
+    /// Flags that are not known, or do not go with the opcode.
+    Flags,
+    /// Zero blocks, too many, more than were posted, or too few for what they hold.
+    Blocks,
+    /// More scatter/gather entries than the entry holds or the device allows.
+    SgeCount,
+    /// More inline data than allowed, or where there can be none.
+    Inline,
+    /// A message longer than the longest allowed.
+    TooLong,
+    /// The ring could not be read.
+    Memory(AttError),
+}
+
+impl From<AttError> for QueueError {
+    fn from(error: AttError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl QueueError {
+    /// A number for `CompletionEntry::detail`.
+    pub fn detail(self) -> u32 {
+        match self {
+            Self::Producer => 0x101,
+            Self::Opcode => 0x102,
+            Self::Flags => 0x103,
+            Self::Blocks => 0x104,
+            Self::SgeCount => 0x105,
+            Self::Inline => 0x106,
+            Self::TooLong => 0x107,
+            Self::Memory(_) => 0x108,
+        }
+    }
+}
+
+/// The opcode-dependent part of a work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendBody {
+    /// A send on a connected queue pair, or a local invalidation.
+    Plain,
+    /// A read or write.
+    Remote(RemotePart),
+    /// An atomic operation.
+    Atomic(AtomicPart),
+    /// A datagram.
+    Datagram(DatagramPart),
+    /// A registration.
+    Register(RegisterPart),
+    /// A window bind.
+    Bind(BindPart),
+}
+
+/// A work request from a send queue, parsed and checked. Made once and filled again and again.
+///
+/// The host may change a work request while it is executed; whoever fetches one a second time has
+/// to cope with another length or opcode.
+#[derive(Clone, Debug)]
+pub struct SendRequest {
+    /// Free-running index of its first block.
+    pub index: u32,
+    /// Its blocks, 1 to [`MAX_BLOCKS`].
+    pub blocks: u32,
+    /// What it does.
+    pub opcode: SendOpcode,
+    /// `SEND_*`.
+    pub flags: u8,
+    /// Immediate data in wire order, or the tag to invalidate.
+    pub immediate: u32,
+    /// The opcode's own part.
+    pub body: SendBody,
+    /// Bytes of the message: of all scatter/gather entries, or of the inline data.
+    pub length: u32,
+    sge_count: usize,
+    sges: [Sge; MAX_SGE],
+    raw: [u8; MAX_BLOCKS * BLOCK_SIZE],
+    inline_at: usize,
+}
+
+impl Default for SendRequest {
+    fn default() -> Self {
+        Self {
+            index: 0,
+            blocks: 1,
+            opcode: SendOpcode::Send,
+            flags: 0,
+            immediate: 0,
+            body: SendBody::Plain,
+            length: 0,
+            sge_count: 0,
+            sges: [Sge::zeroed(); MAX_SGE],
+            raw: [0; MAX_BLOCKS * BLOCK_SIZE],
+            inline_at: 0,
+        }
+    }
+}
+
+impl SendRequest {
+    /// The scatter/gather entries; none with inline data.
+    pub fn sges(&self) -> &[Sge] {
+        &self.sges[..self.sge_count]
+    }
+
+    /// The inline data, if the work request has its data so.
+    pub fn inline(&self) -> Option<&[u8]> {
+        if self.flags & SEND_INLINE == 0 {
+            return None;
+        }
+        self.raw
+            .get(self.inline_at..)
+            .and_then(|bytes| bytes.get(..self.length as usize))
+    }
+
+    /// Writes a completion on success too.
+    pub fn signaled(&self) -> bool {
+        self.flags & SEND_SIGNALED != 0
+    }
+
+    /// The index after its last block.
+    pub fn end(&self) -> u32 {
+        self.index.wrapping_add(self.blocks)
+    }
+
+    fn parse(&mut self, header: &SendHeader, datagram: bool) -> Result<(), QueueError> {
+        let opcode = SendOpcode::from_number(header.opcode).ok_or(QueueError::Opcode)?;
+        let known = SEND_SIGNALED | SEND_SOLICITED | SEND_FENCE | SEND_INLINE;
+        if header.flags & !known != 0 {
+            return Err(QueueError::Flags);
+        }
+        self.opcode = opcode;
+        self.flags = header.flags;
+        self.immediate = header.immediate;
+        let bytes = &self.raw[..self.blocks as usize * BLOCK_SIZE];
+        let part_at = size_of::<SendHeader>();
+        let data_at = part_at + opcode_part(opcode, datagram);
+        let part = bytes.get(part_at..data_at).ok_or(QueueError::Blocks)?;
+        let data = bytes.get(data_at..).ok_or(QueueError::Blocks)?;
+        fn read<P: Plain>(part: &[u8]) -> Result<P, QueueError> {
+            P::from_prefix(part).ok_or(QueueError::Blocks)
+        }
+        // Whether a message with data follows, and whether it may stand inline.
+        let (has_data, may_inline);
+        (self.body, has_data, may_inline) = match opcode {
+            SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => {
+                let body = if datagram {
+                    SendBody::Datagram(read(part)?)
+                } else {
+                    SendBody::Plain
+                };
+                (body, true, true)
+            }
+            SendOpcode::Write | SendOpcode::WriteImmediate => {
+                (SendBody::Remote(read(part)?), true, true)
+            }
+            SendOpcode::Read => (SendBody::Remote(read(part)?), true, false),
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd => {
+                (SendBody::Atomic(read(part)?), true, false)
+            }
+            SendOpcode::LocalInvalidate => (SendBody::Plain, false, false),
+            SendOpcode::Register => (SendBody::Register(read(part)?), false, false),
+            SendOpcode::Bind => (SendBody::Bind(read(part)?), false, false),
+        };
+        let allowed_on_datagrams = matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
+        if datagram && !allowed_on_datagrams {
+            return Err(QueueError::Opcode);
+        }
+        let sge_count = usize::from(header.sge_count);
+        if sge_count > MAX_SGE || (sge_count > 0 && !has_data) {
+            return Err(QueueError::SgeCount);
+        }
+        if header.flags & SEND_INLINE != 0 {
+            let length = header.length as usize;
+            if !may_inline || sge_count != 0 || length > MAX_INLINE {
+                return Err(QueueError::Inline);
+            }
+            if data.len() < length {
+                return Err(QueueError::Blocks);
+            }
+            self.sge_count = 0;
+            self.inline_at = data_at;
+            self.length = header.length;
+            return Ok(());
+        }
+        let sges = data
+            .get(..sge_count * size_of::<Sge>())
+            .ok_or(QueueError::Blocks)?;
+        let mut length = 0u64;
+        for (slot, bytes) in self
+            .sges
+            .iter_mut()
+            .zip(sges.chunks_exact(size_of::<Sge>()))
+        {
+            *slot = read(bytes)?;
+            length += u64::from(slot.length);
+        }
+        self.sge_count = sge_count;
+        if matches!(opcode, SendOpcode::CompareSwap | SendOpcode::FetchAdd) && length != 8 {
+            return Err(QueueError::SgeCount);
+        }
+        self.length = u32::try_from(length)
+            .ok()
+            .filter(|&length| length <= MAX_MESSAGE)
+            .ok_or(QueueError::TooLong)?;
+        Ok(())
+    }
+}
+
+/// What a work request is called in its completion.
+pub fn completion_opcode(opcode: SendOpcode) -> CompletionOpcode {
+    match opcode {
+        SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => {
+            CompletionOpcode::Send
+        }
+        SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::Write,
+        SendOpcode::Read => CompletionOpcode::Read,
+        SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
+        SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
+        SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+        SendOpcode::Register => CompletionOpcode::Register,
+        SendOpcode::Bind => CompletionOpcode::Bind,
+    }
+}
+
+/// One ring with its words in the doorbell record: what send and receive queues share.
+#[derive(Clone, Debug)]
+struct Ring {
+    att: Att,
+    /// Offset of the ring in the buffer.
+    offset: u64,
+    log_entries: u8,
+    log_stride: u8,
+    /// DMA addresses of the words of the record.
+    producer_address: u64,
+    wake_address: u64,
+    producer: u32,
+    next: u32,
+    retired: u32,
+    /// The wake word is set: the host rings the doorbell.
+    asleep: bool,
+}
+
+impl Ring {
+    fn entries(&self) -> u32 {
+        1 << self.log_entries
+    }
+
+    fn refresh<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueError> {
+        let producer = memory
+            .load_u32(self.producer_address)
+            .map_err(AttError::from)?;
+        let ahead = producer.wrapping_sub(self.retired);
+        // It neither overtakes the consumer by more than the ring nor goes back.
+        if ahead > self.entries() || ahead < self.producer.wrapping_sub(self.retired) {
+            return Err(QueueError::Producer);
+        }
+        self.producer = producer;
+        Ok(())
+    }
+
+    fn set_wake<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        wake: bool,
+    ) -> Result<(), QueueError> {
+        memory
+            .store_u32(self.wake_address, u32::from(wake))
+            .map_err(AttError::from)?;
+        self.asleep = wake;
+        Ok(())
+    }
+
+    /// Asks to be woken by a doorbell; true when something was posted meanwhile after all.
+    fn sleep<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, QueueError> {
+        if !self.asleep {
+            self.set_wake(memory, true)?;
+            memory.fence();
+        }
+        self.refresh(memory)?;
+        Ok(self.producer != self.next)
+    }
+
+    /// Reads `count` entries from `index` on, wrapping around the end of the ring.
+    fn read<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        index: u32,
+        bytes: &mut [u8],
+    ) -> Result<(), QueueError> {
+        let size = u64::from(self.entries()) << self.log_stride;
+        let at = u64::from(index & (self.entries() - 1)) << self.log_stride;
+        let first = usize::try_from(size - at)
+            .unwrap_or(usize::MAX)
+            .min(bytes.len());
+        let (head, tail) = bytes.split_at_mut(first);
+        self.att.read(memory, self.offset + at, head)?;
+        if !tail.is_empty() {
+            self.att.read(memory, self.offset, tail)?;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.producer = 0;
+        self.next = 0;
+        self.retired = 0;
+    }
+}
+
+/// Where a queue lies in its queue pair's buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placement {
+    /// Offset of the ring.
+    pub ring_offset: u32,
+    /// Base-2 logarithm of its entries (or blocks).
+    pub log_entries: u8,
+    /// Base-2 logarithm of their bytes.
+    pub log_stride: u8,
+    /// Offset of the [`QueuePairRecord`].
+    pub record_offset: u32,
+}
+
+impl Placement {
+    /// Checks that ring and record are inside the buffer and aligned, and finds the record.
+    fn ring<M: HostMemory + ?Sized>(
+        self,
+        memory: &M,
+        att: &Att,
+        producer_at: usize,
+        wake_at: usize,
+    ) -> Result<Ring, AttError> {
+        let offset = u64::from(self.ring_offset);
+        let end = offset + (1u64 << self.log_entries << self.log_stride);
+        let record = u64::from(self.record_offset);
+        let record_end = record + size_of::<QueuePairRecord>() as u64;
+        if end > att.length() || record_end > att.length() {
+            return Err(AttError::OutOfRange);
+        }
+        if att.offset_in_page(offset) % 64 != 0 || att.offset_in_page(record) % 64 != 0 {
+            return Err(AttError::FirstByte);
+        }
+        Ok(Ring {
+            att: att.clone(),
+            offset,
+            log_entries: self.log_entries,
+            log_stride: self.log_stride,
+            producer_address: att.address_of(memory, record + producer_at as u64, 4)?,
+            wake_address: att.address_of(memory, record + wake_at as u64, 4)?,
+            producer: 0,
+            next: 0,
+            retired: 0,
+            asleep: false,
+        })
+    }
+}
+
+/// A send queue.
+#[derive(Clone, Debug)]
+pub struct SendQueue {
+    ring: Ring,
+    datagram: bool,
+}
+
+impl SendQueue {
+    pub(crate) fn new<M: HostMemory + ?Sized>(
+        memory: &M,
+        att: &Att,
+        placement: Placement,
+        datagram: bool,
+    ) -> Result<Self, AttError> {
+        Ok(Self {
+            ring: placement.ring(
+                memory,
+                att,
+                offset_of!(QueuePairRecord, send_producer),
+                offset_of!(QueuePairRecord, send_wake),
+            )?,
+            datagram,
+        })
+    }
+
+    /// The index after the last block known to be posted; see [`SendQueue::refresh`].
+    pub fn producer(&self) -> u32 {
+        self.ring.producer
+    }
+
+    /// The first block that the transport has not taken up.
+    pub fn next(&self) -> u32 {
+        self.ring.next
+    }
+
+    /// The first block of the oldest work request without completion.
+    pub fn retired(&self) -> u32 {
+        self.ring.retired
+    }
+
+    /// True when there is a posted work request that was not taken up, as far as is known.
+    pub fn has_next(&self) -> bool {
+        self.ring.next != self.ring.producer
+    }
+
+    /// Looks at the producer index in the record.
+    pub fn refresh<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueError> {
+        self.ring.refresh(memory)
+    }
+
+    /// Reads and checks the work request at `index`, which is before the producer index.
+    /// On an error `request.index` is set, and `request.blocks` is 1 where it makes no sense.
+    pub fn fetch<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        index: u32,
+        request: &mut SendRequest,
+    ) -> Result<(), QueueError> {
+        request.index = index;
+        request.blocks = 1;
+        request.opcode = SendOpcode::Send;
+        request.flags = SEND_SIGNALED;
+        let (first, rest) = request.raw.split_at_mut(BLOCK_SIZE);
+        self.ring.read(memory, index, first)?;
+        let header = SendHeader::from_prefix(first).ok_or(QueueError::Blocks)?;
+        let blocks = usize::from(header.blocks);
+        let posted = self.ring.producer.wrapping_sub(index);
+        if blocks == 0 || blocks > MAX_BLOCKS || blocks as u32 > posted {
+            return Err(QueueError::Blocks);
+        }
+        if blocks > 1 {
+            let rest = &mut rest[..(blocks - 1) * BLOCK_SIZE];
+            self.ring.read(memory, index.wrapping_add(1), rest)?;
+        }
+        request.blocks = blocks as u32;
+        request.parse(&header, self.datagram)
+    }
+
+    /// Notes that the transport has taken up the work request `next..end`.
+    pub fn advance(&mut self, end: u32) {
+        self.ring.next = end;
+    }
+
+    /// Notes that everything before `end` has its completion, or needs none.
+    pub(crate) fn retire(&mut self, end: u32) {
+        self.ring.retired = end;
+        // Flushing retires what was never taken up.
+        if self.ring.next.wrapping_sub(end) > self.ring.entries() {
+            self.ring.next = end;
+        }
+    }
+
+    /// Gives up on everything posted, for a ring that makes no sense.
+    pub(crate) fn retire_all(&mut self) {
+        self.ring.retired = self.ring.producer;
+        self.ring.next = self.ring.producer;
+    }
+
+    /// Asks to be woken by a doorbell; true when something was posted meanwhile after all.
+    pub(crate) fn sleep<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, QueueError> {
+        self.ring.sleep(memory)
+    }
+
+    /// Looks at the producer index and, where there is work to take up, tells the host that
+    /// doorbells are not needed.
+    pub(crate) fn wake<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueError> {
+        self.ring.refresh(memory)?;
+        if self.has_next() && self.ring.asleep {
+            self.ring.set_wake(memory, false)?;
+        }
+        Ok(())
+    }
+
+    /// Back to index 0, with the wake word as a new queue pair has it.
+    pub(crate) fn reset<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueError> {
+        self.ring.reset();
+        self.ring.set_wake(memory, true)
+    }
+}
+
+/// An entry of a receive queue, parsed and checked. Made once and filled again and again.
+#[derive(Clone, Debug)]
+pub struct ReceiveRequest {
+    /// Free-running index of the entry.
+    pub index: u32,
+    /// Bytes it has room for.
+    pub capacity: u64,
+    sge_count: usize,
+    sges: [Sge; MAX_SGE],
+}
+
+impl Default for ReceiveRequest {
+    fn default() -> Self {
+        Self {
+            index: 0,
+            capacity: 0,
+            sge_count: 0,
+            sges: [Sge::zeroed(); MAX_SGE],
+        }
+    }
+}
+
+impl ReceiveRequest {
+    /// The scatter/gather entries.
+    pub fn sges(&self) -> &[Sge] {
+        &self.sges[..self.sge_count]
+    }
+}
+
+/// A receive queue.
+#[derive(Clone, Debug)]
+pub struct ReceiveQueue {
+    ring: Ring,
+}
+
+impl ReceiveQueue {
+    pub(crate) fn new<M: HostMemory + ?Sized>(
+        memory: &M,
+        att: &Att,
+        placement: Placement,
+    ) -> Result<Self, AttError> {
+        Ok(Self {
+            ring: placement.ring(
+                memory,
+                att,
+                offset_of!(QueuePairRecord, receive_producer),
+                offset_of!(QueuePairRecord, receive_wake),
+            )?,
+        })
+    }
+
+    /// Takes the next entry: false when none is posted (the receiver is not ready). After an
+    /// error the entry counts as taken; `request.index` says which.
+    pub fn take<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        request: &mut ReceiveRequest,
+    ) -> Result<bool, QueueError> {
+        request.index = self.ring.next;
+        request.capacity = 0;
+        request.sge_count = 0;
+        if self.ring.next == self.ring.producer {
+            self.ring.refresh(memory)?;
+            if self.ring.next == self.ring.producer {
+                return Ok(false);
+            }
+        }
+        self.ring.next = self.ring.next.wrapping_add(1);
+        let mut raw = [0; 1 << ferrite_abi::RQ_MAX_LOG_STRIDE];
+        let raw = &mut raw[..1 << self.ring.log_stride];
+        self.ring.read(memory, request.index, raw)?;
+        let header = ReceiveHeader::from_prefix(raw).ok_or(QueueError::SgeCount)?;
+        let count = header.sge_count as usize;
+        let room = (raw.len() - size_of::<ReceiveHeader>()) / size_of::<Sge>();
+        if count > room || count > MAX_SGE {
+            return Err(QueueError::SgeCount);
+        }
+        let bytes = raw[size_of::<ReceiveHeader>()..].chunks_exact(size_of::<Sge>());
+        for (slot, bytes) in request.sges[..count].iter_mut().zip(bytes) {
+            *slot = Sge::from_prefix(bytes).ok_or(QueueError::SgeCount)?;
+            request.capacity += u64::from(slot.length);
+        }
+        request.sge_count = count;
+        Ok(true)
+    }
+
+    /// The first entry that was not taken.
+    pub fn next(&self) -> u32 {
+        self.ring.next
+    }
+
+    /// The oldest entry without completion.
+    pub fn retired(&self) -> u32 {
+        self.ring.retired
+    }
+
+    /// The index after the last entry known to be posted.
+    pub fn producer(&self) -> u32 {
+        self.ring.producer
+    }
+
+    /// Looks at the producer index in the record.
+    pub fn refresh<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueError> {
+        self.ring.refresh(memory)
+    }
+
+    /// Notes that everything before `end` has its completion.
+    pub(crate) fn retire(&mut self, end: u32) {
+        self.ring.retired = end;
+        if self.ring.next.wrapping_sub(end) > self.ring.entries() {
+            self.ring.next = end;
+        }
+    }
+
+    /// Asks to be told of posts by doorbell; true when something was posted meanwhile after all.
+    pub(crate) fn sleep<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, QueueError> {
+        self.ring.sleep(memory)
+    }
+
+    /// Back to index 0, not asking for doorbells.
+    pub(crate) fn reset<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueError> {
+        self.ring.reset();
+        self.ring.set_wake(memory, false)
+    }
+}

@@ -1,0 +1,1074 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! A machine and a small driver for tests: boots an engine through its registers, makes objects
+//! with real commands, posts and polls through real rings and doorbells.
+
+use crate::memory::{DmaError, Host, HostMemory};
+use crate::{Config, Disposition, Engine};
+use ferrite_abi::*;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::mem::size_of;
+
+/// Bytes of memory of a [`Node`].
+pub const MEMORY_SIZE: usize = 8 << 20;
+/// The first address of it; below there is nothing.
+pub const MEMORY_BASE: u64 = 0x10_0000;
+/// MSI-X vectors of a [`Node`].
+pub const VECTORS: u16 = 8;
+/// Base-2 logarithm of the entries of each event queue of a [`Node`].
+pub const EQ_LOG_ENTRIES: u8 = 6;
+
+const PAGE: u64 = 4096;
+const CQP_LOG_ENTRIES: u8 = 5;
+
+/// Bounds-checked memory.
+#[derive(Debug)]
+pub struct TestMemory {
+    base: u64,
+    bytes: RefCell<Vec<u8>>,
+}
+
+impl TestMemory {
+    /// Zeroed memory of `size` bytes at `base`.
+    pub fn new(base: u64, size: usize) -> Self {
+        Self {
+            base,
+            bytes: RefCell::new(vec![0; size]),
+        }
+    }
+
+    fn with<R>(
+        &self,
+        address: u64,
+        length: usize,
+        access: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, DmaError> {
+        let error = DmaError { address };
+        let start = address.checked_sub(self.base).ok_or(error)?;
+        let start = usize::try_from(start).map_err(|_| error)?;
+        let end = start.checked_add(length).ok_or(error)?;
+        let mut bytes = self.bytes.borrow_mut();
+        Ok(access(bytes.get_mut(start..end).ok_or(error)?))
+    }
+
+    fn word<const N: usize>(
+        &self,
+        address: u64,
+        change: impl FnOnce([u8; N]) -> [u8; N],
+    ) -> Result<[u8; N], DmaError> {
+        if address % N as u64 != 0 {
+            return Err(DmaError { address });
+        }
+        self.with(address, N, |bytes| {
+            let mut old = [0; N];
+            old.copy_from_slice(bytes);
+            bytes.copy_from_slice(&change(old));
+            old
+        })
+    }
+
+    /// Reads a layout.
+    pub fn get<P: Plain>(&self, address: u64) -> P {
+        let mut value = P::zeroed();
+        self.read(address, value.as_bytes_mut())
+            .expect("test memory");
+        value
+    }
+
+    /// Writes a layout.
+    pub fn put<P: Plain>(&self, address: u64, value: &P) {
+        self.write(address, value.as_bytes()).expect("test memory");
+    }
+}
+
+impl HostMemory for TestMemory {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaError> {
+        self.with(address, bytes.len(), |from| bytes.copy_from_slice(from))
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaError> {
+        self.with(address, bytes.len(), |to| to.copy_from_slice(bytes))
+    }
+
+    fn load_u32(&self, address: u64) -> Result<u32, DmaError> {
+        self.word(address, |old| old).map(u32::from_le_bytes)
+    }
+
+    fn load_u64(&self, address: u64) -> Result<u64, DmaError> {
+        self.word(address, |old| old).map(u64::from_le_bytes)
+    }
+
+    fn store_u32(&self, address: u64, value: u32) -> Result<(), DmaError> {
+        self.word(address, |_| value.to_le_bytes()).map(|_| ())
+    }
+
+    fn store_u64(&self, address: u64, value: u64) -> Result<(), DmaError> {
+        self.word(address, |_| value.to_le_bytes()).map(|_| ())
+    }
+
+    fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError> {
+        let change = |old: [u8; 8]| {
+            if u64::from_le_bytes(old) == compare {
+                new.to_le_bytes()
+            } else {
+                old
+            }
+        };
+        self.word(address, change).map(u64::from_le_bytes)
+    }
+
+    fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError> {
+        let change = |old| u64::from_le_bytes(old).wrapping_add(addend).to_le_bytes();
+        self.word(address, change).map(u64::from_le_bytes)
+    }
+
+    fn fence(&self) {}
+}
+
+/// The machine around the engine of a test.
+#[derive(Debug)]
+pub struct TestHost {
+    /// Its memory.
+    pub memory: TestMemory,
+    /// Frames the engine has put on the wire, oldest first.
+    pub sent: VecDeque<Vec<u8>>,
+    /// Vectors raised, oldest first.
+    pub raised: Vec<u16>,
+}
+
+impl HostMemory for TestHost {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaError> {
+        self.memory.read(address, bytes)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaError> {
+        self.memory.write(address, bytes)
+    }
+
+    fn load_u32(&self, address: u64) -> Result<u32, DmaError> {
+        self.memory.load_u32(address)
+    }
+
+    fn load_u64(&self, address: u64) -> Result<u64, DmaError> {
+        self.memory.load_u64(address)
+    }
+
+    fn store_u32(&self, address: u64, value: u32) -> Result<(), DmaError> {
+        self.memory.store_u32(address, value)
+    }
+
+    fn store_u64(&self, address: u64, value: u64) -> Result<(), DmaError> {
+        self.memory.store_u64(address, value)
+    }
+
+    fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError> {
+        self.memory.compare_exchange_u64(address, compare, new)
+    }
+
+    fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError> {
+        self.memory.fetch_add_u64(address, addend)
+    }
+
+    fn fence(&self) {
+        self.memory.fence();
+    }
+}
+
+impl Host for TestHost {
+    fn transmit(&mut self, frame: &[u8]) {
+        self.sent.push_back(frame.to_vec());
+    }
+
+    fn raise(&mut self, vector: u16) {
+        assert!(vector < VECTORS, "vector {vector} does not exist");
+        self.raised.push(vector);
+    }
+}
+
+/// The driver's view of an event queue.
+#[derive(Clone, Debug)]
+struct DriverEq {
+    ring: u64,
+    consumer: u32,
+}
+
+/// The driver's view of a completion queue.
+#[derive(Clone, Debug)]
+struct DriverCq {
+    ring: u64,
+    record: u64,
+    log_entries: u8,
+    page: u32,
+    consumer: u32,
+}
+
+/// The driver's view of a queue pair.
+#[derive(Clone, Debug)]
+struct DriverQp {
+    send_ring: u64,
+    receive_ring: u64,
+    record: u64,
+    log_blocks: u8,
+    log_entries: u8,
+    log_stride: u8,
+    page: u32,
+    send_producer: u32,
+    receive_producer: u32,
+}
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpOptions {
+    /// Its number.
+    pub qpn: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Completion queue of both queues.
+    pub cqn: u32,
+    /// `QP_FLAG_*`.
+    pub flags: u8,
+    /// Base-2 logarithm of the send queue's blocks.
+    pub log_blocks: u8,
+    /// Base-2 logarithm of the receive queue's entries.
+    pub log_entries: u8,
+    /// Doorbell page.
+    pub page: u32,
+}
+
+impl Default for QpOptions {
+    fn default() -> Self {
+        Self {
+            qpn: 2,
+            pd: 1,
+            cqn: 1,
+            flags: 0,
+            log_blocks: 6,
+            log_entries: 6,
+            page: 1,
+        }
+    }
+}
+
+/// How two queue pairs are connected.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// Queue pair number of the peer.
+    pub qpn: u32,
+    /// MAC address of the peer.
+    pub mac: [u8; 6],
+    /// GID of the peer.
+    pub gid: [u8; 16],
+    /// First sequence number to send.
+    pub send_psn: u32,
+    /// First sequence number to expect.
+    pub receive_psn: u32,
+    /// Base-2 logarithm of the path MTU.
+    pub log_mtu: u8,
+    /// Local ACK timeout.
+    pub timeout: u8,
+    /// Retries.
+    pub retry_count: u8,
+    /// Retries while the receiver is not ready.
+    pub rnr_retry: u8,
+}
+
+/// A work request to post.
+#[derive(Clone, Debug)]
+pub struct SendWork {
+    /// What it does.
+    pub opcode: SendOpcode,
+    /// `SEND_*`; `SEND_INLINE` is set by [`SendWork::inline`].
+    pub flags: u8,
+    /// Immediate data or tag.
+    pub immediate: u32,
+    /// The opcode's own part, if it has one.
+    pub part: Vec<u8>,
+    /// Scatter/gather entries.
+    pub sges: Vec<Sge>,
+    /// Inline data instead.
+    pub inline: Option<Vec<u8>>,
+}
+
+impl SendWork {
+    /// A signaled work request.
+    pub fn new(opcode: SendOpcode, sges: &[Sge]) -> Self {
+        Self {
+            opcode,
+            flags: SEND_SIGNALED,
+            immediate: 0,
+            part: Vec::new(),
+            sges: sges.to_vec(),
+            inline: None,
+        }
+    }
+
+    /// The same, to or from the peer's memory.
+    pub fn remote(mut self, address: u64, rkey: u32) -> Self {
+        let part = RemotePart {
+            address,
+            rkey,
+            reserved: 0,
+        };
+        self.part = part.as_bytes().to_vec();
+        self
+    }
+
+    /// The same, with the opcode's own part.
+    pub fn part<P: Plain>(mut self, part: &P) -> Self {
+        self.part = part.as_bytes().to_vec();
+        self
+    }
+
+    /// The same, with these flags.
+    pub fn flags(mut self, flags: u8) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// The same, with immediate data (or the tag to invalidate).
+    pub fn immediate(mut self, immediate: u32) -> Self {
+        self.immediate = immediate;
+        self
+    }
+
+    /// The same, with inline data.
+    pub fn inline(mut self, data: &[u8]) -> Self {
+        self.inline = Some(data.to_vec());
+        self
+    }
+
+    /// The blocks to post.
+    pub fn encode(&self) -> Vec<u8> {
+        let (count, length, mut flags) = match &self.inline {
+            Some(data) => (0, data.len(), self.flags | SEND_INLINE),
+            None => (self.sges.len(), 0, self.flags),
+        };
+        let mut part = self.part.clone();
+        part.resize(opcode_part(self.opcode, false), 0);
+        let mut bytes = vec![0; size_of::<SendHeader>()];
+        bytes.extend(part);
+        match &self.inline {
+            Some(data) => bytes.extend(data),
+            None => {
+                flags &= !SEND_INLINE;
+                for sge in &self.sges {
+                    bytes.extend(sge.as_bytes());
+                }
+            }
+        }
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_SIZE), 0);
+        let header = SendHeader {
+            opcode: self.opcode.number(),
+            flags,
+            blocks: (bytes.len() / BLOCK_SIZE) as u8,
+            sge_count: count as u8,
+            immediate: self.immediate,
+            length: length as u32,
+            reserved: 0,
+        };
+        bytes[..size_of::<SendHeader>()].copy_from_slice(header.as_bytes());
+        bytes
+    }
+}
+
+/// A memory region of a [`Node`].
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// Its tag.
+    pub tag: u32,
+    /// Address of the first byte, as work requests say it.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// DMA addresses of its pages.
+    pages: Vec<u64>,
+}
+
+impl Region {
+    /// A scatter/gather entry for `length` bytes from byte `offset` on.
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge {
+            address: self.address + offset,
+            length,
+            lkey: self.tag,
+        }
+    }
+}
+
+/// A machine with one device and its driver.
+#[derive(Debug)]
+pub struct Node {
+    /// The device.
+    pub engine: Engine,
+    /// The machine.
+    pub host: TestHost,
+    /// The time, in nanoseconds.
+    pub now: u64,
+    /// MAC address.
+    pub mac: [u8; 6],
+    /// GID at index 0 once [`Node::set_address`] was called.
+    pub gid: [u8; 16],
+    /// Doorbells rung by [`Node::post_send`].
+    pub send_doorbells: u64,
+    next_page: u64,
+    control_ring: u64,
+    control_producer: u32,
+    reply: u64,
+    eqs: HashMap<u16, DriverEq>,
+    cqs: HashMap<u32, DriverCq>,
+    qps: HashMap<u32, DriverQp>,
+    next_cookie: u32,
+}
+
+impl Node {
+    /// A machine whose device was powered on, and nothing else.
+    pub fn power_on(number: u8) -> Self {
+        let mac = [0x02, 0xfe, 0, 0, 0, number];
+        let mut node = Self {
+            engine: Engine::new(Config::new(mac, VECTORS)),
+            host: TestHost {
+                memory: TestMemory::new(MEMORY_BASE, MEMORY_SIZE),
+                sent: VecDeque::new(),
+                raised: Vec::new(),
+            },
+            now: 1_000_000,
+            mac,
+            gid: crate::gid::gid_of_ipv4([10, 0, 0, number]),
+            send_doorbells: 0,
+            next_page: MEMORY_BASE,
+            control_ring: 0,
+            control_producer: 0,
+            reply: 0,
+            eqs: HashMap::new(),
+            cqs: HashMap::new(),
+            qps: HashMap::new(),
+            next_cookie: 1,
+        };
+        node.reply = node.allocate(PAGE);
+        node
+    }
+
+    /// A machine with a running device: address set, event queues 0 to 2, completion queue 1.
+    pub fn new(number: u8) -> Self {
+        let mut node = Self::power_on(number);
+        node.boot();
+        node.create_eq(EQ_ASYNC, 1);
+        node.create_eq(EQ_FIRST_HANDLER, 2);
+        node.set_address();
+        node.create_cq(1, EQ_FIRST_HANDLER, 8);
+        node
+    }
+
+    /// Zeroed, page-aligned, contiguous memory.
+    pub fn allocate(&mut self, length: u64) -> u64 {
+        let address = self.next_page;
+        self.next_page += length.next_multiple_of(PAGE);
+        assert!(self.next_page <= MEMORY_BASE + MEMORY_SIZE as u64);
+        address
+    }
+
+    /// Pages that do not follow each other.
+    pub fn allocate_pages(&mut self, count: usize) -> Vec<u64> {
+        let start = self.allocate(count as u64 * PAGE);
+        (0..count as u64).rev().map(|n| start + n * PAGE).collect()
+    }
+
+    /// A register write.
+    pub fn write_register(&mut self, offset: usize, size: usize, value: u64) {
+        self.engine.mmio_write(
+            BAR_REGISTERS,
+            offset as u64,
+            size,
+            value,
+            self.now,
+            &mut self.host,
+        );
+    }
+
+    /// A register read.
+    pub fn read_register(&mut self, offset: usize, size: usize) -> u64 {
+        self.engine.mmio_read(BAR_REGISTERS, offset as u64, size)
+    }
+
+    /// The status register.
+    pub fn status(&mut self) -> Status {
+        Status(self.read_register(REG_STATUS, 4) as u32)
+    }
+
+    /// A doorbell.
+    pub fn doorbell(&mut self, page: u32, offset: usize, word: u64) {
+        let at = u64::from(page) * DOORBELL_PAGE_SIZE as u64 + offset as u64;
+        self.engine
+            .mmio_write(BAR_DOORBELLS, at, 8, word, self.now, &mut self.host);
+    }
+
+    /// Handshake, boot block, start.
+    pub fn boot(&mut self) {
+        self.control_ring = self.allocate((size_of::<CommandEntry>() as u64) << CQP_LOG_ENTRIES);
+        self.control_producer = 0;
+        self.eqs.clear();
+        self.cqs.clear();
+        self.qps.clear();
+        let ring = self.allocate((size_of::<EventEntry>() as u64) << EQ_LOG_ENTRIES);
+        self.eqs.insert(EQ_CONTROL, DriverEq { ring, consumer: 0 });
+        let boot = self.allocate(64);
+        let block = BootBlock {
+            cqp_ring: self.control_ring,
+            eq0_ring: ring,
+            cqp_log_entries: CQP_LOG_ENTRIES,
+            eq0_log_entries: EQ_LOG_ENTRIES,
+            eq0_vector: 0,
+            reserved0: 0,
+            reserved1: [0; 5],
+        };
+        self.host.memory.put(boot, &block);
+        let features = self.read_register(REG_FEATURES, 8);
+        self.write_register(REG_DRIVER_VERSION, 4, u64::from(ABI_MAJOR) << 16);
+        self.write_register(REG_DRIVER_FEATURES, 8, features);
+        self.write_register(REG_BOOT, 8, boot);
+        self.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
+        assert_eq!(self.status().state(), Some(DeviceState::Running));
+    }
+
+    /// Posts commands, rings once, and returns their statuses in order.
+    pub fn commands(&mut self, entries: &[CommandEntry]) -> Vec<CommandStatus> {
+        let mask = (1u32 << CQP_LOG_ENTRIES) - 1;
+        let mut cookies = Vec::new();
+        for entry in entries {
+            let mut entry = *entry;
+            entry.cookie = self.next_cookie;
+            self.next_cookie += 1;
+            cookies.push(entry.cookie);
+            let slot = u64::from(self.control_producer & mask);
+            self.host.memory.put(
+                self.control_ring + slot * size_of::<CommandEntry>() as u64,
+                &entry,
+            );
+            self.control_producer = self.control_producer.wrapping_add(1);
+        }
+        self.doorbell(0, DOORBELL_CONTROL, u64::from(self.control_producer));
+        let done: HashMap<u32, u64> = self
+            .events(EQ_CONTROL)
+            .into_iter()
+            .filter(|event| event.code == EventCode::CommandDone.number())
+            .map(|event| (event.id, event.param0))
+            .collect();
+        cookies
+            .iter()
+            .map(|cookie| {
+                let status = done.get(cookie).expect("the command is not done");
+                CommandStatus::from_number(*status as u8).expect("unknown status")
+            })
+            .collect()
+    }
+
+    /// Executes one command.
+    pub fn command<P: Plain>(&mut self, opcode: CommandOpcode, payload: &P) -> CommandStatus {
+        let entry = CommandEntry::new(opcode, 0, self.reply, payload);
+        self.commands(&[entry])[0]
+    }
+
+    /// Executes a command whose payload knows its opcode; it must succeed.
+    pub fn execute<P: Command>(&mut self, payload: &P) {
+        assert_eq!(self.command(P::OPCODE, payload), CommandStatus::Ok);
+    }
+
+    /// Executes a command on an object by number.
+    pub fn object_command(&mut self, opcode: CommandOpcode, number: u32) -> CommandStatus {
+        self.command(
+            opcode,
+            &ObjectNumber {
+                number,
+                reserved: 0,
+            },
+        )
+    }
+
+    /// Executes a query.
+    pub fn query<R: Plain>(
+        &mut self,
+        opcode: CommandOpcode,
+        number: u32,
+    ) -> Result<R, CommandStatus> {
+        match self.object_command(opcode, number) {
+            CommandStatus::Ok => Ok(self.host.memory.get(self.reply)),
+            status => Err(status),
+        }
+    }
+
+    /// Makes an event queue.
+    pub fn create_eq(&mut self, eqn: u16, vector: u16) {
+        let size = (size_of::<EventEntry>() as u64) << EQ_LOG_ENTRIES;
+        let ring = self.allocate(size);
+        self.execute(&CreateEventQueue {
+            eqn,
+            vector,
+            log_entries: EQ_LOG_ENTRIES,
+            reserved: [0; 3],
+            ring: Buffer::contiguous(ring, size),
+        });
+        self.eqs.insert(eqn, DriverEq { ring, consumer: 0 });
+    }
+
+    /// Takes what is in an event queue; does not ring its doorbell.
+    pub fn events(&mut self, eqn: u16) -> Vec<EventEntry> {
+        let eq = self.eqs.get_mut(&eqn).expect("no such event queue");
+        let mut events = Vec::new();
+        loop {
+            let slot = u64::from(eq.consumer & ((1 << EQ_LOG_ENTRIES) - 1));
+            let address = eq.ring + slot * size_of::<EventEntry>() as u64;
+            let entry: EventEntry = self.host.memory.get(address);
+            if entry.code == 0 {
+                return events;
+            }
+            self.host.memory.put(address, &0u32);
+            eq.consumer = eq.consumer.wrapping_add(1);
+            events.push(entry);
+        }
+    }
+
+    /// Takes what is in an event queue: codes and numbers.
+    pub fn event_codes(&mut self, eqn: u16) -> Vec<(EventCode, u32)> {
+        self.events(eqn)
+            .iter()
+            .map(|event| (EventCode::from_number(event.code).expect("code"), event.id))
+            .collect()
+    }
+
+    /// Tells how much was taken from an event queue, and arms it or not.
+    pub fn ring_eq(&mut self, eqn: u16, arm: bool) {
+        let read_index = self.eqs[&eqn].consumer;
+        let doorbell = EventDoorbell {
+            eqn,
+            read_index,
+            relative: false,
+            valid: true,
+            arm,
+        };
+        self.doorbell(0, DOORBELL_EVENT_QUEUE, doorbell.encode());
+    }
+
+    /// Makes a completion queue, armed from doorbell page 1.
+    pub fn create_cq(&mut self, cqn: u32, eqn: u16, log_entries: u8) {
+        let ring_size = (size_of::<CompletionEntry>() as u64) << log_entries;
+        let length = ring_size + size_of::<CompletionRecord>() as u64;
+        let ring = self.allocate(length);
+        self.execute(&CreateCompletionQueue {
+            cqn,
+            eqn,
+            log_entries,
+            reserved0: 0,
+            doorbell_page: 1,
+            record_offset: ring_size as u32,
+            buffer: Buffer::contiguous(ring, length),
+            reserved1: 0,
+        });
+        self.cqs.insert(
+            cqn,
+            DriverCq {
+                ring,
+                record: ring + ring_size,
+                log_entries,
+                page: 1,
+                consumer: 0,
+            },
+        );
+    }
+
+    /// Gives a completion queue a ring of another size.
+    pub fn resize_cq(&mut self, cqn: u32, log_entries: u8) -> CommandStatus {
+        let ring_size = (size_of::<CompletionEntry>() as u64) << log_entries;
+        let length = ring_size + size_of::<CompletionRecord>() as u64;
+        let ring = self.allocate(length);
+        let record = ring + ring_size;
+        let consumer = self.cqs[&cqn].consumer;
+        self.host.memory.put(record, &consumer);
+        let status = self.command(
+            CommandOpcode::ResizeCompletionQueue,
+            &ResizeCompletionQueue {
+                cqn,
+                log_entries,
+                reserved: [0; 3],
+                record_offset: ring_size as u32,
+                reserved1: 0,
+                buffer: Buffer::contiguous(ring, length),
+            },
+        );
+        if status == CommandStatus::Ok {
+            let cq = self.cqs.get_mut(&cqn).expect("no such completion queue");
+            cq.ring = ring;
+            cq.record = record;
+            cq.log_entries = log_entries;
+        }
+        status
+    }
+
+    /// Takes a completion.
+    pub fn poll_cq(&mut self, cqn: u32) -> Option<CompletionEntry> {
+        let cq = self.cqs.get_mut(&cqn).expect("no such completion queue");
+        let slot = u64::from(cq.consumer & ((1 << cq.log_entries) - 1));
+        let entry: CompletionEntry = self
+            .host
+            .memory
+            .get(cq.ring + slot * size_of::<CompletionEntry>() as u64);
+        if entry.phase & COMPLETION_PHASE != phase_of(cq.consumer, cq.log_entries) {
+            return None;
+        }
+        cq.consumer = cq.consumer.wrapping_add(1);
+        self.host.memory.put(cq.record, &cq.consumer);
+        Some(entry)
+    }
+
+    /// Arms a completion queue.
+    pub fn arm_cq(&mut self, cqn: u32, sequence: u8, solicited: bool) {
+        let cq = &self.cqs[&cqn];
+        let doorbell = CompletionDoorbell {
+            cqn,
+            consumer: cq.consumer,
+            sequence,
+            solicited,
+        };
+        self.doorbell(cq.page, DOORBELL_COMPLETION, doorbell.encode());
+    }
+
+    /// Sets GID 0 to [`Node::gid`].
+    pub fn set_address(&mut self) {
+        let command = SetGid {
+            gid: self.gid,
+            index: 0,
+            vlan: VLAN_NONE,
+            mac: self.mac,
+            reserved: [0; 3],
+        };
+        self.execute(&command);
+    }
+
+    /// Registers fresh memory of `length` bytes: scattered 4 KiB pages with a table, from an
+    /// address and a first byte that are not multiples of the page.
+    pub fn register(&mut self, tag: u32, pd: u32, access: u32, length: u64) -> Region {
+        let first_byte = 64u64;
+        let pages = self.allocate_pages((first_byte + length).div_ceil(PAGE) as usize);
+        let tables: Vec<u64> = pages
+            .chunks(ATT_TABLE_ENTRIES)
+            .map(|chunk| self.table(chunk))
+            .collect();
+        let (order, root) = match tables[..] {
+            [table] => (AttOrder::First, table),
+            _ => (AttOrder::Second, self.table(&tables)),
+        };
+        let address = 0x7f00_0000_0000 + u64::from(tag) * 0x1000_0000 + first_byte;
+        self.execute(&RegisterRegion {
+            tag,
+            pd,
+            access,
+            replace: 0,
+            address,
+            buffer: Buffer {
+                root,
+                length,
+                first_byte: first_byte as u32,
+                page_shift: PAGE_SHIFT_MIN,
+                order: order.number(),
+                reserved: 0,
+            },
+        });
+        Region {
+            tag,
+            address,
+            length,
+            pages,
+        }
+    }
+
+    /// A table of addresses.
+    pub fn table(&mut self, entries: &[u64]) -> u64 {
+        let table = self.allocate((entries.len() * 8) as u64);
+        for (index, entry) in entries.iter().enumerate() {
+            self.host.memory.put(table + index as u64 * 8, entry);
+        }
+        table
+    }
+
+    fn region_address(region: &Region, offset: u64) -> (u64, usize) {
+        let position = 64 + offset;
+        let page = region.pages[(position / PAGE) as usize];
+        (page + position % PAGE, (PAGE - position % PAGE) as usize)
+    }
+
+    /// Writes to a region, as the processor would.
+    pub fn fill(&mut self, region: &Region, offset: u64, mut bytes: &[u8]) {
+        let mut offset = offset;
+        while !bytes.is_empty() {
+            let (address, contiguous) = Self::region_address(region, offset);
+            let (piece, rest) = bytes.split_at(contiguous.min(bytes.len()));
+            self.host.memory.write(address, piece).expect("test memory");
+            offset += piece.len() as u64;
+            bytes = rest;
+        }
+    }
+
+    /// Reads from a region, as the processor would.
+    pub fn contents(&self, region: &Region, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        let mut done = 0;
+        while done < length {
+            let (address, contiguous) = Self::region_address(region, offset + done as u64);
+            let piece = contiguous.min(length - done);
+            self.host
+                .memory
+                .read(address, &mut bytes[done..done + piece])
+                .expect("test memory");
+            done += piece;
+        }
+        bytes
+    }
+
+    /// The command that makes a queue pair, and the driver's view of it.
+    fn qp_command(&mut self, options: QpOptions) -> (CreateQueuePair, DriverQp) {
+        let log_stride = RQ_MAX_LOG_STRIDE;
+        let send_size = (BLOCK_SIZE as u64) << options.log_blocks;
+        let receive_size = 1u64 << options.log_entries << log_stride;
+        let length = send_size + receive_size + size_of::<QueuePairRecord>() as u64;
+        let buffer = self.allocate(length);
+        let command = CreateQueuePair {
+            qpn: options.qpn,
+            pd: options.pd,
+            send_cqn: options.cqn,
+            receive_cqn: options.cqn,
+            kind: QueuePairKind::ReliableConnected.number(),
+            flags: options.flags,
+            sq_log_blocks: options.log_blocks,
+            rq_log_entries: options.log_entries,
+            rq_log_stride: log_stride,
+            reserved0: [0; 3],
+            srqn: 0,
+            doorbell_page: options.page,
+            buffer: Buffer::contiguous(buffer, length),
+            sq_offset: 0,
+            rq_offset: send_size as u32,
+            record_offset: (send_size + receive_size) as u32,
+            reserved1: 0,
+        };
+        let qp = DriverQp {
+            send_ring: buffer,
+            receive_ring: buffer + send_size,
+            record: buffer + send_size + receive_size,
+            log_blocks: options.log_blocks,
+            log_entries: options.log_entries,
+            log_stride,
+            page: options.page,
+            send_producer: 0,
+            receive_producer: 0,
+        };
+        (command, qp)
+    }
+
+    /// A command that would make a queue pair, to be changed before it is executed.
+    pub fn qp_template(&mut self, options: QpOptions) -> CreateQueuePair {
+        self.qp_command(options).0
+    }
+
+    /// Makes a queue pair.
+    pub fn create_qp(&mut self, options: QpOptions) {
+        let (command, qp) = self.qp_command(options);
+        self.execute(&command);
+        self.qps.insert(options.qpn, qp);
+    }
+
+    /// The address of a queue pair's doorbell record.
+    pub fn qp_record(&self, qpn: u32) -> u64 {
+        self.qps[&qpn].record
+    }
+
+    /// The doorbell record of a queue pair.
+    pub fn record(&self, qpn: u32) -> QueuePairRecord {
+        self.host.memory.get(self.qp_record(qpn))
+    }
+
+    /// Changes the state of a queue pair, nothing else.
+    pub fn set_state(&mut self, qpn: u32, state: QueuePairStateCode) -> CommandStatus {
+        if state == QueuePairStateCode::Reset {
+            let qp = self.qps.get_mut(&qpn).expect("no such queue pair");
+            qp.send_producer = 0;
+            qp.receive_producer = 0;
+            self.host.memory.put(qp.record, &0u64);
+        }
+        self.command(
+            CommandOpcode::ModifyQueuePair,
+            &ModifyQueuePair {
+                qpn,
+                mask: MODIFY_STATE,
+                state: state.number(),
+                ..ModifyQueuePair::zeroed()
+            },
+        )
+    }
+
+    /// The state of a queue pair.
+    pub fn qp_state(&mut self, qpn: u32) -> QueuePairStateCode {
+        let state: QueuePairState = self
+            .query(CommandOpcode::QueryQueuePair, qpn)
+            .expect("no such queue pair");
+        QueuePairStateCode::from_number(state.attributes.state).expect("state")
+    }
+
+    /// To state INIT, with every right for the peer.
+    pub fn to_init(&mut self, qpn: u32) {
+        self.execute(&ModifyQueuePair {
+            qpn,
+            mask: MODIFY_STATE | MODIFY_PKEY | MODIFY_ACCESS,
+            state: QueuePairStateCode::Init.number(),
+            access: ACCESS_REMOTE,
+            ..ModifyQueuePair::zeroed()
+        });
+    }
+
+    /// From INIT to RTR.
+    pub fn to_rtr(&mut self, qpn: u32, peer: &Peer) {
+        self.execute(&ModifyQueuePair {
+            qpn,
+            mask: MODIFY_STATE
+                | MODIFY_PATH
+                | MODIFY_MTU
+                | MODIFY_DESTINATION
+                | MODIFY_RECEIVE_PSN
+                | MODIFY_READ_IN
+                | MODIFY_MIN_RNR_TIMER,
+            state: QueuePairStateCode::ReadyToReceive.number(),
+            log_mtu: peer.log_mtu,
+            destination_qpn: peer.qpn,
+            receive_psn: peer.receive_psn,
+            max_read_in: 16,
+            min_rnr_timer: 1,
+            path: Path {
+                mac: peer.mac,
+                vlan: VLAN_NONE,
+                gid: peer.gid,
+                source_gid_index: 0,
+                hop_limit: 64,
+                ..Path::zeroed()
+            },
+            ..ModifyQueuePair::zeroed()
+        });
+    }
+
+    /// From RTR to RTS.
+    pub fn to_rts(&mut self, qpn: u32, peer: &Peer) {
+        self.execute(&ModifyQueuePair {
+            qpn,
+            mask: MODIFY_STATE
+                | MODIFY_SEND_PSN
+                | MODIFY_TIMEOUT
+                | MODIFY_RETRY
+                | MODIFY_RNR_RETRY
+                | MODIFY_READ_OUT,
+            state: QueuePairStateCode::ReadyToSend.number(),
+            send_psn: peer.send_psn,
+            timeout: peer.timeout,
+            retry_count: peer.retry_count,
+            rnr_retry: peer.rnr_retry,
+            max_read_out: 16,
+            ..ModifyQueuePair::zeroed()
+        });
+    }
+
+    /// From RESET to RTS.
+    pub fn connect(&mut self, qpn: u32, peer: &Peer) {
+        self.to_init(qpn);
+        self.to_rtr(qpn, peer);
+        self.to_rts(qpn, peer);
+    }
+
+    /// How another node would be connected to queue pair `qpn` of this one.
+    pub fn as_peer(&self, qpn: u32) -> Peer {
+        Peer {
+            qpn,
+            mac: self.mac,
+            gid: self.gid,
+            send_psn: 0xff_fff0,
+            receive_psn: 0xff_fff0,
+            log_mtu: 10,
+            timeout: 10,
+            retry_count: 7,
+            rnr_retry: 7,
+        }
+    }
+
+    /// Writes blocks to a send queue without telling anyone.
+    pub fn write_blocks(&mut self, qpn: u32, blocks: &[u8]) {
+        let qp = self.qps.get_mut(&qpn).expect("no such queue pair");
+        for block in blocks.chunks(BLOCK_SIZE) {
+            let slot = u64::from(qp.send_producer & ((1 << qp.log_blocks) - 1));
+            self.host
+                .memory
+                .write(qp.send_ring + slot * BLOCK_SIZE as u64, block)
+                .expect("test memory");
+            qp.send_producer = qp.send_producer.wrapping_add(1);
+        }
+    }
+
+    /// Updates the record and rings if the device asks for it. Returns the producer index.
+    pub fn publish_send(&mut self, qpn: u32) -> u32 {
+        let qp = &self.qps[&qpn];
+        let (producer, page, record) = (qp.send_producer, qp.page, qp.record);
+        self.host.memory.put(record, &producer);
+        if self.record(qpn).send_wake != 0 {
+            self.send_doorbells += 1;
+            self.doorbell(page, DOORBELL_SEND, send_doorbell(qpn, producer));
+        }
+        producer
+    }
+
+    /// Posts a work request; returns the index of its first block.
+    pub fn post_send(&mut self, qpn: u32, work: &SendWork) -> u32 {
+        let index = self.qps[&qpn].send_producer;
+        self.write_blocks(qpn, &work.encode());
+        self.publish_send(qpn);
+        index
+    }
+
+    /// Posts a receive; returns its index.
+    pub fn post_recv(&mut self, qpn: u32, sges: &[Sge]) -> u32 {
+        let qp = self.qps.get_mut(&qpn).expect("no such queue pair");
+        let index = qp.receive_producer;
+        let mut bytes = ReceiveHeader {
+            sge_count: sges.len() as u32,
+            reserved: [0; 3],
+        }
+        .as_bytes()
+        .to_vec();
+        for sge in sges {
+            bytes.extend(sge.as_bytes());
+        }
+        let slot = u64::from(index & ((1 << qp.log_entries) - 1));
+        self.host
+            .memory
+            .write(qp.receive_ring + (slot << qp.log_stride), &bytes)
+            .expect("test memory");
+        qp.receive_producer = index.wrapping_add(1);
+        let (record, page) = (qp.record, qp.page);
+        self.host.memory.put(record + 4, &qp.receive_producer);
+        if self.record(qpn).receive_wake != 0 {
+            self.doorbell(page, DOORBELL_RECEIVE, queue_doorbell(qpn));
+        }
+        index
+    }
+
+    /// Polls the engine until it has nothing to do before some later time.
+    pub fn settle(&mut self) {
+        for _ in 0..10_000 {
+            self.engine.poll(self.now, &mut self.host);
+            match self.engine.next_timeout() {
+                Some(at) if at <= self.now => {}
+                _ => return,
+            }
+        }
+        panic!("the engine does not come to rest");
+    }
+
+    /// A frame from the wire.
+    pub fn receive(&mut self, frame: &[u8]) -> Disposition {
+        self.engine.receive_frame(frame, self.now, &mut self.host)
+    }
+}
