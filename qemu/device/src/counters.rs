@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the device counts outside of the engine.
+
+use ferrite_abi as abi;
+use serde::Serialize;
+
+/// Register accesses by class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct MmioCounters {
+    /// BAR 0.
+    pub registers: Accesses,
+    /// Send queue doorbells.
+    pub sq_doorbell: Accesses,
+    /// Receive queue doorbells.
+    pub rq_doorbell: Accesses,
+    /// Completion queue doorbells.
+    pub cq_doorbell: Accesses,
+    /// Shared receive queue doorbells.
+    pub srq_doorbell: Accesses,
+    /// Event queue doorbells.
+    pub eq_doorbell: Accesses,
+    /// Control queue doorbells.
+    pub cqp_doorbell: Accesses,
+    /// Everything else but configuration space.
+    pub other: Accesses,
+}
+
+/// Reads and writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Accesses {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+}
+
+impl MmioCounters {
+    /// The counters of the class that an access belongs to.
+    pub fn class(&mut self, bar: u32, offset: u64) -> &mut Accesses {
+        match bar {
+            abi::BAR_REGISTERS => &mut self.registers,
+            abi::BAR_DOORBELLS => match offset as usize % abi::DOORBELL_PAGE_SIZE {
+                abi::DOORBELL_SEND => &mut self.sq_doorbell,
+                abi::DOORBELL_RECEIVE => &mut self.rq_doorbell,
+                abi::DOORBELL_COMPLETION => &mut self.cq_doorbell,
+                abi::DOORBELL_SHARED_RECEIVE => &mut self.srq_doorbell,
+                abi::DOORBELL_EVENT_QUEUE => &mut self.eq_doorbell,
+                abi::DOORBELL_CONTROL => &mut self.cqp_doorbell,
+                _ => &mut self.other,
+            },
+            _ => &mut self.other,
+        }
+    }
+}
+
+/// Frames over one link, seen from the device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct LinkCounters {
+    /// Frames received.
+    pub rx_frames: u64,
+    /// Bytes of them.
+    pub rx_bytes: u64,
+    /// Frames sent.
+    pub tx_frames: u64,
+    /// Bytes of them.
+    pub tx_bytes: u64,
+    /// Frames that could not be sent: no peer, or its queue was full.
+    pub tx_drops: u64,
+    /// Times the link came up.
+    pub connects: u64,
+}
+
+impl LinkCounters {
+    /// Counts a frame that was to be sent.
+    pub fn sent(&mut self, length: usize, taken: bool) {
+        if taken {
+            self.tx_frames += 1;
+            self.tx_bytes += length as u64;
+        } else {
+            self.tx_drops += 1;
+        }
+    }
+
+    /// Counts a frame received.
+    pub fn received(&mut self, length: usize) {
+        self.rx_frames += 1;
+        self.rx_bytes += length as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_doorbell_belongs_to_its_class_in_every_page() {
+        let mut counters = MmioCounters::default();
+        let page = abi::DOORBELL_PAGE_SIZE as u64;
+        counters.class(2, 0).writes += 1;
+        counters.class(2, 5 * page).writes += 1;
+        counters.class(2, 5 * page + 0x10).writes += 1;
+        counters.class(2, 0x800).writes += 1;
+        counters.class(2, 0x808).writes += 1;
+        counters.class(2, 0x20).writes += 1;
+        counters.class(0, 8).reads += 1;
+        counters.class(4, 0).reads += 1;
+        assert_eq!(counters.sq_doorbell.writes, 2);
+        assert_eq!(counters.cq_doorbell.writes, 1);
+        assert_eq!(counters.eq_doorbell.writes, 1);
+        assert_eq!(counters.cqp_doorbell.writes, 1);
+        assert_eq!(
+            counters.other,
+            Accesses {
+                reads: 1,
+                writes: 1
+            }
+        );
+        assert_eq!(counters.registers.reads, 1);
+    }
+}

@@ -1,0 +1,505 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The device: the engine and everything that it can reach, under one lock.
+
+use crate::config_space::{self, ConfigSpace, Effect};
+use crate::counters::{LinkCounters, MmioCounters};
+use crate::guest_memory::GuestMemory;
+use crate::interrupts::Interrupts;
+use crate::share;
+use crate::vfio_user::{Backend, DmaMap, VectorChange, REGION_CONFIG};
+use ferrite_abi as abi;
+use ferrite_engine::memory::{DmaError, Host, HostMemory};
+use ferrite_engine::{Config, Disposition, Engine};
+use ferrite_fabric::framing::Writer;
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::process::Pid;
+use serde_json::{json, Value};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Bytes that wait for the uplink at most.
+const UPLINK_QUEUE: usize = 64 * 1024 * 1024;
+/// With more than this waiting for the uplink the engine is not asked for more.
+const UPLINK_HIGH_WATER: usize = 1024 * 1024;
+/// Times that the engine is polled before others may take the lock.
+const PUMP_ROUNDS: usize = 16;
+/// On every machine that has it, this guest-physical address is memory.
+const ALWAYS_MEMORY: u64 = 0x10_0000;
+
+/// What the engine sees of the machine.
+struct HostSide {
+    memory: GuestMemory,
+    interrupts: Interrupts,
+    uplink: Writer,
+    uplink_counters: LinkCounters,
+    link_up: bool,
+}
+
+impl HostSide {
+    fn send(&mut self, frame: &[u8]) {
+        let taken = self.link_up && self.uplink.push(frame);
+        self.uplink_counters.sent(frame.len(), taken);
+    }
+}
+
+impl HostMemory for HostSide {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaError> {
+        self.memory.read(address, bytes)
+    }
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaError> {
+        self.memory.write(address, bytes)
+    }
+    fn load_u32(&self, address: u64) -> Result<u32, DmaError> {
+        self.memory.load_u32(address)
+    }
+    fn load_u64(&self, address: u64) -> Result<u64, DmaError> {
+        self.memory.load_u64(address)
+    }
+    fn store_u32(&self, address: u64, value: u32) -> Result<(), DmaError> {
+        self.memory.store_u32(address, value)
+    }
+    fn store_u64(&self, address: u64, value: u64) -> Result<(), DmaError> {
+        self.memory.store_u64(address, value)
+    }
+    fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError> {
+        self.memory.compare_exchange_u64(address, compare, new)
+    }
+    fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError> {
+        self.memory.fetch_add_u64(address, addend)
+    }
+    fn fence(&self) {
+        self.memory.fence();
+    }
+}
+
+impl Host for HostSide {
+    fn transmit(&mut self, frame: &[u8]) {
+        self.send(frame);
+    }
+
+    fn raise(&mut self, vector: u16) {
+        self.interrupts.raise(vector.into());
+    }
+}
+
+/// The state of the device.
+pub struct Core {
+    engine: Engine,
+    host: HostSide,
+    config: ConfigSpace,
+    mmio: MmioCounters,
+    vm_counters: LinkCounters,
+    function_resets: u64,
+    device_resets: u64,
+    start: Instant,
+    /// The uplink's socket for writing, while it is connected.
+    uplink_stream: Option<UnixStream>,
+    /// What the user says about the cable.
+    cable: bool,
+    /// Until when the I/O thread sleeps; `None` for ever.
+    io_sleeps_until: Option<u64>,
+    /// Whether the I/O thread waits for room in the uplink's socket.
+    io_watches_uplink: bool,
+}
+
+impl Core {
+    fn new(mac: [u8; 6], vectors: usize) -> Self {
+        Self {
+            engine: Engine::new(Config::new(mac, vectors as u16)),
+            host: HostSide {
+                memory: GuestMemory::new(),
+                interrupts: Interrupts::new(vectors),
+                uplink: Writer::new(UPLINK_QUEUE),
+                uplink_counters: LinkCounters::default(),
+                link_up: false,
+            },
+            config: ConfigSpace::new(vectors, mac),
+            mmio: MmioCounters::default(),
+            vm_counters: LinkCounters::default(),
+            function_resets: 0,
+            device_resets: 0,
+            start: Instant::now(),
+            uplink_stream: None,
+            cable: true,
+            io_sleeps_until: Some(0),
+            io_watches_uplink: false,
+        }
+    }
+
+    /// Nanoseconds since the process began: the engine's clock.
+    pub fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// A frame came from the wire; `true` if it is for the VM's own interface.
+    pub fn frame_from_uplink(&mut self, frame: &[u8]) -> bool {
+        self.host.uplink_counters.received(frame.len());
+        if !self.host.link_up {
+            return false;
+        }
+        let now = self.now();
+        match self.engine.receive_frame(frame, now, &mut self.host) {
+            Disposition::Consumed => false,
+            Disposition::PassToHost => true,
+        }
+    }
+
+    /// A frame came from the VM's own interface: it goes to the wire.
+    pub fn frame_from_vm(&mut self, frame: &[u8]) {
+        self.vm_counters.received(frame.len());
+        self.host.send(frame);
+    }
+
+    /// Counts frames that left for the VM's own interface.
+    pub fn vm_counters(&mut self) -> &mut LinkCounters {
+        &mut self.vm_counters
+    }
+
+    /// The uplink is connected (with the socket to write to) or gone.
+    pub fn set_uplink(&mut self, stream: Option<UnixStream>) {
+        self.host.uplink.clear();
+        if stream.is_some() {
+            self.host.uplink_counters.connects += 1;
+        }
+        self.uplink_stream = stream;
+        self.update_link();
+    }
+
+    /// Pulls the cable, or plugs it in.
+    pub fn set_cable(&mut self, plugged: bool) {
+        self.cable = plugged;
+        self.update_link();
+    }
+
+    fn update_link(&mut self) {
+        let up = self.cable && self.uplink_stream.is_some();
+        if up != self.host.link_up {
+            self.host.link_up = up;
+            if !up {
+                self.host.uplink.clear();
+            }
+            let now = self.now();
+            self.engine.set_link(up, now, &mut self.host);
+        }
+    }
+
+    /// Stops the device with a fatal error.
+    pub fn inject_fatal(&mut self) {
+        self.engine.inject_fatal(&mut self.host);
+    }
+
+    /// Lets the engine do what is due and sends what it has to say, up to a
+    /// limit. What is left is due at [`Core::wake_at`].
+    pub fn pump(&mut self) {
+        for _ in 0..PUMP_ROUNDS {
+            let now = self.now();
+            if self.wake_at().is_none_or(|due| due > now) {
+                break;
+            }
+            self.engine.poll(now, &mut self.host);
+            self.flush();
+        }
+        self.flush();
+    }
+
+    /// When [`Core::pump`] is to be called next, `None` if nothing is to be done.
+    pub fn wake_at(&self) -> Option<u64> {
+        if self.host.uplink.len() > UPLINK_HIGH_WATER {
+            // The engine waits until the socket has room again.
+            return None;
+        }
+        self.engine.next_timeout()
+    }
+
+    /// Writes what waits for the uplink.
+    fn flush(&mut self) {
+        if let Some(stream) = &mut self.uplink_stream {
+            if !self.host.uplink.is_empty() && self.host.uplink.flush(stream).is_err() {
+                // The I/O thread sees the same on its side and reconnects.
+                self.host.uplink.clear();
+            }
+        }
+    }
+
+    /// Whether the uplink's socket has no room for what waits.
+    pub fn uplink_blocked(&self) -> bool {
+        !self.host.uplink.is_empty()
+    }
+
+    /// The I/O thread is about to sleep; returns until when.
+    pub fn io_sleeps(&mut self) -> Option<u64> {
+        self.io_sleeps_until = self.wake_at();
+        self.io_watches_uplink = self.uplink_blocked();
+        self.io_sleeps_until
+    }
+
+    /// Whether the I/O thread sleeps too long now.
+    fn io_must_wake(&self) -> bool {
+        let earlier = match (self.wake_at(), self.io_sleeps_until) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(due), Some(until)) => due < until,
+        };
+        earlier || self.uplink_blocked() && !self.io_watches_uplink
+    }
+
+    fn follow_bus_master(&mut self) {
+        let on = self.config.bus_master();
+        self.host.memory.set_bus_master(on);
+        self.host.interrupts.set_bus_master(on);
+    }
+
+    fn reset(&mut self) {
+        self.engine.reset();
+        self.host.interrupts.reset();
+        self.config.reset();
+        self.follow_bus_master();
+    }
+
+    /// All counters as one document.
+    pub fn report(&self) -> Value {
+        let vectors = self.host.interrupts.counters();
+        json!({
+            "ok": true,
+            "uptime_ns": self.now(),
+            "link_up": self.host.link_up,
+            "bus_master": self.config.bus_master(),
+            "mmio": self.mmio,
+            "interrupts": {
+                "total": vectors.iter().sum::<u64>(),
+                "vectors": vectors,
+            },
+            "dma": self.host.memory.counters(),
+            "guest_memory_bytes": self.host.memory.mapped_bytes(),
+            "uplink": self.host.uplink_counters,
+            "vm": self.vm_counters,
+            "resets": {
+                "function": self.function_resets,
+                "device": self.device_resets,
+            },
+            "engine": self.engine.counters(),
+        })
+    }
+}
+
+/// The device as the threads share it.
+pub struct Device {
+    core: Mutex<Core>,
+    /// How many threads wait for the lock outside of the I/O thread.
+    contenders: AtomicU32,
+    wake: OwnedFd,
+    end: Mutex<Option<Result<(), String>>>,
+}
+
+impl Device {
+    /// A device with this address and so many MSI-X vectors.
+    pub fn new(mac: [u8; 6], vectors: usize) -> io::Result<Self> {
+        Ok(Self {
+            core: Mutex::new(Core::new(mac, vectors)),
+            contenders: AtomicU32::new(0),
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            end: Mutex::new(None),
+        })
+    }
+
+    /// The state, for the I/O thread, which lets others go first.
+    pub fn lock(&self) -> MutexGuard<'_, Core> {
+        // The lock is not fair: a thread that takes it again at once would
+        // keep others out for long.
+        let mut patience = 100;
+        while self.contenders.load(Ordering::Relaxed) > 0 && patience > 0 {
+            std::thread::yield_now();
+            patience -= 1;
+        }
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, for a thread on which a guest's processor waits.
+    fn lock_first(&self) -> MutexGuard<'_, Core> {
+        self.contenders.fetch_add(1, Ordering::Relaxed);
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        core
+    }
+
+    /// Readable when [`Device::wake`] was called.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Takes back all calls of [`Device::wake`] so far.
+    pub fn clear_wake(&self) {
+        // It is empty if nobody called.
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+
+    /// Wakes the I/O thread.
+    pub fn wake(&self) {
+        // It fails only if the counter is full, and then the thread wakes too.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Ends the process: in order, or for the given reason.
+    pub fn finish(&self, result: Result<(), String>) {
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        // The first reason is the one that explains the others.
+        if end.is_none() {
+            *end = Some(result);
+        }
+        drop(end);
+        self.wake();
+    }
+
+    /// How the process is to end, if it is.
+    pub fn finished(&self) -> Option<Result<(), String>> {
+        self.end
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// The device as the virtual machine monitor sees it.
+pub struct Frontend<'a> {
+    device: &'a Device,
+    /// The monitor's process, if known.
+    peer: Option<Pid>,
+    vectors: usize,
+}
+
+impl<'a> Frontend<'a> {
+    /// The face of `device` toward the monitor `peer`.
+    pub fn new(device: &'a Device, peer: Option<Pid>) -> Self {
+        let vectors = device.lock().host.interrupts.len();
+        Self {
+            device,
+            peer,
+            vectors,
+        }
+    }
+}
+
+impl Backend for Frontend<'_> {
+    fn region_size(&self, region: u32) -> u64 {
+        match region {
+            abi::BAR_REGISTERS => abi::BAR_REGISTERS_SIZE as u64,
+            abi::BAR_DOORBELLS => abi::BAR_DOORBELLS_SIZE as u64,
+            abi::BAR_MSIX => abi::BAR_MSIX_SIZE as u64,
+            REGION_CONFIG => config_space::SIZE as u64,
+            _ => 0,
+        }
+    }
+
+    fn vectors(&self) -> usize {
+        self.vectors
+    }
+
+    fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
+        let mut core = self.device.lock_first();
+        let core = &mut *core;
+        if region == REGION_CONFIG {
+            core.config.read(offset, data);
+            return;
+        }
+        core.mmio.class(region, offset).reads += 1;
+        // The monitor answers for the MSI-X table; other sizes do not exist on the bus.
+        data.fill(0);
+        if region != abi::BAR_MSIX && matches!(data.len(), 1 | 2 | 4 | 8) {
+            let value = core.engine.mmio_read(region, offset, data.len());
+            data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
+        }
+    }
+
+    fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) {
+        let mut core = self.device.lock_first();
+        let core = &mut *core;
+        if region == REGION_CONFIG {
+            let was = core.config.bus_master();
+            if core.config.write(offset, data) == Effect::FunctionReset {
+                log::info!("function-level reset");
+                core.function_resets += 1;
+                core.reset();
+            }
+            core.follow_bus_master();
+            if !was && core.config.bus_master() && core.host.memory.is_unreachable() {
+                self.device.finish(Err(share::ADVICE.into()));
+            }
+            return;
+        }
+        core.mmio.class(region, offset).writes += 1;
+        if region != abi::BAR_MSIX && matches!(data.len(), 1 | 2 | 4 | 8) {
+            let mut value = [0; 8];
+            value[..data.len()].copy_from_slice(data);
+            let now = core.now();
+            core.engine.mmio_write(
+                region,
+                offset,
+                data.len(),
+                u64::from_le_bytes(value),
+                now,
+                &mut core.host,
+            );
+        }
+    }
+
+    fn dma_map(&mut self, map: DmaMap) -> io::Result<()> {
+        log::debug!("map {map:x?}");
+        let covers_memory = map.address <= ALWAYS_MEMORY
+            && ALWAYS_MEMORY - map.address < map.size
+            && map.readable
+            && map.writable;
+        let private = match (&map.fd, self.peer) {
+            (None, _) => covers_memory,
+            (Some(fd), Some(peer)) => share::is_private(peer, fd),
+            (Some(_), None) => false,
+        };
+        if private {
+            self.device.finish(Err(share::ADVICE.into()));
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        let result = self.device.lock_first().host.memory.map(&map);
+        if let Err(error) = &result {
+            log::warn!(
+                "guest memory at {:#x}, {:#x} bytes, cannot be mapped: {error}",
+                map.address,
+                map.size
+            );
+        }
+        result
+    }
+
+    fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
+        log::debug!("unmap {address:#x}, {size:#x} bytes");
+        self.device.lock_first().host.memory.unmap(address, size)
+    }
+
+    fn dma_unmap_all(&mut self) {
+        self.device.lock_first().host.memory.unmap_all();
+    }
+
+    fn change_vectors(&mut self, change: VectorChange) {
+        log::debug!("vectors: {change:?}");
+        self.device.lock_first().host.interrupts.change(change);
+    }
+
+    fn reset(&mut self) {
+        log::info!("device reset");
+        let mut core = self.device.lock_first();
+        core.device_resets += 1;
+        core.reset();
+    }
+
+    fn batch_done(&mut self) {
+        let mut core = self.device.lock_first();
+        core.pump();
+        let wake = core.io_must_wake();
+        drop(core);
+        if wake {
+            self.device.wake();
+        }
+    }
+}

@@ -1,0 +1,506 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The guest's memory, mapped into this process.
+//!
+//! All of it is owned by the one lock that the engine runs under: a mapping
+//! cannot go away while the engine copies through it.
+
+use crate::vfio_user::DmaMap;
+use ferrite_engine::memory::{DmaError, HostMemory};
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::Serialize;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+
+/// A stretch of guest memory in this process's address space.
+///
+/// # Invariants
+///
+/// `base` is the start of a shared mapping of `length` bytes that this value
+/// owns, readable, and writable if `writable`.
+struct Mapping {
+    base: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; the pointer is
+// only used for accesses that tolerate concurrent ones.
+unsafe impl Send for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: by the invariant these are the bounds of a mapping that is
+        // owned here, and no reference into it was ever made.
+        // A failure leaves address space behind, nothing else.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast::<c_void>(), self.length) };
+    }
+}
+
+/// A guest-physical range.
+struct Range {
+    size: u64,
+    readable: bool,
+    writable: bool,
+    /// Absent where the monitor gave no descriptor: the range exists and
+    /// cannot be accessed.
+    mapping: Option<Mapping>,
+}
+
+/// How much the device moved to and from guest memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct DmaCounters {
+    /// Reads of guest memory.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes to guest memory, atomic operations included.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Accesses that failed: nothing there, not allowed, or bus mastering off.
+    pub errors: u64,
+}
+
+/// The guest's memory by guest-physical address.
+#[derive(Default)]
+pub struct GuestMemory {
+    ranges: BTreeMap<u64, Range>,
+    bus_master: bool,
+    counters: Cell<DmaCounters>,
+}
+
+impl fmt::Debug for GuestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(self.ranges.iter().map(|(start, range)| {
+                (
+                    format!("{start:#x}"),
+                    (range.size, range.mapping.is_some(), range.writable),
+                )
+            }))
+            .finish()
+    }
+}
+
+impl GuestMemory {
+    /// No memory, and no right to access it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a range. It must not overlap another, and its descriptor must be
+    /// long enough.
+    pub fn map(&mut self, map: &DmaMap) -> io::Result<()> {
+        let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let Some(end) = map.address.checked_add(map.size) else {
+            return invalid("the range wraps around");
+        };
+        if map.size == 0 {
+            return invalid("the range is empty");
+        }
+        if let Some((start, range)) = self.ranges.range(..end).next_back() {
+            if start + range.size > map.address {
+                return invalid("the range overlaps another");
+            }
+        }
+        let mapping = match &map.fd {
+            Some(fd) if map.readable || map.writable => {
+                let Ok(length) = usize::try_from(map.size) else {
+                    return invalid("the range is too large");
+                };
+                // Access behind the end of a file would be a fatal signal.
+                let available = rustix::fs::fstat(fd)?.st_size;
+                let wanted = map.offset.checked_add(map.size);
+                if wanted.is_none_or(|wanted| wanted > u64::try_from(available).unwrap_or(0)) {
+                    return invalid("the file is shorter than the range");
+                }
+                let mut protection = ProtFlags::empty();
+                protection.set(ProtFlags::READ, map.readable);
+                protection.set(ProtFlags::WRITE, map.writable);
+                // SAFETY: a new mapping at an address of the kernel's choice
+                // touches no memory that exists already.
+                let base = unsafe {
+                    rustix::mm::mmap(
+                        std::ptr::null_mut(),
+                        length,
+                        protection,
+                        MapFlags::SHARED | MapFlags::NORESERVE,
+                        fd,
+                        map.offset,
+                    )
+                }?;
+                // INVARIANT: just mapped with these bounds and rights.
+                Some(Mapping {
+                    base: base.cast(),
+                    length,
+                })
+            }
+            _ => None,
+        };
+        self.ranges.insert(
+            map.address,
+            Range {
+                size: map.size,
+                readable: map.readable,
+                writable: map.writable,
+                mapping,
+            },
+        );
+        Ok(())
+    }
+
+    /// Removes all ranges that lie in `address..address + size`.
+    pub fn unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
+        let end = address.saturating_add(size);
+        let inside: Vec<u64> = self
+            .ranges
+            .range(address..end)
+            .filter(|(start, range)| *start + range.size <= end)
+            .map(|(start, _)| *start)
+            .collect();
+        if inside.is_empty() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        for start in inside {
+            self.ranges.remove(&start);
+        }
+        Ok(())
+    }
+
+    /// Removes all ranges.
+    pub fn unmap_all(&mut self) {
+        self.ranges.clear();
+    }
+
+    /// Allows or forbids access, as the Bus Master bit says.
+    pub fn set_bus_master(&mut self, on: bool) {
+        self.bus_master = on;
+    }
+
+    /// Whether there is memory, but none of it can be accessed.
+    pub fn is_unreachable(&self) -> bool {
+        !self.ranges.is_empty() && self.ranges.values().all(|range| range.mapping.is_none())
+    }
+
+    /// Bytes that can be accessed.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.ranges
+            .values()
+            .filter(|range| range.mapping.is_some())
+            .map(|range| range.size)
+            .sum()
+    }
+
+    /// What was moved so far.
+    pub fn counters(&self) -> DmaCounters {
+        self.counters.get()
+    }
+
+    /// The bytes from `address` on, as many as lie in one range, at most `length`.
+    ///
+    /// The pointer is good for accesses of that many bytes until the range is
+    /// unmapped, which needs `&mut self`.
+    fn locate(
+        &self,
+        address: u64,
+        length: usize,
+        write: bool,
+    ) -> Result<(*mut u8, usize), DmaError> {
+        let fail = DmaError { address };
+        if !self.bus_master {
+            return Err(fail);
+        }
+        let (start, range) = self.ranges.range(..=address).next_back().ok_or(fail)?;
+        let allowed = if write {
+            range.writable
+        } else {
+            range.readable
+        };
+        let mapping = range.mapping.as_ref().filter(|_| allowed).ok_or(fail)?;
+        let offset = usize::try_from(address - start).map_err(|_| fail)?;
+        if offset >= mapping.length {
+            return Err(fail);
+        }
+        let count = length.min(mapping.length - offset);
+        // SAFETY: `offset` is less than the length of the mapping.
+        Ok((unsafe { mapping.base.add(offset) }, count))
+    }
+
+    /// A naturally aligned word of `size` bytes.
+    fn word(&self, address: u64, size: usize, write: bool) -> Result<*mut u8, DmaError> {
+        let (pointer, count) = self.locate(address, size, write)?;
+        if count < size || address % size as u64 != 0 || pointer as usize % size != 0 {
+            return Err(DmaError { address });
+        }
+        Ok(pointer)
+    }
+
+    fn count<T>(
+        &self,
+        result: Result<T, DmaError>,
+        read: usize,
+        written: usize,
+    ) -> Result<T, DmaError> {
+        let mut counters = self.counters.get();
+        if result.is_err() {
+            counters.errors += 1;
+        } else {
+            counters.reads += u64::from(read > 0);
+            counters.read_bytes += read as u64;
+            counters.writes += u64::from(written > 0);
+            counters.write_bytes += written as u64;
+        }
+        self.counters.set(counters);
+        result
+    }
+
+    /// Calls `each` with every contiguous piece of a range of guest memory.
+    fn pieces(
+        &self,
+        address: u64,
+        length: usize,
+        write: bool,
+        mut each: impl FnMut(*mut u8, std::ops::Range<usize>),
+    ) -> Result<(), DmaError> {
+        let mut done = 0;
+        while done < length {
+            let at = address
+                .checked_add(done as u64)
+                .ok_or(DmaError { address })?;
+            let (pointer, count) = self.locate(at, length - done, write)?;
+            each(pointer, done..done + count);
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// A 32-bit word for atomic access.
+    fn atomic_u32(&self, address: u64, write: bool) -> Result<&AtomicU32, DmaError> {
+        let pointer = self.word(address, 4, write)?;
+        // SAFETY: `word` checked alignment and bounds; the mapping outlives
+        // `self`, and everyone else who accesses it, the guest, does so with
+        // accesses that are atomic for the processor.
+        Ok(unsafe { AtomicU32::from_ptr(pointer.cast()) })
+    }
+
+    /// A 64-bit word for atomic access.
+    fn atomic_u64(&self, address: u64, write: bool) -> Result<&AtomicU64, DmaError> {
+        let pointer = self.word(address, 8, write)?;
+        // SAFETY: as for `atomic_u32`.
+        Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
+    }
+}
+
+impl HostMemory for GuestMemory {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaError> {
+        let length = bytes.len();
+        let result = self.pieces(address, length, false, |from, part| {
+            let to = &mut bytes[part];
+            // SAFETY: `locate` vouches for that many bytes at `from`; `to` is a
+            // Rust slice, which never lies in guest memory. The guest may
+            // write at the same time; any bytes are a valid result.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        });
+        self.count(result, length, 0)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaError> {
+        let length = bytes.len();
+        let result = self.pieces(address, length, true, |to, part| {
+            let from = &bytes[part];
+            // SAFETY: as for `read`, with the roles exchanged.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        });
+        self.count(result, 0, length)
+    }
+
+    fn load_u32(&self, address: u64) -> Result<u32, DmaError> {
+        let word = self.atomic_u32(address, false);
+        self.count(word.map(|word| word.load(Ordering::Acquire)), 4, 0)
+    }
+
+    fn load_u64(&self, address: u64) -> Result<u64, DmaError> {
+        let word = self.atomic_u64(address, false);
+        self.count(word.map(|word| word.load(Ordering::Acquire)), 8, 0)
+    }
+
+    fn store_u32(&self, address: u64, value: u32) -> Result<(), DmaError> {
+        let word = self.atomic_u32(address, true);
+        self.count(word.map(|word| word.store(value, Ordering::Release)), 0, 4)
+    }
+
+    fn store_u64(&self, address: u64, value: u64) -> Result<(), DmaError> {
+        let word = self.atomic_u64(address, true);
+        self.count(word.map(|word| word.store(value, Ordering::Release)), 0, 8)
+    }
+
+    fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError> {
+        let old = self.atomic_u64(address, true).map(|word| {
+            match word.compare_exchange(compare, new, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(old) | Err(old) => old,
+            }
+        });
+        self.count(old, 8, 8)
+    }
+
+    fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError> {
+        let old = self
+            .atomic_u64(address, true)
+            .map(|word| word.fetch_add(addend, Ordering::SeqCst));
+        self.count(old, 8, 8)
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::MemfdFlags;
+    use std::os::fd::OwnedFd;
+
+    const PAGE: u64 = 4096;
+
+    fn file(pages: u64) -> OwnedFd {
+        let fd = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, pages * PAGE).unwrap();
+        fd
+    }
+
+    fn range(address: u64, pages: u64, fd: Option<OwnedFd>) -> DmaMap {
+        DmaMap {
+            address,
+            size: pages * PAGE,
+            offset: 0,
+            readable: true,
+            writable: true,
+            fd,
+        }
+    }
+
+    fn memory(maps: Vec<DmaMap>) -> GuestMemory {
+        let mut memory = GuestMemory::new();
+        memory.set_bus_master(true);
+        for map in &maps {
+            memory.map(map).unwrap();
+        }
+        memory
+    }
+
+    #[test]
+    fn what_is_written_is_in_the_guests_file() {
+        let fd = file(2);
+        let memory = memory(vec![range(0x10_0000, 2, Some(fd.try_clone().unwrap()))]);
+        let bytes: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
+        memory.write(0x10_0010, &bytes).unwrap();
+        let mut seen = vec![0; 5000];
+        rustix::io::pread(&fd, &mut seen, 0x10).unwrap();
+        assert_eq!(seen, bytes);
+        let mut back = vec![0; 5000];
+        memory.read(0x10_0010, &mut back).unwrap();
+        assert_eq!(back, bytes);
+        let counters = memory.counters();
+        assert_eq!((counters.reads, counters.read_bytes), (1, 5000));
+        assert_eq!((counters.writes, counters.write_bytes), (1, 5000));
+    }
+
+    #[test]
+    fn an_access_crosses_ranges_that_touch_and_stops_at_a_hole() {
+        let memory = memory(vec![
+            range(0, 1, Some(file(1))),
+            range(PAGE, 1, Some(file(1))),
+        ]);
+        memory.write(PAGE - 2, &[1, 2, 3, 4]).unwrap();
+        let mut back = [0; 4];
+        memory.read(PAGE - 2, &mut back).unwrap();
+        assert_eq!(back, [1, 2, 3, 4]);
+        let error = memory.write(2 * PAGE - 2, &[0; 4]).unwrap_err();
+        assert_eq!(error.address, 2 * PAGE);
+        assert!(memory.read(u64::MAX - 1, &mut [0; 4]).is_err());
+        assert!(memory.read(u64::MAX, &mut []).is_ok());
+        assert_eq!(memory.counters().errors, 2);
+    }
+
+    #[test]
+    fn nothing_is_accessed_without_bus_mastering() {
+        let mut memory = memory(vec![range(0, 1, Some(file(1)))]);
+        memory.set_bus_master(false);
+        assert!(memory.read(0, &mut [0]).is_err());
+        assert!(memory.write(0, &[0]).is_err());
+        assert!(memory.load_u32(0).is_err());
+        assert!(memory.store_u64(0, 0).is_err());
+        assert!(memory.fetch_add_u64(0, 1).is_err());
+        memory.set_bus_master(true);
+        assert!(memory.read(0, &mut [0]).is_ok());
+    }
+
+    #[test]
+    fn words_are_aligned_and_inside() {
+        let memory = memory(vec![range(0, 1, Some(file(1)))]);
+        memory.store_u64(8, 0x1122_3344_5566_7788).unwrap();
+        assert_eq!(memory.load_u64(8), Ok(0x1122_3344_5566_7788));
+        assert_eq!(memory.load_u32(8), Ok(0x5566_7788));
+        assert_eq!(memory.load_u32(10), Err(DmaError { address: 10 }));
+        assert_eq!(memory.load_u64(12), Err(DmaError { address: 12 }));
+        assert!(memory.load_u64(PAGE).is_err());
+        assert_eq!(memory.compare_exchange_u64(16, 0, 7), Ok(0));
+        assert_eq!(memory.compare_exchange_u64(16, 0, 9), Ok(7));
+        assert_eq!(memory.fetch_add_u64(16, u64::MAX), Ok(7));
+        assert_eq!(memory.load_u64(16), Ok(6));
+    }
+
+    #[test]
+    fn rights_of_a_range_hold() {
+        let mut map = range(0, 1, Some(file(1)));
+        map.writable = false;
+        let memory = memory(vec![map]);
+        assert!(memory.read(0, &mut [0]).is_ok());
+        assert!(memory.write(0, &[0]).is_err());
+        assert!(memory.store_u32(0, 0).is_err());
+    }
+
+    #[test]
+    fn bad_ranges_are_refused() {
+        let mut memory = memory(vec![range(PAGE, 2, Some(file(2)))]);
+        assert!(memory.map(&range(0, 2, Some(file(2)))).is_err());
+        assert!(memory.map(&range(2 * PAGE, 1, None)).is_err());
+        assert!(memory.map(&range(8 * PAGE, 0, None)).is_err());
+        assert!(memory.map(&range(u64::MAX - 10, 1, None)).is_err());
+        // Longer than its file.
+        assert!(memory.map(&range(8 * PAGE, 2, Some(file(1)))).is_err());
+        let mut shifted = range(8 * PAGE, 1, Some(file(1)));
+        shifted.offset = PAGE;
+        assert!(memory.map(&shifted).is_err());
+        shifted.offset = u64::MAX;
+        assert!(memory.map(&shifted).is_err());
+    }
+
+    #[test]
+    fn a_range_without_a_file_exists_and_cannot_be_accessed() {
+        let mut memory = memory(vec![range(0, 1, None)]);
+        assert!(memory.is_unreachable());
+        assert!(memory.read(0, &mut [0]).is_err());
+        memory.unmap(0, PAGE).unwrap();
+        assert!(!memory.is_unreachable());
+    }
+
+    #[test]
+    fn an_unmapped_range_is_gone() {
+        let mut memory = memory(vec![
+            range(0, 1, Some(file(1))),
+            range(PAGE, 1, Some(file(1))),
+        ]);
+        memory.unmap(0, PAGE).unwrap();
+        assert!(memory.read(0, &mut [0]).is_err());
+        assert!(memory.read(PAGE, &mut [0]).is_ok());
+        assert!(memory.unmap(0, PAGE).is_err());
+        memory.unmap_all();
+        assert!(memory.read(PAGE, &mut [0]).is_err());
+        assert_eq!(memory.mapped_bytes(), 0);
+    }
+}

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The Ferrite device process: the engine behind vfio-user.
+//!
+//! One thread speaks vfio-user with the virtual machine monitor, another moves
+//! Ethernet frames and runs timers. Both work on the one [`device::Core`],
+//! under its lock: the engine with all that it can reach.
+
+pub mod config_space;
+pub mod control;
+pub mod counters;
+pub mod device;
+pub mod guest_memory;
+pub mod interrupts;
+pub mod io_loop;
+pub mod logger;
+pub mod share;
+pub mod vfio_user;

@@ -1,0 +1,745 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The server side of the vfio-user protocol, version 0.
+//!
+//! Only this file knows the protocol; the rest of the device sees [`Backend`].
+//! Requests are read in batches: the doorbells that a busy guest posts arrive
+//! many to one system call.
+//!
+//! The peer is the virtual machine monitor, which owns the guest's memory
+//! anyway. It is still not trusted to send well-formed messages: a malformed
+//! one is answered with an error, or ends the connection where the stream can
+//! no longer be followed.
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use serde_json::json;
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+/// File descriptors that one message may carry.
+const MAX_FDS: usize = 16;
+/// Largest data of one region access.
+const MAX_TRANSFER: usize = 64 * 1024;
+/// Largest message: a header, the fixed fields and the data.
+const MAX_MESSAGE: usize = MAX_TRANSFER + 256;
+/// Receive buffer: room for some thousand posted writes.
+const BUFFER: usize = 2 * MAX_MESSAGE;
+
+const HEADER: usize = 16;
+const FLAG_REPLY: u32 = 1;
+const TYPE_MASK: u32 = 0xf;
+const FLAG_NO_REPLY: u32 = 1 << 4;
+const FLAG_ERROR: u32 = 1 << 5;
+
+/// PCI regions as vfio numbers them: six BARs, the ROM, configuration space, VGA.
+const REGIONS: u32 = 9;
+/// The region of configuration space.
+pub const REGION_CONFIG: u32 = 7;
+/// Interrupt kinds as vfio numbers them: INTx, MSI, MSI-X, error, request.
+const IRQS: u32 = 5;
+/// The interrupt kind MSI-X.
+const IRQ_MSIX: u32 = 2;
+
+const DEVICE_FLAG_RESET: u32 = 1 << 0;
+const DEVICE_FLAG_PCI: u32 = 1 << 1;
+const REGION_FLAG_READ: u32 = 1 << 0;
+const REGION_FLAG_WRITE: u32 = 1 << 1;
+const IRQ_FLAG_EVENTFD: u32 = 1 << 0;
+const IRQ_FLAG_NORESIZE: u32 = 1 << 3;
+const SET_DATA_NONE: u32 = 1 << 0;
+const SET_DATA_EVENTFD: u32 = 1 << 2;
+const SET_ACTION_TRIGGER: u32 = 1 << 5;
+const MAP_FLAG_READ: u32 = 1 << 0;
+const MAP_FLAG_WRITE: u32 = 1 << 1;
+const UNMAP_FLAG_ALL: u32 = 1 << 2;
+
+/// Requests that are understood.
+mod command {
+    pub const VERSION: u16 = 1;
+    pub const DMA_MAP: u16 = 2;
+    pub const DMA_UNMAP: u16 = 3;
+    pub const GET_INFO: u16 = 4;
+    pub const GET_REGION_INFO: u16 = 5;
+    pub const GET_IRQ_INFO: u16 = 7;
+    pub const SET_IRQS: u16 = 8;
+    pub const REGION_READ: u16 = 9;
+    pub const REGION_WRITE: u16 = 10;
+    pub const RESET: u16 = 13;
+    pub const REGION_WRITE_MULTI: u16 = 15;
+}
+
+/// A stretch of guest memory that the device may access from now on.
+#[derive(Debug)]
+pub struct DmaMap {
+    /// First guest-physical address.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Where in `fd` it begins.
+    pub offset: u64,
+    /// The device may read it.
+    pub readable: bool,
+    /// The device may write it.
+    pub writable: bool,
+    /// The memory itself; absent where it can only be accessed by messages.
+    pub fd: Option<OwnedFd>,
+}
+
+/// What is done to a range of MSI-X vectors.
+#[derive(Debug)]
+pub enum VectorChange {
+    /// One eventfd for each vector from `start` on.
+    Assign {
+        /// The first vector.
+        start: usize,
+        /// The eventfds.
+        fds: Vec<OwnedFd>,
+    },
+    /// These vectors have no eventfd any more.
+    Remove {
+        /// The first vector.
+        start: usize,
+        /// How many.
+        count: usize,
+    },
+    /// All vectors lose their eventfds.
+    RemoveAll,
+    /// Raise these vectors, for a test.
+    Raise {
+        /// The first vector.
+        start: usize,
+        /// How many.
+        count: usize,
+    },
+}
+
+/// The device behind the protocol.
+pub trait Backend {
+    /// Size of a region, zero if it does not exist.
+    fn region_size(&self, region: u32) -> u64;
+    /// Number of MSI-X vectors.
+    fn vectors(&self) -> usize;
+    /// Reads from a region; the range is inside it.
+    fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]);
+    /// Writes to a region; the range is inside it.
+    fn region_write(&mut self, region: u32, offset: u64, data: &[u8]);
+    /// Guest memory appears.
+    fn dma_map(&mut self, map: DmaMap) -> io::Result<()>;
+    /// Guest memory goes away. When this returns it is not accessed any more.
+    fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<()>;
+    /// All guest memory goes away.
+    fn dma_unmap_all(&mut self);
+    /// MSI-X vectors change.
+    fn change_vectors(&mut self, change: VectorChange);
+    /// The device returns to its state after power-on.
+    fn reset(&mut self);
+    /// All requests that have arrived are handled; more are waited for.
+    fn batch_done(&mut self);
+}
+
+/// A connection to a virtual machine monitor.
+pub struct Connection {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Position in the stream of the byte at `buffer[start]`.
+    position: u64,
+    /// Descriptors received, each set with the stream position of the last
+    /// byte that came with it. Every request is sent by one system call, and
+    /// the kernel ends a read behind the bytes that carry descriptors; so that
+    /// byte lies in the request they belong to.
+    fds: VecDeque<(u64, Vec<OwnedFd>)>,
+}
+
+/// A request cut out of the stream.
+struct Request {
+    id: u16,
+    command: u16,
+    flags: u32,
+    /// Where its body lies in the buffer.
+    body: std::ops::Range<usize>,
+    fds: Vec<OwnedFd>,
+}
+
+/// The body of a reply, or why the request failed.
+type Answer = Result<Vec<u8>, Errno>;
+
+impl Connection {
+    /// A connection over an accepted socket.
+    pub fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            position: 0,
+            fds: VecDeque::new(),
+        }
+    }
+
+    /// Serves requests until the peer hangs up (`Ok`) or cannot be followed any more.
+    pub fn serve(&mut self, backend: &mut dyn Backend) -> io::Result<()> {
+        loop {
+            while let Some(request) = self.next_request()? {
+                self.handle(request, backend)?;
+            }
+            backend.batch_done();
+            if !self.fill()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads once from the socket; `false` at its end.
+    fn fill(&mut self) -> io::Result<bool> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let count = loop {
+            let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
+            match rustix::net::recvmsg(
+                &self.stream,
+                &mut slices,
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            ) {
+                Ok(message) => break message.bytes,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if count == 0 {
+            return Ok(false);
+        }
+        self.end += count;
+        let mut received = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                received.extend(fds);
+            }
+        }
+        if !received.is_empty() {
+            let last = self.position + (self.end - self.start) as u64 - 1;
+            self.fds.push_back((last, received));
+        }
+        Ok(true)
+    }
+
+    fn next_request(&mut self) -> io::Result<Option<Request>> {
+        let have = &self.buffer[self.start..self.end];
+        let Some(header) = have.first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
+        let id = u16_at(header, 0);
+        let command = u16_at(header, 2);
+        let size = u32_at(header, 4) as usize;
+        let flags = u32_at(header, 8);
+        if !(HEADER..=MAX_MESSAGE).contains(&size) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("vfio-user: a message of {size} bytes is not possible"),
+            ));
+        }
+        if have.len() < size {
+            return Ok(None);
+        }
+        let body = self.start + HEADER..self.start + size;
+        self.start += size;
+        self.position += size as u64;
+        let mut fds = Vec::new();
+        while self
+            .fds
+            .front()
+            .is_some_and(|(last, _)| *last < self.position)
+        {
+            if let Some((_, received)) = self.fds.pop_front() {
+                fds.extend(received);
+            }
+        }
+        Ok(Some(Request {
+            id,
+            command,
+            flags,
+            body,
+            fds,
+        }))
+    }
+
+    fn handle(&mut self, request: Request, backend: &mut dyn Backend) -> io::Result<()> {
+        if request.flags & TYPE_MASK != 0 {
+            // A reply, but nothing was asked.
+            return Ok(());
+        }
+        let (id, number, flags) = (request.id, request.command, request.flags);
+        let body = &self.buffer[request.body.clone()];
+        let answer = dispatch(number, body, request.fds, backend);
+        if flags & FLAG_NO_REPLY != 0 {
+            return Ok(());
+        }
+        let (data, flags, error) = match answer {
+            Ok(data) => (data, FLAG_REPLY, 0),
+            Err(error) => (Vec::new(), FLAG_REPLY | FLAG_ERROR, error.raw_os_error()),
+        };
+        let mut reply = Vec::with_capacity(HEADER + data.len());
+        reply.extend_from_slice(&id.to_ne_bytes());
+        reply.extend_from_slice(&number.to_ne_bytes());
+        reply.extend_from_slice(&((HEADER + data.len()) as u32).to_ne_bytes());
+        reply.extend_from_slice(&flags.to_ne_bytes());
+        reply.extend_from_slice(&error.to_ne_bytes());
+        reply.extend_from_slice(&data);
+        // In one piece: the peer takes half a header for an error.
+        match self.stream.write_all(&reply) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            result => result,
+        }
+    }
+}
+
+fn dispatch(number: u16, body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Answer {
+    match number {
+        command::VERSION => version(body),
+        command::DMA_MAP => dma_map(body, fds, backend),
+        command::DMA_UNMAP => dma_unmap(body, backend),
+        command::GET_INFO => {
+            expect(body, 16)?;
+            Ok(words(&[
+                16,
+                DEVICE_FLAG_RESET | DEVICE_FLAG_PCI,
+                REGIONS,
+                IRQS,
+            ]))
+        }
+        command::GET_REGION_INFO => region_info(body, backend),
+        command::GET_IRQ_INFO => irq_info(body, backend),
+        command::SET_IRQS => set_irqs(body, fds, backend).map(|()| Vec::new()),
+        command::REGION_READ => region_read(body, backend),
+        command::REGION_WRITE => region_write(body, backend),
+        command::REGION_WRITE_MULTI => region_write_multi(body, backend),
+        command::RESET => {
+            backend.reset();
+            Ok(Vec::new())
+        }
+        _ => Err(Errno::NOSYS),
+    }
+}
+
+fn version(body: &[u8]) -> Answer {
+    expect(body, 4)?;
+    if u16_at(body, 0) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let capabilities = json!({"capabilities": {
+        "max_msg_fds": MAX_FDS,
+        "max_data_xfer_size": MAX_TRANSFER,
+        "write_multiple": true,
+    }});
+    let mut reply = vec![0; 4];
+    reply.extend_from_slice(capabilities.to_string().as_bytes());
+    reply.push(0);
+    Ok(reply)
+}
+
+fn dma_map(body: &[u8], mut fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Answer {
+    expect(body, 32)?;
+    let flags = u32_at(body, 4);
+    if fds.len() > 1 {
+        return Err(Errno::INVAL);
+    }
+    let map = DmaMap {
+        offset: u64_at(body, 8),
+        address: u64_at(body, 16),
+        size: u64_at(body, 24),
+        readable: flags & MAP_FLAG_READ != 0,
+        writable: flags & MAP_FLAG_WRITE != 0,
+        fd: fds.pop(),
+    };
+    backend.dma_map(map).map_err(errno)?;
+    Ok(Vec::new())
+}
+
+fn dma_unmap(body: &[u8], backend: &mut dyn Backend) -> Answer {
+    expect(body, 24)?;
+    let flags = u32_at(body, 4);
+    if flags & UNMAP_FLAG_ALL != 0 {
+        backend.dma_unmap_all();
+    } else {
+        backend
+            .dma_unmap(u64_at(body, 8), u64_at(body, 16))
+            .map_err(errno)?;
+    }
+    Ok(body[..24].to_vec())
+}
+
+fn region_info(body: &[u8], backend: &dyn Backend) -> Answer {
+    expect(body, 32)?;
+    let index = u32_at(body, 8);
+    if index >= REGIONS {
+        return Err(Errno::INVAL);
+    }
+    let size = backend.region_size(index);
+    // No region can be mapped: the peer posts writes only while none can.
+    let flags = if size > 0 {
+        REGION_FLAG_READ | REGION_FLAG_WRITE
+    } else {
+        0
+    };
+    let mut reply = words(&[32, flags, index, 0]);
+    reply.extend_from_slice(&size.to_ne_bytes());
+    reply.extend_from_slice(&0u64.to_ne_bytes());
+    Ok(reply)
+}
+
+fn irq_info(body: &[u8], backend: &dyn Backend) -> Answer {
+    expect(body, 16)?;
+    let index = u32_at(body, 8);
+    if index >= IRQS {
+        return Err(Errno::INVAL);
+    }
+    let (flags, count) = if index == IRQ_MSIX {
+        (
+            IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE,
+            backend.vectors() as u32,
+        )
+    } else {
+        (0, 0)
+    };
+    Ok(words(&[16, flags, index, count]))
+}
+
+fn set_irqs(body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result<(), Errno> {
+    expect(body, 20)?;
+    let flags = u32_at(body, 4);
+    let index = u32_at(body, 8);
+    let start = u32_at(body, 12) as usize;
+    let count = u32_at(body, 16) as usize;
+    if index != IRQ_MSIX {
+        // The others have no vectors, so there is nothing to disable either.
+        return if index < IRQS && count == 0 {
+            Ok(())
+        } else {
+            Err(Errno::INVAL)
+        };
+    }
+    let inside = start
+        .checked_add(count)
+        .is_some_and(|end| end <= backend.vectors());
+    if flags & SET_ACTION_TRIGGER == 0 || !inside {
+        return Err(Errno::INVAL);
+    }
+    let change = if flags & SET_DATA_EVENTFD != 0 {
+        if fds.is_empty() {
+            VectorChange::Remove { start, count }
+        } else if fds.len() == count {
+            VectorChange::Assign { start, fds }
+        } else {
+            return Err(Errno::INVAL);
+        }
+    } else if flags & SET_DATA_NONE != 0 {
+        if count == 0 {
+            VectorChange::RemoveAll
+        } else {
+            VectorChange::Raise { start, count }
+        }
+    } else {
+        return Err(Errno::INVAL);
+    };
+    backend.change_vectors(change);
+    Ok(())
+}
+
+/// Checks that `count` bytes from `offset` on lie in the region.
+fn check_range(backend: &dyn Backend, region: u32, offset: u64, count: usize) -> Result<(), Errno> {
+    let inside = region < REGIONS
+        && offset
+            .checked_add(count as u64)
+            .is_some_and(|end| end <= backend.region_size(region));
+    if inside {
+        Ok(())
+    } else {
+        Err(Errno::INVAL)
+    }
+}
+
+fn region_read(body: &[u8], backend: &mut dyn Backend) -> Answer {
+    expect(body, 16)?;
+    let offset = u64_at(body, 0);
+    let region = u32_at(body, 8);
+    let count = u32_at(body, 12) as usize;
+    if count > MAX_TRANSFER {
+        return Err(Errno::INVAL);
+    }
+    check_range(backend, region, offset, count)?;
+    let mut reply = body[..16].to_vec();
+    reply.resize(16 + count, 0);
+    backend.region_read(region, offset, &mut reply[16..]);
+    Ok(reply)
+}
+
+fn region_write(body: &[u8], backend: &mut dyn Backend) -> Answer {
+    expect(body, 16)?;
+    let offset = u64_at(body, 0);
+    let region = u32_at(body, 8);
+    let count = u32_at(body, 12) as usize;
+    let data = body[16..].get(..count).ok_or(Errno::INVAL)?;
+    check_range(backend, region, offset, count)?;
+    backend.region_write(region, offset, data);
+    Ok(body[..16].to_vec())
+}
+
+/// Several small writes in one message.
+fn region_write_multi(body: &[u8], backend: &mut dyn Backend) -> Answer {
+    const ONE: usize = 24;
+    expect(body, 8)?;
+    let count = u64_at(body, 0);
+    let writes = body[8..].chunks_exact(ONE);
+    if writes.len() as u64 != count {
+        return Err(Errno::INVAL);
+    }
+    for write in writes {
+        let offset = u64_at(write, 0);
+        let region = u32_at(write, 8);
+        let size = u32_at(write, 12) as usize;
+        let data = write[16..].get(..size).ok_or(Errno::INVAL)?;
+        check_range(backend, region, offset, size)?;
+        backend.region_write(region, offset, data);
+    }
+    Ok(count.to_ne_bytes().to_vec())
+}
+
+/// Refuses a body that is shorter than its fixed fields.
+fn expect(body: &[u8], size: usize) -> Result<(), Errno> {
+    if body.len() < size {
+        Err(Errno::INVAL)
+    } else {
+        Ok(())
+    }
+}
+
+fn errno(error: io::Error) -> Errno {
+    error
+        .raw_os_error()
+        .map_or(Errno::INVAL, Errno::from_raw_os_error)
+}
+
+fn words(values: &[u32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_ne_bytes())
+        .collect()
+}
+
+// The callers have checked the length of what they pass.
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_ne_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::thread;
+
+    #[derive(Default)]
+    struct Recorder {
+        writes: Vec<(u32, u64, Vec<u8>)>,
+        maps: Vec<(u64, bool)>,
+        batches: usize,
+        resets: usize,
+    }
+
+    impl Backend for Recorder {
+        fn region_size(&self, region: u32) -> u64 {
+            if region == 0 {
+                4096
+            } else {
+                0
+            }
+        }
+        fn vectors(&self) -> usize {
+            4
+        }
+        fn region_read(&mut self, _region: u32, offset: u64, data: &mut [u8]) {
+            data.fill(offset as u8);
+        }
+        fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) {
+            self.writes.push((region, offset, data.to_vec()));
+        }
+        fn dma_map(&mut self, map: DmaMap) -> io::Result<()> {
+            self.maps.push((map.address, map.fd.is_some()));
+            Ok(())
+        }
+        fn dma_unmap(&mut self, _address: u64, _size: u64) -> io::Result<()> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+        fn dma_unmap_all(&mut self) {}
+        fn change_vectors(&mut self, _change: VectorChange) {}
+        fn reset(&mut self) {
+            self.resets += 1;
+        }
+        fn batch_done(&mut self) {
+            self.batches += 1;
+        }
+    }
+
+    fn message(id: u16, number: u16, flags: u32, body: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&id.to_ne_bytes());
+        bytes.extend_from_slice(&number.to_ne_bytes());
+        bytes.extend_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+        bytes.extend_from_slice(&flags.to_ne_bytes());
+        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    fn write_body(region: u32, offset: u64, count: u32, data: &[u8]) -> Vec<u8> {
+        let mut body = offset.to_ne_bytes().to_vec();
+        body.extend_from_slice(&region.to_ne_bytes());
+        body.extend_from_slice(&count.to_ne_bytes());
+        body.extend_from_slice(data);
+        body
+    }
+
+    /// Sends `bytes`, hangs up, and returns all replies.
+    fn exchange(bytes: &[u8]) -> (Recorder, io::Result<()>, Vec<u8>) {
+        let (server, mut client) = UnixStream::pair().unwrap();
+        let worker = thread::spawn(move || {
+            let mut recorder = Recorder::default();
+            let result = Connection::new(server).serve(&mut recorder);
+            (recorder, result)
+        });
+        client.write_all(bytes).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut replies = Vec::new();
+        client.read_to_end(&mut replies).unwrap();
+        let (recorder, result) = worker.join().unwrap();
+        (recorder, result, replies)
+    }
+
+    #[test]
+    fn posted_writes_are_taken_in_order_and_not_answered() {
+        let mut bytes = Vec::new();
+        for n in 0..1000u64 {
+            let body = write_body(0, (n % 512) * 8, 8, &n.to_ne_bytes());
+            bytes.extend(message(
+                n as u16,
+                command::REGION_WRITE,
+                FLAG_NO_REPLY,
+                &body,
+            ));
+        }
+        let (recorder, result, replies) = exchange(&bytes);
+        result.unwrap();
+        assert!(replies.is_empty());
+        assert_eq!(recorder.writes.len(), 1000);
+        for (n, write) in recorder.writes.iter().enumerate() {
+            assert_eq!(write.2, (n as u64).to_ne_bytes());
+        }
+        assert!(recorder.batches < 1000);
+    }
+
+    #[test]
+    fn several_writes_in_one_message() {
+        let mut body = 2u64.to_ne_bytes().to_vec();
+        body.extend(write_body(0, 8, 8, &[1; 8]));
+        body.extend(write_body(0, 16, 4, &[2; 8]));
+        let bytes = message(1, command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &body);
+        let (recorder, _, _) = exchange(&bytes);
+        assert_eq!(recorder.writes, [(0, 8, vec![1; 8]), (0, 16, vec![2; 4])]);
+    }
+
+    #[test]
+    fn impossible_requests_get_an_error_and_the_next_one_is_served() {
+        let bad: &[(u16, Vec<u8>)] = &[
+            (command::REGION_READ, write_body(0, 4090, 8, &[])),
+            (command::REGION_READ, write_body(0, u64::MAX, 8, &[])),
+            (command::REGION_READ, write_body(99, 0, 4, &[])),
+            (command::REGION_READ, write_body(0, 0, u32::MAX, &[])),
+            (command::REGION_WRITE, write_body(0, 0, 8, &[0; 4])),
+            (command::REGION_WRITE_MULTI, u64::MAX.to_ne_bytes().to_vec()),
+            (command::GET_REGION_INFO, words(&[32, 0, 9, 0, 0, 0, 0, 0])),
+            (command::SET_IRQS, words(&[20, 0x24, 2, 3, 2])),
+            (command::SET_IRQS, words(&[20, 0x24, 2, u32::MAX, u32::MAX])),
+            (command::DMA_UNMAP, vec![0; 24]),
+            (command::DMA_MAP, vec![0; 5]),
+            (14, vec![0; 40]),
+            (4711, vec![]),
+        ];
+        for (number, body) in bad {
+            let mut bytes = message(7, *number, 0, body);
+            bytes.extend(message(8, command::RESET, 0, &[]));
+            let (recorder, result, replies) = exchange(&bytes);
+            result.unwrap();
+            assert_eq!(replies.len(), 2 * HEADER, "command {number}");
+            assert_eq!(u32_at(&replies, 8), FLAG_REPLY | FLAG_ERROR);
+            assert_ne!(u32_at(&replies, 12), 0);
+            assert_eq!(u16_at(&replies, HEADER), 8);
+            assert_eq!(u32_at(&replies, HEADER + 8), FLAG_REPLY);
+            assert_eq!(recorder.resets, 1);
+            assert!(recorder.writes.is_empty());
+        }
+    }
+
+    #[test]
+    fn an_impossible_size_ends_the_connection() {
+        for size in [0u32, 15, u32::MAX] {
+            let mut bytes = message(1, command::RESET, 0, &[]);
+            bytes[4..8].copy_from_slice(&size.to_ne_bytes());
+            let (_, result, _) = exchange(&bytes);
+            assert!(result.is_err());
+        }
+    }
+
+    #[test]
+    fn descriptors_stay_with_their_request() {
+        let (server, client) = UnixStream::pair().unwrap();
+        let map = |address: u64| {
+            let mut body = words(&[32, 3]);
+            body.extend_from_slice(&0u64.to_ne_bytes());
+            body.extend_from_slice(&address.to_ne_bytes());
+            body.extend_from_slice(&4096u64.to_ne_bytes());
+            message(address as u16, command::DMA_MAP, FLAG_NO_REPLY, &body)
+        };
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for address in 0..20u64 {
+            let bytes = map(address);
+            let slices = [io::IoSlice::new(&bytes)];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            let fds = [file.as_fd()];
+            if address % 3 == 1 {
+                control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds));
+            }
+            rustix::net::sendmsg(
+                &client,
+                &slices,
+                &mut control,
+                rustix::net::SendFlags::empty(),
+            )
+            .unwrap();
+        }
+        drop(client);
+        let mut recorder = Recorder::default();
+        Connection::new(server).serve(&mut recorder).unwrap();
+        let expected: Vec<(u64, bool)> = (0..20).map(|n| (n, n % 3 == 1)).collect();
+        assert_eq!(recorder.maps, expected);
+    }
+}

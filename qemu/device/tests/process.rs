@@ -1,0 +1,521 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The device binary, seen by a vfio-user client and from its sockets.
+
+use ferrite_abi as abi;
+use ferrite_fabric::framing::{Reader, Writer};
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::fs::MemfdFlags;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use vfio_user::Client;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const CONFIG: u32 = 7;
+const MSIX: u32 = 2;
+const MAC: [u8; 6] = [0x52, 0x54, 0, 0xfe, 0, 1];
+/// vfio: trigger, eventfd.
+const SET_EVENTFD: u32 = 0x24;
+/// vfio: trigger, no data.
+const SET_NONE: u32 = 0x21;
+
+struct Process {
+    child: Child,
+    directory: PathBuf,
+}
+
+impl Process {
+    fn directory(name: &str) -> PathBuf {
+        let directory =
+            std::env::temp_dir().join(format!("ferrite-device-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        directory
+    }
+
+    fn start(name: &str, options: &[&str]) -> Self {
+        Self::start_in(Self::directory(name), options)
+    }
+
+    fn start_in(directory: PathBuf, options: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite-device"));
+        for name in ["socket", "counters", "control", "net"] {
+            command.arg(format!("--{name}")).arg(directory.join(name));
+        }
+        let child = command
+            .args(options)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let process = Self { child, directory };
+        until(|| process.path("socket").exists());
+        process
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.path("socket")).unwrap()
+    }
+
+    fn counters(&self) -> Value {
+        let mut text = String::new();
+        connect(&self.path("counters"))
+            .read_to_string(&mut text)
+            .unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn control(&self, request: &str) -> Value {
+        let mut stream = connect(&self.path("control"));
+        writeln!(stream, "{request}").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// How the process ends, and what it said.
+    fn end(&mut self) -> (ExitStatus, String) {
+        let mut status = None;
+        until(|| {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        let mut text = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            stderr.read_to_string(&mut text).unwrap();
+        }
+        (status.unwrap(), text)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn until(mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + DEADLINE;
+    while !condition() {
+        assert!(Instant::now() < end, "the condition never came true");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn connect(path: &Path) -> UnixStream {
+    let stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+fn read<const N: usize>(client: &mut Client, region: u32, offset: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    client.region_read(region, offset, &mut bytes).unwrap();
+    bytes
+}
+
+fn read32(client: &mut Client, region: u32, offset: u64) -> u32 {
+    u32::from_le_bytes(read(client, region, offset))
+}
+
+fn register(client: &mut Client, offset: usize) -> u32 {
+    read32(client, abi::BAR_REGISTERS, offset as u64)
+}
+
+fn set_bus_master(client: &mut Client) {
+    client.region_write(CONFIG, 4, &6u16.to_le_bytes()).unwrap();
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
+}
+
+fn fired(fd: &OwnedFd) -> bool {
+    rustix::io::read(fd, &mut [0; 8]).is_ok()
+}
+
+fn memfd(size: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, size).unwrap();
+    fd
+}
+
+/// Offset of the capability with this number.
+fn capability(client: &mut Client, id: u8) -> u64 {
+    let mut at = read::<1>(client, CONFIG, 0x34)[0];
+    while at != 0 {
+        let [found, next] = read(client, CONFIG, at.into());
+        if found == id {
+            return at.into();
+        }
+        at = next;
+    }
+    panic!("there is no capability {id:#x}");
+}
+
+#[test]
+fn identity_regions_and_interrupts_are_announced() {
+    let process = Process::start("identity", &["--vectors", "17"]);
+    let mut client = process.client();
+    assert_eq!(
+        read32(&mut client, CONFIG, 0),
+        u32::from(abi::PCI_DEVICE_ID) << 16 | u32::from(abi::PCI_VENDOR_ID)
+    );
+    for (bar, size) in [
+        (abi::BAR_REGISTERS, abi::BAR_REGISTERS_SIZE),
+        (abi::BAR_DOORBELLS, abi::BAR_DOORBELLS_SIZE),
+        (abi::BAR_MSIX, abi::BAR_MSIX_SIZE),
+        (CONFIG, 4096),
+        (1, 0),
+    ] {
+        let region = client.region(bar).unwrap();
+        assert_eq!(region.size, size as u64, "region {bar}");
+        // Not to be mapped, or writes would not be posted.
+        assert!(region.file_offset.is_none());
+        assert_eq!(region.flags & 4, 0);
+    }
+    assert_eq!(client.get_irq_info(MSIX).unwrap().count, 17);
+    let msix = capability(&mut client, 0x11);
+    assert_eq!(read32(&mut client, CONFIG, msix) >> 16 & 0x7ff, 16);
+    capability(&mut client, 0x01);
+    capability(&mut client, 0x10);
+    assert_eq!(register(&mut client, abi::REG_MAGIC), abi::MAGIC);
+    assert_eq!(register(&mut client, abi::REG_VECTORS), 17);
+    let mac = read::<8>(&mut client, abi::BAR_REGISTERS, abi::REG_MAC as u64);
+    assert_eq!(mac[..6], MAC);
+    let counters = process.counters();
+    assert_eq!(counters["mmio"]["registers"]["reads"], 3);
+    assert_eq!(counters["mmio"]["registers"]["writes"], 0);
+}
+
+#[test]
+fn the_process_ends_with_its_client_and_takes_its_sockets_along() {
+    let mut process = Process::start("hangup", &[]);
+    drop(process.client());
+    let (status, text) = process.end();
+    assert!(status.success(), "{text}");
+    for name in ["socket", "counters", "control", "net"] {
+        assert!(!process.path(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn an_eventfd_fires_and_survives_a_function_reset() {
+    let process = Process::start("msix", &[]);
+    let mut client = process.client();
+    let (a, b) = (event(), event());
+    client
+        .set_irqs(MSIX, SET_EVENTFD, 3, 2, &[a.as_raw_fd(), b.as_raw_fd()])
+        .unwrap();
+    client.set_irqs(MSIX, SET_NONE, 4, 1, &[]).unwrap();
+    assert!(fired(&b));
+    assert!(!fired(&a));
+    set_bus_master(&mut client);
+    assert_eq!(process.counters()["bus_master"], true);
+    let pcie = capability(&mut client, 0x10);
+    client
+        .region_write(CONFIG, pcie + 8, &0x8000u16.to_le_bytes())
+        .unwrap();
+    assert_eq!(read::<2>(&mut client, CONFIG, 4), [0, 0]);
+    let counters = process.counters();
+    assert_eq!(counters["resets"]["function"], 1);
+    assert_eq!(counters["bus_master"], false);
+    client.set_irqs(MSIX, SET_NONE, 3, 1, &[]).unwrap();
+    assert!(fired(&a));
+    client.reset().unwrap();
+    assert_eq!(process.counters()["resets"]["device"], 1);
+}
+
+/// Control ring and event queue 0 in guest memory, and the commands to start.
+struct Driver {
+    memory: OwnedFd,
+    interrupt: OwnedFd,
+}
+
+impl Driver {
+    const BASE: u64 = 0x4000_0000;
+    const BOOT: u64 = 0;
+    const RING: u64 = 0x1000;
+    const EVENTS: u64 = 0x2000;
+    const SIZE: u64 = 0x10_0000;
+
+    fn start(client: &mut Client, bus_master: bool) -> Self {
+        use abi::Plain;
+        let memory = memfd(Self::SIZE);
+        client
+            .dma_map(0, Self::BASE, Self::SIZE, memory.as_raw_fd())
+            .unwrap();
+        let interrupt = event();
+        client
+            .set_irqs(MSIX, SET_EVENTFD, 5, 1, &[interrupt.as_raw_fd()])
+            .unwrap();
+        if bus_master {
+            set_bus_master(client);
+        }
+        let mut boot = abi::BootBlock::zeroed();
+        boot.cqp_ring = Self::BASE + Self::RING;
+        boot.eq0_ring = Self::BASE + Self::EVENTS;
+        boot.cqp_log_entries = 4;
+        boot.eq0_log_entries = 6;
+        boot.eq0_vector = 5;
+        rustix::io::pwrite(&memory, boot.as_bytes(), Self::BOOT).unwrap();
+        let mut write = |offset: usize, bytes: &[u8]| {
+            client
+                .region_write(abi::BAR_REGISTERS, offset as u64, bytes)
+                .unwrap();
+        };
+        let version = u32::from(abi::ABI_MAJOR) << 16 | u32::from(abi::ABI_MINOR);
+        write(abi::REG_DRIVER_VERSION, &version.to_le_bytes());
+        write(abi::REG_DRIVER_FEATURES, &0u64.to_le_bytes());
+        write(abi::REG_BOOT, &(Self::BASE + Self::BOOT).to_le_bytes());
+        write(abi::REG_CONTROL, &abi::CONTROL_ENABLE.to_le_bytes());
+        Self { memory, interrupt }
+    }
+}
+
+fn status(client: &mut Client) -> abi::Status {
+    abi::Status(register(client, abi::REG_STATUS))
+}
+
+#[test]
+fn a_driver_starts_the_device_and_a_command_raises_its_vector() {
+    let process = Process::start("driver", &[]);
+    let mut client = process.client();
+    let driver = Driver::start(&mut client, true);
+    assert_eq!(status(&mut client).state(), Some(abi::DeviceState::Running));
+    let arm = abi::EventDoorbell {
+        eqn: 0,
+        read_index: 0,
+        relative: false,
+        valid: true,
+        arm: true,
+    };
+    let mut doorbell = |offset: usize, value: u64| {
+        client
+            .region_write(abi::BAR_DOORBELLS, offset as u64, &value.to_le_bytes())
+            .unwrap();
+    };
+    doorbell(abi::DOORBELL_EVENT_QUEUE, arm.encode());
+    // An entry of zeroes is no known command; it is answered all the same.
+    doorbell(abi::DOORBELL_CONTROL, 1);
+    until(|| fired(&driver.interrupt));
+    let mut entry = [0; 8];
+    rustix::io::pread(&driver.memory, &mut entry, Driver::EVENTS).unwrap();
+    assert_ne!(entry, [0; 8], "no event was written");
+    let counters = process.counters();
+    assert_eq!(counters["interrupts"]["vectors"][5], 1);
+    assert_eq!(counters["mmio"]["eq_doorbell"]["writes"], 1);
+    assert_eq!(counters["mmio"]["cqp_doorbell"]["writes"], 1);
+    assert!(counters["dma"]["read_bytes"].as_u64().unwrap() >= 64);
+    assert!(counters["dma"]["write_bytes"].as_u64().unwrap() > 0);
+    // A reset by register leads back to the beginning.
+    client
+        .region_write(
+            abi::BAR_REGISTERS,
+            abi::REG_CONTROL as u64,
+            &abi::CONTROL_RESET.to_le_bytes(),
+        )
+        .unwrap();
+    assert_eq!(status(&mut client).state(), Some(abi::DeviceState::Ready));
+}
+
+#[test]
+fn memory_is_not_touched_without_bus_mastering() {
+    let process = Process::start("bus-master", &[]);
+    let mut client = process.client();
+    Driver::start(&mut client, false);
+    let status = status(&mut client);
+    assert_eq!(status.state(), Some(abi::DeviceState::Fatal));
+    assert_eq!(status.fatal(), Some(abi::FatalCode::BadBootBlock));
+    let counters = process.counters();
+    assert_eq!(counters["dma"]["read_bytes"], 0);
+    assert!(counters["dma"]["errors"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn memory_that_was_unmapped_is_not_touched() {
+    let process = Process::start("unmap", &[]);
+    let mut client = process.client();
+    let memory = memfd(4096);
+    client.dma_map(0, 0x1000, 4096, memory.as_raw_fd()).unwrap();
+    assert_eq!(process.counters()["guest_memory_bytes"], 4096);
+    client.dma_unmap(0x1000, 4096).unwrap();
+    assert_eq!(process.counters()["guest_memory_bytes"], 0);
+}
+
+#[test]
+fn a_fatal_error_can_be_asked_for() {
+    let process = Process::start("fatal", &[]);
+    let mut client = process.client();
+    Driver::start(&mut client, true);
+    assert_eq!(process.control(r#"{"cmd":"fatal"}"#)["ok"], true);
+    let status = status(&mut client);
+    assert_eq!(status.fatal(), Some(abi::FatalCode::Injected));
+    assert_eq!(process.control("nonsense")["ok"], false);
+}
+
+#[test]
+fn the_process_dies_when_asked() {
+    let mut process = Process::start("die", &[]);
+    let _client = process.client();
+    process.control(r#"{"cmd":"die"}"#);
+    process.end();
+}
+
+fn frame(to: [u8; 6], fill: u8) -> Vec<u8> {
+    let mut frame = vec![fill; 90];
+    frame[..6].copy_from_slice(&to);
+    frame
+}
+
+fn send(stream: &mut UnixStream, frame: &[u8]) {
+    let mut writer = Writer::new(1 << 20);
+    assert!(writer.push(frame));
+    assert!(writer.flush(stream).unwrap());
+}
+
+fn receive(stream: &mut UnixStream) -> Vec<u8> {
+    let mut reader = Reader::new();
+    loop {
+        if let Some(frame) = reader.next_frame().unwrap() {
+            return frame.to_vec();
+        }
+        assert!(reader.fill(stream).unwrap() > 0, "the device hung up");
+    }
+}
+
+#[test]
+fn ethernet_passes_both_ways_and_the_uplink_comes_back() {
+    let directory = Process::directory("ethernet");
+    let uplink = directory.join("uplink");
+    let fabric = UnixListener::bind(&uplink).unwrap();
+    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
+    let mut client = process.client();
+    let (mut wire, _) = fabric.accept().unwrap();
+    wire.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut vm = connect(&process.path("net"));
+    until(|| process.counters()["vm"]["connects"] == 1);
+    assert!(status(&mut client).link_up());
+
+    send(&mut vm, &frame([2; 6], 1));
+    assert_eq!(receive(&mut wire), frame([2; 6], 1));
+    send(&mut wire, &frame(MAC, 2));
+    assert_eq!(receive(&mut vm), frame(MAC, 2));
+
+    drop(fabric);
+    drop(wire);
+    until(|| process.counters()["link_up"] == false);
+    assert!(!status(&mut client).link_up());
+    std::fs::remove_file(&uplink).unwrap();
+    let fabric = UnixListener::bind(&uplink).unwrap();
+    let (mut wire, _) = fabric.accept().unwrap();
+    until(|| process.counters()["link_up"] == true);
+    send(&mut wire, &frame(MAC, 3));
+    assert_eq!(receive(&mut vm), frame(MAC, 3));
+
+    process.control(r#"{"cmd":"link","up":false}"#);
+    assert!(!status(&mut client).link_up());
+    process.control(r#"{"cmd":"link","up":true}"#);
+    assert!(status(&mut client).link_up());
+    let counters = process.counters();
+    assert_eq!(counters["uplink"]["rx_frames"], 2);
+    assert_eq!(counters["vm"]["tx_frames"], 2);
+}
+
+#[test]
+fn an_idle_device_uses_no_processor_time() {
+    let process = Process::start("idle", &[]);
+    let mut client = process.client();
+    Driver::start(&mut client, true);
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.child.id())).unwrap();
+        let fields: Vec<u64> = stat
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_ascii_whitespace()
+            .skip(11)
+            .take(2)
+            .map(|field| field.parse().unwrap())
+            .collect();
+        fields[0] + fields[1]
+    };
+    let before = ticks();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(ticks() - before <= 2, "busy while idle");
+}
+
+#[test]
+fn bad_options_and_sockets_are_named() {
+    let run = |options: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_ferrite-device"))
+            .args(options)
+            .output()
+            .unwrap();
+        assert!(!output.status.success(), "{options:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(run(&[]).contains("--socket"));
+    assert!(run(&["--socket", "/nonexistent/x"]).contains("/nonexistent/x"));
+    assert!(run(&["--socket", "x", "--mac", "nonsense"]).contains("nonsense"));
+    assert!(run(&["--socket", "x", "--mac", "01:00:00:00:00:00"]).contains("address"));
+    assert!(run(&["--socket", "x", "--vectors", "0"]).contains("--vectors"));
+    assert!(run(&["--socket", "x", "--vectors", "513"]).contains("--vectors"));
+    assert!(run(&["--socket", "x", "--uplink", "/nonexistent/up"]).contains("/nonexistent/up"));
+    let process = Process::start("taken", &[]);
+    let socket = process.path("socket");
+    assert!(run(&["--socket", socket.to_str().unwrap()]).contains("another process"));
+}
+
+#[test]
+fn memory_that_is_not_shared_is_told() {
+    // Without a file.
+    let mut process = Process::start("no-file", &[]);
+    let mut stream = connect(&process.path("socket"));
+    let mut message = Vec::new();
+    message.extend_from_slice(&1u16.to_ne_bytes());
+    message.extend_from_slice(&2u16.to_ne_bytes());
+    message.extend_from_slice(&48u32.to_ne_bytes());
+    message.extend_from_slice(&[0; 8]);
+    message.extend_from_slice(&32u32.to_ne_bytes());
+    message.extend_from_slice(&3u32.to_ne_bytes());
+    message.extend_from_slice(&0u64.to_ne_bytes());
+    message.extend_from_slice(&0u64.to_ne_bytes());
+    message.extend_from_slice(&(512u64 << 20).to_ne_bytes());
+    stream.write_all(&message).unwrap();
+    let (status, text) = process.end();
+    assert!(!status.success());
+    assert!(text.contains("share=on"), "{text}");
+
+    // With a file of which this process has a private copy.
+    let mut process = Process::start("private", &[]);
+    let mut client = process.client();
+    let memory = memfd(4096);
+    // SAFETY: a new mapping that is not accessed.
+    let base = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            4096,
+            rustix::mm::ProtFlags::READ,
+            rustix::mm::MapFlags::PRIVATE,
+            &memory,
+            0,
+        )
+    }
+    .unwrap();
+    let _ = client.dma_map(0, 0, 4096, memory.as_raw_fd());
+    let (status, text) = process.end();
+    assert!(!status.success());
+    assert!(text.contains("share=on"), "{text}");
+    // SAFETY: the mapping made above, to which nothing refers.
+    unsafe { rustix::mm::munmap(base, 4096) }.unwrap();
+}
