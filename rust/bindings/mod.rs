@@ -25,6 +25,12 @@
 
 pub use kernel::bindings::*;
 use kernel::ffi;
-use pin_init::MaybeZeroable;
+use pin_init::{MaybeZeroable, Zeroable};
+
+// SAFETY: A newtype around `Storage`.
+unsafe impl<Storage: Zeroable> Zeroable for __BindgenBitfieldUnit<Storage> {}
+
+// SAFETY: A marker without bytes of its own.
+unsafe impl<T> Zeroable for __BindgenUnionField<T> {}
 
 include!(env!("RDMA_BINDINGS"));

@@ -194,10 +194,33 @@ int rust_helper_rdma_iboe_get_mtu(int mtu)
 	return iboe_get_mtu(mtu);
 }
 
+struct ib_device *rust_helper_rdma_alloc_device(size_t size)
+{
+	return _ib_alloc_device(size, &init_net);
+}
+
+void rust_helper_rdma_device_set_parent(struct ib_device *ibdev,
+					struct device *parent)
+{
+	ibdev->dev.parent = parent;
+}
+
+void rust_helper_rdma_format_version(char *text, u16 major, u16 minor,
+				     u16 patch)
+{
+	snprintf(text, IB_FW_VERSION_NAME_MAX, "%u.%u.%u", major, minor, patch);
+}
+
 struct uverbs_attr_bundle *
 rust_helper_rdma_udata_to_uverbs_attr_bundle(struct ib_udata *udata)
 {
 	return rdma_udata_to_uverbs_attr_bundle(udata);
+}
+
+struct ib_udata *
+rust_helper_rdma_driver_udata(struct uverbs_attr_bundle *attrs)
+{
+	return &attrs->driver_udata;
 }
 
 int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata)

@@ -9,6 +9,7 @@
 #include <linux/types.h>
 
 struct completion;
+struct device;
 struct ib_ah;
 struct ib_block_iter;
 struct ib_cq;
@@ -68,9 +69,18 @@ int rust_helper_rdma_register_netdevice_notifier(struct notifier_block *nb);
 int rust_helper_rdma_unregister_netdevice_notifier(struct notifier_block *nb);
 int rust_helper_rdma_iboe_get_mtu(int mtu);
 
+/* Devices. */
+struct ib_device *rust_helper_rdma_alloc_device(size_t size);
+void rust_helper_rdma_device_set_parent(struct ib_device *ibdev,
+					struct device *parent);
+void rust_helper_rdma_format_version(char *text, u16 major, u16 minor,
+				     u16 patch);
+
 /* User requests, user memory and user mappings. */
 struct uverbs_attr_bundle *
 rust_helper_rdma_udata_to_uverbs_attr_bundle(struct ib_udata *udata);
+struct ib_udata *
+rust_helper_rdma_driver_udata(struct uverbs_attr_bundle *attrs);
 int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata);
 int rust_helper_ib_respond_empty_udata(struct ib_udata *udata);
 struct ib_umem *rust_helper_ib_umem_get_va(struct ib_device *device,

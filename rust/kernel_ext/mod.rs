@@ -7,6 +7,7 @@
 
 pub mod barrier;
 pub mod completion;
+pub mod cpu;
 pub mod errno;
 pub mod irq;
 pub mod spinlock;

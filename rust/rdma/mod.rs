@@ -1,3 +1,48 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! RDMA.
+//! Abstractions of the RDMA core, for drivers of RDMA devices.
+//!
+//! A driver implements [`Driver`] for the type of its per-device data, makes an [`Unregistered`]
+//! device and registers it. From then on the core calls the driver's operations with typed
+//! references to verbs objects: each [`Object`] is the core's structure with the driver's own data
+//! behind it.
+//!
+//! C headers: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h),
+//! [`include/rdma/ib_umem.h`](srctree/include/rdma/ib_umem.h).
+
+#[macro_use]
+mod macros;
+
+mod address;
+mod cq;
+mod device;
+mod driver;
+mod memory;
+mod netdev;
+mod object;
+mod ops;
+mod qp;
+mod srq;
+mod udata;
+mod umem;
+mod user;
+mod work;
+
+pub use address::*;
+pub use cq::*;
+pub use device::*;
+pub use driver::*;
+pub use memory::*;
+pub use netdev::*;
+pub use object::*;
+pub use qp::*;
+pub use srq::*;
+pub use udata::*;
+pub use umem::*;
+pub use user::*;
+pub use work::*;
+
+/// A protection domain.
+pub type Pd<D> = Object<kind::Pd, D>;
+/// A counted reference to a protection domain.
+pub type PdRef<D> = ObjectRef<kind::Pd, D>;

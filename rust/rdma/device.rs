@@ -1,0 +1,654 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! RDMA devices: what they are, making them known to the core, their ports.
+
+use super::{ops, Driver, Netdev};
+use crate::bindings;
+use core::cell::UnsafeCell;
+use core::mem::{ManuallyDrop, MaybeUninit};
+use core::ops::Deref;
+use core::ptr::{self, NonNull};
+use kernel::error::to_result;
+use kernel::prelude::*;
+use kernel::types::Opaque;
+use kernel::{device, ThisModule};
+
+/// An RDMA device with the driver's data of it, to which it dereferences.
+///
+/// # Invariants
+///
+/// `data` is initialised wherever a reference exists, except inside [`Unregistered::new`].
+#[repr(C)]
+pub struct Device<D: Driver> {
+    raw: Opaque<bindings::ib_device>,
+    initialised: UnsafeCell<bool>,
+    data: UnsafeCell<MaybeUninit<D>>,
+}
+
+// SAFETY: The core's part is used from any task; `D` is `Send` and `Sync`.
+unsafe impl<D: Driver> Send for Device<D> {}
+// SAFETY: As above.
+unsafe impl<D: Driver> Sync for Device<D> {}
+
+impl<D: Driver> Device<D> {
+    const SIZE: usize = {
+        // The core casts its structure to ours.
+        assert!(core::mem::offset_of!(Self, raw) == 0);
+        assert!(align_of::<Self>() <= align_of::<u64>());
+        size_of::<Self>()
+    };
+
+    /// # Safety
+    ///
+    /// `raw` must be the first member of a `Device<D>` that is initialised and stays so for `'a`.
+    pub(super) unsafe fn from_raw<'a>(raw: *mut bindings::ib_device) -> &'a Self {
+        // SAFETY: By the contract of this function.
+        unsafe { &*raw.cast() }
+    }
+
+    /// The core's structure.
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_device {
+        self.raw.get()
+    }
+
+    /// The name, empty before the device is registered.
+    pub fn name(&self) -> &CStr {
+        // SAFETY: The name is a C string inside the device.
+        unsafe { CStr::from_ptr(ptr::addr_of!((*self.as_raw()).name).cast()) }
+    }
+
+    /// The network interface that a port is paired with.
+    pub fn netdev(&self, port: u32) -> Option<Netdev> {
+        // SAFETY: The device is valid; the result is null or a reference for us.
+        unsafe { Netdev::from_raw(bindings::ib_device_get_netdev(self.as_raw(), port)) }
+    }
+
+    /// Pairs a port with a network interface, or with none.
+    pub fn set_netdev(&self, port: u32, netdev: Option<&Netdev>) -> Result {
+        let netdev = netdev.map_or(ptr::null_mut(), Netdev::as_raw);
+        // SAFETY: The device is valid, and the interface too; the core takes its own reference.
+        to_result(unsafe { bindings::ib_device_set_netdev(self.as_raw(), netdev, port) })
+    }
+
+    /// What the paired network interface says about a port.
+    ///
+    /// Takes RTNL, so it sleeps.
+    pub fn ethernet_port(&self, port: u32) -> EthernetPort {
+        let mut speed = 0;
+        let mut width = 0;
+        let Some(netdev) = self.netdev(port) else {
+            return EthernetPort::default();
+        };
+        // SAFETY: The device is valid and the others are locals.
+        let known = unsafe {
+            bindings::ib_get_eth_speed(self.as_raw(), port, &mut speed, &mut width) == 0
+        };
+        EthernetPort {
+            up: netdev.is_up(),
+            mtu: netdev.mtu(),
+            speed: if known {
+                speed
+            } else {
+                bindings::ib_port_speed_IB_SPEED_SDR as u16
+            },
+            width: if known {
+                width
+            } else {
+                bindings::ib_port_width_IB_WIDTH_1X as u8
+            },
+        }
+    }
+
+    /// Tells all consumers that a port changed state. May be called in interrupt context.
+    pub fn report_port(&self, port: u32, active: bool) {
+        let event = if active {
+            bindings::ib_event_type_IB_EVENT_PORT_ACTIVE
+        } else {
+            bindings::ib_event_type_IB_EVENT_PORT_ERR
+        };
+        self.report(event, port);
+    }
+
+    /// Tells all consumers that the device failed. May be called in interrupt context.
+    pub fn report_fatal(&self) {
+        self.report(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL, 1);
+    }
+
+    fn report(&self, kind: bindings::ib_event_type, port: u32) {
+        let mut event: bindings::ib_event = pin_init::zeroed();
+        event.device = self.as_raw();
+        event.event = kind;
+        // SAFETY: The event is a local and all views of its union are plain data; the core copies
+        // it.
+        unsafe {
+            *event.element.port_num.as_mut() = port;
+            bindings::ib_dispatch_event(&event);
+        }
+    }
+}
+
+impl<D: Driver> Deref for Device<D> {
+    type Target = D;
+
+    fn deref(&self) -> &D {
+        // SAFETY: By the type invariant the data is initialised; it is never borrowed mutably.
+        unsafe { &*self.data.get().cast::<D>() }
+    }
+}
+
+/// Drops the driver's data, as the last thing before the core frees the device.
+///
+/// # Safety
+///
+/// To be called by the core as `dealloc_driver`, for a `Device<D>`.
+pub(super) unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib_device) {
+    let dev = raw.cast::<Device<D>>();
+    // SAFETY: The core has no more use for the data. It is initialised where the flag says so.
+    unsafe {
+        if *(*dev).initialised.get() {
+            ptr::drop_in_place((*dev).data.get().cast::<D>());
+        }
+    }
+}
+
+/// What the core has to know about a device before it is registered.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceInfo {
+    /// The node's GUID.
+    pub node_guid: u64,
+    /// How many ports it has.
+    pub ports: u32,
+    /// How many completion vectors it has.
+    pub comp_vectors: u32,
+    /// A name for people, of up to 63 bytes.
+    pub description: &'static CStr,
+    /// The key for all local memory, if the device has one
+    /// ([`DeviceAttr::local_dma_lkey`] says so).
+    pub local_dma_lkey: u32,
+}
+
+/// A device that the core has allocated but does not know yet.
+///
+/// # Invariants
+///
+/// The device is initialised, not registered, and owned by this value.
+pub struct Unregistered<D: Driver>(NonNull<Device<D>>);
+
+// SAFETY: A device may be used from any task.
+unsafe impl<D: Driver> Send for Unregistered<D> {}
+
+impl<D: Driver> Unregistered<D> {
+    /// Allocates a device and initialises the driver's data of it.
+    pub fn new<E>(info: &DeviceInfo, data: impl PinInit<D, E>) -> Result<Self>
+    where
+        Error: From<E>,
+    {
+        // SAFETY: Any size that includes `struct ib_device` is fine.
+        let raw = unsafe { bindings::rdma_alloc_device(Device::<D>::SIZE) };
+        let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
+        // INVARIANT: Allocated just now; initialised below, or dropped before anybody sees it.
+        let this = Self(dev);
+        // SAFETY: The device is not shared yet. Its memory is zeroed and stays where it is.
+        unsafe {
+            bindings::ib_set_device_ops(raw, &ops::Table::<D>::OPS);
+            data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
+            *(*dev.as_ptr()).initialised.get() = true;
+            (*raw).node_guid = info.node_guid.to_be();
+            (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
+            (*raw).phys_port_cnt = info.ports;
+            (*raw).num_comp_vectors = info.comp_vectors as c_int;
+            (*raw).local_dma_lkey = info.local_dma_lkey;
+            let node_desc = &mut (*raw).node_desc;
+            let description = info.description.to_bytes();
+            // The last byte stays zero.
+            for (to, from) in node_desc[..63].iter_mut().zip(description) {
+                *to = *from as _;
+            }
+        }
+        Ok(this)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device<D> {
+        // SAFETY: Valid and initialised by the type invariant.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Makes the device known. From now on the core calls the driver's operations.
+    ///
+    /// `parent` is the device on the bus, which does the DMA. With a `mac`, port 1 is paired with
+    /// the network interface that has this permanent address, now or as soon as there is one.
+    pub fn register(
+        self,
+        module: &'static ThisModule,
+        parent: &device::Device<device::Bound>,
+        mac: Option<[u8; 6]>,
+    ) -> Result<Pin<KBox<Registration<D>>>> {
+        let raw = self.device().as_raw();
+        let parent = ptr::from_ref(parent).cast_mut().cast::<bindings::device>();
+        // SAFETY: The device is not shared yet. `device::Device` is a transparent wrapper.
+        unsafe {
+            (*raw).ops.owner = module.as_ptr();
+            bindings::rdma_device_set_parent(raw, parent);
+        }
+        let netdev = mac.and_then(|mac| Netdev::find_by_mac(&mac));
+        if let Some(netdev) = &netdev {
+            self.device().set_netdev(1, Some(netdev))?;
+        }
+        let registration = KBox::new_uninit(GFP_KERNEL)?;
+        // SAFETY: The device is complete; the parent is bound for as long as the registration,
+        // which the caller drops when it is unbound.
+        to_result(unsafe { bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent) })?;
+        let dev = ManuallyDrop::new(self).0;
+        registration.write_pin_init(Registration::new(dev, mac))
+    }
+}
+
+impl<D: Driver> Drop for Unregistered<D> {
+    fn drop(&mut self) {
+        // SAFETY: The device is ours and not registered; this ends in `dealloc_driver`.
+        unsafe { bindings::ib_dealloc_device(self.0.as_ptr().cast()) }
+    }
+}
+
+/// A device that the core knows, until this is dropped.
+///
+/// Dropping it takes every object from consumers and processes, drops the driver's data and frees
+/// the device. It sleeps, for as long as consumers take.
+///
+/// # Invariants
+///
+/// - `dev` is registered.
+/// - If `mac` is `Some`, `notifier` is registered, with a pointer to this value behind it.
+#[pin_data(PinnedDrop)]
+pub struct Registration<D: Driver> {
+    dev: NonNull<Device<D>>,
+    mac: Option<[u8; 6]>,
+    // After `mac`, since registering reports all interfaces there are at once.
+    #[pin]
+    notifier: Opaque<bindings::notifier_block>,
+}
+
+// SAFETY: A registration may be used and dropped by any task.
+unsafe impl<D: Driver> Send for Registration<D> {}
+// SAFETY: As above.
+unsafe impl<D: Driver> Sync for Registration<D> {}
+
+impl<D: Driver> Registration<D> {
+    fn new(dev: NonNull<Device<D>>, mac: Option<[u8; 6]>) -> impl PinInit<Self, Error> {
+        // INVARIANT: The caller registered `dev`; the notifier is registered here.
+        let init = move |slot: *mut Self| {
+            // SAFETY: `slot` is valid for writes and pinned.
+            unsafe {
+                ptr::addr_of_mut!((*slot).dev).write(dev);
+                ptr::addr_of_mut!((*slot).mac).write(mac);
+                let notifier = Opaque::cast_into(ptr::addr_of!((*slot).notifier));
+                ptr::write_bytes(notifier, 0, 1);
+                (*notifier).notifier_call = Some(Self::netdev_event);
+                if mac.is_some() {
+                    let ret = bindings::rdma_register_netdevice_notifier(notifier);
+                    if ret != 0 {
+                        bindings::ib_unregister_device(dev.as_ptr().cast());
+                        return to_result(ret);
+                    }
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: All fields are initialised where `Ok` is returned. On error the device is
+        // unregistered and nothing needs to be dropped.
+        unsafe { pin_init::pin_init_from_closure(init) }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device<D> {
+        // SAFETY: The device is initialised and lives for as long as its registration.
+        unsafe { self.dev.as_ref() }
+    }
+
+    /// # Safety
+    ///
+    /// `nb` must be the notifier of a registered `Registration<D>`.
+    unsafe extern "C" fn netdev_event(
+        nb: *mut bindings::notifier_block,
+        event: c_ulong,
+        info: *mut c_void,
+    ) -> c_int {
+        // SAFETY: By the contract of this function; `Opaque` is a transparent wrapper.
+        let this = unsafe {
+            &*nb.byte_sub(core::mem::offset_of!(Self, notifier)).cast::<Self>()
+        };
+        // SAFETY: The networking core passes valid information about an interface.
+        let Some(netdev) = (unsafe { Netdev::from_notifier(info) }) else {
+            return 0;
+        };
+        if !this.mac.is_some_and(|mac| netdev.has_permanent_mac(&mac)) {
+            return 0;
+        }
+        let Some(event) = NetdevEvent::from_raw(event as u32) else {
+            return 0;
+        };
+        let dev = this.device();
+        // Only running out of memory makes pairing fail; the next event tries again.
+        let _ = match event {
+            NetdevEvent::Register | NetdevEvent::Up => dev.set_netdev(1, Some(&netdev)),
+            NetdevEvent::Unregister => dev.set_netdev(1, None),
+            _ => Ok(()),
+        };
+        D::netdev_event(dev, &netdev, event);
+        0
+    }
+}
+
+#[pinned_drop]
+impl<D: Driver> PinnedDrop for Registration<D> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: By the type invariants; the device is not used afterwards. Unregistering it ends
+        // in `dealloc_driver`.
+        unsafe {
+            if self.mac.is_some() {
+                bindings::rdma_unregister_netdevice_notifier(self.notifier.get());
+            }
+            bindings::ib_unregister_device(self.dev.as_ptr().cast());
+        }
+    }
+}
+
+c_enum! {
+    /// What happened to a network interface.
+    pub enum NetdevEvent {
+        /// It came into being.
+        Register = netdev_cmd_NETDEV_REGISTER,
+        /// It is about to go.
+        Unregister = netdev_cmd_NETDEV_UNREGISTER,
+        /// It was brought up.
+        Up = netdev_cmd_NETDEV_UP,
+        /// It was brought down.
+        Down = netdev_cmd_NETDEV_DOWN,
+        /// Its state, such as the carrier, changed.
+        Change = netdev_cmd_NETDEV_CHANGE,
+        /// Its MTU changed.
+        ChangeMtu = netdev_cmd_NETDEV_CHANGEMTU,
+        /// Its MAC address changed.
+        ChangeAddr = netdev_cmd_NETDEV_CHANGEADDR,
+    }
+}
+
+c_enum! {
+    /// The largest payload of a packet.
+    pub enum Mtu {
+        /// 256 bytes.
+        Bytes256 = ib_mtu_IB_MTU_256,
+        /// 512 bytes.
+        Bytes512 = ib_mtu_IB_MTU_512,
+        /// 1024 bytes.
+        Bytes1024 = ib_mtu_IB_MTU_1024,
+        /// 2048 bytes.
+        Bytes2048 = ib_mtu_IB_MTU_2048,
+        /// 4096 bytes.
+        Bytes4096 = ib_mtu_IB_MTU_4096,
+    }
+}
+
+impl Mtu {
+    /// The largest one whose packets fit an interface of that MTU, if any does.
+    pub fn from_netdev(mtu: u32) -> Option<Self> {
+        // SAFETY: The function only computes.
+        Self::from_raw(unsafe { bindings::rdma_iboe_get_mtu(mtu as c_int) } as u32)
+    }
+
+    /// The bytes.
+    pub const fn bytes(self) -> u32 {
+        128 << self.as_raw()
+    }
+}
+
+c_enum! {
+    /// What kind of link a port has.
+    pub enum LinkLayer {
+        /// InfiniBand.
+        Infiniband = rdma_link_layer_IB_LINK_LAYER_INFINIBAND,
+        /// Ethernet.
+        Ethernet = rdma_link_layer_IB_LINK_LAYER_ETHERNET,
+    }
+}
+
+/// What a network interface says about an RDMA port.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EthernetPort {
+    /// Whether frames can be sent.
+    pub up: bool,
+    /// The interface's MTU.
+    pub mtu: u32,
+    /// `IB_SPEED_*` that comes nearest.
+    pub speed: u16,
+    /// `IB_WIDTH_*` that comes nearest.
+    pub width: u8,
+}
+
+/// The state of a port.
+#[derive(Clone, Copy, Debug)]
+pub struct PortAttr {
+    /// Whether the port can send and receive.
+    pub active: bool,
+    /// The largest payload the device can do.
+    pub max_mtu: Mtu,
+    /// The largest payload that fits the link.
+    pub active_mtu: Mtu,
+    /// The link's MTU.
+    pub phys_mtu: u32,
+    /// Entries of the GID table.
+    pub gid_tbl_len: u32,
+    /// Entries of the partition key table.
+    pub pkey_tbl_len: u16,
+    /// The largest message.
+    pub max_msg_size: u32,
+    /// `IB_SPEED_*`.
+    pub speed: u16,
+    /// `IB_WIDTH_*`.
+    pub width: u8,
+    /// `IB_PORT_*` capabilities beyond [`PortAttr::CM_SUP`].
+    pub cap_flags: u32,
+}
+
+impl PortAttr {
+    /// The port has a communication manager.
+    pub const CM_SUP: u32 = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP as u32;
+
+    /// The attributes of a RoCE port behind a network interface.
+    pub fn ethernet(port: &EthernetPort, max_mtu: Mtu, gid_tbl_len: u32) -> Self {
+        let fits = Mtu::from_netdev(port.mtu).unwrap_or(Mtu::Bytes256);
+        Self {
+            active: port.up,
+            max_mtu,
+            active_mtu: if fits.as_raw() < max_mtu.as_raw() {
+                fits
+            } else {
+                max_mtu
+            },
+            phys_mtu: port.mtu,
+            gid_tbl_len,
+            pkey_tbl_len: 1,
+            max_msg_size: 1 << 31,
+            speed: port.speed,
+            width: port.width,
+            cap_flags: Self::CM_SUP,
+        }
+    }
+
+    pub(super) fn fill(&self, raw: &mut bindings::ib_port_attr) {
+        let (state, phys) = if self.active {
+            (
+                bindings::ib_port_state_IB_PORT_ACTIVE,
+                bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_LINK_UP,
+            )
+        } else {
+            (
+                bindings::ib_port_state_IB_PORT_DOWN,
+                bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_DISABLED,
+            )
+        };
+        raw.state = state;
+        raw.phys_state = phys as u8;
+        raw.max_mtu = self.max_mtu.as_raw();
+        raw.active_mtu = self.active_mtu.as_raw();
+        raw.phys_mtu = self.phys_mtu;
+        raw.gid_tbl_len = self.gid_tbl_len as c_int;
+        raw.pkey_tbl_len = self.pkey_tbl_len;
+        raw.max_msg_sz = self.max_msg_size;
+        raw.active_speed = self.speed;
+        raw.active_width = self.width;
+        raw.port_cap_flags = self.cap_flags;
+        raw.max_vl_num = 1;
+        raw.set_ip_gids(1);
+    }
+}
+
+/// What never changes about a port.
+#[derive(Clone, Copy, Debug)]
+pub struct PortImmutable {
+    /// Entries of the partition key table.
+    pub pkey_tbl_len: u32,
+    /// Entries of the GID table.
+    pub gid_tbl_len: u32,
+    /// The protocol, `RDMA_CORE_PORT_*`.
+    pub core_cap_flags: u32,
+    /// The largest management datagram.
+    pub max_mad_size: u32,
+}
+
+impl PortImmutable {
+    /// A RoCEv2 port.
+    pub fn roce_v2(gid_tbl_len: u32) -> Self {
+        Self {
+            pkey_tbl_len: 1,
+            gid_tbl_len,
+            core_cap_flags: bindings::RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP
+                | bindings::RDMA_CORE_CAP_IB_MAD
+                | bindings::RDMA_CORE_CAP_IB_CM
+                | bindings::RDMA_CORE_CAP_AF_IB
+                | bindings::RDMA_CORE_CAP_ETH_AH,
+            max_mad_size: bindings::IB_MGMT_MAD_SIZE as u32,
+        }
+    }
+}
+
+c_flags! {
+    /// What a device can do.
+    pub struct DeviceCaps(u64) {
+        /// It changes a port's state by itself.
+        PORT_ACTIVE_EVENT = ib_device_cap_flags_IB_DEVICE_PORT_ACTIVE_EVENT,
+        /// It has a system image GUID.
+        SYS_IMAGE_GUID = ib_device_cap_flags_IB_DEVICE_SYS_IMAGE_GUID,
+        /// It sends a receiver-not-ready reply.
+        RC_RNR_NAK_GEN = ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN,
+        /// A completion queue may be resized.
+        RESIZE_MAX_WR = ib_device_cap_flags_IB_DEVICE_RESIZE_MAX_WR,
+        /// It has memory windows.
+        MEM_WINDOW = ib_device_cap_flags_IB_DEVICE_MEM_WINDOW,
+        /// Fast registration, local and remote invalidation.
+        MEM_MGT_EXTENSIONS = ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS,
+        /// Memory windows of type 2B.
+        MEM_WINDOW_TYPE_2B = ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B,
+    }
+}
+
+/// What a device is and can do.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct DeviceAttr {
+    pub fw_ver: u64,
+    /// In host byte order.
+    pub sys_image_guid: u64,
+    pub max_mr_size: u64,
+    /// The page sizes a region may have, a bit each.
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub hw_ver: u32,
+    pub max_qp: u32,
+    pub max_qp_wr: u32,
+    pub caps: DeviceCaps,
+    /// The device has a key for all local memory ([`DeviceInfo::local_dma_lkey`]).
+    pub local_dma_lkey: bool,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_sge_rd: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_mr: u32,
+    pub max_pd: u32,
+    pub max_qp_rd_atom: u32,
+    pub max_qp_init_rd_atom: u32,
+    pub max_res_rd_atom: u32,
+    /// Atomics are atomic among all queue pairs of the device.
+    pub atomic_hca: bool,
+    pub max_mw: u32,
+    pub max_mcast_grp: u32,
+    pub max_mcast_qp_attach: u32,
+    pub max_total_mcast_qp_attach: u32,
+    pub max_ah: u32,
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    pub max_srq_sge: u32,
+    pub max_fast_reg_page_list_len: u32,
+    pub max_pkeys: u16,
+    pub local_ca_ack_delay: u8,
+    pub timestamp_mask: u64,
+    /// In kilohertz.
+    pub core_clock: u64,
+    pub max_cq_moderation_count: u16,
+    pub max_cq_moderation_period: u16,
+    pub max_sgl_rd: u32,
+}
+
+impl DeviceAttr {
+    pub(super) fn fill(&self, raw: &mut bindings::ib_device_attr) {
+        raw.fw_ver = self.fw_ver;
+        raw.sys_image_guid = self.sys_image_guid.to_be();
+        raw.max_mr_size = self.max_mr_size;
+        raw.page_size_cap = self.page_size_cap;
+        raw.vendor_id = self.vendor_id;
+        raw.vendor_part_id = self.vendor_part_id;
+        raw.hw_ver = self.hw_ver;
+        raw.max_qp = self.max_qp as c_int;
+        raw.max_qp_wr = self.max_qp_wr as c_int;
+        raw.device_cap_flags = self.caps.as_raw();
+        raw.kernel_cap_flags = if self.local_dma_lkey {
+            bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY as u64
+        } else {
+            0
+        };
+        raw.max_send_sge = self.max_send_sge as c_int;
+        raw.max_recv_sge = self.max_recv_sge as c_int;
+        raw.max_sge_rd = self.max_sge_rd as c_int;
+        raw.max_cq = self.max_cq as c_int;
+        raw.max_cqe = self.max_cqe as c_int;
+        raw.max_mr = self.max_mr as c_int;
+        raw.max_pd = self.max_pd as c_int;
+        raw.max_qp_rd_atom = self.max_qp_rd_atom as c_int;
+        raw.max_qp_init_rd_atom = self.max_qp_init_rd_atom as c_int;
+        raw.max_res_rd_atom = self.max_res_rd_atom as c_int;
+        raw.atomic_cap = if self.atomic_hca {
+            bindings::ib_atomic_cap_IB_ATOMIC_HCA
+        } else {
+            bindings::ib_atomic_cap_IB_ATOMIC_NONE
+        };
+        raw.max_mw = self.max_mw as c_int;
+        raw.max_mcast_grp = self.max_mcast_grp as c_int;
+        raw.max_mcast_qp_attach = self.max_mcast_qp_attach as c_int;
+        raw.max_total_mcast_qp_attach = self.max_total_mcast_qp_attach as c_int;
+        raw.max_ah = self.max_ah as c_int;
+        raw.max_srq = self.max_srq as c_int;
+        raw.max_srq_wr = self.max_srq_wr as c_int;
+        raw.max_srq_sge = self.max_srq_sge as c_int;
+        raw.max_fast_reg_page_list_len = self.max_fast_reg_page_list_len;
+        raw.max_pkeys = self.max_pkeys;
+        raw.local_ca_ack_delay = self.local_ca_ack_delay;
+        raw.timestamp_mask = self.timestamp_mask;
+        raw.hca_core_clock = self.core_clock;
+        raw.cq_caps.max_cq_moderation_count = self.max_cq_moderation_count;
+        raw.cq_caps.max_cq_moderation_period = self.max_cq_moderation_period;
+        raw.max_sgl_rd = self.max_sgl_rd;
+    }
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Verbs objects: the RDMA core's structure and the driver's data in one allocation.
+//!
+//! The core allocates most objects itself, from a size that the driver announces, and calls the
+//! driver to create and destroy what is behind them. [`Object`] is that allocation: the core's part
+//! first, then the driver's data, which the driver initialises in place through [`New`].
+//!
+//! Events from the device may arrive at any time, while the core destroys the object they are
+//! about. [`ObjectRef`] is a counted reference for them: destroying an object ends by waiting until
+//! the last one is gone.
+
+use super::{Device, Driver};
+use crate::bindings;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::ops::Deref;
+use core::ptr::{self, NonNull};
+use kernel::prelude::*;
+use kernel::sync::Refcount;
+use kernel::types::{ForeignOwnable, Opaque};
+
+/// The kinds of verbs objects, as type parameters of [`Object`].
+pub mod kind {
+    /// A user context.
+    pub enum Ucontext {}
+    /// A protection domain.
+    pub enum Pd {}
+    /// A completion queue.
+    pub enum Cq {}
+    /// A queue pair.
+    pub enum Qp {}
+    /// A memory region.
+    pub enum Mr {}
+    /// An address handle.
+    pub enum Ah {}
+    /// A shared receive queue.
+    pub enum Srq {}
+    /// A memory window.
+    pub enum Mw {}
+}
+
+/// What the core's and the driver's part of a kind of object are.
+///
+/// # Safety
+///
+/// `device` must return the device of the object.
+pub unsafe trait Kind<D: Driver> {
+    /// The core's structure.
+    type Raw;
+    /// The driver's data.
+    type Data: Send + Sync;
+
+    /// The device of an object.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be valid for reads.
+    unsafe fn device(raw: *const Self::Raw) -> *mut bindings::ib_device;
+}
+
+macro_rules! kinds {
+    ($($kind:ident: $raw:ident;)*) => {$(
+        // SAFETY: The field `device` is set by whoever allocates the object.
+        unsafe impl<D: Driver> Kind<D> for kind::$kind {
+            type Raw = bindings::$raw;
+            type Data = D::$kind;
+
+            unsafe fn device(raw: *const Self::Raw) -> *mut bindings::ib_device {
+                // SAFETY: `raw` is valid by the contract of this function.
+                unsafe { (*raw).device }
+            }
+        }
+    )*};
+}
+
+kinds! {
+    Ucontext: ib_ucontext;
+    Pd: ib_pd;
+    Cq: ib_cq;
+    Qp: ib_qp;
+    Mr: ib_mr;
+    Ah: ib_ah;
+    Srq: ib_srq;
+    Mw: ib_mw;
+}
+
+/// A verbs object of kind `K` of a device driven by `D`.
+///
+/// It dereferences to the driver's data.
+///
+/// # Invariants
+///
+/// A reference to an `Object` only exists where `data` is initialised, or inside [`New`].
+#[repr(C)]
+pub struct Object<K: Kind<D>, D: Driver> {
+    raw: Opaque<K::Raw>,
+    refs: Refcount,
+    released: Opaque<bindings::completion>,
+    initialised: UnsafeCell<bool>,
+    data: UnsafeCell<MaybeUninit<K::Data>>,
+}
+
+// SAFETY: The core's part is used from any task, and the driver's data is `Send` and `Sync`.
+unsafe impl<K: Kind<D>, D: Driver> Send for Object<K, D> {}
+// SAFETY: As above.
+unsafe impl<K: Kind<D>, D: Driver> Sync for Object<K, D> {}
+
+impl<K: Kind<D>, D: Driver> Object<K, D> {
+    /// The bytes to announce to the core.
+    ///
+    /// The core casts its structure to ours, so it has to be first, and allocates with `kzalloc`,
+    /// which aligns to that of `u64` at least.
+    pub(super) const SIZE: usize = {
+        assert!(core::mem::offset_of!(Self, raw) == 0);
+        assert!(align_of::<Self>() <= align_of::<u64>());
+        size_of::<Self>()
+    };
+
+    /// # Safety
+    ///
+    /// `raw` must be the first member of an object of this type that is initialised and stays so
+    /// for `'a`.
+    pub(super) unsafe fn from_raw<'a>(raw: *mut K::Raw) -> &'a Self {
+        // SAFETY: By the contract of this function.
+        unsafe { &*raw.cast::<Self>() }
+    }
+
+    /// The core's structure.
+    pub(super) fn as_raw(&self) -> *mut K::Raw {
+        self.raw.get()
+    }
+
+    /// Prepares fresh zeroed memory for the driver to initialise.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be the first member of a zeroed allocation of [`Self::SIZE`] bytes in which only
+    /// the core's part may have been written; it must stay valid for `'a`.
+    pub(super) unsafe fn prepare<'a>(raw: *mut K::Raw) -> New<'a, K, D> {
+        let this = raw.cast::<Self>();
+        // SAFETY: The memory is valid for writes and not shared yet.
+        unsafe {
+            ptr::addr_of_mut!((*this).refs).write(Refcount::new(1));
+            bindings::init_completion(Opaque::cast_into(ptr::addr_of!((*this).released)));
+        }
+        // SAFETY: Valid for `'a` by the contract of this function. All fields except `data`, which
+        // is `MaybeUninit`, are initialised.
+        New(unsafe { &*this })
+    }
+
+    /// Ends the life of the driver's data: waits for the last [`ObjectRef`], then drops it.
+    ///
+    /// Does nothing if the driver never initialised it.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must have been passed to [`Self::prepare`]; the object must not be used afterwards
+    /// and there must be no reference to it other than `ObjectRef`s.
+    pub(super) unsafe fn finish(raw: *mut K::Raw) {
+        let this = raw.cast::<Self>();
+        // SAFETY: The object was prepared.
+        if !unsafe { *(*this).initialised.get() } {
+            return;
+        }
+        // SAFETY: The object was prepared, so that its counter and its completion are initialised.
+        // Address handles end in atomic context: only wait where there is something to wait for.
+        unsafe {
+            (*this).put();
+            if !bindings::try_wait_for_completion((*this).released.get()) {
+                bindings::wait_for_completion((*this).released.get());
+            }
+        }
+        // SAFETY: The data is initialised and nobody refers to it any more.
+        unsafe { ptr::drop_in_place((*this).data.get().cast::<K::Data>()) };
+    }
+
+    fn put(&self) {
+        if self.refs.dec_and_test() {
+            // SAFETY: The completion was initialised by `prepare`.
+            unsafe { bindings::complete_all(self.released.get()) }
+        }
+    }
+
+    /// The device that the object belongs to.
+    pub fn device(&self) -> &Device<D> {
+        // SAFETY: The core's part is valid; the device outlives its objects and is of type
+        // `Device<D>` because only its operations create objects of this type.
+        unsafe { Device::from_raw(K::device(self.raw.get())) }
+    }
+
+    /// A counted reference.
+    ///
+    /// Destroying the object waits for it: the driver has to drop it (take it out of its tables)
+    /// in the object's `destroy` operation at the latest.
+    pub fn get_ref(&self) -> ObjectRef<K, D> {
+        self.refs.inc();
+        // INVARIANT: The count was taken just now.
+        ObjectRef(NonNull::from(self))
+    }
+}
+
+impl<K: Kind<D>, D: Driver> Deref for Object<K, D> {
+    type Target = K::Data;
+
+    fn deref(&self) -> &K::Data {
+        // SAFETY: By the type invariant the data is initialised; it is never borrowed mutably.
+        unsafe { &*self.data.get().cast::<K::Data>() }
+    }
+}
+
+/// An object whose data the driver has yet to initialise.
+pub struct New<'a, K: Kind<D>, D: Driver>(&'a Object<K, D>);
+
+impl<'a, K: Kind<D>, D: Driver> New<'a, K, D> {
+    /// Initialises the driver's data.
+    ///
+    /// If the operation fails after this, the data is dropped again.
+    pub fn init<E>(self, init: impl PinInit<K::Data, E>) -> Result<&'a Object<K, D>>
+    where
+        Error: From<E>,
+    {
+        let slot = self.0.data.get().cast::<K::Data>();
+        // SAFETY: The slot is valid for writes, pinned by the allocation, and not initialised
+        // before, since `self` is consumed.
+        unsafe { init.__pinned_init(slot) }?;
+        // SAFETY: Nobody else looks at the flag before the operation returns.
+        unsafe { *self.0.initialised.get() = true };
+        // INVARIANT: The data is initialised.
+        Ok(self.0)
+    }
+
+    /// The device that the object will belong to.
+    pub fn device(&self) -> &'a Device<D> {
+        self.0.device()
+    }
+
+    pub(super) fn as_raw(&self) -> *mut K::Raw {
+        self.0.as_raw()
+    }
+}
+
+/// A counted reference to an [`Object`].
+///
+/// # Invariants
+///
+/// The object is valid, and the reference owns one of its counts.
+pub struct ObjectRef<K: Kind<D>, D: Driver>(NonNull<Object<K, D>>);
+
+// SAFETY: Objects may be used and references dropped anywhere.
+unsafe impl<K: Kind<D>, D: Driver> Send for ObjectRef<K, D> {}
+// SAFETY: As above.
+unsafe impl<K: Kind<D>, D: Driver> Sync for ObjectRef<K, D> {}
+
+impl<K: Kind<D>, D: Driver> Deref for ObjectRef<K, D> {
+    type Target = Object<K, D>;
+
+    fn deref(&self) -> &Object<K, D> {
+        // SAFETY: Valid by the type invariant.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<K: Kind<D>, D: Driver> Clone for ObjectRef<K, D> {
+    fn clone(&self) -> Self {
+        self.get_ref()
+    }
+}
+
+impl<K: Kind<D>, D: Driver> From<&Object<K, D>> for ObjectRef<K, D> {
+    fn from(object: &Object<K, D>) -> Self {
+        object.get_ref()
+    }
+}
+
+impl<K: Kind<D>, D: Driver> Drop for ObjectRef<K, D> {
+    fn drop(&mut self) {
+        self.put();
+    }
+}
+
+// SAFETY: `into_foreign` returns the pointer of the object, which is aligned to that of `u64`.
+unsafe impl<K: Kind<D> + 'static, D: Driver> ForeignOwnable for ObjectRef<K, D> {
+    const FOREIGN_ALIGN: usize = align_of::<u64>();
+
+    type Borrowed<'a> = &'a Object<K, D>;
+    type BorrowedMut<'a> = &'a Object<K, D>;
+
+    fn into_foreign(self) -> *mut c_void {
+        let this = core::mem::ManuallyDrop::new(self);
+        this.0.as_ptr().cast()
+    }
+
+    unsafe fn from_foreign(ptr: *mut c_void) -> Self {
+        // INVARIANT: The count passes from `into_foreign`.
+        // SAFETY: The pointer came from `into_foreign` and is not null.
+        Self(unsafe { NonNull::new_unchecked(ptr.cast()) })
+    }
+
+    unsafe fn borrow<'a>(ptr: *mut c_void) -> &'a Object<K, D> {
+        // SAFETY: The pointer came from `into_foreign`, and the count it stands for outlives `'a`.
+        unsafe { &*ptr.cast() }
+    }
+
+    unsafe fn borrow_mut<'a>(ptr: *mut c_void) -> &'a Object<K, D> {
+        // SAFETY: As for `borrow`.
+        unsafe { &*ptr.cast() }
+    }
+}

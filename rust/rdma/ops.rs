@@ -1,0 +1,868 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The table of operations the core calls, and what is between it and [`Driver`].
+//!
+//! Every function here is only called by the core, through the table of a `Device<D>`. The objects
+//! it passes are therefore `Object`s of `D`, created (or about to be) by the functions here, and
+//! valid during the call; that is what the `SAFETY` comments below mean by "the core's contract".
+
+use super::udata::expect_none;
+use super::*;
+use crate::bindings;
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
+use core::ptr;
+use kernel::error::from_result;
+use kernel::prelude::*;
+
+/// The operations of a driver.
+pub(super) struct Table<D: Driver>(PhantomData<D>);
+
+/// `Some` of a function if the driver has the operation.
+macro_rules! op_if {
+    ($has:expr, $function:expr) => {
+        if $has {
+            Some($function)
+        } else {
+            None
+        }
+    };
+}
+
+impl<D: Driver> Table<D> {
+    /// The table.
+    pub(super) const OPS: bindings::ib_device_ops = {
+        let mut ops: bindings::ib_device_ops = pin_init::zeroed();
+        ops.driver_id = D::DRIVER_ID as _;
+        ops.uverbs_abi_ver = D::ABI_VERSION;
+
+        ops.query_device = Some(Self::query_device);
+        ops.query_port = Some(Self::query_port);
+        ops.get_port_immutable = Some(Self::get_port_immutable);
+        ops.get_link_layer = Some(Self::get_link_layer);
+        ops.query_pkey = op_if!(D::HAS_QUERY_PKEY, Self::query_pkey);
+        ops.query_gid = op_if!(D::HAS_QUERY_GID, Self::query_gid);
+        ops.add_gid = op_if!(D::HAS_ADD_GID, Self::add_gid);
+        ops.del_gid = op_if!(D::HAS_DEL_GID, Self::del_gid);
+        ops.get_dev_fw_str = op_if!(D::HAS_FIRMWARE_VERSION, Self::get_dev_fw_str);
+        ops.dealloc_driver = Some(device::dealloc_driver::<D>);
+
+        ops.alloc_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::alloc_ucontext);
+        ops.dealloc_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::dealloc_ucontext);
+        ops.mmap = op_if!(D::HAS_ALLOC_UCONTEXT, user::mmap);
+        ops.mmap_free = op_if!(D::HAS_ALLOC_UCONTEXT, user::free_range);
+        ops.disassociate_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::disassociate_ucontext);
+
+        ops.alloc_pd = Some(Self::alloc_pd);
+        ops.dealloc_pd = Some(Self::dealloc_pd);
+
+        ops.create_cq = Some(Self::create_cq);
+        ops.create_user_cq = op_if!(D::HAS_CREATE_USER_CQ, Self::create_user_cq);
+        ops.destroy_cq = Some(Self::destroy_cq);
+        ops.poll_cq = Some(Self::poll_cq);
+        ops.req_notify_cq = Some(Self::req_notify_cq);
+        ops.modify_cq = op_if!(D::HAS_MODIFY_CQ, Self::modify_cq);
+
+        ops.create_qp = Some(Self::create_qp);
+        ops.modify_qp = Some(Self::modify_qp);
+        ops.query_qp = op_if!(D::HAS_QUERY_QP, Self::query_qp);
+        ops.destroy_qp = Some(Self::destroy_qp);
+        ops.post_send = Some(Self::post_send);
+        ops.post_recv = Some(Self::post_recv);
+        ops.drain_sq = op_if!(D::HAS_DRAIN_SQ, Self::drain_sq);
+        ops.drain_rq = op_if!(D::HAS_DRAIN_RQ, Self::drain_rq);
+
+        ops.get_dma_mr = Some(Self::get_dma_mr);
+        ops.reg_user_mr = Some(Self::reg_user_mr);
+        ops.dereg_mr = Some(Self::dereg_mr);
+        ops.alloc_mr = op_if!(D::HAS_ALLOC_MR, Self::alloc_mr);
+        ops.map_mr_sg = op_if!(D::HAS_PUSH_MR_PAGE, Self::map_mr_sg);
+        ops.alloc_mw = op_if!(D::HAS_ALLOC_MW, Self::alloc_mw);
+        ops.dealloc_mw = op_if!(D::HAS_DEALLOC_MW, Self::dealloc_mw);
+
+        ops.create_ah = op_if!(D::HAS_CREATE_AH, Self::create_ah);
+        ops.create_user_ah = op_if!(D::HAS_CREATE_AH, Self::create_ah);
+        ops.destroy_ah = op_if!(D::HAS_DESTROY_AH, Self::destroy_ah);
+
+        ops.create_srq = op_if!(D::HAS_CREATE_SRQ, Self::create_srq);
+        ops.modify_srq = op_if!(D::HAS_MODIFY_SRQ_LIMIT, Self::modify_srq);
+        ops.query_srq = op_if!(D::HAS_QUERY_SRQ, Self::query_srq);
+        ops.destroy_srq = op_if!(D::HAS_DESTROY_SRQ, Self::destroy_srq);
+        ops.post_srq_recv = op_if!(D::HAS_POST_SRQ_RECV, Self::post_srq_recv);
+
+        ops.size_ib_ucontext = Object::<kind::Ucontext, D>::SIZE;
+        ops.size_ib_pd = Object::<kind::Pd, D>::SIZE;
+        ops.size_ib_cq = Object::<kind::Cq, D>::SIZE;
+        ops.size_ib_qp = Object::<kind::Qp, D>::SIZE;
+        ops.size_ib_ah = Object::<kind::Ah, D>::SIZE;
+        ops.size_ib_srq = Object::<kind::Srq, D>::SIZE;
+        ops.size_ib_mw = Object::<kind::Mw, D>::SIZE;
+        ops
+    };
+
+    /// Lets the driver create an object in memory of the core.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Object::prepare`].
+    unsafe fn create<K: Kind<D>>(
+        raw: *mut K::Raw,
+        create: impl for<'a> FnOnce(New<'a, K, D>) -> Result<&'a Object<K, D>>,
+    ) -> Result {
+        // SAFETY: By the contract of this function.
+        let new = unsafe { Object::<K, D>::prepare(raw) };
+        let result = match create(new) {
+            // A driver could only return another object by keeping one from before.
+            Ok(object) if ptr::eq(object.as_raw(), raw) => Ok(()),
+            Ok(_) => Err(EINVAL),
+            Err(err) => Err(err),
+        };
+        if result.is_err() {
+            // SAFETY: Prepared above; the driver failed, so that nobody will use it.
+            unsafe { Object::<K, D>::finish(raw) };
+        }
+        result
+    }
+
+    /// As [`Table::create`], with the user's part of the request.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Object::prepare`] and [`Udata::from_raw`].
+    unsafe fn create_with<K: Kind<D>>(
+        raw: *mut K::Raw,
+        udata: *mut bindings::ib_udata,
+        create: impl for<'a> FnOnce(
+            New<'a, K, D>,
+            Option<&Udata<'_, D>>,
+        ) -> Result<&'a Object<K, D>>,
+    ) -> Result {
+        // SAFETY: By the contract of this function.
+        let udata = unsafe { Udata::<D>::from_raw(udata) };
+        // SAFETY: By the contract of this function.
+        unsafe { Self::create::<K>(raw, |new| create(new, udata.as_ref())) }?;
+        // The response buffer was zeroed by the driver's response, or has to be now. Failing here
+        // would leak the object, and an unwritable buffer is the process's own loss.
+        if let Some(udata) = udata {
+            let _ = udata.finish();
+        }
+        Ok(())
+    }
+
+    /// Lets the driver create a region, which the driver's side allocates.
+    ///
+    /// # Safety
+    ///
+    /// `pd` must be a protection domain of `D`; for `udata` see [`Udata::from_raw`].
+    unsafe fn create_mr(
+        pd: *mut bindings::ib_pd,
+        udata: *mut bindings::ib_udata,
+        create: impl for<'a> FnOnce(
+            &Pd<D>,
+            New<'a, kind::Mr, D>,
+            Option<&Udata<'_, D>>,
+        ) -> Result<&'a Mr<D>>,
+    ) -> *mut bindings::ib_mr {
+        let result = (|| {
+            let mr = KBox::<Mr<D>>::new_uninit(GFP_KERNEL)?;
+            let mr = KBox::into_raw(mr);
+            let raw = mr.cast::<bindings::ib_mr>();
+            // SAFETY: The memory is ours; the core's part of it is valid when zeroed, and the
+            // device and protection domain are what the core will set them to.
+            let result = unsafe {
+                ptr::write_bytes(mr, 0, 1);
+                (*raw).device = (*pd).device;
+                (*raw).pd = pd;
+                let pd = Object::<kind::Pd, D>::from_raw(pd);
+                Self::create_with::<kind::Mr>(raw, udata, |new, udata| create(pd, new, udata))
+            };
+            if let Err(err) = result {
+                // SAFETY: Nothing in it is initialised any more.
+                drop(unsafe { KBox::from_raw(mr) });
+                return Err(err);
+            }
+            Ok(raw)
+        })();
+        match result {
+            Ok(raw) => raw,
+            Err(err) => err.to_errno() as isize as *mut bindings::ib_mr,
+        }
+    }
+
+    // ---- The device and its ports ----
+
+    unsafe extern "C" fn query_device(
+        dev: *mut bindings::ib_device,
+        attr: *mut bindings::ib_device_attr,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                expect_none::<D>(udata)?;
+                D::query_device(Device::from_raw(dev))?.fill(&mut *attr);
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn query_port(
+        dev: *mut bindings::ib_device,
+        port: u32,
+        attr: *mut bindings::ib_port_attr,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { D::query_port(Device::from_raw(dev), port)?.fill(&mut *attr) };
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn get_port_immutable(
+        dev: *mut bindings::ib_device,
+        port: u32,
+        immutable: *mut bindings::ib_port_immutable,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            let (values, raw) = unsafe {
+                (
+                    D::port_immutable(Device::from_raw(dev), port)?,
+                    &mut *immutable,
+                )
+            };
+            raw.pkey_tbl_len = values.pkey_tbl_len as c_int;
+            raw.gid_tbl_len = values.gid_tbl_len as c_int;
+            raw.core_cap_flags = values.core_cap_flags;
+            raw.max_mad_size = values.max_mad_size;
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn get_link_layer(
+        dev: *mut bindings::ib_device,
+        port: u32,
+    ) -> bindings::rdma_link_layer {
+        // SAFETY: The core's contract.
+        unsafe { D::link_layer(Device::from_raw(dev), port) }.as_raw()
+    }
+
+    unsafe extern "C" fn query_pkey(
+        dev: *mut bindings::ib_device,
+        port: u32,
+        index: u16,
+        pkey: *mut u16,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { *pkey = D::query_pkey(Device::from_raw(dev), port, index)? };
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn query_gid(
+        dev: *mut bindings::ib_device,
+        port: u32,
+        index: c_int,
+        gid: *mut bindings::ib_gid,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract; a GID is sixteen bytes in any view.
+            unsafe {
+                let value = D::query_gid(Device::from_raw(dev), port, index as u32)?;
+                gid.cast::<[u8; 16]>().write_unaligned(value.0);
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn add_gid(
+        attr: *const bindings::ib_gid_attr,
+        _context: *mut *mut c_void,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { D::add_gid(Device::from_raw((*attr).device), GidAttr::from_raw(attr))? };
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn del_gid(
+        attr: *const bindings::ib_gid_attr,
+        _context: *mut *mut c_void,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { D::del_gid(Device::from_raw((*attr).device), GidAttr::from_raw(attr))? };
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn get_dev_fw_str(dev: *mut bindings::ib_device, text: *mut c_char) {
+        // SAFETY: The core's contract; `text` has room for the text of three numbers.
+        unsafe {
+            let (major, minor, patch) = D::firmware_version(Device::from_raw(dev));
+            bindings::rdma_format_version(text, major, minor, patch);
+        }
+    }
+
+    // ---- User contexts ----
+
+    unsafe extern "C" fn alloc_ucontext(
+        ctx: *mut bindings::ib_ucontext,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let dev = Device::from_raw((*ctx).device);
+                let result = Self::create_with::<kind::Ucontext>(ctx, udata, |new, udata| {
+                    D::alloc_ucontext(dev, new, udata.ok_or(EINVAL)?)
+                });
+                if result.is_err() {
+                    user::remove_ranges(ctx);
+                }
+                result?;
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn dealloc_ucontext(ctx: *mut bindings::ib_ucontext) {
+        // SAFETY: The core's contract.
+        unsafe {
+            D::dealloc_ucontext(Object::from_raw(ctx));
+            user::remove_ranges(ctx);
+            Object::<kind::Ucontext, D>::finish(ctx);
+        }
+    }
+
+    /// Being there tells the core that mappings may be revoked, which it does by itself.
+    unsafe extern "C" fn disassociate_ucontext(_ctx: *mut bindings::ib_ucontext) {}
+
+    // ---- Protection domains ----
+
+    unsafe extern "C" fn alloc_pd(
+        pd: *mut bindings::ib_pd,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let dev = Device::from_raw((*pd).device);
+                Self::create_with::<kind::Pd>(pd, udata, |new, udata| D::alloc_pd(dev, new, udata))
+            }?;
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn dealloc_pd(
+        pd: *mut bindings::ib_pd,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                expect_none::<D>(udata)?;
+                D::dealloc_pd(Object::from_raw(pd))?;
+                Object::<kind::Pd, D>::finish(pd);
+            }
+            Ok(0)
+        })
+    }
+
+    // ---- Completion queues ----
+
+    /// # Safety
+    ///
+    /// `attr` must be valid for reads.
+    unsafe fn cq_init_attr(attr: *const bindings::ib_cq_init_attr) -> CqInitAttr {
+        // SAFETY: By the contract of this function.
+        unsafe {
+            CqInitAttr {
+                entries: (*attr).cqe,
+                comp_vector: (*attr).comp_vector,
+                flags: (*attr).flags,
+            }
+        }
+    }
+
+    unsafe extern "C" fn create_cq(
+        cq: *mut bindings::ib_cq,
+        attr: *const bindings::ib_cq_init_attr,
+        _attrs: *mut bindings::uverbs_attr_bundle,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let dev = Device::from_raw((*cq).device);
+                let attr = Self::cq_init_attr(attr);
+                Self::create::<kind::Cq>(cq, |new| D::create_cq(dev, new, &attr))
+            }?;
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn create_user_cq(
+        cq: *mut bindings::ib_cq,
+        attr: *const bindings::ib_cq_init_attr,
+        attrs: *mut bindings::uverbs_attr_bundle,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let dev = Device::from_raw((*cq).device);
+                let attr = Self::cq_init_attr(attr);
+                let udata = bindings::rdma_driver_udata(attrs);
+                Self::create_with::<kind::Cq>(cq, udata, |new, udata| {
+                    D::create_user_cq(dev, new, &attr, udata.ok_or(EINVAL)?)
+                })
+            }?;
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn destroy_cq(
+        cq: *mut bindings::ib_cq,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                expect_none::<D>(udata)?;
+                D::destroy_cq(Object::from_raw(cq))?;
+                Object::<kind::Cq, D>::finish(cq);
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn poll_cq(
+        cq: *mut bindings::ib_cq,
+        entries: c_int,
+        wc: *mut bindings::ib_wc,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        let (cq, mut completions) = unsafe {
+            (
+                Object::from_raw(cq),
+                Completions::new(wc, entries.max(0) as usize),
+            )
+        };
+        match D::poll_cq(cq, &mut completions) {
+            // What was taken off the queue has to be told even if the next one failed.
+            Err(err) if completions.is_empty() => err.to_errno(),
+            _ => completions.len() as c_int,
+        }
+    }
+
+    unsafe extern "C" fn req_notify_cq(
+        cq: *mut bindings::ib_cq,
+        flags: bindings::ib_cq_notify_flags,
+    ) -> c_int {
+        from_result(|| {
+            let notify = Notify::from_raw(flags as u32);
+            // SAFETY: The core's contract.
+            let missed = unsafe { D::req_notify_cq(Object::from_raw(cq), notify)? };
+            Ok(c_int::from(missed && notify.report_missed))
+        })
+    }
+
+    unsafe extern "C" fn modify_cq(cq: *mut bindings::ib_cq, count: u16, period: u16) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { D::modify_cq(Object::from_raw(cq), count, period)? };
+            Ok(0)
+        })
+    }
+
+    // ---- Queue pairs ----
+
+    unsafe extern "C" fn create_qp(
+        qp: *mut bindings::ib_qp,
+        attr: *mut bindings::ib_qp_init_attr,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let dev = Device::from_raw((*qp).device);
+                let mut attr = QpInitAttr::new(&mut *attr, qp);
+                Self::create_with::<kind::Qp>(qp, udata, |new, udata| {
+                    D::create_qp(dev, new, &mut attr, udata)
+                })
+            }?;
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn modify_qp(
+        qp: *mut bindings::ib_qp,
+        attr: *mut bindings::ib_qp_attr,
+        mask: c_int,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            let (qp, attr, udata) = unsafe {
+                (
+                    Object::from_raw(qp),
+                    QpAttr::new(&*attr, mask as u32),
+                    Udata::<D>::from_raw(udata),
+                )
+            };
+            D::modify_qp(qp, &attr, udata.as_ref())?;
+            if let Some(udata) = udata {
+                udata.finish()?;
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn query_qp(
+        qp: *mut bindings::ib_qp,
+        attr: *mut bindings::ib_qp_attr,
+        _mask: c_int,
+        init_attr: *mut bindings::ib_qp_init_attr,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                (*init_attr).qp_type = (*qp).qp_type;
+                (*init_attr).send_cq = (*qp).send_cq;
+                (*init_attr).recv_cq = (*qp).recv_cq;
+                (*init_attr).srq = (*qp).srq;
+                (*init_attr).qp_context = (*qp).qp_context;
+                let mut query = QpQuery::new(&mut *attr, &mut *init_attr);
+                D::query_qp(Object::from_raw(qp), &mut query)?;
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn destroy_qp(
+        qp: *mut bindings::ib_qp,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                expect_none::<D>(udata)?;
+                D::destroy_qp(Object::from_raw(qp))?;
+                Object::<kind::Qp, D>::finish(qp);
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn post_send(
+        qp: *mut bindings::ib_qp,
+        wr: *const bindings::ib_send_wr,
+        bad_wr: *mut *const bindings::ib_send_wr,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        let (qp, mut list) = unsafe {
+            let datagram = matches!(
+                (*qp).qp_type,
+                bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI
+            );
+            (Object::from_raw(qp), SendList::new(wr, datagram))
+        };
+        match D::post_send(qp, &mut list) {
+            Ok(()) => 0,
+            Err(err) => {
+                // SAFETY: The core's contract.
+                unsafe { *bad_wr = list.current() };
+                err.to_errno()
+            }
+        }
+    }
+
+    unsafe extern "C" fn post_recv(
+        qp: *mut bindings::ib_qp,
+        wr: *const bindings::ib_recv_wr,
+        bad_wr: *mut *const bindings::ib_recv_wr,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        let (qp, mut list) = unsafe { (Object::from_raw(qp), RecvList::new(wr)) };
+        match D::post_recv(qp, &mut list) {
+            Ok(()) => 0,
+            Err(err) => {
+                // SAFETY: The core's contract.
+                unsafe { *bad_wr = list.current() };
+                err.to_errno()
+            }
+        }
+    }
+
+    unsafe extern "C" fn drain_sq(qp: *mut bindings::ib_qp) {
+        // SAFETY: The core's contract.
+        D::drain_sq(unsafe { Object::from_raw(qp) })
+    }
+
+    unsafe extern "C" fn drain_rq(qp: *mut bindings::ib_qp) {
+        // SAFETY: The core's contract.
+        D::drain_rq(unsafe { Object::from_raw(qp) })
+    }
+
+    // ---- Memory ----
+
+    unsafe extern "C" fn get_dma_mr(
+        pd: *mut bindings::ib_pd,
+        access: c_int,
+    ) -> *mut bindings::ib_mr {
+        let access = Access::from_raw(access as u32);
+        // SAFETY: The core's contract.
+        unsafe {
+            Self::create_mr(pd, ptr::null_mut(), |pd, new, _| {
+                D::get_dma_mr(pd, new, access)
+            })
+        }
+    }
+
+    unsafe extern "C" fn reg_user_mr(
+        pd: *mut bindings::ib_pd,
+        start: u64,
+        length: u64,
+        virt_addr: u64,
+        access: c_int,
+        dmah: *mut bindings::ib_dmah,
+        udata: *mut bindings::ib_udata,
+    ) -> *mut bindings::ib_mr {
+        if !dmah.is_null() {
+            // DMA handles need an operation of their own to be made.
+            let err = crate::kernel_ext::errno::eopnotsupp();
+            return err.to_errno() as isize as *mut bindings::ib_mr;
+        }
+        let region = UserRegion {
+            start,
+            length,
+            iova: virt_addr,
+            access: Access::from_raw(access as u32),
+        };
+        // SAFETY: The core's contract.
+        unsafe {
+            Self::create_mr(pd, udata, |pd, new, udata| {
+                D::reg_user_mr(pd, new, &region, udata)
+            })
+        }
+    }
+
+    unsafe extern "C" fn dereg_mr(
+        mr: *mut bindings::ib_mr,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                expect_none::<D>(udata)?;
+                D::dereg_mr(Object::from_raw(mr))?;
+                Object::<kind::Mr, D>::finish(mr);
+            }
+            // SAFETY: The memory came from `create_mr`, and nothing in it is initialised any more.
+            drop(unsafe { KBox::from_raw(mr.cast::<MaybeUninit<Mr<D>>>()) });
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn alloc_mr(
+        pd: *mut bindings::ib_pd,
+        mr_type: bindings::ib_mr_type,
+        max_num_sg: u32,
+    ) -> *mut bindings::ib_mr {
+        if mr_type != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG {
+            let err = crate::kernel_ext::errno::eopnotsupp();
+            return err.to_errno() as isize as *mut bindings::ib_mr;
+        }
+        // SAFETY: The core's contract.
+        unsafe {
+            Self::create_mr(pd, ptr::null_mut(), |pd, new, _| {
+                D::alloc_mr(pd, new, max_num_sg)
+            })
+        }
+    }
+
+    unsafe extern "C" fn map_mr_sg(
+        mr: *mut bindings::ib_mr,
+        sg: *mut bindings::scatterlist,
+        sg_nents: c_int,
+        sg_offset: *mut c_uint,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe {
+            D::begin_mr_map(Object::from_raw(mr));
+            bindings::ib_sg_to_pages(mr, sg, sg_nents, sg_offset, Some(Self::set_page))
+        }
+    }
+
+    unsafe extern "C" fn set_page(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { D::push_mr_page(Object::from_raw(mr), addr)? };
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn alloc_mw(
+        mw: *mut bindings::ib_mw,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let pd = Object::from_raw((*mw).pd);
+                let type2 = (*mw).type_ == bindings::ib_mw_type_IB_MW_TYPE_2;
+                Self::create_with::<kind::Mw>(mw, udata, |new, udata| {
+                    D::alloc_mw(pd, new, type2, udata)
+                })
+            }?;
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn dealloc_mw(mw: *mut bindings::ib_mw) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                D::dealloc_mw(Object::from_raw(mw))?;
+                Object::<kind::Mw, D>::finish(mw);
+            }
+            Ok(0)
+        })
+    }
+
+    // ---- Address handles ----
+
+    unsafe extern "C" fn create_ah(
+        ah: *mut bindings::ib_ah,
+        attr: *mut bindings::rdma_ah_init_attr,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let pd = Object::from_raw((*ah).pd);
+                let sleepable = (*attr).flags
+                    & bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE as u32
+                    != 0;
+                let attr = AhAttr::from_raw((*attr).ah_attr);
+                Self::create_with::<kind::Ah>(ah, udata, |new, udata| {
+                    D::create_ah(pd, new, attr, sleepable, udata)
+                })
+            }?;
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn destroy_ah(ah: *mut bindings::ib_ah, flags: u32) -> c_int {
+        from_result(|| {
+            let sleepable =
+                flags & bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE as u32 != 0;
+            // SAFETY: The core's contract.
+            unsafe {
+                D::destroy_ah(Object::from_raw(ah), sleepable)?;
+                Object::<kind::Ah, D>::finish(ah);
+            }
+            Ok(0)
+        })
+    }
+
+    // ---- Shared receive queues ----
+
+    unsafe extern "C" fn create_srq(
+        srq: *mut bindings::ib_srq,
+        attr: *mut bindings::ib_srq_init_attr,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                if (*attr).srq_type != bindings::ib_srq_type_IB_SRQT_BASIC {
+                    return Err(crate::kernel_ext::errno::eopnotsupp());
+                }
+                let dev = Device::from_raw((*srq).device);
+                let raw = &mut (*attr).attr;
+                let mut values = SrqAttr {
+                    max_wr: raw.max_wr,
+                    max_sge: raw.max_sge,
+                    limit: raw.srq_limit,
+                };
+                Self::create_with::<kind::Srq>(srq, udata, |new, udata| {
+                    D::create_srq(dev, new, &mut values, udata)
+                })?;
+                raw.max_wr = values.max_wr;
+                raw.max_sge = values.max_sge;
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn modify_srq(
+        srq: *mut bindings::ib_srq,
+        attr: *mut bindings::ib_srq_attr,
+        mask: bindings::ib_srq_attr_mask,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                expect_none::<D>(udata)?;
+                if mask & bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR != 0 {
+                    return Err(crate::kernel_ext::errno::eopnotsupp());
+                }
+                if mask & bindings::ib_srq_attr_mask_IB_SRQ_LIMIT != 0 {
+                    D::modify_srq_limit(Object::from_raw(srq), (*attr).srq_limit)?;
+                }
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn query_srq(
+        srq: *mut bindings::ib_srq,
+        attr: *mut bindings::ib_srq_attr,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let values = D::query_srq(Object::from_raw(srq))?;
+                (*attr).max_wr = values.max_wr;
+                (*attr).max_sge = values.max_sge;
+                (*attr).srq_limit = values.limit;
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn destroy_srq(
+        srq: *mut bindings::ib_srq,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                expect_none::<D>(udata)?;
+                D::destroy_srq(Object::from_raw(srq))?;
+                Object::<kind::Srq, D>::finish(srq);
+            }
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn post_srq_recv(
+        srq: *mut bindings::ib_srq,
+        wr: *const bindings::ib_recv_wr,
+        bad_wr: *mut *const bindings::ib_recv_wr,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        let (srq, mut list) = unsafe { (Object::from_raw(srq), RecvList::new(wr)) };
+        match D::post_srq_recv(srq, &mut list) {
+            Ok(()) => 0,
+            Err(err) => {
+                // SAFETY: The core's contract.
+                unsafe { *bad_wr = list.current() };
+                err.to_errno()
+            }
+        }
+    }
+}

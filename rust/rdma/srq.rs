@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Shared receive queues.
+
+use super::{kind, Driver, Object, ObjectRef, Pd};
+use crate::bindings;
+
+/// A shared receive queue.
+pub type Srq<D> = Object<kind::Srq, D>;
+/// A counted reference to a shared receive queue.
+pub type SrqRef<D> = ObjectRef<kind::Srq, D>;
+
+/// Attributes of a shared receive queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// Work requests it holds.
+    pub max_wr: u32,
+    /// Scatter entries of each.
+    pub max_sge: u32,
+    /// An event is raised when fewer than this are left; zero for none.
+    pub limit: u32,
+}
+
+impl<D: Driver> Object<kind::Srq, D> {
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd<D> {
+        // SAFETY: The protection domain outlives the queue.
+        unsafe { Object::from_raw((*self.as_raw()).pd) }
+    }
+
+    /// Whether the queue belongs to a process.
+    pub fn is_user(&self) -> bool {
+        // SAFETY: The queue is valid; the field does not change after creation.
+        unsafe { !(*self.as_raw()).uobject.is_null() }
+    }
+
+    /// Tells the consumer that the limit was reached. May be called in interrupt context.
+    pub fn report_limit(&self) {
+        self.report(bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED);
+    }
+
+    /// Tells the consumer that the queue failed. May be called in interrupt context.
+    pub fn report_error(&self) {
+        self.report(bindings::ib_event_type_IB_EVENT_SRQ_ERR);
+    }
+
+    fn report(&self, kind: bindings::ib_event_type) {
+        let srq = self.as_raw();
+        let mut event: bindings::ib_event = pin_init::zeroed();
+        // SAFETY: The queue is valid, its handler was set before the driver made it; the handler
+        // only reads the event.
+        unsafe {
+            event.device = (*srq).device;
+            event.event = kind;
+            *event.element.srq.as_mut() = srq;
+            if let Some(handler) = (*srq).event_handler {
+                handler(&mut event, (*srq).srq_context);
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of a process, pinned and mapped for a device.
+
+use super::{Access, Device, Driver};
+use crate::bindings;
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use kernel::error::from_err_ptr;
+use kernel::prelude::*;
+
+/// Pinned user memory, mapped for DMA. Released when dropped, which may sleep.
+///
+/// # Invariants
+///
+/// The pointer is a umem that this value owns.
+pub struct Umem(NonNull<bindings::ib_umem>);
+
+// SAFETY: A umem may be used and released from any task.
+unsafe impl Send for Umem {}
+// SAFETY: Shared use of a umem only reads it.
+unsafe impl Sync for Umem {}
+
+impl Umem {
+    /// Pins `length` bytes of the current process from `address` on.
+    ///
+    /// Memory that the device may write needs [`Access::LOCAL_WRITE`] (or a remote one).
+    pub fn get<D: Driver>(
+        dev: &Device<D>,
+        address: u64,
+        length: usize,
+        access: Access,
+    ) -> Result<Self> {
+        let address = usize::try_from(address).map_err(|_| EINVAL)?;
+        // SAFETY: The device is valid.
+        let umem = from_err_ptr(unsafe {
+            bindings::ib_umem_get_va(dev.as_raw(), address, length, access.as_raw() as c_int)
+        })?;
+        // INVARIANT: The umem was made just now.
+        NonNull::new(umem).map(Self).ok_or(ENOMEM)
+    }
+
+    /// The largest page size out of `sizes` (a bit each) in which the memory, seen at `iova`, is
+    /// contiguous for the device.
+    pub fn best_page_size(&self, sizes: u64, iova: u64) -> Option<usize> {
+        // SAFETY: The umem is valid by the type invariant.
+        let size =
+            unsafe { bindings::ib_umem_find_best_pgsz(self.0.as_ptr(), sizes as c_ulong, iova) };
+        (size != 0).then_some(size)
+    }
+
+    /// How many pages of `page_size` the memory touches.
+    pub fn num_blocks(&self, page_size: usize) -> usize {
+        // SAFETY: The umem is valid by the type invariant.
+        unsafe { bindings::ib_umem_num_dma_blocks(self.0.as_ptr(), page_size) }
+    }
+
+    /// Bytes between the start of the first system page and the memory.
+    pub fn offset(&self) -> usize {
+        // SAFETY: The umem is valid by the type invariant.
+        unsafe { bindings::ib_umem_offset(self.0.as_ptr()) as usize }
+    }
+
+    /// How many bytes are pinned.
+    pub fn len(&self) -> usize {
+        // SAFETY: The umem is valid by the type invariant.
+        unsafe { (*self.0.as_ptr()).length }
+    }
+
+    /// Whether no byte is pinned.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The DMA addresses of the memory's pages.
+    ///
+    /// `page_size` has to be the system's page size, or smaller, or what
+    /// [`Umem::best_page_size`] returned; it must be a power of two.
+    pub fn blocks(&self, page_size: usize) -> Blocks<'_> {
+        let mut iter = MaybeUninit::zeroed();
+        // SAFETY: The umem is valid and the iterator is initialised by this.
+        unsafe {
+            bindings::rdma_umem_block_iter_start(iter.as_mut_ptr(), self.0.as_ptr(), page_size);
+        }
+        Blocks {
+            // SAFETY: Initialised above.
+            iter: unsafe { iter.assume_init() },
+            _umem: PhantomData,
+        }
+    }
+}
+
+impl Drop for Umem {
+    fn drop(&mut self) {
+        // SAFETY: The umem is ours by the type invariant.
+        unsafe { bindings::ib_umem_release(self.0.as_ptr()) }
+    }
+}
+
+/// Iterator over the DMA addresses of a [`Umem`].
+pub struct Blocks<'a> {
+    iter: bindings::ib_block_iter,
+    _umem: PhantomData<&'a Umem>,
+}
+
+impl Iterator for Blocks<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        // SAFETY: The iterator is initialised and its umem borrowed.
+        unsafe {
+            bindings::rdma_umem_block_iter_next(&mut self.iter)
+                .then(|| bindings::rdma_block_iter_dma_address(&mut self.iter))
+        }
+    }
+}

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work requests of kernel consumers.
+
+use super::{kind, Access, Ah, Driver, Mr, Object};
+use crate::bindings;
+use crate::kernel_ext::errno::eopnotsupp;
+use core::marker::PhantomData;
+use core::ptr;
+use core::slice;
+use kernel::prelude::*;
+use kernel::types::Opaque;
+
+/// A piece of local memory.
+///
+/// # Invariants
+///
+/// Wraps an entry that is valid and does not change.
+#[repr(transparent)]
+pub struct Sge(Opaque<bindings::ib_sge>);
+
+impl Sge {
+    fn raw(&self) -> &bindings::ib_sge {
+        // SAFETY: Valid and constant by the type invariant.
+        unsafe { &*self.0.get() }
+    }
+
+    /// Where it starts.
+    pub fn addr(&self) -> u64 {
+        self.raw().addr
+    }
+
+    /// How many bytes it is.
+    pub fn length(&self) -> u32 {
+        self.raw().length
+    }
+
+    /// The key it is used with.
+    pub fn lkey(&self) -> u32 {
+        self.raw().lkey
+    }
+}
+
+/// # Safety
+///
+/// `list` must be valid for `count` entries for `'a`.
+unsafe fn sges<'a>(list: *const bindings::ib_sge, count: c_int) -> &'a [Sge] {
+    if count <= 0 || list.is_null() {
+        return &[];
+    }
+    // SAFETY: By the contract of this function; `Sge` is a transparent wrapper.
+    unsafe { slice::from_raw_parts(list.cast(), count as usize) }
+}
+
+c_flags! {
+    /// How a send work request is to be done.
+    pub struct SendFlags(u32) {
+        /// Only after earlier reads and atomics are done.
+        FENCE = ib_send_flags_IB_SEND_FENCE,
+        /// With a completion.
+        SIGNALED = ib_send_flags_IB_SEND_SIGNALED,
+        /// With an event at the peer.
+        SOLICITED = ib_send_flags_IB_SEND_SOLICITED,
+        /// With the data copied while posting.
+        INLINE = ib_send_flags_IB_SEND_INLINE,
+    }
+}
+
+/// What a send work request is.
+pub enum SendOp<'a, D: Driver> {
+    /// A message.
+    Send,
+    /// A message with immediate data, in network byte order.
+    SendWithImm(u32),
+    /// A message that invalidates a key of the peer.
+    SendWithInvalidate(u32),
+    /// A write to the peer's memory.
+    RdmaWrite(Remote),
+    /// A write to the peer's memory, then immediate data in network byte order.
+    RdmaWriteWithImm(Remote, u32),
+    /// A read of the peer's memory.
+    RdmaRead(Remote),
+    /// A compare and swap of eight bytes of the peer's memory.
+    CompareSwap {
+        /// The peer's memory.
+        remote: Remote,
+        /// The value to compare with.
+        compare: u64,
+        /// The value to put there if equal.
+        swap: u64,
+    },
+    /// A fetch and add to eight bytes of the peer's memory.
+    FetchAdd {
+        /// The peer's memory.
+        remote: Remote,
+        /// The value to add.
+        add: u64,
+    },
+    /// The invalidation of a local key.
+    LocalInvalidate(u32),
+    /// The registration of a region that was mapped before.
+    RegMr {
+        /// The region.
+        mr: &'a Mr<D>,
+        /// The key it is to have.
+        key: u32,
+        /// What may be done to it.
+        access: Access,
+    },
+}
+
+/// A place in the peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The address.
+    pub addr: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+/// Where a datagram goes.
+pub struct Datagram<'a, D: Driver> {
+    /// The path.
+    pub ah: &'a Ah<D>,
+    /// The queue pair there.
+    pub remote_qpn: u32,
+    /// Its Q_Key.
+    pub remote_qkey: u32,
+    /// Index of the partition key, for the GSI queue pair.
+    pub pkey_index: u16,
+}
+
+/// A send work request.
+pub struct SendWr<'a, D: Driver> {
+    raw: &'a bindings::ib_send_wr,
+    datagram: bool,
+    _p: PhantomData<&'a D>,
+}
+
+impl<'a, D: Driver> SendWr<'a, D> {
+    /// The consumer's name for it, to be returned in the completion.
+    pub fn id(&self) -> u64 {
+        // SAFETY: All views of the union are eight bytes of plain data.
+        unsafe { *self.raw.__bindgen_anon_1.wr_id.as_ref() }
+    }
+
+    /// How it is to be done.
+    pub fn flags(&self) -> SendFlags {
+        SendFlags::from_raw(self.raw.send_flags as u32)
+    }
+
+    /// The gather list (scatter list of a read).
+    pub fn sges(&self) -> &'a [Sge] {
+        // SAFETY: The consumer's list is valid while posting.
+        unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
+    }
+
+    /// How many bytes the gather list has.
+    pub fn length(&self) -> u64 {
+        self.sges().iter().map(|sge| u64::from(sge.length())).sum()
+    }
+
+    /// Copies inline data to `to`; returns how many bytes there were.
+    ///
+    /// Fails if `to` is too small, or the request is not [`SendFlags::INLINE`].
+    pub fn copy_inline(&self, to: &mut [u8]) -> Result<usize> {
+        if !self.flags().contains(SendFlags::INLINE) {
+            return Err(EINVAL);
+        }
+        let mut used = 0;
+        for sge in self.sges() {
+            let length = sge.length() as usize;
+            let room = to.get_mut(used..).and_then(|rest| rest.get_mut(..length));
+            let room = room.ok_or(EINVAL)?;
+            // SAFETY: Inline data of a kernel consumer is at a kernel address.
+            unsafe {
+                ptr::copy_nonoverlapping(sge.addr() as *const u8, room.as_mut_ptr(), length);
+            }
+            used += length;
+        }
+        Ok(used)
+    }
+
+    fn ex(&self) -> u32 {
+        // SAFETY: All views of the union are four bytes of plain data.
+        unsafe { *self.raw.ex.invalidate_rkey.as_ref() }
+    }
+
+    /// What it is; `EOPNOTSUPP` for a kind that this module does not know.
+    pub fn op(&self) -> Result<SendOp<'a, D>> {
+        let raw = ptr::from_ref(self.raw);
+        // SAFETY: The opcode says which structure the request is the first member of.
+        let rdma = || unsafe {
+            let wr = &*raw.cast::<bindings::ib_rdma_wr>();
+            Remote {
+                addr: wr.remote_addr,
+                rkey: wr.rkey,
+            }
+        };
+        // SAFETY: As above.
+        let atomic = || unsafe { &*raw.cast::<bindings::ib_atomic_wr>() };
+        Ok(match self.raw.opcode {
+            bindings::ib_wr_opcode_IB_WR_SEND => SendOp::Send,
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => SendOp::SendWithImm(self.ex()),
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV => SendOp::SendWithInvalidate(self.ex()),
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => SendOp::RdmaWrite(rdma()),
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
+                SendOp::RdmaWriteWithImm(rdma(), self.ex())
+            }
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ => SendOp::RdmaRead(rdma()),
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => {
+                let wr = atomic();
+                SendOp::CompareSwap {
+                    remote: Remote {
+                        addr: wr.remote_addr,
+                        rkey: wr.rkey,
+                    },
+                    compare: wr.compare_add,
+                    swap: wr.swap,
+                }
+            }
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
+                let wr = atomic();
+                SendOp::FetchAdd {
+                    remote: Remote {
+                        addr: wr.remote_addr,
+                        rkey: wr.rkey,
+                    },
+                    add: wr.compare_add,
+                }
+            }
+            bindings::ib_wr_opcode_IB_WR_LOCAL_INV => SendOp::LocalInvalidate(self.ex()),
+            bindings::ib_wr_opcode_IB_WR_REG_MR => {
+                // SAFETY: As above; the region is one of the queue pair's device.
+                let wr = unsafe { &*raw.cast::<bindings::ib_reg_wr>() };
+                SendOp::RegMr {
+                    // SAFETY: The consumer's region is valid while posting.
+                    mr: unsafe { Object::<kind::Mr, D>::from_raw(wr.mr) },
+                    key: wr.key,
+                    access: Access::from_raw(wr.access as u32),
+                }
+            }
+            _ => return Err(eopnotsupp()),
+        })
+    }
+
+    /// Where it goes, if the queue pair sends datagrams.
+    pub fn datagram(&self) -> Option<Datagram<'a, D>> {
+        if !self.datagram {
+            return None;
+        }
+        // SAFETY: Work requests of datagram queue pairs are part of an `ib_ud_wr`, whose address
+        // handle is valid while posting.
+        unsafe {
+            let wr = &*ptr::from_ref(self.raw).cast::<bindings::ib_ud_wr>();
+            Some(Datagram {
+                ah: Object::<kind::Ah, D>::from_raw(wr.ah),
+                remote_qpn: wr.remote_qpn,
+                remote_qkey: wr.remote_qkey,
+                pkey_index: wr.pkey_index,
+            })
+        }
+    }
+}
+
+/// Send work requests that a consumer posts at once.
+///
+/// # Invariants
+///
+/// `next` is null or a list of valid work requests, for `'a`.
+pub struct SendList<'a, D: Driver> {
+    next: *const bindings::ib_send_wr,
+    current: *const bindings::ib_send_wr,
+    datagram: bool,
+    _p: PhantomData<&'a D>,
+}
+
+impl<'a, D: Driver> SendList<'a, D> {
+    /// # Safety
+    ///
+    /// `first` must be null or a list of valid work requests for `'a`, of a queue pair that sends
+    /// datagrams if `datagram`.
+    pub(super) unsafe fn new(first: *const bindings::ib_send_wr, datagram: bool) -> Self {
+        // INVARIANT: By the contract of this function.
+        Self {
+            next: first,
+            current: first,
+            datagram,
+            _p: PhantomData,
+        }
+    }
+
+    /// The request that was returned last, or the first.
+    pub(super) fn current(&self) -> *const bindings::ib_send_wr {
+        self.current
+    }
+
+    /// The next request.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Option<SendWr<'a, D>> {
+        // SAFETY: By the type invariant.
+        let raw = unsafe { self.next.as_ref() }?;
+        self.current = raw;
+        self.next = raw.next;
+        Some(SendWr {
+            raw,
+            datagram: self.datagram,
+            _p: PhantomData,
+        })
+    }
+}
+
+/// A receive work request.
+pub struct RecvWr<'a> {
+    raw: &'a bindings::ib_recv_wr,
+}
+
+impl<'a> RecvWr<'a> {
+    /// The consumer's name for it, to be returned in the completion.
+    pub fn id(&self) -> u64 {
+        // SAFETY: All views of the union are eight bytes of plain data.
+        unsafe { *self.raw.__bindgen_anon_1.wr_id.as_ref() }
+    }
+
+    /// The scatter list.
+    pub fn sges(&self) -> &'a [Sge] {
+        // SAFETY: The consumer's list is valid while posting.
+        unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
+    }
+}
+
+/// Receive work requests that a consumer posts at once.
+///
+/// # Invariants
+///
+/// `next` is null or a list of valid work requests, for `'a`.
+pub struct RecvList<'a> {
+    next: *const bindings::ib_recv_wr,
+    current: *const bindings::ib_recv_wr,
+    _p: PhantomData<&'a ()>,
+}
+
+impl<'a> RecvList<'a> {
+    /// # Safety
+    ///
+    /// `first` must be null or a list of valid work requests for `'a`.
+    pub(super) unsafe fn new(first: *const bindings::ib_recv_wr) -> Self {
+        // INVARIANT: By the contract of this function.
+        Self {
+            next: first,
+            current: first,
+            _p: PhantomData,
+        }
+    }
+
+    /// The request that was returned last, or the first.
+    pub(super) fn current(&self) -> *const bindings::ib_recv_wr {
+        self.current
+    }
+
+    /// The next request.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Option<RecvWr<'a>> {
+        // SAFETY: By the type invariant.
+        let raw = unsafe { self.next.as_ref() }?;
+        self.current = raw;
+        self.next = raw.next;
+        Some(RecvWr { raw })
+    }
+}
