@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! The specification's encodings of time.
+
+/// How long a requester waits for an answer: 4.096 us times two to the `code`; `None` for ever.
+pub(crate) const fn ack_timeout(code: u8) -> Option<u64> {
+    match code & 0x1f {
+        0 => None,
+        code => Some(4096 << code),
+    }
+}
+
+/// Receiver-not-ready delays in units of 10 us (IBTA volume 1, table 46).
+const RNR_DELAY: [u32; 32] = [
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+];
+
+/// How long a requester waits after a receiver-not-ready NAK with this timer code, in nanoseconds.
+pub(crate) const fn rnr_delay(code: u8) -> u64 {
+    RNR_DELAY[(code & 0x1f) as usize] as u64 * 10_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_give_the_times_of_the_tables() {
+        assert_eq!(ack_timeout(0), None);
+        assert_eq!(ack_timeout(1), Some(8_192));
+        assert_eq!(ack_timeout(14), Some(67_108_864));
+        assert_eq!(ack_timeout(31), Some(4096 << 31));
+        assert_eq!(rnr_delay(0), 655_360_000);
+        assert_eq!(rnr_delay(1), 10_000);
+        assert_eq!(rnr_delay(12), 640_000);
+        assert_eq!(rnr_delay(31), 491_520_000);
+    }
+}

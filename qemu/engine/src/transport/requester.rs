@@ -1,0 +1,858 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! The requester: takes work requests from the send queue, sends them as packets, sees to it that
+//! they arrive, and completes them in order.
+//!
+//! Every message has a range of sequence numbers: one for each packet sent, or, for a read, one
+//! for each packet of the answer. From `una` up to `next` they are on their way. Whatever goes
+//! wrong, the way out is the same (go-back-N): continue to send from `una`, which may be in the
+//! middle of a message or of the answer to a read.
+//!
+//! A long read is asked for in several requests, so that neither side has more than about a window
+//! of packets to hold against loss, and so that sequence numbers in flight never span half their
+//! circle.
+
+use super::delay::{ack_timeout, rnr_delay};
+use super::{base_header, send_packet};
+use crate::core::{Core, SendCompletion};
+use crate::memory::Host;
+use crate::qp::{self, QueuePair};
+use crate::queue::{QueueError, SendBody, SendRequest};
+use crate::roce::{
+    psn_add, psn_diff, AtomicEth, Bth, NakCode, Opcode, Operation, Packet, Position, Reth, Syndrome,
+};
+use crate::tpt::LocalAccess;
+use crate::Progress;
+use ferrite_abi::{
+    CompletionStatus, ModifyQueuePair, QueuePairStateCode as State, SendOpcode, SEND_FENCE,
+    SEND_SOLICITED,
+};
+use std::collections::VecDeque;
+
+/// Bytes on their way before an acknowledgement is needed.
+const WINDOW_BYTES: u32 = 512 << 10;
+/// Packets on their way, likewise.
+const WINDOW_PACKETS: u32 = 512;
+/// Work requests taken up before the oldest is complete.
+const MAX_MESSAGES: usize = 512;
+/// Unused messages kept for the next.
+const MAX_SPARE: usize = 1024;
+/// The `rnr_retry` that never gives up.
+const RNR_FOR_EVER: u8 = 7;
+
+/// How a work request failed: status and detail of its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Failure {
+    status: CompletionStatus,
+    detail: u32,
+}
+
+impl From<CompletionStatus> for Failure {
+    fn from(status: CompletionStatus) -> Self {
+        Self { status, detail: 0 }
+    }
+}
+
+/// A work request taken up and not complete.
+#[derive(Debug, Default)]
+pub(crate) struct Message {
+    request: SendRequest,
+    first_psn: u32,
+    /// Sequence numbers it takes; none for what is done locally.
+    packets: u32,
+    /// It cannot be sent (any further); it fails once all before it are complete.
+    failure: Option<Failure>,
+    /// It is a local operation and was carried out.
+    done: bool,
+}
+
+impl Message {
+    /// The sequence number after its last.
+    fn end_psn(&self) -> u32 {
+        psn_add(self.first_psn, self.packets)
+    }
+
+    fn is_read(&self) -> bool {
+        self.request.opcode == SendOpcode::Read
+    }
+
+    fn is_local(&self) -> bool {
+        matches!(
+            self.request.opcode,
+            SendOpcode::LocalInvalidate | SendOpcode::Register | SendOpcode::Bind
+        )
+    }
+
+    /// Whether it is complete only with an answer of its own, not with an acknowledgement.
+    fn is_answered(&self) -> bool {
+        matches!(
+            self.request.opcode,
+            SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
+        )
+    }
+
+    /// Bytes of the message before the packet with sequence number `psn`, which is one of its own.
+    fn offset_of(&self, psn: u32, log_mtu: u8) -> u32 {
+        (psn.wrapping_sub(self.first_psn) & 0xff_ffff) << log_mtu
+    }
+}
+
+/// The state of a queue pair as requester.
+#[derive(Debug, Default)]
+pub(super) struct Requester {
+    messages: VecDeque<Box<Message>>,
+    /// The message the next packet belongs to; the number of messages when another is to be taken.
+    cursor: usize,
+    /// Oldest sequence number not acknowledged.
+    una: u32,
+    /// The next to send.
+    next: u32,
+    /// The first never sent.
+    fresh: u32,
+    /// The first of the next message to be taken up.
+    unassigned: u32,
+    /// Ends of the reads and atomics in flight, oldest first.
+    reads: VecDeque<u32>,
+    /// Retries left before giving up on the oldest packet.
+    retries: u8,
+    rnr_retries: u8,
+    /// Went back to this sequence number on the responder's word, and nothing came of it yet:
+    /// another word to the same effect is an echo of the first.
+    went_back_to: Option<u32>,
+    /// The timer stands for the end of a receiver-not-ready delay, not for a lost answer.
+    waiting_for_receiver: bool,
+    since_ack_request: u32,
+}
+
+impl Requester {
+    /// Starts with the attributes of state RTS.
+    pub(super) fn start(&mut self, attributes: &ModifyQueuePair) {
+        *self = Self {
+            una: attributes.send_psn,
+            next: attributes.send_psn,
+            fresh: attributes.send_psn,
+            unassigned: attributes.send_psn,
+            retries: attributes.retry_count,
+            rnr_retries: attributes.rnr_retry,
+            ..Self::default()
+        };
+    }
+
+    /// The next sequence number of a message, for queries.
+    pub(super) fn psn(&self) -> u32 {
+        self.unassigned
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.next.wrapping_sub(self.una) & 0xff_ffff
+    }
+
+    /// Everything up to `una` has arrived.
+    fn progress(&mut self, una: u32, attributes: &ModifyQueuePair) {
+        self.una = una;
+        // A late acknowledgement may overtake what was being sent again.
+        if psn_diff(una, self.next) > 0 {
+            self.seek(una);
+        }
+        while self
+            .reads
+            .front()
+            .is_some_and(|&end| psn_diff(una, end) >= 0)
+        {
+            self.reads.pop_front();
+        }
+        self.retries = attributes.retry_count;
+        self.rnr_retries = attributes.rnr_retry;
+        self.went_back_to = None;
+        self.waiting_for_receiver = false;
+    }
+
+    /// Has the packet `psn` sent next.
+    fn seek(&mut self, psn: u32) {
+        self.next = psn;
+        self.cursor = self
+            .messages
+            .iter()
+            .position(|message| {
+                if message.packets == 0 {
+                    !message.done || message.failure.is_some()
+                } else {
+                    psn_diff(message.end_psn(), psn) > 0
+                }
+            })
+            .unwrap_or(self.messages.len());
+        // Everything that ends later is asked for again, from here on.
+        while self.reads.back().is_some_and(|&end| psn_diff(end, psn) > 0) {
+            self.reads.pop_back();
+        }
+        self.since_ack_request = 0;
+    }
+}
+
+/// Packets in flight at most.
+fn window(log_mtu: u8) -> u32 {
+    (WINDOW_BYTES >> log_mtu).min(WINDOW_PACKETS)
+}
+
+/// Packets of a message of `length` bytes.
+pub(super) fn packets(length: u32, log_mtu: u8) -> u32 {
+    length.div_ceil(1 << log_mtu).max(1)
+}
+
+/// Sends what may be sent, at most `budget` packets.
+pub(super) fn run(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    host: &mut dyn Host,
+    budget: u32,
+) -> Progress {
+    let mut sent = 0;
+    while sent < budget {
+        if !matches!(qp.state, State::ReadyToSend | State::SendDrain)
+            || qp.transport.requester.waiting_for_receiver
+        {
+            break;
+        }
+        let requester = &qp.transport.requester;
+        if requester.cursor == requester.messages.len() && !take_up(core, qp, host) {
+            break;
+        }
+        if !step(core, qp, host) {
+            break;
+        }
+        sent += 1;
+        // Local operations, and failures that nothing stands before, end at once.
+        complete(core, qp, host);
+    }
+    complete(core, qp, host);
+    watch(core, qp, false);
+    let requester = &qp.transport.requester;
+    if sent >= budget {
+        Progress::More
+    } else if requester.cursor == requester.messages.len() && !qp.send.has_next() {
+        Progress::Drained
+    } else {
+        Progress::Blocked
+    }
+}
+
+/// Takes the next work request up; false when there is none that may be.
+fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+    let requester = &mut qp.transport.requester;
+    if !matches!(qp.state, State::ReadyToSend)
+        || requester.messages.len() >= MAX_MESSAGES
+        || requester
+            .messages
+            .back()
+            .is_some_and(|message| message.failure.is_some())
+    {
+        return false;
+    }
+    if !qp.send.has_next() {
+        if qp.send.refresh(host).is_err() {
+            // The record is unreadable or makes no sense, and no work request is to blame.
+            qp::fail(core, qp, host);
+            return false;
+        }
+        if !qp.send.has_next() {
+            return false;
+        }
+    }
+    let mut message = core.transport.spare.pop().unwrap_or_default();
+    let fetched = qp.send.fetch(host, qp.send.next(), &mut message.request);
+    qp.send.advance(message.request.end());
+    message.first_psn = requester.unassigned;
+    message.done = false;
+    message.packets = if message.is_local() {
+        0
+    } else {
+        packets(message.request.length, qp.attributes.log_mtu)
+    };
+    message.failure = match fetched {
+        Ok(()) => check(core, qp, &message),
+        Err(error) => Some(Failure {
+            status: match error {
+                QueueError::TooLong => CompletionStatus::LocalLength,
+                _ => CompletionStatus::LocalQueuePairOperation,
+            },
+            detail: error.detail(),
+        }),
+    };
+    if message.failure.is_some() {
+        message.packets = 0;
+    }
+    let requester = &mut qp.transport.requester;
+    requester.unassigned = message.end_psn();
+    requester.messages.push_back(message);
+    true
+}
+
+/// What is wrong with a well-formed work request, before any of it is sent.
+fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> {
+    let access = if message.is_answered() {
+        if qp.attributes.max_read_out == 0 {
+            return Some(CompletionStatus::LocalQueuePairOperation.into());
+        }
+        LocalAccess::Write
+    } else {
+        LocalAccess::Read
+    };
+    match core.check_sges(qp.domain(), message.request.sges(), access) {
+        Ok(()) => None,
+        Err(error) => {
+            core.counters.access_errors += 1;
+            Some(Failure {
+                status: CompletionStatus::LocalProtection,
+                detail: error.detail(),
+            })
+        }
+    }
+}
+
+/// Carries out a local operation or sends the next packet; false when neither may be done now.
+fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+    let requester = &qp.transport.requester;
+    let cursor = requester.cursor;
+    let Some(message) = requester.messages.get(cursor) else {
+        return false;
+    };
+    if message.failure.is_some() {
+        return false;
+    }
+    if message.request.flags & SEND_FENCE != 0
+        && requester
+            .messages
+            .iter()
+            .take(cursor)
+            .any(|earlier| earlier.is_answered())
+    {
+        return false;
+    }
+    if message.is_local() {
+        return local(core, qp);
+    }
+    let Some(template) = qp.transport.template else {
+        let failure = CompletionStatus::LocalQueuePairOperation.into();
+        qp.transport.requester.messages[cursor].failure = Some(failure);
+        return false;
+    };
+    let log_mtu = qp.attributes.log_mtu;
+    let window = window(log_mtu);
+    let answered = message.is_answered();
+    if requester.in_flight() >= window
+        || answered && requester.reads.len() >= usize::from(qp.attributes.max_read_out)
+    {
+        return false;
+    }
+    let psn = requester.next;
+    let offset = message.offset_of(psn, log_mtu);
+    let left = message.request.length - offset;
+    // How far this packet carries the message: a read request as far as what it asks for.
+    let (length, advance) = if message.is_read() {
+        // Always up to the same places: a request that is repeated in part must not reach beyond
+        // the one it repeats.
+        let piece = (window / 2) << log_mtu;
+        let length = left.min(piece - offset % piece);
+        (length, packets(length, log_mtu))
+    } else {
+        (left.min(1 << log_mtu), 1)
+    };
+    let after = psn_add(psn, advance);
+    let ends = after == message.end_psn();
+    let position = Position::of(psn == message.first_psn, ends);
+    // Ask for an acknowledgement where the message ends, and often enough in between that the
+    // window does not close for want of one.
+    let ack_request = ends
+        || answered
+        || requester.since_ack_request + 1 >= window / 4
+        || requester.in_flight() + 1 >= window;
+    let payload = if answered { 0 } else { length };
+    let bth = Bth {
+        solicited: ends && message.request.flags & SEND_SOLICITED != 0,
+        pad: (payload.wrapping_neg() & 3) as u8,
+        ack_request,
+        ..base_header(qp, wire_opcode(message.request.opcode, position), psn)
+    };
+    let domain = qp.domain();
+    let request = &message.request;
+    let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
+        extend_headers(frame, request, position, offset, length);
+        let start = frame.len();
+        frame.resize(start + payload as usize, 0);
+        core.gather(host, domain, request, offset.into(), &mut frame[start..])
+    });
+    let requester = &mut qp.transport.requester;
+    if let Err(error) = sent {
+        core.counters.access_errors += 1;
+        requester.messages[cursor].failure = Some(Failure {
+            status: CompletionStatus::LocalProtection,
+            detail: error.detail(),
+        });
+        return false;
+    }
+    if psn_diff(requester.fresh, psn) > 0 {
+        core.counters.retransmissions += 1;
+    }
+    if answered {
+        requester.reads.push_back(after);
+    }
+    requester.since_ack_request = if ack_request {
+        0
+    } else {
+        requester.since_ack_request + 1
+    };
+    requester.next = after;
+    if psn_diff(after, requester.fresh) > 0 {
+        requester.fresh = after;
+    }
+    if ends {
+        requester.cursor += 1;
+    }
+    true
+}
+
+/// Carries out the local operation under the cursor, if its turn has come.
+fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
+    let cursor = qp.transport.requester.cursor;
+    let message = &qp.transport.requester.messages[cursor];
+    if !message.done {
+        // What came before may have to be sent again, from memory under the tag to invalidate.
+        if message.request.opcode == SendOpcode::LocalInvalidate && cursor > 0 {
+            return false;
+        }
+        let result = qp::execute_local(core, qp, &message.request);
+        let message = &mut qp.transport.requester.messages[cursor];
+        message.done = true;
+        if let Err(error) = result {
+            let (status, detail) = error.status();
+            message.failure = Some(Failure { status, detail });
+            return false;
+        }
+    }
+    qp.transport.requester.cursor += 1;
+    true
+}
+
+/// The opcode on the wire.
+fn wire_opcode(opcode: SendOpcode, position: Position) -> u8 {
+    use Position::{First, Last, Middle, Only};
+    // First, middle, last, only.
+    let [first, middle, last, only] = match opcode {
+        SendOpcode::Send => [
+            Opcode::RC_SEND_FIRST,
+            Opcode::RC_SEND_MIDDLE,
+            Opcode::RC_SEND_LAST,
+            Opcode::RC_SEND_ONLY,
+        ],
+        SendOpcode::SendImmediate => [
+            Opcode::RC_SEND_FIRST,
+            Opcode::RC_SEND_MIDDLE,
+            Opcode::RC_SEND_LAST_IMMEDIATE,
+            Opcode::RC_SEND_ONLY_IMMEDIATE,
+        ],
+        SendOpcode::SendInvalidate => [
+            Opcode::RC_SEND_FIRST,
+            Opcode::RC_SEND_MIDDLE,
+            Opcode::RC_SEND_LAST_INVALIDATE,
+            Opcode::RC_SEND_ONLY_INVALIDATE,
+        ],
+        SendOpcode::Write => [
+            Opcode::RC_WRITE_FIRST,
+            Opcode::RC_WRITE_MIDDLE,
+            Opcode::RC_WRITE_LAST,
+            Opcode::RC_WRITE_ONLY,
+        ],
+        SendOpcode::WriteImmediate => [
+            Opcode::RC_WRITE_FIRST,
+            Opcode::RC_WRITE_MIDDLE,
+            Opcode::RC_WRITE_LAST_IMMEDIATE,
+            Opcode::RC_WRITE_ONLY_IMMEDIATE,
+        ],
+        SendOpcode::CompareSwap => [Opcode::RC_COMPARE_SWAP; 4],
+        SendOpcode::FetchAdd => [Opcode::RC_FETCH_ADD; 4],
+        // Local operations are never sent.
+        SendOpcode::Read
+        | SendOpcode::LocalInvalidate
+        | SendOpcode::Register
+        | SendOpcode::Bind => [Opcode::RC_READ_REQUEST; 4],
+    };
+    match position {
+        First => first,
+        Middle => middle,
+        Last => last,
+        Only => only,
+    }
+}
+
+/// Appends the extension headers of a packet of `request`; `length` is what a read asks for.
+fn extend_headers(
+    frame: &mut Vec<u8>,
+    request: &SendRequest,
+    position: Position,
+    offset: u32,
+    length: u32,
+) {
+    match (&request.body, request.opcode) {
+        (SendBody::Remote(part), SendOpcode::Read) => {
+            let reth = Reth {
+                address: part.address.wrapping_add(offset.into()),
+                rkey: part.rkey,
+                length,
+            };
+            frame.extend_from_slice(&reth.to_bytes());
+        }
+        (SendBody::Remote(part), _) if position.starts() => {
+            let reth = Reth {
+                address: part.address,
+                rkey: part.rkey,
+                length: request.length,
+            };
+            frame.extend_from_slice(&reth.to_bytes());
+        }
+        (SendBody::Atomic(part), _) => {
+            let atomic = AtomicEth {
+                address: part.address,
+                rkey: part.rkey,
+                operand: part.operand,
+                compare: part.compare,
+            };
+            frame.extend_from_slice(&atomic.to_bytes());
+        }
+        _ => {}
+    }
+    if position.ends() {
+        match request.opcode {
+            // In wire order in the work request already.
+            SendOpcode::SendImmediate | SendOpcode::WriteImmediate => {
+                frame.extend_from_slice(&request.immediate.to_le_bytes());
+            }
+            SendOpcode::SendInvalidate => {
+                frame.extend_from_slice(&request.immediate.to_be_bytes());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Completes the oldest messages as far as they are done, and the first that failed, after which
+/// the queue pair is in the error state.
+fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    loop {
+        let requester = &mut qp.transport.requester;
+        let Some(front) = requester.messages.front() else {
+            return;
+        };
+        if let Some(failure) = front.failure {
+            fail(core, qp, failure, host);
+            return;
+        }
+        let finished = if front.is_local() {
+            front.done
+        } else {
+            psn_diff(requester.una, front.end_psn()) >= 0
+        };
+        if !finished {
+            return;
+        }
+        let Some(message) = requester.messages.pop_front() else {
+            return;
+        };
+        requester.cursor = requester.cursor.saturating_sub(1);
+        let completion = SendCompletion::of(&message.request, CompletionStatus::Success);
+        if core.transport.spare.len() < MAX_SPARE {
+            core.transport.spare.push(message);
+        }
+        if core.complete_send(qp, &completion, host).is_err() {
+            qp::fail(core, qp, host);
+            return;
+        }
+    }
+}
+
+/// Fails the oldest message and with it the queue pair.
+fn fail(core: &mut Core, qp: &mut QueuePair, failure: Failure, host: &mut dyn Host) {
+    let Some(message) = qp.transport.requester.messages.pop_front() else {
+        return;
+    };
+    let completion = SendCompletion {
+        byte_count: 0,
+        detail: failure.detail,
+        ..SendCompletion::of(&message.request, failure.status)
+    };
+    match core.complete_send(qp, &completion, host) {
+        Ok(()) => qp::enter_error(core, qp, host),
+        Err(_) => qp::fail(core, qp, host),
+    }
+}
+
+/// Starts the timer where an answer is awaited and none runs (or `again`), stops it where none is.
+fn watch(core: &mut Core, qp: &mut QueuePair, again: bool) {
+    let requester = &qp.transport.requester;
+    if requester.waiting_for_receiver {
+        return;
+    }
+    if requester.in_flight() == 0 {
+        qp.timer.stop();
+        return;
+    }
+    if let Some(timeout) = ack_timeout(qp.attributes.timeout) {
+        if again || !qp.timer.is_running() {
+            let deadline = core.now.saturating_add(timeout);
+            core.start_timer(qp, deadline);
+        }
+    }
+}
+
+/// The timer ran out: an answer is missing, or the receiver was given its time.
+pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
+        return;
+    }
+    let requester = &mut qp.transport.requester;
+    if requester.waiting_for_receiver {
+        requester.waiting_for_receiver = false;
+        core.schedule(qp);
+        return;
+    }
+    if requester.in_flight() == 0 {
+        return;
+    }
+    core.counters.ack_timeouts += 1;
+    retry(core, qp, host);
+}
+
+/// Sends again from the oldest packet not acknowledged, or gives up on it.
+fn retry(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let requester = &mut qp.transport.requester;
+    if requester.retries == 0 {
+        fail(core, qp, CompletionStatus::RetryExceeded.into(), host);
+        return;
+    }
+    requester.retries -= 1;
+    requester.went_back_to = None;
+    requester.seek(requester.una);
+    watch(core, qp, true);
+    core.schedule(qp);
+}
+
+/// Goes back because the responder said or showed that it misses a packet; once for each.
+fn go_back(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let requester = &mut qp.transport.requester;
+    let una = requester.una;
+    if requester.went_back_to == Some(una) || requester.in_flight() == 0 {
+        return;
+    }
+    retry(core, qp, host);
+    qp.transport.requester.went_back_to = Some(una);
+}
+
+/// What an acknowledgement did.
+#[derive(PartialEq, Eq)]
+enum Acknowledged {
+    /// Everything up to the packet it names is acknowledged.
+    All,
+    /// An answer to a read or atomic before that packet is missing, and is asked for again.
+    AnswerMissing,
+}
+
+/// Everything before `psn` has arrived at the responder.
+fn acknowledge(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Host) -> Acknowledged {
+    let requester = &mut qp.transport.requester;
+    // An answer is awaited from here on; a mere acknowledgement cannot pass it.
+    let una = requester.una;
+    let barrier = requester
+        .messages
+        .iter()
+        .find(|message| {
+            message.is_answered() && message.packets > 0 && psn_diff(message.end_psn(), una) > 0
+        })
+        .map(|message| message.first_psn);
+    let reached = match barrier {
+        Some(barrier) if psn_diff(psn, barrier) > 0 => barrier,
+        _ => psn,
+    };
+    if psn_diff(reached, una) > 0 {
+        requester.progress(reached, &qp.attributes);
+        complete(core, qp, host);
+        watch(core, qp, true);
+        core.schedule(qp);
+    }
+    // The acknowledged packets may include answers already received.
+    if psn_diff(psn, qp.transport.requester.una) > 0 && qp.state != State::Error {
+        go_back(core, qp, host);
+        return Acknowledged::AnswerMissing;
+    }
+    Acknowledged::All
+}
+
+/// A packet from the responder; `None` when it is dropped.
+pub(super) fn response(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Option<()> {
+    if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
+        return None;
+    }
+    let psn = packet.bth.psn;
+    let requester = &qp.transport.requester;
+    // Answers to what was never asked, and to what was answered long ago.
+    if psn_diff(psn, requester.fresh) >= 0 {
+        return None;
+    }
+    let stale = psn_diff(psn, requester.una) < 0;
+    match packet.info.operation {
+        Operation::ReadResponse | Operation::AtomicAcknowledge => {
+            if stale {
+                return None;
+            }
+            answer(core, qp, packet, host)
+        }
+        _ => {
+            let aeth = packet.aeth?;
+            match aeth.syndrome {
+                Syndrome::Ack(_) => {
+                    if stale {
+                        return None;
+                    }
+                    acknowledge(core, qp, psn_add(psn, 1), host);
+                }
+                Syndrome::ReceiverNotReady(code) => {
+                    core.counters.rnr_naks_received += 1;
+                    if stale {
+                        return None;
+                    }
+                    receiver_not_ready(core, qp, psn, code, host);
+                }
+                Syndrome::Nak(code) => {
+                    core.counters.naks_received += 1;
+                    if stale {
+                        return None;
+                    }
+                    refused(core, qp, psn, code, host);
+                }
+                Syndrome::Reserved(_) => {
+                    if stale {
+                        return None;
+                    }
+                    fail(core, qp, CompletionStatus::BadResponse.into(), host);
+                }
+            }
+            Some(())
+        }
+    }
+}
+
+/// The responder has no receive buffer for the message at `psn`.
+fn receiver_not_ready(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    psn: u32,
+    code: u8,
+    host: &mut dyn Host,
+) {
+    if acknowledge(core, qp, psn, host) != Acknowledged::All || qp.state == State::Error {
+        return;
+    }
+    let requester = &mut qp.transport.requester;
+    if requester.waiting_for_receiver || requester.una != psn {
+        return;
+    }
+    if qp.attributes.rnr_retry != RNR_FOR_EVER {
+        if requester.rnr_retries == 0 {
+            fail(
+                core,
+                qp,
+                CompletionStatus::ReceiverNotReadyExceeded.into(),
+                host,
+            );
+            return;
+        }
+        requester.rnr_retries -= 1;
+    }
+    requester.waiting_for_receiver = true;
+    requester.seek(psn);
+    let deadline = core.now.saturating_add(rnr_delay(code));
+    // The timer may be running for an earlier or a later time.
+    qp.timer.stop();
+    core.start_timer(qp, deadline);
+}
+
+/// The responder refuses the packet `psn`.
+fn refused(core: &mut Core, qp: &mut QueuePair, psn: u32, code: NakCode, host: &mut dyn Host) {
+    if acknowledge(core, qp, psn, host) != Acknowledged::All || qp.state == State::Error {
+        return;
+    }
+    let status = match code {
+        NakCode::Sequence => {
+            go_back(core, qp, host);
+            return;
+        }
+        NakCode::InvalidRequest => CompletionStatus::RemoteInvalidRequest,
+        NakCode::RemoteAccess => CompletionStatus::RemoteAccess,
+        NakCode::RemoteOperation => CompletionStatus::RemoteOperation,
+    };
+    fail(core, qp, status.into(), host);
+}
+
+/// Data of a read, or the result of an atomic.
+fn answer(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Option<()> {
+    let psn = packet.bth.psn;
+    // It acknowledges all that came before the read.
+    if acknowledge(core, qp, psn, host) != Acknowledged::All || qp.state == State::Error {
+        return None;
+    }
+    let log_mtu = qp.attributes.log_mtu;
+    let domain = qp.domain();
+    let requester = &qp.transport.requester;
+    // A local operation may stand before it, carried out and not completed: never, as `complete`
+    // takes those away. So the oldest message is the one that is answered.
+    let message = requester.messages.front()?;
+    let request = &message.request;
+    let acknowledged = packet
+        .aeth
+        .is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
+    let original;
+    let (expected, data) = match (packet.info.operation, request.opcode) {
+        (Operation::ReadResponse, SendOpcode::Read) => {
+            let offset = message.offset_of(psn, log_mtu);
+            let left = request.length - offset;
+            (left.min(1 << log_mtu) as usize, packet.payload)
+        }
+        (Operation::AtomicAcknowledge, SendOpcode::CompareSwap | SendOpcode::FetchAdd) => {
+            original = packet.atomic_ack?.original.to_le_bytes();
+            (8, original.as_slice())
+        }
+        // Neither asked for nor sensible here.
+        _ => (usize::MAX, packet.payload),
+    };
+    if data.len() != expected || !acknowledged {
+        fail(core, qp, CompletionStatus::BadResponse.into(), host);
+        return Some(());
+    }
+    let offset = message.offset_of(psn, log_mtu);
+    if let Err(error) = core.scatter(host, domain, request.sges(), offset.into(), data) {
+        core.counters.access_errors += 1;
+        let failure = Failure {
+            status: CompletionStatus::LocalAccess,
+            detail: error.detail(),
+        };
+        fail(core, qp, failure, host);
+        return Some(());
+    }
+    qp.transport
+        .requester
+        .progress(psn_add(psn, 1), &qp.attributes);
+    complete(core, qp, host);
+    if qp.state != State::Error {
+        watch(core, qp, true);
+        core.schedule(qp);
+    }
+    Some(())
+}

@@ -1,0 +1,818 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! The responder: takes requests in the order of their sequence numbers, carries them out and
+//! answers.
+//!
+//! Answers wait in a queue, since they go out in the order of the requests and the data of a read
+//! take more than one burst. An acknowledgement at the end of the queue is overwritten by the
+//! next, which says more.
+
+use super::requester::packets;
+use super::{base_header, send_packet};
+use crate::core::{Core, ReceiveCompletion};
+use crate::memory::Host;
+use crate::qp::{self, QueuePair};
+use crate::queue::ReceiveRequest;
+use crate::roce::{
+    psn_add, psn_diff, Aeth, AtomicAckEth, Bth, NakCode, Opcode, Operation, Packet, Position,
+    Syndrome, CREDIT_UNLIMITED,
+};
+use crate::tpt::{LocalAccess, RemoteAccess, Span, TptError};
+use ferrite_abi::{
+    CompletionOpcode, CompletionStatus, EventCode, QueuePairStateCode as State,
+    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, COMPLETION_IMMEDIATE,
+    COMPLETION_INVALIDATED, COMPLETION_SOLICITED, MAX_MESSAGE,
+};
+use std::collections::VecDeque;
+
+/// Answers in the queue beyond which requests are dropped, to be sent again. A peer that keeps to
+/// the limit on reads never comes near.
+const MAX_ANSWERS: usize = 64;
+/// Results of atomics kept for requests that come again.
+const SAVED_ATOMICS: usize = 32;
+
+/// An answer not sent yet.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// All is well up to this sequence number.
+    Acknowledge { psn: u32 },
+    /// The request at this sequence number is to come again.
+    NotNow { psn: u32, syndrome: Syndrome },
+    /// The request at this sequence number is refused; afterwards the queue pair is in error.
+    Refuse { psn: u32, code: NakCode },
+    /// Data of a read: what is left of it.
+    Read {
+        psn: u32,
+        span: Span,
+        offset: u32,
+        length: u32,
+        starts: bool,
+    },
+    /// The result of an atomic.
+    Atomic { psn: u32, original: u64 },
+}
+
+impl Answer {
+    fn psn(&self) -> u32 {
+        match *self {
+            Self::Acknowledge { psn }
+            | Self::NotNow { psn, .. }
+            | Self::Refuse { psn, .. }
+            | Self::Read { psn, .. }
+            | Self::Atomic { psn, .. } => psn,
+        }
+    }
+
+    fn is_result(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Atomic { .. })
+    }
+}
+
+/// A message of which some packets have come.
+#[derive(Debug, Default)]
+enum Incoming {
+    #[default]
+    None,
+    /// A send: bytes so far, into the receive taken.
+    Send { received: u32 },
+    /// A write: bytes so far of those announced.
+    Write {
+        span: Span,
+        received: u32,
+        length: u32,
+    },
+}
+
+/// Why a request is refused, and what the consumer of this queue pair is told.
+enum Refusal {
+    /// The requester is at fault in form.
+    Invalid,
+    /// The requester may not do this.
+    Access,
+    /// A receive ends with this status; the code goes to the requester.
+    Receive {
+        index: u32,
+        status: CompletionStatus,
+        detail: u32,
+        code: NakCode,
+    },
+    /// No receive is at fault, yet the request cannot be carried out.
+    Failed,
+    /// The completion queue does not take the completion.
+    QueueDead,
+    /// There is no receive: try later.
+    NotReady,
+}
+
+impl From<TptError> for Refusal {
+    fn from(_: TptError) -> Self {
+        Self::Access
+    }
+}
+
+/// The state of a queue pair as responder.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    /// The next sequence number to take.
+    expected: u32,
+    /// Messages completed.
+    msn: u32,
+    incoming: Incoming,
+    /// The receive of the send that is coming in.
+    receive: ReceiveRequest,
+    /// The requester was told to send again from `expected`.
+    told: bool,
+    /// The connection failed; the queue pair is in error when the queue of answers is empty.
+    closing: bool,
+    /// The consumer was told of the first packet.
+    established: bool,
+    answers: VecDeque<Answer>,
+    atomics: VecDeque<(u32, u64)>,
+}
+
+impl Responder {
+    /// Starts to expect `psn`.
+    pub(super) fn start(&mut self, psn: u32) {
+        *self = Self {
+            expected: psn,
+            ..Self::default()
+        };
+    }
+
+    /// The next sequence number to take, for queries.
+    pub(super) fn psn(&self) -> u32 {
+        self.expected
+    }
+
+    fn acknowledge(&mut self) {
+        let psn = psn_add(self.expected, 0xff_ffff);
+        if let Some(Answer::Acknowledge { psn: last }) = self.answers.back_mut() {
+            *last = psn;
+        } else {
+            self.answers.push_back(Answer::Acknowledge { psn });
+        }
+    }
+
+    /// Notes that a message is complete and `packets` sequence numbers are used up by it.
+    fn advance(&mut self, count: u32) {
+        self.expected = psn_add(self.expected, count);
+        self.told = false;
+    }
+}
+
+/// A request; `None` when it is dropped.
+pub(super) fn request(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Option<()> {
+    let responder = &mut qp.transport.responder;
+    if responder.closing {
+        return None;
+    }
+    if qp.state == State::ReadyToReceive && !responder.established {
+        responder.established = true;
+        core.async_event(EventCode::CommunicationEstablished, qp.number, host);
+    }
+    let responder = &mut qp.transport.responder;
+    let ahead = psn_diff(packet.bth.psn, responder.expected);
+    if ahead < 0 {
+        core.counters.duplicate_requests += 1;
+        return duplicate(core, qp, packet);
+    }
+    if ahead > 0 {
+        core.counters.out_of_sequence += 1;
+        if !responder.told {
+            responder.told = true;
+            let psn = responder.expected;
+            responder.answers.push_back(Answer::NotNow {
+                psn,
+                syndrome: Syndrome::Nak(NakCode::Sequence),
+            });
+            core.schedule(qp);
+        }
+        return None;
+    }
+    if responder.answers.len() >= MAX_ANSWERS {
+        return None;
+    }
+    match execute(core, qp, packet, host) {
+        Ok(()) => {
+            if packet.bth.ack_request && !has_answer(packet) {
+                qp.transport.responder.acknowledge();
+                core.schedule(qp);
+            }
+        }
+        Err(refusal) => refuse(core, qp, packet, refusal, host),
+    }
+    Some(())
+}
+
+/// A request with an opcode that is not known here.
+pub(super) fn unknown(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    bth: &Bth,
+    host: &mut dyn Host,
+) -> Option<()> {
+    let responder = &qp.transport.responder;
+    // Only those of this service, and only in their turn.
+    if bth.opcode >> 5 != 0 || responder.closing || bth.psn != responder.expected {
+        return None;
+    }
+    close(core, qp, bth.psn, NakCode::InvalidRequest);
+    core.async_event(EventCode::QueuePairRequestError, qp.number, host);
+    Some(())
+}
+
+/// Whether the request has an answer of its own.
+fn has_answer(packet: &Packet<'_>) -> bool {
+    matches!(
+        packet.info.operation,
+        Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
+    )
+}
+
+/// A request that was carried out before and whose answer was lost or is late.
+fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option<()> {
+    let psn = packet.bth.psn;
+    let log_mtu = qp.attributes.log_mtu;
+    let pd = qp.pd;
+    let responder = &mut qp.transport.responder;
+    match packet.info.operation {
+        Operation::ReadRequest => {
+            let reth = packet.reth?;
+            // Reading does no harm twice; but only where it was allowed once.
+            let end = psn_add(psn, packets(reth.length, log_mtu));
+            if reth.length > MAX_MESSAGE
+                || psn_diff(end, responder.expected) > 0
+                || qp.attributes.access & ACCESS_REMOTE_READ == 0
+            {
+                return None;
+            }
+            // A copy made by the network of one that is still to be answered.
+            let waiting = responder.answers.iter().any(
+                |answer| matches!(*answer, Answer::Read { psn: at, starts: true, .. } if at == psn),
+            );
+            if waiting {
+                return None;
+            }
+            let span = core
+                .tpt
+                .check_remote(
+                    reth.rkey,
+                    reth.address,
+                    reth.length.into(),
+                    pd,
+                    RemoteAccess::Read,
+                )
+                .ok()?;
+            // The requester will ask again for all that comes after.
+            responder
+                .answers
+                .retain(|answer| psn_diff(answer.psn(), psn) < 0);
+            responder.answers.push_back(Answer::Read {
+                psn,
+                span,
+                offset: 0,
+                length: reth.length,
+                starts: true,
+            });
+        }
+        Operation::CompareSwap | Operation::FetchAdd => {
+            let original = responder
+                .atomics
+                .iter()
+                .find_map(|&(saved, original)| (saved == psn).then_some(original))?;
+            let waiting = responder
+                .answers
+                .iter()
+                .any(|answer| matches!(*answer, Answer::Atomic { psn: at, .. } if at == psn));
+            if waiting || responder.answers.len() >= MAX_ANSWERS {
+                return None;
+            }
+            responder
+                .answers
+                .push_back(Answer::Atomic { psn, original });
+        }
+        _ => {
+            if responder.answers.len() >= MAX_ANSWERS {
+                return None;
+            }
+            responder.acknowledge();
+        }
+    }
+    core.schedule(qp);
+    Some(())
+}
+
+/// Carries out a request whose turn it is.
+fn execute(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
+    let responder = &qp.transport.responder;
+    let position = packet.info.position;
+    let operation = packet.info.operation;
+    // Messages are not interleaved.
+    let fits = match (&responder.incoming, operation) {
+        (Incoming::None, _) => position.starts(),
+        (Incoming::Send { .. }, Operation::Send) | (Incoming::Write { .. }, Operation::Write) => {
+            !position.starts()
+        }
+        _ => false,
+    };
+    let mtu = qp.mtu();
+    let length_fits = match position {
+        Position::First | Position::Middle => packet.payload.len() == mtu,
+        Position::Last => (1..=mtu).contains(&packet.payload.len()),
+        Position::Only if packet.info.payload => packet.payload.len() <= mtu,
+        Position::Only => packet.payload.is_empty(),
+    };
+    if !fits || !length_fits {
+        return Err(Refusal::Invalid);
+    }
+    match operation {
+        Operation::Send => send(core, qp, packet, host),
+        Operation::Write => write(core, qp, packet, host),
+        Operation::ReadRequest => read(core, qp, packet),
+        _ => atomic(core, qp, packet, host),
+    }
+}
+
+/// Takes a receive for a message that begins (or, for a write, ends) with this packet.
+fn take_receive(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Result<(), Refusal> {
+    let mut receive = std::mem::take(&mut qp.transport.responder.receive);
+    let taken = core.take_receive(host, qp, &mut receive);
+    let index = receive.index;
+    let checked = match taken {
+        Ok(true) => core
+            .check_sges(qp.domain(), receive.sges(), LocalAccess::Write)
+            .map_err(|error| Refusal::Receive {
+                index,
+                status: CompletionStatus::LocalProtection,
+                detail: error.detail(),
+                code: NakCode::RemoteOperation,
+            }),
+        Ok(false) => Err(Refusal::NotReady),
+        Err(crate::queue::QueueError::Producer) => Err(Refusal::Failed),
+        Err(error) => Err(Refusal::Receive {
+            index,
+            status: CompletionStatus::LocalQueuePairOperation,
+            detail: error.detail(),
+            code: NakCode::RemoteOperation,
+        }),
+    };
+    qp.transport.responder.receive = receive;
+    checked
+}
+
+/// Completes the receive in use.
+fn complete_receive(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    opcode: CompletionOpcode,
+    byte_count: u32,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
+    let mut flags = 0;
+    let mut immediate = 0;
+    if let Some(bytes) = packet.immediate {
+        flags |= COMPLETION_IMMEDIATE;
+        immediate = u32::from_le_bytes(bytes);
+    }
+    if let Some(tag) = packet.invalidate {
+        flags |= COMPLETION_INVALIDATED;
+        immediate = tag;
+    }
+    if packet.bth.solicited {
+        flags |= COMPLETION_SOLICITED;
+    }
+    let completion = ReceiveCompletion {
+        index: qp.transport.responder.receive.index,
+        status: CompletionStatus::Success,
+        opcode,
+        byte_count,
+        immediate,
+        flags,
+        detail: 0,
+    };
+    core.complete_receive(qp, &completion, host)
+        .map_err(|_| Refusal::QueueDead)
+}
+
+fn send(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
+    let position = packet.info.position;
+    if position.starts() {
+        take_receive(core, qp, host)?;
+    }
+    let received = match qp.transport.responder.incoming {
+        Incoming::Send { received } => received,
+        _ => 0,
+    };
+    let receive = &qp.transport.responder.receive;
+    let failed = |status, detail, code| Refusal::Receive {
+        index: receive.index,
+        status,
+        detail,
+        code,
+    };
+    // At most `MAX_MESSAGE` and a packet.
+    let total = received + packet.payload.len() as u32;
+    if u64::from(total) > receive.capacity || total > MAX_MESSAGE {
+        return Err(failed(
+            CompletionStatus::LocalLength,
+            0,
+            NakCode::InvalidRequest,
+        ));
+    }
+    core.scatter(
+        host,
+        qp.domain(),
+        receive.sges(),
+        received.into(),
+        packet.payload,
+    )
+    .map_err(|error| {
+        failed(
+            CompletionStatus::LocalProtection,
+            error.detail(),
+            NakCode::RemoteOperation,
+        )
+    })?;
+    if !position.ends() {
+        qp.transport.responder.incoming = Incoming::Send { received: total };
+        qp.transport.responder.advance(1);
+        return Ok(());
+    }
+    if let Some(tag) = packet.invalidate {
+        core.tpt.invalidate(tag, qp.pd)?;
+    }
+    qp.transport.responder.incoming = Incoming::None;
+    complete_receive(core, qp, packet, CompletionOpcode::Receive, total, host)?;
+    qp.transport.responder.msn = psn_add(qp.transport.responder.msn, 1);
+    qp.transport.responder.advance(1);
+    Ok(())
+}
+
+fn write(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
+    let position = packet.info.position;
+    let (span, received, length) = match (packet.reth, &qp.transport.responder.incoming) {
+        (Some(reth), _) => {
+            if qp.attributes.access & ACCESS_REMOTE_WRITE == 0 {
+                return Err(Refusal::Access);
+            }
+            if reth.length > MAX_MESSAGE {
+                return Err(Refusal::Invalid);
+            }
+            let span = core.tpt.check_remote(
+                reth.rkey,
+                reth.address,
+                reth.length.into(),
+                qp.pd,
+                RemoteAccess::Write,
+            )?;
+            (span, 0, reth.length)
+        }
+        (
+            None,
+            &Incoming::Write {
+                span,
+                received,
+                length,
+            },
+        ) => (span, received, length),
+        (None, _) => return Err(Refusal::Invalid),
+    };
+    let total = u64::from(received) + packet.payload.len() as u64;
+    // All that was announced, no more, and no less once it ends.
+    if total > length.into() || position.ends() != (total == length.into()) {
+        return Err(Refusal::Invalid);
+    }
+    // Before anything is written, so that nothing is if there is no receive.
+    if packet.immediate.is_some() {
+        take_receive(core, qp, host)?;
+    }
+    core.tpt
+        .write(host, &span, received.into(), packet.payload)?;
+    let responder = &mut qp.transport.responder;
+    if !position.ends() {
+        responder.incoming = Incoming::Write {
+            span,
+            received: total as u32,
+            length,
+        };
+        responder.advance(1);
+        return Ok(());
+    }
+    responder.incoming = Incoming::None;
+    if packet.immediate.is_some() {
+        let opcode = CompletionOpcode::ReceiveWrite;
+        complete_receive(core, qp, packet, opcode, length, host)?;
+    }
+    let responder = &mut qp.transport.responder;
+    responder.msn = psn_add(responder.msn, 1);
+    responder.advance(1);
+    Ok(())
+}
+
+/// Whether one more read or atomic may be served.
+fn check_depth(qp: &QueuePair) -> Result<(), Refusal> {
+    let pending = qp
+        .transport
+        .responder
+        .answers
+        .iter()
+        .filter(|answer| answer.is_result())
+        .count();
+    if pending >= usize::from(qp.attributes.max_read_in) {
+        return Err(Refusal::Invalid);
+    }
+    Ok(())
+}
+
+fn read(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Result<(), Refusal> {
+    let reth = packet.reth.ok_or(Refusal::Invalid)?;
+    if qp.attributes.access & ACCESS_REMOTE_READ == 0 {
+        return Err(Refusal::Access);
+    }
+    check_depth(qp)?;
+    if reth.length > MAX_MESSAGE {
+        return Err(Refusal::Invalid);
+    }
+    let span = core.tpt.check_remote(
+        reth.rkey,
+        reth.address,
+        reth.length.into(),
+        qp.pd,
+        RemoteAccess::Read,
+    )?;
+    let count = packets(reth.length, qp.attributes.log_mtu);
+    let responder = &mut qp.transport.responder;
+    responder.answers.push_back(Answer::Read {
+        psn: packet.bth.psn,
+        span,
+        offset: 0,
+        length: reth.length,
+        starts: true,
+    });
+    responder.msn = psn_add(responder.msn, 1);
+    responder.advance(count);
+    core.schedule(qp);
+    Ok(())
+}
+
+fn atomic(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
+    let atomic = packet.atomic.ok_or(Refusal::Invalid)?;
+    if qp.attributes.access & ACCESS_REMOTE_ATOMIC == 0 {
+        return Err(Refusal::Access);
+    }
+    check_depth(qp)?;
+    if atomic.address % 8 != 0 {
+        return Err(Refusal::Invalid);
+    }
+    let span =
+        core.tpt
+            .check_remote(atomic.rkey, atomic.address, 8, qp.pd, RemoteAccess::Atomic)?;
+    let address = core.tpt.atomic_address(host, &span)?;
+    let original = match packet.info.operation {
+        Operation::CompareSwap => {
+            host.compare_exchange_u64(address, atomic.compare, atomic.operand)
+        }
+        _ => host.fetch_add_u64(address, atomic.operand),
+    }
+    .map_err(|_| Refusal::Failed)?;
+    let responder = &mut qp.transport.responder;
+    let psn = packet.bth.psn;
+    if responder.atomics.len() >= SAVED_ATOMICS {
+        responder.atomics.pop_front();
+    }
+    responder.atomics.push_back((psn, original));
+    responder
+        .answers
+        .push_back(Answer::Atomic { psn, original });
+    responder.msn = psn_add(responder.msn, 1);
+    responder.advance(1);
+    core.schedule(qp);
+    Ok(())
+}
+
+/// Refuses the request at `packet`, and tells the consumer of this queue pair.
+fn refuse(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    refusal: Refusal,
+    host: &mut dyn Host,
+) {
+    let psn = packet.bth.psn;
+    let code = match refusal {
+        Refusal::NotReady => {
+            let responder = &mut qp.transport.responder;
+            responder.told = true;
+            responder.answers.push_back(Answer::NotNow {
+                psn,
+                syndrome: Syndrome::ReceiverNotReady(qp.attributes.min_rnr_timer),
+            });
+            core.schedule(qp);
+            return;
+        }
+        Refusal::Invalid => {
+            core.async_event(EventCode::QueuePairRequestError, qp.number, host);
+            NakCode::InvalidRequest
+        }
+        Refusal::Access => {
+            core.counters.access_errors += 1;
+            core.async_event(EventCode::QueuePairAccessError, qp.number, host);
+            NakCode::RemoteAccess
+        }
+        Refusal::Receive {
+            index,
+            status,
+            detail,
+            code,
+        } => {
+            let completion = ReceiveCompletion {
+                index,
+                status,
+                opcode: CompletionOpcode::Receive,
+                byte_count: 0,
+                immediate: 0,
+                flags: 0,
+                detail,
+            };
+            if core.complete_receive(qp, &completion, host).is_err() {
+                core.async_event(EventCode::QueuePairFatal, qp.number, host);
+            }
+            code
+        }
+        Refusal::Failed | Refusal::QueueDead => {
+            core.async_event(EventCode::QueuePairFatal, qp.number, host);
+            NakCode::RemoteOperation
+        }
+    };
+    close(core, qp, psn, code);
+}
+
+/// Has the request at `psn` refused after all that is still to be answered.
+fn close(core: &mut Core, qp: &mut QueuePair, psn: u32, code: NakCode) {
+    let responder = &mut qp.transport.responder;
+    responder.closing = true;
+    responder.answers.push_back(Answer::Refuse { psn, code });
+    core.schedule(qp);
+}
+
+/// Sends answers, at most `budget` packets; returns how many were.
+pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budget: u32) -> u32 {
+    let mut sent = 0;
+    while sent < budget && qp.may_receive() {
+        let Some(answer) = qp.transport.responder.answers.front().copied() else {
+            break;
+        };
+        sent += 1;
+        if let Answer::Read { .. } = answer {
+            if !send_data(core, qp, host) {
+                qp.transport.responder.answers.pop_front();
+            }
+            continue;
+        }
+        qp.transport.responder.answers.pop_front();
+        match answer {
+            Answer::Acknowledge { psn } => {
+                say(core, qp, psn, Syndrome::Ack(CREDIT_UNLIMITED), None, host);
+            }
+            Answer::NotNow { psn, syndrome } => {
+                match syndrome {
+                    Syndrome::ReceiverNotReady(_) => core.counters.rnr_naks_sent += 1,
+                    _ => core.counters.naks_sent += 1,
+                }
+                say(core, qp, psn, syndrome, None, host);
+            }
+            Answer::Atomic { psn, original } => {
+                let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
+                say(core, qp, psn, syndrome, Some(original), host);
+            }
+            Answer::Refuse { psn, code } => {
+                core.counters.naks_sent += 1;
+                say(core, qp, psn, Syndrome::Nak(code), None, host);
+                qp::enter_error(core, qp, host);
+            }
+            Answer::Read { .. } => {}
+        }
+    }
+    sent
+}
+
+/// Sends an acknowledgement, or with `original` that of an atomic.
+fn say(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    psn: u32,
+    syndrome: Syndrome,
+    original: Option<u64>,
+    host: &mut dyn Host,
+) {
+    let Some(template) = qp.transport.template else {
+        return;
+    };
+    let opcode = match original {
+        Some(_) => Opcode::RC_ATOMIC_ACKNOWLEDGE,
+        None => Opcode::RC_ACKNOWLEDGE,
+    };
+    let bth = base_header(qp, opcode, psn);
+    let msn = qp.transport.responder.msn;
+    let sent = send_packet(core, &template, &bth, host, |frame, _, _| {
+        frame.extend_from_slice(&Aeth { syndrome, msn }.to_bytes());
+        if let Some(original) = original {
+            frame.extend_from_slice(&AtomicAckEth { original }.to_bytes());
+        }
+        Ok::<(), std::convert::Infallible>(())
+    });
+    let Ok(()) = sent;
+}
+
+/// Sends the next packet of the read at the front of the queue; false when it was the last.
+fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+    let log_mtu = qp.attributes.log_mtu;
+    let (
+        Some(template),
+        Some(&Answer::Read {
+            psn,
+            span,
+            offset,
+            length,
+            starts,
+        }),
+    ) = (
+        qp.transport.template,
+        qp.transport.responder.answers.front(),
+    )
+    else {
+        return false;
+    };
+    let left = length - offset;
+    let payload = left.min(1 << log_mtu);
+    let ends = payload == left;
+    let opcode = match Position::of(starts, ends) {
+        Position::First => Opcode::RC_READ_RESPONSE_FIRST,
+        Position::Middle => Opcode::RC_READ_RESPONSE_MIDDLE,
+        Position::Last => Opcode::RC_READ_RESPONSE_LAST,
+        Position::Only => Opcode::RC_READ_RESPONSE_ONLY,
+    };
+    let bth = Bth {
+        pad: (payload.wrapping_neg() & 3) as u8,
+        ..base_header(qp, opcode, psn)
+    };
+    let aeth = Aeth {
+        syndrome: Syndrome::Ack(CREDIT_UNLIMITED),
+        msn: qp.transport.responder.msn,
+    };
+    let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
+        if starts || ends {
+            frame.extend_from_slice(&aeth.to_bytes());
+        }
+        let start = frame.len();
+        frame.resize(start + payload as usize, 0);
+        core.tpt
+            .read(host, &span, offset.into(), &mut frame[start..])
+    });
+    if sent.is_err() {
+        // The tag was revoked while its memory was being read.
+        core.counters.access_errors += 1;
+        core.async_event(EventCode::QueuePairAccessError, qp.number, host);
+        qp.transport.responder.answers.clear();
+        close(core, qp, psn, NakCode::RemoteAccess);
+        return true;
+    }
+    if let Some(Answer::Read {
+        psn: at,
+        offset: done,
+        starts,
+        ..
+    }) = qp.transport.responder.answers.front_mut()
+    {
+        *at = psn_add(psn, 1);
+        *done = offset + payload;
+        *starts = false;
+    }
+    !ends
+}
