@@ -205,6 +205,11 @@ void rust_helper_rdma_device_set_parent(struct ib_device *ibdev,
 	ibdev->dev.parent = parent;
 }
 
+struct device *rust_helper_rdma_device_parent(struct ib_device *ibdev)
+{
+	return ibdev->dev.parent;
+}
+
 void rust_helper_rdma_format_version(char *text, u16 major, u16 minor,
 				     u16 patch)
 {

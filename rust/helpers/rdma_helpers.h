@@ -73,6 +73,7 @@ int rust_helper_rdma_iboe_get_mtu(int mtu);
 struct ib_device *rust_helper_rdma_alloc_device(size_t size);
 void rust_helper_rdma_device_set_parent(struct ib_device *ibdev,
 					struct device *parent);
+struct device *rust_helper_rdma_device_parent(struct ib_device *ibdev);
 void rust_helper_rdma_format_version(char *text, u16 major, u16 minor,
 				     u16 patch);
 

@@ -57,6 +57,16 @@ impl<D: Driver> Device<D> {
         unsafe { CStr::from_ptr(ptr::addr_of!((*self.as_raw()).name).cast()) }
     }
 
+    /// The device on the bus, which does the DMA.
+    ///
+    /// Operations run while the device is registered, which is within the time that its parent is
+    /// bound.
+    pub fn parent(&self) -> &device::Device<device::Bound> {
+        // SAFETY: The parent was set by `Unregistered::new`, whose caller keeps it bound for as long
+        // as there is a device to get a reference of.
+        unsafe { device::Device::from_raw(bindings::rdma_device_parent(self.as_raw())) }
+    }
+
     /// The network interface that a port is paired with.
     pub fn netdev(&self, port: u32) -> Option<Netdev> {
         // SAFETY: The device is valid; the result is null or a reference for us.
@@ -179,7 +189,15 @@ unsafe impl<D: Driver> Send for Unregistered<D> {}
 
 impl<D: Driver> Unregistered<D> {
     /// Allocates a device and initialises the driver's data of it.
-    pub fn new<E>(info: &DeviceInfo, data: impl PinInit<D, E>) -> Result<Self>
+    ///
+    /// `parent` is the device on the bus, which does the DMA. What this returns, and the
+    /// [`Registration`] it becomes, have to be dropped before it is unbound: keep them in the bus
+    /// driver's bound data.
+    pub fn new<E>(
+        parent: &device::Device<device::Bound>,
+        info: &DeviceInfo,
+        data: impl PinInit<D, E>,
+    ) -> Result<Self>
     where
         Error: From<E>,
     {
@@ -193,6 +211,8 @@ impl<D: Driver> Unregistered<D> {
             bindings::ib_set_device_ops(raw, &ops::Table::<D>::OPS);
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
             *(*dev.as_ptr()).initialised.get() = true;
+            // `device::Device` is a transparent wrapper.
+            bindings::rdma_device_set_parent(raw, ptr::from_ref(parent).cast_mut().cast());
             (*raw).node_guid = info.node_guid.to_be();
             (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
             (*raw).phys_port_cnt = info.ports;
@@ -216,21 +236,19 @@ impl<D: Driver> Unregistered<D> {
 
     /// Makes the device known. From now on the core calls the driver's operations.
     ///
-    /// `parent` is the device on the bus, which does the DMA. With a `mac`, port 1 is paired with
-    /// the network interface that has this permanent address, now or as soon as there is one.
+    /// With a `mac`, port 1 is paired with the network interface that has this permanent address,
+    /// now or as soon as there is one.
     pub fn register(
         self,
         module: &'static ThisModule,
-        parent: &device::Device<device::Bound>,
         mac: Option<[u8; 6]>,
     ) -> Result<Pin<KBox<Registration<D>>>> {
         let raw = self.device().as_raw();
-        let parent = ptr::from_ref(parent).cast_mut().cast::<bindings::device>();
-        // SAFETY: The device is not shared yet. `device::Device` is a transparent wrapper.
-        unsafe {
+        // SAFETY: The device is not shared yet.
+        let parent = unsafe {
             (*raw).ops.owner = module.as_ptr();
-            bindings::rdma_device_set_parent(raw, parent);
-        }
+            bindings::rdma_device_parent(raw)
+        };
         let netdev = mac.and_then(|mac| Netdev::find_by_mac(&mac));
         if let Some(netdev) = &netdev {
             self.device().set_netdev(1, Some(netdev))?;
@@ -292,6 +310,10 @@ impl<D: Driver> Registration<D> {
                         return to_result(ret);
                     }
                 }
+                let dev = dev.as_ref();
+                if let Some(sink) = D::event_sink(dev) {
+                    sink.attach(dev);
+                }
             }
             Ok(())
         };
@@ -346,6 +368,9 @@ impl<D: Driver> PinnedDrop for Registration<D> {
         // SAFETY: By the type invariants; the device is not used afterwards. Unregistering it ends
         // in `dealloc_driver`.
         unsafe {
+            if let Some(sink) = D::event_sink(self.device()) {
+                sink.detach();
+            }
             if self.mac.is_some() {
                 bindings::rdma_unregister_netdevice_notifier(self.notifier.get());
             }

@@ -90,6 +90,11 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// Something happened to the network interface that the device is paired with. Under RTNL.
     fn netdev_event(_dev: &Device<Self>, _netdev: &Netdev, _event: NetdevEvent) {}
 
+    /// Where the driver's interrupt handlers look for the device.
+    fn event_sink(_dev: &Device<Self>) -> Option<&EventSink<Self>> {
+        None
+    }
+
     // ---- User contexts ----
 
     /// A process opened the device.
