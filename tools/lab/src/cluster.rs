@@ -2,7 +2,7 @@
 //! Several virtual machines on one wire, each with its RDMA device.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -246,6 +246,22 @@ impl Cluster {
             .read_to_string(&mut text)
             .context("reading the device's counters")?;
         serde_json::from_str(&text).context("the device's counters are not JSON")
+    }
+
+    /// Sends a request to the fabric and gives its answer.
+    pub fn fabric_command(&self, request: &serde_json::Value) -> Result<serde_json::Value> {
+        let mut stream =
+            UnixStream::connect(self.fabric_control()).context("the fabric's control socket")?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.write_all(format!("{request}\n").as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        let answer: serde_json::Value =
+            serde_json::from_str(&line).context("the fabric's answer")?;
+        if answer["ok"] == false {
+            bail!("the fabric refuses {request}: {answer}");
+        }
+        Ok(answer)
     }
 
     /// Kills the device process of the VM with this number: a surprise removal.

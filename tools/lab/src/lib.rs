@@ -11,13 +11,16 @@ pub mod demo;
 pub mod guest;
 pub mod kernel;
 pub mod klog;
+pub mod ktap;
 pub mod payload;
 pub mod process;
 pub mod protocol;
+pub mod report;
 pub mod shell;
 pub mod step;
 pub mod suite;
 pub mod tests;
+pub mod traffic;
 pub mod vm;
 
 /// Where the project is mounted.

@@ -1,9 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `make test`.
+//! `make test`: the stages, in the order in which a mistake is found soonest.
 
-use anyhow::Result;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use crate::{guest, kernel};
+use anyhow::{bail, Context, Result};
+
+use crate::artifacts::{build_modules, build_programs, cargo, module_make};
+use crate::cluster::{Cluster, Options as ClusterOptions, RunDir};
+use crate::kernel::{self, Flavour, Kernel};
+use crate::ktap::{self, Verdict};
+use crate::process::check_interrupted;
+use crate::report::Report;
+use crate::step::{log_path, output, run as run_step, shell, tail};
+use crate::tests::{groups, Group};
+use crate::{guest, OUT, PROJECT};
 
 /// Options of `test`.
 #[derive(Debug, Default)]
@@ -16,6 +29,21 @@ pub struct Options {
     pub list: bool,
 }
 
+/// All stages.
+pub const STAGES: &[&str] = &["lint", "abi", "unit", "kunit", "vm"];
+
+impl Options {
+    fn stage_wanted(&self, stage: &str) -> bool {
+        self.stage.as_deref().is_none_or(|only| only == stage)
+    }
+
+    fn wanted(&self, name: &str) -> bool {
+        self.filter
+            .as_deref()
+            .is_none_or(|text| name.contains(text))
+    }
+}
+
 /// Makes everything that is cached.
 pub fn prepare_all() -> Result<()> {
     guest::image()?;
@@ -25,6 +53,493 @@ pub fn prepare_all() -> Result<()> {
 }
 
 /// Runs the tests; false when one failed.
-pub fn run(_options: &Options) -> Result<bool> {
-    Ok(true)
+pub fn run(options: &Options) -> Result<bool> {
+    if options.list {
+        for group in groups() {
+            for test in group.tests {
+                println!("{}: {}", group.name, test.name);
+            }
+        }
+        return Ok(true);
+    }
+    if let Some(stage) = &options.stage {
+        if !STAGES.contains(&stage.as_str()) {
+            bail!("no stage {stage}; there are: {}", STAGES.join(", "));
+        }
+    }
+    let mut report = Report::default();
+    let mut stages = || -> Result<()> {
+        if options.stage_wanted("lint") {
+            report.stage("lint: format and lints");
+            lint(options, &mut report)?;
+        }
+        if options.stage_wanted("abi") {
+            report.stage("abi: the device interface");
+            abi(options, &mut report)?;
+        }
+        if options.stage_wanted("unit") {
+            report.stage("unit: engine, device, fabric, lab");
+            unit(options, &mut report)?;
+        }
+        if options.stage_wanted("kunit") || options.stage_wanted("vm") {
+            build_for_vms(options, &mut report)?;
+        }
+        if options.stage_wanted("kunit") {
+            report.stage("kunit: tests inside the module, on the test kernel");
+            kunit(options, &mut report)?;
+        }
+        if options.stage_wanted("vm") {
+            for group in groups() {
+                vm_group(&group, options, &mut report)?;
+            }
+        }
+        Ok(())
+    };
+    let result = stages();
+    report.close();
+    result?;
+    Ok(report.good())
+}
+
+/// Files known to git below the project, with a given ending; all files where git does not know.
+fn files(ending: &str) -> Result<Vec<PathBuf>> {
+    let mut git = Command::new("git");
+    git.current_dir(PROJECT).args([
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "-co",
+        "--exclude-standard",
+    ]);
+    let list = match output(&mut git) {
+        Ok(list) => list,
+        // A source archive without git.
+        Err(_) => output(
+            shell("find . -type f -not -path './target/*' -not -path './.git/*' | sed 's,^./,,'")
+                .current_dir(PROJECT),
+        )?,
+    };
+    let mut files: Vec<PathBuf> = list
+        .lines()
+        .filter(|name| name.ends_with(ending))
+        .map(|name| Path::new(PROJECT).join(name))
+        .filter(|path| path.is_file())
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
+/// Whether a path belongs to the kernel side.
+fn is_kernel(path: &Path) -> bool {
+    let Ok(rest) = path.strip_prefix(PROJECT) else {
+        return false;
+    };
+    ["drivers", "rust", "samples"]
+        .iter()
+        .any(|top| rest.starts_with(top))
+}
+
+fn lint(options: &Options, report: &mut Report) -> Result<()> {
+    let step = |report: &mut Report, name: &str, test: &mut dyn FnMut(&Path) -> Result<()>| {
+        if !options.wanted(name) {
+            return;
+        }
+        let log = log_path(&name.replace([' ', ':'], "-"));
+        let _ = fs::remove_file(&log);
+        report.test(name, || test(&log));
+    };
+    step(report, "format: user space (cargo fmt)", &mut |log| {
+        run_step(cargo("fmt").args(["--all", "--check"]), log)
+    });
+    step(report, "format: kernel side (rustfmt)", &mut |log| {
+        let kernel_files: Vec<PathBuf> =
+            files(".rs")?.into_iter().filter(|p| is_kernel(p)).collect();
+        let config = kernel::stock()?.source.join(".rustfmt.toml");
+        // Modules are found from the root files; each file is given by name, so children need
+        // not be followed.
+        let mut rustfmt = Command::new("rustfmt");
+        rustfmt
+            .args(["--check", "--edition", "2021", "--config-path"])
+            .arg(config)
+            .args(&kernel_files);
+        run_step(&mut rustfmt, log)
+    });
+    step(report, "every file has its licence line", &mut |_| {
+        let mut without = Vec::new();
+        for path in files("")? {
+            let name = path.to_string_lossy().into_owned();
+            let exempt = [
+                ".lock",
+                ".png",
+                ".svg",
+                ".gitignore",
+                ".proptest-regressions",
+            ]
+            .iter()
+            .any(|end| name.ends_with(end))
+                || name.contains("/LICENSES/")
+                || name.contains("proptest-regressions");
+            let start = fs::read(&path)?;
+            let start = String::from_utf8_lossy(&start[..start.len().min(400)]).into_owned();
+            if !exempt && !start.contains("SPDX-License-Identifier:") {
+                without.push(name);
+            }
+        }
+        if !without.is_empty() {
+            bail!("no SPDX line in:\n{}", without.join("\n"));
+        }
+        Ok(())
+    });
+    step(report, "lint: user space (clippy)", &mut |log| {
+        let mut clippy = cargo("clippy");
+        clippy.args(["--workspace", "--all-targets", "-q", "--", "-D", "warnings"]);
+        run_step(&mut clippy, log)
+    });
+    step(
+        report,
+        "lint: module (clippy as in the kernel)",
+        &mut |log| {
+            let kernel = kernel::stock()?;
+            let mut make = module_make(&kernel, &Path::new(OUT).join("module-clippy"))?;
+            run_step(make.args(["CLIPPY=1", "modules"]), log)?;
+            let text = fs::read_to_string(log)?;
+            if let Some(at) = text.lines().position(|l| l.starts_with("warning")) {
+                let lines: Vec<&str> = text.lines().skip(at).take(30).collect();
+                bail!("{}", lines.join("\n"));
+            }
+            Ok(())
+        },
+    );
+    step(report, "lint: C part (checkpatch)", &mut |log| {
+        let kernel = kernel::stock()?;
+        let mut sources: Vec<PathBuf> = files(".c")?;
+        sources.extend(files(".h")?);
+        sources.retain(|p| is_kernel(p) || p.starts_with(Path::new(PROJECT).join("include")));
+        if sources.is_empty() {
+            return Ok(());
+        }
+        let mut checkpatch = Command::new(kernel.source.join("scripts/checkpatch.pl"));
+        checkpatch
+            .current_dir(&kernel.source)
+            .args([
+                "--no-tree",
+                "--terse",
+                "--no-summary",
+                "-f",
+                "--max-line-length=100",
+            ])
+            .args(&sources);
+        run_step(&mut checkpatch, log)
+    });
+    Ok(())
+}
+
+fn abi(options: &Options, report: &mut Report) -> Result<()> {
+    let name = "the C header is what the Rust interface generates";
+    if options.wanted(name) {
+        report.test(name, || {
+            let committed = Path::new(PROJECT).join("include/uapi/rdma/ferrite-abi.h");
+            let generated = output(cargo("run").args(["-q", "-p", "ferrite-abi", "--example", "uapi_header"]))
+                .context("running the header generator")?;
+            let committed = fs::read_to_string(&committed)
+                .context("include/uapi/rdma/ferrite-abi.h is not there")?;
+            if generated != committed {
+                bail!("include/uapi/rdma/ferrite-abi.h differs from what the generator gives; run it and commit");
+            }
+            Ok(())
+        });
+    }
+    let name = "a C compiler takes the header by itself";
+    if options.wanted(name) {
+        report.test(name, || {
+            let log = log_path("abi-c");
+            let _ = fs::remove_file(&log);
+            run_step(
+                &mut shell(
+                    "cd /tmp; echo '#include <rdma/ferrite-abi.h>' > abi.c; \
+                     gcc -std=gnu11 -Wall -Wextra -Werror -I /ferrite/include/uapi -c abi.c -o abi.o",
+                ),
+                &log,
+            )
+        });
+    }
+    Ok(())
+}
+
+/// Results in the output of `cargo test`.
+fn cargo_results(text: &str) -> Vec<(String, Option<bool>)> {
+    let mut unit = String::new();
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let trimmed = line.trim();
+        if let Some(rest) = trimmed.strip_prefix("Running ") {
+            // "unittests src/lib.rs (/out/target/debug/deps/ferrite_engine-0123)"
+            let file = rest.rsplit('/').next().unwrap_or(rest);
+            unit = file.split('-').next().unwrap_or(file).to_owned();
+        } else if let Some(rest) = trimmed.strip_prefix("Doc-tests ") {
+            unit = format!("{rest} (documentation)");
+        } else if let Some((name, verdict)) = trimmed
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... "))
+        {
+            let verdict = if verdict.starts_with("ok") {
+                Some(true)
+            } else if verdict.starts_with("ignored") {
+                None
+            } else {
+                Some(false)
+            };
+            found.push((format!("{unit}: {name}"), verdict));
+        }
+    }
+    found
+}
+
+fn unit(options: &Options, report: &mut Report) -> Result<()> {
+    let log = log_path("cargo-test");
+    let _ = fs::remove_file(&log);
+    let start = Instant::now();
+    let mut test = cargo("test");
+    test.args(["--workspace", "--no-fail-fast", "--color", "never"]);
+    if let Some(filter) = &options.filter {
+        test.args(["--", filter]);
+    }
+    let result = run_step(&mut test, &log);
+    let text = fs::read_to_string(&log)?;
+    let results = cargo_results(&text);
+    let took = start.elapsed() / (results.len().max(1) as u32);
+    for (name, verdict) in &results {
+        match verdict {
+            Some(true) => {
+                report.record(name, took, Ok(()));
+            }
+            Some(false) => {
+                report.record(name, took, Err(anyhow::anyhow!("see {}", log.display())));
+            }
+            None => {}
+        }
+    }
+    // A failure that no test line shows: a crate that does not compile, a test that crashed.
+    if let Err(error) = result {
+        if results.iter().all(|(_, verdict)| *verdict != Some(false)) {
+            report.record("cargo test", start.elapsed(), Err(error));
+        } else {
+            println!("{}", tail(&log, 60));
+        }
+    } else if results.is_empty() && options.filter.is_none() {
+        report.record(
+            "cargo test",
+            start.elapsed(),
+            Err(anyhow::anyhow!("no test ran")),
+        );
+    }
+    Ok(())
+}
+
+fn build_for_vms(options: &Options, report: &mut Report) -> Result<()> {
+    guest::image()?;
+    let wants_vm = options.filter.is_none() || options.stage.is_some() || {
+        groups()
+            .iter()
+            .any(|group| group.tests.iter().any(|test| options.wanted(test.name)))
+    };
+    if !wants_vm {
+        return Ok(());
+    }
+    let start = Instant::now();
+    let built = build_programs().and_then(|()| {
+        for flavour in [Flavour::Stock, Flavour::Test] {
+            build_modules(&kernel::get(flavour)?)?;
+        }
+        Ok(())
+    });
+    if let Err(error) = built {
+        check_interrupted()?;
+        report.record("programs and modules build", start.elapsed(), Err(error));
+    }
+    Ok(())
+}
+
+fn kernel_modules(kernel: &Kernel) -> Result<Vec<PathBuf>> {
+    crate::artifacts::modules(&crate::artifacts::module_dir(kernel))
+}
+
+fn kunit(options: &Options, report: &mut Report) -> Result<()> {
+    let start = Instant::now();
+    let result = || -> Result<String> {
+        let kernel = kernel::test()?;
+        let run = RunDir::new()?;
+        let cluster = Cluster::boot(
+            &run,
+            &kernel,
+            &ClusterOptions {
+                vms: 1,
+                cpus: 1,
+                device: false,
+                ..ClusterOptions::pair("kunit", kernel_modules(&kernel)?)
+            },
+        )?;
+        let vm = &cluster.vms[0];
+        let log = vm.sh("dmesg -C
+             for ko in /ferrite/modules/*.ko; do
+                 for m in $(modinfo -F depends $ko | tr , ' '); do modprobe -q $m || true; done
+                 insmod $ko || exit 1
+             done
+             dmesg")?;
+        let findings = cluster.new_findings();
+        if !findings.is_empty() {
+            bail!("kernel reports:\n{}", findings.join("\n"));
+        }
+        Ok(log)
+    };
+    let log = match result() {
+        Ok(log) => log,
+        Err(error) => {
+            check_interrupted()?;
+            report.record("kunit: the module loads", start.elapsed(), Err(error));
+            return Ok(());
+        }
+    };
+    let cases = ktap::cases(&log);
+    if cases.is_empty() {
+        report.record(
+            "kunit: the module has tests",
+            start.elapsed(),
+            Err(anyhow::anyhow!("no test result in the kernel log:\n{log}")),
+        );
+    }
+    let took = start.elapsed() / (cases.len().max(1) as u32);
+    for case in cases.iter().filter(|case| options.wanted(&case.name)) {
+        match case.verdict {
+            Verdict::Passed => report.record(&case.name, took, Ok(())),
+            Verdict::Failed => {
+                report.record(&case.name, took, Err(anyhow::anyhow!(case.notes.clone())))
+            }
+            Verdict::Skipped => continue,
+        };
+    }
+    Ok(())
+}
+
+/// What the group's name and a test's name make together.
+fn full_name(group: &Group, test: &str) -> String {
+    format!("{}: {test}", group.name)
+}
+
+fn boot_group(group: &Group, run: &RunDir, attempt: usize) -> Result<Cluster> {
+    let kernel = kernel::get(group.flavour)?;
+    let mut options = (group.options)(ClusterOptions::pair("", kernel_modules(&kernel)?));
+    options.label = format!("{}-{attempt}", group.name.replace(' ', "-"));
+    let cluster = Cluster::boot(run, &kernel, &options)?;
+    for vm in &cluster.vms {
+        if group.flavour == Flavour::Test {
+            // What boot left behind is not ours, and scans come when they are asked for.
+            vm.run(
+                "echo scan=off > /sys/kernel/debug/kmemleak; echo clear > /sys/kernel/debug/kmemleak",
+                Duration::from_secs(60),
+            )?;
+        }
+        if group.load_driver {
+            vm.sh(crate::shell::LOAD_DRIVER)
+                .context("loading the driver")?;
+        }
+    }
+    for vm in cluster.vms.iter().filter(|_| group.load_driver) {
+        crate::tests::wait_active(vm)?;
+    }
+    Ok(cluster)
+}
+
+fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()> {
+    let wanted: Vec<_> = group
+        .tests
+        .iter()
+        .filter(|test| options.wanted(&full_name(group, test.name)))
+        .collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    report.stage(&format!(
+        "vm: {} ({} kernel)",
+        group.name,
+        group.flavour.name()
+    ));
+    let run = RunDir::new()?;
+    let mut cluster: Option<Cluster> = None;
+    let mut attempt = 0;
+    for test in &wanted {
+        check_interrupted()?;
+        let name = full_name(group, test.name);
+        let start = Instant::now();
+        if cluster.is_none() {
+            attempt += 1;
+            if attempt > 3 {
+                report.record(
+                    &name,
+                    start.elapsed(),
+                    Err(anyhow::anyhow!("not run: the VMs died too often")),
+                );
+                continue;
+            }
+            match boot_group(group, &run, attempt) {
+                Ok(up) => cluster = Some(up),
+                Err(error) => {
+                    check_interrupted()?;
+                    report.record(&name, start.elapsed(), Err(error));
+                    // What cannot boot once will not boot for each test.
+                    attempt = attempt.max(3);
+                    continue;
+                }
+            }
+        }
+        let Some(up) = cluster.as_mut() else { continue };
+        let mut result = (test.run)(up);
+        let findings = up.new_findings();
+        if !findings.is_empty() {
+            let text = findings.join("\n");
+            result = Err(match result {
+                Ok(()) => anyhow::anyhow!("the kernel reported:\n{text}"),
+                Err(error) => anyhow::anyhow!("{error:#}\nthe kernel reported:\n{text}"),
+            });
+        }
+        if result.is_ok() && !test.ends_group {
+            result = up.check_processes();
+        }
+        let good = report.record(&name, start.elapsed(), result);
+        // A failed test may leave anything behind: the next ones get fresh machines.
+        if !good || test.ends_group {
+            cluster = None;
+        }
+    }
+    check_interrupted()?;
+    if let (Some(up), Flavour::Test) = (&cluster, group.flavour) {
+        let name = full_name(group, "no memory is leaked");
+        report.test(&name, || crate::tests::no_leaks(up));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cargo_results;
+
+    #[test]
+    fn cargo_results_are_counted_by_crate() {
+        let text =
+            "     Running unittests src/lib.rs (/out/target/debug/deps/ferrite_engine-01ab)\n\
+            \n\
+            running 3 tests\n\
+            test eq::tests::wraps ... ok\n\
+            test eq::tests::drains ... FAILED\n\
+            test slow ... ignored\n\
+            test result: FAILED. 1 passed; 1 failed; 1 ignored\n";
+        assert_eq!(
+            cargo_results(text),
+            [
+                ("ferrite_engine: eq::tests::wraps".to_owned(), Some(true)),
+                ("ferrite_engine: eq::tests::drains".to_owned(), Some(false)),
+                ("ferrite_engine: slow".to_owned(), None),
+            ]
+        );
+    }
 }

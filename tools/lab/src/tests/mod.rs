@@ -1,2 +1,183 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tests that need virtual machines.
+//! Tests that need virtual machines, in groups that share booted machines.
+
+mod basics;
+mod faults;
+mod lifecycle;
+mod notification;
+mod wire;
+
+use std::time::Duration;
+
+use anyhow::{bail, Result};
+
+use crate::cluster::{Cluster, Options};
+use crate::kernel::Flavour;
+use crate::vm::Vm;
+
+/// One test.
+pub struct VmTest {
+    /// What it proves.
+    pub name: &'static str,
+    /// The test itself.
+    pub run: fn(&Cluster) -> Result<()>,
+    /// The machines cannot be used after it.
+    pub ends_group: bool,
+}
+
+impl VmTest {
+    const fn new(name: &'static str, run: fn(&Cluster) -> Result<()>) -> Self {
+        Self {
+            name,
+            run,
+            ends_group: false,
+        }
+    }
+
+    const fn last(name: &'static str, run: fn(&Cluster) -> Result<()>) -> Self {
+        Self {
+            name,
+            run,
+            ends_group: true,
+        }
+    }
+}
+
+/// Tests on the same machines.
+pub struct Group {
+    /// What it is about.
+    pub name: &'static str,
+    /// The guests' kernel.
+    pub flavour: Flavour,
+    /// Load the driver before the first test.
+    pub load_driver: bool,
+    /// Changes to the usual pair of machines.
+    pub options: fn(Options) -> Options,
+    /// In the order in which they run.
+    pub tests: &'static [VmTest],
+}
+
+/// All groups.
+pub fn groups() -> Vec<Group> {
+    vec![
+        Group {
+            name: "stock",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options { cpus: 1, ..o },
+            tests: basics::STOCK,
+        },
+        Group {
+            name: "traffic",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| Options { pcap: true, ..o },
+            tests: basics::TRAFFIC,
+        },
+        Group {
+            name: "notification",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| o,
+            tests: notification::TESTS,
+        },
+        Group {
+            name: "few vectors",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| Options {
+                cpus: 4,
+                device_args: vec!["--vectors".into(), "3".into()],
+                ..o
+            },
+            tests: notification::FEW_VECTORS,
+        },
+        Group {
+            name: "wire",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| Options {
+                cpus: 1,
+                pcap: true,
+                ..o
+            },
+            tests: wire::TESTS,
+        },
+        Group {
+            name: "errors",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| o,
+            tests: faults::TESTS,
+        },
+        Group {
+            name: "load and unload",
+            flavour: Flavour::Test,
+            load_driver: false,
+            options: |o| o,
+            tests: lifecycle::LOADING,
+        },
+        Group {
+            name: "removal",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| o,
+            tests: lifecycle::REMOVAL,
+        },
+    ]
+}
+
+/// Waits until the RDMA port of a machine is active and has its address.
+pub fn wait_active(vm: &Vm) -> Result<()> {
+    vm.wait_for(
+        &format!(
+            "rdma link | grep -q 'state ACTIVE' && ({})",
+            crate::traffic::DEVICE_AND_GID
+        ),
+        Duration::from_secs(30),
+    )
+}
+
+/// Fails when the kernel's leak detector finds something in any machine.
+pub fn no_leaks(cluster: &Cluster) -> Result<()> {
+    let mut scans = Vec::new();
+    for vm in &cluster.vms {
+        // An object counts as leaked only when it is some seconds old, and a pointer that was
+        // on the move during one scan is found by the next.
+        let scan = vm.spawn(
+            "k=/sys/kernel/debug/kmemleak; sleep 6; echo scan >$k; sleep 1; echo scan >$k; head -c 20000 $k",
+            Duration::from_secs(240),
+        )?;
+        scans.push((vm, scan));
+    }
+    let mut found = String::new();
+    for (vm, scan) in scans {
+        let text = scan.success()?;
+        if text.contains("unreferenced object") {
+            found += &format!("{}:\n{text}", vm.name());
+        }
+    }
+    if !found.is_empty() {
+        bail!("kmemleak reports:\n{found}");
+    }
+    Ok(())
+}
+
+/// Fails unless no queue, region or domain of user programs is left on the device.
+fn nothing_left(vm: &Vm) -> Result<()> {
+    vm.wait_for(
+        // What remains belongs to the kernel itself (its port management).
+        "test -z \"$(rdma resource show qp | grep -E 'pid [0-9]+' || true)\" && \
+         test -z \"$(rdma resource show mr | grep -E 'pid [0-9]+' || true)\" && \
+         test -z \"$(rdma resource show cq | grep -E 'pid [0-9]+' || true)\" && \
+         test -z \"$(rdma resource show pd | grep -E 'pid [0-9]+' || true)\"",
+        Duration::from_secs(30),
+    )
+}
+
+/// A short pingpong: the machines are still fit for service.
+fn still_works(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    crate::traffic::pingpong(one, two, 4096, 50, false)?;
+    Ok(())
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The stock programs of rdma-core and perftest, and the project's own data checks.
+
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+
+use super::{nothing_left, VmTest};
+use crate::cluster::Cluster;
+use crate::traffic::{client_server, perftest, pingpong};
+
+/// On the unmodified Debian kernel.
+pub const STOCK: &[VmTest] = &[
+    VmTest::new(
+        "the port is active and paired with its interface",
+        link_is_active,
+    ),
+    VmTest::new("ibv_devinfo tells what the device can do", devinfo),
+    VmTest::new(
+        "ibv_rc_pingpong at many sizes, by polling",
+        pingpong_polling,
+    ),
+    VmTest::new("ibv_rc_pingpong at many sizes, by events", pingpong_events),
+    VmTest::new("perftest: write, read and send", perftest_programs),
+    VmTest::new("verbs-check: every operation and error", verbs_check),
+    VmTest::new("ping and TCP beside RDMA", tcp_beside_rdma),
+];
+
+/// On the kernel with the checkers.
+pub const TRAFFIC: &[VmTest] = &[
+    VmTest::new(
+        "the port is active and paired with its interface",
+        link_is_active,
+    ),
+    VmTest::new("ibv_devinfo tells what the device can do", devinfo),
+    VmTest::new(
+        "ibv_rc_pingpong at many sizes, by polling",
+        pingpong_polling,
+    ),
+    VmTest::new("ibv_rc_pingpong at many sizes, by events", pingpong_events),
+    VmTest::new("perftest: write, read and send", perftest_programs),
+    VmTest::new("verbs-check: every operation and error", verbs_check),
+    VmTest::new("ping and TCP beside RDMA", tcp_beside_rdma),
+    VmTest::new("programs leave nothing behind", everything_is_given_back),
+];
+
+fn link_is_active(cluster: &Cluster) -> Result<()> {
+    for vm in &cluster.vms {
+        let text = vm.sh("rdma link; cat /sys/class/infiniband/*/ports/1/link_layer")?;
+        for part in [
+            "state ACTIVE",
+            "physical_state LINK_UP",
+            "netdev eth0",
+            "Ethernet",
+        ] {
+            if !text.contains(part) {
+                bail!("{}: no '{part}' in:\n{text}", vm.name());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The value after `name:` in `ibv_devinfo -v`.
+fn field<'t>(text: &'t str, name: &str) -> Result<&'t str> {
+    text.lines()
+        .find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim)
+        .with_context(|| format!("no field {name} in:\n{text}"))
+}
+
+fn devinfo(cluster: &Cluster) -> Result<()> {
+    for vm in &cluster.vms {
+        let text = vm.sh("ibv_devinfo -v")?;
+        for (name, wanted) in [
+            ("transport", "InfiniBand (0)"),
+            ("state", "PORT_ACTIVE (4)"),
+            ("link_layer", "Ethernet"),
+            ("active_mtu", "4096 (5)"),
+            ("phys_port_cnt", "1"),
+            ("max_msg_sz", "0x80000000"),
+        ] {
+            let value = field(&text, name)?;
+            if value != wanted {
+                bail!("{}: {name} is '{value}', not '{wanted}'", vm.name());
+            }
+        }
+        for name in [
+            "max_qp",
+            "max_cq",
+            "max_mr",
+            "max_pd",
+            "max_sge",
+            "vendor_part_id",
+        ] {
+            let number: u64 = field(&text, name)?.parse()?;
+            if number == 0 {
+                bail!("{}: {name} is 0", vm.name());
+            }
+        }
+        if field(&text, "node_guid")?.starts_with("0000:0000") {
+            bail!("{}: no node GUID", vm.name());
+        }
+        // One completion handler for each processor.
+        let handlers: usize = field(&text, "num_comp_vectors")?.parse()?;
+        let cpus: usize = vm.sh("nproc")?.trim().parse()?;
+        if handlers != cpus {
+            bail!(
+                "{}: {handlers} completion vectors on {cpus} processors",
+                vm.name()
+            );
+        }
+        if !text.contains("::ffff:10.77.0.") {
+            bail!("{}: no GID for the IPv4 address:\n{text}", vm.name());
+        }
+    }
+    Ok(())
+}
+
+/// Sizes around what the wire and the pages cut at.
+const SIZES: &[(usize, usize)] = &[
+    (1, 20),
+    (1023, 20),
+    (1024, 20),
+    (4095, 20),
+    (4096, 200),
+    (4097, 20),
+    (8193, 20),
+    (65536, 20),
+    (1 << 20, 10),
+];
+
+fn pingpong_polling(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for &(size, iterations) in SIZES {
+        pingpong(one, two, size, iterations, false).with_context(|| format!("size {size}"))?;
+    }
+    Ok(())
+}
+
+fn pingpong_events(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for &(size, iterations) in SIZES {
+        pingpong(two, one, size, iterations, true).with_context(|| format!("size {size}"))?;
+    }
+    Ok(())
+}
+
+fn perftest_programs(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for (program, size, iterations, more) in [
+        ("ib_write_bw", 65536, 50, ""),
+        ("ib_write_bw", 4096, 200, "-e"),
+        ("ib_write_bw", 4096, 50, "-q 4"),
+        ("ib_read_bw", 65536, 50, ""),
+        ("ib_send_bw", 65536, 50, ""),
+        ("ib_send_bw", 4096, 100, "-e"),
+        ("ib_send_lat", 64, 100, ""),
+        ("ib_write_lat", 64, 100, ""),
+        ("ib_read_lat", 64, 100, ""),
+    ] {
+        perftest(one, two, program, size, iterations, more)
+            .with_context(|| format!("{program} -s {size} {more}"))?;
+    }
+    Ok(())
+}
+
+/// Runs the guest program that checks data and completions itself.
+fn verbs_check(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let server = one.spawn(
+        &format!(
+            "{} exec verbs-check serve --port 18600",
+            crate::traffic::DEVICE_AND_GID
+        ),
+        Duration::from_secs(600),
+    )?;
+    crate::traffic::wait_listening(one, 18600)?;
+    let outcome = two.run(
+        &format!("verbs-check run all --peer {} --port 18600", one.ip()),
+        Duration::from_secs(580),
+    )?;
+    server.signal(libc::SIGTERM)?;
+    let served = server.wait()?;
+    let bad: Vec<&str> = outcome
+        .out
+        .lines()
+        .filter(|l| l.starts_with("not ok"))
+        .collect();
+    let good = outcome.out.lines().filter(|l| l.starts_with("ok ")).count();
+    if !outcome.ok() || !bad.is_empty() || good == 0 {
+        bail!(
+            "{good} checks passed, {} failed{}:\n{}\n{}\n--- server:\n{}{}",
+            bad.len(),
+            if outcome.timed_out {
+                " (timed out)"
+            } else {
+                ""
+            },
+            outcome.out,
+            outcome.err,
+            served.out,
+            served.err
+        );
+    }
+    println!("          {good} checks");
+    Ok(())
+}
+
+/// Frames that belong to no queue pair reach the ordinary interface while RDMA is under way.
+fn tcp_beside_rdma(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let receive = one.spawn(
+        "timeout 100 nc -l -p 7000 | sha256sum",
+        Duration::from_secs(110),
+    )?;
+    crate::traffic::wait_listening(one, 7000)?;
+    let sending = two.spawn(
+        &format!(
+            "head -c 3000000 /dev/urandom >/tmp/data; sha256sum </tmp/data; nc -N {} 7000 </tmp/data",
+            one.ip()
+        ),
+        Duration::from_secs(100),
+    )?;
+    let ping = two.spawn(
+        &format!("ping -c 5 -i 0.3 -s 8000 -M do {}", one.ip()),
+        Duration::from_secs(60),
+    )?;
+    client_server(
+        (
+            one,
+            "exec ibv_rc_pingpong -d $dev -g $gid -p $port -s 16384 -n 200 -c",
+        ),
+        (
+            two,
+            "exec ibv_rc_pingpong -d $dev -g $gid -p $port -s 16384 -n 200 -c $peer",
+        ),
+        18517,
+        Duration::from_secs(120),
+    )?;
+    let ping = ping.success()?;
+    if !ping.contains(" 0% packet loss") {
+        bail!("frames were lost:\n{ping}");
+    }
+    let sent = sending.success()?;
+    let received = receive.success()?;
+    if sent.trim() != received.trim() {
+        bail!("TCP data differ: sent {sent}, received {received}");
+    }
+    Ok(())
+}
+
+fn everything_is_given_back(cluster: &Cluster) -> Result<()> {
+    for vm in &cluster.vms {
+        nothing_left(vm)?;
+    }
+    Ok(())
+}

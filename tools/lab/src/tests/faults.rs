@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Things that go wrong under running programs.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Result};
+use serde_json::{json, Value};
+
+use super::{nothing_left, still_works, VmTest};
+use crate::cluster::Cluster;
+use crate::process::wait_until;
+use crate::traffic::{wait_listening, DEVICE_AND_GID};
+
+/// On the kernel with the checkers.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "a program killed in mid-transfer leaves nothing behind",
+        killed_in_transfer,
+    ),
+    VmTest::new(
+        "a server killed in mid-transfer fails its client",
+        killed_server,
+    ),
+    VmTest::new(
+        "a peer that is gone is reported: retries exceeded",
+        peer_gone,
+    ),
+    VmTest::new(
+        "the port follows the interface down and up",
+        link_follows_interface,
+    ),
+];
+
+/// Frames the device has sent to the wire.
+fn frames_sent(cluster: &Cluster, index: usize) -> Result<u64> {
+    fn find(value: &Value) -> Option<u64> {
+        value["uplink"]["tx_frames"]
+            .as_u64()
+            .or_else(|| value["links"]["uplink"]["tx_frames"].as_u64())
+    }
+    let counters = cluster.counters(index)?;
+    find(&counters).ok_or_else(|| anyhow::anyhow!("no uplink.tx_frames in {counters}"))
+}
+
+/// Waits until the wire carries a stream.
+fn wait_for_traffic(cluster: &Cluster, index: usize) -> Result<()> {
+    let start = frames_sent(cluster, index)?;
+    let flowing = wait_until(Instant::now() + Duration::from_secs(30), || {
+        Ok(frames_sent(cluster, index)? > start + 200)
+    })?;
+    if !flowing {
+        bail!("no traffic");
+    }
+    Ok(())
+}
+
+const ENDLESS: &str = "exec ibv_rc_pingpong -d $dev -g $gid -p 18520 -s 65536 -n 100000000";
+
+fn killed_in_transfer(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for program in [
+        "exec ib_write_bw -d $dev -x $gid -p 18520 -s 1048576 -D 100 -F",
+        "exec ib_read_bw -d $dev -x $gid -p 18520 -s 1048576 -D 100 -F",
+        ENDLESS,
+    ] {
+        let time = Duration::from_secs(120);
+        let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
+        wait_listening(one, 18520)?;
+        let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
+        wait_for_traffic(cluster, 2)?;
+        client.signal(libc::SIGKILL)?;
+        client.wait()?;
+        server.signal(libc::SIGKILL)?;
+        server.wait()?;
+        for vm in [one, two] {
+            nothing_left(vm)?;
+        }
+        still_works(cluster)?;
+    }
+    Ok(())
+}
+
+fn killed_server(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let time = Duration::from_secs(120);
+    let server = one.spawn(&format!("{DEVICE_AND_GID} {ENDLESS}"), time)?;
+    wait_listening(one, 18520)?;
+    let client = two.spawn(&format!("{DEVICE_AND_GID} {ENDLESS} {}", one.ip()), time)?;
+    wait_for_traffic(cluster, 2)?;
+    server.signal(libc::SIGKILL)?;
+    server.wait()?;
+    // The queue pair at the other end is gone: no answer, or a refusal.
+    let outcome = client.wait()?;
+    if outcome.ok() || outcome.timed_out || !outcome.err.contains("Failed status") {
+        bail!("the client did not learn of it: {outcome:?}");
+    }
+    for vm in [one, two] {
+        nothing_left(vm)?;
+    }
+    still_works(cluster)
+}
+
+fn peer_gone(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let time = Duration::from_secs(120);
+    let server = one.spawn(&format!("{DEVICE_AND_GID} {ENDLESS}"), time)?;
+    wait_listening(one, 18520)?;
+    let client = two.spawn(&format!("{DEVICE_AND_GID} {ENDLESS} {}", one.ip()), time)?;
+    wait_for_traffic(cluster, 2)?;
+    cluster.fabric_command(&json!({"cmd": "partition", "a": crate::vm::mac(1)}))?;
+    // One of the two has a request under way when the wire is cut, and must be told.
+    let told = "transport retry counter exceeded";
+    let mut ends = [None, None];
+    let result = wait_until(Instant::now() + Duration::from_secs(60), || {
+        for (slot, program) in ends.iter_mut().zip([&server, &client]) {
+            if slot.is_none() {
+                *slot = program.ended();
+            }
+        }
+        Ok(ends.iter().flatten().any(|end| end.err.contains(told)))
+    });
+    cluster.fabric_command(&json!({"cmd": "heal"}))?;
+    server.signal(libc::SIGKILL)?;
+    client.signal(libc::SIGKILL)?;
+    if !result? {
+        bail!("nobody was told that retries were exceeded: {ends:?}");
+    }
+    for vm in [one, two] {
+        nothing_left(vm)?;
+    }
+    still_works(cluster)
+}
+
+fn link_follows_interface(cluster: &Cluster) -> Result<()> {
+    let (_, two) = cluster.two()?;
+    let time = Duration::from_secs(20);
+    two.sh("ip link set eth0 down")?;
+    two.wait_for("rdma link | grep -q 'state DOWN'", time)?;
+    two.sh(&format!(
+        "ip link set eth0 up; ip addr replace {}/24 dev eth0",
+        two.ip()
+    ))?;
+    super::wait_active(two)?;
+    still_works(cluster)
+}

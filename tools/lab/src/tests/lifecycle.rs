@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Loading, unloading, and losing the device.
+
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+
+use super::{still_works, wait_active, VmTest};
+use crate::cluster::Cluster;
+use crate::shell::LOAD_DRIVER;
+use crate::traffic::{wait_listening, DEVICE_AND_GID};
+
+/// The driver is not loaded when these begin.
+pub const LOADING: &[VmTest] = &[
+    VmTest::new("twenty loads and unloads", twenty_cycles),
+    VmTest::new("traffic between loads", traffic_between_loads),
+];
+
+/// The last one takes the device away.
+pub const REMOVAL: &[VmTest] = &[VmTest::last(
+    "the device vanishes under traffic: errors, no hang, unload works",
+    surprise_removal,
+)];
+
+fn twenty_cycles(cluster: &Cluster) -> Result<()> {
+    let runs: Vec<_> = cluster
+        .vms
+        .iter()
+        .map(|vm| {
+            vm.spawn(
+                &format!(
+                    "set -e
+                     for n in $(seq 20); do
+                         {LOAD_DRIVER}
+                         ls /sys/class/infiniband | grep -q .
+                         ibv_devices >/dev/null
+                         rmmod ferrite
+                         ! ls /sys/class/infiniband | grep -q .
+                     done"
+                ),
+                Duration::from_secs(300),
+            )
+        })
+        .collect::<Result<_>>()?;
+    for run in runs {
+        run.success()?;
+    }
+    Ok(())
+}
+
+fn traffic_between_loads(cluster: &Cluster) -> Result<()> {
+    for _ in 0..2 {
+        for vm in &cluster.vms {
+            vm.sh(LOAD_DRIVER)?;
+        }
+        for vm in &cluster.vms {
+            wait_active(vm)?;
+        }
+        still_works(cluster)?;
+        for vm in &cluster.vms {
+            vm.sh("rmmod ferrite")?;
+        }
+    }
+    Ok(())
+}
+
+fn surprise_removal(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let time = Duration::from_secs(120);
+    let program = "exec ibv_rc_pingpong -d $dev -g $gid -p 18520 -s 4096 -n 100000000";
+    let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
+    wait_listening(one, 18520)?;
+    let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
+    two.wait_for("pgrep ibv_rc_pingpong", Duration::from_secs(10))?;
+    std::thread::sleep(Duration::from_secs(1));
+    cluster.kill_device(2);
+    // The peer learns it from the silence.
+    let outcome = server.wait()?;
+    if outcome.timed_out || !outcome.err.contains("Failed status") {
+        bail!("the peer did not learn of it: {outcome:?}");
+    }
+    // A program that only polls memory may never learn; it must be possible to end it.
+    client.signal(libc::SIGKILL)?;
+    two.wait_for("! pgrep ibv_rc_pingpong", Duration::from_secs(90))
+        .context("the program cannot be ended")?;
+    let devinfo = two.run("timeout 60 ibv_devinfo -v", Duration::from_secs(70))?;
+    if devinfo.timed_out || devinfo.code == 124 {
+        bail!("ibv_devinfo hangs on a device that is gone");
+    }
+    two.sh_in("rmmod ferrite", Duration::from_secs(120))
+        .context("the driver does not unload")?;
+    // The machine left behind serves on.
+    one.sh("rdma link | grep -q 'state ACTIVE'")?;
+    one.sh_in("rmmod ferrite", Duration::from_secs(60))?;
+    Ok(())
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Completion handlers, their interrupts, and what an interrupt costs.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use serde_json::Value;
+
+use super::VmTest;
+use crate::cluster::Cluster;
+use crate::process::wait_until;
+use crate::traffic::{perftest, pingpong};
+use crate::vm::Vm;
+
+/// With a vector for every processor.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "each completion vector has its own interrupt",
+        vectors_move_apart,
+    ),
+    VmTest::new("no register is read after probe", no_reads_after_probe),
+    VmTest::new(
+        "one register write for each interrupt",
+        one_write_per_interrupt,
+    ),
+];
+
+/// With three vectors for four processors.
+pub const FEW_VECTORS: &[VmTest] = &[VmTest::new(
+    "events arrive with fewer vectors than processors",
+    few_vectors,
+)];
+
+/// How often each MSI-X vector of the device has been taken, in the order of its table.
+fn interrupts(vm: &Vm) -> Result<Vec<u64>> {
+    let text = vm.sh("dev=$(ls /sys/class/infiniband | head -n1)
+         for irq in $(ls /sys/class/infiniband/$dev/device/msi_irqs | sort -n); do
+             grep \"^ *$irq:\" /proc/interrupts || echo \"$irq:\"
+         done")?;
+    let cpus: usize = vm.sh("nproc")?.trim().parse()?;
+    text.lines()
+        .map(|line| {
+            let (_, counts) = line.split_once(':').context("no interrupt number")?;
+            Ok(counts
+                .split_whitespace()
+                .take(cpus)
+                .filter_map(|word| word.parse::<u64>().ok())
+                .sum())
+        })
+        .collect()
+}
+
+fn vectors_move_apart(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let handlers: usize = two.sh("nproc")?.trim().parse()?;
+    for handler in 0..handlers {
+        let before = interrupts(two)?;
+        if before.len() < handlers + 2 {
+            bail!("{} vectors for {handlers} handlers", before.len());
+        }
+        perftest(
+            one,
+            two,
+            "ib_send_bw",
+            4096,
+            200,
+            &format!("-e -X {handler}"),
+        )?;
+        let after = interrupts(two)?;
+        // Vectors 0 and 1 are for commands and asynchronous events.
+        for other in 0..handlers {
+            let moved = after[2 + other] - before[2 + other];
+            if other == handler && moved == 0 {
+                bail!("no interrupt on vector {handler}: {before:?} -> {after:?}");
+            }
+            if other != handler && moved != 0 {
+                bail!("{moved} interrupts on vector {other}, used was {handler}: {before:?} -> {after:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sum of one kind of access over the named classes, all classes where none are named.
+fn accesses(counters: &Value, kind: &str, only: Option<&str>) -> Result<u64> {
+    let classes = counters["mmio"]
+        .as_object()
+        .with_context(|| format!("no mmio in the counters: {counters}"))?;
+    let mut sum = 0;
+    for (name, class) in classes {
+        if only.is_none_or(|wanted| wanted == name) {
+            sum += class[kind]
+                .as_u64()
+                .with_context(|| format!("no {name}.{kind} in the counters: {counters}"))?;
+        }
+    }
+    Ok(sum)
+}
+
+fn no_reads_after_probe(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let before: Vec<Value> = [1, 2]
+        .into_iter()
+        .map(|i| cluster.counters(i))
+        .collect::<Result<_>>()?;
+    pingpong(one, two, 4096, 200, false)?;
+    pingpong(one, two, 4096, 200, true)?;
+    perftest(one, two, "ib_write_bw", 65536, 50, "")?;
+    for (index, before) in [1, 2].into_iter().zip(&before) {
+        let after = cluster.counters(index)?;
+        let reads = accesses(&after, "reads", None)? - accesses(before, "reads", None)?;
+        if reads != 0 {
+            bail!("device {index}: {reads} register reads\nbefore {before}\nafter {after}");
+        }
+        let writes = accesses(&after, "writes", None)? - accesses(before, "writes", None)?;
+        if writes == 0 {
+            bail!("device {index}: the counters do not move: {after}");
+        }
+    }
+    Ok(())
+}
+
+fn one_write_per_interrupt(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let sample = |vm: &Vm| -> Result<(u64, u64)> {
+        // A late interrupt would spoil the sum: wait until nothing moves.
+        let mut last = None;
+        let quiet = wait_until(Instant::now() + Duration::from_secs(20), || {
+            let now = (
+                interrupts(vm)?.iter().sum::<u64>(),
+                accesses(&cluster.counters(vm.index)?, "writes", Some("eq_doorbell"))?,
+            );
+            let still = last == Some(now);
+            last = Some(now);
+            Ok(still)
+        })?;
+        match last {
+            Some(sample) if quiet => Ok(sample),
+            _ => bail!("{}: interrupts never rest", vm.name()),
+        }
+    };
+    let before = [sample(one)?, sample(two)?];
+    pingpong(one, two, 1024, 500, true)?;
+    let after = [sample(one)?, sample(two)?];
+    for (vm, (before, after)) in [one, two].into_iter().zip(before.into_iter().zip(after)) {
+        let (taken, written) = (after.0 - before.0, after.1 - before.1);
+        if taken < 100 {
+            bail!("{}: only {taken} interrupts in 500 round trips", vm.name());
+        }
+        if taken != written {
+            bail!(
+                "{}: {taken} interrupts, {written} event queue doorbells",
+                vm.name()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn few_vectors(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for vm in [one, two] {
+        let vectors = interrupts(vm)?.len();
+        if vectors > 3 {
+            bail!("{}: {vectors} vectors, the device has 3", vm.name());
+        }
+    }
+    pingpong(one, two, 4096, 200, true)?;
+    pingpong(two, one, 65536, 20, true)?;
+    Ok(())
+}

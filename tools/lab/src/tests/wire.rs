@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What is on the wire: RoCEv2 that others understand, and service over a bad wire.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{bail, Context, Result};
+use serde_json::json;
+
+use super::{still_works, VmTest};
+use crate::cluster::Cluster;
+use crate::step::output;
+use crate::traffic::{perftest, pingpong};
+
+/// In this order: the capture is looked at before faults are switched on.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "the capture is RoCEv2 to tshark, every invariant CRC right",
+        capture,
+    ),
+    VmTest::new(
+        "data arrive over loss, duplication, reordering and corruption",
+        bad_wire,
+    ),
+];
+
+const ROCE_PORT: u16 = 4791;
+
+/// The frames of a pcap file.
+fn frames(file: &[u8]) -> Result<Vec<&[u8]>> {
+    let magic = file.get(..4).context("the capture is empty")?;
+    // Microsecond or nanosecond stamps, in this machine's byte order.
+    if ![0xa1b2_c3d4u32, 0xa1b2_3c4d]
+        .iter()
+        .any(|m| m.to_le_bytes() == magic)
+    {
+        bail!("not a capture file: {magic:x?}");
+    }
+    let mut rest = &file[24..];
+    let mut frames = Vec::new();
+    while rest.len() >= 16 {
+        let length = u32::from_le_bytes([rest[8], rest[9], rest[10], rest[11]]) as usize;
+        let Some(frame) = rest.get(16..16 + length) else {
+            break;
+        };
+        frames.push(frame);
+        rest = &rest[16 + length..];
+    }
+    Ok(frames)
+}
+
+/// CRC-32 as in Ethernet, bit by bit: slow, short, and nobody else's code.
+fn crc32(bytes: impl Iterator<Item = u8>) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(byte);
+        for _ in 0..8 {
+            crc = (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg());
+        }
+    }
+    !crc
+}
+
+/// Whether a frame is RoCEv2 over IPv4 or IPv6, and if so whether its invariant CRC is right
+/// (IBTA annex 17, A17.3.3).
+fn invariant_crc(frame: &[u8]) -> Option<bool> {
+    let kind = frame.get(12..14)?;
+    let packet = &frame[14..];
+    // Fields that routers may change count as ones.
+    let mut masked = packet.to_vec();
+    let (udp, end) = match kind {
+        [0x08, 0x00] => {
+            let header = usize::from(packet.first()? & 0xf) * 4;
+            let total = usize::from(u16::from_be_bytes([*packet.get(2)?, *packet.get(3)?]));
+            if *packet.get(9)? != 17 {
+                return None;
+            }
+            for at in [1, 8, 10, 11] {
+                masked[at] = 0xff;
+            }
+            (header, total)
+        }
+        [0x86, 0xdd] => {
+            let total = 40 + usize::from(u16::from_be_bytes([*packet.get(4)?, *packet.get(5)?]));
+            if *packet.get(6)? != 17 {
+                return None;
+            }
+            masked[0] |= 0x0f;
+            for at in [1, 2, 3, 7] {
+                masked[at] = 0xff;
+            }
+            (40, total)
+        }
+        _ => return None,
+    };
+    let port = u16::from_be_bytes([*packet.get(udp + 2)?, *packet.get(udp + 3)?]);
+    if port != ROCE_PORT {
+        return None;
+    }
+    let bth = udp + 8;
+    if end > packet.len() || end < bth + 16 {
+        return Some(false);
+    }
+    masked[udp + 6] = 0xff;
+    masked[udp + 7] = 0xff;
+    masked[bth + 4] = 0xff;
+    let body = masked[..end - 4].iter().copied();
+    let crc = crc32(std::iter::repeat_n(0xff, 8).chain(body));
+    Some(crc.to_le_bytes() == packet[end - 4..end])
+}
+
+fn capture(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    pingpong(one, two, 9000, 20, false)?;
+    perftest(one, two, "ib_write_bw", 8192, 20, "")?;
+    perftest(one, two, "ib_read_bw", 8192, 20, "")?;
+    cluster.fabric_command(&json!({"cmd": "pcap-stop"}))?;
+    let file = fs::read(cluster.pcap()).context("no capture")?;
+    let (mut good, mut bad) = (0, 0);
+    for frame in frames(&file)? {
+        match invariant_crc(frame) {
+            Some(true) => good += 1,
+            Some(false) => bad += 1,
+            None => {}
+        }
+    }
+    if bad > 0 || good < 100 {
+        bail!("{good} RoCEv2 frames with a right invariant CRC, {bad} with a wrong one");
+    }
+    let mut tshark = Command::new("tshark");
+    tshark.arg("-r").arg(cluster.pcap()).args([
+        "-Y",
+        "infiniband",
+        "-T",
+        "fields",
+        "-e",
+        "infiniband.bth.opcode",
+        "-e",
+        "_ws.malformed",
+    ]);
+    let text = output(&mut tshark)?;
+    let mut seen = std::collections::BTreeMap::new();
+    for line in text.lines() {
+        let mut fields = line.split('\t');
+        let opcode: u32 = fields
+            .next()
+            .unwrap_or_default()
+            .parse()
+            .unwrap_or(u32::MAX);
+        if fields.next().is_some_and(|malformed| !malformed.is_empty()) {
+            bail!("tshark calls a packet malformed: {line}");
+        }
+        *seen.entry(opcode).or_insert(0) += 1;
+    }
+    let total: usize = seen.values().sum();
+    if total != good {
+        bail!("tshark sees {total} RoCEv2 packets, the capture has {good}");
+    }
+    // Send first/last, write first/last, read request, read response first/last, acknowledge.
+    for opcode in [0, 2, 6, 8, 12, 13, 15, 17] {
+        if !seen.contains_key(&opcode) {
+            bail!("no packet with opcode {opcode}: {seen:?}");
+        }
+    }
+    Ok(())
+}
+
+fn bad_wire(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    cluster.fabric_command(&json!({
+        "cmd": "faults", "only": "roce",
+        "loss": 0.01, "duplicate": 0.02, "reorder": 0.02, "corrupt": 0.01,
+    }))?;
+    let result = || -> Result<()> {
+        for (size, iterations) in [(1024, 200), (65536, 20), (1 << 20, 3)] {
+            pingpong(one, two, size, iterations, false)
+                .with_context(|| format!("size {size} over the bad wire"))?;
+        }
+        perftest(one, two, "ib_write_bw", 65536, 30, "")?;
+        perftest(one, two, "ib_read_bw", 65536, 30, "")?;
+        Ok(())
+    }();
+    cluster.fabric_command(&json!({"cmd": "faults", "reset": true}))?;
+    result?;
+    still_works(cluster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{crc32, invariant_crc};
+
+    #[test]
+    fn the_check_value_of_crc32_comes_out() {
+        assert_eq!(crc32(b"123456789".iter().copied()), 0xcbf4_3926);
+    }
+
+    #[test]
+    fn other_traffic_is_not_taken_for_rocev2() {
+        let mut arp = vec![0u8; 60];
+        arp[12..14].copy_from_slice(&[0x08, 0x06]);
+        assert_eq!(invariant_crc(&arp), None);
+        let mut tcp = vec![0u8; 60];
+        tcp[12..14].copy_from_slice(&[0x08, 0x00]);
+        tcp[14] = 0x45;
+        tcp[23] = 6;
+        assert_eq!(invariant_crc(&tcp), None);
+    }
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Client and server programs in two guests.
+
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+
+use crate::vm::Vm;
+
+/// Shell text that sets `dev` to the RDMA device and `gid` to the index of its RoCEv2 entry for
+/// the IPv4 address.
+pub const DEVICE_AND_GID: &str = r#"
+dev=$(ls /sys/class/infiniband | head -n1)
+gid=
+p=/sys/class/infiniband/$dev/ports/1
+for n in $(ls $p/gid_attrs/types | sort -n); do
+    t=$(cat $p/gid_attrs/types/$n 2>/dev/null) || continue
+    case "$t $(cat $p/gids/$n)" in "RoCE v2 0000:0000:0000:0000:0000:ffff:"*) gid=$n; break;; esac
+done
+[ -n "$gid" ] || { echo "no RoCEv2 GID for the IPv4 address"; exit 1; }
+"#;
+
+/// Waits until something listens on a TCP port.
+pub fn wait_listening(vm: &Vm, port: u16) -> Result<()> {
+    vm.wait_for(
+        &format!("ss -tlnH 'sport = :{port}' | grep -q ."),
+        Duration::from_secs(30),
+    )
+    .with_context(|| format!("no server on port {port}"))
+}
+
+/// Runs a server script in one guest and, once it listens, a client script in the other; both
+/// must succeed. Gives both outputs, the client's first.
+///
+/// `$dev`, `$gid` and `$port` are set in both, `$peer` in the client.
+pub fn client_server(
+    server: (&Vm, &str),
+    client: (&Vm, &str),
+    port: u16,
+    timeout: Duration,
+) -> Result<(String, String)> {
+    let (server_vm, server_script) = server;
+    let (client_vm, client_script) = client;
+    let serving = server_vm.spawn(
+        &format!("{DEVICE_AND_GID} port={port}; {server_script}"),
+        timeout,
+    )?;
+    if let Err(error) = wait_listening(server_vm, port) {
+        if let Some(early) = serving.ended() {
+            bail!(
+                "{}: the server ended early (exit code {}): {server_script}\n{}{}",
+                server_vm.name(),
+                early.code,
+                early.out,
+                early.err
+            );
+        }
+        let _ = serving.signal(libc::SIGKILL);
+        return Err(error);
+    }
+    let outcome = client_vm.run(
+        &format!(
+            "{DEVICE_AND_GID} port={port} peer={}; {client_script}",
+            server_vm.ip()
+        ),
+        timeout,
+    )?;
+    if !outcome.ok() {
+        // The server may wait for a client that is gone.
+        let _ = serving.signal(libc::SIGTERM);
+        let other = serving.wait()?;
+        bail!(
+            "{}: {}: {client_script}\n{}{}--- server in {}:\n{}{}",
+            client_vm.name(),
+            if outcome.timed_out {
+                "timed out".to_owned()
+            } else {
+                format!("exit code {}", outcome.code)
+            },
+            outcome.out,
+            outcome.err,
+            server_vm.name(),
+            other.out,
+            other.err
+        );
+    }
+    let served = serving.success()?;
+    Ok((outcome.out, served))
+}
+
+/// The result of one `ibv_rc_pingpong`.
+#[derive(Debug, Clone, Copy)]
+pub struct Pingpong {
+    /// Microseconds for one message there and back.
+    pub usec_per_iteration: f64,
+}
+
+/// Runs `ibv_rc_pingpong` with received data checked.
+pub fn pingpong(
+    server: &Vm,
+    client: &Vm,
+    size: usize,
+    iterations: usize,
+    events: bool,
+) -> Result<Pingpong> {
+    let port = 18515;
+    let flags = format!(
+        "-d $dev -g $gid -p $port -s {size} -n {iterations} -c{}",
+        if events { " -e" } else { "" }
+    );
+    let (out, _) = client_server(
+        (server, &format!("exec ibv_rc_pingpong {flags}")),
+        (client, &format!("exec ibv_rc_pingpong {flags} $peer")),
+        port,
+        Duration::from_secs(120),
+    )?;
+    // "1000 iters in 0.05 seconds = 51.20 usec/iter"
+    let line = out
+        .lines()
+        .find(|line| line.contains("usec/iter"))
+        .with_context(|| format!("no result in:\n{out}"))?;
+    if out.contains("invalid data") {
+        bail!("wrong data received:\n{out}");
+    }
+    let usec = line
+        .rsplit("= ")
+        .next()
+        .and_then(|text| text.split_whitespace().next())
+        .and_then(|number| number.parse().ok())
+        .with_context(|| format!("cannot read: {line}"))?;
+    Ok(Pingpong {
+        usec_per_iteration: usec,
+    })
+}
+
+/// Numbers from the result line of a perftest program.
+#[derive(Debug, Clone)]
+pub struct Perftest {
+    /// The columns after the size.
+    pub columns: Vec<f64>,
+}
+
+/// The last line of numbers in perftest's output.
+fn perftest_line(out: &str) -> Option<Vec<f64>> {
+    out.lines().rev().find_map(|line| {
+        let numbers: Vec<f64> = line
+            .split_whitespace()
+            .map(|word| word.parse().ok())
+            .collect::<Option<_>>()?;
+        (numbers.len() >= 4).then_some(numbers)
+    })
+}
+
+/// Runs a perftest program.
+pub fn perftest(
+    server: &Vm,
+    client: &Vm,
+    program: &str,
+    size: usize,
+    iterations: usize,
+    more: &str,
+) -> Result<Perftest> {
+    let port = 18516;
+    let flags = format!("-d $dev -x $gid -p $port -s {size} -n {iterations} -F {more}");
+    let (out, _) = client_server(
+        (server, &format!("exec {program} {flags}")),
+        (client, &format!("exec {program} {flags} $peer")),
+        port,
+        Duration::from_secs(180),
+    )?;
+    let columns = perftest_line(&out).with_context(|| format!("no result in:\n{out}"))?;
+    Ok(Perftest { columns })
+}
+
+impl Perftest {
+    /// Average bandwidth in MiB/s, for the `_bw` programs.
+    pub fn average_bandwidth(&self) -> f64 {
+        // size, iterations, peak, average, message rate
+        self.columns.get(3).copied().unwrap_or_default()
+    }
+
+    /// Typical latency in microseconds, for the `_lat` programs.
+    pub fn typical_latency(&self) -> f64 {
+        // size, iterations, min, max, typical, average, deviation, 99%, 99.9%
+        self.columns.get(4).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::perftest_line;
+
+    #[test]
+    fn the_result_line_is_the_last_one_of_numbers() {
+        let out = " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]\n \
+            65536      1000             48.10              47.95              0.000767\n\
+            ---------------------------------------------------------------------------------------\n";
+        assert_eq!(
+            perftest_line(out).and_then(|c| c.get(3).copied()),
+            Some(47.95)
+        );
+        assert_eq!(perftest_line("nothing\n"), None);
+    }
+}
