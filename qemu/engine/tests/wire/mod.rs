@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! Two machines and a wire between them, in one thread, with time that passes when told.
+
+#![allow(dead_code)] // Each test binary uses its own part of this.
+
+use ferrite_abi::*;
+use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
+use std::collections::VecDeque;
+
+pub const QPN_A: u32 = 0x11;
+pub const QPN_B: u32 = 0x22;
+pub const PD: u32 = 1;
+pub const ALL: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE;
+
+/// How two queue pairs are set up.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub log_mtu: u8,
+    pub timeout: u8,
+    pub retry_count: u8,
+    pub rnr_retry: u8,
+    pub psn_a: u32,
+    pub psn_b: u32,
+    pub flags: u8,
+    pub log_blocks: u8,
+    pub log_entries: u8,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            log_mtu: 10,
+            timeout: 10,
+            retry_count: 7,
+            rnr_retry: 7,
+            psn_a: 0xff_fff0,
+            psn_b: 5,
+            flags: QP_FLAG_REGISTER,
+            log_blocks: 7,
+            log_entries: 6,
+        }
+    }
+}
+
+/// Two nodes with a connected queue pair each.
+pub struct Pair {
+    pub a: Node,
+    pub b: Node,
+    /// Frames that the nodes did not take, as (to, frame).
+    pub passed: Vec<Vec<u8>>,
+}
+
+/// Which way a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    AToB,
+    BToA,
+}
+
+impl Pair {
+    /// Two nodes with a queue pair each, in state RESET.
+    pub fn unconnected(setup: Setup) -> Self {
+        let mut a = Node::new(1);
+        let mut b = Node::new(2);
+        let options = |qpn| QpOptions {
+            qpn,
+            pd: PD,
+            flags: setup.flags,
+            log_blocks: setup.log_blocks,
+            log_entries: setup.log_entries,
+            ..QpOptions::default()
+        };
+        a.create_qp(options(QPN_A));
+        b.create_qp(options(QPN_B));
+        Self {
+            a,
+            b,
+            passed: Vec::new(),
+        }
+    }
+
+    pub fn peer_of_a(&self, setup: Setup) -> Peer {
+        peer(&self.b, QPN_B, setup, setup.psn_a, setup.psn_b)
+    }
+
+    pub fn peer_of_b(&self, setup: Setup) -> Peer {
+        peer(&self.a, QPN_A, setup, setup.psn_b, setup.psn_a)
+    }
+
+    /// The same, connected.
+    pub fn new(setup: Setup) -> Self {
+        let mut pair = Self::unconnected(setup);
+        let (to_b, to_a) = (pair.peer_of_a(setup), pair.peer_of_b(setup));
+        pair.a.connect(QPN_A, &to_b);
+        pair.b.connect(QPN_B, &to_a);
+        pair
+    }
+
+    /// Lets time pass up to `now`.
+    pub fn set_now(&mut self, now: u64) {
+        self.a.now = now;
+        self.b.now = now;
+    }
+
+    /// Both engines do what they can; frames stay in `sent`.
+    pub fn poll(&mut self) {
+        self.a.settle();
+        self.b.settle();
+    }
+
+    /// Carries frames both ways until nothing moves without time passing. `fate` says for each
+    /// frame what arrives in its place.
+    pub fn exchange_with(&mut self, mut fate: impl FnMut(Way, Vec<u8>) -> Vec<Vec<u8>>) {
+        for _ in 0..1_000_000 {
+            self.poll();
+            let mut moved = false;
+            for way in [Way::AToB, Way::BToA] {
+                let (from, to) = match way {
+                    Way::AToB => (&mut self.a, &mut self.b),
+                    Way::BToA => (&mut self.b, &mut self.a),
+                };
+                let frames: VecDeque<_> = std::mem::take(&mut from.host.sent);
+                for frame in frames {
+                    moved = true;
+                    for frame in fate(way, frame) {
+                        if to.receive(&frame) == ferrite_engine::Disposition::PassToHost {
+                            self.passed.push(frame);
+                        }
+                    }
+                }
+            }
+            if !moved {
+                return;
+            }
+        }
+        panic!("the exchange does not come to an end");
+    }
+
+    /// The same over a good wire.
+    pub fn exchange(&mut self) {
+        self.exchange_with(|_, frame| vec![frame]);
+    }
+
+    /// Advances time to the next deadline of either engine; false when there is none.
+    pub fn pass_time(&mut self) -> bool {
+        let next = [&self.a, &self.b]
+            .into_iter()
+            .filter_map(|node| node.engine.next_timeout())
+            .min();
+        match next {
+            Some(at) => {
+                let now = at.max(self.a.now);
+                self.set_now(now);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Exchanges, and lets time pass, until nothing is left to wait for.
+    pub fn run_with(&mut self, mut fate: impl FnMut(Way, Vec<u8>) -> Vec<Vec<u8>>) {
+        for _ in 0..100_000 {
+            self.exchange_with(&mut fate);
+            if !self.pass_time() {
+                return;
+            }
+        }
+        panic!("no end in sight");
+    }
+
+    /// The same over a good wire.
+    pub fn run(&mut self) {
+        self.run_with(|_, frame| vec![frame]);
+    }
+
+    pub fn completions_a(&mut self) -> Vec<CompletionEntry> {
+        drain(&mut self.a)
+    }
+
+    pub fn completions_b(&mut self) -> Vec<CompletionEntry> {
+        drain(&mut self.b)
+    }
+}
+
+fn peer(node: &Node, qpn: u32, setup: Setup, send_psn: u32, receive_psn: u32) -> Peer {
+    Peer {
+        send_psn,
+        receive_psn,
+        log_mtu: setup.log_mtu,
+        timeout: setup.timeout,
+        retry_count: setup.retry_count,
+        rnr_retry: setup.rnr_retry,
+        ..node.as_peer(qpn)
+    }
+}
+
+/// All completions of completion queue 1.
+pub fn drain(node: &mut Node) -> Vec<CompletionEntry> {
+    std::iter::from_fn(|| node.poll_cq(1)).collect()
+}
+
+/// Statuses of completions.
+pub fn statuses(completions: &[CompletionEntry]) -> Vec<CompletionStatus> {
+    completions
+        .iter()
+        .map(|entry| CompletionStatus::from_number(entry.status).expect("status"))
+        .collect()
+}
+
+/// Data that differ in every place and by `seed`.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+/// A send of `length` bytes from the start of `region`.
+pub fn send(region: &Region, length: u32) -> SendWork {
+    SendWork::new(SendOpcode::Send, &[region.sge(0, length)])
+}
