@@ -81,6 +81,11 @@ impl Registers {
         Ok(status)
     }
 
+    /// Whether the device is still there.
+    pub(crate) fn is_present(&self) -> bool {
+        self.status().is_ok()
+    }
+
     /// Asks for a reset without waiting for it. May be called from any context.
     pub(crate) fn request_reset(&self) {
         if let Some(bar) = self.bar.try_access() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which layouts of the device interface may lie in DMA memory.
+//! Which layouts of the device interface may be copied as bytes: to and from DMA memory, or to
+//! and from a process.
 
 use crate::abi;
 use crate::abi::Plain;
@@ -45,7 +46,7 @@ impl Reply {
 
 const _: () = assert!(core::mem::size_of::<abi::DeviceCaps>() <= Reply::SIZE);
 
-/// Says that a type may be read from and written to DMA memory.
+/// Says that any bytes make a value of a type, and that all of its bytes are initialised.
 macro_rules! dma_types {
     ($($type:ty),* $(,)?) => {$(
         // SAFETY: the type is made of integers only (a `Plain` layout, or declared above), so
@@ -64,4 +65,11 @@ dma_types! {
     abi::CommandEntry,
     abi::CompletionEntry,
     abi::EventEntry,
+    abi::UverbsContextRequest,
+    abi::UverbsContextResponse,
+    abi::UverbsCqRequest,
+    abi::UverbsCqResponse,
+    abi::UverbsPdResponse,
+    abi::UverbsQpRequest,
+    abi::UverbsQpResponse,
 }

@@ -2,8 +2,6 @@
 
 //! Driver for the Ferrite RDMA adapter.
 
-use kernel::prelude::*;
-
 #[path = "../../../../include/src/abi/mod.rs"]
 pub mod abi;
 #[path = "../../../../rust/bindings/mod.rs"]
@@ -14,22 +12,25 @@ pub mod kernel_ext;
 pub mod rdma;
 
 mod bars;
+mod cq;
 mod cqp;
+mod debugfs;
+mod device;
 mod dma_types;
 mod eq;
+mod handler;
+mod hardware;
+mod mr;
 mod numbers;
+mod pci;
+mod port;
+mod qp;
 mod tpt;
+mod ucontext;
+mod wqe;
 
-struct FerriteModule;
-
-impl kernel::Module for FerriteModule {
-    fn init(_module: &'static ThisModule) -> Result<Self> {
-        Ok(FerriteModule)
-    }
-}
-
-module! {
-    type: FerriteModule,
+kernel::module_pci_driver! {
+    type: pci::FerriteDriver,
     name: "ferrite",
     authors: ["Ferrite contributors"],
     description: "Ferrite RDMA adapter driver",

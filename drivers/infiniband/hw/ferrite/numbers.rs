@@ -3,7 +3,14 @@
 //! Numbers for objects: a number that was freed rests a while before it is used again, so that
 //! late packets, events and keys meet nothing rather than a stranger.
 
-use kernel::prelude::*;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    },
+};
 
 /// End of the list of freed numbers.
 const NONE: u32 = u32::MAX;
@@ -70,10 +77,50 @@ impl NumberPool {
         self.tail = slot;
         self.resting += 1;
     }
+}
 
-    /// Numbers in use.
-    pub(crate) fn in_use(&self) -> u32 {
-        self.links.len() as u32 - self.resting
+/// A [`NumberPool`] that is shared by those who took numbers from it.
+#[pin_data]
+pub(crate) struct Numbers {
+    #[pin]
+    pool: Mutex<NumberPool>,
+}
+
+impl Numbers {
+    /// The numbers from `first` to `limit - 1`.
+    pub(crate) fn new(first: u32, limit: u32) -> Result<Arc<Self>> {
+        let numbers = pin_init!(Self {
+            pool <- new_mutex!(NumberPool::new(first, limit), "ferrite_numbers"),
+        });
+        Arc::pin_init(numbers, GFP_KERNEL)
+    }
+
+    /// Takes a number until the result is dropped: `ENOSPC` when all are in use. Sleeps.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Number> {
+        let value = self.pool.lock().take()?;
+        Ok(Number {
+            value,
+            numbers: self.clone(),
+        })
+    }
+}
+
+/// A number that is in use; given back when dropped, which sleeps.
+pub(crate) struct Number {
+    value: u32,
+    numbers: Arc<Numbers>,
+}
+
+impl Number {
+    /// The number.
+    pub(crate) fn get(&self) -> u32 {
+        self.value
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        self.numbers.pool.lock().give_back(self.value);
     }
 }
 
@@ -88,7 +135,6 @@ mod tests {
             assert_eq!(pool.take()?, expected);
         }
         assert_eq!(pool.take(), Err(ENOSPC));
-        assert_eq!(pool.in_use(), 4);
         Ok(())
     }
 
@@ -115,7 +161,6 @@ mod tests {
             let number = pool.take()?;
             pool.give_back(number);
         }
-        assert_eq!(pool.in_use(), 0);
         assert_eq!(pool.take()?, 1);
         Ok(())
     }

@@ -22,7 +22,16 @@ use kernel::{
         Coherent,
         CoherentBox, //
     },
-    prelude::*, //
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
+    },
 };
 
 /// Hands out tags. Each time an index is used again its instance is another one, so that a key
@@ -69,10 +78,60 @@ impl TagAllocator {
             self.indices.give_back(tag.index());
         }
     }
+}
 
-    /// Tags in use.
-    pub(crate) fn in_use(&self) -> u32 {
-        self.indices.in_use()
+/// A [`TagAllocator`] that is shared by those who took tags from it.
+#[pin_data]
+pub(crate) struct Tags {
+    #[pin]
+    allocator: Mutex<TagAllocator>,
+}
+
+impl Tags {
+    /// For a device with `max_tags` table entries.
+    pub(crate) fn new(max_tags: u32) -> Result<Arc<Self>> {
+        let tags = pin_init!(Self {
+            allocator <- new_mutex!(TagAllocator::new(max_tags), "ferrite_tags"),
+        });
+        Arc::pin_init(tags, GFP_KERNEL)
+    }
+
+    /// Takes a tag until the result is dropped. Sleeps.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<TakenTag> {
+        let tag = self.allocator.lock().take()?;
+        Ok(TakenTag {
+            tag,
+            latest: Atomic::new(tag.0),
+            tags: self.clone(),
+        })
+    }
+}
+
+/// A tag that is in use; given back when dropped, which sleeps.
+pub(crate) struct TakenTag {
+    tag: Tag,
+    latest: Atomic<u32>,
+    tags: Arc<Tags>,
+}
+
+impl TakenTag {
+    /// The tag as it was taken.
+    pub(crate) fn get(&self) -> Tag {
+        self.tag
+    }
+
+    /// Notes what the consumer has made of the tag: the instance may differ.
+    pub(crate) fn note_latest(&self, tag: Tag) {
+        if tag.index() == self.tag.index() {
+            self.latest.store(tag.0, Relaxed);
+        }
+    }
+}
+
+impl Drop for TakenTag {
+    fn drop(&mut self) {
+        let latest = Tag(self.latest.load(Relaxed));
+        self.tags.allocator.lock().give_back(latest);
     }
 }
 
@@ -309,7 +368,6 @@ mod tests {
         for _ in 1..100 {
             assert!(tags.take()?.index() != 0);
         }
-        assert_eq!(tags.in_use(), 99);
         assert!(tags.take().is_err());
         Ok(())
     }

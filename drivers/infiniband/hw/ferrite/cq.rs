@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Completion queues.
+//!
+//! The ring and its record are host memory: of the process for its own queues, coherent memory for
+//! those of the kernel. Only the latter are polled here.
+
+use crate::{
+    abi,
+    abi::{
+        Buffer,
+        CommandOpcode,
+        CompletionDoorbell,
+        CompletionEntry,
+        CreateCompletionQueue,
+        Plain,
+        UverbsCqRequest,
+        UverbsCqResponse, //
+    },
+    bars::Doorbells,
+    device::Ferrite,
+    dma_types::Block,
+    hardware::DeviceObject,
+    kernel_ext::{
+        barrier::dma_rmb,
+        errno,
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock, //
+        },
+    },
+    mr::UserMemory,
+    numbers::Number,
+    qp::FerriteQp,
+    rdma::{
+        kind,
+        Completions,
+        Cq,
+        CqInitAttr,
+        Device,
+        New,
+        Notify,
+        Qp,
+        QpRef,
+        Udata, //
+    },
+};
+use kernel::{
+    dma::Coherent,
+    prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+};
+
+/// Memory of completion queue entries.
+pub(crate) trait Entries {
+    /// The word with status, opcode, flags and phase of the entry at `slot`.
+    fn valid_word(&self, slot: usize) -> Result<u32>;
+    /// The entry at `slot`.
+    fn entry(&self, slot: usize) -> Result<CompletionEntry>;
+    /// Makes the entry at `slot` one of no queue pair.
+    fn disown(&self, slot: usize) -> Result;
+}
+
+/// The word of an entry that the device writes last.
+const VALID_WORD: usize = 15;
+/// The queue pair number that stands in no entry.
+const NO_QUEUE_PAIR: u32 = 0;
+const _: () = {
+    assert!(core::mem::offset_of!(CompletionEntry, qpn) == 0);
+    assert!(core::mem::offset_of!(CompletionEntry, phase) == VALID_WORD * 4 + 3);
+    assert!(core::mem::size_of::<CompletionEntry>() == core::mem::size_of::<Block>());
+};
+
+impl Entries for Coherent<[Block]> {
+    #[inline]
+    fn valid_word(&self, slot: usize) -> Result<u32> {
+        Ok(kernel::dma_read!(self, [try: slot].words[try: VALID_WORD]))
+    }
+
+    #[inline]
+    fn entry(&self, slot: usize) -> Result<CompletionEntry> {
+        let block: Block = kernel::dma_read!(self, [try: slot]);
+        let mut entry = CompletionEntry::zeroed();
+        for (bytes, word) in entry.as_bytes_mut().chunks_exact_mut(4).zip(block.words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        Ok(entry)
+    }
+
+    fn disown(&self, slot: usize) -> Result {
+        kernel::dma_write!(self, [try: slot].words[try: 0], NO_QUEUE_PAIR);
+        Ok(())
+    }
+}
+
+/// Where the driver is in a ring of `1 << log_entries`.
+pub(crate) struct Reader {
+    /// Entries consumed, free-running.
+    consumer: u32,
+    log_entries: u8,
+}
+
+impl Reader {
+    /// At the start of a ring.
+    pub(crate) const fn new(log_entries: u8) -> Self {
+        Self {
+            consumer: 0,
+            log_entries,
+        }
+    }
+
+    fn slot(&self) -> usize {
+        (self.consumer & ((1 << self.log_entries) - 1)) as usize
+    }
+
+    /// Whether there is an entry to take: its phase is that of this round.
+    #[inline]
+    pub(crate) fn ready(&self, entries: &impl Entries) -> bool {
+        let phase = abi::phase_of(self.consumer, self.log_entries);
+        entries
+            .valid_word(self.slot())
+            .is_ok_and(|word| (word >> 24) as u8 & abi::COMPLETION_PHASE == phase)
+    }
+
+    /// Takes the next entry.
+    #[inline]
+    pub(crate) fn next(&mut self, entries: &impl Entries) -> Option<CompletionEntry> {
+        if !self.ready(entries) {
+            return None;
+        }
+        // The rest of an entry is read after its phase.
+        dma_rmb();
+        let entry = entries.entry(self.slot()).ok()?;
+        self.consumer = self.consumer.wrapping_add(1);
+        Some(entry)
+    }
+}
+
+/// What polling changes.
+struct Polling {
+    reader: Reader,
+    /// Number of armings, for the sequence.
+    armings: u8,
+    /// The queue pairs that complete here.
+    qps: RBTree<u32, QpRef<Ferrite>>,
+}
+
+/// A queue that the kernel polls.
+#[pin_data]
+struct KernelQueue {
+    /// The ring, written by the device, then the record, written by the driver.
+    ring: Coherent<[Block]>,
+    #[pin]
+    polling: IrqSpinLock<Polling>,
+}
+
+/// Where ring and record are.
+enum Memory {
+    User { _memory: UserMemory },
+    Kernel(Pin<KBox<KernelQueue>>),
+}
+
+/// The driver's data of a completion queue.
+///
+/// The fields are dropped in order: the device lets go of the queue before its memory goes, and
+/// the number is free last.
+pub(crate) struct FerriteCq {
+    object: DeviceObject,
+    memory: Memory,
+    number: Number,
+    eqn: u16,
+    log_entries: u8,
+}
+
+impl FerriteCq {
+    /// Its number in the device.
+    pub(crate) fn number(&self) -> u32 {
+        self.number.get()
+    }
+
+    /// The event queue of its handler.
+    pub(crate) fn eqn(&self) -> u16 {
+        self.eqn
+    }
+
+    /// Completions consumed, for a queue that the kernel polls.
+    pub(crate) fn consumed(&self) -> Option<u32> {
+        match &self.memory {
+            Memory::Kernel(queue) => Some(queue.polling.lock().reader.consumer),
+            Memory::User { .. } => None,
+        }
+    }
+
+    fn create<'a>(
+        dev: &Device<Ferrite>,
+        mut new: New<'a, kind::Cq, Ferrite>,
+        attr: &CqInitAttr,
+        log_entries: u8,
+        record_offset: u32,
+        doorbell_page: u32,
+        (memory, buffer): (Memory, Buffer),
+    ) -> Result<&'a Cq<Ferrite>> {
+        let number = dev.cqns.take()?;
+        let cqn = number.get();
+        let eqn = dev.handlers.eqn(attr.comp_vector)?;
+        let object = DeviceObject::create(
+            &dev.hw,
+            &CreateCompletionQueue {
+                cqn,
+                eqn,
+                log_entries,
+                reserved0: 0,
+                doorbell_page,
+                record_offset,
+                buffer,
+                reserved1: 0,
+            },
+            CommandOpcode::DestroyCompletionQueue,
+            cqn,
+        )?;
+        new.set_entries(1 << log_entries);
+        let cq = new.init(Ok::<_, Error>(Self {
+            object,
+            memory,
+            number,
+            eqn,
+            log_entries,
+        }))?;
+        dev.hw.cqs.insert(cqn as usize, cq.get_ref())?;
+        Ok(cq)
+    }
+
+    /// Makes a queue in memory of a process.
+    pub(crate) fn create_user<'a>(
+        dev: &Device<Ferrite>,
+        new: New<'a, kind::Cq, Ferrite>,
+        attr: &CqInitAttr,
+        udata: &Udata<'_, Ferrite>,
+    ) -> Result<&'a Cq<Ferrite>> {
+        if attr.flags != 0 {
+            return Err(errno::eopnotsupp());
+        }
+        let request: UverbsCqRequest = udata.read(core::mem::size_of::<UverbsCqRequest>())?;
+        let log_entries = checked_size(dev, &request, attr.entries)?;
+        let page = udata.context().ok_or(EINVAL)?.doorbell_page();
+        let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
+        let buffer = memory.buffer();
+        let memory = Memory::User { _memory: memory };
+        let cq = Self::create(
+            dev,
+            new,
+            attr,
+            log_entries,
+            request.record_offset,
+            page,
+            (memory, buffer),
+        )?;
+        let response = UverbsCqResponse {
+            cqn: cq.number(),
+            entries: 1 << log_entries,
+        };
+        if let Err(error) = udata.respond(&response) {
+            Self::destroy(cq)?;
+            return Err(error);
+        }
+        Ok(cq)
+    }
+
+    /// Makes a queue for the kernel.
+    pub(crate) fn create_kernel<'a>(
+        dev: &Device<Ferrite>,
+        new: New<'a, kind::Cq, Ferrite>,
+        attr: &CqInitAttr,
+    ) -> Result<&'a Cq<Ferrite>> {
+        if attr.entries == 0 || attr.entries > 1 << dev.caps.cq_max_log_entries {
+            return Err(EINVAL);
+        }
+        let entries = attr.entries.next_power_of_two() as usize;
+        let log_entries = entries.trailing_zeros() as u8;
+        let queue = KBox::pin_init(
+            try_pin_init!(KernelQueue {
+                ring: Coherent::zeroed_slice(dev.parent(), entries + 1, GFP_KERNEL)?,
+                polling <- new_irq_spinlock!(
+                    Polling {
+                        reader: Reader::new(log_entries),
+                        armings: 0,
+                        qps: RBTree::new(),
+                    },
+                    "ferrite_cq"
+                ),
+            }? Error),
+            GFP_KERNEL,
+        )?;
+        let buffer = Buffer::contiguous(queue.ring.dma_handle(), queue.ring.size() as u64);
+        let record_offset = (entries * abi::BLOCK_SIZE) as u32;
+        Self::create(
+            dev,
+            new,
+            attr,
+            log_entries,
+            record_offset,
+            Doorbells::KERNEL_PAGE,
+            (Memory::Kernel(queue), buffer),
+        )
+    }
+
+    /// Ends a queue: afterwards no event of it arrives and its memory is left alone.
+    pub(crate) fn destroy(cq: &Cq<Ferrite>) -> Result {
+        cq.object.destroy()?;
+        cq.device().hw.cqs.remove(cq.number() as usize);
+        Ok(())
+    }
+
+    /// Lets completions of `qp` be found, where the kernel polls the queue.
+    pub(crate) fn attach(cq: &Cq<Ferrite>, qp: &Qp<Ferrite>) -> Result {
+        if let Memory::Kernel(queue) = &cq.memory {
+            let node = RBTreeNode::new(qp.number(), qp.get_ref(), GFP_KERNEL)?;
+            let replaced = queue.polling.lock().qps.insert(node);
+            // The same queue pair, where both its queues complete here.
+            drop(replaced);
+        }
+        Ok(())
+    }
+
+    /// Drops the completions of a queue pair that is going: they are skipped from now on.
+    pub(crate) fn detach(cq: &Cq<Ferrite>, qpn: u32) {
+        if let Memory::Kernel(queue) = &cq.memory {
+            let removed = queue.polling.lock().qps.remove(&qpn);
+            drop(removed);
+        }
+    }
+
+    /// Makes completions of a queue pair that was reset belong to none, so that they are skipped.
+    pub(crate) fn purge(cq: &Cq<Ferrite>, qpn: u32) {
+        let Memory::Kernel(queue) = &cq.memory else {
+            return;
+        };
+        let polling = queue.polling.lock();
+        let mut ahead = Reader {
+            consumer: polling.reader.consumer,
+            log_entries: polling.reader.log_entries,
+        };
+        for _ in 0..1usize << cq.log_entries {
+            let slot = ahead.slot();
+            match ahead.next(&queue.ring) {
+                Some(entry) if entry.qpn == qpn => {
+                    let _ = queue.ring.disown(slot);
+                }
+                Some(_) => {}
+                None => break,
+            }
+        }
+    }
+
+    /// Takes completions off the queue.
+    pub(crate) fn poll(cq: &Cq<Ferrite>, completions: &mut Completions<'_>) -> Result {
+        let Memory::Kernel(queue) = &cq.memory else {
+            return Err(EINVAL);
+        };
+        let mut polling = queue.polling.lock();
+        let polling = &mut *polling;
+        let before = polling.reader.consumer;
+        while !completions.is_full() {
+            let Some(entry) = polling.reader.next(&queue.ring) else {
+                break;
+            };
+            let Some(qp) = polling.qps.get(&entry.qpn) else {
+                // Of a queue pair that is gone.
+                continue;
+            };
+            if let Some(wc) = FerriteQp::completion(qp, &entry) {
+                completions.push(&wc);
+            }
+        }
+        if polling.reader.consumer != before {
+            let record = 1usize << cq.log_entries;
+            let consumer = polling.reader.consumer;
+            kernel::dma_write!(queue.ring, [try: record].words[try: 0], consumer);
+        }
+        if cq.device().hw.is_dead() {
+            for qp in polling.qps.values() {
+                while !completions.is_full() {
+                    let Some(wc) = FerriteQp::flush_one(qp, cq.number()) else {
+                        break;
+                    };
+                    completions.push(&wc);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for an event. The device raises it for completions that are there already, too, so
+    /// that none is missed.
+    pub(crate) fn request_notification(cq: &Cq<Ferrite>, notify: Notify) -> Result<bool> {
+        let Memory::Kernel(queue) = &cq.memory else {
+            return Err(EINVAL);
+        };
+        let mut polling = queue.polling.lock();
+        polling.armings = polling.armings.wrapping_add(1);
+        let doorbell = CompletionDoorbell {
+            cqn: cq.number(),
+            consumer: polling.reader.consumer,
+            sequence: polling.armings & 3,
+            solicited: notify.solicited,
+        };
+        cq.device().hw.doorbells.completion(doorbell);
+        Ok(notify.report_missed && polling.reader.ready(&queue.ring))
+    }
+}
+
+/// Checks what a process says about its ring; returns the base-2 logarithm of its entries.
+fn checked_size(dev: &Device<Ferrite>, request: &UverbsCqRequest, asked: u32) -> Result<u8> {
+    if request.log_entries > u32::from(dev.caps.cq_max_log_entries) {
+        return Err(EINVAL);
+    }
+    let ring = u64::from(abi::BLOCK_SIZE as u32) << request.log_entries;
+    let record = u64::from(request.record_offset);
+    let end = record + core::mem::size_of::<abi::CompletionRecord>() as u64;
+    if asked > 1 << request.log_entries
+        || record < ring
+        || record % abi::BLOCK_SIZE as u64 != 0
+        || request.buffer % abi::BLOCK_SIZE as u64 != 0
+        || end > request.length
+    {
+        return Err(EINVAL);
+    }
+    Ok(request.log_entries as u8)
+}
+
+#[kunit_tests(ferrite_cq)]
+mod tests {
+    use super::*;
+    use core::cell::RefCell;
+
+    struct Memory(RefCell<KVec<CompletionEntry>>);
+
+    impl Memory {
+        fn new(entries: usize) -> Result<Self> {
+            let mut memory = KVec::with_capacity(entries, GFP_KERNEL)?;
+            for _ in 0..entries {
+                memory.push(CompletionEntry::zeroed(), GFP_KERNEL)?;
+            }
+            Ok(Self(RefCell::new(memory)))
+        }
+
+        /// Writes completion `index` as the device does.
+        fn complete(&self, index: u32, log_entries: u8) {
+            let slot = (index & ((1 << log_entries) - 1)) as usize;
+            self.0.borrow_mut()[slot] = CompletionEntry {
+                index,
+                phase: abi::phase_of(index, log_entries),
+                ..CompletionEntry::zeroed()
+            };
+        }
+    }
+
+    impl Entries for Memory {
+        fn valid_word(&self, slot: usize) -> Result<u32> {
+            let entries = self.0.borrow();
+            Ok(u32::from(entries.get(slot).ok_or(EINVAL)?.phase) << 24)
+        }
+
+        fn entry(&self, slot: usize) -> Result<CompletionEntry> {
+            self.0.borrow().get(slot).copied().ok_or(EINVAL)
+        }
+
+        fn disown(&self, slot: usize) -> Result {
+            self.0.borrow_mut().get_mut(slot).ok_or(EINVAL)?.qpn = NO_QUEUE_PAIR;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_zeroed_ring_has_no_completion() -> Result {
+        let memory = Memory::new(8)?;
+        assert!(Reader::new(3).next(&memory).is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn completions_of_the_last_round_are_not_seen_again() -> Result {
+        let memory = Memory::new(8)?;
+        let mut reader = Reader::new(3);
+        for index in 0..50 {
+            assert!(!reader.ready(&memory));
+            memory.complete(index, 3);
+            let entry = reader.next(&memory).ok_or(EINVAL)?;
+            assert_eq!(entry.index, index);
+            assert!(reader.next(&memory).is_none());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_full_ring_is_read_to_its_end_and_no_further() -> Result {
+        let memory = Memory::new(8)?;
+        let mut reader = Reader::new(3);
+        for round in 0..3u32 {
+            for index in 0..8 {
+                memory.complete(round * 8 + index, 3);
+            }
+            for index in 0..8 {
+                assert_eq!(reader.next(&memory).ok_or(EINVAL)?.index, round * 8 + index);
+            }
+            assert!(reader.next(&memory).is_none());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_phase_goes_on_where_the_index_wraps() -> Result {
+        let memory = Memory::new(8)?;
+        let mut reader = Reader::new(3);
+        reader.consumer = u32::MAX - 2;
+        for step in 0..20 {
+            let index = (u32::MAX - 2).wrapping_add(step);
+            memory.complete(index, 3);
+            assert_eq!(reader.next(&memory).ok_or(EINVAL)?.index, index);
+        }
+        Ok(())
+    }
+}

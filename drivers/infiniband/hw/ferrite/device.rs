@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The RDMA device: what the driver knows about it, and its operations, each of which is carried
+//! out in the file of the object it is about.
+
+use crate::{
+    abi,
+    abi::{
+        CommandOpcode,
+        DeviceCaps, //
+    },
+    bars::Identity,
+    cq::FerriteCq,
+    handler::Handlers,
+    hardware::Hardware,
+    kernel_ext::errno,
+    mr::FerriteMr,
+    numbers::{
+        Number,
+        Numbers, //
+    },
+    port,
+    qp::FerriteQp,
+    rdma,
+    rdma::{
+        kind,
+        Access,
+        Completions,
+        Cq,
+        CqInitAttr,
+        Device,
+        DeviceAttr,
+        EventSink,
+        GidAttr,
+        Mr,
+        New,
+        Notify,
+        Pd,
+        PortAttr,
+        PortImmutable,
+        Qp,
+        QpAttr,
+        QpInitAttr,
+        QpQuery,
+        RecvList,
+        SendList,
+        Ucontext,
+        Udata,
+        UserRegion, //
+    },
+    tpt::Tags,
+    ucontext::FerriteUcontext,
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// First queue pair number for ordinary queue pairs: 0 and 1 are the management ones.
+const FIRST_QPN: u32 = 2;
+
+/// The driver's data of one device.
+pub(crate) struct Ferrite {
+    /// Taken down with the RDMA device, while the hardware still answers.
+    pub(crate) handlers: Handlers,
+    pub(crate) hw: Arc<Hardware>,
+    pub(crate) caps: DeviceCaps,
+    pub(crate) identity: Identity,
+    pub(crate) tags: Arc<Tags>,
+    pub(crate) pds: Arc<Numbers>,
+    pub(crate) cqns: Arc<Numbers>,
+    pub(crate) qpns: Arc<Numbers>,
+    pub(crate) doorbell_pages: Arc<Numbers>,
+}
+
+impl Ferrite {
+    /// Asks a started device what it can do and makes its event queues.
+    pub(crate) fn new(
+        hw: &Arc<Hardware>,
+        identity: Identity,
+        queues: &[Arc<crate::eq::EventQueue>],
+    ) -> Result<Self> {
+        let caps: DeviceCaps = hw.query(CommandOpcode::QueryDevice, 0)?;
+        let pages = caps.doorbell_pages.min(hw.doorbells.pages());
+        Ok(Self {
+            handlers: Handlers::start(hw, queues, caps.max_eq)?,
+            tags: Tags::new(caps.max_tags.min(1 << 24))?,
+            // Protection domains are numbers only; the device sets no bound.
+            pds: Numbers::new(1, caps.max_qp.max(1 << 16))?,
+            cqns: Numbers::new(0, caps.max_cq.min(abi::QUEUE_NUMBER_MASK))?,
+            qpns: Numbers::new(FIRST_QPN, caps.max_qp.min(abi::QUEUE_NUMBER_MASK))?,
+            doorbell_pages: Numbers::new(1, pages)?,
+            hw: hw.clone(),
+            caps,
+            identity,
+        })
+    }
+
+    /// Whether both sides agreed on a feature.
+    pub(crate) fn has(&self, feature: u64) -> bool {
+        self.identity.features & self.caps.features & feature == feature
+    }
+
+    /// The device's EUI-64.
+    pub(crate) fn guid(&self) -> u64 {
+        port::eui64(&self.identity.mac)
+    }
+}
+
+/// The driver's data of a protection domain.
+pub(crate) struct FerritePd {
+    number: Number,
+}
+
+impl FerritePd {
+    /// Its number in the device.
+    pub(crate) fn number(&self) -> u32 {
+        self.number.get()
+    }
+}
+
+#[vtable]
+impl rdma::Driver for Ferrite {
+    const NAME: &'static CStr = c"ferrite%d";
+    const ABI_VERSION: u32 = abi::UVERBS_ABI_VERSION;
+
+    type Ucontext = FerriteUcontext;
+    type Pd = FerritePd;
+    type Cq = FerriteCq;
+    type Qp = FerriteQp;
+    type Mr = FerriteMr;
+    type Ah = ();
+    type Srq = ();
+    type Mw = ();
+
+    fn query_device(dev: &Device<Self>) -> Result<DeviceAttr> {
+        Ok(port::device_attributes(dev))
+    }
+
+    fn query_port(dev: &Device<Self>, port: u32) -> Result<PortAttr> {
+        port::attributes(dev, port)
+    }
+
+    fn port_immutable(dev: &Device<Self>, port: u32) -> Result<PortImmutable> {
+        port::immutable(dev, port)
+    }
+
+    fn query_pkey(_dev: &Device<Self>, _port: u32, index: u16) -> Result<u16> {
+        port::partition_key(index)
+    }
+
+    fn add_gid(dev: &Device<Self>, attr: &GidAttr) -> Result {
+        port::add_gid(dev, attr)
+    }
+
+    fn del_gid(dev: &Device<Self>, attr: &GidAttr) -> Result {
+        port::del_gid(dev, attr)
+    }
+
+    fn firmware_version(dev: &Device<Self>) -> (u16, u16, u16) {
+        let (major, minor, patch) = dev.identity.firmware;
+        (major, minor.into(), patch.into())
+    }
+
+    fn event_sink(dev: &Device<Self>) -> Option<&EventSink<Self>> {
+        Some(&dev.hw.sink)
+    }
+
+    fn alloc_ucontext<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Ucontext, Self>,
+        udata: &Udata<'_, Self>,
+    ) -> Result<&'a Ucontext<Self>> {
+        FerriteUcontext::create(dev, new, udata)
+    }
+
+    fn dealloc_ucontext(_ctx: &Ucontext<Self>) {}
+
+    fn alloc_pd<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Pd, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Pd<Self>> {
+        let number = dev.pds.take()?;
+        let response = abi::UverbsPdResponse {
+            pdn: number.get(),
+            reserved: 0,
+        };
+        let pd = new.init(Ok::<_, Error>(FerritePd { number }))?;
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+            udata.respond(&response)?;
+        }
+        Ok(pd)
+    }
+
+    fn dealloc_pd(_pd: &Pd<Self>) -> Result {
+        Ok(())
+    }
+
+    fn create_cq<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+    ) -> Result<&'a Cq<Self>> {
+        FerriteCq::create_kernel(dev, new, attr)
+    }
+
+    fn create_user_cq<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+        udata: &Udata<'_, Self>,
+    ) -> Result<&'a Cq<Self>> {
+        FerriteCq::create_user(dev, new, attr, udata)
+    }
+
+    fn destroy_cq(cq: &Cq<Self>) -> Result {
+        FerriteCq::destroy(cq)
+    }
+
+    fn poll_cq(cq: &Cq<Self>, completions: &mut Completions<'_>) -> Result {
+        FerriteCq::poll(cq, completions)
+    }
+
+    fn req_notify_cq(cq: &Cq<Self>, notify: Notify) -> Result<bool> {
+        FerriteCq::request_notification(cq, notify)
+    }
+
+    fn create_qp<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Qp, Self>,
+        attr: &mut QpInitAttr<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Qp<Self>> {
+        FerriteQp::create(dev, new, attr, udata)
+    }
+
+    fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, udata: Option<&Udata<'_, Self>>) -> Result {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        FerriteQp::modify(qp, attr)
+    }
+
+    fn query_qp(qp: &Qp<Self>, attr: &mut QpQuery<'_>) -> Result {
+        FerriteQp::query(qp, attr)
+    }
+
+    fn destroy_qp(qp: &Qp<Self>) -> Result {
+        FerriteQp::destroy(qp)
+    }
+
+    fn post_send(qp: &Qp<Self>, list: &mut SendList<'_, Self>) -> Result {
+        FerriteQp::post_send(qp, list)
+    }
+
+    fn post_recv(qp: &Qp<Self>, list: &mut RecvList<'_>) -> Result {
+        FerriteQp::post_receive(qp, list)
+    }
+
+    fn get_dma_mr<'a>(
+        _pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        access: Access,
+    ) -> Result<&'a Mr<Self>> {
+        FerriteMr::all_memory(new, access)
+    }
+
+    fn reg_user_mr<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        region: &UserRegion,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Mr<Self>> {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        FerriteMr::register(pd, new, region)
+    }
+
+    fn dereg_mr(mr: &Mr<Self>) -> Result {
+        FerriteMr::deregister(mr)
+    }
+
+    fn alloc_mr<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        pages: u32,
+    ) -> Result<&'a Mr<Self>> {
+        if !pd.device().has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
+            return Err(errno::eopnotsupp());
+        }
+        FerriteMr::allocate(pd, new, pages)
+    }
+
+    fn begin_mr_map(mr: &Mr<Self>) {
+        mr.begin_pages();
+    }
+
+    fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result {
+        mr.push_page(addr)
+    }
+}

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A running device as the rest of the driver sees it: commands, doorbells, what its events are
+//! about, and what happens when it fails.
+
+use crate::{
+    abi::{
+        Command,
+        CommandOpcode,
+        EventCode,
+        EventEntry,
+        FatalCode,
+        Plain, //
+    },
+    bars::{
+        Doorbells,
+        Registers, //
+    },
+    cqp::Cqp,
+    device::Ferrite,
+    kernel_ext::{
+        table::IrqTable,
+        workqueue::OwnedQueue, //
+    },
+    rdma::{
+        CqRef,
+        EventSink,
+        QpEvent,
+        QpRef, //
+    },
+};
+use kernel::{
+    device::Bound,
+    pci,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
+    workqueue::{
+        impl_has_work,
+        new_work,
+        Work,
+        WorkItem, //
+    },
+};
+
+/// A device, from mapping its BARs to its last reset.
+#[pin_data]
+pub(crate) struct Hardware {
+    pdev: ARef<pci::Device>,
+    pub(crate) registers: Registers,
+    pub(crate) doorbells: Doorbells,
+    #[pin]
+    pub(crate) cqp: Cqp,
+    /// Completion queues by number, for events.
+    #[pin]
+    pub(crate) cqs: IrqTable<CqRef<Ferrite>>,
+    /// Queue pairs by number, for events.
+    #[pin]
+    pub(crate) qps: IrqTable<QpRef<Ferrite>>,
+    /// Where events of the device as a whole go.
+    #[pin]
+    pub(crate) sink: EventSink<Ferrite>,
+    /// Where events of queue pairs are passed on.
+    events: OwnedQueue,
+    link_up: Atomic<u32>,
+}
+
+impl Hardware {
+    /// Maps a device; it is not started yet.
+    pub(crate) fn new<'a>(pdev: &'a pci::Device<Bound>) -> impl PinInit<Self, Error> + 'a {
+        try_pin_init!(Self {
+            registers: Registers::map(pdev)?,
+            doorbells: Doorbells::map(pdev)?,
+            cqp <- Cqp::new(pdev.as_ref()),
+            cqs <- IrqTable::new(),
+            qps <- IrqTable::new(),
+            sink <- EventSink::new(),
+            events: OwnedQueue::ordered(c"ferrite")?,
+            link_up: Atomic::new(0),
+            pdev: ARef::from(&**pdev),
+        })
+    }
+
+    /// Whether the link of the device is up.
+    pub(crate) fn link_up(&self) -> bool {
+        self.link_up.load(Relaxed) != 0
+    }
+
+    /// Notes whether the link is up.
+    pub(crate) fn set_link(&self, up: bool) {
+        self.link_up.store(u32::from(up), Relaxed);
+    }
+
+    /// Whether the device has failed; nothing is expected of it any more.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.cqp.is_dead()
+    }
+
+    fn check<T>(&self, opcode: CommandOpcode, result: Result<T>) -> Result<T> {
+        match result {
+            Err(error) if error == ETIMEDOUT => {
+                dev_err!(self.pdev, "no answer to command {:?}\n", opcode);
+                self.fail();
+                Err(EIO)
+            }
+            Err(error) => {
+                dev_dbg!(self.pdev, "command {:?} failed: {:?}\n", opcode, error);
+                Err(error)
+            }
+            result => result,
+        }
+    }
+
+    /// Runs a command. Sleeps.
+    pub(crate) fn execute<C: Command>(&self, command: &C) -> Result {
+        let result = self.cqp.execute(&self.doorbells, command);
+        self.check(C::OPCODE, result).map(|_| ())
+    }
+
+    /// Runs a command about one object. Sleeps.
+    pub(crate) fn execute_on(&self, opcode: CommandOpcode, number: u32) -> Result {
+        let result = self.cqp.execute_on(&self.doorbells, opcode, number);
+        self.check(opcode, result).map(|_| ())
+    }
+
+    /// Runs a query about one object (or none: 0). Sleeps.
+    pub(crate) fn query<R: Plain>(&self, opcode: CommandOpcode, number: u32) -> Result<R> {
+        let result = self.cqp.query(&self.doorbells, opcode, number);
+        self.check(opcode, result)
+    }
+
+    /// Gives the device up: commands fail from now on, consumers are told. May be called from any
+    /// context.
+    ///
+    /// The reset makes the device leave host memory alone, so that objects can be taken down as
+    /// if it had answered.
+    pub(crate) fn fail(&self) {
+        if !self.cqp.kill() {
+            return;
+        }
+        dev_err!(self.pdev, "device failed, its users are told to let go\n");
+        self.registers.request_reset();
+        self.sink.with(|device| device.report_fatal());
+        // Kernel consumers find their work requests flushed when they poll.
+        let mut next = self.cqs.next_index(0);
+        while let Some(index) = next {
+            if let Some(cq) = self.cqs.get(index).filter(|cq| !cq.is_user()) {
+                cq.complete();
+            }
+            next = self.cqs.next_index(index + 1);
+        }
+    }
+
+    /// Gives the device up if it is not there any more. Sleeps.
+    pub(crate) fn check_presence(&self) {
+        if !self.registers.is_present() {
+            dev_err!(self.pdev, "device is gone\n");
+            self.fail();
+        }
+    }
+
+    /// Stops the device for good. Sleeps.
+    pub(crate) fn stop(&self) {
+        self.cqp.kill();
+        match self.registers.reset() {
+            Ok(()) => {}
+            Err(error) if error == ENODEV => {}
+            Err(error) => dev_err!(self.pdev, "reset failed: {:?}\n", error),
+        }
+    }
+
+    /// Acts on an event. Runs in the interrupt.
+    #[inline]
+    pub(crate) fn dispatch(&self, event: &EventEntry) {
+        match EventCode::from_number(event.code) {
+            Some(EventCode::Completion) => {
+                if let Some(cq) = self.cqs.get(event.id as usize) {
+                    cq.complete();
+                }
+            }
+            Some(EventCode::CommandDone) => self.cqp.finished(event),
+            Some(code) => self.dispatch_rare(code, event),
+            None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
+        }
+    }
+
+    #[cold]
+    fn dispatch_rare(&self, code: EventCode, event: &EventEntry) {
+        match code {
+            EventCode::CompletionQueueError => {
+                if let Some(cq) = self.cqs.get(event.id as usize) {
+                    cq.report_error();
+                }
+            }
+            EventCode::QueuePairFatal => self.queue_pair_event(event.id, QpEvent::Fatal),
+            EventCode::QueuePairRequestError => {
+                self.queue_pair_event(event.id, QpEvent::RequestError);
+            }
+            EventCode::QueuePairAccessError => {
+                self.queue_pair_event(event.id, QpEvent::AccessError);
+            }
+            EventCode::CommunicationEstablished => {
+                self.queue_pair_event(event.id, QpEvent::CommunicationEstablished);
+            }
+            EventCode::SendQueueDrained => {
+                self.queue_pair_event(event.id, QpEvent::SendQueueDrained);
+            }
+            EventCode::LastEntryReached => {
+                self.queue_pair_event(event.id, QpEvent::LastWqeReached);
+            }
+            EventCode::LinkChange => {
+                let up = event.param0 != 0;
+                dev_info!(self.pdev, "link is {}\n", if up { "up" } else { "down" });
+                self.set_link(up);
+                self.sink
+                    .with(|device| device.report_port(crate::port::PORT, up));
+            }
+            EventCode::DeviceFatal => {
+                let code = FatalCode::from_number(event.param0 as u8);
+                dev_err!(self.pdev, "device stopped: {:?}\n", code);
+                self.fail();
+            }
+            EventCode::EventQueueOverflow => {
+                dev_err!(self.pdev, "event queue {} is out of room\n", event.id);
+                self.fail();
+            }
+            _ => dev_warn!(self.pdev, "event {:?} was not asked for\n", code),
+        }
+    }
+
+    /// Passes an event on to a queue pair's consumer, from process context: kernel consumers may
+    /// sleep in their handler.
+    fn queue_pair_event(&self, number: u32, event: QpEvent) {
+        let Some(qp) = self.qps.get(number as usize) else {
+            return;
+        };
+        match QueuePairEvent::new(qp, event) {
+            // A work item that was made just now is not queued yet.
+            Ok(work) => drop(self.events.enqueue(work)),
+            Err(_) => dev_err!(
+                self.pdev,
+                "no memory for an event of queue pair {}\n",
+                number
+            ),
+        }
+    }
+}
+
+/// An event on its way to the consumer of a queue pair, which it keeps alive.
+#[pin_data]
+struct QueuePairEvent {
+    qp: QpRef<Ferrite>,
+    event: QpEvent,
+    #[pin]
+    work: Work<QueuePairEvent>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for QueuePairEvent { self.work }
+}
+
+impl QueuePairEvent {
+    fn new(qp: QpRef<Ferrite>, event: QpEvent) -> Result<Arc<Self>> {
+        let work = pin_init!(Self {
+            qp,
+            event,
+            work <- new_work!("ferrite_qp_event"),
+        });
+        Arc::pin_init(work, GFP_ATOMIC)
+    }
+}
+
+impl WorkItem for QueuePairEvent {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.qp.report(this.event);
+    }
+}
+
+/// Something that was made in the device by a command, and is taken down by another.
+///
+/// Dropping it takes it down at the latest; afterwards the device does not touch what belongs to
+/// it. A device that failed was reset, which has the same effect.
+pub(crate) struct DeviceObject {
+    hw: Arc<Hardware>,
+    destroy: CommandOpcode,
+    number: u32,
+    gone: Atomic<u32>,
+}
+
+impl DeviceObject {
+    /// Makes an object with number `number` by `create`; `destroy` takes it down.
+    pub(crate) fn create<C: Command>(
+        hw: &Arc<Hardware>,
+        create: &C,
+        destroy: CommandOpcode,
+        number: u32,
+    ) -> Result<Self> {
+        hw.execute(create)?;
+        Ok(Self {
+            hw: hw.clone(),
+            destroy,
+            number,
+            gone: Atomic::new(0),
+        })
+    }
+
+    /// Takes the object down; `EBUSY` where something still uses it. Sleeps.
+    pub(crate) fn destroy(&self) -> Result {
+        if self.gone.xchg(1, kernel::sync::atomic::Full) != 0 {
+            return Ok(());
+        }
+        match self.hw.execute_on(self.destroy, self.number) {
+            Err(error) if error == EBUSY => {
+                self.gone.store(0, Relaxed);
+                Err(EBUSY)
+            }
+            Err(error) if !self.hw.is_dead() => {
+                // The device and the driver disagree about what exists: what the device would
+                // touch afterwards is anyone's guess.
+                pr_err!(
+                    "ferrite: {:?} of {:#x} failed: {:?}\n",
+                    self.destroy,
+                    self.number,
+                    error
+                );
+                self.hw.fail();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for DeviceObject {
+    fn drop(&mut self) {
+        if self.destroy().is_err() {
+            pr_err!(
+                "ferrite: {:?} of {:#x}: still in use\n",
+                self.destroy,
+                self.number
+            );
+            self.hw.fail();
+        }
+    }
+}

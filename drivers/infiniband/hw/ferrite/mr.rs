@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory regions, and the memory of processes that rings and regions lie in.
+
+use crate::{
+    abi,
+    abi::{
+        AllocateTag,
+        AttOrder,
+        Buffer,
+        CommandOpcode,
+        RegisterPart,
+        RegisterRegion,
+        Tag,
+        TagKind,
+        ATT_TABLE_ENTRIES, //
+    },
+    device::Ferrite,
+    hardware::DeviceObject,
+    kernel_ext::errno,
+    rdma::{
+        kind,
+        Access,
+        Device,
+        Mr,
+        New,
+        Pd,
+        Umem,
+        UserRegion, //
+    },
+    tpt::{
+        Att,
+        TakenTag, //
+    },
+};
+use kernel::{
+    dma::Coherent,
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
+};
+
+/// Most pages of a region that is registered by work request: those of one table.
+pub(crate) const MAX_FAST_PAGES: u32 = ATT_TABLE_ENTRIES as u32;
+
+/// Memory of a process, pinned and described for the device.
+pub(crate) struct UserMemory {
+    att: Att,
+    _umem: Umem,
+}
+
+impl UserMemory {
+    /// Pins `length` bytes from `address` on, which the device knows as `iova`.
+    pub(crate) fn pin(
+        dev: &Device<Ferrite>,
+        address: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Self> {
+        let bytes = usize::try_from(length)?;
+        let umem = Umem::get(dev, address, bytes, access)?;
+        let page_size = umem
+            .best_page_size(dev.caps.page_sizes, iova)
+            .ok_or(EINVAL)?;
+        let count = umem.num_blocks(page_size);
+        let mut pages = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for page in umem.blocks(page_size) {
+            pages.push(page, GFP_KERNEL)?;
+        }
+        let first_byte = (iova & (page_size as u64 - 1)) as u32;
+        let shift = page_size.trailing_zeros() as u8;
+        Ok(Self {
+            att: Att::new(dev.parent(), &pages, shift, first_byte, length)?,
+            _umem: umem,
+        })
+    }
+
+    /// Pins the rings of a queue, which the device writes.
+    pub(crate) fn pin_rings(dev: &Device<Ferrite>, address: u64, length: u64) -> Result<Self> {
+        Self::pin(dev, address, length, address, Access::LOCAL_WRITE)
+    }
+
+    /// What to tell the device.
+    pub(crate) fn buffer(&self) -> Buffer {
+        self.att.buffer()
+    }
+}
+
+/// The rights that the device knows, out of what a consumer asked for.
+pub(crate) fn device_access(access: Access) -> Result<u32> {
+    if access.contains(Access::ON_DEMAND) {
+        return Err(errno::eopnotsupp());
+    }
+    let rights = [
+        (Access::LOCAL_WRITE, abi::ACCESS_LOCAL_WRITE),
+        (Access::REMOTE_WRITE, abi::ACCESS_REMOTE_WRITE),
+        (Access::REMOTE_READ, abi::ACCESS_REMOTE_READ),
+        (Access::REMOTE_ATOMIC, abi::ACCESS_REMOTE_ATOMIC),
+        (Access::MW_BIND, abi::ACCESS_WINDOW_BIND),
+        (Access::ZERO_BASED, abi::ACCESS_ZERO_BASED),
+    ];
+    let granted = rights
+        .iter()
+        .filter(|(asked, _)| access.contains(*asked))
+        .fold(0, |rights, (_, right)| rights | right);
+    Ok(granted)
+}
+
+/// The pages of a region that is registered by work request.
+struct PageList {
+    table: Coherent<[u64]>,
+    used: Atomic<u32>,
+}
+
+/// Where the memory of a region is.
+enum Memory {
+    /// All of host memory, by DMA address.
+    All,
+    /// Pinned memory of a process.
+    User { _memory: UserMemory },
+    /// Whatever the last registration by work request said.
+    Listed(PageList),
+}
+
+/// The driver's data of a memory region.
+///
+/// The fields are dropped in order: the device lets go of the tag, then the memory is given back,
+/// then the tag.
+pub(crate) struct FerriteMr {
+    object: Option<DeviceObject>,
+    memory: Memory,
+    tag: Option<TakenTag>,
+}
+
+impl FerriteMr {
+    /// The region of all memory. It has no remote key: peers are not let in that way.
+    pub(crate) fn all_memory<'a>(
+        mut new: New<'a, kind::Mr, Ferrite>,
+        access: Access,
+    ) -> Result<&'a Mr<Ferrite>> {
+        if device_access(access)? & abi::ACCESS_REMOTE != 0 {
+            return Err(errno::eopnotsupp());
+        }
+        new.set_keys(abi::TAG_ALL_MEMORY, abi::TAG_ALL_MEMORY);
+        new.init(Ok::<_, Error>(Self {
+            object: None,
+            memory: Memory::All,
+            tag: None,
+        }))
+    }
+
+    /// Registers memory of a process.
+    pub(crate) fn register<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mr, Ferrite>,
+        region: &UserRegion,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let dev = pd.device();
+        let access = device_access(region.access)?;
+        if region.length > dev.caps.max_region {
+            return Err(EINVAL);
+        }
+        let memory = UserMemory::pin(dev, region.start, region.length, region.iova, region.access)?;
+        let taken = dev.tags.take()?;
+        let tag = taken.get().0;
+        let object = DeviceObject::create(
+            &dev.hw,
+            &RegisterRegion {
+                tag,
+                pd: pd.number(),
+                access,
+                replace: 0,
+                address: if access & abi::ACCESS_ZERO_BASED != 0 {
+                    0
+                } else {
+                    region.iova
+                },
+                buffer: memory.buffer(),
+            },
+            CommandOpcode::ReleaseTag,
+            tag,
+        )?;
+        new.set_keys(tag, tag);
+        new.init(Ok::<_, Error>(Self {
+            object: Some(object),
+            memory: Memory::User { _memory: memory },
+            tag: Some(taken),
+        }))
+    }
+
+    /// Makes a region of up to `pages` pages that is registered by work request.
+    pub(crate) fn allocate<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mr, Ferrite>,
+        pages: u32,
+    ) -> Result<&'a Mr<Ferrite>> {
+        if pages == 0 || pages > MAX_FAST_PAGES {
+            return Err(EINVAL);
+        }
+        let dev = pd.device();
+        let list = PageList {
+            table: Coherent::zeroed_slice(dev.parent(), pages as usize, GFP_KERNEL)?,
+            used: Atomic::new(0),
+        };
+        let taken = dev.tags.take()?;
+        let tag = taken.get().0;
+        let object = DeviceObject::create(
+            &dev.hw,
+            &AllocateTag {
+                tag,
+                pd: pd.number(),
+                kind: TagKind::Region.number(),
+                reserved: [0; 3],
+                max_pages: pages,
+            },
+            CommandOpcode::ReleaseTag,
+            tag,
+        )?;
+        new.set_keys(tag, tag);
+        new.init(Ok::<_, Error>(Self {
+            object: Some(object),
+            memory: Memory::Listed(list),
+            tag: Some(taken),
+        }))
+    }
+
+    /// Forgets the pages that were listed.
+    pub(crate) fn begin_pages(&self) {
+        if let Memory::Listed(list) = &self.memory {
+            list.used.store(0, Relaxed);
+        }
+    }
+
+    /// Adds the page at `address` to the list; `ENOMEM` when it is full.
+    pub(crate) fn push_page(&self, address: u64) -> Result {
+        let Memory::Listed(list) = &self.memory else {
+            return Err(EINVAL);
+        };
+        let index = list.used.load(Relaxed);
+        if index as usize >= list.table.len() {
+            return Err(ENOMEM);
+        }
+        kernel::dma_write!(list.table, [try: index as usize], address);
+        list.used.store(index + 1, Relaxed);
+        Ok(())
+    }
+
+    /// The work request that registers the listed pages under `key`.
+    pub(crate) fn register_part(
+        mr: &Mr<Ferrite>,
+        key: u32,
+        access: Access,
+    ) -> Result<RegisterPart> {
+        let Memory::Listed(list) = &mr.memory else {
+            return Err(EINVAL);
+        };
+        let page_size = u64::from(mr.page_size());
+        if !page_size.is_power_of_two() {
+            return Err(EINVAL);
+        }
+        let buffer = Buffer {
+            root: list.table.dma_handle(),
+            length: mr.length(),
+            first_byte: (mr.iova() & (page_size - 1)) as u32,
+            page_shift: page_size.trailing_zeros() as u8,
+            order: AttOrder::First.number(),
+            reserved: 0,
+        };
+        if buffer.pages() != Some(list.used.load(Relaxed).into()) {
+            return Err(EINVAL);
+        }
+        Ok(RegisterPart {
+            tag: key,
+            access: device_access(access)?,
+            address: mr.iova(),
+            buffer,
+            reserved: 0,
+        })
+    }
+
+    /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
+    pub(crate) fn deregister(mr: &Mr<Ferrite>) -> Result {
+        if let Some(object) = &mr.object {
+            object.destroy()?;
+        }
+        if let Some(tag) = &mr.tag {
+            tag.note_latest(Tag(mr.lkey()));
+        }
+        Ok(())
+    }
+}
+
+#[kunit_tests(ferrite_mr)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_right_is_translated() {
+        assert_eq!(
+            device_access(Access::LOCAL_WRITE),
+            Ok(abi::ACCESS_LOCAL_WRITE)
+        );
+        assert_eq!(
+            device_access(Access::REMOTE_READ | Access::REMOTE_ATOMIC),
+            Ok(abi::ACCESS_REMOTE_READ | abi::ACCESS_REMOTE_ATOMIC)
+        );
+        assert_eq!(device_access(Access::default()), Ok(0));
+    }
+
+    #[test]
+    fn hints_are_ignored_and_paging_is_refused() {
+        assert_eq!(device_access(Access::RELAXED_ORDERING), Ok(0));
+        assert!(device_access(Access::ON_DEMAND).is_err());
+    }
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The device's attributes and its port, which follows the network interface that it shares the
+//! link with.
+
+use crate::{
+    abi,
+    abi::SetGid,
+    bindings,
+    device::Ferrite,
+    mr,
+    rdma::{
+        Device,
+        DeviceAttr,
+        DeviceCaps,
+        GidAttr,
+        GidType,
+        Mtu,
+        PortAttr,
+        PortImmutable, //
+    },
+};
+use kernel::prelude::*;
+
+/// The only port.
+pub(crate) const PORT: u32 = 1;
+
+/// The only partition key: full member of the default partition.
+const DEFAULT_PARTITION: u16 = 0xffff;
+
+/// The EUI-64 made from a MAC address, as in RFC 4291 appendix A.
+pub(crate) fn eui64(mac: &[u8; 6]) -> u64 {
+    u64::from_be_bytes([
+        mac[0] ^ 2,
+        mac[1],
+        mac[2],
+        0xff,
+        0xfe,
+        mac[3],
+        mac[4],
+        mac[5],
+    ])
+}
+
+/// What the device is and can do.
+pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
+    let caps = &dev.caps;
+    let (major, minor, patch) = dev.identity.firmware;
+    let mut flags =
+        DeviceCaps::PORT_ACTIVE_EVENT | DeviceCaps::SYS_IMAGE_GUID | DeviceCaps::RC_RNR_NAK_GEN;
+    if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
+        flags = flags | DeviceCaps::MEM_MGT_EXTENSIONS;
+    }
+    // So many of the largest work requests fit a send queue.
+    let max_send_wr =
+        (1u32 << caps.sq_max_log_blocks) / (abi::MAX_BLOCKS as u32).next_power_of_two();
+    let max_wr = max_send_wr.min(1 << caps.rq_max_log_entries);
+    DeviceAttr {
+        fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(patch),
+        sys_image_guid: dev.guid(),
+        max_mr_size: caps.max_region,
+        page_size_cap: caps.page_sizes,
+        vendor_id: abi::PCI_VENDOR_ID.into(),
+        vendor_part_id: abi::PCI_DEVICE_ID.into(),
+        hw_ver: abi::PCI_REVISION.into(),
+        max_qp: caps.max_qp.saturating_sub(2),
+        max_qp_wr: max_wr,
+        caps: flags,
+        local_dma_lkey: true,
+        max_send_sge: caps.max_sge.into(),
+        max_recv_sge: caps.max_sge.into(),
+        max_sge_rd: caps.max_sge.into(),
+        max_cq: caps.max_cq,
+        max_cqe: 1 << caps.cq_max_log_entries,
+        max_mr: caps.max_tags.saturating_sub(1),
+        max_pd: caps.max_qp,
+        max_qp_rd_atom: caps.max_read.into(),
+        max_qp_init_rd_atom: caps.max_read.into(),
+        max_res_rd_atom: u32::from(caps.max_read) * caps.max_qp.min(1 << 16),
+        atomic_hca: dev.has(abi::FEATURE_ATOMICS),
+        max_fast_reg_page_list_len: if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
+            mr::MAX_FAST_PAGES
+        } else {
+            0
+        },
+        max_pkeys: 1,
+        local_ca_ack_delay: 15,
+        timestamp_mask: u64::MAX,
+        core_clock: caps.clock_khz.into(),
+        ..DeviceAttr::default()
+    }
+}
+
+fn max_mtu(dev: &Device<Ferrite>) -> Mtu {
+    match dev.caps.max_log_mtu {
+        0..=8 => Mtu::Bytes256,
+        9 => Mtu::Bytes512,
+        10 => Mtu::Bytes1024,
+        11 => Mtu::Bytes2048,
+        _ => Mtu::Bytes4096,
+    }
+}
+
+/// The state of the port: that of the network interface, and of the device's own link.
+pub(crate) fn attributes(dev: &Device<Ferrite>, port: u32) -> Result<PortAttr> {
+    if port != PORT {
+        return Err(EINVAL);
+    }
+    let ethernet = dev.ethernet_port(port);
+    let mut attr = PortAttr::ethernet(&ethernet, max_mtu(dev), dev.caps.max_gid.into());
+    attr.active = ethernet.up && dev.hw.link_up() && !dev.hw.is_dead();
+    attr.max_msg_size = u32::try_from(dev.caps.max_message).unwrap_or(abi::MAX_MESSAGE);
+    Ok(attr)
+}
+
+/// What never changes about the port.
+pub(crate) fn immutable(dev: &Device<Ferrite>, port: u32) -> Result<PortImmutable> {
+    if port != PORT {
+        return Err(EINVAL);
+    }
+    let mut immutable = PortImmutable::roce_v2(dev.caps.max_gid.into());
+    if !dev.has(abi::FEATURE_DATAGRAM) {
+        // Without queue pair 1 there is no management, and no communication manager on top of it;
+        // saying so keeps both from failing the registration.
+        immutable.core_cap_flags &=
+            !(bindings::RDMA_CORE_CAP_IB_MAD | bindings::RDMA_CORE_CAP_IB_CM);
+        immutable.max_mad_size = 0;
+    }
+    Ok(immutable)
+}
+
+/// The partition key at `index`.
+pub(crate) fn partition_key(index: u16) -> Result<u16> {
+    if index != 0 {
+        return Err(EINVAL);
+    }
+    Ok(DEFAULT_PARTITION)
+}
+
+/// Tells the device of a GID.
+pub(crate) fn add_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
+    if attr.gid_type() != Some(GidType::RoceV2) {
+        // The table holds only what the port's protocol is.
+        return Err(EINVAL);
+    }
+    let (vlan, mac) = attr.l2()?;
+    dev.hw.execute(&SetGid {
+        gid: attr.gid().0,
+        index: attr.index(),
+        vlan: vlan.unwrap_or(abi::VLAN_NONE),
+        mac,
+        reserved: [0; 3],
+    })
+}
+
+/// Makes the device forget a GID.
+pub(crate) fn del_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
+    let cleared = dev.hw.execute(&SetGid {
+        gid: [0; 16],
+        index: attr.index(),
+        vlan: abi::VLAN_NONE,
+        mac: [0; 6],
+        reserved: [0; 3],
+    });
+    // A device that failed has no table any more.
+    if dev.hw.is_dead() {
+        return Ok(());
+    }
+    cleared
+}
+
+#[kunit_tests(ferrite_port)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guid_is_the_eui64_of_the_mac() {
+        let guid = eui64(&[0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
+        assert_eq!(guid, 0x5054_00ff_fe12_3456);
+    }
+
+    #[test]
+    fn there_is_one_partition() {
+        assert_eq!(partition_key(0), Ok(0xffff));
+        assert!(partition_key(1).is_err());
+    }
+}

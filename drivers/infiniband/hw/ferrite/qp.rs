@@ -1,0 +1,1074 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queue pairs.
+//!
+//! Both rings and the record lie in one buffer: of the process for its own queue pairs, coherent
+//! memory for those of the kernel. Only the latter are posted to here.
+
+use crate::{
+    abi,
+    abi::{
+        AtomicPart,
+        Buffer,
+        CommandOpcode,
+        CompletionEntry,
+        CreateQueuePair,
+        ModifyQueuePair,
+        Plain,
+        QueuePairKind,
+        QueuePairRecord,
+        QueuePairState,
+        SendOpcode,
+        UverbsQpRequest,
+        UverbsQpResponse,
+        BLOCK_SIZE, //
+    },
+    bars::Doorbells,
+    bindings,
+    cq::FerriteCq,
+    device::Ferrite,
+    dma_types::Block,
+    hardware::DeviceObject,
+    kernel_ext::{
+        barrier::{
+            dma_wmb,
+            mb, //
+        },
+        errno,
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock, //
+        },
+    },
+    mr::{
+        device_access,
+        FerriteMr,
+        UserMemory, //
+    },
+    numbers::Number,
+    port::PORT,
+    rdma::{
+        kind,
+        AhAttr,
+        Device,
+        Mtu,
+        New,
+        Qp,
+        QpAttr,
+        QpCap,
+        QpInitAttr,
+        QpQuery,
+        QpState,
+        QpType,
+        QpValues,
+        RecvList,
+        SendFlags,
+        SendList,
+        SendOp,
+        SendWr,
+        Udata,
+        Wc,
+        WcOpcode,
+        WcStatus, //
+    },
+    wqe,
+    wqe::SendWqe,
+};
+use kernel::{
+    dma::Coherent,
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Mutex, //
+    },
+};
+
+/// Blocks of a record.
+const RECORD_BLOCKS: usize = core::mem::size_of::<QueuePairRecord>() / BLOCK_SIZE;
+/// Words of the record, each with its block: what the driver writes and what it reads.
+const SEND_PRODUCER: (usize, usize) = (0, 0);
+const RECEIVE_PRODUCER: (usize, usize) = (0, 1);
+const SEND_WAKE: (usize, usize) = (1, 0);
+const RECEIVE_WAKE: (usize, usize) = (1, 1);
+const _: () = {
+    assert!(core::mem::offset_of!(QueuePairRecord, send_producer) == 0);
+    assert!(core::mem::offset_of!(QueuePairRecord, receive_producer) == 4);
+    assert!(core::mem::offset_of!(QueuePairRecord, send_wake) == BLOCK_SIZE);
+    assert!(core::mem::offset_of!(QueuePairRecord, receive_wake) == BLOCK_SIZE + 4);
+};
+
+/// Where the parts of a queue pair's buffer are, and how large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingLayout {
+    sq_offset: u32,
+    rq_offset: u32,
+    record_offset: u32,
+    sq_log_blocks: u8,
+    rq_log_entries: u8,
+    rq_log_stride: u8,
+}
+
+impl RingLayout {
+    fn sq_bytes(&self) -> u64 {
+        (BLOCK_SIZE as u64) << self.sq_log_blocks
+    }
+
+    fn rq_bytes(&self) -> u64 {
+        1 << (self.rq_log_entries + self.rq_log_stride)
+    }
+
+    /// The layout for a queue pair of the kernel that can hold `cap`. Receive entries are whole
+    /// blocks.
+    pub(crate) fn for_kernel(cap: &QpCap) -> Self {
+        let per_request =
+            wqe::blocks_per_request(cap.max_send_sge as usize, cap.max_inline_data as usize) as u32;
+        let blocks = (cap.max_send_wr.max(1) * per_request).next_power_of_two();
+        let entries = cap.max_recv_wr.max(1).next_power_of_two();
+        let stride = core::mem::size_of::<abi::ReceiveHeader>()
+            + cap.max_recv_sge as usize * core::mem::size_of::<abi::Sge>();
+        let stride = stride.next_power_of_two().max(BLOCK_SIZE);
+        let mut layout = Self {
+            sq_offset: 0,
+            rq_offset: 0,
+            record_offset: 0,
+            sq_log_blocks: blocks.trailing_zeros() as u8,
+            rq_log_entries: entries.trailing_zeros() as u8,
+            rq_log_stride: stride.trailing_zeros() as u8,
+        };
+        layout.rq_offset = layout.sq_bytes() as u32;
+        layout.record_offset = layout.rq_offset + layout.rq_bytes() as u32;
+        layout
+    }
+
+    /// The layout that a process says its buffer has, if it makes sense.
+    pub(crate) fn from_request(request: &UverbsQpRequest, caps: &abi::DeviceCaps) -> Result<Self> {
+        let layout = Self {
+            sq_offset: request.sq_offset,
+            rq_offset: request.rq_offset,
+            record_offset: request.record_offset,
+            sq_log_blocks: request.sq_log_blocks,
+            rq_log_entries: request.rq_log_entries,
+            rq_log_stride: request.rq_log_stride,
+        };
+        if layout.sq_log_blocks > caps.sq_max_log_blocks
+            || layout.rq_log_entries > caps.rq_max_log_entries
+            || !(abi::RQ_MIN_LOG_STRIDE..=abi::RQ_MAX_LOG_STRIDE).contains(&layout.rq_log_stride)
+            || request.reserved0 != 0
+            || request.reserved1 != 0
+        {
+            return Err(EINVAL);
+        }
+        let aligned = |offset: u64| offset % BLOCK_SIZE as u64 == 0;
+        let fits = |offset: u32, bytes: u64| {
+            aligned(offset.into()) && u64::from(offset) + bytes <= request.length
+        };
+        let record = core::mem::size_of::<QueuePairRecord>() as u64;
+        if !aligned(request.buffer)
+            || !fits(layout.sq_offset, layout.sq_bytes())
+            || !fits(layout.rq_offset, layout.rq_bytes())
+            || !fits(layout.record_offset, record)
+        {
+            return Err(EINVAL);
+        }
+        Ok(layout)
+    }
+
+    /// Blocks of the whole buffer, where the record is last.
+    fn blocks(&self) -> usize {
+        self.record_offset as usize / BLOCK_SIZE + RECORD_BLOCKS
+    }
+}
+
+/// A ring that work requests go into and completions come out for.
+///
+/// Indices are free-running; what is between `consumer` and `producer` is the device's.
+struct WorkRing<S> {
+    slots: KVVec<S>,
+    producer: u32,
+    consumer: u32,
+}
+
+impl<S: Copy + Default> WorkRing<S> {
+    fn new(entries: usize) -> Result<Self> {
+        let mut slots = KVVec::with_capacity(entries, GFP_KERNEL)?;
+        for _ in 0..entries {
+            slots.push(S::default(), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            slots,
+            producer: 0,
+            consumer: 0,
+        })
+    }
+
+    fn mask(&self) -> u32 {
+        self.slots.len() as u32 - 1
+    }
+
+    fn used(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer)
+    }
+
+    fn has_room(&self, entries: usize) -> bool {
+        entries <= self.slots.len() - self.used() as usize
+    }
+
+    /// Where free-running `index` is in the ring.
+    fn at(&self, index: u32) -> usize {
+        (index & self.mask()) as usize
+    }
+
+    fn push(&mut self, slot: S, entries: usize) {
+        let at = self.at(self.producer);
+        if let Some(place) = self.slots.get_mut(at) {
+            *place = slot;
+        }
+        self.producer = self.producer.wrapping_add(entries as u32);
+    }
+
+    /// The slot at `index`, if that is the device's.
+    fn outstanding(&self, index: u32) -> Option<S> {
+        if index.wrapping_sub(self.consumer) >= self.used() {
+            return None;
+        }
+        self.slots.get(self.at(index)).copied()
+    }
+
+    /// Everything before `index` is done.
+    fn consume_to(&mut self, index: u32) {
+        self.consumer = index;
+    }
+
+    fn reset(&mut self) {
+        self.producer = 0;
+        self.consumer = 0;
+    }
+}
+
+/// A send work request that the device has.
+#[derive(Clone, Copy)]
+struct SendSlot {
+    id: u64,
+    blocks: u8,
+    opcode: WcOpcode,
+}
+
+impl Default for SendSlot {
+    fn default() -> Self {
+        Self {
+            id: 0,
+            blocks: 1,
+            opcode: WcOpcode::Send,
+        }
+    }
+}
+
+/// The rings of a queue pair that the kernel posts to.
+#[pin_data]
+struct KernelRings {
+    /// Both rings, written by the driver, and the record, of which each side writes one half.
+    memory: Coherent<[Block]>,
+    layout: RingLayout,
+    signal_all: bool,
+    #[pin]
+    sq: IrqSpinLock<WorkRing<SendSlot>>,
+    /// Ids of the receives that the device has.
+    #[pin]
+    rq: IrqSpinLock<WorkRing<u64>>,
+}
+
+impl KernelRings {
+    fn new(dev: &Device<Ferrite>, layout: RingLayout, signal_all: bool) -> Result<Pin<KBox<Self>>> {
+        let rings = KBox::pin_init(
+            try_pin_init!(Self {
+                memory: Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?,
+                sq <- new_irq_spinlock!(WorkRing::new(1 << layout.sq_log_blocks)?, "ferrite_sq"),
+                rq <- new_irq_spinlock!(WorkRing::new(1 << layout.rq_log_entries)?, "ferrite_rq"),
+                layout,
+                signal_all,
+            }? Error),
+            GFP_KERNEL,
+        )?;
+        rings.set_record(SEND_WAKE, 1)?;
+        Ok(rings)
+    }
+
+    fn put(&self, block: usize, contents: Block) -> Result {
+        kernel::dma_write!(self.memory, [try: block], contents);
+        Ok(())
+    }
+
+    fn set_record(&self, (block, word): (usize, usize), value: u32) -> Result {
+        let block = self.layout.record_offset as usize / BLOCK_SIZE + block;
+        kernel::dma_write!(self.memory, [try: block].words[try: word], value);
+        Ok(())
+    }
+
+    fn record(&self, (block, word): (usize, usize)) -> Result<u32> {
+        let block = self.layout.record_offset as usize / BLOCK_SIZE + block;
+        Ok(kernel::dma_read!(self.memory, [try: block].words[try: word]))
+    }
+
+    /// Hands work requests up to `producer` to the device; returns whether it must be woken.
+    ///
+    /// The device sets the wake word, then looks at the index once more: with the barrier here
+    /// one of the two sees the other's write.
+    fn publish(&self, index: (usize, usize), producer: u32, wake: (usize, usize)) -> Result<bool> {
+        dma_wmb();
+        self.set_record(index, producer)?;
+        mb();
+        Ok(self.record(wake)? != 0)
+    }
+
+    /// Forgets all work requests: the queue pair is in state RESET.
+    fn reset(&self) -> Result {
+        let mut sq = self.sq.lock();
+        let mut rq = self.rq.lock();
+        sq.reset();
+        rq.reset();
+        self.set_record(SEND_PRODUCER, 0)?;
+        self.set_record(RECEIVE_PRODUCER, 0)?;
+        self.set_record(SEND_WAKE, 1)?;
+        self.set_record(RECEIVE_WAKE, 0)
+    }
+}
+
+/// Where rings and record are.
+enum Memory {
+    User { _memory: UserMemory },
+    Kernel(Pin<KBox<KernelRings>>),
+}
+
+/// The driver's data of a queue pair.
+///
+/// The fields are dropped in order: the device lets go of the queue pair before its memory goes,
+/// and the number is free last.
+#[pin_data]
+pub(crate) struct FerriteQp {
+    object: DeviceObject,
+    memory: Memory,
+    number: Number,
+    layout: RingLayout,
+    /// The state that the consumer brought the queue pair to; the device may have gone on to the
+    /// error state.
+    state: Atomic<u32>,
+    #[pin]
+    values: Mutex<QpValues>,
+}
+
+impl FerriteQp {
+    /// Number in the device.
+    pub(crate) fn qpn(&self) -> u32 {
+        self.number.get()
+    }
+
+    /// The state that the consumer brought it to.
+    pub(crate) fn state(&self) -> QpState {
+        QpState::from_raw(self.state.load(Relaxed)).unwrap_or(QpState::Err)
+    }
+
+    /// Base-2 logarithms of send blocks and receive entries.
+    pub(crate) fn ring_sizes(&self) -> (u8, u8) {
+        (self.layout.sq_log_blocks, self.layout.rq_log_entries)
+    }
+
+    fn rings(&self) -> Result<&KernelRings> {
+        match &self.memory {
+            Memory::Kernel(rings) => Ok(rings),
+            Memory::User { .. } => Err(EINVAL),
+        }
+    }
+
+    fn kind(dev: &Device<Ferrite>, qp_type: Option<QpType>) -> Result<QueuePairKind> {
+        match qp_type {
+            Some(QpType::Rc) => Ok(QueuePairKind::ReliableConnected),
+            Some(QpType::Uc) if dev.has(abi::FEATURE_UNRELIABLE_CONNECTED) => {
+                Ok(QueuePairKind::UnreliableConnected)
+            }
+            _ => Err(errno::eopnotsupp()),
+        }
+    }
+
+    /// Makes a queue pair.
+    pub(crate) fn create<'a>(
+        dev: &Device<Ferrite>,
+        mut new: New<'a, kind::Qp, Ferrite>,
+        attr: &mut QpInitAttr<'_, Ferrite>,
+        udata: Option<&Udata<'_, Ferrite>>,
+    ) -> Result<&'a Qp<Ferrite>> {
+        let kind = Self::kind(dev, attr.qp_type())?;
+        if attr.srq().is_some() || attr.create_flags() != 0 {
+            return Err(errno::eopnotsupp());
+        }
+        let pd = attr.pd().ok_or(EINVAL)?;
+        let send_cq = attr.send_cq().ok_or(EINVAL)?;
+        let recv_cq = attr.recv_cq().ok_or(EINVAL)?;
+        let cap = checked_cap(dev, &attr.cap())?;
+        let number = dev.qpns.take()?;
+        let qpn = number.get();
+
+        let (memory, buffer, layout, doorbell_page, flags): (_, Buffer, _, _, _) = match udata {
+            Some(udata) => {
+                let request: UverbsQpRequest =
+                    udata.read(core::mem::size_of::<UverbsQpRequest>())?;
+                let layout = RingLayout::from_request(&request, &dev.caps)?;
+                let page = udata.context().ok_or(EINVAL)?.doorbell_page();
+                let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
+                let buffer = memory.buffer();
+                (Memory::User { _memory: memory }, buffer, layout, page, 0)
+            }
+            None => {
+                let layout = RingLayout::for_kernel(&cap);
+                if layout.sq_log_blocks > dev.caps.sq_max_log_blocks
+                    || layout.rq_log_entries > dev.caps.rq_max_log_entries
+                {
+                    return Err(EINVAL);
+                }
+                let rings = KernelRings::new(dev, layout, attr.signal_all())?;
+                let bytes = rings.memory.size() as u64;
+                let buffer = Buffer::contiguous(rings.memory.dma_handle(), bytes);
+                let mut flags = abi::QP_FLAG_PRIVILEGED;
+                if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
+                    flags |= abi::QP_FLAG_REGISTER;
+                }
+                let page = Doorbells::KERNEL_PAGE;
+                (Memory::Kernel(rings), buffer, layout, page, flags)
+            }
+        };
+        let object = DeviceObject::create(
+            &dev.hw,
+            &CreateQueuePair {
+                qpn,
+                pd: pd.number(),
+                send_cqn: send_cq.number(),
+                receive_cqn: recv_cq.number(),
+                kind: kind.number(),
+                flags,
+                sq_log_blocks: layout.sq_log_blocks,
+                rq_log_entries: layout.rq_log_entries,
+                rq_log_stride: layout.rq_log_stride,
+                reserved0: [0; 3],
+                srqn: 0,
+                doorbell_page,
+                buffer,
+                sq_offset: layout.sq_offset,
+                rq_offset: layout.rq_offset,
+                record_offset: layout.record_offset,
+                reserved1: 0,
+            },
+            CommandOpcode::DestroyQueuePair,
+            qpn,
+        )?;
+        let values = QpValues {
+            cap,
+            signal_all: attr.signal_all(),
+            ..QpValues::default()
+        };
+        new.set_number(qpn);
+        attr.set_cap(&cap);
+        let qp = new.init(try_pin_init!(Self {
+            object,
+            memory,
+            number,
+            layout,
+            state: Atomic::new(QpState::Reset.as_raw()),
+            values <- new_mutex!(values, "ferrite_qp"),
+        }? Error))?;
+        let known = FerriteCq::attach(send_cq, qp)
+            .and_then(|()| FerriteCq::attach(recv_cq, qp))
+            .and_then(|()| dev.hw.qps.insert(qpn as usize, qp.get_ref()))
+            .and_then(|()| match udata {
+                Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
+                None => Ok(()),
+            });
+        if let Err(error) = known {
+            dev.hw.qps.remove(qpn as usize);
+            FerriteCq::detach(send_cq, qpn);
+            FerriteCq::detach(recv_cq, qpn);
+            return Err(error);
+        }
+        Ok(qp)
+    }
+
+    /// Ends a queue pair: afterwards the device touches neither its queues nor its buffers.
+    pub(crate) fn destroy(qp: &Qp<Ferrite>) -> Result {
+        qp.object.destroy()?;
+        let qpn = qp.qpn();
+        qp.device().hw.qps.remove(qpn as usize);
+        for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
+            FerriteCq::detach(cq, qpn);
+        }
+        Ok(())
+    }
+
+    /// Changes state and attributes.
+    pub(crate) fn modify(qp: &Qp<Ferrite>, attr: &QpAttr<'_>) -> Result {
+        let dev = qp.device();
+        let mut values = qp.values.lock();
+        let current = attr.current_state().unwrap_or(values.state);
+        let next = attr.state().unwrap_or(current);
+        let qp_type = qp.qp_type().ok_or(EINVAL)?;
+        if !attr.transition_is_ok(current, next, qp_type) {
+            return Err(EINVAL);
+        }
+        let mut command = translate(attr, dev.caps.max_read, dev.caps.max_log_mtu)?;
+        command.qpn = qp.qpn();
+        if command.mask != 0 {
+            match dev.hw.execute(&command) {
+                // A failed device has stopped all its queue pairs: that much can be said.
+                Err(_) if dev.hw.is_dead() && matches!(next, QpState::Err | QpState::Reset) => {}
+                result => result?,
+            }
+        }
+        values.merge(attr);
+        values.state = next;
+        qp.state.store(next.as_raw(), Relaxed);
+        if next == QpState::Reset {
+            if let Memory::Kernel(rings) = &qp.memory {
+                for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
+                    FerriteCq::purge(cq, qp.qpn());
+                }
+                rings.reset()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells state and attributes.
+    pub(crate) fn query(qp: &Qp<Ferrite>, attr: &mut QpQuery<'_>) -> Result {
+        let dev = qp.device();
+        let mut values = qp.values.lock();
+        let reply: QueuePairState = dev.hw.query(CommandOpcode::QueryQueuePair, qp.qpn())?;
+        let mut answer = *values;
+        let state = QpState::from_raw(reply.attributes.state.into()).ok_or(EIO)?;
+        answer.state = state;
+        answer.sq_psn = reply.send_psn;
+        answer.rq_psn = reply.receive_psn;
+        answer.sq_draining = reply.draining != 0;
+        values.state = state;
+        qp.state.store(state.as_raw(), Relaxed);
+        attr.fill(&answer);
+        Ok(())
+    }
+
+    /// Posts send work requests.
+    pub(crate) fn post_send(qp: &Qp<Ferrite>, list: &mut SendList<'_, Ferrite>) -> Result {
+        let rings = qp.rings()?;
+        if matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(EINVAL);
+        }
+        let hw = &qp.device().hw;
+        let mut sq = rings.sq.lock();
+        let before = sq.producer;
+        let mut result = Ok(());
+        while let Some(wr) = list.next() {
+            result = Self::put_send(rings, &mut sq, &wr);
+            if result.is_err() {
+                break;
+            }
+        }
+        if sq.producer != before && rings.publish(SEND_PRODUCER, sq.producer, SEND_WAKE)? {
+            hw.doorbells.send(qp.qpn(), sq.producer);
+        }
+        drop(sq);
+        if hw.is_dead() {
+            // Nothing else will tell the consumer that there are flushed requests to poll.
+            if let Some(cq) = qp.send_cq() {
+                cq.complete();
+            }
+        }
+        result
+    }
+
+    fn put_send(
+        rings: &KernelRings,
+        sq: &mut WorkRing<SendSlot>,
+        wr: &SendWr<'_, Ferrite>,
+    ) -> Result {
+        let (request, opcode) = build_send(wr, rings.signal_all)?;
+        let blocks = request.blocks();
+        if !sq.has_room(blocks) {
+            return Err(ENOMEM);
+        }
+        let start = sq.producer;
+        let offset = rings.layout.sq_offset as usize / BLOCK_SIZE;
+        request.write(|index, block| {
+            let at = sq.at(start.wrapping_add(index as u32));
+            rings.put(offset + at, block)
+        })?;
+        let slot = SendSlot {
+            id: wr.id(),
+            blocks: blocks as u8,
+            opcode,
+        };
+        sq.push(slot, blocks);
+        Ok(())
+    }
+
+    /// Posts receive work requests.
+    pub(crate) fn post_receive(qp: &Qp<Ferrite>, list: &mut RecvList<'_>) -> Result {
+        let rings = qp.rings()?;
+        if qp.state() == QpState::Reset {
+            return Err(EINVAL);
+        }
+        let hw = &qp.device().hw;
+        let stride = 1usize << (rings.layout.rq_log_stride - BLOCK_SIZE.trailing_zeros() as u8);
+        let most = (stride * BLOCK_SIZE - core::mem::size_of::<abi::ReceiveHeader>())
+            / core::mem::size_of::<abi::Sge>();
+        let offset = rings.layout.rq_offset as usize / BLOCK_SIZE;
+        let mut rq = rings.rq.lock();
+        let before = rq.producer;
+        let mut result = Ok(());
+        while let Some(wr) = list.next() {
+            if wr.sges().len() > most {
+                result = Err(EINVAL);
+                break;
+            }
+            if !rq.has_room(1) {
+                result = Err(ENOMEM);
+                break;
+            }
+            let entry = offset + rq.at(rq.producer) * stride;
+            let sges = wr.sges().iter().map(device_sge);
+            result = wqe::write_receive(sges, |index, block| rings.put(entry + index, block));
+            if result.is_err() {
+                break;
+            }
+            rq.push(wr.id(), 1);
+        }
+        if rq.producer != before && rings.publish(RECEIVE_PRODUCER, rq.producer, RECEIVE_WAKE)? {
+            hw.doorbells.receive(qp.qpn());
+        }
+        drop(rq);
+        if hw.is_dead() {
+            if let Some(cq) = qp.recv_cq() {
+                cq.complete();
+            }
+        }
+        result
+    }
+
+    /// What a consumer is told of a completion; `None` where it belongs to nothing it posted.
+    pub(crate) fn completion<'a>(
+        qp: &'a Qp<Ferrite>,
+        entry: &CompletionEntry,
+    ) -> Option<Wc<'a, Ferrite>> {
+        let rings = qp.rings().ok()?;
+        let (id, fallback) = if entry.flags & abi::COMPLETION_RECEIVE != 0 {
+            let mut rq = rings.rq.lock();
+            let id = rq.outstanding(entry.index)?;
+            rq.consume_to(entry.index.wrapping_add(1));
+            (id, WcOpcode::Recv)
+        } else {
+            let mut sq = rings.sq.lock();
+            let slot = sq.outstanding(entry.index)?;
+            sq.consume_to(entry.index.wrapping_add(slot.blocks.into()));
+            (slot.id, slot.opcode)
+        };
+        let mut wc = Wc::new(
+            qp,
+            id,
+            WcOpcode::from_raw(entry.opcode.into()).unwrap_or(fallback),
+        );
+        wc.status = WcStatus::from_raw(entry.status.into()).unwrap_or(WcStatus::General);
+        wc.byte_len = entry.byte_count;
+        wc.vendor_err = entry.detail;
+        if entry.flags & abi::COMPLETION_IMMEDIATE != 0 {
+            wc.imm_data = Some(entry.immediate);
+        } else if entry.flags & abi::COMPLETION_INVALIDATED != 0 {
+            wc.invalidated = Some(entry.immediate);
+        }
+        Some(wc)
+    }
+
+    /// The oldest work request that a failed device will never complete on completion queue
+    /// `cqn`.
+    pub(crate) fn flush_one(qp: &Qp<Ferrite>, cqn: u32) -> Option<Wc<'_, Ferrite>> {
+        let rings = qp.rings().ok()?;
+        let mut found = None;
+        if qp.send_cq().is_some_and(|cq| cq.number() == cqn) {
+            let mut sq = rings.sq.lock();
+            let oldest = sq.consumer;
+            if let Some(slot) = sq.outstanding(oldest) {
+                sq.consume_to(oldest.wrapping_add(slot.blocks.into()));
+                found = Some((slot.id, slot.opcode));
+            }
+        }
+        if found.is_none() && qp.recv_cq().is_some_and(|cq| cq.number() == cqn) {
+            let mut rq = rings.rq.lock();
+            let oldest = rq.consumer;
+            if let Some(id) = rq.outstanding(oldest) {
+                rq.consume_to(oldest.wrapping_add(1));
+                found = Some((id, WcOpcode::Recv));
+            }
+        }
+        let (id, opcode) = found?;
+        let mut wc = Wc::new(qp, id, opcode);
+        wc.status = WcStatus::WorkRequestFlushed;
+        Some(wc)
+    }
+}
+
+/// Checks what is asked of a queue pair; returns what it gets.
+fn checked_cap(dev: &Device<Ferrite>, asked: &QpCap) -> Result<QpCap> {
+    let caps = &dev.caps;
+    if asked.max_send_wr > 1 << caps.sq_max_log_blocks
+        || asked.max_recv_wr > 1 << caps.rq_max_log_entries
+        || asked.max_send_sge > caps.max_sge.into()
+        || asked.max_recv_sge > caps.max_sge.into()
+        || asked.max_inline_data > caps.max_inline
+    {
+        return Err(EINVAL);
+    }
+    Ok(*asked)
+}
+
+fn device_sge(sge: &crate::rdma::Sge) -> abi::Sge {
+    abi::Sge {
+        address: sge.addr(),
+        length: sge.length(),
+        lkey: sge.lkey(),
+    }
+}
+
+/// The device's form of a send work request, and how its completion is called.
+fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, WcOpcode)> {
+    let asked = wr.flags();
+    let mut flags = 0;
+    if signal_all || asked.contains(SendFlags::SIGNALED) {
+        flags |= abi::SEND_SIGNALED;
+    }
+    if asked.contains(SendFlags::SOLICITED) {
+        flags |= abi::SEND_SOLICITED;
+    }
+    if asked.contains(SendFlags::FENCE) {
+        flags |= abi::SEND_FENCE;
+    }
+    let (mut request, opcode) = match wr.op()? {
+        SendOp::Send => (SendWqe::plain(SendOpcode::Send, flags, 0), WcOpcode::Send),
+        SendOp::SendWithImm(immediate) => (
+            SendWqe::plain(SendOpcode::SendImmediate, flags, immediate),
+            WcOpcode::Send,
+        ),
+        SendOp::SendWithInvalidate(tag) => (
+            SendWqe::plain(SendOpcode::SendInvalidate, flags, tag),
+            WcOpcode::Send,
+        ),
+        SendOp::RdmaWrite(to) => (
+            SendWqe::remote(SendOpcode::Write, flags, 0, to.addr, to.rkey),
+            WcOpcode::RdmaWrite,
+        ),
+        SendOp::RdmaWriteWithImm(to, immediate) => (
+            SendWqe::remote(
+                SendOpcode::WriteImmediate,
+                flags,
+                immediate,
+                to.addr,
+                to.rkey,
+            ),
+            WcOpcode::RdmaWrite,
+        ),
+        SendOp::RdmaRead(from) => (
+            SendWqe::remote(SendOpcode::Read, flags, 0, from.addr, from.rkey),
+            WcOpcode::RdmaRead,
+        ),
+        SendOp::CompareSwap {
+            remote,
+            compare,
+            swap,
+        } => {
+            let part = AtomicPart {
+                address: remote.addr,
+                rkey: remote.rkey,
+                reserved: 0,
+                operand: swap,
+                compare,
+            };
+            (
+                SendWqe::atomic(SendOpcode::CompareSwap, flags, &part),
+                WcOpcode::CompareSwap,
+            )
+        }
+        SendOp::FetchAdd { remote, add } => {
+            let part = AtomicPart {
+                address: remote.addr,
+                rkey: remote.rkey,
+                reserved: 0,
+                operand: add,
+                compare: 0,
+            };
+            (
+                SendWqe::atomic(SendOpcode::FetchAdd, flags, &part),
+                WcOpcode::FetchAdd,
+            )
+        }
+        SendOp::LocalInvalidate(tag) => {
+            let request = SendWqe::plain(SendOpcode::LocalInvalidate, flags, tag);
+            return Ok((request, WcOpcode::LocalInvalidate));
+        }
+        SendOp::RegMr { mr, key, access } => {
+            let part = FerriteMr::register_part(mr, key, access)?;
+            return Ok((SendWqe::register(flags, &part), WcOpcode::RegMr));
+        }
+    };
+    if asked.contains(SendFlags::INLINE) {
+        request.set_inline(|room| wr.copy_inline(room))?;
+    } else {
+        for sge in wr.sges() {
+            request.push_sge(&device_sge(sge))?;
+        }
+    }
+    Ok((request, opcode))
+}
+
+/// The device's form of a path.
+fn device_path(address: &AhAttr) -> Result<abi::Path> {
+    if !address.is_roce() {
+        return Err(EINVAL);
+    }
+    let path = address.path();
+    let (vlan, _) = address.sgid().ok_or(EINVAL)?.l2()?;
+    Ok(abi::Path {
+        mac: path.dmac,
+        // The service level is the priority of a tagged frame.
+        vlan: vlan.map_or(abi::VLAN_NONE, |vlan| vlan | u16::from(path.sl & 7) << 13),
+        gid: path.dgid.0,
+        source_gid_index: path.sgid_index.into(),
+        hop_limit: path.hop_limit,
+        traffic_class: path.traffic_class,
+        flow_label: path.flow_label & 0xf_ffff,
+        udp_source_port: 0,
+        reserved: [0; 3],
+    })
+}
+
+/// The device's form of a change of attributes. The number is left to the caller.
+fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQueuePair> {
+    /// What the device has no notion of.
+    const REFUSED: u32 = (bindings::ib_qp_attr_mask_IB_QP_ALT_PATH
+        | bindings::ib_qp_attr_mask_IB_QP_CAP
+        | bindings::ib_qp_attr_mask_IB_QP_RATE_LIMIT) as u32;
+    if attr.mask() & REFUSED != 0 {
+        return Err(errno::eopnotsupp());
+    }
+    let mut command = ModifyQueuePair::zeroed();
+    let mask = &mut command.mask;
+    /// Takes over an attribute that was given, if `$ok` says that its value is possible.
+    macro_rules! take {
+        ($value:expr => $field:ident, $bit:ident, $ok:expr) => {
+            if let Some(value) = $value {
+                #[allow(clippy::redundant_closure_call)]
+                if !$ok(value) {
+                    return Err(EINVAL);
+                }
+                command.$field = value;
+                *mask |= abi::$bit;
+            }
+        };
+    }
+    let psn = |psn: u32| psn & 0xff_ffff;
+    take!(attr.state().map(|state| state.as_raw() as u8) => state, MODIFY_STATE, |_| true);
+    take!(
+        attr.current_state().map(|state| state.as_raw() as u8) => current_state,
+        MODIFY_CURRENT_STATE,
+        |_| true
+    );
+    take!(attr.pkey_index() => pkey_index, MODIFY_PKEY, |index| index == 0);
+    take!(attr.qkey() => qkey, MODIFY_QKEY, |_| true);
+    take!(attr.path_mtu().map(log_mtu) => log_mtu, MODIFY_MTU, |mtu| mtu <= max_log_mtu);
+    take!(attr.timeout() => timeout, MODIFY_TIMEOUT, |timeout| timeout < 32);
+    take!(attr.retry_count() => retry_count, MODIFY_RETRY, |count| count < 8);
+    take!(attr.rnr_retry() => rnr_retry, MODIFY_RNR_RETRY, |count| count < 8);
+    take!(attr.min_rnr_timer() => min_rnr_timer, MODIFY_MIN_RNR_TIMER, |timer| timer < 32);
+    take!(attr.rq_psn().map(psn) => receive_psn, MODIFY_RECEIVE_PSN, |_| true);
+    take!(attr.sq_psn().map(psn) => send_psn, MODIFY_SEND_PSN, |_| true);
+    take!(attr.max_rd_atomic() => max_read_out, MODIFY_READ_OUT, |reads| reads <= max_read);
+    take!(attr.max_dest_rd_atomic() => max_read_in, MODIFY_READ_IN, |reads| reads <= max_read);
+    take!(
+        attr.dest_qp_num() => destination_qpn,
+        MODIFY_DESTINATION,
+        |qpn| qpn <= abi::QUEUE_NUMBER_MASK
+    );
+    if let Some(access) = attr.access() {
+        command.access = device_access(access)? & abi::ACCESS_REMOTE;
+        *mask |= abi::MODIFY_ACCESS;
+    }
+    if let Some(address) = attr.address() {
+        command.path = device_path(address)?;
+        *mask |= abi::MODIFY_PATH;
+    }
+    if attr.port().is_some_and(|port| port != PORT) {
+        return Err(EINVAL);
+    }
+    Ok(command)
+}
+
+/// Base-2 logarithm of an MTU's bytes.
+fn log_mtu(mtu: Mtu) -> u8 {
+    mtu.bytes().trailing_zeros() as u8
+}
+
+#[kunit_tests(ferrite_qp)]
+mod tests {
+    use super::*;
+
+    fn attr(
+        mask: bindings::ib_qp_attr_mask,
+        change: impl FnOnce(&mut bindings::ib_qp_attr),
+    ) -> Result<ModifyQueuePair> {
+        let mut raw: bindings::ib_qp_attr = pin_init::zeroed();
+        change(&mut raw);
+        translate(&QpAttr::new(&raw, mask as u32), 16, 12)
+    }
+
+    #[test]
+    fn only_what_was_given_is_passed_on() -> Result {
+        let command = attr(bindings::ib_qp_attr_mask_IB_QP_TIMEOUT, |raw| {
+            raw.timeout = 14;
+            raw.retry_cnt = 7;
+        })?;
+        assert_eq!(command.mask, abi::MODIFY_TIMEOUT);
+        assert_eq!(command.timeout, 14);
+        assert_eq!(command.retry_count, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn states_and_mtu_keep_their_meaning() -> Result {
+        let command = attr(
+            bindings::ib_qp_attr_mask_IB_QP_STATE | bindings::ib_qp_attr_mask_IB_QP_PATH_MTU,
+            |raw| {
+                raw.qp_state = bindings::ib_qp_state_IB_QPS_RTR;
+                raw.path_mtu = bindings::ib_mtu_IB_MTU_1024;
+            },
+        )?;
+        assert_eq!(
+            command.state,
+            abi::QueuePairStateCode::ReadyToReceive.number()
+        );
+        assert_eq!(command.log_mtu, 10);
+        assert_eq!(command.mask, abi::MODIFY_STATE | abi::MODIFY_MTU);
+        Ok(())
+    }
+
+    #[test]
+    fn a_peer_gets_remote_rights_only() -> Result {
+        let command = attr(bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS, |raw| {
+            raw.qp_access_flags = (bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
+                | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ)
+                as _;
+        })?;
+        assert_eq!(command.access, abi::ACCESS_REMOTE_READ);
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_device_cannot_do_is_refused() {
+        let too_many = attr(bindings::ib_qp_attr_mask_IB_QP_MAX_QP_RD_ATOMIC, |raw| {
+            raw.max_rd_atomic = 17;
+        });
+        assert!(too_many.is_err());
+        let other_port = attr(bindings::ib_qp_attr_mask_IB_QP_PORT, |raw| raw.port_num = 2);
+        assert!(other_port.is_err());
+        let migration = attr(bindings::ib_qp_attr_mask_IB_QP_ALT_PATH, |_| {});
+        assert!(migration.is_err());
+        let partition = attr(bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX, |raw| {
+            raw.pkey_index = 1;
+        });
+        assert!(partition.is_err());
+    }
+
+    #[test]
+    fn the_kernel_layout_holds_what_was_asked_for() {
+        let layout = RingLayout::for_kernel(&QpCap {
+            max_send_wr: 100,
+            max_recv_wr: 33,
+            max_send_sge: 3,
+            max_recv_sge: 2,
+            max_inline_data: 0,
+        });
+        // Three entries take a second block.
+        assert_eq!(layout.sq_log_blocks, 8);
+        assert_eq!(layout.rq_log_entries, 6);
+        assert_eq!(layout.rq_log_stride, 6);
+        assert_eq!(layout.rq_offset, 256 * 64);
+        assert_eq!(layout.record_offset, 256 * 64 + 64 * 64);
+        assert_eq!(layout.blocks(), 256 + 64 + 2);
+    }
+
+    #[test]
+    fn a_process_cannot_place_a_ring_outside_its_buffer() {
+        let caps = abi::DeviceCaps {
+            sq_max_log_blocks: 17,
+            rq_max_log_entries: 15,
+            ..abi::DeviceCaps::zeroed()
+        };
+        let good = UverbsQpRequest {
+            buffer: 0x10000,
+            length: 4096 + 2048 + 128,
+            sq_offset: 0,
+            rq_offset: 4096,
+            record_offset: 4096 + 2048,
+            sq_log_blocks: 6,
+            rq_log_entries: 6,
+            rq_log_stride: 5,
+            ..UverbsQpRequest::zeroed()
+        };
+        assert!(RingLayout::from_request(&good, &caps).is_ok());
+        let bad = [
+            UverbsQpRequest {
+                length: good.length - 1,
+                ..good
+            },
+            UverbsQpRequest {
+                rq_offset: u32::MAX - 63,
+                ..good
+            },
+            UverbsQpRequest {
+                sq_offset: 32,
+                ..good
+            },
+            UverbsQpRequest {
+                sq_log_blocks: 18,
+                ..good
+            },
+            UverbsQpRequest {
+                rq_log_stride: 4,
+                ..good
+            },
+            UverbsQpRequest {
+                rq_log_stride: 200,
+                ..good
+            },
+            UverbsQpRequest {
+                record_offset: good.record_offset + 64,
+                ..good
+            },
+        ];
+        for request in bad {
+            assert!(RingLayout::from_request(&request, &caps).is_err());
+        }
+    }
+
+    #[test]
+    fn only_posted_requests_complete_and_only_once() -> Result {
+        let mut ring = WorkRing::<u64>::new(4)?;
+        for id in 10..14 {
+            assert!(ring.has_room(1));
+            ring.push(id, 1);
+        }
+        assert!(!ring.has_room(1));
+        assert_eq!(ring.outstanding(4), None);
+        assert_eq!(ring.outstanding(1), Some(11));
+        ring.consume_to(2);
+        assert_eq!(ring.outstanding(1), None);
+        assert!(ring.has_room(2) && !ring.has_room(3));
+        ring.push(14, 1);
+        assert_eq!(ring.outstanding(4), Some(14));
+        Ok(())
+    }
+}

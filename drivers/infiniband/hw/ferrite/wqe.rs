@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work requests of kernel consumers, as the device reads them.
+
+use crate::{
+    abi,
+    abi::{
+        blocks_for,
+        AtomicPart,
+        Plain,
+        ReceiveHeader,
+        RegisterPart,
+        RemotePart,
+        SendHeader,
+        SendOpcode,
+        SendPart,
+        Sge,
+        BLOCK_SIZE,
+        MAX_BLOCKS, //
+    },
+    dma_types::Block,
+};
+use kernel::prelude::*;
+
+/// A work request of a send queue while it is put together.
+pub(crate) struct SendWqe {
+    bytes: [u8; MAX_BLOCKS * BLOCK_SIZE],
+    header: SendHeader,
+    length: usize,
+}
+
+impl SendWqe {
+    fn with_part(opcode: SendOpcode, flags: u8, immediate: u32, part: &impl Plain) -> Self {
+        let mut wqe = Self {
+            bytes: [0; MAX_BLOCKS * BLOCK_SIZE],
+            header: SendHeader {
+                opcode: opcode.number(),
+                flags,
+                blocks: 0,
+                sge_count: 0,
+                immediate,
+                length: 0,
+                reserved: 0,
+            },
+            length: core::mem::size_of::<SendHeader>(),
+        };
+        wqe.append(part.as_bytes());
+        wqe
+    }
+
+    /// A request without a part of its own: sends and invalidations.
+    pub(crate) fn plain(opcode: SendOpcode, flags: u8, immediate: u32) -> Self {
+        Self::with_part(opcode, flags, immediate, &SendPart::zeroed())
+    }
+
+    /// A read or write of the peer's memory.
+    pub(crate) fn remote(
+        opcode: SendOpcode,
+        flags: u8,
+        immediate: u32,
+        address: u64,
+        rkey: u32,
+    ) -> Self {
+        let part = RemotePart {
+            address,
+            rkey,
+            reserved: 0,
+        };
+        Self::with_part(opcode, flags, immediate, &part)
+    }
+
+    /// An atomic operation.
+    pub(crate) fn atomic(opcode: SendOpcode, flags: u8, part: &AtomicPart) -> Self {
+        Self::with_part(opcode, flags, 0, part)
+    }
+
+    /// A registration.
+    pub(crate) fn register(flags: u8, part: &RegisterPart) -> Self {
+        Self::with_part(SendOpcode::Register, flags, 0, part)
+    }
+
+    /// Where the next bytes go.
+    fn room(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(self.length..).unwrap_or_default()
+    }
+
+    /// Appends bytes; returns whether there was room.
+    fn append(&mut self, bytes: &[u8]) -> bool {
+        let Some(room) = self.room().get_mut(..bytes.len()) else {
+            return false;
+        };
+        room.copy_from_slice(bytes);
+        self.length += bytes.len();
+        true
+    }
+
+    /// Adds a scatter/gather entry.
+    pub(crate) fn push_sge(&mut self, sge: &Sge) -> Result {
+        if usize::from(self.header.sge_count) == abi::MAX_SGE || !self.append(sge.as_bytes()) {
+            return Err(EINVAL);
+        }
+        self.header.sge_count += 1;
+        Ok(())
+    }
+
+    /// Makes the data part of the request; `copy` copies them and returns how many bytes.
+    pub(crate) fn set_inline(&mut self, copy: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result {
+        let room = self.room();
+        let most = room.len().min(abi::MAX_INLINE);
+        let length = copy(room.get_mut(..most).ok_or(EINVAL)?)?;
+        self.header.flags |= abi::SEND_INLINE;
+        self.header.length = length as u32;
+        self.length += length;
+        Ok(())
+    }
+
+    /// How many blocks the request takes.
+    pub(crate) fn blocks(&self) -> usize {
+        self.length.div_ceil(BLOCK_SIZE)
+    }
+
+    /// Gives each block to `put`, with its index.
+    pub(crate) fn write(mut self, mut put: impl FnMut(usize, Block) -> Result) -> Result {
+        let blocks = self.blocks();
+        self.header.blocks = blocks as u8;
+        let header = self.header;
+        let header = header.as_bytes();
+        self.bytes[..header.len()].copy_from_slice(header);
+        for (index, bytes) in self.bytes.chunks_exact(BLOCK_SIZE).take(blocks).enumerate() {
+            put(index, block(bytes))?;
+        }
+        Ok(())
+    }
+}
+
+/// The block with these contents.
+fn block(bytes: &[u8]) -> Block {
+    let mut block = Block::ZERO;
+    for (word, bytes) in block.words.iter_mut().zip(bytes.chunks_exact(4)) {
+        *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    }
+    block
+}
+
+/// Gives each block of a receive entry to `put`, with its index.
+pub(crate) fn write_receive(
+    sges: impl ExactSizeIterator<Item = Sge>,
+    mut put: impl FnMut(usize, Block) -> Result,
+) -> Result {
+    const BYTES: usize = 1 << abi::RQ_MAX_LOG_STRIDE;
+    let header = ReceiveHeader {
+        sge_count: sges.len() as u32,
+        reserved: [0; 3],
+    };
+    let mut bytes = [0; BYTES];
+    let mut length = core::mem::size_of::<ReceiveHeader>();
+    bytes[..length].copy_from_slice(header.as_bytes());
+    for sge in sges {
+        let sge = sge.as_bytes();
+        let room = bytes.get_mut(length..length + sge.len()).ok_or(EINVAL)?;
+        room.copy_from_slice(sge);
+        length += sge.len();
+    }
+    let used = length.div_ceil(BLOCK_SIZE);
+    for (index, bytes) in bytes.chunks_exact(BLOCK_SIZE).take(used).enumerate() {
+        put(index, block(bytes))?;
+    }
+    Ok(())
+}
+
+/// Most blocks a work request takes with `sges` entries and `inline` bytes allowed.
+pub(crate) fn blocks_per_request(sges: usize, inline: usize) -> usize {
+    let payload = (sges * core::mem::size_of::<Sge>()).max(inline);
+    let single = core::mem::size_of::<Sge>();
+    blocks_for(SendOpcode::Send, false, payload)
+        .max(blocks_for(SendOpcode::Write, false, payload))
+        .max(blocks_for(SendOpcode::FetchAdd, false, single))
+        .max(blocks_for(SendOpcode::Register, false, 0))
+}
+
+#[kunit_tests(ferrite_wqe)]
+mod tests {
+    use super::*;
+
+    /// What the device sees.
+    fn bytes_of(wqe: SendWqe) -> Result<KVec<u8>> {
+        let mut bytes = KVec::new();
+        wqe.write(|index, block| {
+            assert_eq!(index * BLOCK_SIZE, bytes.len());
+            for word in block.words {
+                bytes.extend_from_slice(&word.to_le_bytes(), GFP_KERNEL)?;
+            }
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    fn sge(number: u32) -> Sge {
+        Sge {
+            address: 0x1000 + u64::from(number),
+            length: number,
+            lkey: 7,
+        }
+    }
+
+    #[test]
+    fn a_send_is_header_part_and_entries() -> Result {
+        let mut wqe = SendWqe::plain(SendOpcode::SendImmediate, abi::SEND_SIGNALED, 0x0403_0201);
+        wqe.push_sge(&sge(1))?;
+        wqe.push_sge(&sge(2))?;
+        let bytes = bytes_of(wqe)?;
+        assert_eq!(bytes.len(), BLOCK_SIZE);
+        let header = SendHeader::from_prefix(&bytes).ok_or(EINVAL)?;
+        assert_eq!(header.opcode, SendOpcode::SendImmediate.number());
+        assert_eq!(header.flags, abi::SEND_SIGNALED);
+        assert_eq!(header.blocks, 1);
+        assert_eq!(header.sge_count, 2);
+        assert_eq!(header.immediate, 0x0403_0201);
+        assert_eq!(Sge::from_prefix(&bytes[32..]), Some(sge(1)));
+        assert_eq!(Sge::from_prefix(&bytes[48..]), Some(sge(2)));
+        Ok(())
+    }
+
+    #[test]
+    fn entries_run_on_in_the_next_block() -> Result {
+        let mut wqe = SendWqe::remote(SendOpcode::Write, 0, 0, 0xaabb, 9);
+        for number in 0..3 {
+            wqe.push_sge(&sge(number))?;
+        }
+        assert_eq!(wqe.blocks(), 2);
+        let bytes = bytes_of(wqe)?;
+        let remote = RemotePart::from_prefix(&bytes[16..]).ok_or(EINVAL)?;
+        assert_eq!((remote.address, remote.rkey), (0xaabb, 9));
+        assert_eq!(Sge::from_prefix(&bytes[64..]), Some(sge(2)));
+        Ok(())
+    }
+
+    #[test]
+    fn the_largest_request_fits_and_no_larger_one() -> Result {
+        let mut wqe = SendWqe::remote(SendOpcode::Read, 0, 0, 0, 0);
+        for number in 0..abi::MAX_SGE as u32 {
+            wqe.push_sge(&sge(number))?;
+        }
+        assert!(wqe.push_sge(&sge(0)).is_err());
+        assert!(wqe.blocks() <= MAX_BLOCKS);
+        assert_eq!(wqe.blocks(), blocks_per_request(abi::MAX_SGE, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn inline_data_follow_the_part() -> Result {
+        let mut wqe = SendWqe::plain(SendOpcode::Send, 0, 0);
+        wqe.set_inline(|room| {
+            assert!(room.len() <= abi::MAX_INLINE);
+            room[..40].fill(0x5a);
+            Ok(40)
+        })?;
+        let bytes = bytes_of(wqe)?;
+        let header = SendHeader::from_prefix(&bytes).ok_or(EINVAL)?;
+        assert_eq!(header.flags, abi::SEND_INLINE);
+        assert_eq!((header.length, header.sge_count, header.blocks), (40, 0, 2));
+        assert!(bytes[32..72].iter().all(|byte| *byte == 0x5a));
+        assert!(bytes[72..].iter().all(|byte| *byte == 0));
+        Ok(())
+    }
+
+    #[test]
+    fn a_registration_fills_one_block() -> Result {
+        let part = RegisterPart {
+            tag: 0x123,
+            ..RegisterPart::zeroed()
+        };
+        let bytes = bytes_of(SendWqe::register(0, &part))?;
+        assert_eq!(bytes.len(), BLOCK_SIZE);
+        assert_eq!(RegisterPart::from_prefix(&bytes[16..]), Some(part));
+        Ok(())
+    }
+
+    #[test]
+    fn a_receive_is_header_and_entries() -> Result {
+        let mut bytes = KVec::new();
+        write_receive([sge(1), sge(2), sge(3), sge(4)].into_iter(), |_, block| {
+            for word in block.words {
+                bytes.extend_from_slice(&word.to_le_bytes(), GFP_KERNEL)?;
+            }
+            Ok(())
+        })?;
+        assert_eq!(bytes.len(), 2 * BLOCK_SIZE);
+        let header = ReceiveHeader::from_prefix(&bytes).ok_or(EINVAL)?;
+        assert_eq!(header.sge_count, 4);
+        assert_eq!(Sge::from_prefix(&bytes[64..]), Some(sge(4)));
+        Ok(())
+    }
+}
