@@ -230,3 +230,197 @@ impl Att {
         Ok(address)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TestMemory;
+    use ferrite_abi::ATT_TABLE_SIZE;
+
+    const PAGE: u64 = 4096;
+
+    fn buffer(order: AttOrder, root: u64, length: u64, first_byte: u32) -> Buffer {
+        Buffer {
+            root,
+            length,
+            first_byte,
+            page_shift: 12,
+            order: order.number(),
+            reserved: 0,
+        }
+    }
+
+    /// Where page `n` of the test buffers lies: scattered.
+    fn page_address(n: u64) -> u64 {
+        0x100_0000 + (n ^ 5) * 2 * PAGE
+    }
+
+    /// Memory with a first-order table at 0x1000 and a second-order one at 0x2000 over
+    /// `pages` pages.
+    fn memory(pages: u64) -> TestMemory {
+        let memory = TestMemory::new(0, 0x400_0000);
+        for n in 0..pages {
+            if n < 512 {
+                memory.put(0x1000 + n * 8, &page_address(n));
+            }
+            let table = 0x10_0000 + n / 512 * ATT_TABLE_SIZE as u64;
+            memory.put(0x2000 + n / 512 * 8, &table);
+            memory.put(table + n % 512 * 8, &page_address(n));
+        }
+        memory
+    }
+
+    #[test]
+    fn direct_buffers_are_contiguous() {
+        let memory = TestMemory::new(0, 0x1_0000);
+        let att = Att::new(&buffer(AttOrder::Direct, 0x2000, 0x3000, 100)).unwrap();
+        assert_eq!(att.resolve(&memory, 0), Ok((0x2064, 0x3000)));
+        assert_eq!(att.resolve(&memory, 0x2fff), Ok((0x5063, 1)));
+        assert_eq!(att.resolve(&memory, 0x3000), Err(AttError::OutOfRange));
+    }
+
+    #[test]
+    fn tables_translate_at_page_and_table_boundaries() {
+        let pages = 1030;
+        let memory = memory(pages);
+        let first_byte = 200;
+        for (order, root, pages) in [
+            (AttOrder::First, 0x1000, 512),
+            (AttOrder::Second, 0x2000, pages),
+        ] {
+            let length = pages * PAGE - first_byte;
+            let att = Att::new(&buffer(order, root, length, first_byte as u32)).unwrap();
+            assert_eq!(att.pages(), pages);
+            for n in [0, 1, 2, 510, 511, 512, 513, 1023, 1024, pages - 1] {
+                if n >= pages {
+                    continue;
+                }
+                for within in [0, 1, PAGE - 1] {
+                    let Some(offset) = (n * PAGE + within).checked_sub(first_byte) else {
+                        continue;
+                    };
+                    assert_eq!(
+                        att.resolve(&memory, offset),
+                        Ok((page_address(n) + within, PAGE - within)),
+                        "{order:?} page {n} byte {within}"
+                    );
+                }
+            }
+            assert_eq!(att.resolve(&memory, length), Err(AttError::OutOfRange));
+        }
+    }
+
+    #[test]
+    fn copies_cross_pages_and_tables() {
+        let memory = memory(1030);
+        let att = Att::new(&buffer(AttOrder::Second, 0x2000, 1030 * PAGE, 0)).unwrap();
+        let data: Vec<u8> = (0..3 * PAGE).map(|n| (n % 251) as u8).collect();
+        let offset = 511 * PAGE - 7;
+        att.write(&memory, offset, &data).unwrap();
+        let mut back = vec![0; data.len()];
+        att.read(&memory, offset, &mut back).unwrap();
+        assert!(back == data);
+        let mut page = [0; 16];
+        memory.read(page_address(512), &mut page).unwrap();
+        assert_eq!(page, data[PAGE as usize + 7..][..16]);
+    }
+
+    #[test]
+    fn nothing_is_copied_when_the_range_is_not_all_inside() {
+        let memory = memory(2);
+        let att = Att::new(&buffer(AttOrder::First, 0x1000, PAGE + 10, 0)).unwrap();
+        assert_eq!(
+            att.write(&memory, PAGE, &[1; 11]),
+            Err(AttError::OutOfRange)
+        );
+        assert_eq!(
+            att.write(&memory, u64::MAX, &[1; 11]),
+            Err(AttError::OutOfRange)
+        );
+        let mut byte = [0xff];
+        memory.read(page_address(1), &mut byte).unwrap();
+        assert_eq!(byte, [0]);
+        assert_eq!(att.write(&memory, PAGE, &[1; 10]), Ok(()));
+    }
+
+    #[test]
+    fn page_sizes_from_4_kib_to_1_gib_work_and_others_are_refused() {
+        let memory = TestMemory::new(0, 0x4000);
+        memory.put(0x1000, &0x40_0000_0000u64);
+        memory.put(0x1008, &0x80_0000_0000u64);
+        for page_shift in 0..=255u8 {
+            let result = Att::new(&Buffer {
+                page_shift,
+                ..buffer(AttOrder::First, 0x1000, 100, 4090)
+            });
+            if !(12..=30).contains(&page_shift) {
+                assert_eq!(result.unwrap_err(), AttError::PageSize);
+                continue;
+            }
+            let att = result.unwrap();
+            let (address, contiguous) = att.resolve(&memory, 0).unwrap();
+            assert_eq!(address, 0x40_0000_0000 + 4090);
+            assert_eq!(contiguous, if page_shift == 12 { 6 } else { 100 });
+            let beyond = if page_shift == 12 {
+                0x80_0000_0000
+            } else {
+                0x40_0000_1000
+            };
+            assert_eq!(att.resolve(&memory, 6).unwrap().0, beyond);
+        }
+    }
+
+    #[test]
+    fn impossible_buffers_are_refused_with_their_own_error() {
+        let good = buffer(AttOrder::First, 0x1000, 512 * PAGE, 0);
+        assert!(Att::new(&good).is_ok());
+        let refused = |buffer: Buffer| Att::new(&buffer).unwrap_err();
+        assert_eq!(
+            refused(Buffer {
+                first_byte: 4096,
+                ..good
+            }),
+            AttError::FirstByte
+        );
+        assert_eq!(refused(Buffer { order: 3, ..good }), AttError::Order);
+        assert_eq!(
+            refused(Buffer {
+                first_byte: 1,
+                ..good
+            }),
+            AttError::TooLong
+        );
+        assert_eq!(
+            refused(Buffer {
+                length: u64::MAX,
+                ..good
+            }),
+            AttError::TooLong
+        );
+        assert_eq!(
+            refused(buffer(AttOrder::Second, 0, (1 << 37) + 1, 0)),
+            AttError::TooLong
+        );
+        assert!(Att::new(&buffer(AttOrder::Second, 0, 1 << 37, 0)).is_ok());
+        assert_eq!(
+            refused(buffer(AttOrder::Direct, u64::MAX - 4095, 8192, 0)),
+            AttError::TooLong
+        );
+    }
+
+    #[test]
+    fn tables_and_pages_without_memory_are_errors() {
+        let memory = memory(2);
+        memory.put(0x1008, &(u64::MAX - 4095));
+        let table = 0xffff_0000;
+        let att = Att::new(&buffer(AttOrder::First, table, PAGE, 0)).unwrap();
+        assert_eq!(
+            att.resolve(&memory, 0),
+            Err(AttError::Memory(DmaError { address: table }))
+        );
+        let att = Att::new(&buffer(AttOrder::First, 0x1000, 2 * PAGE, 0)).unwrap();
+        assert!(att.read(&memory, PAGE, &mut [0; 16]).is_err());
+        let att = Att::new(&buffer(AttOrder::Second, u64::MAX - 7, 1 << 30, 0)).unwrap();
+        assert!(att.resolve(&memory, 1 << 29).is_err());
+    }
+}

@@ -313,13 +313,12 @@ impl Core {
         };
         let awaited = if doorbell.solicited {
             // Beyond `unread` the last solicited entry is one that was consumed long ago.
-            queue.solicited_end.wrapping_sub(doorbell.consumer).min(
-                if queue.solicited_end.wrapping_sub(doorbell.consumer) > unread {
-                    0
-                } else {
-                    unread
-                },
-            )
+            let ahead = queue.solicited_end.wrapping_sub(doorbell.consumer);
+            if ahead <= unread {
+                ahead
+            } else {
+                0
+            }
         } else {
             unread
         };
@@ -430,5 +429,327 @@ impl CompletionQueue {
         }
         self.consumer = consumer;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Node, QpOptions};
+    use ferrite_abi::{
+        CommandOpcode, CompletionStatus, QueuePairStateCode, DOORBELL_COMPLETION, EQ_ASYNC,
+        EQ_FIRST_HANDLER,
+    };
+
+    const EQ: u16 = EQ_FIRST_HANDLER;
+
+    fn complete(node: &mut Node, index: u32, solicited: bool) -> Result<(), CompletionQueueDead> {
+        let entry = CompletionEntry {
+            index,
+            ..CompletionEntry::zeroed()
+        };
+        node.engine.core.now = node.now;
+        let (core, host) = (&mut node.engine.core, &mut node.host);
+        core.write_completion(1, entry, solicited, host)
+    }
+
+    /// Sequences of the completion events.
+    fn sequences(node: &mut Node) -> Vec<u64> {
+        node.events(EQ)
+            .iter()
+            .inspect(|event| assert_eq!(event.code, EventCode::Completion.number()))
+            .map(|event| event.param0)
+            .collect()
+    }
+
+    #[test]
+    fn completions_come_in_order_with_the_right_phase_around_the_ring() {
+        let mut node = Node::new(1);
+        for index in 0..1000 {
+            complete(&mut node, index, false).unwrap();
+            assert_eq!(node.poll_cq(1).unwrap().index, index);
+            assert!(node.poll_cq(1).is_none());
+        }
+        assert!(sequences(&mut node).is_empty());
+    }
+
+    #[test]
+    fn one_arming_gives_one_event_for_the_next_completion() {
+        let mut node = Node::new(1);
+        node.arm_cq(1, 2, false);
+        assert!(sequences(&mut node).is_empty());
+        complete(&mut node, 0, false).unwrap();
+        complete(&mut node, 1, false).unwrap();
+        assert_eq!(sequences(&mut node), [2]);
+    }
+
+    #[test]
+    fn arming_after_the_completion_gives_the_event_at_once() {
+        let mut node = Node::new(1);
+        complete(&mut node, 0, false).unwrap();
+        node.arm_cq(1, 3, false);
+        assert_eq!(sequences(&mut node), [3]);
+        node.poll_cq(1).unwrap();
+        node.arm_cq(1, 0, false);
+        assert!(sequences(&mut node).is_empty());
+    }
+
+    #[test]
+    fn a_solicited_arming_waits_for_a_solicited_completion() {
+        let mut node = Node::new(1);
+        complete(&mut node, 0, false).unwrap();
+        node.arm_cq(1, 1, true);
+        complete(&mut node, 1, false).unwrap();
+        assert!(sequences(&mut node).is_empty());
+        complete(&mut node, 2, true).unwrap();
+        assert_eq!(sequences(&mut node), [1]);
+    }
+
+    #[test]
+    fn a_solicited_arming_sees_a_solicited_completion_not_yet_consumed() {
+        let mut node = Node::new(1);
+        complete(&mut node, 0, true).unwrap();
+        complete(&mut node, 1, false).unwrap();
+        node.arm_cq(1, 1, true);
+        assert_eq!(sequences(&mut node), [1]);
+        node.poll_cq(1).unwrap();
+        node.arm_cq(1, 2, true);
+        assert!(sequences(&mut node).is_empty());
+        node.arm_cq(1, 3, false);
+        assert_eq!(sequences(&mut node), [3]);
+    }
+
+    #[test]
+    fn an_impossible_consumer_index_or_a_foreign_page_is_ignored() {
+        let mut node = Node::new(1);
+        complete(&mut node, 0, false).unwrap();
+        let word = |consumer| {
+            CompletionDoorbell {
+                cqn: 1,
+                consumer,
+                sequence: 0,
+                solicited: false,
+            }
+            .encode()
+        };
+        node.doorbell(1, DOORBELL_COMPLETION, word(2));
+        node.doorbell(1, DOORBELL_COMPLETION, word(1000));
+        node.doorbell(2, DOORBELL_COMPLETION, word(0));
+        node.doorbell(0, DOORBELL_COMPLETION, word(0));
+        assert!(sequences(&mut node).is_empty());
+        assert_eq!(node.engine.counters().bad_doorbells, 4);
+        node.doorbell(1, DOORBELL_COMPLETION, word(0));
+        assert_eq!(sequences(&mut node), [0]);
+    }
+
+    #[test]
+    fn overflow_kills_the_queue_and_fails_its_queue_pairs_when_they_complete() {
+        let mut node = Node::new(1);
+        node.create_qp(QpOptions::default());
+        node.to_init(2);
+        node.post_recv(2, &[]);
+        for index in 0..256 {
+            complete(&mut node, index, false).unwrap();
+        }
+        assert!(node.event_codes(EQ_ASYNC).is_empty());
+        assert_eq!(complete(&mut node, 256, false), Err(CompletionQueueDead));
+        assert_eq!(
+            node.event_codes(EQ_ASYNC),
+            [(EventCode::CompletionQueueError, 1)]
+        );
+        // Nothing was overwritten, and nothing is written later although there is room.
+        assert_eq!(node.poll_cq(1).unwrap().index, 0);
+        assert_eq!(complete(&mut node, 257, false), Err(CompletionQueueDead));
+        assert!(node.event_codes(EQ_ASYNC).is_empty());
+        // Another queue pair does not hang on its way to ERROR.
+        assert_eq!(
+            node.set_state(2, QueuePairStateCode::Error),
+            CommandStatus::Ok
+        );
+    }
+
+    #[test]
+    fn the_consumer_index_in_the_record_makes_room() {
+        let mut node = Node::new(1);
+        for index in 0..256 {
+            complete(&mut node, index, false).unwrap();
+        }
+        node.poll_cq(1).unwrap();
+        complete(&mut node, 256, false).unwrap();
+        assert!(complete(&mut node, 257, false).is_err());
+    }
+
+    #[test]
+    fn moving_a_live_queue_takes_its_arming_along() {
+        let mut node = Node::new(1);
+        node.create_eq(3, 3);
+        node.ring_eq(3, true);
+        node.arm_cq(1, 1, false);
+        node.execute(&ModifyCompletionQueue {
+            cqn: 1,
+            eqn: 3,
+            moderation_count: 0,
+            moderation_microseconds: 0,
+            reserved: [0; 3],
+        });
+        complete(&mut node, 0, false).unwrap();
+        assert!(node.events(EQ).is_empty());
+        assert_eq!(node.event_codes(3), [(EventCode::Completion, 1)]);
+        assert_eq!(node.host.raised, [3]);
+    }
+
+    #[test]
+    fn moderation_holds_the_event_back_by_count_or_time() {
+        let mut node = Node::new(1);
+        node.execute(&ModifyCompletionQueue {
+            cqn: 1,
+            eqn: EQ,
+            moderation_count: 3,
+            moderation_microseconds: 10,
+            reserved: [0; 3],
+        });
+        node.arm_cq(1, 1, false);
+        complete(&mut node, 0, false).unwrap();
+        complete(&mut node, 1, false).unwrap();
+        assert!(sequences(&mut node).is_empty());
+        complete(&mut node, 2, false).unwrap();
+        assert_eq!(sequences(&mut node), [1]);
+        while node.poll_cq(1).is_some() {}
+        node.arm_cq(1, 2, false);
+        complete(&mut node, 3, false).unwrap();
+        node.now += 10_000;
+        node.settle();
+        assert_eq!(sequences(&mut node), [2]);
+    }
+
+    #[test]
+    fn resizing_moves_what_was_not_consumed() {
+        let mut node = Node::new(1);
+        for index in 0..300 {
+            complete(&mut node, index, false).unwrap();
+            if index < 200 {
+                node.poll_cq(1).unwrap();
+            }
+        }
+        assert_eq!(node.resize_cq(1, 6), CommandStatus::NoResource);
+        for log_entries in [10, 7] {
+            assert_eq!(node.resize_cq(1, log_entries), CommandStatus::Ok);
+        }
+        for index in 200..300 {
+            assert_eq!(node.poll_cq(1).unwrap().index, index);
+        }
+        assert!(node.poll_cq(1).is_none());
+        for index in 300..600 {
+            complete(&mut node, index, false).unwrap();
+            assert_eq!(node.poll_cq(1).unwrap().index, index);
+        }
+    }
+
+    #[test]
+    fn impossible_queues_are_refused() {
+        let mut node = Node::new(1);
+        let buffer = node.allocate(64 * 17);
+        let good = CreateCompletionQueue {
+            cqn: 2,
+            eqn: EQ,
+            log_entries: 4,
+            reserved0: 0,
+            doorbell_page: 1,
+            record_offset: 64 * 16,
+            buffer: Buffer::contiguous(buffer, 64 * 17),
+            reserved1: 0,
+        };
+        type C = CreateCompletionQueue;
+        let cases = [
+            (
+                CommandStatus::BadNumber,
+                C {
+                    cqn: MAX_CQ,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadNumber,
+                C {
+                    cqn: u32::MAX,
+                    ..good
+                },
+            ),
+            (CommandStatus::Exists, C { cqn: 1, ..good }),
+            (CommandStatus::NotFound, C { eqn: 77, ..good }),
+            (
+                CommandStatus::BadParameter,
+                C {
+                    log_entries: 5,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                C {
+                    log_entries: 255,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                C {
+                    record_offset: 64 * 15,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                C {
+                    record_offset: 64 * 17,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                C {
+                    record_offset: u32::MAX,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                C {
+                    doorbell_page: DOORBELL_PAGES as u32,
+                    ..good
+                },
+            ),
+            (CommandStatus::Ok, good),
+        ];
+        for (status, command) in cases {
+            assert_eq!(
+                node.command(CommandOpcode::CreateCompletionQueue, &command),
+                status
+            );
+        }
+    }
+
+    #[test]
+    fn a_queue_in_use_cannot_be_destroyed() {
+        let mut node = Node::new(1);
+        node.create_qp(QpOptions::default());
+        let destroy = CommandOpcode::DestroyCompletionQueue;
+        assert_eq!(node.object_command(destroy, 1), CommandStatus::Busy);
+        node.object_command(CommandOpcode::DestroyQueuePair, 2);
+        assert_eq!(node.object_command(destroy, 1), CommandStatus::Ok);
+        assert_eq!(node.object_command(destroy, 1), CommandStatus::NotFound);
+    }
+
+    #[test]
+    fn flushed_entries_wake_a_solicited_arming() {
+        let mut node = Node::new(1);
+        node.create_qp(QpOptions::default());
+        node.to_init(2);
+        node.post_recv(2, &[]);
+        node.arm_cq(1, 1, true);
+        node.set_state(2, QueuePairStateCode::Error);
+        assert_eq!(sequences(&mut node), [1]);
+        let entry = node.poll_cq(1).unwrap();
+        assert_eq!(entry.status, CompletionStatus::Flushed.number());
     }
 }

@@ -67,7 +67,7 @@ impl EventQueue {
 
     /// Whether the next slot is free. The read index may lag behind what the driver consumed; a
     /// slot it has zeroed is free whatever the read index says.
-    fn has_room<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, FatalCode> {
+    fn has_room<M: HostMemory + ?Sized>(&self, memory: &M) -> Result<bool, FatalCode> {
         if self.unread() < self.entries() {
             return Ok(true);
         }
@@ -78,9 +78,6 @@ impl EventQueue {
             .ok()
             .and_then(|address| memory.load_u32(address).ok())
             .ok_or(FatalCode::HostMemory)?;
-        if code == 0 {
-            self.read_index = self.read_index.wrapping_add(1);
-        }
         Ok(code == 0)
     }
 
@@ -250,11 +247,8 @@ impl Core {
             };
             if advance <= queue.unread() {
                 queue.read_index = queue.read_index.wrapping_add(advance);
-            } else if doorbell.relative
-                || queue.write_index.wrapping_sub(doorbell.read_index) > queue.entries()
-            {
-                // Not a count of entries that were ever written. (An absolute index a little
-                // behind is fine: the device has found zeroed slots before it was told.)
+            } else {
+                // Not a count of entries that were ever written.
                 self.counters.bad_doorbells += 1;
             }
         }
@@ -346,29 +340,39 @@ impl Core {
             self.fail(FatalCode::UndefinedEventQueue, host);
             return;
         };
-        let room = match queue.has_room(host) {
+        if !queue.backlog.is_empty() {
             // Order is kept: nothing overtakes what waits.
-            Ok(room) => room && queue.backlog.is_empty(),
-            Err(code) => {
-                self.fail(code, host);
-                return;
-            }
-        };
-        if room {
-            self.counters.events += 1;
-            if let Err(code) = queue.write(host, &entry) {
-                self.fail(code, host);
-                return;
-            }
-        } else {
-            if eqn == EQ_CONTROL || queue.backlog.len() >= MAX_BACKLOG {
+            if queue.backlog.len() >= MAX_BACKLOG {
                 self.fail(FatalCode::EventQueueOverflow, host);
                 return;
             }
             queue.backlog.push_back(entry);
-            if !queue.overflow_reported {
-                queue.overflow_reported = true;
-                self.global_event(EventCode::EventQueueOverflow, u32::from(eqn), 0, host);
+            self.drain_backlog(eqn, host);
+            self.notify(eqn, self.now, host);
+            return;
+        }
+        match queue.has_room(host) {
+            Ok(true) => {
+                self.counters.events += 1;
+                if let Err(code) = queue.write(host, &entry) {
+                    self.fail(code, host);
+                    return;
+                }
+            }
+            Ok(false) if eqn == EQ_CONTROL => {
+                self.fail(FatalCode::EventQueueOverflow, host);
+                return;
+            }
+            Ok(false) => {
+                queue.backlog.push_back(entry);
+                if !queue.overflow_reported {
+                    queue.overflow_reported = true;
+                    self.global_event(EventCode::EventQueueOverflow, u32::from(eqn), 0, host);
+                }
+            }
+            Err(code) => {
+                self.fail(code, host);
+                return;
             }
         }
         self.notify(eqn, self.now, host);
@@ -411,5 +415,274 @@ pub(crate) fn event(code: EventCode, id: u32, param0: u64, param1: u64) -> Event
         param0,
         param1,
         reserved: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Node, EQ_LOG_ENTRIES, MEMORY_BASE};
+    use ferrite_abi::{CommandOpcode, DeviceState, EQ_FIRST_HANDLER};
+
+    const EQ: u16 = EQ_FIRST_HANDLER;
+    const ENTRIES: u32 = 1 << EQ_LOG_ENTRIES;
+
+    fn post(node: &mut Node, id: u32) {
+        let entry = event(EventCode::Completion, id, 0, 0);
+        node.engine.core.now = node.now;
+        node.engine.core.post_event(EQ, entry, &mut node.host);
+    }
+
+    fn ids(node: &mut Node) -> Vec<u32> {
+        node.events(EQ).iter().map(|event| event.id).collect()
+    }
+
+    #[test]
+    fn states_go_from_undefined_to_unarmed_to_armed_and_back() {
+        let mut node = Node::new(1);
+        let state = |node: &Node, eqn| node.engine.core().eqs.state(eqn);
+        assert_eq!(state(&node, EQ + 1), EventQueueState::Undefined);
+        assert_eq!(state(&node, EQ), EventQueueState::Unarmed);
+        node.ring_eq(EQ, true);
+        assert_eq!(state(&node, EQ), EventQueueState::Armed);
+        post(&mut node, 7);
+        assert_eq!(state(&node, EQ), EventQueueState::Unarmed);
+        assert_eq!(
+            node.object_command(CommandOpcode::DestroyEventQueue, u32::from(EQ)),
+            CommandStatus::Ok
+        );
+        assert_eq!(state(&node, EQ), EventQueueState::Undefined);
+    }
+
+    #[test]
+    fn an_unarmed_queue_takes_entries_without_an_interrupt() {
+        let mut node = Node::new(1);
+        post(&mut node, 7);
+        assert!(node.host.raised.is_empty());
+        assert_eq!(ids(&mut node), [7]);
+    }
+
+    #[test]
+    fn an_armed_queue_raises_its_vector_once() {
+        let mut node = Node::new(1);
+        node.ring_eq(EQ, true);
+        assert!(node.host.raised.is_empty());
+        post(&mut node, 1);
+        post(&mut node, 2);
+        assert_eq!(node.host.raised, [2]);
+        assert_eq!(ids(&mut node), [1, 2]);
+    }
+
+    #[test]
+    fn arming_raises_for_entries_already_written() {
+        let mut node = Node::new(1);
+        node.ring_eq(EQ, true);
+        post(&mut node, 1);
+        assert_eq!(ids(&mut node), [1]);
+        // Written after the last look and before the arming.
+        post(&mut node, 2);
+        node.ring_eq(EQ, true);
+        assert_eq!(node.host.raised, [2, 2]);
+    }
+
+    #[test]
+    fn the_read_index_may_be_absolute_or_relative_and_is_checked() {
+        let mut node = Node::new(1);
+        for id in 0..4 {
+            post(&mut node, id);
+        }
+        let ring = |node: &mut Node, read_index, relative| {
+            let word = EventDoorbell {
+                eqn: EQ,
+                read_index,
+                relative,
+                valid: true,
+                arm: false,
+            };
+            node.doorbell(0, ferrite_abi::DOORBELL_EVENT_QUEUE, word.encode());
+            node.engine.core.eqs.get(EQ).unwrap().unread()
+        };
+        assert_eq!(ring(&mut node, 1, false), 3);
+        assert_eq!(ring(&mut node, 2, true), 1);
+        assert_eq!(node.engine.counters().bad_doorbells, 0);
+        assert_eq!(ring(&mut node, 2, true), 1);
+        assert_eq!(ring(&mut node, 100, false), 1);
+        assert_eq!(ring(&mut node, 1, false), 1);
+        assert_eq!(node.engine.counters().bad_doorbells, 3);
+    }
+
+    #[test]
+    fn entries_zeroed_by_the_driver_are_free_before_it_says_so() {
+        let mut node = Node::new(1);
+        for id in 0..10 * ENTRIES {
+            post(&mut node, id);
+            assert_eq!(ids(&mut node), [id]);
+        }
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        assert!(node.event_codes(EQ_CONTROL).is_empty());
+    }
+
+    #[test]
+    fn overflow_is_reported_once_and_nothing_is_lost() {
+        let mut node = Node::new(1);
+        node.ring_eq(EQ_CONTROL, true);
+        for id in 0..ENTRIES + 5 {
+            post(&mut node, id);
+        }
+        assert_eq!(
+            node.event_codes(EQ_CONTROL),
+            [(EventCode::EventQueueOverflow, u32::from(EQ))]
+        );
+        assert_eq!(ids(&mut node), (0..ENTRIES).collect::<Vec<_>>());
+        node.ring_eq(EQ, false);
+        post(&mut node, ENTRIES + 5);
+        assert_eq!(ids(&mut node), (ENTRIES..ENTRIES + 6).collect::<Vec<_>>());
+        // It is reported again the next time.
+        for id in 0..=ENTRIES {
+            post(&mut node, id);
+        }
+        assert_eq!(node.event_codes(EQ_CONTROL).len(), 1);
+    }
+
+    #[test]
+    fn an_overflow_of_queue_0_is_fatal() {
+        let mut node = Node::new(1);
+        for _ in 0..=ENTRIES {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.global_event(EventCode::LinkChange, 0, 1, host);
+        }
+        assert_eq!(node.status().fatal(), Some(FatalCode::EventQueueOverflow));
+        assert_eq!(node.host.raised, [0]);
+    }
+
+    #[test]
+    fn an_event_for_an_undefined_queue_is_fatal_and_the_driver_is_told() {
+        let mut node = Node::power_on(1);
+        node.boot();
+        let (core, host) = (&mut node.engine.core, &mut node.host);
+        core.async_event(EventCode::QueuePairFatal, 3, host);
+        assert_eq!(node.status().state(), Some(DeviceState::Fatal));
+        assert_eq!(node.status().fatal(), Some(FatalCode::UndefinedEventQueue));
+        let last = node.events(EQ_CONTROL).pop().unwrap();
+        assert_eq!(last.code, EventCode::DeviceFatal.number());
+        assert_eq!(
+            last.param0,
+            u64::from(FatalCode::UndefinedEventQueue.number())
+        );
+        // Although the queue was not armed.
+        assert_eq!(node.host.raised, [0]);
+    }
+
+    #[test]
+    fn moderation_holds_the_interrupt_back_by_count_or_time() {
+        let mut node = Node::new(1);
+        node.execute(&ModifyEventQueue {
+            eqn: EQ,
+            vector: 3,
+            moderation_microseconds: 10,
+            moderation_count: 4,
+            reserved: 0,
+        });
+        node.ring_eq(EQ, true);
+        for id in 0..3 {
+            post(&mut node, id);
+        }
+        assert!(node.host.raised.is_empty());
+        post(&mut node, 3);
+        assert_eq!(node.host.raised, [3]);
+
+        ids(&mut node);
+        node.ring_eq(EQ, true);
+        post(&mut node, 4);
+        assert_eq!(node.engine.next_timeout(), Some(node.now + 10_000));
+        node.now += 9_999;
+        node.settle();
+        assert_eq!(node.host.raised, [3]);
+        node.now += 1;
+        node.settle();
+        assert_eq!(node.host.raised, [3, 3]);
+        assert_eq!(node.engine.next_timeout(), None);
+    }
+
+    #[test]
+    fn impossible_queues_are_refused() {
+        let mut node = Node::new(1);
+        let ring = node.allocate(32 << EQ_LOG_ENTRIES);
+        let good = CreateEventQueue {
+            eqn: 5,
+            vector: 1,
+            log_entries: EQ_LOG_ENTRIES,
+            reserved: [0; 3],
+            ring: Buffer::contiguous(ring, 32 << EQ_LOG_ENTRIES),
+        };
+        let mut refused =
+            |command: CreateEventQueue| node.command(CommandOpcode::CreateEventQueue, &command);
+        let cases = [
+            (
+                CommandStatus::BadNumber,
+                CreateEventQueue { eqn: 0, ..good },
+            ),
+            (
+                CommandStatus::BadNumber,
+                CreateEventQueue {
+                    eqn: MAX_EQ,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                CreateEventQueue { vector: 8, ..good },
+            ),
+            (
+                CommandStatus::BadParameter,
+                CreateEventQueue {
+                    log_entries: EQ_LOG_ENTRIES + 1,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                CreateEventQueue {
+                    log_entries: 255,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                CreateEventQueue {
+                    ring: Buffer::contiguous(ring + 4, 32 << EQ_LOG_ENTRIES),
+                    ..good
+                },
+            ),
+            (CommandStatus::Exists, CreateEventQueue { eqn: EQ, ..good }),
+            (CommandStatus::Ok, good),
+        ];
+        for (status, command) in cases {
+            assert_eq!(refused(command), status);
+        }
+        assert_eq!(
+            node.object_command(CommandOpcode::DestroyEventQueue, 0x1_0005),
+            CommandStatus::BadNumber
+        );
+        assert_eq!(
+            node.object_command(CommandOpcode::DestroyEventQueue, 6),
+            CommandStatus::NotFound
+        );
+    }
+
+    #[test]
+    fn a_ring_without_memory_is_fatal_when_it_is_written() {
+        let mut node = Node::new(1);
+        node.execute(&CreateEventQueue {
+            eqn: 5,
+            vector: 1,
+            log_entries: EQ_LOG_ENTRIES,
+            reserved: [0; 3],
+            ring: Buffer::contiguous(MEMORY_BASE - 8192, 8192),
+        });
+        let entry = event(EventCode::Completion, 1, 0, 0);
+        let (core, host) = (&mut node.engine.core, &mut node.host);
+        core.post_event(5, entry, host);
+        assert_eq!(node.status().fatal(), Some(FatalCode::HostMemory));
     }
 }

@@ -509,3 +509,332 @@ impl Tpt {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TestMemory;
+    use ferrite_abi::Buffer;
+
+    const PD: u32 = 7;
+    const DOMAIN: Domain = Domain {
+        pd: PD,
+        privileged: false,
+    };
+    const ADDRESS: u64 = 0x7000_0000;
+    const LENGTH: u64 = 8192;
+    const TAG: Tag = Tag::new(3, 9);
+
+    fn command(tag: Tag, access: u32) -> RegisterRegion {
+        RegisterRegion {
+            tag: tag.0,
+            pd: PD,
+            access,
+            replace: 0,
+            address: ADDRESS,
+            buffer: Buffer::contiguous(0x1_0000, LENGTH),
+        }
+    }
+
+    fn table(access: u32) -> Tpt {
+        let mut tpt = Tpt::default();
+        tpt.register(&command(TAG, access)).unwrap();
+        tpt
+    }
+
+    fn allocated(max_pages: u32) -> Tpt {
+        let mut tpt = Tpt::default();
+        tpt.allocate(&AllocateTag {
+            tag: TAG.0,
+            pd: PD,
+            kind: TagKind::Region.number(),
+            reserved: [0; 3],
+            max_pages,
+        })
+        .unwrap();
+        tpt
+    }
+
+    fn part(tag: Tag) -> RegisterPart {
+        RegisterPart {
+            tag: tag.0,
+            access: ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ,
+            address: ADDRESS,
+            buffer: Buffer::contiguous(0x1_0000, LENGTH),
+            reserved: 0,
+        }
+    }
+
+    #[test]
+    fn local_checks_are_refused_each_with_its_own_error() {
+        let tpt = table(0);
+        let check = |tag: Tag, domain, address, length, access| {
+            tpt.check_local(tag.0, address, length, domain, access)
+                .map(|span| span.length())
+        };
+        let read = LocalAccess::Read;
+        assert_eq!(check(TAG, DOMAIN, ADDRESS, LENGTH, read), Ok(LENGTH));
+        assert_eq!(
+            check(Tag::new(4, 9), DOMAIN, ADDRESS, 1, read),
+            Err(TptError::NoEntry)
+        );
+        assert_eq!(
+            check(Tag::new(0xff_ffff, 9), DOMAIN, ADDRESS, 1, read),
+            Err(TptError::NoEntry)
+        );
+        let foreign = Domain { pd: 8, ..DOMAIN };
+        assert_eq!(
+            check(TAG, foreign, ADDRESS, 1, read),
+            Err(TptError::WrongDomain)
+        );
+        assert_eq!(
+            check(Tag::new(3, 10), DOMAIN, ADDRESS, 1, read),
+            Err(TptError::WrongInstance)
+        );
+        assert_eq!(
+            check(TAG, DOMAIN, ADDRESS, 1, LocalAccess::Write),
+            Err(TptError::AccessDenied)
+        );
+        assert_eq!(
+            allocated(4)
+                .check_local(TAG.0, ADDRESS, 1, DOMAIN, read)
+                .unwrap_err(),
+            TptError::NotValid
+        );
+    }
+
+    #[test]
+    fn bounds_are_exact_and_do_not_wrap() {
+        let tpt = table(0);
+        let check = |address, length| {
+            tpt.check_local(TAG.0, address, length, DOMAIN, LocalAccess::Read)
+                .map(|_| ())
+        };
+        assert_eq!(check(ADDRESS + LENGTH - 1, 1), Ok(()));
+        for (address, length) in [
+            (ADDRESS - 1, 1),
+            (ADDRESS - 1, LENGTH),
+            (ADDRESS, LENGTH + 1),
+            (ADDRESS + LENGTH, 1),
+            (ADDRESS + 1, u64::MAX),
+            (u64::MAX, 2),
+            (0, 1),
+        ] {
+            assert_eq!(check(address, length), Err(TptError::OutOfBounds));
+        }
+    }
+
+    #[test]
+    fn remote_checks_need_the_very_right() {
+        let rights = [
+            (RemoteAccess::Write, ACCESS_REMOTE_WRITE),
+            (RemoteAccess::Read, ACCESS_REMOTE_READ),
+            (RemoteAccess::Atomic, ACCESS_REMOTE_ATOMIC),
+        ];
+        for (access, right) in rights {
+            let check = |tpt: &Tpt| {
+                tpt.check_remote(TAG.0, ADDRESS, 8, PD, access)
+                    .map(|span| span.length())
+            };
+            assert_eq!(check(&table(right)), Ok(8));
+            assert_eq!(
+                check(&table(ACCESS_ALL & !ACCESS_ZERO_BASED & !right)),
+                Err(TptError::AccessDenied)
+            );
+        }
+        let tpt = table(ACCESS_REMOTE_WRITE);
+        let check = |tag: Tag, address, pd| {
+            tpt.check_remote(tag.0, address, 1, pd, RemoteAccess::Write)
+                .unwrap_err()
+        };
+        assert_eq!(check(Tag::new(9, 0), ADDRESS, PD), TptError::NoEntry);
+        assert_eq!(check(TAG, ADDRESS, 1), TptError::WrongDomain);
+        assert_eq!(check(Tag::new(3, 0), ADDRESS, PD), TptError::WrongInstance);
+        assert_eq!(check(TAG, ADDRESS + LENGTH, PD), TptError::OutOfBounds);
+    }
+
+    #[test]
+    fn the_tag_of_all_memory_is_for_privileged_queue_pairs_and_never_for_a_peer() {
+        let tpt = Tpt::default();
+        let privileged = Domain {
+            privileged: true,
+            ..DOMAIN
+        };
+        let local = |domain, address| {
+            tpt.check_local(TAG_ALL_MEMORY, address, 16, domain, LocalAccess::Write)
+        };
+        assert_eq!(local(DOMAIN, 0x1000), Err(TptError::NotPrivileged));
+        assert_eq!(local(privileged, u64::MAX), Err(TptError::OutOfBounds));
+        assert_eq!(
+            tpt.check_remote(TAG_ALL_MEMORY, 0x1000, 16, PD, RemoteAccess::Write),
+            Err(TptError::NotPrivileged)
+        );
+        let memory = TestMemory::new(0, 0x2000);
+        let span = local(privileged, 0x1000).unwrap();
+        tpt.write(&memory, &span, 4, &[1, 2]).unwrap();
+        assert_eq!(memory.load_u64(0x1000).unwrap(), 0x0201_0000_0000);
+    }
+
+    #[test]
+    fn zero_bytes_need_no_key() {
+        let tpt = Tpt::default();
+        let span = tpt
+            .check_remote(0xdead_beef, 0, 0, PD, RemoteAccess::Write)
+            .unwrap();
+        let memory = TestMemory::new(0, 0);
+        assert_eq!(tpt.write(&memory, &span, 0, &[]), Ok(()));
+        assert_eq!(
+            tpt.write(&memory, &span, 0, &[1]),
+            Err(TptError::OutOfBounds)
+        );
+    }
+
+    #[test]
+    fn zero_based_addresses_count_from_the_start() {
+        let tpt = table(ACCESS_ZERO_BASED);
+        let check = |address| {
+            tpt.check_local(TAG.0, address, 1, DOMAIN, LocalAccess::Read)
+                .map(|_| ())
+        };
+        assert_eq!(check(0), Ok(()));
+        assert_eq!(check(LENGTH), Err(TptError::OutOfBounds));
+        assert_eq!(check(ADDRESS), Err(TptError::OutOfBounds));
+    }
+
+    #[test]
+    fn a_span_dies_with_the_registration_it_was_checked_against() {
+        let memory = TestMemory::new(0, 0x10_0000);
+        let mut tpt = table(ACCESS_REMOTE_WRITE);
+        let span = tpt
+            .check_remote(TAG.0, ADDRESS, 100, PD, RemoteAccess::Write)
+            .unwrap();
+        assert_eq!(tpt.write(&memory, &span, 50, &[1; 50]), Ok(()));
+        assert_eq!(
+            tpt.write(&memory, &span, 51, &[1; 50]),
+            Err(TptError::OutOfBounds)
+        );
+        // The same tag, other rights and memory.
+        tpt.register(&RegisterRegion {
+            replace: 1,
+            ..command(TAG, 0)
+        })
+        .unwrap();
+        assert_eq!(
+            tpt.write(&memory, &span, 0, &[1; 50]),
+            Err(TptError::NotValid)
+        );
+        tpt.register(&RegisterRegion {
+            replace: 1,
+            ..command(Tag::new(3, 10), 0)
+        })
+        .unwrap();
+        assert_eq!(
+            tpt.write(&memory, &span, 0, &[1; 50]),
+            Err(TptError::WrongInstance)
+        );
+        tpt.release(Tag::new(3, 10)).unwrap();
+        assert_eq!(
+            tpt.read(&memory, &span, 0, &mut [0; 50]),
+            Err(TptError::NoEntry)
+        );
+    }
+
+    #[test]
+    fn commands_on_tags_are_checked() {
+        let mut tpt = table(0);
+        let register = |tpt: &mut Tpt, command: RegisterRegion| tpt.register(&command);
+        let good = command(Tag::new(4, 0), 0);
+        assert_eq!(
+            register(&mut tpt, command(TAG, 0)),
+            Err(CommandStatus::Exists)
+        );
+        for index in [0, MAX_TAGS, 0xff_ffff] {
+            assert_eq!(
+                register(&mut tpt, command(Tag::new(index, 1), 0)),
+                Err(CommandStatus::BadNumber)
+            );
+            assert_eq!(
+                tpt.release(Tag::new(index, 1)),
+                Err(CommandStatus::BadNumber)
+            );
+        }
+        assert_eq!(
+            register(&mut tpt, RegisterRegion { replace: 1, ..good }),
+            Err(CommandStatus::NotFound)
+        );
+        assert_eq!(
+            register(
+                &mut tpt,
+                RegisterRegion {
+                    access: ACCESS_ALL + 1,
+                    ..good
+                }
+            ),
+            Err(CommandStatus::BadParameter)
+        );
+        assert_eq!(
+            register(
+                &mut tpt,
+                RegisterRegion {
+                    address: u64::MAX - 10,
+                    ..good
+                }
+            ),
+            Err(CommandStatus::BadParameter)
+        );
+        assert_eq!(
+            register(
+                &mut tpt,
+                RegisterRegion {
+                    buffer: Buffer::contiguous(0, MAX_REGION + 1),
+                    ..good
+                }
+            ),
+            Err(CommandStatus::BadParameter)
+        );
+        assert_eq!(tpt.release(Tag::new(3, 8)), Err(CommandStatus::NotFound));
+        assert_eq!(tpt.release(TAG), Ok(()));
+        assert_eq!(tpt.release(TAG), Err(CommandStatus::NotFound));
+    }
+
+    #[test]
+    fn a_queue_registers_an_allocated_tag_and_invalidates_it() {
+        let mut tpt = allocated(2);
+        let tag = Tag::new(3, 77);
+        let read = |tpt: &Tpt| {
+            tpt.check_remote(tag.0, ADDRESS, 1, PD, RemoteAccess::Read)
+                .map(|_| ())
+        };
+        assert_eq!(
+            tpt.register_from_queue(&part(tag), PD + 1),
+            Err(TptError::WrongDomain)
+        );
+        assert_eq!(tpt.register_from_queue(&part(tag), PD), Ok(()));
+        assert_eq!(read(&tpt), Ok(()));
+        assert_eq!(
+            tpt.register_from_queue(&part(tag), PD),
+            Err(TptError::AlreadyValid)
+        );
+        assert_eq!(tpt.invalidate(TAG.0, PD), Err(TptError::WrongInstance));
+        assert_eq!(tpt.invalidate(tag.0, PD + 1), Err(TptError::WrongDomain));
+        assert_eq!(tpt.invalidate(tag.0, PD), Ok(()));
+        assert_eq!(read(&tpt), Err(TptError::NotValid));
+        assert_eq!(tpt.invalidate(tag.0, PD), Err(TptError::NotValid));
+        assert_eq!(tpt.release(TAG), Ok(()));
+    }
+
+    #[test]
+    fn a_queue_cannot_register_more_pages_or_invalidate_a_region_by_command() {
+        let mut tpt = allocated(1);
+        assert_eq!(
+            tpt.register_from_queue(&part(TAG), PD),
+            Err(TptError::NotRegistrable)
+        );
+        let mut tpt = table(0);
+        assert_eq!(
+            tpt.register_from_queue(&part(TAG), PD),
+            Err(TptError::NotRegistrable)
+        );
+        assert_eq!(tpt.invalidate(TAG.0, PD), Err(TptError::WrongKind));
+    }
+}
