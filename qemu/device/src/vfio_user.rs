@@ -42,6 +42,9 @@ pub const REGION_CONFIG: u32 = 7;
 const IRQS: u32 = 5;
 /// The interrupt kind MSI-X.
 const IRQ_MSIX: u32 = 2;
+/// The interrupt kind of uncorrected errors. The device never raises it (the
+/// monitor would stop the machine), but QEMU warns where it is missing.
+const IRQ_ERROR: u32 = 3;
 
 const DEVICE_FLAG_RESET: u32 = 1 << 0;
 const DEVICE_FLAG_PCI: u32 = 1 << 1;
@@ -404,13 +407,13 @@ fn irq_info(body: &[u8], backend: &dyn Backend) -> Answer {
     if index >= IRQS {
         return Err(Errno::INVAL);
     }
-    let (flags, count) = if index == IRQ_MSIX {
-        (
+    let (flags, count) = match index {
+        IRQ_MSIX => (
             IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE,
             backend.vectors() as u32,
-        )
-    } else {
-        (0, 0)
+        ),
+        IRQ_ERROR => (IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE, 1),
+        _ => (0, 0),
     };
     Ok(words(&[16, flags, index, count]))
 }
@@ -422,8 +425,9 @@ fn set_irqs(body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result
     let start = u32_at(body, 12) as usize;
     let count = u32_at(body, 16) as usize;
     if index != IRQ_MSIX {
-        // The others have no vectors, so there is nothing to disable either.
-        return if index < IRQS && count == 0 {
+        // The others have nothing to raise, and so nothing to keep.
+        let most = usize::from(index == IRQ_ERROR);
+        return if index < IRQS && start == 0 && count <= most {
             Ok(())
         } else {
             Err(Errno::INVAL)
