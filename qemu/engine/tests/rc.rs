@@ -120,8 +120,8 @@ fn a_long_read_is_asked_for_in_pieces_and_is_whole() {
     let from = pair.b.register(0x201, PD, ALL, length);
     let data = pattern(1, length as usize);
     pair.b.fill(&from, 0, &data);
-    let work = SendWork::new(SendOpcode::Read, &[to.sge(0, length as u32)])
-        .remote(from.address, from.tag);
+    let work =
+        SendWork::new(SendOpcode::Read, &[to.sge(0, length as u32)]).remote(from.address, from.tag);
     pair.a.post_send(QPN_A, &work);
     let mut requests = 0;
     pair.exchange_with(|way, frame| {
@@ -129,10 +129,7 @@ fn a_long_read_is_asked_for_in_pieces_and_is_whole() {
         vec![frame]
     });
     assert_eq!(requests, 6);
-    assert_eq!(
-        statuses(&pair.completions_a()),
-        [CompletionStatus::Success]
-    );
+    assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
     assert_eq!(pair.a.contents(&to, 0, length as usize), data);
 }
 
@@ -144,16 +141,13 @@ fn a_long_write_does_not_put_more_than_its_window_on_the_wire() {
     let to = pair.b.register(0x201, PD, ALL, length);
     let data = pattern(1, length as usize);
     pair.a.fill(&from, 0, &data);
-    let work = SendWork::new(SendOpcode::Write, &[from.sge(0, length as u32)])
-        .remote(to.address, to.tag);
+    let work =
+        SendWork::new(SendOpcode::Write, &[from.sge(0, length as u32)]).remote(to.address, to.tag);
     pair.a.post_send(QPN_A, &work);
     pair.a.settle();
     assert_eq!(pair.a.host.sent.len(), 512);
     pair.exchange();
-    assert_eq!(
-        statuses(&pair.completions_a()),
-        [CompletionStatus::Success]
-    );
+    assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
     assert_eq!(pair.b.contents(&to, 0, length as usize), data);
     // Far fewer acknowledgements than packets.
     assert!(pair.b.engine.counters().tx_packets < 100);
@@ -220,10 +214,8 @@ fn inline_data_and_scattered_pieces_arrive_whole() {
     let data = pattern(9, MAX_INLINE);
     pair.b
         .post_recv(QPN_B, &[to.sge(0, 100), to.sge(1000, 0), to.sge(8000, 500)]);
-    pair.a.post_send(
-        QPN_A,
-        &SendWork::new(SendOpcode::Send, &[]).inline(&data),
-    );
+    pair.a
+        .post_send(QPN_A, &SendWork::new(SendOpcode::Send, &[]).inline(&data));
     pair.exchange();
     assert_eq!(pair.completions_b()[0].byte_count, 256);
     assert_eq!(pair.b.contents(&to, 0, 100), data[..100]);
@@ -259,15 +251,10 @@ fn atomics_change_the_memory_and_return_what_it_held() {
             operand,
             compare,
         };
-        pair.a.post_send(
-            QPN_A,
-            &SendWork::new(opcode, &[to.sge(16, 8)]).part(&part),
-        );
+        pair.a
+            .post_send(QPN_A, &SendWork::new(opcode, &[to.sge(16, 8)]).part(&part));
         pair.exchange();
-        assert_eq!(
-            statuses(&pair.completions_a()),
-            [CompletionStatus::Success]
-        );
+        assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
         let word = |bytes: Vec<u8>| u64::from_le_bytes(bytes.try_into().unwrap());
         (
             word(pair.a.contents(&to, 16, 8)),
@@ -291,8 +278,7 @@ fn unsignaled_work_completes_without_entry_and_everything_in_order() {
         let flags = if signaled { SEND_SIGNALED } else { 0 };
         let work = match n % 3 {
             0 => SendWork::new(SendOpcode::Write, &[from.sge(0, n)]).remote(to.address, to.tag),
-            1 => SendWork::new(SendOpcode::Read, &[from.sge(0, n * 50)])
-                .remote(to.address, to.tag),
+            1 => SendWork::new(SendOpcode::Read, &[from.sge(0, n * 50)]).remote(to.address, to.tag),
             _ => {
                 pair.b.post_recv(QPN_B, &[to.sge(0, 4096)]);
                 SendWork::new(SendOpcode::Send, &[from.sge(0, n * 100)])
@@ -397,10 +383,7 @@ fn memory_is_registered_used_and_invalidated_through_the_send_queue() {
         &SendWork::new(SendOpcode::Register, &[]).part(&register(1)),
     );
     pair.exchange();
-    assert_eq!(
-        statuses(&pair.completions_b()),
-        [CompletionStatus::Success]
-    );
+    assert_eq!(statuses(&pair.completions_b()), [CompletionStatus::Success]);
     pair.b.post_recv(QPN_B, &[]);
     pair.a.post_send(
         QPN_A,
@@ -416,7 +399,10 @@ fn memory_is_registered_used_and_invalidated_through_the_send_queue() {
         [CompletionStatus::Success; 2]
     );
     let received = pair.completions_b();
-    assert_eq!(received[0].flags, COMPLETION_RECEIVE | COMPLETION_INVALIDATED);
+    assert_eq!(
+        received[0].flags,
+        COMPLETION_RECEIVE | COMPLETION_INVALIDATED
+    );
     assert_eq!(received[0].immediate, tag.0);
     let mut bytes = vec![0; 4096];
     ferrite_engine::HostMemory::read(&pair.b.host, page, &mut bytes).unwrap();
@@ -564,8 +550,7 @@ fn a_drained_send_queue_finishes_what_it_began_and_goes_on_later() {
     let mut pair = Pair::new(Setup::default());
     let from = pair.a.register(0x101, PD, ALL, 8192);
     let to = pair.b.register(0x201, PD, ALL, 8192);
-    let work =
-        SendWork::new(SendOpcode::Write, &[from.sge(0, 5000)]).remote(to.address, to.tag);
+    let work = SendWork::new(SendOpcode::Write, &[from.sge(0, 5000)]).remote(to.address, to.tag);
     pair.a.post_send(QPN_A, &work);
     pair.a.settle();
     assert_eq!(
@@ -593,8 +578,8 @@ fn posts_while_the_device_is_at_work_need_no_doorbell() {
     let mut pair = Pair::new(Setup::default());
     let from = pair.a.register(0x101, PD, ALL, 600 << 10);
     let to = pair.b.register(0x201, PD, ALL, 600 << 10);
-    let work = SendWork::new(SendOpcode::Write, &[from.sge(0, 600 << 10)])
-        .remote(to.address, to.tag);
+    let work =
+        SendWork::new(SendOpcode::Write, &[from.sge(0, 600 << 10)]).remote(to.address, to.tag);
     pair.a.post_send(QPN_A, &work);
     pair.a.settle();
     assert_eq!(pair.a.send_doorbells, 1);

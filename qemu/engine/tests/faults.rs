@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! Reliable connections over a wire that drops, reorders, duplicates and damages: every byte
+//! arrives once and in order, completions come in order, and nothing is done twice.
+
+mod wire;
+
+use ferrite_abi::*;
+use ferrite_engine::testing::{Region, SendWork};
+use proptest::prelude::*;
+use wire::*;
+
+/// A small generator of random numbers, so that a failing case is its seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    /// True `percent` times of a hundred.
+    fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}
+
+/// Percentages of misfortune.
+#[derive(Clone, Copy, Debug)]
+struct Faults {
+    drop: u64,
+    duplicate: u64,
+    corrupt: u64,
+    delay: u64,
+}
+
+/// A wire with faults: frames held back come out behind later ones.
+struct BadWire {
+    random: Random,
+    faults: Faults,
+    held: [Vec<Vec<u8>>; 2],
+}
+
+impl BadWire {
+    fn new(seed: u64, faults: Faults) -> Self {
+        Self {
+            random: Random(seed | 1),
+            faults,
+            held: [Vec::new(), Vec::new()],
+        }
+    }
+
+    fn fate(&mut self, way: Way, mut frame: Vec<u8>) -> Vec<Vec<u8>> {
+        let random = &mut self.random;
+        let held = &mut self.held[way as usize];
+        let mut out = Vec::new();
+        if random.chance(self.faults.corrupt) {
+            let at = random.next() as usize % frame.len();
+            frame[at] ^= 1 << (random.next() % 8);
+        }
+        if random.chance(self.faults.drop) {
+            // Gone.
+        } else if random.chance(self.faults.delay) {
+            held.push(frame.clone());
+        } else {
+            out.push(frame.clone());
+        }
+        if random.chance(self.faults.duplicate) {
+            if random.chance(50) {
+                held.push(frame);
+            } else {
+                out.push(frame);
+            }
+        }
+        // What was held back comes out sooner or later, in any order.
+        while !held.is_empty() && random.chance(30) {
+            let at = random.next() as usize % held.len();
+            out.push(held.swap_remove(at));
+        }
+        out
+    }
+}
+
+/// One work request of a random program.
+#[derive(Clone, Debug)]
+enum Step {
+    Send { length: u32, immediate: bool },
+    Write { length: u32, immediate: bool },
+    Read { length: u32 },
+    FetchAdd { operand: u64 },
+    CompareSwap { operand: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let length = prop_oneof![
+        Just(0u32),
+        Just(1),
+        255u32..260,
+        1020u32..1030,
+        4090u32..4100,
+        0u32..20_000,
+    ];
+    prop_oneof![
+        3 => (length.clone(), any::<bool>())
+            .prop_map(|(length, immediate)| Step::Send { length, immediate }),
+        3 => (length.clone(), any::<bool>())
+            .prop_map(|(length, immediate)| Step::Write { length, immediate }),
+        3 => length.prop_map(|length| Step::Read { length }),
+        1 => (1u64..1000).prop_map(|operand| Step::FetchAdd { operand }),
+        1 => (1u64..1000).prop_map(|operand| Step::CompareSwap { operand }),
+    ]
+}
+
+const SLOT: u64 = 20_480;
+const STEPS: usize = 12;
+
+/// Everything a program needs at one end.
+struct End {
+    /// Sources of sends and writes; sinks of reads and atomics.
+    local: Region,
+    /// Where the peer's sends arrive.
+    inbox: Region,
+    /// What the peer writes, reads and counts in.
+    exposed: Region,
+}
+
+/// What is to be seen at the end.
+#[derive(Default)]
+struct Expected {
+    sent: Vec<u32>,
+    received: Vec<(u8, u32, Option<u32>)>,
+    counter: u64,
+    results: Vec<(u64, u64)>,
+    data: Vec<(bool, bool, u64, Vec<u8>)>,
+}
+
+/// Posts a program from one end to the other and says what is to become of it.
+fn post(
+    from: &mut ferrite_engine::testing::Node,
+    from_qpn: u32,
+    from_end: &End,
+    to: &mut ferrite_engine::testing::Node,
+    to_qpn: u32,
+    to_end: &End,
+    steps: &[Step],
+    seed: u64,
+) -> Expected {
+    let mut expected = Expected::default();
+    let mut counter = 0u64;
+    let counter_at = STEPS as u64 * SLOT;
+    for (n, step) in steps.iter().enumerate() {
+        let at = n as u64 * SLOT;
+        let immediate_data = 0x1000_0000 + n as u32;
+        let data = |length: u32| pattern(seed ^ (n as u64) << 20, length as usize);
+        let remote = to_end.exposed.address;
+        let index = match *step {
+            Step::Send { length, immediate } => {
+                let data = data(length);
+                from.fill(&from_end.local, at, &data);
+                to.post_recv(to_qpn, &[to_end.inbox.sge(at, length + 5)]);
+                let opcode = if immediate {
+                    SendOpcode::SendImmediate
+                } else {
+                    SendOpcode::Send
+                };
+                expected.received.push((
+                    CompletionOpcode::Receive.number(),
+                    length,
+                    immediate.then_some(immediate_data),
+                ));
+                expected.data.push((false, false, at, data));
+                from.post_send(
+                    from_qpn,
+                    &SendWork::new(opcode, &[from_end.local.sge(at, length)])
+                        .immediate(immediate_data),
+                )
+            }
+            Step::Write { length, immediate } => {
+                let data = data(length);
+                from.fill(&from_end.local, at, &data);
+                let opcode = if immediate {
+                    to.post_recv(to_qpn, &[]);
+                    expected.received.push((
+                        CompletionOpcode::ReceiveWrite.number(),
+                        length,
+                        Some(immediate_data),
+                    ));
+                    SendOpcode::WriteImmediate
+                } else {
+                    SendOpcode::Write
+                };
+                expected.data.push((false, true, at, data));
+                from.post_send(
+                    from_qpn,
+                    &SendWork::new(opcode, &[from_end.local.sge(at, length)])
+                        .remote(remote + at, to_end.exposed.tag)
+                        .immediate(immediate_data),
+                )
+            }
+            Step::Read { length } => {
+                let data = data(length);
+                to.fill(&to_end.exposed, at, &data);
+                expected.data.push((true, false, at, data));
+                from.post_send(
+                    from_qpn,
+                    &SendWork::new(SendOpcode::Read, &[from_end.local.sge(at, length)])
+                        .remote(remote + at, to_end.exposed.tag),
+                )
+            }
+            Step::FetchAdd { operand } | Step::CompareSwap { operand } => {
+                expected.results.push((at, counter));
+                let (opcode, compare) = match step {
+                    Step::FetchAdd { .. } => {
+                        counter += operand;
+                        (SendOpcode::FetchAdd, 0)
+                    }
+                    _ => {
+                        // Holds only if everything before was done exactly once.
+                        let compare = counter;
+                        counter = operand;
+                        (SendOpcode::CompareSwap, compare)
+                    }
+                };
+                let part = AtomicPart {
+                    address: remote + counter_at,
+                    rkey: to_end.exposed.tag,
+                    reserved: 0,
+                    operand,
+                    compare,
+                };
+                from.post_send(
+                    from_qpn,
+                    &SendWork::new(opcode, &[from_end.local.sge(at, 8)]).part(&part),
+                )
+            }
+        };
+        expected.sent.push(index);
+    }
+    expected.counter = counter;
+    expected
+}
+
+/// Looks whether it has.
+fn verify(
+    from: &ferrite_engine::testing::Node,
+    from_end: &End,
+    to: &ferrite_engine::testing::Node,
+    to_end: &End,
+    expected: &Expected,
+    sent: &[CompletionEntry],
+    received: &[CompletionEntry],
+) {
+    for entry in sent.iter().chain(received) {
+        assert_eq!(entry.status, 0, "{entry:?}");
+    }
+    let indices: Vec<u32> = sent.iter().map(|entry| entry.index).collect();
+    assert_eq!(indices, expected.sent);
+    let got: Vec<_> = received
+        .iter()
+        .map(|entry| {
+            let immediate = entry.flags & COMPLETION_IMMEDIATE != 0;
+            (
+                entry.opcode,
+                entry.byte_count,
+                immediate.then_some(entry.immediate),
+            )
+        })
+        .collect();
+    assert_eq!(got, expected.received);
+    for (at_requester, exposed, at, data) in &expected.data {
+        let got = if *at_requester {
+            from.contents(&from_end.local, *at, data.len())
+        } else if *exposed {
+            to.contents(&to_end.exposed, *at, data.len())
+        } else {
+            to.contents(&to_end.inbox, *at, data.len())
+        };
+        assert!(got == *data, "data at {at}");
+    }
+    for (at, result) in &expected.results {
+        let got = from.contents(&from_end.local, *at, 8);
+        assert_eq!(got, result.to_le_bytes());
+    }
+    let counter = to.contents(&to_end.exposed, STEPS as u64 * SLOT, 8);
+    assert_eq!(counter, expected.counter.to_le_bytes());
+}
+
+fn end(node: &mut ferrite_engine::testing::Node) -> End {
+    let size = STEPS as u64 * SLOT + 64;
+    End {
+        local: node.register(0x1001, PD, ALL, size),
+        inbox: node.register(0x2001, PD, ALL, size),
+        exposed: node.register(0x3001, PD, ALL, size),
+    }
+}
+
+/// Runs programs both ways over a bad wire and looks at everything.
+fn run_programs(a_steps: &[Step], b_steps: &[Step], setup: Setup, faults: Faults, seed: u64) {
+    let mut pair = Pair::new(setup);
+    let a_end = end(&mut pair.a);
+    let b_end = end(&mut pair.b);
+    let a_expected = post(
+        &mut pair.a,
+        QPN_A,
+        &a_end,
+        &mut pair.b,
+        QPN_B,
+        &b_end,
+        a_steps,
+        seed,
+    );
+    let b_expected = post(
+        &mut pair.b,
+        QPN_B,
+        &b_end,
+        &mut pair.a,
+        QPN_A,
+        &a_end,
+        b_steps,
+        !seed,
+    );
+    let mut wire = BadWire::new(seed, faults);
+    pair.run_with(|way, frame| wire.fate(way, frame));
+    let split = |entries: Vec<CompletionEntry>| -> (Vec<_>, Vec<_>) {
+        entries
+            .into_iter()
+            .partition(|entry| entry.flags & COMPLETION_RECEIVE == 0)
+    };
+    let (a_sent, a_received) = split(pair.completions_a());
+    let (b_sent, b_received) = split(pair.completions_b());
+    verify(
+        &pair.a,
+        &a_end,
+        &pair.b,
+        &b_end,
+        &a_expected,
+        &a_sent,
+        &b_received,
+    );
+    verify(
+        &pair.b,
+        &b_end,
+        &pair.a,
+        &a_end,
+        &b_expected,
+        &b_sent,
+        &a_received,
+    );
+}
+
+fn setup() -> impl Strategy<Value = Setup> {
+    (8u8..=12, 0u32..0x100_0000, 0u32..0x100_0000).prop_map(|(log_mtu, psn_a, psn_b)| Setup {
+        log_mtu,
+        psn_a,
+        psn_b,
+        ..Setup::default()
+    })
+}
+
+/// 64 cases, or as many as `PROPTEST_CASES` says.
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or(64);
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn everything_arrives_once_over_a_good_wire(
+        a in prop::collection::vec(step(), 0..STEPS),
+        b in prop::collection::vec(step(), 0..STEPS),
+        setup in setup(),
+        seed: u64,
+    ) {
+        let faults = Faults { drop: 0, duplicate: 0, corrupt: 0, delay: 0 };
+        run_programs(&a, &b, setup, faults, seed);
+    }
+
+    #[test]
+    fn everything_arrives_once_though_frames_are_lost(
+        a in prop::collection::vec(step(), 0..STEPS),
+        b in prop::collection::vec(step(), 0..STEPS),
+        setup in setup(),
+        drop in 1u64..12,
+        seed: u64,
+    ) {
+        let faults = Faults { drop, duplicate: 0, corrupt: 0, delay: 0 };
+        run_programs(&a, &b, setup, faults, seed);
+    }
+
+    #[test]
+    fn everything_arrives_once_though_frames_come_twice_and_late(
+        a in prop::collection::vec(step(), 0..STEPS),
+        b in prop::collection::vec(step(), 0..STEPS),
+        setup in setup(),
+        duplicate in 0u64..20,
+        delay in 0u64..20,
+        seed: u64,
+    ) {
+        let faults = Faults { drop: 0, duplicate, corrupt: 0, delay };
+        run_programs(&a, &b, setup, faults, seed);
+    }
+
+    #[test]
+    fn everything_arrives_once_over_a_wire_with_every_fault(
+        a in prop::collection::vec(step(), 0..STEPS),
+        b in prop::collection::vec(step(), 0..STEPS),
+        setup in setup(),
+        drop in 0u64..6,
+        duplicate in 0u64..10,
+        corrupt in 0u64..6,
+        delay in 0u64..10,
+        seed: u64,
+    ) {
+        run_programs(&a, &b, setup, Faults { drop, duplicate, corrupt, delay }, seed);
+    }
+
+    #[test]
+    fn any_frame_whatever_leaves_the_engine_standing(
+        setup in setup(),
+        frames in prop::collection::vec(
+            (any::<u8>(), any::<bool>(), 0u32..64, prop::collection::vec(any::<u8>(), 0..300)),
+            1..40,
+        ),
+    ) {
+        hostile(setup, &frames);
+    }
+}
+
+/// Throws well-formed frames with arbitrary transport packets at a connected queue pair.
+fn hostile(setup: Setup, frames: &[(u8, bool, u32, Vec<u8>)]) {
+    use ferrite_engine::roce::{psn_add, Bth, Template};
+    let mut pair = Pair::new(setup);
+    let local = pair.b.register(0x1001, PD, ALL, 1 << 16);
+    for _ in 0..8 {
+        pair.b.post_recv(QPN_B, &[local.sge(0, 4096)]);
+    }
+    let work = SendWork::new(SendOpcode::Read, &[local.sge(0, 4096)]).remote(0, 0x1001);
+    pair.b.post_send(QPN_B, &work);
+    pair.b.settle();
+    let template = Template::new(&ferrite_engine::roce::Path {
+        source_mac: pair.a.mac,
+        destination_mac: pair.b.mac,
+        vlan: None,
+        source: pair.a.gid,
+        destination: pair.b.gid,
+        hop_limit: 0,
+        traffic_class: 0,
+        flow_label: 0,
+        udp_source_port: 1,
+    })
+    .unwrap();
+    let mut frame = Vec::new();
+    for (opcode, as_response, ahead, payload) in frames {
+        let psn = if *as_response {
+            setup.psn_b
+        } else {
+            setup.psn_a
+        };
+        let bth = Bth {
+            opcode: opcode % 0x18,
+            pkey: 0xffff,
+            qpn: QPN_B,
+            ack_request: true,
+            psn: psn_add(psn, *ahead),
+            pad: (payload.len().wrapping_neg() & 3) as u8,
+            ..Bth::default()
+        };
+        template.begin(&mut frame, &bth);
+        frame.extend_from_slice(payload);
+        template.finish(&mut frame, bth.pad, 0);
+        pair.b.receive(&frame);
+        pair.b.settle();
+    }
+}
