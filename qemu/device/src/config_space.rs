@@ -83,7 +83,7 @@ impl ConfigSpace {
         space.set16(0x00, abi::PCI_VENDOR_ID);
         space.set16(0x02, abi::PCI_DEVICE_ID);
         space.set16(STATUS, STATUS_CAPABILITIES);
-        space.set32(0x08, abi::PCI_CLASS << 8 | u32::from(abi::PCI_REVISION));
+        space.set32(0x08, (abi::PCI_CLASS << 8) | u32::from(abi::PCI_REVISION));
         space.set16(SUBSYSTEM, abi::PCI_VENDOR_ID);
         space.set16(SUBSYSTEM + 2, abi::PCI_DEVICE_ID);
         space.bytes[CAPABILITIES] = CAP_PM as u8;
@@ -125,7 +125,7 @@ impl ConfigSpace {
             DEVICE_CAPABILITY_ROLE_BASED | DEVICE_CAPABILITY_FLR,
         );
         space.allow16(DEVICE_CONTROL, DEVICE_CONTROL_WRITABLE);
-        let link = LINK_SPEED | LINK_WIDTH << 4;
+        let link = LINK_SPEED | (LINK_WIDTH << 4);
         space.set32(LINK_CAPABILITIES, link);
         space.set16(LINK_STATUS, link as u16);
         space.set32(LINK_CAPABILITIES_2, LINK_SPEEDS);

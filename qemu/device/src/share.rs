@@ -85,8 +85,8 @@ mod tests {
             assert!(!is_private(own, &fd));
             let protection = ProtFlags::READ | ProtFlags::WRITE;
             // SAFETY: a new mapping, unmapped below and never accessed.
-            let base =
-                unsafe { mmap(std::ptr::null_mut(), 4096, protection, flags, &fd, 0) }.unwrap();
+            let base = unsafe { mmap(std::ptr::null_mut(), 4096, protection, flags, &fd, 0) };
+            let base = base.unwrap();
             assert_eq!(is_private(own, &fd), expected);
             // SAFETY: the mapping just made; nothing refers to it.
             unsafe { munmap(base, 4096) }.unwrap();

@@ -168,7 +168,7 @@ fn identity_regions_and_interrupts_are_announced() {
     let mut client = process.client();
     assert_eq!(
         read32(&mut client, CONFIG, 0),
-        u32::from(abi::PCI_DEVICE_ID) << 16 | u32::from(abi::PCI_VENDOR_ID)
+        (u32::from(abi::PCI_DEVICE_ID) << 16) | u32::from(abi::PCI_VENDOR_ID)
     );
     for (bar, size) in [
         (abi::BAR_REGISTERS, abi::BAR_REGISTERS_SIZE),
@@ -185,7 +185,7 @@ fn identity_regions_and_interrupts_are_announced() {
     }
     assert_eq!(client.get_irq_info(MSIX).unwrap().count, 17);
     let msix = capability(&mut client, 0x11);
-    assert_eq!(read32(&mut client, CONFIG, msix) >> 16 & 0x7ff, 16);
+    assert_eq!((read32(&mut client, CONFIG, msix) >> 16) & 0x7ff, 16);
     capability(&mut client, 0x01);
     capability(&mut client, 0x10);
     assert_eq!(register(&mut client, abi::REG_MAGIC), abi::MAGIC);
@@ -273,7 +273,7 @@ impl Driver {
                 .region_write(abi::BAR_REGISTERS, offset as u64, bytes)
                 .unwrap();
         };
-        let version = u32::from(abi::ABI_MAJOR) << 16 | u32::from(abi::ABI_MINOR);
+        let version = (u32::from(abi::ABI_MAJOR) << 16) | u32::from(abi::ABI_MINOR);
         write(abi::REG_DRIVER_VERSION, &version.to_le_bytes());
         write(abi::REG_DRIVER_FEATURES, &0u64.to_le_bytes());
         write(abi::REG_BOOT, &(Self::BASE + Self::BOOT).to_le_bytes());
