@@ -99,7 +99,9 @@ impl<T: ForeignOwnable> IrqTable<T> {
         let mut next = self.next_index(0);
         while let Some(index) = next {
             self.with(index, |value| f(index, value));
-            next = index.checked_add(1).and_then(|start| self.next_index(start));
+            next = index
+                .checked_add(1)
+                .and_then(|start| self.next_index(start));
         }
     }
 

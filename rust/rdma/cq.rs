@@ -85,10 +85,9 @@ pub struct Notify {
 impl Notify {
     pub(super) fn from_raw(raw: u32) -> Self {
         Self {
-            solicited: raw & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK as u32
-                == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED as u32,
-            report_missed: raw & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS as u32
-                != 0,
+            solicited: raw & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
+                == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED,
+            report_missed: raw & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0,
         }
     }
 }

@@ -54,7 +54,7 @@ impl<D: Driver> Device<D> {
     /// The name, empty before the device is registered.
     pub fn name(&self) -> &CStr {
         // SAFETY: The name is a C string inside the device.
-        unsafe { CStr::from_ptr(ptr::addr_of!((*self.as_raw()).name).cast()) }
+        unsafe { CStr::from_char_ptr(ptr::addr_of!((*self.as_raw()).name).cast()) }
     }
 
     /// The device on the bus, which does the DMA.
@@ -90,9 +90,8 @@ impl<D: Driver> Device<D> {
             return EthernetPort::default();
         };
         // SAFETY: The device is valid and the others are locals.
-        let known = unsafe {
-            bindings::ib_get_eth_speed(self.as_raw(), port, &mut speed, &mut width) == 0
-        };
+        let known =
+            unsafe { bindings::ib_get_eth_speed(self.as_raw(), port, &mut speed, &mut width) == 0 };
         EthernetPort {
             up: netdev.is_up(),
             mtu: netdev.mtu(),
@@ -222,7 +221,7 @@ impl<D: Driver> Unregistered<D> {
             let description = info.description.to_bytes();
             // The last byte stays zero.
             for (to, from) in node_desc[..63].iter_mut().zip(description) {
-                *to = *from as _;
+                *to = *from;
             }
         }
         Ok(this)
@@ -338,7 +337,8 @@ impl<D: Driver> Registration<D> {
     ) -> c_int {
         // SAFETY: By the contract of this function; `Opaque` is a transparent wrapper.
         let this = unsafe {
-            &*nb.byte_sub(core::mem::offset_of!(Self, notifier)).cast::<Self>()
+            &*nb.byte_sub(core::mem::offset_of!(Self, notifier))
+                .cast::<Self>()
         };
         // SAFETY: The networking core passes valid information about an interface.
         let Some(netdev) = (unsafe { Netdev::from_notifier(info) }) else {
@@ -478,7 +478,7 @@ pub struct PortAttr {
 
 impl PortAttr {
     /// The port has a communication manager.
-    pub const CM_SUP: u32 = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP as u32;
+    pub const CM_SUP: u32 = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP;
 
     /// The attributes of a RoCE port behind a network interface.
     pub fn ethernet(port: &EthernetPort, max_mtu: Mtu, gid_tbl_len: u32) -> Self {
@@ -553,7 +553,7 @@ impl PortImmutable {
                 | bindings::RDMA_CORE_CAP_IB_CM
                 | bindings::RDMA_CORE_CAP_AF_IB
                 | bindings::RDMA_CORE_CAP_ETH_AH,
-            max_mad_size: bindings::IB_MGMT_MAD_SIZE as u32,
+            max_mad_size: bindings::IB_MGMT_MAD_SIZE,
         }
     }
 }
@@ -640,7 +640,7 @@ impl DeviceAttr {
         raw.max_qp_wr = self.max_qp_wr as c_int;
         raw.device_cap_flags = self.caps.as_raw();
         raw.kernel_cap_flags = if self.local_dma_lkey {
-            bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY as u64
+            u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY)
         } else {
             0
         };

@@ -169,11 +169,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
     ) -> Result<&'a Qp<Self>>;
 
     /// Changes state and attributes of a queue pair.
-    fn modify_qp(
-        qp: &Qp<Self>,
-        attr: &QpAttr<'_>,
-        udata: Option<&Udata<'_, Self>>,
-    ) -> Result;
+    fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, udata: Option<&Udata<'_, Self>>) -> Result;
 
     /// Tells state and attributes of a queue pair.
     fn query_qp(_qp: &Qp<Self>, _attr: &mut QpQuery<'_>) -> Result {

@@ -24,6 +24,8 @@ mod object;
 mod ops;
 mod qp;
 mod srq;
+#[cfg(CONFIG_KUNIT)]
+mod tests;
 mod udata;
 mod umem;
 mod user;

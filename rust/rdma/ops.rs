@@ -33,7 +33,7 @@ impl<D: Driver> Table<D> {
     /// The table.
     pub(super) const OPS: bindings::ib_device_ops = {
         let mut ops: bindings::ib_device_ops = pin_init::zeroed();
-        ops.driver_id = D::DRIVER_ID as _;
+        ops.driver_id = D::DRIVER_ID;
         ops.uverbs_abi_ver = D::ABI_VERSION;
 
         ops.query_device = Some(Self::query_device);
@@ -105,7 +105,7 @@ impl<D: Driver> Table<D> {
     /// # Safety
     ///
     /// As for [`Object::prepare`].
-    unsafe fn create<K: Kind<D>>(
+    pub(super) unsafe fn create<K: Kind<D>>(
         raw: *mut K::Raw,
         create: impl for<'a> FnOnce(New<'a, K, D>) -> Result<&'a Object<K, D>>,
     ) -> Result {
@@ -132,10 +132,7 @@ impl<D: Driver> Table<D> {
     unsafe fn create_with<K: Kind<D>>(
         raw: *mut K::Raw,
         udata: *mut bindings::ib_udata,
-        create: impl for<'a> FnOnce(
-            New<'a, K, D>,
-            Option<&Udata<'_, D>>,
-        ) -> Result<&'a Object<K, D>>,
+        create: impl for<'a> FnOnce(New<'a, K, D>, Option<&Udata<'_, D>>) -> Result<&'a Object<K, D>>,
     ) -> Result {
         // SAFETY: By the contract of this function.
         let udata = unsafe { Udata::<D>::from_raw(udata) };
@@ -191,6 +188,9 @@ impl<D: Driver> Table<D> {
 
     // ---- The device and its ports ----
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn query_device(
         dev: *mut bindings::ib_device,
         attr: *mut bindings::ib_device_attr,
@@ -206,6 +206,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn query_port(
         dev: *mut bindings::ib_device,
         port: u32,
@@ -218,6 +221,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn get_port_immutable(
         dev: *mut bindings::ib_device,
         port: u32,
@@ -239,6 +245,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn get_link_layer(
         dev: *mut bindings::ib_device,
         port: u32,
@@ -247,6 +256,9 @@ impl<D: Driver> Table<D> {
         unsafe { D::link_layer(Device::from_raw(dev), port) }.as_raw()
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn query_pkey(
         dev: *mut bindings::ib_device,
         port: u32,
@@ -260,6 +272,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn query_gid(
         dev: *mut bindings::ib_device,
         port: u32,
@@ -276,6 +291,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn add_gid(
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
@@ -287,6 +305,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn del_gid(
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
@@ -298,6 +319,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn get_dev_fw_str(dev: *mut bindings::ib_device, text: *mut c_char) {
         // SAFETY: The core's contract; `text` has room for the text of three numbers.
         unsafe {
@@ -308,6 +332,9 @@ impl<D: Driver> Table<D> {
 
     // ---- User contexts ----
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn alloc_ucontext(
         ctx: *mut bindings::ib_ucontext,
         udata: *mut bindings::ib_udata,
@@ -328,6 +355,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn dealloc_ucontext(ctx: *mut bindings::ib_ucontext) {
         // SAFETY: The core's contract.
         unsafe {
@@ -338,10 +368,17 @@ impl<D: Driver> Table<D> {
     }
 
     /// Being there tells the core that mappings may be revoked, which it does by itself.
+    ///
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn disassociate_ucontext(_ctx: *mut bindings::ib_ucontext) {}
 
     // ---- Protection domains ----
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn alloc_pd(
         pd: *mut bindings::ib_pd,
         udata: *mut bindings::ib_udata,
@@ -356,6 +393,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn dealloc_pd(
         pd: *mut bindings::ib_pd,
         udata: *mut bindings::ib_udata,
@@ -387,6 +427,9 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn create_cq(
         cq: *mut bindings::ib_cq,
         attr: *const bindings::ib_cq_init_attr,
@@ -403,6 +446,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn create_user_cq(
         cq: *mut bindings::ib_cq,
         attr: *const bindings::ib_cq_init_attr,
@@ -422,6 +468,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn destroy_cq(
         cq: *mut bindings::ib_cq,
         udata: *mut bindings::ib_udata,
@@ -437,6 +486,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn poll_cq(
         cq: *mut bindings::ib_cq,
         entries: c_int,
@@ -456,18 +508,24 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn req_notify_cq(
         cq: *mut bindings::ib_cq,
         flags: bindings::ib_cq_notify_flags,
     ) -> c_int {
         from_result(|| {
-            let notify = Notify::from_raw(flags as u32);
+            let notify = Notify::from_raw(flags);
             // SAFETY: The core's contract.
             let missed = unsafe { D::req_notify_cq(Object::from_raw(cq), notify)? };
             Ok(c_int::from(missed && notify.report_missed))
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn modify_cq(cq: *mut bindings::ib_cq, count: u16, period: u16) -> c_int {
         from_result(|| {
             // SAFETY: The core's contract.
@@ -478,6 +536,9 @@ impl<D: Driver> Table<D> {
 
     // ---- Queue pairs ----
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn create_qp(
         qp: *mut bindings::ib_qp,
         attr: *mut bindings::ib_qp_init_attr,
@@ -496,6 +557,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn modify_qp(
         qp: *mut bindings::ib_qp,
         attr: *mut bindings::ib_qp_attr,
@@ -519,6 +583,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn query_qp(
         qp: *mut bindings::ib_qp,
         attr: *mut bindings::ib_qp_attr,
@@ -540,6 +607,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn destroy_qp(
         qp: *mut bindings::ib_qp,
         udata: *mut bindings::ib_udata,
@@ -555,6 +625,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn post_send(
         qp: *mut bindings::ib_qp,
         wr: *const bindings::ib_send_wr,
@@ -578,6 +651,9 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn post_recv(
         qp: *mut bindings::ib_qp,
         wr: *const bindings::ib_recv_wr,
@@ -595,11 +671,17 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn drain_sq(qp: *mut bindings::ib_qp) {
         // SAFETY: The core's contract.
         D::drain_sq(unsafe { Object::from_raw(qp) })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn drain_rq(qp: *mut bindings::ib_qp) {
         // SAFETY: The core's contract.
         D::drain_rq(unsafe { Object::from_raw(qp) })
@@ -607,6 +689,9 @@ impl<D: Driver> Table<D> {
 
     // ---- Memory ----
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn get_dma_mr(
         pd: *mut bindings::ib_pd,
         access: c_int,
@@ -620,6 +705,9 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn reg_user_mr(
         pd: *mut bindings::ib_pd,
         start: u64,
@@ -648,6 +736,9 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn dereg_mr(
         mr: *mut bindings::ib_mr,
         udata: *mut bindings::ib_udata,
@@ -665,6 +756,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn alloc_mr(
         pd: *mut bindings::ib_pd,
         mr_type: bindings::ib_mr_type,
@@ -682,6 +776,9 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn map_mr_sg(
         mr: *mut bindings::ib_mr,
         sg: *mut bindings::scatterlist,
@@ -695,6 +792,9 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn set_page(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
         from_result(|| {
             // SAFETY: The core's contract.
@@ -703,6 +803,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn alloc_mw(
         mw: *mut bindings::ib_mw,
         udata: *mut bindings::ib_udata,
@@ -720,6 +823,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn dealloc_mw(mw: *mut bindings::ib_mw) -> c_int {
         from_result(|| {
             // SAFETY: The core's contract.
@@ -733,6 +839,9 @@ impl<D: Driver> Table<D> {
 
     // ---- Address handles ----
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn create_ah(
         ah: *mut bindings::ib_ah,
         attr: *mut bindings::rdma_ah_init_attr,
@@ -742,9 +851,8 @@ impl<D: Driver> Table<D> {
             // SAFETY: The core's contract.
             unsafe {
                 let pd = Object::from_raw((*ah).pd);
-                let sleepable = (*attr).flags
-                    & bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE as u32
-                    != 0;
+                let sleepable =
+                    (*attr).flags & bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE != 0;
                 let attr = AhAttr::from_raw((*attr).ah_attr);
                 Self::create_with::<kind::Ah>(ah, udata, |new, udata| {
                     D::create_ah(pd, new, attr, sleepable, udata)
@@ -754,10 +862,12 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn destroy_ah(ah: *mut bindings::ib_ah, flags: u32) -> c_int {
         from_result(|| {
-            let sleepable =
-                flags & bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE as u32 != 0;
+            let sleepable = flags & bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE != 0;
             // SAFETY: The core's contract.
             unsafe {
                 D::destroy_ah(Object::from_raw(ah), sleepable)?;
@@ -769,6 +879,9 @@ impl<D: Driver> Table<D> {
 
     // ---- Shared receive queues ----
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn create_srq(
         srq: *mut bindings::ib_srq,
         attr: *mut bindings::ib_srq_init_attr,
@@ -797,6 +910,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn modify_srq(
         srq: *mut bindings::ib_srq,
         attr: *mut bindings::ib_srq_attr,
@@ -818,6 +934,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn query_srq(
         srq: *mut bindings::ib_srq,
         attr: *mut bindings::ib_srq_attr,
@@ -834,6 +953,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn destroy_srq(
         srq: *mut bindings::ib_srq,
         udata: *mut bindings::ib_udata,
@@ -849,6 +971,9 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn post_srq_recv(
         srq: *mut bindings::ib_srq,
         wr: *const bindings::ib_recv_wr,

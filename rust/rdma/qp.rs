@@ -290,7 +290,7 @@ impl<'a> QpAttr<'a> {
     }
 
     fn has(&self, bit: bindings::ib_qp_attr_mask) -> bool {
-        self.mask & bit as u32 != 0
+        self.mask & bit != 0
     }
 
     /// The raw mask, `IB_QP_*`.
@@ -340,9 +340,11 @@ impl<'a> QpAttr<'a> {
 
     /// Where packets go.
     pub fn address(&self) -> Option<&'a AhAttr> {
+        if !self.has(bindings::ib_qp_attr_mask_IB_QP_AV) {
+            return None;
+        }
         // SAFETY: The attributes are valid and constant during the operation.
-        self.has(bindings::ib_qp_attr_mask_IB_QP_AV)
-            .then(|| unsafe { AhAttr::from_raw(&self.raw.ah_attr) })
+        Some(unsafe { AhAttr::from_raw(&self.raw.ah_attr) })
     }
 
     qp_attrs! {

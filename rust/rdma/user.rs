@@ -85,13 +85,8 @@ pub(super) unsafe extern "C" fn mmap(
     let range = entry.cast::<BarRange>();
     // SAFETY: All entries are `BarRange`s; this one is held until it is put below.
     unsafe {
-        let ret = bindings::rdma_user_mmap_bar(
-            ctx,
-            vma,
-            (*range).address,
-            (*range).write_combine,
-            entry,
-        );
+        let ret =
+            bindings::rdma_user_mmap_bar(ctx, vma, (*range).address, (*range).write_combine, entry);
         bindings::rdma_user_mmap_entry_put(entry);
         ret
     }

@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! KUnit tests of what needs no device.
+
+use super::*;
+use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
+
+/// How many [`Tracked`] there are.
+static LIVE: Atomic<i32> = Atomic::new(0);
+
+/// Driver data that counts itself.
+struct Tracked(u32);
+
+impl Tracked {
+    fn new(value: u32) -> Self {
+        LIVE.fetch_add(1, Relaxed);
+        Self(value)
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        LIVE.fetch_add(-1, Relaxed);
+    }
+}
+
+/// A driver with what the core demands and nothing else.
+struct Minimal;
+
+#[vtable]
+impl Driver for Minimal {
+    const NAME: &'static CStr = c"minimal%d";
+    const ABI_VERSION: u32 = 1;
+
+    type Ucontext = ();
+    type Pd = Tracked;
+    type Cq = ();
+    type Qp = ();
+    type Mr = ();
+    type Ah = ();
+    type Srq = ();
+    type Mw = ();
+
+    fn query_device(_dev: &Device<Self>) -> Result<DeviceAttr> {
+        Ok(DeviceAttr::default())
+    }
+
+    fn query_port(_dev: &Device<Self>, _port: u32) -> Result<PortAttr> {
+        Ok(PortAttr::ethernet(
+            &EthernetPort::default(),
+            Mtu::Bytes4096,
+            16,
+        ))
+    }
+
+    fn port_immutable(_dev: &Device<Self>, _port: u32) -> Result<PortImmutable> {
+        Ok(PortImmutable::roce_v2(16))
+    }
+
+    fn alloc_pd<'a>(
+        _dev: &Device<Self>,
+        new: New<'a, kind::Pd, Self>,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Pd<Self>> {
+        new.init(Tracked::new(7))
+    }
+
+    fn dealloc_pd(_pd: &Pd<Self>) -> Result {
+        Ok(())
+    }
+
+    fn create_cq<'a>(
+        _dev: &Device<Self>,
+        mut new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+    ) -> Result<&'a Cq<Self>> {
+        new.set_entries(attr.entries);
+        new.init(())
+    }
+
+    fn destroy_cq(_cq: &Cq<Self>) -> Result {
+        Ok(())
+    }
+
+    fn poll_cq(_cq: &Cq<Self>, _completions: &mut Completions<'_>) -> Result {
+        Ok(())
+    }
+
+    fn req_notify_cq(_cq: &Cq<Self>, notify: Notify) -> Result<bool> {
+        Ok(notify.report_missed)
+    }
+
+    fn create_qp<'a>(
+        _dev: &Device<Self>,
+        _new: New<'a, kind::Qp, Self>,
+        _attr: &mut QpInitAttr<'_, Self>,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Qp<Self>> {
+        Err(ENOMEM)
+    }
+
+    fn modify_qp(_qp: &Qp<Self>, _attr: &QpAttr<'_>, _udata: Option<&Udata<'_, Self>>) -> Result {
+        Err(EINVAL)
+    }
+
+    fn destroy_qp(_qp: &Qp<Self>) -> Result {
+        Ok(())
+    }
+
+    fn post_send(_qp: &Qp<Self>, _list: &mut SendList<'_, Self>) -> Result {
+        Err(EINVAL)
+    }
+
+    fn post_recv(_qp: &Qp<Self>, _list: &mut RecvList<'_>) -> Result {
+        Err(EINVAL)
+    }
+
+    fn get_dma_mr<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Mr, Self>,
+        _access: Access,
+    ) -> Result<&'a Mr<Self>> {
+        Err(EINVAL)
+    }
+
+    fn reg_user_mr<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Mr, Self>,
+        _region: &UserRegion,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Mr<Self>> {
+        Err(EINVAL)
+    }
+
+    fn dereg_mr(_mr: &Mr<Self>) -> Result {
+        Ok(())
+    }
+}
+
+/// Zeroed memory for an object, as the core allocates it.
+struct Memory<K: Kind<Minimal>>(KBox<core::mem::MaybeUninit<Object<K, Minimal>>>);
+
+impl<K: Kind<Minimal>> Memory<K> {
+    fn new() -> Result<Self> {
+        let mut memory = KBox::new_uninit(GFP_KERNEL)?;
+        // SAFETY: The memory is valid for writes.
+        unsafe { core::ptr::write_bytes(memory.as_mut_ptr(), 0, 1) };
+        Ok(Self(memory))
+    }
+
+    fn raw(&mut self) -> *mut K::Raw {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+#[kunit_tests(rust_rdma)]
+mod suite {
+    use super::*;
+    use crate::bindings;
+    use crate::kernel_ext::completion::Completion;
+    use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
+    use crate::kernel_ext::table::IrqTable;
+    use kernel::sync::Arc;
+
+    #[test]
+    fn mandatory_operations_are_in_the_table_and_absent_ones_are_not() {
+        let ops = &ops::Table::<Minimal>::OPS;
+        assert!(ops.query_device.is_some());
+        assert!(ops.query_port.is_some());
+        assert!(ops.alloc_pd.is_some() && ops.dealloc_pd.is_some());
+        assert!(ops.create_qp.is_some() && ops.modify_qp.is_some() && ops.destroy_qp.is_some());
+        assert!(ops.post_send.is_some() && ops.post_recv.is_some());
+        assert!(ops.create_cq.is_some() && ops.destroy_cq.is_some());
+        assert!(ops.poll_cq.is_some() && ops.req_notify_cq.is_some());
+        assert!(ops.get_dma_mr.is_some() && ops.reg_user_mr.is_some() && ops.dereg_mr.is_some());
+        assert!(ops.get_port_immutable.is_some());
+        assert!(ops.alloc_ucontext.is_none() && ops.mmap.is_none());
+        assert!(ops.create_user_cq.is_none() && ops.modify_cq.is_none());
+        assert!(ops.query_qp.is_none() && ops.drain_sq.is_none());
+        assert!(ops.alloc_mr.is_none() && ops.map_mr_sg.is_none() && ops.alloc_mw.is_none());
+        assert!(ops.create_ah.is_none() && ops.create_srq.is_none() && ops.add_gid.is_none());
+        assert!(ops.size_ib_pd > core::mem::size_of::<bindings::ib_pd>());
+    }
+
+    #[test]
+    fn driver_data_lives_from_create_to_destroy() -> Result {
+        let before = LIVE.load(Relaxed);
+        let mut memory = Memory::<kind::Pd>::new()?;
+        let raw = memory.raw();
+        let alloc = ops::Table::<Minimal>::OPS.alloc_pd.ok_or(EINVAL)?;
+        let dealloc = ops::Table::<Minimal>::OPS.dealloc_pd.ok_or(EINVAL)?;
+        // SAFETY: The memory is as the core's; the operation does not look at the device.
+        assert_eq!(unsafe { alloc(raw, core::ptr::null_mut()) }, 0);
+        assert_eq!(LIVE.load(Relaxed), before + 1);
+        // SAFETY: Created above.
+        let pd = unsafe { Object::<kind::Pd, Minimal>::from_raw(raw) };
+        assert_eq!(pd.0, 7);
+        // SAFETY: As above, and not used afterwards.
+        assert_eq!(unsafe { dealloc(raw, core::ptr::null_mut()) }, 0);
+        assert_eq!(LIVE.load(Relaxed), before);
+        Ok(())
+    }
+
+    #[test]
+    fn data_initialised_by_a_failing_operation_is_dropped() -> Result {
+        let before = LIVE.load(Relaxed);
+        let mut memory = Memory::<kind::Pd>::new()?;
+        // SAFETY: The memory is as the core's.
+        let result = unsafe {
+            ops::Table::<Minimal>::create::<kind::Pd>(memory.raw(), |new| {
+                new.init(Tracked::new(1))?;
+                Err(EBUSY)
+            })
+        };
+        assert_eq!(result, Err(EBUSY));
+        assert_eq!(LIVE.load(Relaxed), before);
+        Ok(())
+    }
+
+    #[test]
+    fn an_object_returned_for_another_is_refused() -> Result {
+        let before = LIVE.load(Relaxed);
+        let (mut one, mut other) = (Memory::<kind::Pd>::new()?, Memory::<kind::Pd>::new()?);
+        // SAFETY: The memory is as the core's; the reference is not used after `finish`.
+        unsafe {
+            let first = Object::<kind::Pd, Minimal>::prepare(one.raw()).init(Tracked::new(1))?;
+            let result = ops::Table::<Minimal>::create::<kind::Pd>(other.raw(), |_new| Ok(first));
+            assert_eq!(result, Err(EINVAL));
+            Object::<kind::Pd, Minimal>::finish(one.raw());
+        }
+        assert_eq!(LIVE.load(Relaxed), before);
+        Ok(())
+    }
+
+    #[test]
+    fn table_holds_counted_references() -> Result {
+        let before = LIVE.load(Relaxed);
+        let mut memory = Memory::<kind::Pd>::new()?;
+        // SAFETY: The memory is as the core's.
+        let new = unsafe { Object::<kind::Pd, Minimal>::prepare(memory.raw()) };
+        let pd = new.init(Tracked::new(3))?;
+        let table = KBox::pin_init(IrqTable::<PdRef<Minimal>>::new(), GFP_KERNEL)?;
+        assert!(table.is_empty());
+        table.insert(5, pd.get_ref())?;
+        assert_eq!(table.insert(5, pd.get_ref()), Err(EBUSY));
+        assert!(table.get(4).is_none());
+        assert_eq!(table.get(5).map(|pd| pd.0), Some(3));
+        let mut seen = 0;
+        table.for_each(|index, pd| {
+            assert_eq!((index, pd.0), (5, 3));
+            seen += 1;
+        });
+        assert_eq!(seen, 1);
+        assert!(table.remove(5).is_some());
+        assert!(table.remove(5).is_none());
+        // The references are gone, else this would wait for ever.
+        // SAFETY: Prepared above and not used afterwards.
+        unsafe { Object::<kind::Pd, Minimal>::finish(memory.raw()) };
+        assert_eq!(LIVE.load(Relaxed), before);
+        Ok(())
+    }
+
+    #[test]
+    fn table_drops_what_is_left_in_it() -> Result {
+        let mut memory = Memory::<kind::Pd>::new()?;
+        // SAFETY: The memory is as the core's.
+        let new = unsafe { Object::<kind::Pd, Minimal>::prepare(memory.raw()) };
+        let pd = new.init(Tracked::new(3))?;
+        let table = KBox::pin_init(IrqTable::<PdRef<Minimal>>::new(), GFP_KERNEL)?;
+        for index in [0, 1, 1 << 20, u32::MAX as usize] {
+            table.insert(index, pd.get_ref())?;
+        }
+        drop(table);
+        // SAFETY: Prepared above and not used afterwards.
+        unsafe { Object::<kind::Pd, Minimal>::finish(memory.raw()) };
+        Ok(())
+    }
+
+    #[test]
+    fn mtu_follows_the_interface() {
+        assert_eq!(Mtu::from_netdev(1500), Some(Mtu::Bytes1024));
+        assert_eq!(Mtu::from_netdev(9000), Some(Mtu::Bytes4096));
+        assert_eq!(Mtu::from_netdev(0), None);
+        assert_eq!(Mtu::Bytes4096.bytes(), 4096);
+        let mut port = EthernetPort {
+            up: true,
+            mtu: 9000,
+            ..EthernetPort::default()
+        };
+        assert_eq!(
+            PortAttr::ethernet(&port, Mtu::Bytes2048, 1).active_mtu,
+            Mtu::Bytes2048
+        );
+        port.mtu = 1500;
+        assert_eq!(
+            PortAttr::ethernet(&port, Mtu::Bytes4096, 1).active_mtu,
+            Mtu::Bytes1024
+        );
+    }
+
+    #[test]
+    fn notify_tells_solicited_from_next() {
+        let next = bindings::ib_cq_notify_flags_IB_CQ_NEXT_COMP;
+        let solicited = bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
+        let missed = bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
+        assert!(!Notify::from_raw(next).solicited);
+        assert!(Notify::from_raw(solicited).solicited);
+        assert!(!Notify::from_raw(solicited).report_missed);
+        assert!(Notify::from_raw(next | missed).report_missed);
+    }
+
+    #[test]
+    fn attributes_are_only_those_in_the_mask() {
+        let mut raw: bindings::ib_qp_attr = pin_init::zeroed();
+        raw.qp_state = QpState::Init.as_raw();
+        raw.qkey = 9;
+        raw.port_num = 1;
+        let mask = bindings::ib_qp_attr_mask_IB_QP_STATE
+            | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
+            | bindings::ib_qp_attr_mask_IB_QP_PORT
+            | bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS;
+        let attr = QpAttr::new(&raw, mask);
+        assert_eq!(attr.state(), Some(QpState::Init));
+        assert_eq!(attr.port(), Some(1));
+        assert_eq!(attr.qkey(), None);
+        assert!(attr.address().is_none());
+        assert!(attr.transition_is_ok(QpState::Reset, QpState::Init, QpType::Rc));
+        assert!(!attr.transition_is_ok(QpState::Reset, QpState::Rts, QpType::Rc));
+        let mut values = QpValues {
+            qkey: 5,
+            ..QpValues::default()
+        };
+        values.merge(&attr);
+        assert_eq!((values.qkey, values.port), (5, 1));
+    }
+
+    #[test]
+    fn send_list_yields_typed_requests_and_remembers_the_last() -> Result {
+        let mut write: bindings::ib_rdma_wr = pin_init::zeroed();
+        write.wr.opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE;
+        write.remote_addr = 0x1000;
+        write.rkey = 0x77;
+        let mut send: bindings::ib_send_wr = pin_init::zeroed();
+        send.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV;
+        // SAFETY: All views of the union are plain data.
+        unsafe { *send.ex.invalidate_rkey.as_mut() = 0x55 };
+        send.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as i32;
+        send.next = &mut write.wr;
+        // SAFETY: The list is valid for as long as it is used here.
+        let mut list = unsafe { SendList::<'_, Minimal>::new(&send, false) };
+        assert!(core::ptr::eq(list.current(), &send));
+        let first = list.next().ok_or(EINVAL)?;
+        assert!(first.flags().contains(SendFlags::SIGNALED));
+        assert!(matches!(first.op()?, SendOp::SendWithInvalidate(0x55)));
+        assert!(first.datagram().is_none());
+        assert!(core::ptr::eq(list.current(), &send));
+        let second = list.next().ok_or(EINVAL)?;
+        assert!(matches!(
+            second.op()?,
+            SendOp::RdmaWrite(Remote {
+                addr: 0x1000,
+                rkey: 0x77
+            })
+        ));
+        assert!(core::ptr::eq(list.current(), &write.wr));
+        assert!(list.next().is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn inline_data_is_copied_in_order_and_bounded() -> Result {
+        let (one, two) = ([1u8, 2, 3], [4u8, 5]);
+        let mut sges: [bindings::ib_sge; 2] = pin_init::zeroed();
+        sges[0].addr = one.as_ptr() as u64;
+        sges[0].length = 3;
+        sges[1].addr = two.as_ptr() as u64;
+        sges[1].length = 2;
+        let mut send: bindings::ib_send_wr = pin_init::zeroed();
+        send.sg_list = sges.as_mut_ptr();
+        send.num_sge = 2;
+        // SAFETY: The list is valid for as long as it is used here.
+        let wr = unsafe { SendList::<'_, Minimal>::new(&send, false) }.next();
+        assert!(wr.ok_or(EINVAL)?.copy_inline(&mut [0; 8]).is_err());
+        send.send_flags = bindings::ib_send_flags_IB_SEND_INLINE as i32;
+        // SAFETY: As above.
+        let wr = unsafe { SendList::<'_, Minimal>::new(&send, false) }.next();
+        let wr = wr.ok_or(EINVAL)?;
+        assert_eq!(wr.length(), 5);
+        let mut data = [0; 5];
+        assert_eq!(wr.copy_inline(&mut data)?, 5);
+        assert_eq!(data, [1, 2, 3, 4, 5]);
+        assert!(wr.copy_inline(&mut [0; 4]).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn completions_stop_at_the_consumers_room() -> Result {
+        let mut memory = Memory::<kind::Qp>::new()?;
+        // SAFETY: The memory is as the core's.
+        let new = unsafe { Object::<kind::Qp, Minimal>::prepare(memory.raw()) };
+        let qp = new.init(())?;
+        let mut wcs: [bindings::ib_wc; 2] = pin_init::zeroed();
+        // SAFETY: There is room for two.
+        let mut completions = unsafe { Completions::new(wcs.as_mut_ptr(), 2) };
+        let mut wc = Wc::new(qp, 0xabc, WcOpcode::Recv);
+        wc.imm_data = Some(0x0102_0304);
+        assert!(completions.push(&wc));
+        wc.imm_data = None;
+        wc.status = WcStatus::RemoteAccess;
+        assert!(completions.push(&wc));
+        assert!(completions.is_full());
+        assert!(!completions.push(&wc));
+        assert_eq!(completions.len(), 2);
+        // SAFETY: All views of the unions are plain data.
+        unsafe {
+            assert_eq!(*wcs[0].__bindgen_anon_1.wr_id.as_ref(), 0xabc);
+            assert_eq!(*wcs[0].ex.imm_data.as_ref(), 0x0102_0304);
+        }
+        assert_eq!(wcs[0].wc_flags as u32, bindings::ib_wc_flags_IB_WC_WITH_IMM);
+        assert_eq!(wcs[1].status, bindings::ib_wc_status_IB_WC_REM_ACCESS_ERR);
+        assert_eq!(wcs[1].wc_flags, 0);
+        // SAFETY: Prepared above and not used afterwards.
+        unsafe { Object::<kind::Qp, Minimal>::finish(memory.raw()) };
+        Ok(())
+    }
+
+    #[test]
+    fn gids_know_ipv4() {
+        let mut gid = Gid::default();
+        assert!(!gid.is_ipv4());
+        gid.0[10..].copy_from_slice(&[0xff, 0xff, 10, 77, 0, 1]);
+        assert!(gid.is_ipv4());
+        gid.0[0] = 0xfe;
+        assert!(!gid.is_ipv4());
+    }
+
+    #[test]
+    fn completion_times_out_and_is_reusable() -> Result {
+        let completion = KBox::pin_init(Completion::new(), GFP_KERNEL)?;
+        assert!(!completion.wait_timeout(1));
+        completion.complete();
+        assert!(completion.wait_timeout(1));
+        assert!(!completion.try_wait());
+        completion.complete_all();
+        assert!(completion.try_wait() && completion.try_wait());
+        completion.reinit();
+        assert!(!completion.try_wait());
+        Ok(())
+    }
+
+    #[test]
+    fn irq_spinlock_excludes_and_releases() -> Result {
+        let lock: Arc<IrqSpinLock<u32>> =
+            Arc::pin_init(new_irq_spinlock!(1, "rust_rdma_test"), GFP_KERNEL)?;
+        {
+            let mut guard = lock.lock();
+            *guard += 1;
+            assert!(lock.try_lock().is_none());
+        }
+        assert_eq!(lock.try_lock().map(|guard| *guard), Some(2));
+        Ok(())
+    }
+}
