@@ -183,7 +183,7 @@ impl<'a> IoLoop<'a> {
     }
 
     fn wait(&mut self, signals: &UnixStream) -> io::Result<Ready> {
-        let timeout = {
+        let (timeout, blocked) = {
             let mut core = self.device.lock();
             let due = core.io_sleeps();
             let now = core.now();
@@ -191,9 +191,8 @@ impl<'a> IoLoop<'a> {
             let retry = self
                 .uplink_retry
                 .map(|at| at.saturating_duration_since(Instant::now()));
-            timer.into_iter().chain(retry).min()
+            (timer.into_iter().chain(retry).min(), core.uplink_blocked())
         };
-        let blocked = self.device.lock().uplink_blocked();
         let mut fds = vec![
             PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.device.wake_fd(), PollFlags::IN),
