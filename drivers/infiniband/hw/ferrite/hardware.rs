@@ -31,7 +31,7 @@ use crate::{
 };
 use kernel::{
     device::Bound,
-    pci,
+    new_mutex, pci,
     prelude::*,
     sync::{
         aref::ARef,
@@ -39,7 +39,8 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
-        Arc, //
+        Arc,
+        Mutex, //
     },
     workqueue::{
         impl_has_work,
@@ -69,6 +70,9 @@ pub(crate) struct Hardware {
     /// Where events of queue pairs are passed on.
     events: OwnedQueue,
     link_up: Atomic<u32>,
+    /// Whether the device was seen to have taken its last reset.
+    #[pin]
+    quiet: Mutex<bool>,
 }
 
 impl Hardware {
@@ -83,6 +87,7 @@ impl Hardware {
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             link_up: Atomic::new(0),
+            quiet <- new_mutex!(false, "ferrite_quiet"),
             pdev: ARef::from(&**pdev),
         })
     }
@@ -138,8 +143,8 @@ impl Hardware {
     /// Gives the device up: commands fail from now on, consumers are told. May be called from any
     /// context.
     ///
-    /// The reset makes the device leave host memory alone, so that objects can be taken down as
-    /// if it had answered.
+    /// The reset makes the device leave host memory alone; whoever frees memory that the device
+    /// knows makes sure of that with [`Hardware::ensure_quiet`].
     pub(crate) fn fail(&self) {
         if !self.cqp.kill() {
             return;
@@ -157,6 +162,21 @@ impl Hardware {
         }
     }
 
+    /// Waits until a device that failed leaves host memory alone. Sleeps.
+    fn ensure_quiet(&self) {
+        let mut quiet = self.quiet.lock();
+        if *quiet {
+            return;
+        }
+        match self.registers.reset() {
+            Ok(()) => {}
+            // Gone: nothing is left to touch memory.
+            Err(error) if error == ENODEV => {}
+            Err(error) => dev_err!(self.pdev, "reset failed: {:?}\n", error),
+        }
+        *quiet = true;
+    }
+
     /// Gives the device up if it is not there any more. Sleeps.
     pub(crate) fn check_presence(&self) {
         if !self.registers.is_present() {
@@ -168,11 +188,7 @@ impl Hardware {
     /// Stops the device for good. Sleeps.
     pub(crate) fn stop(&self) {
         self.cqp.kill();
-        match self.registers.reset() {
-            Ok(()) => {}
-            Err(error) if error == ENODEV => {}
-            Err(error) => dev_err!(self.pdev, "reset failed: {:?}\n", error),
-        }
+        self.ensure_quiet();
     }
 
     /// Acts on an event. Runs in the interrupt.
@@ -227,8 +243,8 @@ impl Hardware {
                 self.fail();
             }
             EventCode::EventQueueOverflow => {
-                dev_err!(self.pdev, "event queue {} is out of room\n", event.id);
-                self.fail();
+                // The device keeps the events back until there is room.
+                kernel::pr_warn_once!("ferrite: event queue {} is out of room\n", event.id);
             }
             _ => dev_warn!(self.pdev, "event {:?} was not asked for\n", code),
         }
@@ -318,9 +334,10 @@ impl DeviceObject {
             return Ok(());
         }
         match self.hw.execute_on(self.destroy, self.number) {
+            Ok(()) => return Ok(()),
             Err(error) if error == EBUSY => {
                 self.gone.store(0, Relaxed);
-                Err(EBUSY)
+                return Err(EBUSY);
             }
             Err(error) if !self.hw.is_dead() => {
                 // The device and the driver disagree about what exists: what the device would
@@ -332,10 +349,11 @@ impl DeviceObject {
                     error
                 );
                 self.hw.fail();
-                Ok(())
             }
-            _ => Ok(()),
+            Err(_) => {}
         }
+        self.hw.ensure_quiet();
+        Ok(())
     }
 }
 
@@ -348,6 +366,7 @@ impl Drop for DeviceObject {
                 self.number
             );
             self.hw.fail();
+            self.hw.ensure_quiet();
         }
     }
 }

@@ -849,9 +849,9 @@ fn device_path(address: &AhAttr) -> Result<abi::Path> {
 /// The device's form of a change of attributes. The number is left to the caller.
 fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQueuePair> {
     /// What the device has no notion of.
-    const REFUSED: u32 = (bindings::ib_qp_attr_mask_IB_QP_ALT_PATH
+    const REFUSED: u32 = bindings::ib_qp_attr_mask_IB_QP_ALT_PATH
         | bindings::ib_qp_attr_mask_IB_QP_CAP
-        | bindings::ib_qp_attr_mask_IB_QP_RATE_LIMIT) as u32;
+        | bindings::ib_qp_attr_mask_IB_QP_RATE_LIMIT;
     if attr.mask() & REFUSED != 0 {
         return Err(errno::eopnotsupp());
     }
