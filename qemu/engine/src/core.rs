@@ -13,8 +13,7 @@ use crate::timers::{TimerOwner, Timers};
 use crate::tpt::{Domain, LocalAccess, Tpt, TptError};
 use ferrite_abi::{
     CompletionEntry, CompletionOpcode, CompletionStatus, DeviceState, EventCode, FatalCode, Plain,
-    QueuePairStateCode, SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SOLICITED,
-    VLAN_NONE,
+    SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SOLICITED, VLAN_NONE,
 };
 use std::collections::VecDeque;
 
@@ -119,6 +118,9 @@ impl ReadyList {
     }
 }
 
+/// Frames to itself that are kept at most.
+const MAX_LOOPBACK: usize = 4096;
+
 /// Frames from this device to itself, with the buffers of those delivered kept for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Loopback {
@@ -128,6 +130,10 @@ pub(crate) struct Loopback {
 
 impl Loopback {
     fn push(&mut self, frame: &[u8]) {
+        if self.frames.len() >= MAX_LOOPBACK {
+            // Lost like on any wire.
+            return;
+        }
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
@@ -279,24 +285,26 @@ impl Core {
         qp.send
             .retire(completion.index.wrapping_add(completion.blocks));
         let failed = completion.status != CompletionStatus::Success;
+        let written = if failed || completion.signaled {
+            let entry = CompletionEntry {
+                qpn: qp.number,
+                index: completion.index,
+                byte_count: completion.byte_count,
+                detail: completion.detail,
+                status: completion.status.number(),
+                opcode: completion_opcode(completion.opcode).number(),
+                vlan: VLAN_NONE,
+                ..CompletionEntry::zeroed()
+            };
+            self.write_completion(qp.send_cqn, entry, failed, host)
+        } else {
+            Ok(())
+        };
         if qp.draining && qp.send.retired() == qp.send.next() && !failed {
             qp.draining = false;
             self.async_event(EventCode::SendQueueDrained, qp.number, host);
         }
-        if !failed && !completion.signaled {
-            return Ok(());
-        }
-        let entry = CompletionEntry {
-            qpn: qp.number,
-            index: completion.index,
-            byte_count: completion.byte_count,
-            detail: completion.detail,
-            status: completion.status.number(),
-            opcode: completion_opcode(completion.opcode).number(),
-            vlan: VLAN_NONE,
-            ..CompletionEntry::zeroed()
-        };
-        self.write_completion(qp.send_cqn, entry, failed, host)
+        written
     }
 
     /// Ends an entry of `qp`'s receive queue. Errors as for [`Core::complete_send`].
@@ -394,7 +402,9 @@ impl Core {
         qp: &mut QueuePair,
         request: &mut ReceiveRequest,
     ) -> Result<bool, crate::QueueError> {
-        debug_assert_ne!(qp.state, QueuePairStateCode::Error);
+        if !qp.may_receive() {
+            return Ok(false);
+        }
         qp.receive.take(memory, request)
     }
 }

@@ -124,6 +124,10 @@ pub struct CompletionQueue {
     /// Completions since the arming, for moderation.
     since_armed: u32,
     timer: Timer,
+    /// The number of its last event in its event queue, if it had one there.
+    last_event: Option<u32>,
+    /// Its event waits in the event queue's list.
+    waiting: bool,
 }
 
 /// All completion queues.
@@ -210,6 +214,8 @@ impl Core {
             moderation_count: 0,
             since_armed: 0,
             timer: Timer::default(),
+            last_event: None,
+            waiting: false,
         }));
         Ok(())
     }
@@ -218,6 +224,7 @@ impl Core {
     pub(crate) fn modify_cq(
         &mut self,
         command: &ModifyCompletionQueue,
+        host: &mut dyn Host,
     ) -> Result<(), CommandStatus> {
         if command.cqn >= MAX_CQ {
             return Err(CommandStatus::BadNumber);
@@ -233,6 +240,11 @@ impl Core {
         queue.eqn = command.eqn;
         queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
         queue.moderation_count = u32::from(command.moderation_count);
+        // What is written to the old event queue can no longer hold it up; what waits there moves.
+        queue.last_event = None;
+        if std::mem::take(&mut queue.waiting) {
+            self.cq_event(command.cqn, host);
+        }
         Ok(())
     }
 
@@ -353,9 +365,28 @@ impl Core {
         };
         queue.arming = Arming::None;
         queue.timer.stop();
-        let (eqn, sequence) = (queue.eqn, queue.sequence);
-        let entry = event(EventCode::Completion, cqn, u64::from(sequence), 0);
-        self.post_event(eqn, entry, host);
+        if queue.waiting {
+            return;
+        }
+        let (eqn, last) = (queue.eqn, queue.last_event);
+        let entry = event(EventCode::Completion, cqn, u64::from(queue.sequence), 0);
+        let written = self.post_completion_event(eqn, last, entry, host);
+        if let Some(queue) = self.cqs.get_mut(cqn) {
+            match written {
+                Some(index) => queue.last_event = Some(index),
+                None => queue.waiting = true,
+            }
+        }
+    }
+
+    /// Tries again to write an event that waited in the list of event queue `eqn`.
+    pub(crate) fn cq_retry(&mut self, cqn: u32, eqn: u16, host: &mut dyn Host) {
+        // The queue may be another by now, or have moved on.
+        let queue = self.cqs.get_mut(cqn);
+        if let Some(queue) = queue.filter(|queue| queue.waiting && queue.eqn == eqn) {
+            queue.waiting = false;
+            self.cq_event(cqn, host);
+        }
     }
 
     /// A moderation timer's entry came up.
@@ -517,6 +548,49 @@ mod tests {
         assert!(sequences(&mut node).is_empty());
         node.arm_cq(1, 3, false);
         assert_eq!(sequences(&mut node), [3]);
+    }
+
+    #[test]
+    fn a_flood_of_armings_leaves_one_unread_event() {
+        let mut node = Node::new(1);
+        complete(&mut node, 0, false).unwrap();
+        for _ in 0..100_000 {
+            node.arm_cq(1, 1, false);
+        }
+        node.arm_cq(1, 2, false);
+        assert_eq!(sequences(&mut node), [1]);
+        // The last arming is not forgotten.
+        node.ring_eq(EQ, true);
+        assert_eq!(sequences(&mut node), [2]);
+        node.ring_eq(EQ, true);
+        assert!(sequences(&mut node).is_empty());
+        assert!(node.event_codes(ferrite_abi::EQ_CONTROL).is_empty());
+        assert_eq!(node.host.raised, [2]);
+    }
+
+    #[test]
+    fn events_of_many_queues_survive_a_full_event_queue() {
+        let mut node = Node::new(1);
+        let cqns = 2..102;
+        for cqn in cqns.clone() {
+            node.create_cq(cqn, EQ, 4);
+            node.arm_cq(cqn, 0, false);
+        }
+        for cqn in cqns.clone() {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.write_completion(cqn, CompletionEntry::zeroed(), false, host)
+                .unwrap();
+        }
+        assert_eq!(
+            node.event_codes(ferrite_abi::EQ_CONTROL),
+            [(EventCode::EventQueueOverflow, u32::from(EQ))]
+        );
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            seen.extend(node.event_codes(EQ).iter().map(|(_, id)| *id));
+            node.ring_eq(EQ, true);
+        }
+        assert_eq!(seen, cqns.collect::<Vec<_>>());
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl Engine {
             }
             CommandOpcode::ModifyEventQueue => core.modify_eq(&payload(entry)?, now, host),
             CommandOpcode::CreateCompletionQueue => core.create_cq(&payload(entry)?, host),
-            CommandOpcode::ModifyCompletionQueue => core.modify_cq(&payload(entry)?),
+            CommandOpcode::ModifyCompletionQueue => core.modify_cq(&payload(entry)?, host),
             CommandOpcode::ResizeCompletionQueue => {
                 if core.features & FEATURE_RESIZE_CQ == 0 {
                     return Err(CommandStatus::Unsupported);

@@ -19,7 +19,7 @@ use std::mem::{offset_of, size_of};
 /// Event queues, the fixed ones included.
 pub const MAX_EQ: u16 = 514;
 /// Events held back for a queue without room before the device gives up.
-const MAX_BACKLOG: usize = 1 << 16;
+const MAX_BACKLOG: usize = 1 << 12;
 
 /// Which of the states of a queue a number has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,8 @@ struct EventQueue {
     timer: Timer,
     /// Events that found no room, in order.
     backlog: VecDeque<EventEntry>,
+    /// Completion queues whose event waits for room, or for their last one to be read.
+    waiting: VecDeque<u32>,
     /// The driver was told of the overflow.
     overflow_reported: bool,
 }
@@ -61,8 +63,29 @@ impl EventQueue {
         1 << self.log_entries
     }
 
-    fn slot_offset(&self) -> u64 {
-        u64::from(self.write_index & (self.entries() - 1)) * size_of::<EventEntry>() as u64
+    fn slot_offset(&self, index: u32) -> u64 {
+        u64::from(index & (self.entries() - 1)) * size_of::<EventEntry>() as u64
+    }
+
+    /// Whether the driver has zeroed the slot of entry `index`.
+    fn is_zeroed<M: HostMemory + ?Sized>(&self, memory: &M, index: u32) -> Result<bool, FatalCode> {
+        let offset = self.slot_offset(index) + offset_of!(EventEntry, code) as u64;
+        let code = self
+            .ring
+            .address_of(memory, offset, 4)
+            .ok()
+            .and_then(|address| memory.load_u32(address).ok())
+            .ok_or(FatalCode::HostMemory)?;
+        Ok(code == 0)
+    }
+
+    /// Whether the entry written as number `index` was read.
+    fn was_read<M: HostMemory + ?Sized>(&self, memory: &M, index: u32) -> Result<bool, FatalCode> {
+        let behind = self.write_index.wrapping_sub(index);
+        if behind > self.unread() || behind > self.entries() {
+            return Ok(true);
+        }
+        self.is_zeroed(memory, index)
     }
 
     /// Whether the next slot is free. The read index may lag behind what the driver consumed; a
@@ -71,14 +94,7 @@ impl EventQueue {
         if self.unread() < self.entries() {
             return Ok(true);
         }
-        let offset = self.slot_offset() + offset_of!(EventEntry, code) as u64;
-        let code = self
-            .ring
-            .address_of(memory, offset, 4)
-            .ok()
-            .and_then(|address| memory.load_u32(address).ok())
-            .ok_or(FatalCode::HostMemory)?;
-        Ok(code == 0)
+        self.is_zeroed(memory, self.write_index)
     }
 
     /// Writes an entry; the first eight bytes last, together.
@@ -90,7 +106,7 @@ impl EventQueue {
         let size = size_of::<EventEntry>() as u64;
         let address = self
             .ring
-            .address_of(memory, self.slot_offset(), size)
+            .address_of(memory, self.slot_offset(self.write_index), size)
             .map_err(|_| FatalCode::HostMemory)?;
         let valid = u64::from(entry.code) | u64::from(entry.id) << 32;
         memory
@@ -162,6 +178,7 @@ impl EventQueues {
             moderation_count: 0,
             timer: Timer::default(),
             backlog: VecDeque::new(),
+            waiting: VecDeque::new(),
             overflow_reported: false,
         }));
         Ok(())
@@ -256,6 +273,7 @@ impl Core {
             queue.armed = true;
         }
         self.drain_backlog(doorbell.eqn, host);
+        self.drain_waiting(doorbell.eqn, host);
         self.notify(doorbell.eqn, now, host);
     }
 
@@ -283,6 +301,84 @@ impl Core {
         };
         if let Err(code) = result {
             self.fail(code, host);
+        }
+    }
+
+    /// Writes the events of completion queues that wait and need wait no longer.
+    fn drain_waiting(&mut self, eqn: u16, host: &mut dyn Host) {
+        let waiting = self.eqs.get(eqn).map_or(0, |queue| queue.waiting.len());
+        for _ in 0..waiting {
+            let cqn = self
+                .eqs
+                .get_mut(eqn)
+                .and_then(|queue| queue.waiting.pop_front());
+            if let Some(cqn) = cqn {
+                self.cq_retry(cqn, eqn, host);
+            }
+        }
+    }
+
+    /// Writes the completion event of a queue, unless the last one, entry `last`, was not read or
+    /// there is no room: then the queue is remembered, to be tried again at the next doorbell.
+    /// Returns the number of the entry, if it was written.
+    ///
+    /// So there is never more than one unread entry for a completion queue, however often a
+    /// process arms it.
+    pub(crate) fn post_completion_event(
+        &mut self,
+        eqn: u16,
+        last: Option<u32>,
+        entry: EventEntry,
+        host: &mut dyn Host,
+    ) -> Option<u32> {
+        if !self.is_running() {
+            return None;
+        }
+        let Some(queue) = self.eqs.get_mut(eqn) else {
+            self.fail(FatalCode::UndefinedEventQueue, host);
+            return None;
+        };
+        let read = match last {
+            Some(index) => queue.was_read(host, index),
+            None => Ok(true),
+        };
+        let room = queue.has_room(host);
+        let written = match (read, room) {
+            (Ok(true), Ok(true)) if queue.backlog.is_empty() => {
+                let index = queue.write_index;
+                self.counters.events += 1;
+                queue.write(host, &entry).map(|()| Some(index))
+            }
+            (Ok(_), Ok(_)) => Ok(None),
+            (Err(code), _) | (_, Err(code)) => Err(code),
+        };
+        match written {
+            Ok(Some(index)) => {
+                self.notify(eqn, self.now, host);
+                Some(index)
+            }
+            Ok(None) => {
+                queue.waiting.push_back(entry.id);
+                if room == Ok(false) {
+                    self.report_overflow(eqn, host);
+                }
+                None
+            }
+            Err(code) => {
+                self.fail(code, host);
+                None
+            }
+        }
+    }
+
+    /// Tells the driver, once, that a queue other than 0 has no room.
+    fn report_overflow(&mut self, eqn: u16, host: &mut dyn Host) {
+        let Some(queue) = self.eqs.get_mut(eqn) else {
+            return;
+        };
+        if !queue.overflow_reported {
+            queue.overflow_reported = true;
+            self.global_event(EventCode::EventQueueOverflow, u32::from(eqn), 0, host);
         }
     }
 
@@ -365,10 +461,7 @@ impl Core {
             }
             Ok(false) => {
                 queue.backlog.push_back(entry);
-                if !queue.overflow_reported {
-                    queue.overflow_reported = true;
-                    self.global_event(EventCode::EventQueueOverflow, u32::from(eqn), 0, host);
-                }
+                self.report_overflow(eqn, host);
             }
             Err(code) => {
                 self.fail(code, host);

@@ -38,24 +38,25 @@ pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
 
 use crate::timers::TimerOwner;
 use ferrite_abi::{
-    ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, BootBlock, Buffer, CONTROL_ENABLE,
-    CONTROL_RESET, CQP_MAX_LOG_ENTRIES, CommandEntry, DOORBELL_COMPLETION, DOORBELL_CONTROL,
-    DOORBELL_EVENT_QUEUE, DOORBELL_PAGE_SIZE, DOORBELL_PAGES, DOORBELL_RECEIVE, DOORBELL_SEND,
-    DeviceState, EQ_CONTROL, EventCode, EventEntry, FEATURE_RESIZE_CQ,
-    FEATURE_SEND_QUEUE_REGISTRATION, FatalCode, MAGIC, Plain, QUEUE_NUMBER_MASK,
-    QueuePairStateCode, REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DRIVER_FEATURES,
-    REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_MAC, REG_MAGIC, REG_STATUS, REG_VECTORS,
+    BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventEntry, FatalCode, Plain,
+    QueuePairStateCode, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE,
+    CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_COMPLETION, DOORBELL_CONTROL,
+    DOORBELL_EVENT_QUEUE, DOORBELL_PAGES, DOORBELL_PAGE_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND,
+    EQ_CONTROL, FEATURE_RESIZE_CQ, FEATURE_SEND_QUEUE_REGISTRATION, MAGIC, QUEUE_NUMBER_MASK,
+    REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES,
+    REG_FIRMWARE, REG_MAC, REG_MAGIC, REG_STATUS, REG_VECTORS,
 };
 
 /// The features this engine has.
-pub const FEATURES: u64 =
-    FEATURE_RESIZE_CQ | FEATURE_SEND_QUEUE_REGISTRATION | transport::FEATURES;
+pub const FEATURES: u64 = FEATURE_RESIZE_CQ | FEATURE_SEND_QUEUE_REGISTRATION | transport::FEATURES;
 
 /// Model version, for `REG_FIRMWARE`: major.minor.patch in bits 31:16, 15:8, 7:0.
 pub const FIRMWARE: u32 = 1 << 8;
 
 /// Frames of the loopback delivered in one poll.
 const LOOPBACK_BUDGET: usize = 256;
+/// With so many frames to itself undelivered, no queue pair is served.
+const LOOPBACK_LIMIT: usize = 1024;
 
 /// What became of a frame from the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -392,6 +393,9 @@ impl Engine {
         }
         self.deliver_loopback(host);
         for _ in 0..self.core.ready.len() {
+            if self.core.loopback.len() > LOOPBACK_LIMIT {
+                break;
+            }
             match self.core.ready.pop() {
                 Some(qpn) => self.serve(qpn, host),
                 None => break,
@@ -459,5 +463,294 @@ impl Engine {
             return Some(self.core.now);
         }
         self.core.timers.next()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Node, QpOptions};
+    use ferrite_abi::*;
+
+    #[test]
+    fn registers_tell_what_the_device_is() {
+        let mut node = Node::power_on(7);
+        assert_eq!(node.read_register(REG_MAGIC, 4), u64::from(MAGIC));
+        assert_eq!(node.read_register(REG_ABI_VERSION, 4), 0x1_0000);
+        assert_eq!(node.status().state(), Some(DeviceState::Ready));
+        assert!(node.status().link_up());
+        assert_eq!(
+            node.read_register(REG_MAC, 8).to_le_bytes(),
+            [2, 0xfe, 0, 0, 0, 7, 0, 0]
+        );
+        assert_eq!(node.read_register(REG_MAC + 4, 4), 0x0700);
+        assert_eq!(node.read_register(REG_VECTORS, 4), 8);
+        assert_eq!(node.read_register(REG_FEATURES, 8), FEATURES);
+        assert_eq!(node.read_register(0xff8, 8), 0);
+        assert_eq!(node.engine.mmio_read(BAR_DOORBELLS, 0, 8), 0);
+        assert_eq!(node.engine.mmio_read(BAR_REGISTERS, u64::MAX, 8), 0);
+    }
+
+    #[test]
+    fn a_bad_handshake_is_fatal_until_reset() {
+        for (version, features) in [(0, 0), (2 << 16, 0), (1 << 16, 1 << 63)] {
+            let mut node = Node::power_on(1);
+            node.write_register(REG_DRIVER_VERSION, 4, version);
+            node.write_register(REG_DRIVER_FEATURES + 4, 4, features >> 32);
+            node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
+            assert_eq!(node.status().fatal(), Some(FatalCode::BadHandshake));
+            node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
+            assert_eq!(node.status().state(), Some(DeviceState::Fatal));
+            node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+            assert_eq!(node.status().state(), Some(DeviceState::Ready));
+            node.boot();
+        }
+    }
+
+    #[test]
+    fn a_bad_boot_block_is_fatal() {
+        let mut node = Node::power_on(1);
+        let cqp_ring = node.allocate(4096);
+        let eq0_ring = node.allocate(4096);
+        let boot = node.allocate(64);
+        let good = BootBlock {
+            cqp_ring,
+            eq0_ring,
+            cqp_log_entries: 4,
+            eq0_log_entries: 4,
+            eq0_vector: 0,
+            reserved0: 0,
+            reserved1: [0; 5],
+        };
+        let mut start = |address: u64, block: BootBlock| {
+            node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+            node.host.memory.put(boot, &block);
+            node.write_register(REG_DRIVER_VERSION, 4, 1 << 16);
+            node.write_register(REG_BOOT, 8, address);
+            node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
+            node.status()
+        };
+        type B = BootBlock;
+        let cases = [
+            B {
+                cqp_ring: 0,
+                ..good
+            },
+            B {
+                cqp_ring: cqp_ring + 4,
+                ..good
+            },
+            B {
+                cqp_ring: u64::MAX - 63,
+                ..good
+            },
+            B {
+                eq0_ring: u64::MAX - 63,
+                ..good
+            },
+            B {
+                cqp_log_entries: 13,
+                ..good
+            },
+            B {
+                cqp_log_entries: 255,
+                ..good
+            },
+            B {
+                eq0_log_entries: 3,
+                ..good
+            },
+            B {
+                eq0_log_entries: 255,
+                ..good
+            },
+            B {
+                eq0_vector: 8,
+                ..good
+            },
+        ];
+        for block in cases {
+            assert_eq!(
+                start(boot, block).fatal(),
+                Some(FatalCode::BadBootBlock),
+                "{block:?}"
+            );
+        }
+        for address in [0, boot + 8, u64::MAX - 63] {
+            assert_eq!(start(address, good).fatal(), Some(FatalCode::BadBootBlock));
+        }
+        assert_eq!(start(boot, good).state(), Some(DeviceState::Running));
+    }
+
+    #[test]
+    fn many_commands_are_in_flight_and_each_is_answered() {
+        let mut node = Node::new(1);
+        let nop = CommandEntry::new(CommandOpcode::Nop, 0, 0, &0u64);
+        let unknown = CommandEntry { opcode: 999, ..nop };
+        for _ in 0..10 {
+            let mut entries = [nop; 32];
+            entries[7] = unknown;
+            let statuses = node.commands(&entries);
+            for (index, status) in statuses.into_iter().enumerate() {
+                let expected = if index == 7 {
+                    CommandStatus::BadOpcode
+                } else {
+                    CommandStatus::Ok
+                };
+                assert_eq!(status, expected);
+            }
+        }
+        assert_eq!(node.engine.counters().failed_commands, 10);
+    }
+
+    #[test]
+    fn an_impossible_command_index_is_fatal() {
+        for producer in [33 + 4, u32::MAX] {
+            let mut node = Node::new(1);
+            node.doorbell(0, DOORBELL_CONTROL, u64::from(producer));
+            assert_eq!(node.status().fatal(), Some(FatalCode::BadCommandIndex));
+        }
+    }
+
+    #[test]
+    fn commands_come_from_page_0_alone() {
+        let mut node = Node::new(1);
+        let commands = node.engine.counters().commands;
+        node.doorbell(1, DOORBELL_CONTROL, commands + 1);
+        node.doorbell(1, DOORBELL_EVENT_QUEUE, u64::MAX);
+        assert_eq!(node.engine.counters().commands, commands);
+        assert_eq!(node.engine.counters().bad_doorbells, 2);
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+    }
+
+    #[test]
+    fn replies_are_written_where_the_driver_said_or_refused() {
+        let mut node = Node::new(1);
+        let caps: DeviceCaps = node.query(CommandOpcode::QueryDevice, 0).unwrap();
+        assert_eq!(caps.max_sge as usize, MAX_SGE);
+        assert_eq!(caps.features, FEATURES);
+        assert_eq!(caps.page_sizes, 0x7fff_f000);
+        let query = |node: &mut Node, reply| {
+            let entry = CommandEntry::new(CommandOpcode::QueryDevice, 0, reply, &0u64);
+            node.commands(&[entry])[0]
+        };
+        assert_eq!(query(&mut node, 0), CommandStatus::BadParameter);
+        assert_eq!(
+            query(&mut node, testing::MEMORY_BASE + 8),
+            CommandStatus::BadParameter
+        );
+        assert_eq!(query(&mut node, 0x40), CommandStatus::HostMemory);
+        assert_eq!(query(&mut node, u64::MAX - 63), CommandStatus::HostMemory);
+    }
+
+    #[test]
+    fn counters_are_queried_in_their_order() {
+        let mut node = Node::new(1);
+        node.engine.core.counters.tx_packets = 11;
+        node.engine.core.counters.completions = 22;
+        let counters: [u8; 128] = {
+            let first: DeviceCaps = node.query(CommandOpcode::QueryCounters, 0).unwrap();
+            first.as_bytes()[..128].try_into().unwrap()
+        };
+        let counter = |name: &str| {
+            let at = COUNTER_NAMES.iter().position(|&other| other == name);
+            u64::from_le_bytes(counters[at.unwrap() * 8..][..8].try_into().unwrap())
+        };
+        assert_eq!(counter("tx_packets"), 11);
+        assert_eq!(counter("completions"), 22);
+        assert_eq!(counter("rx_bytes"), 0);
+    }
+
+    #[test]
+    fn what_is_not_offered_is_unsupported() {
+        let mut node = Node::new(1);
+        for opcode in [
+            CommandOpcode::CreateSharedReceive,
+            CommandOpcode::ModifySharedReceive,
+            CommandOpcode::QuerySharedReceive,
+            CommandOpcode::DestroySharedReceive,
+        ] {
+            assert_eq!(node.object_command(opcode, 1), CommandStatus::Unsupported);
+        }
+    }
+
+    #[test]
+    fn reset_clears_everything_but_the_counters() {
+        let mut node = Node::new(1);
+        node.create_qp(QpOptions::default());
+        let peer = node.as_peer(77);
+        node.connect(2, &peer);
+        node.register(Tag::new(5, 1).0, 1, 0, 100);
+        node.arm_cq(1, 0, false);
+        node.ring_eq(EQ_CONTROL, true);
+        node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET | CONTROL_ENABLE));
+        assert_eq!(node.status().state(), Some(DeviceState::Ready));
+        assert_eq!(node.engine.next_timeout(), None);
+        // Doorbells do nothing.
+        node.doorbell(0, DOORBELL_CONTROL, 100);
+        node.doorbell(1, DOORBELL_SEND, send_doorbell(2, 0));
+        node.settle();
+        assert_eq!(node.status().state(), Some(DeviceState::Ready));
+        node.boot();
+        for opcode in [
+            CommandOpcode::DestroyQueuePair,
+            CommandOpcode::DestroyCompletionQueue,
+            CommandOpcode::DestroyEventQueue,
+        ] {
+            assert_eq!(node.object_command(opcode, 2), CommandStatus::NotFound);
+        }
+        assert_eq!(
+            node.object_command(CommandOpcode::ReleaseTag, Tag::new(5, 1).0),
+            CommandStatus::NotFound
+        );
+        assert!(node.engine.core().gids.get(0).is_none());
+        assert_eq!(node.engine.counters().resets, 1);
+        assert!(node.engine.counters().commands > 4);
+        assert!(node.host.raised.is_empty());
+    }
+
+    #[test]
+    fn an_injected_fault_stops_the_device_and_tells_the_driver() {
+        let mut node = Node::new(1);
+        node.engine.inject_fatal(&mut node.host);
+        assert_eq!(node.status().fatal(), Some(FatalCode::Injected));
+        assert_eq!(node.event_codes(EQ_CONTROL), [(EventCode::DeviceFatal, 0)]);
+        assert_eq!(node.host.raised, [0]);
+        // Nothing is done any more, and frames are the host's.
+        node.doorbell(0, DOORBELL_CONTROL, 1000);
+        assert_eq!(node.receive(&[0; 64]), Disposition::PassToHost);
+        assert_eq!(node.status().fatal(), Some(FatalCode::Injected));
+        assert!(node.events(EQ_CONTROL).is_empty());
+    }
+
+    #[test]
+    fn changes_of_the_link_are_told_once() {
+        let mut node = Node::new(1);
+        for up in [true, false, false, true] {
+            node.engine.set_link(up, node.now, &mut node.host);
+            assert_eq!(node.status().link_up(), up);
+        }
+        let told: Vec<u64> = node
+            .events(EQ_CONTROL)
+            .iter()
+            .inspect(|event| assert_eq!(event.code, EventCode::LinkChange.number()))
+            .map(|event| event.param0)
+            .collect();
+        assert_eq!(told, [0, 1]);
+    }
+
+    #[test]
+    fn doorbells_of_a_wrong_size_or_outside_are_ignored() {
+        let mut node = Node::new(1);
+        let mut write = |offset: u64, size| {
+            node.engine
+                .mmio_write(BAR_DOORBELLS, offset, size, 1 << 40, 0, &mut node.host);
+        };
+        write(DOORBELL_CONTROL as u64, 4);
+        write(BAR_DOORBELLS_SIZE as u64 + DOORBELL_CONTROL as u64, 8);
+        write(u64::MAX, 8);
+        write(0x100, 8);
+        assert_eq!(node.engine.counters().bad_doorbells, 4);
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
     }
 }

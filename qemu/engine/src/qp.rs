@@ -406,6 +406,9 @@ pub(crate) fn modify(
     {
         return Err(CommandStatus::BadParameter);
     }
+    if qp.draining && matches!(to, State::SendDrain | State::ReadyToSend) {
+        return Err(CommandStatus::BadState);
+    }
     check_values(core, command)?;
     take_attributes(&mut qp.attributes, command);
     match to {
@@ -590,5 +593,593 @@ pub fn execute_local(
             .invalidate(request.immediate, qp.pd)
             .map_err(LocalError::Table),
         _ => Err(LocalError::Unsupported),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Node, QpOptions, SendWork};
+
+    const QPN: u32 = 2;
+    const STATES: [State; 7] = [
+        State::Reset,
+        State::Init,
+        State::ReadyToReceive,
+        State::ReadyToSend,
+        State::SendDrain,
+        State::SendError,
+        State::Error,
+    ];
+
+    fn node() -> Node {
+        let mut node = Node::new(1);
+        node.create_qp(QpOptions::default());
+        node
+    }
+
+    /// A node whose queue pair is in `state`.
+    fn node_in(state: State) -> Node {
+        let mut node = node();
+        let peer = node.as_peer(77);
+        match state {
+            State::Reset => {}
+            State::Init => node.to_init(QPN),
+            State::ReadyToReceive => {
+                node.to_init(QPN);
+                node.to_rtr(QPN, &peer);
+            }
+            State::SendError => panic!("not a state of connections"),
+            _ => {
+                node.connect(QPN, &peer);
+                if state != State::ReadyToSend {
+                    assert_eq!(node.set_state(QPN, state), CommandStatus::Ok);
+                }
+            }
+        }
+        assert_eq!(node.qp_state(QPN), state);
+        node
+    }
+
+    /// A command with good values for everything, and nothing chosen.
+    fn good(node: &Node) -> ModifyQueuePair {
+        ModifyQueuePair {
+            qpn: QPN,
+            log_mtu: 10,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_read_out: 1,
+            max_read_in: 1,
+            access: ACCESS_REMOTE,
+            destination_qpn: 5,
+            path: Path {
+                gid: node.gid,
+                mac: node.mac,
+                vlan: VLAN_NONE,
+                ..Path::zeroed()
+            },
+            ..ModifyQueuePair::zeroed()
+        }
+    }
+
+    fn modify(node: &mut Node, command: &ModifyQueuePair) -> CommandStatus {
+        node.command(CommandOpcode::ModifyQueuePair, command)
+    }
+
+    #[test]
+    fn only_the_transitions_of_the_verbs_are_allowed() {
+        let from_states = STATES
+            .iter()
+            .filter(|&&state| state != State::SendError)
+            .copied();
+        for from in from_states {
+            for to in STATES {
+                let mut node = node_in(from);
+                let required = transition(QueuePairKind::ReliableConnected, from, to)
+                    .map(|transition| transition.required);
+                let command = ModifyQueuePair {
+                    mask: MODIFY_STATE | required.unwrap_or(0),
+                    state: to.number(),
+                    ..good(&node)
+                };
+                let expected = matches!(
+                    (from, to),
+                    (_, State::Reset)
+                        | (State::Reset | State::Init, State::Init)
+                        | (State::Init, State::ReadyToReceive)
+                        | (
+                            State::ReadyToReceive | State::ReadyToSend | State::SendDrain,
+                            State::ReadyToSend
+                        )
+                        | (State::ReadyToSend | State::SendDrain, State::SendDrain)
+                        | (
+                            State::Init
+                                | State::ReadyToReceive
+                                | State::ReadyToSend
+                                | State::SendDrain
+                                | State::Error,
+                            State::Error
+                        )
+                );
+                let status = modify(&mut node, &command);
+                if expected {
+                    assert_eq!(status, CommandStatus::Ok, "{from:?} to {to:?}");
+                    assert_eq!(node.qp_state(QPN), to);
+                } else {
+                    assert_eq!(status, CommandStatus::BadState, "{from:?} to {to:?}");
+                    assert_eq!(node.qp_state(QPN), from);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_required_attribute_is_required_and_no_other_is_taken() {
+        let steps = [
+            (State::Reset, State::Init),
+            (State::Init, State::ReadyToReceive),
+            (State::ReadyToReceive, State::ReadyToSend),
+        ];
+        for (from, to) in steps {
+            let allowed = transition(QueuePairKind::ReliableConnected, from, to).unwrap();
+            for bit in (2..16).map(|bit| 1u32 << bit) {
+                let mut node = node_in(from);
+                let command = ModifyQueuePair {
+                    mask: MODIFY_STATE | (allowed.required ^ bit),
+                    state: to.number(),
+                    ..good(&node)
+                };
+                let expected = if allowed.optional & bit != 0 {
+                    CommandStatus::Ok
+                } else {
+                    CommandStatus::BadParameter
+                };
+                assert_eq!(modify(&mut node, &command), expected, "{to:?} bit {bit:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let mut node = node_in(State::Init);
+        let required = transition(
+            QueuePairKind::ReliableConnected,
+            State::Init,
+            State::ReadyToReceive,
+        )
+        .unwrap()
+        .required;
+        let good = ModifyQueuePair {
+            mask: MODIFY_STATE | required,
+            state: State::ReadyToReceive.number(),
+            ..good(&node)
+        };
+        type M = ModifyQueuePair;
+        let path = |change: fn(&mut Path)| {
+            let mut command = good;
+            change(&mut command.path);
+            command
+        };
+        let cases = [
+            (CommandStatus::BadParameter, M { log_mtu: 7, ..good }),
+            (
+                CommandStatus::BadParameter,
+                M {
+                    log_mtu: 13,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                M {
+                    max_read_in: 17,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                M {
+                    min_rnr_timer: 32,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                M {
+                    destination_qpn: 1 << 24,
+                    ..good
+                },
+            ),
+            (
+                CommandStatus::BadParameter,
+                M {
+                    receive_psn: 1 << 24,
+                    ..good
+                },
+            ),
+            (CommandStatus::BadParameter, M { state: 7, ..good }),
+            (
+                CommandStatus::BadNumber,
+                path(|path| path.source_gid_index = MAX_GIDS),
+            ),
+            (
+                CommandStatus::NotFound,
+                path(|path| path.source_gid_index = 1),
+            ),
+            (
+                CommandStatus::BadState,
+                M {
+                    mask: good.mask | MODIFY_CURRENT_STATE,
+                    current_state: State::ReadyToSend.number(),
+                    ..good
+                },
+            ),
+            (CommandStatus::NotFound, M { qpn: 3, ..good }),
+            (CommandStatus::BadNumber, M { qpn: 0, ..good }),
+            (
+                CommandStatus::BadNumber,
+                M {
+                    qpn: MAX_QP,
+                    ..good
+                },
+            ),
+        ];
+        for (status, command) in cases {
+            assert_eq!(modify(&mut node, &command), status, "{command:?}");
+            assert_eq!(node.qp_state(QPN), State::Init);
+        }
+        assert_eq!(modify(&mut node, &good), CommandStatus::Ok);
+    }
+
+    #[test]
+    fn a_query_gives_what_was_set() {
+        let mut node = node_in(State::ReadyToSend);
+        let state: QueuePairState = node.query(CommandOpcode::QueryQueuePair, QPN).unwrap();
+        let peer = node.as_peer(77);
+        assert_eq!(state.attributes.destination_qpn, 77);
+        assert_eq!(state.attributes.log_mtu, peer.log_mtu);
+        assert_eq!(state.attributes.timeout, peer.timeout);
+        assert_eq!(state.attributes.path.gid, peer.gid);
+        assert_eq!(state.attributes.access, ACCESS_REMOTE);
+        assert_eq!(state.send_psn, peer.send_psn);
+        assert_eq!(state.receive_psn, peer.receive_psn);
+        assert_eq!(
+            node.query::<QueuePairState>(CommandOpcode::QueryQueuePair, 3),
+            Err(CommandStatus::NotFound)
+        );
+    }
+
+    #[test]
+    fn impossible_queue_pairs_are_refused() {
+        let mut node = node();
+        let template = node.qp_template(QpOptions {
+            qpn: 3,
+            ..QpOptions::default()
+        });
+        type C = CreateQueuePair;
+        let bad = CommandStatus::BadParameter;
+        let cases = [
+            (CommandStatus::BadNumber, C { qpn: 0, ..template }),
+            (
+                CommandStatus::BadNumber,
+                C {
+                    qpn: MAX_QP,
+                    ..template
+                },
+            ),
+            (
+                CommandStatus::BadNumber,
+                C {
+                    qpn: u32::MAX,
+                    ..template
+                },
+            ),
+            (CommandStatus::Exists, C { qpn: 2, ..template }),
+            (
+                CommandStatus::NotFound,
+                C {
+                    send_cqn: 9,
+                    ..template
+                },
+            ),
+            (
+                CommandStatus::NotFound,
+                C {
+                    receive_cqn: u32::MAX,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    kind: 0,
+                    ..template
+                },
+            ),
+            (
+                CommandStatus::Unsupported,
+                C {
+                    flags: QP_FLAG_SHARED_RECEIVE,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    flags: 0x80,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    sq_log_blocks: 255,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    sq_log_blocks: SQ_MAX_LOG_BLOCKS,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    rq_log_entries: 7,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    rq_log_stride: RQ_MIN_LOG_STRIDE - 1,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    rq_log_stride: RQ_MAX_LOG_STRIDE + 1,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    doorbell_page: DOORBELL_PAGES as u32,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    sq_offset: 32,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    rq_offset: u32::MAX - 63,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    record_offset: template.record_offset + 64,
+                    ..template
+                },
+            ),
+            (
+                CommandStatus::HostMemory,
+                C {
+                    buffer: Buffer {
+                        root: 0,
+                        ..template.buffer
+                    },
+                    ..template
+                },
+            ),
+            (CommandStatus::Ok, template),
+        ];
+        for (status, command) in cases {
+            assert_eq!(
+                node.command(CommandOpcode::CreateQueuePair, &command),
+                status,
+                "{command:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_new_queue_pair_asks_for_a_doorbell() {
+        let node = node();
+        assert_eq!(node.record(QPN).send_wake, 1);
+        assert_eq!(node.record(QPN).receive_wake, 0);
+    }
+
+    fn work() -> SendWork {
+        SendWork::new(SendOpcode::Send, &[]).flags(0)
+    }
+
+    fn flushed(node: &mut Node) -> Vec<(bool, u32)> {
+        let mut entries = Vec::new();
+        while let Some(entry) = node.poll_cq(1) {
+            assert_eq!(entry.status, CompletionStatus::Flushed.number());
+            assert_eq!(entry.qpn, QPN);
+            entries.push((entry.flags & COMPLETION_RECEIVE != 0, entry.index));
+        }
+        entries
+    }
+
+    #[test]
+    fn the_error_state_flushes_both_queues_and_everything_posted_later() {
+        let mut node = node_in(State::ReadyToReceive);
+        node.post_recv(QPN, &[]);
+        node.post_recv(QPN, &[]);
+        // Three blocks, then one.
+        node.post_send(QPN, &work().inline(&[1; 120]));
+        node.post_send(QPN, &work());
+        assert_eq!(node.set_state(QPN, State::Error), CommandStatus::Ok);
+        assert_eq!(
+            flushed(&mut node),
+            [(false, 0), (false, 3), (true, 0), (true, 1)]
+        );
+        assert_eq!(node.record(QPN).send_wake, 1);
+        assert_eq!(node.record(QPN).receive_wake, 1);
+        node.post_recv(QPN, &[]);
+        node.post_send(QPN, &work());
+        assert_eq!(flushed(&mut node), [(true, 2), (false, 4)]);
+        // RESET starts from the beginning, with nothing left over.
+        assert_eq!(node.set_state(QPN, State::Reset), CommandStatus::Ok);
+        assert_eq!(node.record(QPN).receive_wake, 0);
+        let peer = node.as_peer(77);
+        node.connect(QPN, &peer);
+        node.post_recv(QPN, &[]);
+        node.set_state(QPN, State::Error);
+        assert_eq!(flushed(&mut node), [(true, 0)]);
+    }
+
+    #[test]
+    fn work_requests_that_make_no_sense_are_flushed_once() {
+        let mut node = node_in(State::Init);
+        node.write_blocks(QPN, &[0; 64]);
+        node.write_blocks(QPN, &[0xff; 256]);
+        node.publish_send(QPN);
+        node.set_state(QPN, State::Error);
+        assert_eq!(flushed(&mut node), [(false, 0)]);
+        node.post_send(QPN, &work());
+        assert_eq!(flushed(&mut node), [(false, 5)]);
+    }
+
+    #[test]
+    fn an_impossible_producer_index_fails_the_queue_pair_alone() {
+        for producer in [65, u32::MAX, 1 << 31] {
+            let mut node = node_in(State::ReadyToSend);
+            node.host.memory.put(node.qp_record(QPN), &producer);
+            node.doorbell(1, DOORBELL_SEND, send_doorbell(QPN, producer));
+            node.settle();
+            assert_eq!(node.qp_state(QPN), State::Error);
+            assert_eq!(
+                node.event_codes(EQ_ASYNC),
+                [(EventCode::QueuePairFatal, QPN)]
+            );
+            assert!(flushed(&mut node).is_empty());
+            assert_eq!(node.status().state(), Some(DeviceState::Running));
+        }
+    }
+
+    #[test]
+    fn a_doorbell_from_a_foreign_page_is_ignored() {
+        let mut node = node_in(State::ReadyToSend);
+        node.settle();
+        let word = send_doorbell(QPN, 0);
+        for page in [0, 2, 1023] {
+            node.doorbell(page, DOORBELL_SEND, word);
+            node.doorbell(page, DOORBELL_RECEIVE, word);
+        }
+        assert!(node.engine.core.ready.is_empty());
+        assert_eq!(node.engine.counters().bad_doorbells, 6);
+        node.doorbell(1, DOORBELL_SEND, word);
+        assert_eq!(node.engine.core.ready.len(), 1);
+    }
+
+    #[test]
+    fn an_idle_queue_pair_sleeps_and_posts_then_ring() {
+        let mut node = node_in(State::ReadyToSend);
+        node.settle();
+        assert_eq!(node.record(QPN).send_wake, 1);
+        node.post_send(QPN, &work());
+        assert_eq!(node.send_doorbells, 1);
+        node.engine.poll(node.now, &mut node.host);
+        node.settle();
+        assert_eq!(node.record(QPN).send_wake, 1);
+        assert_eq!(node.engine.counters().tx_packets, 1);
+    }
+
+    #[test]
+    fn posts_before_rts_are_seen_on_the_way_there() {
+        let mut node = node_in(State::ReadyToReceive);
+        node.post_send(QPN, &work());
+        node.settle();
+        assert_eq!(node.engine.counters().tx_packets, 0);
+        let peer = node.as_peer(77);
+        node.to_rts(QPN, &peer);
+        node.settle();
+        assert_eq!(node.engine.counters().tx_packets, 1);
+    }
+
+    #[test]
+    fn an_idle_queue_pair_is_drained_at_once() {
+        let mut node = node_in(State::SendDrain);
+        assert_eq!(
+            node.event_codes(EQ_ASYNC),
+            [(EventCode::SendQueueDrained, QPN)]
+        );
+    }
+
+    #[test]
+    fn a_destroyed_queue_pair_is_not_touched_again() {
+        let mut node = node_in(State::ReadyToSend);
+        node.post_send(QPN, &work());
+        assert_eq!(
+            node.object_command(CommandOpcode::DestroyQueuePair, QPN),
+            CommandStatus::Ok
+        );
+        node.now += 1 << 40;
+        node.settle();
+        assert_eq!(node.engine.counters().tx_packets, 0);
+        assert!(node.poll_cq(1).is_none());
+        assert_eq!(
+            node.object_command(CommandOpcode::DestroyQueuePair, QPN),
+            CommandStatus::NotFound
+        );
+    }
+
+    #[test]
+    fn registrations_through_the_queue_need_the_flag() {
+        let mut node = node();
+        node.create_qp(QpOptions {
+            qpn: 3,
+            flags: QP_FLAG_PRIVILEGED | QP_FLAG_REGISTER,
+            ..QpOptions::default()
+        });
+        let tag = Tag::new(4, 1);
+        node.execute(&AllocateTag {
+            tag: tag.0,
+            pd: 1,
+            kind: TagKind::Region.number(),
+            reserved: [0; 3],
+            max_pages: 4,
+        });
+        let peer = node.as_peer(77);
+        let register = SendWork::new(SendOpcode::Register, &[]).part(&RegisterPart {
+            tag: tag.0,
+            access: ACCESS_LOCAL_WRITE,
+            address: 0x1000,
+            buffer: Buffer::contiguous(0x20_0000, 4096),
+            reserved: 0,
+        });
+        let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag.0);
+        for (qpn, works, status) in [
+            (QPN, &register, CompletionStatus::LocalQueuePairOperation),
+            (3, &register, CompletionStatus::Success),
+            (3, &invalidate, CompletionStatus::Success),
+            (3, &invalidate, CompletionStatus::LocalProtection),
+        ] {
+            if node.qp_state(qpn) == State::Reset {
+                node.connect(qpn, &peer);
+            }
+            node.post_send(qpn, works);
+            node.settle();
+            assert_eq!(node.poll_cq(1).unwrap().status, status.number());
+        }
+        assert_eq!(node.qp_state(QPN), State::Error);
+        assert_eq!(node.qp_state(3), State::Error);
     }
 }

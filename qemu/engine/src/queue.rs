@@ -624,3 +624,236 @@ impl ReceiveQueue {
         self.ring.set_wake(memory, false)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::DmaError;
+    use crate::testing::{SendWork, TestMemory};
+    use ferrite_abi::Buffer;
+
+    const LOG_BLOCKS: u8 = 3;
+    const RECORD: u64 = 64 << LOG_BLOCKS;
+
+    /// A send queue of eight blocks at address 0, with its record behind it.
+    fn queue(memory: &TestMemory) -> SendQueue {
+        let att = Att::new(&Buffer::contiguous(0, RECORD + 128)).unwrap();
+        let placement = Placement {
+            ring_offset: 0,
+            log_entries: LOG_BLOCKS,
+            log_stride: 6,
+            record_offset: RECORD as u32,
+        };
+        SendQueue::new(memory, &att, placement, false).unwrap()
+    }
+
+    fn memory() -> TestMemory {
+        TestMemory::new(0, 4096)
+    }
+
+    fn put(memory: &TestMemory, index: u32, bytes: &[u8]) {
+        for (block, bytes) in (index..).zip(bytes.chunks(BLOCK_SIZE)) {
+            let slot = u64::from(block % 8);
+            memory.write(slot * 64, bytes).unwrap();
+        }
+    }
+
+    fn sge(length: u32) -> Sge {
+        Sge {
+            address: 0x1234,
+            length,
+            lkey: 0x100,
+        }
+    }
+
+    /// What becomes of a work request posted alone.
+    fn fetch(bytes: &[u8]) -> Result<SendRequest, QueueError> {
+        let memory = memory();
+        let mut queue = queue(&memory);
+        put(&memory, 0, bytes);
+        memory.put(RECORD, &((bytes.len() / BLOCK_SIZE) as u32));
+        queue.refresh(&memory).unwrap();
+        let mut request = SendRequest::default();
+        queue.fetch(&memory, 0, &mut request)?;
+        Ok(request)
+    }
+
+    /// The same with one byte of the header changed.
+    fn fetch_changed(work: &SendWork, at: usize, value: u8) -> QueueError {
+        let mut bytes = work.encode();
+        bytes[at] = value;
+        fetch(&bytes).unwrap_err()
+    }
+
+    #[test]
+    fn work_requests_wrap_around_the_end_of_the_ring() {
+        let memory = memory();
+        let mut queue = queue(&memory);
+        let data: Vec<u8> = (0..200).collect();
+        let bytes = SendWork::new(SendOpcode::Send, &[]).inline(&data).encode();
+        let blocks = (bytes.len() / BLOCK_SIZE) as u32;
+        assert_eq!(blocks, 4);
+        let mut request = SendRequest::default();
+        let mut index = 0u32;
+        for _ in 0..20 {
+            put(&memory, index, &bytes);
+            memory.put(RECORD, &(index + blocks));
+            queue.refresh(&memory).unwrap();
+            queue.fetch(&memory, index, &mut request).unwrap();
+            assert_eq!(request.inline(), Some(&data[..]));
+            assert_eq!(request.length, 200);
+            index = request.end();
+            queue.advance(index);
+            queue.retire(index);
+            // An odd one, so that every start is met.
+            put(
+                &memory,
+                index,
+                &SendWork::new(SendOpcode::Send, &[]).encode(),
+            );
+            index += 1;
+            memory.put(RECORD, &index);
+            queue.refresh(&memory).unwrap();
+            queue.advance(index);
+            queue.retire(index);
+        }
+    }
+
+    #[test]
+    fn the_parts_of_a_work_request_are_found() {
+        let request = fetch(
+            &SendWork::new(SendOpcode::WriteImmediate, &[sge(10), sge(20)])
+                .remote(0xabcd, 0x77)
+                .immediate(5)
+                .flags(SEND_SOLICITED)
+                .encode(),
+        )
+        .unwrap();
+        assert_eq!(request.length, 30);
+        assert_eq!(request.sges(), [sge(10), sge(20)]);
+        assert_eq!(request.immediate, 5);
+        assert!(!request.signaled());
+        assert_eq!(request.inline(), None);
+        assert!(
+            matches!(request.body, SendBody::Remote(part) if part.address == 0xabcd && part.rkey == 0x77)
+        );
+    }
+
+    #[test]
+    fn malformed_work_requests_are_refused_each_with_its_own_error() {
+        let send = SendWork::new(SendOpcode::Send, &[sge(1)]);
+        let read = SendWork::new(SendOpcode::Read, &[]).remote(0, 0);
+        let (opcode, flags, blocks, sges, length) = (0, 1, 2, 3, 8);
+        assert_eq!(fetch_changed(&send, opcode, 0), QueueError::Opcode);
+        assert_eq!(fetch_changed(&send, opcode, 200), QueueError::Opcode);
+        assert_eq!(fetch_changed(&send, flags, 0x10), QueueError::Flags);
+        assert_eq!(fetch_changed(&send, blocks, 0), QueueError::Blocks);
+        assert_eq!(fetch_changed(&send, blocks, 2), QueueError::Blocks);
+        assert_eq!(fetch_changed(&send, blocks, 255), QueueError::Blocks);
+        // Entries beyond the blocks, and beyond any limit.
+        assert_eq!(fetch_changed(&send, sges, 3), QueueError::Blocks);
+        assert_eq!(fetch_changed(&send, sges, 17), QueueError::SgeCount);
+        assert_eq!(fetch_changed(&send, flags, SEND_INLINE), QueueError::Inline);
+        let inline = SendWork::new(SendOpcode::Send, &[]).inline(&[1; 10]);
+        assert_eq!(fetch_changed(&inline, length, 33), QueueError::Blocks);
+        assert_eq!(fetch_changed(&inline, length + 1, 2), QueueError::Inline);
+        assert_eq!(fetch_changed(&read, flags, SEND_INLINE), QueueError::Inline);
+        let local = SendWork::new(SendOpcode::LocalInvalidate, &[sge(1)]);
+        assert_eq!(fetch(&local.encode()).unwrap_err(), QueueError::SgeCount);
+        let atomic = SendWork::new(SendOpcode::FetchAdd, &[sge(4)]);
+        assert_eq!(fetch(&atomic.encode()).unwrap_err(), QueueError::SgeCount);
+    }
+
+    #[test]
+    fn the_longest_message_is_2_gib() {
+        let send = |sges: &[Sge]| fetch(&SendWork::new(SendOpcode::Send, sges).encode());
+        assert_eq!(send(&[sge(MAX_MESSAGE)]).unwrap().length, MAX_MESSAGE);
+        for sges in [
+            &[sge(MAX_MESSAGE), sge(1)][..],
+            &[sge(u32::MAX)],
+            &[sge(u32::MAX), sge(2)],
+        ] {
+            assert_eq!(send(sges).unwrap_err(), QueueError::TooLong);
+        }
+    }
+
+    #[test]
+    fn a_producer_index_neither_overtakes_nor_goes_back() {
+        let memory = memory();
+        let mut queue = queue(&memory);
+        memory.put(RECORD, &8u32);
+        assert_eq!(queue.refresh(&memory), Ok(()));
+        for producer in [9, 7, u32::MAX] {
+            memory.put(RECORD, &producer);
+            assert_eq!(queue.refresh(&memory), Err(QueueError::Producer));
+        }
+        queue.retire(8);
+        memory.put(RECORD, &16u32);
+        assert_eq!(queue.refresh(&memory), Ok(()));
+    }
+
+    #[test]
+    fn sleeping_sees_a_post_that_came_just_before() {
+        let memory = memory();
+        let mut queue = queue(&memory);
+        assert_eq!(queue.sleep(&memory), Ok(false));
+        assert_eq!(memory.load_u32(RECORD + 64), Ok(1));
+        memory.put(RECORD, &1u32);
+        queue.wake(&memory).unwrap();
+        assert_eq!(memory.load_u32(RECORD + 64), Ok(0));
+        queue.advance(1);
+        memory.put(RECORD, &2u32);
+        assert_eq!(queue.sleep(&memory), Ok(true));
+    }
+
+    #[test]
+    fn receive_entries_are_checked() {
+        let memory = memory();
+        let att = Att::new(&Buffer::contiguous(0, 1024)).unwrap();
+        let placement = Placement {
+            ring_offset: 0,
+            log_entries: 2,
+            log_stride: 6,
+            record_offset: 512,
+        };
+        let mut queue = ReceiveQueue::new(&memory, &att, placement).unwrap();
+        let mut request = ReceiveRequest::default();
+        assert_eq!(queue.take(&memory, &mut request), Ok(false));
+        let put = |slot: u64, count: u32| {
+            memory.put(slot * 64, &count);
+            for n in 0..3 {
+                memory.put(slot * 64 + 16 + n * 16, &sge(u32::MAX));
+            }
+        };
+        put(0, 3);
+        put(1, 4);
+        put(2, u32::MAX);
+        put(3, 0);
+        memory.put(516, &4u32);
+        assert_eq!(queue.take(&memory, &mut request), Ok(true));
+        assert_eq!(request.sges().len(), 3);
+        assert_eq!(request.capacity, 3 * u64::from(u32::MAX));
+        for index in 1..3 {
+            assert_eq!(queue.take(&memory, &mut request), Err(QueueError::SgeCount));
+            assert_eq!(request.index, index);
+        }
+        assert_eq!(queue.take(&memory, &mut request), Ok(true));
+        assert_eq!(request.capacity, 0);
+        assert_eq!(queue.take(&memory, &mut request), Ok(false));
+        memory.put(516, &5u32);
+        assert_eq!(queue.take(&memory, &mut request), Err(QueueError::Producer));
+    }
+
+    #[test]
+    fn a_ring_without_memory_is_an_error() {
+        let short = TestMemory::new(512, 4096);
+        let queue = queue(&short);
+        let mut request = SendRequest::default();
+        assert_eq!(
+            queue.fetch(&short, 0, &mut request),
+            Err(QueueError::Memory(AttError::Memory(DmaError {
+                address: 0
+            })))
+        );
+    }
+}
