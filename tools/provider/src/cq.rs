@@ -348,6 +348,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut 
     let cq = unsafe { Cq::of(cq) };
     let queue_pairs = cq.queue_pairs();
     let mut state = cq.state.lock();
+    let before = state.consumer;
     let mut polled = 0;
     while polled < count {
         let Some(completion) = state.next(queue_pairs) else {
@@ -371,7 +372,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut 
         wc.dlid_path_bits = 0;
         polled += 1;
     }
-    if polled != 0 {
+    if state.consumer != before {
         state.publish();
     }
     polled

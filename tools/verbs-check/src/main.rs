@@ -1,3 +1,193 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Checks of verbs behaviour, run inside a guest
-fn main() {}
+//! Checks of an RDMA device through the verbs, between two machines or in loopback.
+
+mod agent;
+mod bench;
+mod checks;
+mod pattern;
+mod report;
+mod sys;
+mod verbs;
+
+use std::net::{TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::agent::Side;
+use crate::bench::Bench;
+use crate::report::{Outcome, Report};
+use crate::verbs::Options;
+
+const HELP: &str = "\
+Checks of an RDMA device through the verbs.
+
+verbs-check list                      names of the cases
+verbs-check serve [options]           the other end: serve until killed
+verbs-check run CASE|all [options]    run a case, or all
+verbs-check run stress [options]      traffic until killed, or for --seconds
+
+  --peer HOST      where `serve` runs
+  --loopback       both ends in this process, on one port
+  --port N         TCP port between the two (default 18600)
+  --device NAME    RDMA device (default: the first)
+  --gid-index N    GID (default: the first RoCEv2 one with an IPv4 address)
+  --mtu N          path MTU in bytes (default: the smaller active one)
+  --seconds N      how long `stress` runs
+
+A line for every check: `ok NAME`, `not ok NAME: why` or `skip NAME: why`; at the end
+`N passed, N failed`. The exit code is 0 if nothing failed.
+";
+
+#[derive(Default)]
+struct Arguments {
+    words: Vec<String>,
+    peer: Option<String>,
+    loopback: bool,
+    port: Option<u16>,
+    mtu: Option<u32>,
+    seconds: Option<u64>,
+    options: Options,
+}
+
+fn parse() -> Result<Arguments, String> {
+    let mut arguments = Arguments::default();
+    let mut given = std::env::args().skip(1);
+    while let Some(word) = given.next() {
+        let mut value = || given.next().ok_or(format!("{word} wants a value"));
+        fn number<T: std::str::FromStr>(word: &str, value: String) -> Result<T, String> {
+            value
+                .parse()
+                .map_err(|_| format!("{word}: {value} is not a number that fits"))
+        }
+        match word.as_str() {
+            "--peer" => arguments.peer = Some(value()?),
+            "--loopback" => arguments.loopback = true,
+            "--port" => arguments.port = Some(number(&word, value()?)?),
+            "--mtu" => arguments.mtu = Some(number(&word, value()?)?),
+            "--seconds" => arguments.seconds = Some(number(&word, value()?)?),
+            "--device" => arguments.options.device = Some(value()?),
+            "--gid-index" => arguments.options.gid_index = Some(number(&word, value()?)?),
+            "--help" | "-h" => arguments.words = vec!["help".into()],
+            option if option.starts_with('-') => return Err(format!("no such option: {option}")),
+            _ => arguments.words.push(word),
+        }
+    }
+    Ok(arguments)
+}
+
+fn main() -> ExitCode {
+    match parse().and_then(|arguments| dispatch(&arguments)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("verbs-check: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn dispatch(arguments: &Arguments) -> Result<bool, String> {
+    let words: Vec<&str> = arguments.words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["list"] => {
+            for case in checks::CASES {
+                println!("{}", case.name);
+            }
+            Ok(true)
+        }
+        ["serve"] => serve(arguments),
+        ["run", "stress"] => stress(arguments),
+        ["run", name] => run(arguments, name),
+        ["help"] => {
+            print!("{HELP}");
+            Ok(true)
+        }
+        _ => Err(format!("what shall be done?\n\n{HELP}")),
+    }
+}
+
+fn port(arguments: &Arguments) -> u16 {
+    arguments.port.unwrap_or(18_600)
+}
+
+/// Serves one commanding program after the other.
+fn serve(arguments: &Arguments) -> Result<bool, String> {
+    let port = port(arguments);
+    let listener =
+        TcpListener::bind(("0.0.0.0", port)).map_err(|error| format!("port {port}: {error}"))?;
+    println!("listening on port {port}");
+    loop {
+        let (stream, from) = listener.accept().map_err(|error| error.to_string())?;
+        if let Err(message) = agent::serve(stream, &arguments.options) {
+            eprintln!("verbs-check: serving {from}: {message}");
+        }
+        for complaint in report::complaints() {
+            eprintln!("verbs-check: serving {from}: {complaint}");
+        }
+    }
+}
+
+fn bench(arguments: &Arguments) -> Result<Bench, String> {
+    let here = Side::local(&arguments.options, "here")?;
+    let there = match (&arguments.peer, arguments.loopback) {
+        (None, true) => Side::local(&arguments.options, "there")?,
+        (Some(peer), false) => Side::remote(connect(peer, port(arguments))?, "there"),
+        _ => return Err("either --peer HOST or --loopback is needed".into()),
+    };
+    let mtu = match arguments.mtu {
+        None => None,
+        Some(bytes @ (256 | 512 | 1024 | 2048 | 4096)) => Some(bytes.ilog2() - 7),
+        Some(bytes) => return Err(format!("{bytes} is no MTU: 256, 512, 1024, 2048 or 4096")),
+    };
+    Bench::new(here, there, mtu)
+}
+
+/// Connects to the other end, which may be about to start.
+fn connect(peer: &str, port: u16) -> Result<TcpStream, String> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match TcpStream::connect((peer, port)) {
+            Ok(stream) => {
+                stream
+                    .set_nodelay(true)
+                    .map_err(|error| error.to_string())?;
+                // Longer than anything that is waited for at the other end.
+                stream
+                    .set_read_timeout(Some(2 * bench::PATIENCE))
+                    .map_err(|error| error.to_string())?;
+                return Ok(stream);
+            }
+            Err(error) if Instant::now() > deadline => {
+                return Err(format!("{peer} port {port}: {error}"));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn run(arguments: &Arguments, name: &str) -> Result<bool, String> {
+    let cases: Vec<_> = checks::CASES
+        .iter()
+        .filter(|case| name == "all" || case.name == name)
+        .collect();
+    if cases.is_empty() {
+        return Err(format!("no such case: {name}; see `verbs-check list`"));
+    }
+    let mut bench = bench(arguments)?;
+    let mut report = Report::default();
+    for case in cases {
+        (case.run)(&mut bench, &mut report);
+    }
+    Ok(report.finish())
+}
+
+fn stress(arguments: &Arguments) -> Result<bool, String> {
+    let mut bench = bench(arguments)?;
+    match checks::stress(&mut bench, arguments.seconds.map(Duration::from_secs)) {
+        Ok(messages) => {
+            println!("{messages} messages");
+            Ok(true)
+        }
+        Err(Outcome::Failed(reason) | Outcome::Skipped(reason)) => Err(reason),
+    }
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The cases, each a group of checks.
+
+mod data;
+mod errors;
+mod events;
+mod extended;
+mod many;
+mod region;
+mod stress;
+
+pub use stress::stress;
+
+use crate::bench::Bench;
+use crate::report::Report;
+
+/// A case.
+pub struct Case {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// Runs its checks.
+    pub run: fn(&mut Bench, &mut Report),
+}
+
+/// All cases that end by themselves.
+pub const CASES: &[Case] = &[
+    Case {
+        name: "data",
+        run: data::run,
+    },
+    Case {
+        name: "extended",
+        run: extended::run,
+    },
+    Case {
+        name: "events",
+        run: events::run,
+    },
+    Case {
+        name: "errors",
+        run: errors::run,
+    },
+    Case {
+        name: "region",
+        run: region::run,
+    },
+    Case {
+        name: "many",
+        run: many::run,
+    },
+];

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Completion events: one for each arming, none without, solicited or not.
+
+use crate::bench::{At, Bench, End, Message, Pair, PairOptions, PATIENCE, SHORT};
+use crate::expect;
+use crate::report::{Check, Report};
+use crate::sys::*;
+
+pub fn run(bench: &mut Bench, report: &mut Report) {
+    let result = next(bench);
+    report.enter("events: one event for each arming", result);
+    let _ = bench.reset();
+    let result = solicited(bench);
+    report.enter("events: solicited only for solicited messages", result);
+    let _ = bench.reset();
+    let result = solicited_error(bench);
+    report.enter("events: a failed completion counts as solicited", result);
+    let _ = bench.reset();
+    let vectors = bench.hello_there.vectors;
+    for vector in 0..vectors.min(8) {
+        let result = on_vector(bench, vector);
+        report.enter(&format!("events: on completion vector {vector}"), result);
+        let _ = bench.reset();
+    }
+    let result = beyond_vectors(bench);
+    report.enter("events: no vector beyond the last", result);
+    let _ = bench.reset();
+}
+
+fn options() -> PairOptions {
+    PairOptions {
+        events: true,
+        ..Default::default()
+    }
+}
+
+fn no_event(bench: &mut Bench, pair: &Pair) -> Check {
+    let event = bench
+        .there
+        .channel_event(pair.there.channel, SHORT)
+        .at("channel")?;
+    expect!(event, None, "an event that was not asked for");
+    Ok(())
+}
+
+fn event(bench: &mut Bench, pair: &Pair) -> Check {
+    let event = bench
+        .there
+        .channel_event(pair.there.channel, PATIENCE)
+        .at("channel")?;
+    expect!(event, Some(pair.there.recv_cq), "the queue of the event");
+    Ok(())
+}
+
+/// Sends a message with flags and leaves its completions to be taken.
+fn send(bench: &mut Bench, pair: &Pair, flags: u32) -> Check<(Message, u64)> {
+    let message = Message {
+        flags,
+        ..Message::simple(IBV_WR_SEND, 300)
+    };
+    let seed = bench.prepare(pair, &message)?;
+    bench.post(pair, &message, seed)?;
+    Ok((message, seed))
+}
+
+fn next(bench: &mut Bench) -> Check {
+    let pair = bench.pair(&options())?;
+    for _ in 0..5 {
+        bench.there.arm(pair.there.recv_cq, false).at("arm")?;
+        let (message, seed) = send(bench, &pair, 0)?;
+        event(bench, &pair)?;
+        bench.finish(&pair, &message, seed)?;
+        // Not armed again: silence.
+        let (message, seed) = send(bench, &pair, 0)?;
+        bench.finish(&pair, &message, seed)?;
+        no_event(bench, &pair)?;
+    }
+    Ok(())
+}
+
+fn solicited(bench: &mut Bench) -> Check {
+    let pair = bench.pair(&options())?;
+    for _ in 0..3 {
+        bench.there.arm(pair.there.recv_cq, true).at("arm")?;
+        let (message, seed) = send(bench, &pair, 0)?;
+        bench.finish(&pair, &message, seed)?;
+        no_event(bench, &pair)?;
+        let (message, seed) = send(bench, &pair, IBV_SEND_SOLICITED)?;
+        event(bench, &pair)?;
+        bench.finish(&pair, &message, seed)?;
+    }
+    Ok(())
+}
+
+fn solicited_error(bench: &mut Bench) -> Check {
+    let pair = bench.pair(&options())?;
+    bench.there.arm(pair.there.recv_cq, true).at("arm")?;
+    bench
+        .there
+        .post_recv(pair.there.qp.qp, 1, &[])
+        .at("ibv_post_recv")?;
+    bench
+        .there
+        .set_state(pair.there.qp.qp, IBV_QPS_ERR)
+        .at("to ERR")?;
+    event(bench, &pair)?;
+    bench.status(
+        End::There,
+        pair.there.recv_cq,
+        IBV_WC_WR_FLUSH_ERR,
+        "the receive",
+    )?;
+    Ok(())
+}
+
+fn on_vector(bench: &mut Bench, vector: u32) -> Check {
+    let here = bench.end(End::Here, &PairOptions::default())?;
+    let there = bench.end(
+        End::There,
+        &PairOptions {
+            vector,
+            ..options()
+        },
+    )?;
+    let pair = Pair { here, there };
+    bench.connect(&pair, &PairOptions::default())?;
+    for _ in 0..3 {
+        bench.there.arm(pair.there.recv_cq, false).at("arm")?;
+        let (message, seed) = send(bench, &pair, 0)?;
+        event(bench, &pair)?;
+        bench.finish(&pair, &message, seed)?;
+    }
+    Ok(())
+}
+
+fn beyond_vectors(bench: &mut Bench) -> Check {
+    let vectors = bench.hello_there.vectors;
+    let channel = bench.there.channel().at("channel")?;
+    match bench.there.cq(16, channel, vectors, false) {
+        Ok(_) => Err(format!("vector {vectors} of {vectors} was taken").into()),
+        Err(_) => Ok(()),
+    }
+}
