@@ -119,7 +119,7 @@ impl<'a> Frame<'a> {
                 network_header.get(8..24)?.try_into().ok()?,
                 network_header.get(24..40)?.try_into().ok()?,
                 network_header[7],
-                network_header[0] << 4 | network_header[1] >> 4,
+                (network_header[0] << 4) | (network_header[1] >> 4),
             )
         } else {
             if !header_checksum_ok(network_header) {

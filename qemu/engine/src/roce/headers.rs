@@ -69,7 +69,7 @@ impl Bth {
             opcode: bytes[0],
             solicited: flags & 0x80 != 0,
             migrated: flags & 0x40 != 0,
-            pad: flags >> 4 & 3,
+            pad: (flags >> 4) & 3,
             version: flags & 0xf,
             pkey: be16(bytes, 2)?,
             qpn: be32(bytes, 4)? & 0xff_ffff,
@@ -82,13 +82,13 @@ impl Bth {
     pub fn to_bytes(&self) -> [u8; BTH_LEN] {
         let mut bytes = [0; BTH_LEN];
         bytes[0] = self.opcode;
-        bytes[1] = (self.solicited as u8) << 7
-            | (self.migrated as u8) << 6
-            | (self.pad & 3) << 4
+        bytes[1] = ((self.solicited as u8) << 7)
+            | ((self.migrated as u8) << 6)
+            | ((self.pad & 3) << 4)
             | (self.version & 0xf);
         bytes[2..4].copy_from_slice(&self.pkey.to_be_bytes());
         bytes[4..8].copy_from_slice(&(self.qpn & 0xff_ffff).to_be_bytes());
-        let last = (self.ack_request as u32) << 31 | (self.psn & 0xff_ffff);
+        let last = ((self.ack_request as u32) << 31) | (self.psn & 0xff_ffff);
         bytes[8..12].copy_from_slice(&last.to_be_bytes());
         bytes
     }
@@ -204,7 +204,7 @@ impl Aeth {
 
     /// The header's bytes.
     pub fn to_bytes(&self) -> [u8; AETH_LEN] {
-        ((self.syndrome.number() as u32) << 24 | (self.msn & 0xff_ffff)).to_be_bytes()
+        (((self.syndrome.number() as u32) << 24) | (self.msn & 0xff_ffff)).to_be_bytes()
     }
 }
 

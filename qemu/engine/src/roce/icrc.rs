@@ -56,7 +56,7 @@ mod tests {
             crc ^= u32::from(byte);
             for _ in 0..8 {
                 crc = if crc & 1 != 0 {
-                    crc >> 1 ^ 0xedb8_8320
+                    (crc >> 1) ^ 0xedb8_8320
                 } else {
                     crc >> 1
                 };

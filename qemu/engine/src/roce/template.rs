@@ -108,7 +108,7 @@ impl Template {
         } else {
             put(&ETHERTYPE_IPV6.to_be_bytes());
             let first =
-                6 << 28 | u32::from(path.traffic_class) << 20 | (path.flow_label & 0xf_ffff);
+                (6 << 28) | (u32::from(path.traffic_class) << 20) | (path.flow_label & 0xf_ffff);
             put(&first.to_be_bytes());
             put(&[0, 0, PROTOCOL_UDP, hop_limit]);
             put(&path.source);

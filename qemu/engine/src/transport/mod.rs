@@ -49,7 +49,8 @@ pub struct Shared {
     /// The frame being made.
     frame: Vec<u8>,
     identification: u16,
-    /// Messages not in use.
+    /// Messages not in use. Boxed, as they are where they are in use: they are large and move.
+    #[allow(clippy::vec_box)]
     spare: Vec<Box<requester::Message>>,
 }
 
@@ -124,7 +125,7 @@ fn template(core: &Core, qp: &QueuePair) -> Option<Template> {
         0 => {
             let hash = qp.number.wrapping_mul(0x9e37_79b1)
                 ^ qp.attributes.destination_qpn.wrapping_mul(0x85eb_ca6b);
-            0xc000 | (hash >> 16) as u16 & 0x3fff
+            0xc000 | ((hash >> 16) as u16 & 0x3fff)
         }
         port => port,
     };
