@@ -2,10 +2,12 @@
 
 #include <linux/completion.h>
 #include <linux/cpumask.h>
+#include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
 #include <linux/interrupt.h>
 #include <linux/netdevice.h>
 #include <linux/rtnetlink.h>
+#include <linux/scatterlist.h>
 #include <linux/spinlock.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
@@ -328,26 +330,42 @@ int rust_helper_ib_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr)
 	return ib_post_recv(qp, wr, NULL);
 }
 
-int rust_helper_ib_poll_cq(struct ib_cq *cq, int num, struct ib_wc *wc)
+/* Software devices take kernel addresses for DMA addresses. */
+void *rust_helper_ib_dma_alloc_coherent(struct ib_device *dev, size_t size,
+					dma_addr_t *handle)
 {
-	return ib_poll_cq(cq, num, wc);
+	void *cpu;
+
+	if (!ib_uses_virt_dma(dev))
+		return dma_alloc_coherent(dev->dma_device, size, handle,
+					  GFP_KERNEL);
+	cpu = kzalloc(size, GFP_KERNEL);
+	*handle = (uintptr_t)cpu;
+	return cpu;
 }
 
-u64 rust_helper_ib_dma_map_single(struct ib_device *dev, void *addr,
-				  size_t size, int direction)
+void rust_helper_ib_dma_free_coherent(struct ib_device *dev, size_t size,
+				      void *cpu, dma_addr_t handle)
 {
-	return ib_dma_map_single(dev, addr, size, direction);
+	if (ib_uses_virt_dma(dev))
+		kfree(cpu);
+	else
+		dma_free_coherent(dev->dma_device, size, cpu, handle);
 }
 
-int rust_helper_ib_dma_mapping_error(struct ib_device *dev, u64 addr)
+/* Maps a region to memory that is mapped for DMA already. */
+int rust_helper_rdma_map_mr_dma(struct ib_mr *mr, dma_addr_t addr, u32 length)
 {
-	return ib_dma_mapping_error(dev, addr);
-}
+	struct scatterlist sg;
+	int ret;
 
-void rust_helper_ib_dma_unmap_single(struct ib_device *dev, u64 addr,
-				     size_t size, int direction)
-{
-	ib_dma_unmap_single(dev, addr, size, direction);
+	sg_init_table(&sg, 1);
+	sg_dma_address(&sg) = addr;
+	sg_dma_len(&sg) = length;
+	ret = ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE);
+	if (ret < 0)
+		return ret;
+	return ret == 1 ? 0 : -EINVAL;
 }
 
 void rust_helper_ib_update_fast_reg_key(struct ib_mr *mr, u8 key)

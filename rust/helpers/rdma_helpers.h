@@ -112,12 +112,11 @@ struct ib_qp *rust_helper_ib_create_qp(struct ib_pd *pd,
 void rust_helper_ib_destroy_qp(struct ib_qp *qp);
 int rust_helper_ib_post_send(struct ib_qp *qp, const struct ib_send_wr *wr);
 int rust_helper_ib_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr);
-int rust_helper_ib_poll_cq(struct ib_cq *cq, int num, struct ib_wc *wc);
-u64 rust_helper_ib_dma_map_single(struct ib_device *dev, void *addr,
-				  size_t size, int direction);
-int rust_helper_ib_dma_mapping_error(struct ib_device *dev, u64 addr);
-void rust_helper_ib_dma_unmap_single(struct ib_device *dev, u64 addr,
-				     size_t size, int direction);
+void *rust_helper_ib_dma_alloc_coherent(struct ib_device *dev, size_t size,
+					dma_addr_t *handle);
+void rust_helper_ib_dma_free_coherent(struct ib_device *dev, size_t size,
+				      void *cpu, dma_addr_t handle);
+int rust_helper_rdma_map_mr_dma(struct ib_mr *mr, dma_addr_t addr, u32 length);
 void rust_helper_ib_update_fast_reg_key(struct ib_mr *mr, u8 key);
 
 #endif /* RUST_RDMA_HELPERS_H */

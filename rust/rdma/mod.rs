@@ -24,9 +24,10 @@ mod object;
 mod ops;
 mod qp;
 mod srq;
-#[cfg(CONFIG_KUNIT)]
+#[cfg(all(CONFIG_KUNIT, not(rdma_no_tests)))]
 mod tests;
 mod udata;
+pub mod ulp;
 mod umem;
 mod user;
 mod work;

@@ -345,7 +345,7 @@ mod suite {
         send.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV;
         // SAFETY: All views of the union are plain data.
         unsafe { *send.ex.invalidate_rkey.as_mut() = 0x55 };
-        send.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as i32;
+        send.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         send.next = &mut write.wr;
         // SAFETY: The list is valid for as long as it is used here.
         let mut list = unsafe { SendList::<'_, Minimal>::new(&send, false) };
@@ -382,7 +382,7 @@ mod suite {
         // SAFETY: The list is valid for as long as it is used here.
         let wr = unsafe { SendList::<'_, Minimal>::new(&send, false) }.next();
         assert!(wr.ok_or(EINVAL)?.copy_inline(&mut [0; 8]).is_err());
-        send.send_flags = bindings::ib_send_flags_IB_SEND_INLINE as i32;
+        send.send_flags = bindings::ib_send_flags_IB_SEND_INLINE;
         // SAFETY: As above.
         let wr = unsafe { SendList::<'_, Minimal>::new(&send, false) }.next();
         let wr = wr.ok_or(EINVAL)?;
