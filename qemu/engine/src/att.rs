@@ -144,7 +144,12 @@ impl Att {
             }
         };
         let address = address.checked_add(within).ok_or(AttError::OutOfRange)?;
-        Ok((address, left.min(page_size - within)))
+        let contiguous = left.min(page_size - within);
+        // Callers add to the address; what a table says must not make that wrap around.
+        address
+            .checked_add(contiguous)
+            .ok_or(AttError::OutOfRange)?;
+        Ok((address, contiguous))
     }
 
     /// The address of a page, from the tables.
@@ -419,6 +424,7 @@ mod tests {
             Err(AttError::Memory(DmaError { address: table }))
         );
         let att = Att::new(&buffer(AttOrder::First, 0x1000, 2 * PAGE, 0)).unwrap();
+        assert_eq!(att.resolve(&memory, PAGE), Err(AttError::OutOfRange));
         assert!(att.read(&memory, PAGE, &mut [0; 16]).is_err());
         let att = Att::new(&buffer(AttOrder::Second, u64::MAX - 7, 1 << 30, 0)).unwrap();
         assert!(att.resolve(&memory, 1 << 29).is_err());

@@ -243,7 +243,7 @@ impl Core {
         // What is written to the old event queue can no longer hold it up; what waits there moves.
         queue.last_event = None;
         if std::mem::take(&mut queue.waiting) {
-            self.cq_event(command.cqn, host);
+            self.cq_post(command.cqn, host);
         }
         Ok(())
     }
@@ -360,11 +360,18 @@ impl Core {
     }
 
     fn cq_event(&mut self, cqn: u32, host: &mut dyn Host) {
+        if let Some(queue) = self.cqs.get_mut(cqn) {
+            queue.arming = Arming::None;
+            queue.timer.stop();
+            self.cq_post(cqn, host);
+        }
+    }
+
+    /// Writes the event of an arming that is fulfilled, or has it wait.
+    fn cq_post(&mut self, cqn: u32, host: &mut dyn Host) {
         let Some(queue) = self.cqs.get_mut(cqn) else {
             return;
         };
-        queue.arming = Arming::None;
-        queue.timer.stop();
         if queue.waiting {
             return;
         }
@@ -385,7 +392,7 @@ impl Core {
         let queue = self.cqs.get_mut(cqn);
         if let Some(queue) = queue.filter(|queue| queue.waiting && queue.eqn == eqn) {
             queue.waiting = false;
-            self.cq_event(cqn, host);
+            self.cq_post(cqn, host);
         }
     }
 
@@ -566,6 +573,23 @@ mod tests {
         assert!(sequences(&mut node).is_empty());
         assert!(node.event_codes(ferrite_abi::EQ_CONTROL).is_empty());
         assert_eq!(node.host.raised, [2]);
+    }
+
+    #[test]
+    fn an_event_that_waited_does_not_use_up_a_later_arming() {
+        let mut node = Node::new(1);
+        node.arm_cq(1, 0, false);
+        complete(&mut node, 0, false).unwrap();
+        node.poll_cq(1).unwrap();
+        node.arm_cq(1, 1, false);
+        complete(&mut node, 1, false).unwrap();
+        node.poll_cq(1).unwrap();
+        node.arm_cq(1, 2, false);
+        assert_eq!(sequences(&mut node), [0]);
+        node.ring_eq(EQ, true);
+        assert_eq!(sequences(&mut node).len(), 1);
+        complete(&mut node, 2, false).unwrap();
+        assert_eq!(sequences(&mut node), [2]);
     }
 
     #[test]
