@@ -108,7 +108,7 @@ impl EventQueue {
             .ring
             .address_of(memory, self.slot_offset(self.write_index), size)
             .map_err(|_| FatalCode::HostMemory)?;
-        let valid = u64::from(entry.code) | u64::from(entry.id) << 32;
+        let valid = u64::from(entry.code) | (u64::from(entry.id) << 32);
         memory
             .write(address + 8, &entry.as_bytes()[8..])
             .and_then(|()| memory.store_u64(address, valid))

@@ -179,7 +179,7 @@ impl Engine {
         let high = self.register(aligned | 4);
         let both = match aligned {
             REG_FEATURES | REG_MAC => low,
-            _ => (low & 0xffff_ffff) | high << 32,
+            _ => (low & 0xffff_ffff) | (high << 32),
         };
         let value = both >> ((offset & 7) * 8);
         match size {
@@ -194,7 +194,7 @@ impl Engine {
     fn register(&self, offset: usize) -> u64 {
         match offset {
             REG_MAGIC => u64::from(MAGIC),
-            REG_ABI_VERSION => u64::from(ABI_MAJOR) << 16 | u64::from(ABI_MINOR),
+            REG_ABI_VERSION => (u64::from(ABI_MAJOR) << 16) | u64::from(ABI_MINOR),
             REG_STATUS => u64::from(self.core.status().0),
             REG_FEATURES => self.core.config.features & FEATURES,
             REG_MAC => {
@@ -233,7 +233,7 @@ impl Engine {
         let half = |old: u64, high: bool| match (size, high) {
             (8, false) => value,
             (4, false) => (old & !0xffff_ffff) | (value & 0xffff_ffff),
-            (4, true) => (old & 0xffff_ffff) | value << 32,
+            (4, true) => (old & 0xffff_ffff) | (value << 32),
             _ => old,
         };
         match offset {
