@@ -6,7 +6,7 @@
 mod wire;
 
 use ferrite_abi::*;
-use ferrite_engine::testing::{Region, SendWork};
+use ferrite_engine::testing::{Node, Region, SendWork};
 use proptest::prelude::*;
 use wire::*;
 
@@ -118,6 +118,7 @@ const STEPS: usize = 12;
 
 /// Everything a program needs at one end.
 struct End {
+    qpn: u32,
     /// Sources of sends and writes; sinks of reads and atomics.
     local: Region,
     /// Where the peer's sends arrive.
@@ -138,11 +139,9 @@ struct Expected {
 
 /// Posts a program from one end to the other and says what is to become of it.
 fn post(
-    from: &mut ferrite_engine::testing::Node,
-    from_qpn: u32,
+    from: &mut Node,
     from_end: &End,
-    to: &mut ferrite_engine::testing::Node,
-    to_qpn: u32,
+    to: &mut Node,
     to_end: &End,
     steps: &[Step],
     seed: u64,
@@ -159,7 +158,7 @@ fn post(
             Step::Send { length, immediate } => {
                 let data = data(length);
                 from.fill(&from_end.local, at, &data);
-                to.post_recv(to_qpn, &[to_end.inbox.sge(at, length + 5)]);
+                to.post_recv(to_end.qpn, &[to_end.inbox.sge(at, length + 5)]);
                 let opcode = if immediate {
                     SendOpcode::SendImmediate
                 } else {
@@ -172,7 +171,7 @@ fn post(
                 ));
                 expected.data.push((false, false, at, data));
                 from.post_send(
-                    from_qpn,
+                    from_end.qpn,
                     &SendWork::new(opcode, &[from_end.local.sge(at, length)])
                         .immediate(immediate_data),
                 )
@@ -181,7 +180,7 @@ fn post(
                 let data = data(length);
                 from.fill(&from_end.local, at, &data);
                 let opcode = if immediate {
-                    to.post_recv(to_qpn, &[]);
+                    to.post_recv(to_end.qpn, &[]);
                     expected.received.push((
                         CompletionOpcode::ReceiveWrite.number(),
                         length,
@@ -193,7 +192,7 @@ fn post(
                 };
                 expected.data.push((false, true, at, data));
                 from.post_send(
-                    from_qpn,
+                    from_end.qpn,
                     &SendWork::new(opcode, &[from_end.local.sge(at, length)])
                         .remote(remote + at, to_end.exposed.tag)
                         .immediate(immediate_data),
@@ -204,7 +203,7 @@ fn post(
                 to.fill(&to_end.exposed, at, &data);
                 expected.data.push((true, false, at, data));
                 from.post_send(
-                    from_qpn,
+                    from_end.qpn,
                     &SendWork::new(SendOpcode::Read, &[from_end.local.sge(at, length)])
                         .remote(remote + at, to_end.exposed.tag),
                 )
@@ -231,7 +230,7 @@ fn post(
                     compare,
                 };
                 from.post_send(
-                    from_qpn,
+                    from_end.qpn,
                     &SendWork::new(opcode, &[from_end.local.sge(at, 8)]).part(&part),
                 )
             }
@@ -244,9 +243,9 @@ fn post(
 
 /// Looks whether it has.
 fn verify(
-    from: &ferrite_engine::testing::Node,
+    from: &Node,
     from_end: &End,
-    to: &ferrite_engine::testing::Node,
+    to: &Node,
     to_end: &End,
     expected: &Expected,
     sent: &[CompletionEntry],
@@ -287,9 +286,10 @@ fn verify(
     assert_eq!(counter, expected.counter.to_le_bytes());
 }
 
-fn end(node: &mut ferrite_engine::testing::Node) -> End {
+fn end(node: &mut Node, qpn: u32) -> End {
     let size = STEPS as u64 * SLOT + 64;
     End {
+        qpn,
         local: node.register(0x1001, PD, ALL, size),
         inbox: node.register(0x2001, PD, ALL, size),
         exposed: node.register(0x3001, PD, ALL, size),
@@ -299,28 +299,10 @@ fn end(node: &mut ferrite_engine::testing::Node) -> End {
 /// Runs programs both ways over a bad wire and looks at everything.
 fn run_programs(a_steps: &[Step], b_steps: &[Step], setup: Setup, faults: Faults, seed: u64) {
     let mut pair = Pair::new(setup);
-    let a_end = end(&mut pair.a);
-    let b_end = end(&mut pair.b);
-    let a_expected = post(
-        &mut pair.a,
-        QPN_A,
-        &a_end,
-        &mut pair.b,
-        QPN_B,
-        &b_end,
-        a_steps,
-        seed,
-    );
-    let b_expected = post(
-        &mut pair.b,
-        QPN_B,
-        &b_end,
-        &mut pair.a,
-        QPN_A,
-        &a_end,
-        b_steps,
-        !seed,
-    );
+    let a_end = end(&mut pair.a, QPN_A);
+    let b_end = end(&mut pair.b, QPN_B);
+    let a_expected = post(&mut pair.a, &a_end, &mut pair.b, &b_end, a_steps, seed);
+    let b_expected = post(&mut pair.b, &b_end, &mut pair.a, &a_end, b_steps, !seed);
     let mut wire = BadWire::new(seed, faults);
     pair.run_with(|way, frame| wire.fate(way, frame));
     let split = |entries: Vec<CompletionEntry>| -> (Vec<_>, Vec<_>) {

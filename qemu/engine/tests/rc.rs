@@ -592,3 +592,53 @@ fn posts_while_the_device_is_at_work_need_no_doorbell() {
     pair.exchange();
     assert_eq!(pair.completions_a().len(), 1);
 }
+
+#[test]
+fn ipv6_and_vlan_tags_are_used_where_the_address_has_them() {
+    use ferrite_engine::roce::Frame;
+    for (ipv6, vlan) in [(true, None), (false, Some(5)), (true, Some(4094))] {
+        let setup = Setup::default();
+        let mut pair = Pair::unconnected(setup);
+        for (n, node) in [(1, &mut pair.a), (2, &mut pair.b)] {
+            if ipv6 {
+                node.gid = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, n];
+            }
+            node.execute(&SetGid {
+                gid: node.gid,
+                index: 0,
+                vlan: vlan.unwrap_or(VLAN_NONE),
+                mac: node.mac,
+                reserved: [0; 3],
+            });
+        }
+        let (to_b, to_a) = (pair.peer_of_a(setup), pair.peer_of_b(setup));
+        pair.a.connect(QPN_A, &to_b);
+        pair.b.connect(QPN_B, &to_a);
+        let from = pair.a.register(0x101, PD, ALL, 8192);
+        let to = pair.b.register(0x201, PD, ALL, 8192);
+        pair.a.fill(&from, 0, &pattern(1, 5000));
+        pair.b.post_recv(QPN_B, &[to.sge(0, 5000)]);
+        pair.a.post_send(QPN_A, &send(&from, 5000));
+        pair.exchange_with(|_, frame| {
+            let parsed = Frame::parse(&frame).unwrap();
+            assert_eq!((parsed.ipv6, parsed.vlan), (ipv6, vlan));
+            vec![frame]
+        });
+        assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
+        assert_eq!(pair.b.contents(&to, 0, 5000), pattern(1, 5000));
+    }
+}
+
+#[test]
+fn a_burst_of_small_messages_is_acknowledged_together() {
+    let mut pair = Pair::new(Setup::default());
+    let from = pair.a.register(0x101, PD, ALL, 4096);
+    let to = pair.b.register(0x201, PD, ALL, 4096);
+    for _ in 0..32 {
+        let work = SendWork::new(SendOpcode::Write, &[from.sge(0, 8)]).remote(to.address, to.tag);
+        pair.a.post_send(QPN_A, &work);
+    }
+    pair.exchange();
+    assert_eq!(pair.completions_a().len(), 32);
+    assert_eq!(pair.b.engine.counters().tx_packets, 1);
+}

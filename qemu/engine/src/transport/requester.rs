@@ -663,6 +663,7 @@ fn acknowledge(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Hos
     let barrier = requester
         .messages
         .iter()
+        .take_while(|message| psn_diff(psn, message.first_psn) > 0)
         .find(|message| {
             message.is_answered() && message.packets > 0 && psn_diff(message.end_psn(), una) > 0
         })
