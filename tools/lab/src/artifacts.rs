@@ -34,6 +34,16 @@ pub fn build_programs() -> Result<()> {
     run(&mut cargo, &log)
 }
 
+/// Builds the fabric alone, for VMs without the device.
+pub fn build_fabric() -> Result<()> {
+    let log = log_path("cargo-build-fabric");
+    let _ = fs::remove_file(&log);
+    run(
+        cargo("build").args(["--release", "-p", "ferrite-fabric"]),
+        &log,
+    )
+}
+
 /// The folder the modules of a kernel are built in.
 pub fn module_dir(kernel: &Kernel) -> PathBuf {
     Path::new(OUT).join(format!("module-{}", kernel.flavour.name()))

@@ -14,7 +14,7 @@ use anyhow::{bail, Context, Result};
 use crate::artifacts::program;
 use crate::kernel::Kernel;
 use crate::process::{Daemon, FileLock};
-use crate::vm::{mac, wait_for_socket, Config, Net, Vm};
+use crate::vm::{mac, wait_for_socket, Config, Vm};
 use crate::{guest, payload, OUT};
 
 /// How long guests may take to boot.
@@ -80,7 +80,7 @@ pub struct Options {
     pub cpus: usize,
     /// Memory of each, in MiB.
     pub memory_mib: usize,
-    /// Whether they have the RDMA device, and a fabric between; else two plain VMs on a wire.
+    /// Whether they have the RDMA device; plain VMs hang on the fabric directly.
     pub device: bool,
     /// Further arguments of each device process.
     pub device_args: Vec<String>,
@@ -138,19 +138,12 @@ impl Cluster {
             fabric: None,
             dir: dir.clone(),
         };
-        if options.device {
-            cluster.start_fabric(options)?;
-        } else if options.vms > 2 {
-            bail!("plain VMs come in pairs");
-        }
+        cluster.start_fabric(options)?;
         for index in 1..=options.vms {
-            let wire = dir.join("wire");
             let (net, device) = if options.device {
                 cluster.start_device(index, options)?
-            } else if index == 1 {
-                (Net::Listen(wire), None)
             } else {
-                (Net::Connect(wire), None)
+                (dir.join("fabric"), None)
             };
             cluster.vms.push(Vm::start(&Config {
                 index,
@@ -197,7 +190,11 @@ impl Cluster {
         Ok(())
     }
 
-    fn start_device(&mut self, index: usize, options: &Options) -> Result<(Net, Option<PathBuf>)> {
+    fn start_device(
+        &mut self,
+        index: usize,
+        options: &Options,
+    ) -> Result<(PathBuf, Option<PathBuf>)> {
         let name = format!("device{index}");
         let vfio = self.dir.join(format!("{name}.vfio"));
         let net = self.dir.join(format!("{name}.net"));
@@ -213,7 +210,7 @@ impl Cluster {
         wait_for_socket(&vfio, &mut device)?;
         wait_for_socket(&net, &mut device)?;
         lock(&self.devices).push(device);
-        Ok((Net::Connect(net), Some(vfio)))
+        Ok((net, Some(vfio)))
     }
 
     fn counters_socket(&self, index: usize) -> PathBuf {

@@ -99,6 +99,7 @@ pub fn try_scripts(options: &TryOptions) -> Result<bool> {
     let kernel = kernel::get(options.flavour)?;
     crate::guest::image()?;
     let modules = if options.plain {
+        artifacts::build_fabric()?;
         Vec::new()
     } else if options.build {
         build(&kernel)?

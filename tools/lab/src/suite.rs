@@ -144,7 +144,10 @@ fn lint(options: &Options, report: &mut Report) -> Result<()> {
         if !options.wanted(name) {
             return;
         }
-        let log = log_path(&name.replace([' ', ':'], "-"));
+        let log = log_path(&format!(
+            "lint-{}",
+            name.replace(|c: char| !c.is_ascii_alphanumeric(), "-")
+        ));
         let _ = fs::remove_file(&log);
         report.test(name, || test(&log));
     };
@@ -239,7 +242,7 @@ fn abi(options: &Options, report: &mut Report) -> Result<()> {
     if options.wanted(name) {
         report.test(name, || {
             let committed = Path::new(PROJECT).join("include/uapi/rdma/ferrite-abi.h");
-            let generated = output(cargo("run").args(["-q", "-p", "ferrite-abi", "--example", "uapi_header"]))
+            let generated = output(cargo("run").args(["-q", "-p", "ferrite-abi", "--bin", "uapi-header"]))
                 .context("running the header generator")?;
             let committed = fs::read_to_string(&committed)
                 .context("include/uapi/rdma/ferrite-abi.h is not there")?;

@@ -22,15 +22,6 @@ use crate::step::{outside, tail};
 /// How long after the guest's own deadline the host waits before it calls the guest wedged.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// How a VM's network interface is wired.
-#[derive(Debug, Clone)]
-pub enum Net {
-    /// Connects to a listening unix socket.
-    Connect(PathBuf),
-    /// Listens on a unix socket.
-    Listen(PathBuf),
-}
-
 /// What a VM is made of.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -50,8 +41,8 @@ pub struct Config {
     pub memory_mib: usize,
     /// Further kernel parameters.
     pub kernel_args: String,
-    /// The network interface.
-    pub net: Net,
+    /// The socket that the network interface connects to.
+    pub net: PathBuf,
     /// The vfio-user socket of the RDMA device, if the VM has one.
     pub device: Option<PathBuf>,
 }
@@ -167,13 +158,9 @@ impl Vm {
         }
         qemu.arg("-qmp")
             .arg(format!("unix:{},server=on,wait=off", path("qmp").display()));
-        let (server, socket) = match &config.net {
-            Net::Connect(socket) => ("off", socket),
-            Net::Listen(socket) => ("on", socket),
-        };
         qemu.arg("-netdev").arg(format!(
-            "stream,id=net0,server={server},addr.type=unix,addr.path={}",
-            socket.display()
+            "stream,id=net0,server=off,addr.type=unix,addr.path={}",
+            config.net.display()
         ));
         qemu.arg("-device").arg(format!(
             "virtio-net-pci,netdev=net0,romfile=,host_mtu=9000,mac={}",

@@ -93,6 +93,18 @@ pub fn groups() -> Vec<Group> {
             tests: notification::FEW_VECTORS,
         },
         Group {
+            name: "reference",
+            flavour: Flavour::Test,
+            load_driver: false,
+            options: |o| Options {
+                cpus: 1,
+                device: false,
+                pcap: true,
+                ..o
+            },
+            tests: wire::REFERENCE,
+        },
+        Group {
             name: "wire",
             flavour: Flavour::Test,
             load_driver: true,

@@ -24,6 +24,12 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
+/// The lab checked against somebody else's RoCEv2: Linux's rxe on VMs without the device.
+pub const REFERENCE: &[VmTest] = &[VmTest::new(
+    "rxe's frames pass the same wire and the same checks",
+    reference,
+)];
+
 const ROCE_PORT: u16 = 4791;
 
 /// The frames of a pcap file.
@@ -107,6 +113,14 @@ fn invariant_crc(frame: &[u8]) -> Option<bool> {
     let body = masked[..end - 4].iter().copied();
     let crc = crc32(std::iter::repeat_n(0xff, 8).chain(body));
     Some(crc.to_le_bytes() == packet[end - 4..end])
+}
+
+fn reference(cluster: &Cluster) -> Result<()> {
+    for vm in &cluster.vms {
+        vm.sh("set -e; modprobe rdma_rxe; modprobe -q ib_uverbs || true; rdma link add rxe0 type rxe netdev eth0")?;
+        super::wait_active(vm)?;
+    }
+    capture(cluster)
 }
 
 fn capture(cluster: &Cluster) -> Result<()> {
