@@ -149,9 +149,9 @@ fn a_missing_right_is_refused() {
     let atomic = |address, rkey| AtomicPart {
         address,
         rkey,
-        reserved: 0,
         operand: 1,
         compare: 0,
+        ..AtomicPart::zeroed()
     };
     for (opcode, missing) in [
         (SendOpcode::Write, ACCESS_REMOTE_WRITE),
@@ -202,9 +202,9 @@ fn an_atomic_on_a_misaligned_address_is_invalid() {
     let part = AtomicPart {
         address: bench.b.address + 4,
         rkey: bench.b.tag,
-        reserved: 0,
         operand: 1,
         compare: 0,
+        ..AtomicPart::zeroed()
     };
     let work = SendWork::new(SendOpcode::FetchAdd, &[bench.a.sge(0, 8)]).part(&part);
     bench.fails_with(&work, CompletionStatus::RemoteInvalidRequest);

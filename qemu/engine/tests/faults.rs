@@ -225,9 +225,9 @@ fn post(
                 let part = AtomicPart {
                     address: remote + counter_at,
                     rkey: to_end.exposed.tag,
-                    reserved: 0,
                     operand,
                     compare,
+                    ..AtomicPart::zeroed()
                 };
                 from.post_send(
                     from_end.qpn,

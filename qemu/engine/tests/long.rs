@@ -24,7 +24,7 @@ fn register_repeated(node: &mut Node, tag: u32, address: u64, length: u64) -> u6
         tag,
         pd: PD,
         access: ALL,
-        replace: 0,
+        flags: 0,
         address,
         buffer: Buffer {
             root,
@@ -112,5 +112,45 @@ fn one_byte_more_than_the_longest_message_is_refused() {
             [CompletionStatus::LocalLength]
         );
         assert_eq!(pair.b.engine.counters().rx_packets, 0);
+    }
+}
+
+#[test]
+fn the_longest_message_in_the_smallest_packets_starts_again_after_loss() {
+    for opcode in [SendOpcode::Write, SendOpcode::Read] {
+        let setup = Setup {
+            log_mtu: 8,
+            ..Setup::default()
+        };
+        let mut pair = Pair::new(setup);
+        let length = u64::from(MAX_MESSAGE);
+        register_repeated(&mut pair.a, 0x101, 0, length);
+        register_repeated(&mut pair.b, 0x201, 0, length);
+        let work = SendWork::new(opcode, &[sge(0, length, 0x101)]).remote(0, 0x201);
+        pair.a.post_send(QPN_A, &work);
+        let mut first = Vec::new();
+        for _ in 0..3 {
+            pair.poll();
+            let frames = std::mem::take(&mut pair.a.host.sent);
+            first.push(frames.front().expect("sent again").len());
+            assert!(pair.pass_time());
+        }
+        assert_eq!(first, [first[0]; 3]);
+        // Now the wire is good for a while.
+        for _ in 0..10 {
+            pair.poll();
+            for frame in std::mem::take(&mut pair.a.host.sent) {
+                pair.b.receive(&frame);
+            }
+            pair.b.settle();
+            for frame in std::mem::take(&mut pair.b.host.sent) {
+                pair.a.receive(&frame);
+            }
+        }
+        assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::ReadyToSend);
+        let counters = pair.b.engine.counters();
+        let most = counters.rx_packets.max(counters.tx_packets);
+        assert!(most > 2000, "{most}");
+        assert_eq!(pair.completions_a(), []);
     }
 }

@@ -247,9 +247,9 @@ fn atomics_change_the_memory_and_return_what_it_held() {
         let part = AtomicPart {
             address: from.address + 8,
             rkey: from.tag,
-            reserved: 0,
             operand,
             compare,
+            ..AtomicPart::zeroed()
         };
         pair.a
             .post_send(QPN_A, &SendWork::new(opcode, &[to.sge(16, 8)]).part(&part));

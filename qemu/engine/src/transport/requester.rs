@@ -34,9 +34,9 @@ const WINDOW_BYTES: u32 = 512 << 10;
 /// Packets on their way, likewise.
 const WINDOW_PACKETS: u32 = 512;
 /// Work requests taken up before the oldest is complete.
-const MAX_MESSAGES: usize = 512;
+const MAX_MESSAGES: usize = 128;
 /// Unused messages kept for the next.
-const MAX_SPARE: usize = 1024;
+const MAX_SPARE: usize = 256;
 /// The `rnr_retry` that never gives up.
 const RNR_FOR_EVER: u8 = 7;
 
@@ -70,6 +70,14 @@ impl Message {
     /// The sequence number after its last.
     fn end_psn(&self) -> u32 {
         psn_add(self.first_psn, self.packets)
+    }
+
+    /// Whether it ends before `psn`, which is not far from one of its own.
+    ///
+    /// The longest message in the smallest packets spans half the circle of sequence numbers, too
+    /// much for [`psn_diff`] to tell before from after; but nothing is ever far beyond its end.
+    fn is_before(&self, psn: u32) -> bool {
+        psn.wrapping_sub(self.end_psn()) & 0xff_ffff < 1 << 22
     }
 
     fn is_read(&self) -> bool {
@@ -177,7 +185,7 @@ impl Requester {
                 if message.packets == 0 {
                     !message.done || message.failure.is_some()
                 } else {
-                    psn_diff(message.end_psn(), psn) > 0
+                    !message.is_before(psn)
                 }
             })
             .unwrap_or(self.messages.len());
@@ -549,7 +557,7 @@ fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
         let finished = if front.is_local() {
             front.done
         } else {
-            psn_diff(requester.una, front.end_psn()) >= 0
+            front.is_before(requester.una)
         };
         if !finished {
             return;
@@ -665,7 +673,7 @@ fn acknowledge(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Hos
         .iter()
         .take_while(|message| psn_diff(psn, message.first_psn) > 0)
         .find(|message| {
-            message.is_answered() && message.packets > 0 && psn_diff(message.end_psn(), una) > 0
+            message.is_answered() && message.packets > 0 && !message.is_before(una)
         })
         .map(|message| message.first_psn);
     let reached = match barrier {

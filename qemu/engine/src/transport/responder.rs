@@ -272,6 +272,9 @@ fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option
             responder
                 .answers
                 .retain(|answer| psn_diff(answer.psn(), psn) < 0);
+            if responder.answers.len() >= MAX_ANSWERS {
+                return None;
+            }
             responder.answers.push_back(Answer::Read {
                 psn,
                 span,
