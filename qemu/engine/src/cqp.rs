@@ -60,7 +60,10 @@ fn caps(core: &Core) -> DeviceCaps {
         guid: core.config.guid,
         doorbell_pages: DOORBELL_PAGES as u32,
         clock_khz: 1_000_000,
-        reserved1: [0; 22],
+        device_memory: 0,
+        max_xrcd: 0,
+        max_multicast: 0,
+        reserved1: [0; 20],
     }
 }
 
@@ -158,7 +161,9 @@ impl Engine {
             CommandOpcode::CreateSharedReceive
             | CommandOpcode::ModifySharedReceive
             | CommandOpcode::QuerySharedReceive
-            | CommandOpcode::DestroySharedReceive => Err(CommandStatus::Unsupported),
+            | CommandOpcode::DestroySharedReceive
+            | CommandOpcode::AttachMulticast
+            | CommandOpcode::DetachMulticast => Err(CommandStatus::Unsupported),
             CommandOpcode::QueryCounters => {
                 let mut bytes = [0; COUNTER_NAMES.len() * 8];
                 for (bytes, value) in bytes.chunks_exact_mut(8).zip(core.counters.named()) {

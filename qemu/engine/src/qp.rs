@@ -116,10 +116,12 @@ struct Transition {
 
 /// The verbs' table of transitions; `None` where there is none.
 fn transition(kind: QueuePairKind, from: State, to: State) -> Option<Transition> {
-    use QueuePairKind::{Datagram, Gsi, ReliableConnected, UnreliableConnected};
+    use QueuePairKind::{
+        Datagram, ExtendedInitiator, ExtendedTarget, Gsi, ReliableConnected, UnreliableConnected,
+    };
     let datagram = matches!(kind, Datagram | Gsi);
     let by_kind = |rc: u32, uc: u32, ud: u32| match kind {
-        ReliableConnected => rc,
+        ReliableConnected | ExtendedInitiator | ExtendedTarget => rc,
         UnreliableConnected => uc,
         Datagram | Gsi => ud,
     };

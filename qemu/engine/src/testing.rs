@@ -308,7 +308,7 @@ impl SendWork {
         let part = RemotePart {
             address,
             rkey,
-            reserved: 0,
+            srqn: 0,
         };
         self.part = part.as_bytes().to_vec();
         self
@@ -762,7 +762,7 @@ impl Node {
             tag,
             pd,
             access,
-            replace: 0,
+            flags: 0,
             address,
             buffer: Buffer {
                 root,
@@ -848,7 +848,7 @@ impl Node {
             sq_offset: 0,
             rq_offset: send_size as u32,
             record_offset: (send_size + receive_size) as u32,
-            reserved1: 0,
+            xrcd: 0,
         };
         let qp = DriverQp {
             send_ring: buffer,

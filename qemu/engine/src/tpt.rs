@@ -7,7 +7,7 @@ use crate::memory::HostMemory;
 use ferrite_abi::{
     AllocateTag, CommandStatus, RegisterPart, RegisterRegion, Tag, TagKind, ACCESS_ALL,
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
-    ACCESS_ZERO_BASED, TAG_ALL_MEMORY,
+    ACCESS_ZERO_BASED, REGION_DEVICE_MEMORY, REGION_REPLACE, TAG_ALL_MEMORY,
 };
 use std::fmt;
 
@@ -226,7 +226,10 @@ impl Tpt {
     /// Carries out `RegisterRegion`.
     pub(crate) fn register(&mut self, command: &RegisterRegion) -> Result<(), CommandStatus> {
         let tag = Tag(command.tag);
-        if command.access & !ACCESS_ALL != 0 {
+        if command.flags & REGION_DEVICE_MEMORY != 0 {
+            return Err(CommandStatus::Unsupported);
+        }
+        if command.access & !ACCESS_ALL != 0 || command.flags & !REGION_REPLACE != 0 {
             return Err(CommandStatus::BadParameter);
         }
         let att = Att::new(&command.buffer).map_err(att_status)?;
@@ -236,7 +239,7 @@ impl Tpt {
         self.generation += 1;
         let generation = self.generation;
         let slot = self.slot(tag)?;
-        match (slot.is_some(), command.replace != 0) {
+        match (slot.is_some(), command.flags & REGION_REPLACE != 0) {
             (true, false) => return Err(CommandStatus::Exists),
             (false, true) => return Err(CommandStatus::NotFound),
             _ => {}
@@ -530,7 +533,7 @@ mod tests {
             tag: tag.0,
             pd: PD,
             access,
-            replace: 0,
+            flags: 0,
             address: ADDRESS,
             buffer: Buffer::contiguous(0x1_0000, LENGTH),
         }
@@ -715,7 +718,7 @@ mod tests {
         );
         // The same tag, other rights and memory.
         tpt.register(&RegisterRegion {
-            replace: 1,
+            flags: REGION_REPLACE,
             ..command(TAG, 0)
         })
         .unwrap();
@@ -724,7 +727,7 @@ mod tests {
             Err(TptError::NotValid)
         );
         tpt.register(&RegisterRegion {
-            replace: 1,
+            flags: REGION_REPLACE,
             ..command(Tag::new(3, 10), 0)
         })
         .unwrap();
@@ -759,7 +762,13 @@ mod tests {
             );
         }
         assert_eq!(
-            register(&mut tpt, RegisterRegion { replace: 1, ..good }),
+            register(
+                &mut tpt,
+                RegisterRegion {
+                    flags: REGION_REPLACE,
+                    ..good
+                }
+            ),
             Err(CommandStatus::NotFound)
         );
         assert_eq!(
