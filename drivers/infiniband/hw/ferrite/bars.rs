@@ -169,7 +169,8 @@ impl Doorbells {
         let length = pdev.resource_len(abi::BAR_DOORBELLS)?;
         Ok(Self {
             base: pdev.resource_start(abi::BAR_DOORBELLS)?,
-            pages: (length / abi::DOORBELL_PAGE_SIZE as u64) as u32,
+            // What follows the pages is no doorbell.
+            pages: (length / abi::DOORBELL_PAGE_SIZE as u64).min(abi::DOORBELL_PAGES as u64) as u32,
             bar: bar.into_devres()?,
         })
     }

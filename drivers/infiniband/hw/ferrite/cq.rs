@@ -22,7 +22,10 @@ use crate::{
     dma_types::Block,
     hardware::DeviceObject,
     kernel_ext::{
-        barrier::dma_rmb,
+        barrier::{
+            dma_rmb,
+            mb, //
+        },
         errno,
         spinlock::{
             new_irq_spinlock,
@@ -378,6 +381,8 @@ impl FerriteCq {
         if polling.reader.consumer != before {
             let record = 1usize << cq.log_entries;
             let consumer = polling.reader.consumer;
+            // The device may overwrite the entries from now on: they have been read.
+            mb();
             kernel::dma_write!(queue.ring, [try: record].words[try: 0], consumer);
         }
         if cq.device().hw.is_dead() {
