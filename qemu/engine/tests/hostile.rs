@@ -1,0 +1,874 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! A guest and a wire that say whatever they like, by seed: nothing they do may stop the process,
+//! keep it busy for ever, make it hold memory without bound, or disturb a peer's other
+//! connections.
+
+use ferrite_abi::*;
+use ferrite_engine::roce::icrc;
+use ferrite_engine::testing::{Node, Peer, QpOptions, SendWork, MEMORY_BASE, MEMORY_SIZE};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes allocated now and at most, to see what a guest can make the process hold.
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator with the arguments it came with; only
+// counters are kept beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`, which is that of the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the pointer came from `alloc` above, and so from the system's allocator, with
+        // this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// More than two machines of a test and their queues ever need.
+const MOST_MEMORY: usize = 160 << 20;
+/// Commands in the ring.
+const CONTROL_LOG_ENTRIES: u8 = 6;
+/// Frames of one step beyond which the device works without end.
+const MOST_FRAMES: usize = 20_000;
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        // Xorshift; the seed is never zero.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+
+    /// A number at an edge, or any.
+    fn nasty(&mut self) -> u64 {
+        match self.below(8) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => self.below(64),
+            3 => 1 << self.below(64),
+            4 => (1u64 << self.below(64)).wrapping_sub(1),
+            5 => MEMORY_BASE + self.below(MEMORY_SIZE as u64 + 4096),
+            _ => self.next(),
+        }
+    }
+
+    /// A small number mostly.
+    fn number(&mut self) -> u32 {
+        if self.one_in(12) {
+            self.nasty() as u32
+        } else {
+            self.below(9) as u32
+        }
+    }
+
+    /// A logarithm that is possible mostly.
+    fn log(&mut self, likely: u8) -> u8 {
+        if self.one_in(8) {
+            self.nasty() as u8
+        } else {
+            likely
+        }
+    }
+
+    fn address(&mut self) -> u64 {
+        if self.one_in(12) {
+            self.nasty()
+        } else {
+            MEMORY_BASE + self.below(MEMORY_SIZE as u64 / 4096) * 4096
+        }
+    }
+
+    fn buffer(&mut self) -> Buffer {
+        let mut buffer = Buffer::contiguous(self.address(), 1 << self.below(17));
+        if self.one_in(3) {
+            buffer.order = self.below(4) as u8;
+        }
+        if self.one_in(16) {
+            buffer.length = self.nasty();
+        }
+        if self.one_in(16) {
+            buffer.first_byte = self.nasty() as u32;
+        }
+        if self.one_in(16) {
+            buffer.page_shift = self.nasty() as u8;
+        }
+        buffer
+    }
+}
+
+/// A machine whose driver has lost its mind.
+struct Hostile {
+    node: Node,
+    random: Random,
+    control: u64,
+    producer: u32,
+    /// Completions consumed of queues 1 to 3.
+    consumed: [u32; 3],
+    peer: Peer,
+}
+
+/// Where completion queue `cqn` of the first start lies: ring, then record.
+fn completion_queue(cqn: u32) -> u64 {
+    MEMORY_BASE + 0x30_0000 + u64::from(cqn) * 0x4000
+}
+
+/// Where queue pair `qpn` of the first start lies: send ring, receive ring, record.
+fn queue_pair_at(qpn: u32) -> u64 {
+    MEMORY_BASE + 0x40_0000 + u64::from(qpn % 16) * 0x4000
+}
+
+const CQ_LOG_ENTRIES: u8 = 6;
+const RECORD: u64 = 8192;
+
+impl Hostile {
+    fn new(seed: u64, peer: Peer) -> Self {
+        let mut hostile = Self {
+            node: Node::power_on(1),
+            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            control: 0,
+            producer: 0,
+            consumed: [0; 3],
+            peer,
+        };
+        hostile.control = hostile
+            .node
+            .allocate((size_of::<CommandEntry>() as u64) << CONTROL_LOG_ENTRIES);
+        hostile.boot();
+        hostile
+    }
+
+    fn boot(&mut self) {
+        let node = &mut self.node;
+        let eq0 = MEMORY_BASE + MEMORY_SIZE as u64 - 0x8000;
+        let boot = MEMORY_BASE + MEMORY_SIZE as u64 - 0x1000;
+        let block = BootBlock {
+            cqp_ring: self.control,
+            eq0_ring: eq0,
+            cqp_log_entries: CONTROL_LOG_ENTRIES,
+            eq0_log_entries: 8,
+            eq0_vector: 0,
+            reserved0: 0,
+            reserved1: [0; 5],
+        };
+        node.host.memory.put(boot, &block);
+        node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+        let features = node.read_register(REG_FEATURES, 8);
+        node.write_register(REG_DRIVER_VERSION, 4, u64::from(ABI_MAJOR) << 16);
+        node.write_register(REG_DRIVER_FEATURES, 8, features);
+        node.write_register(REG_BOOT, 8, boot);
+        node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
+        self.producer = 0;
+        for eqn in [EQ_ASYNC, EQ_FIRST_HANDLER] {
+            self.command(&CreateEventQueue {
+                eqn,
+                vector: eqn,
+                log_entries: 5,
+                reserved: [0; 3],
+                ring: Buffer::contiguous(MEMORY_BASE + 0x20_0000 + u64::from(eqn) * 4096, 1024),
+            });
+        }
+        let (gid, mac) = (self.node.gid, self.node.mac);
+        self.command(&SetGid {
+            gid,
+            index: 0,
+            vlan: VLAN_NONE,
+            mac,
+            reserved: [0; 3],
+        });
+        self.consumed = [0; 3];
+        for cqn in 1..4 {
+            self.zero(completion_queue(cqn), 8192);
+            self.command(&CreateCompletionQueue {
+                cqn,
+                eqn: EQ_FIRST_HANDLER,
+                log_entries: CQ_LOG_ENTRIES,
+                reserved0: 0,
+                doorbell_page: 1,
+                record_offset: 4096,
+                buffer: Buffer::contiguous(MEMORY_BASE + 0x30_0000 + u64::from(cqn) * 0x4000, 8192),
+                reserved1: 0,
+            });
+        }
+        for qpn in 2..6 {
+            let create = self.queue_pair(qpn);
+            self.command(&create);
+            // To the honest peer, and among themselves.
+            let to = if qpn == 2 { 0 } else { qpn };
+            self.connect(qpn, to);
+        }
+        for tag in 1..5 {
+            self.command(&RegisterRegion {
+                tag: tag << 8,
+                pd: 1,
+                access: ACCESS_ALL & !ACCESS_ZERO_BASED,
+                flags: 0,
+                address: 0,
+                buffer: Buffer::contiguous(MEMORY_BASE, MEMORY_SIZE as u64),
+            });
+        }
+    }
+
+    fn queue_pair(&mut self, qpn: u32) -> CreateQueuePair {
+        CreateQueuePair {
+            qpn,
+            pd: 1,
+            send_cqn: 1,
+            receive_cqn: 2,
+            kind: QueuePairKind::ReliableConnected.number(),
+            flags: self.random.below(16) as u8 & !QP_FLAG_SHARED_RECEIVE,
+            sq_log_blocks: 6,
+            rq_log_entries: 5,
+            rq_log_stride: 6,
+            reserved0: [0; 3],
+            srqn: 0,
+            doorbell_page: 1,
+            buffer: Buffer::contiguous(
+                MEMORY_BASE + 0x40_0000 + u64::from(qpn % 16) * 0x4000,
+                0x4000,
+            ),
+            sq_offset: 0,
+            rq_offset: 4096,
+            record_offset: RECORD as u32,
+            xrcd: 0,
+        }
+    }
+
+    fn zero(&mut self, address: u64, length: u64) {
+        for at in (0..length).step_by(8) {
+            self.node.host.memory.put(address + at, &0u64);
+        }
+    }
+
+    /// Takes completions off the queues, most of the time.
+    fn consume(&mut self) {
+        for cqn in 1..4 {
+            let at = completion_queue(cqn);
+            let consumed = &mut self.consumed[cqn as usize - 1];
+            for _ in 0..1 << CQ_LOG_ENTRIES {
+                let slot = u64::from(*consumed & ((1 << CQ_LOG_ENTRIES) - 1));
+                let entry: CompletionEntry = self.node.host.memory.get(at + slot * 64);
+                if entry.phase & 1 != phase_of(*consumed, CQ_LOG_ENTRIES) {
+                    break;
+                }
+                *consumed = consumed.wrapping_add(1);
+            }
+            self.node.host.memory.put(at + 4096, consumed);
+        }
+    }
+
+    /// Posts a command without waiting for anything.
+    fn command<P: Command>(&mut self, payload: &P) {
+        self.raw_command(P::OPCODE as u16, payload.as_bytes());
+    }
+
+    fn raw_command(&mut self, opcode: u16, payload: &[u8]) {
+        let mut entry = CommandEntry::zeroed();
+        entry.opcode = opcode;
+        entry.cookie = self.random.next() as u32;
+        entry.reply = self.random.address() & !63;
+        entry.payload[..payload.len()].copy_from_slice(payload);
+        let slot = u64::from(self.producer & ((1 << CONTROL_LOG_ENTRIES) - 1));
+        let at = self.control + slot * size_of::<CommandEntry>() as u64;
+        self.node.host.memory.put(at, &entry);
+        self.producer = self.producer.wrapping_add(1);
+        self.node
+            .doorbell(0, DOORBELL_CONTROL, u64::from(self.producer));
+        // Event queue 0 is served, or the device would stop for want of room.
+        let word = EventDoorbell {
+            eqn: EQ_CONTROL,
+            read_index: 1,
+            relative: true,
+            valid: true,
+            arm: true,
+        };
+        self.node.doorbell(0, DOORBELL_EVENT_QUEUE, word.encode());
+    }
+
+    /// Brings a queue pair to RTS; to the honest peer with `to` 0.
+    fn connect(&mut self, qpn: u32, to: u32) {
+        let mut modify = ModifyQueuePair::zeroed();
+        modify.qpn = qpn;
+        modify.access = ACCESS_REMOTE;
+        self.zero(queue_pair_at(qpn) + RECORD, 64);
+        modify.log_mtu = self.random.pick(&[8, 10, 12]);
+        modify.timeout = self.random.below(12) as u8;
+        modify.retry_count = self.random.below(8) as u8;
+        modify.rnr_retry = self.random.below(8) as u8;
+        modify.min_rnr_timer = self.random.below(32) as u8;
+        modify.max_read_in = 16;
+        modify.max_read_out = 16;
+        modify.path.vlan = VLAN_NONE;
+        if to == 0 {
+            modify.log_mtu = self.peer.log_mtu;
+            modify.path.mac = self.peer.mac;
+            modify.path.gid = self.peer.gid;
+            modify.destination_qpn = self.peer.qpn;
+            modify.send_psn = self.peer.send_psn;
+            modify.receive_psn = self.peer.receive_psn;
+        } else {
+            modify.path.mac = self.node.mac;
+            modify.path.gid = self.node.gid;
+            modify.destination_qpn = to;
+        }
+        for (state, mask) in [
+            (QueuePairStateCode::Reset, 0),
+            (QueuePairStateCode::Init, MODIFY_PKEY | MODIFY_ACCESS),
+            (
+                QueuePairStateCode::ReadyToReceive,
+                MODIFY_PATH
+                    | MODIFY_MTU
+                    | MODIFY_DESTINATION
+                    | MODIFY_RECEIVE_PSN
+                    | MODIFY_READ_IN
+                    | MODIFY_MIN_RNR_TIMER,
+            ),
+            (
+                QueuePairStateCode::ReadyToSend,
+                MODIFY_SEND_PSN
+                    | MODIFY_TIMEOUT
+                    | MODIFY_RETRY
+                    | MODIFY_RNR_RETRY
+                    | MODIFY_READ_OUT,
+            ),
+        ] {
+            modify.state = state.number();
+            modify.mask = MODIFY_STATE | mask;
+            let modify = modify;
+            self.command(&modify);
+        }
+    }
+
+    /// A command that is almost right, or not at all.
+    fn random_command(&mut self) {
+        let random = &mut self.random;
+        let number = random.number();
+        match random.below(12) {
+            0 => {
+                let command = CreateEventQueue {
+                    eqn: number as u16,
+                    vector: random.number() as u16,
+                    log_entries: random.log(5),
+                    reserved: [0; 3],
+                    ring: random.buffer(),
+                };
+                self.command(&command);
+            }
+            1 => {
+                let command = ModifyEventQueue {
+                    eqn: number as u16,
+                    vector: random.number() as u16,
+                    moderation_microseconds: random.nasty() as u16,
+                    moderation_count: random.nasty() as u16,
+                    reserved: 0,
+                };
+                self.command(&command);
+            }
+            2 => {
+                let command = CreateCompletionQueue {
+                    cqn: number,
+                    eqn: random.number() as u16,
+                    log_entries: random.log(4),
+                    reserved0: 0,
+                    doorbell_page: random.number(),
+                    record_offset: random.pick(&[1024, 4096, 64, u32::MAX]),
+                    buffer: random.buffer(),
+                    reserved1: 0,
+                };
+                self.command(&command);
+            }
+            3 => {
+                let command = ModifyCompletionQueue {
+                    cqn: number,
+                    eqn: random.number() as u16,
+                    moderation_count: random.nasty() as u16,
+                    moderation_microseconds: random.nasty() as u16,
+                    reserved: [0; 3],
+                };
+                self.command(&command);
+            }
+            4 => {
+                let command = ResizeCompletionQueue {
+                    cqn: number,
+                    log_entries: random.log(7),
+                    reserved: [0; 3],
+                    record_offset: random.pick(&[8192, 4096, 0, u32::MAX]),
+                    reserved1: 0,
+                    buffer: random.buffer(),
+                };
+                self.command(&command);
+            }
+            5 => {
+                let mut command = self.queue_pair(number);
+                let random = &mut self.random;
+                command.kind = random.log(2);
+                command.sq_log_blocks = random.log(4);
+                command.rq_log_entries = random.log(4);
+                command.rq_log_stride = random.log(6);
+                if random.one_in(4) {
+                    command.buffer = random.buffer();
+                    command.sq_offset = random.nasty() as u32;
+                    command.record_offset = random.nasty() as u32 & !63;
+                }
+                self.command(&command);
+            }
+            6 => {
+                let mut command = ModifyQueuePair::zeroed();
+                for byte in command.as_bytes_mut() {
+                    *byte = random.next() as u8;
+                }
+                command.qpn = number;
+                command.mask = random.nasty() as u32 | MODIFY_STATE;
+                command.state = random.below(8) as u8;
+                if random.one_in(2) {
+                    command.mask = MODIFY_STATE;
+                }
+                self.command(&command);
+            }
+            7 => {
+                let command = RegisterRegion {
+                    tag: (number << 8) | random.below(3) as u32,
+                    pd: random.below(3) as u32,
+                    access: random.below(64) as u32,
+                    flags: random.below(2) as u32,
+                    address: random.nasty(),
+                    buffer: random.buffer(),
+                };
+                self.command(&command);
+            }
+            8 => {
+                let command = AllocateTag {
+                    tag: number << 8,
+                    pd: 1,
+                    kind: random.below(5) as u8,
+                    reserved: [0; 3],
+                    max_pages: random.nasty() as u32,
+                };
+                self.command(&command);
+            }
+            9 => {
+                let to = random.number();
+                self.connect(number, to);
+            }
+            10 => {
+                let opcode = random.pick(&[
+                    CommandOpcode::DestroyEventQueue,
+                    CommandOpcode::DestroyCompletionQueue,
+                    CommandOpcode::DestroyQueuePair,
+                    CommandOpcode::QueryQueuePair,
+                    CommandOpcode::ReleaseTag,
+                    CommandOpcode::QueryDevice,
+                    CommandOpcode::QueryCounters,
+                ]);
+                if opcode == CommandOpcode::DestroyEventQueue && !random.one_in(20) {
+                    return;
+                }
+                let tag = opcode == CommandOpcode::ReleaseTag;
+                let number = if tag { number << 8 } else { number };
+                self.raw_command(opcode as u16, &number.to_le_bytes());
+            }
+            _ => {
+                let mut payload = [0; 112];
+                for byte in &mut payload {
+                    *byte = random.next() as u8;
+                }
+                let opcode = random.below(40) as u16;
+                self.raw_command(opcode, &payload);
+            }
+        }
+    }
+
+    /// A scatter/gather entry that is right mostly.
+    fn random_sge(random: &mut Random) -> Sge {
+        let right = !random.one_in(30);
+        Sge {
+            address: random.below(MEMORY_SIZE as u64 / 2),
+            length: if right {
+                random.pick(&[0, 1, 8, 100, 4096, 100_000])
+            } else {
+                random.nasty() as u32
+            },
+            lkey: if right {
+                (1 + random.below(4) as u32) << 8
+            } else {
+                random.number() << 8
+            },
+        }
+    }
+
+    /// Work requests that are right mostly, straight into the ring.
+    fn random_work(&mut self) {
+        let random = &mut self.random;
+        let qpn = 2 + random.below(4) as u32;
+        let base = queue_pair_at(qpn);
+        let mut producer: u32 = self.node.host.memory.get(base + RECORD);
+        for _ in 0..1 + random.below(6) {
+            let opcode = random.pick(&[1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 10, 11]);
+            let parsed = SendOpcode::from_number(opcode).expect("an opcode");
+            let atomic = matches!(parsed, SendOpcode::CompareSwap | SendOpcode::FetchAdd);
+            let local = opcode >= 9;
+            let count = match (atomic, local) {
+                (true, _) => 1,
+                (_, true) => 0,
+                _ => random.below(4) as usize,
+            };
+            let mut bytes = [0u8; 320];
+            let mut header = SendHeader {
+                opcode,
+                flags: random.below(8) as u8,
+                blocks: blocks_for(parsed, false, count * 16) as u8,
+                sge_count: count as u8,
+                immediate: (1 + random.below(4) as u32) << 8,
+                length: 0,
+                reserved: 0,
+            };
+            if random.one_in(8) && matches!(opcode, 1..=5) {
+                header.flags |= SEND_INLINE;
+                header.sge_count = 0;
+                header.length = random.below(257) as u32;
+                header.blocks = blocks_for(parsed, false, header.length as usize) as u8;
+            }
+            if random.one_in(40) {
+                match random.below(4) {
+                    0 => header.opcode = random.next() as u8,
+                    1 => header.flags = random.next() as u8,
+                    2 => header.blocks = random.next() as u8,
+                    _ => header.sge_count = random.next() as u8,
+                }
+            }
+            bytes[..16].copy_from_slice(header.as_bytes());
+            let remote = RemotePart {
+                address: random.below(MEMORY_SIZE as u64 / 2) & !7,
+                rkey: if random.one_in(30) {
+                    random.nasty() as u32
+                } else if qpn == 2 {
+                    0x900
+                } else {
+                    0x100
+                },
+                srqn: 0,
+            };
+            bytes[16..32].copy_from_slice(remote.as_bytes());
+            let part = opcode_part(parsed, false);
+            for sge in bytes[16 + part..].chunks_exact_mut(16) {
+                let mut entry = Self::random_sge(random);
+                if atomic {
+                    entry.length = 8;
+                }
+                sge.copy_from_slice(entry.as_bytes());
+            }
+            let blocks = u32::from(header.blocks.clamp(1, 5));
+            for n in 0..blocks {
+                let slot = u64::from(producer.wrapping_add(n) & 63);
+                let block = &bytes[n as usize * 64..][..64];
+                for (at, word) in block.chunks_exact(8).enumerate() {
+                    let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+                    let address = base + slot * 64 + at as u64 * 8;
+                    self.node.host.memory.put(address, &word);
+                }
+            }
+            producer = producer.wrapping_add(blocks);
+        }
+        if random.one_in(80) {
+            producer = random.nasty() as u32;
+        }
+        self.node.host.memory.put(base + RECORD, &producer);
+        self.node
+            .doorbell(1, DOORBELL_SEND, send_doorbell(qpn, producer));
+    }
+
+    /// Receives, likewise.
+    fn random_receives(&mut self) {
+        let random = &mut self.random;
+        let qpn = 2 + random.below(4) as u32;
+        let base = queue_pair_at(qpn);
+        let mut producer: u32 = self.node.host.memory.get(base + RECORD + 4);
+        for _ in 0..random.below(12) {
+            let at = base + 4096 + u64::from(producer & 31) * 64;
+            let header = ReceiveHeader {
+                sge_count: if random.one_in(40) {
+                    random.nasty() as u32
+                } else {
+                    random.below(4) as u32
+                },
+                reserved: [0; 3],
+            };
+            self.node.host.memory.put(at, &header);
+            for n in 0..3 {
+                let sge = Self::random_sge(random);
+                self.node.host.memory.put(at + 16 + n * 16, &sge);
+            }
+            producer = producer.wrapping_add(1);
+        }
+        self.node.host.memory.put(base + RECORD + 4, &producer);
+        self.node.doorbell(1, DOORBELL_RECEIVE, queue_doorbell(qpn));
+    }
+
+    fn random_doorbell(&mut self) {
+        let random = &mut self.random;
+        let page = random.pick(&[0, 1, 1, 2, 1023]);
+        let offset = random.pick(&[
+            DOORBELL_SEND,
+            DOORBELL_RECEIVE,
+            DOORBELL_COMPLETION,
+            DOORBELL_SHARED_RECEIVE,
+            DOORBELL_EVENT_QUEUE,
+        ]);
+        let word = match offset {
+            DOORBELL_COMPLETION => CompletionDoorbell {
+                cqn: random.number(),
+                consumer: random.nasty() as u32,
+                sequence: random.below(4) as u8,
+                solicited: random.one_in(2),
+            }
+            .encode(),
+            DOORBELL_EVENT_QUEUE => EventDoorbell {
+                eqn: random.number() as u16,
+                read_index: random.nasty() as u32,
+                relative: random.one_in(2),
+                valid: random.one_in(2),
+                arm: random.one_in(2),
+            }
+            .encode(),
+            _ => u64::from(random.number()) | (random.nasty() << 32),
+        };
+        self.node.doorbell(page, offset, word);
+    }
+
+    /// Writes to memory that the device is using, behind its back.
+    fn random_store(&mut self) {
+        let random = &mut self.random;
+        let area = random.pick(&[0x20_0000, 0x30_0000, 0x40_0000, 0]);
+        let address = MEMORY_BASE + area + random.below(0x1_8000) / 8 * 8;
+        let value = random.nasty();
+        self.node.host.memory.put(address, &value);
+    }
+
+    /// Looks after the device: rounds of work, and a new start when it has stopped.
+    fn rest(&mut self) {
+        for _ in 0..4 {
+            self.node.engine.poll(self.node.now, &mut self.node.host);
+        }
+        let step = if self.random.one_in(8) {
+            self.random.below(2_000_000_000)
+        } else {
+            self.random.below(100_000)
+        };
+        self.node.now += step;
+        self.node.engine.poll(self.node.now, &mut self.node.host);
+        assert!(
+            self.node.host.sent.len() < MOST_FRAMES,
+            "the device does not stop sending"
+        );
+        self.node.host.raised.clear();
+        if !self.random.one_in(20) {
+            self.consume();
+        }
+        if !self.node.engine.is_running() {
+            self.boot();
+        }
+    }
+}
+
+/// Changes a frame and makes its checksums right again.
+fn forge(random: &mut Random, frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    const BTH: usize = 14 + 20 + 8;
+    if random.one_in(4) {
+        frame.truncate(BTH + 16 + random.below(64) as usize);
+    }
+    if random.one_in(6) {
+        frame.resize(frame.len() + random.below(5000) as usize, 0x5a);
+    }
+    for _ in 0..random.below(4) {
+        match random.below(6) {
+            0 => frame[BTH] = random.below(32) as u8,
+            1 => frame[BTH + 1] = random.next() as u8 & 0xf0,
+            2 => frame[BTH + 7] = random.below(8) as u8,
+            // Sequence numbers near the old one, or anywhere.
+            3 => frame[BTH + 11] = frame[BTH + 11].wrapping_add(random.below(5) as u8),
+            4 => frame[BTH + 9 + random.below(3) as usize] = random.next() as u8,
+            _ => {
+                let at = BTH + random.below((frame.len() - BTH) as u64) as usize;
+                frame[at] = random.nasty() as u8;
+            }
+        }
+    }
+    let total = frame.len();
+    if total < BTH + 16 {
+        return frame;
+    }
+    let ip = (total - 14) as u16;
+    frame[16..18].copy_from_slice(&ip.to_be_bytes());
+    frame[24..26].fill(0);
+    let mut sum: u32 = frame[14..34]
+        .chunks_exact(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    frame[24..26].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    frame[38..40].copy_from_slice(&(ip - 20).to_be_bytes());
+    let crc = icrc(&frame[14..total - 4]).unwrap_or(0);
+    frame[total - 4..].copy_from_slice(&crc.to_le_bytes());
+    frame
+}
+
+/// The honest machine: one queue pair toward the hostile one, two of its own connected together.
+fn honest() -> Node {
+    let mut node = Node::new(2);
+    for qpn in [2, 3, 4] {
+        node.create_qp(QpOptions {
+            qpn,
+            ..QpOptions::default()
+        });
+    }
+    let three = node.as_peer(3);
+    let four = node.as_peer(4);
+    node.connect(3, &four);
+    node.connect(4, &three);
+    node
+}
+
+fn run(seed: u64, steps: usize) {
+    let mut b = honest();
+    let peer = Peer {
+        receive_psn: 100,
+        send_psn: 200,
+        ..b.as_peer(2)
+    };
+    let mut a = Hostile::new(seed, peer);
+    let toward_a = Peer {
+        qpn: 2,
+        mac: a.node.mac,
+        gid: a.node.gid,
+        send_psn: 100,
+        receive_psn: 200,
+        ..peer
+    };
+    b.connect(2, &toward_a);
+    let region = b.register(0x900, 1, ACCESS_LOCAL_WRITE | ACCESS_REMOTE, 64 << 10);
+    let mut kept: Vec<Vec<u8>> = Vec::new();
+    for step in 0..steps {
+        match a.random.below(24) {
+            0 | 1 => a.random_command(),
+            2..=8 => a.random_work(),
+            9..=11 => a.random_receives(),
+            12 => a.random_doorbell(),
+            13 => a.random_store(),
+            14 | 15 => {
+                let qpn = 3 + a.random.below(3) as u32;
+                a.connect(qpn, qpn);
+            }
+            16..=18 => {
+                if b.qp_state(2) == QueuePairStateCode::ReadyToSend {
+                    let length = a.random.below(9000) as u32;
+                    let opcode =
+                        a.random
+                            .pick(&[SendOpcode::Send, SendOpcode::Write, SendOpcode::Read]);
+                    let sges = [region.sge(0, length)];
+                    let mut work = SendWork::new(opcode, &sges);
+                    if opcode != SendOpcode::Send {
+                        work = work.remote(a.random.below(4096), 0x100);
+                    }
+                    b.post_recv(2, &[region.sge(0, 32 << 10)]);
+                    b.post_send(2, &work);
+                } else {
+                    // The honest driver takes what was flushed and starts over.
+                    b.set_state(2, QueuePairStateCode::Reset);
+                    b.connect(2, &toward_a);
+                    a.connect(2, 0);
+                }
+            }
+            19..=22 if !kept.is_empty() => {
+                let at = a.random.below(kept.len() as u64) as usize;
+                let frame = forge(&mut a.random, &kept[at]);
+                a.node.receive(&frame);
+                b.receive(&frame);
+            }
+            _ => {}
+        }
+        a.rest();
+        b.now = a.node.now;
+        for _ in 0..4 {
+            b.engine.poll(b.now, &mut b.host);
+        }
+        while let Some(frame) = a.node.host.sent.pop_front() {
+            if kept.len() < 64 || a.random.one_in(50) {
+                let at = a.random.below(64) as usize;
+                if at < kept.len() {
+                    kept[at] = frame.clone();
+                } else {
+                    kept.push(frame.clone());
+                }
+            }
+            b.receive(&frame);
+        }
+        while let Some(frame) = b.host.sent.pop_front() {
+            a.node.receive(&frame);
+        }
+        // The honest driver goes on serving its queues.
+        while b.poll_cq(1).is_some() {}
+        for eqn in [EQ_ASYNC, EQ_FIRST_HANDLER] {
+            b.events(eqn);
+            b.ring_eq(eqn, true);
+        }
+        b.host.raised.clear();
+        let held = HELD.load(Ordering::Relaxed);
+        assert!(held < MOST_MEMORY, "{held} bytes after step {step}");
+    }
+    // What the neighbour did was its own affair.
+    assert!(b.engine.is_running());
+    b.post_recv(4, &[region.sge(0, 4096)]);
+    b.post_send(3, &SendWork::new(SendOpcode::Send, &[region.sge(0, 4096)]));
+    b.settle();
+    let mut statuses = Vec::new();
+    while let Some(entry) = b.poll_cq(1) {
+        if entry.qpn != 2 {
+            statuses.push((entry.qpn, entry.status));
+        }
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [(3, 0), (4, 0)]);
+}
+
+#[test]
+fn a_hostile_guest_harms_nobody_else() {
+    let (seeds, steps) = match std::env::var("FERRITE_HOSTILE_SEEDS") {
+        Ok(seeds) => (seeds.parse().expect("a number of seeds"), 2000),
+        Err(_) => (24, 600),
+    };
+    for seed in 1..=seeds {
+        println!("seed {seed}");
+        run(seed, steps);
+    }
+    println!("{} bytes at most", PEAK.load(Ordering::Relaxed));
+}
