@@ -57,6 +57,10 @@ numbers! {
         DestroySharedReceive = 21,
         /// Fill [`COUNTER_NAMES`]`.len()` 64-bit counters at `reply`.
         QueryCounters = 22,
+        /// [`MulticastMember`]: add.
+        AttachMulticast = 23,
+        /// [`MulticastMember`]: remove.
+        DetachMulticast = 24,
     }
 
     /// How a command ended.
@@ -222,8 +226,8 @@ layout! {
         60 => rq_offset: u32,
         /// Offset of the record in `buffer`, 64-byte aligned.
         64 => record_offset: u32,
-        /// Zero.
-        68 => reserved1: u32,
+        /// XRC domain of an extended reliable connection's target; else zero.
+        68 => xrcd: u32,
     }
 
     /// Changes a queue pair: its state, its attributes, or both.
@@ -294,8 +298,8 @@ layout! {
         4 => pd: u32,
         /// See `ACCESS_*`.
         8 => access: u32,
-        /// Not zero: the tag exists and is changed (or moved) in place.
-        12 => replace: u32,
+        /// See `REGION_*`.
+        12 => flags: u32,
         /// Address of the first byte, as work requests and peers say it.
         16 => address: u64,
         /// Where the memory is.
@@ -341,8 +345,8 @@ layout! {
         8 => log_entries: u8,
         /// Base-2 logarithm of the bytes of an entry.
         9 => log_stride: u8,
-        /// Zero.
-        10 => reserved0: u16,
+        /// See `SRQ_FLAG_*`.
+        10 => flags: u16,
         /// Doorbell page.
         12 => doorbell_page: u32,
         /// Ring and [`super::SharedReceiveRecord`].
@@ -351,8 +355,10 @@ layout! {
         40 => ring_offset: u32,
         /// Offset of the record in `buffer`, 64-byte aligned.
         44 => record_offset: u32,
-        /// Zero.
-        48 => reserved1: u64,
+        /// XRC domain, with [`SRQ_FLAG_EXTENDED`].
+        48 => xrcd: u32,
+        /// Completion queue of what it receives, with [`SRQ_FLAG_EXTENDED`].
+        52 => cqn: u32,
     }
 
     /// Arms the limit of a shared receive queue.
@@ -371,6 +377,16 @@ layout! {
         4 => available: u32,
         /// Zero.
         8 => reserved: [u64; 7],
+    }
+
+    /// A datagram queue pair that receives what is sent to a multicast group.
+    pub struct MulticastMember: 24 {
+        /// The group.
+        0 => gid: [u8; 16],
+        /// The queue pair.
+        16 => qpn: u32,
+        /// Zero.
+        20 => reserved: u32,
     }
 
     /// What the device can do: reply of `QueryDevice`.
@@ -419,8 +435,14 @@ layout! {
         72 => doorbell_pages: u32,
         /// Ticks of the completion timestamp per millisecond.
         76 => clock_khz: u32,
+        /// Bytes of device memory.
+        80 => device_memory: u64,
+        /// XRC domains: numbers from 1 to one less than this.
+        88 => max_xrcd: u32,
+        /// Queue pairs attached to one multicast group at most, and groups; 0 for no multicast.
+        92 => max_multicast: u32,
         /// Zero.
-        80 => reserved1: [u64; 22],
+        96 => reserved1: [u64; 20],
     }
 }
 
@@ -435,6 +457,10 @@ numbers! {
         UnreliableConnected = 3,
         /// Unreliable datagrams.
         Datagram = 4,
+        /// Extended reliable connection, sending side.
+        ExtendedInitiator = 9,
+        /// Extended reliable connection, receiving side.
+        ExtendedTarget = 10,
     }
 
     /// States of a queue pair; numbers as in the verbs.
@@ -465,6 +491,15 @@ pub const QP_FLAG_REGISTER: u8 = 1 << 2;
 /// `CreateQueuePair::flags`: a failed registration drains the send queue instead of failing the
 /// queue pair.
 pub const QP_FLAG_REGISTER_DRAINS: u8 = 1 << 3;
+
+/// `RegisterRegion::flags`: the tag exists and is changed (or moved) in place.
+pub const REGION_REPLACE: u32 = 1 << 0;
+/// `RegisterRegion::flags`: the region is device memory; `buffer.root` is the offset in it, the
+/// order is direct.
+pub const REGION_DEVICE_MEMORY: u32 = 1 << 1;
+
+/// `CreateSharedReceive::flags`: for extended reliable connections of the domain `xrcd`.
+pub const SRQ_FLAG_EXTENDED: u16 = 1 << 0;
 
 /// `ModifyQueuePair::mask`: `state`.
 pub const MODIFY_STATE: u32 = 1 << 0;
@@ -513,6 +548,13 @@ pub const FEATURE_UNRELIABLE_CONNECTED: u64 = 1 << 4;
 pub const FEATURE_DATAGRAM: u64 = 1 << 5;
 /// Feature: `ResizeCompletionQueue`.
 pub const FEATURE_RESIZE_CQ: u64 = 1 << 6;
+
+/// Feature: extended reliable connections.
+pub const FEATURE_EXTENDED_CONNECTED: u64 = 1 << 7;
+/// Feature: device memory.
+pub const FEATURE_DEVICE_MEMORY: u64 = 1 << 8;
+/// Feature: multicast for datagrams.
+pub const FEATURE_MULTICAST: u64 = 1 << 9;
 
 /// Names of the counters that `QueryCounters` fills in, in order.
 pub const COUNTER_NAMES: [&str; 16] = [

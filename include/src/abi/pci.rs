@@ -24,8 +24,12 @@ pub const BAR_REGISTERS_SIZE: usize = 0x1000;
 pub const DOORBELL_PAGE_SIZE: usize = 0x1000;
 /// Doorbell pages of a function; page 0 is the kernel's, each user context gets one other.
 pub const DOORBELL_PAGES: usize = 1024;
-/// Size of the doorbell BAR in bytes.
-pub const BAR_DOORBELLS_SIZE: usize = DOORBELL_PAGE_SIZE * DOORBELL_PAGES;
+/// Size of the doorbell BAR in bytes: the pages, then device memory.
+pub const BAR_DOORBELLS_SIZE: usize = 2 * DOORBELL_PAGE_SIZE * DOORBELL_PAGES;
+/// Offset of device memory in the doorbell BAR; it can be read and written.
+pub const DEVICE_MEMORY_OFFSET: usize = BAR_DOORBELLS_SIZE / 2;
+/// Size of device memory in bytes.
+pub const DEVICE_MEMORY_SIZE: usize = 1 << 20;
 /// Size of the MSI-X BAR in bytes.
 pub const BAR_MSIX_SIZE: usize = 0x4000;
 /// Offset of the pending bits in the MSI-X BAR; the table is at its start.

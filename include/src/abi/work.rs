@@ -82,10 +82,12 @@ layout! {
         12 => reserved: u32,
     }
 
-    /// The part for sends on connected queue pairs: nothing.
+    /// The part for sends on connected queue pairs.
     pub struct SendPart: 16 {
+        /// Extended reliable connections: shared receive queue at the peer; else zero.
+        0 => srqn: u32,
         /// Zero.
-        0 => reserved: [u64; 2],
+        4 => reserved: [u32; 3],
     }
 
     /// The part for reads and writes.
@@ -94,8 +96,8 @@ layout! {
         0 => address: u64,
         /// Tag at the peer.
         8 => rkey: u32,
-        /// Zero.
-        12 => reserved: u32,
+        /// Extended reliable connections: shared receive queue at the peer; else zero.
+        12 => srqn: u32,
     }
 
     /// The part for atomic operations; one scatter/gather entry of eight bytes follows.
@@ -104,8 +106,8 @@ layout! {
         0 => address: u64,
         /// Tag at the peer.
         8 => rkey: u32,
-        /// Zero.
-        12 => reserved: u32,
+        /// Extended reliable connections: shared receive queue at the peer; else zero.
+        12 => srqn: u32,
         /// The value to add, or to store when the comparison holds.
         16 => operand: u64,
         /// The value to compare with.

@@ -93,7 +93,7 @@ impl Part {
             Part::Remote { address, rkey } => PartBytes::Remote(RemotePart {
                 address,
                 rkey,
-                reserved: 0,
+                srqn: 0,
             }),
             Part::Atomic(part) => PartBytes::Atomic(part),
         }
@@ -332,7 +332,7 @@ impl Qp {
                 Part::Atomic(AtomicPart {
                     address: atomic.remote_addr,
                     rkey: atomic.rkey,
-                    reserved: 0,
+                    srqn: 0,
                     operand: atomic.swap,
                     compare: atomic.compare_add,
                 }),
@@ -342,7 +342,7 @@ impl Qp {
                 Part::Atomic(AtomicPart {
                     address: atomic.remote_addr,
                     rkey: atomic.rkey,
-                    reserved: 0,
+                    srqn: 0,
                     operand: atomic.compare_add,
                     compare: 0,
                 }),

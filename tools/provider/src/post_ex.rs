@@ -247,7 +247,7 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
     let part = Part::Atomic(AtomicPart {
         address,
         rkey,
-        reserved: 0,
+        srqn: 0,
         operand: swap,
         compare,
     });
@@ -259,7 +259,7 @@ unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address:
     let part = Part::Atomic(AtomicPart {
         address,
         rkey,
-        reserved: 0,
+        srqn: 0,
         operand: add,
         compare: 0,
     });

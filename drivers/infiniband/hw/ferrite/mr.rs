@@ -172,7 +172,7 @@ impl FerriteMr {
                 tag,
                 pd: pd.number(),
                 access,
-                replace: 0,
+                flags: 0,
                 address: if access & abi::ACCESS_ZERO_BASED != 0 {
                     0
                 } else {

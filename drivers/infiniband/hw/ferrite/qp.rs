@@ -458,7 +458,7 @@ impl FerriteQp {
                 sq_offset: layout.sq_offset,
                 rq_offset: layout.rq_offset,
                 record_offset: layout.record_offset,
-                reserved1: 0,
+                xrcd: 0,
             },
             CommandOpcode::DestroyQueuePair,
             qpn,
@@ -784,7 +784,7 @@ fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, Wc
             let part = AtomicPart {
                 address: remote.addr,
                 rkey: remote.rkey,
-                reserved: 0,
+                srqn: 0,
                 operand: swap,
                 compare,
             };
@@ -797,7 +797,7 @@ fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, Wc
             let part = AtomicPart {
                 address: remote.addr,
                 rkey: remote.rkey,
-                reserved: 0,
+                srqn: 0,
                 operand: add,
                 compare: 0,
             };

@@ -64,7 +64,7 @@ impl SendWqe {
         let part = RemotePart {
             address,
             rkey,
-            reserved: 0,
+            srqn: 0,
         };
         Self::with_part(opcode, flags, immediate, &part)
     }
