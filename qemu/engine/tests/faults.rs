@@ -465,3 +465,117 @@ fn hostile(setup: Setup, frames: &[(u8, bool, u32, Vec<u8>)]) {
         pair.b.settle();
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: config().cases / 4, ..config() })]
+
+    #[test]
+    fn a_long_read_and_a_long_write_are_whole_though_frames_are_lost(
+        log_mtu in 8u8..=10,
+        length in 150_000u32..400_000,
+        drop in 0u64..3,
+        delay in 0u64..3,
+        seed: u64,
+    ) {
+        let mut pair = Pair::new(Setup { log_mtu, psn_a: seed as u32 & 0xff_ffff, ..Setup::default() });
+        let a = pair.a.register(0x101, PD, ALL, 400_000);
+        let b = pair.b.register(0x201, PD, ALL, 400_000);
+        let c = pair.b.register(0x301, PD, ALL, 400_000);
+        let data = pattern(seed, length as usize);
+        pair.b.fill(&b, 0, &data);
+        let read = SendWork::new(SendOpcode::Read, &[a.sge(0, length)]).remote(b.address, b.tag);
+        pair.a.post_send(QPN_A, &read);
+        let write = SendWork::new(SendOpcode::Write, &[a.sge(0, length)])
+            .remote(c.address, c.tag)
+            .flags(SEND_SIGNALED | SEND_FENCE);
+        pair.a.post_send(QPN_A, &write);
+        let mut wire = BadWire::new(seed, Faults { drop, duplicate: 1, corrupt: 0, delay });
+        pair.run_with(|way, frame| wire.fate(way, frame));
+        prop_assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success; 2]);
+        prop_assert!(pair.a.contents(&a, 0, length as usize) == data);
+        prop_assert!(pair.b.contents(&c, 0, length as usize) == data);
+    }
+
+    #[test]
+    fn local_operations_keep_their_place_though_frames_are_lost(drop in 0u64..10, seed: u64) {
+        let mut pair = Pair::new(Setup::default());
+        let data = pair.a.register(0x101, PD, ALL, 4096);
+        let to = pair.b.register(0x201, PD, ALL, 4096);
+        let page = pair.a.allocate(4096);
+        pair.a.execute(&AllocateTag {
+            tag: Tag::new(0x30, 0).0,
+            pd: PD,
+            kind: TagKind::Region.number(),
+            reserved: [0; 3],
+            max_pages: 1,
+        });
+        // Each round needs what the one before it left: the tag must be invalid before it can be
+        // registered again, and valid for as long as the write may have to be repeated.
+        let mut posted = Vec::new();
+        for round in 0..8u8 {
+            let tag = Tag::new(0x30, round).0;
+            let part = RegisterPart {
+                tag,
+                access: ALL,
+                address: 0,
+                buffer: Buffer::contiguous(page, 4096),
+                reserved: 0,
+            };
+            let register = SendWork::new(SendOpcode::Register, &[]).part(&part);
+            let sge = Sge { address: 0, length: 3000, lkey: tag };
+            let write = SendWork::new(SendOpcode::Write, &[sge]).remote(to.address, to.tag);
+            let other =
+                SendWork::new(SendOpcode::Read, &[data.sge(0, 2000)]).remote(to.address, to.tag);
+            let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag);
+            for work in [register, write, other, invalidate] {
+                posted.push(pair.a.post_send(QPN_A, &work));
+            }
+        }
+        let mut wire = BadWire::new(seed, Faults { drop, duplicate: 5, corrupt: 0, delay: 5 });
+        pair.run_with(|way, frame| wire.fate(way, frame));
+        let completions = pair.completions_a();
+        prop_assert!(completions.iter().all(|entry| entry.status == 0), "{completions:?}");
+        let indices: Vec<u32> = completions.iter().map(|entry| entry.index).collect();
+        prop_assert_eq!(indices, posted);
+    }
+
+    #[test]
+    fn a_receiver_that_is_often_not_ready_loses_nothing(
+        lengths in prop::collection::vec(0u32..5000, 1..20),
+        drop in 0u64..10,
+        duplicate in 0u64..10,
+        seed: u64,
+    ) {
+        let mut pair = Pair::new(Setup::default());
+        let from = pair.a.register(0x101, PD, ALL, 8192);
+        let to = pair.b.register(0x201, PD, ALL, 20 * 5000);
+        let data = pattern(seed, 8192);
+        pair.a.fill(&from, 0, &data);
+        for (n, &length) in lengths.iter().enumerate() {
+            pair.a.post_send(
+                QPN_A,
+                &SendWork::new(SendOpcode::Send, &[from.sge(n as u64, length)]),
+            );
+        }
+        let mut wire = BadWire::new(seed, Faults { drop, duplicate, corrupt: 0, delay: 3 });
+        let mut received = 0u64;
+        for round in 0..100_000 {
+            pair.exchange_with(|way, frame| wire.fate(way, frame));
+            if !pair.pass_time() {
+                break;
+            }
+            if round % 3 == 0 && received < lengths.len() as u64 {
+                pair.b.post_recv(QPN_B, &[to.sge(received * 5000, 5000)]);
+                received += 1;
+            }
+        }
+        let sent = statuses(&pair.completions_a());
+        prop_assert_eq!(sent, vec![CompletionStatus::Success; lengths.len()]);
+        let got: Vec<u32> = pair.completions_b().iter().map(|entry| entry.byte_count).collect();
+        prop_assert_eq!(&got, &lengths);
+        for (n, &length) in lengths.iter().enumerate() {
+            let bytes = pair.b.contents(&to, n as u64 * 5000, length as usize);
+            prop_assert!(bytes == data[n..n + length as usize]);
+        }
+    }
+}
