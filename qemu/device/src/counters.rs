@@ -4,6 +4,9 @@
 use ferrite_abi as abi;
 use serde::Serialize;
 
+/// Where the doorbell pages end in their BAR.
+const DOORBELLS_END: u64 = (abi::DOORBELL_PAGE_SIZE * abi::DOORBELL_PAGES) as u64;
+
 /// Register accesses by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct MmioCounters {
@@ -21,6 +24,8 @@ pub struct MmioCounters {
     pub eq_doorbell: Accesses,
     /// Control queue doorbells.
     pub cqp_doorbell: Accesses,
+    /// The part of BAR 2 behind the doorbell pages.
+    pub device_memory: Accesses,
     /// Everything else but configuration space.
     pub other: Accesses,
 }
@@ -39,6 +44,7 @@ impl MmioCounters {
     pub fn class(&mut self, bar: u32, offset: u64) -> &mut Accesses {
         match bar {
             abi::BAR_REGISTERS => &mut self.registers,
+            abi::BAR_DOORBELLS if offset >= DOORBELLS_END => &mut self.device_memory,
             abi::BAR_DOORBELLS => match offset as usize % abi::DOORBELL_PAGE_SIZE {
                 abi::DOORBELL_SEND => &mut self.sq_doorbell,
                 abi::DOORBELL_RECEIVE => &mut self.rq_doorbell,
@@ -102,6 +108,7 @@ mod tests {
         counters.class(2, 0x800).writes += 1;
         counters.class(2, 0x808).writes += 1;
         counters.class(2, 0x20).writes += 1;
+        counters.class(2, DOORBELLS_END).writes += 1;
         counters.class(0, 8).reads += 1;
         counters.class(4, 0).reads += 1;
         assert_eq!(counters.sq_doorbell.writes, 2);
@@ -116,5 +123,6 @@ mod tests {
             }
         );
         assert_eq!(counters.registers.reads, 1);
+        assert_eq!(counters.device_memory.writes, 1);
     }
 }

@@ -10,6 +10,7 @@ use ferrite_device::vfio_user::Connection;
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
 use std::os::unix::net::UnixStream;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -59,10 +60,13 @@ struct Options {
     /// MSI-X vectors
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_VECTORS as i64))]
     vectors: u16,
-    /// What to write to standard error: off, error, warn, info, debug
-    #[arg(long, value_name = "LEVEL", default_value = "warn")]
-    log: log::LevelFilter,
+    /// What to write to standard error
+    #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = LEVELS)]
+    log: String,
 }
+
+/// Log levels, least first.
+const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
 
 fn unicast(text: &str) -> Result<Mac, String> {
     let mac: Mac = text.parse()?;
@@ -74,7 +78,8 @@ fn unicast(text: &str) -> Result<Mac, String> {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    logger::init(options.log);
+    // The option's parser knows the same names.
+    logger::init(options.log.parse().unwrap_or(log::LevelFilter::Warn));
     match run(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -112,7 +117,9 @@ fn run(options: Options) -> Result<(), String> {
     thread::Builder::new()
         .name("vfio-user".into())
         .spawn(move || {
-            let result = serve(&accepting, &served);
+            // Without an answer the guest would hang until QEMU's patience ends.
+            let result = catch_unwind(AssertUnwindSafe(|| serve(&accepting, &served)))
+                .unwrap_or_else(|_| Err("internal error; the device is gone for the guest".into()));
             served.finish(result);
         })
         .map_err(text)?;

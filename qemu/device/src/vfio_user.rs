@@ -460,9 +460,10 @@ fn set_irqs(body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result
     Ok(())
 }
 
-/// Checks that `count` bytes from `offset` on lie in the region.
+/// Checks that there are `count` bytes, at least one, from `offset` on in the region.
 fn check_range(backend: &dyn Backend, region: u32, offset: u64, count: usize) -> Result<(), Errno> {
     let inside = region < REGIONS
+        && count > 0
         && offset
             .checked_add(count as u64)
             .is_some_and(|end| end <= backend.region_size(region));
@@ -699,6 +700,38 @@ mod tests {
             assert_eq!(u32_at(&replies, HEADER + 8), FLAG_REPLY);
             assert_eq!(recorder.resets, 1);
             assert!(recorder.writes.is_empty());
+        }
+    }
+
+    #[test]
+    fn no_body_of_any_request_does_harm() {
+        let mut recorder = Recorder::default();
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (state >> 33) as usize
+        };
+        for _ in 0..200_000 {
+            let number = (random() % 17) as u16;
+            let mut body = Vec::new();
+            for _ in 0..random() % 20 {
+                // Mostly numbers that pass the first checks or just fail them.
+                let word = match random() % 10 {
+                    0 => u32::MAX,
+                    1 => random() as u32,
+                    2 => 4090 + random() as u32 % 10,
+                    3..=5 => random() as u32 % 10,
+                    _ => 0,
+                };
+                body.extend_from_slice(&word.to_ne_bytes());
+            }
+            // Whatever the answer is, it comes.
+            let _ = dispatch(number, &body, Vec::new(), &mut recorder);
+        }
+        assert!(!recorder.writes.is_empty());
+        for (region, offset, data) in recorder.writes {
+            assert_eq!(region, 0);
+            assert!(offset + data.len() as u64 <= 4096);
         }
     }
 

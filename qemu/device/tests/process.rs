@@ -470,6 +470,7 @@ fn bad_options_and_sockets_are_named() {
     assert!(run(&["--socket", "x", "--mac", "01:00:00:00:00:00"]).contains("address"));
     assert!(run(&["--socket", "x", "--vectors", "0"]).contains("--vectors"));
     assert!(run(&["--socket", "x", "--vectors", "513"]).contains("--vectors"));
+    assert!(run(&["--socket", "x", "--log", "loud"]).contains("warn"));
     assert!(run(&["--socket", "x", "--uplink", "/nonexistent/up"]).contains("/nonexistent/up"));
     let process = Process::start("taken", &[]);
     let socket = process.path("socket");
