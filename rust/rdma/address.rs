@@ -34,7 +34,7 @@ impl Gid {
     /// # Safety
     ///
     /// `raw` must be valid for reads.
-    unsafe fn from_raw(raw: *const bindings::ib_gid) -> Self {
+    pub(super) unsafe fn from_raw(raw: *const bindings::ib_gid) -> Self {
         // SAFETY: A GID is sixteen bytes in any view.
         Self(unsafe { raw.cast::<[u8; 16]>().read_unaligned() })
     }

@@ -2,6 +2,7 @@
 
 //! RDMA devices: what they are, making them known to the core, their ports.
 
+use super::counters::Descriptions;
 use super::{ops, Driver, Netdev};
 use crate::bindings;
 use core::cell::UnsafeCell;
@@ -17,11 +18,12 @@ use kernel::{device, ThisModule};
 ///
 /// # Invariants
 ///
-/// `data` is initialised wherever a reference exists, except inside [`Unregistered::new`].
+/// `data` and `counters` are initialised wherever a reference exists, except inside [`Unregistered::new`].
 #[repr(C)]
 pub struct Device<D: Driver> {
     raw: Opaque<bindings::ib_device>,
     initialised: UnsafeCell<bool>,
+    counters: UnsafeCell<MaybeUninit<Descriptions>>,
     data: UnsafeCell<MaybeUninit<D>>,
 }
 
@@ -49,6 +51,12 @@ impl<D: Driver> Device<D> {
     /// The core's structure.
     pub(super) fn as_raw(&self) -> *mut bindings::ib_device {
         self.raw.get()
+    }
+
+    /// What the port's counters are.
+    pub(super) fn counters(&self) -> &Descriptions {
+        // SAFETY: Initialised with the data.
+        unsafe { (*self.counters.get()).assume_init_ref() }
     }
 
     /// The name, empty before the device is registered.
@@ -156,6 +164,7 @@ pub(super) unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib
     unsafe {
         if *(*dev).initialised.get() {
             ptr::drop_in_place((*dev).data.get().cast::<D>());
+            (*(*dev).counters.get()).assume_init_drop();
         }
     }
 }
@@ -208,7 +217,10 @@ impl<D: Driver> Unregistered<D> {
         // SAFETY: The device is not shared yet. Its memory is zeroed and stays where it is.
         unsafe {
             bindings::ib_set_device_ops(raw, &ops::Table::<D>::OPS);
+            (*raw).ops.set_uverbs_robust_udata(1);
+            let counters = Descriptions::new(D::counter_names())?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
+            (*(*dev.as_ptr()).counters.get()).write(counters);
             *(*dev.as_ptr()).initialised.get() = true;
             // `device::Device` is a transparent wrapper.
             bindings::rdma_device_set_parent(raw, ptr::from_ref(parent).cast_mut().cast());

@@ -87,6 +87,16 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
+    /// Names of the counters that each port has.
+    fn counter_names() -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Reads the counters of a port, in the order of their names. May sleep.
+    fn read_counters(_dev: &Device<Self>, _port: u32, _values: &mut [u64]) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     /// Something happened to the network interface that the device is paired with. Under RTNL.
     fn netdev_event(_dev: &Device<Self>, _netdev: &Netdev, _event: NetdevEvent) {}
 
@@ -158,6 +168,11 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
+    /// Gives a completion queue of a process another buffer. Returns how many entries it has.
+    fn resize_user_cq(_cq: &Cq<Self>, _entries: u32, _udata: &Udata<'_, Self>) -> Result<u32> {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     // ---- Queue pairs ----
 
     /// Makes a queue pair. `attr` may be written: capabilities are what was granted.
@@ -193,6 +208,16 @@ pub trait Driver: Sized + Send + Sync + 'static {
 
     /// Waits until all receive work requests of a queue pair in error are completed.
     fn drain_rq(_qp: &Qp<Self>) {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Lets a datagram queue pair receive what is sent to a multicast group.
+    fn attach_mcast(_qp: &Qp<Self>, _gid: Gid) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Undoes `attach_mcast`.
+    fn detach_mcast(_qp: &Qp<Self>, _gid: Gid) -> Result {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 

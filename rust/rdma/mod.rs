@@ -14,6 +14,7 @@
 mod macros;
 
 mod address;
+mod counters;
 mod cq;
 mod device;
 mod driver;

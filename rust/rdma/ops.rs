@@ -45,6 +45,8 @@ impl<D: Driver> Table<D> {
         ops.add_gid = op_if!(D::HAS_ADD_GID, Self::add_gid);
         ops.del_gid = op_if!(D::HAS_DEL_GID, Self::del_gid);
         ops.get_dev_fw_str = op_if!(D::HAS_FIRMWARE_VERSION, Self::get_dev_fw_str);
+        ops.alloc_hw_port_stats = op_if!(D::HAS_READ_COUNTERS, Self::alloc_hw_port_stats);
+        ops.get_hw_stats = op_if!(D::HAS_READ_COUNTERS, Self::get_hw_stats);
         ops.dealloc_driver = Some(device::dealloc_driver::<D>);
 
         ops.alloc_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::alloc_ucontext);
@@ -63,6 +65,8 @@ impl<D: Driver> Table<D> {
         ops.req_notify_cq = Some(Self::req_notify_cq);
         ops.modify_cq = op_if!(D::HAS_MODIFY_CQ, Self::modify_cq);
 
+        ops.resize_user_cq = op_if!(D::HAS_RESIZE_USER_CQ, Self::resize_user_cq);
+
         ops.create_qp = Some(Self::create_qp);
         ops.modify_qp = Some(Self::modify_qp);
         ops.query_qp = op_if!(D::HAS_QUERY_QP, Self::query_qp);
@@ -71,6 +75,9 @@ impl<D: Driver> Table<D> {
         ops.post_recv = Some(Self::post_recv);
         ops.drain_sq = op_if!(D::HAS_DRAIN_SQ, Self::drain_sq);
         ops.drain_rq = op_if!(D::HAS_DRAIN_RQ, Self::drain_rq);
+
+        ops.attach_mcast = op_if!(D::HAS_ATTACH_MCAST, Self::attach_mcast);
+        ops.detach_mcast = op_if!(D::HAS_DETACH_MCAST, Self::detach_mcast);
 
         ops.get_dma_mr = Some(Self::get_dma_mr);
         ops.reg_user_mr = Some(Self::reg_user_mr);
@@ -330,6 +337,36 @@ impl<D: Driver> Table<D> {
         }
     }
 
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn alloc_hw_port_stats(
+        dev: *mut bindings::ib_device,
+        _port: u32,
+    ) -> *mut bindings::rdma_hw_stats {
+        // SAFETY: The core's contract.
+        unsafe { Device::<D>::from_raw(dev) }
+            .counters()
+            .alloc_stats()
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn get_hw_stats(
+        dev: *mut bindings::ib_device,
+        stats: *mut bindings::rdma_hw_stats,
+        port: u32,
+        _index: c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract; it holds the lock of the structure.
+            let (dev, values) = unsafe { (Device::from_raw(dev), counters::values(stats)) };
+            D::read_counters(dev, port, values)?;
+            Ok(values.len() as c_int)
+        })
+    }
+
     // ---- User contexts ----
 
     /// # Safety
@@ -534,6 +571,27 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn resize_user_cq(
+        cq: *mut bindings::ib_cq,
+        entries: c_uint,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            let udata = unsafe { Udata::<D>::from_raw(udata) }.ok_or(EINVAL)?;
+            // SAFETY: The core's contract; it keeps others from resizing meanwhile.
+            unsafe {
+                let entries = D::resize_user_cq(Object::from_raw(cq), entries, &udata)?;
+                ptr::addr_of_mut!((*cq).cqe).write_volatile(entries as c_int);
+            }
+            let _ = udata.finish();
+            Ok(0)
+        })
+    }
+
     // ---- Queue pairs ----
 
     /// # Safety
@@ -685,6 +743,36 @@ impl<D: Driver> Table<D> {
     unsafe extern "C" fn drain_rq(qp: *mut bindings::ib_qp) {
         // SAFETY: The core's contract.
         D::drain_rq(unsafe { Object::from_raw(qp) })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn attach_mcast(
+        qp: *mut bindings::ib_qp,
+        gid: *mut bindings::ib_gid,
+        _lid: u16,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { D::attach_mcast(Object::from_raw(qp), Gid::from_raw(gid))? };
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn detach_mcast(
+        qp: *mut bindings::ib_qp,
+        gid: *mut bindings::ib_gid,
+        _lid: u16,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { D::detach_mcast(Object::from_raw(qp), Gid::from_raw(gid))? };
+            Ok(0)
+        })
     }
 
     // ---- Memory ----

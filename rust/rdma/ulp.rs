@@ -144,9 +144,8 @@ impl<'a> Device<'a> {
         let mut found = None;
         for index in 0..self.port(port)?.gid_tbl_len.min(256) {
             // SAFETY: The device is valid.
-            let attr =
-                unsafe { bindings::rdma_get_gid_attr(self.raw, port, index as c_int) }.cast_mut();
-            let Ok(attr) = from_err_ptr(attr) else {
+            let attr = unsafe { bindings::rdma_get_gid_attr(self.raw, port, index as c_int) };
+            let Ok(attr) = from_err_ptr(attr.cast_mut()) else {
                 continue;
             };
             // SAFETY: The entry is ours until it is put.
@@ -296,7 +295,9 @@ impl<'a> Buffer<'a> {
 
     /// The first index in `range` whose byte is not `f` of its index.
     pub fn first_difference(&self, range: Range<usize>, f: impl Fn(usize) -> u8) -> Option<usize> {
-        range.into_iter().find(|&index| self.byte(index) != Some(f(index)))
+        range
+            .into_iter()
+            .find(|&index| self.byte(index) != Some(f(index)))
     }
 }
 
@@ -364,7 +365,9 @@ impl<'p> Mr<'p> {
     /// Gives the region another key for its next registration.
     pub fn renew_key(&mut self) {
         // SAFETY: Valid by the type invariant, and borrowed mutably.
-        unsafe { bindings::ib_update_fast_reg_key(self.raw.as_ptr(), (self.rkey() as u8).wrapping_add(1)) }
+        unsafe {
+            bindings::ib_update_fast_reg_key(self.raw.as_ptr(), (self.rkey() as u8).wrapping_add(1))
+        }
     }
 }
 

@@ -147,7 +147,11 @@ fn sends_arrive(pair: &Pair<'_>) -> Result {
         good(pair.run(Op::Send, 0..length)?)?;
         let outcome = good(recv.wait(patience())?)?;
         check(outcome.byte_len as usize == length && outcome.imm_data.is_none())?;
-        check(pair.sink.first_difference(0..length, pattern(length)).is_none())?;
+        check(
+            pair.sink
+                .first_difference(0..length, pattern(length))
+                .is_none(),
+        )?;
         check(pair.sink.first_difference(length..BUFFER, |_| 0).is_none())?;
     }
     Ok(())
@@ -191,8 +195,16 @@ fn writes_land_where_they_should(pair: &Pair<'_>) -> Result {
         let moved = pattern(length + 1);
         let moved = |index: usize| moved(index - offset);
         check(pair.sink.first_difference(0..offset, |_| 0).is_none())?;
-        check(pair.sink.first_difference(offset..offset + length, moved).is_none())?;
-        check(pair.sink.first_difference(offset + length..BUFFER, |_| 0).is_none())?;
+        check(
+            pair.sink
+                .first_difference(offset..offset + length, moved)
+                .is_none(),
+        )?;
+        check(
+            pair.sink
+                .first_difference(offset + length..BUFFER, |_| 0)
+                .is_none(),
+        )?;
     }
     Ok(())
 }
@@ -214,8 +226,16 @@ fn reads_fetch_the_peers_memory(pair: &Pair<'_>) -> Result {
         pair.sink.fill(pattern(length + 2));
         pair.source.fill(|_| 0);
         good(pair.run(Op::Read(remote(&mr, 0)), 0..length)?)?;
-        check(pair.source.first_difference(0..length, pattern(length + 2)).is_none())?;
-        check(pair.source.first_difference(length..BUFFER, |_| 0).is_none())?;
+        check(
+            pair.source
+                .first_difference(0..length, pattern(length + 2))
+                .is_none(),
+        )?;
+        check(
+            pair.source
+                .first_difference(length..BUFFER, |_| 0)
+                .is_none(),
+        )?;
     }
     Ok(())
 }
@@ -311,10 +331,7 @@ fn beyond_the_region_is_refused(pair: &Pair<'_>) -> Result {
 
 fn a_message_longer_than_the_receive_fails_at_both_ends(pair: &Pair<'_>) -> Result {
     let recv = pair.far.recv(&pair.sink, 0..100)?;
-    expect(
-        pair.run(Op::Send, 0..101)?,
-        WcStatus::RemoteInvalidRequest,
-    )?;
+    expect(pair.run(Op::Send, 0..101)?, WcStatus::RemoteInvalidRequest)?;
     expect(recv.wait(patience())?, WcStatus::LocalLength)?;
     Ok(())
 }
