@@ -131,6 +131,40 @@ impl Qp {
         unsafe { &*qp.cast::<Qp>() }
     }
 
+    /// A queue pair that the kernel does not know of yet.
+    fn boxed(
+        geometry: Geometry,
+        doorbells: Doorbells,
+        features: u64,
+        signal_all: bool,
+    ) -> Result<Box<Self>, c_int> {
+        let qp = Box::new(Self {
+            verbs: UnsafeCell::new(verbs_qp {
+                qp_ex: ibv_qp_ex::default(),
+                comp_mask: 0,
+                xrcd: ptr::null_mut(),
+            }),
+            qpn: 0,
+            features,
+            signal_all,
+            doorbells,
+            buffer: Buffer::new(geometry.length)?,
+            send: SpinLock::new(SendQueue::new()),
+            send_slots: (0..geometry.sq_blocks)
+                .map(|_| SendSlot::default())
+                .collect(),
+            send_finished: AtomicU32::new(0),
+            receive: SpinLock::new(ReceiveQueue::new()),
+            receive_slots: (0..geometry.rq_entries)
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+            receive_finished: AtomicU32::new(0),
+            geometry,
+        });
+        qp.reset_queues();
+        Ok(qp)
+    }
+
     /// The state, as far as this process knows.
     pub(crate) fn state(&self) -> ibv_qp_state {
         // SAFETY: the field is initialised; libibverbs changes it only in a modify, which a
@@ -272,30 +306,12 @@ unsafe fn create(
     // SAFETY: by the caller.
     let provider = unsafe { Context::of(context) };
     let geometry = Geometry::new(&attr.cap, &provider.limits)?;
-    let qp = Box::new(Qp {
-        verbs: UnsafeCell::new(verbs_qp {
-            qp_ex: ibv_qp_ex::default(),
-            comp_mask: 0,
-            xrcd: ptr::null_mut(),
-        }),
-        qpn: 0,
-        features: provider.limits.features,
-        signal_all: attr.sq_sig_all != 0,
-        doorbells: provider.doorbells,
-        buffer: Buffer::new(geometry.length)?,
-        send: SpinLock::new(SendQueue::new()),
-        send_slots: (0..geometry.sq_blocks)
-            .map(|_| SendSlot::default())
-            .collect(),
-        send_finished: AtomicU32::new(0),
-        receive: SpinLock::new(ReceiveQueue::new()),
-        receive_slots: (0..geometry.rq_entries)
-            .map(|_| AtomicU64::new(0))
-            .collect(),
-        receive_finished: AtomicU32::new(0),
+    let qp = Qp::boxed(
         geometry,
-    });
-    qp.reset_queues();
+        provider.doorbells,
+        provider.limits.features,
+        attr.sq_sig_all != 0,
+    )?;
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),
         core: ib_uverbs_create_qp::default(),
@@ -479,10 +495,28 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn limits() -> UverbsContextResponse {
+    /// A queue pair in state RTS with a page of ordinary memory for doorbells, for tests of
+    /// posting.
+    pub(crate) fn alone(wanted: &ibv_qp_cap, doorbells: Doorbells) -> Box<Qp> {
+        let geometry = Geometry::new(wanted, &limits()).unwrap();
+        let mut qp = Qp::boxed(geometry, doorbells, u64::MAX, false).unwrap();
+        qp.qpn = 0x123;
+        qp.verbs.get_mut().qp_ex.qp_base.state = IBV_QPS_RTS;
+        qp
+    }
+
+    /// As [`alone`], for the extended interface.
+    pub(crate) fn extended(qp: &mut Qp) -> *mut ibv_qp_ex {
+        let verbs = qp.verbs.get();
+        // SAFETY: the caller has the only reference.
+        unsafe { post_ex::enable(verbs, u64::MAX) };
+        verbs.cast()
+    }
+
+    fn limits() -> UverbsContextResponse {
         UverbsContextResponse {
             max_sge: ferrite_abi::MAX_SGE as u32,
             max_inline: ferrite_abi::MAX_INLINE as u32,
@@ -492,7 +526,13 @@ mod tests {
         }
     }
 
-    fn cap(send_wr: u32, recv_wr: u32, send_sge: u32, recv_sge: u32, inline: u32) -> ibv_qp_cap {
+    pub(crate) fn cap(
+        send_wr: u32,
+        recv_wr: u32,
+        send_sge: u32,
+        recv_sge: u32,
+        inline: u32,
+    ) -> ibv_qp_cap {
         ibv_qp_cap {
             max_send_wr: send_wr,
             max_recv_wr: recv_wr,
