@@ -13,6 +13,7 @@ use crate::{
         CompletionDoorbell,
         CompletionEntry,
         CreateCompletionQueue,
+        ModifyCompletionQueue,
         Plain,
         UverbsCqRequest,
         UverbsCqResponse, //
@@ -308,6 +309,17 @@ impl FerriteCq {
             Doorbells::KERNEL_PAGE,
             (Memory::Kernel(queue), buffer),
         )
+    }
+
+    /// Sets the moderation: an event after `count` completions, or `period` microseconds.
+    pub(crate) fn moderate(cq: &Cq<Ferrite>, count: u16, period: u16) -> Result {
+        cq.device().hw.execute(&ModifyCompletionQueue {
+            cqn: cq.number(),
+            eqn: cq.eqn,
+            moderation_count: count,
+            moderation_microseconds: period,
+            ..ModifyCompletionQueue::zeroed()
+        })
     }
 
     /// Ends a queue: afterwards no event of it arrives and its memory is left alone.

@@ -227,6 +227,10 @@ impl rdma::Driver for Ferrite {
         FerriteCq::request_notification(cq, notify)
     }
 
+    fn modify_cq(cq: &Cq<Self>, count: u16, period: u16) -> Result {
+        FerriteCq::moderate(cq, count, period)
+    }
+
     fn create_qp<'a>(
         dev: &Device<Self>,
         new: New<'a, kind::Qp, Self>,

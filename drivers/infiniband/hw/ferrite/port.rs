@@ -87,6 +87,8 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         local_ca_ack_delay: 15,
         timestamp_mask: u64::MAX,
         core_clock: caps.clock_khz.into(),
+        max_cq_moderation_count: u16::MAX,
+        max_cq_moderation_period: u16::MAX,
         ..DeviceAttr::default()
     }
 }
