@@ -162,6 +162,14 @@ impl rdma::Driver for Ferrite {
         (major, minor.into(), patch.into())
     }
 
+    fn counter_names() -> &'static [&'static str] {
+        &abi::COUNTER_NAMES
+    }
+
+    fn read_counters(dev: &Device<Self>, _port: u32, values: &mut [u64]) -> Result {
+        port::read_counters(dev, values)
+    }
+
     fn event_sink(dev: &Device<Self>) -> Option<&EventSink<Self>> {
         Some(&dev.hw.sink)
     }
@@ -229,6 +237,10 @@ impl rdma::Driver for Ferrite {
 
     fn modify_cq(cq: &Cq<Self>, count: u16, period: u16) -> Result {
         FerriteCq::moderate(cq, count, period)
+    }
+
+    fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result<u32> {
+        FerriteCq::resize(cq, entries, udata)
     }
 
     fn create_qp<'a>(
