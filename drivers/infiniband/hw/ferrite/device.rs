@@ -132,6 +132,7 @@ impl rdma::Driver for Ferrite {
     type Ah = ();
     type Srq = ();
     type Mw = ();
+    type Xrcd = ();
 
     fn query_device(dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(port::device_attributes(dev))
