@@ -7,14 +7,16 @@ use core::ptr;
 use core::sync::atomic::{fence, Ordering};
 
 use ferrite_abi::{
-    queue_doorbell, send_doorbell, AtomicPart, Plain, QueuePairRecord, ReceiveHeader, RemotePart,
-    SendHeader, SendOpcode, SendPart, Sge, BLOCK_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND,
-    FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION, MAX_BLOCKS, MAX_MESSAGE, SEND_FENCE,
-    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    queue_doorbell, send_doorbell, AtomicPart, BindPart, DatagramPart, Plain, QueuePairRecord,
+    ReceiveHeader, RemotePart, SendHeader, SendOpcode, SendPart, Sge, BLOCK_SIZE, DOORBELL_RECEIVE,
+    DOORBELL_SEND, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS, MAX_BLOCKS,
+    MAX_MESSAGE, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 
+use crate::ah::Ah;
 use crate::qp::Qp;
 use crate::sys::*;
+use crate::window::bind_part;
 
 // Scatter/gather entries are copied as they are.
 const _: () = {
@@ -74,6 +76,8 @@ pub(crate) enum Part {
     Send,
     Remote { address: u64, rkey: u32 },
     Atomic(AtomicPart),
+    Datagram(DatagramPart),
+    Bind(BindPart),
 }
 
 /// The data of a work request.
@@ -96,6 +100,8 @@ impl Part {
                 srqn: 0,
             }),
             Part::Atomic(part) => PartBytes::Atomic(part),
+            Part::Datagram(part) => PartBytes::Datagram(part),
+            Part::Bind(part) => PartBytes::Bind(part),
         }
     }
 }
@@ -104,6 +110,8 @@ enum PartBytes {
     Send(SendPart),
     Remote(RemotePart),
     Atomic(AtomicPart),
+    Datagram(DatagramPart),
+    Bind(BindPart),
 }
 
 impl PartBytes {
@@ -112,6 +120,8 @@ impl PartBytes {
             PartBytes::Send(part) => part.as_bytes(),
             PartBytes::Remote(part) => part.as_bytes(),
             PartBytes::Atomic(part) => part.as_bytes(),
+            PartBytes::Datagram(part) => part.as_bytes(),
+            PartBytes::Bind(part) => part.as_bytes(),
         }
     }
 }
@@ -132,13 +142,13 @@ fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
 }
 
 /// Writes bytes one after the other.
-struct Cursor(*mut u8);
+pub(crate) struct Cursor(pub(crate) *mut u8);
 
 impl Cursor {
     /// # Safety
     ///
     /// There is room for `bytes` at the cursor.
-    unsafe fn put(&mut self, bytes: &[u8]) {
+    pub(crate) unsafe fn put(&mut self, bytes: &[u8]) {
         // SAFETY: by the caller; the queue is never a consumer's memory.
         unsafe { self.put_from(bytes.as_ptr(), bytes.len()) };
     }
@@ -146,7 +156,7 @@ impl Cursor {
     /// # Safety
     ///
     /// There is room for `length` bytes at the cursor, and they may be read at `from`.
-    unsafe fn put_from(&mut self, from: *const u8, length: usize) {
+    pub(crate) unsafe fn put_from(&mut self, from: *const u8, length: usize) {
         // SAFETY: by the caller.
         unsafe {
             ptr::copy_nonoverlapping(from, self.0, length);
@@ -212,7 +222,7 @@ impl Qp {
         if work.flags & IBV_SEND_FENCE != 0 {
             flags |= SEND_FENCE;
         }
-        let blocks = ferrite_abi::blocks_for(work.opcode, false, payload) as u32;
+        let blocks = ferrite_abi::blocks_for(work.opcode, self.datagram, payload) as u32;
         let header = SendHeader {
             opcode: work.opcode.number(),
             flags,
@@ -313,6 +323,10 @@ impl Qp {
     ///
     /// `wr` is as the verbs demand for its opcode.
     unsafe fn work(&self, wr: &ibv_send_wr) -> Result<Work, c_int> {
+        if self.datagram {
+            // SAFETY: by the caller.
+            return unsafe { self.datagram_work(wr) };
+        }
         // SAFETY: the unions' members are plain integers; which of them counts is by the opcode,
         // and any bytes are valid for them.
         let (immediate, rdma, atomic) =
@@ -353,6 +367,17 @@ impl Qp {
             IBV_WR_LOCAL_INV if self.has(FEATURE_SEND_QUEUE_REGISTRATION) => {
                 (SendOpcode::LocalInvalidate, Part::Send)
             }
+            IBV_WR_BIND_MW if self.has(FEATURE_WINDOWS) => {
+                // SAFETY: by the caller, the work request names a live window and region.
+                let part = unsafe {
+                    let bind = &wr.__bindgen_anon_2.bind_mw;
+                    if bind.mw.is_null() || (*bind.mw).type_ != IBV_MW_TYPE_2 {
+                        return Err(libc::EINVAL);
+                    }
+                    bind_part(bind.mw, bind.rkey, &bind.bind_info)?
+                };
+                (SendOpcode::Bind, part)
+            }
             _ => return Err(libc::EINVAL),
         };
         let immediate = match opcode {
@@ -368,6 +393,40 @@ impl Qp {
             flags: wr.send_flags,
             immediate,
             part,
+        })
+    }
+
+    /// As [`Qp::work`], for a datagram.
+    ///
+    /// # Safety
+    ///
+    /// `wr` names a live address handle.
+    unsafe fn datagram_work(&self, wr: &ibv_send_wr) -> Result<Work, c_int> {
+        let opcode = match wr.opcode {
+            IBV_WR_SEND => SendOpcode::Send,
+            IBV_WR_SEND_WITH_IMM => SendOpcode::SendImmediate,
+            _ => return Err(libc::EINVAL),
+        };
+        // SAFETY: as in `work`.
+        let (immediate, datagram) = unsafe { (wr.__bindgen_anon_1.imm_data, wr.wr.ud) };
+        if datagram.ah.is_null() {
+            return Err(libc::EINVAL);
+        }
+        Ok(Work {
+            wr_id: wr.wr_id,
+            opcode,
+            flags: wr.send_flags,
+            immediate: if opcode == SendOpcode::Send {
+                0
+            } else {
+                immediate
+            },
+            part: Part::Datagram(DatagramPart {
+                // SAFETY: by the caller.
+                path: unsafe { Ah::path(datagram.ah) },
+                qpn: datagram.remote_qpn,
+                qkey: datagram.remote_qkey,
+            }),
         })
     }
 
@@ -387,7 +446,8 @@ impl Qp {
         let slot = (queue.producer & (self.geometry.rq_entries - 1)) as usize;
         let header = ReceiveHeader {
             sge_count: entries.len() as u32,
-            reserved: [0; 3],
+            id: 0,
+            reserved: [0; 2],
         };
         // SAFETY: the entry is inside the receive queue, it has room for the header and
         // `max_recv_sge` entries, and the room check shows that the device is done with it.
@@ -426,7 +486,10 @@ impl Qp {
 /// # Safety
 ///
 /// `entries` points to `count` entries that live as long as the result is used.
-unsafe fn list<'a>(entries: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], c_int> {
+pub(crate) unsafe fn list<'a>(
+    entries: *const ibv_sge,
+    count: c_int,
+) -> Result<&'a [ibv_sge], c_int> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
         // SAFETY: by the caller.
@@ -464,6 +527,13 @@ pub(crate) unsafe extern "C" fn post_send(
                 qp.write_send(&mut queue, &work, &data)
             })
         };
+        if let (Ok(()), IBV_WR_BIND_MW) = (&written, request.opcode) {
+            // SAFETY: the bind was taken, so that it names a live window, whose key is now this.
+            unsafe {
+                let bind = &request.__bindgen_anon_2.bind_mw;
+                (*bind.mw).rkey = bind.rkey;
+            }
+        }
         if let Err(errno) = written {
             // SAFETY: as above.
             unsafe { *bad = wr };
@@ -488,7 +558,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let mut result = 0;
     let mut queue = qp.receive.lock();
     let before = queue.producer;
-    if qp.state() == IBV_QPS_RESET {
+    if qp.state() == IBV_QPS_RESET || qp.srq().is_some() {
         // SAFETY: the consumer passes a place for the work request that failed.
         unsafe { *bad = wr };
         return libc::EINVAL;
