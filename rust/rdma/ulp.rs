@@ -535,6 +535,8 @@ pub struct Peer {
 pub struct Qp<'p> {
     raw: NonNull<bindings::ib_qp>,
     lkey: u32,
+    /// Whether it left the reset state, before which nothing can be posted.
+    used: Atomic<bool>,
     slots: KVec<Pin<KBox<Slot<'p>>>>,
 }
 
@@ -561,6 +563,7 @@ impl<'p> Qp<'p> {
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             lkey: pd.local_dma_lkey(),
+            used: Atomic::new(false),
             slots,
         })
     }
@@ -591,6 +594,8 @@ impl<'p> Qp<'p> {
                 | b::ib_qp_attr_mask_IB_QP_PORT
                 | b::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
         )?;
+
+        self.used.store(true, Release);
 
         attr.qp_state = QpState::Rtr.as_raw();
         attr.path_mtu = peer.mtu.as_raw();
@@ -718,9 +723,11 @@ impl<'p> Qp<'p> {
 impl Drop for Qp<'_> {
     fn drop(&mut self) {
         // SAFETY: Ours by the type invariant. Draining completes all requests, so that slots and
-        // buffers can go afterwards.
+        // buffers can go afterwards. There is no way from reset to error, which draining takes.
         unsafe {
-            bindings::ib_drain_qp(self.raw.as_ptr());
+            if self.used.load(Acquire) {
+                bindings::ib_drain_qp(self.raw.as_ptr());
+            }
             bindings::ib_destroy_qp(self.raw.as_ptr());
         }
     }
