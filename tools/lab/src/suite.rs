@@ -395,7 +395,6 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
             &ClusterOptions {
                 vms: 1,
                 cpus: 1,
-                device: false,
                 ..ClusterOptions::pair("kunit", kernel_modules(&kernel)?)
             },
         )?;
