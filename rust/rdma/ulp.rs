@@ -544,7 +544,7 @@ impl<'p> Qp<'p> {
     /// Makes a queue pair for a reliable connection.
     pub fn new(pd: &'p Pd<'_>, cq: &'p Cq<'_>, limits: QpLimits) -> Result<Self> {
         let mut slots = KVec::new();
-        for _ in 0..limits.sends + limits.recvs {
+        for _ in 0..u64::from(limits.sends) + u64::from(limits.recvs) {
             slots.push(KBox::pin_init(Slot::new(), GFP_KERNEL)?, GFP_KERNEL)?;
         }
         let mut attr: bindings::ib_qp_init_attr = pin_init::zeroed();
@@ -553,8 +553,8 @@ impl<'p> Qp<'p> {
         attr.qp_type = QpType::Rc.as_raw();
         attr.sq_sig_type = bindings::ib_sig_type_IB_SIGNAL_ALL_WR;
         // One more of each for draining.
-        attr.cap.max_send_wr = limits.sends + 1;
-        attr.cap.max_recv_wr = limits.recvs + 1;
+        attr.cap.max_send_wr = limits.sends.saturating_add(1);
+        attr.cap.max_recv_wr = limits.recvs.saturating_add(1);
         attr.cap.max_send_sge = 1;
         attr.cap.max_recv_sge = 1;
         // SAFETY: Protection domain and completion queue are valid, and outlive the queue pair.

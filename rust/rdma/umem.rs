@@ -50,8 +50,11 @@ impl Umem {
         (size != 0).then_some(size)
     }
 
-    /// How many pages of `page_size` the memory touches.
+    /// How many pages of `page_size`, a power of two, the memory touches.
     pub fn num_blocks(&self, page_size: usize) -> usize {
+        if !page_size.is_power_of_two() {
+            return 0;
+        }
         // SAFETY: The umem is valid by the type invariant.
         unsafe { bindings::ib_umem_num_dma_blocks(self.0.as_ptr(), page_size) }
     }
@@ -75,16 +78,19 @@ impl Umem {
 
     /// The DMA addresses of the memory's pages.
     ///
-    /// `page_size` has to be the system's page size, or smaller, or what
-    /// [`Umem::best_page_size`] returned; it must be a power of two.
+    /// `page_size` has to be the system's page size, or a smaller power of two, or what
+    /// [`Umem::best_page_size`] returned; there are no blocks of a size that is no power of two.
     pub fn blocks(&self, page_size: usize) -> Blocks<'_> {
+        // A zeroed iterator is one that is at its end.
         let mut iter = MaybeUninit::zeroed();
-        // SAFETY: The umem is valid and the iterator is initialised by this.
-        unsafe {
-            bindings::rdma_umem_block_iter_start(iter.as_mut_ptr(), self.0.as_ptr(), page_size);
+        if page_size.is_power_of_two() {
+            // SAFETY: The umem is valid and the iterator is initialised by this.
+            unsafe {
+                bindings::rdma_umem_block_iter_start(iter.as_mut_ptr(), self.0.as_ptr(), page_size);
+            }
         }
         Blocks {
-            // SAFETY: Initialised above.
+            // SAFETY: Zeroed, or initialised above.
             iter: unsafe { iter.assume_init() },
             _umem: PhantomData,
         }
