@@ -28,7 +28,9 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SHARED_RECEIVE
     | abi::FEATURE_SEND_QUEUE_REGISTRATION
     | abi::FEATURE_UNRELIABLE_CONNECTED
     | abi::FEATURE_DATAGRAM
-    | abi::FEATURE_RESIZE_CQ;
+    | abi::FEATURE_RESIZE_CQ
+    | abi::FEATURE_EXTENDED_CONNECTED
+    | abi::FEATURE_MULTICAST;
 
 /// What the registers say about the device before it is started.
 #[derive(Clone, Copy)]

@@ -304,6 +304,17 @@ impl Cqp {
         Ok(result)
     }
 
+    /// Runs a command whose payload more than one opcode takes. Sleeps.
+    pub(crate) fn execute_as<P: Plain>(
+        &self,
+        doorbells: &Doorbells,
+        opcode: CommandOpcode,
+        payload: &P,
+    ) -> Result<u64> {
+        let (result, _) = self.run::<_, ()>(doorbells, opcode, payload, None)?;
+        Ok(result)
+    }
+
     /// Runs a command about one object. Sleeps.
     pub(crate) fn execute_on(
         &self,

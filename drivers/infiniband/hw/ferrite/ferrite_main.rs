@@ -11,6 +11,7 @@ pub mod kernel_ext;
 #[path = "../../../../rust/rdma/mod.rs"]
 pub mod rdma;
 
+mod ah;
 mod bars;
 mod cq;
 mod cqp;
@@ -21,10 +22,12 @@ mod eq;
 mod handler;
 mod hardware;
 mod mr;
+mod mw;
 mod numbers;
 mod pci;
 mod port;
 mod qp;
+mod srq;
 mod tpt;
 mod ucontext;
 mod wqe;

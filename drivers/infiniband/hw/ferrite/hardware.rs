@@ -26,7 +26,8 @@ use crate::{
         CqRef,
         EventSink,
         QpEvent,
-        QpRef, //
+        QpRef,
+        SrqRef, //
     },
 };
 use kernel::{
@@ -64,6 +65,9 @@ pub(crate) struct Hardware {
     /// Queue pairs by number, for events.
     #[pin]
     pub(crate) qps: IrqTable<QpRef<Ferrite>>,
+    /// Shared receive queues by number, for events.
+    #[pin]
+    pub(crate) srqs: IrqTable<SrqRef<Ferrite>>,
     /// Where events of the device as a whole go.
     #[pin]
     pub(crate) sink: EventSink<Ferrite>,
@@ -84,6 +88,7 @@ impl Hardware {
             cqp <- Cqp::new(pdev.as_ref()),
             cqs <- IrqTable::new(),
             qps <- IrqTable::new(),
+            srqs <- IrqTable::new(),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             link_up: Atomic::new(0),
@@ -132,6 +137,12 @@ impl Hardware {
     pub(crate) fn execute<C: Command>(&self, command: &C) -> Result {
         let result = self.cqp.execute(&self.doorbells, command);
         self.check(C::OPCODE, result).map(|_| ())
+    }
+
+    /// Runs a command whose payload more than one opcode takes. Sleeps.
+    pub(crate) fn execute_as<P: Plain>(&self, opcode: CommandOpcode, payload: &P) -> Result {
+        let result = self.cqp.execute_as(&self.doorbells, opcode, payload);
+        self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a command about one object. Sleeps.
@@ -235,6 +246,16 @@ impl Hardware {
             }
             EventCode::LastEntryReached => {
                 self.queue_pair_event(event.id, QpEvent::LastWqeReached);
+            }
+            EventCode::SharedReceiveLimit => {
+                if let Some(srq) = self.srqs.get(event.id as usize) {
+                    srq.report_limit();
+                }
+            }
+            EventCode::SharedReceiveError => {
+                if let Some(srq) = self.srqs.get(event.id as usize) {
+                    srq.report_error();
+                }
             }
             EventCode::LinkChange => {
                 let up = event.param0 != 0;

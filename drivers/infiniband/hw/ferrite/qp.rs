@@ -14,6 +14,7 @@ use crate::{
         CompletionEntry,
         CreateQueuePair,
         ModifyQueuePair,
+        MulticastMember,
         Plain,
         QueuePairKind,
         QueuePairRecord,
@@ -23,6 +24,8 @@ use crate::{
         UverbsQpResponse,
         BLOCK_SIZE, //
     },
+    ah,
+    ah::FerriteAh,
     bars::Doorbells,
     bindings,
     cq::FerriteCq,
@@ -49,8 +52,9 @@ use crate::{
     port::PORT,
     rdma::{
         kind,
-        AhAttr,
+        Cq,
         Device,
+        Gid,
         Mtu,
         New,
         Qp,
@@ -71,6 +75,7 @@ use crate::{
         WcOpcode,
         WcStatus, //
     },
+    srq::FerriteSrq,
     wqe,
     wqe::SendWqe,
 };
@@ -123,9 +128,12 @@ impl RingLayout {
 
     /// The layout for a queue pair of the kernel that can hold `cap`. Receive entries are whole
     /// blocks.
-    pub(crate) fn for_kernel(cap: &QpCap) -> Self {
-        let per_request =
-            wqe::blocks_per_request(cap.max_send_sge as usize, cap.max_inline_data as usize) as u32;
+    pub(crate) fn for_kernel(cap: &QpCap, datagram: bool) -> Self {
+        let per_request = wqe::blocks_per_request(
+            datagram,
+            cap.max_send_sge as usize,
+            cap.max_inline_data as usize,
+        ) as u32;
         let blocks = (cap.max_send_wr.max(1) * per_request).next_power_of_two();
         let entries = cap.max_recv_wr.max(1).next_power_of_two();
         let stride = core::mem::size_of::<abi::ReceiveHeader>()
@@ -389,6 +397,14 @@ impl FerriteQp {
             Some(QpType::Uc) if dev.has(abi::FEATURE_UNRELIABLE_CONNECTED) => {
                 Ok(QueuePairKind::UnreliableConnected)
             }
+            Some(QpType::Ud) if dev.has(abi::FEATURE_DATAGRAM) => Ok(QueuePairKind::Datagram),
+            Some(QpType::Gsi) if dev.has(abi::FEATURE_DATAGRAM) => Ok(QueuePairKind::Gsi),
+            Some(QpType::XrcInitiator) if dev.has(abi::FEATURE_EXTENDED_CONNECTED) => {
+                Ok(QueuePairKind::ExtendedInitiator)
+            }
+            Some(QpType::XrcTarget) if dev.has(abi::FEATURE_EXTENDED_CONNECTED) => {
+                Ok(QueuePairKind::ExtendedTarget)
+            }
             _ => Err(errno::eopnotsupp()),
         }
     }
@@ -401,14 +417,17 @@ impl FerriteQp {
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Qp<Ferrite>> {
         let kind = Self::kind(dev, attr.qp_type())?;
-        if attr.srq().is_some() || attr.create_flags() != 0 {
+        if attr.create_flags() != 0
+            || (attr.srq().is_some() && !dev.has(abi::FEATURE_SHARED_RECEIVE))
+        {
             return Err(errno::eopnotsupp());
         }
-        let pd = attr.pd().ok_or(EINVAL)?;
-        let send_cq = attr.send_cq().ok_or(EINVAL)?;
-        let recv_cq = attr.recv_cq().ok_or(EINVAL)?;
+        let roles = Roles::new(kind, attr)?;
         let cap = checked_cap(dev, &attr.cap())?;
-        let number = dev.qpns.take()?;
+        let number = match kind {
+            QueuePairKind::Gsi => dev.gsi.take()?,
+            _ => dev.qpns.take()?,
+        };
         let qpn = number.get();
 
         let (memory, buffer, layout, doorbell_page, flags): (_, Buffer, _, _, _) = match udata {
@@ -422,7 +441,8 @@ impl FerriteQp {
                 (Memory::User { _memory: memory }, buffer, layout, page, 0)
             }
             None => {
-                let layout = RingLayout::for_kernel(&cap);
+                let datagram = matches!(kind, QueuePairKind::Datagram | QueuePairKind::Gsi);
+                let layout = RingLayout::for_kernel(&cap, datagram);
                 if layout.sq_log_blocks > dev.caps.sq_max_log_blocks
                     || layout.rq_log_entries > dev.caps.rq_max_log_entries
                 {
@@ -432,7 +452,7 @@ impl FerriteQp {
                 let bytes = rings.memory.size() as u64;
                 let buffer = Buffer::contiguous(rings.memory.dma_handle(), bytes);
                 let mut flags = abi::QP_FLAG_PRIVILEGED;
-                if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
+                if !datagram && dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
                     flags |= abi::QP_FLAG_REGISTER;
                 }
                 let page = Doorbells::KERNEL_PAGE;
@@ -443,22 +463,22 @@ impl FerriteQp {
             &dev.hw,
             &CreateQueuePair {
                 qpn,
-                pd: pd.number(),
-                send_cqn: send_cq.number(),
-                receive_cqn: recv_cq.number(),
+                pd: roles.pd,
+                send_cqn: roles.send_cq.map_or(0, |cq| cq.number()),
+                receive_cqn: roles.recv_cq.map_or(0, |cq| cq.number()),
                 kind: kind.number(),
-                flags,
+                flags: flags | roles.flags,
                 sq_log_blocks: layout.sq_log_blocks,
                 rq_log_entries: layout.rq_log_entries,
                 rq_log_stride: layout.rq_log_stride,
                 reserved0: [0; 3],
-                srqn: 0,
+                srqn: roles.srqn,
                 doorbell_page,
                 buffer,
                 sq_offset: layout.sq_offset,
                 rq_offset: layout.rq_offset,
                 record_offset: layout.record_offset,
-                xrcd: 0,
+                xrcd: roles.xrcd,
             },
             CommandOpcode::DestroyQueuePair,
             qpn,
@@ -478,8 +498,9 @@ impl FerriteQp {
             state: Atomic::new(QpState::Reset.as_raw()),
             values <- new_mutex!(values, "ferrite_qp"),
         }? Error))?;
-        let known = FerriteCq::attach(send_cq, qp)
-            .and_then(|()| FerriteCq::attach(recv_cq, qp))
+        let cqs = || [roles.send_cq, roles.recv_cq].into_iter().flatten();
+        let known = cqs()
+            .try_for_each(|cq| FerriteCq::attach(cq, qp))
             .and_then(|()| dev.hw.qps.insert(qpn as usize, qp.get_ref()))
             .and_then(|()| match udata {
                 Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
@@ -487,8 +508,7 @@ impl FerriteQp {
             });
         if let Err(error) = known {
             dev.hw.qps.remove(qpn as usize);
-            FerriteCq::detach(send_cq, qpn);
-            FerriteCq::detach(recv_cq, qpn);
+            cqs().for_each(|cq| FerriteCq::detach(cq, qpn));
             return Err(error);
         }
         Ok(qp)
@@ -553,6 +573,25 @@ impl FerriteQp {
         qp.state.store(state.as_raw(), Relaxed);
         attr.fill(&answer);
         Ok(())
+    }
+
+    /// Lets a datagram queue pair into a multicast group, or out of it.
+    pub(crate) fn set_multicast(qp: &Qp<Ferrite>, gid: Gid, member: bool) -> Result {
+        let dev = qp.device();
+        if !dev.has(abi::FEATURE_MULTICAST) {
+            return Err(errno::eopnotsupp());
+        }
+        let member_of = MulticastMember {
+            gid: gid.0,
+            qpn: qp.qpn(),
+            reserved: 0,
+        };
+        let opcode = if member {
+            CommandOpcode::AttachMulticast
+        } else {
+            CommandOpcode::DetachMulticast
+        };
+        dev.hw.execute_as(opcode, &member_of)
     }
 
     /// Posts send work requests.
@@ -633,8 +672,8 @@ impl FerriteQp {
                 break;
             }
             let entry = offset + rq.at(rq.producer) * stride;
-            let sges = wr.sges().iter().map(device_sge);
-            result = wqe::write_receive(sges, |index, block| rings.put(entry + index, block));
+            let sges = wr.sges().iter().map(wqe::device_sge);
+            result = wqe::write_receive(0, sges, |index, block| rings.put(entry + index, block));
             if result.is_err() {
                 break;
             }
@@ -658,7 +697,13 @@ impl FerriteQp {
         entry: &CompletionEntry,
     ) -> Option<Wc<'a, Ferrite>> {
         let rings = qp.rings().ok()?;
-        let (id, fallback) = if entry.flags & abi::COMPLETION_RECEIVE != 0 {
+        let received = entry.flags & abi::COMPLETION_RECEIVE != 0;
+        let (id, fallback) = if received && entry.flags & abi::COMPLETION_SHARED != 0 {
+            (
+                FerriteSrq::complete(qp.srq()?, entry.index)?,
+                WcOpcode::Recv,
+            )
+        } else if received {
             let mut rq = rings.rq.lock();
             let id = rq.outstanding(entry.index)?;
             rq.consume_to(entry.index.wrapping_add(1));
@@ -681,6 +726,19 @@ impl FerriteQp {
             wc.imm_data = Some(entry.immediate);
         } else if entry.flags & abi::COMPLETION_INVALIDATED != 0 {
             wc.invalidated = Some(entry.immediate);
+        }
+        if received && matches!(qp.qp_type(), Some(QpType::Ud | QpType::Gsi)) {
+            wc.src_qp = entry.source_qpn;
+            wc.pkey_index = entry.pkey_index;
+            wc.port = PORT;
+            wc.grh = entry.flags & abi::COMPLETION_GRH != 0;
+            wc.ipv4 = Some(entry.flags & abi::COMPLETION_IPV6 == 0);
+            wc.smac = Some(entry.source_mac);
+            if entry.vlan != abi::VLAN_NONE {
+                // The consumer wants the identifier; the priority is the service level.
+                wc.vlan = Some(entry.vlan & 0xfff);
+                wc.sl = (entry.vlan >> 13) as u8;
+            }
         }
         Some(wc)
     }
@@ -727,14 +785,6 @@ fn checked_cap(dev: &Device<Ferrite>, asked: &QpCap) -> Result<QpCap> {
     Ok(*asked)
 }
 
-fn device_sge(sge: &crate::rdma::Sge) -> abi::Sge {
-    abi::Sge {
-        address: sge.addr(),
-        length: sge.length(),
-        lkey: sge.lkey(),
-    }
-}
-
 /// The device's form of a send work request, and how its completion is called.
 fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, WcOpcode)> {
     let asked = wr.flags();
@@ -747,6 +797,16 @@ fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, Wc
     }
     if asked.contains(SendFlags::FENCE) {
         flags |= abi::SEND_FENCE;
+    }
+    if let Some(to) = wr.datagram() {
+        let (opcode, immediate) = match wr.op()? {
+            SendOp::Send => (SendOpcode::Send, 0),
+            SendOp::SendWithImm(immediate) => (SendOpcode::SendImmediate, immediate),
+            _ => return Err(EINVAL),
+        };
+        let mut request = SendWqe::datagram(opcode, flags, immediate, &FerriteAh::part(&to)?);
+        add_data(&mut request, wr)?;
+        return Ok((request, WcOpcode::Send));
     }
     let (mut request, opcode) = match wr.op()? {
         SendOp::Send => (SendWqe::plain(SendOpcode::Send, flags, 0), WcOpcode::Send),
@@ -815,35 +875,58 @@ fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, Wc
             return Ok((SendWqe::register(flags, &part), WcOpcode::RegMr));
         }
     };
-    if asked.contains(SendFlags::INLINE) {
-        request.set_inline(|room| wr.copy_inline(room))?;
-    } else {
-        for sge in wr.sges() {
-            request.push_sge(&device_sge(sge))?;
-        }
-    }
+    add_data(&mut request, wr)?;
     Ok((request, opcode))
 }
 
-/// The device's form of a path.
-fn device_path(address: &AhAttr) -> Result<abi::Path> {
-    if !address.is_roce() {
-        return Err(EINVAL);
+/// Adds the data of a work request, or where they are.
+fn add_data(request: &mut SendWqe, wr: &SendWr<'_, Ferrite>) -> Result {
+    if wr.flags().contains(SendFlags::INLINE) {
+        return request.set_inline(|room| wr.copy_inline(room));
     }
-    let path = address.path();
-    let (vlan, _) = address.sgid().ok_or(EINVAL)?.l2()?;
-    Ok(abi::Path {
-        mac: path.dmac,
-        // The service level is the priority of a tagged frame.
-        vlan: vlan.map_or(abi::VLAN_NONE, |vlan| vlan | u16::from(path.sl & 7) << 13),
-        gid: path.dgid.0,
-        source_gid_index: path.sgid_index.into(),
-        hop_limit: path.hop_limit,
-        traffic_class: path.traffic_class,
-        flow_label: path.flow_label & 0xf_ffff,
-        udp_source_port: 0,
-        reserved: [0; 3],
-    })
+    for sge in wr.sges() {
+        request.push_sge(&wqe::device_sge(sge))?;
+    }
+    Ok(())
+}
+
+/// What a new queue pair belongs to, by kind: targets of extended connections have neither
+/// protection domain nor completion queues, initiators no receive queue.
+struct Roles<'a> {
+    pd: u32,
+    send_cq: Option<&'a Cq<Ferrite>>,
+    recv_cq: Option<&'a Cq<Ferrite>>,
+    srqn: u32,
+    xrcd: u32,
+    flags: u8,
+}
+
+impl<'a> Roles<'a> {
+    fn new(kind: QueuePairKind, attr: &QpInitAttr<'a, Ferrite>) -> Result<Self> {
+        let mut roles = Self {
+            pd: 0,
+            send_cq: None,
+            recv_cq: None,
+            srqn: 0,
+            xrcd: 0,
+            flags: 0,
+        };
+        if kind == QueuePairKind::ExtendedTarget {
+            roles.xrcd = attr.xrcd().ok_or(EINVAL)?.number();
+            return Ok(roles);
+        }
+        roles.pd = attr.pd().ok_or(EINVAL)?.number();
+        roles.send_cq = Some(attr.send_cq().ok_or(EINVAL)?);
+        if kind == QueuePairKind::ExtendedInitiator {
+            return Ok(roles);
+        }
+        roles.recv_cq = Some(attr.recv_cq().ok_or(EINVAL)?);
+        if let Some(srq) = attr.srq() {
+            roles.srqn = srq.number();
+            roles.flags = abi::QP_FLAG_SHARED_RECEIVE;
+        }
+        Ok(roles)
+    }
 }
 
 /// The device's form of a change of attributes. The number is left to the caller.
@@ -898,7 +981,7 @@ fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQ
         *mask |= abi::MODIFY_ACCESS;
     }
     if let Some(address) = attr.address() {
-        command.path = device_path(address)?;
+        command.path = ah::device_path(address)?;
         *mask |= abi::MODIFY_PATH;
     }
     if attr.port().is_some_and(|port| port != PORT) {
@@ -984,13 +1067,16 @@ mod tests {
 
     #[test]
     fn the_kernel_layout_holds_what_was_asked_for() {
-        let layout = RingLayout::for_kernel(&QpCap {
-            max_send_wr: 100,
-            max_recv_wr: 33,
-            max_send_sge: 3,
-            max_recv_sge: 2,
-            max_inline_data: 0,
-        });
+        let layout = RingLayout::for_kernel(
+            &QpCap {
+                max_send_wr: 100,
+                max_recv_wr: 33,
+                max_send_sge: 3,
+                max_recv_sge: 2,
+                max_inline_data: 0,
+            },
+            false,
+        );
         // Three entries take a second block.
         assert_eq!(layout.sq_log_blocks, 8);
         assert_eq!(layout.rq_log_entries, 6);
