@@ -60,7 +60,11 @@ fn caps(core: &Core) -> DeviceCaps {
         guid: core.config.guid,
         doorbell_pages: DOORBELL_PAGES as u32,
         clock_khz: 1_000_000,
-        device_memory: 0,
+        device_memory: if core.config.features & FEATURE_DEVICE_MEMORY != 0 {
+            DEVICE_MEMORY_SIZE as u64
+        } else {
+            0
+        },
         max_xrcd: 0,
         max_multicast: 0,
         reserved1: [0; 20],
@@ -144,12 +148,26 @@ impl Engine {
                 let number = payload::<ObjectNumber>(entry)?.number;
                 qp::destroy(core, &mut self.qps, number)
             }
-            CommandOpcode::RegisterRegion => core.tpt.register(&payload(entry)?),
-            CommandOpcode::AllocateTag => {
-                if core.features & (FEATURE_SEND_QUEUE_REGISTRATION | FEATURE_WINDOWS) == 0 {
+            CommandOpcode::RegisterRegion => {
+                let command: RegisterRegion = payload(entry)?;
+                if command.flags & REGION_DEVICE_MEMORY != 0
+                    && core.features & FEATURE_DEVICE_MEMORY == 0
+                {
                     return Err(CommandStatus::Unsupported);
                 }
-                core.tpt.allocate(&payload(entry)?)
+                core.tpt.register(&command)
+            }
+            CommandOpcode::AllocateTag => {
+                let command: AllocateTag = payload(entry)?;
+                let needed = if command.kind == TagKind::Region.number() {
+                    FEATURE_SEND_QUEUE_REGISTRATION
+                } else {
+                    FEATURE_WINDOWS
+                };
+                if core.features & needed == 0 {
+                    return Err(CommandStatus::Unsupported);
+                }
+                core.tpt.allocate(&command)
             }
             CommandOpcode::ReleaseTag => core
                 .tpt

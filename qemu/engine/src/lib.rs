@@ -18,6 +18,7 @@ pub mod core;
 pub mod counters;
 pub mod cq;
 mod cqp;
+pub mod device_memory;
 pub mod eq;
 pub mod gid;
 pub mod memory;
@@ -40,15 +41,20 @@ use crate::timers::TimerOwner;
 use ferrite_abi::{
     BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventEntry, FatalCode, Plain,
     QueuePairStateCode, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE,
-    CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_COMPLETION, DOORBELL_CONTROL,
-    DOORBELL_EVENT_QUEUE, DOORBELL_PAGES, DOORBELL_PAGE_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND,
-    EQ_CONTROL, FEATURE_RESIZE_CQ, FEATURE_SEND_QUEUE_REGISTRATION, MAGIC, QUEUE_NUMBER_MASK,
-    REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES,
-    REG_FIRMWARE, REG_MAC, REG_MAGIC, REG_STATUS, REG_VECTORS,
+    CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DEVICE_MEMORY_OFFSET, DOORBELL_COMPLETION,
+    DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_PAGES, DOORBELL_PAGE_SIZE, DOORBELL_RECEIVE,
+    DOORBELL_SEND, EQ_CONTROL, FEATURE_DEVICE_MEMORY, FEATURE_RESIZE_CQ,
+    FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION,
+    REG_BOOT, REG_CONTROL, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE,
+    REG_MAC, REG_MAGIC, REG_STATUS, REG_VECTORS,
 };
 
 /// The features this engine has.
-pub const FEATURES: u64 = FEATURE_RESIZE_CQ | FEATURE_SEND_QUEUE_REGISTRATION | transport::FEATURES;
+pub const FEATURES: u64 = FEATURE_RESIZE_CQ
+    | FEATURE_SEND_QUEUE_REGISTRATION
+    | FEATURE_WINDOWS
+    | FEATURE_DEVICE_MEMORY
+    | transport::FEATURES;
 
 /// Model version, for `REG_FIRMWARE`: major.minor.patch in bits 31:16, 15:8, 7:0.
 pub const FIRMWARE: u32 = 1 << 8;
@@ -164,8 +170,15 @@ impl Engine {
         self.core.fail(FatalCode::Injected, host);
     }
 
-    /// A read of `size` bytes at `offset` of a BAR. Reads of anything but a register give 0.
+    /// A read of `size` bytes at `offset` of a BAR. Reads of anything but a register or device
+    /// memory give 0.
     pub fn mmio_read(&mut self, bar: u32, offset: u64, size: usize) -> u64 {
+        if bar == BAR_DOORBELLS {
+            return match self.device_memory(offset) {
+                Some(at) => self.core.tpt.device.load(at, size),
+                None => 0,
+            };
+        }
         if bar != BAR_REGISTERS {
             return 0;
         }
@@ -223,9 +236,25 @@ impl Engine {
         };
         match bar {
             BAR_REGISTERS => self.write_register(offset, size, value, host),
-            BAR_DOORBELLS => self.ring_doorbell(offset, size, value, host),
+            BAR_DOORBELLS => match self.device_memory(offset as u64) {
+                Some(at) => {
+                    if !self.core.tpt.device.store(at, size, value) {
+                        self.core.counters.bad_doorbells += 1;
+                    }
+                }
+                None => self.ring_doorbell(offset, size, value, host),
+            },
             _ => {}
         }
+    }
+
+    /// The offset in device memory of an offset in the doorbell BAR; none below it, or when the
+    /// device has none.
+    fn device_memory(&self, offset: u64) -> Option<u64> {
+        if self.core.config.features & FEATURES & FEATURE_DEVICE_MEMORY == 0 {
+            return None;
+        }
+        offset.checked_sub(DEVICE_MEMORY_OFFSET as u64)
     }
 
     fn write_register(&mut self, offset: usize, size: usize, value: u64, host: &mut dyn Host) {

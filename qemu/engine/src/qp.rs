@@ -8,7 +8,7 @@ use crate::gid::MAX_GIDS;
 use crate::memory::Host;
 use crate::queue::{Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest};
 use crate::timers::Timer;
-use crate::tpt::{Domain, TptError};
+use crate::tpt::{Domain, Holder, TptError};
 use crate::transport::{self, Connection};
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
@@ -59,6 +59,14 @@ impl QueuePair {
         Domain {
             pd: self.pd,
             privileged: self.flags & QP_FLAG_PRIVILEGED != 0,
+        }
+    }
+
+    /// What remote checks, binds and invalidations on its behalf compare with.
+    pub fn holder(&self) -> Holder {
+        Holder {
+            pd: self.pd,
+            qpn: self.number,
         }
     }
 
@@ -352,6 +360,7 @@ pub(crate) fn destroy(
         .get_mut(qpn as usize)
         .and_then(Option::take)
         .ok_or(CommandStatus::NotFound)?;
+    core.tpt.queue_pair_gone(qpn);
     for cqn in [qp.send_cqn, qp.receive_cqn] {
         if let Some(cq) = core.cqs.get_mut(cqn) {
             cq.users = cq.users.saturating_sub(1);
@@ -463,6 +472,7 @@ fn take_attributes(attributes: &mut ModifyQueuePair, command: &ModifyQueuePair) 
 fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.state = State::Reset;
     qp.draining = false;
+    core.tpt.queue_pair_gone(qp.number);
     qp.timer.stop();
     qp.transport = Connection::default();
     qp.attributes = ModifyQueuePair {
@@ -561,6 +571,8 @@ pub enum LocalError {
     Unsupported,
     /// The table refused.
     Table(TptError),
+    /// The table refused to bind a window.
+    Bind(TptError),
 }
 
 impl LocalError {
@@ -571,30 +583,39 @@ impl LocalError {
                 (CompletionStatus::LocalQueuePairOperation, 0x200)
             }
             Self::Table(error) => (CompletionStatus::LocalProtection, error.detail()),
+            Self::Bind(error) => (CompletionStatus::WindowBind, error.detail()),
         }
     }
 }
 
-/// Carries out a work request that no packet is sent for: a registration or local invalidation.
+/// Carries out a work request that no packet is sent for: a registration, local invalidation or
+/// bind.
 /// The transport calls it when the request's turn comes, and completes it.
 pub fn execute_local(
     core: &mut Core,
     qp: &QueuePair,
     request: &SendRequest,
 ) -> Result<(), LocalError> {
-    if qp.flags & QP_FLAG_REGISTER == 0 {
-        return Err(LocalError::NotAllowed);
-    }
+    let may_register = qp.flags & QP_FLAG_REGISTER != 0;
     match (&request.body, request.opcode) {
-        (SendBody::Register(part), SendOpcode::Register) => core
+        (SendBody::Register(part), SendOpcode::Register) if may_register => core
             .tpt
             .register_from_queue(part, qp.pd)
             .map_err(LocalError::Table),
-        (_, SendOpcode::LocalInvalidate) => core
-            .tpt
-            .invalidate(request.immediate, qp.pd)
-            .map_err(LocalError::Table),
-        _ => Err(LocalError::Unsupported),
+        (_, SendOpcode::LocalInvalidate)
+            if may_register || core.tpt.is_window(request.immediate) =>
+        {
+            core.tpt
+                .invalidate(request.immediate, qp.holder())
+                .map_err(LocalError::Table)
+        }
+        (SendBody::Bind(part), SendOpcode::Bind) => {
+            if core.features & FEATURE_WINDOWS == 0 {
+                return Err(LocalError::Unsupported);
+            }
+            core.tpt.bind(part, qp.holder()).map_err(LocalError::Bind)
+        }
+        _ => Err(LocalError::NotAllowed),
     }
 }
 

@@ -672,9 +672,7 @@ fn acknowledge(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Hos
         .messages
         .iter()
         .take_while(|message| psn_diff(psn, message.first_psn) > 0)
-        .find(|message| {
-            message.is_answered() && message.packets > 0 && !message.is_before(una)
-        })
+        .find(|message| message.is_answered() && message.packets > 0 && !message.is_before(una))
         .map(|message| message.first_psn);
     let reached = match barrier {
         Some(barrier) if psn_diff(psn, barrier) > 0 => barrier,

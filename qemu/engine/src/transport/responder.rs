@@ -17,7 +17,7 @@ use crate::roce::{
     psn_add, psn_diff, Aeth, AtomicAckEth, Bth, NakCode, Opcode, Operation, Packet, Position,
     Syndrome, CREDIT_UNLIMITED,
 };
-use crate::tpt::{LocalAccess, RemoteAccess, Span, TptError};
+use crate::tpt::{AtomicOperation, LocalAccess, RemoteAccess, Span, TptError};
 use ferrite_abi::{
     CompletionOpcode, CompletionStatus, EventCode, QueuePairStateCode as State,
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, COMPLETION_IMMEDIATE,
@@ -238,7 +238,7 @@ fn has_answer(packet: &Packet<'_>) -> bool {
 fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option<()> {
     let psn = packet.bth.psn;
     let log_mtu = qp.attributes.log_mtu;
-    let pd = qp.pd;
+    let holder = qp.holder();
     let responder = &mut qp.transport.responder;
     match packet.info.operation {
         Operation::ReadRequest => {
@@ -264,7 +264,7 @@ fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option
                     reth.rkey,
                     reth.address,
                     reth.length.into(),
-                    pd,
+                    holder,
                     RemoteAccess::Read,
                 )
                 .ok()?;
@@ -458,7 +458,7 @@ fn send(
         return Ok(());
     }
     if let Some(tag) = packet.invalidate {
-        core.tpt.invalidate(tag, qp.pd)?;
+        core.tpt.invalidate(tag, qp.holder())?;
     }
     qp.transport.responder.incoming = Incoming::None;
     complete_receive(core, qp, packet, CompletionOpcode::Receive, total, host)?;
@@ -486,7 +486,7 @@ fn write(
                 reth.rkey,
                 reth.address,
                 reth.length.into(),
-                qp.pd,
+                qp.holder(),
                 RemoteAccess::Write,
             )?;
             (span, 0, reth.length)
@@ -561,7 +561,7 @@ fn read(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Result<(), 
         reth.rkey,
         reth.address,
         reth.length.into(),
-        qp.pd,
+        qp.holder(),
         RemoteAccess::Read,
     )?;
     let count = packets(reth.length, qp.attributes.log_mtu);
@@ -593,17 +593,21 @@ fn atomic(
     if atomic.address % 8 != 0 {
         return Err(Refusal::Invalid);
     }
-    let span =
-        core.tpt
-            .check_remote(atomic.rkey, atomic.address, 8, qp.pd, RemoteAccess::Atomic)?;
-    let address = core.tpt.atomic_address(host, &span)?;
-    let original = match packet.info.operation {
-        Operation::CompareSwap => {
-            host.compare_exchange_u64(address, atomic.compare, atomic.operand)
-        }
-        _ => host.fetch_add_u64(address, atomic.operand),
-    }
-    .map_err(|_| Refusal::Failed)?;
+    let span = core.tpt.check_remote(
+        atomic.rkey,
+        atomic.address,
+        8,
+        qp.holder(),
+        RemoteAccess::Atomic,
+    )?;
+    let operation = match packet.info.operation {
+        Operation::CompareSwap => AtomicOperation::CompareSwap {
+            compare: atomic.compare,
+            new: atomic.operand,
+        },
+        _ => AtomicOperation::FetchAdd(atomic.operand),
+    };
+    let original = core.tpt.atomic(host, &span, operation)?;
     let responder = &mut qp.transport.responder;
     let psn = packet.bth.psn;
     if responder.atomics.len() >= SAVED_ATOMICS {
