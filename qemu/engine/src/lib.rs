@@ -380,6 +380,9 @@ impl Engine {
             Some(qp) if qp.doorbell_page == page => match qp.state {
                 QueuePairStateCode::ReadyToSend => self.core.schedule(qp),
                 QueuePairStateCode::Error => qp::flush(&mut self.core, qp, host),
+                QueuePairStateCode::SendDrain if qp.stopped => {
+                    qp::flush_stopped(&mut self.core, qp, host);
+                }
                 // Nothing is sent now; the producer index is looked at on the way to RTS.
                 _ => {}
             },

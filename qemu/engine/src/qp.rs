@@ -41,6 +41,9 @@ pub struct QueuePair {
     pub state: State,
     /// A drain of the send queue is under way (in state `SendDrain`).
     pub draining: bool,
+    /// A failed registration has stopped the send queue (in state `SendDrain`): what is posted is
+    /// flushed until the queue pair is told to send again.
+    pub(crate) stopped: bool,
     /// The send queue.
     pub send: SendQueue,
     /// The receive queue.
@@ -73,6 +76,11 @@ impl QueuePair {
     /// Bytes of the largest packet payload.
     pub fn mtu(&self) -> usize {
         1 << self.attributes.log_mtu.clamp(8, 12)
+    }
+
+    /// Does a failure of such a work request stop the send queue instead of failing the queue pair?
+    pub fn stops_at(&self, opcode: SendOpcode) -> bool {
+        self.flags & QP_FLAG_REGISTER_DRAINS != 0 && opcode == SendOpcode::Register
     }
 
     /// May new work requests be taken up?
@@ -334,6 +342,7 @@ pub(crate) fn create(
         },
         state: State::Reset,
         draining: false,
+        stopped: false,
         send,
         receive,
         transport: Connection::default(),
@@ -426,6 +435,15 @@ pub(crate) fn modify(
         State::Reset => reset(core, qp, host),
         State::Error => enter_error(core, qp, host),
         _ => {
+            if qp.stopped && to == State::ReadyToSend {
+                // Whatever was posted before this command belongs to what failed.
+                flush_stopped(core, qp, host);
+                qp.stopped = false;
+            }
+            if qp.state == State::Error {
+                // The completion queue did not take them.
+                return Err(CommandStatus::BadState);
+            }
             qp.state = to;
             transport::modified(core, qp, from, command.mask, host);
             qp.draining = to == State::SendDrain && from != to;
@@ -472,6 +490,7 @@ fn take_attributes(attributes: &mut ModifyQueuePair, command: &ModifyQueuePair) 
 fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.state = State::Reset;
     qp.draining = false;
+    qp.stopped = false;
     core.tpt.queue_pair_gone(qp.number);
     qp.timer.stop();
     qp.transport = Connection::default();
@@ -489,6 +508,7 @@ fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 pub fn enter_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.state = State::Error;
     qp.draining = false;
+    qp.stopped = false;
     qp.timer.stop();
     qp.transport = Connection::default();
     flush(core, qp, host);
@@ -503,16 +523,44 @@ pub fn fail(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     enter_error(core, qp, host);
 }
 
-/// Completes what is posted to a queue pair in state ERROR, and asks to be told of more.
-pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+/// Stops the send queue after the completion of a registration that failed
+/// ([`QueuePair::stops_at`]), with all before it complete: to state SQD, with everything behind it
+/// flushed. The peer's requests are served on.
+pub(crate) fn stop_sending(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    qp.state = State::SendDrain;
+    qp.draining = false;
+    qp.stopped = true;
+    flush_stopped(core, qp, host);
+    if qp.stopped {
+        core.async_event(EventCode::SendQueueDrained, qp.number, host);
+    }
+}
+
+/// Completes what is posted to a send queue that was stopped, and asks to be told of more.
+pub(crate) fn flush_stopped(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    if !flush_posted_sends(core, qp, host) {
+        fail(core, qp, host);
+    }
+}
+
+/// Completes what is posted to the send queue; false when that cannot be done.
+fn flush_posted_sends(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     // Posts that come in meanwhile are seen at the second look or ring a doorbell.
     for _ in 0..2 {
         let more = qp.send.sleep(host);
-        flush_send(core, qp, host);
-        if !matches!(more, Ok(true)) {
+        if !flush_send(core, qp, host) || more.is_err() {
+            return false;
+        }
+        if matches!(more, Ok(false)) {
             break;
         }
     }
+    true
+}
+
+/// Completes what is posted to a queue pair in state ERROR, and asks to be told of more.
+pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    flush_posted_sends(core, qp, host);
     for _ in 0..2 {
         let more = qp.receive.sleep(host);
         flush_receive(core, qp, host);
@@ -522,7 +570,8 @@ pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     }
 }
 
-fn flush_send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+/// Completes what is known to be posted; false when the completion queue is dead.
+fn flush_send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let mut request = SendRequest::default();
     while qp.send.retired() != qp.send.producer() {
         let index = qp.send.retired();
@@ -539,9 +588,10 @@ fn flush_send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
         }
         if core.complete_send(qp, &completion, host).is_err() {
             qp.send.retire_all();
-            return;
+            return false;
         }
     }
+    true
 }
 
 fn flush_receive(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {

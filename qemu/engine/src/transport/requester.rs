@@ -588,6 +588,11 @@ fn fail(core: &mut Core, qp: &mut QueuePair, failure: Failure, host: &mut dyn Ho
         ..SendCompletion::of(&message.request, failure.status)
     };
     match core.complete_send(qp, &completion, host) {
+        Ok(()) if qp.stops_at(message.request.opcode) => {
+            // It was the last one taken up.
+            qp.transport.requester.cursor = 0;
+            qp::stop_sending(core, qp, host);
+        }
         Ok(()) => qp::enter_error(core, qp, host),
         Err(_) => qp::fail(core, qp, host),
     }
