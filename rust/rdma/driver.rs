@@ -45,6 +45,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
     type Srq: Send + Sync;
     /// Driver's data of a memory window.
     type Mw: Send + Sync;
+    /// Driver's data of a domain of extended reliable connections.
+    type Xrcd: Send + Sync;
 
     // ---- The device and its ports ----
 
@@ -261,6 +263,18 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
+    /// Changes a region of a process in place: what is `Some` changes.
+    ///
+    /// Failing leaves the region as it was. The core sets address, length and protection domain
+    /// of the region itself.
+    fn rereg_user_mr(
+        _mr: &Mr<Self>,
+        _change: &RegionChange<'_, Self>,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     /// Makes a memory window.
     fn alloc_mw<'a>(
         _pd: &Pd<Self>,
@@ -297,12 +311,30 @@ pub trait Driver: Sized + Send + Sync + 'static {
     // ---- Shared receive queues ----
 
     /// Makes a shared receive queue. `attr` may be written: capabilities are what was granted.
+    ///
+    /// One with `extended` is for extended reliable connections; its number has to be told by
+    /// [`New::set_extended_number`].
     fn create_srq<'a>(
-        _dev: &Device<Self>,
+        _pd: &Pd<Self>,
         _new: New<'a, kind::Srq, Self>,
         _attr: &mut SrqAttr,
+        _extended: Option<&ExtendedSrq<'_, Self>>,
         _udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Srq<Self>> {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Makes a domain of extended reliable connections.
+    fn alloc_xrcd<'a>(
+        _dev: &Device<Self>,
+        _new: New<'a, kind::Xrcd, Self>,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Xrcd<Self>> {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Ends a domain of extended reliable connections.
+    fn dealloc_xrcd(_xrcd: &Xrcd<Self>) -> Result {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 

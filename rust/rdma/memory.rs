@@ -51,6 +51,17 @@ pub struct UserRegion {
     pub access: Access,
 }
 
+/// What is to be changed of a region.
+pub struct RegionChange<'a, D: Driver> {
+    /// Other memory: start, length and address, as in [`UserRegion`]. Its rights are those below,
+    /// or what they were.
+    pub memory: Option<UserRegion>,
+    /// Another protection domain.
+    pub pd: Option<&'a Pd<D>>,
+    /// Other rights.
+    pub access: Option<Access>,
+}
+
 impl<D: Driver> New<'_, kind::Mr, D> {
     /// Tells the core the region's keys.
     pub fn set_keys(&mut self, lkey: u32, rkey: u32) {

@@ -38,6 +38,8 @@ pub mod kind {
     pub enum Srq {}
     /// A memory window.
     pub enum Mw {}
+    /// A domain of extended reliable connections.
+    pub enum Xrcd {}
 }
 
 /// What the core's and the driver's part of a kind of object are.
@@ -83,6 +85,7 @@ kinds! {
     Ah: ib_ah;
     Srq: ib_srq;
     Mw: ib_mw;
+    Xrcd: ib_xrcd;
 }
 
 /// A verbs object of kind `K` of a device driven by `D`.

@@ -83,6 +83,7 @@ impl<D: Driver> Table<D> {
         ops.reg_user_mr = Some(Self::reg_user_mr);
         ops.dereg_mr = Some(Self::dereg_mr);
         ops.alloc_mr = op_if!(D::HAS_ALLOC_MR, Self::alloc_mr);
+        ops.rereg_user_mr = op_if!(D::HAS_REREG_USER_MR, Self::rereg_user_mr);
         ops.map_mr_sg = op_if!(D::HAS_PUSH_MR_PAGE, Self::map_mr_sg);
         ops.alloc_mw = op_if!(D::HAS_ALLOC_MW, Self::alloc_mw);
         ops.dealloc_mw = op_if!(D::HAS_DEALLOC_MW, Self::dealloc_mw);
@@ -97,6 +98,9 @@ impl<D: Driver> Table<D> {
         ops.destroy_srq = op_if!(D::HAS_DESTROY_SRQ, Self::destroy_srq);
         ops.post_srq_recv = op_if!(D::HAS_POST_SRQ_RECV, Self::post_srq_recv);
 
+        ops.alloc_xrcd = op_if!(D::HAS_ALLOC_XRCD, Self::alloc_xrcd);
+        ops.dealloc_xrcd = op_if!(D::HAS_DEALLOC_XRCD, Self::dealloc_xrcd);
+
         ops.size_ib_ucontext = Object::<kind::Ucontext, D>::SIZE;
         ops.size_ib_pd = Object::<kind::Pd, D>::SIZE;
         ops.size_ib_cq = Object::<kind::Cq, D>::SIZE;
@@ -104,6 +108,7 @@ impl<D: Driver> Table<D> {
         ops.size_ib_ah = Object::<kind::Ah, D>::SIZE;
         ops.size_ib_srq = Object::<kind::Srq, D>::SIZE;
         ops.size_ib_mw = Object::<kind::Mw, D>::SIZE;
+        ops.size_ib_xrcd = Object::<kind::Xrcd, D>::SIZE;
         ops
     };
 
@@ -894,6 +899,57 @@ impl<D: Driver> Table<D> {
     /// # Safety
     ///
     /// See the module.
+    unsafe extern "C" fn rereg_user_mr(
+        mr: *mut bindings::ib_mr,
+        flags: c_int,
+        start: u64,
+        length: u64,
+        virt_addr: u64,
+        access: c_int,
+        pd: *mut bindings::ib_pd,
+        udata: *mut bindings::ib_udata,
+    ) -> *mut bindings::ib_mr {
+        let flags = flags as u32;
+        let has = |flag: bindings::ib_mr_rereg_flags| flags & flag != 0;
+        let access = Access::from_raw(access as u32);
+        let result = (|| {
+            if flags & !bindings::ib_mr_rereg_flags_IB_MR_REREG_SUPPORTED != 0 {
+                return Err(crate::kernel_ext::errno::eopnotsupp());
+            }
+            // SAFETY: The core's contract.
+            let (mr, pd, udata) = unsafe {
+                (
+                    Object::from_raw(mr),
+                    Object::from_raw(pd),
+                    Udata::<D>::from_raw(udata),
+                )
+            };
+            let change = RegionChange {
+                memory: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS).then_some(UserRegion {
+                    start,
+                    length,
+                    iova: virt_addr,
+                    access,
+                }),
+                pd: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_PD).then_some(pd),
+                access: has(bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS).then_some(access),
+            };
+            D::rereg_user_mr(mr, &change, udata.as_ref())?;
+            if let Some(udata) = udata {
+                let _ = udata.finish();
+            }
+            Ok(())
+        })();
+        match result {
+            // Null: the region is still the same object.
+            Ok(()) => ptr::null_mut(),
+            Err(err) => err.to_errno() as isize as *mut bindings::ib_mr,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
     unsafe extern "C" fn alloc_mw(
         mw: *mut bindings::ib_mw,
         udata: *mut bindings::ib_udata,
@@ -978,10 +1034,14 @@ impl<D: Driver> Table<D> {
         from_result(|| {
             // SAFETY: The core's contract.
             unsafe {
-                if (*attr).srq_type != bindings::ib_srq_type_IB_SRQT_BASIC {
-                    return Err(crate::kernel_ext::errno::eopnotsupp());
-                }
-                let dev = Device::from_raw((*srq).device);
+                let extended = match (*attr).srq_type {
+                    bindings::ib_srq_type_IB_SRQT_BASIC => None,
+                    bindings::ib_srq_type_IB_SRQT_XRC if D::HAS_ALLOC_XRCD => {
+                        Some(ExtendedSrq::from_raw(srq).ok_or(EINVAL)?)
+                    }
+                    _ => return Err(crate::kernel_ext::errno::eopnotsupp()),
+                };
+                let pd = Object::from_raw((*srq).pd);
                 let raw = &mut (*attr).attr;
                 let mut values = SrqAttr {
                     max_wr: raw.max_wr,
@@ -989,10 +1049,47 @@ impl<D: Driver> Table<D> {
                     limit: raw.srq_limit,
                 };
                 Self::create_with::<kind::Srq>(srq, udata, |new, udata| {
-                    D::create_srq(dev, new, &mut values, udata)
+                    D::create_srq(pd, new, &mut values, extended.as_ref(), udata)
                 })?;
                 raw.max_wr = values.max_wr;
                 raw.max_sge = values.max_sge;
+            }
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn alloc_xrcd(
+        xrcd: *mut bindings::ib_xrcd,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let dev = Device::from_raw((*xrcd).device);
+                Self::create_with::<kind::Xrcd>(xrcd, udata, |new, udata| {
+                    D::alloc_xrcd(dev, new, udata)
+                })
+            }?;
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn dealloc_xrcd(
+        xrcd: *mut bindings::ib_xrcd,
+        udata: *mut bindings::ib_udata,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                expect_none::<D>(udata)?;
+                D::dealloc_xrcd(Object::from_raw(xrcd))?;
+                Object::<kind::Xrcd, D>::finish(xrcd);
             }
             Ok(0)
         })

@@ -2,7 +2,7 @@
 
 //! Queue pairs, their attributes and states.
 
-use super::{kind, Access, AhAttr, Cq, Driver, Mtu, New, Object, ObjectRef, Path, Pd, Srq};
+use super::{kind, Access, AhAttr, Cq, Driver, Mtu, New, Object, ObjectRef, Path, Pd, Srq, Xrcd};
 use crate::bindings;
 use core::marker::PhantomData;
 
@@ -239,6 +239,12 @@ impl<'a, D: Driver> QpInitAttr<'a, D> {
     pub fn srq(&self) -> Option<&'a Srq<D>> {
         // SAFETY: Shared receive queues outlive the queue pairs that use them.
         (!self.raw.srq.is_null()).then(|| unsafe { Object::from_raw(self.raw.srq) })
+    }
+
+    /// The domain, of the target of an extended reliable connection.
+    pub fn xrcd(&self) -> Option<&'a Xrcd<D>> {
+        // SAFETY: Domains outlive the queue pairs that use them.
+        (!self.raw.xrcd.is_null()).then(|| unsafe { Object::from_raw(self.raw.xrcd) })
     }
 
     /// How much it has to hold.

@@ -2,7 +2,7 @@
 
 //! Shared receive queues.
 
-use super::{kind, Driver, Object, ObjectRef, Pd};
+use super::{kind, Cq, Driver, New, Object, ObjectRef, Pd};
 use crate::bindings;
 
 /// A shared receive queue.
@@ -19,6 +19,50 @@ pub struct SrqAttr {
     pub max_sge: u32,
     /// An event is raised when fewer than this are left; zero for none.
     pub limit: u32,
+}
+
+/// A domain of extended reliable connections.
+pub type Xrcd<D> = Object<kind::Xrcd, D>;
+/// A counted reference to a domain of extended reliable connections.
+pub type XrcdRef<D> = ObjectRef<kind::Xrcd, D>;
+
+/// What a shared receive queue for extended reliable connections belongs to.
+pub struct ExtendedSrq<'a, D: Driver> {
+    /// Its domain.
+    pub xrcd: &'a Xrcd<D>,
+    /// Where its receives complete.
+    pub cq: &'a Cq<D>,
+}
+
+impl<'a, D: Driver> ExtendedSrq<'a, D> {
+    /// # Safety
+    ///
+    /// `srq` must be a queue that the core is creating, with its type and what it belongs to set.
+    pub(super) unsafe fn from_raw(srq: *mut bindings::ib_srq) -> Option<Self> {
+        // SAFETY: By the contract of this function; domain and completion queue outlive the queue.
+        unsafe {
+            let ext = &(*srq).ext;
+            let (xrcd, cq) = (ext.__bindgen_anon_1.xrc.as_ref().xrcd, ext.cq);
+            if xrcd.is_null() || cq.is_null() {
+                return None;
+            }
+            Some(Self {
+                xrcd: Object::from_raw(xrcd),
+                cq: Object::from_raw(cq),
+            })
+        }
+    }
+}
+
+impl<D: Driver> New<'_, kind::Srq, D> {
+    /// Tells the core the number of a queue for extended reliable connections.
+    pub fn set_extended_number(&mut self, number: u32) {
+        // SAFETY: The object is not shared yet; the core only looks at the number of extended ones.
+        unsafe {
+            let ext = &mut (*self.as_raw()).ext;
+            ext.__bindgen_anon_1.xrc.as_mut().srq_num = number;
+        }
+    }
 }
 
 impl<D: Driver> Object<kind::Srq, D> {

@@ -41,6 +41,7 @@ impl Driver for Minimal {
     type Ah = ();
     type Srq = ();
     type Mw = ();
+    type Xrcd = ();
 
     fn query_device(_dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(DeviceAttr::default())

@@ -139,8 +139,9 @@ impl<'a> Device<'a> {
         })
     }
 
-    /// The first RoCEv2 GID of a port, with its index; one of an IPv4 address if there is.
-    pub fn roce_v2_gid(&self, port: u32) -> Result<(u8, Gid)> {
+    /// The first RoCEv2 GID of a port, with its index and the MAC address it sends from; one of an
+    /// IPv4 address if there is.
+    pub fn roce_v2_gid(&self, port: u32) -> Result<(u8, Gid, [u8; 6])> {
         let mut found = None;
         for index in 0..self.port(port)?.gid_tbl_len.min(256) {
             // SAFETY: The device is valid.
@@ -149,14 +150,17 @@ impl<'a> Device<'a> {
                 continue;
             };
             // SAFETY: The entry is ours until it is put.
-            let (gid, gid_type) = unsafe {
+            let (gid, gid_type, l2) = unsafe {
                 let entry = GidAttr::from_raw(attr);
-                let values = (entry.gid(), entry.gid_type());
+                let values = (entry.gid(), entry.gid_type(), entry.l2());
                 bindings::rdma_put_gid_attr(attr);
                 values
             };
+            let Ok((_, mac)) = l2 else {
+                continue;
+            };
             if gid_type == Some(GidType::RoceV2) && (gid.is_ipv4() || found.is_none()) {
-                found = Some((index as u8, gid));
+                found = Some((index as u8, gid, mac));
                 if gid.is_ipv4() {
                     break;
                 }
@@ -515,6 +519,8 @@ pub struct Peer {
     pub qp_num: u32,
     /// Its GID.
     pub gid: Gid,
+    /// The MAC address of the next hop; the core finds it for processes only.
+    pub mac: [u8; 6],
     /// Index of the own GID.
     pub sgid_index: u8,
     /// The payload of a packet.
@@ -529,6 +535,8 @@ pub struct Peer {
 pub struct Qp<'p> {
     raw: NonNull<bindings::ib_qp>,
     lkey: u32,
+    /// Whether it left the reset state, before which nothing can be posted.
+    used: Atomic<bool>,
     slots: KVec<Pin<KBox<Slot<'p>>>>,
 }
 
@@ -555,6 +563,7 @@ impl<'p> Qp<'p> {
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             lkey: pd.local_dma_lkey(),
+            used: Atomic::new(false),
             slots,
         })
     }
@@ -586,6 +595,8 @@ impl<'p> Qp<'p> {
                 | b::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
         )?;
 
+        self.used.store(true, Release);
+
         attr.qp_state = QpState::Rtr.as_raw();
         attr.path_mtu = peer.mtu.as_raw();
         attr.dest_qp_num = peer.qp_num;
@@ -593,6 +604,7 @@ impl<'p> Qp<'p> {
         attr.min_rnr_timer = 12;
         super::Path {
             dgid: peer.gid,
+            dmac: peer.mac,
             sgid_index: peer.sgid_index,
             hop_limit: 64,
             port: 1,
@@ -711,9 +723,11 @@ impl<'p> Qp<'p> {
 impl Drop for Qp<'_> {
     fn drop(&mut self) {
         // SAFETY: Ours by the type invariant. Draining completes all requests, so that slots and
-        // buffers can go afterwards.
+        // buffers can go afterwards. There is no way from reset to error, which draining takes.
         unsafe {
-            bindings::ib_drain_qp(self.raw.as_ptr());
+            if self.used.load(Acquire) {
+                bindings::ib_drain_qp(self.raw.as_ptr());
+            }
             bindings::ib_destroy_qp(self.raw.as_ptr());
         }
     }

@@ -99,11 +99,12 @@ impl<'p> Pair<'p> {
             pd,
             atomics: device.has_atomics(),
         };
-        let (sgid_index, gid) = device.roce_v2_gid(PORT)?;
+        let (sgid_index, gid, mac) = device.roce_v2_gid(PORT)?;
         let mtu = device.port(PORT)?.active_mtu;
         let peer = |qp: &Qp<'_>| Peer {
             qp_num: qp.number(),
             gid,
+            mac,
             sgid_index,
             mtu,
         };

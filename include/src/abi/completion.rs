@@ -96,7 +96,7 @@ layout! {
         /// Queue pair number.
         0 => qpn: u32,
         /// Send queue: free-running index of the first block of the work request.
-        /// Receive queues: free-running index of the entry; shared: its slot.
+        /// Receive queues: free-running index of the entry; shared ones: the entry's `id`.
         4 => index: u32,
         /// Bytes received or read.
         8 => byte_count: u32,

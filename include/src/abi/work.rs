@@ -170,8 +170,10 @@ layout! {
     pub struct ReceiveHeader: 16 {
         /// Scatter/gather entries.
         0 => sge_count: u32,
+        /// Shared receive queues: what the completion's `index` is to be; else zero.
+        4 => id: u32,
         /// Zero.
-        4 => reserved: [u32; 3],
+        8 => reserved: [u32; 2],
     }
 
     /// A path to a peer: what an address handle or the path of a connected queue pair says.

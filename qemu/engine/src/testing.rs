@@ -1034,7 +1034,8 @@ impl Node {
         let index = qp.receive_producer;
         let mut bytes = ReceiveHeader {
             sge_count: sges.len() as u32,
-            reserved: [0; 3],
+            id: 0,
+            reserved: [0; 2],
         }
         .as_bytes()
         .to_vec();

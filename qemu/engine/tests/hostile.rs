@@ -618,7 +618,8 @@ impl Hostile {
                 } else {
                     random.below(4) as u32
                 },
-                reserved: [0; 3],
+                id: random.nasty() as u32,
+                reserved: [0; 2],
             };
             self.node.host.memory.put(at, &header);
             for n in 0..3 {

@@ -13,7 +13,7 @@ use crate::memory::Doorbells;
 use crate::private::*;
 use crate::sys::*;
 use crate::table::QueuePairTable;
-use crate::{cq, cq_ex, fail, post, protection, qp};
+use crate::{ah, cq, cq_ex, fail, post, protection, qp, srq, window};
 
 /// What an opened device is to this provider. libibverbs allocates it, with its own part first.
 #[repr(C)]
@@ -45,24 +45,37 @@ impl Context {
 }
 
 const OPS: verbs_context_ops = verbs_context_ops {
+    alloc_mw: Some(window::alloc_mw),
     alloc_pd: Some(protection::alloc_pd),
+    attach_mcast: Some(ibv_cmd_attach_mcast),
+    bind_mw: Some(window::bind_mw),
     cq_event: Some(cq::cq_event),
+    create_ah: Some(ah::create_ah),
     create_cq: Some(cq::create_cq),
     create_cq_ex: Some(cq_ex::create_cq_ex),
     create_qp: Some(qp::create_qp),
     create_qp_ex: Some(qp::create_qp_ex),
+    create_srq: Some(srq::create_srq),
+    dealloc_mw: Some(window::dealloc_mw),
     dealloc_pd: Some(protection::dealloc_pd),
     dereg_mr: Some(protection::dereg_mr),
+    destroy_ah: Some(ah::destroy_ah),
     destroy_cq: Some(cq::destroy_cq),
     destroy_qp: Some(qp::destroy_qp),
+    destroy_srq: Some(srq::destroy_srq),
+    detach_mcast: Some(ibv_cmd_detach_mcast),
     free_context: Some(free_context),
+    modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
+    modify_srq: Some(srq::modify_srq),
     poll_cq: Some(cq::poll_cq),
     post_recv: Some(post::post_recv),
     post_send: Some(post::post_send),
+    post_srq_recv: Some(srq::post_srq_recv),
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
     query_qp: Some(qp::query_qp),
+    query_srq: Some(srq::query_srq),
     reg_mr: Some(protection::reg_mr),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(protection::rereg_mr),

@@ -9,8 +9,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_abi::{
     phase_of, CompletionDoorbell, CompletionEntry, CompletionOpcode, CompletionRecord, Plain,
-    UverbsCqRequest, UverbsCqResponse, COMPLETION_IMMEDIATE, COMPLETION_INVALIDATED,
-    COMPLETION_PHASE, COMPLETION_RECEIVE, COMPLETION_VALID_OFFSET, DOORBELL_COMPLETION,
+    UverbsCqRequest, UverbsCqResponse, COMPLETION_GRH, COMPLETION_IMMEDIATE,
+    COMPLETION_INVALIDATED, COMPLETION_PHASE, COMPLETION_RECEIVE, COMPLETION_SHARED,
+    COMPLETION_VALID_OFFSET, DOORBELL_COMPLETION,
 };
 
 use crate::context::Context;
@@ -18,6 +19,7 @@ use crate::fail;
 use crate::memory::{Buffer, Doorbells, SpinGuard, SpinLock};
 use crate::private::*;
 use crate::qp::Qp;
+use crate::srq::Srq;
 use crate::sys::*;
 use crate::table::QueuePairTable;
 
@@ -75,6 +77,9 @@ impl Completion {
         }
         if self.entry.flags & COMPLETION_INVALIDATED != 0 {
             flags |= IBV_WC_WITH_INV;
+        }
+        if self.entry.flags & COMPLETION_GRH != 0 {
+            flags |= IBV_WC_GRH;
         }
         flags
     }
@@ -174,7 +179,7 @@ impl CqState {
     }
 
     /// Drops all entries of a queue pair that is reset or destroyed, keeping the others in order.
-    fn clean(&mut self, qpn: u32) {
+    fn clean(&mut self, qpn: u32, srq: Option<&Srq>) {
         let mut end = self.consumer;
         while end.wrapping_sub(self.consumer) < self.ring.entries() {
             if self.ring.entry(end).is_none() {
@@ -192,6 +197,10 @@ impl CqState {
             };
             if entry.qpn == qpn {
                 dropped += 1;
+                if let (Some(srq), true) = (srq, entry.flags & COMPLETION_SHARED != 0) {
+                    // Nobody will know that it is done, but its number is free.
+                    srq.done(entry.index);
+                }
             } else if dropped != 0 {
                 self.ring.rewrite(index.wrapping_add(dropped), entry);
             }
@@ -209,7 +218,10 @@ fn resolve(qp: &Qp, entry: CompletionEntry) -> Completion {
     if entry.flags & COMPLETION_RECEIVE != 0 {
         Completion {
             entry,
-            wr_id: qp.receive_done(entry.index),
+            wr_id: match qp.srq() {
+                Some(srq) => srq.done(entry.index),
+                None => qp.receive_done(entry.index),
+            },
             opcode: if entry.opcode == CompletionOpcode::ReceiveWrite.number() {
                 IBV_WC_RECV_RDMA_WITH_IMM
             } else {
@@ -398,6 +410,19 @@ pub(crate) unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
     cq.arm_sequence.fetch_add(1, Ordering::Relaxed);
 }
 
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    let mut request = ExtendedRequest::<ib_uverbs_ex_modify_cq, Nothing>::default();
+    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
+    unsafe {
+        ibv_cmd_modify_cq(
+            cq,
+            attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+        )
+    }
+}
+
 pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: the consumer passes a live queue, whose context is open.
     let (cq, context) = unsafe { (Cq::of(cq), Context::of((*cq).context)) };
@@ -437,7 +462,7 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
 
 /// Locks the two queues of a queue pair, drops the entries of that queue pair and runs `then`
 /// before it unlocks.
-pub(crate) fn clean_both(send: &Cq, receive: &Cq, qpn: u32, then: impl FnOnce()) {
+pub(crate) fn clean_both(send: &Cq, receive: &Cq, qp: &Qp, then: impl FnOnce()) {
     let mut guards: [Option<SpinGuard<'_, CqState>>; 2] = if ptr::eq(send, receive) {
         [Some(send.state.lock()), None]
     } else if ptr::from_ref(send) < ptr::from_ref(receive) {
@@ -449,7 +474,7 @@ pub(crate) fn clean_both(send: &Cq, receive: &Cq, qpn: u32, then: impl FnOnce())
         [Some(first), Some(send.state.lock())]
     };
     for state in guards.iter_mut().flatten() {
-        state.clean(qpn);
+        state.clean(qp.qpn, qp.srq());
     }
     then();
 }
@@ -504,7 +529,7 @@ mod tests {
         for (index, qpn) in (5..).zip([1, 2, 1, 2, 2, 1]) {
             write(&state, index, qpn);
         }
-        state.clean(1);
+        state.clean(1, None);
         assert_eq!(state.consumer, 8);
         assert_eq!(left(&state), [(2, 6), (2, 8), (2, 9)]);
         assert_eq!(
@@ -515,7 +540,7 @@ mod tests {
                 .load(Ordering::Relaxed),
             8
         );
-        state.clean(2);
+        state.clean(2, None);
         assert_eq!(left(&state), []);
         assert_eq!(state.consumer, 11);
     }
@@ -526,7 +551,7 @@ mod tests {
         for index in 0..4 {
             write(&state, index, 3);
         }
-        state.clean(3);
+        state.clean(3, None);
         assert_eq!(state.consumer, 4);
         assert_eq!(left(&state), []);
     }

@@ -107,7 +107,11 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
             forget(state);
             0
         }
-        None => libc::ENOENT,
+        None => {
+            // Entries of unknown queue pairs may have been passed over.
+            state.publish();
+            libc::ENOENT
+        }
     }
 }
 

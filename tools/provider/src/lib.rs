@@ -11,13 +11,15 @@
 //! | [`private`] | the part of libibverbs that only providers see (private ABI 34) |
 //! | [`device`] | which devices are ours, and how libibverbs learns of it |
 //! | [`context`] | what a process gets when it opens a device |
-//! | [`protection`] | protection domains and memory regions |
+//! | [`protection`], [`window`] | protection domains, memory regions and windows |
+//! | [`ah`] | address handles |
 //! | [`memory`] | buffers shared with the device, the doorbell page, the lock |
 //! | [`table`] | finding a queue pair by its number |
 //! | [`cq`], [`cq_ex`] | completion queues, and their extended way of polling |
-//! | [`qp`] | life of a queue pair |
+//! | [`qp`], [`srq`] | queue pairs and shared receive queues |
 //! | [`post`], [`post_ex`] | posting work, and the extended way of it |
 
+pub mod ah;
 pub mod context;
 pub mod cq;
 pub mod cq_ex;
@@ -28,8 +30,10 @@ pub mod post_ex;
 pub mod private;
 pub mod protection;
 pub mod qp;
+pub mod srq;
 pub mod sys;
 pub mod table;
+pub mod window;
 
 /// Sets `errno` and gives the null pointer that goes with it.
 fn fail<T>(errno: core::ffi::c_int) -> *mut T {

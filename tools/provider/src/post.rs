@@ -7,14 +7,16 @@ use core::ptr;
 use core::sync::atomic::{fence, Ordering};
 
 use ferrite_abi::{
-    queue_doorbell, send_doorbell, AtomicPart, Plain, QueuePairRecord, ReceiveHeader, RemotePart,
-    SendHeader, SendOpcode, SendPart, Sge, BLOCK_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND,
-    FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION, MAX_BLOCKS, MAX_MESSAGE, SEND_FENCE,
-    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    queue_doorbell, send_doorbell, AtomicPart, BindPart, DatagramPart, Plain, QueuePairRecord,
+    ReceiveHeader, RemotePart, SendHeader, SendOpcode, SendPart, Sge, BLOCK_SIZE, DOORBELL_RECEIVE,
+    DOORBELL_SEND, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS, MAX_BLOCKS,
+    MAX_MESSAGE, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 
+use crate::ah::Ah;
 use crate::qp::Qp;
 use crate::sys::*;
+use crate::window::bind_part;
 
 // Scatter/gather entries are copied as they are.
 const _: () = {
@@ -74,6 +76,8 @@ pub(crate) enum Part {
     Send,
     Remote { address: u64, rkey: u32 },
     Atomic(AtomicPart),
+    Datagram(DatagramPart),
+    Bind(BindPart),
 }
 
 /// The data of a work request.
@@ -96,6 +100,8 @@ impl Part {
                 srqn: 0,
             }),
             Part::Atomic(part) => PartBytes::Atomic(part),
+            Part::Datagram(part) => PartBytes::Datagram(part),
+            Part::Bind(part) => PartBytes::Bind(part),
         }
     }
 }
@@ -104,6 +110,8 @@ enum PartBytes {
     Send(SendPart),
     Remote(RemotePart),
     Atomic(AtomicPart),
+    Datagram(DatagramPart),
+    Bind(BindPart),
 }
 
 impl PartBytes {
@@ -112,6 +120,8 @@ impl PartBytes {
             PartBytes::Send(part) => part.as_bytes(),
             PartBytes::Remote(part) => part.as_bytes(),
             PartBytes::Atomic(part) => part.as_bytes(),
+            PartBytes::Datagram(part) => part.as_bytes(),
+            PartBytes::Bind(part) => part.as_bytes(),
         }
     }
 }
@@ -132,13 +142,13 @@ fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
 }
 
 /// Writes bytes one after the other.
-struct Cursor(*mut u8);
+pub(crate) struct Cursor(pub(crate) *mut u8);
 
 impl Cursor {
     /// # Safety
     ///
     /// There is room for `bytes` at the cursor.
-    unsafe fn put(&mut self, bytes: &[u8]) {
+    pub(crate) unsafe fn put(&mut self, bytes: &[u8]) {
         // SAFETY: by the caller; the queue is never a consumer's memory.
         unsafe { self.put_from(bytes.as_ptr(), bytes.len()) };
     }
@@ -146,7 +156,7 @@ impl Cursor {
     /// # Safety
     ///
     /// There is room for `length` bytes at the cursor, and they may be read at `from`.
-    unsafe fn put_from(&mut self, from: *const u8, length: usize) {
+    pub(crate) unsafe fn put_from(&mut self, from: *const u8, length: usize) {
         // SAFETY: by the caller.
         unsafe {
             ptr::copy_nonoverlapping(from, self.0, length);
@@ -212,7 +222,7 @@ impl Qp {
         if work.flags & IBV_SEND_FENCE != 0 {
             flags |= SEND_FENCE;
         }
-        let blocks = ferrite_abi::blocks_for(work.opcode, false, payload) as u32;
+        let blocks = ferrite_abi::blocks_for(work.opcode, self.datagram, payload) as u32;
         let header = SendHeader {
             opcode: work.opcode.number(),
             flags,
@@ -313,6 +323,10 @@ impl Qp {
     ///
     /// `wr` is as the verbs demand for its opcode.
     unsafe fn work(&self, wr: &ibv_send_wr) -> Result<Work, c_int> {
+        if self.datagram {
+            // SAFETY: by the caller.
+            return unsafe { self.datagram_work(wr) };
+        }
         // SAFETY: the unions' members are plain integers; which of them counts is by the opcode,
         // and any bytes are valid for them.
         let (immediate, rdma, atomic) =
@@ -353,6 +367,17 @@ impl Qp {
             IBV_WR_LOCAL_INV if self.has(FEATURE_SEND_QUEUE_REGISTRATION) => {
                 (SendOpcode::LocalInvalidate, Part::Send)
             }
+            IBV_WR_BIND_MW if self.has(FEATURE_WINDOWS) => {
+                // SAFETY: by the caller, the work request names a live window and region.
+                let part = unsafe {
+                    let bind = &wr.__bindgen_anon_2.bind_mw;
+                    if bind.mw.is_null() || (*bind.mw).type_ != IBV_MW_TYPE_2 {
+                        return Err(libc::EINVAL);
+                    }
+                    bind_part(bind.mw, bind.rkey, &bind.bind_info)?
+                };
+                (SendOpcode::Bind, part)
+            }
             _ => return Err(libc::EINVAL),
         };
         let immediate = match opcode {
@@ -368,6 +393,40 @@ impl Qp {
             flags: wr.send_flags,
             immediate,
             part,
+        })
+    }
+
+    /// As [`Qp::work`], for a datagram.
+    ///
+    /// # Safety
+    ///
+    /// `wr` names a live address handle.
+    unsafe fn datagram_work(&self, wr: &ibv_send_wr) -> Result<Work, c_int> {
+        let opcode = match wr.opcode {
+            IBV_WR_SEND => SendOpcode::Send,
+            IBV_WR_SEND_WITH_IMM => SendOpcode::SendImmediate,
+            _ => return Err(libc::EINVAL),
+        };
+        // SAFETY: as in `work`.
+        let (immediate, datagram) = unsafe { (wr.__bindgen_anon_1.imm_data, wr.wr.ud) };
+        if datagram.ah.is_null() {
+            return Err(libc::EINVAL);
+        }
+        Ok(Work {
+            wr_id: wr.wr_id,
+            opcode,
+            flags: wr.send_flags,
+            immediate: if opcode == SendOpcode::Send {
+                0
+            } else {
+                immediate
+            },
+            part: Part::Datagram(DatagramPart {
+                // SAFETY: by the caller.
+                path: unsafe { Ah::path(datagram.ah) },
+                qpn: datagram.remote_qpn,
+                qkey: datagram.remote_qkey,
+            }),
         })
     }
 
@@ -387,7 +446,8 @@ impl Qp {
         let slot = (queue.producer & (self.geometry.rq_entries - 1)) as usize;
         let header = ReceiveHeader {
             sge_count: entries.len() as u32,
-            reserved: [0; 3],
+            id: 0,
+            reserved: [0; 2],
         };
         // SAFETY: the entry is inside the receive queue, it has room for the header and
         // `max_recv_sge` entries, and the room check shows that the device is done with it.
@@ -426,7 +486,10 @@ impl Qp {
 /// # Safety
 ///
 /// `entries` points to `count` entries that live as long as the result is used.
-unsafe fn list<'a>(entries: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], c_int> {
+pub(crate) unsafe fn list<'a>(
+    entries: *const ibv_sge,
+    count: c_int,
+) -> Result<&'a [ibv_sge], c_int> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
         // SAFETY: by the caller.
@@ -464,6 +527,13 @@ pub(crate) unsafe extern "C" fn post_send(
                 qp.write_send(&mut queue, &work, &data)
             })
         };
+        if let (Ok(()), IBV_WR_BIND_MW) = (&written, request.opcode) {
+            // SAFETY: the bind was taken, so that it names a live window, whose key is now this.
+            unsafe {
+                let bind = &request.__bindgen_anon_2.bind_mw;
+                (*bind.mw).rkey = bind.rkey;
+            }
+        }
         if let Err(errno) = written {
             // SAFETY: as above.
             unsafe { *bad = wr };
@@ -488,7 +558,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let mut result = 0;
     let mut queue = qp.receive.lock();
     let before = queue.producer;
-    if qp.state() == IBV_QPS_RESET {
+    if qp.state() == IBV_QPS_RESET || qp.srq().is_some() {
         // SAFETY: the consumer passes a place for the work request that failed.
         unsafe { *bad = wr };
         return libc::EINVAL;
@@ -507,4 +577,284 @@ pub(crate) unsafe extern "C" fn post_recv(
         qp.publish_receive(&queue);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Doorbells;
+    use crate::qp::tests::{alone, cap, extended};
+
+    /// A page that stands for the doorbells.
+    struct Page(Vec<u64>);
+
+    impl Page {
+        fn new() -> Self {
+            Self(vec![0; ferrite_abi::DOORBELL_PAGE_SIZE / 8])
+        }
+
+        fn doorbells(&mut self) -> Doorbells {
+            // SAFETY: the tests keep the page longer than the queue pair.
+            unsafe { Doorbells::new(self.0.as_mut_ptr().cast()) }
+        }
+
+        fn take(&self, offset: usize) -> u64 {
+            let word = self.0.as_ptr().wrapping_add(offset / 8).cast_mut();
+            // SAFETY: the word is inside the page, which only this thread uses.
+            unsafe {
+                let value = ptr::read_volatile(word);
+                ptr::write_volatile(word, 0);
+                value
+            }
+        }
+    }
+
+    /// The bytes of a work request, as the device fetches them from the ring.
+    fn fetch(qp: &Qp, index: u32) -> Vec<u8> {
+        let block = |index: u32| {
+            let at = qp.send_block(index & (qp.geometry.sq_blocks - 1));
+            // SAFETY: the block is inside the ring.
+            unsafe { core::slice::from_raw_parts(at, BLOCK_SIZE) }.to_vec()
+        };
+        let blocks = u32::from(block(index)[2]);
+        (0..blocks).flat_map(|n| block(index + n)).collect()
+    }
+
+    fn wr(opcode: ibv_wr_opcode, entries: &mut [ibv_sge], flags: u32) -> ibv_send_wr {
+        let mut wr = ibv_send_wr {
+            wr_id: 42,
+            sg_list: entries.as_mut_ptr(),
+            num_sge: entries.len() as i32,
+            opcode,
+            send_flags: flags,
+            ..Default::default()
+        };
+        wr.__bindgen_anon_1.imm_data = 0x0102_0304;
+        wr.wr.rdma.remote_addr = 0x1122_3344_5566_7788;
+        wr.wr.rdma.rkey = 0x99aa_bbcc;
+        wr
+    }
+
+    fn send(qp: &Qp, wr: &mut ibv_send_wr) -> c_int {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair lives, and the work request is complete.
+        let result = unsafe { post_send(ptr::from_ref(qp).cast_mut().cast(), wr, &mut bad) };
+        assert_eq!(result != 0, bad == ptr::from_mut(wr));
+        result
+    }
+
+    fn sge(length: u32) -> ibv_sge {
+        ibv_sge {
+            addr: 0x7000_0000 + u64::from(length),
+            length,
+            lkey: length ^ 0xff,
+        }
+    }
+
+    #[test]
+    fn a_write_is_laid_out_as_the_interface_says() {
+        let mut page = Page::new();
+        let qp = alone(&cap(4, 1, 3, 1, 0), page.doorbells());
+        let mut entries = [sge(5), sge(6), sge(7)];
+        let mut wr = wr(
+            IBV_WR_RDMA_WRITE_WITH_IMM,
+            &mut entries,
+            IBV_SEND_SIGNALED | IBV_SEND_SOLICITED,
+        );
+        assert_eq!(send(&qp, &mut wr), 0);
+        let bytes = fetch(&qp, 0);
+        let header = SendHeader::from_prefix(&bytes).unwrap();
+        assert_eq!(header.opcode, SendOpcode::WriteImmediate.number());
+        assert_eq!(header.flags, SEND_SIGNALED | SEND_SOLICITED);
+        assert_eq!((header.blocks, header.sge_count), (2, 3));
+        assert_eq!((header.immediate, header.length), (0x0102_0304, 0));
+        let part = RemotePart::from_prefix(&bytes[16..]).unwrap();
+        assert_eq!(part.address, 0x1122_3344_5566_7788);
+        assert_eq!(part.rkey, 0x99aa_bbcc);
+        for (number, entry) in entries.iter().enumerate() {
+            let found = Sge::from_prefix(&bytes[32 + 16 * number..]).unwrap();
+            assert_eq!(found.address, entry.addr);
+            assert_eq!((found.length, found.lkey), (entry.length, entry.lkey));
+        }
+        assert_eq!(qp.send_done(0), (42, IBV_WC_RDMA_WRITE));
+    }
+
+    #[test]
+    fn the_doorbell_is_rung_only_while_the_device_sleeps() {
+        let mut page = Page::new();
+        let qp = alone(&cap(8, 8, 1, 1, 0), page.doorbells());
+        let mut entries = [sge(5)];
+        let mut wr = wr(IBV_WR_SEND, &mut entries, 0);
+        let wake = qp.record(offset_of!(QueuePairRecord, send_wake));
+        let producer = qp.record(offset_of!(QueuePairRecord, send_producer));
+        assert_eq!(send(&qp, &mut wr), 0);
+        assert_eq!(page.take(DOORBELL_SEND), send_doorbell(0x123, 1));
+        wake.store(0, Ordering::Relaxed);
+        assert_eq!(send(&qp, &mut wr), 0);
+        assert_eq!(page.take(DOORBELL_SEND), 0);
+        assert_eq!(producer.load(Ordering::Relaxed), 2);
+        wake.store(1, Ordering::Relaxed);
+        assert_eq!(send(&qp, &mut wr), 0);
+        assert_eq!(page.take(DOORBELL_SEND), send_doorbell(0x123, 3));
+
+        let mut receive = ibv_recv_wr {
+            wr_id: 9,
+            next: ptr::null_mut(),
+            sg_list: entries.as_mut_ptr(),
+            num_sge: 1,
+        };
+        let mut post = || {
+            let mut bad = ptr::null_mut();
+            // SAFETY: the queue pair lives, and the work request is complete.
+            unsafe {
+                post_recv(
+                    ptr::from_ref(&*qp).cast_mut().cast(),
+                    &mut receive,
+                    &mut bad,
+                )
+            }
+        };
+        assert_eq!(post(), 0);
+        assert_eq!(page.take(DOORBELL_RECEIVE), 0);
+        qp.record(offset_of!(QueuePairRecord, receive_wake))
+            .store(1, Ordering::Relaxed);
+        assert_eq!(post(), 0);
+        assert_eq!(page.take(DOORBELL_RECEIVE), queue_doorbell(0x123));
+        assert_eq!(qp.receive_done(1), 9);
+    }
+
+    #[test]
+    fn work_requests_wrap_around_the_end_of_the_ring() {
+        let mut page = Page::new();
+        let qp = alone(&cap(3, 1, 6, 1, 0), page.doorbells());
+        let mut index = 0;
+        for round in 0..50u32 {
+            let count = 1 + (round * 5) % 6;
+            let mut entries: Vec<ibv_sge> = (0..count).map(|n| sge(100 * round + n)).collect();
+            let mut wr = wr(IBV_WR_RDMA_READ, &mut entries, 0);
+            wr.wr_id = u64::from(round);
+            assert_eq!(send(&qp, &mut wr), 0);
+            let bytes = fetch(&qp, index);
+            let blocks = u32::from(bytes[2]);
+            assert_eq!(blocks, (32 + 16 * count).div_ceil(64));
+            for (number, entry) in entries.iter().enumerate() {
+                let found = Sge::from_prefix(&bytes[32 + 16 * number..]).unwrap();
+                assert_eq!((found.address, found.length), (entry.addr, entry.length));
+            }
+            assert_eq!(qp.send_done(index), (u64::from(round), IBV_WC_RDMA_READ));
+            index += blocks;
+        }
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_a_completion_makes_room() {
+        let mut page = Page::new();
+        let qp = alone(&cap(5, 1, 4, 1, 0), page.doorbells());
+        let room = qp.geometry.capacity.max_send_wr;
+        let mut entries = [sge(1)];
+        let mut wr = wr(IBV_WR_SEND, &mut entries, 0);
+        for _ in 0..room {
+            assert_eq!(send(&qp, &mut wr), 0);
+        }
+        assert_eq!(send(&qp, &mut wr), libc::ENOMEM);
+        // The third is done, and with it the two before, which had no completion.
+        qp.send_done(2);
+        for _ in 0..3 {
+            assert_eq!(send(&qp, &mut wr), 0);
+        }
+        assert_eq!(send(&qp, &mut wr), libc::ENOMEM);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_and_leaves_no_trace() {
+        let mut page = Page::new();
+        let qp = alone(&cap(5, 1, 1, 1, 32), page.doorbells());
+        let most = qp.geometry.capacity;
+        let mut many = vec![sge(1); most.max_send_sge as usize + 1];
+        assert_eq!(send(&qp, &mut wr(IBV_WR_SEND, &mut many, 0)), libc::EINVAL);
+        let mut long = [sge(MAX_MESSAGE), sge(1)];
+        assert_eq!(send(&qp, &mut wr(IBV_WR_SEND, &mut long, 0)), libc::EINVAL);
+        let mut inline = [sge(most.max_inline_data + 1)];
+        let mut request = wr(IBV_WR_SEND, &mut inline, IBV_SEND_INLINE);
+        assert_eq!(send(&qp, &mut request), libc::EINVAL);
+        let mut read = [sge(1)];
+        let mut request = wr(IBV_WR_RDMA_READ, &mut read, IBV_SEND_INLINE);
+        assert_eq!(send(&qp, &mut request), libc::EINVAL);
+        assert_eq!(send(&qp, &mut wr(77, &mut read, 0)), libc::EINVAL);
+        assert_eq!(qp.send.lock().producer, 0);
+        assert_eq!(page.take(DOORBELL_SEND), 0);
+        // The longest message itself is fine.
+        assert_eq!(send(&qp, &mut wr(IBV_WR_SEND, &mut long[..1], 0)), 0);
+    }
+
+    #[test]
+    fn inline_data_are_copied_at_once() {
+        let mut page = Page::new();
+        let qp = alone(&cap(5, 1, 2, 1, 100), page.doorbells());
+        let data: Vec<u8> = (0..70).collect();
+        let mut entries = [
+            ibv_sge {
+                addr: data.as_ptr() as u64,
+                length: 3,
+                lkey: 0,
+            },
+            ibv_sge {
+                addr: data[3..].as_ptr() as u64,
+                length: 67,
+                lkey: 0,
+            },
+        ];
+        assert_eq!(
+            send(&qp, &mut wr(IBV_WR_SEND, &mut entries, IBV_SEND_INLINE)),
+            0
+        );
+        let bytes = fetch(&qp, 0);
+        let header = SendHeader::from_prefix(&bytes).unwrap();
+        assert_eq!(header.flags, SEND_INLINE);
+        assert_eq!((header.blocks, header.sge_count, header.length), (2, 0, 70));
+        assert_eq!(bytes[32..102], data);
+    }
+
+    #[test]
+    fn the_extended_interface_shows_all_or_nothing() {
+        let mut page = Page::new();
+        let mut qp = alone(&cap(4, 1, 1, 1, 0), page.doorbells());
+        let ex = extended(&mut qp);
+        // SAFETY: the operations were filled in by `extended` and are called in their order.
+        unsafe {
+            let operations = ptr::read(ex);
+            let (start, complete) = (
+                operations.wr_start.unwrap(),
+                operations.wr_complete.unwrap(),
+            );
+            let (write, set) = (
+                operations.wr_rdma_write.unwrap(),
+                operations.wr_set_sge.unwrap(),
+            );
+            start(ex);
+            for wr_id in 0..2 {
+                (*ex).wr_id = wr_id;
+                (*ex).wr_flags = IBV_SEND_SIGNALED;
+                write(ex, 7, 8);
+                set(ex, 1, 2, 3);
+            }
+            assert_eq!(page.take(DOORBELL_SEND), 0);
+            assert_eq!(complete(ex), 0);
+            assert_eq!(page.take(DOORBELL_SEND), send_doorbell(0x123, 2));
+            assert_eq!(qp.send_done(1), (1, IBV_WC_RDMA_WRITE));
+
+            start(ex);
+            write(ex, 7, 8);
+            set(ex, 1, 2, 3);
+            operations.wr_abort.unwrap()(ex);
+            start(ex);
+            write(ex, 7, 8);
+            set(ex, 1, 2, 3);
+            write(ex, 7, 8);
+            // No data for the second one.
+            assert_eq!(complete(ex), libc::EINVAL);
+            assert_eq!(page.take(DOORBELL_SEND), 0);
+            assert_eq!(qp.send.lock().producer, 2);
+        }
+    }
 }

@@ -8,12 +8,17 @@
 use core::ffi::{c_int, c_void};
 use core::mem::forget;
 
-use ferrite_abi::{AtomicPart, SendOpcode, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION};
+use ferrite_abi::{
+    AtomicPart, DatagramPart, SendOpcode, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION,
+    FEATURE_WINDOWS,
+};
 
+use crate::ah::Ah;
 use crate::post::{Data, Part, SendQueue, Work};
 use crate::private::{verbs_qp, VERBS_QP_EX};
 use crate::qp::Qp;
 use crate::sys::*;
+use crate::window::bind_part;
 
 /// What is under way between start and completion.
 pub(crate) struct Session {
@@ -41,6 +46,7 @@ const EVERYWHERE: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+const DATAGRAM: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 const RELIABLE: u64 = IBV_QP_EX_WITH_RDMA_READ as u64;
 const ATOMICS: u64 =
     (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) as u64;
@@ -48,7 +54,13 @@ const INVALIDATION: u64 = (IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_I
 
 /// The operations that a queue pair of this type may be made with.
 pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
+    if qp_type == IBV_QPT_UD {
+        return DATAGRAM;
+    }
     let mut operations = EVERYWHERE;
+    if features & FEATURE_WINDOWS != 0 {
+        operations |= u64::from(IBV_QP_EX_WITH_BIND_MW);
+    }
     if qp_type == IBV_QPT_RC {
         operations |= RELIABLE;
         if features & FEATURE_ATOMICS != 0 {
@@ -99,6 +111,10 @@ pub(crate) unsafe fn enable(verbs: *mut verbs_qp, operations: u64) {
     if with(IBV_QP_EX_WITH_LOCAL_INV) {
         qp.wr_local_inv = Some(wr_local_inv);
     }
+    if with(IBV_QP_EX_WITH_BIND_MW) {
+        qp.wr_bind_mw = Some(wr_bind_mw);
+    }
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
     qp.wr_set_sge = Some(wr_set_sge);
     qp.wr_set_sge_list = Some(wr_set_sge_list);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
@@ -193,6 +209,8 @@ unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
     let (qp, queue) = unsafe { held(qp) };
     let result = match queue.session.work.take() {
         _ if queue.session.error != 0 => return,
+        // A datagram whose peer was not named.
+        Some(work) if qp.datagram && !matches!(work.part, Part::Datagram(_)) => Err(libc::EINVAL),
         Some(work) => qp.write_send(queue, &work, data),
         None => Err(libc::EINVAL),
     };
@@ -273,6 +291,65 @@ unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     unsafe {
         begin(qp, SendOpcode::LocalInvalidate, rkey, Part::Send);
         finish(qp, &Data::Entries(&[]));
+    }
+}
+
+/// Has no data either.
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: as in `wr_send`; the consumer passes a live window and what to bind it to.
+    unsafe {
+        match bind_part(mw, rkey, &*info) {
+            Ok(part) => {
+                begin(qp, SendOpcode::Bind, 0, part);
+                finish(qp, &Data::Entries(&[]));
+                let (_, queue) = held(qp);
+                if queue.session.error == 0 {
+                    (*mw).rkey = rkey;
+                }
+            }
+            Err(errno) => refuse(qp, errno),
+        }
+    }
+}
+
+/// Names the peer of a datagram that was begun.
+unsafe extern "C" fn wr_set_ud_addr(
+    qp: *mut ibv_qp_ex,
+    ah: *mut ibv_ah,
+    remote_qpn: u32,
+    remote_qkey: u32,
+) {
+    // SAFETY: as in `wr_send`; the consumer passes a live address handle.
+    unsafe {
+        let (this, queue) = held(qp);
+        match &mut queue.session.work {
+            Some(work) if this.datagram && !ah.is_null() => {
+                work.part = Part::Datagram(DatagramPart {
+                    path: Ah::path(ah),
+                    qpn: remote_qpn,
+                    qkey: remote_qkey,
+                });
+            }
+            _ => refuse(qp, libc::EINVAL),
+        }
+    }
+}
+
+/// Makes the completion fail.
+///
+/// # Safety
+///
+/// As for [`held`].
+unsafe fn refuse(qp: *mut ibv_qp_ex, errno: c_int) {
+    // SAFETY: by the caller.
+    let (_, queue) = unsafe { held(qp) };
+    if queue.session.error == 0 {
+        queue.session.error = errno;
     }
 }
 

@@ -88,6 +88,16 @@ pub struct verbs_qp {
     pub xrcd: *mut c_void,
 }
 
+/// A shared receive queue.
+#[repr(C)]
+pub struct verbs_srq {
+    pub srq: ibv_srq,
+    pub srq_type: ibv_srq_type,
+    pub xrcd: *mut c_void,
+    pub cq: *mut ibv_cq,
+    pub srq_num: u32,
+}
+
 /// A completion queue; `cq_ex` starts with the `ibv_cq`.
 #[repr(C)]
 pub struct verbs_cq {
@@ -99,18 +109,18 @@ pub struct verbs_cq {
 pub struct verbs_context_ops {
     pub advise_mr: Unused,
     pub alloc_dm: Unused,
-    pub alloc_mw: Unused,
+    pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw>,
     pub alloc_null_mr: Unused,
     pub alloc_parent_domain: Unused,
     pub alloc_pd: Option<unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd>,
     pub alloc_td: Unused,
     pub async_event: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event)>,
     pub attach_counters_point_flow: Unused,
-    pub attach_mcast: Unused,
-    pub bind_mw: Unused,
+    pub attach_mcast: Option<unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int>,
+    pub bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int>,
     pub close_xrcd: Unused,
     pub cq_event: Option<unsafe extern "C" fn(*mut ibv_cq)>,
-    pub create_ah: Unused,
+    pub create_ah: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah>,
     pub create_counters: Unused,
     pub create_cq: Option<
         unsafe extern "C" fn(*mut ibv_context, c_int, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
@@ -123,34 +133,35 @@ pub struct verbs_context_ops {
     pub create_qp_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
     pub create_rwq_ind_table: Unused,
-    pub create_srq: Unused,
+    pub create_srq:
+        Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq>,
     pub create_srq_ex: Unused,
     pub create_wq: Unused,
-    pub dealloc_mw: Unused,
+    pub dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
     pub dealloc_pd: Option<unsafe extern "C" fn(*mut ibv_pd) -> c_int>,
     pub dealloc_td: Unused,
     pub dereg_mr: Option<unsafe extern "C" fn(*mut verbs_mr) -> c_int>,
-    pub destroy_ah: Unused,
+    pub destroy_ah: Option<unsafe extern "C" fn(*mut ibv_ah) -> c_int>,
     pub destroy_counters: Unused,
     pub destroy_cq: Option<unsafe extern "C" fn(*mut ibv_cq) -> c_int>,
     pub destroy_flow: Unused,
     pub destroy_flow_action: Unused,
     pub destroy_qp: Option<unsafe extern "C" fn(*mut ibv_qp) -> c_int>,
     pub destroy_rwq_ind_table: Unused,
-    pub destroy_srq: Unused,
+    pub destroy_srq: Option<unsafe extern "C" fn(*mut ibv_srq) -> c_int>,
     pub destroy_wq: Unused,
-    pub detach_mcast: Unused,
+    pub detach_mcast: Option<unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int>,
     pub free_context: Option<unsafe extern "C" fn(*mut ibv_context)>,
     pub free_dm: Unused,
-    pub get_srq_num: Unused,
+    pub get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
     pub import_dm: Unused,
     pub import_mr: Unused,
     pub import_pd: Unused,
-    pub modify_cq: Unused,
+    pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub modify_flow_action_esp: Unused,
     pub modify_qp: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int>,
     pub modify_qp_rate_limit: Unused,
-    pub modify_srq: Unused,
+    pub modify_srq: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int>,
     pub modify_wq: Unused,
     pub open_qp: Unused,
     pub open_xrcd: Unused,
@@ -160,7 +171,9 @@ pub struct verbs_context_ops {
     pub post_send:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
     pub post_srq_ops: Unused,
-    pub post_srq_recv: Unused,
+    pub post_srq_recv: Option<
+        unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    >,
     pub query_device_ex: Option<
         unsafe extern "C" fn(
             *mut ibv_context,
@@ -177,7 +190,7 @@ pub struct verbs_context_ops {
     pub query_qp_data_in_order: Unused,
     pub query_rt_values:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
-    pub query_srq: Unused,
+    pub query_srq: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int>,
     pub read_counters: Unused,
     pub reg_dm_mr: Unused,
     pub reg_dmabuf_mr: Unused,
@@ -217,30 +230,46 @@ const _: () = {
     assert!(size_of::<verbs_qp>() == 376);
     assert!(offset_of!(verbs_qp, comp_mask) == 360);
     assert!(size_of::<verbs_cq>() == 288);
+    assert!(size_of::<verbs_srq>() == 160);
+    assert!(offset_of!(verbs_srq, srq_num) == 152);
     assert!(size_of::<verbs_context>() == 648);
     // The position of an operation is what gives it its meaning: all those in use are checked.
     assert!(size_of::<verbs_context_ops>() == 76 * 8);
     {
+        assert!(offset_of!(verbs_context_ops, alloc_mw) == 16);
         assert!(offset_of!(verbs_context_ops, alloc_pd) == 40);
         assert!(offset_of!(verbs_context_ops, async_event) == 56);
+        assert!(offset_of!(verbs_context_ops, attach_mcast) == 72);
+        assert!(offset_of!(verbs_context_ops, bind_mw) == 80);
         assert!(offset_of!(verbs_context_ops, cq_event) == 96);
+        assert!(offset_of!(verbs_context_ops, create_ah) == 104);
         assert!(offset_of!(verbs_context_ops, create_cq) == 120);
         assert!(offset_of!(verbs_context_ops, create_cq_ex) == 128);
         assert!(offset_of!(verbs_context_ops, create_qp) == 152);
         assert!(offset_of!(verbs_context_ops, create_qp_ex) == 160);
+        assert!(offset_of!(verbs_context_ops, create_srq) == 176);
+        assert!(offset_of!(verbs_context_ops, dealloc_mw) == 200);
         assert!(offset_of!(verbs_context_ops, dealloc_pd) == 208);
         assert!(offset_of!(verbs_context_ops, dereg_mr) == 224);
+        assert!(offset_of!(verbs_context_ops, destroy_ah) == 232);
         assert!(offset_of!(verbs_context_ops, destroy_cq) == 248);
         assert!(offset_of!(verbs_context_ops, destroy_qp) == 272);
+        assert!(offset_of!(verbs_context_ops, destroy_srq) == 288);
+        assert!(offset_of!(verbs_context_ops, detach_mcast) == 304);
         assert!(offset_of!(verbs_context_ops, free_context) == 312);
+        assert!(offset_of!(verbs_context_ops, get_srq_num) == 328);
+        assert!(offset_of!(verbs_context_ops, modify_cq) == 360);
         assert!(offset_of!(verbs_context_ops, modify_qp) == 376);
+        assert!(offset_of!(verbs_context_ops, modify_srq) == 392);
         assert!(offset_of!(verbs_context_ops, poll_cq) == 424);
         assert!(offset_of!(verbs_context_ops, post_recv) == 432);
         assert!(offset_of!(verbs_context_ops, post_send) == 440);
+        assert!(offset_of!(verbs_context_ops, post_srq_recv) == 456);
         assert!(offset_of!(verbs_context_ops, query_device_ex) == 464);
         assert!(offset_of!(verbs_context_ops, query_port) == 480);
         assert!(offset_of!(verbs_context_ops, query_qp) == 488);
         assert!(offset_of!(verbs_context_ops, query_rt_values) == 504);
+        assert!(offset_of!(verbs_context_ops, query_srq) == 512);
         assert!(offset_of!(verbs_context_ops, reg_mr) == 544);
         assert!(offset_of!(verbs_context_ops, req_notify_cq) == 552);
         assert!(offset_of!(verbs_context_ops, rereg_mr) == 560);
@@ -288,6 +317,8 @@ const _: () = {
     assert!(offset_of!(ExtendedRequest<ib_uverbs_ex_create_cq, Nothing>, private) == 56);
     assert!(offset_of!(Request<ib_uverbs_resize_cq, Nothing>, private) == 24);
     assert!(offset_of!(Request<ib_uverbs_create_qp, Nothing>, private) == 64);
+    assert!(offset_of!(Request<ib_uverbs_create_srq, Nothing>, private) == 40);
+    assert!(offset_of!(Response<ib_uverbs_create_srq_resp, Nothing>, private) == 16);
     assert!(offset_of!(Response<ib_uverbs_get_context_resp, Nothing>, private) == 8);
     assert!(offset_of!(Response<ib_uverbs_alloc_pd_resp, Nothing>, private) == 4);
     assert!(offset_of!(Response<ib_uverbs_create_cq_resp, Nothing>, private) == 8);
@@ -410,6 +441,47 @@ extern "C" {
         cmd_size: usize,
     ) -> c_int;
     pub fn ibv_cmd_destroy_qp(qp: *mut ibv_qp) -> c_int;
+    pub fn ibv_cmd_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
+    pub fn ibv_cmd_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
+    pub fn ibv_cmd_modify_cq(
+        cq: *mut ibv_cq,
+        attr: *mut ibv_modify_cq_attr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_alloc_mw(
+        pd: *mut ibv_pd,
+        kind: ibv_mw_type,
+        mw: *mut ibv_mw,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_dealloc_mw(mw: *mut ibv_mw) -> c_int;
+    pub fn ibv_cmd_create_srq(
+        pd: *mut ibv_pd,
+        srq: *mut ibv_srq,
+        attr: *mut ibv_srq_init_attr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_modify_srq(
+        srq: *mut ibv_srq,
+        attr: *mut ibv_srq_attr,
+        mask: c_int,
+        cmd: *mut c_void,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_query_srq(
+        srq: *mut ibv_srq,
+        attr: *mut ibv_srq_attr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_destroy_srq(srq: *mut ibv_srq) -> c_int;
     // Exported for all, but declared only in the private header.
     pub fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int;
     pub fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int;

@@ -8,7 +8,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_abi::{
-    blocks_for, Plain, QueuePairRecord, ReceiveHeader, SendHeader, SendOpcode, Sge,
+    blocks_for, opcode_part, Plain, QueuePairRecord, ReceiveHeader, SendHeader, SendOpcode, Sge,
     UverbsContextResponse, UverbsQpRequest, UverbsQpResponse, BLOCK_SIZE, RQ_MIN_LOG_STRIDE,
 };
 
@@ -18,6 +18,7 @@ use crate::fail;
 use crate::memory::{Buffer, Doorbells, SpinLock};
 use crate::post::{ReceiveQueue, SendQueue};
 use crate::private::*;
+use crate::srq::Srq;
 use crate::sys::*;
 use crate::{post_ex, table::QueuePairTable};
 
@@ -28,6 +29,8 @@ pub struct Qp {
     pub(crate) qpn: u32,
     pub(crate) features: u64,
     pub(crate) signal_all: bool,
+    /// Sends name their peer.
+    pub(crate) datagram: bool,
     pub(crate) doorbells: Doorbells,
     pub(crate) geometry: Geometry,
     pub(crate) buffer: Buffer,
@@ -67,18 +70,22 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    fn new(wanted: &ibv_qp_cap, limits: &UverbsContextResponse) -> Result<Self, c_int> {
+    fn new(
+        wanted: &ibv_qp_cap,
+        limits: &UverbsContextResponse,
+        datagram: bool,
+    ) -> Result<Self, c_int> {
         if wanted.max_send_sge > limits.max_sge
             || wanted.max_recv_sge > limits.max_sge
             || wanted.max_inline_data > limits.max_inline
         {
             return Err(libc::EINVAL);
         }
-        // Connected services only, of whose parts none is longer than that of an RDMA write but
-        // that of the atomics, which have one entry: they fit in one block.
+        // Of the parts none is longer than that of a send or write (they are alike on connected
+        // services) but those of atomics and binds, which fit in one block with all they have.
         let payload =
             (wanted.max_send_sge as usize * size_of::<Sge>()).max(wanted.max_inline_data as usize);
-        let request_blocks = blocks_for(SendOpcode::Write, false, payload.max(size_of::<Sge>()));
+        let request_blocks = blocks_for(SendOpcode::Send, datagram, payload.max(size_of::<Sge>()));
         let sq_blocks = (wanted.max_send_wr.max(1) as usize)
             .checked_mul(request_blocks)
             .and_then(usize::checked_next_power_of_two)
@@ -93,7 +100,7 @@ impl Geometry {
         .next_power_of_two()
         .max(1 << RQ_MIN_LOG_STRIDE);
 
-        let overhead = blocks_overhead();
+        let overhead = size_of::<SendHeader>() + opcode_part(SendOpcode::Send, datagram);
         let room = request_blocks * BLOCK_SIZE - overhead;
         let rq_offset = sq_blocks * BLOCK_SIZE;
         let record_offset = (rq_offset + rq_entries * rq_stride).next_multiple_of(BLOCK_SIZE);
@@ -117,11 +124,6 @@ impl Geometry {
     }
 }
 
-/// Bytes of a work request before its payload.
-const fn blocks_overhead() -> usize {
-    size_of::<SendHeader>() + ferrite_abi::opcode_part(SendOpcode::Write, false)
-}
-
 impl Qp {
     /// # Safety
     ///
@@ -131,11 +133,56 @@ impl Qp {
         unsafe { &*qp.cast::<Qp>() }
     }
 
+    /// A queue pair that the kernel does not know of yet.
+    fn boxed(geometry: Geometry, doorbells: Doorbells) -> Result<Box<Self>, c_int> {
+        let qp = Box::new(Self {
+            verbs: UnsafeCell::new(verbs_qp {
+                qp_ex: ibv_qp_ex::default(),
+                comp_mask: 0,
+                xrcd: ptr::null_mut(),
+            }),
+            qpn: 0,
+            features: 0,
+            signal_all: false,
+            datagram: false,
+            doorbells,
+            buffer: Buffer::new(geometry.length)?,
+            send: SpinLock::new(SendQueue::new()),
+            send_slots: (0..geometry.sq_blocks)
+                .map(|_| SendSlot::default())
+                .collect(),
+            send_finished: AtomicU32::new(0),
+            receive: SpinLock::new(ReceiveQueue::new()),
+            receive_slots: (0..geometry.rq_entries)
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+            receive_finished: AtomicU32::new(0),
+            geometry,
+        });
+        qp.reset_queues();
+        Ok(qp)
+    }
+
     /// The state, as far as this process knows.
     pub(crate) fn state(&self) -> ibv_qp_state {
         // SAFETY: the field is initialised; libibverbs changes it only in a modify, which a
         // consumer does not run against its own posting.
         unsafe { ptr::read_volatile(&raw const (*self.verbs.get()).qp_ex.qp_base.state) }
+    }
+
+    /// The shared receive queue, if it uses one.
+    #[inline]
+    pub(crate) fn srq(&self) -> Option<&Srq> {
+        // SAFETY: libibverbs writes the field once, when the queue pair is made; a shared receive
+        // queue cannot be destroyed while a queue pair uses it.
+        unsafe {
+            let srq = ptr::read(&raw const (*self.verbs.get()).qp_ex.qp_base.srq);
+            if srq.is_null() {
+                None
+            } else {
+                Some(Srq::of(srq))
+            }
+        }
     }
 
     /// A word of the doorbell record.
@@ -260,42 +307,26 @@ unsafe fn create(
     context: *mut ibv_context,
     attr: &mut ibv_qp_init_attr_ex,
 ) -> Result<*mut Qp, c_int> {
-    if attr.qp_type != IBV_QPT_RC && attr.qp_type != IBV_QPT_UC {
-        return Err(libc::EOPNOTSUPP);
-    }
+    let datagram = match attr.qp_type {
+        IBV_QPT_RC | IBV_QPT_UC => false,
+        IBV_QPT_UD => true,
+        _ => return Err(libc::EOPNOTSUPP),
+    };
     if attr.send_cq.is_null() || attr.recv_cq.is_null() {
         return Err(libc::EINVAL);
     }
-    if !attr.srq.is_null() {
-        return Err(libc::EOPNOTSUPP);
-    }
     // SAFETY: by the caller.
     let provider = unsafe { Context::of(context) };
-    let geometry = Geometry::new(&attr.cap, &provider.limits)?;
-    let qp = Box::new(Qp {
-        verbs: UnsafeCell::new(verbs_qp {
-            qp_ex: ibv_qp_ex::default(),
-            comp_mask: 0,
-            xrcd: ptr::null_mut(),
-        }),
-        qpn: 0,
-        features: provider.limits.features,
-        signal_all: attr.sq_sig_all != 0,
-        doorbells: provider.doorbells,
-        buffer: Buffer::new(geometry.length)?,
-        send: SpinLock::new(SendQueue::new()),
-        send_slots: (0..geometry.sq_blocks)
-            .map(|_| SendSlot::default())
-            .collect(),
-        send_finished: AtomicU32::new(0),
-        receive: SpinLock::new(ReceiveQueue::new()),
-        receive_slots: (0..geometry.rq_entries)
-            .map(|_| AtomicU64::new(0))
-            .collect(),
-        receive_finished: AtomicU32::new(0),
-        geometry,
-    });
-    qp.reset_queues();
+    if !attr.srq.is_null() {
+        // The receive queue of its own is never used.
+        attr.cap.max_recv_wr = 0;
+        attr.cap.max_recv_sge = 0;
+    }
+    let geometry = Geometry::new(&attr.cap, &provider.limits, datagram)?;
+    let mut qp = Qp::boxed(geometry, provider.doorbells)?;
+    qp.features = provider.limits.features;
+    qp.signal_all = attr.sq_sig_all != 0;
+    qp.datagram = datagram;
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),
         core: ib_uverbs_create_qp::default(),
@@ -340,6 +371,10 @@ unsafe fn create(
         return Err(libc::EPROTO);
     }
     attr.cap = geometry.capacity;
+    if !attr.srq.is_null() {
+        attr.cap.max_recv_wr = 0;
+        attr.cap.max_recv_sge = 0;
+    }
     Ok(qp)
 }
 
@@ -423,7 +458,7 @@ pub(crate) unsafe extern "C" fn modify_qp(
     if mask as u32 & IBV_QP_STATE != 0 && state == IBV_QPS_RESET {
         // SAFETY: the queue pair is made.
         let (send, receive) = unsafe { this.completion_queues() };
-        clean_both(send, receive, this.qpn, || this.reset_queues());
+        clean_both(send, receive, this, || this.reset_queues());
     }
     0
 }
@@ -469,7 +504,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the queue pair was made.
     let (send, receive) = unsafe { this.completion_queues() };
     // Whoever polls sees the queue pair alive or none of its entries.
-    clean_both(send, receive, this.qpn, || {
+    clean_both(send, receive, this, || {
         table.remove(this.qpn, &changing);
     });
     drop(changing);
@@ -479,10 +514,29 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn limits() -> UverbsContextResponse {
+    /// A queue pair in state RTS with a page of ordinary memory for doorbells, for tests of
+    /// posting.
+    pub(crate) fn alone(wanted: &ibv_qp_cap, doorbells: Doorbells) -> Box<Qp> {
+        let geometry = Geometry::new(wanted, &limits(), false).unwrap();
+        let mut qp = Qp::boxed(geometry, doorbells).unwrap();
+        qp.features = u64::MAX;
+        qp.qpn = 0x123;
+        qp.verbs.get_mut().qp_ex.qp_base.state = IBV_QPS_RTS;
+        qp
+    }
+
+    /// As [`alone`], for the extended interface.
+    pub(crate) fn extended(qp: &mut Qp) -> *mut ibv_qp_ex {
+        let verbs = qp.verbs.get();
+        // SAFETY: the caller has the only reference.
+        unsafe { post_ex::enable(verbs, u64::MAX) };
+        verbs.cast()
+    }
+
+    fn limits() -> UverbsContextResponse {
         UverbsContextResponse {
             max_sge: ferrite_abi::MAX_SGE as u32,
             max_inline: ferrite_abi::MAX_INLINE as u32,
@@ -492,7 +546,13 @@ mod tests {
         }
     }
 
-    fn cap(send_wr: u32, recv_wr: u32, send_sge: u32, recv_sge: u32, inline: u32) -> ibv_qp_cap {
+    pub(crate) fn cap(
+        send_wr: u32,
+        recv_wr: u32,
+        send_sge: u32,
+        recv_sge: u32,
+        inline: u32,
+    ) -> ibv_qp_cap {
         ibv_qp_cap {
             max_send_wr: send_wr,
             max_recv_wr: recv_wr,
@@ -508,7 +568,8 @@ mod tests {
             for sge in [0, 1, 2, 3, 7, 16] {
                 for inline in [0, 1, 32, 33, 96, 97, 256] {
                     let wanted = cap(wr, wr, sge, sge, inline);
-                    let geometry = Geometry::new(&wanted, &limits()).unwrap();
+                    let datagram = wr % 2 == 0;
+                    let geometry = Geometry::new(&wanted, &limits(), datagram).unwrap();
                     let given = geometry.capacity;
                     assert!(given.max_send_wr >= wr && given.max_recv_wr >= wr);
                     assert!(given.max_send_sge >= sge && given.max_recv_sge >= sge);
@@ -516,7 +577,7 @@ mod tests {
                     // The largest work request, as often as promised, fits in the ring.
                     let largest =
                         (given.max_send_sge as usize * 16).max(given.max_inline_data as usize);
-                    let blocks = blocks_for(SendOpcode::Write, false, largest) as u32;
+                    let blocks = blocks_for(SendOpcode::Send, datagram, largest) as u32;
                     assert!(blocks * given.max_send_wr <= geometry.sq_blocks);
                     assert!(16 + 16 * given.max_recv_sge <= geometry.rq_stride);
                     assert_eq!(geometry.rq_offset % 64, 0);
@@ -542,11 +603,11 @@ mod tests {
             cap(1, u32::MAX, 1, 1, 0),
         ] {
             assert_eq!(
-                Geometry::new(&wanted, &limits()).err(),
+                Geometry::new(&wanted, &limits(), false).err(),
                 Some(libc::EINVAL),
                 "{wanted:?}"
             );
         }
-        assert!(Geometry::new(&cap(1 << 17, 1 << 15, 1, 1, 0), &limits()).is_ok());
+        assert!(Geometry::new(&cap(1 << 17, 1 << 15, 1, 1, 0), &limits(), false).is_ok());
     }
 }

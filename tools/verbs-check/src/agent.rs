@@ -186,6 +186,7 @@ impl Agent {
                     u64::from(port.state),
                     u64::from(device.vendor_id),
                     u64::from(device.vendor_part_id),
+                    u64::from(device.atomic_cap),
                 ])
             }
             Operation::Reset => {
@@ -320,6 +321,7 @@ impl Agent {
                     immediate: w.u32()?,
                     remote_address: w.next()?,
                     rkey: w.u32()?,
+                    operands: (w.next()?, w.next()?),
                     entries: w.entries()?,
                 };
                 qp.post_send(&work)?;
@@ -453,6 +455,8 @@ pub struct Hello {
     pub max_sge: u32,
     /// `ibv_port_state`.
     pub port_state: u32,
+    /// Whether atomic operations are offered.
+    pub atomics: bool,
 }
 
 /// What a queue pair turned out to be.
@@ -521,7 +525,7 @@ impl Side {
     /// Asks who it is.
     pub fn hello(&mut self) -> Result<Hello, Errno> {
         let words = self.call(Operation::Hello, &[])?;
-        if words.len() < 7 {
+        if words.len() < 10 {
             return Err(Errno(libc::EPROTO));
         }
         Ok(Hello {
@@ -531,6 +535,7 @@ impl Side {
             vectors: words[4] as u32,
             max_sge: words[5] as u32,
             port_state: words[6] as u32,
+            atomics: words[9] != u64::from(crate::sys::IBV_ATOMIC_NONE),
         })
     }
 
@@ -681,6 +686,8 @@ impl Side {
             u64::from(work.immediate),
             work.remote_address,
             u64::from(work.rkey),
+            work.operands.0,
+            work.operands.1,
         ];
         push_entries(&mut words, &work.entries);
         self.call(Operation::PostSend, &words).map(drop)

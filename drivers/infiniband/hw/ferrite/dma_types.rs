@@ -46,6 +46,14 @@ impl Reply {
 
 const _: () = assert!(core::mem::size_of::<abi::DeviceCaps>() <= Reply::SIZE);
 
+/// The reply of a query for counters.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Counters(pub(crate) [u64; abi::COUNTER_NAMES.len()]);
+
+// SAFETY: an array of integers has no padding and accepts every bit pattern.
+unsafe impl Plain for Counters {}
+
 /// Says that any bytes make a value of a type, and that all of its bytes are initialised.
 macro_rules! dma_types {
     ($($type:ty),* $(,)?) => {$(

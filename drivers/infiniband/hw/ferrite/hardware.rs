@@ -112,7 +112,13 @@ impl Hardware {
             Err(error) if error == ETIMEDOUT => {
                 dev_err!(self.pdev, "no answer to command {:?}\n", opcode);
                 self.fail();
+                // The caller frees what the command named.
+                self.ensure_quiet();
                 Err(EIO)
+            }
+            Err(error) if self.is_dead() => {
+                self.ensure_quiet();
+                Err(error)
             }
             Err(error) => {
                 dev_dbg!(self.pdev, "command {:?} failed: {:?}\n", opcode, error);

@@ -5,9 +5,13 @@
 
 use crate::{
     abi,
-    abi::SetGid,
+    abi::{
+        CommandOpcode,
+        SetGid, //
+    },
     bindings,
     device::Ferrite,
+    dma_types::Counters,
     mr,
     rdma::{
         Device,
@@ -87,6 +91,8 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         local_ca_ack_delay: 15,
         timestamp_mask: u64::MAX,
         core_clock: caps.clock_khz.into(),
+        max_cq_moderation_count: u16::MAX,
+        max_cq_moderation_period: u16::MAX,
         ..DeviceAttr::default()
     }
 }
@@ -167,6 +173,15 @@ pub(crate) fn del_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
         return Ok(());
     }
     cleared
+}
+
+/// Reads the device's counters.
+pub(crate) fn read_counters(dev: &Device<Ferrite>, values: &mut [u64]) -> Result {
+    let counters: Counters = dev.hw.query(CommandOpcode::QueryCounters, 0)?;
+    for (value, counter) in values.iter_mut().zip(counters.0) {
+        *value = counter;
+    }
+    Ok(())
 }
 
 #[kunit_tests(ferrite_port)]

@@ -150,7 +150,8 @@ pub(crate) fn write_receive(
     const BYTES: usize = 1 << abi::RQ_MAX_LOG_STRIDE;
     let header = ReceiveHeader {
         sge_count: sges.len() as u32,
-        reserved: [0; 3],
+        id: 0,
+        reserved: [0; 2],
     };
     let mut bytes = [0; BYTES];
     let mut length = core::mem::size_of::<ReceiveHeader>();

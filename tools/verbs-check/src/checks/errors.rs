@@ -103,6 +103,7 @@ fn work(pair: &Pair, opcode: u32, length: u32) -> SendWork {
         immediate: 0,
         remote_address: pair.there.address,
         rkey: pair.there.rkey,
+        operands: (0, 0),
         entries: vec![(pair.here.address, length, pair.here.lkey)],
     }
 }

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Shared receive queues.
+//!
+//! Entries are taken by the device in the order of the ring, but complete in any order; so each
+//! carries a number that its completion returns.
+
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::mem::{offset_of, size_of};
+use core::ptr;
+use core::sync::atomic::{fence, Ordering};
+
+use ferrite_abi::{
+    queue_doorbell, Plain, ReceiveHeader, Sge, SharedReceiveRecord, UverbsContextResponse,
+    UverbsSrqRequest, UverbsSrqResponse, BLOCK_SIZE, DOORBELL_SHARED_RECEIVE,
+    FEATURE_SHARED_RECEIVE, RQ_MIN_LOG_STRIDE,
+};
+
+use crate::context::Context;
+use crate::fail;
+use crate::memory::{Buffer, Doorbells, SpinLock};
+use crate::post::{list, Cursor};
+use crate::private::*;
+use crate::sys::*;
+
+/// A shared receive queue.
+#[repr(C)]
+pub struct Srq {
+    verbs: UnsafeCell<verbs_srq>,
+    srqn: u32,
+    doorbells: Doorbells,
+    geometry: Geometry,
+    buffer: Buffer,
+    state: SpinLock<State>,
+}
+
+#[derive(Clone, Copy)]
+struct Geometry {
+    entries: u32,
+    stride: usize,
+    max_sge: u32,
+    record_offset: usize,
+}
+
+struct State {
+    /// Entries written, free-running.
+    producer: u32,
+    /// Numbers that no entry has.
+    free: Vec<u32>,
+    /// By number: what the consumer called the receive.
+    wr_ids: Box<[u64]>,
+}
+
+impl Geometry {
+    fn new(wanted: &ibv_srq_attr, limits: &UverbsContextResponse) -> Result<Self, c_int> {
+        if wanted.max_wr == 0 || wanted.max_sge > limits.max_sge {
+            return Err(libc::EINVAL);
+        }
+        let entries = wanted
+            .max_wr
+            .checked_next_power_of_two()
+            .filter(|&entries| entries <= 1 << limits.rq_max_log_entries.min(24))
+            .ok_or(libc::EINVAL)?;
+        let stride = (size_of::<ReceiveHeader>() + wanted.max_sge as usize * size_of::<Sge>())
+            .next_power_of_two()
+            .max(1 << RQ_MIN_LOG_STRIDE);
+        let room = (stride - size_of::<ReceiveHeader>()) / size_of::<Sge>();
+        Ok(Self {
+            entries,
+            stride,
+            max_sge: (room as u32).min(limits.max_sge),
+            record_offset: (entries as usize * stride).next_multiple_of(BLOCK_SIZE),
+        })
+    }
+}
+
+impl Srq {
+    /// # Safety
+    ///
+    /// `srq` is a live shared receive queue of this provider.
+    pub(crate) unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Srq {
+        // SAFETY: the `ibv_srq` is at the start of a `Srq`.
+        unsafe { &*srq.cast::<Srq>() }
+    }
+
+    fn boxed(geometry: Geometry, doorbells: Doorbells) -> Result<Box<Self>, c_int> {
+        let srq = Box::new(Self {
+            verbs: UnsafeCell::new(verbs_srq {
+                srq: ibv_srq::default(),
+                srq_type: IBV_SRQT_BASIC,
+                xrcd: ptr::null_mut(),
+                cq: ptr::null_mut(),
+                srq_num: 0,
+            }),
+            srqn: 0,
+            doorbells,
+            geometry,
+            buffer: Buffer::new(geometry.record_offset + size_of::<SharedReceiveRecord>())?,
+            state: SpinLock::new(State {
+                producer: 0,
+                free: (0..geometry.entries).rev().collect(),
+                wr_ids: vec![0; geometry.entries as usize].into(),
+            }),
+        });
+        Ok(srq)
+    }
+
+    /// The entry with this number is done: what its consumer called it. The number is free again.
+    pub(crate) fn done(&self, id: u32) -> u64 {
+        let mut state = self.state.lock();
+        match state.wr_ids.get(id as usize).copied() {
+            Some(wr_id) => {
+                state.free.push(id);
+                wr_id
+            }
+            // Only a broken device says a number it was not given.
+            None => 0,
+        }
+    }
+
+    /// Writes an entry. One has a number only if another of those before it was completed, and
+    /// then there is a free place in the ring, which is as long as there are numbers: all entries
+    /// that the device has not taken have one.
+    fn write(&self, state: &mut State, wr: &ibv_recv_wr) -> Result<(), c_int> {
+        // SAFETY: by the consumer, the list has that many entries.
+        let entries = unsafe { list(wr.sg_list, wr.num_sge) }?;
+        if entries.len() > self.geometry.max_sge as usize {
+            return Err(libc::EINVAL);
+        }
+        let id = state.free.pop().ok_or(libc::ENOMEM)?;
+        state.wr_ids[id as usize] = wr.wr_id;
+        let slot = (state.producer & (self.geometry.entries - 1)) as usize;
+        let header = ReceiveHeader {
+            sge_count: entries.len() as u32,
+            id,
+            reserved: [0; 2],
+        };
+        // SAFETY: the entry is inside the ring, has room for the header and `max_sge` entries, and
+        // the device has taken what was there.
+        unsafe {
+            let mut cursor = Cursor(self.buffer.base().add(slot * self.geometry.stride));
+            cursor.put(header.as_bytes());
+            cursor.put_from(entries.as_ptr().cast(), size_of_val(entries));
+        }
+        state.producer = state.producer.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Shows all entries to the device.
+    fn publish(&self, state: &State) {
+        let word = |field: usize| self.buffer.word(self.geometry.record_offset + field);
+        // As for a send queue: entries, index, fence, wake word.
+        word(offset_of!(SharedReceiveRecord, producer)).store(state.producer, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if word(offset_of!(SharedReceiveRecord, wake)).load(Ordering::Relaxed) != 0 {
+            self.doorbells
+                .ring(DOORBELL_SHARED_RECEIVE, queue_doorbell(self.srqn));
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn create_srq(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    // SAFETY: the consumer passes a live domain, whose context is open, and its attributes.
+    let (context, attr) = unsafe { (Context::of((*pd).context), &mut *attr) };
+    if context.limits.features & FEATURE_SHARED_RECEIVE == 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let srq = Geometry::new(&attr.attr, &context.limits)
+        .and_then(|geometry| Srq::boxed(geometry, context.doorbells));
+    let srq = match srq {
+        Ok(srq) => srq,
+        Err(errno) => return fail(errno),
+    };
+    let geometry = srq.geometry;
+    let mut request = Request {
+        header: ib_uverbs_cmd_hdr::default(),
+        core: ib_uverbs_create_srq::default(),
+        private: UverbsSrqRequest {
+            buffer: srq.buffer.address(),
+            length: srq.buffer.length() as u64,
+            ring_offset: 0,
+            record_offset: geometry.record_offset as u32,
+            log_entries: geometry.entries.trailing_zeros() as u8,
+            log_stride: geometry.stride.trailing_zeros() as u8,
+            reserved: [0; 3],
+        },
+    };
+    let mut response = Response {
+        core: ib_uverbs_create_srq_resp::default(),
+        private: UverbsSrqResponse::zeroed(),
+    };
+    let srq = Box::into_raw(srq);
+    // SAFETY: request and response are laid out as libibverbs expects, the sizes are theirs, and
+    // `srq` is not shared yet.
+    let result = unsafe {
+        ibv_cmd_create_srq(
+            pd,
+            (*srq).verbs.get().cast(),
+            attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+            ptr::from_mut(&mut response).cast(),
+            size_of_val(&response),
+        )
+    };
+    if result != 0 {
+        // SAFETY: `srq` is the box from above; the kernel did not take it.
+        drop(unsafe { Box::from_raw(srq) });
+        return fail(result);
+    }
+    // SAFETY: nobody else has `srq` yet.
+    unsafe { (*srq).srqn = response.private.srqn };
+    attr.attr.max_wr = geometry.entries;
+    attr.attr.max_sge = geometry.max_sge;
+    srq.cast()
+}
+
+pub(crate) unsafe extern "C" fn modify_srq(
+    srq: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    mask: c_int,
+) -> c_int {
+    let mut request = Request::<ib_uverbs_modify_srq, Nothing>::default();
+    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
+    unsafe {
+        ibv_cmd_modify_srq(
+            srq,
+            attr,
+            mask,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+        )
+    }
+}
+
+pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    let mut request = Request::<ib_uverbs_query_srq, Nothing>::default();
+    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
+    let result = unsafe {
+        ibv_cmd_query_srq(
+            srq,
+            attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+        )
+    };
+    if result == 0 {
+        // SAFETY: the consumer passes a live queue and room for the answer.
+        unsafe {
+            let geometry = Srq::of(srq).geometry;
+            (*attr).max_wr = geometry.entries;
+            (*attr).max_sge = geometry.max_sge;
+        }
+    }
+    result
+}
+
+pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: libibverbs passes a queue of ours.
+    let result = unsafe { ibv_cmd_destroy_srq(srq) };
+    if result == 0 {
+        // SAFETY: it came from `create_srq`; kernel and device do not use it any more.
+        drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
+    }
+    result
+}
+
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the consumer passes a live queue.
+    let srq = unsafe { Srq::of(srq) };
+    let mut result = 0;
+    let mut state = srq.state.lock();
+    let before = state.producer;
+    // SAFETY: the consumer passes a list of work requests that ends with null.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        if let Err(errno) = srq.write(&mut state, request) {
+            // SAFETY: the consumer passes a place for the work request that failed.
+            unsafe { *bad = wr };
+            result = errno;
+            break;
+        }
+        wr = request.next;
+    }
+    if state.producer != before {
+        srq.publish(&state);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> UverbsContextResponse {
+        UverbsContextResponse {
+            max_sge: 16,
+            rq_max_log_entries: 15,
+            ..UverbsContextResponse::zeroed()
+        }
+    }
+
+    fn attr(max_wr: u32, max_sge: u32) -> ibv_srq_attr {
+        ibv_srq_attr {
+            max_wr,
+            max_sge,
+            srq_limit: 0,
+        }
+    }
+
+    #[test]
+    fn numbers_return_in_any_order() {
+        let mut page = vec![0u64; 512];
+        // SAFETY: the page outlives the queue.
+        let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
+        let geometry = Geometry::new(&attr(3, 1), &limits()).unwrap();
+        let srq = Srq::boxed(geometry, doorbells).unwrap();
+        let post = |wr_id| {
+            let request = ibv_recv_wr {
+                wr_id,
+                ..Default::default()
+            };
+            srq.write(&mut srq.state.lock(), &request)
+        };
+        let id = |index: u32| {
+            let slot = (index & 3) as usize * srq.geometry.stride;
+            srq.buffer.word(slot + 4).load(Ordering::Relaxed)
+        };
+        for wr_id in 0..4 {
+            assert_eq!(post(wr_id), Ok(()));
+        }
+        assert_eq!(post(9), Err(libc::ENOMEM));
+        // The device has taken all; the third is done first.
+        let ids: Vec<u32> = (0..4).map(id).collect();
+        assert_eq!(srq.done(ids[2]), 2);
+        assert_eq!(post(4), Ok(()));
+        assert_eq!(id(4), ids[2]);
+        assert_eq!(post(9), Err(libc::ENOMEM));
+        assert_eq!(srq.done(ids[0]), 0);
+        assert_eq!(srq.done(id(4)), 4);
+        assert_eq!((post(5), post(6)), (Ok(()), Ok(())));
+        assert_eq!(srq.done(1 << 20), 0, "a number that was never given");
+    }
+
+    #[test]
+    fn sizes_are_met_or_refused() {
+        for (wr, sge) in [(1, 0), (5, 1), (100, 3), (1 << 15, 16)] {
+            let geometry = Geometry::new(&attr(wr, sge), &limits()).unwrap();
+            assert!(geometry.entries >= wr && geometry.max_sge >= sge);
+            assert!(16 + 16 * geometry.max_sge as usize <= geometry.stride);
+        }
+        for (wr, sge) in [(0, 1), ((1 << 15) + 1, 1), (u32::MAX, 1), (1, 17)] {
+            assert!(Geometry::new(&attr(wr, sge), &limits()).is_err());
+        }
+    }
+}

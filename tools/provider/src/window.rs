@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Memory windows: made by the kernel, bound and unbound through a send queue.
+
+use core::ffi::c_int;
+use core::ptr;
+
+use ferrite_abi::{BindPart, SendOpcode, Tag};
+
+use crate::fail;
+use crate::post::{Data, Part, Work};
+use crate::private::*;
+use crate::qp::Qp;
+use crate::sys::*;
+
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    let mut request = Request::<ib_uverbs_alloc_mw, Nothing>::default();
+    let mut response = Response::<ib_uverbs_alloc_mw_resp, Nothing>::default();
+    let mw = Box::into_raw(Box::<ibv_mw>::default());
+    // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
+    let result = unsafe {
+        ibv_cmd_alloc_mw(
+            pd,
+            kind,
+            mw,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+            ptr::from_mut(&mut response).cast(),
+            size_of_val(&response),
+        )
+    };
+    if result != 0 {
+        // SAFETY: `mw` is the box from above; nobody else got it.
+        drop(unsafe { Box::from_raw(mw) });
+        return fail(result);
+    }
+    mw
+}
+
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: libibverbs passes a window of ours.
+    let result = unsafe { ibv_cmd_dealloc_mw(mw) };
+    if result == 0 {
+        // SAFETY: it came from `alloc_mw` and is gone for the kernel too.
+        drop(unsafe { Box::from_raw(mw) });
+    }
+    result
+}
+
+/// The part of a bind; `rkey` is the window's key afterwards.
+///
+/// # Safety
+///
+/// `mw` is a live window, and `info` names a live region or none.
+pub(crate) unsafe fn bind_part(
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: &ibv_mw_bind_info,
+) -> Result<Part, c_int> {
+    // SAFETY: by the caller.
+    let (present, region) =
+        unsafe { ((*mw).rkey, info.mr.as_ref().map_or(0, |region| region.lkey)) };
+    if Tag(present).index() != Tag(rkey).index() || (info.length != 0 && info.mr.is_null()) {
+        return Err(libc::EINVAL);
+    }
+    Ok(Part::Bind(BindPart {
+        window: present,
+        new_window: rkey,
+        region,
+        // The numbers of the rights are those of the verbs.
+        access: info.mw_access_flags,
+        address: info.addr,
+        length: info.length,
+        reserved: [0; 2],
+    }))
+}
+
+/// Binds a window of type 1, whose next key is the provider's to choose.
+pub(crate) unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: the consumer passes a live queue pair, a live window and its attributes.
+    let (qp, window, bind) = unsafe { (Qp::of(qp), &mut *mw, &*bind) };
+    let tag = Tag(window.rkey);
+    let rkey = Tag::new(tag.index(), tag.instance().wrapping_add(1)).0;
+    // SAFETY: as above.
+    let part = match unsafe { bind_part(mw, rkey, &bind.bind_info) } {
+        Ok(part) => part,
+        Err(errno) => return errno,
+    };
+    let work = Work {
+        wr_id: bind.wr_id,
+        opcode: SendOpcode::Bind,
+        flags: bind.send_flags,
+        immediate: 0,
+        part,
+    };
+    let mut queue = qp.send.lock();
+    if !qp.may_send() {
+        return libc::EINVAL;
+    }
+    if let Err(errno) = qp.write_send(&mut queue, &work, &Data::Entries(&[])) {
+        return errno;
+    }
+    qp.publish_send(&queue);
+    window.rkey = rkey;
+    0
+}
