@@ -392,7 +392,7 @@ impl Engine {
             Some(qp) if qp.doorbell_page == page => match qp.state {
                 QueuePairStateCode::ReadyToSend => self.core.schedule(qp),
                 QueuePairStateCode::Error => qp::flush(&mut self.core, qp, host),
-                QueuePairStateCode::SendError => qp::flush_sends(&mut self.core, qp, host),
+                QueuePairStateCode::SendError => qp::flush_stopped(&mut self.core, qp, host),
                 QueuePairStateCode::SendDrain if qp.stopped => {
                     qp::flush_stopped(&mut self.core, qp, host);
                 }

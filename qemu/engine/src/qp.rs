@@ -622,20 +622,7 @@ pub fn enter_send_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host
     }
     qp.state = State::SendError;
     qp.draining = false;
-    flush_sends(core, qp, host);
-}
-
-/// Completes what is posted to the send queue of a queue pair that does not send, and asks to be
-/// told of more.
-pub(crate) fn flush_sends(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    // Posts that come in meanwhile are seen at the second look or ring a doorbell.
-    for _ in 0..2 {
-        let more = qp.send.sleep(host);
-        flush_send(core, qp, host);
-        if !matches!(more, Ok(true)) {
-            break;
-        }
-    }
+    flush_stopped(core, qp, host);
 }
 
 /// To state ERROR where the consumer cannot learn of it from a completion: the completion queue
@@ -685,7 +672,7 @@ fn flush_posted_sends(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) 
 /// Completes what is posted to a queue pair in state ERROR, and asks to be told of more.
 pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     if qp.has_send_queue() {
-        flush_sends(core, qp, host);
+        flush_posted_sends(core, qp, host);
     }
     if !qp.has_receive_queue() {
         return;

@@ -699,3 +699,143 @@ fn extended_connections_survive_loss() {
     assert_eq!(pair.completions_b().len(), 8);
     assert!(pair.b.contents(&into, 0, 60_000) == data);
 }
+
+#[test]
+fn an_atomic_behind_a_read_is_carried_out_after_it() {
+    let mut pair = Pair::new(Setup::default());
+    let length = 200_000u32;
+    let from = pair.a.register(Tag::new(5, 1).0, PD, ALL, 300_000);
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 300_000);
+    // The counter is in the last packet of what is read.
+    let counter = u64::from(length) - 8;
+    let read =
+        SendWork::new(SendOpcode::Read, &[from.sge(0, length)]).remote(into.address, into.tag);
+    let add = SendWork::new(SendOpcode::FetchAdd, &[from.sge(250_000, 8)]).part(&AtomicPart {
+        address: into.address + counter,
+        rkey: into.tag,
+        srqn: 0,
+        operand: 1,
+        compare: 0,
+    });
+    let word = |bytes: Vec<u8>| u64::from_le_bytes(bytes.try_into().unwrap());
+    for (round, loss) in [(0, u32::MAX), (1, u32::MAX), (2, 41), (3, 29)] {
+        pair.a.post_send(QPN_A, &read);
+        pair.a.post_send(QPN_A, &add);
+        let mut count = 0;
+        pair.run_with(|_, frame| {
+            count += 1;
+            if count % loss == 0 {
+                Vec::new()
+            } else {
+                vec![frame]
+            }
+        });
+        assert_eq!(
+            statuses(&pair.completions_a()),
+            [CompletionStatus::Success; 2]
+        );
+        assert_eq!(word(pair.b.contents(&into, counter, 8)), round + 1);
+        assert_eq!(word(pair.a.contents(&from, 250_000, 8)), round);
+        if loss == u32::MAX {
+            assert_eq!(word(pair.a.contents(&from, counter, 8)), round);
+        }
+    }
+}
+
+#[test]
+fn the_vlan_of_a_datagram_is_that_of_its_source() {
+    let mut pair = datagrams();
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    let peer = pair.b.as_peer(QPN_B);
+    for (own, wanted, tag) in [
+        (VLAN_NONE, VLAN_NONE, VLAN_NONE),
+        (VLAN_NONE, 0x2007, VLAN_NONE),
+        (5, VLAN_NONE, 5),
+        (5, 0x6007, 0x6005),
+    ] {
+        pair.a.execute(&SetGid {
+            gid: pair.a.gid,
+            index: 0,
+            vlan: own,
+            mac: pair.a.mac,
+            reserved: [0; 3],
+        });
+        let mut part = peer.datagram(QKEY);
+        part.path.vlan = wanted;
+        pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);
+        let work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
+        pair.a.post_send(QPN_A, &work.datagram(&part));
+        pair.run();
+        let [entry] = pair.completions_b()[..] else {
+            panic!("one completion");
+        };
+        assert_eq!(entry.vlan, tag);
+        pair.completions_a();
+    }
+}
+
+#[test]
+fn an_ipv6_datagram_delivers_its_whole_header() {
+    let mut pair = datagrams();
+    let gid = |n| [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, n];
+    for (node, n) in [(&mut pair.a, 1), (&mut pair.b, 2)] {
+        node.gid = gid(n);
+        node.set_address();
+    }
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    pair.b
+        .post_recv(QPN_B, &[into.sge(0, 20), into.sge(500, 100)]);
+    let work = SendWork::new(SendOpcode::Send, &[]).inline(b"six");
+    let part = pair.b.as_peer(QPN_B).datagram(QKEY);
+    pair.a.post_send(QPN_A, &work.datagram(&part));
+    pair.run();
+    let [entry] = pair.completions_b()[..] else {
+        panic!("one completion");
+    };
+    assert!(entry.flags & (COMPLETION_IPV6 | COMPLETION_GRH) == COMPLETION_IPV6 | COMPLETION_GRH);
+    let head = pair.b.contents(&into, 0, 20);
+    assert_eq!((head[0] >> 4, head[6]), (6, 17));
+    assert_eq!(head[8..20], gid(1)[..12]);
+    let rest = pair.b.contents(&into, 500, 23);
+    assert_eq!(rest[..4], gid(1)[12..]);
+    assert_eq!(rest[4..20], gid(2));
+    assert_eq!(&rest[20..], b"six");
+}
+
+#[test]
+fn an_extended_shared_queue_destroyed_in_mid_message_takes_the_connection_with_it() {
+    let mut pair = extended();
+    pair.b.create_srq(4, 4, Some((7, 1)));
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 16384);
+    let from = pair.a.register(Tag::new(5, 1).0, PD, ALL, 16384);
+    pair.b.post_srq(4, &[into.sge(0, 4000)]);
+    pair.a.post_send(
+        QPN_A,
+        &SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]).part(&SendPart {
+            srqn: 4,
+            reserved: [0; 3],
+        }),
+    );
+    let mut held = Vec::new();
+    pair.exchange_with(|way, frame| {
+        held.push(frame.clone());
+        if way == Way::AToB && held.len() == 1 {
+            vec![frame]
+        } else {
+            Vec::new()
+        }
+    });
+    // Another of the same number, of another owner.
+    let destroyed = pair
+        .b
+        .object_command(CommandOpcode::DestroySharedReceive, 4);
+    assert_eq!(destroyed, CommandStatus::Ok);
+    pair.b.create_srq(4, 4, Some((7, 1)));
+    pair.run();
+    assert_eq!(
+        statuses(&pair.completions_a()),
+        [CompletionStatus::RemoteOperation]
+    );
+    assert!(pair.completions_b().is_empty());
+    assert_eq!(pair.b.qp_state(QPN_B), QueuePairStateCode::Error);
+}

@@ -301,7 +301,8 @@ fn a_bind_that_is_refused_fails_with_its_own_status() {
         change(&mut part);
         bind.part(&part)
     };
-    let cases: [(fn(&mut BindPart), u32); 5] = [
+    type Change = fn(&mut BindPart);
+    let cases: [(Change, u32); 5] = [
         (|part| part.window += 1, 5),
         (|part| part.region = 0x7701, 1),
         (|part| part.length = 16 << 10, 6),

@@ -48,6 +48,12 @@ enum Answer {
         length: u32,
         starts: bool,
     },
+    /// An atomic, carried out when its turn comes: after all reads before it.
+    Pending {
+        psn: u32,
+        span: Span,
+        operation: AtomicOperation,
+    },
     /// The result of an atomic.
     Atomic { psn: u32, original: u64 },
 }
@@ -59,12 +65,16 @@ impl Answer {
             | Self::NotNow { psn, .. }
             | Self::Refuse { psn, .. }
             | Self::Read { psn, .. }
+            | Self::Pending { psn, .. }
             | Self::Atomic { psn, .. } => psn,
         }
     }
 
     fn is_result(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Atomic { .. })
+        matches!(
+            self,
+            Self::Read { .. } | Self::Pending { .. } | Self::Atomic { .. }
+        )
     }
 }
 
@@ -160,6 +170,14 @@ impl Responder {
         }
     }
 
+    /// Keeps the result of an atomic for a request that comes again.
+    fn save(&mut self, psn: u32, original: u64) {
+        if self.atomics.len() >= SAVED_ATOMICS {
+            self.atomics.pop_front();
+        }
+        self.atomics.push_back((psn, original));
+    }
+
     /// Notes that a message is complete and `packets` sequence numbers are used up by it.
     fn advance(&mut self, count: u32) {
         self.expected = psn_add(self.expected, count);
@@ -186,7 +204,7 @@ pub(super) fn request(
     let ahead = psn_diff(packet.bth.psn, responder.expected);
     if ahead < 0 {
         core.counters.duplicate_requests += 1;
-        return duplicate(core, qp, packet);
+        return duplicate(core, qp, packet, host);
     }
     if ahead > 0 {
         core.counters.out_of_sequence += 1;
@@ -320,7 +338,12 @@ fn has_answer(packet: &Packet<'_>) -> bool {
 }
 
 /// A request that was carried out before and whose answer was lost or is late.
-fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option<()> {
+fn duplicate(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Option<()> {
     let psn = packet.bth.psn;
     let log_mtu = qp.attributes.log_mtu;
     let holder = remote_holder(core, qp, packet).ok()?;
@@ -353,6 +376,8 @@ fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option
                     RemoteAccess::Read,
                 )
                 .ok()?;
+            carry_out_atomics(core, qp, host);
+            let responder = &mut qp.transport.responder;
             // The requester will ask again for all that comes after.
             responder
                 .answers
@@ -714,20 +739,49 @@ fn atomic(
         },
         _ => AtomicOperation::FetchAdd(atomic.operand),
     };
-    let original = core.tpt.atomic(host, &span, operation)?;
-    let responder = &mut qp.transport.responder;
     let psn = packet.bth.psn;
-    if responder.atomics.len() >= SAVED_ATOMICS {
-        responder.atomics.pop_front();
-    }
-    responder.atomics.push_back((psn, original));
-    responder
+    let responder = &mut qp.transport.responder;
+    let after_read = responder
         .answers
-        .push_back(Answer::Atomic { psn, original });
+        .iter()
+        .any(|answer| matches!(answer, Answer::Read { .. } | Answer::Pending { .. }));
+    let answer = if after_read {
+        Answer::Pending {
+            psn,
+            span,
+            operation,
+        }
+    } else {
+        let original = core.tpt.atomic(host, &span, operation)?;
+        responder.save(psn, original);
+        Answer::Atomic { psn, original }
+    };
+    responder.answers.push_back(answer);
     responder.msn = psn_add(responder.msn, 1);
     responder.advance(1);
     core.schedule(qp);
     Ok(())
+}
+
+/// Carries out the atomics that wait behind reads. What fails is left for its turn, or for the
+/// requester to find out.
+fn carry_out_atomics(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let responder = &mut qp.transport.responder;
+    for at in 0..responder.answers.len() {
+        let Answer::Pending {
+            psn,
+            span,
+            operation,
+        } = responder.answers[at]
+        else {
+            continue;
+        };
+        let Ok(original) = core.tpt.atomic(host, &span, operation) else {
+            return;
+        };
+        responder.save(psn, original);
+        responder.answers[at] = Answer::Atomic { psn, original };
+    }
 }
 
 /// Refuses the request at `packet`, and tells the consumer of this queue pair.
@@ -783,6 +837,14 @@ fn close(core: &mut Core, qp: &mut QueuePair, psn: u32, code: NakCode) {
     core.schedule(qp);
 }
 
+/// The tag of the request at `psn` was revoked before all of it was carried out.
+fn revoked(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Host) {
+    core.counters.access_errors += 1;
+    core.async_event(EventCode::QueuePairAccessError, qp.number, host);
+    qp.transport.responder.answers.clear();
+    close(core, qp, psn, NakCode::RemoteAccess);
+}
+
 /// Sends answers, at most `budget` packets; returns how many were.
 pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budget: u32) -> u32 {
     let mut sent = 0;
@@ -809,6 +871,18 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
                 }
                 say(core, qp, psn, syndrome, None, host);
             }
+            Answer::Pending {
+                psn,
+                span,
+                operation,
+            } => match core.tpt.atomic(host, &span, operation) {
+                Ok(original) => {
+                    qp.transport.responder.save(psn, original);
+                    let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
+                    say(core, qp, psn, syndrome, Some(original), host);
+                }
+                Err(_) => revoked(core, qp, psn, host),
+            },
             Answer::Atomic { psn, original } => {
                 let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
                 say(core, qp, psn, syndrome, Some(original), host);
@@ -898,11 +972,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
             .read(host, &span, offset.into(), &mut frame[start..])
     });
     if sent.is_err() {
-        // The tag was revoked while its memory was being read.
-        core.counters.access_errors += 1;
-        core.async_event(EventCode::QueuePairAccessError, qp.number, host);
-        qp.transport.responder.answers.clear();
-        close(core, qp, psn, NakCode::RemoteAccess);
+        revoked(core, qp, psn, host);
         return true;
     }
     if let Some(Answer::Read {
