@@ -158,6 +158,10 @@ impl Engine {
             }
             CommandOpcode::RegisterRegion => {
                 let command: RegisterRegion = payload(entry)?;
+                if command.access & ACCESS_ONE_TOUCH != 0 && core.features & FEATURE_ONE_TOUCH == 0
+                {
+                    return Err(CommandStatus::Unsupported);
+                }
                 if command.flags & REGION_DEVICE_MEMORY != 0
                     && core.features & FEATURE_DEVICE_MEMORY == 0
                 {

@@ -765,6 +765,14 @@ pub fn execute_local(
     request: &SendRequest,
 ) -> Result<(), LocalError> {
     let may_register = qp.flags & QP_FLAG_REGISTER != 0;
+    let access = match &request.body {
+        SendBody::Register(part) => part.access,
+        SendBody::Bind(part) => part.access,
+        _ => 0,
+    };
+    if access & ACCESS_ONE_TOUCH != 0 && core.features & FEATURE_ONE_TOUCH == 0 {
+        return Err(LocalError::Unsupported);
+    }
     match (&request.body, request.opcode) {
         (SendBody::Register(part), SendOpcode::Register) if may_register => core
             .tpt

@@ -7,9 +7,9 @@ use crate::device_memory::DeviceMemory;
 use crate::memory::HostMemory;
 use ferrite_abi::{
     AllocateTag, AttOrder, BindPart, CommandStatus, RegisterPart, RegisterRegion, Tag, TagKind,
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
-    ACCESS_REMOTE_WRITE, ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, DEVICE_MEMORY_SIZE,
-    REGION_DEVICE_MEMORY, REGION_REPLACE, TAG_ALL_MEMORY,
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC,
+    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED,
+    DEVICE_MEMORY_SIZE, REGION_DEVICE_MEMORY, REGION_REPLACE, TAG_ALL_MEMORY,
 };
 use std::collections::BTreeSet;
 use std::fmt;
@@ -48,6 +48,8 @@ pub enum TptError {
     AlreadyValid,
     /// Windows are bound to the region.
     HasWindows,
+    /// A second message to an entry that takes one.
+    Touched,
     /// The description of the memory is impossible, or the memory is not there.
     Translation(AttError),
 }
@@ -67,6 +69,7 @@ impl fmt::Display for TptError {
             Self::NotRegistrable => "tag cannot be registered so through a send queue",
             Self::AlreadyValid => "tag is valid already",
             Self::HasWindows => "windows are bound to the region",
+            Self::Touched => "one-touch tag was used before",
             Self::Translation(error) => return error.fmt(f),
         })
     }
@@ -97,6 +100,7 @@ impl TptError {
             Self::Translation(_) => 11,
             Self::WrongQueuePair => 12,
             Self::HasWindows => 13,
+            Self::Touched => 14,
         }
     }
 }
@@ -119,6 +123,26 @@ pub enum RemoteAccess {
     Read,
     /// Atomic operation.
     Atomic,
+}
+
+/// Where the packet of a message that writes stands in the stream of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Everything before it was received.
+    InOrder,
+    /// Something before it is missing; its last byte (or packet) has this sequence number.
+    Ahead(u32),
+    /// It is outside of what may be received now.
+    Outside,
+}
+
+/// What becomes of the payload of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// It is placed.
+    Place,
+    /// It is dropped; the sender will send it again.
+    Drop,
 }
 
 /// An atomic operation on eight bytes.
@@ -232,6 +256,8 @@ struct Entry {
     generation: u64,
     /// Windows bound to this region.
     windows: u32,
+    /// One-touch: where the first message ends, when its end has come before its beginning.
+    touched: Option<u32>,
 }
 
 impl Entry {
@@ -355,6 +381,7 @@ impl Tpt {
             max_pages: 0,
             generation,
             windows: 0,
+            touched: None,
         }));
         Ok(())
     }
@@ -384,6 +411,7 @@ impl Tpt {
             max_pages: command.max_pages,
             generation: 0,
             windows: 0,
+            touched: None,
         }));
         Ok(())
     }
@@ -439,6 +467,7 @@ impl Tpt {
         entry.address = part.address;
         entry.target = Some(Target::Host(att));
         entry.generation = generation;
+        entry.touched = None;
         Ok(())
     }
 
@@ -527,7 +556,7 @@ impl Tpt {
         if part.access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0 {
             needed |= ACCESS_LOCAL_WRITE;
         }
-        if part.access & !(ACCESS_REMOTE | ACCESS_ZERO_BASED) != 0
+        if part.access & !(ACCESS_REMOTE | ACCESS_ZERO_BASED | ACCESS_ONE_TOUCH) != 0
             || region.access & needed != needed
         {
             return Err(TptError::AccessDenied);
@@ -553,6 +582,7 @@ impl Tpt {
         window.address = part.address;
         window.generation = generation;
         window.target = Some(Target::Window(binding));
+        window.touched = None;
         Ok(())
     }
 
@@ -728,6 +758,77 @@ impl Tpt {
             .ok_or(TptError::NotValid)
     }
 
+    /// The one-touch rule, for a packet of a message that writes to `span`: whether its payload is
+    /// placed. `last` for the last packet of the message. A caller that places the payload does so
+    /// before it asks, with the last packet of a message in order, since the entry is not valid
+    /// afterwards.
+    ///
+    /// The six cases: a packet that is not the last is placed (1), and any to an entry without
+    /// `ACCESS_ONE_TOUCH` (2). The last packet to one that was touched is an error and makes it
+    /// invalid (3). Else, in order, it makes the entry invalid (4); ahead of its time it touches the
+    /// entry, which becomes invalid when the stream has come so far, see [`Tpt::caught_up`] (5);
+    /// and outside of what may be received it is dropped (6).
+    pub fn touch(&mut self, span: &Span, last: bool, arrival: Arrival) -> Result<Touch, TptError> {
+        if span.tag.0 == TAG_ALL_MEMORY {
+            return Ok(Touch::Place);
+        }
+        self.target(span.tag, span.generation)?;
+        let entry = self.entry_mut(span.tag)?;
+        if !last || entry.access & ACCESS_ONE_TOUCH == 0 {
+            return Ok(Touch::Place);
+        }
+        if entry.touched.is_some() {
+            self.used_up(span.tag);
+            return Err(TptError::Touched);
+        }
+        match arrival {
+            Arrival::InOrder => {
+                self.used_up(span.tag);
+                Ok(Touch::Place)
+            }
+            Arrival::Ahead(sequence) => {
+                entry.touched = Some(sequence);
+                Ok(Touch::Place)
+            }
+            Arrival::Outside => Ok(Touch::Drop),
+        }
+    }
+
+    /// The stream of the connection that touched `tag` has been received up to and including
+    /// `sequence`. True when that ends the tag's life.
+    pub fn caught_up(&mut self, tag: Tag, sequence: u32) -> bool {
+        let ends = self.entry(tag).is_ok_and(|entry| {
+            entry.instance == tag.instance()
+                && entry
+                    .touched
+                    .is_some_and(|end| sequence.wrapping_sub(end) < 1 << 31)
+        });
+        if ends {
+            self.used_up(tag);
+        }
+        ends
+    }
+
+    /// A read of this work request's queue pair has filled memory under `lkey`: the message that
+    /// its answer is was complete, in order.
+    pub fn touch_local(&mut self, lkey: u32) {
+        let one_touch = self.entry(Tag(lkey)).is_ok_and(|entry| {
+            entry.instance == Tag(lkey).instance() && entry.access & ACCESS_ONE_TOUCH != 0
+        });
+        if one_touch {
+            self.used_up(Tag(lkey));
+        }
+    }
+
+    /// Makes a one-touch entry invalid.
+    fn used_up(&mut self, tag: Tag) {
+        self.unbind(tag);
+        if let Ok(entry) = self.entry_mut(tag) {
+            entry.target = None;
+            entry.touched = None;
+        }
+    }
+
     /// Copies from a span, starting at its byte `offset`.
     pub fn read<M: HostMemory + ?Sized>(
         &self,
@@ -768,8 +869,19 @@ impl Tpt {
     }
 
     /// Changes the eight bytes of a span; returns what they were. The caller has refused addresses
-    /// that are not multiples of eight.
+    /// that are not multiples of eight. This is a message that [touches](Tpt::touch), in order.
     pub fn atomic<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        span: &Span,
+        operation: AtomicOperation,
+    ) -> Result<u64, TptError> {
+        let original = self.change(memory, span, operation)?;
+        self.touch(span, true, Arrival::InOrder)?;
+        Ok(original)
+    }
+
+    fn change<M: HostMemory + ?Sized>(
         &self,
         memory: &M,
         span: &Span,
@@ -1574,5 +1686,155 @@ mod tests {
         assert_eq!(tpt.device.load(size - 200, 8), 49);
         tpt.release(TAG).unwrap();
         assert_eq!(tpt.write(&host, &span, 0, &[1]), Err(TptError::NoEntry));
+    }
+
+    /// A table with a one-touch region, and a span of it.
+    fn one_touch() -> (Tpt, Span) {
+        let tpt = table(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH);
+        let span = remote(&tpt, TAG, ADDRESS, 100, 2).unwrap();
+        (tpt, span)
+    }
+
+    fn is_valid(tpt: &Tpt) -> bool {
+        remote(tpt, TAG, ADDRESS, 100, 2).is_ok()
+    }
+
+    #[test]
+    fn packets_before_the_last_and_entries_of_many_touches_are_not_touched() {
+        let arrivals = [Arrival::InOrder, Arrival::Ahead(7), Arrival::Outside];
+        // Case 1.
+        let (mut tpt, span) = one_touch();
+        for arrival in arrivals {
+            assert_eq!(tpt.touch(&span, false, arrival), Ok(Touch::Place));
+        }
+        assert!(is_valid(&tpt));
+        assert_eq!(
+            tpt.touch(&span, true, Arrival::InOrder),
+            Ok(Touch::Place),
+            "it was not touched so far"
+        );
+        // Case 2.
+        let mut tpt = table(ACCESS_REMOTE_WRITE);
+        let span = remote(&tpt, TAG, ADDRESS, 100, 2).unwrap();
+        for arrival in arrivals {
+            assert_eq!(tpt.touch(&span, true, arrival), Ok(Touch::Place));
+        }
+        assert!(is_valid(&tpt));
+        assert!(!tpt.caught_up(TAG, 100));
+        // Nor does a message without bytes touch anything.
+        assert_eq!(
+            tpt.touch(&Span::EMPTY, true, Arrival::InOrder),
+            Ok(Touch::Place)
+        );
+    }
+
+    #[test]
+    fn the_last_packet_in_order_ends_a_one_touch_entry() {
+        // Case 4.
+        let (mut tpt, span) = one_touch();
+        let other = remote(&tpt, TAG, ADDRESS + 500, 10, 3).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+        assert!(!is_valid(&tpt));
+        // A second message that was under way finds nothing any more.
+        for last in [false, true] {
+            assert_eq!(
+                tpt.touch(&other, last, Arrival::InOrder),
+                Err(TptError::NotValid)
+            );
+        }
+        assert_eq!(
+            tpt.write(&TestMemory::new(0, 0), &other, 0, &[1]),
+            Err(TptError::NotValid)
+        );
+        // It can still be replaced and released.
+        tpt.register(&RegisterRegion {
+            flags: REGION_REPLACE,
+            ..command(TAG, ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH)
+        })
+        .unwrap();
+        assert!(is_valid(&tpt));
+        assert_eq!(tpt.release(TAG), Ok(()));
+    }
+
+    #[test]
+    fn the_last_packet_out_of_order_ends_it_when_the_stream_catches_up() {
+        // Case 5, around the end of the numbers too.
+        for end in [1000, u32::MAX, 0] {
+            let (mut tpt, span) = one_touch();
+            assert_eq!(
+                tpt.touch(&span, true, Arrival::Ahead(end)),
+                Ok(Touch::Place)
+            );
+            assert!(is_valid(&tpt));
+            // What was missing comes, a piece at a time.
+            assert!(!tpt.caught_up(TAG, end.wrapping_sub(20)));
+            assert_eq!(tpt.touch(&span, false, Arrival::InOrder), Ok(Touch::Place));
+            assert!(!tpt.caught_up(TAG, end.wrapping_sub(1)));
+            assert!(!tpt.caught_up(Tag::new(3, 8), end));
+            assert!(is_valid(&tpt));
+            assert!(tpt.caught_up(TAG, end));
+            assert!(!is_valid(&tpt));
+            assert!(!tpt.caught_up(TAG, end));
+        }
+    }
+
+    #[test]
+    fn a_second_message_to_a_touched_entry_is_an_error() {
+        // Case 3.
+        for arrival in [Arrival::InOrder, Arrival::Ahead(9), Arrival::Outside] {
+            let (mut tpt, span) = one_touch();
+            tpt.touch(&span, true, Arrival::Ahead(1000)).unwrap();
+            assert_eq!(tpt.touch(&span, true, arrival), Err(TptError::Touched));
+            assert!(!is_valid(&tpt));
+        }
+    }
+
+    #[test]
+    fn what_may_not_be_received_now_is_dropped() {
+        // Case 6.
+        let (mut tpt, span) = one_touch();
+        assert_eq!(tpt.touch(&span, true, Arrival::Outside), Ok(Touch::Drop));
+        assert!(is_valid(&tpt));
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+    }
+
+    #[test]
+    fn a_touched_window_is_unbound_and_a_new_registration_untouched() {
+        let mut tpt = with_window(TagKind::Window2);
+        let part = BindPart {
+            access: ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH,
+            ..bind_part(1)
+        };
+        tpt.bind(&part, HOLDER).unwrap();
+        let span = remote(&tpt, Tag::new(5, 2), ADDRESS + 100, 1, 2).unwrap();
+        tpt.touch(&span, true, Arrival::Ahead(5)).unwrap();
+        tpt.invalidate(Tag::new(5, 2).0, HOLDER).unwrap();
+        let part = BindPart {
+            access: ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH,
+            ..bind_part(2)
+        };
+        tpt.bind(&part, HOLDER).unwrap();
+        let span = remote(&tpt, Tag::new(5, 3), ADDRESS + 100, 1, 2).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+        assert_eq!(
+            remote(&tpt, Tag::new(5, 3), ADDRESS + 100, 1, 2),
+            Err(TptError::NotValid)
+        );
+        assert!(tpt.bound.is_empty());
+        assert_eq!(tpt.release(TAG), Ok(()));
+        // The answer to a read touches what it is placed in, if it may be touched once.
+        let mut tpt = table(ACCESS_LOCAL_WRITE | ACCESS_ONE_TOUCH);
+        let check = |tpt: &Tpt| {
+            tpt.check_local(TAG.0, ADDRESS, 1, DOMAIN, LocalAccess::Write)
+                .map(|_| ())
+        };
+        tpt.touch_local(Tag::new(3, 8).0);
+        tpt.touch_local(Tag::new(4, 9).0);
+        assert_eq!(check(&tpt), Ok(()));
+        tpt.touch_local(TAG.0);
+        assert_eq!(check(&tpt), Err(TptError::NotValid));
+        let mut tpt = table(ACCESS_LOCAL_WRITE);
+        tpt.touch_local(TAG.0);
+        assert_eq!(check(&tpt), Ok(()));
     }
 }

@@ -576,6 +576,11 @@ fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
             return;
         };
         requester.cursor = requester.cursor.saturating_sub(1);
+        if message.is_answered() {
+            for sge in message.request.sges() {
+                core.tpt.touch_local(sge.lkey);
+            }
+        }
         let completion = SendCompletion::of(&message.request, CompletionStatus::Success);
         if core.transport.spare.len() < MAX_SPARE {
             core.transport.spare.push(message);

@@ -17,7 +17,7 @@ use crate::roce::{
     psn_add, psn_diff, Aeth, AtomicAckEth, Bth, NakCode, Opcode, Operation, Packet, Position,
     Syndrome, CREDIT_UNLIMITED,
 };
-use crate::tpt::{AtomicOperation, Holder, LocalAccess, RemoteAccess, Span, TptError};
+use crate::tpt::{Arrival, AtomicOperation, Holder, LocalAccess, RemoteAccess, Span, TptError};
 use ferrite_abi::{
     CompletionOpcode, CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State,
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, COMPLETION_IMMEDIATE,
@@ -644,6 +644,8 @@ fn write(
     }
     core.tpt
         .write(host, &span, received.into(), packet.payload)?;
+    // A packet out of order is not executed, so that one that is, is always in order.
+    core.tpt.touch(&span, position.ends(), Arrival::InOrder)?;
     let responder = &mut qp.transport.responder;
     if !position.ends() {
         responder.incoming = Incoming::Write {

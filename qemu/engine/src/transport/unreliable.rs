@@ -107,7 +107,11 @@ pub(super) fn run(
             return Progress::Blocked;
         }
         if completion.status != CompletionStatus::Success {
-            qp::enter_send_error(core, qp, host);
+            if qp.stops_at(completion.opcode) {
+                qp::stop_sending(core, qp, host);
+            } else {
+                qp::enter_send_error(core, qp, host);
+            }
             return Progress::Blocked;
         }
     }
