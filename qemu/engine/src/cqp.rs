@@ -154,7 +154,7 @@ impl Engine {
             }
             CommandOpcode::DestroyQueuePair => {
                 let number = payload::<ObjectNumber>(entry)?.number;
-                qp::destroy(core, &mut self.qps, number)
+                qp::destroy(core, &mut self.qps, number, host)
             }
             CommandOpcode::RegisterRegion => {
                 let command: RegisterRegion = payload(entry)?;

@@ -18,6 +18,8 @@ use ferrite_abi::*;
 pub const MAX_QP: u32 = 1 << 14;
 /// The queue pair of management datagrams.
 pub const GSI_QPN: u32 = 1;
+/// The number of no completion queue.
+const NO_CQ: u32 = u32::MAX;
 /// Reads and atomics in flight, each way.
 pub const MAX_READ: u8 = 16;
 
@@ -40,8 +42,6 @@ pub struct QueuePair {
     pub srqn: Option<u32>,
     /// XRC domain, of an extended connection's target.
     pub xrcd: u32,
-    /// Different from that of any other queue pair there ever was.
-    pub serial: u64,
     /// Doorbell page it answers to.
     pub doorbell_page: u32,
     /// The attributes as they were set; checked when they were.
@@ -136,8 +136,6 @@ impl QueuePair {
 #[derive(Debug, Default)]
 pub struct QueuePairs {
     pairs: Vec<Option<Box<QueuePair>>>,
-    /// Queue pairs made so far.
-    made: u64,
 }
 
 impl QueuePairs {
@@ -369,7 +367,10 @@ pub(crate) fn create(
     if qps.get(command.qpn).is_some() {
         return Err(CommandStatus::Exists);
     }
-    if !core.cqs.exists(command.send_cqn) || !core.cqs.exists(command.receive_cqn) {
+    // Queues that are not there complete nowhere.
+    let send_cqn = if target { NO_CQ } else { command.send_cqn };
+    let receive_cqn = if extended { NO_CQ } else { command.receive_cqn };
+    if (!target && !core.cqs.exists(send_cqn)) || (!extended && !core.cqs.exists(receive_cqn)) {
         return Err(CommandStatus::NotFound);
     }
     if shared && !core.srqs.is_ordinary(command.srqn) {
@@ -402,7 +403,6 @@ pub(crate) fn create(
     send.reset(host).map_err(|_| CommandStatus::HostMemory)?;
     receive.reset(host).map_err(|_| CommandStatus::HostMemory)?;
     let index = command.qpn as usize;
-    qps.made += 1;
     if qps.pairs.len() <= index {
         qps.pairs.resize_with(index + 1, || None);
     }
@@ -411,11 +411,10 @@ pub(crate) fn create(
         kind,
         flags: command.flags,
         pd: command.pd,
-        send_cqn: command.send_cqn,
-        receive_cqn: command.receive_cqn,
+        send_cqn,
+        receive_cqn,
         srqn: shared.then_some(command.srqn),
         xrcd: if target { command.xrcd } else { 0 },
-        serial: qps.made,
         doorbell_page: command.doorbell_page,
         attributes: ModifyQueuePair {
             qpn: command.qpn,
@@ -430,7 +429,7 @@ pub(crate) fn create(
         timer: Timer::default(),
         ready: false,
     }));
-    for cqn in [command.send_cqn, command.receive_cqn] {
+    for cqn in [send_cqn, receive_cqn] {
         if let Some(cq) = core.cqs.get_mut(cqn) {
             cq.users = cq.users.saturating_add(1);
         }
@@ -448,13 +447,15 @@ pub(crate) fn destroy(
     core: &mut Core,
     qps: &mut QueuePairs,
     qpn: u32,
+    host: &mut dyn Host,
 ) -> Result<(), CommandStatus> {
     check_number(qpn)?;
-    let qp = qps
+    let mut qp = qps
         .pairs
         .get_mut(qpn as usize)
         .and_then(Option::take)
         .ok_or(CommandStatus::NotFound)?;
+    give_back(core, &mut qp, host);
     core.tpt.queue_pair_gone(qpn);
     for cqn in [qp.send_cqn, qp.receive_cqn] {
         if let Some(cq) = core.cqs.get_mut(cqn) {
@@ -583,13 +584,24 @@ fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.stopped = false;
     core.tpt.queue_pair_gone(qp.number);
     qp.timer.stop();
-    qp.transport = Connection::default();
+    give_back(core, qp, host);
     qp.attributes = ModifyQueuePair {
         qpn: qp.number,
         ..ModifyQueuePair::zeroed()
     };
     if qp.send.reset(host).is_err() || qp.receive.reset(host).is_err() {
         core.async_event(EventCode::QueuePairFatal, qp.number, host);
+    }
+}
+
+/// Forgets what is under way. An entry taken from a shared receive queue is completed as flushed:
+/// nobody else would ever learn what became of it.
+fn give_back(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let taken = qp.transport.taken_receive();
+    qp.transport = Connection::default();
+    if let Some(completion) = taken {
+        // Nobody is left to tell where the completion queue is dead.
+        let _ = core.complete_receive(qp, &completion, host);
     }
 }
 
@@ -605,7 +617,6 @@ pub fn enter_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.transport = Connection::default();
     flush(core, qp, host);
     if let Some(completion) = taken {
-        // Nobody is left to tell where the completion queue is dead.
         let _ = core.complete_receive(qp, &completion, host);
     }
     if entered && qp.srqn.is_some() {

@@ -404,7 +404,10 @@ fn many_queue_pairs_take_from_one_shared_queue() {
             vec![frame]
         }
     });
-    pair.b.set_state(0x51, QueuePairStateCode::Error);
+    assert_eq!(
+        pair.b.set_state(0x51, QueuePairStateCode::Error),
+        CommandStatus::Ok
+    );
     let [entry] = pair.completions_b()[..] else {
         panic!("one completion");
     };
@@ -414,7 +417,30 @@ fn many_queue_pairs_take_from_one_shared_queue() {
         pair.b.event_codes(EQ_ASYNC),
         [(EventCode::LastEntryReached, 0x51)]
     );
-    for n in 0..3 {
+    // So does one that is cut off by the end of its queue pair.
+    for (n, name) in [(0, 6), (2, 7)] {
+        pair.a.post_send(0x40 + n, &work);
+        let mut count = 0;
+        pair.exchange_with(|way, frame| {
+            count += u32::from(way == Way::AToB);
+            if count > 1 {
+                Vec::new()
+            } else {
+                vec![frame]
+            }
+        });
+        if n == 0 {
+            pair.b.set_state(0x50, QueuePairStateCode::Reset);
+        } else {
+            pair.b.object_command(CommandOpcode::DestroyQueuePair, 0x52);
+        }
+        let [entry] = pair.completions_b()[..] else {
+            panic!("one completion");
+        };
+        assert_eq!(entry.status, CompletionStatus::Flushed.number());
+        assert_eq!((entry.index ^ NAME, entry.qpn), (name, 0x50 + n));
+    }
+    for n in 0..2 {
         pair.b
             .object_command(CommandOpcode::DestroyQueuePair, 0x50 + n);
     }
@@ -560,6 +586,8 @@ fn extended() -> Pair {
     pair.b.create_qp(QpOptions {
         qpn: QPN_B,
         pd: 0,
+        // It has none.
+        cqn: 0x77,
         kind: QueuePairKind::ExtendedTarget,
         xrcd: 7,
         ..QpOptions::default()
