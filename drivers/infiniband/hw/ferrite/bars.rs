@@ -47,7 +47,8 @@ pub(crate) struct Identity {
     pub(crate) link_up: bool,
 }
 
-/// The register BAR. Read only while the device is started and stopped.
+/// The register BAR. Read only while the device is started and stopped, and when it does not
+/// answer a command.
 pub(crate) struct Registers {
     bar: Devres<pci::Bar<'static, { abi::BAR_REGISTERS_SIZE }>>,
 }
@@ -86,6 +87,12 @@ impl Registers {
     /// Whether the device is still there.
     pub(crate) fn is_present(&self) -> bool {
         self.status().is_ok()
+    }
+
+    /// Whether the device is still there and at work.
+    pub(crate) fn is_running(&self) -> bool {
+        self.status()
+            .is_ok_and(|status| status.state() == Some(DeviceState::Running))
     }
 
     /// Asks for a reset without waiting for it. May be called from any context.

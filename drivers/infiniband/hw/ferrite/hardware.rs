@@ -16,7 +16,10 @@ use crate::{
         Doorbells,
         Registers, //
     },
-    cqp::Cqp,
+    cqp::{
+        Bars,
+        Cqp, //
+    },
     device::Ferrite,
     kernel_ext::{
         table::IrqTable,
@@ -133,27 +136,34 @@ impl Hardware {
         }
     }
 
+    fn bars(&self) -> Bars<'_> {
+        Bars {
+            doorbells: &self.doorbells,
+            registers: &self.registers,
+        }
+    }
+
     /// Runs a command. Sleeps.
     pub(crate) fn execute<C: Command>(&self, command: &C) -> Result {
-        let result = self.cqp.execute(&self.doorbells, command);
+        let result = self.cqp.execute(self.bars(), command);
         self.check(C::OPCODE, result).map(|_| ())
     }
 
     /// Runs a command whose payload more than one opcode takes. Sleeps.
     pub(crate) fn execute_as<P: Plain>(&self, opcode: CommandOpcode, payload: &P) -> Result {
-        let result = self.cqp.execute_as(&self.doorbells, opcode, payload);
+        let result = self.cqp.execute_as(self.bars(), opcode, payload);
         self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a command about one object. Sleeps.
     pub(crate) fn execute_on(&self, opcode: CommandOpcode, number: u32) -> Result {
-        let result = self.cqp.execute_on(&self.doorbells, opcode, number);
+        let result = self.cqp.execute_on(self.bars(), opcode, number);
         self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a query about one object (or none: 0). Sleeps.
     pub(crate) fn query<R: Plain>(&self, opcode: CommandOpcode, number: u32) -> Result<R> {
-        let result = self.cqp.query(&self.doorbells, opcode, number);
+        let result = self.cqp.query(self.bars(), opcode, number);
         self.check(opcode, result)
     }
 

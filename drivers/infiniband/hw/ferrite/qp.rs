@@ -92,6 +92,9 @@ use kernel::{
     },
 };
 
+/// Completion queue of a queue that is not there.
+const NO_CQ: u32 = u32::MAX;
+
 /// Blocks of a record.
 const RECORD_BLOCKS: usize = core::mem::size_of::<QueuePairRecord>() / BLOCK_SIZE;
 /// Words of the record, each with its block: what the driver writes and what it reads.
@@ -126,6 +129,16 @@ impl RingLayout {
         1 << (self.rq_log_entries + self.rq_log_stride)
     }
 
+    /// The layout of a queue pair that nobody posts to: a record.
+    const RECORD_ONLY: Self = Self {
+        sq_offset: 0,
+        rq_offset: 0,
+        record_offset: 0,
+        sq_log_blocks: 0,
+        rq_log_entries: 0,
+        rq_log_stride: abi::RQ_MIN_LOG_STRIDE,
+    };
+
     /// The layout for a queue pair of the kernel that can hold `cap`. Receive entries are whole
     /// blocks.
     pub(crate) fn for_kernel(cap: &QpCap, datagram: bool) -> Self {
@@ -153,8 +166,14 @@ impl RingLayout {
     }
 
     /// The layout that a process says its buffer has, if it makes sense.
-    pub(crate) fn from_request(request: &UverbsQpRequest, caps: &abi::DeviceCaps) -> Result<Self> {
-        let layout = Self {
+    ///
+    /// What it says about a receive queue that is not there does not count.
+    pub(crate) fn from_request(
+        request: &UverbsQpRequest,
+        caps: &abi::DeviceCaps,
+        receives: bool,
+    ) -> Result<Self> {
+        let mut layout = Self {
             sq_offset: request.sq_offset,
             rq_offset: request.rq_offset,
             record_offset: request.record_offset,
@@ -162,6 +181,11 @@ impl RingLayout {
             rq_log_entries: request.rq_log_entries,
             rq_log_stride: request.rq_log_stride,
         };
+        if !receives {
+            layout.rq_offset = layout.record_offset;
+            layout.rq_log_entries = 0;
+            layout.rq_log_stride = abi::RQ_MIN_LOG_STRIDE;
+        }
         if layout.sq_log_blocks > caps.sq_max_log_blocks
             || layout.rq_log_entries > caps.rq_max_log_entries
             || !(abi::RQ_MIN_LOG_STRIDE..=abi::RQ_MAX_LOG_STRIDE).contains(&layout.rq_log_stride)
@@ -347,8 +371,14 @@ impl KernelRings {
 
 /// Where rings and record are.
 enum Memory {
-    User { _memory: UserMemory },
+    User {
+        _memory: UserMemory,
+    },
     Kernel(Pin<KBox<KernelRings>>),
+    /// Of a queue pair that nobody posts to. It may outlive the process that made it.
+    Record {
+        _memory: Coherent<[Block]>,
+    },
 }
 
 /// The driver's data of a queue pair.
@@ -387,7 +417,7 @@ impl FerriteQp {
     fn rings(&self) -> Result<&KernelRings> {
         match &self.memory {
             Memory::Kernel(rings) => Ok(rings),
-            Memory::User { .. } => Err(EINVAL),
+            Memory::User { .. } | Memory::Record { .. } => Err(EINVAL),
         }
     }
 
@@ -423,7 +453,11 @@ impl FerriteQp {
             return Err(errno::eopnotsupp());
         }
         let roles = Roles::new(kind, attr)?;
-        let cap = checked_cap(dev, &attr.cap())?;
+        let mut cap = checked_cap(dev, &attr.cap())?;
+        if !roles.receives {
+            cap.max_recv_wr = 0;
+            cap.max_recv_sge = 0;
+        }
         let number = match kind {
             QueuePairKind::Gsi => dev.gsi.take()?,
             _ => dev.qpns.take()?,
@@ -431,10 +465,22 @@ impl FerriteQp {
         let qpn = number.get();
 
         let (memory, buffer, layout, doorbell_page, flags): (_, Buffer, _, _, _) = match udata {
+            _ if kind == QueuePairKind::ExtendedTarget => {
+                if let Some(udata) = udata {
+                    // A target has no queues to say anything about.
+                    let _: UverbsQpRequest = udata.read(0)?;
+                }
+                let layout = RingLayout::RECORD_ONLY;
+                let memory: Coherent<[Block]> =
+                    Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?;
+                let buffer = Buffer::contiguous(memory.dma_handle(), memory.size() as u64);
+                let page = Doorbells::KERNEL_PAGE;
+                (Memory::Record { _memory: memory }, buffer, layout, page, 0)
+            }
             Some(udata) => {
                 let request: UverbsQpRequest =
                     udata.read(core::mem::size_of::<UverbsQpRequest>())?;
-                let layout = RingLayout::from_request(&request, &dev.caps)?;
+                let layout = RingLayout::from_request(&request, &dev.caps, roles.receives)?;
                 let page = udata.context().ok_or(EINVAL)?.doorbell_page();
                 let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
                 let buffer = memory.buffer();
@@ -464,8 +510,8 @@ impl FerriteQp {
             &CreateQueuePair {
                 qpn,
                 pd: roles.pd,
-                send_cqn: roles.send_cq.map_or(0, |cq| cq.number()),
-                receive_cqn: roles.recv_cq.map_or(0, |cq| cq.number()),
+                send_cqn: roles.send_cq.map_or(NO_CQ, |cq| cq.number()),
+                receive_cqn: roles.recv_cq.map_or(NO_CQ, |cq| cq.number()),
                 kind: kind.number(),
                 flags: flags | roles.flags,
                 sq_log_blocks: layout.sq_log_blocks,
@@ -519,10 +565,22 @@ impl FerriteQp {
         qp.object.destroy()?;
         let qpn = qp.qpn();
         qp.device().hw.qps.remove(qpn as usize);
+        Self::forget_shared(qp);
         for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
             FerriteCq::detach(cq, qpn);
         }
         Ok(())
+    }
+
+    /// Gives receives of a shared queue back whose completions nobody will see.
+    fn forget_shared(qp: &Qp<Ferrite>) {
+        if let (Some(srq), Some(cq)) = (qp.srq(), qp.recv_cq()) {
+            FerriteCq::purge(cq, qp.qpn(), |entry| {
+                if entry.flags & abi::COMPLETION_SHARED != 0 {
+                    FerriteSrq::complete(srq, entry.index);
+                }
+            });
+        }
     }
 
     /// Changes state and attributes.
@@ -549,8 +607,9 @@ impl FerriteQp {
         qp.state.store(next.as_raw(), Relaxed);
         if next == QpState::Reset {
             if let Memory::Kernel(rings) = &qp.memory {
+                Self::forget_shared(qp);
                 for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
-                    FerriteCq::purge(cq, qp.qpn());
+                    FerriteCq::purge(cq, qp.qpn(), |_| {});
                 }
                 rings.reset()?;
             }
@@ -651,7 +710,7 @@ impl FerriteQp {
     /// Posts receive work requests.
     pub(crate) fn post_receive(qp: &Qp<Ferrite>, list: &mut RecvList<'_>) -> Result {
         let rings = qp.rings()?;
-        if qp.state() == QpState::Reset {
+        if qp.state() == QpState::Reset || qp.srq().is_some() {
             return Err(EINVAL);
         }
         let hw = &qp.device().hw;
@@ -727,18 +786,16 @@ impl FerriteQp {
         } else if entry.flags & abi::COMPLETION_INVALIDATED != 0 {
             wc.invalidated = Some(entry.immediate);
         }
-        if received && matches!(qp.qp_type(), Some(QpType::Ud | QpType::Gsi)) {
-            wc.src_qp = entry.source_qpn;
+        if entry.flags & abi::COMPLETION_GRH != 0 {
+            let origin = Origin::of(entry);
+            wc.grh = true;
+            wc.src_qp = origin.qpn;
             wc.pkey_index = entry.pkey_index;
+            wc.sl = origin.priority;
+            wc.smac = Some(origin.mac);
+            wc.vlan = origin.vlan;
+            wc.ipv4 = Some(origin.ipv4);
             wc.port = PORT;
-            wc.grh = entry.flags & abi::COMPLETION_GRH != 0;
-            wc.ipv4 = Some(entry.flags & abi::COMPLETION_IPV6 == 0);
-            wc.smac = Some(entry.source_mac);
-            if entry.vlan != abi::VLAN_NONE {
-                // The consumer wants the identifier; the priority is the service level.
-                wc.vlan = Some(entry.vlan & 0xfff);
-                wc.sl = (entry.vlan >> 13) as u8;
-            }
         }
         Some(wc)
     }
@@ -768,6 +825,30 @@ impl FerriteQp {
         let mut wc = Wc::new(qp, id, opcode);
         wc.status = WcStatus::WorkRequestFlushed;
         Some(wc)
+    }
+}
+
+/// Where a datagram came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Origin {
+    qpn: u32,
+    mac: [u8; 6],
+    vlan: Option<u16>,
+    priority: u8,
+    ipv4: bool,
+}
+
+impl Origin {
+    fn of(entry: &CompletionEntry) -> Self {
+        let tag = (entry.vlan != abi::VLAN_NONE).then_some(entry.vlan);
+        Self {
+            qpn: entry.source_qpn & abi::QUEUE_NUMBER_MASK,
+            mac: entry.source_mac,
+            // A tag with identifier 0 says only the priority.
+            vlan: tag.map(|tag| tag & 0xfff).filter(|vlan| *vlan != 0),
+            priority: tag.map_or(0, |tag| (tag >> 13) as u8),
+            ipv4: entry.flags & abi::COMPLETION_IPV6 == 0,
+        }
     }
 }
 
@@ -899,6 +980,8 @@ struct Roles<'a> {
     srqn: u32,
     xrcd: u32,
     flags: u8,
+    /// Whether it has a receive queue of its own.
+    receives: bool,
 }
 
 impl<'a> Roles<'a> {
@@ -910,6 +993,7 @@ impl<'a> Roles<'a> {
             srqn: 0,
             xrcd: 0,
             flags: 0,
+            receives: false,
         };
         if kind == QueuePairKind::ExtendedTarget {
             roles.xrcd = attr.xrcd().ok_or(EINVAL)?.number();
@@ -921,6 +1005,7 @@ impl<'a> Roles<'a> {
             return Ok(roles);
         }
         roles.recv_cq = Some(attr.recv_cq().ok_or(EINVAL)?);
+        roles.receives = attr.srq().is_none();
         if let Some(srq) = attr.srq() {
             roles.srqn = srq.number();
             roles.flags = abi::QP_FLAG_SHARED_RECEIVE;
@@ -1087,6 +1172,61 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_is_shared_or_absent_is_not_looked_for() {
+        let caps = abi::DeviceCaps {
+            sq_max_log_blocks: 17,
+            rq_max_log_entries: 15,
+            ..abi::DeviceCaps::zeroed()
+        };
+        let request = UverbsQpRequest {
+            buffer: 0x10000,
+            length: 4096 + 128,
+            record_offset: 4096,
+            sq_log_blocks: 6,
+            ..UverbsQpRequest::zeroed()
+        };
+        assert!(RingLayout::from_request(&request, &caps, true).is_err());
+        assert!(RingLayout::from_request(&request, &caps, false).is_ok());
+    }
+
+    #[test]
+    fn a_datagram_tells_where_it_came_from() {
+        let entry = CompletionEntry {
+            source_qpn: 0x1234,
+            source_mac: [2, 0, 0, 0, 0, 7],
+            vlan: abi::VLAN_NONE,
+            flags: abi::COMPLETION_RECEIVE | abi::COMPLETION_GRH,
+            ..CompletionEntry::zeroed()
+        };
+        let expected = Origin {
+            qpn: 0x1234,
+            mac: [2, 0, 0, 0, 0, 7],
+            vlan: None,
+            priority: 0,
+            ipv4: true,
+        };
+        assert_eq!(Origin::of(&entry), expected);
+        let tagged = CompletionEntry {
+            vlan: 5 << 13 | 42,
+            flags: entry.flags | abi::COMPLETION_IPV6,
+            ..entry
+        };
+        let expected = Origin {
+            vlan: Some(42),
+            priority: 5,
+            ipv4: false,
+            ..expected
+        };
+        assert_eq!(Origin::of(&tagged), expected);
+        let priority_only = CompletionEntry {
+            vlan: 5 << 13,
+            ..entry
+        };
+        let origin = Origin::of(&priority_only);
+        assert_eq!((origin.vlan, origin.priority), (None, 5));
+    }
+
+    #[test]
     fn a_process_cannot_place_a_ring_outside_its_buffer() {
         let caps = abi::DeviceCaps {
             sq_max_log_blocks: 17,
@@ -1104,7 +1244,7 @@ mod tests {
             rq_log_stride: 5,
             ..UverbsQpRequest::zeroed()
         };
-        assert!(RingLayout::from_request(&good, &caps).is_ok());
+        assert!(RingLayout::from_request(&good, &caps, true).is_ok());
         let bad = [
             UverbsQpRequest {
                 length: good.length - 1,
@@ -1136,7 +1276,7 @@ mod tests {
             },
         ];
         for request in bad {
-            assert!(RingLayout::from_request(&request, &caps).is_err());
+            assert!(RingLayout::from_request(&request, &caps, true).is_err());
         }
     }
 

@@ -12,7 +12,6 @@ use crate::{
         CommandOpcode,
         CreateSharedReceive,
         ModifySharedReceive,
-        Plain,
         SharedReceiveRecord,
         SharedReceiveState,
         UverbsSrqRequest,
@@ -409,6 +408,7 @@ fn checked_request(request: &UverbsSrqRequest, max_log_entries: u8) -> Result<Ge
 #[kunit_tests(ferrite_srq)]
 mod tests {
     use super::*;
+    use crate::abi::Plain;
 
     fn request(change: impl FnOnce(&mut UverbsSrqRequest)) -> UverbsSrqRequest {
         let mut request = UverbsSrqRequest::zeroed();

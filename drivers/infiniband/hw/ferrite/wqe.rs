@@ -291,6 +291,38 @@ mod tests {
     }
 
     #[test]
+    fn a_datagram_says_where_it_goes_before_its_entries() -> Result {
+        let mut part = DatagramPart::zeroed();
+        part.path.mac = [2, 0, 0, 0, 0, 9];
+        part.path.source_gid_index = 3;
+        part.qpn = 0x1234;
+        part.qkey = 0x8001_0000;
+        let mut wqe = SendWqe::datagram(SendOpcode::Send, abi::SEND_SIGNALED, 0, &part);
+        wqe.push_sge(&sge(1))?;
+        wqe.push_sge(&sge(2))?;
+        assert_eq!(wqe.blocks(), blocks_per_request(true, 2, 0));
+        let bytes = bytes_of(wqe)?;
+        let header = SendHeader::from_prefix(&bytes).ok_or(EINVAL)?;
+        assert_eq!((header.blocks, header.sge_count), (2, 2));
+        assert_eq!(DatagramPart::from_prefix(&bytes[16..]), Some(part));
+        assert_eq!(Sge::from_prefix(&bytes[64..]), Some(sge(1)));
+        assert_eq!(Sge::from_prefix(&bytes[80..]), Some(sge(2)));
+        Ok(())
+    }
+
+    #[test]
+    fn the_largest_datagram_fits() -> Result {
+        let part = DatagramPart::zeroed();
+        let mut wqe = SendWqe::datagram(SendOpcode::Send, 0, 0, &part);
+        for number in 0..abi::MAX_SGE as u32 {
+            wqe.push_sge(&sge(number))?;
+        }
+        assert_eq!(wqe.blocks(), MAX_BLOCKS);
+        assert_eq!(blocks_per_request(true, abi::MAX_SGE, 0), MAX_BLOCKS);
+        Ok(())
+    }
+
+    #[test]
     fn a_registration_fills_one_block() -> Result {
         let part = RegisterPart {
             tag: 0x123,
