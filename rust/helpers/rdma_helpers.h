@@ -51,6 +51,9 @@ void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags);
 struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name);
 struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name);
 
+/* Device memory. */
+int rust_helper_rdma_clear_io(u64 address, size_t length);
+
 /* Interrupt affinity. */
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
 void rust_helper_irq_clear_affinity_hint(unsigned int irq);
@@ -101,6 +104,17 @@ int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
 				   struct vm_area_struct *vma, u64 address,
 				   bool write_combine,
 				   struct rdma_user_mmap_entry *entry);
+
+/*
+ * Device memory: the attribute of its allocation that tells a process the
+ * offset to map it by.
+ */
+#define RDMA_DM_ATTR_OFFSET (1U << UVERBS_ID_NS_SHIFT)
+
+struct uapi_definition;
+
+const struct uapi_definition *rust_helper_rdma_dm_uapi(void);
+int rust_helper_rdma_dm_respond(struct uverbs_attr_bundle *attrs, u64 offset);
 
 /* The kernel consumer's side of verbs. */
 struct ib_pd *rust_helper_ib_alloc_pd(struct ib_device *device);

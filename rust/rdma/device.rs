@@ -218,6 +218,9 @@ impl<D: Driver> Unregistered<D> {
         unsafe {
             bindings::ib_set_device_ops(raw, &ops::Table::<D>::OPS);
             (*raw).ops.set_uverbs_robust_udata(1);
+            if D::HAS_ALLOC_DM {
+                (*raw).driver_def = bindings::rdma_dm_uapi();
+            }
             let counters = Descriptions::new(D::counter_names())?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
             (*(*dev.as_ptr()).counters.get()).write(counters);
@@ -639,6 +642,8 @@ pub struct DeviceAttr {
     pub max_cq_moderation_count: u16,
     pub max_cq_moderation_period: u16,
     pub max_sgl_rd: u32,
+    /// Bytes of device memory for processes.
+    pub max_dm_size: u64,
 }
 
 impl DeviceAttr {
@@ -689,5 +694,6 @@ impl DeviceAttr {
         raw.cq_caps.max_cq_moderation_count = self.max_cq_moderation_count;
         raw.cq_caps.max_cq_moderation_period = self.max_cq_moderation_period;
         raw.max_sgl_rd = self.max_sgl_rd;
+        raw.max_dm_size = self.max_dm_size;
     }
 }

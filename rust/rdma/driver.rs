@@ -47,6 +47,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
     type Mw: Send + Sync;
     /// Driver's data of a domain of extended reliable connections.
     type Xrcd: Send + Sync;
+    /// Driver's data of a piece of device memory.
+    type Dm: Send + Sync;
 
     // ---- The device and its ports ----
 
@@ -287,6 +289,32 @@ pub trait Driver: Sized + Send + Sync + 'static {
 
     /// Ends a memory window.
     fn dealloc_mw(_mw: &Mw<Self>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Allocates memory of the device for a process.
+    fn alloc_dm<'a>(
+        _dev: &Device<Self>,
+        _context: &Ucontext<Self>,
+        _new: New<'a, kind::Dm, Self>,
+        _attr: &DmAllocAttr,
+        _response: &DmResponse<'_>,
+    ) -> Result<&'a Dm<Self>> {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Frees memory of the device.
+    fn dealloc_dm(_dm: &Dm<Self>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Registers memory of the device.
+    fn reg_dm_mr<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Mr, Self>,
+        _dm: &Dm<Self>,
+        _region: &DmRegion,
+    ) -> Result<&'a Mr<Self>> {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 

@@ -40,6 +40,8 @@ pub mod kind {
     pub enum Mw {}
     /// A domain of extended reliable connections.
     pub enum Xrcd {}
+    /// A piece of a device's memory.
+    pub enum Dm {}
 }
 
 /// What the core's and the driver's part of a kind of object are.
@@ -86,6 +88,7 @@ kinds! {
     Srq: ib_srq;
     Mw: ib_mw;
     Xrcd: ib_xrcd;
+    Dm: ib_dm;
 }
 
 /// A verbs object of kind `K` of a device driven by `D`.

@@ -12,6 +12,10 @@ use crate::{
     ah::FerriteAh,
     bars::Identity,
     cq::FerriteCq,
+    dm::{
+        DeviceMemory,
+        FerriteDm, //
+    },
     handler::Handlers,
     hardware::Hardware,
     kernel_ext::errno,
@@ -34,6 +38,10 @@ use crate::{
         CqInitAttr,
         Device,
         DeviceAttr,
+        Dm,
+        DmAllocAttr,
+        DmRegion,
+        DmResponse,
         EventSink,
         ExtendedSrq,
         Gid,
@@ -89,6 +97,7 @@ pub(crate) struct Ferrite {
     /// The one number of the queue pair of general services.
     pub(crate) gsi: Arc<Numbers>,
     pub(crate) doorbell_pages: Arc<Numbers>,
+    pub(crate) memory: Arc<DeviceMemory>,
 }
 
 impl Ferrite {
@@ -111,6 +120,7 @@ impl Ferrite {
             xrcds: Numbers::new(1, caps.max_xrcd)?,
             gsi: Numbers::new(GSI_QPN, GSI_QPN + 1)?,
             doorbell_pages: Numbers::new(1, pages)?,
+            memory: DeviceMemory::new(caps.device_memory)?,
             hw: hw.clone(),
             caps,
             identity,
@@ -166,6 +176,7 @@ impl rdma::Driver for Ferrite {
     type Srq = FerriteSrq;
     type Mw = FerriteMw;
     type Xrcd = FerriteXrcd;
+    type Dm = FerriteDm;
 
     fn query_device(dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(port::device_attributes(dev))
@@ -377,6 +388,30 @@ impl rdma::Driver for Ferrite {
 
     fn dealloc_mw(mw: &Mw<Self>) -> Result {
         FerriteMw::destroy(mw)
+    }
+
+    fn alloc_dm<'a>(
+        dev: &Device<Self>,
+        context: &Ucontext<Self>,
+        new: New<'a, kind::Dm, Self>,
+        attr: &DmAllocAttr,
+        response: &DmResponse<'_>,
+    ) -> Result<&'a Dm<Self>> {
+        FerriteDm::create(dev, context, new, attr, response)
+    }
+
+    fn dealloc_dm(dm: &Dm<Self>) -> Result {
+        FerriteDm::destroy(dm);
+        Ok(())
+    }
+
+    fn reg_dm_mr<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        dm: &Dm<Self>,
+        region: &DmRegion,
+    ) -> Result<&'a Mr<Self>> {
+        FerriteMr::register_device_memory(pd, new, dm, region)
     }
 
     fn create_ah<'a>(

@@ -17,6 +17,7 @@ mod cq;
 mod cqp;
 mod debugfs;
 mod device;
+mod dm;
 mod dma_types;
 mod eq;
 mod handler;

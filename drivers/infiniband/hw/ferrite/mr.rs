@@ -16,12 +16,15 @@ use crate::{
         ATT_TABLE_ENTRIES, //
     },
     device::Ferrite,
+    dm::Piece,
     hardware::DeviceObject,
     kernel_ext::errno,
     rdma::{
         kind,
         Access,
         Device,
+        Dm,
+        DmRegion,
         Mr,
         New,
         Pd,
@@ -43,6 +46,7 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
+        Arc,
         Mutex, //
     },
 };
@@ -168,6 +172,8 @@ enum Memory {
     User(Pin<KBox<Mutex<UserState>>>),
     /// Whatever the last registration by work request said.
     Listed(PageList),
+    /// Memory of the device.
+    Device { _piece: Arc<Piece> },
 }
 
 /// The driver's data of a memory region.
@@ -224,6 +230,40 @@ impl FerriteMr {
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
             memory: Memory::User(state),
+            tag: Some(taken),
+        }))
+    }
+
+    /// Registers memory of the device.
+    pub(crate) fn register_device_memory<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mr, Ferrite>,
+        dm: &Dm<Ferrite>,
+        region: &DmRegion,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let dev = pd.device();
+        let access = device_access(region.access)?;
+        let piece = dm.piece().clone();
+        let taken = dev.tags.take()?;
+        let tag = taken.get().0;
+        let object = DeviceObject::create(
+            &dev.hw,
+            &RegisterRegion {
+                tag,
+                pd: pd.number(),
+                access,
+                flags: abi::REGION_DEVICE_MEMORY,
+                // The core only lets regions be whose addresses count from zero.
+                address: 0,
+                buffer: Buffer::contiguous(piece.offset() + region.offset, region.length),
+            },
+            CommandOpcode::ReleaseTag,
+            tag,
+        )?;
+        new.set_keys(tag, tag);
+        new.init(Ok::<_, Error>(Self {
+            object: Some(object),
+            memory: Memory::Device { _piece: piece },
             tag: Some(taken),
         }))
     }

@@ -107,6 +107,11 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
                 .saturating_mul(caps.max_multicast)
                 .min(i32::MAX as u32),
         ),
+        max_dm_size: if dev.has(abi::FEATURE_DEVICE_MEMORY) {
+            caps.device_memory
+        } else {
+            0
+        },
         max_pkeys: 1,
         local_ca_ack_delay: 15,
         timestamp_mask: u64::MAX,
