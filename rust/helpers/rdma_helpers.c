@@ -12,10 +12,12 @@
 #include <linux/spinlock.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
+#include <net/netlink.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_umem.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
+#include <rdma/rdma_netlink.h>
 #include <rdma/uverbs_ioctl.h>
 
 #define UVERBS_MODULE_NAME rust_rdma
@@ -331,6 +333,21 @@ int rust_helper_rdma_dm_respond(struct uverbs_attr_bundle *attrs, u64 offset)
 				 sizeof(offset));
 
 	return ret == -ENOENT ? 0 : ret;
+}
+
+void *rust_helper_rdma_nl_driver_start(struct sk_buff *msg)
+{
+	return nla_nest_start(msg, RDMA_NLDEV_ATTR_DRIVER);
+}
+
+void rust_helper_rdma_nl_driver_end(struct sk_buff *msg, void *nest)
+{
+	nla_nest_end(msg, nest);
+}
+
+void rust_helper_rdma_nl_driver_cancel(struct sk_buff *msg, void *nest)
+{
+	nla_nest_cancel(msg, nest);
 }
 
 struct ib_pd *rust_helper_ib_alloc_pd(struct ib_device *device)

@@ -26,6 +26,7 @@ struct notifier_block;
 struct pci_dev;
 struct rdma_user_mmap_entry;
 struct scatterlist;
+struct sk_buff;
 struct uverbs_attr_bundle;
 struct vm_area_struct;
 struct workqueue_struct;
@@ -53,6 +54,11 @@ struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *na
 
 /* Device memory. */
 int rust_helper_rdma_clear_io(u64 address, size_t length);
+
+/* Details of objects. */
+void *rust_helper_rdma_nl_driver_start(struct sk_buff *msg);
+void rust_helper_rdma_nl_driver_end(struct sk_buff *msg, void *nest);
+void rust_helper_rdma_nl_driver_cancel(struct sk_buff *msg, void *nest);
 
 /* Interrupt affinity. */
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);

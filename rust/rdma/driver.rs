@@ -101,6 +101,26 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
+    /// Tells details of a queue pair to whoever lists them. May be called while it is destroyed.
+    fn describe_qp(_qp: &Qp<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a completion queue, likewise.
+    fn describe_cq(_cq: &Cq<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a memory region, likewise.
+    fn describe_mr(_mr: &Mr<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a shared receive queue, likewise.
+    fn describe_srq(_srq: &Srq<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     /// Something happened to the network interface that the device is paired with. Under RTNL.
     fn netdev_event(_dev: &Device<Self>, _netdev: &Netdev, _event: NetdevEvent) {}
 

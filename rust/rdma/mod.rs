@@ -25,6 +25,7 @@ mod netdev;
 mod object;
 mod ops;
 mod qp;
+mod restrack;
 mod srq;
 #[cfg(all(CONFIG_KUNIT, not(rdma_no_tests)))]
 mod tests;
@@ -44,6 +45,7 @@ pub use memory::*;
 pub use netdev::*;
 pub use object::*;
 pub use qp::*;
+pub use restrack::*;
 pub use srq::*;
 pub use udata::*;
 pub use umem::*;

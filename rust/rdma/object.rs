@@ -17,6 +17,7 @@ use core::mem::MaybeUninit;
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use kernel::prelude::*;
+use kernel::sync::atomic::{Acquire, Relaxed};
 use kernel::sync::Refcount;
 use kernel::types::{ForeignOwnable, Opaque};
 
@@ -186,6 +187,26 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
             // SAFETY: The completion was initialised by `prepare`.
             unsafe { bindings::complete_all(self.released.get()) }
         }
+    }
+
+    /// A counted reference to an object that may be about to end; `None` if it has ended.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must have been passed to [`Self::prepare`], the driver must have created the object,
+    /// and its memory must be valid during the call and for as long as the object lives.
+    pub(super) unsafe fn try_ref(raw: *mut K::Raw) -> Option<ObjectRef<K, D>> {
+        // SAFETY: By the contract of this function; the counter stays valid after the data.
+        let count = unsafe { (*raw.cast::<Self>()).refs.as_atomic() };
+        let mut seen = count.load(Relaxed);
+        while seen > 0 {
+            match count.cmpxchg(seen, seen + 1, Acquire) {
+                // INVARIANT: The count was taken just now, from one that was not zero.
+                Ok(_) => return NonNull::new(raw.cast()).map(ObjectRef),
+                Err(other) => seen = other,
+            }
+        }
+        None
     }
 
     /// The device that the object belongs to.

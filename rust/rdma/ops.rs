@@ -47,6 +47,10 @@ impl<D: Driver> Table<D> {
         ops.get_dev_fw_str = op_if!(D::HAS_FIRMWARE_VERSION, Self::get_dev_fw_str);
         ops.alloc_hw_port_stats = op_if!(D::HAS_READ_COUNTERS, Self::alloc_hw_port_stats);
         ops.get_hw_stats = op_if!(D::HAS_READ_COUNTERS, Self::get_hw_stats);
+        ops.fill_res_qp_entry = op_if!(D::HAS_DESCRIBE_QP, Self::fill_res_qp);
+        ops.fill_res_cq_entry = op_if!(D::HAS_DESCRIBE_CQ, Self::fill_res_cq);
+        ops.fill_res_mr_entry = op_if!(D::HAS_DESCRIBE_MR, Self::fill_res_mr);
+        ops.fill_res_srq_entry = op_if!(D::HAS_DESCRIBE_SRQ, Self::fill_res_srq);
         ops.dealloc_driver = Some(device::dealloc_driver::<D>);
 
         ops.alloc_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::alloc_ucontext);
@@ -374,6 +378,72 @@ impl<D: Driver> Table<D> {
             D::read_counters(dev, port, values)?;
             Ok(values.len() as c_int)
         })
+    }
+
+    /// Lets the driver describe an object that is listed. The core keeps its memory meanwhile, but
+    /// the driver may be destroying it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Object::try_ref`] and [`Details::write`].
+    unsafe fn describe<K: Kind<D>>(
+        msg: *mut bindings::sk_buff,
+        raw: *mut K::Raw,
+        describe: fn(&Object<K, D>, &mut Details<'_>) -> Result,
+    ) -> c_int {
+        // SAFETY: By the contract of this function.
+        let Some(object) = (unsafe { Object::<K, D>::try_ref(raw) }) else {
+            return 0;
+        };
+        from_result(|| {
+            // SAFETY: By the contract of this function.
+            unsafe { Details::write(msg, |details| describe(&object, details)) }?;
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_res_qp(
+        msg: *mut bindings::sk_buff,
+        qp: *mut bindings::ib_qp,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe { Self::describe::<kind::Qp>(msg, qp, D::describe_qp) }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_res_cq(
+        msg: *mut bindings::sk_buff,
+        cq: *mut bindings::ib_cq,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe { Self::describe::<kind::Cq>(msg, cq, D::describe_cq) }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_res_mr(
+        msg: *mut bindings::sk_buff,
+        mr: *mut bindings::ib_mr,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe { Self::describe::<kind::Mr>(msg, mr, D::describe_mr) }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_res_srq(
+        msg: *mut bindings::sk_buff,
+        srq: *mut bindings::ib_srq,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe { Self::describe::<kind::Srq>(msg, srq, D::describe_srq) }
     }
 
     // ---- User contexts ----

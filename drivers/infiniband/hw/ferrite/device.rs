@@ -36,6 +36,7 @@ use crate::{
         Completions,
         Cq,
         CqInitAttr,
+        Details,
         Device,
         DeviceAttr,
         Dm,
@@ -213,6 +214,41 @@ impl rdma::Driver for Ferrite {
 
     fn read_counters(dev: &Device<Self>, _port: u32, values: &mut [u64]) -> Result {
         port::read_counters(dev, values)
+    }
+
+    fn describe_qp(qp: &Qp<Self>, details: &mut Details<'_>) -> Result {
+        let (send_log_blocks, receive_log_entries) = qp.ring_sizes();
+        details.number(c"send_blocks", 1 << send_log_blocks)?;
+        details.number(c"receive_entries", 1 << receive_log_entries)?;
+        if let Some(srq) = qp.srq() {
+            details.number(c"srqn", srq.number())?;
+        }
+        match qp.outstanding() {
+            Some((sends, receives)) => {
+                details.number(c"send_blocks_used", sends)?;
+                details.number(c"receives_posted", receives)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn describe_cq(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"cqn", cq.number())?;
+        details.number(c"eqn", cq.eqn().into())?;
+        match cq.consumed() {
+            Some(consumed) => details.number(c"consumed", consumed),
+            None => Ok(()),
+        }
+    }
+
+    fn describe_mr(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
+        let tag = abi::Tag(mr.lkey());
+        details.hex(c"index", tag.index())?;
+        details.hex(c"instance", tag.instance().into())
+    }
+
+    fn describe_srq(srq: &Srq<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"srqn", srq.number())
     }
 
     fn event_sink(dev: &Device<Self>) -> Option<&EventSink<Self>> {

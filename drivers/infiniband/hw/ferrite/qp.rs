@@ -414,6 +414,13 @@ impl FerriteQp {
         (self.layout.sq_log_blocks, self.layout.rq_log_entries)
     }
 
+    /// Send blocks and receives that the device has, where the kernel posts them.
+    pub(crate) fn outstanding(&self) -> Option<(u32, u32)> {
+        let rings = self.rings().ok()?;
+        let (sends, receives) = (rings.sq.lock().used(), rings.rq.lock().used());
+        Some((sends, receives))
+    }
+
     fn rings(&self) -> Result<&KernelRings> {
         match &self.memory {
             Memory::Kernel(rings) => Ok(rings),
