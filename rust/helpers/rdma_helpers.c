@@ -39,11 +39,13 @@ void rust_helper_dma_rmb(void)
 
 void rust_helper_mb(void)
 {
+	/* What is ordered against what is for the caller to say. */
 	mb();
 }
 
 void rust_helper_wmb(void)
 {
+	/* What is ordered against what is for the caller to say. */
 	wmb();
 }
 

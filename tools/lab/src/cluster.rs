@@ -82,6 +82,8 @@ pub struct Options {
     pub memory_mib: usize,
     /// Whether they have the RDMA device; plain VMs hang on the fabric directly.
     pub device: bool,
+    /// Numbers of VMs that have no device all the same.
+    pub plain: Vec<usize>,
     /// Further arguments of each device process.
     pub device_args: Vec<String>,
     /// Further arguments of the fabric.
@@ -103,6 +105,7 @@ impl Options {
             cpus: 2,
             memory_mib: 1024,
             device: true,
+            plain: Vec::new(),
             device_args: Vec::new(),
             fabric_args: Vec::new(),
             pcap: false,
@@ -140,7 +143,7 @@ impl Cluster {
         };
         cluster.start_fabric(options)?;
         for index in 1..=options.vms {
-            let (net, device) = if options.device {
+            let (net, device) = if options.device && !options.plain.contains(&index) {
                 cluster.start_device(index, options)?
             } else {
                 (dir.join("fabric"), None)

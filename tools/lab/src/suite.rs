@@ -339,19 +339,36 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// The kernels that the wanted tests run on.
+fn flavours(options: &Options) -> Vec<Flavour> {
+    let mut flavours = Vec::new();
+    if options.stage_wanted("kunit") {
+        flavours.push(Flavour::Test);
+    }
+    if options.stage_wanted("vm") {
+        for group in groups() {
+            if group
+                .tests
+                .iter()
+                .any(|t| options.wanted(&full_name(&group, t.name)))
+            {
+                flavours.push(group.flavour);
+            }
+        }
+    }
+    flavours.sort_by_key(|flavour| flavour.name());
+    flavours.dedup();
+    flavours
+}
+
 fn build_for_vms(options: &Options, report: &mut Report) -> Result<()> {
-    guest::image()?;
-    let wants_vm = options.filter.is_none() || options.stage.is_some() || {
-        groups()
-            .iter()
-            .any(|group| group.tests.iter().any(|test| options.wanted(test.name)))
-    };
-    if !wants_vm {
+    if flavours(options).is_empty() {
         return Ok(());
     }
+    guest::image()?;
     let start = Instant::now();
     let built = build_programs().and_then(|()| {
-        for flavour in [Flavour::Stock, Flavour::Test] {
+        for flavour in flavours(options) {
             build_modules(&kernel::get(flavour)?)?;
         }
         Ok(())
@@ -378,7 +395,6 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
             &ClusterOptions {
                 vms: 1,
                 cpus: 1,
-                device: false,
                 ..ClusterOptions::pair("kunit", kernel_modules(&kernel)?)
             },
         )?;

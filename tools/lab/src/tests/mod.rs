@@ -105,6 +105,17 @@ pub fn groups() -> Vec<Group> {
             tests: wire::REFERENCE,
         },
         Group {
+            name: "interoperation",
+            flavour: Flavour::Test,
+            load_driver: false,
+            options: |o| Options {
+                cpus: 1,
+                plain: vec![2],
+                ..o
+            },
+            tests: wire::INTEROPERATION,
+        },
+        Group {
             name: "wire",
             flavour: Flavour::Test,
             load_driver: true,

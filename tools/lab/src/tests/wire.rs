@@ -30,6 +30,12 @@ pub const REFERENCE: &[VmTest] = &[VmTest::new(
     reference,
 )];
 
+/// The device in one VM, Linux's rxe in the other.
+pub const INTEROPERATION: &[VmTest] = &[VmTest::new(
+    "pingpong, write and read between Ferrite and rxe, both ways",
+    interoperation,
+)];
+
 const ROCE_PORT: u16 = 4791;
 
 /// The frames of a pcap file.
@@ -115,12 +121,35 @@ fn invariant_crc(frame: &[u8]) -> Option<bool> {
     Some(crc.to_le_bytes() == packet[end - 4..end])
 }
 
+const LOAD_RXE: &str = "set -e; modprobe rdma_rxe; modprobe -q ib_uverbs || true
+    rdma link add rxe0 type rxe netdev eth0";
+
 fn reference(cluster: &Cluster) -> Result<()> {
     for vm in &cluster.vms {
-        vm.sh("set -e; modprobe rdma_rxe; modprobe -q ib_uverbs || true; rdma link add rxe0 type rxe netdev eth0")?;
+        vm.sh(LOAD_RXE)?;
         super::wait_active(vm)?;
     }
     capture(cluster)
+}
+
+fn interoperation(cluster: &Cluster) -> Result<()> {
+    let (ferrite, rxe) = cluster.two()?;
+    ferrite.sh(crate::shell::LOAD_DRIVER)?;
+    rxe.sh(LOAD_RXE)?;
+    for vm in [ferrite, rxe] {
+        super::wait_active(vm)?;
+    }
+    for (server, client) in [(ferrite, rxe), (rxe, ferrite)] {
+        for (size, iterations) in [(1, 20), (4096, 50), (65536, 20)] {
+            pingpong(server, client, size, iterations, false)
+                .with_context(|| format!("size {size}, server in {}", server.name()))?;
+        }
+        for program in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
+            perftest(server, client, program, 65536, 30, "")
+                .with_context(|| format!("{program}, server in {}", server.name()))?;
+        }
+    }
+    Ok(())
 }
 
 fn capture(cluster: &Cluster) -> Result<()> {
