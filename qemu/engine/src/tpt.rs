@@ -1837,4 +1837,133 @@ mod tests {
         tpt.touch_local(TAG.0);
         assert_eq!(check(&tpt), Ok(()));
     }
+
+    /// What the table says of itself must agree: the windows of each region, those of each queue
+    /// pair, and that a bound window has the region it was bound to.
+    fn assert_consistent(tpt: &Tpt) {
+        let mut windows = vec![0; tpt.entries.len()];
+        let mut bound = BTreeSet::new();
+        for (index, entry) in (0..).zip(&tpt.entries) {
+            let Some(Entry {
+                kind,
+                target: Some(target),
+                ..
+            }) = entry.as_deref()
+            else {
+                continue;
+            };
+            let Target::Window(binding) = target else {
+                assert_eq!(*kind, TagKind::Region);
+                continue;
+            };
+            assert_eq!(binding.qpn.is_some(), *kind == TagKind::Window2);
+            windows[binding.region.index() as usize] += 1;
+            bound.extend(binding.qpn.map(|qpn| (qpn, index)));
+            let region = tpt.entry(binding.region).unwrap();
+            assert_eq!(region.kind, TagKind::Region);
+            // Only a one-touch region may go while it is bound, and then stays invalid for it.
+            if region.generation == binding.generation && region.target.is_some() {
+                assert!(binding.offset + binding.length <= region.length());
+            } else {
+                assert!(tpt.target(binding.region, binding.generation).is_err());
+            }
+        }
+        for (entry, windows) in tpt.entries.iter().zip(windows) {
+            assert_eq!(entry.as_ref().map_or(0, |entry| entry.windows), windows);
+        }
+        assert_eq!(tpt.bound, bound);
+    }
+
+    #[test]
+    fn no_order_of_operations_makes_the_table_contradict_itself() {
+        let mut state = 0x1234_5678_9abc_def1u64;
+        let mut random = move |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 16) % below
+        };
+        let mut tpt = Tpt::default();
+        let mut done = [0; 8];
+        let mut spans = Vec::new();
+        for _ in 0..50_000 {
+            let tag = Tag::new(1 + random(6) as u32, random(2) as u8);
+            let holder = Holder {
+                pd: PD,
+                qpn: random(3) as u32,
+            };
+            let operation = random(8) as usize;
+            let succeeded = match operation {
+                0 => tpt
+                    .register(&RegisterRegion {
+                        flags: random(2) as u32,
+                        ..command(tag, RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH))
+                    })
+                    .is_ok(),
+                1 => {
+                    let kind = 1 + random(3) as u8;
+                    tpt.allocate(&AllocateTag {
+                        tag: tag.0,
+                        pd: PD,
+                        kind,
+                        reserved: [0; 3],
+                        max_pages: u32::from(kind == 1) * 4,
+                    })
+                    .is_ok()
+                }
+                2 => random(4) == 0 && tpt.release(tag).is_ok(),
+                3 => {
+                    let access = RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH);
+                    tpt.register_from_queue(
+                        &RegisterPart {
+                            access,
+                            ..part(tag)
+                        },
+                        PD,
+                    )
+                    .is_ok()
+                }
+                4 => tpt.invalidate(tag.0, holder).is_ok(),
+                5 => {
+                    let part = BindPart {
+                        window: tag.0,
+                        new_window: Tag::new(tag.index(), random(2) as u8).0,
+                        region: Tag::new(1 + random(6) as u32, random(2) as u8).0,
+                        length: random(4) * 50,
+                        access: ACCESS_REMOTE_WRITE | ((random(2) as u32) * ACCESS_ONE_TOUCH),
+                        ..bind_part(0)
+                    };
+                    tpt.bind(&part, holder).is_ok()
+                }
+                6 => {
+                    if random(20) == 0 {
+                        tpt.queue_pair_gone(holder.qpn);
+                    }
+                    true
+                }
+                _ => {
+                    // The newest first.
+                    if let Ok(span) = remote(&tpt, tag, ADDRESS + 100, 50, holder.qpn) {
+                        spans.insert(0, span);
+                        spans.truncate(2);
+                    }
+                    let arrival = match random(3) {
+                        0 => Arrival::Ahead(random(10) as u32),
+                        _ => Arrival::InOrder,
+                    };
+                    if random(4) == 0 {
+                        tpt.touch_local(tag.0);
+                        tpt.caught_up(tag, random(10) as u32);
+                    }
+                    spans
+                        .get(random(2) as usize)
+                        .is_some_and(|span| tpt.touch(span, true, arrival).is_ok())
+                }
+            };
+            done[operation] += u32::from(succeeded);
+            assert_consistent(&tpt);
+        }
+        // Each of them did happen.
+        assert!(done.iter().all(|&count| count > 20), "{done:?}");
+    }
 }

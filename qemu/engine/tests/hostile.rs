@@ -530,8 +530,8 @@ impl Hostile {
                 let command = RegisterRegion {
                     tag: (number << 8) | random.below(3) as u32,
                     pd: random.below(3) as u32,
-                    access: random.below(64) as u32,
-                    flags: random.below(2) as u32,
+                    access: random.below(256) as u32,
+                    flags: random.below(5) as u32,
                     address: random.nasty(),
                     buffer: random.buffer(),
                 };
@@ -543,7 +543,11 @@ impl Hostile {
                     pd: 1,
                     kind: random.below(5) as u8,
                     reserved: [0; 3],
-                    max_pages: random.nasty() as u32,
+                    max_pages: if random.one_in(2) {
+                        0
+                    } else {
+                        random.nasty() as u32
+                    },
                 };
                 self.command(&command);
             }
@@ -631,6 +635,21 @@ impl Hostile {
         }
     }
 
+    /// Loads and stores around device memory.
+    fn random_device_memory(&mut self) {
+        let random = &mut self.random;
+        let edges = [0, DEVICE_MEMORY_SIZE as u64, BAR_DOORBELLS_SIZE as u64 / 2];
+        let offset = (DEVICE_MEMORY_OFFSET as u64 + random.pick(&edges))
+            .wrapping_add(random.below(32))
+            .wrapping_sub(16);
+        let size = random.below(10) as usize;
+        let value = random.next();
+        let node = &mut self.node;
+        node.engine
+            .mmio_write(BAR_DOORBELLS, offset, size, value, node.now, &mut node.host);
+        node.engine.mmio_read(BAR_DOORBELLS, offset, size);
+    }
+
     /// Work requests that are right mostly, straight into the ring.
     fn random_work(&mut self) {
         let random = &mut self.random;
@@ -714,6 +733,19 @@ impl Hostile {
                     let srqn = remote.srqn;
                     bytes[16..20].copy_from_slice(&srqn.to_le_bytes());
                 }
+            }
+            if parsed == SendOpcode::Bind {
+                let window = random.number() << 8;
+                let bind = BindPart {
+                    window: window | random.below(2) as u32,
+                    new_window: window | random.below(2) as u32,
+                    region: random.number() << 8,
+                    access: random.below(128) as u32 & !ACCESS_LOCAL_WRITE,
+                    address: random.nasty(),
+                    length: random.nasty(),
+                    reserved: [0; 2],
+                };
+                bytes[16..64].copy_from_slice(bind.as_bytes());
             }
             for sge in bytes[16 + part..].chunks_exact_mut(16) {
                 let mut entry = Self::random_sge(random);
@@ -927,7 +959,8 @@ fn run(seed: u64, steps: usize) {
     let region = b.register(0x900, 1, ACCESS_LOCAL_WRITE | ACCESS_REMOTE, 64 << 10);
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for step in 0..steps {
-        match a.random.below(24) {
+        match a.random.below(25) {
+            24 => a.random_device_memory(),
             0 | 1 => a.random_command(),
             2..=8 => a.random_work(),
             9..=11 => a.random_receives(),

@@ -6,7 +6,7 @@ mod wire;
 
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
-use ferrite_engine::testing::{Region, SendWork};
+use ferrite_engine::testing::{QpOptions, Region, SendWork};
 use ferrite_engine::HostMemory;
 use wire::*;
 use CompletionStatus::{Flushed, LocalProtection, Success};
@@ -186,6 +186,76 @@ fn it_stops_again_and_again_over_a_bad_wire() {
             CommandStatus::Ok
         );
     }
+}
+
+#[test]
+fn an_unreliable_connection_stops_likewise() {
+    let mut bench = bench(QP_FLAG_REGISTER_DRAINS);
+    let qpn = 0x31;
+    bench.pair.a.create_qp(QpOptions {
+        qpn,
+        pd: PD,
+        kind: QueuePairKind::UnreliableConnected,
+        flags: QP_FLAG_REGISTER | QP_FLAG_REGISTER_DRAINS,
+        ..QpOptions::default()
+    });
+    let peer = bench.pair.b.as_peer(0x32);
+    bench.pair.a.connect_unreliable(qpn, &peer);
+    for work in [bench.register(8192), bench.write()] {
+        bench.pair.a.write_blocks(qpn, &work.encode());
+    }
+    bench.pair.a.publish_send(qpn);
+    bench.pair.exchange();
+    assert_eq!(
+        statuses(&bench.pair.completions_a()),
+        [LocalProtection, Flushed]
+    );
+    assert_eq!(bench.pair.a.qp_state(qpn), State::SendDrain);
+    let told = bench.pair.a.set_state(qpn, State::ReadyToSend);
+    assert_eq!(told, CommandStatus::Ok);
+    let again = bench.register(4096);
+    bench.pair.a.post_send(qpn, &again);
+    bench.pair.exchange();
+    assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
+}
+
+#[test]
+fn what_is_under_way_when_a_region_is_replaced_is_refused() {
+    // Of eight packets three have come; the rest must reach neither the old nor the new memory.
+    let mut bench = bench(0);
+    bench.pair.a.fill(&bench.from, 0, &pattern(2, 8192));
+    let write = SendWork::new(SendOpcode::Write, &[bench.from.sge(0, 8192)])
+        .remote(bench.to.address, bench.to.tag);
+    bench.pair.a.post_send(QPN_A, &write);
+    bench.pair.a.settle();
+    let frames: Vec<_> = std::mem::take(&mut bench.pair.a.host.sent).into();
+    assert_eq!(frames.len(), 8);
+    for frame in &frames[..3] {
+        bench.pair.b.receive(frame);
+    }
+    let fresh = bench.pair.b.allocate(8192);
+    bench.pair.b.execute(&RegisterRegion {
+        tag: bench.to.tag,
+        pd: PD,
+        access: ALL,
+        flags: REGION_REPLACE,
+        address: bench.to.address,
+        buffer: Buffer::contiguous(fresh, 8192),
+    });
+    for frame in &frames[3..] {
+        bench.pair.b.receive(frame);
+    }
+    bench.pair.exchange();
+    assert_eq!(
+        statuses(&bench.pair.completions_a()),
+        [CompletionStatus::RemoteAccess]
+    );
+    let old = bench.pair.b.contents(&bench.to, 0, 8192);
+    assert_eq!(old[..3072], pattern(2, 3072));
+    assert_eq!(old[3072..], [0; 5120]);
+    let mut new = [0xff; 8192];
+    bench.pair.b.host.memory.read(fresh, &mut new).unwrap();
+    assert_eq!(new, [0; 8192]);
 }
 
 #[test]
