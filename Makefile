@@ -6,7 +6,7 @@
 
 LAB := tools/lab/bootstrap
 
-.PHONY: help demo test shell prepare clean distclean
+.PHONY: help demo test pyverbs shell prepare clean distclean
 
 help:
 	@echo 'Ferrite: an RDMA device, its Linux driver and everything to try them in VMs.'
@@ -14,6 +14,7 @@ help:
 	@echo '  make demo            two VMs on the stock Debian kernel, RDMA between them'
 	@echo '  make test            all checks and tests; ends "N passed, N failed"'
 	@echo '       STAGE=name      ... only one stage; FILTER=text ... only matching tests'
+	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=text as above'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
 	@echo '                       KERNEL=test boots the kernel with the checkers'
 	@echo '  make prepare         fetch and build what is cached, and nothing else'
@@ -28,6 +29,9 @@ demo:
 
 test:
 	@$(LAB) test $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)')
+
+pyverbs:
+	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')
 
 shell:
 	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(filter test,$(KERNEL)),--test)

@@ -5,17 +5,24 @@
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
 #include <linux/interrupt.h>
+#include <linux/io.h>
 #include <linux/netdevice.h>
 #include <linux/rtnetlink.h>
 #include <linux/scatterlist.h>
 #include <linux/spinlock.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
+#include <net/netlink.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_umem.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
+#include <rdma/rdma_netlink.h>
 #include <rdma/uverbs_ioctl.h>
+
+#define UVERBS_MODULE_NAME rust_rdma
+#include <rdma/uverbs_named_ioctl.h>
+
 #include <asm/barrier.h>
 
 #include "rdma_helpers.h"
@@ -112,6 +119,17 @@ struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *na
 struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name)
 {
 	return alloc_workqueue("%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0, name);
+}
+
+int rust_helper_rdma_clear_io(u64 address, size_t length)
+{
+	void __iomem *io = ioremap(address, length);
+
+	if (!io)
+		return -ENOMEM;
+	memset_io(io, 0, length);
+	iounmap(io);
+	return 0;
 }
 
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu)
@@ -293,6 +311,45 @@ int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
 
 	return rdma_user_mmap_io(ucontext, vma, PHYS_PFN(address),
 				 entry->npages * PAGE_SIZE, prot, entry);
+}
+
+ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_dm_object, UVERBS_OBJECT_DM,
+			     UVERBS_METHOD_DM_ALLOC,
+			     UVERBS_ATTR_PTR_OUT(RDMA_DM_ATTR_OFFSET,
+						 UVERBS_ATTR_TYPE(u64),
+						 UA_OPTIONAL));
+
+static const struct uapi_definition rdma_dm_definitions[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DM, &rdma_dm_object),
+	{},
+};
+
+const struct uapi_definition *rust_helper_rdma_dm_uapi(void)
+{
+	return rdma_dm_definitions;
+}
+
+int rust_helper_rdma_dm_respond(struct uverbs_attr_bundle *attrs, u64 offset)
+{
+	int ret = uverbs_copy_to(attrs, RDMA_DM_ATTR_OFFSET, &offset,
+				 sizeof(offset));
+
+	return ret == -ENOENT ? 0 : ret;
+}
+
+void *rust_helper_rdma_nl_driver_start(struct sk_buff *msg)
+{
+	return nla_nest_start(msg, RDMA_NLDEV_ATTR_DRIVER);
+}
+
+void rust_helper_rdma_nl_driver_end(struct sk_buff *msg, void *nest)
+{
+	nla_nest_end(msg, nest);
+}
+
+void rust_helper_rdma_nl_driver_cancel(struct sk_buff *msg, void *nest)
+{
+	nla_nest_cancel(msg, nest);
 }
 
 struct ib_pd *rust_helper_ib_alloc_pd(struct ib_device *device)

@@ -26,6 +26,7 @@ struct notifier_block;
 struct pci_dev;
 struct rdma_user_mmap_entry;
 struct scatterlist;
+struct sk_buff;
 struct uverbs_attr_bundle;
 struct vm_area_struct;
 struct workqueue_struct;
@@ -50,6 +51,14 @@ unsigned long rust_helper_xa_lock_irqsave(struct xarray *xa);
 void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags);
 struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name);
 struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name);
+
+/* Device memory. */
+int rust_helper_rdma_clear_io(u64 address, size_t length);
+
+/* Details of objects. */
+void *rust_helper_rdma_nl_driver_start(struct sk_buff *msg);
+void rust_helper_rdma_nl_driver_end(struct sk_buff *msg, void *nest);
+void rust_helper_rdma_nl_driver_cancel(struct sk_buff *msg, void *nest);
 
 /* Interrupt affinity. */
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
@@ -101,6 +110,17 @@ int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
 				   struct vm_area_struct *vma, u64 address,
 				   bool write_combine,
 				   struct rdma_user_mmap_entry *entry);
+
+/*
+ * Device memory: the attribute of its allocation that tells a process the
+ * offset to map it by.
+ */
+#define RDMA_DM_ATTR_OFFSET (1U << UVERBS_ID_NS_SHIFT)
+
+struct uapi_definition;
+
+const struct uapi_definition *rust_helper_rdma_dm_uapi(void);
+int rust_helper_rdma_dm_respond(struct uverbs_attr_bundle *attrs, u64 offset);
 
 /* The kernel consumer's side of verbs. */
 struct ib_pd *rust_helper_ib_alloc_pd(struct ib_device *device);

@@ -9,6 +9,7 @@ pub mod barrier;
 pub mod completion;
 pub mod cpu;
 pub mod errno;
+pub mod io;
 pub mod irq;
 pub mod spinlock;
 pub mod table;

@@ -218,6 +218,9 @@ impl<D: Driver> Unregistered<D> {
         unsafe {
             bindings::ib_set_device_ops(raw, &ops::Table::<D>::OPS);
             (*raw).ops.set_uverbs_robust_udata(1);
+            if D::HAS_ALLOC_DM {
+                (*raw).driver_def = bindings::rdma_dm_uapi();
+            }
             let counters = Descriptions::new(D::counter_names())?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
             (*(*dev.as_ptr()).counters.get()).write(counters);
@@ -585,6 +588,8 @@ c_flags! {
         MEM_WINDOW = ib_device_cap_flags_IB_DEVICE_MEM_WINDOW,
         /// Fast registration, local and remote invalidation.
         MEM_MGT_EXTENSIONS = ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS,
+        /// Extended reliable connections.
+        XRC = ib_device_cap_flags_IB_DEVICE_XRC,
         /// Memory windows of type 2B.
         MEM_WINDOW_TYPE_2B = ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B,
     }
@@ -637,6 +642,8 @@ pub struct DeviceAttr {
     pub max_cq_moderation_count: u16,
     pub max_cq_moderation_period: u16,
     pub max_sgl_rd: u32,
+    /// Bytes of device memory for processes.
+    pub max_dm_size: u64,
 }
 
 impl DeviceAttr {
@@ -687,5 +694,6 @@ impl DeviceAttr {
         raw.cq_caps.max_cq_moderation_count = self.max_cq_moderation_count;
         raw.cq_caps.max_cq_moderation_period = self.max_cq_moderation_period;
         raw.max_sgl_rd = self.max_sgl_rd;
+        raw.max_dm_size = self.max_dm_size;
     }
 }

@@ -47,6 +47,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
     type Mw: Send + Sync;
     /// Driver's data of a domain of extended reliable connections.
     type Xrcd: Send + Sync;
+    /// Driver's data of a piece of device memory.
+    type Dm: Send + Sync;
 
     // ---- The device and its ports ----
 
@@ -96,6 +98,26 @@ pub trait Driver: Sized + Send + Sync + 'static {
 
     /// Reads the counters of a port, in the order of their names. May sleep.
     fn read_counters(_dev: &Device<Self>, _port: u32, _values: &mut [u64]) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a queue pair to whoever lists them. May be called while it is destroyed.
+    fn describe_qp(_qp: &Qp<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a completion queue, likewise.
+    fn describe_cq(_cq: &Cq<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a memory region, likewise.
+    fn describe_mr(_mr: &Mr<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a shared receive queue, likewise.
+    fn describe_srq(_srq: &Srq<Self>, _details: &mut Details<'_>) -> Result {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
@@ -287,6 +309,32 @@ pub trait Driver: Sized + Send + Sync + 'static {
 
     /// Ends a memory window.
     fn dealloc_mw(_mw: &Mw<Self>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Allocates memory of the device for a process.
+    fn alloc_dm<'a>(
+        _dev: &Device<Self>,
+        _context: &Ucontext<Self>,
+        _new: New<'a, kind::Dm, Self>,
+        _attr: &DmAllocAttr,
+        _response: &DmResponse<'_>,
+    ) -> Result<&'a Dm<Self>> {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Frees memory of the device.
+    fn dealloc_dm(_dm: &Dm<Self>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Registers memory of the device.
+    fn reg_dm_mr<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Mr, Self>,
+        _dm: &Dm<Self>,
+        _region: &DmRegion,
+    ) -> Result<&'a Mr<Self>> {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 

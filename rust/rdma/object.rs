@@ -17,6 +17,7 @@ use core::mem::MaybeUninit;
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use kernel::prelude::*;
+use kernel::sync::atomic::{Acquire, Relaxed};
 use kernel::sync::Refcount;
 use kernel::types::{ForeignOwnable, Opaque};
 
@@ -40,6 +41,8 @@ pub mod kind {
     pub enum Mw {}
     /// A domain of extended reliable connections.
     pub enum Xrcd {}
+    /// A piece of a device's memory.
+    pub enum Dm {}
 }
 
 /// What the core's and the driver's part of a kind of object are.
@@ -86,6 +89,7 @@ kinds! {
     Srq: ib_srq;
     Mw: ib_mw;
     Xrcd: ib_xrcd;
+    Dm: ib_dm;
 }
 
 /// A verbs object of kind `K` of a device driven by `D`.
@@ -183,6 +187,26 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
             // SAFETY: The completion was initialised by `prepare`.
             unsafe { bindings::complete_all(self.released.get()) }
         }
+    }
+
+    /// A counted reference to an object that may be about to end; `None` if it has ended.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must have been passed to [`Self::prepare`], the driver must have created the object,
+    /// and its memory must be valid during the call and for as long as the object lives.
+    pub(super) unsafe fn try_ref(raw: *mut K::Raw) -> Option<ObjectRef<K, D>> {
+        // SAFETY: By the contract of this function; the counter stays valid after the data.
+        let count = unsafe { (*raw.cast::<Self>()).refs.as_atomic() };
+        let mut seen = count.load(Relaxed);
+        while seen > 0 {
+            match count.cmpxchg(seen, seen + 1, Acquire) {
+                // INVARIANT: The count was taken just now, from one that was not zero.
+                Ok(_) => return NonNull::new(raw.cast()).map(ObjectRef),
+                Err(other) => seen = other,
+            }
+        }
+        None
     }
 
     /// The device that the object belongs to.

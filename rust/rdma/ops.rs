@@ -47,6 +47,10 @@ impl<D: Driver> Table<D> {
         ops.get_dev_fw_str = op_if!(D::HAS_FIRMWARE_VERSION, Self::get_dev_fw_str);
         ops.alloc_hw_port_stats = op_if!(D::HAS_READ_COUNTERS, Self::alloc_hw_port_stats);
         ops.get_hw_stats = op_if!(D::HAS_READ_COUNTERS, Self::get_hw_stats);
+        ops.fill_res_qp_entry = op_if!(D::HAS_DESCRIBE_QP, Self::fill_res_qp);
+        ops.fill_res_cq_entry = op_if!(D::HAS_DESCRIBE_CQ, Self::fill_res_cq);
+        ops.fill_res_mr_entry = op_if!(D::HAS_DESCRIBE_MR, Self::fill_res_mr);
+        ops.fill_res_srq_entry = op_if!(D::HAS_DESCRIBE_SRQ, Self::fill_res_srq);
         ops.dealloc_driver = Some(device::dealloc_driver::<D>);
 
         ops.alloc_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::alloc_ucontext);
@@ -87,6 +91,10 @@ impl<D: Driver> Table<D> {
         ops.map_mr_sg = op_if!(D::HAS_PUSH_MR_PAGE, Self::map_mr_sg);
         ops.alloc_mw = op_if!(D::HAS_ALLOC_MW, Self::alloc_mw);
         ops.dealloc_mw = op_if!(D::HAS_DEALLOC_MW, Self::dealloc_mw);
+
+        ops.alloc_dm = op_if!(D::HAS_ALLOC_DM, Self::alloc_dm);
+        ops.dealloc_dm = op_if!(D::HAS_DEALLOC_DM, Self::dealloc_dm);
+        ops.reg_dm_mr = op_if!(D::HAS_REG_DM_MR, Self::reg_dm_mr);
 
         ops.create_ah = op_if!(D::HAS_CREATE_AH, Self::create_ah);
         ops.create_user_ah = op_if!(D::HAS_CREATE_AH, Self::create_ah);
@@ -370,6 +378,72 @@ impl<D: Driver> Table<D> {
             D::read_counters(dev, port, values)?;
             Ok(values.len() as c_int)
         })
+    }
+
+    /// Lets the driver describe an object that is listed. The core keeps its memory meanwhile, but
+    /// the driver may be destroying it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Object::try_ref`] and [`Details::write`].
+    unsafe fn describe<K: Kind<D>>(
+        msg: *mut bindings::sk_buff,
+        raw: *mut K::Raw,
+        describe: fn(&Object<K, D>, &mut Details<'_>) -> Result,
+    ) -> c_int {
+        // SAFETY: By the contract of this function.
+        let Some(object) = (unsafe { Object::<K, D>::try_ref(raw) }) else {
+            return 0;
+        };
+        from_result(|| {
+            // SAFETY: By the contract of this function.
+            unsafe { Details::write(msg, |details| describe(&object, details)) }?;
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_res_qp(
+        msg: *mut bindings::sk_buff,
+        qp: *mut bindings::ib_qp,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe { Self::describe::<kind::Qp>(msg, qp, D::describe_qp) }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_res_cq(
+        msg: *mut bindings::sk_buff,
+        cq: *mut bindings::ib_cq,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe { Self::describe::<kind::Cq>(msg, cq, D::describe_cq) }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_res_mr(
+        msg: *mut bindings::sk_buff,
+        mr: *mut bindings::ib_mr,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe { Self::describe::<kind::Mr>(msg, mr, D::describe_mr) }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_res_srq(
+        msg: *mut bindings::sk_buff,
+        srq: *mut bindings::ib_srq,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        unsafe { Self::describe::<kind::Srq>(msg, srq, D::describe_srq) }
     }
 
     // ---- User contexts ----
@@ -979,6 +1053,90 @@ impl<D: Driver> Table<D> {
             }
             Ok(0)
         })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn alloc_dm(
+        dev: *mut bindings::ib_device,
+        context: *mut bindings::ib_ucontext,
+        attr: *mut bindings::ib_dm_alloc_attr,
+        attrs: *mut bindings::uverbs_attr_bundle,
+    ) -> *mut bindings::ib_dm {
+        let result = (|| {
+            let dm = KBox::<Dm<D>>::new_uninit(GFP_KERNEL)?;
+            let dm = KBox::into_raw(dm);
+            let raw = dm.cast::<bindings::ib_dm>();
+            // SAFETY: The core's contract; the memory is ours, the core's part of it is valid when
+            // zeroed, and the device is what the core will set it to.
+            let result = unsafe {
+                ptr::write_bytes(dm, 0, 1);
+                (*raw).device = dev;
+                let dev = Device::from_raw(dev);
+                let context = Object::from_raw(context);
+                let response = DmResponse::new(attrs);
+                let attr = DmAllocAttr {
+                    length: (*attr).length,
+                    log_alignment: (*attr).alignment,
+                };
+                Self::create::<kind::Dm>(raw, |new| {
+                    D::alloc_dm(dev, context, new, &attr, &response)
+                })
+            };
+            if let Err(err) = result {
+                // SAFETY: Nothing in it is initialised any more.
+                drop(unsafe { KBox::from_raw(dm) });
+                return Err(err);
+            }
+            Ok(raw)
+        })();
+        match result {
+            Ok(raw) => raw,
+            Err(err) => err.to_errno() as isize as *mut bindings::ib_dm,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn dealloc_dm(
+        dm: *mut bindings::ib_dm,
+        _attrs: *mut bindings::uverbs_attr_bundle,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                D::dealloc_dm(Object::from_raw(dm))?;
+                Object::<kind::Dm, D>::finish(dm);
+            }
+            // SAFETY: The memory came from `alloc_dm`, and nothing in it is initialised any more.
+            drop(unsafe { KBox::from_raw(dm.cast::<MaybeUninit<Dm<D>>>()) });
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn reg_dm_mr(
+        pd: *mut bindings::ib_pd,
+        dm: *mut bindings::ib_dm,
+        attr: *mut bindings::ib_dm_mr_attr,
+        _attrs: *mut bindings::uverbs_attr_bundle,
+    ) -> *mut bindings::ib_mr {
+        // SAFETY: The core's contract.
+        unsafe {
+            let dm = Object::from_raw(dm);
+            let region = DmRegion {
+                offset: (*attr).offset,
+                length: (*attr).length,
+                access: Access::from_raw((*attr).access_flags),
+            };
+            Self::create_mr(pd, ptr::null_mut(), |pd, new, _| {
+                D::reg_dm_mr(pd, new, dm, &region)
+            })
+        }
     }
 
     // ---- Address handles ----

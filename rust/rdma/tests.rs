@@ -42,6 +42,7 @@ impl Driver for Minimal {
     type Srq = ();
     type Mw = ();
     type Xrcd = ();
+    type Dm = ();
 
     fn query_device(_dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(DeviceAttr::default())

@@ -7,7 +7,7 @@ use crate::bindings;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use kernel::error::from_err_ptr;
+use kernel::error::{from_err_ptr, to_result};
 use kernel::prelude::*;
 
 /// Pinned user memory, mapped for DMA. Released when dropped, which may sleep.
@@ -63,6 +63,19 @@ impl Umem {
     pub fn offset(&self) -> usize {
         // SAFETY: The umem is valid by the type invariant.
         unsafe { bindings::ib_umem_offset(self.0.as_ptr()) as usize }
+    }
+
+    /// Checks that the memory may be used with other rights: what was pinned for reading only
+    /// cannot be written (`EACCES`).
+    pub fn check_access(&self, access: Access) -> Result {
+        // SAFETY: The umem is valid by the type invariant.
+        to_result(unsafe {
+            bindings::ib_umem_check_rereg(
+                self.0.as_ptr(),
+                bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS as c_int,
+                access.as_raw() as c_int,
+            )
+        })
     }
 
     /// How many bytes are pinned.

@@ -4,10 +4,11 @@
 
 use super::{kind, Driver, Object, ObjectRef};
 use crate::bindings;
-use core::mem::MaybeUninit;
+use crate::kernel_ext::io::bar_range;
 use core::ptr;
 use kernel::error::to_result;
 use kernel::prelude::*;
+use kernel::{device, pci};
 
 /// A process's open handle of a device.
 pub type Ucontext<D> = Object<kind::Ucontext, D>;
@@ -29,19 +30,66 @@ struct BarRange {
     entry: bindings::rdma_user_mmap_entry,
     address: u64,
     write_combine: bool,
+    /// What has to live for as long as the range can be reached.
+    keep: Option<KBox<dyn Send>>,
 }
 
 impl<D: Driver> Object<kind::Ucontext, D> {
-    /// Lets the process map `length` bytes of the device at bus address `address`; both have to be
-    /// multiples of a page. Returns the offset to map them by.
+    /// Lets the process map `length` bytes of a BAR of the device's parent, which has to be a PCI
+    /// device; `offset` and `length` have to be multiples of a page. Returns the offset to map them
+    /// by.
     ///
-    /// The driver has to own the range, and hand the same page to two processes only if they may
-    /// see each other's accesses. Mappings are revoked when the context goes.
-    pub fn map_bar(&self, address: u64, length: usize, caching: Caching) -> Result<u64> {
+    /// Two processes may see each other's accesses only if they are given the same page. Mappings
+    /// are revoked when the context goes.
+    pub fn map_bar(&self, bar: u32, offset: u64, length: usize, caching: Caching) -> Result<u64> {
+        self.insert_range(bar, offset, length, caching, None)
+    }
+
+    /// As [`Self::map_bar`]; `keep` is dropped when the range can neither be mapped any more nor is
+    /// mapped.
+    pub fn map_bar_keeping<T: Send + 'static>(
+        &self,
+        bar: u32,
+        offset: u64,
+        length: usize,
+        caching: Caching,
+        keep: KBox<T>,
+    ) -> Result<u64> {
+        let keep = KBox::into_raw(keep);
+        // SAFETY: The pointer came from `into_raw` just now.
+        let keep: KBox<dyn Send> = unsafe { KBox::from_raw(keep as *mut dyn Send) };
+        self.insert_range(bar, offset, length, caching, Some(keep))
+    }
+
+    /// Ends a range: it cannot be mapped any more. Mappings that exist stay.
+    pub fn unmap_bar(&self, offset: u64) {
+        let page = offset as usize / kernel::page::PAGE_SIZE;
+        // SAFETY: The context is valid.
+        let entry = unsafe { bindings::rdma_user_mmap_entry_get_pgoff(self.as_raw(), page) };
+        if !entry.is_null() {
+            // SAFETY: The entry is ours until it is put. It was not removed before, else it would
+            // not have been found.
+            unsafe {
+                bindings::rdma_user_mmap_entry_remove(entry);
+                bindings::rdma_user_mmap_entry_put(entry);
+            }
+        }
+    }
+
+    fn insert_range(
+        &self,
+        bar: u32,
+        offset: u64,
+        length: usize,
+        caching: Caching,
+        keep: Option<KBox<dyn Send>>,
+    ) -> Result<u64> {
         let page_mask = kernel::page::PAGE_SIZE - 1;
-        if length == 0 || (length | address as usize) & page_mask != 0 {
+        if length == 0 || (length | offset as usize) & page_mask != 0 {
             return Err(EINVAL);
         }
+        let parent: &pci::Device<device::Bound> = self.device().parent().try_into()?;
+        let address = bar_range(parent, bar, offset, length)?;
         let range = KBox::<BarRange>::new_uninit(GFP_KERNEL)?;
         let range = KBox::into_raw(range).cast::<BarRange>();
         // SAFETY: The memory is ours; a zeroed entry is what the core expects.
@@ -49,6 +97,7 @@ impl<D: Driver> Object<kind::Ucontext, D> {
             ptr::write_bytes(range, 0, 1);
             (*range).address = address;
             (*range).write_combine = caching == Caching::WriteCombining;
+            ptr::addr_of_mut!((*range).keep).write(keep);
         }
         // SAFETY: The context is valid; the entry lives until `free_range`.
         let ret = unsafe {
@@ -60,7 +109,7 @@ impl<D: Driver> Object<kind::Ucontext, D> {
         };
         if ret != 0 {
             // SAFETY: The entry was not taken, so that the memory is still ours.
-            drop(unsafe { KBox::from_raw(range.cast::<MaybeUninit<BarRange>>()) });
+            drop(unsafe { KBox::from_raw(range) });
             to_result(ret)?;
         }
         // SAFETY: The entry stays until the context goes.
@@ -99,7 +148,7 @@ pub(super) unsafe extern "C" fn mmap(
 /// To be called by the core as `mmap_free`.
 pub(super) unsafe extern "C" fn free_range(entry: *mut bindings::rdma_user_mmap_entry) {
     // SAFETY: All entries are `BarRange`s from `map_bar`, and the core is done with this one.
-    drop(unsafe { KBox::from_raw(entry.cast::<MaybeUninit<BarRange>>()) });
+    drop(unsafe { KBox::from_raw(entry.cast::<BarRange>()) });
 }
 
 /// Removes all entries of a context.

@@ -555,6 +555,8 @@ pub const FEATURE_EXTENDED_CONNECTED: u64 = 1 << 7;
 pub const FEATURE_DEVICE_MEMORY: u64 = 1 << 8;
 /// Feature: multicast for datagrams.
 pub const FEATURE_MULTICAST: u64 = 1 << 9;
+/// Feature: [`super::ACCESS_ONE_TOUCH`].
+pub const FEATURE_ONE_TOUCH: u64 = 1 << 10;
 
 /// Names of the counters that `QueryCounters` fills in, in order.
 pub const COUNTER_NAMES: [&str; 16] = [

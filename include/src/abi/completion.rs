@@ -116,8 +116,12 @@ layout! {
         36 => pkey_index: u16,
         /// Zero.
         38 => reserved0: u16,
+        /// With `COMPLETION_SHARED`: number of the shared receive queue.
+        40 => srqn: u32,
         /// Zero.
-        40 => reserved1: [u64; 2],
+        44 => reserved1: u32,
+        /// Zero.
+        48 => reserved2: u64,
         /// Model-specific detail of an error.
         56 => detail: u32,
         /// See [`CompletionStatus`].

@@ -14,8 +14,10 @@ pub const ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
 pub const ACCESS_WINDOW_BIND: u32 = 1 << 4;
 /// Addresses count from zero at the start of the region.
 pub const ACCESS_ZERO_BASED: u32 = 1 << 5;
+/// The entry becomes invalid when the first message that writes to it is complete.
+pub const ACCESS_ONE_TOUCH: u32 = 1 << 6;
 /// Every right a region may be given.
-pub const ACCESS_ALL: u32 = 0x3f;
+pub const ACCESS_ALL: u32 = 0x7f;
 /// The rights that a peer uses.
 pub const ACCESS_REMOTE: u32 = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
 

@@ -7,13 +7,16 @@ use crate::cq::{CompletionQueueDead, CompletionQueues};
 use crate::eq::EventQueues;
 use crate::gid::GidTable;
 use crate::memory::{Host, HostMemory};
+use crate::multicast::Groups;
 use crate::qp::QueuePair;
-use crate::queue::{completion_opcode, ReceiveRequest, SendRequest};
+use crate::queue::{completion_opcode, ReceiveRequest, SendRequest, SharedId};
+use crate::srq::SharedReceiveQueues;
 use crate::timers::{TimerOwner, Timers};
 use crate::tpt::{Domain, LocalAccess, Tpt, TptError};
 use ferrite_abi::{
     CompletionEntry, CompletionOpcode, CompletionStatus, DeviceState, EventCode, FatalCode, Plain,
-    SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SOLICITED, VLAN_NONE,
+    SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SHARED, COMPLETION_SOLICITED,
+    VLAN_NONE,
 };
 use std::collections::VecDeque;
 
@@ -77,11 +80,26 @@ impl SendCompletion {
     }
 }
 
+/// Where a datagram came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The sender's queue pair number.
+    pub qpn: u32,
+    /// The sender's MAC address.
+    pub mac: [u8; 6],
+    /// VLAN tag control information, or `VLAN_NONE`.
+    pub vlan: u16,
+}
+
 /// How an entry of a receive queue ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveCompletion {
-    /// Free-running index of the entry.
+    /// Free-running index of the entry; what the host calls it, if shared.
     pub index: u32,
+    /// The shared receive queue it came from.
+    pub shared: Option<SharedId>,
+    /// Datagrams: where from.
+    pub origin: Option<Origin>,
     /// How it ended.
     pub status: CompletionStatus,
     /// [`CompletionOpcode::Receive`] or [`CompletionOpcode::ReceiveWrite`].
@@ -94,6 +112,23 @@ pub struct ReceiveCompletion {
     pub flags: u8,
     /// Detail of an error.
     pub detail: u32,
+}
+
+impl ReceiveCompletion {
+    /// That `receive` ended with an error.
+    pub fn failed(receive: &ReceiveRequest, status: CompletionStatus, detail: u32) -> Self {
+        Self {
+            index: receive.name(),
+            shared: receive.shared,
+            origin: None,
+            status,
+            opcode: CompletionOpcode::Receive,
+            byte_count: 0,
+            immediate: 0,
+            flags: 0,
+            detail,
+        }
+    }
 }
 
 /// Queue pairs that have something to send, each at most once.
@@ -172,6 +207,10 @@ pub struct Core {
     pub cqs: CompletionQueues,
     /// Event queues.
     pub eqs: EventQueues,
+    /// Shared receive queues.
+    pub srqs: SharedReceiveQueues,
+    /// Multicast groups.
+    pub groups: Groups,
     /// Addresses.
     pub gids: GidTable,
     /// Counters.
@@ -199,6 +238,8 @@ impl Core {
             tpt: Tpt::default(),
             cqs: CompletionQueues::default(),
             eqs: EventQueues::default(),
+            srqs: SharedReceiveQueues::default(),
+            groups: Groups::default(),
             gids: GidTable::default(),
             counters: Counters::default(),
             timers: Timers::default(),
@@ -266,7 +307,13 @@ impl Core {
         self.counters.tx_bytes += frame.len() as u64;
         if frame.get(..6) == Some(&self.config.mac[..]) {
             self.loopback.push(frame);
-        } else if self.link_up {
+            return;
+        }
+        if frame.first().is_some_and(|byte| byte & 1 != 0) && !self.groups.is_empty() {
+            // Members of the group on this side get a copy.
+            self.loopback.push(frame);
+        }
+        if self.link_up {
             host.transmit(frame);
         }
     }
@@ -314,7 +361,17 @@ impl Core {
         completion: &ReceiveCompletion,
         host: &mut dyn Host,
     ) -> Result<(), CompletionQueueDead> {
-        qp.receive.retire(completion.index.wrapping_add(1));
+        let mut cqn = qp.receive_cqn;
+        let mut flags = completion.flags | COMPLETION_RECEIVE;
+        match completion.shared {
+            Some(shared) => {
+                // It may have been destroyed under an extended connection.
+                let queue = self.srqs.current(shared).ok_or(CompletionQueueDead)?;
+                flags |= COMPLETION_SHARED;
+                cqn = queue.cqn().unwrap_or(cqn);
+            }
+            None => qp.receive.retire(completion.index.wrapping_add(1)),
+        }
         let solicited = completion.status != CompletionStatus::Success
             || completion.flags & COMPLETION_SOLICITED != 0;
         let entry = CompletionEntry {
@@ -325,11 +382,14 @@ impl Core {
             detail: completion.detail,
             status: completion.status.number(),
             opcode: completion.opcode.number(),
-            flags: completion.flags | COMPLETION_RECEIVE,
-            vlan: VLAN_NONE,
+            flags,
+            srqn: completion.shared.map_or(0, |shared| shared.srqn),
+            source_qpn: completion.origin.map_or(0, |origin| origin.qpn),
+            source_mac: completion.origin.map_or([0; 6], |origin| origin.mac),
+            vlan: completion.origin.map_or(VLAN_NONE, |origin| origin.vlan),
             ..CompletionEntry::zeroed()
         };
-        self.write_completion(qp.receive_cqn, entry, solicited, host)
+        self.write_completion(cqn, entry, solicited, host)
     }
 
     /// Copies bytes `offset..` of the message that `request` sends (its scatter/gather entries or
@@ -395,17 +455,24 @@ impl Core {
             .check_local(sge.lkey, sge.address, length, domain, access)
     }
 
-    /// Takes the next entry of `qp`'s receive queue. `Ok(false)`: the receiver is not ready.
-    pub fn take_receive<M: HostMemory + ?Sized>(
+    /// Takes the next entry of `qp`'s receive queue, or of the shared one: `srqn` with extended
+    /// connections, else its own. `Ok(false)`: the receiver is not ready.
+    pub fn take_receive(
         &mut self,
-        memory: &M,
+        host: &mut dyn Host,
         qp: &mut QueuePair,
+        srqn: Option<u32>,
         request: &mut ReceiveRequest,
     ) -> Result<bool, crate::QueueError> {
         if !qp.may_receive() {
             return Ok(false);
         }
-        qp.receive.take(memory, request)
+        request.domain = qp.domain();
+        if let Some(srqn) = srqn.or(qp.srqn) {
+            return self.take_shared(srqn, request, host);
+        }
+        request.shared = None;
+        qp.receive.take(&*host, request)
     }
 }
 

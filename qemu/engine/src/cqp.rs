@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::eq::{event, MAX_EQ};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
-use crate::{cq, qp, tpt, Engine, FEATURES};
+use crate::{cq, multicast, qp, srq, tpt, Engine, FEATURES};
 use ferrite_abi::*;
 use std::mem::size_of;
 
@@ -31,6 +31,14 @@ fn reply_bytes(entry: &CommandEntry, bytes: &[u8], host: &dyn Host) -> Result<()
         .map_err(|_| CommandStatus::HostMemory)
 }
 
+/// Refuses what the driver did not say it would use.
+fn offered(core: &Core, feature: u64) -> Result<(), CommandStatus> {
+    if core.features & feature == 0 {
+        return Err(CommandStatus::Unsupported);
+    }
+    Ok(())
+}
+
 /// What the device can do.
 fn caps(core: &Core) -> DeviceCaps {
     let mut page_sizes = 0;
@@ -40,7 +48,7 @@ fn caps(core: &Core) -> DeviceCaps {
     DeviceCaps {
         max_qp: qp::MAX_QP,
         max_cq: cq::MAX_CQ,
-        max_srq: 0,
+        max_srq: srq::MAX_SRQ,
         max_tags: tpt::MAX_TAGS,
         max_eq: MAX_EQ,
         max_gid: MAX_GIDS,
@@ -60,9 +68,13 @@ fn caps(core: &Core) -> DeviceCaps {
         guid: core.config.guid,
         doorbell_pages: DOORBELL_PAGES as u32,
         clock_khz: 1_000_000,
-        device_memory: 0,
-        max_xrcd: 0,
-        max_multicast: 0,
+        device_memory: if core.config.features & FEATURE_DEVICE_MEMORY != 0 {
+            DEVICE_MEMORY_SIZE as u64
+        } else {
+            0
+        },
+        max_xrcd: srq::MAX_XRCD,
+        max_multicast: multicast::MAX_MULTICAST as u32,
         reserved1: [0; 20],
     }
 }
@@ -142,14 +154,32 @@ impl Engine {
             }
             CommandOpcode::DestroyQueuePair => {
                 let number = payload::<ObjectNumber>(entry)?.number;
-                qp::destroy(core, &mut self.qps, number)
+                qp::destroy(core, &mut self.qps, number, host)
             }
-            CommandOpcode::RegisterRegion => core.tpt.register(&payload(entry)?),
-            CommandOpcode::AllocateTag => {
-                if core.features & (FEATURE_SEND_QUEUE_REGISTRATION | FEATURE_WINDOWS) == 0 {
+            CommandOpcode::RegisterRegion => {
+                let command: RegisterRegion = payload(entry)?;
+                if command.access & ACCESS_ONE_TOUCH != 0 && core.features & FEATURE_ONE_TOUCH == 0
+                {
                     return Err(CommandStatus::Unsupported);
                 }
-                core.tpt.allocate(&payload(entry)?)
+                if command.flags & REGION_DEVICE_MEMORY != 0
+                    && core.features & FEATURE_DEVICE_MEMORY == 0
+                {
+                    return Err(CommandStatus::Unsupported);
+                }
+                core.tpt.register(&command)
+            }
+            CommandOpcode::AllocateTag => {
+                let command: AllocateTag = payload(entry)?;
+                let needed = if command.kind == TagKind::Region.number() {
+                    FEATURE_SEND_QUEUE_REGISTRATION
+                } else {
+                    FEATURE_WINDOWS
+                };
+                if core.features & needed == 0 {
+                    return Err(CommandStatus::Unsupported);
+                }
+                core.tpt.allocate(&command)
             }
             CommandOpcode::ReleaseTag => core
                 .tpt
@@ -158,12 +188,31 @@ impl Engine {
                 CommandStatus::Ok => Ok(()),
                 status => Err(status),
             },
-            CommandOpcode::CreateSharedReceive
-            | CommandOpcode::ModifySharedReceive
-            | CommandOpcode::QuerySharedReceive
-            | CommandOpcode::DestroySharedReceive
-            | CommandOpcode::AttachMulticast
-            | CommandOpcode::DetachMulticast => Err(CommandStatus::Unsupported),
+            CommandOpcode::CreateSharedReceive => {
+                offered(core, FEATURE_SHARED_RECEIVE)?;
+                core.create_srq(&payload(entry)?, host)
+            }
+            CommandOpcode::ModifySharedReceive => {
+                offered(core, FEATURE_SHARED_RECEIVE)?;
+                core.modify_srq(&payload(entry)?, host)
+            }
+            CommandOpcode::QuerySharedReceive => {
+                offered(core, FEATURE_SHARED_RECEIVE)?;
+                let state = core.query_srq(payload::<ObjectNumber>(entry)?.number, host)?;
+                reply(entry, &state, host)
+            }
+            CommandOpcode::DestroySharedReceive => {
+                offered(core, FEATURE_SHARED_RECEIVE)?;
+                core.destroy_srq(payload::<ObjectNumber>(entry)?.number)
+            }
+            CommandOpcode::AttachMulticast => {
+                offered(core, FEATURE_MULTICAST)?;
+                core.groups.attach(&self.qps, &payload(entry)?)
+            }
+            CommandOpcode::DetachMulticast => {
+                offered(core, FEATURE_MULTICAST)?;
+                core.groups.detach(&payload(entry)?)
+            }
             CommandOpcode::QueryCounters => {
                 let mut bytes = [0; COUNTER_NAMES.len() * 8];
                 for (bytes, value) in bytes.chunks_exact_mut(8).zip(core.counters.named()) {

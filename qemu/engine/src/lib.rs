@@ -18,12 +18,15 @@ pub mod core;
 pub mod counters;
 pub mod cq;
 mod cqp;
+pub mod device_memory;
 pub mod eq;
 pub mod gid;
 pub mod memory;
+pub mod multicast;
 pub mod qp;
 pub mod queue;
 pub mod roce;
+pub mod srq;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod timers;
@@ -40,15 +43,22 @@ use crate::timers::TimerOwner;
 use ferrite_abi::{
     BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventEntry, FatalCode, Plain,
     QueuePairStateCode, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE,
-    CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_COMPLETION, DOORBELL_CONTROL,
-    DOORBELL_EVENT_QUEUE, DOORBELL_PAGES, DOORBELL_PAGE_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND,
-    EQ_CONTROL, FEATURE_RESIZE_CQ, FEATURE_SEND_QUEUE_REGISTRATION, MAGIC, QUEUE_NUMBER_MASK,
-    REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES,
-    REG_FIRMWARE, REG_MAC, REG_MAGIC, REG_STATUS, REG_VECTORS,
+    CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DEVICE_MEMORY_OFFSET, DOORBELL_COMPLETION,
+    DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_PAGES, DOORBELL_PAGE_SIZE, DOORBELL_RECEIVE,
+    DOORBELL_SEND, DOORBELL_SHARED_RECEIVE, EQ_CONTROL, FEATURE_DEVICE_MEMORY, FEATURE_ONE_TOUCH,
+    FEATURE_RESIZE_CQ, FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_SHARED_RECEIVE, FEATURE_WINDOWS,
+    MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DRIVER_FEATURES,
+    REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_MAC, REG_MAGIC, REG_STATUS, REG_VECTORS,
 };
 
 /// The features this engine has.
-pub const FEATURES: u64 = FEATURE_RESIZE_CQ | FEATURE_SEND_QUEUE_REGISTRATION | transport::FEATURES;
+pub const FEATURES: u64 = FEATURE_RESIZE_CQ
+    | FEATURE_SEND_QUEUE_REGISTRATION
+    | FEATURE_SHARED_RECEIVE
+    | FEATURE_WINDOWS
+    | FEATURE_DEVICE_MEMORY
+    | FEATURE_ONE_TOUCH
+    | transport::FEATURES;
 
 /// Model version, for `REG_FIRMWARE`: major.minor.patch in bits 31:16, 15:8, 7:0.
 pub const FIRMWARE: u32 = 1 << 8;
@@ -164,8 +174,15 @@ impl Engine {
         self.core.fail(FatalCode::Injected, host);
     }
 
-    /// A read of `size` bytes at `offset` of a BAR. Reads of anything but a register give 0.
+    /// A read of `size` bytes at `offset` of a BAR. Reads of anything but a register or device
+    /// memory give 0.
     pub fn mmio_read(&mut self, bar: u32, offset: u64, size: usize) -> u64 {
+        if bar == BAR_DOORBELLS {
+            return match self.device_memory(offset) {
+                Some(at) => self.core.tpt.device.load(at, size),
+                None => 0,
+            };
+        }
         if bar != BAR_REGISTERS {
             return 0;
         }
@@ -223,9 +240,25 @@ impl Engine {
         };
         match bar {
             BAR_REGISTERS => self.write_register(offset, size, value, host),
-            BAR_DOORBELLS => self.ring_doorbell(offset, size, value, host),
+            BAR_DOORBELLS => match self.device_memory(offset as u64) {
+                Some(at) => {
+                    if !self.core.tpt.device.store(at, size, value) {
+                        self.core.counters.bad_doorbells += 1;
+                    }
+                }
+                None => self.ring_doorbell(offset, size, value, host),
+            },
             _ => {}
         }
+    }
+
+    /// The offset in device memory of an offset in the doorbell BAR; none below it, or when the
+    /// device has none.
+    fn device_memory(&self, offset: u64) -> Option<u64> {
+        if self.core.config.features & FEATURES & FEATURE_DEVICE_MEMORY == 0 {
+            return None;
+        }
+        offset.checked_sub(DEVICE_MEMORY_OFFSET as u64)
     }
 
     fn write_register(&mut self, offset: usize, size: usize, value: u64, host: &mut dyn Host) {
@@ -332,6 +365,15 @@ impl Engine {
                 counters.completion_doorbells += 1;
                 self.core.cq_doorbell(page_number, word, now, host);
             }
+            DOORBELL_SHARED_RECEIVE => {
+                // The record says all; the device looks at it when a message needs an entry.
+                let srqn = word as u32 & QUEUE_NUMBER_MASK;
+                if self.core.srqs.answers_to(srqn, page_number) {
+                    self.core.counters.receive_doorbells += 1;
+                } else {
+                    self.core.counters.bad_doorbells += 1;
+                }
+            }
             DOORBELL_EVENT_QUEUE if page == 0 => {
                 counters.event_doorbells += 1;
                 self.core.eq_doorbell(word, now, host);
@@ -351,6 +393,10 @@ impl Engine {
             Some(qp) if qp.doorbell_page == page => match qp.state {
                 QueuePairStateCode::ReadyToSend => self.core.schedule(qp),
                 QueuePairStateCode::Error => qp::flush(&mut self.core, qp, host),
+                QueuePairStateCode::SendError => qp::flush_stopped(&mut self.core, qp, host),
+                QueuePairStateCode::SendDrain if qp.stopped => {
+                    qp::flush_stopped(&mut self.core, qp, host);
+                }
                 // Nothing is sent now; the producer index is looked at on the way to RTS.
                 _ => {}
             },
@@ -432,24 +478,28 @@ impl Engine {
         qp.ready = false;
         let core = &mut self.core;
         match qp.state {
-            QueuePairStateCode::ReadyToSend => {
+            QueuePairStateCode::ReadyToSend if qp.has_send_queue() => {
                 if qp.send.wake(host).is_err() {
                     qp::fail(core, qp, host);
                     return;
                 }
             }
             // Answers to the peer; and a drain lets what was taken up come to its end.
-            QueuePairStateCode::ReadyToReceive | QueuePairStateCode::SendDrain => {}
+            QueuePairStateCode::ReadyToReceive
+            | QueuePairStateCode::ReadyToSend
+            | QueuePairStateCode::SendDrain => {}
             _ => return,
         }
         match transport::send(core, qp, host) {
             Progress::More => core.schedule(qp),
             Progress::Blocked => {}
-            Progress::Drained if qp.may_send() => match qp.send.sleep(host) {
-                Ok(true) => core.schedule(qp),
-                Ok(false) => {}
-                Err(_) => qp::fail(core, qp, host),
-            },
+            Progress::Drained if qp.may_send() && qp.has_send_queue() => {
+                match qp.send.sleep(host) {
+                    Ok(true) => core.schedule(qp),
+                    Ok(false) => {}
+                    Err(_) => qp::fail(core, qp, host),
+                }
+            }
             Progress::Drained => {}
         }
     }
@@ -663,15 +713,43 @@ mod tests {
 
     #[test]
     fn what_is_not_offered_is_unsupported() {
-        let mut node = Node::new(1);
+        let mut node = Node::power_on(1);
+        node.engine = Engine::new(Config {
+            features: 0,
+            ..Config::new(node.mac, 8)
+        });
+        node.boot();
+        node.create_eq(EQ_ASYNC, 1);
+        node.create_eq(EQ_FIRST_HANDLER, 2);
+        node.create_cq(1, EQ_FIRST_HANDLER, 4);
         for opcode in [
             CommandOpcode::CreateSharedReceive,
             CommandOpcode::ModifySharedReceive,
             CommandOpcode::QuerySharedReceive,
             CommandOpcode::DestroySharedReceive,
+            CommandOpcode::AttachMulticast,
+            CommandOpcode::DetachMulticast,
         ] {
             assert_eq!(node.object_command(opcode, 1), CommandStatus::Unsupported);
         }
+        for (qpn, kind) in [
+            (1, QueuePairKind::Gsi),
+            (2, QueuePairKind::UnreliableConnected),
+            (2, QueuePairKind::Datagram),
+            (2, QueuePairKind::ExtendedInitiator),
+            (2, QueuePairKind::ExtendedTarget),
+        ] {
+            let command = node.qp_template(QpOptions {
+                qpn,
+                kind,
+                ..QpOptions::default()
+            });
+            assert_eq!(
+                node.command(CommandOpcode::CreateQueuePair, &command),
+                CommandStatus::Unsupported
+            );
+        }
+        node.create_qp(QpOptions::default());
     }
 
     #[test]

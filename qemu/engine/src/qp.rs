@@ -7,14 +7,19 @@ use crate::core::{Core, ReceiveCompletion, SendCompletion};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
 use crate::queue::{Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest};
+use crate::srq::MAX_XRCD;
 use crate::timers::Timer;
-use crate::tpt::{Domain, TptError};
+use crate::tpt::{Domain, Holder, TptError};
 use crate::transport::{self, Connection};
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
 
 /// Queue pairs: numbers from 1 to one less than this.
 pub const MAX_QP: u32 = 1 << 14;
+/// The queue pair of management datagrams.
+pub const GSI_QPN: u32 = 1;
+/// The number of no completion queue.
+const NO_CQ: u32 = u32::MAX;
 /// Reads and atomics in flight, each way.
 pub const MAX_READ: u8 = 16;
 
@@ -33,6 +38,10 @@ pub struct QueuePair {
     pub send_cqn: u32,
     /// Completion queue of the receive queue.
     pub receive_cqn: u32,
+    /// Shared receive queue.
+    pub srqn: Option<u32>,
+    /// XRC domain, of an extended connection's target.
+    pub xrcd: u32,
     /// Doorbell page it answers to.
     pub doorbell_page: u32,
     /// The attributes as they were set; checked when they were.
@@ -41,6 +50,9 @@ pub struct QueuePair {
     pub state: State,
     /// A drain of the send queue is under way (in state `SendDrain`).
     pub draining: bool,
+    /// A failed registration has stopped the send queue (in state `SendDrain`): what is posted is
+    /// flushed until the queue pair is told to send again.
+    pub(crate) stopped: bool,
     /// The send queue.
     pub send: SendQueue,
     /// The receive queue.
@@ -62,9 +74,22 @@ impl QueuePair {
         }
     }
 
+    /// What remote checks, binds and invalidations on its behalf compare with.
+    pub fn holder(&self) -> Holder {
+        Holder {
+            pd: self.pd,
+            qpn: self.number,
+        }
+    }
+
     /// Bytes of the largest packet payload.
     pub fn mtu(&self) -> usize {
         1 << self.attributes.log_mtu.clamp(8, 12)
+    }
+
+    /// Does a failure of such a work request stop the send queue instead of failing the queue pair?
+    pub fn stops_at(&self, opcode: SendOpcode) -> bool {
+        self.flags & QP_FLAG_REGISTER_DRAINS != 0 && opcode == SendOpcode::Register
     }
 
     /// May new work requests be taken up?
@@ -76,7 +101,33 @@ impl QueuePair {
     pub fn may_receive(&self) -> bool {
         matches!(
             self.state,
-            State::ReadyToReceive | State::ReadyToSend | State::SendDrain
+            State::ReadyToReceive | State::ReadyToSend | State::SendDrain | State::SendError
+        )
+    }
+
+    /// Is it of an extended reliable connection?
+    pub fn is_extended(&self) -> bool {
+        matches!(
+            self.kind,
+            QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget
+        )
+    }
+
+    /// Has it a send queue? The target of an extended connection has none.
+    pub fn has_send_queue(&self) -> bool {
+        self.kind != QueuePairKind::ExtendedTarget
+    }
+
+    /// Has it a receive queue of its own?
+    pub fn has_receive_queue(&self) -> bool {
+        self.srqn.is_none() && !self.is_extended()
+    }
+
+    /// Does a failed work request leave the receive queue going?
+    fn is_unreliable(&self) -> bool {
+        matches!(
+            self.kind,
+            QueuePairKind::UnreliableConnected | QueuePairKind::Datagram | QueuePairKind::Gsi
         )
     }
 }
@@ -184,7 +235,7 @@ fn transition(kind: QueuePairKind, from: State, to: State) -> Option<Transition>
                 MODIFY_CURRENT_STATE | MODIFY_QKEY,
             ),
         ),
-        (State::SendError, State::ReadyToSend) if kind != ReliableConnected => (
+        (State::SendError, State::ReadyToSend) if datagram || kind == UnreliableConnected => (
             0,
             by_kind(
                 0,
@@ -275,23 +326,64 @@ pub(crate) fn create(
     if command.flags & !known != 0 {
         return Err(CommandStatus::BadParameter);
     }
-    if kind != QueuePairKind::ReliableConnected || command.flags & QP_FLAG_SHARED_RECEIVE != 0 {
+    let shared = command.flags & QP_FLAG_SHARED_RECEIVE != 0;
+    let datagram = matches!(kind, QueuePairKind::Datagram | QueuePairKind::Gsi);
+    let extended = matches!(
+        kind,
+        QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget
+    );
+    let target = kind == QueuePairKind::ExtendedTarget;
+    let mut needed = match kind {
+        QueuePairKind::ReliableConnected => 0,
+        QueuePairKind::UnreliableConnected => FEATURE_UNRELIABLE_CONNECTED,
+        QueuePairKind::Datagram | QueuePairKind::Gsi => FEATURE_DATAGRAM,
+        QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget => {
+            FEATURE_EXTENDED_CONNECTED
+        }
+    };
+    if shared {
+        needed |= FEATURE_SHARED_RECEIVE;
+    }
+    if core.features & needed != needed {
         return Err(CommandStatus::Unsupported);
     }
-    if command.sq_log_blocks > SQ_MAX_LOG_BLOCKS
-        || command.rq_log_entries > RQ_MAX_LOG_ENTRIES
-        || !(RQ_MIN_LOG_STRIDE..=RQ_MAX_LOG_STRIDE).contains(&command.rq_log_stride)
+    // Number 1 is the one that peers address management datagrams to.
+    if (kind == QueuePairKind::Gsi) != (command.qpn == GSI_QPN) {
+        return Err(CommandStatus::BadNumber);
+    }
+    let has_receive_queue = !shared && !extended;
+    if (!target && command.sq_log_blocks > SQ_MAX_LOG_BLOCKS)
+        || (has_receive_queue
+            && (command.rq_log_entries > RQ_MAX_LOG_ENTRIES
+                || !(RQ_MIN_LOG_STRIDE..=RQ_MAX_LOG_STRIDE).contains(&command.rq_log_stride)))
         || command.doorbell_page as usize >= DOORBELL_PAGES
+        || (shared && (extended || kind == QueuePairKind::UnreliableConnected))
     {
         return Err(CommandStatus::BadParameter);
+    }
+    if target && (command.xrcd == 0 || command.xrcd >= MAX_XRCD) {
+        return Err(CommandStatus::BadNumber);
     }
     if qps.get(command.qpn).is_some() {
         return Err(CommandStatus::Exists);
     }
-    if !core.cqs.exists(command.send_cqn) || !core.cqs.exists(command.receive_cqn) {
+    // Queues that are not there complete nowhere.
+    let send_cqn = if target { NO_CQ } else { command.send_cqn };
+    let receive_cqn = if extended { NO_CQ } else { command.receive_cqn };
+    if (!target && !core.cqs.exists(send_cqn)) || (!extended && !core.cqs.exists(receive_cqn)) {
+        return Err(CommandStatus::NotFound);
+    }
+    if shared && !core.srqs.is_ordinary(command.srqn) {
         return Err(CommandStatus::NotFound);
     }
     let att = Att::new(&command.buffer).map_err(placement_status)?;
+    // A queue that is not there is one that is never looked at, in place of the record.
+    let none = Placement {
+        ring_offset: command.record_offset,
+        log_entries: 0,
+        log_stride: BLOCK_SIZE.ilog2() as u8,
+        record_offset: command.record_offset,
+    };
     let send = Placement {
         ring_offset: command.sq_offset,
         log_entries: command.sq_log_blocks,
@@ -304,7 +396,9 @@ pub(crate) fn create(
         log_stride: command.rq_log_stride,
         record_offset: command.record_offset,
     };
-    let mut send = SendQueue::new(host, &att, send, false).map_err(placement_status)?;
+    let send = if target { none } else { send };
+    let receive = if has_receive_queue { receive } else { none };
+    let mut send = SendQueue::new(host, &att, send, datagram).map_err(placement_status)?;
     let mut receive = ReceiveQueue::new(host, &att, receive).map_err(placement_status)?;
     send.reset(host).map_err(|_| CommandStatus::HostMemory)?;
     receive.reset(host).map_err(|_| CommandStatus::HostMemory)?;
@@ -317,8 +411,10 @@ pub(crate) fn create(
         kind,
         flags: command.flags,
         pd: command.pd,
-        send_cqn: command.send_cqn,
-        receive_cqn: command.receive_cqn,
+        send_cqn,
+        receive_cqn,
+        srqn: shared.then_some(command.srqn),
+        xrcd: if target { command.xrcd } else { 0 },
         doorbell_page: command.doorbell_page,
         attributes: ModifyQueuePair {
             qpn: command.qpn,
@@ -326,15 +422,21 @@ pub(crate) fn create(
         },
         state: State::Reset,
         draining: false,
+        stopped: false,
         send,
         receive,
         transport: Connection::default(),
         timer: Timer::default(),
         ready: false,
     }));
-    for cqn in [command.send_cqn, command.receive_cqn] {
+    for cqn in [send_cqn, receive_cqn] {
         if let Some(cq) = core.cqs.get_mut(cqn) {
             cq.users = cq.users.saturating_add(1);
+        }
+    }
+    if shared {
+        if let Some(srq) = core.srqs.get_mut(command.srqn) {
+            srq.users = srq.users.saturating_add(1);
         }
     }
     Ok(())
@@ -345,18 +447,25 @@ pub(crate) fn destroy(
     core: &mut Core,
     qps: &mut QueuePairs,
     qpn: u32,
+    host: &mut dyn Host,
 ) -> Result<(), CommandStatus> {
     check_number(qpn)?;
-    let qp = qps
+    let mut qp = qps
         .pairs
         .get_mut(qpn as usize)
         .and_then(Option::take)
         .ok_or(CommandStatus::NotFound)?;
+    give_back(core, &mut qp, host);
+    core.tpt.queue_pair_gone(qpn);
     for cqn in [qp.send_cqn, qp.receive_cqn] {
         if let Some(cq) = core.cqs.get_mut(cqn) {
             cq.users = cq.users.saturating_sub(1);
         }
     }
+    if let Some(srq) = qp.srqn.and_then(|srqn| core.srqs.get_mut(srqn)) {
+        srq.users = srq.users.saturating_sub(1);
+    }
+    core.groups.forget(qpn);
     Ok(())
 }
 
@@ -417,6 +526,15 @@ pub(crate) fn modify(
         State::Reset => reset(core, qp, host),
         State::Error => enter_error(core, qp, host),
         _ => {
+            if qp.stopped && to == State::ReadyToSend {
+                // Whatever was posted before this command belongs to what failed.
+                flush_stopped(core, qp, host);
+                qp.stopped = false;
+            }
+            if qp.state == State::Error {
+                // The completion queue did not take them.
+                return Err(CommandStatus::BadState);
+            }
             qp.state = to;
             transport::modified(core, qp, from, command.mask, host);
             qp.draining = to == State::SendDrain && from != to;
@@ -463,8 +581,10 @@ fn take_attributes(attributes: &mut ModifyQueuePair, command: &ModifyQueuePair) 
 fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.state = State::Reset;
     qp.draining = false;
+    qp.stopped = false;
+    core.tpt.queue_pair_gone(qp.number);
     qp.timer.stop();
-    qp.transport = Connection::default();
+    give_back(core, qp, host);
     qp.attributes = ModifyQueuePair {
         qpn: qp.number,
         ..ModifyQueuePair::zeroed()
@@ -474,14 +594,46 @@ fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     }
 }
 
+/// Forgets what is under way. An entry taken from a shared receive queue is completed as flushed:
+/// nobody else would ever learn what became of it.
+fn give_back(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let taken = qp.transport.taken_receive();
+    qp.transport = Connection::default();
+    if let Some(completion) = taken {
+        // Nobody is left to tell where the completion queue is dead.
+        let _ = core.complete_receive(qp, &completion, host);
+    }
+}
+
 /// To state ERROR: the transport forgets everything, and each work request and receive without
 /// completion is completed as flushed.
 pub fn enter_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let entered = qp.state != State::Error;
     qp.state = State::Error;
     qp.draining = false;
+    qp.stopped = false;
     qp.timer.stop();
+    let taken = qp.transport.taken_receive();
     qp.transport = Connection::default();
     flush(core, qp, host);
+    if let Some(completion) = taken {
+        let _ = core.complete_receive(qp, &completion, host);
+    }
+    if entered && qp.srqn.is_some() {
+        core.async_event(EventCode::LastEntryReached, qp.number, host);
+    }
+}
+
+/// What follows the error completion of a work request: everything else posted to the send queue
+/// is flushed, and with a reliable service the queue pair is in error.
+pub fn enter_send_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    if !qp.is_unreliable() {
+        enter_error(core, qp, host);
+        return;
+    }
+    qp.state = State::SendError;
+    qp.draining = false;
+    flush_stopped(core, qp, host);
 }
 
 /// To state ERROR where the consumer cannot learn of it from a completion: the completion queue
@@ -493,15 +645,48 @@ pub fn fail(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     enter_error(core, qp, host);
 }
 
-/// Completes what is posted to a queue pair in state ERROR, and asks to be told of more.
-pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+/// Stops the send queue after the completion of a registration that failed
+/// ([`QueuePair::stops_at`]), with all before it complete: to state SQD, with everything behind it
+/// flushed. The peer's requests are served on.
+pub(crate) fn stop_sending(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    qp.state = State::SendDrain;
+    qp.draining = false;
+    qp.stopped = true;
+    flush_stopped(core, qp, host);
+    if qp.stopped {
+        core.async_event(EventCode::SendQueueDrained, qp.number, host);
+    }
+}
+
+/// Completes what is posted to a send queue that was stopped, and asks to be told of more.
+pub(crate) fn flush_stopped(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    if !flush_posted_sends(core, qp, host) {
+        fail(core, qp, host);
+    }
+}
+
+/// Completes what is posted to the send queue; false when that cannot be done.
+fn flush_posted_sends(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     // Posts that come in meanwhile are seen at the second look or ring a doorbell.
     for _ in 0..2 {
         let more = qp.send.sleep(host);
-        flush_send(core, qp, host);
-        if !matches!(more, Ok(true)) {
+        if !flush_send(core, qp, host) || more.is_err() {
+            return false;
+        }
+        if matches!(more, Ok(false)) {
             break;
         }
+    }
+    true
+}
+
+/// Completes what is posted to a queue pair in state ERROR, and asks to be told of more.
+pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    if qp.has_send_queue() {
+        flush_posted_sends(core, qp, host);
+    }
+    if !qp.has_receive_queue() {
+        return;
     }
     for _ in 0..2 {
         let more = qp.receive.sleep(host);
@@ -512,7 +697,8 @@ pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     }
 }
 
-fn flush_send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+/// Completes what is known to be posted; false when the completion queue is dead.
+fn flush_send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let mut request = SendRequest::default();
     while qp.send.retired() != qp.send.producer() {
         let index = qp.send.retired();
@@ -529,15 +715,18 @@ fn flush_send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
         }
         if core.complete_send(qp, &completion, host).is_err() {
             qp.send.retire_all();
-            return;
+            return false;
         }
     }
+    true
 }
 
 fn flush_receive(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     while qp.receive.retired() != qp.receive.producer() {
         let completion = ReceiveCompletion {
             index: qp.receive.retired(),
+            shared: None,
+            origin: None,
             status: CompletionStatus::Flushed,
             opcode: CompletionOpcode::Receive,
             byte_count: 0,
@@ -561,6 +750,8 @@ pub enum LocalError {
     Unsupported,
     /// The table refused.
     Table(TptError),
+    /// The table refused to bind a window.
+    Bind(TptError),
 }
 
 impl LocalError {
@@ -571,30 +762,47 @@ impl LocalError {
                 (CompletionStatus::LocalQueuePairOperation, 0x200)
             }
             Self::Table(error) => (CompletionStatus::LocalProtection, error.detail()),
+            Self::Bind(error) => (CompletionStatus::WindowBind, error.detail()),
         }
     }
 }
 
-/// Carries out a work request that no packet is sent for: a registration or local invalidation.
+/// Carries out a work request that no packet is sent for: a registration, local invalidation or
+/// bind.
 /// The transport calls it when the request's turn comes, and completes it.
 pub fn execute_local(
     core: &mut Core,
     qp: &QueuePair,
     request: &SendRequest,
 ) -> Result<(), LocalError> {
-    if qp.flags & QP_FLAG_REGISTER == 0 {
-        return Err(LocalError::NotAllowed);
+    let may_register = qp.flags & QP_FLAG_REGISTER != 0;
+    let access = match &request.body {
+        SendBody::Register(part) => part.access,
+        SendBody::Bind(part) => part.access,
+        _ => 0,
+    };
+    if access & ACCESS_ONE_TOUCH != 0 && core.features & FEATURE_ONE_TOUCH == 0 {
+        return Err(LocalError::Unsupported);
     }
     match (&request.body, request.opcode) {
-        (SendBody::Register(part), SendOpcode::Register) => core
+        (SendBody::Register(part), SendOpcode::Register) if may_register => core
             .tpt
             .register_from_queue(part, qp.pd)
             .map_err(LocalError::Table),
-        (_, SendOpcode::LocalInvalidate) => core
-            .tpt
-            .invalidate(request.immediate, qp.pd)
-            .map_err(LocalError::Table),
-        _ => Err(LocalError::Unsupported),
+        (_, SendOpcode::LocalInvalidate)
+            if may_register || core.tpt.is_window(request.immediate) =>
+        {
+            core.tpt
+                .invalidate(request.immediate, qp.holder())
+                .map_err(LocalError::Table)
+        }
+        (SendBody::Bind(part), SendOpcode::Bind) => {
+            if core.features & FEATURE_WINDOWS == 0 {
+                return Err(LocalError::Unsupported);
+            }
+            core.tpt.bind(part, qp.holder()).map_err(LocalError::Bind)
+        }
+        _ => Err(LocalError::NotAllowed),
     }
 }
 
@@ -901,7 +1109,7 @@ mod tests {
                 },
             ),
             (
-                CommandStatus::Unsupported,
+                CommandStatus::NotFound,
                 C {
                     flags: QP_FLAG_SHARED_RECEIVE,
                     ..template

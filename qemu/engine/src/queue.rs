@@ -8,10 +8,12 @@
 
 use crate::att::{Att, AttError};
 use crate::memory::HostMemory;
+use crate::tpt::Domain;
 use ferrite_abi::{
     opcode_part, AtomicPart, BindPart, CompletionOpcode, DatagramPart, Plain, ReceiveHeader,
-    RegisterPart, RemotePart, SendHeader, SendOpcode, Sge, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE,
-    MAX_MESSAGE, MAX_SGE, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    RegisterPart, RemotePart, SendHeader, SendOpcode, SendPart, Sge, SharedReceiveRecord,
+    BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE, SEND_INLINE,
+    SEND_SIGNALED, SEND_SOLICITED,
 };
 use std::mem::{offset_of, size_of};
 
@@ -64,7 +66,7 @@ impl QueueError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendBody {
     /// A send on a connected queue pair, or a local invalidation.
-    Plain,
+    Plain(SendPart),
     /// A read or write.
     Remote(RemotePart),
     /// An atomic operation.
@@ -111,7 +113,7 @@ impl Default for SendRequest {
             opcode: SendOpcode::Send,
             flags: 0,
             immediate: 0,
-            body: SendBody::Plain,
+            body: SendBody::Plain(SendPart::zeroed()),
             length: 0,
             sge_count: 0,
             sges: [Sge::zeroed(); MAX_SGE],
@@ -135,6 +137,16 @@ impl SendRequest {
         self.raw
             .get(self.inline_at..)
             .and_then(|bytes| bytes.get(..self.length as usize))
+    }
+
+    /// Extended connections: the shared receive queue at the peer.
+    pub fn srqn(&self) -> u32 {
+        match self.body {
+            SendBody::Plain(part) => part.srqn,
+            SendBody::Remote(part) => part.srqn,
+            SendBody::Atomic(part) => part.srqn,
+            _ => 0,
+        }
     }
 
     /// Writes a completion on success too.
@@ -171,7 +183,7 @@ impl SendRequest {
                 let body = if datagram {
                     SendBody::Datagram(read(part)?)
                 } else {
-                    SendBody::Plain
+                    SendBody::Plain(read(part)?)
                 };
                 (body, true, true)
             }
@@ -182,7 +194,7 @@ impl SendRequest {
             SendOpcode::CompareSwap | SendOpcode::FetchAdd => {
                 (SendBody::Atomic(read(part)?), true, false)
             }
-            SendOpcode::LocalInvalidate => (SendBody::Plain, false, false),
+            SendOpcode::LocalInvalidate => (SendBody::Plain(read(part)?), false, false),
             SendOpcode::Register => (SendBody::Register(read(part)?), false, false),
             SendOpcode::Bind => (SendBody::Bind(read(part)?), false, false),
         };
@@ -499,6 +511,15 @@ impl SendQueue {
     }
 }
 
+/// A shared receive queue: its number, and which of all that ever had it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedId {
+    /// Its number.
+    pub srqn: u32,
+    /// Different from that of any other there ever was.
+    pub serial: u64,
+}
+
 /// An entry of a receive queue, parsed and checked. Made once and filled again and again.
 #[derive(Clone, Debug)]
 pub struct ReceiveRequest {
@@ -506,6 +527,12 @@ pub struct ReceiveRequest {
     pub index: u32,
     /// Bytes it has room for.
     pub capacity: u64,
+    /// What the host calls it; counts for shared receive queues alone.
+    pub id: u32,
+    /// The shared receive queue it comes from.
+    pub shared: Option<SharedId>,
+    /// What its scatter/gather entries are checked against.
+    pub domain: Domain,
     sge_count: usize,
     sges: [Sge; MAX_SGE],
 }
@@ -515,6 +542,12 @@ impl Default for ReceiveRequest {
         Self {
             index: 0,
             capacity: 0,
+            id: 0,
+            shared: None,
+            domain: Domain {
+                pd: 0,
+                privileged: false,
+            },
             sge_count: 0,
             sges: [Sge::zeroed(); MAX_SGE],
         }
@@ -525,6 +558,14 @@ impl ReceiveRequest {
     /// The scatter/gather entries.
     pub fn sges(&self) -> &[Sge] {
         &self.sges[..self.sge_count]
+    }
+
+    /// What its completion calls it.
+    pub fn name(&self) -> u32 {
+        match self.shared {
+            Some(_) => self.id,
+            None => self.index,
+        }
     }
 }
 
@@ -550,6 +591,30 @@ impl ReceiveQueue {
         })
     }
 
+    /// A shared receive queue's ring.
+    pub(crate) fn shared<M: HostMemory + ?Sized>(
+        memory: &M,
+        att: &Att,
+        placement: Placement,
+    ) -> Result<Self, AttError> {
+        const {
+            assert!(size_of::<SharedReceiveRecord>() == size_of::<QueuePairRecord>());
+        }
+        Ok(Self {
+            ring: placement.ring(
+                memory,
+                att,
+                offset_of!(SharedReceiveRecord, producer),
+                offset_of!(SharedReceiveRecord, wake),
+            )?,
+        })
+    }
+
+    /// Entries it holds.
+    pub fn entries(&self) -> u32 {
+        self.ring.entries()
+    }
+
     /// Takes the next entry: false when none is posted (the receiver is not ready). After an
     /// error the entry counts as taken; `request.index` says which.
     pub fn take<M: HostMemory + ?Sized>(
@@ -558,6 +623,7 @@ impl ReceiveQueue {
         request: &mut ReceiveRequest,
     ) -> Result<bool, QueueError> {
         request.index = self.ring.next;
+        request.id = 0;
         request.capacity = 0;
         request.sge_count = 0;
         if self.ring.next == self.ring.producer {
@@ -571,6 +637,7 @@ impl ReceiveQueue {
         let raw = &mut raw[..1 << self.ring.log_stride];
         self.ring.read(memory, request.index, raw)?;
         let header = ReceiveHeader::from_prefix(raw).ok_or(QueueError::SgeCount)?;
+        request.id = header.id;
         let count = header.sge_count as usize;
         let room = (raw.len() - size_of::<ReceiveHeader>()) / size_of::<Sge>();
         if count > room || count > MAX_SGE {

@@ -217,6 +217,16 @@ struct DriverQp {
     receive_producer: u32,
 }
 
+/// The driver's view of a shared receive queue.
+#[derive(Clone, Debug)]
+struct DriverSrq {
+    ring: u64,
+    record: u64,
+    log_entries: u8,
+    log_stride: u8,
+    producer: u32,
+}
+
 /// What a queue pair is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct QpOptions {
@@ -234,6 +244,12 @@ pub struct QpOptions {
     pub log_entries: u8,
     /// Doorbell page.
     pub page: u32,
+    /// The service it gives.
+    pub kind: QueuePairKind,
+    /// Shared receive queue, with `QP_FLAG_SHARED_RECEIVE`.
+    pub srqn: u32,
+    /// XRC domain.
+    pub xrcd: u32,
 }
 
 impl Default for QpOptions {
@@ -246,6 +262,9 @@ impl Default for QpOptions {
             log_blocks: 6,
             log_entries: 6,
             page: 1,
+            kind: QueuePairKind::ReliableConnected,
+            srqn: 0,
+            xrcd: 0,
         }
     }
 }
@@ -271,6 +290,29 @@ pub struct Peer {
     pub retry_count: u8,
     /// Retries while the receiver is not ready.
     pub rnr_retry: u8,
+}
+
+impl Peer {
+    /// The path to it.
+    pub fn path(&self) -> Path {
+        Path {
+            mac: self.mac,
+            vlan: VLAN_NONE,
+            gid: self.gid,
+            source_gid_index: 0,
+            hop_limit: 64,
+            ..Path::zeroed()
+        }
+    }
+
+    /// The part of a datagram to it.
+    pub fn datagram(&self, qkey: u32) -> DatagramPart {
+        DatagramPart {
+            path: self.path(),
+            qpn: self.qpn,
+            qkey,
+        }
+    }
 }
 
 /// A work request to post.
@@ -314,6 +356,11 @@ impl SendWork {
         self
     }
 
+    /// The same, as a datagram.
+    pub fn datagram(self, part: &DatagramPart) -> Self {
+        self.part(part)
+    }
+
     /// The same, with the opcode's own part.
     pub fn part<P: Plain>(mut self, part: &P) -> Self {
         self.part = part.as_bytes().to_vec();
@@ -345,7 +392,8 @@ impl SendWork {
             None => (self.sges.len(), 0, self.flags),
         };
         let mut part = self.part.clone();
-        part.resize(opcode_part(self.opcode, false), 0);
+        let datagram = part.len() == size_of::<DatagramPart>();
+        part.resize(opcode_part(self.opcode, datagram), 0);
         let mut bytes = vec![0; size_of::<SendHeader>()];
         bytes.extend(part);
         match &self.inline {
@@ -418,6 +466,7 @@ pub struct Node {
     eqs: HashMap<u16, DriverEq>,
     cqs: HashMap<u32, DriverCq>,
     qps: HashMap<u32, DriverQp>,
+    srqs: HashMap<u32, DriverSrq>,
     next_cookie: u32,
 }
 
@@ -443,6 +492,7 @@ impl Node {
             eqs: HashMap::new(),
             cqs: HashMap::new(),
             qps: HashMap::new(),
+            srqs: HashMap::new(),
             next_cookie: 1,
         };
         node.reply = node.allocate(PAGE);
@@ -510,6 +560,7 @@ impl Node {
         self.eqs.clear();
         self.cqs.clear();
         self.qps.clear();
+        self.srqs.clear();
         let ring = self.allocate((size_of::<EventEntry>() as u64) << EQ_LOG_ENTRIES);
         self.eqs.insert(EQ_CONTROL, DriverEq { ring, consumer: 0 });
         let boot = self.allocate(64);
@@ -836,19 +887,19 @@ impl Node {
             pd: options.pd,
             send_cqn: options.cqn,
             receive_cqn: options.cqn,
-            kind: QueuePairKind::ReliableConnected.number(),
+            kind: options.kind.number(),
             flags: options.flags,
             sq_log_blocks: options.log_blocks,
             rq_log_entries: options.log_entries,
             rq_log_stride: log_stride,
             reserved0: [0; 3],
-            srqn: 0,
+            srqn: options.srqn,
             doorbell_page: options.page,
             buffer: Buffer::contiguous(buffer, length),
             sq_offset: 0,
             rq_offset: send_size as u32,
             record_offset: (send_size + receive_size) as u32,
-            xrcd: 0,
+            xrcd: options.xrcd,
         };
         let qp = DriverQp {
             send_ring: buffer,
@@ -874,6 +925,112 @@ impl Node {
         let (command, qp) = self.qp_command(options);
         self.execute(&command);
         self.qps.insert(options.qpn, qp);
+    }
+
+    /// The command that makes a shared receive queue of protection domain 1.
+    fn srq_command(&mut self, srqn: u32, log_entries: u8) -> (CreateSharedReceive, DriverSrq) {
+        let log_stride = RQ_MAX_LOG_STRIDE;
+        let size = 1u64 << log_entries << log_stride;
+        let length = size + size_of::<SharedReceiveRecord>() as u64;
+        let ring = self.allocate(length);
+        let command = CreateSharedReceive {
+            srqn,
+            pd: 1,
+            log_entries,
+            log_stride,
+            flags: 0,
+            doorbell_page: 1,
+            buffer: Buffer::contiguous(ring, length),
+            ring_offset: 0,
+            record_offset: size as u32,
+            xrcd: 0,
+            cqn: 0,
+        };
+        let srq = DriverSrq {
+            ring,
+            record: ring + size,
+            log_entries,
+            log_stride,
+            producer: 0,
+        };
+        (command, srq)
+    }
+
+    /// Makes a shared receive queue; `extended` are XRC domain and completion queue.
+    pub fn create_srq(&mut self, srqn: u32, log_entries: u8, extended: Option<(u32, u32)>) {
+        let (mut command, srq) = self.srq_command(srqn, log_entries);
+        if let Some((xrcd, cqn)) = extended {
+            command.flags = SRQ_FLAG_EXTENDED;
+            command.xrcd = xrcd;
+            command.cqn = cqn;
+        }
+        self.execute(&command);
+        self.srqs.insert(srqn, srq);
+    }
+
+    /// Posts a receive to a shared receive queue under a name; returns that.
+    pub fn post_srq(&mut self, srqn: u32, sges: &[Sge]) -> u32 {
+        let srq = self.srqs.get_mut(&srqn).expect("no such queue");
+        let slot = srq.producer & ((1 << srq.log_entries) - 1);
+        let mut bytes = ReceiveHeader {
+            sge_count: sges.len() as u32,
+            id: srq.producer ^ 0x5a00,
+            reserved: [0; 2],
+        }
+        .as_bytes()
+        .to_vec();
+        for sge in sges {
+            bytes.extend(sge.as_bytes());
+        }
+        self.host
+            .memory
+            .write(srq.ring + (u64::from(slot) << srq.log_stride), &bytes)
+            .expect("test memory");
+        let id = srq.producer ^ 0x5a00;
+        srq.producer = srq.producer.wrapping_add(1);
+        self.host.memory.put(srq.record, &srq.producer);
+        id
+    }
+
+    /// From RESET to RTS, for datagrams.
+    pub fn start_datagrams(&mut self, qpn: u32, qkey: u32) {
+        let steps = [
+            (QueuePairStateCode::Init, MODIFY_PKEY | MODIFY_QKEY),
+            (QueuePairStateCode::ReadyToReceive, 0),
+            (QueuePairStateCode::ReadyToSend, MODIFY_SEND_PSN),
+        ];
+        for (state, mask) in steps {
+            self.execute(&ModifyQueuePair {
+                qpn,
+                mask: MODIFY_STATE | mask,
+                state: state.number(),
+                qkey,
+                send_psn: 7,
+                ..ModifyQueuePair::zeroed()
+            });
+        }
+    }
+
+    /// From RESET to RTS, for an unreliable connection.
+    pub fn connect_unreliable(&mut self, qpn: u32, peer: &Peer) {
+        self.to_init(qpn);
+        self.execute(&ModifyQueuePair {
+            qpn,
+            mask: MODIFY_STATE | MODIFY_PATH | MODIFY_MTU | MODIFY_DESTINATION | MODIFY_RECEIVE_PSN,
+            state: QueuePairStateCode::ReadyToReceive.number(),
+            log_mtu: peer.log_mtu,
+            destination_qpn: peer.qpn,
+            receive_psn: peer.receive_psn,
+            path: peer.path(),
+            ..ModifyQueuePair::zeroed()
+        });
+        self.execute(&ModifyQueuePair {
+            qpn,
+            mask: MODIFY_STATE | MODIFY_SEND_PSN,
+            state: QueuePairStateCode::ReadyToSend.number(),
+            send_psn: peer.send_psn,
+            ..ModifyQueuePair::zeroed()
+        });
     }
 
     /// The address of a queue pair's doorbell record.

@@ -3,12 +3,15 @@
 //! The translation and protection table: which memory a tag stands for, and who may do what.
 
 use crate::att::{Att, AttError};
+use crate::device_memory::DeviceMemory;
 use crate::memory::HostMemory;
 use ferrite_abi::{
-    AllocateTag, CommandStatus, RegisterPart, RegisterRegion, Tag, TagKind, ACCESS_ALL,
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
-    ACCESS_ZERO_BASED, REGION_DEVICE_MEMORY, REGION_REPLACE, TAG_ALL_MEMORY,
+    AllocateTag, AttOrder, BindPart, CommandStatus, RegisterPart, RegisterRegion, Tag, TagKind,
+    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC,
+    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED,
+    DEVICE_MEMORY_SIZE, REGION_DEVICE_MEMORY, REGION_REPLACE, TAG_ALL_MEMORY,
 };
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Table entries: tag indices are from 1 to one less than this.
@@ -27,6 +30,8 @@ pub enum TptError {
     NotValid,
     /// The entry is of the wrong kind: a window for local access.
     WrongKind,
+    /// The window is bound to another queue pair.
+    WrongQueuePair,
     /// The entry belongs to another protection domain.
     WrongDomain,
     /// The tag is of another instance.
@@ -41,6 +46,10 @@ pub enum TptError {
     NotRegistrable,
     /// The entry is valid already.
     AlreadyValid,
+    /// Windows are bound to the region.
+    HasWindows,
+    /// A second message to an entry that takes one.
+    Touched,
     /// The description of the memory is impossible, or the memory is not there.
     Translation(AttError),
 }
@@ -51,6 +60,7 @@ impl fmt::Display for TptError {
             Self::NoEntry => "no such tag",
             Self::NotValid => "tag is not valid",
             Self::WrongKind => "tag is of the wrong kind",
+            Self::WrongQueuePair => "window is bound to another queue pair",
             Self::WrongDomain => "tag belongs to another protection domain",
             Self::WrongInstance => "tag is of another instance",
             Self::OutOfBounds => "range is out of bounds",
@@ -58,6 +68,8 @@ impl fmt::Display for TptError {
             Self::NotPrivileged => "queue pair may not use the tag for all of memory",
             Self::NotRegistrable => "tag cannot be registered so through a send queue",
             Self::AlreadyValid => "tag is valid already",
+            Self::HasWindows => "windows are bound to the region",
+            Self::Touched => "one-touch tag was used before",
             Self::Translation(error) => return error.fmt(f),
         })
     }
@@ -86,6 +98,9 @@ impl TptError {
             Self::NotRegistrable => 9,
             Self::AlreadyValid => 10,
             Self::Translation(_) => 11,
+            Self::WrongQueuePair => 12,
+            Self::HasWindows => 13,
+            Self::Touched => 14,
         }
     }
 }
@@ -110,12 +125,47 @@ pub enum RemoteAccess {
     Atomic,
 }
 
+/// Where the packet of a message that writes stands in the stream of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Everything before it was received.
+    InOrder,
+    /// Something before it is missing; its last byte (or packet) has this sequence number.
+    Ahead(u32),
+    /// It is outside of what may be received now.
+    Outside,
+}
+
+/// What becomes of the payload of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// It is placed.
+    Place,
+    /// It is dropped; the sender will send it again.
+    Drop,
+}
+
+/// An atomic operation on eight bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOperation {
+    /// Store `new` where `compare` stands.
+    CompareSwap {
+        /// What must stand there.
+        compare: u64,
+        /// What to store.
+        new: u64,
+    },
+    /// Add, wrapping.
+    FetchAdd(u64),
+}
+
 /// A range of memory that passed its check. Each access through it looks at the tag once more, so
 /// that a tag revoked meanwhile is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     tag: Tag,
-    /// Offset in the region's buffer; with [`TAG_ALL_MEMORY`] the DMA address.
+    /// Offset in the region's buffer, through a window too; with [`TAG_ALL_MEMORY`] the DMA
+    /// address.
     start: u64,
     length: u64,
     /// The registration that was checked: the same tag may stand for other memory meanwhile.
@@ -146,28 +196,85 @@ pub struct Domain {
     pub privileged: bool,
 }
 
+/// The queue pair on whose behalf the table is used: what remote checks, binds and invalidations
+/// compare with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its protection domain.
+    pub pd: u32,
+    /// Its number: a type 2 window belongs to one.
+    pub qpn: u32,
+}
+
+/// What a window is bound to.
+#[derive(Clone, Copy, Debug)]
+struct Binding {
+    /// The region, and which registration of it.
+    region: Tag,
+    generation: u64,
+    /// Offset in the region's buffer, and bytes.
+    offset: u64,
+    length: u64,
+    /// The queue pair of a type 2 window.
+    qpn: Option<u32>,
+}
+
+/// What a valid entry stands for.
+#[derive(Clone, Debug)]
+enum Target {
+    /// Host memory.
+    Host(Att),
+    /// Device memory: offset and bytes.
+    Device { offset: u64, length: u64 },
+    /// A part of a region.
+    Window(Binding),
+}
+
+/// The memory behind a span.
+enum Memory<'a> {
+    /// All of host memory, by DMA address.
+    All,
+    Host(&'a Att),
+    /// Device memory, from this offset on.
+    Device(u64),
+}
+
 /// An entry of the table.
 #[derive(Clone, Debug)]
 struct Entry {
+    kind: TagKind,
     instance: u8,
     pd: u32,
     access: u32,
     /// Address of the first byte, as users of the tag say it.
     address: u64,
-    /// The memory; none while the entry is not valid.
-    att: Option<Att>,
-    /// Most pages, for an entry reserved with `AllocateTag`; zero for a region by command.
+    /// What it stands for; none while the entry is not valid.
+    target: Option<Target>,
+    /// Most pages, for a region reserved with `AllocateTag`; zero for a region by command.
     max_pages: u32,
-    /// Which registration this is, of all there ever were.
+    /// Which registration or bind this is, of all there ever were.
     generation: u64,
+    /// Windows bound to this region.
+    windows: u32,
+    /// One-touch: where the first message ends, when its end has come before its beginning.
+    touched: Option<u32>,
 }
 
 impl Entry {
     fn length(&self) -> u64 {
-        self.att.as_ref().map_or(0, Att::length)
+        match &self.target {
+            Some(Target::Host(att)) => att.length(),
+            Some(Target::Device { length, .. }) => *length,
+            Some(Target::Window(binding)) => binding.length,
+            None => 0,
+        }
     }
 
-    /// Offset in the buffer of a range, when it is all inside.
+    fn is_window(&self) -> bool {
+        self.kind != TagKind::Region
+    }
+
+    /// Offset of a range from the first byte, when it is all inside.
     fn offset_of(&self, address: u64, length: u64) -> Option<u64> {
         let base = if self.access & ACCESS_ZERO_BASED != 0 {
             0
@@ -184,8 +291,12 @@ impl Entry {
 #[derive(Debug, Default)]
 pub struct Tpt {
     entries: Vec<Option<Box<Entry>>>,
-    /// Registrations so far.
+    /// Registrations and binds so far.
     generation: u64,
+    /// Queue pairs with the indices of the type 2 windows that are bound to them.
+    bound: BTreeSet<(u32, u32)>,
+    /// Device memory.
+    pub device: DeviceMemory,
 }
 
 fn att_status(error: AttError) -> CommandStatus {
@@ -226,32 +337,51 @@ impl Tpt {
     /// Carries out `RegisterRegion`.
     pub(crate) fn register(&mut self, command: &RegisterRegion) -> Result<(), CommandStatus> {
         let tag = Tag(command.tag);
-        if command.flags & REGION_DEVICE_MEMORY != 0 {
-            return Err(CommandStatus::Unsupported);
-        }
-        if command.access & !ACCESS_ALL != 0 || command.flags & !REGION_REPLACE != 0 {
+        let known = REGION_REPLACE | REGION_DEVICE_MEMORY;
+        if command.access & !ACCESS_ALL != 0 || command.flags & !known != 0 {
             return Err(CommandStatus::BadParameter);
         }
-        let att = Att::new(&command.buffer).map_err(att_status)?;
-        if att.length() > MAX_REGION || command.address.checked_add(att.length()).is_none() {
+        let buffer = &command.buffer;
+        let att = Att::new(buffer).map_err(att_status)?;
+        let length = att.length();
+        if length > MAX_REGION || command.address.checked_add(length).is_none() {
             return Err(CommandStatus::BadParameter);
         }
+        let target = if command.flags & REGION_DEVICE_MEMORY != 0 {
+            // Cannot wrap for a direct buffer.
+            let offset = buffer.root.wrapping_add(u64::from(buffer.first_byte));
+            if buffer.order != AttOrder::Direct.number()
+                || offset > DEVICE_MEMORY_SIZE as u64
+                || length > DEVICE_MEMORY_SIZE as u64 - offset
+            {
+                return Err(CommandStatus::BadParameter);
+            }
+            Target::Device { offset, length }
+        } else {
+            Target::Host(att)
+        };
         self.generation += 1;
         let generation = self.generation;
+        let replace = command.flags & REGION_REPLACE != 0;
         let slot = self.slot(tag)?;
-        match (slot.is_some(), command.flags & REGION_REPLACE != 0) {
-            (true, false) => return Err(CommandStatus::Exists),
-            (false, true) => return Err(CommandStatus::NotFound),
+        match slot {
+            Some(_) if !replace => return Err(CommandStatus::Exists),
+            None if replace => return Err(CommandStatus::NotFound),
+            Some(entry) if entry.is_window() => return Err(CommandStatus::BadParameter),
+            Some(entry) if entry.windows != 0 => return Err(CommandStatus::Busy),
             _ => {}
         }
         *slot = Some(Box::new(Entry {
+            kind: TagKind::Region,
             instance: tag.instance(),
             pd: command.pd,
             access: command.access,
             address: command.address,
-            att: Some(att),
+            target: Some(target),
             max_pages: 0,
             generation,
+            windows: 0,
+            touched: None,
         }));
         Ok(())
     }
@@ -259,12 +389,12 @@ impl Tpt {
     /// Carries out `AllocateTag`.
     pub(crate) fn allocate(&mut self, command: &AllocateTag) -> Result<(), CommandStatus> {
         let tag = Tag(command.tag);
-        match TagKind::from_number(command.kind) {
-            Some(TagKind::Region) => {}
-            Some(TagKind::Window1 | TagKind::Window2) => return Err(CommandStatus::Unsupported),
-            None => return Err(CommandStatus::BadParameter),
-        }
-        if command.max_pages == 0 || command.max_pages > MAX_FAST_PAGES {
+        let kind = TagKind::from_number(command.kind).ok_or(CommandStatus::BadParameter)?;
+        let pages = match kind {
+            TagKind::Region => 1..=MAX_FAST_PAGES,
+            TagKind::Window1 | TagKind::Window2 => 0..=0,
+        };
+        if !pages.contains(&command.max_pages) {
             return Err(CommandStatus::BadParameter);
         }
         let slot = self.slot(tag)?;
@@ -272,25 +402,34 @@ impl Tpt {
             return Err(CommandStatus::Exists);
         }
         *slot = Some(Box::new(Entry {
+            kind,
             instance: tag.instance(),
             pd: command.pd,
             access: 0,
             address: 0,
-            att: None,
+            target: None,
             max_pages: command.max_pages,
             generation: 0,
+            windows: 0,
+            touched: None,
         }));
         Ok(())
     }
 
     /// Carries out `ReleaseTag`. A tag made with `AllocateTag` is released under any instance,
-    /// since its registrations change that.
+    /// since its registrations or binds change that.
     pub(crate) fn release(&mut self, tag: Tag) -> Result<(), CommandStatus> {
         if tag.index() == 0 || tag.index() >= MAX_TAGS {
             return Err(CommandStatus::BadNumber);
         }
         match self.entry(tag) {
-            Ok(entry) if entry.max_pages != 0 || entry.instance == tag.instance() => {
+            Ok(entry) if entry.windows != 0 => Err(CommandStatus::Busy),
+            Ok(entry)
+                if entry.is_window()
+                    || entry.max_pages != 0
+                    || entry.instance == tag.instance() =>
+            {
+                self.unbind(tag);
                 *self.slot(tag)? = None;
                 Ok(())
             }
@@ -310,7 +449,7 @@ impl Tpt {
         if entry.pd != pd {
             return Err(TptError::WrongDomain);
         }
-        if entry.att.is_some() {
+        if entry.target.is_some() {
             return Err(TptError::AlreadyValid);
         }
         if part.access & !ACCESS_ALL != 0 {
@@ -326,44 +465,179 @@ impl Tpt {
         entry.instance = tag.instance();
         entry.access = part.access;
         entry.address = part.address;
-        entry.att = Some(att);
+        entry.target = Some(Target::Host(att));
         entry.generation = generation;
+        entry.touched = None;
         Ok(())
     }
 
-    /// Invalidates a tag, for a work request (`LocalInvalidate`) or a peer (`SendInvalidate`) of a
-    /// queue pair in domain `pd`. Only entries made with `AllocateTag` can be invalidated.
-    pub fn invalidate(&mut self, tag: u32, pd: u32) -> Result<(), TptError> {
+    /// True for the tag of a window, valid or not.
+    pub fn is_window(&self, tag: u32) -> bool {
+        self.entry(Tag(tag)).is_ok_and(Entry::is_window)
+    }
+
+    /// Invalidates a tag, for a work request (`LocalInvalidate`) or a peer (`SendInvalidate`) of
+    /// the queue pair `holder`. Only regions made with `AllocateTag` can be invalidated, and type 2
+    /// windows bound to that queue pair.
+    pub fn invalidate(&mut self, tag: u32, holder: Holder) -> Result<(), TptError> {
         let tag = Tag(tag);
-        let entry = self.entry_mut(tag)?;
-        if entry.att.is_none() {
-            return Err(TptError::NotValid);
+        let entry = self.entry(tag)?;
+        let target = entry.target.as_ref().ok_or(TptError::NotValid)?;
+        match target {
+            Target::Window(Binding { qpn: None, .. }) => return Err(TptError::WrongKind),
+            Target::Window(Binding { qpn: Some(qpn), .. }) if *qpn != holder.qpn => {
+                return Err(TptError::WrongQueuePair);
+            }
+            Target::Window(_) => {}
+            _ if entry.max_pages == 0 => return Err(TptError::WrongKind),
+            _ => {}
         }
-        if entry.max_pages == 0 {
-            return Err(TptError::WrongKind);
-        }
-        if entry.pd != pd {
+        if entry.pd != holder.pd {
             return Err(TptError::WrongDomain);
         }
         if entry.instance != tag.instance() {
             return Err(TptError::WrongInstance);
         }
-        entry.att = None;
+        if entry.windows != 0 {
+            return Err(TptError::HasWindows);
+        }
+        self.unbind(tag);
+        self.entry_mut(tag)?.target = None;
         Ok(())
     }
 
-    /// The checks that local and remote accesses share, in the specification's order.
+    /// Carries out a bind from the send queue of the queue pair `holder`. Nothing is changed when
+    /// it is refused.
+    pub fn bind(&mut self, part: &BindPart, holder: Holder) -> Result<(), TptError> {
+        let tag = Tag(part.window);
+        let new_tag = Tag(part.new_window);
+        let window = self.entry(tag)?;
+        if !window.is_window() {
+            return Err(TptError::WrongKind);
+        }
+        if window.pd != holder.pd {
+            return Err(TptError::WrongDomain);
+        }
+        if window.instance != tag.instance() || new_tag.index() != tag.index() {
+            return Err(TptError::WrongInstance);
+        }
+        let qpn = match window.kind {
+            TagKind::Window2 if window.target.is_some() => return Err(TptError::AlreadyValid),
+            // Those are invalidated, never unbound.
+            TagKind::Window2 if part.length == 0 => return Err(TptError::OutOfBounds),
+            TagKind::Window2 => Some(holder.qpn),
+            _ => None,
+        };
+        if part.length == 0 {
+            self.unbind(tag);
+            let window = self.entry_mut(tag)?;
+            window.instance = new_tag.instance();
+            window.target = None;
+            return Ok(());
+        }
+        let region_tag = Tag(part.region);
+        let region = self.entry(region_tag)?;
+        if region.target.is_none() {
+            return Err(TptError::NotValid);
+        }
+        if region.is_window() {
+            return Err(TptError::WrongKind);
+        }
+        if region.pd != holder.pd {
+            return Err(TptError::WrongDomain);
+        }
+        if region.instance != region_tag.instance() {
+            return Err(TptError::WrongInstance);
+        }
+        let offset = region
+            .offset_of(part.address, part.length)
+            .ok_or(TptError::OutOfBounds)?;
+        let mut needed = ACCESS_WINDOW_BIND;
+        if part.access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0 {
+            needed |= ACCESS_LOCAL_WRITE;
+        }
+        if part.access & !(ACCESS_REMOTE | ACCESS_ZERO_BASED | ACCESS_ONE_TOUCH) != 0
+            || region.access & needed != needed
+        {
+            return Err(TptError::AccessDenied);
+        }
+        let binding = Binding {
+            region: region_tag,
+            generation: region.generation,
+            offset,
+            length: part.length,
+            qpn,
+        };
+        self.unbind(tag);
+        self.generation += 1;
+        let generation = self.generation;
+        // As many as there are entries at most.
+        self.entry_mut(region_tag)?.windows += 1;
+        if let Some(qpn) = qpn {
+            self.bound.insert((qpn, tag.index()));
+        }
+        let window = self.entry_mut(tag)?;
+        window.instance = new_tag.instance();
+        window.access = part.access;
+        window.address = part.address;
+        window.generation = generation;
+        window.target = Some(Target::Window(binding));
+        window.touched = None;
+        Ok(())
+    }
+
+    /// Frees the region and the queue pair of a window, if `tag` is one and bound; the window
+    /// itself is left for the caller to change.
+    fn unbind(&mut self, tag: Tag) {
+        let Ok(Entry {
+            target: Some(Target::Window(binding)),
+            ..
+        }) = self.entry(tag)
+        else {
+            return;
+        };
+        let Binding { region, qpn, .. } = *binding;
+        if let Some(qpn) = qpn {
+            self.bound.remove(&(qpn, tag.index()));
+        }
+        if let Ok(region) = self.entry_mut(region) {
+            region.windows = region.windows.saturating_sub(1);
+        }
+    }
+
+    /// Invalidates the type 2 windows bound to a queue pair that is destroyed or reset.
+    pub(crate) fn queue_pair_gone(&mut self, qpn: u32) {
+        while let Some(&(_, index)) = self.bound.range((qpn, 0)..=(qpn, u32::MAX)).next() {
+            let tag = Tag::new(index, 0);
+            self.unbind(tag);
+            // Taken away by `unbind` already, unless the table contradicts itself.
+            self.bound.remove(&(qpn, index));
+            if let Ok(window) = self.entry_mut(tag) {
+                window.target = None;
+            }
+        }
+    }
+
+    /// The checks that local and remote accesses share, in the specification's order. `peer_of` is
+    /// the queue pair whose peer asks, if it is a peer.
     fn check(
         &self,
         tag: Tag,
         pd: u32,
+        peer_of: Option<u32>,
         address: u64,
         length: u64,
         needed: u32,
     ) -> Result<Span, TptError> {
         let entry = self.entry(tag)?;
-        if entry.att.is_none() {
-            return Err(TptError::NotValid);
+        let target = entry.target.as_ref().ok_or(TptError::NotValid)?;
+        let mut first = 0;
+        if let Target::Window(binding) = target {
+            let peer_of = peer_of.ok_or(TptError::WrongKind)?;
+            if binding.qpn.is_some_and(|qpn| qpn != peer_of) {
+                return Err(TptError::WrongQueuePair);
+            }
+            first = binding.offset;
         }
         if entry.pd != pd {
             return Err(TptError::WrongDomain);
@@ -371,7 +645,7 @@ impl Tpt {
         if entry.instance != tag.instance() {
             return Err(TptError::WrongInstance);
         }
-        let start = entry
+        let within = entry
             .offset_of(address, length)
             .ok_or(TptError::OutOfBounds)?;
         if entry.access & needed != needed {
@@ -379,7 +653,8 @@ impl Tpt {
         }
         Ok(Span {
             tag,
-            start,
+            // Inside the region, whose length is bounded.
+            start: first + within,
             length,
             generation: entry.generation,
         })
@@ -413,17 +688,17 @@ impl Tpt {
             LocalAccess::Read => 0,
             LocalAccess::Write => ACCESS_LOCAL_WRITE,
         };
-        self.check(Tag(lkey), domain.pd, address, length, needed)
+        self.check(Tag(lkey), domain.pd, None, address, length, needed)
     }
 
-    /// Checks what a peer of a queue pair in domain `pd` asks for. Zero bytes need no key. The
-    /// queue pair's own rights (`access`) are the caller's to check.
+    /// Checks what the peer of the queue pair `holder` asks for. Zero bytes need no key. The queue
+    /// pair's own rights (`access`) are the caller's to check.
     pub fn check_remote(
         &self,
         rkey: u32,
         address: u64,
         length: u64,
-        pd: u32,
+        holder: Holder,
         access: RemoteAccess,
     ) -> Result<Span, TptError> {
         if length == 0 {
@@ -437,17 +712,18 @@ impl Tpt {
             RemoteAccess::Read => ACCESS_REMOTE_READ,
             RemoteAccess::Atomic => ACCESS_REMOTE_ATOMIC,
         };
-        self.check(Tag(rkey), pd, address, length, needed)
+        let Holder { pd, qpn } = holder;
+        self.check(Tag(rkey), pd, Some(qpn), address, length, needed)
     }
 
-    /// The memory behind a span, if its tag still stands for it, and the offset of byte `offset`
-    /// of the span; `None` for the tag of all memory.
+    /// The memory behind a span, if its tag still stands for it, and the offset in that memory of
+    /// byte `offset` of the span.
     fn locate(
         &self,
         span: &Span,
         offset: u64,
         length: usize,
-    ) -> Result<(Option<&Att>, u64), TptError> {
+    ) -> Result<(Memory<'_>, u64), TptError> {
         if offset
             .checked_add(length as u64)
             .is_none_or(|end| end > span.length)
@@ -456,17 +732,101 @@ impl Tpt {
         }
         let start = span.start + offset;
         if span.tag.0 == TAG_ALL_MEMORY {
-            return Ok((None, start));
+            return Ok((Memory::All, start));
         }
-        let entry = self.entry(span.tag)?;
-        if entry.instance != span.tag.instance() {
+        let mut target = self.target(span.tag, span.generation)?;
+        if let Target::Window(binding) = target {
+            target = self.target(binding.region, binding.generation)?;
+        }
+        match target {
+            Target::Host(att) => Ok((Memory::Host(att), start)),
+            Target::Device { offset, .. } => Ok((Memory::Device(*offset), start)),
+            Target::Window(_) => Err(TptError::WrongKind),
+        }
+    }
+
+    /// What a tag stands for, if it is still the registration or bind that was checked.
+    fn target(&self, tag: Tag, generation: u64) -> Result<&Target, TptError> {
+        let entry = self.entry(tag)?;
+        if entry.instance != tag.instance() {
             return Err(TptError::WrongInstance);
         }
-        let att = entry.att.as_ref().ok_or(TptError::NotValid)?;
-        if entry.generation != span.generation {
-            return Err(TptError::NotValid);
+        entry
+            .target
+            .as_ref()
+            .filter(|_| entry.generation == generation)
+            .ok_or(TptError::NotValid)
+    }
+
+    /// The one-touch rule, for a packet of a message that writes to `span`: whether its payload is
+    /// placed. `last` for the last packet of the message. A caller that places the payload does so
+    /// before it asks, with the last packet of a message in order, since the entry is not valid
+    /// afterwards.
+    ///
+    /// The six cases: a packet that is not the last is placed (1), and any to an entry without
+    /// `ACCESS_ONE_TOUCH` (2). The last packet to one that was touched is an error and makes it
+    /// invalid (3). Else, in order, it makes the entry invalid (4); ahead of its time it touches the
+    /// entry, which becomes invalid when the stream has come so far, see [`Tpt::caught_up`] (5);
+    /// and outside of what may be received it is dropped (6).
+    pub fn touch(&mut self, span: &Span, last: bool, arrival: Arrival) -> Result<Touch, TptError> {
+        if span.tag.0 == TAG_ALL_MEMORY {
+            return Ok(Touch::Place);
         }
-        Ok((Some(att), start))
+        self.target(span.tag, span.generation)?;
+        let entry = self.entry_mut(span.tag)?;
+        if !last || entry.access & ACCESS_ONE_TOUCH == 0 {
+            return Ok(Touch::Place);
+        }
+        if entry.touched.is_some() {
+            self.used_up(span.tag);
+            return Err(TptError::Touched);
+        }
+        match arrival {
+            Arrival::InOrder => {
+                self.used_up(span.tag);
+                Ok(Touch::Place)
+            }
+            Arrival::Ahead(sequence) => {
+                entry.touched = Some(sequence);
+                Ok(Touch::Place)
+            }
+            Arrival::Outside => Ok(Touch::Drop),
+        }
+    }
+
+    /// The stream of the connection that touched `tag` has been received up to and including
+    /// `sequence`. True when that ends the tag's life.
+    pub fn caught_up(&mut self, tag: Tag, sequence: u32) -> bool {
+        let ends = self.entry(tag).is_ok_and(|entry| {
+            entry.instance == tag.instance()
+                && entry
+                    .touched
+                    .is_some_and(|end| sequence.wrapping_sub(end) < 1 << 31)
+        });
+        if ends {
+            self.used_up(tag);
+        }
+        ends
+    }
+
+    /// A read of this work request's queue pair has filled memory under `lkey`: the message that
+    /// its answer is was complete, in order.
+    pub fn touch_local(&mut self, lkey: u32) {
+        let one_touch = self.entry(Tag(lkey)).is_ok_and(|entry| {
+            entry.instance == Tag(lkey).instance() && entry.access & ACCESS_ONE_TOUCH != 0
+        });
+        if one_touch {
+            self.used_up(Tag(lkey));
+        }
+    }
+
+    /// Makes a one-touch entry invalid.
+    fn used_up(&mut self, tag: Tag) {
+        self.unbind(tag);
+        if let Ok(entry) = self.entry_mut(tag) {
+            entry.target = None;
+            entry.touched = None;
+        }
     }
 
     /// Copies from a span, starting at its byte `offset`.
@@ -477,11 +837,16 @@ impl Tpt {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), TptError> {
-        match self.locate(span, offset, bytes.len())? {
-            _ if bytes.is_empty() => Ok(()),
-            (Some(att), start) => Ok(att.read(memory, start, bytes)?),
-            (None, start) => Ok(memory.read(start, bytes).map_err(AttError::from)?),
+        let (place, start) = self.locate(span, offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
         }
+        Ok(match place {
+            Memory::All => memory.read(start, bytes).map_err(AttError::from),
+            Memory::Host(att) => att.read(memory, start, bytes),
+            // Inside device memory, whose size is bounded.
+            Memory::Device(offset) => self.device.read(offset + start, bytes),
+        }?)
     }
 
     /// Copies to a span, starting at its byte `offset`.
@@ -492,24 +857,55 @@ impl Tpt {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), TptError> {
-        match self.locate(span, offset, bytes.len())? {
-            _ if bytes.is_empty() => Ok(()),
-            (Some(att), start) => Ok(att.write(memory, start, bytes)?),
-            (None, start) => Ok(memory.write(start, bytes).map_err(AttError::from)?),
+        let (place, start) = self.locate(span, offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
         }
+        Ok(match place {
+            Memory::All => memory.write(start, bytes).map_err(AttError::from),
+            Memory::Host(att) => att.write(memory, start, bytes),
+            Memory::Device(offset) => self.device.write(offset + start, bytes),
+        }?)
     }
 
-    /// The DMA address of an eight-byte span, for an atomic operation. The caller has refused
-    /// addresses that are not multiples of eight.
-    pub fn atomic_address<M: HostMemory + ?Sized>(
+    /// Changes the eight bytes of a span; returns what they were. The caller has refused addresses
+    /// that are not multiples of eight. This is a message that [touches](Tpt::touch), in order.
+    pub fn atomic<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        span: &Span,
+        operation: AtomicOperation,
+    ) -> Result<u64, TptError> {
+        let original = self.change(memory, span, operation)?;
+        self.touch(span, true, Arrival::InOrder)?;
+        Ok(original)
+    }
+
+    fn change<M: HostMemory + ?Sized>(
         &self,
         memory: &M,
         span: &Span,
+        operation: AtomicOperation,
     ) -> Result<u64, TptError> {
-        match self.locate(span, 0, 8)? {
-            (Some(att), start) => Ok(att.address_of(memory, start, 8)?),
-            (None, start) => Ok(start),
+        let address = match self.locate(span, 0, 8)? {
+            (Memory::All, start) => start,
+            (Memory::Host(att), start) => att.address_of(memory, start, 8)?,
+            (Memory::Device(offset), start) => {
+                let changed = self.device.update(offset + start, |old| match operation {
+                    AtomicOperation::CompareSwap { compare, new } if old == compare => new,
+                    AtomicOperation::CompareSwap { .. } => old,
+                    AtomicOperation::FetchAdd(addend) => old.wrapping_add(addend),
+                });
+                return Ok(changed?);
+            }
+        };
+        Ok(match operation {
+            AtomicOperation::CompareSwap { compare, new } => {
+                memory.compare_exchange_u64(address, compare, new)
+            }
+            AtomicOperation::FetchAdd(addend) => memory.fetch_add_u64(address, addend),
         }
+        .map_err(AttError::from)?)
     }
 }
 
@@ -524,6 +920,7 @@ mod tests {
         pd: PD,
         privileged: false,
     };
+    const HOLDER: Holder = Holder { pd: PD, qpn: 2 };
     const ADDRESS: u64 = 0x7000_0000;
     const LENGTH: u64 = 8192;
     const TAG: Tag = Tag::new(3, 9);
@@ -636,7 +1033,7 @@ mod tests {
         ];
         for (access, right) in rights {
             let check = |tpt: &Tpt| {
-                tpt.check_remote(TAG.0, ADDRESS, 8, PD, access)
+                tpt.check_remote(TAG.0, ADDRESS, 8, HOLDER, access)
                     .map(|span| span.length())
             };
             assert_eq!(check(&table(right)), Ok(8));
@@ -647,8 +1044,14 @@ mod tests {
         }
         let tpt = table(ACCESS_REMOTE_WRITE);
         let check = |tag: Tag, address, pd| {
-            tpt.check_remote(tag.0, address, 1, pd, RemoteAccess::Write)
-                .unwrap_err()
+            tpt.check_remote(
+                tag.0,
+                address,
+                1,
+                Holder { pd, ..HOLDER },
+                RemoteAccess::Write,
+            )
+            .unwrap_err()
         };
         assert_eq!(check(Tag::new(9, 0), ADDRESS, PD), TptError::NoEntry);
         assert_eq!(check(TAG, ADDRESS, 1), TptError::WrongDomain);
@@ -669,7 +1072,7 @@ mod tests {
         assert_eq!(local(DOMAIN, 0x1000), Err(TptError::NotPrivileged));
         assert_eq!(local(privileged, u64::MAX), Err(TptError::OutOfBounds));
         assert_eq!(
-            tpt.check_remote(TAG_ALL_MEMORY, 0x1000, 16, PD, RemoteAccess::Write),
+            tpt.check_remote(TAG_ALL_MEMORY, 0x1000, 16, HOLDER, RemoteAccess::Write),
             Err(TptError::NotPrivileged)
         );
         let memory = TestMemory::new(0, 0x2000);
@@ -682,7 +1085,7 @@ mod tests {
     fn zero_bytes_need_no_key() {
         let tpt = Tpt::default();
         let span = tpt
-            .check_remote(0xdead_beef, 0, 0, PD, RemoteAccess::Write)
+            .check_remote(0xdead_beef, 0, 0, HOLDER, RemoteAccess::Write)
             .unwrap();
         let memory = TestMemory::new(0, 0);
         assert_eq!(tpt.write(&memory, &span, 0, &[]), Ok(()));
@@ -709,7 +1112,7 @@ mod tests {
         let memory = TestMemory::new(0, 0x10_0000);
         let mut tpt = table(ACCESS_REMOTE_WRITE);
         let span = tpt
-            .check_remote(TAG.0, ADDRESS, 100, PD, RemoteAccess::Write)
+            .check_remote(TAG.0, ADDRESS, 100, HOLDER, RemoteAccess::Write)
             .unwrap();
         assert_eq!(tpt.write(&memory, &span, 50, &[1; 50]), Ok(()));
         assert_eq!(
@@ -811,7 +1214,7 @@ mod tests {
         let mut tpt = allocated(2);
         let tag = Tag::new(3, 77);
         let read = |tpt: &Tpt| {
-            tpt.check_remote(tag.0, ADDRESS, 1, PD, RemoteAccess::Read)
+            tpt.check_remote(tag.0, ADDRESS, 1, HOLDER, RemoteAccess::Read)
                 .map(|_| ())
         };
         assert_eq!(
@@ -824,11 +1227,20 @@ mod tests {
             tpt.register_from_queue(&part(tag), PD),
             Err(TptError::AlreadyValid)
         );
-        assert_eq!(tpt.invalidate(TAG.0, PD), Err(TptError::WrongInstance));
-        assert_eq!(tpt.invalidate(tag.0, PD + 1), Err(TptError::WrongDomain));
-        assert_eq!(tpt.invalidate(tag.0, PD), Ok(()));
+        assert_eq!(tpt.invalidate(TAG.0, HOLDER), Err(TptError::WrongInstance));
+        assert_eq!(
+            tpt.invalidate(
+                tag.0,
+                Holder {
+                    pd: PD + 1,
+                    ..HOLDER
+                }
+            ),
+            Err(TptError::WrongDomain)
+        );
+        assert_eq!(tpt.invalidate(tag.0, HOLDER), Ok(()));
         assert_eq!(read(&tpt), Err(TptError::NotValid));
-        assert_eq!(tpt.invalidate(tag.0, PD), Err(TptError::NotValid));
+        assert_eq!(tpt.invalidate(tag.0, HOLDER), Err(TptError::NotValid));
         assert_eq!(tpt.release(TAG), Ok(()));
     }
 
@@ -844,6 +1256,714 @@ mod tests {
             tpt.register_from_queue(&part(TAG), PD),
             Err(TptError::NotRegistrable)
         );
-        assert_eq!(tpt.invalidate(TAG.0, PD), Err(TptError::WrongKind));
+        assert_eq!(tpt.invalidate(TAG.0, HOLDER), Err(TptError::WrongKind));
+    }
+
+    const WINDOW: Tag = Tag::new(5, 1);
+    const RIGHTS: u32 = ACCESS_LOCAL_WRITE | ACCESS_WINDOW_BIND;
+
+    /// A table with a region of all rights and a window that is not bound.
+    fn with_window(kind: TagKind) -> Tpt {
+        let mut tpt = table(RIGHTS);
+        tpt.allocate(&AllocateTag {
+            tag: WINDOW.0,
+            pd: PD,
+            kind: kind.number(),
+            reserved: [0; 3],
+            max_pages: 0,
+        })
+        .unwrap();
+        tpt
+    }
+
+    /// A bind of bytes 100 to 200 of the region, from one instance to the next.
+    fn bind_part(instance: u8) -> BindPart {
+        BindPart {
+            window: Tag::new(5, instance).0,
+            new_window: Tag::new(5, instance + 1).0,
+            region: TAG.0,
+            access: ACCESS_REMOTE,
+            address: ADDRESS + 100,
+            length: 100,
+            reserved: [0; 2],
+        }
+    }
+
+    fn remote(tpt: &Tpt, tag: Tag, address: u64, length: u64, qpn: u32) -> Result<Span, TptError> {
+        let holder = Holder { pd: PD, qpn };
+        tpt.check_remote(tag.0, address, length, holder, RemoteAccess::Write)
+    }
+
+    #[test]
+    fn a_window_gives_its_own_bounds_and_rights_to_peers_only() {
+        let memory = TestMemory::new(0, 0x10_0000);
+        let mut tpt = with_window(TagKind::Window1);
+        let bound = Tag::new(5, 2);
+        assert_eq!(
+            remote(&tpt, WINDOW, ADDRESS + 100, 1, 2),
+            Err(TptError::NotValid)
+        );
+        assert_eq!(tpt.bind(&bind_part(1), HOLDER), Ok(()));
+        // On any queue pair of the domain.
+        for qpn in [2, 9] {
+            let span = remote(&tpt, bound, ADDRESS + 110, 90, qpn).unwrap();
+            tpt.write(&memory, &span, 1, &[qpn as u8]).unwrap();
+            let mut byte = [0];
+            memory.read(0x1_0000 + 111, &mut byte).unwrap();
+            assert_eq!(byte, [qpn as u8]);
+        }
+        for (address, length) in [(99, 1), (99, 102), (100, 101), (200, 1)] {
+            assert_eq!(
+                remote(&tpt, bound, ADDRESS + address, length, 2),
+                Err(TptError::OutOfBounds)
+            );
+        }
+        assert_eq!(
+            remote(&tpt, WINDOW, ADDRESS + 100, 1, 2),
+            Err(TptError::WrongInstance)
+        );
+        let foreign = Holder { pd: 8, qpn: 2 };
+        let write = RemoteAccess::Write;
+        assert_eq!(
+            tpt.check_remote(bound.0, ADDRESS + 100, 1, foreign, write),
+            Err(TptError::WrongDomain)
+        );
+        assert_eq!(
+            tpt.check_local(bound.0, ADDRESS + 100, 1, DOMAIN, LocalAccess::Read),
+            Err(TptError::WrongKind)
+        );
+        // The region itself gives peers nothing.
+        assert_eq!(
+            remote(&tpt, TAG, ADDRESS + 100, 1, 2),
+            Err(TptError::AccessDenied)
+        );
+        // Bound again, it gives what it is given then.
+        let read_only = BindPart {
+            access: ACCESS_REMOTE_READ,
+            ..bind_part(2)
+        };
+        let old = remote(&tpt, bound, ADDRESS + 100, 1, 2).unwrap();
+        assert_eq!(tpt.bind(&read_only, HOLDER), Ok(()));
+        assert_eq!(
+            remote(&tpt, Tag::new(5, 3), ADDRESS + 100, 1, 2),
+            Err(TptError::AccessDenied)
+        );
+        assert_eq!(
+            tpt.write(&memory, &old, 0, &[1]),
+            Err(TptError::WrongInstance)
+        );
+    }
+
+    #[test]
+    fn a_zero_based_window_counts_from_its_own_start() {
+        let memory = TestMemory::new(0, 0x10_0000);
+        for region_access in [RIGHTS, RIGHTS | ACCESS_ZERO_BASED] {
+            let mut tpt = with_window(TagKind::Window1);
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                ..command(TAG, region_access)
+            })
+            .unwrap();
+            let address = if region_access & ACCESS_ZERO_BASED != 0 {
+                100
+            } else {
+                ADDRESS + 100
+            };
+            let part = BindPart {
+                access: ACCESS_REMOTE | ACCESS_ZERO_BASED,
+                address,
+                ..bind_part(1)
+            };
+            assert_eq!(tpt.bind(&part, HOLDER), Ok(()));
+            let bound = Tag::new(5, 2);
+            let span = remote(&tpt, bound, 99, 1, 2).unwrap();
+            tpt.write(&memory, &span, 0, &[0x5a]).unwrap();
+            let mut byte = [0];
+            memory.read(0x1_0000 + 199, &mut byte).unwrap();
+            assert_eq!(byte, [0x5a]);
+            assert_eq!(remote(&tpt, bound, 100, 1, 2), Err(TptError::OutOfBounds));
+            memory.write(0x1_0000 + 199, &[0]).unwrap();
+        }
+    }
+
+    #[test]
+    fn binds_are_refused_each_with_its_own_error_and_change_nothing() {
+        let mut tpt = with_window(TagKind::Window1);
+        let good = bind_part(1);
+        let plain = Tag::new(7, 0);
+        tpt.register(&command(plain, ACCESS_LOCAL_WRITE)).unwrap();
+        let read_only = Tag::new(8, 0);
+        tpt.register(&command(read_only, ACCESS_WINDOW_BIND))
+            .unwrap();
+        let foreign = Tag::new(9, 0);
+        tpt.register(&RegisterRegion {
+            pd: 8,
+            ..command(foreign, RIGHTS)
+        })
+        .unwrap();
+        tpt.allocate(&AllocateTag {
+            tag: Tag::new(10, 0).0,
+            pd: PD,
+            kind: TagKind::Region.number(),
+            reserved: [0; 3],
+            max_pages: 1,
+        })
+        .unwrap();
+        let with_region = |region: Tag| BindPart {
+            region: region.0,
+            ..good
+        };
+        let with_access = |access| BindPart { access, ..good };
+        let cases = [
+            (
+                BindPart {
+                    window: Tag::new(6, 1).0,
+                    ..good
+                },
+                TptError::NoEntry,
+            ),
+            (
+                BindPart {
+                    window: TAG.0,
+                    new_window: TAG.0,
+                    ..good
+                },
+                TptError::WrongKind,
+            ),
+            (bind_part(2), TptError::WrongInstance),
+            (
+                BindPart {
+                    new_window: Tag::new(6, 2).0,
+                    ..good
+                },
+                TptError::WrongInstance,
+            ),
+            (with_region(Tag::new(0, 0)), TptError::NoEntry),
+            (with_region(Tag::new(10, 0)), TptError::NotValid),
+            (with_region(WINDOW), TptError::NotValid),
+            (with_region(foreign), TptError::WrongDomain),
+            (with_region(Tag::new(3, 8)), TptError::WrongInstance),
+            (with_region(plain), TptError::AccessDenied),
+            (with_region(read_only), TptError::AccessDenied),
+            (with_access(ACCESS_LOCAL_WRITE), TptError::AccessDenied),
+            (with_access(ACCESS_WINDOW_BIND), TptError::AccessDenied),
+            (with_access(1 << 31), TptError::AccessDenied),
+            (
+                BindPart {
+                    length: LENGTH - 99,
+                    ..good
+                },
+                TptError::OutOfBounds,
+            ),
+            (
+                BindPart {
+                    length: u64::MAX,
+                    ..good
+                },
+                TptError::OutOfBounds,
+            ),
+            (
+                BindPart {
+                    address: ADDRESS - 1,
+                    ..good
+                },
+                TptError::OutOfBounds,
+            ),
+        ];
+        for (part, error) in cases {
+            assert_eq!(tpt.bind(&part, HOLDER), Err(error), "{part:?}");
+        }
+        let other = Holder { pd: 8, qpn: 2 };
+        assert_eq!(tpt.bind(&good, other), Err(TptError::WrongDomain));
+        // A region that may not be written to may be read through a window.
+        let part = BindPart {
+            access: ACCESS_REMOTE_READ,
+            ..with_region(read_only)
+        };
+        assert_eq!(tpt.bind(&part, HOLDER), Ok(()));
+        // A window is no region to bind to.
+        tpt.allocate(&AllocateTag {
+            tag: Tag::new(11, 1).0,
+            pd: PD,
+            kind: TagKind::Window1.number(),
+            reserved: [0; 3],
+            max_pages: 0,
+        })
+        .unwrap();
+        let part = BindPart {
+            window: Tag::new(11, 1).0,
+            new_window: Tag::new(11, 2).0,
+            ..with_region(Tag::new(5, 2))
+        };
+        assert_eq!(tpt.bind(&part, HOLDER), Err(TptError::WrongKind));
+        assert_eq!(tpt.release(TAG), Ok(()));
+        assert_eq!(tpt.release(read_only), Err(CommandStatus::Busy));
+    }
+
+    #[test]
+    fn a_region_stays_while_windows_are_bound_to_it() {
+        let mut tpt = allocated(2);
+        let mut region = part(TAG);
+        region.access = RIGHTS;
+        tpt.register_from_queue(&region, PD).unwrap();
+        for index in [5, 6] {
+            tpt.allocate(&AllocateTag {
+                tag: Tag::new(index, 1).0,
+                pd: PD,
+                kind: TagKind::Window1.number(),
+                reserved: [0; 3],
+                max_pages: 0,
+            })
+            .unwrap();
+        }
+        let second = BindPart {
+            window: Tag::new(6, 1).0,
+            new_window: Tag::new(6, 2).0,
+            ..bind_part(1)
+        };
+        // Bound twice, it still is one.
+        for instance in [1, 2] {
+            assert_eq!(tpt.bind(&bind_part(instance), HOLDER), Ok(()));
+        }
+        assert_eq!(tpt.bind(&second, HOLDER), Ok(()));
+        let busy = |tpt: &mut Tpt| {
+            assert_eq!(tpt.release(TAG), Err(CommandStatus::Busy));
+            let replace = RegisterRegion {
+                flags: REGION_REPLACE,
+                ..command(TAG, 0)
+            };
+            assert_eq!(tpt.register(&replace), Err(CommandStatus::Busy));
+            assert_eq!(tpt.invalidate(TAG.0, HOLDER), Err(TptError::HasWindows));
+        };
+        busy(&mut tpt);
+        // Unbound by a bind of nothing, whatever it says of a region.
+        let unbind = BindPart {
+            length: 0,
+            region: 0,
+            ..bind_part(3)
+        };
+        assert_eq!(tpt.bind(&unbind, HOLDER), Ok(()));
+        assert_eq!(
+            remote(&tpt, Tag::new(5, 4), ADDRESS + 100, 1, 2),
+            Err(TptError::NotValid)
+        );
+        busy(&mut tpt);
+        // Released under any instance.
+        assert_eq!(tpt.release(Tag::new(6, 77)), Ok(()));
+        assert_eq!(tpt.invalidate(TAG.0, HOLDER), Ok(()));
+        assert_eq!(tpt.bind(&bind_part(4), HOLDER), Err(TptError::NotValid));
+        assert_eq!(tpt.release(TAG), Ok(()));
+    }
+
+    #[test]
+    fn a_type_2_window_belongs_to_its_queue_pair() {
+        let mut tpt = with_window(TagKind::Window2);
+        let bound = Tag::new(5, 2);
+        let other = Holder { pd: PD, qpn: 3 };
+        let nothing = BindPart {
+            length: 0,
+            ..bind_part(1)
+        };
+        assert_eq!(tpt.bind(&nothing, HOLDER), Err(TptError::OutOfBounds));
+        assert_eq!(tpt.bind(&bind_part(1), HOLDER), Ok(()));
+        assert!(remote(&tpt, bound, ADDRESS + 100, 1, 2).is_ok());
+        assert_eq!(
+            remote(&tpt, bound, ADDRESS + 100, 1, 3),
+            Err(TptError::WrongQueuePair)
+        );
+        for holder in [HOLDER, other] {
+            assert_eq!(tpt.bind(&bind_part(2), holder), Err(TptError::AlreadyValid));
+        }
+        assert_eq!(
+            tpt.invalidate(bound.0, other),
+            Err(TptError::WrongQueuePair)
+        );
+        assert_eq!(
+            tpt.invalidate(WINDOW.0, HOLDER),
+            Err(TptError::WrongInstance)
+        );
+        assert_eq!(tpt.invalidate(bound.0, HOLDER), Ok(()));
+        assert_eq!(tpt.invalidate(bound.0, HOLDER), Err(TptError::NotValid));
+        assert_eq!(
+            remote(&tpt, bound, ADDRESS + 100, 1, 2),
+            Err(TptError::NotValid)
+        );
+        // Free again, for any queue pair of the domain.
+        assert_eq!(tpt.bind(&bind_part(2), other), Ok(()));
+        tpt.queue_pair_gone(2);
+        let bound = Tag::new(5, 3);
+        assert!(remote(&tpt, bound, ADDRESS + 100, 1, 3).is_ok());
+        assert_eq!(tpt.release(TAG), Err(CommandStatus::Busy));
+        tpt.queue_pair_gone(3);
+        assert_eq!(
+            remote(&tpt, bound, ADDRESS + 100, 1, 3),
+            Err(TptError::NotValid)
+        );
+        assert_eq!(tpt.release(TAG), Ok(()));
+        assert!(tpt.bound.is_empty());
+    }
+
+    #[test]
+    fn windows_of_type_1_and_impossible_ones_are_refused() {
+        let mut tpt = with_window(TagKind::Window1);
+        assert_eq!(tpt.bind(&bind_part(1), HOLDER), Ok(()));
+        assert_eq!(
+            tpt.invalidate(Tag::new(5, 2).0, HOLDER),
+            Err(TptError::WrongKind)
+        );
+        let allocate = |tpt: &mut Tpt, index, kind, max_pages| {
+            tpt.allocate(&AllocateTag {
+                tag: Tag::new(index, 0).0,
+                pd: PD,
+                kind,
+                reserved: [0; 3],
+                max_pages,
+            })
+        };
+        let window = TagKind::Window2.number();
+        let bad = Err(CommandStatus::BadParameter);
+        assert_eq!(allocate(&mut tpt, 6, window, 1), bad);
+        assert_eq!(allocate(&mut tpt, 6, 4, 0), bad);
+        assert_eq!(allocate(&mut tpt, 6, TagKind::Region.number(), 0), bad);
+        assert_eq!(allocate(&mut tpt, 5, window, 0), Err(CommandStatus::Exists));
+        assert_eq!(
+            allocate(&mut tpt, MAX_TAGS, window, 0),
+            Err(CommandStatus::BadNumber)
+        );
+        // A window is not made a region, by command or by a queue.
+        let replace = RegisterRegion {
+            flags: REGION_REPLACE,
+            ..command(Tag::new(5, 2), 0)
+        };
+        assert_eq!(tpt.register(&replace), bad);
+        assert_eq!(
+            tpt.register_from_queue(&part(Tag::new(5, 2)), PD),
+            Err(TptError::NotRegistrable)
+        );
+    }
+
+    #[test]
+    fn regions_of_device_memory_reach_it_and_stay_inside() {
+        let host = TestMemory::new(0, 0);
+        let mut tpt = Tpt::default();
+        let size = DEVICE_MEMORY_SIZE as u64;
+        let device = |offset, length| RegisterRegion {
+            flags: REGION_DEVICE_MEMORY,
+            buffer: Buffer::contiguous(offset, length),
+            ..command(TAG, ACCESS_LOCAL_WRITE | ACCESS_REMOTE)
+        };
+        for (offset, length) in [(0, size + 1), (size, 1), (size + 4096, 0), (1 << 63, 1)] {
+            assert_eq!(
+                tpt.register(&device(offset, length)),
+                Err(CommandStatus::BadParameter)
+            );
+        }
+        let mut scattered = device(0, 8192);
+        scattered.buffer.order = AttOrder::First.number();
+        assert_eq!(tpt.register(&scattered), Err(CommandStatus::BadParameter));
+        assert_eq!(tpt.register(&device(size - 200, 200)), Ok(()));
+        let check =
+            |address, length| tpt.check_local(TAG.0, address, length, DOMAIN, LocalAccess::Write);
+        assert_eq!(check(ADDRESS, 201), Err(TptError::OutOfBounds));
+        let span = check(ADDRESS, 200).unwrap();
+        tpt.write(&host, &span, 100, &[7; 100]).unwrap();
+        assert_eq!(tpt.device.load(size - 101, 2), 0x0700);
+        let mut back = [0; 101];
+        tpt.read(&host, &span, 99, &mut back).unwrap();
+        assert_eq!(back[..2], [0, 7]);
+        let word = tpt
+            .check_remote(TAG.0, ADDRESS, 8, HOLDER, RemoteAccess::Atomic)
+            .unwrap();
+        let swap = |compare| AtomicOperation::CompareSwap { compare, new: 50 };
+        for (operation, original) in [
+            (AtomicOperation::FetchAdd(3), 0),
+            (swap(4), 3),
+            (swap(3), 3),
+            (AtomicOperation::FetchAdd(u64::MAX), 50),
+        ] {
+            assert_eq!(tpt.atomic(&host, &word, operation), Ok(original));
+        }
+        assert_eq!(tpt.device.load(size - 200, 8), 49);
+        tpt.release(TAG).unwrap();
+        assert_eq!(tpt.write(&host, &span, 0, &[1]), Err(TptError::NoEntry));
+    }
+
+    /// A table with a one-touch region, and a span of it.
+    fn one_touch() -> (Tpt, Span) {
+        let tpt = table(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH);
+        let span = remote(&tpt, TAG, ADDRESS, 100, 2).unwrap();
+        (tpt, span)
+    }
+
+    fn is_valid(tpt: &Tpt) -> bool {
+        remote(tpt, TAG, ADDRESS, 100, 2).is_ok()
+    }
+
+    #[test]
+    fn packets_before_the_last_and_entries_of_many_touches_are_not_touched() {
+        let arrivals = [Arrival::InOrder, Arrival::Ahead(7), Arrival::Outside];
+        // Case 1.
+        let (mut tpt, span) = one_touch();
+        for arrival in arrivals {
+            assert_eq!(tpt.touch(&span, false, arrival), Ok(Touch::Place));
+        }
+        assert!(is_valid(&tpt));
+        assert_eq!(
+            tpt.touch(&span, true, Arrival::InOrder),
+            Ok(Touch::Place),
+            "it was not touched so far"
+        );
+        // Case 2.
+        let mut tpt = table(ACCESS_REMOTE_WRITE);
+        let span = remote(&tpt, TAG, ADDRESS, 100, 2).unwrap();
+        for arrival in arrivals {
+            assert_eq!(tpt.touch(&span, true, arrival), Ok(Touch::Place));
+        }
+        assert!(is_valid(&tpt));
+        assert!(!tpt.caught_up(TAG, 100));
+        // Nor does a message without bytes touch anything.
+        assert_eq!(
+            tpt.touch(&Span::EMPTY, true, Arrival::InOrder),
+            Ok(Touch::Place)
+        );
+    }
+
+    #[test]
+    fn the_last_packet_in_order_ends_a_one_touch_entry() {
+        // Case 4.
+        let (mut tpt, span) = one_touch();
+        let other = remote(&tpt, TAG, ADDRESS + 500, 10, 3).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+        assert!(!is_valid(&tpt));
+        // A second message that was under way finds nothing any more.
+        for last in [false, true] {
+            assert_eq!(
+                tpt.touch(&other, last, Arrival::InOrder),
+                Err(TptError::NotValid)
+            );
+        }
+        assert_eq!(
+            tpt.write(&TestMemory::new(0, 0), &other, 0, &[1]),
+            Err(TptError::NotValid)
+        );
+        // It can still be replaced and released.
+        tpt.register(&RegisterRegion {
+            flags: REGION_REPLACE,
+            ..command(TAG, ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH)
+        })
+        .unwrap();
+        assert!(is_valid(&tpt));
+        assert_eq!(tpt.release(TAG), Ok(()));
+    }
+
+    #[test]
+    fn the_last_packet_out_of_order_ends_it_when_the_stream_catches_up() {
+        // Case 5, around the end of the numbers too.
+        for end in [1000, u32::MAX, 0] {
+            let (mut tpt, span) = one_touch();
+            assert_eq!(
+                tpt.touch(&span, true, Arrival::Ahead(end)),
+                Ok(Touch::Place)
+            );
+            assert!(is_valid(&tpt));
+            // What was missing comes, a piece at a time.
+            assert!(!tpt.caught_up(TAG, end.wrapping_sub(20)));
+            assert_eq!(tpt.touch(&span, false, Arrival::InOrder), Ok(Touch::Place));
+            assert!(!tpt.caught_up(TAG, end.wrapping_sub(1)));
+            assert!(!tpt.caught_up(Tag::new(3, 8), end));
+            assert!(is_valid(&tpt));
+            assert!(tpt.caught_up(TAG, end));
+            assert!(!is_valid(&tpt));
+            assert!(!tpt.caught_up(TAG, end));
+        }
+    }
+
+    #[test]
+    fn a_second_message_to_a_touched_entry_is_an_error() {
+        // Case 3.
+        for arrival in [Arrival::InOrder, Arrival::Ahead(9), Arrival::Outside] {
+            let (mut tpt, span) = one_touch();
+            tpt.touch(&span, true, Arrival::Ahead(1000)).unwrap();
+            assert_eq!(tpt.touch(&span, true, arrival), Err(TptError::Touched));
+            assert!(!is_valid(&tpt));
+        }
+    }
+
+    #[test]
+    fn what_may_not_be_received_now_is_dropped() {
+        // Case 6.
+        let (mut tpt, span) = one_touch();
+        assert_eq!(tpt.touch(&span, true, Arrival::Outside), Ok(Touch::Drop));
+        assert!(is_valid(&tpt));
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+    }
+
+    #[test]
+    fn a_touched_window_is_unbound_and_a_new_registration_untouched() {
+        let mut tpt = with_window(TagKind::Window2);
+        let part = BindPart {
+            access: ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH,
+            ..bind_part(1)
+        };
+        tpt.bind(&part, HOLDER).unwrap();
+        let span = remote(&tpt, Tag::new(5, 2), ADDRESS + 100, 1, 2).unwrap();
+        tpt.touch(&span, true, Arrival::Ahead(5)).unwrap();
+        tpt.invalidate(Tag::new(5, 2).0, HOLDER).unwrap();
+        let part = BindPart {
+            access: ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH,
+            ..bind_part(2)
+        };
+        tpt.bind(&part, HOLDER).unwrap();
+        let span = remote(&tpt, Tag::new(5, 3), ADDRESS + 100, 1, 2).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+        assert_eq!(
+            remote(&tpt, Tag::new(5, 3), ADDRESS + 100, 1, 2),
+            Err(TptError::NotValid)
+        );
+        assert!(tpt.bound.is_empty());
+        assert_eq!(tpt.release(TAG), Ok(()));
+        // The answer to a read touches what it is placed in, if it may be touched once.
+        let mut tpt = table(ACCESS_LOCAL_WRITE | ACCESS_ONE_TOUCH);
+        let check = |tpt: &Tpt| {
+            tpt.check_local(TAG.0, ADDRESS, 1, DOMAIN, LocalAccess::Write)
+                .map(|_| ())
+        };
+        tpt.touch_local(Tag::new(3, 8).0);
+        tpt.touch_local(Tag::new(4, 9).0);
+        assert_eq!(check(&tpt), Ok(()));
+        tpt.touch_local(TAG.0);
+        assert_eq!(check(&tpt), Err(TptError::NotValid));
+        let mut tpt = table(ACCESS_LOCAL_WRITE);
+        tpt.touch_local(TAG.0);
+        assert_eq!(check(&tpt), Ok(()));
+    }
+
+    /// What the table says of itself must agree: the windows of each region, those of each queue
+    /// pair, and that a bound window has the region it was bound to.
+    fn assert_consistent(tpt: &Tpt) {
+        let mut windows = vec![0; tpt.entries.len()];
+        let mut bound = BTreeSet::new();
+        for (index, entry) in (0..).zip(&tpt.entries) {
+            let Some(Entry {
+                kind,
+                target: Some(target),
+                ..
+            }) = entry.as_deref()
+            else {
+                continue;
+            };
+            let Target::Window(binding) = target else {
+                assert_eq!(*kind, TagKind::Region);
+                continue;
+            };
+            assert_eq!(binding.qpn.is_some(), *kind == TagKind::Window2);
+            windows[binding.region.index() as usize] += 1;
+            bound.extend(binding.qpn.map(|qpn| (qpn, index)));
+            let region = tpt.entry(binding.region).unwrap();
+            assert_eq!(region.kind, TagKind::Region);
+            // Only a one-touch region may go while it is bound, and then stays invalid for it.
+            if region.generation == binding.generation && region.target.is_some() {
+                assert!(binding.offset + binding.length <= region.length());
+            } else {
+                assert!(tpt.target(binding.region, binding.generation).is_err());
+            }
+        }
+        for (entry, windows) in tpt.entries.iter().zip(windows) {
+            assert_eq!(entry.as_ref().map_or(0, |entry| entry.windows), windows);
+        }
+        assert_eq!(tpt.bound, bound);
+    }
+
+    #[test]
+    fn no_order_of_operations_makes_the_table_contradict_itself() {
+        let mut state = 0x1234_5678_9abc_def1u64;
+        let mut random = move |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 16) % below
+        };
+        let mut tpt = Tpt::default();
+        let mut done = [0; 8];
+        let mut spans = Vec::new();
+        for _ in 0..50_000 {
+            let tag = Tag::new(1 + random(6) as u32, random(2) as u8);
+            let holder = Holder {
+                pd: PD,
+                qpn: random(3) as u32,
+            };
+            let operation = random(8) as usize;
+            let succeeded = match operation {
+                0 => tpt
+                    .register(&RegisterRegion {
+                        flags: random(2) as u32,
+                        ..command(tag, RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH))
+                    })
+                    .is_ok(),
+                1 => {
+                    let kind = 1 + random(3) as u8;
+                    tpt.allocate(&AllocateTag {
+                        tag: tag.0,
+                        pd: PD,
+                        kind,
+                        reserved: [0; 3],
+                        max_pages: u32::from(kind == 1) * 4,
+                    })
+                    .is_ok()
+                }
+                2 => random(4) == 0 && tpt.release(tag).is_ok(),
+                3 => {
+                    let access = RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH);
+                    tpt.register_from_queue(
+                        &RegisterPart {
+                            access,
+                            ..part(tag)
+                        },
+                        PD,
+                    )
+                    .is_ok()
+                }
+                4 => tpt.invalidate(tag.0, holder).is_ok(),
+                5 => {
+                    let part = BindPart {
+                        window: tag.0,
+                        new_window: Tag::new(tag.index(), random(2) as u8).0,
+                        region: Tag::new(1 + random(6) as u32, random(2) as u8).0,
+                        length: random(4) * 50,
+                        access: ACCESS_REMOTE_WRITE | ((random(2) as u32) * ACCESS_ONE_TOUCH),
+                        ..bind_part(0)
+                    };
+                    tpt.bind(&part, holder).is_ok()
+                }
+                6 => {
+                    if random(20) == 0 {
+                        tpt.queue_pair_gone(holder.qpn);
+                    }
+                    true
+                }
+                _ => {
+                    // The newest first.
+                    if let Ok(span) = remote(&tpt, tag, ADDRESS + 100, 50, holder.qpn) {
+                        spans.insert(0, span);
+                        spans.truncate(2);
+                    }
+                    let arrival = match random(3) {
+                        0 => Arrival::Ahead(random(10) as u32),
+                        _ => Arrival::InOrder,
+                    };
+                    if random(4) == 0 {
+                        tpt.touch_local(tag.0);
+                        tpt.caught_up(tag, random(10) as u32);
+                    }
+                    spans
+                        .get(random(2) as usize)
+                        .is_some_and(|span| tpt.touch(span, true, arrival).is_ok())
+                }
+            };
+            done[operation] += u32::from(succeeded);
+            assert_consistent(&tpt);
+        }
+        // Each of them did happen.
+        assert!(done.iter().all(|&count| count > 20), "{done:?}");
     }
 }

@@ -152,7 +152,7 @@ fn post(
     for (n, step) in steps.iter().enumerate() {
         let at = n as u64 * SLOT;
         let immediate_data = 0x1000_0000 + n as u32;
-        let data = |length: u32| pattern(seed ^ (n as u64) << 20, length as usize);
+        let data = |length: u32| pattern(seed ^ ((n as u64) << 20), length as usize);
         let remote = to_end.exposed.address;
         let index = match *step {
             Step::Send { length, immediate } => {

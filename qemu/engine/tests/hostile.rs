@@ -145,6 +145,38 @@ fn queue_pair_at(qpn: u32) -> u64 {
     MEMORY_BASE + 0x40_0000 + u64::from(qpn % 16) * 0x4000
 }
 
+/// Queue pairs are from 2 to one less than this. The areas of the next two numbers are those of
+/// shared receive queues 1 (ordinary) and 2 (extended).
+const QUEUE_PAIRS: u32 = 12;
+
+/// The service of queue pair `qpn`.
+fn kind_of(qpn: u32) -> QueuePairKind {
+    match qpn {
+        6 | 7 => QueuePairKind::Datagram,
+        8 => QueuePairKind::UnreliableConnected,
+        9 => QueuePairKind::ExtendedInitiator,
+        10 => QueuePairKind::ExtendedTarget,
+        _ => QueuePairKind::ReliableConnected,
+    }
+}
+
+fn is_datagram(qpn: u32) -> bool {
+    kind_of(qpn) == QueuePairKind::Datagram
+}
+
+/// Whom queue pair `qpn` is connected to; 0 is the honest peer.
+fn partner_of(qpn: u32) -> u32 {
+    match qpn {
+        2 => 0,
+        9 => 10,
+        10 => 9,
+        _ => qpn,
+    }
+}
+
+/// The multicast group: 239.1.2.3.
+const GROUP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
+
 const CQ_LOG_ENTRIES: u8 = 6;
 const RECORD: u64 = 8192;
 
@@ -217,12 +249,15 @@ impl Hostile {
                 reserved1: 0,
             });
         }
-        for qpn in 2..6 {
+        for srqn in [1, 2] {
+            let create = self.shared_queue(srqn);
+            self.command(&create);
+        }
+        for qpn in 2..QUEUE_PAIRS {
             let create = self.queue_pair(qpn);
             self.command(&create);
             // To the honest peer, and among themselves.
-            let to = if qpn == 2 { 0 } else { qpn };
-            self.connect(qpn, to);
+            self.connect(qpn, partner_of(qpn));
         }
         for tag in 1..5 {
             self.command(&RegisterRegion {
@@ -236,28 +271,46 @@ impl Hostile {
         }
     }
 
+    fn shared_queue(&mut self, srqn: u32) -> CreateSharedReceive {
+        let at = queue_pair_at(QUEUE_PAIRS + srqn - 1);
+        self.zero(at + RECORD, 64);
+        let extended = srqn == 2;
+        CreateSharedReceive {
+            srqn,
+            pd: 1,
+            log_entries: 5,
+            log_stride: 6,
+            flags: if extended { SRQ_FLAG_EXTENDED } else { 0 },
+            doorbell_page: 1,
+            buffer: Buffer::contiguous(at, 0x4000),
+            ring_offset: 4096,
+            record_offset: RECORD as u32,
+            xrcd: if extended { 7 } else { 0 },
+            cqn: if extended { 3 } else { 0 },
+        }
+    }
+
     fn queue_pair(&mut self, qpn: u32) -> CreateQueuePair {
+        let shared = matches!(qpn, 7 | 11);
         CreateQueuePair {
             qpn,
             pd: 1,
             send_cqn: 1,
             receive_cqn: 2,
-            kind: QueuePairKind::ReliableConnected.number(),
-            flags: self.random.below(16) as u8 & !QP_FLAG_SHARED_RECEIVE,
+            kind: kind_of(qpn).number(),
+            flags: (self.random.below(16) as u8 & !QP_FLAG_SHARED_RECEIVE)
+                | if shared { QP_FLAG_SHARED_RECEIVE } else { 0 },
             sq_log_blocks: 6,
             rq_log_entries: 5,
             rq_log_stride: 6,
             reserved0: [0; 3],
-            srqn: 0,
+            srqn: u32::from(shared),
             doorbell_page: 1,
-            buffer: Buffer::contiguous(
-                MEMORY_BASE + 0x40_0000 + u64::from(qpn % 16) * 0x4000,
-                0x4000,
-            ),
+            buffer: Buffer::contiguous(queue_pair_at(qpn), 0x4000),
             sq_offset: 0,
             rq_offset: 4096,
             record_offset: RECORD as u32,
-            xrcd: 0,
+            xrcd: 7,
         }
     }
 
@@ -338,9 +391,26 @@ impl Hostile {
             modify.path.gid = self.node.gid;
             modify.destination_qpn = to;
         }
+        // The attributes that the service has.
+        let attributes = match kind_of(qpn) {
+            QueuePairKind::Datagram => MODIFY_PKEY | MODIFY_QKEY | MODIFY_SEND_PSN,
+            QueuePairKind::UnreliableConnected => {
+                MODIFY_PKEY
+                    | MODIFY_ACCESS
+                    | MODIFY_PATH
+                    | MODIFY_MTU
+                    | MODIFY_DESTINATION
+                    | MODIFY_RECEIVE_PSN
+                    | MODIFY_SEND_PSN
+            }
+            _ => !MODIFY_QKEY,
+        };
         for (state, mask) in [
             (QueuePairStateCode::Reset, 0),
-            (QueuePairStateCode::Init, MODIFY_PKEY | MODIFY_ACCESS),
+            (
+                QueuePairStateCode::Init,
+                MODIFY_PKEY | MODIFY_ACCESS | MODIFY_QKEY,
+            ),
             (
                 QueuePairStateCode::ReadyToReceive,
                 MODIFY_PATH
@@ -360,7 +430,7 @@ impl Hostile {
             ),
         ] {
             modify.state = state.number();
-            modify.mask = MODIFY_STATE | mask;
+            modify.mask = MODIFY_STATE | (mask & attributes);
             let modify = modify;
             self.command(&modify);
         }
@@ -370,7 +440,7 @@ impl Hostile {
     fn random_command(&mut self) {
         let random = &mut self.random;
         let number = random.number();
-        match random.below(12) {
+        match random.below(14) {
             0 => {
                 let command = CreateEventQueue {
                     eqn: number as u16,
@@ -428,7 +498,11 @@ impl Hostile {
             5 => {
                 let mut command = self.queue_pair(number);
                 let random = &mut self.random;
-                command.kind = random.log(2);
+                if random.one_in(4) {
+                    command.kind = random.below(12) as u8;
+                    command.srqn = random.number();
+                    command.xrcd = random.number();
+                }
                 command.sq_log_blocks = random.log(4);
                 command.rq_log_entries = random.log(4);
                 command.rq_log_stride = random.log(6);
@@ -456,8 +530,8 @@ impl Hostile {
                 let command = RegisterRegion {
                     tag: (number << 8) | random.below(3) as u32,
                     pd: random.below(3) as u32,
-                    access: random.below(64) as u32,
-                    flags: random.below(2) as u32,
+                    access: random.below(256) as u32,
+                    flags: random.below(5) as u32,
                     address: random.nasty(),
                     buffer: random.buffer(),
                 };
@@ -469,7 +543,11 @@ impl Hostile {
                     pd: 1,
                     kind: random.below(5) as u8,
                     reserved: [0; 3],
-                    max_pages: random.nasty() as u32,
+                    max_pages: if random.one_in(2) {
+                        0
+                    } else {
+                        random.nasty() as u32
+                    },
                 };
                 self.command(&command);
             }
@@ -483,6 +561,8 @@ impl Hostile {
                     CommandOpcode::DestroyCompletionQueue,
                     CommandOpcode::DestroyQueuePair,
                     CommandOpcode::QueryQueuePair,
+                    CommandOpcode::DestroySharedReceive,
+                    CommandOpcode::QuerySharedReceive,
                     CommandOpcode::ReleaseTag,
                     CommandOpcode::QueryDevice,
                     CommandOpcode::QueryCounters,
@@ -493,6 +573,38 @@ impl Hostile {
                 let tag = opcode == CommandOpcode::ReleaseTag;
                 let number = if tag { number << 8 } else { number };
                 self.raw_command(opcode as u16, &number.to_le_bytes());
+            }
+            11 => {
+                let mut command = self.shared_queue(1 + number % 2);
+                let random = &mut self.random;
+                command.srqn = number;
+                command.log_entries = random.log(5);
+                command.log_stride = random.log(6);
+                if random.one_in(4) {
+                    command.flags = random.below(3) as u16;
+                    command.buffer = random.buffer();
+                    command.ring_offset = random.nasty() as u32 & !63;
+                    command.cqn = random.number();
+                }
+                self.command(&command);
+                let limit = ModifySharedReceive {
+                    srqn: self.random.number(),
+                    limit: self.random.below(40) as u32,
+                };
+                self.command(&limit);
+            }
+            12 => {
+                let member = MulticastMember {
+                    gid: if random.one_in(4) { [0xff; 16] } else { GROUP },
+                    qpn: number,
+                    reserved: 0,
+                };
+                let opcode = random.pick(&[
+                    CommandOpcode::AttachMulticast,
+                    CommandOpcode::AttachMulticast,
+                    CommandOpcode::DetachMulticast,
+                ]);
+                self.raw_command(opcode as u16, member.as_bytes());
             }
             _ => {
                 let mut payload = [0; 112];
@@ -523,14 +635,35 @@ impl Hostile {
         }
     }
 
+    /// Loads and stores around device memory.
+    fn random_device_memory(&mut self) {
+        let random = &mut self.random;
+        let edges = [0, DEVICE_MEMORY_SIZE as u64, BAR_DOORBELLS_SIZE as u64 / 2];
+        let offset = (DEVICE_MEMORY_OFFSET as u64 + random.pick(&edges))
+            .wrapping_add(random.below(32))
+            .wrapping_sub(16);
+        let size = random.below(10) as usize;
+        let value = random.next();
+        let node = &mut self.node;
+        node.engine
+            .mmio_write(BAR_DOORBELLS, offset, size, value, node.now, &mut node.host);
+        node.engine.mmio_read(BAR_DOORBELLS, offset, size);
+    }
+
     /// Work requests that are right mostly, straight into the ring.
     fn random_work(&mut self) {
         let random = &mut self.random;
-        let qpn = 2 + random.below(4) as u32;
+        let qpn = 2 + random.below(u64::from(QUEUE_PAIRS) - 2) as u32;
+        let datagram = is_datagram(qpn);
         let base = queue_pair_at(qpn);
+        let (mac, gid) = (self.node.mac, self.node.gid);
         let mut producer: u32 = self.node.host.memory.get(base + RECORD);
         for _ in 0..1 + random.below(6) {
-            let opcode = random.pick(&[1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 10, 11]);
+            let opcode = if datagram && !random.one_in(40) {
+                1 + random.below(2) as u8
+            } else {
+                random.pick(&[1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 10, 11])
+            };
             let parsed = SendOpcode::from_number(opcode).expect("an opcode");
             let atomic = matches!(parsed, SendOpcode::CompareSwap | SendOpcode::FetchAdd);
             let local = opcode >= 9;
@@ -543,7 +676,7 @@ impl Hostile {
             let mut header = SendHeader {
                 opcode,
                 flags: random.below(8) as u8,
-                blocks: blocks_for(parsed, false, count * 16) as u8,
+                blocks: blocks_for(parsed, datagram, count * 16) as u8,
                 sge_count: count as u8,
                 immediate: (1 + random.below(4) as u32) << 8,
                 length: 0,
@@ -553,7 +686,7 @@ impl Hostile {
                 header.flags |= SEND_INLINE;
                 header.sge_count = 0;
                 header.length = random.below(257) as u32;
-                header.blocks = blocks_for(parsed, false, header.length as usize) as u8;
+                header.blocks = blocks_for(parsed, datagram, header.length as usize) as u8;
             }
             if random.one_in(40) {
                 match random.below(4) {
@@ -573,10 +706,47 @@ impl Hostile {
                 } else {
                     0x100
                 },
-                srqn: 0,
+                srqn: random.pick(&[2, 2, 2, 2, 2, 2, 1, 9]),
             };
             bytes[16..32].copy_from_slice(remote.as_bytes());
-            let part = opcode_part(parsed, false);
+            let part = opcode_part(parsed, datagram);
+            if matches!(parsed, SendOpcode::Send | SendOpcode::SendImmediate) {
+                if datagram {
+                    let multicast = random.one_in(3);
+                    let mut part = DatagramPart::zeroed();
+                    part.path.mac = if multicast {
+                        [1, 0, 0x5e, 1, 2, 3]
+                    } else {
+                        mac
+                    };
+                    part.path.gid = if multicast { GROUP } else { gid };
+                    part.path.vlan = VLAN_NONE;
+                    part.path.source_gid_index = u16::from(random.one_in(40));
+                    part.qpn = if multicast {
+                        0xff_ffff
+                    } else {
+                        random.number()
+                    };
+                    part.qkey = u32::from(random.one_in(10));
+                    bytes[16..64].copy_from_slice(part.as_bytes());
+                } else {
+                    let srqn = remote.srqn;
+                    bytes[16..20].copy_from_slice(&srqn.to_le_bytes());
+                }
+            }
+            if parsed == SendOpcode::Bind {
+                let window = random.number() << 8;
+                let bind = BindPart {
+                    window: window | random.below(2) as u32,
+                    new_window: window | random.below(2) as u32,
+                    region: random.number() << 8,
+                    access: random.below(128) as u32 & !ACCESS_LOCAL_WRITE,
+                    address: random.nasty(),
+                    length: random.nasty(),
+                    reserved: [0; 2],
+                };
+                bytes[16..64].copy_from_slice(bind.as_bytes());
+            }
             for sge in bytes[16 + part..].chunks_exact_mut(16) {
                 let mut entry = Self::random_sge(random);
                 if atomic {
@@ -607,9 +777,15 @@ impl Hostile {
     /// Receives, likewise.
     fn random_receives(&mut self) {
         let random = &mut self.random;
-        let qpn = 2 + random.below(4) as u32;
+        // The last two are the shared ones.
+        let qpn = 2 + random.below(u64::from(QUEUE_PAIRS)) as u32;
         let base = queue_pair_at(qpn);
-        let mut producer: u32 = self.node.host.memory.get(base + RECORD + 4);
+        let word = if qpn < QUEUE_PAIRS {
+            RECORD + 4
+        } else {
+            RECORD
+        };
+        let mut producer: u32 = self.node.host.memory.get(base + word);
         for _ in 0..random.below(12) {
             let at = base + 4096 + u64::from(producer & 31) * 64;
             let header = ReceiveHeader {
@@ -628,7 +804,7 @@ impl Hostile {
             }
             producer = producer.wrapping_add(1);
         }
-        self.node.host.memory.put(base + RECORD + 4, &producer);
+        self.node.host.memory.put(base + word, &producer);
         self.node.doorbell(1, DOORBELL_RECEIVE, queue_doorbell(qpn));
     }
 
@@ -710,9 +886,13 @@ fn forge(random: &mut Random, frame: &[u8]) -> Vec<u8> {
     }
     for _ in 0..random.below(4) {
         match random.below(6) {
-            0 => frame[BTH] = random.below(32) as u8,
+            0 => {
+                // Of any service.
+                let bits = random.pick(&[0u8, 0, 0x20, 0x60, 0xa0]);
+                frame[BTH] = bits | random.below(32) as u8;
+            }
             1 => frame[BTH + 1] = random.next() as u8 & 0xf0,
-            2 => frame[BTH + 7] = random.below(8) as u8,
+            2 => frame[BTH + 7] = random.below(16) as u8,
             // Sequence numbers near the old one, or anywhere.
             3 => frame[BTH + 11] = frame[BTH + 11].wrapping_add(random.below(5) as u8),
             4 => frame[BTH + 9 + random.below(3) as usize] = random.next() as u8,
@@ -779,15 +959,20 @@ fn run(seed: u64, steps: usize) {
     let region = b.register(0x900, 1, ACCESS_LOCAL_WRITE | ACCESS_REMOTE, 64 << 10);
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for step in 0..steps {
-        match a.random.below(24) {
+        match a.random.below(25) {
+            24 => a.random_device_memory(),
             0 | 1 => a.random_command(),
             2..=8 => a.random_work(),
             9..=11 => a.random_receives(),
             12 => a.random_doorbell(),
             13 => a.random_store(),
             14 | 15 => {
-                let qpn = 3 + a.random.below(3) as u32;
-                a.connect(qpn, qpn);
+                let qpn = 3 + a.random.below(u64::from(QUEUE_PAIRS) - 3) as u32;
+                let partner = partner_of(qpn);
+                a.connect(qpn, partner);
+                if partner != qpn {
+                    a.connect(partner, qpn);
+                }
             }
             16..=18 => {
                 if b.qp_state(2) == QueuePairStateCode::ReadyToSend {

@@ -15,6 +15,7 @@ pub mod ktap;
 pub mod payload;
 pub mod process;
 pub mod protocol;
+pub mod pyverbs;
 pub mod report;
 pub mod shell;
 pub mod step;

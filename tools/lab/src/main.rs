@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{bail, Result};
 use ferrite_lab::kernel::Flavour;
-use ferrite_lab::{demo, process, shell, suite};
+use ferrite_lab::{demo, process, pyverbs, shell, suite};
 
 const USAGE: &str = "\
 usage: ferrite-lab <command> [options]
@@ -15,6 +15,9 @@ usage: ferrite-lab <command> [options]
   test  [--stage NAME] [--filter TEXT]
                           all checks and tests; ends with 'N passed, N failed'
   test  --list            names of all tests
+  pyverbs [--filter TEXT] [--test] [--no-build]
+                          rdma-core's own tests on the device; ends with
+                          'N passed, N failed, N skipped'
   shell [--vm N] [--test] VMs up and a prompt in each
   try   [--test] [--plain] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
         [--kernel-args TEXT] [--keep] [--] SCRIPT..
@@ -59,6 +62,18 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                 }
             }
             suite::run(&options)
+        }
+        "pyverbs" => {
+            let mut options = pyverbs::Options::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--filter" => options.filter = Some(value(&mut args, "--filter")?),
+                    "--test" => options.test_kernel = true,
+                    "--no-build" => options.no_build = true,
+                    other => bail!("pyverbs: unknown option {other}"),
+                }
+            }
+            pyverbs::run(&options)
         }
         "shell" => {
             let mut options = shell::Options::default();

@@ -28,7 +28,10 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SHARED_RECEIVE
     | abi::FEATURE_SEND_QUEUE_REGISTRATION
     | abi::FEATURE_UNRELIABLE_CONNECTED
     | abi::FEATURE_DATAGRAM
-    | abi::FEATURE_RESIZE_CQ;
+    | abi::FEATURE_RESIZE_CQ
+    | abi::FEATURE_EXTENDED_CONNECTED
+    | abi::FEATURE_MULTICAST
+    | abi::FEATURE_DEVICE_MEMORY;
 
 /// What the registers say about the device before it is started.
 #[derive(Clone, Copy)]
@@ -45,7 +48,8 @@ pub(crate) struct Identity {
     pub(crate) link_up: bool,
 }
 
-/// The register BAR. Read only while the device is started and stopped.
+/// The register BAR. Read only while the device is started and stopped, and when it does not
+/// answer a command.
 pub(crate) struct Registers {
     bar: Devres<pci::Bar<'static, { abi::BAR_REGISTERS_SIZE }>>,
 }
@@ -84,6 +88,12 @@ impl Registers {
     /// Whether the device is still there.
     pub(crate) fn is_present(&self) -> bool {
         self.status().is_ok()
+    }
+
+    /// Whether the device is still there and at work.
+    pub(crate) fn is_running(&self) -> bool {
+        self.status()
+            .is_ok_and(|status| status.state() == Some(DeviceState::Running))
     }
 
     /// Asks for a reset without waiting for it. May be called from any context.
@@ -153,8 +163,6 @@ impl Registers {
 /// The kernel's doorbell page. Written only.
 pub(crate) struct Doorbells {
     bar: Devres<pci::Bar<'static, { abi::DOORBELL_PAGE_SIZE }>>,
-    /// Physical address of page 0, for mapping the others to user space.
-    base: u64,
     pages: u32,
 }
 
@@ -168,7 +176,6 @@ impl Doorbells {
             pdev.iomap_region_sized::<{ abi::DOORBELL_PAGE_SIZE }>(abi::BAR_DOORBELLS, c"ferrite")?;
         let length = pdev.resource_len(abi::BAR_DOORBELLS)?;
         Ok(Self {
-            base: pdev.resource_start(abi::BAR_DOORBELLS)?,
             // What follows the pages is no doorbell.
             pages: (length / abi::DOORBELL_PAGE_SIZE as u64).min(abi::DOORBELL_PAGES as u64) as u32,
             bar: bar.into_devres()?,
@@ -178,11 +185,6 @@ impl Doorbells {
     /// Pages that the BAR has room for.
     pub(crate) fn pages(&self) -> u32 {
         self.pages
-    }
-
-    /// Physical address of doorbell page `page`.
-    pub(crate) fn page_address(&self, page: u32) -> u64 {
-        self.base + u64::from(page) * abi::DOORBELL_PAGE_SIZE as u64
     }
 
     /// Rings: a posted write, ordered after earlier writes to memory.

@@ -384,7 +384,7 @@ impl FerriteCq {
     }
 
     /// Makes completions of a queue pair that was reset belong to none, so that they are skipped.
-    pub(crate) fn purge(cq: &Cq<Ferrite>, qpn: u32) {
+    pub(crate) fn purge(cq: &Cq<Ferrite>, qpn: u32, mut forget: impl FnMut(&CompletionEntry)) {
         let Memory::Kernel(queue) = &cq.memory else {
             return;
         };
@@ -397,6 +397,7 @@ impl FerriteCq {
             let slot = ahead.slot();
             match ahead.next(&queue.ring) {
                 Some(entry) if entry.qpn == qpn => {
+                    forget(&entry);
                     let _ = queue.ring.disown(slot);
                 }
                 Some(_) => {}

@@ -17,7 +17,10 @@ use crate::{
         ObjectNumber,
         Plain, //
     },
-    bars::Doorbells,
+    bars::{
+        Doorbells,
+        Registers, //
+    },
     dma_types::Reply,
     kernel_ext::{
         barrier::dma_wmb,
@@ -58,12 +61,22 @@ const SLOTS: usize = ENTRIES - 1;
 const SLOT_BITS: u32 = 8;
 const _: () = assert!(SLOTS <= 1 << SLOT_BITS && LOG_ENTRIES <= abi::CQP_MAX_LOG_ENTRIES);
 
-/// How long a command may take before the device is taken for dead. Far beyond any honest
+/// How often to look whether a device is alive that does not answer.
+const LOOK: Msecs = 1_000;
+/// How many looks later a device that seems to be alive is taken for dead. Far beyond any honest
 /// answer: a slow (emulated, overloaded) machine is not a dead device.
-const TIMEOUT: Msecs = 30_000;
+const LOOKS: u32 = 30;
 
 /// A result has not come yet; no [`CommandStatus`] has this number.
 const PENDING: u32 = u32::MAX;
+
+/// What commands need of the device's BARs.
+#[derive(Clone, Copy)]
+pub(crate) struct Bars<'a> {
+    pub(crate) doorbells: &'a Doorbells,
+    /// Read only when the device does not answer.
+    pub(crate) registers: &'a Registers,
+}
 
 /// Which slots are free, and how the next use of each is called.
 pub(crate) struct SlotPool {
@@ -209,7 +222,7 @@ impl Cqp {
     /// Puts a command in the ring; returns its slot.
     fn submit<P: Plain>(
         &self,
-        doorbells: &Doorbells,
+        bars: Bars<'_>,
         opcode: CommandOpcode,
         payload: &P,
         wants_reply: bool,
@@ -248,14 +261,18 @@ impl Cqp {
         }
         submission.producer = submission.producer.wrapping_add(1);
         dma_wmb();
-        doorbells.control(submission.producer);
+        bars.doorbells.control(submission.producer);
         Ok(index)
     }
 
-    /// Sleeps until the command in `index` is done.
-    fn wait(&self, index: usize) -> Result<u64> {
+    /// Sleeps until the command in `index` is done, or the device is not `alive`.
+    fn wait(&self, index: usize, alive: impl Fn() -> bool) -> Result<u64> {
         let slot = self.slots.get(index).ok_or(EINVAL)?;
-        let in_time = slot.done.wait_timeout(msecs_to_jiffies(TIMEOUT));
+        let in_time = wait_while(
+            LOOKS,
+            || slot.done.wait_timeout(msecs_to_jiffies(LOOK)),
+            alive,
+        );
         match slot.status.load(Acquire) {
             PENDING if in_time => Err(EIO),
             PENDING => Err(ETIMEDOUT),
@@ -276,13 +293,13 @@ impl Cqp {
     /// caller then declares the device dead). Sleeps.
     fn run<P: Plain, R>(
         &self,
-        doorbells: &Doorbells,
+        bars: Bars<'_>,
         opcode: CommandOpcode,
         payload: &P,
         reply: Option<fn(&Reply) -> R>,
     ) -> Result<(u64, Option<R>)> {
-        let index = self.submit(doorbells, opcode, payload, reply.is_some())?;
-        let result = self.wait(index);
+        let index = self.submit(bars, opcode, payload, reply.is_some())?;
+        let result = self.wait(index, || bars.registers.is_running());
         if matches!(result, Err(error) if error == ETIMEDOUT) {
             // The device may yet write to the slot: it is not used again.
             return Err(ETIMEDOUT);
@@ -299,15 +316,26 @@ impl Cqp {
     }
 
     /// Runs a command that has parameters and no reply. Sleeps.
-    pub(crate) fn execute<C: Command>(&self, doorbells: &Doorbells, command: &C) -> Result<u64> {
-        let (result, _) = self.run::<C, ()>(doorbells, C::OPCODE, command, None)?;
+    pub(crate) fn execute<C: Command>(&self, bars: Bars<'_>, command: &C) -> Result<u64> {
+        let (result, _) = self.run::<C, ()>(bars, C::OPCODE, command, None)?;
+        Ok(result)
+    }
+
+    /// Runs a command whose payload more than one opcode takes. Sleeps.
+    pub(crate) fn execute_as<P: Plain>(
+        &self,
+        bars: Bars<'_>,
+        opcode: CommandOpcode,
+        payload: &P,
+    ) -> Result<u64> {
+        let (result, _) = self.run::<_, ()>(bars, opcode, payload, None)?;
         Ok(result)
     }
 
     /// Runs a command about one object. Sleeps.
     pub(crate) fn execute_on(
         &self,
-        doorbells: &Doorbells,
+        bars: Bars<'_>,
         opcode: CommandOpcode,
         number: u32,
     ) -> Result<u64> {
@@ -315,14 +343,14 @@ impl Cqp {
             number,
             reserved: 0,
         };
-        let (result, _) = self.run::<_, ()>(doorbells, opcode, &payload, None)?;
+        let (result, _) = self.run::<_, ()>(bars, opcode, &payload, None)?;
         Ok(result)
     }
 
     /// Runs a query about one object (or none: 0). Sleeps.
     pub(crate) fn query<R: Plain>(
         &self,
-        doorbells: &Doorbells,
+        bars: Bars<'_>,
         opcode: CommandOpcode,
         number: u32,
     ) -> Result<R> {
@@ -330,9 +358,23 @@ impl Cqp {
             number,
             reserved: 0,
         };
-        let (_, reply) = self.run(doorbells, opcode, &payload, Some(Reply::get::<R>))?;
+        let (_, reply) = self.run(bars, opcode, &payload, Some(Reply::get::<R>))?;
         reply.ok_or(EIO)
     }
+}
+
+/// Calls `wait` until it returns true, at most `looks` times; in between the device has to be
+/// `alive`. Returns whether `wait` did.
+fn wait_while(looks: u32, wait: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
+    for _ in 0..looks {
+        if wait() {
+            return true;
+        }
+        if !alive() {
+            break;
+        }
+    }
+    false
 }
 
 /// What a caller sees of a command's status.
@@ -389,6 +431,27 @@ mod tests {
         assert_eq!(slot_of(cookie), index);
         assert_eq!(slot_of(other), index);
         Ok(())
+    }
+
+    #[test]
+    fn a_dead_device_is_given_up_at_the_first_look() {
+        let waits = Atomic::new(0u32);
+        let count = || waits.fetch_add(1, Relaxed) + 1;
+        let answered = wait_while(
+            30,
+            || {
+                count();
+                false
+            },
+            || false,
+        );
+        assert!(!answered);
+        assert_eq!(waits.load(Relaxed), 1);
+        // One that is alive is waited for, and its answer ends the wait.
+        assert!(wait_while(30, || count() == 4, || true));
+        assert_eq!(waits.load(Relaxed), 4);
+        assert!(!wait_while(5, || count() == 0, || true));
+        assert_eq!(waits.load(Relaxed), 9);
     }
 
     #[test]

@@ -9,12 +9,18 @@ use crate::{
         CommandOpcode,
         DeviceCaps, //
     },
+    ah::FerriteAh,
     bars::Identity,
     cq::FerriteCq,
+    dm::{
+        DeviceMemory,
+        FerriteDm, //
+    },
     handler::Handlers,
     hardware::Hardware,
     kernel_ext::errno,
     mr::FerriteMr,
+    mw::FerriteMw,
     numbers::{
         Number,
         Numbers, //
@@ -25,14 +31,24 @@ use crate::{
     rdma::{
         kind,
         Access,
+        Ah,
+        AhAttr,
         Completions,
         Cq,
         CqInitAttr,
+        Details,
         Device,
         DeviceAttr,
+        Dm,
+        DmAllocAttr,
+        DmRegion,
+        DmResponse,
         EventSink,
+        ExtendedSrq,
+        Gid,
         GidAttr,
         Mr,
+        Mw,
         New,
         Notify,
         Pd,
@@ -43,11 +59,16 @@ use crate::{
         QpInitAttr,
         QpQuery,
         RecvList,
+        RegionChange,
         SendList,
+        Srq,
+        SrqAttr,
         Ucontext,
         Udata,
-        UserRegion, //
+        UserRegion,
+        Xrcd, //
     },
+    srq::FerriteSrq,
     tpt::Tags,
     ucontext::FerriteUcontext,
 };
@@ -58,6 +79,8 @@ use kernel::{
 
 /// First queue pair number for ordinary queue pairs: 0 and 1 are the management ones.
 const FIRST_QPN: u32 = 2;
+/// The queue pair of general services.
+const GSI_QPN: u32 = 1;
 
 /// The driver's data of one device.
 pub(crate) struct Ferrite {
@@ -70,7 +93,12 @@ pub(crate) struct Ferrite {
     pub(crate) pds: Arc<Numbers>,
     pub(crate) cqns: Arc<Numbers>,
     pub(crate) qpns: Arc<Numbers>,
+    pub(crate) srqns: Arc<Numbers>,
+    pub(crate) xrcds: Arc<Numbers>,
+    /// The one number of the queue pair of general services.
+    pub(crate) gsi: Arc<Numbers>,
     pub(crate) doorbell_pages: Arc<Numbers>,
+    pub(crate) memory: Arc<DeviceMemory>,
 }
 
 impl Ferrite {
@@ -89,7 +117,11 @@ impl Ferrite {
             pds: Numbers::new(1, caps.max_qp.max(1 << 16))?,
             cqns: Numbers::new(0, caps.max_cq.min(abi::QUEUE_NUMBER_MASK))?,
             qpns: Numbers::new(FIRST_QPN, caps.max_qp.min(abi::QUEUE_NUMBER_MASK))?,
+            srqns: Numbers::new(0, caps.max_srq.min(abi::QUEUE_NUMBER_MASK))?,
+            xrcds: Numbers::new(1, caps.max_xrcd)?,
+            gsi: Numbers::new(GSI_QPN, GSI_QPN + 1)?,
             doorbell_pages: Numbers::new(1, pages)?,
+            memory: DeviceMemory::new(caps.device_memory)?,
             hw: hw.clone(),
             caps,
             identity,
@@ -119,6 +151,18 @@ impl FerritePd {
     }
 }
 
+/// The driver's data of a domain of extended reliable connections.
+pub(crate) struct FerriteXrcd {
+    number: Number,
+}
+
+impl FerriteXrcd {
+    /// Its number in the device.
+    pub(crate) fn number(&self) -> u32 {
+        self.number.get()
+    }
+}
+
 #[vtable]
 impl rdma::Driver for Ferrite {
     const NAME: &'static CStr = c"ferrite%d";
@@ -129,10 +173,11 @@ impl rdma::Driver for Ferrite {
     type Cq = FerriteCq;
     type Qp = FerriteQp;
     type Mr = FerriteMr;
-    type Ah = ();
-    type Srq = ();
-    type Mw = ();
-    type Xrcd = ();
+    type Ah = FerriteAh;
+    type Srq = FerriteSrq;
+    type Mw = FerriteMw;
+    type Xrcd = FerriteXrcd;
+    type Dm = FerriteDm;
 
     fn query_device(dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(port::device_attributes(dev))
@@ -169,6 +214,41 @@ impl rdma::Driver for Ferrite {
 
     fn read_counters(dev: &Device<Self>, _port: u32, values: &mut [u64]) -> Result {
         port::read_counters(dev, values)
+    }
+
+    fn describe_qp(qp: &Qp<Self>, details: &mut Details<'_>) -> Result {
+        let (send_log_blocks, receive_log_entries) = qp.ring_sizes();
+        details.number(c"send_blocks", 1 << send_log_blocks)?;
+        details.number(c"receive_entries", 1 << receive_log_entries)?;
+        if let Some(srq) = qp.srq() {
+            details.number(c"srqn", srq.number())?;
+        }
+        match qp.outstanding() {
+            Some((sends, receives)) => {
+                details.number(c"send_blocks_used", sends)?;
+                details.number(c"receives_posted", receives)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn describe_cq(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"cqn", cq.number())?;
+        details.number(c"eqn", cq.eqn().into())?;
+        match cq.consumed() {
+            Some(consumed) => details.number(c"consumed", consumed),
+            None => Ok(()),
+        }
+    }
+
+    fn describe_mr(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
+        let tag = abi::Tag(mr.lkey());
+        details.hex(c"index", tag.index())?;
+        details.hex(c"instance", tag.instance().into())
+    }
+
+    fn describe_srq(srq: &Srq<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"srqn", srq.number())
     }
 
     fn event_sink(dev: &Device<Self>) -> Option<&EventSink<Self>> {
@@ -317,5 +397,126 @@ impl rdma::Driver for Ferrite {
 
     fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result {
         mr.push_page(addr)
+    }
+
+    fn rereg_user_mr(
+        mr: &Mr<Self>,
+        change: &RegionChange<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        FerriteMr::change(mr, change)
+    }
+
+    fn alloc_mw<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mw, Self>,
+        type2: bool,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Mw<Self>> {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        FerriteMw::create(pd, new, type2)
+    }
+
+    fn dealloc_mw(mw: &Mw<Self>) -> Result {
+        FerriteMw::destroy(mw)
+    }
+
+    fn alloc_dm<'a>(
+        dev: &Device<Self>,
+        context: &Ucontext<Self>,
+        new: New<'a, kind::Dm, Self>,
+        attr: &DmAllocAttr,
+        response: &DmResponse<'_>,
+    ) -> Result<&'a Dm<Self>> {
+        FerriteDm::create(dev, context, new, attr, response)
+    }
+
+    fn dealloc_dm(dm: &Dm<Self>) -> Result {
+        FerriteDm::destroy(dm);
+        Ok(())
+    }
+
+    fn reg_dm_mr<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        dm: &Dm<Self>,
+        region: &DmRegion,
+    ) -> Result<&'a Mr<Self>> {
+        FerriteMr::register_device_memory(pd, new, dm, region)
+    }
+
+    fn create_ah<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Ah, Self>,
+        attr: &AhAttr,
+        _sleepable: bool,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Ah<Self>> {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        FerriteAh::create(pd, new, attr)
+    }
+
+    fn destroy_ah(_ah: &Ah<Self>, _sleepable: bool) -> Result {
+        Ok(())
+    }
+
+    fn create_srq<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Srq, Self>,
+        attr: &mut SrqAttr,
+        extended: Option<&ExtendedSrq<'_, Self>>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Srq<Self>> {
+        FerriteSrq::create(pd, new, attr, extended, udata)
+    }
+
+    fn modify_srq_limit(srq: &Srq<Self>, limit: u32) -> Result {
+        FerriteSrq::set_limit(srq, limit)
+    }
+
+    fn query_srq(srq: &Srq<Self>) -> Result<SrqAttr> {
+        FerriteSrq::query(srq)
+    }
+
+    fn destroy_srq(srq: &Srq<Self>) -> Result {
+        FerriteSrq::destroy(srq)
+    }
+
+    fn post_srq_recv(srq: &Srq<Self>, list: &mut RecvList<'_>) -> Result {
+        FerriteSrq::post(srq, list)
+    }
+
+    fn alloc_xrcd<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Xrcd, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Xrcd<Self>> {
+        if !dev.has(abi::FEATURE_EXTENDED_CONNECTED) {
+            return Err(errno::eopnotsupp());
+        }
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        let number = dev.xrcds.take()?;
+        new.init(Ok::<_, Error>(FerriteXrcd { number }))
+    }
+
+    fn dealloc_xrcd(_xrcd: &Xrcd<Self>) -> Result {
+        Ok(())
+    }
+
+    fn attach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
+        FerriteQp::set_multicast(qp, gid, true)
+    }
+
+    fn detach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
+        FerriteQp::set_multicast(qp, gid, false)
     }
 }

@@ -80,4 +80,6 @@ dma_types! {
     abi::UverbsPdResponse,
     abi::UverbsQpRequest,
     abi::UverbsQpResponse,
+    abi::UverbsSrqRequest,
+    abi::UverbsSrqResponse,
 }

@@ -11,20 +11,24 @@ pub mod kernel_ext;
 #[path = "../../../../rust/rdma/mod.rs"]
 pub mod rdma;
 
+mod ah;
 mod bars;
 mod cq;
 mod cqp;
 mod debugfs;
 mod device;
+mod dm;
 mod dma_types;
 mod eq;
 mod handler;
 mod hardware;
 mod mr;
+mod mw;
 mod numbers;
 mod pci;
 mod port;
 mod qp;
+mod srq;
 mod tpt;
 mod ucontext;
 mod wqe;

@@ -16,7 +16,10 @@ use crate::{
         Doorbells,
         Registers, //
     },
-    cqp::Cqp,
+    cqp::{
+        Bars,
+        Cqp, //
+    },
     device::Ferrite,
     kernel_ext::{
         table::IrqTable,
@@ -26,7 +29,8 @@ use crate::{
         CqRef,
         EventSink,
         QpEvent,
-        QpRef, //
+        QpRef,
+        SrqRef, //
     },
 };
 use kernel::{
@@ -64,6 +68,9 @@ pub(crate) struct Hardware {
     /// Queue pairs by number, for events.
     #[pin]
     pub(crate) qps: IrqTable<QpRef<Ferrite>>,
+    /// Shared receive queues by number, for events.
+    #[pin]
+    pub(crate) srqs: IrqTable<SrqRef<Ferrite>>,
     /// Where events of the device as a whole go.
     #[pin]
     pub(crate) sink: EventSink<Ferrite>,
@@ -84,6 +91,7 @@ impl Hardware {
             cqp <- Cqp::new(pdev.as_ref()),
             cqs <- IrqTable::new(),
             qps <- IrqTable::new(),
+            srqs <- IrqTable::new(),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             link_up: Atomic::new(0),
@@ -128,21 +136,34 @@ impl Hardware {
         }
     }
 
+    fn bars(&self) -> Bars<'_> {
+        Bars {
+            doorbells: &self.doorbells,
+            registers: &self.registers,
+        }
+    }
+
     /// Runs a command. Sleeps.
     pub(crate) fn execute<C: Command>(&self, command: &C) -> Result {
-        let result = self.cqp.execute(&self.doorbells, command);
+        let result = self.cqp.execute(self.bars(), command);
         self.check(C::OPCODE, result).map(|_| ())
+    }
+
+    /// Runs a command whose payload more than one opcode takes. Sleeps.
+    pub(crate) fn execute_as<P: Plain>(&self, opcode: CommandOpcode, payload: &P) -> Result {
+        let result = self.cqp.execute_as(self.bars(), opcode, payload);
+        self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a command about one object. Sleeps.
     pub(crate) fn execute_on(&self, opcode: CommandOpcode, number: u32) -> Result {
-        let result = self.cqp.execute_on(&self.doorbells, opcode, number);
+        let result = self.cqp.execute_on(self.bars(), opcode, number);
         self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a query about one object (or none: 0). Sleeps.
     pub(crate) fn query<R: Plain>(&self, opcode: CommandOpcode, number: u32) -> Result<R> {
-        let result = self.cqp.query(&self.doorbells, opcode, number);
+        let result = self.cqp.query(self.bars(), opcode, number);
         self.check(opcode, result)
     }
 
@@ -235,6 +256,16 @@ impl Hardware {
             }
             EventCode::LastEntryReached => {
                 self.queue_pair_event(event.id, QpEvent::LastWqeReached);
+            }
+            EventCode::SharedReceiveLimit => {
+                if let Some(srq) = self.srqs.get(event.id as usize) {
+                    srq.report_limit();
+                }
+            }
+            EventCode::SharedReceiveError => {
+                if let Some(srq) = self.srqs.get(event.id as usize) {
+                    srq.report_error();
+                }
             }
             EventCode::LinkChange => {
                 let up = event.param0 != 0;

@@ -16,15 +16,19 @@ use crate::{
         ATT_TABLE_ENTRIES, //
     },
     device::Ferrite,
+    dm::Piece,
     hardware::DeviceObject,
     kernel_ext::errno,
     rdma::{
         kind,
         Access,
         Device,
+        Dm,
+        DmRegion,
         Mr,
         New,
         Pd,
+        RegionChange,
         Umem,
         UserRegion, //
     },
@@ -35,10 +39,15 @@ use crate::{
 };
 use kernel::{
     dma::Coherent,
+    new_mutex,
     prelude::*,
-    sync::atomic::{
-        Atomic,
-        Relaxed, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
     },
 };
 
@@ -48,7 +57,7 @@ pub(crate) const MAX_FAST_PAGES: u32 = ATT_TABLE_ENTRIES as u32;
 /// Memory of a process, pinned and described for the device.
 pub(crate) struct UserMemory {
     att: Att,
-    _umem: Umem,
+    umem: Umem,
 }
 
 impl UserMemory {
@@ -74,7 +83,7 @@ impl UserMemory {
         let shift = page_size.trailing_zeros() as u8;
         Ok(Self {
             att: Att::new(dev.parent(), &pages, shift, first_byte, length)?,
-            _umem: umem,
+            umem,
         })
     }
 
@@ -83,10 +92,23 @@ impl UserMemory {
         Self::pin(dev, address, length, address, Access::LOCAL_WRITE)
     }
 
+    /// Checks that the memory can be used with other rights.
+    fn check_access(&self, access: Access) -> Result {
+        self.umem.check_access(access)
+    }
+
     /// What to tell the device.
     pub(crate) fn buffer(&self) -> Buffer {
         self.att.buffer()
     }
+}
+
+/// Pins what a region is to be of.
+fn pin_region(dev: &Device<Ferrite>, region: &UserRegion) -> Result<UserMemory> {
+    if region.length > dev.caps.max_region {
+        return Err(EINVAL);
+    }
+    UserMemory::pin(dev, region.start, region.length, region.iova, region.access)
 }
 
 /// The rights that the device knows, out of what a consumer asked for.
@@ -115,14 +137,43 @@ struct PageList {
     used: Atomic<u32>,
 }
 
+/// A region of a process as it was registered last.
+struct UserState {
+    memory: UserMemory,
+    pd: u32,
+    access: Access,
+    /// Address of the first byte, as work requests say it.
+    iova: u64,
+}
+
+impl UserState {
+    fn command(&self, tag: u32, flags: u32) -> Result<RegisterRegion> {
+        let access = device_access(self.access)?;
+        Ok(RegisterRegion {
+            tag,
+            pd: self.pd,
+            access,
+            flags,
+            address: if access & abi::ACCESS_ZERO_BASED != 0 {
+                0
+            } else {
+                self.iova
+            },
+            buffer: self.memory.buffer(),
+        })
+    }
+}
+
 /// Where the memory of a region is.
 enum Memory {
     /// All of host memory, by DMA address.
     All,
     /// Pinned memory of a process.
-    User { _memory: UserMemory },
+    User(Pin<KBox<Mutex<UserState>>>),
     /// Whatever the last registration by work request said.
     Listed(PageList),
+    /// Memory of the device.
+    Device { _piece: Arc<Piece> },
 }
 
 /// The driver's data of a memory region.
@@ -159,11 +210,40 @@ impl FerriteMr {
         region: &UserRegion,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
+        device_access(region.access)?;
+        let state = UserState {
+            memory: pin_region(dev, region)?,
+            pd: pd.number(),
+            access: region.access,
+            iova: region.iova,
+        };
+        let taken = dev.tags.take()?;
+        let tag = taken.get().0;
+        let object = DeviceObject::create(
+            &dev.hw,
+            &state.command(tag, 0)?,
+            CommandOpcode::ReleaseTag,
+            tag,
+        )?;
+        let state = KBox::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL)?;
+        new.set_keys(tag, tag);
+        new.init(Ok::<_, Error>(Self {
+            object: Some(object),
+            memory: Memory::User(state),
+            tag: Some(taken),
+        }))
+    }
+
+    /// Registers memory of the device.
+    pub(crate) fn register_device_memory<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mr, Ferrite>,
+        dm: &Dm<Ferrite>,
+        region: &DmRegion,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let dev = pd.device();
         let access = device_access(region.access)?;
-        if region.length > dev.caps.max_region {
-            return Err(EINVAL);
-        }
-        let memory = UserMemory::pin(dev, region.start, region.length, region.iova, region.access)?;
+        let piece = dm.piece().clone();
         let taken = dev.tags.take()?;
         let tag = taken.get().0;
         let object = DeviceObject::create(
@@ -172,13 +252,10 @@ impl FerriteMr {
                 tag,
                 pd: pd.number(),
                 access,
-                flags: 0,
-                address: if access & abi::ACCESS_ZERO_BASED != 0 {
-                    0
-                } else {
-                    region.iova
-                },
-                buffer: memory.buffer(),
+                flags: abi::REGION_DEVICE_MEMORY,
+                // The core only lets regions be whose addresses count from zero.
+                address: 0,
+                buffer: Buffer::contiguous(piece.offset() + region.offset, region.length),
             },
             CommandOpcode::ReleaseTag,
             tag,
@@ -186,9 +263,49 @@ impl FerriteMr {
         new.set_keys(tag, tag);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
-            memory: Memory::User { _memory: memory },
+            memory: Memory::Device { _piece: piece },
             tag: Some(taken),
         }))
+    }
+
+    /// Registers a region of a process anew, under the same tag.
+    pub(crate) fn change(mr: &Mr<Ferrite>, change: &RegionChange<'_, Ferrite>) -> Result {
+        let dev = mr.device();
+        let (Memory::User(state), Some(tag)) = (&mr.memory, &mr.tag) else {
+            return Err(EINVAL);
+        };
+        let tag = tag.get().0;
+        let mut state = state.lock();
+        let access = change.access.unwrap_or(state.access);
+        device_access(access)?;
+        let memory = match &change.memory {
+            Some(region) => Some(pin_region(dev, &UserRegion { access, ..*region })?),
+            None => {
+                state.memory.check_access(access)?;
+                None
+            }
+        };
+        // The command describes what will be; the state follows when the device agreed.
+        let mut command = state.command(tag, abi::REGION_REPLACE)?;
+        command.access = device_access(access)?;
+        command.pd = change.pd.map_or(state.pd, |pd| pd.number());
+        let iova = change.memory.map_or(state.iova, |region| region.iova);
+        command.address = if command.access & abi::ACCESS_ZERO_BASED != 0 {
+            0
+        } else {
+            iova
+        };
+        if let Some(memory) = &memory {
+            command.buffer = memory.buffer();
+        }
+        dev.hw.execute(&command)?;
+        state.pd = command.pd;
+        state.access = access;
+        state.iova = iova;
+        if let Some(memory) = memory {
+            state.memory = memory;
+        }
+        Ok(())
     }
 
     /// Makes a region of up to `pages` pages that is registered by work request.

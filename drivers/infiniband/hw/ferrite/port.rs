@@ -55,6 +55,13 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
     if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
         flags = flags | DeviceCaps::MEM_MGT_EXTENSIONS;
     }
+    if dev.has(abi::FEATURE_WINDOWS) {
+        flags = flags | DeviceCaps::MEM_WINDOW | DeviceCaps::MEM_WINDOW_TYPE_2B;
+    }
+    if dev.has(abi::FEATURE_EXTENDED_CONNECTED) {
+        flags = flags | DeviceCaps::XRC;
+    }
+    let offered = |feature, number: u32| if dev.has(feature) { number } else { 0 };
     // So many of the largest work requests fit a send queue.
     let max_send_wr =
         (1u32 << caps.sq_max_log_blocks) / (abi::MAX_BLOCKS as u32).next_power_of_two();
@@ -84,6 +91,24 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         atomic_hca: dev.has(abi::FEATURE_ATOMICS),
         max_fast_reg_page_list_len: if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
             mr::MAX_FAST_PAGES
+        } else {
+            0
+        },
+        max_ah: offered(abi::FEATURE_DATAGRAM, i32::MAX as u32),
+        max_srq: offered(abi::FEATURE_SHARED_RECEIVE, caps.max_srq),
+        max_srq_wr: offered(abi::FEATURE_SHARED_RECEIVE, 1 << caps.rq_max_log_entries),
+        max_srq_sge: offered(abi::FEATURE_SHARED_RECEIVE, caps.max_sge.into()),
+        max_mw: offered(abi::FEATURE_WINDOWS, caps.max_tags.saturating_sub(1)),
+        max_mcast_grp: offered(abi::FEATURE_MULTICAST, caps.max_multicast),
+        max_mcast_qp_attach: offered(abi::FEATURE_MULTICAST, caps.max_multicast),
+        max_total_mcast_qp_attach: offered(
+            abi::FEATURE_MULTICAST,
+            caps.max_multicast
+                .saturating_mul(caps.max_multicast)
+                .min(i32::MAX as u32),
+        ),
+        max_dm_size: if dev.has(abi::FEATURE_DEVICE_MEMORY) {
+            caps.device_memory
         } else {
             0
         },

@@ -14,6 +14,7 @@ use crate::{
         CompletionEntry,
         CreateQueuePair,
         ModifyQueuePair,
+        MulticastMember,
         Plain,
         QueuePairKind,
         QueuePairRecord,
@@ -23,6 +24,8 @@ use crate::{
         UverbsQpResponse,
         BLOCK_SIZE, //
     },
+    ah,
+    ah::FerriteAh,
     bars::Doorbells,
     bindings,
     cq::FerriteCq,
@@ -49,8 +52,9 @@ use crate::{
     port::PORT,
     rdma::{
         kind,
-        AhAttr,
+        Cq,
         Device,
+        Gid,
         Mtu,
         New,
         Qp,
@@ -71,6 +75,7 @@ use crate::{
         WcOpcode,
         WcStatus, //
     },
+    srq::FerriteSrq,
     wqe,
     wqe::SendWqe,
 };
@@ -86,6 +91,9 @@ use kernel::{
         Mutex, //
     },
 };
+
+/// Completion queue of a queue that is not there.
+const NO_CQ: u32 = u32::MAX;
 
 /// Blocks of a record.
 const RECORD_BLOCKS: usize = core::mem::size_of::<QueuePairRecord>() / BLOCK_SIZE;
@@ -121,11 +129,24 @@ impl RingLayout {
         1 << (self.rq_log_entries + self.rq_log_stride)
     }
 
+    /// The layout of a queue pair that nobody posts to: a record.
+    const RECORD_ONLY: Self = Self {
+        sq_offset: 0,
+        rq_offset: 0,
+        record_offset: 0,
+        sq_log_blocks: 0,
+        rq_log_entries: 0,
+        rq_log_stride: abi::RQ_MIN_LOG_STRIDE,
+    };
+
     /// The layout for a queue pair of the kernel that can hold `cap`. Receive entries are whole
     /// blocks.
-    pub(crate) fn for_kernel(cap: &QpCap) -> Self {
-        let per_request =
-            wqe::blocks_per_request(cap.max_send_sge as usize, cap.max_inline_data as usize) as u32;
+    pub(crate) fn for_kernel(cap: &QpCap, datagram: bool) -> Self {
+        let per_request = wqe::blocks_per_request(
+            datagram,
+            cap.max_send_sge as usize,
+            cap.max_inline_data as usize,
+        ) as u32;
         let blocks = (cap.max_send_wr.max(1) * per_request).next_power_of_two();
         let entries = cap.max_recv_wr.max(1).next_power_of_two();
         let stride = core::mem::size_of::<abi::ReceiveHeader>()
@@ -145,8 +166,14 @@ impl RingLayout {
     }
 
     /// The layout that a process says its buffer has, if it makes sense.
-    pub(crate) fn from_request(request: &UverbsQpRequest, caps: &abi::DeviceCaps) -> Result<Self> {
-        let layout = Self {
+    ///
+    /// What it says about a receive queue that is not there does not count.
+    pub(crate) fn from_request(
+        request: &UverbsQpRequest,
+        caps: &abi::DeviceCaps,
+        receives: bool,
+    ) -> Result<Self> {
+        let mut layout = Self {
             sq_offset: request.sq_offset,
             rq_offset: request.rq_offset,
             record_offset: request.record_offset,
@@ -154,6 +181,11 @@ impl RingLayout {
             rq_log_entries: request.rq_log_entries,
             rq_log_stride: request.rq_log_stride,
         };
+        if !receives {
+            layout.rq_offset = layout.record_offset;
+            layout.rq_log_entries = 0;
+            layout.rq_log_stride = abi::RQ_MIN_LOG_STRIDE;
+        }
         if layout.sq_log_blocks > caps.sq_max_log_blocks
             || layout.rq_log_entries > caps.rq_max_log_entries
             || !(abi::RQ_MIN_LOG_STRIDE..=abi::RQ_MAX_LOG_STRIDE).contains(&layout.rq_log_stride)
@@ -339,8 +371,14 @@ impl KernelRings {
 
 /// Where rings and record are.
 enum Memory {
-    User { _memory: UserMemory },
+    User {
+        _memory: UserMemory,
+    },
     Kernel(Pin<KBox<KernelRings>>),
+    /// Of a queue pair that nobody posts to. It may outlive the process that made it.
+    Record {
+        _memory: Coherent<[Block]>,
+    },
 }
 
 /// The driver's data of a queue pair.
@@ -376,10 +414,17 @@ impl FerriteQp {
         (self.layout.sq_log_blocks, self.layout.rq_log_entries)
     }
 
+    /// Send blocks and receives that the device has, where the kernel posts them.
+    pub(crate) fn outstanding(&self) -> Option<(u32, u32)> {
+        let rings = self.rings().ok()?;
+        let (sends, receives) = (rings.sq.lock().used(), rings.rq.lock().used());
+        Some((sends, receives))
+    }
+
     fn rings(&self) -> Result<&KernelRings> {
         match &self.memory {
             Memory::Kernel(rings) => Ok(rings),
-            Memory::User { .. } => Err(EINVAL),
+            Memory::User { .. } | Memory::Record { .. } => Err(EINVAL),
         }
     }
 
@@ -388,6 +433,14 @@ impl FerriteQp {
             Some(QpType::Rc) => Ok(QueuePairKind::ReliableConnected),
             Some(QpType::Uc) if dev.has(abi::FEATURE_UNRELIABLE_CONNECTED) => {
                 Ok(QueuePairKind::UnreliableConnected)
+            }
+            Some(QpType::Ud) if dev.has(abi::FEATURE_DATAGRAM) => Ok(QueuePairKind::Datagram),
+            Some(QpType::Gsi) if dev.has(abi::FEATURE_DATAGRAM) => Ok(QueuePairKind::Gsi),
+            Some(QpType::XrcInitiator) if dev.has(abi::FEATURE_EXTENDED_CONNECTED) => {
+                Ok(QueuePairKind::ExtendedInitiator)
+            }
+            Some(QpType::XrcTarget) if dev.has(abi::FEATURE_EXTENDED_CONNECTED) => {
+                Ok(QueuePairKind::ExtendedTarget)
             }
             _ => Err(errno::eopnotsupp()),
         }
@@ -401,28 +454,48 @@ impl FerriteQp {
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Qp<Ferrite>> {
         let kind = Self::kind(dev, attr.qp_type())?;
-        if attr.srq().is_some() || attr.create_flags() != 0 {
+        if attr.create_flags() != 0
+            || (attr.srq().is_some() && !dev.has(abi::FEATURE_SHARED_RECEIVE))
+        {
             return Err(errno::eopnotsupp());
         }
-        let pd = attr.pd().ok_or(EINVAL)?;
-        let send_cq = attr.send_cq().ok_or(EINVAL)?;
-        let recv_cq = attr.recv_cq().ok_or(EINVAL)?;
-        let cap = checked_cap(dev, &attr.cap())?;
-        let number = dev.qpns.take()?;
+        let roles = Roles::new(kind, attr)?;
+        let mut cap = checked_cap(dev, &attr.cap())?;
+        if !roles.receives {
+            cap.max_recv_wr = 0;
+            cap.max_recv_sge = 0;
+        }
+        let number = match kind {
+            QueuePairKind::Gsi => dev.gsi.take()?,
+            _ => dev.qpns.take()?,
+        };
         let qpn = number.get();
 
         let (memory, buffer, layout, doorbell_page, flags): (_, Buffer, _, _, _) = match udata {
+            _ if kind == QueuePairKind::ExtendedTarget => {
+                if let Some(udata) = udata {
+                    // A target has no queues to say anything about.
+                    let _: UverbsQpRequest = udata.read(0)?;
+                }
+                let layout = RingLayout::RECORD_ONLY;
+                let memory: Coherent<[Block]> =
+                    Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?;
+                let buffer = Buffer::contiguous(memory.dma_handle(), memory.size() as u64);
+                let page = Doorbells::KERNEL_PAGE;
+                (Memory::Record { _memory: memory }, buffer, layout, page, 0)
+            }
             Some(udata) => {
                 let request: UverbsQpRequest =
                     udata.read(core::mem::size_of::<UverbsQpRequest>())?;
-                let layout = RingLayout::from_request(&request, &dev.caps)?;
+                let layout = RingLayout::from_request(&request, &dev.caps, roles.receives)?;
                 let page = udata.context().ok_or(EINVAL)?.doorbell_page();
                 let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
                 let buffer = memory.buffer();
                 (Memory::User { _memory: memory }, buffer, layout, page, 0)
             }
             None => {
-                let layout = RingLayout::for_kernel(&cap);
+                let datagram = matches!(kind, QueuePairKind::Datagram | QueuePairKind::Gsi);
+                let layout = RingLayout::for_kernel(&cap, datagram);
                 if layout.sq_log_blocks > dev.caps.sq_max_log_blocks
                     || layout.rq_log_entries > dev.caps.rq_max_log_entries
                 {
@@ -432,7 +505,7 @@ impl FerriteQp {
                 let bytes = rings.memory.size() as u64;
                 let buffer = Buffer::contiguous(rings.memory.dma_handle(), bytes);
                 let mut flags = abi::QP_FLAG_PRIVILEGED;
-                if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
+                if !datagram && dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
                     flags |= abi::QP_FLAG_REGISTER;
                 }
                 let page = Doorbells::KERNEL_PAGE;
@@ -443,22 +516,22 @@ impl FerriteQp {
             &dev.hw,
             &CreateQueuePair {
                 qpn,
-                pd: pd.number(),
-                send_cqn: send_cq.number(),
-                receive_cqn: recv_cq.number(),
+                pd: roles.pd,
+                send_cqn: roles.send_cq.map_or(NO_CQ, |cq| cq.number()),
+                receive_cqn: roles.recv_cq.map_or(NO_CQ, |cq| cq.number()),
                 kind: kind.number(),
-                flags,
+                flags: flags | roles.flags,
                 sq_log_blocks: layout.sq_log_blocks,
                 rq_log_entries: layout.rq_log_entries,
                 rq_log_stride: layout.rq_log_stride,
                 reserved0: [0; 3],
-                srqn: 0,
+                srqn: roles.srqn,
                 doorbell_page,
                 buffer,
                 sq_offset: layout.sq_offset,
                 rq_offset: layout.rq_offset,
                 record_offset: layout.record_offset,
-                xrcd: 0,
+                xrcd: roles.xrcd,
             },
             CommandOpcode::DestroyQueuePair,
             qpn,
@@ -478,8 +551,9 @@ impl FerriteQp {
             state: Atomic::new(QpState::Reset.as_raw()),
             values <- new_mutex!(values, "ferrite_qp"),
         }? Error))?;
-        let known = FerriteCq::attach(send_cq, qp)
-            .and_then(|()| FerriteCq::attach(recv_cq, qp))
+        let cqs = || [roles.send_cq, roles.recv_cq].into_iter().flatten();
+        let known = cqs()
+            .try_for_each(|cq| FerriteCq::attach(cq, qp))
             .and_then(|()| dev.hw.qps.insert(qpn as usize, qp.get_ref()))
             .and_then(|()| match udata {
                 Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
@@ -487,8 +561,7 @@ impl FerriteQp {
             });
         if let Err(error) = known {
             dev.hw.qps.remove(qpn as usize);
-            FerriteCq::detach(send_cq, qpn);
-            FerriteCq::detach(recv_cq, qpn);
+            cqs().for_each(|cq| FerriteCq::detach(cq, qpn));
             return Err(error);
         }
         Ok(qp)
@@ -499,10 +572,22 @@ impl FerriteQp {
         qp.object.destroy()?;
         let qpn = qp.qpn();
         qp.device().hw.qps.remove(qpn as usize);
+        Self::forget_shared(qp);
         for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
             FerriteCq::detach(cq, qpn);
         }
         Ok(())
+    }
+
+    /// Gives receives of a shared queue back whose completions nobody will see.
+    fn forget_shared(qp: &Qp<Ferrite>) {
+        if let (Some(srq), Some(cq)) = (qp.srq(), qp.recv_cq()) {
+            FerriteCq::purge(cq, qp.qpn(), |entry| {
+                if entry.flags & abi::COMPLETION_SHARED != 0 {
+                    FerriteSrq::complete(srq, entry.index);
+                }
+            });
+        }
     }
 
     /// Changes state and attributes.
@@ -529,8 +614,9 @@ impl FerriteQp {
         qp.state.store(next.as_raw(), Relaxed);
         if next == QpState::Reset {
             if let Memory::Kernel(rings) = &qp.memory {
+                Self::forget_shared(qp);
                 for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
-                    FerriteCq::purge(cq, qp.qpn());
+                    FerriteCq::purge(cq, qp.qpn(), |_| {});
                 }
                 rings.reset()?;
             }
@@ -553,6 +639,25 @@ impl FerriteQp {
         qp.state.store(state.as_raw(), Relaxed);
         attr.fill(&answer);
         Ok(())
+    }
+
+    /// Lets a datagram queue pair into a multicast group, or out of it.
+    pub(crate) fn set_multicast(qp: &Qp<Ferrite>, gid: Gid, member: bool) -> Result {
+        let dev = qp.device();
+        if !dev.has(abi::FEATURE_MULTICAST) {
+            return Err(errno::eopnotsupp());
+        }
+        let member_of = MulticastMember {
+            gid: gid.0,
+            qpn: qp.qpn(),
+            reserved: 0,
+        };
+        let opcode = if member {
+            CommandOpcode::AttachMulticast
+        } else {
+            CommandOpcode::DetachMulticast
+        };
+        dev.hw.execute_as(opcode, &member_of)
     }
 
     /// Posts send work requests.
@@ -612,7 +717,7 @@ impl FerriteQp {
     /// Posts receive work requests.
     pub(crate) fn post_receive(qp: &Qp<Ferrite>, list: &mut RecvList<'_>) -> Result {
         let rings = qp.rings()?;
-        if qp.state() == QpState::Reset {
+        if qp.state() == QpState::Reset || qp.srq().is_some() {
             return Err(EINVAL);
         }
         let hw = &qp.device().hw;
@@ -633,8 +738,8 @@ impl FerriteQp {
                 break;
             }
             let entry = offset + rq.at(rq.producer) * stride;
-            let sges = wr.sges().iter().map(device_sge);
-            result = wqe::write_receive(sges, |index, block| rings.put(entry + index, block));
+            let sges = wr.sges().iter().map(wqe::device_sge);
+            result = wqe::write_receive(0, sges, |index, block| rings.put(entry + index, block));
             if result.is_err() {
                 break;
             }
@@ -658,7 +763,13 @@ impl FerriteQp {
         entry: &CompletionEntry,
     ) -> Option<Wc<'a, Ferrite>> {
         let rings = qp.rings().ok()?;
-        let (id, fallback) = if entry.flags & abi::COMPLETION_RECEIVE != 0 {
+        let received = entry.flags & abi::COMPLETION_RECEIVE != 0;
+        let (id, fallback) = if received && entry.flags & abi::COMPLETION_SHARED != 0 {
+            (
+                FerriteSrq::complete(qp.srq()?, entry.index)?,
+                WcOpcode::Recv,
+            )
+        } else if received {
             let mut rq = rings.rq.lock();
             let id = rq.outstanding(entry.index)?;
             rq.consume_to(entry.index.wrapping_add(1));
@@ -681,6 +792,17 @@ impl FerriteQp {
             wc.imm_data = Some(entry.immediate);
         } else if entry.flags & abi::COMPLETION_INVALIDATED != 0 {
             wc.invalidated = Some(entry.immediate);
+        }
+        if entry.flags & abi::COMPLETION_GRH != 0 {
+            let origin = Origin::of(entry);
+            wc.grh = true;
+            wc.src_qp = origin.qpn;
+            wc.pkey_index = entry.pkey_index;
+            wc.sl = origin.priority;
+            wc.smac = Some(origin.mac);
+            wc.vlan = origin.vlan;
+            wc.ipv4 = Some(origin.ipv4);
+            wc.port = PORT;
         }
         Some(wc)
     }
@@ -713,6 +835,30 @@ impl FerriteQp {
     }
 }
 
+/// Where a datagram came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Origin {
+    qpn: u32,
+    mac: [u8; 6],
+    vlan: Option<u16>,
+    priority: u8,
+    ipv4: bool,
+}
+
+impl Origin {
+    fn of(entry: &CompletionEntry) -> Self {
+        let tag = (entry.vlan != abi::VLAN_NONE).then_some(entry.vlan);
+        Self {
+            qpn: entry.source_qpn & abi::QUEUE_NUMBER_MASK,
+            mac: entry.source_mac,
+            // A tag with identifier 0 says only the priority.
+            vlan: tag.map(|tag| tag & 0xfff).filter(|vlan| *vlan != 0),
+            priority: tag.map_or(0, |tag| (tag >> 13) as u8),
+            ipv4: entry.flags & abi::COMPLETION_IPV6 == 0,
+        }
+    }
+}
+
 /// Checks what is asked of a queue pair; returns what it gets.
 fn checked_cap(dev: &Device<Ferrite>, asked: &QpCap) -> Result<QpCap> {
     let caps = &dev.caps;
@@ -727,14 +873,6 @@ fn checked_cap(dev: &Device<Ferrite>, asked: &QpCap) -> Result<QpCap> {
     Ok(*asked)
 }
 
-fn device_sge(sge: &crate::rdma::Sge) -> abi::Sge {
-    abi::Sge {
-        address: sge.addr(),
-        length: sge.length(),
-        lkey: sge.lkey(),
-    }
-}
-
 /// The device's form of a send work request, and how its completion is called.
 fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, WcOpcode)> {
     let asked = wr.flags();
@@ -747,6 +885,16 @@ fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, Wc
     }
     if asked.contains(SendFlags::FENCE) {
         flags |= abi::SEND_FENCE;
+    }
+    if let Some(to) = wr.datagram() {
+        let (opcode, immediate) = match wr.op()? {
+            SendOp::Send => (SendOpcode::Send, 0),
+            SendOp::SendWithImm(immediate) => (SendOpcode::SendImmediate, immediate),
+            _ => return Err(EINVAL),
+        };
+        let mut request = SendWqe::datagram(opcode, flags, immediate, &FerriteAh::part(&to)?);
+        add_data(&mut request, wr)?;
+        return Ok((request, WcOpcode::Send));
     }
     let (mut request, opcode) = match wr.op()? {
         SendOp::Send => (SendWqe::plain(SendOpcode::Send, flags, 0), WcOpcode::Send),
@@ -815,35 +963,62 @@ fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, Wc
             return Ok((SendWqe::register(flags, &part), WcOpcode::RegMr));
         }
     };
-    if asked.contains(SendFlags::INLINE) {
-        request.set_inline(|room| wr.copy_inline(room))?;
-    } else {
-        for sge in wr.sges() {
-            request.push_sge(&device_sge(sge))?;
-        }
-    }
+    add_data(&mut request, wr)?;
     Ok((request, opcode))
 }
 
-/// The device's form of a path.
-fn device_path(address: &AhAttr) -> Result<abi::Path> {
-    if !address.is_roce() {
-        return Err(EINVAL);
+/// Adds the data of a work request, or where they are.
+fn add_data(request: &mut SendWqe, wr: &SendWr<'_, Ferrite>) -> Result {
+    if wr.flags().contains(SendFlags::INLINE) {
+        return request.set_inline(|room| wr.copy_inline(room));
     }
-    let path = address.path();
-    let (vlan, _) = address.sgid().ok_or(EINVAL)?.l2()?;
-    Ok(abi::Path {
-        mac: path.dmac,
-        // The service level is the priority of a tagged frame.
-        vlan: vlan.map_or(abi::VLAN_NONE, |vlan| vlan | u16::from(path.sl & 7) << 13),
-        gid: path.dgid.0,
-        source_gid_index: path.sgid_index.into(),
-        hop_limit: path.hop_limit,
-        traffic_class: path.traffic_class,
-        flow_label: path.flow_label & 0xf_ffff,
-        udp_source_port: 0,
-        reserved: [0; 3],
-    })
+    for sge in wr.sges() {
+        request.push_sge(&wqe::device_sge(sge))?;
+    }
+    Ok(())
+}
+
+/// What a new queue pair belongs to, by kind: targets of extended connections have neither
+/// protection domain nor completion queues, initiators no receive queue.
+struct Roles<'a> {
+    pd: u32,
+    send_cq: Option<&'a Cq<Ferrite>>,
+    recv_cq: Option<&'a Cq<Ferrite>>,
+    srqn: u32,
+    xrcd: u32,
+    flags: u8,
+    /// Whether it has a receive queue of its own.
+    receives: bool,
+}
+
+impl<'a> Roles<'a> {
+    fn new(kind: QueuePairKind, attr: &QpInitAttr<'a, Ferrite>) -> Result<Self> {
+        let mut roles = Self {
+            pd: 0,
+            send_cq: None,
+            recv_cq: None,
+            srqn: 0,
+            xrcd: 0,
+            flags: 0,
+            receives: false,
+        };
+        if kind == QueuePairKind::ExtendedTarget {
+            roles.xrcd = attr.xrcd().ok_or(EINVAL)?.number();
+            return Ok(roles);
+        }
+        roles.pd = attr.pd().ok_or(EINVAL)?.number();
+        roles.send_cq = Some(attr.send_cq().ok_or(EINVAL)?);
+        if kind == QueuePairKind::ExtendedInitiator {
+            return Ok(roles);
+        }
+        roles.recv_cq = Some(attr.recv_cq().ok_or(EINVAL)?);
+        roles.receives = attr.srq().is_none();
+        if let Some(srq) = attr.srq() {
+            roles.srqn = srq.number();
+            roles.flags = abi::QP_FLAG_SHARED_RECEIVE;
+        }
+        Ok(roles)
+    }
 }
 
 /// The device's form of a change of attributes. The number is left to the caller.
@@ -898,7 +1073,7 @@ fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQ
         *mask |= abi::MODIFY_ACCESS;
     }
     if let Some(address) = attr.address() {
-        command.path = device_path(address)?;
+        command.path = ah::device_path(address)?;
         *mask |= abi::MODIFY_PATH;
     }
     if attr.port().is_some_and(|port| port != PORT) {
@@ -984,13 +1159,16 @@ mod tests {
 
     #[test]
     fn the_kernel_layout_holds_what_was_asked_for() {
-        let layout = RingLayout::for_kernel(&QpCap {
-            max_send_wr: 100,
-            max_recv_wr: 33,
-            max_send_sge: 3,
-            max_recv_sge: 2,
-            max_inline_data: 0,
-        });
+        let layout = RingLayout::for_kernel(
+            &QpCap {
+                max_send_wr: 100,
+                max_recv_wr: 33,
+                max_send_sge: 3,
+                max_recv_sge: 2,
+                max_inline_data: 0,
+            },
+            false,
+        );
         // Three entries take a second block.
         assert_eq!(layout.sq_log_blocks, 8);
         assert_eq!(layout.rq_log_entries, 6);
@@ -998,6 +1176,61 @@ mod tests {
         assert_eq!(layout.rq_offset, 256 * 64);
         assert_eq!(layout.record_offset, 256 * 64 + 64 * 64);
         assert_eq!(layout.blocks(), 256 + 64 + 2);
+    }
+
+    #[test]
+    fn a_queue_that_is_shared_or_absent_is_not_looked_for() {
+        let caps = abi::DeviceCaps {
+            sq_max_log_blocks: 17,
+            rq_max_log_entries: 15,
+            ..abi::DeviceCaps::zeroed()
+        };
+        let request = UverbsQpRequest {
+            buffer: 0x10000,
+            length: 4096 + 128,
+            record_offset: 4096,
+            sq_log_blocks: 6,
+            ..UverbsQpRequest::zeroed()
+        };
+        assert!(RingLayout::from_request(&request, &caps, true).is_err());
+        assert!(RingLayout::from_request(&request, &caps, false).is_ok());
+    }
+
+    #[test]
+    fn a_datagram_tells_where_it_came_from() {
+        let entry = CompletionEntry {
+            source_qpn: 0x1234,
+            source_mac: [2, 0, 0, 0, 0, 7],
+            vlan: abi::VLAN_NONE,
+            flags: abi::COMPLETION_RECEIVE | abi::COMPLETION_GRH,
+            ..CompletionEntry::zeroed()
+        };
+        let expected = Origin {
+            qpn: 0x1234,
+            mac: [2, 0, 0, 0, 0, 7],
+            vlan: None,
+            priority: 0,
+            ipv4: true,
+        };
+        assert_eq!(Origin::of(&entry), expected);
+        let tagged = CompletionEntry {
+            vlan: 5 << 13 | 42,
+            flags: entry.flags | abi::COMPLETION_IPV6,
+            ..entry
+        };
+        let expected = Origin {
+            vlan: Some(42),
+            priority: 5,
+            ipv4: false,
+            ..expected
+        };
+        assert_eq!(Origin::of(&tagged), expected);
+        let priority_only = CompletionEntry {
+            vlan: 5 << 13,
+            ..entry
+        };
+        let origin = Origin::of(&priority_only);
+        assert_eq!((origin.vlan, origin.priority), (None, 5));
     }
 
     #[test]
@@ -1018,7 +1251,7 @@ mod tests {
             rq_log_stride: 5,
             ..UverbsQpRequest::zeroed()
         };
-        assert!(RingLayout::from_request(&good, &caps).is_ok());
+        assert!(RingLayout::from_request(&good, &caps, true).is_ok());
         let bad = [
             UverbsQpRequest {
                 length: good.length - 1,
@@ -1050,7 +1283,7 @@ mod tests {
             },
         ];
         for request in bad {
-            assert!(RingLayout::from_request(&request, &caps).is_err());
+            assert!(RingLayout::from_request(&request, &caps, true).is_err());
         }
     }
 

@@ -44,10 +44,10 @@ impl FerriteUcontext {
             return Err(EINVAL);
         }
         let page = dev.doorbell_pages.take()?;
-        let address = dev.hw.doorbells.page_address(page.get());
-        let ctx = new.init(Ok::<_, Error>(Self { page }))?;
         let size = abi::DOORBELL_PAGE_SIZE;
-        let doorbell_offset = ctx.map_bar(address, size, Caching::Uncached)?;
+        let offset = u64::from(page.get()) * size as u64;
+        let ctx = new.init(Ok::<_, Error>(Self { page }))?;
+        let doorbell_offset = ctx.map_bar(abi::BAR_DOORBELLS, offset, size, Caching::Uncached)?;
         udata.respond(&UverbsContextResponse {
             doorbell_offset,
             doorbell_size: size as u32,

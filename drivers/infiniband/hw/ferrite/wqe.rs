@@ -7,6 +7,7 @@ use crate::{
     abi::{
         blocks_for,
         AtomicPart,
+        DatagramPart,
         Plain,
         ReceiveHeader,
         RegisterPart,
@@ -51,6 +52,16 @@ impl SendWqe {
     /// A request without a part of its own: sends and invalidations.
     pub(crate) fn plain(opcode: SendOpcode, flags: u8, immediate: u32) -> Self {
         Self::with_part(opcode, flags, immediate, &SendPart::zeroed())
+    }
+
+    /// A datagram.
+    pub(crate) fn datagram(
+        opcode: SendOpcode,
+        flags: u8,
+        immediate: u32,
+        part: &DatagramPart,
+    ) -> Self {
+        Self::with_part(opcode, flags, immediate, part)
     }
 
     /// A read or write of the peer's memory.
@@ -142,15 +153,26 @@ fn block(bytes: &[u8]) -> Block {
     block
 }
 
-/// Gives each block of a receive entry to `put`, with its index.
+/// The device's form of a consumer's scatter/gather entry.
+pub(crate) fn device_sge(sge: &crate::rdma::Sge) -> Sge {
+    Sge {
+        address: sge.addr(),
+        length: sge.length(),
+        lkey: sge.lkey(),
+    }
+}
+
+/// Gives each block of a receive entry to `put`, with its index. `id` is for entries of shared
+/// receive queues.
 pub(crate) fn write_receive(
+    id: u32,
     sges: impl ExactSizeIterator<Item = Sge>,
     mut put: impl FnMut(usize, Block) -> Result,
 ) -> Result {
     const BYTES: usize = 1 << abi::RQ_MAX_LOG_STRIDE;
     let header = ReceiveHeader {
         sge_count: sges.len() as u32,
-        id: 0,
+        id,
         reserved: [0; 2],
     };
     let mut bytes = [0; BYTES];
@@ -170,9 +192,12 @@ pub(crate) fn write_receive(
 }
 
 /// Most blocks a work request takes with `sges` entries and `inline` bytes allowed.
-pub(crate) fn blocks_per_request(sges: usize, inline: usize) -> usize {
+pub(crate) fn blocks_per_request(datagram: bool, sges: usize, inline: usize) -> usize {
     let payload = (sges * core::mem::size_of::<Sge>()).max(inline);
     let single = core::mem::size_of::<Sge>();
+    if datagram {
+        return blocks_for(SendOpcode::Send, true, payload);
+    }
     blocks_for(SendOpcode::Send, false, payload)
         .max(blocks_for(SendOpcode::Write, false, payload))
         .max(blocks_for(SendOpcode::FetchAdd, false, single))
@@ -244,7 +269,7 @@ mod tests {
         }
         assert!(wqe.push_sge(&sge(0)).is_err());
         assert!(wqe.blocks() <= MAX_BLOCKS);
-        assert_eq!(wqe.blocks(), blocks_per_request(abi::MAX_SGE, 0));
+        assert_eq!(wqe.blocks(), blocks_per_request(false, abi::MAX_SGE, 0));
         Ok(())
     }
 
@@ -266,6 +291,38 @@ mod tests {
     }
 
     #[test]
+    fn a_datagram_says_where_it_goes_before_its_entries() -> Result {
+        let mut part = DatagramPart::zeroed();
+        part.path.mac = [2, 0, 0, 0, 0, 9];
+        part.path.source_gid_index = 3;
+        part.qpn = 0x1234;
+        part.qkey = 0x8001_0000;
+        let mut wqe = SendWqe::datagram(SendOpcode::Send, abi::SEND_SIGNALED, 0, &part);
+        wqe.push_sge(&sge(1))?;
+        wqe.push_sge(&sge(2))?;
+        assert_eq!(wqe.blocks(), blocks_per_request(true, 2, 0));
+        let bytes = bytes_of(wqe)?;
+        let header = SendHeader::from_prefix(&bytes).ok_or(EINVAL)?;
+        assert_eq!((header.blocks, header.sge_count), (2, 2));
+        assert_eq!(DatagramPart::from_prefix(&bytes[16..]), Some(part));
+        assert_eq!(Sge::from_prefix(&bytes[64..]), Some(sge(1)));
+        assert_eq!(Sge::from_prefix(&bytes[80..]), Some(sge(2)));
+        Ok(())
+    }
+
+    #[test]
+    fn the_largest_datagram_fits() -> Result {
+        let part = DatagramPart::zeroed();
+        let mut wqe = SendWqe::datagram(SendOpcode::Send, 0, 0, &part);
+        for number in 0..abi::MAX_SGE as u32 {
+            wqe.push_sge(&sge(number))?;
+        }
+        assert_eq!(wqe.blocks(), MAX_BLOCKS);
+        assert_eq!(blocks_per_request(true, abi::MAX_SGE, 0), MAX_BLOCKS);
+        Ok(())
+    }
+
+    #[test]
     fn a_registration_fills_one_block() -> Result {
         let part = RegisterPart {
             tag: 0x123,
@@ -280,12 +337,16 @@ mod tests {
     #[test]
     fn a_receive_is_header_and_entries() -> Result {
         let mut bytes = KVec::new();
-        write_receive([sge(1), sge(2), sge(3), sge(4)].into_iter(), |_, block| {
-            for word in block.words {
-                bytes.extend_from_slice(&word.to_le_bytes(), GFP_KERNEL)?;
-            }
-            Ok(())
-        })?;
+        write_receive(
+            0,
+            [sge(1), sge(2), sge(3), sge(4)].into_iter(),
+            |_, block| {
+                for word in block.words {
+                    bytes.extend_from_slice(&word.to_le_bytes(), GFP_KERNEL)?;
+                }
+                Ok(())
+            },
+        )?;
         assert_eq!(bytes.len(), 2 * BLOCK_SIZE);
         let header = ReceiveHeader::from_prefix(&bytes).ok_or(EINVAL)?;
         assert_eq!(header.sge_count, 4);

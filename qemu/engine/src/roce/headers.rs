@@ -16,6 +16,8 @@ pub const ATOMIC_ACK_ETH_LEN: usize = 8;
 pub const IMMEDIATE_LEN: usize = 4;
 /// Bytes of the invalidation header.
 pub const IETH_LEN: usize = 4;
+/// Bytes of the header of extended connections.
+pub const XRCETH_LEN: usize = 4;
 /// Bytes of the datagram header.
 pub const DETH_LEN: usize = 8;
 

@@ -4,7 +4,7 @@
 
 use super::headers::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, BTH_LEN, DETH_LEN, IETH_LEN, IMMEDIATE_LEN,
-    RETH_LEN,
+    RETH_LEN, XRCETH_LEN,
 };
 
 /// The transport service an opcode belongs to (bits 7:5).
@@ -16,6 +16,8 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Extended reliable connection.
+    Xrc,
 }
 
 /// What a packet does.
@@ -85,7 +87,8 @@ pub struct OpcodeInfo {
     pub operation: Operation,
     /// Its place in the message.
     pub position: Position,
-    /// The extension headers in `HAS_*` bits; they follow in the order of the bits.
+    /// The extension headers in `HAS_*` bits; they follow in the order of the bits, but that of
+    /// extended connections comes before all others.
     pub headers: u8,
     /// Whether data may follow the headers.
     pub payload: bool,
@@ -105,6 +108,8 @@ pub const HAS_ATOMIC_ACK: u8 = 1 << 4;
 pub const HAS_IMMEDIATE: u8 = 1 << 5;
 /// A tag to invalidate follows.
 pub const HAS_IETH: u8 = 1 << 6;
+/// The header of extended connections follows.
+pub const HAS_XRCETH: u8 = 1 << 7;
 
 impl OpcodeInfo {
     /// Bytes of all transport headers, the base header included.
@@ -118,6 +123,7 @@ impl OpcodeInfo {
             (HAS_ATOMIC_ACK, ATOMIC_ACK_ETH_LEN),
             (HAS_IMMEDIATE, IMMEDIATE_LEN),
             (HAS_IETH, IETH_LEN),
+            (HAS_XRCETH, XRCETH_LEN),
         ];
         let mut i = 0;
         while i < sizes.len() {
@@ -209,6 +215,29 @@ opcodes! {
     0x2b UC_WRITE_ONLY_IMMEDIATE Uc Write Only   [HAS_RETH HAS_IMMEDIATE] true;
     0x64 UD_SEND_ONLY            Ud Send Only    [HAS_DETH] true;
     0x65 UD_SEND_ONLY_IMMEDIATE  Ud Send Only    [HAS_DETH HAS_IMMEDIATE] true;
+    0xa0 XRC_SEND_FIRST Xrc Send First [HAS_XRCETH] true;
+    0xa1 XRC_SEND_MIDDLE Xrc Send Middle [HAS_XRCETH] true;
+    0xa2 XRC_SEND_LAST Xrc Send Last [HAS_XRCETH] true;
+    0xa3 XRC_SEND_LAST_IMMEDIATE Xrc Send Last [HAS_XRCETH HAS_IMMEDIATE] true;
+    0xa4 XRC_SEND_ONLY Xrc Send Only [HAS_XRCETH] true;
+    0xa5 XRC_SEND_ONLY_IMMEDIATE Xrc Send Only [HAS_XRCETH HAS_IMMEDIATE] true;
+    0xa6 XRC_WRITE_FIRST Xrc Write First [HAS_XRCETH HAS_RETH] true;
+    0xa7 XRC_WRITE_MIDDLE Xrc Write Middle [HAS_XRCETH] true;
+    0xa8 XRC_WRITE_LAST Xrc Write Last [HAS_XRCETH] true;
+    0xa9 XRC_WRITE_LAST_IMMEDIATE Xrc Write Last [HAS_XRCETH HAS_IMMEDIATE] true;
+    0xaa XRC_WRITE_ONLY Xrc Write Only [HAS_XRCETH HAS_RETH] true;
+    0xab XRC_WRITE_ONLY_IMMEDIATE Xrc Write Only [HAS_XRCETH HAS_RETH HAS_IMMEDIATE] true;
+    0xac XRC_READ_REQUEST Xrc ReadRequest Only [HAS_XRCETH HAS_RETH] false;
+    0xad XRC_READ_RESPONSE_FIRST Xrc ReadResponse First [HAS_AETH] true;
+    0xae XRC_READ_RESPONSE_MIDDLE Xrc ReadResponse Middle [] true;
+    0xaf XRC_READ_RESPONSE_LAST Xrc ReadResponse Last [HAS_AETH] true;
+    0xb0 XRC_READ_RESPONSE_ONLY Xrc ReadResponse Only [HAS_AETH] true;
+    0xb1 XRC_ACKNOWLEDGE Xrc Acknowledge Only [HAS_AETH] false;
+    0xb2 XRC_ATOMIC_ACKNOWLEDGE Xrc AtomicAcknowledge Only [HAS_AETH HAS_ATOMIC_ACK] false;
+    0xb3 XRC_COMPARE_SWAP Xrc CompareSwap Only [HAS_XRCETH HAS_ATOMIC] false;
+    0xb4 XRC_FETCH_ADD Xrc FetchAdd Only [HAS_XRCETH HAS_ATOMIC] false;
+    0xb6 XRC_SEND_LAST_INVALIDATE Xrc Send Last [HAS_XRCETH HAS_IETH] true;
+    0xb7 XRC_SEND_ONLY_INVALIDATE Xrc Send Only [HAS_XRCETH HAS_IETH] true;
 }
 
 static TABLE: [Option<OpcodeInfo>; 256] = table();
@@ -240,6 +269,9 @@ mod tests {
             (Opcode::RC_FETCH_ADD, 40),
             (Opcode::UD_SEND_ONLY, 20),
             (Opcode::UD_SEND_ONLY_IMMEDIATE, 24),
+            (Opcode::XRC_SEND_MIDDLE, 16),
+            (Opcode::XRC_WRITE_ONLY_IMMEDIATE, 36),
+            (Opcode::XRC_ACKNOWLEDGE, 16),
         ] {
             assert_eq!(Opcode::info(opcode).map(OpcodeInfo::header_len), Some(len));
         }

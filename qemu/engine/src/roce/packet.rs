@@ -4,11 +4,11 @@
 
 use super::headers::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth, AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN,
-    BTH_LEN, DETH_LEN, IETH_LEN, IMMEDIATE_LEN, RETH_LEN,
+    BTH_LEN, DETH_LEN, IETH_LEN, IMMEDIATE_LEN, RETH_LEN, XRCETH_LEN,
 };
 use super::opcode::{
     Opcode, OpcodeInfo, HAS_AETH, HAS_ATOMIC, HAS_ATOMIC_ACK, HAS_DETH, HAS_IETH, HAS_IMMEDIATE,
-    HAS_RETH,
+    HAS_RETH, HAS_XRCETH,
 };
 
 /// Why a packet cannot be understood.
@@ -43,6 +43,8 @@ pub struct Packet<'a> {
     pub invalidate: Option<u32>,
     /// Datagram header.
     pub deth: Option<Deth>,
+    /// Extended connections: the shared receive queue.
+    pub srqn: Option<u32>,
     /// The data, without padding.
     pub payload: &'a [u8],
 }
@@ -65,6 +67,7 @@ impl<'a> Packet<'a> {
             immediate: None,
             invalidate: None,
             deth: None,
+            srqn: None,
             payload: &[],
         };
         let rest = packet
@@ -80,6 +83,10 @@ impl<'a> Packet<'a> {
 
     fn parse_extended(&mut self, mut rest: &'a [u8]) -> Option<&'a [u8]> {
         let info = self.info;
+        if info.has(HAS_XRCETH) {
+            self.srqn = Some(u32::from_be_bytes(*rest.first_chunk()?) & 0xff_ffff);
+            rest = &rest[XRCETH_LEN..];
+        }
         if info.has(HAS_DETH) {
             self.deth = Some(Deth::parse(rest)?);
             rest = &rest[DETH_LEN..];

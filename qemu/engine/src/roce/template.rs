@@ -42,7 +42,7 @@ pub enum PathError {
 const MAX_TEMPLATE: usize = 18 + IPV6_LEN + UDP_LEN;
 
 /// Most bytes a frame has beside its payload: all headers, padding and the invariant CRC.
-pub const MAX_HEADERS: usize = MAX_TEMPLATE + 12 + 28 + 3 + ICRC_LEN;
+pub const MAX_HEADERS: usize = MAX_TEMPLATE + 12 + 4 + 28 + 3 + ICRC_LEN;
 
 /// The Ethernet, IP and UDP headers of a path, ready to be copied in front of a packet.
 #[derive(Clone, Copy, Debug)]

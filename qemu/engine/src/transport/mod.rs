@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 
-//! The reliable connected service over RoCEv2 (IBTA volume 1, chapter 9.7): requester and
-//! responder of a queue pair.
+//! The transport services over RoCEv2 (IBTA volume 1, chapters 9.7 and 9.8): requester and
+//! responder of a reliable connection, and what unreliable services have in their place.
 //!
 //! Nothing waits here. [`receive`] looks at one frame; what has to be sent because of it, like
 //! everything else, is sent by [`send`] when the engine is polled, a bounded burst at a time, so
@@ -10,28 +10,40 @@
 mod delay;
 mod requester;
 mod responder;
+mod unreliable;
 
-use crate::core::Core;
+use crate::core::{Core, ReceiveCompletion};
 use crate::memory::Host;
+use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::qp::{QueuePair, QueuePairs};
-use crate::roce::{Bth, Frame, Packet, PacketError, Path, Template, PKEY_DEFAULT};
+use crate::roce::{Bth, Frame, Packet, PacketError, Path, Service, Template, PKEY_DEFAULT};
 use crate::{Disposition, Progress};
 use ferrite_abi::{QueuePairKind, QueuePairStateCode as State};
-use ferrite_abi::{FEATURE_ATOMICS, MODIFY_PATH, VLAN_NONE};
+use ferrite_abi::{
+    FEATURE_ATOMICS, FEATURE_DATAGRAM, FEATURE_EXTENDED_CONNECTED, FEATURE_MULTICAST,
+    FEATURE_UNRELIABLE_CONNECTED, MODIFY_PATH, VLAN_NONE,
+};
 use requester::Requester;
 use responder::Responder;
+use unreliable::Sender;
 
 /// The features that are this module's doing.
-pub const FEATURES: u64 = FEATURE_ATOMICS;
+pub const FEATURES: u64 = FEATURE_ATOMICS
+    | FEATURE_DATAGRAM
+    | FEATURE_EXTENDED_CONNECTED
+    | FEATURE_MULTICAST
+    | FEATURE_UNRELIABLE_CONNECTED;
 
 /// Packets a queue pair sends before it is another's turn.
 const BURST: u32 = 64;
 
-/// The protocol state of a connected queue pair.
+/// The protocol state of a queue pair.
 #[derive(Debug, Default)]
 pub struct Connection {
     requester: Requester,
     responder: Responder,
+    /// In place of the requester, where nothing is acknowledged.
+    sender: Sender,
     /// The headers of its path, from state RTR on.
     template: Option<Template>,
 }
@@ -39,7 +51,14 @@ pub struct Connection {
 impl Connection {
     /// The next sequence number to send and the next to expect.
     pub fn sequence_numbers(&self) -> (u32, u32) {
-        (self.requester.psn(), self.responder.psn())
+        // One of the two that send is not in use and stays at zero.
+        let sent = self.requester.psn() | self.sender.psn();
+        (sent, self.responder.psn())
+    }
+
+    /// The entry of a shared receive queue that was taken and has no completion, to be flushed.
+    pub(crate) fn taken_receive(&self) -> Option<ReceiveCompletion> {
+        self.responder.taken_receive()
     }
 }
 
@@ -52,6 +71,11 @@ pub struct Shared {
     /// Messages not in use. Boxed, as they are where they are in use: they are large and move.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<requester::Message>>,
+    /// Work requests not in use.
+    #[allow(clippy::vec_box)]
+    requests: Vec<Box<crate::queue::SendRequest>>,
+    /// The receive of the datagram being placed.
+    receive: crate::queue::ReceiveRequest,
 }
 
 /// Writes a frame of a path and sends it: `fill` appends what follows the base header and returns
@@ -75,10 +99,20 @@ fn send_packet<E>(
     filled
 }
 
-/// A base header for a packet to the peer of `qp`.
+/// The upper bits of the opcodes of a service. The lower bits are the same for all.
+fn service_bits(kind: QueuePairKind) -> u8 {
+    match kind {
+        QueuePairKind::ReliableConnected => 0x00,
+        QueuePairKind::UnreliableConnected => 0x20,
+        QueuePairKind::Datagram | QueuePairKind::Gsi => 0x60,
+        QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget => 0xa0,
+    }
+}
+
+/// A base header for a packet to the peer of `qp`; `opcode` is that of a reliable connection.
 fn base_header(qp: &QueuePair, opcode: u8, psn: u32) -> Bth {
     Bth {
-        opcode,
+        opcode: opcode | service_bits(qp.kind),
         migrated: true,
         pkey: PKEY_DEFAULT,
         qpn: qp.attributes.destination_qpn,
@@ -103,9 +137,14 @@ pub(crate) fn modified(
             (State::Init, State::ReadyToReceive) => {
                 qp.transport.responder.start(qp.attributes.receive_psn);
             }
-            (State::ReadyToReceive, State::ReadyToSend) => {
-                qp.transport.requester.start(&qp.attributes);
-            }
+            (State::ReadyToReceive, State::ReadyToSend) => match qp.kind {
+                QueuePairKind::ReliableConnected
+                | QueuePairKind::ExtendedInitiator
+                | QueuePairKind::ExtendedTarget => {
+                    qp.transport.requester.start(&qp.attributes);
+                }
+                _ => qp.transport.sender.start(qp.attributes.send_psn),
+            },
             _ => {}
         }
     }
@@ -113,18 +152,31 @@ pub(crate) fn modified(
 
 /// The headers of the path of `qp`; none where source and destination do not go together.
 fn template(core: &Core, qp: &QueuePair) -> Option<Template> {
-    let path = &qp.attributes.path;
+    let (path, peer) = (&qp.attributes.path, qp.attributes.destination_qpn);
+    template_of(core, path, qp.number, peer, false)
+}
+
+/// The headers of a path from queue pair `qpn` to queue pair `peer`; with `by_process` it stands
+/// in a work request, not in a command of the driver.
+fn template_of(
+    core: &Core,
+    path: &ferrite_abi::Path,
+    qpn: u32,
+    peer: u32,
+    by_process: bool,
+) -> Option<Template> {
     let source = core.gids.get(path.source_gid_index)?;
-    // The priority comes from the path, the identifier from either.
-    let vlan = match path.vlan {
-        VLAN_NONE => source.vlan,
-        tag => Some(tag),
+    // The priority comes from the path, the identifier from either; but a datagram's path is the
+    // word of a process, which does not choose the network it sends into.
+    let vlan = match (path.vlan, by_process) {
+        (VLAN_NONE, _) => source.vlan,
+        (tag, false) => Some(tag),
+        (tag, true) => source.vlan.map(|id| (tag & 0xf000) | id),
     };
     // Spread over the ephemeral ports, the same for all packets of a connection.
     let udp_source_port = match path.udp_source_port {
         0 => {
-            let hash = qp.number.wrapping_mul(0x9e37_79b1)
-                ^ qp.attributes.destination_qpn.wrapping_mul(0x85eb_ca6b);
+            let hash = qpn.wrapping_mul(0x9e37_79b1) ^ peer.wrapping_mul(0x85eb_ca6b);
             0xc000 | ((hash >> 16) as u16 & 0x3fff)
         }
         port => port,
@@ -145,7 +197,20 @@ fn template(core: &Core, qp: &QueuePair) -> Option<Template> {
 
 /// Sends what a queue pair of the ready list has to send, a burst at most.
 pub(crate) fn send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Progress {
+    match qp.kind {
+        QueuePairKind::ReliableConnected
+        | QueuePairKind::ExtendedInitiator
+        | QueuePairKind::ExtendedTarget => {}
+        _ => return unreliable::run(core, qp, host, BURST),
+    }
     let answered = responder::run(core, qp, host, BURST);
+    if !qp.has_send_queue() {
+        return if answered >= BURST {
+            Progress::More
+        } else {
+            Progress::Drained
+        };
+    }
     let progress = requester::run(core, qp, host, BURST);
     if answered >= BURST {
         return Progress::More;
@@ -169,6 +234,9 @@ pub(crate) fn receive_frame(
     let Some(frame) = Frame::parse(bytes) else {
         return Disposition::PassToHost;
     };
+    if frame.destination_qpn() == MULTICAST_QPN {
+        return receive_multicast(core, qps, bytes.len(), &frame, host);
+    }
     let Some(qp) = qps.get_mut(frame.destination_qpn()) else {
         return Disposition::PassToHost;
     };
@@ -187,6 +255,36 @@ pub(crate) fn receive_frame(
     Disposition::Consumed
 }
 
+/// Looks at a frame to all members of a group.
+fn receive_multicast(
+    core: &mut Core,
+    qps: &mut QueuePairs,
+    length: usize,
+    frame: &Frame<'_>,
+    host: &mut dyn Host,
+) -> Disposition {
+    let members = core.groups.members(&frame.destination).to_vec();
+    if members.is_empty() || !is_multicast(&frame.destination) {
+        return Disposition::PassToHost;
+    }
+    core.counters.rx_packets += 1;
+    core.counters.rx_bytes += length as u64;
+    if !frame.icrc_ok() {
+        core.counters.rx_icrc_errors += 1;
+        return Disposition::Consumed;
+    }
+    let own = core.gids.contains(&frame.source);
+    for qpn in members {
+        let Some(qp) = qps.get_mut(qpn) else {
+            continue;
+        };
+        if unreliable::datagram(core, qp, frame, own, host).is_none() {
+            core.counters.rx_dropped += 1;
+        }
+    }
+    Disposition::Consumed
+}
+
 /// Hands a packet to the requester or responder it is for; `None` when it is dropped.
 fn deliver(
     core: &mut Core,
@@ -194,9 +292,17 @@ fn deliver(
     frame: &Frame<'_>,
     host: &mut dyn Host,
 ) -> Option<()> {
-    if qp.kind != QueuePairKind::ReliableConnected || !qp.may_receive() {
+    if !qp.may_receive() {
         return None;
     }
+    let service = match qp.kind {
+        QueuePairKind::ReliableConnected => Service::Rc,
+        QueuePairKind::UnreliableConnected => Service::Uc,
+        QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget => Service::Xrc,
+        QueuePairKind::Datagram | QueuePairKind::Gsi => {
+            return unreliable::datagram(core, qp, frame, false, host);
+        }
+    };
     // Only the peer may speak on a connection, and only to the address it was given.
     let own = core.gids.get(qp.attributes.path.source_gid_index)?;
     if frame.source != qp.attributes.path.gid || frame.destination != own.gid {
@@ -213,12 +319,15 @@ fn deliver(
     if packet.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {
         return None;
     }
-    if packet.info.service != crate::roce::Service::Rc {
+    if packet.info.service != service {
         return None;
     }
-    if packet.info.is_request() {
-        responder::request(core, qp, &packet, host)
-    } else {
-        requester::response(core, qp, &packet, host)
+    match (qp.kind, packet.info.is_request()) {
+        (QueuePairKind::UnreliableConnected, true) => {
+            responder::unreliable_request(core, qp, &packet, host)
+        }
+        (QueuePairKind::ExtendedInitiator, true) | (QueuePairKind::ExtendedTarget, false) => None,
+        (_, true) => responder::request(core, qp, &packet, host),
+        (_, false) => requester::response(core, qp, &packet, host),
     }
 }

@@ -42,14 +42,26 @@ const RNR_FOR_EVER: u8 = 7;
 
 /// How a work request failed: status and detail of its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Failure {
-    status: CompletionStatus,
-    detail: u32,
+pub(super) struct Failure {
+    pub(super) status: CompletionStatus,
+    pub(super) detail: u32,
 }
 
 impl From<CompletionStatus> for Failure {
     fn from(status: CompletionStatus) -> Self {
         Self { status, detail: 0 }
+    }
+}
+
+impl From<QueueError> for Failure {
+    fn from(error: QueueError) -> Self {
+        Self {
+            status: match error {
+                QueueError::TooLong => CompletionStatus::LocalLength,
+                _ => CompletionStatus::LocalQueuePairOperation,
+            },
+            detail: error.detail(),
+        }
     }
 }
 
@@ -278,13 +290,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     };
     message.failure = match fetched {
         Ok(()) => check(core, qp, &message),
-        Err(error) => Some(Failure {
-            status: match error {
-                QueueError::TooLong => CompletionStatus::LocalLength,
-                _ => CompletionStatus::LocalQueuePairOperation,
-            },
-            detail: error.detail(),
-        }),
+        Err(error) => Some(error.into()),
     };
     if message.failure.is_some() {
         message.packets = 0;
@@ -383,7 +389,11 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     };
     let domain = qp.domain();
     let request = &message.request;
+    let extended = qp.is_extended();
     let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
+        if extended {
+            frame.extend_from_slice(&(request.srqn() & 0xff_ffff).to_be_bytes());
+        }
         extend_headers(frame, request, position, offset, length);
         let start = frame.len();
         frame.resize(start + payload as usize, 0);
@@ -442,7 +452,7 @@ fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
 }
 
 /// The opcode on the wire.
-fn wire_opcode(opcode: SendOpcode, position: Position) -> u8 {
+pub(super) fn wire_opcode(opcode: SendOpcode, position: Position) -> u8 {
     use Position::{First, Last, Middle, Only};
     // First, middle, last, only.
     let [first, middle, last, only] = match opcode {
@@ -493,7 +503,7 @@ fn wire_opcode(opcode: SendOpcode, position: Position) -> u8 {
 }
 
 /// Appends the extension headers of a packet of `request`; `length` is what a read asks for.
-fn extend_headers(
+pub(super) fn extend_headers(
     frame: &mut Vec<u8>,
     request: &SendRequest,
     position: Position,
@@ -566,6 +576,11 @@ fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
             return;
         };
         requester.cursor = requester.cursor.saturating_sub(1);
+        if message.is_answered() {
+            for sge in message.request.sges() {
+                core.tpt.touch_local(sge.lkey);
+            }
+        }
         let completion = SendCompletion::of(&message.request, CompletionStatus::Success);
         if core.transport.spare.len() < MAX_SPARE {
             core.transport.spare.push(message);
@@ -588,6 +603,11 @@ fn fail(core: &mut Core, qp: &mut QueuePair, failure: Failure, host: &mut dyn Ho
         ..SendCompletion::of(&message.request, failure.status)
     };
     match core.complete_send(qp, &completion, host) {
+        Ok(()) if qp.stops_at(message.request.opcode) => {
+            // It was the last one taken up.
+            qp.transport.requester.cursor = 0;
+            qp::stop_sending(core, qp, host);
+        }
         Ok(()) => qp::enter_error(core, qp, host),
         Err(_) => qp::fail(core, qp, host),
     }
@@ -672,9 +692,7 @@ fn acknowledge(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Hos
         .messages
         .iter()
         .take_while(|message| psn_diff(psn, message.first_psn) > 0)
-        .find(|message| {
-            message.is_answered() && message.packets > 0 && !message.is_before(una)
-        })
+        .find(|message| message.is_answered() && message.packets > 0 && !message.is_before(una))
         .map(|message| message.first_psn);
     let reached = match barrier {
         Some(barrier) if psn_diff(psn, barrier) > 0 => barrier,

@@ -17,9 +17,9 @@ use crate::roce::{
     psn_add, psn_diff, Aeth, AtomicAckEth, Bth, NakCode, Opcode, Operation, Packet, Position,
     Syndrome, CREDIT_UNLIMITED,
 };
-use crate::tpt::{LocalAccess, RemoteAccess, Span, TptError};
+use crate::tpt::{Arrival, AtomicOperation, Holder, LocalAccess, RemoteAccess, Span, TptError};
 use ferrite_abi::{
-    CompletionOpcode, CompletionStatus, EventCode, QueuePairStateCode as State,
+    CompletionOpcode, CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State,
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, COMPLETION_IMMEDIATE,
     COMPLETION_INVALIDATED, COMPLETION_SOLICITED, MAX_MESSAGE,
 };
@@ -48,6 +48,12 @@ enum Answer {
         length: u32,
         starts: bool,
     },
+    /// An atomic, carried out when its turn comes: after all reads before it.
+    Pending {
+        psn: u32,
+        span: Span,
+        operation: AtomicOperation,
+    },
     /// The result of an atomic.
     Atomic { psn: u32, original: u64 },
 }
@@ -59,12 +65,16 @@ impl Answer {
             | Self::NotNow { psn, .. }
             | Self::Refuse { psn, .. }
             | Self::Read { psn, .. }
+            | Self::Pending { psn, .. }
             | Self::Atomic { psn, .. } => psn,
         }
     }
 
     fn is_result(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Atomic { .. })
+        matches!(
+            self,
+            Self::Read { .. } | Self::Pending { .. } | Self::Atomic { .. }
+        )
     }
 }
 
@@ -91,7 +101,6 @@ enum Refusal {
     Access,
     /// A receive ends with this status; the code goes to the requester.
     Receive {
-        index: u32,
         status: CompletionStatus,
         detail: u32,
         code: NakCode,
@@ -120,6 +129,8 @@ pub(super) struct Responder {
     incoming: Incoming,
     /// The receive of the send that is coming in.
     receive: ReceiveRequest,
+    /// That receive was taken and is not complete.
+    taken: bool,
     /// The requester was told to send again from `expected`.
     told: bool,
     /// The connection failed; the queue pair is in error when the queue of answers is empty.
@@ -144,6 +155,12 @@ impl Responder {
         self.expected
     }
 
+    /// The completion, as flushed, of a receive taken from a shared receive queue.
+    pub(super) fn taken_receive(&self) -> Option<ReceiveCompletion> {
+        (self.taken && self.receive.shared.is_some())
+            .then(|| ReceiveCompletion::failed(&self.receive, CompletionStatus::Flushed, 0))
+    }
+
     fn acknowledge(&mut self) {
         let psn = psn_add(self.expected, 0xff_ffff);
         if let Some(Answer::Acknowledge { psn: last }) = self.answers.back_mut() {
@@ -151,6 +168,14 @@ impl Responder {
         } else {
             self.answers.push_back(Answer::Acknowledge { psn });
         }
+    }
+
+    /// Keeps the result of an atomic for a request that comes again.
+    fn save(&mut self, psn: u32, original: u64) {
+        if self.atomics.len() >= SAVED_ATOMICS {
+            self.atomics.pop_front();
+        }
+        self.atomics.push_back((psn, original));
     }
 
     /// Notes that a message is complete and `packets` sequence numbers are used up by it.
@@ -179,7 +204,7 @@ pub(super) fn request(
     let ahead = psn_diff(packet.bth.psn, responder.expected);
     if ahead < 0 {
         core.counters.duplicate_requests += 1;
-        return duplicate(core, qp, packet);
+        return duplicate(core, qp, packet, host);
     }
     if ahead > 0 {
         core.counters.out_of_sequence += 1;
@@ -209,6 +234,79 @@ pub(super) fn request(
     Some(())
 }
 
+/// A packet of an unreliable connection; `None` when it is dropped, and its message with it.
+pub(super) fn unreliable_request(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Option<()> {
+    let responder = &mut qp.transport.responder;
+    if qp.state == State::ReadyToReceive && !responder.established {
+        responder.established = true;
+        core.async_event(EventCode::CommunicationEstablished, qp.number, host);
+    }
+    let responder = &mut qp.transport.responder;
+    if packet.info.position.starts() {
+        // Whatever was coming in lost its end.
+        responder.incoming = Incoming::None;
+        responder.expected = packet.bth.psn;
+    } else if packet.bth.psn != responder.expected {
+        if !matches!(responder.incoming, Incoming::None) {
+            core.counters.out_of_sequence += 1;
+        }
+        responder.incoming = Incoming::None;
+        return None;
+    }
+    match execute(core, qp, packet, host) {
+        Ok(()) => Some(()),
+        Err(refusal) => {
+            qp.transport.responder.incoming = Incoming::None;
+            match refusal {
+                // The receive is there for the next message.
+                Refusal::Receive {
+                    status: CompletionStatus::LocalLength,
+                    ..
+                }
+                | Refusal::NotReady
+                | Refusal::Invalid => {}
+                Refusal::Access => core.counters.access_errors += 1,
+                Refusal::Receive { status, detail, .. } => {
+                    fail_receive(core, qp, status, detail, host);
+                    qp::enter_error(core, qp, host);
+                }
+                Refusal::Failed | Refusal::QueueDead => qp::fail(core, qp, host),
+            }
+            None
+        }
+    }
+}
+
+/// Completes the receive in use with an error.
+fn fail_receive(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    status: CompletionStatus,
+    detail: u32,
+    host: &mut dyn Host,
+) {
+    qp.transport.responder.taken = false;
+    let completion = ReceiveCompletion::failed(&qp.transport.responder.receive, status, detail);
+    if core.complete_receive(qp, &completion, host).is_err() {
+        core.async_event(EventCode::QueuePairFatal, qp.number, host);
+    }
+}
+
+/// What a peer's accesses are checked against: the domain of an extended connection is that of the
+/// shared receive queue it names.
+fn remote_holder(core: &Core, qp: &QueuePair, packet: &Packet<'_>) -> Result<Holder, Refusal> {
+    let pd = match packet.srqn {
+        Some(srqn) => core.srqs.domain(srqn, qp.xrcd).ok_or(Refusal::Invalid)?,
+        None => qp.pd,
+    };
+    Ok(Holder { pd, ..qp.holder() })
+}
+
 /// A request with an opcode that is not known here.
 pub(super) fn unknown(
     core: &mut Core,
@@ -218,7 +316,12 @@ pub(super) fn unknown(
 ) -> Option<()> {
     let responder = &qp.transport.responder;
     // Only those of this service, and only in their turn.
-    if bth.opcode >> 5 != 0 || responder.closing || bth.psn != responder.expected {
+    let service = match qp.kind {
+        QueuePairKind::ReliableConnected => 0,
+        QueuePairKind::ExtendedTarget => 5,
+        _ => return None,
+    };
+    if bth.opcode >> 5 != service || responder.closing || bth.psn != responder.expected {
         return None;
     }
     close(core, qp, bth.psn, NakCode::InvalidRequest);
@@ -235,10 +338,15 @@ fn has_answer(packet: &Packet<'_>) -> bool {
 }
 
 /// A request that was carried out before and whose answer was lost or is late.
-fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option<()> {
+fn duplicate(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Option<()> {
     let psn = packet.bth.psn;
     let log_mtu = qp.attributes.log_mtu;
-    let pd = qp.pd;
+    let holder = remote_holder(core, qp, packet).ok()?;
     let responder = &mut qp.transport.responder;
     match packet.info.operation {
         Operation::ReadRequest => {
@@ -264,10 +372,12 @@ fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option
                     reth.rkey,
                     reth.address,
                     reth.length.into(),
-                    pd,
+                    holder,
                     RemoteAccess::Read,
                 )
                 .ok()?;
+            carry_out_atomics(core, qp, host);
+            let responder = &mut qp.transport.responder;
             // The requester will ask again for all that comes after.
             responder
                 .answers
@@ -347,15 +457,28 @@ fn execute(
 }
 
 /// Takes a receive for a message that begins (or, for a write, ends) with this packet.
-fn take_receive(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Result<(), Refusal> {
+fn take_receive(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
+    if packet.srqn.is_some() {
+        remote_holder(core, qp, packet)?;
+    }
     let mut receive = std::mem::take(&mut qp.transport.responder.receive);
-    let taken = core.take_receive(host, qp, &mut receive);
-    let index = receive.index;
+    let taken = if qp.transport.responder.taken {
+        // Left over from a message that lost its end.
+        Ok(true)
+    } else {
+        core.take_receive(host, qp, packet.srqn, &mut receive)
+    };
+    qp.transport.responder.taken =
+        !matches!(taken, Ok(false) | Err(crate::queue::QueueError::Producer));
     let checked = match taken {
         Ok(true) => core
-            .check_sges(qp.domain(), receive.sges(), LocalAccess::Write)
+            .check_sges(receive.domain, receive.sges(), LocalAccess::Write)
             .map_err(|error| Refusal::Receive {
-                index,
                 status: CompletionStatus::LocalProtection,
                 detail: error.detail(),
                 code: NakCode::RemoteOperation,
@@ -363,7 +486,6 @@ fn take_receive(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Res
         Ok(false) => Err(Refusal::NotReady),
         Err(crate::queue::QueueError::Producer) => Err(Refusal::Failed),
         Err(error) => Err(Refusal::Receive {
-            index,
             status: CompletionStatus::LocalQueuePairOperation,
             detail: error.detail(),
             code: NakCode::RemoteOperation,
@@ -396,7 +518,9 @@ fn complete_receive(
         flags |= COMPLETION_SOLICITED;
     }
     let completion = ReceiveCompletion {
-        index: qp.transport.responder.receive.index,
+        index: qp.transport.responder.receive.name(),
+        shared: qp.transport.responder.receive.shared,
+        origin: None,
         status: CompletionStatus::Success,
         opcode,
         byte_count,
@@ -404,6 +528,7 @@ fn complete_receive(
         flags,
         detail: 0,
     };
+    qp.transport.responder.taken = false;
     core.complete_receive(qp, &completion, host)
         .map_err(|_| Refusal::QueueDead)
 }
@@ -416,15 +541,21 @@ fn send(
 ) -> Result<(), Refusal> {
     let position = packet.info.position;
     if position.starts() {
-        take_receive(core, qp, host)?;
+        take_receive(core, qp, packet, host)?;
     }
     let received = match qp.transport.responder.incoming {
         Incoming::Send { received } => received,
         _ => 0,
     };
     let receive = &qp.transport.responder.receive;
+    if receive
+        .shared
+        .is_some_and(|shared| core.srqs.current(shared).is_none())
+    {
+        // Destroyed while the message was coming in.
+        return Err(Refusal::Failed);
+    }
     let failed = |status, detail, code| Refusal::Receive {
-        index: receive.index,
         status,
         detail,
         code,
@@ -440,7 +571,7 @@ fn send(
     }
     core.scatter(
         host,
-        qp.domain(),
+        receive.domain,
         receive.sges(),
         received.into(),
         packet.payload,
@@ -458,7 +589,8 @@ fn send(
         return Ok(());
     }
     if let Some(tag) = packet.invalidate {
-        core.tpt.invalidate(tag, qp.pd)?;
+        let holder = remote_holder(core, qp, packet)?;
+        core.tpt.invalidate(tag, holder)?;
     }
     qp.transport.responder.incoming = Incoming::None;
     complete_receive(core, qp, packet, CompletionOpcode::Receive, total, host)?;
@@ -486,7 +618,7 @@ fn write(
                 reth.rkey,
                 reth.address,
                 reth.length.into(),
-                qp.pd,
+                remote_holder(core, qp, packet)?,
                 RemoteAccess::Write,
             )?;
             (span, 0, reth.length)
@@ -508,10 +640,12 @@ fn write(
     }
     // Before anything is written, so that nothing is if there is no receive.
     if packet.immediate.is_some() {
-        take_receive(core, qp, host)?;
+        take_receive(core, qp, packet, host)?;
     }
     core.tpt
         .write(host, &span, received.into(), packet.payload)?;
+    // A packet out of order is not executed, so that one that is, is always in order.
+    core.tpt.touch(&span, position.ends(), Arrival::InOrder)?;
     let responder = &mut qp.transport.responder;
     if !position.ends() {
         responder.incoming = Incoming::Write {
@@ -561,7 +695,7 @@ fn read(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Result<(), 
         reth.rkey,
         reth.address,
         reth.length.into(),
-        qp.pd,
+        remote_holder(core, qp, packet)?,
         RemoteAccess::Read,
     )?;
     let count = packets(reth.length, qp.attributes.log_mtu);
@@ -593,30 +727,63 @@ fn atomic(
     if atomic.address % 8 != 0 {
         return Err(Refusal::Invalid);
     }
-    let span =
-        core.tpt
-            .check_remote(atomic.rkey, atomic.address, 8, qp.pd, RemoteAccess::Atomic)?;
-    let address = core.tpt.atomic_address(host, &span)?;
-    let original = match packet.info.operation {
-        Operation::CompareSwap => {
-            host.compare_exchange_u64(address, atomic.compare, atomic.operand)
-        }
-        _ => host.fetch_add_u64(address, atomic.operand),
-    }
-    .map_err(|_| Refusal::Failed)?;
-    let responder = &mut qp.transport.responder;
+    let span = core.tpt.check_remote(
+        atomic.rkey,
+        atomic.address,
+        8,
+        remote_holder(core, qp, packet)?,
+        RemoteAccess::Atomic,
+    )?;
+    let operation = match packet.info.operation {
+        Operation::CompareSwap => AtomicOperation::CompareSwap {
+            compare: atomic.compare,
+            new: atomic.operand,
+        },
+        _ => AtomicOperation::FetchAdd(atomic.operand),
+    };
     let psn = packet.bth.psn;
-    if responder.atomics.len() >= SAVED_ATOMICS {
-        responder.atomics.pop_front();
-    }
-    responder.atomics.push_back((psn, original));
-    responder
+    let responder = &mut qp.transport.responder;
+    let after_read = responder
         .answers
-        .push_back(Answer::Atomic { psn, original });
+        .iter()
+        .any(|answer| matches!(answer, Answer::Read { .. } | Answer::Pending { .. }));
+    let answer = if after_read {
+        Answer::Pending {
+            psn,
+            span,
+            operation,
+        }
+    } else {
+        let original = core.tpt.atomic(host, &span, operation)?;
+        responder.save(psn, original);
+        Answer::Atomic { psn, original }
+    };
+    responder.answers.push_back(answer);
     responder.msn = psn_add(responder.msn, 1);
     responder.advance(1);
     core.schedule(qp);
     Ok(())
+}
+
+/// Carries out the atomics that wait behind reads. What fails is left for its turn, or for the
+/// requester to find out.
+fn carry_out_atomics(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let responder = &mut qp.transport.responder;
+    for at in 0..responder.answers.len() {
+        let Answer::Pending {
+            psn,
+            span,
+            operation,
+        } = responder.answers[at]
+        else {
+            continue;
+        };
+        let Ok(original) = core.tpt.atomic(host, &span, operation) else {
+            return;
+        };
+        responder.save(psn, original);
+        responder.answers[at] = Answer::Atomic { psn, original };
+    }
 }
 
 /// Refuses the request at `packet`, and tells the consumer of this queue pair.
@@ -649,23 +816,11 @@ fn refuse(
             NakCode::RemoteAccess
         }
         Refusal::Receive {
-            index,
             status,
             detail,
             code,
         } => {
-            let completion = ReceiveCompletion {
-                index,
-                status,
-                opcode: CompletionOpcode::Receive,
-                byte_count: 0,
-                immediate: 0,
-                flags: 0,
-                detail,
-            };
-            if core.complete_receive(qp, &completion, host).is_err() {
-                core.async_event(EventCode::QueuePairFatal, qp.number, host);
-            }
+            fail_receive(core, qp, status, detail, host);
             code
         }
         Refusal::Failed | Refusal::QueueDead => {
@@ -682,6 +837,14 @@ fn close(core: &mut Core, qp: &mut QueuePair, psn: u32, code: NakCode) {
     responder.closing = true;
     responder.answers.push_back(Answer::Refuse { psn, code });
     core.schedule(qp);
+}
+
+/// The tag of the request at `psn` was revoked before all of it was carried out.
+fn revoked(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Host) {
+    core.counters.access_errors += 1;
+    core.async_event(EventCode::QueuePairAccessError, qp.number, host);
+    qp.transport.responder.answers.clear();
+    close(core, qp, psn, NakCode::RemoteAccess);
 }
 
 /// Sends answers, at most `budget` packets; returns how many were.
@@ -710,6 +873,18 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
                 }
                 say(core, qp, psn, syndrome, None, host);
             }
+            Answer::Pending {
+                psn,
+                span,
+                operation,
+            } => match core.tpt.atomic(host, &span, operation) {
+                Ok(original) => {
+                    qp.transport.responder.save(psn, original);
+                    let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
+                    say(core, qp, psn, syndrome, Some(original), host);
+                }
+                Err(_) => revoked(core, qp, psn, host),
+            },
             Answer::Atomic { psn, original } => {
                 let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
                 say(core, qp, psn, syndrome, Some(original), host);
@@ -799,11 +974,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
             .read(host, &span, offset.into(), &mut frame[start..])
     });
     if sent.is_err() {
-        // The tag was revoked while its memory was being read.
-        core.counters.access_errors += 1;
-        core.async_event(EventCode::QueuePairAccessError, qp.number, host);
-        qp.transport.responder.answers.clear();
-        close(core, qp, psn, NakCode::RemoteAccess);
+        revoked(core, qp, psn, host);
         return true;
     }
     if let Some(Answer::Read {

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of the device that processes use: whole pages of BAR 2, each mapped by one process.
+
+use crate::{
+    abi,
+    device::Ferrite,
+    kernel_ext::{
+        errno,
+        io::clear_bar, //
+    },
+    rdma::{
+        kind,
+        Caching,
+        Device,
+        Dm,
+        DmAllocAttr,
+        DmResponse,
+        New,
+        Ucontext,
+        UcontextRef, //
+    },
+};
+use kernel::{
+    new_mutex,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    },
+};
+
+/// Which pages of device memory are in use.
+pub(crate) struct PageMap {
+    used: KVec<bool>,
+}
+
+impl PageMap {
+    fn new(pages: usize) -> Result<Self> {
+        let mut used = KVec::with_capacity(pages, GFP_KERNEL)?;
+        for _ in 0..pages {
+            used.push(false, GFP_KERNEL)?;
+        }
+        Ok(Self { used })
+    }
+
+    /// Takes `count` free pages in a row, the first a multiple of `align`.
+    fn take(&mut self, count: usize, align: usize) -> Result<usize> {
+        let mut first = 0;
+        while let Some(pages) = self
+            .used
+            .get_mut(first..)
+            .and_then(|all| all.get_mut(..count))
+        {
+            match pages.iter().rposition(|used| *used) {
+                None => {
+                    pages.fill(true);
+                    return Ok(first);
+                }
+                Some(last) => first = (first + last + 1).next_multiple_of(align),
+            }
+        }
+        Err(ENOMEM)
+    }
+
+    fn give_back(&mut self, first: usize, count: usize) {
+        if let Some(pages) = self.used.get_mut(first..first + count) {
+            pages.fill(false);
+        }
+    }
+}
+
+/// The device's memory.
+#[pin_data]
+pub(crate) struct DeviceMemory {
+    #[pin]
+    map: Mutex<PageMap>,
+}
+
+impl DeviceMemory {
+    /// For a device with `bytes` of memory.
+    pub(crate) fn new(bytes: u64) -> Result<Arc<Self>> {
+        let pages = (bytes as usize).min(abi::DEVICE_MEMORY_SIZE) / PAGE_SIZE;
+        let map = PageMap::new(pages)?;
+        Arc::pin_init(
+            pin_init!(Self {
+                map <- new_mutex!(map, "ferrite_device_memory"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn take(self: &Arc<Self>, pages: usize, align: usize) -> Result<Arc<Piece>> {
+        let first = self.map.lock().take(pages, align)?;
+        let piece = Piece {
+            memory: self.clone(),
+            first,
+            pages,
+        };
+        // On failure the piece is dropped, which gives its pages back.
+        Ok(Arc::new(piece, GFP_KERNEL)?)
+    }
+}
+
+/// Pages of the device's memory; given back when neither object, region nor mapping has them.
+pub(crate) struct Piece {
+    memory: Arc<DeviceMemory>,
+    first: usize,
+    pages: usize,
+}
+
+impl Piece {
+    /// Where it starts in the device's memory.
+    pub(crate) fn offset(&self) -> u64 {
+        (self.first * PAGE_SIZE) as u64
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.memory.map.lock().give_back(self.first, self.pages);
+    }
+}
+
+/// The driver's data of a piece of device memory.
+pub(crate) struct FerriteDm {
+    piece: Arc<Piece>,
+    context: UcontextRef<Ferrite>,
+    mapping: u64,
+}
+
+impl FerriteDm {
+    /// Allocates device memory and lets the process map it.
+    pub(crate) fn create<'a>(
+        dev: &Device<Ferrite>,
+        context: &Ucontext<Ferrite>,
+        new: New<'a, kind::Dm, Ferrite>,
+        attr: &DmAllocAttr,
+        response: &DmResponse<'_>,
+    ) -> Result<&'a Dm<Ferrite>> {
+        if !dev.has(abi::FEATURE_DEVICE_MEMORY) {
+            return Err(errno::eopnotsupp());
+        }
+        let pages = usize::try_from(attr.length)?.div_ceil(PAGE_SIZE);
+        if pages == 0 || attr.log_alignment > 30 {
+            return Err(EINVAL);
+        }
+        let align = (1usize << attr.log_alignment).div_ceil(PAGE_SIZE);
+        let piece = dev.memory.take(pages, align)?;
+        let offset = abi::DEVICE_MEMORY_OFFSET as u64 + piece.offset();
+        let bytes = pages * PAGE_SIZE;
+        // What another process left there is not for this one.
+        clear_bar(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, bytes)?;
+        // The mapping keeps the pages until it is gone from the process too.
+        let keep = KBox::new(piece.clone(), GFP_KERNEL)?;
+        let mapping =
+            context.map_bar_keeping(abi::BAR_DOORBELLS, offset, bytes, Caching::Uncached, keep)?;
+        let told = response.set_offset(mapping).and_then(|()| {
+            new.init(Ok::<_, Error>(Self {
+                piece,
+                context: context.get_ref(),
+                mapping,
+            }))
+        });
+        if told.is_err() {
+            context.unmap_bar(mapping);
+        }
+        told
+    }
+
+    /// Ends a piece of device memory: it cannot be mapped any more.
+    pub(crate) fn destroy(dm: &Dm<Ferrite>) {
+        dm.context.unmap_bar(dm.mapping);
+    }
+
+    /// The pages.
+    pub(crate) fn piece(&self) -> &Arc<Piece> {
+        &self.piece
+    }
+}
+
+#[kunit_tests(ferrite_dm)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_do_not_overlap_and_are_used_again() -> Result {
+        let mut map = PageMap::new(8)?;
+        assert_eq!(map.take(3, 1), Ok(0));
+        assert_eq!(map.take(2, 1), Ok(3));
+        assert_eq!(map.take(4, 1), Err(ENOMEM));
+        map.give_back(0, 3);
+        assert_eq!(map.take(4, 1), Err(ENOMEM));
+        assert_eq!(map.take(3, 1), Ok(0));
+        assert_eq!(map.take(3, 1), Ok(5));
+        assert_eq!(map.take(1, 1), Err(ENOMEM));
+        Ok(())
+    }
+
+    #[test]
+    fn alignment_is_kept() -> Result {
+        let mut map = PageMap::new(16)?;
+        assert_eq!(map.take(1, 1), Ok(0));
+        assert_eq!(map.take(2, 4), Ok(4));
+        assert_eq!(map.take(1, 8), Ok(8));
+        assert_eq!(map.take(9, 1), Err(ENOMEM));
+        assert_eq!(map.take(1, 16), Err(ENOMEM));
+        Ok(())
+    }
+}

@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Shared receive queues.
+//!
+//! Entries are taken in the order of the ring but complete in any order, so that each carries an
+//! identifier of its own: the index of a slot that remembers what was posted (chapter 9).
+
+use crate::{
+    abi,
+    abi::{
+        Buffer,
+        CommandOpcode,
+        CreateSharedReceive,
+        ModifySharedReceive,
+        SharedReceiveRecord,
+        SharedReceiveState,
+        UverbsSrqRequest,
+        UverbsSrqResponse,
+        BLOCK_SIZE, //
+    },
+    bars::Doorbells,
+    device::Ferrite,
+    dma_types::Block,
+    hardware::DeviceObject,
+    kernel_ext::{
+        barrier::dma_wmb,
+        errno,
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock, //
+        },
+    },
+    mr::UserMemory,
+    numbers::Number,
+    rdma::{
+        kind,
+        Device,
+        ExtendedSrq,
+        New,
+        Pd,
+        RecvList,
+        Srq,
+        SrqAttr,
+        Udata, //
+    },
+    wqe,
+};
+use kernel::{
+    dma::Coherent,
+    prelude::*, //
+};
+
+const RECORD_BLOCKS: usize = core::mem::size_of::<SharedReceiveRecord>() / BLOCK_SIZE;
+const _: () = assert!(core::mem::offset_of!(SharedReceiveRecord, producer) == 0);
+
+/// End of the list of free slots.
+const NONE: u32 = u32::MAX;
+
+/// What is remembered of a receive.
+#[derive(Clone, Copy)]
+struct Slot {
+    /// The consumer's name for it.
+    id: u64,
+    /// Its free-running place in the ring.
+    place: u32,
+    /// The next free slot, while it is free itself.
+    next: u32,
+    used: bool,
+}
+
+/// The receives of a shared queue.
+pub(crate) struct Slots {
+    slots: KVVec<Slot>,
+    free: u32,
+    /// Receives posted, free-running.
+    producer: u32,
+    /// Receives that the device is known to have taken off the ring, free-running.
+    taken: u32,
+}
+
+impl Slots {
+    fn new(entries: usize) -> Result<Self> {
+        let mut slots = KVVec::with_capacity(entries, GFP_KERNEL)?;
+        for index in 0..entries {
+            let slot = Slot {
+                id: 0,
+                place: 0,
+                next: if index + 1 == entries {
+                    NONE
+                } else {
+                    index as u32 + 1
+                },
+                used: false,
+            };
+            slots.push(slot, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            slots,
+            free: 0,
+            producer: 0,
+            taken: 0,
+        })
+    }
+
+    /// The slot for a new receive and its place in the ring; `None` if there is no room.
+    fn peek(&self) -> Option<(u32, usize)> {
+        if self.producer.wrapping_sub(self.taken) as usize >= self.slots.len() {
+            return None;
+        }
+        let place = self.producer as usize & (self.slots.len() - 1);
+        (self.free != NONE).then_some((self.free, place))
+    }
+
+    /// Takes what [`Slots::peek`] returned.
+    fn push(&mut self, id: u64) {
+        let (free, place) = (self.free, self.producer);
+        if let Some(slot) = self.slots.get_mut(free as usize) {
+            self.free = slot.next;
+            *slot = Slot {
+                id,
+                place,
+                next: NONE,
+                used: true,
+            };
+            self.producer = self.producer.wrapping_add(1);
+        }
+    }
+
+    /// A receive completed: what the consumer called it. `None` if there is no such one.
+    fn complete(&mut self, index: u32) -> Option<u64> {
+        let free = self.free;
+        let slot = self.slots.get_mut(index as usize)?;
+        if !slot.used {
+            return None;
+        }
+        slot.used = false;
+        slot.next = free;
+        let (id, place) = (slot.id, slot.place);
+        self.free = index;
+        // All entries up to this one were taken.
+        let taken = place.wrapping_add(1);
+        if (taken.wrapping_sub(self.taken) as i32) > 0 {
+            self.taken = taken;
+        }
+        Some(id)
+    }
+}
+
+/// The ring of a queue that the kernel posts to.
+#[pin_data]
+struct KernelRing {
+    /// The ring, then the record.
+    memory: Coherent<[Block]>,
+    /// Blocks of an entry.
+    stride: usize,
+    /// Blocks of the ring.
+    record: usize,
+    #[pin]
+    slots: IrqSpinLock<Slots>,
+}
+
+impl KernelRing {
+    fn put(&self, block: usize, contents: Block) -> Result {
+        kernel::dma_write!(self.memory, [try: block], contents);
+        Ok(())
+    }
+
+    fn set_producer(&self, producer: u32) -> Result {
+        kernel::dma_write!(self.memory, [try: self.record].words[try: 0], producer);
+        Ok(())
+    }
+}
+
+/// Where ring and record are.
+enum Memory {
+    User { _memory: UserMemory },
+    Kernel(Pin<KBox<KernelRing>>),
+}
+
+/// The driver's data of a shared receive queue.
+///
+/// The fields are dropped in order: the device lets go of the queue before its memory goes, and
+/// the number is free last.
+pub(crate) struct FerriteSrq {
+    object: DeviceObject,
+    memory: Memory,
+    number: Number,
+    attr: SrqAttr,
+}
+
+/// The numbers of a queue's ring.
+struct Geometry {
+    log_entries: u8,
+    log_stride: u8,
+    ring_offset: u32,
+    record_offset: u32,
+}
+
+impl FerriteSrq {
+    /// Its number in the device.
+    pub(crate) fn number(&self) -> u32 {
+        self.number.get()
+    }
+
+    /// Makes a shared receive queue.
+    pub(crate) fn create<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Srq, Ferrite>,
+        attr: &mut SrqAttr,
+        extended: Option<&ExtendedSrq<'_, Ferrite>>,
+        udata: Option<&Udata<'_, Ferrite>>,
+    ) -> Result<&'a Srq<Ferrite>> {
+        let dev = pd.device();
+        if !dev.has(abi::FEATURE_SHARED_RECEIVE)
+            || (extended.is_some() && !dev.has(abi::FEATURE_EXTENDED_CONNECTED))
+        {
+            return Err(errno::eopnotsupp());
+        }
+        if attr.max_wr == 0
+            || attr.max_wr > 1 << dev.caps.rq_max_log_entries
+            || attr.max_sge > dev.caps.max_sge.into()
+        {
+            return Err(EINVAL);
+        }
+        let (memory, buffer, geometry, doorbell_page) = match udata {
+            Some(udata) => {
+                let request: UverbsSrqRequest =
+                    udata.read(core::mem::size_of::<UverbsSrqRequest>())?;
+                let geometry = checked_request(&request, dev.caps.rq_max_log_entries)?;
+                let page = udata.context().ok_or(EINVAL)?.doorbell_page();
+                let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
+                let buffer = memory.buffer();
+                (Memory::User { _memory: memory }, buffer, geometry, page)
+            }
+            None => {
+                let (ring, geometry) = kernel_ring(dev, attr)?;
+                let bytes = ring.memory.size() as u64;
+                let buffer = Buffer::contiguous(ring.memory.dma_handle(), bytes);
+                let page = Doorbells::KERNEL_PAGE;
+                (Memory::Kernel(ring), buffer, geometry, page)
+            }
+        };
+        let number = dev.srqns.take()?;
+        let srqn = number.get();
+        let object = DeviceObject::create(
+            &dev.hw,
+            &CreateSharedReceive {
+                srqn,
+                pd: pd.number(),
+                log_entries: geometry.log_entries,
+                log_stride: geometry.log_stride,
+                flags: if extended.is_some() {
+                    abi::SRQ_FLAG_EXTENDED
+                } else {
+                    0
+                },
+                doorbell_page,
+                buffer,
+                ring_offset: geometry.ring_offset,
+                record_offset: geometry.record_offset,
+                xrcd: extended.map_or(0, |extended| extended.xrcd.number()),
+                cqn: extended.map_or(0, |extended| extended.cq.number()),
+            },
+            CommandOpcode::DestroySharedReceive,
+            srqn,
+        )?;
+        attr.max_wr = 1 << geometry.log_entries;
+        attr.limit = 0;
+        if extended.is_some() {
+            new.set_extended_number(srqn);
+        }
+        let srq = new.init(Ok::<_, Error>(Self {
+            object,
+            memory,
+            number,
+            attr: *attr,
+        }))?;
+        dev.hw.srqs.insert(srqn as usize, srq.get_ref())?;
+        if let Some(udata) = udata {
+            if let Err(error) = udata.respond(&UverbsSrqResponse { srqn, reserved: 0 }) {
+                dev.hw.srqs.remove(srqn as usize);
+                return Err(error);
+            }
+        }
+        Ok(srq)
+    }
+
+    /// Sets the limit below which an event is raised, once.
+    pub(crate) fn set_limit(srq: &Srq<Ferrite>, limit: u32) -> Result {
+        srq.device().hw.execute(&ModifySharedReceive {
+            srqn: srq.number(),
+            limit,
+        })
+    }
+
+    /// Tells the attributes.
+    pub(crate) fn query(srq: &Srq<Ferrite>) -> Result<SrqAttr> {
+        let dev = srq.device();
+        let state: SharedReceiveState = dev
+            .hw
+            .query(CommandOpcode::QuerySharedReceive, srq.number())?;
+        Ok(SrqAttr {
+            limit: state.limit,
+            ..srq.attr
+        })
+    }
+
+    /// Ends a shared receive queue: afterwards the device does not touch its buffers.
+    pub(crate) fn destroy(srq: &Srq<Ferrite>) -> Result {
+        srq.object.destroy()?;
+        srq.device().hw.srqs.remove(srq.number() as usize);
+        Ok(())
+    }
+
+    /// Posts receive work requests.
+    pub(crate) fn post(srq: &Srq<Ferrite>, list: &mut RecvList<'_>) -> Result {
+        let Memory::Kernel(ring) = &srq.memory else {
+            return Err(EINVAL);
+        };
+        let mut slots = ring.slots.lock();
+        let before = slots.producer;
+        let mut result = Ok(());
+        while let Some(wr) = list.next() {
+            if wr.sges().len() > srq.attr.max_sge as usize {
+                result = Err(EINVAL);
+                break;
+            }
+            let Some((index, place)) = slots.peek() else {
+                result = Err(ENOMEM);
+                break;
+            };
+            let sges = wr.sges().iter().map(wqe::device_sge);
+            result = wqe::write_receive(index, sges, |block, contents| {
+                ring.put(place * ring.stride + block, contents)
+            });
+            if result.is_err() {
+                break;
+            }
+            slots.push(wr.id());
+        }
+        if slots.producer != before {
+            dma_wmb();
+            ring.set_producer(slots.producer)?;
+        }
+        result
+    }
+
+    /// What the consumer called the receive that the device knows as `index`.
+    pub(crate) fn complete(srq: &Srq<Ferrite>, index: u32) -> Option<u64> {
+        match &srq.memory {
+            Memory::Kernel(ring) => ring.slots.lock().complete(index),
+            Memory::User { .. } => None,
+        }
+    }
+}
+
+/// A ring for the kernel that holds `attr`.
+fn kernel_ring(dev: &Device<Ferrite>, attr: &SrqAttr) -> Result<(Pin<KBox<KernelRing>>, Geometry)> {
+    let entries = attr.max_wr.next_power_of_two() as usize;
+    let stride = core::mem::size_of::<abi::ReceiveHeader>()
+        + attr.max_sge as usize * core::mem::size_of::<abi::Sge>();
+    let stride = stride.next_power_of_two().max(BLOCK_SIZE);
+    let record = entries * stride / BLOCK_SIZE;
+    let ring = KBox::pin_init(
+        try_pin_init!(KernelRing {
+            memory: Coherent::zeroed_slice(dev.parent(), record + RECORD_BLOCKS, GFP_KERNEL)?,
+            stride: stride / BLOCK_SIZE,
+            record,
+            slots <- new_irq_spinlock!(Slots::new(entries)?, "ferrite_srq"),
+        }? Error),
+        GFP_KERNEL,
+    )?;
+    let geometry = Geometry {
+        log_entries: entries.trailing_zeros() as u8,
+        log_stride: stride.trailing_zeros() as u8,
+        ring_offset: 0,
+        record_offset: (entries * stride) as u32,
+    };
+    Ok((ring, geometry))
+}
+
+/// What a process says its buffer has, if it makes sense.
+fn checked_request(request: &UverbsSrqRequest, max_log_entries: u8) -> Result<Geometry> {
+    let block = BLOCK_SIZE as u64;
+    if request.log_entries > max_log_entries
+        || !(abi::RQ_MIN_LOG_STRIDE..=abi::RQ_MAX_LOG_STRIDE).contains(&request.log_stride)
+        || request.reserved != [0; 3]
+        || request.buffer % block != 0
+    {
+        return Err(EINVAL);
+    }
+    let fits = |offset: u32, bytes: u64| {
+        u64::from(offset) % block == 0 && u64::from(offset) + bytes <= request.length
+    };
+    let ring = 1u64 << (request.log_entries + request.log_stride);
+    let record = core::mem::size_of::<SharedReceiveRecord>() as u64;
+    if !fits(request.ring_offset, ring) || !fits(request.record_offset, record) {
+        return Err(EINVAL);
+    }
+    Ok(Geometry {
+        log_entries: request.log_entries,
+        log_stride: request.log_stride,
+        ring_offset: request.ring_offset,
+        record_offset: request.record_offset,
+    })
+}
+
+#[kunit_tests(ferrite_srq)]
+mod tests {
+    use super::*;
+    use crate::abi::Plain;
+
+    fn request(change: impl FnOnce(&mut UverbsSrqRequest)) -> UverbsSrqRequest {
+        let mut request = UverbsSrqRequest::zeroed();
+        request.buffer = 0x1_0000;
+        request.length = 64 * 64 + 128;
+        request.record_offset = 64 * 64;
+        request.log_entries = 6;
+        request.log_stride = 6;
+        change(&mut request);
+        request
+    }
+
+    #[test]
+    fn receives_complete_in_any_order_and_once() -> Result {
+        let mut slots = Slots::new(4)?;
+        for id in 10..14 {
+            assert!(slots.peek().is_some());
+            slots.push(id);
+        }
+        assert!(slots.peek().is_none());
+        assert_eq!(slots.complete(2), Some(12));
+        assert_eq!(slots.complete(2), None);
+        assert_eq!(slots.complete(0), Some(10));
+        assert_eq!(slots.complete(7), None);
+        Ok(())
+    }
+
+    #[test]
+    fn a_receive_that_takes_long_holds_its_slot_but_not_the_ring() -> Result {
+        let mut slots = Slots::new(4)?;
+        for id in 0..4 {
+            slots.push(id);
+        }
+        // The first one stays; the others come and go many times round the ring.
+        for id in 1..4 {
+            assert_eq!(slots.complete(id), Some(id.into()));
+        }
+        for round in 0..100 {
+            let (index, place) = slots.peek().ok_or(ENOMEM)?;
+            assert!(index != 0 && place < 4);
+            slots.push(100 + round);
+            assert_eq!(slots.complete(index), Some(100 + round));
+        }
+        assert_eq!(slots.complete(0), Some(0));
+        Ok(())
+    }
+
+    #[test]
+    fn the_ring_is_full_when_its_places_are_not_known_to_be_taken() -> Result {
+        let mut slots = Slots::new(2)?;
+        slots.push(1);
+        slots.push(2);
+        assert!(slots.peek().is_none());
+        // The second completes first: both places are free, but only its slot.
+        assert_eq!(slots.complete(1), Some(2));
+        assert_eq!(slots.peek(), Some((1, 0)));
+        slots.push(3);
+        assert!(slots.peek().is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn a_process_cannot_place_its_ring_outside_its_buffer() {
+        assert!(checked_request(&request(|_| {}), 15).is_ok());
+        assert!(checked_request(&request(|r| r.length -= 1), 15).is_err());
+        assert!(checked_request(&request(|r| r.ring_offset = 64), 15).is_ok());
+        assert!(checked_request(&request(|r| r.ring_offset = 256), 15).is_err());
+        assert!(checked_request(&request(|r| r.record_offset = 32), 15).is_err());
+        assert!(checked_request(&request(|r| r.log_entries = 16), 15).is_err());
+        assert!(checked_request(&request(|r| r.log_stride = 10), 15).is_err());
+        assert!(checked_request(&request(|r| r.buffer += 8), 15).is_err());
+    }
+}

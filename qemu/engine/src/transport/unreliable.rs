@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! Services without acknowledgement: datagrams, and the sending side of unreliable connections.
+//!
+//! A message is complete for its sender when its last packet has left. A work request that cannot
+//! be sent stops the send queue (state SQE) and nothing else.
+
+use super::requester::{extend_headers, wire_opcode, Failure};
+use super::{base_header, send_packet, template_of};
+use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion};
+use crate::memory::Host;
+use crate::qp::{self, QueuePair};
+use crate::queue::{QueueError, ReceiveRequest, SendBody, SendRequest};
+use crate::roce::{psn_add, Bth, Deth, Frame, Packet, Position, Service, Template, PKEY_DEFAULT};
+use crate::tpt::LocalAccess;
+use crate::Progress;
+use ferrite_abi::{
+    CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State, SendOpcode,
+    COMPLETION_GRH, COMPLETION_IMMEDIATE, COMPLETION_IPV6, COMPLETION_SOLICITED, QUEUE_NUMBER_MASK,
+    SEND_SOLICITED, VLAN_NONE,
+};
+
+/// The queue key of management datagrams.
+const GSI_QKEY: u32 = 0x8001_0000;
+/// A queue key with this bit stands for the queue pair's own.
+const QKEY_PRIVILEGED: u32 = 1 << 31;
+/// Bytes in front of the data of a received datagram.
+const HEADER_AREA: usize = 40;
+/// Unused work requests kept for the next.
+const MAX_SPARE: usize = 16;
+/// The longest datagram: the largest MTU there is.
+const MAX_DATAGRAM: u32 = 4096;
+
+/// The state of a queue pair that sends without being acknowledged.
+#[derive(Debug, Default)]
+pub(super) struct Sender {
+    /// The work request being sent, if it takes more than one packet.
+    request: Option<Box<SendRequest>>,
+    /// Bytes of it that have left.
+    offset: u32,
+    psn: u32,
+}
+
+impl Sender {
+    /// Starts with this sequence number.
+    pub(super) fn start(&mut self, psn: u32) {
+        *self = Self {
+            psn,
+            ..Self::default()
+        };
+    }
+
+    /// The next sequence number, for queries.
+    pub(super) fn psn(&self) -> u32 {
+        self.psn
+    }
+}
+
+/// Sends what is posted, at most `budget` packets.
+pub(super) fn run(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    host: &mut dyn Host,
+    budget: u32,
+) -> Progress {
+    for _ in 0..budget {
+        if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
+            return Progress::Blocked;
+        }
+        let (request, result) = match qp.transport.sender.request.take() {
+            Some(request) => {
+                let result = packet(core, qp, &request, host);
+                (request, result)
+            }
+            None => {
+                if !has_next(core, qp, host) {
+                    return Progress::Drained;
+                }
+                let mut request = core.transport.requests.pop().unwrap_or_default();
+                let fetched = qp.send.fetch(host, qp.send.next(), &mut request);
+                qp.send.advance(request.end());
+                qp.transport.sender.offset = 0;
+                let result = match fetched {
+                    Ok(()) => begin(core, qp, &request, host),
+                    Err(error) => Err(error.into()),
+                };
+                (request, result)
+            }
+        };
+        let completion = match result {
+            Ok(false) => {
+                qp.transport.sender.request = Some(request);
+                continue;
+            }
+            Ok(true) => SendCompletion::of(&request, CompletionStatus::Success),
+            Err(failure) => SendCompletion {
+                byte_count: 0,
+                detail: failure.detail,
+                ..SendCompletion::of(&request, failure.status)
+            },
+        };
+        if core.transport.requests.len() < MAX_SPARE {
+            core.transport.requests.push(request);
+        }
+        if core.complete_send(qp, &completion, host).is_err() {
+            qp::fail(core, qp, host);
+            return Progress::Blocked;
+        }
+        if completion.status != CompletionStatus::Success {
+            if qp.stops_at(completion.opcode) {
+                qp::stop_sending(core, qp, host);
+            } else {
+                qp::enter_send_error(core, qp, host);
+            }
+            return Progress::Blocked;
+        }
+    }
+    Progress::More
+}
+
+/// Whether there is a work request that may be taken up.
+fn has_next(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+    if qp.state != State::ReadyToSend {
+        return false;
+    }
+    if !qp.send.has_next() && qp.send.refresh(host).is_err() {
+        qp::fail(core, qp, host);
+        return false;
+    }
+    qp.send.has_next()
+}
+
+/// Checks a work request, and carries it out or sends its first packet; true when it is done.
+fn begin(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    request: &SendRequest,
+    host: &mut dyn Host,
+) -> Result<bool, Failure> {
+    let connected = qp.kind == QueuePairKind::UnreliableConnected;
+    match request.opcode {
+        SendOpcode::Send | SendOpcode::SendImmediate => {}
+        SendOpcode::Write | SendOpcode::WriteImmediate if connected => {}
+        SendOpcode::LocalInvalidate | SendOpcode::Register | SendOpcode::Bind if connected => {
+            return match qp::execute_local(core, qp, request) {
+                Ok(()) => Ok(true),
+                Err(error) => {
+                    let (status, detail) = error.status();
+                    Err(Failure { status, detail })
+                }
+            };
+        }
+        _ => return Err(QueueError::Opcode.into()),
+    }
+    if !connected && request.length > MAX_DATAGRAM {
+        return Err(QueueError::TooLong.into());
+    }
+    if let Err(error) = core.check_sges(qp.domain(), request.sges(), LocalAccess::Read) {
+        core.counters.access_errors += 1;
+        return Err(Failure {
+            status: CompletionStatus::LocalProtection,
+            detail: error.detail(),
+        });
+    }
+    packet(core, qp, request, host)
+}
+
+/// Where a packet of a work request goes: the headers of the path and the datagram header.
+fn destination(
+    core: &Core,
+    qp: &QueuePair,
+    request: &SendRequest,
+) -> Option<(Template, u32, Option<Deth>)> {
+    let SendBody::Datagram(part) = &request.body else {
+        return Some((qp.transport.template?, qp.attributes.destination_qpn, None));
+    };
+    let qpn = part.qpn & QUEUE_NUMBER_MASK;
+    let template = template_of(core, &part.path, qp.number, qpn, true)?;
+    let qkey = match qp.kind {
+        QueuePairKind::Gsi => GSI_QKEY,
+        _ if part.qkey & QKEY_PRIVILEGED != 0 => qp.attributes.qkey,
+        _ => part.qkey,
+    };
+    let deth = Deth {
+        qkey,
+        source_qpn: qp.number,
+    };
+    Some((template, qpn, Some(deth)))
+}
+
+/// Sends the next packet of a work request; true when it was the last.
+fn packet(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    request: &SendRequest,
+    host: &mut dyn Host,
+) -> Result<bool, Failure> {
+    let (template, qpn, deth) = destination(core, qp, request)
+        .ok_or(Failure::from(CompletionStatus::LocalQueuePairOperation))?;
+    let offset = qp.transport.sender.offset;
+    let left = request.length - offset;
+    let payload = match deth {
+        Some(_) => left,
+        None => left.min(1 << qp.attributes.log_mtu),
+    };
+    let ends = payload == left;
+    let position = Position::of(offset == 0, ends);
+    let bth = Bth {
+        qpn,
+        solicited: ends && request.flags & SEND_SOLICITED != 0,
+        pad: (payload.wrapping_neg() & 3) as u8,
+        ..base_header(
+            qp,
+            wire_opcode(request.opcode, position),
+            qp.transport.sender.psn,
+        )
+    };
+    let domain = qp.domain();
+    send_packet(core, &template, &bth, host, |frame, core, host| {
+        if let Some(deth) = deth {
+            frame.extend_from_slice(&deth.to_bytes());
+        }
+        extend_headers(frame, request, position, offset, payload);
+        let start = frame.len();
+        frame.resize(start + payload as usize, 0);
+        core.gather(host, domain, request, offset.into(), &mut frame[start..])
+    })
+    .map_err(|error| {
+        core.counters.access_errors += 1;
+        Failure {
+            status: CompletionStatus::LocalProtection,
+            detail: error.detail(),
+        }
+    })?;
+    let sender = &mut qp.transport.sender;
+    sender.psn = psn_add(sender.psn, 1);
+    sender.offset = offset + payload;
+    Ok(ends)
+}
+
+/// A datagram for `qp`, addressed to it or to a group it is in; `None` when it is dropped. With
+/// `own` it comes from this device and is not given to its very sender.
+pub(super) fn datagram(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    frame: &Frame<'_>,
+    own: bool,
+    host: &mut dyn Host,
+) -> Option<()> {
+    if !qp.may_receive() {
+        return None;
+    }
+    let packet = Packet::parse(frame.transport).ok()?;
+    if packet.info.service != Service::Ud || packet.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {
+        return None;
+    }
+    let deth = packet.deth?;
+    let qkey = match qp.kind {
+        QueuePairKind::Gsi => GSI_QKEY,
+        _ => qp.attributes.qkey,
+    };
+    if deth.qkey != qkey || packet.payload.len() > MAX_DATAGRAM as usize {
+        return None;
+    }
+    if own && deth.source_qpn == qp.number {
+        return None;
+    }
+    let mut receive = std::mem::take(&mut core.transport.receive);
+    let taken = core.take_receive(host, qp, None, &mut receive);
+    let result = match taken {
+        Ok(true) => place(core, qp, frame, &packet, deth, &receive, host),
+        // Datagrams nobody waits for are lost.
+        Ok(false) => None,
+        Err(QueueError::Producer) => {
+            qp::fail(core, qp, host);
+            None
+        }
+        Err(error) => {
+            let status = CompletionStatus::LocalQueuePairOperation;
+            fail_receive(core, qp, &receive, status, error.detail(), host)
+        }
+    };
+    core.transport.receive = receive;
+    result
+}
+
+/// Places a datagram in a receive that was taken for it, and completes that.
+fn place(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    frame: &Frame<'_>,
+    packet: &Packet<'_>,
+    deth: Deth,
+    receive: &ReceiveRequest,
+    host: &mut dyn Host,
+) -> Option<()> {
+    let mut header = [0; HEADER_AREA];
+    // An IPv6 header fills it; an IPv4 header stands at its end.
+    let at = HEADER_AREA.checked_sub(frame.network_header.len())?;
+    header[at..].copy_from_slice(frame.network_header);
+    let length = HEADER_AREA + packet.payload.len();
+    let mut completion = ReceiveCompletion {
+        origin: Some(Origin {
+            qpn: deth.source_qpn,
+            mac: frame.source_mac,
+            vlan: frame.vlan.unwrap_or(VLAN_NONE),
+        }),
+        ..ReceiveCompletion::failed(receive, CompletionStatus::LocalLength, 0)
+    };
+    if length as u64 <= receive.capacity {
+        let sges = receive.sges();
+        let placed = core
+            .check_sges(receive.domain, sges, LocalAccess::Write)
+            .and_then(|()| core.scatter(&*host, receive.domain, sges, 0, &header))
+            .and_then(|()| {
+                let at = HEADER_AREA as u64;
+                core.scatter(&*host, receive.domain, sges, at, packet.payload)
+            });
+        if let Err(error) = placed {
+            core.counters.access_errors += 1;
+            let status = CompletionStatus::LocalProtection;
+            return fail_receive(core, qp, receive, status, error.detail(), host);
+        }
+        completion.status = CompletionStatus::Success;
+        completion.byte_count = length as u32;
+        completion.flags = COMPLETION_GRH;
+        if frame.ipv6 {
+            completion.flags |= COMPLETION_IPV6;
+        }
+        if packet.bth.solicited {
+            completion.flags |= COMPLETION_SOLICITED;
+        }
+        if let Some(bytes) = packet.immediate {
+            completion.flags |= COMPLETION_IMMEDIATE;
+            completion.immediate = u32::from_le_bytes(bytes);
+        }
+    }
+    if core.complete_receive(qp, &completion, host).is_err() {
+        qp::fail(core, qp, host);
+        return None;
+    }
+    Some(())
+}
+
+/// Ends a receive with an error that is the fault of this side, and with it the queue pair.
+fn fail_receive(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    receive: &ReceiveRequest,
+    status: CompletionStatus,
+    detail: u32,
+    host: &mut dyn Host,
+) -> Option<()> {
+    let completion = ReceiveCompletion::failed(receive, status, detail);
+    if core.complete_receive(qp, &completion, host).is_err() {
+        core.async_event(EventCode::QueuePairFatal, qp.number, host);
+    }
+    qp::enter_error(core, qp, host);
+    None
+}

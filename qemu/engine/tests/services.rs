@@ -1,0 +1,869 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! Datagrams, unreliable connections, shared receive queues, extended connections and multicast,
+//! between two engines.
+
+mod wire;
+
+use ferrite_abi::*;
+use ferrite_engine::gid::gid_of_ipv4;
+use ferrite_engine::testing::{Node, QpOptions, SendWork};
+use wire::{drain, pattern, statuses, Pair, Setup, Way, ALL, PD, QPN_A, QPN_B};
+
+const QKEY: u32 = 0x1111_2222;
+/// What [`Node::post_srq`] calls the first entry; the next has the last bit changed, and so on.
+const NAME: u32 = 0x5a00;
+
+/// Two nodes with a queue pair of the kind each, in state RESET, and nothing else.
+fn pair(kind: QueuePairKind, numbers: [u32; 2]) -> Pair {
+    let mut nodes = [Node::new(1), Node::new(2)];
+    for (node, qpn) in nodes.iter_mut().zip(numbers) {
+        node.create_qp(QpOptions {
+            qpn,
+            pd: PD,
+            kind,
+            flags: QP_FLAG_REGISTER,
+            ..QpOptions::default()
+        });
+    }
+    let [a, b] = nodes;
+    Pair {
+        a,
+        b,
+        passed: Vec::new(),
+    }
+}
+
+fn datagrams() -> Pair {
+    let mut pair = pair(QueuePairKind::Datagram, [QPN_A, QPN_B]);
+    pair.a.start_datagrams(QPN_A, QKEY);
+    pair.b.start_datagrams(QPN_B, QKEY);
+    pair
+}
+
+#[test]
+fn a_datagram_arrives_behind_its_network_header() {
+    let mut pair = datagrams();
+    let data = pattern(1, 4096);
+    let from = pair.a.register(Tag::new(5, 1).0, PD, 0, 4096);
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 8192);
+    pair.a.fill(&from, 0, &data);
+    let peer = pair.b.as_peer(QPN_B);
+    for (length, immediate) in [(0u32, None), (1, None), (4096, Some(0x0102_0304))] {
+        let index = pair.b.post_recv(QPN_B, &[into.sge(8, 4200)]);
+        let opcode = match immediate {
+            Some(_) => SendOpcode::SendImmediate,
+            None => SendOpcode::Send,
+        };
+        let work = SendWork::new(opcode, &[from.sge(0, length)])
+            .immediate(immediate.unwrap_or(0))
+            .flags(SEND_SIGNALED | SEND_SOLICITED)
+            .datagram(&peer.datagram(QKEY));
+        pair.a.post_send(QPN_A, &work);
+        pair.run();
+        assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
+        let [entry] = pair.completions_b()[..] else {
+            panic!("one completion");
+        };
+        assert_eq!(entry.status, CompletionStatus::Success.number());
+        assert_eq!((entry.qpn, entry.index), (QPN_B, index));
+        assert_eq!(entry.byte_count, 40 + length);
+        assert_eq!(entry.source_qpn, QPN_A);
+        assert_eq!(entry.source_mac, pair.a.mac);
+        assert_eq!(entry.vlan, VLAN_NONE);
+        let mut flags = COMPLETION_RECEIVE | COMPLETION_GRH | COMPLETION_SOLICITED;
+        if let Some(immediate) = immediate {
+            flags |= COMPLETION_IMMEDIATE;
+            assert_eq!(entry.immediate, immediate);
+        }
+        assert_eq!(entry.flags, flags);
+        let got = pair.b.contents(&into, 8, 40 + length as usize);
+        // Twenty bytes of nothing, then the IPv4 header.
+        assert_eq!(got[..20], [0; 20]);
+        assert_eq!((got[20], got[29]), (0x45, 17));
+        assert_eq!(got[32..36], [10, 0, 0, 1]);
+        assert_eq!(got[36..40], [10, 0, 0, 2]);
+        assert_eq!(got[40..], data[..length as usize]);
+    }
+}
+
+#[test]
+fn datagrams_with_another_key_or_without_a_receive_or_too_long_are_dropped() {
+    let mut pair = datagrams();
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 8192);
+    let peer = pair.b.as_peer(QPN_B);
+    let hello = |qkey| {
+        SendWork::new(SendOpcode::Send, &[])
+            .inline(b"hello")
+            .datagram(&peer.datagram(qkey))
+    };
+    // Nothing is posted.
+    pair.a.post_send(QPN_A, &hello(QKEY));
+    pair.run();
+    pair.b.post_recv(QPN_B, &[into.sge(0, 44)]);
+    pair.b.post_recv(QPN_B, &[into.sge(0, 45)]);
+    pair.a.post_send(QPN_A, &hello(QKEY + 1));
+    pair.run();
+    assert!(pair.completions_b().is_empty());
+    assert_eq!(pair.b.engine.counters().rx_dropped, 2);
+    // The first receive is a byte too short; the queue pair goes on. A key with the top bit set
+    // stands for the sender's own.
+    pair.a.post_send(QPN_A, &hello(QKEY));
+    pair.a.post_send(QPN_A, &hello(1 << 31));
+    pair.run();
+    assert_eq!(
+        statuses(&pair.completions_b()),
+        [CompletionStatus::LocalLength, CompletionStatus::Success]
+    );
+    assert_eq!(pair.b.contents(&into, 40, 5), b"hello");
+    assert_eq!(statuses(&pair.completions_a()).len(), 4);
+}
+
+#[test]
+fn a_failed_datagram_stops_the_send_queue_alone() {
+    let mut pair = datagrams();
+    let from = pair.a.register(Tag::new(5, 1).0, PD, 0, 8192);
+    let into = pair.a.register(Tag::new(6, 1).0, PD, ALL, 8192);
+    let peer = pair.b.as_peer(QPN_B);
+    let good = SendWork::new(SendOpcode::Send, &[from.sge(0, 100)])
+        .flags(0)
+        .datagram(&peer.datagram(QKEY));
+    let mut bad_path = peer.datagram(QKEY);
+    bad_path.path.source_gid_index = 99;
+    let sge = from.sge(0, 4097);
+    let foreign = Sge { lkey: 0x900, ..sge };
+    for (work, status) in [
+        (
+            SendWork::new(SendOpcode::Send, &[sge]).datagram(&peer.datagram(QKEY)),
+            CompletionStatus::LocalLength,
+        ),
+        (
+            SendWork::new(SendOpcode::Send, &[]).datagram(&bad_path),
+            CompletionStatus::LocalQueuePairOperation,
+        ),
+        (
+            SendWork::new(
+                SendOpcode::Send,
+                &[Sge {
+                    length: 8,
+                    ..foreign
+                }],
+            )
+            .datagram(&peer.datagram(QKEY)),
+            CompletionStatus::LocalProtection,
+        ),
+    ] {
+        pair.a.post_recv(QPN_A, &[into.sge(0, 200)]);
+        pair.a.post_send(QPN_A, &work);
+        pair.a.post_send(QPN_A, &good);
+        pair.run();
+        assert_eq!(
+            statuses(&pair.completions_a()),
+            [status, CompletionStatus::Flushed]
+        );
+        assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::SendError);
+        pair.a.post_send(QPN_A, &good);
+        assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Flushed]);
+        // Receiving goes on.
+        let back = SendWork::new(SendOpcode::Send, &[])
+            .inline(b"back")
+            .datagram(&pair.a.as_peer(QPN_A).datagram(QKEY));
+        pair.b.post_send(QPN_B, &back);
+        pair.run();
+        assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
+        assert_eq!(
+            pair.a.set_state(QPN_A, QueuePairStateCode::ReadyToSend),
+            CommandStatus::Ok
+        );
+        pair.completions_b();
+    }
+    let into = pair.b.register(Tag::new(6, 1).0, PD, ALL, 8192);
+    pair.b.post_recv(QPN_B, &[into.sge(0, 200)]);
+    pair.a.post_send(QPN_A, &good);
+    pair.run();
+    assert_eq!(statuses(&pair.completions_b()), [CompletionStatus::Success]);
+}
+
+#[test]
+fn management_datagrams_go_to_queue_pair_one() {
+    let mut pair = pair(QueuePairKind::Gsi, [1, 1]);
+    pair.a.start_datagrams(1, 0x8001_0000);
+    pair.b.start_datagrams(1, 0x8001_0000);
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    let own = pair.a.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    let mad = pattern(3, 256);
+    let from_a = |node: &Node| {
+        SendWork::new(SendOpcode::Send, &[])
+            .inline(&mad)
+            .datagram(&node.as_peer(1).datagram(0x8001_0000))
+    };
+    pair.b.post_recv(1, &[into.sge(0, 296)]);
+    pair.a.post_recv(1, &[own.sge(0, 296)]);
+    let (to_b, to_a) = (from_a(&pair.b), from_a(&pair.a));
+    pair.a.post_send(1, &to_b);
+    // To itself as well.
+    pair.a.post_send(1, &to_a);
+    pair.run();
+    let [entry] = pair.completions_b()[..] else {
+        panic!("one completion");
+    };
+    assert_eq!((entry.source_qpn, entry.byte_count), (1, 296));
+    assert_eq!(pair.b.contents(&into, 40, 256), mad);
+    assert_eq!(pair.a.contents(&own, 40, 256), mad);
+    assert_eq!(pair.completions_a().len(), 3);
+    // No other queue pair has the number, and this kind no other number.
+    for (kind, qpn) in [(QueuePairKind::Gsi, 2), (QueuePairKind::Datagram, 1)] {
+        let mut node = Node::new(3);
+        let command = node.qp_template(QpOptions {
+            qpn,
+            kind,
+            ..QpOptions::default()
+        });
+        assert_eq!(
+            node.command(CommandOpcode::CreateQueuePair, &command),
+            CommandStatus::BadNumber
+        );
+    }
+}
+
+#[test]
+fn a_group_gets_one_copy_each_and_the_sender_none() {
+    let mut pair = datagrams();
+    let group = gid_of_ipv4([239, 1, 2, 3]);
+    let member = |qpn| MulticastMember {
+        gid: group,
+        qpn,
+        reserved: 0,
+    };
+    pair.b.create_qp(QpOptions {
+        qpn: 0x33,
+        kind: QueuePairKind::Datagram,
+        ..QpOptions::default()
+    });
+    pair.b.start_datagrams(0x33, QKEY);
+    pair.a.create_qp(QpOptions {
+        qpn: 0x44,
+        kind: QueuePairKind::Datagram,
+        ..QpOptions::default()
+    });
+    pair.a.start_datagrams(0x44, QKEY);
+    let attach = CommandOpcode::AttachMulticast;
+    let detach = CommandOpcode::DetachMulticast;
+    let unicast = MulticastMember {
+        gid: pair.a.gid,
+        ..member(QPN_B)
+    };
+    assert_eq!(
+        pair.b.command(attach, &unicast),
+        CommandStatus::BadParameter
+    );
+    assert_eq!(
+        pair.b.command(attach, &member(0x99)),
+        CommandStatus::NotFound
+    );
+    assert_eq!(
+        pair.b.command(detach, &member(QPN_B)),
+        CommandStatus::NotFound
+    );
+    for qpn in [QPN_B, 0x33] {
+        assert_eq!(pair.b.command(attach, &member(qpn)), CommandStatus::Ok);
+    }
+    assert_eq!(pair.b.command(attach, &member(0x33)), CommandStatus::Exists);
+    for qpn in [QPN_A, 0x44] {
+        assert_eq!(pair.a.command(attach, &member(qpn)), CommandStatus::Ok);
+    }
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    let own = pair.a.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    let mut part = pair.b.as_peer(0xff_ffff).datagram(QKEY);
+    part.path.gid = group;
+    part.path.mac = [0x01, 0x00, 0x5e, 1, 2, 3];
+    let work = SendWork::new(SendOpcode::Send, &[])
+        .inline(b"all of you")
+        .datagram(&part);
+    for round in 0..2 {
+        pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);
+        pair.b.post_recv(0x33, &[into.sge(100, 100)]);
+        pair.a.post_recv(QPN_A, &[own.sge(0, 100)]);
+        pair.a.post_recv(0x44, &[own.sge(100, 100)]);
+        pair.a.post_send(QPN_A, &work);
+        pair.run();
+        let mut at_b: Vec<u32> = pair.completions_b().iter().map(|entry| entry.qpn).collect();
+        at_b.sort();
+        let at_a = pair.completions_a();
+        let own: Vec<u32> = at_a
+            .iter()
+            .filter(|entry| entry.flags & COMPLETION_RECEIVE != 0)
+            .map(|entry| entry.qpn)
+            .collect();
+        assert_eq!(own, [0x44]);
+        if round == 0 {
+            assert_eq!(at_b, [QPN_B, 0x33]);
+            assert_eq!(pair.b.contents(&into, 140, 10), b"all of you");
+            assert_eq!(pair.b.command(detach, &member(0x33)), CommandStatus::Ok);
+        } else {
+            assert_eq!(at_b, [QPN_B]);
+        }
+    }
+    // A group without members is the network interface's affair.
+    pair.b
+        .object_command(CommandOpcode::DestroyQueuePair, QPN_B);
+    pair.a.post_send(QPN_A, &work);
+    pair.run();
+    assert_eq!(pair.passed.len(), 1);
+}
+
+#[test]
+fn many_queue_pairs_take_from_one_shared_queue() {
+    let setup = Setup::default();
+    let mut pair = Pair::unconnected(setup);
+    pair.b.create_srq(3, 4, None);
+    let mut peers = Vec::new();
+    for n in 0..3 {
+        pair.a.create_qp(QpOptions {
+            qpn: 0x40 + n,
+            pd: PD,
+            ..QpOptions::default()
+        });
+        pair.b.create_qp(QpOptions {
+            qpn: 0x50 + n,
+            // Of another domain: the receives are checked against that of the queue.
+            pd: 9,
+            flags: QP_FLAG_SHARED_RECEIVE,
+            srqn: 3,
+            ..QpOptions::default()
+        });
+        let (to_b, to_a) = (pair.b.as_peer(0x50 + n), pair.a.as_peer(0x40 + n));
+        pair.a.connect(0x40 + n, &to_b);
+        pair.b.connect(0x50 + n, &to_a);
+        peers.push(0x50 + n);
+    }
+    assert_eq!(
+        pair.b
+            .object_command(CommandOpcode::DestroySharedReceive, 3),
+        CommandStatus::Busy
+    );
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 64 << 10);
+    for n in 0..16 {
+        assert_eq!(
+            pair.b.post_srq(3, &[into.sge(n * 4096, 4096)]),
+            NAME ^ n as u32
+        );
+    }
+    let state: SharedReceiveState = pair.b.query(CommandOpcode::QuerySharedReceive, 3).unwrap();
+    assert_eq!((state.limit, state.available), (0, 16));
+    let limit = |limit| ModifySharedReceive { srqn: 3, limit };
+    assert_eq!(
+        pair.b
+            .command(CommandOpcode::ModifySharedReceive, &limit(17)),
+        CommandStatus::BadParameter
+    );
+    pair.b.execute(&limit(13));
+    let from = pair.a.register(Tag::new(5, 1).0, PD, 0, 4096);
+    let data = pattern(5, 3000);
+    pair.a.fill(&from, 0, &data);
+    for n in 0..3 {
+        let work = SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]);
+        pair.a.post_send(0x40 + n, &work);
+    }
+    pair.exchange();
+    assert_eq!(pair.b.event_codes(EQ_ASYNC), []);
+    let completions = pair.completions_b();
+    assert_eq!(statuses(&completions), [CompletionStatus::Success; 3]);
+    let mut slots = Vec::new();
+    for entry in completions {
+        assert_eq!(entry.srqn, 3);
+        assert!(entry.flags & COMPLETION_SHARED != 0 && peers.contains(&entry.qpn));
+        let got = pair
+            .b
+            .contents(&into, u64::from(entry.index ^ NAME) * 4096, 3000);
+        assert_eq!(got, data);
+        slots.push(entry.index ^ NAME);
+    }
+    slots.sort();
+    assert_eq!(slots, [0, 1, 2]);
+    // The next leaves twelve, which is less than thirteen: once.
+    for _ in 0..2 {
+        pair.a
+            .post_send(0x40, &SendWork::new(SendOpcode::Send, &[]).inline(b"x"));
+        pair.exchange();
+    }
+    assert_eq!(
+        pair.b.event_codes(EQ_ASYNC),
+        [(EventCode::SharedReceiveLimit, 3)]
+    );
+    // A message in progress gives its entry back as flushed.
+    let work = SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]);
+    pair.a.post_send(0x41, &work);
+    drain(&mut pair.b);
+    let mut count = 0;
+    pair.exchange_with(|way, frame| {
+        count += u32::from(way == Way::AToB);
+        if count > 1 {
+            Vec::new()
+        } else {
+            vec![frame]
+        }
+    });
+    assert_eq!(
+        pair.b.set_state(0x51, QueuePairStateCode::Error),
+        CommandStatus::Ok
+    );
+    let [entry] = pair.completions_b()[..] else {
+        panic!("one completion");
+    };
+    assert_eq!(entry.status, CompletionStatus::Flushed.number());
+    assert_eq!((entry.index ^ NAME, entry.qpn), (5, 0x51));
+    assert_eq!(
+        pair.b.event_codes(EQ_ASYNC),
+        [(EventCode::LastEntryReached, 0x51)]
+    );
+    // So does one that is cut off by the end of its queue pair.
+    for (n, name) in [(0, 6), (2, 7)] {
+        pair.a.post_send(0x40 + n, &work);
+        let mut count = 0;
+        pair.exchange_with(|way, frame| {
+            count += u32::from(way == Way::AToB);
+            if count > 1 {
+                Vec::new()
+            } else {
+                vec![frame]
+            }
+        });
+        if n == 0 {
+            pair.b.set_state(0x50, QueuePairStateCode::Reset);
+        } else {
+            pair.b.object_command(CommandOpcode::DestroyQueuePair, 0x52);
+        }
+        let [entry] = pair.completions_b()[..] else {
+            panic!("one completion");
+        };
+        assert_eq!(entry.status, CompletionStatus::Flushed.number());
+        assert_eq!((entry.index ^ NAME, entry.qpn), (name, 0x50 + n));
+    }
+    for n in 0..2 {
+        pair.b
+            .object_command(CommandOpcode::DestroyQueuePair, 0x50 + n);
+    }
+    assert_eq!(
+        pair.b
+            .object_command(CommandOpcode::DestroySharedReceive, 3),
+        CommandStatus::Ok
+    );
+}
+
+#[test]
+fn an_empty_shared_queue_makes_the_sender_wait() {
+    let mut pair = Pair::unconnected(Setup::default());
+    pair.b.create_srq(0, 2, None);
+    pair.b.create_qp(QpOptions {
+        qpn: 0x50,
+        pd: PD,
+        flags: QP_FLAG_SHARED_RECEIVE,
+        ..QpOptions::default()
+    });
+    let (to_b, to_a) = (pair.b.as_peer(0x50), pair.a.as_peer(QPN_A));
+    pair.a.connect(QPN_A, &to_b);
+    pair.b.connect(0x50, &to_a);
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    // Around the ring a few times.
+    for n in 0..11u8 {
+        pair.a
+            .post_send(QPN_A, &SendWork::new(SendOpcode::Send, &[]).inline(&[n]));
+        pair.exchange();
+        assert!(pair.completions_a().is_empty());
+        assert_eq!(pair.b.engine.counters().rnr_naks_sent, u64::from(n) + 1);
+        pair.b.post_srq(0, &[into.sge(0, 64)]);
+        pair.run();
+        assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
+        let [entry] = pair.completions_b()[..] else {
+            panic!("one completion");
+        };
+        assert_eq!(entry.index, u32::from(n) ^ NAME);
+        assert_eq!(pair.b.contents(&into, 0, 1), [n]);
+    }
+}
+
+fn unreliable() -> Pair {
+    let mut pair = pair(QueuePairKind::UnreliableConnected, [QPN_A, QPN_B]);
+    let (to_b, to_a) = (pair.b.as_peer(QPN_B), pair.a.as_peer(QPN_A));
+    pair.a.connect_unreliable(QPN_A, &to_b);
+    pair.b.connect_unreliable(QPN_B, &to_a);
+    pair
+}
+
+#[test]
+fn an_unreliable_connection_carries_sends_and_writes() {
+    let mut pair = unreliable();
+    let data = pattern(9, 300_000);
+    let from = pair.a.register(Tag::new(5, 1).0, PD, 0, 300_000);
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 300_000);
+    pair.a.fill(&from, 0, &data);
+    for length in [0u32, 1, 1024, 1025, 300_000] {
+        pair.b.post_recv(QPN_B, &[into.sge(0, 300_000)]);
+        let work = SendWork::new(SendOpcode::SendImmediate, &[from.sge(0, length)]).immediate(77);
+        pair.a.post_send(QPN_A, &work);
+        pair.run();
+        assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
+        let [entry] = pair.completions_b()[..] else {
+            panic!("one completion");
+        };
+        assert_eq!((entry.byte_count, entry.immediate), (length, 77));
+        let got = pair.b.contents(&into, 0, length as usize);
+        assert!(got == data[..length as usize]);
+        pair.b.fill(&into, 0, &vec![0; 300_000]);
+    }
+    pair.b.post_recv(QPN_B, &[]);
+    for opcode in [SendOpcode::Write, SendOpcode::WriteImmediate] {
+        let work = SendWork::new(opcode, &[from.sge(0, 5000)])
+            .remote(into.address + 100, into.tag)
+            .immediate(5);
+        pair.a.post_send(QPN_A, &work);
+    }
+    pair.run();
+    assert!(pair.b.contents(&into, 100, 5000) == data[..5000]);
+    let [entry] = pair.completions_b()[..] else {
+        panic!("one completion");
+    };
+    assert_eq!(entry.opcode, CompletionOpcode::ReceiveWrite.number());
+    assert_eq!(pair.completions_a().len(), 2);
+    // What needs an answer is not for this service.
+    let read = SendWork::new(SendOpcode::Read, &[from.sge(0, 8)]).remote(into.address, into.tag);
+    pair.a.post_send(QPN_A, &read);
+    pair.run();
+    assert_eq!(
+        statuses(&pair.completions_a()),
+        [CompletionStatus::LocalQueuePairOperation]
+    );
+    assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::SendError);
+}
+
+#[test]
+fn a_broken_message_is_dropped_and_its_receive_used_for_the_next() {
+    let mut pair = unreliable();
+    let from = pair.a.register(Tag::new(5, 1).0, PD, 0, 8192);
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 8192);
+    let data = pattern(2, 8192);
+    pair.a.fill(&from, 0, &data);
+    let index = pair.b.post_recv(QPN_B, &[into.sge(0, 4000)]);
+    let send = |length| SendWork::new(SendOpcode::Send, &[from.sge(0, length)]);
+    // Each packet of four is lost once; then one that is too long; then a write without a right.
+    for lost in 0..4 {
+        pair.a.post_send(QPN_A, &send(4000));
+        let mut count = 0;
+        pair.run_with(|_, frame| {
+            count += 1;
+            if count == lost + 1 {
+                Vec::new()
+            } else {
+                vec![frame]
+            }
+        });
+        assert!(pair.completions_b().is_empty(), "{lost}");
+    }
+    pair.a.post_send(QPN_A, &send(4001));
+    let write =
+        SendWork::new(SendOpcode::WriteImmediate, &[from.sge(0, 10)]).remote(into.address, 0x4400);
+    pair.a.post_send(QPN_A, &write);
+    pair.run();
+    assert!(pair.completions_b().is_empty());
+    pair.a.post_send(QPN_A, &send(4000));
+    pair.run();
+    let [entry] = pair.completions_b()[..] else {
+        panic!("one completion");
+    };
+    assert_eq!((entry.status, entry.index), (0, index));
+    assert!(pair.b.contents(&into, 0, 4000) == data[..4000]);
+    assert_eq!(
+        statuses(&pair.completions_a()),
+        [CompletionStatus::Success; 7]
+    );
+    assert_eq!(pair.b.qp_state(QPN_B), QueuePairStateCode::ReadyToSend);
+}
+
+/// An initiator at A and a target of domain 7 at B.
+fn extended() -> Pair {
+    let mut pair = pair(QueuePairKind::ExtendedInitiator, [QPN_A, QPN_A]);
+    pair.b.create_qp(QpOptions {
+        qpn: QPN_B,
+        pd: 0,
+        // It has none.
+        cqn: 0x77,
+        kind: QueuePairKind::ExtendedTarget,
+        xrcd: 7,
+        ..QpOptions::default()
+    });
+    let (to_b, to_a) = (pair.b.as_peer(QPN_B), pair.a.as_peer(QPN_A));
+    pair.a.connect(QPN_A, &to_b);
+    pair.b.connect(QPN_B, &to_a);
+    pair
+}
+
+#[test]
+fn an_extended_connection_reaches_every_shared_queue_of_its_domain() {
+    let mut pair = extended();
+    pair.b.create_cq(2, EQ_FIRST_HANDLER, 6);
+    pair.b.create_srq(4, 4, Some((7, 1)));
+    pair.b.create_srq(5, 4, Some((7, 2)));
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 16384);
+    let from = pair.a.register(Tag::new(5, 1).0, PD, ALL, 16384);
+    let data = pattern(4, 3000);
+    pair.a.fill(&from, 0, &data);
+    let remote = |offset: u64, srqn| RemotePart {
+        address: into.address + offset,
+        rkey: into.tag,
+        srqn,
+    };
+    let plain = |srqn| SendPart {
+        srqn,
+        reserved: [0; 3],
+    };
+    for (srqn, cqn) in [(4, 1), (5, 2)] {
+        pair.b.post_srq(srqn, &[into.sge(0, 4000)]);
+        pair.b.post_srq(srqn, &[]);
+        pair.a.post_send(
+            QPN_A,
+            &SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]).part(&plain(srqn)),
+        );
+        pair.a.post_send(
+            QPN_A,
+            &SendWork::new(SendOpcode::WriteImmediate, &[from.sge(0, 3000)])
+                .part(&remote(8192, srqn)),
+        );
+        pair.a.post_send(
+            QPN_A,
+            &SendWork::new(SendOpcode::Read, &[from.sge(4096, 3000)]).part(&remote(8192, srqn)),
+        );
+        pair.a.post_send(
+            QPN_A,
+            &SendWork::new(SendOpcode::FetchAdd, &[from.sge(8192, 8)]).part(&AtomicPart {
+                address: into.address,
+                rkey: into.tag,
+                srqn,
+                operand: 1,
+                compare: 0,
+            }),
+        );
+        let mut opcodes = Vec::new();
+        pair.run_with(|_, frame| {
+            opcodes.push(frame[42]);
+            vec![frame]
+        });
+        assert!(
+            opcodes.iter().all(|opcode| opcode >> 5 == 5),
+            "{opcodes:x?}"
+        );
+        assert_eq!(
+            statuses(&pair.completions_a()),
+            [CompletionStatus::Success; 4]
+        );
+        for n in 0..2 {
+            let entry = pair.b.poll_cq(cqn).expect("a completion");
+            assert_eq!(
+                (entry.qpn, entry.srqn, entry.index),
+                (QPN_B, srqn, NAME ^ n)
+            );
+            assert!(entry.flags & COMPLETION_SHARED != 0);
+        }
+        assert!(pair.b.poll_cq(3 - cqn).is_none());
+        assert!(pair.b.contents(&into, 8, 2992) == data[8..3000]);
+        assert!(pair.a.contents(&from, 4096, 3000) == data);
+    }
+    assert_eq!(
+        pair.b
+            .object_command(CommandOpcode::DestroyCompletionQueue, 2),
+        CommandStatus::Busy
+    );
+    // A queue of another domain, an ordinary one, one that is not there.
+    pair.b.create_srq(6, 4, Some((8, 1)));
+    pair.b.create_srq(7, 4, None);
+    for srqn in [6, 7, 8] {
+        let mut other = extended();
+        other.b.create_srq(6, 4, Some((8, 1)));
+        other.b.create_srq(7, 4, None);
+        other.a.post_send(
+            QPN_A,
+            &SendWork::new(SendOpcode::Send, &[]).part(&plain(srqn)),
+        );
+        other.run();
+        assert_eq!(
+            statuses(&other.completions_a()),
+            [CompletionStatus::RemoteInvalidRequest]
+        );
+        assert_eq!(other.b.qp_state(QPN_B), QueuePairStateCode::Error);
+    }
+}
+
+#[test]
+fn extended_connections_survive_loss() {
+    let mut pair = extended();
+    pair.b.create_srq(4, 6, Some((7, 1)));
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 65536);
+    let from = pair.a.register(Tag::new(5, 1).0, PD, ALL, 65536);
+    let data = pattern(4, 60_000);
+    pair.a.fill(&from, 0, &data);
+    for _ in 0..8 {
+        pair.b.post_srq(4, &[into.sge(0, 65536)]);
+        pair.a.post_send(
+            QPN_A,
+            &SendWork::new(SendOpcode::Send, &[from.sge(0, 60_000)]).part(&SendPart {
+                srqn: 4,
+                reserved: [0; 3],
+            }),
+        );
+    }
+    let mut count = 0u32;
+    pair.run_with(|_, frame| {
+        count += 1;
+        if count % 37 == 0 {
+            Vec::new()
+        } else {
+            vec![frame]
+        }
+    });
+    assert_eq!(
+        statuses(&pair.completions_a()),
+        [CompletionStatus::Success; 8]
+    );
+    assert_eq!(pair.completions_b().len(), 8);
+    assert!(pair.b.contents(&into, 0, 60_000) == data);
+}
+
+#[test]
+fn an_atomic_behind_a_read_is_carried_out_after_it() {
+    let mut pair = Pair::new(Setup::default());
+    let length = 200_000u32;
+    let from = pair.a.register(Tag::new(5, 1).0, PD, ALL, 300_000);
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 300_000);
+    // The counter is in the last packet of what is read.
+    let counter = u64::from(length) - 8;
+    let read =
+        SendWork::new(SendOpcode::Read, &[from.sge(0, length)]).remote(into.address, into.tag);
+    let add = SendWork::new(SendOpcode::FetchAdd, &[from.sge(250_000, 8)]).part(&AtomicPart {
+        address: into.address + counter,
+        rkey: into.tag,
+        srqn: 0,
+        operand: 1,
+        compare: 0,
+    });
+    let word = |bytes: Vec<u8>| u64::from_le_bytes(bytes.try_into().unwrap());
+    for (round, loss) in [(0, u32::MAX), (1, u32::MAX), (2, 41), (3, 29)] {
+        pair.a.post_send(QPN_A, &read);
+        pair.a.post_send(QPN_A, &add);
+        let mut count = 0;
+        pair.run_with(|_, frame| {
+            count += 1;
+            if count % loss == 0 {
+                Vec::new()
+            } else {
+                vec![frame]
+            }
+        });
+        assert_eq!(
+            statuses(&pair.completions_a()),
+            [CompletionStatus::Success; 2]
+        );
+        assert_eq!(word(pair.b.contents(&into, counter, 8)), round + 1);
+        assert_eq!(word(pair.a.contents(&from, 250_000, 8)), round);
+        if loss == u32::MAX {
+            assert_eq!(word(pair.a.contents(&from, counter, 8)), round);
+        }
+    }
+}
+
+#[test]
+fn the_vlan_of_a_datagram_is_that_of_its_source() {
+    let mut pair = datagrams();
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    let peer = pair.b.as_peer(QPN_B);
+    for (own, wanted, tag) in [
+        (VLAN_NONE, VLAN_NONE, VLAN_NONE),
+        (VLAN_NONE, 0x2007, VLAN_NONE),
+        (5, VLAN_NONE, 5),
+        (5, 0x6007, 0x6005),
+    ] {
+        pair.a.execute(&SetGid {
+            gid: pair.a.gid,
+            index: 0,
+            vlan: own,
+            mac: pair.a.mac,
+            reserved: [0; 3],
+        });
+        let mut part = peer.datagram(QKEY);
+        part.path.vlan = wanted;
+        pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);
+        let work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
+        pair.a.post_send(QPN_A, &work.datagram(&part));
+        pair.run();
+        let [entry] = pair.completions_b()[..] else {
+            panic!("one completion");
+        };
+        assert_eq!(entry.vlan, tag);
+        pair.completions_a();
+    }
+}
+
+#[test]
+fn an_ipv6_datagram_delivers_its_whole_header() {
+    let mut pair = datagrams();
+    let gid = |n| [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, n];
+    for (node, n) in [(&mut pair.a, 1), (&mut pair.b, 2)] {
+        node.gid = gid(n);
+        node.set_address();
+    }
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    pair.b
+        .post_recv(QPN_B, &[into.sge(0, 20), into.sge(500, 100)]);
+    let work = SendWork::new(SendOpcode::Send, &[]).inline(b"six");
+    let part = pair.b.as_peer(QPN_B).datagram(QKEY);
+    pair.a.post_send(QPN_A, &work.datagram(&part));
+    pair.run();
+    let [entry] = pair.completions_b()[..] else {
+        panic!("one completion");
+    };
+    assert!(entry.flags & (COMPLETION_IPV6 | COMPLETION_GRH) == COMPLETION_IPV6 | COMPLETION_GRH);
+    let head = pair.b.contents(&into, 0, 20);
+    assert_eq!((head[0] >> 4, head[6]), (6, 17));
+    assert_eq!(head[8..20], gid(1)[..12]);
+    let rest = pair.b.contents(&into, 500, 23);
+    assert_eq!(rest[..4], gid(1)[12..]);
+    assert_eq!(rest[4..20], gid(2));
+    assert_eq!(&rest[20..], b"six");
+}
+
+#[test]
+fn an_extended_shared_queue_destroyed_in_mid_message_takes_the_connection_with_it() {
+    let mut pair = extended();
+    pair.b.create_srq(4, 4, Some((7, 1)));
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 16384);
+    let from = pair.a.register(Tag::new(5, 1).0, PD, ALL, 16384);
+    pair.b.post_srq(4, &[into.sge(0, 4000)]);
+    pair.a.post_send(
+        QPN_A,
+        &SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]).part(&SendPart {
+            srqn: 4,
+            reserved: [0; 3],
+        }),
+    );
+    let mut held = Vec::new();
+    pair.exchange_with(|way, frame| {
+        held.push(frame.clone());
+        if way == Way::AToB && held.len() == 1 {
+            vec![frame]
+        } else {
+            Vec::new()
+        }
+    });
+    // Another of the same number, of another owner.
+    let destroyed = pair
+        .b
+        .object_command(CommandOpcode::DestroySharedReceive, 4);
+    assert_eq!(destroyed, CommandStatus::Ok);
+    pair.b.create_srq(4, 4, Some((7, 1)));
+    pair.run();
+    assert_eq!(
+        statuses(&pair.completions_a()),
+        [CompletionStatus::RemoteOperation]
+    );
+    assert!(pair.completions_b().is_empty());
+    assert_eq!(pair.b.qp_state(QPN_B), QueuePairStateCode::Error);
+}

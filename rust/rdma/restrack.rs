@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a driver tells about its objects to those who list them.
+
+use crate::bindings;
+use core::marker::PhantomData;
+use kernel::error::to_result;
+use kernel::prelude::*;
+
+/// Room for details of an object, in an answer to whoever lists the objects.
+///
+/// # Invariants
+///
+/// `msg` is valid and has the nest for details of the driver open.
+pub struct Details<'a> {
+    msg: *mut bindings::sk_buff,
+    _p: PhantomData<&'a mut bindings::sk_buff>,
+}
+
+impl Details<'_> {
+    /// Lets `describe` write details to `msg`.
+    ///
+    /// # Safety
+    ///
+    /// `msg` must be a message that the core is writing an entry to.
+    pub(super) unsafe fn write(
+        msg: *mut bindings::sk_buff,
+        describe: impl FnOnce(&mut Details<'_>) -> Result,
+    ) -> Result {
+        // SAFETY: By the contract of this function.
+        let nest = unsafe { bindings::rdma_nl_driver_start(msg) };
+        if nest.is_null() {
+            return Err(EMSGSIZE);
+        }
+        // INVARIANT: The nest was opened just now.
+        let mut details = Details {
+            msg,
+            _p: PhantomData,
+        };
+        let result = describe(&mut details);
+        // SAFETY: The nest is open, and it is the last one that was opened.
+        unsafe {
+            match result {
+                Ok(()) => bindings::rdma_nl_driver_end(msg, nest),
+                Err(_) => bindings::rdma_nl_driver_cancel(msg, nest),
+            }
+        }
+        result
+    }
+
+    /// A number.
+    pub fn number(&mut self, name: &CStr, value: u32) -> Result {
+        // SAFETY: The message is valid by the type invariant; the name is copied.
+        to_result(unsafe { bindings::rdma_nl_put_driver_u32(self.msg, name.as_char_ptr(), value) })
+    }
+
+    /// A number that is read in hexadecimal.
+    pub fn hex(&mut self, name: &CStr, value: u32) -> Result {
+        // SAFETY: As for `number`.
+        to_result(unsafe {
+            bindings::rdma_nl_put_driver_u32_hex(self.msg, name.as_char_ptr(), value)
+        })
+    }
+
+    /// A word.
+    pub fn text(&mut self, name: &CStr, value: &CStr) -> Result {
+        // SAFETY: As for `number`; the value is copied as well.
+        to_result(unsafe {
+            bindings::rdma_nl_put_driver_string(self.msg, name.as_char_ptr(), value.as_char_ptr())
+        })
+    }
+}

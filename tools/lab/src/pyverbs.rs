@@ -1,0 +1,558 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `make pyverbs`: the tests that rdma-core brings along, on the device in a VM.
+//!
+//! The suite is that of the rdma-core source package whose libraries the guests have. All its
+//! traffic is loopback, so one VM does. Each test module has its own process; one that dies or
+//! hangs costs the test it was at, and the rest of the module runs in a new one. Results are what
+//! the runner prints for each test: exit codes mean nothing here, because some of the libraries
+//! the suite loads crash on their way out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+
+use crate::cache::artifact;
+use crate::cluster::{Cluster, Options as ClusterOptions, RunDir};
+use crate::kernel::{self, Flavour};
+use crate::shell::{build, LOAD_DRIVER};
+use crate::step::{output, outside, run as run_step, say, shell};
+use crate::tests::wait_active;
+use crate::traffic::DEVICE_AND_GID;
+use crate::vm::Vm;
+use crate::PROJECT;
+
+/// A package made from the source that is wanted, to learn its version and place.
+const BINARY: &str = "python3-pyverbs";
+/// The source package.
+const SOURCE: &str = "rdma-core";
+/// Endings that a source archive may have.
+const ENDINGS: &[&str] = &["orig.tar.gz", "orig.tar.xz", "orig.tar.bz2"];
+/// The tests that may be skipped, and why, below the project.
+const SKIPS: &str = "tests/pyverbs-skips.txt";
+/// Where the suite is in the guest.
+const PLACE: &str = "/var/tmp/rdma-core";
+/// Modules of the suite that are for other vendors' devices.
+const OTHERS: &[&str] = &["test_mlx5_", "test_efa"];
+/// Time for one test; its process is ended after it.
+const TEST_SECONDS: u64 = 60;
+/// Time for one module's process.
+const MODULE: Duration = Duration::from_secs(420);
+
+/// Runs the tests of one module, given as first argument, but for those listed in the file given
+/// as second one; says what becomes of each.
+const RUNNER: &str = r#"
+import faulthandler, os, sys, types, unittest
+place, module, done, seconds, only = sys.argv[1:6]
+sys.argv[1:6] = []
+sys.path[:0] = [place, os.path.join(place, 'tests')]
+# The package's own start would load all modules, those for other devices too.
+package = types.ModuleType('tests')
+package.__path__ = [os.path.join(place, 'tests')]
+sys.modules['tests'] = package
+from args_parser import parser
+parser.parse_args()
+done = set(open(done).read().split())
+
+def say(what, test, text=''):
+    text = str(text).replace('\\', '\\\\').replace('\n', '\\n')
+    sys.stdout.write('\n@@ %s %s %s\n' % (what, test.id(), text))
+    sys.stdout.flush()
+
+class Result(unittest.TestResult):
+    def startTest(self, test):
+        super().startTest(test)
+        say('start', test)
+        faulthandler.dump_traceback_later(float(seconds), exit=True)
+    def stopTest(self, test):
+        faulthandler.cancel_dump_traceback_later()
+        super().stopTest(test)
+    def addSuccess(self, test):
+        say('pass', test)
+    def addSkip(self, test, reason):
+        say('skip', test, reason)
+    def addError(self, test, error):
+        say('fail', test, self._exc_info_to_string(error, test))
+    addFailure = addError
+    def addSubTest(self, test, subtest, error):
+        if error is not None:
+            say('fail', test, self._exc_info_to_string(error, test))
+    def addUnexpectedSuccess(self, test):
+        say('fail', test, 'unexpected success')
+    def addExpectedFailure(self, test, error):
+        say('pass', test)
+
+def flat(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from flat(test)
+        else:
+            yield test
+
+faulthandler.enable()
+tests = list(flat(unittest.defaultTestLoader.loadTestsFromName('tests.' + module)))
+tests = [test for test in tests if only in test.id()]
+for test in tests:
+    say('list', test)
+unittest.TestSuite(test for test in tests if test.id() not in done).run(Result())
+"#;
+
+/// Options of `pyverbs`.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// Only modules or tests whose names contain this.
+    pub filter: Option<String>,
+    /// Use what was built last.
+    pub no_build: bool,
+    /// The kernel with the checkers.
+    pub test_kernel: bool,
+}
+
+/// What became of a test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+/// A line of the runner.
+#[derive(Debug, PartialEq, Eq)]
+struct Line<'a> {
+    what: &'a str,
+    test: &'a str,
+    text: String,
+}
+
+/// The runner's lines in a process's output.
+fn lines(text: &str) -> Vec<Line<'_>> {
+    text.lines()
+        .filter_map(|line| {
+            let mut parts = line.strip_prefix("@@ ")?.splitn(3, ' ');
+            Some(Line {
+                what: parts.next()?,
+                test: parts.next()?,
+                text: unescape(parts.next().unwrap_or_default()),
+            })
+        })
+        .collect()
+}
+
+/// Undoes what the runner does to keep a text on one line.
+fn unescape(text: &str) -> String {
+    let mut out = String::new();
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match (c, c == '\\') {
+            (_, true) => match chars.next() {
+                Some('n') => out.push('\n'),
+                Some(other) => out.push(other),
+                None => {}
+            },
+            (c, false) => out.push(c),
+        }
+    }
+    out
+}
+
+/// Enters the results of one process into `results`. The test at which it ended, if it did not
+/// end by itself, has failed with the process's last words.
+fn judge(text: &str, last_words: &str, results: &mut BTreeMap<String, Outcome>) {
+    let mut running = None;
+    for line in lines(text) {
+        let outcome = match line.what {
+            "start" => {
+                running = Some(line.test.to_owned());
+                continue;
+            }
+            "pass" => Outcome::Passed,
+            "skip" => Outcome::Skipped(line.text),
+            "fail" => Outcome::Failed(line.text),
+            _ => continue,
+        };
+        running = None;
+        // A test whose cleaning up fails as well has failed once.
+        match results.get_mut(line.test) {
+            Some(Outcome::Failed(_)) => {}
+            _ => {
+                results.insert(line.test.to_owned(), outcome);
+            }
+        }
+    }
+    if let Some(test) = running {
+        results.insert(
+            test,
+            Outcome::Failed(format!("the process ended in this test\n{last_words}")),
+        );
+    }
+}
+
+/// The tests that may be skipped, with the reasons.
+#[derive(Debug, Default)]
+struct Allowed(BTreeMap<String, String>);
+
+impl Allowed {
+    /// Reads the list: a test's name and the reason on each line; `#` begins a comment.
+    fn parse(text: &str) -> Result<Self> {
+        let mut allowed = BTreeMap::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if line.is_empty() {
+                continue;
+            }
+            let Some((test, reason)) = line.split_once(char::is_whitespace) else {
+                bail!("{SKIPS}, line {}: {line} without a reason", number + 1);
+            };
+            allowed.insert(format!("tests.{test}"), reason.trim().to_owned());
+        }
+        Ok(Self(allowed))
+    }
+}
+
+/// Counts, and what is wrong.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Summary {
+    passed: usize,
+    skipped: usize,
+    failed: Vec<(String, String)>,
+    /// Listed as skips, but they pass.
+    stale: Vec<String>,
+}
+
+/// Compares results with what may be skipped.
+fn summarize(results: &BTreeMap<String, Outcome>, allowed: &Allowed) -> Summary {
+    let mut summary = Summary::default();
+    for (test, outcome) in results {
+        match outcome {
+            Outcome::Passed => {
+                summary.passed += 1;
+                if allowed.0.contains_key(test) {
+                    summary.stale.push(test.clone());
+                }
+            }
+            Outcome::Skipped(reason) => {
+                if allowed.0.contains_key(test) {
+                    summary.skipped += 1;
+                } else {
+                    let text = format!("skipped, and {SKIPS} does not say why it may be: {reason}");
+                    summary.failed.push((test.clone(), text));
+                }
+            }
+            Outcome::Failed(text) => summary.failed.push((test.clone(), text.clone())),
+        }
+    }
+    summary
+}
+
+/// The suite's folder, fetched with the package manager if need be.
+fn suite() -> Result<PathBuf> {
+    let uris = output(Command::new("apt-get").args(["download", "--print-uris", BINARY]))
+        .context("asking the package manager where rdma-core's packages are")?;
+    // 'URI' file-name size checksum
+    let uri = uris
+        .split_whitespace()
+        .next()
+        .map(|word| word.trim_matches('\''))
+        .unwrap_or_default();
+    let (folder, file) = uri
+        .rsplit_once('/')
+        .with_context(|| format!("no package {BINARY} in the distribution"))?;
+    let version = file
+        .split('_')
+        .nth(1)
+        .and_then(|version| version.rsplit_once('-'))
+        .map(|(upstream, _)| upstream)
+        .with_context(|| format!("cannot read a version in {file}"))?
+        .to_owned();
+    let folder = folder.to_owned();
+    let dir = artifact(
+        "pyverbs",
+        &format!("fetching the source of {SOURCE} {version} for its tests (once)"),
+        &[&version, "1"],
+        |dir, log| {
+            let archive = dir.join("source.tar");
+            let found = ENDINGS.iter().any(|ending| {
+                let mut helper = Command::new("/usr/lib/apt/apt-helper");
+                helper
+                    .arg("download-file")
+                    .arg(format!("{folder}/{SOURCE}_{version}.{ending}"))
+                    .arg(&archive);
+                run_step(&mut helper, log).is_ok()
+            });
+            if !found {
+                bail!(
+                    "the distribution's server has no source archive of {SOURCE} {version} \
+                     beside its packages; log: {}",
+                    outside(log).display()
+                );
+            }
+            let mut tar = Command::new("tar");
+            tar.arg("-xf").arg(&archive).arg("-C").arg(dir).args([
+                "--strip-components=1",
+                "--wildcards",
+                "*/tests/*.py",
+            ]);
+            run_step(&mut tar, log)?;
+            fs::remove_file(archive)?;
+            Ok(())
+        },
+    )?;
+    if !dir.join("tests/base.py").exists() {
+        bail!("the source of {SOURCE} {version} has no tests/base.py");
+    }
+    Ok(dir)
+}
+
+/// The generic modules of the suite.
+fn modules(suite: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(suite.join("tests"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if let Some(name) = name.strip_suffix(".py") {
+            if name.starts_with("test_") && !OTHERS.iter().any(|other| name.starts_with(other)) {
+                names.push(name.to_owned());
+            }
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Puts the suite into the guest, through the agent.
+fn install(vm: &Vm, suite: &Path) -> Result<()> {
+    let text = output(&mut shell(&format!(
+        "tar -C {} -cJ tests | base64 -w0",
+        suite.display()
+    )))?;
+    vm.sh(&format!("mkdir -p {PLACE} && : >{PLACE}/suite"))?;
+    // In pieces that fit in a command line.
+    for piece in text.trim().as_bytes().chunks(96 << 10) {
+        let piece = std::str::from_utf8(piece)?;
+        vm.sh(&format!("cat >>{PLACE}/suite <<'END'\n{piece}\nEND\n"))?;
+    }
+    vm.sh(&format!(
+        "cd {PLACE} && base64 -di suite >suite.tar.xz && python3 -c \
+         'import tarfile; tarfile.open(\"suite.tar.xz\").extractall(\".\", filter=\"data\")' && \
+         cat >run.py <<'END'\n{RUNNER}\nEND\n"
+    ))
+    .context("unpacking the suite in the guest")?;
+    Ok(())
+}
+
+/// Runs the tests of one module whose names contain `only`, in as many processes as it takes.
+fn run_module(
+    vm: &Vm,
+    module: &str,
+    only: &str,
+    results: &mut BTreeMap<String, Outcome>,
+) -> Result<()> {
+    loop {
+        let mut done = String::new();
+        for test in results.keys() {
+            let _ = writeln!(done, "{test}");
+        }
+        let outcome = vm.run(
+            &format!(
+                "cd {PLACE} && cat >done <<'END'\n{done}END\n{DEVICE_AND_GID}\n\
+                 exec python3 run.py {PLACE} {module} {PLACE}/done {TEST_SECONDS} \
+                 '{only}' --dev $dev --port 1 --gid $gid"
+            ),
+            MODULE,
+        )?;
+        let before = results.len();
+        let words = end(&outcome.err, 30);
+        let listed: Vec<String> = lines(&outcome.out)
+            .into_iter()
+            .filter(|line| line.what == "list")
+            .map(|line| line.test.to_owned())
+            .collect();
+        if listed.is_empty() && !only.is_empty() && outcome.ok() {
+            return Ok(());
+        }
+        if listed.is_empty() {
+            bail!("{module} did not start:\n{}{}", outcome.out, outcome.err);
+        }
+        judge(&outcome.out, &words, results);
+        let missing = listed.iter().any(|test| !results.contains_key(test));
+        if !missing {
+            return Ok(());
+        }
+        if results.len() == before {
+            bail!(
+                "{module} came to nothing:\n{}{}",
+                end(&outcome.out, 30),
+                words
+            );
+        }
+    }
+}
+
+/// The last lines of a text.
+fn end(text: &str, count: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(count)..].join("\n")
+}
+
+/// Runs the suite; false when something failed.
+pub fn run(options: &Options) -> Result<bool> {
+    let list = Path::new(PROJECT).join(SKIPS);
+    let allowed = Allowed::parse(
+        &fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?,
+    )?;
+    let flavour = if options.test_kernel {
+        Flavour::Test
+    } else {
+        Flavour::Stock
+    };
+    let kernel = kernel::get(flavour)?;
+    crate::guest::image()?;
+    let suite = suite()?;
+    let only = options.filter.as_deref().unwrap_or_default();
+    if only.contains(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '.') {
+        bail!("names of tests have letters, digits, '_' and '.'");
+    }
+    let wanted: Vec<String> = modules(&suite)?
+        .into_iter()
+        // A class or test may be in any module.
+        .filter(|module| {
+            !only.starts_with("test_")
+                || only.contains(module.as_str())
+                || module.contains(only.split('.').next().unwrap_or(only))
+        })
+        .collect();
+    if wanted.is_empty() {
+        bail!("no module of the suite has that name; tests are named like test_qp.QPTest.test_x");
+    }
+    let built = if options.no_build {
+        crate::artifacts::modules(&crate::artifacts::module_dir(&kernel))?
+    } else {
+        build(&kernel)?
+    };
+    let run = RunDir::new()?;
+    let cluster = Cluster::boot(
+        &run,
+        &kernel,
+        &ClusterOptions {
+            vms: 1,
+            cpus: 1,
+            ..ClusterOptions::pair("pyverbs", built)
+        },
+    )?;
+    say(&format!(
+        "a VM is up; logs: {}",
+        outside(cluster.dir()).display()
+    ));
+    let vm = cluster.vms.first().context("no VM")?;
+    vm.sh(LOAD_DRIVER)?;
+    wait_active(vm)?;
+    install(vm, &suite)?;
+
+    let mut results = BTreeMap::new();
+    let mut broken = Vec::new();
+    for module in &wanted {
+        let start = Instant::now();
+        let mut of_module = BTreeMap::new();
+        if let Err(error) = run_module(vm, module, only, &mut of_module) {
+            broken.push((module.clone(), format!("{error:#}")));
+        }
+        let summary = summarize(&of_module, &allowed);
+        println!(
+            "  {:<24} {:>3} passed, {} failed, {} skipped ({:.1} s)",
+            module,
+            summary.passed,
+            summary.failed.len(),
+            summary.skipped,
+            start.elapsed().as_secs_f32()
+        );
+        results.append(&mut of_module);
+        for finding in cluster.new_findings() {
+            broken.push((module.clone(), format!("the kernel reported: {finding}")));
+        }
+    }
+    let mut summary = summarize(&results, &allowed);
+    summary.failed.append(&mut broken);
+    for (test, text) in &summary.failed {
+        println!("  FAILED  {test}");
+        for line in text.lines() {
+            println!("          {line}");
+        }
+    }
+    for test in &summary.stale {
+        println!("  {test} passes, but is listed in {SKIPS}: remove it there");
+    }
+    let reasons = fs::File::create(cluster.dir().join("results.txt"));
+    if let Ok(mut file) = reasons {
+        use std::io::Write as _;
+        for (test, outcome) in &results {
+            let _ = match outcome {
+                Outcome::Passed => writeln!(file, "pass {test}"),
+                Outcome::Skipped(reason) => writeln!(file, "skip {test} {reason}"),
+                Outcome::Failed(text) => writeln!(file, "FAIL {test} {text}"),
+            };
+        }
+    }
+    println!(
+        "{} passed, {} failed, {} skipped",
+        summary.passed,
+        summary.failed.len(),
+        summary.skipped
+    );
+    Ok(summary.failed.is_empty() && summary.stale.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_test_that_began_has_one_result() {
+        let text = "noise\n@@ list tests.a.B.c \n@@ start tests.a.B.c \n@@ pass tests.a.B.c \n\
+                    @@ start tests.a.B.d \nprinted\n@@ skip tests.a.B.d not here\\nreally\n\
+                    @@ start tests.a.B.e \n@@ fail tests.a.B.e why\n@@ fail tests.a.B.e again\n\
+                    @@ start tests.a.B.f \n";
+        let mut results = BTreeMap::new();
+        judge(text, "Segmentation fault", &mut results);
+        assert_eq!(results["tests.a.B.c"], Outcome::Passed);
+        assert_eq!(
+            results["tests.a.B.d"],
+            Outcome::Skipped("not here\nreally".into())
+        );
+        assert_eq!(results["tests.a.B.e"], Outcome::Failed("why".into()));
+        assert!(
+            matches!(&results["tests.a.B.f"], Outcome::Failed(text) if text.contains("Segmentation"))
+        );
+    }
+
+    #[test]
+    fn a_crash_after_the_last_result_costs_nothing() {
+        let mut results = BTreeMap::new();
+        judge(
+            "@@ start tests.a.B.c \n@@ pass tests.a.B.c \n",
+            "Segmentation fault",
+            &mut results,
+        );
+        assert_eq!(results["tests.a.B.c"], Outcome::Passed);
+        assert_eq!(results.len(), 1);
+    }
+
+    #[test]
+    fn only_listed_skips_are_forgiven() {
+        let allowed = Allowed::parse("# why\na.B.c no GPU  # here\n\na.B.d  the same\n").unwrap();
+        assert_eq!(allowed.0["tests.a.B.c"], "no GPU");
+        assert!(Allowed::parse("a.B.c\n").is_err());
+        let results = BTreeMap::from([
+            ("tests.a.B.c".to_owned(), Outcome::Skipped("x".into())),
+            ("tests.a.B.d".to_owned(), Outcome::Passed),
+            ("tests.a.B.e".to_owned(), Outcome::Skipped("x".into())),
+        ]);
+        let summary = summarize(&results, &allowed);
+        assert_eq!((summary.passed, summary.skipped), (1, 1));
+        assert_eq!(summary.failed.len(), 1);
+        assert_eq!(summary.failed[0].0, "tests.a.B.e");
+        assert_eq!(summary.stale, ["tests.a.B.d"]);
+    }
+}
