@@ -56,6 +56,11 @@ pub const TRAFFIC: &[VmTest] = &[
         verbs_check(c, "region")
     }),
     VmTest::new("many queue pairs at once", |c| verbs_check(c, "many")),
+    VmTest::new("unreliable and shared-receive pingpongs", other_pingpongs),
+    VmTest::new(
+        "connections made by rdma_cm: rping and ucmatose",
+        connection_manager,
+    ),
     VmTest::new("ping and TCP beside RDMA", tcp_beside_rdma),
     VmTest::new("programs leave nothing behind", everything_is_given_back),
 ];
@@ -219,6 +224,56 @@ fn verbs_check(cluster: &Cluster, case: &str) -> Result<()> {
         );
     }
     println!("          {good} checks");
+    Ok(())
+}
+
+fn other_pingpongs(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for (program, flags) in [
+        ("ibv_uc_pingpong", "-s 4096 -n 100 -c"),
+        ("ibv_ud_pingpong", "-s 2048 -n 100 -c"),
+        ("ibv_srq_pingpong", "-s 4096 -n 100 -q 4 -c"),
+        ("ibv_srq_pingpong", "-s 4096 -n 100 -q 4 -c -e"),
+    ] {
+        let command = format!("exec {program} -d $dev -g $gid -p $port {flags}");
+        client_server(
+            (one, &command),
+            (two, &format!("{command} $peer")),
+            18518,
+            Duration::from_secs(90),
+        )
+        .with_context(|| format!("{program} {flags}"))?;
+    }
+    Ok(())
+}
+
+/// A listener of rdma_cm has no TCP socket to wait for: the client tries until it is heard.
+fn connection_manager(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for (server, client) in [
+        ("rping -s -a 0.0.0.0 -C 50 -V", "rping -c -C 50 -V -a"),
+        ("ucmatose -c 5", "ucmatose -c 5 -s"),
+    ] {
+        let time = Duration::from_secs(60);
+        let serving = one.spawn(&format!("timeout 50 {server}"), time)?;
+        let outcome = two.run(
+            &format!(
+                "for n in $(seq 20); do timeout 20 {client} {} && exit; sleep 0.5; done; exit 1",
+                one.ip()
+            ),
+            time,
+        )?;
+        if !outcome.ok() {
+            serving.signal(libc::SIGTERM)?;
+            let served = serving.wait()?;
+            bail!("{client}: {outcome:?}\nserver: {served:?}");
+        }
+        // rping's server ends with an error when its client hangs up; what counts is the client.
+        let served = serving.wait()?;
+        if served.timed_out {
+            bail!("{server} does not end: {served:?}");
+        }
+    }
     Ok(())
 }
 

@@ -67,21 +67,21 @@ fn traffic_between_loads(cluster: &Cluster) -> Result<()> {
 fn surprise_removal(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     let time = Duration::from_secs(120);
-    let program = "exec ibv_rc_pingpong -d $dev -g $gid -p 18520 -s 4096 -n 100000000";
-    let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
-    wait_listening(one, 18520)?;
-    let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
-    two.wait_for("pgrep ibv_rc_pingpong", Duration::from_secs(10))?;
-    std::thread::sleep(Duration::from_secs(1));
+    // The peer always has writes under way, so the silence cannot escape it.
+    let program = "exec ib_write_bw -d $dev -x $gid -p 18520 -s 65536 -D 100 -F";
+    let server = two.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
+    wait_listening(two, 18520)?;
+    let client = one.spawn(&format!("{DEVICE_AND_GID} {program} {}", two.ip()), time)?;
+    super::faults::wait_for_traffic(cluster, 1)?;
     cluster.kill_device(2);
-    // The peer learns it from the silence.
-    let outcome = server.wait()?;
-    if outcome.timed_out || !outcome.err.contains("Failed status") {
+    let outcome = client.wait()?;
+    let said = format!("{}{}", outcome.out, outcome.err);
+    if outcome.timed_out || !said.contains("Failed status 12") {
         bail!("the peer did not learn of it: {outcome:?}");
     }
     // A program that only polls memory may never learn; it must be possible to end it.
-    client.signal(libc::SIGKILL)?;
-    two.wait_for("! pgrep ibv_rc_pingpong", Duration::from_secs(90))
+    server.signal(libc::SIGKILL)?;
+    two.wait_for("! pgrep ib_write_bw", Duration::from_secs(90))
         .context("the program cannot be ended")?;
     let devinfo = two.run("timeout 60 ibv_devinfo -v", Duration::from_secs(70))?;
     if devinfo.timed_out || devinfo.code == 124 {
