@@ -602,6 +602,7 @@ impl FerriteQp {
         }
         let mut command = translate(attr, dev.caps.max_read, dev.caps.max_log_mtu)?;
         command.qpn = qp.qpn();
+        complete_extended(&mut command, qp_type, current, next);
         if command.mask != 0 {
             match dev.hw.execute(&command) {
                 // A failed device has stopped all its queue pairs: that much can be said.
@@ -1082,6 +1083,27 @@ fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQ
     Ok(command)
 }
 
+/// Adds what the device wants of a transition of a reliable connection, and the verbs do not ask of
+/// one half of an extended one, which has no use for it.
+fn complete_extended(
+    command: &mut ModifyQueuePair,
+    qp_type: QpType,
+    current: QpState,
+    next: QpState,
+) {
+    command.mask |= match (qp_type, current, next) {
+        // An initiator does not answer.
+        (QpType::XrcInitiator, QpState::Init, QpState::Rtr) => {
+            abi::MODIFY_READ_IN | abi::MODIFY_MIN_RNR_TIMER
+        }
+        // A target does not ask.
+        (QpType::XrcTarget, QpState::Rtr, QpState::Rts) => {
+            abi::MODIFY_READ_OUT | abi::MODIFY_RETRY | abi::MODIFY_RNR_RETRY
+        }
+        _ => 0,
+    };
+}
+
 /// Base-2 logarithm of an MTU's bytes.
 fn log_mtu(mtu: Mtu) -> u8 {
     mtu.bytes().trailing_zeros() as u8
@@ -1128,6 +1150,27 @@ mod tests {
         assert_eq!(command.log_mtu, 10);
         assert_eq!(command.mask, abi::MODIFY_STATE | abi::MODIFY_MTU);
         Ok(())
+    }
+
+    #[test]
+    fn halves_of_extended_connections_get_what_the_verbs_do_not_give() {
+        let mut command = ModifyQueuePair::zeroed();
+        let (init, rtr, rts) = (QpState::Init, QpState::Rtr, QpState::Rts);
+        complete_extended(&mut command, QpType::Rc, rtr, rts);
+        complete_extended(&mut command, QpType::XrcInitiator, rtr, rts);
+        complete_extended(&mut command, QpType::XrcTarget, init, rtr);
+        assert_eq!(command.mask, 0);
+        complete_extended(&mut command, QpType::XrcInitiator, init, rtr);
+        assert_eq!(
+            command.mask,
+            abi::MODIFY_READ_IN | abi::MODIFY_MIN_RNR_TIMER
+        );
+        command.mask = 0;
+        complete_extended(&mut command, QpType::XrcTarget, rtr, rts);
+        assert_eq!(
+            command.mask,
+            abi::MODIFY_READ_OUT | abi::MODIFY_RETRY | abi::MODIFY_RNR_RETRY
+        );
     }
 
     #[test]
