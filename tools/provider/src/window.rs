@@ -94,6 +94,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
         opcode: SendOpcode::Bind,
         flags: bind.send_flags,
         immediate: 0,
+        srqn: 0,
         part,
     };
     let mut queue = qp.send.lock();
