@@ -202,15 +202,20 @@ impl CqState {
         self.ring.publish_consumer(self.consumer);
     }
 
+    /// Entries written and not taken.
+    fn waiting(&self) -> u32 {
+        let mut count = 0;
+        while count < self.ring.entries()
+            && self.ring.entry(self.consumer.wrapping_add(count)).is_some()
+        {
+            count += 1;
+        }
+        count
+    }
+
     /// Drops all entries that `unwanted` picks, keeping the others in order.
     fn clean(&mut self, mut unwanted: impl FnMut(&CompletionEntry) -> bool) {
-        let mut end = self.consumer;
-        while end.wrapping_sub(self.consumer) < self.ring.entries() {
-            if self.ring.entry(end).is_none() {
-                break;
-            }
-            end = end.wrapping_add(1);
-        }
+        let end = self.consumer.wrapping_add(self.waiting());
         // Entries that stay move up to close the gaps; the device writes only from `end` on.
         let mut dropped = 0u32;
         let mut index = end;
@@ -489,6 +494,9 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
         Ok(ring) => ring,
         Err(errno) => return errno,
     };
+    if state.waiting() > ring.entries() {
+        return libc::EINVAL;
+    }
     ring.publish_consumer(state.consumer);
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),

@@ -8,6 +8,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::private::{ibv_dofork_range, ibv_dontfork_range};
+use crate::protection::ParentUse;
 use crate::sys::ibv_pd;
 
 /// Rounds up to whole pages.
@@ -22,6 +23,8 @@ pub struct Buffer {
     length: usize,
     /// Where it goes back to, if it is not a mapping of ours.
     source: Option<Allocator>,
+    /// The parent domain it was made with.
+    parent: Option<ParentUse>,
 }
 
 /// A program's own way of giving memory for queues (see `ibv_alloc_parent_domain`).
@@ -76,6 +79,7 @@ impl Buffer {
             base,
             length,
             source: None,
+            parent: None,
         };
         // SAFETY: the range is the mapping just made.
         let result = unsafe { ibv_dontfork_range(base.as_ptr().cast(), length) };
@@ -112,7 +116,13 @@ impl Buffer {
             base,
             length,
             source: Some(source),
+            parent: None,
         })
+    }
+
+    /// Keeps a parent domain as long as the buffer.
+    pub(crate) fn keep(&mut self, parent: ParentUse) {
+        self.parent = Some(parent);
     }
 
     /// First byte.

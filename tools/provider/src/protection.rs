@@ -16,8 +16,8 @@ use crate::sys::*;
 #[repr(C)]
 pub(crate) struct Pd {
     verbs: ibv_pd,
-    /// Parent domains that stand for it.
-    parents: AtomicU32,
+    /// Parent domains that stand for it, or queues made with it, where it is one.
+    users: AtomicU32,
     parent: Option<Parent>,
 }
 
@@ -25,6 +25,31 @@ struct Parent {
     pd: *mut ibv_pd,
     td: *mut ibv_td,
     allocator: Option<Allocator>,
+}
+
+/// Keeps a parent domain from going: the kernel does not know of it.
+pub struct ParentUse(*const Pd);
+
+// SAFETY: it stands for a count that any thread may change.
+unsafe impl Send for ParentUse {}
+// SAFETY: as above.
+unsafe impl Sync for ParentUse {}
+
+impl ParentUse {
+    /// # Safety
+    ///
+    /// `pd` lives until the result is dropped; [`dealloc_pd`] sees to that.
+    unsafe fn new(pd: &Pd) -> Self {
+        pd.users.fetch_add(1, Ordering::Relaxed);
+        Self(pd)
+    }
+}
+
+impl Drop for ParentUse {
+    fn drop(&mut self) {
+        // SAFETY: the domain lives as long as it has users.
+        unsafe { (*self.0).users.fetch_sub(1, Ordering::Release) };
+    }
 }
 
 /// A thread domain: a promise to use some objects from one thread only. Nothing here depends on
@@ -41,7 +66,7 @@ impl Pd {
     fn boxed(parent: Option<Parent>) -> *mut Self {
         Box::into_raw(Box::new(Self {
             verbs: ibv_pd::default(),
-            parents: AtomicU32::new(0),
+            users: AtomicU32::new(0),
             parent,
         }))
     }
@@ -63,13 +88,17 @@ impl Pd {
     /// `pd` is null or a live domain of this provider, which lives longer than the buffer.
     pub(crate) unsafe fn buffer(pd: *mut ibv_pd, length: usize) -> Result<Buffer, c_int> {
         // SAFETY: by the caller; the `ibv_pd` is at the start of a `Pd`.
-        let allocator = unsafe { pd.cast::<Pd>().as_ref() }
-            .and_then(|pd| pd.parent.as_ref())
-            .and_then(|parent| parent.allocator);
-        match allocator {
+        let Some(parent) = unsafe { pd.cast::<Pd>().as_ref() }.filter(|pd| pd.parent.is_some())
+        else {
+            return Buffer::new(length);
+        };
+        let mut buffer = match parent.parent.as_ref().and_then(|parent| parent.allocator) {
             Some(allocator) => Buffer::from_allocator(length, allocator),
             None => Buffer::new(length),
-        }
+        }?;
+        // SAFETY: by the caller.
+        buffer.keep(unsafe { ParentUse::new(parent) });
+        Ok(buffer)
     }
 }
 
@@ -143,7 +172,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             free,
         });
     }
-    of.parents.fetch_add(1, Ordering::Relaxed);
+    of.users.fetch_add(1, Ordering::Relaxed);
     if let Some(td) = td {
         td.parents.fetch_add(1, Ordering::Relaxed);
     }
@@ -153,7 +182,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: libibverbs passes a domain of ours.
     let this = unsafe { &*pd.cast::<Pd>() };
-    if this.parents.load(Ordering::Relaxed) != 0 {
+    if this.users.load(Ordering::Acquire) != 0 {
         return libc::EBUSY;
     }
     let result = match &this.parent {
@@ -161,7 +190,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
             // SAFETY: both live as long as they are named here.
             unsafe {
                 (*parent.pd.cast::<Pd>())
-                    .parents
+                    .users
                     .fetch_sub(1, Ordering::Relaxed);
                 if let Some(td) = parent.td.cast::<Td>().as_ref() {
                     td.parents.fetch_sub(1, Ordering::Relaxed);

@@ -441,7 +441,12 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: the consumer passes an open context and its attributes.
-    let attr = unsafe { &mut *attr };
+    let given = unsafe { &mut *attr };
+    let mut attr = *given;
+    // No flag is offered, but to ask for none is fine.
+    if attr.create_flags == 0 {
+        attr.comp_mask &= !IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    }
     let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_XRCD;
     if attr.comp_mask & !known != 0 {
         return fail(libc::EOPNOTSUPP);
@@ -453,7 +458,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         return fail(libc::EOPNOTSUPP);
     }
     // SAFETY: as above.
-    let qp = match unsafe { create(context, attr) } {
+    let qp = match unsafe { create(context, &mut attr) } {
         Ok(qp) => qp,
         Err(errno) => return fail(errno),
     };
@@ -461,6 +466,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // SAFETY: the queue pair was made a moment ago and nobody else has it.
         unsafe { post_ex::enable((*qp).verbs.get(), attr.send_ops_flags) };
     }
+    given.cap = attr.cap;
     qp.cast()
 }
 
