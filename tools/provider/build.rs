@@ -22,8 +22,8 @@ fn main() {
             "--use-core",
             "--with-derive-default",
         ])
-        .args(["--allowlist-type", "(ibv|verbs|ib_uverbs)_.*"])
-        .args(["--allowlist-var", "(IBV|IB)_.*"])
+        .args(["--allowlist-type", "(ibv|verbs|ib_uverbs|uverbs)_.*"])
+        .args(["--allowlist-var", "(IBV|IB|UVERBS)_.*"])
         .args(["--allowlist-function", "ibv_resolve_eth_l2_from_gid"])
         .status()
         .expect("bindgen must be installed (Debian: bindgen, libclang-dev, libibverbs-dev)");

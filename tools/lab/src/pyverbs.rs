@@ -450,6 +450,8 @@ pub fn run(options: &Options) -> Result<bool> {
     vm.sh(LOAD_DRIVER)?;
     wait_active(vm)?;
     install(vm, &suite)?;
+    // Some tests want huge pages.
+    vm.sh("echo 24 >/proc/sys/vm/nr_hugepages")?;
 
     let mut results = BTreeMap::new();
     let mut broken = Vec::new();

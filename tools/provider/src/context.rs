@@ -12,8 +12,8 @@ use ferrite_abi::{
 use crate::memory::Doorbells;
 use crate::private::*;
 use crate::sys::*;
-use crate::table::QueuePairTable;
-use crate::{ah, cq, cq_ex, fail, post, protection, qp, srq, window};
+use crate::table::Table;
+use crate::{ah, cq, cq_ex, device_memory, fail, post, protection, qp, srq, window};
 
 /// What an opened device is to this provider. libibverbs allocates it, with its own part first.
 #[repr(C)]
@@ -24,7 +24,9 @@ pub struct Context {
     /// Limits and features, as the driver told.
     pub limits: UverbsContextResponse,
     /// The queue pairs by number.
-    pub queue_pairs: Box<QueuePairTable>,
+    pub queue_pairs: Box<Table<qp::Qp>>,
+    /// The shared receive queues of extended connections by number.
+    pub extended_srqs: Box<Table<srq::Srq>>,
 }
 
 impl Context {
@@ -45,10 +47,14 @@ impl Context {
 }
 
 const OPS: verbs_context_ops = verbs_context_ops {
+    alloc_dm: Some(device_memory::alloc_dm),
     alloc_mw: Some(window::alloc_mw),
+    alloc_parent_domain: Some(protection::alloc_parent_domain),
     alloc_pd: Some(protection::alloc_pd),
+    alloc_td: Some(protection::alloc_td),
     attach_mcast: Some(ibv_cmd_attach_mcast),
     bind_mw: Some(window::bind_mw),
+    close_xrcd: Some(srq::close_xrcd),
     cq_event: Some(cq::cq_event),
     create_ah: Some(ah::create_ah),
     create_cq: Some(cq::create_cq),
@@ -56,8 +62,10 @@ const OPS: verbs_context_ops = verbs_context_ops {
     create_qp: Some(qp::create_qp),
     create_qp_ex: Some(qp::create_qp_ex),
     create_srq: Some(srq::create_srq),
+    create_srq_ex: Some(srq::create_srq_ex),
     dealloc_mw: Some(window::dealloc_mw),
     dealloc_pd: Some(protection::dealloc_pd),
+    dealloc_td: Some(protection::dealloc_td),
     dereg_mr: Some(protection::dereg_mr),
     destroy_ah: Some(ah::destroy_ah),
     destroy_cq: Some(cq::destroy_cq),
@@ -65,9 +73,13 @@ const OPS: verbs_context_ops = verbs_context_ops {
     destroy_srq: Some(srq::destroy_srq),
     detach_mcast: Some(ibv_cmd_detach_mcast),
     free_context: Some(free_context),
+    free_dm: Some(device_memory::free_dm),
+    get_srq_num: Some(srq::get_srq_num),
     modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
     modify_srq: Some(srq::modify_srq),
+    open_qp: Some(qp::open_qp),
+    open_xrcd: Some(srq::open_xrcd),
     poll_cq: Some(cq::poll_cq),
     post_recv: Some(post::post_recv),
     post_send: Some(post::post_send),
@@ -76,6 +88,7 @@ const OPS: verbs_context_ops = verbs_context_ops {
     query_port: Some(query_port),
     query_qp: Some(qp::query_qp),
     query_srq: Some(srq::query_srq),
+    reg_dm_mr: Some(device_memory::reg_dm_mr),
     reg_mr: Some(protection::reg_mr),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(protection::rereg_mr),
@@ -179,20 +192,22 @@ unsafe fn open(context: *mut Context) -> Result<(), c_int> {
         (&raw mut (*context).doorbells).write(Doorbells::new(page.cast()));
         (&raw mut (*context).limits).write(limits);
         (&raw mut (*context).queue_pairs).write(Box::default());
+        (&raw mut (*context).extended_srqs).write(Box::default());
         verbs_set_ops(context.cast(), &OPS);
     }
     Ok(())
 }
 
 unsafe extern "C" fn free_context(context: *mut ibv_context) {
-    // SAFETY: libibverbs closes a context once, when nothing of it is in use. The queue pair table
-    // is the only field that owns memory.
+    // SAFETY: libibverbs closes a context once, when nothing of it is in use. The tables are the
+    // only fields that own memory.
     unsafe {
         let context = context
             .byte_sub(offset_of!(verbs_context, context))
             .cast::<Context>();
         libc::munmap((*context).doorbells.page().cast(), DOORBELL_PAGE_SIZE);
         ptr::drop_in_place(&raw mut (*context).queue_pairs);
+        ptr::drop_in_place(&raw mut (*context).extended_srqs);
         verbs_uninit_context(context.cast());
         libc::free(context.cast());
     }

@@ -18,23 +18,33 @@ use crate::context::Context;
 use crate::fail;
 use crate::memory::{Buffer, Doorbells, SpinGuard, SpinLock};
 use crate::private::*;
+use crate::protection::Pd;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::sys::*;
-use crate::table::QueuePairTable;
+use crate::table::Table;
 
 /// A completion queue.
 #[repr(C)]
 pub struct Cq {
     verbs: UnsafeCell<verbs_cq>,
     cqn: u32,
+    /// The parent domain that its memory comes from, or null.
+    pd: *mut ibv_pd,
     doorbells: Doorbells,
-    /// The table of the context, which outlives its queues.
-    queue_pairs: *const QueuePairTable,
+    /// The tables of the context, which outlives its queues.
+    tables: Tables,
     /// Distinguishes one arming from the next.
     arm_sequence: AtomicU32,
     /// The ring and what is at its head.
     pub(crate) state: SpinLock<CqState>,
+}
+
+/// Where completions find what they are about.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables {
+    queue_pairs: *const Table<Qp>,
+    extended_srqs: *const Table<Srq>,
 }
 
 /// What is changed under the queue's lock.
@@ -87,14 +97,19 @@ impl Completion {
 
 impl CqRing {
     /// A ring for at least `entries` entries.
-    fn new(entries: u32, max_log_entries: u8) -> Result<Self, c_int> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`Pd::buffer`].
+    unsafe fn new(entries: u32, max_log_entries: u8, pd: *mut ibv_pd) -> Result<Self, c_int> {
         if entries == 0 || entries > 1 << max_log_entries.min(30) {
             return Err(libc::EINVAL);
         }
         let entries = entries.next_power_of_two();
         let record = entries as usize * size_of::<CompletionEntry>();
         Ok(Self {
-            buffer: Buffer::new(record + size_of::<CompletionRecord>())?,
+            // SAFETY: by the caller.
+            buffer: unsafe { Pd::buffer(pd, record + size_of::<CompletionRecord>()) }?,
             log_entries: entries.trailing_zeros() as u8,
         })
     }
@@ -158,13 +173,22 @@ impl CqRing {
 impl CqState {
     /// Takes the next completion.
     #[inline]
-    pub(crate) fn next(&mut self, queue_pairs: &QueuePairTable) -> Option<Completion> {
+    pub(crate) fn next(&mut self, tables: &Tables) -> Option<Completion> {
         loop {
             let entry = self.ring.entry(self.consumer)?;
             self.consumer = self.consumer.wrapping_add(1);
-            // SAFETY: a queue pair in the table is allocated, and stays so while this queue's lock
+            if entry.flags & COMPLETION_RECEIVE != 0 && entry.flags & COMPLETION_SHARED != 0 {
+                // SAFETY: the context with its tables outlives its queues. A queue in the table is
+                // allocated, and stays so while this queue's lock is held, because it uses this
+                // queue.
+                if let Some(srq) = unsafe { (*tables.extended_srqs).get(entry.srqn).as_ref() } {
+                    // The queue pair may be another process's.
+                    return Some(received(entry, srq.done(entry.index)));
+                }
+            }
+            // SAFETY: the tables live, as above. A queue pair in the table is allocated, and stays so while this queue's lock
             // is held (which `&mut self` shows), because the entry says that it uses this queue.
-            let Some(qp) = (unsafe { queue_pairs.get(entry.qpn).as_ref() }) else {
+            let Some(qp) = (unsafe { (*tables.queue_pairs).get(entry.qpn).as_ref() }) else {
                 // Of a queue pair that is not known: nobody could use it.
                 continue;
             };
@@ -178,15 +202,20 @@ impl CqState {
         self.ring.publish_consumer(self.consumer);
     }
 
-    /// Drops all entries of a queue pair that is reset or destroyed, keeping the others in order.
-    fn clean(&mut self, qpn: u32, srq: Option<&Srq>) {
-        let mut end = self.consumer;
-        while end.wrapping_sub(self.consumer) < self.ring.entries() {
-            if self.ring.entry(end).is_none() {
-                break;
-            }
-            end = end.wrapping_add(1);
+    /// Entries written and not taken.
+    fn waiting(&self) -> u32 {
+        let mut count = 0;
+        while count < self.ring.entries()
+            && self.ring.entry(self.consumer.wrapping_add(count)).is_some()
+        {
+            count += 1;
         }
+        count
+    }
+
+    /// Drops all entries that `unwanted` picks, keeping the others in order.
+    fn clean(&mut self, mut unwanted: impl FnMut(&CompletionEntry) -> bool) {
+        let end = self.consumer.wrapping_add(self.waiting());
         // Entries that stay move up to close the gaps; the device writes only from `end` on.
         let mut dropped = 0u32;
         let mut index = end;
@@ -195,12 +224,8 @@ impl CqState {
             let Some(entry) = self.ring.entry(index) else {
                 break;
             };
-            if entry.qpn == qpn {
+            if unwanted(&entry) {
                 dropped += 1;
-                if let (Some(srq), true) = (srq, entry.flags & COMPLETION_SHARED != 0) {
-                    // Nobody will know that it is done, but its number is free.
-                    srq.done(entry.index);
-                }
             } else if dropped != 0 {
                 self.ring.rewrite(index.wrapping_add(dropped), entry);
             }
@@ -212,22 +237,28 @@ impl CqState {
     }
 }
 
+/// A completion of a receive.
+fn received(entry: CompletionEntry, wr_id: u64) -> Completion {
+    Completion {
+        entry,
+        wr_id,
+        opcode: if entry.opcode == CompletionOpcode::ReceiveWrite.number() {
+            IBV_WC_RECV_RDMA_WITH_IMM
+        } else {
+            IBV_WC_RECV
+        },
+    }
+}
+
 /// Adds what the queue pair remembers of the work request, and frees its room.
 #[inline]
 fn resolve(qp: &Qp, entry: CompletionEntry) -> Completion {
     if entry.flags & COMPLETION_RECEIVE != 0 {
-        Completion {
-            entry,
-            wr_id: match qp.srq() {
-                Some(srq) => srq.done(entry.index),
-                None => qp.receive_done(entry.index),
-            },
-            opcode: if entry.opcode == CompletionOpcode::ReceiveWrite.number() {
-                IBV_WC_RECV_RDMA_WITH_IMM
-            } else {
-                IBV_WC_RECV
-            },
-        }
+        let wr_id = match qp.srq() {
+            Some(srq) => srq.done(entry.index),
+            None => qp.receive_done(entry.index),
+        };
+        received(entry, wr_id)
     } else {
         let (wr_id, opcode) = qp.send_done(entry.index);
         Completion {
@@ -247,10 +278,21 @@ impl Cq {
         unsafe { &*cq.cast::<Cq>() }
     }
 
-    /// The table of the context.
-    pub(crate) fn queue_pairs(&self) -> &QueuePairTable {
-        // SAFETY: the context outlives its queues.
-        unsafe { &*self.queue_pairs }
+    /// Where its completions find what they are about.
+    pub(crate) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// Drops the completions of a shared receive queue of extended connections and runs `then`
+    /// before polling goes on.
+    pub(crate) fn clean_shared(&self, srqn: u32, then: impl FnOnce()) {
+        let mut state = self.state.lock();
+        state.clean(|entry| {
+            entry.flags & COMPLETION_RECEIVE != 0
+                && entry.flags & COMPLETION_SHARED != 0
+                && entry.srqn == srqn
+        });
+        then();
     }
 
     /// The part that libibverbs knows.
@@ -258,17 +300,25 @@ impl Cq {
         self.verbs.get()
     }
 
-    fn boxed(context: &Context, entries: u32) -> Result<Box<Self>, c_int> {
+    /// # Safety
+    ///
+    /// As for [`Pd::buffer`].
+    unsafe fn boxed(context: &Context, entries: u32, pd: *mut ibv_pd) -> Result<Box<Self>, c_int> {
         Ok(Box::new(Self {
             verbs: UnsafeCell::new(verbs_cq {
                 cq_ex: ibv_cq_ex::default(),
             }),
             cqn: 0,
+            pd,
             doorbells: context.doorbells,
-            queue_pairs: &raw const *context.queue_pairs,
+            tables: Tables {
+                queue_pairs: &raw const *context.queue_pairs,
+                extended_srqs: &raw const *context.extended_srqs,
+            },
             arm_sequence: AtomicU32::new(0),
             state: SpinLock::new(CqState {
-                ring: CqRing::new(entries, context.limits.cq_max_log_entries)?,
+                // SAFETY: by the caller.
+                ring: unsafe { CqRing::new(entries, context.limits.cq_max_log_entries, pd) }?,
                 consumer: 0,
                 current: Completion::none(),
             }),
@@ -285,8 +335,16 @@ pub(crate) unsafe fn create(
     context: *mut ibv_context,
     attr: &ibv_cq_init_attr_ex,
 ) -> Result<*mut Cq, c_int> {
-    // SAFETY: by the caller.
-    let cq = Cq::boxed(unsafe { Context::of(context) }, attr.cqe)?;
+    let pd = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+        attr.parent_domain
+    } else {
+        ptr::null_mut()
+    };
+    // What follows is for the kernel, which does not know of parent domains.
+    let mut attr = *attr;
+    attr.comp_mask &= !IBV_CQ_INIT_ATTR_MASK_PD;
+    // SAFETY: by the caller; the consumer keeps the domain as long as what is made with it.
+    let cq = unsafe { Cq::boxed(Context::of(context), attr.cqe, pd) }?;
     let private = cq.state.lock().ring.request();
     let cq = Box::into_raw(cq);
     let mut response = Response {
@@ -304,7 +362,7 @@ pub(crate) unsafe fn create(
     let result = unsafe {
         ibv_cmd_create_cq_ex(
             context,
-            attr,
+            &attr,
             (*cq).verbs.get(),
             ptr::from_mut(&mut request).cast(),
             size_of_val(&request),
@@ -358,12 +416,12 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the consumer passes a live queue.
     let cq = unsafe { Cq::of(cq) };
-    let queue_pairs = cq.queue_pairs();
+    let tables = cq.tables();
     let mut state = cq.state.lock();
     let before = state.consumer;
     let mut polled = 0;
     while polled < count {
-        let Some(completion) = state.next(queue_pairs) else {
+        let Some(completion) = state.next(tables) else {
             break;
         };
         let entry = &completion.entry;
@@ -430,10 +488,15 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
         return libc::EINVAL;
     };
     let mut state = cq.state.lock();
-    let ring = match CqRing::new(entries, context.limits.cq_max_log_entries) {
+    // SAFETY: as in `create`.
+    let ring = unsafe { CqRing::new(entries, context.limits.cq_max_log_entries, cq.pd) };
+    let ring = match ring {
         Ok(ring) => ring,
         Err(errno) => return errno,
     };
+    if state.waiting() > ring.entries() {
+        return libc::EINVAL;
+    }
     ring.publish_consumer(state.consumer);
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),
@@ -462,19 +525,31 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
 
 /// Locks the two queues of a queue pair, drops the entries of that queue pair and runs `then`
 /// before it unlocks.
-pub(crate) fn clean_both(send: &Cq, receive: &Cq, qp: &Qp, then: impl FnOnce()) {
-    let mut guards: [Option<SpinGuard<'_, CqState>>; 2] = if ptr::eq(send, receive) {
-        [Some(send.state.lock()), None]
-    } else if ptr::from_ref(send) < ptr::from_ref(receive) {
-        // Always in the order of addresses, against deadlock.
-        let first = send.state.lock();
-        [Some(first), Some(receive.state.lock())]
-    } else {
-        let first = receive.state.lock();
-        [Some(first), Some(send.state.lock())]
-    };
+///
+/// Some queue pairs have only one queue, or none.
+pub(crate) fn clean_both(send: Option<&Cq>, receive: Option<&Cq>, qp: &Qp, then: impl FnOnce()) {
+    let mut queues = [send, receive];
+    // Always in the order of addresses, against deadlock.
+    queues.sort_by_key(|cq| cq.map_or(ptr::null(), ptr::from_ref));
+    if let [Some(one), Some(other)] = queues {
+        if ptr::eq(one, other) {
+            queues[1] = None;
+        }
+    }
+    let [first, second] = queues;
+    let first = first.map(|cq| cq.state.lock());
+    let second = second.map(|cq| cq.state.lock());
+    let mut guards: [Option<SpinGuard<'_, CqState>>; 2] = [first, second];
     for state in guards.iter_mut().flatten() {
-        state.clean(qp.qpn, qp.srq());
+        state.clean(|entry| {
+            let ours = entry.qpn == qp.qpn;
+            if let (true, true, Some(srq)) = (ours, entry.flags & COMPLETION_SHARED != 0, qp.srq())
+            {
+                // Nobody will know that it is done, but its number is free.
+                srq.done(entry.index);
+            }
+            ours
+        });
     }
     then();
 }
@@ -483,9 +558,14 @@ pub(crate) fn clean_both(send: &Cq, receive: &Cq, qp: &Qp, then: impl FnOnce()) 
 mod tests {
     use super::*;
 
+    fn ring(entries: u32, max_log_entries: u8) -> Result<CqRing, c_int> {
+        // SAFETY: there is no domain.
+        unsafe { CqRing::new(entries, max_log_entries, ptr::null_mut()) }
+    }
+
     fn state(entries: u32) -> CqState {
         CqState {
-            ring: CqRing::new(entries, 20).unwrap(),
+            ring: ring(entries, 20).unwrap(),
             consumer: 0,
             current: Completion::none(),
         }
@@ -529,7 +609,7 @@ mod tests {
         for (index, qpn) in (5..).zip([1, 2, 1, 2, 2, 1]) {
             write(&state, index, qpn);
         }
-        state.clean(1, None);
+        state.clean(|entry| entry.qpn == 1);
         assert_eq!(state.consumer, 8);
         assert_eq!(left(&state), [(2, 6), (2, 8), (2, 9)]);
         assert_eq!(
@@ -540,7 +620,7 @@ mod tests {
                 .load(Ordering::Relaxed),
             8
         );
-        state.clean(2, None);
+        state.clean(|entry| entry.qpn == 2);
         assert_eq!(left(&state), []);
         assert_eq!(state.consumer, 11);
     }
@@ -551,16 +631,16 @@ mod tests {
         for index in 0..4 {
             write(&state, index, 3);
         }
-        state.clean(3, None);
+        state.clean(|entry| entry.qpn == 3);
         assert_eq!(state.consumer, 4);
         assert_eq!(left(&state), []);
     }
 
     #[test]
     fn sizes_are_checked() {
-        assert!(CqRing::new(0, 20).is_err());
-        assert!(CqRing::new(17, 4).is_err());
-        assert_eq!(CqRing::new(9, 4).unwrap().entries(), 16);
-        assert_eq!(CqRing::new(1, 4).unwrap().entries(), 1);
+        assert!(ring(0, 20).is_err());
+        assert!(ring(17, 4).is_err());
+        assert_eq!(ring(9, 4).unwrap().entries(), 16);
+        assert_eq!(ring(1, 4).unwrap().entries(), 1);
     }
 }

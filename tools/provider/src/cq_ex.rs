@@ -11,6 +11,7 @@ use ferrite_abi::{CompletionEntry, VLAN_NONE};
 use crate::context::Context;
 use crate::cq::{create, Completion, Cq};
 use crate::fail;
+use crate::protection::Pd;
 use crate::sys::*;
 
 const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP as u64
@@ -34,10 +35,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     } else {
         0
     };
-    // Single-threaded use needs nothing; ignoring an overrun is not offered. Parent domains are
-    // not either, so that a domain in the attributes cannot be one of ours.
+    // Single-threaded use needs nothing; ignoring an overrun is not offered.
     if attr.wc_flags & !supported != 0
-        || attr.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+        || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
         || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
     {
         return fail(libc::EOPNOTSUPP);
@@ -45,7 +45,11 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     let wanted = attr.wc_flags;
     // Every completion carries its time; the kernel need not be asked for it.
     attr.wc_flags = 0;
-    attr.comp_mask = 0;
+    attr.comp_mask &= IBV_CQ_INIT_ATTR_MASK_PD;
+    // SAFETY: the consumer passes a live domain where it says so.
+    if attr.comp_mask != 0 && !unsafe { Pd::is_parent(attr.parent_domain) } {
+        return fail(libc::EINVAL);
+    }
     // SAFETY: by libibverbs, as above.
     let cq = match unsafe { create(context, &attr) } {
         Ok(cq) => cq,
@@ -98,7 +102,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     // SAFETY: the consumer passes a live queue.
     let this = unsafe { Cq::of(cq.cast()) };
     let mut state = this.state.lock();
-    match state.next(this.queue_pairs()) {
+    match state.next(this.tables()) {
         Some(completion) => {
             state.current = completion;
             // SAFETY: `cq` is live, and the polling thread is the only user of these fields.
@@ -120,7 +124,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     let this = unsafe { Cq::of(cq.cast()) };
     // SAFETY: between `start_poll` and `end_poll` this thread holds the lock.
     let state = unsafe { this.state.held_mut() };
-    match state.next(this.queue_pairs()) {
+    match state.next(this.tables()) {
         Some(completion) => {
             state.current = completion;
             // SAFETY: as in `start_poll`.

@@ -12,9 +12,10 @@
 //! | [`device`] | which devices are ours, and how libibverbs learns of it |
 //! | [`context`] | what a process gets when it opens a device |
 //! | [`protection`], [`window`] | protection domains, memory regions and windows |
+//! | [`device_memory`] | memory of the device itself |
 //! | [`ah`] | address handles |
 //! | [`memory`] | buffers shared with the device, the doorbell page, the lock |
-//! | [`table`] | finding a queue pair by its number |
+//! | [`table`] | finding a queue by its number |
 //! | [`cq`], [`cq_ex`] | completion queues, and their extended way of polling |
 //! | [`qp`], [`srq`] | queue pairs and shared receive queues |
 //! | [`post`], [`post_ex`] | posting work, and the extended way of it |
@@ -24,6 +25,7 @@ pub mod context;
 pub mod cq;
 pub mod cq_ex;
 pub mod device;
+pub mod device_memory;
 pub mod memory;
 pub mod post;
 pub mod post_ex;

@@ -8,6 +8,8 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::private::{ibv_dofork_range, ibv_dontfork_range};
+use crate::protection::ParentUse;
+use crate::sys::ibv_pd;
 
 /// Rounds up to whole pages.
 const PAGE: usize = 4096;
@@ -19,7 +21,34 @@ const PAGE: usize = 4096;
 pub struct Buffer {
     base: NonNull<u8>,
     length: usize,
+    /// Where it goes back to, if it is not a mapping of ours.
+    source: Option<Allocator>,
+    /// The parent domain it was made with.
+    parent: Option<ParentUse>,
 }
+
+/// A program's own way of giving memory for queues (see `ibv_alloc_parent_domain`).
+#[derive(Clone, Copy)]
+pub struct Allocator {
+    /// The domain it came with, which lives longer than what is made with it.
+    pub pd: *mut ibv_pd,
+    /// The program's own.
+    pub context: *mut c_void,
+    /// Gives memory.
+    pub alloc: AllocFn,
+    /// Takes it back.
+    pub free: FreeFn,
+}
+
+/// Gives memory: domain, context, bytes, alignment, what it is for.
+pub type AllocFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
+/// Takes memory back: domain, context, memory, what it was for.
+pub type FreeFn = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
+
+/// The answer of an [`AllocFn`] that leaves it to the provider.
+const USE_DEFAULT: usize = usize::MAX;
+/// What memory is for: queues that the device reads and writes.
+const QUEUES: u64 = 1;
 
 // SAFETY: the mapping belongs to the process, not to a thread. What is read and written in it, and
 // when, is for its users to order.
@@ -46,7 +75,12 @@ impl Buffer {
             return Err(libc::ENOMEM);
         }
         let base = NonNull::new(base.cast::<u8>()).ok_or(libc::ENOMEM)?;
-        let buffer = Self { base, length };
+        let buffer = Self {
+            base,
+            length,
+            source: None,
+            parent: None,
+        };
         // SAFETY: the range is the mapping just made.
         let result = unsafe { ibv_dontfork_range(base.as_ptr().cast(), length) };
         if result != 0 {
@@ -57,6 +91,38 @@ impl Buffer {
             return Err(result);
         }
         Ok(buffer)
+    }
+
+    /// As [`Buffer::new`], with memory from the program, if it wants to give it.
+    pub fn from_allocator(length: usize, source: Allocator) -> Result<Self, c_int> {
+        let length = length.next_multiple_of(PAGE);
+        // SAFETY: the program's function is called as it was promised to it.
+        let memory = unsafe { (source.alloc)(source.pd, source.context, length, PAGE, QUEUES) };
+        if memory as usize == USE_DEFAULT {
+            return Self::new(length);
+        }
+        let base = NonNull::new(memory.cast::<u8>()).ok_or(libc::ENOMEM)?;
+        // SAFETY: the program has given this many bytes, and nobody else uses them.
+        let result = unsafe {
+            ptr::write_bytes(base.as_ptr(), 0, length);
+            ibv_dontfork_range(base.as_ptr().cast(), length)
+        };
+        if result != 0 {
+            // SAFETY: the memory goes back to where it came from.
+            unsafe { (source.free)(source.pd, source.context, memory, QUEUES) };
+            return Err(result);
+        }
+        Ok(Self {
+            base,
+            length,
+            source: Some(source),
+            parent: None,
+        })
+    }
+
+    /// Keeps a parent domain as long as the buffer.
+    pub(crate) fn keep(&mut self, parent: ParentUse) {
+        self.parent = Some(parent);
     }
 
     /// First byte.
@@ -90,10 +156,16 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let base = self.base.as_ptr().cast::<c_void>();
-        // SAFETY: the mapping was made by `new` with this length, and its last user is gone.
+        // SAFETY: the memory was made with this length, and its last user is gone; what came from
+        // the program goes back to it.
         unsafe {
             ibv_dofork_range(base, self.length);
-            libc::munmap(base, self.length);
+            match self.source {
+                Some(source) => (source.free)(source.pd, source.context, base, QUEUES),
+                None => {
+                    libc::munmap(base, self.length);
+                }
+            }
         }
     }
 }

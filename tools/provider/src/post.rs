@@ -67,6 +67,8 @@ pub(crate) struct Work {
     pub(crate) flags: u32,
     /// Immediate data or tag to invalidate, as the header wants it.
     pub(crate) immediate: u32,
+    /// Extended connections: the shared receive queue at the peer.
+    pub(crate) srqn: u32,
     pub(crate) part: Part,
 }
 
@@ -91,15 +93,18 @@ pub(crate) enum Data<'a> {
 }
 
 impl Part {
-    fn bytes(&self) -> PartBytes {
+    fn bytes(&self, srqn: u32) -> PartBytes {
         match *self {
-            Part::Send => PartBytes::Send(SendPart::zeroed()),
+            Part::Send => PartBytes::Send(SendPart {
+                srqn,
+                ..SendPart::zeroed()
+            }),
             Part::Remote { address, rkey } => PartBytes::Remote(RemotePart {
                 address,
                 rkey,
-                srqn: 0,
+                srqn,
             }),
-            Part::Atomic(part) => PartBytes::Atomic(part),
+            Part::Atomic(part) => PartBytes::Atomic(AtomicPart { srqn, ..part }),
             Part::Datagram(part) => PartBytes::Datagram(part),
             Part::Bind(part) => PartBytes::Bind(part),
         }
@@ -248,7 +253,7 @@ impl Qp {
         // them. What an inline work request names is readable by the consumer's word.
         unsafe {
             cursor.put(header.as_bytes());
-            cursor.put(work.part.bytes().as_bytes());
+            cursor.put(work.part.bytes(work.srqn).as_bytes());
             match data {
                 Data::Entries(entries) => cursor.put_from(entries.as_ptr().cast(), payload),
                 Data::Copy(entries) => {
@@ -392,6 +397,12 @@ impl Qp {
             opcode,
             flags: wr.send_flags,
             immediate,
+            srqn: if self.extended {
+                // SAFETY: as above.
+                unsafe { wr.qp_type.xrc.remote_srqn }
+            } else {
+                0
+            },
             part,
         })
     }
@@ -421,6 +432,7 @@ impl Qp {
             } else {
                 immediate
             },
+            srqn: 0,
             part: Part::Datagram(DatagramPart {
                 // SAFETY: by the caller.
                 path: unsafe { Ah::path(datagram.ah) },
@@ -558,7 +570,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let mut result = 0;
     let mut queue = qp.receive.lock();
     let before = queue.producer;
-    if qp.state() == IBV_QPS_RESET || qp.srq().is_some() {
+    if qp.state() == IBV_QPS_RESET || !qp.receives {
         // SAFETY: the consumer passes a place for the work request that failed.
         unsafe { *bad = wr };
         return libc::EINVAL;

@@ -54,14 +54,16 @@ const INVALIDATION: u64 = (IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_I
 
 /// The operations that a queue pair of this type may be made with.
 pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
-    if qp_type == IBV_QPT_UD {
-        return DATAGRAM;
+    match qp_type {
+        IBV_QPT_UD => return DATAGRAM,
+        IBV_QPT_XRC_RECV => return 0,
+        _ => {}
     }
     let mut operations = EVERYWHERE;
     if features & FEATURE_WINDOWS != 0 {
         operations |= u64::from(IBV_QP_EX_WITH_BIND_MW);
     }
-    if qp_type == IBV_QPT_RC {
+    if matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND) {
         operations |= RELIABLE;
         if features & FEATURE_ATOMICS != 0 {
             operations |= ATOMICS;
@@ -115,6 +117,7 @@ pub(crate) unsafe fn enable(verbs: *mut verbs_qp, operations: u64) {
         qp.wr_bind_mw = Some(wr_bind_mw);
     }
     qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     qp.wr_set_sge = Some(wr_set_sge);
     qp.wr_set_sge_list = Some(wr_set_sge_list);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
@@ -195,6 +198,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, part: Pa
         opcode,
         flags,
         immediate,
+        srqn: 0,
         part,
     });
 }
@@ -335,6 +339,18 @@ unsafe extern "C" fn wr_set_ud_addr(
                     qkey: remote_qkey,
                 });
             }
+            _ => refuse(qp, libc::EINVAL),
+        }
+    }
+}
+
+/// Names the shared receive queue at the peer, on an extended connection.
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
+    // SAFETY: as in `wr_send`.
+    unsafe {
+        let (this, queue) = held(qp);
+        match &mut queue.session.work {
+            Some(work) if this.extended => work.srqn = srqn,
             _ => refuse(qp, libc::EINVAL),
         }
     }

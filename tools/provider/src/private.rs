@@ -7,7 +7,7 @@
 //! load this library rather than to misunderstand it.
 #![allow(missing_docs, non_camel_case_types)]
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::{offset_of, size_of};
 
 use crate::sys::*;
@@ -98,6 +98,21 @@ pub struct verbs_srq {
     pub srq_num: u32,
 }
 
+/// A domain of extended connections.
+#[repr(C)]
+pub struct verbs_xrcd {
+    pub xrcd: ibv_xrcd,
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+
+/// Memory of the device.
+#[repr(C)]
+pub struct verbs_dm {
+    pub dm: ibv_dm,
+    pub handle: u32,
+}
+
 /// A completion queue; `cq_ex` starts with the `ibv_cq`.
 #[repr(C)]
 pub struct verbs_cq {
@@ -108,17 +123,21 @@ pub struct verbs_cq {
 #[repr(C)]
 pub struct verbs_context_ops {
     pub advise_mr: Unused,
-    pub alloc_dm: Unused,
+    pub alloc_dm:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
     pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw>,
     pub alloc_null_mr: Unused,
-    pub alloc_parent_domain: Unused,
+    pub alloc_parent_domain: Option<
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd,
+    >,
     pub alloc_pd: Option<unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd>,
-    pub alloc_td: Unused,
+    pub alloc_td:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
     pub async_event: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event)>,
     pub attach_counters_point_flow: Unused,
     pub attach_mcast: Option<unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int>,
     pub bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int>,
-    pub close_xrcd: Unused,
+    pub close_xrcd: Option<unsafe extern "C" fn(*mut ibv_xrcd) -> c_int>,
     pub cq_event: Option<unsafe extern "C" fn(*mut ibv_cq)>,
     pub create_ah: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah>,
     pub create_counters: Unused,
@@ -135,11 +154,12 @@ pub struct verbs_context_ops {
     pub create_rwq_ind_table: Unused,
     pub create_srq:
         Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq>,
-    pub create_srq_ex: Unused,
+    pub create_srq_ex:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
     pub create_wq: Unused,
     pub dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
     pub dealloc_pd: Option<unsafe extern "C" fn(*mut ibv_pd) -> c_int>,
-    pub dealloc_td: Unused,
+    pub dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
     pub dereg_mr: Option<unsafe extern "C" fn(*mut verbs_mr) -> c_int>,
     pub destroy_ah: Option<unsafe extern "C" fn(*mut ibv_ah) -> c_int>,
     pub destroy_counters: Unused,
@@ -152,7 +172,7 @@ pub struct verbs_context_ops {
     pub destroy_wq: Unused,
     pub detach_mcast: Option<unsafe extern "C" fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int>,
     pub free_context: Option<unsafe extern "C" fn(*mut ibv_context)>,
-    pub free_dm: Unused,
+    pub free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
     pub get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
     pub import_dm: Unused,
     pub import_mr: Unused,
@@ -163,8 +183,10 @@ pub struct verbs_context_ops {
     pub modify_qp_rate_limit: Unused,
     pub modify_srq: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int>,
     pub modify_wq: Unused,
-    pub open_qp: Unused,
-    pub open_xrcd: Unused,
+    pub open_qp:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
+    pub open_xrcd:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>,
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     pub post_recv:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
@@ -192,7 +214,8 @@ pub struct verbs_context_ops {
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
     pub query_srq: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int>,
     pub read_counters: Unused,
-    pub reg_dm_mr: Unused,
+    pub reg_dm_mr:
+        Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
     pub reg_dmabuf_mr: Unused,
     pub reg_mr:
         Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr>,
@@ -232,15 +255,23 @@ const _: () = {
     assert!(size_of::<verbs_cq>() == 288);
     assert!(size_of::<verbs_srq>() == 160);
     assert!(offset_of!(verbs_srq, srq_num) == 152);
+    assert!(size_of::<verbs_xrcd>() == 16);
+    assert!(offset_of!(verbs_xrcd, handle) == 12);
+    assert!(size_of::<verbs_dm>() == 40);
+    assert!(offset_of!(verbs_dm, handle) == 32);
     assert!(size_of::<verbs_context>() == 648);
     // The position of an operation is what gives it its meaning: all those in use are checked.
     assert!(size_of::<verbs_context_ops>() == 76 * 8);
     {
+        assert!(offset_of!(verbs_context_ops, alloc_dm) == 8);
         assert!(offset_of!(verbs_context_ops, alloc_mw) == 16);
+        assert!(offset_of!(verbs_context_ops, alloc_parent_domain) == 32);
         assert!(offset_of!(verbs_context_ops, alloc_pd) == 40);
+        assert!(offset_of!(verbs_context_ops, alloc_td) == 48);
         assert!(offset_of!(verbs_context_ops, async_event) == 56);
         assert!(offset_of!(verbs_context_ops, attach_mcast) == 72);
         assert!(offset_of!(verbs_context_ops, bind_mw) == 80);
+        assert!(offset_of!(verbs_context_ops, close_xrcd) == 88);
         assert!(offset_of!(verbs_context_ops, cq_event) == 96);
         assert!(offset_of!(verbs_context_ops, create_ah) == 104);
         assert!(offset_of!(verbs_context_ops, create_cq) == 120);
@@ -248,8 +279,10 @@ const _: () = {
         assert!(offset_of!(verbs_context_ops, create_qp) == 152);
         assert!(offset_of!(verbs_context_ops, create_qp_ex) == 160);
         assert!(offset_of!(verbs_context_ops, create_srq) == 176);
+        assert!(offset_of!(verbs_context_ops, create_srq_ex) == 184);
         assert!(offset_of!(verbs_context_ops, dealloc_mw) == 200);
         assert!(offset_of!(verbs_context_ops, dealloc_pd) == 208);
+        assert!(offset_of!(verbs_context_ops, dealloc_td) == 216);
         assert!(offset_of!(verbs_context_ops, dereg_mr) == 224);
         assert!(offset_of!(verbs_context_ops, destroy_ah) == 232);
         assert!(offset_of!(verbs_context_ops, destroy_cq) == 248);
@@ -257,10 +290,13 @@ const _: () = {
         assert!(offset_of!(verbs_context_ops, destroy_srq) == 288);
         assert!(offset_of!(verbs_context_ops, detach_mcast) == 304);
         assert!(offset_of!(verbs_context_ops, free_context) == 312);
+        assert!(offset_of!(verbs_context_ops, free_dm) == 320);
         assert!(offset_of!(verbs_context_ops, get_srq_num) == 328);
         assert!(offset_of!(verbs_context_ops, modify_cq) == 360);
         assert!(offset_of!(verbs_context_ops, modify_qp) == 376);
         assert!(offset_of!(verbs_context_ops, modify_srq) == 392);
+        assert!(offset_of!(verbs_context_ops, open_qp) == 408);
+        assert!(offset_of!(verbs_context_ops, open_xrcd) == 416);
         assert!(offset_of!(verbs_context_ops, poll_cq) == 424);
         assert!(offset_of!(verbs_context_ops, post_recv) == 432);
         assert!(offset_of!(verbs_context_ops, post_send) == 440);
@@ -270,6 +306,7 @@ const _: () = {
         assert!(offset_of!(verbs_context_ops, query_qp) == 488);
         assert!(offset_of!(verbs_context_ops, query_rt_values) == 504);
         assert!(offset_of!(verbs_context_ops, query_srq) == 512);
+        assert!(offset_of!(verbs_context_ops, reg_dm_mr) == 528);
         assert!(offset_of!(verbs_context_ops, reg_mr) == 544);
         assert!(offset_of!(verbs_context_ops, req_notify_cq) == 552);
         assert!(offset_of!(verbs_context_ops, rereg_mr) == 560);
@@ -319,6 +356,9 @@ const _: () = {
     assert!(offset_of!(Request<ib_uverbs_create_qp, Nothing>, private) == 64);
     assert!(offset_of!(Request<ib_uverbs_create_srq, Nothing>, private) == 40);
     assert!(offset_of!(Response<ib_uverbs_create_srq_resp, Nothing>, private) == 16);
+    assert!(offset_of!(Request<ib_uverbs_create_xsrq, Nothing>, private) == 56);
+    assert!(offset_of!(Request<ib_uverbs_open_xrcd, Nothing>, private) == 24);
+    assert!(offset_of!(Request<ib_uverbs_open_qp, Nothing>, private) == 40);
     assert!(offset_of!(Response<ib_uverbs_get_context_resp, Nothing>, private) == 8);
     assert!(offset_of!(Response<ib_uverbs_alloc_pd_resp, Nothing>, private) == 4);
     assert!(offset_of!(Response<ib_uverbs_create_cq_resp, Nothing>, private) == 8);
@@ -482,6 +522,46 @@ extern "C" {
         cmd_size: usize,
     ) -> c_int;
     pub fn ibv_cmd_destroy_srq(srq: *mut ibv_srq) -> c_int;
+    pub fn ibv_cmd_create_srq_ex(
+        context: *mut ibv_context,
+        srq: *mut verbs_srq,
+        attr: *mut ibv_srq_init_attr_ex,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_open_xrcd(
+        context: *mut ibv_context,
+        xrcd: *mut verbs_xrcd,
+        xrcd_size: c_int,
+        attr: *mut ibv_xrcd_init_attr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_close_xrcd(xrcd: *mut verbs_xrcd) -> c_int;
+    pub fn ibv_cmd_open_qp(
+        context: *mut ibv_context,
+        qp: *mut verbs_qp,
+        qp_size: c_int,
+        attr: *mut ibv_qp_open_attr,
+        cmd: *mut c_void,
+        cmd_size: usize,
+        resp: *mut c_void,
+        resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_free_dm(dm: *mut verbs_dm) -> c_int;
+    pub fn ibv_cmd_reg_dm_mr(
+        pd: *mut ibv_pd,
+        dm: *mut verbs_dm,
+        offset: u64,
+        length: usize,
+        access: c_uint,
+        mr: *mut verbs_mr,
+        link: *mut c_void,
+    ) -> c_int;
     // Exported for all, but declared only in the private header.
     pub fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int;
     pub fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int;

@@ -3,12 +3,104 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use ferrite_abi::{Plain, UverbsPdResponse};
 
 use crate::fail;
+use crate::memory::{Allocator, Buffer};
 use crate::private::*;
 use crate::sys::*;
+
+/// A protection domain, or a parent domain, which stands for one and brings an allocator along.
+#[repr(C)]
+pub(crate) struct Pd {
+    verbs: ibv_pd,
+    /// Parent domains that stand for it, or queues made with it, where it is one.
+    users: AtomicU32,
+    parent: Option<Parent>,
+}
+
+struct Parent {
+    pd: *mut ibv_pd,
+    td: *mut ibv_td,
+    allocator: Option<Allocator>,
+}
+
+/// Keeps a parent domain from going: the kernel does not know of it.
+pub struct ParentUse(*const Pd);
+
+// SAFETY: it stands for a count that any thread may change.
+unsafe impl Send for ParentUse {}
+// SAFETY: as above.
+unsafe impl Sync for ParentUse {}
+
+impl ParentUse {
+    /// # Safety
+    ///
+    /// `pd` lives until the result is dropped; [`dealloc_pd`] sees to that.
+    unsafe fn new(pd: &Pd) -> Self {
+        pd.users.fetch_add(1, Ordering::Relaxed);
+        Self(pd)
+    }
+}
+
+impl Drop for ParentUse {
+    fn drop(&mut self) {
+        // SAFETY: the domain lives as long as it has users.
+        unsafe { (*self.0).users.fetch_sub(1, Ordering::Release) };
+    }
+}
+
+/// A thread domain: a promise to use some objects from one thread only. Nothing here depends on
+/// it.
+#[repr(C)]
+struct Td {
+    #[allow(dead_code)]
+    verbs: ibv_td,
+    /// Parent domains that name it.
+    parents: AtomicU32,
+}
+
+impl Pd {
+    fn boxed(parent: Option<Parent>) -> *mut Self {
+        Box::into_raw(Box::new(Self {
+            verbs: ibv_pd::default(),
+            users: AtomicU32::new(0),
+            parent,
+        }))
+    }
+
+    /// Whether it is a parent domain.
+    ///
+    /// # Safety
+    ///
+    /// `pd` is null or a live domain of this provider.
+    pub(crate) unsafe fn is_parent(pd: *mut ibv_pd) -> bool {
+        // SAFETY: by the caller; the `ibv_pd` is at the start of a `Pd`.
+        unsafe { pd.cast::<Pd>().as_ref() }.is_some_and(|pd| pd.parent.is_some())
+    }
+
+    /// Memory for a queue: the program's own, where the domain has a way to get it.
+    ///
+    /// # Safety
+    ///
+    /// `pd` is null or a live domain of this provider, which lives longer than the buffer.
+    pub(crate) unsafe fn buffer(pd: *mut ibv_pd, length: usize) -> Result<Buffer, c_int> {
+        // SAFETY: by the caller; the `ibv_pd` is at the start of a `Pd`.
+        let Some(parent) = unsafe { pd.cast::<Pd>().as_ref() }.filter(|pd| pd.parent.is_some())
+        else {
+            return Buffer::new(length);
+        };
+        let mut buffer = match parent.parent.as_ref().and_then(|parent| parent.allocator) {
+            Some(allocator) => Buffer::from_allocator(length, allocator),
+            None => Buffer::new(length),
+        }?;
+        // SAFETY: by the caller.
+        buffer.keep(unsafe { ParentUse::new(parent) });
+        Ok(buffer)
+    }
+}
 
 pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let mut request = Request::<ib_uverbs_alloc_pd, Nothing>::default();
@@ -16,12 +108,12 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         core: ib_uverbs_alloc_pd_resp::default(),
         private: UverbsPdResponse::zeroed(),
     };
-    let pd = Box::into_raw(Box::<ibv_pd>::default());
+    let pd = Pd::boxed(None);
     // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
     let result = unsafe {
         ibv_cmd_alloc_pd(
             context,
-            pd,
+            pd.cast(),
             ptr::from_mut(&mut request).cast(),
             size_of_val(&request),
             ptr::from_mut(&mut response).cast(),
@@ -33,17 +125,114 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         drop(unsafe { Box::from_raw(pd) });
         return fail(result);
     }
-    pd
+    pd.cast()
+}
+
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
+    _context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: the consumer passes its attributes.
+    let attr = unsafe { &*attr };
+    let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    if attr.pd.is_null() || attr.comp_mask & !known != 0 {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: the consumer passes a live domain, and a live thread domain or none.
+    let (of, td) = unsafe { (&*attr.pd.cast::<Pd>(), attr.td.cast::<Td>().as_ref()) };
+    if of.parent.is_some() {
+        return fail(libc::EINVAL);
+    }
+    let with = |flag| attr.comp_mask & flag != 0;
+    let functions = match (attr.alloc, attr.free) {
+        _ if !with(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) => None,
+        (Some(alloc), Some(free)) => Some((alloc, free)),
+        (None, None) => None,
+        _ => return fail(libc::EINVAL),
+    };
+    let pd = Pd::boxed(Some(Parent {
+        pd: attr.pd,
+        td: attr.td,
+        allocator: None,
+    }));
+    // SAFETY: nobody else has `pd` yet.
+    let this = unsafe { &mut *pd };
+    // For libibverbs and the kernel it is the domain it stands for.
+    this.verbs.context = of.verbs.context;
+    this.verbs.handle = of.verbs.handle;
+    if let (Some((alloc, free)), Some(parent)) = (functions, &mut this.parent) {
+        parent.allocator = Some(Allocator {
+            pd: pd.cast(),
+            context: if with(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT) {
+                attr.pd_context
+            } else {
+                ptr::null_mut()
+            },
+            alloc,
+            free,
+        });
+    }
+    of.users.fetch_add(1, Ordering::Relaxed);
+    if let Some(td) = td {
+        td.parents.fetch_add(1, Ordering::Relaxed);
+    }
+    pd.cast()
 }
 
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: libibverbs passes a domain of ours.
-    let result = unsafe { ibv_cmd_dealloc_pd(pd) };
+    let this = unsafe { &*pd.cast::<Pd>() };
+    if this.users.load(Ordering::Acquire) != 0 {
+        return libc::EBUSY;
+    }
+    let result = match &this.parent {
+        Some(parent) => {
+            // SAFETY: both live as long as they are named here.
+            unsafe {
+                (*parent.pd.cast::<Pd>())
+                    .users
+                    .fetch_sub(1, Ordering::Relaxed);
+                if let Some(td) = parent.td.cast::<Td>().as_ref() {
+                    td.parents.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            0
+        }
+        // SAFETY: as above.
+        None => unsafe { ibv_cmd_dealloc_pd(pd) },
+    };
     if result == 0 {
-        // SAFETY: it came from `alloc_pd` and is gone for the kernel too.
-        drop(unsafe { Box::from_raw(pd) });
+        // SAFETY: it came from `Pd::boxed` and is gone for the kernel too.
+        drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
     }
     result
+}
+
+pub(crate) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    // SAFETY: the consumer passes its attributes.
+    if unsafe { (*attr).comp_mask } != 0 {
+        return fail(libc::EINVAL);
+    }
+    Box::into_raw(Box::new(Td {
+        verbs: ibv_td { context },
+        parents: AtomicU32::new(0),
+    }))
+    .cast()
+}
+
+pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    let td = td.cast::<Td>();
+    // SAFETY: libibverbs passes a thread domain of ours, which goes only if nobody names it.
+    unsafe {
+        if (*td).parents.load(Ordering::Relaxed) != 0 {
+            return libc::EBUSY;
+        }
+        drop(Box::from_raw(td));
+    }
+    0
 }
 
 pub(crate) unsafe extern "C" fn reg_mr(

@@ -18,9 +18,10 @@ use crate::fail;
 use crate::memory::{Buffer, Doorbells, SpinLock};
 use crate::post::{ReceiveQueue, SendQueue};
 use crate::private::*;
+use crate::protection::Pd;
 use crate::srq::Srq;
 use crate::sys::*;
-use crate::{post_ex, table::QueuePairTable};
+use crate::{post_ex, table::Table};
 
 /// A queue pair.
 #[repr(C)]
@@ -31,6 +32,10 @@ pub struct Qp {
     pub(crate) signal_all: bool,
     /// Sends name their peer.
     pub(crate) datagram: bool,
+    /// Sends name a shared receive queue at the peer.
+    pub(crate) extended: bool,
+    /// It has a receive queue of its own.
+    pub(crate) receives: bool,
     pub(crate) doorbells: Doorbells,
     pub(crate) geometry: Geometry,
     pub(crate) buffer: Buffer,
@@ -134,7 +139,7 @@ impl Qp {
     }
 
     /// A queue pair that the kernel does not know of yet.
-    fn boxed(geometry: Geometry, doorbells: Doorbells) -> Result<Box<Self>, c_int> {
+    fn boxed(geometry: Geometry, doorbells: Doorbells, buffer: Buffer) -> Result<Box<Self>, c_int> {
         let qp = Box::new(Self {
             verbs: UnsafeCell::new(verbs_qp {
                 qp_ex: ibv_qp_ex::default(),
@@ -145,8 +150,10 @@ impl Qp {
             features: 0,
             signal_all: false,
             datagram: false,
+            extended: false,
+            receives: true,
             doorbells,
-            buffer: Buffer::new(geometry.length)?,
+            buffer,
             send: SpinLock::new(SendQueue::new()),
             send_slots: (0..geometry.sq_blocks)
                 .map(|_| SendSlot::default())
@@ -284,16 +291,19 @@ impl Qp {
         }
     }
 
-    /// Both completion queues, or none while the queue pair is not made.
+    /// The completion queues for sends and receives, where it has them.
     ///
     /// # Safety
     ///
     /// The queue pair was made, so that libibverbs has filled the pointers in.
-    unsafe fn completion_queues(&self) -> (&Cq, &Cq) {
+    unsafe fn completion_queues(&self) -> (Option<&Cq>, Option<&Cq>) {
         // SAFETY: a completion queue cannot be destroyed while a queue pair uses it.
         unsafe {
             let qp = &raw const (*self.verbs.get()).qp_ex.qp_base;
-            (Cq::of((*qp).send_cq), Cq::of((*qp).recv_cq))
+            (
+                (!(*qp).send_cq.is_null()).then(|| Cq::of((*qp).send_cq)),
+                (!(*qp).recv_cq.is_null()).then(|| Cq::of((*qp).recv_cq)),
+            )
         }
     }
 }
@@ -307,26 +317,49 @@ unsafe fn create(
     context: *mut ibv_context,
     attr: &mut ibv_qp_init_attr_ex,
 ) -> Result<*mut Qp, c_int> {
-    let datagram = match attr.qp_type {
-        IBV_QPT_RC | IBV_QPT_UC => false,
-        IBV_QPT_UD => true,
-        _ => return Err(libc::EOPNOTSUPP),
-    };
-    if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+    let datagram = attr.qp_type == IBV_QPT_UD;
+    let target = attr.qp_type == IBV_QPT_XRC_RECV;
+    let initiator = attr.qp_type == IBV_QPT_XRC_SEND;
+    if !matches!(attr.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) && !target && !initiator {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if (attr.send_cq.is_null() && !target) || (attr.recv_cq.is_null() && !target && !initiator) {
         return Err(libc::EINVAL);
     }
     // SAFETY: by the caller.
     let provider = unsafe { Context::of(context) };
-    if !attr.srq.is_null() {
+    let receives = attr.srq.is_null() && !target && !initiator;
+    if !receives {
         // The receive queue of its own is never used.
         attr.cap.max_recv_wr = 0;
         attr.cap.max_recv_sge = 0;
     }
-    let geometry = Geometry::new(&attr.cap, &provider.limits, datagram)?;
-    let mut qp = Qp::boxed(geometry, provider.doorbells)?;
+    if target {
+        // Nothing is sent either: the queues are the kernel's matter.
+        attr.cap = ibv_qp_cap::default();
+        attr.send_cq = ptr::null_mut();
+    }
+    if target || initiator {
+        attr.recv_cq = ptr::null_mut();
+        attr.srq = ptr::null_mut();
+    }
+    let mut geometry = Geometry::new(&attr.cap, &provider.limits, datagram)?;
+    if !receives {
+        geometry.capacity.max_recv_wr = 0;
+        geometry.capacity.max_recv_sge = 0;
+    }
+    if target {
+        geometry.capacity = ibv_qp_cap::default();
+    }
+    let pd = if target { ptr::null_mut() } else { attr.pd };
+    // SAFETY: the consumer passes a live domain or none.
+    let buffer = unsafe { Pd::buffer(pd, geometry.length) }?;
+    let mut qp = Qp::boxed(geometry, provider.doorbells, buffer)?;
     qp.features = provider.limits.features;
     qp.signal_all = attr.sq_sig_all != 0;
     qp.datagram = datagram;
+    qp.extended = initiator;
+    qp.receives = receives;
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),
         core: ib_uverbs_create_qp::default(),
@@ -337,7 +370,7 @@ unsafe fn create(
         private: UverbsQpResponse::zeroed(),
     };
     let qp = Box::into_raw(qp);
-    let table: &QueuePairTable = &provider.queue_pairs;
+    let table: &Table<Qp> = &provider.queue_pairs;
     let changing = table.changing();
     // SAFETY: request and response are laid out as libibverbs expects, the sizes are theirs, and
     // `qp` is not shared yet.
@@ -362,7 +395,8 @@ unsafe fn create(
         (*qp).qpn = (*(*qp).verbs.get()).qp_ex.qp_base.qp_num;
         (*qp).qpn
     };
-    if !table.insert(qpn, qp, &changing) {
+    // Completions never name a target's own entries.
+    if !target && !table.insert(qpn, qp, &changing) {
         // SAFETY: the queue pair was made a moment ago and nobody has it.
         unsafe {
             ibv_cmd_destroy_qp((*qp).verbs.get().cast());
@@ -371,10 +405,6 @@ unsafe fn create(
         return Err(libc::EPROTO);
     }
     attr.cap = geometry.capacity;
-    if !attr.srq.is_null() {
-        attr.cap.max_recv_wr = 0;
-        attr.cap.max_recv_sge = 0;
-    }
     Ok(qp)
 }
 
@@ -411,8 +441,13 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: the consumer passes an open context and its attributes.
-    let attr = unsafe { &mut *attr };
-    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let given = unsafe { &mut *attr };
+    let mut attr = *given;
+    // No flag is offered, but to ask for none is fine.
+    if attr.create_flags == 0 {
+        attr.comp_mask &= !IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    }
+    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_XRCD;
     if attr.comp_mask & !known != 0 {
         return fail(libc::EOPNOTSUPP);
     }
@@ -423,7 +458,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         return fail(libc::EOPNOTSUPP);
     }
     // SAFETY: as above.
-    let qp = match unsafe { create(context, attr) } {
+    let qp = match unsafe { create(context, &mut attr) } {
         Ok(qp) => qp,
         Err(errno) => return fail(errno),
     };
@@ -431,7 +466,49 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // SAFETY: the queue pair was made a moment ago and nobody else has it.
         unsafe { post_ex::enable((*qp).verbs.get(), attr.send_ops_flags) };
     }
+    given.cap = attr.cap;
     qp.cast()
+}
+
+/// Another process's target of extended connections, to change or destroy.
+pub(crate) unsafe extern "C" fn open_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    // SAFETY: the consumer passes an open context.
+    let provider = unsafe { Context::of(context) };
+    let made =
+        Geometry::new(&ibv_qp_cap::default(), &provider.limits, false).and_then(|mut geometry| {
+            geometry.capacity = ibv_qp_cap::default();
+            Qp::boxed(geometry, provider.doorbells, Buffer::new(geometry.length)?)
+        });
+    let mut qp = match made {
+        Ok(qp) => qp,
+        Err(errno) => return fail(errno),
+    };
+    qp.receives = false;
+    let mut request = Request::<ib_uverbs_open_qp, Nothing>::default();
+    let mut response = Response::<ib_uverbs_create_qp_resp, Nothing>::default();
+    // SAFETY: request and response are laid out as libibverbs expects, the sizes are theirs, and
+    // `qp` is not shared yet.
+    let result = unsafe {
+        ibv_cmd_open_qp(
+            context,
+            qp.verbs.get(),
+            size_of::<verbs_qp>() as c_int,
+            attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+            ptr::from_mut(&mut response).cast(),
+            size_of_val(&response),
+        )
+    };
+    if result != 0 {
+        return fail(result);
+    }
+    // SAFETY: libibverbs has filled the number in.
+    qp.qpn = unsafe { (*qp.verbs.get()).qp_ex.qp_base.qp_num };
+    Box::into_raw(qp).cast()
 }
 
 pub(crate) unsafe extern "C" fn modify_qp(
@@ -505,7 +582,9 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let (send, receive) = unsafe { this.completion_queues() };
     // Whoever polls sees the queue pair alive or none of its entries.
     clean_both(send, receive, this, || {
-        table.remove(this.qpn, &changing);
+        if send.is_some() {
+            table.remove(this.qpn, &changing);
+        }
     });
     drop(changing);
     // SAFETY: it came from `create`; kernel, device and table have let go of it.
@@ -521,7 +600,7 @@ pub(crate) mod tests {
     /// posting.
     pub(crate) fn alone(wanted: &ibv_qp_cap, doorbells: Doorbells) -> Box<Qp> {
         let geometry = Geometry::new(wanted, &limits(), false).unwrap();
-        let mut qp = Qp::boxed(geometry, doorbells).unwrap();
+        let mut qp = Qp::boxed(geometry, doorbells, Buffer::new(geometry.length).unwrap()).unwrap();
         qp.features = u64::MAX;
         qp.qpn = 0x123;
         qp.verbs.get_mut().qp_ex.qp_base.state = IBV_QPS_RTS;

@@ -13,14 +13,16 @@ use core::sync::atomic::{fence, Ordering};
 use ferrite_abi::{
     queue_doorbell, Plain, ReceiveHeader, Sge, SharedReceiveRecord, UverbsContextResponse,
     UverbsSrqRequest, UverbsSrqResponse, BLOCK_SIZE, DOORBELL_SHARED_RECEIVE,
-    FEATURE_SHARED_RECEIVE, RQ_MIN_LOG_STRIDE,
+    FEATURE_EXTENDED_CONNECTED, FEATURE_SHARED_RECEIVE, RQ_MIN_LOG_STRIDE,
 };
 
 use crate::context::Context;
+use crate::cq::Cq;
 use crate::fail;
 use crate::memory::{Buffer, Doorbells, SpinLock};
 use crate::post::{list, Cursor};
 use crate::private::*;
+use crate::protection::Pd;
 use crate::sys::*;
 
 /// A shared receive queue.
@@ -72,6 +74,10 @@ impl Geometry {
             record_offset: (entries as usize * stride).next_multiple_of(BLOCK_SIZE),
         })
     }
+
+    fn length(&self) -> usize {
+        self.record_offset + size_of::<SharedReceiveRecord>()
+    }
 }
 
 impl Srq {
@@ -83,7 +89,7 @@ impl Srq {
         unsafe { &*srq.cast::<Srq>() }
     }
 
-    fn boxed(geometry: Geometry, doorbells: Doorbells) -> Result<Box<Self>, c_int> {
+    fn boxed(geometry: Geometry, doorbells: Doorbells, buffer: Buffer) -> Result<Box<Self>, c_int> {
         let srq = Box::new(Self {
             verbs: UnsafeCell::new(verbs_srq {
                 srq: ibv_srq::default(),
@@ -95,7 +101,7 @@ impl Srq {
             srqn: 0,
             doorbells,
             geometry,
-            buffer: Buffer::new(geometry.record_offset + size_of::<SharedReceiveRecord>())?,
+            buffer,
             state: SpinLock::new(State {
                 producer: 0,
                 free: (0..geometry.entries).rev().collect(),
@@ -159,46 +165,144 @@ impl Srq {
     }
 }
 
+/// A queue that the kernel does not know of yet, and what to tell the kernel of it.
+///
+/// # Safety
+///
+/// `pd` is a live domain of this provider.
+unsafe fn prepare(
+    pd: *mut ibv_pd,
+    attr: &ibv_srq_attr,
+    feature: u64,
+) -> Result<(Box<Srq>, UverbsSrqRequest), c_int> {
+    // SAFETY: by the caller; the context of a live domain is open.
+    let context = unsafe { Context::of((*pd).context) };
+    if context.limits.features & feature == 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let geometry = Geometry::new(attr, &context.limits)?;
+    // SAFETY: by the caller.
+    let buffer = unsafe { Pd::buffer(pd, geometry.length()) }?;
+    let srq = Srq::boxed(geometry, context.doorbells, buffer)?;
+    let request = UverbsSrqRequest {
+        buffer: srq.buffer.address(),
+        length: srq.buffer.length() as u64,
+        ring_offset: 0,
+        record_offset: geometry.record_offset as u32,
+        log_entries: geometry.entries.trailing_zeros() as u8,
+        log_stride: geometry.stride.trailing_zeros() as u8,
+        reserved: [0; 3],
+    };
+    Ok((srq, request))
+}
+
 pub(crate) unsafe extern "C" fn create_srq(
     pd: *mut ibv_pd,
     attr: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    // SAFETY: the consumer passes a live domain, whose context is open, and its attributes.
-    let (context, attr) = unsafe { (Context::of((*pd).context), &mut *attr) };
-    if context.limits.features & FEATURE_SHARED_RECEIVE == 0 {
-        return fail(libc::EOPNOTSUPP);
-    }
-    let srq = Geometry::new(&attr.attr, &context.limits)
-        .and_then(|geometry| Srq::boxed(geometry, context.doorbells));
-    let srq = match srq {
-        Ok(srq) => srq,
+    // SAFETY: the consumer passes its attributes.
+    let attr = unsafe { &mut *attr };
+    // SAFETY: the consumer passes a live domain.
+    let (mut srq, private) = match unsafe { prepare(pd, &attr.attr, FEATURE_SHARED_RECEIVE) } {
+        Ok(prepared) => prepared,
         Err(errno) => return fail(errno),
     };
-    let geometry = srq.geometry;
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),
         core: ib_uverbs_create_srq::default(),
-        private: UverbsSrqRequest {
-            buffer: srq.buffer.address(),
-            length: srq.buffer.length() as u64,
-            ring_offset: 0,
-            record_offset: geometry.record_offset as u32,
-            log_entries: geometry.entries.trailing_zeros() as u8,
-            log_stride: geometry.stride.trailing_zeros() as u8,
-            reserved: [0; 3],
-        },
+        private,
     };
     let mut response = Response {
         core: ib_uverbs_create_srq_resp::default(),
         private: UverbsSrqResponse::zeroed(),
     };
-    let srq = Box::into_raw(srq);
     // SAFETY: request and response are laid out as libibverbs expects, the sizes are theirs, and
     // `srq` is not shared yet.
     let result = unsafe {
         ibv_cmd_create_srq(
             pd,
-            (*srq).verbs.get().cast(),
+            srq.verbs.get().cast(),
+            attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+            ptr::from_mut(&mut response).cast(),
+            size_of_val(&response),
+        )
+    };
+    if result != 0 {
+        return fail(result);
+    }
+    srq.srqn = response.private.srqn;
+    attr.attr.max_wr = srq.geometry.entries;
+    attr.attr.max_sge = srq.geometry.max_sge;
+    Box::into_raw(srq).cast()
+}
+
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    // SAFETY: the consumer passes its attributes.
+    let attr = unsafe { &mut *attr };
+    let kind = if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 {
+        attr.srq_type
+    } else {
+        IBV_SRQT_BASIC
+    };
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+        return fail(libc::EINVAL);
+    }
+    match kind {
+        IBV_SRQT_BASIC => {
+            let mut plain = ibv_srq_init_attr {
+                srq_context: attr.srq_context,
+                attr: attr.attr,
+            };
+            // SAFETY: the consumer passes a live domain.
+            let srq = unsafe { create_srq(attr.pd, &mut plain) };
+            attr.attr = plain.attr;
+            srq
+        }
+        // SAFETY: the consumer passes an open context, and live objects.
+        IBV_SRQT_XRC => unsafe { create_extended(context, attr) },
+        _ => fail(libc::EOPNOTSUPP),
+    }
+}
+
+/// Makes the queue of extended connections.
+///
+/// # Safety
+///
+/// `context` is open, `attr` what its user asked for, with a live domain.
+unsafe fn create_extended(
+    context: *mut ibv_context,
+    attr: &mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    // SAFETY: by the caller.
+    let prepared = unsafe { prepare(attr.pd, &attr.attr, FEATURE_EXTENDED_CONNECTED) };
+    let (srq, private) = match prepared {
+        Ok(prepared) => prepared,
+        Err(errno) => return fail(errno),
+    };
+    let mut request = Request {
+        header: ib_uverbs_cmd_hdr::default(),
+        core: ib_uverbs_create_xsrq::default(),
+        private,
+    };
+    let mut response = Response {
+        core: ib_uverbs_create_srq_resp::default(),
+        private: UverbsSrqResponse::zeroed(),
+    };
+    // SAFETY: by the caller.
+    let table = unsafe { &*Context::of(context).extended_srqs };
+    let srq = Box::into_raw(srq);
+    let changing = table.changing();
+    // SAFETY: request and response are laid out as libibverbs expects, the sizes are theirs, and
+    // `srq` is not shared yet.
+    let result = unsafe {
+        ibv_cmd_create_srq_ex(
+            context,
+            (*srq).verbs.get(),
             attr,
             ptr::from_mut(&mut request).cast(),
             size_of_val(&request),
@@ -211,11 +315,71 @@ pub(crate) unsafe extern "C" fn create_srq(
         drop(unsafe { Box::from_raw(srq) });
         return fail(result);
     }
+    let srqn = response.private.srqn;
     // SAFETY: nobody else has `srq` yet.
-    unsafe { (*srq).srqn = response.private.srqn };
+    unsafe { (*srq).srqn = srqn };
+    if !table.insert(srqn, srq, &changing) {
+        // SAFETY: the queue was made a moment ago and nobody has it.
+        unsafe {
+            ibv_cmd_destroy_srq(srq.cast());
+            drop(Box::from_raw(srq));
+        }
+        return fail(libc::EPROTO);
+    }
+    // SAFETY: the queue lives; its geometry does not change.
+    let geometry = unsafe { (*srq).geometry };
     attr.attr.max_wr = geometry.entries;
     attr.attr.max_sge = geometry.max_sge;
     srq.cast()
+}
+
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    // SAFETY: the consumer passes a live queue and room for the answer.
+    unsafe { *number = Srq::of(srq).srqn };
+    0
+}
+
+pub(crate) unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    let mut request = Request::<ib_uverbs_open_xrcd, Nothing>::default();
+    let mut response = Response::<ib_uverbs_open_xrcd_resp, Nothing>::default();
+    let xrcd = Box::into_raw(Box::new(verbs_xrcd {
+        xrcd: ibv_xrcd::default(),
+        comp_mask: 0,
+        handle: 0,
+    }));
+    // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
+    let result = unsafe {
+        ibv_cmd_open_xrcd(
+            context,
+            xrcd,
+            size_of::<verbs_xrcd>() as c_int,
+            attr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+            ptr::from_mut(&mut response).cast(),
+            size_of_val(&response),
+        )
+    };
+    if result != 0 {
+        // SAFETY: `xrcd` is the box from above; nobody else got it.
+        drop(unsafe { Box::from_raw(xrcd) });
+        return fail(result);
+    }
+    xrcd.cast()
+}
+
+pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    let xrcd = xrcd.cast::<verbs_xrcd>();
+    // SAFETY: libibverbs passes a domain of ours.
+    let result = unsafe { ibv_cmd_close_xrcd(xrcd) };
+    if result == 0 {
+        // SAFETY: it came from `open_xrcd` and is gone for the kernel too.
+        drop(unsafe { Box::from_raw(xrcd) });
+    }
+    result
 }
 
 pub(crate) unsafe extern "C" fn modify_srq(
@@ -259,13 +423,28 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
 }
 
 pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: libibverbs passes a queue of ours.
+    // SAFETY: libibverbs passes a live queue of ours, whose context is open.
+    let (this, table) = unsafe { (Srq::of(srq), &*Context::of((*srq).context).extended_srqs) };
+    let changing = table.changing();
+    // SAFETY: as above.
     let result = unsafe { ibv_cmd_destroy_srq(srq) };
-    if result == 0 {
-        // SAFETY: it came from `create_srq`; kernel and device do not use it any more.
-        drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
+    if result != 0 {
+        return result;
     }
-    result
+    // SAFETY: the fields are set once, when the queue is made; a completion queue cannot be
+    // destroyed while a shared receive queue uses it.
+    let cq = unsafe {
+        let verbs = this.verbs.get();
+        ((*verbs).srq_type == IBV_SRQT_XRC).then(|| Cq::of((*verbs).cq))
+    };
+    if let Some(cq) = cq {
+        // Whoever polls sees the queue alive or none of its entries.
+        cq.clean_shared(this.srqn, || table.remove(this.srqn, &changing));
+    }
+    drop(changing);
+    // SAFETY: it came from this module; kernel, device and table have let go of it.
+    drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
+    0
 }
 
 pub(crate) unsafe extern "C" fn post_srq_recv(
@@ -320,7 +499,8 @@ mod tests {
         // SAFETY: the page outlives the queue.
         let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
         let geometry = Geometry::new(&attr(3, 1), &limits()).unwrap();
-        let srq = Srq::boxed(geometry, doorbells).unwrap();
+        let buffer = Buffer::new(geometry.length()).unwrap();
+        let srq = Srq::boxed(geometry, doorbells, buffer).unwrap();
         let post = |wr_id| {
             let request = ibv_recv_wr {
                 wr_id,

@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! From the number in a completion to its queue pair, without a lock.
+//! From the number in a completion to its queue, without a lock.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::qp::Qp;
-
 const HALF_BITS: u32 = 12;
 const HALF: usize = 1 << HALF_BITS;
 
-type Chunk = [AtomicPtr<Qp>; HALF];
+type Chunk<T> = [AtomicPtr<T>; HALF];
 
-/// The queue pairs of a context: 24-bit numbers in two halves. Chunks are made when first needed
+/// The queues of one kind of a context: 24-bit numbers in two halves. Chunks are made when first needed
 /// and stay until the context goes.
-pub struct QueuePairTable {
-    chunks: Box<[AtomicPtr<Chunk>]>,
+pub struct Table<T> {
+    chunks: Box<[AtomicPtr<Chunk<T>>]>,
     changing: Mutex<()>,
 }
 
-impl QueuePairTable {
+impl<T> Table<T> {
     /// An empty table.
     pub fn new() -> Self {
         Self {
@@ -28,13 +26,13 @@ impl QueuePairTable {
         }
     }
 
-    /// Held around the kernel's making or destroying of a queue pair together with the table's
+    /// Held around the kernel's making or destroying of a queue together with the table's
     /// change: the kernel may give a number away again as soon as it is free.
     pub fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn slot(&self, qpn: u32) -> Option<&AtomicPtr<Qp>> {
+    fn slot(&self, qpn: u32) -> Option<&AtomicPtr<T>> {
         let chunk = self
             .chunks
             .get((qpn >> HALF_BITS) as usize)?
@@ -44,38 +42,38 @@ impl QueuePairTable {
         Some(&chunk[qpn as usize % HALF])
     }
 
-    /// The queue pair with this number, or null.
+    /// The queue with this number, or null.
     ///
     /// It stays allocated while the caller holds the lock of one of its completion queues:
     /// destruction takes it out of the table under both.
     #[inline]
-    pub fn get(&self, qpn: u32) -> *const Qp {
+    pub fn get(&self, qpn: u32) -> *const T {
         match self.slot(qpn) {
             Some(slot) => slot.load(Ordering::Acquire),
             None => ptr::null(),
         }
     }
 
-    /// Enters a queue pair; false if its number has more than 24 bits.
-    pub fn insert(&self, qpn: u32, qp: *mut Qp, _changing: &MutexGuard<'_, ()>) -> bool {
+    /// Enters a queue; false if its number has more than 24 bits.
+    pub fn insert(&self, qpn: u32, queue: *mut T, _changing: &MutexGuard<'_, ()>) -> bool {
         let Some(top) = self.chunks.get((qpn >> HALF_BITS) as usize) else {
             return false;
         };
         if top.load(Ordering::Relaxed).is_null() {
-            let chunk: Box<[AtomicPtr<Qp>]> =
+            let chunk: Box<[AtomicPtr<T>]> =
                 (0..HALF).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
-            let Ok(chunk) = <Box<Chunk>>::try_from(chunk) else {
+            let Ok(chunk) = <Box<Chunk<T>>>::try_from(chunk) else {
                 return false;
             };
             top.store(Box::into_raw(chunk), Ordering::Release);
         }
         if let Some(slot) = self.slot(qpn) {
-            slot.store(qp, Ordering::Release);
+            slot.store(queue, Ordering::Release);
         }
         true
     }
 
-    /// Takes a queue pair out.
+    /// Takes a queue out.
     pub fn remove(&self, qpn: u32, _changing: &MutexGuard<'_, ()>) {
         if let Some(slot) = self.slot(qpn) {
             slot.store(ptr::null_mut(), Ordering::Release);
@@ -83,13 +81,13 @@ impl QueuePairTable {
     }
 }
 
-impl Default for QueuePairTable {
+impl<T> Default for Table<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for QueuePairTable {
+impl<T> Drop for Table<T> {
     fn drop(&mut self) {
         for chunk in &mut self.chunks {
             let chunk = *chunk.get_mut();
@@ -107,9 +105,9 @@ mod tests {
 
     #[test]
     fn finds_what_was_entered_and_nothing_else() {
-        let table = QueuePairTable::new();
+        let table = Table::<u64>::new();
         let changing = table.changing();
-        let marker = |n: usize| ptr::without_provenance_mut::<Qp>(n);
+        let marker = |n: usize| ptr::without_provenance_mut::<u64>(n);
         assert!(table.get(5).is_null());
         for qpn in [1u32, 4095, 4096, 0xff_ffff] {
             assert!(table.insert(qpn, marker(qpn as usize + 16), &changing));

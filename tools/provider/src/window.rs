@@ -59,15 +59,23 @@ pub(crate) unsafe fn bind_part(
     // SAFETY: by the caller.
     let (present, region) =
         unsafe { ((*mw).rkey, info.mr.as_ref().map_or(0, |region| region.lkey)) };
-    if Tag(present).index() != Tag(rkey).index() || (info.length != 0 && info.mr.is_null()) {
+    // The numbers of the rights are those of the verbs, but only of these.
+    let rights = IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_ZERO_BASED;
+    // A window is for peers: the right to write locally means nothing for it.
+    if info.mw_access_flags & !(rights | IBV_ACCESS_LOCAL_WRITE) != 0
+        || Tag(present).index() != Tag(rkey).index()
+        || (info.length != 0 && info.mr.is_null())
+    {
         return Err(libc::EINVAL);
     }
     Ok(Part::Bind(BindPart {
         window: present,
         new_window: rkey,
         region,
-        // The numbers of the rights are those of the verbs.
-        access: info.mw_access_flags,
+        access: info.mw_access_flags & rights,
         address: info.addr,
         length: info.length,
         reserved: [0; 2],
@@ -94,6 +102,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
         opcode: SendOpcode::Bind,
         flags: bind.send_flags,
         immediate: 0,
+        srqn: 0,
         part,
     };
     let mut queue = qp.send.lock();

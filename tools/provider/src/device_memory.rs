@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! Memory of the device itself: allocated by the kernel, mapped here, copied to and from by the
+//! processor.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::mem::size_of;
+use core::ptr;
+
+use crate::fail;
+use crate::private::*;
+use crate::sys::*;
+
+/// The page size.
+const PAGE: usize = 4096;
+/// The driver's attribute of an allocation: where to map it.
+const ATTR_MAPPING: u16 = 1 << 12;
+/// The number of the kernel's ioctl: read and write, of a header.
+const RDMA_VERBS_IOCTL: libc::c_ulong =
+    (3 << 30) | ((size_of::<ib_uverbs_ioctl_hdr>() as libc::c_ulong) << 16) | (0x1b << 8) | 1;
+
+/// A piece of device memory.
+#[repr(C)]
+struct DeviceMemory {
+    verbs: verbs_dm,
+    base: *mut u8,
+    length: usize,
+    mapped: usize,
+}
+
+/// An ioctl with four attributes.
+#[repr(C)]
+struct Command {
+    header: ib_uverbs_ioctl_hdr,
+    attrs: [ib_uverbs_attr; 4],
+}
+
+fn attr(id: u32, length: usize, data: u64) -> ib_uverbs_attr {
+    let mut attr = ib_uverbs_attr {
+        attr_id: id as u16,
+        len: length as u16,
+        flags: UVERBS_ATTR_F_MANDATORY as u16,
+        ..Default::default()
+    };
+    attr.__bindgen_anon_1.data = data;
+    attr
+}
+
+/// Allocates in the kernel: the handle and where to map.
+///
+/// # Safety
+///
+/// `context` is open.
+unsafe fn allocate(
+    context: *mut ibv_context,
+    wanted: &ibv_alloc_dm_attr,
+) -> Result<(u32, u64), c_int> {
+    let mut mapping = 0u64;
+    let mut command = Command {
+        header: ib_uverbs_ioctl_hdr {
+            length: size_of::<Command>() as u16,
+            object_id: UVERBS_OBJECT_DM as u16,
+            method_id: UVERBS_METHOD_DM_ALLOC as u16,
+            num_attrs: 4,
+            driver_id: RDMA_DRIVER_UNKNOWN,
+            ..Default::default()
+        },
+        attrs: [
+            attr(UVERBS_ATTR_ALLOC_DM_HANDLE, 0, 0),
+            // What fits into the attribute is passed in it.
+            attr(UVERBS_ATTR_ALLOC_DM_LENGTH, 8, wanted.length as u64),
+            attr(
+                UVERBS_ATTR_ALLOC_DM_ALIGNMENT,
+                4,
+                u64::from(wanted.log_align_req),
+            ),
+            attr(
+                u32::from(ATTR_MAPPING),
+                8,
+                ptr::from_mut(&mut mapping) as u64,
+            ),
+        ],
+    };
+    // SAFETY: by the caller; the command is laid out as the kernel expects, and what it points to
+    // outlives the call.
+    let result = unsafe { libc::ioctl((*context).cmd_fd, RDMA_VERBS_IOCTL, &raw mut command) };
+    if result != 0 {
+        return Err(std::io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO));
+    }
+    // SAFETY: the kernel has filled the handle in.
+    let handle = unsafe { command.attrs[0].__bindgen_anon_1.data } as u32;
+    Ok((handle, mapping))
+}
+
+pub(crate) unsafe extern "C" fn alloc_dm(
+    context: *mut ibv_context,
+    wanted: *mut ibv_alloc_dm_attr,
+) -> *mut ibv_dm {
+    // SAFETY: the consumer passes its attributes.
+    let wanted = unsafe { &*wanted };
+    if wanted.comp_mask != 0 || wanted.length == 0 {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: libibverbs passes an open context.
+    let (handle, mapping) = match unsafe { allocate(context, wanted) } {
+        Ok(made) => made,
+        Err(errno) => return fail(errno),
+    };
+    let mapped = wanted.length.next_multiple_of(PAGE);
+    let mut memory = Box::new(DeviceMemory {
+        verbs: verbs_dm {
+            dm: ibv_dm {
+                context,
+                memcpy_to_dm: Some(memcpy_to_dm),
+                memcpy_from_dm: Some(memcpy_from_dm),
+                comp_mask: IBV_DM_MASK_HANDLE,
+                handle,
+            },
+            handle,
+        },
+        base: ptr::null_mut(),
+        length: wanted.length,
+        mapped,
+    });
+    // SAFETY: the context is open; a fresh mapping touches no memory in use.
+    let base = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            mapped,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            (*context).cmd_fd,
+            mapping as i64,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        let errno = std::io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO);
+        // SAFETY: it was made a moment ago and nobody has it.
+        unsafe { ibv_cmd_free_dm(&mut memory.verbs) };
+        return fail(errno);
+    }
+    memory.base = base.cast();
+    Box::into_raw(memory).cast()
+}
+
+pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    let memory = dm.cast::<DeviceMemory>();
+    // SAFETY: libibverbs passes memory of ours.
+    let result = unsafe { ibv_cmd_free_dm(&raw mut (*memory).verbs) };
+    if result == 0 {
+        // SAFETY: it came from `alloc_dm`; the consumer does not use it any more.
+        unsafe {
+            libc::munmap((*memory).base.cast(), (*memory).mapped);
+            drop(Box::from_raw(memory));
+        }
+    }
+    result
+}
+
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let mr = Box::into_raw(Box::new(verbs_mr {
+        ibv_mr: ibv_mr::default(),
+        mr_type: 0,
+        access: 0,
+    }));
+    // SAFETY: the consumer passes a live domain and memory of ours.
+    let result = unsafe {
+        let dm = dm.cast::<DeviceMemory>();
+        ibv_cmd_reg_dm_mr(
+            pd,
+            &raw mut (*dm).verbs,
+            offset,
+            length,
+            access,
+            mr,
+            ptr::null_mut(),
+        )
+    };
+    if result != 0 {
+        // SAFETY: `mr` is the box from above; nobody else got it.
+        drop(unsafe { Box::from_raw(mr) });
+        return fail(result);
+    }
+    mr.cast()
+}
+
+impl DeviceMemory {
+    /// The place of `length` bytes from `offset` on, if it has them.
+    fn range(&self, offset: u64, length: usize) -> Option<*mut u8> {
+        let offset = usize::try_from(offset).ok()?;
+        let end = offset.checked_add(length)?;
+        (end <= self.length).then(|| self.base.wrapping_add(offset))
+    }
+}
+
+/// Calls `step` with offset and width of each access: eight bytes where `start` allows, else one.
+/// Device memory is not ordinary memory: accesses are of these sizes only, and aligned.
+fn accesses(start: usize, length: usize, mut step: impl FnMut(usize, bool)) {
+    let mut at = 0;
+    while at < length {
+        let wide = (start + at) % 8 == 0 && length - at >= 8;
+        step(at, wide);
+        at += if wide { 8 } else { 1 };
+    }
+}
+
+unsafe extern "C" fn memcpy_to_dm(
+    dm: *mut ibv_dm,
+    offset: u64,
+    from: *const c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: the consumer passes live memory of ours.
+    let Some(to) = (unsafe { &*dm.cast::<DeviceMemory>() }).range(offset, length) else {
+        return libc::EFAULT;
+    };
+    let from = from.cast::<u8>();
+    accesses(to as usize, length, |at, wide| {
+        // SAFETY: the range was checked on this side and is the consumer's word on the other; wide
+        // accesses to the device are aligned.
+        unsafe {
+            if wide {
+                let word = ptr::read_unaligned(from.add(at).cast::<u64>());
+                ptr::write_volatile(to.add(at).cast::<u64>(), word);
+            } else {
+                ptr::write_volatile(to.add(at), *from.add(at));
+            }
+        }
+    });
+    // Write-combined stores, where the mapping has them, are done before the next doorbell.
+    core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
+    0
+}
+
+unsafe extern "C" fn memcpy_from_dm(
+    to: *mut c_void,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+) -> c_int {
+    // SAFETY: the consumer passes live memory of ours.
+    let Some(from) = (unsafe { &*dm.cast::<DeviceMemory>() }).range(offset, length) else {
+        return libc::EFAULT;
+    };
+    let to = to.cast::<u8>();
+    accesses(from as usize, length, |at, wide| {
+        // SAFETY: as in `memcpy_to_dm`.
+        unsafe {
+            if wide {
+                let word = ptr::read_volatile(from.add(at).cast::<u64>());
+                ptr::write_unaligned(to.add(at).cast::<u64>(), word);
+            } else {
+                *to.add(at) = ptr::read_volatile(from.add(at));
+            }
+        }
+    });
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_copied_once_and_nothing_beside() {
+        for start in 0..9usize {
+            for length in 0..40usize {
+                let mut device = vec![0u64; 8];
+                let base = device.as_mut_ptr().cast::<u8>();
+                let mut memory = DeviceMemory {
+                    verbs: verbs_dm {
+                        dm: ibv_dm::default(),
+                        handle: 0,
+                    },
+                    base,
+                    length: 64,
+                    mapped: 64,
+                };
+                let dm = ptr::from_mut(&mut memory).cast::<ibv_dm>();
+                let from: Vec<u8> = (1..=length as u8).collect();
+                let mut back = vec![0u8; length];
+                // SAFETY: all ranges are inside their arrays.
+                unsafe {
+                    assert_eq!(
+                        memcpy_to_dm(dm, start as u64, from.as_ptr().cast(), length),
+                        0
+                    );
+                    assert_eq!(
+                        memcpy_from_dm(back.as_mut_ptr().cast(), dm, start as u64, length),
+                        0
+                    );
+                }
+                assert_eq!(back, from);
+                let bytes: Vec<u8> = device.iter().flat_map(|word| word.to_le_bytes()).collect();
+                assert!(bytes[..start].iter().all(|&byte| byte == 0));
+                assert!(bytes[start + length..].iter().all(|&byte| byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn copies_stay_inside() {
+        let mut memory = DeviceMemory {
+            verbs: verbs_dm {
+                dm: ibv_dm::default(),
+                handle: 0,
+            },
+            base: ptr::null_mut(),
+            length: 64,
+            mapped: 4096,
+        };
+        let dm = ptr::from_mut(&mut memory).cast::<ibv_dm>();
+        let mut byte = 0u8;
+        let byte = ptr::from_mut(&mut byte).cast::<c_void>();
+        for (offset, length) in [(64, 1), (0, 65), (u64::MAX, 1), (1, usize::MAX)] {
+            // SAFETY: nothing is copied, because the range is refused.
+            unsafe {
+                assert_eq!(memcpy_to_dm(dm, offset, byte, length), libc::EFAULT);
+                assert_eq!(memcpy_from_dm(byte, dm, offset, length), libc::EFAULT);
+            }
+        }
+    }
+}
