@@ -106,7 +106,7 @@ pub fn groups() -> Vec<Group> {
         },
         Group {
             name: "interoperation",
-            flavour: Flavour::Test,
+            flavour: Flavour::Stock,
             load_driver: false,
             options: |o| Options {
                 cpus: 1,
