@@ -33,6 +33,8 @@ use std::collections::VecDeque;
 const WINDOW_BYTES: u32 = 512 << 10;
 /// Packets on their way, likewise.
 const WINDOW_PACKETS: u32 = 512;
+/// An acknowledgement is asked for after this many packets that did not ask for one.
+const ACK_REQUEST_PACKETS: u32 = 8;
 /// Work requests taken up before the oldest is complete.
 const MAX_MESSAGES: usize = 128;
 /// Unused messages kept for the next.
@@ -375,10 +377,10 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let ends = after == message.end_psn();
     let position = Position::of(psn == message.first_psn, ends);
     // Ask for an acknowledgement where the message ends, and often enough in between that the
-    // window does not close for want of one.
+    // window does not close for want of one, and that a slow peer shows progress within a timeout.
     let ack_request = ends
         || answered
-        || requester.since_ack_request + 1 >= window / 4
+        || requester.since_ack_request + 1 >= ACK_REQUEST_PACKETS
         || requester.in_flight() + 1 >= window;
     let payload = if answered { 0 } else { length };
     let bth = Bth {
