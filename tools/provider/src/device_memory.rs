@@ -194,8 +194,12 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 }
 
 impl DeviceMemory {
-    /// The place of `length` bytes from `offset` on, if it has them.
+    /// The place of `length` bytes from `offset` on, if it has them. Programs expect that copies
+    /// are of whole groups of four bytes.
     fn range(&self, offset: u64, length: usize) -> Option<*mut u8> {
+        if offset % 4 != 0 || length % 4 != 0 {
+            return None;
+        }
         let offset = usize::try_from(offset).ok()?;
         let end = offset.checked_add(length)?;
         (end <= self.length).then(|| self.base.wrapping_add(offset))
@@ -272,8 +276,8 @@ mod tests {
 
     #[test]
     fn every_byte_is_copied_once_and_nothing_beside() {
-        for start in 0..9usize {
-            for length in 0..40usize {
+        for start in (0..12usize).step_by(4) {
+            for length in (0..40usize).step_by(4) {
                 let mut device = vec![0u64; 8];
                 let base = device.as_mut_ptr().cast::<u8>();
                 let mut memory = DeviceMemory {
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_stay_inside() {
+    fn copies_stay_inside_and_aligned() {
         let mut memory = DeviceMemory {
             verbs: verbs_dm {
                 dm: ibv_dm::default(),
@@ -321,7 +325,14 @@ mod tests {
         let dm = ptr::from_mut(&mut memory).cast::<ibv_dm>();
         let mut byte = 0u8;
         let byte = ptr::from_mut(&mut byte).cast::<c_void>();
-        for (offset, length) in [(64, 1), (0, 65), (u64::MAX, 1), (1, usize::MAX)] {
+        for (offset, length) in [
+            (64, 4),
+            (0, 68),
+            (u64::MAX - 3, 4),
+            (4, usize::MAX - 3),
+            (2, 4),
+            (4, 2),
+        ] {
             // SAFETY: nothing is copied, because the range is refused.
             unsafe {
                 assert_eq!(memcpy_to_dm(dm, offset, byte, length), libc::EFAULT);
