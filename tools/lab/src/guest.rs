@@ -68,7 +68,11 @@ pub fn image() -> Result<PathBuf> {
                     "--variant=essential",
                     "--aptopt=Acquire::Languages \"none\"",
                 ])
-                .args(EXCLUDED.iter().map(|path| format!("--dpkgopt=path-exclude={path}")))
+                .args(
+                    EXCLUDED
+                        .iter()
+                        .map(|path| format!("--dpkgopt=path-exclude={path}")),
+                )
                 .arg("--dpkgopt=force-unsafe-io")
                 .arg(format!("--include={packages}"))
                 .arg("trixie")
