@@ -249,7 +249,8 @@ fn console() {
     loop {
         quietly(
             "cd /root; export HOME=/root TERM=${FERRITE_TERM:-xterm} PATH=/ferrite/bin:/usr/sbin:/usr/bin:/sbin:/bin
-             export PS1=\"$(hostname)# \"
+             # Asked for at each prompt: the name is given to the machine later than this.
+             export PS1='$(hostname)# '
              exec setsid -c bash --norc -i </dev/hvc0 >/dev/hvc0 2>&1",
         );
         thread::sleep(Duration::from_millis(200));
