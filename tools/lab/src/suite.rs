@@ -56,7 +56,7 @@ pub fn prepare_all() -> Result<()> {
 pub fn run(options: &Options) -> Result<bool> {
     if options.list {
         for group in groups() {
-            for test in group.tests {
+            for test in group.tests() {
                 println!("{}: {}", group.name, test.name);
             }
         }
@@ -348,8 +348,7 @@ fn flavours(options: &Options) -> Vec<Flavour> {
     if options.stage_wanted("vm") {
         for group in groups() {
             if group
-                .tests
-                .iter()
+                .tests()
                 .any(|t| options.wanted(&full_name(&group, t.name)))
             {
                 flavours.push(group.flavour);
@@ -471,8 +470,7 @@ fn boot_group(group: &Group, run: &RunDir, attempt: usize) -> Result<Cluster> {
 
 fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()> {
     let wanted: Vec<_> = group
-        .tests
-        .iter()
+        .tests()
         .filter(|test| options.wanted(&full_name(group, test.name)))
         .collect();
     if wanted.is_empty() {
