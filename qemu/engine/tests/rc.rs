@@ -642,3 +642,66 @@ fn a_burst_of_small_messages_is_acknowledged_together() {
     assert_eq!(pair.completions_a().len(), 32);
     assert_eq!(pair.b.engine.counters().tx_packets, 1);
 }
+
+/// A message is on its way twice; the first copy finds no receive and the second does. So the
+/// acknowledgement comes while the requester waits to send the message again, and what comes
+/// next in its queue is the local operation behind it.
+#[test]
+fn an_acknowledgement_that_overtakes_a_repetition_does_not_skip_a_local_operation() {
+    let mut pair = Pair::new(Setup::default());
+    let from = pair.a.register(0x101, PD, ALL, 4096);
+    let to = pair.b.register(0x201, PD, ALL, 4096);
+    let page = pair.a.allocate(4096);
+    let tag = Tag::new(0x30, 1).0;
+    pair.a.execute(&AllocateTag {
+        tag,
+        pd: PD,
+        kind: TagKind::Region.number(),
+        reserved: [0; 3],
+        max_pages: 1,
+    });
+    let register = RegisterPart {
+        tag,
+        access: ALL,
+        address: 0x5000,
+        buffer: Buffer::contiguous(page, 4096),
+        reserved: 0,
+    };
+    let work = [
+        SendWork::new(SendOpcode::Register, &[]).part(&register),
+        send(&from, 100),
+        SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag),
+    ];
+    for work in &work {
+        pair.a.post_send(QPN_A, work);
+    }
+    pair.a.settle();
+    let frame = pair.a.host.sent.pop_front().expect("the message");
+    pair.b.receive(&frame);
+    pair.b.settle();
+    pair.b.post_recv(QPN_B, &[to.sge(0, 100)]);
+    pair.b.receive(&frame);
+    pair.b.settle();
+    assert_eq!(pair.b.host.sent.len(), 2, "not ready, then acknowledged");
+    while let Some(answer) = pair.b.host.sent.pop_front() {
+        pair.a.receive(&answer);
+        pair.a.settle();
+    }
+    assert_eq!(
+        statuses(&pair.completions_a()),
+        [CompletionStatus::Success; 3]
+    );
+    // And it was carried out: the tag means nothing any more.
+    let through_tag = Sge {
+        address: 0x5000,
+        length: 10,
+        lkey: tag,
+    };
+    pair.a
+        .post_send(QPN_A, &SendWork::new(SendOpcode::Send, &[through_tag]));
+    pair.exchange();
+    assert_eq!(
+        statuses(&pair.completions_a()),
+        [CompletionStatus::LocalProtection]
+    );
+}
