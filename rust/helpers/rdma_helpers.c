@@ -319,14 +319,67 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_dm_object, UVERBS_OBJECT_DM,
 						 UVERBS_ATTR_TYPE(u64),
 						 UA_OPTIONAL));
 
-static const struct uapi_definition rdma_dm_definitions[] = {
+static int
+UVERBS_HANDLER(RDMA_METHOD_DM_QUERY)(struct uverbs_attr_bundle *attrs)
+{
+	struct ib_dm *dm = uverbs_attr_get_obj(attrs, RDMA_DM_QUERY_ATTR_HANDLE);
+	struct rdma_dm *rdm = container_of(dm, struct rdma_dm, dm);
+	int ret;
+
+	ret = uverbs_copy_to(attrs, RDMA_DM_QUERY_ATTR_OFFSET, &rdm->offset,
+			     sizeof(rdm->offset));
+	if (ret)
+		return ret;
+	return uverbs_copy_to(attrs, RDMA_DM_QUERY_ATTR_LENGTH, &rdm->length,
+			      sizeof(rdm->length));
+}
+
+DECLARE_UVERBS_NAMED_METHOD(RDMA_METHOD_DM_QUERY,
+			    UVERBS_ATTR_IDR(RDMA_DM_QUERY_ATTR_HANDLE,
+					    UVERBS_OBJECT_DM,
+					    UVERBS_ACCESS_READ, UA_MANDATORY),
+			    UVERBS_ATTR_PTR_OUT(RDMA_DM_QUERY_ATTR_OFFSET,
+						UVERBS_ATTR_TYPE(u64),
+						UA_MANDATORY),
+			    UVERBS_ATTR_PTR_OUT(RDMA_DM_QUERY_ATTR_LENGTH,
+						UVERBS_ATTR_TYPE(u64),
+						UA_MANDATORY));
+
+DECLARE_UVERBS_GLOBAL_METHODS(UVERBS_OBJECT_DM,
+			      &UVERBS_METHOD(RDMA_METHOD_DM_QUERY));
+
+static int
+UVERBS_HANDLER(RDMA_METHOD_PD_QUERY)(struct uverbs_attr_bundle *attrs)
+{
+	/* The handle was looked up before, and that is all there is to it. */
+	return 0;
+}
+
+DECLARE_UVERBS_NAMED_METHOD(RDMA_METHOD_PD_QUERY,
+			    UVERBS_ATTR_IDR(RDMA_PD_QUERY_ATTR_HANDLE,
+					    UVERBS_OBJECT_PD,
+					    UVERBS_ACCESS_READ, UA_MANDATORY));
+
+DECLARE_UVERBS_GLOBAL_METHODS(UVERBS_OBJECT_PD,
+			      &UVERBS_METHOD(RDMA_METHOD_PD_QUERY));
+
+ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_context_object, UVERBS_OBJECT_DEVICE,
+			     UVERBS_METHOD_QUERY_CONTEXT,
+			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_RESPONSE,
+						 UVERBS_ATTR_MIN_SIZE(1),
+						 UA_MANDATORY));
+
+static const struct uapi_definition rdma_definitions[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &rdma_context_object),
+	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_PD),
 	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DM, &rdma_dm_object),
+	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_DM),
 	{},
 };
 
-const struct uapi_definition *rust_helper_rdma_dm_uapi(void)
+const struct uapi_definition *rust_helper_rdma_uapi(void)
 {
-	return rdma_dm_definitions;
+	return rdma_definitions;
 }
 
 int rust_helper_rdma_dm_respond(struct uverbs_attr_bundle *attrs, u64 offset)

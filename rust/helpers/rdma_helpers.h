@@ -112,14 +112,50 @@ int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
 				   struct rdma_user_mmap_entry *entry);
 
 /*
- * Device memory: the attribute of its allocation that tells a process the
- * offset to map it by.
+ * What drivers here add to the ioctl interface. A process that shares the
+ * context of another asks for what the other was told when it made context,
+ * protection domain or device memory.
  */
-#define RDMA_DM_ATTR_OFFSET (1U << UVERBS_ID_NS_SHIFT)
+enum {
+	/* Of querying a context: what the driver answers. */
+	RDMA_CONTEXT_ATTR_RESPONSE = 1U << UVERBS_ID_NS_SHIFT,
+};
+
+enum {
+	/* On a protection domain: finds out whether there is one. */
+	RDMA_METHOD_PD_QUERY = 1U << UVERBS_ID_NS_SHIFT,
+};
+
+enum {
+	RDMA_PD_QUERY_ATTR_HANDLE = 1U << UVERBS_ID_NS_SHIFT,
+};
+
+enum {
+	/* Of allocating device memory: the offset to map it by. */
+	RDMA_DM_ATTR_OFFSET = 1U << UVERBS_ID_NS_SHIFT,
+};
+
+enum {
+	/* On device memory: what its maker was told. */
+	RDMA_METHOD_DM_QUERY = 1U << UVERBS_ID_NS_SHIFT,
+};
+
+enum {
+	RDMA_DM_QUERY_ATTR_HANDLE = 1U << UVERBS_ID_NS_SHIFT,
+	RDMA_DM_QUERY_ATTR_OFFSET,
+	RDMA_DM_QUERY_ATTR_LENGTH,
+};
+
+/* Device memory, and how a process gets at it. */
+struct rdma_dm {
+	struct ib_dm dm;
+	u64 offset;
+	u64 length;
+};
 
 struct uapi_definition;
 
-const struct uapi_definition *rust_helper_rdma_dm_uapi(void);
+const struct uapi_definition *rust_helper_rdma_uapi(void);
 int rust_helper_rdma_dm_respond(struct uverbs_attr_bundle *attrs, u64 offset);
 
 /* The kernel consumer's side of verbs. */

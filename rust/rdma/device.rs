@@ -218,8 +218,8 @@ impl<D: Driver> Unregistered<D> {
         unsafe {
             bindings::ib_set_device_ops(raw, &ops::Table::<D>::OPS);
             (*raw).ops.set_uverbs_robust_udata(1);
-            if D::HAS_ALLOC_DM {
-                (*raw).driver_def = bindings::rdma_dm_uapi();
+            if D::HAS_ALLOC_UCONTEXT {
+                (*raw).driver_def = bindings::rdma_uapi();
             }
             let counters = Descriptions::new(D::counter_names())?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;

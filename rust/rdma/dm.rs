@@ -36,22 +36,30 @@ pub struct DmRegion {
 /// Where to tell a process how to map device memory.
 pub struct DmResponse<'a> {
     attrs: *mut bindings::uverbs_attr_bundle,
+    dm: *mut bindings::rdma_dm,
     _p: PhantomData<&'a ()>,
 }
 
 impl DmResponse<'_> {
     /// # Safety
     ///
-    /// `attrs` must be those of an allocation of device memory that is being carried out.
-    pub(super) unsafe fn new(attrs: *mut bindings::uverbs_attr_bundle) -> Self {
+    /// `attrs` must be those of the allocation of `dm` that is being carried out.
+    pub(super) unsafe fn new(
+        attrs: *mut bindings::uverbs_attr_bundle,
+        dm: *mut bindings::rdma_dm,
+    ) -> Self {
         Self {
             attrs,
+            dm,
             _p: PhantomData,
         }
     }
 
-    /// Tells the process the offset to map the memory by, if it asked for it.
+    /// Tells the process the offset to map the memory by, if it asked for it; and whoever shares
+    /// its context, if they ask later.
     pub fn set_offset(&self, offset: u64) -> Result {
+        // SAFETY: The object is valid, and nobody can ask before the allocation is complete.
+        unsafe { (*self.dm).offset = offset };
         // SAFETY: The attributes are valid during the operation.
         to_result(unsafe { bindings::rdma_dm_respond(self.attrs, offset) })
     }

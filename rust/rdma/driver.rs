@@ -140,6 +140,12 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
+    /// A process that was given the context of another asks for what the other was told when it
+    /// opened the device.
+    fn query_ucontext(_ctx: &Ucontext<Self>, _response: &ContextResponse<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     /// A process closed the device. Its mappings are removed before the data is dropped.
     fn dealloc_ucontext(_ctx: &Ucontext<Self>) {
         build_error!(VTABLE_DEFAULT_ERROR)

@@ -89,7 +89,18 @@ kinds! {
     Srq: ib_srq;
     Mw: ib_mw;
     Xrcd: ib_xrcd;
-    Dm: ib_dm;
+}
+
+// SAFETY: The field `device` is set by whoever allocates the object.
+unsafe impl<D: Driver> Kind<D> for kind::Dm {
+    // The core's structure is first in it.
+    type Raw = bindings::rdma_dm;
+    type Data = D::Dm;
+
+    unsafe fn device(raw: *const Self::Raw) -> *mut bindings::ib_device {
+        // SAFETY: `raw` is valid by the contract of this function.
+        unsafe { (*raw).dm.device }
+    }
 }
 
 /// A verbs object of kind `K` of a device driven by `D`.

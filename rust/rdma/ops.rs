@@ -54,6 +54,7 @@ impl<D: Driver> Table<D> {
         ops.dealloc_driver = Some(device::dealloc_driver::<D>);
 
         ops.alloc_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::alloc_ucontext);
+        ops.query_ucontext = op_if!(D::HAS_QUERY_UCONTEXT, Self::query_ucontext);
         ops.dealloc_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::dealloc_ucontext);
         ops.mmap = op_if!(D::HAS_ALLOC_UCONTEXT, user::mmap);
         ops.mmap_free = op_if!(D::HAS_ALLOC_UCONTEXT, user::free_range);
@@ -466,6 +467,23 @@ impl<D: Driver> Table<D> {
                     user::remove_ranges(ctx);
                 }
                 result?;
+            }
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn query_ucontext(
+        ctx: *mut bindings::ib_ucontext,
+        attrs: *mut bindings::uverbs_attr_bundle,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe {
+                let response = ContextResponse::new(attrs);
+                D::query_ucontext(Object::from_raw(ctx), &response)?;
             }
             Ok(0)
         })
@@ -1067,15 +1085,16 @@ impl<D: Driver> Table<D> {
         let result = (|| {
             let dm = KBox::<Dm<D>>::new_uninit(GFP_KERNEL)?;
             let dm = KBox::into_raw(dm);
-            let raw = dm.cast::<bindings::ib_dm>();
+            let raw = dm.cast::<bindings::rdma_dm>();
             // SAFETY: The core's contract; the memory is ours, the core's part of it is valid when
             // zeroed, and the device is what the core will set it to.
             let result = unsafe {
                 ptr::write_bytes(dm, 0, 1);
-                (*raw).device = dev;
+                (*raw).dm.device = dev;
+                (*raw).length = (*attr).length;
                 let dev = Device::from_raw(dev);
                 let context = Object::from_raw(context);
-                let response = DmResponse::new(attrs);
+                let response = DmResponse::new(attrs, raw);
                 let attr = DmAllocAttr {
                     length: (*attr).length,
                     log_alignment: (*attr).alignment,
@@ -1092,7 +1111,8 @@ impl<D: Driver> Table<D> {
             Ok(raw)
         })();
         match result {
-            Ok(raw) => raw,
+            // The core's structure is first in it.
+            Ok(raw) => raw.cast(),
             Err(err) => err.to_errno() as isize as *mut bindings::ib_dm,
         }
     }
@@ -1107,8 +1127,8 @@ impl<D: Driver> Table<D> {
         from_result(|| {
             // SAFETY: The core's contract.
             unsafe {
-                D::dealloc_dm(Object::from_raw(dm))?;
-                Object::<kind::Dm, D>::finish(dm);
+                D::dealloc_dm(Object::from_raw(dm.cast()))?;
+                Object::<kind::Dm, D>::finish(dm.cast());
             }
             // SAFETY: The memory came from `alloc_dm`, and nothing in it is initialised any more.
             drop(unsafe { KBox::from_raw(dm.cast::<MaybeUninit<Dm<D>>>()) });
@@ -1127,7 +1147,7 @@ impl<D: Driver> Table<D> {
     ) -> *mut bindings::ib_mr {
         // SAFETY: The core's contract.
         unsafe {
-            let dm = Object::from_raw(dm);
+            let dm = Object::from_raw(dm.cast());
             let region = DmRegion {
                 offset: (*attr).offset,
                 length: (*attr).length,

@@ -5,15 +5,49 @@
 use super::{kind, Driver, Object, ObjectRef};
 use crate::bindings;
 use crate::kernel_ext::io::bar_range;
+use core::marker::PhantomData;
 use core::ptr;
 use kernel::error::to_result;
 use kernel::prelude::*;
+use kernel::transmute::AsBytes;
 use kernel::{device, pci};
 
 /// A process's open handle of a device.
 pub type Ucontext<D> = Object<kind::Ucontext, D>;
 /// A counted reference to a user context.
 pub type UcontextRef<D> = ObjectRef<kind::Ucontext, D>;
+
+/// Where to answer a process that shares a context.
+pub struct ContextResponse<'a> {
+    attrs: *mut bindings::uverbs_attr_bundle,
+    _p: PhantomData<&'a ()>,
+}
+
+impl ContextResponse<'_> {
+    /// # Safety
+    ///
+    /// `attrs` must be those of a query of a context that is being carried out.
+    pub(super) unsafe fn new(attrs: *mut bindings::uverbs_attr_bundle) -> Self {
+        Self {
+            attrs,
+            _p: PhantomData,
+        }
+    }
+
+    /// Writes the response, cut or padded with zeroes to what the process gave room for.
+    pub fn respond<T: AsBytes>(&self, response: &T) -> Result {
+        // SAFETY: The attributes are valid during the operation; `response` is as many bytes as
+        // announced, all initialised.
+        to_result(unsafe {
+            bindings::uverbs_copy_to_struct_or_zero(
+                self.attrs,
+                bindings::RDMA_CONTEXT_ATTR_RESPONSE as usize,
+                ptr::from_ref(response).cast(),
+                size_of::<T>(),
+            )
+        })
+    }
+}
 
 /// How a processor accesses a mapped page of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

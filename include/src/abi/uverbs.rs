@@ -7,6 +7,26 @@
 /// Version of the private part of the uverbs commands (`uverbs_abi_ver`).
 pub const UVERBS_ABI_VERSION: u32 = 1;
 
+/// First number of what a driver adds to the kernel's `ioctl` interface.
+const FIRST_OF_DRIVER: u32 = 1 << 12;
+
+/// Attribute of querying a context: a [`UverbsContextResponse`] as its maker got it.
+pub const UVERBS_CONTEXT_QUERY_RESPONSE: u32 = FIRST_OF_DRIVER;
+/// Method of a protection domain: succeeds where there is one.
+pub const UVERBS_PD_QUERY: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the handle.
+pub const UVERBS_PD_QUERY_HANDLE: u32 = FIRST_OF_DRIVER;
+/// Attribute of allocating device memory: the offset for `mmap`, 64 bits.
+pub const UVERBS_DM_ALLOC_OFFSET: u32 = FIRST_OF_DRIVER;
+/// Method of device memory: what its maker was told.
+pub const UVERBS_DM_QUERY: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the handle.
+pub const UVERBS_DM_QUERY_HANDLE: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the offset for `mmap`, 64 bits.
+pub const UVERBS_DM_QUERY_OFFSET: u32 = FIRST_OF_DRIVER + 1;
+/// Attribute of it: the bytes that were asked for, 64 bits.
+pub const UVERBS_DM_QUERY_LENGTH: u32 = FIRST_OF_DRIVER + 2;
+
 layout! {
     /// Private request of allocating a user context.
     pub struct UverbsContextRequest: 8 {

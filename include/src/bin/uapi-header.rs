@@ -27,6 +27,21 @@ fn header() -> String {
         "FERRITE_UVERBS_ABI_VERSION",
         ferrite_abi::UVERBS_ABI_VERSION,
     );
+    for (name, value) in [
+        (
+            "CONTEXT_QUERY_RESPONSE",
+            ferrite_abi::UVERBS_CONTEXT_QUERY_RESPONSE,
+        ),
+        ("PD_QUERY", ferrite_abi::UVERBS_PD_QUERY),
+        ("PD_QUERY_HANDLE", ferrite_abi::UVERBS_PD_QUERY_HANDLE),
+        ("DM_ALLOC_OFFSET", ferrite_abi::UVERBS_DM_ALLOC_OFFSET),
+        ("DM_QUERY", ferrite_abi::UVERBS_DM_QUERY),
+        ("DM_QUERY_HANDLE", ferrite_abi::UVERBS_DM_QUERY_HANDLE),
+        ("DM_QUERY_OFFSET", ferrite_abi::UVERBS_DM_QUERY_OFFSET),
+        ("DM_QUERY_LENGTH", ferrite_abi::UVERBS_DM_QUERY_LENGTH),
+    ] {
+        define(&mut text, &format!("FERRITE_{name}"), value);
+    }
     structure::<ferrite_abi::UverbsContextRequest>(&mut text);
     structure::<ferrite_abi::UverbsContextResponse>(&mut text);
     structure::<ferrite_abi::UverbsPdResponse>(&mut text);

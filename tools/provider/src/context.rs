@@ -7,8 +7,10 @@ use core::ptr;
 
 use ferrite_abi::{
     Plain, UverbsContextRequest, UverbsContextResponse, DOORBELL_PAGE_SIZE, UVERBS_ABI_VERSION,
+    UVERBS_CONTEXT_QUERY_RESPONSE,
 };
 
+use crate::ioctl::{self, Command};
 use crate::memory::Doorbells;
 use crate::private::*;
 use crate::sys::*;
@@ -75,6 +77,9 @@ const OPS: verbs_context_ops = verbs_context_ops {
     free_context: Some(free_context),
     free_dm: Some(device_memory::free_dm),
     get_srq_num: Some(srq::get_srq_num),
+    import_dm: Some(device_memory::import_dm),
+    import_mr: Some(protection::import_mr),
+    import_pd: Some(protection::import_pd),
     modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
     modify_srq: Some(srq::modify_srq),
@@ -93,6 +98,9 @@ const OPS: verbs_context_ops = verbs_context_ops {
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(protection::rereg_mr),
     resize_cq: Some(cq::resize_cq),
+    unimport_dm: Some(device_memory::unimport_dm),
+    unimport_mr: Some(protection::unimport_mr),
+    unimport_pd: Some(protection::unimport_pd),
     ..verbs_context_ops::NONE
 };
 
@@ -105,6 +113,33 @@ pub unsafe extern "C" fn alloc_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
     _private: *mut c_void,
+) -> *mut verbs_context {
+    // SAFETY: by the caller.
+    unsafe { make_context(device, cmd_fd, get_context) }
+}
+
+/// Opens a device through the command file of another process that has it open.
+///
+/// # Safety
+///
+/// Called by libibverbs, with a device of this provider and its command file.
+pub unsafe extern "C" fn import_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+) -> *mut verbs_context {
+    // SAFETY: by the caller.
+    unsafe { make_context(device, cmd_fd, query_context) }
+}
+
+/// Makes a context of what `ask` gets from the kernel.
+///
+/// # Safety
+///
+/// The arguments are those libibverbs gave.
+unsafe fn make_context(
+    device: *mut ibv_device,
+    cmd_fd: c_int,
+    ask: unsafe fn(*mut verbs_context) -> Result<UverbsContextResponse, c_int>,
 ) -> *mut verbs_context {
     // SAFETY: the arguments are libibverbs' own; the `verbs_context` is at offset 0 of `Context`.
     let context: *mut Context = unsafe {
@@ -122,10 +157,10 @@ pub unsafe extern "C" fn alloc_context(
     }
     // SAFETY: `context` was just allocated with the size of a `Context`, and its `verbs` is
     // initialised.
-    match unsafe { open(context) } {
+    match unsafe { ask(context.cast()).and_then(|limits| fill_in(context, limits)) } {
         Ok(()) => context.cast(),
         Err(errno) => {
-            // SAFETY: `open` left nothing behind but what `_verbs_init_and_alloc_context` made.
+            // SAFETY: there is nothing yet but what `_verbs_init_and_alloc_context` made.
             unsafe {
                 verbs_uninit_context(context.cast());
                 libc::free(context.cast());
@@ -135,12 +170,12 @@ pub unsafe extern "C" fn alloc_context(
     }
 }
 
-/// Asks the kernel for a context and fills in our part of `context`.
+/// Asks the kernel for a context.
 ///
 /// # Safety
 ///
-/// `context` is allocated for a `Context` and only its `verbs` is initialised.
-unsafe fn open(context: *mut Context) -> Result<(), c_int> {
+/// `context` is initialised.
+unsafe fn get_context(context: *mut verbs_context) -> Result<UverbsContextResponse, c_int> {
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),
         core: ib_uverbs_get_context::default(),
@@ -156,17 +191,54 @@ unsafe fn open(context: *mut Context) -> Result<(), c_int> {
     // SAFETY: both structures are laid out as libibverbs expects and the sizes are theirs.
     let result = unsafe {
         ibv_cmd_get_context(
-            context.cast(),
+            context,
             ptr::from_mut(&mut request).cast(),
             size_of_val(&request),
             ptr::from_mut(&mut response).cast(),
             size_of_val(&response),
         )
     };
-    if result != 0 {
-        return Err(result);
+    match result {
+        0 => Ok(response.private),
+        errno => Err(errno),
     }
-    let limits = response.private;
+}
+
+/// Asks the kernel about the context that a command file has already.
+///
+/// # Safety
+///
+/// `context` is initialised.
+unsafe fn query_context(context: *mut verbs_context) -> Result<UverbsContextResponse, c_int> {
+    let mut response = UverbsContextResponse::zeroed();
+    let (mut vectors, mut support) = (0u32, 0u64);
+    let mut command = Command::new(
+        UVERBS_OBJECT_DEVICE,
+        UVERBS_METHOD_QUERY_CONTEXT,
+        [
+            ioctl::answer(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &mut vectors),
+            ioctl::answer(UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &mut support),
+            ioctl::answer(UVERBS_CONTEXT_QUERY_RESPONSE, &mut response),
+        ],
+    );
+    // SAFETY: by the caller; the answers are local variables. The device around the context's is
+    // libibverbs' own, with the `ibv_device` first.
+    unsafe {
+        let context = &mut (*context).context;
+        command.execute(context.cmd_fd)?;
+        context.num_comp_vectors = vectors as c_int;
+        (*context.device.cast::<verbs_device>()).core_support = support;
+    }
+    Ok(response)
+}
+
+/// Maps the doorbell page and fills in our part of `context`.
+///
+/// # Safety
+///
+/// `context` is allocated for a `Context` and only its `verbs` is initialised; `limits` are the
+/// kernel's.
+unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Result<(), c_int> {
     if (limits.doorbell_size as usize) < DOORBELL_PAGE_SIZE {
         return Err(libc::EPROTO);
     }

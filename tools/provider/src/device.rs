@@ -34,7 +34,7 @@ static DEVICE_OPS: verbs_device_ops = verbs_device_ops {
     static_providers: ptr::null(),
     match_device: None,
     alloc_context: Some(crate::context::alloc_context),
-    import_context: None,
+    import_context: Some(crate::context::import_context),
     alloc_device: Some(alloc_device),
     uninit_device: Some(uninit_device),
 };

@@ -3,21 +3,20 @@
 //! processor.
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::mem::size_of;
 use core::ptr;
 
+use ferrite_abi::{
+    UVERBS_DM_ALLOC_OFFSET, UVERBS_DM_QUERY, UVERBS_DM_QUERY_HANDLE, UVERBS_DM_QUERY_LENGTH,
+    UVERBS_DM_QUERY_OFFSET,
+};
+
 use crate::fail;
+use crate::ioctl::{self, Command};
 use crate::private::*;
 use crate::sys::*;
 
 /// The page size.
 const PAGE: usize = 4096;
-/// The driver's attribute of an allocation: where to map it.
-const ATTR_MAPPING: u16 = 1 << 12;
-/// The number of the kernel's ioctl: read and write, of a header.
-const RDMA_VERBS_IOCTL: libc::c_ulong =
-    (3 << 30) | ((size_of::<ib_uverbs_ioctl_hdr>() as libc::c_ulong) << 16) | (0x1b << 8) | 1;
-
 /// A piece of device memory.
 #[repr(C)]
 struct DeviceMemory {
@@ -25,24 +24,6 @@ struct DeviceMemory {
     base: *mut u8,
     length: usize,
     mapped: usize,
-}
-
-/// An ioctl with four attributes.
-#[repr(C)]
-struct Command {
-    header: ib_uverbs_ioctl_hdr,
-    attrs: [ib_uverbs_attr; 4],
-}
-
-fn attr(id: u32, length: usize, data: u64) -> ib_uverbs_attr {
-    let mut attr = ib_uverbs_attr {
-        attr_id: id as u16,
-        len: length as u16,
-        flags: UVERBS_ATTR_F_MANDATORY as u16,
-        ..Default::default()
-    };
-    attr.__bindgen_anon_1.data = data;
-    attr
 }
 
 /// Allocates in the kernel: the handle and where to map.
@@ -55,41 +36,23 @@ unsafe fn allocate(
     wanted: &ibv_alloc_dm_attr,
 ) -> Result<(u32, u64), c_int> {
     let mut mapping = 0u64;
-    let mut command = Command {
-        header: ib_uverbs_ioctl_hdr {
-            length: size_of::<Command>() as u16,
-            object_id: UVERBS_OBJECT_DM as u16,
-            method_id: UVERBS_METHOD_DM_ALLOC as u16,
-            num_attrs: 4,
-            driver_id: RDMA_DRIVER_UNKNOWN,
-            ..Default::default()
-        },
-        attrs: [
-            attr(UVERBS_ATTR_ALLOC_DM_HANDLE, 0, 0),
-            // What fits into the attribute is passed in it.
-            attr(UVERBS_ATTR_ALLOC_DM_LENGTH, 8, wanted.length as u64),
-            attr(
+    let mut command = Command::new(
+        UVERBS_OBJECT_DM,
+        UVERBS_METHOD_DM_ALLOC,
+        [
+            ioctl::handle(UVERBS_ATTR_ALLOC_DM_HANDLE, 0),
+            ioctl::number(UVERBS_ATTR_ALLOC_DM_LENGTH, 8, wanted.length as u64),
+            ioctl::number(
                 UVERBS_ATTR_ALLOC_DM_ALIGNMENT,
                 4,
                 u64::from(wanted.log_align_req),
             ),
-            attr(
-                u32::from(ATTR_MAPPING),
-                8,
-                ptr::from_mut(&mut mapping) as u64,
-            ),
+            ioctl::answer(UVERBS_DM_ALLOC_OFFSET, &mut mapping),
         ],
-    };
-    // SAFETY: by the caller; the command is laid out as the kernel expects, and what it points to
-    // outlives the call.
-    let result = unsafe { libc::ioctl((*context).cmd_fd, RDMA_VERBS_IOCTL, &raw mut command) };
-    if result != 0 {
-        return Err(std::io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO));
-    }
-    // SAFETY: the kernel has filled the handle in.
-    let handle = unsafe { command.attrs[0].__bindgen_anon_1.data } as u32;
+    );
+    // SAFETY: by the caller; the answer is a local variable.
+    unsafe { command.execute((*context).cmd_fd) }?;
+    let handle = command.result(0) as u32;
     Ok((handle, mapping))
 }
 
@@ -107,43 +70,51 @@ pub(crate) unsafe extern "C" fn alloc_dm(
         Ok(made) => made,
         Err(errno) => return fail(errno),
     };
-    let mapped = wanted.length.next_multiple_of(PAGE);
-    let mut memory = Box::new(DeviceMemory {
-        verbs: verbs_dm {
-            dm: ibv_dm {
-                context,
-                memcpy_to_dm: Some(memcpy_to_dm),
-                memcpy_from_dm: Some(memcpy_from_dm),
-                comp_mask: IBV_DM_MASK_HANDLE,
+    // SAFETY: the kernel has told where it is and that it is this long.
+    match unsafe { DeviceMemory::map(context, handle, mapping, wanted.length) } {
+        Ok(memory) => Box::into_raw(memory).cast(),
+        Err(errno) => {
+            let mut made = verbs_dm {
+                dm: ibv_dm {
+                    context,
+                    ..Default::default()
+                },
                 handle,
-            },
-            handle,
-        },
-        base: ptr::null_mut(),
-        length: wanted.length,
-        mapped,
-    });
-    // SAFETY: the context is open; a fresh mapping touches no memory in use.
-    let base = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            mapped,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            (*context).cmd_fd,
-            mapping as i64,
-        )
-    };
-    if base == libc::MAP_FAILED {
-        let errno = std::io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO);
-        // SAFETY: it was made a moment ago and nobody has it.
-        unsafe { ibv_cmd_free_dm(&mut memory.verbs) };
-        return fail(errno);
+            };
+            // SAFETY: it was made a moment ago and nobody has it.
+            unsafe { ibv_cmd_free_dm(&mut made) };
+            fail(errno)
+        }
     }
-    memory.base = base.cast();
-    Box::into_raw(memory).cast()
+}
+
+pub(crate) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    let (mut mapping, mut length) = (0u64, 0u64);
+    let mut command = Command::new(
+        UVERBS_OBJECT_DM,
+        UVERBS_DM_QUERY,
+        [
+            ioctl::handle(UVERBS_DM_QUERY_HANDLE, handle),
+            ioctl::answer(UVERBS_DM_QUERY_OFFSET, &mut mapping),
+            ioctl::answer(UVERBS_DM_QUERY_LENGTH, &mut length),
+        ],
+    );
+    // SAFETY: libibverbs passes an open context; the answers are local variables; what they say is
+    // the kernel's word.
+    let made = unsafe {
+        command
+            .execute((*context).cmd_fd)
+            .and_then(|()| DeviceMemory::map(context, handle, mapping, length as usize))
+    };
+    match made {
+        Ok(memory) => Box::into_raw(memory).cast(),
+        Err(errno) => fail(errno),
+    }
+}
+
+pub(crate) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
+    // SAFETY: libibverbs passes memory from `import_dm`, which the consumer does not use any more.
+    unsafe { DeviceMemory::unmap(dm.cast()) };
 }
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
@@ -152,10 +123,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     let result = unsafe { ibv_cmd_free_dm(&raw mut (*memory).verbs) };
     if result == 0 {
         // SAFETY: it came from `alloc_dm`; the consumer does not use it any more.
-        unsafe {
-            libc::munmap((*memory).base.cast(), (*memory).mapped);
-            drop(Box::from_raw(memory));
-        }
+        unsafe { DeviceMemory::unmap(memory) };
     }
     result
 }
@@ -194,6 +162,64 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 }
 
 impl DeviceMemory {
+    /// Maps a piece of device memory that the kernel has allocated.
+    ///
+    /// # Safety
+    ///
+    /// `context` is open, and `mapping` is where the kernel has `length` bytes for it.
+    unsafe fn map(
+        context: *mut ibv_context,
+        handle: u32,
+        mapping: u64,
+        length: usize,
+    ) -> Result<Box<Self>, c_int> {
+        let mapped = length.next_multiple_of(PAGE);
+        // SAFETY: by the caller; a fresh mapping touches no memory in use.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                (*context).cmd_fd,
+                mapping as i64,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO));
+        }
+        Ok(Box::new(Self {
+            verbs: verbs_dm {
+                dm: ibv_dm {
+                    context,
+                    memcpy_to_dm: Some(memcpy_to_dm),
+                    memcpy_from_dm: Some(memcpy_from_dm),
+                    comp_mask: IBV_DM_MASK_HANDLE,
+                    handle,
+                },
+                handle,
+            },
+            base: base.cast(),
+            length,
+            mapped,
+        }))
+    }
+
+    /// Gives the mapping back.
+    ///
+    /// # Safety
+    ///
+    /// `memory` came from [`Self::map`] and is not used any more.
+    unsafe fn unmap(memory: *mut Self) {
+        // SAFETY: by the caller.
+        unsafe {
+            libc::munmap((*memory).base.cast(), (*memory).mapped);
+            drop(Box::from_raw(memory));
+        }
+    }
+
     /// The place of `length` bytes from `offset` on, if it has them. Programs expect that copies
     /// are of whole groups of four bytes.
     fn range(&self, offset: u64, length: usize) -> Option<*mut u8> {

@@ -14,6 +14,7 @@
 //! | [`protection`], [`window`] | protection domains, memory regions and windows |
 //! | [`device_memory`] | memory of the device itself |
 //! | [`ah`] | address handles |
+//! | [`ioctl`] | commands that libibverbs has no function for |
 //! | [`memory`] | buffers shared with the device, the doorbell page, the lock |
 //! | [`table`] | finding a queue by its number |
 //! | [`cq`], [`cq_ex`] | completion queues, and their extended way of polling |
@@ -26,6 +27,7 @@ pub mod cq;
 pub mod cq_ex;
 pub mod device;
 pub mod device_memory;
+mod ioctl;
 pub mod memory;
 pub mod post;
 pub mod post_ex;

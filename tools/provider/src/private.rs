@@ -174,9 +174,9 @@ pub struct verbs_context_ops {
     pub free_context: Option<unsafe extern "C" fn(*mut ibv_context)>,
     pub free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
     pub get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
-    pub import_dm: Unused,
-    pub import_mr: Unused,
-    pub import_pd: Unused,
+    pub import_dm: Option<unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_dm>,
+    pub import_mr: Option<unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mr>,
+    pub import_pd: Option<unsafe extern "C" fn(*mut ibv_context, u32) -> *mut ibv_pd>,
     pub modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
     pub modify_flow_action_esp: Unused,
     pub modify_qp: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int>,
@@ -225,9 +225,9 @@ pub struct verbs_context_ops {
     >,
     pub resize_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
     pub set_ece: Unused,
-    pub unimport_dm: Unused,
-    pub unimport_mr: Unused,
-    pub unimport_pd: Unused,
+    pub unimport_dm: Option<unsafe extern "C" fn(*mut ibv_dm)>,
+    pub unimport_mr: Option<unsafe extern "C" fn(*mut ibv_mr)>,
+    pub unimport_pd: Option<unsafe extern "C" fn(*mut ibv_pd)>,
 }
 
 impl verbs_context_ops {
@@ -244,10 +244,12 @@ const _: () = {
     assert!(offset_of!(verbs_match_ent, kind) == 20);
     assert!(size_of::<verbs_device_ops>() == 72);
     assert!(offset_of!(verbs_device_ops, alloc_context) == 40);
+    assert!(offset_of!(verbs_device_ops, import_context) == 48);
     assert!(offset_of!(verbs_device_ops, alloc_device) == 56);
     assert!(size_of::<verbs_device>() == 712);
     assert!(offset_of!(verbs_device, ops) == 664);
     assert!(offset_of!(verbs_device, sysfs) == 696);
+    assert!(offset_of!(verbs_device, core_support) == 704);
     assert!(size_of::<verbs_mr>() == 56);
     assert!(offset_of!(verbs_mr, mr_type) == 48);
     assert!(size_of::<verbs_qp>() == 376);
@@ -292,6 +294,9 @@ const _: () = {
         assert!(offset_of!(verbs_context_ops, free_context) == 312);
         assert!(offset_of!(verbs_context_ops, free_dm) == 320);
         assert!(offset_of!(verbs_context_ops, get_srq_num) == 328);
+        assert!(offset_of!(verbs_context_ops, import_dm) == 336);
+        assert!(offset_of!(verbs_context_ops, import_mr) == 344);
+        assert!(offset_of!(verbs_context_ops, import_pd) == 352);
         assert!(offset_of!(verbs_context_ops, modify_cq) == 360);
         assert!(offset_of!(verbs_context_ops, modify_qp) == 376);
         assert!(offset_of!(verbs_context_ops, modify_srq) == 392);
@@ -311,6 +316,8 @@ const _: () = {
         assert!(offset_of!(verbs_context_ops, req_notify_cq) == 552);
         assert!(offset_of!(verbs_context_ops, rereg_mr) == 560);
         assert!(offset_of!(verbs_context_ops, resize_cq) == 568);
+        assert!(offset_of!(verbs_context_ops, unimport_dm) == 584);
+        assert!(offset_of!(verbs_context_ops, unimport_mr) == 592);
         assert!(offset_of!(verbs_context_ops, unimport_pd) == 600);
     }
 };
@@ -436,6 +443,7 @@ extern "C" {
         resp: *mut c_void,
         resp_size: usize,
     ) -> c_int;
+    pub fn ibv_cmd_query_mr(pd: *mut ibv_pd, mr: *mut verbs_mr, handle: u32) -> c_int;
     pub fn ibv_cmd_dereg_mr(mr: *mut verbs_mr) -> c_int;
     pub fn ibv_cmd_create_cq_ex(
         context: *mut ibv_context,

@@ -5,9 +5,10 @@ use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use ferrite_abi::{Plain, UverbsPdResponse};
+use ferrite_abi::{Plain, UverbsPdResponse, UVERBS_PD_QUERY, UVERBS_PD_QUERY_HANDLE};
 
 use crate::fail;
+use crate::ioctl::{self, Command};
 use crate::memory::{Allocator, Buffer};
 use crate::private::*;
 use crate::sys::*;
@@ -208,6 +209,31 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     result
 }
 
+pub(crate) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    let mut command = Command::new(
+        UVERBS_OBJECT_PD,
+        UVERBS_PD_QUERY,
+        [ioctl::handle(UVERBS_PD_QUERY_HANDLE, handle)],
+    );
+    // SAFETY: libibverbs passes an open context; no attribute points anywhere.
+    if let Err(errno) = unsafe { command.execute((*context).cmd_fd) } {
+        return fail(errno);
+    }
+    let pd = Pd::boxed(None);
+    // SAFETY: nobody else has `pd` yet.
+    unsafe {
+        (*pd).verbs.context = context;
+        (*pd).verbs.handle = handle;
+    }
+    pd.cast()
+}
+
+pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: libibverbs passes a domain from `import_pd`, which the consumer does not use any
+    // more; for the kernel it goes on being that of its maker.
+    drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+}
+
 pub(crate) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
@@ -270,6 +296,28 @@ pub(crate) unsafe extern "C" fn reg_mr(
         return fail(result);
     }
     mr.cast()
+}
+
+pub(crate) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    let mr = Box::into_raw(Box::new(verbs_mr {
+        ibv_mr: ibv_mr::default(),
+        mr_type: 0,
+        access: 0,
+    }));
+    // SAFETY: libibverbs passes a domain of ours; the region is filled in by the call.
+    let result = unsafe { ibv_cmd_query_mr(pd, mr, handle) };
+    if result != 0 {
+        // SAFETY: `mr` is the box from above; nobody else got it.
+        drop(unsafe { Box::from_raw(mr) });
+        return fail(result);
+    }
+    mr.cast()
+}
+
+pub(crate) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: libibverbs passes a region from `import_mr`, which the consumer does not use any
+    // more.
+    drop(unsafe { Box::from_raw(mr.cast::<verbs_mr>()) });
 }
 
 pub(crate) unsafe extern "C" fn rereg_mr(

@@ -34,6 +34,7 @@ use crate::{
         Ah,
         AhAttr,
         Completions,
+        ContextResponse,
         Cq,
         CqInitAttr,
         Details,
@@ -261,6 +262,10 @@ impl rdma::Driver for Ferrite {
         udata: &Udata<'_, Self>,
     ) -> Result<&'a Ucontext<Self>> {
         FerriteUcontext::create(dev, new, udata)
+    }
+
+    fn query_ucontext(ctx: &Ucontext<Self>, response: &ContextResponse<'_>) -> Result {
+        FerriteUcontext::query(ctx, response)
     }
 
     fn dealloc_ucontext(_ctx: &Ucontext<Self>) {}

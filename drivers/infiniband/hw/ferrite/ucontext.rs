@@ -13,17 +13,39 @@ use crate::{
     rdma::{
         kind,
         Caching,
+        ContextResponse,
         Device,
         New,
         Ucontext,
         Udata, //
     },
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
+};
+
+// The numbers that providers use are those of the abstractions.
+const _: () = {
+    use crate::bindings as raw;
+    assert!(raw::RDMA_CONTEXT_ATTR_RESPONSE == abi::UVERBS_CONTEXT_QUERY_RESPONSE);
+    assert!(raw::RDMA_METHOD_PD_QUERY == abi::UVERBS_PD_QUERY);
+    assert!(raw::RDMA_PD_QUERY_ATTR_HANDLE == abi::UVERBS_PD_QUERY_HANDLE);
+    assert!(raw::RDMA_DM_ATTR_OFFSET == abi::UVERBS_DM_ALLOC_OFFSET);
+    assert!(raw::RDMA_METHOD_DM_QUERY == abi::UVERBS_DM_QUERY);
+    assert!(raw::RDMA_DM_QUERY_ATTR_HANDLE == abi::UVERBS_DM_QUERY_HANDLE);
+    assert!(raw::RDMA_DM_QUERY_ATTR_OFFSET == abi::UVERBS_DM_QUERY_OFFSET);
+    assert!(raw::RDMA_DM_QUERY_ATTR_LENGTH == abi::UVERBS_DM_QUERY_LENGTH);
+};
 
 /// The driver's data of a user context.
 pub(crate) struct FerriteUcontext {
     page: Number,
+    /// Offset to map the doorbell page by.
+    mapping: Atomic<u64>,
 }
 
 impl FerriteUcontext {
@@ -46,11 +68,22 @@ impl FerriteUcontext {
         let page = dev.doorbell_pages.take()?;
         let size = abi::DOORBELL_PAGE_SIZE;
         let offset = u64::from(page.get()) * size as u64;
-        let ctx = new.init(Ok::<_, Error>(Self { page }))?;
-        let doorbell_offset = ctx.map_bar(abi::BAR_DOORBELLS, offset, size, Caching::Uncached)?;
-        udata.respond(&UverbsContextResponse {
-            doorbell_offset,
-            doorbell_size: size as u32,
+        let ctx = new.init(Ok::<_, Error>(Self {
+            page,
+            mapping: Atomic::new(0),
+        }))?;
+        let mapping = ctx.map_bar(abi::BAR_DOORBELLS, offset, size, Caching::Uncached)?;
+        ctx.mapping.store(mapping, Relaxed);
+        udata.respond(&Self::response(ctx))?;
+        Ok(ctx)
+    }
+
+    /// What a process has to know of its context.
+    fn response(ctx: &Ucontext<Ferrite>) -> UverbsContextResponse {
+        let dev = ctx.device();
+        UverbsContextResponse {
+            doorbell_offset: ctx.mapping.load(Relaxed),
+            doorbell_size: abi::DOORBELL_PAGE_SIZE as u32,
             max_sge: dev.caps.max_sge.into(),
             max_inline: dev.caps.max_inline,
             sq_max_log_blocks: dev.caps.sq_max_log_blocks,
@@ -61,7 +94,11 @@ impl FerriteUcontext {
             clock_khz: dev.caps.clock_khz,
             reserved1: 0,
             reserved2: [0; 3],
-        })?;
-        Ok(ctx)
+        }
+    }
+
+    /// Tells a process that shares the context what its maker was told: both use one doorbell page.
+    pub(crate) fn query(ctx: &Ucontext<Ferrite>, response: &ContextResponse<'_>) -> Result {
+        response.respond(&Self::response(ctx))
     }
 }
