@@ -590,6 +590,12 @@ c_flags! {
         MEM_MGT_EXTENSIONS = ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS,
         /// Extended reliable connections.
         XRC = ib_device_cap_flags_IB_DEVICE_XRC,
+        /// A shared receive queue may be resized.
+        SRQ_RESIZE = ib_device_cap_flags_IB_DEVICE_SRQ_RESIZE,
+        /// Peers may make what they wrote visible to all.
+        FLUSH_GLOBAL = ib_device_cap_flags_IB_DEVICE_FLUSH_GLOBAL,
+        /// Atomic writes.
+        ATOMIC_WRITE = ib_device_cap_flags_IB_DEVICE_ATOMIC_WRITE,
         /// Memory windows of type 2B.
         MEM_WINDOW_TYPE_2B = ib_device_cap_flags_IB_DEVICE_MEM_WINDOW_TYPE_2B,
     }

@@ -397,6 +397,11 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
+    /// Makes a shared receive queue hold at least `max_wr` requests, and those that it has.
+    fn resize_srq(_srq: &Srq<Self>, _max_wr: u32, _udata: Option<&Udata<'_, Self>>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     /// Tells the attributes of a shared receive queue.
     fn query_srq(_srq: &Srq<Self>) -> Result<SrqAttr> {
         build_error!(VTABLE_DEFAULT_ERROR)

@@ -29,6 +29,10 @@ c_flags! {
         MW_BIND = ib_access_flags_IB_ACCESS_MW_BIND,
         /// Addresses count from zero.
         ZERO_BASED = ib_access_flags_IB_ZERO_BASED,
+        /// Making remote writes visible to all.
+        FLUSH_GLOBAL = ib_access_flags_IB_ACCESS_FLUSH_GLOBAL,
+        /// Making remote writes outlive the machine's power.
+        FLUSH_PERSISTENT = ib_access_flags_IB_ACCESS_FLUSH_PERSISTENT,
         /// Pages need not be there.
         ON_DEMAND = ib_access_flags_IB_ACCESS_ON_DEMAND,
         /// Pages are huge.

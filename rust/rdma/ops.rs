@@ -1285,8 +1285,15 @@ impl<D: Driver> Table<D> {
         from_result(|| {
             // SAFETY: The core's contract.
             unsafe {
-                expect_none::<D>(udata)?;
-                if mask & bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR != 0 {
+                if mask & bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR == 0 {
+                    expect_none::<D>(udata)?;
+                } else if D::HAS_RESIZE_SRQ {
+                    let udata = Udata::<D>::from_raw(udata);
+                    D::resize_srq(Object::from_raw(srq), (*attr).max_wr, udata.as_ref())?;
+                    if let Some(udata) = udata {
+                        let _ = udata.finish();
+                    }
+                } else {
                     return Err(crate::kernel_ext::errno::eopnotsupp());
                 }
                 if mask & bindings::ib_srq_attr_mask_IB_SRQ_LIMIT != 0 {

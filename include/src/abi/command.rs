@@ -61,6 +61,8 @@ numbers! {
         AttachMulticast = 23,
         /// [`MulticastMember`]: remove.
         DetachMulticast = 24,
+        /// [`ResizeSharedReceive`].
+        ResizeSharedReceive = 25,
     }
 
     /// How a command ended.
@@ -369,6 +371,23 @@ layout! {
         4 => limit: u32,
     }
 
+    /// Gives a shared receive queue another ring, of entries of the same size. Entries not yet
+    /// taken are moved to it, and keep their free-running index.
+    pub struct ResizeSharedReceive: 40 {
+        /// Its number.
+        0 => srqn: u32,
+        /// Base-2 logarithm of its new entries.
+        4 => log_entries: u8,
+        /// Zero.
+        5 => reserved: [u8; 3],
+        /// Offset of the ring in the new buffer, 64-byte aligned.
+        8 => ring_offset: u32,
+        /// Offset of the record in the new buffer, 64-byte aligned.
+        12 => record_offset: u32,
+        /// The new ring, and record with `producer` as in the old one.
+        16 => buffer: Buffer,
+    }
+
     /// Reply of `QuerySharedReceive`.
     pub struct SharedReceiveState: 64 {
         /// The armed limit.
@@ -558,6 +577,13 @@ pub const FEATURE_MULTICAST: u64 = 1 << 9;
 /// Feature: [`super::ACCESS_ONE_TOUCH`].
 pub const FEATURE_ONE_TOUCH: u64 = 1 << 10;
 
+/// Feature: atomic writes.
+pub const FEATURE_ATOMIC_WRITE: u64 = 1 << 11;
+/// Feature: flushes, and [`super::ACCESS_FLUSH_GLOBAL`].
+pub const FEATURE_FLUSH: u64 = 1 << 12;
+/// Feature: `ResizeSharedReceive`.
+pub const FEATURE_RESIZE_SRQ: u64 = 1 << 13;
+
 /// Names of the counters that `QueryCounters` fills in, in order.
 pub const COUNTER_NAMES: [&str; 16] = [
     "tx_packets",
@@ -606,6 +632,7 @@ commands! {
     SetGid,
     CreateSharedReceive,
     ModifySharedReceive,
+    ResizeSharedReceive,
 }
 
 impl CommandEntry {

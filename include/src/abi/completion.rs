@@ -58,6 +58,10 @@ numbers! {
         LocalInvalidate = 6,
         /// A registration through the send queue.
         Register = 7,
+        /// A flush.
+        Flush = 8,
+        /// An atomic write.
+        AtomicWrite = 9,
         /// A receive that took a send.
         Receive = 128,
         /// A receive that took the immediate data of an RDMA write.

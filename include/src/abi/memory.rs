@@ -16,8 +16,11 @@ pub const ACCESS_WINDOW_BIND: u32 = 1 << 4;
 pub const ACCESS_ZERO_BASED: u32 = 1 << 5;
 /// The entry becomes invalid when the first message that writes to it is complete.
 pub const ACCESS_ONE_TOUCH: u32 = 1 << 6;
+/// Access right: a peer may have what it wrote made visible to all ([`super::FLUSH_GLOBAL`]).
+/// There is no such right for persistence: the device does not know what becomes of host memory.
+pub const ACCESS_FLUSH_GLOBAL: u32 = 1 << 7;
 /// Every right a region may be given.
-pub const ACCESS_ALL: u32 = 0x7f;
+pub const ACCESS_ALL: u32 = 0xff;
 /// The rights that a peer uses.
 pub const ACCESS_REMOTE: u32 = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
 

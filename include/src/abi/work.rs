@@ -51,6 +51,10 @@ numbers! {
         Register = 10,
         /// Bind or unbind a memory window.
         Bind = 11,
+        /// Write eight aligned bytes of the peer's memory at once.
+        AtomicWrite = 12,
+        /// Have the peer's memory hold, for all to see, what was written to it before.
+        Flush = 13,
     }
 }
 
@@ -90,7 +94,8 @@ layout! {
         4 => reserved: [u32; 3],
     }
 
-    /// The part for reads and writes.
+    /// The part for reads and writes; that of an atomic write is followed by one scatter/gather
+    /// entry of eight bytes, or eight bytes inline.
     pub struct RemotePart: 16 {
         /// Address at the peer.
         0 => address: u64,
@@ -112,6 +117,22 @@ layout! {
         16 => operand: u64,
         /// The value to compare with.
         24 => compare: u64,
+    }
+
+    /// The part for flushes; no scatter/gather entries follow.
+    pub struct FlushPart: 32 {
+        /// Address at the peer; ignored with [`FLUSH_REGION`].
+        0 => address: u64,
+        /// Tag at the peer.
+        8 => rkey: u32,
+        /// Bytes; ignored with [`FLUSH_REGION`].
+        12 => length: u32,
+        /// What is asked for: `FLUSH_GLOBAL`, `FLUSH_PERSISTENT` or both.
+        16 => placement: u32,
+        /// Of what: [`FLUSH_RANGE`] or [`FLUSH_REGION`].
+        20 => selectivity: u32,
+        /// Zero.
+        24 => reserved: u64,
     }
 
     /// The part for datagrams.
@@ -199,6 +220,15 @@ layout! {
     }
 }
 
+/// `FlushPart::placement`: everybody sees what was written.
+pub const FLUSH_GLOBAL: u32 = 1 << 0;
+/// `FlushPart::placement`: what was written outlives the machine's power.
+pub const FLUSH_PERSISTENT: u32 = 1 << 1;
+/// `FlushPart::selectivity`: a range of addresses.
+pub const FLUSH_RANGE: u32 = 0;
+/// `FlushPart::selectivity`: the whole region.
+pub const FLUSH_REGION: u32 = 1;
+
 /// `Path::vlan` and `CompletionEntry::vlan`: untagged.
 pub const VLAN_NONE: u16 = 0xffff;
 
@@ -212,9 +242,11 @@ pub const fn opcode_part(opcode: SendOpcode, datagram: bool) -> usize {
                 core::mem::size_of::<SendPart>()
             }
         }
-        SendOpcode::Write | SendOpcode::WriteImmediate | SendOpcode::Read => {
-            core::mem::size_of::<RemotePart>()
-        }
+        SendOpcode::Write
+        | SendOpcode::WriteImmediate
+        | SendOpcode::Read
+        | SendOpcode::AtomicWrite => core::mem::size_of::<RemotePart>(),
+        SendOpcode::Flush => core::mem::size_of::<FlushPart>(),
         SendOpcode::CompareSwap | SendOpcode::FetchAdd => core::mem::size_of::<AtomicPart>(),
         // The tag to invalidate is in the header.
         SendOpcode::LocalInvalidate => core::mem::size_of::<SendPart>(),

@@ -33,7 +33,7 @@ fn reply_bytes(entry: &CommandEntry, bytes: &[u8], host: &dyn Host) -> Result<()
 
 /// Refuses what the driver did not say it would use.
 fn offered(core: &Core, feature: u64) -> Result<(), CommandStatus> {
-    if core.features & feature == 0 {
+    if core.features & feature != feature {
         return Err(CommandStatus::Unsupported);
     }
     Ok(())
@@ -158,10 +158,7 @@ impl Engine {
             }
             CommandOpcode::RegisterRegion => {
                 let command: RegisterRegion = payload(entry)?;
-                if command.access & ACCESS_ONE_TOUCH != 0 && core.features & FEATURE_ONE_TOUCH == 0
-                {
-                    return Err(CommandStatus::Unsupported);
-                }
+                offered(core, tpt::access_features(command.access))?;
                 if command.flags & REGION_DEVICE_MEMORY != 0
                     && core.features & FEATURE_DEVICE_MEMORY == 0
                 {
@@ -195,6 +192,10 @@ impl Engine {
             CommandOpcode::ModifySharedReceive => {
                 offered(core, FEATURE_SHARED_RECEIVE)?;
                 core.modify_srq(&payload(entry)?, host)
+            }
+            CommandOpcode::ResizeSharedReceive => {
+                offered(core, FEATURE_SHARED_RECEIVE | FEATURE_RESIZE_SRQ)?;
+                core.resize_srq(&payload(entry)?, host)
             }
             CommandOpcode::QuerySharedReceive => {
                 offered(core, FEATURE_SHARED_RECEIVE)?;

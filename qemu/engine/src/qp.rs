@@ -9,7 +9,7 @@ use crate::memory::Host;
 use crate::queue::{Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest};
 use crate::srq::MAX_XRCD;
 use crate::timers::Timer;
-use crate::tpt::{Domain, Holder, TptError};
+use crate::tpt::{access_features, Domain, Holder, TptError};
 use crate::transport::{self, Connection};
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
@@ -781,7 +781,8 @@ pub fn execute_local(
         SendBody::Bind(part) => part.access,
         _ => 0,
     };
-    if access & ACCESS_ONE_TOUCH != 0 && core.features & FEATURE_ONE_TOUCH == 0 {
+    let needed = access_features(access);
+    if core.features & needed != needed {
         return Err(LocalError::Unsupported);
     }
     match (&request.body, request.opcode) {

@@ -10,10 +10,10 @@ use crate::att::{Att, AttError};
 use crate::memory::HostMemory;
 use crate::tpt::Domain;
 use ferrite_abi::{
-    opcode_part, AtomicPart, BindPart, CompletionOpcode, DatagramPart, Plain, ReceiveHeader,
-    RegisterPart, RemotePart, SendHeader, SendOpcode, SendPart, Sge, SharedReceiveRecord,
-    BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE, SEND_INLINE,
-    SEND_SIGNALED, SEND_SOLICITED,
+    opcode_part, AtomicPart, BindPart, CompletionOpcode, DatagramPart, FlushPart, Plain,
+    ReceiveHeader, RegisterPart, RemotePart, SendHeader, SendOpcode, SendPart, Sge,
+    SharedReceiveRecord, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE,
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 use std::mem::{offset_of, size_of};
 
@@ -77,6 +77,8 @@ pub enum SendBody {
     Register(RegisterPart),
     /// A window bind.
     Bind(BindPart),
+    /// A flush.
+    Flush(FlushPart),
 }
 
 /// A work request from a send queue, parsed and checked. Made once and filled again and again.
@@ -187,7 +189,7 @@ impl SendRequest {
                 };
                 (body, true, true)
             }
-            SendOpcode::Write | SendOpcode::WriteImmediate => {
+            SendOpcode::Write | SendOpcode::WriteImmediate | SendOpcode::AtomicWrite => {
                 (SendBody::Remote(read(part)?), true, true)
             }
             SendOpcode::Read => (SendBody::Remote(read(part)?), true, false),
@@ -197,6 +199,7 @@ impl SendRequest {
             SendOpcode::LocalInvalidate => (SendBody::Plain(read(part)?), false, false),
             SendOpcode::Register => (SendBody::Register(read(part)?), false, false),
             SendOpcode::Bind => (SendBody::Bind(read(part)?), false, false),
+            SendOpcode::Flush => (SendBody::Flush(read(part)?), false, false),
         };
         let allowed_on_datagrams = matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
         if datagram && !allowed_on_datagrams {
@@ -213,6 +216,9 @@ impl SendRequest {
             }
             if data.len() < length {
                 return Err(QueueError::Blocks);
+            }
+            if opcode == SendOpcode::AtomicWrite && length != 8 {
+                return Err(QueueError::Inline);
             }
             self.sge_count = 0;
             self.inline_at = data_at;
@@ -232,7 +238,11 @@ impl SendRequest {
             length += u64::from(slot.length);
         }
         self.sge_count = sge_count;
-        if matches!(opcode, SendOpcode::CompareSwap | SendOpcode::FetchAdd) && length != 8 {
+        let eight_bytes = matches!(
+            opcode,
+            SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite
+        );
+        if eight_bytes && length != 8 {
             return Err(QueueError::SgeCount);
         }
         self.length = u32::try_from(length)
@@ -256,6 +266,8 @@ pub fn completion_opcode(opcode: SendOpcode) -> CompletionOpcode {
         SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
         SendOpcode::Register => CompletionOpcode::Register,
         SendOpcode::Bind => CompletionOpcode::Bind,
+        SendOpcode::AtomicWrite => CompletionOpcode::AtomicWrite,
+        SendOpcode::Flush => CompletionOpcode::Flush,
     }
 }
 
@@ -334,6 +346,18 @@ impl Ring {
         if !tail.is_empty() {
             self.att.read(memory, self.offset, tail)?;
         }
+        Ok(())
+    }
+
+    /// Writes the entry at `index`.
+    fn write<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        index: u32,
+        bytes: &[u8],
+    ) -> Result<(), QueueError> {
+        let at = u64::from(index & (self.entries() - 1)) << self.log_stride;
+        self.att.write(memory, self.offset + at, bytes)?;
         Ok(())
     }
 
@@ -615,6 +639,11 @@ impl ReceiveQueue {
         self.ring.entries()
     }
 
+    /// Base-2 logarithm of the bytes of an entry.
+    pub(crate) fn log_stride(&self) -> u8 {
+        self.ring.log_stride
+    }
+
     /// Takes the next entry: false when none is posted (the receiver is not ready). After an
     /// error the entry counts as taken; `request.index` says which.
     pub fn take<M: HostMemory + ?Sized>(
@@ -650,6 +679,39 @@ impl ReceiveQueue {
         }
         request.sge_count = count;
         Ok(true)
+    }
+
+    /// Moves the entries that were not taken to another ring of a shared receive queue, with
+    /// entries of the same size, and leaves the old one. On an error nothing has changed.
+    pub(crate) fn move_to<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        mut other: Self,
+    ) -> Result<(), QueueError> {
+        self.ring.refresh(memory)?;
+        let (next, producer) = (self.ring.next, self.ring.producer);
+        let waiting = producer.wrapping_sub(next);
+        let published = memory
+            .load_u32(other.ring.producer_address)
+            .map_err(AttError::from)?;
+        if waiting > other.entries()
+            || published != producer
+            || other.ring.log_stride != self.ring.log_stride
+        {
+            return Err(QueueError::Producer);
+        }
+        let mut raw = [0; 1 << ferrite_abi::RQ_MAX_LOG_STRIDE];
+        let raw = &mut raw[..1 << self.ring.log_stride];
+        for index in (0..waiting).map(|n| next.wrapping_add(n)) {
+            self.ring.read(memory, index, raw)?;
+            other.ring.write(memory, index, raw)?;
+        }
+        other.ring.set_wake(memory, false)?;
+        other.ring.producer = producer;
+        other.ring.next = next;
+        other.ring.retired = next;
+        *self = other;
+        Ok(())
     }
 
     /// The first entry that was not taken.

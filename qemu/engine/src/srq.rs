@@ -8,9 +8,9 @@ use crate::memory::Host;
 use crate::queue::{Placement, QueueError, ReceiveQueue, ReceiveRequest, SharedId};
 use crate::tpt::Domain;
 use ferrite_abi::{
-    CommandStatus, CreateSharedReceive, EventCode, ModifySharedReceive, Plain, SharedReceiveState,
-    DOORBELL_PAGES, FEATURE_EXTENDED_CONNECTED, RQ_MAX_LOG_ENTRIES, RQ_MAX_LOG_STRIDE,
-    RQ_MIN_LOG_STRIDE, SRQ_FLAG_EXTENDED,
+    CommandStatus, CreateSharedReceive, EventCode, ModifySharedReceive, Plain, ResizeSharedReceive,
+    SharedReceiveState, DOORBELL_PAGES, FEATURE_EXTENDED_CONNECTED, RQ_MAX_LOG_ENTRIES,
+    RQ_MAX_LOG_STRIDE, RQ_MIN_LOG_STRIDE, SRQ_FLAG_EXTENDED,
 };
 
 /// Shared receive queues: numbers from 0 to one less than this.
@@ -187,6 +187,39 @@ impl Core {
         queue.limit = command.limit;
         self.check_limit(command.srqn, host);
         Ok(())
+    }
+
+    /// Carries out `ResizeSharedReceive`.
+    pub(crate) fn resize_srq(
+        &mut self,
+        command: &ResizeSharedReceive,
+        host: &mut dyn Host,
+    ) -> Result<(), CommandStatus> {
+        let queue = self
+            .srqs
+            .get_mut(command.srqn)
+            .ok_or(CommandStatus::NotFound)?;
+        if command.log_entries > RQ_MAX_LOG_ENTRIES {
+            return Err(CommandStatus::BadParameter);
+        }
+        if queue.dead {
+            return Err(CommandStatus::BadState);
+        }
+        let att = Att::new(&command.buffer).map_err(placement_status)?;
+        let placement = Placement {
+            ring_offset: command.ring_offset,
+            log_entries: command.log_entries,
+            log_stride: queue.ring.log_stride(),
+            record_offset: command.record_offset,
+        };
+        let other = ReceiveQueue::shared(&*host, &att, placement).map_err(placement_status)?;
+        queue.ring.move_to(&*host, other).map_err(|error| {
+            if let QueueError::Memory(error) = error {
+                placement_status(error)
+            } else {
+                CommandStatus::BadParameter
+            }
+        })
     }
 
     /// Carries out `QuerySharedReceive`.

@@ -968,6 +968,37 @@ impl Node {
         self.srqs.insert(srqn, srq);
     }
 
+    /// Entries of a shared receive queue.
+    pub fn srq_entries(&self, srqn: u32) -> u32 {
+        1 << self.srqs[&srqn].log_entries
+    }
+
+    /// Gives a shared receive queue another ring. `change` may spoil the command.
+    pub fn resize_srq(
+        &mut self,
+        srqn: u32,
+        log_entries: u8,
+        change: impl FnOnce(&mut ResizeSharedReceive),
+    ) -> CommandStatus {
+        let (create, mut srq) = self.srq_command(srqn, log_entries);
+        srq.producer = self.srqs[&srqn].producer;
+        self.host.memory.put(srq.record, &srq.producer);
+        let mut command = ResizeSharedReceive {
+            srqn,
+            log_entries,
+            reserved: [0; 3],
+            ring_offset: create.ring_offset,
+            record_offset: create.record_offset,
+            buffer: create.buffer,
+        };
+        change(&mut command);
+        let status = self.command(CommandOpcode::ResizeSharedReceive, &command);
+        if status == CommandStatus::Ok {
+            self.srqs.insert(srqn, srq);
+        }
+        status
+    }
+
     /// Posts a receive to a shared receive queue under a name; returns that.
     pub fn post_srq(&mut self, srqn: u32, sges: &[Sge]) -> u32 {
         let srq = self.srqs.get_mut(&srqn).expect("no such queue");

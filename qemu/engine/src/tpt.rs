@@ -7,9 +7,10 @@ use crate::device_memory::DeviceMemory;
 use crate::memory::HostMemory;
 use ferrite_abi::{
     AllocateTag, AttOrder, BindPart, CommandStatus, RegisterPart, RegisterRegion, Tag, TagKind,
-    ACCESS_ALL, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC,
-    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED,
-    DEVICE_MEMORY_SIZE, REGION_DEVICE_MEMORY, REGION_REPLACE, TAG_ALL_MEMORY,
+    ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH, ACCESS_REMOTE,
+    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_WINDOW_BIND,
+    ACCESS_ZERO_BASED, DEVICE_MEMORY_SIZE, FEATURE_FLUSH, FEATURE_ONE_TOUCH, REGION_DEVICE_MEMORY,
+    REGION_REPLACE, TAG_ALL_MEMORY,
 };
 use std::collections::BTreeSet;
 use std::fmt;
@@ -105,6 +106,17 @@ impl TptError {
     }
 }
 
+/// The features that go with rights.
+pub(crate) fn access_features(access: u32) -> u64 {
+    [
+        (ACCESS_ONE_TOUCH, FEATURE_ONE_TOUCH),
+        (ACCESS_FLUSH_GLOBAL, FEATURE_FLUSH),
+    ]
+    .into_iter()
+    .filter(|(right, _)| access & right != 0)
+    .fold(0, |features, (_, feature)| features | feature)
+}
+
 /// What a work request wants to do with local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalAccess {
@@ -157,6 +169,8 @@ pub enum AtomicOperation {
     },
     /// Add, wrapping.
     FetchAdd(u64),
+    /// Store, whatever stands there; returns zero.
+    Store(u64),
 }
 
 /// A range of memory that passed its check. Each access through it looks at the tag once more, so
@@ -716,6 +730,31 @@ impl Tpt {
         self.check(Tag(rkey), pd, Some(qpn), address, length, needed)
     }
 
+    /// Checks a flush that the peer of the queue pair `holder` asks for: of a range, given by
+    /// address and length, or of the whole region. The key is checked even for no bytes at all.
+    pub fn check_flush(
+        &self,
+        rkey: u32,
+        range: Option<(u64, u64)>,
+        holder: Holder,
+    ) -> Result<(), TptError> {
+        if rkey == TAG_ALL_MEMORY {
+            return Err(TptError::NotPrivileged);
+        }
+        let Holder { pd, qpn } = holder;
+        let (address, length) = match range {
+            Some(range) => range,
+            None => {
+                let entry = self.entry(Tag(rkey))?;
+                let zero_based = entry.access & ACCESS_ZERO_BASED != 0;
+                (if zero_based { 0 } else { entry.address }, entry.length())
+            }
+        };
+        let needed = ACCESS_FLUSH_GLOBAL;
+        self.check(Tag(rkey), pd, Some(qpn), address, length, needed)?;
+        Ok(())
+    }
+
     /// The memory behind a span, if its tag still stands for it, and the offset in that memory of
     /// byte `offset` of the span.
     fn locate(
@@ -895,6 +934,7 @@ impl Tpt {
                     AtomicOperation::CompareSwap { compare, new } if old == compare => new,
                     AtomicOperation::CompareSwap { .. } => old,
                     AtomicOperation::FetchAdd(addend) => old.wrapping_add(addend),
+                    AtomicOperation::Store(new) => new,
                 });
                 return Ok(changed?);
             }
@@ -904,6 +944,7 @@ impl Tpt {
                 memory.compare_exchange_u64(address, compare, new)
             }
             AtomicOperation::FetchAdd(addend) => memory.fetch_add_u64(address, addend),
+            AtomicOperation::Store(new) => memory.store_u64(address, new).map(|()| 0),
         }
         .map_err(AttError::from)?)
     }

@@ -7,8 +7,8 @@ mod wire;
 
 use ferrite_abi::*;
 use ferrite_engine::gid::gid_of_ipv4;
-use ferrite_engine::testing::{Node, QpOptions, SendWork};
-use wire::{drain, pattern, statuses, Pair, Setup, Way, ALL, PD, QPN_A, QPN_B};
+use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
+use wire::{drain, pattern, send, statuses, Pair, Setup, Way, ALL, PD, QPN_A, QPN_B};
 
 const QKEY: u32 = 0x1111_2222;
 /// What [`Node::post_srq`] calls the first entry; the next has the last bit changed, and so on.
@@ -480,6 +480,128 @@ fn an_empty_shared_queue_makes_the_sender_wait() {
         };
         assert_eq!(entry.index, u32::from(n) ^ NAME);
         assert_eq!(pair.b.contents(&into, 0, 1), [n]);
+    }
+}
+
+/// A connection whose receiving side takes from shared queue 0, of four entries.
+fn with_shared_queue() -> (Pair, Region) {
+    let mut pair = Pair::unconnected(Setup::default());
+    pair.b.create_srq(0, 2, None);
+    pair.b.create_qp(QpOptions {
+        qpn: 0x50,
+        pd: PD,
+        flags: QP_FLAG_SHARED_RECEIVE,
+        ..QpOptions::default()
+    });
+    let (to_b, to_a) = (pair.b.as_peer(0x50), pair.a.as_peer(QPN_A));
+    pair.a.connect(QPN_A, &to_b);
+    pair.b.connect(0x50, &to_a);
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 1 << 20);
+    (pair, into)
+}
+
+#[test]
+fn a_shared_queue_is_resized_while_receives_wait_and_come_in() {
+    let (mut pair, into) = with_shared_queue();
+    let from = pair.a.register(Tag::new(6, 1).0, PD, ALL, 8192);
+    let (mut posted, mut sent, mut waiting) = (0u32, 0u32, 0u32);
+    for (round, log_entries) in [3, 5, 5, 2, 0, 6, 1, 4].into_iter().enumerate() {
+        // Fill what there is, and take some of it; one message is under way at the resize.
+        let entries = pair.b.srq_entries(0);
+        while waiting < entries {
+            let at = u64::from(posted % 64) * 8192;
+            assert_eq!(pair.b.post_srq(0, &[into.sge(at, 8192)]), posted ^ NAME);
+            posted += 1;
+            waiting += 1;
+        }
+        let data = pattern(round as u64, 8000);
+        pair.a.fill(&from, 0, &data);
+        let room = 1u32 << log_entries;
+        let messages = (waiting.saturating_sub(room)).max(1);
+        for _ in 0..messages {
+            pair.a.post_send(QPN_A, &send(&from, 8000));
+        }
+        // All but the last packet of the last message.
+        let mut left = messages * 8 - 1;
+        pair.exchange_with(|way, frame| {
+            if way == Way::AToB {
+                if left == 0 {
+                    return Vec::new();
+                }
+                left -= 1;
+            }
+            vec![frame]
+        });
+        waiting -= messages;
+        assert_eq!(pair.b.resize_srq(0, log_entries, |_| {}), CommandStatus::Ok);
+        let state: SharedReceiveState = pair.b.query(CommandOpcode::QuerySharedReceive, 0).unwrap();
+        assert_eq!(state.available, waiting);
+        pair.run();
+        let completions = pair.completions_b();
+        for entry in &completions {
+            assert_eq!(entry.index, sent ^ NAME);
+            let at = u64::from(sent % 64) * 8192;
+            assert!(pair.b.contents(&into, at, 8000) == data);
+            sent += 1;
+        }
+        assert_eq!(completions.len(), messages as usize);
+        assert_eq!(pair.completions_a().len(), messages as usize);
+    }
+}
+
+#[test]
+fn a_shared_queue_is_not_resized_to_what_does_not_hold_its_entries() {
+    let (mut pair, into) = with_shared_queue();
+    for _ in 0..3 {
+        pair.b.post_srq(0, &[into.sge(0, 64)]);
+    }
+    pair.b.execute(&ModifySharedReceive { srqn: 0, limit: 3 });
+    let bad = CommandStatus::BadParameter;
+    for (name, log_entries, change, status) in [
+        (
+            "too small",
+            1,
+            (|_| {}) as fn(&mut ResizeSharedReceive),
+            bad,
+        ),
+        ("too large", 2, |command| command.log_entries = 16, bad),
+        ("ring", 2, |command| command.ring_offset = 256, bad),
+        ("ring alignment", 3, |command| command.ring_offset = 32, bad),
+        ("record", 2, |command| command.record_offset += 64, bad),
+        (
+            "record alignment",
+            2,
+            |command| command.record_offset -= 32,
+            bad,
+        ),
+        ("producer", 2, |command| command.record_offset -= 64, bad),
+        ("buffer", 2, |command| command.buffer.length = 0, bad),
+        ("order", 2, |command| command.buffer.order = 9, bad),
+        (
+            "no memory",
+            2,
+            |command| command.buffer.root = 1 << 60,
+            CommandStatus::HostMemory,
+        ),
+        (
+            "number",
+            2,
+            |command| command.srqn = 9,
+            CommandStatus::NotFound,
+        ),
+    ] {
+        assert_eq!(pair.b.resize_srq(0, log_entries, change), status, "{name}");
+    }
+    // Nothing of all that has changed the queue.
+    pair.b.post_srq(0, &[into.sge(0, 64)]);
+    for n in 0..4u32 {
+        pair.a
+            .post_send(QPN_A, &SendWork::new(SendOpcode::Send, &[]).inline(&[1]));
+        pair.run();
+        let [entry] = pair.completions_b()[..] else {
+            panic!("one completion");
+        };
+        assert_eq!(entry.index, n ^ NAME);
     }
 }
 

@@ -7,10 +7,11 @@ use core::ptr;
 use core::sync::atomic::{fence, Ordering};
 
 use ferrite_abi::{
-    queue_doorbell, send_doorbell, AtomicPart, BindPart, DatagramPart, Plain, QueuePairRecord,
-    ReceiveHeader, RemotePart, SendHeader, SendOpcode, SendPart, Sge, BLOCK_SIZE, DOORBELL_RECEIVE,
-    DOORBELL_SEND, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS, MAX_BLOCKS,
-    MAX_MESSAGE, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    queue_doorbell, send_doorbell, AtomicPart, BindPart, DatagramPart, FlushPart, Plain,
+    QueuePairRecord, ReceiveHeader, RemotePart, SendHeader, SendOpcode, SendPart, Sge, BLOCK_SIZE,
+    DOORBELL_RECEIVE, DOORBELL_SEND, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION,
+    FEATURE_WINDOWS, MAX_BLOCKS, MAX_MESSAGE, SEND_FENCE, SEND_INLINE, SEND_SIGNALED,
+    SEND_SOLICITED,
 };
 
 use crate::ah::Ah;
@@ -80,6 +81,7 @@ pub(crate) enum Part {
     Atomic(AtomicPart),
     Datagram(DatagramPart),
     Bind(BindPart),
+    Flush(FlushPart),
 }
 
 /// The data of a work request.
@@ -90,6 +92,8 @@ pub(crate) enum Data<'a> {
     Copy(&'a [ibv_sge]),
     /// They are copied now.
     CopyBuffers(&'a [ibv_data_buf]),
+    /// These, which every work request has room for.
+    Eight([u8; 8]),
 }
 
 impl Part {
@@ -107,6 +111,7 @@ impl Part {
             Part::Atomic(part) => PartBytes::Atomic(AtomicPart { srqn, ..part }),
             Part::Datagram(part) => PartBytes::Datagram(part),
             Part::Bind(part) => PartBytes::Bind(part),
+            Part::Flush(part) => PartBytes::Flush(part),
         }
     }
 }
@@ -117,6 +122,7 @@ enum PartBytes {
     Atomic(AtomicPart),
     Datagram(DatagramPart),
     Bind(BindPart),
+    Flush(FlushPart),
 }
 
 impl PartBytes {
@@ -127,6 +133,7 @@ impl PartBytes {
             PartBytes::Atomic(part) => part.as_bytes(),
             PartBytes::Datagram(part) => part.as_bytes(),
             PartBytes::Bind(part) => part.as_bytes(),
+            PartBytes::Flush(part) => part.as_bytes(),
         }
     }
 }
@@ -141,6 +148,8 @@ fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
         SendOpcode::FetchAdd => IBV_WC_FETCH_ADD,
         SendOpcode::LocalInvalidate => IBV_WC_LOCAL_INV,
         SendOpcode::Bind => IBV_WC_BIND_MW,
+        SendOpcode::AtomicWrite => IBV_WC_ATOMIC_WRITE,
+        SendOpcode::Flush => IBV_WC_FLUSH,
         // User space does not register through the queue.
         SendOpcode::Register => IBV_WC_DRIVER1,
     }
@@ -195,6 +204,7 @@ impl Qp {
             Data::CopyBuffers(buffers) => buffers.iter().fold(0, |sum: u64, buffer| {
                 sum.saturating_add(buffer.length as u64)
             }),
+            Data::Eight(bytes) => bytes.len() as u64,
         };
         let mut flags = 0;
         let (payload, sge_count, inline_length) = match data {
@@ -216,6 +226,11 @@ impl Qp {
                 }
                 flags |= SEND_INLINE;
                 (total as usize, 0, total as u32)
+            }
+            // No more than a scatter/gather entry, for which there is room always.
+            Data::Eight(bytes) => {
+                flags |= SEND_INLINE;
+                (bytes.len(), 0, bytes.len() as u32)
             }
         };
         if self.signal_all || work.flags & IBV_SEND_SIGNALED != 0 {
@@ -266,6 +281,7 @@ impl Qp {
                         cursor.put_from(buffer.addr.cast(), buffer.length);
                     }
                 }
+                Data::Eight(bytes) => cursor.put(bytes),
             }
         }
         if wraps {

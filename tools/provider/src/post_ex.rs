@@ -9,8 +9,8 @@ use core::ffi::{c_int, c_void};
 use core::mem::forget;
 
 use ferrite_abi::{
-    AtomicPart, DatagramPart, SendOpcode, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION,
-    FEATURE_WINDOWS,
+    AtomicPart, DatagramPart, FlushPart, SendOpcode, FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE,
+    FEATURE_FLUSH, FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS, MAX_MESSAGE,
 };
 
 use crate::ah::Ah;
@@ -69,6 +69,14 @@ pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
             operations |= ATOMICS;
         }
     }
+    if qp_type == IBV_QPT_RC {
+        if features & FEATURE_ATOMIC_WRITE != 0 {
+            operations |= u64::from(IBV_QP_EX_WITH_ATOMIC_WRITE);
+        }
+        if features & FEATURE_FLUSH != 0 {
+            operations |= u64::from(IBV_QP_EX_WITH_FLUSH);
+        }
+    }
     if features & FEATURE_SEND_QUEUE_REGISTRATION != 0 {
         operations |= INVALIDATION;
     }
@@ -109,6 +117,12 @@ pub(crate) unsafe fn enable(verbs: *mut verbs_qp, operations: u64) {
     }
     if with(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) {
         qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    }
+    if with(IBV_QP_EX_WITH_ATOMIC_WRITE) {
+        qp.wr_atomic_write = Some(wr_atomic_write);
+    }
+    if with(IBV_QP_EX_WITH_FLUSH) {
+        qp.wr_flush = Some(wr_flush);
     }
     if with(IBV_QP_EX_WITH_LOCAL_INV) {
         qp.wr_local_inv = Some(wr_local_inv);
@@ -287,6 +301,55 @@ unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address:
     });
     // SAFETY: as in `wr_send`.
     unsafe { begin(qp, SendOpcode::FetchAdd, 0, part) };
+}
+
+/// The eight bytes are copied now, whatever the queue's inline capacity: complete at once.
+unsafe extern "C" fn wr_atomic_write(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    value: *const c_void,
+) {
+    // SAFETY: as in `wr_send`; the consumer passes eight bytes.
+    unsafe {
+        let value = value.cast::<[u8; 8]>().read_unaligned();
+        begin(
+            qp,
+            SendOpcode::AtomicWrite,
+            0,
+            Part::Remote { address, rkey },
+        );
+        finish(qp, &Data::Eight(value));
+    }
+}
+
+/// Has no data: complete at once.
+unsafe extern "C" fn wr_flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    length: usize,
+    placement: u8,
+    selectivity: u8,
+) {
+    let Some(length) = u32::try_from(length).ok().filter(|&n| n <= MAX_MESSAGE) else {
+        // SAFETY: as in `wr_send`.
+        unsafe { refuse(qp, libc::EINVAL) };
+        return;
+    };
+    let part = Part::Flush(FlushPart {
+        address,
+        rkey,
+        length,
+        placement: placement.into(),
+        selectivity: selectivity.into(),
+        reserved: 0,
+    });
+    // SAFETY: as in `wr_send`.
+    unsafe {
+        begin(qp, SendOpcode::Flush, 0, part);
+        finish(qp, &Data::Entries(&[]));
+    }
 }
 
 /// Has no data: complete at once.

@@ -363,6 +363,7 @@ const _: () = {
     assert!(offset_of!(Request<ib_uverbs_create_qp, Nothing>, private) == 64);
     assert!(offset_of!(Request<ib_uverbs_create_srq, Nothing>, private) == 40);
     assert!(offset_of!(Response<ib_uverbs_create_srq_resp, Nothing>, private) == 16);
+    assert!(offset_of!(Request<ib_uverbs_modify_srq, Nothing>, private) == 24);
     assert!(offset_of!(Request<ib_uverbs_create_xsrq, Nothing>, private) == 56);
     assert!(offset_of!(Request<ib_uverbs_open_xrcd, Nothing>, private) == 24);
     assert!(offset_of!(Request<ib_uverbs_open_qp, Nothing>, private) == 40);

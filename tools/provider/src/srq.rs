@@ -13,7 +13,7 @@ use core::sync::atomic::{fence, Ordering};
 use ferrite_abi::{
     queue_doorbell, Plain, ReceiveHeader, Sge, SharedReceiveRecord, UverbsContextResponse,
     UverbsSrqRequest, UverbsSrqResponse, BLOCK_SIZE, DOORBELL_SHARED_RECEIVE,
-    FEATURE_EXTENDED_CONNECTED, FEATURE_SHARED_RECEIVE, RQ_MIN_LOG_STRIDE,
+    FEATURE_EXTENDED_CONNECTED, FEATURE_RESIZE_SRQ, FEATURE_SHARED_RECEIVE, RQ_MIN_LOG_STRIDE,
 };
 
 use crate::context::Context;
@@ -31,8 +31,6 @@ pub struct Srq {
     verbs: UnsafeCell<verbs_srq>,
     srqn: u32,
     doorbells: Doorbells,
-    geometry: Geometry,
-    buffer: Buffer,
     state: SpinLock<State>,
 }
 
@@ -45,12 +43,51 @@ struct Geometry {
 }
 
 struct State {
+    geometry: Geometry,
+    buffer: Buffer,
     /// Entries written, free-running.
     producer: u32,
-    /// Numbers that no entry has.
+    /// Numbers that no entry has. With those that one has they are as many as the ring has places.
     free: Vec<u32>,
     /// By number: what the consumer called the receive.
-    wr_ids: Box<[u64]>,
+    wr_ids: Vec<u64>,
+    /// Numbers out of use, since the ring was longer once.
+    retired: Vec<u32>,
+}
+
+impl State {
+    fn new(geometry: Geometry, buffer: Buffer) -> Self {
+        Self {
+            geometry,
+            buffer,
+            producer: 0,
+            free: (0..geometry.entries).rev().collect(),
+            wr_ids: vec![0; geometry.entries as usize],
+            retired: Vec::new(),
+        }
+    }
+
+    /// Receives posted and not known to be done.
+    fn outstanding(&self) -> usize {
+        self.geometry.entries as usize - self.free.len()
+    }
+
+    /// Goes over to another ring, which has room for what is outstanding.
+    fn move_to(&mut self, geometry: Geometry, buffer: Buffer) {
+        let numbers = geometry.entries as usize - self.outstanding();
+        while self.free.len() > numbers {
+            self.retired.extend(self.free.pop());
+        }
+        while self.free.len() < numbers {
+            let number = self.retired.pop().unwrap_or_else(|| {
+                self.wr_ids.push(0);
+                self.wr_ids.len() as u32 - 1
+            });
+            self.free.push(number);
+        }
+        self.geometry = geometry;
+        self.buffer = buffer;
+    }
 }
 
 impl Geometry {
@@ -78,6 +115,19 @@ impl Geometry {
     fn length(&self) -> usize {
         self.record_offset + size_of::<SharedReceiveRecord>()
     }
+
+    /// What to tell the kernel of a ring in `buffer`.
+    fn request(&self, buffer: &Buffer) -> UverbsSrqRequest {
+        UverbsSrqRequest {
+            buffer: buffer.address(),
+            length: buffer.length() as u64,
+            ring_offset: 0,
+            record_offset: self.record_offset as u32,
+            log_entries: self.entries.trailing_zeros() as u8,
+            log_stride: self.stride.trailing_zeros() as u8,
+            reserved: [0; 3],
+        }
+    }
 }
 
 impl Srq {
@@ -100,13 +150,7 @@ impl Srq {
             }),
             srqn: 0,
             doorbells,
-            geometry,
-            buffer,
-            state: SpinLock::new(State {
-                producer: 0,
-                free: (0..geometry.entries).rev().collect(),
-                wr_ids: vec![0; geometry.entries as usize].into(),
-            }),
+            state: SpinLock::new(State::new(geometry, buffer)),
         });
         Ok(srq)
     }
@@ -130,12 +174,13 @@ impl Srq {
     fn write(&self, state: &mut State, wr: &ibv_recv_wr) -> Result<(), c_int> {
         // SAFETY: by the consumer, the list has that many entries.
         let entries = unsafe { list(wr.sg_list, wr.num_sge) }?;
-        if entries.len() > self.geometry.max_sge as usize {
+        let geometry = state.geometry;
+        if entries.len() > geometry.max_sge as usize {
             return Err(libc::EINVAL);
         }
         let id = state.free.pop().ok_or(libc::ENOMEM)?;
         state.wr_ids[id as usize] = wr.wr_id;
-        let slot = (state.producer & (self.geometry.entries - 1)) as usize;
+        let slot = (state.producer & (geometry.entries - 1)) as usize;
         let header = ReceiveHeader {
             sge_count: entries.len() as u32,
             id,
@@ -144,7 +189,7 @@ impl Srq {
         // SAFETY: the entry is inside the ring, has room for the header and `max_sge` entries, and
         // the device has taken what was there.
         unsafe {
-            let mut cursor = Cursor(self.buffer.base().add(slot * self.geometry.stride));
+            let mut cursor = Cursor(state.buffer.base().add(slot * geometry.stride));
             cursor.put(header.as_bytes());
             cursor.put_from(entries.as_ptr().cast(), size_of_val(entries));
         }
@@ -154,7 +199,7 @@ impl Srq {
 
     /// Shows all entries to the device.
     fn publish(&self, state: &State) {
-        let word = |field: usize| self.buffer.word(self.geometry.record_offset + field);
+        let word = |field: usize| state.buffer.word(state.geometry.record_offset + field);
         // As for a send queue: entries, index, fence, wake word.
         word(offset_of!(SharedReceiveRecord, producer)).store(state.producer, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -183,16 +228,8 @@ unsafe fn prepare(
     let geometry = Geometry::new(attr, &context.limits)?;
     // SAFETY: by the caller.
     let buffer = unsafe { Pd::buffer(pd, geometry.length()) }?;
+    let request = geometry.request(&buffer);
     let srq = Srq::boxed(geometry, context.doorbells, buffer)?;
-    let request = UverbsSrqRequest {
-        buffer: srq.buffer.address(),
-        length: srq.buffer.length() as u64,
-        ring_offset: 0,
-        record_offset: geometry.record_offset as u32,
-        log_entries: geometry.entries.trailing_zeros() as u8,
-        log_stride: geometry.stride.trailing_zeros() as u8,
-        reserved: [0; 3],
-    };
     Ok((srq, request))
 }
 
@@ -233,8 +270,9 @@ pub(crate) unsafe extern "C" fn create_srq(
         return fail(result);
     }
     srq.srqn = response.private.srqn;
-    attr.attr.max_wr = srq.geometry.entries;
-    attr.attr.max_sge = srq.geometry.max_sge;
+    let geometry = srq.state.lock().geometry;
+    attr.attr.max_wr = geometry.entries;
+    attr.attr.max_sge = geometry.max_sge;
     Box::into_raw(srq).cast()
 }
 
@@ -326,8 +364,8 @@ unsafe fn create_extended(
         }
         return fail(libc::EPROTO);
     }
-    // SAFETY: the queue lives; its geometry does not change.
-    let geometry = unsafe { (*srq).geometry };
+    // SAFETY: the queue was made a moment ago and nobody can have destroyed it.
+    let geometry = unsafe { (*srq).state.lock().geometry };
     attr.attr.max_wr = geometry.entries;
     attr.attr.max_sge = geometry.max_sge;
     srq.cast()
@@ -387,6 +425,10 @@ pub(crate) unsafe extern "C" fn modify_srq(
     attr: *mut ibv_srq_attr,
     mask: c_int,
 ) -> c_int {
+    if mask as u32 & IBV_SRQ_MAX_WR != 0 {
+        // SAFETY: libibverbs passes a live queue, the consumer its attributes.
+        return unsafe { resize_srq(srq, attr, mask) };
+    }
     let mut request = Request::<ib_uverbs_modify_srq, Nothing>::default();
     // SAFETY: the request is laid out as libibverbs expects and the size is its own.
     unsafe {
@@ -398,6 +440,63 @@ pub(crate) unsafe extern "C" fn modify_srq(
             size_of_val(&request),
         )
     }
+}
+
+/// Gives a queue another ring. The lock is held meanwhile, so that nobody posts to one ring while
+/// the device moves to the other.
+///
+/// # Safety
+///
+/// `srq` is live.
+unsafe fn resize_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    // SAFETY: by the caller; the context of a live queue is open.
+    let (this, context, wanted) =
+        unsafe { (Srq::of(srq), Context::of((*srq).context), (*attr).max_wr) };
+    if context.limits.features & FEATURE_RESIZE_SRQ == 0 {
+        return libc::EOPNOTSUPP;
+    }
+    let mut state = this.state.lock();
+    let wanted = ibv_srq_attr {
+        max_wr: wanted,
+        max_sge: state.geometry.max_sge,
+        srq_limit: 0,
+    };
+    let geometry = match Geometry::new(&wanted, &context.limits) {
+        Ok(geometry) => geometry,
+        Err(errno) => return errno,
+    };
+    if state.outstanding() > geometry.entries as usize {
+        return libc::EINVAL;
+    }
+    // SAFETY: the domain of a live queue is live.
+    let buffer = match unsafe { Pd::buffer((*srq).pd, geometry.length()) } {
+        Ok(buffer) => buffer,
+        Err(errno) => return errno,
+    };
+    let producer = geometry.record_offset + offset_of!(SharedReceiveRecord, producer);
+    buffer
+        .word(producer)
+        .store(state.producer, Ordering::Release);
+    let mut request = Request {
+        header: ib_uverbs_cmd_hdr::default(),
+        core: ib_uverbs_modify_srq::default(),
+        private: geometry.request(&buffer),
+    };
+    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
+    let result = unsafe {
+        ibv_cmd_modify_srq(
+            srq,
+            attr,
+            mask,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+        )
+    };
+    if result == 0 {
+        // The device has copied what it had not taken and left the old ring.
+        state.move_to(geometry, buffer);
+    }
+    result
 }
 
 pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
@@ -414,7 +513,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
     if result == 0 {
         // SAFETY: the consumer passes a live queue and room for the answer.
         unsafe {
-            let geometry = Srq::of(srq).geometry;
+            let geometry = Srq::of(srq).state.lock().geometry;
             (*attr).max_wr = geometry.entries;
             (*attr).max_sge = geometry.max_sge;
         }
@@ -509,8 +608,9 @@ mod tests {
             srq.write(&mut srq.state.lock(), &request)
         };
         let id = |index: u32| {
-            let slot = (index & 3) as usize * srq.geometry.stride;
-            srq.buffer.word(slot + 4).load(Ordering::Relaxed)
+            let state = srq.state.lock();
+            let slot = (index & 3) as usize * state.geometry.stride;
+            state.buffer.word(slot + 4).load(Ordering::Relaxed)
         };
         for wr_id in 0..4 {
             assert_eq!(post(wr_id), Ok(()));
@@ -526,6 +626,31 @@ mod tests {
         assert_eq!(srq.done(id(4)), 4);
         assert_eq!((post(5), post(6)), (Ok(()), Ok(())));
         assert_eq!(srq.done(1 << 20), 0, "a number that was never given");
+    }
+
+    #[test]
+    fn numbers_stay_different_however_the_ring_changes() {
+        let state = |entries| {
+            let geometry = Geometry::new(&attr(entries, 1), &limits()).unwrap();
+            (geometry, Buffer::new(geometry.length()).unwrap())
+        };
+        let (geometry, buffer) = state(8);
+        let mut queue = State::new(geometry, buffer);
+        let mut held: Vec<u32> = (0..3).filter_map(|_| queue.free.pop()).collect();
+        for entries in [4, 16, 4, 64, 32] {
+            let (geometry, buffer) = state(entries);
+            queue.move_to(geometry, buffer);
+            assert_eq!(queue.outstanding(), held.len());
+            // Take all there are, give some back.
+            while let Some(number) = queue.free.pop() {
+                assert!(!held.contains(&number));
+                assert!((number as usize) < queue.wr_ids.len());
+                held.push(number);
+            }
+            assert_eq!(held.len(), entries as usize);
+            queue.free.extend(held.drain(1..entries as usize - 2));
+            assert_eq!(queue.outstanding(), 3);
+        }
     }
 
     #[test]

@@ -31,7 +31,10 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SHARED_RECEIVE
     | abi::FEATURE_RESIZE_CQ
     | abi::FEATURE_EXTENDED_CONNECTED
     | abi::FEATURE_MULTICAST
-    | abi::FEATURE_DEVICE_MEMORY;
+    | abi::FEATURE_DEVICE_MEMORY
+    | abi::FEATURE_ATOMIC_WRITE
+    | abi::FEATURE_FLUSH
+    | abi::FEATURE_RESIZE_SRQ;
 
 /// What the registers say about the device before it is started.
 #[derive(Clone, Copy)]

@@ -486,6 +486,10 @@ impl rdma::Driver for Ferrite {
         FerriteSrq::set_limit(srq, limit)
     }
 
+    fn resize_srq(srq: &Srq<Self>, max_wr: u32, udata: Option<&Udata<'_, Self>>) -> Result {
+        FerriteSrq::resize(srq, max_wr, udata)
+    }
+
     fn query_srq(srq: &Srq<Self>) -> Result<SrqAttr> {
         FerriteSrq::query(srq)
     }

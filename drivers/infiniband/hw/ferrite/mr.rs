@@ -123,6 +123,7 @@ pub(crate) fn device_access(access: Access) -> Result<u32> {
         (Access::REMOTE_ATOMIC, abi::ACCESS_REMOTE_ATOMIC),
         (Access::MW_BIND, abi::ACCESS_WINDOW_BIND),
         (Access::ZERO_BASED, abi::ACCESS_ZERO_BASED),
+        (Access::FLUSH_GLOBAL, abi::ACCESS_FLUSH_GLOBAL),
     ];
     let granted = rights
         .iter()
@@ -423,6 +424,10 @@ mod tests {
         assert_eq!(
             device_access(Access::REMOTE_READ | Access::REMOTE_ATOMIC),
             Ok(abi::ACCESS_REMOTE_READ | abi::ACCESS_REMOTE_ATOMIC)
+        );
+        assert_eq!(
+            device_access(Access::FLUSH_GLOBAL),
+            Ok(abi::ACCESS_FLUSH_GLOBAL)
         );
         assert_eq!(device_access(Access::default()), Ok(0));
     }

@@ -61,6 +61,16 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
     if dev.has(abi::FEATURE_EXTENDED_CONNECTED) {
         flags = flags | DeviceCaps::XRC;
     }
+    if dev.has(abi::FEATURE_ATOMIC_WRITE) {
+        flags = flags | DeviceCaps::ATOMIC_WRITE;
+    }
+    if dev.has(abi::FEATURE_RESIZE_SRQ) {
+        flags = flags | DeviceCaps::SRQ_RESIZE;
+    }
+    if dev.has(abi::FEATURE_FLUSH) {
+        // Not for persistence: the device does not know what becomes of memory without power.
+        flags = flags | DeviceCaps::FLUSH_GLOBAL;
+    }
     let offered = |feature, number: u32| if dev.has(feature) { number } else { 0 };
     // So many of the largest work requests fit a send queue.
     let max_send_wr =

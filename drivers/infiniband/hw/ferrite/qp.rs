@@ -601,6 +601,9 @@ impl FerriteQp {
             return Err(EINVAL);
         }
         let mut command = translate(attr, dev.caps.max_read, dev.caps.max_log_mtu)?;
+        if !dev.has(abi::FEATURE_FLUSH) {
+            command.access &= !abi::ACCESS_FLUSH_GLOBAL;
+        }
         command.qpn = qp.qpn();
         complete_extended(&mut command, qp_type, current, next);
         if command.mask != 0 {
@@ -1070,7 +1073,7 @@ fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQ
         |qpn| qpn <= abi::QUEUE_NUMBER_MASK
     );
     if let Some(access) = attr.access() {
-        command.access = device_access(access)? & abi::ACCESS_REMOTE;
+        command.access = device_access(access)? & (abi::ACCESS_REMOTE | abi::ACCESS_FLUSH_GLOBAL);
         *mask |= abi::MODIFY_ACCESS;
     }
     if let Some(address) = attr.address() {

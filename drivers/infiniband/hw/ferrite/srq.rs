@@ -12,6 +12,7 @@ use crate::{
         CommandOpcode,
         CreateSharedReceive,
         ModifySharedReceive,
+        ResizeSharedReceive,
         SharedReceiveRecord,
         SharedReceiveState,
         UverbsSrqRequest,
@@ -47,7 +48,15 @@ use crate::{
 };
 use kernel::{
     dma::Coherent,
-    prelude::*, //
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Mutex, //
+    },
 };
 
 const RECORD_BLOCKS: usize = core::mem::size_of::<SharedReceiveRecord>() / BLOCK_SIZE;
@@ -173,7 +182,7 @@ impl KernelRing {
 
 /// Where ring and record are.
 enum Memory {
-    User { _memory: UserMemory },
+    User(Pin<KBox<Mutex<UserMemory>>>),
     Kernel(Pin<KBox<KernelRing>>),
 }
 
@@ -185,7 +194,9 @@ pub(crate) struct FerriteSrq {
     object: DeviceObject,
     memory: Memory,
     number: Number,
-    attr: SrqAttr,
+    /// Work requests it holds; changes with a process's memory.
+    max_wr: Atomic<u32>,
+    max_sge: u32,
 }
 
 /// The numbers of a queue's ring.
@@ -230,7 +241,8 @@ impl FerriteSrq {
                 let page = udata.context().ok_or(EINVAL)?.doorbell_page();
                 let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
                 let buffer = memory.buffer();
-                (Memory::User { _memory: memory }, buffer, geometry, page)
+                let memory = KBox::pin_init(new_mutex!(memory, "ferrite_srq"), GFP_KERNEL)?;
+                (Memory::User(memory), buffer, geometry, page)
             }
             None => {
                 let (ring, geometry) = kernel_ring(dev, attr)?;
@@ -273,7 +285,8 @@ impl FerriteSrq {
             object,
             memory,
             number,
-            attr: *attr,
+            max_wr: Atomic::new(attr.max_wr),
+            max_sge: attr.max_sge,
         }))?;
         dev.hw.srqs.insert(srqn as usize, srq.get_ref())?;
         if let Some(udata) = udata {
@@ -293,6 +306,43 @@ impl FerriteSrq {
         })
     }
 
+    /// Gives a queue of a process another ring, of entries of the same size. Receives that were
+    /// not taken are moved to it by the device; the process does not post meanwhile.
+    pub(crate) fn resize(
+        srq: &Srq<Ferrite>,
+        max_wr: u32,
+        udata: Option<&Udata<'_, Ferrite>>,
+    ) -> Result {
+        let dev = srq.device();
+        if !dev.has(abi::FEATURE_RESIZE_SRQ) {
+            return Err(errno::eopnotsupp());
+        }
+        let (Memory::User(memory), Some(udata)) = (&srq.memory, udata) else {
+            // The kernel posts in any context, and could not be kept from it while the device
+            // moves.
+            return Err(errno::eopnotsupp());
+        };
+        let request: UverbsSrqRequest = udata.read(core::mem::size_of::<UverbsSrqRequest>())?;
+        let geometry = checked_request(&request, dev.caps.rq_max_log_entries)?;
+        if max_wr == 0 || max_wr > 1 << geometry.log_entries {
+            return Err(EINVAL);
+        }
+        let other = UserMemory::pin_rings(dev, request.buffer, request.length)?;
+        let mut current = memory.lock();
+        dev.hw.execute(&ResizeSharedReceive {
+            srqn: srq.number(),
+            log_entries: geometry.log_entries,
+            reserved: [0; 3],
+            ring_offset: geometry.ring_offset,
+            record_offset: geometry.record_offset,
+            buffer: other.buffer(),
+        })?;
+        // The device has left the old ring.
+        *current = other;
+        srq.max_wr.store(1 << geometry.log_entries, Relaxed);
+        Ok(())
+    }
+
     /// Tells the attributes.
     pub(crate) fn query(srq: &Srq<Ferrite>) -> Result<SrqAttr> {
         let dev = srq.device();
@@ -300,8 +350,9 @@ impl FerriteSrq {
             .hw
             .query(CommandOpcode::QuerySharedReceive, srq.number())?;
         Ok(SrqAttr {
+            max_wr: srq.max_wr.load(Relaxed),
+            max_sge: srq.max_sge,
             limit: state.limit,
-            ..srq.attr
         })
     }
 
@@ -321,7 +372,7 @@ impl FerriteSrq {
         let before = slots.producer;
         let mut result = Ok(());
         while let Some(wr) = list.next() {
-            if wr.sges().len() > srq.attr.max_sge as usize {
+            if wr.sges().len() > srq.max_sge as usize {
                 result = Err(EINVAL);
                 break;
             }
@@ -349,7 +400,7 @@ impl FerriteSrq {
     pub(crate) fn complete(srq: &Srq<Ferrite>, index: u32) -> Option<u64> {
         match &srq.memory {
             Memory::Kernel(ring) => ring.slots.lock().complete(index),
-            Memory::User { .. } => None,
+            Memory::User(_) => None,
         }
     }
 }

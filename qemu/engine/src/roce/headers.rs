@@ -18,6 +18,8 @@ pub const IMMEDIATE_LEN: usize = 4;
 pub const IETH_LEN: usize = 4;
 /// Bytes of the header of extended connections.
 pub const XRCETH_LEN: usize = 4;
+/// Bytes of the flush header.
+pub const FETH_LEN: usize = 4;
 /// Bytes of the datagram header.
 pub const DETH_LEN: usize = 8;
 
@@ -266,6 +268,31 @@ impl AtomicAckEth {
     }
 }
 
+/// The flush header (annex A19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feth {
+    /// What is asked for, four bits.
+    pub placement: u8,
+    /// Of what, two bits.
+    pub selectivity: u8,
+}
+
+impl Feth {
+    /// Reads the header at the front of `bytes`.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let word = be32(bytes, 0)?;
+        Some(Self {
+            placement: (word & 0xf) as u8,
+            selectivity: ((word >> 4) & 3) as u8,
+        })
+    }
+
+    /// The header's bytes.
+    pub fn to_bytes(&self) -> [u8; FETH_LEN] {
+        (u32::from(self.placement & 0xf) | (u32::from(self.selectivity & 3) << 4)).to_be_bytes()
+    }
+}
+
 /// The datagram header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deth {
@@ -359,6 +386,12 @@ mod tests {
             source_qpn: 1,
         };
         assert_eq!(Deth::parse(&deth.to_bytes()), Some(deth));
+        let feth = Feth {
+            placement: 2,
+            selectivity: 1,
+        };
+        assert_eq!(feth.to_bytes(), [0, 0, 0, 0x12]);
+        assert_eq!(Feth::parse(&feth.to_bytes()), Some(feth));
         let ack = AtomicAckEth { original: 77 };
         assert_eq!(AtomicAckEth::parse(&ack.to_bytes()), Some(ack));
     }

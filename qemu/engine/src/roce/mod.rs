@@ -16,8 +16,8 @@ mod template;
 pub use frame::{gid_from_ipv4, ipv4_of_gid, Frame, Gid, Mac, ROCE_UDP_PORT};
 pub use headers::{Aeth, NakCode, AETH_LEN, CREDIT_UNLIMITED, PKEY_DEFAULT};
 pub use headers::{
-    AtomicAckEth, AtomicEth, Bth, Deth, Reth, Syndrome, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN,
-    BTH_LEN, DETH_LEN, IETH_LEN, IMMEDIATE_LEN, RETH_LEN, XRCETH_LEN,
+    AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, Syndrome, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN,
+    BTH_LEN, DETH_LEN, FETH_LEN, IETH_LEN, IMMEDIATE_LEN, RETH_LEN, XRCETH_LEN,
 };
 pub use icrc::{icrc, ICRC_LEN};
 pub use opcode::{Opcode, OpcodeInfo, Operation, Position, Service};

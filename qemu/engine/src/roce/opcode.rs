@@ -3,8 +3,8 @@
 //! The opcodes of the base transport header: what follows each and what it is for.
 
 use super::headers::{
-    AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, BTH_LEN, DETH_LEN, IETH_LEN, IMMEDIATE_LEN,
-    RETH_LEN, XRCETH_LEN,
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, BTH_LEN, DETH_LEN, FETH_LEN, IETH_LEN,
+    IMMEDIATE_LEN, RETH_LEN, XRCETH_LEN,
 };
 
 /// The transport service an opcode belongs to (bits 7:5).
@@ -39,6 +39,10 @@ pub enum Operation {
     CompareSwap,
     /// A request to fetch and add.
     FetchAdd,
+    /// A request to write eight bytes at once.
+    AtomicWrite,
+    /// A request to make what was written visible.
+    Flush,
 }
 
 /// Where a packet stands in its message.
@@ -87,29 +91,31 @@ pub struct OpcodeInfo {
     pub operation: Operation,
     /// Its place in the message.
     pub position: Position,
-    /// The extension headers in `HAS_*` bits; they follow in the order of the bits, but that of
-    /// extended connections comes before all others.
-    pub headers: u8,
+    /// The extension headers in `HAS_*` bits; they follow in the order of the bits, but those of
+    /// extended connections and of flushes come before all others.
+    pub headers: u16,
     /// Whether data may follow the headers.
     pub payload: bool,
 }
 
 /// A datagram header follows.
-pub const HAS_DETH: u8 = 1 << 0;
+pub const HAS_DETH: u16 = 1 << 0;
 /// An RDMA header follows.
-pub const HAS_RETH: u8 = 1 << 1;
+pub const HAS_RETH: u16 = 1 << 1;
 /// An atomic header follows.
-pub const HAS_ATOMIC: u8 = 1 << 2;
+pub const HAS_ATOMIC: u16 = 1 << 2;
 /// An acknowledgement header follows.
-pub const HAS_AETH: u8 = 1 << 3;
+pub const HAS_AETH: u16 = 1 << 3;
 /// An atomic acknowledgement header follows.
-pub const HAS_ATOMIC_ACK: u8 = 1 << 4;
+pub const HAS_ATOMIC_ACK: u16 = 1 << 4;
 /// Immediate data follow.
-pub const HAS_IMMEDIATE: u8 = 1 << 5;
+pub const HAS_IMMEDIATE: u16 = 1 << 5;
 /// A tag to invalidate follows.
-pub const HAS_IETH: u8 = 1 << 6;
+pub const HAS_IETH: u16 = 1 << 6;
 /// The header of extended connections follows.
-pub const HAS_XRCETH: u8 = 1 << 7;
+pub const HAS_XRCETH: u16 = 1 << 7;
+/// A flush header follows; before the RDMA header.
+pub const HAS_FETH: u16 = 1 << 8;
 
 impl OpcodeInfo {
     /// Bytes of all transport headers, the base header included.
@@ -124,6 +130,7 @@ impl OpcodeInfo {
             (HAS_IMMEDIATE, IMMEDIATE_LEN),
             (HAS_IETH, IETH_LEN),
             (HAS_XRCETH, XRCETH_LEN),
+            (HAS_FETH, FETH_LEN),
         ];
         let mut i = 0;
         while i < sizes.len() {
@@ -136,7 +143,7 @@ impl OpcodeInfo {
     }
 
     /// Whether the header with this `HAS_*` bit follows.
-    pub const fn has(&self, header: u8) -> bool {
+    pub const fn has(&self, header: u16) -> bool {
         self.headers & header != 0
     }
 
@@ -201,6 +208,8 @@ opcodes! {
     0x14 RC_FETCH_ADD            Rc FetchAdd Only       [HAS_ATOMIC] false;
     0x16 RC_SEND_LAST_INVALIDATE Rc Send Last    [HAS_IETH] true;
     0x17 RC_SEND_ONLY_INVALIDATE Rc Send Only    [HAS_IETH] true;
+    0x1c RC_FLUSH                Rc Flush Only          [HAS_FETH HAS_RETH] false;
+    0x1d RC_ATOMIC_WRITE         Rc AtomicWrite Only    [HAS_RETH] true;
     0x20 UC_SEND_FIRST           Uc Send First   [] true;
     0x21 UC_SEND_MIDDLE          Uc Send Middle  [] true;
     0x22 UC_SEND_LAST            Uc Send Last    [] true;
@@ -267,6 +276,8 @@ mod tests {
             (Opcode::RC_ACKNOWLEDGE, 16),
             (Opcode::RC_ATOMIC_ACKNOWLEDGE, 24),
             (Opcode::RC_FETCH_ADD, 40),
+            (Opcode::RC_FLUSH, 32),
+            (Opcode::RC_ATOMIC_WRITE, 28),
             (Opcode::UD_SEND_ONLY, 20),
             (Opcode::UD_SEND_ONLY_IMMEDIATE, 24),
             (Opcode::XRC_SEND_MIDDLE, 16),

@@ -3,12 +3,12 @@
 //! A received transport packet: the base header, the headers its opcode calls for, the payload.
 
 use super::headers::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Reth, AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN,
-    BTH_LEN, DETH_LEN, IETH_LEN, IMMEDIATE_LEN, RETH_LEN, XRCETH_LEN,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, AETH_LEN, ATOMIC_ACK_ETH_LEN,
+    ATOMIC_ETH_LEN, BTH_LEN, DETH_LEN, FETH_LEN, IETH_LEN, IMMEDIATE_LEN, RETH_LEN, XRCETH_LEN,
 };
 use super::opcode::{
-    Opcode, OpcodeInfo, HAS_AETH, HAS_ATOMIC, HAS_ATOMIC_ACK, HAS_DETH, HAS_IETH, HAS_IMMEDIATE,
-    HAS_RETH, HAS_XRCETH,
+    Opcode, OpcodeInfo, HAS_AETH, HAS_ATOMIC, HAS_ATOMIC_ACK, HAS_DETH, HAS_FETH, HAS_IETH,
+    HAS_IMMEDIATE, HAS_RETH, HAS_XRCETH,
 };
 
 /// Why a packet cannot be understood.
@@ -29,6 +29,8 @@ pub struct Packet<'a> {
     pub bth: Bth,
     /// What its opcode means.
     pub info: &'static OpcodeInfo,
+    /// Flush header.
+    pub feth: Option<Feth>,
     /// RDMA header.
     pub reth: Option<Reth>,
     /// Acknowledgement header.
@@ -60,6 +62,7 @@ impl<'a> Packet<'a> {
         let mut packet = Self {
             bth,
             info,
+            feth: None,
             reth: None,
             aeth: None,
             atomic: None,
@@ -86,6 +89,10 @@ impl<'a> Packet<'a> {
         if info.has(HAS_XRCETH) {
             self.srqn = Some(u32::from_be_bytes(*rest.first_chunk()?) & 0xff_ffff);
             rest = &rest[XRCETH_LEN..];
+        }
+        if info.has(HAS_FETH) {
+            self.feth = Some(Feth::parse(rest)?);
+            rest = &rest[FETH_LEN..];
         }
         if info.has(HAS_DETH) {
             self.deth = Some(Deth::parse(rest)?);

@@ -20,8 +20,8 @@ use crate::roce::{Bth, Frame, Packet, PacketError, Path, Service, Template, PKEY
 use crate::{Disposition, Progress};
 use ferrite_abi::{QueuePairKind, QueuePairStateCode as State};
 use ferrite_abi::{
-    FEATURE_ATOMICS, FEATURE_DATAGRAM, FEATURE_EXTENDED_CONNECTED, FEATURE_MULTICAST,
-    FEATURE_UNRELIABLE_CONNECTED, MODIFY_PATH, VLAN_NONE,
+    FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_DATAGRAM, FEATURE_EXTENDED_CONNECTED,
+    FEATURE_FLUSH, FEATURE_MULTICAST, FEATURE_UNRELIABLE_CONNECTED, MODIFY_PATH, VLAN_NONE,
 };
 use requester::Requester;
 use responder::Responder;
@@ -29,8 +29,10 @@ use unreliable::Sender;
 
 /// The features that are this module's doing.
 pub const FEATURES: u64 = FEATURE_ATOMICS
+    | FEATURE_ATOMIC_WRITE
     | FEATURE_DATAGRAM
     | FEATURE_EXTENDED_CONNECTED
+    | FEATURE_FLUSH
     | FEATURE_MULTICAST
     | FEATURE_UNRELIABLE_CONNECTED;
 

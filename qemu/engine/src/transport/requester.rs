@@ -19,13 +19,15 @@ use crate::memory::Host;
 use crate::qp::{self, QueuePair};
 use crate::queue::{QueueError, SendBody, SendRequest};
 use crate::roce::{
-    psn_add, psn_diff, AtomicEth, Bth, NakCode, Opcode, Operation, Packet, Position, Reth, Syndrome,
+    psn_add, psn_diff, AtomicEth, Bth, Feth, NakCode, Opcode, Operation, Packet, Position, Reth,
+    Syndrome,
 };
 use crate::tpt::LocalAccess;
 use crate::Progress;
 use ferrite_abi::{
-    CompletionStatus, ModifyQueuePair, QueuePairStateCode as State, SendOpcode, SEND_FENCE,
-    SEND_SOLICITED,
+    CompletionStatus, ModifyQueuePair, QueuePairStateCode as State, SendOpcode,
+    FEATURE_ATOMIC_WRITE, FEATURE_FLUSH, FLUSH_GLOBAL, FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION,
+    MAX_MESSAGE, SEND_FENCE, SEND_SOLICITED,
 };
 use std::collections::VecDeque;
 
@@ -107,6 +109,15 @@ impl Message {
 
     /// Whether it is complete only with an answer of its own, not with an acknowledgement.
     fn is_answered(&self) -> bool {
+        self.brings_data()
+            || matches!(
+                self.request.opcode,
+                SendOpcode::AtomicWrite | SendOpcode::Flush
+            )
+    }
+
+    /// Whether its answer holds data for the scatter/gather entries.
+    fn brings_data(&self) -> bool {
         matches!(
             self.request.opcode,
             SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd
@@ -305,10 +316,26 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 
 /// What is wrong with a well-formed work request, before any of it is sent.
 fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> {
-    let access = if message.is_answered() {
-        if qp.attributes.max_read_out == 0 {
+    if let Some(needed) = needed_feature(message.request.opcode) {
+        // Ordinary reliable connections only, and where host and device have agreed on it.
+        if core.features & needed == 0 || qp.is_extended() {
             return Some(CompletionStatus::LocalQueuePairOperation.into());
         }
+    }
+    if let SendBody::Flush(part) = &message.request.body {
+        let known = FLUSH_GLOBAL | FLUSH_PERSISTENT;
+        if part.placement == 0
+            || part.placement & !known != 0
+            || !matches!(part.selectivity, FLUSH_RANGE | FLUSH_REGION)
+            || part.length > MAX_MESSAGE
+        {
+            return Some(QueueError::Flags.into());
+        }
+    }
+    if message.is_answered() && qp.attributes.max_read_out == 0 {
+        return Some(CompletionStatus::LocalQueuePairOperation.into());
+    }
+    let access = if message.brings_data() {
         LocalAccess::Write
     } else {
         LocalAccess::Read
@@ -322,6 +349,15 @@ fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> 
                 detail: error.detail(),
             })
         }
+    }
+}
+
+/// The feature without which there is no such work request.
+fn needed_feature(opcode: SendOpcode) -> Option<u64> {
+    match opcode {
+        SendOpcode::AtomicWrite => Some(FEATURE_ATOMIC_WRITE),
+        SendOpcode::Flush => Some(FEATURE_FLUSH),
+        _ => None,
     }
 }
 
@@ -382,7 +418,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         || answered
         || requester.since_ack_request + 1 >= ACK_REQUEST_PACKETS
         || requester.in_flight() + 1 >= window;
-    let payload = if answered { 0 } else { length };
+    let payload = if message.brings_data() { 0 } else { length };
     let bth = Bth {
         solicited: ends && message.request.flags & SEND_SOLICITED != 0,
         pad: (payload.wrapping_neg() & 3) as u8,
@@ -490,6 +526,8 @@ pub(super) fn wire_opcode(opcode: SendOpcode, position: Position) -> u8 {
         ],
         SendOpcode::CompareSwap => [Opcode::RC_COMPARE_SWAP; 4],
         SendOpcode::FetchAdd => [Opcode::RC_FETCH_ADD; 4],
+        SendOpcode::AtomicWrite => [Opcode::RC_ATOMIC_WRITE; 4],
+        SendOpcode::Flush => [Opcode::RC_FLUSH; 4],
         // Local operations are never sent.
         SendOpcode::Read
         | SendOpcode::LocalInvalidate
@@ -538,6 +576,19 @@ pub(super) fn extend_headers(
             };
             frame.extend_from_slice(&atomic.to_bytes());
         }
+        (SendBody::Flush(part), _) => {
+            let feth = Feth {
+                placement: part.placement as u8,
+                selectivity: part.selectivity as u8,
+            };
+            let reth = Reth {
+                address: part.address,
+                rkey: part.rkey,
+                length: part.length,
+            };
+            frame.extend_from_slice(&feth.to_bytes());
+            frame.extend_from_slice(&reth.to_bytes());
+        }
         _ => {}
     }
     if position.ends() {
@@ -578,7 +629,7 @@ fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
             return;
         };
         requester.cursor = requester.cursor.saturating_sub(1);
-        if message.is_answered() {
+        if message.brings_data() {
             for sge in message.request.sges() {
                 core.tpt.touch_local(sge.lkey);
             }
@@ -857,6 +908,10 @@ fn answer(
         (Operation::AtomicAcknowledge, SendOpcode::CompareSwap | SendOpcode::FetchAdd) => {
             original = packet.atomic_ack?.original.to_le_bytes();
             (8, original.as_slice())
+        }
+        // That a flush or an atomic write is done is said by a read response without data.
+        (Operation::ReadResponse, SendOpcode::AtomicWrite | SendOpcode::Flush) => {
+            (0, packet.payload)
         }
         // Neither asked for nor sensible here.
         _ => (usize::MAX, packet.payload),

@@ -20,8 +20,9 @@ use crate::roce::{
 use crate::tpt::{Arrival, AtomicOperation, Holder, LocalAccess, RemoteAccess, Span, TptError};
 use ferrite_abi::{
     CompletionOpcode, CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State,
-    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, COMPLETION_IMMEDIATE,
-    COMPLETION_INVALIDATED, COMPLETION_SOLICITED, MAX_MESSAGE,
+    ACCESS_FLUSH_GLOBAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
+    COMPLETION_IMMEDIATE, COMPLETION_INVALIDATED, COMPLETION_SOLICITED, FEATURE_ATOMIC_WRITE,
+    FEATURE_FLUSH, FLUSH_GLOBAL, FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION, MAX_MESSAGE,
 };
 use std::collections::VecDeque;
 
@@ -56,6 +57,8 @@ enum Answer {
     },
     /// The result of an atomic.
     Atomic { psn: u32, original: u64 },
+    /// An atomic write or a flush is done.
+    Placed { psn: u32 },
 }
 
 impl Answer {
@@ -66,7 +69,8 @@ impl Answer {
             | Self::Refuse { psn, .. }
             | Self::Read { psn, .. }
             | Self::Pending { psn, .. }
-            | Self::Atomic { psn, .. } => psn,
+            | Self::Atomic { psn, .. }
+            | Self::Placed { psn } => psn,
         }
     }
 
@@ -333,7 +337,11 @@ pub(super) fn unknown(
 fn has_answer(packet: &Packet<'_>) -> bool {
     matches!(
         packet.info.operation,
-        Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
+        Operation::ReadRequest
+            | Operation::CompareSwap
+            | Operation::FetchAdd
+            | Operation::AtomicWrite
+            | Operation::Flush
     )
 }
 
@@ -392,6 +400,21 @@ fn duplicate(
                 length: reth.length,
                 starts: true,
             });
+        }
+        Operation::AtomicWrite | Operation::Flush => {
+            // Doing it again would undo what was written since; and all that a flush is for has
+            // been in memory from the first time on. One that still waits for its turn is answered
+            // then.
+            let done = packet.info.operation == Operation::Flush
+                || responder.atomics.iter().any(|&(saved, _)| saved == psn);
+            let waiting = responder
+                .answers
+                .iter()
+                .any(|answer| matches!(*answer, Answer::Placed { psn: at } if at == psn));
+            if !done || waiting || responder.answers.len() >= MAX_ANSWERS {
+                return None;
+            }
+            responder.answers.push_back(Answer::Placed { psn });
         }
         Operation::CompareSwap | Operation::FetchAdd => {
             let original = responder
@@ -452,6 +475,8 @@ fn execute(
         Operation::Send => send(core, qp, packet, host),
         Operation::Write => write(core, qp, packet, host),
         Operation::ReadRequest => read(core, qp, packet),
+        Operation::AtomicWrite => atomic_write(core, qp, packet, host),
+        Operation::Flush => flush(core, qp, packet, host),
         _ => atomic(core, qp, packet, host),
     }
 }
@@ -741,7 +766,26 @@ fn atomic(
         },
         _ => AtomicOperation::FetchAdd(atomic.operand),
     };
-    let psn = packet.bth.psn;
+    carry_out(core, qp, packet.bth.psn, span, operation, host)
+}
+
+/// The result of an operation, for the peer.
+fn result_of(psn: u32, operation: AtomicOperation, original: u64) -> Answer {
+    match operation {
+        AtomicOperation::Store(_) => Answer::Placed { psn },
+        _ => Answer::Atomic { psn, original },
+    }
+}
+
+/// Carries out an operation on eight bytes, after all reads before it.
+fn carry_out(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    psn: u32,
+    span: Span,
+    operation: AtomicOperation,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
     let responder = &mut qp.transport.responder;
     let after_read = responder
         .answers
@@ -756,9 +800,78 @@ fn atomic(
     } else {
         let original = core.tpt.atomic(host, &span, operation)?;
         responder.save(psn, original);
-        Answer::Atomic { psn, original }
+        result_of(psn, operation, original)
     };
     responder.answers.push_back(answer);
+    responder.msn = psn_add(responder.msn, 1);
+    responder.advance(1);
+    core.schedule(qp);
+    Ok(())
+}
+
+fn atomic_write(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
+    let reth = packet.reth.ok_or(Refusal::Invalid)?;
+    if core.features & FEATURE_ATOMIC_WRITE == 0 {
+        return Err(Refusal::Invalid);
+    }
+    if qp.attributes.access & ACCESS_REMOTE_WRITE == 0 {
+        return Err(Refusal::Access);
+    }
+    check_depth(qp)?;
+    let Ok(bytes) = <[u8; 8]>::try_from(packet.payload) else {
+        return Err(Refusal::Invalid);
+    };
+    if reth.length != 8 || reth.address % 8 != 0 {
+        return Err(Refusal::Invalid);
+    }
+    let span = core.tpt.check_remote(
+        reth.rkey,
+        reth.address,
+        8,
+        remote_holder(core, qp, packet)?,
+        RemoteAccess::Write,
+    )?;
+    // Memory gets the bytes in the order they have on the wire.
+    let operation = AtomicOperation::Store(u64::from_le_bytes(bytes));
+    carry_out(core, qp, packet.bth.psn, span, operation, host)
+}
+
+fn flush(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
+    let (Some(feth), Some(reth)) = (packet.feth, packet.reth) else {
+        return Err(Refusal::Invalid);
+    };
+    let placement = u32::from(feth.placement);
+    let known = placement != 0 && placement & !(FLUSH_GLOBAL | FLUSH_PERSISTENT) == 0;
+    if core.features & FEATURE_FLUSH == 0 || !known {
+        return Err(Refusal::Invalid);
+    }
+    // Nobody can be given the right to ask for persistence.
+    if placement & FLUSH_PERSISTENT != 0 || qp.attributes.access & ACCESS_FLUSH_GLOBAL == 0 {
+        return Err(Refusal::Access);
+    }
+    let range = match u32::from(feth.selectivity) {
+        FLUSH_RANGE => Some((reth.address, reth.length.into())),
+        FLUSH_REGION => None,
+        _ => return Err(Refusal::Invalid),
+    };
+    let holder = remote_holder(core, qp, packet)?;
+    core.tpt.check_flush(reth.rkey, range, holder)?;
+    // Writes are in host memory when they are carried out, and those before this one have been; a
+    // write that waits for reads is answered, and so done, before this is.
+    host.fence();
+    let responder = &mut qp.transport.responder;
+    let psn = packet.bth.psn;
+    responder.answers.push_back(Answer::Placed { psn });
     responder.msn = psn_add(responder.msn, 1);
     responder.advance(1);
     core.schedule(qp);
@@ -782,7 +895,7 @@ fn carry_out_atomics(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
             return;
         };
         responder.save(psn, original);
-        responder.answers[at] = Answer::Atomic { psn, original };
+        responder.answers[at] = result_of(psn, operation, original);
     }
 }
 
@@ -864,14 +977,15 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
         qp.transport.responder.answers.pop_front();
         match answer {
             Answer::Acknowledge { psn } => {
-                say(core, qp, psn, Syndrome::Ack(CREDIT_UNLIMITED), None, host);
+                let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
+                say(core, qp, psn, Opcode::RC_ACKNOWLEDGE, syndrome, None, host);
             }
             Answer::NotNow { psn, syndrome } => {
                 match syndrome {
                     Syndrome::ReceiverNotReady(_) => core.counters.rnr_naks_sent += 1,
                     _ => core.counters.naks_sent += 1,
                 }
-                say(core, qp, psn, syndrome, None, host);
+                say(core, qp, psn, Opcode::RC_ACKNOWLEDGE, syndrome, None, host);
             }
             Answer::Pending {
                 psn,
@@ -880,18 +994,15 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
             } => match core.tpt.atomic(host, &span, operation) {
                 Ok(original) => {
                     qp.transport.responder.save(psn, original);
-                    let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
-                    say(core, qp, psn, syndrome, Some(original), host);
+                    say_result(core, qp, result_of(psn, operation, original), host);
                 }
                 Err(_) => revoked(core, qp, psn, host),
             },
-            Answer::Atomic { psn, original } => {
-                let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
-                say(core, qp, psn, syndrome, Some(original), host);
-            }
+            Answer::Atomic { .. } | Answer::Placed { .. } => say_result(core, qp, answer, host),
             Answer::Refuse { psn, code } => {
                 core.counters.naks_sent += 1;
-                say(core, qp, psn, Syndrome::Nak(code), None, host);
+                let syndrome = Syndrome::Nak(code);
+                say(core, qp, psn, Opcode::RC_ACKNOWLEDGE, syndrome, None, host);
                 qp::enter_error(core, qp, host);
             }
             Answer::Read { .. } => {}
@@ -900,21 +1011,28 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
     sent
 }
 
-/// Sends an acknowledgement, or with `original` that of an atomic.
+/// Sends the result of an atomic, or that there is something done.
+fn say_result(core: &mut Core, qp: &mut QueuePair, answer: Answer, host: &mut dyn Host) {
+    let (opcode, original) = match answer {
+        Answer::Atomic { original, .. } => (Opcode::RC_ATOMIC_ACKNOWLEDGE, Some(original)),
+        _ => (Opcode::RC_READ_RESPONSE_ONLY, None),
+    };
+    let syndrome = Syndrome::Ack(CREDIT_UNLIMITED);
+    say(core, qp, answer.psn(), opcode, syndrome, original, host);
+}
+
+/// Sends an acknowledgement, with `original` that of an atomic.
 fn say(
     core: &mut Core,
     qp: &mut QueuePair,
     psn: u32,
+    opcode: u8,
     syndrome: Syndrome,
     original: Option<u64>,
     host: &mut dyn Host,
 ) {
     let Some(template) = qp.transport.template else {
         return;
-    };
-    let opcode = match original {
-        Some(_) => Opcode::RC_ATOMIC_ACKNOWLEDGE,
-        None => Opcode::RC_ACKNOWLEDGE,
     };
     let bth = base_header(qp, opcode, psn);
     let msn = qp.transport.responder.msn;
