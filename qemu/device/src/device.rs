@@ -6,19 +6,25 @@ use crate::counters::{LinkCounters, MmioCounters};
 use crate::guest_memory::GuestMemory;
 use crate::interrupts::Interrupts;
 use crate::share;
+use crate::shortcuts::{self, Inbound, Inbounds, Outbounds};
 use crate::vfio_user::{Backend, DmaMap, VectorChange, REGION_CONFIG};
 use ferrite_abi as abi;
 use ferrite_engine::memory::{DmaError, Host, HostMemory};
 use ferrite_engine::{Config, Disposition, Engine};
-use ferrite_fabric::framing::Writer;
+use ferrite_fabric::descriptors::Sender;
+use ferrite_fabric::framing::{Writer, MAX_FRAME};
+use ferrite_fabric::ring::Broken;
+use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
+use ferrite_fabric::switch::Mac;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::process::Pid;
 use serde_json::{json, Value};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Bytes that wait for the uplink at most.
@@ -36,6 +42,9 @@ struct HostSide {
     interrupts: Interrupts,
     uplink: Writer,
     uplink_counters: LinkCounters,
+    /// Ways past the switch, and what went and came by them.
+    outbound: Outbounds,
+    shortcut_counters: LinkCounters,
     link_up: bool,
 }
 
@@ -78,7 +87,10 @@ impl HostMemory for HostSide {
 
 impl Host for HostSide {
     fn transmit(&mut self, frame: &[u8]) {
-        self.send(frame);
+        match self.outbound.push(frame) {
+            Some(taken) => self.shortcut_counters.sent(frame.len(), taken),
+            None => self.send(frame),
+        }
     }
 
     fn raise(&mut self, vector: u16) {
@@ -104,6 +116,10 @@ pub struct Core {
     io_sleeps_until: Option<u64>,
     /// Whether the I/O thread waits for room in the uplink's socket.
     io_watches_uplink: bool,
+    inbound: Inbounds,
+    /// The frame just taken from a ring.
+    frame: Vec<u8>,
+    mac: Mac,
 }
 
 impl Core {
@@ -115,6 +131,8 @@ impl Core {
                 interrupts: Interrupts::new(vectors),
                 uplink: Writer::new(UPLINK_QUEUE),
                 uplink_counters: LinkCounters::default(),
+                outbound: Outbounds::default(),
+                shortcut_counters: LinkCounters::default(),
                 link_up: false,
             },
             config: ConfigSpace::new(vectors, mac),
@@ -127,6 +145,9 @@ impl Core {
             cable: true,
             io_sleeps_until: Some(0),
             io_watches_uplink: false,
+            inbound: Inbounds::default(),
+            frame: vec![0; MAX_FRAME],
+            mac: Mac(mac),
         }
     }
 
@@ -138,10 +159,14 @@ impl Core {
     /// A frame came from the wire; `true` if it is for the VM's own interface.
     pub fn frame_from_uplink(&mut self, frame: &[u8]) -> bool {
         self.host.uplink_counters.received(frame.len());
+        let now = self.now();
+        self.receive(frame, now)
+    }
+
+    fn receive(&mut self, frame: &[u8], now: u64) -> bool {
         if !self.host.link_up {
             return false;
         }
-        let now = self.now();
         match self.engine.receive_frame(frame, now, &mut self.host) {
             Disposition::Consumed => false,
             Disposition::PassToHost => true,
@@ -151,7 +176,125 @@ impl Core {
     /// A frame came from the VM's own interface: it goes to the wire.
     pub fn frame_from_vm(&mut self, frame: &[u8]) {
         self.vm_counters.received(frame.len());
-        self.host.send(frame);
+        // What the device and the switch say to each other is not the guest's.
+        if !is_message(frame) {
+            self.host.send(frame);
+        }
+    }
+
+    /// Follows a message of the switch about shortcuts. `to_vm` as for
+    /// [`Core::read_shortcuts`].
+    pub fn shortcut_message(
+        &mut self,
+        message: Message,
+        fds: &mut VecDeque<OwnedFd>,
+        to_vm: &mut dyn FnMut(&[u8]) -> bool,
+    ) {
+        let now = self.now();
+        let (outbound, inbound) = (&mut self.host.outbound, &mut self.inbound);
+        let effect = shortcuts::follow(message, fds, now, outbound, inbound);
+        for frame in effect.frames {
+            self.host.send(&frame);
+        }
+        if let Some(id) = effect.last_frames {
+            self.read_shortcuts(usize::MAX, to_vm);
+            self.forget_shortcut(id);
+        }
+        if let Some(answer) = effect.answer {
+            self.say(answer);
+        }
+    }
+
+    /// Says on a new connection to the switch that this device can use
+    /// shortcuts.
+    pub fn greet(&self, stream: &UnixStream) -> io::Result<()> {
+        let mut writer = Writer::new(MAX_FRAME);
+        writer.push_always(&Message::Hello.to_frame(self.mac));
+        // Any descriptor will do: a guest could not send one.
+        let token = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let mut fds = VecDeque::from([vec![token]]);
+        writer.flush(&mut Sender::new(stream, &mut fds))?;
+        Ok(())
+    }
+
+    fn say(&mut self, message: Message) {
+        if self.uplink_stream.is_some() {
+            let frame = message.to_frame(self.mac);
+            self.host.uplink.push_always(&frame);
+        }
+    }
+
+    fn forget_shortcut(&mut self, id: ShortcutId) {
+        for frame in shortcuts::forget(id, &mut self.host.outbound, &mut self.inbound) {
+            self.host.send(&frame);
+        }
+    }
+
+    /// The other side of a shortcut does not keep to the rules.
+    fn shortcut_broke(&mut self, id: ShortcutId) {
+        log::warn!("shortcut {id} is broken");
+        self.forget_shortcut(id);
+        self.say(Message::Released(id));
+    }
+
+    /// Takes up to `limit` frames from the rings of each shortcut. `to_vm` gets
+    /// those for the VM's own interface and tells whether they were taken.
+    pub fn read_shortcuts(&mut self, limit: usize, to_vm: &mut dyn FnMut(&[u8]) -> bool) {
+        if self.inbound.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let mut inbound = std::mem::take(&mut self.inbound);
+        let mut broken = Vec::new();
+        for ring in inbound.open() {
+            if self.read_ring(ring, limit, now, to_vm).is_err() {
+                broken.push(ring.id());
+            }
+        }
+        self.inbound = inbound;
+        for id in broken {
+            self.shortcut_broke(id);
+        }
+    }
+
+    fn read_ring(
+        &mut self,
+        inbound: &mut Inbound,
+        limit: usize,
+        now: u64,
+        to_vm: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<(), Broken> {
+        inbound.ring.wake();
+        inbound.ring.look()?;
+        // The engine gets a copy that nobody else can change.
+        let mut buffer = std::mem::take(&mut self.frame);
+        let mut result = Ok(());
+        for _ in 0..limit {
+            match inbound.ring.next(&mut buffer) {
+                Ok(Some(length)) => {
+                    let frame = &buffer[..length];
+                    self.host.shortcut_counters.received(length);
+                    if self.receive(frame, now) {
+                        let taken = to_vm(frame);
+                        self.vm_counters.sent(length, taken);
+                    }
+                }
+                Ok(None) => break,
+                Err(broken) => {
+                    result = Err(broken);
+                    break;
+                }
+            }
+        }
+        self.frame = buffer;
+        inbound.release();
+        result
+    }
+
+    /// What wakes the device by shortcuts, if that has changed since
+    /// `generation`.
+    pub fn shortcut_events(&self, generation: &mut u64) -> Option<Vec<(ShortcutId, Arc<OwnedFd>)>> {
+        self.inbound.events(generation)
     }
 
     /// Counts frames that left for the VM's own interface.
@@ -162,6 +305,9 @@ impl Core {
     /// The uplink is connected (with the socket to write to) or gone.
     pub fn set_uplink(&mut self, stream: Option<UnixStream>) {
         self.host.uplink.clear();
+        // Whoever granted them is gone.
+        self.host.outbound.clear();
+        self.inbound.clear();
         if stream.is_some() {
             self.host.uplink_counters.connects += 1;
         }
@@ -212,11 +358,21 @@ impl Core {
             // The engine waits until the socket has room again.
             return None;
         }
+        if let Some(until) = self.host.outbound.blocked_until() {
+            // The engine waits until a ring has room again, within limits.
+            return Some(until);
+        }
         self.engine.next_timeout()
     }
 
-    /// Writes what waits for the uplink.
+    /// Passes on what waits for the uplink and the shortcuts.
     fn flush(&mut self) {
+        if !self.host.outbound.is_empty() {
+            let now = self.now();
+            for id in self.host.outbound.flush(now) {
+                self.shortcut_broke(id);
+            }
+        }
         if let Some(stream) = &mut self.uplink_stream {
             if !self.host.uplink.is_empty() && self.host.uplink.flush(stream).is_err() {
                 // The I/O thread sees the same on its side and reconnects.
@@ -232,7 +388,12 @@ impl Core {
 
     /// The I/O thread is about to sleep; returns until when.
     pub fn io_sleeps(&mut self) -> Option<u64> {
-        self.io_sleeps_until = self.wake_at();
+        self.io_sleeps_until = if self.inbound.sleep() {
+            self.wake_at()
+        } else {
+            // A ring has something by now.
+            Some(0)
+        };
         self.io_watches_uplink = self.uplink_blocked();
         self.io_sleeps_until
     }
@@ -276,6 +437,16 @@ impl Core {
             "dma": self.host.memory.counters(),
             "guest_memory_bytes": self.host.memory.mapped_bytes(),
             "uplink": self.host.uplink_counters,
+            "shortcuts": {
+                "in_use": self.host.outbound.len(),
+                "granted": self.inbound.granted,
+                "rx_frames": self.host.shortcut_counters.rx_frames,
+                "rx_bytes": self.host.shortcut_counters.rx_bytes,
+                "tx_frames": self.host.shortcut_counters.tx_frames,
+                "tx_bytes": self.host.shortcut_counters.tx_bytes,
+                "tx_drops": self.host.shortcut_counters.tx_drops,
+                "wakes": self.host.outbound.wakes,
+            },
             "vm": self.vm_counters,
             "resets": {
                 "function": self.function_resets,
@@ -326,15 +497,9 @@ impl Device {
         core
     }
 
-    /// Readable when [`Device::wake`] was called.
+    /// Has an event (an edge) for each call of [`Device::wake`].
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
-    }
-
-    /// Takes back all calls of [`Device::wake`] so far.
-    pub fn clear_wake(&self) {
-        // It is empty if nobody called.
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
     /// Wakes the I/O thread.

@@ -6,13 +6,18 @@
 
 use crate::control::{self, After};
 use crate::device::Device;
+use ferrite_fabric::descriptors::Receiver;
 use ferrite_fabric::framing::{Reader, Writer};
+use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::socket::Listener;
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::Timespec;
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes that wait for the VM's own interface at most.
@@ -27,11 +32,31 @@ const LINE_LIMIT: usize = 64 * 1024;
 const CLIENT_LIMIT: usize = 64;
 /// Socket buffer asked for, so that a burst passes in few system calls.
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
+/// Frames from each shortcut before what they call for is sent.
+const FRAMES_PER_TURN: usize = 64;
+
+/// What there is to wait for; the number is the event's.
+mod token {
+    pub const SIGNAL: u64 = 0;
+    pub const WAKE: u64 = 1;
+    pub const UPLINK: u64 = 2;
+    pub const VM: u64 = 3;
+    pub const NET: u64 = 4;
+    pub const COUNTERS: u64 = 5;
+    pub const CONTROL: u64 = 6;
+    pub const SHORTCUT: u64 = 7;
+    /// The first of the control connections.
+    pub const CLIENT: u64 = 16;
+}
 
 /// One end of a link.
 struct Link {
     stream: UnixStream,
     reader: Reader,
+    /// Descriptors received and not yet spoken of.
+    fds: VecDeque<OwnedFd>,
+    /// Waits for room in the socket.
+    waits_for_room: bool,
 }
 
 impl Link {
@@ -42,16 +67,34 @@ impl Link {
         Ok(Self {
             stream,
             reader: Reader::new(),
+            fds: VecDeque::new(),
+            waits_for_room: false,
         })
     }
 
+    /// Waits for room in the socket too, or not any more.
+    fn wait_for_room(&mut self, epoll: &OwnedFd, token: u64, wait: bool) -> io::Result<()> {
+        if self.waits_for_room != wait {
+            self.waits_for_room = wait;
+            let mut interest = EventFlags::IN;
+            interest.set(EventFlags::OUT, wait);
+            epoll::modify(epoll, &self.stream, EventData::new_u64(token), interest)?;
+        }
+        Ok(())
+    }
+
     /// Reads what is there and calls `batch` for it; `false` if the link is gone.
-    fn receive(&mut self, name: &str, mut batch: impl FnMut(&mut Reader) -> bool) -> bool {
+    fn receive(
+        &mut self,
+        name: &str,
+        mut batch: impl FnMut(&mut Reader, &mut VecDeque<OwnedFd>) -> bool,
+    ) -> bool {
         for _ in 0..READS_PER_TURN {
-            match self.reader.fill(&mut self.stream) {
+            let mut receiver = Receiver::new(&self.stream, &mut self.fds);
+            match self.reader.fill(&mut receiver) {
                 Ok(0) => return false,
                 Ok(_) => {
-                    if !batch(&mut self.reader) {
+                    if !batch(&mut self.reader, &mut self.fds) {
                         return false;
                     }
                 }
@@ -67,10 +110,16 @@ impl Link {
     }
 }
 
+/// Has `epoll` tell of events of `fd` as `token`.
+fn watch(epoll: &OwnedFd, fd: impl AsFd, token: u64, interest: EventFlags) -> io::Result<()> {
+    Ok(epoll::add(epoll, fd, EventData::new_u64(token), interest)?)
+}
+
 /// A connection to the control socket.
 struct Client {
     stream: UnixStream,
     pending: Vec<u8>,
+    token: u64,
 }
 
 /// The sockets of the I/O thread.
@@ -85,19 +134,25 @@ pub struct IoLoop<'a> {
     counters: Option<Listener>,
     control: Option<Listener>,
     clients: Vec<Client>,
+    next_client: u64,
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+    /// What wakes this thread by shortcuts, and of which time that is.
+    shortcuts: Vec<(ShortcutId, Arc<OwnedFd>)>,
+    shortcuts_generation: u64,
 }
 
 /// Which sockets have something.
 #[derive(Default)]
 struct Ready {
     signal: bool,
-    woken: bool,
     uplink: bool,
     net: bool,
     vm: bool,
     counters: bool,
     control: bool,
-    clients: Vec<usize>,
+    /// Some of the control connections, by their tokens.
+    clients: Vec<u64>,
 }
 
 impl<'a> IoLoop<'a> {
@@ -109,9 +164,20 @@ impl<'a> IoLoop<'a> {
         counters: Option<Listener>,
         control: Option<Listener>,
     ) -> io::Result<Self> {
-        for listener in [&net, &counters, &control].into_iter().flatten() {
-            listener.get().set_nonblocking(true)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (listener, token) in [
+            (&net, token::NET),
+            (&counters, token::COUNTERS),
+            (&control, token::CONTROL),
+        ] {
+            if let Some(listener) = listener {
+                listener.get().set_nonblocking(true)?;
+                watch(&epoll, listener.get(), token, EventFlags::IN)?;
+            }
         }
+        // Each write is an event of its own; the count need not be read.
+        let edges = EventFlags::IN | EventFlags::ET;
+        watch(&epoll, device.wake_fd(), token::WAKE, edges)?;
         Ok(Self {
             device,
             uplink_path: uplink,
@@ -123,6 +189,11 @@ impl<'a> IoLoop<'a> {
             counters,
             control,
             clients: Vec::new(),
+            next_client: token::CLIENT,
+            epoll,
+            events: Vec::with_capacity(16),
+            shortcuts: Vec::new(),
+            shortcuts_generation: 0,
         })
     }
 
@@ -133,8 +204,11 @@ impl<'a> IoLoop<'a> {
         };
         let connect = || {
             let stream = UnixStream::connect(path)?;
+            self.device.lock().greet(&stream)?;
             let writing = stream.try_clone()?;
-            Ok((Link::new(stream)?, writing))
+            let link = Link::new(stream)?;
+            watch(&self.epoll, &link.stream, token::UPLINK, EventFlags::IN)?;
+            Ok((link, writing))
         };
         let (link, writing) = connect().map_err(|error: io::Error| {
             io::Error::new(
@@ -150,18 +224,15 @@ impl<'a> IoLoop<'a> {
 
     /// Runs until the device ends or a byte arrives on `signals`.
     pub fn run(&mut self, signals: &UnixStream) -> Result<(), String> {
+        let text = |error: io::Error| format!("cannot wait for events: {error}");
+        watch(&self.epoll, signals, token::SIGNAL, EventFlags::IN).map_err(text)?;
         loop {
             if let Some(result) = self.device.finished() {
                 return result;
             }
-            let ready = self
-                .wait(signals)
-                .map_err(|error| format!("cannot wait for events: {error}"))?;
+            let ready = self.wait().map_err(text)?;
             if ready.signal {
                 return Ok(());
-            }
-            if ready.woken {
-                self.device.clear_wake();
             }
             if ready.net {
                 self.accept_vm();
@@ -172,7 +243,12 @@ impl<'a> IoLoop<'a> {
             if ready.vm {
                 self.read_vm();
             }
-            self.device.lock().pump();
+            {
+                let (vm_queue, vm) = (&mut self.vm_queue, self.vm.is_some());
+                let mut core = self.device.lock();
+                core.read_shortcuts(FRAMES_PER_TURN, &mut |frame| vm && vm_queue.push(frame));
+                core.pump();
+            }
             self.flush_vm();
             self.retry_uplink();
             if ready.counters {
@@ -182,9 +258,12 @@ impl<'a> IoLoop<'a> {
         }
     }
 
-    fn wait(&mut self, signals: &UnixStream) -> io::Result<Ready> {
+    fn wait(&mut self) -> io::Result<Ready> {
         let (timeout, blocked) = {
             let mut core = self.device.lock();
+            if let Some(shortcuts) = core.shortcut_events(&mut self.shortcuts_generation) {
+                self.watch_shortcuts(shortcuts);
+            }
             let due = core.io_sleeps();
             let now = core.now();
             let timer = due.map(|due| Duration::from_nanos(due.saturating_sub(now)));
@@ -193,71 +272,59 @@ impl<'a> IoLoop<'a> {
                 .map(|at| at.saturating_duration_since(Instant::now()));
             (timer.into_iter().chain(retry).min(), core.uplink_blocked())
         };
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.device.wake_fd(), PollFlags::IN),
-        ];
-        let mut add = |fd, out| {
-            let mut interest = PollFlags::IN;
-            interest.set(PollFlags::OUT, out);
-            fds.push(PollFd::from_borrowed_fd(fd, interest));
-            Some(fds.len() - 1)
-        };
-        let uplink = self
-            .uplink
-            .as_ref()
-            .and_then(|link| add(link.stream.as_fd(), blocked));
-        let vm = self
-            .vm
-            .as_ref()
-            .and_then(|link| add(link.stream.as_fd(), !self.vm_queue.is_empty()));
-        let net = self
-            .net
-            .as_ref()
-            .and_then(|listener| add(listener.get().as_fd(), false));
-        let counters = self
-            .counters
-            .as_ref()
-            .and_then(|listener| add(listener.get().as_fd(), false));
-        let control = self
-            .control
-            .as_ref()
-            .and_then(|listener| add(listener.get().as_fd(), false));
-        let clients: Vec<Option<usize>> = self
-            .clients
-            .iter()
-            .map(|client| add(client.stream.as_fd(), false))
-            .collect();
+        if let Some(link) = &mut self.uplink {
+            link.wait_for_room(&self.epoll, token::UPLINK, blocked)?;
+        }
+        if let Some(link) = &mut self.vm {
+            let blocked = !self.vm_queue.is_empty();
+            link.wait_for_room(&self.epoll, token::VM, blocked)?;
+        }
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        match poll(&mut fds, timeout.as_ref()) {
+        self.events.clear();
+        let events = rustix::buffer::spare_capacity(&mut self.events);
+        match epoll::wait(&self.epoll, events, timeout.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
             Err(error) => return Err(error.into()),
         }
-        let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
-        let is_ready = |index: Option<usize>| {
-            index
-                .and_then(|index| fds.get(index))
-                .is_some_and(|fd| fd.revents().intersects(readable))
-        };
-        Ok(Ready {
-            signal: is_ready(Some(0)),
-            woken: is_ready(Some(1)),
-            uplink: is_ready(uplink),
-            net: is_ready(net),
-            vm: is_ready(vm),
-            counters: is_ready(counters),
-            control: is_ready(control),
-            clients: clients
-                .into_iter()
-                .enumerate()
-                .filter(|(_, index)| is_ready(*index))
-                .map(|(client, _)| client)
-                .collect(),
-        })
+        let mut ready = Ready::default();
+        let readable = EventFlags::IN | EventFlags::HUP | EventFlags::ERR;
+        for event in &self.events {
+            let flags = event.flags;
+            if !flags.intersects(readable) {
+                continue;
+            }
+            match event.data.u64() {
+                token::SIGNAL => ready.signal = true,
+                token::UPLINK => ready.uplink = true,
+                token::NET => ready.net = true,
+                token::VM => ready.vm = true,
+                token::COUNTERS => ready.counters = true,
+                token::CONTROL => ready.control = true,
+                client if client >= token::CLIENT => ready.clients.push(client),
+                // To be awake is all.
+                _ => {}
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Waits for these events of shortcuts and no others.
+    fn watch_shortcuts(&mut self, shortcuts: Vec<(ShortcutId, Arc<OwnedFd>)>) {
+        for (_, event) in &self.shortcuts {
+            // It is in the set, unless it could not be added.
+            let _ = epoll::delete(&self.epoll, event);
+        }
+        let edges = EventFlags::IN | EventFlags::ET;
+        for (id, event) in &shortcuts {
+            if let Err(error) = watch(&self.epoll, event, token::SHORTCUT, edges) {
+                log::warn!("shortcut {id} cannot wake the device: {error}");
+            }
+        }
+        self.shortcuts = shortcuts;
     }
 
     fn read_uplink(&mut self) {
@@ -265,13 +332,22 @@ impl<'a> IoLoop<'a> {
             return;
         };
         let (device, vm_queue, vm) = (self.device, &mut self.vm_queue, self.vm.is_some());
-        let alive = link.receive("uplink", |reader| {
+        let alive = link.receive("uplink", |reader, fds| {
             let mut core = device.lock();
+            let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
+            // What a peer sent by a shortcut before it sent by the switch
+            // again is there by now, and goes first.
+            core.read_shortcuts(usize::MAX, &mut to_vm);
             loop {
                 match reader.next_frame() {
+                    Ok(Some(frame)) if is_message(frame) => {
+                        if let Some((_, message)) = Message::parse(frame) {
+                            core.shortcut_message(message, fds, &mut to_vm);
+                        }
+                    }
                     Ok(Some(frame)) => {
                         if core.frame_from_uplink(frame) {
-                            let taken = vm && vm_queue.push(frame);
+                            let taken = to_vm(frame);
                             core.vm_counters().sent(frame.len(), taken);
                         }
                     }
@@ -287,7 +363,10 @@ impl<'a> IoLoop<'a> {
         });
         if !alive {
             log::warn!("the uplink is gone; trying to connect again");
-            self.uplink = None;
+            if let Some(link) = self.uplink.take() {
+                // The other copy of this socket would keep it in the set.
+                let _ = epoll::delete(&self.epoll, &link.stream);
+            }
             self.uplink_retry = Some(Instant::now());
             self.device.lock().set_uplink(None);
         }
@@ -309,7 +388,11 @@ impl<'a> IoLoop<'a> {
         if let Ok((stream, _)) = listener.get().accept() {
             // A new connection takes the place of the old: the monitor has
             // only one interface here.
-            match Link::new(stream) {
+            let link = Link::new(stream).and_then(|link| {
+                watch(&self.epoll, &link.stream, token::VM, EventFlags::IN)?;
+                Ok(link)
+            });
+            match link {
                 Ok(link) => {
                     self.vm = Some(link);
                     self.vm_queue.clear();
@@ -325,7 +408,8 @@ impl<'a> IoLoop<'a> {
             return;
         };
         let device = self.device;
-        let alive = link.receive("the VM's interface", |reader| {
+        let alive = link.receive("the VM's interface", |reader, fds| {
+            fds.clear();
             let mut core = device.lock();
             loop {
                 match reader.next_frame() {
@@ -374,19 +458,21 @@ impl<'a> IoLoop<'a> {
     }
 
     fn serve_control(&mut self, ready: &Ready) {
-        for index in ready.clients.iter().rev() {
-            if let Some(client) = self.clients.get_mut(*index) {
-                if !serve(client, self.device) {
-                    self.clients.swap_remove(*index);
-                }
-            }
-        }
+        let device = self.device;
+        self.clients
+            .retain_mut(|client| !ready.clients.contains(&client.token) || serve(client, device));
         if let (true, Some(listener)) = (ready.control, &self.control) {
             while let Ok((stream, _)) = listener.get().accept() {
-                if self.clients.len() < CLIENT_LIMIT && stream.set_nonblocking(true).is_ok() {
+                let token = self.next_client;
+                if self.clients.len() < CLIENT_LIMIT
+                    && stream.set_nonblocking(true).is_ok()
+                    && watch(&self.epoll, &stream, token, EventFlags::IN).is_ok()
+                {
+                    self.next_client += 1;
                     self.clients.push(Client {
                         stream,
                         pending: Vec::new(),
+                        token,
                     });
                 }
             }

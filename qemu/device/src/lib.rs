@@ -14,4 +14,5 @@ pub mod interrupts;
 pub mod io_loop;
 pub mod logger;
 pub mod share;
+pub mod shortcuts;
 pub mod vfio_user;

@@ -3,6 +3,7 @@
 
 use ferrite_abi as abi;
 use ferrite_fabric::framing::{Reader, Writer};
+use ferrite_fabric::shortcut::is_message;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::MemfdFlags;
 use serde_json::Value;
@@ -383,11 +384,14 @@ fn send(stream: &mut UnixStream, frame: &[u8]) {
     assert!(writer.flush(stream).unwrap());
 }
 
+/// The next frame that is no message to the switch.
 fn receive(stream: &mut UnixStream) -> Vec<u8> {
     let mut reader = Reader::new();
     loop {
-        if let Some(frame) = reader.next_frame().unwrap() {
-            return frame.to_vec();
+        while let Some(frame) = reader.next_frame().unwrap() {
+            if !is_message(frame) {
+                return frame.to_vec();
+            }
         }
         match reader.fill(stream) {
             Ok(count) => assert!(count > 0, "the device hung up"),

@@ -40,6 +40,12 @@ pub enum Request {
     },
     /// `{"cmd":"pcap-stop"}`: ends the capture.
     PcapStop,
+    /// `{"cmd":"shortcuts","on":false}`: all frames pass the switch, or may
+    /// pass it by where nothing is to be seen or done there.
+    Shortcuts {
+        /// Shortcuts are allowed.
+        on: bool,
+    },
     /// `{"cmd":"stats"}`: ports, addresses, counters and faults.
     Stats,
 }

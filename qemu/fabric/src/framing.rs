@@ -127,15 +127,26 @@ impl Writer {
         {
             return false;
         }
+        self.append(frame);
+        true
+    }
+
+    /// Appends a frame of a valid size although the queue may be full: one that
+    /// must not get lost, and of which there are few.
+    pub fn push_always(&mut self, frame: &[u8]) {
+        debug_assert!((MIN_FRAME..=MAX_FRAME).contains(&frame.len()));
+        self.append(frame);
+    }
+
+    fn append(&mut self, frame: &[u8]) {
         if self.start > self.buffer.len() / 2 {
             self.buffer.drain(..self.start);
             self.start = 0;
         }
-        // The range check above makes the length fit.
+        // The callers' range check makes the length fit.
         self.buffer
             .extend_from_slice(&(frame.len() as u32).to_be_bytes());
         self.buffer.extend_from_slice(frame);
-        true
     }
 
     /// Writes as much as `sink` takes. `Ok(true)` when nothing is left.

@@ -7,8 +7,11 @@
 //! what the device process uses for its own ends of such links.
 
 pub mod control;
+pub mod descriptors;
 pub mod fault;
 pub mod framing;
 pub mod pcap;
+pub mod ring;
+pub mod shortcut;
 pub mod socket;
 pub mod switch;

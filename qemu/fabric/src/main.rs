@@ -3,17 +3,21 @@
 
 use clap::Parser;
 use ferrite_fabric::control::Request;
-use ferrite_fabric::fault::{Faults, Scope};
+use ferrite_fabric::descriptors::{Receiver, Sender};
+use ferrite_fabric::fault::{is_roce, Faults, Scope};
 use ferrite_fabric::framing::{Reader, Writer};
 use ferrite_fabric::pcap::Pcap;
+use ferrite_fabric::ring;
+use ferrite_fabric::shortcut::{is_message, Action, Broker, Message, ShortcutId};
 use ferrite_fabric::socket::Listener;
-use ferrite_fabric::switch::{Output, PortId, Switch};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use ferrite_fabric::switch::{Mac, Output, PortId, PortReport, Switch};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use serde::Serialize;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -27,6 +31,8 @@ const LINE_LIMIT: usize = 64 * 1024;
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 /// Reads from one port before the others have their turn.
 const READS_PER_TURN: usize = 4;
+/// Who the switch is where it speaks itself.
+const OWN_ADDRESS: Mac = Mac([0x02, 0xfe, 0, 0, 0, 0]);
 
 /// A learning Ethernet switch over unix stream sockets, with faults and capture.
 ///
@@ -70,13 +76,49 @@ struct Options {
     /// Apply the faults to RoCEv2 frames only and spare ARP, TCP and the rest
     #[arg(long)]
     roce_only: bool,
+    /// Let no frame pass the switch by: without it, devices on this host that
+    /// send RoCEv2 frames to each other share memory for that while there is no
+    /// capture, fault or partition
+    #[arg(long)]
+    no_shortcuts: bool,
 }
 
 struct Port {
     stream: UnixStream,
     reader: Reader,
     writer: Writer,
+    /// Descriptors that came from the port; only that there were some matters.
+    received: VecDeque<OwnedFd>,
+    /// Descriptors of the grants that wait in `writer`.
+    grants: VecDeque<Vec<OwnedFd>>,
+    /// What went past the switch, by shortcuts that are gone.
+    past: Traffic,
     gone: bool,
+}
+
+/// What a port exchanged with others past the switch, as the devices say.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+struct Traffic {
+    rx_frames: u64,
+    rx_bytes: u64,
+    tx_frames: u64,
+    tx_bytes: u64,
+}
+
+impl Traffic {
+    /// Adds a shortcut: frames and bytes from the port, and to it.
+    fn add(&mut self, from: (u64, u64), to: (u64, u64)) {
+        self.rx_frames = self.rx_frames.wrapping_add(from.0);
+        self.rx_bytes = self.rx_bytes.wrapping_add(from.1);
+        self.tx_frames = self.tx_frames.wrapping_add(to.0);
+        self.tx_bytes = self.tx_bytes.wrapping_add(to.1);
+    }
+}
+
+/// The rings of a shortcut and the ports at its ends.
+struct Rings {
+    memory: OwnedFd,
+    ends: [PortId; 2],
 }
 
 /// Everything that frames leave through.
@@ -84,6 +126,9 @@ struct Port {
 struct Ports {
     ports: BTreeMap<PortId, Port>,
     pcap: Option<Pcap<BufWriter<File>>>,
+    broker: Broker,
+    rings: BTreeMap<ShortcutId, Rings>,
+    no_shortcuts: bool,
 }
 
 impl Output for Ports {
@@ -118,6 +163,100 @@ impl Ports {
         Ok(())
     }
 
+    /// Lets frames pass the switch by only while nobody would miss them there.
+    fn follow(&mut self, switch: &mut Switch, now: u64) {
+        let plain = switch.is_plain() && self.pcap.is_none() && !self.no_shortcuts;
+        self.broker.allow(plain, now);
+        if switch.take_moved() {
+            self.broker.moved(|address| switch.port_of(address), now);
+        }
+        self.act();
+    }
+
+    /// Does what the broker wants.
+    fn act(&mut self) {
+        for action in self.broker.actions() {
+            match action {
+                Action::Grant(id) => {
+                    if let Err(error) = self.grant(id) {
+                        eprintln!("ferrite-fabric: no memory to share: {error}");
+                        self.broker.failed(id);
+                    }
+                }
+                Action::Tell(port, message) => {
+                    if let Some(port) = self.ports.get_mut(&port) {
+                        port.writer.push_always(&message.to_frame(OWN_ADDRESS));
+                    }
+                }
+                Action::CutOff(id) => {
+                    if let Some(port) = self.ports.get_mut(&id) {
+                        eprintln!("ferrite-fabric: port {id} is cut off: no answer");
+                        port.gone = true;
+                    }
+                }
+                Action::Forget(id) => {
+                    if let Some(rings) = self.rings.remove(&id) {
+                        let traffic = ring::traffic(&rings.memory).unwrap_or_default();
+                        for (side, end) in rings.ends.iter().enumerate() {
+                            if let Some(port) = self.ports.get_mut(end) {
+                                port.past.add(traffic[side], traffic[1 - side]);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the rings of a shortcut and hands them to both ends.
+    fn grant(&mut self, id: ShortcutId) -> io::Result<()> {
+        let ends = self.broker.ends(id).ok_or(io::ErrorKind::NotFound)?;
+        if !ends.iter().all(|(port, _)| self.ports.contains_key(port)) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        let memory = ring::create()?;
+        let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let events = [event()?, event()?];
+        let descriptors = |side: usize| -> io::Result<Vec<OwnedFd>> {
+            [&memory, &events[side], &events[1 - side]]
+                .into_iter()
+                .map(OwnedFd::try_clone)
+                .collect()
+        };
+        let descriptors = [descriptors(0)?, descriptors(1)?];
+        for (side, fds) in descriptors.into_iter().enumerate() {
+            if let Some(port) = self.ports.get_mut(&ends[side].0) {
+                let message = Message::Grant {
+                    shortcut: id,
+                    side: side as u8,
+                    peer: ends[1 - side].1,
+                };
+                port.writer.push_always(&message.to_frame(OWN_ADDRESS));
+                port.grants.push_back(fds);
+            }
+        }
+        let ends = ends.map(|(port, _)| port);
+        self.rings.insert(id, Rings { memory, ends });
+        Ok(())
+    }
+
+    /// What a port exchanged with others past the switch.
+    fn past(&self, id: PortId) -> Traffic {
+        let mut traffic = self
+            .ports
+            .get(&id)
+            .map_or(Traffic::default(), |port| port.past);
+        for rings in self.rings.values() {
+            let now = ring::traffic(&rings.memory).unwrap_or_default();
+            for (side, end) in rings.ends.iter().enumerate() {
+                if *end == id {
+                    traffic.add(now[side], now[1 - side]);
+                }
+            }
+        }
+        traffic
+    }
+
     fn flush_capture(&mut self) {
         if let Some(pcap) = &mut self.pcap {
             if let Err(error) = pcap.flush() {
@@ -131,6 +270,8 @@ impl Ports {
 struct ControlClient {
     stream: UnixStream,
     pending: Vec<u8>,
+    /// The answer to its last request, which is given when that is in force.
+    answer: Option<String>,
     gone: bool,
 }
 
@@ -159,7 +300,10 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         },
     };
     faults.check()?;
-    let mut ports = Ports::default();
+    let mut ports = Ports {
+        no_shortcuts: options.no_shortcuts,
+        ..Ports::default()
+    };
     if let Some(path) = &options.pcap {
         ports.capture_to(path)?;
     }
@@ -180,8 +324,11 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let now = || start.elapsed().as_nanos() as u64;
 
     loop {
-        let timeout = switch
-            .next_timeout()
+        let due = [switch.next_timeout(), ports.broker.next_timeout()];
+        let timeout = due
+            .into_iter()
+            .flatten()
+            .min()
             .map(|due| Duration::from_nanos(due.saturating_sub(now())));
         if timeout.is_none_or(|timeout| !timeout.is_zero()) {
             ports.flush_capture();
@@ -206,6 +353,9 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                     stream,
                     reader: Reader::new(),
                     writer: Writer::new(PORT_QUEUE),
+                    received: VecDeque::new(),
+                    grants: VecDeque::new(),
+                    past: Traffic::default(),
                     gone: false,
                 };
                 ports.ports.insert(id, port);
@@ -216,6 +366,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 clients.push(ControlClient {
                     stream,
                     pending: Vec::new(),
+                    answer: None,
                     gone: false,
                 });
             })?;
@@ -224,15 +375,24 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             read_port(id, &mut switch, &mut ports, now());
         }
         switch.poll(now(), &mut ports);
+        ports.broker.poll(now());
+        ports.follow(&mut switch, now());
         for index in ready.clients {
             if let Some(client) = clients.get_mut(index) {
-                serve(client, &mut switch, &mut ports);
+                listen(client);
+                serve(client, &mut switch, &mut ports, now());
+            }
+        }
+        for client in &mut clients {
+            if client.answer.is_some() {
+                serve(client, &mut switch, &mut ports, now());
             }
         }
         clients.retain(|client| !client.gone);
         for (id, port) in &mut ports.ports {
             if !port.gone && !port.writer.is_empty() {
-                if let Err(error) = port.writer.flush(&mut port.stream) {
+                let mut sender = Sender::new(&port.stream, &mut port.grants);
+                if let Err(error) = port.writer.flush(&mut sender) {
                     if error.kind() != io::ErrorKind::BrokenPipe {
                         eprintln!("ferrite-fabric: port {id}: {error}");
                     }
@@ -240,12 +400,16 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 }
             }
         }
+        let broker = &mut ports.broker;
         ports.ports.retain(|id, port| {
             if port.gone {
                 switch.detach(*id);
+                broker.detach(*id, now());
             }
             !port.gone
         });
+        // Nobody waits for a turn of the loop that may not come.
+        ports.act();
     }
 }
 
@@ -350,14 +514,31 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
         return;
     };
     'turn: for _ in 0..READS_PER_TURN {
-        match port.reader.fill(&mut port.stream) {
+        let mut receiver = Receiver::new(&port.stream, &mut port.received);
+        match port.reader.fill(&mut receiver) {
             Ok(0) => {
                 port.gone = true;
                 break;
             }
             Ok(_) => loop {
                 match port.reader.next_frame() {
-                    Ok(Some(frame)) => switch.receive(id, frame, now, ports),
+                    Ok(Some(frame)) if is_message(frame) => {
+                        if let Some((source, message)) = Message::parse(frame) {
+                            let with_fd = !port.received.is_empty();
+                            ports.broker.message(id, source, message, with_fd, now);
+                        }
+                    }
+                    Ok(Some(frame)) => {
+                        switch.receive(id, frame, now, ports);
+                        if ports.broker.is_interested(id) && is_roce(frame) {
+                            let destination = frame.first_chunk().map(|mac| Mac(*mac));
+                            if let Some(destination) = destination {
+                                if let Some(to) = switch.port_of(&destination) {
+                                    ports.broker.seen(id, to, destination);
+                                }
+                            }
+                        }
+                    }
                     Ok(None) => break,
                     Err(error) => {
                         eprintln!("ferrite-fabric: port {id} is cut off: {error}");
@@ -378,10 +559,12 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
         }
     }
     ports.ports.insert(id, port);
+    // Behind the frames that were just forwarded.
+    ports.act();
 }
 
-/// Reads requests from a control connection and answers each.
-fn serve(client: &mut ControlClient, switch: &mut Switch, ports: &mut Ports) {
+/// Reads requests from a control connection.
+fn listen(client: &mut ControlClient) {
     let mut chunk = [0; 4096];
     loop {
         match client.stream.read(&mut chunk) {
@@ -402,7 +585,17 @@ fn serve(client: &mut ControlClient, switch: &mut Switch, ports: &mut Ports) {
             return;
         }
     }
-    while let Some(end) = client.pending.iter().position(|byte| *byte == b'\n') {
+}
+
+/// Answers the requests of a control connection, each when it is in force.
+fn serve(client: &mut ControlClient, switch: &mut Switch, ports: &mut Ports, now: u64) {
+    if client.answer.is_some() && ports.broker.settled() {
+        send_answer(client);
+    }
+    while client.answer.is_none() {
+        let Some(end) = client.pending.iter().position(|byte| *byte == b'\n') else {
+            break;
+        };
         let line: Vec<u8> = client.pending.drain(..=end).collect();
         if line.trim_ascii().is_empty() {
             continue;
@@ -411,14 +604,22 @@ fn serve(client: &mut ControlClient, switch: &mut Switch, ports: &mut Ports) {
             .map_err(|error| format!("bad request: {error}"))
             .and_then(|request| handle(request, switch, ports))
             .unwrap_or_else(|error| json!({"ok": false, "error": error}));
-        let mut text = answer.to_string();
-        text.push('\n');
-        // Answers are far smaller than a socket's buffer: a client that does
-        // not read them loses its connection rather than stopping the switch.
-        if client.stream.write_all(text.as_bytes()).is_err() {
-            client.gone = true;
-            return;
+        client.answer = Some(format!("{answer}\n"));
+        ports.follow(switch, now);
+        if ports.broker.settled() {
+            send_answer(client);
         }
+    }
+}
+
+fn send_answer(client: &mut ControlClient) {
+    let Some(text) = client.answer.take() else {
+        return;
+    };
+    // Answers are far smaller than a socket's buffer: a client that does
+    // not read them loses its connection rather than stopping the switch.
+    if client.stream.write_all(text.as_bytes()).is_err() {
+        client.gone = true;
     }
 }
 
@@ -451,10 +652,26 @@ fn handle(
             ports.pcap = None;
             Ok(json!({"ok": true}))
         }
-        Request::Stats => Ok(json!({
-            "ok": true,
-            "faults": switch.faults(),
-            "ports": switch.report(),
-        })),
+        Request::Shortcuts { on } => {
+            ports.no_shortcuts = !on;
+            Ok(json!({"ok": true}))
+        }
+        Request::Stats => {
+            let report = |port: PortReport| {
+                let past = ports.past(port.port);
+                let mut report = serde_json::to_value(port).unwrap_or_default();
+                report["shortcuts"] = json!(past);
+                report
+            };
+            Ok(json!({
+                "ok": true,
+                "faults": switch.faults(),
+                "ports": switch.report().into_iter().map(report).collect::<Vec<_>>(),
+                "shortcuts": {
+                    "allowed": ports.broker.allowed(),
+                    "in_use": ports.broker.shortcuts().count(),
+                },
+            }))
+        }
     }
 }

@@ -15,7 +15,8 @@ const TABLE_LIMIT: usize = 4096;
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    fn is_group(&self) -> bool {
+    /// Whether it is the address of a group.
+    pub fn is_group(&self) -> bool {
         self.0[0] & 1 == 1
     }
 }
@@ -105,6 +106,7 @@ pub struct Switch {
     ports: BTreeMap<PortId, Port>,
     table: HashMap<Mac, PortId>,
     partitions: Vec<(Side, Option<Side>)>,
+    moved: bool,
 }
 
 /// What a port looks like from outside.
@@ -131,6 +133,7 @@ impl Switch {
             ports: BTreeMap::new(),
             table: HashMap::new(),
             partitions: Vec::new(),
+            moved: false,
         }
     }
 
@@ -152,6 +155,23 @@ impl Switch {
     pub fn detach(&mut self, port: PortId) {
         self.ports.remove(&port);
         self.table.retain(|_, behind| *behind != port);
+    }
+
+    /// The port behind which an address was seen last.
+    pub fn port_of(&self, address: &Mac) -> Option<PortId> {
+        self.table.get(address).copied()
+    }
+
+    /// Whether an address was seen behind another port than before, since the
+    /// last call.
+    pub fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
+    }
+
+    /// Whether the switch only forwards: no frame is lost, changed, held back
+    /// or kept from a port.
+    pub fn is_plain(&self) -> bool {
+        self.faults.none() && self.partitions.is_empty() && self.next_timeout().is_none()
     }
 
     /// The faults in force.
@@ -198,6 +218,7 @@ impl Switch {
         let source = Mac(address);
         if !source.is_group() {
             if let Some(behind) = self.table.get_mut(&source) {
+                self.moved |= *behind != port;
                 *behind = port;
             } else if self.table.len() < TABLE_LIMIT {
                 self.table.insert(source, port);

@@ -1,0 +1,680 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Shortcuts: shared memory between two ports, past the switch.
+//!
+//! Two ports that can do it are given a pair of [rings](crate::ring) once they
+//! exchange RoCEv2 frames, and send those through the rings from then on. They
+//! get no rings while the switch has anything to do with frames but forward
+//! them (a capture, a fault, a partition), and lose those they have: so whoever
+//! looks at the switch sees every frame.
+//!
+//! Ports and switch talk about this in frames that no switch forwards
+//! ([`Message`]), in the same stream as all others. So a message says something
+//! about the frames before and after it:
+//!
+//! | message | from, to | meaning |
+//! |---|---|---|
+//! | hello | port | this port can use shortcuts; comes with a descriptor, which a guest behind a port cannot send |
+//! | grant | switch | rings to another port, as three descriptors: the memory, the event that wakes this port, the event that wakes the other |
+//! | ready | port | all frames from here on to that port are in the ring |
+//! | open | switch, to the other port | all frames before the ring's first are behind you: begin to read it |
+//! | revoke | switch | do not use the ring any more |
+//! | released | port | all frames from here on are in the stream again |
+//! | close | switch, after both released | nobody writes any more: read what there is and forget the rings |
+//! | closed | port | done |
+//!
+//! [`Broker`] is the switch's part in this, without sockets or a clock.
+
+use crate::framing::MIN_FRAME;
+use crate::switch::{Mac, PortId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Where messages go: the group address of the nearest bridge.
+const NEAREST_BRIDGE: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
+/// The first of the Ethernet types for local experiments.
+const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+/// What tells these messages from other experiments, and their version.
+const MAGIC: [u8; 5] = *b"FeSC\x01";
+/// All messages have the length of the shortest Ethernet frame.
+const LENGTH: usize = 60;
+/// Frames between two ports before they get a shortcut.
+const THRESHOLD: u32 = 4;
+/// Shortcuts of one port at most.
+const MAX_SHORTCUTS: usize = 64;
+/// Pairs of ports whose frames are counted at most.
+const MAX_PAIRS: usize = 4096;
+/// How long a port may take to answer, in nanoseconds.
+const PATIENCE: u64 = 2_000_000_000;
+/// Descriptors that come with a grant.
+pub const GRANT_FDS: usize = 3;
+
+/// A shortcut's number, never used twice by a switch.
+pub type ShortcutId = u32;
+
+/// What ports and switch tell each other; see the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Message {
+    Hello,
+    Grant {
+        shortcut: ShortcutId,
+        /// Which of the two sides of the rings is this port's: 0 or 1.
+        side: u8,
+        /// The address behind the other port.
+        peer: Mac,
+    },
+    Ready(ShortcutId),
+    Open(ShortcutId),
+    Revoke(ShortcutId),
+    Released(ShortcutId),
+    Close(ShortcutId),
+    Closed(ShortcutId),
+}
+
+/// Whether a frame is a message about shortcuts, well-formed or not. No such
+/// frame is forwarded, nor taken from a guest.
+pub fn is_message(frame: &[u8]) -> bool {
+    frame.get(..6) == Some(&NEAREST_BRIDGE) && frame.get(12..14) == Some(&ETHERTYPE)
+}
+
+impl Message {
+    /// The message as a frame from `source`.
+    pub fn to_frame(self, source: Mac) -> [u8; LENGTH] {
+        let (kind, id, side, peer) = match self {
+            Self::Hello => (0, 0, 0, None),
+            Self::Grant {
+                shortcut,
+                side,
+                peer,
+            } => (1, shortcut, side, Some(peer)),
+            Self::Ready(id) => (2, id, 0, None),
+            Self::Open(id) => (3, id, 0, None),
+            Self::Revoke(id) => (4, id, 0, None),
+            Self::Released(id) => (5, id, 0, None),
+            Self::Close(id) => (6, id, 0, None),
+            Self::Closed(id) => (7, id, 0, None),
+        };
+        let mut frame = [0; LENGTH];
+        frame[..6].copy_from_slice(&NEAREST_BRIDGE);
+        frame[6..12].copy_from_slice(&source.0);
+        frame[12..14].copy_from_slice(&ETHERTYPE);
+        frame[14..19].copy_from_slice(&MAGIC);
+        frame[19] = kind;
+        frame[20] = side;
+        frame[22..26].copy_from_slice(&id.to_be_bytes());
+        frame[26..32].copy_from_slice(&peer.map_or([0; 6], |mac| mac.0));
+        frame
+    }
+
+    /// Reads a frame for which [`is_message`] holds, with who sent it; `None`
+    /// if it makes no sense.
+    pub fn parse(frame: &[u8]) -> Option<(Mac, Self)> {
+        let body = frame.get(MIN_FRAME..)?.strip_prefix(&MAGIC)?;
+        let [kind, side, _, a, b, c, d, rest @ ..] = body else {
+            return None;
+        };
+        let source = Mac(*frame.get(6..)?.first_chunk()?);
+        let id = u32::from_be_bytes([*a, *b, *c, *d]);
+        let message = match kind {
+            0 => Self::Hello,
+            1 if *side < 2 => Self::Grant {
+                shortcut: id,
+                side: *side,
+                peer: Mac(*rest.first_chunk()?),
+            },
+            2 => Self::Ready(id),
+            3 => Self::Open(id),
+            4 => Self::Revoke(id),
+            5 => Self::Released(id),
+            6 => Self::Close(id),
+            7 => Self::Closed(id),
+            _ => return None,
+        };
+        Some((source, message))
+    }
+}
+
+/// What the process around the broker has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Make the rings of a new shortcut, and send grants to both ends.
+    Grant(ShortcutId),
+    /// Send a message to a port.
+    Tell(PortId, Message),
+    /// Drop the connection of a port that does not answer.
+    CutOff(PortId),
+    /// The shortcut is gone, and with it its rings.
+    Forget(ShortcutId),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    InUse,
+    /// Until both ends have stopped to write.
+    Revoking,
+    /// Until both ends have read all.
+    Closing,
+}
+
+/// One of the two ports of a shortcut.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    port: PortId,
+    mac: Mac,
+    /// It has said that it writes to the ring.
+    ready: bool,
+    /// It has done what the phase asks of it, or is gone.
+    done: bool,
+    gone: bool,
+}
+
+#[derive(Debug)]
+struct Shortcut {
+    ends: [End; 2],
+    phase: Phase,
+    /// When an end that has not answered is given up.
+    deadline: u64,
+}
+
+impl Shortcut {
+    fn end(&mut self, port: PortId) -> Option<&mut End> {
+        self.ends.iter_mut().find(|end| end.port == port)
+    }
+}
+
+/// Decides who has shortcuts.
+#[derive(Default)]
+pub struct Broker {
+    /// Ports that can use shortcuts, with the address behind each.
+    ports: BTreeMap<PortId, Mac>,
+    shortcuts: BTreeMap<ShortcutId, Shortcut>,
+    next: ShortcutId,
+    allowed: bool,
+    /// Frames seen between ports, the lower number first.
+    seen: HashMap<(PortId, PortId), u32>,
+    /// Pairs of which one did not want a shortcut, or could not use it.
+    barred: BTreeSet<(PortId, PortId)>,
+    actions: Vec<Action>,
+}
+
+impl Broker {
+    /// Takes all that is to be done.
+    pub fn actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// The ends of a shortcut: port and address behind it.
+    pub fn ends(&self, id: ShortcutId) -> Option<[(PortId, Mac); 2]> {
+        let shortcut = self.shortcuts.get(&id)?;
+        Some(shortcut.ends.map(|end| (end.port, end.mac)))
+    }
+
+    /// All shortcuts that are in use or on their way out.
+    pub fn shortcuts(&self) -> impl Iterator<Item = ShortcutId> + '_ {
+        self.shortcuts.keys().copied()
+    }
+
+    /// Whether shortcuts may be there at all.
+    pub fn allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Whether every frame passes the switch or may pass it by: nothing is to
+    /// be waited for.
+    pub fn settled(&self) -> bool {
+        self.allowed || self.shortcuts.is_empty()
+    }
+
+    /// Allows shortcuts, or takes them all back.
+    pub fn allow(&mut self, allowed: bool, now: u64) {
+        if self.allowed && !allowed {
+            let ids: Vec<ShortcutId> = self.shortcuts.keys().copied().collect();
+            for id in ids {
+                self.revoke(id, now);
+            }
+            self.seen.clear();
+        }
+        self.allowed = allowed;
+    }
+
+    /// Whether frames of this port are worth a call of [`Broker::seen`].
+    pub fn is_interested(&self, port: PortId) -> bool {
+        self.allowed && self.ports.contains_key(&port)
+    }
+
+    /// A RoCEv2 frame went from one port to another. `to` is where its
+    /// destination is known to be.
+    pub fn seen(&mut self, from: PortId, to: PortId, destination: Mac) {
+        let pair = (from.min(to), from.max(to));
+        let (Some(&own), Some(&peer)) = (self.ports.get(&from), self.ports.get(&to)) else {
+            return;
+        };
+        if !self.allowed || from == to || destination != peer || self.barred.contains(&pair) {
+            return;
+        }
+        if self.seen.len() >= MAX_PAIRS && !self.seen.contains_key(&pair) {
+            self.seen.clear();
+        }
+        let count = self.seen.entry(pair).or_default();
+        *count += 1;
+        if *count < THRESHOLD {
+            return;
+        }
+        *count = 0;
+        let of = |port| {
+            self.shortcuts
+                .values()
+                .filter(move |shortcut| shortcut.ends.iter().any(|end| end.port == port))
+        };
+        let together = of(from).any(|shortcut| shortcut.ends.iter().any(|end| end.port == to));
+        if together || of(from).count() >= MAX_SHORTCUTS || of(to).count() >= MAX_SHORTCUTS {
+            return;
+        }
+        let end = |port, mac| End {
+            port,
+            mac,
+            ready: false,
+            done: false,
+            gone: false,
+        };
+        let id = self.next;
+        self.next = self.next.wrapping_add(1);
+        self.shortcuts.insert(
+            id,
+            Shortcut {
+                ends: [end(from, own), end(to, peer)],
+                phase: Phase::InUse,
+                deadline: u64::MAX,
+            },
+        );
+        self.actions.push(Action::Grant(id));
+    }
+
+    /// A shortcut could not be made.
+    pub fn failed(&mut self, id: ShortcutId) {
+        if let Some(shortcut) = self.shortcuts.remove(&id) {
+            self.bar(&shortcut);
+        }
+    }
+
+    /// A message came from a port; `with_fd` if a descriptor came before it.
+    pub fn message(
+        &mut self,
+        port: PortId,
+        source: Mac,
+        message: Message,
+        with_fd: bool,
+        now: u64,
+    ) {
+        match message {
+            Message::Hello if with_fd && !source.is_group() => {
+                // A port says once what it is.
+                self.ports.entry(port).or_insert(source);
+            }
+            Message::Ready(id) => {
+                let Some(shortcut) = self.shortcuts.get_mut(&id) else {
+                    return;
+                };
+                let Some(end) = shortcut.end(port).filter(|end| !end.ready) else {
+                    return;
+                };
+                end.ready = true;
+                // Also on its way out: the frames in the ring come before
+                // those that follow in the stream.
+                for end in &shortcut.ends {
+                    if end.port != port && !end.gone {
+                        self.actions.push(Action::Tell(end.port, Message::Open(id)));
+                    }
+                }
+            }
+            Message::Released(id) => {
+                let Some(shortcut) = self.shortcuts.get_mut(&id) else {
+                    return;
+                };
+                let phase = shortcut.phase;
+                let Some(end) = shortcut.end(port) else {
+                    return;
+                };
+                match phase {
+                    Phase::InUse => {
+                        // Something is wrong with it.
+                        end.done = true;
+                        if let Some(shortcut) = self.shortcuts.remove(&id) {
+                            self.bar(&shortcut);
+                            self.shortcuts.insert(id, shortcut);
+                        }
+                        self.revoke(id, now);
+                    }
+                    Phase::Revoking => {
+                        end.done = true;
+                        self.advance(id, now);
+                    }
+                    Phase::Closing => {}
+                }
+            }
+            Message::Closed(id) => {
+                let closing = self
+                    .shortcuts
+                    .get_mut(&id)
+                    .filter(|shortcut| shortcut.phase == Phase::Closing);
+                if let Some(end) = closing.and_then(|shortcut| shortcut.end(port)) {
+                    end.done = true;
+                    self.advance(id, now);
+                }
+            }
+            // Nothing that a port may say.
+            _ => {}
+        }
+    }
+
+    /// A port is gone.
+    pub fn detach(&mut self, port: PortId, now: u64) {
+        self.ports.remove(&port);
+        self.seen.retain(|(a, b), _| *a != port && *b != port);
+        self.barred.retain(|(a, b)| *a != port && *b != port);
+        let ids: Vec<ShortcutId> = self.shortcuts.keys().copied().collect();
+        for id in ids {
+            let Some(shortcut) = self.shortcuts.get_mut(&id) else {
+                continue;
+            };
+            let Some(end) = shortcut.end(port) else {
+                continue;
+            };
+            end.gone = true;
+            end.done = true;
+            match shortcut.phase {
+                Phase::InUse => self.revoke(id, now),
+                Phase::Revoking | Phase::Closing => self.advance(id, now),
+            }
+        }
+    }
+
+    /// Takes back the shortcuts of addresses that are not where they were;
+    /// `behind` tells where an address is now.
+    pub fn moved(&mut self, behind: impl Fn(&Mac) -> Option<PortId>, now: u64) {
+        let stale: Vec<ShortcutId> = self
+            .shortcuts
+            .iter()
+            .filter(|(_, shortcut)| {
+                let ends = shortcut.ends.iter();
+                ends.clone().any(|end| behind(&end.mac) != Some(end.port))
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in stale {
+            self.revoke(id, now);
+        }
+    }
+
+    /// Gives up ports that did not answer in time.
+    pub fn poll(&mut self, now: u64) {
+        for shortcut in self.shortcuts.values_mut() {
+            if shortcut.deadline <= now {
+                shortcut.deadline = u64::MAX;
+                for end in shortcut.ends.iter().filter(|end| !end.done) {
+                    self.actions.push(Action::CutOff(end.port));
+                }
+            }
+        }
+    }
+
+    /// When [`Broker::poll`] has something to do next.
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.shortcuts
+            .values()
+            .map(|shortcut| shortcut.deadline)
+            .filter(|deadline| *deadline != u64::MAX)
+            .min()
+    }
+
+    fn bar(&mut self, shortcut: &Shortcut) {
+        let [a, b] = shortcut.ends.map(|end| end.port);
+        self.barred.insert((a.min(b), a.max(b)));
+    }
+
+    fn revoke(&mut self, id: ShortcutId, now: u64) {
+        let Some(shortcut) = self.shortcuts.get_mut(&id) else {
+            return;
+        };
+        if shortcut.phase != Phase::InUse {
+            return;
+        }
+        shortcut.phase = Phase::Revoking;
+        shortcut.deadline = now.saturating_add(PATIENCE);
+        for end in shortcut.ends.iter().filter(|end| !end.gone) {
+            self.actions
+                .push(Action::Tell(end.port, Message::Revoke(id)));
+        }
+        self.advance(id, now);
+    }
+
+    /// Goes to the next phase if both ends are done with this one.
+    fn advance(&mut self, id: ShortcutId, now: u64) {
+        let Some(shortcut) = self.shortcuts.get_mut(&id) else {
+            return;
+        };
+        while shortcut.ends.iter().all(|end| end.done) {
+            match shortcut.phase {
+                Phase::InUse => return,
+                Phase::Revoking => {
+                    shortcut.phase = Phase::Closing;
+                    shortcut.deadline = now.saturating_add(PATIENCE);
+                    for end in &mut shortcut.ends {
+                        end.done = end.gone;
+                        if !end.gone {
+                            self.actions
+                                .push(Action::Tell(end.port, Message::Close(id)));
+                        }
+                    }
+                }
+                Phase::Closing => {
+                    self.shortcuts.remove(&id);
+                    self.actions.push(Action::Forget(id));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mac(number: u8) -> Mac {
+        Mac([0x52, 0x54, 0, 0xfe, 0, number])
+    }
+
+    /// Ports 1 and 2 that can use shortcuts.
+    fn broker() -> Broker {
+        let mut broker = Broker::default();
+        broker.allow(true, 0);
+        for port in [1u8, 2] {
+            broker.message(port.into(), mac(port), Message::Hello, true, 0);
+        }
+        broker
+    }
+
+    fn granted() -> Broker {
+        let mut broker = broker();
+        for _ in 0..THRESHOLD {
+            assert!(broker.actions().is_empty());
+            broker.seen(1, 2, mac(2));
+        }
+        assert_eq!(broker.actions(), [Action::Grant(0)]);
+        assert_eq!(broker.ends(0), Some([(1, mac(1)), (2, mac(2))]));
+        broker
+    }
+
+    fn say(broker: &mut Broker, port: PortId, message: Message) -> Vec<Action> {
+        broker.message(port, mac(port as u8), message, false, 0);
+        broker.actions()
+    }
+
+    fn many(broker: &mut Broker) -> Vec<Action> {
+        for _ in 0..10 * THRESHOLD {
+            broker.seen(1, 2, mac(2));
+            broker.seen(2, 1, mac(1));
+        }
+        broker.actions()
+    }
+
+    #[test]
+    fn messages_survive_the_wire_and_nonsense_does_not() {
+        for message in [
+            Message::Hello,
+            Message::Grant {
+                shortcut: 0x0102_0304,
+                side: 1,
+                peer: mac(9),
+            },
+            Message::Ready(1),
+            Message::Open(2),
+            Message::Revoke(3),
+            Message::Released(4),
+            Message::Close(5),
+            Message::Closed(u32::MAX),
+        ] {
+            let frame = message.to_frame(mac(7));
+            assert!(is_message(&frame));
+            assert_eq!(Message::parse(&frame), Some((mac(7), message)));
+            for length in 0..32 {
+                let _ = Message::parse(&frame[..length]);
+            }
+        }
+        let mut frame = Message::Hello.to_frame(mac(1));
+        frame[19] = 8;
+        assert_eq!(Message::parse(&frame), None);
+        frame[5] = 0;
+        assert!(!is_message(&frame));
+        assert!(!is_message(&frame[..10]));
+    }
+
+    #[test]
+    fn two_capable_ports_get_one_shortcut_and_open_it_in_order() {
+        let mut broker = granted();
+        assert_eq!(many(&mut broker), []);
+        assert_eq!(
+            say(&mut broker, 1, Message::Ready(0)),
+            [Action::Tell(2, Message::Open(0))]
+        );
+        assert_eq!(say(&mut broker, 1, Message::Ready(0)), []);
+        assert_eq!(
+            say(&mut broker, 2, Message::Ready(0)),
+            [Action::Tell(1, Message::Open(0))]
+        );
+        assert_eq!(say(&mut broker, 3, Message::Ready(0)), []);
+    }
+
+    #[test]
+    fn nobody_else_gets_one() {
+        let mut broker = broker();
+        // A guest cannot send a descriptor.
+        broker.message(3, mac(3), Message::Hello, false, 0);
+        for _ in 0..10 * THRESHOLD {
+            broker.seen(1, 3, mac(3));
+            broker.seen(3, 1, mac(1));
+            // An address behind a device that is not its own.
+            broker.seen(1, 2, mac(7));
+            broker.seen(1, 1, mac(1));
+        }
+        assert_eq!(broker.actions(), []);
+        broker.allow(false, 0);
+        assert_eq!(many(&mut broker), []);
+        assert!(broker.settled());
+    }
+
+    #[test]
+    fn a_revoked_shortcut_is_gone_when_both_have_said_so_twice() {
+        let mut broker = granted();
+        broker.allow(false, 0);
+        assert!(!broker.settled());
+        let tell = |port, message| Action::Tell(port, message);
+        assert_eq!(
+            broker.actions(),
+            [tell(1, Message::Revoke(0)), tell(2, Message::Revoke(0))]
+        );
+        // What is in the ring already is read all the same.
+        assert_eq!(
+            say(&mut broker, 1, Message::Ready(0)),
+            [tell(2, Message::Open(0))]
+        );
+        assert_eq!(say(&mut broker, 1, Message::Closed(0)), []);
+        assert_eq!(say(&mut broker, 1, Message::Released(0)), []);
+        assert_eq!(say(&mut broker, 1, Message::Released(0)), []);
+        assert_eq!(
+            say(&mut broker, 2, Message::Released(0)),
+            [tell(1, Message::Close(0)), tell(2, Message::Close(0))]
+        );
+        assert_eq!(say(&mut broker, 2, Message::Closed(0)), []);
+        assert!(!broker.settled());
+        assert_eq!(say(&mut broker, 1, Message::Closed(0)), [Action::Forget(0)]);
+        assert!(broker.settled());
+        broker.allow(true, 0);
+        assert_eq!(many(&mut broker), [Action::Grant(1)]);
+    }
+
+    #[test]
+    fn a_port_that_does_not_answer_is_cut_off_and_stops_nobody() {
+        let mut broker = granted();
+        broker.allow(false, 5);
+        broker.actions();
+        say(&mut broker, 1, Message::Released(0));
+        let due = broker.next_timeout().unwrap();
+        assert_eq!(due, 5 + PATIENCE);
+        broker.poll(due - 1);
+        assert_eq!(broker.actions(), []);
+        broker.poll(due);
+        assert_eq!(broker.actions(), [Action::CutOff(2)]);
+        assert_eq!(broker.next_timeout(), None);
+        broker.detach(2, due);
+        assert_eq!(broker.actions(), [Action::Tell(1, Message::Close(0))]);
+        assert_eq!(say(&mut broker, 1, Message::Closed(0)), [Action::Forget(0)]);
+        assert!(broker.settled());
+    }
+
+    #[test]
+    fn the_peer_of_a_port_that_left_gets_its_frames_back() {
+        let mut broker = granted();
+        broker.detach(1, 0);
+        assert_eq!(broker.actions(), [Action::Tell(2, Message::Revoke(0))]);
+        assert_eq!(
+            say(&mut broker, 2, Message::Released(0)),
+            [Action::Tell(2, Message::Close(0))]
+        );
+        // It leaves as well.
+        broker.detach(2, 0);
+        assert_eq!(broker.actions(), [Action::Forget(0)]);
+    }
+
+    #[test]
+    fn who_cannot_use_a_shortcut_is_not_offered_another() {
+        let mut broker = granted();
+        assert_eq!(
+            say(&mut broker, 2, Message::Released(0)),
+            [
+                Action::Tell(1, Message::Revoke(0)),
+                Action::Tell(2, Message::Revoke(0))
+            ]
+        );
+        assert_eq!(say(&mut broker, 1, Message::Released(0)).len(), 2);
+        say(&mut broker, 1, Message::Closed(0));
+        assert_eq!(say(&mut broker, 2, Message::Closed(0)), [Action::Forget(0)]);
+        assert_eq!(many(&mut broker), []);
+        // One that comes anew is somebody else.
+        broker.detach(2, 0);
+        broker.message(3, mac(2), Message::Hello, true, 0);
+        for _ in 0..THRESHOLD {
+            broker.seen(1, 3, mac(2));
+        }
+        assert_eq!(broker.actions(), [Action::Grant(1)]);
+    }
+
+    #[test]
+    fn an_address_that_moves_takes_its_shortcut_away() {
+        let mut broker = granted();
+        broker.moved(|address| Some(address.0[5].into()), 0);
+        assert_eq!(broker.actions(), []);
+        broker.moved(|_| Some(1), 0);
+        assert_eq!(broker.actions().len(), 2);
+    }
+}
