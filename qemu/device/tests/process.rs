@@ -2,11 +2,15 @@
 //! The device binary, seen by a vfio-user client and from its sockets.
 
 use ferrite_abi as abi;
+use ferrite_fabric::descriptors::Sender;
 use ferrite_fabric::framing::{Reader, Writer};
-use ferrite_fabric::shortcut::is_message;
+use ferrite_fabric::ring;
+use ferrite_fabric::shortcut::{is_message, Message};
+use ferrite_fabric::switch::Mac;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::MemfdFlags;
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -62,7 +66,13 @@ impl Process {
     }
 
     fn client(&self) -> Client {
-        Client::new(&self.path("socket")).unwrap()
+        // The file is there a moment before somebody listens.
+        let mut client = None;
+        until(|| {
+            client = Client::new(&self.path("socket")).ok();
+            client.is_some()
+        });
+        client.unwrap()
     }
 
     fn counters(&self) -> Value {
@@ -438,6 +448,143 @@ fn ethernet_passes_both_ways_and_the_uplink_comes_back() {
     let counters = process.counters();
     assert_eq!(counters["uplink"]["rx_frames"], 2);
     assert_eq!(counters["vm"]["tx_frames"], 2);
+}
+
+/// The next message to the switch.
+fn message(stream: &mut UnixStream, reader: &mut Reader) -> Message {
+    loop {
+        while let Some(frame) = reader.next_frame().unwrap() {
+            if is_message(frame) {
+                return Message::parse(frame).unwrap().1;
+            }
+        }
+        assert!(reader.fill(stream).unwrap() > 0, "the device hung up");
+    }
+}
+
+#[test]
+fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
+    let directory = Process::directory("shortcut");
+    let uplink = directory.join("uplink");
+    let fabric = UnixListener::bind(&uplink).unwrap();
+    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
+    let _client = process.client();
+    let (mut wire, _) = fabric.accept().unwrap();
+    wire.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut vm = connect(&process.path("net"));
+    until(|| process.counters()["vm"]["connects"] == 1);
+    let mut reader = Reader::new();
+    assert_eq!(message(&mut wire, &mut reader), Message::Hello);
+
+    let tell = |wire: &mut UnixStream, message: Message, fds: Vec<OwnedFd>| {
+        let mut fds = VecDeque::from([fds]);
+        fds.retain(|fds| !fds.is_empty());
+        let mut writer = Writer::new(1 << 16);
+        writer.push_always(&message.to_frame(Mac([2; 6])));
+        let mut sender = Sender::new(wire, &mut fds);
+        assert!(writer.flush(&mut sender).unwrap());
+    };
+    let grant = Message::Grant {
+        shortcut: 5,
+        side: 1,
+        peer: Mac([2; 6]),
+    };
+    // One that cannot work is refused, and nothing else happens.
+    tell(&mut wire, grant, vec![event(), event(), event()]);
+    assert_eq!(message(&mut wire, &mut reader), Message::Released(5));
+    let memory = ring::create().unwrap();
+    let (mut producer, _consumer) = ring::attach(&memory, 0).unwrap();
+    let (wake, own) = (event(), event());
+    let descriptors = [&memory, &wake, &own].map(|fd| fd.try_clone().unwrap());
+    tell(&mut wire, grant, descriptors.into());
+    assert_eq!(message(&mut wire, &mut reader), Message::Ready(5));
+    // Not read before it is opened: the switch may have earlier frames.
+    assert!(producer.push(&frame(MAC, 2)).unwrap());
+    if producer.must_wake() {
+        rustix::io::write(&wake, &1u64.to_ne_bytes()).unwrap();
+    }
+    send(&mut wire, &frame(MAC, 1));
+    assert_eq!(receive(&mut vm), frame(MAC, 1));
+    tell(&mut wire, Message::Open(5), vec![]);
+    assert_eq!(receive(&mut vm), frame(MAC, 2));
+    // From its sleep it is woken.
+    for number in 3..10 {
+        let mut asleep = false;
+        assert!(producer.push(&frame(MAC, number)).unwrap());
+        until(|| {
+            asleep |= producer.must_wake();
+            asleep || process.counters()["shortcuts"]["rx_frames"] == u64::from(number) - 1
+        });
+        if asleep {
+            rustix::io::write(&wake, &1u64.to_ne_bytes()).unwrap();
+        }
+        assert_eq!(receive(&mut vm), frame(MAC, number));
+    }
+    // What is in the ring comes before what is sent by the switch later.
+    assert!(producer.push(&frame(MAC, 20)).unwrap());
+    send(&mut wire, &frame(MAC, 21));
+    let mut vm_reader = Reader::new();
+    let mut both = Vec::new();
+    while both.len() < 2 {
+        while let Some(frame) = vm_reader.next_frame().unwrap() {
+            both.push(frame.to_vec());
+        }
+        if both.len() < 2 {
+            vm_reader.fill(&mut vm).unwrap();
+        }
+    }
+    assert_eq!(both, [frame(MAC, 20), frame(MAC, 21)]);
+    let counters = process.counters();
+    assert_eq!(counters["shortcuts"]["in_use"], 1);
+    assert_eq!(counters["shortcuts"]["rx_frames"], 9);
+    // The switch takes it back.
+    tell(&mut wire, Message::Revoke(5), vec![]);
+    assert_eq!(message(&mut wire, &mut reader), Message::Released(5));
+    assert!(producer.push(&frame(MAC, 30)).unwrap());
+    tell(&mut wire, Message::Close(5), vec![]);
+    assert_eq!(message(&mut wire, &mut reader), Message::Closed(5));
+    assert_eq!(receive(&mut vm), frame(MAC, 30));
+    assert_eq!(process.counters()["shortcuts"]["in_use"], 0);
+    // A guest cannot speak to the switch.
+    send(&mut vm, &Message::Closed(9).to_frame(Mac(MAC)));
+    send(&mut vm, &frame([2; 6], 40));
+    loop {
+        if let Some(received) = reader.next_frame().unwrap() {
+            assert!(!is_message(received));
+            assert_eq!(received, frame([2; 6], 40));
+            break;
+        }
+        assert!(reader.fill(&mut wire).unwrap() > 0);
+    }
+}
+
+#[test]
+fn a_ring_that_makes_no_sense_is_given_up() {
+    let directory = Process::directory("broken");
+    let uplink = directory.join("uplink");
+    let fabric = UnixListener::bind(&uplink).unwrap();
+    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
+    let _client = process.client();
+    let (mut wire, _) = fabric.accept().unwrap();
+    wire.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut reader = Reader::new();
+    assert_eq!(message(&mut wire, &mut reader), Message::Hello);
+    let memory = ring::create().unwrap();
+    // The index of the ring that the device reads: no multiple of anything.
+    rustix::io::pwrite(&memory, &0x1234_5677u32.to_ne_bytes(), 0).unwrap();
+    let grant = Message::Grant {
+        shortcut: 6,
+        side: 1,
+        peer: Mac([2; 6]),
+    };
+    let mut writer = Writer::new(1 << 16);
+    writer.push_always(&grant.to_frame(Mac([2; 6])));
+    writer.push_always(&Message::Open(6).to_frame(Mac([2; 6])));
+    let mut fds = VecDeque::from([vec![memory, event(), event()]]);
+    assert!(writer.flush(&mut Sender::new(&wire, &mut fds)).unwrap());
+    assert_eq!(message(&mut wire, &mut reader), Message::Ready(6));
+    assert_eq!(message(&mut wire, &mut reader), Message::Released(6));
+    assert_eq!(process.counters()["shortcuts"]["in_use"], 0);
 }
 
 #[test]

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The fabric binary, seen from its sockets.
 
+use ferrite_fabric::descriptors::{Receiver, Sender};
 use ferrite_fabric::framing::{Reader, Writer};
+use ferrite_fabric::ring::{self, Consumer, Producer};
+use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
+use ferrite_fabric::switch::Mac;
+use rustix::event::{eventfd, EventfdFlags};
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -198,4 +205,233 @@ fn bad_options_are_named() {
     let fabric = Fabric::start("taken", &[]);
     let listen = fabric.directory.join("listen");
     assert!(run(&["--listen", listen.to_str().unwrap()]).contains("another process"));
+}
+
+/// A port that can use shortcuts.
+struct Capable {
+    stream: UnixStream,
+    reader: Reader,
+    fds: VecDeque<OwnedFd>,
+    mac: Mac,
+}
+
+impl Capable {
+    fn new(fabric: &Fabric, number: u8, with_fd: bool) -> Self {
+        let stream = fabric.connect();
+        let mac = Mac([0x52, 0x54, 0, 0, 0, number]);
+        let mut port = Self {
+            stream,
+            reader: Reader::new(),
+            fds: VecDeque::new(),
+            mac,
+        };
+        let token = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let mut fds = VecDeque::new();
+        if with_fd {
+            fds.push_back(vec![token]);
+        }
+        let mut writer = Writer::new(1 << 16);
+        writer.push_always(&Message::Hello.to_frame(mac));
+        let mut sender = Sender::new(&port.stream, &mut fds);
+        assert!(writer.flush(&mut sender).unwrap());
+        // The switch learns where it is.
+        port.send(&frame(0xee, number, 0));
+        port
+    }
+
+    fn send(&mut self, frame: &[u8]) {
+        send(&mut self.stream, frame);
+    }
+
+    fn say(&mut self, message: Message) {
+        let frame = message.to_frame(self.mac);
+        self.send(&frame);
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        loop {
+            if let Some(frame) = self.reader.next_frame().unwrap() {
+                return frame.to_vec();
+            }
+            let mut receiver = Receiver::new(&self.stream, &mut self.fds);
+            match self.reader.fill(&mut receiver) {
+                Ok(count) => assert!(count > 0, "the fabric hung up"),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn message(&mut self) -> Message {
+        loop {
+            let frame = self.receive();
+            if is_message(&frame) {
+                return Message::parse(&frame).unwrap().1;
+            }
+        }
+    }
+
+    /// Its ends of the rings that it is given now.
+    fn granted(&mut self, other: Mac) -> (ShortcutId, Producer, Consumer) {
+        match self.message() {
+            Message::Grant {
+                shortcut,
+                side,
+                peer,
+            } => {
+                assert_eq!(peer, other);
+                assert_eq!(self.fds.len(), 3);
+                let (producer, consumer) = ring::attach(&self.fds[0], side.into()).unwrap();
+                self.fds.clear();
+                (shortcut, producer, consumer)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn roce(to: u8, from: u8) -> Vec<u8> {
+    let mut frame = frame(to, from, 0);
+    frame[12..14].copy_from_slice(&[0x08, 0x00]);
+    frame[14] = 0x45;
+    frame[23] = 17;
+    frame[36..38].copy_from_slice(&4791u16.to_be_bytes());
+    frame
+}
+
+fn shortcuts_in_use(fabric: &Fabric) -> u64 {
+    let stats = fabric.control(r#"{"cmd":"stats"}"#);
+    stats["shortcuts"]["in_use"].as_u64().unwrap()
+}
+
+#[test]
+fn devices_share_memory_until_somebody_wants_to_see_the_frames() {
+    let fabric = Fabric::start("shortcut", &[]);
+    fabric.wait_for_ports(0);
+    let (mut a, mut b) = (
+        Capable::new(&fabric, 1, true),
+        Capable::new(&fabric, 2, true),
+    );
+    fabric.wait_for_ports(2);
+    until(|| {
+        let stats = fabric.control(r#"{"cmd":"stats"}"#);
+        let known = |port: usize| stats["ports"][port]["addresses"] != Value::Array(vec![]);
+        known(0) && known(1)
+    });
+    for _ in 0..4 {
+        a.send(&roce(2, 1));
+    }
+    let (id, mut producer, _from_b) = a.granted(b.mac);
+    let (same, _to_a, mut consumer) = b.granted(a.mac);
+    assert_eq!(id, same);
+    a.say(Message::Ready(id));
+    assert_eq!(b.message(), Message::Open(id));
+    assert!(producer.push(&roce(2, 1)).unwrap());
+    producer.must_wake();
+    consumer.look().unwrap();
+    assert_eq!(consumer.next(&mut vec![0; 1 << 16]), Ok(Some(100)));
+    let stats = fabric.control(r#"{"cmd":"stats"}"#);
+    assert_eq!(stats["ports"][0]["shortcuts"]["rx_frames"], 1);
+    assert_eq!(stats["ports"][1]["shortcuts"]["tx_bytes"], 100);
+    assert_eq!(stats["shortcuts"]["in_use"], 1);
+
+    // A capture is not confirmed before both have let go of it.
+    let capture = fabric.directory.join("x.pcap");
+    let request = format!(r#"{{"cmd":"pcap","file":"{}"}}"#, capture.display());
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| fabric.control(&request));
+        assert_eq!(a.message(), Message::Revoke(id));
+        assert_eq!(b.message(), Message::Revoke(id));
+        a.say(Message::Released(id));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!answer.is_finished());
+        b.say(Message::Released(id));
+        for port in [&mut a, &mut b] {
+            assert_eq!(port.message(), Message::Close(id));
+            assert!(!answer.is_finished());
+            port.say(Message::Closed(id));
+        }
+        assert_eq!(answer.join().unwrap()["ok"], true);
+    });
+    let stats = fabric.control(r#"{"cmd":"stats"}"#);
+    assert_eq!(stats["ports"][1]["shortcuts"]["tx_frames"], 1);
+    assert_eq!(stats["shortcuts"]["allowed"], false);
+    for _ in 0..40 {
+        a.send(&roce(2, 1));
+        assert_eq!(b.receive(), roce(2, 1));
+    }
+    assert_eq!(shortcuts_in_use(&fabric), 0);
+    // All 40 are in the capture. Afterwards there is a shortcut again.
+    fabric.control(r#"{"cmd":"pcap-stop"}"#);
+    let record = 16 + 100;
+    assert_eq!(std::fs::read(&capture).unwrap().len(), 24 + 40 * record);
+    for _ in 0..4 {
+        a.send(&roce(2, 1));
+    }
+    let (again, _, _) = a.granted(b.mac);
+    assert_ne!(again, id);
+    b.granted(a.mac);
+    // One that leaves gives the other its frames back.
+    drop(b);
+    assert_eq!(a.message(), Message::Revoke(again));
+    a.say(Message::Released(again));
+    assert_eq!(a.message(), Message::Close(again));
+    a.say(Message::Closed(again));
+    until(|| shortcuts_in_use(&fabric) == 0);
+}
+
+#[test]
+fn who_does_not_let_go_is_cut_off() {
+    let fabric = Fabric::start("deaf", &[]);
+    fabric.wait_for_ports(0);
+    let (mut a, mut b) = (
+        Capable::new(&fabric, 1, true),
+        Capable::new(&fabric, 2, true),
+    );
+    // A guest behind a plain port may say what it likes.
+    let mut guest = Capable::new(&fabric, 3, false);
+    fabric.wait_for_ports(3);
+    for _ in 0..40 {
+        guest.send(&roce(1, 3));
+        guest.send(&roce(2, 3));
+    }
+    until(|| fabric.control(r#"{"cmd":"stats"}"#)["ports"][2]["rx_frames"] == 81);
+    for _ in 0..8 {
+        b.send(&roce(1, 2));
+    }
+    let (id, _, _) = a.granted(b.mac);
+    assert_eq!(shortcuts_in_use(&fabric), 1);
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| fabric.control(r#"{"cmd":"faults","loss":0.5}"#));
+        assert_eq!(a.message(), Message::Revoke(id));
+        a.say(Message::Released(id));
+        assert_eq!(a.message(), Message::Close(id));
+        a.say(Message::Closed(id));
+        assert_eq!(answer.join().unwrap()["ok"], true);
+    });
+    fabric.wait_for_ports(2);
+}
+
+#[test]
+fn shortcuts_can_be_forbidden() {
+    let fabric = Fabric::start("forbidden", &["--no-shortcuts"]);
+    fabric.wait_for_ports(0);
+    let (mut a, mut b) = (
+        Capable::new(&fabric, 1, true),
+        Capable::new(&fabric, 2, true),
+    );
+    fabric.wait_for_ports(2);
+    // Both are known when this has come and gone.
+    b.send(&frame(1, 2, 9));
+    while a.receive() != frame(1, 2, 9) {}
+    for _ in 0..40 {
+        a.send(&roce(2, 1));
+        while b.receive() != roce(2, 1) {}
+    }
+    assert_eq!(shortcuts_in_use(&fabric), 0);
+    fabric.control(r#"{"cmd":"shortcuts","on":true}"#);
+    for _ in 0..4 {
+        a.send(&roce(2, 1));
+    }
+    a.granted(b.mac);
 }
