@@ -64,12 +64,45 @@ pub struct DmaCounters {
     pub errors: u64,
 }
 
+/// Where a range of guest memory lies in this process.
+#[derive(Clone, Copy)]
+struct Place {
+    start: u64,
+    length: usize,
+    base: *mut u8,
+    readable: bool,
+    writable: bool,
+}
+
+// SAFETY: as for `Mapping`, from which the pointer comes.
+unsafe impl Send for Place {}
+
+/// The counters, each on its own: one access changes few of them.
+#[derive(Default)]
+struct Counts {
+    reads: Cell<u64>,
+    read_bytes: Cell<u64>,
+    writes: Cell<u64>,
+    write_bytes: Cell<u64>,
+    errors: Cell<u64>,
+}
+
+fn add(counter: &Cell<u64>, count: u64) {
+    counter.set(counter.get().wrapping_add(count));
+}
+
 /// The guest's memory by guest-physical address.
+///
+/// # Invariants
+///
+/// `last` is one of `ranges`, with its mapping.
 #[derive(Default)]
 pub struct GuestMemory {
     ranges: BTreeMap<u64, Range>,
     bus_master: bool,
-    counters: Cell<DmaCounters>,
+    counts: Counts,
+    /// The range of the last access, where the next is likely to be.
+    last: Cell<Option<Place>>,
 }
 
 impl fmt::Debug for GuestMemory {
@@ -164,6 +197,8 @@ impl GuestMemory {
         if inside.is_empty() {
             return Err(io::ErrorKind::NotFound.into());
         }
+        // INVARIANT: it may have been one of these.
+        self.last.set(None);
         for start in inside {
             self.ranges.remove(&start);
         }
@@ -172,6 +207,8 @@ impl GuestMemory {
 
     /// Removes all ranges.
     pub fn unmap_all(&mut self) {
+        // INVARIANT: there are none.
+        self.last.set(None);
         self.ranges.clear();
     }
 
@@ -196,7 +233,14 @@ impl GuestMemory {
 
     /// What was moved so far.
     pub fn counters(&self) -> DmaCounters {
-        self.counters.get()
+        let counts = &self.counts;
+        DmaCounters {
+            reads: counts.reads.get(),
+            read_bytes: counts.read_bytes.get(),
+            writes: counts.writes.get(),
+            write_bytes: counts.write_bytes.get(),
+            errors: counts.errors.get(),
+        }
     }
 
     /// The bytes from `address` on, as many as lie in one range, at most `length`.
@@ -213,20 +257,42 @@ impl GuestMemory {
         if !self.bus_master {
             return Err(fail);
         }
-        let (start, range) = self.ranges.range(..=address).next_back().ok_or(fail)?;
-        let allowed = if write {
-            range.writable
-        } else {
-            range.readable
+        let place = match self.last.get() {
+            // An address below `start` is a large number here.
+            Some(place) if address.wrapping_sub(place.start) < place.length as u64 => place,
+            _ => {
+                let place = self.place(address).ok_or(fail)?;
+                // INVARIANT: just found there.
+                self.last.set(Some(place));
+                place
+            }
         };
-        let mapping = range.mapping.as_ref().filter(|_| allowed).ok_or(fail)?;
-        let offset = usize::try_from(address - start).map_err(|_| fail)?;
-        if offset >= mapping.length {
+        let allowed = if write {
+            place.writable
+        } else {
+            place.readable
+        };
+        if !allowed {
             return Err(fail);
         }
-        let count = length.min(mapping.length - offset);
-        // SAFETY: `offset` is less than the length of the mapping.
-        Ok((unsafe { mapping.base.add(offset) }, count))
+        let offset = (address - place.start) as usize;
+        let count = length.min(place.length - offset);
+        // SAFETY: `offset` is less than the length of the mapping, which is
+        // still there by the invariant of `last`.
+        Ok((unsafe { place.base.add(offset) }, count))
+    }
+
+    /// The range that holds `address`, if it can be accessed.
+    fn place(&self, address: u64) -> Option<Place> {
+        let (&start, range) = self.ranges.range(..=address).next_back()?;
+        let mapping = range.mapping.as_ref()?;
+        (address - start < mapping.length as u64).then_some(Place {
+            start,
+            length: mapping.length,
+            base: mapping.base,
+            readable: range.readable,
+            writable: range.writable,
+        })
     }
 
     /// A naturally aligned word of `size` bytes.
@@ -244,16 +310,19 @@ impl GuestMemory {
         read: usize,
         written: usize,
     ) -> Result<T, DmaError> {
-        let mut counters = self.counters.get();
+        let counts = &self.counts;
         if result.is_err() {
-            counters.errors += 1;
-        } else {
-            counters.reads += u64::from(read > 0);
-            counters.read_bytes += read as u64;
-            counters.writes += u64::from(written > 0);
-            counters.write_bytes += written as u64;
+            add(&counts.errors, 1);
+            return result;
         }
-        self.counters.set(counters);
+        if read > 0 {
+            add(&counts.reads, 1);
+            add(&counts.read_bytes, read as u64);
+        }
+        if written > 0 {
+            add(&counts.writes, 1);
+            add(&counts.write_bytes, written as u64);
+        }
         result
     }
 
@@ -424,6 +493,21 @@ mod tests {
         assert!(memory.read(u64::MAX - 1, &mut [0; 4]).is_err());
         assert!(memory.read(u64::MAX, &mut []).is_ok());
         assert_eq!(memory.counters().errors, 2);
+    }
+
+    #[test]
+    fn a_range_that_was_just_used_is_gone_when_unmapped() {
+        let mut memory = memory(vec![
+            range(0, 1, Some(file(1))),
+            range(PAGE, 1, Some(file(1))),
+        ]);
+        memory.write(8, &[1]).unwrap();
+        memory.unmap(0, PAGE).unwrap();
+        assert!(memory.read(8, &mut [0]).is_err());
+        memory.write(PAGE, &[2]).unwrap();
+        assert!(memory.read(PAGE - 1, &mut [0]).is_err());
+        memory.unmap_all();
+        assert!(memory.read(PAGE, &mut [0]).is_err());
     }
 
     #[test]
