@@ -46,7 +46,7 @@ impl Bench {
             let memory = node.allocate(4096);
             for number in 0..regions {
                 node.execute(&RegisterRegion {
-                    tag: 0x1000_00 + (number << 8),
+                    tag: 0x10_0000 + (number << 8),
                     pd: PD,
                     access: ALL,
                     flags: 0,
