@@ -394,6 +394,16 @@ fn send(stream: &mut UnixStream, frame: &[u8]) {
     assert!(writer.flush(stream).unwrap());
 }
 
+/// Reads once.
+fn fill(stream: &mut UnixStream, reader: &mut Reader) {
+    match reader.fill(stream) {
+        Ok(count) => assert!(count > 0, "the device hung up"),
+        // A child of another test has ended.
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
 /// The next frame that is no message to the switch.
 fn receive(stream: &mut UnixStream) -> Vec<u8> {
     let mut reader = Reader::new();
@@ -403,12 +413,7 @@ fn receive(stream: &mut UnixStream) -> Vec<u8> {
                 return frame.to_vec();
             }
         }
-        match reader.fill(stream) {
-            Ok(count) => assert!(count > 0, "the device hung up"),
-            // A child of another test has ended.
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => panic!("{error}"),
-        }
+        fill(stream, &mut reader);
     }
 }
 
@@ -458,7 +463,7 @@ fn message(stream: &mut UnixStream, reader: &mut Reader) -> Message {
                 return Message::parse(frame).unwrap().1;
             }
         }
-        assert!(reader.fill(stream).unwrap() > 0, "the device hung up");
+        fill(stream, reader);
     }
 }
 
@@ -530,7 +535,7 @@ fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
             both.push(frame.to_vec());
         }
         if both.len() < 2 {
-            vm_reader.fill(&mut vm).unwrap();
+            fill(&mut vm, &mut vm_reader);
         }
     }
     assert_eq!(both, [frame(MAC, 20), frame(MAC, 21)]);
@@ -554,7 +559,7 @@ fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
             assert_eq!(received, frame([2; 6], 40));
             break;
         }
-        assert!(reader.fill(&mut wire).unwrap() > 0);
+        fill(&mut wire, &mut reader);
     }
 }
 
