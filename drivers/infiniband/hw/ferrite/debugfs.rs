@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What `/sys/kernel/debug/<device>/` shows: one line for each event queue, completion queue and
-//! queue pair.
+//! What `/sys/kernel/debug/<device>/` shows: one line for each event queue, completion queue, queue
+//! pair and shared receive queue, and how full the tables of numbers are. `ferritectl` reads these
+//! files by the names in their first line: columns may be added, not renamed.
 
 use crate::{
+    device::Ferrite,
+    dm::DeviceMemory,
     eq::EventQueue,
-    hardware::Hardware, //
+    handler::Interrupts,
+    hardware::Hardware,
+    numbers::Numbers,
+    rdma::QpType,
+    tpt::Tags, //
 };
 use kernel::{
     debugfs::{
@@ -18,25 +25,26 @@ use kernel::{
     sync::Arc, //
 };
 
-/// Event queues by number.
+/// Event queues by number, each with its Linux interrupt number.
 struct EventQueues {
-    queues: KVec<Arc<EventQueue>>,
+    queues: KVec<(Arc<EventQueue>, u32)>,
     hw: Arc<Hardware>,
 }
 
 impl Writer for EventQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "eqn vector entries read_index events interrupts cqs")?;
-        for queue in &self.queues {
+        writeln!(f, "eqn vector irq entries read_index events interrupts cqs")?;
+        for (queue, irq) in &self.queues {
             let mut cqs = 0;
             self.hw
                 .cqs
                 .for_each(|_, cq| cqs += u32::from(cq.eqn() == queue.number()));
             writeln!(
                 f,
-                "{} {} {} {} {} {} {}",
+                "{} {} {} {} {} {} {} {}",
                 queue.number(),
                 queue.vector(),
+                irq,
                 1u32 << queue.log_entries(),
                 queue.read_index(),
                 queue.events(),
@@ -86,12 +94,22 @@ impl Writer for QueuePairs {
         let mut result = Ok(());
         self.0.qps.for_each(|qpn, qp| {
             let (sq, rq) = qp.ring_sizes();
+            let kind = match qp.qp_type() {
+                Some(QpType::Smi) => "SMI",
+                Some(QpType::Gsi) => "GSI",
+                Some(QpType::Rc) => "RC",
+                Some(QpType::Uc) => "UC",
+                Some(QpType::Ud) => "UD",
+                Some(QpType::XrcInitiator) => "XRC_INI",
+                Some(QpType::XrcTarget) => "XRC_TGT",
+                _ => "-",
+            };
             let line = writeln!(
                 f,
-                "{} {} {:?} {:?} {} {} {} {}",
+                "{} {} {} {:?} {} {} {} {}",
                 qpn,
                 owner(qp.is_user()),
-                qp.qp_type(),
+                kind,
                 qp.state(),
                 qp.send_cq().map_or(0, |cq| cq.number()),
                 qp.recv_cq().map_or(0, |cq| cq.number()),
@@ -101,6 +119,45 @@ impl Writer for QueuePairs {
             result = result.and(line);
         });
         result
+    }
+}
+
+/// Shared receive queues by number.
+struct SharedReceives(Arc<Hardware>);
+
+impl Writer for SharedReceives {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "srqn owner")?;
+        let mut result = Ok(());
+        self.0.srqs.for_each(|srqn, srq| {
+            let line = writeln!(f, "{} {}", srqn, owner(srq.is_user()));
+            result = result.and(line);
+        });
+        result
+    }
+}
+
+/// How many numbers of each kind are taken.
+struct Tables {
+    tags: Arc<Tags>,
+    memory: Arc<DeviceMemory>,
+    numbers: [(&'static str, Arc<Numbers>); 6],
+}
+
+impl Writer for Tables {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "table used entries")?;
+        for (name, (used, entries)) in [
+            ("tpt", self.tags.occupancy()),
+            ("device_memory_pages", self.memory.occupancy()),
+        ] {
+            writeln!(f, "{} {} {}", name, used, entries)?;
+        }
+        for (name, numbers) in &self.numbers {
+            let (used, entries) = numbers.occupancy();
+            writeln!(f, "{} {} {}", name, used, entries)?;
+        }
+        Ok(())
     }
 }
 
@@ -117,20 +174,36 @@ pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
+    _shared_receives: Pin<KBox<File<SharedReceives>>>,
+    _tables: Pin<KBox<File<Tables>>>,
     _dir: Dir,
 }
 
 impl DebugFiles {
     /// Makes the files in a folder `name`.
-    pub(crate) fn new(name: &CStr, hw: &Arc<Hardware>, queues: &[Arc<EventQueue>]) -> Result<Self> {
+    pub(crate) fn new(name: &CStr, ferrite: &Ferrite, interrupts: &Interrupts) -> Result<Self> {
         let dir = Dir::new(name);
-        let mut listed = KVec::with_capacity(queues.len(), GFP_KERNEL)?;
-        for queue in queues {
-            listed.push(queue.clone(), GFP_KERNEL)?;
+        let hw = &ferrite.hw;
+        let mut listed = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
+        for queue in interrupts.queues() {
+            let irq = interrupts.irq(queue.vector())?;
+            listed.push((queue.clone(), irq), GFP_KERNEL)?;
         }
         let event_queues = EventQueues {
             queues: listed,
             hw: hw.clone(),
+        };
+        let tables = Tables {
+            tags: ferrite.tags.clone(),
+            memory: ferrite.memory.clone(),
+            numbers: [
+                ("protection_domains", ferrite.pds.clone()),
+                ("completion_queues", ferrite.cqns.clone()),
+                ("queue_pairs", ferrite.qpns.clone()),
+                ("shared_receive_queues", ferrite.srqns.clone()),
+                ("xrc_domains", ferrite.xrcds.clone()),
+                ("doorbell_pages", ferrite.doorbell_pages.clone()),
+            ],
         };
         Ok(Self {
             _event_queues: KBox::pin_init(
@@ -143,6 +216,14 @@ impl DebugFiles {
             )?,
             _queue_pairs: KBox::pin_init(
                 dir.read_only_file(c"qps", Ok::<_, Error>(QueuePairs(hw.clone()))),
+                GFP_KERNEL,
+            )?,
+            _shared_receives: KBox::pin_init(
+                dir.read_only_file(c"srqs", Ok::<_, Error>(SharedReceives(hw.clone()))),
+                GFP_KERNEL,
+            )?,
+            _tables: KBox::pin_init(
+                dir.read_only_file(c"tables", Ok::<_, Error>(tables)),
                 GFP_KERNEL,
             )?,
             _dir: dir,

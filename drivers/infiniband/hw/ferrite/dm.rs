@@ -91,6 +91,13 @@ impl DeviceMemory {
         )
     }
 
+    /// How many pages are in use, and how many there are. Sleeps.
+    pub(crate) fn occupancy(&self) -> (u32, u32) {
+        let map = self.map.lock();
+        let used = map.used.iter().filter(|used| **used).count();
+        (used as u32, map.used.len() as u32)
+    }
+
     fn take(self: &Arc<Self>, pages: usize, align: usize) -> Result<Arc<Piece>> {
         let first = self.map.lock().take(pages, align)?;
         let piece = Piece {

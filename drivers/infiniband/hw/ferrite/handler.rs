@@ -69,7 +69,7 @@ impl Handler for Service {
 /// order.
 pub(crate) struct Interrupts {
     _services: KVec<Pin<KBox<IrqHandler<Service>>>>,
-    _vectors: Arc<Vectors>,
+    vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
 }
 
@@ -129,9 +129,14 @@ impl Interrupts {
         }
         Ok(Self {
             _services: services,
-            _vectors: vectors,
+            vectors,
             queues,
         })
+    }
+
+    /// The Linux interrupt number of a vector.
+    pub(crate) fn irq(&self, vector: u16) -> Result<u32> {
+        self.vectors.irq(vector.into())
     }
 
     /// All event queues, by number.

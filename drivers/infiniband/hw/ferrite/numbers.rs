@@ -43,6 +43,14 @@ impl NumberPool {
         }
     }
 
+    /// How many numbers are in use, and how many there are.
+    pub(crate) fn occupancy(&self) -> (u32, u32) {
+        (
+            self.links.len() as u32 - self.resting,
+            self.limit.saturating_sub(self.first),
+        )
+    }
+
     /// Takes a number: `ENOSPC` when all are in use.
     pub(crate) fn take(&mut self) -> Result<u32> {
         let fresh = self
@@ -93,6 +101,11 @@ impl Numbers {
             pool <- new_mutex!(NumberPool::new(first, limit), "ferrite_numbers"),
         });
         Arc::pin_init(numbers, GFP_KERNEL)
+    }
+
+    /// How many numbers are in use, and how many there are. Sleeps.
+    pub(crate) fn occupancy(&self) -> (u32, u32) {
+        self.pool.lock().occupancy()
     }
 
     /// Takes a number until the result is dropped: `ENOSPC` when all are in use. Sleeps.
@@ -146,9 +159,11 @@ mod tests {
         }
         pool.give_back(3);
         pool.give_back(1);
+        assert_eq!(pool.occupancy(), (1, 3));
         assert_eq!(pool.take()?, 3);
         assert_eq!(pool.take()?, 1);
         assert_eq!(pool.take(), Err(ENOSPC));
+        assert_eq!(pool.occupancy(), (3, 3));
         pool.give_back(2);
         assert_eq!(pool.take()?, 2);
         Ok(())

@@ -129,7 +129,7 @@ impl pci::Driver for FerriteDriver {
         let registration = unregistered.register(&crate::THIS_MODULE, Some(identity.mac))?;
 
         let name = registration.device().name();
-        let debug_files = DebugFiles::new(name, &hw, interrupts.queues());
+        let debug_files = DebugFiles::new(name, registration.device(), &interrupts);
         dev_info!(
             pdev,
             "{}: version {}.{}.{}, {} completion vectors\n",

@@ -96,6 +96,11 @@ impl Tags {
         Arc::pin_init(tags, GFP_KERNEL)
     }
 
+    /// How many tags are in use, and how many there are. Sleeps.
+    pub(crate) fn occupancy(&self) -> (u32, u32) {
+        self.allocator.lock().indices.occupancy()
+    }
+
     /// Takes a tag until the result is dropped. Sleeps.
     pub(crate) fn take(self: &Arc<Self>) -> Result<TakenTag> {
         let tag = self.allocator.lock().take()?;
