@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ferrite_abi::{
     phase_of, CompletionDoorbell, CompletionEntry, CompletionOpcode, CompletionRecord, Plain,
     UverbsCqRequest, UverbsCqResponse, COMPLETION_GRH, COMPLETION_IMMEDIATE,
-    COMPLETION_INVALIDATED, COMPLETION_PHASE, COMPLETION_RECEIVE, COMPLETION_SHARED,
-    COMPLETION_VALID_OFFSET, DOORBELL_COMPLETION,
+    COMPLETION_INVALIDATED, COMPLETION_IPV6, COMPLETION_PHASE, COMPLETION_RECEIVE,
+    COMPLETION_SHARED, COMPLETION_VALID_OFFSET, DOORBELL_COMPLETION,
 };
 
 use crate::context::Context;
@@ -92,6 +92,23 @@ impl Completion {
             flags |= IBV_WC_GRH;
         }
         flags
+    }
+}
+
+/// The service level of a received datagram. On Ethernet there is none; devices tell in its
+/// place what the routing header is (IBTA annex 17, A17.4.5.1: a flag for IPv4, IPv6 or none), and
+/// programs look for it there: UCX finds a datagram's destination by it.
+pub(crate) fn service_level(entry: &CompletionEntry) -> u8 {
+    /// UDP is below the transport header.
+    const UDP: u8 = 1 << 3;
+    const IPV6: u8 = 1;
+    const IPV4: u8 = 2;
+    if entry.flags & COMPLETION_GRH == 0 {
+        0
+    } else if entry.flags & COMPLETION_IPV6 != 0 {
+        UDP | IPV6
+    } else {
+        UDP | IPV4
     }
 }
 
@@ -438,7 +455,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut 
         wc.wc_flags = completion.wc_flags();
         wc.pkey_index = entry.pkey_index;
         wc.slid = 0;
-        wc.sl = 0;
+        wc.sl = service_level(entry);
         wc.dlid_path_bits = 0;
         polled += 1;
     }

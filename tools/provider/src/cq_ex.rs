@@ -9,7 +9,7 @@ use core::mem::forget;
 use ferrite_abi::{CompletionEntry, VLAN_NONE};
 
 use crate::context::Context;
-use crate::cq::{create, Completion, Cq};
+use crate::cq::{create, service_level, Completion, Cq};
 use crate::fail;
 use crate::protection::Pd;
 use crate::sys::*;
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         verbs.read_sl = Some(read_sl);
     }
     if with(IBV_WC_EX_WITH_DLID_PATH_BITS) {
-        verbs.read_dlid_path_bits = Some(read_sl);
+        verbs.read_dlid_path_bits = Some(read_dlid_path_bits);
     }
     if with(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) {
         verbs.read_completion_ts = Some(read_completion_ts);
@@ -216,7 +216,12 @@ unsafe extern "C" fn read_slid(_cq: *mut ibv_cq_ex) -> u32 {
     0
 }
 
-unsafe extern "C" fn read_sl(_cq: *mut ibv_cq_ex) -> u8 {
+unsafe extern "C" fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
+    // SAFETY: as in `read_opcode`.
+    service_level(unsafe { &entry(cq) })
+}
+
+unsafe extern "C" fn read_dlid_path_bits(_cq: *mut ibv_cq_ex) -> u8 {
     0
 }
 
