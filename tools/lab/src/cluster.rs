@@ -86,6 +86,8 @@ pub struct Options {
     pub plain: Vec<usize>,
     /// Further arguments of each device process.
     pub device_args: Vec<String>,
+    /// Further arguments of QEMU, from the first VM on; `{dir}` stands for the cluster's folder.
+    pub qemu_args: Vec<Vec<String>>,
     /// Further arguments of the fabric.
     pub fabric_args: Vec<String>,
     /// Record the wire.
@@ -107,6 +109,7 @@ impl Options {
             device: true,
             plain: Vec::new(),
             device_args: Vec::new(),
+            qemu_args: Vec::new(),
             fabric_args: Vec::new(),
             pcap: false,
             kernel_args: String::new(),
@@ -159,6 +162,13 @@ impl Cluster {
                 kernel_args: options.kernel_args.clone(),
                 net,
                 device,
+                qemu_args: options
+                    .qemu_args
+                    .get(index - 1)
+                    .into_iter()
+                    .flatten()
+                    .map(|arg| arg.replace("{dir}", &dir.display().to_string()))
+                    .collect(),
             })?);
         }
         let deadline = Instant::now() + BOOT;
@@ -262,6 +272,16 @@ impl Cluster {
             bail!("the fabric refuses {request}: {answer}");
         }
         Ok(answer)
+    }
+
+    /// The device process of the VM with this number.
+    pub fn device_pid(&self, index: usize) -> Option<u32> {
+        lock(&self.devices).get(index - 1).map(Daemon::pid)
+    }
+
+    /// The fabric's process.
+    pub fn fabric_pid(&self) -> Option<u32> {
+        self.fabric.as_ref().map(Daemon::pid)
     }
 
     /// Kills the device process of the VM with this number: a surprise removal.

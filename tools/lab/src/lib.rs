@@ -5,6 +5,7 @@
 //! `/ferrite`, the cache at `/cache` and this tree's build output at `/out`.
 
 pub mod artifacts;
+pub mod bench;
 pub mod cache;
 pub mod cluster;
 pub mod demo;

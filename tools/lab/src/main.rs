@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{bail, Result};
 use ferrite_lab::kernel::Flavour;
-use ferrite_lab::{demo, process, pyverbs, shell, suite};
+use ferrite_lab::{bench, demo, process, pyverbs, shell, suite};
 
 const USAGE: &str = "\
 usage: ferrite-lab <command> [options]
@@ -18,6 +18,9 @@ usage: ferrite-lab <command> [options]
   pyverbs [--filter TEXT] [--test] [--no-build]
                           rdma-core's own tests on the device; ends with
                           'N passed, N failed, N skipped'
+  bench [--rounds N] [--quick] [--profile] [--only PART] [--no-build]
+                          Ferrite beside rxe and siw; writes bench/results.json and
+                          bench/report.html. Parts: time, count, scale, profile
   shell [--vm N] [--test] VMs up and a prompt in each
   try   [--test] [--plain] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
         [--kernel-args TEXT] [--keep] [--] SCRIPT..
@@ -74,6 +77,23 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                 }
             }
             pyverbs::run(&options)
+        }
+        "bench" => {
+            let mut options = bench::Options::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--rounds" => {
+                        options.rounds = Some(value(&mut args, "--rounds")?.parse()?);
+                    }
+                    "--quick" => options.quick = true,
+                    "--profile" => options.profile = true,
+                    "--no-build" => options.build = false,
+                    "--only" => options.only = Some(value(&mut args, "--only")?),
+                    other => bail!("bench: unknown option {other}"),
+                }
+            }
+            bench::run(&options)?;
+            Ok(true)
         }
         "shell" => {
             let mut options = shell::Options::default();

@@ -141,7 +141,7 @@ pub struct Perftest {
 }
 
 /// The last line of numbers in perftest's output.
-fn perftest_line(out: &str) -> Option<Vec<f64>> {
+pub fn perftest_line(out: &str) -> Option<Vec<f64>> {
     out.lines().rev().find_map(|line| {
         let numbers: Vec<f64> = line
             .split_whitespace()

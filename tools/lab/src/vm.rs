@@ -45,6 +45,8 @@ pub struct Config {
     pub net: PathBuf,
     /// The vfio-user socket of the RDMA device, if the VM has one.
     pub device: Option<PathBuf>,
+    /// Further arguments of QEMU.
+    pub qemu_args: Vec<String>,
 }
 
 /// The hardware address of the interface of the VM with this number.
@@ -177,6 +179,7 @@ impl Vm {
             });
             qemu.arg("-device").arg(device.to_string());
         }
+        qemu.args(&config.qemu_args);
         let mut qemu = Daemon::start(&name, &mut qemu, &path("qemu.log"))?;
         let agent = path("agent");
         let mut stream = None;

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The two VMs that are measured: Ferrite, rxe and siw side by side, each with a wire of its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+use serde::Deserialize;
+
+use crate::artifacts::program;
+use crate::cache::artifact;
+use crate::cluster::{Cluster, Options, RunDir};
+use crate::kernel::Kernel;
+use crate::shell::LOAD_DRIVER;
+use crate::step;
+use crate::tests::wait_active;
+use crate::traffic::{perftest_line, wait_listening};
+use crate::vm::{Running, Vm};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    /// This project.
+    Ferrite,
+    /// RoCE in software, of Linux.
+    Rxe,
+    /// iWARP in software, of Linux.
+    Siw,
+}
+
+impl Driver {
+    /// All, in the order of a round.
+    pub const ALL: [Self; 3] = [Self::Ferrite, Self::Rxe, Self::Siw];
+
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ferrite => "ferrite",
+            Self::Rxe => "rxe",
+            Self::Siw => "siw",
+        }
+    }
+
+    /// Third number of its network's addresses.
+    fn net(self) -> u8 {
+        match self {
+            Self::Ferrite => 0,
+            Self::Rxe => 1,
+            Self::Siw => 2,
+        }
+    }
+
+    /// The address of its interface in a VM.
+    pub fn address(self, vm: usize) -> String {
+        format!("10.77.{}.{vm}", self.net())
+    }
+
+    /// How its programs wait. The software drivers work in threads of the guest, which a program
+    /// that never lets go of the only processor holds up, and events take time of their own: they
+    /// are measured both ways, and the better result counts.
+    pub fn waits(self) -> &'static [&'static str] {
+        match self {
+            Self::Ferrite => &["spin"],
+            Self::Rxe | Self::Siw => &["spin", "event"],
+        }
+    }
+
+    /// Port of its server, over TCP and over rdma_cm.
+    pub fn port(self) -> u16 {
+        18_700 + u16::from(self.net())
+    }
+}
+
+/// Writes and reads of a guest, and its instructions, between the markers.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counted {
+    /// Instructions of user space.
+    pub user: u64,
+    /// Instructions of the kernel.
+    pub kernel: u64,
+    /// Writes to registers of devices.
+    pub writes: u64,
+    /// Reads of registers of devices.
+    pub reads: u64,
+}
+
+impl std::ops::Sub for Counted {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            user: self.user - other.user,
+            kernel: self.kernel - other.kernel,
+            writes: self.writes - other.writes,
+            reads: self.reads - other.reads,
+        }
+    }
+}
+
+/// A line that `verbs-bench` prints.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Line {
+    /// The test.
+    pub test: String,
+    /// Bytes of a message.
+    pub size: u64,
+    /// Connections.
+    pub qps: u64,
+    /// Messages.
+    pub count: u64,
+    /// Time for all.
+    pub seconds: f64,
+    /// Interrupts at the measuring end.
+    #[serde(default)]
+    pub interrupts: u64,
+    /// Interrupts at the other end.
+    #[serde(default)]
+    pub interrupts_there: u64,
+    /// Memory that objects took.
+    #[serde(default)]
+    pub bytes: u64,
+}
+
+/// Two booted VMs with all drivers loaded.
+pub struct Machines {
+    /// The VMs, their devices and the fabric.
+    pub cluster: Cluster,
+    counts: [PathBuf; 2],
+}
+
+/// Debian's kernel leaves siw out; it is built from the same kernel's source.
+fn siw(kernel: &Kernel) -> Result<PathBuf> {
+    let folder = artifact(
+        "siw",
+        "building siw, which this kernel comes without (once)",
+        &[&kernel.release, "1"],
+        |dir, log| {
+            step::run(
+                Command::new("cp")
+                    .arg("-rT")
+                    .arg(kernel.source.join("drivers/infiniband/sw/siw"))
+                    .arg(dir),
+                log,
+            )?;
+            let mut make = kernel.make();
+            make.arg(format!("M={}", dir.display()));
+            make.args(["CONFIG_RDMA_SIW=m", "modules"]);
+            step::run(&mut make, log)
+        },
+    )?;
+    Ok(folder.join("siw.ko"))
+}
+
+/// Everything of the VMs that the measurements add: for each of the two software drivers an
+/// interface, wired to the same interface of the other VM without anything between.
+fn qemu_args(vm: usize, counting: bool) -> Vec<String> {
+    let mut args = Vec::new();
+    for driver in [Driver::Rxe, Driver::Siw] {
+        let name = driver.name();
+        let server = if vm == 1 { "on" } else { "off" };
+        args.push("-netdev".to_owned());
+        args.push(format!(
+            "stream,id={name},server={server},addr.type=unix,addr.path={{dir}}/wire.{name}"
+        ));
+        args.push("-device".to_owned());
+        args.push(format!(
+            "virtio-net-pci,netdev={name},romfile=,host_mtu=9000,mac=52:54:00:fd:{:02x}:{vm:02x}",
+            driver.net()
+        ));
+    }
+    if counting {
+        args.push("-plugin".to_owned());
+        args.push(format!(
+            "{},counts={{dir}}/counts{vm}",
+            program("libferrite_count_plugin.so").display()
+        ));
+    }
+    args
+}
+
+impl Machines {
+    /// Boots two VMs with one processor each and loads all drivers.
+    pub fn boot(
+        run: &RunDir,
+        kernel: &Kernel,
+        modules: &[PathBuf],
+        label: &str,
+        memory_mib: usize,
+        counting: bool,
+    ) -> Result<Self> {
+        let cluster = Cluster::boot(
+            run,
+            kernel,
+            &Options {
+                cpus: 1,
+                memory_mib,
+                qemu_args: vec![qemu_args(1, counting), qemu_args(2, counting)],
+                ..Options::pair(label, [modules, &[siw(kernel)?]].concat())
+            },
+        )?;
+        let counts = [1, 2].map(|vm| cluster.dir().join(format!("counts{vm}")));
+        let machines = Self { cluster, counts };
+        machines.load()?;
+        Ok(machines)
+    }
+
+    fn load(&self) -> Result<()> {
+        for vm in &self.cluster.vms {
+            vm.sh(LOAD_DRIVER)?;
+            wait_active(vm)?;
+            for (interface, driver, load) in [
+                ("eth1", Driver::Rxe, "modprobe rdma_rxe"),
+                (
+                    "eth2",
+                    Driver::Siw,
+                    "for m in $(modinfo -F depends /ferrite/modules/siw.ko | tr , ' '); do modprobe $m; done
+                     insmod /ferrite/modules/siw.ko",
+                ),
+            ] {
+                vm.sh(&format!(
+                    "set -e; ip addr add {}/24 dev {interface}; ip link set {interface} up mtu 9000
+                     {load}
+                     rdma link add {name}0 type {name} netdev {interface}",
+                    driver.address(vm.index),
+                    name = driver.name(),
+                ))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The VM whose programs measure.
+    pub fn client(&self) -> Result<&Vm> {
+        Ok(self.cluster.two()?.0)
+    }
+
+    /// The VM at the other end.
+    pub fn server(&self) -> Result<&Vm> {
+        Ok(self.cluster.two()?.1)
+    }
+
+    /// Starts the other end of a driver's measurements; it ends when the VM does.
+    pub fn serve(&self, driver: Driver) -> Result<Running<'_>> {
+        let server = self.server()?;
+        let running = server.spawn(
+            &format!(
+                "exec /ferrite/bin/verbs-bench serve --rdma {} --port {}",
+                driver.address(2),
+                driver.port()
+            ),
+            Duration::from_secs(3600),
+        )?;
+        wait_listening(server, driver.port())?;
+        Ok(running)
+    }
+
+    /// Runs measurements; gives their lines.
+    pub fn measure(&self, driver: Driver, arguments: &str, timeout: Duration) -> Result<Vec<Line>> {
+        let out = self.client()?.sh_in(
+            &format!(
+                "exec /ferrite/bin/verbs-bench run --rdma {} --control {} --port {} {arguments}",
+                driver.address(2),
+                Driver::Ferrite.address(2),
+                driver.port()
+            ),
+            timeout,
+        )?;
+        out.lines()
+            .map(|line| serde_json::from_str(line).with_context(|| format!("cannot read: {line}")))
+            .collect()
+    }
+
+    /// Runs a program of perftest, with rdma_cm, which all drivers can do; gives bandwidth in MiB/s
+    /// or latency in microseconds.
+    pub fn perftest(
+        &self,
+        driver: Driver,
+        program: &str,
+        size: u64,
+        iterations: u64,
+    ) -> Result<f64> {
+        let port = driver.port() + 100;
+        let flags = format!("-R -p {port} -s {size} -n {iterations} -F");
+        let timeout = Duration::from_secs(60);
+        let address = driver.address(2);
+        let serving = self.server()?.spawn(
+            &format!("exec {program} {flags} --bind_source_ip {address}"),
+            timeout,
+        )?;
+        // With rdma_cm nothing listens on a TCP port.
+        let listening = format!("rdma resource show cm_id | grep -q 'src-addr .*:{port} '");
+        let client = self.server()?.wait_for(&listening, timeout).and_then(|()| {
+            self.client()?
+                .sh_in(&format!("exec {program} {flags} {address}"), timeout)
+        });
+        if client.is_err() {
+            let _ = serving.signal(libc::SIGKILL);
+        }
+        let _ = serving.wait()?;
+        let out = client?;
+        let columns = perftest_line(&out).with_context(|| format!("no result in:\n{out}"))?;
+        // Bandwidth: size, iterations, peak, average. Latency: size, iterations, least, most,
+        // typical.
+        let column = if program.ends_with("_bw") { 3 } else { 4 };
+        columns.get(column).copied().context("too few columns")
+    }
+
+    /// What the plugin has counted in a VM.
+    pub fn counted(&self, vm: usize) -> Result<Counted> {
+        counted(&self.counts[vm - 1])
+    }
+}
+
+/// The other ends of all drivers.
+pub struct Serving<'m> {
+    machines: &'m Machines,
+    servers: Vec<(Driver, Running<'m>)>,
+}
+
+impl<'m> Serving<'m> {
+    /// Starts them.
+    pub fn all(machines: &'m Machines) -> Result<Self> {
+        let mut servers = Vec::new();
+        for driver in Driver::ALL {
+            servers.push((driver, machines.serve(driver)?));
+        }
+        Ok(Self { machines, servers })
+    }
+
+    /// [`Machines::measure`]; after a failure the other end is started anew.
+    pub fn measure(
+        &mut self,
+        driver: Driver,
+        arguments: &str,
+        timeout: Duration,
+    ) -> Result<Vec<Line>> {
+        let measured = self.machines.measure(driver, arguments, timeout);
+        if measured.is_err() {
+            if let Some(index) = self.servers.iter().position(|(which, _)| *which == driver) {
+                let (_, old) = self.servers.swap_remove(index);
+                old.signal(libc::SIGKILL)?;
+                let _ = old.wait()?;
+            }
+            let fresh = self.machines.serve(driver)?;
+            self.servers.push((driver, fresh));
+        }
+        measured
+    }
+}
+
+fn counted(path: &Path) -> Result<Counted> {
+    let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let word = |index: usize| -> Result<u64> {
+        let bytes = bytes.get(index * 8..index * 8 + 8);
+        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
+        Ok(u64::from_ne_bytes(
+            bytes.context("the file of counts is too short")?,
+        ))
+    };
+    let (begun, ended) = (word(0)?, word(1)?);
+    if begun != ended {
+        bail!("{begun} spans were begun, {ended} ended");
+    }
+    Ok(Counted {
+        user: word(2)?,
+        kernel: word(3)?,
+        writes: word(4)?,
+        reads: word(5)?,
+    })
+}

@@ -1,0 +1,622 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `make bench`: Ferrite beside rxe and siw, in the same two VMs, in one run.
+//!
+//! Times are taken in VMs that nothing else is done to. Counts are taken in a second pair of VMs,
+//! because QEMU's counting slows a guest down, most of all where the guest does most of the work.
+
+mod machines;
+mod page;
+mod plot;
+mod processes;
+mod profile;
+mod results;
+mod scale;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::{json, Value};
+
+use crate::artifacts;
+use crate::cluster::RunDir;
+use crate::kernel::{self, Kernel};
+use crate::process::check_interrupted;
+use crate::shell::build;
+use crate::step::say;
+use crate::vm::kvm_usable;
+use crate::PROJECT;
+use machines::{Driver, Line, Machines, Serving};
+use results::{human, short, Results};
+
+/// Options of `bench`.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Rounds of every measurement; a few if nothing is said.
+    pub rounds: Option<usize>,
+    /// Fewer sizes, less time.
+    pub quick: bool,
+    /// Build first.
+    pub build: bool,
+    /// Look at what the device's time goes into.
+    pub profile: bool,
+    /// Only parts whose names contain this: `time`, `count`, `scale`, `profile`.
+    pub only: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            rounds: None,
+            quick: false,
+            build: true,
+            profile: false,
+            only: None,
+        }
+    }
+}
+
+/// What is measured.
+struct Plan {
+    rounds: usize,
+    milliseconds: u64,
+    sizes: Vec<u64>,
+    qps: Vec<u64>,
+    count_rounds: usize,
+    count_sizes: Vec<(u64, u64)>,
+    scale_qps: Vec<u64>,
+    scale_regions: Vec<u64>,
+    objects: u64,
+}
+
+impl Plan {
+    fn new(options: &Options) -> Self {
+        let all: Vec<u64> = vec![
+            2,
+            8,
+            32,
+            64,
+            256,
+            1 << 10,
+            4 << 10,
+            16 << 10,
+            64 << 10,
+            256 << 10,
+            1 << 20,
+            4 << 20,
+            8 << 20,
+        ];
+        if options.quick {
+            return Self {
+                rounds: options.rounds.unwrap_or(2),
+                milliseconds: 120,
+                sizes: vec![64, 4 << 10, 64 << 10, 1 << 20],
+                qps: vec![1, 16],
+                count_rounds: 1,
+                count_sizes: vec![(64, 1024)],
+                scale_qps: vec![1, 100, 1000],
+                scale_regions: vec![10, 1000],
+                objects: 500,
+            };
+        }
+        Self {
+            rounds: options.rounds.unwrap_or(3),
+            milliseconds: 150,
+            sizes: all,
+            qps: vec![1, 4, 16, 64],
+            count_rounds: 3,
+            count_sizes: vec![(64, 4096), (4 << 10, 1024), (64 << 10, 256)],
+            scale_qps: vec![1, 10, 100, 1000, 10_000],
+            scale_regions: vec![10, 1000, 10_000, 100_000, 1_000_000],
+            objects: 2000,
+        }
+    }
+}
+
+/// What goes wrong with one measurement does not end the others; it is written down.
+struct Run {
+    results: Results,
+    missing: Vec<String>,
+    start: Instant,
+}
+
+impl Run {
+    fn miss(&mut self, what: &str, error: &anyhow::Error) {
+        let first = format!("{error:#}");
+        let first = first.lines().take(3).collect::<Vec<_>>().join(" / ");
+        println!("      no result for {what}: {first}");
+        self.missing.push(format!("{what}: {first}"));
+    }
+
+    fn progress(&self, what: &str) {
+        say(&format!("[{:4} s] {what}", self.start.elapsed().as_secs()));
+    }
+}
+
+/// Measures everything and writes it down.
+pub fn run(options: &Options) -> Result<()> {
+    let plan = Plan::new(options);
+    let wanted = |part: &str| options.only.as_ref().is_none_or(|only| part.contains(only));
+    let kernel = kernel::stock()?;
+    crate::guest::image()?;
+    let modules = if options.build {
+        build(&kernel)?
+    } else {
+        artifacts::modules(&artifacts::module_dir(&kernel))?
+    };
+    let folder = RunDir::new()?;
+    let mut run = Run {
+        results: Results::default(),
+        missing: Vec::new(),
+        start: Instant::now(),
+    };
+    let mut notes = Vec::new();
+    let mut profile_text = None;
+    let mut memcpy = Vec::new();
+    if wanted("time") || wanted("scale") || wanted("profile") {
+        run.progress("booting the VMs that are timed");
+        let machines = Machines::boot(&folder, &kernel, &modules, "time", 2048, false)?;
+        let mut serving = Serving::all(&machines)?;
+        if wanted("time") {
+            idle(&machines, &mut run)?;
+            for round in 1..=plan.rounds {
+                memcpy.push(processes::memcpy_speed());
+                time_round(&machines, &mut serving, &plan, round, &mut run)?;
+            }
+        }
+        if options.profile && wanted("profile") {
+            run.progress("where the device's time goes");
+            match profile::run(&machines) {
+                Ok(text) => profile_text = Some(text),
+                Err(error) => run.miss("profile", &error),
+            }
+        }
+        if wanted("scale") {
+            run.progress("many queue pairs, many regions, memory");
+            notes = scale::run(&machines, &mut serving, &plan, &mut run)?;
+        }
+        report_kernels(&machines, &mut run);
+    }
+    if wanted("count") {
+        run.progress("booting the VMs whose instructions are counted");
+        let machines = Machines::boot(&folder, &kernel, &modules, "count", 1024, true)?;
+        let mut serving = Serving::all(&machines)?;
+        for round in 1..=plan.count_rounds {
+            run.progress(&format!("counts, round {round} of {}", plan.count_rounds));
+            count_round(&machines, &mut serving, &plan, &mut run)?;
+        }
+        report_kernels(&machines, &mut run);
+    }
+    write_down(options, &plan, &kernel, &run, &memcpy, notes, profile_text)
+}
+
+fn report_kernels(machines: &Machines, run: &mut Run) {
+    for finding in machines.cluster.new_findings() {
+        println!("      kernel report: {finding}");
+        run.missing.push(format!("kernel report: {finding}"));
+    }
+}
+
+/// Processor time of device processes while nothing happens.
+fn idle(machines: &Machines, run: &mut Run) -> Result<()> {
+    let pids: Vec<u32> = [1, 2]
+        .iter()
+        .filter_map(|vm| machines.cluster.device_pid(*vm))
+        .collect();
+    let before: Vec<_> = pids
+        .iter()
+        .map(|pid| processes::usage(*pid))
+        .collect::<Result<_>>()?;
+    let time = Duration::from_secs(5);
+    std::thread::sleep(time);
+    for (pid, before) in pids.iter().zip(before) {
+        let used = processes::usage(*pid)? - before;
+        let share = (used.user + used.system) / time.as_secs_f64() * 100.0;
+        run.results.add(
+            Driver::Ferrite,
+            "idle_device_cpu",
+            (0, 1),
+            ("% of a core", false),
+            share,
+        );
+        run.results.add(
+            Driver::Ferrite,
+            "idle_device_wakeups",
+            (0, 1),
+            ("/s", false),
+            used.waits as f64 / time.as_secs_f64(),
+        );
+    }
+    Ok(())
+}
+
+/// A test's unit, whether more of it is better, and a line's value.
+fn value(line: &Line, test: &str) -> (&'static str, bool, f64) {
+    let each = line.seconds / line.count as f64;
+    match test.rsplit('_').next() {
+        Some("bw") => ("MiB/s", true, line.size as f64 / each / f64::from(1 << 20)),
+        // There and back is two messages; a read is one.
+        Some("lat") if test.starts_with("read") => ("us", false, each * 1e6),
+        Some("lat" | "event") => ("us", false, each * 1e6 / 2.0),
+        _ => ("/s", true, 1.0 / each),
+    }
+}
+
+/// Runs a group of tests in all ways that a driver is measured in; a sample for each test is that
+/// of its best way.
+fn time_group(
+    serving: &mut Serving<'_>,
+    driver: Driver,
+    group: &Group,
+    milliseconds: u64,
+    run: &mut Run,
+) -> Result<()> {
+    let ways = match group.way {
+        Some(way) => vec![way],
+        None => driver.waits().to_vec(),
+    };
+    let mut best: Vec<(Line, String, (&'static str, bool, f64))> = Vec::new();
+    for way in ways {
+        check_interrupted()?;
+        let arguments = format!("--ms {milliseconds} --wait {way} {}", group.arguments);
+        let lines = match serving.measure(driver, &arguments, Duration::from_secs(200)) {
+            Ok(lines) => lines,
+            Err(error) => {
+                run.miss(&format!("{} {} ({way})", driver.name(), group.what), &error);
+                continue;
+            }
+        };
+        for line in lines {
+            let test = match (group.rename, line.test.as_str()) {
+                (Some(rename), test) => {
+                    format!("{}_{rename}", test.split('_').next().unwrap_or(test))
+                }
+                (None, "reg") => "registrations".to_owned(),
+                (None, "connect") => "connections".to_owned(),
+                (None, test) => test.to_owned(),
+            };
+            let new = value(&line, &test);
+            let same = |old: &&mut (Line, String, (&'static str, bool, f64))| {
+                old.1 == test && old.0.size == line.size
+            };
+            match best.iter_mut().find(same) {
+                Some(old) if (new.2 > old.2 .2) == new.1 => old.2 = new,
+                Some(_) => {}
+                None => best.push((line, test, new)),
+            }
+        }
+    }
+    for (line, test, (unit, higher, value)) in best {
+        let key = (line.size, line.qps.max(1));
+        run.results.add(driver, &test, key, (unit, higher), value);
+    }
+    Ok(())
+}
+
+/// Tests that share a connection.
+struct Group {
+    what: String,
+    arguments: String,
+    /// What the second half of the tests' names becomes.
+    rename: Option<&'static str>,
+    /// The only way to wait that makes sense.
+    way: Option<&'static str>,
+}
+
+/// One round of all timed measurements of all drivers.
+fn time_round<'m>(
+    machines: &'m Machines,
+    serving: &mut Serving<'m>,
+    plan: &Plan,
+    round: usize,
+    run: &mut Run,
+) -> Result<()> {
+    let mut groups = Vec::new();
+    for measure in ["lat", "bw"] {
+        let mut tests = String::new();
+        for kind in ["send", "write", "read"] {
+            for size in &plan.sizes {
+                tests.push_str(&format!(" {kind}_{measure}:{size}"));
+            }
+        }
+        groups.push(Group {
+            what: format!("all sizes, {measure}"),
+            arguments: tests,
+            rename: None,
+            way: None,
+        });
+    }
+    for qps in &plan.qps {
+        groups.push(Group {
+            what: format!("64 B messages, {qps} QPs"),
+            arguments: format!("--qps {qps} send_bw:64 write_bw:64"),
+            rename: Some("rate"),
+            way: None,
+        });
+    }
+    groups.push(Group {
+        what: "latency by events".into(),
+        arguments: "send_lat:64".into(),
+        rename: Some("event"),
+        way: Some("event"),
+    });
+    groups.push(Group {
+        what: "registrations, connections".into(),
+        arguments: "reg:4096 reg:1048576 connect:0".into(),
+        rename: None,
+        way: Some("spin"),
+    });
+    for group in &groups {
+        for driver in Driver::ALL {
+            run.progress(&format!(
+                "round {round} of {}: {}: {}",
+                plan.rounds,
+                group.what,
+                driver.name()
+            ));
+            time_group(serving, driver, group, plan.milliseconds, run)?;
+        }
+    }
+    for driver in Driver::ALL {
+        check_interrupted()?;
+        run.progress(&format!(
+            "round {round} of {}: perftest: {}",
+            plan.rounds,
+            driver.name()
+        ));
+        for (program, size, iterations) in [("ib_send_lat", 64, 300), ("ib_write_bw", 65_536, 100)]
+        {
+            match machines.perftest(driver, program, size, iterations) {
+                Ok(value) => {
+                    let (unit, higher) = if program.ends_with("bw") {
+                        ("MiB/s", true)
+                    } else {
+                        ("us", false)
+                    };
+                    let test = format!("perftest_{program}");
+                    run.results
+                        .add(driver, &test, (size, 1), (unit, higher), value);
+                }
+                Err(error) => run.miss(&format!("{} {program}", driver.name()), &error),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One round of all counts.
+fn count_round<'m>(
+    machines: &'m Machines,
+    serving: &mut Serving<'m>,
+    plan: &Plan,
+    run: &mut Run,
+) -> Result<()> {
+    for (size, messages) in &plan.count_sizes {
+        for kind in ["send", "write", "read"] {
+            for driver in Driver::ALL {
+                check_interrupted()?;
+                let what = format!("{} {kind} counts, {}", driver.name(), human(*size));
+                if let Err(error) =
+                    count_one(machines, serving, driver, (kind, *size, *messages), run)
+                {
+                    run.miss(&what, &error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn count_one<'m>(
+    machines: &'m Machines,
+    serving: &mut Serving<'m>,
+    driver: Driver,
+    (kind, size, messages): (&str, u64, u64),
+    run: &mut Run,
+) -> Result<()> {
+    let mut add = |name: &str, value: f64| {
+        run.results.add(
+            driver,
+            &format!("{kind}_{name}"),
+            (size, 1),
+            ("/message", false),
+            value,
+        );
+    };
+    let mut device: Vec<Value> = Vec::new();
+    // Twice, with different numbers: what the connection takes is the same both times, so that
+    // the difference belongs to the messages.
+    for messages in [messages / 4, messages] {
+        let before = [machines.counted(1)?, machines.counted(2)?];
+        let device_before = machines.cluster.counters(1)?;
+        let arguments = format!("--messages {messages} {kind}_count:{size}");
+        let lines = serving.measure(driver, &arguments, Duration::from_secs(150))?;
+        let line = lines.first().context("no result")?;
+        let after = [machines.counted(1)?, machines.counted(2)?];
+        device.push(difference(&machines.cluster.counters(1)?, &device_before));
+        if device.len() == 1 {
+            continue;
+        }
+        let per = |value: u64| value as f64 / line.count as f64;
+        let here = after[0] - before[0];
+        let there = after[1] - before[1];
+        add("instructions", per(here.user + here.kernel));
+        add("instructions_user", per(here.user));
+        add("instructions_there", per(there.user + there.kernel));
+        add("register_writes", per(here.writes));
+        add("register_writes_there", per(there.writes));
+        add("register_reads", per(here.reads));
+        add("interrupts", per(line.interrupts));
+        add("interrupts_there", per(line.interrupts_there));
+    }
+    if driver == Driver::Ferrite {
+        let messages = (messages - messages / 4) as f64;
+        let of = |path: &str| {
+            let value = |index: usize| device[index].pointer(path).and_then(Value::as_f64);
+            Some((value(1)? - value(0)?) / messages)
+        };
+        for (name, path) in [
+            ("device_dma_reads", "/dma/reads"),
+            ("device_dma_writes", "/dma/writes"),
+            ("device_interrupts", "/interrupts/total"),
+            ("device_send_doorbells", "/mmio/sq_doorbell/writes"),
+            ("device_completion_doorbells", "/mmio/cq_doorbell/writes"),
+            ("device_packets_sent", "/engine/tx_packets"),
+            ("device_packets_received", "/engine/rx_packets"),
+        ] {
+            if let Some(value) = of(path) {
+                add(name, value);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Numbers of a document less those of an earlier one.
+fn difference(after: &Value, before: &Value) -> Value {
+    match (after, before) {
+        (Value::Object(after), Value::Object(before)) => Value::Object(
+            after
+                .iter()
+                .filter_map(|(name, value)| {
+                    Some((name.clone(), difference(value, before.get(name)?)))
+                })
+                .collect(),
+        ),
+        _ => match (after.as_f64(), before.as_f64()) {
+            (Some(after), Some(before)) => json!(after - before),
+            _ => Value::Null,
+        },
+    }
+}
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    let out = Command::new(program).args(arguments).output();
+    let out = out.map(|out| out.stdout).unwrap_or_default();
+    let text = String::from_utf8_lossy(&out);
+    text.lines().next().unwrap_or_default().trim().to_owned()
+}
+
+fn machine() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .map_or("unknown processor", |rest| {
+            rest.trim_start_matches([' ', '\t', ':'])
+        });
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib: u64 = memory
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("MemTotal:")?
+                .split_whitespace()
+                .next()?
+                .parse()
+                .ok()
+        })
+        .unwrap_or(0);
+    format!("{model}, {cores} cores, {} GiB", kib >> 20)
+}
+
+/// What the tree was when the lab was started; a clone's history may be out of reach in here.
+fn commit() -> String {
+    match std::env::var("FERRITE_COMMIT") {
+        Ok(commit) if !commit.is_empty() => commit,
+        _ => "unknown".into(),
+    }
+}
+
+fn write_down(
+    options: &Options,
+    plan: &Plan,
+    kernel: &Kernel,
+    run: &Run,
+    memcpy: &[(f64, f64)],
+    notes: Vec<String>,
+    profile: Option<String>,
+) -> Result<()> {
+    let mib = f64::from(1 << 20);
+    let hot = results::median(&memcpy.iter().map(|speed| speed.0 / mib).collect::<Vec<_>>());
+    let cold = results::median(&memcpy.iter().map(|speed| speed.1 / mib).collect::<Vec<_>>());
+    let writes = run.results.find(Driver::Ferrite, "write_bw", 1 << 20, 1);
+    let share = writes.map(|record| record.median / hot * 100.0);
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let header = json!({
+        "machine": machine(),
+        "date": output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
+        "commit": commit(),
+        "guests": format!(
+            "Linux {}, {}, one processor, 2 GiB; {}",
+            kernel.release,
+            if kvm_usable() { "KVM, -cpu host" } else { "TCG, -cpu qemu64" },
+            "counts in VMs of their own with 1 GiB and a counting plugin"
+        ),
+        "qemu": output("qemu-system-x86_64", &["--version"]),
+        "compiler": output("rustc", &["--version"]),
+        "wires": "Ferrite: device, fabric, device over Unix sockets; rxe and siw: a virtio-net interface each, \
+                  MTU 9000, the two VMs' QEMUs directly connected by a Unix socket",
+        "programs": "tools/verbs-bench for all three (connections by rdma_cm, messages up to 64 B inline, \
+                     one completion for 16 messages in streams, up to 128 under way); perftest beside it",
+        "waiting": Driver::ALL.map(|driver| format!("{}: {}", driver.name(), driver.waits().join(" or "))),
+        "rounds": plan.rounds,
+        "milliseconds_of_a_measurement": plan.milliseconds,
+        "quick": options.quick,
+        "seconds_of_the_run": run.start.elapsed().as_secs(),
+        "load_at_the_end": load.split_whitespace().take(3).collect::<Vec<_>>().join(" "),
+        "memcpy_same_mebibyte_mib_s": hot.round(),
+        "memcpy_many_mebibytes_mib_s": cold.round(),
+        "share_of_memcpy_of_1_mib_writes": share.map(|share| format!("{share:.1} %")),
+        "limits": notes,
+        "missing": run.missing,
+    });
+    let bars = run.results.bars();
+    let folder = Path::new(PROJECT).join("bench");
+    fs::create_dir_all(&folder)?;
+    let document = json!({
+        "header": header,
+        "bars": bars,
+        "records": run.results.records,
+        "profile": profile,
+    });
+    fs::write(
+        folder.join("results.json"),
+        serde_json::to_string_pretty(&document)? + "\n",
+    )?;
+    page::write(
+        &page::Report {
+            header: &header,
+            results: &run.results,
+            bars: &bars,
+            profile: profile.as_deref(),
+        },
+        &folder,
+    )?;
+    say(&format!(
+        "done in {} s; bench/results.json, bench/report.html",
+        run.start.elapsed().as_secs()
+    ));
+    for bar in &bars {
+        println!(
+            "      {:<6} {:>6.1}x of {:>2.0}x  {}: {} against {} {} ({})",
+            if bar.met { "met" } else { "missed" },
+            bar.factor,
+            bar.wanted,
+            bar.what,
+            short(bar.ferrite),
+            short(bar.other),
+            bar.unit,
+            bar.other_driver
+        );
+    }
+    if let Some(share) = share {
+        println!("      1 MiB writes reach {share:.1} % of memcpy ({hot:.0} MiB/s)");
+    }
+    if !run.missing.is_empty() {
+        println!("      without a result: {}", run.missing.len());
+    }
+    Ok(())
+}

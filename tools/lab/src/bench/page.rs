@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The page: plots, tables and what has to be known to read them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::Value;
+
+use super::machines::Driver;
+use super::plot::{Plot, Point, Series};
+use super::results::{human, short, Bar, Record, Results};
+
+/// Everything that is written down.
+pub struct Report<'a> {
+    /// Machine, versions, settings.
+    pub header: &'a Value,
+    /// What was measured.
+    pub results: &'a Results,
+    /// The comparison.
+    pub bars: &'a [Bar],
+    /// What the time of the device goes into, if it was looked at.
+    pub profile: Option<&'a str>,
+}
+
+fn colour(driver: Driver) -> &'static str {
+    match driver {
+        Driver::Ferrite => "#b3410e",
+        Driver::Rxe => "#2166ac",
+        Driver::Siw => "#3a7d34",
+    }
+}
+
+fn size_name(x: f64) -> String {
+    human(x as u64)
+}
+
+fn plain_name(x: f64) -> String {
+    match x as u64 {
+        n if n >= 1_000_000 && n % 1_000_000 == 0 => format!("{} M", n / 1_000_000),
+        n if n >= 10_000 && n % 1000 == 0 => format!("{} k", n / 1000),
+        n => n.to_string(),
+    }
+}
+
+/// A line for each driver that has records of a test.
+fn series(results: &Results, test: &str, x: fn(&Record) -> u64) -> Vec<Series> {
+    let mut all = Vec::new();
+    for driver in Driver::ALL {
+        let mut points: Vec<Point> = results
+            .series(driver, test)
+            .map(|record| Point {
+                x: x(record) as f64,
+                y: record.median,
+                min: record.min,
+                max: record.max,
+            })
+            .collect();
+        points.sort_by(|a, b| a.x.total_cmp(&b.x));
+        if !points.is_empty() {
+            all.push(Series {
+                name: driver.name().to_owned(),
+                colour: colour(driver),
+                points,
+            });
+        }
+    }
+    all
+}
+
+/// All plots by the name of their file.
+fn plots(results: &Results) -> Vec<(String, Plot)> {
+    let by_size = |record: &Record| record.size;
+    let by_qps = |record: &Record| record.qps;
+    let mut all = Vec::new();
+    for (measure, words, unit) in [
+        ("bw", "bandwidth", "MiB/s (more is better)"),
+        ("lat", "latency", "microseconds (less is better)"),
+    ] {
+        for kind in ["send", "write", "read"] {
+            let test = format!("{kind}_{measure}");
+            all.push((
+                test.clone(),
+                Plot {
+                    title: format!("{kind} {words} between two VMs"),
+                    x_label: "bytes of a message".into(),
+                    y_label: unit.into(),
+                    x_name: size_name,
+                    series: series(results, &test, by_size),
+                },
+            ));
+        }
+    }
+    for kind in ["send", "write"] {
+        let test = format!("{kind}_rate");
+        all.push((
+            test.clone(),
+            Plot {
+                title: format!("64 B {kind}s a second"),
+                x_label: "queue pairs".into(),
+                y_label: "messages/s (more is better)".into(),
+                x_name: plain_name,
+                series: series(results, &test, by_qps),
+            },
+        ));
+    }
+    for (test, title, x_label, y_label) in [
+        (
+            "scale_qps",
+            "Cost of a 64 B write with many queue pairs in use",
+            "queue pairs",
+            "microseconds/message",
+        ),
+        (
+            "scale_regions",
+            "Cost of a 64 B write with many regions in use",
+            "regions at each end",
+            "microseconds/message",
+        ),
+    ] {
+        all.push((
+            test.to_owned(),
+            Plot {
+                title: title.into(),
+                x_label: x_label.into(),
+                y_label: y_label.into(),
+                x_name: plain_name,
+                series: series(results, test, by_qps),
+            },
+        ));
+    }
+    all
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+fn bars_table(bars: &[Bar]) -> String {
+    let mut out = String::from(
+        "<table><tr><th>compared with the better of rxe and siw</th><th>Ferrite</th><th>the better other</th>\
+         <th>unit</th><th>times better</th><th>bar</th><th></th></tr>\n",
+    );
+    for bar in bars {
+        let _ = writeln!(
+            out,
+            "<tr><td>{}</td><td class=n>{}</td><td class=n>{} ({})</td><td>{}</td>\
+             <td class=n>{:.1}</td><td class=n>{:.0}</td><td class={}>{}</td></tr>",
+            escape(&bar.what),
+            short(bar.ferrite),
+            short(bar.other),
+            bar.other_driver,
+            bar.unit,
+            bar.factor,
+            bar.wanted,
+            if bar.met { "met" } else { "missed" },
+            if bar.met { "met" } else { "missed" },
+        );
+    }
+    out.push_str("</table>\n");
+    out
+}
+
+/// Unit and records of a row, by driver.
+type Row<'a> = (&'static str, BTreeMap<&'static str, &'a Record>);
+
+/// Tests that are not plotted, a row for each test and size, a column for each driver.
+fn other_table(results: &Results, plotted: &[String]) -> String {
+    let mut rows: BTreeMap<(String, u64, u64), Row<'_>> = BTreeMap::new();
+    for record in &results.records {
+        if !plotted.contains(&record.test) {
+            let key = (record.test.clone(), record.size, record.qps);
+            let row = rows
+                .entry(key)
+                .or_insert_with(|| (record.unit, BTreeMap::new()));
+            row.1.insert(record.driver, record);
+        }
+    }
+    let mut out = String::from("<table><tr><th>test</th><th>size</th><th>QPs</th>");
+    for driver in Driver::ALL {
+        let _ = write!(out, "<th>{}</th>", driver.name());
+    }
+    out.push_str("<th>unit</th></tr>\n");
+    for ((test, size, qps), (unit, columns)) in rows {
+        let _ = write!(
+            out,
+            "<tr><td>{}</td><td class=n>{}</td><td class=n>{qps}</td>",
+            escape(&test.replace('_', " ")),
+            if size == 0 {
+                String::new()
+            } else {
+                human(size)
+            }
+        );
+        for driver in Driver::ALL {
+            match columns.get(driver.name()) {
+                Some(record) if record.min != record.max => {
+                    let _ = write!(
+                        out,
+                        "<td class=n>{} <small>({} to {})</small></td>",
+                        short(record.median),
+                        short(record.min),
+                        short(record.max)
+                    );
+                }
+                Some(record) => {
+                    let _ = write!(out, "<td class=n>{}</td>", short(record.median));
+                }
+                None => out.push_str("<td class=n>-</td>"),
+            }
+        }
+        let _ = writeln!(out, "<td>{unit}</td></tr>");
+    }
+    out.push_str("</table>\n");
+    out
+}
+
+fn header_table(header: &Value) -> String {
+    let mut out = String::from("<table>\n");
+    if let Some(fields) = header.as_object() {
+        for (name, value) in fields {
+            let text = match value {
+                Value::String(text) => text.clone(),
+                Value::Array(lines) => lines
+                    .iter()
+                    .map(|line| line.as_str().map_or(line.to_string(), str::to_owned))
+                    .collect::<Vec<_>>()
+                    .join("; "),
+                other => other.to_string(),
+            };
+            let _ = writeln!(
+                out,
+                "<tr><td>{}</td><td>{}</td></tr>",
+                escape(&name.replace('_', " ")),
+                escape(&text)
+            );
+        }
+    }
+    out.push_str("</table>\n");
+    out
+}
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222;background:#fff}\
+h1{font-size:1.6em}h2{font-size:1.2em;margin-top:2em}table{border-collapse:collapse;font-size:.9em}\
+th,td{border-bottom:1px solid #ddd;padding:.25em .7em;text-align:left;vertical-align:top}.n{text-align:right;white-space:nowrap}\
+.met{color:#1b6e1b;font-weight:600}.missed{color:#a01c1c;font-weight:600}small{color:#777}\
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(480px,1fr));gap:1em}svg{border:1px solid #eee;width:100%;height:auto}pre{background:#f6f6f6;padding:1em;overflow:auto}";
+
+/// Writes the page and each plot into a folder.
+pub fn write(report: &Report<'_>, folder: &Path) -> Result<()> {
+    let mut figures = String::new();
+    let mut plotted = Vec::new();
+    for (name, plot) in plots(report.results) {
+        let Some(svg) = plot.svg() else { continue };
+        fs::write(folder.join(format!("{}.svg", name.replace('_', "-"))), &svg)?;
+        figures.push_str(&svg);
+        plotted.push(name);
+    }
+    let met = report.bars.iter().filter(|bar| bar.met).count();
+    let mut page = String::new();
+    let _ = write!(
+        page,
+        "<!DOCTYPE html>\n<!-- SPDX-License-Identifier: Apache-2.0 OR MIT -->\n<html lang=en><meta charset=utf-8>\
+         <meta name=viewport content=\"width=device-width\"><title>Ferrite beside rxe and siw</title><style>{STYLE}</style>\n\
+         <h1>Ferrite beside rxe and siw</h1>\n\
+         <p>Two VMs on one machine, one processor each, all three drivers loaded in both; every round measures one driver \
+         after the other, so that a change of the machine's load meets all of them. Points are medians, bars from the smallest \
+         to the largest sample. The machine emulates its guests and may do other work at the same time: figures of one run can \
+         be compared with each other, not with those of another run. Made by <code>make bench</code>.</p>\n\
+         <h2>Bars: {met} of {} met</h2>\n{}",
+        report.bars.len(),
+        bars_table(report.bars)
+    );
+    let _ = write!(
+        page,
+        "<h2>Plots</h2>\n<div class=plots>\n{figures}</div>\n<h2>Everything else</h2>\n\
+         <p>Counts are per message and do not depend on the clock. The sender's VM posts batches of messages, each with a \
+         completion, and sleeps while they are under way; \"there\" is the other VM. DMA operations and doorbells are counted \
+         by Ferrite's device, register writes and instructions by QEMU, for all drivers alike.</p>\n{}",
+        other_table(report.results, &plotted)
+    );
+    if let Some(profile) = report.profile {
+        let _ = write!(
+            page,
+            "<h2>Where the time goes</h2>\n<pre>{}</pre>\n",
+            escape(profile)
+        );
+    }
+    let _ = write!(
+        page,
+        "<h2>Machine and settings</h2>\n{}</html>\n",
+        header_table(report.header)
+    );
+    fs::write(folder.join("report.html"), page)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_says_which_bars_are_missed() {
+        let mut results = Results::default();
+        for (driver, value) in [
+            (Driver::Ferrite, 10.0),
+            (Driver::Rxe, 20.0),
+            (Driver::Siw, 40.0),
+        ] {
+            for size in [64, 4096] {
+                results.add(driver, "send_lat", (size, 1), ("us", false), value);
+            }
+            results.add(driver, "connections", (0, 1), ("/s", true), value);
+        }
+        let bars = results.bars();
+        let folder = std::env::temp_dir().join(format!("ferrite-page-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let header = serde_json::json!({"machine": "a <b>"});
+        write(
+            &Report {
+                header: &header,
+                results: &results,
+                bars: &bars,
+                profile: None,
+            },
+            &folder,
+        )
+        .expect("a page");
+        let page = fs::read_to_string(folder.join("report.html")).expect("the page");
+        assert!(page.contains("0 of 1 met") && page.contains("class=missed>missed"));
+        assert!(page.contains("a &lt;b&gt;") && page.contains("<td>connections</td>"));
+        assert!(folder.join("send-lat.svg").exists() && !folder.join("send-bw.svg").exists());
+        fs::remove_dir_all(folder).expect("removed");
+    }
+}

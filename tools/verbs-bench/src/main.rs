@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Measures any verbs device between two machines: the same program for every driver.
+
+mod endpoint;
+mod marker;
+mod sys;
+mod traffic;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::endpoint::{Listener, Outcome, Session, Shape, Wait, PATIENCE};
+use crate::traffic::{Kind, Pings, Stream, RECV_DEPTH};
+
+const HELP: &str = "\
+Measures any verbs device between two machines.
+
+verbs-bench serve --rdma ADDRESS [--port N]      the other end; serves until killed
+verbs-bench run   --rdma ADDRESS --control ADDRESS [options] TEST..
+
+  --rdma ADDRESS      of the device to measure: own (serve), the other end's (run)
+  --control ADDRESS   where the other end is reached by TCP
+  --port N            of the control connection (default 18700); rdma_cm has N + 1000
+  --qps N             connections (default 1)
+  --ms N              how long a measurement takes, about (default 250)
+  --wait HOW          while nothing is there: spin, yield, event (default spin)
+  --clone             connections beyond the first without rdma_cm (RoCE only)
+  --messages N        messages of a count (default 4096)
+
+Tests; each prints one line of JSON:
+  send_bw:BYTES write_bw:BYTES read_bw:BYTES       a stream, as many under way as is useful
+  send_lat:BYTES write_lat:BYTES read_lat:BYTES    one after the other, there and back
+  send_count:BYTES write_count:BYTES read_count:BYTES
+                      batches of messages, each with a completion, between the markers of the
+                      counting plugin; both ends sleep while they wait
+  reg:BYTES           registrations and deregistrations
+  connect:0           connections made and ended
+  regions:N           64 B writes out of and into N regions of a page, in turn
+  memory_qp:N memory_cq:N memory_mr:N
+                      memory of this machine that N objects take
+";
+
+#[derive(Clone)]
+struct Arguments {
+    words: Vec<String>,
+    rdma: Option<Ipv4Addr>,
+    control: Option<String>,
+    port: u16,
+    qps: usize,
+    ms: u64,
+    wait: Wait,
+    messages: u64,
+    clone: bool,
+}
+
+fn parse() -> Outcome<Arguments> {
+    let mut arguments = Arguments {
+        words: Vec::new(),
+        rdma: None,
+        control: None,
+        port: 18_700,
+        qps: 1,
+        ms: 250,
+        wait: Wait::Spin,
+        messages: 4096,
+        clone: false,
+    };
+    let mut given = std::env::args().skip(1);
+    while let Some(word) = given.next() {
+        let mut value = || given.next().ok_or(format!("{word} wants a value"));
+        match word.as_str() {
+            "--rdma" => arguments.rdma = Some(number(&value()?)?),
+            "--control" => arguments.control = Some(value()?),
+            "--port" => arguments.port = number(&value()?)?,
+            "--qps" => arguments.qps = number(&value()?)?,
+            "--ms" => arguments.ms = number(&value()?)?,
+            "--clone" => arguments.clone = true,
+            "--messages" => arguments.messages = number(&value()?)?,
+            "--wait" => arguments.wait = Wait::parse(&value()?)?,
+            "--help" | "-h" => arguments.words = vec!["help".into()],
+            option if option.starts_with('-') => return Err(format!("no such option: {option}")),
+            _ => arguments.words.push(word),
+        }
+    }
+    Ok(arguments)
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Outcome<T> {
+    text.parse().map_err(|_| format!("cannot read {text}"))
+}
+
+fn main() -> ExitCode {
+    let result = parse().and_then(
+        |arguments| match arguments.words.first().map(String::as_str) {
+            Some("serve") => serve(&arguments),
+            Some("run") => run(&arguments),
+            Some("help") => {
+                print!("{HELP}");
+                Ok(())
+            }
+            _ => Err(format!("what shall be done?\n\n{HELP}")),
+        },
+    );
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("verbs-bench: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Lines of words over TCP, by which the two ends agree on what comes next.
+struct Control {
+    reader: BufReader<TcpStream>,
+}
+
+impl Control {
+    fn new(stream: TcpStream) -> Outcome<Self> {
+        let text = |error: std::io::Error| error.to_string();
+        stream.set_nodelay(true).map_err(text)?;
+        stream.set_read_timeout(Some(4 * PATIENCE)).map_err(text)?;
+        Ok(Self {
+            reader: BufReader::new(stream),
+        })
+    }
+
+    fn say(&mut self, line: &str) -> Outcome {
+        self.reader
+            .get_mut()
+            .write_all(format!("{line}\n").as_bytes())
+            .map_err(|error| format!("control connection: {error}"))
+    }
+
+    /// The next line's words; nothing at the end.
+    fn hear(&mut self) -> Outcome<Vec<String>> {
+        let mut line = String::new();
+        self.reader
+            .read_line(&mut line)
+            .map_err(|error| format!("control connection: {error}"))?;
+        Ok(line.split_whitespace().map(str::to_owned).collect())
+    }
+
+    /// A line of a word and numbers.
+    fn say_numbers(&mut self, word: &str, numbers: &[u32]) -> Outcome {
+        let mut line = word.to_owned();
+        for number in numbers {
+            // Writing to a string does not fail.
+            let _ = std::fmt::Write::write_fmt(&mut line, format_args!(" {number}"));
+        }
+        self.say(&line)
+    }
+
+    /// What [`Control::say_numbers`] has said.
+    fn hear_numbers(&mut self, word: &str) -> Outcome<Vec<u32>> {
+        let words = self.expect(word)?;
+        words[1..].iter().map(|text| number(text)).collect()
+    }
+
+    /// The next line, which must start with a word.
+    fn expect(&mut self, word: &str) -> Outcome<Vec<String>> {
+        let words = self.hear()?;
+        if words.first().map(String::as_str) != Some(word) {
+            return Err(format!("the other end says: {}", words.join(" ")));
+        }
+        Ok(words)
+    }
+}
+
+/// The port of rdma_cm: over iWARP it is one of TCP, and must not be the control connection's.
+fn rdma_port(arguments: &Arguments) -> u16 {
+    arguments.port.wrapping_add(1000)
+}
+
+fn serve(arguments: &Arguments) -> Outcome {
+    let ip = arguments.rdma.ok_or("--rdma is needed")?;
+    let listener = Listener::new(ip, rdma_port(arguments))?;
+    let control = TcpListener::bind(("0.0.0.0", arguments.port)).map_err(|e| e.to_string())?;
+    loop {
+        let (stream, _) = control.accept().map_err(|error| error.to_string())?;
+        let mut control = Control::new(stream)?;
+        if let Err(message) = serve_one(&mut control, &listener) {
+            eprintln!("verbs-bench: {message}");
+            // It may be gone already.
+            let _ = control.say(&format!("failed {message}"));
+        }
+    }
+}
+
+fn serve_one(control: &mut Control, listener: &Listener) -> Outcome {
+    let mut session: Option<Session> = None;
+    let mut remote = (0, 0);
+    loop {
+        let words = control.hear()?;
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        match (&words[..], &mut session) {
+            ([], _) => return Ok(()),
+            (["session", managed, send_depth, recv_depth, qps], old) => {
+                *old = None;
+                let shape = Shape {
+                    qps: number(qps)?,
+                    send_depth: number(send_depth)?,
+                    recv_depth: number(recv_depth)?,
+                };
+                let mut fresh = Session::empty(shape);
+                control.say("accepting")?;
+                for _ in 0..number(managed)? {
+                    fresh.accept_one(listener)?;
+                }
+                let words = control.expect("buffer")?;
+                remote = buffer(&words)?;
+                let (address, rkey) = fresh.buffer();
+                control.say(&format!("buffer {address} {rkey}"))?;
+                *old = Some(fresh);
+            }
+            (["clone", count], Some(session)) => {
+                let own = session.make_clones(number(count)?)?;
+                control.say_numbers("clones", &own)?;
+                let peers = control.hear_numbers("clones")?;
+                session.connect_clones(&peers)?;
+                control.say("connected")?;
+            }
+            (["regions", count], Some(session)) => {
+                session.drop_regions();
+                let keys = session.make_regions(number(count)?)?;
+                control.say_numbers("keys", &keys)?;
+            }
+            (["connect", count], _) => {
+                session = None;
+                control.say("accepting")?;
+                for _ in 0..number(count)? {
+                    let mut one = Session::empty(connect_shape());
+                    one.accept_one(listener)?;
+                    control.expect("next")?;
+                    one.close();
+                }
+            }
+            (["stream", wait, counting], Some(session)) => {
+                let wait = Wait::parse(wait)?;
+                control.say("ready")?;
+                let counting = *counting == "1";
+                let before = interrupts();
+                if counting {
+                    marker::begin();
+                }
+                let received = traffic::receive_stream(session, wait)?;
+                if counting {
+                    marker::end();
+                }
+                control.say(&format!("received {received} {}", interrupts() - before))?;
+            }
+            (["ping", kind, size, count, wait], Some(session)) => {
+                let pings = Pings {
+                    kind: Kind::parse(kind).ok_or("no such kind")?,
+                    size: number(size)?,
+                    count: number(count)?,
+                    wait: Wait::parse(wait)?,
+                };
+                session.clear_incoming(pings.size as usize);
+                control.say("ready")?;
+                traffic::ping(session, &pings, remote, false)?;
+                control.say("done")?;
+            }
+            _ => return Err(format!("not understood: {}", words.join(" "))),
+        }
+    }
+}
+
+fn buffer(words: &[String]) -> Outcome<(u64, u32)> {
+    match words {
+        [_, address, rkey] => Ok((number(address)?, number(rkey)?)),
+        _ => Err("no buffer was given".into()),
+    }
+}
+
+/// What a connection is made with that nothing goes over.
+fn connect_shape() -> Shape {
+    Shape {
+        qps: 1,
+        send_depth: 16,
+        recv_depth: 16,
+    }
+}
+
+/// What is known of a stream when it is over.
+struct Sent {
+    seconds: f64,
+    interrupts: u64,
+    interrupts_there: u64,
+}
+
+/// Bytes of memory that are free or easily freed, by the kernel's account.
+fn available() -> u64 {
+    let table = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = table
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// Interrupts of devices since this machine has started.
+fn interrupts() -> u64 {
+    let table = std::fs::read_to_string("/proc/interrupts").unwrap_or_default();
+    table
+        .lines()
+        .filter(|line| line.contains("MSI"))
+        .flat_map(|line| {
+            line.split_whitespace()
+                .skip(1)
+                .map_while(|word| word.parse::<u64>().ok())
+        })
+        .sum()
+}
+
+struct Client {
+    control: Control,
+    session: Session,
+    remote: (u64, u32),
+    arguments: Arguments,
+    ip: Ipv4Addr,
+}
+
+/// Send work requests of a connection.
+const SEND_DEPTH: u32 = 512;
+
+fn run(arguments: &Arguments) -> Outcome {
+    let ip = arguments.rdma.ok_or("--rdma is needed")?;
+    let host = arguments.control.as_ref().ok_or("--control is needed")?;
+    let mut control = Control::new(connect(host, arguments.port)?)?;
+    // Many connections share the memory that one would take.
+    let share = (arguments.qps as u32 / 8).max(1);
+    let shape = Shape {
+        qps: arguments.qps,
+        send_depth: (SEND_DEPTH / share).max(16),
+        recv_depth: RECV_DEPTH.min(8192 / arguments.qps.max(1) as u32).max(16),
+    };
+    let managed = if arguments.clone { 1 } else { shape.qps };
+    control.say(&format!(
+        "session {managed} {} {} {}",
+        shape.send_depth, shape.recv_depth, shape.qps
+    ))?;
+    control.expect("accepting")?;
+    let mut session = Session::connect(ip, rdma_port(arguments), managed, shape)?;
+    let (address, rkey) = session.buffer();
+    control.say(&format!("buffer {address} {rkey}"))?;
+    let remote = buffer(&control.expect("buffer")?)?;
+    if managed < shape.qps {
+        control.say(&format!("clone {}", shape.qps - managed))?;
+        let own = session.make_clones(shape.qps - managed)?;
+        let peers = control.hear_numbers("clones")?;
+        session.connect_clones(&peers)?;
+        control.say_numbers("clones", &own)?;
+        control.expect("connected")?;
+    }
+    eprintln!("device {}", session.device());
+    let mut client = Client {
+        control,
+        session,
+        remote,
+        arguments: arguments.clone(),
+        ip,
+    };
+    client.warm_up()?;
+    for test in &arguments.words[1..] {
+        client.test(test).map_err(|why| format!("{test}: {why}"))?;
+    }
+    Ok(())
+}
+
+/// Connects to the other end, which may be about to start.
+fn connect(host: &str, port: u16) -> Outcome<TcpStream> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match TcpStream::connect((host, port)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() > deadline => {
+                return Err(format!("{host} port {port}: {error}"));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+impl Client {
+    fn test(&mut self, test: &str) -> Outcome {
+        let (name, size) = test.split_once(':').ok_or("NAME:BYTES is needed")?;
+        let size: u32 = number(size)?;
+        let length = !matches!(name, "connect" | "regions") && !name.starts_with("memory_");
+        if length && !(2..=endpoint::HALF).contains(&(size as usize)) {
+            return Err(format!("a size is 2 to {}", endpoint::HALF));
+        }
+        let parts = name.split_once('_');
+        let kind = parts.and_then(|(kind, _)| Kind::parse(kind));
+        let mut more = String::new();
+        // The first run, which shows how many are needed, is short for large messages as well.
+        let start = if length && size > 1 << 18 { 1 } else { 4 };
+        let (count, seconds) = match (kind, parts.map(|parts| parts.1)) {
+            (Some(kind), Some("bw")) => self.growing(start, |client, count| {
+                let depth = (16 << 20) / u64::from(size).max(1);
+                let most = 128 / (client.session.len() as u64 / 4).max(1);
+                let depth = depth.clamp(4, most.max(4));
+                let stream = Stream {
+                    kind,
+                    size,
+                    count,
+                    depth,
+                    signal: (depth / 2).min(16),
+                    wait: client.arguments.wait,
+                    batches: false,
+                };
+                Ok(client.stream(&stream, false)?.seconds)
+            })?,
+            (Some(kind), Some("lat")) => {
+                self.growing(start, |client, count| client.ping(kind, size, count))?
+            }
+            (Some(kind), Some("count")) => {
+                let stream = Stream {
+                    kind,
+                    size,
+                    count: self.arguments.messages,
+                    depth: 256,
+                    signal: 1,
+                    wait: Wait::Nap(20),
+                    batches: true,
+                };
+                // Pages and translations are made by the first, which is not looked at.
+                self.stream(
+                    &Stream {
+                        count: 256,
+                        ..stream
+                    },
+                    false,
+                )?;
+                let sent = self.stream(&stream, true)?;
+                more = format!(
+                    ",\"interrupts\":{},\"interrupts_there\":{}",
+                    sent.interrupts, sent.interrupts_there
+                );
+                (stream.count, sent.seconds)
+            }
+            (None, _) if name == "reg" => self.growing(start, |client, count| {
+                Ok(client
+                    .session
+                    .registrations(size as usize, count)?
+                    .as_secs_f64())
+            })?,
+            (Some(_), _) => return Err("no such test".into()),
+            (None, _) if name == "regions" => {
+                let count = size as usize;
+                self.control.say(&format!("regions {count}"))?;
+                self.session.drop_regions();
+                self.session.make_regions(count)?;
+                let keys = self.control.hear_numbers("keys")?;
+                let address = self.remote.0;
+                self.growing(start, |client, count| {
+                    let session = &mut client.session;
+                    Ok(traffic::write_between(session, count, 64, (address, &keys))?.as_secs_f64())
+                })?
+            }
+            (None, Some(object)) if name.starts_with("memory_") => {
+                let before = available();
+                let start = Instant::now();
+                match object {
+                    "qp" => drop(self.session.make_clones(size as usize)?),
+                    "cq" => self.session.make_cqs(size as usize)?,
+                    "mr" => drop(self.session.make_regions(size as usize)?),
+                    _ => return Err("no such object".into()),
+                }
+                let seconds = start.elapsed().as_secs_f64();
+                let taken = before.saturating_sub(available());
+                more = format!(",\"bytes\":{taken}");
+                (u64::from(size), seconds)
+            }
+            (None, _) if name == "connect" => self.growing(start, Self::connections)?,
+            _ => return Err("no such test".into()),
+        };
+        println!(
+            "{{\"test\":\"{name}\",\"size\":{size},\"qps\":{},\"count\":{count},\"seconds\":{seconds:.9}{more}}}",
+            self.session.len()
+        );
+        Ok(())
+    }
+
+    /// Repeats a measurement with more and more messages, until it takes long enough.
+    fn growing(
+        &mut self,
+        start: u64,
+        mut measure: impl FnMut(&mut Self, u64) -> Outcome<f64>,
+    ) -> Outcome<(u64, f64)> {
+        let target = self.arguments.ms as f64 / 1000.0;
+        let mut count = start;
+        let mut first = true;
+        loop {
+            let seconds = measure(self, count)?;
+            // The first run also waits for code to be translated, pages to be mapped and caches
+            // to be filled.
+            if std::mem::take(&mut first) {
+                continue;
+            }
+            if seconds >= 0.6 * target {
+                return Ok((count, seconds));
+            }
+            let factor = (1.1 * target / seconds.max(1e-6)).clamp(2.0, 16.0);
+            count = (count as f64 * factor) as u64;
+        }
+    }
+
+    /// Messages that are not measured, so that the first measurement is like the others.
+    fn warm_up(&mut self) -> Outcome {
+        for kind in [Kind::Send, Kind::Write, Kind::Read] {
+            self.ping(kind, 64, 32)?;
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self, stream: &Stream, counting: bool) -> Outcome<Sent> {
+        // Nothing comes to an end that is written to or read from, so it need not look.
+        let passive = stream.kind != Kind::Send && matches!(stream.wait, Wait::Spin | Wait::Yield);
+        let wait = if passive { Wait::Event } else { stream.wait };
+        self.control
+            .say(&format!("stream {wait} {}", u8::from(counting)))?;
+        self.control.expect("ready")?;
+        let before = interrupts();
+        if counting {
+            marker::begin();
+        }
+        let time = traffic::send_stream(&mut self.session, stream, self.remote)?;
+        if counting {
+            marker::end();
+        }
+        let interrupts = interrupts() - before;
+        let words = self.control.expect("received")?;
+        Ok(Sent {
+            seconds: time.as_secs_f64(),
+            interrupts,
+            interrupts_there: number(words.get(2).map_or("", String::as_str))?,
+        })
+    }
+
+    /// Seconds for `count` round trips, by the median of their parts.
+    fn ping(&mut self, kind: Kind, size: u32, count: u64) -> Outcome<f64> {
+        let pings = Pings {
+            kind,
+            size,
+            count,
+            wait: self.arguments.wait,
+        };
+        self.session.clear_incoming(size as usize);
+        self.control
+            .say(&format!("ping {kind} {size} {count} {}", pings.wait))?;
+        self.control.expect("ready")?;
+        let parts = traffic::ping(&mut self.session, &pings, self.remote, true)?;
+        self.control.expect("done")?;
+        let mut each: Vec<f64> = parts
+            .iter()
+            .map(|(count, time)| time.as_secs_f64() / *count as f64)
+            .collect();
+        each.sort_by(f64::total_cmp);
+        let median = each.get(each.len() / 2).copied().unwrap_or_default();
+        Ok(median * count as f64)
+    }
+
+    fn connections(&mut self, count: u64) -> Outcome<f64> {
+        self.session = Session::empty(connect_shape());
+        self.control.say(&format!("connect {count}"))?;
+        self.control.expect("accepting")?;
+        let start = Instant::now();
+        for _ in 0..count {
+            let mut one = Session::empty(connect_shape());
+            one.connect_one(self.ip, rdma_port(&self.arguments))?;
+            self.control.say("next")?;
+            one.close();
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+}

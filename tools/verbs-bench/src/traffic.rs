@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The messages of a measurement, from both ends.
+//!
+//! A stream of messages ends with a message of one byte, which the other end answers with one of
+//! one byte. Both are behind everything else, so that the time of a stream includes the arrival
+//! of its last message, also on devices whose completions only say that a message has left.
+//!
+//! Some devices have nothing that holds a sender back while no receive is posted. So the receiver
+//! says now and then, with a message of two bytes, that it has posted new ones.
+
+use std::time::{Duration, Instant};
+
+use crate::endpoint::{Done, Outcome, Session, Wait, Work, PATIENCE};
+use crate::sys::*;
+
+/// Receives of a connection.
+pub const RECV_DEPTH: u32 = 512;
+
+/// Messages that a sender may be ahead of what the receiver has said.
+fn window(session: &Session) -> u64 {
+    session.recv_depth() * 3 / 4
+}
+
+/// Messages that one word of the receiver stands for.
+fn grant(session: &Session) -> u64 {
+    session.recv_depth() / 8
+}
+
+/// Kinds of `wr_id`, in its upper half.
+const CONTROL: u64 = 1 << 63;
+
+/// What a message does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Send and receive.
+    Send,
+    /// RDMA write.
+    Write,
+    /// RDMA read.
+    Read,
+}
+
+impl Kind {
+    /// From its name.
+    pub fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "send" => Self::Send,
+            "write" => Self::Write,
+            "read" => Self::Read,
+            _ => return None,
+        })
+    }
+
+    fn opcode(self) -> u32 {
+        match self {
+            Self::Send => IBV_WR_SEND,
+            Self::Write => IBV_WR_RDMA_WRITE,
+            Self::Read => IBV_WR_RDMA_READ,
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Send => "send",
+            Self::Write => "write",
+            Self::Read => "read",
+        })
+    }
+}
+
+/// A stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    /// What its messages do.
+    pub kind: Kind,
+    /// Bytes of each.
+    pub size: u32,
+    /// How many, over all connections.
+    pub count: u64,
+    /// Messages under way on a connection.
+    pub depth: u64,
+    /// One of so many wants a completion.
+    pub signal: u64,
+    /// How both ends wait.
+    pub wait: Wait,
+    /// New messages only when all are done, rather than whenever there is room.
+    pub batches: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Lane {
+    in_flight: u64,
+    unsignalled: u64,
+    ahead: u64,
+}
+
+fn control(session: &mut Session, index: usize, size: u32) -> Outcome {
+    session.post(
+        index,
+        &Work {
+            opcode: IBV_WR_SEND,
+            size,
+            signalled: true,
+            wr_id: CONTROL | index as u64,
+            remote: (0, 0),
+        },
+    )
+}
+
+/// Sends a stream; gives the time from the first post to the other end's last word.
+pub fn send_stream(
+    session: &mut Session,
+    stream: &Stream,
+    remote: (u64, u32),
+) -> Outcome<Duration> {
+    let lanes = session.len();
+    let (window, grant) = (window(session), grant(session));
+    let mut state = vec![Lane::default(); lanes];
+    let (mut posted, mut answered, mut controls) = (0, 0, 0_usize);
+    let mut next = 0;
+    let mut ended = false;
+    let start = Instant::now();
+    let mut quiet = 0_u32;
+    while answered < lanes || controls > 0 {
+        let mut room = !stream.batches || state.iter().all(|lane| lane.in_flight == 0);
+        while posted < stream.count && room {
+            room = false;
+            for _ in 0..lanes {
+                let lane = &mut state[next];
+                let held = stream.kind == Kind::Send && lane.ahead >= window;
+                if posted < stream.count && lane.in_flight < stream.depth && !held {
+                    let signalled = lane.unsignalled + 1 >= stream.signal;
+                    let covers = lane.unsignalled + 1;
+                    session.post(
+                        next,
+                        &Work {
+                            opcode: stream.kind.opcode(),
+                            size: stream.size,
+                            signalled,
+                            wr_id: (covers << 32) | next as u64,
+                            remote,
+                        },
+                    )?;
+                    lane.unsignalled = if signalled { 0 } else { covers };
+                    lane.in_flight += 1;
+                    if stream.kind == Kind::Send {
+                        lane.ahead += 1;
+                    }
+                    posted += 1;
+                    room = true;
+                }
+                next = (next + 1) % lanes;
+            }
+        }
+        if posted == stream.count && !ended {
+            for index in 0..lanes {
+                control(session, index, 1)?;
+            }
+            controls += lanes;
+            ended = true;
+        }
+        let mut each = |session: &mut Session, done: Done| {
+            let index = (done.wr_id & 0xffff_ffff) as usize;
+            if done.receive {
+                session.post_recv(index)?;
+                if done.length == 1 {
+                    answered += 1;
+                } else {
+                    state[index].ahead = state[index].ahead.saturating_sub(grant);
+                }
+            } else if done.wr_id & CONTROL != 0 {
+                controls -= 1;
+                state[index].in_flight = 0;
+            } else {
+                state[index].in_flight -= done.wr_id >> 32;
+            }
+            Ok(())
+        };
+        if session.poll(&mut each)? > 0 {
+            quiet = 0;
+        } else {
+            session.pause(stream.wait, &mut each)?;
+            too_long(&mut quiet, start, stream.count)?;
+        }
+    }
+    Ok(start.elapsed())
+}
+
+/// Writes between regions in turn, each with its own keys.
+pub fn write_between(
+    session: &mut Session,
+    count: u64,
+    size: u32,
+    (address, keys): (u64, &[u32]),
+) -> Outcome<Duration> {
+    const DEPTH: u64 = 64;
+    const SIGNAL: u64 = 16;
+    let start = Instant::now();
+    let (mut posted, mut completed) = (0, 0);
+    let mut quiet = 0;
+    let count = count.next_multiple_of(SIGNAL);
+    // So that neighbours in time are none in the table.
+    let stride = 7919;
+    while completed < count {
+        while posted < count && posted - completed < DEPTH {
+            let number = (posted * stride % keys.len() as u64) as usize;
+            session.post_between(
+                number,
+                &Work {
+                    opcode: IBV_WR_RDMA_WRITE,
+                    size,
+                    signalled: (posted + 1) % SIGNAL == 0,
+                    wr_id: 0,
+                    remote: (address, keys[number]),
+                },
+            )?;
+            posted += 1;
+        }
+        let mut each = |_: &mut Session, _| {
+            completed += SIGNAL;
+            Ok(())
+        };
+        if session.poll(&mut each)? == 0 {
+            session.pause(Wait::Spin, &mut each)?;
+            too_long(&mut quiet, start, count)?;
+        }
+    }
+    Ok(start.elapsed())
+}
+
+/// Fails when nothing has come for long. The clock is looked at now and then only: in a guest
+/// that takes a while.
+fn too_long(quiet: &mut u32, start: Instant, count: u64) -> Outcome {
+    *quiet += 1;
+    if *quiet % (1 << 20) == 0 && start.elapsed() > 2 * PATIENCE {
+        return Err(format!("a run of {count} messages does not end"));
+    }
+    Ok(())
+}
+
+/// The other end of a stream.
+pub fn receive_stream(session: &mut Session, wait: Wait) -> Outcome<u64> {
+    let lanes = session.len();
+    let grant = grant(session);
+    let mut since = vec![0; lanes];
+    let (mut ends, mut controls, mut received) = (0, 0_u64, 0);
+    let start = Instant::now();
+    let mut quiet = 0;
+    while ends < lanes || controls > 0 {
+        let mut each = |session: &mut Session, done: Done| {
+            let index = (done.wr_id & 0xffff_ffff) as usize;
+            if !done.receive {
+                controls -= 1;
+                return Ok(());
+            }
+            session.post_recv(index)?;
+            if done.length == 1 {
+                ends += 1;
+                controls += 1;
+                return control(session, index, 1);
+            }
+            received += 1;
+            since[index] += 1;
+            if since[index] == grant {
+                since[index] = 0;
+                controls += 1;
+                control(session, index, 2)?;
+            }
+            Ok(())
+        };
+        if session.poll(&mut each)? > 0 {
+            quiet = 0;
+        } else {
+            session.pause(wait, &mut each)?;
+            too_long(&mut quiet, start, received)?;
+        }
+    }
+    Ok(received)
+}
+
+/// Round trips of sends or writes, or reads, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Pings {
+    /// What a message does.
+    pub kind: Kind,
+    /// Bytes of each.
+    pub size: u32,
+    /// How many.
+    pub count: u64,
+    /// How both ends wait.
+    pub wait: Wait,
+}
+
+/// One send of so many wants a completion.
+const SIGNAL_PINGS: u64 = 16;
+/// So many completions may be outstanding before they are waited for.
+const OUTSTANDING_PINGS: u64 = 2;
+
+/// What has come over one connection.
+#[derive(Default)]
+struct Seen {
+    received: u64,
+    completed: u64,
+}
+
+impl Seen {
+    /// Takes what is there, or waits a little.
+    #[inline]
+    fn step(&mut self, session: &mut Session, wait: Wait) -> Outcome {
+        let mut each = |session: &mut Session, done: Done| {
+            if done.receive {
+                self.received += 1;
+                session.post_recv(0)
+            } else {
+                self.completed += 1;
+                Ok(())
+            }
+        };
+        if session.poll(&mut each)? == 0 {
+            session.pause(wait, &mut each)?;
+        }
+        Ok(())
+    }
+}
+
+/// One end of round trips: `first` starts, and it alone does anything for reads. Gives the number
+/// and the time of each of about eight parts.
+pub fn ping(
+    session: &mut Session,
+    pings: &Pings,
+    remote: (u64, u32),
+    first: bool,
+) -> Outcome<Vec<(u64, Duration)>> {
+    if pings.kind == Kind::Read && !first {
+        return Ok(Vec::new());
+    }
+    let size = pings.size as usize;
+    // A write raises no event where it arrives.
+    let looking = match pings.wait {
+        Wait::Event => Wait::Yield,
+        wait => wait,
+    };
+    let mut seen = Seen::default();
+    let mut signalled = 0;
+    let mut parts = Vec::new();
+    let part = (pings.count / 8).max(1);
+    let mut part_start = Instant::now();
+    for number in 0..pings.count {
+        let mark = (number % 250 + 1) as u8;
+        for sending in [first, !first] {
+            let mut quiet = 0;
+            if sending {
+                let signal = pings.kind == Kind::Read || number % SIGNAL_PINGS == 0;
+                if pings.kind == Kind::Write {
+                    session.set_outgoing(size, mark);
+                }
+                session.post(
+                    0,
+                    &Work {
+                        opcode: pings.kind.opcode(),
+                        size: pings.size,
+                        signalled: signal,
+                        wr_id: 0,
+                        remote,
+                    },
+                )?;
+                signalled += u64::from(signal);
+                let outstanding = match pings.kind {
+                    Kind::Read => 0,
+                    _ => OUTSTANDING_PINGS,
+                };
+                while signalled - seen.completed > outstanding {
+                    seen.step(session, pings.wait)?;
+                    too_long(&mut quiet, part_start, pings.count)?;
+                }
+                continue;
+            }
+            loop {
+                match pings.kind {
+                    Kind::Send if seen.received <= number => seen.step(session, pings.wait)?,
+                    Kind::Write if session.incoming(size) != mark => {
+                        session.pause(looking, &mut |_, _| Ok(()))?;
+                    }
+                    _ => break,
+                }
+                too_long(&mut quiet, part_start, pings.count)?;
+            }
+        }
+        if (number + 1) % part == 0 {
+            parts.push((part, part_start.elapsed()));
+            part_start = Instant::now();
+        }
+    }
+    // Nothing may be left for the next measurement.
+    while seen.completed < signalled {
+        seen.step(session, Wait::Yield)?;
+    }
+    Ok(parts)
+}
