@@ -577,6 +577,8 @@ fn write_down(
     let folder = Path::new(PROJECT).join("bench");
     fs::create_dir_all(&folder)?;
     let document = json!({
+        // Sorted to the top, where it is looked for.
+        "_licence": "SPDX-License-Identifier: Apache-2.0 OR MIT",
         "header": header,
         "bars": bars,
         "records": run.results.records,
