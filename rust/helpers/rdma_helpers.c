@@ -4,17 +4,22 @@
 #include <linux/cpumask.h>
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
+#include <linux/hmm.h>
+#include <linux/hmm-dma.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
 #include <linux/netdevice.h>
+#include <linux/pci-p2pdma.h>
 #include <linux/rtnetlink.h>
 #include <linux/scatterlist.h>
+#include <linux/sched/mm.h>
 #include <linux/spinlock.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
 #include <net/netlink.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_umem.h>
+#include <rdma/ib_umem_odp.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
 #include <rdma/rdma_netlink.h>
@@ -119,6 +124,12 @@ struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *na
 struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name)
 {
 	return alloc_workqueue("%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0, name);
+}
+
+struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name)
+{
+	/* Bringing pages in needs memory: no part of giving memory back. */
+	return alloc_workqueue("%s", WQ_UNBOUND, 0, name);
 }
 
 int rust_helper_rdma_clear_io(u64 address, size_t length)
@@ -403,6 +414,184 @@ void rust_helper_rdma_nl_driver_end(struct sk_buff *msg, void *nest)
 void rust_helper_rdma_nl_driver_cancel(struct sk_buff *msg, void *nest)
 {
 	nla_nest_cancel(msg, nest);
+}
+
+void *rust_helper_rdma_nl_stat_start(struct sk_buff *msg)
+{
+	return nla_nest_start(msg, RDMA_NLDEV_ATTR_STAT_HWCOUNTERS);
+}
+
+#ifdef CONFIG_INFINIBAND_ON_DEMAND_PAGING
+
+struct ib_umem_odp *
+rust_helper_rdma_odp_get(struct ib_device *device, unsigned long addr,
+			 size_t size, int access,
+			 const struct mmu_interval_notifier_ops *ops)
+{
+	return ib_umem_odp_get(device, addr, size, access, ops);
+}
+
+struct ib_umem_odp *rust_helper_rdma_odp_alloc_root(struct ib_device *device,
+						    int access)
+{
+	struct ib_umem_odp *odp = ib_umem_odp_alloc_implicit(device, access);
+
+	/* A root has no notifier that would keep the mm. */
+	if (!IS_ERR(odp))
+		mmgrab(odp->umem.owning_mm);
+	return odp;
+}
+
+struct ib_umem_odp *
+rust_helper_rdma_odp_alloc_child(struct ib_umem_odp *root, unsigned long addr,
+				 size_t size,
+				 const struct mmu_interval_notifier_ops *ops)
+{
+	return ib_umem_odp_alloc_child(root, addr, size, ops);
+}
+
+void rust_helper_rdma_odp_release(struct ib_umem_odp *odp)
+{
+	ib_umem_odp_release(odp);
+}
+
+void rust_helper_rdma_odp_release_root(struct ib_umem_odp *odp)
+{
+	struct mm_struct *mm = odp->umem.owning_mm;
+
+	ib_umem_odp_release(odp);
+	mmdrop(mm);
+}
+
+int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
+				      u64 size, bool write, bool fault)
+{
+	return ib_umem_odp_map_dma_and_lock(odp, addr, size,
+					    write ? HMM_PFN_WRITE : 0, fault);
+}
+
+/* Under the lock: 1 with the address of a page, 0 if it is not there. */
+int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
+				  dma_addr_t *dma, bool *writable)
+{
+	struct device *dev = odp->umem.ibdev->dma_device;
+	struct pci_p2pdma_map_state p2pdma = {};
+	unsigned long pfn = odp->map.pfn_list[index];
+
+	if (!(pfn & HMM_PFN_VALID))
+		return 0;
+	*dma = hmm_dma_map_pfn(dev, &odp->map, index, &p2pdma);
+	if (dma_mapping_error(dev, *dma))
+		return -EFAULT;
+	if (!(pfn & HMM_PFN_DMA_MAPPED))
+		odp->npages++;
+	*writable = (pfn & HMM_PFN_WRITE) && odp->umem.writable;
+	return 1;
+}
+
+void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end)
+{
+	ib_umem_odp_unmap_dma_pages(odp, start, end);
+}
+
+#else
+
+struct ib_umem_odp *
+rust_helper_rdma_odp_get(struct ib_device *device, unsigned long addr,
+			 size_t size, int access,
+			 const struct mmu_interval_notifier_ops *ops)
+{
+	return ERR_PTR(-EOPNOTSUPP);
+}
+
+struct ib_umem_odp *rust_helper_rdma_odp_alloc_root(struct ib_device *device,
+						    int access)
+{
+	return ERR_PTR(-EOPNOTSUPP);
+}
+
+struct ib_umem_odp *
+rust_helper_rdma_odp_alloc_child(struct ib_umem_odp *root, unsigned long addr,
+				 size_t size,
+				 const struct mmu_interval_notifier_ops *ops)
+{
+	return ERR_PTR(-EOPNOTSUPP);
+}
+
+void rust_helper_rdma_odp_release(struct ib_umem_odp *odp) { }
+void rust_helper_rdma_odp_release_root(struct ib_umem_odp *odp) { }
+
+int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
+				      u64 size, bool write, bool fault)
+{
+	return -EOPNOTSUPP;
+}
+
+int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
+				  dma_addr_t *dma, bool *writable)
+{
+	return -EOPNOTSUPP;
+}
+
+void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end) { }
+
+#endif /* CONFIG_INFINIBAND_ON_DEMAND_PAGING */
+
+void rust_helper_rdma_odp_set_private(struct ib_umem_odp *odp, void *data)
+{
+	odp->private = data;
+}
+
+void *rust_helper_rdma_odp_private(struct ib_umem_odp *odp)
+{
+	return odp->private;
+}
+
+unsigned long rust_helper_rdma_odp_start(struct ib_umem_odp *odp)
+{
+	return ib_umem_start(odp);
+}
+
+unsigned long rust_helper_rdma_odp_end(struct ib_umem_odp *odp)
+{
+	return ib_umem_end(odp);
+}
+
+/* How many pages are mapped now; only a hint without the lock. */
+int rust_helper_rdma_odp_mapped(struct ib_umem_odp *odp)
+{
+	return READ_ONCE(odp->npages);
+}
+
+void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp)
+{
+	mutex_unlock(&odp->umem_mutex);
+}
+
+/*
+ * Begins an invalidation: NULL where it would have to sleep and may not; else
+ * the memory is locked. The range is empty where nothing is mapped, which is
+ * so until the private pointer is set.
+ */
+struct ib_umem_odp *
+rust_helper_rdma_odp_begin(struct mmu_interval_notifier *notifier,
+			   const struct mmu_notifier_range *range,
+			   unsigned long seq, u64 *start, u64 *end)
+{
+	struct ib_umem_odp *odp =
+		container_of(notifier, struct ib_umem_odp, notifier);
+
+	if (!mmu_notifier_range_blockable(range))
+		return NULL;
+	mutex_lock(&odp->umem_mutex);
+	mmu_interval_set_seq(notifier, seq);
+	*start = 0;
+	*end = 0;
+	if (odp->npages) {
+		*start = max_t(u64, ib_umem_start(odp), range->start);
+		*end = min_t(u64, ib_umem_end(odp), range->end);
+	}
+	return odp;
 }
 
 struct ib_pd *rust_helper_ib_alloc_pd(struct ib_device *device)

@@ -21,6 +21,10 @@ struct ib_port_attr;
 struct ib_qp;
 struct ib_udata;
 struct ib_umem;
+struct ib_umem_odp;
+struct mmu_interval_notifier;
+struct mmu_interval_notifier_ops;
+struct mmu_notifier_range;
 struct net_device;
 struct notifier_block;
 struct pci_dev;
@@ -51,6 +55,7 @@ unsigned long rust_helper_xa_lock_irqsave(struct xarray *xa);
 void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags);
 struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name);
 struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name);
+struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name);
 
 /* Device memory. */
 int rust_helper_rdma_clear_io(u64 address, size_t length);
@@ -59,6 +64,7 @@ int rust_helper_rdma_clear_io(u64 address, size_t length);
 void *rust_helper_rdma_nl_driver_start(struct sk_buff *msg);
 void rust_helper_rdma_nl_driver_end(struct sk_buff *msg, void *nest);
 void rust_helper_rdma_nl_driver_cancel(struct sk_buff *msg, void *nest);
+void *rust_helper_rdma_nl_stat_start(struct sk_buff *msg);
 
 /* Interrupt affinity. */
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
@@ -110,6 +116,35 @@ int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
 				   struct vm_area_struct *vma, u64 address,
 				   bool write_combine,
 				   struct rdma_user_mmap_entry *entry);
+
+/* On-demand memory. */
+struct ib_umem_odp *
+rust_helper_rdma_odp_get(struct ib_device *device, unsigned long addr,
+			 size_t size, int access,
+			 const struct mmu_interval_notifier_ops *ops);
+struct ib_umem_odp *rust_helper_rdma_odp_alloc_root(struct ib_device *device,
+						    int access);
+struct ib_umem_odp *
+rust_helper_rdma_odp_alloc_child(struct ib_umem_odp *root, unsigned long addr,
+				 size_t size,
+				 const struct mmu_interval_notifier_ops *ops);
+void rust_helper_rdma_odp_release(struct ib_umem_odp *odp);
+void rust_helper_rdma_odp_release_root(struct ib_umem_odp *odp);
+void rust_helper_rdma_odp_set_private(struct ib_umem_odp *odp, void *data);
+void *rust_helper_rdma_odp_private(struct ib_umem_odp *odp);
+unsigned long rust_helper_rdma_odp_start(struct ib_umem_odp *odp);
+unsigned long rust_helper_rdma_odp_end(struct ib_umem_odp *odp);
+int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
+				      u64 size, bool write, bool fault);
+int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
+				  dma_addr_t *dma, bool *writable);
+int rust_helper_rdma_odp_mapped(struct ib_umem_odp *odp);
+void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp);
+struct ib_umem_odp *
+rust_helper_rdma_odp_begin(struct mmu_interval_notifier *notifier,
+			   const struct mmu_notifier_range *range,
+			   unsigned long seq, u64 *start, u64 *end);
+void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end);
 
 /*
  * What drivers here add to the ioctl interface. A process that shares the

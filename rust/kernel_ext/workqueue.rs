@@ -37,6 +37,15 @@ impl OwnedQueue {
         NonNull::new(queue).map(Self).ok_or(ENOMEM)
     }
 
+    /// Makes an unbound queue for work that brings pages in. It has no worker of its own for when
+    /// memory is short.
+    pub fn for_faults(name: &CStr) -> Result<Self> {
+        // SAFETY: `name` is a C string; the format of the helper takes one.
+        let queue = unsafe { bindings::rdma_alloc_fault_workqueue(name.as_char_ptr()) };
+        // INVARIANT: The queue was made just now.
+        NonNull::new(queue).map(Self).ok_or(ENOMEM)
+    }
+
     /// Waits until everything queued before this call has run. Sleeps.
     pub fn flush(&self) {
         // SAFETY: The queue is valid by the type invariant.

@@ -3,7 +3,7 @@
 //! RDMA devices: what they are, making them known to the core, their ports.
 
 use super::counters::Descriptions;
-use super::{ops, Driver, Netdev};
+use super::{ops, Driver, Netdev, OnDemandAttr};
 use crate::bindings;
 use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
@@ -650,6 +650,8 @@ pub struct DeviceAttr {
     pub max_sgl_rd: u32,
     /// Bytes of device memory for processes.
     pub max_dm_size: u64,
+    /// On-demand memory, where it has that.
+    pub on_demand: Option<OnDemandAttr>,
 }
 
 impl DeviceAttr {
@@ -701,5 +703,8 @@ impl DeviceAttr {
         raw.cq_caps.max_cq_moderation_period = self.max_cq_moderation_period;
         raw.max_sgl_rd = self.max_sgl_rd;
         raw.max_dm_size = self.max_dm_size;
+        if let Some(on_demand) = &self.on_demand {
+            on_demand.fill(raw);
+        }
     }
 }

@@ -116,6 +116,11 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
+    /// Tells counters of a memory region, likewise.
+    fn count_mr(_mr: &Mr<Self>, _counts: &mut Counts<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     /// Tells details of a shared receive queue, likewise.
     fn describe_srq(_srq: &Srq<Self>, _details: &mut Details<'_>) -> Result {
         build_error!(VTABLE_DEFAULT_ERROR)
@@ -300,6 +305,12 @@ pub trait Driver: Sized + Send + Sync + 'static {
         _change: &RegionChange<'_, Self>,
         _udata: Option<&Udata<'_, Self>>,
     ) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// A process says that it is going to use parts of on-demand regions. With `wait` the call
+    /// returns when they are ready.
+    fn advise_mr(_pd: &Pd<Self>, _advice: Advice, _wait: bool, _ranges: &[AdvisedRange]) -> Result {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 

@@ -9,6 +9,7 @@
 use super::udata::expect_none;
 use super::*;
 use crate::bindings;
+use crate::kernel_ext::errno;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -88,6 +89,8 @@ impl<D: Driver> Table<D> {
         ops.reg_user_mr = Some(Self::reg_user_mr);
         ops.dereg_mr = Some(Self::dereg_mr);
         ops.alloc_mr = op_if!(D::HAS_ALLOC_MR, Self::alloc_mr);
+        ops.advise_mr = op_if!(D::HAS_ADVISE_MR, Self::advise_mr);
+        ops.fill_stat_mr_entry = op_if!(D::HAS_COUNT_MR, Self::fill_stat_mr);
         ops.rereg_user_mr = op_if!(D::HAS_REREG_USER_MR, Self::rereg_user_mr);
         ops.map_mr_sg = op_if!(D::HAS_PUSH_MR_PAGE, Self::map_mr_sg);
         ops.alloc_mw = op_if!(D::HAS_ALLOC_MW, Self::alloc_mw);
@@ -434,6 +437,24 @@ impl<D: Driver> Table<D> {
     ) -> c_int {
         // SAFETY: The core's contract.
         unsafe { Self::describe::<kind::Mr>(msg, mr, D::describe_mr) }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn fill_stat_mr(
+        msg: *mut bindings::sk_buff,
+        mr: *mut bindings::ib_mr,
+    ) -> c_int {
+        // SAFETY: The core's contract.
+        let Some(mr) = (unsafe { Object::<kind::Mr, D>::try_ref(mr) }) else {
+            return 0;
+        };
+        from_result(|| {
+            // SAFETY: The core's contract.
+            unsafe { Counts::write(msg, |counts| D::count_mr(&mr, counts)) }?;
+            Ok(0)
+        })
     }
 
     /// # Safety
@@ -984,6 +1005,40 @@ impl<D: Driver> Table<D> {
         from_result(|| {
             // SAFETY: The core's contract.
             unsafe { D::push_mr_page(Object::from_raw(mr), addr)? };
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn advise_mr(
+        pd: *mut bindings::ib_pd,
+        advice: bindings::ib_uverbs_advise_mr_advice,
+        flags: u32,
+        ranges: *mut bindings::ib_sge,
+        count: u32,
+        _attrs: *mut bindings::uverbs_attr_bundle,
+    ) -> c_int {
+        let flush = bindings::ib_uverbs_advise_mr_flag_IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
+        from_result(|| {
+            let advice = Advice::from_raw(advice).ok_or(errno::eopnotsupp())?;
+            let mut advised = KVVec::with_capacity(count as usize, GFP_KERNEL)?;
+            for index in 0..count as usize {
+                // SAFETY: The core passes `count` entries.
+                let range = unsafe { &*ranges.add(index) };
+                advised.push(
+                    AdvisedRange {
+                        address: range.addr,
+                        length: range.length,
+                        lkey: range.lkey,
+                    },
+                    GFP_KERNEL,
+                )?;
+            }
+            // SAFETY: The core's contract.
+            let pd = unsafe { Object::from_raw(pd) };
+            D::advise_mr(pd, advice, flags & flush != 0, &advised)?;
             Ok(0)
         })
     }

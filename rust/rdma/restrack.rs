@@ -70,3 +70,53 @@ impl Details<'_> {
         })
     }
 }
+
+/// Room for counters of an object, likewise.
+///
+/// # Invariants
+///
+/// `msg` is valid and has the nest for counters open.
+pub struct Counts<'a> {
+    msg: *mut bindings::sk_buff,
+    _p: PhantomData<&'a mut bindings::sk_buff>,
+}
+
+impl Counts<'_> {
+    /// Lets `count` write counters to `msg`.
+    ///
+    /// # Safety
+    ///
+    /// `msg` must be a message that the core is writing an entry to.
+    pub(super) unsafe fn write(
+        msg: *mut bindings::sk_buff,
+        count: impl FnOnce(&mut Counts<'_>) -> Result,
+    ) -> Result {
+        // SAFETY: By the contract of this function.
+        let nest = unsafe { bindings::rdma_nl_stat_start(msg) };
+        if nest.is_null() {
+            return Err(EMSGSIZE);
+        }
+        // INVARIANT: The nest was opened just now.
+        let mut counts = Counts {
+            msg,
+            _p: PhantomData,
+        };
+        let result = count(&mut counts);
+        // SAFETY: The nest is open, and it is the last one that was opened.
+        unsafe {
+            match result {
+                Ok(()) => bindings::rdma_nl_driver_end(msg, nest),
+                Err(_) => bindings::rdma_nl_driver_cancel(msg, nest),
+            }
+        }
+        result
+    }
+
+    /// A counter.
+    pub fn counter(&mut self, name: &CStr, value: u64) -> Result {
+        // SAFETY: The message is valid by the type invariant; the name is copied.
+        to_result(unsafe {
+            bindings::rdma_nl_stat_hwcounter_entry(self.msg, name.as_char_ptr(), value)
+        })
+    }
+}

@@ -25,6 +25,33 @@ pub const PAGE_SHIFT_MIN: u8 = 12;
 /// Largest page, base-2 logarithm.
 pub const PAGE_SHIFT_MAX: u8 = 30;
 
+/// Entry of a table of an on-demand region: what it names is there.
+pub const ON_DEMAND_PRESENT: u64 = 1 << 0;
+/// Entry of a table of the lowest level of an on-demand region: the page may be written.
+pub const ON_DEMAND_WRITE: u64 = 1 << 1;
+/// Entry of a table of an on-demand region: the address, of a page or of a table.
+pub const ON_DEMAND_ADDRESS: u64 = !0xfff;
+/// Most levels of tables of an on-demand region.
+pub const ON_DEMAND_MAX_LEVELS: u8 = 4;
+/// Base-2 logarithm of the pages of an on-demand region, the only size there is.
+pub const ON_DEMAND_PAGE_SHIFT: u8 = 12;
+/// Longest on-demand region, in bytes.
+pub const ON_DEMAND_MAX_LENGTH: u64 = 1 << 48;
+
+/// The fewest levels of tables that hold `pages` pages of an on-demand region.
+pub const fn on_demand_levels(pages: u64) -> Option<u8> {
+    let mut levels = 1;
+    let mut most = ATT_TABLE_ENTRIES as u64;
+    while pages > most {
+        if levels == ON_DEMAND_MAX_LEVELS {
+            return None;
+        }
+        levels += 1;
+        most *= ATT_TABLE_ENTRIES as u64;
+    }
+    Some(levels)
+}
+
 layout! {
     /// A buffer of host memory: byte `b` is byte `o % page` of page `o / page`, where
     /// `o = first_byte + b`.

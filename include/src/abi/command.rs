@@ -63,6 +63,12 @@ numbers! {
         DetachMulticast = 24,
         /// [`ResizeSharedReceive`].
         ResizeSharedReceive = 25,
+        /// Fill a [`PageFaults`] at `reply` with faults that were not taken yet.
+        TakeFaults = 40,
+        /// [`ResolveFault`].
+        ResolveFault = 41,
+        /// [`InvalidatePages`]; afterwards the device uses no older translation of them.
+        InvalidatePages = 42,
     }
 
     /// How a command ended.
@@ -408,6 +414,56 @@ layout! {
         20 => reserved: u32,
     }
 
+    /// An access to a page of an on-demand region that is not there.
+    pub struct PageFault: 32 {
+        /// Names the fault until it is resolved.
+        0 => token: u64,
+        /// First byte needed, as an offset in the region.
+        8 => offset: u64,
+        /// The region's tag.
+        16 => tag: u32,
+        /// Bytes from there on that the same work wants, at least 1.
+        20 => length: u32,
+        /// See `FAULT_*`.
+        24 => flags: u32,
+        /// Zero.
+        28 => reserved: u32,
+    }
+
+    /// Reply of `TakeFaults`.
+    pub struct PageFaults: 256 {
+        /// How many of `faults` are filled in.
+        0 => count: u32,
+        /// Zero.
+        4 => reserved0: u32,
+        /// Zero.
+        8 => reserved1: [u64; 3],
+        /// The faults.
+        32 => faults: [PageFault; 7],
+    }
+
+    /// Lets what waits for a page go on.
+    pub struct ResolveFault: 16 {
+        /// Of the fault.
+        0 => token: u64,
+        /// 0: the pages are there, try again. 1: they cannot be had.
+        8 => failed: u32,
+        /// Zero.
+        12 => reserved: u32,
+    }
+
+    /// Ends the use of translations that the host has taken out of an on-demand region's tables.
+    pub struct InvalidatePages: 24 {
+        /// The region's tag.
+        0 => tag: u32,
+        /// Zero.
+        4 => reserved: u32,
+        /// First page, counted from the first page of the region.
+        8 => first: u64,
+        /// Pages.
+        16 => count: u64,
+    }
+
     /// What the device can do: reply of `QueryDevice`.
     pub struct DeviceCaps: 256 {
         /// Queue pairs: numbers from 1 to one less than this.
@@ -517,6 +573,13 @@ pub const REGION_REPLACE: u32 = 1 << 0;
 /// order is direct.
 pub const REGION_DEVICE_MEMORY: u32 = 1 << 1;
 
+/// `RegisterRegion::flags`: pages of the region come and go; its tables are those of
+/// [`super::ON_DEMAND_PRESENT`], `buffer.order` is the number of their levels.
+pub const REGION_ON_DEMAND: u32 = 1 << 8;
+
+/// `PageFault::flags`: the page is to be written.
+pub const FAULT_WRITE: u32 = 1 << 0;
+
 /// `CreateSharedReceive::flags`: for extended reliable connections of the domain `xrcd`.
 pub const SRQ_FLAG_EXTENDED: u16 = 1 << 0;
 
@@ -583,6 +646,8 @@ pub const FEATURE_ATOMIC_WRITE: u64 = 1 << 11;
 pub const FEATURE_FLUSH: u64 = 1 << 12;
 /// Feature: `ResizeSharedReceive`.
 pub const FEATURE_RESIZE_SRQ: u64 = 1 << 13;
+/// Feature: regions whose pages come and go, [`REGION_ON_DEMAND`].
+pub const FEATURE_ON_DEMAND: u64 = 1 << 16;
 
 /// Names of the counters that `QueryCounters` fills in, in order.
 pub const COUNTER_NAMES: [&str; 16] = [
@@ -633,6 +698,8 @@ commands! {
     CreateSharedReceive,
     ModifySharedReceive,
     ResizeSharedReceive,
+    ResolveFault,
+    InvalidatePages,
 }
 
 impl CommandEntry {

@@ -40,6 +40,8 @@ numbers! {
         SharedReceiveLimit = 0x30,
         /// A shared receive queue failed: `id`.
         SharedReceiveError = 0x31,
+        /// There are page faults to take, where there were none.
+        PageFaults = 0x32,
         /// The Ethernet link changed: `param0` is 1 for up, 0 for down.
         LinkChange = 0x40,
         /// The device stops: `param0` is the [`super::FatalCode`].

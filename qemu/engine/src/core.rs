@@ -8,6 +8,7 @@ use crate::eq::EventQueues;
 use crate::gid::GidTable;
 use crate::memory::{Host, HostMemory};
 use crate::multicast::Groups;
+use crate::paging::{Fault, Outcome, Paging, Side};
 use crate::qp::QueuePair;
 use crate::queue::{completion_opcode, ReceiveRequest, SendRequest, SharedId};
 use crate::srq::SharedReceiveQueues;
@@ -211,6 +212,8 @@ pub struct Core {
     pub srqs: SharedReceiveQueues,
     /// Multicast groups.
     pub groups: Groups,
+    /// Pages that are waited for.
+    pub paging: Paging,
     /// Addresses.
     pub gids: GidTable,
     /// Counters.
@@ -240,6 +243,7 @@ impl Core {
             eqs: EventQueues::default(),
             srqs: SharedReceiveQueues::default(),
             groups: Groups::default(),
+            paging: Paging::default(),
             gids: GidTable::default(),
             counters: Counters::default(),
             timers: Timers::default(),
@@ -431,6 +435,38 @@ impl Core {
             let span = self.check_sge(sge, domain, LocalAccess::Write)?;
             self.tpt.write(memory, &span, within, &bytes[range])
         })
+    }
+
+    /// Looks whether the pages that bytes `offset..offset + length` of what scatter/gather entries
+    /// describe go to are there and may be written.
+    pub fn probe<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        domain: Domain,
+        sges: &[Sge],
+        offset: u64,
+        length: usize,
+    ) -> Result<(), TptError> {
+        for_pieces(sges, offset, length, |sge, within, range| {
+            let span = self.check_sge(sge, domain, LocalAccess::Write)?;
+            self.tpt.probe(memory, &span, within, range.len(), true)
+        })
+    }
+
+    /// A page that queue pair `qpn` needs is not there: has the host see to it, unless it has said
+    /// that the page cannot be had.
+    pub fn page_fault(
+        &mut self,
+        qpn: u32,
+        side: Side,
+        fault: Fault,
+        host: &mut dyn Host,
+    ) -> Outcome {
+        let (outcome, tell) = self.paging.raise(qpn, side, fault);
+        if tell {
+            self.async_event(EventCode::PageFaults, 0, host);
+        }
+        outcome
     }
 
     /// Checks every entry that has bytes, before anything is sent or asked of a peer.

@@ -164,6 +164,9 @@ impl Engine {
                 {
                     return Err(CommandStatus::Unsupported);
                 }
+                if command.flags & REGION_ON_DEMAND != 0 {
+                    offered(core, FEATURE_ON_DEMAND)?;
+                }
                 core.tpt.register(&command)
             }
             CommandOpcode::AllocateTag => {
@@ -213,6 +216,25 @@ impl Engine {
             CommandOpcode::DetachMulticast => {
                 offered(core, FEATURE_MULTICAST)?;
                 core.groups.detach(&payload(entry)?)
+            }
+            CommandOpcode::TakeFaults => {
+                offered(core, FEATURE_ON_DEMAND)?;
+                // The reply first, so that a fault that cannot be told of is not taken.
+                reply(entry, &PageFaults::zeroed(), host)?;
+                let faults = core.paging.take();
+                reply(entry, &faults, host)
+            }
+            CommandOpcode::ResolveFault => {
+                offered(core, FEATURE_ON_DEMAND)?;
+                let (qpn, side) = core.paging.resolve(&payload(entry)?)?;
+                if let Some(qp) = self.qps.get_mut(qpn) {
+                    crate::transport::page_resolved(core, qp, side, host);
+                }
+                Ok(())
+            }
+            CommandOpcode::InvalidatePages => {
+                offered(core, FEATURE_ON_DEMAND)?;
+                core.tpt.invalidate_pages(&payload(entry)?)
             }
             CommandOpcode::QueryCounters => {
                 let mut bytes = [0; COUNTER_NAMES.len() * 8];

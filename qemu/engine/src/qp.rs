@@ -599,6 +599,7 @@ fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 fn give_back(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     let taken = qp.transport.taken_receive();
     qp.transport = Connection::default();
+    core.paging.forget(qp.number);
     if let Some(completion) = taken {
         // Nobody is left to tell where the completion queue is dead.
         let _ = core.complete_receive(qp, &completion, host);
@@ -615,6 +616,7 @@ pub fn enter_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.timer.stop();
     let taken = qp.transport.taken_receive();
     qp.transport = Connection::default();
+    core.paging.forget(qp.number);
     flush(core, qp, host);
     if let Some(completion) = taken {
         let _ = core.complete_receive(qp, &completion, host);

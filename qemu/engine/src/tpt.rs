@@ -5,12 +5,13 @@
 use crate::att::{Att, AttError};
 use crate::device_memory::DeviceMemory;
 use crate::memory::HostMemory;
+use crate::paging::{Fault, PageError, PagedAtt};
 use ferrite_abi::{
-    AllocateTag, AttOrder, BindPart, CommandStatus, RegisterPart, RegisterRegion, Tag, TagKind,
-    ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH, ACCESS_REMOTE,
-    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_WINDOW_BIND,
-    ACCESS_ZERO_BASED, DEVICE_MEMORY_SIZE, FEATURE_FLUSH, FEATURE_ONE_TOUCH, REGION_DEVICE_MEMORY,
-    REGION_REPLACE, TAG_ALL_MEMORY,
+    AllocateTag, AttOrder, BindPart, CommandStatus, InvalidatePages, RegisterPart, RegisterRegion,
+    Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH,
+    ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
+    ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, DEVICE_MEMORY_SIZE, FEATURE_FLUSH, FEATURE_ONE_TOUCH,
+    REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
 };
 use std::collections::BTreeSet;
 use std::fmt;
@@ -53,6 +54,8 @@ pub enum TptError {
     Touched,
     /// The description of the memory is impossible, or the memory is not there.
     Translation(AttError),
+    /// A page of an on-demand region is not there, or may not be written.
+    Absent(Fault),
 }
 
 impl fmt::Display for TptError {
@@ -72,6 +75,7 @@ impl fmt::Display for TptError {
             Self::HasWindows => "windows are bound to the region",
             Self::Touched => "one-touch tag was used before",
             Self::Translation(error) => return error.fmt(f),
+            Self::Absent(_) => "page cannot be had",
         })
     }
 }
@@ -102,6 +106,7 @@ impl TptError {
             Self::WrongQueuePair => 12,
             Self::HasWindows => 13,
             Self::Touched => 14,
+            Self::Absent(_) => 20,
         }
     }
 }
@@ -238,6 +243,8 @@ struct Binding {
 enum Target {
     /// Host memory.
     Host(Att),
+    /// Host memory whose pages come and go.
+    Paged(PagedAtt),
     /// Device memory: offset and bytes.
     Device { offset: u64, length: u64 },
     /// A part of a region.
@@ -249,6 +256,8 @@ enum Memory<'a> {
     /// All of host memory, by DMA address.
     All,
     Host(&'a Att),
+    /// Pages that come and go, and the tag of the region.
+    Paged(&'a PagedAtt, u32),
     /// Device memory, from this offset on.
     Device(u64),
 }
@@ -278,6 +287,7 @@ impl Entry {
     fn length(&self) -> u64 {
         match &self.target {
             Some(Target::Host(att)) => att.length(),
+            Some(Target::Paged(att)) => att.length(),
             Some(Target::Device { length, .. }) => *length,
             Some(Target::Window(binding)) => binding.length,
             None => 0,
@@ -320,6 +330,23 @@ fn att_status(error: AttError) -> CommandStatus {
     }
 }
 
+/// What a page error of an access to the region `tag` through `span` is.
+fn absent(error: PageError, span: &Span, tag: u32, write: bool) -> TptError {
+    match error {
+        PageError::Att(error) => error.into(),
+        PageError::Absent(offset) => {
+            // The offset lies in the span.
+            let rest = (span.start + span.length).saturating_sub(offset);
+            TptError::Absent(Fault {
+                tag,
+                offset,
+                length: u32::try_from(rest).unwrap_or(u32::MAX).max(1),
+                write,
+            })
+        }
+    }
+}
+
 impl Tpt {
     /// The slot of an index that is in range.
     fn slot(&mut self, tag: Tag) -> Result<&mut Option<Box<Entry>>, CommandStatus> {
@@ -351,19 +378,26 @@ impl Tpt {
     /// Carries out `RegisterRegion`.
     pub(crate) fn register(&mut self, command: &RegisterRegion) -> Result<(), CommandStatus> {
         let tag = Tag(command.tag);
-        let known = REGION_REPLACE | REGION_DEVICE_MEMORY;
+        let known = REGION_REPLACE | REGION_DEVICE_MEMORY | REGION_ON_DEMAND;
         if command.access & !ACCESS_ALL != 0 || command.flags & !known != 0 {
             return Err(CommandStatus::BadParameter);
         }
         let buffer = &command.buffer;
-        let att = Att::new(buffer).map_err(att_status)?;
-        let length = att.length();
-        if length > MAX_REGION || command.address.checked_add(length).is_none() {
+        let length = buffer.length;
+        let paged = command.flags & REGION_ON_DEMAND != 0;
+        if (length > MAX_REGION && !paged) || command.address.checked_add(length).is_none() {
             return Err(CommandStatus::BadParameter);
         }
-        let target = if command.flags & REGION_DEVICE_MEMORY != 0 {
+        let target = if paged {
+            // What waits for a page waits for that of a registration, which stays what it is.
+            if command.flags != REGION_ON_DEMAND {
+                return Err(CommandStatus::BadParameter);
+            }
+            Target::Paged(PagedAtt::new(buffer).map_err(att_status)?)
+        } else if command.flags & REGION_DEVICE_MEMORY != 0 {
             // Cannot wrap for a direct buffer.
             let offset = buffer.root.wrapping_add(u64::from(buffer.first_byte));
+            Att::new(buffer).map_err(att_status)?;
             if buffer.order != AttOrder::Direct.number()
                 || offset > DEVICE_MEMORY_SIZE as u64
                 || length > DEVICE_MEMORY_SIZE as u64 - offset
@@ -372,7 +406,7 @@ impl Tpt {
             }
             Target::Device { offset, length }
         } else {
-            Target::Host(att)
+            Target::Host(Att::new(buffer).map_err(att_status)?)
         };
         self.generation += 1;
         let generation = self.generation;
@@ -773,11 +807,14 @@ impl Tpt {
         if span.tag.0 == TAG_ALL_MEMORY {
             return Ok((Memory::All, start));
         }
-        let mut target = self.target(span.tag, span.generation)?;
+        let mut tag = span.tag;
+        let mut target = self.target(tag, span.generation)?;
         if let Target::Window(binding) = target {
-            target = self.target(binding.region, binding.generation)?;
+            tag = binding.region;
+            target = self.target(tag, binding.generation)?;
         }
         match target {
+            Target::Paged(att) => Ok((Memory::Paged(att, tag.0), start)),
             Target::Host(att) => Ok((Memory::Host(att), start)),
             Target::Device { offset, .. } => Ok((Memory::Device(*offset), start)),
             Target::Window(_) => Err(TptError::WrongKind),
@@ -881,6 +918,10 @@ impl Tpt {
             return Ok(());
         }
         Ok(match place {
+            Memory::Paged(att, tag) => {
+                let read = att.read(memory, start, bytes);
+                return read.map_err(|error| absent(error, span, tag, false));
+            }
             Memory::All => memory.read(start, bytes).map_err(AttError::from),
             Memory::Host(att) => att.read(memory, start, bytes),
             // Inside device memory, whose size is bounded.
@@ -901,10 +942,53 @@ impl Tpt {
             return Ok(());
         }
         Ok(match place {
+            Memory::Paged(att, tag) => {
+                let written = att.write(memory, start, bytes);
+                return written.map_err(|error| absent(error, span, tag, true));
+            }
             Memory::All => memory.write(start, bytes).map_err(AttError::from),
             Memory::Host(att) => att.write(memory, start, bytes),
             Memory::Device(offset) => self.device.write(offset + start, bytes),
         }?)
+    }
+
+    /// Looks whether the pages of a part of a span are there, so that a copy from it or, with
+    /// `write`, to it will not find one absent. Only on-demand regions are looked at.
+    pub fn probe<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        span: &Span,
+        offset: u64,
+        length: usize,
+        write: bool,
+    ) -> Result<(), TptError> {
+        match self.locate(span, offset, length)? {
+            (Memory::Paged(att, tag), start) => att
+                .pieces(memory, start, length as u64, write, |_, _| {})
+                .map_err(|error| absent(error, span, tag, write)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Carries out `InvalidatePages`. Tables are read at every access, and an access ends before
+    /// the next command begins: there is nothing to do.
+    pub(crate) fn invalidate_pages(&self, command: &InvalidatePages) -> Result<(), CommandStatus> {
+        let tag = Tag(command.tag);
+        if tag.index() == 0 || tag.index() >= MAX_TAGS {
+            return Err(CommandStatus::BadNumber);
+        }
+        let entry = self.entry(tag).map_err(|_| CommandStatus::NotFound)?;
+        if entry.instance != tag.instance() {
+            return Err(CommandStatus::NotFound);
+        }
+        let Some(Target::Paged(att)) = &entry.target else {
+            return Err(CommandStatus::BadParameter);
+        };
+        let end = command.first.checked_add(command.count);
+        if end.is_none_or(|end| end > att.pages()) {
+            return Err(CommandStatus::BadParameter);
+        }
+        Ok(())
     }
 
     /// Changes the eight bytes of a span; returns what they were. The caller has refused addresses
@@ -928,6 +1012,16 @@ impl Tpt {
     ) -> Result<u64, TptError> {
         let address = match self.locate(span, 0, 8)? {
             (Memory::All, start) => start,
+            (Memory::Paged(att, tag), start) => {
+                let mut found = None;
+                att.pieces(memory, start, 8, true, |address, length| {
+                    if length == 8 {
+                        found = Some(address);
+                    }
+                })
+                .map_err(|error| absent(error, span, tag, true))?;
+                found.ok_or(AttError::OutOfRange)?
+            }
             (Memory::Host(att), start) => att.address_of(memory, start, 8)?,
             (Memory::Device(offset), start) => {
                 let changed = self.device.update(offset + start, |old| match operation {

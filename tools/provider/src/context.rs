@@ -49,6 +49,7 @@ impl Context {
 }
 
 const OPS: verbs_context_ops = verbs_context_ops {
+    advise_mr: Some(ibv_cmd_advise_mr),
     alloc_dm: Some(device_memory::alloc_dm),
     alloc_mw: Some(window::alloc_mw),
     alloc_parent_domain: Some(protection::alloc_parent_domain),

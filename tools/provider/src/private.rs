@@ -122,7 +122,15 @@ pub struct verbs_cq {
 /// All operations of a context, in the order of their names.
 #[repr(C)]
 pub struct verbs_context_ops {
-    pub advise_mr: Unused,
+    pub advise_mr: Option<
+        unsafe extern "C" fn(
+            *mut ibv_pd,
+            ib_uverbs_advise_mr_advice,
+            u32,
+            *mut ibv_sge,
+            u32,
+        ) -> c_int,
+    >,
     pub alloc_dm:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
     pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw>,
@@ -445,6 +453,13 @@ extern "C" {
         resp_size: usize,
     ) -> c_int;
     pub fn ibv_cmd_query_mr(pd: *mut ibv_pd, mr: *mut verbs_mr, handle: u32) -> c_int;
+    pub fn ibv_cmd_advise_mr(
+        pd: *mut ibv_pd,
+        advice: ib_uverbs_advise_mr_advice,
+        flags: u32,
+        sg_list: *mut ibv_sge,
+        num_sge: u32,
+    ) -> c_int;
     pub fn ibv_cmd_dereg_mr(mr: *mut verbs_mr) -> c_int;
     pub fn ibv_cmd_create_cq_ex(
         context: *mut ibv_context,

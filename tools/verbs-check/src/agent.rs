@@ -12,8 +12,8 @@ use std::time::Duration;
 use crate::pattern;
 use crate::sys::IBV_WC_SUCCESS;
 use crate::verbs::{
-    Buffer, BufferKind, Channel, Completion, Context, Cq, Errno, Mr, Options, Pd, Qp, QpOptions,
-    SendWork,
+    Buffer, BufferKind, Change, Channel, Completion, Context, Cq, Errno, Mr, Options, Pd, Qp,
+    QpOptions, SendWork,
 };
 
 /// Stands for "none" where a number is expected.
@@ -43,6 +43,7 @@ operations! {
     MakeQp,
     MakeBuffer,
     MakeMr,
+    ChangeMemory,
     Destroy,
     ToState,
     ToInit,
@@ -254,6 +255,20 @@ impl Agent {
                 let mr = Mr::new(pd, buffer, offset, length, w.u32()?)?;
                 let (lkey, rkey) = (u64::from(mr.lkey()), u64::from(mr.rkey()));
                 Ok(vec![self.add(Object::Mr(mr)), lkey, rkey])
+            }
+            Operation::ChangeMemory => {
+                let buffer = self.buffer(w.next()?)?;
+                let change = match w.next()? {
+                    0 => Change::Discard,
+                    1 => Change::Unmap,
+                    2 => Change::Replace,
+                    3 => Change::ReadOnly,
+                    4 => Change::Move,
+                    _ => Change::Fork,
+                };
+                let (offset, length) = (w.next()? as usize, w.next()? as usize);
+                buffer.change(change, offset, length)?;
+                Ok(Vec::new())
             }
             Operation::Destroy => {
                 let number = w.next()?;
@@ -618,6 +633,18 @@ impl Side {
             [number, lkey, rkey] => Ok((number, lkey as u32, rkey as u32)),
             _ => Err(Errno(libc::EPROTO)),
         }
+    }
+
+    /// Changes what is behind a part of a buffer, in whole pages.
+    pub fn change(
+        &mut self,
+        buffer: u64,
+        change: Change,
+        offset: usize,
+        length: usize,
+    ) -> Result<(), Errno> {
+        let words = [buffer, change as u64, offset as u64, length as u64];
+        self.call(Operation::ChangeMemory, &words).map(drop)
     }
 
     /// Destroys an object.

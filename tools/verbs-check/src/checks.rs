@@ -7,6 +7,7 @@ mod errors;
 mod events;
 mod extended;
 mod many;
+mod paging;
 mod region;
 mod stress;
 
@@ -48,6 +49,10 @@ pub const CASES: &[Case] = &[
     Case {
         name: "region",
         run: region::run,
+    },
+    Case {
+        name: "paging",
+        run: paging::run,
     },
     Case {
         name: "many",

@@ -271,6 +271,23 @@ pub enum BufferKind {
     Repeated,
 }
 
+/// What can happen to memory while it is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Its pages are given back and read as zero.
+    Discard,
+    /// It is unmapped.
+    Unmap,
+    /// Other memory is mapped in its place.
+    Replace,
+    /// It may not be written any more.
+    ReadOnly,
+    /// It is moved to another address, and moved back.
+    Move,
+    /// The process forks; the child writes its copy and ends.
+    Fork,
+}
+
 /// Bytes that repeat in a [`BufferKind::Repeated`] buffer.
 pub const REPEAT: usize = 4 << 20;
 
@@ -355,6 +372,72 @@ impl Buffer {
             }
             libc::close(fd);
             result
+        }
+    }
+
+    /// Changes what is behind a part of the buffer, in whole pages. Only for regions on demand:
+    /// others have their pages pinned.
+    pub fn change(&self, change: Change, offset: usize, length: usize) -> Result<(), Errno> {
+        self.range(offset, length)?;
+        let mapped = |address: *mut libc::c_void| {
+            if address == libc::MAP_FAILED {
+                Err(last_errno())
+            } else {
+                Ok(address)
+            }
+        };
+        let done = |result: libc::c_int| match result {
+            0 => Ok(()),
+            _ => Err(last_errno()),
+        };
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: the range is part of this buffer's own mapping, of which nothing holds a
+        // reference; who reads or writes it afterwards where it is unmapped is a broken check.
+        unsafe {
+            let at: *mut libc::c_void = self.base.add(offset).cast();
+            match change {
+                Change::Discard => done(libc::madvise(at, length, libc::MADV_DONTNEED)),
+                Change::Unmap => done(libc::munmap(at, length)),
+                Change::Replace => mapped(libc::mmap(
+                    at,
+                    length,
+                    both,
+                    anonymous | libc::MAP_FIXED,
+                    -1,
+                    0,
+                ))
+                .map(drop),
+                Change::ReadOnly => done(libc::mprotect(at, length, libc::PROT_READ)),
+                Change::Move => {
+                    let place = mapped(libc::mmap(
+                        ptr::null_mut(),
+                        length,
+                        libc::PROT_NONE,
+                        anonymous,
+                        -1,
+                        0,
+                    ))?;
+                    let moves = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                    mapped(libc::mremap(at, length, length, moves, place))?;
+                    mapped(libc::mremap(place, length, length, moves, at)).map(drop)
+                }
+                Change::Fork => match libc::fork() {
+                    -1 => Err(last_errno()),
+                    0 => {
+                        // Only what is safe between fork and exit.
+                        libc::memset(at, 0x99, length);
+                        libc::_exit(0)
+                    }
+                    child => {
+                        let mut status = 0;
+                        if libc::waitpid(child, &mut status, 0) != child || status != 0 {
+                            return Err(Errno(libc::ECHILD));
+                        }
+                        Ok(())
+                    }
+                },
+            }
         }
     }
 

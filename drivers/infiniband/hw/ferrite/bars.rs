@@ -4,6 +4,7 @@
 
 use crate::abi;
 use crate::abi::{CompletionDoorbell, DeviceState, EventDoorbell, Status};
+use crate::rdma;
 use kernel::{
     device::Bound,
     devres::Devres,
@@ -34,7 +35,12 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SHARED_RECEIVE
     | abi::FEATURE_DEVICE_MEMORY
     | abi::FEATURE_ATOMIC_WRITE
     | abi::FEATURE_FLUSH
-    | abi::FEATURE_RESIZE_SRQ;
+    | abi::FEATURE_RESIZE_SRQ
+    | if rdma::ON_DEMAND_AVAILABLE {
+        abi::FEATURE_ON_DEMAND
+    } else {
+        0
+    };
 
 /// What the registers say about the device before it is started.
 #[derive(Clone, Copy)]

@@ -18,23 +18,31 @@ use crate::{
     },
     handler::Handlers,
     hardware::Hardware,
-    kernel_ext::errno,
+    kernel_ext::{
+        errno,
+        workqueue::OwnedQueue, //
+    },
     mr::FerriteMr,
     mw::FerriteMw,
     numbers::{
         Number,
         Numbers, //
     },
+    odp,
+    odp::Pager,
     port,
     qp::FerriteQp,
     rdma,
     rdma::{
         kind,
         Access,
+        Advice,
+        AdvisedRange,
         Ah,
         AhAttr,
         Completions,
         ContextResponse,
+        Counts,
         Cq,
         CqInitAttr,
         Details,
@@ -85,6 +93,9 @@ const GSI_QPN: u32 = 1;
 
 /// The driver's data of one device.
 pub(crate) struct Ferrite {
+    /// Where faults of on-demand regions are dealt with.
+    pub(crate) faults: OwnedQueue,
+    pub(crate) pager: Arc<Pager>,
     /// Taken down with the RDMA device, while the hardware still answers.
     pub(crate) handlers: Handlers,
     pub(crate) hw: Arc<Hardware>,
@@ -112,6 +123,8 @@ impl Ferrite {
         let caps: DeviceCaps = hw.query(CommandOpcode::QueryDevice, 0)?;
         let pages = caps.doorbell_pages.min(hw.doorbells.pages());
         Ok(Self {
+            faults: OwnedQueue::for_faults(c"ferrite_faults")?,
+            pager: Pager::new(hw)?,
             handlers: Handlers::start(hw, queues, caps.max_eq)?,
             tags: Tags::new(caps.max_tags.min(1 << 24))?,
             // Protection domains are numbers only; the device sets no bound.
@@ -246,6 +259,16 @@ impl rdma::Driver for Ferrite {
         let tag = abi::Tag(mr.lkey());
         details.hex(c"index", tag.index())?;
         details.hex(c"instance", tag.instance().into())
+    }
+
+    fn count_mr(mr: &Mr<Self>, counts: &mut Counts<'_>) -> Result {
+        let Some(region) = mr.on_demand() else {
+            return Ok(());
+        };
+        let (faults, invalidations, prefetches) = region.counts();
+        counts.counter(c"page_faults", faults)?;
+        counts.counter(c"page_invalidations", invalidations)?;
+        counts.counter(c"page_prefetch", prefetches)
     }
 
     fn describe_srq(srq: &Srq<Self>, details: &mut Details<'_>) -> Result {
@@ -402,6 +425,10 @@ impl rdma::Driver for Ferrite {
 
     fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result {
         mr.push_page(addr)
+    }
+
+    fn advise_mr(pd: &Pd<Self>, advice: Advice, wait: bool, ranges: &[AdvisedRange]) -> Result {
+        odp::advise(pd, advice, wait, ranges)
     }
 
     fn rereg_user_mr(

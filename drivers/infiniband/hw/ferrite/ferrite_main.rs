@@ -25,6 +25,7 @@ mod hardware;
 mod mr;
 mod mw;
 mod numbers;
+mod odp;
 mod pci;
 mod port;
 mod qp;

@@ -10,6 +10,7 @@ use crate::{
         EventCode,
         EventEntry,
         FatalCode,
+        InvalidatePages,
         Plain, //
     },
     bars::{
@@ -28,6 +29,7 @@ use crate::{
     rdma::{
         CqRef,
         EventSink,
+        MrRef,
         QpEvent,
         QpRef,
         SrqRef, //
@@ -71,6 +73,9 @@ pub(crate) struct Hardware {
     /// Shared receive queues by number, for events.
     #[pin]
     pub(crate) srqs: IrqTable<SrqRef<Ferrite>>,
+    /// On-demand regions by the index of their tag, for faults.
+    #[pin]
+    pub(crate) regions: IrqTable<MrRef<Ferrite>>,
     /// Where events of the device as a whole go.
     #[pin]
     pub(crate) sink: EventSink<Ferrite>,
@@ -92,6 +97,7 @@ impl Hardware {
             cqs <- IrqTable::new(),
             qps <- IrqTable::new(),
             srqs <- IrqTable::new(),
+            regions <- IrqTable::new(),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             link_up: Atomic::new(0),
@@ -165,6 +171,23 @@ impl Hardware {
     pub(crate) fn query<R: Plain>(&self, opcode: CommandOpcode, number: u32) -> Result<R> {
         let result = self.cqp.query(self.bars(), opcode, number);
         self.check(opcode, result)
+    }
+
+    /// Makes the device use pages no more that were taken out of the tables of a region. Sleeps,
+    /// but allocates nothing.
+    pub(crate) fn forget_pages(&self, command: &InvalidatePages) {
+        match self.execute(command) {
+            Ok(()) => {}
+            // The region ended meanwhile, and the device has let go of all of it.
+            Err(error) if error == ENOENT => {}
+            Err(error) => {
+                if !self.is_dead() {
+                    dev_err!(self.pdev, "pages stay in use: {:?}\n", error);
+                    self.fail();
+                }
+                self.ensure_quiet();
+            }
+        }
     }
 
     /// Gives the device up: commands fail from now on, consumers are told. May be called from any
@@ -266,6 +289,11 @@ impl Hardware {
                 if let Some(srq) = self.srqs.get(event.id as usize) {
                     srq.report_error();
                 }
+            }
+            EventCode::PageFaults => {
+                // Where it is queued already, it has yet to look.
+                self.sink
+                    .with(|device| drop(device.faults.enqueue(device.pager.clone())));
             }
             EventCode::LinkChange => {
                 let up = event.param0 != 0;

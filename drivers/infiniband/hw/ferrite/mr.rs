@@ -19,6 +19,7 @@ use crate::{
     dm::Piece,
     hardware::DeviceObject,
     kernel_ext::errno,
+    odp::OnDemand,
     rdma::{
         kind,
         Access,
@@ -116,6 +117,11 @@ pub(crate) fn device_access(access: Access) -> Result<u32> {
     if access.contains(Access::ON_DEMAND) {
         return Err(errno::eopnotsupp());
     }
+    Ok(device_rights(access))
+}
+
+/// The same, whether or not pages come and go.
+pub(crate) fn device_rights(access: Access) -> u32 {
     let rights = [
         (Access::LOCAL_WRITE, abi::ACCESS_LOCAL_WRITE),
         (Access::REMOTE_WRITE, abi::ACCESS_REMOTE_WRITE),
@@ -125,11 +131,10 @@ pub(crate) fn device_access(access: Access) -> Result<u32> {
         (Access::ZERO_BASED, abi::ACCESS_ZERO_BASED),
         (Access::FLUSH_GLOBAL, abi::ACCESS_FLUSH_GLOBAL),
     ];
-    let granted = rights
+    rights
         .iter()
         .filter(|(asked, _)| access.contains(*asked))
-        .fold(0, |rights, (_, right)| rights | right);
-    Ok(granted)
+        .fold(0, |rights, (_, right)| rights | right)
 }
 
 /// The pages of a region that is registered by work request.
@@ -173,6 +178,8 @@ enum Memory {
     User(Pin<KBox<Mutex<UserState>>>),
     /// Whatever the last registration by work request said.
     Listed(PageList),
+    /// Memory of a process whose pages come and go.
+    OnDemand(OnDemand),
     /// Memory of the device.
     Device { _piece: Arc<Piece> },
 }
@@ -211,7 +218,9 @@ impl FerriteMr {
         region: &UserRegion,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
-        device_access(region.access)?;
+        if region.access.contains(Access::ON_DEMAND) {
+            return Self::register_on_demand(pd, new, region);
+        }
         let state = UserState {
             memory: pin_region(dev, region)?,
             pd: pd.number(),
@@ -233,6 +242,56 @@ impl FerriteMr {
             memory: Memory::User(state),
             tag: Some(taken),
         }))
+    }
+
+    /// Registers memory of a process without pinning it.
+    fn register_on_demand<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mr, Ferrite>,
+        region: &UserRegion,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let dev = pd.device();
+        if !dev.has(abi::FEATURE_ON_DEMAND) {
+            return Err(errno::eopnotsupp());
+        }
+        let access = device_rights(region.access);
+        let taken = dev.tags.take()?;
+        let tag = taken.get();
+        let memory = OnDemand::new(dev, pd.number(), tag.0, region)?;
+        let object = DeviceObject::create(
+            &dev.hw,
+            &RegisterRegion {
+                tag: tag.0,
+                pd: pd.number(),
+                access,
+                flags: abi::REGION_ON_DEMAND,
+                address: if access & abi::ACCESS_ZERO_BASED != 0 {
+                    0
+                } else {
+                    region.iova
+                },
+                buffer: memory.buffer()?,
+            },
+            CommandOpcode::ReleaseTag,
+            tag.0,
+        )?;
+        new.set_keys(tag.0, tag.0);
+        let mr = new.init(Ok::<_, Error>(Self {
+            object: Some(object),
+            memory: Memory::OnDemand(memory),
+            tag: Some(taken),
+        }))?;
+        // Last: from now on its faults are dealt with.
+        dev.hw.regions.insert(tag.index() as usize, mr.get_ref())?;
+        Ok(mr)
+    }
+
+    /// The on-demand memory of the region, if it is of such.
+    pub(crate) fn on_demand(&self) -> Option<&OnDemand> {
+        match &self.memory {
+            Memory::OnDemand(memory) => Some(memory),
+            _ => None,
+        }
     }
 
     /// Registers memory of the device.
@@ -403,6 +462,10 @@ impl FerriteMr {
     pub(crate) fn deregister(mr: &Mr<Ferrite>) -> Result {
         if let Some(object) = &mr.object {
             object.destroy()?;
+        }
+        if let (Memory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
+            // Whoever deals with a fault now has a reference of its own, and is waited for.
+            drop(mr.device().hw.regions.remove(tag.get().index() as usize));
         }
         if let Some(tag) = &mr.tag {
             tag.note_latest(Tag(mr.lkey()));

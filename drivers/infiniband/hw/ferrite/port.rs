@@ -20,6 +20,8 @@ use crate::{
         GidAttr,
         GidType,
         Mtu,
+        OdpCaps,
+        OnDemandAttr,
         PortAttr,
         PortImmutable, //
     },
@@ -128,7 +130,35 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         core_clock: caps.clock_khz.into(),
         max_cq_moderation_count: u16::MAX,
         max_cq_moderation_period: u16::MAX,
+        on_demand: dev.has(abi::FEATURE_ON_DEMAND).then(|| on_demand(dev)),
         ..DeviceAttr::default()
+    }
+}
+
+/// What services can do with on-demand memory: all that they can do at all.
+fn on_demand(dev: &Device<Ferrite>) -> OnDemandAttr {
+    let offered = |feature, caps| {
+        if dev.has(feature) {
+            caps
+        } else {
+            OdpCaps::default()
+        }
+    };
+    let shared = offered(abi::FEATURE_SHARED_RECEIVE, OdpCaps::SRQ_RECV);
+    let messages = OdpCaps::SEND | OdpCaps::RECV;
+    let connected = messages
+        | OdpCaps::WRITE
+        | OdpCaps::READ
+        | offered(abi::FEATURE_ATOMICS, OdpCaps::ATOMIC)
+        | offered(abi::FEATURE_ATOMIC_WRITE, OdpCaps::ATOMIC_WRITE)
+        | offered(abi::FEATURE_FLUSH, OdpCaps::FLUSH)
+        | shared;
+    OnDemandAttr {
+        implicit: true,
+        rc: connected,
+        uc: offered(abi::FEATURE_UNRELIABLE_CONNECTED, messages | OdpCaps::WRITE),
+        ud: offered(abi::FEATURE_DATAGRAM, messages | shared),
+        xrc: offered(abi::FEATURE_EXTENDED_CONNECTED, connected),
     }
 }
 

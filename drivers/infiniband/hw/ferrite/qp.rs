@@ -44,7 +44,7 @@ use crate::{
         },
     },
     mr::{
-        device_access,
+        device_rights,
         FerriteMr,
         UserMemory, //
     },
@@ -1073,7 +1073,7 @@ fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQ
         |qpn| qpn <= abi::QUEUE_NUMBER_MASK
     );
     if let Some(access) = attr.access() {
-        command.access = device_access(access)? & (abi::ACCESS_REMOTE | abi::ACCESS_FLUSH_GLOBAL);
+        command.access = device_rights(access) & (abi::ACCESS_REMOTE | abi::ACCESS_FLUSH_GLOBAL);
         *mask |= abi::MODIFY_ACCESS;
     }
     if let Some(address) = attr.address() {

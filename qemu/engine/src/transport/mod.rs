@@ -15,6 +15,7 @@ mod unreliable;
 use crate::core::{Core, ReceiveCompletion};
 use crate::memory::Host;
 use crate::multicast::{is_multicast, MULTICAST_QPN};
+use crate::paging::Side;
 use crate::qp::{QueuePair, QueuePairs};
 use crate::roce::{Bth, Frame, Packet, PacketError, Path, Service, Template, PKEY_DEFAULT};
 use crate::{Disposition, Progress};
@@ -237,7 +238,7 @@ pub(crate) fn receive_frame(
         return Disposition::PassToHost;
     };
     if frame.destination_qpn() == MULTICAST_QPN {
-        return receive_multicast(core, qps, bytes.len(), &frame, host);
+        return receive_multicast(core, qps, bytes, &frame, host);
     }
     let Some(qp) = qps.get_mut(frame.destination_qpn()) else {
         return Disposition::PassToHost;
@@ -251,17 +252,68 @@ pub(crate) fn receive_frame(
         core.counters.rx_icrc_errors += 1;
         return Disposition::Consumed;
     }
+    if waits_in_line(core, qp) {
+        park(core, qp, bytes, None);
+        return Disposition::Consumed;
+    }
     if deliver(core, qp, &frame, host).is_none() {
-        core.counters.rx_dropped += 1;
+        if waits_in_line(core, qp) {
+            park(core, qp, bytes, None);
+        } else {
+            core.counters.rx_dropped += 1;
+        }
     }
     Disposition::Consumed
+}
+
+/// Whether frames for `qp` wait for a page: those of services that do not send again.
+fn waits_in_line(core: &Core, qp: &QueuePair) -> bool {
+    matches!(
+        qp.kind,
+        QueuePairKind::UnreliableConnected | QueuePairKind::Datagram | QueuePairKind::Gsi
+    ) && core.paging.is_waiting(qp.number, Side::Responder)
+}
+
+/// Keeps a frame for `qp` until its page is there.
+fn park(core: &mut Core, qp: &QueuePair, bytes: &[u8], multicast: Option<bool>) {
+    if !core.paging.park(qp.number, bytes, multicast) {
+        core.counters.rx_dropped += 1;
+    }
+}
+
+/// The host has dealt with the page that `qp` waited for on this side.
+pub(crate) fn page_resolved(core: &mut Core, qp: &mut QueuePair, side: Side, host: &mut dyn Host) {
+    if side == Side::Requester {
+        requester::page_resolved(core, qp);
+        core.schedule(qp);
+        return;
+    }
+    core.schedule(qp);
+    let mut frames = core.paging.unpark(qp.number);
+    while let Some(parked) = frames.pop_front() {
+        let Some(frame) = Frame::parse(&parked.frame) else {
+            continue;
+        };
+        let delivered = match parked.multicast {
+            Some(own) => unreliable::datagram(core, qp, &frame, own, host),
+            None => deliver(core, qp, &frame, host),
+        };
+        if delivered.is_none() {
+            if waits_in_line(core, qp) {
+                frames.push_front(parked);
+                core.paging.park_again(qp.number, frames);
+                return;
+            }
+            core.counters.rx_dropped += 1;
+        }
+    }
 }
 
 /// Looks at a frame to all members of a group.
 fn receive_multicast(
     core: &mut Core,
     qps: &mut QueuePairs,
-    length: usize,
+    bytes: &[u8],
     frame: &Frame<'_>,
     host: &mut dyn Host,
 ) -> Disposition {
@@ -270,7 +322,7 @@ fn receive_multicast(
         return Disposition::PassToHost;
     }
     core.counters.rx_packets += 1;
-    core.counters.rx_bytes += length as u64;
+    core.counters.rx_bytes += bytes.len() as u64;
     if !frame.icrc_ok() {
         core.counters.rx_icrc_errors += 1;
         return Disposition::Consumed;
@@ -280,8 +332,16 @@ fn receive_multicast(
         let Some(qp) = qps.get_mut(qpn) else {
             continue;
         };
+        if waits_in_line(core, qp) {
+            park(core, qp, bytes, Some(own));
+            continue;
+        }
         if unreliable::datagram(core, qp, frame, own, host).is_none() {
-            core.counters.rx_dropped += 1;
+            if waits_in_line(core, qp) {
+                park(core, qp, bytes, Some(own));
+            } else {
+                core.counters.rx_dropped += 1;
+            }
         }
     }
     Disposition::Consumed

@@ -16,13 +16,14 @@ use super::delay::{ack_timeout, rnr_delay};
 use super::{base_header, send_packet};
 use crate::core::{Core, SendCompletion};
 use crate::memory::Host;
+use crate::paging::{Fault, Outcome, Side};
 use crate::qp::{self, QueuePair};
 use crate::queue::{QueueError, SendBody, SendRequest};
 use crate::roce::{
     psn_add, psn_diff, AtomicEth, Bth, Feth, NakCode, Opcode, Operation, Packet, Position, Reth,
     Syndrome,
 };
-use crate::tpt::LocalAccess;
+use crate::tpt::{LocalAccess, TptError};
 use crate::Progress;
 use ferrite_abi::{
     CompletionStatus, ModifyQueuePair, QueuePairStateCode as State, SendOpcode,
@@ -155,6 +156,11 @@ pub(super) struct Requester {
     /// The timer stands for the end of a receiver-not-ready delay, not for a lost answer.
     waiting_for_receiver: bool,
     since_ack_request: u32,
+    /// A page of an on-demand region is not there; nothing is sent until it is.
+    waiting_for_page: bool,
+    /// What is waited for is the place of an answer, which was thrown away: it has to be asked for
+    /// again, and what comes until then is thrown away too.
+    answer_lost: bool,
 }
 
 impl Requester {
@@ -243,6 +249,7 @@ pub(super) fn run(
     while sent < budget {
         if !matches!(qp.state, State::ReadyToSend | State::SendDrain)
             || qp.transport.requester.waiting_for_receiver
+            || qp.transport.requester.waiting_for_page
         {
             break;
         }
@@ -260,7 +267,9 @@ pub(super) fn run(
     complete(core, qp, host);
     watch(core, qp, false);
     let requester = &qp.transport.requester;
-    if sent >= budget {
+    if requester.waiting_for_page {
+        Progress::Blocked
+    } else if sent >= budget {
         Progress::More
     } else if requester.cursor == requester.messages.len() && !qp.send.has_next() {
         Progress::Drained
@@ -419,6 +428,16 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         || requester.since_ack_request + 1 >= ACK_REQUEST_PACKETS
         || requester.in_flight() + 1 >= window;
     let payload = if message.brings_data() { 0 } else { length };
+    if message.brings_data() {
+        // Whatever comes back should find its place.
+        let sges = message.request.sges();
+        let probed = core.probe(&*host, qp.domain(), sges, offset.into(), length as usize);
+        if let Err(TptError::Absent(fault)) = probed {
+            return absent(core, qp, fault, host);
+        }
+    }
+    let requester = &qp.transport.requester;
+    let message = &requester.messages[cursor];
     let bth = Bth {
         solicited: ends && message.request.flags & SEND_SOLICITED != 0,
         pad: (payload.wrapping_neg() & 3) as u8,
@@ -437,6 +456,10 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         frame.resize(start + payload as usize, 0);
         core.gather(host, domain, request, offset.into(), &mut frame[start..])
     });
+    if let Err(TptError::Absent(fault)) = sent {
+        return absent(core, qp, fault, host);
+    }
+    core.paging.went_on(qp.number, Side::Requester);
     let requester = &mut qp.transport.requester;
     if let Err(error) = sent {
         core.counters.access_errors += 1;
@@ -465,6 +488,40 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         requester.cursor += 1;
     }
     true
+}
+
+/// A page that the message under the cursor needs is not there: waits for it, or fails the
+/// message. Nothing more may be done now.
+fn absent(core: &mut Core, qp: &mut QueuePair, fault: Fault, host: &mut dyn Host) -> bool {
+    let outcome = core.page_fault(qp.number, Side::Requester, fault, host);
+    let requester = &mut qp.transport.requester;
+    match outcome {
+        Outcome::Wait => requester.waiting_for_page = true,
+        Outcome::Fail => {
+            core.counters.access_errors += 1;
+            if let Some(message) = requester.messages.get_mut(requester.cursor) {
+                message.failure = Some(Failure {
+                    status: CompletionStatus::LocalProtection,
+                    detail: TptError::Absent(fault).detail(),
+                });
+            }
+        }
+    }
+    false
+}
+
+/// The host has dealt with the page that was waited for.
+pub(super) fn page_resolved(core: &mut Core, qp: &mut QueuePair) {
+    let requester = &mut qp.transport.requester;
+    requester.waiting_for_page = false;
+    if requester.answer_lost {
+        requester.answer_lost = false;
+        requester.went_back_to = None;
+        requester.seek(requester.una);
+    }
+    if matches!(qp.state, State::ReadyToSend | State::SendDrain) {
+        watch(core, qp, true);
+    }
 }
 
 /// Carries out the local operation under the cursor, if its turn has come.
@@ -672,7 +729,7 @@ fn watch(core: &mut Core, qp: &mut QueuePair, again: bool) {
     if requester.waiting_for_receiver {
         return;
     }
-    if requester.in_flight() == 0 {
+    if requester.in_flight() == 0 || requester.answer_lost {
         qp.timer.stop();
         return;
     }
@@ -696,6 +753,11 @@ pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) 
         return;
     }
     if requester.in_flight() == 0 {
+        return;
+    }
+    if requester.waiting_for_page {
+        // Nothing can be sent again now; the peer is not to blame.
+        watch(core, qp, true);
         return;
     }
     core.counters.ack_timeouts += 1;
@@ -777,6 +839,9 @@ pub(super) fn response(
     }
     let psn = packet.bth.psn;
     let requester = &qp.transport.requester;
+    if requester.answer_lost {
+        return None;
+    }
     // Answers to what was never asked, and to what was answered long ago.
     if psn_diff(psn, requester.fresh) >= 0 {
         return None;
@@ -839,7 +904,18 @@ fn receiver_not_ready(
     if requester.waiting_for_receiver || requester.una != psn {
         return;
     }
-    if qp.attributes.rnr_retry != RNR_FOR_EVER {
+    // A peer whose pages are not there says the same; where no receive is needed, that is all it
+    // can mean, and it is no reason to give up.
+    let needs_receive = requester.messages.front().is_none_or(|message| {
+        matches!(
+            message.request.opcode,
+            SendOpcode::Send
+                | SendOpcode::SendImmediate
+                | SendOpcode::SendInvalidate
+                | SendOpcode::WriteImmediate
+        )
+    });
+    if needs_receive && qp.attributes.rnr_retry != RNR_FOR_EVER {
         if requester.rnr_retries == 0 {
             fail(
                 core,
@@ -921,7 +997,20 @@ fn answer(
         return Some(());
     }
     let offset = message.offset_of(psn, log_mtu);
-    if let Err(error) = core.scatter(host, domain, request.sges(), offset.into(), data) {
+    let placed = core.scatter(host, domain, request.sges(), offset.into(), data);
+    if let Err(TptError::Absent(fault)) = placed {
+        if core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait {
+            let requester = &mut qp.transport.requester;
+            requester.waiting_for_page = true;
+            requester.answer_lost = true;
+            requester.waiting_for_receiver = false;
+            qp.timer.stop();
+            return None;
+        }
+    } else {
+        core.paging.went_on(qp.number, Side::Requester);
+    }
+    if let Err(error) = placed {
         core.counters.access_errors += 1;
         let failure = Failure {
             status: CompletionStatus::LocalAccess,

@@ -11,6 +11,7 @@ use super::requester::packets;
 use super::{base_header, send_packet};
 use crate::core::{Core, ReceiveCompletion};
 use crate::memory::Host;
+use crate::paging::{Fault, Outcome, Side};
 use crate::qp::{self, QueuePair};
 use crate::queue::ReceiveRequest;
 use crate::roce::{
@@ -31,6 +32,10 @@ use std::collections::VecDeque;
 const MAX_ANSWERS: usize = 64;
 /// Results of atomics kept for requests that come again.
 const SAVED_ATOMICS: usize = 32;
+/// What a peer is told to wait at least for a page: code of 2.56 ms.
+const PAGE_RNR_TIMER: u8 = 16;
+/// Bytes of a read whose pages are looked for before it is begun.
+const PROBE: u32 = 1 << 20;
 
 /// An answer not sent yet.
 #[derive(Clone, Copy, Debug)]
@@ -115,11 +120,40 @@ enum Refusal {
     QueueDead,
     /// There is no receive: try later.
     NotReady,
+    /// A page is not there: try later.
+    PageAbsent,
+    /// A page that the peer names is not there, and nobody was asked for it yet.
+    Absent(Fault),
+    /// A page of a receive is not there, likewise.
+    AbsentReceive(Fault),
 }
 
 impl From<TptError> for Refusal {
-    fn from(_: TptError) -> Self {
-        Self::Access
+    fn from(error: TptError) -> Self {
+        match error {
+            TptError::Absent(fault) => Self::Absent(fault),
+            _ => Self::Access,
+        }
+    }
+}
+
+/// Has the host see to a page that is not there; what is refused otherwise stays refused.
+fn settle(core: &mut Core, qp: &QueuePair, refusal: Refusal, host: &mut dyn Host) -> Refusal {
+    let (fault, otherwise) = match refusal {
+        Refusal::Absent(fault) => (fault, Refusal::Access),
+        Refusal::AbsentReceive(fault) => (
+            fault,
+            Refusal::Receive {
+                status: CompletionStatus::LocalProtection,
+                detail: TptError::Absent(fault).detail(),
+                code: NakCode::RemoteOperation,
+            },
+        ),
+        refusal => return refusal,
+    };
+    match core.page_fault(qp.number, Side::Responder, fault, host) {
+        Outcome::Wait => Refusal::PageAbsent,
+        Outcome::Fail => otherwise,
     }
 }
 
@@ -163,6 +197,17 @@ impl Responder {
     pub(super) fn taken_receive(&self) -> Option<ReceiveCompletion> {
         (self.taken && self.receive.shared.is_some())
             .then(|| ReceiveCompletion::failed(&self.receive, CompletionStatus::Flushed, 0))
+    }
+
+    /// Keeps a receive that was taken for a datagram until its page is there.
+    pub(super) fn keep(&mut self, receive: &ReceiveRequest) {
+        self.receive = receive.clone();
+        self.taken = true;
+    }
+
+    /// The receive that was kept.
+    pub(super) fn take_kept(&mut self) -> Option<ReceiveRequest> {
+        std::mem::take(&mut self.taken).then(|| std::mem::take(&mut self.receive))
     }
 
     fn acknowledge(&mut self) {
@@ -228,12 +273,16 @@ pub(super) fn request(
     }
     match execute(core, qp, packet, host) {
         Ok(()) => {
+            core.paging.went_on(qp.number, Side::Responder);
             if packet.bth.ack_request && !has_answer(packet) {
                 qp.transport.responder.acknowledge();
                 core.schedule(qp);
             }
         }
-        Err(refusal) => refuse(core, qp, packet, refusal, host),
+        Err(refusal) => {
+            let refusal = settle(core, qp, refusal, host);
+            refuse(core, qp, packet, refusal, host);
+        }
     }
     Some(())
 }
@@ -263,8 +312,16 @@ pub(super) fn unreliable_request(
         return None;
     }
     match execute(core, qp, packet, host) {
-        Ok(()) => Some(()),
+        Ok(()) => {
+            core.paging.went_on(qp.number, Side::Responder);
+            Some(())
+        }
         Err(refusal) => {
+            let refusal = settle(core, qp, refusal, host);
+            if matches!(refusal, Refusal::PageAbsent) {
+                // It is looked at again as it is.
+                return None;
+            }
             qp.transport.responder.incoming = Incoming::None;
             match refusal {
                 // The receive is there for the next message.
@@ -273,8 +330,11 @@ pub(super) fn unreliable_request(
                     ..
                 }
                 | Refusal::NotReady
+                | Refusal::PageAbsent
                 | Refusal::Invalid => {}
-                Refusal::Access => core.counters.access_errors += 1,
+                Refusal::Access | Refusal::Absent(_) | Refusal::AbsentReceive(_) => {
+                    core.counters.access_errors += 1;
+                }
                 Refusal::Receive { status, detail, .. } => {
                     fail_receive(core, qp, status, detail, host);
                     qp::enter_error(core, qp, host);
@@ -474,7 +534,7 @@ fn execute(
     match operation {
         Operation::Send => send(core, qp, packet, host),
         Operation::Write => write(core, qp, packet, host),
-        Operation::ReadRequest => read(core, qp, packet),
+        Operation::ReadRequest => read(core, qp, packet, host),
         Operation::AtomicWrite => atomic_write(core, qp, packet, host),
         Operation::Flush => flush(core, qp, packet, host),
         _ => atomic(core, qp, packet, host),
@@ -601,12 +661,13 @@ fn send(
         received.into(),
         packet.payload,
     )
-    .map_err(|error| {
-        failed(
+    .map_err(|error| match error {
+        TptError::Absent(fault) => Refusal::AbsentReceive(fault),
+        error => failed(
             CompletionStatus::LocalProtection,
             error.detail(),
             NakCode::RemoteOperation,
-        )
+        ),
     })?;
     if !position.ends() {
         qp.transport.responder.incoming = Incoming::Send { received: total };
@@ -707,7 +768,12 @@ fn check_depth(qp: &QueuePair) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn read(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Result<(), Refusal> {
+fn read(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Result<(), Refusal> {
     let reth = packet.reth.ok_or(Refusal::Invalid)?;
     if qp.attributes.access & ACCESS_REMOTE_READ == 0 {
         return Err(Refusal::Access);
@@ -723,6 +789,9 @@ fn read(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Result<(), 
         remote_holder(core, qp, packet)?,
         RemoteAccess::Read,
     )?;
+    // The peer is told to wait now, rather than left to wonder where its answer is.
+    let probed = reth.length.min(PROBE) as usize;
+    core.tpt.probe(&*host, &span, 0, probed, false)?;
     let count = packets(reth.length, qp.attributes.log_mtu);
     let responder = &mut qp.transport.responder;
     responder.answers.push_back(Answer::Read {
@@ -792,6 +861,7 @@ fn carry_out(
         .iter()
         .any(|answer| matches!(answer, Answer::Read { .. } | Answer::Pending { .. }));
     let answer = if after_read {
+        core.tpt.probe(&*host, &span, 0, 8, true)?;
         Answer::Pending {
             psn,
             span,
@@ -919,11 +989,28 @@ fn refuse(
             core.schedule(qp);
             return;
         }
+        Refusal::PageAbsent => {
+            let least = qp.attributes.min_rnr_timer;
+            // Code 0 is the longest.
+            let code = if least == 0 {
+                0
+            } else {
+                least.max(PAGE_RNR_TIMER)
+            };
+            let responder = &mut qp.transport.responder;
+            responder.told = true;
+            responder.answers.push_back(Answer::NotNow {
+                psn,
+                syndrome: Syndrome::ReceiverNotReady(code),
+            });
+            core.schedule(qp);
+            return;
+        }
         Refusal::Invalid => {
             core.async_event(EventCode::QueuePairRequestError, qp.number, host);
             NakCode::InvalidRequest
         }
-        Refusal::Access => {
+        Refusal::Access | Refusal::Absent(_) | Refusal::AbsentReceive(_) => {
             core.counters.access_errors += 1;
             core.async_event(EventCode::QueuePairAccessError, qp.number, host);
             NakCode::RemoteAccess
@@ -969,8 +1056,12 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
         };
         sent += 1;
         if let Answer::Read { .. } = answer {
-            if !send_data(core, qp, host) {
-                qp.transport.responder.answers.pop_front();
+            match send_data(core, qp, host) {
+                Data::More => {}
+                Data::Last => {
+                    qp.transport.responder.answers.pop_front();
+                }
+                Data::Absent => break,
             }
             continue;
         }
@@ -995,6 +1086,13 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
                 Ok(original) => {
                     qp.transport.responder.save(psn, original);
                     say_result(core, qp, result_of(psn, operation, original), host);
+                }
+                Err(TptError::Absent(fault))
+                    if core.page_fault(qp.number, Side::Responder, fault, host)
+                        == Outcome::Wait =>
+                {
+                    qp.transport.responder.answers.push_front(answer);
+                    break;
                 }
                 Err(_) => revoked(core, qp, psn, host),
             },
@@ -1046,8 +1144,18 @@ fn say(
     let Ok(()) = sent;
 }
 
-/// Sends the next packet of the read at the front of the queue; false when it was the last.
-fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+/// What became of the next packet of a read.
+enum Data {
+    /// It was sent, and there are more.
+    More,
+    /// It was the last.
+    Last,
+    /// Its page is not there.
+    Absent,
+}
+
+/// Sends the next packet of the read at the front of the queue.
+fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
     let log_mtu = qp.attributes.log_mtu;
     let (
         Some(template),
@@ -1063,7 +1171,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         qp.transport.responder.answers.front(),
     )
     else {
-        return false;
+        return Data::Last;
     };
     let left = length - offset;
     let payload = left.min(1 << log_mtu);
@@ -1091,10 +1199,16 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         core.tpt
             .read(host, &span, offset.into(), &mut frame[start..])
     });
+    if let Err(TptError::Absent(fault)) = sent {
+        if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait {
+            return Data::Absent;
+        }
+    }
     if sent.is_err() {
         revoked(core, qp, psn, host);
-        return true;
+        return Data::More;
     }
+    core.paging.went_on(qp.number, Side::Responder);
     if let Some(Answer::Read {
         psn: at,
         offset: done,
@@ -1106,5 +1220,9 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         *done = offset + payload;
         *starts = false;
     }
-    !ends
+    if ends {
+        Data::Last
+    } else {
+        Data::More
+    }
 }

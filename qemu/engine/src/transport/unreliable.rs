@@ -9,10 +9,11 @@ use super::requester::{extend_headers, wire_opcode, Failure};
 use super::{base_header, send_packet, template_of};
 use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion};
 use crate::memory::Host;
+use crate::paging::{Outcome, Side};
 use crate::qp::{self, QueuePair};
 use crate::queue::{QueueError, ReceiveRequest, SendBody, SendRequest};
 use crate::roce::{psn_add, Bth, Deth, Frame, Packet, Position, Service, Template, PKEY_DEFAULT};
-use crate::tpt::LocalAccess;
+use crate::tpt::{LocalAccess, TptError};
 use crate::Progress;
 use ferrite_abi::{
     CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State, SendOpcode,
@@ -67,6 +68,9 @@ pub(super) fn run(
         if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
             return Progress::Blocked;
         }
+        if core.paging.is_waiting(qp.number, Side::Requester) {
+            return Progress::Blocked;
+        }
         let (request, result) = match qp.transport.sender.request.take() {
             Some(request) => {
                 let result = packet(core, qp, &request, host);
@@ -88,11 +92,15 @@ pub(super) fn run(
             }
         };
         let completion = match result {
-            Ok(false) => {
+            Ok(Sent::Part) => {
                 qp.transport.sender.request = Some(request);
                 continue;
             }
-            Ok(true) => SendCompletion::of(&request, CompletionStatus::Success),
+            Ok(Sent::Nothing) => {
+                qp.transport.sender.request = Some(request);
+                return Progress::Blocked;
+            }
+            Ok(Sent::All) => SendCompletion::of(&request, CompletionStatus::Success),
             Err(failure) => SendCompletion {
                 byte_count: 0,
                 detail: failure.detail,
@@ -130,20 +138,30 @@ fn has_next(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     qp.send.has_next()
 }
 
-/// Checks a work request, and carries it out or sends its first packet; true when it is done.
+/// How much of a work request has left.
+enum Sent {
+    /// All of it.
+    All,
+    /// Another packet.
+    Part,
+    /// Nothing more: a page is not there.
+    Nothing,
+}
+
+/// Checks a work request, and carries it out or sends its first packet.
 fn begin(
     core: &mut Core,
     qp: &mut QueuePair,
     request: &SendRequest,
     host: &mut dyn Host,
-) -> Result<bool, Failure> {
+) -> Result<Sent, Failure> {
     let connected = qp.kind == QueuePairKind::UnreliableConnected;
     match request.opcode {
         SendOpcode::Send | SendOpcode::SendImmediate => {}
         SendOpcode::Write | SendOpcode::WriteImmediate if connected => {}
         SendOpcode::LocalInvalidate | SendOpcode::Register | SendOpcode::Bind if connected => {
             return match qp::execute_local(core, qp, request) {
-                Ok(()) => Ok(true),
+                Ok(()) => Ok(Sent::All),
                 Err(error) => {
                     let (status, detail) = error.status();
                     Err(Failure { status, detail })
@@ -188,13 +206,13 @@ fn destination(
     Some((template, qpn, Some(deth)))
 }
 
-/// Sends the next packet of a work request; true when it was the last.
+/// Sends the next packet of a work request.
 fn packet(
     core: &mut Core,
     qp: &mut QueuePair,
     request: &SendRequest,
     host: &mut dyn Host,
-) -> Result<bool, Failure> {
+) -> Result<Sent, Failure> {
     let (template, qpn, deth) = destination(core, qp, request)
         .ok_or(Failure::from(CompletionStatus::LocalQueuePairOperation))?;
     let offset = qp.transport.sender.offset;
@@ -216,7 +234,7 @@ fn packet(
         )
     };
     let domain = qp.domain();
-    send_packet(core, &template, &bth, host, |frame, core, host| {
+    let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
         if let Some(deth) = deth {
             frame.extend_from_slice(&deth.to_bytes());
         }
@@ -224,8 +242,15 @@ fn packet(
         let start = frame.len();
         frame.resize(start + payload as usize, 0);
         core.gather(host, domain, request, offset.into(), &mut frame[start..])
-    })
-    .map_err(|error| {
+    });
+    if let Err(TptError::Absent(fault)) = sent {
+        if core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait {
+            return Ok(Sent::Nothing);
+        }
+    } else {
+        core.paging.went_on(qp.number, Side::Requester);
+    }
+    sent.map_err(|error| {
         core.counters.access_errors += 1;
         Failure {
             status: CompletionStatus::LocalProtection,
@@ -235,7 +260,7 @@ fn packet(
     let sender = &mut qp.transport.sender;
     sender.psn = psn_add(sender.psn, 1);
     sender.offset = offset + payload;
-    Ok(ends)
+    Ok(if ends { Sent::All } else { Sent::Part })
 }
 
 /// A datagram for `qp`, addressed to it or to a group it is in; `None` when it is dropped. With
@@ -265,8 +290,16 @@ pub(super) fn datagram(
     if own && deth.source_qpn == qp.number {
         return None;
     }
+    // One may be left that was taken for a datagram whose page was not there.
+    let kept = qp.transport.responder.take_kept();
     let mut receive = std::mem::take(&mut core.transport.receive);
-    let taken = core.take_receive(host, qp, None, &mut receive);
+    let taken = match kept {
+        Some(kept) => {
+            receive = kept;
+            Ok(true)
+        }
+        None => core.take_receive(host, qp, None, &mut receive),
+    };
     let result = match taken {
         Ok(true) => place(core, qp, frame, &packet, deth, &receive, host),
         // Datagrams nobody waits for are lost.
@@ -316,6 +349,14 @@ fn place(
                 let at = HEADER_AREA as u64;
                 core.scatter(&*host, receive.domain, sges, at, packet.payload)
             });
+        if let Err(TptError::Absent(fault)) = placed {
+            if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait {
+                qp.transport.responder.keep(receive);
+                return None;
+            }
+        } else {
+            core.paging.went_on(qp.number, Side::Responder);
+        }
         if let Err(error) = placed {
             core.counters.access_errors += 1;
             let status = CompletionStatus::LocalProtection;

@@ -46,6 +46,13 @@ pub const CHECKED: &[VmTest] = &[
     VmTest::new("regions of every kind and size", |c| {
         verbs_check(c, "region")
     }),
+    VmTest::new("on-demand regions, whatever happens to their memory", |c| {
+        verbs_check(c, "paging")
+    }),
+    VmTest::new(
+        "processes killed in the middle of page faults",
+        killed_while_paging,
+    ),
     VmTest::new("many queue pairs at once", |c| verbs_check(c, "many")),
     VmTest::new("unreliable and shared-receive pingpongs", other_pingpongs),
     VmTest::new(
@@ -184,6 +191,19 @@ fn perftest_programs(cluster: &Cluster) -> Result<()> {
             .with_context(|| format!("{program} -s {size} {more}"))?;
     }
     Ok(())
+}
+
+/// Kills programs that use on-demand regions, at all moments of their lives.
+fn killed_while_paging(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    for tenths in [3, 5, 7, 9, 12, 15, 20] {
+        one.sh(&format!(
+            "timeout -s KILL {}.{} verbs-check run paging --loopback >/dev/null 2>&1; true",
+            tenths / 10,
+            tenths % 10
+        ))?;
+    }
+    nothing_left(one)
 }
 
 /// Runs the guest program that checks data and completions itself.

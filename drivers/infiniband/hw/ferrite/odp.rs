@@ -1,0 +1,759 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! On-demand regions: the tables that tell the device which pages are there, and the faults of
+//! those that are not (chapter 4 of the device specification).
+//!
+//! A page is told to the device with the memory locked against invalidation, and taken back from
+//! it in the invalidation, which does not return before the device has let go. Nothing on that way
+//! allocates memory: tables are made before, and given back when the region ends.
+
+use crate::{
+    abi,
+    abi::{
+        Buffer,
+        CommandOpcode,
+        InvalidatePages,
+        PageFault,
+        PageFaults,
+        ResolveFault,
+        ATT_TABLE_ENTRIES, //
+    },
+    device::Ferrite,
+    hardware::Hardware,
+    kernel_ext::table::IrqTable,
+    rdma::{
+        Access,
+        Advice,
+        AdvisedRange,
+        BringIn,
+        Device,
+        MrRef,
+        OdpRoot,
+        OdpUmem,
+        PageUser,
+        Pd,
+        UserRegion, //
+    },
+};
+use core::ops::Range;
+use kernel::{
+    device::{
+        Bound,
+        Device as ParentDevice, //
+    },
+    dma::Coherent,
+    new_mutex,
+    page::PAGE_SIZE,
+    prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
+    },
+    workqueue::{
+        impl_has_work,
+        new_work,
+        Work,
+        WorkItem, //
+    },
+};
+
+const PAGE: u64 = 1 << abi::ON_DEMAND_PAGE_SHIFT;
+const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
+// The device's pages are the system's.
+const _: () = assert!(PAGE == PAGE_SIZE as u64);
+
+/// Bytes of a region of all memory that are looked after together.
+const PART: u64 = 32 << 20;
+/// Parts of a region of all memory that are kept although nothing of them is mapped.
+const SPARE_PARTS: usize = 64;
+/// Tables of a region at the most: 128 GiB in use at once, in one piece.
+const MOST_TABLES: usize = 1 << 16;
+/// Bytes brought in for one fault at the most.
+const MOST_PER_FAULT: u64 = 1 << 20;
+/// Bytes brought in at once for an advice.
+const MOST_AT_ONCE: u64 = 4 << 20;
+
+/// A table of a region: of pages, or of tables.
+struct Table(Coherent<[u64]>);
+
+impl Table {
+    fn new(parent: &ParentDevice<Bound>) -> Result<Arc<Self>> {
+        let table = Coherent::zeroed_slice(parent, ATT_TABLE_ENTRIES, GFP_KERNEL)?;
+        Ok(Arc::new(Self(table), GFP_KERNEL)?)
+    }
+
+    fn dma_address(&self) -> u64 {
+        self.0.dma_handle()
+    }
+
+    fn set(&self, index: usize, entry: u64) -> Result {
+        kernel::dma_write!(self.0, [try: index], entry);
+        Ok(())
+    }
+
+    /// Clears an entry; returns whether there was one.
+    fn clear(&self, index: usize) -> Result<bool> {
+        let entry = kernel::dma_read!(self.0, [try: index]);
+        if entry & abi::ON_DEMAND_PRESENT == 0 {
+            return Ok(false);
+        }
+        self.set(index, 0)?;
+        Ok(true)
+    }
+}
+
+/// Where the table of `level` that leads to page `page` is found.
+const fn table_key(level: u8, page: u64) -> usize {
+    // A page number has at most 36 bits.
+    ((level as u64) << 40 | page >> ((level as u32 + 1) * TABLE_BITS)) as usize
+}
+
+/// The place in the table of `level` that leads to page `page`.
+const fn table_index(level: u8, page: u64) -> usize {
+    (page >> (level as u32 * TABLE_BITS)) as usize & (ATT_TABLE_ENTRIES - 1)
+}
+
+/// What the device knows of the pages of a region.
+#[pin_data]
+pub(crate) struct PageTables {
+    hw: Arc<Hardware>,
+    tag: u32,
+    /// Address in the process of the first page.
+    base: u64,
+    levels: u8,
+    /// All tables, by [`table_key`]. Those of level 0 hold pages.
+    #[pin]
+    tables: IrqTable<Arc<Table>>,
+    /// How many there are. Locked while tables are made or given back, never where pages are told
+    /// or taken back.
+    #[pin]
+    count: Mutex<usize>,
+    faults: Atomic<u64>,
+    invalidations: Atomic<u64>,
+    prefetches: Atomic<u64>,
+}
+
+impl PageTables {
+    fn new(
+        parent: &ParentDevice<Bound>,
+        hw: &Arc<Hardware>,
+        tag: u32,
+        base: u64,
+        levels: u8,
+    ) -> Result<Arc<Self>> {
+        let tables = Arc::pin_init(
+            pin_init!(Self {
+                hw: hw.clone(),
+                tag,
+                base,
+                levels,
+                tables <- IrqTable::new(),
+                count <- new_mutex!(1, "ferrite_page_tables"),
+                faults: Atomic::new(0),
+                invalidations: Atomic::new(0),
+                prefetches: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )?;
+        tables
+            .tables
+            .insert(table_key(levels - 1, 0), Table::new(parent)?)?;
+        Ok(tables)
+    }
+
+    /// DMA address of the table that leads to all others.
+    fn root(&self) -> Result<u64> {
+        let key = table_key(self.levels - 1, 0);
+        let root = self.tables.with(key, |table| table.dma_address());
+        root.ok_or(EINVAL)
+    }
+
+    /// The number of the page at an address of the process.
+    fn page_of(&self, address: u64) -> u64 {
+        address.saturating_sub(self.base) / PAGE
+    }
+
+    /// Makes the tables for these pages. Sleeps.
+    fn grow(&self, parent: &ParentDevice<Bound>, pages: Range<u64>) -> Result {
+        let mut count = self.count.lock();
+        let mut page = pages.start;
+        while page < pages.end {
+            let mut above = self.levels - 1;
+            while above > 0 {
+                let level = above - 1;
+                let key = table_key(level, page);
+                if self.tables.with(key, |_| ()).is_none() {
+                    if *count >= MOST_TABLES {
+                        return Err(ENOMEM);
+                    }
+                    let table = Table::new(parent)?;
+                    let entry = table.dma_address() | abi::ON_DEMAND_PRESENT;
+                    self.tables.insert(key, table)?;
+                    *count += 1;
+                    let linked = self.tables.with(table_key(above, page), |parent| {
+                        parent.set(table_index(above, page), entry)
+                    });
+                    linked.ok_or(EINVAL)??;
+                }
+                above = level;
+            }
+            // The first page of the next table.
+            page = (page | (ATT_TABLE_ENTRIES as u64 - 1)) + 1;
+        }
+        Ok(())
+    }
+
+    /// Gives back the tables of these pages, of which hardly any is present: those fault once
+    /// more. Sleeps.
+    fn shrink(&self, pages: Range<u64>) {
+        if self.levels < 2 {
+            return;
+        }
+        let mut count = self.count.lock();
+        let leaves = || pages.clone().step_by(ATT_TABLE_ENTRIES);
+        for page in leaves() {
+            let _ = self.tables.with(table_key(1, page), |above| {
+                above.set(table_index(1, page), 0)
+            });
+        }
+        // The device may be looking at them. Until it is not, they are still found by those who
+        // take pages back.
+        self.hw.forget_pages(&InvalidatePages {
+            tag: self.tag,
+            reserved: 0,
+            first: pages.start,
+            count: pages.end - pages.start,
+        });
+        for page in leaves() {
+            if self.tables.remove(table_key(0, page)).is_some() {
+                *count -= 1;
+            }
+        }
+    }
+
+    /// Tells the device of a page. One whose table is not there (any more) faults once more.
+    fn set(&self, address: u64, dma: u64, writable: bool) {
+        let page = self.page_of(address);
+        let mut entry = dma | abi::ON_DEMAND_PRESENT;
+        if writable {
+            entry |= abi::ON_DEMAND_WRITE;
+        }
+        let _ = self.tables.with(table_key(0, page), |table| {
+            table.set(table_index(0, page), entry)
+        });
+    }
+
+    /// Faults, pages taken back, and pages brought in on advice.
+    fn counts(&self) -> (u64, u64, u64) {
+        (
+            self.faults.load(Relaxed),
+            self.invalidations.load(Relaxed),
+            self.prefetches.load(Relaxed),
+        )
+    }
+}
+
+impl PageUser for PageTables {
+    fn invalidate(&self, addresses: Range<u64>) {
+        let first = self.page_of(addresses.start);
+        let end = self.page_of(addresses.end + (PAGE - 1));
+        let mut cleared = 0;
+        let mut page = first;
+        while page < end {
+            // As far as this table reaches.
+            let next = ((page | (ATT_TABLE_ENTRIES as u64 - 1)) + 1).min(end);
+            self.tables.with(table_key(0, page), |table| {
+                for page in page..next {
+                    if matches!(table.clear(table_index(0, page)), Ok(true)) {
+                        cleared += 1;
+                    }
+                }
+            });
+            page = next;
+        }
+        if cleared == 0 {
+            return;
+        }
+        self.invalidations.fetch_add(cleared, Relaxed);
+        self.hw.forget_pages(&InvalidatePages {
+            tag: self.tag,
+            reserved: 0,
+            first,
+            count: end - first,
+        });
+    }
+}
+
+/// A part of a region of all memory.
+struct Part {
+    umem: OdpUmem<PageTables>,
+    /// How many map pages of it now; taken with the tree locked.
+    users: Atomic<u32>,
+}
+
+/// The parts there are, by number.
+type Parts = RBTree<u64, Arc<Part>>;
+
+/// A part that stays while pages of it are mapped.
+struct PartInUse(Arc<Part>);
+
+impl PartInUse {
+    /// The tree that the part is in has to be locked.
+    fn new(part: &Arc<Part>) -> Self {
+        part.users.fetch_add(1, Relaxed);
+        Self(part.clone())
+    }
+}
+
+impl Drop for PartInUse {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, kernel::sync::atomic::Release);
+    }
+}
+
+/// Where the pages come from.
+enum Source {
+    /// A range of addresses.
+    Range(OdpUmem<PageTables>),
+    /// All memory of the process; parts are made as they are needed.
+    All {
+        root: OdpRoot,
+        parts: Pin<KBox<Mutex<Parts>>>,
+    },
+}
+
+/// An on-demand region.
+///
+/// Dropped after the device has let go of the tag: the pages are given back, then the tables.
+pub(crate) struct OnDemand {
+    source: Source,
+    tables: Arc<PageTables>,
+    pd: u32,
+    writable: bool,
+    start: u64,
+    iova: u64,
+    length: u64,
+}
+
+/// Whether all of the process's memory is meant.
+pub(crate) fn is_implicit(region: &UserRegion) -> bool {
+    region.start == 0 && region.length == u64::MAX
+}
+
+impl OnDemand {
+    /// Makes what a region needs on this side; `tag` is what the device will know it by.
+    pub(crate) fn new(
+        dev: &Device<Ferrite>,
+        pd: u32,
+        tag: u32,
+        region: &UserRegion,
+    ) -> Result<Self> {
+        let implicit = is_implicit(region);
+        if implicit && region.iova != 0 {
+            return Err(EINVAL);
+        }
+        let length = if implicit {
+            abi::ON_DEMAND_MAX_LENGTH
+        } else {
+            region.length
+        };
+        if length == 0 || length > abi::ON_DEMAND_MAX_LENGTH {
+            return Err(EINVAL);
+        }
+        // The device finds the page by the offset, so that both have to agree on it.
+        if (region.start ^ region.iova) & (PAGE - 1) != 0 {
+            return Err(EINVAL);
+        }
+        let first_byte = region.start & (PAGE - 1);
+        let pages = (first_byte + length).div_ceil(PAGE);
+        let levels = abi::on_demand_levels(pages).ok_or(EFBIG)?;
+        let base = region.start - first_byte;
+        let tables = PageTables::new(dev.parent(), &dev.hw, tag, base, levels)?;
+        let source = if implicit {
+            Source::All {
+                root: OdpRoot::new(dev, region.access)?,
+                parts: KBox::pin_init(new_mutex!(RBTree::new(), "ferrite_parts"), GFP_KERNEL)?,
+            }
+        } else {
+            Source::Range(OdpUmem::get(
+                dev,
+                region.start,
+                length,
+                region.access,
+                tables.clone(),
+            )?)
+        };
+        let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        Ok(Self {
+            source,
+            tables,
+            pd,
+            writable: region.access.intersects(writes | Access::MW_BIND),
+            start: region.start,
+            iova: region.iova,
+            length,
+        })
+    }
+
+    /// What to tell the device.
+    pub(crate) fn buffer(&self) -> Result<Buffer> {
+        Ok(Buffer {
+            root: self.tables.root()?,
+            length: self.length,
+            first_byte: (self.start & (PAGE - 1)) as u32,
+            page_shift: abi::ON_DEMAND_PAGE_SHIFT,
+            order: self.tables.levels,
+            reserved: 0,
+        })
+    }
+
+    /// Faults, pages taken back, and pages brought in on advice.
+    pub(crate) fn counts(&self) -> (u64, u64, u64) {
+        self.tables.counts()
+    }
+
+    /// The part of all memory that an address is in.
+    fn part(&self, root: &OdpRoot, parts: &Mutex<Parts>, address: u64) -> Result<PartInUse> {
+        let number = address / PART;
+        if let Some(part) = parts.lock().get(&number) {
+            return Ok(PartInUse::new(part));
+        }
+        // Made without the lock, since this takes that of the process's memory map.
+        let part = Part {
+            umem: root.part(number * PART, PART, self.tables.clone())?,
+            users: Atomic::new(0),
+        };
+        let part = Arc::new(part, GFP_KERNEL)?;
+        let node = RBTreeNode::new(number, part.clone(), GFP_KERNEL)?;
+        let mut unused = KVec::new();
+        let in_use = {
+            let mut parts = parts.lock();
+            match parts.get(&number) {
+                // Somebody was faster.
+                Some(other) => PartInUse::new(other),
+                None => {
+                    let in_use = PartInUse::new(&part);
+                    parts.insert(node);
+                    sweep(&mut parts, &mut unused);
+                    in_use
+                }
+            }
+        };
+        // Given back without the lock, as is ours where it was not needed: nothing is mapped.
+        for part in unused {
+            let addresses = part.umem.addresses();
+            drop(part);
+            let (first, end) = (addresses.start / PAGE, addresses.end / PAGE);
+            self.tables.shrink(first..end);
+        }
+        Ok(in_use)
+    }
+
+    /// Brings in the pages of a range of the process's addresses, which lies in the region.
+    fn map(&self, dev: &Device<Ferrite>, addresses: Range<u64>, how: BringIn) -> Result<u64> {
+        let tables = &self.tables;
+        let first = tables.page_of(addresses.start);
+        let end = tables.page_of(addresses.end + (PAGE - 1));
+        tables.grow(dev.parent(), first..end)?;
+        let mut count = 0;
+        let mut each = |page: crate::rdma::MappedPage| {
+            tables.set(page.address, page.dma, page.writable);
+            count += 1;
+        };
+        match &self.source {
+            Source::Range(umem) => {
+                let length = addresses.end - addresses.start;
+                umem.map(addresses.start, length, how, each)?;
+            }
+            Source::All { root, parts } => {
+                let mut at = addresses.start;
+                while at < addresses.end {
+                    let next = ((at / PART + 1) * PART).min(addresses.end);
+                    let part = self.part(root, parts, at)?;
+                    part.0.umem.map(at, next - at, how, &mut each)?;
+                    at = next;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// The addresses in the process of a part of the region.
+    fn addresses(&self, offset: u64, length: u64) -> Result<Range<u64>> {
+        let left = self.length.checked_sub(offset).ok_or(EFAULT)?;
+        if length == 0 || length > left {
+            return Err(EFAULT);
+        }
+        let start = self.start.checked_add(offset).ok_or(EFAULT)?;
+        let end = start.checked_add(length).ok_or(EFAULT)?;
+        Ok(start..end)
+    }
+
+    /// Brings in the page that the device needs, and what it will need soon if that can be had.
+    fn handle(&self, dev: &Device<Ferrite>, fault: &PageFault) -> Result {
+        let write = fault.flags & abi::FAULT_WRITE != 0;
+        if write && !self.writable {
+            return Err(EPERM);
+        }
+        let how = if write { BringIn::Write } else { BringIn::Read };
+        let left = self.length.checked_sub(fault.offset).ok_or(EFAULT)?;
+        let length = u64::from(fault.length).min(left).min(MOST_PER_FAULT);
+        let all = self.addresses(fault.offset, length)?;
+        self.tables.faults.fetch_add(1, Relaxed);
+        if self.map(dev, all, how).is_ok() {
+            return Ok(());
+        }
+        let first = self.addresses(fault.offset, 1)?;
+        self.map(dev, first, how).map(|_| ())
+    }
+
+    /// Brings in a part of the region that the process advised to. Sleeps.
+    fn prefetch(&self, dev: &Device<Ferrite>, range: &AdvisedRange, advice: Advice) -> Result {
+        let how = match advice {
+            Advice::Prefetch => BringIn::Read,
+            Advice::PrefetchWrite => BringIn::Write,
+            Advice::PrefetchNoFault => BringIn::Present,
+        };
+        let offset = range.address.checked_sub(self.iova).ok_or(EFAULT)?;
+        let all = self.addresses(offset, range.length.into())?;
+        let mut at = all.start;
+        while at < all.end {
+            let next = (at + MOST_AT_ONCE).min(all.end);
+            let count = self.map(dev, at..next, how)?;
+            self.tables.prefetches.fetch_add(count, Relaxed);
+            at = next;
+        }
+        Ok(())
+    }
+}
+
+/// Takes out parts of which nothing is mapped and that nobody uses, where there are many.
+fn sweep(parts: &mut Parts, unused: &mut KVec<Arc<Part>>) {
+    if parts.iter().count() <= SPARE_PARTS {
+        return;
+    }
+    let mut cursor = parts.cursor_front_mut();
+    while let Some(current) = cursor {
+        let (_, part) = current.current();
+        // Nobody becomes a user while the tree is locked.
+        let users = part.users.load(kernel::sync::atomic::Acquire);
+        let idle = users == 0 && part.umem.is_unmapped();
+        cursor = if idle && unused.push(part.clone(), GFP_KERNEL).is_ok() {
+            current.remove_current().0
+        } else {
+            current.move_next()
+        };
+    }
+}
+
+/// A fault that is being dealt with. It keeps the region.
+#[pin_data]
+struct FaultWork {
+    mr: MrRef<Ferrite>,
+    fault: PageFault,
+    #[pin]
+    work: Work<FaultWork>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for FaultWork { self.work }
+}
+
+impl WorkItem for FaultWork {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        deal_with(&this.mr, &this.fault);
+    }
+}
+
+fn deal_with(mr: &MrRef<Ferrite>, fault: &PageFault) {
+    let dev = mr.device();
+    let failed = match mr.on_demand() {
+        Some(region) => region.handle(dev, fault).is_err(),
+        None => true,
+    };
+    resolve(&dev.hw, fault, failed);
+}
+
+fn resolve(hw: &Hardware, fault: &PageFault, failed: bool) {
+    // The queue pair may be gone meanwhile, or the device: then nobody waits.
+    let _ = hw.execute(&ResolveFault {
+        token: fault.token,
+        failed: failed.into(),
+        reserved: 0,
+    });
+}
+
+/// Takes faults from the device and has them dealt with, each by a worker of its own.
+#[pin_data]
+pub(crate) struct Pager {
+    hw: Arc<Hardware>,
+    #[pin]
+    work: Work<Pager>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Pager { self.work }
+}
+
+impl Pager {
+    pub(crate) fn new(hw: &Arc<Hardware>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                hw: hw.clone(),
+                work <- new_work!("ferrite_pager"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn start(&self, fault: &PageFault) {
+        let index = abi::Tag(fault.tag).index() as usize;
+        let Some(mr) = self.hw.regions.get(index) else {
+            resolve(&self.hw, fault, true);
+            return;
+        };
+        let kept = mr.clone();
+        let work = Arc::pin_init(
+            pin_init!(FaultWork {
+                mr: kept,
+                fault: *fault,
+                work <- new_work!("ferrite_fault"),
+            }),
+            GFP_KERNEL,
+        );
+        match work {
+            // A work item that was made just now is not queued yet.
+            Ok(work) => drop(mr.device().faults.enqueue(work)),
+            Err(_) => deal_with(&mr, fault),
+        }
+    }
+}
+
+impl WorkItem for Pager {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        loop {
+            let Ok(taken) = this.hw.query::<PageFaults>(CommandOpcode::TakeFaults, 0) else {
+                return;
+            };
+            let count = (taken.count as usize).min(taken.faults.len());
+            for fault in taken.faults.iter().take(count) {
+                this.start(fault);
+            }
+            if count < taken.faults.len() {
+                return;
+            }
+        }
+    }
+}
+
+/// An advice that is followed later. It keeps the regions.
+#[pin_data]
+struct PrefetchWork {
+    advice: Advice,
+    ranges: KVVec<(MrRef<Ferrite>, AdvisedRange)>,
+    #[pin]
+    work: Work<PrefetchWork>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for PrefetchWork { self.work }
+}
+
+impl WorkItem for PrefetchWork {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        for (mr, range) in &this.ranges {
+            if let Some(region) = mr.on_demand() {
+                // What does not come now comes with its fault.
+                let _ = region.prefetch(mr.device(), range, this.advice);
+            }
+        }
+    }
+}
+
+/// Follows an advice of a process.
+pub(crate) fn advise(
+    pd: &Pd<Ferrite>,
+    advice: Advice,
+    wait: bool,
+    ranges: &[AdvisedRange],
+) -> Result {
+    let dev = pd.device();
+    let mut found = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
+    for range in ranges {
+        let index = abi::Tag(range.lkey).index() as usize;
+        let mr = dev.hw.regions.get(index).ok_or(EINVAL)?;
+        let region = mr.on_demand().ok_or(EINVAL)?;
+        if mr.lkey() != range.lkey || region.pd != pd.number() {
+            return Err(EINVAL);
+        }
+        if advice == Advice::PrefetchWrite && !region.writable {
+            return Err(EPERM);
+        }
+        found.push((mr, *range), GFP_KERNEL)?;
+    }
+    if wait {
+        for (mr, range) in &found {
+            let region = mr.on_demand().ok_or(EINVAL)?;
+            region.prefetch(dev, range, advice)?;
+        }
+        return Ok(());
+    }
+    let work = Arc::pin_init(
+        pin_init!(PrefetchWork {
+            advice,
+            ranges: found,
+            work <- new_work!("ferrite_prefetch"),
+        }),
+        GFP_KERNEL,
+    )?;
+    // A work item that was made just now is not queued yet.
+    drop(dev.faults.enqueue(work));
+    Ok(())
+}
+
+#[kunit_tests(ferrite_odp)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_found_by_level_and_page() {
+        assert_eq!(table_key(0, 0), table_key(0, 511));
+        assert!(table_key(0, 511) != table_key(0, 512));
+        assert!(table_key(0, 0) != table_key(1, 0));
+        assert_eq!(table_key(1, 0), table_key(1, 512 * 512 - 1));
+        assert!(table_key(1, 0) != table_key(1, 512 * 512));
+        assert_eq!(table_index(0, 513), 1);
+        assert_eq!(table_index(1, 513), 1);
+        assert_eq!(table_index(1, 512 * 512 + 1), 0);
+        assert_eq!(table_index(2, 512 * 512 + 1), 1);
+        // The last page there can be.
+        let last = (abi::ON_DEMAND_MAX_LENGTH >> abi::ON_DEMAND_PAGE_SHIFT) - 1;
+        for level in 0..abi::ON_DEMAND_MAX_LEVELS {
+            assert_eq!(table_index(level, last), ATT_TABLE_ENTRIES - 1);
+        }
+        assert_eq!(table_key(3, last), table_key(3, 0));
+    }
+
+    #[test]
+    fn levels_grow_with_the_pages() {
+        assert_eq!(abi::on_demand_levels(1), Some(1));
+        assert_eq!(abi::on_demand_levels(512), Some(1));
+        assert_eq!(abi::on_demand_levels(513), Some(2));
+        assert_eq!(abi::on_demand_levels(1 << 36), Some(4));
+        assert_eq!(abi::on_demand_levels((1 << 36) + 1), None);
+    }
+}

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+
+//! On-demand regions: their tables, and the faults of those who found a page absent.
+//!
+//! The tables are read at every access and nothing of them is kept, so that a page that the host
+//! takes out is gone for the next access. What a queue pair wanted with an absent page waits until
+//! the host says that it is there, or that it cannot be had; a queue pair waits for one page as
+//! requester and one as responder at most.
+
+use crate::att::AttError;
+use crate::memory::HostMemory;
+use ferrite_abi::{
+    on_demand_levels, Buffer, CommandStatus, PageFault, PageFaults, Plain, ResolveFault,
+    ATT_TABLE_ENTRIES, FAULT_WRITE, ON_DEMAND_ADDRESS, ON_DEMAND_MAX_LENGTH, ON_DEMAND_PAGE_SHIFT,
+    ON_DEMAND_PRESENT, ON_DEMAND_WRITE,
+};
+use std::collections::{BTreeMap, VecDeque};
+
+const PAGE_SIZE: u64 = 1 << ON_DEMAND_PAGE_SHIFT;
+const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
+
+/// Frames that wait for pages, for one queue pair and for all.
+const MAX_PARKED: usize = 64;
+const MAX_PARKED_ALL: usize = 4096;
+
+/// An access that found a page absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The region.
+    pub tag: u32,
+    /// The first byte that is not there, as an offset in the region.
+    pub offset: u64,
+    /// Bytes from there on that will be wanted, at least 1.
+    pub length: u32,
+    /// It is to be written.
+    pub write: bool,
+}
+
+impl Fault {
+    /// Whether the other is about the same page and right.
+    fn is_same(&self, other: &Self) -> bool {
+        // Offsets count from the first byte of the region, pages from its first page; but the
+        // offset of the first absent byte is either where the work starts or the start of a page.
+        self.tag == other.tag && self.offset == other.offset && self.write == other.write
+    }
+}
+
+/// Why a page cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageError {
+    /// It is not there, or may not be written: the byte at this offset is the first.
+    Absent(u64),
+    /// The tables cannot be read, or the range is not inside.
+    Att(AttError),
+}
+
+impl From<AttError> for PageError {
+    fn from(error: AttError) -> Self {
+        Self::Att(error)
+    }
+}
+
+/// The tables of an on-demand region.
+#[derive(Clone, Debug)]
+pub struct PagedAtt {
+    root: u64,
+    length: u64,
+    first_byte: u64,
+    levels: u8,
+}
+
+impl PagedAtt {
+    /// Checks a description. Reads no table.
+    pub fn new(buffer: &Buffer) -> Result<Self, AttError> {
+        if buffer.page_shift != ON_DEMAND_PAGE_SHIFT {
+            return Err(AttError::PageSize);
+        }
+        if u64::from(buffer.first_byte) >= PAGE_SIZE {
+            return Err(AttError::FirstByte);
+        }
+        if buffer.length > ON_DEMAND_MAX_LENGTH {
+            return Err(AttError::TooLong);
+        }
+        let pages = buffer.pages().ok_or(AttError::TooLong)?;
+        let levels = on_demand_levels(pages).ok_or(AttError::TooLong)?;
+        if buffer.order != levels {
+            return Err(AttError::Order);
+        }
+        Ok(Self {
+            root: buffer.root,
+            length: buffer.length,
+            first_byte: u64::from(buffer.first_byte),
+            levels,
+        })
+    }
+
+    /// Bytes in the region.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Pages of the region.
+    pub fn pages(&self) -> u64 {
+        // Cannot wrap: both are bounded.
+        (self.first_byte + self.length).div_ceil(PAGE_SIZE)
+    }
+
+    /// The entry of a page; without [`ON_DEMAND_PRESENT`] where it or a table above it is absent.
+    fn entry<M: HostMemory + ?Sized>(&self, memory: &M, page: u64) -> Result<u64, AttError> {
+        let mut table = self.root;
+        let mut entry = 0;
+        for level in (0..u32::from(self.levels)).rev() {
+            let index = (page >> (level * TABLE_BITS)) & (ATT_TABLE_ENTRIES as u64 - 1);
+            let address = table.checked_add(index * 8).ok_or(AttError::OutOfRange)?;
+            entry = memory.load_u64(address)?;
+            if entry & ON_DEMAND_PRESENT == 0 {
+                return Ok(0);
+            }
+            table = entry & ON_DEMAND_ADDRESS;
+        }
+        Ok(entry)
+    }
+
+    /// The address of byte `offset`, and how many bytes follow in its page.
+    pub fn resolve<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        offset: u64,
+        write: bool,
+    ) -> Result<(u64, u64), PageError> {
+        let left = self
+            .length
+            .checked_sub(offset)
+            .filter(|&left| left > 0)
+            .ok_or(AttError::OutOfRange)?;
+        // Cannot wrap: both are bounded.
+        let position = self.first_byte + offset;
+        let entry = self.entry(memory, position >> ON_DEMAND_PAGE_SHIFT)?;
+        if entry & ON_DEMAND_PRESENT == 0 || write && entry & ON_DEMAND_WRITE == 0 {
+            return Err(PageError::Absent(offset));
+        }
+        let within = position & (PAGE_SIZE - 1);
+        // Cannot wrap: the address is that of a whole page.
+        let address = (entry & ON_DEMAND_ADDRESS) + within;
+        Ok((address, left.min(PAGE_SIZE - within)))
+    }
+
+    /// The pieces of `offset..offset + length`, one for each page: address and bytes. All have
+    /// to be there.
+    pub fn pieces<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        offset: u64,
+        length: u64,
+        write: bool,
+        mut each: impl FnMut(u64, usize),
+    ) -> Result<(), PageError> {
+        let end = offset
+            .checked_add(length)
+            .filter(|&end| end <= self.length)
+            .ok_or(AttError::OutOfRange)?;
+        let mut at = offset;
+        while at < end {
+            let (address, contiguous) = self.resolve(memory, at, write)?;
+            let piece = contiguous.min(end - at);
+            // At most a page.
+            each(address, piece as usize);
+            at += piece;
+        }
+        Ok(())
+    }
+
+    /// Copies from the region; nothing, unless all of the pages are there.
+    pub fn read<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), PageError> {
+        let mut pieces = Vec::with_capacity(2);
+        self.pieces(
+            memory,
+            offset,
+            bytes.len() as u64,
+            false,
+            |address, length| {
+                pieces.push((address, length));
+            },
+        )?;
+        let mut rest = bytes;
+        for (address, length) in pieces {
+            let (piece, behind) = rest.split_at_mut(length);
+            memory.read(address, piece).map_err(AttError::from)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// Copies to the region; nothing, unless all of the pages are there and may be written.
+    pub fn write<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), PageError> {
+        let mut pieces = Vec::with_capacity(2);
+        self.pieces(
+            memory,
+            offset,
+            bytes.len() as u64,
+            true,
+            |address, length| {
+                pieces.push((address, length));
+            },
+        )?;
+        let mut rest = bytes;
+        for (address, length) in pieces {
+            let (piece, behind) = rest.split_at(length);
+            memory.write(address, piece).map_err(AttError::from)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+}
+
+/// On which side of a queue pair a page is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// Data to send, or the place of what was asked for.
+    Requester,
+    /// What the peer sends or asks for.
+    Responder,
+}
+
+/// What becomes of an access that found a page absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is done again when the page is there.
+    Wait,
+    /// The host said that the page cannot be had.
+    Fail,
+}
+
+/// How far the host is with a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Raised,
+    Taken,
+    /// The page cannot be had; whoever wants it again is refused.
+    Failed,
+}
+
+#[derive(Debug)]
+struct Open {
+    token: u64,
+    fault: Fault,
+    stage: Stage,
+}
+
+/// A frame that waits until a receive can be placed.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    pub(crate) frame: Vec<u8>,
+    /// It is for a group the queue pair is in; and comes from this device.
+    pub(crate) multicast: Option<bool>,
+}
+
+/// Bits of a token: queue pair, side, then a number that does not come again.
+const TOKEN_SIDE: u32 = 24;
+const TOKEN_SEQUENCE: u32 = 25;
+
+/// The faults of all queue pairs.
+#[derive(Debug, Default)]
+pub struct Paging {
+    open: BTreeMap<(u32, Side), Open>,
+    sequence: u64,
+    /// The host was told that there are faults, and has not taken all yet.
+    told: bool,
+    /// Whose fault was taken last: the next taken is that of another.
+    last: Option<(u32, Side)>,
+    parked: BTreeMap<u32, VecDeque<Parked>>,
+    parked_frames: usize,
+}
+
+impl Paging {
+    /// An access of queue pair `qpn` faulted. The second result: the host is to be told.
+    pub(crate) fn raise(&mut self, qpn: u32, side: Side, fault: Fault) -> (Outcome, bool) {
+        let key = (qpn, side);
+        match self.open.get(&key) {
+            Some(open) if open.stage != Stage::Failed => return (Outcome::Wait, false),
+            Some(open) if open.fault.is_same(&fault) => {
+                self.open.remove(&key);
+                return (Outcome::Fail, false);
+            }
+            _ => {}
+        }
+        self.sequence += 1;
+        let side_bit = u64::from(side == Side::Responder) << TOKEN_SIDE;
+        let token = (self.sequence << TOKEN_SEQUENCE) | side_bit | u64::from(qpn);
+        self.open.insert(
+            key,
+            Open {
+                token,
+                fault,
+                stage: Stage::Raised,
+            },
+        );
+        let tell = !self.told;
+        self.told = true;
+        (Outcome::Wait, tell)
+    }
+
+    /// Whether queue pair `qpn` waits for a page.
+    pub fn is_waiting(&self, qpn: u32, side: Side) -> bool {
+        self.open
+            .get(&(qpn, side))
+            .is_some_and(|open| open.stage != Stage::Failed)
+    }
+
+    /// An access of queue pair `qpn` went well: a page that could not be had is of no concern.
+    pub(crate) fn went_on(&mut self, qpn: u32, side: Side) {
+        if self.open.is_empty() {
+            return;
+        }
+        let key = (qpn, side);
+        if matches!(self.open.get(&key), Some(open) if open.stage == Stage::Failed) {
+            self.open.remove(&key);
+        }
+    }
+
+    /// Carries out `TakeFaults`.
+    pub(crate) fn take(&mut self) -> PageFaults {
+        let mut reply = PageFaults::zeroed();
+        let room = reply.faults.len();
+        let mut count = 0;
+        // In turn, from behind the one taken last to the end, then from the beginning.
+        let behind = self
+            .last
+            .map_or((0, Side::Requester), |(qpn, side)| match side {
+                Side::Requester => (qpn, Side::Responder),
+                Side::Responder => (qpn + 1, Side::Requester),
+            });
+        for wrapped in [false, true] {
+            let range = if wrapped {
+                (0, Side::Requester)..behind
+            } else {
+                behind..(u32::MAX, Side::Responder)
+            };
+            for (&key, open) in self.open.range_mut(range) {
+                if count == room {
+                    break;
+                }
+                if open.stage != Stage::Raised {
+                    continue;
+                }
+                open.stage = Stage::Taken;
+                self.last = Some(key);
+                reply.faults[count] = PageFault {
+                    token: open.token,
+                    offset: open.fault.offset,
+                    tag: open.fault.tag,
+                    length: open.fault.length,
+                    flags: if open.fault.write { FAULT_WRITE } else { 0 },
+                    reserved: 0,
+                };
+                count += 1;
+            }
+        }
+        reply.count = count as u32;
+        if count < room {
+            // All are taken: the next is told of.
+            self.told = false;
+        }
+        reply
+    }
+
+    /// Carries out `ResolveFault`: who waited.
+    pub(crate) fn resolve(&mut self, command: &ResolveFault) -> Result<(u32, Side), CommandStatus> {
+        if command.failed > 1 {
+            return Err(CommandStatus::BadParameter);
+        }
+        let qpn = command.token as u32 & ((1 << TOKEN_SIDE) - 1);
+        let side = match (command.token >> TOKEN_SIDE) & 1 {
+            0 => Side::Requester,
+            _ => Side::Responder,
+        };
+        let key = (qpn, side);
+        match self.open.get_mut(&key) {
+            Some(open) if open.token == command.token && open.stage == Stage::Taken => {
+                if command.failed != 0 {
+                    open.stage = Stage::Failed;
+                } else {
+                    self.open.remove(&key);
+                }
+                Ok(key)
+            }
+            _ => Err(CommandStatus::NotFound),
+        }
+    }
+
+    /// Keeps a frame until the page that queue pair `qpn` waits for is there; false when there
+    /// are too many.
+    pub(crate) fn park(&mut self, qpn: u32, frame: &[u8], multicast: Option<bool>) -> bool {
+        let queue = self.parked.entry(qpn).or_default();
+        if queue.len() >= MAX_PARKED || self.parked_frames >= MAX_PARKED_ALL {
+            return false;
+        }
+        self.parked_frames += 1;
+        queue.push_back(Parked {
+            frame: frame.to_vec(),
+            multicast,
+        });
+        true
+    }
+
+    /// The frames kept for a queue pair.
+    pub(crate) fn unpark(&mut self, qpn: u32) -> VecDeque<Parked> {
+        let frames = self.parked.remove(&qpn).unwrap_or_default();
+        self.parked_frames -= frames.len();
+        frames
+    }
+
+    /// Puts frames back that were not looked at, in front of those that came meanwhile.
+    pub(crate) fn park_again(&mut self, qpn: u32, mut frames: VecDeque<Parked>) {
+        self.parked_frames += frames.len();
+        let queue = self.parked.entry(qpn).or_default();
+        frames.append(queue);
+        *queue = frames;
+    }
+
+    /// Queue pair `qpn` waits for nothing any more.
+    pub(crate) fn forget(&mut self, qpn: u32) {
+        self.open.remove(&(qpn, Side::Requester));
+        self.open.remove(&(qpn, Side::Responder));
+        drop(self.unpark(qpn));
+    }
+}
