@@ -104,6 +104,8 @@ impl Bench {
 }
 
 fn main() {
+    // Memory and clock of the processor get warm.
+    Bench::new(0, 0).write_packet();
     println!("ns per 4 KiB packet of a write, ns per 64 B send with both completions");
     for (qps, regions) in [
         (0, 0),
@@ -111,8 +113,7 @@ fn main() {
         (10_000, 0),
         (0, 1_000),
         (0, 100_000),
-        (0, 1_000_000),
-        (10_000, 1_000_000),
+        (10_000, 100_000),
     ] {
         let mut bench = Bench::new(qps, regions);
         let (packet, send) = (bench.write_packet(), bench.small_send());
