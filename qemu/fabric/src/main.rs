@@ -383,12 +383,6 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 serve(client, &mut switch, &mut ports, now());
             }
         }
-        for client in &mut clients {
-            if client.answer.is_some() {
-                serve(client, &mut switch, &mut ports, now());
-            }
-        }
-        clients.retain(|client| !client.gone);
         for (id, port) in &mut ports.ports {
             if !port.gone && !port.writer.is_empty() {
                 let mut sender = Sender::new(&port.stream, &mut port.grants);
@@ -408,8 +402,14 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             }
             !port.gone
         });
-        // Nobody waits for a turn of the loop that may not come.
         ports.act();
+        // Last, since there may be no other event after what they wait for.
+        for client in &mut clients {
+            if client.answer.is_some() {
+                serve(client, &mut switch, &mut ports, now());
+            }
+        }
+        clients.retain(|client| !client.gone);
     }
 }
 

@@ -413,6 +413,26 @@ fn who_does_not_let_go_is_cut_off() {
 }
 
 #[test]
+fn a_request_is_answered_although_both_ends_are_cut_off() {
+    let fabric = Fabric::start("both-deaf", &[]);
+    fabric.wait_for_ports(0);
+    let (mut a, mut b) = (
+        Capable::new(&fabric, 1, true),
+        Capable::new(&fabric, 2, true),
+    );
+    fabric.wait_for_ports(2);
+    b.send(&frame(1, 2, 9));
+    while a.receive() != frame(1, 2, 9) {}
+    for _ in 0..4 {
+        a.send(&roce(2, 1));
+    }
+    a.granted(b.mac);
+    let answer = fabric.control(r#"{"cmd":"partition","a":0}"#);
+    assert_eq!(answer["ok"], true);
+    fabric.wait_for_ports(0);
+}
+
+#[test]
 fn shortcuts_can_be_forbidden() {
     let fabric = Fabric::start("forbidden", &["--no-shortcuts"]);
     fabric.wait_for_ports(0);
