@@ -2,6 +2,7 @@
 //! Tests that need virtual machines, in groups that share booted machines.
 
 mod basics;
+mod clients;
 mod faults;
 mod lifecycle;
 mod notification;
@@ -74,6 +75,13 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
             tests: &[basics::STOCK],
+        },
+        Group {
+            name: "clients",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options { cpus: 1, ..o },
+            tests: &[clients::TESTS],
         },
         Group {
             name: "wire",

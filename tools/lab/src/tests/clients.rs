@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Programs that others wrote for verbs: they must not notice that the device is new.
+
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+
+use super::VmTest;
+use crate::cluster::Cluster;
+use crate::traffic::{client_server, wait_listening};
+use crate::vm::Vm;
+
+/// On the unmodified Debian kernel.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new("all of perftest, over every transport", all_of_perftest),
+    VmTest::new("perftest over connections of rdma_cm", perftest_connected),
+    VmTest::new(
+        "the rest of rdma-core's programs: udaddy, mckey, cmtime, rstream, riostream, XRC pingpong",
+        other_examples,
+    ),
+    VmTest::new("qperf over connections of rdma_cm", qperf),
+    VmTest::new(
+        "UCX finds the device; ucx_perftest over rc_verbs and ud_verbs",
+        ucx,
+    ),
+    VmTest::new("libfabric: fi_pingpong over verbs", libfabric),
+    VmTest::new(
+        "Open MPI over UCX: a ring, a sum and a bandwidth test",
+        open_mpi,
+    ),
+];
+
+const TIME: Duration = Duration::from_secs(60);
+
+/// What perftest has beyond the few programs that other tests run.
+const PERFTEST: &[&str] = &[
+    "ib_send_bw -s 4096 -q 4",
+    "ib_send_bw -s 4096 -e",
+    "ib_send_bw -s 16384 -c UC",
+    "ib_send_bw -s 2048 -c UD",
+    "ib_send_bw -s 4096 -c XRC",
+    "ib_send_bw -s 4096 -r 64 --use-srq -q 2",
+    "ib_send_lat -s 64 -c UC",
+    "ib_send_lat -s 64 -c UD",
+    "ib_write_bw -s 16384 -c UC",
+    "ib_write_bw -s 4096 -c XRC",
+    "ib_write_bw -s 4096 -b",
+    "ib_write_bw -s 4096 --write_with_imm",
+    "ib_write_lat -s 64 -c UC",
+    "ib_read_bw -s 4096 -q 4",
+    "ib_read_bw -s 4096 -e",
+    "ib_read_lat -s 64",
+    "ib_atomic_bw -A FETCH_AND_ADD",
+    "ib_atomic_bw -A CMP_AND_SWAP",
+    "ib_atomic_lat",
+];
+
+fn all_of_perftest(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for program in PERFTEST {
+        let command = format!("exec {program} -d $dev -x $gid -p $port -n 50 -F");
+        client_server(
+            (one, &command),
+            (two, &format!("{command} $peer")),
+            18516,
+            TIME,
+        )
+        .with_context(|| (*program).to_owned())?;
+    }
+    Ok(())
+}
+
+/// A client that is repeated until its server, which has no TCP socket to wait for, has heard it.
+fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()> {
+    let (server_vm, server_script) = server;
+    let (client_vm, client_script) = client;
+    let prelude = crate::traffic::DEVICE_AND_GID;
+    let serving = server_vm.spawn(
+        &format!("{prelude} me={}; exec {server_script}", server_vm.ip()),
+        TIME,
+    )?;
+    let outcome = client_vm.run(
+        &format!(
+            "{prelude} me={} peer={}
+            for n in $(seq 20); do timeout 20 {client_script} && exit; sleep 0.3; done; exit 1",
+            client_vm.ip(),
+            server_vm.ip()
+        ),
+        TIME,
+    )?;
+    if !outcome.ok() {
+        serving.signal(libc::SIGTERM)?;
+    }
+    let served = serving.wait()?;
+    if !outcome.ok() || !served.ok() {
+        bail!(
+            "{client_script}\n{}{}--- server:\n{}{}",
+            outcome.out,
+            outcome.err,
+            served.out,
+            served.err
+        );
+    }
+    Ok(())
+}
+
+fn perftest_connected(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for program in [
+        "ib_send_lat -s 64",
+        "ib_write_bw -s 4096",
+        "ib_read_bw -s 4096",
+        "ib_atomic_lat",
+    ] {
+        let command = format!("{program} -R -d $dev -x $gid -p 18517 -n 50 -F");
+        until_heard((one, &command), (two, &format!("{command} $peer"))).context(program)?;
+    }
+    Ok(())
+}
+
+fn other_examples(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let command = "ibv_xsrq_pingpong -d $dev -g $gid -p $port -s 4096 -n 50";
+    client_server(
+        (one, &format!("exec {command} -c 1")),
+        (two, &format!("exec {command} $peer")),
+        18518,
+        TIME,
+    )
+    .context("ibv_xsrq_pingpong")?;
+    for (server, client) in [
+        ("udaddy", "udaddy -s $peer"),
+        (
+            "mckey -m 239.77.0.1 -b $me -C 5",
+            "mckey -s -m 239.77.0.1 -b $me -C 5",
+        ),
+        ("cmtime -b $me -c 20", "cmtime -s $peer -c 20"),
+        (
+            "rstream -b $me -S 65536 -I 5 -C 5 -T v",
+            "rstream -s $peer -S 65536 -I 5 -C 5 -T v",
+        ),
+        (
+            "riostream -b $me -S 65536 -I 5 -C 5 -T v",
+            "riostream -s $peer -S 65536 -I 5 -C 5 -T v",
+        ),
+    ] {
+        until_heard((one, server), (two, client)).context(client)?;
+    }
+    Ok(())
+}
+
+/// Without rdma_cm, qperf leaves out the global routing header, which RoCE cannot do without on
+/// any device.
+fn qperf(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let tests = "rc_bw rc_lat rc_bi_bw rc_rdma_write_bw rc_rdma_write_lat rc_rdma_read_bw \
+                 rc_rdma_read_lat rc_fetch_add_mr ver_rc_compare_swap ver_rc_fetch_add";
+    let (out, _) = client_server(
+        (one, "exec qperf -lp $port"),
+        (
+            two,
+            &format!(
+                "qperf $peer -lp $port -cm 1 -t 1 -m 4096 {tests}; rc=$?; \
+                 qperf $peer -lp $port quit; exit $rc"
+            ),
+        ),
+        19765,
+        TIME,
+    )?;
+    for test in tests.split_whitespace() {
+        if !out.contains(&format!("{test}:")) {
+            bail!("no result of {test} in:\n{out}");
+        }
+    }
+    Ok(())
+}
+
+fn ucx(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let text = one.sh("ucx_info -d")?;
+    for transport in ["rc_verbs", "ud_verbs"] {
+        let found = text.split("# ").collect::<Vec<_>>().windows(2).any(|pair| {
+            pair[0].contains(&format!("Transport: {transport}")) && pair[1].contains("ferrite0:1")
+        });
+        if !found {
+            bail!("UCX does not offer {transport} on the device:\n{text}");
+        }
+    }
+    for (transport, test) in [
+        // Connections are made over datagrams.
+        ("rc_verbs,ud_verbs:aux", "tag_lat"),
+        ("rc_verbs,ud_verbs:aux", "tag_bw"),
+        ("rc_verbs,ud_verbs:aux", "ucp_get"),
+        ("rc_verbs,ud_verbs:aux", "ucp_fadd"),
+        ("ud_verbs", "tag_lat"),
+        ("ud_verbs", "tag_bw"),
+    ] {
+        let environment = format!("UCX_TLS={transport} UCX_NET_DEVICES=$dev:1");
+        // Atomic operations of UCX have 8 bytes.
+        let size = if test == "ucp_fadd" { 8 } else { 16384 };
+        client_server(
+            (one, &format!("{environment} exec ucx_perftest -P 0 -p $port")),
+            (
+                two,
+                &format!(
+                    "{environment} exec ucx_perftest -P 0 $peer -p $port -t {test} -s {size} -n 100 -w 5"
+                ),
+            ),
+            13337,
+            TIME,
+        )
+        .with_context(|| format!("{transport}, {test}"))?;
+    }
+    Ok(())
+}
+
+fn libfabric(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for (provider, endpoint) in [
+        ("verbs", "msg"),
+        ("verbs;ofi_rxm", "rdm"),
+        ("verbs;ofi_rxd", "rdm"),
+    ] {
+        let command = format!("exec fi_pingpong -p '{provider}' -e {endpoint} -I 20 -S 65536 -c");
+        let (out, _) = client_server(
+            (one, &format!("{command} -B $port")),
+            (two, &format!("{command} -P $port $peer")),
+            47592,
+            TIME,
+        )
+        .with_context(|| format!("{provider} {endpoint}"))?;
+        if !out.contains("64k") {
+            bail!("no result of fi_pingpong in:\n{out}");
+        }
+    }
+    Ok(())
+}
+
+fn open_mpi(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let remote = "/ferrite/tests/clients/remote-shell";
+    let shell = two.spawn(&format!("exec {remote} --serve"), TIME)?;
+    wait_listening(two, 7515)?;
+    let outcome = one.run(
+        &format!(
+            "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+            exec mpirun --prtemca plm_ssh_agent {remote} --host {},{} -n 2 --mca pml ucx \
+                -x UCX_TLS=rc_verbs,ud_verbs:aux,self -x UCX_NET_DEVICES=ferrite0:1 \
+                /ferrite/tests/clients/mpi-ring",
+            one.name(),
+            two.name()
+        ),
+        TIME,
+    );
+    shell.signal(libc::SIGTERM)?;
+    shell.wait()?;
+    let outcome = outcome?;
+    if !outcome.ok() || !outcome.out.contains("ring ok: 2 ranks") {
+        bail!("{}{}", outcome.out, outcome.err);
+    }
+    Ok(())
+}
