@@ -293,8 +293,8 @@ pub struct Pings {
     pub wait: Wait,
 }
 
-/// One send of so many wants a completion.
-const SIGNAL_PINGS: u64 = 16;
+/// One send of so many wants a completion; some of these must fit into the smallest send queue.
+const SIGNAL_PINGS: u64 = 4;
 /// So many completions may be outstanding before they are waited for.
 const OUTSTANDING_PINGS: u64 = 2;
 
