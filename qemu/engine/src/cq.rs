@@ -280,7 +280,7 @@ impl Core {
             return Err(CommandStatus::BadParameter);
         }
         if unread > ring.entries() {
-            return Err(CommandStatus::NoResource);
+            return Err(CommandStatus::BadParameter);
         }
         let mut index = consumer;
         while index != queue.producer {
@@ -729,7 +729,7 @@ mod tests {
                 node.poll_cq(1).unwrap();
             }
         }
-        assert_eq!(node.resize_cq(1, 6), CommandStatus::NoResource);
+        assert_eq!(node.resize_cq(1, 6), CommandStatus::BadParameter);
         for log_entries in [10, 7] {
             assert_eq!(node.resize_cq(1, log_entries), CommandStatus::Ok);
         }
