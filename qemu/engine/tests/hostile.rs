@@ -4,8 +4,10 @@
 //! keep it busy for ever, make it hold memory without bound, or disturb a peer's other
 //! connections.
 
+mod wire;
+
 use ferrite_abi::*;
-use ferrite_engine::roce::icrc;
+use ferrite_engine::roce::{icrc, BTH_LEN, ICRC_LEN, RETH_LEN};
 use ferrite_engine::testing::{Node, Peer, QpOptions, SendWork, MEMORY_BASE, MEMORY_SIZE};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -662,10 +664,13 @@ impl Hostile {
             let opcode = if datagram && !random.one_in(40) {
                 1 + random.below(2) as u8
             } else {
-                random.pick(&[1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 10, 11])
+                random.pick(&[1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 13])
             };
             let parsed = SendOpcode::from_number(opcode).expect("an opcode");
-            let atomic = matches!(parsed, SendOpcode::CompareSwap | SendOpcode::FetchAdd);
+            let atomic = matches!(
+                parsed,
+                SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite
+            );
             let local = opcode >= 9;
             let count = match (atomic, local) {
                 (true, _) => 1,
@@ -689,7 +694,12 @@ impl Hostile {
                 header.blocks = blocks_for(parsed, datagram, header.length as usize) as u8;
             }
             if random.one_in(40) {
-                match random.below(4) {
+                match random.below(5) {
+                    4 => {
+                        // More entries than a work request may have, in as many blocks as it may.
+                        header.sge_count = 17 + random.below(2) as u8;
+                        header.blocks = MAX_BLOCKS as u8;
+                    }
                     0 => header.opcode = random.next() as u8,
                     1 => header.flags = random.next() as u8,
                     2 => header.blocks = random.next() as u8,
@@ -733,6 +743,17 @@ impl Hostile {
                     let srqn = remote.srqn;
                     bytes[16..20].copy_from_slice(&srqn.to_le_bytes());
                 }
+            }
+            if parsed == SendOpcode::Flush {
+                let flush = FlushPart {
+                    address: remote.address,
+                    rkey: remote.rkey,
+                    length: random.nasty() as u32,
+                    placement: random.pick(&[1, 1, 2, 3, 0, 17]),
+                    selectivity: random.pick(&[0, 1, 2]),
+                    reserved: 0,
+                };
+                bytes[16..48].copy_from_slice(flush.as_bytes());
             }
             if parsed == SendOpcode::Bind {
                 let window = random.number() << 8;
@@ -906,6 +927,13 @@ fn forge(random: &mut Random, frame: &[u8]) -> Vec<u8> {
     if total < BTH + 16 {
         return frame;
     }
+    seal(&mut frame);
+    frame
+}
+
+/// Writes length fields and checksums of an IPv4 frame anew; the last four bytes are the check.
+fn seal(frame: &mut [u8]) {
+    let total = frame.len();
     let ip = (total - 14) as u16;
     frame[16..18].copy_from_slice(&ip.to_be_bytes());
     frame[24..26].fill(0);
@@ -920,7 +948,6 @@ fn forge(random: &mut Random, frame: &[u8]) -> Vec<u8> {
     frame[38..40].copy_from_slice(&(ip - 20).to_be_bytes());
     let crc = icrc(&frame[14..total - 4]).unwrap_or(0);
     frame[total - 4..].copy_from_slice(&crc.to_le_bytes());
-    frame
 }
 
 /// The honest machine: one queue pair toward the hostile one, two of its own connected together.
@@ -1057,4 +1084,73 @@ fn a_hostile_guest_harms_nobody_else() {
         run(seed, steps);
     }
     println!("{} bytes at most", PEAK.load(Ordering::Relaxed));
+}
+
+#[test]
+fn more_entries_than_there_may_be_are_refused() {
+    use wire::{statuses, Pair, Setup, ALL, PD, QPN_A, QPN_B};
+    for count in [17, 18] {
+        let mut pair = Pair::new(Setup::default());
+        let from = pair.a.register(0x101, PD, ALL, 4096);
+        pair.a.post_send(
+            QPN_A,
+            &SendWork::new(SendOpcode::Send, &vec![from.sge(0, 1); count]),
+        );
+        pair.run();
+        assert_eq!(
+            statuses(&pair.completions_a()),
+            [CompletionStatus::LocalQueuePairOperation]
+        );
+    }
+    for count in [17, 31] {
+        let mut pair = Pair::new(Setup::default());
+        let from = pair.a.register(0x101, PD, ALL, 4096);
+        let to = pair.b.register(0x201, PD, ALL, 4096);
+        pair.b.post_recv(QPN_B, &vec![to.sge(0, 1); count]);
+        pair.a
+            .post_send(QPN_A, &SendWork::new(SendOpcode::Send, &[from.sge(0, 20)]));
+        pair.run();
+        assert_eq!(
+            statuses(&pair.completions_b()),
+            [CompletionStatus::LocalQueuePairOperation]
+        );
+    }
+}
+
+#[test]
+fn a_write_is_as_long_as_it_said() {
+    use wire::{statuses, Pair, Setup, Way, ALL, PD, QPN_A};
+    // In one packet, and in three.
+    for length in [100u32, 3000] {
+        for said in [
+            0,
+            1,
+            length - 1,
+            length + 1,
+            length + 1024,
+            1 << 20,
+            u32::MAX,
+        ] {
+            let mut pair = Pair::new(Setup::default());
+            let from = pair.a.register(0x101, PD, ALL, 8192);
+            let to = pair.b.register(0x201, PD, ALL, 2 << 20);
+            let work = SendWork::new(SendOpcode::Write, &[from.sge(0, length)]);
+            pair.a.post_send(QPN_A, &work.remote(to.address, to.tag));
+            let mut first = true;
+            pair.run_with(|way, mut frame| {
+                if way == Way::AToB && std::mem::take(&mut first) {
+                    let at = 14 + 20 + 8 + BTH_LEN + RETH_LEN - 4;
+                    frame[at..at + 4].copy_from_slice(&said.to_be_bytes());
+                    assert!(frame.len() >= at + 4 + ICRC_LEN);
+                    seal(&mut frame);
+                }
+                vec![frame]
+            });
+            assert_eq!(
+                statuses(&pair.completions_a()),
+                [CompletionStatus::RemoteInvalidRequest],
+                "{length} bytes that said they were {said}"
+            );
+        }
+    }
 }
