@@ -273,6 +273,15 @@ pub trait Driver: Sized + Send + Sync + 'static {
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Mr<Self>>;
 
+    /// Registers part of a DMA buffer.
+    fn reg_user_mr_dmabuf<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Mr, Self>,
+        _region: &DmabufRegion,
+    ) -> Result<&'a Mr<Self>> {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
     /// Ends a region.
     fn dereg_mr(mr: &Mr<Self>) -> Result;
 

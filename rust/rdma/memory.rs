@@ -55,6 +55,21 @@ pub struct UserRegion {
     pub access: Access,
 }
 
+/// Part of a DMA buffer to be registered.
+#[derive(Clone, Copy, Debug)]
+pub struct DmabufRegion {
+    /// The buffer's file descriptor in the process.
+    pub fd: i32,
+    /// Where it starts in the buffer.
+    pub offset: u64,
+    /// How many bytes it is.
+    pub length: u64,
+    /// The address its first byte is to have in work requests.
+    pub iova: u64,
+    /// What may be done to it.
+    pub access: Access,
+}
+
 /// What is to be changed of a region.
 pub struct RegionChange<'a, D: Driver> {
     /// Other memory: start, length and address, as in [`UserRegion`]. Its rights are those below,

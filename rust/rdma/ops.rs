@@ -87,6 +87,7 @@ impl<D: Driver> Table<D> {
 
         ops.get_dma_mr = Some(Self::get_dma_mr);
         ops.reg_user_mr = Some(Self::reg_user_mr);
+        ops.reg_user_mr_dmabuf = op_if!(D::HAS_REG_USER_MR_DMABUF, Self::reg_user_mr_dmabuf);
         ops.dereg_mr = Some(Self::dereg_mr);
         ops.alloc_mr = op_if!(D::HAS_ALLOC_MR, Self::alloc_mr);
         ops.advise_mr = op_if!(D::HAS_ADVISE_MR, Self::advise_mr);
@@ -938,6 +939,38 @@ impl<D: Driver> Table<D> {
         unsafe {
             Self::create_mr(pd, udata, |pd, new, udata| {
                 D::reg_user_mr(pd, new, &region, udata)
+            })
+        }
+    }
+
+    /// # Safety
+    ///
+    /// See the module.
+    unsafe extern "C" fn reg_user_mr_dmabuf(
+        pd: *mut bindings::ib_pd,
+        offset: u64,
+        length: u64,
+        virt_addr: u64,
+        fd: c_int,
+        access: c_int,
+        dmah: *mut bindings::ib_dmah,
+        _attrs: *mut bindings::uverbs_attr_bundle,
+    ) -> *mut bindings::ib_mr {
+        if !dmah.is_null() {
+            let err = crate::kernel_ext::errno::eopnotsupp();
+            return err.to_errno() as isize as *mut bindings::ib_mr;
+        }
+        let region = DmabufRegion {
+            fd,
+            offset,
+            length,
+            iova: virt_addr,
+            access: Access::from_raw(access as u32),
+        };
+        // SAFETY: The core's contract.
+        unsafe {
+            Self::create_mr(pd, ptr::null_mut(), |pd, new, _| {
+                D::reg_user_mr_dmabuf(pd, new, &region)
             })
         }
     }

@@ -41,6 +41,32 @@ impl Umem {
         NonNull::new(umem).map(Self).ok_or(ENOMEM)
     }
 
+    /// Pins `length` bytes of the DMA buffer with file descriptor `fd`, from `offset` on, where
+    /// they are: its exporter does not move them until this is dropped.
+    pub fn get_dmabuf_pinned<D: Driver>(
+        dev: &Device<D>,
+        fd: i32,
+        offset: u64,
+        length: usize,
+        access: Access,
+    ) -> Result<Self> {
+        let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
+        // SAFETY: The device is valid; the descriptor is looked up in the current process.
+        let umem = from_err_ptr(unsafe {
+            bindings::ib_umem_dmabuf_get_pinned(
+                dev.as_raw(),
+                offset,
+                length,
+                fd,
+                access.as_raw() as c_int,
+            )
+        })?;
+        // SAFETY: The umem is part of what was made just now, and is released with all of it.
+        let umem = unsafe { core::ptr::addr_of_mut!((*umem).umem) };
+        // INVARIANT: As above.
+        NonNull::new(umem).map(Self).ok_or(ENOMEM)
+    }
+
     /// The largest page size out of `sizes` (a bit each) in which the memory, seen at `iova`, is
     /// contiguous for the device.
     pub fn best_page_size(&self, sizes: u64, iova: u64) -> Option<usize> {

@@ -95,6 +95,7 @@ const OPS: verbs_context_ops = verbs_context_ops {
     query_qp: Some(qp::query_qp),
     query_srq: Some(srq::query_srq),
     reg_dm_mr: Some(device_memory::reg_dm_mr),
+    reg_dmabuf_mr: Some(protection::reg_dmabuf_mr),
     reg_mr: Some(protection::reg_mr),
     req_notify_cq: Some(cq::req_notify_cq),
     rereg_mr: Some(protection::rereg_mr),

@@ -224,7 +224,8 @@ pub struct verbs_context_ops {
     pub read_counters: Unused,
     pub reg_dm_mr:
         Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
-    pub reg_dmabuf_mr: Unused,
+    pub reg_dmabuf_mr:
+        Option<unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr>,
     pub reg_mr:
         Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr>,
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
@@ -320,6 +321,7 @@ const _: () = {
         assert!(offset_of!(verbs_context_ops, query_rt_values) == 504);
         assert!(offset_of!(verbs_context_ops, query_srq) == 512);
         assert!(offset_of!(verbs_context_ops, reg_dm_mr) == 528);
+        assert!(offset_of!(verbs_context_ops, reg_dmabuf_mr) == 536);
         assert!(offset_of!(verbs_context_ops, reg_mr) == 544);
         assert!(offset_of!(verbs_context_ops, req_notify_cq) == 552);
         assert!(offset_of!(verbs_context_ops, rereg_mr) == 560);
@@ -451,6 +453,16 @@ extern "C" {
         cmd_size: usize,
         resp: *mut c_void,
         resp_size: usize,
+    ) -> c_int;
+    pub fn ibv_cmd_reg_dmabuf_mr(
+        pd: *mut ibv_pd,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+        mr: *mut verbs_mr,
+        link: *mut c_void,
     ) -> c_int;
     pub fn ibv_cmd_query_mr(pd: *mut ibv_pd, mr: *mut verbs_mr, handle: u32) -> c_int;
     pub fn ibv_cmd_advise_mr(

@@ -298,6 +298,30 @@ pub(crate) unsafe extern "C" fn reg_mr(
     mr.cast()
 }
 
+pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    let mr = Box::into_raw(Box::new(verbs_mr {
+        ibv_mr: ibv_mr::default(),
+        mr_type: 0,
+        access: 0,
+    }));
+    // SAFETY: libibverbs passes a domain of ours; the region is filled in by the call.
+    let result =
+        unsafe { ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut()) };
+    if result != 0 {
+        // SAFETY: `mr` is the box from above; nobody else got it.
+        drop(unsafe { Box::from_raw(mr) });
+        return fail(result);
+    }
+    mr.cast()
+}
+
 pub(crate) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     let mr = Box::into_raw(Box::new(verbs_mr {
         ibv_mr: ibv_mr::default(),

@@ -52,6 +52,7 @@ use crate::{
         DmAllocAttr,
         DmRegion,
         DmResponse,
+        DmabufRegion,
         EventSink,
         ExtendedSrq,
         Gid,
@@ -402,6 +403,14 @@ impl rdma::Driver for Ferrite {
             udata.expect_empty()?;
         }
         FerriteMr::register(pd, new, region)
+    }
+
+    fn reg_user_mr_dmabuf<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        region: &DmabufRegion,
+    ) -> Result<&'a Mr<Self>> {
+        FerriteMr::register_dmabuf(pd, new, region)
     }
 
     fn dereg_mr(mr: &Mr<Self>) -> Result {

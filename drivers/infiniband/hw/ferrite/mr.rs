@@ -26,6 +26,7 @@ use crate::{
         Device,
         Dm,
         DmRegion,
+        DmabufRegion,
         Mr,
         New,
         Pd,
@@ -70,8 +71,23 @@ impl UserMemory {
         iova: u64,
         access: Access,
     ) -> Result<Self> {
-        let bytes = usize::try_from(length)?;
-        let umem = Umem::get(dev, address, bytes, access)?;
+        let umem = Umem::get(dev, address, usize::try_from(length)?, access)?;
+        Self::describe(dev, umem, length, iova)
+    }
+
+    /// Pins part of a DMA buffer. It is pinned, not mapped as its exporter likes: the device has no
+    /// way to let go of a region for a while when the exporter wants to move it.
+    fn pin_dmabuf(dev: &Device<Ferrite>, region: &DmabufRegion) -> Result<Self> {
+        if region.length > dev.caps.max_region {
+            return Err(EINVAL);
+        }
+        let bytes = usize::try_from(region.length)?;
+        let umem = Umem::get_dmabuf_pinned(dev, region.fd, region.offset, bytes, region.access)?;
+        Self::describe(dev, umem, region.length, region.iova)
+    }
+
+    /// Describes pinned memory for the device, which knows it as `iova`.
+    fn describe(dev: &Device<Ferrite>, umem: Umem, length: u64, iova: u64) -> Result<Self> {
         let page_size = umem
             .best_page_size(dev.caps.page_sizes, iova)
             .ok_or(EINVAL)?;
@@ -214,19 +230,44 @@ impl FerriteMr {
     /// Registers memory of a process.
     pub(crate) fn register<'a>(
         pd: &Pd<Ferrite>,
-        mut new: New<'a, kind::Mr, Ferrite>,
+        new: New<'a, kind::Mr, Ferrite>,
         region: &UserRegion,
     ) -> Result<&'a Mr<Ferrite>> {
-        let dev = pd.device();
         if region.access.contains(Access::ON_DEMAND) {
             return Self::register_on_demand(pd, new, region);
         }
         let state = UserState {
-            memory: pin_region(dev, region)?,
+            memory: pin_region(pd.device(), region)?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,
         };
+        Self::register_state(pd, new, state)
+    }
+
+    /// Registers part of a DMA buffer.
+    pub(crate) fn register_dmabuf<'a>(
+        pd: &Pd<Ferrite>,
+        new: New<'a, kind::Mr, Ferrite>,
+        region: &DmabufRegion,
+    ) -> Result<&'a Mr<Ferrite>> {
+        device_access(region.access)?;
+        let state = UserState {
+            memory: UserMemory::pin_dmabuf(pd.device(), region)?,
+            pd: pd.number(),
+            access: region.access,
+            iova: region.iova,
+        };
+        Self::register_state(pd, new, state)
+    }
+
+    /// Makes a region of what was pinned.
+    fn register_state<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mr, Ferrite>,
+        state: UserState,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let dev = pd.device();
         let taken = dev.tags.take()?;
         let tag = taken.get().0;
         let object = DeviceObject::create(
