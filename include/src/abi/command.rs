@@ -63,6 +63,8 @@ numbers! {
         DetachMulticast = 24,
         /// [`ResizeSharedReceive`].
         ResizeSharedReceive = 25,
+        /// [`SetPort`].
+        SetPort = 26,
         /// Fill a [`PageFaults`] at `reply` with faults that were not taken yet.
         TakeFaults = 40,
         /// [`ResolveFault`].
@@ -404,6 +406,14 @@ layout! {
         8 => reserved: [u64; 7],
     }
 
+    /// Tells what the port's link takes.
+    pub struct SetPort: 8 {
+        /// Base-2 logarithm of the port's active MTU: 8 to 12. The longest datagram.
+        0 => log_mtu: u8,
+        /// Zero.
+        1 => reserved: [u8; 7],
+    }
+
     /// A datagram queue pair that receives what is sent to a multicast group.
     pub struct MulticastMember: 24 {
         /// The group.
@@ -646,6 +656,8 @@ pub const FEATURE_ATOMIC_WRITE: u64 = 1 << 11;
 pub const FEATURE_FLUSH: u64 = 1 << 12;
 /// Feature: `ResizeSharedReceive`.
 pub const FEATURE_RESIZE_SRQ: u64 = 1 << 13;
+/// Feature: `SetPort`.
+pub const FEATURE_PORT_MTU: u64 = 1 << 14;
 /// Feature: regions whose pages come and go, [`REGION_ON_DEMAND`].
 pub const FEATURE_ON_DEMAND: u64 = 1 << 16;
 
@@ -698,6 +710,7 @@ commands! {
     CreateSharedReceive,
     ModifySharedReceive,
     ResizeSharedReceive,
+    SetPort,
     ResolveFault,
     InvalidatePages,
 }

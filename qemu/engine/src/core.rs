@@ -21,6 +21,9 @@ use ferrite_abi::{
 };
 use std::collections::VecDeque;
 
+/// Base-2 logarithm of the largest MTU there is.
+pub const MAX_LOG_MTU: u8 = 12;
+
 /// What an engine is told when it is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -200,6 +203,8 @@ pub struct Core {
     pub(crate) state: DeviceState,
     pub(crate) fatal: Option<FatalCode>,
     pub(crate) link_up: bool,
+    /// Base-2 logarithm of the port's active MTU.
+    pub(crate) log_mtu: u8,
     /// Features the driver said it will use.
     pub features: u64,
     /// Tags.
@@ -237,6 +242,7 @@ impl Core {
             state: DeviceState::Ready,
             fatal: None,
             link_up: true,
+            log_mtu: MAX_LOG_MTU,
             features: 0,
             tpt: Tpt::default(),
             cqs: CompletionQueues::default(),

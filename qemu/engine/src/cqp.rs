@@ -5,7 +5,7 @@
 //! Commands are taken in order. Each is finished before the next is taken, which is one of the
 //! orders the specification allows.
 
-use crate::core::Core;
+use crate::core::{Core, MAX_LOG_MTU};
 use crate::eq::{event, MAX_EQ};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
@@ -53,7 +53,7 @@ fn caps(core: &Core) -> DeviceCaps {
         max_eq: MAX_EQ,
         max_gid: MAX_GIDS,
         max_read: qp::MAX_READ,
-        max_log_mtu: 12,
+        max_log_mtu: MAX_LOG_MTU,
         sq_max_log_blocks: SQ_MAX_LOG_BLOCKS,
         rq_max_log_entries: RQ_MAX_LOG_ENTRIES,
         cq_max_log_entries: CQ_MAX_LOG_ENTRIES,
@@ -208,6 +208,15 @@ impl Engine {
             CommandOpcode::DestroySharedReceive => {
                 offered(core, FEATURE_SHARED_RECEIVE)?;
                 core.destroy_srq(payload::<ObjectNumber>(entry)?.number)
+            }
+            CommandOpcode::SetPort => {
+                offered(core, FEATURE_PORT_MTU)?;
+                let command: SetPort = payload(entry)?;
+                if !(8..=MAX_LOG_MTU).contains(&command.log_mtu) {
+                    return Err(CommandStatus::BadParameter);
+                }
+                core.log_mtu = command.log_mtu;
+                Ok(())
             }
             CommandOpcode::AttachMulticast => {
                 offered(core, FEATURE_MULTICAST)?;

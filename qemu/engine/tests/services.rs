@@ -483,6 +483,44 @@ fn an_empty_shared_queue_makes_the_sender_wait() {
     }
 }
 
+#[test]
+fn a_datagram_is_as_long_as_the_port_takes() {
+    for log_mtu in [8, 10, 12] {
+        let mut pair = datagrams();
+        let from = pair.a.register(Tag::new(6, 1).0, PD, ALL, 8192);
+        let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 8192);
+        let part = pair.b.as_peer(QPN_B).datagram(QKEY);
+        pair.a.execute(&SetPort {
+            log_mtu,
+            reserved: [0; 7],
+        });
+        let most = 1u32 << log_mtu;
+        for (length, status) in [
+            (most, CompletionStatus::Success),
+            (most + 1, CompletionStatus::LocalLength),
+        ] {
+            pair.b.post_recv(QPN_B, &[into.sge(0, 8192)]);
+            pair.a
+                .post_send(QPN_A, &send(&from, length).datagram(&part));
+            pair.run();
+            assert_eq!(statuses(&pair.completions_a()), [status]);
+            let received = usize::from(status == CompletionStatus::Success);
+            assert_eq!(pair.completions_b().len(), received);
+        }
+    }
+    let mut node = Node::new(1);
+    for log_mtu in [0, 7, 13, 255] {
+        let command = SetPort {
+            log_mtu,
+            reserved: [0; 7],
+        };
+        assert_eq!(
+            node.command(CommandOpcode::SetPort, &command),
+            CommandStatus::BadParameter
+        );
+    }
+}
+
 /// A connection whose receiving side takes from shared queue 0, of four entries.
 fn with_shared_queue() -> (Pair, Region) {
     let mut pair = Pair::unconnected(Setup::default());

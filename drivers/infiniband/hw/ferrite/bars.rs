@@ -36,6 +36,7 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SHARED_RECEIVE
     | abi::FEATURE_ATOMIC_WRITE
     | abi::FEATURE_FLUSH
     | abi::FEATURE_RESIZE_SRQ
+    | abi::FEATURE_PORT_MTU
     | if rdma::ON_DEMAND_AVAILABLE {
         abi::FEATURE_ON_DEMAND
     } else {

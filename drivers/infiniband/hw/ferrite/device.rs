@@ -59,6 +59,8 @@ use crate::{
         GidAttr,
         Mr,
         Mw,
+        Netdev,
+        NetdevEvent,
         New,
         Notify,
         Pd,
@@ -274,6 +276,15 @@ impl rdma::Driver for Ferrite {
 
     fn describe_srq(srq: &Srq<Self>, details: &mut Details<'_>) -> Result {
         details.number(c"srqn", srq.number())
+    }
+
+    fn netdev_event(dev: &Device<Self>, netdev: &Netdev, event: NetdevEvent) {
+        if matches!(
+            event,
+            NetdevEvent::Register | NetdevEvent::Up | NetdevEvent::ChangeMtu
+        ) {
+            port::follow_mtu(dev, netdev);
+        }
     }
 
     fn event_sink(dev: &Device<Self>) -> Option<&EventSink<Self>> {

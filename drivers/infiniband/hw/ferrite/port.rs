@@ -7,7 +7,8 @@ use crate::{
     abi,
     abi::{
         CommandOpcode,
-        SetGid, //
+        SetGid,
+        SetPort, //
     },
     bindings,
     device::Ferrite,
@@ -20,6 +21,7 @@ use crate::{
         GidAttr,
         GidType,
         Mtu,
+        Netdev,
         OdpCaps,
         OnDemandAttr,
         PortAttr,
@@ -169,6 +171,22 @@ fn max_mtu(dev: &Device<Ferrite>) -> Mtu {
         10 => Mtu::Bytes1024,
         11 => Mtu::Bytes2048,
         _ => Mtu::Bytes4096,
+    }
+}
+
+/// Tells the device how long datagrams may be.
+pub(crate) fn follow_mtu(dev: &Device<Ferrite>, netdev: &Netdev) {
+    if !dev.has(abi::FEATURE_PORT_MTU) {
+        return;
+    }
+    let mtu = Mtu::from_netdev(netdev.mtu()).unwrap_or(Mtu::Bytes256);
+    let told = dev.hw.execute(&SetPort {
+        log_mtu: (mtu.bytes().trailing_zeros() as u8).min(dev.caps.max_log_mtu),
+        reserved: [0; 7],
+    });
+    // A device that does not answer is dealt with elsewhere, and has no port any more.
+    if told.is_err() && !dev.hw.is_dead() {
+        pr_warn!("ferrite: the device does not take the MTU of its interface\n");
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::requester::{extend_headers, wire_opcode, Failure};
 use super::{base_header, send_packet, template_of};
-use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion};
+use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, MAX_LOG_MTU};
 use crate::memory::Host;
 use crate::paging::{Outcome, Side};
 use crate::qp::{self, QueuePair};
@@ -29,8 +29,8 @@ const QKEY_PRIVILEGED: u32 = 1 << 31;
 const HEADER_AREA: usize = 40;
 /// Unused work requests kept for the next.
 const MAX_SPARE: usize = 16;
-/// The longest datagram: the largest MTU there is.
-const MAX_DATAGRAM: u32 = 4096;
+/// The longest datagram that is received: the largest MTU there is.
+const MAX_DATAGRAM: usize = 1 << MAX_LOG_MTU;
 
 /// The state of a queue pair that sends without being acknowledged.
 #[derive(Debug, Default)]
@@ -170,7 +170,7 @@ fn begin(
         }
         _ => return Err(QueueError::Opcode.into()),
     }
-    if !connected && request.length > MAX_DATAGRAM {
+    if !connected && request.length > 1 << core.log_mtu {
         return Err(QueueError::TooLong.into());
     }
     if let Err(error) = core.check_sges(qp.domain(), request.sges(), LocalAccess::Read) {
@@ -284,7 +284,7 @@ pub(super) fn datagram(
         QueuePairKind::Gsi => GSI_QKEY,
         _ => qp.attributes.qkey,
     };
-    if deth.qkey != qkey || packet.payload.len() > MAX_DATAGRAM as usize {
+    if deth.qkey != qkey || packet.payload.len() > MAX_DATAGRAM {
         return None;
     }
     if own && deth.source_qpn == qp.number {
