@@ -7,6 +7,7 @@ mod errors;
 mod events;
 mod extended;
 mod many;
+pub mod objects;
 mod paging;
 mod region;
 mod stress;

@@ -25,6 +25,8 @@ verbs-check list                      names of the cases
 verbs-check serve [options]           the other end: serve until killed
 verbs-check run CASE|all [options]    run a case, or all
 verbs-check run stress [options]      traffic until killed, or for --seconds
+verbs-check run objects [options]     what one process sees by itself; no other end
+verbs-check run removal [options]     be in the middle of things while the device goes
 
   --peer HOST      where `serve` runs
   --loopback       both ends in this process, on one port
@@ -97,6 +99,15 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         }
         ["serve"] => serve(arguments),
         ["run", "stress"] => stress(arguments),
+        ["run", "objects"] => {
+            let mut report = Report::default();
+            checks::objects::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "removal"] => match checks::objects::removal(&arguments.options) {
+            Ok(()) => Ok(true),
+            Err(Outcome::Failed(reason) | Outcome::Skipped(reason)) => Err(reason),
+        },
         ["run", name] => run(arguments, name),
         ["help"] => {
             print!("{HELP}");

@@ -165,8 +165,13 @@ impl Context {
         unsafe { (*self.raw).num_comp_vectors as u32 }
     }
 
+    /// The context itself, for calls that have no function here.
+    pub fn raw(&self) -> *mut ibv_context {
+        self.raw
+    }
+
     /// The structure around the plain context that has the newer operations.
-    fn extended(&self) -> *mut verbs_context {
+    pub fn extended(&self) -> *mut verbs_context {
         // SAFETY: every context of this libibverbs is the last field of a `verbs_context`.
         unsafe {
             self.raw

@@ -43,6 +43,10 @@ pub const CHECKED: &[VmTest] = &[
     VmTest::new("every error has its status and harms nobody else", |c| {
         verbs_check(c, "errors")
     }),
+    VmTest::new(
+        "windows, device memory, shared queues, sizes and states",
+        objects,
+    ),
     VmTest::new("regions of every kind and size", |c| {
         verbs_check(c, "region")
     }),
@@ -243,6 +247,19 @@ fn verbs_check(cluster: &Cluster, case: &str) -> Result<()> {
             served.out,
             served.err
         );
+    }
+    println!("          {good} checks");
+    Ok(())
+}
+
+/// Runs the checks that one process makes by itself.
+fn objects(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let outcome = one.run("verbs-check run objects", Duration::from_secs(300))?;
+    let good = outcome.out.lines().filter(|l| l.starts_with("ok ")).count();
+    let skipped = outcome.out.lines().any(|l| l.starts_with("skip "));
+    if !outcome.ok() || good == 0 || skipped {
+        bail!("{good} checks passed:\n{}\n{}", outcome.out, outcome.err);
     }
     println!("          {good} checks");
     Ok(())

@@ -14,6 +14,10 @@ use crate::traffic::{wait_listening, DEVICE_AND_GID};
 pub const LOADING: &[VmTest] = &[
     VmTest::new("twenty loads and unloads", twenty_cycles),
     VmTest::new("traffic between loads", traffic_between_loads),
+    VmTest::new(
+        "a program whose device goes is told, and can end what it has",
+        unbound_under_a_program,
+    ),
 ];
 
 /// The last one takes the device away.
@@ -63,6 +67,36 @@ fn traffic_between_loads(cluster: &Cluster) -> Result<()> {
         still_works(cluster)?;
     }
     Ok(())
+}
+
+fn unbound_under_a_program(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    one.sh(&format!(
+        "lsmod | grep -q '^ferrite ' || {{ {LOAD_DRIVER}; }}"
+    ))?;
+    wait_active(one)?;
+    let program = one.spawn(
+        "exec verbs-check run removal >/run/removal 2>&1",
+        Duration::from_secs(120),
+    )?;
+    one.wait_for("grep -q ready /run/removal", Duration::from_secs(60))?;
+    one.sh_in(
+        "cd /sys/bus/pci/drivers/ferrite
+         ls -d *:*:*.* >/run/functions
+         for f in $(cat /run/functions); do echo $f >unbind; done",
+        Duration::from_secs(60),
+    )
+    .context("the driver does not let go of the device")?;
+    let outcome = program.wait()?;
+    let said = one.sh("cat /run/removal")?;
+    if !outcome.ok() || !said.contains("done") {
+        bail!("the program did not end well: {outcome:?}\n{said}");
+    }
+    one.sh(
+        "cd /sys/bus/pci/drivers/ferrite; for f in $(cat /run/functions); do echo $f >bind; done",
+    )?;
+    wait_active(one)?;
+    still_works(cluster)
 }
 
 fn surprise_removal(cluster: &Cluster) -> Result<()> {
