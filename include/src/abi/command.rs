@@ -198,7 +198,7 @@ layout! {
         8 => record_offset: u32,
         /// Zero.
         12 => reserved1: u32,
-        /// The new ring, zeroed, and record, filled in.
+        /// The new ring, zeroed but for the phases, and record, filled in (chapter 6).
         16 => buffer: Buffer,
     }
 

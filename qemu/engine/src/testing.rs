@@ -735,6 +735,15 @@ impl Node {
         let record = ring + ring_size;
         let consumer = self.cqs[&cqn].consumer;
         self.host.memory.put(record, &consumer);
+        for index in (0..1 << log_entries).map(|n| consumer.wrapping_add(n)) {
+            let slot = u64::from(index & ((1 << log_entries) - 1));
+            let entry = CompletionEntry {
+                phase: phase_of(index, log_entries) ^ COMPLETION_PHASE,
+                ..CompletionEntry::zeroed()
+            };
+            let at = ring + slot * size_of::<CompletionEntry>() as u64;
+            self.host.memory.put(at, &entry);
+        }
         let status = self.command(
             CommandOpcode::ResizeCompletionQueue,
             &ResizeCompletionQueue {

@@ -705,3 +705,29 @@ fn an_acknowledgement_that_overtakes_a_repetition_does_not_skip_a_local_operatio
         [CompletionStatus::LocalProtection]
     );
 }
+
+#[test]
+fn a_completion_queue_is_resized_in_every_round_of_its_ring() {
+    let mut pair = Pair::new(Setup::default());
+    let from = pair.a.register(0x101, PD, ALL, 4096);
+    let to = pair.b.register(0x201, PD, ALL, 4096);
+    let work = SendWork::new(SendOpcode::Write, &[from.sge(0, 8)]).remote(to.address, to.tag);
+    let mut expected = std::collections::VecDeque::new();
+    for round in 0..200u32 {
+        for _ in 0..5 + round % 3 {
+            expected.push_back(pair.a.post_send(QPN_A, &work));
+        }
+        pair.exchange();
+        // Some are taken before, the rest after.
+        for _ in 0..round % 5 {
+            let entry = pair.a.poll_cq(1).expect("a completion");
+            assert_eq!(Some(entry.index), expected.pop_front());
+        }
+        let log_entries = [4, 6, 5, 7][(round % 4) as usize];
+        assert_eq!(pair.a.resize_cq(1, log_entries), CommandStatus::Ok);
+        while let Some(entry) = pair.a.poll_cq(1) {
+            assert_eq!(Some(entry.index), expected.pop_front());
+        }
+        assert!(expected.is_empty());
+    }
+}

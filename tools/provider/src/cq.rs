@@ -179,6 +179,20 @@ impl CqRing {
         Some(unsafe { ptr::read_volatile(slot.cast::<CompletionEntry>()) })
     }
 
+    /// Makes every entry of a new ring one that the device has yet to write, when the first to come
+    /// has index `consumer`: which phase that is depends on the round that the index is in.
+    fn begin_at(&self, consumer: u32) {
+        for n in 0..self.entries() {
+            let index = consumer.wrapping_add(n);
+            let entry = CompletionEntry {
+                phase: phase_of(index, self.log_entries) ^ COMPLETION_PHASE,
+                ..CompletionEntry::zeroed()
+            };
+            // SAFETY: the slot is inside the ring and aligned, and the device does not know of it.
+            unsafe { ptr::write_volatile(self.slot(index).cast::<CompletionEntry>(), entry) };
+        }
+    }
+
     /// Writes an entry where the device has already written one.
     fn rewrite(&self, index: u32, mut entry: CompletionEntry) {
         entry.phase = entry.phase & !COMPLETION_PHASE | phase_of(index, self.log_entries);
@@ -514,6 +528,7 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     if state.waiting() > ring.entries() {
         return libc::EINVAL;
     }
+    ring.begin_at(state.consumer);
     ring.publish_consumer(state.consumer);
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),
