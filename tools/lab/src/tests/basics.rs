@@ -8,6 +8,7 @@ use anyhow::{bail, Context, Result};
 use super::{nothing_left, VmTest};
 use crate::cluster::Cluster;
 use crate::traffic::{client_server, perftest, pingpong};
+use crate::vm::Vm;
 
 /// On the unmodified Debian kernel.
 pub const STOCK: &[VmTest] = &[
@@ -210,9 +211,13 @@ fn killed_while_paging(cluster: &Cluster) -> Result<()> {
     nothing_left(one)
 }
 
-/// Runs the guest program that checks data and completions itself.
 fn verbs_check(cluster: &Cluster, case: &str) -> Result<()> {
     let (one, two) = cluster.two()?;
+    verbs_check_between(one, two, case)
+}
+
+/// Runs the guest program that checks data and completions itself.
+pub(super) fn verbs_check_between(one: &Vm, two: &Vm, case: &str) -> Result<()> {
     let server = one.spawn(
         &format!(
             "{} exec verbs-check serve --port 18600",
@@ -285,32 +290,38 @@ fn other_pingpongs(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// A listener of rdma_cm has no TCP socket to wait for: the client tries until it is heard.
 fn connection_manager(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     for (server, client) in [
         ("rping -s -a 0.0.0.0 -C 50 -V", "rping -c -C 50 -V -a"),
         ("ucmatose -c 5", "ucmatose -c 5 -s"),
     ] {
-        let time = Duration::from_secs(60);
-        let serving = one.spawn(&format!("timeout 50 {server}"), time)?;
-        let outcome = two.run(
-            &format!(
-                "for n in $(seq 20); do timeout 20 {client} {} && exit; sleep 0.5; done; exit 1",
-                one.ip()
-            ),
-            time,
-        )?;
-        if !outcome.ok() {
-            serving.signal(libc::SIGTERM)?;
-            let served = serving.wait()?;
-            bail!("{client}: {outcome:?}\nserver: {served:?}");
-        }
-        // rping's server ends with an error when its client hangs up; what counts is the client.
+        connect(one, server, two, client)?;
+    }
+    Ok(())
+}
+
+/// A listener of rdma_cm has no TCP socket to wait for: the client, whose last argument is the
+/// server's address, tries until it is heard.
+pub(super) fn connect(one: &Vm, server: &str, two: &Vm, client: &str) -> Result<()> {
+    let time = Duration::from_secs(60);
+    let serving = one.spawn(&format!("timeout 50 {server}"), time)?;
+    let outcome = two.run(
+        &format!(
+            "for n in $(seq 20); do timeout 20 {client} {} && exit; sleep 0.5; done; exit 1",
+            one.ip()
+        ),
+        time,
+    )?;
+    if !outcome.ok() {
+        serving.signal(libc::SIGTERM)?;
         let served = serving.wait()?;
-        if served.timed_out {
-            bail!("{server} does not end: {served:?}");
-        }
+        bail!("{client}: {outcome:?}\nserver: {served:?}");
+    }
+    // rping's server ends with an error when its client hangs up; what counts is the client.
+    let served = serving.wait()?;
+    if served.timed_out {
+        bail!("{server} does not end: {served:?}");
     }
     Ok(())
 }

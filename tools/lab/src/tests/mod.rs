@@ -3,7 +3,9 @@
 
 mod basics;
 mod clients;
+mod connections;
 mod faults;
+mod inside;
 mod lifecycle;
 mod notification;
 mod wire;
@@ -81,7 +83,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
-            tests: &[clients::TESTS],
+            tests: &[clients::TESTS, connections::TESTS, inside::TESTS],
         },
         Group {
             name: "wire",

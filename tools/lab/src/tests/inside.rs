@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Looking into the device from inside a guest.
+
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+use serde_json::Value;
+
+use super::VmTest;
+use crate::cluster::Cluster;
+use crate::traffic::{wait_listening, DEVICE_AND_GID};
+
+/// On the unmodified Debian kernel.
+pub const TESTS: &[VmTest] = &[VmTest::new(
+    "ferritectl and rdma show what the device holds and counts",
+    ferritectl,
+)];
+
+fn ferritectl(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let time = Duration::from_secs(60);
+    // Something to see.
+    let endless = "exec ibv_rc_pingpong -d $dev -g $gid -p 18522 -s 4096 -n 100000000 -e";
+    let server = one.spawn(&format!("{DEVICE_AND_GID} {endless}"), time)?;
+    wait_listening(one, 18522)?;
+    let client = two.spawn(&format!("{DEVICE_AND_GID} {endless} {}", one.ip()), time)?;
+    let looked = || -> Result<()> {
+        one.wait_for(
+            "ferritectl show qps --json | grep -q 'ibv_rc_pingpong'",
+            Duration::from_secs(20),
+        )?;
+        one.wait_for("ferritectl show qps | grep -q Rts", Duration::from_secs(20))?;
+        let text = one.sh("ferritectl show --json")?;
+        let shown: Value = serde_json::from_str(&text).context("show --json")?;
+        check(&shown).with_context(|| text.clone())?;
+        let text = one.sh("ferritectl top -n 1 -i 0.5 --json")?;
+        let change: Value = serde_json::from_str(&text).context("top --json")?;
+        let rate = &change["counters"]["tx_packets"]["per_second"];
+        if rate.as_f64().is_none_or(|rate| rate < 1.0) {
+            bail!("{rate} packets per second while a pingpong runs:\n{text}");
+        }
+        // The kernel's own view has the same counters.
+        let statistic = one.sh("rdma statistic show link ferrite0/1")?;
+        for name in shown["counters"].as_object().into_iter().flatten() {
+            if !statistic.contains(name.0.as_str()) {
+                bail!("rdma statistic does not show {}:\n{statistic}", name.0);
+            }
+        }
+        Ok(())
+    }();
+    for running in [client, server] {
+        running.signal(libc::SIGKILL)?;
+        running.wait()?;
+    }
+    looked?;
+    let outcome = one.run(
+        "mount --move /sys/kernel/debug /mnt; ferritectl show device eqs; code=$?
+        mount --move /mnt /sys/kernel/debug; exit $code",
+        time,
+    )?;
+    if outcome.ok() || !outcome.err.contains("debugfs is not mounted") {
+        bail!("without debugfs: {outcome:?}");
+    }
+    Ok(())
+}
+
+fn check(shown: &Value) -> Result<()> {
+    let version = shown["device"]["version"].as_str().unwrap_or_default();
+    if version.split('.').count() != 3 {
+        bail!("the version is '{version}'");
+    }
+    let queues = shown["eqs"].as_array().context("no event queues")?;
+    let handlers = shown["handlers"].as_array().context("no handlers")?;
+    if queues.len() != 3 || handlers.len() != 1 {
+        bail!("{} event queues, {} handlers", queues.len(), handlers.len());
+    }
+    if handlers[0]["cpus"].as_str() != Some("0") || handlers[0]["events"].as_u64() == Some(0) {
+        bail!("handler: {}", handlers[0]);
+    }
+    let owned = |section: &str| {
+        let rows = shown[section].as_array().into_iter().flatten();
+        rows.filter(|row| row["comm"] == "ibv_rc_pingpong").count()
+    };
+    if owned("qps") != 1 || owned("cqs") != 1 {
+        bail!(
+            "{} queue pairs, {} completion queues",
+            owned("qps"),
+            owned("cqs")
+        );
+    }
+    let (used, entries) = (&shown["tpt"]["used"], &shown["tpt"]["entries"]);
+    if used.as_u64().is_none_or(|used| used == 0) || entries.as_u64() <= used.as_u64() {
+        bail!("{used} of {entries} protection table entries");
+    }
+    let table = |name: &str| {
+        let rows = shown["tables"].as_array().into_iter().flatten();
+        rows.filter(|row| row["table"] == name)
+            .find_map(|row| row["used"].as_u64())
+    };
+    // One of the program; the kernel's management has its own number.
+    if table("queue_pairs") != Some(1) {
+        bail!(
+            "the table of queue pairs has {:?} entries",
+            table("queue_pairs")
+        );
+    }
+    if shown["counters"]["rx_packets"].as_u64() == Some(0) {
+        bail!("no packet was counted");
+    }
+    Ok(())
+}
