@@ -152,12 +152,13 @@ fn on_demand(dev: &Device<Ferrite>) -> OnDemandAttr {
         | OdpCaps::WRITE
         | OdpCaps::READ
         | offered(abi::FEATURE_ATOMICS, OdpCaps::ATOMIC)
-        | offered(abi::FEATURE_ATOMIC_WRITE, OdpCaps::ATOMIC_WRITE)
-        | offered(abi::FEATURE_FLUSH, OdpCaps::FLUSH)
         | shared;
     OnDemandAttr {
         implicit: true,
-        rc: connected,
+        // Extended connections have neither of these.
+        rc: connected
+            | offered(abi::FEATURE_ATOMIC_WRITE, OdpCaps::ATOMIC_WRITE)
+            | offered(abi::FEATURE_FLUSH, OdpCaps::FLUSH),
         uc: offered(abi::FEATURE_UNRELIABLE_CONNECTED, messages | OdpCaps::WRITE),
         ud: offered(abi::FEATURE_DATAGRAM, messages | shared),
         xrc: offered(abi::FEATURE_EXTENDED_CONNECTED, connected),
