@@ -113,10 +113,13 @@ fn files(ending: &str) -> Result<Vec<PathBuf>> {
     ]);
     let list = match output(&mut git) {
         Ok(list) => list,
-        // A source archive without git.
+        // A source archive, or a work tree whose repository is out of sight (`.git` is a file).
         Err(_) => output(
-            shell("find . -type f -not -path './target/*' -not -path './.git/*' | sed 's,^./,,'")
-                .current_dir(PROJECT),
+            shell(
+                "find . -type f -not -path './target/*' -not -path './.git/*' -not -path ./.git \
+                 | sed 's,^./,,'",
+            )
+            .current_dir(PROJECT),
         )?,
     };
     let mut files: Vec<PathBuf> = list
