@@ -19,6 +19,9 @@ use crate::process::{check_interrupted, wait_until, Daemon};
 use crate::protocol::{Answer, Outcome, Request};
 use crate::step::{outside, tail};
 
+/// The niceness of threads that run a guest's processors.
+const PROCESSOR_NICENESS: i32 = 10;
+
 /// How long after the guest's own deadline the host waits before it calls the guest wedged.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -229,7 +232,10 @@ impl Vm {
     pub fn wait_up(&self, deadline: Instant) -> Result<()> {
         loop {
             match lock(&self.hello).recv_timeout(Duration::from_millis(50)) {
-                Ok(_release) => return Ok(()),
+                Ok(_release) => {
+                    self.let_devices_first();
+                    return Ok(());
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     bail!("{} ended while booting\n{}", self.name(), self.last_words())
@@ -244,6 +250,22 @@ impl Vm {
                     self.name(),
                     self.last_words()
                 );
+            }
+        }
+    }
+
+    /// Puts the threads that run the guest's processors behind everything else of the lab.
+    ///
+    /// A program that polls keeps its processor busy whatever happens. On a machine with no more
+    /// cores than that, the device it waits for must not wait for its slice of time.
+    fn let_devices_first(&self) {
+        let tasks = format!("/proc/{}/task", self.pid());
+        for task in fs::read_dir(tasks).into_iter().flatten().flatten() {
+            let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            let number = task.file_name().to_string_lossy().parse();
+            if let (true, Ok(thread)) = (name.starts_with("CPU "), number) {
+                // SAFETY: the call takes no pointer. A thread that is gone is no harm.
+                unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, PROCESSOR_NICENESS) };
             }
         }
     }

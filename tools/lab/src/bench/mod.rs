@@ -557,8 +557,8 @@ fn write_down(
         ),
         "qemu": output("qemu-system-x86_64", &["--version"]),
         "compiler": output("rustc", &["--version"]),
-        "wires": "Ferrite: device, fabric, device over Unix sockets; rxe and siw: a virtio-net interface each, \
-                  MTU 9000, the two VMs' QEMUs directly connected by a Unix socket",
+        "wires": "Ferrite: RoCEv2 frames in memory that the two device processes share (a shortcut of the fabric); \
+                  rxe and siw: a virtio-net interface each, MTU 9000, the two VMs' QEMUs directly connected by a Unix socket",
         "programs": "tools/verbs-bench for all three (connections by rdma_cm, messages up to 64 B inline, \
                      one completion for 16 messages in streams, up to 128 under way); perftest beside it",
         "waiting": Driver::ALL.map(|driver| format!("{}: {}", driver.name(), driver.waits().join(" or "))),
