@@ -217,6 +217,7 @@ impl Cluster {
         device.arg("--uplink").arg(self.dir.join("fabric"));
         device.arg("--mac").arg(mac(index));
         device.arg("--counters").arg(self.counters_socket(index));
+        device.arg("--control").arg(self.device_control(index));
         device.args(&options.device_args);
         let log = self.dir.join(format!("{name}.log"));
         let mut device = Daemon::start(&format!("ferrite-device {index}"), &mut device, &log)?;
@@ -228,6 +229,10 @@ impl Cluster {
 
     fn counters_socket(&self, index: usize) -> PathBuf {
         self.dir.join(format!("device{index}.counters"))
+    }
+
+    fn device_control(&self, index: usize) -> PathBuf {
+        self.dir.join(format!("device{index}.control"))
     }
 
     /// The fabric's control socket.
@@ -260,18 +265,16 @@ impl Cluster {
 
     /// Sends a request to the fabric and gives its answer.
     pub fn fabric_command(&self, request: &serde_json::Value) -> Result<serde_json::Value> {
-        let mut stream =
-            UnixStream::connect(self.fabric_control()).context("the fabric's control socket")?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        stream.write_all(format!("{request}\n").as_bytes())?;
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line)?;
-        let answer: serde_json::Value =
-            serde_json::from_str(&line).context("the fabric's answer")?;
-        if answer["ok"] == false {
-            bail!("the fabric refuses {request}: {answer}");
-        }
-        Ok(answer)
+        control(&self.fabric_control(), request).context("the fabric")
+    }
+
+    /// Sends a request to the device of the VM with this number and gives its answer.
+    pub fn device_command(
+        &self,
+        index: usize,
+        request: &serde_json::Value,
+    ) -> Result<serde_json::Value> {
+        control(&self.device_control(index), request).with_context(|| format!("device {index}"))
     }
 
     /// The device process of the VM with this number.
@@ -321,6 +324,20 @@ impl Cluster {
             _ => bail!("two VMs are needed"),
         }
     }
+}
+
+/// Sends a request to a control socket and gives the answer.
+fn control(socket: &Path, request: &serde_json::Value) -> Result<serde_json::Value> {
+    let mut stream = UnixStream::connect(socket).context("its control socket")?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(format!("{request}\n").as_bytes())?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    let answer: serde_json::Value = serde_json::from_str(&line).context("its answer")?;
+    if answer["ok"] == false {
+        bail!("refuses {request}: {answer}");
+    }
+    Ok(answer)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

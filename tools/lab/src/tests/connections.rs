@@ -1,18 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What rdma_cm does beyond its example programs.
+//! Connections, and the port under them as it changes: cable, MTU, addresses.
 
 use std::time::Duration;
 
-use anyhow::{bail, Result};
+use anyhow::{bail, Context, Result};
+use serde_json::json;
 
-use super::VmTest;
+use super::faults::wait_for_traffic;
+use super::{still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
+use crate::traffic::{client_server, wait_listening, DEVICE_AND_GID};
+use crate::vm::{Running, Vm};
 
 /// On the unmodified Debian kernel.
-pub const TESTS: &[VmTest] = &[VmTest::new(
-    "rdma_cm: private data, rejection, a hundred connections at once",
-    connection_manager,
-)];
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "rdma_cm: private data, rejection, a hundred connections at once",
+        connection_manager,
+    ),
+    VmTest::new(
+        "a pulled cable is reported, and traffic goes on when it is back",
+        cable,
+    ),
+    VmTest::new(
+        "the MTU follows the interface, and queue pairs go on",
+        mtu_change,
+    ),
+    VmTest::new(
+        "GIDs follow the addresses: IPv4, IPv6, VLAN; each carries traffic",
+        gids_follow_addresses,
+    ),
+];
 
 const TIME: Duration = Duration::from_secs(60);
 
@@ -34,4 +52,207 @@ fn connection_manager(cluster: &Cluster) -> Result<()> {
         bail!("{}{}--- server:\n{server}", outcome.out, outcome.err);
     }
     Ok(())
+}
+
+/// Programs that use the wire while something is done to it: one queue pair with a retry budget
+/// of some seconds, sending for a while, and one that rdma_cm connected.
+struct Traffic<'v> {
+    two: &'v Vm,
+    stream: [Running<'v>; 2],
+    ping: [Running<'v>; 2],
+}
+
+impl<'v> Traffic<'v> {
+    fn start(cluster: &'v Cluster) -> Result<Self> {
+        let (one, two) = cluster.two()?;
+        let send = "exec ib_send_bw -d $dev -x $gid -p 18520 -s 65536 -u 17 -D 6 -F";
+        let server = one.spawn(&format!("{DEVICE_AND_GID} {send}"), TIME)?;
+        let pong = one.spawn("exec rping -s -a 0.0.0.0", TIME)?;
+        wait_listening(one, 18520)?;
+        let ping = two.spawn(
+            &format!(
+                "for n in $(seq 20); do stdbuf -oL rping -c -v -a {} >/tmp/rping; sleep 0.3; done",
+                one.ip()
+            ),
+            TIME,
+        )?;
+        two.wait_for("test $(wc -l </tmp/rping) -gt 5", TIME)?;
+        let client = two.spawn(&format!("{DEVICE_AND_GID} {send} {}", one.ip()), TIME)?;
+        let traffic = Self {
+            two,
+            stream: [client, server],
+            ping: [ping, pong],
+        };
+        if let Err(error) = wait_for_traffic(cluster, 2) {
+            let mut said = String::new();
+            for running in traffic.stream.into_iter().chain(traffic.ping) {
+                running.signal(libc::SIGKILL)?;
+                said += &format!("\n{:?}", running.wait()?);
+            }
+            return Err(error.context(said));
+        }
+        Ok(traffic)
+    }
+
+    /// Both programs must have come through; the second must still be at it.
+    fn finish(self) -> Result<()> {
+        let lines = self.two.sh("wc -l </tmp/rping")?;
+        let lines: u64 = lines.trim().parse()?;
+        let alive = self.two.wait_for(
+            &format!("test $(wc -l </tmp/rping) -gt {}", lines + 5),
+            Duration::from_secs(20),
+        );
+        for running in &self.ping {
+            running.signal(libc::SIGKILL)?;
+        }
+        let stream = self.stream.map(Running::success);
+        for running in self.ping {
+            running.wait()?;
+        }
+        alive.context("the connection of rdma_cm does not go on")?;
+        for end in stream {
+            end.context("the queue pair does not go on")?;
+        }
+        Ok(())
+    }
+}
+
+fn cable(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let watch = one.spawn(
+        &format!("{DEVICE_AND_GID} exec stdbuf -oL ibv_asyncwatch -d $dev"),
+        TIME,
+    )?;
+    one.wait_for("pgrep ibv_asyncwatch", TIME)?;
+    let traffic = Traffic::start(cluster)?;
+    cluster.device_command(1, &json!({"cmd": "link", "up": false}))?;
+    let down = one.wait_for("rdma link | grep -q 'state DOWN'", TIME);
+    cluster.device_command(1, &json!({"cmd": "link", "up": true}))?;
+    down?;
+    wait_active(one)?;
+    traffic.finish()?;
+    watch.signal(libc::SIGTERM)?;
+    let events = watch.wait()?.out;
+    // IBV_EVENT_PORT_ERR and IBV_EVENT_PORT_ACTIVE, in this order.
+    let at = |event: &str| {
+        events
+            .find(event)
+            .with_context(|| format!("no {event} in:\n{events}"))
+    };
+    if at("(10)")? > at("(9)")? {
+        bail!("the port was reported active before it was down:\n{events}");
+    }
+    still_works(cluster)
+}
+
+fn active_mtu(vm: &Vm, wanted: &str) -> Result<()> {
+    vm.wait_for(
+        &format!("ibv_devinfo | grep -E 'active_mtu:[[:space:]]+{wanted} '"),
+        Duration::from_secs(20),
+    )
+}
+
+fn mtu_change(cluster: &Cluster) -> Result<()> {
+    let (_, two) = cluster.two()?;
+    let traffic = Traffic::start(cluster)?;
+    let changed = || -> Result<()> {
+        two.sh("ip link set eth0 mtu 1500")?;
+        active_mtu(two, "1024")?;
+        // A new pair agrees on what both ends have now.
+        still_works(cluster)
+    }();
+    two.sh("ip link set eth0 mtu 9000")?;
+    changed?;
+    active_mtu(two, "4096")?;
+    traffic.finish()
+}
+
+/// A way to give the interface one more address, and to take it back.
+struct Addition {
+    what: &'static str,
+    /// `{n}` is the machine's number.
+    add: &'static str,
+    remove: &'static str,
+    address: &'static str,
+    /// As in `ibv_devinfo -v`.
+    gid: &'static str,
+}
+
+const ADDITIONS: &[Addition] = &[
+    Addition {
+        what: "IPv4",
+        add: "ip addr add 10.79.0.{n}/24 dev eth0",
+        remove: "ip addr del 10.79.0.{n}/24 dev eth0",
+        address: "10.79.0.{n}",
+        gid: "::ffff:10.79.0.{n}",
+    },
+    Addition {
+        what: "IPv6",
+        add: "ip addr add fd77::{n}/64 dev eth0 nodad",
+        remove: "ip addr del fd77::{n}/64 dev eth0",
+        address: "fd77::{n}",
+        gid: "fd77::{n}",
+    },
+    Addition {
+        what: "VLAN",
+        add: "ip link add link eth0 name eth0.7 type vlan id 7 && \
+              ip addr add 10.78.0.{n}/24 dev eth0.7 && ip link set eth0.7 up",
+        remove: "ip link del eth0.7",
+        address: "10.78.0.{n}",
+        gid: "::ffff:10.78.0.{n}",
+    },
+];
+
+fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for addition in ADDITIONS {
+        let of = |text: &str, vm: &Vm| text.replace("{n}", &vm.index.to_string());
+        let listed = |vm: &Vm| {
+            format!(
+                "ibv_devinfo -v | grep -F 'GID[' | tr '\\t' ' ' | grep -F ' {},'",
+                of(addition.gid, vm)
+            )
+        };
+        for vm in [one, two] {
+            vm.sh(&of(addition.add, vm))?;
+            vm.wait_for(&listed(vm), Duration::from_secs(20))
+                .with_context(|| format!("{}: no GID", addition.what))?;
+        }
+        let used = || -> Result<()> {
+            // "GID[  2]: ..."
+            let index =
+                |vm: &Vm| format!("gid=$({} | sed 's/.*GID\\[ *//; s/\\].*//')", listed(vm));
+            let command = "exec ibv_rc_pingpong -d $dev -g $gid -p $port -s 4096 -n 20 -c";
+            client_server(
+                (one, &format!("{}; {command}", index(one))),
+                (two, &format!("{}; {command} $peer", index(two))),
+                18521,
+                TIME,
+            )?;
+            let address = of(addition.address, one);
+            let server = one.spawn(&format!("exec rping -s -a {address} -C 10"), TIME)?;
+            let outcome = two.run(
+                &format!(
+                    "for n in $(seq 20); do timeout 10 rping -c -a {address} -C 10 -V && exit; \
+                     sleep 0.3; done; exit 1"
+                ),
+                TIME,
+            )?;
+            if !outcome.ok() {
+                server.signal(libc::SIGTERM)?;
+            }
+            let served = server.wait()?;
+            if !outcome.ok() {
+                bail!("rping: {outcome:?}\nserver: {served:?}");
+            }
+            Ok(())
+        }();
+        for vm in [one, two] {
+            vm.sh(&of(addition.remove, vm))?;
+            vm.wait_for(&format!("! ({})", listed(vm)), Duration::from_secs(20))
+                .with_context(|| format!("{}: the GID stays", addition.what))?;
+        }
+        used.context(addition.what)?;
+    }
+    still_works(cluster)
 }
