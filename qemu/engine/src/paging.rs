@@ -170,6 +170,21 @@ impl PagedAtt {
         Ok(())
     }
 
+    /// Where the pieces of a range are, once all of its pages are known to be there.
+    fn locate<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        offset: u64,
+        length: u64,
+        write: bool,
+    ) -> Result<Vec<(u64, usize)>, PageError> {
+        let mut pieces = Vec::with_capacity(2);
+        self.pieces(memory, offset, length, write, |address, length| {
+            pieces.push((address, length));
+        })?;
+        Ok(pieces)
+    }
+
     /// Copies from the region; nothing, unless all of the pages are there.
     pub fn read<M: HostMemory + ?Sized>(
         &self,
@@ -177,16 +192,7 @@ impl PagedAtt {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), PageError> {
-        let mut pieces = Vec::with_capacity(2);
-        self.pieces(
-            memory,
-            offset,
-            bytes.len() as u64,
-            false,
-            |address, length| {
-                pieces.push((address, length));
-            },
-        )?;
+        let pieces = self.locate(memory, offset, bytes.len() as u64, false)?;
         let mut rest = bytes;
         for (address, length) in pieces {
             let (piece, behind) = rest.split_at_mut(length);
@@ -203,16 +209,7 @@ impl PagedAtt {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), PageError> {
-        let mut pieces = Vec::with_capacity(2);
-        self.pieces(
-            memory,
-            offset,
-            bytes.len() as u64,
-            true,
-            |address, length| {
-                pieces.push((address, length));
-            },
-        )?;
+        let pieces = self.locate(memory, offset, bytes.len() as u64, true)?;
         let mut rest = bytes;
         for (address, length) in pieces {
             let (piece, behind) = rest.split_at(length);

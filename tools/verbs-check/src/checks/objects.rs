@@ -295,7 +295,12 @@ impl Rig {
         self.send(qp, wr, (self.buffer.address(), length, self.lkey()))
     }
 
-    fn recv(&self, qp: *mut ibv_qp, wr_id: u64) -> Check {
+    /// Has a receive into the second half of the buffer posted.
+    fn with_receive(
+        &self,
+        wr_id: u64,
+        post: impl FnOnce(&ibv_context_ops, &mut ibv_recv_wr, &mut *mut ibv_recv_wr) -> i32,
+    ) -> i32 {
         let mut sge = ibv_sge {
             addr: self.buffer.address() + 32768,
             length: 16384,
@@ -307,37 +312,26 @@ impl Rig {
             sg_list: &mut sge,
             num_sge: 1,
         };
-        let mut bad = ptr::null_mut();
         // SAFETY: as in `send`.
-        let result = unsafe {
-            match (*self.raw()).ops.post_recv {
-                Some(post) => post(qp, &mut wr, &mut bad),
-                None => libc::ENOSYS,
-            }
-        };
+        let ops = unsafe { &(*self.raw()).ops };
+        post(ops, &mut wr, &mut ptr::null_mut())
+    }
+
+    fn recv(&self, qp: *mut ibv_qp, wr_id: u64) -> Check {
+        let result = self.with_receive(wr_id, |ops, wr, bad| match ops.post_recv {
+            // SAFETY: as in `send`.
+            Some(post) => unsafe { post(qp, wr, bad) },
+            None => libc::ENOSYS,
+        });
         well(result, "ibv_post_recv")
     }
 
     fn recv_shared(&self, srq: *mut ibv_srq, wr_id: u64) -> Result<(), i32> {
-        let mut sge = ibv_sge {
-            addr: self.buffer.address() + 32768,
-            length: 16384,
-            lkey: self.lkey(),
-        };
-        let mut wr = ibv_recv_wr {
-            wr_id,
-            next: ptr::null_mut(),
-            sg_list: &mut sge,
-            num_sge: 1,
-        };
-        let mut bad = ptr::null_mut();
-        // SAFETY: as in `send`.
-        let result = unsafe {
-            match (*self.raw()).ops.post_srq_recv {
-                Some(post) => post(srq, &mut wr, &mut bad),
-                None => libc::ENOSYS,
-            }
-        };
+        let result = self.with_receive(wr_id, |ops, wr, bad| match ops.post_srq_recv {
+            // SAFETY: as in `send`.
+            Some(post) => unsafe { post(srq, wr, bad) },
+            None => libc::ENOSYS,
+        });
         match result {
             0 => Ok(()),
             errno => Err(errno),
