@@ -198,6 +198,7 @@ pub fn attach(fd: &OwnedFd, side: usize) -> io::Result<(Producer, Consumer)> {
             ring: ring(side),
             tail: 0,
             head: 0,
+            announced: 0,
             frames: 0,
             bytes: 0,
         },
@@ -220,6 +221,8 @@ pub struct Producer {
     tail: u32,
     /// The reader's index as last seen; never ahead of `tail`.
     head: u32,
+    /// What `tail` was when the reader was last found awake, or woken.
+    announced: u32,
     frames: u64,
     bytes: u64,
 }
@@ -257,9 +260,16 @@ impl Producer {
         Ok(true)
     }
 
-    /// Whether the reader sleeps and has to be woken, which is then up to the
-    /// caller. Call it after the last frame of a batch.
-    pub fn must_wake(&self) -> bool {
+    /// Whether the reader sleeps and has to be woken for what was written since
+    /// the last call; to wake it is then up to the caller. Call it after the
+    /// last frame of a batch.
+    pub fn must_wake(&mut self) -> bool {
+        // A reader that sleeps with nothing new to read is left alone: it would
+        // wake this side in turn, and so on.
+        if self.announced == self.tail {
+            return false;
+        }
+        self.announced = self.tail;
         let (frames, bytes) = (self.ring.counter(FRAMES), self.ring.counter(BYTES));
         frames.store(self.frames, Ordering::Relaxed);
         bytes.store(self.bytes, Ordering::Relaxed);
@@ -478,6 +488,10 @@ mod tests {
         assert!(consumer.sleep());
         consumer.wake();
         producer.push(&frame(3, 60)).unwrap();
+        assert!(!producer.must_wake());
+        // Nor one that sleeps and has nothing new to read.
+        take(&mut consumer).unwrap();
+        assert!(consumer.sleep());
         assert!(!producer.must_wake());
     }
 
