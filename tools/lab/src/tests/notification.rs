@@ -23,6 +23,10 @@ pub const TESTS: &[VmTest] = &[
         "one register write for each interrupt",
         one_write_per_interrupt,
     ),
+    VmTest::new(
+        "a device wakes the other for frames alone",
+        wakes_are_for_frames,
+    ),
 ];
 
 /// With three vectors for four processors.
@@ -152,6 +156,31 @@ fn one_write_per_interrupt(cluster: &Cluster) -> Result<()> {
                 "{}: {taken} interrupts, {written} event queue doorbells",
                 vm.name()
             );
+        }
+    }
+    Ok(())
+}
+
+fn wakes_are_for_frames(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let sample = || -> Result<Vec<(u64, u64)>> {
+        [1, 2]
+            .into_iter()
+            .map(|index| {
+                let counters = cluster.counters(index)?;
+                let value = |name: &str| counters["shortcuts"][name].as_u64();
+                value("wakes")
+                    .zip(value("tx_frames"))
+                    .with_context(|| format!("no shortcuts in the counters: {counters}"))
+            })
+            .collect()
+    };
+    let before = sample()?;
+    pingpong(one, two, 1024, 500, false)?;
+    for (index, (before, after)) in before.into_iter().zip(sample()?).enumerate() {
+        let (wakes, frames) = (after.0 - before.0, after.1 - before.1);
+        if frames < 500 || wakes > frames {
+            bail!("device {}: {wakes} wakes for {frames} frames", index + 1);
         }
     }
     Ok(())
