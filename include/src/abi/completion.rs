@@ -94,6 +94,25 @@ pub const fn phase_of(index: u32, log_entries: u8) -> u8 {
     (!(index >> log_entries) & 1) as u8
 }
 
+/// The index of the first entry that is yet to be written, in a queue of `1 << log_entries` whose
+/// host has consumed `consumer` entries; `is_written` looks at the phase of one.
+///
+/// Entries are written in order, so that few need to be looked at: one where nothing is there.
+pub fn first_unwritten(consumer: u32, log_entries: u8, is_written: impl Fn(u32) -> bool) -> u32 {
+    // All entries before `written` are written; the one at `unwritten` is not, or not in the ring.
+    let (mut written, mut unwritten) = (0, 1u32 << log_entries);
+    while written < unwritten {
+        // Ever further at first, then in the middle.
+        let probe = (2 * written).min(written + (unwritten - written) / 2);
+        if is_written(consumer.wrapping_add(probe)) {
+            written = probe + 1;
+        } else {
+            unwritten = probe;
+        }
+    }
+    consumer.wrapping_add(written)
+}
+
 layout! {
     /// An entry of a completion queue. The device writes the last eight bytes last, together.
     pub struct CompletionEntry: 64 {

@@ -34,16 +34,18 @@ pub const fn queue_doorbell(number: u32) -> u64 {
     (number & QUEUE_NUMBER_MASK) as u64
 }
 
-/// Arms a completion queue: consumer index 31:0, number 55:32, sequence 57:56, solicited 58.
+/// Arms a completion queue: index seen 31:0, number 55:32, sequence 57:56, solicited 58.
 ///
 /// An event is raised as soon as there is a completion (a solicited one, if that is asked) with
-/// an index at or after `consumer`, be it there already or yet to come; so none is missed.
+/// an index at or after `seen`, be it there already or yet to come; so none is missed. Nothing is
+/// said about what was consumed: only [`CompletionRecord`] does that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletionDoorbell {
     /// Completion queue number.
     pub cqn: u32,
-    /// Completions consumed so far, free-running.
-    pub consumer: u32,
+    /// Index of the first completion that was not in the ring when its host looked, free-running;
+    /// see [`first_unwritten`](super::first_unwritten).
+    pub seen: u32,
     /// Returned in the event, so that an event can be told from that of an earlier arming.
     pub sequence: u8,
     /// Wait for a solicited or failed completion.
@@ -53,7 +55,7 @@ pub struct CompletionDoorbell {
 impl CompletionDoorbell {
     /// The word to write.
     pub const fn encode(self) -> u64 {
-        self.consumer as u64
+        self.seen as u64
             | (((self.cqn & QUEUE_NUMBER_MASK) as u64) << 32)
             | (((self.sequence & 3) as u64) << 56)
             | ((self.solicited as u64) << 58)
@@ -63,7 +65,7 @@ impl CompletionDoorbell {
     pub const fn decode(word: u64) -> Self {
         Self {
             cqn: (word >> 32) as u32 & QUEUE_NUMBER_MASK,
-            consumer: word as u32,
+            seen: word as u32,
             sequence: (word >> 56) as u8 & 3,
             solicited: (word >> 58) & 1 != 0,
         }

@@ -309,32 +309,33 @@ impl Core {
                 return;
             }
         };
-        let unread = queue.producer.wrapping_sub(doorbell.consumer);
-        if unread > queue.ring.entries() {
+        // Entries that the host had not seen. A doorbell may come late, when the ring has gone
+        // round since; but nothing can be seen that was not written.
+        let unseen = queue.producer.wrapping_sub(doorbell.seen);
+        if unseen > u32::MAX / 2 {
             self.counters.bad_doorbells += 1;
             return;
         }
-        if unread < queue.producer.wrapping_sub(queue.consumer) {
-            queue.consumer = doorbell.consumer;
-        }
         queue.sequence = doorbell.sequence;
-        queue.arming = if doorbell.solicited {
-            Arming::Solicited
-        } else {
-            Arming::Next
-        };
         let awaited = if doorbell.solicited {
-            // Beyond `unread` the last solicited entry is one that was consumed long ago.
-            let ahead = queue.solicited_end.wrapping_sub(doorbell.consumer);
-            if ahead <= unread {
+            // Beyond `unseen` the last solicited entry is one that was seen.
+            let ahead = queue.solicited_end.wrapping_sub(doorbell.seen);
+            if ahead <= unseen {
                 ahead
             } else {
                 0
             }
         } else {
-            unread
+            unseen
         };
-        queue.since_armed = awaited;
+        (queue.arming, queue.since_armed) = match (queue.arming, doorbell.solicited) {
+            (Arming::None, true) => (Arming::Solicited, awaited),
+            (Arming::None, false) => (Arming::Next, awaited),
+            // What an earlier arming waits for is still waited for, and what it holds back by
+            // moderation will still come, whatever the host has seen since.
+            (Arming::Solicited, true) => (Arming::Solicited, queue.since_armed.max(awaited)),
+            _ => (Arming::Next, queue.since_armed.max(awaited)),
+        };
         if awaited > 0 {
             self.cq_notify(doorbell.cqn, now, host);
         }
@@ -522,13 +523,71 @@ mod tests {
     }
 
     #[test]
-    fn arming_after_the_completion_gives_the_event_at_once() {
+    fn an_arming_is_for_what_comes_after_it_not_for_what_lies_in_the_ring() {
         let mut node = Node::new(1);
-        complete(&mut node, 0, false).unwrap();
-        node.arm_cq(1, 3, false);
-        assert_eq!(sequences(&mut node), [3]);
-        node.poll_cq(1).unwrap();
+        for solicited in [false, true] {
+            complete(&mut node, 0, true).unwrap();
+            complete(&mut node, 1, true).unwrap();
+            node.arm_cq(1, 3, solicited);
+            node.poll_cq(1).unwrap();
+            assert!(sequences(&mut node).is_empty());
+            complete(&mut node, 2, true).unwrap();
+            assert_eq!(sequences(&mut node), [3]);
+            while node.poll_cq(1).is_some() {}
+            node.ring_eq(EQ, true);
+        }
+    }
+
+    #[test]
+    fn what_came_between_looking_and_arming_gives_the_event_at_once() {
+        let mut node = Node::new(1);
+        for round in 0..600 {
+            let seen = node.seen(1);
+            complete(&mut node, round, false).unwrap();
+            node.arm_cq_from(1, seen, 1, true);
+            assert!(sequences(&mut node).is_empty());
+            node.arm_cq_from(1, seen, 2, false);
+            assert_eq!(sequences(&mut node), [2]);
+            node.ring_eq(EQ, true);
+            node.poll_cq(1).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_arming_that_comes_when_the_ring_has_gone_round_is_not_lost() {
+        let mut node = Node::new(1);
+        let seen = node.seen(1);
+        for index in 0..1000 {
+            complete(&mut node, index, false).unwrap();
+            node.poll_cq(1).unwrap();
+        }
+        node.arm_cq_from(1, seen, 1, false);
+        assert_eq!(sequences(&mut node), [1]);
+    }
+
+    #[test]
+    fn an_arming_says_nothing_of_what_was_consumed() {
+        let mut node = Node::new(1);
+        for index in 0..256 {
+            complete(&mut node, index, false).unwrap();
+        }
         node.arm_cq(1, 0, false);
+        assert_eq!(complete(&mut node, 256, false), Err(CompletionQueueDead));
+        for index in 0..256 {
+            assert_eq!(node.poll_cq(1).unwrap().index, index);
+        }
+    }
+
+    #[test]
+    fn a_solicited_arming_does_not_narrow_one_that_waits_for_anything() {
+        let mut node = Node::new(1);
+        node.arm_cq(1, 1, false);
+        node.arm_cq(1, 2, true);
+        complete(&mut node, 0, false).unwrap();
+        assert_eq!(sequences(&mut node), [2]);
+        node.ring_eq(EQ, true);
+        // That was both of them.
+        complete(&mut node, 1, true).unwrap();
         assert!(sequences(&mut node).is_empty());
     }
 
@@ -544,16 +603,16 @@ mod tests {
     }
 
     #[test]
-    fn a_solicited_arming_sees_a_solicited_completion_not_yet_consumed() {
+    fn a_solicited_arming_sees_a_solicited_completion_that_its_host_did_not() {
         let mut node = Node::new(1);
         complete(&mut node, 0, true).unwrap();
         complete(&mut node, 1, false).unwrap();
-        node.arm_cq(1, 1, true);
+        node.arm_cq_from(1, 0, 1, true);
         assert_eq!(sequences(&mut node), [1]);
-        node.poll_cq(1).unwrap();
-        node.arm_cq(1, 2, true);
+        node.ring_eq(EQ, true);
+        node.arm_cq_from(1, 1, 2, true);
         assert!(sequences(&mut node).is_empty());
-        node.arm_cq(1, 3, false);
+        node.arm_cq_from(1, 1, 3, false);
         assert_eq!(sequences(&mut node), [3]);
     }
 
@@ -562,9 +621,9 @@ mod tests {
         let mut node = Node::new(1);
         complete(&mut node, 0, false).unwrap();
         for _ in 0..100_000 {
-            node.arm_cq(1, 1, false);
+            node.arm_cq_from(1, 0, 1, false);
         }
-        node.arm_cq(1, 2, false);
+        node.arm_cq_from(1, 0, 2, false);
         assert_eq!(sequences(&mut node), [1]);
         // The last arming is not forgotten.
         node.ring_eq(EQ, true);
@@ -618,13 +677,13 @@ mod tests {
     }
 
     #[test]
-    fn an_impossible_consumer_index_or_a_foreign_page_is_ignored() {
+    fn an_impossible_index_or_a_foreign_page_is_ignored() {
         let mut node = Node::new(1);
         complete(&mut node, 0, false).unwrap();
-        let word = |consumer| {
+        let word = |seen| {
             CompletionDoorbell {
                 cqn: 1,
-                consumer,
+                seen,
                 sequence: 0,
                 solicited: false,
             }
@@ -715,9 +774,11 @@ mod tests {
         while node.poll_cq(1).is_some() {}
         node.arm_cq(1, 2, false);
         complete(&mut node, 3, false).unwrap();
+        // The one held back comes, although the host has seen the entry when it arms again.
+        node.arm_cq(1, 3, false);
         node.now += 10_000;
         node.settle();
-        assert_eq!(sequences(&mut node), [2]);
+        assert_eq!(sequences(&mut node), [3]);
     }
 
     #[test]

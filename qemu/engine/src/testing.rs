@@ -764,32 +764,48 @@ impl Node {
         status
     }
 
-    /// Takes a completion.
-    pub fn poll_cq(&mut self, cqn: u32) -> Option<CompletionEntry> {
-        let cq = self.cqs.get_mut(&cqn).expect("no such completion queue");
-        let slot = u64::from(cq.consumer & ((1 << cq.log_entries) - 1));
+    /// The completion with free-running index `index`, if it is there.
+    fn completion(&self, cqn: u32, index: u32) -> Option<CompletionEntry> {
+        let cq = &self.cqs[&cqn];
+        let slot = u64::from(index & ((1 << cq.log_entries) - 1));
         let entry: CompletionEntry = self
             .host
             .memory
             .get(cq.ring + slot * size_of::<CompletionEntry>() as u64);
-        if entry.phase & COMPLETION_PHASE != phase_of(cq.consumer, cq.log_entries) {
-            return None;
-        }
+        (entry.phase & COMPLETION_PHASE == phase_of(index, cq.log_entries)).then_some(entry)
+    }
+
+    /// Takes a completion.
+    pub fn poll_cq(&mut self, cqn: u32) -> Option<CompletionEntry> {
+        let entry = self.completion(cqn, self.cqs[&cqn].consumer)?;
+        let cq = self.cqs.get_mut(&cqn).expect("no such completion queue");
         cq.consumer = cq.consumer.wrapping_add(1);
         self.host.memory.put(cq.record, &cq.consumer);
         Some(entry)
     }
 
+    /// The index of the first completion that is not there, as a host finds it out.
+    pub fn seen(&self, cqn: u32) -> u32 {
+        let cq = &self.cqs[&cqn];
+        first_unwritten(cq.consumer, cq.log_entries, |index| {
+            self.completion(cqn, index).is_some()
+        })
+    }
+
     /// Arms a completion queue.
     pub fn arm_cq(&mut self, cqn: u32, sequence: u8, solicited: bool) {
-        let cq = &self.cqs[&cqn];
+        self.arm_cq_from(cqn, self.seen(cqn), sequence, solicited);
+    }
+
+    /// Arms a completion queue as one who looked at it before.
+    pub fn arm_cq_from(&mut self, cqn: u32, seen: u32, sequence: u8, solicited: bool) {
         let doorbell = CompletionDoorbell {
             cqn,
-            consumer: cq.consumer,
+            seen,
             sequence,
             solicited,
         };
-        self.doorbell(cq.page, DOORBELL_COMPLETION, doorbell.encode());
+        self.doorbell(self.cqs[&cqn].page, DOORBELL_COMPLETION, doorbell.encode());
     }
 
     /// Sets GID 0 to [`Node::gid`].

@@ -842,7 +842,7 @@ impl Hostile {
         let word = match offset {
             DOORBELL_COMPLETION => CompletionDoorbell {
                 cqn: random.number(),
-                consumer: random.nasty() as u32,
+                seen: random.nasty() as u32,
                 sequence: random.below(4) as u8,
                 solicited: random.one_in(2),
             }

@@ -8,10 +8,10 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_abi::{
-    phase_of, CompletionDoorbell, CompletionEntry, CompletionOpcode, CompletionRecord, Plain,
-    UverbsCqRequest, UverbsCqResponse, COMPLETION_GRH, COMPLETION_IMMEDIATE,
-    COMPLETION_INVALIDATED, COMPLETION_IPV6, COMPLETION_PHASE, COMPLETION_RECEIVE,
-    COMPLETION_SHARED, COMPLETION_VALID_OFFSET, DOORBELL_COMPLETION,
+    first_unwritten, phase_of, CompletionDoorbell, CompletionEntry, CompletionOpcode,
+    CompletionRecord, Plain, UverbsCqRequest, UverbsCqResponse, COMPLETION_GRH,
+    COMPLETION_IMMEDIATE, COMPLETION_INVALIDATED, COMPLETION_IPV6, COMPLETION_PHASE,
+    COMPLETION_RECEIVE, COMPLETION_SHARED, COMPLETION_VALID_OFFSET, DOORBELL_COMPLETION,
 };
 
 use crate::context::Context;
@@ -161,19 +161,25 @@ impl CqRing {
         unsafe { self.buffer.base().add(slot * size_of::<CompletionEntry>()) }
     }
 
+    /// Whether the device has written the entry with free-running index `index`.
+    #[inline]
+    fn is_written(&self, index: u32) -> bool {
+        // SAFETY: the eight bytes are inside the slot, which is 64-byte aligned; this process
+        // reads them only as an atomic while the device may write them.
+        let valid =
+            unsafe { AtomicU64::from_ptr(self.slot(index).add(COMPLETION_VALID_OFFSET).cast()) };
+        // Acquire: the device writes these eight bytes after all the others.
+        let valid = valid.load(Ordering::Acquire);
+        valid.to_le_bytes()[7] & COMPLETION_PHASE == phase_of(index, self.log_entries)
+    }
+
     /// The entry with free-running index `index`, if the device has written it.
     #[inline]
     fn entry(&self, index: u32) -> Option<CompletionEntry> {
-        let slot = self.slot(index);
-        // SAFETY: the eight bytes are inside the slot, which is 64-byte aligned; this process
-        // reads them only as an atomic while the device may write them.
-        let valid = unsafe { AtomicU64::from_ptr(slot.add(COMPLETION_VALID_OFFSET).cast()) };
-        // Acquire: the device writes these eight bytes after all the others.
-        let valid = valid.load(Ordering::Acquire);
-        let phase = valid.to_le_bytes()[7] & COMPLETION_PHASE;
-        if phase != phase_of(index, self.log_entries) {
+        if !self.is_written(index) {
             return None;
         }
+        let slot = self.slot(index);
         // SAFETY: the slot holds an entry that the device does not write again before the
         // consumer index has passed it; any bytes make a valid `CompletionEntry`.
         Some(unsafe { ptr::read_volatile(slot.cast::<CompletionEntry>()) })
@@ -233,20 +239,21 @@ impl CqState {
         self.ring.publish_consumer(self.consumer);
     }
 
+    /// The index of the first entry that is not there yet.
+    fn end(&self) -> u32 {
+        first_unwritten(self.consumer, self.ring.log_entries, |index| {
+            self.ring.is_written(index)
+        })
+    }
+
     /// Entries written and not taken.
     fn waiting(&self) -> u32 {
-        let mut count = 0;
-        while count < self.ring.entries()
-            && self.ring.entry(self.consumer.wrapping_add(count)).is_some()
-        {
-            count += 1;
-        }
-        count
+        self.end().wrapping_sub(self.consumer)
     }
 
     /// Drops all entries that `unwanted` picks, keeping the others in order.
     fn clean(&mut self, mut unwanted: impl FnMut(&CompletionEntry) -> bool) {
-        let end = self.consumer.wrapping_add(self.waiting());
+        let end = self.end();
         // Entries that stay move up to close the gaps; the device writes only from `end` on.
         let mut dropped = 0u32;
         let mut index = end;
@@ -482,10 +489,12 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the consumer passes a live queue.
     let cq = unsafe { Cq::of(cq) };
-    let consumer = cq.state.lock().consumer;
+    // An event is for what comes after the arming: what is there already, and not yet polled, is not
+    // waited for.
+    let seen = cq.state.lock().end();
     let doorbell = CompletionDoorbell {
         cqn: cq.cqn,
-        consumer,
+        seen,
         sequence: cq.arm_sequence.load(Ordering::Relaxed) as u8 & 3,
         solicited: solicited_only != 0,
     };
@@ -627,6 +636,19 @@ mod tests {
             write(&state, index, 7);
             assert_eq!(state.ring.entry(index).unwrap().index, index);
             state.consumer = index + 1;
+        }
+    }
+
+    #[test]
+    fn the_end_is_after_all_that_is_there() {
+        let mut state = state(4);
+        for index in 0..11 {
+            assert_eq!(state.end(), index);
+            write(&state, index, 7);
+            if index >= 3 {
+                assert_eq!(state.waiting(), 4);
+                state.consumer += 1;
+            }
         }
     }
 

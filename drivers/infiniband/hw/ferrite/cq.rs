@@ -120,16 +120,33 @@ impl Reader {
     }
 
     fn slot(&self) -> usize {
-        (self.consumer & ((1 << self.log_entries) - 1)) as usize
+        self.slot_of(self.consumer)
     }
 
-    /// Whether there is an entry to take: its phase is that of this round.
+    fn slot_of(&self, index: u32) -> usize {
+        (index & ((1 << self.log_entries) - 1)) as usize
+    }
+
+    /// Whether the entry with free-running index `index` is there: its phase is that of its round.
+    #[inline]
+    fn is_written(&self, index: u32, entries: &impl Entries) -> bool {
+        let phase = abi::phase_of(index, self.log_entries);
+        entries
+            .valid_word(self.slot_of(index))
+            .is_ok_and(|word| (word >> 24) as u8 & abi::COMPLETION_PHASE == phase)
+    }
+
+    /// Whether there is an entry to take.
     #[inline]
     pub(crate) fn ready(&self, entries: &impl Entries) -> bool {
-        let phase = abi::phase_of(self.consumer, self.log_entries);
-        entries
-            .valid_word(self.slot())
-            .is_ok_and(|word| (word >> 24) as u8 & abi::COMPLETION_PHASE == phase)
+        self.is_written(self.consumer, entries)
+    }
+
+    /// The index of the first entry that is not there yet.
+    pub(crate) fn end(&self, entries: &impl Entries) -> u32 {
+        abi::first_unwritten(self.consumer, self.log_entries, |index| {
+            self.is_written(index, entries)
+        })
     }
 
     /// Takes the next entry.
@@ -446,22 +463,24 @@ impl FerriteCq {
         Ok(())
     }
 
-    /// Asks for an event. The device raises it for completions that are there already, too, so
-    /// that none is missed.
+    /// Asks for an event for what comes from now on. Returns true where that is wanted and there
+    /// are completions that the caller has not polled: no event comes for those.
     pub(crate) fn request_notification(cq: &Cq<Ferrite>, notify: Notify) -> Result<bool> {
         let Memory::Kernel(queue) = &cq.memory else {
             return Err(EINVAL);
         };
         let mut polling = queue.polling.lock();
         polling.armings = polling.armings.wrapping_add(1);
+        // The device makes up for what comes between this look and the doorbell.
+        let seen = polling.reader.end(&queue.ring);
         let doorbell = CompletionDoorbell {
             cqn: cq.number(),
-            consumer: polling.reader.consumer,
+            seen,
             sequence: polling.armings & 3,
             solicited: notify.solicited,
         };
         cq.device().hw.doorbells.completion(doorbell);
-        Ok(notify.report_missed && polling.reader.ready(&queue.ring))
+        Ok(notify.report_missed && seen != polling.reader.consumer)
     }
 }
 
@@ -554,8 +573,10 @@ mod tests {
         let mut reader = Reader::new(3);
         for round in 0..3u32 {
             for index in 0..8 {
+                assert_eq!(reader.end(&memory), round * 8 + index);
                 memory.complete(round * 8 + index, 3);
             }
+            assert_eq!(reader.end(&memory), round * 8 + 8);
             for index in 0..8 {
                 assert_eq!(reader.next(&memory).ok_or(EINVAL)?.index, round * 8 + index);
             }

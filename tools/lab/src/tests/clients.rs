@@ -40,6 +40,8 @@ const PERFTEST: &[&str] = &[
     "ib_send_bw -s 2048 -c UD",
     "ib_send_bw -s 4096 -c XRC",
     "ib_send_bw -s 4096 -r 64 --use-srq -q 2",
+    "ib_send_lat -s 64 -e",
+    "ib_send_lat -s 64 -c UD -e",
     "ib_send_lat -s 64 -c UC",
     "ib_send_lat -s 64 -c UD",
     "ib_write_bw -s 16384 -c UC",
@@ -50,9 +52,12 @@ const PERFTEST: &[&str] = &[
     "ib_read_bw -s 4096 -q 4",
     "ib_read_bw -s 4096 -e",
     "ib_read_lat -s 64",
+    "ib_read_lat -s 64 -e",
     "ib_atomic_bw -A FETCH_AND_ADD",
     "ib_atomic_bw -A CMP_AND_SWAP",
+    "ib_atomic_bw -e",
     "ib_atomic_lat",
+    "ib_atomic_lat -e",
 ];
 
 fn all_of_perftest(cluster: &Cluster) -> Result<()> {

@@ -10,6 +10,9 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
     let result = next(bench);
     report.enter("events: one event for each arming", result);
     let _ = bench.reset();
+    let result = unpolled(bench);
+    report.enter("events: an arming is for what comes after it", result);
+    let _ = bench.reset();
     let result = solicited(bench);
     report.enter("events: solicited only for solicited messages", result);
     let _ = bench.reset();
@@ -72,6 +75,21 @@ fn next(bench: &mut Bench) -> Check {
         bench.finish(&pair, &message, seed)?;
         // Not armed again: silence.
         let (message, seed) = send(bench, &pair, 0)?;
+        bench.finish(&pair, &message, seed)?;
+        no_event(bench, &pair)?;
+    }
+    Ok(())
+}
+
+/// A completion that is there when the queue is armed is none to wait for, polled or not.
+fn unpolled(bench: &mut Bench) -> Check {
+    let pair = bench.pair(&options())?;
+    bench.there.arm(pair.there.recv_cq, false).at("arm")?;
+    for solicited in [false, true, false] {
+        let (message, seed) = send(bench, &pair, IBV_SEND_SOLICITED)?;
+        event(bench, &pair)?;
+        bench.there.arm(pair.there.recv_cq, solicited).at("arm")?;
+        no_event(bench, &pair)?;
         bench.finish(&pair, &message, seed)?;
         no_event(bench, &pair)?;
     }
