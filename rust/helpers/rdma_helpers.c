@@ -378,7 +378,22 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_context_object, UVERBS_OBJECT_DEVICE,
 			     UVERBS_METHOD_QUERY_CONTEXT,
 			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_RESPONSE,
 						 UVERBS_ATTR_MIN_SIZE(1),
-						 UA_MANDATORY));
+						 UA_MANDATORY),
+			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_CLOCK,
+						 UVERBS_ATTR_TYPE(u64),
+						 UA_OPTIONAL));
+
+bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs)
+{
+	return uverbs_attr_is_valid(attrs, RDMA_CONTEXT_ATTR_CLOCK);
+}
+
+int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,
+					   u64 ticks)
+{
+	return uverbs_copy_to(attrs, RDMA_CONTEXT_ATTR_CLOCK, &ticks,
+			      sizeof(ticks));
+}
 
 static const struct uapi_definition rdma_definitions[] = {
 	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &rdma_context_object),

@@ -154,6 +154,8 @@ void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end);
 enum {
 	/* Of querying a context: what the driver answers. */
 	RDMA_CONTEXT_ATTR_RESPONSE = 1U << UVERBS_ID_NS_SHIFT,
+	/* The time of the device's clock, for those who want it. */
+	RDMA_CONTEXT_ATTR_CLOCK,
 };
 
 enum {
@@ -180,6 +182,10 @@ enum {
 	RDMA_DM_QUERY_ATTR_OFFSET,
 	RDMA_DM_QUERY_ATTR_LENGTH,
 };
+
+bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs);
+int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,
+					   u64 ticks);
 
 /* Device memory, and how a process gets at it. */
 struct rdma_dm {

@@ -145,8 +145,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// A process that was given the context of another asks for what the other was told when it
-    /// opened the device.
+    /// A process asks about its context: one that was given the context of another for what the
+    /// other was told when it opened the device, any for the time of the device.
     fn query_ucontext(_ctx: &Ucontext<Self>, _response: &ContextResponse<'_>) -> Result {
         build_error!(VTABLE_DEFAULT_ERROR)
     }

@@ -17,7 +17,7 @@ pub type Ucontext<D> = Object<kind::Ucontext, D>;
 /// A counted reference to a user context.
 pub type UcontextRef<D> = ObjectRef<kind::Ucontext, D>;
 
-/// Where to answer a process that shares a context.
+/// Where to answer a process that asks about its context.
 pub struct ContextResponse<'a> {
     attrs: *mut bindings::uverbs_attr_bundle,
     _p: PhantomData<&'a ()>,
@@ -46,6 +46,18 @@ impl ContextResponse<'_> {
                 size_of::<T>(),
             )
         })
+    }
+
+    /// Whether the process wants to know the time of the device's clock.
+    pub fn wants_clock(&self) -> bool {
+        // SAFETY: The attributes are valid during the operation.
+        unsafe { bindings::rdma_context_wants_clock(self.attrs) }
+    }
+
+    /// Tells the time of the device's clock to a process that wants to know it.
+    pub fn respond_clock(&self, ticks: u64) -> Result {
+        // SAFETY: The attributes are valid during the operation.
+        to_result(unsafe { bindings::rdma_context_respond_clock(self.attrs, ticks) })
     }
 }
 

@@ -65,6 +65,8 @@ numbers! {
         ResizeSharedReceive = 25,
         /// [`SetPort`].
         SetPort = 26,
+        /// Fill a [`ClockReading`] at `reply`.
+        QueryClock = 27,
         /// Fill a [`PageFaults`] at `reply` with faults that were not taken yet.
         TakeFaults = 40,
         /// [`ResolveFault`].
@@ -474,6 +476,14 @@ layout! {
         16 => count: u64,
     }
 
+    /// The device's time: reply of `QueryClock`.
+    pub struct ClockReading: 64 {
+        /// Ticks of the clock that completions are stamped with.
+        0 => ticks: u64,
+        /// Zero.
+        8 => reserved: [u64; 7],
+    }
+
     /// What the device can do: reply of `QueryDevice`.
     pub struct DeviceCaps: 256 {
         /// Queue pairs: numbers from 1 to one less than this.
@@ -518,7 +528,7 @@ layout! {
         64 => guid: u64,
         /// Doorbell pages.
         72 => doorbell_pages: u32,
-        /// Ticks of the completion timestamp per millisecond.
+        /// Ticks of the device's clock per millisecond; 0 for no clock.
         76 => clock_khz: u32,
         /// Bytes of device memory.
         80 => device_memory: u64,

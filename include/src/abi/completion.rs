@@ -131,7 +131,7 @@ layout! {
         20 => source_mac: [u8; 6],
         /// Datagrams: the VLAN tag control information, 0xffff for none.
         26 => vlan: u16,
-        /// Device time at completion, in nanoseconds.
+        /// Time of the device's clock at completion, lower half.
         28 => timestamp_low: u32,
         /// Upper half of the time.
         32 => timestamp_high: u32,

@@ -12,6 +12,8 @@ const FIRST_OF_DRIVER: u32 = 1 << 12;
 
 /// Attribute of querying a context: a [`UverbsContextResponse`] as its maker got it.
 pub const UVERBS_CONTEXT_QUERY_RESPONSE: u32 = FIRST_OF_DRIVER;
+/// Attribute of querying a context: the time of the device's clock, 64 bits.
+pub const UVERBS_CONTEXT_QUERY_CLOCK: u32 = FIRST_OF_DRIVER + 1;
 /// Method of a protection domain: succeeds where there is one.
 pub const UVERBS_PD_QUERY: u32 = FIRST_OF_DRIVER;
 /// Attribute of it: the handle.
@@ -56,7 +58,7 @@ layout! {
         23 => reserved0: u8,
         /// Device features, `FEATURE_*`.
         24 => features: u64,
-        /// Kilohertz of the completion timestamp.
+        /// Kilohertz of the clock that completions are stamped with; 0 for none.
         32 => clock_khz: u32,
         /// Zero.
         36 => reserved1: u32,

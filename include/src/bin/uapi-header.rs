@@ -32,6 +32,10 @@ fn header() -> String {
             "CONTEXT_QUERY_RESPONSE",
             ferrite_abi::UVERBS_CONTEXT_QUERY_RESPONSE,
         ),
+        (
+            "CONTEXT_QUERY_CLOCK",
+            ferrite_abi::UVERBS_CONTEXT_QUERY_CLOCK,
+        ),
         ("PD_QUERY", ferrite_abi::UVERBS_PD_QUERY),
         ("PD_QUERY_HANDLE", ferrite_abi::UVERBS_PD_QUERY_HANDLE),
         ("DM_ALLOC_OFFSET", ferrite_abi::UVERBS_DM_ALLOC_OFFSET),

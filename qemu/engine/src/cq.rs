@@ -476,8 +476,8 @@ mod tests {
     use super::*;
     use crate::testing::{Node, QpOptions};
     use ferrite_abi::{
-        CommandOpcode, CompletionStatus, QueuePairStateCode, DOORBELL_COMPLETION, EQ_ASYNC,
-        EQ_FIRST_HANDLER,
+        ClockReading, CommandOpcode, CompletionStatus, DeviceCaps, QueuePairStateCode,
+        DOORBELL_COMPLETION, EQ_ASYNC, EQ_FIRST_HANDLER,
     };
 
     const EQ: u16 = EQ_FIRST_HANDLER;
@@ -897,6 +897,25 @@ mod tests {
         node.object_command(CommandOpcode::DestroyQueuePair, 2);
         assert_eq!(node.object_command(destroy, 1), CommandStatus::Ok);
         assert_eq!(node.object_command(destroy, 1), CommandStatus::NotFound);
+    }
+
+    #[test]
+    fn completions_are_stamped_by_the_clock_that_can_be_asked_for() {
+        let mut node = Node::new(1);
+        let clock = |node: &mut Node| {
+            let reading = node.query::<ClockReading>(CommandOpcode::QueryClock, 0);
+            reading.unwrap().ticks
+        };
+        let caps: DeviceCaps = node.query(CommandOpcode::QueryDevice, 0).unwrap();
+        assert_eq!(caps.clock_khz, 1_000_000);
+        node.now = (7 << 32) + 5;
+        assert_eq!(clock(&mut node), (7 << 32) + 5);
+        node.now += 10;
+        complete(&mut node, 0, false).unwrap();
+        let entry = node.poll_cq(1).unwrap();
+        assert_eq!((entry.timestamp_high, entry.timestamp_low), (7, 15));
+        node.now += 10;
+        assert_eq!(clock(&mut node), (7 << 32) + 25);
     }
 
     #[test]

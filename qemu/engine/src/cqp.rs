@@ -67,6 +67,7 @@ fn caps(core: &Core) -> DeviceCaps {
         features: core.config.features & FEATURES,
         guid: core.config.guid,
         doorbell_pages: DOORBELL_PAGES as u32,
+        // Time is in nanoseconds.
         clock_khz: 1_000_000,
         device_memory: if core.config.features & FEATURE_DEVICE_MEMORY != 0 {
             DEVICE_MEMORY_SIZE as u64
@@ -126,6 +127,13 @@ impl Engine {
         match opcode {
             CommandOpcode::Nop => Ok(()),
             CommandOpcode::QueryDevice => reply(entry, &caps(core), host),
+            CommandOpcode::QueryClock => {
+                let reading = ClockReading {
+                    ticks: now,
+                    reserved: [0; 7],
+                };
+                reply(entry, &reading, host)
+            }
             CommandOpcode::CreateEventQueue => core.create_eq(&payload(entry)?),
             CommandOpcode::DestroyEventQueue => {
                 core.eqs.destroy(payload::<ObjectNumber>(entry)?.number)

@@ -7,9 +7,10 @@ use core::ptr;
 
 use ferrite_abi::{
     Plain, UverbsContextRequest, UverbsContextResponse, DOORBELL_PAGE_SIZE, UVERBS_ABI_VERSION,
-    UVERBS_CONTEXT_QUERY_RESPONSE,
+    UVERBS_CONTEXT_QUERY_CLOCK, UVERBS_CONTEXT_QUERY_RESPONSE,
 };
 
+use crate::clock::Clock;
 use crate::ioctl::{self, Command};
 use crate::memory::Doorbells;
 use crate::private::*;
@@ -29,6 +30,8 @@ pub struct Context {
     pub queue_pairs: Box<Table<qp::Qp>>,
     /// The shared receive queues of extended connections by number.
     pub extended_srqs: Box<Table<srq::Srq>>,
+    /// What the device's clock is to the wall clock.
+    pub clock: Clock,
 }
 
 impl Context {
@@ -93,6 +96,7 @@ const OPS: verbs_context_ops = verbs_context_ops {
     query_device_ex: Some(query_device_ex),
     query_port: Some(query_port),
     query_qp: Some(qp::query_qp),
+    query_rt_values: Some(query_rt_values),
     query_srq: Some(srq::query_srq),
     reg_dm_mr: Some(device_memory::reg_dm_mr),
     reg_dmabuf_mr: Some(protection::reg_dmabuf_mr),
@@ -234,6 +238,50 @@ unsafe fn query_context(context: *mut verbs_context) -> Result<UverbsContextResp
     Ok(response)
 }
 
+/// Asks the device for the time of its clock.
+///
+/// # Safety
+///
+/// `context` is open.
+pub(crate) unsafe fn query_clock(context: *mut ibv_context) -> Result<u64, c_int> {
+    let mut response = UverbsContextResponse::zeroed();
+    let mut ticks = 0u64;
+    let mut command = Command::new(
+        UVERBS_OBJECT_DEVICE,
+        UVERBS_METHOD_QUERY_CONTEXT,
+        [
+            ioctl::answer(UVERBS_CONTEXT_QUERY_RESPONSE, &mut response),
+            ioctl::answer(UVERBS_CONTEXT_QUERY_CLOCK, &mut ticks),
+        ],
+    );
+    // SAFETY: by the caller; the answers are local variables.
+    unsafe { command.execute((*context).cmd_fd) }?;
+    Ok(ticks)
+}
+
+/// Tells the time of the device's clock, in ticks, where others put them too: all in `tv_nsec`.
+unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: libibverbs passes the consumer's structure.
+    let values = unsafe { &mut *values };
+    let asked = core::mem::take(&mut values.comp_mask);
+    if asked & IBV_VALUES_MASK_RAW_CLOCK == 0 {
+        return 0;
+    }
+    // SAFETY: libibverbs passes an open context.
+    match unsafe { query_clock(context) } {
+        Ok(ticks) => {
+            values.raw_clock.tv_sec = 0;
+            values.raw_clock.tv_nsec = ticks as _;
+            values.comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
+            0
+        }
+        Err(errno) => errno,
+    }
+}
+
 /// Maps the doorbell page and fills in our part of `context`.
 ///
 /// # Safety
@@ -267,6 +315,7 @@ unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Resul
         (&raw mut (*context).limits).write(limits);
         (&raw mut (*context).queue_pairs).write(Box::default());
         (&raw mut (*context).extended_srqs).write(Box::default());
+        (&raw mut (*context).clock).write(Clock::new(limits.clock_khz));
         verbs_set_ops(context.cast(), &OPS);
     }
     Ok(())

@@ -16,9 +16,7 @@ use crate::sys::*;
 
 const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP as u64
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK as u64;
-const SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS as u64
-    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP as u64
-    | IBV_WC_EX_WITH_CVLAN as u64;
+const SUPPORTED: u64 = IBV_WC_STANDARD_FLAGS as u64 | TIMESTAMPS | IBV_WC_EX_WITH_CVLAN as u64;
 
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
@@ -49,6 +47,13 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     // SAFETY: the consumer passes a live domain where it says so.
     if attr.comp_mask != 0 && !unsafe { Pd::is_parent(attr.parent_domain) } {
         return fail(libc::EINVAL);
+    }
+    if wanted & u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) != 0 {
+        // From here on the two clocks are compared from time to time, and there is always a result.
+        // SAFETY: the context is open, as above.
+        if let Err(errno) = unsafe { Context::of(context).clock.compare(context) } {
+            return fail(errno);
+        }
     }
     // SAFETY: by libibverbs, as above.
     let cq = match unsafe { create(context, &attr) } {
@@ -87,6 +92,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     }
     if with(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) {
         verbs.read_completion_ts = Some(read_completion_ts);
+    }
+    if with(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) {
+        verbs.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
     }
     if with(IBV_WC_EX_WITH_CVLAN) {
         verbs.read_cvlan = Some(read_cvlan);
@@ -229,6 +237,15 @@ unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: as in `read_opcode`.
     let entry = unsafe { entry(cq) };
     (u64::from(entry.timestamp_high) << 32) | u64::from(entry.timestamp_low)
+}
+
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: as in `read_opcode`; the context of a live queue is open.
+    unsafe {
+        let context = (*cq).context;
+        let clock = &Context::of(context).clock;
+        clock.wall_time(read_completion_ts(cq), context)
+    }
 }
 
 unsafe extern "C" fn read_cvlan(cq: *mut ibv_cq_ex) -> u16 {

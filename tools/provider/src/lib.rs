@@ -18,10 +18,12 @@
 //! | [`memory`] | buffers shared with the device, the doorbell page, the lock |
 //! | [`table`] | finding a queue by its number |
 //! | [`cq`], [`cq_ex`] | completion queues, and their extended way of polling |
+//! | [`clock`] | what the device's time is by the wall clock |
 //! | [`qp`], [`srq`] | queue pairs and shared receive queues |
 //! | [`post`], [`post_ex`] | posting work, and the extended way of it |
 
 pub mod ah;
+pub mod clock;
 pub mod context;
 pub mod cq;
 pub mod cq_ex;

@@ -128,7 +128,7 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         },
         max_pkeys: 1,
         local_ca_ack_delay: 15,
-        timestamp_mask: u64::MAX,
+        timestamp_mask: if caps.clock_khz == 0 { 0 } else { u64::MAX },
         core_clock: caps.clock_khz.into(),
         max_cq_moderation_count: u16::MAX,
         max_cq_moderation_period: u16::MAX,

@@ -5,10 +5,13 @@
 use crate::{
     abi,
     abi::{
+        ClockReading,
+        CommandOpcode,
         UverbsContextRequest,
         UverbsContextResponse, //
     },
     device::Ferrite,
+    kernel_ext::errno,
     numbers::Number,
     rdma::{
         kind,
@@ -32,6 +35,7 @@ use kernel::{
 const _: () = {
     use crate::bindings as raw;
     assert!(raw::RDMA_CONTEXT_ATTR_RESPONSE == abi::UVERBS_CONTEXT_QUERY_RESPONSE);
+    assert!(raw::RDMA_CONTEXT_ATTR_CLOCK == abi::UVERBS_CONTEXT_QUERY_CLOCK);
     assert!(raw::RDMA_METHOD_PD_QUERY == abi::UVERBS_PD_QUERY);
     assert!(raw::RDMA_PD_QUERY_ATTR_HANDLE == abi::UVERBS_PD_QUERY_HANDLE);
     assert!(raw::RDMA_DM_ATTR_OFFSET == abi::UVERBS_DM_ALLOC_OFFSET);
@@ -98,7 +102,17 @@ impl FerriteUcontext {
     }
 
     /// Tells a process that shares the context what its maker was told: both use one doorbell page.
+    /// Tells the device's time to those who ask for it.
     pub(crate) fn query(ctx: &Ucontext<Ferrite>, response: &ContextResponse<'_>) -> Result {
-        response.respond(&Self::response(ctx))
+        response.respond(&Self::response(ctx))?;
+        if response.wants_clock() {
+            let dev = ctx.device();
+            if dev.caps.clock_khz == 0 {
+                return Err(errno::eopnotsupp());
+            }
+            let reading: ClockReading = dev.hw.query(CommandOpcode::QueryClock, 0)?;
+            response.respond_clock(reading.ticks)?;
+        }
+        Ok(())
     }
 }

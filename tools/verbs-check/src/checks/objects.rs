@@ -32,6 +32,10 @@ const CHECKS: &[(&str, Body)] = &[
     ("atomic writes and flushes", placement),
     ("a completion queue changes its size under load", resize_cq),
     (
+        "completions tell the device's time, and that of the wall clock",
+        timestamps,
+    ),
+    (
         "a shared receive queue: limit event, size under load",
         shared,
     ),
@@ -1001,6 +1005,134 @@ fn placement(rig: &Rig) -> Check {
         persistent.is_null(),
         true,
         "a region for persistence was refused"
+    );
+    Ok(())
+}
+
+/// The time of the wall clock, in nanoseconds.
+fn wall_clock() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos() as u64)
+}
+
+/// The time of the device's clock, in ticks.
+fn raw_clock(rig: &Rig) -> Check<u64> {
+    let query = rig
+        .extended()
+        .query_rt_values
+        .ok_or("no ibv_query_rt_values_ex at all")?;
+    let mut values = ibv_values_ex {
+        comp_mask: IBV_VALUES_MASK_RAW_CLOCK,
+        ..Default::default()
+    };
+    // SAFETY: the context is open and there is room for the answer.
+    let result = unsafe { query(rig.raw(), &mut values) };
+    well(result, "ibv_query_rt_values_ex")?;
+    expect!(values.comp_mask, IBV_VALUES_MASK_RAW_CLOCK, "values given");
+    expect!(values.raw_clock.tv_sec, 0, "seconds of the raw clock");
+    Ok(values.raw_clock.tv_nsec as u64)
+}
+
+/// What was done between two readings of a clock is stamped with a time between them.
+fn timestamps(rig: &Rig) -> Check {
+    let query = rig
+        .extended()
+        .query_device_ex
+        .ok_or("no ibv_query_device_ex at all")?;
+    // SAFETY: zero is a valid value of all fields; the context is open, and there is room for the
+    // answer.
+    let attr = unsafe {
+        let mut attr: ibv_device_attr_ex = std::mem::zeroed();
+        let result = query(rig.raw(), ptr::null(), &mut attr, size_of_val(&attr));
+        well(result, "ibv_query_device_ex")?;
+        attr
+    };
+    if attr.completion_timestamp_mask == 0 {
+        return Err(Outcome::Skipped("there are no timestamps".into()));
+    }
+    let khz = attr.hca_core_clock;
+    expect!(khz > 0, true, "the clock has a frequency");
+    let mut init = ibv_cq_init_attr_ex {
+        cqe: 16,
+        wc_flags: u64::from(
+            IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+        ),
+        ..Default::default()
+    };
+    let create = rig
+        .extended()
+        .create_cq_ex
+        .ok_or("no ibv_create_cq_ex at all")?;
+    // SAFETY: the context is open and the attributes are complete.
+    let cq = unsafe { create(rig.raw(), &mut init) };
+    let cq = made(cq, "ibv_create_cq_ex with times")?;
+    let pair = rig.pair_of(Made {
+        kind: IBV_QPT_RC,
+        srq: ptr::null_mut(),
+        cq: cq.cast(),
+        operations: 0,
+    })?;
+    // SAFETY: the queue lives, and has what it was made with.
+    let operations = unsafe { &*cq };
+    let (Some(start), Some(end), Some(ticks), Some(wall)) = (
+        operations.start_poll,
+        operations.end_poll,
+        operations.read_completion_ts,
+        operations.read_completion_wallclock_ns,
+    ) else {
+        return Err("operations that were asked for are not there".into());
+    };
+    // Clocks are compared by asking the device for its time, and no better than that takes.
+    let before = wall_clock();
+    for _ in 0..5 {
+        raw_clock(rig)?;
+    }
+    let leeway = wall_clock() - before;
+    let began = Instant::now();
+    let (first_raw, mut last_raw, mut rounds) = (raw_clock(rig)?, 0, 0);
+    // Longer than the two clocks are taken to agree without being compared.
+    while began.elapsed() < Duration::from_millis(2500) {
+        let (raw_before, wall_before) = (raw_clock(rig)?, wall_clock());
+        expect!(raw_before >= last_raw, true, "the clock goes on");
+        rig.write(pair.a, 64)?;
+        let deadline = Instant::now() + PATIENCE;
+        // SAFETY: the queue lives; its operations are called in the order the verbs demand.
+        let (raw, time) = unsafe {
+            let mut attr = ibv_poll_cq_attr::default();
+            loop {
+                match start(cq, &mut attr) {
+                    0 => break,
+                    libc::ENOENT if Instant::now() < deadline => {}
+                    other => return Err(format!("ibv_start_poll: {}", Errno(other)).into()),
+                }
+            }
+            let times = (ticks(cq), wall(cq));
+            end(cq);
+            times
+        };
+        let (raw_after, wall_after) = (raw_clock(rig)?, wall_clock());
+        expect!(
+            (raw_before..=raw_after).contains(&raw),
+            true,
+            "{raw} between {raw_before} and {raw_after}"
+        );
+        expect!(
+            (wall_before - leeway..=wall_after + leeway).contains(&time),
+            true,
+            "{time} between {wall_before} and {wall_after}, give or take {leeway}"
+        );
+        last_raw = raw_after;
+        rounds += 1;
+    }
+    expect!(rounds > 0, true, "a round was done");
+    // Kilohertz by milliseconds; the processor's clock may be slewed.
+    let elapsed = began.elapsed().as_millis() as u64 * khz;
+    let counted = last_raw - first_raw;
+    expect!(
+        counted.abs_diff(elapsed) < elapsed / 10,
+        true,
+        "{counted} ticks where {elapsed} were due"
     );
     Ok(())
 }

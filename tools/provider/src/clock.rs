@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What the device's time is by the wall clock.
+//!
+//! The device stamps completions by a clock of its own. The two clocks are compared when a queue is
+//! made whose consumer wants wall-clock times, and then at most once a second, when a completion is
+//! looked at that is that much younger than the last comparison: everything else is arithmetic.
+//!
+//! A comparison reads the wall clock, asks the device, and reads the wall clock again. It tells the
+//! difference of the clocks no better than to the time that took. So the difference that was known
+//! stays as long as it is possible, and is changed by no more than it must be: times of successive
+//! completions do not jump back and forth with each comparison.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+use crate::context::query_clock;
+use crate::sys::ibv_context;
+
+/// How long a comparison is good for, in nanoseconds.
+const GOOD_FOR: u64 = 1_000_000_000;
+/// Comparisons at the start; the quickest is the best.
+const FIRST_COMPARISONS: usize = 4;
+
+/// The relation of the two clocks.
+pub struct Clock {
+    khz: u32,
+    /// What has to be added to the device's time in nanoseconds.
+    difference: AtomicI64,
+    /// The device's time in nanoseconds at the last comparison; 0 for none.
+    compared: AtomicU64,
+    /// Somebody is comparing.
+    busy: AtomicBool,
+}
+
+/// What one comparison tells: the difference is one of these.
+#[derive(Clone, Copy)]
+struct Bounds {
+    low: i64,
+    high: i64,
+}
+
+impl Bounds {
+    fn new(device: u64, before: u64, after: u64) -> Self {
+        let low = before.wrapping_sub(device) as i64;
+        let high = after.wrapping_sub(device) as i64;
+        Self {
+            low,
+            // The wall clock may have been set back meanwhile.
+            high: high.max(low),
+        }
+    }
+
+    fn width(self) -> u64 {
+        self.high.abs_diff(self.low)
+    }
+
+    fn middle(self) -> i64 {
+        self.low.wrapping_add((self.width() / 2) as i64)
+    }
+
+    /// The possible difference that is next to `known`.
+    fn nearest(self, known: i64) -> i64 {
+        known.clamp(self.low, self.high)
+    }
+}
+
+/// Ticks of a clock as nanoseconds.
+fn nanoseconds(ticks: u64, khz: u32) -> u64 {
+    match khz {
+        0 => 0,
+        1_000_000 => ticks,
+        khz => (u128::from(ticks) * 1_000_000 / u128::from(khz)) as u64,
+    }
+}
+
+fn wall_clock() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: there is room for the answer. The clock exists, so that the call does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut time) };
+    (time.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(time.tv_nsec as u64)
+}
+
+impl Clock {
+    /// A clock with that many ticks per millisecond, not compared yet.
+    pub(crate) fn new(khz: u32) -> Self {
+        Self {
+            khz,
+            difference: AtomicI64::new(0),
+            compared: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+        }
+    }
+
+    /// Compares the clocks once; returns the device's time, and what that tells.
+    ///
+    /// # Safety
+    ///
+    /// `context` is open, and this clock is its.
+    unsafe fn look(&self, context: *mut ibv_context) -> Result<(u64, Bounds), c_int> {
+        let before = wall_clock();
+        // SAFETY: by the caller.
+        let ticks = unsafe { query_clock(context) }?;
+        let after = wall_clock();
+        let device = nanoseconds(ticks, self.khz);
+        Ok((device, Bounds::new(device, before, after)))
+    }
+
+    /// Compares the clocks, if that was not done before.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Clock::look`].
+    pub(crate) unsafe fn compare(&self, context: *mut ibv_context) -> Result<(), c_int> {
+        if self.compared.load(Ordering::Acquire) != 0 {
+            return Ok(());
+        }
+        // SAFETY: by the caller.
+        let (mut device, mut best) = unsafe { self.look(context) }?;
+        for _ in 1..FIRST_COMPARISONS {
+            // SAFETY: by the caller.
+            let (later, bounds) = unsafe { self.look(context) }?;
+            if bounds.width() < best.width() {
+                best = bounds;
+            }
+            device = later;
+        }
+        self.difference.store(best.middle(), Ordering::Relaxed);
+        // Release: who sees that there was a comparison sees its result.
+        self.compared.store(device.max(1), Ordering::Release);
+        Ok(())
+    }
+
+    /// The wall-clock time, in nanoseconds, when the device's clock had that many ticks.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Clock::look`].
+    pub(crate) unsafe fn wall_time(&self, ticks: u64, context: *mut ibv_context) -> u64 {
+        let device = nanoseconds(ticks, self.khz);
+        let age = device.saturating_sub(self.compared.load(Ordering::Acquire));
+        if age > GOOD_FOR && !self.busy.swap(true, Ordering::Acquire) {
+            // Where the device does not answer, what was known has to do.
+            // SAFETY: by the caller.
+            if let Ok((compared, bounds)) = unsafe { self.look(context) } {
+                let known = self.difference.load(Ordering::Relaxed);
+                self.difference
+                    .store(bounds.nearest(known), Ordering::Relaxed);
+                self.compared.store(compared.max(1), Ordering::Release);
+            }
+            self.busy.store(false, Ordering::Release);
+        }
+        device.wrapping_add(self.difference.load(Ordering::Relaxed) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_is_kept_while_it_is_possible_and_changed_as_little_as_can_be() {
+        let bounds = Bounds::new(1000, 51_000, 51_200);
+        assert_eq!(bounds.middle(), 50_100);
+        assert_eq!(bounds.nearest(50_150), 50_150);
+        assert_eq!(bounds.nearest(49_000), 50_000);
+        assert_eq!(bounds.nearest(60_000), 50_200);
+    }
+
+    #[test]
+    fn a_wall_clock_behind_the_device_or_set_back_is_no_trouble() {
+        let bounds = Bounds::new(u64::MAX - 5, 100, 200);
+        assert_eq!(bounds.low, 106);
+        assert_eq!(Bounds::new(5000, 1000, 1010).middle(), -3995);
+        let bounds = Bounds::new(0, 1000, 10);
+        assert_eq!(bounds.nearest(7), 1000);
+    }
+
+    #[test]
+    fn ticks_become_nanoseconds() {
+        assert_eq!(nanoseconds(u64::MAX, 1_000_000), u64::MAX);
+        assert_eq!(nanoseconds(1_000_000_000_000, 250_000), 4_000_000_000_000);
+        assert_eq!(nanoseconds(7, 0), 0);
+    }
+
+    #[test]
+    fn times_between_comparisons_are_arithmetic() {
+        let clock = Clock::new(1_000_000);
+        clock.compared.store(10_000, Ordering::Relaxed);
+        clock.difference.store(5_000_000, Ordering::Relaxed);
+        // SAFETY: the context is not looked at when no comparison is due.
+        let at = |ticks| unsafe { clock.wall_time(ticks, core::ptr::null_mut()) };
+        assert_eq!(at(20_000), 5_020_000);
+        // Older than the comparison.
+        assert_eq!(at(2_000), 5_002_000);
+    }
+}
