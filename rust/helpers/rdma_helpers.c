@@ -12,6 +12,7 @@
 #include <linux/pci-p2pdma.h>
 #include <linux/rtnetlink.h>
 #include <linux/scatterlist.h>
+#include <linux/sched.h>
 #include <linux/sched/mm.h>
 #include <linux/spinlock.h>
 #include <linux/workqueue.h>
@@ -52,6 +53,11 @@ void rust_helper_wmb(void)
 {
 	/* What is ordered against what is for the caller to say. */
 	wmb();
+}
+
+bool rust_helper_need_resched(void)
+{
+	return need_resched();
 }
 
 void rust_helper_reinit_completion(struct completion *x)

@@ -43,6 +43,7 @@ void rust_helper_mb(void);
 void rust_helper_wmb(void);
 
 /* Completion, spinlock, xarray and workqueue. */
+bool rust_helper_need_resched(void);
 void rust_helper_reinit_completion(struct completion *x);
 unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock);
 void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which processors are online (for `rust/kernel/cpu.rs`).
+//! Which processors are online (for `rust/kernel/cpu.rs`), and whether this one is wanted.
 
 use crate::bindings;
 
@@ -14,4 +14,11 @@ pub fn online() -> u32 {
 pub fn nth_online(n: u32) -> u32 {
     // SAFETY: The function takes any number, and counts around itself.
     unsafe { bindings::cpumask_local_spread(n, bindings::NUMA_NO_NODE) }
+}
+
+/// Whether another task wants this processor: who waits without sleeping should stop then.
+#[inline]
+pub fn need_resched() -> bool {
+    // SAFETY: The function has no preconditions.
+    unsafe { bindings::need_resched() }
 }

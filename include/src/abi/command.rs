@@ -670,6 +670,8 @@ pub const FEATURE_RESIZE_SRQ: u64 = 1 << 13;
 pub const FEATURE_PORT_MTU: u64 = 1 << 14;
 /// Feature: regions whose pages come and go, [`REGION_ON_DEMAND`].
 pub const FEATURE_ON_DEMAND: u64 = 1 << 16;
+/// Feature: event queues that are armed, but not for the answers to commands.
+pub const FEATURE_QUIET_COMMANDS: u64 = 1 << 20;
 
 /// Names of the counters that `QueryCounters` fills in, in order.
 pub const COUNTER_NAMES: [&str; 16] = [

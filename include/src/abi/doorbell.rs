@@ -85,6 +85,9 @@ pub struct EventDoorbell {
     pub valid: bool,
     /// Raise an interrupt once there is an entry at or after the read index.
     pub arm: bool,
+    /// With `arm`: entries of [`super::EventCode::CommandDone`] that are written from now on do
+    /// not raise it ([`super::FEATURE_QUIET_COMMANDS`]).
+    pub quiet: bool,
 }
 
 impl EventDoorbell {
@@ -92,6 +95,7 @@ impl EventDoorbell {
     pub const fn encode(self) -> u64 {
         self.read_index as u64
             | ((self.eqn as u64) << 32)
+            | ((self.quiet as u64) << 60)
             | ((self.relative as u64) << 61)
             | ((self.valid as u64) << 62)
             | ((self.arm as u64) << 63)
@@ -102,6 +106,7 @@ impl EventDoorbell {
         Self {
             eqn: (word >> 32) as u16,
             read_index: word as u32,
+            quiet: (word >> 60) & 1 != 0,
             relative: (word >> 61) & 1 != 0,
             valid: (word >> 62) & 1 != 0,
             arm: word >> 63 != 0,

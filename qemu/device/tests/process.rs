@@ -309,6 +309,7 @@ fn a_driver_starts_the_device_and_a_command_raises_its_vector() {
         relative: false,
         valid: true,
         arm: true,
+        quiet: false,
     };
     let mut doorbell = |offset: usize, value: u64| {
         client

@@ -12,6 +12,7 @@ use crate::timers::{Timer, TimerOwner};
 use ferrite_abi::{
     Buffer, CommandStatus, CreateEventQueue, EventCode, EventDoorbell, EventEntry, FatalCode,
     ModifyEventQueue, Plain, EQ_ASYNC, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES,
+    FEATURE_QUIET_COMMANDS,
 };
 use std::collections::VecDeque;
 use std::mem::{offset_of, size_of};
@@ -39,6 +40,8 @@ struct EventQueue {
     log_entries: u8,
     vector: u16,
     armed: bool,
+    /// While armed: answers to commands raise no interrupt.
+    quiet: bool,
     /// Entries written, free-running.
     write_index: u32,
     /// Entries the driver has said it consumed, free-running.
@@ -172,6 +175,7 @@ impl EventQueues {
             log_entries,
             vector,
             armed: false,
+            quiet: false,
             write_index: 0,
             read_index: 0,
             moderation_ns: 0,
@@ -270,6 +274,10 @@ impl Core {
             }
         }
         if doorbell.arm {
+            // An arming for everything is not taken back.
+            let for_all = queue.armed && !queue.quiet;
+            let offered = self.features & FEATURE_QUIET_COMMANDS != 0;
+            queue.quiet = offered && doorbell.quiet && !for_all;
             queue.armed = true;
         }
         self.drain_backlog(doorbell.eqn, host);
@@ -468,7 +476,11 @@ impl Core {
                 return;
             }
         }
-        self.notify(eqn, self.now, host);
+        let is_answer = entry.code == EventCode::CommandDone.number();
+        let quiet = self.eqs.get(eqn).is_some_and(|queue| queue.quiet);
+        if !(quiet && is_answer) {
+            self.notify(eqn, self.now, host);
+        }
     }
 
     /// Writes an asynchronous RDMA event.
@@ -591,6 +603,7 @@ mod tests {
                 relative,
                 valid: true,
                 arm: false,
+                quiet: false,
             };
             node.doorbell(0, ferrite_abi::DOORBELL_EVENT_QUEUE, word.encode());
             node.engine.core.eqs.get(EQ).unwrap().unread()
@@ -602,6 +615,63 @@ mod tests {
         assert_eq!(ring(&mut node, 100, false), 1);
         assert_eq!(ring(&mut node, 1, false), 1);
         assert_eq!(node.engine.counters().bad_doorbells, 3);
+    }
+
+    #[test]
+    fn a_quiet_queue_raises_for_all_but_answers_to_commands() {
+        let mut node = Node::new(1);
+        let arm = |node: &mut Node, read_index, quiet| {
+            let word = EventDoorbell {
+                eqn: EQ_CONTROL,
+                read_index,
+                relative: false,
+                valid: true,
+                arm: true,
+                quiet,
+            };
+            node.doorbell(0, ferrite_abi::DOORBELL_EVENT_QUEUE, word.encode());
+        };
+        let answer = |node: &mut Node| {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.post_event(EQ_CONTROL, event(EventCode::CommandDone, 7, 0, 0), host);
+        };
+        let link = |node: &mut Node| {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.global_event(EventCode::LinkChange, 0, 1, host);
+        };
+        let index = |node: &Node| node.engine.core.eqs.get(EQ_CONTROL).unwrap().write_index;
+        let start = index(&node);
+        arm(&mut node, start, true);
+        for _ in 0..3 {
+            answer(&mut node);
+        }
+        assert!(node.host.raised.is_empty());
+        assert_eq!(
+            node.engine.core.eqs.state(EQ_CONTROL),
+            EventQueueState::Armed
+        );
+        link(&mut node);
+        assert_eq!(node.host.raised, [0]);
+        // Unarmed by that; and what is there already counts, whatever it is.
+        link(&mut node);
+        assert_eq!(node.host.raised, [0]);
+        let now = index(&node);
+        answer(&mut node);
+        arm(&mut node, now, true);
+        assert_eq!(node.host.raised, [0, 0]);
+        // Who sleeps arms for everything, which a quiet arming does not take back.
+        let now = index(&node);
+        arm(&mut node, now, true);
+        arm(&mut node, now, false);
+        arm(&mut node, now, true);
+        answer(&mut node);
+        assert_eq!(node.host.raised, [0, 0, 0]);
+        // Where it was not agreed on, an arming is an arming.
+        node.engine.core.features &= !FEATURE_QUIET_COMMANDS;
+        let now = index(&node);
+        arm(&mut node, now, true);
+        answer(&mut node);
+        assert_eq!(node.host.raised, [0, 0, 0, 0]);
     }
 
     #[test]

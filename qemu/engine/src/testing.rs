@@ -696,6 +696,7 @@ impl Node {
             relative: false,
             valid: true,
             arm,
+            quiet: false,
         };
         self.doorbell(0, DOORBELL_EVENT_QUEUE, doorbell.encode());
     }

@@ -17,7 +17,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 /// Table entries: tag indices are from 1 to one less than this.
-pub const MAX_TAGS: u32 = 1 << 17;
+///
+/// The table grows with the highest index in use (8 bytes each) and the entries there are (see
+/// `what_a_guest_can_make_the_table_take_is_bounded`): that is all a guest can make it take.
+pub const MAX_TAGS: u32 = 1 << 20;
 /// Longest region in bytes.
 pub const MAX_REGION: u64 = 1 << 40;
 /// Most pages that `AllocateTag` may ask for.
@@ -1775,6 +1778,24 @@ mod tests {
             tpt.register_from_queue(&part(Tag::new(5, 2)), PD),
             Err(TptError::NotRegistrable)
         );
+    }
+
+    #[test]
+    fn what_a_guest_can_make_the_table_take_is_bounded() {
+        // Documentation/device/14-limits.md says how much that is in all.
+        assert!(size_of::<Entry>() <= 136, "{}", size_of::<Entry>());
+        assert_eq!(size_of::<Option<Box<Entry>>>(), 8);
+        let mut tpt = Tpt::default();
+        for index in [1, 1_000_000, MAX_TAGS - 1] {
+            tpt.register(&command(Tag::new(index, 1), 0)).unwrap();
+        }
+        assert_eq!(tpt.entries.len(), MAX_TAGS as usize);
+        assert_eq!(
+            tpt.register(&command(Tag::new(MAX_TAGS, 1), 0)),
+            Err(CommandStatus::BadNumber)
+        );
+        assert_eq!(tpt.entries.len(), MAX_TAGS as usize);
+        assert!(tpt.entry(Tag::new(1_000_000, 1)).is_ok());
     }
 
     #[test]

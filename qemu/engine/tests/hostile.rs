@@ -363,6 +363,7 @@ impl Hostile {
             relative: true,
             valid: true,
             arm: true,
+            quiet: false,
         };
         self.node.doorbell(0, DOORBELL_EVENT_QUEUE, word.encode());
     }
@@ -853,6 +854,7 @@ impl Hostile {
                 relative: random.one_in(2),
                 valid: random.one_in(2),
                 arm: random.one_in(2),
+                quiet: random.one_in(2),
             }
             .encode(),
             _ => u64::from(random.number()) | (random.nasty() << 32),

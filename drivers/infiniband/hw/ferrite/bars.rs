@@ -37,6 +37,7 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SHARED_RECEIVE
     | abi::FEATURE_FLUSH
     | abi::FEATURE_RESIZE_SRQ
     | abi::FEATURE_PORT_MTU
+    | abi::FEATURE_QUIET_COMMANDS
     | if rdma::ON_DEMAND_AVAILABLE {
         abi::FEATURE_ON_DEMAND
     } else {

@@ -5,6 +5,9 @@
 //! Each command has a slot from submission until its caller has seen the result. A slot has a
 //! completion to sleep on and room for a reply. The event of a finished command names the slot in
 //! its cookie; the rest of the cookie tells uses of the slot apart.
+//!
+//! A caller looks for its event itself for a while, as most commands are done sooner than an
+//! interrupt could say so and a sleeper could wake. Only then it sleeps, and has interrupts raised.
 
 use crate::{
     abi,
@@ -22,9 +25,11 @@ use crate::{
         Registers, //
     },
     dma_types::Reply,
+    eq::EventQueue,
     kernel_ext::{
         barrier::dma_wmb,
         completion::Completion,
+        cpu,
         errno, //
     },
 };
@@ -36,6 +41,7 @@ use kernel::{
     dma::Coherent,
     new_condvar, new_mutex,
     prelude::*,
+    processor::cpu_relax,
     sync::{
         atomic::{
             Acquire,
@@ -49,6 +55,9 @@ use kernel::{
     },
     time::{
         msecs_to_jiffies,
+        Delta,
+        Instant,
+        Monotonic,
         Msecs, //
     },
 };
@@ -60,6 +69,16 @@ const ENTRIES: usize = 1 << LOG_ENTRIES;
 const SLOTS: usize = ENTRIES - 1;
 const SLOT_BITS: u32 = 8;
 const _: () = assert!(SLOTS <= 1 << SLOT_BITS && LOG_ENTRIES <= abi::CQP_MAX_LOG_ENTRIES);
+
+/// Base-2 logarithm of the entries of the control event queue: room for an answer to each command
+/// in flight, and for the few other events of that queue.
+const EVENTS_LOG_ENTRIES: u8 = 8;
+const _: () = assert!(EVENTS_LOG_ENTRIES > LOG_ENTRIES);
+/// There is always a first vector; nothing else is sure.
+const EVENTS_VECTOR: u16 = 0;
+
+/// How long to look for an answer before sleeping, as long as nobody else wants the processor.
+const PATIENCE: Delta = Delta::from_micros(200);
 
 /// How often to look whether a device is alive that does not answer.
 const LOOK: Msecs = 1_000;
@@ -76,6 +95,8 @@ pub(crate) struct Bars<'a> {
     pub(crate) doorbells: &'a Doorbells,
     /// Read only when the device does not answer.
     pub(crate) registers: &'a Registers,
+    /// What is done about an event of the control event queue.
+    pub(crate) dispatch: &'a dyn Fn(&EventEntry),
 }
 
 /// Which slots are free, and how the next use of each is called.
@@ -151,6 +172,8 @@ pub(crate) struct Cqp {
     ring: Coherent<[CommandEntry]>,
     /// One per slot; the device's while the slot's command is in flight.
     replies: Coherent<[Reply]>,
+    /// Where the device tells that commands are done.
+    events: Arc<EventQueue>,
     slots: KVec<Arc<Slot>>,
     dead: Atomic<u32>,
     #[pin]
@@ -160,11 +183,15 @@ pub(crate) struct Cqp {
 }
 
 impl Cqp {
-    /// Makes the ring; the device learns of it by the boot block.
+    /// Makes the ring and event queue 0; the device learns of them by the boot block.
     pub(crate) fn new<'a>(dev: &'a Device<Bound>) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
             ring: Coherent::zeroed_slice(dev, ENTRIES, GFP_KERNEL)?,
             replies: Coherent::zeroed_slice(dev, SLOTS, GFP_KERNEL)?,
+            events: Arc::pin_init(
+                EventQueue::new(dev, abi::EQ_CONTROL, EVENTS_VECTOR, EVENTS_LOG_ENTRIES),
+                GFP_KERNEL
+            )?,
             slots: {
                 let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
                 for _ in 0..SLOTS {
@@ -186,6 +213,11 @@ impl Cqp {
         self.ring.dma_handle()
     }
 
+    /// The control event queue.
+    pub(crate) fn events(&self) -> &Arc<EventQueue> {
+        &self.events
+    }
+
     /// Whether commands are refused.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Acquire) != 0
@@ -204,7 +236,7 @@ impl Cqp {
         first
     }
 
-    /// Takes the event of a finished command. Runs in the interrupt.
+    /// Takes the event of a finished command. May be called from any context.
     pub(crate) fn finished(&self, event: &EventEntry) {
         let Some(slot) = self.slots.get(slot_of(event.id)) else {
             return;
@@ -265,14 +297,32 @@ impl Cqp {
         Ok(index)
     }
 
-    /// Sleeps until the command in `index` is done, or the device is not `alive`.
-    fn wait(&self, index: usize, alive: impl Fn() -> bool) -> Result<u64> {
+    /// Looks for the answer to the command in `slot` for a while; returns whether it came.
+    fn look_for_answer(&self, slot: &Slot, bars: Bars<'_>) -> bool {
+        let start = Instant::<Monotonic>::now();
+        loop {
+            self.events.poll(bars.doorbells, bars.dispatch);
+            if slot.done.try_wait() {
+                return true;
+            }
+            if cpu::need_resched() || start.elapsed() > PATIENCE {
+                return false;
+            }
+            cpu_relax();
+        }
+    }
+
+    /// Waits until the command in `index` is done, or the device is not alive. Sleeps.
+    fn wait(&self, index: usize, bars: Bars<'_>) -> Result<u64> {
         let slot = self.slots.get(index).ok_or(EINVAL)?;
-        let in_time = wait_while(
-            LOOKS,
-            || slot.done.wait_timeout(msecs_to_jiffies(LOOK)),
-            alive,
-        );
+        let sleep = || {
+            wait_while(
+                LOOKS,
+                || slot.done.wait_timeout(msecs_to_jiffies(LOOK)),
+                || bars.registers.is_running(),
+            )
+        };
+        let in_time = self.look_for_answer(slot, bars) || self.events.sleep(bars.doorbells, sleep);
         match slot.status.load(Acquire) {
             PENDING if in_time => Err(EIO),
             PENDING => Err(ETIMEDOUT),
@@ -299,7 +349,7 @@ impl Cqp {
         reply: Option<fn(&Reply) -> R>,
     ) -> Result<(u64, Option<R>)> {
         let index = self.submit(bars, opcode, payload, reply.is_some())?;
-        let result = self.wait(index, || bars.registers.is_running());
+        let result = self.wait(index, bars);
         if matches!(result, Err(error) if error == ETIMEDOUT) {
             // The device may yet write to the slot: it is not used again.
             return Err(ETIMEDOUT);

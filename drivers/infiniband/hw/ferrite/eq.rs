@@ -33,6 +33,7 @@ use kernel::{
     prelude::*,
     sync::atomic::{
         Atomic,
+        Full,
         Relaxed, //
     },
 };
@@ -61,6 +62,11 @@ impl Slots for Coherent<[EventEntry]> {
 pub(crate) struct Consumer {
     /// Entries consumed, free-running.
     index: u32,
+    /// What the device was told of that.
+    told: u32,
+    /// Entries were consumed by a look of [`EventQueue::poll`] since the queue was armed: the
+    /// interrupt that they raised may find nothing.
+    polled: bool,
     log_entries: u8,
 }
 
@@ -69,6 +75,8 @@ impl Consumer {
     pub(crate) const fn new(log_entries: u8) -> Self {
         Self {
             index: 0,
+            told: 0,
+            polled: false,
             log_entries,
         }
     }
@@ -92,15 +100,37 @@ impl Consumer {
         consumed
     }
 
-    /// The doorbell that tells how far the driver is, and arms.
-    pub(crate) fn rearm(&self, eqn: u16) -> EventDoorbell {
+    /// The doorbell that tells how far the driver is, and arms: with `quiet`, not for answers to
+    /// commands.
+    pub(crate) fn rearm(&mut self, eqn: u16, quiet: bool) -> EventDoorbell {
+        self.told = self.index;
+        self.polled = false;
         EventDoorbell {
             eqn,
             read_index: self.index,
             relative: false,
             valid: true,
             arm: true,
+            quiet,
         }
+    }
+
+    /// Notes that entries were consumed without an interrupt. Returns a doorbell where it is time
+    /// to tell how far the driver is.
+    fn note_polled(&mut self, eqn: u16) -> Option<EventDoorbell> {
+        self.polled = true;
+        if self.index.wrapping_sub(self.told) < (1 << self.log_entries) / 2 {
+            return None;
+        }
+        self.told = self.index;
+        Some(EventDoorbell {
+            eqn,
+            read_index: self.index,
+            relative: false,
+            valid: true,
+            arm: false,
+            quiet: false,
+        })
     }
 }
 
@@ -113,6 +143,10 @@ pub(crate) struct EventQueue {
     ring: Coherent<[EventEntry]>,
     #[pin]
     consumer: IrqSpinLock<Consumer>,
+    /// The queue may be armed without regard to answers to commands.
+    may_be_quiet: Atomic<u32>,
+    /// Those who sleep until an answer to a command raises the interrupt.
+    sleepers: Atomic<u32>,
     events: Atomic<u64>,
     interrupts: Atomic<u64>,
 }
@@ -132,6 +166,8 @@ impl EventQueue {
             number,
             vector,
             log_entries,
+            may_be_quiet: Atomic::new(0),
+            sleepers: Atomic::new(0),
             events: Atomic::new(0),
             interrupts: Atomic::new(0),
         })
@@ -183,30 +219,71 @@ impl EventQueue {
         }
     }
 
-    /// Arms the queue for the first time.
+    /// From now on answers to commands raise interrupts only while somebody sleeps until one
+    /// comes ([`EventQueue::sleep`]).
+    pub(crate) fn keep_quiet(&self) {
+        self.may_be_quiet.store(1, Relaxed);
+    }
+
+    /// Whether the queue is to be armed quietly: to be asked with the lock held, as a sleeper is
+    /// counted before it takes the lock to arm.
+    fn quiet(&self) -> bool {
+        self.may_be_quiet.load(Relaxed) != 0 && self.sleepers.load(Relaxed) == 0
+    }
+
+    /// Arms the queue.
     pub(crate) fn arm(&self, doorbells: &Doorbells) {
-        let consumer = self.consumer.lock();
-        doorbells.event_queue(consumer.rearm(self.number));
+        let mut consumer = self.consumer.lock();
+        doorbells.event_queue(consumer.rearm(self.number, self.quiet()));
+    }
+
+    /// Runs `wait` while every event raises the interrupt, those included that are there already.
+    pub(crate) fn sleep<T>(&self, doorbells: &Doorbells, wait: impl FnOnce() -> T) -> T {
+        // Before the lock is taken: whoever arms later sees it.
+        self.sleepers.fetch_add(1, Full);
+        self.arm(doorbells);
+        let result = wait();
+        self.sleepers.fetch_sub(1, Full);
+        result
+    }
+
+    /// Consumes what is there without waiting for the interrupt. May be called from any context.
+    #[inline]
+    pub(crate) fn poll(&self, doorbells: &Doorbells, each: impl FnMut(&EventEntry)) {
+        let mut consumer = self.consumer.lock();
+        let consumed = consumer.drain(&self.ring, each);
+        if consumed == 0 {
+            return;
+        }
+        if let Some(doorbell) = consumer.note_polled(self.number) {
+            doorbells.event_queue(doorbell);
+        }
+        self.count(consumed, 0);
     }
 
     /// Serves the queue in its interrupt: consumes what is there, then arms with one write.
     ///
-    /// A queue with nothing in it is still armed, and is left alone: it shares its vector with
-    /// the one that interrupted.
+    /// A queue with nothing in it, out of which nothing was taken since it was armed, is still
+    /// armed, and is left alone: it shares its vector with the one that interrupted.
     #[inline]
     pub(crate) fn service(&self, doorbells: &Doorbells, each: impl FnMut(&EventEntry)) -> bool {
         let mut consumer = self.consumer.lock();
         let consumed = consumer.drain(&self.ring, each);
-        if consumed == 0 {
+        if consumed == 0 && !consumer.polled {
             return false;
         }
-        doorbells.event_queue(consumer.rearm(self.number));
-        // Only the holder of the lock writes these.
-        let events = self.events.load(Relaxed);
-        self.events.store(events + u64::from(consumed), Relaxed);
-        self.interrupts
-            .store(self.interrupts.load(Relaxed) + 1, Relaxed);
+        doorbells.event_queue(consumer.rearm(self.number, self.quiet()));
+        self.count(consumed, 1);
         true
+    }
+
+    /// Counts; only the holder of the lock does.
+    #[inline]
+    fn count(&self, events: u32, interrupts: u64) {
+        let sum = self.events.load(Relaxed) + u64::from(events);
+        self.events.store(sum, Relaxed);
+        let sum = self.interrupts.load(Relaxed) + interrupts;
+        self.interrupts.store(sum, Relaxed);
     }
 }
 
@@ -283,7 +360,7 @@ mod tests {
             // The ring has wrapped: old entries must not be seen again.
             assert_eq!(consumer.drain(&memory, |_| {}), 0);
         }
-        assert_eq!(consumer.rearm(3).read_index, 80);
+        assert_eq!(consumer.rearm(3, false).read_index, 80);
         Ok(())
     }
 
@@ -299,9 +376,34 @@ mod tests {
             }
         });
         assert_eq!(consumed, 2);
-        let doorbell = consumer.rearm(2);
+        let doorbell = consumer.rearm(2, false);
         assert_eq!(doorbell.read_index, 2);
-        assert!(doorbell.arm && doorbell.valid && !doorbell.relative);
+        assert!(doorbell.arm && doorbell.valid && !doorbell.relative && !doorbell.quiet);
+        assert!(consumer.rearm(2, true).quiet);
+        Ok(())
+    }
+
+    #[test]
+    fn a_poller_tells_how_far_it_is_now_and_then_and_never_arms() -> Result {
+        let memory = Memory::new(16)?;
+        let mut consumer = Consumer::new(4);
+        let mut told = KVec::new();
+        for round in 0..20u32 {
+            memory.put(round as usize % 16, round);
+            assert_eq!(consumer.drain(&memory, |_| {}), 1);
+            if let Some(doorbell) = consumer.note_polled(0) {
+                assert!(doorbell.valid && !doorbell.arm);
+                told.push(doorbell.read_index, GFP_KERNEL)?;
+            }
+            assert!(consumer.polled);
+        }
+        assert_eq!(told.as_slice(), [8u32, 16].as_slice());
+        // Arming tells too.
+        assert_eq!(consumer.rearm(0, true).read_index, 20);
+        assert!(!consumer.polled);
+        memory.put(4, 1);
+        consumer.drain(&memory, |_| {});
+        assert!(consumer.note_polled(0).is_none());
         Ok(())
     }
 

@@ -28,8 +28,8 @@ use kernel::{
     sync::Arc, //
 };
 
-/// Base-2 logarithm of the entries of the control and asynchronous event queues.
-const FIXED_LOG_ENTRIES: u8 = 8;
+/// Base-2 logarithm of the entries of the asynchronous event queue.
+const ASYNC_LOG_ENTRIES: u8 = 8;
 /// Base-2 logarithm of the entries of a completion handler's event queue.
 const HANDLER_LOG_ENTRIES: u8 = 12;
 
@@ -92,9 +92,10 @@ impl Interrupts {
         let vectors = Arc::new(vectors, GFP_KERNEL)?;
 
         let mut queues = KVec::with_capacity(wanted as usize, GFP_KERNEL)?;
-        for eqn in 0..wanted as u16 {
+        queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
+        for eqn in abi::EQ_ASYNC..wanted as u16 {
             let log_entries = if eqn < abi::EQ_FIRST_HANDLER {
-                FIXED_LOG_ENTRIES
+                ASYNC_LOG_ENTRIES
             } else {
                 HANDLER_LOG_ENTRIES
             };

@@ -142,34 +142,36 @@ impl Hardware {
         }
     }
 
-    fn bars(&self) -> Bars<'_> {
-        Bars {
+    /// Calls `give` with what giving a command needs.
+    fn command<T>(&self, give: impl FnOnce(Bars<'_>) -> Result<T>) -> Result<T> {
+        give(Bars {
             doorbells: &self.doorbells,
             registers: &self.registers,
-        }
+            dispatch: &|event| self.dispatch(event),
+        })
     }
 
     /// Runs a command. Sleeps.
     pub(crate) fn execute<C: Command>(&self, command: &C) -> Result {
-        let result = self.cqp.execute(self.bars(), command);
+        let result = self.command(|bars| self.cqp.execute(bars, command));
         self.check(C::OPCODE, result).map(|_| ())
     }
 
     /// Runs a command whose payload more than one opcode takes. Sleeps.
     pub(crate) fn execute_as<P: Plain>(&self, opcode: CommandOpcode, payload: &P) -> Result {
-        let result = self.cqp.execute_as(self.bars(), opcode, payload);
+        let result = self.command(|bars| self.cqp.execute_as(bars, opcode, payload));
         self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a command about one object. Sleeps.
     pub(crate) fn execute_on(&self, opcode: CommandOpcode, number: u32) -> Result {
-        let result = self.cqp.execute_on(self.bars(), opcode, number);
+        let result = self.command(|bars| self.cqp.execute_on(bars, opcode, number));
         self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a query about one object (or none: 0). Sleeps.
     pub(crate) fn query<R: Plain>(&self, opcode: CommandOpcode, number: u32) -> Result<R> {
-        let result = self.cqp.query(self.bars(), opcode, number);
+        let result = self.command(|bars| self.cqp.query(bars, opcode, number));
         self.check(opcode, result)
     }
 
@@ -241,7 +243,7 @@ impl Hardware {
         self.ensure_quiet();
     }
 
-    /// Acts on an event. Runs in the interrupt.
+    /// Acts on an event. Runs in the interrupt, or with interrupts off.
     #[inline]
     pub(crate) fn dispatch(&self, event: &EventEntry) {
         match EventCode::from_number(event.code) {

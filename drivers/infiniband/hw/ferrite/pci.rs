@@ -69,13 +69,8 @@ pub(crate) struct BoundDevice {
 }
 
 /// Gives the device its control ring and event queue 0, and starts it.
-fn start(
-    pdev: &pci::Device<Bound>,
-    hw: &Arc<Hardware>,
-    identity: &Identity,
-    interrupts: &Interrupts,
-) -> Result<Started> {
-    let eq0 = interrupts.queues().first().ok_or(EINVAL)?;
+fn start(pdev: &pci::Device<Bound>, hw: &Arc<Hardware>, identity: &Identity) -> Result<Started> {
+    let eq0 = hw.cqp.events();
     let mut boot: CoherentBox<BootBlock> = CoherentBox::zeroed(pdev.as_ref(), GFP_KERNEL)?;
     *boot = BootBlock {
         cqp_ring: hw.cqp.dma_address(),
@@ -90,6 +85,9 @@ fn start(
     // From here on the device may touch memory: reset it, whatever happens.
     let started = Started { hw: hw.clone() };
     hw.registers.enable(identity.features, boot.dma_handle())?;
+    if identity.features & abi::FEATURE_QUIET_COMMANDS != 0 {
+        eq0.keep_quiet();
+    }
     eq0.arm(&hw.doorbells);
     Ok(started)
 }
@@ -114,7 +112,7 @@ impl pci::Driver for FerriteDriver {
         let identity = hw.registers.identify()?;
         hw.set_link(identity.link_up);
         let interrupts = Interrupts::new(pdev, &hw, identity.vectors)?;
-        let started = start(pdev, &hw, &identity, &interrupts)?;
+        let started = start(pdev, &hw, &identity)?;
 
         let ferrite = Ferrite::new(&hw, identity, interrupts.queues())?;
         let info = DeviceInfo {
