@@ -373,7 +373,8 @@ impl FerriteMr {
     pub(crate) fn change(mr: &Mr<Ferrite>, change: &RegionChange<'_, Ferrite>) -> Result {
         let dev = mr.device();
         let (Memory::User(state), Some(tag)) = (&mr.memory, &mr.tag) else {
-            return Err(EINVAL);
+            // Memory whose pages come and go, or of the device, stays what it is.
+            return Err(errno::eopnotsupp());
         };
         let tag = tag.get().0;
         let mut state = state.lock();

@@ -108,6 +108,9 @@ fn surprise_removal(cluster: &Cluster) -> Result<()> {
     wait_listening(two, 18520)?;
     let client = one.spawn(&format!("{DEVICE_AND_GID} {program} {}", two.ip()), time)?;
     super::faults::wait_for_traffic(cluster, 1)?;
+    // One that always has page faults under way, too.
+    let paging = two.spawn("exec verbs-check run removal >/run/paging 2>&1", time)?;
+    two.wait_for("grep -q ready /run/paging", Duration::from_secs(60))?;
     cluster.kill_device(2);
     let outcome = client.wait()?;
     let said = format!("{}{}", outcome.out, outcome.err);
@@ -118,6 +121,9 @@ fn surprise_removal(cluster: &Cluster) -> Result<()> {
     server.signal(libc::SIGKILL)?;
     two.wait_for("! pgrep ib_write_bw", Duration::from_secs(90))
         .context("the program cannot be ended")?;
+    paging.signal(libc::SIGKILL)?;
+    two.wait_for("! pgrep verbs-check", Duration::from_secs(90))
+        .context("the program with page faults cannot be ended")?;
     let devinfo = two.run("timeout 60 ibv_devinfo -v", Duration::from_secs(70))?;
     if devinfo.timed_out || devinfo.code == 124 {
         bail!("ibv_devinfo hangs on a device that is gone");

@@ -13,7 +13,7 @@ use crate::bench::status_name;
 use crate::expect;
 use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
-use crate::verbs::{Buffer, BufferKind, Context, Errno, Options};
+use crate::verbs::{Buffer, BufferKind, Change, Context, Errno, Options};
 use std::rc::Rc;
 
 type Body = fn(&Rig) -> Check;
@@ -66,12 +66,21 @@ pub fn run(options: &Options, report: &mut Report) {
 pub fn removal(options: &Options) -> Check {
     let rig = Rig::new(options)?;
     let pair = rig.pair()?;
+    let lazy = rig.on_demand()?;
     println!("ready for the device to go");
     let deadline = Instant::now() + PATIENCE;
     // Work goes on until the event tells that it cannot.
     let fatal = loop {
         // Posts and completions may fail from now on, but not hang or crash.
         let _ = rig.write(pair.a, 64);
+        if let Some((buffer, mr)) = &lazy {
+            // Each of these waits for a page, so that the device is likely to go meanwhile.
+            buffer
+                .change(Change::Discard, 0, LENGTH)
+                .map_err(|errno| format!("madvise: {errno}"))?;
+            // SAFETY: the region lives.
+            let _ = rig.write_to(pair.a, 64, buffer.address(), unsafe { (**mr).rkey });
+        }
         let _ = rig.poll(pair.cq);
         match rig.context.async_event(Duration::from_millis(1)) {
             Ok(Some((IBV_EVENT_DEVICE_FATAL, _))) => break true,
@@ -108,7 +117,7 @@ pub fn removal(options: &Options) -> Check {
             ibv_destroy_qp(pair.a),
             ibv_destroy_qp(pair.b),
             ibv_destroy_cq(pair.cq),
-            ibv_dereg_mr(rig.mr),
+            lazy.as_ref().map_or(0, |(_, mr)| ibv_dereg_mr(*mr)) | ibv_dereg_mr(rig.mr),
             ibv_dealloc_pd(rig.pd),
         )
     };
@@ -182,6 +191,20 @@ impl Rig {
             mr,
             buffer,
         })
+    }
+
+    /// Memory and a region whose pages come and go, where the device has such.
+    fn on_demand(&self) -> Check<Option<(Rc<Buffer>, *mut ibv_mr)>> {
+        let buffer = Buffer::new(LENGTH, BufferKind::Plain)
+            .map_err(|errno| format!("no memory: {errno}"))?;
+        let address = buffer.address() as *mut _;
+        let access = RIGHTS & !IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND;
+        // SAFETY: the domain lives, and the memory as long as the caller uses the region.
+        let mr = unsafe { ibv_reg_mr(self.pd, address, LENGTH, access as i32) };
+        if mr.is_null() && errno() == libc::EOPNOTSUPP {
+            return Ok(None);
+        }
+        Ok(Some((buffer, made(mr, "ibv_reg_mr on demand")?)))
     }
 
     fn raw(&self) -> *mut ibv_context {
@@ -743,6 +766,28 @@ fn rereg(rig: &Rig) -> Check {
     rig.ends(pair.cq, IBV_WC_SUCCESS, "a write after all was changed")?;
     rig.write_to(pair.a, 64, other.address() + 16384, key(mr))?;
     refused(rig, &pair, "a write past the new memory")?;
+    // SAFETY: the region lives and is not used afterwards.
+    well(unsafe { ibv_dereg_mr(mr) }, "ibv_dereg_mr")?;
+
+    // A region whose pages come and go stays what it is.
+    let Some((_buffer, mr)) = rig.on_demand()? else {
+        return Ok(());
+    };
+    for (flags, access) in [
+        (IBV_REREG_MR_CHANGE_TRANSLATION, 0),
+        (IBV_REREG_MR_CHANGE_PD, 0),
+        (IBV_REREG_MR_CHANGE_ACCESS, RIGHTS as i32),
+    ] {
+        let address = other.address() as *mut _;
+        // SAFETY: all objects and the memory live.
+        let result = unsafe { ibv_rereg_mr(mr, flags as i32, rig.pd, address, 8192, access) };
+        let why = errno();
+        expect!(
+            (result, why),
+            (IBV_REREG_MR_ERR_CMD, libc::EOPNOTSUPP),
+            "ibv_rereg_mr of memory on demand, flags {flags}"
+        );
+    }
     // SAFETY: the region lives and is not used afterwards.
     well(unsafe { ibv_dereg_mr(mr) }, "ibv_dereg_mr")
 }
