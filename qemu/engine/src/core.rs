@@ -422,13 +422,14 @@ impl Core {
         }
         let length = bytes.len();
         for_pieces(request.sges(), offset, length, |sge, within, range| {
-            let span = self.check_sge(sge, domain, LocalAccess::Read)?;
-            self.tpt.read(memory, &span, within, &mut bytes[range])
+            let span = self.check_piece(sge, within, range.len(), domain, LocalAccess::Read)?;
+            self.tpt.read(memory, &span, 0, &mut bytes[range])
         })
     }
 
     /// Copies `bytes` to bytes `offset..` of what scatter/gather entries describe (those of a
-    /// receive, a read or an atomic), with the checks of each entry touched.
+    /// receive, a read or an atomic), with the checks of what is touched of each entry. Nothing is
+    /// copied unless all of it may be.
     pub fn scatter<M: HostMemory + ?Sized>(
         &self,
         memory: &M,
@@ -437,9 +438,17 @@ impl Core {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), TptError> {
+        let check = |sge: &Sge, within, length| {
+            self.check_piece(sge, within, length, domain, LocalAccess::Write)
+        };
+        if sges.len() > 1 {
+            for_pieces(sges, offset, bytes.len(), |sge, within, range| {
+                check(sge, within, range.len()).map(|_| ())
+            })?;
+        }
         for_pieces(sges, offset, bytes.len(), |sge, within, range| {
-            let span = self.check_sge(sge, domain, LocalAccess::Write)?;
-            self.tpt.write(memory, &span, within, &bytes[range])
+            let span = check(sge, within, range.len())?;
+            self.tpt.write(memory, &span, 0, &bytes[range])
         })
     }
 
@@ -454,8 +463,9 @@ impl Core {
         length: usize,
     ) -> Result<(), TptError> {
         for_pieces(sges, offset, length, |sge, within, range| {
-            let span = self.check_sge(sge, domain, LocalAccess::Write)?;
-            self.tpt.probe(memory, &span, within, range.len(), true)
+            let length = range.len();
+            let span = self.check_piece(sge, within, length, domain, LocalAccess::Write)?;
+            self.tpt.probe(memory, &span, 0, length, true)
         })
     }
 
@@ -475,26 +485,37 @@ impl Core {
         outcome
     }
 
-    /// Checks every entry that has bytes, before anything is sent or asked of a peer.
+    /// Checks every entry that has bytes, before anything is sent or asked of a peer. Not for
+    /// receives, of which a message may need less than there is.
     pub fn check_sges(
         &self,
         domain: Domain,
         sges: &[Sge],
         access: LocalAccess,
     ) -> Result<(), TptError> {
-        sges.iter()
-            .try_for_each(|sge| self.check_sge(sge, domain, access).map(|_| ()))
+        sges.iter().try_for_each(|sge| {
+            self.check_piece(sge, 0, sge.length as usize, domain, access)
+                .map(|_| ())
+        })
     }
 
-    fn check_sge(
+    /// Checks the `length` bytes from byte `within` of an entry.
+    fn check_piece(
         &self,
         sge: &Sge,
+        within: u64,
+        length: usize,
         domain: Domain,
         access: LocalAccess,
     ) -> Result<crate::tpt::Span, TptError> {
-        let length = u64::from(sge.length);
-        self.tpt
-            .check_local(sge.lkey, sge.address, length, domain, access)
+        let address = sge.address.checked_add(within);
+        self.tpt.check_local(
+            sge.lkey,
+            address.ok_or(TptError::OutOfBounds)?,
+            length as u64,
+            domain,
+            access,
+        )
     }
 
     /// Takes the next entry of `qp`'s receive queue, or of the shared one: `srqn` with extended

@@ -247,6 +247,54 @@ fn a_receive_with_a_wrong_key_fails_at_both_ends() {
     );
 }
 
+/// Programs post receives that are longer than what they expect, past the end of their memory.
+#[test]
+fn a_receive_is_checked_as_far_as_its_message_goes() {
+    let wrong = Sge {
+        address: u64::MAX,
+        length: 1000,
+        lkey: 0x9901,
+    };
+    // Every bench has the same region.
+    let region = bench().b;
+    let end = region.length - 100;
+    let good = [
+        (vec![region.sge(end, 4096)], SendOpcode::Send, 100),
+        (vec![region.sge(0, 1500), wrong], SendOpcode::Send, 1500),
+        (vec![wrong], SendOpcode::Send, 0),
+        (vec![wrong], SendOpcode::WriteImmediate, 100),
+    ];
+    for (receive, opcode, length) in good {
+        let mut bench = bench();
+        bench.pair.b.post_recv(QPN_B, &receive);
+        let mut work = SendWork::new(opcode, &[bench.a.sge(0, length)]);
+        if opcode == SendOpcode::WriteImmediate {
+            work = work.remote(bench.b.address, bench.b.tag);
+        }
+        bench.pair.a.post_send(QPN_A, &work);
+        bench.pair.run();
+        assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
+        assert_eq!(bench.responder(), (ReadyToSend, vec![Success], vec![]));
+    }
+    // One byte more, in the same packet: nothing of that packet is placed.
+    for receive in [
+        vec![region.sge(end, 4096)],
+        vec![region.sge(end, 100), wrong],
+    ] {
+        let mut bench = bench();
+        bench.pair.b.fill(&bench.b, end, &[0x5a; 100]);
+        bench.pair.a.fill(&bench.a, 0, &[0xa5; 101]);
+        bench.pair.b.post_recv(QPN_B, &receive);
+        let work = send(&bench.a, 101);
+        bench.fails_with(&work, CompletionStatus::RemoteOperation);
+        assert_eq!(
+            bench.responder(),
+            (Error, vec![CompletionStatus::LocalProtection], vec![])
+        );
+        assert_eq!(bench.pair.b.contents(&bench.b, end, 100), [0x5a; 100]);
+    }
+}
+
 #[test]
 fn a_message_longer_than_allowed_is_refused_before_anything_is_sent() {
     let mut bench = bench();

@@ -18,7 +18,7 @@ use crate::roce::{
     psn_add, psn_diff, Aeth, AtomicAckEth, Bth, NakCode, Opcode, Operation, Packet, Position,
     Syndrome, CREDIT_UNLIMITED,
 };
-use crate::tpt::{Arrival, AtomicOperation, Holder, LocalAccess, RemoteAccess, Span, TptError};
+use crate::tpt::{Arrival, AtomicOperation, Holder, RemoteAccess, Span, TptError};
 use ferrite_abi::{
     CompletionOpcode, CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State,
     ACCESS_FLUSH_GLOBAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
@@ -561,13 +561,8 @@ fn take_receive(
     qp.transport.responder.taken =
         !matches!(taken, Ok(false) | Err(crate::queue::QueueError::Producer));
     let checked = match taken {
-        Ok(true) => core
-            .check_sges(receive.domain, receive.sges(), LocalAccess::Write)
-            .map_err(|error| Refusal::Receive {
-                status: CompletionStatus::LocalProtection,
-                detail: error.detail(),
-                code: NakCode::RemoteOperation,
-            }),
+        // Its memory is checked as far as the message goes, when it goes there.
+        Ok(true) => Ok(()),
         Ok(false) => Err(Refusal::NotReady),
         Err(crate::queue::QueueError::Producer) => Err(Refusal::Failed),
         Err(error) => Err(Refusal::Receive {

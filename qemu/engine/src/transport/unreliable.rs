@@ -343,8 +343,7 @@ fn place(
     if length as u64 <= receive.capacity {
         let sges = receive.sges();
         let placed = core
-            .check_sges(receive.domain, sges, LocalAccess::Write)
-            .and_then(|()| core.scatter(&*host, receive.domain, sges, 0, &header))
+            .scatter(&*host, receive.domain, sges, 0, &header)
             .and_then(|()| {
                 let at = HEADER_AREA as u64;
                 core.scatter(&*host, receive.domain, sges, at, packet.payload)
