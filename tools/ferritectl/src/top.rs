@@ -203,6 +203,22 @@ fn page(change: &Value) -> String {
     out
 }
 
+/// Rows of the terminal that a descriptor is, if it says.
+fn rows(fd: libc::c_int) -> Option<usize> {
+    // SAFETY: all-zero is a valid `winsize`, and it is filled in before use.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: the request fills in the `winsize` it is given, a live local.
+    let result = unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &mut size) };
+    (result == 0 && size.ws_row > 0).then_some(size.ws_row.into())
+}
+
+/// A page over the last one on a terminal: from its first row on, each line with the rest of the
+/// old one cleared, then all below. No more than fits, or the first rows would scroll away.
+fn over_the_last(page: &str, rows: Option<usize>) -> String {
+    let lines: Vec<&str> = page.lines().take(rows.unwrap_or(usize::MAX)).collect();
+    format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n"))
+}
+
 /// Shows what happens every `interval`, `count` times or until the user ends it.
 pub fn run(
     device: &Device<'_>,
@@ -225,9 +241,7 @@ pub fn run(
         let text = if as_json {
             format!("{change}\n")
         } else if live {
-            // Home, each line with the rest of the old one cleared, then all below.
-            let page = page(&change).replace('\n', "\x1b[K\n");
-            format!("\x1b[H{page}\x1b[J")
+            over_the_last(&page(&change), rows(out.as_raw_fd()))
         } else {
             page(&change) + "\n"
         };
@@ -244,6 +258,10 @@ pub fn run(
         }
         shown += 1;
         before = after;
+    }
+    if live && shown > 0 {
+        // The shell's next line below the page.
+        let _ = out.write_all(b"\r\n").and_then(|()| out.flush());
     }
     Ok(())
 }
@@ -278,6 +296,16 @@ mod tests {
             "{page}"
         );
         assert!(page.contains("tpt"), "{page}");
+    }
+
+    #[test]
+    fn a_page_fits_its_terminal() {
+        let page = "one\ntwo\n\nfour\n";
+        assert_eq!(
+            over_the_last(page, Some(3)),
+            "\x1b[Hone\x1b[K\r\ntwo\x1b[K\r\n\x1b[K\x1b[J"
+        );
+        assert!(over_the_last(page, None).ends_with("four\x1b[K\x1b[J"));
     }
 
     #[test]

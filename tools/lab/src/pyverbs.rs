@@ -2,19 +2,20 @@
 //! `make pyverbs`: the tests that rdma-core brings along, on the device in a VM.
 //!
 //! The suite is that of the rdma-core source package whose libraries the guests have. All its
-//! traffic is loopback, so one VM does. Each test module has its own process; one that dies or
-//! hangs costs the test it was at, and the rest of the module runs in a new one. Results are what
-//! the runner prints for each test: exit codes mean nothing here, because some of the libraries
-//! the suite loads crash on their way out.
+//! traffic is loopback, so one VM does; as a part of `make test` its modules are spread over two.
+//! Each test module has its own process; one that dies or hangs costs the test it was at, and the
+//! rest of the module runs in a new one. Results are what the runner prints for each test: exit
+//! codes mean nothing here, because some of the libraries the suite loads crash on their way out.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 
 use crate::cache::artifact;
 use crate::cluster::{Cluster, Options as ClusterOptions, RunDir};
@@ -40,6 +41,8 @@ const PLACE: &str = "/var/tmp/rdma-core";
 const OTHERS: &[&str] = &["test_mlx5_", "test_efa"];
 /// Time for one test; its process is ended after it.
 const TEST_SECONDS: u64 = 60;
+/// Tests of the suite that have to pass in all.
+const AT_LEAST: usize = 150;
 /// Time for one module's process.
 const MODULE: Duration = Duration::from_secs(420);
 
@@ -397,12 +400,87 @@ fn end(text: &str, count: usize) -> String {
     all[all.len().saturating_sub(count)..].join("\n")
 }
 
+/// Fetches the suite into the cache.
+pub fn prepare() -> Result<()> {
+    suite().map(|_| ())
+}
+
+/// The list of the project.
+fn allowed() -> Result<Allowed> {
+    let list = Path::new(PROJECT).join(SKIPS);
+    Allowed::parse(
+        &fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?,
+    )
+}
+
+/// Makes a guest ready for the suite.
+fn set_up(vm: &Vm, suite: &Path) -> Result<()> {
+    install(vm, suite)?;
+    // Some tests want huge pages.
+    vm.sh("echo 24 >/proc/sys/vm/nr_hugepages")?;
+    Ok(())
+}
+
+/// The whole suite as one of the project's own tests, its modules spread over all machines.
+pub fn on_all(cluster: &Cluster) -> Result<()> {
+    let allowed = allowed()?;
+    let suite = suite()?;
+    let left = Mutex::new(modules(&suite)?);
+    let results = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| -> Result<()> {
+        let machines: Vec<_> = cluster
+            .vms
+            .iter()
+            .map(|vm| {
+                scope.spawn(|| -> Result<()> {
+                    set_up(vm, &suite)?;
+                    loop {
+                        let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                        let Some(module) = next else { break };
+                        let mut of_module = BTreeMap::new();
+                        run_module(vm, &module, "", &mut of_module)?;
+                        results
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .append(&mut of_module);
+                    }
+                    vm.sh("echo 0 >/proc/sys/vm/nr_hugepages")?;
+                    Ok(())
+                })
+            })
+            .collect();
+        for machine in machines {
+            machine
+                .join()
+                .map_err(|_| anyhow!("the thread of a machine panicked"))??;
+        }
+        Ok(())
+    })?;
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let summary = summarize(&results, &allowed);
+    let mut text = String::new();
+    for (test, why) in &summary.failed {
+        let _ = writeln!(text, "{test}: {why}");
+    }
+    for test in &summary.stale {
+        let _ = writeln!(text, "{test} passes, but is listed in {SKIPS}: remove it");
+    }
+    if summary.passed < AT_LEAST {
+        let _ = writeln!(text, "{} tests passed, not {AT_LEAST}", summary.passed);
+    }
+    if !text.is_empty() {
+        bail!("{text}");
+    }
+    println!(
+        "          {} passed, {} skipped",
+        summary.passed, summary.skipped
+    );
+    Ok(())
+}
+
 /// Runs the suite; false when something failed.
 pub fn run(options: &Options) -> Result<bool> {
-    let list = Path::new(PROJECT).join(SKIPS);
-    let allowed = Allowed::parse(
-        &fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?,
-    )?;
+    let allowed = allowed()?;
     let flavour = if options.test_kernel {
         Flavour::Test
     } else {
@@ -449,9 +527,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let vm = cluster.vms.first().context("no VM")?;
     vm.sh(LOAD_DRIVER)?;
     wait_active(vm)?;
-    install(vm, &suite)?;
-    // Some tests want huge pages.
-    vm.sh("echo 24 >/proc/sys/vm/nr_hugepages")?;
+    set_up(vm, &suite)?;
 
     let mut results = BTreeMap::new();
     let mut broken = Vec::new();

@@ -49,6 +49,7 @@ pub fn prepare_all() -> Result<()> {
     guest::image()?;
     kernel::stock()?;
     kernel::test()?;
+    crate::pyverbs::prepare()?;
     Ok(())
 }
 

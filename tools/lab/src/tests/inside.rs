@@ -11,10 +11,16 @@ use crate::cluster::Cluster;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
 
 /// On the unmodified Debian kernel.
-pub const TESTS: &[VmTest] = &[VmTest::new(
-    "ferritectl and rdma show what the device holds and counts",
-    ferritectl,
-)];
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "ferritectl and rdma show what the device holds and counts",
+        ferritectl,
+    ),
+    VmTest::new(
+        "ferritectl top redraws its page on a terminal, takes keys and leaves it as it was",
+        terminal,
+    ),
+];
 
 fn ferritectl(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
@@ -60,6 +66,15 @@ fn ferritectl(cluster: &Cluster) -> Result<()> {
     )?;
     if outcome.ok() || !outcome.err.contains("debugfs is not mounted") {
         bail!("without debugfs: {outcome:?}");
+    }
+    Ok(())
+}
+
+fn terminal(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let page = one.sh("/ferrite/tests/clients/terminal 'qQ^C' ferritectl top -i 0.2")?;
+    if !page.contains("(q ends)") || !page.contains("tx_packets") {
+        bail!("the page is:\n{page}");
     }
     Ok(())
 }
