@@ -47,7 +47,7 @@ pub const INTEROPERATION: &[VmTest] = &[
         data_with_rxe,
     ),
     VmTest::new(
-        "atomic writes, flushes and windows between Ferrite and rxe, both ways",
+        "atomic writes, windows and IPv6 between Ferrite and rxe, both ways",
         operations_with_rxe,
     ),
     VmTest::new(
@@ -254,10 +254,13 @@ fn operations(server: &Vm, client: &Vm, services: &str) -> Result<()> {
     Ok(())
 }
 
-/// Linux's rxe has no extended connections.
+/// Linux's rxe has no extended connections. Its flushes (as of Linux 7.2) reach nobody else: their
+/// invariant CRC counts the transport headers twice, once as headers and once as the data that a
+/// flush does not have, and it expects the same of others. So they are left out. And it tells
+/// programs of an invalidation with the kernel's flag, which to them is another one.
 fn operations_with_rxe(cluster: &Cluster) -> Result<()> {
     both_ways(cluster, |server, client| {
-        operations(server, client, "rc rc6 uc ud")
+        operations(server, client, "--rxe rc rc6 uc ud")
     })
 }
 
