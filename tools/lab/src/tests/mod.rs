@@ -10,12 +10,13 @@ mod lifecycle;
 mod notification;
 mod wire;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, Result};
 
 use crate::cluster::{Cluster, Options};
 use crate::kernel::Flavour;
+use crate::process::wait_until;
 use crate::vm::Vm;
 
 /// One test.
@@ -182,16 +183,28 @@ pub fn no_leaks(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless no queue, region or domain of user programs is left on the device.
+/// Fails unless no object of user programs is left, neither in the kernel's list nor in the
+/// driver's own tables.
 fn nothing_left(vm: &Vm) -> Result<()> {
-    vm.wait_for(
-        // What remains belongs to the kernel itself (its port management).
-        "test -z \"$(rdma resource show qp | grep -E 'pid [0-9]+' || true)\" && \
-         test -z \"$(rdma resource show mr | grep -E 'pid [0-9]+' || true)\" && \
-         test -z \"$(rdma resource show cq | grep -E 'pid [0-9]+' || true)\" && \
-         test -z \"$(rdma resource show pd | grep -E 'pid [0-9]+' || true)\"",
-        Duration::from_secs(30),
-    )
+    // What remains belongs to the kernel itself: its port management has a domain and a completion
+    // queue, and a queue pair that no table counts.
+    let script = "for kind in qp mr cq pd srq; do
+            rdma resource show $kind | grep -E 'pid [0-9]+'
+        done
+        awk '
+            BEGIN { kept[\"protection_domains\"] = kept[\"completion_queues\"] = 1 }
+            NR > 1 && $2 != 0 + kept[$1]
+        ' /sys/kernel/debug/ferrite0/tables 2>&1
+        true";
+    let mut left = String::new();
+    let gone = wait_until(Instant::now() + Duration::from_secs(30), || {
+        left = vm.sh(script)?;
+        Ok(left.trim().is_empty())
+    })?;
+    if !gone {
+        bail!("{}: left behind:\n{left}", vm.name());
+    }
+    Ok(())
 }
 
 /// A short pingpong: the machines are still fit for service.
