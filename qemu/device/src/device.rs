@@ -436,6 +436,7 @@ impl Core {
             },
             "dma": self.host.memory.counters(),
             "guest_memory_bytes": self.host.memory.mapped_bytes(),
+            "heap_bytes": crate::heap::in_use(),
             "uplink": self.host.uplink_counters,
             "shortcuts": {
                 "in_use": self.host.outbound.len(),

@@ -10,6 +10,7 @@ pub mod control;
 pub mod counters;
 pub mod device;
 pub mod guest_memory;
+pub mod heap;
 pub mod interrupts;
 pub mod io_loop;
 pub mod logger;

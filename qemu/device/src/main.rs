@@ -4,6 +4,7 @@
 use clap::Parser;
 use ferrite_abi::MAX_VECTORS;
 use ferrite_device::device::{Device, Frontend};
+use ferrite_device::heap;
 use ferrite_device::io_loop::IoLoop;
 use ferrite_device::logger;
 use ferrite_device::vfio_user::Connection;
@@ -15,6 +16,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
+
+#[global_allocator]
+static HEAP: heap::Counting = heap::Counting;
 
 /// A Ferrite RNIC for a QEMU virtual machine, over vfio-user.
 ///

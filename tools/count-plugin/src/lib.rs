@@ -6,7 +6,8 @@
 //! counts instructions, of user space and of the kernel apart, and writes to the registers of
 //! devices. The sums are in a file that is mapped, so that the host may read them at any time.
 //!
-//! Use: `-plugin libferrite_count_plugin.so,counts=FILE`.
+//! Use: `-plugin libferrite_count_plugin.so,counts=FILE[,registers=off]`. Without registers the
+//! guest is hardly slower than without the plugin.
 //!
 //! The interface of plugins is declared here by hand, as far as it is used: it is version 7, the
 //! only one that QEMU 11.1 loads. The `qemu-plugin` crate (10.1.0-v2) ends at version 5 and wants a
@@ -121,6 +122,8 @@ pub static qemu_plugin_version: c_int = 7;
 static SCORE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// The mapped file.
 static FILE: AtomicUsize = AtomicUsize::new(0);
+/// Accesses to registers are counted too.
+static REGISTERS: AtomicBool = AtomicBool::new(true);
 /// Between the markers.
 static COUNTING: AtomicBool = AtomicBool::new(false);
 /// What the counters said at the last [`BEGIN`].
@@ -216,6 +219,9 @@ extern "C" fn translate(block: *mut c_void, _userdata: *mut c_void) {
                 );
                 continue;
             }
+            if !REGISTERS.load(Ordering::Relaxed) {
+                continue;
+            }
             qemu_plugin_register_vcpu_mem_cb(
                 instruction,
                 access,
@@ -279,6 +285,9 @@ pub unsafe extern "C" fn qemu_plugin_install(
         let argument = unsafe { CStr::from_ptr(*argv.add(index)) };
         if let Some(value) = argument.to_bytes().strip_prefix(b"counts=") {
             path = CString::new(value).ok();
+        }
+        if argument.to_bytes() == b"registers=off" {
+            REGISTERS.store(false, Ordering::Relaxed);
         }
     }
     let Some(path) = path else {

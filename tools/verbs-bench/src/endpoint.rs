@@ -663,6 +663,11 @@ impl Session {
         u64::from(self.shape.recv_depth)
     }
 
+    /// Send work requests that each connection has room for.
+    pub fn send_depth(&self) -> u32 {
+        self.shape.send_depth
+    }
+
     fn shared(&self) -> &Shared {
         match &self.shared {
             Some(shared) => shared,

@@ -28,6 +28,7 @@ verbs-bench run   --rdma ADDRESS --control ADDRESS [options] TEST..
   --wait HOW          while nothing is there: spin, yield, event (default spin)
   --clone             connections beyond the first without rdma_cm (RoCE only)
   --messages N        messages of a count (default 4096)
+  --shallow           connections with room for 16 messages each way
 
 Tests; each prints one line of JSON:
   send_bw:BYTES write_bw:BYTES read_bw:BYTES       a stream, as many under way as is useful
@@ -37,9 +38,12 @@ Tests; each prints one line of JSON:
                       counting plugin; both ends sleep while they wait
   reg:BYTES           registrations and deregistrations
   connect:0           connections made and ended
-  regions:N           64 B writes out of and into N regions of a page, in turn
+  scale_qps:BYTES     writes over all connections in turn: their time, then two counted spans, of
+                      a quarter of --messages and of all of them
+  scale_regions:N     the same with 64 B writes out of and into N regions of a page, in turn
   memory_qp:N memory_cq:N memory_mr:N
-                      memory of this machine that N objects take
+                      memory of this machine that N objects take; there is a counted span of
+                      nothing while they are there
 ";
 
 #[derive(Clone)]
@@ -53,6 +57,7 @@ struct Arguments {
     wait: Wait,
     messages: u64,
     clone: bool,
+    shallow: bool,
 }
 
 fn parse() -> Outcome<Arguments> {
@@ -66,6 +71,7 @@ fn parse() -> Outcome<Arguments> {
         wait: Wait::Spin,
         messages: 4096,
         clone: false,
+        shallow: false,
     };
     let mut given = std::env::args().skip(1);
     while let Some(word) = given.next() {
@@ -77,6 +83,7 @@ fn parse() -> Outcome<Arguments> {
             "--qps" => arguments.qps = number(&value()?)?,
             "--ms" => arguments.ms = number(&value()?)?,
             "--clone" => arguments.clone = true,
+            "--shallow" => arguments.shallow = true,
             "--messages" => arguments.messages = number(&value()?)?,
             "--wait" => arguments.wait = Wait::parse(&value()?)?,
             "--help" | "-h" => arguments.words = vec!["help".into()],
@@ -121,7 +128,8 @@ impl Control {
     fn new(stream: TcpStream) -> Outcome<Self> {
         let text = |error: std::io::Error| error.to_string();
         stream.set_nodelay(true).map_err(text)?;
-        stream.set_read_timeout(Some(4 * PATIENCE)).map_err(text)?;
+        // The other end may have a million regions to make.
+        stream.set_read_timeout(Some(20 * PATIENCE)).map_err(text)?;
         Ok(Self {
             reader: BufReader::new(stream),
         })
@@ -229,12 +237,12 @@ fn serve_one(control: &mut Control, listener: &Listener) -> Outcome {
             }
             (["connect", count], _) => {
                 session = None;
+                let mut connecting = Session::empty(connect_shape());
                 control.say("accepting")?;
-                for _ in 0..number(count)? {
-                    let mut one = Session::empty(connect_shape());
-                    one.accept_one(listener)?;
+                for _ in 0..number::<u64>(count)? + 1 {
+                    connecting.accept_one(listener)?;
                     control.expect("next")?;
-                    one.close();
+                    connecting.close();
                 }
             }
             (["stream", wait, counting], Some(session)) => {
@@ -301,6 +309,14 @@ fn available() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
+/// The same when what was freed before has become free.
+fn settled() -> u64 {
+    // Where this is not allowed the figure is only less exact.
+    let _ = std::fs::write("/proc/sys/vm/drop_caches", "3");
+    std::thread::sleep(Duration::from_secs(1));
+    available()
+}
+
 /// Interrupts of devices since this machine has started.
 fn interrupts() -> u64 {
     let table = std::fs::read_to_string("/proc/interrupts").unwrap_or_default();
@@ -332,11 +348,14 @@ fn run(arguments: &Arguments) -> Outcome {
     let mut control = Control::new(connect(host, arguments.port)?)?;
     // Many connections share the memory that one would take.
     let share = (arguments.qps as u32 / 8).max(1);
-    let shape = Shape {
+    let mut shape = Shape {
         qps: arguments.qps,
         send_depth: (SEND_DEPTH / share).max(16),
         recv_depth: RECV_DEPTH.min(8192 / arguments.qps.max(1) as u32).max(16),
     };
+    if arguments.shallow {
+        (shape.send_depth, shape.recv_depth) = (16, 16);
+    }
     let managed = if arguments.clone { 1 } else { shape.qps };
     control.say(&format!(
         "session {managed} {} {} {}",
@@ -388,7 +407,7 @@ impl Client {
     fn test(&mut self, test: &str) -> Outcome {
         let (name, size) = test.split_once(':').ok_or("NAME:BYTES is needed")?;
         let size: u32 = number(size)?;
-        let length = !matches!(name, "connect" | "regions") && !name.starts_with("memory_");
+        let length = !matches!(name, "connect" | "scale_regions") && !name.starts_with("memory_");
         if length && !(2..=endpoint::HALF).contains(&(size as usize)) {
             return Err(format!("a size is 2 to {}", endpoint::HALF));
         }
@@ -398,34 +417,22 @@ impl Client {
         // The first run, which shows how many are needed, is short for large messages as well.
         let start = if length && size > 1 << 18 { 1 } else { 4 };
         let (count, seconds) = match (kind, parts.map(|parts| parts.1)) {
-            (Some(kind), Some("bw")) => self.growing(start, |client, count| {
-                let depth = (16 << 20) / u64::from(size).max(1);
-                let most = 128 / (client.session.len() as u64 / 4).max(1);
-                let depth = depth.clamp(4, most.max(4));
-                let stream = Stream {
-                    kind,
-                    size,
-                    count,
-                    depth,
-                    signal: (depth / 2).min(16),
-                    wait: client.arguments.wait,
-                    batches: false,
-                };
-                Ok(client.stream(&stream, false)?.seconds)
-            })?,
+            (Some(kind), Some("bw")) => self.bandwidth(start, kind, size)?,
+            (None, _) if name == "scale_qps" => {
+                // Each connection also has an end of its stream, which is to be a small part.
+                let start = start.max(8 * self.session.len() as u64);
+                let timed = self.bandwidth(start, Kind::Write, size)?;
+                let stream = self.counted_stream(Kind::Write, size);
+                for count in [stream.count / 4, stream.count] {
+                    self.stream(&Stream { count, ..stream }, true)?;
+                }
+                timed
+            }
             (Some(kind), Some("lat")) => {
                 self.growing(start, |client, count| client.ping(kind, size, count))?
             }
             (Some(kind), Some("count")) => {
-                let stream = Stream {
-                    kind,
-                    size,
-                    count: self.arguments.messages,
-                    depth: 256,
-                    signal: 1,
-                    wait: Wait::Nap(20),
-                    batches: true,
-                };
+                let stream = self.counted_stream(kind, size);
                 // Pages and translations are made by the first, which is not looked at.
                 self.stream(
                     &Stream {
@@ -448,20 +455,32 @@ impl Client {
                     .as_secs_f64())
             })?,
             (Some(_), _) => return Err("no such test".into()),
-            (None, _) if name == "regions" => {
+            (None, _) if name == "scale_regions" => {
                 let count = size as usize;
                 self.control.say(&format!("regions {count}"))?;
                 self.session.drop_regions();
+                let before = settled();
+                let making = Instant::now();
                 self.session.make_regions(count)?;
+                let made = making.elapsed().as_secs_f64();
+                let taken = before.saturating_sub(available());
+                more = format!(",\"bytes\":{taken},\"made_seconds\":{made:.6}");
                 let keys = self.control.hear_numbers("keys")?;
-                let address = self.remote.0;
-                self.growing(start, |client, count| {
+                let to = (self.remote.0, &keys[..]);
+                let timed = self.growing(start, |client, count| {
                     let session = &mut client.session;
-                    Ok(traffic::write_between(session, count, 64, (address, &keys))?.as_secs_f64())
-                })?
+                    Ok(traffic::write_between(session, count, 64, to, Wait::Spin)?.as_secs_f64())
+                })?;
+                let messages = self.arguments.messages;
+                for count in [messages / 4, messages] {
+                    marker::begin();
+                    traffic::write_between(&mut self.session, count, 64, to, Wait::Nap(20))?;
+                    marker::end();
+                }
+                timed
             }
             (None, Some(object)) if name.starts_with("memory_") => {
-                let before = available();
+                let before = settled();
                 let start = Instant::now();
                 match object {
                     "qp" => drop(self.session.make_clones(size as usize)?),
@@ -472,6 +491,10 @@ impl Client {
                 let seconds = start.elapsed().as_secs_f64();
                 let taken = before.saturating_sub(available());
                 more = format!(",\"bytes\":{taken}");
+                // Long enough to be noticed from outside.
+                marker::begin();
+                std::thread::sleep(Duration::from_millis(100));
+                marker::end();
                 (u64::from(size), seconds)
             }
             (None, _) if name == "connect" => self.growing(start, Self::connections)?,
@@ -482,6 +505,38 @@ impl Client {
             self.session.len()
         );
         Ok(())
+    }
+
+    /// A stream of messages with as many under way as is useful, until it takes long enough.
+    fn bandwidth(&mut self, start: u64, kind: Kind, size: u32) -> Outcome<(u64, f64)> {
+        self.growing(start, |client, count| {
+            let depth = (16 << 20) / u64::from(size).max(1);
+            let most = 128 / (client.session.len() as u64 / 4).max(1);
+            let depth = depth.clamp(4, most.max(4));
+            let stream = Stream {
+                kind,
+                size,
+                count,
+                depth,
+                signal: (depth / 2).min(16),
+                wait: client.arguments.wait,
+                batches: false,
+            };
+            Ok(client.stream(&stream, false)?.seconds)
+        })
+    }
+
+    /// Batches of messages, each with a completion, during which both ends sleep.
+    fn counted_stream(&self, kind: Kind, size: u32) -> Stream {
+        Stream {
+            kind,
+            size,
+            count: self.arguments.messages,
+            depth: 256.min(u64::from(self.session.send_depth()) / 2),
+            signal: 1,
+            wait: Wait::Nap(20),
+            batches: true,
+        }
     }
 
     /// Repeats a measurement with more and more messages, until it takes long enough.
@@ -563,16 +618,21 @@ impl Client {
         Ok(median * count as f64)
     }
 
+    /// Connects and disconnects; the queue pair is new each time, everything else is not. The
+    /// first makes that, and is not looked at.
     fn connections(&mut self, count: u64) -> Outcome<f64> {
         self.session = Session::empty(connect_shape());
         self.control.say(&format!("connect {count}"))?;
         self.control.expect("accepting")?;
-        let start = Instant::now();
-        for _ in 0..count {
-            let mut one = Session::empty(connect_shape());
-            one.connect_one(self.ip, rdma_port(&self.arguments))?;
+        let mut start = Instant::now();
+        for number in 0..=count {
+            self.session
+                .connect_one(self.ip, rdma_port(&self.arguments))?;
             self.control.say("next")?;
-            one.close();
+            self.session.close();
+            if number == 0 {
+                start = Instant::now();
+            }
         }
         Ok(start.elapsed().as_secs_f64())
     }

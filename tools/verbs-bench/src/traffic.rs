@@ -188,15 +188,20 @@ pub fn send_stream(
     Ok(start.elapsed())
 }
 
-/// Writes between regions in turn, each with its own keys.
+/// Writes between regions in turn, each with its own keys. Where they are not waited for by
+/// polling they go in batches.
 pub fn write_between(
     session: &mut Session,
     count: u64,
     size: u32,
     (address, keys): (u64, &[u32]),
+    wait: Wait,
 ) -> Outcome<Duration> {
-    const DEPTH: u64 = 64;
     const SIGNAL: u64 = 16;
+    let (depth, batches) = match wait {
+        Wait::Spin => (64, false),
+        _ => (256, true),
+    };
     let start = Instant::now();
     let (mut posted, mut completed) = (0, 0);
     let mut quiet = 0;
@@ -204,7 +209,8 @@ pub fn write_between(
     // So that neighbours in time are none in the table.
     let stride = 7919;
     while completed < count {
-        while posted < count && posted - completed < DEPTH {
+        let room = !batches || posted == completed;
+        while room && posted < count && posted - completed < depth {
             let number = (posted * stride % keys.len() as u64) as usize;
             session.post_between(
                 number,
@@ -223,7 +229,7 @@ pub fn write_between(
             Ok(())
         };
         if session.poll(&mut each)? == 0 {
-            session.pause(Wait::Spin, &mut each)?;
+            session.pause(wait, &mut each)?;
             too_long(&mut quiet, start, count)?;
         }
     }

@@ -121,6 +121,20 @@ pub struct Line {
     /// Memory that objects took.
     #[serde(default)]
     pub bytes: u64,
+    /// Time that making objects took.
+    #[serde(default)]
+    pub made_seconds: f64,
+}
+
+/// What the plugin counts, if it is there: all that it can slows a guest down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counting {
+    /// Nothing.
+    No,
+    /// Instructions.
+    Instructions,
+    /// Instructions and accesses to registers.
+    All,
 }
 
 /// Two booted VMs with all drivers loaded.
@@ -155,7 +169,7 @@ fn siw(kernel: &Kernel) -> Result<PathBuf> {
 
 /// Everything of the VMs that the measurements add: for each of the two software drivers an
 /// interface, wired to the same interface of the other VM without anything between.
-fn qemu_args(vm: usize, counting: bool) -> Vec<String> {
+fn qemu_args(vm: usize, counting: Counting) -> Vec<String> {
     let mut args = Vec::new();
     for driver in [Driver::Rxe, Driver::Siw] {
         let name = driver.name();
@@ -170,11 +184,16 @@ fn qemu_args(vm: usize, counting: bool) -> Vec<String> {
             driver.net()
         ));
     }
-    if counting {
+    if counting != Counting::No {
         args.push("-plugin".to_owned());
         args.push(format!(
-            "{},counts={{dir}}/counts{vm}",
-            program("libferrite_count_plugin.so").display()
+            "{},counts={{dir}}/counts{vm}{}",
+            program("libferrite_count_plugin.so").display(),
+            if counting == Counting::All {
+                ""
+            } else {
+                ",registers=off"
+            }
         ));
     }
     args
@@ -188,7 +207,7 @@ impl Machines {
         modules: &[PathBuf],
         label: &str,
         memory_mib: usize,
-        counting: bool,
+        counting: Counting,
     ) -> Result<Self> {
         let cluster = Cluster::boot(
             run,
@@ -309,7 +328,22 @@ impl Machines {
 
     /// What the plugin has counted in a VM.
     pub fn counted(&self, vm: usize) -> Result<Counted> {
+        let (begun, ended) = self.spans(vm)?;
+        if begun != ended {
+            bail!("{begun} spans were begun, {ended} ended");
+        }
+        self.counted_so_far(vm)
+    }
+
+    /// The same, whether or not a span has begun that is not over; such a one counts for nothing.
+    pub fn counted_so_far(&self, vm: usize) -> Result<Counted> {
         counted(&self.counts[vm - 1])
+    }
+
+    /// How many spans have begun in a VM, and how many have ended.
+    pub fn spans(&self, vm: usize) -> Result<(u64, u64)> {
+        let words = words(&self.counts[vm - 1])?;
+        Ok((words[0], words[1]))
     }
 }
 
@@ -350,23 +384,25 @@ impl<'m> Serving<'m> {
     }
 }
 
-fn counted(path: &Path) -> Result<Counted> {
+/// The words that the plugin of a VM writes.
+fn words(path: &Path) -> Result<[u64; 6]> {
     let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-    let word = |index: usize| -> Result<u64> {
-        let bytes = bytes.get(index * 8..index * 8 + 8);
-        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-        Ok(u64::from_ne_bytes(
-            bytes.context("the file of counts is too short")?,
-        ))
-    };
-    let (begun, ended) = (word(0)?, word(1)?);
-    if begun != ended {
-        bail!("{begun} spans were begun, {ended} ended");
+    let mut words = [0; 6];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(bytes.try_into().context("eight bytes")?);
     }
+    if bytes.len() < words.len() * 8 {
+        bail!("the file of counts is too short");
+    }
+    Ok(words)
+}
+
+fn counted(path: &Path) -> Result<Counted> {
+    let [_, _, user, kernel, writes, reads] = words(path)?;
     Ok(Counted {
-        user: word(2)?,
-        kernel: word(3)?,
-        writes: word(4)?,
-        reads: word(5)?,
+        user,
+        kernel,
+        writes,
+        reads,
     })
 }

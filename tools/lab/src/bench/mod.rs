@@ -28,7 +28,7 @@ use crate::shell::build;
 use crate::step::say;
 use crate::vm::kvm_usable;
 use crate::PROJECT;
-use machines::{Driver, Line, Machines, Serving};
+use machines::{Counting, Driver, Line, Machines, Serving};
 use results::{human, short, Results};
 
 /// Options of `bench`.
@@ -38,6 +38,8 @@ pub struct Options {
     pub rounds: Option<usize>,
     /// Fewer sizes, less time.
     pub quick: bool,
+    /// Up to a million regions.
+    pub full_scale: bool,
     /// Build first.
     pub build: bool,
     /// Look at what the device's time goes into.
@@ -51,6 +53,7 @@ impl Default for Options {
         Self {
             rounds: None,
             quick: false,
+            full_scale: false,
             build: true,
             profile: false,
             only: None,
@@ -68,7 +71,10 @@ struct Plan {
     count_sizes: Vec<(u64, u64)>,
     scale_qps: Vec<u64>,
     scale_regions: Vec<u64>,
-    objects: u64,
+    /// Messages of a counted span.
+    scale_messages: u64,
+    /// Completion queues, regions and queue pairs whose memory is looked at.
+    objects: [u64; 3],
 }
 
 impl Plan {
@@ -98,8 +104,13 @@ impl Plan {
                 count_sizes: vec![(64, 1024)],
                 scale_qps: vec![1, 100, 1000],
                 scale_regions: vec![10, 1000],
-                objects: 500,
+                scale_messages: 4096,
+                objects: [1000, 10_000, 500],
             };
+        }
+        let mut scale_regions = vec![10, 1000, 100_000];
+        if options.full_scale {
+            scale_regions.push(1_000_000);
         }
         Self {
             rounds: options.rounds.unwrap_or(3),
@@ -108,9 +119,10 @@ impl Plan {
             qps: vec![1, 4, 16, 64],
             count_rounds: 3,
             count_sizes: vec![(64, 4096), (4 << 10, 1024), (64 << 10, 256)],
-            scale_qps: vec![1, 10, 100, 1000, 10_000],
-            scale_regions: vec![10, 1000, 10_000, 100_000, 1_000_000],
-            objects: 2000,
+            scale_qps: vec![1, 100, 10_000],
+            scale_regions,
+            scale_messages: 16_384,
+            objects: [4000, 30_000, 2000],
         }
     }
 }
@@ -155,9 +167,10 @@ pub fn run(options: &Options) -> Result<()> {
     let mut notes = Vec::new();
     let mut profile_text = None;
     let mut memcpy = Vec::new();
-    if wanted("time") || wanted("scale") || wanted("profile") {
+    if wanted("time") || wanted("profile") {
         run.progress("booting the VMs that are timed");
-        let machines = Machines::boot(&folder, &kernel, &modules, "time", 2048, false)?;
+        let counting = Counting::No;
+        let machines = Machines::boot(&folder, &kernel, &modules, "time", 2048, counting)?;
         let mut serving = Serving::all(&machines)?;
         if wanted("time") {
             idle(&machines, &mut run)?;
@@ -173,15 +186,20 @@ pub fn run(options: &Options) -> Result<()> {
                 Err(error) => run.miss("profile", &error),
             }
         }
-        if wanted("scale") {
-            run.progress("many queue pairs, many regions, memory");
-            notes = scale::run(&machines, &mut serving, &plan, &mut run)?;
-        }
+        report_kernels(&machines, &mut run);
+    }
+    if wanted("scale") {
+        run.progress("booting the VMs with many queue pairs and regions");
+        let counting = Counting::Instructions;
+        let machines = Machines::boot(&folder, &kernel, &modules, "scale", 4096, counting)?;
+        let mut serving = Serving::all(&machines)?;
+        notes = scale::run(&machines, &mut serving, &plan, &mut run)?;
         report_kernels(&machines, &mut run);
     }
     if wanted("count") {
         run.progress("booting the VMs whose instructions are counted");
-        let machines = Machines::boot(&folder, &kernel, &modules, "count", 1024, true)?;
+        let counting = Counting::All;
+        let machines = Machines::boot(&folder, &kernel, &modules, "count", 1024, counting)?;
         let mut serving = Serving::all(&machines)?;
         for round in 1..=plan.count_rounds {
             run.progress(&format!("counts, round {round} of {}", plan.count_rounds));
@@ -553,7 +571,8 @@ fn write_down(
             "Linux {}, {}, one processor, 2 GiB; {}",
             kernel.release,
             if kvm_usable() { "KVM, -cpu host" } else { "TCG, -cpu qemu64" },
-            "counts in VMs of their own with 1 GiB and a counting plugin"
+            "counts in VMs of their own with 1 GiB and a counting plugin; scale in others with 4 GiB, \
+             of which only instructions are counted"
         ),
         "qemu": output("qemu-system-x86_64", &["--version"]),
         "compiler": output("rustc", &["--version"]),

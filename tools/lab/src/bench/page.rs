@@ -70,6 +70,34 @@ fn series(results: &Results, test: &str, x: fn(&Record) -> u64) -> Vec<Series> {
     all
 }
 
+/// Lines of Ferrite's tests over the number of objects.
+fn lines(results: &Results, tests: &[(&str, &str)]) -> Vec<Series> {
+    const COLOURS: [&str; 6] = [
+        "#b3400e", "#1f6fb2", "#2c8a3d", "#7a4fb0", "#8a6d00", "#555",
+    ];
+    let mut all = Vec::new();
+    for ((test, name), colour) in tests.iter().zip(COLOURS) {
+        let mut points: Vec<Point> = results
+            .series(Driver::Ferrite, test)
+            .map(|record| Point {
+                x: record.qps as f64,
+                y: record.median,
+                min: record.min,
+                max: record.max,
+            })
+            .collect();
+        points.sort_by(|a, b| a.x.total_cmp(&b.x));
+        if !points.is_empty() {
+            all.push(Series {
+                name: (*name).to_owned(),
+                colour,
+                points,
+            });
+        }
+    }
+    all
+}
+
 /// All plots by the name of their file.
 fn plots(results: &Results) -> Vec<(String, Plot)> {
     let by_size = |record: &Record| record.size;
@@ -106,31 +134,65 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
             },
         ));
     }
-    for (test, title, x_label, y_label) in [
-        (
-            "scale_qps",
-            "Cost of a 64 B write with many queue pairs in use",
-            "queue pairs",
-            "microseconds/message",
-        ),
-        (
-            "scale_regions",
-            "Cost of a 64 B write with many regions in use",
-            "regions at each end",
-            "microseconds/message",
-        ),
+    for (what, objects, x_label) in [
+        ("qps", "queue pairs in use", "queue pairs"),
+        ("regions", "regions in use", "regions at each end"),
     ] {
+        let test = format!("scale_{what}");
         all.push((
-            test.to_owned(),
+            test.clone(),
             Plot {
-                title: title.into(),
+                title: format!("Cost of a 64 B write with many {objects}"),
                 x_label: x_label.into(),
-                y_label: y_label.into(),
+                y_label: "microseconds/message".into(),
                 x_name: plain_name,
-                series: series(results, test, by_qps),
+                series: lines(
+                    results,
+                    &[(&test, "all told"), (&format!("{test}_device"), "devices")],
+                ),
+            },
+        ));
+        let counts = ["instructions", "dma_reads", "dma_writes", "doorbells"];
+        let tests = counts.map(|count| format!("{test}_{count}"));
+        all.push((
+            format!("{test}_counts"),
+            Plot {
+                title: format!("Counts of a 64 B write with many {objects}"),
+                x_label: x_label.into(),
+                y_label: "per message".into(),
+                x_name: plain_name,
+                series: lines(
+                    results,
+                    &[
+                        (&tests[0], "instructions"),
+                        (&tests[1], "DMA reads"),
+                        (&tests[2], "DMA writes"),
+                        (&tests[3], "doorbells"),
+                    ],
+                ),
             },
         ));
     }
+    all.push((
+        "memory".into(),
+        Plot {
+            title: "Memory that an object takes".into(),
+            x_label: "objects there are".into(),
+            y_label: "bytes".into(),
+            x_name: plain_name,
+            series: lines(
+                results,
+                &[
+                    ("memory_qp_guest", "QP, guest"),
+                    ("memory_qp_device", "QP, device"),
+                    ("memory_cq_guest", "CQ, guest"),
+                    ("memory_cq_device", "CQ, device"),
+                    ("memory_mr_guest", "MR, guest"),
+                    ("memory_mr_device", "MR, device"),
+                ],
+            ),
+        },
+    ));
     all
 }
 

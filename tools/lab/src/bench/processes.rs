@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What processes of this machine use: time, memory, and where in their code they are.
+//! What processes of this machine use: time, and where in their code they are.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,23 +21,18 @@ pub struct Usage {
     pub waits: u64,
     /// Times it was made to wait.
     pub preempted: u64,
-    /// Resident bytes.
-    pub resident: u64,
-    /// The most resident bytes since [`forget_peak`].
-    pub peak: u64,
 }
 
 impl std::ops::Sub for Usage {
     type Output = Self;
 
-    /// What was used in between; memory is the later one's.
+    /// What was used in between.
     fn sub(self, earlier: Self) -> Self {
         Self {
             user: self.user - earlier.user,
             system: self.system - earlier.system,
             waits: self.waits.saturating_sub(earlier.waits),
             preempted: self.preempted.saturating_sub(earlier.preempted),
-            ..self
         }
     }
 }
@@ -69,9 +64,6 @@ pub fn usage(pid: u32) -> Result<Usage> {
         system: ticks(12),
         ..Usage::default()
     };
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    usage.resident = field(&status, "VmRSS:") << 10;
-    usage.peak = field(&status, "VmHWM:") << 10;
     for thread in threads(pid) {
         let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"));
         let status = status.unwrap_or_default();
@@ -81,10 +73,15 @@ pub fn usage(pid: u32) -> Result<Usage> {
     Ok(usage)
 }
 
-/// Starts [`Usage::peak`] anew.
-pub fn forget_peak(pid: u32) {
-    // Without it the peak is that of the whole life, which shows as a smaller growth.
-    let _ = fs::write(format!("/proc/{pid}/clear_refs"), "5");
+/// Nanoseconds that all threads of a process have run.
+pub fn processor_time(pid: u32) -> u64 {
+    threads(pid)
+        .into_iter()
+        .filter_map(|thread| {
+            fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).ok()
+        })
+        .filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok())
+        .sum()
 }
 
 fn threads(pid: u32) -> Vec<i32> {
@@ -302,7 +299,9 @@ mod tests {
             std::hint::spin_loop();
         }
         let used = usage(std::process::id()).expect("this process") - before;
-        assert!(used.user + used.system > 0.0 && used.resident > 100_000);
+        assert!(used.user + used.system > 0.0);
+        assert!(processor_time(std::process::id()) > 30_000_000);
+        assert_eq!(processor_time(0x7fff_ffff), 0);
         assert!(usage(0x7fff_ffff).is_err());
     }
 

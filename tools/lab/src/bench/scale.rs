@@ -1,17 +1,118 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Whether a message costs the same however many objects there are, and what these take.
+//!
+//! What a message costs is counted between the markers of `verbs-bench`: guest instructions by
+//! QEMU, accesses to memory and doorbells by the device, and the device's processor time. There are
+//! two spans for each number of objects, and the difference between them belongs to the messages
+//! that the second has more.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
+use serde_json::Value;
 
-use super::machines::{Driver, Machines, Serving};
-use super::processes::{forget_peak, usage};
-use super::{Plan, Run};
+use super::machines::{Counted, Driver, Line, Machines, Serving};
+use super::processes::processor_time;
+use super::{difference, Plan, Run};
 use crate::process::check_interrupted;
 
 /// Long enough for the largest number of objects.
-const PATIENCE: Duration = Duration::from_secs(400);
+const PATIENCE: Duration = Duration::from_secs(900);
+/// How often to look whether a span has begun or ended; spans are much longer.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What is read when a span begins and when it ends.
+#[derive(Debug, Clone)]
+struct Sample {
+    /// Nanoseconds of both device processes.
+    processor: u64,
+    /// The counters of the first device.
+    counters: Value,
+    /// What the plugin of the first VM has counted so far.
+    guest: Counted,
+}
+
+/// What was between two markers.
+#[derive(Debug, Clone)]
+struct Span {
+    begin: Sample,
+    end: Sample,
+}
+
+impl Span {
+    fn processor(&self) -> f64 {
+        self.end.processor.saturating_sub(self.begin.processor) as f64
+    }
+
+    fn instructions(&self) -> f64 {
+        let counted = self.end.guest - self.begin.guest;
+        (counted.user + counted.kernel) as f64
+    }
+
+    /// Bytes of memory that the first device process has in use, beyond what it had.
+    fn grown(&self, before: &Value) -> f64 {
+        let bytes = |counters: &Value| counters["heap_bytes"].as_f64().unwrap_or(0.0);
+        (bytes(&self.begin.counters) - bytes(before)).max(0.0)
+    }
+
+    fn counter(&self, path: &str) -> f64 {
+        let counted = difference(&self.end.counters, &self.begin.counters);
+        counted.pointer(path).and_then(Value::as_f64).unwrap_or(0.0)
+    }
+}
+
+fn sample(machines: &Machines) -> Result<Sample> {
+    let pids = [1, 2].map(|vm| machines.cluster.device_pid(vm));
+    let [Some(first), Some(second)] = pids else {
+        bail!("a device process is gone");
+    };
+    Ok(Sample {
+        processor: processor_time(first) + processor_time(second),
+        counters: machines.cluster.counters(1)?,
+        guest: machines.counted_so_far(1)?,
+    })
+}
+
+/// Samples at each marker until told to stop.
+fn watch(machines: &Machines, stop: &AtomicBool) -> Result<Vec<Span>> {
+    let (mut seen, _) = machines.spans(1)?;
+    let mut begin = None;
+    let mut spans = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let (begun, ended) = machines.spans(1)?;
+        if begun > seen && begin.is_none() {
+            seen = begun;
+            begin = Some(sample(machines)?);
+        }
+        if ended == seen {
+            if let Some(begin) = begin.take() {
+                let end = sample(machines)?;
+                spans.push(Span { begin, end });
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(spans)
+}
+
+/// Runs one test; gives its line and the spans in it.
+fn measure(
+    machines: &Machines,
+    serving: &mut Serving<'_>,
+    arguments: &str,
+) -> Result<(Line, Vec<Span>)> {
+    let stop = AtomicBool::new(false);
+    let (lines, spans) = std::thread::scope(|scope| {
+        let watching = scope.spawn(|| watch(machines, &stop));
+        let lines = serving.measure(Driver::Ferrite, arguments, PATIENCE);
+        stop.store(true, Ordering::Relaxed);
+        (lines, watching.join())
+    });
+    let line = lines?.into_iter().next().context("no result")?;
+    let spans = spans.map_err(|_| anyhow::anyhow!("the watching thread is gone"))??;
+    Ok((line, spans))
+}
 
 /// Measures; gives what is to be known of limits.
 pub fn run<'m>(
@@ -21,77 +122,121 @@ pub fn run<'m>(
     run: &mut Run,
 ) -> Result<Vec<String>> {
     let mut notes = vec![limits(machines)?];
-    for object in ["cq", "qp", "mr"] {
-        memory(machines, serving, object, plan.objects, run)
+    for (object, count) in ["cq", "mr", "qp"].into_iter().zip(plan.objects) {
+        memory(machines, serving, object, count, run)
             .unwrap_or_else(|error| run.miss(&format!("memory of a {object}"), &error));
     }
-    // Up and down again, so that a machine that gets slower does not look like a slope.
-    let both_ways = |sizes: &[u64]| -> Vec<u64> {
-        let (last, rest) = sizes
-            .split_last()
-            .map_or((None, sizes), |(l, r)| (Some(*l), r));
-        rest.iter()
-            .copied()
-            .chain(last)
-            .chain(rest.iter().rev().copied())
-            .collect()
-    };
     for qps in both_ways(&plan.scale_qps) {
-        check_interrupted()?;
-        let arguments = format!("--clone --qps {qps} --ms 300 write_bw:64");
-        let test = ("scale_qps", "queue pairs");
-        one(serving, test, qps, &arguments, run, &mut notes);
+        let arguments = format!(
+            "--clone --qps {qps} --ms 300 --messages {} scale_qps:64",
+            plan.scale_messages.max(2 * qps)
+        );
+        one(
+            machines,
+            serving,
+            ("qps", qps),
+            (&arguments, plan),
+            run,
+            &mut notes,
+        )?;
     }
-    let mut slow = None;
+    // Once is enough of what takes long, and of what fails.
+    let mut enough = Vec::new();
     for regions in both_ways(&plan.scale_regions) {
-        check_interrupted()?;
-        if slow.is_some_and(|least| regions >= least) {
+        if enough.contains(&regions) {
             continue;
         }
         let start = Instant::now();
-        let arguments = format!("--ms 300 regions:{regions}");
-        let test = ("scale_regions", "regions");
-        let good = one(serving, test, regions, &arguments, run, &mut notes);
-        // Once is enough of what takes minutes.
-        if !good || start.elapsed() > Duration::from_secs(60) {
-            slow = Some(regions);
+        let arguments = format!(
+            "--ms 300 --messages {} scale_regions:{regions}",
+            plan.scale_messages
+        );
+        let test = ("regions", regions);
+        let good = one(machines, serving, test, (&arguments, plan), run, &mut notes)?;
+        if !good || start.elapsed() > Duration::from_secs(20) {
+            enough.push(regions);
         }
     }
     Ok(notes)
 }
 
+/// Up and down again, so that a machine that gets slower does not look like a slope; the largest
+/// once, as it takes longest.
+fn both_ways(sizes: &[u64]) -> Vec<u64> {
+    let rest = &sizes[..sizes.len().saturating_sub(1)];
+    sizes.iter().chain(rest.iter().rev()).copied().collect()
+}
+
 fn one(
+    machines: &Machines,
     serving: &mut Serving<'_>,
-    (test, what): (&str, &str),
-    number: u64,
-    arguments: &str,
+    (what, number): (&str, u64),
+    (arguments, plan): (&str, &Plan),
     run: &mut Run,
     notes: &mut Vec<String>,
-) -> bool {
+) -> Result<bool> {
+    check_interrupted()?;
     run.progress(&format!("{number} {what}"));
-    let measured = serving
-        .measure(Driver::Ferrite, arguments, PATIENCE)
-        .and_then(|lines| lines.into_iter().next().context("no result"));
-    match measured {
-        Ok(line) => {
-            let each = line.seconds / line.count as f64 * 1e6;
-            run.results.add(
-                Driver::Ferrite,
-                test,
-                (64, number),
-                ("us/message", false),
-                each,
-            );
-            true
-        }
+    let before = machines.cluster.counters(1)?;
+    let (line, spans) = match measure(machines, serving, arguments) {
+        Ok(measured) => measured,
         Err(error) => {
             let why = format!("{error:#}");
             let why = why.lines().last().unwrap_or_default().to_owned();
             println!("      {number} {what}: {why}");
             notes.push(format!("{number} {what}: {why}"));
-            false
+            return Ok(false);
+        }
+    };
+    let key = (64, number);
+    let test = |measure: &str| format!("scale_{what}{measure}");
+    let mut add = |measure: &str, unit: &'static str, value: f64| {
+        run.results
+            .add(Driver::Ferrite, &test(measure), key, (unit, false), value);
+    };
+    add("", "us/message", line.seconds / line.count as f64 * 1e6);
+    if let [short, long] = &spans[..] {
+        let messages = plan
+            .scale_messages
+            .max(if what == "qps" { 2 * number } else { 0 });
+        let messages = (messages - messages / 4) as f64;
+        let per = |of: &dyn Fn(&Span) -> f64| ((of(long) - of(short)) / messages).max(0.0);
+        add("_device", "us/message", per(&Span::processor) / 1000.0);
+        add("_instructions", "/message", per(&Span::instructions));
+        for (name, path) in [
+            ("_dma_reads", "/dma/reads"),
+            ("_dma_writes", "/dma/writes"),
+            ("_doorbells", "/mmio/sq_doorbell/writes"),
+        ] {
+            add(name, "/message", per(&|span| span.counter(path)));
+        }
+    } else {
+        notes.push(format!("{number} {what}: {} spans, not two", spans.len()));
+    }
+    if line.made_seconds > 0.0 {
+        let objects = number as f64;
+        run.results.add(
+            Driver::Ferrite,
+            "scale_regions_made",
+            key,
+            ("/s", true),
+            objects / line.made_seconds,
+        );
+        // Of a few regions nothing can be seen.
+        if let (Some(span), true) = (spans.first(), number >= 10_000) {
+            let device = span.grown(&before) / objects;
+            for (place, bytes) in [("guest", line.bytes as f64 / objects), ("device", device)] {
+                run.results.add(
+                    Driver::Ferrite,
+                    &format!("memory_mr_{place}"),
+                    (0, number),
+                    ("bytes", false),
+                    bytes,
+                );
+            }
         }
     }
+    Ok(true)
 }
 
 /// The limits that the device states.
@@ -114,25 +259,31 @@ fn memory(
     count: u64,
     run: &mut Run,
 ) -> Result<()> {
+    check_interrupted()?;
     run.progress(&format!("memory of {count} {object}s"));
-    let pid = machines
-        .cluster
-        .device_pid(1)
-        .context("no device process")?;
-    forget_peak(pid);
-    let before = usage(pid)?;
-    let arguments = format!("--qps 1 memory_{object}:{count}");
-    let lines = serving.measure(Driver::Ferrite, &arguments, PATIENCE)?;
-    let line = lines.first().context("no result")?;
-    let grown = usage(pid)?.peak.saturating_sub(before.resident);
-    let per = |bytes: u64| bytes as f64 / line.count as f64;
+    let before = machines.cluster.counters(1)?;
+    // A queue pair takes what its rings take; these are the smallest that anybody would use.
+    let arguments = format!("--qps 1 --shallow memory_{object}:{count}");
+    let (line, spans) = measure(machines, serving, &arguments)?;
+    let span = spans.first().context("nothing was noticed")?;
+    let per = |bytes: f64| bytes / line.count as f64;
     let key = (0, count);
     let unit = ("bytes", false);
     let test = |place: &str| format!("memory_{object}_{place}");
-    run.results
-        .add(Driver::Ferrite, &test("guest"), key, unit, per(line.bytes));
-    run.results
-        .add(Driver::Ferrite, &test("device"), key, unit, per(grown));
+    run.results.add(
+        Driver::Ferrite,
+        &test("guest"),
+        key,
+        unit,
+        per(line.bytes as f64),
+    );
+    run.results.add(
+        Driver::Ferrite,
+        &test("device"),
+        key,
+        unit,
+        per(span.grown(&before)),
+    );
     run.results.add(
         Driver::Ferrite,
         &format!("create_{object}"),
@@ -141,4 +292,37 @@ fn memory(
         line.count as f64 / line.seconds,
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_comes_once_in_the_middle() {
+        assert_eq!(both_ways(&[1, 10, 100]), [1, 10, 100, 10, 1]);
+        assert_eq!(both_ways(&[7]), [7]);
+        assert!(both_ways(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_span_is_what_was_between() {
+        let sample = |processor, user, reads: u64| Sample {
+            processor,
+            counters: serde_json::json!({"dma": {"reads": reads}, "heap_bytes": 10 * reads}),
+            guest: Counted {
+                user,
+                ..Counted::default()
+            },
+        };
+        let span = Span {
+            begin: sample(100, 7, 1),
+            end: sample(400, 17, 6),
+        };
+        assert_eq!(span.processor(), 300.0);
+        assert_eq!(span.instructions(), 10.0);
+        assert_eq!(span.counter("/dma/reads"), 5.0);
+        assert_eq!(span.grown(&serde_json::json!({"heap_bytes": 3})), 7.0);
+        assert_eq!(span.counter("/dma/nothing"), 0.0);
+    }
 }
