@@ -16,8 +16,7 @@ help:
 	@echo '       STAGE=name      ... only one stage; FILTER=text ... only matching tests'
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=text as above'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
-	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into,'
-	@echo '                       SCALE=full up to a million regions'
+	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
 	@echo '                       KERNEL=test boots the kernel with the checkers'
 	@echo '  make prepare         fetch and build what is cached, and nothing else'
@@ -37,8 +36,7 @@ pyverbs:
 	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')
 
 bench:
-	@$(LAB) bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(filter full,$(SCALE)),--full-scale) \
-		$(if $(PROFILE),--profile)
+	@$(LAB) bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PROFILE),--profile)
 
 shell:
 	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(filter test,$(KERNEL)),--test)

@@ -18,7 +18,7 @@ usage: ferrite-lab <command> [options]
   pyverbs [--filter TEXT] [--test] [--no-build]
                           rdma-core's own tests on the device; ends with
                           'N passed, N failed, N skipped'
-  bench [--rounds N] [--quick] [--full-scale] [--profile] [--only PART] [--no-build]
+  bench [--rounds N] [--quick] [--profile] [--only PART] [--no-build]
                           Ferrite beside rxe and siw; writes bench/results.json and
                           bench/report.html. Parts: time, count, scale, profile
   shell [--vm N] [--test] VMs up and a prompt in each
@@ -86,7 +86,6 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                         options.rounds = Some(value(&mut args, "--rounds")?.parse()?);
                     }
                     "--quick" => options.quick = true,
-                    "--full-scale" => options.full_scale = true,
                     "--profile" => options.profile = true,
                     "--no-build" => options.build = false,
                     "--only" => options.only = Some(value(&mut args, "--only")?),

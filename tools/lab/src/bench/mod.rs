@@ -38,8 +38,6 @@ pub struct Options {
     pub rounds: Option<usize>,
     /// Fewer sizes, less time.
     pub quick: bool,
-    /// Up to a million regions.
-    pub full_scale: bool,
     /// Build first.
     pub build: bool,
     /// Look at what the device's time goes into.
@@ -53,7 +51,6 @@ impl Default for Options {
         Self {
             rounds: None,
             quick: false,
-            full_scale: false,
             build: true,
             profile: false,
             only: None,
@@ -108,10 +105,6 @@ impl Plan {
                 objects: [1000, 10_000, 500],
             };
         }
-        let mut scale_regions = vec![10, 1000, 100_000];
-        if options.full_scale {
-            scale_regions.push(1_000_000);
-        }
         Self {
             rounds: options.rounds.unwrap_or(3),
             milliseconds: 150,
@@ -120,7 +113,7 @@ impl Plan {
             count_rounds: 3,
             count_sizes: vec![(64, 4096), (4 << 10, 1024), (64 << 10, 256)],
             scale_qps: vec![1, 100, 10_000],
-            scale_regions,
+            scale_regions: vec![10, 1000, 100_000, 1_000_000],
             scale_messages: 16_384,
             objects: [4000, 30_000, 2000],
         }
