@@ -10,6 +10,7 @@ use crate::shortcuts::{self, Inbound, Inbounds, Outbounds};
 use crate::vfio_user::{Backend, DmaMap, VectorChange, REGION_CONFIG};
 use ferrite_abi as abi;
 use ferrite_engine::memory::{DmaError, Host, HostMemory};
+use ferrite_engine::roce::{seal, Medium};
 use ferrite_engine::{Config, Disposition, Engine};
 use ferrite_fabric::descriptors::Sender;
 use ferrite_fabric::framing::{Writer, MAX_FRAME};
@@ -53,6 +54,14 @@ impl HostSide {
         let taken = self.link_up && self.uplink.push(frame);
         self.uplink_counters.sent(frame.len(), taken);
     }
+
+    /// Sends frames that were made for a shortcut.
+    fn send_after_all(&mut self, frames: VecDeque<Vec<u8>>) {
+        for mut frame in frames {
+            seal(&mut frame);
+            self.send(&frame);
+        }
+    }
 }
 
 impl HostMemory for HostSide {
@@ -90,6 +99,14 @@ impl Host for HostSide {
         match self.outbound.push(frame) {
             Some(taken) => self.shortcut_counters.sent(frame.len(), taken),
             None => self.send(frame),
+        }
+    }
+
+    fn medium(&self, destination: &[u8; 6]) -> Medium {
+        if self.outbound.reaches(destination) {
+            Medium::Memory
+        } else {
+            Medium::Wire
         }
     }
 
@@ -160,14 +177,17 @@ impl Core {
     pub fn frame_from_uplink(&mut self, frame: &[u8]) -> bool {
         self.host.uplink_counters.received(frame.len());
         let now = self.now();
-        self.receive(frame, now)
+        self.receive(frame, Medium::Wire, now)
     }
 
-    fn receive(&mut self, frame: &[u8], now: u64) -> bool {
+    fn receive(&mut self, frame: &[u8], medium: Medium, now: u64) -> bool {
         if !self.host.link_up {
             return false;
         }
-        match self.engine.receive_frame(frame, now, &mut self.host) {
+        match self
+            .engine
+            .receive_frame(frame, medium, now, &mut self.host)
+        {
             Disposition::Consumed => false,
             Disposition::PassToHost => true,
         }
@@ -193,9 +213,7 @@ impl Core {
         let now = self.now();
         let (outbound, inbound) = (&mut self.host.outbound, &mut self.inbound);
         let effect = shortcuts::follow(message, fds, now, outbound, inbound);
-        for frame in effect.frames {
-            self.host.send(&frame);
-        }
+        self.host.send_after_all(effect.frames);
         if let Some(id) = effect.last_frames {
             self.read_shortcuts(usize::MAX, to_vm);
             self.forget_shortcut(id);
@@ -225,9 +243,8 @@ impl Core {
     }
 
     fn forget_shortcut(&mut self, id: ShortcutId) {
-        for frame in shortcuts::forget(id, &mut self.host.outbound, &mut self.inbound) {
-            self.host.send(&frame);
-        }
+        let frames = shortcuts::forget(id, &mut self.host.outbound, &mut self.inbound);
+        self.host.send_after_all(frames);
     }
 
     /// The other side of a shortcut does not keep to the rules.
@@ -272,9 +289,10 @@ impl Core {
         for _ in 0..limit {
             match inbound.ring.next(&mut buffer) {
                 Ok(Some(length)) => {
-                    let frame = &buffer[..length];
+                    let frame = &mut buffer[..length];
                     self.host.shortcut_counters.received(length);
-                    if self.receive(frame, now) {
+                    if self.receive(frame, Medium::Memory, now) {
+                        seal(frame);
                         let taken = to_vm(frame);
                         self.vm_counters.sent(length, taken);
                     }

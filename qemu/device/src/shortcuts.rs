@@ -127,6 +127,14 @@ impl Outbounds {
         Some(outbound.push(frame))
     }
 
+    /// Whether frames to this address go past the switch.
+    #[inline]
+    pub fn reaches(&self, destination: &[u8; 6]) -> bool {
+        self.list
+            .iter()
+            .any(|outbound| outbound.peer.0 == *destination)
+    }
+
     /// Passes on what waits and wakes readers that sleep. Returns the shortcuts
     /// that are broken.
     pub fn flush(&mut self, now: u64) -> Vec<ShortcutId> {

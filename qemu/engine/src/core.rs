@@ -11,6 +11,7 @@ use crate::multicast::Groups;
 use crate::paging::{Fault, Outcome, Paging, Side};
 use crate::qp::QueuePair;
 use crate::queue::{completion_opcode, ReceiveRequest, SendRequest, SharedId};
+use crate::roce::{Mac, Medium};
 use crate::srq::SharedReceiveQueues;
 use crate::timers::{TimerOwner, Timers};
 use crate::tpt::{Domain, LocalAccess, Tpt, TptError};
@@ -306,6 +307,15 @@ impl Core {
     pub fn start_timer(&mut self, qp: &mut QueuePair, deadline: u64) {
         let owner = TimerOwner::QueuePair(qp.number);
         self.timers.start(&mut qp.timer, owner, deadline);
+    }
+
+    /// What carries a frame to this address.
+    pub fn medium(&self, destination: &Mac, host: &dyn Host) -> Medium {
+        if *destination == self.config.mac {
+            Medium::Memory
+        } else {
+            host.medium(destination)
+        }
     }
 
     /// Sends a frame: to the wire, or, where it is addressed to this device, to itself.

@@ -39,6 +39,7 @@ pub use crate::counters::Counters;
 pub use crate::memory::{DmaError, Host, HostMemory};
 pub use crate::qp::{QueuePair, QueuePairs};
 pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
+pub use crate::roce::Medium;
 
 use crate::timers::TimerOwner;
 use ferrite_abi::{
@@ -410,13 +411,19 @@ impl Engine {
         }
     }
 
-    /// A frame came from the wire.
-    pub fn receive_frame(&mut self, frame: &[u8], now: u64, host: &mut dyn Host) -> Disposition {
+    /// A frame came.
+    pub fn receive_frame(
+        &mut self,
+        frame: &[u8],
+        medium: Medium,
+        now: u64,
+        host: &mut dyn Host,
+    ) -> Disposition {
         self.core.now = now;
         if !self.core.is_running() {
             return Disposition::PassToHost;
         }
-        transport::receive_frame(&mut self.core, &mut self.qps, frame, host)
+        transport::receive_frame(&mut self.core, &mut self.qps, frame, medium, host)
     }
 
     /// Does what is due: timers, frames to itself, and a burst for each queue pair that has
@@ -471,7 +478,8 @@ impl Engine {
             let Some(frame) = self.core.loopback.pop() else {
                 break;
             };
-            transport::receive_frame(&mut self.core, &mut self.qps, &frame, host);
+            let (core, qps) = (&mut self.core, &mut self.qps);
+            transport::receive_frame(core, qps, &frame, Medium::Memory, host);
             self.core.loopback.recycle(frame);
         }
     }

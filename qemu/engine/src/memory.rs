@@ -2,6 +2,7 @@
 
 //! What the engine needs from the machine around it: host memory, a wire, interrupts.
 
+use crate::roce::{Mac, Medium};
 use std::fmt;
 
 /// Host memory could not be accessed: nothing is mapped there, or bus mastering is off.
@@ -50,8 +51,14 @@ pub trait HostMemory {
 /// Functions that only touch memory take `&M` where `M: HostMemory + ?Sized`; `dyn Host` is such
 /// an `M`.
 pub trait Host: HostMemory {
-    /// Puts a whole Ethernet frame (without frame check sequence) on the wire.
+    /// Puts a whole Ethernet frame (without frame check sequence) on the wire, or on what
+    /// [`Host::medium`] says.
     fn transmit(&mut self, frame: &[u8]);
+    /// What carries the next frame to this Ethernet address.
+    fn medium(&self, destination: &Mac) -> Medium {
+        let _ = destination;
+        Medium::Wire
+    }
     /// Raises an MSI-X vector; it is always less than [`crate::Config::vectors`].
     fn raise(&mut self, vector: u16);
 }

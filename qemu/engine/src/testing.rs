@@ -4,7 +4,7 @@
 //! with real commands, posts and polls through real rings and doorbells.
 
 use crate::memory::{DmaError, Host, HostMemory};
-use crate::{Config, Disposition, Engine};
+use crate::{Config, Disposition, Engine, Medium};
 use ferrite_abi::*;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -1284,6 +1284,7 @@ impl Node {
 
     /// A frame from the wire.
     pub fn receive(&mut self, frame: &[u8]) -> Disposition {
-        self.engine.receive_frame(frame, self.now, &mut self.host)
+        self.engine
+            .receive_frame(frame, Medium::Wire, self.now, &mut self.host)
     }
 }

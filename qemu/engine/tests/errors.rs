@@ -8,6 +8,7 @@ mod wire;
 use ferrite_abi::*;
 use ferrite_engine::roce::{psn_add, Aeth, Bth, Frame, Opcode, Packet, Reth, Syndrome, Template};
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
+use ferrite_engine::Medium;
 use wire::*;
 use CompletionStatus::{Flushed, Success};
 use QueuePairStateCode::{Error, ReadyToSend};
@@ -568,7 +569,7 @@ impl Impostor {
         let mut frame = Vec::new();
         self.template.begin(&mut frame, &bth);
         frame.extend_from_slice(rest);
-        self.template.finish(&mut frame, bth.pad, 0);
+        self.template.finish(&mut frame, bth.pad, 0, Medium::Wire);
         frame
     }
 }

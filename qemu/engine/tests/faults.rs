@@ -7,6 +7,7 @@ mod wire;
 
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, Region, SendWork};
+use ferrite_engine::Medium;
 use proptest::prelude::*;
 use wire::*;
 
@@ -460,7 +461,7 @@ fn hostile(setup: Setup, frames: &[(u8, bool, u32, Vec<u8>)]) {
         };
         template.begin(&mut frame, &bth);
         frame.extend_from_slice(payload);
-        template.finish(&mut frame, bth.pad, 0);
+        template.finish(&mut frame, bth.pad, 0, Medium::Wire);
         pair.b.receive(&frame);
         pair.b.settle();
     }

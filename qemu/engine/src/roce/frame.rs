@@ -163,6 +163,27 @@ impl<'a> Frame<'a> {
     }
 }
 
+/// What carries a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Something that may change a frame on its way: the invariant CRC is made and checked.
+    Wire,
+    /// Memory of this machine, which does not: the place of the invariant CRC holds nothing.
+    Memory,
+}
+
+/// Fills in the invariant CRC of a frame that was made for [`Medium::Memory`] and goes on by wire.
+/// What is no RoCEv2 frame stays as it is.
+pub fn seal(frame: &mut [u8]) {
+    let crc = Frame::parse(frame).and_then(|parsed| {
+        let ip = if parsed.vlan.is_some() { 18 } else { 14 };
+        Some((ip + parsed.covered.len(), icrc(parsed.covered)?))
+    });
+    if let Some((at, crc)) = crc {
+        frame[at..at + ICRC_LEN].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
 fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }

@@ -8,6 +8,7 @@ use super::frame::{
 };
 use super::headers::Bth;
 use super::icrc::{icrc, ICRC_LEN};
+use super::Medium;
 
 /// Where the frames of a path go and how they are marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,10 +149,11 @@ impl Template {
     }
 
     /// Ends a frame that was begun with [`Self::begin`] and has its headers and payload: pads it
-    /// by `pad` bytes, fills in lengths and checksum and appends the invariant CRC.
+    /// by `pad` bytes, fills in lengths and checksum and appends the invariant CRC, or room for it
+    /// where `medium` does without.
     ///
     /// `identification` is that of the IPv4 header.
-    pub fn finish(&self, frame: &mut Vec<u8>, pad: u8, identification: u16) {
+    pub fn finish(&self, frame: &mut Vec<u8>, pad: u8, identification: u16, medium: Medium) {
         frame.extend_from_slice(&[0; 3][..(pad & 3) as usize]);
         let ip = self.ip as usize;
         let total = frame.len() - ip + ICRC_LEN;
@@ -170,8 +172,11 @@ impl Template {
             }
             frame[ip + 10..ip + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
         }
-        // Always IPv4 or IPv6 and long enough, as `begin` has written it.
-        let crc = icrc(&frame[ip..]).unwrap_or(0);
+        let crc = match medium {
+            // Always IPv4 or IPv6 and long enough, as `begin` has written it.
+            Medium::Wire => icrc(&frame[ip..]).unwrap_or(0),
+            Medium::Memory => 0,
+        };
         frame.extend_from_slice(&crc.to_le_bytes());
     }
 }
@@ -180,7 +185,7 @@ const _: () = assert!(IPV4_LEN + UDP_LEN < MAX_TEMPLATE);
 
 #[cfg(test)]
 mod tests {
-    use super::super::{gid_from_ipv4, Frame, Opcode, Packet, Reth};
+    use super::super::{gid_from_ipv4, seal, Frame, Opcode, Packet, Reth};
     use super::*;
     use proptest::prelude::*;
 
@@ -210,6 +215,10 @@ mod tests {
     }
 
     fn frame(path: &Path, payload: &[u8]) -> Vec<u8> {
+        frame_for(path, payload, Medium::Wire)
+    }
+
+    fn frame_for(path: &Path, payload: &[u8], medium: Medium) -> Vec<u8> {
         let template = Template::new(path).unwrap();
         let pad = (payload.len().wrapping_neg() & 3) as u8;
         let mut frame = vec![0xee; 7];
@@ -230,7 +239,7 @@ mod tests {
         };
         frame.extend_from_slice(&reth.to_bytes());
         frame.extend_from_slice(payload);
-        template.finish(&mut frame, pad, 0xbeef);
+        template.finish(&mut frame, pad, 0xbeef, medium);
         frame
     }
 
@@ -244,6 +253,10 @@ mod tests {
                     let mut bytes = frame(&path, &payload);
                     let ip = if vlan.is_some() { 18 } else { 14 };
                     assert_eq!((bytes.len() - ip) % 4, 0);
+                    let mut unsealed = frame_for(&path, &payload, Medium::Memory);
+                    assert!(!Frame::parse(&unsealed).unwrap().icrc_ok());
+                    seal(&mut unsealed);
+                    assert_eq!(unsealed, bytes);
                     bytes.extend([0; 9]); // Ethernet padding is not part of the datagram.
                     let parsed = Frame::parse(&bytes).unwrap();
                     assert!(parsed.icrc_ok());
@@ -301,6 +314,7 @@ mod tests {
             }
             let _ = Packet::parse(&bytes);
             let _ = icrc(&bytes);
+            seal(&mut bytes.clone());
         }
 
         #[test]

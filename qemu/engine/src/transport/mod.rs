@@ -18,7 +18,7 @@ use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::paging::Side;
 use crate::qp::{QueuePair, QueuePairs};
 use crate::roce::{Bth, Frame, Packet, PacketError, Path, Service, Template, PKEY_DEFAULT};
-use crate::{Disposition, Progress};
+use crate::{Disposition, Medium, Progress};
 use ferrite_abi::{QueuePairKind, QueuePairStateCode as State};
 use ferrite_abi::{
     FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_DATAGRAM, FEATURE_EXTENDED_CONNECTED,
@@ -95,7 +95,8 @@ fn send_packet<E>(
     let filled = fill(&mut frame, core, host);
     if filled.is_ok() {
         core.transport.identification = core.transport.identification.wrapping_add(1);
-        template.finish(&mut frame, bth.pad, core.transport.identification);
+        let medium = core.medium(&template.destination_mac(), host);
+        template.finish(&mut frame, bth.pad, core.transport.identification, medium);
         core.transmit(&frame, host);
     }
     core.transport.frame = frame;
@@ -232,13 +233,14 @@ pub(crate) fn receive_frame(
     core: &mut Core,
     qps: &mut QueuePairs,
     bytes: &[u8],
+    medium: Medium,
     host: &mut dyn Host,
 ) -> Disposition {
     let Some(frame) = Frame::parse(bytes) else {
         return Disposition::PassToHost;
     };
     if frame.destination_qpn() == MULTICAST_QPN {
-        return receive_multicast(core, qps, bytes, &frame, host);
+        return receive_multicast(core, qps, bytes, &frame, medium, host);
     }
     let Some(qp) = qps.get_mut(frame.destination_qpn()) else {
         return Disposition::PassToHost;
@@ -248,7 +250,7 @@ pub(crate) fn receive_frame(
     }
     core.counters.rx_packets += 1;
     core.counters.rx_bytes += bytes.len() as u64;
-    if !frame.icrc_ok() {
+    if medium == Medium::Wire && !frame.icrc_ok() {
         core.counters.rx_icrc_errors += 1;
         return Disposition::Consumed;
     }
@@ -315,6 +317,7 @@ fn receive_multicast(
     qps: &mut QueuePairs,
     bytes: &[u8],
     frame: &Frame<'_>,
+    medium: Medium,
     host: &mut dyn Host,
 ) -> Disposition {
     let members = core.groups.members(&frame.destination).to_vec();
@@ -323,7 +326,7 @@ fn receive_multicast(
     }
     core.counters.rx_packets += 1;
     core.counters.rx_bytes += bytes.len() as u64;
-    if !frame.icrc_ok() {
+    if medium == Medium::Wire && !frame.icrc_ok() {
         core.counters.rx_icrc_errors += 1;
         return Disposition::Consumed;
     }
