@@ -24,7 +24,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -479,8 +478,9 @@ impl Core {
 /// The device as the threads share it.
 pub struct Device {
     core: Mutex<Core>,
-    /// How many threads wait for the lock outside of the I/O thread.
-    contenders: AtomicU32,
+    /// Held by the thread that waits for `core`, so that the one that had it
+    /// last does not get it again before.
+    turn: Mutex<()>,
     wake: OwnedFd,
     end: Mutex<Option<Result<(), String>>>,
 }
@@ -490,30 +490,16 @@ impl Device {
     pub fn new(mac: [u8; 6], vectors: usize) -> io::Result<Self> {
         Ok(Self {
             core: Mutex::new(Core::new(mac, vectors)),
-            contenders: AtomicU32::new(0),
+            turn: Mutex::new(()),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             end: Mutex::new(None),
         })
     }
 
-    /// The state, for the I/O thread, which lets others go first.
+    /// The state.
     pub fn lock(&self) -> MutexGuard<'_, Core> {
-        // The lock is not fair: a thread that takes it again at once would
-        // keep others out for long.
-        let mut patience = 100;
-        while self.contenders.load(Ordering::Relaxed) > 0 && patience > 0 {
-            std::thread::yield_now();
-            patience -= 1;
-        }
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The state, for a thread on which a guest's processor waits.
-    fn lock_first(&self) -> MutexGuard<'_, Core> {
-        self.contenders.fetch_add(1, Ordering::Relaxed);
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        self.contenders.fetch_sub(1, Ordering::Relaxed);
-        core
     }
 
     /// Has an event (an edge) for each call of [`Device::wake`].
@@ -583,7 +569,7 @@ impl Backend for Frontend<'_> {
     }
 
     fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
-        let mut core = self.device.lock_first();
+        let mut core = self.device.lock();
         let core = &mut *core;
         if region == REGION_CONFIG {
             core.config.read(offset, data);
@@ -599,7 +585,7 @@ impl Backend for Frontend<'_> {
     }
 
     fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) {
-        let mut core = self.device.lock_first();
+        let mut core = self.device.lock();
         let core = &mut *core;
         if region == REGION_CONFIG {
             let was = core.config.bus_master();
@@ -645,7 +631,7 @@ impl Backend for Frontend<'_> {
             self.device.finish(Err(share::ADVICE.into()));
             return Err(rustix::io::Errno::INVAL.into());
         }
-        let result = self.device.lock_first().host.memory.map(&map);
+        let result = self.device.lock().host.memory.map(&map);
         if let Err(error) = &result {
             log::warn!(
                 "guest memory at {:#x}, {:#x} bytes, cannot be mapped: {error}",
@@ -658,27 +644,27 @@ impl Backend for Frontend<'_> {
 
     fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
         log::debug!("unmap {address:#x}, {size:#x} bytes");
-        self.device.lock_first().host.memory.unmap(address, size)
+        self.device.lock().host.memory.unmap(address, size)
     }
 
     fn dma_unmap_all(&mut self) {
-        self.device.lock_first().host.memory.unmap_all();
+        self.device.lock().host.memory.unmap_all();
     }
 
     fn change_vectors(&mut self, change: VectorChange) {
         log::debug!("vectors: {change:?}");
-        self.device.lock_first().host.interrupts.change(change);
+        self.device.lock().host.interrupts.change(change);
     }
 
     fn reset(&mut self) {
         log::info!("device reset");
-        let mut core = self.device.lock_first();
+        let mut core = self.device.lock();
         core.device_resets += 1;
         core.reset();
     }
 
     fn batch_done(&mut self) {
-        let mut core = self.device.lock_first();
+        let mut core = self.device.lock();
         core.pump();
         let wake = core.io_must_wake();
         drop(core);

@@ -14,6 +14,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 const VM_QUEUE: usize = 4 * 1024 * 1024;
 /// How often a lost uplink is tried again.
 const RECONNECT: Duration = Duration::from_millis(100);
+/// Nanoseconds that a sleep may be longer than asked for.
+const TIMER_SLACK: u64 = 1000;
 /// Reads from one link before the others have their turn.
 const READS_PER_TURN: usize = 4;
 /// A control request is never longer.
@@ -226,6 +229,9 @@ impl<'a> IoLoop<'a> {
     pub fn run(&mut self, signals: &UnixStream) -> Result<(), String> {
         let text = |error: io::Error| format!("cannot wait for events: {error}");
         watch(&self.epoll, signals, token::SIGNAL, EventFlags::IN).map_err(text)?;
+        // The engine's times are shorter than what the kernel adds to a sleep
+        // by default. Without it they are late, not wrong.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK));
         loop {
             if let Some(result) = self.device.finished() {
                 return result;

@@ -158,6 +158,19 @@ impl ReadyList {
     }
 }
 
+/// How long a queue pair that sends a stream waits for more before it sleeps, in nanoseconds.
+const NAP: u64 = 50_000;
+
+/// The wait of a queue pair for more of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Nap {
+    /// Where the send queue was when it began.
+    taken: u32,
+    until: u64,
+    /// It is among [`Core::naps`].
+    pub(crate) queued: bool,
+}
+
 /// Frames to itself that are kept at most.
 const MAX_LOOPBACK: usize = 4096;
 
@@ -228,6 +241,9 @@ pub struct Core {
     pub timers: Timers,
     /// Queue pairs with something to send.
     pub ready: ReadyList,
+    /// Queue pairs to look at again, and when; the times hardly differ, so that their order is
+    /// that of the queue.
+    pub(crate) naps: VecDeque<(u64, u32)>,
     pub(crate) loopback: Loopback,
     /// The time of the present call, in nanoseconds.
     pub now: u64,
@@ -255,6 +271,7 @@ impl Core {
             counters: Counters::default(),
             timers: Timers::default(),
             ready: ReadyList::default(),
+            naps: VecDeque::new(),
             loopback: Loopback::default(),
             now: 0,
             transport: crate::transport::Shared::default(),
@@ -292,6 +309,7 @@ impl Core {
         self.last_event(code, host);
         self.timers.clear();
         self.ready = ReadyList::default();
+        self.naps.clear();
         self.loopback = Loopback::default();
     }
 
@@ -301,6 +319,29 @@ impl Core {
             qp.ready = true;
             self.ready.queue.push_back(qp.number);
         }
+    }
+
+    /// Whether a queue pair that has nothing to send stays awake a little longer. Whoever posts
+    /// while others of its messages are under way posts a stream; it is spared the doorbells, and
+    /// the device looks again with the next acknowledgement, at the latest after [`NAP`].
+    pub(crate) fn takes_a_nap(&mut self, qp: &mut QueuePair) -> bool {
+        if !qp.transport.is_streaming() {
+            return false;
+        }
+        let taken = qp.send.next();
+        let nap = &mut qp.nap;
+        if nap.taken != taken {
+            nap.taken = taken;
+            nap.until = self.now.saturating_add(NAP);
+        }
+        if nap.until <= self.now {
+            return false;
+        }
+        if !nap.queued {
+            nap.queued = true;
+            self.naps.push_back((nap.until, qp.number));
+        }
+        true
     }
 
     /// (Re)starts the timer of a queue pair.

@@ -447,6 +447,15 @@ impl Engine {
                 TimerOwner::CompletionQueue(cqn) => self.core.cq_timer(cqn, entry, now, host),
             }
         }
+        while self.core.naps.front().is_some_and(|nap| nap.0 <= now) {
+            let Some((_, qpn)) = self.core.naps.pop_front() else {
+                break;
+            };
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                qp.nap.queued = false;
+                self.core.schedule(qp);
+            }
+        }
         if self.core.timers.needs_sweep() {
             self.sweep_timers();
         }
@@ -508,6 +517,9 @@ impl Engine {
             Progress::More => core.schedule(qp),
             Progress::Blocked => {}
             Progress::Drained if qp.may_send() && qp.has_send_queue() => {
+                if core.takes_a_nap(qp) {
+                    return;
+                }
                 match qp.send.sleep(host) {
                     Ok(true) => core.schedule(qp),
                     Ok(false) => {}
@@ -526,7 +538,8 @@ impl Engine {
         if !self.core.ready.is_empty() || self.core.loopback.len() > 0 {
             return Some(self.core.now);
         }
-        self.core.timers.next()
+        let nap = self.core.naps.front().map(|(until, _)| *until);
+        self.core.timers.next().into_iter().chain(nap).min()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Queue pairs: context, states, and what happens to their queues on the way to the error state.
 
 use crate::att::{Att, AttError};
-use crate::core::{Core, ReceiveCompletion, SendCompletion};
+use crate::core::{Core, Nap, ReceiveCompletion, SendCompletion};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
 use crate::queue::{Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest};
@@ -63,6 +63,8 @@ pub struct QueuePair {
     pub timer: Timer,
     /// It is in the ready list.
     pub(crate) ready: bool,
+    /// Its wait for more to send.
+    pub(crate) nap: Nap,
 }
 
 impl QueuePair {
@@ -428,6 +430,7 @@ pub(crate) fn create(
         transport: Connection::default(),
         timer: Timer::default(),
         ready: false,
+        nap: Nap::default(),
     }));
     for cqn in [send_cqn, receive_cqn] {
         if let Some(cq) = core.cqs.get_mut(cqn) {
@@ -1300,6 +1303,36 @@ mod tests {
         assert_eq!(node.engine.counters().bad_doorbells, 6);
         node.doorbell(1, DOORBELL_SEND, word);
         assert_eq!(node.engine.core.ready.len(), 1);
+    }
+
+    #[test]
+    fn posts_of_a_stream_do_not_ring_and_are_found() {
+        const MICROSECOND: u64 = 1000;
+        let mut node = node_in(State::ReadyToSend);
+        node.settle();
+        let look = |node: &mut Node, after: u64| {
+            node.now += after * MICROSECOND;
+            node.engine.poll(node.now, &mut node.host);
+            node.settle();
+            (node.send_doorbells, node.engine.counters().tx_packets)
+        };
+        // One message is no stream.
+        node.post_send(QPN, &work());
+        assert_eq!(look(&mut node, 0), (1, 1));
+        assert_eq!(node.record(QPN).send_wake, 1);
+        // Two that nobody has answered are; the next one is waited for.
+        node.post_send(QPN, &work());
+        assert_eq!(look(&mut node, 0), (2, 2));
+        assert_eq!(node.record(QPN).send_wake, 0);
+        node.post_send(QPN, &work());
+        assert!(node.engine.next_timeout().unwrap() <= node.now + 50 * MICROSECOND);
+        assert_eq!(look(&mut node, 50), (2, 3));
+        assert_eq!(node.record(QPN).send_wake, 0);
+        // Not for ever.
+        assert_eq!(look(&mut node, 50), (2, 3));
+        assert_eq!(node.record(QPN).send_wake, 1);
+        node.post_send(QPN, &work());
+        assert_eq!(look(&mut node, 0), (3, 4));
     }
 
     #[test]

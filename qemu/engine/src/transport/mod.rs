@@ -59,6 +59,11 @@ impl Connection {
         (sent, self.responder.psn())
     }
 
+    /// Whether several messages are under way that the peer has to answer.
+    pub(crate) fn is_streaming(&self) -> bool {
+        self.requester.messages_under_way() > 1
+    }
+
     /// The entry of a shared receive queue that was taken and has no completion, to be flushed.
     pub(crate) fn taken_receive(&self) -> Option<ReceiveCompletion> {
         self.responder.taken_receive()

@@ -182,6 +182,11 @@ impl Requester {
         self.unassigned
     }
 
+    /// Messages that were taken up and are not complete.
+    pub(super) fn messages_under_way(&self) -> usize {
+        self.messages.len()
+    }
+
     fn in_flight(&self) -> u32 {
         self.next.wrapping_sub(self.una) & 0xff_ffff
     }
