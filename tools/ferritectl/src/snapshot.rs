@@ -70,7 +70,8 @@ impl Section {
                 device.table("cqs")?,
                 "cqn",
                 &device.resources("cq"),
-                "cqn",
+                // The core's own "cqn" is another number.
+                "drv_cqn",
             )),
             Self::Qps => rows(owned(
                 device.table("qps")?,

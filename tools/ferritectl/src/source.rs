@@ -174,7 +174,7 @@ impl Device<'_> {
             return Vec::new();
         }
         let output = Command::new("rdma")
-            .args(["-j", "resource", "show", kind])
+            .args(["-dd", "-j", "resource", "show", kind])
             .output();
         let output = match output {
             Ok(output) if output.status.success() => output,
