@@ -57,6 +57,7 @@ operations! {
     PostRecv,
     Poll,
     Arm,
+    Moderate,
     ResizeCq,
     ChannelEvent,
     AsyncEvent,
@@ -88,6 +89,10 @@ impl Words<'_> {
 
     fn u32(&mut self) -> Result<u32, Errno> {
         u32::try_from(self.next()?).map_err(|_| Errno(libc::EPROTO))
+    }
+
+    fn u16(&mut self) -> Result<u16, Errno> {
+        u16::try_from(self.next()?).map_err(|_| Errno(libc::EPROTO))
     }
 
     fn u8(&mut self) -> Result<u8, Errno> {
@@ -365,6 +370,11 @@ impl Agent {
             }
             Operation::Arm => {
                 self.cq(w.next()?)?.arm(w.next()? != 0)?;
+                Ok(Vec::new())
+            }
+            Operation::Moderate => {
+                let cq = self.cq(w.next()?)?;
+                cq.moderate(w.u16()?, w.u16()?)?;
                 Ok(Vec::new())
             }
             Operation::ResizeCq => {
@@ -758,6 +768,15 @@ impl Side {
     pub fn arm(&mut self, cq: u64, solicited: bool) -> Result<(), Errno> {
         self.call(Operation::Arm, &[cq, u64::from(solicited)])
             .map(drop)
+    }
+
+    /// Has events of a queue wait for so many completions, or so long from the first of them.
+    pub fn moderate(&mut self, cq: u64, count: u16, microseconds: u16) -> Result<(), Errno> {
+        self.call(
+            Operation::Moderate,
+            &[cq, count.into(), microseconds.into()],
+        )
+        .map(drop)
     }
 
     /// Waits for an event of a channel: the queue it is about.

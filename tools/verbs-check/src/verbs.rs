@@ -603,7 +603,7 @@ pub struct Cq {
     raw: *mut ibv_cq,
     extended: bool,
     _channel: Option<Rc<Channel>>,
-    _context: Rc<Context>,
+    context: Rc<Context>,
 }
 
 impl Cq {
@@ -649,7 +649,7 @@ impl Cq {
             raw: not_null(raw)?,
             extended,
             _channel: channel,
-            _context: context.clone(),
+            context: context.clone(),
         }))
     }
 
@@ -765,6 +765,24 @@ impl Cq {
         check(unsafe {
             match (*(*self.raw).context).ops.req_notify_cq {
                 Some(arm) => arm(self.raw, i32::from(solicited)),
+                None => libc::ENOSYS,
+            }
+        })
+    }
+
+    /// Has events wait for so many completions, or so long from the first of them.
+    pub fn moderate(&self, count: u16, microseconds: u16) -> Result<(), Errno> {
+        let mut attributes = ibv_modify_cq_attr {
+            attr_mask: IBV_CQ_ATTR_MODERATE,
+            moderate: ibv_moderate_cq {
+                cq_count: count,
+                cq_period: microseconds,
+            },
+        };
+        // SAFETY: the context is open and the queue is live.
+        check(unsafe {
+            match (*self.context.extended()).modify_cq {
+                Some(modify) => modify(self.raw, &mut attributes),
                 None => libc::ENOSYS,
             }
         })

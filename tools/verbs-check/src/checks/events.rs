@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Completion events: one for each arming, none without, solicited or not.
 
+use std::time::{Duration, Instant};
+
 use crate::bench::{At, Bench, End, Message, Pair, PairOptions, PATIENCE, SHORT};
 use crate::expect;
 use crate::report::{Check, Report};
@@ -18,6 +20,9 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
     let _ = bench.reset();
     let result = solicited_error(bench);
     report.enter("events: a failed completion counts as solicited", result);
+    let _ = bench.reset();
+    let result = moderated(bench);
+    report.enter("events: moderated, by count and by time", result);
     let _ = bench.reset();
     let vectors = bench.hello_there.vectors;
     for vector in 0..vectors.min(8) {
@@ -129,6 +134,46 @@ fn solicited_error(bench: &mut Bench) -> Check {
         "the receive",
     )?;
     Ok(())
+}
+
+/// Moderation holds an event back until so many completions are there, or for so long.
+fn moderated(bench: &mut Bench) -> Check {
+    const COUNT: u16 = 3;
+    const PERIOD: Duration = Duration::from_millis(50);
+    let pair = bench.pair(&options())?;
+    let cq = pair.there.recv_cq;
+    bench
+        .there
+        .moderate(cq, COUNT, PERIOD.as_micros() as u16)
+        .at("ibv_modify_cq")?;
+    let round = |bench: &mut Bench, messages: u16| -> Check<Duration> {
+        bench.there.arm(cq, false).at("arm")?;
+        let start = Instant::now();
+        for _ in 0..messages {
+            send(bench, &pair, 0)?;
+        }
+        event(bench, &pair)?;
+        let time = start.elapsed();
+        // The messages have one buffer in common: what is in it now is not looked at.
+        for _ in 0..messages {
+            bench.status(End::Here, pair.here.send_cq, IBV_WC_SUCCESS, "the send")?;
+            bench.status(End::There, cq, IBV_WC_SUCCESS, "the receive")?;
+        }
+        Ok(time)
+    };
+    for _ in 0..3 {
+        let time = round(bench, 1)?;
+        if time < PERIOD {
+            return Err(format!("one of {COUNT} completions raised an event in {time:?}").into());
+        }
+    }
+    // On a busy machine each may take long; not all do.
+    for _ in 0..20 {
+        if round(bench, COUNT)? < PERIOD {
+            return Ok(());
+        }
+    }
+    Err(format!("{COUNT} completions never raised an event before the time was over").into())
 }
 
 fn on_vector(bench: &mut Bench, vector: u32) -> Check {
