@@ -139,7 +139,7 @@ fn solicited_error(bench: &mut Bench) -> Check {
 /// Moderation holds an event back until so many completions are there, or for so long.
 fn moderated(bench: &mut Bench) -> Check {
     const COUNT: u16 = 3;
-    const PERIOD: Duration = Duration::from_millis(50);
+    const PERIOD: Duration = Duration::from_millis(65);
     let pair = bench.pair(&options())?;
     let cq = pair.there.recv_cq;
     bench
