@@ -45,29 +45,39 @@ fn plain_name(x: f64) -> String {
     }
 }
 
+/// The line of a driver's records of a test; none where there are none.
+fn line(
+    results: &Results,
+    (driver, test): (Driver, &str),
+    (name, colour): (&str, &'static str),
+    x: fn(&Record) -> u64,
+) -> Option<Series> {
+    let mut points: Vec<Point> = results
+        .series(driver, test)
+        .map(|record| Point {
+            x: x(record) as f64,
+            y: record.median,
+            min: record.min,
+            max: record.max,
+        })
+        .collect();
+    points.sort_by(|a, b| a.x.total_cmp(&b.x));
+    (!points.is_empty()).then(|| Series {
+        name: name.to_owned(),
+        colour,
+        points,
+    })
+}
+
 /// A line for each driver that has records of a test.
 fn series(results: &Results, test: &str, x: fn(&Record) -> u64) -> Vec<Series> {
-    let mut all = Vec::new();
-    for driver in Driver::ALL {
-        let mut points: Vec<Point> = results
-            .series(driver, test)
-            .map(|record| Point {
-                x: x(record) as f64,
-                y: record.median,
-                min: record.min,
-                max: record.max,
-            })
-            .collect();
-        points.sort_by(|a, b| a.x.total_cmp(&b.x));
-        if !points.is_empty() {
-            all.push(Series {
-                name: driver.name().to_owned(),
-                colour: colour(driver),
-                points,
-            });
-        }
-    }
-    all
+    Driver::ALL
+        .into_iter()
+        .filter_map(|driver| {
+            let look = (driver.name(), colour(driver));
+            line(results, (driver, test), look, x)
+        })
+        .collect()
 }
 
 /// Lines of Ferrite's tests over the number of objects.
@@ -75,27 +85,15 @@ fn lines(results: &Results, tests: &[(&str, &str)]) -> Vec<Series> {
     const COLOURS: [&str; 6] = [
         "#b3400e", "#1f6fb2", "#2c8a3d", "#7a4fb0", "#8a6d00", "#555",
     ];
-    let mut all = Vec::new();
-    for ((test, name), colour) in tests.iter().zip(COLOURS) {
-        let mut points: Vec<Point> = results
-            .series(Driver::Ferrite, test)
-            .map(|record| Point {
-                x: record.qps as f64,
-                y: record.median,
-                min: record.min,
-                max: record.max,
+    tests
+        .iter()
+        .zip(COLOURS)
+        .filter_map(|((test, name), colour)| {
+            line(results, (Driver::Ferrite, test), (name, colour), |record| {
+                record.qps
             })
-            .collect();
-        points.sort_by(|a, b| a.x.total_cmp(&b.x));
-        if !points.is_empty() {
-            all.push(Series {
-                name: (*name).to_owned(),
-                colour,
-                points,
-            });
-        }
-    }
-    all
+        })
+        .collect()
 }
 
 /// All plots by the name of their file.

@@ -127,15 +127,13 @@ pub fn run<'m>(
             .unwrap_or_else(|error| run.miss(&format!("memory of a {object}"), &error));
     }
     for qps in both_ways(&plan.scale_qps) {
-        let arguments = format!(
-            "--clone --qps {qps} --ms 300 --messages {} scale_qps:64",
-            plan.scale_messages.max(2 * qps)
-        );
+        let messages = plan.scale_messages.max(2 * qps);
+        let arguments = format!("--clone --qps {qps} --ms 300 --messages {messages} scale_qps:64");
         one(
             machines,
             serving,
             ("qps", qps),
-            (&arguments, plan),
+            (&arguments, messages),
             run,
             &mut notes,
         )?;
@@ -147,12 +145,17 @@ pub fn run<'m>(
             continue;
         }
         let start = Instant::now();
-        let arguments = format!(
-            "--ms 300 --messages {} scale_regions:{regions}",
-            plan.scale_messages
-        );
+        let messages = plan.scale_messages;
+        let arguments = format!("--ms 300 --messages {messages} scale_regions:{regions}");
         let test = ("regions", regions);
-        let good = one(machines, serving, test, (&arguments, plan), run, &mut notes)?;
+        let good = one(
+            machines,
+            serving,
+            test,
+            (&arguments, messages),
+            run,
+            &mut notes,
+        )?;
         if !good || start.elapsed() > Duration::from_secs(20) {
             enough.push(regions);
         }
@@ -171,7 +174,7 @@ fn one(
     machines: &Machines,
     serving: &mut Serving<'_>,
     (what, number): (&str, u64),
-    (arguments, plan): (&str, &Plan),
+    (arguments, messages): (&str, u64),
     run: &mut Run,
     notes: &mut Vec<String>,
 ) -> Result<bool> {
@@ -196,9 +199,6 @@ fn one(
     };
     add("", "us/message", line.seconds / line.count as f64 * 1e6);
     if let [short, long] = &spans[..] {
-        let messages = plan
-            .scale_messages
-            .max(if what == "qps" { 2 * number } else { 0 });
         let messages = (messages - messages / 4) as f64;
         let per = |of: &dyn Fn(&Span) -> f64| ((of(long) - of(short)) / messages).max(0.0);
         add("_device", "us/message", per(&Span::processor) / 1000.0);
