@@ -29,6 +29,7 @@ mod odp;
 mod pci;
 mod port;
 mod qp;
+mod qp_event;
 mod srq;
 mod tpt;
 mod ucontext;

@@ -26,6 +26,7 @@ use crate::{
         table::IrqTable,
         workqueue::OwnedQueue, //
     },
+    qp::FerriteQp,
     rdma::{
         CqRef,
         EventSink,
@@ -47,12 +48,6 @@ use kernel::{
         },
         Arc,
         Mutex, //
-    },
-    workqueue::{
-        impl_has_work,
-        new_work,
-        Work,
-        WorkItem, //
     },
 };
 
@@ -79,8 +74,8 @@ pub(crate) struct Hardware {
     /// Where events of the device as a whole go.
     #[pin]
     pub(crate) sink: EventSink<Ferrite>,
-    /// Where events of queue pairs are passed on.
-    events: OwnedQueue,
+    /// Where events of queue pairs are passed on, in order.
+    pub(crate) events: OwnedQueue,
     link_up: Atomic<u32>,
     /// Whether the device was seen to have taken its last reset.
     #[pin]
@@ -317,53 +312,11 @@ impl Hardware {
         }
     }
 
-    /// Passes an event on to a queue pair's consumer, from process context: kernel consumers may
-    /// sleep in their handler.
+    /// Passes an event on to a queue pair's consumer.
     fn queue_pair_event(&self, number: u32, event: QpEvent) {
-        let Some(qp) = self.qps.get(number as usize) else {
-            return;
-        };
-        match QueuePairEvent::new(qp, event) {
-            // A work item that was made just now is not queued yet.
-            Ok(work) => drop(self.events.enqueue(work)),
-            Err(_) => dev_err!(
-                self.pdev,
-                "no memory for an event of queue pair {}\n",
-                number
-            ),
+        if let Some(qp) = self.qps.get(number as usize) {
+            FerriteQp::raise(&qp, event);
         }
-    }
-}
-
-/// An event on its way to the consumer of a queue pair, which it keeps alive.
-#[pin_data]
-struct QueuePairEvent {
-    qp: QpRef<Ferrite>,
-    event: QpEvent,
-    #[pin]
-    work: Work<QueuePairEvent>,
-}
-
-impl_has_work! {
-    impl HasWork<Self> for QueuePairEvent { self.work }
-}
-
-impl QueuePairEvent {
-    fn new(qp: QpRef<Ferrite>, event: QpEvent) -> Result<Arc<Self>> {
-        let work = pin_init!(Self {
-            qp,
-            event,
-            work <- new_work!("ferrite_qp_event"),
-        });
-        Arc::pin_init(work, GFP_ATOMIC)
-    }
-}
-
-impl WorkItem for QueuePairEvent {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        this.qp.report(this.event);
     }
 }
 

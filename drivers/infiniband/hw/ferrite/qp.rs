@@ -50,6 +50,7 @@ use crate::{
     },
     numbers::Number,
     port::PORT,
+    qp_event::QpEvents,
     rdma::{
         kind,
         Cq,
@@ -60,6 +61,7 @@ use crate::{
         Qp,
         QpAttr,
         QpCap,
+        QpEvent,
         QpInitAttr,
         QpQuery,
         QpState,
@@ -88,6 +90,7 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
+        Arc,
         Mutex, //
     },
 };
@@ -394,6 +397,7 @@ pub(crate) struct FerriteQp {
     /// The state that the consumer brought the queue pair to; the device may have gone on to the
     /// error state.
     state: Atomic<u32>,
+    events: Arc<QpEvents>,
     #[pin]
     values: Mutex<QpValues>,
 }
@@ -419,6 +423,12 @@ impl FerriteQp {
         let rings = self.rings().ok()?;
         let (sends, receives) = (rings.sq.lock().used(), rings.rq.lock().used());
         Some((sends, receives))
+    }
+
+    /// Has the consumer told that something happened. May be called from any context, and cannot
+    /// fail; what happens more than once before the consumer is told counts once.
+    pub(crate) fn raise(qp: &Qp<Ferrite>, event: QpEvent) {
+        qp.events.raise(&qp.device().hw.events, qp, event);
     }
 
     fn rings(&self) -> Result<&KernelRings> {
@@ -549,6 +559,7 @@ impl FerriteQp {
             number,
             layout,
             state: Atomic::new(QpState::Reset.as_raw()),
+            events: QpEvents::new()?,
             values <- new_mutex!(values, "ferrite_qp"),
         }? Error))?;
         let cqs = || [roles.send_cq, roles.recv_cq].into_iter().flatten();
