@@ -4,7 +4,7 @@
 
 use crate::att::Att;
 use crate::core::Core;
-use crate::eq::{event, EventQueueState};
+use crate::eq::{event, EventQueueState, Posted};
 use crate::memory::{Host, HostMemory};
 use crate::timers::{Timer, TimerOwner};
 use ferrite_abi::{
@@ -126,8 +126,8 @@ pub struct CompletionQueue {
     timer: Timer,
     /// The number of its last event in its event queue, if it had one there.
     last_event: Option<u32>,
-    /// Its event waits in the event queue's list.
-    waiting: bool,
+    /// Its event waits in the event queue's list, under this ticket.
+    waiting: Option<u64>,
 }
 
 /// All completion queues.
@@ -152,21 +152,6 @@ impl CompletionQueues {
     /// True when there is such a queue.
     pub fn exists(&self, cqn: u32) -> bool {
         matches!(self.queues.get(cqn as usize), Some(Some(_)))
-    }
-
-    /// Carries out `DestroyCompletionQueue`.
-    pub(crate) fn destroy(&mut self, cqn: u32) -> Result<(), CommandStatus> {
-        if cqn >= MAX_CQ {
-            return Err(CommandStatus::BadNumber);
-        }
-        match self.queues.get_mut(cqn as usize) {
-            Some(Some(queue)) if queue.users > 0 => Err(CommandStatus::Busy),
-            Some(slot @ Some(_)) => {
-                *slot = None;
-                Ok(())
-            }
-            _ => Err(CommandStatus::NotFound),
-        }
     }
 }
 
@@ -215,8 +200,24 @@ impl Core {
             since_armed: 0,
             timer: Timer::default(),
             last_event: None,
-            waiting: false,
+            waiting: None,
         }));
+        Ok(())
+    }
+
+    /// Carries out `DestroyCompletionQueue`.
+    pub(crate) fn destroy_cq(&mut self, cqn: u32) -> Result<(), CommandStatus> {
+        if cqn >= MAX_CQ {
+            return Err(CommandStatus::BadNumber);
+        }
+        let queue = self.cqs.get_mut(cqn).ok_or(CommandStatus::NotFound)?;
+        if queue.users > 0 {
+            return Err(CommandStatus::Busy);
+        }
+        if let Some(ticket) = queue.waiting {
+            self.eqs.forget(queue.eqn, ticket);
+        }
+        self.cqs.queues[cqn as usize] = None;
         Ok(())
     }
 
@@ -237,12 +238,13 @@ impl Core {
             .get_mut(command.cqn)
             .ok_or(CommandStatus::NotFound)?;
         // An event already written to the old queue stays there; the arming moves along.
-        queue.eqn = command.eqn;
+        let old = std::mem::replace(&mut queue.eqn, command.eqn);
         queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
         queue.moderation_count = u32::from(command.moderation_count);
         // What is written to the old event queue can no longer hold it up; what waits there moves.
         queue.last_event = None;
-        if std::mem::take(&mut queue.waiting) {
+        if let Some(ticket) = queue.waiting.take() {
+            self.eqs.forget(old, ticket);
             self.cq_post(command.cqn, host);
         }
         Ok(())
@@ -373,26 +375,29 @@ impl Core {
         let Some(queue) = self.cqs.get_mut(cqn) else {
             return;
         };
-        if queue.waiting {
+        if queue
+            .waiting
+            .is_some_and(|ticket| self.eqs.is_waiting(queue.eqn, ticket))
+        {
             return;
         }
         let (eqn, last) = (queue.eqn, queue.last_event);
         let entry = event(EventCode::Completion, cqn, u64::from(queue.sequence), 0);
-        let written = self.post_completion_event(eqn, last, entry, host);
+        let posted = self.post_completion_event(eqn, last, entry, host);
         if let Some(queue) = self.cqs.get_mut(cqn) {
-            match written {
-                Some(index) => queue.last_event = Some(index),
-                None => queue.waiting = true,
+            queue.waiting = None;
+            match posted {
+                Posted::Written(index) => queue.last_event = Some(index),
+                Posted::Waiting(ticket) => queue.waiting = Some(ticket),
+                Posted::Not => {}
             }
         }
     }
 
-    /// Tries again to write an event that waited in the list of event queue `eqn`.
-    pub(crate) fn cq_retry(&mut self, cqn: u32, eqn: u16, host: &mut dyn Host) {
-        // The queue may be another by now, or have moved on.
+    /// Tries again to write an event that waited under `ticket`.
+    pub(crate) fn cq_retry(&mut self, cqn: u32, ticket: u64, host: &mut dyn Host) {
         let queue = self.cqs.get_mut(cqn);
-        if let Some(queue) = queue.filter(|queue| queue.waiting && queue.eqn == eqn) {
-            queue.waiting = false;
+        if queue.is_some_and(|queue| queue.waiting == Some(ticket)) {
             self.cq_post(cqn, host);
         }
     }
@@ -474,7 +479,7 @@ impl CompletionQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Node, QpOptions};
+    use crate::testing::{Node, QpOptions, EQ_LOG_ENTRIES};
     use ferrite_abi::{
         ClockReading, CommandOpcode, CompletionStatus, DeviceCaps, QueuePairStateCode,
         DOORBELL_COMPLETION, EQ_ASYNC, EQ_FIRST_HANDLER,
@@ -674,6 +679,60 @@ mod tests {
             node.ring_eq(EQ, true);
         }
         assert_eq!(seen, cqns.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_queue_that_waits_is_in_one_list_once_however_often_it_is_changed_or_made() {
+        let mut node = Node::new(1);
+        let other = EQ + 1;
+        node.create_eq(other, 3);
+        // Nobody reads either.
+        for eqn in [EQ, other] {
+            for _ in 0..1 << EQ_LOG_ENTRIES {
+                let entry = event(EventCode::Completion, 100, 0, 0);
+                let (core, host) = (&mut node.engine.core, &mut node.host);
+                core.post_completion_event(eqn, None, entry, host);
+            }
+        }
+        complete(&mut node, 0, false).unwrap();
+        node.arm_cq_from(1, 0, 1, false);
+        for round in 0..1000 {
+            for eqn in [other, EQ, EQ, EQ] {
+                node.execute(&ModifyCompletionQueue {
+                    cqn: 1,
+                    eqn,
+                    moderation_microseconds: 0,
+                    moderation_count: round,
+                    reserved: [0; 3],
+                });
+                node.arm_cq_from(1, 0, 1, false);
+            }
+            let waiting = [EQ, other].map(|eqn| node.engine.core.eqs.waiting(eqn));
+            assert_eq!(waiting, [1, 0]);
+        }
+        // One that is destroyed while it waits leaves nothing behind.
+        let template = node.cq_template(2, EQ, 4);
+        for _ in 0..1000 {
+            node.execute(&template);
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.write_completion(2, CompletionEntry::zeroed(), false, host)
+                .unwrap();
+            let word = CompletionDoorbell {
+                cqn: 2,
+                seen: 0,
+                sequence: 0,
+                solicited: false,
+            };
+            node.doorbell(1, DOORBELL_COMPLETION, word.encode());
+            assert_eq!(node.engine.core.eqs.waiting(EQ), 2);
+            let opcode = CommandOpcode::DestroyCompletionQueue;
+            assert_eq!(node.object_command(opcode, 2), CommandStatus::Ok);
+        }
+        assert_eq!(node.engine.core.eqs.waiting(EQ), 1);
+        // It is not forgotten either.
+        node.events(EQ);
+        node.ring_eq(EQ, true);
+        assert_eq!(node.event_codes(EQ), [(EventCode::Completion, 1)]);
     }
 
     #[test]

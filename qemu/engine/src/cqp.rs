@@ -148,7 +148,7 @@ impl Engine {
                 core.resize_cq(&payload(entry)?, host)
             }
             CommandOpcode::DestroyCompletionQueue => {
-                core.cqs.destroy(payload::<ObjectNumber>(entry)?.number)
+                core.destroy_cq(payload::<ObjectNumber>(entry)?.number)
             }
             CommandOpcode::CreateQueuePair => {
                 qp::create(core, &mut self.qps, &payload(entry)?, host)

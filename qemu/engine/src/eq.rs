@@ -14,7 +14,7 @@ use ferrite_abi::{
     ModifyEventQueue, Plain, EQ_ASYNC, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES,
     FEATURE_QUIET_COMMANDS,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::{offset_of, size_of};
 
 /// Event queues, the fixed ones included.
@@ -31,6 +31,17 @@ pub enum EventQueueState {
     Unarmed,
     /// The next entry raises an interrupt.
     Armed,
+}
+
+/// What became of the event of a completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Posted {
+    /// It is the entry of this number.
+    Written(u32),
+    /// It waits in the event queue's list under this ticket.
+    Waiting(u64),
+    /// The device has stopped.
+    Not,
 }
 
 /// A defined event queue.
@@ -51,8 +62,9 @@ struct EventQueue {
     timer: Timer,
     /// Events that found no room, in order.
     backlog: VecDeque<EventEntry>,
-    /// Completion queues whose event waits for room, or for their last one to be read.
-    waiting: VecDeque<u32>,
+    /// Completion queues whose event waits for room, or for their last one to be read, by their
+    /// tickets: each at most once, in the order they came.
+    waiting: BTreeMap<u64, u32>,
     /// The driver was told of the overflow.
     overflow_reported: bool,
 }
@@ -125,6 +137,8 @@ impl EventQueue {
 #[derive(Debug, Default)]
 pub struct EventQueues {
     queues: Vec<Option<Box<EventQueue>>>,
+    /// Tickets handed out to completion queues that wait.
+    tickets: u64,
 }
 
 impl EventQueues {
@@ -139,6 +153,36 @@ impl EventQueues {
     /// The moderation timer of queue `eqn`.
     pub(crate) fn timer(&self, eqn: u16) -> Option<Timer> {
         self.get(eqn).map(|queue| queue.timer)
+    }
+
+    /// Has completion queue `cqn` wait in the list of queue `eqn`; the ticket says where.
+    fn wait(&mut self, eqn: u16, cqn: u32) -> u64 {
+        self.tickets += 1;
+        let ticket = self.tickets;
+        if let Some(queue) = self.get_mut(eqn) {
+            queue.waiting.insert(ticket, cqn);
+        }
+        ticket
+    }
+
+    /// Whether whoever has this ticket still waits in the list of queue `eqn`, which may be
+    /// another queue of the same number by now.
+    pub(crate) fn is_waiting(&self, eqn: u16, ticket: u64) -> bool {
+        self.get(eqn)
+            .is_some_and(|queue| queue.waiting.contains_key(&ticket))
+    }
+
+    /// Takes whoever has this ticket out of the list of queue `eqn`.
+    pub(crate) fn forget(&mut self, eqn: u16, ticket: u64) {
+        if let Some(queue) = self.get_mut(eqn) {
+            queue.waiting.remove(&ticket);
+        }
+    }
+
+    /// Completion queues in the list of queue `eqn`.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self, eqn: u16) -> usize {
+        self.get(eqn).map_or(0, |queue| queue.waiting.len())
     }
 
     /// The state of queue `eqn`.
@@ -182,7 +226,7 @@ impl EventQueues {
             moderation_count: 0,
             timer: Timer::default(),
             backlog: VecDeque::new(),
-            waiting: VecDeque::new(),
+            waiting: BTreeMap::new(),
             overflow_reported: false,
         }));
         Ok(())
@@ -314,21 +358,24 @@ impl Core {
 
     /// Writes the events of completion queues that wait and need wait no longer.
     fn drain_waiting(&mut self, eqn: u16, host: &mut dyn Host) {
-        let waiting = self.eqs.get(eqn).map_or(0, |queue| queue.waiting.len());
-        for _ in 0..waiting {
-            let cqn = self
-                .eqs
-                .get_mut(eqn)
-                .and_then(|queue| queue.waiting.pop_front());
-            if let Some(cqn) = cqn {
-                self.cq_retry(cqn, eqn, host);
+        // Those that have to wait on get new tickets, behind these.
+        let last = self.eqs.tickets;
+        while let Some(queue) = self.eqs.get_mut(eqn) {
+            // Without room nobody gets further, and everybody keeps their place.
+            if queue.waiting.is_empty() || queue.has_room(host) == Ok(false) {
+                break;
             }
+            let first = queue.waiting.first_entry();
+            let Some(first) = first.filter(|first| *first.key() <= last) else {
+                break;
+            };
+            let (ticket, cqn) = first.remove_entry();
+            self.cq_retry(cqn, ticket, host);
         }
     }
 
     /// Writes the completion event of a queue, unless the last one, entry `last`, was not read or
     /// there is no room: then the queue is remembered, to be tried again at the next doorbell.
-    /// Returns the number of the entry, if it was written.
     ///
     /// So there is never more than one unread entry for a completion queue, however often a
     /// process arms it.
@@ -338,13 +385,13 @@ impl Core {
         last: Option<u32>,
         entry: EventEntry,
         host: &mut dyn Host,
-    ) -> Option<u32> {
+    ) -> Posted {
         if !self.is_running() {
-            return None;
+            return Posted::Not;
         }
         let Some(queue) = self.eqs.get_mut(eqn) else {
             self.fail(FatalCode::UndefinedEventQueue, host);
-            return None;
+            return Posted::Not;
         };
         let read = match last {
             Some(index) => queue.was_read(host, index),
@@ -363,18 +410,18 @@ impl Core {
         match written {
             Ok(Some(index)) => {
                 self.notify(eqn, self.now, host);
-                Some(index)
+                Posted::Written(index)
             }
             Ok(None) => {
-                queue.waiting.push_back(entry.id);
+                let ticket = self.eqs.wait(eqn, entry.id);
                 if room == Ok(false) {
                     self.report_overflow(eqn, host);
                 }
-                None
+                Posted::Waiting(ticket)
             }
             Err(code) => {
                 self.fail(code, host);
-                None
+                Posted::Not
             }
         }
     }

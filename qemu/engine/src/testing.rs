@@ -701,12 +701,12 @@ impl Node {
         self.doorbell(0, DOORBELL_EVENT_QUEUE, doorbell.encode());
     }
 
-    /// Makes a completion queue, armed from doorbell page 1.
-    pub fn create_cq(&mut self, cqn: u32, eqn: u16, log_entries: u8) {
+    /// The command that makes a completion queue, armed from doorbell page 1.
+    pub fn cq_template(&mut self, cqn: u32, eqn: u16, log_entries: u8) -> CreateCompletionQueue {
         let ring_size = (size_of::<CompletionEntry>() as u64) << log_entries;
         let length = ring_size + size_of::<CompletionRecord>() as u64;
         let ring = self.allocate(length);
-        self.execute(&CreateCompletionQueue {
+        CreateCompletionQueue {
             cqn,
             eqn,
             log_entries,
@@ -715,12 +715,19 @@ impl Node {
             record_offset: ring_size as u32,
             buffer: Buffer::contiguous(ring, length),
             reserved1: 0,
-        });
+        }
+    }
+
+    /// Makes a completion queue, armed from doorbell page 1.
+    pub fn create_cq(&mut self, cqn: u32, eqn: u16, log_entries: u8) {
+        let command = self.cq_template(cqn, eqn, log_entries);
+        self.execute(&command);
+        let ring = command.buffer.root;
         self.cqs.insert(
             cqn,
             DriverCq {
                 ring,
-                record: ring + ring_size,
+                record: ring + u64::from(command.record_offset),
                 log_entries,
                 page: 1,
                 consumer: 0,
