@@ -642,18 +642,19 @@ impl Backend for Frontend<'_> {
         result
     }
 
-    fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
+    fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<u64> {
         log::debug!("unmap {address:#x}, {size:#x} bytes");
         self.device.lock().host.memory.unmap(address, size)
     }
 
-    fn dma_unmap_all(&mut self) {
-        self.device.lock().host.memory.unmap_all();
+    fn dma_unmap_all(&mut self) -> u64 {
+        log::debug!("unmap all");
+        self.device.lock().host.memory.unmap_all()
     }
 
-    fn change_vectors(&mut self, change: VectorChange) {
+    fn change_vectors(&mut self, change: VectorChange) -> io::Result<()> {
         log::debug!("vectors: {change:?}");
-        self.device.lock().host.interrupts.change(change);
+        self.device.lock().host.interrupts.change(change)
     }
 
     fn reset(&mut self) {

@@ -4,8 +4,9 @@
 //! All of it is owned by the one lock that the engine runs under: a mapping
 //! cannot go away while the engine copies through it.
 
-use crate::vfio_user::DmaMap;
+use crate::vfio_user::{DmaMap, MAX_DMA_MAPS};
 use ferrite_engine::memory::{DmaError, HostMemory};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::Serialize;
 use std::cell::Cell;
@@ -134,6 +135,9 @@ impl GuestMemory {
         if map.size == 0 {
             return invalid("the range is empty");
         }
+        if self.ranges.len() >= MAX_DMA_MAPS {
+            return Err(Errno::NOSPC.into());
+        }
         if let Some((start, range)) = self.ranges.range(..end).next_back() {
             if start + range.size > map.address {
                 return invalid("the range overlaps another");
@@ -185,31 +189,40 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Removes all ranges that lie in `address..address + size`.
-    pub fn unmap(&mut self, address: u64, size: u64) -> io::Result<()> {
-        let end = address.saturating_add(size);
-        let inside: Vec<u64> = self
-            .ranges
-            .range(address..end)
-            .filter(|(start, range)| *start + range.size <= end)
-            .map(|(start, _)| *start)
-            .collect();
+    /// Removes all ranges that lie in `address..address + size` and returns
+    /// their size. Part of a range cannot be removed: nothing is then.
+    pub fn unmap(&mut self, address: u64, size: u64) -> io::Result<u64> {
+        let end = address.checked_add(size).ok_or(Errno::INVAL)?;
+        let mut inside = Vec::new();
+        let mut unmapped = 0;
+        // They do not overlap, so the last to begin is the last to end.
+        for (&start, range) in self.ranges.range(..end).rev() {
+            if start + range.size <= address {
+                break;
+            }
+            if start < address || start + range.size > end {
+                return Err(Errno::INVAL.into());
+            }
+            inside.push(start);
+            unmapped += range.size;
+        }
         if inside.is_empty() {
-            return Err(io::ErrorKind::NotFound.into());
+            return Err(Errno::NOENT.into());
         }
         // INVARIANT: it may have been one of these.
         self.last.set(None);
         for start in inside {
             self.ranges.remove(&start);
         }
-        Ok(())
+        Ok(unmapped)
     }
 
-    /// Removes all ranges.
-    pub fn unmap_all(&mut self) {
+    /// Removes all ranges and returns their size.
+    pub fn unmap_all(&mut self) -> u64 {
         // INVARIANT: there are none.
         self.last.set(None);
-        self.ranges.clear();
+        let ranges = std::mem::take(&mut self.ranges);
+        ranges.values().map(|range| range.size).sum()
     }
 
     /// Allows or forbids access, as the Bus Master bit says.
@@ -361,6 +374,12 @@ impl GuestMemory {
         // SAFETY: as for `atomic_u32`.
         Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
     }
+
+    /// A 64-bit word to be changed, of which the old value is told.
+    fn fetch_u64(&self, address: u64) -> Result<&AtomicU64, DmaError> {
+        self.atomic_u64(address, false)?;
+        self.atomic_u64(address, true)
+    }
 }
 
 impl HostMemory for GuestMemory {
@@ -407,7 +426,7 @@ impl HostMemory for GuestMemory {
     }
 
     fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError> {
-        let old = self.atomic_u64(address, true).map(|word| {
+        let old = self.fetch_u64(address).map(|word| {
             match word.compare_exchange(compare, new, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(old) | Err(old) => old,
             }
@@ -417,7 +436,7 @@ impl HostMemory for GuestMemory {
 
     fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError> {
         let old = self
-            .atomic_u64(address, true)
+            .fetch_u64(address)
             .map(|word| word.fetch_add(addend, Ordering::SeqCst));
         self.count(old, 8, 8)
     }
@@ -546,6 +565,52 @@ mod tests {
         assert!(memory.read(0, &mut [0]).is_ok());
         assert!(memory.write(0, &[0]).is_err());
         assert!(memory.store_u32(0, 0).is_err());
+        assert!(memory.fetch_add_u64(0, 1).is_err());
+    }
+
+    #[test]
+    fn what_may_not_be_read_is_not_told_by_an_atomic_operation() {
+        let mut map = range(0, 1, Some(file(1)));
+        map.readable = false;
+        let memory = memory(vec![map]);
+        assert!(memory.store_u64(0, 7).is_ok());
+        assert!(memory.load_u64(0).is_err());
+        assert!(memory.fetch_add_u64(0, 1).is_err());
+        assert!(memory.compare_exchange_u64(0, 0, 1).is_err());
+    }
+
+    #[test]
+    fn part_of_a_range_cannot_be_unmapped() {
+        let mut memory = memory(vec![
+            range(PAGE, 1, Some(file(1))),
+            range(2 * PAGE, 2, Some(file(2))),
+            range(8 * PAGE, 1, Some(file(1))),
+        ]);
+        // The first is inside, the second only in part: none goes.
+        for (from, to) in [(0, 3), (1, 3), (3, 4), (3, 20), (0, 0)] {
+            assert!(memory.unmap(from * PAGE, (to - from) * PAGE).is_err());
+        }
+        assert!(memory.unmap(u64::MAX, 2).is_err());
+        assert!(memory.unmap(PAGE, u64::MAX).is_err());
+        for page in [1, 2, 3, 8] {
+            assert!(memory.read(page * PAGE, &mut [0]).is_ok());
+        }
+        assert_eq!(memory.unmap(0, 5 * PAGE).unwrap(), 3 * PAGE);
+        assert!(memory.read(PAGE, &mut [0]).is_err());
+        assert!(memory.read(3 * PAGE, &mut [0]).is_err());
+        assert_eq!(memory.unmap_all(), PAGE);
+    }
+
+    #[test]
+    fn ranges_are_counted() {
+        let mut memory = GuestMemory::new();
+        for page in 0..MAX_DMA_MAPS as u64 {
+            memory.map(&range(page * PAGE, 1, None)).unwrap();
+        }
+        let one_more = range(MAX_DMA_MAPS as u64 * PAGE, 1, None);
+        assert!(memory.map(&one_more).is_err());
+        memory.unmap(0, PAGE).unwrap();
+        memory.map(&one_more).unwrap();
     }
 
     #[test]

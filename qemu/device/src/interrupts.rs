@@ -7,7 +7,10 @@
 //! pending bits of a real table would.
 
 use crate::vfio_user::VectorChange;
-use std::os::fd::OwnedFd;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 #[derive(Default)]
 struct Vector {
@@ -62,9 +65,12 @@ impl Interrupts {
     }
 
     /// Does what the monitor asks.
-    pub fn change(&mut self, change: VectorChange) {
+    pub fn change(&mut self, change: VectorChange) -> io::Result<()> {
         match change {
             VectorChange::Assign { start, fds } => {
+                for fd in &fds {
+                    prepare(fd)?;
+                }
                 for (vector, fd) in self.vectors.iter_mut().skip(start).zip(fds) {
                     if std::mem::take(&mut vector.pending) {
                         signal(&fd);
@@ -90,6 +96,7 @@ impl Interrupts {
                 }
             }
         }
+        Ok(())
     }
 
     /// Forgets what is pending. Eventfds stay: the monitor does not hand them
@@ -104,6 +111,25 @@ impl Interrupts {
     pub fn counters(&self) -> Vec<u64> {
         self.vectors.iter().map(|vector| vector.raised).collect()
     }
+}
+
+/// Refuses what is no eventfd, and what a write could wait for.
+///
+/// The monitor shares the open file and could let writes wait again, and fill
+/// the counter. It would only stop its own guest's device, as it can by ending.
+fn prepare(fd: &OwnedFd) -> io::Result<()> {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    // Where it cannot be told the monitor is believed.
+    if let Ok(name) = std::fs::read_link(link) {
+        if !name.to_string_lossy().starts_with("anon_inode:[eventfd") {
+            return Err(Errno::INVAL.into());
+        }
+    }
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    if !flags.contains(OFlags::NONBLOCK) {
+        rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)?;
+    }
+    Ok(())
 }
 
 fn signal(eventfd: &OwnedFd) {
@@ -140,10 +166,12 @@ mod tests {
     fn a_vector_fires_its_own_eventfd_also_after_a_reset() {
         let mut interrupts = enabled(3);
         let ((a, a_end), (b, b_end)) = (pair(), pair());
-        interrupts.change(VectorChange::Assign {
-            start: 1,
-            fds: vec![a_end, b_end],
-        });
+        interrupts
+            .change(VectorChange::Assign {
+                start: 1,
+                fds: vec![a_end, b_end],
+            })
+            .unwrap();
         interrupts.raise(2);
         assert_eq!((fired(&a), fired(&b)), (0, 1));
         interrupts.reset();
@@ -158,20 +186,24 @@ mod tests {
         let mut interrupts = enabled(1);
         interrupts.raise(0);
         let (fd, end) = pair();
-        interrupts.change(VectorChange::Assign {
-            start: 0,
-            fds: vec![end],
-        });
+        interrupts
+            .change(VectorChange::Assign {
+                start: 0,
+                fds: vec![end],
+            })
+            .unwrap();
         assert_eq!(fired(&fd), 1);
-        interrupts.change(VectorChange::RemoveAll);
+        interrupts.change(VectorChange::RemoveAll).unwrap();
         interrupts.raise(0);
         assert_eq!(fired(&fd), 0);
         interrupts.reset();
         let (fd, end) = pair();
-        interrupts.change(VectorChange::Assign {
-            start: 0,
-            fds: vec![end],
-        });
+        interrupts
+            .change(VectorChange::Assign {
+                start: 0,
+                fds: vec![end],
+            })
+            .unwrap();
         assert_eq!(fired(&fd), 0);
     }
 
@@ -179,14 +211,51 @@ mod tests {
     fn without_bus_mastering_nothing_is_raised() {
         let mut interrupts = Interrupts::new(1);
         let (fd, end) = pair();
-        interrupts.change(VectorChange::Assign {
-            start: 0,
-            fds: vec![end],
-        });
+        interrupts
+            .change(VectorChange::Assign {
+                start: 0,
+                fds: vec![end],
+            })
+            .unwrap();
         interrupts.raise(0);
         assert_eq!(fired(&fd), 0);
         // The monitor's own test does not depend on it.
-        interrupts.change(VectorChange::Raise { start: 0, count: 1 });
+        interrupts
+            .change(VectorChange::Raise { start: 0, count: 1 })
+            .unwrap();
         assert_eq!(fired(&fd), 1);
+    }
+
+    #[test]
+    fn a_full_eventfd_that_blocks_does_not_stop_the_device() {
+        let mut interrupts = enabled(1);
+        let fd = eventfd(0, EventfdFlags::empty()).unwrap();
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        interrupts
+            .change(VectorChange::Assign {
+                start: 0,
+                fds: vec![fd],
+            })
+            .unwrap();
+        let (done, finished) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            interrupts.raise(0);
+            done.send(()).unwrap();
+        });
+        let patience = std::time::Duration::from_secs(10);
+        finished.recv_timeout(patience).expect("it waits");
+    }
+
+    #[test]
+    fn only_eventfds_are_taken() {
+        let mut interrupts = enabled(2);
+        let (good, end) = pair();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let fds = vec![end, file.into()];
+        assert!(interrupts
+            .change(VectorChange::Assign { start: 0, fds })
+            .is_err());
+        interrupts.raise(0);
+        assert_eq!(fired(&good), 0);
     }
 }

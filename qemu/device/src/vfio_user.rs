@@ -57,7 +57,11 @@ const SET_DATA_EVENTFD: u32 = 1 << 2;
 const SET_ACTION_TRIGGER: u32 = 1 << 5;
 const MAP_FLAG_READ: u32 = 1 << 0;
 const MAP_FLAG_WRITE: u32 = 1 << 1;
-const UNMAP_FLAG_ALL: u32 = 1 << 2;
+const UNMAP_FLAG_DIRTY_BITMAP: u32 = 1 << 0;
+const UNMAP_FLAG_ALL: u32 = 1 << 1;
+
+/// Stretches of guest memory at most, as the protocol has it by default.
+pub const MAX_DMA_MAPS: usize = 65_535;
 
 /// Requests that are understood.
 mod command {
@@ -131,12 +135,13 @@ pub trait Backend {
     fn region_write(&mut self, region: u32, offset: u64, data: &[u8]);
     /// Guest memory appears.
     fn dma_map(&mut self, map: DmaMap) -> io::Result<()>;
-    /// Guest memory goes away. When this returns it is not accessed any more.
-    fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<()>;
-    /// All guest memory goes away.
-    fn dma_unmap_all(&mut self);
+    /// Guest memory goes away; returns how much. When this returns it is not
+    /// accessed any more.
+    fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<u64>;
+    /// All guest memory goes away; returns how much.
+    fn dma_unmap_all(&mut self) -> u64;
     /// MSI-X vectors change.
-    fn change_vectors(&mut self, change: VectorChange);
+    fn change_vectors(&mut self, change: VectorChange) -> io::Result<()>;
     /// The device returns to its state after power-on.
     fn reset(&mut self);
     /// All requests that have arrived are handled; more are waited for.
@@ -231,6 +236,14 @@ impl Connection {
             }
         }
         if !received.is_empty() {
+            // All whole requests are handled: what is kept is of one request.
+            let kept: usize = self.fds.iter().map(|(_, fds)| fds.len()).sum();
+            if kept + received.len() > MAX_FDS {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("vfio-user: a message with more than {MAX_FDS} descriptors"),
+                ));
+            }
             let last = self.position + (self.end - self.start) as u64 - 1;
             self.fds.push_back((last, received));
         }
@@ -313,7 +326,7 @@ fn dispatch(number: u16, body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backe
         command::DMA_MAP => dma_map(body, fds, backend),
         command::DMA_UNMAP => dma_unmap(body, backend),
         command::GET_INFO => {
-            expect(body, 16)?;
+            expect_argsz(body, 16)?;
             Ok(words(&[
                 16,
                 DEVICE_FLAG_RESET | DEVICE_FLAG_PCI,
@@ -343,6 +356,7 @@ fn version(body: &[u8]) -> Answer {
     let capabilities = json!({"capabilities": {
         "max_msg_fds": MAX_FDS,
         "max_data_xfer_size": MAX_TRANSFER,
+        "max_dma_maps": MAX_DMA_MAPS,
         "write_multiple": true,
     }});
     let mut reply = vec![0; 4];
@@ -352,9 +366,9 @@ fn version(body: &[u8]) -> Answer {
 }
 
 fn dma_map(body: &[u8], mut fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Answer {
-    expect(body, 32)?;
+    expect_argsz(body, 32)?;
     let flags = u32_at(body, 4);
-    if fds.len() > 1 {
+    if fds.len() > 1 || flags & !(MAP_FLAG_READ | MAP_FLAG_WRITE) != 0 {
         return Err(Errno::INVAL);
     }
     let map = DmaMap {
@@ -370,20 +384,23 @@ fn dma_map(body: &[u8], mut fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Ans
 }
 
 fn dma_unmap(body: &[u8], backend: &mut dyn Backend) -> Answer {
-    expect(body, 24)?;
-    let flags = u32_at(body, 4);
-    if flags & UNMAP_FLAG_ALL != 0 {
-        backend.dma_unmap_all();
-    } else {
-        backend
-            .dma_unmap(u64_at(body, 8), u64_at(body, 16))
-            .map_err(errno)?;
-    }
-    Ok(body[..24].to_vec())
+    expect_argsz(body, 24)?;
+    let (address, size) = (u64_at(body, 8), u64_at(body, 16));
+    let unmapped = match u32_at(body, 4) {
+        0 => backend.dma_unmap(address, size).map_err(errno)?,
+        // As for the kernel's own interface: all is all, not a part of it.
+        UNMAP_FLAG_ALL if address == 0 && size == 0 => backend.dma_unmap_all(),
+        // Nobody keeps track of which pages were written.
+        UNMAP_FLAG_DIRTY_BITMAP => return Err(Errno::OPNOTSUPP),
+        _ => return Err(Errno::INVAL),
+    };
+    let mut reply = body[..16].to_vec();
+    reply.extend_from_slice(&unmapped.to_ne_bytes());
+    Ok(reply)
 }
 
 fn region_info(body: &[u8], backend: &dyn Backend) -> Answer {
-    expect(body, 32)?;
+    expect_argsz(body, 32)?;
     let index = u32_at(body, 8);
     if index >= REGIONS {
         return Err(Errno::INVAL);
@@ -402,7 +419,7 @@ fn region_info(body: &[u8], backend: &dyn Backend) -> Answer {
 }
 
 fn irq_info(body: &[u8], backend: &dyn Backend) -> Answer {
-    expect(body, 16)?;
+    expect_argsz(body, 16)?;
     let index = u32_at(body, 8);
     if index >= IRQS {
         return Err(Errno::INVAL);
@@ -419,7 +436,7 @@ fn irq_info(body: &[u8], backend: &dyn Backend) -> Answer {
 }
 
 fn set_irqs(body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result<(), Errno> {
-    expect(body, 20)?;
+    expect_argsz(body, 20)?;
     let flags = u32_at(body, 4);
     let index = u32_at(body, 8);
     let start = u32_at(body, 12) as usize;
@@ -436,28 +453,20 @@ fn set_irqs(body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result
     let inside = start
         .checked_add(count)
         .is_some_and(|end| end <= backend.vectors());
-    if flags & SET_ACTION_TRIGGER == 0 || !inside {
+    if !inside {
         return Err(Errno::INVAL);
     }
-    let change = if flags & SET_DATA_EVENTFD != 0 {
-        if fds.is_empty() {
-            VectorChange::Remove { start, count }
-        } else if fds.len() == count {
-            VectorChange::Assign { start, fds }
-        } else {
-            return Err(Errno::INVAL);
-        }
-    } else if flags & SET_DATA_NONE != 0 {
-        if count == 0 {
-            VectorChange::RemoveAll
-        } else {
-            VectorChange::Raise { start, count }
-        }
-    } else {
-        return Err(Errno::INVAL);
+    // One kind of data and one action, and nothing that is not known.
+    const NONE: u32 = SET_ACTION_TRIGGER | SET_DATA_NONE;
+    const EVENTFD: u32 = SET_ACTION_TRIGGER | SET_DATA_EVENTFD;
+    let change = match (flags, fds.len()) {
+        (EVENTFD, 0) => VectorChange::Remove { start, count },
+        (EVENTFD, given) if given == count => VectorChange::Assign { start, fds },
+        (NONE, 0) if count == 0 => VectorChange::RemoveAll,
+        (NONE, 0) => VectorChange::Raise { start, count },
+        _ => return Err(Errno::INVAL),
     };
-    backend.change_vectors(change);
-    Ok(())
+    backend.change_vectors(change).map_err(errno)
 }
 
 /// Checks that there are `count` bytes, at least one, from `offset` on in the region.
@@ -529,6 +538,16 @@ fn expect(body: &[u8], size: usize) -> Result<(), Errno> {
     }
 }
 
+/// The same for a body that begins with the size that the peer takes it for.
+fn expect_argsz(body: &[u8], size: usize) -> Result<(), Errno> {
+    expect(body, size)?;
+    if (u32_at(body, 0) as usize) < size {
+        Err(Errno::INVAL)
+    } else {
+        Ok(())
+    }
+}
+
 fn errno(error: io::Error) -> Errno {
     error
         .raw_os_error()
@@ -561,11 +580,14 @@ mod tests {
     use std::io::Read;
     use std::os::fd::AsFd;
     use std::thread;
+    use vfio_bindings::bindings::vfio::*;
 
     #[derive(Default)]
     struct Recorder {
         writes: Vec<(u32, u64, Vec<u8>)>,
         maps: Vec<(u64, bool)>,
+        unmapped_all: usize,
+        changes: usize,
         batches: usize,
         resets: usize,
     }
@@ -591,11 +613,17 @@ mod tests {
             self.maps.push((map.address, map.fd.is_some()));
             Ok(())
         }
-        fn dma_unmap(&mut self, _address: u64, _size: u64) -> io::Result<()> {
-            Err(io::ErrorKind::NotFound.into())
+        fn dma_unmap(&mut self, _address: u64, _size: u64) -> io::Result<u64> {
+            Err(Errno::NOENT.into())
         }
-        fn dma_unmap_all(&mut self) {}
-        fn change_vectors(&mut self, _change: VectorChange) {}
+        fn dma_unmap_all(&mut self) -> u64 {
+            self.unmapped_all += 1;
+            0x5000
+        }
+        fn change_vectors(&mut self, _change: VectorChange) -> io::Result<()> {
+            self.changes += 1;
+            Ok(())
+        }
         fn reset(&mut self) {
             self.resets += 1;
         }
@@ -683,6 +711,30 @@ mod tests {
             (command::GET_REGION_INFO, words(&[32, 0, 9, 0, 0, 0, 0, 0])),
             (command::SET_IRQS, words(&[20, 0x24, 2, 3, 2])),
             (command::SET_IRQS, words(&[20, 0x24, 2, u32::MAX, u32::MAX])),
+            // Two kinds of data, two actions, none, and bits that mean nothing.
+            (command::SET_IRQS, words(&[20, 0x25, 2, 0, 0])),
+            (command::SET_IRQS, words(&[20, 0x31, 2, 0, 0])),
+            (command::SET_IRQS, words(&[20, 0x20, 2, 0, 0])),
+            (command::SET_IRQS, words(&[20, 0x01, 2, 0, 0])),
+            (command::SET_IRQS, words(&[20, 0x61, 2, 0, 0])),
+            (command::SET_IRQS, words(&[20, 0x21, 5, 0, 0])),
+            // Sizes that the peer gives and that are too small.
+            (command::GET_INFO, words(&[15, 0, 0, 0])),
+            (command::GET_REGION_INFO, words(&[31, 0, 0, 0, 0, 0, 0, 0])),
+            (command::GET_IRQ_INFO, words(&[15, 0, 2, 0])),
+            (command::SET_IRQS, words(&[19, 0x21, 2, 0, 0])),
+            (command::DMA_MAP, words(&[31, 3, 0, 0, 0, 0, 0x1000, 0])),
+            (command::DMA_UNMAP, words(&[23, 2, 0, 0, 0, 0])),
+            // Not mapped; a new address for old memory; which pages are dirty;
+            // all, but only a part of it.
+            (command::DMA_UNMAP, words(&[24, 0, 0, 0, 0x1000, 0])),
+            (command::DMA_MAP, words(&[32, 7, 0, 0, 0, 0, 0x1000, 0])),
+            (command::DMA_UNMAP, words(&[24, 1, 0, 0, 0x1000, 0])),
+            (command::DMA_UNMAP, words(&[24, 3, 0, 0, 0, 0])),
+            (command::DMA_UNMAP, words(&[24, 4, 0, 0, 0x1000, 0])),
+            (command::DMA_UNMAP, words(&[24, 6, 0, 0, 0, 0])),
+            (command::DMA_UNMAP, words(&[24, 2, 0, 0, 0x1000, 0])),
+            (command::DMA_UNMAP, words(&[24, 2, 0x1000, 0, 0, 0])),
             (command::DMA_UNMAP, vec![0; 24]),
             (command::DMA_MAP, vec![0; 5]),
             (14, vec![0; 40]),
@@ -700,7 +752,118 @@ mod tests {
             assert_eq!(u32_at(&replies, HEADER + 8), FLAG_REPLY);
             assert_eq!(recorder.resets, 1);
             assert!(recorder.writes.is_empty());
+            let changed = (recorder.maps.len(), recorder.unmapped_all, recorder.changes);
+            assert_eq!(changed, (0, 0, 0), "command {number}");
         }
+    }
+
+    #[test]
+    fn all_memory_is_unmapped_by_one_request() {
+        let all = words(&[24, VFIO_DMA_UNMAP_FLAG_ALL, 0, 0, 0, 0]);
+        let (recorder, _, replies) = exchange(&message(3, command::DMA_UNMAP, 0, &all));
+        assert_eq!(u32_at(&replies, 8), FLAG_REPLY);
+        assert_eq!(u64_at(&replies, HEADER + 16), 0x5000);
+        assert_eq!(recorder.unmapped_all, 1);
+    }
+
+    /// The numbers that the protocol takes from the kernel's interface, against
+    /// those that were generated from the kernel's header.
+    #[test]
+    fn numbers_are_the_kernels() {
+        for (own, kernel) in [
+            (REGIONS, VFIO_PCI_NUM_REGIONS),
+            (REGION_CONFIG, VFIO_PCI_CONFIG_REGION_INDEX),
+            (IRQS, VFIO_PCI_NUM_IRQS),
+            (IRQ_MSIX, VFIO_PCI_MSIX_IRQ_INDEX),
+            (IRQ_ERROR, VFIO_PCI_ERR_IRQ_INDEX),
+            (DEVICE_FLAG_RESET, VFIO_DEVICE_FLAGS_RESET),
+            (DEVICE_FLAG_PCI, VFIO_DEVICE_FLAGS_PCI),
+            (REGION_FLAG_READ, VFIO_REGION_INFO_FLAG_READ),
+            (REGION_FLAG_WRITE, VFIO_REGION_INFO_FLAG_WRITE),
+            (IRQ_FLAG_EVENTFD, VFIO_IRQ_INFO_EVENTFD),
+            (IRQ_FLAG_NORESIZE, VFIO_IRQ_INFO_NORESIZE),
+            (SET_DATA_NONE, VFIO_IRQ_SET_DATA_NONE),
+            (SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_EVENTFD),
+            (SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_TRIGGER),
+            (MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_READ),
+            (MAP_FLAG_WRITE, VFIO_DMA_MAP_FLAG_WRITE),
+            (
+                UNMAP_FLAG_DIRTY_BITMAP,
+                VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP,
+            ),
+            (UNMAP_FLAG_ALL, VFIO_DMA_UNMAP_FLAG_ALL),
+        ] {
+            assert_eq!(own, kernel);
+        }
+        // Where each field of a request is, of those with the kernel's layout.
+        use std::mem::offset_of;
+        assert_eq!(size_of::<vfio_iommu_type1_dma_unmap>(), 24);
+        assert_eq!(offset_of!(vfio_iommu_type1_dma_unmap, flags), 4);
+        assert_eq!(offset_of!(vfio_iommu_type1_dma_unmap, iova), 8);
+        assert_eq!(offset_of!(vfio_iommu_type1_dma_unmap, size), 16);
+        assert_eq!(size_of::<vfio_iommu_type1_dma_map>(), 32);
+        assert_eq!(offset_of!(vfio_iommu_type1_dma_map, iova), 16);
+        assert_eq!(offset_of!(vfio_iommu_type1_dma_map, size), 24);
+        assert_eq!(size_of::<vfio_region_info>(), 32);
+        assert_eq!(offset_of!(vfio_region_info, index), 8);
+        assert_eq!(offset_of!(vfio_region_info, size), 16);
+        assert_eq!(size_of::<vfio_irq_info>(), 16);
+        assert_eq!(offset_of!(vfio_irq_info, count), 12);
+        assert_eq!(size_of::<vfio_irq_set>(), 20);
+        assert_eq!(offset_of!(vfio_irq_set, start), 12);
+        assert_eq!(offset_of!(vfio_irq_set, count), 16);
+    }
+
+    /// The same against the header of the machine that the test runs on, which
+    /// is newer than any crate.
+    #[test]
+    fn the_header_of_this_machine_says_the_same() {
+        let Ok(header) = std::fs::read_to_string("/usr/include/linux/vfio.h") else {
+            eprintln!("skipped: no /usr/include/linux/vfio.h");
+            return;
+        };
+        for (name, own) in [
+            (
+                "VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP",
+                UNMAP_FLAG_DIRTY_BITMAP,
+            ),
+            ("VFIO_DMA_UNMAP_FLAG_ALL", UNMAP_FLAG_ALL),
+            ("VFIO_DMA_MAP_FLAG_READ", MAP_FLAG_READ),
+            ("VFIO_DMA_MAP_FLAG_WRITE", MAP_FLAG_WRITE),
+            ("VFIO_IRQ_SET_DATA_NONE", SET_DATA_NONE),
+            ("VFIO_IRQ_SET_DATA_EVENTFD", SET_DATA_EVENTFD),
+            ("VFIO_IRQ_SET_ACTION_TRIGGER", SET_ACTION_TRIGGER),
+            ("VFIO_IRQ_INFO_EVENTFD", IRQ_FLAG_EVENTFD),
+            ("VFIO_IRQ_INFO_NORESIZE", IRQ_FLAG_NORESIZE),
+        ] {
+            // #define NAME (1 << N)
+            let shift = header.lines().find_map(|line| {
+                let rest = line.strip_prefix("#define ")?.strip_prefix(name)?;
+                let value = rest.trim_start().strip_prefix("(1 <<")?;
+                value.split(')').next()?.trim().parse::<u32>().ok()
+            });
+            assert_eq!(shift.map(|shift| 1 << shift), Some(own), "{name}");
+        }
+    }
+
+    #[test]
+    fn descriptors_of_one_request_are_counted() {
+        let (server, client) = UnixStream::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        // The first bytes of a long request, each with as many as fit.
+        let request = message(1, command::REGION_WRITE, 0, &[0; 1000]);
+        for byte in &request[..3] {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            let fds = [file.as_fd(); 16];
+            control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds));
+            let slices = [io::IoSlice::new(std::slice::from_ref(byte))];
+            let flags = rustix::net::SendFlags::empty();
+            rustix::net::sendmsg(&client, &slices, &mut control, flags).unwrap();
+        }
+        let mut connection = Connection::new(server);
+        assert!(connection.serve(&mut Recorder::default()).is_err());
+        assert_eq!(connection.fds.len(), 1);
     }
 
     #[test]

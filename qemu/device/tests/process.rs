@@ -364,6 +364,47 @@ fn memory_that_was_unmapped_is_not_touched() {
     assert_eq!(process.counters()["guest_memory_bytes"], 0);
 }
 
+/// Sends a vfio-user request as the bytes it is made of; returns the reply's flags.
+fn request(stream: &mut UnixStream, command: u16, body: &[u32], fd: Option<&OwnedFd>) -> u32 {
+    let mut bytes = Vec::new();
+    bytes.extend_from_slice(&7u16.to_ne_bytes());
+    bytes.extend_from_slice(&command.to_ne_bytes());
+    bytes.extend_from_slice(&(16 + 4 * body.len() as u32).to_ne_bytes());
+    bytes.extend_from_slice(&[0; 8]);
+    bytes.extend(body.iter().flat_map(|word| word.to_ne_bytes()));
+    let mut fds: VecDeque<Vec<OwnedFd>> =
+        fd.iter().map(|fd| vec![fd.try_clone().unwrap()]).collect();
+    Sender::new(stream, &mut fds).write_all(&bytes).unwrap();
+    let mut header = [0; 16];
+    stream.read_exact(&mut header).unwrap();
+    let [.., a, b, c, d, _, _, _, _, _, _, _, _] = header;
+    let mut rest = vec![0; u32::from_ne_bytes([a, b, c, d]) as usize - header.len()];
+    stream.read_exact(&mut rest).unwrap();
+    u32::from_ne_bytes([header[8], header[9], header[10], header[11]])
+}
+
+#[test]
+fn all_memory_is_unmapped_by_the_kernels_flag() {
+    use vfio_bindings::bindings::vfio::{
+        VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL,
+    };
+    const DMA_MAP: u16 = 2;
+    const DMA_UNMAP: u16 = 3;
+    const REPLY: u32 = 1;
+    let process = Process::start("unmap-all", &[]);
+    let mut stream = connect(&process.path("socket"));
+    let both = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;
+    for address in [0x1000, 0x8000] {
+        let body = [32, both, 0, 0, address, 0, 0x1000, 0];
+        let flags = request(&mut stream, DMA_MAP, &body, Some(&memfd(0x1000)));
+        assert_eq!(flags, REPLY);
+    }
+    assert_eq!(process.counters()["guest_memory_bytes"], 0x2000);
+    let all = [24, VFIO_DMA_UNMAP_FLAG_ALL, 0, 0, 0, 0];
+    assert_eq!(request(&mut stream, DMA_UNMAP, &all, None), REPLY);
+    assert_eq!(process.counters()["guest_memory_bytes"], 0);
+}
+
 #[test]
 fn a_fatal_error_can_be_asked_for() {
     let process = Process::start("fatal", &[]);
