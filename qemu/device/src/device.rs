@@ -11,7 +11,7 @@ use crate::vfio_user::{Backend, DmaMap, VectorChange, REGION_CONFIG};
 use ferrite_abi as abi;
 use ferrite_engine::memory::{DmaError, Host, HostMemory};
 use ferrite_engine::roce::{seal, Medium};
-use ferrite_engine::{Config, Disposition, Engine};
+use ferrite_engine::{Config, Disposition, Engine, Misbehaviour};
 use ferrite_fabric::descriptors::Sender;
 use ferrite_fabric::framing::{Writer, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
@@ -355,6 +355,14 @@ impl Core {
         self.engine.inject_fatal(&mut self.host);
     }
 
+    /// Sets what the device does wrong from now on.
+    pub fn misbehave(&mut self, rules: Misbehaviour) -> Result<(), String> {
+        rules.check()?;
+        let now = self.now();
+        self.engine.misbehave(rules, now, &mut self.host);
+        Ok(())
+    }
+
     /// Lets the engine do what is due and sends what it has to say, up to a
     /// limit. What is left is due at [`Core::wake_at`].
     pub fn pump(&mut self) {
@@ -433,6 +441,11 @@ impl Core {
 
     fn reset(&mut self) {
         self.engine.reset();
+        self.reset_function();
+    }
+
+    /// Resets what is around the engine.
+    fn reset_function(&mut self) {
         self.host.interrupts.reset();
         self.config.reset();
         self.follow_bus_master();
@@ -471,6 +484,9 @@ impl Core {
                 "device": self.device_resets,
             },
             "engine": self.engine.counters(),
+            "misbehaviour": self.engine.core().misdeeds().map(|(rules, done)| {
+                json!({"rules": rules, "done": done})
+            }),
         })
     }
 }
@@ -592,7 +608,9 @@ impl Backend for Frontend<'_> {
             if core.config.write(offset, data) == Effect::FunctionReset {
                 log::info!("function-level reset");
                 core.function_resets += 1;
-                core.reset();
+                if core.engine.function_reset() {
+                    core.reset_function();
+                }
             }
             core.follow_bus_master();
             if !was && core.config.bus_master() && core.host.memory.is_unreachable() {

@@ -8,6 +8,7 @@ use ferrite_device::heap;
 use ferrite_device::io_loop::IoLoop;
 use ferrite_device::logger;
 use ferrite_device::vfio_user::Connection;
+use ferrite_engine::Misbehaviour;
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
 use std::os::unix::net::UnixStream;
@@ -58,9 +59,13 @@ struct Options {
     #[arg(long, value_name = "SOCKET")]
     counters: Option<PathBuf>,
     /// Unix socket for control: JSON lines {"cmd":"counters"}, {"cmd":"fatal"},
-    /// {"cmd":"link","up":false}, {"cmd":"die"}
+    /// {"cmd":"link","up":false}, {"cmd":"misbehave",...}, {"cmd":"die"}
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
+    /// Do not keep to the specification, to see what the driver does: JSON as in the control
+    /// request, e.g. {"seed":7,"answers":{"delay":0.5},"nonsense":{"replies":0.1}}
+    #[arg(long, value_name = "JSON", value_parser = misbehaviour)]
+    misbehave: Option<Misbehaviour>,
     /// MSI-X vectors
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_VECTORS as i64))]
     vectors: u16,
@@ -78,6 +83,11 @@ fn unicast(text: &str) -> Result<Mac, String> {
         return Err("an interface cannot have this address".into());
     }
     Ok(mac)
+}
+
+fn misbehaviour(text: &str) -> Result<Misbehaviour, String> {
+    let rules: Misbehaviour = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    rules.check().map(|()| rules)
 }
 
 fn main() -> ExitCode {
@@ -102,6 +112,9 @@ fn run(options: Options) -> Result<(), String> {
             .map_err(text)
     };
     let device = Arc::new(Device::new(options.mac.0, options.vectors.into()).map_err(text)?);
+    if let Some(rules) = options.misbehave {
+        device.lock().misbehave(rules)?;
+    }
     let net = listen(options.net)?;
     let counters = listen(options.counters)?;
     let control = listen(options.control)?;

@@ -417,6 +417,61 @@ fn a_fatal_error_can_be_asked_for() {
 }
 
 #[test]
+fn misbehaviour_can_be_asked_for_at_the_start_and_later() {
+    let rules = r#"{"seed":7,"hold":50,"answers":{"delay":1},"reset":"slow"}"#;
+    let process = Process::start("misbehave", &["--misbehave", rules]);
+    let mut client = process.client();
+    let driver = Driver::start(&mut client, true);
+    let answer = |at: u64| {
+        let mut code = [0; 4];
+        rustix::io::pread(&driver.memory, &mut code, Driver::EVENTS + at * 32).unwrap();
+        u32::from_le_bytes(code) != 0
+    };
+    let ring = |client: &mut Client, producer: u64| {
+        client
+            .region_write(
+                abi::BAR_DOORBELLS,
+                abi::DOORBELL_CONTROL as u64,
+                &producer.to_le_bytes(),
+            )
+            .unwrap();
+    };
+    ring(&mut client, 1);
+    // Late by itself, without any further request.
+    until(|| answer(0));
+    let report = &process.counters()["misbehaviour"];
+    assert_eq!(report["rules"]["seed"], 7);
+    assert_eq!(report["done"]["delayed"], 1);
+    let reset = |client: &mut Client| {
+        let reset = abi::CONTROL_RESET.to_le_bytes();
+        client
+            .region_write(abi::BAR_REGISTERS, abi::REG_CONTROL as u64, &reset)
+            .unwrap();
+    };
+    reset(&mut client);
+    assert_eq!(status(&mut client).state(), Some(abi::DeviceState::Running));
+    until(|| status(&mut client).state() == Some(abi::DeviceState::Ready));
+    let refused = process.control(r#"{"cmd":"misbehave","answers":{"drop":2}}"#);
+    assert_eq!(refused["ok"], false);
+    let never = r#"{"cmd":"misbehave","reset":"never","ignore_function_reset":true}"#;
+    assert_eq!(process.control(never)["ok"], true);
+    drop(driver);
+    client.dma_unmap(Driver::BASE, Driver::SIZE).unwrap();
+    let _driver = Driver::start(&mut client, true);
+    reset(&mut client);
+    let pcie = capability(&mut client, 0x10);
+    client
+        .region_write(CONFIG, pcie + 8, &0x8000u16.to_le_bytes())
+        .unwrap();
+    assert_eq!(status(&mut client).state(), Some(abi::DeviceState::Running));
+    assert_eq!(process.counters()["misbehaviour"]["done"]["resets"], 2);
+    assert_eq!(process.control(r#"{"cmd":"misbehave"}"#)["ok"], true);
+    assert!(process.counters()["misbehaviour"].is_null());
+    reset(&mut client);
+    assert_eq!(status(&mut client).state(), Some(abi::DeviceState::Ready));
+}
+
+#[test]
 fn the_process_dies_when_asked() {
     let mut process = Process::start("die", &[]);
     let _client = process.client();

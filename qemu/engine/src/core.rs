@@ -7,6 +7,7 @@ use crate::cq::{CompletionQueueDead, CompletionQueues};
 use crate::eq::EventQueues;
 use crate::gid::GidTable;
 use crate::memory::{Host, HostMemory};
+use crate::misbehaviour::Misbehaving;
 use crate::multicast::Groups;
 use crate::paging::{Fault, Outcome, Paging, Side};
 use crate::qp::QueuePair;
@@ -245,6 +246,8 @@ pub struct Core {
     /// that of the queue.
     pub(crate) naps: VecDeque<(u64, u32)>,
     pub(crate) loopback: Loopback,
+    /// What the device does wrong on purpose.
+    pub(crate) misbehaviour: Option<Box<Misbehaving>>,
     /// The time of the present call, in nanoseconds.
     pub now: u64,
     /// What the transport shares among queue pairs: scratch buffers. Take it out with
@@ -273,18 +276,24 @@ impl Core {
             ready: ReadyList::default(),
             naps: VecDeque::new(),
             loopback: Loopback::default(),
+            misbehaviour: None,
             now: 0,
             transport: crate::transport::Shared::default(),
         }
     }
 
-    /// Back to the state after power-on; configuration, link and counters stay.
+    /// Back to the state after power-on; configuration, link, counters and misbehaviour stay.
     pub(crate) fn reset(&mut self) {
         let link_up = self.link_up;
         let mut counters = std::mem::take(&mut self.counters);
         counters.resets += 1;
         let now = self.now;
+        let mut misbehaviour = self.misbehaviour.take();
+        if let Some(misbehaving) = &mut misbehaviour {
+            misbehaving.was_reset();
+        }
         *self = Self::new(self.config.clone());
+        self.misbehaviour = misbehaviour;
         self.link_up = link_up;
         self.counters = counters;
         self.now = now;

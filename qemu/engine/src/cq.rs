@@ -433,6 +433,9 @@ impl Core {
         }
         entry.timestamp_low = now as u32;
         entry.timestamp_high = (now >> 32) as u32;
+        if let Some(misbehaving) = &mut self.misbehaviour {
+            misbehaving.spoil_completion(&mut entry);
+        }
         let written = queue
             .make_room(host)
             .and_then(|()| queue.ring.write(host, queue.producer, &mut entry));

@@ -19,16 +19,33 @@ fn payload<P: Plain>(entry: &CommandEntry) -> Result<P, CommandStatus> {
 }
 
 /// Writes the reply of a query.
-fn reply<P: Plain>(entry: &CommandEntry, value: &P, host: &dyn Host) -> Result<(), CommandStatus> {
-    reply_bytes(entry, value.as_bytes(), host)
+fn reply<P: Plain>(
+    core: &mut Core,
+    entry: &CommandEntry,
+    value: &P,
+    host: &dyn Host,
+) -> Result<(), CommandStatus> {
+    reply_bytes(core, entry, value.as_bytes(), host)
 }
 
-fn reply_bytes(entry: &CommandEntry, bytes: &[u8], host: &dyn Host) -> Result<(), CommandStatus> {
+fn reply_bytes(
+    core: &mut Core,
+    entry: &CommandEntry,
+    bytes: &[u8],
+    host: &dyn Host,
+) -> Result<(), CommandStatus> {
     if entry.reply == 0 || entry.reply % 64 != 0 {
         return Err(CommandStatus::BadParameter);
     }
-    host.write(entry.reply, bytes)
-        .map_err(|_| CommandStatus::HostMemory)
+    let written = match &mut core.misbehaviour {
+        None => host.write(entry.reply, bytes),
+        Some(misbehaving) => {
+            let mut bytes = bytes.to_vec();
+            misbehaving.spoil_reply(&mut bytes);
+            host.write(entry.reply, &bytes)
+        }
+    };
+    written.map_err(|_| CommandStatus::HostMemory)
 }
 
 /// Refuses what the driver did not say it would use.
@@ -126,13 +143,16 @@ impl Engine {
         let opcode = CommandOpcode::from_number(entry.opcode).ok_or(CommandStatus::BadOpcode)?;
         match opcode {
             CommandOpcode::Nop => Ok(()),
-            CommandOpcode::QueryDevice => reply(entry, &caps(core), host),
+            CommandOpcode::QueryDevice => {
+                let caps = caps(core);
+                reply(core, entry, &caps, host)
+            }
             CommandOpcode::QueryClock => {
                 let reading = ClockReading {
                     ticks: now,
                     reserved: [0; 7],
                 };
-                reply(entry, &reading, host)
+                reply(core, entry, &reading, host)
             }
             CommandOpcode::CreateEventQueue => core.create_eq(&payload(entry)?),
             CommandOpcode::DestroyEventQueue => {
@@ -158,7 +178,7 @@ impl Engine {
             }
             CommandOpcode::QueryQueuePair => {
                 let state = qp::query(&self.qps, payload::<ObjectNumber>(entry)?.number)?;
-                reply(entry, &state, host)
+                reply(core, entry, &state, host)
             }
             CommandOpcode::DestroyQueuePair => {
                 let number = payload::<ObjectNumber>(entry)?.number;
@@ -211,7 +231,7 @@ impl Engine {
             CommandOpcode::QuerySharedReceive => {
                 offered(core, FEATURE_SHARED_RECEIVE)?;
                 let state = core.query_srq(payload::<ObjectNumber>(entry)?.number, host)?;
-                reply(entry, &state, host)
+                reply(core, entry, &state, host)
             }
             CommandOpcode::DestroySharedReceive => {
                 offered(core, FEATURE_SHARED_RECEIVE)?;
@@ -237,9 +257,9 @@ impl Engine {
             CommandOpcode::TakeFaults => {
                 offered(core, FEATURE_ON_DEMAND)?;
                 // The reply first, so that a fault that cannot be told of is not taken.
-                reply(entry, &PageFaults::zeroed(), host)?;
+                reply(core, entry, &PageFaults::zeroed(), host)?;
                 let faults = core.paging.take();
-                reply(entry, &faults, host)
+                reply(core, entry, &faults, host)
             }
             CommandOpcode::ResolveFault => {
                 offered(core, FEATURE_ON_DEMAND)?;
@@ -258,7 +278,7 @@ impl Engine {
                 for (bytes, value) in bytes.chunks_exact_mut(8).zip(core.counters.named()) {
                     bytes.copy_from_slice(&value.to_le_bytes());
                 }
-                reply_bytes(entry, &bytes, host)
+                reply_bytes(core, entry, &bytes, host)
             }
         }
     }

@@ -401,6 +401,10 @@ impl Core {
         let written = match (read, room) {
             (Ok(true), Ok(true)) if queue.backlog.is_empty() => {
                 let index = queue.write_index;
+                if self.misbehaviour.is_some() {
+                    self.post_event(eqn, entry, host);
+                    return Posted::Written(index);
+                }
                 self.counters.events += 1;
                 queue.write(host, &entry).map(|()| Some(index))
             }
@@ -487,6 +491,28 @@ impl Core {
         if !self.is_running() {
             return;
         }
+        if self.misbehaviour.is_none() {
+            self.write_event(eqn, entry, host);
+            return;
+        }
+        if let Some(entry) = self.event_to_write(eqn, entry) {
+            self.write_event(eqn, entry, host);
+        }
+        self.write_late_events(host);
+    }
+
+    /// Writes an event that was held back, unless its queue is gone or full by now.
+    pub(crate) fn write_late_event(&mut self, eqn: u16, entry: EventEntry, host: &mut dyn Host) {
+        let room = self
+            .eqs
+            .get(eqn)
+            .is_some_and(|queue| queue.backlog.is_empty() && queue.has_room(host) == Ok(true));
+        if room && self.is_running() {
+            self.write_event(eqn, entry, host);
+        }
+    }
+
+    fn write_event(&mut self, eqn: u16, entry: EventEntry, host: &mut dyn Host) {
         let Some(queue) = self.eqs.get_mut(eqn) else {
             self.fail(FatalCode::UndefinedEventQueue, host);
             return;

@@ -22,6 +22,7 @@ pub mod device_memory;
 pub mod eq;
 pub mod gid;
 pub mod memory;
+pub mod misbehaviour;
 pub mod multicast;
 pub mod paging;
 pub mod qp;
@@ -37,6 +38,7 @@ pub mod transport;
 pub use crate::core::{Config, Core};
 pub use crate::counters::Counters;
 pub use crate::memory::{DmaError, Host, HostMemory};
+pub use crate::misbehaviour::Misbehaviour;
 pub use crate::qp::{QueuePair, QueuePairs};
 pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
 pub use crate::roce::Medium;
@@ -154,7 +156,25 @@ impl Engine {
         self.core.is_running()
     }
 
-    /// Back to the state after power-on: function-level reset, bus reset, `CONTROL_RESET`.
+    /// A function-level reset; returns whether it had an effect, as it has unless the device
+    /// misbehaves.
+    pub fn function_reset(&mut self) -> bool {
+        let misbehaviour = self.core.misbehaviour.as_mut();
+        let takes = misbehaviour.is_none_or(|misbehaving| misbehaving.takes_function_reset());
+        if takes {
+            self.reset();
+        }
+        takes
+    }
+
+    /// Sets what the device does wrong from now on; `rules` have passed [`Misbehaviour::check`].
+    /// Rules that ask for nothing restore good behaviour.
+    pub fn misbehave(&mut self, rules: Misbehaviour, now: u64, host: &mut dyn Host) {
+        self.core.now = now;
+        self.core.misbehave(rules, host);
+    }
+
+    /// Back to the state after power-on: bus reset, `CONTROL_RESET`.
     pub fn reset(&mut self) {
         self.core.reset();
         self.qps.clear();
@@ -206,12 +226,16 @@ impl Engine {
             _ => (low & 0xffff_ffff) | (high << 32),
         };
         let value = both >> ((offset & 7) * 8);
-        match size {
+        let value = match size {
             1 => value & 0xff,
             2 => value & 0xffff,
             4 => value & 0xffff_ffff,
             8 => value,
             _ => 0,
+        };
+        match &mut self.core.misbehaviour {
+            None => value,
+            Some(misbehaving) => misbehaving.spoil_register(value, size),
         }
     }
 
@@ -280,7 +304,11 @@ impl Engine {
             REG_CONTROL if size == 4 => {
                 let value = value as u32;
                 if value & CONTROL_RESET != 0 {
-                    self.reset();
+                    let now = self.core.now;
+                    let misbehaviour = self.core.misbehaviour.as_mut();
+                    if misbehaviour.is_none_or(|misbehaving| misbehaving.reset_now(now)) {
+                        self.reset();
+                    }
                 } else if value & CONTROL_ENABLE != 0 && self.core.state == DeviceState::Ready {
                     if let Err(code) = self.enable(host) {
                         self.core.fail(code, host);
@@ -430,6 +458,12 @@ impl Engine {
     /// something to send. Call it after input, and when [`Engine::next_timeout`] has come.
     pub fn poll(&mut self, now: u64, host: &mut dyn Host) {
         self.core.now = now;
+        if let Some(misbehaving) = &self.core.misbehaviour {
+            if misbehaving.reset_due(now) {
+                self.reset();
+            }
+            self.core.write_late_events(host);
+        }
         if !self.core.is_running() {
             return;
         }
@@ -513,6 +547,9 @@ impl Engine {
             | QueuePairStateCode::SendDrain => {}
             _ => return,
         }
+        if let Some(word) = core.misbehaviour.as_mut().and_then(|m| m.wake_word()) {
+            qp.send.scribble_wake(host, word);
+        }
         match transport::send(core, qp, host) {
             Progress::More => core.schedule(qp),
             Progress::Blocked => {}
@@ -532,14 +569,22 @@ impl Engine {
 
     /// When [`Engine::poll`] wants to be called next; a time that has passed means at once.
     pub fn next_timeout(&self) -> Option<u64> {
+        let late = self.core.misbehaviour.as_ref();
+        let late = late.and_then(|misbehaving| misbehaving.next_timeout());
         if !self.core.is_running() {
-            return None;
+            return late;
         }
         if !self.core.ready.is_empty() || self.core.loopback.len() > 0 {
             return Some(self.core.now);
         }
         let nap = self.core.naps.front().map(|(until, _)| *until);
-        self.core.timers.next().into_iter().chain(nap).min()
+        self.core
+            .timers
+            .next()
+            .into_iter()
+            .chain(nap)
+            .chain(late)
+            .min()
     }
 }
 

@@ -528,6 +528,12 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Writes anything into the wake word, as a device does that misbehaves.
+    pub(crate) fn scribble_wake<M: HostMemory + ?Sized>(&self, memory: &M, word: u32) {
+        // Memory that is gone is found by whoever needs it.
+        let _ = memory.store_u32(self.ring.wake_address, word);
+    }
+
     /// Back to index 0, with the wake word as a new queue pair has it.
     pub(crate) fn reset<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueError> {
         self.ring.reset();

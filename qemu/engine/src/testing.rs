@@ -582,23 +582,30 @@ impl Node {
         assert_eq!(self.status().state(), Some(DeviceState::Running));
     }
 
+    /// Puts a command into the ring as it is.
+    pub fn put_command(&mut self, entry: &CommandEntry) {
+        let slot = self.control_producer & ((1u32 << CQP_LOG_ENTRIES) - 1);
+        let address = self.control_ring + u64::from(slot) * size_of::<CommandEntry>() as u64;
+        self.host.memory.put(address, entry);
+        self.control_producer = self.control_producer.wrapping_add(1);
+    }
+
+    /// Rings for the commands in the ring.
+    pub fn ring_control(&mut self) {
+        self.doorbell(0, DOORBELL_CONTROL, u64::from(self.control_producer));
+    }
+
     /// Posts commands, rings once, and returns their statuses in order.
     pub fn commands(&mut self, entries: &[CommandEntry]) -> Vec<CommandStatus> {
-        let mask = (1u32 << CQP_LOG_ENTRIES) - 1;
         let mut cookies = Vec::new();
         for entry in entries {
             let mut entry = *entry;
             entry.cookie = self.next_cookie;
             self.next_cookie += 1;
             cookies.push(entry.cookie);
-            let slot = u64::from(self.control_producer & mask);
-            self.host.memory.put(
-                self.control_ring + slot * size_of::<CommandEntry>() as u64,
-                &entry,
-            );
-            self.control_producer = self.control_producer.wrapping_add(1);
+            self.put_command(&entry);
         }
-        self.doorbell(0, DOORBELL_CONTROL, u64::from(self.control_producer));
+        self.ring_control();
         let done: HashMap<u32, u64> = self
             .events(EQ_CONTROL)
             .into_iter()
