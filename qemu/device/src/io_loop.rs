@@ -10,6 +10,7 @@ use ferrite_fabric::descriptors::Receiver;
 use ferrite_fabric::framing::{Reader, Writer};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::socket::Listener;
+use ferrite_fabric::wake;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use std::collections::VecDeque;
@@ -47,9 +48,10 @@ mod token {
     pub const NET: u64 = 4;
     pub const COUNTERS: u64 = 5;
     pub const CONTROL: u64 = 6;
-    pub const SHORTCUT: u64 = 7;
     /// The first of the control connections.
     pub const CLIENT: u64 = 16;
+    /// With this bit, the number of a shortcut.
+    pub const SHORTCUT: u64 = 1 << 63;
 }
 
 /// One end of a link.
@@ -310,6 +312,14 @@ impl<'a> IoLoop<'a> {
                 token::VM => ready.vm = true,
                 token::COUNTERS => ready.counters = true,
                 token::CONTROL => ready.control = true,
+                shortcut if shortcut & token::SHORTCUT != 0 => {
+                    // To be awake is all: the rings are looked into after this.
+                    let of =
+                        |(id, _): &&(ShortcutId, _)| u64::from(*id) | token::SHORTCUT == shortcut;
+                    if let Some((_, end)) = self.shortcuts.iter().find(of) {
+                        wake::drain(end);
+                    }
+                }
                 client if client >= token::CLIENT => ready.clients.push(client),
                 // To be awake is all.
                 _ => {}
@@ -324,9 +334,11 @@ impl<'a> IoLoop<'a> {
             // It is in the set, unless it could not be added.
             let _ = epoll::delete(&self.epoll, event);
         }
+        // An edge for each signal, and one when the other is gone.
         let edges = EventFlags::IN | EventFlags::ET;
         for (id, event) in &shortcuts {
-            if let Err(error) = watch(&self.epoll, event, token::SHORTCUT, edges) {
+            let token = token::SHORTCUT | u64::from(*id);
+            if let Err(error) = watch(&self.epoll, event, token, edges) {
                 log::warn!("shortcut {id} cannot wake the device: {error}");
             }
         }

@@ -6,6 +6,7 @@ use ferrite_fabric::framing::MAX_FRAME;
 use ferrite_fabric::ring::{self, Broken, Consumer, Producer};
 use ferrite_fabric::shortcut::{Message, ShortcutId, GRANT_FDS};
 use ferrite_fabric::switch::Mac;
+use ferrite_fabric::wake;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -101,7 +102,7 @@ impl Inbound {
     /// Gives back the room of what was read.
     pub fn release(&self) {
         if self.ring.release() {
-            signal(&self.wake);
+            wake::signal(&self.wake);
         }
     }
 }
@@ -143,7 +144,7 @@ impl Outbounds {
             match outbound.flush(now) {
                 Ok(true) => {
                     self.wakes += 1;
-                    signal(&outbound.wake);
+                    wake::signal(&outbound.wake);
                 }
                 Ok(false) => {}
                 Err(Broken) => broken.push(outbound.id),
@@ -268,13 +269,11 @@ pub fn follow(
             side,
             peer,
         } => {
-            let mut three = fds.drain(..fds.len().min(GRANT_FDS));
-            let (Some(memory), Some(mine), Some(theirs)) =
-                (three.next(), three.next(), three.next())
-            else {
+            let mut two = fds.drain(..fds.len().min(GRANT_FDS));
+            let (Some(memory), Some(end)) = (two.next(), two.next()) else {
                 return answer(Message::Released(id));
             };
-            drop(three);
+            drop(two);
             let known = outbound.list.iter().any(|other| other.peer == peer);
             let (producer, consumer) = match ring::attach(&memory, side.into()) {
                 Ok(ends) if !known => ends,
@@ -287,7 +286,8 @@ pub fn follow(
                 }
             };
             log::info!("shortcut {id} to {peer}");
-            let wake = Arc::new(theirs);
+            wake::refuse_descriptors(&end);
+            let wake = Arc::new(end);
             outbound.list.push(Outbound {
                 id,
                 peer,
@@ -303,10 +303,10 @@ pub fn follow(
             inbound.list.push(Inbound {
                 id,
                 ring: consumer,
-                wake,
+                wake: Arc::clone(&wake),
                 open: false,
             });
-            inbound.events.push((id, Arc::new(mine)));
+            inbound.events.push((id, wake));
             inbound.generation += 1;
             inbound.granted += 1;
             answer(Message::Ready(id))
@@ -352,15 +352,9 @@ pub fn forget(
     outbound.remove(id)
 }
 
-fn signal(event: &OwnedFd) {
-    // It fails only if the counter is full, and then the reader is told anyway.
-    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::event::{eventfd, EventfdFlags};
 
     const A: Mac = Mac([0x52, 0x54, 0, 0xfe, 0, 1]);
     const B: Mac = Mac([0x52, 0x54, 0, 0xfe, 0, 2]);
@@ -413,8 +407,10 @@ mod tests {
         u32::from_le_bytes(*frame[14..].first_chunk().unwrap())
     }
 
+    /// An end to which there is no other.
     fn event() -> OwnedFd {
-        eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
+        let [end, _] = wake::pair().unwrap();
+        end
     }
 
     fn fired(event: &OwnedFd) -> bool {
@@ -424,11 +420,11 @@ mod tests {
     /// Two devices with a shortcut, and what wakes each.
     fn pair() -> (Side, Side, [OwnedFd; 2]) {
         let memory = ring::create().unwrap();
-        let events = [event(), event()];
+        let events = wake::pair().unwrap();
         let (mut a, mut b) = (Side::default(), Side::default());
         for (number, side, peer) in [(0u8, &mut a, B), (1, &mut b, A)] {
             let own = usize::from(number);
-            let fds = [&memory, &events[own], &events[1 - own]];
+            let fds = [&memory, &events[own]];
             let fds = fds.map(|fd| fd.try_clone().unwrap()).into();
             let grant = Message::Grant {
                 shortcut: 7,
@@ -526,12 +522,12 @@ mod tests {
         };
         let mut side = Side::default();
         side.tell(grant, vec![]);
-        side.tell(grant, vec![event(), event(), event()]);
+        side.tell(grant, vec![event(), event()]);
         assert_eq!(side.answers, [Message::Released(3); 2]);
         assert!(side.outbound.is_empty());
         // A second one to the same address.
         let (mut a, _, _) = pair();
-        a.tell(grant, vec![ring::create().unwrap(), event(), event()]);
+        a.tell(grant, vec![ring::create().unwrap(), event()]);
         assert_eq!(a.answers.last(), Some(&Message::Released(3)));
         assert_eq!(a.outbound.len(), 1);
     }

@@ -7,6 +7,7 @@ use ferrite_fabric::framing::{Reader, Writer};
 use ferrite_fabric::ring;
 use ferrite_fabric::shortcut::{is_message, Message};
 use ferrite_fabric::switch::Mac;
+use ferrite_fabric::wake;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::MemfdFlags;
 use serde_json::Value;
@@ -592,18 +593,21 @@ fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
         peer: Mac([2; 6]),
     };
     // One that cannot work is refused, and nothing else happens.
-    tell(&mut wire, grant, vec![event(), event(), event()]);
+    tell(&mut wire, grant, vec![event(), event()]);
     assert_eq!(message(&mut wire, &mut reader), Message::Released(5));
     let memory = ring::create().unwrap();
     let (mut producer, _consumer) = ring::attach(&memory, 0).unwrap();
-    let (wake, own) = (event(), event());
-    let descriptors = [&memory, &wake, &own].map(|fd| fd.try_clone().unwrap());
-    tell(&mut wire, grant, descriptors.into());
+    let [end, of_device] = wake::pair().unwrap();
+    tell(
+        &mut wire,
+        grant,
+        vec![memory.try_clone().unwrap(), of_device],
+    );
     assert_eq!(message(&mut wire, &mut reader), Message::Ready(5));
     // Not read before it is opened: the switch may have earlier frames.
     assert!(producer.push(&frame(MAC, 2)).unwrap());
     if producer.must_wake() {
-        rustix::io::write(&wake, &1u64.to_ne_bytes()).unwrap();
+        wake::signal(&end);
     }
     send(&mut wire, &frame(MAC, 1));
     assert_eq!(receive(&mut vm), frame(MAC, 1));
@@ -618,7 +622,7 @@ fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
             asleep || process.counters()["shortcuts"]["rx_frames"] == u64::from(number) - 1
         });
         if asleep {
-            rustix::io::write(&wake, &1u64.to_ne_bytes()).unwrap();
+            wake::signal(&end);
         }
         assert_eq!(receive(&mut vm), frame(MAC, number));
     }
@@ -682,11 +686,54 @@ fn a_ring_that_makes_no_sense_is_given_up() {
     let mut writer = Writer::new(1 << 16);
     writer.push_always(&grant.to_frame(Mac([2; 6])));
     writer.push_always(&Message::Open(6).to_frame(Mac([2; 6])));
-    let mut fds = VecDeque::from([vec![memory, event(), event()]]);
+    let [_end, of_device] = wake::pair().unwrap();
+    let mut fds = VecDeque::from([vec![memory, of_device]]);
     assert!(writer.flush(&mut Sender::new(&wire, &mut fds)).unwrap());
     assert_eq!(message(&mut wire, &mut reader), Message::Ready(6));
     assert_eq!(message(&mut wire, &mut reader), Message::Released(6));
     assert_eq!(process.counters()["shortcuts"]["in_use"], 0);
+}
+
+#[test]
+fn a_neighbour_that_takes_no_signals_does_not_stop_the_device() {
+    let directory = Process::directory("deaf");
+    let uplink = directory.join("uplink");
+    let fabric = UnixListener::bind(&uplink).unwrap();
+    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
+    let _client = process.client();
+    let (mut wire, _) = fabric.accept().unwrap();
+    wire.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut reader = Reader::new();
+    assert_eq!(message(&mut wire, &mut reader), Message::Hello);
+    let memory = ring::create().unwrap();
+    let (mut producer, _consumer) = ring::attach(&memory, 0).unwrap();
+    let [end, of_device] = wake::pair().unwrap();
+    // Whatever can be done to the files that are shared.
+    for file in [&end, &of_device] {
+        rustix::fs::fcntl_setfl(file, rustix::fs::OFlags::empty()).unwrap();
+    }
+    let grant = Message::Grant {
+        shortcut: 8,
+        side: 1,
+        peer: Mac([2; 6]),
+    };
+    let mut writer = Writer::new(1 << 16);
+    writer.push_always(&grant.to_frame(Mac([2; 6])));
+    writer.push_always(&Message::Open(8).to_frame(Mac([2; 6])));
+    let mut fds = VecDeque::from([vec![memory.try_clone().unwrap(), of_device]]);
+    assert!(writer.flush(&mut Sender::new(&wire, &mut fds)).unwrap());
+    assert_eq!(message(&mut wire, &mut reader), Message::Ready(8));
+    /// Where the writer of the first ring says that it waits for room.
+    const WAITING: u64 = 192;
+    // Each frame asks for a signal that room is there, which nobody takes:
+    // more of them than any buffer holds.
+    for number in 1..=2000 {
+        rustix::io::pwrite(&memory, &1u32.to_ne_bytes(), WAITING).unwrap();
+        assert!(producer.push(&frame(MAC, 1)).unwrap());
+        producer.must_wake();
+        wake::signal(&end);
+        until(|| process.counters()["shortcuts"]["rx_frames"] == number);
+    }
 }
 
 #[test]

@@ -15,3 +15,4 @@ pub mod ring;
 pub mod shortcut;
 pub mod socket;
 pub mod switch;
+pub mod wake;

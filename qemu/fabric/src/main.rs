@@ -11,7 +11,8 @@ use ferrite_fabric::ring;
 use ferrite_fabric::shortcut::{is_message, Action, Broker, Message, ShortcutId};
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::{Mac, Output, PortId, PortReport, Switch};
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use ferrite_fabric::wake;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::{BTreeMap, VecDeque};
@@ -215,15 +216,9 @@ impl Ports {
             return Err(io::ErrorKind::NotConnected.into());
         }
         let memory = ring::create()?;
-        let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-        let events = [event()?, event()?];
-        let descriptors = |side: usize| -> io::Result<Vec<OwnedFd>> {
-            [&memory, &events[side], &events[1 - side]]
-                .into_iter()
-                .map(OwnedFd::try_clone)
-                .collect()
-        };
-        let descriptors = [descriptors(0)?, descriptors(1)?];
+        // Each gets its end alone: nobody else has that open file.
+        let [a, b] = wake::pair()?;
+        let descriptors = [vec![memory.try_clone()?, a], vec![memory.try_clone()?, b]];
         for (side, fds) in descriptors.into_iter().enumerate() {
             if let Some(port) = self.ports.get_mut(&ends[side].0) {
                 let message = Message::Grant {

@@ -14,7 +14,7 @@
 //! | message | from, to | meaning |
 //! |---|---|---|
 //! | hello | port | this port can use shortcuts; comes with a descriptor, which a guest behind a port cannot send |
-//! | grant | switch | rings to another port, as three descriptors: the memory, the event that wakes this port, the event that wakes the other |
+//! | grant | switch | rings to another port, as two descriptors: the memory, and this port's end of the [sockets](crate::wake) by which both wake each other |
 //! | ready | port | all frames from here on to that port are in the ring |
 //! | open | switch, to the other port | all frames before the ring's first are behind you: begin to read it |
 //! | revoke | switch | do not use the ring any more |
@@ -33,7 +33,7 @@ const NEAREST_BRIDGE: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 /// The first of the Ethernet types for local experiments.
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// What tells these messages from other experiments, and their version.
-const MAGIC: [u8; 5] = *b"FeSC\x02";
+const MAGIC: [u8; 5] = *b"FeSC\x03";
 /// All messages have the length of the shortest Ethernet frame.
 const LENGTH: usize = 60;
 /// Frames between two ports before they get a shortcut.
@@ -45,7 +45,7 @@ const MAX_PAIRS: usize = 4096;
 /// How long a port may take to answer, in nanoseconds.
 const PATIENCE: u64 = 2_000_000_000;
 /// Descriptors that come with a grant.
-pub const GRANT_FDS: usize = 3;
+pub const GRANT_FDS: usize = 2;
 
 /// A shortcut's number, never used twice by a switch.
 pub type ShortcutId = u32;

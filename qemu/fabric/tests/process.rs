@@ -280,7 +280,7 @@ impl Capable {
                 peer,
             } => {
                 assert_eq!(peer, other);
-                assert_eq!(self.fds.len(), 3);
+                assert_eq!(self.fds.len(), 2);
                 let (producer, consumer) = ring::attach(&self.fds[0], side.into()).unwrap();
                 self.fds.clear();
                 (shortcut, producer, consumer)
