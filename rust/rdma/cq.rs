@@ -46,10 +46,17 @@ impl<D: Driver> Object<kind::Cq, D> {
     }
 
     /// Calls the consumer's completion handler. May be called in interrupt context.
+    ///
+    /// For a queue of the kernel, not before somebody who was given the queue uses it: the core
+    /// sets the handler before what the handler needs. A queue that its consumer polls when it
+    /// likes (`IB_POLL_DIRECT`) has no use for the call, and none is made.
     pub fn complete(&self) {
         let cq = self.as_raw();
-        // SAFETY: The queue is valid, its handler was set before the driver made it.
+        // SAFETY: The queue is valid. Its handler and context do not change once the queue is made.
         unsafe {
+            if (*cq).poll_ctx == bindings::ib_poll_context_IB_POLL_DIRECT {
+                return;
+            }
             if let Some(handler) = (*cq).comp_handler {
                 handler(cq, (*cq).cq_context);
             }

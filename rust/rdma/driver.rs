@@ -187,7 +187,11 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Ends a completion queue.
+    /// Ends a completion queue, that of a kernel user without fail: takes it out of every table
+    /// that events find it by, the device's and the driver's.
+    ///
+    /// The data stays until the core has stopped polling the queue: [`Driver::poll_cq`] and
+    /// [`Driver::req_notify_cq`] may still be called.
     fn destroy_cq(cq: &Cq<Self>) -> Result;
 
     /// Takes completions off a queue of the kernel. Atomic context.

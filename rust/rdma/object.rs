@@ -193,6 +193,27 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
         unsafe { ptr::drop_in_place((*this).data.get().cast::<K::Data>()) };
     }
 
+    /// Waits until the last [`ObjectRef`] is gone; the object lives on. Sleeps.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must have been passed to [`Self::prepare`] and the driver must have created the
+    /// object. Nobody may call [`Self::get_ref`] until this returns ([`Self::try_ref`] finds
+    /// nothing meanwhile), nor end the object.
+    pub(super) unsafe fn quiesce(raw: *mut K::Raw) {
+        // SAFETY: The driver created the object, so that everything in it is initialised; nobody
+        // ends it meanwhile.
+        let this = unsafe { &*raw.cast::<Self>() };
+        this.put();
+        // SAFETY: `prepare` initialised the completion. Whoever drops the last count signals it,
+        // and nobody does again before the count is set anew.
+        unsafe {
+            bindings::wait_for_completion(this.released.get());
+            bindings::reinit_completion(this.released.get());
+        }
+        this.refs.set(1);
+    }
+
     fn put(&self) {
         if self.refs.dec_and_test() {
             // SAFETY: The completion was initialised by `prepare`.

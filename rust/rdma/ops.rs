@@ -66,7 +66,9 @@ impl<D: Driver> Table<D> {
 
         ops.create_cq = Some(Self::create_cq);
         ops.create_user_cq = op_if!(D::HAS_CREATE_USER_CQ, Self::create_user_cq);
+        ops.pre_destroy_cq = Some(Self::pre_destroy_cq);
         ops.destroy_cq = Some(Self::destroy_cq);
+        ops.post_destroy_cq = Some(Self::post_destroy_cq);
         ops.poll_cq = Some(Self::poll_cq);
         ops.req_notify_cq = Some(Self::req_notify_cq);
         ops.modify_cq = op_if!(D::HAS_MODIFY_CQ, Self::modify_cq);
@@ -624,18 +626,55 @@ impl<D: Driver> Table<D> {
         })
     }
 
+    /// Makes sure that the consumer's handler does not run any more, and will not: the core takes
+    /// away what the handler needs next.
+    ///
     /// # Safety
     ///
-    /// See the module.
+    /// `cq` must be a completion queue that `D` made and that nobody uses any more.
+    unsafe fn silence_cq(cq: *mut bindings::ib_cq) -> Result {
+        // SAFETY: `D` made the queue, and it is ended only after this.
+        D::destroy_cq(unsafe { Object::from_raw(cq) })?;
+        // SAFETY: As above. Only events take references, which the driver found by its tables; the
+        // queue is in none of them any more.
+        unsafe { Object::<kind::Cq, D>::quiesce(cq) };
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the core for a completion queue of the kernel, before it cancels the work
+    /// that the handler of the queue starts.
+    unsafe extern "C" fn pre_destroy_cq(cq: *mut bindings::ib_cq) -> c_int {
+        from_result(|| {
+            // SAFETY: The core ends a queue only when its user count is zero.
+            unsafe { Self::silence_cq(cq)? };
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the core for a completion queue of the kernel, after `pre_destroy_cq`.
+    unsafe extern "C" fn post_destroy_cq(cq: *mut bindings::ib_cq) {
+        // SAFETY: The driver made the queue; the core frees it next, and does not use it.
+        unsafe { Object::<kind::Cq, D>::finish(cq) };
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the core for a completion queue that `D` made: one of a process, or of a
+    /// kernel user that has a handler of its own.
     unsafe extern "C" fn destroy_cq(
         cq: *mut bindings::ib_cq,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core ends a queue only when its user count is zero, and frees it after
+            // this. `udata` is null or that of the request.
             unsafe {
                 expect_none::<D>(udata)?;
-                D::destroy_cq(Object::from_raw(cq))?;
+                Self::silence_cq(cq)?;
                 Object::<kind::Cq, D>::finish(cq);
             }
             Ok(0)

@@ -3,8 +3,13 @@
 //! KUnit tests of what needs no device.
 
 use super::*;
+use crate::bindings;
+use crate::kernel_ext::completion::Completion;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::{Arc, SpinLock};
+use kernel::time::msecs_to_jiffies;
+use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
 
 /// How many [`Tracked`] there are.
 static LIVE: Atomic<i32> = Atomic::new(0);
@@ -156,14 +161,55 @@ impl<K: Kind<Minimal>> Memory<K> {
     }
 }
 
+/// An event of a completion queue that takes a while to handle.
+#[pin_data]
+struct SlowEvent {
+    #[pin]
+    cq: SpinLock<Option<CqRef<Minimal>>>,
+    #[pin]
+    started: Completion,
+    #[pin]
+    never: Completion,
+    handled: Atomic<u32>,
+    #[pin]
+    work: Work<SlowEvent>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for SlowEvent { self.work }
+}
+
+impl WorkItem for SlowEvent {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let cq = this.cq.lock().take();
+        this.started.complete();
+        this.never.wait_timeout(msecs_to_jiffies(100));
+        this.handled.store(1, Relaxed);
+        drop(cq);
+    }
+}
+
+/// How often [`count_call`] was called.
+static CALLS: Atomic<i32> = Atomic::new(0);
+
+/// A completion handler.
+///
+/// # Safety
+///
+/// None; it is `unsafe` because handlers are.
+unsafe extern "C" fn count_call(_cq: *mut bindings::ib_cq, _context: *mut c_void) {
+    CALLS.fetch_add(1, Relaxed);
+}
+
 #[kunit_tests(rust_rdma)]
 mod suite {
     use super::*;
-    use crate::bindings;
-    use crate::kernel_ext::completion::Completion;
     use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
     use crate::kernel_ext::table::IrqTable;
-    use kernel::sync::Arc;
+    use crate::kernel_ext::workqueue::OwnedQueue;
+    use kernel::new_spinlock;
 
     #[test]
     fn mandatory_operations_are_in_the_table_and_absent_ones_are_not() {
@@ -174,6 +220,7 @@ mod suite {
         assert!(ops.create_qp.is_some() && ops.modify_qp.is_some() && ops.destroy_qp.is_some());
         assert!(ops.post_send.is_some() && ops.post_recv.is_some());
         assert!(ops.create_cq.is_some() && ops.destroy_cq.is_some());
+        assert!(ops.pre_destroy_cq.is_some() && ops.post_destroy_cq.is_some());
         assert!(ops.poll_cq.is_some() && ops.req_notify_cq.is_some());
         assert!(ops.get_dma_mr.is_some() && ops.reg_user_mr.is_some() && ops.dereg_mr.is_some());
         assert!(ops.get_port_immutable.is_some());
@@ -260,6 +307,59 @@ mod suite {
         // SAFETY: Prepared above and not used afterwards.
         unsafe { Object::<kind::Pd, Minimal>::finish(memory.raw()) };
         assert_eq!(LIVE.load(Relaxed), before);
+        Ok(())
+    }
+
+    #[test]
+    fn the_core_cancels_work_of_a_completion_queue_only_when_no_event_is_handled() -> Result {
+        let mut memory = Memory::<kind::Cq>::new()?;
+        let raw = memory.raw();
+        // SAFETY: The memory is as the core's.
+        let cq = unsafe { Object::<kind::Cq, Minimal>::prepare(raw) }.init(())?;
+        let event = Arc::pin_init(
+            pin_init!(SlowEvent {
+                cq <- new_spinlock!(Some(cq.get_ref())),
+                started <- Completion::new(),
+                never <- Completion::new(),
+                handled: Atomic::new(0),
+                work <- new_work!("SlowEvent"),
+            }),
+            GFP_KERNEL,
+        )?;
+        let queue = OwnedQueue::unbound(c"slow_event")?;
+        drop(queue.enqueue(event.clone()));
+        event.started.wait();
+        let ops = &ops::Table::<Minimal>::OPS;
+        let (before, after) = (ops.pre_destroy_cq, ops.post_destroy_cq);
+        // SAFETY: The queue was made above, and is no longer used but by the event.
+        assert_eq!(unsafe { before.ok_or(EINVAL)?(raw) }, 0);
+        assert_eq!(event.handled.load(Relaxed), 1);
+        // It lives on: the core polls it a last time.
+        drop(cq.get_ref());
+        // SAFETY: After the above; not used afterwards.
+        unsafe { after.ok_or(EINVAL)?(raw) };
+        Ok(())
+    }
+
+    #[test]
+    fn a_queue_that_is_polled_directly_is_never_completed() -> Result {
+        let mut memory = Memory::<kind::Cq>::new()?;
+        let raw = memory.raw();
+        // SAFETY: The memory is as the core's, and nobody else looks at it.
+        let cq = unsafe {
+            (*raw).comp_handler = Some(count_call);
+            (*raw).poll_ctx = bindings::ib_poll_context_IB_POLL_DIRECT;
+            Object::<kind::Cq, Minimal>::prepare(raw).init(())?
+        };
+        let before = CALLS.load(Relaxed);
+        cq.complete();
+        assert_eq!(CALLS.load(Relaxed), before);
+        // SAFETY: Nobody else looks at the queue.
+        unsafe { (*raw).poll_ctx = bindings::ib_poll_context_IB_POLL_WORKQUEUE };
+        cq.complete();
+        assert_eq!(CALLS.load(Relaxed), before + 1);
+        // SAFETY: Prepared above and not used afterwards.
+        unsafe { Object::<kind::Cq, Minimal>::finish(raw) };
         Ok(())
     }
 

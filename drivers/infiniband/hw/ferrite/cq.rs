@@ -58,7 +58,14 @@ use kernel::{
         RBTree,
         RBTreeNode, //
     },
-    sync::Mutex, //
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full, //
+        },
+        Mutex, //
+    },
 };
 
 /// Memory of completion queue entries.
@@ -181,6 +188,41 @@ struct KernelQueue {
     polling: IrqSpinLock<Polling>,
 }
 
+/// Whether events of a queue are passed on to its consumer.
+///
+/// The core sets the handler of a kernel's queue before it makes what the handler needs
+/// (`__ib_alloc_cq`), after the driver has made the queue. Once a work queue is attached the
+/// consumer has the completion queue, which is complete then; what the device says before is kept
+/// until then.
+struct Gate(Atomic<u32>);
+
+impl Gate {
+    const CLOSED: u32 = 0;
+    const KNOCKED: u32 = 1;
+    const OPEN: u32 = 2;
+
+    const fn closed() -> Self {
+        Self(Atomic::new(Self::CLOSED))
+    }
+
+    const fn open() -> Self {
+        Self(Atomic::new(Self::OPEN))
+    }
+
+    /// Whether an event is to be passed on now; else it is kept.
+    #[inline]
+    fn pass(&self) -> bool {
+        // Pairs with the exchange in `unlock`: what the core made is seen.
+        self.0.load(Acquire) == Self::OPEN
+            || self.0.cmpxchg(Self::CLOSED, Self::KNOCKED, Full) == Err(Self::OPEN)
+    }
+
+    /// Lets events pass from now on; returns whether one was kept, which is to be passed on now.
+    fn unlock(&self) -> bool {
+        self.0.xchg(Self::OPEN, Full) == Self::KNOCKED
+    }
+}
+
 /// Where ring and record are.
 enum Memory {
     /// Of a process; another one after the queue was resized.
@@ -196,6 +238,7 @@ pub(crate) struct FerriteCq {
     object: DeviceObject,
     memory: Memory,
     number: Number,
+    gate: Gate,
     eqn: u16,
     log_entries: u8,
 }
@@ -247,10 +290,16 @@ impl FerriteCq {
             cqn,
         )?;
         new.set_entries(1 << log_entries);
+        let gate = match &memory {
+            Memory::Kernel(_) => Gate::closed(),
+            // The handler of a process's queue needs nothing that is made later.
+            Memory::User(_) => Gate::open(),
+        };
         let cq = new.init(Ok::<_, Error>(Self {
             object,
             memory,
             number,
+            gate,
             eqn,
             log_entries,
         }))?;
@@ -374,11 +423,30 @@ impl FerriteCq {
         Ok(1 << log_entries)
     }
 
-    /// Ends a queue: afterwards no event of it arrives and its memory is left alone.
+    /// Ends a queue: afterwards no event finds it and its memory is left alone.
+    ///
+    /// Cannot fail: no work queue uses it any more, whatever the device says.
     pub(crate) fn destroy(cq: &Cq<Ferrite>) -> Result {
-        cq.object.destroy()?;
-        cq.device().hw.cqs.remove(cq.number() as usize);
+        // First: an event that the device wrote meanwhile must not reach a consumer who has given
+        // the queue up, nor may a failure of the device.
+        drop(cq.device().hw.cqs.remove(cq.number() as usize));
+        cq.object.destroy_unused();
         Ok(())
+    }
+
+    /// Passes an event on to the consumer. May be called from any context.
+    #[inline]
+    pub(crate) fn notify(cq: &Cq<Ferrite>) {
+        if cq.gate.pass() {
+            cq.complete();
+        }
+    }
+
+    /// A work queue completes here from now on: the consumer is ready for events.
+    pub(crate) fn unlock(cq: &Cq<Ferrite>) {
+        if cq.gate.unlock() {
+            cq.complete();
+        }
     }
 
     /// Lets completions of `qp` be found, where the kernel polls the queue.
@@ -389,6 +457,7 @@ impl FerriteCq {
             // The same queue pair, where both its queues complete here.
             drop(replaced);
         }
+        Self::unlock(cq);
         Ok(())
     }
 
@@ -544,6 +613,23 @@ mod tests {
             self.0.borrow_mut().get_mut(slot).ok_or(EINVAL)?.qpn = NO_QUEUE_PAIR;
             Ok(())
         }
+    }
+
+    #[test]
+    fn an_event_before_the_consumer_is_ready_is_kept_until_it_is() {
+        let gate = Gate::closed();
+        assert!(!gate.pass());
+        assert!(!gate.pass());
+        // However many there were, the consumer looks once.
+        assert!(gate.unlock());
+        assert!(gate.pass());
+        assert!(!gate.unlock());
+        assert!(gate.pass());
+
+        let gate = Gate::closed();
+        assert!(!gate.unlock());
+        assert!(gate.pass());
+        assert!(Gate::open().pass());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::{
         Doorbells,
         Registers, //
     },
+    cq::FerriteCq,
     cqp::{
         Bars,
         Cqp, //
@@ -203,7 +204,7 @@ impl Hardware {
         let mut next = self.cqs.next_index(0);
         while let Some(index) = next {
             if let Some(cq) = self.cqs.get(index).filter(|cq| !cq.is_user()) {
-                cq.complete();
+                FerriteCq::notify(&cq);
             }
             next = self.cqs.next_index(index + 1);
         }
@@ -244,7 +245,7 @@ impl Hardware {
         match EventCode::from_number(event.code) {
             Some(EventCode::Completion) => {
                 if let Some(cq) = self.cqs.get(event.id as usize) {
-                    cq.complete();
+                    FerriteCq::notify(&cq);
                 }
             }
             Some(EventCode::CommandDone) => self.cqp.finished(event),
@@ -377,16 +378,25 @@ impl DeviceObject {
     }
 }
 
-impl Drop for DeviceObject {
-    fn drop(&mut self) {
+impl DeviceObject {
+    /// Takes the object down, which nothing uses any more: a device that says otherwise is wrong,
+    /// and is given up. Sleeps.
+    pub(crate) fn destroy_unused(&self) {
         if self.destroy().is_err() {
             pr_err!(
                 "ferrite: {:?} of {:#x}: still in use\n",
                 self.destroy,
                 self.number
             );
+            self.gone.store(1, Relaxed);
             self.hw.fail();
             self.hw.ensure_quiet();
         }
+    }
+}
+
+impl Drop for DeviceObject {
+    fn drop(&mut self) {
+        self.destroy_unused();
     }
 }

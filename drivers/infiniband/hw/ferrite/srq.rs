@@ -20,6 +20,7 @@ use crate::{
         BLOCK_SIZE, //
     },
     bars::Doorbells,
+    cq::FerriteCq,
     device::Ferrite,
     dma_types::Block,
     hardware::DeviceObject,
@@ -288,6 +289,9 @@ impl FerriteSrq {
             max_wr: Atomic::new(attr.max_wr),
             max_sge: attr.max_sge,
         }))?;
+        if let Some(extended) = extended {
+            FerriteCq::unlock(extended.cq);
+        }
         dev.hw.srqs.insert(srqn as usize, srq.get_ref())?;
         if let Some(udata) = udata {
             if let Err(error) = udata.respond(&UverbsSrqResponse { srqn, reserved: 0 }) {
