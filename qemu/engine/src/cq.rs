@@ -218,6 +218,7 @@ impl Core {
             self.eqs.forget(queue.eqn, ticket);
         }
         self.cqs.queues[cqn as usize] = None;
+        self.forget_completion_queue_events(cqn);
         Ok(())
     }
 

@@ -14,13 +14,26 @@ use ferrite_abi::{
     ModifyEventQueue, Plain, EQ_ASYNC, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES,
     FEATURE_QUIET_COMMANDS,
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::mem::{offset_of, size_of};
 
 /// Event queues, the fixed ones included.
 pub const MAX_EQ: u16 = 514;
-/// Events held back for a queue without room before the device gives up.
-const MAX_BACKLOG: usize = 1 << 12;
+
+/// Asynchronous events that a queue pair can raise.
+const QUEUE_PAIR_EVENTS: [EventCode; 6] = [
+    EventCode::QueuePairFatal,
+    EventCode::QueuePairRequestError,
+    EventCode::QueuePairAccessError,
+    EventCode::CommunicationEstablished,
+    EventCode::SendQueueDrained,
+    EventCode::LastEntryReached,
+];
+/// Asynchronous events that a completion queue can raise.
+const COMPLETION_QUEUE_EVENTS: [EventCode; 1] = [EventCode::CompletionQueueError];
+/// Asynchronous events that a shared receive queue can raise.
+const SHARED_RECEIVE_EVENTS: [EventCode; 2] =
+    [EventCode::SharedReceiveLimit, EventCode::SharedReceiveError];
 
 /// Which of the states of a queue a number has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +57,45 @@ pub(crate) enum Posted {
     Not,
 }
 
+/// Events that found no room, in the order they happened.
+///
+/// An event of the same kind about the same object takes the place of the earlier one: so there are
+/// never more than kinds of events and objects, however long a driver does not look.
+#[derive(Debug, Default)]
+struct Backlog {
+    entries: BTreeMap<u64, EventEntry>,
+    /// Where the event of a kind and an object is.
+    places: HashMap<(u32, u32), u64>,
+    next: u64,
+}
+
+impl Backlog {
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn push(&mut self, entry: EventEntry) {
+        let next = self.next;
+        let place = *self.places.entry((entry.code, entry.id)).or_insert(next);
+        if place == next {
+            self.next += 1;
+        }
+        self.entries.insert(place, entry);
+    }
+
+    fn pop(&mut self) -> Option<EventEntry> {
+        let (_, entry) = self.entries.pop_first()?;
+        self.places.remove(&(entry.code, entry.id));
+        Some(entry)
+    }
+
+    fn forget(&mut self, code: EventCode, id: u32) {
+        if let Some(place) = self.places.remove(&(code.number(), id)) {
+            self.entries.remove(&place);
+        }
+    }
+}
+
 /// A defined event queue.
 #[derive(Debug)]
 struct EventQueue {
@@ -60,8 +112,7 @@ struct EventQueue {
     moderation_ns: u64,
     moderation_count: u32,
     timer: Timer,
-    /// Events that found no room, in order.
-    backlog: VecDeque<EventEntry>,
+    backlog: Backlog,
     /// Completion queues whose event waits for room, or for their last one to be read, by their
     /// tickets: each at most once, in the order they came.
     waiting: BTreeMap<u64, u32>,
@@ -185,6 +236,15 @@ impl EventQueues {
         self.get(eqn).map_or(0, |queue| queue.waiting.len())
     }
 
+    /// Drops asynchronous events about an object that were kept back.
+    fn forget_events(&mut self, codes: &[EventCode], id: u32) {
+        if let Some(queue) = self.get_mut(EQ_ASYNC) {
+            for &code in codes {
+                queue.backlog.forget(code, id);
+            }
+        }
+    }
+
     /// The state of queue `eqn`.
     pub fn state(&self, eqn: u16) -> EventQueueState {
         match self.get(eqn) {
@@ -225,7 +285,7 @@ impl EventQueues {
             moderation_ns: 0,
             moderation_count: 0,
             timer: Timer::default(),
-            backlog: VecDeque::new(),
+            backlog: Backlog::default(),
             waiting: BTreeMap::new(),
             overflow_reported: false,
         }));
@@ -344,7 +404,7 @@ impl Core {
                 Ok(false) => break Ok(()),
                 Err(code) => break Err(code),
             }
-            if let Some(entry) = queue.backlog.pop_front() {
+            if let Some(entry) = queue.backlog.pop() {
                 self.counters.events += 1;
                 if let Err(code) = queue.write(host, &entry) {
                     break Err(code);
@@ -432,7 +492,7 @@ impl Core {
 
     /// Tells the driver, once, that a queue other than 0 has no room.
     fn report_overflow(&mut self, eqn: u16, host: &mut dyn Host) {
-        let Some(queue) = self.eqs.get_mut(eqn) else {
+        let Some(queue) = self.eqs.get_mut(eqn).filter(|_| eqn != EQ_CONTROL) else {
             return;
         };
         if !queue.overflow_reported {
@@ -517,39 +577,38 @@ impl Core {
             self.fail(FatalCode::UndefinedEventQueue, host);
             return;
         };
+        let is_answer = entry.code == EventCode::CommandDone.number();
         if !queue.backlog.is_empty() {
             // Order is kept: nothing overtakes what waits.
-            if queue.backlog.len() >= MAX_BACKLOG {
-                self.fail(FatalCode::EventQueueOverflow, host);
-                return;
-            }
-            queue.backlog.push_back(entry);
             self.drain_backlog(eqn, host);
-            self.notify(eqn, self.now, host);
+        }
+        if !self.is_running() {
             return;
         }
-        match queue.has_room(host) {
-            Ok(true) => {
-                self.counters.events += 1;
-                if let Err(code) = queue.write(host, &entry) {
-                    self.fail(code, host);
-                    return;
-                }
-            }
-            Ok(false) if eqn == EQ_CONTROL => {
-                self.fail(FatalCode::EventQueueOverflow, host);
-                return;
-            }
-            Ok(false) => {
-                queue.backlog.push_back(entry);
-                self.report_overflow(eqn, host);
-            }
+        let Some(queue) = self.eqs.get_mut(eqn) else {
+            return;
+        };
+        let room = match queue.has_room(host) {
+            Ok(room) => room && queue.backlog.is_empty(),
             Err(code) => {
                 self.fail(code, host);
                 return;
             }
+        };
+        if room {
+            self.counters.events += 1;
+            if let Err(code) = queue.write(host, &entry) {
+                self.fail(code, host);
+                return;
+            }
+        } else if is_answer {
+            // More commands than there is room for answers: that is for the driver to know.
+            self.fail(FatalCode::EventQueueOverflow, host);
+            return;
+        } else {
+            queue.backlog.push(entry);
+            self.report_overflow(eqn, host);
         }
-        let is_answer = entry.code == EventCode::CommandDone.number();
         let quiet = self.eqs.get(eqn).is_some_and(|queue| queue.quiet);
         if !(quiet && is_answer) {
             self.notify(eqn, self.now, host);
@@ -559,6 +618,21 @@ impl Core {
     /// Writes an asynchronous RDMA event.
     pub fn async_event(&mut self, code: EventCode, id: u32, host: &mut dyn Host) {
         self.post_event(EQ_ASYNC, event(code, id, 0, 0), host);
+    }
+
+    /// A queue pair is gone: no event is written for it any more.
+    pub(crate) fn forget_queue_pair_events(&mut self, qpn: u32) {
+        self.eqs.forget_events(&QUEUE_PAIR_EVENTS, qpn);
+    }
+
+    /// A completion queue is gone: no event is written for it any more.
+    pub(crate) fn forget_completion_queue_events(&mut self, cqn: u32) {
+        self.eqs.forget_events(&COMPLETION_QUEUE_EVENTS, cqn);
+    }
+
+    /// A shared receive queue is gone: no event is written for it any more.
+    pub(crate) fn forget_shared_receive_events(&mut self, srqn: u32) {
+        self.eqs.forget_events(&SHARED_RECEIVE_EVENTS, srqn);
     }
 
     /// Writes a global or management event.
@@ -599,8 +673,11 @@ pub(crate) fn event(code: EventCode, id: u32, param0: u64, param1: u64) -> Event
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Node, EQ_LOG_ENTRIES, MEMORY_BASE};
+    use crate::testing::{Node, QpOptions, EQ_LOG_ENTRIES, MEMORY_BASE};
     use ferrite_abi::{CommandOpcode, DeviceState, EQ_FIRST_HANDLER};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     const EQ: u16 = EQ_FIRST_HANDLER;
     const ENTRIES: u32 = 1 << EQ_LOG_ENTRIES;
@@ -781,14 +858,180 @@ mod tests {
     }
 
     #[test]
-    fn an_overflow_of_queue_0_is_fatal() {
+    fn more_answers_than_queue_0_has_room_for_are_fatal() {
         let mut node = Node::new(1);
-        for _ in 0..=ENTRIES {
+        for cookie in 0..=ENTRIES {
             let (core, host) = (&mut node.engine.core, &mut node.host);
-            core.global_event(EventCode::LinkChange, 0, 1, host);
+            core.post_event(
+                EQ_CONTROL,
+                event(EventCode::CommandDone, cookie, 0, 0),
+                host,
+            );
         }
         assert_eq!(node.status().fatal(), Some(FatalCode::EventQueueOverflow));
         assert_eq!(node.host.raised, [0]);
+    }
+
+    #[test]
+    fn a_link_that_flaps_while_nobody_looks_is_told_as_it_is_at_last() {
+        let mut node = Node::new(1);
+        node.events(EQ_CONTROL);
+        node.ring_eq(EQ_CONTROL, false);
+        for change in 0..100_000 {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.global_event(EventCode::LinkChange, 0, change % 2, host);
+        }
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        let queue = node.engine.core.eqs.get(EQ_CONTROL).unwrap();
+        assert_eq!(queue.backlog.entries.len(), 1);
+        assert_eq!(node.events(EQ_CONTROL).len(), ENTRIES as usize);
+        node.ring_eq(EQ_CONTROL, false);
+        let last: Vec<u64> = node
+            .events(EQ_CONTROL)
+            .iter()
+            .map(|event| event.param0)
+            .collect();
+        assert_eq!(last, [1]);
+    }
+
+    /// Takes everything from the asynchronous queue, as a driver that has got round to it.
+    fn drain_async(node: &mut Node) -> Vec<(EventCode, u32)> {
+        let mut all = Vec::new();
+        loop {
+            let some = node.event_codes(EQ_ASYNC);
+            if some.is_empty() {
+                return all;
+            }
+            all.extend(some);
+            node.ring_eq(EQ_ASYNC, true);
+        }
+    }
+
+    #[test]
+    fn every_queue_pair_may_fail_at_once_and_no_event_is_lost() {
+        let mut node = Node::new(1);
+        let kinds = [
+            EventCode::CommunicationEstablished,
+            EventCode::QueuePairAccessError,
+            EventCode::LastEntryReached,
+        ];
+        let mut raised = Vec::new();
+        for code in kinds {
+            for qpn in 2..crate::qp::MAX_QP {
+                let (core, host) = (&mut node.engine.core, &mut node.host);
+                core.async_event(code, qpn, host);
+                raised.push((code, qpn));
+            }
+        }
+        // Again and again, by a peer that does not stop: it changes nothing.
+        for round in 0..4 {
+            for qpn in 2..crate::qp::MAX_QP {
+                let (core, host) = (&mut node.engine.core, &mut node.host);
+                core.async_event(kinds[(round + 1) % 3], qpn, host);
+            }
+        }
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        let kept = node.engine.core.eqs.get(EQ_ASYNC).unwrap();
+        assert!(kept.backlog.entries.len() <= raised.len());
+        assert_eq!(kept.backlog.entries.len(), kept.backlog.places.len());
+        let told = drain_async(&mut node);
+        // What had found room came first, and in order.
+        assert_eq!(told[..ENTRIES as usize], raised[..ENTRIES as usize]);
+        let mut all: Vec<_> = told.iter().map(|(code, id)| (code.number(), *id)).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), raised.len());
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        assert!(node
+            .engine
+            .core
+            .eqs
+            .get(EQ_ASYNC)
+            .unwrap()
+            .backlog
+            .is_empty());
+    }
+
+    #[test]
+    fn what_is_gone_has_no_events_that_were_kept_back() {
+        let mut node = Node::new(1);
+        let (cq, qp) = (3, 5);
+        node.create_cq(cq, EQ, 4);
+        node.create_qp(QpOptions {
+            qpn: qp,
+            cqn: cq,
+            ..QpOptions::default()
+        });
+        for id in 0..ENTRIES {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.async_event(EventCode::SharedReceiveLimit, 1000 + id, host);
+        }
+        let (core, host) = (&mut node.engine.core, &mut node.host);
+        for code in QUEUE_PAIR_EVENTS {
+            core.async_event(code, qp, host);
+        }
+        core.async_event(EventCode::CompletionQueueError, cq, host);
+        core.async_event(EventCode::SharedReceiveError, 1, host);
+        let kept = |node: &Node| {
+            node.engine
+                .core
+                .eqs
+                .get(EQ_ASYNC)
+                .unwrap()
+                .backlog
+                .entries
+                .len()
+        };
+        assert_eq!(kept(&node), 8);
+        let destroy = CommandOpcode::DestroyQueuePair;
+        assert_eq!(node.object_command(destroy, qp), CommandStatus::Ok);
+        assert_eq!(kept(&node), 2);
+        let destroy = CommandOpcode::DestroyCompletionQueue;
+        assert_eq!(node.object_command(destroy, cq), CommandStatus::Ok);
+        drain_async(&mut node);
+        assert_eq!(kept(&node), 0);
+    }
+
+    proptest! {
+        /// Whatever is raised, taken and destroyed in whatever order: an event that was raised and
+        /// whose object lives is told after it was raised, in the order of what waited, and what
+        /// is kept is bounded by what there is.
+        #[test]
+        fn an_event_of_a_living_object_is_told(
+            steps in vec((0u8..10, 0usize..QUEUE_PAIR_EVENTS.len(), 2u32..40), 1..400),
+        ) {
+            let mut node = Node::new(1);
+            let mut due: BTreeSet<(u32, u32)> = BTreeSet::new();
+            let tell = |node: &mut Node, due: &mut BTreeSet<(u32, u32)>| {
+                for (code, id) in node.event_codes(EQ_ASYNC) {
+                    due.remove(&(code.number(), id));
+                }
+                node.ring_eq(EQ_ASYNC, true);
+            };
+            for (step, kind, qpn) in steps {
+                let code = QUEUE_PAIR_EVENTS[kind];
+                match step {
+                    0 => tell(&mut node, &mut due),
+                    1 => {
+                        node.engine.core.forget_queue_pair_events(qpn);
+                        due.retain(|&(_, id)| id != qpn);
+                    }
+                    _ => {
+                        let (core, host) = (&mut node.engine.core, &mut node.host);
+                        core.async_event(code, qpn, host);
+                        due.insert((code.number(), qpn));
+                    }
+                }
+                let backlog = &node.engine.core.eqs.get(EQ_ASYNC).unwrap().backlog;
+                prop_assert!(backlog.entries.len() <= 38 * QUEUE_PAIR_EVENTS.len());
+                prop_assert_eq!(backlog.entries.len(), backlog.places.len());
+                prop_assert_eq!(node.status().state(), Some(DeviceState::Running));
+            }
+            for _ in 0..8 {
+                tell(&mut node, &mut due);
+            }
+            prop_assert!(due.is_empty(), "never told: {due:?}");
+        }
     }
 
     #[test]

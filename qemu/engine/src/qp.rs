@@ -469,6 +469,7 @@ pub(crate) fn destroy(
         srq.users = srq.users.saturating_sub(1);
     }
     core.groups.forget(qpn);
+    core.forget_queue_pair_events(qpn);
     Ok(())
 }
 

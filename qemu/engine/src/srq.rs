@@ -251,6 +251,7 @@ impl Core {
             cq.users = cq.users.saturating_sub(1);
         }
         self.srqs.queues[srqn as usize] = None;
+        self.forget_shared_receive_events(srqn);
         Ok(())
     }
 
