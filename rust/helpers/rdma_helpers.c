@@ -515,6 +515,16 @@ void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end)
 	ib_umem_odp_unmap_dma_pages(odp, start, end);
 }
 
+/* Under the lock: a page that is mapped never goes back to the system. */
+void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index)
+{
+	unsigned long mapped = HMM_PFN_VALID | HMM_PFN_DMA_MAPPED;
+	unsigned long pfn = odp->map.pfn_list[index];
+
+	if ((pfn & (mapped | HMM_PFN_P2PDMA)) == mapped)
+		get_page(hmm_pfn_to_page(pfn));
+}
+
 #else
 
 struct ib_umem_odp *
@@ -555,6 +565,7 @@ int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
 }
 
 void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end) { }
+void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index) { }
 
 #endif /* CONFIG_INFINIBAND_ON_DEMAND_PAGING */
 
@@ -582,6 +593,11 @@ unsigned long rust_helper_rdma_odp_end(struct ib_umem_odp *odp)
 int rust_helper_rdma_odp_mapped(struct ib_umem_odp *odp)
 {
 	return READ_ONCE(odp->npages);
+}
+
+void rust_helper_rdma_odp_lock(struct ib_umem_odp *odp)
+{
+	mutex_lock(&odp->umem_mutex);
 }
 
 void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp)

@@ -129,10 +129,14 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// Something happened to the network interface that the device is paired with. Under RTNL.
     fn netdev_event(_dev: &Device<Self>, _netdev: &Netdev, _event: NetdevEvent) {}
 
-    /// Where the driver's interrupt handlers look for the device.
+    /// Where the driver's interrupt handlers raise events of the device as a whole.
     fn event_sink(_dev: &Device<Self>) -> Option<&EventSink<Self>> {
         None
     }
+
+    /// Something happened that was raised in the event sink: the bits are the driver's own. What
+    /// happened before the device was registered comes as soon as it is. Atomic context.
+    fn device_events(_dev: &Device<Self>, _events: u32) {}
 
     // ---- User contexts ----
 

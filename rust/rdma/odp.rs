@@ -26,6 +26,12 @@ pub trait PageUser: Send + Sync {
     /// This is called when the kernel reclaims memory: it may sleep, but neither allocate memory
     /// that has to be reclaimed nor wait for somebody who does.
     fn invalidate(&self, addresses: Range<u64>);
+
+    /// Whether the device may go on using pages although it was told not to: it does not answer and
+    /// cannot be stopped. Pages that it was told of are never freed then.
+    fn may_still_use(&self) -> bool {
+        false
+    }
 }
 
 /// How pages are brought in.
@@ -80,12 +86,32 @@ impl<T: PageUser> Notify<T> {
             let user = unsafe { &*bindings::rdma_odp_private(odp).cast::<T>() };
             user.invalidate(start..end);
             // SAFETY: The memory is locked.
-            unsafe { bindings::rdma_odp_unmap(odp, start, end) };
+            unsafe { give_back(odp, user, start..end) };
         }
         // SAFETY: Locked above.
         unsafe { bindings::rdma_odp_unlock(odp) };
         true
     }
+}
+
+/// Gives mapped pages back to the kernel, or keeps them for ever where the device may still use them.
+///
+/// # Safety
+///
+/// `odp` must be valid and locked, and `range` lie in it.
+unsafe fn give_back<T: PageUser>(odp: *mut bindings::ib_umem_odp, user: &T, range: Range<u64>) {
+    if user.may_still_use() {
+        // SAFETY: Valid by the contract of this function.
+        let start = unsafe { bindings::rdma_odp_start(odp) } as u64;
+        let first = (range.start.max(start) - start) >> PAGE_SHIFT;
+        let end = (range.end.max(start) - start).div_ceil(PAGE_SIZE as u64);
+        for index in first..end {
+            // SAFETY: By the contract of this function.
+            unsafe { bindings::rdma_odp_keep_page(odp, index as usize) };
+        }
+    }
+    // SAFETY: By the contract of this function.
+    unsafe { bindings::rdma_odp_unmap(odp, range.start, range.end) };
 }
 
 /// On-demand memory of a process. Dropping it takes its pages back, which sleeps: the device must
@@ -208,8 +234,17 @@ impl<T: PageUser> OdpUmem<T> {
 
 impl<T: PageUser> Drop for OdpUmem<T> {
     fn drop(&mut self) {
+        let raw = self.raw.as_ptr();
+        if self.user.may_still_use() {
+            // SAFETY: Valid by the type invariant; locked around.
+            unsafe {
+                bindings::rdma_odp_lock(raw);
+                give_back(raw, &*self.user, self.addresses());
+                bindings::rdma_odp_unlock(raw);
+            }
+        }
         // SAFETY: Ours by the type invariant. The user lives until the notifier is removed.
-        unsafe { bindings::rdma_odp_release(self.raw.as_ptr()) }
+        unsafe { bindings::rdma_odp_release(raw) }
     }
 }
 

@@ -364,6 +364,20 @@ mod suite {
     }
 
     #[test]
+    fn what_happens_before_a_device_is_registered_is_told_when_it_is() {
+        let mut mailbox = event::Mailbox::Before(0);
+        assert!(mailbox.raise(1).is_none());
+        assert!(mailbox.raise(4).is_none());
+        assert!(mailbox.raise(1).is_none());
+        assert_eq!(mailbox.attach(7), 5);
+        assert_eq!(mailbox.raise(2), Some(&7));
+        // Told once.
+        assert_eq!(mailbox.attach(8), 0);
+        mailbox = event::Mailbox::After;
+        assert!(mailbox.raise(2).is_none());
+    }
+
+    #[test]
     fn table_drops_what_is_left_in_it() -> Result {
         let mut memory = Memory::<kind::Pd>::new()?;
         // SAFETY: The memory is as the core's.

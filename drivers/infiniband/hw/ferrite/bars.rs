@@ -114,10 +114,13 @@ impl Registers {
         }
     }
 
-    /// Resets the device; afterwards it touches no host memory. Sleeps.
+    /// Resets the device; afterwards it touches no host memory. `ETIMEDOUT` where it does not say
+    /// so, `ENODEV` where it is gone. Sleeps.
     pub(crate) fn reset(&self) -> Result {
         self.request_reset();
-        self.wait_for(DeviceState::Ready).map(|_| ())
+        // One that stopped itself may say so until the reset is under way: only the end counts.
+        let done = |status: &Status| status.state() == Some(DeviceState::Ready);
+        read_poll_timeout(|| self.status(), done, START_POLL, START_TIMEOUT).map(|_| ())
     }
 
     /// Finds out whether this is a device that the driver can work with.

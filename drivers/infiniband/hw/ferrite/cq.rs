@@ -34,6 +34,7 @@ use crate::{
             IrqSpinLock, //
         },
     },
+    lent::Lent,
     mr::UserMemory,
     numbers::Number,
     qp::FerriteQp,
@@ -183,7 +184,7 @@ struct Polling {
 #[pin_data]
 struct KernelQueue {
     /// The ring, written by the device, then the record, written by the driver.
-    ring: Coherent<[Block]>,
+    ring: Lent<Coherent<[Block]>>,
     #[pin]
     polling: IrqSpinLock<Polling>,
 }
@@ -357,7 +358,10 @@ impl FerriteCq {
         let log_entries = entries.trailing_zeros() as u8;
         let queue = KBox::pin_init(
             try_pin_init!(KernelQueue {
-                ring: Coherent::zeroed_slice(dev.parent(), entries + 1, GFP_KERNEL)?,
+                ring: Lent::new(
+                    &dev.hw.reach,
+                    Coherent::zeroed_slice(dev.parent(), entries + 1, GFP_KERNEL)?
+                ),
                 polling <- new_irq_spinlock!(
                     Polling {
                         reader: Reader::new(log_entries),
@@ -481,7 +485,7 @@ impl FerriteCq {
         };
         for _ in 0..1usize << cq.log_entries {
             let slot = ahead.slot();
-            match ahead.next(&queue.ring) {
+            match ahead.next(&*queue.ring) {
                 Some(entry) if entry.qpn == qpn => {
                     forget(&entry);
                     let _ = queue.ring.disown(slot);
@@ -501,7 +505,7 @@ impl FerriteCq {
         let polling = &mut *polling;
         let before = polling.reader.consumer;
         while !completions.is_full() {
-            let Some(entry) = polling.reader.next(&queue.ring) else {
+            let Some(entry) = polling.reader.next(&*queue.ring) else {
                 break;
             };
             let Some(qp) = polling.qps.get(&entry.qpn) else {
@@ -519,7 +523,8 @@ impl FerriteCq {
             mb();
             kernel::dma_write!(queue.ring, [try: record].words[try: 0], consumer);
         }
-        if cq.device().hw.is_dead() {
+        // Not earlier: a consumer takes what was flushed for its own again.
+        if cq.device().hw.is_stopped() {
             for qp in polling.qps.values() {
                 while !completions.is_full() {
                     let Some(wc) = FerriteQp::flush_one(qp, cq.number()) else {
@@ -541,7 +546,7 @@ impl FerriteCq {
         let mut polling = queue.polling.lock();
         polling.armings = polling.armings.wrapping_add(1);
         // The device makes up for what comes between this look and the doorbell.
-        let seen = polling.reader.end(&queue.ring);
+        let seen = polling.reader.end(&*queue.ring);
         let doorbell = CompletionDoorbell {
             cqn: cq.number(),
             seen,

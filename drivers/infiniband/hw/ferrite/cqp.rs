@@ -29,8 +29,16 @@ use crate::{
     kernel_ext::{
         barrier::dma_wmb,
         completion::Completion,
-        cpu,
-        errno, //
+        cpu, errno,
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock,
+            IrqSpinLockGuard, //
+        },
+    },
+    lent::{
+        DeviceReach,
+        Lent, //
     },
 };
 use kernel::{
@@ -39,7 +47,7 @@ use kernel::{
         Device, //
     },
     dma::Coherent,
-    new_condvar, new_mutex,
+    new_condvar,
     prelude::*,
     processor::cpu_relax,
     sync::{
@@ -50,8 +58,7 @@ use kernel::{
             Release, //
         },
         Arc,
-        CondVar,
-        Mutex, //
+        CondVar, //
     },
     time::{
         msecs_to_jiffies,
@@ -165,31 +172,91 @@ struct Submission {
     slots: SlotPool,
 }
 
+/// [`Submission`] for those who submit, and for those who wait until they can.
+#[pin_data]
+struct Submissions {
+    #[pin]
+    state: IrqSpinLock<Submission>,
+    #[pin]
+    freed: CondVar,
+}
+
+impl Submissions {
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            state <- new_irq_spinlock!(
+                Submission { producer: 0, slots: SlotPool::new() },
+                "ferrite_cqp"
+            ),
+            freed <- new_condvar!("ferrite_cqp_slot"),
+        })
+    }
+
+    /// Waits for a slot, and takes it: its index, and the cookie of this use. `EIO` as soon as the
+    /// device is `dead` ([`Submissions::wake_all`] has to be called then). Sleeps.
+    fn take_slot(
+        &self,
+        dead: impl Fn() -> bool,
+    ) -> Result<(IrqSpinLockGuard<'_, Submission>, usize, u32)> {
+        let mut submission = self.state.lock();
+        loop {
+            if dead() {
+                return Err(EIO);
+            }
+            if let Some((index, cookie)) = submission.slots.take() {
+                return Ok((submission, index, cookie));
+            }
+            self.freed.wait(&mut submission);
+        }
+    }
+
+    /// Makes all who wait look again. May be called from any context.
+    fn wake_all(&self) {
+        // With the lock, so that whoever looked before it was time to wake is asleep by now.
+        let _submission = self.state.lock();
+        self.freed.notify_all();
+    }
+
+    /// Frees a slot whose command is done.
+    fn give_back(&self, index: usize) {
+        let mut submission = self.state.lock();
+        submission.slots.give_back(index);
+        self.freed.notify_one();
+    }
+}
+
 /// The control queue pair.
 #[pin_data]
 pub(crate) struct Cqp {
     /// Written by the driver at `producer`, copied by the device up to the doorbell.
-    ring: Coherent<[CommandEntry]>,
+    ring: Lent<Coherent<[CommandEntry]>>,
     /// One per slot; the device's while the slot's command is in flight.
-    replies: Coherent<[Reply]>,
+    replies: Lent<Coherent<[Reply]>>,
     /// Where the device tells that commands are done.
     events: Arc<EventQueue>,
     slots: KVec<Arc<Slot>>,
     dead: Atomic<u32>,
     #[pin]
-    submission: Mutex<Submission>,
-    #[pin]
-    slot_freed: CondVar,
+    submissions: Submissions,
 }
 
 impl Cqp {
     /// Makes the ring and event queue 0; the device learns of them by the boot block.
-    pub(crate) fn new<'a>(dev: &'a Device<Bound>) -> impl PinInit<Self, Error> + 'a {
+    pub(crate) fn new<'a>(
+        dev: &'a Device<Bound>,
+        reach: &'a Arc<DeviceReach>,
+    ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
-            ring: Coherent::zeroed_slice(dev, ENTRIES, GFP_KERNEL)?,
-            replies: Coherent::zeroed_slice(dev, SLOTS, GFP_KERNEL)?,
+            ring: Lent::new(reach, Coherent::zeroed_slice(dev, ENTRIES, GFP_KERNEL)?),
+            replies: Lent::new(reach, Coherent::zeroed_slice(dev, SLOTS, GFP_KERNEL)?),
             events: Arc::pin_init(
-                EventQueue::new(dev, abi::EQ_CONTROL, EVENTS_VECTOR, EVENTS_LOG_ENTRIES),
+                EventQueue::new(
+                    dev,
+                    reach,
+                    abi::EQ_CONTROL,
+                    EVENTS_VECTOR,
+                    EVENTS_LOG_ENTRIES
+                ),
                 GFP_KERNEL
             )?,
             slots: {
@@ -200,11 +267,7 @@ impl Cqp {
                 slots
             },
             dead: Atomic::new(0),
-            submission <- new_mutex!(
-                Submission { producer: 0, slots: SlotPool::new() },
-                "ferrite_cqp"
-            ),
-            slot_freed <- new_condvar!("ferrite_cqp_slot"),
+            submissions <- Submissions::new(),
         })
     }
 
@@ -232,7 +295,7 @@ impl Cqp {
         for slot in &self.slots {
             slot.done.complete();
         }
-        self.slot_freed.notify_all();
+        self.submissions.wake_all();
         first
     }
 
@@ -259,16 +322,7 @@ impl Cqp {
         payload: &P,
         wants_reply: bool,
     ) -> Result<usize> {
-        let mut submission = self.submission.lock();
-        let (index, cookie) = loop {
-            if self.is_dead() {
-                return Err(EIO);
-            }
-            if let Some(taken) = submission.slots.take() {
-                break taken;
-            }
-            self.slot_freed.wait(&mut submission);
-        };
+        let (mut submission, index, cookie) = self.submissions.take_slot(|| self.is_dead())?;
         let prepared = (|| {
             let slot = self.slots.get(index).ok_or(EINVAL)?;
             slot.done.reinit();
@@ -333,12 +387,6 @@ impl Cqp {
         }
     }
 
-    /// Frees a slot whose command is done.
-    fn release(&self, index: usize) {
-        self.submission.lock().slots.give_back(index);
-        self.slot_freed.notify_one();
-    }
-
     /// Runs a command and returns the device's result, or `ETIMEDOUT` where no answer came (the
     /// caller then declares the device dead). Sleeps.
     fn run<P: Plain, R>(
@@ -361,7 +409,7 @@ impl Cqp {
             };
             Ok((result, reply))
         });
-        self.release(index);
+        self.submissions.give_back(index);
         answer
     }
 
@@ -444,9 +492,117 @@ fn status_to_result(status: u8) -> Result {
     })
 }
 
+/// Somebody who waits for a slot when the device dies, at the worst of times.
+#[cfg(CONFIG_KUNIT)]
+mod dying {
+    use super::*;
+    use crate::kernel_ext::workqueue::OwnedQueue;
+    use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
+
+    #[pin_data]
+    pub(super) struct Dying {
+        queue: OwnedQueue,
+        #[pin]
+        submissions: Submissions,
+        dead: Atomic<u32>,
+        woken: Atomic<u32>,
+        looks: Atomic<u32>,
+        pub(super) refused: Atomic<u32>,
+        #[pin]
+        pub(super) done: Completion,
+        #[pin]
+        waiter: Work<Dying, 0>,
+        #[pin]
+        killer: Work<Dying, 1>,
+    }
+
+    impl_has_work! {
+        impl HasWork<Self, 0> for Dying { self.waiter }
+        impl HasWork<Self, 1> for Dying { self.killer }
+    }
+
+    impl Dying {
+        /// All slots are taken, and somebody starts to wait for one.
+        pub(super) fn start() -> Result<Arc<Self>> {
+            let this = Arc::pin_init(
+                try_pin_init!(Self {
+                    queue: OwnedQueue::unbound(c"dying")?,
+                    submissions <- Submissions::new(),
+                    dead: Atomic::new(0),
+                    woken: Atomic::new(0),
+                    looks: Atomic::new(0),
+                    refused: Atomic::new(0),
+                    done <- Completion::new(),
+                    waiter <- new_work!("Dying::waiter"),
+                    killer <- new_work!("Dying::killer"),
+                }? Error),
+                GFP_KERNEL,
+            )?;
+            while this.submissions.state.lock().slots.take().is_some() {}
+            drop(this.queue.enqueue::<_, 0>(this.clone()));
+            Ok(this)
+        }
+
+        /// Says that the device is alive, while it dies.
+        fn look(self: &Arc<Self>) -> bool {
+            if self.looks.fetch_add(1, Relaxed) != 0 {
+                return self.dead.load(Acquire) != 0;
+            }
+            drop(self.queue.enqueue::<_, 1>(self.clone()));
+            let start = Instant::<Monotonic>::now();
+            while self.woken.load(Relaxed) == 0 && start.elapsed() < Delta::from_millis(50) {
+                cpu_relax();
+            }
+            false
+        }
+
+        /// Ends the test: nothing of it runs any more, and its queue is not dropped by itself.
+        pub(super) fn finish(&self) {
+            self.queue.flush();
+        }
+    }
+
+    impl WorkItem<0> for Dying {
+        type Pointer = Arc<Self>;
+
+        fn run(this: Arc<Self>) {
+            let taken = this.submissions.take_slot(|| this.look());
+            let refused = matches!(&taken, Err(error) if *error == EIO);
+            drop(taken);
+            this.refused.store(refused.into(), Relaxed);
+            this.done.complete();
+        }
+    }
+
+    impl WorkItem<1> for Dying {
+        type Pointer = Arc<Self>;
+
+        fn run(this: Arc<Self>) {
+            this.dead.store(1, Release);
+            this.submissions.wake_all();
+            this.woken.store(1, Relaxed);
+        }
+    }
+}
+
 #[kunit_tests(ferrite_cqp)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_waits_for_a_slot_learns_that_the_device_died() -> Result {
+        let dying = dying::Dying::start()?;
+        let woken = dying.done.wait_timeout(msecs_to_jiffies(10_000));
+        assert!(woken);
+        if woken {
+            assert_eq!(dying.refused.load(Relaxed), 1);
+            dying.finish();
+        } else {
+            // It waits for ever: what it waits on must not go.
+            core::mem::forget(dying);
+        }
+        Ok(())
+    }
 
     #[test]
     fn there_are_fewer_slots_than_ring_entries() {

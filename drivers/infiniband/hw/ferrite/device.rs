@@ -5,10 +5,7 @@
 
 use crate::{
     abi,
-    abi::{
-        CommandOpcode,
-        DeviceCaps, //
-    },
+    abi::DeviceCaps,
     ah::FerriteAh,
     bars::Identity,
     cq::FerriteCq,
@@ -17,7 +14,10 @@ use crate::{
         FerriteDm, //
     },
     handler::Handlers,
-    hardware::Hardware,
+    hardware::{
+        device_event,
+        Hardware, //
+    },
     kernel_ext::{
         errno,
         workqueue::OwnedQueue, //
@@ -31,6 +31,7 @@ use crate::{
     odp,
     odp::Pager,
     port,
+    port::MtuFollower,
     qp::FerriteQp,
     rdma,
     rdma::{
@@ -114,16 +115,17 @@ pub(crate) struct Ferrite {
     pub(crate) gsi: Arc<Numbers>,
     pub(crate) doorbell_pages: Arc<Numbers>,
     pub(crate) memory: Arc<DeviceMemory>,
+    pub(crate) mtu: Arc<MtuFollower>,
 }
 
 impl Ferrite {
-    /// Asks a started device what it can do and makes its event queues.
+    /// For a started device that said what it can do: makes its event queues.
     pub(crate) fn new(
         hw: &Arc<Hardware>,
         identity: Identity,
+        caps: DeviceCaps,
         queues: &[Arc<crate::eq::EventQueue>],
     ) -> Result<Self> {
-        let caps: DeviceCaps = hw.query(CommandOpcode::QueryDevice, 0)?;
         let pages = caps.doorbell_pages.min(hw.doorbells.pages());
         Ok(Self {
             faults: OwnedQueue::for_faults(c"ferrite_faults")?,
@@ -139,6 +141,7 @@ impl Ferrite {
             gsi: Numbers::new(GSI_QPN, GSI_QPN + 1)?,
             doorbell_pages: Numbers::new(1, pages)?,
             memory: DeviceMemory::new(caps.device_memory)?,
+            mtu: MtuFollower::new(hw)?,
             hw: hw.clone(),
             caps,
             identity,
@@ -289,6 +292,19 @@ impl rdma::Driver for Ferrite {
 
     fn event_sink(dev: &Device<Self>) -> Option<&EventSink<Self>> {
         Some(&dev.hw.sink)
+    }
+
+    fn device_events(dev: &Device<Self>, events: u32) {
+        if events & device_event::FATAL != 0 {
+            dev.report_fatal();
+        }
+        if events & device_event::LINK != 0 {
+            dev.report_port(port::PORT, dev.hw.link_up());
+        }
+        if events & device_event::PAGE_FAULTS != 0 {
+            // Where it is queued already, it has yet to look.
+            drop(dev.faults.enqueue(dev.pager.clone()));
+        }
     }
 
     fn alloc_ucontext<'a>(

@@ -22,6 +22,7 @@ mod dma_types;
 mod eq;
 mod handler;
 mod hardware;
+mod lent;
 mod mr;
 mod mw;
 mod numbers;

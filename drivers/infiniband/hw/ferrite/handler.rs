@@ -5,7 +5,10 @@
 
 use crate::{
     abi,
-    abi::CommandOpcode,
+    abi::{
+        CommandOpcode,
+        DeviceCaps, //
+    },
     eq::EventQueue,
     hardware::{
         DeviceObject,
@@ -28,10 +31,26 @@ use kernel::{
     sync::Arc, //
 };
 
-/// Base-2 logarithm of the entries of the asynchronous event queue.
-const ASYNC_LOG_ENTRIES: u8 = 8;
-/// Base-2 logarithm of the entries of a completion handler's event queue.
-const HANDLER_LOG_ENTRIES: u8 = 12;
+/// Base-2 logarithms of the fewest entries of an event queue, of the most of the asynchronous one
+/// (512 KiB), and of the most of a completion handler's (128 KiB).
+const LEAST_LOG_ENTRIES: u8 = 8;
+const MOST_ASYNC_LOG_ENTRIES: u8 = 14;
+const MOST_HANDLER_LOG_ENTRIES: u8 = 12;
+
+/// Base-2 logarithm of the entries of event queue `eqn`, by what can be raised there: an event of
+/// each queue pair, or a completion of each completion queue.
+///
+/// Where there is more than fits, the device keeps it back, which loses nothing and costs time.
+fn log_entries_of(eqn: u16, caps: &DeviceCaps) -> u8 {
+    let (sources, most) = if eqn < abi::EQ_FIRST_HANDLER {
+        (caps.max_qp, MOST_ASYNC_LOG_ENTRIES)
+    } else {
+        (caps.max_cq, MOST_HANDLER_LOG_ENTRIES)
+    };
+    // The bound comes first: the device may say anything.
+    let entries = sources.min(1 << most).next_power_of_two();
+    (entries.trailing_zeros() as u8).max(LEAST_LOG_ENTRIES)
+}
 
 /// The vector of event queue `eqn` when there are `vectors`.
 ///
@@ -42,7 +61,7 @@ pub(crate) fn vector_of(eqn: u16, vectors: u16) -> u16 {
     if eqn >= first && vectors > first {
         first + (eqn - first) % (vectors - first)
     } else {
-        eqn % vectors
+        eqn % vectors.max(1)
     }
 }
 
@@ -68,49 +87,75 @@ impl Handler for Service {
 /// Handlers are removed before vectors are given back and rings are freed: fields are dropped in
 /// order.
 pub(crate) struct Interrupts {
-    _services: KVec<Pin<KBox<IrqHandler<Service>>>>,
+    services: KVec<Pin<KBox<IrqHandler<Service>>>>,
     vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
 }
 
 impl Interrupts {
-    /// Makes the event queues and installs their handlers: two fixed queues, and one for each
-    /// online processor. The device knows none of them yet.
+    /// Allocates vectors, and serves event queue 0: it is all that there is until the device has
+    /// said what it can do.
     pub(crate) fn new(
         pdev: &pci::Device<Bound>,
         hw: &Arc<Hardware>,
         device_vectors: u32,
     ) -> Result<Self> {
-        let fixed = u32::from(abi::EQ_FIRST_HANDLER);
-        let most = (abi::MAX_VECTORS as u32).min(u32::from(u16::MAX)) - fixed;
-        let wanted = fixed + cpu::online().min(most);
+        let wanted = wanted_queues();
         let vectors = Vectors::new(pdev, 1, wanted.min(device_vectors.max(1)))?;
-        let granted = vectors.len() as u16;
-        if u32::from(granted) < wanted {
-            dev_info!(pdev, "{} event queues share {} vectors\n", wanted, granted);
+        if vectors.len() < wanted {
+            dev_info!(
+                pdev,
+                "{} event queues share {} vectors\n",
+                wanted,
+                vectors.len()
+            );
         }
-        let vectors = Arc::new(vectors, GFP_KERNEL)?;
-
         let mut queues = KVec::with_capacity(wanted as usize, GFP_KERNEL)?;
         queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
-        for eqn in abi::EQ_ASYNC..wanted as u16 {
-            let log_entries = if eqn < abi::EQ_FIRST_HANDLER {
-                ASYNC_LOG_ENTRIES
-            } else {
-                HANDLER_LOG_ENTRIES
-            };
-            let queue = EventQueue::new(pdev.as_ref(), eqn, vector_of(eqn, granted), log_entries);
-            queues.push(Arc::pin_init(queue, GFP_KERNEL)?, GFP_KERNEL)?;
-        }
+        let mut this = Self {
+            services: KVec::new(),
+            vectors: Arc::new(vectors, GFP_KERNEL)?,
+            queues,
+        };
+        this.install(hw)?;
+        Ok(this)
+    }
 
-        let mut services = KVec::with_capacity(granted as usize, GFP_KERNEL)?;
-        for vector in 0..granted {
+    /// Makes the other event queues: the asynchronous one, and one for each online processor. The
+    /// device knows none of them yet.
+    pub(crate) fn complete(
+        &mut self,
+        pdev: &pci::Device<Bound>,
+        hw: &Arc<Hardware>,
+        caps: &DeviceCaps,
+    ) -> Result {
+        let vectors = self.vectors.len() as u16;
+        for eqn in abi::EQ_ASYNC..wanted_queues() as u16 {
+            let vector = vector_of(eqn, vectors);
+            let queue = make_queue(pdev, hw, eqn, vector, log_entries_of(eqn, caps))?;
+            self.queues.push(queue, GFP_KERNEL)?;
+        }
+        // Queues that share a vector with queue 0 are served by its handler, which is made anew.
+        self.services.clear();
+        self.install(hw)?;
+        // What came while there was no handler raises an interrupt now.
+        hw.cqp.events().arm(&hw.doorbells);
+        Ok(())
+    }
+
+    /// Installs a handler on each vector, for the queues that there are.
+    fn install(&mut self, hw: &Arc<Hardware>) -> Result {
+        let vectors = self.vectors.len() as u16;
+        for vector in 0..vectors {
             let mut served = KVec::new();
-            for queue in queues.iter().filter(|queue| queue.vector() == vector) {
+            for queue in self.queues.iter().filter(|queue| queue.vector() == vector) {
                 served.push(queue.clone(), GFP_KERNEL)?;
             }
+            if served.is_empty() {
+                continue;
+            }
             let name = match vector {
-                _ if granted <= abi::EQ_FIRST_HANDLER => c"ferrite",
+                _ if vectors <= abi::EQ_FIRST_HANDLER => c"ferrite",
                 abi::EQ_CONTROL => c"ferrite-control",
                 abi::EQ_ASYNC => c"ferrite-async",
                 _ => c"ferrite-completion",
@@ -119,20 +164,16 @@ impl Interrupts {
                 hw: hw.clone(),
                 queues: served,
             };
-            let handler = IrqHandler::new(vectors.clone(), vector.into(), name, Ok(service));
+            let handler = IrqHandler::new(self.vectors.clone(), vector.into(), name, Ok(service));
             let handler = KBox::pin_init(handler, GFP_KERNEL)?;
             if vector >= abi::EQ_FIRST_HANDLER {
                 let cpu = cpu::nth_online(u32::from(vector - abi::EQ_FIRST_HANDLER));
                 // Where the interrupt arrives is a matter of speed only.
                 let _ = handler.set_affinity(cpu);
             }
-            services.push(handler, GFP_KERNEL)?;
+            self.services.push(handler, GFP_KERNEL)?;
         }
-        Ok(Self {
-            _services: services,
-            vectors,
-            queues,
-        })
+        Ok(())
     }
 
     /// The Linux interrupt number of a vector.
@@ -143,6 +184,31 @@ impl Interrupts {
     /// All event queues, by number.
     pub(crate) fn queues(&self) -> &[Arc<EventQueue>] {
         &self.queues
+    }
+}
+
+/// How many event queues there are: two fixed ones, and one for each online processor.
+fn wanted_queues() -> u32 {
+    let fixed = u32::from(abi::EQ_FIRST_HANDLER);
+    let most = (abi::MAX_VECTORS as u32).min(u32::from(u16::MAX)) - fixed;
+    fixed + cpu::online().min(most)
+}
+
+/// Makes an event queue of `1 << log_entries`, or of fewer where there is no memory in one piece.
+fn make_queue(
+    pdev: &pci::Device<Bound>,
+    hw: &Arc<Hardware>,
+    eqn: u16,
+    vector: u16,
+    log_entries: u8,
+) -> Result<Arc<EventQueue>> {
+    let mut log_entries = log_entries;
+    loop {
+        let queue = EventQueue::new(pdev.as_ref(), &hw.reach, eqn, vector, log_entries);
+        match Arc::pin_init(queue, GFP_KERNEL) {
+            Err(_) if log_entries > LEAST_LOG_ENTRIES => log_entries -= 1,
+            result => return result,
+        }
     }
 }
 
@@ -205,6 +271,30 @@ impl Handlers {
 #[kunit_tests(ferrite_handler)]
 mod tests {
     use super::*;
+    use crate::abi::Plain;
+
+    #[test]
+    fn event_queues_hold_what_can_be_raised() {
+        let with = |max_qp, max_cq| DeviceCaps {
+            max_qp,
+            max_cq,
+            ..DeviceCaps::zeroed()
+        };
+        let caps = with(1 << 14, 1 << 14);
+        assert_eq!(log_entries_of(abi::EQ_ASYNC, &caps), 14);
+        assert_eq!(log_entries_of(abi::EQ_FIRST_HANDLER, &caps), 12);
+        let caps = with(1000, 300);
+        assert_eq!(log_entries_of(abi::EQ_ASYNC, &caps), 10);
+        assert_eq!(log_entries_of(abi::EQ_FIRST_HANDLER, &caps), 9);
+        // Whatever the device says.
+        for number in [0, 1, u32::MAX, 1 << 31, (1 << 31) + 1] {
+            let caps = with(number, number);
+            for eqn in [abi::EQ_ASYNC, abi::EQ_FIRST_HANDLER] {
+                let log_entries = log_entries_of(eqn, &caps);
+                assert!((LEAST_LOG_ENTRIES..=MOST_ASYNC_LOG_ENTRIES).contains(&log_entries));
+            }
+        }
+    }
 
     #[test]
     fn each_queue_has_its_own_vector_where_there_are_enough() {

@@ -24,8 +24,15 @@ use crate::{
     },
     device::Ferrite,
     kernel_ext::{
+        pci as pci_ext,
         table::IrqTable,
         workqueue::OwnedQueue, //
+    },
+    lent,
+    lent::{
+        DeviceReach,
+        Reach,
+        Stop, //
     },
     qp::FerriteQp,
     rdma::{
@@ -50,7 +57,23 @@ use kernel::{
         Arc,
         Mutex, //
     },
+    workqueue::{
+        impl_has_work,
+        new_work,
+        Work,
+        WorkItem, //
+    },
 };
+
+/// Something about the device as a whole that its consumers are told of, as bits of a word.
+pub(crate) mod device_event {
+    /// It failed.
+    pub(crate) const FATAL: u32 = 1 << 0;
+    /// Its link came up or went down.
+    pub(crate) const LINK: u32 = 1 << 1;
+    /// There are page faults to take.
+    pub(crate) const PAGE_FAULTS: u32 = 1 << 2;
+}
 
 /// A device, from mapping its BARs to its last reset.
 #[pin_data]
@@ -77,27 +100,44 @@ pub(crate) struct Hardware {
     pub(crate) sink: EventSink<Ferrite>,
     /// Where events of queue pairs are passed on, in order.
     pub(crate) events: OwnedQueue,
+    /// Where everything else is done that may wait for the device.
+    pub(crate) work: OwnedQueue,
     link_up: Atomic<u32>,
-    /// Whether the device was seen to have taken its last reset.
+    /// What the device may still do to host memory.
+    pub(crate) reach: Arc<DeviceReach>,
+    /// Held while the device is being stopped.
     #[pin]
-    quiet: Mutex<bool>,
+    stopping: Mutex<()>,
+    /// What is left to do when the device failed.
+    #[pin]
+    failure: Work<Hardware>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Hardware { self.failure }
 }
 
 impl Hardware {
     /// Maps a device; it is not started yet.
-    pub(crate) fn new<'a>(pdev: &'a pci::Device<Bound>) -> impl PinInit<Self, Error> + 'a {
+    pub(crate) fn new<'a>(
+        pdev: &'a pci::Device<Bound>,
+        reach: &'a Arc<DeviceReach>,
+    ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
             registers: Registers::map(pdev)?,
             doorbells: Doorbells::map(pdev)?,
-            cqp <- Cqp::new(pdev.as_ref()),
+            cqp <- Cqp::new(pdev.as_ref(), reach),
             cqs <- IrqTable::new(),
             qps <- IrqTable::new(),
             srqs <- IrqTable::new(),
             regions <- IrqTable::new(),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
+            work: OwnedQueue::unbound(c"ferrite_work")?,
             link_up: Atomic::new(0),
-            quiet <- new_mutex!(false, "ferrite_quiet"),
+            reach: reach.clone(),
+            stopping <- new_mutex!((), "ferrite_stopping"),
+            failure <- new_work!("ferrite_failure"),
             pdev: ARef::from(&**pdev),
         })
     }
@@ -112,22 +152,29 @@ impl Hardware {
         self.link_up.store(u32::from(up), Relaxed);
     }
 
-    /// Whether the device has failed; nothing is expected of it any more.
+    /// Whether the device has failed; nothing is expected of it any more. It may still touch
+    /// memory.
     pub(crate) fn is_dead(&self) -> bool {
         self.cqp.is_dead()
     }
 
-    fn check<T>(&self, opcode: CommandOpcode, result: Result<T>) -> Result<T> {
+    /// Whether the device has failed, and all was done to make it leave memory alone: its consumers
+    /// can be given back what they had posted.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.reach.get() != Reach::Working
+    }
+
+    fn check<T>(self: &Arc<Self>, opcode: CommandOpcode, result: Result<T>) -> Result<T> {
         match result {
             Err(error) if error == ETIMEDOUT => {
                 dev_err!(self.pdev, "no answer to command {:?}\n", opcode);
                 self.fail();
                 // The caller frees what the command named.
-                self.ensure_quiet();
+                self.ensure_stopped();
                 Err(EIO)
             }
             Err(error) if self.is_dead() => {
-                self.ensure_quiet();
+                self.ensure_stopped();
                 Err(error)
             }
             Err(error) => {
@@ -139,7 +186,7 @@ impl Hardware {
     }
 
     /// Calls `give` with what giving a command needs.
-    fn command<T>(&self, give: impl FnOnce(Bars<'_>) -> Result<T>) -> Result<T> {
+    fn command<T>(self: &Arc<Self>, give: impl FnOnce(Bars<'_>) -> Result<T>) -> Result<T> {
         give(Bars {
             doorbells: &self.doorbells,
             registers: &self.registers,
@@ -148,32 +195,40 @@ impl Hardware {
     }
 
     /// Runs a command. Sleeps.
-    pub(crate) fn execute<C: Command>(&self, command: &C) -> Result {
+    pub(crate) fn execute<C: Command>(self: &Arc<Self>, command: &C) -> Result {
         let result = self.command(|bars| self.cqp.execute(bars, command));
         self.check(C::OPCODE, result).map(|_| ())
     }
 
     /// Runs a command whose payload more than one opcode takes. Sleeps.
-    pub(crate) fn execute_as<P: Plain>(&self, opcode: CommandOpcode, payload: &P) -> Result {
+    pub(crate) fn execute_as<P: Plain>(
+        self: &Arc<Self>,
+        opcode: CommandOpcode,
+        payload: &P,
+    ) -> Result {
         let result = self.command(|bars| self.cqp.execute_as(bars, opcode, payload));
         self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a command about one object. Sleeps.
-    pub(crate) fn execute_on(&self, opcode: CommandOpcode, number: u32) -> Result {
+    pub(crate) fn execute_on(self: &Arc<Self>, opcode: CommandOpcode, number: u32) -> Result {
         let result = self.command(|bars| self.cqp.execute_on(bars, opcode, number));
         self.check(opcode, result).map(|_| ())
     }
 
     /// Runs a query about one object (or none: 0). Sleeps.
-    pub(crate) fn query<R: Plain>(&self, opcode: CommandOpcode, number: u32) -> Result<R> {
+    pub(crate) fn query<R: Plain>(
+        self: &Arc<Self>,
+        opcode: CommandOpcode,
+        number: u32,
+    ) -> Result<R> {
         let result = self.command(|bars| self.cqp.query(bars, opcode, number));
         self.check(opcode, result)
     }
 
     /// Makes the device use pages no more that were taken out of the tables of a region. Sleeps,
     /// but allocates nothing.
-    pub(crate) fn forget_pages(&self, command: &InvalidatePages) {
+    pub(crate) fn forget_pages(self: &Arc<Self>, command: &InvalidatePages) {
         match self.execute(command) {
             Ok(()) => {}
             // The region ended meanwhile, and the device has let go of all of it.
@@ -183,7 +238,7 @@ impl Hardware {
                     dev_err!(self.pdev, "pages stay in use: {:?}\n", error);
                     self.fail();
                 }
-                self.ensure_quiet();
+                self.ensure_stopped();
             }
         }
     }
@@ -191,16 +246,22 @@ impl Hardware {
     /// Gives the device up: commands fail from now on, consumers are told. May be called from any
     /// context.
     ///
-    /// The reset makes the device leave host memory alone; whoever frees memory that the device
-    /// knows makes sure of that with [`Hardware::ensure_quiet`].
-    pub(crate) fn fail(&self) {
+    /// The device is stopped from a work item, and consumers of the kernel get their work requests
+    /// back after that; whoever frees memory that the device knows makes sure before that it is
+    /// stopped, with [`Hardware::ensure_stopped`].
+    pub(crate) fn fail(self: &Arc<Self>) {
         if !self.cqp.kill() {
             return;
         }
         dev_err!(self.pdev, "device failed, its users are told to let go\n");
         self.registers.request_reset();
-        self.sink.with(|device| device.report_fatal());
-        // Kernel consumers find their work requests flushed when they poll.
+        self.sink.raise(device_event::FATAL);
+        // It was never queued before: this is the first failure.
+        drop(self.work.enqueue(self.clone()));
+    }
+
+    /// Lets kernel consumers look: they find their work requests flushed when they poll.
+    fn notify_all(&self) {
         let mut next = self.cqs.next_index(0);
         while let Some(index) = next {
             if let Some(cq) = self.cqs.get(index).filter(|cq| !cq.is_user()) {
@@ -210,23 +271,25 @@ impl Hardware {
         }
     }
 
-    /// Waits until a device that failed leaves host memory alone. Sleeps.
-    fn ensure_quiet(&self) {
-        let mut quiet = self.quiet.lock();
-        if *quiet {
+    /// Makes a device that failed leave host memory alone, if there is a way; else what it was told
+    /// of is never freed ([`lent::Lent`]). Sleeps.
+    fn ensure_stopped(&self) {
+        let _stopping = self.stopping.lock();
+        if self.is_stopped() {
             return;
         }
-        match self.registers.reset() {
-            Ok(()) => {}
-            // Gone: nothing is left to touch memory.
-            Err(error) if error == ENODEV => {}
-            Err(error) => dev_err!(self.pdev, "reset failed: {:?}\n", error),
+        let reach = lent::stop(self);
+        if reach == Reach::Unstoppable {
+            dev_err!(
+                self.pdev,
+                "device cannot be stopped: memory that it was told of is not freed\n"
+            );
         }
-        *quiet = true;
+        self.reach.set(reach);
     }
 
     /// Gives the device up if it is not there any more. Sleeps.
-    pub(crate) fn check_presence(&self) {
+    pub(crate) fn check_presence(self: &Arc<Self>) {
         if !self.registers.is_present() {
             dev_err!(self.pdev, "device is gone\n");
             self.fail();
@@ -236,12 +299,15 @@ impl Hardware {
     /// Stops the device for good. Sleeps.
     pub(crate) fn stop(&self) {
         self.cqp.kill();
-        self.ensure_quiet();
+        self.ensure_stopped();
+        // The last reference to this is not to be dropped by its own workers.
+        self.work.flush();
+        self.events.flush();
     }
 
     /// Acts on an event. Runs in the interrupt, or with interrupts off.
     #[inline]
-    pub(crate) fn dispatch(&self, event: &EventEntry) {
+    pub(crate) fn dispatch(self: &Arc<Self>, event: &EventEntry) {
         match EventCode::from_number(event.code) {
             Some(EventCode::Completion) => {
                 if let Some(cq) = self.cqs.get(event.id as usize) {
@@ -255,7 +321,7 @@ impl Hardware {
     }
 
     #[cold]
-    fn dispatch_rare(&self, code: EventCode, event: &EventEntry) {
+    fn dispatch_rare(self: &Arc<Self>, code: EventCode, event: &EventEntry) {
         match code {
             EventCode::CompletionQueueError => {
                 if let Some(cq) = self.cqs.get(event.id as usize) {
@@ -288,17 +354,12 @@ impl Hardware {
                     srq.report_error();
                 }
             }
-            EventCode::PageFaults => {
-                // Where it is queued already, it has yet to look.
-                self.sink
-                    .with(|device| drop(device.faults.enqueue(device.pager.clone())));
-            }
+            EventCode::PageFaults => self.sink.raise(device_event::PAGE_FAULTS),
             EventCode::LinkChange => {
                 let up = event.param0 != 0;
                 dev_info!(self.pdev, "link is {}\n", if up { "up" } else { "down" });
                 self.set_link(up);
-                self.sink
-                    .with(|device| device.report_port(crate::port::PORT, up));
+                self.sink.raise(device_event::LINK);
             }
             EventCode::DeviceFatal => {
                 let code = FatalCode::from_number(event.param0 as u8);
@@ -318,6 +379,32 @@ impl Hardware {
         if let Some(qp) = self.qps.get(number as usize) {
             FerriteQp::raise(&qp, event);
         }
+    }
+}
+
+impl WorkItem for Hardware {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.ensure_stopped();
+        this.notify_all();
+    }
+}
+
+impl Stop for Hardware {
+    fn reset(&self) -> Result {
+        self.registers
+            .reset()
+            .inspect_err(|error| dev_err!(self.pdev, "reset failed: {:?}\n", error))
+    }
+
+    fn clear_bus_master(&self) {
+        pci_ext::clear_master(&self.pdev);
+    }
+
+    fn reset_function(&self) -> Result {
+        pci_ext::reset_function(&self.pdev)
+            .inspect_err(|error| dev_err!(self.pdev, "function reset failed: {:?}\n", error))
     }
 }
 
@@ -373,7 +460,7 @@ impl DeviceObject {
             }
             Err(_) => {}
         }
-        self.hw.ensure_quiet();
+        self.hw.ensure_stopped();
         Ok(())
     }
 }
@@ -390,7 +477,7 @@ impl DeviceObject {
             );
             self.gone.store(1, Relaxed);
             self.hw.fail();
-            self.hw.ensure_quiet();
+            self.hw.ensure_stopped();
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::{
     dm::Piece,
     hardware::DeviceObject,
     kernel_ext::errno,
+    lent::Lent,
     odp::OnDemand,
     rdma::{
         kind,
@@ -57,7 +58,10 @@ use kernel::{
 pub(crate) const MAX_FAST_PAGES: u32 = ATT_TABLE_ENTRIES as u32;
 
 /// Memory of a process, pinned and described for the device.
-pub(crate) struct UserMemory {
+pub(crate) struct UserMemory(Lent<Described>);
+
+/// Pinned memory with the tables that describe it.
+struct Described {
     att: Att,
     umem: Umem,
 }
@@ -98,10 +102,11 @@ impl UserMemory {
         }
         let first_byte = (iova & (page_size as u64 - 1)) as u32;
         let shift = page_size.trailing_zeros() as u8;
-        Ok(Self {
+        let described = Described {
             att: Att::new(dev.parent(), &pages, shift, first_byte, length)?,
             umem,
-        })
+        };
+        Ok(Self(Lent::new(&dev.hw.reach, described)))
     }
 
     /// Pins the rings of a queue, which the device writes.
@@ -111,12 +116,12 @@ impl UserMemory {
 
     /// Checks that the memory can be used with other rights.
     fn check_access(&self, access: Access) -> Result {
-        self.umem.check_access(access)
+        self.0.umem.check_access(access)
     }
 
     /// What to tell the device.
     pub(crate) fn buffer(&self) -> Buffer {
-        self.att.buffer()
+        self.0.att.buffer()
     }
 }
 
@@ -155,7 +160,7 @@ pub(crate) fn device_rights(access: Access) -> u32 {
 
 /// The pages of a region that is registered by work request.
 struct PageList {
-    table: Coherent<[u64]>,
+    table: Lent<Coherent<[u64]>>,
     used: Atomic<u32>,
 }
 
@@ -421,7 +426,10 @@ impl FerriteMr {
         }
         let dev = pd.device();
         let list = PageList {
-            table: Coherent::zeroed_slice(dev.parent(), pages as usize, GFP_KERNEL)?,
+            table: Lent::new(
+                &dev.hw.reach,
+                Coherent::zeroed_slice(dev.parent(), pages as usize, GFP_KERNEL)?,
+            ),
             used: Atomic::new(0),
         };
         let taken = dev.tags.take()?;

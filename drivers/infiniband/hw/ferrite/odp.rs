@@ -21,6 +21,10 @@ use crate::{
     device::Ferrite,
     hardware::Hardware,
     kernel_ext::table::IrqTable,
+    lent::{
+        Lent,
+        Reach, //
+    },
     rdma::{
         Access,
         Advice,
@@ -82,12 +86,12 @@ const MOST_PER_FAULT: u64 = 1 << 20;
 const MOST_AT_ONCE: u64 = 4 << 20;
 
 /// A table of a region: of pages, or of tables.
-struct Table(Coherent<[u64]>);
+struct Table(Lent<Coherent<[u64]>>);
 
 impl Table {
-    fn new(parent: &ParentDevice<Bound>) -> Result<Arc<Self>> {
+    fn new(parent: &ParentDevice<Bound>, hw: &Hardware) -> Result<Arc<Self>> {
         let table = Coherent::zeroed_slice(parent, ATT_TABLE_ENTRIES, GFP_KERNEL)?;
-        Ok(Arc::new(Self(table), GFP_KERNEL)?)
+        Ok(Arc::new(Self(Lent::new(&hw.reach, table)), GFP_KERNEL)?)
     }
 
     fn dma_address(&self) -> u64 {
@@ -165,7 +169,7 @@ impl PageTables {
         )?;
         tables
             .tables
-            .insert(table_key(levels - 1, 0), Table::new(parent)?)?;
+            .insert(table_key(levels - 1, 0), Table::new(parent, hw)?)?;
         Ok(tables)
     }
 
@@ -194,7 +198,7 @@ impl PageTables {
                     if *count >= MOST_TABLES {
                         return Err(ENOMEM);
                     }
-                    let table = Table::new(parent)?;
+                    let table = Table::new(parent, &self.hw)?;
                     let entry = table.dma_address() | abi::ON_DEMAND_PRESENT;
                     self.tables.insert(key, table)?;
                     *count += 1;
@@ -262,6 +266,10 @@ impl PageTables {
 }
 
 impl PageUser for PageTables {
+    fn may_still_use(&self) -> bool {
+        self.hw.reach.get() == Reach::Unstoppable
+    }
+
     fn invalidate(&self, addresses: Range<u64>) {
         let first = self.page_of(addresses.start);
         let end = self.page_of(addresses.end + (PAGE - 1));
@@ -584,7 +592,7 @@ fn deal_with(mr: &MrRef<Ferrite>, fault: &PageFault) {
     resolve(&dev.hw, fault, failed);
 }
 
-fn resolve(hw: &Hardware, fault: &PageFault, failed: bool) {
+fn resolve(hw: &Arc<Hardware>, fault: &PageFault, failed: bool) {
     // The queue pair may be gone meanwhile, or the device: then nobody waits.
     let _ = hw.execute(&ResolveFault {
         token: fault.token,

@@ -4,13 +4,21 @@
 
 use crate::{
     abi,
-    abi::BootBlock,
+    abi::{
+        BootBlock,
+        CommandOpcode,
+        DeviceCaps, //
+    },
     bars::Identity,
     cqp,
     debugfs::DebugFiles,
     device::Ferrite,
     handler::Interrupts,
     hardware::Hardware,
+    lent::{
+        DeviceReach,
+        Lent, //
+    },
     rdma::{
         DeviceInfo,
         Registration,
@@ -81,7 +89,7 @@ fn start(pdev: &pci::Device<Bound>, hw: &Arc<Hardware>, identity: &Identity) -> 
         reserved0: 0,
         reserved1: [0; 5],
     };
-    let boot: Coherent<BootBlock> = boot.into();
+    let boot: Lent<Coherent<BootBlock>> = Lent::new(&hw.reach, boot.into());
     // From here on the device may touch memory: reset it, whatever happens.
     let started = Started { hw: hw.clone() };
     hw.registers.enable(identity.features, boot.dma_handle())?;
@@ -103,18 +111,22 @@ impl pci::Driver for FerriteDriver {
         _info: &'bound Self::IdInfo,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pdev.enable_device_mem()?;
-        pdev.set_master();
         // SAFETY: Nothing has allocated DMA memory for this device yet.
         unsafe { pdev.dma_set_mask_and_coherent(DmaMask::new::<64>())? };
 
-        let hw = Arc::pin_init(Hardware::new(pdev), GFP_KERNEL)?;
+        let reach = DeviceReach::new()?;
+        let hw = Arc::pin_init(Hardware::new(pdev, &reach), GFP_KERNEL)?;
         hw.registers.reset()?;
         let identity = hw.registers.identify()?;
+        // Not before it was reset: who knows what it was told by another driver.
+        pdev.set_master();
         hw.set_link(identity.link_up);
-        let interrupts = Interrupts::new(pdev, &hw, identity.vectors)?;
+        let mut interrupts = Interrupts::new(pdev, &hw, identity.vectors)?;
         let started = start(pdev, &hw, &identity)?;
 
-        let ferrite = Ferrite::new(&hw, identity, interrupts.queues())?;
+        let caps: DeviceCaps = hw.query(CommandOpcode::QueryDevice, 0)?;
+        interrupts.complete(pdev, &hw, &caps)?;
+        let ferrite = Ferrite::new(&hw, identity, caps, interrupts.queues())?;
         let info = DeviceInfo {
             node_guid: ferrite.guid(),
             ports: 1,
@@ -125,6 +137,8 @@ impl pci::Driver for FerriteDriver {
         let unregistered =
             Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
         let registration = unregistered.register(&crate::THIS_MODULE, Some(identity.mac))?;
+        // The port is what its interface says by the time the device is there.
+        hw.work.flush();
 
         let name = registration.device().name();
         let debug_files = DebugFiles::new(name, registration.device(), &interrupts);

@@ -13,6 +13,7 @@ use crate::{
     bindings,
     device::Ferrite,
     dma_types::Counters,
+    hardware::Hardware,
     mr,
     rdma::{
         Device,
@@ -28,7 +29,22 @@ use crate::{
         PortImmutable, //
     },
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
+    workqueue::{
+        impl_has_work,
+        new_work,
+        Work,
+        WorkItem, //
+    },
+};
 
 /// The only port.
 pub(crate) const PORT: u32 = 1;
@@ -175,20 +191,62 @@ fn max_mtu(dev: &Device<Ferrite>) -> Mtu {
     }
 }
 
-/// Tells the device how long datagrams may be.
+/// Tells the device how long datagrams may be: by a work item, since whoever changes the interface
+/// holds RTNL, and a device that does not answer must not stop all network configuration.
+#[pin_data]
+pub(crate) struct MtuFollower {
+    hw: Arc<Hardware>,
+    /// What to tell next.
+    log_mtu: Atomic<u32>,
+    #[pin]
+    work: Work<MtuFollower>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for MtuFollower { self.work }
+}
+
+impl MtuFollower {
+    pub(crate) fn new(hw: &Arc<Hardware>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                hw: hw.clone(),
+                log_mtu: Atomic::new(0),
+                work <- new_work!("ferrite_mtu"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+}
+
+impl WorkItem for MtuFollower {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let told = this.hw.execute(&SetPort {
+            log_mtu: this.log_mtu.load(Relaxed) as u8,
+            reserved: [0; 7],
+        });
+        // A device that does not answer is dealt with elsewhere, and has no port any more.
+        if told.is_err() && !this.hw.is_dead() {
+            pr_warn!("ferrite: the device does not take the MTU of its interface\n");
+        }
+    }
+}
+
+/// Has the device told how long datagrams may be, as its interface says. Does not wait for it.
 pub(crate) fn follow_mtu(dev: &Device<Ferrite>, netdev: &Netdev) {
     if !dev.has(abi::FEATURE_PORT_MTU) {
         return;
     }
     let mtu = Mtu::from_netdev(netdev.mtu()).unwrap_or(Mtu::Bytes256);
-    let told = dev.hw.execute(&SetPort {
-        log_mtu: (mtu.bytes().trailing_zeros() as u8).min(dev.caps.max_log_mtu),
-        reserved: [0; 7],
-    });
-    // A device that does not answer is dealt with elsewhere, and has no port any more.
-    if told.is_err() && !dev.hw.is_dead() {
-        pr_warn!("ferrite: the device does not take the MTU of its interface\n");
-    }
+    let log_mtu = mtu
+        .bytes()
+        .trailing_zeros()
+        .min(dev.caps.max_log_mtu.into());
+    dev.mtu.log_mtu.store(log_mtu, Relaxed);
+    // Where it is queued already, it has yet to look; the queue orders the two.
+    drop(dev.hw.work.enqueue(dev.mtu.clone()));
 }
 
 /// The state of the port: that of the network interface, and of the device's own link.

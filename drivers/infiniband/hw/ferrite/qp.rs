@@ -43,6 +43,7 @@ use crate::{
             IrqSpinLock, //
         },
     },
+    lent::Lent,
     mr::{
         device_rights,
         FerriteMr,
@@ -306,7 +307,7 @@ impl Default for SendSlot {
 #[pin_data]
 struct KernelRings {
     /// Both rings, written by the driver, and the record, of which each side writes one half.
-    memory: Coherent<[Block]>,
+    memory: Lent<Coherent<[Block]>>,
     layout: RingLayout,
     signal_all: bool,
     #[pin]
@@ -320,7 +321,10 @@ impl KernelRings {
     fn new(dev: &Device<Ferrite>, layout: RingLayout, signal_all: bool) -> Result<Pin<KBox<Self>>> {
         let rings = KBox::pin_init(
             try_pin_init!(Self {
-                memory: Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?,
+                memory: Lent::new(
+                    &dev.hw.reach,
+                    Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?
+                ),
                 sq <- new_irq_spinlock!(WorkRing::new(1 << layout.sq_log_blocks)?, "ferrite_sq"),
                 rq <- new_irq_spinlock!(WorkRing::new(1 << layout.rq_log_entries)?, "ferrite_rq"),
                 layout,
@@ -380,7 +384,7 @@ enum Memory {
     Kernel(Pin<KBox<KernelRings>>),
     /// Of a queue pair that nobody posts to. It may outlive the process that made it.
     Record {
-        _memory: Coherent<[Block]>,
+        _memory: Lent<Coherent<[Block]>>,
     },
 }
 
@@ -490,6 +494,7 @@ impl FerriteQp {
                 let layout = RingLayout::RECORD_ONLY;
                 let memory: Coherent<[Block]> =
                     Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?;
+                let memory = Lent::new(&dev.hw.reach, memory);
                 let buffer = Buffer::contiguous(memory.dma_handle(), memory.size() as u64);
                 let page = Doorbells::KERNEL_PAGE;
                 (Memory::Record { _memory: memory }, buffer, layout, page, 0)
@@ -695,7 +700,7 @@ impl FerriteQp {
             hw.doorbells.send(qp.qpn(), sq.producer);
         }
         drop(sq);
-        if hw.is_dead() {
+        if hw.is_stopped() {
             // Nothing else will tell the consumer that there are flushed requests to poll.
             if let Some(cq) = qp.send_cq() {
                 cq.complete();
@@ -764,7 +769,7 @@ impl FerriteQp {
             hw.doorbells.receive(qp.qpn());
         }
         drop(rq);
-        if hw.is_dead() {
+        if hw.is_stopped() {
             if let Some(cq) = qp.recv_cq() {
                 cq.complete();
             }

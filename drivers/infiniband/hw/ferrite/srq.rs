@@ -32,6 +32,7 @@ use crate::{
             IrqSpinLock, //
         },
     },
+    lent::Lent,
     mr::UserMemory,
     numbers::Number,
     rdma::{
@@ -160,7 +161,7 @@ impl Slots {
 #[pin_data]
 struct KernelRing {
     /// The ring, then the record.
-    memory: Coherent<[Block]>,
+    memory: Lent<Coherent<[Block]>>,
     /// Blocks of an entry.
     stride: usize,
     /// Blocks of the ring.
@@ -418,7 +419,10 @@ fn kernel_ring(dev: &Device<Ferrite>, attr: &SrqAttr) -> Result<(Pin<KBox<Kernel
     let record = entries * stride / BLOCK_SIZE;
     let ring = KBox::pin_init(
         try_pin_init!(KernelRing {
-            memory: Coherent::zeroed_slice(dev.parent(), record + RECORD_BLOCKS, GFP_KERNEL)?,
+            memory: Lent::new(
+                &dev.hw.reach,
+                Coherent::zeroed_slice(dev.parent(), record + RECORD_BLOCKS, GFP_KERNEL)?
+            ),
             stride: stride / BLOCK_SIZE,
             record,
             slots <- new_irq_spinlock!(Slots::new(entries)?, "ferrite_srq"),

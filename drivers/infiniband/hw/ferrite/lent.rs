@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that the device was told of, and whether the device may still touch it.
+//!
+//! While a device works, memory is freed when the device has said that it let go: the command that
+//! takes an object down is answered. A device that failed says nothing any more. It is stopped
+//! then, by the gentlest means that works; where none does, what it was told of is never freed.
+
+use core::{
+    mem::ManuallyDrop,
+    ops::Deref, //
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Release, //
+        },
+        Arc, //
+    },
+};
+
+/// What a device may do to host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It is at work, or was never started: it touches what it was told of and has not let go of.
+    Working,
+    /// It was seen to be reset, or is gone: it touches nothing.
+    Quiet,
+    /// Nothing stops it, as far as can be seen: it may touch anything that it was ever told of.
+    Unstoppable,
+}
+
+/// The [`Reach`] of one device, shared by everything that holds memory for it. It leaves `Working`
+/// once.
+pub(crate) struct DeviceReach(Atomic<u32>);
+
+impl DeviceReach {
+    const WORKING: u32 = 0;
+    const QUIET: u32 = 1;
+    const UNSTOPPABLE: u32 = 2;
+
+    /// Of a device that was told of nothing yet.
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(Self(Atomic::new(Self::WORKING)), GFP_KERNEL)?)
+    }
+
+    /// What the device may do now.
+    pub(crate) fn get(&self) -> Reach {
+        match self.0.load(Acquire) {
+            Self::WORKING => Reach::Working,
+            Self::QUIET => Reach::Quiet,
+            _ => Reach::Unstoppable,
+        }
+    }
+
+    /// Notes what became of the device. Only the first time counts.
+    pub(crate) fn set(&self, reach: Reach) {
+        let number = match reach {
+            Reach::Working => return,
+            Reach::Quiet => Self::QUIET,
+            Reach::Unstoppable => Self::UNSTOPPABLE,
+        };
+        let _ = self.0.cmpxchg(Self::WORKING, number, Release);
+    }
+}
+
+/// The means to stop a device.
+pub(crate) trait Stop {
+    /// Resets the device by its own register, and waits for that: `ENODEV` where there is no
+    /// device any more. Sleeps.
+    fn reset(&self) -> Result;
+    /// Takes the right to start transfers on the bus from it.
+    fn clear_bus_master(&self);
+    /// Resets it by means of the bus, and waits for that. Sleeps.
+    fn reset_function(&self) -> Result;
+}
+
+/// Stops a device: by a reset, else by taking the bus from it and a reset of the function, of
+/// which it has to say itself that it worked. Sleeps.
+pub(crate) fn stop(device: &impl Stop) -> Reach {
+    let stopped = |result| match result {
+        Ok(()) => true,
+        // Nothing is left to touch memory.
+        Err(error) => error == ENODEV,
+    };
+    if stopped(device.reset()) {
+        return Reach::Quiet;
+    }
+    device.clear_bus_master();
+    if device.reset_function().is_ok() && stopped(device.reset()) {
+        Reach::Quiet
+    } else {
+        Reach::Unstoppable
+    }
+}
+
+/// Memory that the device is told of: dropping it frees it, unless the device is
+/// [`Reach::Unstoppable`].
+///
+/// Whoever drops it has made sure before that the device let go or was stopped.
+pub(crate) struct Lent<T> {
+    memory: ManuallyDrop<T>,
+    reach: Arc<DeviceReach>,
+}
+
+impl<T> Lent<T> {
+    /// Lends `memory` to a device.
+    pub(crate) fn new(reach: &Arc<DeviceReach>, memory: T) -> Self {
+        Self {
+            memory: ManuallyDrop::new(memory),
+            reach: reach.clone(),
+        }
+    }
+}
+
+impl<T> Deref for Lent<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.memory
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    fn drop(&mut self) {
+        if self.reach.get() != Reach::Unstoppable {
+            // SAFETY: The memory is dropped here and nowhere else.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
+}
+
+#[kunit_tests(ferrite_lent)]
+mod tests {
+    use super::*;
+    use core::cell::{Cell, RefCell};
+
+    /// A device whose resets may fail, and what was done to it.
+    struct Stubborn {
+        resets: RefCell<KVec<Result>>,
+        function_reset: Result,
+        master: Cell<bool>,
+        function_resets: Cell<u32>,
+    }
+
+    impl Stubborn {
+        /// Resets by register answer one after the other what is in `resets`, the last one first.
+        fn new(resets: &[Result], function_reset: Result) -> Result<Self> {
+            let mut answers = KVec::new();
+            answers.extend_from_slice(resets, GFP_KERNEL)?;
+            Ok(Self {
+                resets: RefCell::new(answers),
+                function_reset,
+                master: Cell::new(true),
+                function_resets: Cell::new(0),
+            })
+        }
+    }
+
+    impl Stop for Stubborn {
+        fn reset(&self) -> Result {
+            self.resets.borrow_mut().pop().unwrap_or(Err(EIO))
+        }
+
+        fn clear_bus_master(&self) {
+            self.master.set(false);
+        }
+
+        fn reset_function(&self) -> Result {
+            assert!(!self.master.get());
+            self.function_resets.set(self.function_resets.get() + 1);
+            self.function_reset
+        }
+    }
+
+    #[test]
+    fn a_reset_that_works_is_enough() -> Result {
+        for answer in [Ok(()), Err(ENODEV)] {
+            let device = Stubborn::new(&[answer], Err(EIO))?;
+            assert_eq!(stop(&device), Reach::Quiet);
+            assert!(device.master.get());
+            assert_eq!(device.function_resets.get(), 0);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_reset_that_times_out_is_not_taken_for_quiet() -> Result {
+        // Neither by the register nor by the bus.
+        let device = Stubborn::new(&[Err(ETIMEDOUT)], Err(ENOTTY))?;
+        assert_eq!(stop(&device), Reach::Unstoppable);
+        assert!(!device.master.get());
+        // The bus says that it was reset, the device does not.
+        let device = Stubborn::new(&[Err(ETIMEDOUT), Err(ETIMEDOUT)], Ok(()))?;
+        assert_eq!(stop(&device), Reach::Unstoppable);
+        // Both do.
+        let device = Stubborn::new(&[Ok(()), Err(ETIMEDOUT)], Ok(()))?;
+        assert_eq!(stop(&device), Reach::Quiet);
+        assert!(!device.master.get());
+        assert_eq!(device.function_resets.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn what_an_unstoppable_device_knows_is_never_freed() -> Result {
+        for (reach, freed) in [
+            (Reach::Working, true),
+            (Reach::Quiet, true),
+            (Reach::Unstoppable, false),
+        ] {
+            let device = DeviceReach::new()?;
+            let memory = Arc::new(7u32, GFP_KERNEL)?;
+            let lent = Lent::new(&device, memory.clone());
+            assert_eq!(**lent, 7);
+            device.set(reach);
+            // What was said first holds.
+            if reach != Reach::Working {
+                device.set(Reach::Quiet);
+            }
+            assert_eq!(device.get(), reach);
+            drop(lent);
+            // The only reference is ours where the lent one was dropped.
+            match Arc::into_unique_or_drop(memory) {
+                Some(_) => assert!(freed),
+                None => assert!(!freed),
+            }
+        }
+        Ok(())
+    }
+}
