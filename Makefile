@@ -6,7 +6,7 @@
 
 LAB := tools/lab/bootstrap
 
-.PHONY: help demo test pyverbs bench shell prepare clean distclean
+.PHONY: help demo test test-long pyverbs bench shell prepare clean distclean
 
 help:
 	@echo 'Ferrite: an RDMA device, its Linux driver and everything to try them in VMs.'
@@ -14,23 +14,29 @@ help:
 	@echo '  make demo            two VMs on the stock Debian kernel, RDMA between them'
 	@echo '  make test            all checks and tests; ends "N passed, N failed"'
 	@echo '       STAGE=name      ... only one stage; FILTER=text ... only matching tests'
+	@echo '       KERNEL=name     ... all that runs in VMs on that kernel: stock, test, kasan, kcsan'
+	@echo '  make test-long       what takes hours: many seeds, 200 boots, everything in VMs on kernels'
+	@echo '                       with KASAN and with KCSAN; STAGE=seeds, boots, kasan, kcsan, FILTER=text'
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=text as above'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
 	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
 	@echo '                       KERNEL=test boots the kernel with the checkers'
-	@echo '  make prepare         fetch and build what is cached, and nothing else'
+	@echo '  make prepare         fetch and build what is cached, and nothing else; KERNEL=name'
 	@echo '  make clean           remove this tree'"'"'s build output'
 	@echo '  make distclean       remove the whole cache as well'
 	@echo
 	@echo 'Needs root or sudo on a Debian or Ubuntu x86_64 machine, a network the first time,'
-	@echo 'and about 14 GB in $${FERRITE_CACHE:-~/.cache/ferrite}.'
+	@echo 'and about 14 GB (18 for test-long) in $${FERRITE_CACHE:-~/.cache/ferrite}.'
 
 demo:
 	@$(LAB) demo
 
 test:
-	@$(LAB) test $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)')
+	@$(LAB) test $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(KERNEL),--kernel '$(KERNEL)')
+
+test-long:
+	@$(LAB) test --long $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)')
 
 pyverbs:
 	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')
@@ -39,10 +45,10 @@ bench:
 	@$(LAB) bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PROFILE),--profile)
 
 shell:
-	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(filter test,$(KERNEL)),--test)
+	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(KERNEL),--kernel '$(KERNEL)')
 
 prepare:
-	@$(LAB) prepare
+	@$(LAB) prepare $(if $(KERNEL),--kernel '$(KERNEL)')
 
 clean:
 	@$(LAB) clean

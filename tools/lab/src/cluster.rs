@@ -14,11 +14,14 @@ use anyhow::{bail, Context, Result};
 use crate::artifacts::program;
 use crate::kernel::Kernel;
 use crate::process::{Daemon, FileLock};
-use crate::vm::{mac, wait_for_socket, Config, Vm};
+use crate::vm::{mac, wait_for_socket, BootFailed, Config, Vm};
 use crate::{guest, payload, OUT};
 
 /// How long guests may take to boot.
 const BOOT: Duration = Duration::from_secs(180);
+
+/// How often guests that hang while booting are started.
+const BOOT_ATTEMPTS: usize = 3;
 
 /// How many runs' logs are kept.
 const KEEP_RUNS: usize = 4;
@@ -96,6 +99,8 @@ pub struct Options {
     pub kernel_args: String,
     /// Kernel modules built from this tree.
     pub modules: Vec<PathBuf>,
+    /// Tests take the time to try everything.
+    pub thorough: bool,
 }
 
 impl Options {
@@ -114,6 +119,7 @@ impl Options {
             pcap: false,
             kernel_args: String::new(),
             modules,
+            thorough: false,
         }
     }
 }
@@ -126,12 +132,34 @@ pub struct Cluster {
     devices: Mutex<Vec<Daemon>>,
     fabric: Option<Daemon>,
     dir: PathBuf,
+    thorough: bool,
 }
 
 impl Cluster {
     /// Boots everything and waits until all agents answer.
+    ///
+    /// A guest may hang in the emulator before anything of this tree runs in it. That says nothing
+    /// about what is tested, so it is said and the machines are started anew.
     pub fn boot(run: &RunDir, kernel: &Kernel, options: &Options) -> Result<Self> {
-        let dir = run.path().join(&options.label);
+        let mut attempt = 1;
+        loop {
+            let dir = match attempt {
+                1 => options.label.clone(),
+                n => format!("{}-boot{n}", options.label),
+            };
+            match Self::boot_once(&run.path().join(dir), kernel, options) {
+                Err(error) if error.is::<BootFailed>() && attempt < BOOT_ATTEMPTS => {
+                    println!("  note    {error}; booting again");
+                    attempt += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Boots everything in a folder of its own, without a second attempt.
+    pub fn boot_once(dir: &Path, kernel: &Kernel, options: &Options) -> Result<Self> {
+        let dir = dir.to_owned();
         fs::create_dir_all(&dir)?;
         let initramfs = dir.join("initramfs");
         payload::initramfs(kernel, &initramfs)?;
@@ -143,6 +171,7 @@ impl Cluster {
             devices: Mutex::new(Vec::new()),
             fabric: None,
             dir: dir.clone(),
+            thorough: options.thorough,
         };
         cluster.start_fabric(options)?;
         for index in 1..=options.vms {
@@ -162,6 +191,7 @@ impl Cluster {
                 kernel_args: options.kernel_args.clone(),
                 net,
                 device,
+                patience: kernel.flavour.slowness(),
                 qemu_args: options
                     .qemu_args
                     .get(index - 1)
@@ -171,7 +201,7 @@ impl Cluster {
                     .collect(),
             })?);
         }
-        let deadline = Instant::now() + BOOT;
+        let deadline = Instant::now() + BOOT * kernel.flavour.slowness();
         for vm in &cluster.vms {
             vm.wait_up(deadline)?;
         }
@@ -243,6 +273,11 @@ impl Cluster {
     /// Where the wire is recorded, if it is.
     pub fn pcap(&self) -> PathBuf {
         self.dir.join("wire.pcap")
+    }
+
+    /// Whether tests shall take the time to try everything.
+    pub fn thorough(&self) -> bool {
+        self.thorough
     }
 
     /// The cluster's folder.

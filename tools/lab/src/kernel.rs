@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two kernels: Debian's own, unmodified, and one built here with every checker on.
+//! The kernels: Debian's own, unmodified, and those built here, each with checkers of its kind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,67 @@ pub enum Flavour {
     Stock,
     /// Built here: KUnit, lockdep, kmemleak and the like.
     Test,
+    /// Built here with the address sanitiser, by clang: gcc's and Rust's do not go together.
+    Kasan,
+    /// Built here with the data-race sanitiser.
+    Kcsan,
 }
 
 impl Flavour {
+    /// All there are.
+    pub const ALL: [Flavour; 4] = [
+        Flavour::Stock,
+        Flavour::Test,
+        Flavour::Kasan,
+        Flavour::Kcsan,
+    ];
+
     /// Short name for paths and messages.
     pub fn name(self) -> &'static str {
         match self {
             Flavour::Stock => "stock",
             Flavour::Test => "test",
+            Flavour::Kasan => "kasan",
+            Flavour::Kcsan => "kcsan",
+        }
+    }
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|flavour| flavour.name() == name)
+            .with_context(|| {
+                let names = Self::ALL.map(Flavour::name).join(", ");
+                format!("no kernel {name}; there are: {names}")
+            })
+    }
+
+    /// Whether the kernel is built here, and so has KUnit and fault injection.
+    pub fn built_here(self) -> bool {
+        self != Flavour::Stock
+    }
+
+    /// Whether the kernel can be asked for leaked memory.
+    pub fn finds_leaks(self) -> bool {
+        self.built_here()
+    }
+
+    /// How many times longer than usual things may take.
+    pub fn slowness(self) -> u32 {
+        match self {
+            Flavour::Stock | Flavour::Test => 1,
+            Flavour::Kasan | Flavour::Kcsan => 4,
+        }
+    }
+
+    /// The configuration that is added to `tinyconfig`, in order: later files override earlier ones.
+    fn fragments(self) -> &'static [&'static str] {
+        match self {
+            Flavour::Stock => &[],
+            Flavour::Test => &["test-kernel.config"],
+            Flavour::Kasan => &["test-kernel.config", "kasan.config"],
+            Flavour::Kcsan => &["test-kernel.config", "kcsan.config"],
         }
     }
 }
@@ -36,7 +89,7 @@ impl Flavour {
 /// A kernel that guests can boot and modules can be built for.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// Which of the two.
+    /// Which one.
     pub flavour: Flavour,
     /// `uname -r`.
     pub release: String,
@@ -64,11 +117,17 @@ fn make(flavour: Flavour, source: &Path, build: &Path, release: &str) -> Command
     command.arg("-C").arg(source);
     command.arg(format!("O={}", build.display()));
     command.arg("ARCH=x86");
-    if flavour == Flavour::Stock {
-        // What Debian's kernel was built with; the release name must be the same too.
-        command.arg("CROSS_COMPILE=x86_64-linux-gnu-");
-        command.arg("CC=x86_64-linux-gnu-gcc-14");
-        command.arg(format!("KERNELRELEASE={release}"));
+    match flavour {
+        Flavour::Stock => {
+            // What Debian's kernel was built with; the release name must be the same too.
+            command.arg("CROSS_COMPILE=x86_64-linux-gnu-");
+            command.arg("CC=x86_64-linux-gnu-gcc-14");
+            command.arg(format!("KERNELRELEASE={release}"));
+        }
+        Flavour::Test => {}
+        Flavour::Kasan | Flavour::Kcsan => {
+            command.arg("LLVM=1");
+        }
     }
     command.arg(format!("-j{}", jobs()));
     command
@@ -293,21 +352,37 @@ pub fn stock() -> Result<Kernel> {
     })
 }
 
-/// The kernel built here from `tools/lab/test-kernel.config`.
-pub fn test() -> Result<Kernel> {
+/// A kernel built here, from `tools/lab/test-kernel.config` and what its checker adds.
+fn built(flavour: Flavour) -> Result<Kernel> {
     let (source, _, debian_release) = source()?;
-    let fragment = Path::new(PROJECT).join("tools/lab/test-kernel.config");
-    let wanted = fs::read_to_string(&fragment).context("reading the test kernel's options")?;
+    let fragments: Vec<PathBuf> = flavour
+        .fragments()
+        .iter()
+        .map(|file| Path::new(PROJECT).join("tools/lab").join(file))
+        .collect();
+    let mut wanted = String::new();
+    for fragment in &fragments {
+        wanted += &fs::read_to_string(fragment)
+            .with_context(|| format!("reading {}", fragment.display()))?;
+    }
+    let name = match flavour {
+        Flavour::Test => "test-kernel".to_owned(),
+        other => format!("test-kernel-{}", other.name()),
+    };
     let build = artifact(
-        "test-kernel",
-        "building the test kernel (10 to 15 minutes on two cores, once)",
+        &name,
+        &format!(
+            "building the {} kernel (about {} minutes on two cores, once)",
+            flavour.name(),
+            if flavour == Flavour::Test { 10 } else { 20 }
+        ),
         &[&debian_release, &source.to_string_lossy(), &wanted, "1"],
         |dir, log| {
-            let make = || make(Flavour::Test, &source, dir, "");
+            let make = || make(flavour, &source, dir, "");
             run(make().arg("tinyconfig"), log)?;
             let mut merge = Command::new(source.join("scripts/kconfig/merge_config.sh"));
             merge.current_dir(dir).args(["-m", "-O"]).arg(dir);
-            run(merge.arg(dir.join(".config")).arg(&fragment), log)?;
+            run(merge.arg(dir.join(".config")).args(&fragments), log)?;
             run(make().arg("olddefconfig"), log)?;
             let config = fs::read_to_string(dir.join(".config"))?;
             let lost = lost_options(&wanted, &config);
@@ -333,7 +408,7 @@ pub fn test() -> Result<Kernel> {
         .trim()
         .to_owned();
     Ok(Kernel {
-        flavour: Flavour::Test,
+        flavour,
         image: build.join("arch/x86/boot/bzImage"),
         modules_image: build.join("modules.img"),
         modules: build.join("tree/lib/modules").join(&release),
@@ -347,23 +422,28 @@ pub fn test() -> Result<Kernel> {
 pub fn get(flavour: Flavour) -> Result<Kernel> {
     match flavour {
         Flavour::Stock => stock(),
-        Flavour::Test => test(),
+        _ => built(flavour),
     }
 }
 
-/// Options of the fragment that did not survive configuration.
+/// Options of the fragments that did not survive configuration; the last word on an option counts.
 fn lost_options(wanted: &str, config: &str) -> Vec<String> {
-    wanted
+    let options: Vec<(&str, &str)> = wanted
         .lines()
         .filter(|line| line.starts_with("CONFIG_"))
-        .filter_map(|line| {
-            let (name, value) = line.split_once('=')?;
+        .filter_map(|line| line.split_once('='))
+        .collect();
+    options
+        .iter()
+        .enumerate()
+        .filter(|(at, (name, _))| options[at + 1..].iter().all(|(later, _)| later != name))
+        .filter_map(|(_, (name, value))| {
             let got = config
                 .lines()
                 .find_map(|have| have.strip_prefix(name)?.strip_prefix('='))
                 .unwrap_or("n");
             // A module may come out built in.
-            let fine = got == value || (value == "m" && got == "y");
+            let fine = got == *value || (*value == "m" && got == "y");
             (!fine).then(|| format!("{name} (wanted {value}, got {got})"))
         })
         .collect()
@@ -371,7 +451,7 @@ fn lost_options(wanted: &str, config: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{lost_options, patch_level};
+    use super::{lost_options, patch_level, Flavour};
 
     #[test]
     fn releases_are_ordered_by_number_not_by_text() {
@@ -388,5 +468,23 @@ mod tests {
             lost_options(wanted, config),
             ["CONFIG_D (wanted y, got n)".to_owned()]
         );
+    }
+
+    #[test]
+    fn a_later_fragment_has_the_last_word() {
+        let wanted = "CONFIG_A=y\nCONFIG_B=y\nCONFIG_A=n\n";
+        assert!(lost_options(wanted, "# CONFIG_A is not set\nCONFIG_B=y\n").is_empty());
+        assert_eq!(
+            lost_options(wanted, "CONFIG_A=y\nCONFIG_B=y\n"),
+            ["CONFIG_A (wanted n, got y)".to_owned()]
+        );
+    }
+
+    #[test]
+    fn kernels_are_known_by_name() {
+        for flavour in Flavour::ALL {
+            assert_eq!(Flavour::named(flavour.name()).ok(), Some(flavour));
+        }
+        assert!(Flavour::named("fast").is_err());
     }
 }

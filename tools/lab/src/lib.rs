@@ -6,6 +6,7 @@
 
 pub mod artifacts;
 pub mod bench;
+pub mod boots;
 pub mod cache;
 pub mod cluster;
 pub mod demo;

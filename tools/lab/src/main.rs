@@ -2,18 +2,23 @@
 //! `ferrite-lab`: the commands behind the Makefile.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{bail, Result};
 use ferrite_lab::kernel::Flavour;
-use ferrite_lab::{bench, demo, process, pyverbs, shell, suite};
+use ferrite_lab::{bench, boots, demo, process, pyverbs, shell, suite};
 
 const USAGE: &str = "\
 usage: ferrite-lab <command> [options]
 
-  prepare                 make everything that is cached (guest root, both kernels)
+  prepare [--kernel NAME] make what is cached (guest root, kernels), or only that kernel;
+                          kernels are: stock, test, kasan, kcsan
   demo                    two VMs on the stock Debian kernel, pingpong and perftest between
-  test  [--stage NAME] [--filter TEXT]
+  test  [--stage NAME] [--filter TEXT] [--kernel NAME]
                           all checks and tests; ends with 'N passed, N failed'
+  test  --long [--stage NAME] [--filter TEXT]
+                          the long ones: many seeds, 200 boots, and everything in VMs with the
+                          address and the data-race sanitiser
   test  --list            names of all tests
   pyverbs [--filter TEXT] [--test] [--no-build]
                           rdma-core's own tests on the device; ends with
@@ -26,6 +31,9 @@ usage: ferrite-lab <command> [options]
         [--kernel-args TEXT] [--keep] [--] SCRIPT..
                           boot VMs, load the driver, run SCRIPT n in VM n (the last one in all
                           that follow), show the output, the kernel logs' findings, and leave
+  boots [--count N] [--vms N] [--cpus N] [--kernel NAME] [--kernel-args TEXT] [--seconds N]
+                          boot machines without the device, N at a time, and count which come
+                          up; begins no further ones after so many seconds
   clean [--all]           remove build output (or the whole cache)
 ";
 
@@ -47,7 +55,19 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
             Ok(true)
         }
         "prepare" => {
-            suite::prepare_all()?;
+            let mut kernel = None;
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--kernel" => kernel = Some(Flavour::named(&value(&mut args, "--kernel")?)?),
+                    other => bail!("prepare: unknown option {other}"),
+                }
+            }
+            match kernel {
+                Some(flavour) => {
+                    ferrite_lab::kernel::get(flavour)?;
+                }
+                None => suite::prepare_all()?,
+            }
             Ok(true)
         }
         "demo" => {
@@ -61,6 +81,10 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                     "--stage" => options.stage = Some(value(&mut args, "--stage")?),
                     "--filter" => options.filter = Some(value(&mut args, "--filter")?),
                     "--list" => options.list = true,
+                    "--long" => options.long = true,
+                    "--kernel" => {
+                        options.kernel = Some(Flavour::named(&value(&mut args, "--kernel")?)?)
+                    }
                     other => bail!("test: unknown option {other}"),
                 }
             }
@@ -95,12 +119,31 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
             bench::run(&options)?;
             Ok(true)
         }
+        "boots" => {
+            let mut options = boots::Options::default();
+            while let Some(arg) = args.next() {
+                match arg.as_str() {
+                    "--count" => options.count = value(&mut args, "--count")?.parse()?,
+                    "--vms" => options.at_a_time = value(&mut args, "--vms")?.parse()?,
+                    "--cpus" => options.cpus = value(&mut args, "--cpus")?.parse()?,
+                    "--kernel" => options.flavour = Flavour::named(&value(&mut args, "--kernel")?)?,
+                    "--kernel-args" => options.kernel_args = value(&mut args, "--kernel-args")?,
+                    "--seconds" => {
+                        let seconds = value(&mut args, "--seconds")?.parse()?;
+                        options.at_most = Some(Duration::from_secs(seconds));
+                    }
+                    other => bail!("boots: unknown option {other}"),
+                }
+            }
+            boots::run(&options)
+        }
         "shell" => {
             let mut options = shell::Options::default();
             while let Some(arg) = args.next() {
                 match arg.as_str() {
                     "--vm" => options.vm = value(&mut args, "--vm")?.parse()?,
                     "--test" => options.flavour = Flavour::Test,
+                    "--kernel" => options.flavour = Flavour::named(&value(&mut args, "--kernel")?)?,
                     other => bail!("shell: unknown option {other}"),
                 }
             }
@@ -112,6 +155,7 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
             while let Some(arg) = args.next() {
                 match arg.as_str() {
                     "--test" => options.flavour = Flavour::Test,
+                    "--kernel" => options.flavour = Flavour::named(&value(&mut args, "--kernel")?)?,
                     "--plain" => options.plain = true,
                     "--vms" => options.vms = value(&mut args, "--vms")?.parse()?,
                     "--cpus" => options.cpus = value(&mut args, "--cpus")?.parse()?,

@@ -10,12 +10,22 @@ use anyhow::Result;
 pub struct Report {
     passed: usize,
     failed: Vec<String>,
+    /// What each stage took; the last one may still run.
+    stages: Vec<(String, Instant, Option<Duration>)>,
 }
 
 impl Report {
     /// Says which stage begins.
-    pub fn stage(&self, name: &str) {
+    pub fn stage(&mut self, name: &str) {
+        self.end_stage();
         println!("--- {name}");
+        self.stages.push((name.to_owned(), Instant::now(), None));
+    }
+
+    fn end_stage(&mut self) {
+        if let Some((_, start, took @ None)) = self.stages.last_mut() {
+            *took = Some(start.elapsed());
+        }
     }
 
     /// Runs one test and records how it went.
@@ -49,8 +59,15 @@ impl Report {
         self.failed.is_empty()
     }
 
-    /// Names the failures and prints the closing line.
-    pub fn close(&self) {
+    /// Says where the time went, names the failures and prints the closing line.
+    pub fn close(&mut self) {
+        self.end_stage();
+        if self.stages.len() > 1 {
+            println!("time:");
+            for (name, _, took) in &self.stages {
+                println!("{:7.1} s  {name}", took.unwrap_or_default().as_secs_f32());
+            }
+        }
         if !self.failed.is_empty() {
             println!("failed:");
             for name in &self.failed {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `make test`: the stages, in the order in which a mistake is found soonest.
+//! `make test`: the stages, in the order in which a mistake is found soonest; and `make test-long`,
+//! which takes the time for what finds mistakes that hide.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use crate::tests::{groups, Group};
 use crate::{guest, OUT, PROJECT};
 
 /// Options of `test`.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Options {
     /// Run only this stage.
     pub stage: Option<String>,
@@ -27,12 +28,30 @@ pub struct Options {
     pub filter: Option<String>,
     /// Only list.
     pub list: bool,
+    /// The long run, with its own stages.
+    pub long: bool,
+    /// Run everything that needs VMs on this kernel.
+    pub kernel: Option<Flavour>,
 }
 
 /// All stages.
 pub const STAGES: &[&str] = &["lint", "abi", "unit", "kunit", "vm"];
 
+/// All stages of the long run.
+pub const LONG_STAGES: &[&str] = &["seeds", "boots", "kasan", "kcsan"];
+
+/// How long the long run tries: seeds of hostile guests and wires, and cases of each property.
+const LONG_SEEDS: &[(&str, &str)] = &[
+    ("FERRITE_HOSTILE_SEEDS", "2000"),
+    ("PROPTEST_CASES", "2000"),
+];
+
 impl Options {
+    /// The kernel that tests meant for another one run on.
+    fn flavour(&self, usual: Flavour) -> Flavour {
+        self.kernel.unwrap_or(usual)
+    }
+
     fn stage_wanted(&self, stage: &str) -> bool {
         self.stage.as_deref().is_none_or(|only| only == stage)
     }
@@ -48,7 +67,7 @@ impl Options {
 pub fn prepare_all() -> Result<()> {
     guest::image()?;
     kernel::stock()?;
-    kernel::test()?;
+    kernel::get(Flavour::Test)?;
     crate::pyverbs::prepare()?;
     Ok(())
 }
@@ -63,43 +82,83 @@ pub fn run(options: &Options) -> Result<bool> {
         }
         return Ok(true);
     }
+    let known = if options.long { LONG_STAGES } else { STAGES };
     if let Some(stage) = &options.stage {
-        if !STAGES.contains(&stage.as_str()) {
-            bail!("no stage {stage}; there are: {}", STAGES.join(", "));
+        if !known.contains(&stage.as_str()) {
+            bail!("no stage {stage}; there are: {}", known.join(", "));
         }
     }
     let mut report = Report::default();
-    let mut stages = || -> Result<()> {
-        if options.stage_wanted("lint") {
-            report.stage("lint: format and lints");
-            lint(options, &mut report)?;
-        }
-        if options.stage_wanted("abi") {
-            report.stage("abi: the device interface");
-            abi(options, &mut report)?;
-        }
-        if options.stage_wanted("unit") {
-            report.stage("unit: engine, device, fabric, lab");
-            unit(options, &mut report)?;
-        }
-        if options.stage_wanted("kunit") || options.stage_wanted("vm") {
-            build_for_vms(options, &mut report)?;
-        }
-        if options.stage_wanted("kunit") {
-            report.stage("kunit: tests inside the module, on the test kernel");
-            kunit(options, &mut report)?;
-        }
-        if options.stage_wanted("vm") {
-            for group in groups() {
-                vm_group(&group, options, &mut report)?;
-            }
-        }
-        Ok(())
+    let result = if options.long {
+        long_stages(options, &mut report)
+    } else {
+        stages(options, &mut report)
     };
-    let result = stages();
     report.close();
     result?;
     Ok(report.good())
+}
+
+fn stages(options: &Options, report: &mut Report) -> Result<()> {
+    if options.stage_wanted("lint") {
+        report.stage("lint: format and lints");
+        lint(options, report)?;
+    }
+    if options.stage_wanted("abi") {
+        report.stage("abi: the device interface");
+        abi(options, report)?;
+    }
+    if options.stage_wanted("unit") {
+        report.stage("unit: engine, device, fabric, lab");
+        unit(options, report)?;
+    }
+    if options.stage_wanted("kunit") || options.stage_wanted("vm") {
+        in_vms(options, report)?;
+    }
+    Ok(())
+}
+
+fn long_stages(options: &Options, report: &mut Report) -> Result<()> {
+    if options.stage_wanted("seeds") {
+        report.stage("seeds: the tests of user space, with many more seeds and cases");
+        unit(options, report)?;
+    }
+    if options.stage_wanted("boots") && options.wanted("boots") {
+        report.stage("boots: do guests come up, each time");
+        crate::artifacts::build_fabric()?;
+        guest::image()?;
+        crate::boots::boots(&Default::default(), &kernel::get(Flavour::Stock)?, report)?;
+    }
+    for flavour in [Flavour::Kasan, Flavour::Kcsan] {
+        if options.stage_wanted(flavour.name()) {
+            let all = Options {
+                stage: None,
+                kernel: Some(flavour),
+                ..options.clone()
+            };
+            in_vms(&all, report)?;
+        }
+    }
+    Ok(())
+}
+
+/// KUnit and the tests of whole machines.
+fn in_vms(options: &Options, report: &mut Report) -> Result<()> {
+    report.stage("programs, kernels and modules");
+    build_for_vms(options, report)?;
+    if options.stage_wanted("kunit") {
+        report.stage(&format!(
+            "kunit: tests inside the module, on the {} kernel",
+            options.flavour(Flavour::Test).name()
+        ));
+        kunit(options, report)?;
+    }
+    if options.stage_wanted("vm") {
+        for group in groups() {
+            vm_group(&group, options, report)?;
+        }
+    }
+    Ok(())
 }
 
 /// Files known to git below the project, with a given ending; all files where git does not know.
@@ -308,6 +367,9 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
     let start = Instant::now();
     let mut test = cargo("test");
     test.args(["--workspace", "--no-fail-fast", "--color", "never"]);
+    if options.long {
+        test.envs(LONG_SEEDS.iter().copied());
+    }
     if let Some(filter) = &options.filter {
         test.args(["--", filter]);
     }
@@ -347,7 +409,7 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
 fn flavours(options: &Options) -> Vec<Flavour> {
     let mut flavours = Vec::new();
     if options.stage_wanted("kunit") {
-        flavours.push(Flavour::Test);
+        flavours.push(options.flavour(Flavour::Test));
     }
     if options.stage_wanted("vm") {
         for group in groups() {
@@ -355,7 +417,7 @@ fn flavours(options: &Options) -> Vec<Flavour> {
                 .tests()
                 .any(|t| options.wanted(&full_name(&group, t.name)))
             {
-                flavours.push(group.flavour);
+                flavours.push(options.flavour(group.flavour));
             }
         }
     }
@@ -390,7 +452,7 @@ fn kernel_modules(kernel: &Kernel) -> Result<Vec<PathBuf>> {
 fn kunit(options: &Options, report: &mut Report) -> Result<()> {
     let start = Instant::now();
     let result = || -> Result<String> {
-        let kernel = kernel::test()?;
+        let kernel = kernel::get(options.flavour(Flavour::Test))?;
         let run = RunDir::new()?;
         let cluster = Cluster::boot(
             &run,
@@ -448,13 +510,18 @@ fn full_name(group: &Group, test: &str) -> String {
     format!("{}: {test}", group.name)
 }
 
-fn boot_group(group: &Group, run: &RunDir, attempt: usize) -> Result<Cluster> {
-    let kernel = kernel::get(group.flavour)?;
+fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> Result<Cluster> {
+    let kernel = kernel::get(wanted.flavour(group.flavour))?;
     let mut options = (group.options)(ClusterOptions::pair("", kernel_modules(&kernel)?));
     options.label = format!("{}-{attempt}", group.name.replace(' ', "-"));
+    options.thorough = wanted.long;
+    if kernel.flavour.slowness() > 1 {
+        // Sanitisers keep books on all memory, and freed memory for a while.
+        options.memory_mib *= 2;
+    }
     let cluster = Cluster::boot(run, &kernel, &options)?;
     for vm in &cluster.vms {
-        if group.flavour == Flavour::Test {
+        if kernel.flavour.finds_leaks() {
             // What boot left behind is not ours, and scans come when they are asked for.
             vm.run(
                 "echo scan=off > /sys/kernel/debug/kmemleak; echo clear > /sys/kernel/debug/kmemleak",
@@ -483,7 +550,7 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
     report.stage(&format!(
         "vm: {} ({} kernel)",
         group.name,
-        group.flavour.name()
+        options.flavour(group.flavour).name()
     ));
     let run = RunDir::new()?;
     let mut cluster: Option<Cluster> = None;
@@ -502,7 +569,7 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
                 );
                 continue;
             }
-            match boot_group(group, &run, attempt) {
+            match boot_group(group, options, &run, attempt) {
                 Ok(up) => cluster = Some(up),
                 Err(error) => {
                     check_interrupted()?;
@@ -533,7 +600,8 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
         }
     }
     check_interrupted()?;
-    if let (Some(up), Flavour::Test) = (&cluster, group.flavour) {
+    let finds_leaks = options.flavour(group.flavour).finds_leaks();
+    if let (Some(up), true) = (&cluster, finds_leaks) {
         let name = full_name(group, "no memory is leaked");
         report.test(&name, || crate::tests::no_leaks(up));
     }

@@ -25,6 +25,43 @@ const PROCESSOR_NICENESS: i32 = 10;
 /// How long after the guest's own deadline the host waits before it calls the guest wedged.
 const GRACE: Duration = Duration::from_secs(20);
 
+/// How long a guest may say nothing on its serial line before its agent answers, while it has a
+/// processor of the machine to run on. An emulated boot writes a line every second or two.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// What a guest needs to boot in an emulator whose clocks stand still while the machine does other
+/// things: interrupts of the timer that come late are not counted and found missing (a panic: the
+/// timer does not work), and the processors' counters, which all are one, are not compared.
+const EMULATED_TIME: &str = "no_timer_check tsc=reliable";
+
+/// A guest that hung or gave up while it booted, before anything of this tree ran in it.
+#[derive(Debug)]
+pub struct BootFailed {
+    /// Which one.
+    pub vm: String,
+    /// What happened.
+    pub how: &'static str,
+    /// The last line it wrote, or that which says why it gave up.
+    pub last: String,
+    /// Where more is written down.
+    pub more: PathBuf,
+}
+
+impl std::fmt::Display for BootFailed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} {} while booting: {} ({})",
+            self.vm,
+            self.how,
+            self.last.trim(),
+            outside(&self.more).display()
+        )
+    }
+}
+
+impl std::error::Error for BootFailed {}
+
 /// What a VM is made of.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -50,6 +87,8 @@ pub struct Config {
     pub device: Option<PathBuf>,
     /// Further arguments of QEMU.
     pub qemu_args: Vec<String>,
+    /// How many times longer than usual everything may take.
+    pub patience: u32,
 }
 
 /// The hardware address of the interface of the VM with this number.
@@ -88,6 +127,7 @@ pub struct Vm {
     serial: PathBuf,
     scanned: Mutex<usize>,
     dir: PathBuf,
+    patience: u32,
 }
 
 /// A script that runs in a guest.
@@ -114,12 +154,17 @@ impl Vm {
             "none",
             "-no-reboot",
         ]);
-        qemu.args(["-name", &name, "-machine", "q35,memory-backend=mem"]);
-        if kvm_usable() {
+        // No HPET: the kernel measures it with interrupts off, which never ends when the emulator
+        // is late, and has better clocks.
+        let machine = "q35,memory-backend=mem,hpet=off";
+        qemu.args(["-name", &name, "-machine", machine]);
+        let timing = if kvm_usable() {
             qemu.args(["-accel", "kvm", "-cpu", "host"]);
+            ""
         } else {
             qemu.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64"]);
-        }
+            EMULATED_TIME
+        };
         qemu.arg("-smp").arg(config.cpus.to_string());
         qemu.arg("-m").arg(format!("{}M", config.memory_mib));
         // The device process maps the guest's memory, so it must be shared.
@@ -130,7 +175,8 @@ impl Vm {
         qemu.arg("-kernel").arg(&config.kernel);
         qemu.arg("-initrd").arg(&config.initramfs);
         qemu.arg("-append").arg(format!(
-            "console=ttyS0 loglevel=7 panic=-1 mitigations=off rcupdate.rcu_cpu_stall_timeout=60 {}",
+            "console=ttyS0 loglevel=7 panic=-1 mitigations=off rcupdate.rcu_cpu_stall_timeout=60 \
+             {timing} {}",
             config.kernel_args
         ));
         let serial = path("serial.log");
@@ -205,6 +251,7 @@ impl Vm {
             serial,
             scanned: Mutex::new(0),
             dir: config.dir.clone(),
+            patience: config.patience.max(1),
         })
     }
 
@@ -228,8 +275,9 @@ impl Vm {
         self.dir.join(format!("{}.console", self.name()))
     }
 
-    /// Waits until the agent has said hello.
+    /// Waits until the agent has said hello; fails with [`BootFailed`] when the guest hangs before.
     pub fn wait_up(&self, deadline: Instant) -> Result<()> {
+        let mut quiet = Quiet::default();
         loop {
             match lock(&self.hello).recv_timeout(Duration::from_millis(50)) {
                 Ok(_release) => {
@@ -238,11 +286,29 @@ impl Vm {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
+                    if let Some(panic) = self.panic() {
+                        return Err(anyhow!(BootFailed {
+                            vm: self.name(),
+                            how: "panicked",
+                            last: panic,
+                            more: self.serial.clone(),
+                        }));
+                    }
+                    lock(&self.qemu).check_alive()?;
                     bail!("{} ended while booting\n{}", self.name(), self.last_words())
                 }
             }
             check_interrupted()?;
-            lock(&self.qemu).check_alive()?;
+            if quiet.lasts(&self.serial, self.pid()) >= SILENCE {
+                let more = self.write_state();
+                self.kill();
+                return Err(anyhow!(BootFailed {
+                    vm: self.name(),
+                    how: "fell silent",
+                    last: tail(&self.serial, 1),
+                    more,
+                }));
+            }
             if Instant::now() >= deadline {
                 self.kill();
                 bail!(
@@ -254,24 +320,72 @@ impl Vm {
         }
     }
 
+    /// The line with which the guest's kernel gave up, if it did.
+    fn panic(&self) -> Option<String> {
+        let log = self.serial_log();
+        let line = log.lines().find(|line| line.contains("Kernel panic"))?;
+        Some(line.to_owned())
+    }
+
+    /// Writes down what QEMU says of the machine, for whoever looks into a hang; gives the file.
+    fn write_state(&self) -> PathBuf {
+        let path = self.dir.join(format!("{}.state", self.name()));
+        let mut text = String::new();
+        for command in ["info cpus", "info registers -a", "info lapic", "info pic"] {
+            let answer = self.monitor(command);
+            text += &format!(
+                "--- {command}\n{}\n",
+                answer.unwrap_or_else(|e| e.to_string())
+            );
+        }
+        let _ = fs::write(&path, text);
+        path
+    }
+
+    /// Gives a command to QEMU's monitor.
+    fn monitor(&self, command: &str) -> Result<String> {
+        let mut stream = UnixStream::connect(self.dir.join(format!("{}.qmp", self.name())))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut reader = BufReader::new(stream.try_clone()?);
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        for request in [
+            serde_json::json!({"execute": "qmp_capabilities"}),
+            serde_json::json!({
+                "execute": "human-monitor-command",
+                "arguments": { "command-line": command },
+            }),
+        ] {
+            stream.write_all(format!("{request}\n").as_bytes())?;
+            // Events may come before the answer.
+            loop {
+                line.clear();
+                if reader.read_line(&mut line)? == 0 {
+                    bail!("QEMU closed its monitor");
+                }
+                if line.contains("\"return\"") || line.contains("\"error\"") {
+                    break;
+                }
+            }
+        }
+        let answer: serde_json::Value = serde_json::from_str(&line)?;
+        Ok(answer["return"].as_str().unwrap_or(&line).to_owned())
+    }
+
     /// Puts the threads that run the guest's processors behind everything else of the lab.
     ///
     /// A program that polls keeps its processor busy whatever happens. On a machine with no more
     /// cores than that, the device it waits for must not wait for its slice of time.
     fn let_devices_first(&self) {
-        let tasks = format!("/proc/{}/task", self.pid());
-        for task in fs::read_dir(tasks).into_iter().flatten().flatten() {
-            let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-            let number = task.file_name().to_string_lossy().parse();
-            if let (true, Ok(thread)) = (name.starts_with("CPU "), number) {
-                // SAFETY: the call takes no pointer. A thread that is gone is no harm.
-                unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, PROCESSOR_NICENESS) };
-            }
+        for (thread, _) in processor_threads(self.pid()) {
+            // SAFETY: the call takes no pointer. A thread that is gone is no harm.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, PROCESSOR_NICENESS) };
         }
     }
 
-    /// Starts a script in the guest.
+    /// Starts a script in the guest; a guest on a slow kernel gets more time.
     pub fn spawn(&self, script: &str, timeout: Duration) -> Result<Running<'_>> {
+        let timeout = timeout * self.patience;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, done) = channel();
         lock(&self.waiting).insert(id, sender);
@@ -314,7 +428,7 @@ impl Vm {
 
     /// Repeats a script until it succeeds.
     pub fn wait_for(&self, script: &str, timeout: Duration) -> Result<()> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + timeout * self.patience;
         loop {
             let outcome = self.run(script, timeout)?;
             if outcome.ok() {
@@ -365,6 +479,69 @@ impl Vm {
             tail(&self.serial, 40)
         )
     }
+}
+
+/// The threads of a QEMU that run the guest's processors, and the folders that tell of them.
+fn processor_threads(qemu: u32) -> Vec<(libc::id_t, PathBuf)> {
+    let tasks = fs::read_dir(format!("/proc/{qemu}/task"));
+    let threads = tasks.into_iter().flatten().flatten().filter_map(|task| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        let number = task.file_name().to_string_lossy().parse().ok()?;
+        name.starts_with("CPU ").then(|| (number, task.path()))
+    });
+    threads.collect()
+}
+
+/// For how long a guest has said nothing although it could have.
+#[derive(Debug, Default)]
+struct Quiet {
+    written: Option<u64>,
+    since: Option<Instant>,
+    /// What each processor had waited for its turn when the silence began.
+    waited: HashMap<libc::id_t, Duration>,
+}
+
+impl Quiet {
+    /// The time since the last output on `serial`, without that which a thread of the guest's
+    /// processors spent waiting for a processor of the machine.
+    fn lasts(&mut self, serial: &Path, qemu: u32) -> Duration {
+        let written = fs::metadata(serial).map_or(0, |meta| meta.len());
+        let waited = processor_threads(qemu)
+            .into_iter()
+            .filter_map(|(thread, task)| Some((thread, turn_wait(&task)?)))
+            .collect();
+        self.after(written, Instant::now(), waited)
+    }
+
+    fn after(
+        &mut self,
+        written: u64,
+        now: Instant,
+        waited: HashMap<libc::id_t, Duration>,
+    ) -> Duration {
+        if self.written != Some(written) {
+            *self = Self {
+                written: Some(written),
+                since: Some(now),
+                waited,
+            };
+            return Duration::ZERO;
+        }
+        let starved = waited
+            .iter()
+            .map(|(thread, now)| now.saturating_sub(*self.waited.get(thread).unwrap_or(now)))
+            .max()
+            .unwrap_or_default();
+        let quiet = self.since.map_or(Duration::ZERO, |since| now - since);
+        quiet.saturating_sub(starved)
+    }
+}
+
+/// How long a thread has waited for its turn on a processor, where the kernel counts it.
+fn turn_wait(task: &Path) -> Option<Duration> {
+    let text = fs::read_to_string(task.join("schedstat")).ok()?;
+    let nanoseconds = text.split_whitespace().nth(1)?.parse().ok()?;
+    Some(Duration::from_nanos(nanoseconds))
 }
 
 impl Running<'_> {
@@ -472,4 +649,38 @@ pub fn wait_for_socket(path: &Path, owner: &mut Daemon) -> Result<()> {
         bail!("{} made no socket {}", owner.name(), path.display());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_quiet_only_while_it_could_have_spoken() {
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let waited =
+            |first: u32, other: u32| HashMap::from([(1, second * first), (2, second * other)]);
+        let mut quiet = Quiet::default();
+        assert_eq!(quiet.after(10, start, waited(5, 5)), Duration::ZERO);
+        // Ten seconds on, all of them with a processor to run on.
+        assert_eq!(
+            quiet.after(10, start + second * 10, waited(5, 5)),
+            second * 10
+        );
+        // One of its processors waited eight of them for its turn.
+        assert_eq!(
+            quiet.after(10, start + second * 10, waited(13, 6)),
+            second * 2
+        );
+        // A line was written: it begins anew.
+        assert_eq!(
+            quiet.after(11, start + second * 20, waited(13, 6)),
+            Duration::ZERO
+        );
+        assert_eq!(
+            quiet.after(11, start + second * 23, waited(13, 6)),
+            second * 3
+        );
+    }
 }
