@@ -290,6 +290,8 @@ pub struct Peer {
     pub retry_count: u8,
     /// Retries while the receiver is not ready.
     pub rnr_retry: u8,
+    /// Reads and atomics in flight, each way.
+    pub depth: u8,
 }
 
 impl Peer {
@@ -1167,7 +1169,7 @@ impl Node {
             log_mtu: peer.log_mtu,
             destination_qpn: peer.qpn,
             receive_psn: peer.receive_psn,
-            max_read_in: 16,
+            max_read_in: peer.depth,
             min_rnr_timer: 1,
             path: Path {
                 mac: peer.mac,
@@ -1196,7 +1198,7 @@ impl Node {
             timeout: peer.timeout,
             retry_count: peer.retry_count,
             rnr_retry: peer.rnr_retry,
-            max_read_out: 16,
+            max_read_out: peer.depth,
             ..ModifyQueuePair::zeroed()
         });
     }
@@ -1220,6 +1222,7 @@ impl Node {
             timeout: 10,
             retry_count: 7,
             rnr_retry: 7,
+            depth: crate::qp::MAX_READ,
         }
     }
 

@@ -6,9 +6,8 @@
 mod wire;
 
 use ferrite_abi::*;
-use ferrite_engine::roce::{psn_add, Aeth, Bth, Frame, Opcode, Packet, Reth, Syndrome, Template};
+use ferrite_engine::roce::{psn_add, Aeth, Opcode, Reth, Syndrome};
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
-use ferrite_engine::Medium;
 use wire::*;
 use CompletionStatus::{Flushed, Success};
 use QueuePairStateCode::{Error, ReadyToSend};
@@ -524,67 +523,6 @@ fn reads_before_a_refused_request_are_answered_first() {
         [Success, CompletionStatus::RemoteAccess]
     );
     assert_eq!(bench.pair.a.contents(&bench.a, 0, 9000), pattern(2, 9000));
-}
-
-/// Speaks to a node as its peer would, packet by packet.
-struct Impostor {
-    template: Template,
-    qpn: u32,
-}
-
-impl Impostor {
-    fn new(from: &Node, to: &Node, qpn: u32) -> Self {
-        let template = Template::new(&ferrite_engine::roce::Path {
-            source_mac: from.mac,
-            destination_mac: to.mac,
-            vlan: None,
-            source: from.gid,
-            destination: to.gid,
-            hop_limit: 0,
-            traffic_class: 0,
-            flow_label: 0,
-            udp_source_port: 50_000,
-        })
-        .unwrap();
-        Self { template, qpn }
-    }
-
-    fn packet(&self, opcode: u8, psn: u32, rest: &[u8]) -> Vec<u8> {
-        self.packet_with(rest, |bth| {
-            bth.opcode = opcode;
-            bth.psn = psn;
-        })
-    }
-
-    fn packet_with(&self, rest: &[u8], change: impl FnOnce(&mut Bth)) -> Vec<u8> {
-        let mut bth = Bth {
-            opcode: Opcode::RC_SEND_ONLY,
-            pkey: 0xffff,
-            qpn: self.qpn,
-            ack_request: true,
-            pad: (rest.len().wrapping_neg() & 3) as u8,
-            ..Bth::default()
-        };
-        change(&mut bth);
-        let mut frame = Vec::new();
-        self.template.begin(&mut frame, &bth);
-        frame.extend_from_slice(rest);
-        self.template.finish(&mut frame, bth.pad, 0, Medium::Wire);
-        frame
-    }
-}
-
-/// The acknowledgements in frames: syndrome and sequence number.
-fn acknowledgements(node: &mut Node) -> Vec<(Syndrome, u32)> {
-    node.settle();
-    std::mem::take(&mut node.host.sent)
-        .iter()
-        .filter_map(|frame| {
-            let frame = Frame::parse(frame)?;
-            let packet = Packet::parse(frame.transport).ok()?;
-            Some((packet.aeth?.syndrome, packet.bth.psn))
-        })
-        .collect()
 }
 
 #[test]

@@ -7,82 +7,8 @@ mod wire;
 
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, Region, SendWork};
-use ferrite_engine::Medium;
 use proptest::prelude::*;
 use wire::*;
-
-/// A small generator of random numbers, so that a failing case is its seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-
-    /// True `percent` times of a hundred.
-    fn chance(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
-    }
-}
-
-/// Percentages of misfortune.
-#[derive(Clone, Copy, Debug)]
-struct Faults {
-    drop: u64,
-    duplicate: u64,
-    corrupt: u64,
-    delay: u64,
-}
-
-/// A wire with faults: frames held back come out behind later ones.
-struct BadWire {
-    random: Random,
-    faults: Faults,
-    held: [Vec<Vec<u8>>; 2],
-}
-
-impl BadWire {
-    fn new(seed: u64, faults: Faults) -> Self {
-        Self {
-            random: Random(seed | 1),
-            faults,
-            held: [Vec::new(), Vec::new()],
-        }
-    }
-
-    fn fate(&mut self, way: Way, mut frame: Vec<u8>) -> Vec<Vec<u8>> {
-        let random = &mut self.random;
-        let held = &mut self.held[way as usize];
-        let mut out = Vec::new();
-        if random.chance(self.faults.corrupt) {
-            let at = random.next() as usize % frame.len();
-            frame[at] ^= 1 << (random.next() % 8);
-        }
-        if random.chance(self.faults.drop) {
-            // Gone.
-        } else if random.chance(self.faults.delay) {
-            held.push(frame.clone());
-        } else {
-            out.push(frame.clone());
-        }
-        if random.chance(self.faults.duplicate) {
-            if random.chance(50) {
-                held.push(frame);
-            } else {
-                out.push(frame);
-            }
-        }
-        // What was held back comes out sooner or later, in any order.
-        while !held.is_empty() && random.chance(30) {
-            let at = random.next() as usize % held.len();
-            out.push(held.swap_remove(at));
-        }
-        out
-    }
-}
 
 /// One work request of a random program.
 #[derive(Clone, Debug)]
@@ -333,13 +259,21 @@ fn run_programs(a_steps: &[Step], b_steps: &[Step], setup: Setup, faults: Faults
     );
 }
 
+/// How many reads and atomics are in flight: one, where every repetition matters, to all.
+fn depth() -> impl Strategy<Value = u8> {
+    prop_oneof![Just(1u8), Just(2), Just(16)]
+}
+
 fn setup() -> impl Strategy<Value = Setup> {
-    (8u8..=12, 0u32..0x100_0000, 0u32..0x100_0000).prop_map(|(log_mtu, psn_a, psn_b)| Setup {
-        log_mtu,
-        psn_a,
-        psn_b,
-        ..Setup::default()
-    })
+    (8u8..=12, 0u32..0x100_0000, 0u32..0x100_0000, depth()).prop_map(
+        |(log_mtu, psn_a, psn_b, depth)| Setup {
+            log_mtu,
+            psn_a,
+            psn_b,
+            depth,
+            ..Setup::default()
+        },
+    )
 }
 
 /// 64 cases, or as many as `PROPTEST_CASES` says.
@@ -422,7 +356,7 @@ proptest! {
 
 /// Throws well-formed frames with arbitrary transport packets at a connected queue pair.
 fn hostile(setup: Setup, frames: &[(u8, bool, u32, Vec<u8>)]) {
-    use ferrite_engine::roce::{psn_add, Bth, Template};
+    use ferrite_engine::roce::psn_add;
     let mut pair = Pair::new(setup);
     let local = pair.b.register(0x1001, PD, ALL, 1 << 16);
     for _ in 0..8 {
@@ -431,37 +365,14 @@ fn hostile(setup: Setup, frames: &[(u8, bool, u32, Vec<u8>)]) {
     let work = SendWork::new(SendOpcode::Read, &[local.sge(0, 4096)]).remote(0, 0x1001);
     pair.b.post_send(QPN_B, &work);
     pair.b.settle();
-    let template = Template::new(&ferrite_engine::roce::Path {
-        source_mac: pair.a.mac,
-        destination_mac: pair.b.mac,
-        vlan: None,
-        source: pair.a.gid,
-        destination: pair.b.gid,
-        hop_limit: 0,
-        traffic_class: 0,
-        flow_label: 0,
-        udp_source_port: 1,
-    })
-    .unwrap();
-    let mut frame = Vec::new();
+    let impostor = Impostor::new(&pair.a, &pair.b, QPN_B);
     for (opcode, as_response, ahead, payload) in frames {
         let psn = if *as_response {
             setup.psn_b
         } else {
             setup.psn_a
         };
-        let bth = Bth {
-            opcode: opcode % 0x18,
-            pkey: 0xffff,
-            qpn: QPN_B,
-            ack_request: true,
-            psn: psn_add(psn, *ahead),
-            pad: (payload.len().wrapping_neg() & 3) as u8,
-            ..Bth::default()
-        };
-        template.begin(&mut frame, &bth);
-        frame.extend_from_slice(payload);
-        template.finish(&mut frame, bth.pad, 0, Medium::Wire);
+        let frame = impostor.packet(opcode % 0x18, psn_add(psn, *ahead), payload);
         pair.b.receive(&frame);
         pair.b.settle();
     }
@@ -473,12 +384,13 @@ proptest! {
     #[test]
     fn a_long_read_and_a_long_write_are_whole_though_frames_are_lost(
         log_mtu in 8u8..=10,
+        depth in depth(),
         length in 150_000u32..400_000,
         drop in 0u64..3,
         delay in 0u64..3,
         seed: u64,
     ) {
-        let mut pair = Pair::new(Setup { log_mtu, psn_a: seed as u32 & 0xff_ffff, ..Setup::default() });
+        let mut pair = Pair::new(Setup { log_mtu, depth, psn_a: seed as u32 & 0xff_ffff, ..Setup::default() });
         let a = pair.a.register(0x101, PD, ALL, 400_000);
         let b = pair.b.register(0x201, PD, ALL, 400_000);
         let c = pair.b.register(0x301, PD, ALL, 400_000);
@@ -498,8 +410,12 @@ proptest! {
     }
 
     #[test]
-    fn local_operations_keep_their_place_though_frames_are_lost(drop in 0u64..10, seed: u64) {
-        let mut pair = Pair::new(Setup::default());
+    fn local_operations_keep_their_place_though_frames_are_lost(
+        depth in depth(),
+        drop in 0u64..10,
+        seed: u64,
+    ) {
+        let mut pair = Pair::new(Setup { depth, ..Setup::default() });
         let data = pair.a.register(0x101, PD, ALL, 4096);
         let to = pair.b.register(0x201, PD, ALL, 4096);
         let page = pair.a.allocate(4096);

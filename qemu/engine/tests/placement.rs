@@ -420,23 +420,3 @@ fn over_a_bad_wire_each_is_done_once_and_in_order() {
         }
     }
 }
-
-#[test]
-fn an_atomic_write_behind_a_read_is_carried_out_after_it() {
-    let (mut pair, a, b) = bench();
-    let length = 200_000u32;
-    // In the last packet of what is read.
-    let at = u64::from(length) - 8;
-    pair.b.fill(&b, at, &1u64.to_le_bytes());
-    let read = SendWork::new(SendOpcode::Read, &[a.sge(0, length)]).remote(b.address, b.tag);
-    pair.a.post_send(QPN_A, &read);
-    pair.a.post_send(QPN_A, &store(2, b.address + at, b.tag));
-    pair.a.post_send(QPN_A, &flush(of_range(&b, at, 8)));
-    pair.run();
-    assert_eq!(
-        statuses(&pair.completions_a()),
-        [CompletionStatus::Success; 3]
-    );
-    assert_eq!(word(pair.a.contents(&a, at, 8)), 1);
-    assert_eq!(word(pair.b.contents(&b, at, 8)), 2);
-}

@@ -889,48 +889,6 @@ fn extended_connections_survive_loss() {
 }
 
 #[test]
-fn an_atomic_behind_a_read_is_carried_out_after_it() {
-    let mut pair = Pair::new(Setup::default());
-    let length = 200_000u32;
-    let from = pair.a.register(Tag::new(5, 1).0, PD, ALL, 300_000);
-    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 300_000);
-    // The counter is in the last packet of what is read.
-    let counter = u64::from(length) - 8;
-    let read =
-        SendWork::new(SendOpcode::Read, &[from.sge(0, length)]).remote(into.address, into.tag);
-    let add = SendWork::new(SendOpcode::FetchAdd, &[from.sge(250_000, 8)]).part(&AtomicPart {
-        address: into.address + counter,
-        rkey: into.tag,
-        srqn: 0,
-        operand: 1,
-        compare: 0,
-    });
-    let word = |bytes: Vec<u8>| u64::from_le_bytes(bytes.try_into().unwrap());
-    for (round, loss) in [(0, u32::MAX), (1, u32::MAX), (2, 41), (3, 29)] {
-        pair.a.post_send(QPN_A, &read);
-        pair.a.post_send(QPN_A, &add);
-        let mut count = 0;
-        pair.run_with(|_, frame| {
-            count += 1;
-            if count % loss == 0 {
-                Vec::new()
-            } else {
-                vec![frame]
-            }
-        });
-        assert_eq!(
-            statuses(&pair.completions_a()),
-            [CompletionStatus::Success; 2]
-        );
-        assert_eq!(word(pair.b.contents(&into, counter, 8)), round + 1);
-        assert_eq!(word(pair.a.contents(&from, 250_000, 8)), round);
-        if loss == u32::MAX {
-            assert_eq!(word(pair.a.contents(&from, counter, 8)), round);
-        }
-    }
-}
-
-#[test]
 fn the_vlan_of_a_datagram_is_that_of_its_source() {
     let mut pair = datagrams();
     let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);

@@ -3,9 +3,15 @@
 //! The responder: takes requests in the order of their sequence numbers, carries them out and
 //! answers.
 //!
+//! Sends, writes, atomics and flushes are carried out as they come. A read is carried out when its
+//! answer is sent, so that it may see what came behind it, as long as the requester did not ask for
+//! a fence (IBTA volume 1, 9.5 and table 79).
+//!
 //! Answers wait in a queue, since they go out in the order of the requests and the data of a read
 //! take more than one burst. An acknowledgement at the end of the queue is overwritten by the
-//! next, which says more.
+//! next, which says more. A request that comes again is answered at its place in that order, and
+//! takes nothing from what others are to be answered: it may be a copy that the network made, and
+//! its requester content long ago.
 
 use super::requester::packets;
 use super::{base_header, send_packet};
@@ -46,22 +52,21 @@ enum Answer {
     NotNow { psn: u32, syndrome: Syndrome },
     /// The request at this sequence number is refused; afterwards the queue pair is in error.
     Refuse { psn: u32, code: NakCode },
-    /// Data of a read: what is left of it.
+    /// Data of a read: what is left of it. It is `fresh` until all of it was sent once.
     Read {
         psn: u32,
         span: Span,
         offset: u32,
         length: u32,
         starts: bool,
+        fresh: bool,
     },
-    /// An atomic, carried out when its turn comes: after all reads before it.
-    Pending {
+    /// The result of an atomic, `fresh` until it was sent once.
+    Atomic {
         psn: u32,
-        span: Span,
-        operation: AtomicOperation,
+        original: u64,
+        fresh: bool,
     },
-    /// The result of an atomic.
-    Atomic { psn: u32, original: u64 },
     /// An atomic write or a flush is done.
     Placed { psn: u32 },
 }
@@ -73,16 +78,17 @@ impl Answer {
             | Self::NotNow { psn, .. }
             | Self::Refuse { psn, .. }
             | Self::Read { psn, .. }
-            | Self::Pending { psn, .. }
             | Self::Atomic { psn, .. }
             | Self::Placed { psn } => psn,
         }
     }
 
-    fn is_result(&self) -> bool {
+    /// Whether it is owed for one of the reads and atomics that the requester has in flight. What
+    /// was sent once is not: the requester may have got it, and ask for another.
+    fn is_owed(&self) -> bool {
         matches!(
             self,
-            Self::Read { .. } | Self::Pending { .. } | Self::Atomic { .. }
+            Self::Read { fresh: true, .. } | Self::Atomic { fresh: true, .. }
         )
     }
 }
@@ -219,6 +225,25 @@ impl Responder {
         }
     }
 
+    /// Answers a request that comes again, in the order of sequence numbers.
+    fn answer_again(&mut self, answer: Answer) {
+        let at = self
+            .answers
+            .iter()
+            .position(|later| psn_diff(later.psn(), answer.psn()) >= 0)
+            .unwrap_or(self.answers.len());
+        self.answers.insert(at, answer);
+    }
+
+    /// The result of the atomic at `psn`, if it is remembered.
+    fn saved(&self, psn: u32) -> Option<u64> {
+        // The latest, as sequence numbers come round again.
+        self.atomics
+            .iter()
+            .rev()
+            .find_map(|&(saved, original)| (saved == psn).then_some(original))
+    }
+
     /// Keeps the result of an atomic for a request that comes again.
     fn save(&mut self, psn: u32, original: u64) {
         if self.atomics.len() >= SAVED_ATOMICS {
@@ -250,10 +275,13 @@ pub(super) fn request(
         core.async_event(EventCode::CommunicationEstablished, qp.number, host);
     }
     let responder = &mut qp.transport.responder;
+    if responder.answers.len() >= MAX_ANSWERS {
+        return None;
+    }
     let ahead = psn_diff(packet.bth.psn, responder.expected);
     if ahead < 0 {
         core.counters.duplicate_requests += 1;
-        return duplicate(core, qp, packet, host);
+        return duplicate(core, qp, packet);
     }
     if ahead > 0 {
         core.counters.out_of_sequence += 1;
@@ -266,9 +294,6 @@ pub(super) fn request(
             });
             core.schedule(qp);
         }
-        return None;
-    }
-    if responder.answers.len() >= MAX_ANSWERS {
         return None;
     }
     match execute(core, qp, packet, host) {
@@ -405,99 +430,102 @@ fn has_answer(packet: &Packet<'_>) -> bool {
     )
 }
 
-/// A request that was carried out before and whose answer was lost or is late.
-fn duplicate(
-    core: &mut Core,
-    qp: &mut QueuePair,
-    packet: &Packet<'_>,
-    host: &mut dyn Host,
-) -> Option<()> {
+/// A request that was carried out before: its answer was lost or is late, or the network made a
+/// copy of it.
+fn duplicate(core: &mut Core, qp: &mut QueuePair, packet: &Packet<'_>) -> Option<()> {
     let psn = packet.bth.psn;
-    let log_mtu = qp.attributes.log_mtu;
     let holder = remote_holder(core, qp, packet).ok()?;
     let responder = &mut qp.transport.responder;
     match packet.info.operation {
-        Operation::ReadRequest => {
-            let reth = packet.reth?;
-            // Reading does no harm twice; but only where it was allowed once.
-            let end = psn_add(psn, packets(reth.length, log_mtu));
-            if reth.length > MAX_MESSAGE
-                || psn_diff(end, responder.expected) > 0
-                || qp.attributes.access & ACCESS_REMOTE_READ == 0
-            {
-                return None;
-            }
-            // A copy made by the network of one that is still to be answered.
-            let waiting = responder.answers.iter().any(
-                |answer| matches!(*answer, Answer::Read { psn: at, starts: true, .. } if at == psn),
-            );
-            if waiting {
-                return None;
-            }
-            let span = core
-                .tpt
-                .check_remote(
-                    reth.rkey,
-                    reth.address,
-                    reth.length.into(),
-                    holder,
-                    RemoteAccess::Read,
-                )
-                .ok()?;
-            carry_out_atomics(core, qp, host);
-            let responder = &mut qp.transport.responder;
-            // The requester will ask again for all that comes after.
-            responder
-                .answers
-                .retain(|answer| psn_diff(answer.psn(), psn) < 0);
-            if responder.answers.len() >= MAX_ANSWERS {
-                return None;
-            }
-            responder.answers.push_back(Answer::Read {
-                psn,
-                span,
-                offset: 0,
-                length: reth.length,
-                starts: true,
-            });
-        }
+        Operation::ReadRequest => return read_again(core, qp, packet, holder),
         Operation::AtomicWrite | Operation::Flush => {
             // Doing it again would undo what was written since; and all that a flush is for has
-            // been in memory from the first time on. One that still waits for its turn is answered
-            // then.
-            let done = packet.info.operation == Operation::Flush
-                || responder.atomics.iter().any(|&(saved, _)| saved == psn);
+            // been in memory from the first time on.
             let waiting = responder
                 .answers
                 .iter()
                 .any(|answer| matches!(*answer, Answer::Placed { psn: at } if at == psn));
-            if !done || waiting || responder.answers.len() >= MAX_ANSWERS {
+            if waiting {
                 return None;
             }
-            responder.answers.push_back(Answer::Placed { psn });
+            responder.answer_again(Answer::Placed { psn });
         }
         Operation::CompareSwap | Operation::FetchAdd => {
-            let original = responder
-                .atomics
-                .iter()
-                .find_map(|&(saved, original)| (saved == psn).then_some(original))?;
+            let original = responder.saved(psn)?;
             let waiting = responder
                 .answers
                 .iter()
                 .any(|answer| matches!(*answer, Answer::Atomic { psn: at, .. } if at == psn));
-            if waiting || responder.answers.len() >= MAX_ANSWERS {
+            if waiting {
                 return None;
             }
-            responder
-                .answers
-                .push_back(Answer::Atomic { psn, original });
+            responder.answer_again(Answer::Atomic {
+                psn,
+                original,
+                fresh: false,
+            });
         }
-        _ => {
-            if responder.answers.len() >= MAX_ANSWERS {
-                return None;
-            }
-            responder.acknowledge();
+        _ => responder.acknowledge(),
+    }
+    core.schedule(qp);
+    Some(())
+}
+
+/// A read, or the rest of one, that is asked for again. Reading does no harm twice; but only where
+/// it was allowed once.
+fn read_again(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    holder: Holder,
+) -> Option<()> {
+    let reth = packet.reth?;
+    let psn = packet.bth.psn;
+    let log_mtu = qp.attributes.log_mtu;
+    let responder = &mut qp.transport.responder;
+    if reth.length > MAX_MESSAGE || qp.attributes.access & ACCESS_REMOTE_READ == 0 {
+        return None;
+    }
+    let end = psn_add(psn, packets(reth.length, log_mtu));
+    if psn_diff(end, responder.expected) > 0 {
+        return None;
+    }
+    // A read is known by its end, however much of it is asked for.
+    let under_way = responder.answers.iter_mut().find(|answer| {
+        matches!(**answer, Answer::Read { psn: at, offset, length, .. }
+            if psn_add(at, packets(length - offset, log_mtu)) == end)
+    });
+    if let Some(&mut Answer::Read {
+        psn: at, starts, ..
+    }) = under_way
+    {
+        // All that is asked for will be sent anyway.
+        let ahead = psn_diff(at, psn);
+        if ahead < 0 || ahead == 0 && starts {
+            return None;
         }
+    }
+    let span = core
+        .tpt
+        .check_remote(
+            reth.rkey,
+            reth.address,
+            reth.length.into(),
+            holder,
+            RemoteAccess::Read,
+        )
+        .ok()?;
+    let again = |fresh| Answer::Read {
+        psn,
+        span,
+        offset: 0,
+        length: reth.length,
+        starts: true,
+        fresh,
+    };
+    match under_way {
+        Some(answer) => *answer = again(answer.is_owed()),
+        None => responder.answer_again(again(false)),
     }
     core.schedule(qp);
     Some(())
@@ -750,14 +778,14 @@ fn write(
 
 /// Whether one more read or atomic may be served.
 fn check_depth(qp: &QueuePair) -> Result<(), Refusal> {
-    let pending = qp
+    let owed = qp
         .transport
         .responder
         .answers
         .iter()
-        .filter(|answer| answer.is_result())
+        .filter(|answer| answer.is_owed())
         .count();
-    if pending >= usize::from(qp.attributes.max_read_in) {
+    if owed >= usize::from(qp.attributes.max_read_in) {
         return Err(Refusal::Invalid);
     }
     Ok(())
@@ -795,6 +823,7 @@ fn read(
         offset: 0,
         length: reth.length,
         starts: true,
+        fresh: true,
     });
     responder.msn = psn_add(responder.msn, 1);
     responder.advance(count);
@@ -833,15 +862,7 @@ fn atomic(
     carry_out(core, qp, packet.bth.psn, span, operation, host)
 }
 
-/// The result of an operation, for the peer.
-fn result_of(psn: u32, operation: AtomicOperation, original: u64) -> Answer {
-    match operation {
-        AtomicOperation::Store(_) => Answer::Placed { psn },
-        _ => Answer::Atomic { psn, original },
-    }
-}
-
-/// Carries out an operation on eight bytes, after all reads before it.
+/// Carries out an operation on eight bytes.
 fn carry_out(
     core: &mut Core,
     qp: &mut QueuePair,
@@ -850,22 +871,18 @@ fn carry_out(
     operation: AtomicOperation,
     host: &mut dyn Host,
 ) -> Result<(), Refusal> {
+    let original = core.tpt.atomic(host, &span, operation)?;
     let responder = &mut qp.transport.responder;
-    let after_read = responder
-        .answers
-        .iter()
-        .any(|answer| matches!(answer, Answer::Read { .. } | Answer::Pending { .. }));
-    let answer = if after_read {
-        core.tpt.probe(&*host, &span, 0, 8, true)?;
-        Answer::Pending {
-            psn,
-            span,
-            operation,
+    let answer = match operation {
+        AtomicOperation::Store(_) => Answer::Placed { psn },
+        _ => {
+            responder.save(psn, original);
+            Answer::Atomic {
+                psn,
+                original,
+                fresh: true,
+            }
         }
-    } else {
-        let original = core.tpt.atomic(host, &span, operation)?;
-        responder.save(psn, original);
-        result_of(psn, operation, original)
     };
     responder.answers.push_back(answer);
     responder.msn = psn_add(responder.msn, 1);
@@ -887,7 +904,11 @@ fn atomic_write(
     if qp.attributes.access & ACCESS_REMOTE_WRITE == 0 {
         return Err(Refusal::Access);
     }
-    check_depth(qp)?;
+    // Not all requesters take atomic writes for reads in flight; but where there are to be none,
+    // there are to be none of these.
+    if qp.attributes.max_read_in == 0 {
+        return Err(Refusal::Invalid);
+    }
     let Ok(bytes) = <[u8; 8]>::try_from(packet.payload) else {
         return Err(Refusal::Invalid);
     };
@@ -931,8 +952,7 @@ fn flush(
     };
     let holder = remote_holder(core, qp, packet)?;
     core.tpt.check_flush(reth.rkey, range, holder)?;
-    // Writes are in host memory when they are carried out, and those before this one have been; a
-    // write that waits for reads is answered, and so done, before this is.
+    // Writes are in host memory when they are carried out, and those before this one have been.
     host.fence();
     let responder = &mut qp.transport.responder;
     let psn = packet.bth.psn;
@@ -941,27 +961,6 @@ fn flush(
     responder.advance(1);
     core.schedule(qp);
     Ok(())
-}
-
-/// Carries out the atomics that wait behind reads. What fails is left for its turn, or for the
-/// requester to find out.
-fn carry_out_atomics(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    let responder = &mut qp.transport.responder;
-    for at in 0..responder.answers.len() {
-        let Answer::Pending {
-            psn,
-            span,
-            operation,
-        } = responder.answers[at]
-        else {
-            continue;
-        };
-        let Ok(original) = core.tpt.atomic(host, &span, operation) else {
-            return;
-        };
-        responder.save(psn, original);
-        responder.answers[at] = result_of(psn, operation, original);
-    }
 }
 
 /// Refuses the request at `packet`, and tells the consumer of this queue pair.
@@ -1073,24 +1072,6 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
                 }
                 say(core, qp, psn, Opcode::RC_ACKNOWLEDGE, syndrome, None, host);
             }
-            Answer::Pending {
-                psn,
-                span,
-                operation,
-            } => match core.tpt.atomic(host, &span, operation) {
-                Ok(original) => {
-                    qp.transport.responder.save(psn, original);
-                    say_result(core, qp, result_of(psn, operation, original), host);
-                }
-                Err(TptError::Absent(fault))
-                    if core.page_fault(qp.number, Side::Responder, fault, host)
-                        == Outcome::Wait =>
-                {
-                    qp.transport.responder.answers.push_front(answer);
-                    break;
-                }
-                Err(_) => revoked(core, qp, psn, host),
-            },
             Answer::Atomic { .. } | Answer::Placed { .. } => say_result(core, qp, answer, host),
             Answer::Refuse { psn, code } => {
                 core.counters.naks_sent += 1;
@@ -1160,6 +1141,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
             offset,
             length,
             starts,
+            fresh,
         }),
     ) = (
         qp.transport.template,
@@ -1199,6 +1181,10 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
             return Data::Absent;
         }
     }
+    if sent.is_err() && !fresh {
+        // It was answered while that was allowed, and whether anybody still wants it is not known.
+        return Data::Last;
+    }
     if sent.is_err() {
         revoked(core, qp, psn, host);
         return Data::More;
@@ -1219,5 +1205,32 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         Data::Last
     } else {
         Data::More
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_result_is_found_though_sequence_numbers_come_round() {
+        let mut responder = Responder::default();
+        responder.save(7, 1);
+        responder.save(8, 2);
+        responder.save(7, 3);
+        assert_eq!(responder.saved(7), Some(3));
+        assert_eq!(responder.saved(8), Some(2));
+        assert_eq!(responder.saved(9), None);
+    }
+
+    #[test]
+    fn results_of_atomics_are_bounded() {
+        let mut responder = Responder::default();
+        for n in 0..1000 {
+            responder.save(n, u64::from(n));
+        }
+        assert_eq!(responder.atomics.len(), SAVED_ATOMICS);
+        assert_eq!(responder.saved(999), Some(999));
+        assert_eq!(responder.saved(0), None);
     }
 }

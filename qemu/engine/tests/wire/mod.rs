@@ -5,7 +5,9 @@
 #![allow(dead_code)] // Each test binary uses its own part of this.
 
 use ferrite_abi::*;
+use ferrite_engine::roce::{Bth, Frame, Opcode, Packet, Syndrome, Template};
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
+use ferrite_engine::Medium;
 use std::collections::VecDeque;
 
 pub const QPN_A: u32 = 0x11;
@@ -22,6 +24,8 @@ pub struct Setup {
     pub rnr_retry: u8,
     pub psn_a: u32,
     pub psn_b: u32,
+    /// Reads and atomics in flight, each way.
+    pub depth: u8,
     pub flags: u8,
     pub log_blocks: u8,
     pub log_entries: u8,
@@ -36,6 +40,7 @@ impl Default for Setup {
             rnr_retry: 7,
             psn_a: 0xff_fff0,
             psn_b: 5,
+            depth: 16,
             flags: QP_FLAG_REGISTER,
             log_blocks: 7,
             log_entries: 6,
@@ -191,6 +196,7 @@ fn peer(node: &Node, qpn: u32, setup: Setup, send_psn: u32, receive_psn: u32) ->
         timeout: setup.timeout,
         retry_count: setup.retry_count,
         rnr_retry: setup.rnr_retry,
+        depth: setup.depth,
         ..node.as_peer(qpn)
     }
 }
@@ -224,4 +230,138 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
 /// A send of `length` bytes from the start of `region`.
 pub fn send(region: &Region, length: u32) -> SendWork {
     SendWork::new(SendOpcode::Send, &[region.sge(0, length)])
+}
+
+/// A small generator of random numbers, so that a failing case is its seed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    /// True `percent` times of a hundred.
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}
+
+/// Percentages of misfortune.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    pub drop: u64,
+    pub duplicate: u64,
+    pub corrupt: u64,
+    pub delay: u64,
+}
+
+/// A wire with faults: frames held back come out behind later ones.
+pub struct BadWire {
+    random: Random,
+    faults: Faults,
+    held: [Vec<Vec<u8>>; 2],
+}
+
+impl BadWire {
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        Self {
+            random: Random(seed | 1),
+            faults,
+            held: [Vec::new(), Vec::new()],
+        }
+    }
+
+    pub fn fate(&mut self, way: Way, mut frame: Vec<u8>) -> Vec<Vec<u8>> {
+        let random = &mut self.random;
+        let held = &mut self.held[way as usize];
+        let mut out = Vec::new();
+        if random.chance(self.faults.corrupt) {
+            let at = random.next() as usize % frame.len();
+            frame[at] ^= 1 << (random.next() % 8);
+        }
+        if random.chance(self.faults.drop) {
+            // Gone.
+        } else if random.chance(self.faults.delay) {
+            held.push(frame.clone());
+        } else {
+            out.push(frame.clone());
+        }
+        if random.chance(self.faults.duplicate) {
+            if random.chance(50) {
+                held.push(frame);
+            } else {
+                out.push(frame);
+            }
+        }
+        // What was held back comes out sooner or later, in any order.
+        while !held.is_empty() && random.chance(30) {
+            let at = random.next() as usize % held.len();
+            out.push(held.swap_remove(at));
+        }
+        out
+    }
+}
+
+/// Speaks to a node as its peer would, packet by packet.
+pub struct Impostor {
+    pub template: Template,
+    pub qpn: u32,
+}
+
+impl Impostor {
+    pub fn new(from: &Node, to: &Node, qpn: u32) -> Self {
+        let template = Template::new(&ferrite_engine::roce::Path {
+            source_mac: from.mac,
+            destination_mac: to.mac,
+            vlan: None,
+            source: from.gid,
+            destination: to.gid,
+            hop_limit: 0,
+            traffic_class: 0,
+            flow_label: 0,
+            udp_source_port: 50_000,
+        })
+        .unwrap();
+        Self { template, qpn }
+    }
+
+    pub fn packet(&self, opcode: u8, psn: u32, rest: &[u8]) -> Vec<u8> {
+        self.packet_with(rest, |bth| {
+            bth.opcode = opcode;
+            bth.psn = psn;
+        })
+    }
+
+    pub fn packet_with(&self, rest: &[u8], change: impl FnOnce(&mut Bth)) -> Vec<u8> {
+        let mut bth = Bth {
+            opcode: Opcode::RC_SEND_ONLY,
+            pkey: 0xffff,
+            qpn: self.qpn,
+            ack_request: true,
+            pad: (rest.len().wrapping_neg() & 3) as u8,
+            ..Bth::default()
+        };
+        change(&mut bth);
+        let mut frame = Vec::new();
+        self.template.begin(&mut frame, &bth);
+        frame.extend_from_slice(rest);
+        self.template.finish(&mut frame, bth.pad, 0, Medium::Wire);
+        frame
+    }
+}
+
+/// The acknowledgements in frames: syndrome and sequence number.
+pub fn acknowledgements(node: &mut Node) -> Vec<(Syndrome, u32)> {
+    node.settle();
+    std::mem::take(&mut node.host.sent)
+        .iter()
+        .filter_map(|frame| {
+            let frame = Frame::parse(frame)?;
+            let packet = Packet::parse(frame.transport).ok()?;
+            Some((packet.aeth?.syndrome, packet.bth.psn))
+        })
+        .collect()
 }
