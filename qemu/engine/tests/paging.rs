@@ -211,8 +211,7 @@ fn run(pair: &mut Pair, a: &[Paged], b: &[Paged]) -> (usize, usize) {
 #[test]
 fn every_operation_waits_for_its_pages_and_moves_its_data() {
     let setup = Setup {
-        // What no receive is needed for does not count against this.
-        rnr_retry: 0,
+        rnr_retry: 7,
         retry_count: 1,
         ..Setup::default()
     };

@@ -477,3 +477,62 @@ fn a_write_with_immediate_writes_nothing_before_there_is_a_receive() {
         assert_eq!(bench.pair.b.contents(&bench.b, 0, length as usize), data);
     }
 }
+
+#[test]
+fn a_peer_that_is_never_ready_is_given_up_on_whatever_it_was_asked() {
+    let works: [fn(&Bench) -> SendWork; 3] = [
+        |bench| {
+            SendWork::new(SendOpcode::Read, &[bench.a.sge(0, 8)])
+                .remote(bench.b.address, bench.b.tag)
+        },
+        |bench| {
+            SendWork::new(SendOpcode::Write, &[bench.a.sge(0, 8)])
+                .remote(bench.b.address, bench.b.tag)
+        },
+        |bench| {
+            SendWork::new(SendOpcode::FetchAdd, &[bench.a.sge(0, 8)]).part(&AtomicPart {
+                address: bench.b.address,
+                rkey: bench.b.tag,
+                ..AtomicPart::zeroed()
+            })
+        },
+    ];
+    for work in works {
+        let mut bench = bench(Setup {
+            rnr_retry: 3,
+            ..Setup::default()
+        });
+        let work = work(&bench);
+        bench.pair.a.post_send(QPN_A, &work);
+        let b = Impostor::new(&bench.pair.b, &bench.pair.a, QPN_A);
+        let aeth = Aeth {
+            syndrome: Syndrome::ReceiverNotReady(1),
+            msn: 0,
+        };
+        let nak = b.packet(
+            Opcode::RC_ACKNOWLEDGE,
+            Setup::default().psn_a,
+            &aeth.to_bytes(),
+        );
+        let a = &mut bench.pair.a;
+        let mut naks = 0;
+        while drain(a).is_empty() {
+            a.settle();
+            if !std::mem::take(&mut a.host.sent).is_empty() {
+                naks += 1;
+                assert!(naks <= 4, "it asks for ever");
+                a.receive(&nak);
+                if naks == 4 {
+                    break;
+                }
+            }
+            a.now = a.engine.next_timeout().expect("a time to ask again");
+        }
+        assert_eq!(naks, 4);
+        assert_eq!(
+            statuses(&drain(a)),
+            [CompletionStatus::ReceiverNotReadyExceeded]
+        );
+        assert_eq!(a.qp_state(QPN_A), QueuePairStateCode::Error);
+    }
+}

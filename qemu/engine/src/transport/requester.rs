@@ -894,7 +894,8 @@ pub(super) fn response(
     }
 }
 
-/// The responder has no receive buffer for the message at `psn`.
+/// The responder has no receive buffer for the message at `psn`; or, whatever the message is, a
+/// page of its memory is not there. Both count, as a peer may say so for ever.
 fn receiver_not_ready(
     core: &mut Core,
     qp: &mut QueuePair,
@@ -909,18 +910,7 @@ fn receiver_not_ready(
     if requester.waiting_for_receiver || requester.una != psn {
         return;
     }
-    // A peer whose pages are not there says the same; where no receive is needed, that is all it
-    // can mean, and it is no reason to give up.
-    let needs_receive = requester.messages.front().is_none_or(|message| {
-        matches!(
-            message.request.opcode,
-            SendOpcode::Send
-                | SendOpcode::SendImmediate
-                | SendOpcode::SendInvalidate
-                | SendOpcode::WriteImmediate
-        )
-    });
-    if needs_receive && qp.attributes.rnr_retry != RNR_FOR_EVER {
+    if qp.attributes.rnr_retry != RNR_FOR_EVER {
         if requester.rnr_retries == 0 {
             fail(
                 core,
