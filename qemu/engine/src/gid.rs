@@ -19,6 +19,11 @@ pub struct Gid {
 }
 
 impl Gid {
+    /// The VLAN it is in, 0 for none.
+    pub fn vlan_id(&self) -> u16 {
+        self.vlan.unwrap_or(0)
+    }
+
     /// The IPv4 address, where it is one.
     pub fn ipv4(&self) -> Option<[u8; 4]> {
         ipv4_of(&self.gid)
@@ -77,9 +82,20 @@ impl GidTable {
         self.entries.get(usize::from(index))?.as_ref()
     }
 
-    /// True when `gid` is one of this device's addresses.
-    pub fn contains(&self, gid: &[u8; 16]) -> bool {
-        self.entries.iter().flatten().any(|entry| entry.gid == *gid)
+    /// True when `gid` is one of this device's addresses in VLAN `vlan`, 0 for none.
+    pub fn contains(&self, gid: &[u8; 16], vlan: u16) -> bool {
+        self.entries
+            .iter()
+            .flatten()
+            .any(|entry| entry.gid == *gid && entry.vlan_id() == vlan)
+    }
+
+    /// True when this device has an address in VLAN `vlan`, 0 for none.
+    pub fn reaches(&self, vlan: u16) -> bool {
+        self.entries
+            .iter()
+            .flatten()
+            .any(|entry| entry.vlan_id() == vlan)
     }
 }
 
@@ -103,14 +119,30 @@ mod tests {
         let gid = gid_of_ipv4([10, 0, 0, 1]);
         assert_eq!(table.set(&command(3, gid, VLAN_NONE)), CommandStatus::Ok);
         assert_eq!(table.get(3).unwrap().ipv4(), Some([10, 0, 0, 1]));
-        assert!(table.contains(&gid));
+        assert!(table.contains(&gid, 0));
+        assert!(!table.contains(&gid, 5));
+        assert!(table.reaches(0));
         assert!(table.get(2).is_none());
         assert_eq!(
             table.set(&command(3, [0; 16], VLAN_NONE)),
             CommandStatus::Ok
         );
         assert!(table.get(3).is_none());
-        assert!(!table.contains(&gid));
+        assert!(!table.contains(&gid, 0));
+        assert!(!table.reaches(0));
+    }
+
+    #[test]
+    fn one_address_may_be_in_several_vlans() {
+        let mut table = GidTable::default();
+        let gid = gid_of_ipv4([10, 0, 0, 1]);
+        for (index, vlan) in [(0, VLAN_NONE), (1, 5), (2, 4094)] {
+            assert_eq!(table.set(&command(index, gid, vlan)), CommandStatus::Ok);
+        }
+        for (vlan, there) in [(0, true), (5, true), (6, false), (4094, true)] {
+            assert_eq!(table.contains(&gid, vlan), there);
+            assert_eq!(table.reaches(vlan), there);
+        }
     }
 
     #[test]

@@ -888,6 +888,142 @@ fn extended_connections_survive_loss() {
     assert!(pair.b.contents(&into, 0, 60_000) == data);
 }
 
+/// Puts the address of a node into a VLAN.
+fn set_vlan(node: &mut Node, vlan: u16) {
+    node.execute(&SetGid {
+        gid: node.gid,
+        index: 0,
+        vlan,
+        mac: node.mac,
+        reserved: [0; 3],
+    });
+}
+
+/// The same frame with another VLAN tag or none. The tag is not covered by the checksum.
+fn retag(frame: &[u8], tag: Option<u16>) -> Vec<u8> {
+    let rest = match frame[12..14] {
+        [0x81, 0x00] => &frame[16..],
+        _ => &frame[12..],
+    };
+    let tag = tag.map_or(Vec::new(), |tag| [[0x81, 0x00], tag.to_be_bytes()].concat());
+    [&frame[..12], &tag, rest].concat()
+}
+
+#[test]
+fn frames_of_another_vlan_are_for_somebody_else() {
+    // Own VLAN, tag of the frame, whether it is for this address.
+    let cases = [
+        (VLAN_NONE, None, true),
+        (VLAN_NONE, Some(0x0000), true),
+        (VLAN_NONE, Some(0xe000), true),
+        (VLAN_NONE, Some(5), false),
+        (5, Some(5), true),
+        (5, Some(0xa005), true),
+        (5, None, false),
+        (5, Some(0x2000), false),
+        (5, Some(6), false),
+    ];
+    let kinds = [
+        QueuePairKind::ReliableConnected,
+        QueuePairKind::UnreliableConnected,
+        QueuePairKind::Datagram,
+    ];
+    for kind in kinds {
+        for (own, tag, taken) in cases {
+            let mut pair = match kind {
+                QueuePairKind::Datagram => datagrams(),
+                QueuePairKind::UnreliableConnected => unreliable(),
+                _ => Pair::new(Setup::default()),
+            };
+            set_vlan(&mut pair.a, own);
+            set_vlan(&mut pair.b, own);
+            let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+            pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);
+            let mut work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
+            if kind == QueuePairKind::Datagram {
+                work = work.datagram(&pair.b.as_peer(QPN_B).datagram(QKEY));
+            }
+            pair.a.post_send(QPN_A, &work);
+            pair.exchange_with(|_, frame| vec![retag(&frame, tag)]);
+            let received = pair.completions_b().len();
+            assert_eq!(received, usize::from(taken), "{kind:?} {own:x} {tag:x?}");
+            assert_eq!(pair.passed.is_empty(), taken);
+        }
+    }
+}
+
+#[test]
+fn a_connection_is_in_one_vlan_though_its_address_is_in_several() {
+    let setup = Setup::default();
+    let mut pair = Pair::unconnected(setup);
+    for node in [&mut pair.a, &mut pair.b] {
+        set_vlan(node, VLAN_NONE);
+        node.execute(&SetGid {
+            gid: node.gid,
+            index: 1,
+            vlan: 5,
+            mac: node.mac,
+            reserved: [0; 3],
+        });
+    }
+    let (to_b, to_a) = (pair.peer_of_a(setup), pair.peer_of_b(setup));
+    pair.a.connect(QPN_A, &to_b);
+    pair.b.connect(QPN_B, &to_a);
+    pair.b.post_recv(QPN_B, &[]);
+    pair.a
+        .post_send(QPN_A, &SendWork::new(SendOpcode::Send, &[]));
+    pair.exchange_with(|_, frame| vec![retag(&frame, Some(5))]);
+    assert_eq!(pair.completions_b(), []);
+    assert_eq!(pair.b.engine.counters().rx_dropped, 1);
+    pair.run();
+    assert_eq!(pair.completions_b().len(), 1);
+}
+
+#[test]
+fn a_group_is_not_reached_from_a_vlan_without_an_address() {
+    let mut pair = datagrams();
+    let group = gid_of_ipv4([239, 1, 2, 3]);
+    let member = MulticastMember {
+        gid: group,
+        qpn: QPN_B,
+        reserved: 0,
+    };
+    assert_eq!(
+        pair.b.command(CommandOpcode::AttachMulticast, &member),
+        CommandStatus::Ok
+    );
+    let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
+    let mut part = pair.b.as_peer(0xff_ffff).datagram(QKEY);
+    part.path.gid = group;
+    part.path.mac = [0x01, 0x00, 0x5e, 1, 2, 3];
+    let work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
+    for (tag, taken) in [(Some(5), 0), (None, 1), (Some(0x6000), 1)] {
+        pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);
+        pair.a.post_send(QPN_A, &work.clone().datagram(&part));
+        pair.exchange_with(|_, frame| vec![retag(&frame, tag)]);
+        assert_eq!(pair.completions_b().len(), taken, "{tag:x?}");
+    }
+}
+
+#[test]
+fn a_process_sends_from_no_address_that_is_not_in_the_table() {
+    let mut pair = datagrams();
+    for index in [1, 127, 128, u16::MAX] {
+        let mut part = pair.b.as_peer(QPN_B).datagram(QKEY);
+        part.path.source_gid_index = index;
+        let work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
+        pair.a.post_send(QPN_A, &work.datagram(&part));
+        pair.a.settle();
+        assert_eq!(
+            statuses(&pair.completions_a()),
+            [CompletionStatus::LocalQueuePairOperation]
+        );
+        assert!(pair.a.host.sent.is_empty());
+        let state = QueuePairStateCode::ReadyToSend;
+        assert_eq!(pair.a.set_state(QPN_A, state), CommandStatus::Ok);
+    }
+}
+
 #[test]
 fn the_vlan_of_a_datagram_is_that_of_its_source() {
     let mut pair = datagrams();
@@ -899,13 +1035,8 @@ fn the_vlan_of_a_datagram_is_that_of_its_source() {
         (5, VLAN_NONE, 5),
         (5, 0x6007, 0x6005),
     ] {
-        pair.a.execute(&SetGid {
-            gid: pair.a.gid,
-            index: 0,
-            vlan: own,
-            mac: pair.a.mac,
-            reserved: [0; 3],
-        });
+        set_vlan(&mut pair.a, own);
+        set_vlan(&mut pair.b, own);
         let mut part = peer.datagram(QKEY);
         part.path.vlan = wanted;
         pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);

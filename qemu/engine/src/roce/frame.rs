@@ -16,6 +16,8 @@ pub const ROCE_UDP_PORT: u16 = 4791;
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 pub(super) const ETHERTYPE_VLAN: u16 = 0x8100;
+/// Bits of the tag control information that name the VLAN.
+pub const VLAN_ID_MASK: u16 = 0xfff;
 pub(super) const PROTOCOL_UDP: u8 = 17;
 pub(super) const IPV4_LEN: usize = 20;
 pub(super) const IPV6_LEN: usize = 40;
@@ -67,6 +69,11 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
+    /// The VLAN it is in, 0 for none: a tag with identifier 0 is there for its priority alone.
+    pub fn vlan_id(&self) -> u16 {
+        self.vlan.unwrap_or(0) & VLAN_ID_MASK
+    }
+
     /// Looks at a frame; `None` when it is not RoCEv2 and belongs to the ordinary network stack.
     pub fn parse(frame: &'a [u8]) -> Option<Self> {
         let destination_mac: Mac = frame.get(0..6)?.try_into().ok()?;

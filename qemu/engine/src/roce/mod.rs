@@ -13,7 +13,9 @@ mod opcode;
 mod packet;
 mod template;
 
-pub use frame::{gid_from_ipv4, ipv4_of_gid, seal, Frame, Gid, Mac, Medium, ROCE_UDP_PORT};
+pub use frame::{
+    gid_from_ipv4, ipv4_of_gid, seal, Frame, Gid, Mac, Medium, ROCE_UDP_PORT, VLAN_ID_MASK,
+};
 pub use headers::{Aeth, NakCode, AETH_LEN, CREDIT_UNLIMITED, PKEY_DEFAULT};
 pub use headers::{
     AtomicAckEth, AtomicEth, Bth, Deth, Feth, Reth, Syndrome, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN,

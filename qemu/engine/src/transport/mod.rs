@@ -17,7 +17,9 @@ use crate::memory::Host;
 use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::paging::Side;
 use crate::qp::{QueuePair, QueuePairs};
-use crate::roce::{Bth, Frame, Packet, PacketError, Path, Service, Template, PKEY_DEFAULT};
+use crate::roce::{
+    Bth, Frame, Packet, PacketError, Path, Service, Template, PKEY_DEFAULT, VLAN_ID_MASK,
+};
 use crate::{Disposition, Medium, Progress};
 use ferrite_abi::{QueuePairKind, QueuePairStateCode as State};
 use ferrite_abi::{
@@ -180,7 +182,7 @@ fn template_of(
     let vlan = match (path.vlan, by_process) {
         (VLAN_NONE, _) => source.vlan,
         (tag, false) => Some(tag),
-        (tag, true) => source.vlan.map(|id| (tag & 0xf000) | id),
+        (tag, true) => source.vlan.map(|id| (tag & !VLAN_ID_MASK) | id),
     };
     // Spread over the ephemeral ports, the same for all packets of a connection.
     let udp_source_port = match path.udp_source_port {
@@ -250,7 +252,7 @@ pub(crate) fn receive_frame(
     let Some(qp) = qps.get_mut(frame.destination_qpn()) else {
         return Disposition::PassToHost;
     };
-    if !core.gids.contains(&frame.destination) {
+    if !core.gids.contains(&frame.destination, frame.vlan_id()) {
         return Disposition::PassToHost;
     }
     core.counters.rx_packets += 1;
@@ -326,7 +328,10 @@ fn receive_multicast(
     host: &mut dyn Host,
 ) -> Disposition {
     let members = core.groups.members(&frame.destination).to_vec();
-    if members.is_empty() || !is_multicast(&frame.destination) {
+    if members.is_empty()
+        || !is_multicast(&frame.destination)
+        || !core.gids.reaches(frame.vlan_id())
+    {
         return Disposition::PassToHost;
     }
     core.counters.rx_packets += 1;
@@ -335,7 +340,7 @@ fn receive_multicast(
         core.counters.rx_icrc_errors += 1;
         return Disposition::Consumed;
     }
-    let own = core.gids.contains(&frame.source);
+    let own = core.gids.contains(&frame.source, frame.vlan_id());
     for qpn in members {
         let Some(qp) = qps.get_mut(qpn) else {
             continue;
@@ -373,9 +378,15 @@ fn deliver(
             return unreliable::datagram(core, qp, frame, false, host);
         }
     };
-    // Only the peer may speak on a connection, and only to the address it was given.
-    let own = core.gids.get(qp.attributes.path.source_gid_index)?;
-    if frame.source != qp.attributes.path.gid || frame.destination != own.gid {
+    // Only the peer may speak on a connection, and only to the address it was given, in the VLAN
+    // that this side sends into.
+    let path = &qp.attributes.path;
+    let own = core.gids.get(path.source_gid_index)?;
+    let vlan = match path.vlan {
+        VLAN_NONE => own.vlan_id(),
+        tag => tag & VLAN_ID_MASK,
+    };
+    if frame.source != path.gid || frame.destination != own.gid || frame.vlan_id() != vlan {
         return None;
     }
     let packet = match Packet::parse(frame.transport) {
