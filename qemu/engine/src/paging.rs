@@ -432,3 +432,37 @@ impl Paging {
         drop(self.unpark(qpn));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parked_frames_are_bounded_for_each_queue_pair_and_for_all() {
+        let mut paging = Paging::default();
+        let mut parked = 0;
+        for qpn in 1..=100 {
+            let kept = (0..100)
+                .filter(|_| paging.park(qpn, &[0; 64], None))
+                .count();
+            assert!(kept <= MAX_PARKED);
+            parked += kept;
+        }
+        assert_eq!(parked, MAX_PARKED_ALL);
+        assert_eq!(paging.parked_frames, MAX_PARKED_ALL);
+        // Room for others comes from those who are done with waiting, however they are.
+        assert_eq!(paging.unpark(1).len(), MAX_PARKED);
+        assert!(paging.park(100, &[0; 64], None));
+        paging.forget(2);
+        paging.forget(100);
+        assert_eq!(paging.parked_frames, MAX_PARKED_ALL - 2 * MAX_PARKED);
+        let frames = paging.unpark(3);
+        paging.park_again(3, frames);
+        assert_eq!(paging.parked_frames, MAX_PARKED_ALL - 2 * MAX_PARKED);
+        for qpn in 1..=100 {
+            paging.forget(qpn);
+        }
+        assert_eq!(paging.parked_frames, 0);
+        assert!(paging.parked.is_empty());
+    }
+}

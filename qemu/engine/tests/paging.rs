@@ -741,6 +741,51 @@ fn datagrams_and_unreliable_connections_wait_in_line() {
     assert!(to[0].contents(&pair.b, 30_000, 20_000) == data);
 }
 
+#[test]
+fn frames_that_wait_for_a_page_are_bounded_and_the_rest_is_lost() {
+    const SENT: usize = 100;
+    const KEPT: usize = 64;
+    let mut a = Node::new(1);
+    let mut b = Node::new(2);
+    let qkey = 0x1234;
+    for (node, qpn) in [(&mut a, QPN_A), (&mut b, QPN_B)] {
+        node.create_qp(QpOptions {
+            qpn,
+            pd: PD,
+            kind: QueuePairKind::Datagram,
+            log_blocks: 9,
+            log_entries: 7,
+            ..QpOptions::default()
+        });
+        node.start_datagrams(qpn, qkey);
+    }
+    let mut pair = Pair {
+        a,
+        b,
+        passed: Vec::new(),
+    };
+    let to = [Paged::new(&mut pair.b, 0x201, 64 << 10)];
+    let peer = pair.b.as_peer(QPN_B);
+    for n in 0..SENT {
+        pair.b.post_recv(QPN_B, &[to[0].sge(n as u64 * 64, 64)]);
+        let work = SendWork::new(SendOpcode::Send, &[]).inline(&[n as u8; 8]);
+        pair.a
+            .post_send(QPN_A, &work.datagram(&peer.datagram(qkey)));
+    }
+    pair.exchange();
+    let dropped = pair.b.engine.counters().rx_dropped;
+    assert_eq!(dropped as usize, SENT - KEPT);
+    run(&mut pair, &[], &to);
+    assert_eq!(
+        statuses(&pair.completions_b()),
+        [CompletionStatus::Success; KEPT]
+    );
+    for n in 0..KEPT {
+        let got = to[0].contents(&pair.b, n as u64 * 64 + 40, 8);
+        assert_eq!(got, [n as u8; 8]);
+    }
+}
+
 /// A small generator of random numbers, so that a failing case is its seed.
 struct Random(u64);
 
