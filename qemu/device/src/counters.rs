@@ -72,6 +72,9 @@ pub struct LinkCounters {
     pub tx_bytes: u64,
     /// Frames that could not be sent: no peer, or its queue was full.
     pub tx_drops: u64,
+    /// Frames of the guest that were not sent since they came from an address
+    /// that is not the device's.
+    pub source_drops: u64,
     /// Times the link came up.
     pub connects: u64,
 }

@@ -46,9 +46,17 @@ struct HostSide {
     outbound: Outbounds,
     shortcut_counters: LinkCounters,
     link_up: bool,
+    mac: Mac,
+    /// The guest may send from other addresses than `mac`.
+    any_source: bool,
 }
 
 impl HostSide {
+    /// Whether a frame comes from the device's own address.
+    fn is_own(&self, frame: &[u8]) -> bool {
+        frame.get(6..12) == Some(&self.mac.0)
+    }
+
     fn send(&mut self, frame: &[u8]) {
         let taken = self.link_up && self.uplink.push(frame);
         self.uplink_counters.sent(frame.len(), taken);
@@ -95,6 +103,17 @@ impl HostMemory for HostSide {
 
 impl Host for HostSide {
     fn transmit(&mut self, frame: &[u8]) {
+        // The source is what the driver has put into the table of GIDs.
+        if !self.is_own(frame) {
+            if !self.any_source {
+                self.uplink_counters.source_drops += 1;
+                return;
+            }
+            // Neighbours take nothing else from a ring than what is its
+            // owner's: it goes by the switch, which knows who may send it.
+            self.send_after_all(VecDeque::from([frame.to_vec()]));
+            return;
+        }
         match self.outbound.push(frame) {
             Some(taken) => self.shortcut_counters.sent(frame.len(), taken),
             None => self.send(frame),
@@ -135,7 +154,6 @@ pub struct Core {
     inbound: Inbounds,
     /// The frame just taken from a ring.
     frame: Vec<u8>,
-    mac: Mac,
 }
 
 impl Core {
@@ -150,6 +168,8 @@ impl Core {
                 outbound: Outbounds::default(),
                 shortcut_counters: LinkCounters::default(),
                 link_up: false,
+                mac: Mac(mac),
+                any_source: false,
             },
             config: ConfigSpace::new(vectors, mac),
             mmio: MmioCounters::default(),
@@ -163,8 +183,13 @@ impl Core {
             io_watches_uplink: false,
             inbound: Inbounds::default(),
             frame: vec![0; MAX_FRAME],
-            mac: Mac(mac),
         }
+    }
+
+    /// Lets the guest send from other addresses than the device's: those of
+    /// bridges and virtual interfaces in it.
+    pub fn allow_any_source(&mut self) {
+        self.host.any_source = true;
     }
 
     /// Nanoseconds since the process began: the engine's clock.
@@ -196,8 +221,13 @@ impl Core {
     pub fn frame_from_vm(&mut self, frame: &[u8]) {
         self.vm_counters.received(frame.len());
         // What the device and the switch say to each other is not the guest's.
-        if !is_message(frame) {
+        if is_message(frame) {
+            return;
+        }
+        if self.host.any_source || self.host.is_own(frame) {
             self.host.send(frame);
+        } else {
+            self.vm_counters.source_drops += 1;
         }
     }
 
@@ -226,7 +256,8 @@ impl Core {
     /// shortcuts.
     pub fn greet(&self, stream: &UnixStream) -> io::Result<()> {
         let mut writer = Writer::new(MAX_FRAME);
-        writer.push_always(&Message::Hello.to_frame(self.mac));
+        let any_source = self.host.any_source;
+        writer.push_always(&Message::Hello { any_source }.to_frame(self.host.mac));
         // Any descriptor will do: a guest could not send one.
         let token = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let mut fds = VecDeque::from([vec![token]]);
@@ -236,7 +267,7 @@ impl Core {
 
     fn say(&mut self, message: Message) {
         if self.uplink_stream.is_some() {
-            let frame = message.to_frame(self.mac);
+            let frame = message.to_frame(self.host.mac);
             self.host.uplink.push_always(&frame);
         }
     }
@@ -289,6 +320,11 @@ impl Core {
             match inbound.ring.next(&mut buffer) {
                 Ok(Some(length)) => {
                     let frame = &mut buffer[..length];
+                    // It is for the two devices at its ends alone.
+                    if frame[..6] != self.host.mac.0 || frame[6..12] != inbound.peer().0 {
+                        result = Err(Broken);
+                        break;
+                    }
                     self.host.shortcut_counters.received(length);
                     if self.receive(frame, Medium::Memory, now) {
                         seal(frame);

@@ -69,6 +69,11 @@ struct Options {
     /// MSI-X vectors
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_VECTORS as i64))]
     vectors: u16,
+    /// Let the guest send from other Ethernet addresses than the device's, as
+    /// bridges, macvlans and bonds in it do. Without it such frames are dropped,
+    /// and no other port of the fabric can send from the device's address
+    #[arg(long)]
+    any_source_mac: bool,
     /// What to write to standard error
     #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = LEVELS)]
     log: String,
@@ -114,6 +119,9 @@ fn run(options: Options) -> Result<(), String> {
     let device = Arc::new(Device::new(options.mac.0, options.vectors.into()).map_err(text)?);
     if let Some(rules) = options.misbehave {
         device.lock().misbehave(rules)?;
+    }
+    if options.any_source_mac {
+        device.lock().allow_any_source();
     }
     let net = listen(options.net)?;
     let counters = listen(options.counters)?;

@@ -85,6 +85,7 @@ impl Outbound {
 /// A ring from another device.
 pub struct Inbound {
     id: ShortcutId,
+    peer: Mac,
     /// The reading end.
     pub ring: Consumer,
     /// Wakes the other device.
@@ -97,6 +98,11 @@ impl Inbound {
     /// The shortcut it belongs to.
     pub fn id(&self) -> ShortcutId {
         self.id
+    }
+
+    /// Whose frames are in it.
+    pub fn peer(&self) -> Mac {
+        self.peer
     }
 
     /// Gives back the room of what was read.
@@ -302,6 +308,7 @@ pub fn follow(
             });
             inbound.list.push(Inbound {
                 id,
+                peer,
                 ring: consumer,
                 wake: Arc::clone(&wake),
                 open: false,
@@ -334,7 +341,7 @@ pub fn follow(
             }
         }
         // Nothing that a switch says.
-        Message::Hello | Message::Ready(_) | Message::Released(_) | Message::Closed(_) => {
+        Message::Hello { .. } | Message::Ready(_) | Message::Released(_) | Message::Closed(_) => {
             Effect::default()
         }
     }

@@ -483,6 +483,8 @@ fn the_process_dies_when_asked() {
 fn frame(to: [u8; 6], fill: u8) -> Vec<u8> {
     let mut frame = vec![fill; 90];
     frame[..6].copy_from_slice(&to);
+    // From the device's own, or from a neighbour to it.
+    frame[6..12].copy_from_slice(if to == MAC { &[2; 6] } else { &MAC });
     frame
 }
 
@@ -577,7 +579,10 @@ fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
     let mut vm = connect(&process.path("net"));
     until(|| process.counters()["vm"]["connects"] == 1);
     let mut reader = Reader::new();
-    assert_eq!(message(&mut wire, &mut reader), Message::Hello);
+    assert_eq!(
+        message(&mut wire, &mut reader),
+        Message::Hello { any_source: false }
+    );
 
     let tell = |wire: &mut UnixStream, message: Message, fds: Vec<OwnedFd>| {
         let mut fds = VecDeque::from([fds]);
@@ -674,7 +679,10 @@ fn a_ring_that_makes_no_sense_is_given_up() {
     let (mut wire, _) = fabric.accept().unwrap();
     wire.set_read_timeout(Some(DEADLINE)).unwrap();
     let mut reader = Reader::new();
-    assert_eq!(message(&mut wire, &mut reader), Message::Hello);
+    assert_eq!(
+        message(&mut wire, &mut reader),
+        Message::Hello { any_source: false }
+    );
     let memory = ring::create().unwrap();
     // The index of the ring that the device reads: no multiple of anything.
     rustix::io::pwrite(&memory, &0x1234_5677u32.to_ne_bytes(), 0).unwrap();
@@ -695,6 +703,74 @@ fn a_ring_that_makes_no_sense_is_given_up() {
 }
 
 #[test]
+fn a_guest_sends_from_the_devices_address_alone() {
+    for any_source in [false, true] {
+        let directory = Process::directory(if any_source {
+            "any-source"
+        } else {
+            "own-source"
+        });
+        let uplink = directory.join("uplink");
+        let fabric = UnixListener::bind(&uplink).unwrap();
+        let mut options = vec!["--uplink", uplink.to_str().unwrap()];
+        if any_source {
+            options.push("--any-source-mac");
+        }
+        let process = Process::start_in(directory, &options);
+        let (mut wire, _) = fabric.accept().unwrap();
+        wire.set_read_timeout(Some(DEADLINE)).unwrap();
+        let mut reader = Reader::new();
+        assert_eq!(
+            message(&mut wire, &mut reader),
+            Message::Hello { any_source }
+        );
+        let mut vm = connect(&process.path("net"));
+        let mut forged = frame([2; 6], 1);
+        forged[6..12].copy_from_slice(&[0x52, 0x54, 0, 0xfe, 0, 9]);
+        send(&mut vm, &forged);
+        send(&mut vm, &frame([2; 6], 2));
+        let first = if any_source { forged } else { frame([2; 6], 2) };
+        assert_eq!(receive(&mut wire), first);
+        let drops = &process.counters()["vm"]["source_drops"];
+        assert_eq!(*drops, u64::from(!any_source));
+    }
+}
+
+#[test]
+fn a_ring_brings_frames_of_its_owner_alone() {
+    for forge_source in [true, false] {
+        let directory = Process::directory(if forge_source { "forged" } else { "astray" });
+        let uplink = directory.join("uplink");
+        let fabric = UnixListener::bind(&uplink).unwrap();
+        let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
+        let _client = process.client();
+        let (mut wire, _) = fabric.accept().unwrap();
+        wire.set_read_timeout(Some(DEADLINE)).unwrap();
+        let mut reader = Reader::new();
+        message(&mut wire, &mut reader);
+        let memory = ring::create().unwrap();
+        let (mut producer, _consumer) = ring::attach(&memory, 0).unwrap();
+        let mut forged = frame(MAC, 1);
+        forged[if forge_source { 11 } else { 5 }] ^= 1;
+        assert!(producer.push(&forged).unwrap());
+        let grant = Message::Grant {
+            shortcut: 4,
+            side: 1,
+            peer: Mac([2; 6]),
+        };
+        let mut writer = Writer::new(1 << 16);
+        writer.push_always(&grant.to_frame(Mac([2; 6])));
+        writer.push_always(&Message::Open(4).to_frame(Mac([2; 6])));
+        let [_end, of_device] = wake::pair().unwrap();
+        let mut fds = VecDeque::from([vec![memory, of_device]]);
+        assert!(writer.flush(&mut Sender::new(&wire, &mut fds)).unwrap());
+        assert_eq!(message(&mut wire, &mut reader), Message::Ready(4));
+        assert_eq!(message(&mut wire, &mut reader), Message::Released(4));
+        assert_eq!(process.counters()["shortcuts"]["rx_frames"], 0);
+    }
+}
+
+#[test]
 fn a_neighbour_that_takes_no_signals_does_not_stop_the_device() {
     let directory = Process::directory("deaf");
     let uplink = directory.join("uplink");
@@ -704,7 +780,10 @@ fn a_neighbour_that_takes_no_signals_does_not_stop_the_device() {
     let (mut wire, _) = fabric.accept().unwrap();
     wire.set_read_timeout(Some(DEADLINE)).unwrap();
     let mut reader = Reader::new();
-    assert_eq!(message(&mut wire, &mut reader), Message::Hello);
+    assert_eq!(
+        message(&mut wire, &mut reader),
+        Message::Hello { any_source: false }
+    );
     let memory = ring::create().unwrap();
     let (mut producer, _consumer) = ring::attach(&memory, 0).unwrap();
     let [end, of_device] = wake::pair().unwrap();

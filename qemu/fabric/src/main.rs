@@ -32,6 +32,10 @@ const LINE_LIMIT: usize = 64 * 1024;
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 /// Reads from one port before the others have their turn.
 const READS_PER_TURN: usize = 4;
+/// How long connections wait when there are no descriptors for them.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Control connections at a time.
+const CLIENT_LIMIT: usize = 64;
 /// Who the switch is where it speaks itself.
 const OWN_ADDRESS: Mac = Mac([0x02, 0xfe, 0, 0, 0, 0]);
 
@@ -82,14 +86,19 @@ struct Options {
     /// capture, fault or partition
     #[arg(long)]
     no_shortcuts: bool,
+    /// Let every port send from every Ethernet address: without it the address
+    /// of a device is its own, and it sends from no other unless it was started
+    /// with the same option
+    #[arg(long)]
+    any_source_mac: bool,
 }
 
 struct Port {
     stream: UnixStream,
     reader: Reader,
     writer: Writer,
-    /// Descriptors that came from the port; only that there were some matters.
-    received: VecDeque<OwnedFd>,
+    /// A descriptor came from the port.
+    sent_descriptor: bool,
     /// Descriptors of the grants that wait in `writer`.
     grants: VecDeque<Vec<OwnedFd>>,
     /// What went past the switch, by shortcuts that are gone.
@@ -314,17 +323,26 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         signal_hook::low_level::pipe::register(signal, signal_end.try_clone()?)?;
     }
     let mut switch = Switch::new(options.seed, faults);
+    if options.any_source_mac {
+        switch.allow_any_source();
+    }
     let mut clients: Vec<ControlClient> = Vec::new();
+    // Until when nobody can connect, since there are no descriptors left.
+    let mut full_until: Option<Instant> = None;
     let start = Instant::now();
     let now = || start.elapsed().as_nanos() as u64;
 
     loop {
         let due = [switch.next_timeout(), ports.broker.next_timeout()];
+        full_until = full_until.filter(|until| *until > Instant::now());
         let timeout = due
             .into_iter()
             .flatten()
             .min()
-            .map(|due| Duration::from_nanos(due.saturating_sub(now())));
+            .map(|due| Duration::from_nanos(due.saturating_sub(now())))
+            .into_iter()
+            .chain(full_until.map(|until| until.saturating_duration_since(Instant::now())))
+            .min();
         if timeout.is_none_or(|timeout| !timeout.is_zero()) {
             ports.flush_capture();
         }
@@ -334,13 +352,14 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             control.as_ref(),
             &ports,
             &clients,
+            full_until.is_none(),
             timeout,
         )?;
         if ready.signal {
             return Ok(());
         }
         if ready.listener {
-            accept(&listener, |stream| {
+            let room = accept(&listener, |stream| {
                 // A smaller buffer only costs system calls.
                 let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
                 let id = switch.attach();
@@ -348,23 +367,31 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                     stream,
                     reader: Reader::new(),
                     writer: Writer::new(PORT_QUEUE),
-                    received: VecDeque::new(),
+                    sent_descriptor: false,
                     grants: VecDeque::new(),
                     past: Traffic::default(),
                     gone: false,
                 };
                 ports.ports.insert(id, port);
             })?;
+            if !room {
+                full_until = Some(Instant::now() + ACCEPT_AGAIN);
+            }
         }
         if let (true, Some(control)) = (ready.control, &control) {
-            accept(control, |stream| {
-                clients.push(ControlClient {
-                    stream,
-                    pending: Vec::new(),
-                    answer: None,
-                    gone: false,
-                });
+            let room = accept(control, |stream| {
+                if clients.len() < CLIENT_LIMIT {
+                    clients.push(ControlClient {
+                        stream,
+                        pending: Vec::new(),
+                        answer: None,
+                        gone: false,
+                    });
+                }
             })?;
+            if !room {
+                full_until = Some(Instant::now() + ACCEPT_AGAIN);
+            }
         }
         for id in ready.readable {
             read_port(id, &mut switch, &mut ports, now());
@@ -424,17 +451,20 @@ fn wait(
     control: Option<&Listener>,
     ports: &Ports,
     clients: &[ControlClient],
+    accepting: bool,
     timeout: Option<Duration>,
 ) -> io::Result<Ready> {
+    let connections = if accepting {
+        PollFlags::IN
+    } else {
+        PollFlags::empty()
+    };
     let mut fds = vec![
         PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-        PollFd::from_borrowed_fd(listener.get().as_fd(), PollFlags::IN),
+        PollFd::from_borrowed_fd(listener.get().as_fd(), connections),
     ];
     if let Some(control) = control {
-        fds.push(PollFd::from_borrowed_fd(
-            control.get().as_fd(),
-            PollFlags::IN,
-        ));
+        fds.push(PollFd::from_borrowed_fd(control.get().as_fd(), connections));
     }
     let first_client = fds.len();
     for client in clients {
@@ -480,7 +510,10 @@ fn wait(
     })
 }
 
-fn accept(listener: &Listener, mut each: impl FnMut(UnixStream)) -> io::Result<()> {
+/// Accepts all connections; `false` if there were no descriptors for one, which
+/// then waits. Whoever connects too often must not end the switch for all.
+fn accept(listener: &Listener, mut each: impl FnMut(UnixStream)) -> io::Result<bool> {
+    use rustix::io::Errno;
     loop {
         match listener.get().accept() {
             Ok((stream, _)) => {
@@ -495,7 +528,14 @@ fn accept(listener: &Listener, mut each: impl FnMut(UnixStream)) -> io::Result<(
                         | io::ErrorKind::ConnectionAborted
                 ) =>
             {
-                return Ok(());
+                return Ok(true);
+            }
+            Err(error)
+                if [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM]
+                    .iter()
+                    .any(|none| error.raw_os_error() == Some(none.raw_os_error())) =>
+            {
+                return Ok(false);
             }
             Err(error) => return Err(error),
         }
@@ -509,8 +549,11 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
         return;
     };
     'turn: for _ in 0..READS_PER_TURN {
-        let mut receiver = Receiver::new(&port.stream, &mut port.received);
-        match port.reader.fill(&mut receiver) {
+        let mut received = VecDeque::new();
+        let mut receiver = Receiver::new(&port.stream, &mut received);
+        let filled = port.reader.fill(&mut receiver);
+        port.sent_descriptor |= !received.is_empty();
+        match filled {
             Ok(0) => {
                 port.gone = true;
                 break;
@@ -519,7 +562,10 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
                 match port.reader.next_frame() {
                     Ok(Some(frame)) if is_message(frame) => {
                         if let Some((source, message)) = Message::parse(frame) {
-                            let with_fd = !port.received.is_empty();
+                            let with_fd = port.sent_descriptor;
+                            if let (Message::Hello { any_source }, true) = (message, with_fd) {
+                                switch.claim(id, source, any_source);
+                            }
                             ports.broker.message(id, source, message, with_fd, now);
                         }
                     }
@@ -529,7 +575,8 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
                             let destination = frame.first_chunk().map(|mac| Mac(*mac));
                             if let Some(destination) = destination {
                                 if let Some(to) = switch.port_of(&destination) {
-                                    ports.broker.seen(id, to, destination);
+                                    let behind = |address: &Mac| switch.port_of(address);
+                                    ports.broker.seen(id, to, destination, behind);
                                 }
                             }
                         }

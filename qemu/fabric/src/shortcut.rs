@@ -13,7 +13,7 @@
 //!
 //! | message | from, to | meaning |
 //! |---|---|---|
-//! | hello | port | this port can use shortcuts; comes with a descriptor, which a guest behind a port cannot send |
+//! | hello | port | this port is a device, with this address, and can use shortcuts; comes with a descriptor, which a guest behind a port cannot send |
 //! | grant | switch | rings to another port, as two descriptors: the memory, and this port's end of the [sockets](crate::wake) by which both wake each other |
 //! | ready | port | all frames from here on to that port are in the ring |
 //! | open | switch, to the other port | all frames before the ring's first are behind you: begin to read it |
@@ -54,7 +54,11 @@ pub type ShortcutId = u32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Message {
-    Hello,
+    Hello {
+        /// Frames from other addresses than the device's come as well, and its
+        /// own may show up elsewhere (see [`crate::switch`]).
+        any_source: bool,
+    },
     Grant {
         shortcut: ShortcutId,
         /// Which of the two sides of the rings is this port's: 0 or 1.
@@ -80,7 +84,7 @@ impl Message {
     /// The message as a frame from `source`.
     pub fn to_frame(self, source: Mac) -> [u8; LENGTH] {
         let (kind, id, side, peer) = match self {
-            Self::Hello => (0, 0, 0, None),
+            Self::Hello { any_source } => (0, 0, any_source.into(), None),
             Self::Grant {
                 shortcut,
                 side,
@@ -115,7 +119,9 @@ impl Message {
         let source = Mac(*frame.get(6..)?.first_chunk()?);
         let id = u32::from_be_bytes([*a, *b, *c, *d]);
         let message = match kind {
-            0 => Self::Hello,
+            0 if *side < 2 => Self::Hello {
+                any_source: *side == 1,
+            },
             1 if *side < 2 => Self::Grant {
                 shortcut: id,
                 side: *side,
@@ -242,13 +248,23 @@ impl Broker {
     }
 
     /// A RoCEv2 frame went from one port to another. `to` is where its
-    /// destination is known to be.
-    pub fn seen(&mut self, from: PortId, to: PortId, destination: Mac) {
+    /// destination is known to be; `behind` tells that of any address.
+    pub fn seen(
+        &mut self,
+        from: PortId,
+        to: PortId,
+        destination: Mac,
+        behind: impl Fn(&Mac) -> Option<PortId>,
+    ) {
         let pair = (from.min(to), from.max(to));
         let (Some(&own), Some(&peer)) = (self.ports.get(&from), self.ports.get(&to)) else {
             return;
         };
         if !self.allowed || from == to || destination != peer || self.barred.contains(&pair) {
+            return;
+        }
+        // A port that only says that it has an address gets nobody's frames.
+        if behind(&own) != Some(from) || behind(&peer) != Some(to) {
             return;
         }
         if self.seen.len() >= MAX_PAIRS && !self.seen.contains_key(&pair) {
@@ -306,7 +322,7 @@ impl Broker {
         now: u64,
     ) {
         match message {
-            Message::Hello if with_fd && !source.is_group() => {
+            Message::Hello { .. } if with_fd && !source.is_group() => {
                 // A port says once what it is.
                 self.ports.entry(port).or_insert(source);
             }
@@ -480,8 +496,15 @@ impl Broker {
 mod tests {
     use super::*;
 
+    const HELLO: Message = Message::Hello { any_source: false };
+
     fn mac(number: u8) -> Mac {
         Mac([0x52, 0x54, 0, 0xfe, 0, number])
+    }
+
+    /// Where the addresses are, in most of these tests.
+    fn behind(mac: &Mac) -> Option<PortId> {
+        Some(mac.0[5].into())
     }
 
     /// Ports 1 and 2 that can use shortcuts.
@@ -489,7 +512,7 @@ mod tests {
         let mut broker = Broker::default();
         broker.allow(true, 0);
         for port in [1u8, 2] {
-            broker.message(port.into(), mac(port), Message::Hello, true, 0);
+            broker.message(port.into(), mac(port), HELLO, true, 0);
         }
         broker
     }
@@ -498,7 +521,7 @@ mod tests {
         let mut broker = broker();
         for _ in 0..THRESHOLD {
             assert!(broker.actions().is_empty());
-            broker.seen(1, 2, mac(2));
+            broker.seen(1, 2, mac(2), behind);
         }
         assert_eq!(broker.actions(), [Action::Grant(0)]);
         assert_eq!(broker.ends(0), Some([(1, mac(1)), (2, mac(2))]));
@@ -512,8 +535,8 @@ mod tests {
 
     fn many(broker: &mut Broker) -> Vec<Action> {
         for _ in 0..10 * THRESHOLD {
-            broker.seen(1, 2, mac(2));
-            broker.seen(2, 1, mac(1));
+            broker.seen(1, 2, mac(2), behind);
+            broker.seen(2, 1, mac(1), behind);
         }
         broker.actions()
     }
@@ -521,7 +544,8 @@ mod tests {
     #[test]
     fn messages_survive_the_wire_and_nonsense_does_not() {
         for message in [
-            Message::Hello,
+            HELLO,
+            Message::Hello { any_source: true },
             Message::Grant {
                 shortcut: 0x0102_0304,
                 side: 1,
@@ -541,7 +565,7 @@ mod tests {
                 let _ = Message::parse(&frame[..length]);
             }
         }
-        let mut frame = Message::Hello.to_frame(mac(1));
+        let mut frame = HELLO.to_frame(mac(1));
         frame[19] = 8;
         assert_eq!(Message::parse(&frame), None);
         frame[5] = 0;
@@ -569,18 +593,29 @@ mod tests {
     fn nobody_else_gets_one() {
         let mut broker = broker();
         // A guest cannot send a descriptor.
-        broker.message(3, mac(3), Message::Hello, false, 0);
+        broker.message(3, mac(3), HELLO, false, 0);
         for _ in 0..10 * THRESHOLD {
-            broker.seen(1, 3, mac(3));
-            broker.seen(3, 1, mac(1));
+            broker.seen(1, 3, mac(3), behind);
+            broker.seen(3, 1, mac(1), behind);
             // An address behind a device that is not its own.
-            broker.seen(1, 2, mac(7));
-            broker.seen(1, 1, mac(1));
+            broker.seen(1, 2, mac(7), behind);
+            broker.seen(1, 1, mac(1), behind);
         }
         assert_eq!(broker.actions(), []);
         broker.allow(false, 0);
         assert_eq!(many(&mut broker), []);
         assert!(broker.settled());
+    }
+
+    #[test]
+    fn who_says_that_it_has_anothers_address_gets_no_frames_for_it() {
+        let mut broker = broker();
+        // Port 3 calls itself by the address of port 2.
+        broker.message(3, mac(2), HELLO, true, 0);
+        for _ in 0..10 * THRESHOLD {
+            broker.seen(3, 1, mac(1), behind);
+        }
+        assert_eq!(broker.actions(), []);
     }
 
     #[test]
@@ -662,9 +697,9 @@ mod tests {
         assert_eq!(many(&mut broker), []);
         // One that comes anew is somebody else.
         broker.detach(2, 0);
-        broker.message(3, mac(2), Message::Hello, true, 0);
+        broker.message(3, mac(2), HELLO, true, 0);
         for _ in 0..THRESHOLD {
-            broker.seen(1, 3, mac(2));
+            broker.seen(1, 3, mac(2), |mac| Some(if mac.0[5] == 2 { 3 } else { 1 }));
         }
         assert_eq!(broker.actions(), [Action::Grant(1)]);
     }

@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The learning switch.
+//!
+//! A port of a device says which address it has ([`Switch::claim`]), and that
+//! address is then the device's as long as the port is there: nobody else's
+//! frames may come from it, and the device's from no other. So no guest can
+//! take another's address, and with it another's frames. A device that was told
+//! to can leave this (`any_source`): frames of bridges and virtual interfaces
+//! in its guest come from other addresses, and those are learned as they are
+//! behind a plain port, if they are no device's. Its own address is then learned
+//! too: an interface that takes over for another sends from it elsewhere.
 
 use crate::fault::{FaultCounters, Faults, Line};
 use serde::{Deserialize, Serialize};
@@ -9,6 +18,8 @@ use std::str::FromStr;
 
 /// Addresses remembered at most; beyond that frames are flooded.
 const TABLE_LIMIT: usize = 4096;
+/// Addresses learned behind one port at most, so that none uses up the table.
+const PORT_LIMIT: usize = 256;
 
 /// An Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,11 +94,23 @@ pub struct PortCounters {
     pub queue_drops: u64,
     /// Frames that a partition kept from leaving by the port.
     pub partition_drops: u64,
+    /// Frames that came in from an address that is not the port's.
+    pub source_drops: u64,
+}
+
+/// What the device behind a port says of itself.
+#[derive(Debug, Clone, Copy)]
+struct Claim {
+    address: Mac,
+    any_source: bool,
 }
 
 struct Port {
     line: Line,
     counters: PortCounters,
+    claim: Option<Claim>,
+    /// Addresses learned behind it, its own not counted.
+    learned: usize,
 }
 
 /// Where frames go that leave the switch.
@@ -105,6 +128,10 @@ pub struct Switch {
     next_port: PortId,
     ports: BTreeMap<PortId, Port>,
     table: HashMap<Mac, PortId>,
+    /// Addresses of devices, and which port has them: the first that said so.
+    holders: HashMap<Mac, PortId>,
+    /// All ports may send from all addresses.
+    any_source: bool,
     partitions: Vec<(Side, Option<Side>)>,
     moved: bool,
 }
@@ -116,6 +143,8 @@ pub struct PortReport {
     pub port: PortId,
     /// Addresses seen behind it.
     pub addresses: Vec<String>,
+    /// The address that is this port's alone.
+    pub own_address: Option<String>,
     /// Its traffic.
     #[serde(flatten)]
     pub counters: PortCounters,
@@ -132,9 +161,17 @@ impl Switch {
             next_port: 0,
             ports: BTreeMap::new(),
             table: HashMap::new(),
+            holders: HashMap::new(),
+            any_source: false,
             partitions: Vec::new(),
             moved: false,
         }
+    }
+
+    /// Lets all ports send from all addresses, as a switch without port
+    /// security does.
+    pub fn allow_any_source(&mut self) {
+        self.any_source = true;
     }
 
     /// Adds a port.
@@ -146,15 +183,95 @@ impl Switch {
             Port {
                 line: Line::new(self.seed, id),
                 counters: PortCounters::default(),
+                claim: None,
+                learned: 0,
             },
         );
         id
     }
 
+    /// A device behind `port` has this address. If another has it already it
+    /// comes next, when that is gone. A port says this once.
+    pub fn claim(&mut self, port: PortId, address: Mac, any_source: bool) {
+        let Some(of) = self.ports.get_mut(&port) else {
+            return;
+        };
+        if of.claim.is_none() && !address.is_group() {
+            of.claim = Some(Claim {
+                address,
+                any_source,
+            });
+            self.give(address);
+        }
+    }
+
+    /// Gives an address that nobody holds to the first port that wants it.
+    fn give(&mut self, address: Mac) {
+        if self.holders.contains_key(&address) {
+            return;
+        }
+        let wants = |port: &Port| port.claim.is_some_and(|claim| claim.address == address);
+        let Some((&holder, _)) = self.ports.iter().find(|(_, port)| wants(port)) else {
+            return;
+        };
+        self.unlearn(&address);
+        self.holders.insert(address, holder);
+        self.table.insert(address, holder);
+        self.moved = true;
+    }
+
+    /// Whether frames from `source` may come in by `port`.
+    fn admits(&self, port: PortId, source: &Mac) -> bool {
+        let claim = |port: PortId| self.ports.get(&port)?.claim;
+        let free = claim(port).is_none_or(|claim| claim.any_source);
+        match self.holders.get(source) {
+            _ if self.any_source => true,
+            Some(&holder) if holder == port => true,
+            Some(&holder) => free && claim(holder).is_some_and(|claim| claim.any_source),
+            None => free,
+        }
+    }
+
+    /// An address is behind `port` now.
+    fn learn(&mut self, address: Mac, port: PortId) {
+        let known = self.table.get(&address).copied();
+        if known == Some(port) {
+            return;
+        }
+        self.moved |= known.is_some();
+        self.unlearn(&address);
+        let Some(of) = self.ports.get_mut(&port) else {
+            return;
+        };
+        if self.holders.get(&address) == Some(&port) {
+            self.table.insert(address, port);
+        } else if of.learned < PORT_LIMIT && self.table.len() < TABLE_LIMIT {
+            of.learned += 1;
+            self.table.insert(address, port);
+        }
+    }
+
+    fn unlearn(&mut self, address: &Mac) {
+        let Some(old) = self.table.remove(address) else {
+            return;
+        };
+        if self.holders.get(address) != Some(&old) {
+            if let Some(old) = self.ports.get_mut(&old) {
+                old.learned = old.learned.saturating_sub(1);
+            }
+        }
+    }
+
     /// Removes a port with the addresses behind it and what it had under way.
     pub fn detach(&mut self, port: PortId) {
-        self.ports.remove(&port);
+        let claim = self.ports.remove(&port).and_then(|port| port.claim);
         self.table.retain(|_, behind| *behind != port);
+        if let Some(Claim { address, .. }) = claim {
+            if self.holders.get(&address) == Some(&port) {
+                self.holders.remove(&address);
+                self.give(address);
+            }
+        }
     }
 
     /// The port behind which an address was seen last.
@@ -216,14 +333,18 @@ impl Switch {
         let mut address = [0; 6];
         address.copy_from_slice(source);
         let source = Mac(address);
-        if !source.is_group() {
-            if let Some(behind) = self.table.get_mut(&source) {
-                self.moved |= *behind != port;
-                *behind = port;
-            } else if self.table.len() < TABLE_LIMIT {
-                self.table.insert(source, port);
+        if !self.admits(port, &source) {
+            if let Some(from) = self.ports.get_mut(&port) {
+                from.counters.source_drops += 1;
             }
+            return;
         }
+        if !source.is_group() {
+            self.learn(source, port);
+        }
+        let Some(from) = self.ports.get_mut(&port) else {
+            return;
+        };
         if self.faults.none() && from.line.next_timeout().is_none() {
             self.forward(port, frame, output);
             return;
@@ -278,6 +399,10 @@ impl Switch {
                 PortReport {
                     port: *id,
                     addresses: addresses.iter().map(Mac::to_string).collect(),
+                    own_address: port
+                        .claim
+                        .filter(|claim| self.holders.get(&claim.address) == Some(id))
+                        .map(|claim| claim.address.to_string()),
                     counters: port.counters,
                     faults: port.line.counters,
                 }
@@ -450,10 +575,15 @@ mod tests {
     #[test]
     fn the_table_is_bounded() {
         let (mut switch, mut sink) = three();
-        for n in 0..TABLE_LIMIT as u32 + 100 {
+        // By more ports than there is room for what each may have.
+        let ports = (TABLE_LIMIT / PORT_LIMIT) as u32 + 2;
+        for port in 3..ports {
+            assert_eq!(switch.attach(), PortId::from(port));
+        }
+        for n in 0..ports * PORT_LIMIT as u32 {
             let mut spoof = frame(1, 0);
             spoof[8..12].copy_from_slice(&n.to_be_bytes());
-            switch.receive(0, &spoof, 0, &mut sink);
+            switch.receive(PortId::from(n % ports), &spoof, 0, &mut sink);
         }
         assert_eq!(switch.table.len(), TABLE_LIMIT);
     }
@@ -466,6 +596,108 @@ mod tests {
         assert_eq!(sink.ports(), [2]);
         assert_eq!(switch.report()[1].counters.queue_drops, 1);
         assert_eq!(switch.report()[2].counters.tx_frames, 1);
+    }
+
+    fn mac(number: u8) -> Mac {
+        Mac([0x52, 0x54, 0, 0, 0, number])
+    }
+
+    #[test]
+    fn nobody_sends_from_the_address_of_a_device() {
+        let (mut switch, mut sink) = three();
+        // Port 2 was first to use the address; it is port 0's all the same.
+        switch.receive(2, &frame(9, 1), 0, &mut sink);
+        switch.claim(0, mac(1), false);
+        switch.claim(1, mac(2), false);
+        assert!(switch.take_moved());
+        sink.ports();
+        for thief in [1, 2] {
+            switch.receive(thief, &frame(9, 1), 0, &mut sink);
+            assert!(sink.ports().is_empty());
+            assert_eq!(switch.port_of(&mac(1)), Some(0));
+        }
+        assert!(!switch.take_moved());
+        assert_eq!(switch.report()[1].counters.source_drops, 1);
+        assert_eq!(switch.report()[2].counters.source_drops, 1);
+        // Nor does a device send from an address that is nobody's, or a group's.
+        let mut group = frame(1, 9);
+        group[6] |= 1;
+        switch.receive(1, &frame(1, 9), 0, &mut sink);
+        switch.receive(1, &group, 0, &mut sink);
+        assert!(sink.ports().is_empty());
+        switch.receive(2, &frame(1, 9), 0, &mut sink);
+        switch.receive(1, &frame(1, 2), 0, &mut sink);
+        assert_eq!(sink.ports(), [0, 0]);
+    }
+
+    #[test]
+    fn an_address_is_of_the_first_that_has_it_until_it_leaves() {
+        let (mut switch, _) = three();
+        switch.claim(1, mac(1), false);
+        // A lower number is no right, nor is a second thought.
+        switch.claim(0, mac(1), false);
+        switch.claim(0, mac(2), false);
+        switch.claim(2, mac(1), true);
+        assert_eq!(switch.port_of(&mac(1)), Some(1));
+        assert_eq!(switch.port_of(&mac(2)), None);
+        let own = |switch: &Switch, port: usize| switch.report()[port].own_address.clone();
+        assert_eq!(own(&switch, 0), None);
+        assert_eq!(own(&switch, 1).as_deref(), Some("52:54:00:00:00:01"));
+        switch.detach(1);
+        assert_eq!(switch.port_of(&mac(1)), Some(0));
+        switch.detach(0);
+        assert_eq!(switch.port_of(&mac(1)), Some(2));
+        switch.detach(2);
+        assert_eq!(switch.port_of(&mac(1)), None);
+    }
+
+    #[test]
+    fn who_leaves_it_may_send_from_addresses_that_are_no_devices() {
+        let (mut switch, mut sink) = three();
+        switch.claim(0, mac(1), true);
+        switch.claim(1, mac(2), false);
+        switch.claim(2, mac(3), true);
+        // A bridge in the guest.
+        switch.receive(0, &frame(2, 77), 0, &mut sink);
+        assert_eq!(sink.ports(), [1]);
+        assert_eq!(switch.port_of(&mac(77)), Some(0));
+        switch.receive(0, &frame(2, 2), 0, &mut sink);
+        assert!(sink.ports().is_empty());
+        // A bond that goes over to its other card.
+        switch.receive(2, &frame(2, 1), 0, &mut sink);
+        assert_eq!(sink.ports(), [1]);
+        assert_eq!(switch.port_of(&mac(1)), Some(2));
+        switch.receive(0, &frame(2, 1), 0, &mut sink);
+        assert_eq!(switch.port_of(&mac(1)), Some(0));
+        // One that keeps to the rule cannot take it.
+        switch.receive(1, &frame(9, 1), 0, &mut sink);
+        assert_eq!(switch.port_of(&mac(1)), Some(0));
+    }
+
+    #[test]
+    fn one_port_does_not_use_up_the_table() {
+        let (mut switch, mut sink) = three();
+        let from = |number: u16| {
+            let mut frame = frame(9, 0);
+            frame[10..12].copy_from_slice(&number.to_be_bytes());
+            frame[8] = 7;
+            frame
+        };
+        for number in 0..2000 {
+            switch.receive(0, &from(number), 0, &mut sink);
+        }
+        assert_eq!(switch.report()[0].addresses.len(), PORT_LIMIT);
+        // Those that move count where they are.
+        for number in 0..10 {
+            switch.receive(1, &from(number), 0, &mut sink);
+        }
+        for number in 1000..2000 {
+            switch.receive(0, &from(number), 0, &mut sink);
+        }
+        assert_eq!(switch.report()[0].addresses.len(), PORT_LIMIT);
+        assert_eq!(switch.report()[1].addresses.len(), 10);
+        switch.claim(0, mac(1), true);
+        assert_eq!(switch.port_of(&mac(1)), Some(0));
     }
 
     #[test]

@@ -189,6 +189,46 @@ fn a_port_that_does_not_read_loses_frames_and_stops_nobody() {
 }
 
 #[test]
+fn too_many_connections_and_descriptors_end_nothing() {
+    // A shell that lets the fabric have few descriptors.
+    let directory = std::env::temp_dir().join(format!("ferrite-fabric-{}-few", std::process::id()));
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).unwrap();
+    let child = Command::new("sh")
+        .args(["-c", "ulimit -n 40; exec \"$@\"", "sh"])
+        .arg(env!("CARGO_BIN_EXE_ferrite-fabric"))
+        .arg("--listen")
+        .arg(directory.join("listen"))
+        .arg("--control")
+        .arg(directory.join("control"))
+        .spawn()
+        .unwrap();
+    let mut fabric = Fabric { child, directory };
+    let (mut a, mut b) = (fabric.connect(), fabric.connect());
+    fabric.wait_for_ports(2);
+    // Descriptors that nobody asked for are not kept.
+    for _ in 0..100 {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let mut fds = VecDeque::from([vec![fd]]);
+        let mut writer = Writer::new(1 << 16);
+        assert!(writer.push(&frame(2, 1, 1)));
+        assert!(writer.flush(&mut Sender::new(&a, &mut fds)).unwrap());
+    }
+    let mut reader = Reader::new();
+    for _ in 0..100 {
+        receive(&mut b, &mut reader);
+    }
+    let many: Vec<UnixStream> = (0..60).map(|_| fabric.connect()).collect();
+    for _ in 0..100 {
+        send(&mut a, &frame(2, 1, 2));
+        while receive(&mut b, &mut reader) != frame(2, 1, 2) {}
+    }
+    assert!(fabric.child.try_wait().unwrap().is_none());
+    drop(many);
+    fabric.wait_for_ports(2);
+}
+
+#[test]
 fn bad_options_are_named() {
     let run = |options: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_ferrite-fabric"))
@@ -231,7 +271,7 @@ impl Capable {
             fds.push_back(vec![token]);
         }
         let mut writer = Writer::new(1 << 16);
-        writer.push_always(&Message::Hello.to_frame(mac));
+        writer.push_always(&Message::Hello { any_source: false }.to_frame(mac));
         let mut sender = Sender::new(&port.stream, &mut fds);
         assert!(writer.flush(&mut sender).unwrap());
         // The switch learns where it is.
@@ -378,6 +418,66 @@ fn devices_share_memory_until_somebody_wants_to_see_the_frames() {
     assert_eq!(a.message(), Message::Close(again));
     a.say(Message::Closed(again));
     until(|| shortcuts_in_use(&fabric) == 0);
+}
+
+#[test]
+fn a_guest_cannot_take_the_address_of_a_device() {
+    let fabric = Fabric::start("thief", &[]);
+    fabric.wait_for_ports(0);
+    let (mut a, mut b) = (
+        Capable::new(&fabric, 1, true),
+        Capable::new(&fabric, 2, true),
+    );
+    let mut thief = fabric.connect();
+    // A device that calls itself by the address of another.
+    let mut liar = Capable::new(&fabric, 1, true);
+    fabric.wait_for_ports(4);
+    until(|| {
+        let stats = fabric.control(r#"{"cmd":"stats"}"#);
+        let own = |port: usize| stats["ports"][port]["own_address"].is_string();
+        own(0) && own(1)
+    });
+    for _ in 0..4 {
+        a.send(&roce(2, 1));
+    }
+    let (id, _, _) = a.granted(b.mac);
+    assert_eq!(b.granted(a.mac).0, id);
+    for _ in 0..20 {
+        send(&mut thief, &frame(2, 1, 66));
+        liar.send(&roce(2, 1));
+    }
+    until(|| {
+        let stats = fabric.control(r#"{"cmd":"stats"}"#);
+        let drops = |port: usize| stats["ports"][port]["source_drops"].as_u64().unwrap();
+        drops(2) == 20 && drops(3) == 21
+    });
+    // The shortcut is there, and the victim's frames come to the victim.
+    assert_eq!(shortcuts_in_use(&fabric), 1);
+    b.send(&frame(1, 2, 9));
+    loop {
+        let received = a.receive();
+        assert!(!is_message(&received), "{:?}", Message::parse(&received));
+        if received == frame(1, 2, 9) {
+            break;
+        }
+    }
+    // When the device has left, another may have its address.
+    drop(a);
+    until(|| fabric.control(r#"{"cmd":"stats"}"#)["ports"][2]["own_address"].is_string());
+}
+
+#[test]
+fn port_security_can_be_left_out() {
+    let fabric = Fabric::start("any-source", &["--any-source-mac"]);
+    fabric.wait_for_ports(0);
+    let (_a, mut b) = (
+        Capable::new(&fabric, 1, true),
+        Capable::new(&fabric, 2, true),
+    );
+    let mut other = fabric.connect();
+    fabric.wait_for_ports(3);
+    send(&mut other, &frame(2, 1, 5));
+    while b.receive() != frame(2, 1, 5) {}
 }
 
 #[test]

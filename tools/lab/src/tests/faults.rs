@@ -31,6 +31,12 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
+/// On the stock kernel.
+pub const NEIGHBOURS: &[VmTest] = &[VmTest::new(
+    "a guest cannot take its neighbour's address",
+    stolen_address,
+)];
+
 /// Packets the adapter has sent, whichever way they went to the peer.
 fn packets_sent(cluster: &Cluster, index: usize) -> Result<u64> {
     let counters = cluster.counters(index)?;
@@ -140,5 +146,54 @@ fn link_follows_interface(cluster: &Cluster) -> Result<()> {
         two.ip()
     ))?;
     super::wait_active(two)?;
+    still_works(cluster)
+}
+
+/// While the two exchange messages, the second sends frames from the first's address: a switch that
+/// learned from them would send the first's frames to the second.
+fn stolen_address(cluster: &Cluster) -> Result<()> {
+    const FORGED: u64 = 200;
+    let (one, two) = cluster.two()?;
+    let time = Duration::from_secs(120);
+    let program = "exec ibv_rc_pingpong -d $dev -g $gid -p 18520 -s 4096 -n 100000000";
+    let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
+    wait_listening(one, 18520)?;
+    let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
+    wait_for_traffic(cluster, 2)?;
+    let granted = || -> Result<serde_json::Value> {
+        Ok(cluster.counters(1)?["shortcuts"]["granted"].clone())
+    };
+    let before = granted()?;
+    two.sh(&format!(
+        r#"python3 -c '
+import socket
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(("eth0", 0))
+forged = bytes.fromhex("{}".replace(":", ""))
+for n in range({FORGED}):
+    s.send(b"\xff" * 6 + forged + b"\x88\xb6" + bytes(46))
+'"#,
+        crate::vm::mac(1)
+    ))?;
+    let dropped = wait_until(Instant::now() + Duration::from_secs(30), || {
+        Ok(cluster.counters(2)?["vm"]["source_drops"].as_u64() >= Some(FORGED))
+    })?;
+    if !dropped {
+        bail!("the device lets them pass: {}", cluster.counters(2)?);
+    }
+    wait_for_traffic(cluster, 1)?;
+    wait_for_traffic(cluster, 2)?;
+    if granted()? != before {
+        bail!("the shortcut was taken away");
+    }
+    for running in [&client, &server] {
+        if let Some(outcome) = running.ended() {
+            bail!("a program ended: {outcome:?}");
+        }
+    }
+    client.signal(libc::SIGKILL)?;
+    client.wait()?;
+    server.signal(libc::SIGKILL)?;
+    server.wait()?;
     still_works(cluster)
 }

@@ -77,7 +77,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
-            tests: &[basics::STOCK],
+            tests: &[basics::STOCK, faults::NEIGHBOURS],
         },
         Group {
             name: "clients",
