@@ -161,7 +161,7 @@ layout! {
 
     /// The part for window binds; no scatter/gather entries follow. Zero length unbinds.
     pub struct BindPart: 48 {
-        /// The window's present tag.
+        /// The window's tag, of any instance.
         0 => window: u32,
         /// The tag it has afterwards: same index.
         4 => new_window: u32,
@@ -260,6 +260,73 @@ pub const fn blocks_for(opcode: SendOpcode, datagram: bool, payload_bytes: usize
     let bytes = core::mem::size_of::<SendHeader>() + opcode_part(opcode, datagram) + payload_bytes;
     bytes.div_ceil(BLOCK_SIZE)
 }
+
+/// Whether a list of scatter/gather entries belongs to a work request of this kind. The others have
+/// all they need in their part, or bring a few bytes along.
+pub const fn has_entries(opcode: SendOpcode) -> bool {
+    match opcode {
+        SendOpcode::Send
+        | SendOpcode::SendImmediate
+        | SendOpcode::SendInvalidate
+        | SendOpcode::Write
+        | SendOpcode::WriteImmediate
+        | SendOpcode::Read
+        | SendOpcode::CompareSwap
+        | SendOpcode::FetchAdd => true,
+        SendOpcode::LocalInvalidate
+        | SendOpcode::Register
+        | SendOpcode::Bind
+        | SendOpcode::AtomicWrite
+        | SendOpcode::Flush => false,
+    }
+}
+
+/// Bytes of header and part before the entries of that work request with a list where they are most.
+pub const fn longest_before_entries(datagram: bool) -> usize {
+    let opcode = if datagram {
+        SendOpcode::Send
+    } else {
+        SendOpcode::FetchAdd
+    };
+    core::mem::size_of::<SendHeader>() + opcode_part(opcode, datagram)
+}
+
+/// Blocks that are enough for every work request, whatever it does, with up to `sges`
+/// scatter/gather entries or `inline` bytes of data.
+pub const fn blocks_per_request(datagram: bool, sges: usize, inline: usize) -> usize {
+    let entries = longest_before_entries(datagram) + sges * core::mem::size_of::<Sge>();
+    let entries = entries.div_ceil(BLOCK_SIZE);
+    let inline = blocks_for(SendOpcode::Send, datagram, inline);
+    if entries > inline {
+        entries
+    } else {
+        inline
+    }
+}
+
+const _: () = {
+    // What `blocks_per_request` reckons with: no other part before a list is longer than that of an
+    // atomic, none before inline data longer than that of a send, and what has no list fits in a
+    // block.
+    let mut number = 0;
+    while number < u8::MAX {
+        if let Some(opcode) = SendOpcode::from_number(number) {
+            let part = core::mem::size_of::<SendHeader>() + opcode_part(opcode, false);
+            if has_entries(opcode) {
+                assert!(part <= longest_before_entries(false));
+            } else {
+                assert!(part <= BLOCK_SIZE);
+            }
+        }
+        number += 1;
+    }
+    assert!(
+        opcode_part(SendOpcode::Write, false) == opcode_part(SendOpcode::Send, false)
+            && blocks_for(SendOpcode::AtomicWrite, false, 8) == 1
+    );
+    assert!(blocks_per_request(false, MAX_SGE, MAX_INLINE) <= MAX_BLOCKS);
+    assert!(blocks_per_request(true, MAX_SGE, MAX_INLINE) == MAX_BLOCKS);
+};
 
 const _: () = {
     let sges = MAX_SGE * core::mem::size_of::<Sge>();

@@ -146,7 +146,7 @@ impl RingLayout {
     /// The layout for a queue pair of the kernel that can hold `cap`. Receive entries are whole
     /// blocks.
     pub(crate) fn for_kernel(cap: &QpCap, datagram: bool) -> Self {
-        let per_request = wqe::blocks_per_request(
+        let per_request = abi::blocks_per_request(
             datagram,
             cap.max_send_sge as usize,
             cap.max_inline_data as usize,
@@ -250,7 +250,7 @@ impl<S: Copy + Default> WorkRing<S> {
     }
 
     fn has_room(&self, entries: usize) -> bool {
-        entries <= self.slots.len() - self.used() as usize
+        entries <= self.slots.len().saturating_sub(self.used() as usize)
     }
 
     /// Where free-running `index` is in the ring.
@@ -258,10 +258,14 @@ impl<S: Copy + Default> WorkRing<S> {
         (index & self.mask()) as usize
     }
 
+    /// Enters a request that takes so many entries. The first has its slot; in the others nothing
+    /// begins, which is what the default says.
     fn push(&mut self, slot: S, entries: usize) {
-        let at = self.at(self.producer);
-        if let Some(place) = self.slots.get_mut(at) {
-            *place = slot;
+        for n in 0..entries as u32 {
+            let at = self.at(self.producer.wrapping_add(n));
+            if let Some(place) = self.slots.get_mut(at) {
+                *place = if n == 0 { slot } else { S::default() };
+            }
         }
         self.producer = self.producer.wrapping_add(entries as u32);
     }
@@ -289,6 +293,7 @@ impl<S: Copy + Default> WorkRing<S> {
 #[derive(Clone, Copy)]
 struct SendSlot {
     id: u64,
+    /// Zero where no request begins.
     blocks: u8,
     opcode: WcOpcode,
 }
@@ -297,9 +302,19 @@ impl Default for SendSlot {
     fn default() -> Self {
         Self {
             id: 0,
-            blocks: 1,
+            blocks: 0,
             opcode: WcOpcode::Send,
         }
+    }
+}
+
+impl WorkRing<SendSlot> {
+    /// The request that begins at `index` is done, and with it all before; `None` where the device
+    /// has no request that begins there, whatever it says.
+    fn complete(&mut self, index: u32) -> Option<SendSlot> {
+        let slot = self.outstanding(index).filter(|slot| slot.blocks != 0)?;
+        self.consume_to(index.wrapping_add(slot.blocks.into()));
+        Some(slot)
     }
 }
 
@@ -795,9 +810,7 @@ impl FerriteQp {
             rq.consume_to(entry.index.wrapping_add(1));
             (id, WcOpcode::Recv)
         } else {
-            let mut sq = rings.sq.lock();
-            let slot = sq.outstanding(entry.index)?;
-            sq.consume_to(entry.index.wrapping_add(slot.blocks.into()));
+            let slot = rings.sq.lock().complete(entry.index)?;
             (slot.id, slot.opcode)
         };
         let mut wc = Wc::new(
@@ -835,8 +848,7 @@ impl FerriteQp {
         if qp.send_cq().is_some_and(|cq| cq.number() == cqn) {
             let mut sq = rings.sq.lock();
             let oldest = sq.consumer;
-            if let Some(slot) = sq.outstanding(oldest) {
-                sq.consume_to(oldest.wrapping_add(slot.blocks.into()));
+            if let Some(slot) = sq.complete(oldest) {
                 found = Some((slot.id, slot.opcode));
             }
         }
@@ -1364,6 +1376,56 @@ mod tests {
         assert!(ring.has_room(2) && !ring.has_room(3));
         ring.push(14, 1);
         assert_eq!(ring.outstanding(4), Some(14));
+        Ok(())
+    }
+
+    fn request(id: u64, blocks: u8) -> SendSlot {
+        SendSlot {
+            id,
+            blocks,
+            opcode: WcOpcode::Send,
+        }
+    }
+
+    #[test]
+    fn a_send_completes_where_it_begins_and_nowhere_else() -> Result {
+        let mut ring = WorkRing::<SendSlot>::new(8)?;
+        // A round of long requests leaves its traces in the slots.
+        ring.push(request(1, 5), 5);
+        assert!(ring.complete(0).is_some_and(|slot| slot.id == 1));
+        ring.push(request(2, 3), 3);
+        ring.push(request(3, 4), 4);
+        assert!(ring.has_room(1) && !ring.has_room(2));
+        // A device that completes the middle of a request, or what it was never given.
+        for index in [6, 7, 9, 10, 11, 12, 0, u32::MAX] {
+            assert!(ring.complete(index).is_none());
+        }
+        assert_eq!(ring.used(), 7);
+        assert!(ring.complete(8).is_some_and(|slot| slot.id == 3));
+        assert!(ring.complete(5).is_none());
+        assert!(ring.has_room(8) && !ring.has_room(9));
+        Ok(())
+    }
+
+    #[test]
+    fn indices_run_past_the_end_of_their_numbers() -> Result {
+        let mut ring = WorkRing::<SendSlot>::new(8)?;
+        ring.producer = u32::MAX - 20;
+        ring.consumer = ring.producer;
+        for id in 0..20u64 {
+            let start = ring.producer;
+            ring.push(request(id, 3), 3);
+            ring.push(request(id + 100, 4), 4);
+            assert!(ring.has_room(1) && !ring.has_room(2));
+            assert!(ring.complete(start).is_some_and(|slot| slot.id == id));
+            assert!(ring.has_room(4) && !ring.has_room(5));
+            let second = start.wrapping_add(3);
+            assert!(ring
+                .complete(second)
+                .is_some_and(|slot| slot.id == id + 100));
+            assert_eq!(ring.used(), 0);
+        }
+        assert!(ring.producer < 200);
         Ok(())
     }
 }

@@ -5,7 +5,6 @@
 use crate::{
     abi,
     abi::{
-        blocks_for,
         AtomicPart,
         DatagramPart,
         Plain,
@@ -191,22 +190,10 @@ pub(crate) fn write_receive(
     Ok(())
 }
 
-/// Most blocks a work request takes with `sges` entries and `inline` bytes allowed.
-pub(crate) fn blocks_per_request(datagram: bool, sges: usize, inline: usize) -> usize {
-    let payload = (sges * core::mem::size_of::<Sge>()).max(inline);
-    let single = core::mem::size_of::<Sge>();
-    if datagram {
-        return blocks_for(SendOpcode::Send, true, payload);
-    }
-    blocks_for(SendOpcode::Send, false, payload)
-        .max(blocks_for(SendOpcode::Write, false, payload))
-        .max(blocks_for(SendOpcode::FetchAdd, false, single))
-        .max(blocks_for(SendOpcode::Register, false, 0))
-}
-
 #[kunit_tests(ferrite_wqe)]
 mod tests {
     use super::*;
+    use crate::abi::blocks_per_request;
 
     /// What the device sees.
     fn bytes_of(wqe: SendWqe) -> Result<KVec<u8>> {
@@ -319,6 +306,36 @@ mod tests {
         }
         assert_eq!(wqe.blocks(), MAX_BLOCKS);
         assert_eq!(blocks_per_request(true, abi::MAX_SGE, 0), MAX_BLOCKS);
+        Ok(())
+    }
+
+    #[test]
+    fn every_request_takes_no_more_blocks_than_are_reckoned_for_it() -> Result {
+        for sges in 0..=abi::MAX_SGE {
+            for inline in [0, 1, 32, 33, 96, 97, abi::MAX_INLINE] {
+                let most = blocks_per_request(false, sges, inline);
+                let remote = SendWqe::remote(SendOpcode::Read, 0, 0, 0, 0);
+                let atomic = SendWqe::atomic(SendOpcode::FetchAdd, 0, &AtomicPart::zeroed());
+                for mut wqe in [SendWqe::plain(SendOpcode::Send, 0, 0), remote, atomic] {
+                    for number in 0..sges as u32 {
+                        wqe.push_sge(&sge(number))?;
+                    }
+                    assert!(wqe.blocks() <= most);
+                }
+                let remote = SendWqe::remote(SendOpcode::Write, 0, 0, 0, 0);
+                for mut wqe in [SendWqe::plain(SendOpcode::Send, 0, 0), remote] {
+                    wqe.set_inline(|_| Ok(inline))?;
+                    assert!(wqe.blocks() <= most);
+                }
+                assert!(SendWqe::register(0, &RegisterPart::zeroed()).blocks() <= most);
+                let most = blocks_per_request(true, sges, inline);
+                let mut wqe = SendWqe::datagram(SendOpcode::Send, 0, 0, &DatagramPart::zeroed());
+                for number in 0..sges as u32 {
+                    wqe.push_sge(&sge(number))?;
+                }
+                assert!(wqe.blocks() <= most);
+            }
+        }
         Ok(())
     }
 
