@@ -2,8 +2,8 @@
 //! What the device's time is by the wall clock.
 //!
 //! The device stamps completions by a clock of its own. The two clocks are compared when a queue is
-//! made whose consumer wants wall-clock times, and then at most once a second, when a completion is
-//! looked at that is that much younger than the last comparison: everything else is arithmetic.
+//! made whose consumer wants wall-clock times, and then at most once a second, when it begins to poll:
+//! everything else is arithmetic. The kernel is never asked while the queue is locked.
 //!
 //! A comparison reads the wall clock, asks the device, and reads the wall clock again. It tells the
 //! difference of the clocks no better than to the time that took. So the difference that was known
@@ -26,7 +26,7 @@ pub struct Clock {
     khz: u32,
     /// What has to be added to the device's time in nanoseconds.
     difference: AtomicI64,
-    /// The device's time in nanoseconds at the last comparison; 0 for none.
+    /// When they were compared last, by the monotonic clock in nanoseconds; 0 for never.
     compared: AtomicU64,
     /// Somebody is comparing.
     busy: AtomicBool,
@@ -73,16 +73,26 @@ fn nanoseconds(ticks: u64, khz: u32) -> u64 {
     }
 }
 
-fn wall_clock() -> u64 {
+fn time_of(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: there is room for the answer. The clock exists, so that the call does not fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut time) };
+    // SAFETY: there is room for the answer. The clocks asked for exist, so that the call does not
+    // fail.
+    unsafe { libc::clock_gettime(clock, &mut time) };
     (time.tv_sec as u64)
         .wrapping_mul(1_000_000_000)
         .wrapping_add(time.tv_nsec as u64)
+}
+
+fn wall_clock() -> u64 {
+    time_of(libc::CLOCK_REALTIME)
+}
+
+/// Never 0.
+fn now() -> u64 {
+    time_of(libc::CLOCK_MONOTONIC).max(1)
 }
 
 impl Clock {
@@ -96,18 +106,18 @@ impl Clock {
         }
     }
 
-    /// Compares the clocks once; returns the device's time, and what that tells.
+    /// Compares the clocks once; returns what that tells.
     ///
     /// # Safety
     ///
     /// `context` is open, and this clock is its.
-    unsafe fn look(&self, context: *mut ibv_context) -> Result<(u64, Bounds), c_int> {
+    unsafe fn look(&self, context: *mut ibv_context) -> Result<Bounds, c_int> {
         let before = wall_clock();
         // SAFETY: by the caller.
         let ticks = unsafe { query_clock(context) }?;
         let after = wall_clock();
         let device = nanoseconds(ticks, self.khz);
-        Ok((device, Bounds::new(device, before, after)))
+        Ok(Bounds::new(device, before, after))
     }
 
     /// Compares the clocks, if that was not done before.
@@ -120,41 +130,43 @@ impl Clock {
             return Ok(());
         }
         // SAFETY: by the caller.
-        let (mut device, mut best) = unsafe { self.look(context) }?;
+        let mut best = unsafe { self.look(context) }?;
         for _ in 1..FIRST_COMPARISONS {
             // SAFETY: by the caller.
-            let (later, bounds) = unsafe { self.look(context) }?;
+            let bounds = unsafe { self.look(context) }?;
             if bounds.width() < best.width() {
                 best = bounds;
             }
-            device = later;
         }
         self.difference.store(best.middle(), Ordering::Relaxed);
         // Release: who sees that there was a comparison sees its result.
-        self.compared.store(device.max(1), Ordering::Release);
+        self.compared.store(now(), Ordering::Release);
         Ok(())
     }
 
-    /// The wall-clock time, in nanoseconds, when the device's clock had that many ticks.
+    /// Compares the clocks again, if the last comparison is no longer good.
     ///
     /// # Safety
     ///
     /// As for [`Clock::look`].
-    pub(crate) unsafe fn wall_time(&self, ticks: u64, context: *mut ibv_context) -> u64 {
-        let device = nanoseconds(ticks, self.khz);
-        let age = device.saturating_sub(self.compared.load(Ordering::Acquire));
+    pub(crate) unsafe fn keep_up(&self, context: *mut ibv_context) {
+        let age = now().saturating_sub(self.compared.load(Ordering::Acquire));
         if age > GOOD_FOR && !self.busy.swap(true, Ordering::Acquire) {
             // Where the device does not answer, what was known has to do.
             // SAFETY: by the caller.
-            if let Ok((compared, bounds)) = unsafe { self.look(context) } {
+            if let Ok(bounds) = unsafe { self.look(context) } {
                 let known = self.difference.load(Ordering::Relaxed);
                 self.difference
                     .store(bounds.nearest(known), Ordering::Relaxed);
-                self.compared.store(compared.max(1), Ordering::Release);
             }
+            self.compared.store(now(), Ordering::Release);
             self.busy.store(false, Ordering::Release);
         }
-        device.wrapping_add(self.difference.load(Ordering::Relaxed) as u64)
+    }
+
+    /// The wall-clock time, in nanoseconds, when the device's clock had that many ticks.
+    pub(crate) fn wall_time(&self, ticks: u64) -> u64 {
+        nanoseconds(ticks, self.khz).wrapping_add(self.difference.load(Ordering::Relaxed) as u64)
     }
 }
 
@@ -190,12 +202,11 @@ mod tests {
     #[test]
     fn times_between_comparisons_are_arithmetic() {
         let clock = Clock::new(1_000_000);
-        clock.compared.store(10_000, Ordering::Relaxed);
+        clock.compared.store(now(), Ordering::Relaxed);
         clock.difference.store(5_000_000, Ordering::Relaxed);
-        // SAFETY: the context is not looked at when no comparison is due.
-        let at = |ticks| unsafe { clock.wall_time(ticks, core::ptr::null_mut()) };
-        assert_eq!(at(20_000), 5_020_000);
-        // Older than the comparison.
-        assert_eq!(at(2_000), 5_002_000);
+        // SAFETY: the context is not looked at while the last comparison is good.
+        unsafe { clock.keep_up(core::ptr::null_mut()) };
+        assert_eq!(clock.wall_time(20_000), 5_020_000);
+        assert_eq!(clock.wall_time(2_000), 5_002_000);
     }
 }

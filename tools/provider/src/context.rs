@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 //! An open device.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
+use core::fmt::Write;
 use core::mem::{offset_of, size_of};
 use core::ptr;
 
@@ -292,6 +293,7 @@ unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Resul
     if (limits.doorbell_size as usize) < DOORBELL_PAGE_SIZE {
         return Err(libc::EPROTO);
     }
+    let (queue_pairs, extended_srqs) = (Table::new()?, Table::new()?);
     // SAFETY: `verbs` is initialised; a fresh mapping touches no memory in use.
     let page = unsafe {
         libc::mmap(
@@ -313,8 +315,8 @@ unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Resul
     unsafe {
         (&raw mut (*context).doorbells).write(Doorbells::new(page.cast()));
         (&raw mut (*context).limits).write(limits);
-        (&raw mut (*context).queue_pairs).write(Box::default());
-        (&raw mut (*context).extended_srqs).write(Box::default());
+        (&raw mut (*context).queue_pairs).write(queue_pairs);
+        (&raw mut (*context).extended_srqs).write(extended_srqs);
         (&raw mut (*context).clock).write(Clock::new(limits.clock_khz));
         verbs_set_ops(context.cast(), &OPS);
     }
@@ -359,19 +361,29 @@ unsafe extern "C" fn query_device_ex(
         return result;
     }
     let version = response.base.fw_ver;
-    let text = format!(
+    // SAFETY: `attr` is at least an `ibv_device_attr`, as the call above has checked.
+    let target = unsafe { &mut (*attr).orig_attr.fw_ver };
+    // The field is zeroed and longer than three 16-bit numbers, so that writing does not fail.
+    let _ = write!(
+        Text(target.iter_mut()),
         "{}.{}.{}",
         (version >> 32) & 0xffff,
         (version >> 16) & 0xffff,
         version & 0xffff
     );
-    // SAFETY: `attr` is at least an `ibv_device_attr`, as the call above has checked.
-    let target = unsafe { &mut (*attr).orig_attr.fw_ver };
-    // The field is zeroed and longer than three 16-bit numbers.
-    for (to, from) in target.iter_mut().zip(text.bytes()) {
-        *to = from as core::ffi::c_char;
-    }
     0
+}
+
+/// A place for characters.
+struct Text<'a>(core::slice::IterMut<'a, c_char>);
+
+impl Write for Text<'_> {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        for byte in text.bytes() {
+            *self.0.next().ok_or(core::fmt::Error)? = byte as c_char;
+        }
+        Ok(())
+    }
 }
 
 unsafe extern "C" fn query_port(

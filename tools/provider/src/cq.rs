@@ -4,8 +4,9 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::mem::{offset_of, size_of};
+use core::ops::{Deref, DerefMut};
 use core::ptr;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_abi::{
     first_unwritten, phase_of, CompletionDoorbell, CompletionEntry, CompletionOpcode,
@@ -16,6 +17,7 @@ use ferrite_abi::{
 
 use crate::context::Context;
 use crate::fail;
+use crate::heap;
 use crate::memory::{Buffer, Doorbells, SpinGuard, SpinLock};
 use crate::private::*;
 use crate::protection::Pd;
@@ -36,8 +38,44 @@ pub struct Cq {
     tables: Tables,
     /// Distinguishes one arming from the next.
     arm_sequence: AtomicU32,
+    /// The thread between `ibv_start_poll` and `ibv_end_poll`, which has the lock, or 0.
+    session: AtomicUsize,
+    /// Entries that this thread has taken.
+    session_consumer: AtomicU32,
     /// The ring and what is at its head.
     pub(crate) state: SpinLock<CqState>,
+}
+
+/// What is under a queue's lock, for who holds it: just now, or since `ibv_start_poll`.
+pub(crate) enum CqGuard<'a> {
+    Locked(SpinGuard<'a, CqState>),
+    Session(&'a mut CqState),
+}
+
+impl Deref for CqGuard<'_> {
+    type Target = CqState;
+
+    fn deref(&self) -> &CqState {
+        match self {
+            CqGuard::Locked(state) => state,
+            CqGuard::Session(state) => state,
+        }
+    }
+}
+
+impl DerefMut for CqGuard<'_> {
+    fn deref_mut(&mut self) -> &mut CqState {
+        match self {
+            CqGuard::Locked(state) => state,
+            CqGuard::Session(state) => state,
+        }
+    }
+}
+
+/// A number that no other thread has now; not 0.
+fn this_thread() -> usize {
+    // SAFETY: the call has no preconditions.
+    unsafe { libc::pthread_self() as usize }
 }
 
 /// Where completions find what they are about.
@@ -51,7 +89,7 @@ pub(crate) struct Tables {
 pub(crate) struct CqState {
     ring: CqRing,
     /// Entries taken, free-running.
-    consumer: u32,
+    pub(crate) consumer: u32,
     /// The entry that the extended interface looks at.
     pub(crate) current: Completion,
 }
@@ -216,15 +254,16 @@ impl CqState {
             self.consumer = self.consumer.wrapping_add(1);
             if entry.flags & COMPLETION_RECEIVE != 0 && entry.flags & COMPLETION_SHARED != 0 {
                 // SAFETY: the context with its tables outlives its queues. A queue in the table is
-                // allocated, and stays so while this queue's lock is held, because it uses this
-                // queue.
+                // allocated, and stays so while this queue's lock is held: before it goes, its
+                // entries are dropped under that lock.
                 if let Some(srq) = unsafe { (*tables.extended_srqs).get(entry.srqn).as_ref() } {
                     // The queue pair may be another process's.
                     return Some(received(entry, srq.done(entry.index)));
                 }
             }
-            // SAFETY: the tables live, as above. A queue pair in the table is allocated, and stays so while this queue's lock
-            // is held (which `&mut self` shows), because the entry says that it uses this queue.
+            // SAFETY: the tables live, as above. A queue pair in the table is allocated, and stays so
+            // while this queue's lock is held (which `&mut self` shows): before it goes, its entries
+            // are dropped under that lock.
             let Some(qp) = (unsafe { (*tables.queue_pairs).get(entry.qpn).as_ref() }) else {
                 // Of a queue pair that is not known: nobody could use it.
                 continue;
@@ -321,16 +360,82 @@ impl Cq {
         &self.tables
     }
 
-    /// Drops the completions of a shared receive queue of extended connections and runs `then`
-    /// before polling goes on.
-    pub(crate) fn clean_shared(&self, srqn: u32, then: impl FnOnce()) {
-        let mut state = self.state.lock();
-        state.clean(|entry| {
+    /// Drops the completions of a shared receive queue of extended connections.
+    pub(crate) fn forget_shared(&self, srqn: u32) {
+        self.lock().clean(|entry| {
             entry.flags & COMPLETION_RECEIVE != 0
                 && entry.flags & COMPLETION_SHARED != 0
                 && entry.srqn == srqn
         });
-        then();
+    }
+
+    /// Drops the completions of a queue pair.
+    pub(crate) fn forget(&self, qp: &Qp) {
+        self.lock().clean(|entry| {
+            let ours = entry.qpn == qp.qpn;
+            if let (true, true, Some(srq)) = (ours, entry.flags & COMPLETION_SHARED != 0, qp.srq())
+            {
+                // Nobody will know that it is done, but its number is free.
+                srq.done(entry.index);
+            }
+            ours
+        });
+    }
+
+    /// Locks the queue, unless the calling thread did so with `ibv_start_poll`.
+    pub(crate) fn lock(&self) -> CqGuard<'_> {
+        // Only this thread stores its own number, and takes it back.
+        if self.session.load(Ordering::Relaxed) == this_thread() {
+            // SAFETY: this thread locked and forgot the guard. What the functions of the extended
+            // interface borrow, they borrow for the time of a call, which this is not inside of.
+            CqGuard::Session(unsafe { self.state.held_mut() })
+        } else {
+            CqGuard::Locked(self.state.lock())
+        }
+    }
+
+    /// `ibv_start_poll` has locked the queue, and leaves it so.
+    pub(crate) fn begin_session(&self, state: SpinGuard<'_, CqState>) {
+        self.session_consumer
+            .store(state.consumer, Ordering::Relaxed);
+        self.session.store(this_thread(), Ordering::Release);
+        core::mem::forget(state);
+    }
+
+    /// The thread in its session has taken another entry.
+    pub(crate) fn session_has_taken(&self, consumer: u32) {
+        self.session_consumer.store(consumer, Ordering::Relaxed);
+    }
+
+    /// Ends the session.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread has begun it, and uses nothing it got in it any more.
+    pub(crate) unsafe fn end_session(&self) {
+        self.session.store(0, Ordering::Relaxed);
+        // SAFETY: by the caller, the lock is this thread's.
+        unsafe { self.state.unlock() };
+    }
+
+    /// The index of the first entry that an arming now is for. Waits for no session: a thread in
+    /// one may itself wait for the caller.
+    fn armed_from(&self) -> u32 {
+        loop {
+            let session = self.session.load(Ordering::Acquire);
+            if session == this_thread() {
+                return self.lock().end();
+            }
+            if let Some(state) = self.state.try_lock() {
+                return state.end();
+            }
+            if session != 0 {
+                // What another thread has not taken yet may be a reason for an event that comes to
+                // no purpose, but none is missed.
+                return self.session_consumer.load(Ordering::Relaxed);
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// The part that libibverbs knows.
@@ -342,7 +447,7 @@ impl Cq {
     ///
     /// As for [`Pd::buffer`].
     unsafe fn boxed(context: &Context, entries: u32, pd: *mut ibv_pd) -> Result<Box<Self>, c_int> {
-        Ok(Box::new(Self {
+        heap::boxed(Self {
             verbs: UnsafeCell::new(verbs_cq {
                 cq_ex: ibv_cq_ex::default(),
             }),
@@ -354,13 +459,15 @@ impl Cq {
                 extended_srqs: &raw const *context.extended_srqs,
             },
             arm_sequence: AtomicU32::new(0),
+            session: AtomicUsize::new(0),
+            session_consumer: AtomicU32::new(0),
             state: SpinLock::new(CqState {
                 // SAFETY: by the caller.
                 ring: unsafe { CqRing::new(entries, context.limits.cq_max_log_entries, pd) }?,
                 consumer: 0,
                 current: Completion::none(),
             }),
-        }))
+        })
     }
 }
 
@@ -491,7 +598,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     let cq = unsafe { Cq::of(cq) };
     // An event is for what comes after the arming: what is there already, and not yet polled, is not
     // waited for.
-    let seen = cq.state.lock().end();
+    let seen = cq.armed_from();
     let doorbell = CompletionDoorbell {
         cqn: cq.cqn,
         seen,
@@ -527,13 +634,15 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     let Ok(entries) = u32::try_from(cqe) else {
         return libc::EINVAL;
     };
-    let mut state = cq.state.lock();
+    // Before the lock is taken, and after it is given up, when the old ring goes: memory may be the
+    // program's own matter.
     // SAFETY: as in `create`.
     let ring = unsafe { CqRing::new(entries, context.limits.cq_max_log_entries, cq.pd) };
-    let ring = match ring {
+    let mut ring = match ring {
         Ok(ring) => ring,
         Err(errno) => return errno,
     };
+    let mut state = cq.lock();
     if state.waiting() > ring.entries() {
         return libc::EINVAL;
     }
@@ -559,45 +668,16 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     };
     if result == 0 {
         // The device has copied what was not consumed and left the old ring.
-        state.ring = ring;
+        core::mem::swap(&mut state.ring, &mut ring);
     }
+    drop(state);
     result
-}
-
-/// Locks the two queues of a queue pair, drops the entries of that queue pair and runs `then`
-/// before it unlocks.
-///
-/// Some queue pairs have only one queue, or none.
-pub(crate) fn clean_both(send: Option<&Cq>, receive: Option<&Cq>, qp: &Qp, then: impl FnOnce()) {
-    let mut queues = [send, receive];
-    // Always in the order of addresses, against deadlock.
-    queues.sort_by_key(|cq| cq.map_or(ptr::null(), ptr::from_ref));
-    if let [Some(one), Some(other)] = queues {
-        if ptr::eq(one, other) {
-            queues[1] = None;
-        }
-    }
-    let [first, second] = queues;
-    let first = first.map(|cq| cq.state.lock());
-    let second = second.map(|cq| cq.state.lock());
-    let mut guards: [Option<SpinGuard<'_, CqState>>; 2] = [first, second];
-    for state in guards.iter_mut().flatten() {
-        state.clean(|entry| {
-            let ours = entry.qpn == qp.qpn;
-            if let (true, true, Some(srq)) = (ours, entry.flags & COMPLETION_SHARED != 0, qp.srq())
-            {
-                // Nobody will know that it is done, but its number is free.
-                srq.done(entry.index);
-            }
-            ours
-        });
-    }
-    then();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Shared;
 
     fn ring(entries: u32, max_log_entries: u8) -> Result<CqRing, c_int> {
         // SAFETY: there is no domain.
@@ -692,9 +772,238 @@ mod tests {
 
     #[test]
     fn sizes_are_checked() {
-        assert!(ring(0, 20).is_err());
-        assert!(ring(17, 4).is_err());
+        assert_eq!(ring(0, 20).err(), Some(libc::EINVAL));
+        assert_eq!(ring(17, 4).err(), Some(libc::EINVAL));
         assert_eq!(ring(9, 4).unwrap().entries(), 16);
         assert_eq!(ring(1, 4).unwrap().entries(), 1);
+    }
+
+    /// A queue that no kernel knows of, whose completions are of the queue pairs in `table`.
+    pub(crate) fn alone(
+        entries: u32,
+        doorbells: Doorbells,
+        table: &Table<Qp>,
+        srqs: &Table<Srq>,
+    ) -> Box<Cq> {
+        Box::new(Cq {
+            verbs: UnsafeCell::new(verbs_cq {
+                cq_ex: ibv_cq_ex::default(),
+            }),
+            cqn: 5,
+            pd: ptr::null_mut(),
+            doorbells,
+            tables: Tables {
+                queue_pairs: table,
+                extended_srqs: srqs,
+            },
+            arm_sequence: AtomicU32::new(0),
+            session: AtomicUsize::new(0),
+            session_consumer: AtomicU32::new(0),
+            state: SpinLock::new(state(entries)),
+        })
+    }
+
+    #[test]
+    fn indices_run_past_the_end_of_their_numbers() {
+        let mut state = state(8);
+        state.consumer = u32::MAX - 20;
+        state.ring.begin_at(state.consumer);
+        for round in 0..12u32 {
+            let first = state.consumer;
+            assert_eq!(state.waiting(), 0);
+            for n in 0..8 {
+                write(&state, first.wrapping_add(n), 1 + n % 2);
+                assert_eq!(state.waiting(), n + 1);
+            }
+            state.clean(|entry| entry.qpn == 1);
+            assert_eq!(state.waiting(), 4, "round {round}");
+            let left: Vec<u32> = (0..4)
+                .map(|n| {
+                    state
+                        .ring
+                        .entry(state.consumer.wrapping_add(n))
+                        .unwrap()
+                        .qpn
+                })
+                .collect();
+            assert_eq!(left, [2; 4]);
+            state.consumer = state.consumer.wrapping_add(4);
+            // Another ring, shorter and longer, from the middle of the numbers.
+            let other = ring(8, 20).unwrap();
+            other.begin_at(state.consumer);
+            state.ring = other;
+        }
+        assert!(state.consumer < 200);
+    }
+
+    struct Page(Vec<u64>);
+
+    impl Page {
+        fn new() -> Self {
+            Self(vec![0; ferrite_abi::DOORBELL_PAGE_SIZE / 8])
+        }
+
+        fn doorbells(&mut self) -> Doorbells {
+            // SAFETY: the tests keep the page longer than the queues.
+            unsafe { Doorbells::new(self.0.as_mut_ptr().cast()) }
+        }
+
+        fn armed(&self) -> CompletionDoorbell {
+            let word = self.0.as_ptr().wrapping_add(DOORBELL_COMPLETION / 8);
+            // SAFETY: the word is inside the page.
+            CompletionDoorbell::decode(unsafe { ptr::read_volatile(word) })
+        }
+    }
+
+    /// A thread in `ibv_start_poll` arms, resizes its view and drops entries without waiting for
+    /// itself; another thread arms without waiting for it.
+    #[test]
+    fn a_queue_is_armed_and_cleaned_between_start_and_end_of_polling() {
+        let mut page = Page::new();
+        let (table, srqs) = (Table::new().unwrap(), Table::new().unwrap());
+        let cq = alone(8, page.doorbells(), &table, &srqs);
+        let mut qp =
+            crate::qp::tests::alone(&crate::qp::tests::cap(8, 8, 1, 1, 0), page.doorbells());
+        let qpn = qp.qpn;
+        assert_eq!(
+            table.insert(qpn, &raw mut *qp),
+            Ok(crate::table::Inserted::Yes)
+        );
+        let raw: *mut ibv_cq = ptr::from_ref(&*cq).cast_mut().cast();
+        for index in 0..3 {
+            write(&cq.state.lock(), index, qpn);
+        }
+        let mut attr = ibv_poll_cq_attr::default();
+        // SAFETY: the queue lives, and the calls are in their order.
+        unsafe {
+            assert_eq!(crate::cq_ex::start_poll(raw.cast(), &mut attr), 0);
+            assert_eq!(req_notify_cq(raw, 0), 0);
+            assert_eq!(page.armed().seen, 3);
+            assert_eq!(crate::cq_ex::next_poll(raw.cast()), 0);
+            // What the polling thread has not taken may be new to another.
+            let raw = raw as usize;
+            std::thread::spawn(move || req_notify_cq(raw as *mut ibv_cq, 1))
+                .join()
+                .unwrap();
+            assert_eq!((page.armed().seen, page.armed().solicited), (2, true));
+            cq.forget(&qp);
+            assert_eq!(crate::cq_ex::next_poll(raw as *mut _), libc::ENOENT);
+            crate::cq_ex::end_poll(raw as *mut _);
+        }
+        assert_eq!(cq.state.lock().consumer, 3);
+        // SAFETY: the queue lives.
+        assert_eq!(unsafe { req_notify_cq(raw, 0) }, 0);
+        assert_eq!(page.armed().seen, 3);
+    }
+
+    /// Threads poll one queue, plainly and in sessions, arm it, and make and destroy queue pairs of
+    /// it, while a device writes: each completion is seen once, by one of them, and nothing waits
+    /// for ever.
+    #[test]
+    fn threads_poll_arm_and_destroy_on_one_queue() {
+        const COMPLETIONS: u32 = 20_000;
+        let mut page = Page::new();
+        let (table, srqs) = (Table::new().unwrap(), Table::new().unwrap());
+        let cq = alone(64, page.doorbells(), &table, &srqs);
+        {
+            let mut state = cq.state.lock();
+            state.consumer = u32::MAX - 5000;
+            state.ring.begin_at(state.consumer);
+            state.publish();
+        }
+        let doorbells = page.doorbells();
+        let capacity = crate::qp::tests::cap(8, 64, 1, 1, 0);
+        let mut lasting = crate::qp::tests::alone(&capacity, doorbells);
+        let lasting_qpn = lasting.qpn;
+        assert_eq!(
+            table.insert(lasting_qpn, &raw mut *lasting),
+            Ok(crate::table::Inserted::Yes)
+        );
+        let seen = AtomicU32::new(0);
+        let done = || seen.load(Ordering::Acquire) >= COMPLETIONS;
+        std::thread::scope(|scope| {
+            let (cq, table) = (Shared(&*cq), &table);
+            let (seen, done) = (&seen, &done);
+            for extended in [false, true, true] {
+                scope.spawn(move || {
+                    let cq = cq;
+                    let raw: *mut ibv_cq = ptr::from_ref(cq.0).cast_mut().cast();
+                    while !done() {
+                        let mut taken = 0;
+                        // SAFETY: the queue lives; the calls are in their order.
+                        unsafe {
+                            if extended {
+                                let mut attr = ibv_poll_cq_attr::default();
+                                if crate::cq_ex::start_poll(raw.cast(), &mut attr) == 0 {
+                                    loop {
+                                        let entry = cq.state.held_mut().current.entry;
+                                        taken += u32::from(entry.qpn == lasting_qpn);
+                                        assert_eq!(req_notify_cq(raw, 0), 0);
+                                        if crate::cq_ex::next_poll(raw.cast()) != 0 {
+                                            break;
+                                        }
+                                    }
+                                    crate::cq_ex::end_poll(raw.cast());
+                                }
+                            } else {
+                                let mut wc = [ibv_wc::default(); 4];
+                                let count = poll_cq(raw, 4, wc.as_mut_ptr());
+                                for wc in &wc[..count as usize] {
+                                    taken += u32::from(wc.qp_num == lasting_qpn);
+                                }
+                                assert_eq!(req_notify_cq(raw, 1), 0);
+                            }
+                        }
+                        seen.fetch_add(taken, Ordering::AcqRel);
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            // The device: every third entry is of a queue pair that comes and goes.
+            let mut producer = u32::MAX - 5000;
+            let mut written = 0;
+            let mut passing = None;
+            let consumer = || {
+                let state = cq.state.lock();
+                let offset = state.ring.record_offset();
+                state.ring.buffer.word(offset).load(Ordering::Acquire)
+            };
+            while written < COMPLETIONS {
+                while producer.wrapping_sub(consumer()) >= 60 {
+                    std::thread::yield_now();
+                }
+                let qp = passing.get_or_insert_with(|| {
+                    let mut qp = crate::qp::tests::alone(&capacity, doorbells);
+                    qp.qpn = 0x77;
+                    assert_eq!(
+                        table.insert(qp.qpn, &raw mut *qp),
+                        Ok(crate::table::Inserted::Yes)
+                    );
+                    qp
+                });
+                let last = qp.qpn;
+                for (n, qpn) in [lasting_qpn, last, lasting_qpn].into_iter().enumerate() {
+                    let index = producer.wrapping_add(n as u32);
+                    write(&cq.state.lock(), index, qpn);
+                }
+                producer = producer.wrapping_add(3);
+                written += 2;
+                if written % 16 == 0 {
+                    if let Some(qp) = passing.take() {
+                        cq.forget(&qp);
+                        table.remove(qp.qpn, &*qp);
+                    }
+                }
+            }
+            if let Some(qp) = passing.take() {
+                while !done() {
+                    std::thread::yield_now();
+                }
+                cq.forget(&qp);
+                table.remove(qp.qpn, &*qp);
+            }
+        });
+        assert_eq!(seen.into_inner(), COMPLETIONS);
+        assert_eq!(cq.session.load(Ordering::Relaxed), 0);
     }
 }

@@ -4,8 +4,6 @@
 //! From a successful `start_poll` to `end_poll` the queue's lock is held by the polling thread.
 
 use core::ffi::{c_int, c_uint};
-use core::mem::forget;
-
 use ferrite_abi::{CompletionEntry, VLAN_NONE};
 
 use crate::context::Context;
@@ -102,13 +100,24 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     verbs
 }
 
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+pub(crate) unsafe extern "C" fn start_poll(
+    cq: *mut ibv_cq_ex,
+    attr: *mut ibv_poll_cq_attr,
+) -> c_int {
     // SAFETY: the consumer passes its attributes.
     if unsafe { (*attr).comp_mask } != 0 {
         return libc::EINVAL;
     }
     // SAFETY: the consumer passes a live queue.
     let this = unsafe { Cq::of(cq.cast()) };
+    // SAFETY: as above; the context of a live queue is open.
+    if unsafe { (*cq).read_completion_wallclock_ns }.is_some() {
+        // SAFETY: as above.
+        unsafe {
+            let context = (*cq).context;
+            Context::of(context).clock.keep_up(context);
+        }
+    }
     let mut state = this.state.lock();
     match state.next(this.tables()) {
         Some(completion) => {
@@ -116,7 +125,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
             // SAFETY: `cq` is live, and the polling thread is the only user of these fields.
             unsafe { show(cq, &completion) };
             // `end_poll` unlocks.
-            forget(state);
+            this.begin_session(state);
             0
         }
         None => {
@@ -127,7 +136,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     }
 }
 
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the consumer passes a live queue.
     let this = unsafe { Cq::of(cq.cast()) };
     // SAFETY: between `start_poll` and `end_poll` this thread holds the lock.
@@ -135,6 +144,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     match state.next(this.tables()) {
         Some(completion) => {
             state.current = completion;
+            this.session_has_taken(state.consumer);
             // SAFETY: as in `start_poll`.
             unsafe { show(cq, &completion) };
             0
@@ -143,13 +153,13 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     }
 }
 
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the consumer passes a live queue.
     let this = unsafe { Cq::of(cq.cast()) };
     // SAFETY: a successful `start_poll` left the lock held, and the reference ends here.
     unsafe {
         this.state.held_mut().publish();
-        this.state.unlock();
+        this.end_session();
     }
 }
 
@@ -242,9 +252,8 @@ unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: as in `read_opcode`; the context of a live queue is open.
     unsafe {
-        let context = (*cq).context;
-        let clock = &Context::of(context).clock;
-        clock.wall_time(read_completion_ts(cq), context)
+        let clock = &Context::of((*cq).context).clock;
+        clock.wall_time(read_completion_ts(cq))
     }
 }
 

@@ -11,8 +11,10 @@ use ferrite_abi::{
 };
 
 use crate::fail;
+use crate::heap;
 use crate::ioctl::{self, Command};
 use crate::private::*;
+use crate::protection::new_mr;
 use crate::sys::*;
 
 /// The page size.
@@ -135,11 +137,10 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
-    let mr = Box::into_raw(Box::new(verbs_mr {
-        ibv_mr: ibv_mr::default(),
-        mr_type: 0,
-        access: 0,
-    }));
+    let mr = match new_mr() {
+        Ok(mr) => Box::into_raw(mr),
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: the consumer passes a live domain and memory of ours.
     let result = unsafe {
         let dm = dm.cast::<DeviceMemory>();
@@ -190,7 +191,7 @@ impl DeviceMemory {
                 .raw_os_error()
                 .unwrap_or(libc::EIO));
         }
-        Ok(Box::new(Self {
+        heap::boxed(Self {
             verbs: verbs_dm {
                 dm: ibv_dm {
                     context,
@@ -204,7 +205,11 @@ impl DeviceMemory {
             base: base.cast(),
             length,
             mapped,
-        }))
+        })
+        // SAFETY: the mapping was made above and nothing refers to it.
+        .inspect_err(|_| unsafe {
+            libc::munmap(base, mapped);
+        })
     }
 
     /// Gives the mapping back.

@@ -15,6 +15,7 @@
 //! | [`device_memory`] | memory of the device itself |
 //! | [`ah`] | address handles |
 //! | [`ioctl`] | commands that libibverbs has no function for |
+//! | [`heap`] | memory of the process, which may come to an end |
 //! | [`memory`] | buffers shared with the device, the doorbell page, the lock |
 //! | [`table`] | finding a queue by its number |
 //! | [`cq`], [`cq_ex`] | completion queues, and their extended way of polling |
@@ -29,6 +30,7 @@ pub mod cq;
 pub mod cq_ex;
 pub mod device;
 pub mod device_memory;
+mod heap;
 mod ioctl;
 pub mod memory;
 pub mod post;
@@ -46,4 +48,31 @@ fn fail<T>(errno: core::ffi::c_int) -> *mut T {
     // SAFETY: the location of the calling thread's `errno` is always valid.
     unsafe { *libc::__errno_location() = errno };
     core::ptr::null_mut()
+}
+
+#[cfg(test)]
+mod testing {
+    /// What tests show to several threads: libibverbs gives programs pointers, which know no
+    /// thread.
+    pub(crate) struct Shared<'a, T>(pub(crate) &'a T);
+
+    impl<T> Clone for Shared<'_, T> {
+        fn clone(&self) -> Self {
+            *self
+        }
+    }
+
+    impl<T> Copy for Shared<'_, T> {}
+
+    // SAFETY: `Qp` and `Cq` are made to be used by threads at the same time; what is the consumer's
+    // to order in them, the tests order.
+    unsafe impl<T> Send for Shared<'_, T> {}
+
+    impl<T> core::ops::Deref for Shared<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.0
+        }
+    }
 }

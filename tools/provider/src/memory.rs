@@ -8,7 +8,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::private::{ibv_dofork_range, ibv_dontfork_range};
-use crate::protection::ParentUse;
+use crate::protection::PdUse;
 use crate::sys::ibv_pd;
 
 /// Rounds up to whole pages.
@@ -23,8 +23,8 @@ pub struct Buffer {
     length: usize,
     /// Where it goes back to, if it is not a mapping of ours.
     source: Option<Allocator>,
-    /// The parent domain it was made with.
-    parent: Option<ParentUse>,
+    /// The domain it was made with; dropped, and so let go of, after the memory went back.
+    domain: Option<PdUse>,
 }
 
 /// A program's own way of giving memory for queues (see `ibv_alloc_parent_domain`).
@@ -79,7 +79,7 @@ impl Buffer {
             base,
             length,
             source: None,
-            parent: None,
+            domain: None,
         };
         // SAFETY: the range is the mapping just made.
         let result = unsafe { ibv_dontfork_range(base.as_ptr().cast(), length) };
@@ -116,13 +116,13 @@ impl Buffer {
             base,
             length,
             source: Some(source),
-            parent: None,
+            domain: None,
         })
     }
 
-    /// Keeps a parent domain as long as the buffer.
-    pub(crate) fn keep(&mut self, parent: ParentUse) {
-        self.parent = Some(parent);
+    /// Keeps a domain as long as the buffer.
+    pub(crate) fn keep(&mut self, domain: PdUse) {
+        self.domain = Some(domain);
     }
 
     /// First byte.
@@ -224,6 +224,11 @@ impl<T> SpinLock<T> {
             held: AtomicBool::new(false),
             value: UnsafeCell::new(value),
         }
+    }
+
+    /// Takes the lock, if nobody has it.
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        (!self.held.swap(true, Ordering::Acquire)).then(|| SpinGuard { lock: self })
     }
 
     /// Waits for the lock.

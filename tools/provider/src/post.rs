@@ -7,15 +7,15 @@ use core::ptr;
 use core::sync::atomic::{fence, Ordering};
 
 use ferrite_abi::{
-    queue_doorbell, send_doorbell, AtomicPart, BindPart, DatagramPart, FlushPart, Plain,
-    QueuePairRecord, ReceiveHeader, RemotePart, SendHeader, SendOpcode, SendPart, Sge, BLOCK_SIZE,
-    DOORBELL_RECEIVE, DOORBELL_SEND, FEATURE_ATOMICS, FEATURE_SEND_QUEUE_REGISTRATION,
-    FEATURE_WINDOWS, MAX_BLOCKS, MAX_MESSAGE, SEND_FENCE, SEND_INLINE, SEND_SIGNALED,
-    SEND_SOLICITED,
+    blocks_for, has_entries, queue_doorbell, send_doorbell, AtomicPart, BindPart, DatagramPart,
+    FlushPart, Plain, QueuePairRecord, ReceiveHeader, RemotePart, SendHeader, SendOpcode, SendPart,
+    Sge, BLOCK_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND, FEATURE_ATOMICS,
+    FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS, MAX_BLOCKS, MAX_MESSAGE, SEND_FENCE,
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 
 use crate::ah::Ah;
-use crate::qp::Qp;
+use crate::qp::{Qp, SendCount};
 use crate::sys::*;
 use crate::window::bind_part;
 
@@ -29,10 +29,8 @@ const _: () = {
 
 /// The host's side of a send queue.
 pub(crate) struct SendQueue {
-    /// Blocks written, free-running.
-    pub(crate) producer: u32,
-    /// Work requests written, free-running.
-    pub(crate) posted: u32,
+    /// What is written; its blocks are the producer index.
+    pub(crate) posted: SendCount,
     /// The extended interface's unfinished work.
     pub(crate) session: crate::post_ex::Session,
 }
@@ -40,14 +38,13 @@ pub(crate) struct SendQueue {
 /// The host's side of a receive queue.
 pub(crate) struct ReceiveQueue {
     /// Entries written, free-running.
-    producer: u32,
+    pub(crate) producer: u32,
 }
 
 impl SendQueue {
     pub(crate) fn new() -> Self {
         Self {
-            producer: 0,
-            posted: 0,
+            posted: SendCount::default(),
             session: crate::post_ex::Session::new(),
         }
     }
@@ -194,9 +191,6 @@ impl Qp {
         data: &Data<'_>,
     ) -> Result<(), c_int> {
         let capacity = &self.geometry.capacity;
-        if self.send_room(queue.posted) == 0 {
-            return Err(libc::ENOMEM);
-        }
         let total: u64 = match data {
             Data::Entries(entries) | Data::Copy(entries) => {
                 entries.iter().map(|entry| u64::from(entry.length)).sum()
@@ -242,7 +236,10 @@ impl Qp {
         if work.flags & IBV_SEND_FENCE != 0 {
             flags |= SEND_FENCE;
         }
-        let blocks = ferrite_abi::blocks_for(work.opcode, self.datagram, payload) as u32;
+        let blocks = blocks_for(work.opcode, self.datagram, payload) as u32;
+        if !self.has_send_room(queue.posted, blocks) {
+            return Err(libc::ENOMEM);
+        }
         let header = SendHeader {
             opcode: work.opcode.number(),
             flags,
@@ -253,7 +250,7 @@ impl Qp {
             reserved: 0,
         };
 
-        let first = queue.producer & (self.geometry.sq_blocks - 1);
+        let first = queue.posted.blocks & (self.geometry.sq_blocks - 1);
         let mut scratch = MaybeUninit::<[u64; MAX_BLOCKS * BLOCK_SIZE / 8]>::uninit();
         let wraps = first + blocks > self.geometry.sq_blocks;
         let target = if wraps {
@@ -301,15 +298,14 @@ impl Qp {
                 }
             }
         }
-        let posted = queue.posted.wrapping_add(1);
+        let posted = queue.posted.after(blocks);
         self.send_posted(
-            queue.producer,
+            queue.posted.blocks,
             posted,
             work.wr_id,
             completion_opcode(work.opcode),
         );
         queue.posted = posted;
-        queue.producer = queue.producer.wrapping_add(blocks);
         Ok(())
     }
 
@@ -324,7 +320,7 @@ impl Qp {
     pub(crate) fn publish_send(&self, queue: &SendQueue) {
         // Release: the blocks are written before the index.
         self.record(offset_of!(QueuePairRecord, send_producer))
-            .store(queue.producer, Ordering::Release);
+            .store(queue.posted.blocks, Ordering::Release);
         // The index is written before the wake word is read; the device does it the other way
         // round, so that one of the two sees the other's write.
         fence(Ordering::SeqCst);
@@ -334,7 +330,7 @@ impl Qp {
             != 0
         {
             self.doorbells
-                .ring(DOORBELL_SEND, send_doorbell(self.qpn, queue.producer));
+                .ring(DOORBELL_SEND, send_doorbell(self.qpn, queue.posted.blocks));
         }
     }
 
@@ -535,7 +531,7 @@ pub(crate) unsafe extern "C" fn post_send(
     let qp = unsafe { Qp::of(qp) };
     let mut result = 0;
     let mut queue = qp.send.lock();
-    let before = queue.producer;
+    let before = queue.posted;
     if !qp.may_send() {
         // SAFETY: the consumer passes a place for the work request that failed.
         unsafe { *bad = wr };
@@ -546,8 +542,14 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: by the consumer, the lists of a work request are as it says.
         let written = unsafe {
             qp.work(request).and_then(|work| {
-                let entries = list(request.sg_list, request.num_sge)?;
-                let data = if request.send_flags & IBV_SEND_INLINE != 0 {
+                // Where the operation has no list, what stands there is left over from another.
+                let entries = if has_entries(work.opcode) {
+                    list(request.sg_list, request.num_sge)?
+                } else {
+                    &[]
+                };
+                let data = if request.send_flags & IBV_SEND_INLINE != 0 && has_entries(work.opcode)
+                {
                     Data::Copy(entries)
                 } else {
                     Data::Entries(entries)
@@ -555,13 +557,6 @@ pub(crate) unsafe extern "C" fn post_send(
                 qp.write_send(&mut queue, &work, &data)
             })
         };
-        if let (Ok(()), IBV_WR_BIND_MW) = (&written, request.opcode) {
-            // SAFETY: the bind was taken, so that it names a live window, whose key is now this.
-            unsafe {
-                let bind = &request.__bindgen_anon_2.bind_mw;
-                (*bind.mw).rkey = bind.rkey;
-            }
-        }
         if let Err(errno) = written {
             // SAFETY: as above.
             unsafe { *bad = wr };
@@ -570,7 +565,7 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         wr = request.next;
     }
-    if queue.producer != before {
+    if queue.posted != before {
         qp.publish_send(&queue);
     }
     result
@@ -612,6 +607,7 @@ mod tests {
     use super::*;
     use crate::memory::Doorbells;
     use crate::qp::tests::{alone, cap, extended};
+    use crate::testing::Shared;
 
     /// A page that stands for the doorbells.
     struct Page(Vec<u64>);
@@ -645,7 +641,9 @@ mod tests {
             unsafe { core::slice::from_raw_parts(at, BLOCK_SIZE) }.to_vec()
         };
         let blocks = u32::from(block(index)[2]);
-        (0..blocks).flat_map(|n| block(index + n)).collect()
+        (0..blocks)
+            .flat_map(|n| block(index.wrapping_add(n)))
+            .collect()
     }
 
     fn wr(opcode: ibv_wr_opcode, entries: &mut [ibv_sge], flags: u32) -> ibv_send_wr {
@@ -809,7 +807,7 @@ mod tests {
         let mut request = wr(IBV_WR_RDMA_READ, &mut read, IBV_SEND_INLINE);
         assert_eq!(send(&qp, &mut request), libc::EINVAL);
         assert_eq!(send(&qp, &mut wr(77, &mut read, 0)), libc::EINVAL);
-        assert_eq!(qp.send.lock().producer, 0);
+        assert_eq!(qp.send.lock().posted, SendCount::default());
         assert_eq!(page.take(DOORBELL_SEND), 0);
         // The longest message itself is fine.
         assert_eq!(send(&qp, &mut wr(IBV_WR_SEND, &mut long[..1], 0)), 0);
@@ -882,7 +880,420 @@ mod tests {
             // No data for the second one.
             assert_eq!(complete(ex), libc::EINVAL);
             assert_eq!(page.take(DOORBELL_SEND), 0);
-            assert_eq!(qp.send.lock().producer, 2);
+            assert_eq!(qp.send.lock().posted.blocks, 2);
         }
+    }
+
+    /// A window, and a work request that binds it to a region under its next key.
+    struct Binding {
+        mw: Box<ibv_mw>,
+        mr: Box<ibv_mr>,
+    }
+
+    impl Binding {
+        fn new() -> Self {
+            Self {
+                mw: Box::new(ibv_mw {
+                    rkey: 0x0005_0010,
+                    type_: IBV_MW_TYPE_2,
+                    ..Default::default()
+                }),
+                mr: Box::new(ibv_mr {
+                    lkey: 0x0007_0001,
+                    ..Default::default()
+                }),
+            }
+        }
+
+        fn info(&mut self) -> ibv_mw_bind_info {
+            ibv_mw_bind_info {
+                mr: &raw mut *self.mr,
+                addr: 0x1000,
+                length: 100,
+                mw_access_flags: IBV_ACCESS_REMOTE_WRITE,
+            }
+        }
+
+        /// Makes `wr` the bind.
+        fn put_into(&mut self, wr: &mut ibv_send_wr) {
+            let info = self.info();
+            // SAFETY: all members of the union are plain.
+            unsafe {
+                let bind = &mut wr.__bindgen_anon_2.bind_mw;
+                bind.mw = &raw mut *self.mw;
+                bind.rkey = 0x0005_0011;
+                bind.bind_info = info;
+            }
+        }
+    }
+
+    const OPERATIONS: [ibv_wr_opcode; 10] = [
+        IBV_WR_SEND,
+        IBV_WR_SEND_WITH_IMM,
+        IBV_WR_SEND_WITH_INV,
+        IBV_WR_RDMA_WRITE,
+        IBV_WR_RDMA_WRITE_WITH_IMM,
+        IBV_WR_RDMA_READ,
+        IBV_WR_ATOMIC_CMP_AND_SWP,
+        IBV_WR_ATOMIC_FETCH_AND_ADD,
+        IBV_WR_LOCAL_INV,
+        IBV_WR_BIND_MW,
+    ];
+
+    /// Posts until the queue is full; every work request is found in the ring as it was written,
+    /// and where it was promised to fit, it did.
+    fn fill(qp: &Qp, mut next: impl FnMut() -> Option<u32>) -> u32 {
+        let before = qp.send.lock().posted;
+        let mut starts = Vec::new();
+        loop {
+            let start = qp.send.lock().posted.blocks;
+            match next() {
+                Some(_) => starts.push(start),
+                None => break,
+            }
+        }
+        let posted = qp.send.lock().posted;
+        let blocks = posted.blocks.wrapping_sub(before.blocks);
+        assert!(
+            blocks <= qp.geometry.sq_blocks,
+            "{blocks} blocks in a ring of {}",
+            qp.geometry.sq_blocks
+        );
+        // None lies over another: they are one after the other, as their headers say.
+        for pair in starts.windows(2) {
+            let length = fetch(qp, pair[0]).len() / BLOCK_SIZE;
+            assert_eq!(pair[1], pair[0].wrapping_add(length as u32));
+        }
+        starts.len() as u32
+    }
+
+    #[test]
+    fn the_ring_is_never_overrun_whatever_is_posted() {
+        let mut page = Page::new();
+        for wr_count in [1, 2, 3, 8, 37] {
+            for sge_count in [1, 2, 3, 6, 7, 16] {
+                for inline in [0, 33, 97] {
+                    let wanted = cap(wr_count, 1, sge_count, 1, inline);
+                    let qp = alone(&wanted, page.doorbells());
+                    let given = qp.geometry.capacity;
+                    let mut binding = Binding::new();
+                    for opcode in OPERATIONS {
+                        let most = given.max_send_sge as usize;
+                        for count in [0, 1, most / 2, most] {
+                            let mut entries = vec![sge(1); count];
+                            let mut wr = wr(opcode, &mut entries, 0);
+                            binding.put_into(&mut wr);
+                            let mut last = 0;
+                            let posted = fill(&qp, || {
+                                last = qp.send.lock().posted.blocks;
+                                match send(&qp, &mut wr) {
+                                    0 => Some(last),
+                                    errno => {
+                                        assert_eq!(errno, libc::ENOMEM, "{opcode}");
+                                        None
+                                    }
+                                }
+                            });
+                            assert_eq!(posted, given.max_send_wr, "{opcode} with {count}");
+                            finish_all(&qp);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has the last posted work request, and with it all, complete.
+    fn finish_all(qp: &Qp) {
+        let posted = qp.send.lock().posted;
+        let last = (1..=MAX_BLOCKS as u32)
+            .map(|back| posted.blocks.wrapping_sub(back))
+            .find(|&start| {
+                let length = fetch(qp, start).len() / BLOCK_SIZE;
+                qp.was_posted(start, posted) && length as u32 == posted.blocks.wrapping_sub(start)
+            });
+        qp.send_done(last.unwrap());
+        assert!(qp.has_send_room(posted, qp.geometry.sq_blocks));
+    }
+
+    /// A queue made for one entry has, in fact, one; a work request that has no list is taken with
+    /// whatever its fields still hold.
+    #[test]
+    fn a_list_left_over_where_the_operation_has_none_is_not_looked_at() {
+        let mut page = Page::new();
+        let qp = alone(&cap(8, 1, 1, 1, 0), page.doorbells());
+        let mut binding = Binding::new();
+        for opcode in [IBV_WR_BIND_MW, IBV_WR_LOCAL_INV] {
+            let before = qp.send.lock().posted.blocks;
+            let mut wr = wr(opcode, &mut [], IBV_SEND_INLINE);
+            binding.put_into(&mut wr);
+            for count in [1, 5, -3] {
+                wr.num_sge = count;
+                wr.sg_list = ptr::without_provenance_mut(64);
+                assert_eq!(send(&qp, &mut wr), 0);
+            }
+            for n in 0..3 {
+                let bytes = fetch(&qp, before + n);
+                let header = SendHeader::from_prefix(&bytes).unwrap();
+                assert_eq!((header.blocks, header.sge_count, header.flags), (1, 0, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn the_extended_interface_does_not_overrun_the_ring_either() {
+        let mut page = Page::new();
+        for sge_count in [1, 2, 3] {
+            let mut qp = alone(&cap(8, 1, sge_count, 1, 0), page.doorbells());
+            let ex = extended(&mut qp);
+            let given = qp.geometry.capacity;
+            let entries = vec![sge(1); given.max_send_sge as usize];
+            let mut binding = Binding::new();
+            let info = binding.info();
+            let value = [0u8; 8];
+            // SAFETY: the operations were filled in by `extended` and are called in their order.
+            let operations = unsafe { ptr::read(ex) };
+            let post = |kind: u32| -> c_int {
+                // SAFETY: as above; the window and the region live.
+                unsafe {
+                    operations.wr_start.unwrap()(ex);
+                    match kind {
+                        0 => operations.wr_send.unwrap()(ex),
+                        1 => operations.wr_rdma_read.unwrap()(ex, 1, 2),
+                        2 => operations.wr_atomic_fetch_add.unwrap()(ex, 1, 8, 1),
+                        3 => operations.wr_atomic_cmp_swp.unwrap()(ex, 1, 8, 1, 2),
+                        4 => operations.wr_local_inv.unwrap()(ex, 1),
+                        5 => operations.wr_flush.unwrap()(ex, 1, 2, 3, 1, 0),
+                        6 => operations.wr_atomic_write.unwrap()(ex, 1, 8, value.as_ptr().cast()),
+                        _ => operations.wr_bind_mw.unwrap()(
+                            ex,
+                            &raw mut *binding.mw,
+                            0x0005_0011,
+                            &info,
+                        ),
+                    }
+                    if kind < 4 {
+                        let set = operations.wr_set_sge_list.unwrap();
+                        set(ex, entries.len(), entries.as_ptr());
+                    }
+                    operations.wr_complete.unwrap()(ex)
+                }
+            };
+            let mut post = post;
+            for kind in 0..8 {
+                let posted = fill(&qp, || match post(kind) {
+                    0 => Some(kind),
+                    errno => {
+                        assert_eq!(errno, libc::ENOMEM);
+                        None
+                    }
+                });
+                assert_eq!(posted, given.max_send_wr, "kind {kind}");
+                finish_all(&qp);
+            }
+        }
+    }
+
+    /// Long and short work requests mixed by chance, completed by chance, past the end of the
+    /// 32-bit indices: what lies in the ring is what was posted.
+    #[test]
+    fn indices_run_past_the_end_of_their_numbers() {
+        let mut page = Page::new();
+        let qp = alone(&cap(7, 5, 6, 2, 0), page.doorbells());
+        qp.begin_at(u32::MAX - 60);
+        let mut random = 0x2545_f491_4f6c_dd1du64;
+        let mut draw = |limit: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % limit
+        };
+        let mut outstanding: std::collections::VecDeque<(u32, u64, u32)> = Default::default();
+        for wr_id in 0..400u64 {
+            let opcode = OPERATIONS[draw(8) as usize];
+            let count = 1 + draw(6) as usize;
+            let mut entries = vec![sge(wr_id as u32 + 1); count];
+            let mut request = wr(opcode, &mut entries, 0);
+            request.wr_id = wr_id;
+            let start = qp.send.lock().posted.blocks;
+            match send(&qp, &mut request) {
+                0 => outstanding.push_back((start, wr_id, count as u32)),
+                errno => {
+                    assert_eq!(errno, libc::ENOMEM);
+                    assert_eq!(outstanding.len(), qp.geometry.capacity.max_send_wr as usize);
+                    // Some go without a completion of their own.
+                    let done = 1 + draw(outstanding.len() as u64) as usize;
+                    let mut last = None;
+                    for (start, wr_id, count) in outstanding.drain(..done) {
+                        let bytes = fetch(&qp, start);
+                        let header = SendHeader::from_prefix(&bytes).unwrap();
+                        assert_eq!(u32::from(header.sge_count), count);
+                        last = Some((start, wr_id));
+                    }
+                    let (start, wr_id) = last.unwrap();
+                    assert_eq!(qp.send_done(start).0, wr_id);
+                }
+            }
+            let shown = qp.record(offset_of!(QueuePairRecord, send_producer));
+            assert_eq!(shown.load(Ordering::Relaxed), qp.send.lock().posted.blocks);
+        }
+        assert!(
+            qp.send.lock().posted.blocks < 2000,
+            "the indices went round"
+        );
+
+        let mut receive = ibv_recv_wr::default();
+        for wr_id in 0..100 {
+            receive.wr_id = wr_id;
+            let index = qp.receive.lock().producer;
+            assert_eq!(post_receive(&qp, &mut receive), 0);
+            assert_eq!(qp.receive_done(index), wr_id);
+        }
+        for _ in 0..qp.geometry.rq_entries {
+            assert_eq!(post_receive(&qp, &mut receive), 0);
+        }
+        assert_eq!(post_receive(&qp, &mut receive), libc::ENOMEM);
+    }
+
+    fn post_receive(qp: &Qp, wr: &mut ibv_recv_wr) -> c_int {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair lives, and the work request is complete.
+        let result = unsafe { post_recv(ptr::from_ref(qp).cast_mut().cast(), wr, &mut bad) };
+        assert_eq!(result != 0, bad == ptr::from_mut(wr));
+        result
+    }
+
+    /// Those before the bad one are posted, it is named, and none after it is looked at.
+    #[test]
+    fn a_list_is_posted_up_to_its_bad_work_request() {
+        let mut page = Page::new();
+        for bad_at in 0..4usize {
+            let qp = alone(&cap(8, 8, 1, 1, 0), page.doorbells());
+            let mut entries = [sge(1)];
+            let mut list: Vec<ibv_send_wr> = (0..4)
+                .map(|n| {
+                    let opcode = if n == bad_at { 77 } else { IBV_WR_SEND };
+                    let mut wr = wr(opcode, &mut entries, 0);
+                    wr.wr_id = n as u64;
+                    wr
+                })
+                .collect();
+            let mut next = ptr::null_mut();
+            for wr in list.iter_mut().rev() {
+                wr.next = next;
+                next = wr;
+            }
+            let this: *mut ibv_qp = ptr::from_ref(&*qp).cast_mut().cast();
+            let mut bad = ptr::null_mut();
+            // SAFETY: the queue pair lives, and the list ends.
+            let result = unsafe { post_send(this, next, &mut bad) };
+            assert_eq!(result, libc::EINVAL);
+            assert_eq!(bad, &raw mut list[bad_at]);
+            assert_eq!(qp.send.lock().posted.blocks, bad_at as u32);
+            let rung = page.take(DOORBELL_SEND);
+            match bad_at {
+                0 => assert_eq!(rung, 0),
+                posted => assert_eq!(rung, send_doorbell(0x123, posted as u32)),
+            }
+            for index in 0..bad_at as u32 {
+                assert_eq!(qp.send_done(index).0, u64::from(index));
+            }
+
+            let mut list: Vec<ibv_recv_wr> = (0..4)
+                .map(|n| ibv_recv_wr {
+                    wr_id: n as u64,
+                    num_sge: if n == bad_at { -1 } else { 0 },
+                    ..Default::default()
+                })
+                .collect();
+            let mut next = ptr::null_mut();
+            for wr in list.iter_mut().rev() {
+                wr.next = next;
+                next = wr;
+            }
+            let mut bad = ptr::null_mut();
+            // SAFETY: as above.
+            let result = unsafe { post_recv(this, next, &mut bad) };
+            assert_eq!(result, libc::EINVAL);
+            assert_eq!(bad, &raw mut list[bad_at]);
+            assert_eq!(qp.receive.lock().producer, bad_at as u32);
+        }
+    }
+
+    /// The program chooses the keys of a window of type 2 and knows when they are in force.
+    #[test]
+    fn posting_a_bind_leaves_the_window_alone() {
+        let mut page = Page::new();
+        let mut qp = alone(&cap(8, 1, 1, 1, 0), page.doorbells());
+        let mut binding = Binding::new();
+        let mut request = wr(IBV_WR_BIND_MW, &mut [], 0);
+        binding.put_into(&mut request);
+        assert_eq!(send(&qp, &mut request), 0);
+        assert_eq!(binding.mw.rkey, 0x0005_0010);
+        let ex = extended(&mut qp);
+        let info = binding.info();
+        for abort in [true, false] {
+            // SAFETY: the operations were filled in by `extended` and are called in their order.
+            unsafe {
+                let operations = ptr::read(ex);
+                operations.wr_start.unwrap()(ex);
+                operations.wr_bind_mw.unwrap()(ex, &raw mut *binding.mw, 0x0005_0011, &info);
+                if abort {
+                    operations.wr_abort.unwrap()(ex);
+                } else {
+                    assert_eq!(operations.wr_complete.unwrap()(ex), 0);
+                }
+            }
+            assert_eq!(binding.mw.rkey, 0x0005_0010);
+        }
+        let bytes = fetch(&qp, 1);
+        let part = BindPart::from_prefix(&bytes[16..]).unwrap();
+        assert_eq!((part.window, part.new_window), (0x0005_0010, 0x0005_0011));
+    }
+
+    /// Threads post to one queue pair while another takes the completions: each work request is
+    /// there once, and the order of the ring is that of the completions.
+    #[test]
+    fn threads_post_to_one_queue_pair() {
+        const THREADS: u64 = 4;
+        const EACH: u64 = 3000;
+        let mut page = Page::new();
+        let qp = alone(&cap(16, 1, 3, 1, 0), page.doorbells());
+        qp.begin_at(u32::MAX - 1000);
+        let mut seen = vec![0u64; THREADS as usize];
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let qp = Shared(&*qp);
+                scope.spawn(move || {
+                    let qp = qp;
+                    for n in 0..EACH {
+                        let mut entries = vec![sge(1); 1 + (n % 3) as usize];
+                        let mut request = wr(OPERATIONS[(n % 8) as usize], &mut entries, 0);
+                        request.wr_id = (thread << 32) | n;
+                        loop {
+                            match send(&qp, &mut request) {
+                                0 => break,
+                                libc::ENOMEM => std::thread::yield_now(),
+                                errno => panic!("{errno}"),
+                            }
+                        }
+                    }
+                });
+            }
+            let producer = qp.record(offset_of!(QueuePairRecord, send_producer));
+            let mut consumer = u32::MAX - 1000;
+            for _ in 0..THREADS * EACH {
+                while producer.load(Ordering::Acquire) == consumer {
+                    std::thread::yield_now();
+                }
+                let blocks = u32::from(fetch(&qp, consumer)[2]);
+                let (wr_id, _) = qp.send_done(consumer);
+                let next = &mut seen[(wr_id >> 32) as usize];
+                assert_eq!(wr_id as u32, *next as u32, "in each thread's order");
+                *next += 1;
+                consumer = consumer.wrapping_add(blocks);
+            }
+        });
+        assert!(seen.iter().all(|&count| count == EACH));
     }
 }

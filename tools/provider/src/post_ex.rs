@@ -16,15 +16,14 @@ use ferrite_abi::{
 use crate::ah::Ah;
 use crate::post::{Data, Part, SendQueue, Work};
 use crate::private::{verbs_qp, VERBS_QP_EX};
-use crate::qp::Qp;
+use crate::qp::{Qp, SendCount};
 use crate::sys::*;
 use crate::window::bind_part;
 
 /// What is under way between start and completion.
 pub(crate) struct Session {
     /// Where to go back to.
-    producer: u32,
-    posted: u32,
+    posted: SendCount,
     /// The first error; nothing is written after it.
     error: c_int,
     /// A work request that waits for its data.
@@ -34,8 +33,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new() -> Self {
         Self {
-            producer: 0,
-            posted: 0,
+            posted: SendCount::default(),
             error: 0,
             work: None,
         }
@@ -160,7 +158,6 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     let qp = unsafe { Qp::of(qp.cast()) };
     let mut queue = qp.send.lock();
     queue.session = Session {
-        producer: queue.producer,
         posted: queue.posted,
         error: if qp.may_send() { 0 } else { libc::EINVAL },
         work: None,
@@ -177,9 +174,8 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         error => error,
     };
     if error != 0 {
-        queue.producer = queue.session.producer;
         queue.posted = queue.session.posted;
-    } else if queue.producer != queue.session.producer {
+    } else if queue.posted != queue.session.posted {
         qp.publish_send(queue);
     }
     // SAFETY: `wr_start` locked and forgot; `queue` is not used any more.
@@ -190,7 +186,6 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the consumer ends what it started.
     let (qp, queue) = unsafe { held(qp) };
-    queue.producer = queue.session.producer;
     queue.posted = queue.session.posted;
     // SAFETY: `wr_start` locked and forgot; `queue` is not used any more.
     unsafe { qp.send.unlock() };
@@ -374,10 +369,6 @@ unsafe extern "C" fn wr_bind_mw(
             Ok(part) => {
                 begin(qp, SendOpcode::Bind, 0, part);
                 finish(qp, &Data::Entries(&[]));
-                let (_, queue) = held(qp);
-                if queue.session.error == 0 {
-                    (*mw).rkey = rkey;
-                }
             }
             Err(errno) => refuse(qp, errno),
         }

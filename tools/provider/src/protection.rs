@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use ferrite_abi::{Plain, UverbsPdResponse, UVERBS_PD_QUERY, UVERBS_PD_QUERY_HANDLE};
 
 use crate::fail;
+use crate::heap;
 use crate::ioctl::{self, Command};
 use crate::memory::{Allocator, Buffer};
 use crate::private::*;
@@ -17,40 +18,56 @@ use crate::sys::*;
 #[repr(C)]
 pub(crate) struct Pd {
     verbs: ibv_pd,
-    /// Parent domains that stand for it, or queues made with it, where it is one.
+    /// Parent domains that stand for it and queues made with it; and [`ORPHAN`].
     users: AtomicU32,
     parent: Option<Parent>,
 }
 
+/// `Pd::users`: the program has given it up. Its last user frees it.
+const ORPHAN: u32 = 1 << 31;
+
 struct Parent {
-    pd: *mut ibv_pd,
+    /// The domain it stands for.
+    _pd: PdUse,
     td: *mut ibv_td,
     allocator: Option<Allocator>,
 }
 
-/// Keeps a parent domain from going: the kernel does not know of it.
-pub struct ParentUse(*const Pd);
+/// Keeps a domain: the kernel does not know of a parent domain, and an imported one cannot be kept
+/// by refusing to give it up.
+pub struct PdUse(*const Pd);
 
 // SAFETY: it stands for a count that any thread may change.
-unsafe impl Send for ParentUse {}
+unsafe impl Send for PdUse {}
 // SAFETY: as above.
-unsafe impl Sync for ParentUse {}
+unsafe impl Sync for PdUse {}
 
-impl ParentUse {
-    /// # Safety
-    ///
-    /// `pd` lives until the result is dropped; [`dealloc_pd`] sees to that.
-    unsafe fn new(pd: &Pd) -> Self {
+impl PdUse {
+    fn new(pd: &Pd) -> Self {
         pd.users.fetch_add(1, Ordering::Relaxed);
         Self(pd)
     }
 }
 
-impl Drop for ParentUse {
+impl Drop for PdUse {
     fn drop(&mut self) {
-        // SAFETY: the domain lives as long as it has users.
-        unsafe { (*self.0).users.fetch_sub(1, Ordering::Release) };
+        // SAFETY: the domain lives as long as it has users. Where it is an orphan and this the last
+        // of them, nobody else has it; it came from `Pd::boxed`.
+        unsafe {
+            if (*self.0).users.fetch_sub(1, Ordering::AcqRel) == ORPHAN | 1 {
+                drop(Box::from_raw(self.0.cast_mut()));
+            }
+        }
     }
+}
+
+/// A region that is still to be filled in.
+pub(crate) fn new_mr() -> Result<Box<verbs_mr>, c_int> {
+    heap::boxed(verbs_mr {
+        ibv_mr: ibv_mr::default(),
+        mr_type: 0,
+        access: 0,
+    })
 }
 
 /// A thread domain: a promise to use some objects from one thread only. Nothing here depends on
@@ -64,12 +81,27 @@ struct Td {
 }
 
 impl Pd {
-    fn boxed(parent: Option<Parent>) -> *mut Self {
-        Box::into_raw(Box::new(Self {
+    fn boxed(parent: Option<Parent>) -> Result<*mut Self, c_int> {
+        let pd = heap::boxed(Self {
             verbs: ibv_pd::default(),
             users: AtomicU32::new(0),
             parent,
-        }))
+        })?;
+        Ok(Box::into_raw(pd))
+    }
+
+    /// Frees it, or leaves that to its last user.
+    ///
+    /// # Safety
+    ///
+    /// `pd` came from [`Pd::boxed`], and is not used any more but by its users.
+    unsafe fn give_up(pd: *mut Self) {
+        // SAFETY: by the caller; without a user nobody else has it.
+        unsafe {
+            if (*pd).users.fetch_or(ORPHAN, Ordering::AcqRel) == 0 {
+                drop(Box::from_raw(pd));
+            }
+        }
     }
 
     /// Whether it is a parent domain.
@@ -86,19 +118,17 @@ impl Pd {
     ///
     /// # Safety
     ///
-    /// `pd` is null or a live domain of this provider, which lives longer than the buffer.
+    /// `pd` is null or a live domain of this provider. It lives as long as the buffer.
     pub(crate) unsafe fn buffer(pd: *mut ibv_pd, length: usize) -> Result<Buffer, c_int> {
         // SAFETY: by the caller; the `ibv_pd` is at the start of a `Pd`.
-        let Some(parent) = unsafe { pd.cast::<Pd>().as_ref() }.filter(|pd| pd.parent.is_some())
-        else {
+        let Some(pd) = (unsafe { pd.cast::<Pd>().as_ref() }) else {
             return Buffer::new(length);
         };
-        let mut buffer = match parent.parent.as_ref().and_then(|parent| parent.allocator) {
+        let mut buffer = match pd.parent.as_ref().and_then(|parent| parent.allocator) {
             Some(allocator) => Buffer::from_allocator(length, allocator),
             None => Buffer::new(length),
         }?;
-        // SAFETY: by the caller.
-        buffer.keep(unsafe { ParentUse::new(parent) });
+        buffer.keep(PdUse::new(pd));
         Ok(buffer)
     }
 }
@@ -109,7 +139,10 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         core: ib_uverbs_alloc_pd_resp::default(),
         private: UverbsPdResponse::zeroed(),
     };
-    let pd = Pd::boxed(None);
+    let pd = match Pd::boxed(None) {
+        Ok(pd) => pd,
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
     let result = unsafe {
         ibv_cmd_alloc_pd(
@@ -151,11 +184,14 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         (None, None) => None,
         _ => return fail(libc::EINVAL),
     };
-    let pd = Pd::boxed(Some(Parent {
-        pd: attr.pd,
+    let pd = match Pd::boxed(Some(Parent {
+        _pd: PdUse::new(of),
         td: attr.td,
         allocator: None,
-    }));
+    })) {
+        Ok(pd) => pd,
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: nobody else has `pd` yet.
     let this = unsafe { &mut *pd };
     // For libibverbs and the kernel it is the domain it stands for.
@@ -173,7 +209,6 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             free,
         });
     }
-    of.users.fetch_add(1, Ordering::Relaxed);
     if let Some(td) = td {
         td.parents.fetch_add(1, Ordering::Relaxed);
     }
@@ -188,14 +223,9 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     }
     let result = match &this.parent {
         Some(parent) => {
-            // SAFETY: both live as long as they are named here.
-            unsafe {
-                (*parent.pd.cast::<Pd>())
-                    .users
-                    .fetch_sub(1, Ordering::Relaxed);
-                if let Some(td) = parent.td.cast::<Td>().as_ref() {
-                    td.parents.fetch_sub(1, Ordering::Relaxed);
-                }
+            // SAFETY: it lives as long as it is named here.
+            if let Some(td) = unsafe { parent.td.cast::<Td>().as_ref() } {
+                td.parents.fetch_sub(1, Ordering::Relaxed);
             }
             0
         }
@@ -204,7 +234,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     };
     if result == 0 {
         // SAFETY: it came from `Pd::boxed` and is gone for the kernel too.
-        drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+        unsafe { Pd::give_up(pd.cast()) };
     }
     result
 }
@@ -219,7 +249,10 @@ pub(crate) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
     if let Err(errno) = unsafe { command.execute((*context).cmd_fd) } {
         return fail(errno);
     }
-    let pd = Pd::boxed(None);
+    let pd = match Pd::boxed(None) {
+        Ok(pd) => pd,
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: nobody else has `pd` yet.
     unsafe {
         (*pd).verbs.context = context;
@@ -230,8 +263,9 @@ pub(crate) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
 
 pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     // SAFETY: libibverbs passes a domain from `import_pd`, which the consumer does not use any
-    // more; for the kernel it goes on being that of its maker.
-    drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+    // more, other than through what was made with it; for the kernel it goes on being that of its
+    // maker.
+    unsafe { Pd::give_up(pd.cast()) };
 }
 
 pub(crate) unsafe extern "C" fn alloc_td(
@@ -242,11 +276,13 @@ pub(crate) unsafe extern "C" fn alloc_td(
     if unsafe { (*attr).comp_mask } != 0 {
         return fail(libc::EINVAL);
     }
-    Box::into_raw(Box::new(Td {
+    match heap::boxed(Td {
         verbs: ibv_td { context },
         parents: AtomicU32::new(0),
-    }))
-    .cast()
+    }) {
+        Ok(td) => Box::into_raw(td).cast(),
+        Err(errno) => fail(errno),
+    }
 }
 
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
@@ -270,11 +306,10 @@ pub(crate) unsafe extern "C" fn reg_mr(
 ) -> *mut ibv_mr {
     let mut request = Request::<ib_uverbs_reg_mr, Nothing>::default();
     let mut response = Response::<ib_uverbs_reg_mr_resp, Nothing>::default();
-    let mr = Box::into_raw(Box::new(verbs_mr {
-        ibv_mr: ibv_mr::default(),
-        mr_type: 0,
-        access: 0,
-    }));
+    let mr = match new_mr() {
+        Ok(mr) => Box::into_raw(mr),
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
     let result = unsafe {
         ibv_cmd_reg_mr(
@@ -306,11 +341,10 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    let mr = Box::into_raw(Box::new(verbs_mr {
-        ibv_mr: ibv_mr::default(),
-        mr_type: 0,
-        access: 0,
-    }));
+    let mr = match new_mr() {
+        Ok(mr) => Box::into_raw(mr),
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: libibverbs passes a domain of ours; the region is filled in by the call.
     let result =
         unsafe { ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut()) };
@@ -323,11 +357,10 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
 }
 
 pub(crate) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
-    let mr = Box::into_raw(Box::new(verbs_mr {
-        ibv_mr: ibv_mr::default(),
-        mr_type: 0,
-        access: 0,
-    }));
+    let mr = match new_mr() {
+        Ok(mr) => Box::into_raw(mr),
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: libibverbs passes a domain of ours; the region is filled in by the call.
     let result = unsafe { ibv_cmd_query_mr(pd, mr, handle) };
     if result != 0 {
@@ -380,4 +413,68 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         drop(unsafe { Box::from_raw(mr) });
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a domain lives, as its users see it: the count of the one it stands for.
+    fn users(pd: *mut Pd) -> u32 {
+        // SAFETY: the tests look only at domains that live.
+        unsafe { (*pd).users.load(Ordering::Relaxed) }
+    }
+
+    #[test]
+    fn an_imported_domain_lives_as_long_as_it_is_used() {
+        let real = Pd::boxed(None).unwrap();
+        // SAFETY: it was made just now, and lives to the end of the test.
+        let kept = PdUse::new(unsafe { &*real });
+        let imported = Pd::boxed(Some(Parent {
+            _pd: kept,
+            td: ptr::null_mut(),
+            allocator: None,
+        }))
+        .unwrap();
+        assert_eq!(users(real), 1);
+        // SAFETY: the domain lives, and goes on doing so for its buffers.
+        let (one, two) = unsafe {
+            let one = Pd::buffer(imported.cast(), 100).unwrap();
+            let two = Pd::buffer(imported.cast(), 100).unwrap();
+            unimport_pd(imported.cast());
+            (one, two)
+        };
+        // What would have gone with it is still there.
+        assert_eq!(users(real), 1);
+        drop(one);
+        assert_eq!(users(real), 1);
+        drop(two);
+        assert_eq!(users(real), 0);
+        // SAFETY: it has no users.
+        unsafe { unimport_pd(real.cast()) };
+    }
+
+    #[test]
+    fn a_domain_in_use_is_not_given_up() {
+        let pd = Pd::boxed(None).unwrap();
+        // SAFETY: the domain lives; the kernel is not asked where there are users.
+        unsafe {
+            let buffer = Pd::buffer(pd.cast(), 100).unwrap();
+            assert_eq!(dealloc_pd(pd.cast()), libc::EBUSY);
+            drop(buffer);
+            unimport_pd(pd.cast());
+        }
+    }
+
+    #[test]
+    fn without_memory_no_domain_is_made() {
+        let make = || {
+            Pd::boxed(None).map(|pd| {
+                // SAFETY: nobody else has it.
+                unsafe { Pd::give_up(pd) }
+            })
+        };
+        assert_eq!(heap::tests::with_little_memory(make), 1);
+        assert_eq!(heap::tests::with_little_memory(new_mr), 1);
+    }
 }

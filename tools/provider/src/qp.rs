@@ -8,20 +8,23 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_abi::{
-    blocks_for, opcode_part, Plain, QueuePairRecord, ReceiveHeader, SendHeader, SendOpcode, Sge,
-    UverbsContextResponse, UverbsQpRequest, UverbsQpResponse, BLOCK_SIZE, RQ_MIN_LOG_STRIDE,
+    blocks_per_request, longest_before_entries, opcode_part, Plain, QueuePairRecord, ReceiveHeader,
+    SendHeader, SendOpcode, Sge, UverbsContextResponse, UverbsQpRequest, UverbsQpResponse,
+    BLOCK_SIZE, RQ_MIN_LOG_STRIDE,
 };
 
 use crate::context::Context;
-use crate::cq::{clean_both, Cq};
+use crate::cq::Cq;
 use crate::fail;
+use crate::heap;
 use crate::memory::{Buffer, Doorbells, SpinLock};
 use crate::post::{ReceiveQueue, SendQueue};
+use crate::post_ex;
 use crate::private::*;
 use crate::protection::Pd;
 use crate::srq::Srq;
 use crate::sys::*;
-use crate::{post_ex, table::Table};
+use crate::table::{Inserted, Table};
 
 /// A queue pair.
 #[repr(C)]
@@ -42,8 +45,8 @@ pub struct Qp {
     pub(crate) send: SpinLock<SendQueue>,
     /// What a completion of the work request that starts at a block is told as.
     send_slots: Box<[SendSlot]>,
-    /// Work requests known to be done, free-running.
-    send_finished: AtomicU32,
+    /// What of the send queue is known to be done, as a [`SendCount`].
+    send_finished: AtomicU64,
     pub(crate) receive: SpinLock<ReceiveQueue>,
     receive_slots: Box<[AtomicU64]>,
     /// Receive entries known to be done, free-running.
@@ -57,9 +60,40 @@ pub struct Qp {
 #[derive(Default)]
 struct SendSlot {
     wr_id: AtomicU64,
-    /// Work requests posted up to and with this one.
-    posted: AtomicU32,
+    /// What of the queue was posted up to and with this one, as a [`SendCount`].
+    posted: AtomicU64,
     opcode: AtomicU32,
+}
+
+/// How far a send queue is. A queue is full when it has as many work requests as were promised, or
+/// when the next one does not fit in the blocks that are left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SendCount {
+    /// Work requests, free-running.
+    pub(crate) requests: u32,
+    /// Their blocks, free-running.
+    pub(crate) blocks: u32,
+}
+
+impl SendCount {
+    /// The count after a work request of that many blocks.
+    pub(crate) fn after(self, blocks: u32) -> Self {
+        Self {
+            requests: self.requests.wrapping_add(1),
+            blocks: self.blocks.wrapping_add(blocks),
+        }
+    }
+
+    fn to_word(self) -> u64 {
+        (u64::from(self.requests) << 32) | u64::from(self.blocks)
+    }
+
+    fn from_word(word: u64) -> Self {
+        Self {
+            requests: (word >> 32) as u32,
+            blocks: word as u32,
+        }
+    }
 }
 
 /// Sizes and places in a queue pair's buffer.
@@ -86,11 +120,12 @@ impl Geometry {
         {
             return Err(libc::EINVAL);
         }
-        // Of the parts none is longer than that of a send or write (they are alike on connected
-        // services) but those of atomics and binds, which fit in one block with all they have.
-        let payload =
-            (wanted.max_send_sge as usize * size_of::<Sge>()).max(wanted.max_inline_data as usize);
-        let request_blocks = blocks_for(SendOpcode::Send, datagram, payload.max(size_of::<Sge>()));
+        // Every work request may be of any kind: what is promised holds for all of them.
+        let request_blocks = blocks_per_request(
+            datagram,
+            wanted.max_send_sge.max(1) as usize,
+            wanted.max_inline_data as usize,
+        );
         let sq_blocks = (wanted.max_send_wr.max(1) as usize)
             .checked_mul(request_blocks)
             .and_then(usize::checked_next_power_of_two)
@@ -105,8 +140,9 @@ impl Geometry {
         .next_power_of_two()
         .max(1 << RQ_MIN_LOG_STRIDE);
 
-        let overhead = size_of::<SendHeader>() + opcode_part(SendOpcode::Send, datagram);
-        let room = request_blocks * BLOCK_SIZE - overhead;
+        let bytes = request_blocks * BLOCK_SIZE;
+        let room = bytes - longest_before_entries(datagram);
+        let inline_room = bytes - size_of::<SendHeader>() - opcode_part(SendOpcode::Send, datagram);
         let rq_offset = sq_blocks * BLOCK_SIZE;
         let record_offset = (rq_offset + rq_entries * rq_stride).next_multiple_of(BLOCK_SIZE);
         Ok(Self {
@@ -117,7 +153,7 @@ impl Geometry {
                 max_recv_sge: (((rq_stride - size_of::<ReceiveHeader>()) / size_of::<Sge>())
                     as u32)
                     .min(limits.max_sge),
-                max_inline_data: (room as u32).min(limits.max_inline),
+                max_inline_data: (inline_room as u32).min(limits.max_inline),
             },
             sq_blocks: sq_blocks as u32,
             rq_entries: rq_entries as u32,
@@ -140,7 +176,7 @@ impl Qp {
 
     /// A queue pair that the kernel does not know of yet.
     fn boxed(geometry: Geometry, doorbells: Doorbells, buffer: Buffer) -> Result<Box<Self>, c_int> {
-        let qp = Box::new(Self {
+        let qp = heap::boxed(Self {
             verbs: UnsafeCell::new(verbs_qp {
                 qp_ex: ibv_qp_ex::default(),
                 comp_mask: 0,
@@ -155,17 +191,13 @@ impl Qp {
             doorbells,
             buffer,
             send: SpinLock::new(SendQueue::new()),
-            send_slots: (0..geometry.sq_blocks)
-                .map(|_| SendSlot::default())
-                .collect(),
-            send_finished: AtomicU32::new(0),
+            send_slots: heap::slice(geometry.sq_blocks as usize, |_| SendSlot::default())?,
+            send_finished: AtomicU64::new(0),
             receive: SpinLock::new(ReceiveQueue::new()),
-            receive_slots: (0..geometry.rq_entries)
-                .map(|_| AtomicU64::new(0))
-                .collect(),
+            receive_slots: heap::slice(geometry.rq_entries as usize, |_| AtomicU64::new(0))?,
             receive_finished: AtomicU32::new(0),
             geometry,
-        });
+        })?;
         qp.reset_queues();
         Ok(qp)
     }
@@ -198,14 +230,14 @@ impl Qp {
         self.buffer.word(self.geometry.record_offset + field)
     }
 
-    /// Work requests that may still be posted, when `posted` were until now.
+    /// Whether a work request of that many blocks may be posted after those `posted` until now.
     #[inline]
-    pub(crate) fn send_room(&self, posted: u32) -> u32 {
-        let finished = self.send_finished.load(Ordering::Acquire);
-        self.geometry
-            .capacity
-            .max_send_wr
-            .saturating_sub(posted.wrapping_sub(finished))
+    pub(crate) fn has_send_room(&self, posted: SendCount, blocks: u32) -> bool {
+        let finished = SendCount::from_word(self.send_finished.load(Ordering::Acquire));
+        let requests = posted.requests.wrapping_sub(finished.requests);
+        let used = posted.blocks.wrapping_sub(finished.blocks);
+        requests < self.geometry.capacity.max_send_wr
+            && u64::from(used) + u64::from(blocks) <= u64::from(self.geometry.sq_blocks)
     }
 
     /// Receives that may still be posted, when `posted` were until now.
@@ -217,12 +249,18 @@ impl Qp {
             .saturating_sub(posted.wrapping_sub(finished))
     }
 
-    /// Remembers the work request that starts at block `index`.
+    /// Remembers the work request that starts at block `index`; `posted` counts it.
     #[inline]
-    pub(crate) fn send_posted(&self, index: u32, posted: u32, wr_id: u64, opcode: ibv_wc_opcode) {
+    pub(crate) fn send_posted(
+        &self,
+        index: u32,
+        posted: SendCount,
+        wr_id: u64,
+        opcode: ibv_wc_opcode,
+    ) {
         let slot = &self.send_slots[(index & (self.geometry.sq_blocks - 1)) as usize];
         slot.wr_id.store(wr_id, Ordering::Relaxed);
-        slot.posted.store(posted, Ordering::Relaxed);
+        slot.posted.store(posted.to_word(), Ordering::Relaxed);
         slot.opcode.store(opcode, Ordering::Relaxed);
     }
 
@@ -276,6 +314,19 @@ impl Qp {
             .store(1, Ordering::Release);
     }
 
+    /// Drops its entries from its completion queues. The device writes no more of them: the queue
+    /// pair is destroyed, or in state RESET.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Qp::completion_queues`].
+    unsafe fn forget_completions(&self) {
+        // SAFETY: by the caller.
+        for cq in unsafe { self.completion_queues() }.into_iter().flatten() {
+            cq.forget(self);
+        }
+    }
+
     fn request(&self) -> UverbsQpRequest {
         UverbsQpRequest {
             buffer: self.buffer.address(),
@@ -296,14 +347,11 @@ impl Qp {
     /// # Safety
     ///
     /// The queue pair was made, so that libibverbs has filled the pointers in.
-    unsafe fn completion_queues(&self) -> (Option<&Cq>, Option<&Cq>) {
+    unsafe fn completion_queues(&self) -> [Option<&Cq>; 2] {
         // SAFETY: a completion queue cannot be destroyed while a queue pair uses it.
         unsafe {
             let qp = &raw const (*self.verbs.get()).qp_ex.qp_base;
-            (
-                (!(*qp).send_cq.is_null()).then(|| Cq::of((*qp).send_cq)),
-                (!(*qp).recv_cq.is_null()).then(|| Cq::of((*qp).recv_cq)),
-            )
+            [(*qp).send_cq, (*qp).recv_cq].map(|cq| (!cq.is_null()).then(|| Cq::of(cq)))
         }
     }
 }
@@ -351,7 +399,15 @@ unsafe fn create(
     if target {
         geometry.capacity = ibv_qp_cap::default();
     }
-    let pd = if target { ptr::null_mut() } else { attr.pd };
+    let asked = *attr;
+    let pd = if target || attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        ptr::null_mut()
+    } else {
+        attr.pd
+    };
+    if pd.is_null() && !target {
+        return Err(libc::EINVAL);
+    }
     // SAFETY: the consumer passes a live domain or none.
     let buffer = unsafe { Pd::buffer(pd, geometry.length) }?;
     let mut qp = Qp::boxed(geometry, provider.doorbells, buffer)?;
@@ -371,7 +427,6 @@ unsafe fn create(
     };
     let qp = Box::into_raw(qp);
     let table: &Table<Qp> = &provider.queue_pairs;
-    let changing = table.changing();
     // SAFETY: request and response are laid out as libibverbs expects, the sizes are theirs, and
     // `qp` is not shared yet.
     let result = unsafe {
@@ -396,16 +451,32 @@ unsafe fn create(
         (*qp).qpn
     };
     // Completions never name a target's own entries.
-    if !target && !table.insert(qpn, qp, &changing) {
-        // SAFETY: the queue pair was made a moment ago and nobody has it.
-        unsafe {
-            ibv_cmd_destroy_qp((*qp).verbs.get().cast());
-            drop(Box::from_raw(qp));
+    let inserted = if target {
+        Ok(Inserted::Yes)
+    } else {
+        table.insert(qpn, qp)
+    };
+    let instead = match inserted {
+        Ok(Inserted::Yes) => {
+            attr.cap = geometry.capacity;
+            return Ok(qp);
         }
-        return Err(libc::EPROTO);
+        // Another thread has just destroyed the queue pair of this number and still looks for
+        // completions of it. It may wait long for a completion queue, for this very thread even; so
+        // another number is taken, which is not this one as long as this queue pair is there.
+        Ok(Inserted::Taken) => {
+            *attr = asked;
+            // SAFETY: by the caller.
+            unsafe { create(context, attr) }
+        }
+        Err(errno) => Err(errno),
+    };
+    // SAFETY: the queue pair was made a moment ago and nobody has it.
+    unsafe {
+        ibv_cmd_destroy_qp((*qp).verbs.get().cast());
+        drop(Box::from_raw(qp));
     }
-    attr.cap = geometry.capacity;
-    Ok(qp)
+    instead
 }
 
 pub(crate) unsafe extern "C" fn create_qp(
@@ -534,8 +605,8 @@ pub(crate) unsafe extern "C" fn modify_qp(
     let (this, state) = unsafe { (Qp::of(qp), (*attr).qp_state) };
     if mask as u32 & IBV_QP_STATE != 0 && state == IBV_QPS_RESET {
         // SAFETY: the queue pair is made.
-        let (send, receive) = unsafe { this.completion_queues() };
-        clean_both(send, receive, this, || this.reset_queues());
+        unsafe { this.forget_completions() };
+        this.reset_queues();
     }
     0
 }
@@ -572,21 +643,17 @@ pub(crate) unsafe extern "C" fn query_qp(
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: libibverbs passes a live queue pair, whose context is open.
     let (this, table) = unsafe { (Qp::of(qp), &*Context::of((*qp).context).queue_pairs) };
-    let changing = table.changing();
+    // No lock is held: this waits until all events of the queue pair are acknowledged, and whoever
+    // is to do that may make and destroy others before.
     // SAFETY: as above.
     let result = unsafe { ibv_cmd_destroy_qp(qp) };
     if result != 0 {
         return result;
     }
+    // The table has it as long as there is an entry to find it for.
     // SAFETY: the queue pair was made.
-    let (send, receive) = unsafe { this.completion_queues() };
-    // Whoever polls sees the queue pair alive or none of its entries.
-    clean_both(send, receive, this, || {
-        if send.is_some() {
-            table.remove(this.qpn, &changing);
-        }
-    });
-    drop(changing);
+    unsafe { this.forget_completions() };
+    table.remove(this.qpn, this);
     // SAFETY: it came from `create`; kernel, device and table have let go of it.
     drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
     0
@@ -595,6 +662,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use ferrite_abi::{blocks_for, has_entries};
 
     /// A queue pair in state RTS with a page of ordinary memory for doorbells, for tests of
     /// posting.
@@ -653,11 +721,30 @@ pub(crate) mod tests {
                     assert!(given.max_send_wr >= wr && given.max_recv_wr >= wr);
                     assert!(given.max_send_sge >= sge && given.max_recv_sge >= sge);
                     assert!(given.max_inline_data >= inline);
-                    // The largest work request, as often as promised, fits in the ring.
-                    let largest =
-                        (given.max_send_sge as usize * 16).max(given.max_inline_data as usize);
-                    let blocks = blocks_for(SendOpcode::Send, datagram, largest) as u32;
-                    assert!(blocks * given.max_send_wr <= geometry.sq_blocks);
+                    // The largest work request of every kind, as often as promised, fits in the
+                    // ring.
+                    for opcode in (0..u8::MAX).filter_map(SendOpcode::from_number) {
+                        let payload = if opcode == SendOpcode::AtomicWrite {
+                            8
+                        } else if has_entries(opcode) {
+                            given.max_send_sge as usize * 16
+                        } else {
+                            0
+                        };
+                        let blocks = blocks_for(opcode, datagram, payload) as u32;
+                        assert!(
+                            blocks * given.max_send_wr <= geometry.sq_blocks,
+                            "{opcode:?}, {given:?}"
+                        );
+                    }
+                    for opcode in [SendOpcode::Send, SendOpcode::Write] {
+                        let inline = given.max_inline_data as usize;
+                        let blocks = blocks_for(opcode, datagram, inline) as u32;
+                        assert!(
+                            datagram && opcode == SendOpcode::Write
+                                || blocks * given.max_send_wr <= geometry.sq_blocks
+                        );
+                    }
                     assert!(16 + 16 * given.max_recv_sge <= geometry.rq_stride);
                     assert_eq!(geometry.rq_offset % 64, 0);
                     assert_eq!(geometry.record_offset % 64, 0);
@@ -668,6 +755,46 @@ pub(crate) mod tests {
                 }
             }
         }
+    }
+
+    impl Qp {
+        /// Has the indices of both queues, which are empty, begin at this number.
+        pub(crate) fn begin_at(&self, index: u32) {
+            let count = SendCount {
+                requests: index,
+                blocks: index,
+            };
+            self.send.lock().posted = count;
+            self.send_finished.store(count.to_word(), Ordering::Release);
+            self.receive.lock().producer = index;
+            for (offset, value) in [
+                (offset_of!(QueuePairRecord, send_producer), index),
+                (offset_of!(QueuePairRecord, receive_producer), index),
+            ] {
+                self.record(offset).store(value, Ordering::Release);
+            }
+            self.receive_finished.store(index, Ordering::Release);
+        }
+    }
+
+    impl Qp {
+        /// Whether a work request that starts at block `index` was the last of those `posted`.
+        pub(crate) fn was_posted(&self, index: u32, posted: SendCount) -> bool {
+            let slot = &self.send_slots[(index & (self.geometry.sq_blocks - 1)) as usize];
+            slot.posted.load(Ordering::Relaxed) == posted.to_word()
+        }
+    }
+
+    #[test]
+    fn without_memory_no_queue_pair_is_made() {
+        let geometry = Geometry::new(&cap(4, 4, 1, 1, 0), &limits(), false).unwrap();
+        let mut page = vec![0u64; 512];
+        // SAFETY: the page outlives the queue pairs.
+        let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
+        let failures = heap::tests::with_little_memory(|| {
+            Qp::boxed(geometry, doorbells, Buffer::new(geometry.length)?)
+        });
+        assert_eq!(failures, 3);
     }
 
     #[test]

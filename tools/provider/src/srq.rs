@@ -19,11 +19,13 @@ use ferrite_abi::{
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::fail;
+use crate::heap;
 use crate::memory::{Buffer, Doorbells, SpinLock};
 use crate::post::{list, Cursor};
 use crate::private::*;
 use crate::protection::Pd;
 use crate::sys::*;
+use crate::table::Inserted;
 
 /// A shared receive queue.
 #[repr(C)]
@@ -48,23 +50,34 @@ struct State {
     /// Entries written, free-running.
     producer: u32,
     /// Numbers that no entry has. With those that one has they are as many as the ring has places.
+    /// Has room for all numbers.
     free: Vec<u32>,
-    /// By number: what the consumer called the receive.
-    wr_ids: Vec<u64>,
-    /// Numbers out of use, since the ring was longer once.
+    /// By number.
+    receives: Vec<Receive>,
+    /// Numbers out of use, since the ring was longer once. Has room for all numbers.
     retired: Vec<u32>,
 }
 
+/// What is remembered of an entry.
+#[derive(Clone, Copy, Default)]
+struct Receive {
+    /// What the consumer called it.
+    wr_id: u64,
+    /// It is not known to be done.
+    outstanding: bool,
+}
+
 impl State {
-    fn new(geometry: Geometry, buffer: Buffer) -> Self {
-        Self {
+    fn new(geometry: Geometry, buffer: Buffer) -> Result<Self, c_int> {
+        let entries = geometry.entries;
+        Ok(Self {
             geometry,
             buffer,
             producer: 0,
-            free: (0..geometry.entries).rev().collect(),
-            wr_ids: vec![0; geometry.entries as usize],
+            free: heap::vector(entries as usize, |n| entries - 1 - n as u32)?,
+            receives: heap::vector(entries as usize, |_| Receive::default())?,
             retired: Vec::new(),
-        }
+        })
     }
 
     /// Receives posted and not known to be done.
@@ -72,21 +85,33 @@ impl State {
         self.geometry.entries as usize - self.free.len()
     }
 
-    /// Goes over to another ring, which has room for what is outstanding.
-    fn move_to(&mut self, geometry: Geometry, buffer: Buffer) {
+    /// Makes room for what [`State::move_to`] needs.
+    fn prepare_to_move(&mut self, geometry: &Geometry) -> Result<(), c_int> {
+        let numbers = self.receives.len().max(geometry.entries as usize);
+        let receives = numbers - self.receives.len();
+        heap::reserve(&mut self.receives, receives)?;
+        let free = numbers - self.free.len();
+        heap::reserve(&mut self.free, free)?;
+        let retired = numbers - self.retired.len();
+        heap::reserve(&mut self.retired, retired)
+    }
+
+    /// Goes over to another ring, which has room for what is outstanding; gives the old one.
+    /// [`State::prepare_to_move`] went before.
+    fn move_to(&mut self, geometry: Geometry, buffer: Buffer) -> Buffer {
         let numbers = geometry.entries as usize - self.outstanding();
         while self.free.len() > numbers {
             self.retired.extend(self.free.pop());
         }
         while self.free.len() < numbers {
             let number = self.retired.pop().unwrap_or_else(|| {
-                self.wr_ids.push(0);
-                self.wr_ids.len() as u32 - 1
+                self.receives.push(Receive::default());
+                self.receives.len() as u32 - 1
             });
             self.free.push(number);
         }
         self.geometry = geometry;
-        self.buffer = buffer;
+        core::mem::replace(&mut self.buffer, buffer)
     }
 }
 
@@ -140,7 +165,7 @@ impl Srq {
     }
 
     fn boxed(geometry: Geometry, doorbells: Doorbells, buffer: Buffer) -> Result<Box<Self>, c_int> {
-        let srq = Box::new(Self {
+        heap::boxed(Self {
             verbs: UnsafeCell::new(verbs_srq {
                 srq: ibv_srq::default(),
                 srq_type: IBV_SRQT_BASIC,
@@ -150,21 +175,22 @@ impl Srq {
             }),
             srqn: 0,
             doorbells,
-            state: SpinLock::new(State::new(geometry, buffer)),
-        });
-        Ok(srq)
+            state: SpinLock::new(State::new(geometry, buffer)?),
+        })
     }
 
     /// The entry with this number is done: what its consumer called it. The number is free again.
     pub(crate) fn done(&self, id: u32) -> u64 {
         let mut state = self.state.lock();
-        match state.wr_ids.get(id as usize).copied() {
-            Some(wr_id) => {
+        match state.receives.get_mut(id as usize) {
+            Some(receive) if receive.outstanding => {
+                receive.outstanding = false;
+                let wr_id = receive.wr_id;
                 state.free.push(id);
                 wr_id
             }
-            // Only a broken device says a number it was not given.
-            None => 0,
+            // Only a broken device says a number that it does not have.
+            _ => 0,
         }
     }
 
@@ -179,7 +205,10 @@ impl Srq {
             return Err(libc::EINVAL);
         }
         let id = state.free.pop().ok_or(libc::ENOMEM)?;
-        state.wr_ids[id as usize] = wr.wr_id;
+        state.receives[id as usize] = Receive {
+            wr_id: wr.wr_id,
+            outstanding: true,
+        };
         let slot = (state.producer & (geometry.entries - 1)) as usize;
         let header = ReceiveHeader {
             sge_count: entries.len() as u32,
@@ -333,8 +362,8 @@ unsafe fn create_extended(
     };
     // SAFETY: by the caller.
     let table = unsafe { &*Context::of(context).extended_srqs };
+    let asked = *attr;
     let srq = Box::into_raw(srq);
-    let changing = table.changing();
     // SAFETY: request and response are laid out as libibverbs expects, the sizes are theirs, and
     // `srq` is not shared yet.
     let result = unsafe {
@@ -356,19 +385,31 @@ unsafe fn create_extended(
     let srqn = response.private.srqn;
     // SAFETY: nobody else has `srq` yet.
     unsafe { (*srq).srqn = srqn };
-    if !table.insert(srqn, srq, &changing) {
-        // SAFETY: the queue was made a moment ago and nobody has it.
-        unsafe {
-            ibv_cmd_destroy_srq(srq.cast());
-            drop(Box::from_raw(srq));
+    let instead = match table.insert(srqn, srq) {
+        Ok(Inserted::Yes) => {
+            // SAFETY: the queue was made a moment ago and nobody can have destroyed it.
+            let geometry = unsafe { (*srq).state.lock().geometry };
+            attr.attr.max_wr = geometry.entries;
+            attr.attr.max_sge = geometry.max_sge;
+            return srq.cast();
         }
-        return fail(libc::EPROTO);
+        // Another thread is about to forget the old queue of this number: see `qp::create`.
+        Ok(Inserted::Taken) => {
+            *attr = asked;
+            // SAFETY: by the caller.
+            unsafe { create_extended(context, attr) }
+        }
+        Err(errno) => fail(errno),
+    };
+    // SAFETY: the queue was made a moment ago and nobody has it. The number of an error stays in
+    // `errno`.
+    unsafe {
+        let errno = *libc::__errno_location();
+        ibv_cmd_destroy_srq(srq.cast());
+        drop(Box::from_raw(srq));
+        *libc::__errno_location() = errno;
     }
-    // SAFETY: the queue was made a moment ago and nobody can have destroyed it.
-    let geometry = unsafe { (*srq).state.lock().geometry };
-    attr.attr.max_wr = geometry.entries;
-    attr.attr.max_sge = geometry.max_sge;
-    srq.cast()
+    instead
 }
 
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
@@ -383,11 +424,14 @@ pub(crate) unsafe extern "C" fn open_xrcd(
 ) -> *mut ibv_xrcd {
     let mut request = Request::<ib_uverbs_open_xrcd, Nothing>::default();
     let mut response = Response::<ib_uverbs_open_xrcd_resp, Nothing>::default();
-    let xrcd = Box::into_raw(Box::new(verbs_xrcd {
+    let xrcd = match heap::boxed(verbs_xrcd {
         xrcd: ibv_xrcd::default(),
         comp_mask: 0,
         handle: 0,
-    }));
+    }) {
+        Ok(xrcd) => Box::into_raw(xrcd),
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
     let result = unsafe {
         ibv_cmd_open_xrcd(
@@ -442,8 +486,8 @@ pub(crate) unsafe extern "C" fn modify_srq(
     }
 }
 
-/// Gives a queue another ring. The lock is held meanwhile, so that nobody posts to one ring while
-/// the device moves to the other.
+/// Gives a queue another ring. The lock is held while the device moves, so that nobody posts to the
+/// one it leaves; not while memory is got and given back, which may be the program's own matter.
 ///
 /// # Safety
 ///
@@ -455,24 +499,28 @@ unsafe fn resize_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) ->
     if context.limits.features & FEATURE_RESIZE_SRQ == 0 {
         return libc::EOPNOTSUPP;
     }
-    let mut state = this.state.lock();
     let wanted = ibv_srq_attr {
         max_wr: wanted,
-        max_sge: state.geometry.max_sge,
+        // The same in every ring of a queue.
+        max_sge: this.state.lock().geometry.max_sge,
         srq_limit: 0,
     };
     let geometry = match Geometry::new(&wanted, &context.limits) {
         Ok(geometry) => geometry,
         Err(errno) => return errno,
     };
-    if state.outstanding() > geometry.entries as usize {
-        return libc::EINVAL;
-    }
     // SAFETY: the domain of a live queue is live.
     let buffer = match unsafe { Pd::buffer((*srq).pd, geometry.length()) } {
         Ok(buffer) => buffer,
         Err(errno) => return errno,
     };
+    let mut state = this.state.lock();
+    if state.outstanding() > geometry.entries as usize {
+        return libc::EINVAL;
+    }
+    if let Err(errno) = state.prepare_to_move(&geometry) {
+        return errno;
+    }
     let producer = geometry.record_offset + offset_of!(SharedReceiveRecord, producer);
     buffer
         .word(producer)
@@ -492,10 +540,15 @@ unsafe fn resize_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) ->
             size_of_val(&request),
         )
     };
-    if result == 0 {
+    // The one that is not in use any more.
+    let left = if result == 0 {
         // The device has copied what it had not taken and left the old ring.
-        state.move_to(geometry, buffer);
-    }
+        state.move_to(geometry, buffer)
+    } else {
+        buffer
+    };
+    drop(state);
+    drop(left);
     result
 }
 
@@ -524,7 +577,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
 pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: libibverbs passes a live queue of ours, whose context is open.
     let (this, table) = unsafe { (Srq::of(srq), &*Context::of((*srq).context).extended_srqs) };
-    let changing = table.changing();
+    // No lock is held: this waits until all events of the queue are acknowledged.
     // SAFETY: as above.
     let result = unsafe { ibv_cmd_destroy_srq(srq) };
     if result != 0 {
@@ -537,10 +590,10 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
         ((*verbs).srq_type == IBV_SRQT_XRC).then(|| Cq::of((*verbs).cq))
     };
     if let Some(cq) = cq {
-        // Whoever polls sees the queue alive or none of its entries.
-        cq.clean_shared(this.srqn, || table.remove(this.srqn, &changing));
+        // The table has it as long as there is an entry to find it for.
+        cq.forget_shared(this.srqn);
+        table.remove(this.srqn, this);
     }
-    drop(changing);
     // SAFETY: it came from this module; kernel, device and table have let go of it.
     drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
     0
@@ -629,22 +682,108 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_completes_a_receive_twice_does_no_harm() {
+        let mut page = vec![0u64; 512];
+        // SAFETY: the page outlives the queue.
+        let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
+        let geometry = Geometry::new(&attr(4, 1), &limits()).unwrap();
+        let buffer = Buffer::new(geometry.length()).unwrap();
+        let srq = Srq::boxed(geometry, doorbells, buffer).unwrap();
+        let request = ibv_recv_wr {
+            wr_id: 7,
+            ..Default::default()
+        };
+        for _ in 0..4 {
+            assert_eq!(srq.write(&mut srq.state.lock(), &request), Ok(()));
+        }
+        assert_eq!((srq.done(2), srq.done(2), srq.done(2)), (7, 0, 0));
+        assert_eq!(srq.write(&mut srq.state.lock(), &request), Ok(()));
+        assert_eq!(
+            srq.write(&mut srq.state.lock(), &request),
+            Err(libc::ENOMEM)
+        );
+    }
+
+    #[test]
+    fn indices_run_past_the_end_of_their_numbers() {
+        let mut page = vec![0u64; 512];
+        // SAFETY: the page outlives the queue.
+        let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
+        let geometry = Geometry::new(&attr(4, 1), &limits()).unwrap();
+        let buffer = Buffer::new(geometry.length()).unwrap();
+        let srq = Srq::boxed(geometry, doorbells, buffer).unwrap();
+        srq.state.lock().producer = u32::MAX - 5;
+        for wr_id in 0..40u64 {
+            let request = ibv_recv_wr {
+                wr_id,
+                ..Default::default()
+            };
+            let index = srq.state.lock().producer;
+            assert_eq!(srq.write(&mut srq.state.lock(), &request), Ok(()));
+            let state = srq.state.lock();
+            assert_eq!(state.producer, index.wrapping_add(1));
+            let slot = (index & 3) as usize * state.geometry.stride;
+            let id = state.buffer.word(slot + 4).load(Ordering::Relaxed);
+            srq.publish(&state);
+            let record = state.geometry.record_offset;
+            let producer = record + offset_of!(SharedReceiveRecord, producer);
+            let shown = state.buffer.word(producer).load(Ordering::Relaxed);
+            assert_eq!(shown, state.producer);
+            drop(state);
+            assert_eq!(srq.done(id), wr_id);
+        }
+    }
+
+    #[test]
+    fn without_memory_no_queue_is_made_and_none_is_changed() {
+        let geometry = |entries| Geometry::new(&attr(entries, 1), &limits()).unwrap();
+        let mut page = vec![0u64; 512];
+        // SAFETY: the page outlives the queues.
+        let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
+        let failures = heap::tests::with_little_memory(|| {
+            let geometry = geometry(8);
+            Srq::boxed(geometry, doorbells, Buffer::new(geometry.length())?)
+        });
+        assert_eq!(failures, 3);
+        let mut state =
+            State::new(geometry(8), Buffer::new(geometry(8).length()).unwrap()).unwrap();
+        let failures = heap::tests::with_little_memory(|| state.prepare_to_move(&geometry(64)));
+        assert_eq!(failures, 2);
+        assert_eq!((state.free.len(), state.receives.len()), (8, 8));
+        // What was made room for is enough.
+        let larger = Buffer::new(geometry(64).length()).unwrap();
+        heap::tests::with_little_memory(|| state.prepare_to_move(&geometry(64)));
+        let mut larger = Some(larger);
+        assert_eq!(
+            heap::tests::with_little_memory(|| {
+                larger
+                    .take()
+                    .map(|larger| drop(state.move_to(geometry(64), larger)))
+                    .ok_or(libc::EIO)
+            }),
+            0
+        );
+        assert_eq!(state.free.len(), 64);
+    }
+
+    #[test]
     fn numbers_stay_different_however_the_ring_changes() {
         let state = |entries| {
             let geometry = Geometry::new(&attr(entries, 1), &limits()).unwrap();
             (geometry, Buffer::new(geometry.length()).unwrap())
         };
         let (geometry, buffer) = state(8);
-        let mut queue = State::new(geometry, buffer);
+        let mut queue = State::new(geometry, buffer).unwrap();
         let mut held: Vec<u32> = (0..3).filter_map(|_| queue.free.pop()).collect();
         for entries in [4, 16, 4, 64, 32] {
             let (geometry, buffer) = state(entries);
-            queue.move_to(geometry, buffer);
+            queue.prepare_to_move(&geometry).unwrap();
+            drop(queue.move_to(geometry, buffer));
             assert_eq!(queue.outstanding(), held.len());
             // Take all there are, give some back.
             while let Some(number) = queue.free.pop() {
                 assert!(!held.contains(&number));
-                assert!((number as usize) < queue.wr_ids.len());
+                assert!((number as usize) < queue.receives.len());
                 held.push(number);
             }
             assert_eq!(held.len(), entries as usize);
@@ -661,7 +800,8 @@ mod tests {
             assert!(16 + 16 * geometry.max_sge as usize <= geometry.stride);
         }
         for (wr, sge) in [(0, 1), ((1 << 15) + 1, 1), (u32::MAX, 1), (1, 17)] {
-            assert!(Geometry::new(&attr(wr, sge), &limits()).is_err());
+            let refused = Geometry::new(&attr(wr, sge), &limits()).err();
+            assert_eq!(refused, Some(libc::EINVAL));
         }
     }
 }

@@ -7,6 +7,7 @@ use core::ptr;
 use ferrite_abi::{BindPart, SendOpcode, Tag};
 
 use crate::fail;
+use crate::heap;
 use crate::post::{Data, Part, Work};
 use crate::private::*;
 use crate::qp::Qp;
@@ -15,7 +16,10 @@ use crate::sys::*;
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     let mut request = Request::<ib_uverbs_alloc_mw, Nothing>::default();
     let mut response = Response::<ib_uverbs_alloc_mw_resp, Nothing>::default();
-    let mw = Box::into_raw(Box::<ibv_mw>::default());
+    let mw = match heap::boxed(ibv_mw::default()) {
+        Ok(mw) => Box::into_raw(mw),
+        Err(errno) => return fail(errno),
+    };
     // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
     let result = unsafe {
         ibv_cmd_alloc_mw(
@@ -46,7 +50,9 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     result
 }
 
-/// The part of a bind; `rkey` is the window's key afterwards.
+/// The part of a bind; `rkey` is the window's key when it was carried out. Whether and when that
+/// will be nobody knows yet, so that the window's structure is left alone: a program that binds
+/// windows of type 2 chooses their keys and knows which is in force.
 ///
 /// # Safety
 ///
@@ -113,6 +119,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
         return errno;
     }
     qp.publish_send(&queue);
+    // The verb returns the new key with the window, before the bind is carried out.
     window.rkey = rkey;
     0
 }
