@@ -25,6 +25,8 @@ fn main() {
         .args(["--allowlist-type", "(ibv|verbs|ib_uverbs|uverbs)_.*"])
         .args(["--allowlist-var", "(IBV|IB|UVERBS)_.*"])
         .args(["--allowlist-function", "ibv_resolve_eth_l2_from_gid"])
+        .args(["--allowlist-function", "_ibv_query_gid_ex"])
+        .args(["--allowlist-function", "ibv_query_qp_data_in_order"])
         .status()
         .expect("bindgen must be installed (Debian: bindgen, libclang-dev, libibverbs-dev)");
     assert!(status.success(), "bindgen failed");

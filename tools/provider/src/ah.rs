@@ -9,6 +9,7 @@ use core::ffi::c_int;
 use ferrite_abi::{Path, Plain, VLAN_NONE};
 
 use crate::fail;
+use crate::heap;
 use crate::sys::*;
 
 /// An address handle.
@@ -42,6 +43,88 @@ fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
     }
 }
 
+/// The identifier in what the kernel tells of an interface under `/proc/net/vlan`.
+fn vlan_identifier(text: &[u8]) -> Option<u16> {
+    const NAME: &[u8] = b"VID: ";
+    let at = text.windows(NAME.len()).position(|part| part == NAME)?;
+    let digits = &text[at + NAME.len()..];
+    let end = digits
+        .iter()
+        .position(|digit| !digit.is_ascii_digit())
+        .unwrap_or(digits.len());
+    core::str::from_utf8(&digits[..end])
+        .ok()?
+        .parse()
+        .ok()
+        .filter(|&vlan| vlan < 0x1000)
+}
+
+/// The VLAN of an interface, if it is one.
+fn vlan_of(interface: u32) -> Option<u16> {
+    const DIRECTORY: &[u8] = b"/proc/net/vlan/";
+    let mut path = [0u8; DIRECTORY.len() + libc::IF_NAMESIZE];
+    path[..DIRECTORY.len()].copy_from_slice(DIRECTORY);
+    let mut text = [0u8; 512];
+    // SAFETY: after the directory there is room for the name of an interface, which ends with a
+    // zero; the file is closed again, and no more is read than there is room for.
+    let length = unsafe {
+        let name = path.as_mut_ptr().add(DIRECTORY.len());
+        if libc::if_indextoname(interface, name.cast()).is_null() {
+            return None;
+        }
+        let file = libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            // There is one for each VLAN.
+            return None;
+        }
+        let length = libc::read(file, text.as_mut_ptr().cast(), text.len());
+        libc::close(file);
+        length
+    };
+    vlan_identifier(text.get(..usize::try_from(length).ok()?)?)
+}
+
+/// The VLAN that the interface of a source GID is in.
+///
+/// # Safety
+///
+/// `context` is open.
+unsafe fn source_vlan(
+    context: *mut ibv_context,
+    port: u8,
+    index: u8,
+) -> Result<Option<u16>, c_int> {
+    let mut entry = ibv_gid_entry::default();
+    // SAFETY: by the caller; `entry` has the size that is said.
+    let result = unsafe {
+        _ibv_query_gid_ex(
+            context,
+            port.into(),
+            index.into(),
+            &mut entry,
+            0,
+            size_of_val(&entry),
+        )
+    };
+    match result {
+        0 if entry.ndev_ifindex == 0 => Ok(None),
+        0 => Ok(vlan_of(entry.ndev_ifindex)),
+        errno => Err(errno),
+    }
+}
+
+/// What a function of libibverbs means that returns a negative number: that of an error, or -1 with
+/// it in `errno`.
+fn resolve_error(result: c_int) -> c_int {
+    match result {
+        -1 => std::io::Error::last_os_error()
+            .raw_os_error()
+            .filter(|&errno| errno != 0)
+            .unwrap_or(libc::EINVAL),
+        result => result.saturating_abs(),
+    }
+}
+
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the consumer passes a live domain and its attributes.
     let (context, given) = unsafe { ((*pd).context, *attr) };
@@ -64,8 +147,15 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
         flow_label: given.grh.flow_label,
         ..Path::zeroed()
     };
-    match multicast_mac(&gid) {
-        Some(mac) => path.mac = mac,
+    let vlan = match multicast_mac(&gid) {
+        Some(mac) => {
+            path.mac = mac;
+            // SAFETY: the context is open.
+            match unsafe { source_vlan(context, given.port_num, given.grh.sgid_index) } {
+                Ok(vlan) => vlan,
+                Err(errno) => return fail(errno),
+            }
+        }
         None => {
             let mut vlan = VLAN_NONE;
             // SAFETY: the context is open, the attributes are the consumer's, and there is room
@@ -74,22 +164,25 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
                 ibv_resolve_eth_l2_from_gid(context, attr, path.mac.as_mut_ptr(), &mut vlan)
             };
             if result != 0 {
-                return fail(result.abs());
+                return fail(resolve_error(result));
             }
-            if vlan < 0x1000 {
-                path.vlan = vlan | (u16::from(given.sl & 7) << 13);
-            }
+            (vlan < 0x1000).then_some(vlan)
         }
+    };
+    if let Some(vlan) = vlan {
+        path.vlan = vlan | (u16::from(given.sl & 7) << 13);
     }
-    let ah = Box::new(Ah {
+    match heap::boxed(Ah {
         verbs: ibv_ah {
             context,
             pd,
             handle: 0,
         },
         path,
-    });
-    Box::into_raw(ah).cast()
+    }) {
+        Ok(ah) => Box::into_raw(ah).cast(),
+        Err(errno) => fail(errno),
+    }
 }
 
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
@@ -102,6 +195,38 @@ pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_tells_the_identifier_of_a_vlan() {
+        let text = b"eth0.7  VID: 7\t REORDER_HDR: 1  dev->priv_flags: 1021\n";
+        assert_eq!(vlan_identifier(text), Some(7));
+        assert_eq!(vlan_identifier(b"a  VID: 4094"), Some(4094));
+        for text in [
+            &b"VID: 4096"[..],
+            b"VID: ",
+            b"VID: x",
+            b"no word of it",
+            b"",
+        ] {
+            assert_eq!(vlan_identifier(text), None);
+        }
+        // The loopback interface is none.
+        assert_eq!(vlan_of(1), None);
+        assert_eq!(vlan_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn no_error_of_libibverbs_becomes_another() {
+        assert_eq!(resolve_error(-libc::EHOSTUNREACH), libc::EHOSTUNREACH);
+        for errno in [libc::ENODEV, libc::ENOMEM] {
+            // SAFETY: the location of the calling thread's `errno` is always valid.
+            unsafe { *libc::__errno_location() = errno };
+            assert_eq!(resolve_error(-1), errno);
+        }
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = 0 };
+        assert_eq!(resolve_error(-1), libc::EINVAL);
+    }
 
     #[test]
     fn multicast_groups_have_their_mac_addresses() {

@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-//! The interface between libibverbs and its providers, private ABI 34 (rdma-core 56).
+//! The interface between libibverbs and its providers, private ABI 34 (rdma-core 36 to 56).
 //!
 //! No development package carries its headers, so what this provider uses is declared here;
 //! structures that libibverbs reads or writes have their sizes and offsets asserted. The symbol
 //! `verbs_register_driver_34` carries the number, so that another version of libibverbs refuses to
-//! load this library rather than to misunderstand it.
+//! load this library rather than to misunderstand it. Releases 34 and 35 have the same number, but
+//! other structures: [`OLDEST`] keeps them from loading it.
 #![allow(missing_docs, non_camel_case_types)]
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::{offset_of, size_of};
 
 use crate::sys::*;
+
+/// The operations of a context ([`verbs_context_ops`]) are what they are since release 36, whose
+/// public interface has this function for the first time (symbol version `IBVERBS_1.14`): with an
+/// older libibverbs the library has an undefined symbol and is not loaded.
+#[used]
+static OLDEST: unsafe extern "C" fn(*mut ibv_qp, ibv_wr_opcode, u32) -> c_int =
+    ibv_query_qp_data_in_order;
 
 /// An operation that this provider leaves to libibverbs' default, which is to refuse it.
 pub type Unused = Option<unsafe extern "C" fn()>;
