@@ -555,8 +555,11 @@ impl Core {
             self.write_event(eqn, entry, host);
             return;
         }
-        if let Some(entry) = self.event_to_write(eqn, entry) {
-            self.write_event(eqn, entry, host);
+        match self.event_to_write(eqn, entry) {
+            Some(same) if same == entry => self.write_event(eqn, entry, host),
+            // Nonsense is not kept back: there would be no end to what it may be about.
+            Some(other) => self.write_late_event(eqn, other, host),
+            None => {}
         }
         self.write_late_events(host);
     }
