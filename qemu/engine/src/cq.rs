@@ -483,11 +483,12 @@ impl CompletionQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Node, QpOptions, EQ_LOG_ENTRIES};
+    use crate::testing::{Node, QpOptions, SharedMemory, EQ_LOG_ENTRIES};
     use ferrite_abi::{
         ClockReading, CommandOpcode, CompletionStatus, DeviceCaps, QueuePairStateCode,
         DOORBELL_COMPLETION, EQ_ASYNC, EQ_FIRST_HANDLER,
     };
+    use std::time::{Duration, Instant};
 
     const EQ: u16 = EQ_FIRST_HANDLER;
 
@@ -508,6 +509,57 @@ mod tests {
             .inspect(|event| assert_eq!(event.code, EventCode::Completion.number()))
             .map(|event| event.param0)
             .collect()
+    }
+
+    #[test]
+    fn a_valid_entry_is_whole_for_another_processor() {
+        const LOG_ENTRIES: u8 = 2;
+        const COUNT: u32 = 200_000;
+        let ring_size = ENTRY_SIZE << LOG_ENTRIES;
+        let memory = SharedMemory::new(ring_size as usize + 64);
+        let buffer = Buffer::contiguous(0, ring_size + 64);
+        let ring = CompletionRing::new(&memory, &buffer, LOG_ENTRIES, ring_size as u32).unwrap();
+        // On a busy machine the two hardly ever run at the same time: fewer will do.
+        let deadline = Instant::now() + Duration::from_secs(3);
+        let memory = &memory;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for index in 0..COUNT {
+                    // As a device does: not before the host has said that there is room.
+                    let has_room =
+                        || index - memory.load_u32(ring_size).unwrap() < 1 << LOG_ENTRIES;
+                    if !SharedMemory::spin(deadline, has_room) {
+                        return;
+                    }
+                    let mut entry = CompletionEntry {
+                        qpn: index,
+                        index,
+                        byte_count: index,
+                        reserved2: index.into(),
+                        detail: index,
+                        ..CompletionEntry::zeroed()
+                    };
+                    ring.write(memory, index, &mut entry).unwrap();
+                }
+            });
+            for index in 0..COUNT {
+                let at = u64::from(index) % (1 << LOG_ENTRIES) * ENTRY_SIZE;
+                let valid = at + COMPLETION_VALID_OFFSET as u64;
+                let phase = phase_of(index, LOG_ENTRIES);
+                let is_valid = || (memory.load_u64(valid).unwrap() >> 56) as u8 == phase;
+                if !SharedMemory::spin(deadline, is_valid) {
+                    assert!(index > 0, "nothing came");
+                    return;
+                }
+                let mut entry = CompletionEntry::zeroed();
+                memory.read(at, entry.as_bytes_mut()).unwrap();
+                // Released before it is judged, or a failure would leave the other waiting.
+                memory.store_u32(ring_size, index + 1).unwrap();
+                let seen = [entry.qpn, entry.index, entry.byte_count, entry.detail];
+                assert_eq!(seen, [index; 4]);
+                assert_eq!(entry.reserved2, u64::from(index));
+            }
+        });
     }
 
     #[test]

@@ -764,14 +764,16 @@ impl ReceiveQueue {
 mod tests {
     use super::*;
     use crate::memory::DmaError;
-    use crate::testing::{SendWork, TestMemory};
+    use crate::testing::{SendWork, SharedMemory, TestMemory};
     use ferrite_abi::Buffer;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
 
     const LOG_BLOCKS: u8 = 3;
     const RECORD: u64 = 64 << LOG_BLOCKS;
 
     /// A send queue of eight blocks at address 0, with its record behind it.
-    fn queue(memory: &TestMemory) -> SendQueue {
+    fn queue<M: HostMemory>(memory: &M) -> SendQueue {
         let att = Att::new(&Buffer::contiguous(0, RECORD + 128)).unwrap();
         let placement = Placement {
             ring_offset: 0,
@@ -939,6 +941,56 @@ mod tests {
         queue.advance(1);
         memory.put(RECORD, &2u32);
         assert_eq!(queue.sleep(&memory), Ok(true));
+    }
+
+    #[test]
+    fn a_post_while_the_device_falls_asleep_is_seen_or_rings() {
+        const POSTS: u32 = 100_000;
+        let memory = SharedMemory::new(2048);
+        let mut queue = queue(&memory);
+        // The last post that was rung for, and the last that was taken up.
+        let (rung, taken) = (AtomicU32::new(0), AtomicU32::new(0));
+        // On a busy machine the two hardly ever run at the same time: fewer will do.
+        let end = Instant::now() + Duration::from_secs(3);
+        let deadline = end + Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            let host = scope.spawn(|| {
+                let mut posted = 0;
+                while posted < POSTS && Instant::now() < end {
+                    posted += 1;
+                    memory.store_u32(RECORD, posted).unwrap();
+                    memory.fence();
+                    if memory.load_u32(RECORD + 64).unwrap() != 0 {
+                        rung.store(posted, Ordering::Release);
+                    }
+                    let is_taken = || taken.load(Ordering::Acquire) >= posted;
+                    if !SharedMemory::spin(deadline, is_taken) {
+                        return Err(posted);
+                    }
+                }
+                Ok(posted)
+            });
+            let mut done = 0;
+            while !host.is_finished() {
+                queue.wake(&memory).unwrap();
+                while queue.has_next() {
+                    done += 1;
+                    queue.advance(done);
+                    queue.retire(done);
+                }
+                taken.store(done, Ordering::Release);
+                if !queue.sleep(&memory).unwrap() {
+                    // Nobody looks any more: the host has to ring.
+                    let rang = || rung.load(Ordering::Acquire) > done || host.is_finished();
+                    SharedMemory::spin(deadline, rang);
+                }
+            }
+            let posted = host.join().unwrap();
+            assert!(
+                posted.is_ok(),
+                "post {posted:?} was neither seen nor rung for"
+            );
+        });
     }
 
     #[test]

@@ -9,6 +9,9 @@ use ferrite_abi::*;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::mem::size_of;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Bytes of memory of a [`Node`].
 pub const MEMORY_SIZE: usize = 8 << 20;
@@ -126,39 +129,235 @@ impl HostMemory for TestMemory {
     fn fence(&self) {}
 }
 
+/// Memory that another processor changes while the device reads it.
+#[derive(Debug)]
+pub struct Unsteady {
+    ranges: Vec<Range<u64>>,
+    one_in: u64,
+    random: u64,
+}
+
+impl Unsteady {
+    /// One in `one_in` reads of these ranges finds a word changed, by `seed`.
+    pub fn new(ranges: Vec<Range<u64>>, one_in: u64, seed: u64) -> Self {
+        Self {
+            ranges,
+            one_in,
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        // Xorshift; never zero.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    /// Changes a word of what is about to be read, perhaps.
+    fn disturb(&mut self, memory: &TestMemory, address: u64, length: usize) {
+        let concerned = self.ranges.iter().any(|range| range.contains(&address));
+        if !concerned || self.next() % self.one_in != 0 {
+            return;
+        }
+        let words = (length as u64).div_ceil(4).max(1);
+        let at = (address & !3) + self.next() % words * 4;
+        let choice = self.next();
+        // Whoever reads next finds what was there before moved, flipped, or gone.
+        let _ = memory.word(at, |old: [u8; 4]| {
+            let old = u32::from_le_bytes(old);
+            let new = match choice % 5 {
+                0 => old.wrapping_add(1),
+                1 => old ^ (1 << (choice >> 32 & 31)),
+                2 => 0,
+                3 => u32::MAX,
+                _ => (choice >> 32) as u32,
+            };
+            new.to_le_bytes()
+        });
+    }
+}
+
+/// What the device did to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Plain read of some bytes.
+    Read(u64, usize),
+    /// Plain write of some bytes.
+    Write(u64, usize),
+    /// Load of a word.
+    Load(u64),
+    /// Store of a word, and its value.
+    Store(u64, u64),
+    /// Full barrier.
+    Fence,
+}
+
+/// Memory that several threads share.
+#[derive(Debug)]
+pub struct SharedMemory {
+    words: Vec<AtomicU64>,
+}
+
+impl SharedMemory {
+    /// Zeroed memory of `size` bytes, from address 0 on.
+    pub fn new(size: usize) -> Self {
+        Self {
+            words: (0..size.div_ceil(8)).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn at(&self, address: u64) -> Result<&AtomicU64, DmaError> {
+        let index = usize::try_from(address / 8).map_err(|_| DmaError { address })?;
+        self.words.get(index).ok_or(DmaError { address })
+    }
+
+    /// Both halves of a word belong to the same writer. No exchange: that would be a barrier, which
+    /// the tests are to miss where the engine has none.
+    fn store_half(&self, address: u64, value: u32) -> Result<(), DmaError> {
+        if address % 4 != 0 {
+            return Err(DmaError { address });
+        }
+        let word = self.at(address)?;
+        let shift = address % 8 * 8;
+        let other = word.load(Ordering::Relaxed) & !(u64::from(u32::MAX) << shift);
+        word.store(other | (u64::from(value) << shift), Ordering::Release);
+        Ok(())
+    }
+
+    /// Waits for `condition` and looks at it often; gives up at `deadline`.
+    pub fn spin(deadline: Instant, mut condition: impl FnMut() -> bool) -> bool {
+        loop {
+            for _ in 0..200 {
+                if condition() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if Instant::now() > deadline {
+                return condition();
+            }
+            // The other side may want this processor.
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl HostMemory for SharedMemory {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaError> {
+        for (at, byte) in (address..).zip(bytes) {
+            *byte = self.at(at)?.load(Ordering::Relaxed).to_le_bytes()[at as usize % 8];
+        }
+        Ok(())
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaError> {
+        if address % 8 != 0 || bytes.len() % 8 != 0 {
+            return Err(DmaError { address });
+        }
+        for (at, word) in (address..).step_by(8).zip(bytes.chunks_exact(8)) {
+            let mut value = [0; 8];
+            value.copy_from_slice(word);
+            self.at(at)?
+                .store(u64::from_le_bytes(value), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn load_u32(&self, address: u64) -> Result<u32, DmaError> {
+        let word = self.at(address)?.load(Ordering::Acquire);
+        Ok((word >> (address % 8 * 8)) as u32)
+    }
+
+    fn load_u64(&self, address: u64) -> Result<u64, DmaError> {
+        Ok(self.at(address)?.load(Ordering::Acquire))
+    }
+
+    fn store_u32(&self, address: u64, value: u32) -> Result<(), DmaError> {
+        self.store_half(address, value)
+    }
+
+    fn store_u64(&self, address: u64, value: u64) -> Result<(), DmaError> {
+        self.at(address)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn compare_exchange_u64(&self, address: u64, compare: u64, new: u64) -> Result<u64, DmaError> {
+        let (word, order) = (self.at(address)?, Ordering::AcqRel);
+        let old = word.compare_exchange(compare, new, order, Ordering::Acquire);
+        Ok(old.unwrap_or_else(|old| old))
+    }
+
+    fn fetch_add_u64(&self, address: u64, addend: u64) -> Result<u64, DmaError> {
+        Ok(self.at(address)?.fetch_add(addend, Ordering::AcqRel))
+    }
+
+    fn fence(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
 /// The machine around the engine of a test.
 #[derive(Debug)]
 pub struct TestHost {
-    /// Its memory.
+    /// Its memory, as its processors see it.
     pub memory: TestMemory,
+    /// What another processor does to it while the device reads.
+    pub unsteady: RefCell<Option<Unsteady>>,
+    /// What the device does to it, where a test wants to know.
+    pub accesses: RefCell<Option<Vec<Access>>>,
     /// Frames the engine has put on the wire, oldest first.
     pub sent: VecDeque<Vec<u8>>,
     /// Vectors raised, oldest first.
     pub raised: Vec<u16>,
 }
 
+impl TestHost {
+    fn note(&self, access: Access) {
+        if let Some(accesses) = &mut *self.accesses.borrow_mut() {
+            accesses.push(access);
+        }
+    }
+
+    fn disturb(&self, address: u64, length: usize) {
+        if let Some(unsteady) = &mut *self.unsteady.borrow_mut() {
+            unsteady.disturb(&self.memory, address, length);
+        }
+    }
+}
+
 impl HostMemory for TestHost {
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaError> {
+        self.note(Access::Read(address, bytes.len()));
+        self.disturb(address, bytes.len());
         self.memory.read(address, bytes)
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaError> {
+        self.note(Access::Write(address, bytes.len()));
         self.memory.write(address, bytes)
     }
 
     fn load_u32(&self, address: u64) -> Result<u32, DmaError> {
+        self.note(Access::Load(address));
+        self.disturb(address, 4);
         self.memory.load_u32(address)
     }
 
     fn load_u64(&self, address: u64) -> Result<u64, DmaError> {
+        self.note(Access::Load(address));
+        self.disturb(address, 8);
         self.memory.load_u64(address)
     }
 
     fn store_u32(&self, address: u64, value: u32) -> Result<(), DmaError> {
+        self.note(Access::Store(address, value.into()));
         self.memory.store_u32(address, value)
     }
 
     fn store_u64(&self, address: u64, value: u64) -> Result<(), DmaError> {
+        self.note(Access::Store(address, value));
         self.memory.store_u64(address, value)
     }
 
@@ -171,6 +370,7 @@ impl HostMemory for TestHost {
     }
 
     fn fence(&self) {
+        self.note(Access::Fence);
         self.memory.fence();
     }
 }
@@ -432,7 +632,7 @@ pub struct Region {
     /// Bytes.
     pub length: u64,
     /// DMA addresses of its pages.
-    pages: Vec<u64>,
+    pub pages: Vec<u64>,
 }
 
 impl Region {
@@ -480,6 +680,8 @@ impl Node {
             engine: Engine::new(Config::new(mac, VECTORS)),
             host: TestHost {
                 memory: TestMemory::new(MEMORY_BASE, MEMORY_SIZE),
+                unsteady: RefCell::new(None),
+                accesses: RefCell::new(None),
                 sent: VecDeque::new(),
                 raised: Vec::new(),
             },
@@ -694,6 +896,30 @@ impl Node {
             .iter()
             .map(|event| (EventCode::from_number(event.code).expect("code"), event.id))
             .collect()
+    }
+
+    /// Where the ring of an event queue is.
+    pub fn event_ring(&self, eqn: u16) -> Range<u64> {
+        let ring = self.eqs[&eqn].ring;
+        ring..ring + ((size_of::<EventEntry>() as u64) << EQ_LOG_ENTRIES)
+    }
+
+    /// Where the ring of a completion queue is.
+    pub fn completion_ring(&self, cqn: u32) -> Range<u64> {
+        let cq = &self.cqs[&cqn];
+        cq.ring..cq.ring + ((size_of::<CompletionEntry>() as u64) << cq.log_entries)
+    }
+
+    /// Where the rings and the record of a queue pair are.
+    pub fn qp_buffer(&self, qpn: u32) -> Range<u64> {
+        let qp = &self.qps[&qpn];
+        qp.send_ring..qp.record + size_of::<QueuePairRecord>() as u64
+    }
+
+    /// Where the ring and the record of a shared receive queue are.
+    pub fn srq_buffer(&self, srqn: u32) -> Range<u64> {
+        let srq = &self.srqs[&srqn];
+        srq.ring..srq.record + size_of::<SharedReceiveRecord>() as u64
     }
 
     /// Tells how much was taken from an event queue, and arms it or not.
