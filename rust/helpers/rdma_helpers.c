@@ -172,20 +172,20 @@ bool rust_helper_rdma_netdev_matches(const struct net_device *ndev,
 	       ether_addr_equal_unaligned(ndev->perm_addr, mac);
 }
 
-struct net_device *rust_helper_rdma_netdev_find_by_mac(const u8 *mac)
+bool rust_helper_rdma_netdev_in_net(const struct net_device *ndev,
+				    struct ib_device *ibdev)
 {
-	struct net_device *ndev, *found = NULL;
+	return net_eq(dev_net(ndev), rdma_dev_net(ibdev));
+}
 
-	rtnl_lock();
-	for_each_netdev(&init_net, ndev) {
-		if (rust_helper_rdma_netdev_matches(ndev, mac)) {
-			dev_hold(ndev);
-			found = ndev;
-			break;
-		}
-	}
-	rtnl_unlock();
-	return found;
+struct net_device *rust_helper_rdma_netdev_first(struct ib_device *ibdev)
+{
+	return first_net_device(rdma_dev_net(ibdev));
+}
+
+struct net_device *rust_helper_rdma_netdev_next(struct net_device *ndev)
+{
+	return next_net_device(ndev);
 }
 
 void rust_helper_rdma_netdev_hold(struct net_device *ndev)
@@ -196,12 +196,27 @@ void rust_helper_rdma_netdev_hold(struct net_device *ndev)
 void rust_helper_rdma_netdev_put(struct net_device *ndev)
 {
 	dev_put(ndev);
+void rust_helper_rtnl_lock(void)
+{
+	rtnl_lock();
+}
+
+void rust_helper_rtnl_unlock(void)
+{
+	rtnl_unlock();
+}
+
 }
 
 unsigned int rust_helper_rdma_netdev_mtu(const struct net_device *ndev)
 {
 	return READ_ONCE(ndev->mtu);
 }
+bool rust_helper_rdma_netdev_is_hardware(const struct net_device *ndev)
+{
+	return ndev->dev.parent && !netif_is_failover(ndev);
+}
+
 
 bool rust_helper_rdma_netdev_is_up(const struct net_device *ndev)
 {

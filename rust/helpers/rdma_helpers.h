@@ -72,7 +72,13 @@ int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
 void rust_helper_irq_clear_affinity_hint(unsigned int irq);
 
 /* Network devices. */
-struct net_device *rust_helper_rdma_netdev_find_by_mac(const u8 *mac);
+void rust_helper_rtnl_lock(void);
+void rust_helper_rtnl_unlock(void);
+bool rust_helper_rdma_netdev_is_hardware(const struct net_device *ndev);
+bool rust_helper_rdma_netdev_in_net(const struct net_device *ndev,
+				    struct ib_device *ibdev);
+struct net_device *rust_helper_rdma_netdev_first(struct ib_device *ibdev);
+struct net_device *rust_helper_rdma_netdev_next(struct net_device *ndev);
 void rust_helper_rdma_netdev_put(struct net_device *ndev);
 void rust_helper_rdma_netdev_hold(struct net_device *ndev);
 bool rust_helper_rdma_netdev_matches(const struct net_device *ndev,

@@ -3,7 +3,7 @@
 //! RDMA devices: what they are, making them known to the core, their ports.
 
 use super::counters::Descriptions;
-use super::{ops, Driver, Netdev, OnDemandAttr};
+use super::{ops, Driver, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
 use crate::bindings;
 use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
@@ -18,11 +18,14 @@ use kernel::{device, ThisModule};
 ///
 /// # Invariants
 ///
-/// `data` and `counters` are initialised wherever a reference exists, except inside [`Unregistered::new`].
+/// `port_mac`, `data` and `counters` are initialised wherever a reference exists, except inside
+/// [`Unregistered::new`].
 #[repr(C)]
 pub struct Device<D: Driver> {
     raw: Opaque<bindings::ib_device>,
     initialised: UnsafeCell<bool>,
+    /// [`DeviceInfo::port_mac`].
+    port_mac: UnsafeCell<Option<[u8; 6]>>,
     counters: UnsafeCell<MaybeUninit<Descriptions>>,
     data: UnsafeCell<MaybeUninit<D>>,
 }
@@ -73,6 +76,12 @@ impl<D: Driver> Device<D> {
         // SAFETY: The parent was set by `Unregistered::new`, whose caller keeps it bound for as long
         // as there is a device to get a reference of.
         unsafe { device::Device::from_raw(bindings::rdma_device_parent(self.as_raw())) }
+    }
+
+    /// The permanent address of the network interface that shares the link of port 1, if one does.
+    pub(super) fn port_mac(&self) -> Option<[u8; 6]> {
+        // SAFETY: Written by `Unregistered::new` before there was a reference, and never since.
+        unsafe { *self.port_mac.get() }
     }
 
     /// The network interface that a port is paired with.
@@ -183,6 +192,9 @@ pub struct DeviceInfo {
     /// The key for all local memory, if the device has one
     /// ([`DeviceAttr::local_dma_lkey`] says so).
     pub local_dma_lkey: u32,
+    /// The permanent address of the network interface that port 1 shares its link with. The port
+    /// is paired with that interface whenever it is there, in the namespace of the device.
+    pub port_mac: Option<[u8; 6]>,
 }
 
 /// A device that the core has allocated but does not know yet.
@@ -224,6 +236,7 @@ impl<D: Driver> Unregistered<D> {
             let counters = Descriptions::new(D::counter_names())?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
             (*(*dev.as_ptr()).counters.get()).write(counters);
+            *(*dev.as_ptr()).port_mac.get() = info.port_mac;
             *(*dev.as_ptr()).initialised.get() = true;
             // `device::Device` is a transparent wrapper.
             bindings::rdma_device_set_parent(raw, ptr::from_ref(parent).cast_mut().cast());
@@ -249,30 +262,10 @@ impl<D: Driver> Unregistered<D> {
     }
 
     /// Makes the device known. From now on the core calls the driver's operations.
-    ///
-    /// With a `mac`, port 1 is paired with the network interface that has this permanent address,
-    /// now or as soon as there is one.
-    pub fn register(
-        self,
-        module: &'static ThisModule,
-        mac: Option<[u8; 6]>,
-    ) -> Result<Pin<KBox<Registration<D>>>> {
-        let raw = self.device().as_raw();
+    pub fn register(self, module: &'static ThisModule) -> Result<Pin<KBox<Registration<D>>>> {
         // SAFETY: The device is not shared yet.
-        let parent = unsafe {
-            (*raw).ops.owner = module.as_ptr();
-            bindings::rdma_device_parent(raw)
-        };
-        let netdev = mac.and_then(|mac| Netdev::find_by_mac(&mac));
-        if let Some(netdev) = &netdev {
-            self.device().set_netdev(1, Some(netdev))?;
-        }
-        let registration = KBox::new_uninit(GFP_KERNEL)?;
-        // SAFETY: The device is complete; the parent is bound for as long as the registration,
-        // which the caller drops when it is unbound.
-        to_result(unsafe { bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent) })?;
-        let dev = ManuallyDrop::new(self).0;
-        registration.write_pin_init(Registration::new(dev, mac))
+        unsafe { (*self.device().as_raw()).ops.owner = module.as_ptr() };
+        KBox::pin_init(Registration::new(self), GFP_KERNEL)
     }
 }
 
@@ -291,12 +284,10 @@ impl<D: Driver> Drop for Unregistered<D> {
 /// # Invariants
 ///
 /// - `dev` is registered.
-/// - If `mac` is `Some`, `notifier` is registered, with a pointer to this value behind it.
+/// - If `dev` has a `port_mac`, `notifier` is registered, with a pointer to this value behind it.
 #[pin_data(PinnedDrop)]
 pub struct Registration<D: Driver> {
     dev: NonNull<Device<D>>,
-    mac: Option<[u8; 6]>,
-    // After `mac`, since registering reports all interfaces there are at once.
     #[pin]
     notifier: Opaque<bindings::notifier_block>,
 }
@@ -307,32 +298,47 @@ unsafe impl<D: Driver> Send for Registration<D> {}
 unsafe impl<D: Driver> Sync for Registration<D> {}
 
 impl<D: Driver> Registration<D> {
-    fn new(dev: NonNull<Device<D>>, mac: Option<[u8; 6]>) -> impl PinInit<Self, Error> {
-        // INVARIANT: The caller registered `dev`; the notifier is registered here.
+    fn new(unregistered: Unregistered<D>) -> impl PinInit<Self, Error> {
         let init = move |slot: *mut Self| {
-            // SAFETY: `slot` is valid for writes and pinned.
+            let dev = unregistered.0;
+            let raw = unregistered.device().as_raw();
+            let paired = unregistered.device().port_mac().is_some();
+            // SAFETY: `slot` is valid for writes and pinned, and the notifier in it is zeroed before
+            // it is used. The notifier is registered while `dev`, which its callback uses, is valid:
+            // it is removed again on error, and else when the registration is dropped. The parent is
+            // bound for as long as the registration, which the caller drops when it is unbound.
             unsafe {
                 ptr::addr_of_mut!((*slot).dev).write(dev);
-                ptr::addr_of_mut!((*slot).mac).write(mac);
                 let notifier = Opaque::cast_into(ptr::addr_of!((*slot).notifier));
                 ptr::write_bytes(notifier, 0, 1);
                 (*notifier).notifier_call = Some(Self::netdev_event);
-                if mac.is_some() {
-                    let ret = bindings::rdma_register_netdevice_notifier(notifier);
-                    if ret != 0 {
-                        bindings::ib_unregister_device(dev.as_ptr().cast());
-                        return to_result(ret);
+                // Before the core, which then asks which interface the port is paired with.
+                (*notifier).priority = 1;
+                if paired {
+                    // Reports all interfaces that there are, so that the port is paired now.
+                    to_result(bindings::rdma_register_netdevice_notifier(notifier))?;
+                }
+                let parent = bindings::rdma_device_parent(raw);
+                let ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent);
+                if ret != 0 {
+                    if paired {
+                        bindings::rdma_unregister_netdevice_notifier(notifier);
                     }
+                    return to_result(ret);
                 }
-                let dev = dev.as_ref();
-                if let Some(sink) = D::event_sink(dev) {
-                    sink.attach(dev);
-                }
+            }
+            // INVARIANT: Device and notifier were registered just now.
+            let _ = ManuallyDrop::new(unregistered);
+            // SAFETY: The device is initialised and registered.
+            let dev = unsafe { dev.as_ref() };
+            if let Some(sink) = D::event_sink(dev) {
+                // SAFETY: Detached by dropping the registration, before the device goes.
+                unsafe { sink.attach(dev) };
             }
             Ok(())
         };
-        // SAFETY: All fields are initialised where `Ok` is returned. On error the device is
-        // unregistered and nothing needs to be dropped.
+        // SAFETY: All fields are initialised where `Ok` is returned. On error neither device nor
+        // notifier is registered, and nothing needs to be dropped.
         unsafe { pin_init::pin_init_from_closure(init) }
     }
 
@@ -356,23 +362,13 @@ impl<D: Driver> Registration<D> {
                 .cast::<Self>()
         };
         // SAFETY: The networking core passes valid information about an interface.
-        let Some(netdev) = (unsafe { Netdev::from_notifier(info) }) else {
-            return 0;
-        };
-        if !this.mac.is_some_and(|mac| netdev.has_permanent_mac(&mac)) {
-            return 0;
+        let netdev = unsafe { Netdev::from_notifier(info) };
+        let event = NetdevEvent::from_raw(event as u32);
+        if let (Some(netdev), Some(event)) = (netdev, event) {
+            // SAFETY: The networking core holds RTNL while it calls notifiers.
+            let rtnl = unsafe { Rtnl::assume_held() };
+            this.device().follow_netdev(&rtnl, &netdev, event);
         }
-        let Some(event) = NetdevEvent::from_raw(event as u32) else {
-            return 0;
-        };
-        let dev = this.device();
-        // Only running out of memory makes pairing fail; the next event tries again.
-        let _ = match event {
-            NetdevEvent::Register | NetdevEvent::Up => dev.set_netdev(1, Some(&netdev)),
-            NetdevEvent::Unregister => dev.set_netdev(1, None),
-            _ => Ok(()),
-        };
-        D::netdev_event(dev, &netdev, event);
         0
     }
 }
@@ -386,31 +382,11 @@ impl<D: Driver> PinnedDrop for Registration<D> {
             if let Some(sink) = D::event_sink(self.device()) {
                 sink.detach();
             }
-            if self.mac.is_some() {
+            if self.device().port_mac().is_some() {
                 bindings::rdma_unregister_netdevice_notifier(self.notifier.get());
             }
             bindings::ib_unregister_device(self.dev.as_ptr().cast());
         }
-    }
-}
-
-c_enum! {
-    /// What happened to a network interface.
-    pub enum NetdevEvent {
-        /// It came into being.
-        Register = netdev_cmd_NETDEV_REGISTER,
-        /// It is about to go.
-        Unregister = netdev_cmd_NETDEV_UNREGISTER,
-        /// It was brought up.
-        Up = netdev_cmd_NETDEV_UP,
-        /// It was brought down.
-        Down = netdev_cmd_NETDEV_DOWN,
-        /// Its state, such as the carrier, changed.
-        Change = netdev_cmd_NETDEV_CHANGE,
-        /// Its MTU changed.
-        ChangeMtu = netdev_cmd_NETDEV_CHANGEMTU,
-        /// Its MAC address changed.
-        ChangeAddr = netdev_cmd_NETDEV_CHANGEADDR,
     }
 }
 

@@ -2,7 +2,9 @@
 
 //! The network interface beside a RoCE port.
 
+use super::{Device, Driver};
 use crate::bindings;
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 
@@ -37,22 +39,31 @@ impl Netdev {
     ///
     /// `info` must be what a network device notifier was called with, during the call.
     pub(super) unsafe fn from_notifier(info: *mut c_void) -> Option<Self> {
-        // SAFETY: By the contract of this function.
-        let netdev = NonNull::new(unsafe { bindings::rdma_notifier_netdev(info) })?;
-        // SAFETY: The interface is valid during the call.
+        // SAFETY: By the contract of this function; the interface is valid during the call.
+        unsafe { Self::get(bindings::rdma_notifier_netdev(info)) }
+    }
+
+    pub(super) fn as_raw(&self) -> *mut bindings::net_device {
+        self.0.as_ptr()
+    }
+
+    /// Takes a count of an interface that is valid, if it is one.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be null or a valid interface.
+    unsafe fn get(raw: *mut bindings::net_device) -> Option<Self> {
+        let netdev = NonNull::new(raw)?;
+        // SAFETY: Valid by the contract of this function.
         unsafe { bindings::rdma_netdev_hold(netdev.as_ptr()) };
         // INVARIANT: The count was taken just now.
         Some(Self(netdev))
     }
 
-    /// The Ethernet interface with that permanent address. Takes RTNL.
-    pub fn find_by_mac(mac: &[u8; 6]) -> Option<Self> {
-        // SAFETY: The function reads six bytes; the result is null or has a count for us.
-        unsafe { Self::from_raw(bindings::rdma_netdev_find_by_mac(mac.as_ptr())) }
-    }
-
-    pub(super) fn as_raw(&self) -> *mut bindings::net_device {
-        self.0.as_ptr()
+    /// Whether it is the interface of a device, and none that was stacked on one or made up.
+    pub fn is_hardware(&self) -> bool {
+        // SAFETY: The interface is valid.
+        unsafe { bindings::rdma_netdev_is_hardware(self.as_raw()) }
     }
 
     /// Whether this is an Ethernet interface with that permanent address.
@@ -82,9 +93,154 @@ impl Netdev {
     }
 }
 
+impl PartialEq for Netdev {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
 impl Drop for Netdev {
     fn drop(&mut self) {
         // SAFETY: The count is ours by the type invariant.
         unsafe { bindings::rdma_netdev_put(self.as_raw()) }
+    }
+}
+
+/// RTNL is held: interfaces neither come nor go, nor change their namespace.
+pub(super) struct Rtnl(PhantomData<*mut ()>);
+
+impl Rtnl {
+    /// Runs `f` with RTNL held. Sleeps.
+    pub(super) fn with<R>(f: impl FnOnce(&Self) -> R) -> R {
+        // SAFETY: The lock may be taken by any task that does not hold it.
+        unsafe { bindings::rtnl_lock() };
+        let result = f(&Self(PhantomData));
+        // SAFETY: Taken above.
+        unsafe { bindings::rtnl_unlock() };
+        result
+    }
+
+    /// # Safety
+    ///
+    /// The current task must hold RTNL for as long as the result exists.
+    pub(super) unsafe fn assume_held() -> Self {
+        Self(PhantomData)
+    }
+}
+
+c_enum! {
+    /// What happened to a network interface.
+    pub enum NetdevEvent {
+        /// It came into being.
+        Register = netdev_cmd_NETDEV_REGISTER,
+        /// It is about to go.
+        Unregister = netdev_cmd_NETDEV_UNREGISTER,
+        /// It was brought up.
+        Up = netdev_cmd_NETDEV_UP,
+        /// It was brought down.
+        Down = netdev_cmd_NETDEV_DOWN,
+        /// Its state, such as the carrier, changed.
+        Change = netdev_cmd_NETDEV_CHANGE,
+        /// Its MTU changed.
+        ChangeMtu = netdev_cmd_NETDEV_CHANGEMTU,
+        /// Its MAC address changed.
+        ChangeAddr = netdev_cmd_NETDEV_CHANGEADDR,
+    }
+}
+
+/// What is to be done about the pairing of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pairing {
+    /// Nothing.
+    Keep,
+    /// The interface becomes the port's.
+    Pair,
+    /// The port has no interface any more.
+    Part,
+}
+
+impl Pairing {
+    /// What `event` of an interface means for a port. `own` says whether it is the interface that
+    /// the port shares its link with; `paired`, what the port is paired with: this interface
+    /// (`Some(true)`), another one or none.
+    ///
+    /// A pairing ends when its own interface goes, and by nothing else.
+    pub(super) fn after(event: NetdevEvent, own: bool, paired: Option<bool>) -> Self {
+        match (event, paired) {
+            (NetdevEvent::Register | NetdevEvent::Up, None) if own => Self::Pair,
+            (NetdevEvent::Unregister, Some(true)) => Self::Part,
+            _ => Self::Keep,
+        }
+    }
+}
+
+/// The port that is paired.
+const PORT: u32 = 1;
+
+impl<D: Driver> Device<D> {
+    /// Whether an interface is in the network namespace of the device.
+    fn shares_namespace(&self, netdev: &Netdev) -> bool {
+        // SAFETY: Both are valid.
+        unsafe { bindings::rdma_netdev_in_net(netdev.as_raw(), self.as_raw()) }
+    }
+
+    /// Whether an interface is the one that the port shares its link with.
+    fn is_own(&self, netdev: &Netdev) -> bool {
+        self.port_mac()
+            .is_some_and(|mac| netdev.has_permanent_mac(&mac))
+            && netdev.is_hardware()
+            && self.shares_namespace(netdev)
+    }
+
+    /// The interface that the port shares its link with, if there is one.
+    fn find_own(&self, _rtnl: &Rtnl) -> Option<Netdev> {
+        // SAFETY: The device is valid; with RTNL held an interface in the list stays there.
+        let mut next = unsafe { Netdev::get(bindings::rdma_netdev_first(self.as_raw())) };
+        while let Some(netdev) = next {
+            if self.is_own(&netdev) {
+                return Some(netdev);
+            }
+            // SAFETY: With RTNL held both this interface and the next one stay in the list.
+            next = unsafe { Netdev::get(bindings::rdma_netdev_next(netdev.as_raw())) };
+        }
+        None
+    }
+
+    /// Acts on what happened to an interface.
+    pub(super) fn follow_netdev(&self, _rtnl: &Rtnl, netdev: &Netdev, event: NetdevEvent) {
+        let paired = self.netdev(PORT).map(|paired| paired == *netdev);
+        // Only running out of memory makes pairing fail; the next event tries again.
+        let followed = match Pairing::after(event, self.is_own(netdev), paired) {
+            Pairing::Keep => paired == Some(true),
+            Pairing::Pair => self.set_netdev(PORT, Some(netdev)).is_ok(),
+            Pairing::Part => self.set_netdev(PORT, None).is_ok(),
+        };
+        if followed {
+            D::netdev_event(self, netdev, event);
+        }
+    }
+
+    /// Pairs the port anew where the device has come to another network namespace. Takes RTNL.
+    pub(super) fn follow_namespace(&self) {
+        let moved = Rtnl::with(|rtnl| {
+            let paired = self.netdev(PORT);
+            if paired.is_some_and(|paired| self.shares_namespace(&paired)) {
+                return false;
+            }
+            let own = self.find_own(rtnl);
+            let set = self.set_netdev(PORT, own.as_ref());
+            match own {
+                Some(own) if set.is_ok() => {
+                    D::netdev_event(self, &own, NetdevEvent::Register);
+                    true
+                }
+                _ => false,
+            }
+        });
+        if moved {
+            // No event told the core of the addresses of an interface that was there before.
+            // SAFETY: The device is registered, and RTNL is not held.
+            unsafe { bindings::rdma_roce_rescan_port(self.as_raw(), PORT) };
+        }
     }
 }

@@ -52,6 +52,7 @@ impl<D: Driver> Table<D> {
         ops.fill_res_cq_entry = op_if!(D::HAS_DESCRIBE_CQ, Self::fill_res_cq);
         ops.fill_res_mr_entry = op_if!(D::HAS_DESCRIBE_MR, Self::fill_res_mr);
         ops.fill_res_srq_entry = op_if!(D::HAS_DESCRIBE_SRQ, Self::fill_res_srq);
+        ops.enable_driver = Some(Self::enable_driver);
         ops.dealloc_driver = Some(device::dealloc_driver::<D>);
 
         ops.alloc_ucontext = op_if!(D::HAS_ALLOC_UCONTEXT, Self::alloc_ucontext);
@@ -469,6 +470,21 @@ impl<D: Driver> Table<D> {
     ) -> c_int {
         // SAFETY: The core's contract.
         unsafe { Self::describe::<kind::Srq>(msg, srq, D::describe_srq) }
+    }
+
+    /// Called when the device is registered, and each time it has come to another network
+    /// namespace.
+    ///
+    /// # Safety
+    ///
+    /// `dev` must be a `Device<D>` that is being enabled.
+    unsafe extern "C" fn enable_driver(dev: *mut bindings::ib_device) -> c_int {
+        // SAFETY: By the contract of this function; a device is initialised before it is enabled.
+        let dev = unsafe { Device::<D>::from_raw(dev) };
+        if dev.port_mac().is_some() {
+            dev.follow_namespace();
+        }
+        0
     }
 
     // ---- User contexts ----

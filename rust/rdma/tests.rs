@@ -394,6 +394,48 @@ mod suite {
     }
 
     #[test]
+    fn a_port_is_paired_with_its_own_interface_only() {
+        for event in [NetdevEvent::Register, NetdevEvent::Up] {
+            assert_eq!(Pairing::after(event, true, None), Pairing::Pair);
+            assert_eq!(Pairing::after(event, false, None), Pairing::Keep);
+        }
+        assert_eq!(
+            Pairing::after(NetdevEvent::Change, true, None),
+            Pairing::Keep
+        );
+    }
+
+    #[test]
+    fn a_pairing_is_neither_replaced_nor_ended_by_another_interface() {
+        for event in [
+            NetdevEvent::Register,
+            NetdevEvent::Up,
+            NetdevEvent::Down,
+            NetdevEvent::Unregister,
+            NetdevEvent::ChangeAddr,
+        ] {
+            for own in [false, true] {
+                assert_eq!(Pairing::after(event, own, Some(false)), Pairing::Keep);
+            }
+        }
+    }
+
+    #[test]
+    fn a_pairing_ends_when_its_interface_goes() {
+        // By then it may have been renamed, moved or stacked upon: that does not count.
+        for own in [false, true] {
+            assert_eq!(
+                Pairing::after(NetdevEvent::Unregister, own, Some(true)),
+                Pairing::Part
+            );
+            assert_eq!(
+                Pairing::after(NetdevEvent::Down, own, Some(true)),
+                Pairing::Keep
+            );
+        }
+    }
+
+    #[test]
     fn mtu_follows_the_interface() {
         assert_eq!(Mtu::from_netdev(1500), Some(Mtu::Bytes1024));
         assert_eq!(Mtu::from_netdev(9000), Some(Mtu::Bytes4096));

@@ -136,9 +136,10 @@ impl pci::Driver for FerriteDriver {
         };
         let unregistered =
             Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
-        let registration = unregistered.register(&crate::THIS_MODULE, Some(identity.mac))?;
+        let registration = unregistered.register(&crate::THIS_MODULE)?;
         // The port is what its interface says by the time the device is there.
         hw.work.flush();
+            port_mac: Some(identity.mac),
 
         let name = registration.device().name();
         let debug_files = DebugFiles::new(name, registration.device(), &interrupts);
