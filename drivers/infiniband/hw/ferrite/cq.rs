@@ -339,7 +339,7 @@ impl FerriteCq {
             entries: 1 << log_entries,
         };
         if let Err(error) = udata.respond(&response) {
-            Self::destroy(cq)?;
+            Self::destroy(cq);
             return Err(error);
         }
         Ok(cq)
@@ -428,14 +428,11 @@ impl FerriteCq {
     }
 
     /// Ends a queue: afterwards no event finds it and its memory is left alone.
-    ///
-    /// Cannot fail: no work queue uses it any more, whatever the device says.
-    pub(crate) fn destroy(cq: &Cq<Ferrite>) -> Result {
+    pub(crate) fn destroy(cq: &Cq<Ferrite>) {
         // First: an event that the device wrote meanwhile must not reach a consumer who has given
         // the queue up, nor may a failure of the device.
         drop(cq.device().hw.cqs.remove(cq.number() as usize));
-        cq.object.destroy_unused();
-        Ok(())
+        cq.object.destroy();
     }
 
     /// Passes an event on to the consumer. May be called from any context.

@@ -87,7 +87,10 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::Atomic,
+        Arc, //
+    },
 };
 
 /// First queue pair number for ordinary queue pairs: 0 and 1 are the management ones.
@@ -164,6 +167,8 @@ pub(crate) struct FerritePd {
     number: Number,
 }
 
+    /// Memory windows there are, any of which may be bound to a region.
+    pub(crate) windows: Atomic<u32>,
 impl FerritePd {
     /// Its number in the device.
     pub(crate) fn number(&self) -> u32 {
@@ -331,7 +336,10 @@ impl rdma::Driver for Ferrite {
             pdn: number.get(),
             reserved: 0,
         };
-        let pd = new.init(Ok::<_, Error>(FerritePd { number }))?;
+        let pd = new.init(Ok::<_, Error>(FerritePd {
+            number,
+            windows: Atomic::new(0),
+        }))?;
         if let Some(udata) = udata {
             udata.expect_empty()?;
             udata.respond(&response)?;
@@ -361,7 +369,8 @@ impl rdma::Driver for Ferrite {
     }
 
     fn destroy_cq(cq: &Cq<Self>) -> Result {
-        FerriteCq::destroy(cq)
+        FerriteCq::destroy(cq);
+        Ok(())
     }
 
     fn poll_cq(cq: &Cq<Self>, completions: &mut Completions<'_>) -> Result {
@@ -401,7 +410,8 @@ impl rdma::Driver for Ferrite {
     }
 
     fn destroy_qp(qp: &Qp<Self>) -> Result {
-        FerriteQp::destroy(qp)
+        FerriteQp::destroy(qp);
+        Ok(())
     }
 
     fn post_send(qp: &Qp<Self>, list: &mut SendList<'_, Self>) -> Result {
@@ -491,7 +501,8 @@ impl rdma::Driver for Ferrite {
     }
 
     fn dealloc_mw(mw: &Mw<Self>) -> Result {
-        FerriteMw::destroy(mw)
+        FerriteMw::destroy(mw);
+        Ok(())
     }
 
     fn alloc_dm<'a>(
@@ -558,7 +569,8 @@ impl rdma::Driver for Ferrite {
     }
 
     fn destroy_srq(srq: &Srq<Self>) -> Result {
-        FerriteSrq::destroy(srq)
+        FerriteSrq::destroy(srq);
+        Ok(())
     }
 
     fn post_srq_recv(srq: &Srq<Self>, list: &mut RecvList<'_>) -> Result {
@@ -585,10 +597,10 @@ impl rdma::Driver for Ferrite {
     }
 
     fn attach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
-        FerriteQp::set_multicast(qp, gid, true)
+        FerriteQp::join(qp, gid)
     }
 
     fn detach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
-        FerriteQp::set_multicast(qp, gid, false)
+        FerriteQp::leave(qp, gid)
     }
 }

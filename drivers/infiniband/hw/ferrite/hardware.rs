@@ -436,14 +436,23 @@ impl DeviceObject {
         })
     }
 
-    /// Takes the object down; `EBUSY` where something still uses it. Sleeps.
-    pub(crate) fn destroy(&self) -> Result {
+    /// Takes the object down. Sleeps.
+    ///
+    /// This always succeeds: a device that will not let go of what nobody uses is given up.
+    pub(crate) fn destroy(&self) {
+        // Nothing is in the way.
+        let _ = self.destroy_unless_busy(false);
+    }
+
+    /// Takes the object down; `EBUSY` where the device says that something still uses it, and that
+    /// `may_be` so. Sleeps.
+    pub(crate) fn destroy_unless_busy(&self, may_be: bool) -> Result {
         if self.gone.xchg(1, kernel::sync::atomic::Full) != 0 {
             return Ok(());
         }
         match self.hw.execute_on(self.destroy, self.number) {
             Ok(()) => return Ok(()),
-            Err(error) if error == EBUSY => {
+            Err(error) if error == EBUSY && may_be => {
                 self.gone.store(0, Relaxed);
                 return Err(EBUSY);
             }
@@ -484,6 +493,6 @@ impl DeviceObject {
 
 impl Drop for DeviceObject {
     fn drop(&mut self) {
-        self.destroy_unused();
+        self.destroy();
     }
 }

@@ -21,7 +21,10 @@ use crate::{
     },
     tpt::TakenTag,
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::atomic::Relaxed, //
+};
 
 /// The driver's data of a memory window.
 ///
@@ -62,17 +65,19 @@ impl FerriteMw {
             tag,
         )?;
         new.set_rkey(tag);
-        new.init(Ok::<_, Error>(Self { object, tag: taken }))
+        let mw = new.init(Ok::<_, Error>(Self { object, tag: taken }))?;
+        pd.windows.fetch_add(1, Relaxed);
+        Ok(mw)
     }
 
     /// Ends a window: afterwards its keys are refused.
-    pub(crate) fn destroy(mw: &Mw<Ferrite>) -> Result {
-        mw.object.destroy()?;
+    pub(crate) fn destroy(mw: &Mw<Ferrite>) {
+        mw.object.destroy();
+        mw.pd().windows.fetch_sub(1, Relaxed);
         // Each bind gave it another instance, of which the kernel does not know: the farthest one
         // is the one that stays refused longest.
         let first = mw.tag.get();
         mw.tag
             .note_latest(Tag::new(first.index(), first.instance().wrapping_add(128)));
-        Ok(())
     }
 }

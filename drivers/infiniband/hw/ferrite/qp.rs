@@ -416,6 +416,9 @@ pub(crate) struct FerriteQp {
     /// The state that the consumer brought the queue pair to; the device may have gone on to the
     /// error state.
     state: Atomic<u32>,
+    /// The multicast groups it is in, each as often as it was let in.
+    #[pin]
+    groups: Mutex<KVec<Gid>>,
     events: Arc<QpEvents>,
     #[pin]
     values: Mutex<QpValues>,
@@ -589,6 +592,7 @@ impl FerriteQp {
             .and_then(|()| match udata {
                 Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
                 None => Ok(()),
+            groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
             });
         if let Err(error) = known {
             dev.hw.qps.remove(qpn as usize);
@@ -599,15 +603,14 @@ impl FerriteQp {
     }
 
     /// Ends a queue pair: afterwards the device touches neither its queues nor its buffers.
-    pub(crate) fn destroy(qp: &Qp<Ferrite>) -> Result {
-        qp.object.destroy()?;
+    pub(crate) fn destroy(qp: &Qp<Ferrite>) {
+        qp.object.destroy();
         let qpn = qp.qpn();
         qp.device().hw.qps.remove(qpn as usize);
         Self::forget_shared(qp);
         for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
             FerriteCq::detach(cq, qpn);
         }
-        Ok(())
     }
 
     /// Gives receives of a shared queue back whose completions nobody will see.
@@ -676,23 +679,51 @@ impl FerriteQp {
         Ok(())
     }
 
-    /// Lets a datagram queue pair into a multicast group, or out of it.
-    pub(crate) fn set_multicast(qp: &Qp<Ferrite>, gid: Gid, member: bool) -> Result {
+    /// Lets a datagram queue pair into a multicast group.
+    pub(crate) fn join(qp: &Qp<Ferrite>, gid: Gid) -> Result {
         let dev = qp.device();
         if !dev.has(abi::FEATURE_MULTICAST) {
             return Err(errno::eopnotsupp());
         }
-        let member_of = MulticastMember {
+        let mut groups = qp.groups.lock();
+        let member = groups.contains(&gid);
+        groups.push(gid, GFP_KERNEL)?;
+        if !member {
+            let told = Self::tell_membership(qp, CommandOpcode::AttachMulticast, gid);
+            if told.is_err() {
+                groups.pop();
+            }
+            told?;
+        }
+        Ok(())
+    }
+
+    /// Lets a queue pair out of a multicast group. If it was in it, this always succeeds: the core
+    /// would never let go of the queue pair otherwise.
+    pub(crate) fn leave(qp: &Qp<Ferrite>, gid: Gid) -> Result {
+        let mut groups = qp.groups.lock();
+        let place = groups.iter().position(|group| *group == gid);
+        groups.remove(place.ok_or(EINVAL)?).map_err(|_| EINVAL)?;
+        if groups.contains(&gid) {
+            return Ok(());
+        }
+        let hw = &qp.device().hw;
+        if let Err(error) = Self::tell_membership(qp, CommandOpcode::DetachMulticast, gid) {
+            if !hw.is_dead() {
+                pr_err!("ferrite: a member cannot leave its group: {:?}\n", error);
+                hw.fail();
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_membership(qp: &Qp<Ferrite>, opcode: CommandOpcode, gid: Gid) -> Result {
+        let member = MulticastMember {
             gid: gid.0,
             qpn: qp.qpn(),
             reserved: 0,
         };
-        let opcode = if member {
-            CommandOpcode::AttachMulticast
-        } else {
-            CommandOpcode::DetachMulticast
-        };
-        dev.hw.execute_as(opcode, &member_of)
+        qp.device().hw.execute_as(opcode, &member)
     }
 
     /// Posts send work requests.

@@ -362,10 +362,9 @@ impl FerriteSrq {
     }
 
     /// Ends a shared receive queue: afterwards the device does not touch its buffers.
-    pub(crate) fn destroy(srq: &Srq<Ferrite>) -> Result {
-        srq.object.destroy()?;
+    pub(crate) fn destroy(srq: &Srq<Ferrite>) {
+        srq.object.destroy();
         srq.device().hw.srqs.remove(srq.number() as usize);
-        Ok(())
     }
 
     /// Posts receive work requests.
