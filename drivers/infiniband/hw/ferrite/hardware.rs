@@ -269,6 +269,14 @@ impl Hardware {
             }
             next = self.cqs.next_index(index + 1);
         }
+        // Those who drain a queue pair with a shared receive queue wait for its last receive.
+        let mut next = self.qps.next_index(0);
+        while let Some(index) = next {
+            if let Some(qp) = self.qps.get(index) {
+                FerriteQp::stopped(&qp);
+            }
+            next = self.qps.next_index(index + 1);
+        }
     }
 
     /// Makes a device that failed leave host memory alone, if there is a way; else what it was told
@@ -471,23 +479,6 @@ impl DeviceObject {
         }
         self.hw.ensure_stopped();
         Ok(())
-    }
-}
-
-impl DeviceObject {
-    /// Takes the object down, which nothing uses any more: a device that says otherwise is wrong,
-    /// and is given up. Sleeps.
-    pub(crate) fn destroy_unused(&self) {
-        if self.destroy().is_err() {
-            pr_err!(
-                "ferrite: {:?} of {:#x}: still in use\n",
-                self.destroy,
-                self.number
-            );
-            self.gone.store(1, Relaxed);
-            self.hw.fail();
-            self.hw.ensure_stopped();
-        }
     }
 }
 

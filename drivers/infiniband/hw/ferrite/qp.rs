@@ -412,6 +412,8 @@ pub(crate) struct FerriteQp {
     object: DeviceObject,
     memory: Memory,
     number: Number,
+    /// The consumer was told of the last receive off a shared queue, since state RESET.
+    last_receive: Atomic<u32>,
     layout: RingLayout,
     /// The state that the consumer brought the queue pair to; the device may have gone on to the
     /// error state.
@@ -445,9 +447,20 @@ impl FerriteQp {
         let rings = self.rings().ok()?;
         let (sends, receives) = (rings.sq.lock().used(), rings.rq.lock().used());
         Some((sends, receives))
+        if event == QpEvent::LastWqeReached {
+            qp.last_receive.store(1, Relaxed);
+        }
     }
 
     /// Has the consumer told that something happened. May be called from any context, and cannot
+    /// The device failed, and takes no more receives: a consumer in the kernel that shares them
+    /// among queue pairs is told, as the device would have done. May be called from any context.
+    pub(crate) fn stopped(qp: &Qp<Ferrite>) {
+        if !qp.is_user() && qp.srq().is_some() && qp.last_receive.load(Relaxed) == 0 {
+            Self::raise(qp, QpEvent::LastWqeReached);
+        }
+    }
+
     /// fail; what happens more than once before the consumer is told counts once.
     pub(crate) fn raise(qp: &Qp<Ferrite>, event: QpEvent) {
         qp.events.raise(&qp.device().hw.events, qp, event);
@@ -577,6 +590,7 @@ impl FerriteQp {
         new.set_number(qpn);
         attr.set_cap(&cap);
         let qp = new.init(try_pin_init!(Self {
+            last_receive: Atomic::new(0),
             object,
             memory,
             number,
@@ -643,7 +657,8 @@ impl FerriteQp {
         if command.mask != 0 {
             match dev.hw.execute(&command) {
                 // A failed device has stopped all its queue pairs: that much can be said.
-                Err(_) if dev.hw.is_dead() && matches!(next, QpState::Err | QpState::Reset) => {}
+                Err(_) if dev.hw.is_dead() && next == QpState::Err => Self::stopped(qp),
+                Err(_) if dev.hw.is_dead() && next == QpState::Reset => {}
                 result => result?,
             }
         }
@@ -655,6 +670,7 @@ impl FerriteQp {
                 Self::forget_shared(qp);
                 for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
                     FerriteCq::purge(cq, qp.qpn(), |_| {});
+            qp.last_receive.store(0, Relaxed);
                 }
                 rings.reset()?;
             }
