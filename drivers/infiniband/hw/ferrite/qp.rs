@@ -621,20 +621,30 @@ impl FerriteQp {
         qp.object.destroy();
         let qpn = qp.qpn();
         qp.device().hw.qps.remove(qpn as usize);
-        Self::forget_shared(qp);
+        Self::forget_completions(qp);
         for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
             FerriteCq::detach(cq, qpn);
         }
     }
 
-    /// Gives receives of a shared queue back whose completions nobody will see.
-    fn forget_shared(qp: &Qp<Ferrite>) {
-        if let (Some(srq), Some(cq)) = (qp.srq(), qp.recv_cq()) {
-            FerriteCq::purge(cq, qp.qpn(), |entry| {
-                if entry.flags & abi::COMPLETION_SHARED != 0 {
-                    FerriteSrq::complete(srq, entry.index);
-                }
-            });
+    /// Drops the completions that nobody has polled: the next queue pair of this number must not
+    /// see them, nor must this one if it is used again. Receives of a shared queue are given back.
+    fn forget_completions(qp: &Qp<Ferrite>) {
+        let qpn = qp.qpn();
+        if let Some(cq) = qp.send_cq() {
+            FerriteCq::purge(cq, qpn, |entry| Self::give_back_shared(qp, entry));
+        }
+        if let Some(cq) = qp.recv_cq() {
+            FerriteCq::purge(cq, qpn, |entry| Self::give_back_shared(qp, entry));
+        }
+    }
+
+    /// Gives a receive of a shared queue back whose completion nobody will see.
+    fn give_back_shared(qp: &Qp<Ferrite>, entry: &CompletionEntry) {
+        if let Some(srq) = qp.srq() {
+            if entry.flags & abi::COMPLETION_SHARED != 0 {
+                FerriteSrq::complete(srq, entry.index);
+            }
         }
     }
 
@@ -671,7 +681,8 @@ impl FerriteQp {
                 for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
                     FerriteCq::purge(cq, qp.qpn(), |_| {});
             qp.last_receive.store(0, Relaxed);
-                }
+            if let Memory::Kernel(rings) = &qp.memory {
+                Self::forget_completions(qp);
                 rings.reset()?;
             }
         }
