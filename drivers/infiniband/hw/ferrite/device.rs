@@ -138,7 +138,8 @@ impl Ferrite {
             // Protection domains are numbers only; the device sets no bound.
             pds: Numbers::new(1, caps.max_qp.max(1 << 16))?,
             cqns: Numbers::new(0, caps.max_cq.min(abi::QUEUE_NUMBER_MASK))?,
-            qpns: Numbers::new(FIRST_QPN, caps.max_qp.min(abi::QUEUE_NUMBER_MASK))?,
+            // The core lists queue pairs by number, and forgets one only after it was destroyed here.
+            qpns: Numbers::with_reserve(FIRST_QPN, caps.max_qp.min(abi::QUEUE_NUMBER_MASK))?,
             srqns: Numbers::new(0, caps.max_srq.min(abi::QUEUE_NUMBER_MASK))?,
             xrcds: Numbers::new(1, caps.max_xrcd)?,
             gsi: Numbers::new(GSI_QPN, GSI_QPN + 1)?,

@@ -24,6 +24,8 @@ const REST: u32 = 256;
 pub(crate) struct NumberPool {
     first: u32,
     limit: u32,
+    /// Freed numbers that are never used again before others were freed after them.
+    reserve: u32,
     links: KVVec<u32>,
     head: u32,
     tail: u32,
@@ -33,9 +35,16 @@ pub(crate) struct NumberPool {
 impl NumberPool {
     /// The numbers from `first` to `limit - 1`.
     pub(crate) const fn new(first: u32, limit: u32) -> Self {
+        Self::with_reserve(first, limit, 0)
+    }
+
+    /// The same, of which all but `reserve` can be in use at once: a number always rests until as
+    /// many were freed after it.
+    pub(crate) const fn with_reserve(first: u32, limit: u32, reserve: u32) -> Self {
         Self {
             first,
             limit,
+            reserve,
             links: KVVec::new(),
             head: NONE,
             tail: NONE,
@@ -43,16 +52,20 @@ impl NumberPool {
         }
     }
 
-    /// How many numbers are in use, and how many there are.
+    /// How many numbers are in use, and how many can be.
     pub(crate) fn occupancy(&self) -> (u32, u32) {
         (
             self.links.len() as u32 - self.resting,
-            self.limit.saturating_sub(self.first),
+            (self.limit.saturating_sub(self.first)).saturating_sub(self.reserve),
         )
     }
 
     /// Takes a number: `ENOSPC` when all are in use.
     pub(crate) fn take(&mut self) -> Result<u32> {
+        let (used, usable) = self.occupancy();
+        if used >= usable {
+            return Err(ENOSPC);
+        }
         let fresh = self
             .first
             .checked_add(self.links.len() as u32)
@@ -103,7 +116,20 @@ impl Numbers {
         Arc::pin_init(numbers, GFP_KERNEL)
     }
 
-    /// How many numbers are in use, and how many there are. Sleeps.
+    /// As [`Numbers::new`], of which some are never in use: however many there are, a number that was
+    /// freed rests until [`REST`] others were freed after it (an eighth of all, where there are few).
+    pub(crate) fn with_reserve(first: u32, limit: u32) -> Result<Arc<Self>> {
+        let reserve = REST.min(limit.saturating_sub(first) / 8);
+        let numbers = pin_init!(Self {
+            pool <- new_mutex!(
+                NumberPool::with_reserve(first, limit, reserve),
+                "ferrite_numbers"
+            ),
+        });
+        Arc::pin_init(numbers, GFP_KERNEL)
+    }
+
+    /// How many numbers are in use, and how many can be. Sleeps.
     pub(crate) fn occupancy(&self) -> (u32, u32) {
         self.pool.lock().occupancy()
     }
@@ -177,6 +203,25 @@ mod tests {
             pool.give_back(number);
         }
         assert_eq!(pool.take()?, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn with_a_reserve_a_number_rests_even_when_there_are_no_others() -> Result {
+        let mut pool = NumberPool::with_reserve(10, 20, 4);
+        for _ in 0..6 {
+            pool.take()?;
+        }
+        assert_eq!(pool.take(), Err(ENOSPC));
+        assert_eq!(pool.occupancy(), (6, 6));
+        // One at a time is freed and taken: it comes back after four others.
+        pool.give_back(10);
+        for _ in 0..4 {
+            let other = pool.take()?;
+            assert!(other != 10);
+            pool.give_back(other);
+        }
+        assert_eq!(pool.take()?, 10);
         Ok(())
     }
 }

@@ -104,7 +104,7 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         vendor_id: abi::PCI_VENDOR_ID.into(),
         vendor_part_id: abi::PCI_DEVICE_ID.into(),
         hw_ver: abi::PCI_REVISION.into(),
-        max_qp: caps.max_qp.saturating_sub(2),
+        max_qp: dev.qpns.occupancy().1,
         max_qp_wr: max_wr,
         caps: flags,
         local_dma_lkey: true,
