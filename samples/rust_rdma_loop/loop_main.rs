@@ -36,6 +36,10 @@ static FAILED: Atomic<u32> = Atomic::new(0);
 const PORT: u32 = 1;
 const BUFFER: usize = 256 * 1024;
 const DEPTH: u32 = 32;
+/// Deep enough for rings of many pages.
+const LARGE_DEPTH: u32 = 1024;
+/// Eight megabytes of completions: twice what the page allocator has in one piece.
+const LARGE_CQ: u32 = 1 << 17;
 const LENGTHS: [usize; 8] = [0, 1, 255, 1024, 4096, 4097, 100_003, BUFFER];
 
 /// Long enough for a machine that emulates everything.
@@ -86,11 +90,12 @@ struct Pair<'p> {
 }
 
 impl<'p> Pair<'p> {
-    fn new(device: &'p Device<'p>, pd: &'p Pd<'p>, cq: &'p Cq<'p>) -> Result<Self> {
-        let limits = QpLimits {
-            sends: DEPTH,
-            recvs: DEPTH,
-        };
+    fn new(
+        device: &'p Device<'p>,
+        pd: &'p Pd<'p>,
+        cq: &'p Cq<'p>,
+        limits: QpLimits,
+    ) -> Result<Self> {
         let pair = Self {
             near: Qp::new(pd, cq, limits)?,
             far: Qp::new(pd, cq, limits)?,
@@ -363,8 +368,28 @@ const TESTS: [Test; 12] = tests![
 fn run<'p>(device: &'p Device<'p>, test: fn(&Pair<'_>) -> Result) -> Result {
     let pd = Pd::new(device)?;
     let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
-    let pair = Pair::new(device, &pd, &cq)?;
+    let limits = QpLimits {
+        sends: DEPTH,
+        recvs: DEPTH,
+    };
+    let pair = Pair::new(device, &pd, &cq, limits)?;
     test(&pair)
+}
+
+/// Rings that are larger than any piece of memory that can be had, and are gone through twice.
+fn rings_may_be_large<'p>(device: &'p Device<'p>) -> Result {
+    let pd = Pd::new(device)?;
+    let cq = Cq::new(device, LARGE_CQ, 0)?;
+    let limits = QpLimits {
+        sends: LARGE_DEPTH,
+        recvs: LARGE_DEPTH,
+    };
+    let pair = Pair::new(device, &pd, &cq, limits)?;
+    // Each time eight times the usual depth.
+    for _ in 0..2 * LARGE_DEPTH / DEPTH / 8 {
+        many_requests_complete(&pair)?;
+    }
+    Ok(())
 }
 
 /// The tests as a client of the RDMA core.
@@ -379,18 +404,20 @@ impl Client for Loop {
             pr_info!("ferrite_sample: {name}: no active RoCE port, left out\n");
             return Err(ENODEV);
         }
-        for (test, function) in TESTS {
-            match run(device, function) {
-                Ok(()) => {
-                    PASSED.fetch_add(1, Relaxed);
-                    pr_info!("ferrite_sample: {name}: ok {test}\n");
-                }
-                Err(err) => {
-                    FAILED.fetch_add(1, Relaxed);
-                    pr_err!("ferrite_sample: {name}: not ok {test}: {err:?}\n");
-                }
+        let say = |test: &str, result: Result| match result {
+            Ok(()) => {
+                PASSED.fetch_add(1, Relaxed);
+                pr_info!("ferrite_sample: {name}: ok {test}\n");
             }
+            Err(err) => {
+                FAILED.fetch_add(1, Relaxed);
+                pr_err!("ferrite_sample: {name}: not ok {test}: {err:?}\n");
+            }
+        };
+        for (test, function) in TESTS {
+            say(test, run(device, function));
         }
+        say("rings_may_be_large", rings_may_be_large(device));
         Ok(())
     }
 }

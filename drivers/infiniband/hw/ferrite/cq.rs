@@ -50,9 +50,9 @@ use crate::{
         QpRef,
         Udata, //
     },
+    ring::RingMemory,
 };
 use kernel::{
-    dma::Coherent,
     new_mutex,
     prelude::*,
     rbtree::{
@@ -89,15 +89,15 @@ const _: () = {
     assert!(core::mem::size_of::<CompletionEntry>() == core::mem::size_of::<Block>());
 };
 
-impl Entries for Coherent<[Block]> {
+impl Entries for RingMemory {
     #[inline]
     fn valid_word(&self, slot: usize) -> Result<u32> {
-        Ok(kernel::dma_read!(self, [try: slot].words[try: VALID_WORD]))
+        self.word(slot, VALID_WORD)
     }
 
     #[inline]
     fn entry(&self, slot: usize) -> Result<CompletionEntry> {
-        let block: Block = kernel::dma_read!(self, [try: slot]);
+        let block = self.get(slot)?;
         let mut entry = CompletionEntry::zeroed();
         for (bytes, word) in entry.as_bytes_mut().chunks_exact_mut(4).zip(block.words) {
             bytes.copy_from_slice(&word.to_le_bytes());
@@ -106,8 +106,7 @@ impl Entries for Coherent<[Block]> {
     }
 
     fn disown(&self, slot: usize) -> Result {
-        kernel::dma_write!(self, [try: slot].words[try: 0], NO_QUEUE_PAIR);
-        Ok(())
+        self.set_word(slot, 0, NO_QUEUE_PAIR)
     }
 }
 
@@ -184,7 +183,7 @@ struct Polling {
 #[pin_data]
 struct KernelQueue {
     /// The ring, written by the device, then the record, written by the driver.
-    ring: Lent<Coherent<[Block]>>,
+    ring: Lent<RingMemory>,
     #[pin]
     polling: IrqSpinLock<Polling>,
 }
@@ -360,7 +359,7 @@ impl FerriteCq {
             try_pin_init!(KernelQueue {
                 ring: Lent::new(
                     &dev.hw.reach,
-                    Coherent::zeroed_slice(dev.parent(), entries + 1, GFP_KERNEL)?
+                    RingMemory::new(dev.parent(), entries + 1)?
                 ),
                 polling <- new_irq_spinlock!(
                     Polling {
@@ -373,7 +372,7 @@ impl FerriteCq {
             }? Error),
             GFP_KERNEL,
         )?;
-        let buffer = Buffer::contiguous(queue.ring.dma_handle(), queue.ring.size() as u64);
+        let buffer = queue.ring.buffer();
         let record_offset = (entries * abi::BLOCK_SIZE) as u32;
         Self::create(
             dev,
@@ -518,7 +517,7 @@ impl FerriteCq {
             let consumer = polling.reader.consumer;
             // The device may overwrite the entries from now on: they have been read.
             mb();
-            kernel::dma_write!(queue.ring, [try: record].words[try: 0], consumer);
+            queue.ring.set_word(record, 0, consumer)?;
         }
         // Not earlier: a consumer takes what was flushed for its own again.
         if cq.device().hw.is_stopped() {

@@ -32,6 +32,7 @@ mod port;
 mod qp;
 mod qp_event;
 mod srq;
+mod ring;
 mod tpt;
 mod ucontext;
 mod wqe;

@@ -78,6 +78,7 @@ use crate::{
         WcOpcode,
         WcStatus, //
     },
+    ring::RingMemory,
     srq::FerriteSrq,
     wqe,
     wqe::SendWqe,
@@ -322,7 +323,7 @@ impl WorkRing<SendSlot> {
 #[pin_data]
 struct KernelRings {
     /// Both rings, written by the driver, and the record, of which each side writes one half.
-    memory: Lent<Coherent<[Block]>>,
+    memory: Lent<RingMemory>,
     layout: RingLayout,
     signal_all: bool,
     #[pin]
@@ -338,7 +339,7 @@ impl KernelRings {
             try_pin_init!(Self {
                 memory: Lent::new(
                     &dev.hw.reach,
-                    Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?
+                    RingMemory::new(dev.parent(), layout.blocks())?
                 ),
                 sq <- new_irq_spinlock!(WorkRing::new(1 << layout.sq_log_blocks)?, "ferrite_sq"),
                 rq <- new_irq_spinlock!(WorkRing::new(1 << layout.rq_log_entries)?, "ferrite_rq"),
@@ -351,20 +352,14 @@ impl KernelRings {
         Ok(rings)
     }
 
-    fn put(&self, block: usize, contents: Block) -> Result {
-        kernel::dma_write!(self.memory, [try: block], contents);
-        Ok(())
-    }
-
     fn set_record(&self, (block, word): (usize, usize), value: u32) -> Result {
         let block = self.layout.record_offset as usize / BLOCK_SIZE + block;
-        kernel::dma_write!(self.memory, [try: block].words[try: word], value);
-        Ok(())
+        self.memory.set_word(block, word, value)
     }
 
     fn record(&self, (block, word): (usize, usize)) -> Result<u32> {
         let block = self.layout.record_offset as usize / BLOCK_SIZE + block;
-        Ok(kernel::dma_read!(self.memory, [try: block].words[try: word]))
+        self.memory.word(block, word)
     }
 
     /// Hands work requests up to `producer` to the device; returns whether it must be woken.
@@ -412,18 +407,18 @@ pub(crate) struct FerriteQp {
     object: DeviceObject,
     memory: Memory,
     number: Number,
-    /// The consumer was told of the last receive off a shared queue, since state RESET.
-    last_receive: Atomic<u32>,
     layout: RingLayout,
     /// The state that the consumer brought the queue pair to; the device may have gone on to the
     /// error state.
     state: Atomic<u32>,
+    events: Arc<QpEvents>,
+    /// The consumer was told of the last receive off a shared queue, since state RESET.
+    last_receive: Atomic<u32>,
+    #[pin]
+    values: Mutex<QpValues>,
     /// The multicast groups it is in, each as often as it was let in.
     #[pin]
     groups: Mutex<KVec<Gid>>,
-    events: Arc<QpEvents>,
-    #[pin]
-    values: Mutex<QpValues>,
 }
 
 impl FerriteQp {
@@ -447,23 +442,23 @@ impl FerriteQp {
         let rings = self.rings().ok()?;
         let (sends, receives) = (rings.sq.lock().used(), rings.rq.lock().used());
         Some((sends, receives))
-        if event == QpEvent::LastWqeReached {
-            qp.last_receive.store(1, Relaxed);
-        }
     }
 
     /// Has the consumer told that something happened. May be called from any context, and cannot
+    /// fail; what happens more than once before the consumer is told counts once.
+    pub(crate) fn raise(qp: &Qp<Ferrite>, event: QpEvent) {
+        if event == QpEvent::LastWqeReached {
+            qp.last_receive.store(1, Relaxed);
+        }
+        qp.events.raise(&qp.device().hw.events, qp, event);
+    }
+
     /// The device failed, and takes no more receives: a consumer in the kernel that shares them
     /// among queue pairs is told, as the device would have done. May be called from any context.
     pub(crate) fn stopped(qp: &Qp<Ferrite>) {
         if !qp.is_user() && qp.srq().is_some() && qp.last_receive.load(Relaxed) == 0 {
             Self::raise(qp, QpEvent::LastWqeReached);
         }
-    }
-
-    /// fail; what happens more than once before the consumer is told counts once.
-    pub(crate) fn raise(qp: &Qp<Ferrite>, event: QpEvent) {
-        qp.events.raise(&qp.device().hw.events, qp, event);
     }
 
     fn rings(&self) -> Result<&KernelRings> {
@@ -548,8 +543,7 @@ impl FerriteQp {
                     return Err(EINVAL);
                 }
                 let rings = KernelRings::new(dev, layout, attr.signal_all())?;
-                let bytes = rings.memory.size() as u64;
-                let buffer = Buffer::contiguous(rings.memory.dma_handle(), bytes);
+                let buffer = rings.memory.buffer();
                 let mut flags = abi::QP_FLAG_PRIVILEGED;
                 if !datagram && dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
                     flags |= abi::QP_FLAG_REGISTER;
@@ -590,14 +584,15 @@ impl FerriteQp {
         new.set_number(qpn);
         attr.set_cap(&cap);
         let qp = new.init(try_pin_init!(Self {
-            last_receive: Atomic::new(0),
             object,
             memory,
             number,
             layout,
             state: Atomic::new(QpState::Reset.as_raw()),
             events: QpEvents::new()?,
+            last_receive: Atomic::new(0),
             values <- new_mutex!(values, "ferrite_qp"),
+            groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
         }? Error))?;
         let cqs = || [roles.send_cq, roles.recv_cq].into_iter().flatten();
         let known = cqs()
@@ -606,7 +601,6 @@ impl FerriteQp {
             .and_then(|()| match udata {
                 Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
                 None => Ok(()),
-            groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
             });
         if let Err(error) = known {
             dev.hw.qps.remove(qpn as usize);
@@ -676,10 +670,6 @@ impl FerriteQp {
         values.state = next;
         qp.state.store(next.as_raw(), Relaxed);
         if next == QpState::Reset {
-            if let Memory::Kernel(rings) = &qp.memory {
-                Self::forget_shared(qp);
-                for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
-                    FerriteCq::purge(cq, qp.qpn(), |_| {});
             qp.last_receive.store(0, Relaxed);
             if let Memory::Kernel(rings) = &qp.memory {
                 Self::forget_completions(qp);
@@ -796,7 +786,7 @@ impl FerriteQp {
         let offset = rings.layout.sq_offset as usize / BLOCK_SIZE;
         request.write(|index, block| {
             let at = sq.at(start.wrapping_add(index as u32));
-            rings.put(offset + at, block)
+            rings.memory.put(offset + at, block)
         })?;
         let slot = SendSlot {
             id: wr.id(),
@@ -832,7 +822,9 @@ impl FerriteQp {
             }
             let entry = offset + rq.at(rq.producer) * stride;
             let sges = wr.sges().iter().map(wqe::device_sge);
-            result = wqe::write_receive(0, sges, |index, block| rings.put(entry + index, block));
+            result = wqe::write_receive(0, sges, |index, block| {
+                rings.memory.put(entry + index, block)
+            });
             if result.is_err() {
                 break;
             }

@@ -8,7 +8,6 @@
 use crate::{
     abi,
     abi::{
-        Buffer,
         CommandOpcode,
         CreateSharedReceive,
         ModifySharedReceive,
@@ -22,7 +21,6 @@ use crate::{
     bars::Doorbells,
     cq::FerriteCq,
     device::Ferrite,
-    dma_types::Block,
     hardware::DeviceObject,
     kernel_ext::{
         barrier::dma_wmb,
@@ -46,10 +44,10 @@ use crate::{
         SrqAttr,
         Udata, //
     },
+    ring::RingMemory,
     wqe,
 };
 use kernel::{
-    dma::Coherent,
     new_mutex,
     prelude::*,
     sync::{
@@ -161,7 +159,7 @@ impl Slots {
 #[pin_data]
 struct KernelRing {
     /// The ring, then the record.
-    memory: Lent<Coherent<[Block]>>,
+    memory: Lent<RingMemory>,
     /// Blocks of an entry.
     stride: usize,
     /// Blocks of the ring.
@@ -171,14 +169,8 @@ struct KernelRing {
 }
 
 impl KernelRing {
-    fn put(&self, block: usize, contents: Block) -> Result {
-        kernel::dma_write!(self.memory, [try: block], contents);
-        Ok(())
-    }
-
     fn set_producer(&self, producer: u32) -> Result {
-        kernel::dma_write!(self.memory, [try: self.record].words[try: 0], producer);
-        Ok(())
+        self.memory.set_word(self.record, 0, producer)
     }
 }
 
@@ -248,8 +240,7 @@ impl FerriteSrq {
             }
             None => {
                 let (ring, geometry) = kernel_ring(dev, attr)?;
-                let bytes = ring.memory.size() as u64;
-                let buffer = Buffer::contiguous(ring.memory.dma_handle(), bytes);
+                let buffer = ring.memory.buffer();
                 let page = Doorbells::KERNEL_PAGE;
                 (Memory::Kernel(ring), buffer, geometry, page)
             }
@@ -386,7 +377,7 @@ impl FerriteSrq {
             };
             let sges = wr.sges().iter().map(wqe::device_sge);
             result = wqe::write_receive(index, sges, |block, contents| {
-                ring.put(place * ring.stride + block, contents)
+                ring.memory.put(place * ring.stride + block, contents)
             });
             if result.is_err() {
                 break;
@@ -420,7 +411,7 @@ fn kernel_ring(dev: &Device<Ferrite>, attr: &SrqAttr) -> Result<(Pin<KBox<Kernel
         try_pin_init!(KernelRing {
             memory: Lent::new(
                 &dev.hw.reach,
-                Coherent::zeroed_slice(dev.parent(), record + RECORD_BLOCKS, GFP_KERNEL)?
+                RingMemory::new(dev.parent(), record + RECORD_BLOCKS)?
             ),
             stride: stride / BLOCK_SIZE,
             record,

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of the rings that the kernel posts to or polls.
+//!
+//! It is made of pieces that are easily had, however large a ring is; the device finds them by a
+//! table of pages, as it does those of a process.
+
+use crate::{
+    abi::{
+        Buffer,
+        BLOCK_SIZE, //
+    },
+    dma_types::Block,
+    tpt::Att,
+};
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    dma::Coherent,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+};
+
+/// Blocks of a piece: eight pages, the most that the page allocator takes for little.
+const PIECE_BLOCKS: usize = 8 * PAGE_SIZE / BLOCK_SIZE;
+
+/// Where a block is: the piece, and the place in it.
+const fn place(block: usize) -> (usize, usize) {
+    (block / PIECE_BLOCKS, block % PIECE_BLOCKS)
+}
+
+/// Blocks of memory that driver and device share.
+pub(crate) struct RingMemory {
+    // Before the pieces that it leads to.
+    att: Att,
+    pieces: KVVec<Coherent<[Block]>>,
+}
+
+impl RingMemory {
+    /// Makes `blocks` blocks of zeroes. Sleeps.
+    pub(crate) fn new(dev: &Device<Bound>, blocks: usize) -> Result<Self> {
+        let bytes = blocks * BLOCK_SIZE;
+        let mut pieces = KVVec::with_capacity(blocks.div_ceil(PIECE_BLOCKS), GFP_KERNEL)?;
+        let mut pages = KVVec::with_capacity(bytes.div_ceil(PAGE_SIZE), GFP_KERNEL)?;
+        for first in (0..blocks).step_by(PIECE_BLOCKS) {
+            let count = (blocks - first).min(PIECE_BLOCKS);
+            let piece: Coherent<[Block]> = Coherent::zeroed_slice(dev, count, GFP_KERNEL)?;
+            for offset in (0..piece.size()).step_by(PAGE_SIZE) {
+                pages.push(piece.dma_handle() + offset as u64, GFP_KERNEL)?;
+            }
+            pieces.push(piece, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            att: Att::new(dev, &pages, PAGE_SHIFT as u8, 0, bytes as u64)?,
+            pieces,
+        })
+    }
+
+    /// What to tell the device.
+    pub(crate) fn buffer(&self) -> Buffer {
+        self.att.buffer()
+    }
+
+    #[inline]
+    fn find(&self, block: usize) -> Result<(&Coherent<[Block]>, usize)> {
+        let (piece, index) = place(block);
+        Ok((self.pieces.get(piece).ok_or(EINVAL)?, index))
+    }
+
+    /// Reads a block.
+    #[inline]
+    pub(crate) fn get(&self, block: usize) -> Result<Block> {
+        let (piece, index) = self.find(block)?;
+        Ok(kernel::dma_read!(piece, [try: index]))
+    }
+
+    /// Writes a block.
+    #[inline]
+    pub(crate) fn put(&self, block: usize, contents: Block) -> Result {
+        let (piece, index) = self.find(block)?;
+        kernel::dma_write!(piece, [try: index], contents);
+        Ok(())
+    }
+
+    /// Reads a word of a block.
+    #[inline]
+    pub(crate) fn word(&self, block: usize, word: usize) -> Result<u32> {
+        let (piece, index) = self.find(block)?;
+        Ok(kernel::dma_read!(piece, [try: index].words[try: word]))
+    }
+
+    /// Writes a word of a block.
+    #[inline]
+    pub(crate) fn set_word(&self, block: usize, word: usize, value: u32) -> Result {
+        let (piece, index) = self.find(block)?;
+        kernel::dma_write!(piece, [try: index].words[try: word], value);
+        Ok(())
+    }
+}
+
+#[kunit_tests(ferrite_ring)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_lie_in_the_pieces_one_after_the_other() {
+        assert_eq!(place(0), (0, 0));
+        assert_eq!(place(PIECE_BLOCKS - 1), (0, PIECE_BLOCKS - 1));
+        assert_eq!(place(PIECE_BLOCKS), (1, 0));
+        assert_eq!(place(3 * PIECE_BLOCKS + 5), (3, 5));
+    }
+
+    #[test]
+    fn pieces_are_whole_pages() {
+        assert_eq!(PIECE_BLOCKS * BLOCK_SIZE % PAGE_SIZE, 0);
+    }
+}
