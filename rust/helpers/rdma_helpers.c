@@ -10,6 +10,7 @@
 #include <linux/io.h>
 #include <linux/netdevice.h>
 #include <linux/pci-p2pdma.h>
+#include <linux/memcontrol.h>
 #include <linux/rtnetlink.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
@@ -68,6 +69,37 @@ void rust_helper_reinit_completion(struct completion *x)
 unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock)
 	__acquires(lock)
 {
+void *rust_helper_memcg_get_current(void)
+{
+	return get_mem_cgroup_from_mm(current->mm);
+}
+
+void *rust_helper_memcg_enter(void *memcg)
+{
+	return set_active_memcg(memcg);
+}
+
+void rust_helper_memcg_put(void *memcg)
+{
+	mem_cgroup_put(memcg);
+}
+
+/* In a user namespace, who made the outermost one answers for its users. */
+u32 rust_helper_current_accountable_user(void)
+{
+	struct user_namespace *ns = current_user_ns();
+	kuid_t uid = current_uid();
+
+	for (; ns->parent; ns = ns->parent)
+		uid = ns->owner;
+	return from_kuid(&init_user_ns, uid);
+}
+
+bool rust_helper_capable_sys_resource(void)
+{
+	return capable(CAP_SYS_RESOURCE);
+}
+
 	unsigned long flags;
 
 	spin_lock_irqsave(lock, flags);

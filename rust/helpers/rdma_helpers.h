@@ -58,6 +58,13 @@ struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *na
 struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name);
 struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name);
 
+/* Who pays. */
+void *rust_helper_memcg_get_current(void);
+void *rust_helper_memcg_enter(void *memcg);
+void rust_helper_memcg_put(void *memcg);
+u32 rust_helper_current_accountable_user(void);
+bool rust_helper_capable_sys_resource(void);
+
 /* Device memory. */
 int rust_helper_rdma_clear_io(u64 address, size_t length);
 

@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod errno;
 pub mod io;
 pub mod irq;
+pub mod memcg;
 pub mod pci;
 pub mod spinlock;
 pub mod table;

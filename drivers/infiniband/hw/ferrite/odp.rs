@@ -20,7 +20,10 @@ use crate::{
     },
     device::Ferrite,
     hardware::Hardware,
-    kernel_ext::table::IrqTable,
+    kernel_ext::{
+        memcg::MemoryGroup,
+        table::IrqTable, //
+    },
     lent::{
         Lent,
         Reach, //
@@ -31,6 +34,7 @@ use crate::{
         AdvisedRange,
         BringIn,
         Device,
+        MappedPage,
         MrRef,
         OdpRoot,
         OdpUmem,
@@ -90,8 +94,11 @@ struct Table(Lent<Coherent<[u64]>>);
 
 impl Table {
     fn new(parent: &ParentDevice<Bound>, hw: &Hardware) -> Result<Arc<Self>> {
-        let table = Coherent::zeroed_slice(parent, ATT_TABLE_ENTRIES, GFP_KERNEL)?;
-        Ok(Arc::new(Self(Lent::new(&hw.reach, table)), GFP_KERNEL)?)
+        let table = Coherent::zeroed_slice(parent, ATT_TABLE_ENTRIES, GFP_KERNEL_ACCOUNT)?;
+        Ok(Arc::new(
+            Self(Lent::new(&hw.reach, table)),
+            GFP_KERNEL_ACCOUNT,
+        )?)
     }
 
     fn dma_address(&self) -> u64 {
@@ -101,6 +108,16 @@ impl Table {
     fn set(&self, index: usize, entry: u64) -> Result {
         kernel::dma_write!(self.0, [try: index], entry);
         Ok(())
+    }
+
+    /// Whether there is no entry.
+    fn is_empty(&self) -> Result<bool> {
+        for index in 0..ATT_TABLE_ENTRIES {
+            if kernel::dma_read!(self.0, [try: index]) & abi::ON_DEMAND_PRESENT != 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Clears an entry; returns whether there was one.
@@ -133,6 +150,8 @@ pub(crate) struct PageTables {
     /// Address in the process of the first page.
     base: u64,
     levels: u8,
+    /// Who pays for the tables, whoever needs them.
+    payer: MemoryGroup,
     /// All tables, by [`table_key`]. Those of level 0 hold pages.
     #[pin]
     tables: IrqTable<Arc<Table>>,
@@ -159,6 +178,7 @@ impl PageTables {
                 tag,
                 base,
                 levels,
+                payer: MemoryGroup::of_current(),
                 tables <- IrqTable::new(),
                 count <- new_mutex!(1, "ferrite_page_tables"),
                 faults: Atomic::new(0),
@@ -185,8 +205,28 @@ impl PageTables {
         address.saturating_sub(self.base) / PAGE
     }
 
-    /// Makes the tables for these pages. Sleeps.
-    fn grow(&self, parent: &ParentDevice<Bound>, pages: Range<u64>) -> Result {
+    /// Makes the tables for these pages; returns those that were not there before, by level and
+    /// page, the lower ones later. Sleeps.
+    fn grow(&self, parent: &ParentDevice<Bound>, pages: Range<u64>) -> Result<KVec<(u8, u64)>> {
+        let mut made = KVec::new();
+        let grown = self
+            .payer
+            .charge(|| self.grow_noting(parent, pages.clone(), &mut made));
+        match grown {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                self.undo(&made, pages);
+                Err(error)
+            }
+        }
+    }
+
+    fn grow_noting(
+        &self,
+        parent: &ParentDevice<Bound>,
+        pages: Range<u64>,
+        made: &mut KVec<(u8, u64)>,
+    ) -> Result {
         let mut count = self.count.lock();
         let mut page = pages.start;
         while page < pages.end {
@@ -198,10 +238,12 @@ impl PageTables {
                     if *count >= MOST_TABLES {
                         return Err(ENOMEM);
                     }
+                    made.reserve(1, GFP_KERNEL)?;
                     let table = Table::new(parent, &self.hw)?;
                     let entry = table.dma_address() | abi::ON_DEMAND_PRESENT;
                     self.tables.insert(key, table)?;
                     *count += 1;
+                    made.push((level, page), GFP_KERNEL)?;
                     let linked = self.tables.with(table_key(above, page), |parent| {
                         parent.set(table_index(above, page), entry)
                     });
@@ -213,6 +255,40 @@ impl PageTables {
             page = (page | (ATT_TABLE_ENTRIES as u64 - 1)) + 1;
         }
         Ok(())
+    }
+
+    /// Gives back tables that [`PageTables::grow`] made for nothing, those excepted that somebody
+    /// else has put to use. Sleeps.
+    fn undo(&self, made: &[(u8, u64)], pages: Range<u64>) {
+        let mut count = self.count.lock();
+        let mut unused = KVec::new();
+        // From the pages up: a table is empty when those below it are gone.
+        for (level, page) in made.iter().rev().copied() {
+            let empty = self
+                .tables
+                .with(table_key(level, page), |table| table.is_empty());
+            let above = level + 1;
+            if matches!(empty, Some(Ok(true))) && unused.push((level, page), GFP_KERNEL).is_ok() {
+                let _ = self.tables.with(table_key(above, page), |table| {
+                    table.set(table_index(above, page), 0)
+                });
+            }
+        }
+        if unused.is_empty() {
+            return;
+        }
+        // The device may be looking at them. A page that was told meanwhile faults once more.
+        self.hw.forget_pages(&InvalidatePages {
+            tag: self.tag,
+            reserved: 0,
+            first: pages.start,
+            count: pages.end - pages.start,
+        });
+        for (level, page) in unused {
+            if self.tables.remove(table_key(level, page)).is_some() {
+                *count -= 1;
+            }
+        }
     }
 
     /// Gives back the tables of these pages, of which hardly any is present: those fault once
@@ -470,16 +546,29 @@ impl OnDemand {
         let tables = &self.tables;
         let first = tables.page_of(addresses.start);
         let end = tables.page_of(addresses.end + (PAGE - 1));
-        tables.grow(dev.parent(), first..end)?;
+        let made = tables.grow(dev.parent(), first..end)?;
         let mut count = 0;
-        let mut each = |page: crate::rdma::MappedPage| {
+        let mapped = self.map_pages(addresses, how, |page| {
             tables.set(page.address, page.dma, page.writable);
             count += 1;
-        };
+        });
+        if mapped.is_err() || count == 0 {
+            tables.undo(&made, first..end);
+        }
+        mapped.map(|()| count)
+    }
+
+    /// Maps the pages of a range, and calls `each` for every one that is present.
+    fn map_pages(
+        &self,
+        addresses: Range<u64>,
+        how: BringIn,
+        mut each: impl FnMut(MappedPage),
+    ) -> Result {
         match &self.source {
             Source::Range(umem) => {
                 let length = addresses.end - addresses.start;
-                umem.map(addresses.start, length, how, each)?;
+                umem.map(addresses.start, length, how, each)
             }
             Source::All { root, parts } => {
                 let mut at = addresses.start;
@@ -489,9 +578,9 @@ impl OnDemand {
                     part.0.umem.map(at, next - at, how, &mut each)?;
                     at = next;
                 }
+                Ok(())
             }
         }
-        Ok(count)
     }
 
     /// The addresses in the process of a part of the region.
