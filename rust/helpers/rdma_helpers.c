@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/capability.h>
 #include <linux/completion.h>
 #include <linux/cpumask.h>
+#include <linux/cred.h>
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
 #include <linux/hmm.h>
 #include <linux/hmm-dma.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
+#include <linux/memcontrol.h>
 #include <linux/netdevice.h>
 #include <linux/pci-p2pdma.h>
-#include <linux/memcontrol.h>
 #include <linux/rtnetlink.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
 #include <linux/sched/mm.h>
 #include <linux/spinlock.h>
+#include <linux/user_namespace.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
 #include <net/netlink.h>
@@ -66,9 +69,6 @@ void rust_helper_reinit_completion(struct completion *x)
 	reinit_completion(x);
 }
 
-unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock)
-	__acquires(lock)
-{
 void *rust_helper_memcg_get_current(void)
 {
 	return get_mem_cgroup_from_mm(current->mm);
@@ -100,6 +100,9 @@ bool rust_helper_capable_sys_resource(void)
 	return capable(CAP_SYS_RESOURCE);
 }
 
+unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock)
+	__acquires(lock)
+{
 	unsigned long flags;
 
 	spin_lock_irqsave(lock, flags);
@@ -193,10 +196,27 @@ void rust_helper_irq_clear_affinity_hint(unsigned int irq)
 	irq_update_affinity_hint(irq, NULL);
 }
 
+void rust_helper_rtnl_lock(void)
+{
+	rtnl_lock();
+}
+
+void rust_helper_rtnl_unlock(void)
+{
+	rtnl_unlock();
+}
+
 /*
- * VLAN and bonding interfaces borrow the address of the interface below, but
- * not its permanent address.
+ * An interface of a device on some bus. Anybody may make the others, of any
+ * address: ipvlan, macvlan and MACsec take even the permanent one of what they
+ * are stacked on. A failover interface has the parent of the interface it
+ * hides, and is made before it.
  */
+bool rust_helper_rdma_netdev_is_hardware(const struct net_device *ndev)
+{
+	return ndev->dev.parent && !netif_is_failover(ndev);
+}
+
 bool rust_helper_rdma_netdev_matches(const struct net_device *ndev,
 				     const u8 *mac)
 {
@@ -228,27 +248,12 @@ void rust_helper_rdma_netdev_hold(struct net_device *ndev)
 void rust_helper_rdma_netdev_put(struct net_device *ndev)
 {
 	dev_put(ndev);
-void rust_helper_rtnl_lock(void)
-{
-	rtnl_lock();
-}
-
-void rust_helper_rtnl_unlock(void)
-{
-	rtnl_unlock();
-}
-
 }
 
 unsigned int rust_helper_rdma_netdev_mtu(const struct net_device *ndev)
 {
 	return READ_ONCE(ndev->mtu);
 }
-bool rust_helper_rdma_netdev_is_hardware(const struct net_device *ndev)
-{
-	return ndev->dev.parent && !netif_is_failover(ndev);
-}
-
 
 bool rust_helper_rdma_netdev_is_up(const struct net_device *ndev)
 {

@@ -15,4 +15,5 @@ pub mod memcg;
 pub mod pci;
 pub mod spinlock;
 pub mod table;
+pub mod user;
 pub mod workqueue;

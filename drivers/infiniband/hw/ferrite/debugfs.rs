@@ -7,6 +7,7 @@
 use crate::{
     device::Ferrite,
     dm::DeviceMemory,
+    doorbell_pages::DoorbellPages,
     eq::EventQueue,
     handler::Interrupts,
     hardware::Hardware,
@@ -141,7 +142,8 @@ impl Writer for SharedReceives {
 struct Tables {
     tags: Arc<Tags>,
     memory: Arc<DeviceMemory>,
-    numbers: [(&'static str, Arc<Numbers>); 6],
+    doorbell_pages: Arc<DoorbellPages>,
+    numbers: [(&'static str, Arc<Numbers>); 5],
 }
 
 impl Writer for Tables {
@@ -150,6 +152,7 @@ impl Writer for Tables {
         for (name, (used, entries)) in [
             ("tpt", self.tags.occupancy()),
             ("device_memory_pages", self.memory.occupancy()),
+            ("doorbell_pages", self.doorbell_pages.occupancy()),
         ] {
             writeln!(f, "{} {} {}", name, used, entries)?;
         }
@@ -196,13 +199,13 @@ impl DebugFiles {
         let tables = Tables {
             tags: ferrite.tags.clone(),
             memory: ferrite.memory.clone(),
+            doorbell_pages: ferrite.doorbell_pages.clone(),
             numbers: [
                 ("protection_domains", ferrite.pds.clone()),
                 ("completion_queues", ferrite.cqns.clone()),
                 ("queue_pairs", ferrite.qpns.clone()),
                 ("shared_receive_queues", ferrite.srqns.clone()),
                 ("xrc_domains", ferrite.xrcds.clone()),
-                ("doorbell_pages", ferrite.doorbell_pages.clone()),
             ],
         };
         Ok(Self {

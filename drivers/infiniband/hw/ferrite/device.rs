@@ -13,6 +13,7 @@ use crate::{
         DeviceMemory,
         FerriteDm, //
     },
+    doorbell_pages::DoorbellPages,
     handler::Handlers,
     hardware::{
         device_event,
@@ -116,7 +117,7 @@ pub(crate) struct Ferrite {
     pub(crate) xrcds: Arc<Numbers>,
     /// The one number of the queue pair of general services.
     pub(crate) gsi: Arc<Numbers>,
-    pub(crate) doorbell_pages: Arc<Numbers>,
+    pub(crate) doorbell_pages: Arc<DoorbellPages>,
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) mtu: Arc<MtuFollower>,
 }
@@ -143,7 +144,7 @@ impl Ferrite {
             srqns: Numbers::new(0, caps.max_srq.min(abi::QUEUE_NUMBER_MASK))?,
             xrcds: Numbers::new(1, caps.max_xrcd)?,
             gsi: Numbers::new(GSI_QPN, GSI_QPN + 1)?,
-            doorbell_pages: Numbers::new(1, pages)?,
+            doorbell_pages: DoorbellPages::new(pages)?,
             memory: DeviceMemory::new(caps.device_memory)?,
             mtu: MtuFollower::new(hw)?,
             hw: hw.clone(),
@@ -166,10 +167,10 @@ impl Ferrite {
 /// The driver's data of a protection domain.
 pub(crate) struct FerritePd {
     number: Number,
-}
-
     /// Memory windows there are, any of which may be bound to a region.
     pub(crate) windows: Atomic<u32>,
+}
+
 impl FerritePd {
     /// Its number in the device.
     pub(crate) fn number(&self) -> u32 {

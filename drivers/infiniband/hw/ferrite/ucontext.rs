@@ -11,8 +11,8 @@ use crate::{
         UverbsContextResponse, //
     },
     device::Ferrite,
+    doorbell_pages::DoorbellPage,
     kernel_ext::errno,
-    numbers::Number,
     rdma::{
         kind,
         Caching,
@@ -47,7 +47,7 @@ const _: () = {
 
 /// The driver's data of a user context.
 pub(crate) struct FerriteUcontext {
-    page: Number,
+    page: DoorbellPage,
     /// Offset to map the doorbell page by.
     mapping: Atomic<u64>,
 }

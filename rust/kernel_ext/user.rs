@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Who the current process works for (for `rust/kernel/cred.rs`).
+
+use crate::bindings;
+
+/// The user who answers for the current process: its own, or, within user namespaces, who made the
+/// outermost one. Making namespaces, and the identifiers in them, gives nobody a second account.
+pub fn accountable() -> u32 {
+    // SAFETY: The function only looks at the credentials of the current task.
+    unsafe { bindings::current_accountable_user() }
+}
+
+/// Whether the current process may use resources beyond what others may.
+pub fn may_exceed_limits() -> bool {
+    // SAFETY: The function only looks at the credentials of the current task.
+    unsafe { bindings::capable_sys_resource() }
+}
