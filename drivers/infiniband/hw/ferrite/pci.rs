@@ -41,6 +41,10 @@ use kernel::{
     sync::Arc, //
 };
 
+/// Bytes of contiguous memory that may be one entry of a scatter list. The device knows no bound;
+/// the default would make sixteen thousand entries of a gigabyte.
+const MAX_SEGMENT: u32 = 1 << 31;
+
 /// The driver of the PCI function.
 pub(crate) struct FerriteDriver;
 
@@ -113,6 +117,8 @@ impl pci::Driver for FerriteDriver {
         pdev.enable_device_mem()?;
         // SAFETY: Nothing has allocated DMA memory for this device yet.
         unsafe { pdev.dma_set_mask_and_coherent(DmaMask::new::<64>())? };
+        // SAFETY: Nothing maps memory for this device yet.
+        unsafe { pdev.dma_set_max_seg_size(MAX_SEGMENT) };
 
         let reach = DeviceReach::new()?;
         let hw = Arc::pin_init(Hardware::new(pdev, &reach), GFP_KERNEL)?;
@@ -133,13 +139,13 @@ impl pci::Driver for FerriteDriver {
             comp_vectors: ferrite.handlers.count(),
             description: c"Ferrite RDMA adapter",
             local_dma_lkey: abi::TAG_ALL_MEMORY,
+            port_mac: Some(identity.mac),
         };
         let unregistered =
             Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
         let registration = unregistered.register(&crate::THIS_MODULE)?;
         // The port is what its interface says by the time the device is there.
         hw.work.flush();
-            port_mac: Some(identity.mac),
 
         let name = registration.device().name();
         let debug_files = DebugFiles::new(name, registration.device(), &interrupts);
