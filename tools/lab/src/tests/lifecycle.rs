@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
+use serde_json::json;
 
 use super::{still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::shell::LOAD_DRIVER;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::vm::Vm;
 
 /// The driver is loaded when these begin and when they end.
 pub const LOADING: &[VmTest] = &[
@@ -17,6 +19,19 @@ pub const LOADING: &[VmTest] = &[
     VmTest::new(
         "a program whose device goes is told, and can end what it has",
         unbound_under_a_program,
+    ),
+];
+
+/// A device that fails under its users, who let go of it all the same. The driver is loaded when
+/// these begin and when they end.
+pub const FAILING: &[VmTest] = &[
+    VmTest::new(
+        "a device that fails under a member of a multicast group is let go of",
+        fails_under_multicast,
+    ),
+    VmTest::new(
+        "a device that fails under an NVMe target with shared receives is let go of at once",
+        fails_under_shared_receives,
     ),
 ];
 
@@ -96,6 +111,101 @@ fn unbound_under_a_program(cluster: &Cluster) -> Result<()> {
         "cd /sys/bus/pci/drivers/ferrite; for f in $(cat /run/functions); do echo $f >bind; done",
     )?;
     wait_active(one)?;
+    still_works(cluster)
+}
+
+/// Makes the device of machine 1 fail.
+fn fail_device(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+    one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(30))
+}
+
+/// Takes the device from its driver, and gives it back.
+fn rebind(vm: &Vm, time: Duration) -> Result<()> {
+    vm.sh_in(
+        "cd /sys/bus/pci/drivers/ferrite
+         ls -d *:*:*.* >/run/functions
+         for f in $(cat /run/functions); do echo $f >unbind; done",
+        time,
+    )
+    .context("the driver does not let go of the device")?;
+    vm.sh(
+        "cd /sys/bus/pci/drivers/ferrite; for f in $(cat /run/functions); do echo $f >bind; done",
+    )?;
+    wait_active(vm)
+}
+
+fn fails_under_multicast(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let member = one.spawn(
+        &format!(
+            "exec stdbuf -oL mckey -m 239.77.0.2 -b {} -C 1000 >/run/member 2>&1",
+            one.ip()
+        ),
+        Duration::from_secs(180),
+    )?;
+    one.wait_for("grep -q receiving /run/member", Duration::from_secs(60))?;
+    fail_device(cluster)?;
+    member.signal(libc::SIGKILL)?;
+    member.wait()?;
+    one.wait_for(
+        "! rdma resource show qp | grep -q mckey",
+        Duration::from_secs(30),
+    )
+    .context("the member is left behind")?;
+    rebind(one, Duration::from_secs(60))?;
+    super::nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn fails_under_shared_receives(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    one.sh(&format!(
+        "set -e
+         modprobe nvmet_rdma use_srq=1
+         grep -q Y /sys/module/nvmet_rdma/parameters/use_srq
+         mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+         truncate -s 16M /run/disk
+         cd /sys/kernel/config/nvmet
+         mkdir subsystems/disk subsystems/disk/namespaces/1 ports/1
+         echo 1 >subsystems/disk/attr_allow_any_host
+         echo /run/disk >subsystems/disk/namespaces/1/device_path
+         echo 1 >subsystems/disk/namespaces/1/buffered_io
+         echo 1 >subsystems/disk/namespaces/1/enable
+         echo rdma >ports/1/addr_trtype
+         echo ipv4 >ports/1/addr_adrfam
+         echo {} >ports/1/addr_traddr
+         echo 4420 >ports/1/addr_trsvcid
+         ln -s /sys/kernel/config/nvmet/subsystems/disk ports/1/subsystems/disk",
+        one.ip()
+    ))?;
+    two.sh(&format!(
+        "set -e
+         modprobe nvme_rdma
+         echo transport=rdma,traddr={},trsvcid=4420,nqn=disk,nr_io_queues=1,ctrl_loss_tmo=0 \
+             >/dev/nvme-fabrics",
+        one.ip()
+    ))?;
+    two.wait_for("test -b /dev/nvme0n1", Duration::from_secs(30))?;
+    two.sh("dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64")?;
+    fail_device(cluster)?;
+    // Each queue pair that is not told of its last receive is waited for for a minute.
+    let let_go = rebind(one, Duration::from_secs(50));
+    two.sh_in(
+        "echo 1 >/sys/class/nvme/nvme0/delete_controller || true",
+        Duration::from_secs(120),
+    )?;
+    let_go?;
+    one.sh_in(
+        "set -e
+         cd /sys/kernel/config/nvmet
+         rm ports/1/subsystems/disk
+         rmdir ports/1 subsystems/disk/namespaces/1 subsystems/disk
+         modprobe -r nvmet_rdma",
+        Duration::from_secs(120),
+    )?;
+    super::nothing_left(one)?;
     still_works(cluster)
 }
 

@@ -6,7 +6,9 @@ mod clients;
 mod connections;
 mod faults;
 mod inside;
+mod interfaces;
 mod lifecycle;
+mod limits;
 mod notification;
 mod wire;
 
@@ -78,6 +80,13 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
             tests: &[basics::STOCK, faults::NEIGHBOURS],
+        },
+        Group {
+            name: "neighbours",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options { cpus: 1, ..o },
+            tests: &[interfaces::TESTS, limits::TESTS, lifecycle::FAILING],
         },
         Group {
             name: "clients",

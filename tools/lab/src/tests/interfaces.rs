@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which network interface the port is paired with, whatever is done to the interfaces.
+
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+
+use super::{still_works, wait_active, VmTest};
+use crate::cluster::Cluster;
+use crate::vm::Vm;
+
+/// On the unmodified Debian kernel, which has all kinds of interfaces.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "an interface with the card's address in a user's namespace changes nothing",
+        address_taken_by_a_user,
+    ),
+    VmTest::new(
+        "interfaces stacked on the card leave its port alone",
+        stacked_on_the_card,
+    ),
+    VmTest::new("the port of a card under a bond works", under_a_bond),
+    VmTest::new("the port of a card under a bridge works", under_a_bridge),
+    VmTest::new("the port follows its interface to another name", renamed),
+    VmTest::new(
+        "the port is down while its interface is in another namespace",
+        moved_to_a_namespace,
+    ),
+    VmTest::new(
+        "card and RDMA device work in a namespace of their own",
+        moved_together,
+    ),
+    VmTest::new(
+        "the port has its interface again when that was unbound and bound",
+        rebound,
+    ),
+];
+
+const TIME: Duration = Duration::from_secs(30);
+
+/// Checks that the port is paired with an interface.
+fn paired_with(vm: &Vm, netdev: &str) -> Result<()> {
+    let text = vm.sh("rdma link")?;
+    let paired = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.windows(2).any(|pair| pair == ["state", "ACTIVE"])
+            && words.windows(2).any(|pair| pair == ["netdev", netdev])
+    };
+    if !text.lines().any(paired) {
+        bail!("{}: not active with {netdev}:\n{text}", vm.name());
+    }
+    Ok(())
+}
+
+/// Waits until the port has no interface.
+fn wait_unpaired(vm: &Vm) -> Result<()> {
+    vm.wait_for(
+        "rdma link | grep 'state DOWN' | grep -vq 'netdev '",
+        Duration::from_secs(20),
+    )
+}
+
+/// Gives the card its address and brings it up.
+fn configure(vm: &Vm) -> Result<()> {
+    vm.sh(&format!(
+        "ip addr replace {}/24 dev eth0; ip link set eth0 up",
+        vm.ip()
+    ))?;
+    Ok(())
+}
+
+/// Runs `script` in a machine, then `undo`, whatever came of it and of `check`.
+fn while_changed(
+    vm: &Vm,
+    script: &str,
+    undo: &str,
+    check: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let checked = vm
+        .sh_in(script, TIME)
+        .and_then(|_| check())
+        .with_context(|| format!("after {script}"));
+    vm.sh_in(undo, TIME)?;
+    configure(vm)?;
+    checked?;
+    paired_with(vm, "eth0").with_context(|| format!("after {undo}"))
+}
+
+fn address_taken_by_a_user(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    one.sh("modprobe -a veth ipvlan macvlan")?;
+    // As anybody may, in namespaces of his own.
+    let user = "setpriv --reuid 1000 --regid 1000 --clear-groups unshare -Urn sh -ec";
+    let mac = crate::vm::mac(1);
+    for kind in ["ipvlan", "macvlan mode passthru"] {
+        let script = |rest: &str| {
+            format!(
+                "{user} 'ip link add v0 address {mac} type veth peer name v1
+                    ip link add i0 link v0 type {kind}
+                    ip link set v1 up; ip link set v0 up; ip link set i0 up
+                    {rest}'"
+            )
+        };
+        one.sh_in(&script("ip link del i0; ip link del v0"), TIME)?;
+        paired_with(one, "eth0").with_context(|| format!("{kind} that is gone"))?;
+        let there = one.spawn(
+            &script("echo >/tmp/there; exec sleep 60"),
+            Duration::from_secs(90),
+        )?;
+        one.wait_for("test -e /tmp/there", TIME)?;
+        let checked = paired_with(one, "eth0").with_context(|| format!("{kind} that is there"));
+        there.signal(libc::SIGKILL)?;
+        there.wait()?;
+        one.sh("rm /tmp/there")?;
+        checked?;
+    }
+    still_works(cluster)
+}
+
+fn stacked_on_the_card(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    for kind in [
+        "vlan id 9",
+        "ipvlan",
+        "macvlan mode bridge",
+        "macvlan mode passthru",
+        "macsec",
+    ] {
+        while_changed(
+            one,
+            &format!("ip link add link eth0 name top type {kind} && ip link set top up"),
+            "ip link del top",
+            || paired_with(one, "eth0"),
+        )?;
+        still_works(cluster).with_context(|| format!("after {kind}"))?;
+    }
+    Ok(())
+}
+
+/// Puts the card under a master that gets its address, and checks that RDMA works so.
+fn under_a_master(cluster: &Cluster, make: &str) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    while_changed(
+        one,
+        &format!(
+            "set -e
+             ip link add top {make}
+             ip link set eth0 down
+             ip addr flush dev eth0
+             ip link set eth0 master top
+             ip link set eth0 up
+             ip link set top up
+             ip addr add {}/24 dev top",
+            one.ip()
+        ),
+        "ip link set eth0 nomaster; ip link del top",
+        || {
+            wait_active(one)?;
+            paired_with(one, "eth0")?;
+            still_works(cluster)
+        },
+    )?;
+    wait_active(one)?;
+    still_works(cluster)
+}
+
+fn under_a_bond(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    one.sh("modprobe bonding max_bonds=0")?;
+    under_a_master(cluster, "type bond mode active-backup miimon 100")?;
+    // A bond of another address gives that to the card.
+    let bond = "ip link add top type bond mode active-backup miimon 100
+        ip link set top address 02:00:00:00:00:77
+        ip link set eth0 down
+        ip link set eth0 master top
+        ip link set top up
+        grep -q 02:00:00:00:00:77 /sys/class/net/eth0/address";
+    let mac = crate::vm::mac(1);
+    while_changed(
+        one,
+        bond,
+        "ip link set eth0 nomaster; ip link del top",
+        || paired_with(one, "eth0"),
+    )?;
+    one.sh(&format!("grep -q {mac} /sys/class/net/eth0/address"))
+        .context("the card has not got its own address back")?;
+    wait_active(one)?;
+    still_works(cluster)
+}
+
+fn under_a_bridge(cluster: &Cluster) -> Result<()> {
+    under_a_master(cluster, "type bridge forward_delay 0")
+}
+
+fn renamed(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let rename = |from: &str, to: &str| {
+        format!("ip link set {from} down && ip link set {from} name {to} && ip link set {to} up")
+    };
+    while_changed(
+        one,
+        &rename("eth0", "lan7"),
+        &rename("lan7", "eth0"),
+        || {
+            one.wait_for("rdma link | grep -q 'state ACTIVE'", TIME)?;
+            paired_with(one, "lan7")
+        },
+    )?;
+    wait_active(one)?;
+    still_works(cluster)
+}
+
+fn moved_to_a_namespace(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    one.sh("ip netns add away; ip link set eth0 netns away")?;
+    let gone = wait_unpaired(one);
+    // Once by hand, once with the namespace.
+    one.sh("ip netns exec away ip link set eth0 netns 1")?;
+    configure(one)?;
+    gone?;
+    wait_active(one)?;
+    still_works(cluster)?;
+    one.sh("ip link set eth0 netns away; ip netns del away")?;
+    one.wait_for("ip link show eth0", TIME)?;
+    configure(one)?;
+    wait_active(one)?;
+    still_works(cluster)
+}
+
+fn moved_together(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let device = one.sh("ls /sys/class/infiniband | head -n1")?;
+    let device = device.trim();
+    one.sh("rdma system set netns exclusive; ip netns add box")?;
+    // The interface is complete before the RDMA device comes: no event of it tells of that.
+    one.sh(&format!(
+        "set -e
+         ip link set eth0 netns box
+         ip -n box addr add {}/24 dev eth0
+         ip -n box link set eth0 up
+         ip -n box link set lo up
+         rdma dev set {device} netns box",
+        one.ip()
+    ))?;
+    let worked = (|| {
+        let inside = "ip netns exec box";
+        one.wait_for(
+            &format!("{inside} rdma link | grep 'state ACTIVE' | grep -q 'netdev eth0'"),
+            TIME,
+        )?;
+        let flags = format!("-d {device} -g $gid -p 18517 -n 50 -c");
+        let script = format!(
+            "{} exec ibv_rc_pingpong {flags}",
+            crate::traffic::DEVICE_AND_GID
+        );
+        let server = one.spawn(
+            &format!("{inside} sh -c '{script}'"),
+            Duration::from_secs(60),
+        )?;
+        one.wait_for(
+            &format!("{inside} ss -tlnH 'sport = :18517' | grep -q ."),
+            TIME,
+        )?;
+        two.sh_in(
+            &format!(
+                "{} exec ibv_rc_pingpong -d $dev -g $gid -p 18517 -n 50 -c {}",
+                crate::traffic::DEVICE_AND_GID,
+                one.ip()
+            ),
+            Duration::from_secs(60),
+        )?;
+        server.success()
+    })();
+    // Both come back when the namespace goes.
+    one.sh("ip netns del box")?;
+    one.wait_for(
+        &format!("ip link show eth0 && rdma dev | grep -q {device}"),
+        TIME,
+    )?;
+    configure(one)?;
+    one.sh("rdma system set netns shared")?;
+    worked?;
+    wait_active(one)?;
+    paired_with(one, "eth0")?;
+    still_works(cluster)
+}
+
+fn rebound(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    one.sh(
+        "basename $(readlink -f /sys/class/net/eth0/device) >/run/card
+         cat /run/card >/sys/bus/virtio/drivers/virtio_net/unbind",
+    )?;
+    let gone = wait_unpaired(one);
+    one.sh("cat /run/card >/sys/bus/virtio/drivers/virtio_net/bind")?;
+    one.wait_for("ip link show eth0", TIME)?;
+    configure(one)?;
+    gone?;
+    wait_active(one)?;
+    paired_with(one, "eth0")?;
+    still_works(cluster)
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What one user may take of a device and of the kernel's memory, and who pays for it.
+
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+
+use super::{nothing_left, VmTest};
+use crate::cluster::Cluster;
+use crate::vm::Vm;
+
+/// On the unmodified Debian kernel, which has control groups.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new("no user takes all contexts of a device", contexts_for_all),
+    VmTest::new(
+        "on-demand tables for memory that is not there are given back",
+        tables_for_nothing,
+    ),
+    VmTest::new(
+        "on-demand tables are charged to the process that needs them",
+        tables_are_charged,
+    ),
+];
+
+const TIME: Duration = Duration::from_secs(180);
+
+/// Puts a program into a machine.
+fn write_program(vm: &Vm, name: &str, text: &str) -> Result<()> {
+    vm.sh(&format!("cat >/run/{name} <<'END'\n{text}\nEND"))?;
+    Ok(())
+}
+
+fn contexts_for_all(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    write_program(
+        one,
+        "contexts.py",
+        "import sys, time
+from pyverbs.device import Context
+held = []
+try:
+    while len(held) < 2000:
+        held.append(Context(name=sys.argv[1]))
+except Exception as error:
+    print(len(held), error, flush=True)
+time.sleep(600)",
+    )?;
+    let as_user = |user: u32| format!("setpriv --reuid {user} --regid {user} --clear-groups");
+    let greedy = one.spawn(
+        &format!(
+            "ulimit -n 8192; exec {} python3 /run/contexts.py $(ls /sys/class/infiniband) >/run/held",
+            as_user(1000)
+        ),
+        Duration::from_secs(300),
+    )?;
+    one.wait_for("test -s /run/held", TIME)?;
+    let checked = (|| -> Result<()> {
+        let held = one.sh("cat /run/held")?;
+        let count: u32 = held
+            .split_whitespace()
+            .next()
+            .and_then(|word| word.parse().ok())
+            .with_context(|| format!("cannot read: {held}"))?;
+        if !(500..1000).contains(&count) {
+            bail!("one user has {count} contexts: {held}");
+        }
+        one.sh(&format!("{} ibv_devinfo", as_user(1001)))
+            .context("another user gets no context")?;
+        one.sh("ibv_devinfo").context("root gets no context")?;
+        // A namespace of his own gives a user no second share.
+        let more = format!("{} unshare -Ur ibv_devinfo", as_user(1000));
+        if one.run(&more, Duration::from_secs(30))?.ok() {
+            bail!("in a user namespace there is more");
+        }
+        Ok(())
+    })();
+    greedy.signal(libc::SIGKILL)?;
+    greedy.wait()?;
+    checked?;
+    nothing_left(one)
+}
+
+/// The beginning of programs that have an on-demand region of all their memory.
+const IMPLICIT: &str = "import mmap, sys, time
+from pyverbs.device import Context
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.wr import SGE
+# The names of these differ between versions.
+LOCAL_WRITE, ON_DEMAND, PREFETCH, FLUSH = 1, 1 << 6, 0, 1
+context = Context(name=sys.argv[1])
+pd = PD(context)
+mr = MR(pd, 0, LOCAL_WRITE | ON_DEMAND, implicit=True)
+def advise(address, flags):
+    pd.advise_mr(PREFETCH, flags, [SGE(address, 4096, mr.lkey)])";
+
+fn tables_for_nothing(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = format!(
+        "{IMPLICIT}
+def available():
+    for line in open('/proc/meminfo'):
+        if line.startswith('MemAvailable'):
+            return int(line.split()[1])
+before = available()
+refused = 0
+# One address in each gigabyte, where nothing is mapped: two tables each.
+for gigabyte in range(16, 8016):
+    try:
+        advise(gigabyte << 30, FLUSH)
+    except Exception:
+        refused += 1
+print(refused, before - available())"
+    );
+    write_program(one, "nothing.py", &text)?;
+    let said = one.sh_in("python3 /run/nothing.py $(ls /sys/class/infiniband)", TIME)?;
+    let numbers: Vec<i64> = said
+        .split_whitespace()
+        .map(|word| word.parse().context("a number"))
+        .collect::<Result<_>>()?;
+    let [refused, kilobytes] = numbers[..] else {
+        bail!("cannot read: {said}");
+    };
+    if refused != 8000 {
+        bail!("{refused} of 8000 were refused");
+    }
+    // Kept, they would take 64 MB.
+    if kilobytes > 24_000 {
+        bail!("{kilobytes} KB of memory are gone");
+    }
+    nothing_left(one)
+}
+
+fn tables_are_charged(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = format!(
+        "{IMPLICIT}
+import ctypes
+size = 8 << 30
+area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+def stat(what):
+    for line in open('/sys/fs/cgroup/tables/memory.stat'):
+        name, value = line.split()
+        if name == what:
+            return int(value)
+def ours():
+    return stat('kernel') - stat('pagetables') - stat('slab')
+before = ours()
+# A page in each two megabytes has a table of its own. Brought in by a worker.
+for offset in range(0, size, 2 << 20):
+    advise(start + offset, 0)
+end = time.time() + 60
+while ours() - before < 12 << 20 and time.time() < end:
+    time.sleep(0.1)
+print((ours() - before) >> 10)"
+    );
+    write_program(one, "charged.py", &text)?;
+    one.sh(
+        "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup
+         echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+         mkdir -p /sys/fs/cgroup/tables",
+    )?;
+    let said = one.sh_in(
+        "echo $$ >/sys/fs/cgroup/tables/cgroup.procs
+         python3 /run/charged.py $(ls /sys/class/infiniband)",
+        TIME,
+    )?;
+    let kilobytes: i64 = said.trim().parse().with_context(|| said.clone())?;
+    // 4096 tables of four kilobytes.
+    if kilobytes < 12_000 {
+        bail!("only {kilobytes} KB were charged");
+    }
+    nothing_left(one)
+}
