@@ -169,7 +169,7 @@ impl Unsteady {
             let old = u32::from_le_bytes(old);
             let new = match choice % 5 {
                 0 => old.wrapping_add(1),
-                1 => old ^ (1 << (choice >> 32 & 31)),
+                1 => old ^ (1 << ((choice >> 32) & 31)),
                 2 => 0,
                 3 => u32::MAX,
                 _ => (choice >> 32) as u32,
