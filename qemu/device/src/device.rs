@@ -6,10 +6,10 @@ use crate::counters::{LinkCounters, MmioCounters};
 use crate::guest_memory::GuestMemory;
 use crate::interrupts::Interrupts;
 use crate::share;
-use crate::shortcuts::{self, Inbound, Inbounds, Outbounds};
+use crate::shortcuts::{self, Congestion, Inbound, Inbounds, Outbounds};
 use crate::vfio_user::{Backend, DmaMap, VectorChange, REGION_CONFIG};
 use ferrite_abi as abi;
-use ferrite_engine::memory::{DmaError, Host, HostMemory};
+use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
 use ferrite_engine::{Config, Disposition, Engine, Misbehaviour};
 use ferrite_fabric::descriptors::Sender;
@@ -29,10 +29,12 @@ use std::time::Instant;
 
 /// Bytes that wait for the uplink at most.
 const UPLINK_QUEUE: usize = 64 * 1024 * 1024;
-/// With more than this waiting for the uplink the engine is not asked for more.
-const UPLINK_HIGH_WATER: usize = 1024 * 1024;
-/// Times that the engine is polled before others may take the lock.
+/// Bytes of it that the engine may fill.
+const UPLINK_ROOM: usize = 1024 * 1024;
+/// Times that the engine is polled, and nanoseconds after which it is not polled
+/// again, before others may take the lock.
 const PUMP_ROUNDS: usize = 16;
+const PUMP_TIME: u64 = 1_000_000;
 /// On every machine that has it, this guest-physical address is memory.
 const ALWAYS_MEMORY: u64 = 0x10_0000;
 
@@ -42,6 +44,7 @@ struct HostSide {
     interrupts: Interrupts,
     uplink: Writer,
     uplink_counters: LinkCounters,
+    uplink_congestion: Congestion,
     /// Ways past the switch, and what went and came by them.
     outbound: Outbounds,
     shortcut_counters: LinkCounters,
@@ -62,12 +65,18 @@ impl HostSide {
         self.uplink_counters.sent(frame.len(), taken);
     }
 
-    /// Sends frames that were made for a shortcut.
-    fn send_after_all(&mut self, frames: VecDeque<Vec<u8>>) {
-        for mut frame in frames {
-            seal(&mut frame);
-            self.send(&frame);
+    /// Sends a frame of the engine's; it is lost behind a socket that is stuck.
+    fn send_by_uplink(&mut self, frame: &[u8]) {
+        if self.uplink_room() > 0 {
+            self.send(frame);
+        } else {
+            self.uplink_counters.sent(frame.len(), false);
         }
+    }
+
+    /// What the engine may still put into the uplink's queue.
+    fn uplink_room(&self) -> usize {
+        UPLINK_ROOM.saturating_sub(self.uplink.len())
     }
 }
 
@@ -111,20 +120,31 @@ impl Host for HostSide {
             }
             // Neighbours take nothing else from a ring than what is its
             // owner's: it goes by the switch, which knows who may send it.
-            self.send_after_all(VecDeque::from([frame.to_vec()]));
+            let mut frame = frame.to_vec();
+            seal(&mut frame);
+            self.send_by_uplink(&frame);
             return;
         }
         match self.outbound.push(frame) {
             Some(taken) => self.shortcut_counters.sent(frame.len(), taken),
-            None => self.send(frame),
+            None => self.send_by_uplink(frame),
         }
     }
 
-    fn medium(&self, destination: &[u8; 6]) -> Medium {
-        if self.outbound.reaches(destination) {
-            Medium::Memory
-        } else {
-            Medium::Wire
+    fn way(&self, destination: &[u8; 6]) -> Way {
+        match self.outbound.to(destination) {
+            Some(id) => Way::Memory(id),
+            None => Way::Wire,
+        }
+    }
+
+    fn room(&mut self, way: Way) -> Room {
+        match way {
+            Way::Memory(id) => self.outbound.room(id),
+            _ => {
+                let room = self.uplink_room();
+                self.uplink_congestion.ask(room)
+            }
         }
     }
 
@@ -165,6 +185,7 @@ impl Core {
                 interrupts: Interrupts::new(vectors),
                 uplink: Writer::new(UPLINK_QUEUE),
                 uplink_counters: LinkCounters::default(),
+                uplink_congestion: Congestion::default(),
                 outbound: Outbounds::default(),
                 shortcut_counters: LinkCounters::default(),
                 link_up: false,
@@ -239,10 +260,10 @@ impl Core {
         fds: &mut VecDeque<OwnedFd>,
         to_vm: &mut dyn FnMut(&[u8]) -> bool,
     ) {
-        let now = self.now();
         let (outbound, inbound) = (&mut self.host.outbound, &mut self.inbound);
-        let effect = shortcuts::follow(message, fds, now, outbound, inbound);
-        self.host.send_after_all(effect.frames);
+        let effect = shortcuts::follow(message, fds, outbound, inbound);
+        // Who waited for a shortcut that is gone has another way now.
+        self.engine.room_again();
         if let Some(id) = effect.last_frames {
             self.read_shortcuts(usize::MAX, to_vm);
             self.forget_shortcut(id);
@@ -273,8 +294,8 @@ impl Core {
     }
 
     fn forget_shortcut(&mut self, id: ShortcutId) {
-        let frames = shortcuts::forget(id, &mut self.host.outbound, &mut self.inbound);
-        self.host.send_after_all(frames);
+        shortcuts::forget(id, &mut self.host.outbound, &mut self.inbound);
+        self.engine.room_again();
     }
 
     /// The other side of a shortcut does not keep to the rules.
@@ -361,6 +382,7 @@ impl Core {
         // Whoever granted them is gone.
         self.host.outbound.clear();
         self.inbound.clear();
+        self.engine.room_again();
         if stream.is_some() {
             self.host.uplink_counters.connects += 1;
         }
@@ -402,35 +424,39 @@ impl Core {
     /// Lets the engine do what is due and sends what it has to say, up to a
     /// limit. What is left is due at [`Core::wake_at`].
     pub fn pump(&mut self) {
+        let start = self.now();
+        let mut now = start;
         for _ in 0..PUMP_ROUNDS {
-            let now = self.now();
-            if self.wake_at().is_none_or(|due| due > now) {
-                break;
+            self.flush(now);
+            if self.wake_at().is_none_or(|due| due > now) || now - start > PUMP_TIME {
+                return;
             }
             self.engine.poll(now, &mut self.host);
-            self.flush();
+            now = self.now();
         }
-        self.flush();
+        self.flush(now);
     }
 
     /// When [`Core::pump`] is to be called next, `None` if nothing is to be done.
     pub fn wake_at(&self) -> Option<u64> {
-        if self.host.uplink.len() > UPLINK_HIGH_WATER {
-            // The engine waits until the socket has room again.
-            return None;
-        }
-        if let Some(until) = self.host.outbound.blocked_until() {
-            // The engine waits until a ring has room again, within limits.
-            return Some(until);
-        }
-        self.engine.next_timeout()
+        [
+            self.engine.next_timeout(),
+            self.host.outbound.deadline(),
+            self.host.uplink_congestion.deadline(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
-    /// Passes on what waits for the uplink and the shortcuts.
-    fn flush(&mut self) {
+    /// Passes on what waits for the uplink, wakes the readers of shortcuts, and
+    /// tells the engine where there is room again.
+    fn flush(&mut self, now: u64) {
+        let mut room_again = false;
         if !self.host.outbound.is_empty() {
-            let now = self.now();
-            for id in self.host.outbound.flush(now) {
+            let flushed = self.host.outbound.flush(now);
+            room_again |= flushed.room_again;
+            for id in flushed.broken {
                 self.shortcut_broke(id);
             }
         }
@@ -439,6 +465,11 @@ impl Core {
                 // The I/O thread sees the same on its side and reconnects.
                 self.host.uplink.clear();
             }
+        }
+        let room = self.host.uplink_room() > UPLINK_ROOM / 2;
+        room_again |= self.host.uplink_congestion.look(room, now);
+        if room_again {
+            self.engine.room_again();
         }
     }
 

@@ -2,7 +2,7 @@
 //! The device's ends of shortcuts: rings in memory that it shares with other
 //! devices on this host, past the switch (see [`ferrite_fabric::shortcut`]).
 
-use ferrite_fabric::framing::MAX_FRAME;
+use ferrite_engine::memory::{Room, ENOUGH_ROOM};
 use ferrite_fabric::ring::{self, Broken, Consumer, Producer};
 use ferrite_fabric::shortcut::{Message, ShortcutId, GRANT_FDS};
 use ferrite_fabric::switch::Mac;
@@ -11,11 +11,61 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Bytes that wait for room in a ring at most; more is lost, as on a wire.
-const BACKLOG: usize = 16 * 1024 * 1024;
-/// How long a device that does not read its ring stops the engine, in
-/// nanoseconds; after that the frames for it wait, or get lost, on their own.
+/// How long a way may be full until it is taken for stuck, in nanoseconds: then frames that may
+/// get lost do so, and do not hold up others behind them.
 const STALL: u64 = 100_000_000;
+
+/// Whether the engine waits for room on a way, and since when.
+#[derive(Debug, Default)]
+pub struct Congestion {
+    /// The engine was told of less than enough room, at this time if that is known yet.
+    wanted: bool,
+    since: Option<u64>,
+    stuck: bool,
+}
+
+impl Congestion {
+    /// What to tell the engine about a way with room for `bytes`.
+    #[inline]
+    pub fn ask(&mut self, bytes: usize) -> Room {
+        if bytes >= ENOUGH_ROOM {
+            return Room::Bytes(bytes);
+        }
+        self.wanted = true;
+        if self.stuck {
+            Room::Stuck
+        } else {
+            Room::Bytes(bytes)
+        }
+    }
+
+    /// Whether the engine waits for room.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    /// Looks whether the engine is to be told: there is `room` again, or none for too long. Only
+    /// room that is worth it counts: who takes a little now and then is as slow as can be.
+    pub fn look(&mut self, room: bool, now: u64) -> bool {
+        if !self.wanted {
+            return false;
+        }
+        if room {
+            *self = Self::default();
+            return true;
+        }
+        let since = *self.since.get_or_insert(now);
+        let stuck = now.saturating_sub(since) >= STALL;
+        stuck && !std::mem::replace(&mut self.stuck, stuck)
+    }
+
+    /// When to look again at the latest.
+    pub fn deadline(&self) -> Option<u64> {
+        let since = self.since.filter(|_| self.wanted && !self.stuck);
+        since.map(|since| since.saturating_add(STALL))
+    }
+}
 
 /// A ring to another device.
 struct Outbound {
@@ -24,61 +74,45 @@ struct Outbound {
     ring: Producer,
     /// Wakes the other device.
     wake: Arc<OwnedFd>,
-    /// Frames for which the ring has no room.
-    backlog: VecDeque<Vec<u8>>,
-    backlog_bytes: usize,
-    /// How far the reader was at time `since`.
-    progress: u32,
-    since: u64,
-    stalled: bool,
+    congestion: Congestion,
     broken: bool,
 }
 
 impl Outbound {
     fn push(&mut self, frame: &[u8]) -> bool {
-        if self.backlog.is_empty() {
-            match self.ring.push(frame) {
-                Ok(true) => return true,
-                Ok(false) => {}
-                Err(Broken) => self.broken = true,
+        match self.ring.push(frame) {
+            Ok(taken) => taken,
+            Err(Broken) => {
+                self.broken = true;
+                false
             }
         }
-        if self.backlog_bytes + frame.len() > BACKLOG || frame.len() > MAX_FRAME {
-            return false;
-        }
-        self.backlog_bytes += frame.len();
-        self.backlog.push_back(frame.to_vec());
-        true
     }
 
-    /// Moves what waits into the ring; returns whether to wake the reader.
-    fn flush(&mut self, now: u64) -> Result<bool, Broken> {
+    fn room(&mut self) -> Room {
+        match self.ring.room(ENOUGH_ROOM) {
+            Ok(bytes) => self.congestion.ask(bytes),
+            Err(Broken) => {
+                // Nothing more, until the next flush gives it up.
+                self.broken = true;
+                Room::Bytes(0)
+            }
+        }
+    }
+
+    /// Returns whether to wake the reader, and whether to tell the engine of room.
+    fn flush(&mut self, now: u64) -> Result<(bool, bool), Broken> {
         if self.broken {
             return Err(Broken);
         }
-        while !self.backlog.is_empty() {
-            while let Some(frame) = self.backlog.front() {
-                if !self.ring.push(frame)? {
-                    break;
-                }
-                self.backlog_bytes -= frame.len();
-                self.backlog.pop_front();
-            }
-            // The reader wakes this device when there is room, unless there
-            // is some by now.
-            if self.backlog.is_empty() || self.ring.wait_for_room()? {
-                break;
-            }
-        }
-        let progress = self.ring.progress();
-        if self.backlog.is_empty() || progress != self.progress {
-            self.progress = progress;
-            self.since = now;
-            self.stalled = false;
-        } else if now.saturating_sub(self.since) >= STALL {
-            self.stalled = true;
-        }
-        Ok(self.ring.must_wake())
+        let tell = if self.congestion.is_wanted() {
+            // The reader wakes this device when there is room, unless there is some by now.
+            let room = !self.ring.wait_for_room()?;
+            self.congestion.look(room, now)
+        } else {
+            false
+        };
+        Ok((self.ring.must_wake(), tell))
     }
 }
 
@@ -134,37 +168,47 @@ impl Outbounds {
         Some(outbound.push(frame))
     }
 
-    /// Whether frames to this address go past the switch.
+    /// The shortcut by which frames to this address go past the switch.
     #[inline]
-    pub fn reaches(&self, destination: &[u8; 6]) -> bool {
-        self.list
-            .iter()
-            .any(|outbound| outbound.peer.0 == *destination)
+    pub fn to(&self, destination: &[u8; 6]) -> Option<ShortcutId> {
+        let mut list = self.list.iter();
+        let outbound = list.find(|outbound| outbound.peer.0 == *destination)?;
+        Some(outbound.id)
     }
 
-    /// Passes on what waits and wakes readers that sleep. Returns the shortcuts
-    /// that are broken.
-    pub fn flush(&mut self, now: u64) -> Vec<ShortcutId> {
-        let mut broken = Vec::new();
+    /// What may be sent by a shortcut now. One that is gone takes everything: the frames go
+    /// another way.
+    #[inline]
+    pub fn room(&mut self, id: ShortcutId) -> Room {
+        match self.list.iter_mut().find(|outbound| outbound.id == id) {
+            Some(outbound) => outbound.room(),
+            None => Room::Bytes(usize::MAX),
+        }
+    }
+
+    /// Wakes readers that sleep.
+    pub fn flush(&mut self, now: u64) -> Flushed {
+        let mut flushed = Flushed::default();
         for outbound in &mut self.list {
             match outbound.flush(now) {
-                Ok(true) => {
-                    self.wakes += 1;
-                    wake::signal(&outbound.wake);
+                Ok((wake, room_again)) => {
+                    if wake {
+                        self.wakes += 1;
+                        wake::signal(&outbound.wake);
+                    }
+                    flushed.room_again |= room_again;
                 }
-                Ok(false) => {}
-                Err(Broken) => broken.push(outbound.id),
+                Err(Broken) => flushed.broken.push(outbound.id),
             }
         }
-        broken
+        flushed
     }
 
-    /// When a full ring stops to hold up the engine, if one does.
-    pub fn blocked_until(&self) -> Option<u64> {
+    /// When to flush at the latest, because of rings that are full.
+    pub fn deadline(&self) -> Option<u64> {
         self.list
             .iter()
-            .filter(|outbound| !outbound.backlog.is_empty() && !outbound.stalled)
-            .map(|outbound| outbound.since.saturating_add(STALL))
+            .filter_map(|outbound| outbound.congestion.deadline())
             .min()
     }
 
@@ -183,13 +227,18 @@ impl Outbounds {
         self.list.clear();
     }
 
-    /// Forgets a ring; returns the frames that did not fit in.
-    fn remove(&mut self, id: ShortcutId) -> VecDeque<Vec<u8>> {
-        match self.list.iter().position(|outbound| outbound.id == id) {
-            Some(index) => self.list.swap_remove(index).backlog,
-            None => VecDeque::new(),
-        }
+    fn remove(&mut self, id: ShortcutId) {
+        self.list.retain(|outbound| outbound.id != id);
     }
+}
+
+/// What a look at the rings to other devices found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// These shortcuts are broken.
+    pub broken: Vec<ShortcutId>,
+    /// The engine is to be told that there is room again, or that a ring is stuck.
+    pub room_again: bool,
 }
 
 /// All rings from other devices.
@@ -248,20 +297,17 @@ impl Inbounds {
 /// What is to be done because of a message from the switch.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// Frames that go to the switch, in order, before the answer.
-    pub frames: VecDeque<Vec<u8>>,
     /// What to answer.
     pub answer: Option<Message>,
     /// The rings of this shortcut are to be read to their end first.
     pub last_frames: Option<ShortcutId>,
 }
 
-/// Follows a message from the switch. `now` is the time in nanoseconds, `fds`
-/// the descriptors that came from it.
+/// Follows a message from the switch. `fds` are the descriptors that came from
+/// it.
 pub fn follow(
     message: Message,
     fds: &mut VecDeque<OwnedFd>,
-    now: u64,
     outbound: &mut Outbounds,
     inbound: &mut Inbounds,
 ) -> Effect {
@@ -297,13 +343,9 @@ pub fn follow(
             outbound.list.push(Outbound {
                 id,
                 peer,
-                progress: producer.progress(),
                 ring: producer,
                 wake: Arc::clone(&wake),
-                backlog: VecDeque::new(),
-                backlog_bytes: 0,
-                since: now,
-                stalled: false,
+                congestion: Congestion::default(),
                 broken: false,
             });
             inbound.list.push(Inbound {
@@ -324,11 +366,10 @@ pub fn follow(
             }
             Effect::default()
         }
-        Message::Revoke(id) => Effect {
-            frames: outbound.remove(id),
-            answer: Some(Message::Released(id)),
-            last_frames: None,
-        },
+        Message::Revoke(id) => {
+            outbound.remove(id);
+            answer(Message::Released(id))
+        }
         Message::Close(id) => {
             // The writer has stopped, whether or not the ring was opened.
             for ring in inbound.list.iter_mut().filter(|ring| ring.id == id) {
@@ -337,7 +378,6 @@ pub fn follow(
             Effect {
                 answer: Some(Message::Closed(id)),
                 last_frames: Some(id),
-                ..Effect::default()
             }
         }
         // Nothing that a switch says.
@@ -348,20 +388,17 @@ pub fn follow(
 }
 
 /// Gives up a shortcut: because it is closed, or because the other side does
-/// not keep to the rules, in which case the switch has to be told. Returns the
-/// frames that did not fit in any more.
-pub fn forget(
-    id: ShortcutId,
-    outbound: &mut Outbounds,
-    inbound: &mut Inbounds,
-) -> VecDeque<Vec<u8>> {
+/// not keep to the rules, in which case the switch has to be told.
+pub fn forget(id: ShortcutId, outbound: &mut Outbounds, inbound: &mut Inbounds) {
     inbound.remove(id);
-    outbound.remove(id)
+    outbound.remove(id);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrite_engine::memory::FRAME_OVERHEAD;
+    use ferrite_fabric::framing::MAX_FRAME;
 
     const A: Mac = Mac([0x52, 0x54, 0, 0xfe, 0, 1]);
     const B: Mac = Mac([0x52, 0x54, 0, 0xfe, 0, 2]);
@@ -378,8 +415,7 @@ mod tests {
     impl Side {
         fn tell(&mut self, message: Message, fds: Vec<OwnedFd>) {
             let mut fds = fds.into();
-            let effect = follow(message, &mut fds, 0, &mut self.outbound, &mut self.inbound);
-            self.socket.extend(effect.frames);
+            let effect = follow(message, &mut fds, &mut self.outbound, &mut self.inbound);
             self.answers.extend(effect.answer);
         }
 
@@ -472,46 +508,81 @@ mod tests {
         assert_eq!(a.outbound.wakes, 1);
     }
 
+    /// Sends frames of 4096 bytes from `number` on as long as the ring has room, like an engine.
+    fn stream(side: &mut Side, number: &mut u32) {
+        while matches!(side.outbound.room(7), Room::Bytes(room) if room >= 4096 + FRAME_OVERHEAD) {
+            let frame = frame(B, *number, 4096);
+            assert_eq!(side.outbound.push(&frame), Some(true), "room that was none");
+            *number += 1;
+        }
+    }
+
     #[test]
-    fn a_full_ring_stops_the_engine_for_a_while_and_loses_nothing() {
+    fn a_full_ring_says_so_and_loses_nothing() {
         let (mut a, mut b, events) = pair();
         b.tell(Message::Open(7), vec![]);
-        for number in 0..1000 {
-            a.send(frame(B, number, 4096));
-        }
-        assert!(a.outbound.flush(5).is_empty());
-        assert_eq!(a.outbound.blocked_until(), Some(STALL));
-        a.outbound.flush(STALL);
-        assert_eq!(a.outbound.blocked_until(), None, "others can go on");
-        let mut got = Vec::new();
-        while got.len() < 1000 {
+        let (mut sent, mut got) = (0, Vec::new());
+        stream(&mut a, &mut sent);
+        assert!(sent > 200);
+        while sent < 1000 {
+            assert_eq!(a.outbound.flush(5), Flushed::default());
+            assert_eq!(a.outbound.deadline(), Some(5 + STALL));
             got.extend(b.read().unwrap());
-            assert!(got.len() == 1000 || fired(&events[0]), "told of the room");
-            a.outbound.flush(STALL + 1);
+            assert!(fired(&events[0]), "told of the room");
+            assert!(a.outbound.flush(6).room_again);
+            assert_eq!(a.outbound.deadline(), None);
+            stream(&mut a, &mut sent);
         }
-        assert!(got.into_iter().eq(0..1000));
-        assert_eq!(a.outbound.blocked_until(), None);
+        got.extend(b.read().unwrap());
+        assert!(got.into_iter().eq(0..sent));
+    }
+
+    #[test]
+    fn a_reader_that_takes_a_little_now_and_then_is_stuck_all_the_same() {
+        let (mut a, mut b, _) = pair();
+        b.tell(Message::Open(7), vec![]);
+        let mut sent = 0;
+        stream(&mut a, &mut sent);
+        let mut buffer = [0; MAX_FRAME];
+        let (mut now, mut told) = (0, 0);
+        // A frame each time, just before the clock would run out if that started it anew.
+        while now < 3 * STALL {
+            told += u32::from(a.outbound.flush(now).room_again);
+            let inbound = b.inbound.open().next().unwrap();
+            inbound.ring.look().unwrap();
+            assert!(inbound.ring.next(&mut buffer).unwrap().is_some());
+            inbound.release();
+            assert!(matches!(a.outbound.room(7), Room::Bytes(_)) == (told == 0));
+            now += STALL - 1;
+        }
+        assert_eq!(told, 1, "the engine is told once");
+        assert_eq!(a.outbound.room(7), Room::Stuck);
+        // It reads after all.
+        b.read().unwrap();
+        assert!(a.outbound.flush(now).room_again);
+        assert!(matches!(a.outbound.room(7), Room::Bytes(room) if room > ring::WAKE_ROOM));
     }
 
     #[test]
     fn a_shortcut_revoked_in_the_middle_of_a_stream_loses_nothing() {
         let (mut a, mut b, _) = pair();
         b.tell(Message::Open(7), vec![]);
-        // More than the ring takes.
-        for number in 0..500 {
-            a.send(frame(B, number, 4096));
-        }
-        let mut got = b.read().unwrap();
+        let (mut sent, mut got) = (0, Vec::new());
+        stream(&mut a, &mut sent);
+        got.extend(b.read().unwrap());
+        stream(&mut a, &mut sent);
         a.tell(Message::Revoke(7), vec![]);
         assert_eq!(a.answers.last(), Some(&Message::Released(7)));
-        for number in 500..600 {
+        // It does not hold up what goes by the switch now.
+        assert_eq!(a.outbound.room(7), Room::Bytes(usize::MAX));
+        for number in sent..sent + 100 {
             a.send(frame(B, number, 4096));
         }
         // What comes by the socket is behind what is in the ring.
         b.tell(Message::Close(7), vec![]);
         got.extend(b.read().unwrap());
         got.extend(a.socket.iter().map(|frame| number(frame)));
-        assert!(got.into_iter().eq(0..600));
+        assert!(got.into_iter().eq(0..sent + 100));
         forget(7, &mut b.outbound, &mut b.inbound);
         assert!(b.outbound.is_empty());
         assert!(b

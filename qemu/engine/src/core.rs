@@ -6,13 +6,13 @@ use crate::counters::Counters;
 use crate::cq::{CompletionQueueDead, CompletionQueues};
 use crate::eq::EventQueues;
 use crate::gid::GidTable;
-use crate::memory::{Host, HostMemory};
+use crate::memory::{Host, HostMemory, Room, Way, FRAME_OVERHEAD};
 use crate::misbehaviour::Misbehaving;
 use crate::multicast::Groups;
 use crate::paging::{Fault, Outcome, Paging, Side};
 use crate::qp::QueuePair;
 use crate::queue::{completion_opcode, ReceiveRequest, SendRequest, SharedId};
-use crate::roce::{Mac, Medium};
+use crate::roce::Mac;
 use crate::srq::SharedReceiveQueues;
 use crate::timers::{TimerOwner, Timers};
 use crate::tpt::{Domain, LocalAccess, Tpt, TptError};
@@ -21,7 +21,7 @@ use ferrite_abi::{
     SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SHARED, COMPLETION_SOLICITED,
     VLAN_NONE,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Base-2 logarithm of the largest MTU there is.
 pub const MAX_LOG_MTU: u8 = 12;
@@ -159,6 +159,95 @@ impl ReadyList {
     }
 }
 
+/// Queue pairs that wait for room on the way to their peer: by way, then in the order they came.
+///
+/// Who waits sends no data before its turn, and nobody overtakes those who wait for the same way.
+#[derive(Debug, Default)]
+pub(crate) struct RoomList {
+    waiting: BTreeMap<(Way, u64), u32>,
+    tickets: u64,
+    /// There may be room where there was none.
+    pub(crate) look: bool,
+    /// The way that was looked at first the last time.
+    last: Option<Way>,
+    /// The ways that were stuck then.
+    stuck: BTreeSet<Way>,
+}
+
+impl RoomList {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn is_awaited(&self, way: Way) -> bool {
+        !self.waiting.is_empty()
+            && self
+                .waiting
+                .range((way, 0)..=(way, u64::MAX))
+                .next()
+                .is_some()
+    }
+
+    /// Takes who has waited longest for `way`.
+    pub(crate) fn pop(&mut self, way: Way) -> Option<u32> {
+        let (&key, &qpn) = self.waiting.range((way, 0)..=(way, u64::MAX)).next()?;
+        self.waiting.remove(&key);
+        Some(qpn)
+    }
+
+    /// The ways that somebody waits for, each first in its turn.
+    pub(crate) fn ways(&mut self) -> Vec<Way> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let mut ways = Vec::new();
+        let mut behind = Unbounded;
+        while let Some((&(way, _), _)) = self.waiting.range((behind, Unbounded)).next() {
+            ways.push(way);
+            behind = Excluded((way, u64::MAX));
+        }
+        let first = ways.iter().position(|&way| Some(way) > self.last);
+        ways.rotate_left(first.unwrap_or(0));
+        self.last = ways.first().copied();
+        self.stuck.retain(|way| ways.contains(way));
+        ways
+    }
+
+    /// Notes whether a way is stuck; true when it was not before.
+    pub(crate) fn is_newly_stuck(&mut self, way: Way, stuck: bool) -> bool {
+        if stuck {
+            self.stuck.insert(way)
+        } else {
+            self.stuck.remove(&way);
+            false
+        }
+    }
+
+    /// How many wait for `way`.
+    pub(crate) fn count(&self, way: Way) -> usize {
+        self.waiting.range((way, 0)..=(way, u64::MAX)).count()
+    }
+}
+
+/// Packets that a queue pair may send in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allowance {
+    /// Packets with data of any length.
+    pub(crate) data: u32,
+    /// Answers without data.
+    pub(crate) answers: u32,
+}
+
+/// Bytes of headers in front of and behind the data of a packet at most.
+const HEADERS: usize = 128;
+/// Bytes of [`Room`] that an answer takes at most.
+const ANSWER_SIZE: usize = HEADERS + FRAME_OVERHEAD;
+/// Bytes of [`Room`] that are for answers alone: an acknowledgement does not wait behind the data
+/// of others, or their peers would take it for lost.
+pub const ANSWER_RESERVE: usize = 128 << 10;
+
 /// How long a queue pair that sends a stream waits for more before it sleeps, in nanoseconds.
 const NAP: u64 = 50_000;
 
@@ -172,6 +261,8 @@ pub(crate) struct Nap {
     pub(crate) queued: bool,
 }
 
+/// With so many frames to itself undelivered, there is no room for more.
+const LOOPBACK_LIMIT: usize = 1024;
 /// Frames to itself that are kept at most.
 const MAX_LOOPBACK: usize = 4096;
 
@@ -206,6 +297,11 @@ impl Loopback {
 
     pub(crate) fn len(&self) -> usize {
         self.frames.len()
+    }
+
+    fn room(&self) -> Room {
+        let frames = LOOPBACK_LIMIT.saturating_sub(self.len());
+        Room::Bytes(frames * ((1 << MAX_LOG_MTU) + ANSWER_SIZE))
     }
 }
 
@@ -242,6 +338,8 @@ pub struct Core {
     pub timers: Timers,
     /// Queue pairs with something to send.
     pub ready: ReadyList,
+    /// Queue pairs with something to send and no room for it.
+    pub(crate) room: RoomList,
     /// Queue pairs to look at again, and when; the times hardly differ, so that their order is
     /// that of the queue.
     pub(crate) naps: VecDeque<(u64, u32)>,
@@ -274,6 +372,7 @@ impl Core {
             counters: Counters::default(),
             timers: Timers::default(),
             ready: ReadyList::default(),
+            room: RoomList::default(),
             naps: VecDeque::new(),
             loopback: Loopback::default(),
             misbehaviour: None,
@@ -318,6 +417,7 @@ impl Core {
         self.last_event(code, host);
         self.timers.clear();
         self.ready = ReadyList::default();
+        self.room = RoomList::default();
         self.naps.clear();
         self.loopback = Loopback::default();
     }
@@ -359,12 +459,101 @@ impl Core {
         self.timers.start(&mut qp.timer, owner, deadline);
     }
 
-    /// What carries a frame to this address.
-    pub fn medium(&self, destination: &Mac, host: &dyn Host) -> Medium {
+    /// What a frame to this address leaves by.
+    pub fn way(&self, destination: &Mac, host: &dyn Host) -> Way {
         if *destination == self.config.mac {
-            Medium::Memory
+            Way::Loopback
         } else {
-            host.medium(destination)
+            host.way(destination)
+        }
+    }
+
+    fn room_on(&self, way: Way, host: &mut dyn Host) -> Room {
+        match way {
+            Way::Loopback => self.loopback.room(),
+            // What is sent without a link is lost wherever it waits.
+            _ if !self.link_up => Room::Bytes(usize::MAX),
+            _ => host.room(way),
+        }
+    }
+
+    /// What may be sent by `way` now, in packets with up to `mtu` bytes of data and at most `burst`
+    /// of each kind. `turn` is the way on which it is the caller's turn, if it is.
+    pub(crate) fn allowance(
+        &self,
+        way: Way,
+        mtu: usize,
+        burst: u32,
+        turn: Option<Way>,
+        host: &mut dyn Host,
+    ) -> Allowance {
+        let bytes = match self.room_on(way, host) {
+            Room::Bytes(bytes) => bytes,
+            Room::Stuck => 0,
+        };
+        let packets = |bytes: usize, size: usize| (bytes / size).min(burst as usize) as u32;
+        let data = if turn == Some(way) || !self.room.is_awaited(way) {
+            packets(bytes.saturating_sub(ANSWER_RESERVE), mtu + ANSWER_SIZE)
+        } else {
+            0
+        };
+        Allowance {
+            data,
+            answers: packets(bytes, ANSWER_SIZE),
+        }
+    }
+
+    /// Whether a packet that may get lost, with up to `mtu` bytes of data, may leave now; else the
+    /// way to wait for. Nobody waits for a way that is stuck.
+    pub(crate) fn room_for_datagram(
+        &self,
+        destination: &Mac,
+        mtu: usize,
+        turn: Option<Way>,
+        host: &mut dyn Host,
+    ) -> Result<(), Way> {
+        let way = self.way(destination, host);
+        // A member of the group on this side gets a copy.
+        let copied = destination[0] & 1 != 0 && !self.groups.is_empty();
+        for way in [way, Way::Loopback]
+            .into_iter()
+            .take(1 + usize::from(copied))
+        {
+            if self.allowance(way, mtu, 1, turn, host).data == 0
+                && self.room_on(way, host) != Room::Stuck
+            {
+                return Err(way);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is room for a packet of any length on a way; `None` if it is stuck.
+    pub(crate) fn has_room(&self, way: Way, host: &mut dyn Host) -> Option<bool> {
+        match self.room_on(way, host) {
+            Room::Bytes(bytes) => {
+                Some(bytes.saturating_sub(ANSWER_RESERVE) >= (1 << MAX_LOG_MTU) + ANSWER_SIZE)
+            }
+            Room::Stuck => None,
+        }
+    }
+
+    /// Has `qp` wait for room on `way`.
+    pub(crate) fn wait_for_room(&mut self, qp: &mut QueuePair, way: Way) {
+        if qp.waits_for_room.is_some_and(|(other, _)| other == way) {
+            return;
+        }
+        self.stop_waiting(qp);
+        self.room.tickets += 1;
+        let key = (way, self.room.tickets);
+        qp.waits_for_room = Some(key);
+        self.room.waiting.insert(key, qp.number);
+    }
+
+    /// `qp` waits for no room any more.
+    pub(crate) fn stop_waiting(&mut self, qp: &mut QueuePair) {
+        if let Some(key) = qp.waits_for_room.take() {
+            self.room.waiting.remove(&key);
         }
     }
 

@@ -37,7 +37,7 @@ pub mod transport;
 
 pub use crate::core::{Config, Core};
 pub use crate::counters::Counters;
-pub use crate::memory::{DmaError, Host, HostMemory};
+pub use crate::memory::{DmaError, Host, HostMemory, Room, Way};
 pub use crate::misbehaviour::Misbehaviour;
 pub use crate::qp::{QueuePair, QueuePairs};
 pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
@@ -74,8 +74,14 @@ pub const FIRMWARE: u32 = 1 << 8;
 
 /// Frames of the loopback delivered in one poll.
 const LOOPBACK_BUDGET: usize = 256;
-/// With so many frames to itself undelivered, no queue pair is served.
-const LOOPBACK_LIMIT: usize = 1024;
+/// What is done for queue pairs in one poll: each costs one, and each of its packets another.
+const TURN: u32 = 512;
+/// Packets a queue pair sends before it is another's turn: fewer, the more there are, so that a
+/// round does not take long.
+const MAX_BURST: u32 = 64;
+const MIN_BURST: u32 = 8;
+/// Packets of all queue pairs in a round, as far as the limits of a burst allow.
+const ROUND: u32 = 256;
 
 /// What became of a frame from the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +102,8 @@ pub enum Progress {
     Blocked,
     /// Its burst is used up; the engine calls again in its turn.
     More,
+    /// There is no room on its way; the engine calls again when there is and its turn has come.
+    Full(Way),
 }
 
 /// The control ring.
@@ -189,11 +197,22 @@ impl Engine {
         self.core.now = now;
         if self.core.link_up != up {
             self.core.link_up = up;
+            self.room_again();
             if self.core.is_running() {
                 self.core
                     .global_event(EventCode::LinkChange, 0, u64::from(up), host);
             }
         }
+    }
+
+    /// There may be room on a way where there was not enough; see [`Host::room`].
+    pub fn room_again(&mut self) {
+        self.core.room.look = true;
+    }
+
+    /// Queue pairs that wait for room on their way.
+    pub fn waiting_for_room(&self) -> usize {
+        self.core.room.len()
     }
 
     /// Stops the device with a fatal error, to see what the driver does.
@@ -494,16 +513,50 @@ impl Engine {
             self.sweep_timers();
         }
         self.deliver_loopback(host);
+        // Half for those who wait for room and half for the others: neither holds up the other.
+        self.serve_waiting(TURN / 2, host);
+        let mut budget = TURN / 2;
         for _ in 0..self.core.ready.len() {
-            if self.core.loopback.len() > LOOPBACK_LIMIT {
+            if budget == 0 {
                 break;
             }
-            match self.core.ready.pop() {
-                Some(qpn) => self.serve(qpn, host),
-                None => break,
-            }
+            let Some(qpn) = self.core.ready.pop() else {
+                break;
+            };
+            budget = budget.saturating_sub(self.serve(qpn, None, host));
         }
         self.deliver_loopback(host);
+    }
+
+    /// Serves queue pairs that wait for room, as far as there is some.
+    fn serve_waiting(&mut self, mut budget: u32, host: &mut dyn Host) {
+        if self.core.room.is_empty() {
+            self.core.room.look = false;
+            return;
+        }
+        self.core.room.look = false;
+        for way in self.core.room.ways() {
+            let stuck = self.core.has_room(way, host).is_none();
+            // Those who are content with losses do not wait for a way that is stuck; the others
+            // begin to wait anew.
+            if self.core.room.is_newly_stuck(way, stuck) {
+                for _ in 0..self.core.room.count(way) {
+                    if let Some(qpn) = self.core.room.pop(way) {
+                        self.serve(qpn, Some(way), host);
+                    }
+                }
+            }
+            while self.core.has_room(way, host) == Some(true) {
+                if budget == 0 {
+                    self.core.room.look = true;
+                    return;
+                }
+                let Some(qpn) = self.core.room.pop(way) else {
+                    break;
+                };
+                budget = budget.saturating_sub(self.serve(qpn, Some(way), host));
+            }
+        }
     }
 
     fn sweep_timers(&mut self) {
@@ -524,16 +577,37 @@ impl Engine {
             let (core, qps) = (&mut self.core, &mut self.qps);
             transport::receive_frame(core, qps, &frame, Medium::Memory, host);
             self.core.loopback.recycle(frame);
+            self.core.room.look = true;
         }
     }
 
-    /// One turn of a queue pair from the ready list.
-    fn serve(&mut self, qpn: u32, host: &mut dyn Host) {
+    /// One turn of a queue pair: from the ready list, or of one that has waited for room on the
+    /// way `turn`. Returns what it cost.
+    fn serve(&mut self, qpn: u32, turn: Option<Way>, host: &mut dyn Host) -> u32 {
+        let others = self.core.ready.len() + self.core.room.len();
         let Some(qp) = self.qps.get_mut(qpn) else {
-            return;
+            return 1;
         };
-        qp.ready = false;
+        match turn {
+            Some(_) => qp.waits_for_room = None,
+            None => qp.ready = false,
+        }
         let core = &mut self.core;
+        let sent = core.counters.tx_packets;
+        let burst = u32::try_from(others + 1).map_or(MIN_BURST, |contenders| {
+            (ROUND / contenders).clamp(MIN_BURST, MAX_BURST)
+        });
+        Self::send(core, qp, burst, turn, host);
+        1 + (core.counters.tx_packets - sent) as u32
+    }
+
+    fn send(
+        core: &mut Core,
+        qp: &mut QueuePair,
+        burst: u32,
+        turn: Option<Way>,
+        host: &mut dyn Host,
+    ) {
         match qp.state {
             QueuePairStateCode::ReadyToSend if qp.has_send_queue() => {
                 if qp.send.wake(host).is_err() {
@@ -550,8 +624,9 @@ impl Engine {
         if let Some(word) = core.misbehaviour.as_mut().and_then(|m| m.wake_word()) {
             qp.send.scribble_wake(host, word);
         }
-        match transport::send(core, qp, host) {
+        match transport::send(core, qp, burst, turn, host) {
             Progress::More => core.schedule(qp),
+            Progress::Full(way) => core.wait_for_room(qp, way),
             Progress::Blocked => {}
             Progress::Drained if qp.may_send() && qp.has_send_queue() => {
                 if core.takes_a_nap(qp) {
@@ -574,7 +649,10 @@ impl Engine {
         if !self.core.is_running() {
             return late;
         }
-        if !self.core.ready.is_empty() || self.core.loopback.len() > 0 {
+        if !self.core.ready.is_empty()
+            || self.core.loopback.len() > 0
+            || self.core.room.look && !self.core.room.is_empty()
+        {
             return Some(self.core.now);
         }
         let nap = self.core.naps.front().map(|(until, _)| *until);

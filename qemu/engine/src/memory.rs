@@ -46,18 +46,61 @@ pub trait HostMemory {
     fn fence(&self);
 }
 
+/// What a frame leaves by. Each way has a queue of its own, so that one that is full holds up
+/// nobody who uses another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// It stays in the device.
+    Loopback,
+    /// The wire.
+    Wire,
+    /// Memory that is shared with a neighbour; the number is the host's.
+    Memory(u32),
+}
+
+impl Way {
+    /// What carries the frame.
+    pub fn medium(self) -> Medium {
+        match self {
+            Self::Wire => Medium::Wire,
+            Self::Loopback | Self::Memory(_) => Medium::Memory,
+        }
+    }
+}
+
+/// What a way takes now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// So many bytes, of which a frame takes its length and [`FRAME_OVERHEAD`].
+    Bytes(usize),
+    /// Nothing, and that for so long that it may be for ever. What is sent all the same is lost.
+    Stuck,
+}
+
+/// Bytes of [`Room`] that a frame takes beside its own.
+pub const FRAME_OVERHEAD: usize = 128;
+/// With so much room nobody has to wait: the host need not tell of more.
+pub const ENOUGH_ROOM: usize = 256 << 10;
+
 /// The machine around an engine.
 ///
 /// Functions that only touch memory take `&M` where `M: HostMemory + ?Sized`; `dyn Host` is such
 /// an `M`.
 pub trait Host: HostMemory {
-    /// Puts a whole Ethernet frame (without frame check sequence) on the wire, or on what
-    /// [`Host::medium`] says.
+    /// Puts a whole Ethernet frame (without frame check sequence) on the way to its destination.
     fn transmit(&mut self, frame: &[u8]);
-    /// What carries the next frame to this Ethernet address.
-    fn medium(&self, destination: &Mac) -> Medium {
+    /// What the next frame to this Ethernet address leaves by: not [`Way::Loopback`].
+    fn way(&self, destination: &Mac) -> Way {
         let _ = destination;
-        Medium::Wire
+        Way::Wire
+    }
+    /// What may be sent by a way without loss. A way that is not there any more has room.
+    ///
+    /// After it has said less than [`ENOUGH_ROOM`], the host calls [`crate::Engine::room_again`]
+    /// when there is more, when it begins to say [`Room::Stuck`], and when the way is gone.
+    fn room(&mut self, way: Way) -> Room {
+        let _ = way;
+        Room::Bytes(usize::MAX)
     }
     /// Raises an MSI-X vector; it is always less than [`crate::Config::vectors`].
     fn raise(&mut self, vector: u16);

@@ -5,7 +5,7 @@
 use crate::att::{Att, AttError};
 use crate::core::{Core, Nap, ReceiveCompletion, SendCompletion};
 use crate::gid::MAX_GIDS;
-use crate::memory::Host;
+use crate::memory::{Host, Way};
 use crate::queue::{Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest};
 use crate::srq::MAX_XRCD;
 use crate::timers::Timer;
@@ -63,6 +63,8 @@ pub struct QueuePair {
     pub timer: Timer,
     /// It is in the ready list.
     pub(crate) ready: bool,
+    /// It waits for room on the way to its peer, in this place.
+    pub(crate) waits_for_room: Option<(Way, u64)>,
     /// Its wait for more to send.
     pub(crate) nap: Nap,
 }
@@ -430,6 +432,7 @@ pub(crate) fn create(
         transport: Connection::default(),
         timer: Timer::default(),
         ready: false,
+        waits_for_room: None,
         nap: Nap::default(),
     }));
     for cqn in [send_cqn, receive_cqn] {
@@ -458,6 +461,7 @@ pub(crate) fn destroy(
         .get_mut(qpn as usize)
         .and_then(Option::take)
         .ok_or(CommandStatus::NotFound)?;
+    core.stop_waiting(&mut qp);
     give_back(core, &mut qp, host);
     core.tpt.queue_pair_gone(qpn);
     for cqn in [qp.send_cqn, qp.receive_cqn] {
@@ -587,6 +591,7 @@ fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.draining = false;
     qp.stopped = false;
     core.tpt.queue_pair_gone(qp.number);
+    core.stop_waiting(qp);
     qp.timer.stop();
     give_back(core, qp, host);
     qp.attributes = ModifyQueuePair {
@@ -618,6 +623,7 @@ pub fn enter_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.draining = false;
     qp.stopped = false;
     qp.timer.stop();
+    core.stop_waiting(qp);
     let taken = qp.transport.taken_receive();
     qp.transport = Connection::default();
     core.paging.forget(qp.number);

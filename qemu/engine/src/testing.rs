@@ -3,7 +3,7 @@
 //! A machine and a small driver for tests: boots an engine through its registers, makes objects
 //! with real commands, posts and polls through real rings and doorbells.
 
-use crate::memory::{DmaError, Host, HostMemory};
+use crate::memory::{DmaError, Host, HostMemory, Room, Way, FRAME_OVERHEAD};
 use crate::{Config, Disposition, Engine, Medium};
 use ferrite_abi::*;
 use std::cell::RefCell;
@@ -311,6 +311,20 @@ pub struct TestHost {
     pub sent: VecDeque<Vec<u8>>,
     /// Vectors raised, oldest first.
     pub raised: Vec<u16>,
+    /// Ways to some addresses, and what they take; all others are by wire and take everything.
+    pub ways: HashMap<[u8; 6], (Way, Room)>,
+}
+
+impl TestHost {
+    /// The room to an address is what a test sets it to, less what was sent there since.
+    fn take_room(&mut self, frame: &[u8]) {
+        let destination = frame.first_chunk::<6>().expect("a frame has an address");
+        if let Some((_, Room::Bytes(room))) = self.ways.get_mut(destination) {
+            *room = room
+                .checked_sub(frame.len() + FRAME_OVERHEAD)
+                .expect("a frame that nobody had room for");
+        }
+    }
 }
 
 impl TestHost {
@@ -377,7 +391,21 @@ impl HostMemory for TestHost {
 
 impl Host for TestHost {
     fn transmit(&mut self, frame: &[u8]) {
+        self.take_room(frame);
         self.sent.push_back(frame.to_vec());
+    }
+
+    fn way(&self, destination: &[u8; 6]) -> Way {
+        self.ways
+            .get(destination)
+            .map_or(Way::Wire, |(way, _)| *way)
+    }
+
+    fn room(&mut self, way: Way) -> Room {
+        let mut rooms = self.ways.values().filter(|(other, _)| *other == way);
+        rooms
+            .next()
+            .map_or(Room::Bytes(usize::MAX), |(_, room)| *room)
     }
 
     fn raise(&mut self, vector: u16) {
@@ -684,6 +712,7 @@ impl Node {
                 accesses: RefCell::new(None),
                 sent: VecDeque::new(),
                 raised: Vec::new(),
+                ways: HashMap::new(),
             },
             now: 1_000_000,
             mac,

@@ -215,6 +215,11 @@ fn record(length: usize) -> usize {
     (PREFIX + length).next_multiple_of(ALIGN)
 }
 
+/// The most that a frame takes, and that is left unused in front of the end for one.
+const MAX_RECORD: usize = (PREFIX + MAX_FRAME).next_multiple_of(ALIGN);
+/// With so much room a writer that waits is woken.
+pub const WAKE_ROOM: usize = DATA / 2;
+
 /// The writing end of a ring.
 pub struct Producer {
     ring: Ring,
@@ -283,16 +288,20 @@ impl Producer {
         flag.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.look()?;
-        if self.free() > DATA / 2 {
+        if self.free() > WAKE_ROOM {
             self.ring.word(WAITING).store(0, Ordering::Relaxed);
             return Ok(false);
         }
         Ok(true)
     }
 
-    /// How far the reader has come, as a number that changes with each step.
-    pub fn progress(&self) -> u32 {
-        self.ring.word(HEAD).load(Ordering::Relaxed)
+    /// Bytes that frames of any length may take now, each with its prefix and padding. Looks at
+    /// the reader's index only if it would be less than `enough`.
+    pub fn room(&mut self, enough: usize) -> Result<usize, Broken> {
+        if self.free() < enough + MAX_RECORD {
+            self.look()?;
+        }
+        Ok(self.free().saturating_sub(MAX_RECORD))
     }
 
     fn free(&self) -> usize {
@@ -302,8 +311,10 @@ impl Producer {
     /// Looks at how far the reader is.
     fn look(&mut self) -> Result<(), Broken> {
         let head = self.ring.word(HEAD).load(Ordering::Acquire);
-        // It may not be ahead of what was written, nor go back.
-        if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head) {
+        // It may not be ahead of what was written, nor go back; and frames begin at multiples.
+        if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head)
+            || head % ALIGN as u32 != 0
+        {
             return Err(Broken);
         }
         self.head = head;
@@ -473,6 +484,25 @@ mod tests {
     }
 
     #[test]
+    fn there_is_room_for_what_is_said_to_have_room_wherever_the_ring_wraps() {
+        for length in [60, 1000, 4190, 9000, MAX_FRAME] {
+            let (mut producer, mut consumer, _) = pair();
+            for step in 0..200 {
+                let mut room = producer.room(DATA).unwrap();
+                while let Some(left) = room.checked_sub(length + ALIGN + PREFIX) {
+                    room = left;
+                    assert_eq!(producer.push(&frame(step, length)), Ok(true));
+                }
+                // Some of it is read, so that every place of the end is met.
+                for _ in 0..1 + step % 7 {
+                    take(&mut consumer).unwrap();
+                }
+                consumer.release();
+            }
+        }
+    }
+
+    #[test]
     fn only_a_sleeping_reader_is_woken_and_once() {
         let (mut producer, mut consumer, _) = pair();
         producer.push(&frame(1, 60)).unwrap();
@@ -540,6 +570,15 @@ mod tests {
             let (mut producer, consumer, _) = pair();
             consumer.ring.word(HEAD).store(head, Ordering::Relaxed);
             assert_eq!(producer.wait_for_room(), Err(Broken), "{head:#x}");
+        }
+        // It creeps along, to look alive and make no room: no frame begins there.
+        for head in [1, 63, 65, 4096 + 32] {
+            let (mut producer, consumer, _) = pair();
+            while producer.push(&frame(1, 4000)).unwrap() {}
+            consumer.ring.word(HEAD).store(head, Ordering::Relaxed);
+            assert_eq!(producer.room(DATA), Err(Broken), "{head}");
+            assert_eq!(producer.wait_for_room(), Err(Broken), "{head}");
+            assert_eq!(producer.push(&frame(2, 4000)), Err(Broken), "{head}");
         }
         // It goes back to make room where frames are not read.
         let (mut producer, mut consumer, _) = pair();

@@ -12,8 +12,8 @@ mod requester;
 mod responder;
 mod unreliable;
 
-use crate::core::{Core, ReceiveCompletion};
-use crate::memory::Host;
+use crate::core::{Allowance, Core, ReceiveCompletion};
+use crate::memory::{Host, Way};
 use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::paging::Side;
 use crate::qp::{QueuePair, QueuePairs};
@@ -38,9 +38,6 @@ pub const FEATURES: u64 = FEATURE_ATOMICS
     | FEATURE_FLUSH
     | FEATURE_MULTICAST
     | FEATURE_UNRELIABLE_CONNECTED;
-
-/// Packets a queue pair sends before it is another's turn.
-const BURST: u32 = 64;
 
 /// The protocol state of a queue pair.
 #[derive(Debug, Default)]
@@ -102,7 +99,7 @@ fn send_packet<E>(
     let filled = fill(&mut frame, core, host);
     if filled.is_ok() {
         core.transport.identification = core.transport.identification.wrapping_add(1);
-        let medium = core.medium(&template.destination_mac(), host);
+        let medium = core.way(&template.destination_mac(), host).medium();
         template.finish(&mut frame, bth.pad, core.transport.identification, medium);
         core.transmit(&frame, host);
     }
@@ -206,27 +203,51 @@ fn template_of(
     .ok()
 }
 
-/// Sends what a queue pair of the ready list has to send, a burst at most.
-pub(crate) fn send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Progress {
+/// Sends what a queue pair has to send and its way has room for, a burst at most. `turn` is the way
+/// on which it is this queue pair's turn, of those that wait for room there.
+pub(crate) fn send(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    burst: u32,
+    turn: Option<Way>,
+    host: &mut dyn Host,
+) -> Progress {
     match qp.kind {
         QueuePairKind::ReliableConnected
         | QueuePairKind::ExtendedInitiator
         | QueuePairKind::ExtendedTarget => {}
-        _ => return unreliable::run(core, qp, host, BURST),
+        _ => return unreliable::run(core, qp, burst, turn, host),
     }
-    let answered = responder::run(core, qp, host, BURST);
-    if !qp.has_send_queue() {
-        return if answered >= BURST {
-            Progress::More
-        } else {
-            Progress::Drained
-        };
+    // Without a path there is nothing to send; the work requests fail.
+    let way = match &qp.transport.template {
+        Some(template) => core.way(&template.destination_mac(), host),
+        None => Way::Loopback,
+    };
+    let room = core.allowance(way, qp.mtu(), 2 * burst, turn, host);
+    // Reads of the peer and requests to it share what there is.
+    let answers = Allowance {
+        data: room.data.div_ceil(2).min(burst),
+        answers: room.answers.min(burst),
+    };
+    let mut left = answers;
+    let more_answers = responder::run(core, qp, host, &mut left);
+    let requests = (room.data - (answers.data - left.data)).min(burst);
+    let progress = if qp.has_send_queue() {
+        requester::run(core, qp, host, requests)
+    } else {
+        Progress::Drained
+    };
+    // Whoever is stopped before the end of a burst is stopped by the way.
+    if more_answers && (answers.data < burst || answers.answers < burst)
+        || progress == Progress::More && requests < burst
+    {
+        requester::watch_in_line(core, qp);
+        Progress::Full(way)
+    } else if more_answers {
+        Progress::More
+    } else {
+        progress
     }
-    let progress = requester::run(core, qp, host, BURST);
-    if answered >= BURST {
-        return Progress::More;
-    }
-    progress
 }
 
 /// The timer of `qp` ran out.

@@ -243,7 +243,7 @@ pub(super) fn packets(length: u32, log_mtu: u8) -> u32 {
     length.div_ceil(1 << log_mtu).max(1)
 }
 
-/// Sends what may be sent, at most `budget` packets.
+/// Sends what may be sent, at most `budget` packets. With no budget it says whether one is needed.
 pub(super) fn run(
     core: &mut Core,
     qp: &mut QueuePair,
@@ -271,16 +271,31 @@ pub(super) fn run(
     }
     complete(core, qp, host);
     watch(core, qp, false);
+    let more = sent >= budget && (budget > 0 || wants_to_send(qp, host));
     let requester = &qp.transport.requester;
     if requester.waiting_for_page {
         Progress::Blocked
-    } else if sent >= budget {
+    } else if more {
         Progress::More
     } else if requester.cursor == requester.messages.len() && !qp.send.has_next() {
         Progress::Drained
     } else {
         Progress::Blocked
     }
+}
+
+/// Whether there is something to send now, as far as can be told without sending it.
+fn wants_to_send(qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+    let requester = &qp.transport.requester;
+    if !matches!(qp.state, State::ReadyToSend | State::SendDrain) || requester.waiting_for_receiver
+    {
+        return false;
+    }
+    if requester.cursor < requester.messages.len() {
+        return requester.in_flight() < window(qp.attributes.log_mtu);
+    }
+    // A record that makes no sense is found out in the queue pair's turn.
+    qp.may_send() && (qp.send.has_next() || qp.send.refresh(host).is_err() || qp.send.has_next())
 }
 
 /// Takes the next work request up; false when there is none that may be.
@@ -746,6 +761,22 @@ fn watch(core: &mut Core, qp: &mut QueuePair, again: bool) {
     }
 }
 
+/// Keeps the timer of a queue pair going that went back and cannot send again for want of room.
+pub(super) fn watch_in_line(core: &mut Core, qp: &mut QueuePair) {
+    let requester = &qp.transport.requester;
+    if requester.fresh == requester.una
+        || requester.answer_lost
+        || qp.timer.is_running()
+        || !matches!(qp.state, State::ReadyToSend | State::SendDrain)
+    {
+        return;
+    }
+    if let Some(timeout) = ack_timeout(qp.attributes.timeout) {
+        let deadline = core.now.saturating_add(timeout);
+        core.start_timer(qp, deadline);
+    }
+}
+
 /// The timer ran out: an answer is missing, or the receiver was given its time.
 pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
@@ -757,7 +788,8 @@ pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) 
         core.schedule(qp);
         return;
     }
-    if requester.in_flight() == 0 {
+    let in_line = qp.waits_for_room.is_some() && requester.fresh != requester.una;
+    if requester.in_flight() == 0 && !in_line {
         return;
     }
     if requester.waiting_for_page {
@@ -766,17 +798,34 @@ pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) 
         return;
     }
     core.counters.ack_timeouts += 1;
+    if in_line {
+        // Nothing could be sent again now, and what is missing may not have got further than the
+        // queue that has no room: but a peer that takes nothing for ever is as good as gone.
+        if spend_retry(core, qp, host) {
+            watch_in_line(core, qp);
+        }
+        return;
+    }
     retry(core, qp, host);
+}
+
+/// Counts another try; false when there are none left and the oldest message has failed.
+fn spend_retry(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+    let requester = &mut qp.transport.requester;
+    if requester.retries == 0 {
+        fail(core, qp, CompletionStatus::RetryExceeded.into(), host);
+        return false;
+    }
+    requester.retries -= 1;
+    true
 }
 
 /// Sends again from the oldest packet not acknowledged, or gives up on it.
 fn retry(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    let requester = &mut qp.transport.requester;
-    if requester.retries == 0 {
-        fail(core, qp, CompletionStatus::RetryExceeded.into(), host);
+    if !spend_retry(core, qp, host) {
         return;
     }
-    requester.retries -= 1;
+    let requester = &mut qp.transport.requester;
     requester.went_back_to = None;
     requester.seek(requester.una);
     watch(core, qp, true);

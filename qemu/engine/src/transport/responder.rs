@@ -15,7 +15,7 @@
 
 use super::requester::packets;
 use super::{base_header, send_packet};
-use crate::core::{Core, ReceiveCompletion};
+use crate::core::{Allowance, Core, ReceiveCompletion};
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
 use crate::qp::{self, QueuePair};
@@ -1041,14 +1041,25 @@ fn revoked(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Host) {
     close(core, qp, psn, NakCode::RemoteAccess);
 }
 
-/// Sends answers, at most `budget` packets; returns how many were.
-pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budget: u32) -> u32 {
-    let mut sent = 0;
-    while sent < budget && qp.may_receive() {
+/// Sends answers and takes them from what is `allowed`; true when more could be sent with more.
+pub(super) fn run(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    host: &mut dyn Host,
+    allowed: &mut Allowance,
+) -> bool {
+    while qp.may_receive() {
         let Some(answer) = qp.transport.responder.answers.front().copied() else {
             break;
         };
-        sent += 1;
+        let left = match answer {
+            Answer::Read { .. } => &mut allowed.data,
+            _ => &mut allowed.answers,
+        };
+        if *left == 0 {
+            return true;
+        }
+        *left -= 1;
         if let Answer::Read { .. } = answer {
             match send_data(core, qp, host) {
                 Data::More => {}
@@ -1082,7 +1093,7 @@ pub(super) fn run(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host, budg
             Answer::Read { .. } => {}
         }
     }
-    sent
+    false
 }
 
 /// Sends the result of an atomic, or that there is something done.

@@ -8,7 +8,7 @@
 use super::requester::{extend_headers, wire_opcode, Failure};
 use super::{base_header, send_packet, template_of};
 use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, MAX_LOG_MTU};
-use crate::memory::Host;
+use crate::memory::{Host, Way};
 use crate::paging::{Outcome, Side};
 use crate::qp::{self, QueuePair};
 use crate::queue::{QueueError, ReceiveRequest, SendBody, SendRequest};
@@ -61,8 +61,9 @@ impl Sender {
 pub(super) fn run(
     core: &mut Core,
     qp: &mut QueuePair,
-    host: &mut dyn Host,
     budget: u32,
+    turn: Option<Way>,
+    host: &mut dyn Host,
 ) -> Progress {
     for _ in 0..budget {
         if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
@@ -73,7 +74,7 @@ pub(super) fn run(
         }
         let (request, result) = match qp.transport.sender.request.take() {
             Some(request) => {
-                let result = packet(core, qp, &request, host);
+                let result = packet(core, qp, &request, turn, host);
                 (request, result)
             }
             None => {
@@ -85,7 +86,7 @@ pub(super) fn run(
                 qp.send.advance(request.end());
                 qp.transport.sender.offset = 0;
                 let result = match fetched {
-                    Ok(()) => begin(core, qp, &request, host),
+                    Ok(()) => begin(core, qp, &request, turn, host),
                     Err(error) => Err(error.into()),
                 };
                 (request, result)
@@ -99,6 +100,10 @@ pub(super) fn run(
             Ok(Sent::Nothing) => {
                 qp.transport.sender.request = Some(request);
                 return Progress::Blocked;
+            }
+            Ok(Sent::Later(way)) => {
+                qp.transport.sender.request = Some(request);
+                return Progress::Full(way);
             }
             Ok(Sent::All) => SendCompletion::of(&request, CompletionStatus::Success),
             Err(failure) => SendCompletion {
@@ -146,6 +151,8 @@ enum Sent {
     Part,
     /// Nothing more: a page is not there.
     Nothing,
+    /// Nothing more: there is no room on this way.
+    Later(Way),
 }
 
 /// Checks a work request, and carries it out or sends its first packet.
@@ -153,6 +160,7 @@ fn begin(
     core: &mut Core,
     qp: &mut QueuePair,
     request: &SendRequest,
+    turn: Option<Way>,
     host: &mut dyn Host,
 ) -> Result<Sent, Failure> {
     let connected = qp.kind == QueuePairKind::UnreliableConnected;
@@ -180,7 +188,7 @@ fn begin(
             detail: error.detail(),
         });
     }
-    packet(core, qp, request, host)
+    packet(core, qp, request, turn, host)
 }
 
 /// Where a packet of a work request goes: the headers of the path and the datagram header.
@@ -211,6 +219,7 @@ fn packet(
     core: &mut Core,
     qp: &mut QueuePair,
     request: &SendRequest,
+    turn: Option<Way>,
     host: &mut dyn Host,
 ) -> Result<Sent, Failure> {
     let (template, qpn, deth) = destination(core, qp, request)
@@ -221,6 +230,10 @@ fn packet(
         Some(_) => left,
         None => left.min(1 << qp.attributes.log_mtu),
     };
+    let mac = template.destination_mac();
+    if let Err(way) = core.room_for_datagram(&mac, payload as usize, turn, host) {
+        return Ok(Sent::Later(way));
+    }
     let ends = payload == left;
     let position = Position::of(offset == 0, ends);
     let bth = Bth {
