@@ -67,6 +67,8 @@ struct Plan {
     count_rounds: usize,
     count_sizes: Vec<(u64, u64)>,
     scale_qps: Vec<u64>,
+    /// Queue pairs that all have long messages to send.
+    stream_qps: Vec<u64>,
     scale_regions: Vec<u64>,
     /// Messages of a counted span.
     scale_messages: u64,
@@ -100,6 +102,7 @@ impl Plan {
                 count_rounds: 1,
                 count_sizes: vec![(64, 1024)],
                 scale_qps: vec![1, 100, 1000],
+                stream_qps: vec![256, 1024],
                 scale_regions: vec![10, 1000],
                 scale_messages: 4096,
                 objects: [1000, 10_000, 500],
@@ -113,6 +116,7 @@ impl Plan {
             count_rounds: 3,
             count_sizes: vec![(64, 4096), (4 << 10, 1024), (64 << 10, 256)],
             scale_qps: vec![1, 100, 10_000],
+            stream_qps: vec![1, 16, 256, 1024],
             scale_regions: vec![10, 1000, 100_000, 1_000_000],
             scale_messages: 16_384,
             objects: [4000, 30_000, 2000],

@@ -19,6 +19,8 @@ use crate::process::check_interrupted;
 
 /// Long enough for the largest number of objects.
 const PATIENCE: Duration = Duration::from_secs(900);
+/// Bytes of a message where many queue pairs stream.
+const STREAM: u64 = 256 << 10;
 /// How often to look whether a span has begun or ended; spans are much longer.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -138,6 +140,10 @@ pub fn run<'m>(
             &mut notes,
         )?;
     }
+    for &qps in &plan.stream_qps {
+        streams(machines, serving, qps, run)
+            .unwrap_or_else(|error| run.miss(&format!("streams over {qps} QPs"), &error));
+    }
     // Once is enough of what takes long, and of what fails.
     let mut enough = Vec::new();
     for regions in both_ways(&plan.scale_regions) {
@@ -243,6 +249,34 @@ fn one(
         }
     }
     Ok(true)
+}
+
+/// Long messages on many queue pairs that all want the wire at once: how fast they are together,
+/// and what got lost in queues of the device itself, which should be nothing.
+fn streams(machines: &Machines, serving: &mut Serving<'_>, qps: u64, run: &mut Run) -> Result<()> {
+    check_interrupted()?;
+    run.progress(&format!("streams over {qps} QPs"));
+    let before = machines.cluster.counters(1)?;
+    let arguments = format!("--clone --qps {qps} --ms 300 write_bw:{STREAM}");
+    let lines = serving.measure(Driver::Ferrite, &arguments, PATIENCE)?;
+    let line = lines.first().context("no result")?;
+    let counted = difference(&machines.cluster.counters(1)?, &before);
+    let counter = |path: &str| counted.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
+    let drops = counter("/shortcuts/tx_drops") + counter("/uplink/tx_drops");
+    let speed = (line.count * STREAM) as f64 / line.seconds / f64::from(1 << 20);
+    for (test, unit, value) in [
+        ("stream_qps", ("MiB/s", true), speed),
+        ("stream_qps_drops", ("frames", false), drops),
+        (
+            "stream_qps_timeouts",
+            ("", false),
+            counter("/engine/ack_timeouts"),
+        ),
+    ] {
+        run.results
+            .add(Driver::Ferrite, test, (STREAM, qps), unit, value);
+    }
+    Ok(())
 }
 
 /// The limits that the device states.
