@@ -348,6 +348,8 @@ pub struct Core {
     pub(crate) misbehaviour: Option<Box<Misbehaving>>,
     /// The time of the present call, in nanoseconds.
     pub now: u64,
+    /// Entries of queues that were moved or flushed so far: what a turn may not have too much of.
+    pub work: u64,
     /// What the transport shares among queue pairs: scratch buffers. Take it out with
     /// [`std::mem::take`] while calling methods of the core.
     pub transport: crate::transport::Shared,
@@ -377,6 +379,7 @@ impl Core {
             loopback: Loopback::default(),
             misbehaviour: None,
             now: 0,
+            work: 0,
             transport: crate::transport::Shared::default(),
         }
     }

@@ -32,8 +32,19 @@ enum Arming {
     Solicited,
 }
 
-/// A ring of completions with its record.
+/// A resize that is under way.
 #[derive(Debug)]
+pub(crate) struct Resize {
+    cqn: u32,
+    ring: CompletionRing,
+    /// Everything before was consumed, as the new record said at the beginning.
+    consumer: u32,
+    /// The next entry to move.
+    next: u32,
+}
+
+/// A ring of completions with its record.
+#[derive(Clone, Debug)]
 struct CompletionRing {
     att: Att,
     log_entries: u8,
@@ -251,12 +262,12 @@ impl Core {
         Ok(())
     }
 
-    /// Carries out `ResizeCompletionQueue`.
-    pub(crate) fn resize_cq(
+    /// Begins to carry out `ResizeCompletionQueue`.
+    pub(crate) fn begin_resize(
         &mut self,
         command: &ResizeCompletionQueue,
         host: &dyn Host,
-    ) -> Result<(), CommandStatus> {
+    ) -> Result<Resize, CommandStatus> {
         if command.cqn >= MAX_CQ {
             return Err(CommandStatus::BadNumber);
         }
@@ -279,27 +290,55 @@ impl Core {
             .load_u32(ring.consumer_address)
             .map_err(|_| CommandStatus::HostMemory)?;
         let unread = queue.producer.wrapping_sub(consumer);
-        if unread > queue.ring.entries() {
+        if unread > queue.ring.entries() || unread > ring.entries() {
             return Err(CommandStatus::BadParameter);
         }
-        if unread > ring.entries() {
-            return Err(CommandStatus::BadParameter);
+        Ok(Resize {
+            cqn: command.cqn,
+            ring,
+            consumer,
+            next: consumer,
+        })
+    }
+
+    /// Goes on with a resize: moves `limit` entries at most. `None` when there are more. Entries
+    /// that are written meanwhile go to the old ring and are moved like all others.
+    pub(crate) fn resize_some(
+        &mut self,
+        resize: &mut Resize,
+        limit: u32,
+        host: &dyn Host,
+    ) -> Option<Result<(), CommandStatus>> {
+        let Some(queue) = self.cqs.get_mut(resize.cqn).filter(|queue| !queue.dead) else {
+            return Some(Err(CommandStatus::BadState));
+        };
+        let ring = &resize.ring;
+        if queue.producer.wrapping_sub(resize.consumer) > ring.entries() {
+            return Some(Err(CommandStatus::BadParameter));
         }
-        let mut index = consumer;
-        while index != queue.producer {
+        for _ in 0..limit {
+            if resize.next == queue.producer {
+                break;
+            }
+            self.work += 1;
             let mut entry = CompletionEntry::zeroed();
-            queue
+            let moved = queue
                 .ring
                 .att
-                .read(host, queue.ring.offset(index), entry.as_bytes_mut())
-                .map_err(|_| CommandStatus::HostMemory)?;
-            ring.write(host, index, &mut entry)
-                .map_err(|_| CommandStatus::HostMemory)?;
-            index = index.wrapping_add(1);
+                .read(host, queue.ring.offset(resize.next), entry.as_bytes_mut())
+                .is_ok()
+                && ring.write(host, resize.next, &mut entry).is_ok();
+            if !moved {
+                return Some(Err(CommandStatus::HostMemory));
+            }
+            resize.next = resize.next.wrapping_add(1);
         }
-        queue.consumer = consumer;
-        queue.ring = ring;
-        Ok(())
+        if resize.next != queue.producer {
+            return None;
+        }
+        queue.consumer = resize.consumer;
+        queue.ring = ring.clone();
+        Some(Ok(()))
     }
 
     /// A completion queue doorbell from doorbell page `page`.

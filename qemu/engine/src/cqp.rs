@@ -3,7 +3,8 @@
 //! The control queue: commands of the driver.
 //!
 //! Commands are taken in order. Each is finished before the next is taken, which is one of the
-//! orders the specification allows.
+//! orders the specification allows. What is done in one turn is bounded, however many there are and
+//! whatever they ask for: the rest is done in the turns that follow, between the work of others.
 
 use crate::core::{Core, MAX_LOG_MTU};
 use crate::eq::{event, MAX_EQ};
@@ -12,6 +13,18 @@ use crate::memory::Host;
 use crate::{cq, multicast, qp, srq, tpt, Engine, FEATURES};
 use ferrite_abi::*;
 use std::mem::size_of;
+
+/// Work that commands may make in one turn.
+const TURN_WORK: u32 = 2048;
+/// What a command costs at least.
+const COMMAND_WORK: u32 = 64;
+
+/// A command that takes more than one turn.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    cookie: u32,
+    resize: cq::Resize,
+}
 
 /// The payload of a command, which always fits.
 fn payload<P: Plain>(entry: &CommandEntry) -> Result<P, CommandStatus> {
@@ -107,8 +120,42 @@ impl Engine {
             self.core.fail(FatalCode::BadCommandIndex, host);
             return;
         }
-        let mut consumer = ring.consumer;
-        while consumer != producer && self.core.is_running() {
+        self.control = Some(crate::ControlRing { producer, ..ring });
+        self.run_commands(host);
+    }
+
+    /// Whether there are commands that were not finished.
+    pub(crate) fn has_commands(&self) -> bool {
+        self.unfinished.is_some()
+            || self
+                .control
+                .is_some_and(|ring| ring.consumer != ring.producer)
+    }
+
+    /// Carries out commands for a turn.
+    pub(crate) fn run_commands(&mut self, host: &mut dyn Host) {
+        let start = self.core.work;
+        let mut commands = 0;
+        while self.core.is_running() {
+            let work = self.core.work.wrapping_sub(start) as u32;
+            let Some(left) = TURN_WORK
+                .checked_sub(work.saturating_add(commands * COMMAND_WORK))
+                .filter(|&left| left > 0)
+            else {
+                return;
+            };
+            if let Some(Unfinished { cookie, mut resize }) = self.unfinished.take() {
+                match self.core.resize_some(&mut resize, left, host) {
+                    Some(result) => self.finish_command(cookie, result, host),
+                    None => self.unfinished = Some(Unfinished { cookie, resize }),
+                }
+                continue;
+            }
+            let Some(ring) = self.control.filter(|ring| ring.consumer != ring.producer) else {
+                return;
+            };
+            let mut consumer = ring.consumer;
+            commands += 1;
             let slot = u64::from(consumer & ((1 << ring.log_entries) - 1));
             let mut entry = CommandEntry::zeroed();
             // Cannot wrap: the whole ring was checked at the start.
@@ -119,22 +166,34 @@ impl Engine {
             }
             consumer = consumer.wrapping_add(1);
             self.control = Some(crate::ControlRing { consumer, ..ring });
-            let status = match self.execute(&entry, host) {
-                Ok(()) => CommandStatus::Ok,
-                Err(status) => status,
-            };
-            self.core.counters.commands += 1;
-            if status != CommandStatus::Ok {
-                self.core.counters.failed_commands += 1;
+            let result = self.execute(&entry, host);
+            if self.unfinished.is_none() {
+                self.finish_command(entry.cookie, result, host);
             }
-            let done = event(
-                EventCode::CommandDone,
-                entry.cookie,
-                u64::from(status.number()),
-                0,
-            );
-            self.core.post_event(EQ_CONTROL, done, host);
         }
+    }
+
+    fn finish_command(
+        &mut self,
+        cookie: u32,
+        result: Result<(), CommandStatus>,
+        host: &mut dyn Host,
+    ) {
+        let status = match result {
+            Ok(()) => CommandStatus::Ok,
+            Err(status) => status,
+        };
+        self.core.counters.commands += 1;
+        if status != CommandStatus::Ok {
+            self.core.counters.failed_commands += 1;
+        }
+        let done = event(
+            EventCode::CommandDone,
+            cookie,
+            u64::from(status.number()),
+            0,
+        );
+        self.core.post_event(EQ_CONTROL, done, host);
     }
 
     fn execute(&mut self, entry: &CommandEntry, host: &mut dyn Host) -> Result<(), CommandStatus> {
@@ -165,7 +224,10 @@ impl Engine {
                 if core.features & FEATURE_RESIZE_CQ == 0 {
                     return Err(CommandStatus::Unsupported);
                 }
-                core.resize_cq(&payload(entry)?, host)
+                let resize = core.begin_resize(&payload(entry)?, host)?;
+                let cookie = entry.cookie;
+                self.unfinished = Some(Unfinished { cookie, resize });
+                Ok(())
             }
             CommandOpcode::DestroyCompletionQueue => {
                 core.destroy_cq(payload::<ObjectNumber>(entry)?.number)
@@ -281,5 +343,142 @@ impl Engine {
                 reply_bytes(core, entry, &bytes, host)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Node, QpOptions, SendWork};
+
+    const LOG_ENTRIES: u8 = 13;
+    const RESIZES: u32 = 30;
+
+    /// A completion queue full of unread entries, and commands that move it to and fro.
+    fn slow_commands(node: &mut Node) -> Vec<CommandEntry> {
+        node.create_cq(2, EQ_FIRST_HANDLER, LOG_ENTRIES);
+        for _ in 0..1 << LOG_ENTRIES {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.write_completion(2, CompletionEntry::zeroed(), false, host)
+                .unwrap();
+        }
+        let places = [0, 1].map(|_| node.cq_template(2, EQ_FIRST_HANDLER, LOG_ENTRIES));
+        let resize = |n| {
+            let place = places[n as usize % 2];
+            let command = ResizeCompletionQueue {
+                cqn: 2,
+                log_entries: LOG_ENTRIES,
+                reserved: [0; 3],
+                record_offset: place.record_offset,
+                reserved1: 0,
+                buffer: place.buffer,
+            };
+            CommandEntry::new(CommandOpcode::ResizeCompletionQueue, 0, 0, &command)
+        };
+        (0..RESIZES).map(resize).collect()
+    }
+
+    #[test]
+    fn slow_commands_are_done_in_pieces_between_the_work_of_others() {
+        let mut node = Node::new(1);
+        for (qpn, peer) in [(2, 3), (3, 2)] {
+            node.create_qp(QpOptions {
+                qpn,
+                ..QpOptions::default()
+            });
+            let peer = node.as_peer(peer);
+            node.connect(qpn, &peer);
+        }
+        let region = node.register(0x101, 1, ACCESS_LOCAL_WRITE | ACCESS_REMOTE, 4096);
+        let write = SendWork::new(SendOpcode::Write, &[region.sge(0, 64)])
+            .remote(region.address, region.tag)
+            .flags(SEND_SIGNALED);
+        node.post_send(2, &write);
+        let commands = slow_commands(&mut node);
+        let before = node.engine.counters().commands;
+        for entry in &commands {
+            node.put_command(entry);
+        }
+        let (mut turns, mut writes, mut work) = (0, 0, node.engine.core.work);
+        node.ring_control();
+        while node.engine.has_commands() {
+            let done = node.engine.core.work - work;
+            assert!(done <= u64::from(TURN_WORK), "{done} entries in a turn");
+            work = node.engine.core.work;
+            node.now += 1000;
+            node.engine.poll(node.now, &mut node.host);
+            turns += 1;
+            if let Some(completion) = node.poll_cq(1) {
+                assert_eq!(completion.status, CompletionStatus::Success.number());
+                node.post_send(2, &write);
+                writes += 1;
+            }
+        }
+        assert_eq!(node.engine.counters().commands - before, RESIZES.into());
+        assert_eq!(node.engine.counters().failed_commands, 0);
+        assert!(turns >= (RESIZES << LOG_ENTRIES) / TURN_WORK, "{turns}");
+        assert!(writes > turns / 4, "{writes} writes in {turns} turns");
+    }
+
+    #[test]
+    fn a_reset_ends_a_command_that_is_under_way() {
+        let mut node = Node::new(1);
+        let commands = slow_commands(&mut node);
+        for entry in &commands {
+            node.put_command(entry);
+        }
+        node.ring_control();
+        assert!(node.engine.has_commands());
+        node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+        assert!(!node.engine.has_commands());
+        assert_eq!(node.engine.next_timeout(), None);
+        node.boot();
+        assert_eq!(
+            node.object_command(CommandOpcode::DestroyCompletionQueue, 2),
+            CommandStatus::NotFound
+        );
+    }
+
+    #[test]
+    fn a_long_queue_is_flushed_in_pieces_and_whole() {
+        const POSTED: u32 = 6000;
+        let mut node = Node::new(1);
+        node.create_cq(2, EQ_FIRST_HANDLER, LOG_ENTRIES);
+        node.create_qp(QpOptions {
+            cqn: 2,
+            log_blocks: LOG_ENTRIES,
+            log_entries: 1,
+            ..QpOptions::default()
+        });
+        let peer = node.as_peer(77);
+        node.connect(2, &peer);
+        // Not told of yet, so that none is taken up.
+        let send = SendWork::new(SendOpcode::Send, &[]).encode();
+        for _ in 0..POSTED {
+            node.write_blocks(2, &send);
+        }
+        let record = node.qp_record(2);
+        node.host.memory.put(record, &POSTED);
+        let mut work = node.engine.core.work;
+        assert_eq!(
+            node.set_state(2, QueuePairStateCode::Error),
+            CommandStatus::Ok
+        );
+        let mut flushed = 0;
+        loop {
+            let done = node.engine.core.work - work;
+            assert!(done <= u64::from(TURN_WORK), "{done} entries in a turn");
+            work = node.engine.core.work;
+            while let Some(completion) = node.poll_cq(2) {
+                assert_eq!(completion.status, CompletionStatus::Flushed.number());
+                assert_eq!(completion.index, flushed);
+                flushed += 1;
+            }
+            if node.engine.next_timeout().is_none_or(|at| at > node.now) {
+                break;
+            }
+            node.engine.poll(node.now, &mut node.host);
+        }
+        assert_eq!(flushed, POSTED);
     }
 }

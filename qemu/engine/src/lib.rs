@@ -113,6 +113,8 @@ struct ControlRing {
     log_entries: u8,
     /// Commands taken, free-running.
     consumer: u32,
+    /// Commands posted, as far as the driver has said.
+    producer: u32,
 }
 
 /// One RNIC.
@@ -121,6 +123,8 @@ pub struct Engine {
     core: Core,
     qps: QueuePairs,
     control: Option<ControlRing>,
+    /// The command that is being carried out, if it takes more than one turn.
+    unfinished: Option<cqp::Unfinished>,
     driver_version: u32,
     driver_features: u64,
     boot: u64,
@@ -133,6 +137,7 @@ impl Engine {
             core: Core::new(config),
             qps: QueuePairs::default(),
             control: None,
+            unfinished: None,
             driver_version: 0,
             driver_features: 0,
             boot: 0,
@@ -187,6 +192,7 @@ impl Engine {
         self.core.reset();
         self.qps.clear();
         self.control = None;
+        self.unfinished = None;
         self.driver_version = 0;
         self.driver_features = 0;
         self.boot = 0;
@@ -391,6 +397,7 @@ impl Engine {
             address: boot.cqp_ring,
             log_entries: boot.cqp_log_entries,
             consumer: 0,
+            producer: 0,
         });
         self.core.features = self.driver_features;
         self.core.state = DeviceState::Running;
@@ -512,6 +519,9 @@ impl Engine {
         if self.core.timers.needs_sweep() {
             self.sweep_timers();
         }
+        if self.has_commands() {
+            self.run_commands(host);
+        }
         self.deliver_loopback(host);
         // Half for those who wait for room and half for the others: neither holds up the other.
         self.serve_waiting(TURN / 2, host);
@@ -593,12 +603,12 @@ impl Engine {
             None => qp.ready = false,
         }
         let core = &mut self.core;
-        let sent = core.counters.tx_packets;
+        let (sent, work) = (core.counters.tx_packets, core.work);
         let burst = u32::try_from(others + 1).map_or(MIN_BURST, |contenders| {
             (ROUND / contenders).clamp(MIN_BURST, MAX_BURST)
         });
         Self::send(core, qp, burst, turn, host);
-        1 + (core.counters.tx_packets - sent) as u32
+        1 + (core.counters.tx_packets - sent) as u32 + (core.work - work) as u32 / 4
     }
 
     fn send(
@@ -614,6 +624,21 @@ impl Engine {
                     qp::fail(core, qp, host);
                     return;
                 }
+            }
+            // What is left to be flushed.
+            QueuePairStateCode::SendDrain if qp.stopped => {
+                qp::flush_stopped(core, qp, host);
+                if qp.state != QueuePairStateCode::SendDrain {
+                    return;
+                }
+            }
+            QueuePairStateCode::Error => {
+                qp::flush(core, qp, host);
+                return;
+            }
+            QueuePairStateCode::SendError => {
+                qp::flush_stopped(core, qp, host);
+                return;
             }
             // Answers to the peer; and a drain lets what was taken up come to its end.
             QueuePairStateCode::ReadyToReceive
@@ -650,6 +675,7 @@ impl Engine {
             return late;
         }
         if !self.core.ready.is_empty()
+            || self.has_commands()
             || self.core.loopback.len() > 0
             || self.core.room.look && !self.core.room.is_empty()
         {

@@ -18,6 +18,8 @@ use ferrite_abi::*;
 pub const MAX_QP: u32 = 1 << 14;
 /// The queue pair of management datagrams.
 pub const GSI_QPN: u32 = 1;
+/// Entries of a queue that are flushed in one turn.
+const MAX_FLUSH: u32 = 1024;
 /// The number of no completion queue.
 const NO_CQ: u32 = u32::MAX;
 /// Reads and atomics in flight, each way.
@@ -536,7 +538,9 @@ pub(crate) fn modify(
         _ => {
             if qp.stopped && to == State::ReadyToSend {
                 // Whatever was posted before this command belongs to what failed.
-                flush_stopped(core, qp, host);
+                if !flush_posted_sends(core, qp, u32::MAX, host) {
+                    fail(core, qp, host);
+                }
                 qp.stopped = false;
             }
             if qp.state == State::Error {
@@ -672,18 +676,28 @@ pub(crate) fn stop_sending(core: &mut Core, qp: &mut QueuePair, host: &mut dyn H
 
 /// Completes what is posted to a send queue that was stopped, and asks to be told of more.
 pub(crate) fn flush_stopped(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    if !flush_posted_sends(core, qp, host) {
+    if !flush_posted_sends(core, qp, MAX_FLUSH, host) {
         fail(core, qp, host);
     }
 }
 
-/// Completes what is posted to the send queue; false when that cannot be done.
-fn flush_posted_sends(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+/// Completes what is posted to the send queue, `limit` work requests at most and the rest in the
+/// turns of the queue pair; false when that cannot be done.
+fn flush_posted_sends(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    limit: u32,
+    host: &mut dyn Host,
+) -> bool {
     // Posts that come in meanwhile are seen at the second look or ring a doorbell.
     for _ in 0..2 {
         let more = qp.send.sleep(host);
-        if !flush_send(core, qp, host) || more.is_err() {
+        if !flush_send(core, qp, limit, host) || more.is_err() {
             return false;
+        }
+        if qp.send.retired() != qp.send.producer() {
+            core.schedule(qp);
+            break;
         }
         if matches!(more, Ok(false)) {
             break;
@@ -695,7 +709,7 @@ fn flush_posted_sends(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) 
 /// Completes what is posted to a queue pair in state ERROR, and asks to be told of more.
 pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     if qp.has_send_queue() {
-        flush_posted_sends(core, qp, host);
+        flush_posted_sends(core, qp, MAX_FLUSH, host);
     }
     if !qp.has_receive_queue() {
         return;
@@ -703,6 +717,10 @@ pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     for _ in 0..2 {
         let more = qp.receive.sleep(host);
         flush_receive(core, qp, host);
+        if qp.receive.retired() != qp.receive.producer() {
+            core.schedule(qp);
+            break;
+        }
         if !matches!(more, Ok(true)) {
             break;
         }
@@ -710,9 +728,13 @@ pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 }
 
 /// Completes what is known to be posted; false when the completion queue is dead.
-fn flush_send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
+fn flush_send(core: &mut Core, qp: &mut QueuePair, limit: u32, host: &mut dyn Host) -> bool {
     let mut request = SendRequest::default();
-    while qp.send.retired() != qp.send.producer() {
+    for _ in 0..limit {
+        if qp.send.retired() == qp.send.producer() {
+            break;
+        }
+        core.work += 1;
         let index = qp.send.retired();
         // A work request that makes no sense is flushed like any other; but where its size is
         // unknown, so is where the next one starts.
@@ -734,7 +756,11 @@ fn flush_send(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool 
 }
 
 fn flush_receive(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    while qp.receive.retired() != qp.receive.producer() {
+    for _ in 0..MAX_FLUSH {
+        if qp.receive.retired() == qp.receive.producer() {
+            break;
+        }
+        core.work += 1;
         let completion = ReceiveCompletion {
             index: qp.receive.retired(),
             shared: None,

@@ -213,6 +213,7 @@ impl Core {
             record_offset: command.record_offset,
         };
         let other = ReceiveQueue::shared(&*host, &att, placement).map_err(placement_status)?;
+        self.work += u64::from(queue.available());
         queue.ring.move_to(&*host, other).map_err(|error| {
             if let QueueError::Memory(error) = error {
                 placement_status(error)

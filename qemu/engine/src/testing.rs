@@ -839,6 +839,10 @@ impl Node {
             self.put_command(&entry);
         }
         self.ring_control();
+        // Most are done by the doorbell, long ones in the turns that follow.
+        while self.engine.has_commands() && self.engine.is_running() {
+            self.engine.poll(self.now, &mut self.host);
+        }
         let done: HashMap<u32, u64> = self
             .events(EQ_CONTROL)
             .into_iter()
