@@ -303,7 +303,10 @@ fn a_bind_that_is_refused_fails_with_its_own_status() {
     };
     type Change = fn(&mut BindPart);
     let cases: [(Change, u32); 5] = [
-        (|part| part.new_window = Tag::new(WINDOW.index() + 1, 2).0, 5),
+        (
+            |part| part.new_window = Tag::new(WINDOW.index() + 1, 2).0,
+            5,
+        ),
         (|part| part.region = 0x7701, 1),
         (|part| part.length = 16 << 10, 6),
         (|part| part.access |= ACCESS_LOCAL_WRITE, 7),
