@@ -24,7 +24,10 @@ use crate::{
         workqueue::OwnedQueue, //
     },
     mr::FerriteMr,
-    mw::FerriteMw,
+    mw::{
+        FerriteMw,
+        Windows, //
+    },
     numbers::{
         Number,
         Numbers, //
@@ -88,10 +91,7 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::Atomic,
-        Arc, //
-    },
+    sync::Arc, //
 };
 
 /// First queue pair number for ordinary queue pairs: 0 and 1 are the management ones.
@@ -167,8 +167,7 @@ impl Ferrite {
 /// The driver's data of a protection domain.
 pub(crate) struct FerritePd {
     number: Number,
-    /// Memory windows there are, any of which may be bound to a region.
-    pub(crate) windows: Atomic<u32>,
+    pub(crate) windows: Windows,
 }
 
 impl FerritePd {
@@ -340,7 +339,7 @@ impl rdma::Driver for Ferrite {
         };
         let pd = new.init(Ok::<_, Error>(FerritePd {
             number,
-            windows: Atomic::new(0),
+            windows: Windows::new(),
         }))?;
         if let Some(udata) = udata {
             udata.expect_empty()?;

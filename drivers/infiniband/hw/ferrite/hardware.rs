@@ -449,18 +449,18 @@ impl DeviceObject {
     /// This always succeeds: a device that will not let go of what nobody uses is given up.
     pub(crate) fn destroy(&self) {
         // Nothing is in the way.
-        let _ = self.destroy_unless_busy(false);
+        let _ = self.destroy_unless_busy(|| false);
     }
 
     /// Takes the object down; `EBUSY` where the device says that something still uses it, and that
-    /// `may_be` so. Sleeps.
-    pub(crate) fn destroy_unless_busy(&self, may_be: bool) -> Result {
+    /// `may_be` so, which is asked after the device said it. Sleeps.
+    pub(crate) fn destroy_unless_busy(&self, may_be: impl Fn() -> bool) -> Result {
         if self.gone.xchg(1, kernel::sync::atomic::Full) != 0 {
             return Ok(());
         }
         match self.hw.execute_on(self.destroy, self.number) {
             Ok(()) => return Ok(()),
-            Err(error) if error == EBUSY && may_be => {
+            Err(error) if error == EBUSY && may_be() => {
                 self.gone.store(0, Relaxed);
                 return Err(EBUSY);
             }

@@ -511,7 +511,10 @@ impl FerriteMr {
     /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
     pub(crate) fn deregister(mr: &Mr<Ferrite>) -> Result {
         if let Some(object) = &mr.object {
-            object.destroy_unless_busy(mr.pd().windows.load(Relaxed) != 0)?;
+            // A window may be made and bound while the command is on its way.
+            let windows = &mr.pd().windows;
+            let seen = windows.look();
+            object.destroy_unless_busy(|| windows.any_since(seen))?;
         }
         if let (Memory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
             // Whoever deals with a fault now has a reference of its own, and is waited for.

@@ -23,7 +23,11 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::atomic::Relaxed, //
+    sync::atomic::{
+        Acquire,
+        Atomic,
+        Full, //
+    },
 };
 
 /// The driver's data of a memory window.
@@ -34,24 +38,88 @@ pub(crate) struct FerriteMw {
     tag: TakenTag,
 }
 
+/// The memory windows of a protection domain, any of which may be bound to a region of it.
+pub(crate) struct Windows {
+    /// Windows that the device may know.
+    now: Atomic<u32>,
+    /// Windows that it was ever told of, free-running.
+    made: Atomic<u32>,
+}
+
+/// What [`Windows`] there were at some time.
+#[derive(Clone, Copy)]
+pub(crate) struct WindowsSeen {
+    now: u32,
+    made: u32,
+}
+
+impl Windows {
+    /// None yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            now: Atomic::new(0),
+            made: Atomic::new(0),
+        }
+    }
+
+    /// The device is about to be told of one.
+    fn add(&self) {
+        self.made.fetch_add(1, Full);
+        self.now.fetch_add(1, Full);
+    }
+
+    /// The device has let go of one.
+    fn remove(&self) {
+        self.now.fetch_sub(1, Full);
+    }
+
+    /// What there is now.
+    pub(crate) fn look(&self) -> WindowsSeen {
+        // In this order: a window that is made in between is counted at least once.
+        let made = self.made.load(Acquire);
+        let now = self.now.load(Acquire);
+        WindowsSeen { now, made }
+    }
+
+    /// Whether there was a window at any time since `seen`.
+    pub(crate) fn any_since(&self, seen: WindowsSeen) -> bool {
+        seen.now != 0 || self.made.load(Acquire) != seen.made
+    }
+}
+
 impl FerriteMw {
     /// Makes a window that is bound to nothing.
     pub(crate) fn create<'a>(
         pd: &Pd<Ferrite>,
-        mut new: New<'a, kind::Mw, Ferrite>,
+        new: New<'a, kind::Mw, Ferrite>,
         type2: bool,
     ) -> Result<&'a Mw<Ferrite>> {
         let dev = pd.device();
         if !dev.has(abi::FEATURE_WINDOWS) {
             return Err(errno::eopnotsupp());
         }
-        let taken = dev.tags.take()?;
-        let tag = taken.get().0;
         let kind = if type2 {
             TagKind::Window2
         } else {
             TagKind::Window1
         };
+        // Before the device knows it: a process guesses the key, and binds it at once.
+        pd.windows.add();
+        let made = Self::create_counted(pd, new, kind);
+        if made.is_err() {
+            pd.windows.remove();
+        }
+        made
+    }
+
+    fn create_counted<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mw, Ferrite>,
+        kind: TagKind,
+    ) -> Result<&'a Mw<Ferrite>> {
+        let dev = pd.device();
+        let taken = dev.tags.take()?;
+        let tag = taken.get().0;
         let object = DeviceObject::create(
             &dev.hw,
             &AllocateTag {
@@ -65,19 +133,37 @@ impl FerriteMw {
             tag,
         )?;
         new.set_rkey(tag);
-        let mw = new.init(Ok::<_, Error>(Self { object, tag: taken }))?;
-        pd.windows.fetch_add(1, Relaxed);
-        Ok(mw)
+        new.init(Ok::<_, Error>(Self { object, tag: taken }))
     }
 
     /// Ends a window: afterwards its keys are refused.
     pub(crate) fn destroy(mw: &Mw<Ferrite>) {
         mw.object.destroy();
-        mw.pd().windows.fetch_sub(1, Relaxed);
+        mw.pd().windows.remove();
         // Each bind gave it another instance, of which the kernel does not know: the farthest one
         // is the one that stays refused longest.
         let first = mw.tag.get();
         mw.tag
             .note_latest(Tag::new(first.index(), first.instance().wrapping_add(128)));
+    }
+}
+
+#[kunit_tests(ferrite_mw)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_that_came_and_went_meanwhile_counts() {
+        let windows = Windows::new();
+        let none = windows.look();
+        assert!(!windows.any_since(none));
+        windows.add();
+        assert!(windows.any_since(none));
+        let one = windows.look();
+        windows.remove();
+        assert!(windows.any_since(none));
+        assert!(windows.any_since(one));
+        // By now there is none, and none comes.
+        assert!(!windows.any_since(windows.look()));
     }
 }
