@@ -85,11 +85,20 @@ impl Handler for Service {
 /// The interrupts of a device: its event queues' memory, vectors and installed handlers.
 ///
 /// Handlers are removed before vectors are given back and rings are freed: fields are dropped in
-/// order.
+/// order. What handlers have queued has run by then.
 pub(crate) struct Interrupts {
     services: KVec<Pin<KBox<IrqHandler<Service>>>>,
     vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
+    hw: Arc<Hardware>,
+}
+
+impl Drop for Interrupts {
+    fn drop(&mut self) {
+        self.services.clear();
+        // Not earlier: a handler that finds that the device failed queues work.
+        self.hw.flush();
+    }
 }
 
 impl Interrupts {
@@ -116,6 +125,7 @@ impl Interrupts {
             services: KVec::new(),
             vectors: Arc::new(vectors, GFP_KERNEL)?,
             queues,
+            hw: hw.clone(),
         };
         this.install(hw)?;
         Ok(this)

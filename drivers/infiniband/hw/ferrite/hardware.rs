@@ -308,7 +308,14 @@ impl Hardware {
     pub(crate) fn stop(&self) {
         self.cqp.kill();
         self.ensure_stopped();
-        // The last reference to this is not to be dropped by its own workers.
+    }
+
+    /// Waits for what was queued. To be called when nothing is queued any more, as the last
+    /// reference to this is not to be dropped by its own workers. Sleeps.
+    pub(crate) fn flush(&self) {
+        // What is queued while another item runs is not waited for by one flush: a command that
+        // was not answered has the failure queued.
+        self.work.flush();
         self.work.flush();
         self.events.flush();
     }
