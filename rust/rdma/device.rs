@@ -3,7 +3,7 @@
 //! RDMA devices: what they are, making them known to the core, their ports.
 
 use super::counters::Descriptions;
-use super::{ops, Driver, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
+use super::{netdev, ops, Driver, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
 use crate::bindings;
 use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
@@ -315,6 +315,9 @@ impl<D: Driver> Registration<D> {
                 // Before the core, which then asks which interface the port is paired with.
                 (*notifier).priority = 1;
                 if paired {
+                    // Makes the core's data of the port: notifier calls, which may come while the
+                    // device is being registered, must not make it a second time.
+                    unregistered.device().set_netdev(netdev::PORT, None)?;
                     // Reports all interfaces that there are, so that the port is paired now.
                     to_result(bindings::rdma_register_netdevice_notifier(notifier))?;
                 }

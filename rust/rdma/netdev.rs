@@ -175,7 +175,7 @@ impl Pairing {
 }
 
 /// The port that is paired.
-const PORT: u32 = 1;
+pub(super) const PORT: u32 = 1;
 
 impl<D: Driver> Device<D> {
     /// Whether an interface is in the network namespace of the device.
