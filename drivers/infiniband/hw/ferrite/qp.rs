@@ -90,6 +90,7 @@ use kernel::{
     sync::{
         atomic::{
             Atomic,
+            Full,
             Relaxed, //
         },
         Arc,
@@ -447,16 +448,19 @@ impl FerriteQp {
     /// Has the consumer told that something happened. May be called from any context, and cannot
     /// fail; what happens more than once before the consumer is told counts once.
     pub(crate) fn raise(qp: &Qp<Ferrite>, event: QpEvent) {
-        if event == QpEvent::LastWqeReached {
-            qp.last_receive.store(1, Relaxed);
+        let hw = &qp.device().hw;
+        // A device that failed may have said it, and it is said in its place: once is enough. While
+        // the device works, one that came late, after state RESET, must not stand for the next.
+        if event == QpEvent::LastWqeReached && qp.last_receive.xchg(1, Full) != 0 && hw.is_dead() {
+            return;
         }
-        qp.events.raise(&qp.device().hw.events, qp, event);
+        qp.events.raise(&hw.events, qp, event);
     }
 
     /// The device failed, and takes no more receives: a consumer in the kernel that shares them
     /// among queue pairs is told, as the device would have done. May be called from any context.
     pub(crate) fn stopped(qp: &Qp<Ferrite>) {
-        if !qp.is_user() && qp.srq().is_some() && qp.last_receive.load(Relaxed) == 0 {
+        if !qp.is_user() && qp.srq().is_some() {
             Self::raise(qp, QpEvent::LastWqeReached);
         }
     }
