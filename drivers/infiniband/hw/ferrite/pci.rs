@@ -12,6 +12,7 @@ use crate::{
     bars::Identity,
     cqp,
     debugfs::DebugFiles,
+    device,
     device::Ferrite,
     handler::Interrupts,
     hardware::Hardware,
@@ -131,6 +132,7 @@ impl pci::Driver for FerriteDriver {
         let started = start(pdev, &hw, &identity)?;
 
         let caps: DeviceCaps = hw.query(CommandOpcode::QueryDevice, 0)?;
+        let caps = device::within_bounds(caps);
         interrupts.complete(pdev, &hw, &caps)?;
         let ferrite = Ferrite::new(&hw, identity, caps, interrupts.queues())?;
         let info = DeviceInfo {
