@@ -142,6 +142,13 @@ const fn table_index(level: u8, page: u64) -> usize {
     (page >> (level as u32 * TABLE_BITS)) as usize & (ATT_TABLE_ENTRIES - 1)
 }
 
+/// The pages that the table of `level` that leads to page `page` leads to.
+const fn reach_of(level: u8, page: u64) -> Range<u64> {
+    let pages = 1u64 << ((level as u32 + 1) * TABLE_BITS);
+    let first = page & !(pages - 1);
+    first..first + pages
+}
+
 /// What the device knows of the pages of a region.
 #[pin_data]
 pub(crate) struct PageTables {
@@ -149,6 +156,8 @@ pub(crate) struct PageTables {
     tag: u32,
     /// Address in the process of the first page.
     base: u64,
+    /// How many pages there are.
+    pages: u64,
     levels: u8,
     /// Who pays for the tables, whoever needs them.
     payer: MemoryGroup,
@@ -170,13 +179,15 @@ impl PageTables {
         hw: &Arc<Hardware>,
         tag: u32,
         base: u64,
-        levels: u8,
+        pages: u64,
     ) -> Result<Arc<Self>> {
+        let levels = abi::on_demand_levels(pages).ok_or(EFBIG)?;
         let tables = Arc::pin_init(
             pin_init!(Self {
                 hw: hw.clone(),
                 tag,
                 base,
+                pages,
                 levels,
                 payer: MemoryGroup::of_current(),
                 tables <- IrqTable::new(),
@@ -211,11 +222,11 @@ impl PageTables {
         let mut made = KVec::new();
         let grown = self
             .payer
-            .charge(|| self.grow_noting(parent, pages.clone(), &mut made));
+            .charge(|| self.grow_noting(parent, pages, &mut made));
         match grown {
             Ok(()) => Ok(made),
             Err(error) => {
-                self.undo(&made, pages);
+                self.undo(&made);
                 Err(error)
             }
         }
@@ -259,9 +270,10 @@ impl PageTables {
 
     /// Gives back tables that [`PageTables::grow`] made for nothing, those excepted that somebody
     /// else has put to use. Sleeps.
-    fn undo(&self, made: &[(u8, u64)], pages: Range<u64>) {
+    fn undo(&self, made: &[(u8, u64)]) {
         let mut count = self.count.lock();
         let mut unused = KVec::new();
+        let mut reach = self.pages..0;
         // From the pages up: a table is empty when those below it are gone.
         for (level, page) in made.iter().rev().copied() {
             let empty = self
@@ -272,17 +284,20 @@ impl PageTables {
                 let _ = self.tables.with(table_key(above, page), |table| {
                     table.set(table_index(above, page), 0)
                 });
+                let pages = reach_of(level, page);
+                reach = reach.start.min(pages.start)..reach.end.max(pages.end);
             }
         }
         if unused.is_empty() {
             return;
         }
-        // The device may be looking at them. A page that was told meanwhile faults once more.
+        // The device may be looking at them, for any page that they lead to. One that was told
+        // meanwhile faults once more; nobody finds it to take it back.
         self.hw.forget_pages(&InvalidatePages {
             tag: self.tag,
             reserved: 0,
-            first: pages.start,
-            count: pages.end - pages.start,
+            first: reach.start,
+            count: reach.end.min(self.pages) - reach.start,
         });
         for (level, page) in unused {
             if self.tables.remove(table_key(level, page)).is_some() {
@@ -458,9 +473,8 @@ impl OnDemand {
         }
         let first_byte = region.start & (PAGE - 1);
         let pages = (first_byte + length).div_ceil(PAGE);
-        let levels = abi::on_demand_levels(pages).ok_or(EFBIG)?;
         let base = region.start - first_byte;
-        let tables = PageTables::new(dev.parent(), &dev.hw, tag, base, levels)?;
+        let tables = PageTables::new(dev.parent(), &dev.hw, tag, base, pages)?;
         let source = if implicit {
             Source::All {
                 root: OdpRoot::new(dev, region.access)?,
@@ -553,7 +567,7 @@ impl OnDemand {
             count += 1;
         });
         if mapped.is_err() || count == 0 {
-            tables.undo(&made, first..end);
+            tables.undo(&made);
         }
         mapped.map(|()| count)
     }
@@ -843,6 +857,20 @@ mod tests {
             assert_eq!(table_index(level, last), ATT_TABLE_ENTRIES - 1);
         }
         assert_eq!(table_key(3, last), table_key(3, 0));
+    }
+
+    #[test]
+    fn a_table_leads_to_the_pages_that_are_found_by_it() {
+        for page in [0, 511, 512, 512 * 512 - 1, 512 * 512 + 7] {
+            for level in 0..abi::ON_DEMAND_MAX_LEVELS {
+                let reach = reach_of(level, page);
+                assert!(reach.contains(&page));
+                assert_eq!(reach.end - reach.start, 512u64.pow(level as u32 + 1));
+                assert_eq!(table_key(level, reach.start), table_key(level, page));
+                assert_eq!(table_key(level, reach.end - 1), table_key(level, page));
+                assert!(table_key(level, reach.end) != table_key(level, page));
+            }
+        }
     }
 
     #[test]
