@@ -36,6 +36,10 @@ use kernel::{
 const LEAST_LOG_ENTRIES: u8 = 8;
 const MOST_ASYNC_LOG_ENTRIES: u8 = 14;
 const MOST_HANDLER_LOG_ENTRIES: u8 = 12;
+const _: () = assert!(
+    abi::EQ_MIN_LOG_ENTRIES <= LEAST_LOG_ENTRIES
+        && MOST_ASYNC_LOG_ENTRIES <= abi::EQ_MAX_LOG_ENTRIES
+);
 
 /// Base-2 logarithm of the entries of event queue `eqn`, by what can be raised there: an event of
 /// each queue pair, or a completion of each completion queue.
@@ -49,7 +53,9 @@ fn log_entries_of(eqn: u16, caps: &DeviceCaps) -> u8 {
     };
     // The bound comes first: the device may say anything.
     let entries = sources.min(1 << most).next_power_of_two();
-    (entries.trailing_zeros() as u8).max(LEAST_LOG_ENTRIES)
+    (entries.trailing_zeros() as u8)
+        .max(LEAST_LOG_ENTRIES)
+        .min(caps.eq_max_log_entries.max(abi::EQ_MIN_LOG_ENTRIES))
 }
 
 /// The vector of event queue `eqn` when there are `vectors`.
@@ -288,6 +294,7 @@ mod tests {
         let with = |max_qp, max_cq| DeviceCaps {
             max_qp,
             max_cq,
+            eq_max_log_entries: abi::EQ_MAX_LOG_ENTRIES,
             ..DeviceCaps::zeroed()
         };
         let caps = with(1 << 14, 1 << 14);
@@ -296,6 +303,11 @@ mod tests {
         let caps = with(1000, 300);
         assert_eq!(log_entries_of(abi::EQ_ASYNC, &caps), 10);
         assert_eq!(log_entries_of(abi::EQ_FIRST_HANDLER, &caps), 9);
+        let small = DeviceCaps {
+            eq_max_log_entries: 7,
+            ..with(1 << 14, 1 << 14)
+        };
+        assert_eq!(log_entries_of(abi::EQ_ASYNC, &small), 7);
         // Whatever the device says.
         for number in [0, 1, u32::MAX, 1 << 31, (1 << 31) + 1] {
             let caps = with(number, number);
