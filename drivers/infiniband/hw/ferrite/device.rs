@@ -135,6 +135,13 @@ pub(crate) struct Ferrite {
     pub(crate) mtu: Arc<MtuFollower>,
 }
 
+impl Drop for Ferrite {
+    fn drop(&mut self) {
+        // Before the queue that it runs on is waited for.
+        self.pager.close();
+    }
+}
+
 impl Ferrite {
     /// For a started device that said what it can do: makes its event queues.
     pub(crate) fn new(

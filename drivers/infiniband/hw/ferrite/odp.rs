@@ -708,6 +708,8 @@ fn resolve(hw: &Arc<Hardware>, fault: &PageFault, failed: bool) {
 #[pin_data]
 pub(crate) struct Pager {
     hw: Arc<Hardware>,
+    /// Nobody waits for a page any more.
+    closed: Atomic<u32>,
     #[pin]
     work: Work<Pager>,
 }
@@ -721,10 +723,16 @@ impl Pager {
         Arc::pin_init(
             pin_init!(Self {
                 hw: hw.clone(),
+                closed: Atomic::new(0),
                 work <- new_work!("ferrite_pager"),
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// Takes no more faults: a device that never runs out of them is not waited for.
+    pub(crate) fn close(&self) {
+        self.closed.store(1, Relaxed);
     }
 
     fn start(&self, fault: &PageFault) {
@@ -754,7 +762,7 @@ impl WorkItem for Pager {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        loop {
+        while this.closed.load(Relaxed) == 0 {
             let Ok(taken) = this.hw.query::<PageFaults>(CommandOpcode::TakeFaults, 0) else {
                 return;
             };
