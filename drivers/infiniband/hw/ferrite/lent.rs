@@ -100,10 +100,13 @@ pub(crate) fn stop(device: &impl Stop) -> Reach {
 /// Memory that the device is told of: dropping it frees it, unless the device is
 /// [`Reach::Unstoppable`].
 ///
-/// Whoever drops it has made sure before that the device let go or was stopped.
+/// Whoever drops it has made sure before that the device let go or was stopped. Whoever makes it
+/// finds out afterwards whether the device failed, and does not tell it then, as the control queue
+/// does.
 pub(crate) struct Lent<T> {
     memory: ManuallyDrop<T>,
-    reach: Arc<DeviceReach>,
+    /// None where the device had failed before: it is never told of the memory.
+    reach: Option<Arc<DeviceReach>>,
 }
 
 impl<T> Lent<T> {
@@ -111,7 +114,7 @@ impl<T> Lent<T> {
     pub(crate) fn new(reach: &Arc<DeviceReach>, memory: T) -> Self {
         Self {
             memory: ManuallyDrop::new(memory),
-            reach: reach.clone(),
+            reach: (reach.get() == Reach::Working).then(|| reach.clone()),
         }
     }
 }
@@ -127,7 +130,8 @@ impl<T> Deref for Lent<T> {
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
-        if self.reach.get() != Reach::Unstoppable {
+        let reach = self.reach.as_ref().map(|reach| reach.get());
+        if reach != Some(Reach::Unstoppable) {
             // SAFETY: The memory is dropped here and nowhere else.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
@@ -212,6 +216,16 @@ mod tests {
         fn drop(&mut self) {
             self.0.set(true);
         }
+    }
+
+    #[test]
+    fn what_an_unstoppable_device_is_not_told_of_is_freed() -> Result {
+        let device = DeviceReach::new()?;
+        device.set(Reach::Unstoppable);
+        let memory = Arc::new(7u32, GFP_KERNEL)?;
+        drop(Lent::new(&device, memory.clone()));
+        assert!(Arc::into_unique_or_drop(memory).is_some());
+        Ok(())
     }
 
     #[test]

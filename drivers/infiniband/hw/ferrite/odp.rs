@@ -95,10 +95,12 @@ struct Table(Lent<Coherent<[u64]>>);
 impl Table {
     fn new(parent: &ParentDevice<Bound>, hw: &Hardware) -> Result<Arc<Self>> {
         let table = Coherent::zeroed_slice(parent, ATT_TABLE_ENTRIES, GFP_KERNEL_ACCOUNT)?;
-        Ok(Arc::new(
-            Self(Lent::new(&hw.reach, table)),
-            GFP_KERNEL_ACCOUNT,
-        )?)
+        let table = Lent::new(&hw.reach, table);
+        // No command tells the device of a table: that would be refused.
+        if hw.is_dead() {
+            return Err(EIO);
+        }
+        Ok(Arc::new(Self(table), GFP_KERNEL_ACCOUNT)?)
     }
 
     fn dma_address(&self) -> u64 {
@@ -557,6 +559,11 @@ impl OnDemand {
 
     /// Brings in the pages of a range of the process's addresses, which lies in the region.
     fn map(&self, dev: &Device<Ferrite>, addresses: Range<u64>, how: BringIn) -> Result<u64> {
+        // Nobody waits for them, and where the device cannot be stopped pages that it is told of are
+        // never freed.
+        if dev.hw.is_dead() {
+            return Err(EIO);
+        }
         let tables = &self.tables;
         let first = tables.page_of(addresses.start);
         let end = tables.page_of(addresses.end + (PAGE - 1));
