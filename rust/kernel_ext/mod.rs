@@ -13,6 +13,7 @@ pub mod io;
 pub mod irq;
 pub mod memcg;
 pub mod pci;
+pub mod random;
 pub mod spinlock;
 pub mod table;
 pub mod user;

@@ -100,6 +100,79 @@ impl NumberPool {
     }
 }
 
+/// The numbers below a limit in an order that only who knows the keys can tell: a Feistel network
+/// over the next power of four, walked until it is back in the range.
+pub(crate) struct Shuffle {
+    limit: u32,
+    half_bits: u32,
+    keys: [u32; 4],
+}
+
+impl Shuffle {
+    /// The numbers below `limit`, which is at most 2^24, in the order that `keys` give.
+    pub(crate) const fn new(limit: u32, keys: [u32; 4]) -> Self {
+        let bits = u32::BITS - limit.saturating_sub(1).leading_zeros();
+        Self {
+            limit,
+            half_bits: bits.div_ceil(2),
+            keys,
+        }
+    }
+
+    /// Mixes one half of a number with a key.
+    fn mix(&self, half: u32, key: u32) -> u32 {
+        let mut mixed = (half ^ key).wrapping_mul(0x9e37_79b1);
+        mixed ^= mixed >> 15;
+        mixed = mixed.wrapping_mul(0x85eb_ca77) ^ key;
+        mixed ^= mixed >> 13;
+        mixed & ((1 << self.half_bits) - 1)
+    }
+
+    /// Once through the network: for each number another one of as many bits.
+    fn forth(&self, number: u32) -> u32 {
+        let (mut left, mut right) = self.split(number);
+        for key in self.keys {
+            (left, right) = (right, left ^ self.mix(right, key));
+        }
+        (left << self.half_bits) | right
+    }
+
+    /// Once through the network the other way.
+    fn back(&self, number: u32) -> u32 {
+        let (mut left, mut right) = self.split(number);
+        for key in self.keys.into_iter().rev() {
+            (left, right) = (right ^ self.mix(left, key), left);
+        }
+        (left << self.half_bits) | right
+    }
+
+    fn split(&self, number: u32) -> (u32, u32) {
+        (
+            number >> self.half_bits,
+            number & ((1 << self.half_bits) - 1),
+        )
+    }
+
+    /// The number at `place`, which is below the limit. Each number is at one place.
+    pub(crate) fn get(&self, place: u32) -> u32 {
+        let mut number = self.forth(place);
+        // Ends, as `place` itself comes round in the end; after four times on average at most.
+        while number >= self.limit {
+            number = self.forth(number);
+        }
+        number
+    }
+
+    /// The place of `number`, which is below the limit.
+    pub(crate) fn place_of(&self, number: u32) -> u32 {
+        let mut place = self.back(number);
+        while place >= self.limit {
+            place = self.back(place);
+        }
+        place
+    }
+}
+
 /// A [`NumberPool`] that is shared by those who took numbers from it.
 #[pin_data]
 pub(crate) struct Numbers {
@@ -192,6 +265,29 @@ mod tests {
         assert_eq!(pool.occupancy(), (3, 3));
         pool.give_back(2);
         assert_eq!(pool.take()?, 2);
+        Ok(())
+    }
+
+    #[test]
+    fn a_shuffle_has_each_number_once_in_an_order_of_its_keys() -> Result {
+        for limit in [1u32, 2, 3, 16, 17, 1000] {
+            let mut seen = KVVec::from_elem(false, limit as usize, GFP_KERNEL)?;
+            let shuffle = Shuffle::new(limit, [1, 2, 3, 4]);
+            for place in 0..limit {
+                let number = shuffle.get(place);
+                assert_eq!(shuffle.place_of(number), place);
+                assert!(!core::mem::replace(&mut seen[number as usize], true));
+            }
+        }
+        // Neither in sequence nor the same twice.
+        let (one, other) = (
+            Shuffle::new(1 << 20, [1, 2, 3, 4]),
+            Shuffle::new(1 << 20, [1, 2, 3, 5]),
+        );
+        let next = (0..1000).filter(|&n| one.get(n + 1).abs_diff(one.get(n)) < 16);
+        assert!(next.count() < 10);
+        let same = (0..1000).filter(|&n| one.get(n) == other.get(n));
+        assert!(same.count() < 10);
         Ok(())
     }
 

@@ -11,7 +11,11 @@ use crate::{
         ATT_MAX_ROOT_ENTRIES,
         ATT_TABLE_ENTRIES, //
     },
-    numbers::NumberPool,
+    kernel_ext::random,
+    numbers::{
+        NumberPool,
+        Shuffle, //
+    },
 };
 use kernel::{
     device::{
@@ -34,11 +38,15 @@ use kernel::{
     },
 };
 
-/// Hands out tags. Each time an index is used again its instance is another one, so that a key
-/// that was given away earlier stays refused.
+/// Hands out tags, which are the keys that peers name memory by: index and instance are hard to
+/// guess from other keys. Each time an index is used again its instance is another one, so that a
+/// key that was given away earlier stays refused.
 pub(crate) struct TagAllocator {
-    indices: NumberPool,
-    /// By index, from 1.
+    /// Places in the shuffle.
+    places: NumberPool,
+    /// Which index each place has, less [`Self::FIRST`].
+    shuffle: Shuffle,
+    /// By place.
     instances: KVVec<u8>,
 }
 
@@ -46,36 +54,42 @@ impl TagAllocator {
     /// Index 0 belongs to the tag of all memory.
     const FIRST: u32 = 1;
 
-    /// For a device with `max_tags` table entries.
-    pub(crate) const fn new(max_tags: u32) -> Self {
+    /// An instance used again is ahead of the last one by this at most: so that the one before the
+    /// last, and some before that, are not met again.
+    const MAX_STEP: u8 = 64;
+
+    /// For a device with `max_tags` table entries, at most 2^24.
+    pub(crate) fn new(max_tags: u32) -> Self {
+        let count = max_tags.saturating_sub(Self::FIRST);
         Self {
-            indices: NumberPool::new(Self::FIRST, max_tags),
+            places: NumberPool::new(0, count),
+            shuffle: Shuffle::new(count, core::array::from_fn(|_| random::get_u32())),
             instances: KVVec::new(),
         }
     }
 
     /// Takes a tag that is not in use.
     pub(crate) fn take(&mut self) -> Result<Tag> {
-        let index = self.indices.take()?;
-        let slot = (index - Self::FIRST) as usize;
-        if slot >= self.instances.len() {
-            if let Err(error) = self.instances.push(0, GFP_KERNEL) {
-                self.indices.give_back(index);
+        let place = self.places.take()?;
+        let random = random::get_u32() as u8;
+        if place as usize >= self.instances.len() {
+            if let Err(error) = self.instances.push(random, GFP_KERNEL) {
+                self.places.give_back(place);
                 return Err(error.into());
             }
         }
-        let instance = self.instances.get_mut(slot).ok_or(EINVAL)?;
-        *instance = instance.wrapping_add(1);
-        Ok(Tag::new(index, *instance))
+        let instance = self.instances.get_mut(place as usize).ok_or(EINVAL)?;
+        *instance = instance.wrapping_add(1 + random % Self::MAX_STEP);
+        Ok(Tag::new(Self::FIRST + self.shuffle.get(place), *instance))
     }
 
     /// Gives a tag back. Its instance may have been changed since by its consumer (fast
     /// registration): the next use counts on from there.
     pub(crate) fn give_back(&mut self, tag: Tag) {
-        let slot = tag.index().wrapping_sub(Self::FIRST) as usize;
-        if let Some(instance) = self.instances.get_mut(slot) {
+        let place = self.shuffle.place_of(tag.index() - Self::FIRST);
+        if let Some(instance) = self.instances.get_mut(place as usize) {
             *instance = tag.instance();
-            self.indices.give_back(tag.index());
+            self.places.give_back(place);
         }
     }
 }
@@ -98,7 +112,7 @@ impl Tags {
 
     /// How many tags are in use, and how many there are. Sleeps.
     pub(crate) fn occupancy(&self) -> (u32, u32) {
-        self.allocator.lock().indices.occupancy()
+        self.allocator.lock().places.occupancy()
     }
 
     /// Takes a tag until the result is dropped. Sleeps.
@@ -363,7 +377,31 @@ mod tests {
         let tag = tags.take()?;
         let used = Tag::new(tag.index(), 255);
         tags.give_back(used);
-        assert_eq!(tags.take()?.instance(), 0);
+        assert!(tags.take()?.instance() < TagAllocator::MAX_STEP);
+        Ok(())
+    }
+
+    #[test]
+    fn a_key_says_little_about_the_next() -> Result {
+        const TAGS: usize = 1000;
+        let mut tags = TagAllocator::new(1 << 20);
+        let mut last = tags.take()?;
+        let (mut near, mut same) = (0, 0);
+        for _ in 0..TAGS {
+            let tag = tags.take()?;
+            near += u32::from(tag.index().abs_diff(last.index()) < 256);
+            same += u32::from(tag.instance() == last.instance());
+            last = tag;
+        }
+        // By chance one in 2000 indices is near the last, and one in 256 instances the same.
+        assert!(near < 20 && same < 50);
+        // Another device, or the same one later, has others.
+        let (mut one, mut other) = (TagAllocator::new(1 << 20), TagAllocator::new(1 << 20));
+        let mut met = 0;
+        for _ in 0..TAGS {
+            met += u32::from(one.take()?.index() == other.take()?.index());
+        }
+        assert!(met < 10);
         Ok(())
     }
 
