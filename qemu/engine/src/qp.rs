@@ -536,8 +536,9 @@ pub(crate) fn modify(
         State::Reset => reset(core, qp, host),
         State::Error => enter_error(core, qp, host),
         _ => {
-            if qp.stopped && to == State::ReadyToSend {
-                // Whatever was posted before this command belongs to what failed.
+            if to == State::ReadyToSend && (qp.stopped || from == State::SendError) {
+                // Whatever was posted before this command belongs to what failed, and not all of
+                // it may have been flushed yet.
                 if !flush_posted_sends(core, qp, u32::MAX, host) {
                     fail(core, qp, host);
                 }
@@ -962,6 +963,48 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_a_failure_left_to_be_flushed_is_not_sent_afterwards() {
+        const POSTED: u32 = 6000;
+        let mut node = Node::new(1);
+        node.create_cq(2, EQ_FIRST_HANDLER, 13);
+        node.create_qp(QpOptions {
+            cqn: 2,
+            log_blocks: 13,
+            kind: QueuePairKind::UnreliableConnected,
+            ..QpOptions::default()
+        });
+        let peer = node.as_peer(77);
+        node.connect_unreliable(QPN, &peer);
+        // No service for this one; all others are good.
+        node.write_blocks(QPN, &SendWork::new(SendOpcode::Read, &[]).encode());
+        let send = SendWork::new(SendOpcode::Send, &[]).encode();
+        for _ in 1..POSTED {
+            node.write_blocks(QPN, &send);
+        }
+        node.publish_send(QPN);
+        node.engine.poll(node.now, &mut node.host);
+        assert_eq!(node.qp_state(QPN), State::SendError);
+        assert_eq!(node.set_state(QPN, State::ReadyToSend), CommandStatus::Ok);
+        node.settle();
+        assert_eq!(node.engine.counters().tx_packets, 0);
+        let mut statuses = Vec::new();
+        while let Some(completion) = node.poll_cq(2) {
+            statuses.push(completion.status);
+        }
+        assert_eq!(statuses.len(), POSTED as usize);
+        assert_eq!(
+            statuses[0],
+            CompletionStatus::LocalQueuePairOperation.number()
+        );
+        let flushed = CompletionStatus::Flushed.number();
+        assert!(statuses[1..].iter().all(|&status| status == flushed));
+        // What is posted now is sent.
+        node.post_send(QPN, &SendWork::new(SendOpcode::Send, &[]));
+        node.settle();
+        assert_eq!(node.engine.counters().tx_packets, 1);
     }
 
     #[test]
