@@ -481,4 +481,42 @@ mod tests {
         }
         assert_eq!(flushed, POSTED);
     }
+
+    #[test]
+    fn queue_pairs_that_give_up_at_once_are_flushed_in_turns() {
+        const QPS: u32 = 16;
+        const POSTED: u32 = 1500;
+        let mut node = Node::new(1);
+        node.create_cq(2, EQ_FIRST_HANDLER, 15);
+        let send = SendWork::new(SendOpcode::Send, &[]).encode();
+        for qpn in 2..2 + QPS {
+            node.create_qp(QpOptions {
+                qpn,
+                cqn: 2,
+                log_blocks: 11,
+                log_entries: 1,
+                ..QpOptions::default()
+            });
+            let mut peer = node.as_peer(77);
+            (peer.timeout, peer.retry_count) = (14, 0);
+            node.connect(qpn, &peer);
+            for _ in 0..POSTED {
+                node.write_blocks(qpn, &send);
+            }
+            node.publish_send(qpn);
+        }
+        node.settle();
+        node.now += 1_000_000_000;
+        let (mut work, mut flushed) = (node.engine.core.work, 0);
+        while node.engine.next_timeout().is_some_and(|at| at <= node.now) {
+            node.engine.poll(node.now, &mut node.host);
+            let done = node.engine.core.work - work;
+            assert!(done <= 3 * u64::from(TURN_WORK), "{done} entries in a turn");
+            work = node.engine.core.work;
+            while node.poll_cq(2).is_some() {
+                flushed += 1;
+            }
+        }
+        assert_eq!(flushed, QPS * POSTED);
+    }
 }

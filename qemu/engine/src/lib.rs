@@ -74,6 +74,8 @@ pub const FIRMWARE: u32 = 1 << 8;
 
 /// Frames of the loopback delivered in one poll.
 const LOOPBACK_BUDGET: usize = 256;
+/// Entries of queues that are flushed in one poll because timers ran out, before it is enough.
+const TIMER_WORK: u64 = 2048;
 /// What is done for queue pairs in one poll: each costs one, and each of its packets another.
 const TURN: u32 = 512;
 /// Packets a queue pair sends before it is another's turn: fewer, the more there are, so that a
@@ -493,7 +495,12 @@ impl Engine {
         if !self.core.is_running() {
             return;
         }
-        while let Some((entry, owner)) = self.core.timers.pop(now) {
+        let start = self.core.work;
+        // Those of many queue pairs may run out at once; what is left is due at the next poll.
+        while self.core.work.wrapping_sub(start) < TIMER_WORK {
+            let Some((entry, owner)) = self.core.timers.pop(now) else {
+                break;
+            };
             match owner {
                 TimerOwner::QueuePair(qpn) => {
                     if let Some(qp) = self.qps.get_mut(qpn) {
