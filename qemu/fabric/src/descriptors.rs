@@ -3,10 +3,13 @@
 //!
 //! Descriptors arrive no later than the first of the bytes they were sent with.
 //! So a sender attaches them to whatever it writes next, and a receiver takes
-//! them from its queue when it reads the message that speaks of them.
+//! them from its queue when it reads the message that speaks of them. Which is
+//! whose is known by their order alone: where one is lost, the connection is of
+//! no use any more.
 
+use crate::shortcut::{GRANT_FDS, MAX_SHORTCUTS};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 use std::collections::VecDeque;
@@ -17,8 +20,9 @@ use std::os::unix::net::UnixStream;
 
 /// Descriptors that one write carries at most.
 const AT_ONCE: usize = 4;
-/// Descriptors that are kept until somebody takes them; more are closed.
-const KEPT: usize = 64;
+/// Descriptors that are kept until somebody takes them: those of all shortcuts
+/// that a port may have, whose messages may be far behind.
+const KEPT: usize = MAX_SHORTCUTS * GRANT_FDS;
 
 /// The reading side.
 pub struct Receiver<'a> {
@@ -45,12 +49,16 @@ impl Read for Receiver<'_> {
         )?;
         for ancillary in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = ancillary {
-                for fd in fds {
-                    if self.received.len() < KEPT {
-                        self.received.push_back(fd);
-                    }
-                }
+                self.received.extend(fds);
             }
+        }
+        // The kernel drops those for which there is no room or no number left.
+        if message.flags.contains(ReturnFlags::CTRUNC) || self.received.len() > KEPT {
+            self.received.clear();
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "more descriptors than can be taken",
+            ));
         }
         Ok(message.bytes)
     }
@@ -131,5 +139,36 @@ mod tests {
             .map(|fd| rustix::fs::fstat(fd).unwrap().st_size)
             .collect();
         assert_eq!(sizes, [1, 1, 1, 2]);
+    }
+
+    /// One byte with `count` descriptors.
+    fn send(stream: &UnixStream, count: usize) {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let fds = vec![file.as_fd(); count];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let bytes = [IoSlice::new(&[0])];
+        rustix::net::sendmsg(stream, &bytes, &mut control, SendFlags::empty()).unwrap();
+    }
+
+    #[test]
+    fn none_is_lost_without_an_error() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut received = VecDeque::new();
+        send(&a, AT_ONCE);
+        send(&a, AT_ONCE + 1);
+        let mut read = || Receiver::new(&b, &mut received).read(&mut [0; 64]);
+        assert_eq!(read().unwrap(), 1);
+        assert!(read().is_err(), "the kernel dropped one");
+        assert!(received.is_empty());
+        let (a, b) = UnixStream::pair().unwrap();
+        for _ in 0..KEPT {
+            send(&a, 1);
+            Receiver::new(&b, &mut received).read(&mut [0; 64]).unwrap();
+        }
+        assert_eq!(received.len(), KEPT);
+        send(&a, 1);
+        assert!(Receiver::new(&b, &mut received).read(&mut [0; 64]).is_err());
     }
 }

@@ -39,7 +39,7 @@ const LENGTH: usize = 60;
 /// Frames between two ports before they get a shortcut.
 const THRESHOLD: u32 = 4;
 /// Shortcuts of one port at most.
-const MAX_SHORTCUTS: usize = 64;
+pub const MAX_SHORTCUTS: usize = 64;
 /// Pairs of ports whose frames are counted at most.
 const MAX_PAIRS: usize = 4096;
 /// How long a port may take to answer, in nanoseconds.
