@@ -11,6 +11,7 @@ pub mod objects;
 mod paging;
 mod region;
 mod stress;
+pub mod threads;
 
 pub use stress::stress;
 

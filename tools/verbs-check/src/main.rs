@@ -26,6 +26,7 @@ verbs-check serve [options]           the other end: serve until killed
 verbs-check run CASE|all [options]    run a case, or all
 verbs-check run stress [options]      traffic until killed, or for --seconds
 verbs-check run objects [options]     what one process sees by itself; no other end
+verbs-check run threads [options]     many threads of one process on the same objects
 verbs-check run removal [options]     be in the middle of things while the device goes
 
   --peer HOST      where `serve` runs
@@ -102,6 +103,11 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         ["run", "objects"] => {
             let mut report = Report::default();
             checks::objects::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "threads"] => {
+            let mut report = Report::default();
+            checks::threads::run(&arguments.options, &mut report);
             Ok(report.finish())
         }
         ["run", "removal"] => match checks::objects::removal(&arguments.options) {

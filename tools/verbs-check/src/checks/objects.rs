@@ -126,11 +126,11 @@ pub fn removal(options: &Options) -> Check {
     Ok(())
 }
 
-fn errno() -> i32 {
+pub(super) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-fn made<T>(pointer: *mut T, what: &str) -> Check<*mut T> {
+pub(super) fn made<T>(pointer: *mut T, what: &str) -> Check<*mut T> {
     match (pointer.is_null(), errno()) {
         (false, _) => Ok(pointer),
         (true, libc::EOPNOTSUPP | libc::ENOSYS) => {
@@ -140,7 +140,7 @@ fn made<T>(pointer: *mut T, what: &str) -> Check<*mut T> {
     }
 }
 
-fn well(result: i32, what: &str) -> Check {
+pub(super) fn well(result: i32, what: &str) -> Check {
     match result {
         0 => Ok(()),
         libc::EOPNOTSUPP | libc::ENOSYS => Err(Outcome::Skipped(format!("{what} is not offered"))),
@@ -150,31 +150,31 @@ fn well(result: i32, what: &str) -> Check {
 }
 
 /// A context, a domain and a region.
-struct Rig {
-    context: Rc<Context>,
-    pd: *mut ibv_pd,
-    mr: *mut ibv_mr,
-    buffer: Rc<Buffer>,
+pub(super) struct Rig {
+    pub(super) context: Rc<Context>,
+    pub(super) pd: *mut ibv_pd,
+    pub(super) mr: *mut ibv_mr,
+    pub(super) buffer: Rc<Buffer>,
 }
 
 /// Two connected queue pairs and the queue where both complete.
-struct Pair {
-    a: *mut ibv_qp,
-    b: *mut ibv_qp,
-    cq: *mut ibv_cq,
+pub(super) struct Pair {
+    pub(super) a: *mut ibv_qp,
+    pub(super) b: *mut ibv_qp,
+    pub(super) cq: *mut ibv_cq,
 }
 
 /// How a queue pair is made.
 #[derive(Clone, Copy)]
-struct Made {
-    kind: u32,
-    srq: *mut ibv_srq,
-    cq: *mut ibv_cq,
-    operations: u32,
+pub(super) struct Made {
+    pub(super) kind: u32,
+    pub(super) srq: *mut ibv_srq,
+    pub(super) cq: *mut ibv_cq,
+    pub(super) operations: u32,
 }
 
 impl Rig {
-    fn new(options: &Options) -> Check<Self> {
+    pub(super) fn new(options: &Options) -> Check<Self> {
         let context = Context::open(options)?;
         let buffer = Buffer::new(LENGTH, BufferKind::Plain)
             .map_err(|errno| format!("no memory: {errno}"))?;
@@ -194,7 +194,7 @@ impl Rig {
     }
 
     /// Memory and a region whose pages come and go, where the device has such.
-    fn on_demand(&self) -> Check<Option<(Rc<Buffer>, *mut ibv_mr)>> {
+    pub(super) fn on_demand(&self) -> Check<Option<(Rc<Buffer>, *mut ibv_mr)>> {
         let buffer = Buffer::new(LENGTH, BufferKind::Plain)
             .map_err(|errno| format!("no memory: {errno}"))?;
         let address = buffer.address() as *mut _;
@@ -207,32 +207,32 @@ impl Rig {
         Ok(Some((buffer, made(mr, "ibv_reg_mr on demand")?)))
     }
 
-    fn raw(&self) -> *mut ibv_context {
+    pub(super) fn raw(&self) -> *mut ibv_context {
         self.context.raw()
     }
 
-    fn extended(&self) -> &verbs_context {
+    pub(super) fn extended(&self) -> &verbs_context {
         // SAFETY: the structure lives as long as the context.
         unsafe { &*self.context.extended() }
     }
 
-    fn lkey(&self) -> u32 {
+    pub(super) fn lkey(&self) -> u32 {
         // SAFETY: the region lives.
         unsafe { (*self.mr).lkey }
     }
 
-    fn rkey(&self) -> u32 {
+    pub(super) fn rkey(&self) -> u32 {
         // SAFETY: the region lives.
         unsafe { (*self.mr).rkey }
     }
 
-    fn cq(&self, entries: i32) -> Check<*mut ibv_cq> {
+    pub(super) fn cq(&self, entries: i32) -> Check<*mut ibv_cq> {
         // SAFETY: the context is open; there is no channel.
         let cq = unsafe { ibv_create_cq(self.raw(), entries, ptr::null_mut(), ptr::null_mut(), 0) };
         made(cq, "ibv_create_cq")
     }
 
-    fn qp(&self, how: Made) -> Check<*mut ibv_qp> {
+    pub(super) fn qp(&self, how: Made) -> Check<*mut ibv_qp> {
         let mut attr = ibv_qp_init_attr_ex {
             send_cq: how.cq,
             recv_cq: how.cq,
@@ -262,7 +262,7 @@ impl Rig {
         made(unsafe { create(self.raw(), &mut attr) }, "ibv_create_qp_ex")
     }
 
-    fn pair(&self) -> Check<Pair> {
+    pub(super) fn pair(&self) -> Check<Pair> {
         let cq = self.cq(512)?;
         self.pair_of(Made {
             kind: IBV_QPT_RC,
@@ -273,7 +273,7 @@ impl Rig {
     }
 
     /// Two connected queue pairs; the shared receive queue is only the second's.
-    fn pair_of(&self, how: Made) -> Check<Pair> {
+    pub(super) fn pair_of(&self, how: Made) -> Check<Pair> {
         let a = self.qp(Made {
             srq: ptr::null_mut(),
             ..how
@@ -289,7 +289,12 @@ impl Rig {
         Ok(Pair { a, b, cq: how.cq })
     }
 
-    fn send(&self, qp: *mut ibv_qp, mut wr: ibv_send_wr, entry: (u64, u32, u32)) -> Check {
+    pub(super) fn send(
+        &self,
+        qp: *mut ibv_qp,
+        mut wr: ibv_send_wr,
+        entry: (u64, u32, u32),
+    ) -> Check {
         let mut sge = ibv_sge {
             addr: entry.0,
             length: entry.1,
@@ -311,11 +316,11 @@ impl Rig {
     }
 
     /// From the start of the buffer to its second half.
-    fn write(&self, qp: *mut ibv_qp, length: u32) -> Check {
+    pub(super) fn write(&self, qp: *mut ibv_qp, length: u32) -> Check {
         self.write_to(qp, length, self.buffer.address() + 32768, self.rkey())
     }
 
-    fn write_to(&self, qp: *mut ibv_qp, length: u32, address: u64, rkey: u32) -> Check {
+    pub(super) fn write_to(&self, qp: *mut ibv_qp, length: u32, address: u64, rkey: u32) -> Check {
         let mut wr = work(IBV_WR_RDMA_WRITE);
         wr.wr.rdma.remote_addr = address;
         wr.wr.rdma.rkey = rkey;
@@ -323,7 +328,7 @@ impl Rig {
     }
 
     /// Has a receive into the second half of the buffer posted.
-    fn with_receive(
+    pub(super) fn with_receive(
         &self,
         wr_id: u64,
         post: impl FnOnce(&ibv_context_ops, &mut ibv_recv_wr, &mut *mut ibv_recv_wr) -> i32,
@@ -344,7 +349,7 @@ impl Rig {
         post(ops, &mut wr, &mut ptr::null_mut())
     }
 
-    fn recv(&self, qp: *mut ibv_qp, wr_id: u64) -> Check {
+    pub(super) fn recv(&self, qp: *mut ibv_qp, wr_id: u64) -> Check {
         let result = self.with_receive(wr_id, |ops, wr, bad| match ops.post_recv {
             // SAFETY: as in `send`.
             Some(post) => unsafe { post(qp, wr, bad) },
@@ -353,7 +358,7 @@ impl Rig {
         well(result, "ibv_post_recv")
     }
 
-    fn recv_shared(&self, srq: *mut ibv_srq, wr_id: u64) -> Result<(), i32> {
+    pub(super) fn recv_shared(&self, srq: *mut ibv_srq, wr_id: u64) -> Result<(), i32> {
         let result = self.with_receive(wr_id, |ops, wr, bad| match ops.post_srq_recv {
             // SAFETY: as in `send`.
             Some(post) => unsafe { post(srq, wr, bad) },
@@ -366,7 +371,7 @@ impl Rig {
     }
 
     /// A completion, if there is one.
-    fn poll(&self, cq: *mut ibv_cq) -> Check<Option<ibv_wc>> {
+    pub(super) fn poll(&self, cq: *mut ibv_cq) -> Check<Option<ibv_wc>> {
         // SAFETY: zero is a valid value of all fields.
         let mut wc: ibv_wc = unsafe { std::mem::zeroed() };
         // SAFETY: the queue lives; there is room for one completion.
@@ -384,7 +389,7 @@ impl Rig {
     }
 
     /// Waits for a completion.
-    fn wait(&self, cq: *mut ibv_cq) -> Check<ibv_wc> {
+    pub(super) fn wait(&self, cq: *mut ibv_cq) -> Check<ibv_wc> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(wc) = self.poll(cq)? {
@@ -397,19 +402,19 @@ impl Rig {
     }
 
     /// Waits for a completion with this status.
-    fn ends(&self, cq: *mut ibv_cq, status: u32, what: &str) -> Check<ibv_wc> {
+    pub(super) fn ends(&self, cq: *mut ibv_cq, status: u32, what: &str) -> Check<ibv_wc> {
         let wc = self.wait(cq)?;
         expect!(status_name(wc.status), status_name(status), "{what}");
         Ok(wc)
     }
 
-    fn set(&self, offset: usize, bytes: &[u8]) -> Check {
+    pub(super) fn set(&self, offset: usize, bytes: &[u8]) -> Check {
         self.buffer
             .write(offset, bytes)
             .map_err(|errno| errno.to_string().into())
     }
 
-    fn get(&self, offset: usize, length: usize) -> Check<Vec<u8>> {
+    pub(super) fn get(&self, offset: usize, length: usize) -> Check<Vec<u8>> {
         let mut bytes = vec![0; length];
         self.buffer
             .read(offset, &mut bytes)
@@ -418,7 +423,7 @@ impl Rig {
     }
 }
 
-fn work(opcode: u32) -> ibv_send_wr {
+pub(super) fn work(opcode: u32) -> ibv_send_wr {
     ibv_send_wr {
         opcode,
         send_flags: IBV_SEND_SIGNALED,
@@ -566,7 +571,7 @@ fn refused(rig: &Rig, pair: &Pair, what: &str) -> Check {
     Ok(())
 }
 
-fn window(rig: &Rig, kind: u32) -> Check<*mut ibv_mw> {
+pub(super) fn window(rig: &Rig, kind: u32) -> Check<*mut ibv_mw> {
     // SAFETY: the domain lives.
     let mw = unsafe {
         match (*rig.raw()).ops.alloc_mw {
@@ -641,7 +646,7 @@ fn window1(rig: &Rig) -> Check {
     well(result, "ibv_dealloc_mw")
 }
 
-fn bind2(rig: &Rig, pair: &Pair, mw: *mut ibv_mw, rkey: u32) -> Check {
+pub(super) fn bind2(rig: &Rig, pair: &Pair, mw: *mut ibv_mw, rkey: u32) -> Check {
     let mut wr = work(IBV_WR_BIND_MW);
     wr.__bindgen_anon_2.bind_mw.mw = mw;
     wr.__bindgen_anon_2.bind_mw.rkey = rkey;
