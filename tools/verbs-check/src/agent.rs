@@ -199,7 +199,11 @@ impl Agent {
                 self.clear();
                 while self.context.async_event(Duration::ZERO)?.is_some() {}
                 // What a destructor found is the other side's to report.
-                Ok(vec![crate::report::complaints().len() as u64])
+                let complaints = crate::report::complaints();
+                for complaint in &complaints {
+                    eprintln!("verbs-check: {complaint}");
+                }
+                Ok(vec![complaints.len() as u64])
             }
             Operation::MakePd => {
                 let pd = Pd::new(&self.context)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::agent::{Hello, Operation, QpMade, Side, NONE};
 use crate::expect;
-use crate::report::{Check, Outcome};
+use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
 use crate::verbs::{BufferKind, Completion, Errno, QpOptions, SendWork};
 
@@ -241,13 +241,24 @@ impl Bench {
 
     /// Destroys everything at both ends.
     pub fn reset(&mut self) -> Check {
+        let mut result = Ok(());
         for end in [End::Here, End::There] {
             let side = self.side(end);
-            let failed = side.reset().at("reset")?;
             let name = side.name;
-            expect!(failed, 0, "{name}: destroys that failed");
+            let reset = match side.reset().at("reset") {
+                Ok(0) => Ok(()),
+                Ok(failed) => Err(format!("{name}: {failed} destroys failed").into()),
+                Err(outcome) => Err(outcome),
+            };
+            result = result.and(reset);
         }
-        Ok(())
+        result
+    }
+
+    /// Enters the result of a check and gives back all that it made, which has to go well too.
+    pub fn conclude(&mut self, report: &mut Report, name: &str, result: Check) {
+        let reset = self.reset();
+        report.enter(name, result.and(reset));
     }
 
     /// Makes one end of a pair, its queue pair in RESET.

@@ -200,11 +200,9 @@ fn run(arguments: &Arguments, name: &str) -> Result<bool, String> {
 
 fn stress(arguments: &Arguments) -> Result<bool, String> {
     let mut bench = bench(arguments)?;
-    match checks::stress(&mut bench, arguments.seconds.map(Duration::from_secs)) {
-        Ok(messages) => {
-            println!("{messages} messages");
-            Ok(true)
-        }
-        Err(Outcome::Failed(reason) | Outcome::Skipped(reason)) => Err(reason),
-    }
+    let mut report = Report::default();
+    let time = arguments.seconds.map(Duration::from_secs);
+    let result = checks::stress(&mut bench, time).map(|messages| println!("{messages} messages"));
+    report.enter("stress: writes and reads over several queue pairs", result);
+    Ok(report.finish())
 }

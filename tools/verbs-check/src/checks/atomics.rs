@@ -26,8 +26,7 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
         } else {
             Err(Outcome::Skipped("atomics are not offered".into()))
         };
-        report.enter(&format!("atomics: {name}"), result);
-        let _ = bench.reset();
+        bench.conclude(report, &format!("atomics: {name}"), result);
     }
 }
 

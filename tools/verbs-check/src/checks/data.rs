@@ -4,7 +4,7 @@
 use crate::bench::{Bench, Message, Pair, PairOptions, Pieces};
 use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
-use crate::verbs::{QpOptions, SendWork};
+use crate::verbs::{Errno, QpOptions, SendWork};
 
 /// The operations, with the names used in the report.
 pub const OPERATIONS: [(&str, u32); 5] = [
@@ -62,26 +62,24 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
 
     for (name, opcode) in OPERATIONS {
         let result = scattered(bench, opcode);
-        report.enter(&format!("data: {name} in unaligned pieces"), result);
-        let _ = bench.reset();
+        bench.conclude(report, &format!("data: {name} in unaligned pieces"), result);
     }
     for (name, opcode) in &OPERATIONS[..4] {
         let result = inline(bench, *opcode);
-        report.enter(&format!("data: {name} inline"), result);
-        let _ = bench.reset();
+        bench.conclude(report, &format!("data: {name} inline"), result);
     }
     let result = unsignaled(bench);
-    report.enter("data: unsignaled sends complete with the next", result);
-    let _ = bench.reset();
+    bench.conclude(
+        report,
+        "data: unsignaled sends complete with the next",
+        result,
+    );
     let result = pipelined(bench);
-    report.enter("data: a full queue again and again", result);
-    let _ = bench.reset();
+    bench.conclude(report, "data: a full queue again and again", result);
     let result = larger_receive(bench);
-    report.enter("data: a receive larger than the message", result);
-    let _ = bench.reset();
+    bench.conclude(report, "data: a receive larger than the message", result);
     let result = limit(bench);
-    report.enter("data: longest message announced and kept", result);
-    let _ = bench.reset();
+    bench.conclude(report, "data: longest message announced and kept", result);
 }
 
 /// Splits `length` bytes into pieces with gaps between them.
@@ -167,7 +165,8 @@ fn inline(bench: &mut Bench, opcode: u32) -> Check {
     };
     match bench.here.post_send(pair.here.qp.qp, &work) {
         Ok(()) => Err("too much inline data was taken".into()),
-        Err(_) => bench.exchange(&pair),
+        Err(Errno(libc::EINVAL)) => bench.exchange(&pair),
+        Err(errno) => Err(format!("refused with {errno} instead of EINVAL").into()),
     }
 }
 
@@ -319,7 +318,7 @@ fn limit(bench: &mut Bench) -> Check {
         (pair.here.address, 1, pair.here.lkey),
     ];
     match bench.here.post_send(pair.here.qp.qp, &work) {
-        Err(crate::verbs::Errno(libc::EINVAL)) => bench.exchange(&pair),
+        Err(Errno(libc::EINVAL)) => bench.exchange(&pair),
         Err(errno) => Err(format!("refused with {errno} instead of EINVAL").into()),
         Ok(()) => {
             let done = bench.completion(crate::bench::End::Here, pair.here.send_cq)?;

@@ -58,8 +58,7 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
     let bystander = match bench.pair(&PairOptions::default()) {
         Ok(pair) => pair,
         Err(outcome) => {
-            report.enter("errors: connect", Err(outcome));
-            let _ = bench.reset();
+            bench.conclude(report, "errors: connect", Err(outcome));
             return;
         }
     };

@@ -13,15 +13,18 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
         ("both", true, true),
     ] {
         let result = both(bench, cq, qp);
-        report.enter(&format!("extended: all operations with {name}"), result);
-        let _ = bench.reset();
+        bench.conclude(
+            report,
+            &format!("extended: all operations with {name}"),
+            result,
+        );
     }
     let result = resize(bench);
-    report.enter(
+    bench.conclude(
+        report,
         "extended: a completion queue resized with entries in it",
         result,
     );
-    let _ = bench.reset();
 }
 
 fn both(bench: &mut Bench, cq: bool, qp: bool) -> Check {

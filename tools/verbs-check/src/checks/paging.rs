@@ -31,8 +31,7 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
     ];
     for (name, check) in checks {
         let result = check(bench);
-        report.enter(name, result);
-        let _ = bench.reset();
+        bench.conclude(report, name, result);
     }
 }
 
@@ -214,7 +213,7 @@ fn peer_unmapped(bench: &mut Bench) -> Check {
             .there
             .change(pair.there.buffer, Change::Replace, 16 * PAGE, 8 * PAGE)
             .at("mmap")?;
-        let _ = bench.reset();
+        bench.reset()?;
     }
     Ok(())
 }
@@ -237,7 +236,7 @@ fn own_unmapped(bench: &mut Bench) -> Check {
             .here
             .change(pair.here.buffer, Change::Replace, 16 * PAGE, 8 * PAGE)
             .at("mmap")?;
-        let _ = bench.reset();
+        bench.reset()?;
     }
     Ok(())
 }
@@ -260,7 +259,7 @@ fn ends(bench: &mut Bench) -> Check {
         } else if round % 3 == 1 {
             let _ = bench.here.poll(pair.here.send_cq, SHORT);
         }
-        let _ = bench.reset();
+        bench.reset()?;
     }
     Ok(())
 }

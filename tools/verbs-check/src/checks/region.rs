@@ -13,14 +13,11 @@ const CHUNK: usize = 10_000;
 
 pub fn run(bench: &mut Bench, report: &mut Report) {
     let result = large(bench);
-    report.enter("region: more than 1 GiB", result);
-    let _ = bench.reset();
+    bench.conclude(report, "region: more than 1 GiB", result);
     let result = huge(bench);
-    report.enter("region: huge pages", result);
-    let _ = bench.reset();
+    bench.conclude(report, "region: huge pages", result);
     let result = odd(bench);
-    report.enter("region: odd start and length", result);
-    let _ = bench.reset();
+    bench.conclude(report, "region: odd start and length", result);
 }
 
 /// The other end's region: address and key.

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Traffic without end, for tests that kill a process in the middle of it.
+//! Traffic for some time, or without end, for tests that kill a process in the middle of it.
 
 use std::time::{Duration, Instant};
 
 use crate::bench::{At, Bench, End, PairOptions};
+use crate::expect;
 use crate::report::Check;
 use crate::sys::*;
 use crate::verbs::SendWork;
 
 const SIZE: usize = 256 << 10;
 
-/// Keeps several queue pairs full of writes and reads until the time is over; messages done.
+/// Keeps several queue pairs full of writes and reads until the time is over, and verifies what is
+/// then at both ends; messages done.
 pub fn stress(bench: &mut Bench, time: Option<Duration>) -> Check<u64> {
     let end = time.map(|time| Instant::now() + time);
     let options = PairOptions {
@@ -20,6 +22,20 @@ pub fn stress(bench: &mut Bench, time: Option<Duration>) -> Check<u64> {
     let pairs = (0..4)
         .map(|_| bench.pair(&options))
         .collect::<Check<Vec<_>>>()?;
+    // The first is a write, so that all that is read is what this end had.
+    let mut seeds = Vec::new();
+    for pair in &pairs {
+        let seed = bench.seed();
+        bench
+            .here
+            .fill(pair.here.buffer, 0, SIZE, seed)
+            .at("fill")?;
+        bench
+            .there
+            .set(pair.there.buffer, 0, SIZE, 0xee)
+            .at("set")?;
+        seeds.push(seed);
+    }
     let mut done = 0;
     let mut opcode = IBV_WR_RDMA_WRITE;
     for pair in &pairs {
@@ -47,6 +63,15 @@ pub fn stress(bench: &mut Bench, time: Option<Duration>) -> Check<u64> {
             done += 1;
         }
     }
+    for (pair, seed) in pairs.iter().zip(seeds) {
+        for (end, own) in [(End::Here, pair.here), (End::There, pair.there)] {
+            let side = bench.side(end);
+            let name = side.name;
+            let wrong = side.check_part(own.buffer, 0, SIZE, seed, 0).at("check")?;
+            expect!(wrong, None, "first wrong byte {name}");
+        }
+    }
+    bench.reset()?;
     Ok(done)
 }
 
