@@ -20,6 +20,7 @@ pub mod protocol;
 pub mod pyverbs;
 pub mod report;
 pub mod shell;
+pub mod skips;
 pub mod step;
 pub mod suite;
 pub mod tests;

@@ -68,4 +68,14 @@ impl Outcome {
     pub fn ok(&self) -> bool {
         self.code == 0 && !self.timed_out
     }
+
+    /// Whether it ended by this signal, and not for want of time.
+    pub fn ended_by(&self, signal: i32) -> bool {
+        self.code == 128 + signal && !self.timed_out
+    }
+
+    /// Whether a signal ended it that no test sends.
+    pub fn crashed(&self) -> bool {
+        self.code > 128 && ![libc::SIGKILL, libc::SIGTERM].contains(&(self.code - 128))
+    }
 }

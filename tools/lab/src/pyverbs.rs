@@ -21,11 +21,11 @@ use crate::cache::artifact;
 use crate::cluster::{Cluster, Options as ClusterOptions, RunDir};
 use crate::kernel::{self, Flavour};
 use crate::shell::{build, LOAD_DRIVER};
+use crate::skips::Skips;
 use crate::step::{output, outside, run as run_step, say, shell};
 use crate::tests::wait_active;
 use crate::traffic::DEVICE_AND_GID;
 use crate::vm::Vm;
-use crate::PROJECT;
 
 /// A package made from the source that is wanted, to learn its version and place.
 const BINARY: &str = "python3-pyverbs";
@@ -194,28 +194,6 @@ fn judge(text: &str, last_words: &str, results: &mut BTreeMap<String, Outcome>) 
     }
 }
 
-/// The tests that may be skipped, with the reasons.
-#[derive(Debug, Default)]
-struct Allowed(BTreeMap<String, String>);
-
-impl Allowed {
-    /// Reads the list: a test's name and the reason on each line; `#` begins a comment.
-    fn parse(text: &str) -> Result<Self> {
-        let mut allowed = BTreeMap::new();
-        for (number, line) in text.lines().enumerate() {
-            let line = line.split('#').next().unwrap_or_default().trim();
-            if line.is_empty() {
-                continue;
-            }
-            let Some((test, reason)) = line.split_once(char::is_whitespace) else {
-                bail!("{SKIPS}, line {}: {line} without a reason", number + 1);
-            };
-            allowed.insert(format!("tests.{test}"), reason.trim().to_owned());
-        }
-        Ok(Self(allowed))
-    }
-}
-
 /// Counts, and what is wrong.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Summary {
@@ -227,18 +205,21 @@ struct Summary {
 }
 
 /// Compares results with what may be skipped.
-fn summarize(results: &BTreeMap<String, Outcome>, allowed: &Allowed) -> Summary {
+fn summarize(results: &BTreeMap<String, Outcome>, allowed: &Skips) -> Summary {
     let mut summary = Summary::default();
     for (test, outcome) in results {
+        let listed = allowed
+            .0
+            .contains_key(test.strip_prefix("tests.").unwrap_or(test));
         match outcome {
             Outcome::Passed => {
                 summary.passed += 1;
-                if allowed.0.contains_key(test) {
+                if listed {
                     summary.stale.push(test.clone());
                 }
             }
             Outcome::Skipped(reason) => {
-                if allowed.0.contains_key(test) {
+                if listed {
                     summary.skipped += 1;
                 } else {
                     let text = format!("skipped, and {SKIPS} does not say why it may be: {reason}");
@@ -406,11 +387,8 @@ pub fn prepare() -> Result<()> {
 }
 
 /// The list of the project.
-fn allowed() -> Result<Allowed> {
-    let list = Path::new(PROJECT).join(SKIPS);
-    Allowed::parse(
-        &fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?,
-    )
+fn allowed() -> Result<Skips> {
+    Skips::read(SKIPS, " ")
 }
 
 /// Makes a guest ready for the suite.
@@ -619,9 +597,10 @@ mod tests {
 
     #[test]
     fn only_listed_skips_are_forgiven() {
-        let allowed = Allowed::parse("# why\na.B.c no GPU  # here\n\na.B.d  the same\n").unwrap();
-        assert_eq!(allowed.0["tests.a.B.c"], "no GPU");
-        assert!(Allowed::parse("a.B.c\n").is_err());
+        let list = "# why\na.B.c no GPU  # here\n\na.B.d  the same\n";
+        let allowed = Skips::parse(list, " ").unwrap();
+        assert_eq!(allowed.0["a.B.c"], "no GPU");
+        assert!(Skips::parse("a.B.c\n", " ").is_err());
         let results = BTreeMap::from([
             ("tests.a.B.c".to_owned(), Outcome::Skipped("x".into())),
             ("tests.a.B.d".to_owned(), Outcome::Passed),

@@ -591,6 +591,29 @@ impl Running<'_> {
         ))
     }
 
+    /// Ends the script, which must be under way still, with a signal; gives what it said.
+    pub fn end_with(self, signal: i32) -> Result<Outcome> {
+        self.signal(signal)?;
+        let (name, script) = (self.vm.name(), self.script.clone());
+        let outcome = self.wait()?;
+        if !outcome.ended_by(signal) {
+            bail!("{name}: ended before it was told to: {script}\n{outcome:?}");
+        }
+        Ok(outcome)
+    }
+
+    /// Kills the script unless it has ended, as it may when the other end or the device is gone;
+    /// it must not have crashed.
+    pub fn end(self) -> Result<Outcome> {
+        self.signal(libc::SIGKILL)?;
+        let (name, script) = (self.vm.name(), self.script.clone());
+        let outcome = self.wait()?;
+        if outcome.crashed() || outcome.timed_out {
+            bail!("{name}: crashed or hung: {script}\n{outcome:?}");
+        }
+        Ok(outcome)
+    }
+
     /// Whether it has ended (its outcome is then lost to [`Running::wait`]).
     pub fn ended(&self) -> Option<Outcome> {
         self.done.try_recv().ok()

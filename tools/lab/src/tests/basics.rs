@@ -7,6 +7,8 @@ use anyhow::{bail, Context, Result};
 
 use super::{nothing_left, VmTest};
 use crate::cluster::Cluster;
+use crate::protocol::Outcome;
+use crate::skips::{self, Checks, Skips};
 use crate::traffic::{client_server, perftest, pingpong};
 use crate::vm::Vm;
 
@@ -37,6 +39,13 @@ pub const CHECKED: &[VmTest] = &[
     VmTest::new("every operation delivers every byte", |c| {
         verbs_check(c, "data")
     }),
+    VmTest::new("atomic operations, each done once", |c| {
+        verbs_check(c, "atomics")
+    }),
+    VmTest::new(
+        "writes and reads over several queue pairs for some seconds",
+        |c| verbs_check(c, "stress --seconds 4"),
+    ),
     VmTest::new("the extended posting and polling calls", |c| {
         verbs_check(c, "extended")
     }),
@@ -46,7 +55,7 @@ pub const CHECKED: &[VmTest] = &[
     }),
     VmTest::new(
         "windows, device memory, shared queues, sizes and states",
-        objects,
+        |c| alone(c, "objects"),
     ),
     VmTest::new("regions of every kind and size", |c| {
         verbs_check(c, "region")
@@ -201,19 +210,61 @@ fn perftest_programs(cluster: &Cluster) -> Result<()> {
 /// Kills programs that use on-demand regions, at all moments of their lives.
 fn killed_while_paging(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
+    let mut killed = Vec::new();
     for tenths in [3, 5, 7, 9, 12, 15, 20] {
-        one.sh(&format!(
-            "timeout -s KILL {}.{} verbs-check run paging --loopback >/dev/null 2>&1; true",
+        let said = one.sh(&format!(
+            "timeout -s KILL {}.{} verbs-check run paging --loopback >/run/paging 2>&1
+             echo $? $(grep -c '^ok ' /run/paging)",
             tenths / 10,
             tenths % 10
         ))?;
+        let numbers: Vec<i32> = said
+            .split_whitespace()
+            .map(|word| word.parse().with_context(|| said.clone()))
+            .collect::<Result<_>>()?;
+        match numbers[..] {
+            [code, checks] if code == 128 + libc::SIGKILL => killed.push(checks),
+            // On a fast machine the later ones are through.
+            [0, checks] if checks > 0 => {}
+            _ => bail!(
+                "neither killed nor ended well (exit code and checks passed: {}):\n{}",
+                said.trim(),
+                one.sh("cat /run/paging")?
+            ),
+        }
     }
+    if killed.len() < 3 {
+        bail!("only {} were killed before their end", killed.len());
+    }
+    println!("          killed after {killed:?} checks");
     nothing_left(one)
 }
 
 fn verbs_check(cluster: &Cluster, case: &str) -> Result<()> {
     let (one, two) = cluster.two()?;
     verbs_check_between(one, two, case)
+}
+
+/// Fails unless all checks that verbs-check made passed, but for those that may be skipped.
+fn judge(outcome: &Outcome, server: &str) -> Result<()> {
+    let checks = Checks::read(&outcome.out, &Skips::read(skips::VERBS_CHECK, " -- ")?);
+    if !outcome.ok() || !checks.wrong.is_empty() {
+        bail!(
+            "{} checks passed, exit code {}{}:\n{}\n--- output:\n{}{}{server}",
+            checks.passed,
+            outcome.code,
+            if outcome.timed_out {
+                " (timed out)"
+            } else {
+                ""
+            },
+            checks.wrong.join("\n"),
+            outcome.out,
+            outcome.err,
+        );
+    }
+    println!("          {} checks", checks.passed);
+    Ok(())
 }
 
 /// Runs the guest program that checks data and completions itself.
@@ -232,42 +283,26 @@ pub(super) fn verbs_check_between(one: &Vm, two: &Vm, case: &str) -> Result<()> 
     )?;
     server.signal(libc::SIGTERM)?;
     let served = server.wait()?;
-    let bad: Vec<&str> = outcome
-        .out
-        .lines()
-        .filter(|l| l.starts_with("not ok"))
-        .collect();
-    let good = outcome.out.lines().filter(|l| l.starts_with("ok ")).count();
-    if !outcome.ok() || !bad.is_empty() || good == 0 {
-        bail!(
-            "{good} checks passed, {} failed{}:\n{}\n{}\n--- server:\n{}{}",
-            bad.len(),
-            if outcome.timed_out {
-                " (timed out)"
-            } else {
-                ""
-            },
-            outcome.out,
-            outcome.err,
-            served.out,
-            served.err
-        );
+    let words = format!(
+        "--- server ({}):\n{}{}",
+        served.code, served.out, served.err
+    );
+    judge(&outcome, &words)?;
+    // It serves until it is told to end, and says what its destructors complain of.
+    if !served.ended_by(libc::SIGTERM) || !served.err.is_empty() {
+        bail!("{words}");
     }
-    println!("          {good} checks");
     Ok(())
 }
 
 /// Runs the checks that one process makes by itself.
-fn objects(cluster: &Cluster) -> Result<()> {
+fn alone(cluster: &Cluster, case: &str) -> Result<()> {
     let (one, _) = cluster.two()?;
-    let outcome = one.run("verbs-check run objects", Duration::from_secs(300))?;
-    let good = outcome.out.lines().filter(|l| l.starts_with("ok ")).count();
-    let skipped = outcome.out.lines().any(|l| l.starts_with("skip "));
-    if !outcome.ok() || good == 0 || skipped {
-        bail!("{good} checks passed:\n{}\n{}", outcome.out, outcome.err);
-    }
-    println!("          {good} checks");
-    Ok(())
+    let outcome = one.run(
+        &format!("exec verbs-check run {case}"),
+        Duration::from_secs(300),
+    )?;
+    judge(&outcome, "")
 }
 
 fn other_pingpongs(cluster: &Cluster) -> Result<()> {
@@ -320,8 +355,8 @@ pub(super) fn connect(one: &Vm, server: &str, two: &Vm, client: &str) -> Result<
     }
     // rping's server ends with an error when its client hangs up; what counts is the client.
     let served = serving.wait()?;
-    if served.timed_out {
-        bail!("{server} does not end: {served:?}");
+    if served.timed_out || served.code == 124 || served.crashed() {
+        bail!("{server} crashed or does not end: {served:?}");
     }
     Ok(())
 }

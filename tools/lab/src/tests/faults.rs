@@ -71,10 +71,8 @@ fn killed_in_transfer(cluster: &Cluster) -> Result<()> {
         wait_listening(one, 18520)?;
         let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
         wait_for_traffic(cluster, 2)?;
-        client.signal(libc::SIGKILL)?;
-        client.wait()?;
-        server.signal(libc::SIGKILL)?;
-        server.wait()?;
+        client.end_with(libc::SIGKILL)?;
+        server.end()?;
         for vm in [one, two] {
             nothing_left(vm)?;
         }
@@ -92,8 +90,7 @@ fn killed_server(cluster: &Cluster) -> Result<()> {
     wait_listening(one, 18520)?;
     let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
     wait_for_traffic(cluster, 2)?;
-    server.signal(libc::SIGKILL)?;
-    server.wait()?;
+    server.end_with(libc::SIGKILL)?;
     let outcome = client.wait()?;
     let said = format!("{}{}", outcome.out, outcome.err);
     if outcome.ok() || outcome.timed_out || !said.contains("Failed status 12") {
@@ -129,6 +126,9 @@ fn peer_gone(cluster: &Cluster) -> Result<()> {
     client.signal(libc::SIGKILL)?;
     if !result? {
         bail!("nobody was told that retries were exceeded: {ends:?}");
+    }
+    if ends.iter().flatten().any(|end| end.crashed()) {
+        bail!("one of the programs crashed: {ends:?}");
     }
     for vm in [one, two] {
         nothing_left(vm)?;
@@ -191,9 +191,7 @@ for n in range({FORGED}):
             bail!("a program ended: {outcome:?}");
         }
     }
-    client.signal(libc::SIGKILL)?;
-    client.wait()?;
-    server.signal(libc::SIGKILL)?;
-    server.wait()?;
+    client.end_with(libc::SIGKILL)?;
+    server.end()?;
     still_works(cluster)
 }

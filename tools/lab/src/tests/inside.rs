@@ -54,11 +54,10 @@ fn ferritectl(cluster: &Cluster) -> Result<()> {
         }
         Ok(())
     }();
-    for running in [client, server] {
-        running.signal(libc::SIGKILL)?;
-        running.wait()?;
-    }
+    let ended = (client.end_with(libc::SIGKILL), server.end());
     looked?;
+    ended.0?;
+    ended.1?;
     let outcome = one.run(
         "mount --move /sys/kernel/debug /mnt; ferritectl show device eqs; code=$?
         mount --move /mnt /sys/kernel/debug; exit $code",

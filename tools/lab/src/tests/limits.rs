@@ -74,9 +74,9 @@ time.sleep(600)",
         }
         Ok(())
     })();
-    greedy.signal(libc::SIGKILL)?;
-    greedy.wait()?;
+    let ended = greedy.end_with(libc::SIGKILL);
     checked?;
+    ended?;
     nothing_left(one)
 }
 
