@@ -57,6 +57,10 @@ pub const CHECKED: &[VmTest] = &[
         "windows, device memory, shared queues, sizes and states",
         |c| alone(c, "objects"),
     ),
+    VmTest::new(
+        "threads that share queues; lists, overflows and what one may do while another waits",
+        |c| alone(c, "threads"),
+    ),
     VmTest::new("regions of every kind and size", |c| {
         verbs_check(c, "region")
     }),
@@ -296,7 +300,7 @@ pub(super) fn verbs_check_between(one: &Vm, two: &Vm, case: &str) -> Result<()> 
 }
 
 /// Runs the checks that one process makes by itself.
-fn alone(cluster: &Cluster, case: &str) -> Result<()> {
+pub(super) fn alone(cluster: &Cluster, case: &str) -> Result<()> {
     let (one, _) = cluster.two()?;
     let outcome = one.run(
         &format!("exec verbs-check run {case}"),

@@ -30,10 +30,15 @@ pub const TESTS: &[VmTest] = &[
 ];
 
 /// With three vectors for four processors.
-pub const FEW_VECTORS: &[VmTest] = &[VmTest::new(
-    "events arrive with fewer vectors than processors",
-    few_vectors,
-)];
+pub const FEW_VECTORS: &[VmTest] = &[
+    VmTest::new(
+        "events arrive with fewer vectors than processors",
+        few_vectors,
+    ),
+    VmTest::new("threads that share queues, on four processors", |c| {
+        super::basics::alone(c, "threads")
+    }),
+];
 
 /// How often each MSI-X vector of the device has been taken, in the order of its table.
 fn interrupts(vm: &Vm) -> Result<Vec<u64>> {

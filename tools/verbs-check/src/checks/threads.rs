@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::objects::{bind2, errno, made, well, window, work, Made, Pair, Rig};
+use super::objects::{bind2, errno, made, query, to_state, well, window, work, Made, Pair, Rig};
 use crate::expect;
 use crate::report::{Check, Report};
 use crate::sys::*;
@@ -98,7 +98,7 @@ fn post(context: *mut ibv_context, qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> i32
 }
 
 /// A queue pair in state RESET of the completion queue.
-fn spare(context: *mut ibv_context, pd: *mut ibv_pd, cq: *mut ibv_cq) -> Result<*mut ibv_qp, i32> {
+fn spare(pd: *mut ibv_pd, cq: *mut ibv_cq) -> Result<*mut ibv_qp, i32> {
     let mut attr = ibv_qp_init_attr {
         send_cq: cq,
         recv_cq: cq,
@@ -112,7 +112,6 @@ fn spare(context: *mut ibv_context, pd: *mut ibv_pd, cq: *mut ibv_cq) -> Result<
         qp_type: IBV_QPT_RC,
         ..Default::default()
     };
-    let _ = context;
     // SAFETY: the attributes are complete, and the objects live.
     let qp = unsafe { ibv_create_qp(pd, &mut attr) };
     if qp.is_null() {
@@ -274,7 +273,7 @@ fn everything_at_once(rig: &Rig) -> Check {
                 threads.push(scope.spawn(move || {
                     let (context, pd, cq) = (context, pd, cq);
                     while !over() {
-                        let qp = match spare(context.get(), pd.get(), cq.get()) {
+                        let qp = match spare(pd.get(), cq.get()) {
                             Ok(qp) => qp,
                             Err(errno) => return fail("ibv_create_qp", errno),
                         };
@@ -354,10 +353,10 @@ fn unacknowledged(rig: &Rig) -> Check {
     let (pd, cq) = (Raw(rig.pd), Raw(pair.cq));
     // Long enough for the other thread to get to where it waits.
     let made = in_time("ibv_create_qp beside ibv_destroy_qp", move || {
-        let (context, pd, cq) = (context, pd, cq);
+        let (pd, cq) = (pd, cq);
         let until = Instant::now() + Duration::from_millis(300);
         while Instant::now() < until {
-            let qp = spare(context.get(), pd.get(), cq.get())?;
+            let qp = spare(pd.get(), cq.get())?;
             // SAFETY: the queue pair lives and nobody else has it.
             match unsafe { ibv_destroy_qp(qp) } {
                 0 => {}
@@ -398,7 +397,7 @@ fn inside_polling(rig: &Rig) -> Check {
         cq: cq.cast(),
         operations: 0,
     })?;
-    let other = spare(rig.raw(), rig.pd, cq.cast()).map_err(|e| Errno(e).to_string())?;
+    let other = spare(rig.pd, cq.cast()).map_err(|e| Errno(e).to_string())?;
     let port = rig.context.port;
     flushed(rig.raw(), other, port).map_err(|e| Errno(e).to_string())?;
     rig.write(pair.a, 64)?;
@@ -438,7 +437,7 @@ fn inside_polling(rig: &Rig) -> Check {
                 ibv_destroy_qp(other.get())
             });
             for _ in 0..20 {
-                let qp = spare(context.get(), pd.get(), cq.get().cast())
+                let qp = spare(pd.get(), cq.get().cast())
                     .map_err(|errno| failed("ibv_create_qp", errno))?;
                 flushed(context.get(), qp, port).map_err(|errno| failed("to ERR", errno))?;
                 match ibv_destroy_qp(qp) {
@@ -586,20 +585,21 @@ fn refused_resize(rig: &Rig) -> Check {
     for _ in 0..8 {
         rig.write(pair.a, 64)?;
     }
-    // The last of them is there when a later one on another queue is.
-    let other = rig.pair()?;
+    // A send queue that is drained has all its completions written.
+    to_state(pair.a, IBV_QPS_SQD)?;
     let deadline = Instant::now() + PATIENCE;
-    loop {
-        // SAFETY: the queue lives.
-        match unsafe { ibv_resize_cq(pair.cq, 4) } {
-            libc::EINVAL => break,
-            0 if Instant::now() < deadline => {}
-            result => return well(result, "ibv_resize_cq").and(Err("it was never refused".into())),
+    while query(pair.a)?.0.sq_draining != 0 {
+        if Instant::now() > deadline {
+            return Err("the send queue is never drained".into());
         }
         std::thread::yield_now();
     }
-    rig.write(other.a, 64)?;
-    rig.ends(other.cq, IBV_WC_SUCCESS, "on another queue")?;
+    for (entries, expected) in [(1, libc::EINVAL), (4, libc::EINVAL), (8, 0)] {
+        // SAFETY: the queue lives.
+        let result = unsafe { ibv_resize_cq(pair.cq, entries) };
+        expect!(result, expected, "8 completions into {entries} entries");
+    }
+    to_state(pair.a, IBV_QPS_RTS)?;
     for _ in 0..8 {
         rig.ends(pair.cq, IBV_WC_SUCCESS, "after a refused resize")?;
     }
