@@ -16,7 +16,8 @@ help:
 	@echo '       STAGE=name      ... only one stage; FILTER=text ... only matching tests'
 	@echo '       KERNEL=name     ... all that runs in VMs on that kernel: stock, test, kasan, kcsan'
 	@echo '  make test-long       what takes hours: many seeds, 200 boots, everything in VMs on kernels'
-	@echo '                       with KASAN and with KCSAN; STAGE=seeds, boots, kasan, kcsan, FILTER=text'
+	@echo '                       with KASAN and with KCSAN; STAGE=seeds, boots, kasan, kcsan, FILTER=text,'
+	@echo '                       SEEDS=n instead of 2000'
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=text as above'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
 	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into'
@@ -36,7 +37,7 @@ test:
 	@$(LAB) test $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(KERNEL),--kernel '$(KERNEL)')
 
 test-long:
-	@$(LAB) test --long $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)')
+	@$(LAB) test --long $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(SEEDS),--seeds '$(SEEDS)')
 
 pyverbs:
 	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')

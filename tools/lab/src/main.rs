@@ -16,7 +16,7 @@ usage: ferrite-lab <command> [options]
   demo                    two VMs on the stock Debian kernel, pingpong and perftest between
   test  [--stage NAME] [--filter TEXT] [--kernel NAME]
                           all checks and tests; ends with 'N passed, N failed'
-  test  --long [--stage NAME] [--filter TEXT]
+  test  --long [--stage NAME] [--filter TEXT] [--seeds N]
                           the long ones: many seeds, 200 boots, and everything in VMs with the
                           address and the data-race sanitiser
   test  --list            names of all tests
@@ -82,6 +82,7 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                     "--filter" => options.filter = Some(value(&mut args, "--filter")?),
                     "--list" => options.list = true,
                     "--long" => options.long = true,
+                    "--seeds" => options.seeds = Some(value(&mut args, "--seeds")?.parse()?),
                     "--kernel" => {
                         options.kernel = Some(Flavour::named(&value(&mut args, "--kernel")?)?)
                     }

@@ -30,6 +30,8 @@ pub struct Options {
     pub list: bool,
     /// The long run, with its own stages.
     pub long: bool,
+    /// How many seeds and cases the long run tries.
+    pub seeds: Option<u32>,
     /// Run everything that needs VMs on this kernel.
     pub kernel: Option<Flavour>,
 }
@@ -40,11 +42,9 @@ pub const STAGES: &[&str] = &["lint", "abi", "unit", "kunit", "vm"];
 /// All stages of the long run.
 pub const LONG_STAGES: &[&str] = &["seeds", "boots", "kasan", "kcsan"];
 
-/// How long the long run tries: seeds of hostile guests and wires, and cases of each property.
-const LONG_SEEDS: &[(&str, &str)] = &[
-    ("FERRITE_HOSTILE_SEEDS", "2000"),
-    ("PROPTEST_CASES", "2000"),
-];
+/// How many seeds of hostile guests and wires the long run tries, and how many cases of each
+/// property.
+const LONG_SEEDS: u32 = 2000;
 
 impl Options {
     /// The kernel that tests meant for another one run on.
@@ -368,7 +368,9 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
     let mut test = cargo("test");
     test.args(["--workspace", "--no-fail-fast", "--color", "never"]);
     if options.long {
-        test.envs(LONG_SEEDS.iter().copied());
+        let seeds = options.seeds.unwrap_or(LONG_SEEDS).to_string();
+        test.env("FERRITE_SEEDS", &seeds)
+            .env("PROPTEST_CASES", &seeds);
     }
     if let Some(filter) = &options.filter {
         test.args(["--", filter]);
