@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The cases, each a group of checks.
 
+pub mod allocations;
 mod atomics;
 mod data;
 mod errors;

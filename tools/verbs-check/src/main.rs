@@ -27,6 +27,7 @@ verbs-check run CASE|all [options]    run a case, or all
 verbs-check run stress [options]      traffic until killed, or for --seconds
 verbs-check run objects [options]     what one process sees by itself; no other end
 verbs-check run threads [options]     many threads of one process on the same objects
+verbs-check run allocations [options] make and destroy things while the kernel has no memory
 verbs-check run removal [options]     be in the middle of things while the device goes
 
   --peer HOST      where `serve` runs
@@ -36,6 +37,7 @@ verbs-check run removal [options]     be in the middle of things while the devic
   --gid-index N    GID (default: the first RoCEv2 one with an IPv4 address)
   --mtu N          path MTU in bytes (default: the smaller active one)
   --seconds N      how long `stress` runs
+  --sample N       how many of an operation's allocations fail in `allocations` (default: all)
 
 A line for every check: `ok NAME`, `not ok NAME: why` or `skip NAME: why`; at the end
 `N passed, N failed`. The exit code is 0 if nothing failed.
@@ -49,6 +51,7 @@ struct Arguments {
     port: Option<u16>,
     mtu: Option<u32>,
     seconds: Option<u64>,
+    sample: Option<u32>,
     options: Options,
 }
 
@@ -68,6 +71,7 @@ fn parse() -> Result<Arguments, String> {
             "--port" => arguments.port = Some(number(&word, value()?)?),
             "--mtu" => arguments.mtu = Some(number(&word, value()?)?),
             "--seconds" => arguments.seconds = Some(number(&word, value()?)?),
+            "--sample" => arguments.sample = Some(number(&word, value()?)?),
             "--device" => arguments.options.device = Some(value()?),
             "--gid-index" => arguments.options.gid_index = Some(number(&word, value()?)?),
             "--help" | "-h" => arguments.words = vec!["help".into()],
@@ -108,6 +112,11 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         ["run", "threads"] => {
             let mut report = Report::default();
             checks::threads::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "allocations"] => {
+            let mut report = Report::default();
+            checks::allocations::run(&arguments.options, arguments.sample, &mut report);
             Ok(report.finish())
         }
         ["run", "removal"] => match checks::objects::removal(&arguments.options) {

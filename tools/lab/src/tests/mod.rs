@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tests that need virtual machines, in groups that share booted machines.
 
+mod allocations;
 mod basics;
 mod clients;
 mod connections;
@@ -149,6 +150,7 @@ pub fn groups() -> Vec<Group> {
                 basics::CHECKED,
                 notification::TESTS,
                 faults::TESTS,
+                allocations::TESTS,
                 lifecycle::LOADING,
                 lifecycle::REMOVAL,
             ],
