@@ -87,11 +87,16 @@ const EVENTS_VECTOR: u16 = 0;
 /// How long to look for an answer before sleeping, as long as nobody else wants the processor.
 const PATIENCE: Delta = Delta::from_micros(200);
 
-/// How often to look whether a device is alive that does not answer.
+/// How often to look whether a device is alive that does not answer. One that seems to be is taken
+/// for dead after the module's `command_timeout_ms`, by default far beyond any honest answer: a slow
+/// (emulated, overloaded) machine is not a dead device.
 const LOOK: Msecs = 1_000;
-/// How many looks later a device that seems to be alive is taken for dead. Far beyond any honest
-/// answer: a slow (emulated, overloaded) machine is not a dead device.
-const LOOKS: u32 = 30;
+
+/// How long each look at a device takes that does not answer for `timeout`, and how many there are.
+fn looks(timeout: Msecs) -> (Msecs, u32) {
+    let look = timeout.clamp(1, LOOK);
+    (look, timeout.div_ceil(look).max(1))
+}
 
 /// A result has not come yet; no [`CommandStatus`] has this number.
 const PENDING: u32 = u32::MAX;
@@ -369,10 +374,11 @@ impl Cqp {
     /// Waits until the command in `index` is done, or the device is not alive. Sleeps.
     fn wait(&self, index: usize, bars: Bars<'_>) -> Result<u64> {
         let slot = self.slots.get(index).ok_or(EINVAL)?;
+        let (look, looks) = looks(*crate::module_parameters::command_timeout_ms.value());
         let sleep = || {
             wait_while(
-                LOOKS,
-                || slot.done.wait_timeout(msecs_to_jiffies(LOOK)),
+                looks,
+                || slot.done.wait_timeout(msecs_to_jiffies(look)),
                 || bars.registers.is_running(),
             )
         };
@@ -658,6 +664,14 @@ mod tests {
         assert_eq!(waits.load(Relaxed), 4);
         assert!(!wait_while(5, || count() == 0, || true));
         assert_eq!(waits.load(Relaxed), 9);
+    }
+
+    #[test]
+    fn a_time_out_is_divided_into_looks() {
+        assert_eq!(looks(30_000), (1_000, 30));
+        assert_eq!(looks(2_500), (1_000, 3));
+        assert_eq!(looks(10), (10, 1));
+        assert_eq!(looks(0), (1, 1));
     }
 
     #[test]

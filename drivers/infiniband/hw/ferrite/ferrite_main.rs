@@ -44,4 +44,10 @@ kernel::module_pci_driver! {
     authors: ["Ferrite contributors"],
     description: "Ferrite RDMA adapter driver",
     license: "GPL",
+    params: {
+        command_timeout_ms: u32 {
+            default: 30_000,
+            description: "Milliseconds after which a device that does not answer a command is given up",
+        },
+    },
 }
