@@ -99,19 +99,6 @@ const FIRST_QPN: u32 = 2;
 /// The queue pair of general services.
 const GSI_QPN: u32 = 1;
 
-/// What a device says it can do, as far as the driver goes along: sizes beyond those of the
-/// interface are no reason to fail, nor to reckon with.
-pub(crate) fn within_bounds(caps: DeviceCaps) -> DeviceCaps {
-    DeviceCaps {
-        sq_max_log_blocks: caps.sq_max_log_blocks.min(abi::SQ_MAX_LOG_BLOCKS),
-        rq_max_log_entries: caps.rq_max_log_entries.min(abi::RQ_MAX_LOG_ENTRIES),
-        cq_max_log_entries: caps.cq_max_log_entries.min(abi::CQ_MAX_LOG_ENTRIES),
-        max_sge: caps.max_sge.min(abi::MAX_SGE as u8),
-        max_inline: caps.max_inline.min(abi::MAX_INLINE as u32),
-        ..caps
-    }
-}
-
 /// The driver's data of one device.
 pub(crate) struct Ferrite {
     /// Where faults of on-demand regions are dealt with.
@@ -155,13 +142,13 @@ impl Ferrite {
             faults: OwnedQueue::for_faults(c"ferrite_faults")?,
             pager: Pager::new(hw)?,
             handlers: Handlers::start(hw, queues, caps.max_eq)?,
-            tags: Tags::new(caps.max_tags.min(1 << 24))?,
+            tags: Tags::new(caps.max_tags)?,
             // Protection domains are numbers only; the device sets no bound.
             pds: Numbers::new(1, caps.max_qp.max(1 << 16))?,
-            cqns: Numbers::new(0, caps.max_cq.min(abi::QUEUE_NUMBER_MASK))?,
+            cqns: Numbers::new(0, caps.max_cq)?,
             // The core lists queue pairs by number, and forgets one only after it was destroyed here.
-            qpns: Numbers::with_reserve(FIRST_QPN, caps.max_qp.min(abi::QUEUE_NUMBER_MASK))?,
-            srqns: Numbers::new(0, caps.max_srq.min(abi::QUEUE_NUMBER_MASK))?,
+            qpns: Numbers::with_reserve(FIRST_QPN, caps.max_qp)?,
+            srqns: Numbers::new(0, caps.max_srq)?,
             xrcds: Numbers::new(1, caps.max_xrcd)?,
             gsi: Numbers::new(GSI_QPN, GSI_QPN + 1)?,
             doorbell_pages: DoorbellPages::new(pages)?,
@@ -623,26 +610,5 @@ impl rdma::Driver for Ferrite {
 
     fn detach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
         FerriteQp::leave(qp, gid)
-    }
-}
-
-#[kunit_tests(ferrite_device)]
-mod tests {
-    use super::*;
-    use crate::abi::Plain;
-
-    #[test]
-    fn sizes_are_bounded_whatever_the_device_says() {
-        let mut caps = DeviceCaps::zeroed();
-        caps.as_bytes_mut().fill(0xff);
-        let caps = within_bounds(caps);
-        assert_eq!(caps.sq_max_log_blocks, abi::SQ_MAX_LOG_BLOCKS);
-        assert_eq!(caps.rq_max_log_entries, abi::RQ_MAX_LOG_ENTRIES);
-        assert_eq!(caps.cq_max_log_entries, abi::CQ_MAX_LOG_ENTRIES);
-        assert_eq!(usize::from(caps.max_sge), abi::MAX_SGE);
-        assert_eq!(caps.max_inline as usize, abi::MAX_INLINE);
-        // What is less stays.
-        let caps = within_bounds(DeviceCaps::zeroed());
-        assert_eq!(caps.cq_max_log_entries, 0);
     }
 }

@@ -13,6 +13,7 @@ pub mod rdma;
 
 mod ah;
 mod bars;
+mod caps;
 mod cq;
 mod cqp;
 mod debugfs;

@@ -10,9 +10,8 @@ use crate::{
         DeviceCaps, //
     },
     bars::Identity,
-    cqp,
+    caps, cqp,
     debugfs::DebugFiles,
-    device,
     device::Ferrite,
     handler::Interrupts,
     hardware::Hardware,
@@ -131,8 +130,10 @@ impl pci::Driver for FerriteDriver {
         let mut interrupts = Interrupts::new(pdev, &hw, identity.vectors)?;
         let started = start(pdev, &hw, &identity)?;
 
-        let caps: DeviceCaps = hw.query(CommandOpcode::QueryDevice, 0)?;
-        let caps = device::within_bounds(caps);
+        let said: DeviceCaps = hw.query(CommandOpcode::QueryDevice, 0)?;
+        let caps = caps::bounded(&said).inspect_err(|_| {
+            dev_err!(pdev, "device can do nothing that it could be used for\n");
+        })?;
         interrupts.complete(pdev, &hw, &caps)?;
         let ferrite = Ferrite::new(&hw, identity, caps, interrupts.queues())?;
         let info = DeviceInfo {
