@@ -10,6 +10,7 @@ mod inside;
 mod interfaces;
 mod lifecycle;
 mod limits;
+mod misbehaviour;
 mod notification;
 mod wire;
 
@@ -154,6 +155,13 @@ pub fn groups() -> Vec<Group> {
                 lifecycle::LOADING,
                 lifecycle::REMOVAL,
             ],
+        },
+        Group {
+            name: "misbehaviour",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| o,
+            tests: &[misbehaviour::TESTS],
         },
     ]
 }

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A device that does not keep to its specification, and one that goes at random moments: the
+//! driver neither oopses, warns, hangs nor leaks, and serves again when the device behaves.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{ensure, Context, Result};
+use serde_json::{json, Value};
+
+use super::{no_leaks, nothing_left, still_works, wait_active, VmTest};
+use crate::cluster::Cluster;
+use crate::process::wait_until;
+use crate::shell::LOAD_DRIVER;
+use crate::vm::{Running, Vm};
+
+/// The driver is loaded when these begin and when they end. The last one leaks memory.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "answers and events that are late, doubled or out of order harm no program",
+        disorder,
+    ),
+    VmTest::new(
+        "late events meet no completion queue that is gone",
+        late_events,
+    ),
+    VmTest::new(
+        "nonsense in all that the driver reads: no oops, no hang, no leak",
+        |cluster| nonsense_by(cluster, first_seed(cluster), rounds(cluster, 2, 24)),
+    ),
+    VmTest::new(
+        "the device goes or is taken at random moments, and comes back",
+        |cluster| chaos_by(cluster, first_seed(cluster), rounds(cluster, 3, 48)),
+    ),
+    VmTest::new(
+        "a device that answers nothing is given up, and does not stop network configuration",
+        silence,
+    ),
+    VmTest::new("a slow reset is waited for", slow_reset),
+    VmTest::new(
+        "a device whose reset never ends is stopped by the bus",
+        stopped_by_the_bus,
+    ),
+    VmTest::last(
+        "what a device knows that nothing stops is never freed",
+        unstoppable,
+    ),
+];
+
+/// How long the driver may take to let go of a device: two resets that do not end, and the rest.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const UNBIND: &str = "cd /sys/bus/pci/drivers/ferrite
+    for f in $(cat /run/functions); do [ ! -e $f ] || echo $f >unbind; done";
+const BIND: &str = "cd /sys/bus/pci/drivers/ferrite
+    for f in $(cat /run/functions); do [ -e $f ] || echo $f >bind; done";
+
+/// Traffic of every kind in one machine, which may end as it likes.
+const TRAFFIC: &str = "while :; do verbs-check run all --loopback; verbs-check run objects; done";
+
+fn misbehave(cluster: &Cluster, rules: &Value) -> Result<()> {
+    let mut request = rules.clone();
+    request["cmd"] = json!("misbehave");
+    cluster.device_command(1, &request)?;
+    Ok(())
+}
+
+fn behave(cluster: &Cluster) -> Result<()> {
+    misbehave(cluster, &json!({}))
+}
+
+/// What the device did wrong since it was told to.
+fn misdeeds(cluster: &Cluster) -> Result<Value> {
+    Ok(cluster.counters(1)?["misbehaviour"]["done"].clone())
+}
+
+/// How many seeds are tried.
+fn rounds(cluster: &Cluster, usual: u64, thorough: u64) -> u64 {
+    if cluster.thorough() {
+        thorough
+    } else {
+        usual
+    }
+}
+
+/// The first seed: always the same, or a fresh one in the long run. `FERRITE_SEED` repeats one.
+fn first_seed(cluster: &Cluster) -> u64 {
+    let given = std::env::var("FERRITE_SEED").ok();
+    match given.and_then(|text| text.parse().ok()) {
+        Some(seed) => seed,
+        None if cluster.thorough() => SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(1, |time| time.as_secs()),
+        None => 1,
+    }
+}
+
+/// Notes which functions the driver serves, for [`UNBIND`] and [`BIND`].
+fn note_functions(vm: &Vm) -> Result<()> {
+    vm.sh("cd /sys/bus/pci/drivers/ferrite && ls -d *:*:*.* >/run/functions")?;
+    wait_active(vm)
+}
+
+/// Loads the driver anew, with `parameters`.
+fn reload(vm: &Vm, parameters: &str) -> Result<()> {
+    vm.sh_in(
+        &format!("rmmod ferrite; {LOAD_DRIVER} {parameters}"),
+        PATIENCE,
+    )?;
+    note_functions(vm)
+}
+
+/// Takes the driver off the device and puts it back on one that behaves; afterwards everything
+/// works.
+fn start_over(cluster: &Cluster, vm: &Vm) -> Result<()> {
+    vm.sh_in(UNBIND, PATIENCE)
+        .context("the driver does not let go of the device")?;
+    behave(cluster)?;
+    vm.sh_in(BIND, PATIENCE)?;
+    wait_active(vm)?;
+    nothing_left(vm)?;
+    still_works(cluster)
+}
+
+/// A program with memory, queues and work under way, which waits for the device to go.
+fn program_in_the_middle(vm: &Vm) -> Result<Running<'_>> {
+    let program = vm.spawn("exec verbs-check run removal >/run/removal 2>&1", PATIENCE)?;
+    vm.wait_for("grep -q ready /run/removal", Duration::from_secs(60))?;
+    Ok(program)
+}
+
+/// The program of [`program_in_the_middle`] was told that the device went, and let go of all.
+fn ended_well(vm: &Vm, program: Running<'_>) -> Result<()> {
+    let outcome = program.wait()?;
+    let said = vm.sh("cat /run/removal")?;
+    ensure!(
+        outcome.ok() && said.contains("done"),
+        "the program did not end well: {outcome:?}\n{said}"
+    );
+    Ok(())
+}
+
+/// Pages of user memory that are pinned.
+fn pinned(vm: &Vm) -> Result<u64> {
+    let pages = vm.sh("cat /proc/sys/vm/stat_refresh
+         awk '/^nr_foll_pin_acquired/ { n += $2 } /^nr_foll_pin_released/ { n -= $2 } END { print n }' \
+             /proc/vmstat")?;
+    Ok(pages.trim().parse()?)
+}
+
+fn disorder(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    wait_active(one)?;
+    misbehave(
+        cluster,
+        &json!({
+            "seed": first_seed(cluster), "hold": 20,
+            "answers": {"double": 0.2, "reorder": 0.2, "delay": 0.2},
+            "events": {"double": 0.2, "reorder": 0.1, "delay": 0.2},
+        }),
+    )?;
+    one.sh_in("verbs-check run objects", Duration::from_secs(120))?;
+    let done = misdeeds(cluster)?;
+    for kind in ["doubled", "reordered", "delayed"] {
+        ensure!(done[kind].as_u64() > Some(0), "nothing was {kind}: {done}");
+    }
+    behave(cluster)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn late_events(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    wait_active(one)?;
+    misbehave(
+        cluster,
+        &json!({
+            "seed": first_seed(cluster), "hold": 60,
+            "events": {"delay": 0.7, "double": 0.5},
+        }),
+    )?;
+    // Makes and ends completion queues of the kernel, in every way of polling.
+    one.sh_in(
+        "set -e
+         for n in 1 2; do
+             insmod /ferrite/modules/rust_rdma_loop.ko
+             rmmod rust_rdma_loop
+         done",
+        Duration::from_secs(120),
+    )?;
+    let done = misdeeds(cluster)?;
+    ensure!(
+        done["delayed"].as_u64() > Some(0),
+        "nothing was late: {done}"
+    );
+    behave(cluster)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+/// Nonsense during traffic, while the driver lets go and during its start, for `count` seeds from
+/// `first` on.
+pub fn nonsense_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    // An answer that is not understood counts as none.
+    reload(one, "command_timeout_ms=3000")?;
+    for seed in first..first + count {
+        println!("      seed {seed}");
+        let some = if seed % 2 == 0 { 0.2 } else { 0.02 };
+        misbehave(
+            cluster,
+            &json!({
+                "seed": seed, "hold": 100,
+                "events": {"double": 0.1, "delay": 0.1},
+                "nonsense": {"answers": some / 4.0, "events": some, "replies": some,
+                             "completions": some, "registers": some, "records": some},
+            }),
+        )?;
+        one.run(&format!("timeout -k 5 6 sh -c '{TRAFFIC}'"), PATIENCE)?;
+        let done = misdeeds(cluster)?;
+        ensure!(
+            done["nonsense"].as_u64() > Some(0),
+            "seed {seed}: nothing was nonsense: {done}"
+        );
+        one.sh_in(UNBIND, PATIENCE)
+            .with_context(|| format!("seed {seed}: the driver does not let go"))?;
+        // What it makes of such a device is its affair, as long as it says so in time.
+        let bound = one.run(BIND, PATIENCE)?;
+        ensure!(!bound.timed_out, "seed {seed}: the driver hangs: {bound:?}");
+        start_over(cluster, one).with_context(|| format!("seed {seed}"))?;
+    }
+    reload(one, "")
+}
+
+/// The device fails, is taken away or is reset behind the driver's back, under traffic at random
+/// moments, for `count` seeds from `first` on.
+pub fn chaos_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    reload(one, "command_timeout_ms=3000")?;
+    for seed in first..first + count {
+        println!("      seed {seed}");
+        let program = one.spawn(TRAFFIC, PATIENCE)?;
+        // A moment of its work, by how many commands it has given.
+        let commands = || -> Result<u64> {
+            let counters = cluster.counters(1)?;
+            counters["engine"]["commands"]
+                .as_u64()
+                .context("no engine.commands")
+        };
+        let at = commands()? + 1 + seed.wrapping_mul(0x9e37_79b9) % 400;
+        let come = wait_until(Instant::now() + Duration::from_secs(20), || {
+            Ok(commands()? >= at)
+        })?;
+        ensure!(come, "seed {seed}: no traffic");
+        match seed % 3 {
+            0 => {
+                cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+            }
+            1 => {
+                one.sh_in(UNBIND, PATIENCE)?;
+            }
+            _ => {
+                one.sh_in(
+                    "for f in $(cat /run/functions); do
+                         echo 1 >/sys/bus/pci/devices/$f/reset
+                     done",
+                    PATIENCE,
+                )?;
+            }
+        }
+        // The programs end before the driver lets go, or after.
+        if seed / 3 % 2 == 0 {
+            one.sh_in(UNBIND, PATIENCE)
+                .with_context(|| format!("seed {seed}: the driver does not let go"))?;
+        }
+        program.signal(libc::SIGKILL)?;
+        program.wait()?;
+        start_over(cluster, one).with_context(|| format!("seed {seed}"))?;
+    }
+    reload(one, "")
+}
+
+fn silence(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    reload(one, "command_timeout_ms=8000")?;
+    let mtu = one.sh("cat /sys/class/net/eth0/mtu")?;
+    let program = program_in_the_middle(one)?;
+    misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
+    one.sh("dmesg -C")?;
+    // The device is to be told of the new MTU. The next ones need RTNL, too.
+    let start = Instant::now();
+    one.sh("ip link set eth0 mtu 1280 && ip link add silent0 type dummy && ip link del silent0")?;
+    let took = start.elapsed();
+    one.wait_for("dmesg | grep -q 'no answer to command'", PATIENCE)?;
+    one.sh(&format!("ip link set eth0 mtu {}", mtu.trim()))?;
+    one.sh_in(UNBIND, PATIENCE)?;
+    ended_well(one, program)?;
+    ensure!(
+        took < Duration::from_secs(5),
+        "network configuration waited {took:?} for the device"
+    );
+    start_over(cluster, one)?;
+    reload(one, "")
+}
+
+/// Makes the device fail while it misbehaves as `rules` say, and has the driver and a program let go
+/// of it. Gives what the kernel said and how many pages stayed pinned.
+fn let_go_with(cluster: &Cluster, rules: &Value) -> Result<(String, u64)> {
+    let (one, _) = cluster.two()?;
+    note_functions(one)?;
+    one.sh("dmesg -C")?;
+    let before = pinned(one)?;
+    let program = program_in_the_middle(one)?;
+    ensure!(pinned(one)? > before, "the program has no memory");
+    misbehave(cluster, rules)?;
+    cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+    one.sh_in(UNBIND, PATIENCE)
+        .context("the driver does not let go of the device")?;
+    ended_well(one, program)?;
+    let stayed = pinned(one)?.saturating_sub(before);
+    let said = one.sh("dmesg")?;
+    start_over(cluster, one)?;
+    Ok((said, stayed))
+}
+
+fn slow_reset(cluster: &Cluster) -> Result<()> {
+    let (said, stayed) = let_go_with(cluster, &json!({"reset": "slow", "hold": 2000}))?;
+    ensure!(
+        !said.contains("reset failed"),
+        "a reset of two seconds is not waited for:\n{said}"
+    );
+    ensure!(stayed == 0, "{stayed} pages stay pinned");
+    Ok(())
+}
+
+fn stopped_by_the_bus(cluster: &Cluster) -> Result<()> {
+    let (said, stayed) = let_go_with(cluster, &json!({"reset": "never"}))?;
+    ensure!(
+        said.contains("reset failed") && !said.contains("cannot be stopped"),
+        "the function was not reset:\n{said}"
+    );
+    ensure!(stayed == 0, "{stayed} pages stay pinned");
+    Ok(())
+}
+
+fn unstoppable(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let finds_leaks = one
+        .run("test -e /sys/kernel/debug/kmemleak", PATIENCE)?
+        .ok();
+    // What is left to the device afterwards is leaked on purpose.
+    if finds_leaks {
+        no_leaks(cluster).context("after a device that misbehaved")?;
+    }
+    let rules = json!({"reset": "never", "ignore_function_reset": true});
+    let (said, stayed) = let_go_with(cluster, &rules)?;
+    ensure!(
+        said.contains("cannot be stopped"),
+        "a device that was never reset is taken for quiet:\n{said}"
+    );
+    ensure!(stayed > 0, "pages were freed that the device may write to");
+    Ok(())
+}
