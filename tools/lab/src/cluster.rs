@@ -352,6 +352,11 @@ impl Cluster {
             .collect()
     }
 
+    /// What a machine's emulator said when it ended by a mistake of its own, if one did.
+    pub fn emulator_fault(&self) -> Option<String> {
+        self.vms.iter().find_map(Vm::emulator_fault)
+    }
+
     /// The first two machines.
     pub fn two(&self) -> Result<(&Vm, &Vm)> {
         match self.vms.as_slice() {
