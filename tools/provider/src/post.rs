@@ -192,6 +192,10 @@ impl Qp {
     ) -> Result<(), c_int> {
         let capacity = &self.geometry.capacity;
         let total: u64 = match data {
+            // Before any is looked at: of a count that is wrong, few may be there.
+            Data::Entries(entries) if entries.len() > capacity.max_send_sge as usize => {
+                return Err(libc::EINVAL);
+            }
             Data::Entries(entries) | Data::Copy(entries) => {
                 entries.iter().map(|entry| u64::from(entry.length)).sum()
             }
@@ -203,8 +207,7 @@ impl Qp {
         let mut flags = 0;
         let (payload, sge_count, inline_length) = match data {
             Data::Entries(entries) => {
-                if entries.len() > capacity.max_send_sge as usize || total > u64::from(MAX_MESSAGE)
-                {
+                if total > u64::from(MAX_MESSAGE) {
                     return Err(libc::EINVAL);
                 }
                 (size_of_val(*entries), entries.len() as u8, 0)
