@@ -56,6 +56,11 @@ impl Options {
         self.stage.as_deref().is_none_or(|only| only == stage)
     }
 
+    /// Those that take long are for the long run, or for who asks for some tests by name.
+    fn groups(&self) -> Vec<Group> {
+        groups(self.long || self.filter.is_some())
+    }
+
     fn wanted(&self, name: &str) -> bool {
         self.filter
             .as_deref()
@@ -75,7 +80,7 @@ pub fn prepare_all() -> Result<()> {
 /// Runs the tests; false when one failed.
 pub fn run(options: &Options) -> Result<bool> {
     if options.list {
-        for group in groups() {
+        for group in groups(true) {
             for test in group.tests() {
                 println!("{}: {}", group.name, test.name);
             }
@@ -154,7 +159,7 @@ fn in_vms(options: &Options, report: &mut Report) -> Result<()> {
         kunit(options, report)?;
     }
     if options.stage_wanted("vm") {
-        for group in groups() {
+        for group in options.groups() {
             vm_group(&group, options, report)?;
         }
     }
@@ -414,7 +419,7 @@ fn flavours(options: &Options) -> Vec<Flavour> {
         flavours.push(options.flavour(Flavour::Test));
     }
     if options.stage_wanted("vm") {
-        for group in groups() {
+        for group in options.groups() {
             if group
                 .tests()
                 .any(|t| options.wanted(&full_name(&group, t.name)))

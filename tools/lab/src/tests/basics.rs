@@ -57,10 +57,6 @@ pub const CHECKED: &[VmTest] = &[
         "windows, device memory, shared queues, sizes and states",
         |c| alone(c, "objects"),
     ),
-    VmTest::new(
-        "threads that share queues; lists, overflows and what one may do while another waits",
-        |c| alone(c, "threads"),
-    ),
     VmTest::new("regions of every kind and size", |c| {
         verbs_check(c, "region")
     }),
@@ -79,6 +75,12 @@ pub const CHECKED: &[VmTest] = &[
     ),
     VmTest::new("programs leave nothing behind", everything_is_given_back),
 ];
+
+/// Several threads on the same objects.
+pub const THREADS: &[VmTest] = &[VmTest::new(
+    "threads that share queues; lists, overflows and what one may do while another waits",
+    |c| alone(c, "threads"),
+)];
 
 fn link_is_active(cluster: &Cluster) -> Result<()> {
     for vm in &cluster.vms {

@@ -72,9 +72,18 @@ impl Group {
     }
 }
 
-/// All groups. What a checker of the kernel can find runs on the test kernel, where everything is
-/// some times slower; what only the wire or the programs show runs on the stock kernel.
-pub fn groups() -> Vec<Group> {
+/// The groups of an ordinary run, and with `all` those as well that take long. What a checker of the
+/// kernel can find runs on the test kernel, where everything is some times slower; what only the wire
+/// or the programs show runs on the stock kernel.
+pub fn groups(all: bool) -> Vec<Group> {
+    let mut groups = ordinary();
+    if all {
+        groups.extend(long());
+    }
+    groups
+}
+
+fn ordinary() -> Vec<Group> {
     vec![
         Group {
             name: "stock",
@@ -151,10 +160,28 @@ pub fn groups() -> Vec<Group> {
                 basics::CHECKED,
                 notification::TESTS,
                 faults::TESTS,
-                allocations::TESTS,
                 lifecycle::LOADING,
                 lifecycle::REMOVAL,
             ],
+        },
+    ]
+}
+
+fn long() -> Vec<Group> {
+    vec![
+        Group {
+            name: "threads",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| Options { cpus: 4, ..o },
+            tests: &[basics::THREADS],
+        },
+        Group {
+            name: "allocations",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| o,
+            tests: &[allocations::TESTS],
         },
         Group {
             name: "misbehaviour",

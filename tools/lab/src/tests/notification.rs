@@ -30,15 +30,10 @@ pub const TESTS: &[VmTest] = &[
 ];
 
 /// With three vectors for four processors.
-pub const FEW_VECTORS: &[VmTest] = &[
-    VmTest::new(
-        "events arrive with fewer vectors than processors",
-        few_vectors,
-    ),
-    VmTest::new("threads that share queues, on four processors", |c| {
-        super::basics::alone(c, "threads")
-    }),
-];
+pub const FEW_VECTORS: &[VmTest] = &[VmTest::new(
+    "events arrive with fewer vectors than processors",
+    few_vectors,
+)];
 
 /// How often each MSI-X vector of the device has been taken, in the order of its table.
 fn interrupts(vm: &Vm) -> Result<Vec<u64>> {
