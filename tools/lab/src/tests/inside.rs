@@ -54,10 +54,11 @@ fn ferritectl(cluster: &Cluster) -> Result<()> {
         }
         Ok(())
     }();
-    let ended = (client.end_with(libc::SIGKILL), server.end());
+    for running in [client, server] {
+        running.signal(libc::SIGKILL)?;
+        running.wait()?;
+    }
     looked?;
-    ended.0?;
-    ended.1?;
     let outcome = one.run(
         "mount --move /sys/kernel/debug /mnt; ferritectl show device eqs; code=$?
         mount --move /mnt /sys/kernel/debug; exit $code",

@@ -109,10 +109,10 @@ fn address_taken_by_a_user(cluster: &Cluster) -> Result<()> {
         )?;
         one.wait_for("test -e /tmp/there", TIME)?;
         let checked = paired_with(one, "eth0").with_context(|| format!("{kind} that is there"));
-        let ended = there.end_with(libc::SIGKILL);
+        there.signal(libc::SIGKILL)?;
+        there.wait()?;
         one.sh("rm /tmp/there")?;
         checked?;
-        ended?;
     }
     still_works(cluster)
 }

@@ -74,9 +74,9 @@ time.sleep(600)",
         }
         Ok(())
     })();
-    let ended = greedy.end_with(libc::SIGKILL);
+    greedy.signal(libc::SIGKILL)?;
+    greedy.wait()?;
     checked?;
-    ended?;
     nothing_left(one)
 }
 
