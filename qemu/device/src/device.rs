@@ -22,6 +22,7 @@ use rustix::process::Pid;
 use serde_json::{json, Value};
 use std::collections::VecDeque;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -566,6 +567,8 @@ pub struct Device {
     turn: Mutex<()>,
     wake: OwnedFd,
     end: Mutex<Option<Result<(), String>>>,
+    /// The connection to the virtual machine monitor, once there is one.
+    monitor: Mutex<Option<UnixStream>>,
 }
 
 impl Device {
@@ -576,6 +579,7 @@ impl Device {
             turn: Mutex::new(()),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             end: Mutex::new(None),
+            monitor: Mutex::new(None),
         })
     }
 
@@ -605,6 +609,29 @@ impl Device {
         }
         drop(end);
         self.wake();
+    }
+
+    /// The virtual machine monitor is at the other end of this connection.
+    pub fn attach(&self, monitor: UnixStream) {
+        *self.monitor.lock().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
+    }
+
+    /// Leaves the virtual machine monitor: it reads the end of the connection,
+    /// and what it has sent is taken off. A socket closed with something unread
+    /// in it is a connection reset to the peer, and QEMU up to 11.1 at least
+    /// ends on an assertion (`vfio_user_recv_hdr` sets an error twice) when it
+    /// reads one: the guest would vanish with its device.
+    pub fn hang_up(&self) {
+        let monitor = self
+            .monitor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(mut monitor) = monitor else { return };
+        // Fails only where the peer has hung up before.
+        let _ = monitor.shutdown(Shutdown::Both);
+        // Nothing more can arrive, so this ends.
+        let _ = io::copy(&mut monitor, &mut io::sink());
     }
 
     /// How the process is to end, if it is.

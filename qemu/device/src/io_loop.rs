@@ -531,6 +531,7 @@ fn serve(client: &mut Client, device: &Device) -> bool {
         let sent = client.stream.write_all(format!("{answer}\n").as_bytes());
         if after == After::Die {
             log::warn!("ends as asked on the control socket");
+            device.hang_up();
             std::process::exit(0);
         }
         if sent.is_err() {

@@ -148,7 +148,9 @@ fn run(options: Options) -> Result<(), String> {
             served.finish(result);
         })
         .map_err(text)?;
-    io_loop.run(&signals)
+    let result = io_loop.run(&signals);
+    device.hang_up();
+    result
 }
 
 /// Serves one virtual machine monitor until it goes away.
@@ -159,6 +161,10 @@ fn serve(listener: &std::os::unix::net::UnixListener, device: &Device) -> Result
     let peer = rustix::net::sockopt::socket_peercred(&stream)
         .ok()
         .map(|peer| peer.pid);
+    match stream.try_clone() {
+        Ok(monitor) => device.attach(monitor),
+        Err(error) => return Err(format!("--socket: {error}")),
+    }
     let mut frontend = Frontend::new(device, peer);
     Connection::new(stream)
         .serve(&mut frontend)

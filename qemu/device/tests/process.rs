@@ -10,6 +10,7 @@ use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::MemfdFlags;
+use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -478,6 +479,41 @@ fn the_process_dies_when_asked() {
     let _client = process.client();
     process.control(r#"{"cmd":"die"}"#);
     process.end();
+}
+
+/// QEMU ends on an assertion when it reads a connection reset instead of the end.
+#[test]
+fn a_device_that_goes_hangs_up_in_order() {
+    for die in [true, false] {
+        let mut process = Process::start("hangup", &[]);
+        // The file is there a moment before somebody listens.
+        let mut monitor = None;
+        until(|| {
+            monitor = UnixStream::connect(process.path("socket")).ok();
+            monitor.is_some()
+        });
+        let mut monitor = monitor.unwrap();
+        // Requests for the device's description until the device is stuck with its answers and the
+        // rest of the requests lies unread.
+        let mut request = [0u8; 32];
+        request[2..4].copy_from_slice(&4u16.to_le_bytes());
+        request[4..8].copy_from_slice(&32u32.to_le_bytes());
+        request[16..20].copy_from_slice(&16u32.to_le_bytes());
+        monitor
+            .set_write_timeout(Some(Duration::from_millis(200)))
+            .unwrap();
+        while monitor.write_all(&request).is_ok() {}
+        if die {
+            process.control(r#"{"cmd":"die"}"#);
+        } else {
+            let pid = Pid::from_child(&process.child);
+            kill_process(pid, Signal::TERM).unwrap();
+        }
+        process.end();
+        monitor.set_read_timeout(Some(DEADLINE)).unwrap();
+        let answers = std::io::copy(&mut monitor, &mut std::io::sink());
+        assert!(answers.expect("the end of the connection") > 0);
+    }
 }
 
 fn frame(to: [u8; 6], fill: u8) -> Vec<u8> {

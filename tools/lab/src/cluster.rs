@@ -322,10 +322,13 @@ impl Cluster {
         self.fabric.as_ref().map(Daemon::pid)
     }
 
-    /// Kills the device process of the VM with this number: a surprise removal.
-    pub fn kill_device(&self, index: usize) {
-        if let Some(device) = lock(&self.devices).get_mut(index - 1) {
-            device.kill();
+    /// Ends the device process of the VM with this number: a surprise removal. Not by a signal that
+    /// kills: QEMU itself ends when it reads a connection reset (see `Device::hang_up`).
+    pub fn remove_device(&self, index: usize) -> Result<()> {
+        self.device_command(index, &serde_json::json!({"cmd": "die"}))?;
+        match lock(&self.devices).get_mut(index - 1) {
+            Some(device) => device.wait_for_end(Duration::from_secs(10)),
+            None => Ok(()),
         }
     }
 
@@ -350,11 +353,6 @@ impl Cluster {
                     .map(|text| format!("{}: {text}", vm.name()))
             })
             .collect()
-    }
-
-    /// What a machine's emulator said when it ended by a mistake of its own, if one did.
-    pub fn emulator_fault(&self) -> Option<String> {
-        self.vms.iter().find_map(Vm::emulator_fault)
     }
 
     /// The first two machines.

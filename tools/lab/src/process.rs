@@ -123,6 +123,18 @@ impl Daemon {
         Ok(())
     }
 
+    /// Waits until it has ended by itself.
+    pub fn wait_for_end(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while self.ended()?.is_none() {
+            if Instant::now() > deadline {
+                bail!("{} does not end", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
     /// Kills it and everything in its process group, and waits for the end.
     pub fn kill(&mut self) {
         if let Ok(None) = self.child.try_wait() {

@@ -16,7 +16,7 @@ use crate::ktap::{self, Verdict};
 use crate::process::check_interrupted;
 use crate::report::Report;
 use crate::step::{log_path, output, run as run_step, shell, tail};
-use crate::tests::{groups, Group, VmTest};
+use crate::tests::{groups, Group};
 use crate::{guest, OUT, PROJECT};
 
 /// Options of `test`.
@@ -546,23 +546,6 @@ fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> 
     Ok(cluster)
 }
 
-/// Runs a test; what the kernels report meanwhile, or a process that ends, fails it.
-fn run_one(test: &VmTest, up: &mut Cluster) -> Result<()> {
-    let mut result = (test.run)(up);
-    let findings = up.new_findings();
-    if !findings.is_empty() {
-        let text = findings.join("\n");
-        result = Err(match result {
-            Ok(()) => anyhow::anyhow!("the kernel reported:\n{text}"),
-            Err(error) => anyhow::anyhow!("{error:#}\nthe kernel reported:\n{text}"),
-        });
-    }
-    if result.is_ok() && !test.ends_group {
-        result = up.check_processes();
-    }
-    result
-}
-
 fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()> {
     let wanted: Vec<_> = group
         .tests()
@@ -604,31 +587,23 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
                 }
             }
         }
-        let Some(mut up) = cluster.take() else {
-            continue;
-        };
-        let mut result = run_one(test, &mut up);
-        // QEMU's client of vfio-user may end on an assertion when a device's process goes away under
-        // it: that says nothing of the device or its driver.
-        let fault = up.emulator_fault().filter(|_| result.is_err());
-        if let (Some(said), true) = (fault, attempt < 3) {
-            println!("  note    QEMU ended by itself ({said}); once more on fresh machines");
-            attempt += 1;
-            drop(up);
-            match boot_group(group, options, &run, attempt) {
-                Ok(fresh) => up = fresh,
-                Err(error) => {
-                    check_interrupted()?;
-                    report.record(&name, start.elapsed(), Err(error));
-                    continue;
-                }
-            }
-            result = run_one(test, &mut up);
+        let Some(up) = cluster.as_mut() else { continue };
+        let mut result = (test.run)(up);
+        let findings = up.new_findings();
+        if !findings.is_empty() {
+            let text = findings.join("\n");
+            result = Err(match result {
+                Ok(()) => anyhow::anyhow!("the kernel reported:\n{text}"),
+                Err(error) => anyhow::anyhow!("{error:#}\nthe kernel reported:\n{text}"),
+            });
+        }
+        if result.is_ok() && !test.ends_group {
+            result = up.check_processes();
         }
         let good = report.record(&name, start.elapsed(), result);
         // A failed test may leave anything behind: the next ones get fresh machines.
-        if good && !test.ends_group {
-            cluster = Some(up);
+        if !good || test.ends_group {
+            cluster = None;
         }
     }
     check_interrupted()?;

@@ -471,15 +471,6 @@ impl Vm {
         klog::findings(&fresh)
     }
 
-    /// What QEMU said when it ended by a mistake of its own, if it did.
-    pub fn emulator_fault(&self) -> Option<String> {
-        let log = self.dir.join(format!("{}.qemu.log", self.name()));
-        let said = fs::read_to_string(log).unwrap_or_default();
-        said.lines()
-            .find(|line| line.contains("Assertion `") && line.ends_with("failed."))
-            .map(str::to_owned)
-    }
-
     /// The end of the serial log, for messages.
     pub fn last_words(&self) -> String {
         format!(

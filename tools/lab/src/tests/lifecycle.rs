@@ -221,7 +221,7 @@ fn surprise_removal(cluster: &Cluster) -> Result<()> {
     // One that always has page faults under way, too.
     let paging = two.spawn("exec verbs-check run removal >/run/paging 2>&1", time)?;
     two.wait_for("grep -q ready /run/paging", Duration::from_secs(60))?;
-    cluster.kill_device(2);
+    cluster.remove_device(2)?;
     let outcome = client.wait()?;
     let said = format!("{}{}", outcome.out, outcome.err);
     if outcome.timed_out || !said.contains("Failed status 12") {
