@@ -9,7 +9,8 @@
 //! that count instructions (`valgrind --tool=callgrind`): the difference of two counts is free of
 //! what it costs to begin.
 
-#[path = "../tests/wire/mod.rs"]
+#[allow(dead_code)] // The tests use the rest of it.
+#[path = "../tests/engine/wire.rs"]
 mod wire;
 
 use ferrite_abi::*;

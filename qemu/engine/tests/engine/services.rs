@@ -3,12 +3,10 @@
 //! Datagrams, unreliable connections, shared receive queues, extended connections and multicast,
 //! between two engines.
 
-mod wire;
-
+use crate::wire::{drain, pattern, send, statuses, Pair, Setup, Way, ALL, PD, QPN_A, QPN_B};
 use ferrite_abi::*;
 use ferrite_engine::gid::gid_of_ipv4;
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
-use wire::{drain, pattern, send, statuses, Pair, Setup, Way, ALL, PD, QPN_A, QPN_B};
 
 const QKEY: u32 = 0x1111_2222;
 /// What [`Node::post_srq`] calls the first entry; the next has the last bit changed, and so on.

@@ -3,12 +3,10 @@
 //! Everything that goes wrong on a reliable connection: what the requester sees, what the
 //! responder sees, and that others go on as if nothing had happened.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::roce::{psn_add, Aeth, Opcode, Reth, Syndrome};
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
-use wire::*;
 use CompletionStatus::{Flushed, Success};
 use QueuePairStateCode::{Error, ReadyToSend};
 

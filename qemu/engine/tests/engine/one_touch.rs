@@ -3,11 +3,9 @@
 //! Entries that become invalid with the first message that writes to them, over good and bad
 //! wires.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Region, SendWork};
-use wire::*;
 use CompletionStatus::{LocalProtection, RemoteAccess, Success};
 
 const ONCE: u32 = ALL | ACCESS_ONE_TOUCH;

@@ -2,8 +2,6 @@
 
 //! What attackers share: seeds, random numbers that are nasty, and frames that are forged.
 
-#![allow(dead_code)] // Each test binary uses its own part of this.
-
 use ferrite_abi::Buffer;
 use ferrite_engine::roce::icrc;
 use ferrite_engine::testing::{MEMORY_BASE, MEMORY_SIZE};

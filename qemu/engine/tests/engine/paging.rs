@@ -2,11 +2,9 @@
 
 //! On-demand regions: pages that come and go under every operation, over good wires and bad.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, QpOptions, SendWork};
-use wire::*;
 
 const PAGE: u64 = 4096;
 const FIRST_BYTE: u64 = 64;

@@ -2,13 +2,11 @@
 
 //! Registrations through the send queue that fail, on queue pairs where that only stops the queue.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
 use ferrite_engine::testing::{QpOptions, Region, SendWork};
 use ferrite_engine::HostMemory;
-use wire::*;
 use CompletionStatus::{Flushed, LocalProtection, Success};
 
 const INDEX: u32 = 0x30;

@@ -2,11 +2,9 @@
 
 //! Reliable connections between two engines over a good wire: every operation, with its data.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, QpOptions, SendWork};
-use wire::*;
 
 const SIZES: [u32; 14] = [
     0,

@@ -2,11 +2,9 @@
 
 //! Memory windows between two engines: bound and unbound through a send queue, used by the peer.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
-use wire::*;
 use CompletionStatus::{Flushed, LocalProtection, RemoteAccess, Success, WindowBind};
 
 const BINDABLE: u32 = ACCESS_LOCAL_WRITE | ACCESS_WINDOW_BIND;

@@ -2,8 +2,6 @@
 
 //! Two machines and a wire between them, in one thread, with time that passes when told.
 
-#![allow(dead_code)] // Each test binary uses its own part of this.
-
 use ferrite_abi::*;
 use ferrite_engine::roce::{Bth, Frame, Opcode, Packet, Syndrome, Template};
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};

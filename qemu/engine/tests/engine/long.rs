@@ -2,11 +2,9 @@
 
 //! The longest message, 2 GiB. The memory behind it is a few megabytes, seen again and again.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, SendWork};
-use wire::*;
 
 const PAGE_SHIFT: u8 = 21;
 const PAGE: u64 = 1 << PAGE_SHIFT;

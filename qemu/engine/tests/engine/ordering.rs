@@ -7,12 +7,10 @@
 //! over a bad wire; after every single frame the responder's memory and its receives must be those
 //! of the model after some number of steps, and that number only grows.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Region, SendWork};
 use proptest::prelude::*;
-use wire::*;
 
 const RIGHTS: u32 = ALL | ACCESS_FLUSH_GLOBAL;
 

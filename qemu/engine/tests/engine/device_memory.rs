@@ -2,11 +2,9 @@
 
 //! Device memory: reached by the host through the BAR, by work requests, and by a peer.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, SendWork};
-use wire::*;
 
 const TAG: u32 = 0x301;
 /// Addresses count from zero, as the verbs have it.

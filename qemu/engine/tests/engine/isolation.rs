@@ -7,9 +7,7 @@
 //! that never harmed anyone. Whatever they say: memory that is not theirs keeps its bytes, and what
 //! is secret is on no wire and in no memory of theirs.
 
-mod attack;
-
-use attack::{forge, seeds, Random};
+use crate::attack::{forge, seeds, Random};
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork, Unsteady};
 use ferrite_engine::HostMemory;

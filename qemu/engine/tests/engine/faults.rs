@@ -3,12 +3,10 @@
 //! Reliable connections over a wire that drops, reorders, duplicates and damages: every byte
 //! arrives once and in order, completions come in order, and nothing is done twice.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, Region, SendWork};
 use proptest::prelude::*;
-use wire::*;
 
 /// One work request of a random program.
 #[derive(Clone, Debug)]

@@ -2,12 +2,10 @@
 
 //! Atomic writes and flushes between two engines (annex A19 of the IBTA's volume 1).
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::roce::{Feth, Frame, Opcode, Packet, Reth};
 use ferrite_engine::testing::{Region, SendWork};
-use wire::*;
 
 const RIGHTS: u32 = ALL | ACCESS_FLUSH_GLOBAL;
 

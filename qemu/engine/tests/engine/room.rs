@@ -3,15 +3,13 @@
 //! Ways that take no more for a while: who waits for which, in what order they go on, and what
 //! becomes of those who wait for a neighbour that never reads again.
 
-mod wire;
-
+use crate::wire::{drain, statuses, ALL, PD};
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
 use ferrite_engine::memory::{Room, Way, FRAME_OVERHEAD};
 use ferrite_engine::roce::{Frame, Medium};
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
 use std::collections::{HashMap, VecDeque};
-use wire::{drain, statuses, ALL, PD};
 
 /// What a ring between two devices takes.
 const RING: usize = 1 << 20;

@@ -4,14 +4,12 @@
 //! a frame: nothing is done twice, nobody else's answer is lost, the connection goes on, and what
 //! is kept for it all is bounded.
 
-mod wire;
-
+use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::roce::{
     psn_add, Aeth, AtomicEth, Feth, Frame, NakCode, Opcode, Packet, Reth, Syndrome,
 };
 use ferrite_engine::testing::{Node, Region, SendWork};
-use wire::*;
 use CompletionStatus::Success;
 
 const RIGHTS: u32 = ALL | ACCESS_FLUSH_GLOBAL;
