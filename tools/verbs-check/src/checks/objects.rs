@@ -40,6 +40,10 @@ const CHECKS: &[(&str, Body)] = &[
         shared,
     ),
     ("queues are emptied in every state", states),
+    (
+        "hundreds of queue pairs fail at once, each is told, and others work",
+        failing_together,
+    ),
     ("a datagram is no longer than the port takes", datagrams),
     ("what another context made can be imported", imports),
 ];
@@ -1410,6 +1414,49 @@ fn states(rig: &Rig) -> Check {
         rig.ends(cq, IBV_WC_SUCCESS, "a datagram after SQE")?;
     }
     flushed_datagrams(rig, qp, cq)
+}
+
+/// More than a short event queue holds.
+const FAILING: usize = 400;
+
+fn failing_together(rig: &Rig) -> Check {
+    let how = Made {
+        kind: IBV_QPT_RC,
+        srq: ptr::null_mut(),
+        cq: rig.cq(2 * FAILING as i32)?,
+        operations: 0,
+    };
+    let pairs: Vec<Pair> = (0..FAILING)
+        .map(|_| rig.pair_of(how))
+        .collect::<Check<_>>()?;
+    // A key that nobody has.
+    for pair in &pairs {
+        rig.write_to(pair.a, 64, rig.buffer.address(), !rig.rkey())?;
+    }
+    for _ in &pairs {
+        rig.ends(how.cq, IBV_WC_REM_ACCESS_ERR, "a write by a bad key")?;
+    }
+    // SAFETY: the queue pairs live.
+    let number = |qp: *mut ibv_qp| unsafe { (*qp).qp_num };
+    let mut told: Vec<u32> = Vec::new();
+    while told.len() < FAILING {
+        match rig.context.async_event(PATIENCE) {
+            Ok(Some((IBV_EVENT_QP_ACCESS_ERR, qpn))) => told.push(qpn),
+            Ok(Some((kind, qpn))) => {
+                return Err(format!("event {kind} of queue pair {qpn}").into());
+            }
+            Ok(None) => return Err(format!("only {} were told", told.len()).into()),
+            Err(errno) => return Err(format!("ibv_get_async_event: {errno}").into()),
+        }
+    }
+    told.sort_unstable();
+    let mut targets: Vec<u32> = pairs.iter().map(|pair| number(pair.b)).collect();
+    targets.sort_unstable();
+    expect!(told == targets, true, "each target was told, once");
+    let good = rig.pair()?;
+    rig.write(good.a, 64)?;
+    rig.ends(good.cq, IBV_WC_SUCCESS, "a write afterwards")?;
+    Ok(())
 }
 
 fn flushed_datagrams(rig: &Rig, qp: *mut ibv_qp, cq: *mut ibv_cq) -> Check {
