@@ -14,6 +14,7 @@ help:
 	@echo '  make demo            two VMs on the stock Debian kernel, RDMA between them'
 	@echo '  make test            all checks and tests; ends "N passed, N failed"'
 	@echo '       STAGE=name      ... only one stage; FILTER=text ... only matching tests'
+	@echo '       REPEAT=n        ... each test in VMs so often, to find one that fails at times'
 	@echo '       KERNEL=name     ... all that runs in VMs on that kernel: stock, test, kasan, kcsan'
 	@echo '  make test-long       what takes hours: many seeds, 200 boots, everything in VMs on kernels'
 	@echo '                       with KASAN and with KCSAN; STAGE=seeds, boots, kasan, kcsan, FILTER=text,'
@@ -34,7 +35,8 @@ demo:
 	@$(LAB) demo
 
 test:
-	@$(LAB) test $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(KERNEL),--kernel '$(KERNEL)')
+	@$(LAB) test $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(KERNEL),--kernel '$(KERNEL)') \
+		$(if $(REPEAT),--repeat $(REPEAT))
 
 test-long:
 	@$(LAB) test --long $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(SEEDS),--seeds '$(SEEDS)')

@@ -34,6 +34,8 @@ pub struct Options {
     pub seeds: Option<u32>,
     /// Run everything that needs VMs on this kernel.
     pub kernel: Option<Flavour>,
+    /// How often each test in VMs runs, to find one that fails at times.
+    pub repeat: Option<u32>,
 }
 
 /// All stages.
@@ -57,10 +59,6 @@ impl Options {
     }
 
     /// Those that take long are for the long run, or for who asks for some tests by name.
-    fn groups(&self) -> Vec<Group> {
-        groups(self.long || self.filter.is_some())
-    }
-
     fn wanted(&self, name: &str) -> bool {
         self.filter
             .as_deref()
@@ -80,10 +78,8 @@ pub fn prepare_all() -> Result<()> {
 /// Runs the tests; false when one failed.
 pub fn run(options: &Options) -> Result<bool> {
     if options.list {
-        for group in groups(true) {
-            for test in group.tests() {
-                println!("{}: {}", group.name, test.name);
-            }
+        for (name, _) in groups().iter().flat_map(Group::tests) {
+            println!("{name}");
         }
         return Ok(true);
     }
@@ -159,7 +155,7 @@ fn in_vms(options: &Options, report: &mut Report) -> Result<()> {
         kunit(options, report)?;
     }
     if options.stage_wanted("vm") {
-        for group in options.groups() {
+        for group in groups() {
             vm_group(&group, options, report)?;
         }
     }
@@ -419,11 +415,8 @@ fn flavours(options: &Options) -> Vec<Flavour> {
         flavours.push(options.flavour(Flavour::Test));
     }
     if options.stage_wanted("vm") {
-        for group in options.groups() {
-            if group
-                .tests()
-                .any(|t| options.wanted(&full_name(&group, t.name)))
-            {
+        for group in groups() {
+            if group.tests().any(|(name, _)| options.wanted(&name)) {
                 flavours.push(options.flavour(group.flavour));
             }
         }
@@ -512,16 +505,17 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What the group's name and a test's name make together.
-fn full_name(group: &Group, test: &str) -> String {
-    format!("{}: {test}", group.name)
-}
+/// How often the machines of a group are booted, at most: after a test that failed, the next gets
+/// fresh ones.
+const BOOTS: usize = 5;
 
 fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> Result<Cluster> {
     let kernel = kernel::get(wanted.flavour(group.flavour))?;
     let mut options = (group.options)(ClusterOptions::pair("", kernel_modules(&kernel)?));
     options.label = format!("{}-{attempt}", group.name.replace(' ', "-"));
     options.thorough = wanted.long;
+    // The module's own tests have a stage of their own; here each load would run them again.
+    options.kernel_args = format!("kunit.enable=0 {}", options.kernel_args);
     if kernel.flavour.slowness() > 1 {
         // Sanitisers keep books on all memory, and freed memory for a while.
         options.memory_mib *= 2;
@@ -549,7 +543,7 @@ fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> 
 fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()> {
     let wanted: Vec<_> = group
         .tests()
-        .filter(|test| options.wanted(&full_name(group, test.name)))
+        .filter(|(name, _)| options.wanted(name))
         .collect();
     if wanted.is_empty() {
         return Ok(());
@@ -562,15 +556,14 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
     let run = RunDir::new()?;
     let mut cluster: Option<Cluster> = None;
     let mut attempt = 0;
-    for test in &wanted {
+    for (name, test) in &wanted {
         check_interrupted()?;
-        let name = full_name(group, test.name);
         let start = Instant::now();
         if cluster.is_none() {
             attempt += 1;
-            if attempt > 3 {
+            if attempt > BOOTS {
                 report.record(
-                    &name,
+                    name,
                     start.elapsed(),
                     Err(anyhow::anyhow!("not run: the VMs died too often")),
                 );
@@ -580,15 +573,15 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
                 Ok(up) => cluster = Some(up),
                 Err(error) => {
                     check_interrupted()?;
-                    report.record(&name, start.elapsed(), Err(error));
+                    report.record(name, start.elapsed(), Err(error));
                     // What cannot boot once will not boot for each test.
-                    attempt = attempt.max(3);
+                    attempt = BOOTS;
                     continue;
                 }
             }
         }
         let Some(up) = cluster.as_mut() else { continue };
-        let mut result = (test.run)(up);
+        let mut result = (0..options.repeat.unwrap_or(1)).try_for_each(|_| (test.run)(up));
         let findings = up.new_findings();
         if !findings.is_empty() {
             let text = findings.join("\n");
@@ -600,7 +593,7 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
         if result.is_ok() && !test.ends_group {
             result = up.check_processes();
         }
-        let good = report.record(&name, start.elapsed(), result);
+        let good = report.record(name, start.elapsed(), result);
         // A failed test may leave anything behind: the next ones get fresh machines.
         if !good || test.ends_group {
             cluster = None;
@@ -609,7 +602,7 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
     check_interrupted()?;
     let finds_leaks = options.flavour(group.flavour).finds_leaks();
     if let (Some(up), true) = (&cluster, finds_leaks) {
-        let name = full_name(group, "no memory is leaked");
+        let name = format!("{}: no memory is leaked", group.name);
         report.test(&name, || crate::tests::no_leaks(up));
     }
     Ok(())

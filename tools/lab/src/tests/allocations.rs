@@ -189,8 +189,7 @@ fn connections(cluster: &Cluster) -> Result<()> {
         time,
     )?;
     let result = client.success();
-    server.signal(libc::SIGKILL)?;
-    server.wait()?;
+    server.end()?;
     for vm in [one, two] {
         fail_no_more(vm)?;
         vm.sh("pkill -KILL rping; true")?;

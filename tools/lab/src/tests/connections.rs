@@ -83,14 +83,9 @@ impl<'v> Traffic<'v> {
             stream: [client, server],
             ping: [ping, pong],
         };
-        if let Err(error) = wait_for_traffic(cluster, 2) {
-            let mut said = String::new();
-            for running in traffic.stream.into_iter().chain(traffic.ping) {
-                running.signal(libc::SIGKILL)?;
-                said += &format!("\n{:?}", running.wait()?);
-            }
-            return Err(error.context(said));
-        }
+        let [client, server] = &traffic.stream;
+        let [ping, pong] = &traffic.ping;
+        wait_for_traffic(cluster, 2, &[client, server, ping, pong])?;
         Ok(traffic)
     }
 
@@ -102,16 +97,14 @@ impl<'v> Traffic<'v> {
             &format!("test $(wc -l </tmp/rping) -gt {}", lines + 5),
             Duration::from_secs(20),
         );
-        for running in &self.ping {
-            running.signal(libc::SIGKILL)?;
-        }
         let stream = self.stream.map(Running::success);
-        for running in self.ping {
-            running.wait()?;
-        }
+        let ping = self.ping.map(Running::end);
         alive.context("the connection of rdma_cm does not go on")?;
         for end in stream {
             end.context("the queue pair does not go on")?;
+        }
+        for end in ping {
+            end?;
         }
         Ok(())
     }

@@ -9,7 +9,9 @@ use serde_json::json;
 use super::{nothing_left, still_works, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
+use crate::protocol::Outcome;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::vm::Running;
 
 /// On the kernel with the checkers.
 pub const TESTS: &[VmTest] = &[
@@ -45,16 +47,35 @@ fn packets_sent(cluster: &Cluster, index: usize) -> Result<u64> {
         .ok_or_else(|| anyhow::anyhow!("no engine.tx_packets in {counters}"))
 }
 
-/// Waits until the wire carries a stream.
-pub(super) fn wait_for_traffic(cluster: &Cluster, index: usize) -> Result<()> {
+/// Waits until the adapter of a machine sends a stream, which these programs make.
+pub(super) fn wait_for_traffic(
+    cluster: &Cluster,
+    index: usize,
+    programs: &[&Running<'_>],
+) -> Result<()> {
     let start = packets_sent(cluster, index)?;
-    let flowing = wait_until(Instant::now() + Duration::from_secs(30), || {
-        Ok(packets_sent(cluster, index)? > start + 200)
+    let mut ends: Vec<_> = programs.iter().map(|_| None).collect();
+    let look = |ends: &mut Vec<Option<Outcome>>| {
+        for (end, program) in ends.iter_mut().zip(programs) {
+            *end = end.take().or_else(|| program.ended());
+        }
+        ends.iter().flatten().count()
+    };
+    let mut sent = 0;
+    wait_until(Instant::now() + Duration::from_secs(30), || {
+        sent = packets_sent(cluster, index)? - start;
+        Ok(sent > 200 || look(&mut ends) > 0)
     })?;
-    if !flowing {
-        bail!("no traffic");
+    if sent > 200 {
+        return Ok(());
     }
-    Ok(())
+    for program in programs {
+        program.signal(libc::SIGKILL)?;
+    }
+    wait_until(Instant::now() + Duration::from_secs(10), || {
+        Ok(look(&mut ends) == programs.len())
+    })?;
+    bail!("no traffic: {sent} packets; the programs: {ends:#?}");
 }
 
 const ENDLESS: &str = "exec ibv_rc_pingpong -d $dev -g $gid -p 18520 -s 65536 -n 100000000";
@@ -70,7 +91,7 @@ fn killed_in_transfer(cluster: &Cluster) -> Result<()> {
         let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
         wait_listening(one, 18520)?;
         let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
-        wait_for_traffic(cluster, 2)?;
+        wait_for_traffic(cluster, 2, &[&server, &client])?;
         client.end_with(libc::SIGKILL)?;
         server.end()?;
         for vm in [one, two] {
@@ -89,7 +110,7 @@ fn killed_server(cluster: &Cluster) -> Result<()> {
     let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
     wait_listening(one, 18520)?;
     let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
-    wait_for_traffic(cluster, 2)?;
+    wait_for_traffic(cluster, 2, &[&server, &client])?;
     server.end_with(libc::SIGKILL)?;
     let outcome = client.wait()?;
     let said = format!("{}{}", outcome.out, outcome.err);
@@ -108,7 +129,7 @@ fn peer_gone(cluster: &Cluster) -> Result<()> {
     let server = one.spawn(&format!("{DEVICE_AND_GID} {ENDLESS}"), time)?;
     wait_listening(one, 18520)?;
     let client = two.spawn(&format!("{DEVICE_AND_GID} {ENDLESS} {}", one.ip()), time)?;
-    wait_for_traffic(cluster, 2)?;
+    wait_for_traffic(cluster, 2, &[&server, &client])?;
     cluster.fabric_command(&json!({"cmd": "partition", "a": crate::vm::mac(1)}))?;
     // One of the two has a request under way when the wire is cut, and must be told.
     let told = "transport retry counter exceeded";
@@ -159,7 +180,7 @@ fn stolen_address(cluster: &Cluster) -> Result<()> {
     let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
     wait_listening(one, 18520)?;
     let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
-    wait_for_traffic(cluster, 2)?;
+    wait_for_traffic(cluster, 2, &[&server, &client])?;
     let granted = || -> Result<serde_json::Value> {
         Ok(cluster.counters(1)?["shortcuts"]["granted"].clone())
     };
@@ -181,8 +202,8 @@ for n in range({FORGED}):
     if !dropped {
         bail!("the device lets them pass: {}", cluster.counters(2)?);
     }
-    wait_for_traffic(cluster, 1)?;
-    wait_for_traffic(cluster, 2)?;
+    wait_for_traffic(cluster, 1, &[&server, &client])?;
+    wait_for_traffic(cluster, 2, &[&server, &client])?;
     if granted()? != before {
         bail!("the shortcut was taken away");
     }

@@ -55,8 +55,7 @@ fn ferritectl(cluster: &Cluster) -> Result<()> {
         Ok(())
     }();
     for running in [client, server] {
-        running.signal(libc::SIGKILL)?;
-        running.wait()?;
+        running.end_with(libc::SIGKILL)?;
     }
     looked?;
     let outcome = one.run(

@@ -109,8 +109,7 @@ fn address_taken_by_a_user(cluster: &Cluster) -> Result<()> {
         )?;
         one.wait_for("test -e /tmp/there", TIME)?;
         let checked = paired_with(one, "eth0").with_context(|| format!("{kind} that is there"));
-        there.signal(libc::SIGKILL)?;
-        there.wait()?;
+        there.end_with(libc::SIGKILL)?;
         one.sh("rm /tmp/there")?;
         checked?;
     }

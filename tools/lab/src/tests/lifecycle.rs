@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{bail, Context, Result};
 use serde_json::json;
 
-use super::{still_works, wait_active, VmTest};
+use super::{nvme, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::shell::LOAD_DRIVER;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
@@ -147,8 +147,7 @@ fn fails_under_multicast(cluster: &Cluster) -> Result<()> {
     )?;
     one.wait_for("grep -q receiving /run/member", Duration::from_secs(60))?;
     fail_device(cluster)?;
-    member.signal(libc::SIGKILL)?;
-    member.wait()?;
+    member.end()?;
     one.wait_for(
         "! rdma resource show qp | grep -q mckey",
         Duration::from_secs(30),
@@ -161,50 +160,16 @@ fn fails_under_multicast(cluster: &Cluster) -> Result<()> {
 
 fn fails_under_shared_receives(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    one.sh(&format!(
-        "set -e
-         modprobe nvmet_rdma use_srq=1
-         grep -q Y /sys/module/nvmet_rdma/parameters/use_srq
-         mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
-         truncate -s 16M /run/disk
-         cd /sys/kernel/config/nvmet
-         mkdir subsystems/disk subsystems/disk/namespaces/1 ports/1
-         echo 1 >subsystems/disk/attr_allow_any_host
-         echo /run/disk >subsystems/disk/namespaces/1/device_path
-         echo 1 >subsystems/disk/namespaces/1/buffered_io
-         echo 1 >subsystems/disk/namespaces/1/enable
-         echo rdma >ports/1/addr_trtype
-         echo ipv4 >ports/1/addr_adrfam
-         echo {} >ports/1/addr_traddr
-         echo 4420 >ports/1/addr_trsvcid
-         ln -s /sys/kernel/config/nvmet/subsystems/disk ports/1/subsystems/disk",
-        one.ip()
-    ))?;
-    two.sh(&format!(
-        "set -e
-         modprobe nvme_rdma
-         echo transport=rdma,traddr={},trsvcid=4420,nqn=disk,nr_io_queues=1,ctrl_loss_tmo=0 \
-             >/dev/nvme-fabrics",
-        one.ip()
-    ))?;
+    nvme::serve(one)?;
+    nvme::connect(two, one)?;
     two.wait_for("test -b /dev/nvme0n1", Duration::from_secs(30))?;
     two.sh("dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64")?;
     fail_device(cluster)?;
     // Each queue pair that is not told of its last receive is waited for for a minute.
     let let_go = rebind(one, Duration::from_secs(50));
-    two.sh_in(
-        "echo 1 >/sys/class/nvme/nvme0/delete_controller || true",
-        Duration::from_secs(120),
-    )?;
+    nvme::disconnect(two)?;
     let_go?;
-    one.sh_in(
-        "set -e
-         cd /sys/kernel/config/nvmet
-         rm ports/1/subsystems/disk
-         rmdir ports/1 subsystems/disk/namespaces/1 subsystems/disk
-         modprobe -r nvmet_rdma",
-        Duration::from_secs(120),
-    )?;
+    nvme::end(one)?;
     super::nothing_left(one)?;
     still_works(cluster)
 }
@@ -217,10 +182,26 @@ fn surprise_removal(cluster: &Cluster) -> Result<()> {
     let server = two.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
     wait_listening(two, 18520)?;
     let client = one.spawn(&format!("{DEVICE_AND_GID} {program} {}", two.ip()), time)?;
-    super::faults::wait_for_traffic(cluster, 1)?;
+    super::faults::wait_for_traffic(cluster, 1, &[&server, &client])?;
     // One that always has page faults under way, too.
     let paging = two.spawn("exec verbs-check run removal >/run/paging 2>&1", time)?;
     two.wait_for("grep -q ready /run/paging", Duration::from_secs(60))?;
+    // And users inside the kernel: a disk of the peer, a member of a multicast group.
+    nvme::serve(one)?;
+    nvme::connect(two, one)?;
+    two.wait_for("test -b /dev/nvme0n1", Duration::from_secs(30))?;
+    let disk = two.spawn(
+        "while dd if=/dev/nvme0n1 of=/dev/null bs=64k iflag=direct; do :; done",
+        time,
+    )?;
+    let member = two.spawn(
+        &format!(
+            "exec stdbuf -oL mckey -m 239.77.0.2 -b {} -C 1000 >/run/member 2>&1",
+            two.ip()
+        ),
+        time,
+    )?;
+    two.wait_for("grep -q receiving /run/member", Duration::from_secs(60))?;
     cluster.remove_device(2)?;
     let outcome = client.wait()?;
     let said = format!("{}{}", outcome.out, outcome.err);
@@ -234,12 +215,17 @@ fn surprise_removal(cluster: &Cluster) -> Result<()> {
     paging.signal(libc::SIGKILL)?;
     two.wait_for("! pgrep verbs-check", Duration::from_secs(90))
         .context("the program with page faults cannot be ended")?;
+    member.signal(libc::SIGKILL)?;
+    two.wait_for("! pgrep mckey", Duration::from_secs(90))
+        .context("the member of the group cannot be ended")?;
     let devinfo = two.run("timeout 60 ibv_devinfo -v", Duration::from_secs(70))?;
     if devinfo.timed_out || devinfo.code == 124 {
         bail!("ibv_devinfo hangs on a device that is gone");
     }
     two.sh_in("rmmod ferrite", Duration::from_secs(120))
         .context("the driver does not unload")?;
+    disk.end()?;
+    nvme::end(one)?;
     // The machine left behind serves on.
     one.sh("rdma link | grep -q 'state ACTIVE'")?;
     one.sh_in("rmmod ferrite", Duration::from_secs(60))?;

@@ -74,9 +74,9 @@ time.sleep(600)",
         }
         Ok(())
     })();
-    greedy.signal(libc::SIGKILL)?;
-    greedy.wait()?;
+    let held = greedy.end_with(libc::SIGKILL);
     checked?;
+    held?;
     nothing_left(one)
 }
 

@@ -12,6 +12,7 @@ mod lifecycle;
 mod limits;
 mod misbehaviour;
 mod notification;
+mod nvme;
 mod wire;
 
 use std::time::{Duration, Instant};
@@ -53,7 +54,7 @@ impl VmTest {
 
 /// Tests on the same machines.
 pub struct Group {
-    /// What it is about.
+    /// What the machines are called.
     pub name: &'static str,
     /// The guests' kernel.
     pub flavour: Flavour,
@@ -61,50 +62,41 @@ pub struct Group {
     pub load_driver: bool,
     /// Changes to the usual pair of machines.
     pub options: fn(Options) -> Options,
-    /// In the order in which they run, by subject.
-    pub tests: &'static [&'static [VmTest]],
+    /// In the order in which they run: a subject and its tests.
+    pub tests: &'static [(&'static str, &'static [VmTest])],
 }
 
 impl Group {
-    /// All its tests.
-    pub fn tests(&self) -> impl Iterator<Item = &'static VmTest> {
-        self.tests.iter().copied().flatten()
+    /// All its tests, each with its full name.
+    pub fn tests(&self) -> impl Iterator<Item = (String, &'static VmTest)> {
+        self.tests.iter().flat_map(|(subject, tests)| {
+            tests
+                .iter()
+                .map(move |test| (format!("{subject}: {}", test.name), test))
+        })
     }
 }
 
-/// The groups of an ordinary run, and with `all` those as well that take long. What a checker of the
-/// kernel can find runs on the test kernel, where everything is some times slower; what only the wire
-/// or the programs show runs on the stock kernel.
-pub fn groups(all: bool) -> Vec<Group> {
-    let mut groups = ordinary();
-    if all {
-        groups.extend(long());
-    }
-    groups
-}
-
-fn ordinary() -> Vec<Group> {
+/// All groups. What a checker of the kernel can find runs on the test kernel, where everything is some
+/// times slower; what only the wire or the programs show runs on the stock kernel. A boot takes as long
+/// as many tests, so that what can share machines does.
+pub fn groups() -> Vec<Group> {
     vec![
         Group {
             name: "stock",
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
-            tests: &[basics::STOCK, faults::NEIGHBOURS],
-        },
-        Group {
-            name: "neighbours",
-            flavour: Flavour::Stock,
-            load_driver: true,
-            options: |o| Options { cpus: 1, ..o },
-            tests: &[interfaces::TESTS, limits::TESTS, lifecycle::FAILING],
-        },
-        Group {
-            name: "clients",
-            flavour: Flavour::Stock,
-            load_driver: true,
-            options: |o| Options { cpus: 1, ..o },
-            tests: &[clients::TESTS, connections::TESTS, inside::TESTS],
+            tests: &[
+                ("stock", basics::STOCK),
+                ("stock", faults::NEIGHBOURS),
+                ("neighbours", interfaces::TESTS),
+                ("neighbours", limits::TESTS),
+                ("clients", clients::TESTS),
+                ("clients", connections::TESTS),
+                ("clients", inside::TESTS),
+                ("neighbours", lifecycle::FAILING),
+            ],
         },
         Group {
             name: "wire",
@@ -115,7 +107,7 @@ fn ordinary() -> Vec<Group> {
                 pcap: true,
                 ..o
             },
-            tests: &[wire::TESTS],
+            tests: &[("wire", wire::TESTS)],
         },
         Group {
             name: "reference",
@@ -127,7 +119,7 @@ fn ordinary() -> Vec<Group> {
                 pcap: true,
                 ..o
             },
-            tests: &[wire::REFERENCE],
+            tests: &[("reference", wire::REFERENCE)],
         },
         Group {
             name: "interoperation",
@@ -138,10 +130,10 @@ fn ordinary() -> Vec<Group> {
                 plain: vec![2],
                 ..o
             },
-            tests: &[wire::INTEROPERATION],
+            tests: &[("interoperation", wire::INTEROPERATION)],
         },
         Group {
-            name: "few vectors",
+            name: "four processors",
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options {
@@ -149,7 +141,10 @@ fn ordinary() -> Vec<Group> {
                 device_args: vec!["--vectors".into(), "3".into()],
                 ..o
             },
-            tests: &[notification::FEW_VECTORS],
+            tests: &[
+                ("few vectors", notification::FEW_VECTORS),
+                ("four processors", basics::THREADS),
+            ],
         },
         Group {
             name: "checked",
@@ -157,51 +152,34 @@ fn ordinary() -> Vec<Group> {
             load_driver: true,
             options: |o| o,
             tests: &[
-                basics::CHECKED,
-                notification::TESTS,
-                faults::TESTS,
-                lifecycle::LOADING,
-                lifecycle::REMOVAL,
+                ("checked", basics::CHECKED),
+                ("checked", notification::TESTS),
+                ("checked", faults::TESTS),
+                ("checked", basics::THREADS),
+                ("allocations", allocations::TESTS),
+                ("checked", lifecycle::LOADING),
+                ("misbehaviour", misbehaviour::TESTS),
+                ("checked", lifecycle::REMOVAL),
             ],
-        },
-    ]
-}
-
-fn long() -> Vec<Group> {
-    vec![
-        Group {
-            name: "threads",
-            flavour: Flavour::Test,
-            load_driver: true,
-            options: |o| Options { cpus: 4, ..o },
-            tests: &[basics::THREADS],
-        },
-        Group {
-            name: "allocations",
-            flavour: Flavour::Test,
-            load_driver: true,
-            options: |o| o,
-            tests: &[allocations::TESTS],
-        },
-        Group {
-            name: "misbehaviour",
-            flavour: Flavour::Test,
-            load_driver: true,
-            options: |o| o,
-            tests: &[misbehaviour::TESTS],
         },
     ]
 }
 
 /// Waits until the RDMA port of a machine is active and has its address.
 pub fn wait_active(vm: &Vm) -> Result<()> {
-    vm.wait_for(
+    let active = vm.wait_for(
         &format!(
             "rdma link | grep -q 'state ACTIVE' && ({})",
             crate::traffic::DEVICE_AND_GID
         ),
         Duration::from_secs(30),
-    )
+    );
+    active.map_err(|error| {
+        let state = vm.sh("rdma link; ip addr
+            grep -H . /sys/class/infiniband/*/ports/1/gid*/* 2>/dev/null | grep -v :0000:0000:0000:0000$
+            dmesg | tail -n 20");
+        error.context(format!("the port does not become active: {state:?}"))
+    })
 }
 
 /// Fails when the kernel's leak detector finds something in any machine.
