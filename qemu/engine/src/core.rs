@@ -21,7 +21,7 @@ use ferrite_abi::{
     SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SHARED, COMPLETION_SOLICITED,
     VLAN_NONE,
 };
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Base-2 logarithm of the largest MTU there is.
 pub const MAX_LOG_MTU: u8 = 12;
@@ -170,8 +170,8 @@ pub(crate) struct RoomList {
     pub(crate) look: bool,
     /// The way that was looked at first the last time.
     last: Option<Way>,
-    /// The ways that were stuck then.
-    stuck: BTreeSet<Way>,
+    /// The ways that were stuck then, each with the first ticket of those who began to wait later.
+    stuck: BTreeMap<Way, u64>,
 }
 
 impl RoomList {
@@ -211,23 +211,25 @@ impl RoomList {
         let first = ways.iter().position(|&way| Some(way) > self.last);
         ways.rotate_left(first.unwrap_or(0));
         self.last = ways.first().copied();
-        self.stuck.retain(|way| ways.contains(way));
+        self.stuck.retain(|way, _| ways.contains(way));
         ways
     }
 
-    /// Notes whether a way is stuck; true when it was not before.
-    pub(crate) fn is_newly_stuck(&mut self, way: Way, stuck: bool) -> bool {
+    /// Notes whether a way is stuck.
+    pub(crate) fn note(&mut self, way: Way, stuck: bool) {
         if stuck {
-            self.stuck.insert(way)
+            self.stuck.entry(way).or_insert(self.tickets + 1);
         } else {
             self.stuck.remove(&way);
-            false
         }
     }
 
-    /// How many wait for `way`.
-    pub(crate) fn count(&self, way: Way) -> usize {
-        self.waiting.range((way, 0)..=(way, u64::MAX)).count()
+    /// Whether somebody has waited for `way` since before it was stuck.
+    pub(crate) fn outwaited(&self, way: Way) -> bool {
+        let Some(&later) = self.stuck.get(&way) else {
+            return false;
+        };
+        self.waiting.range((way, 0)..(way, later)).next().is_some()
     }
 }
 

@@ -554,16 +554,10 @@ impl Engine {
         self.core.room.look = false;
         for way in self.core.room.ways() {
             let stuck = self.core.has_room(way, host).is_none();
+            self.core.room.note(way, stuck);
             // Those who are content with losses do not wait for a way that is stuck; the others
             // begin to wait anew.
-            if self.core.room.is_newly_stuck(way, stuck) {
-                for _ in 0..self.core.room.count(way) {
-                    if let Some(qpn) = self.core.room.pop(way) {
-                        self.serve(qpn, Some(way), host);
-                    }
-                }
-            }
-            while self.core.has_room(way, host) == Some(true) {
+            while self.core.room.outwaited(way) || self.core.has_room(way, host) == Some(true) {
                 if budget == 0 {
                     self.core.room.look = true;
                     return;

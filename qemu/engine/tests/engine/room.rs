@@ -319,6 +319,42 @@ fn datagrams_wait_for_room_and_are_lost_where_there_is_none_for_ever() {
 }
 
 #[test]
+fn a_way_that_gets_stuck_under_many_takes_no_long_turn() {
+    const BASE: u32 = 1000;
+    const QPS: u32 = 1000;
+    let (mut ring, _) = with_a_full_neighbour();
+    let node = &mut ring.from;
+    let to = ring.to.as_peer(9);
+    let work =
+        SendWork::new(SendOpcode::Send, &[ring.source.sge(0, 100)]).datagram(&to.datagram(7));
+    for qpn in BASE..BASE + QPS {
+        node.create_qp(QpOptions {
+            qpn,
+            pd: PD,
+            log_blocks: 2,
+            log_entries: 1,
+            kind: QueuePairKind::Datagram,
+            ..QpOptions::default()
+        });
+        node.start_datagrams(qpn, 7);
+        node.post_send(qpn, &work);
+    }
+    node.settle();
+    assert_eq!(node.engine.waiting_for_room(), QPS as usize);
+    let stuck = (Way::Memory(1), Room::Stuck);
+    node.host.ways.insert(ring.to.mac, stuck);
+    node.engine.room_again();
+    let mut most = 0;
+    for _ in 0..QPS {
+        let before = node.host.sent.len();
+        node.engine.poll(node.now, &mut node.host);
+        most = most.max(node.host.sent.len() - before);
+    }
+    assert_eq!(node.host.sent.len(), QPS as usize);
+    assert!(most < QPS as usize / 3, "{most} in one turn");
+}
+
+#[test]
 fn a_device_that_streams_to_itself_loses_nothing() {
     const QPS: u32 = 64;
     let mut node = Node::new(1);
