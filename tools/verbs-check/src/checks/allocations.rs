@@ -373,9 +373,8 @@ fn moved_region(ground: &Ground) -> Result<Made, Errno> {
     let mr = made(unsafe { ibv_reg_mr(ground.pd, address, LENGTH / 2, RIGHTS as i32) })?;
     // SAFETY: the region lives, and all of the buffer is mapped.
     let result = unsafe {
-        let access = RIGHTS as i32;
         let change = IBV_REREG_MR_CHANGE_TRANSLATION as i32;
-        ibv_rereg_mr(mr, change, ptr::null_mut(), address, LENGTH, access)
+        ibv_rereg_mr(mr, change, ptr::null_mut(), address, LENGTH, 0)
     };
     let moved = done(result);
     if let Err(errno) = moved {
