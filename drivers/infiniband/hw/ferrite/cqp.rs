@@ -260,7 +260,8 @@ impl Cqp {
                     reach,
                     abi::EQ_CONTROL,
                     EVENTS_VECTOR,
-                    EVENTS_LOG_ENTRIES
+                    EVENTS_LOG_ENTRIES,
+                    GFP_KERNEL
                 ),
                 GFP_KERNEL
             )?,

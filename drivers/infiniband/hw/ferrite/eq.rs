@@ -28,6 +28,7 @@ use crate::{
     },
 };
 use kernel::{
+    alloc::Flags,
     device::{
         Bound,
         Device, //
@@ -162,19 +163,21 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Makes the ring of queue `number`, which interrupts by `vector`. The device learns of it by
-    /// [`EventQueue::create_command`], or of queue 0 by the boot block.
+    /// Makes the ring of queue `number`, which interrupts by `vector`, in one piece of memory had
+    /// with `flags`. The device learns of it by [`EventQueue::create_command`], or of queue 0 by the
+    /// boot block.
     pub(crate) fn new<'a>(
         dev: &'a Device<Bound>,
         reach: &'a Arc<DeviceReach>,
         number: u16,
         vector: u16,
         log_entries: u8,
+        flags: Flags,
     ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
             ring: Lent::new(
                 reach,
-                Coherent::zeroed_slice(dev, 1 << log_entries, GFP_KERNEL)?
+                Coherent::zeroed_slice(dev, 1 << log_entries, flags)?
             ),
             consumer <- new_irq_spinlock!(Consumer::new(log_entries), "ferrite_eq"),
             number,

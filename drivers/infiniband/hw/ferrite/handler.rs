@@ -24,6 +24,10 @@ use crate::{
     },
 };
 use kernel::{
+    alloc::{
+        flags::__GFP_NOWARN,
+        Flags, //
+    },
     device::Bound,
     irq::IrqReturn,
     pci,
@@ -210,6 +214,18 @@ fn wanted_queues() -> u32 {
     fixed + cpu::online().min(most)
 }
 
+/// Makes the largest thing of up to `1 << log_entries` that there is memory for in one piece, by
+/// `make`, which is given how large and how to allocate. The kernel complains only where even the
+/// smallest is too large.
+fn make_largest<T>(log_entries: u8, mut make: impl FnMut(u8, Flags) -> Result<T>) -> Result<T> {
+    for larger in (LEAST_LOG_ENTRIES + 1..=log_entries).rev() {
+        if let Ok(made) = make(larger, GFP_KERNEL | __GFP_NOWARN) {
+            return Ok(made);
+        }
+    }
+    make(log_entries.min(LEAST_LOG_ENTRIES), GFP_KERNEL)
+}
+
 /// Makes an event queue of `1 << log_entries`, or of fewer where there is no memory in one piece.
 fn make_queue(
     pdev: &pci::Device<Bound>,
@@ -218,14 +234,10 @@ fn make_queue(
     vector: u16,
     log_entries: u8,
 ) -> Result<Arc<EventQueue>> {
-    let mut log_entries = log_entries;
-    loop {
-        let queue = EventQueue::new(pdev.as_ref(), &hw.reach, eqn, vector, log_entries);
-        match Arc::pin_init(queue, GFP_KERNEL) {
-            Err(_) if log_entries > LEAST_LOG_ENTRIES => log_entries -= 1,
-            result => return result,
-        }
-    }
+    make_largest(log_entries, |log_entries, flags| {
+        let queue = EventQueue::new(pdev.as_ref(), &hw.reach, eqn, vector, log_entries, flags);
+        Arc::pin_init(queue, GFP_KERNEL)
+    })
 }
 
 /// An event queue that the device knows and that is armed.
@@ -316,6 +328,35 @@ mod tests {
                 assert!((LEAST_LOG_ENTRIES..=MOST_ASYNC_LOG_ENTRIES).contains(&log_entries));
             }
         }
+    }
+
+    #[test]
+    fn a_queue_is_as_large_as_there_is_memory_for_and_nobody_complains() {
+        let tried = core::cell::Cell::new(0);
+        let tried = &tried;
+        let make = |most: u8| {
+            tried.set(0);
+            move |log_entries: u8, flags: Flags| {
+                tried.set(tried.get() + 1);
+                // Only the last attempt is worth a warning.
+                let quiet = flags == GFP_KERNEL | __GFP_NOWARN;
+                assert_eq!(quiet, log_entries > LEAST_LOG_ENTRIES);
+                if log_entries <= most {
+                    Ok(log_entries)
+                } else {
+                    Err(ENOMEM)
+                }
+            }
+        };
+        for most in LEAST_LOG_ENTRIES..=MOST_ASYNC_LOG_ENTRIES {
+            let made = make_largest(MOST_ASYNC_LOG_ENTRIES, &make(most));
+            assert_eq!(made, Ok(most));
+            assert_eq!(tried.get(), MOST_ASYNC_LOG_ENTRIES - most + 1);
+        }
+        assert_eq!(make_largest(10, &make(LEAST_LOG_ENTRIES - 1)), Err(ENOMEM));
+        // What the device wants smaller is.
+        assert_eq!(make_largest(5, &make(5)), Ok(5));
+        assert_eq!(tried.get(), 1);
     }
 
     #[test]
