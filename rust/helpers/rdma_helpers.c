@@ -13,6 +13,7 @@
 #include <linux/memcontrol.h>
 #include <linux/netdevice.h>
 #include <linux/pci-p2pdma.h>
+#include <linux/ratelimit.h>
 #include <linux/rtnetlink.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
@@ -67,6 +68,11 @@ bool rust_helper_need_resched(void)
 void rust_helper_reinit_completion(struct completion *x)
 {
 	reinit_completion(x);
+}
+
+void rust_helper_ratelimit_default_init(struct ratelimit_state *rs)
+{
+	ratelimit_default_init(rs);
 }
 
 void *rust_helper_memcg_get_current(void)

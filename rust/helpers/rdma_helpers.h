@@ -9,6 +9,7 @@
 #include <linux/types.h>
 
 struct completion;
+struct ratelimit_state;
 struct device;
 struct ib_ah;
 struct ib_block_iter;
@@ -45,6 +46,7 @@ void rust_helper_wmb(void);
 /* Completion, spinlock, xarray and workqueue. */
 bool rust_helper_need_resched(void);
 void rust_helper_reinit_completion(struct completion *x);
+void rust_helper_ratelimit_default_init(struct ratelimit_state *rs);
 unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock);
 void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
 bool rust_helper_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags);

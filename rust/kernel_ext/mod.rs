@@ -14,6 +14,7 @@ pub mod irq;
 pub mod memcg;
 pub mod pci;
 pub mod random;
+pub mod ratelimit;
 pub mod spinlock;
 pub mod table;
 pub mod user;

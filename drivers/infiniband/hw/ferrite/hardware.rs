@@ -25,6 +25,7 @@ use crate::{
     device::Ferrite,
     kernel_ext::{
         pci as pci_ext,
+        ratelimit::RateLimit,
         table::IrqTable,
         workqueue::OwnedQueue, //
     },
@@ -103,6 +104,9 @@ pub(crate) struct Hardware {
     /// Where everything else is done that may wait for the device.
     pub(crate) work: OwnedQueue,
     link_up: Atomic<u32>,
+    /// Of what is printed in interrupts, as often as the device likes.
+    #[pin]
+    prints: RateLimit,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
     /// Held while the device is being stopped.
@@ -135,6 +139,7 @@ impl Hardware {
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
             link_up: Atomic::new(0),
+            prints <- RateLimit::new(),
             reach: reach.clone(),
             stopping <- new_mutex!((), "ferrite_stopping"),
             failure <- new_work!("ferrite_failure"),
@@ -372,20 +377,29 @@ impl Hardware {
             EventCode::PageFaults => self.sink.raise(device_event::PAGE_FAULTS),
             EventCode::LinkChange => {
                 let up = event.param0 != 0;
-                dev_info!(self.pdev, "link is {}\n", if up { "up" } else { "down" });
+                if self.prints.allows(c"ferrite") {
+                    dev_info!(self.pdev, "link is {}\n", if up { "up" } else { "down" });
+                }
                 self.set_link(up);
                 self.sink.raise(device_event::LINK);
             }
             EventCode::DeviceFatal => {
-                let code = FatalCode::from_number(event.param0 as u8);
-                dev_err!(self.pdev, "device stopped: {:?}\n", code);
+                // It may say so as often as it likes.
+                if !self.is_dead() {
+                    let code = FatalCode::from_number(event.param0 as u8);
+                    dev_err!(self.pdev, "device stopped: {:?}\n", code);
+                }
                 self.fail();
             }
             EventCode::EventQueueOverflow => {
                 // The device keeps the events back until there is room.
                 kernel::pr_warn_once!("ferrite: event queue {} is out of room\n", event.id);
             }
-            _ => dev_warn!(self.pdev, "event {:?} was not asked for\n", code),
+            _ => {
+                if self.prints.allows(c"ferrite") {
+                    dev_warn!(self.pdev, "event {:?} was not asked for\n", code);
+                }
+            }
         }
     }
 
