@@ -165,6 +165,12 @@ impl Ferrite {
         self.identity.features & self.caps.features & feature == feature
     }
 
+    /// Has faults taken from the device and dealt with.
+    pub(crate) fn take_faults(&self) {
+        // Where it is queued already, it has yet to look.
+        drop(self.faults.enqueue(self.pager.clone()));
+    }
+
     /// The device's EUI-64.
     pub(crate) fn guid(&self) -> u64 {
         port::eui64(&self.identity.mac)
@@ -315,8 +321,7 @@ impl rdma::Driver for Ferrite {
             dev.report_port(port::PORT, dev.hw.link_up());
         }
         if events & device_event::PAGE_FAULTS != 0 {
-            // Where it is queued already, it has yet to look.
-            drop(dev.faults.enqueue(dev.pager.clone()));
+            dev.take_faults();
         }
     }
 

@@ -15,6 +15,7 @@ use crate::{
         InvalidatePages,
         PageFault,
         PageFaults,
+        Plain,
         ResolveFault,
         ATT_TABLE_ENTRIES, //
     },
@@ -88,6 +89,10 @@ const MOST_TABLES: usize = 1 << 16;
 const MOST_PER_FAULT: u64 = 1 << 20;
 /// Bytes brought in at once for an advice.
 const MOST_AT_ONCE: u64 = 4 << 20;
+/// Faults that are dealt with at once, at the most; the device keeps the others.
+const MOST_FAULTS: usize = 512;
+/// Advices that are followed later, at the most; who gives more of them follows them himself.
+const MOST_ADVICES: u32 = 64;
 
 /// A table of a region: of pages, or of tables.
 struct Table(Lent<Coherent<[u64]>>);
@@ -690,6 +695,10 @@ impl WorkItem for FaultWork {
 
     fn run(this: Arc<Self>) {
         deal_with(&this.mr, &this.fault);
+        let dev = this.mr.device();
+        if dev.pager.backlog.lock().finish() {
+            dev.take_faults();
+        }
     }
 }
 
@@ -711,12 +720,51 @@ fn resolve(hw: &Arc<Hardware>, fault: &PageFault, failed: bool) {
     });
 }
 
+/// How many faults are being dealt with.
+struct Backlog {
+    under_way: usize,
+    /// The pager has left faults in the device, and goes on when there is room.
+    paused: bool,
+}
+
+impl Backlog {
+    const fn new() -> Self {
+        Self {
+            under_way: 0,
+            paused: false,
+        }
+    }
+
+    /// Whether there is room for as many faults as a command takes. If there is not the pager is to
+    /// pause.
+    fn has_room(&mut self) -> bool {
+        self.paused = self.under_way + PageFaults::zeroed().faults.len() > MOST_FAULTS;
+        !self.paused
+    }
+
+    /// Another one is being dealt with.
+    fn start(&mut self) {
+        self.under_way += 1;
+    }
+
+    /// One was dealt with. Returns whether the pager has to go on.
+    fn finish(&mut self) -> bool {
+        self.under_way -= 1;
+        self.paused && self.has_room()
+    }
+}
+
 /// Takes faults from the device and has them dealt with, each by a worker of its own.
 #[pin_data]
 pub(crate) struct Pager {
     hw: Arc<Hardware>,
     /// Nobody waits for a page any more.
     closed: Atomic<u32>,
+    /// Locked while faults are counted, not while they are dealt with.
+    #[pin]
+    backlog: Mutex<Backlog>,
+    /// Advices that are to be followed.
+    advices: Atomic<u32>,
     #[pin]
     work: Work<Pager>,
 }
@@ -731,6 +779,8 @@ impl Pager {
             pin_init!(Self {
                 hw: hw.clone(),
                 closed: Atomic::new(0),
+                backlog <- new_mutex!(Backlog::new(), "ferrite_backlog"),
+                advices: Atomic::new(0),
                 work <- new_work!("ferrite_pager"),
             }),
             GFP_KERNEL,
@@ -758,8 +808,11 @@ impl Pager {
             GFP_KERNEL,
         );
         match work {
-            // A work item that was made just now is not queued yet.
-            Ok(work) => drop(mr.device().faults.enqueue(work)),
+            Ok(work) => {
+                self.backlog.lock().start();
+                // A work item that was made just now is not queued yet.
+                drop(mr.device().faults.enqueue(work));
+            }
             Err(_) => deal_with(&mr, fault),
         }
     }
@@ -770,6 +823,9 @@ impl WorkItem for Pager {
 
     fn run(this: Arc<Self>) {
         while this.closed.load(Relaxed) == 0 {
+            if !this.backlog.lock().has_room() {
+                return;
+            }
             let Ok(taken) = this.hw.query::<PageFaults>(CommandOpcode::TakeFaults, 0) else {
                 return;
             };
@@ -784,10 +840,29 @@ impl WorkItem for Pager {
     }
 }
 
+/// Leave to follow an advice later.
+struct Later(Arc<Pager>);
+
+impl Later {
+    /// `None` where there are too many already.
+    fn new(pager: &Arc<Pager>) -> Option<Self> {
+        // Given back where it was too many.
+        let later = Self(pager.clone());
+        (pager.advices.fetch_add(1, Relaxed) < MOST_ADVICES).then_some(later)
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        self.0.advices.fetch_sub(1, Relaxed);
+    }
+}
+
 /// An advice that is followed later. It keeps the regions.
 #[pin_data]
 struct PrefetchWork {
     advice: Advice,
+    _leave: Later,
     ranges: KVVec<(MrRef<Ferrite>, AdvisedRange)>,
     #[pin]
     work: Work<PrefetchWork>,
@@ -831,16 +906,18 @@ pub(crate) fn advise(
         }
         found.push((mr, *range), GFP_KERNEL)?;
     }
-    if wait {
+    let leave = if wait { None } else { Later::new(&dev.pager) };
+    let Some(leave) = leave else {
         for (mr, range) in &found {
             let region = mr.on_demand().ok_or(EINVAL)?;
             region.prefetch(dev, range, advice)?;
         }
         return Ok(());
-    }
+    };
     let work = Arc::pin_init(
         pin_init!(PrefetchWork {
             advice,
+            _leave: leave,
             ranges: found,
             work <- new_work!("ferrite_prefetch"),
         }),
@@ -886,6 +963,28 @@ mod tests {
                 assert!(table_key(level, reach.end) != table_key(level, page));
             }
         }
+    }
+
+    #[test]
+    fn faults_beyond_the_bound_stay_in_the_device_until_there_is_room() {
+        let batch = PageFaults::zeroed().faults.len();
+        let mut backlog = Backlog::new();
+        let mut taken = 0;
+        while backlog.has_room() {
+            for _ in 0..batch {
+                backlog.start();
+            }
+            taken += batch;
+        }
+        assert!(taken > MOST_FAULTS - batch && taken <= MOST_FAULTS);
+        // The pager is woken once: by the first to leave room for what a command takes.
+        let woken = (0..taken).filter(|_| backlog.finish()).count();
+        assert_eq!(woken, 1);
+        assert_eq!(backlog.under_way, 0);
+        // One that never paused is not woken.
+        assert!(backlog.has_room());
+        backlog.start();
+        assert!(!backlog.finish());
     }
 
     #[test]
