@@ -29,16 +29,19 @@ pub(crate) struct FerriteAh {
 }
 
 impl FerriteAh {
-    /// Makes an address handle. May be called in atomic context.
+    /// Makes an address handle. Does not sleep unless it is `sleepable`.
     pub(crate) fn create<'a>(
         pd: &Pd<Ferrite>,
         new: New<'a, kind::Ah, Ferrite>,
         attr: &AhAttr,
+        sleepable: bool,
     ) -> Result<&'a Ah<Ferrite>> {
         if !pd.device().has(abi::FEATURE_DATAGRAM) {
             return Err(errno::eopnotsupp());
         }
         let path = device_path(attr)?;
+        // Datagrams are posted without regard to what the device was told.
+        pd.device().gids.settle(path.source_gid_index, sleepable)?;
         new.init(Ok::<_, Error>(Self { path }))
     }
 

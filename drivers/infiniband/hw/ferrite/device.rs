@@ -14,6 +14,7 @@ use crate::{
         FerriteDm, //
     },
     doorbell_pages::DoorbellPages,
+    gids::GidFollower,
     handler::Handlers,
     hardware::{
         device_event,
@@ -120,6 +121,7 @@ pub(crate) struct Ferrite {
     pub(crate) doorbell_pages: Arc<DoorbellPages>,
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) mtu: Arc<MtuFollower>,
+    pub(crate) gids: Arc<GidFollower>,
 }
 
 impl Drop for Ferrite {
@@ -154,6 +156,7 @@ impl Ferrite {
             doorbell_pages: DoorbellPages::new(pages)?,
             memory: DeviceMemory::new(caps.device_memory)?,
             mtu: MtuFollower::new(hw)?,
+            gids: GidFollower::new(hw, caps.max_gid)?,
             hw: hw.clone(),
             caps,
             identity,
@@ -546,13 +549,13 @@ impl rdma::Driver for Ferrite {
         pd: &Pd<Self>,
         new: New<'a, kind::Ah, Self>,
         attr: &AhAttr,
-        _sleepable: bool,
+        sleepable: bool,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Ah<Self>> {
         if let Some(udata) = udata {
             udata.expect_empty()?;
         }
-        FerriteAh::create(pd, new, attr)
+        FerriteAh::create(pd, new, attr, sleepable)
     }
 
     fn destroy_ah(_ah: &Ah<Self>, _sleepable: bool) -> Result {

@@ -22,6 +22,7 @@ mod dm;
 mod dma_types;
 mod doorbell_pages;
 mod eq;
+mod gids;
 mod handler;
 mod hardware;
 mod lent;

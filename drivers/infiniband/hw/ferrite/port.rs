@@ -285,14 +285,14 @@ pub(crate) fn partition_key(index: u16) -> Result<u16> {
     Ok(DEFAULT_PARTITION)
 }
 
-/// Tells the device of a GID.
+/// Has the device told of a GID.
 pub(crate) fn add_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
     if attr.gid_type() != Some(GidType::RoceV2) {
         // The table holds only what the port's protocol is.
         return Err(EINVAL);
     }
     let (vlan, mac) = attr.l2()?;
-    dev.hw.execute(&SetGid {
+    dev.gids.set(SetGid {
         gid: attr.gid().0,
         index: attr.index(),
         vlan: vlan.unwrap_or(abi::VLAN_NONE),
@@ -301,20 +301,9 @@ pub(crate) fn add_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
     })
 }
 
-/// Makes the device forget a GID.
+/// Has the device forget a GID.
 pub(crate) fn del_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
-    let cleared = dev.hw.execute(&SetGid {
-        gid: [0; 16],
-        index: attr.index(),
-        vlan: abi::VLAN_NONE,
-        mac: [0; 6],
-        reserved: [0; 3],
-    });
-    // A device that failed has no table any more.
-    if dev.hw.is_dead() {
-        return Ok(());
-    }
-    cleared
+    dev.gids.clear(attr.index())
 }
 
 /// Reads the device's counters.

@@ -662,6 +662,9 @@ impl FerriteQp {
         }
         command.qpn = qp.qpn();
         complete_extended(&mut command, qp_type, current, next);
+        if command.mask & abi::MODIFY_PATH != 0 {
+            dev.gids.settle(command.path.source_gid_index, true)?;
+        }
         if command.mask != 0 {
             match dev.hw.execute(&command) {
                 // A failed device has stopped all its queue pairs: that much can be said.
