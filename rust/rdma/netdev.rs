@@ -6,7 +6,9 @@ use super::{Device, Driver};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
+use kernel::error::from_err_ptr;
 use kernel::prelude::*;
+use kernel::sync::rcu;
 
 /// A counted reference to a network interface.
 ///
@@ -220,6 +222,45 @@ impl<D: Driver> Device<D> {
         }
     }
 
+    /// The interface that entry `index` of the port's GID table belongs to, if it is set. `EINVAL`
+    /// beyond the end of the table.
+    fn netdev_of_gid(&self, index: c_int) -> Result<Option<Netdev>> {
+        // SAFETY: The core made the port's GID table before it enabled the device, in which this is
+        // called, and keeps it until the device is freed. The entry is counted until it is put below.
+        let attr = unsafe { bindings::rdma_get_gid_attr(self.as_raw(), PORT, index) };
+        let attr = match from_err_ptr(attr.cast_mut()) {
+            Ok(attr) => attr,
+            Err(error) if error == EINVAL => return Err(EINVAL),
+            Err(_) => return Ok(None),
+        };
+        let rcu = rcu::read_lock();
+        // SAFETY: The entry is counted, and the RCU read lock is held.
+        let netdev = from_err_ptr(unsafe { bindings::rdma_read_gid_attr_ndev_rcu(attr) });
+        // SAFETY: An interface that an entry names is not freed before all who hold the RCU read
+        // lock have given it up.
+        let netdev = netdev.map_or(None, |netdev| unsafe { Netdev::get(netdev) });
+        drop(rcu);
+        // SAFETY: The count was taken above, and the entry is not used afterwards.
+        unsafe { bindings::rdma_put_gid_attr(attr) };
+        Ok(netdev)
+    }
+
+    /// Removes all GIDs of the port: those of the interface that it was paired with, and of what is
+    /// stacked on that.
+    fn remove_gids(&self) {
+        for index in 0.. {
+            match self.netdev_of_gid(index) {
+                // SAFETY: The device is valid and has a GID table, from which the entry was read;
+                // the interface is kept by its count.
+                Ok(Some(netdev)) => unsafe {
+                    bindings::roce_del_all_netdev_gids(self.as_raw(), PORT, netdev.as_raw());
+                },
+                Ok(None) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
     /// Pairs the port anew where the device has come to another network namespace. Takes RTNL.
     pub(super) fn follow_namespace(&self) {
         let moved = Rtnl::with(|rtnl| {
@@ -227,6 +268,10 @@ impl<D: Driver> Device<D> {
             if paired.is_some_and(|paired| self.shares_namespace(&paired)) {
                 return false;
             }
+            // The core removes GIDs when interfaces go, and none went. Unpaired first, so that none
+            // is added meanwhile.
+            let _ = self.set_netdev(PORT, None);
+            self.remove_gids();
             let own = self.find_own(rtnl);
             let set = self.set_netdev(PORT, own.as_ref());
             match own {

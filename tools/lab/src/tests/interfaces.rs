@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 use super::{still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
@@ -29,6 +29,10 @@ pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "card and RDMA device work in a namespace of their own",
         moved_together,
+    ),
+    VmTest::new(
+        "an RDMA device that moves alone leaves its GIDs behind, and finds them again",
+        moved_alone,
     ),
     VmTest::new(
         "the port has its interface again when that was unbound and bound",
@@ -279,6 +283,43 @@ fn moved_together(cluster: &Cluster) -> Result<()> {
     configure(one)?;
     one.sh("rdma system set netns shared")?;
     worked?;
+    wait_active(one)?;
+    paired_with(one, "eth0")?;
+    still_works(cluster)
+}
+
+fn moved_alone(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let device = one.sh("ls /sys/class/infiniband | head -n1")?;
+    let device = device.trim();
+    // The GIDs that are set, each in a line.
+    let gids = format!(
+        "cat /sys/class/infiniband/{device}/ports/1/gids/* 2>/dev/null | grep -v '^\\(0000:\\)*0000$'"
+    );
+    one.sh("set -e
+         rdma system set netns exclusive
+         ip netns add box
+         ip link add link eth0 name lan7 type vlan id 7
+         ip addr add 10.77.7.1/24 dev lan7
+         ip link set lan7 up")?;
+    let moved = (|| {
+        // Of the card, and of what is stacked on it.
+        one.wait_for(&format!("{gids} | grep -q '0a4d:0701$'"), TIME)?;
+        one.sh(&format!("rdma dev set {device} netns box"))?;
+        let inside = "ip netns exec box";
+        one.wait_for(&format!("{inside} rdma link | grep -q {device}/1"), TIME)?;
+        let left = one.sh(&format!("{inside} sh -c \"{gids}\" || true"))?;
+        ensure!(left.trim().is_empty(), "GIDs of another namespace:\n{left}");
+        let link = one.sh(&format!("{inside} rdma link"))?;
+        ensure!(!link.contains("netdev"), "an interface is paired:\n{link}");
+        Ok(())
+    })();
+    one.sh("ip netns del box")?;
+    one.wait_for(&format!("rdma dev | grep -q {device}"), TIME)?;
+    let found = one.wait_for(&format!("{gids} | grep -q '0a4d:0701$'"), TIME);
+    one.sh("ip link del lan7; rdma system set netns shared")?;
+    moved?;
+    found?;
     wait_active(one)?;
     paired_with(one, "eth0")?;
     still_works(cluster)
