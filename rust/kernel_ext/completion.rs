@@ -20,10 +20,10 @@ pub struct Completion {
     inner: Opaque<bindings::completion>,
 }
 
-// SAFETY: A `struct completion` may be used from any task.
+// SAFETY: A `struct completion` is not bound to the task that made it.
 unsafe impl Send for Completion {}
 
-// SAFETY: All operations on a `struct completion` lock it.
+// SAFETY: All operations on a `struct completion` take its `wait.lock`.
 unsafe impl Sync for Completion {}
 
 impl Completion {

@@ -19,6 +19,6 @@ pub fn nth_online(n: u32) -> u32 {
 /// Whether another task wants this processor: who waits without sleeping should stop then.
 #[inline]
 pub fn need_resched() -> bool {
-    // SAFETY: The function has no preconditions.
+    // SAFETY: The function reads a flag of the current task, which is always there.
     unsafe { bindings::need_resched() }
 }

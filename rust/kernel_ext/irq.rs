@@ -30,7 +30,7 @@ impl Vectors {
     /// driver's bound data.
     pub fn new(dev: &pci::Device<device::Bound>, min: u32, max: u32) -> Result<Self> {
         let flags = bindings::PCI_IRQ_MSIX | bindings::PCI_IRQ_MSI;
-        // SAFETY: `dev` is a bound device.
+        // SAFETY: The borrow keeps `dev` bound to its driver, which alone allocates its vectors.
         let count =
             unsafe { bindings::pci_alloc_irq_vectors(as_raw(dev), min, max, flags as c_uint) };
         to_result(count.min(0))?;
@@ -57,7 +57,8 @@ impl Vectors {
         if index >= self.count {
             return Err(EINVAL);
         }
-        // SAFETY: By the type invariant the device has its vectors.
+        // SAFETY: By the type invariant the vectors were allocated and are freed only when `self`
+        // is dropped; the function checks `index`.
         let irq = unsafe { bindings::pci_irq_vector(as_raw(&self.dev), index) };
         to_result(irq.min(0))?;
         Ok(irq as u32)
@@ -114,7 +115,7 @@ impl<T: Handler + 'static> IrqHandler<T> {
             handler <- handler,
             _pin: PhantomPinned,
             _: {
-                // SAFETY: `this` is being initialised and all its fields are.
+                // SAFETY: All fields of `this` were initialised before this initialiser runs.
                 let irq = unsafe { (*this.as_ptr()).vectors.irq(index)? };
                 // SAFETY:
                 // - `irq` is a vector of a device of ours.
@@ -150,7 +151,8 @@ impl<T: Handler + 'static> IrqHandler<T> {
     /// Waits until no instance of the handler is running any more. Sleeps.
     pub fn synchronize(&self) {
         if let Some(irq) = self.irq {
-            // SAFETY: `irq` is a valid interrupt number by the type invariant.
+            // SAFETY: By the type invariant the handler is installed on `irq`, so that the number
+            // is in use.
             unsafe { bindings::synchronize_irq(irq) }
         }
     }
@@ -167,7 +169,8 @@ impl<T: Handler + 'static> IrqHandler<T> {
     ///
     /// `cookie` must be an `IrqHandler<T>` that is installed.
     unsafe extern "C" fn thunk(_irq: c_int, cookie: *mut c_void) -> c_uint {
-        // SAFETY: By the contract of this function, and it stays installed during the call.
+        // SAFETY: The caller vouches that the cookie is an installed `IrqHandler<T>`; dropping one
+        // waits in `free_irq` until this has returned.
         let this = unsafe { &*cookie.cast::<Self>() };
         this.handler.handle() as c_uint
     }

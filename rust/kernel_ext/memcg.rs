@@ -13,7 +13,7 @@ use kernel::prelude::*;
 /// a count.
 pub struct MemoryGroup(*mut c_void);
 
-// SAFETY: A group may be charged and let go of by any task.
+// SAFETY: A group belongs to no task; its count is atomic.
 unsafe impl Send for MemoryGroup {}
 // SAFETY: A count of a group only keeps it; charging it is atomic.
 unsafe impl Sync for MemoryGroup {}
@@ -31,7 +31,8 @@ impl MemoryGroup {
         // SAFETY: The group is valid by the type invariant, for longer than this call.
         let before = unsafe { bindings::memcg_enter(self.0) };
         let result = f();
-        // SAFETY: Whoever set what was there before keeps it until we return.
+        // SAFETY: What was active before was set by a caller of ours, who keeps it until it is set
+        // back.
         unsafe { bindings::memcg_enter(before) };
         result
     }
@@ -39,7 +40,8 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // SAFETY: The count is ours by the type invariant.
+        // SAFETY: By the type invariant the value owns a count, which is given back here and
+        // nowhere else.
         unsafe { bindings::memcg_put(self.0) }
     }
 }

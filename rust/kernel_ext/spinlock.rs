@@ -40,34 +40,34 @@ unsafe impl Backend for IrqSaveBackend {
         name: *const ffi::c_char,
         key: *mut bindings::lock_class_key,
     ) {
-        // SAFETY: By the contract of this function `ptr` is valid for writes, `name` and `key`
-        // stay valid.
+        // SAFETY: The caller vouches that `ptr` is valid for writes and that `name` and `key`
+        // outlive the lock.
         unsafe { bindings::__spin_lock_init(ptr, name, key) }
     }
 
     #[inline]
     unsafe fn lock(ptr: *mut Self::State) -> Self::GuardState {
-        // SAFETY: By the contract of this function the lock is initialised.
+        // SAFETY: The caller vouches that `init` was called.
         unsafe { bindings::spin_lock_irqsave(ptr) }
     }
 
     #[inline]
     unsafe fn unlock(ptr: *mut Self::State, guard_state: &Self::GuardState) {
-        // SAFETY: By the contract of this function the caller owns the lock, and `guard_state`
-        // is what taking it returned.
+        // SAFETY: The caller vouches that it holds the lock, and that `guard_state` is what taking
+        // it returned.
         unsafe { bindings::spin_unlock_irqrestore(ptr, *guard_state) }
     }
 
     #[inline]
     unsafe fn try_lock(ptr: *mut Self::State) -> Option<Self::GuardState> {
         let mut flags = 0;
-        // SAFETY: By the contract of this function the lock is initialised; `flags` is a local.
+        // SAFETY: The caller vouches that `init` was called; `flags` is a local.
         unsafe { bindings::spin_trylock_irqsave(ptr, &mut flags) }.then_some(flags)
     }
 
     #[inline]
     unsafe fn assert_is_held(ptr: *mut Self::State) {
-        // SAFETY: By the contract of this function the lock is initialised.
+        // SAFETY: The caller vouches that `init` was called.
         unsafe { bindings::spin_assert_is_held(ptr) }
     }
 }

@@ -22,7 +22,7 @@ pub struct IrqTable<T: ForeignOwnable> {
     _p: PhantomData<T>,
 }
 
-// SAFETY: Entries may be sent, and the table owns them.
+// SAFETY: The entries are the table's own, and `T: Send`.
 unsafe impl<T: ForeignOwnable + Send> Send for IrqTable<T> {}
 // SAFETY: All access is under the table's lock; entries are only handed out by `T: Send + Sync`
 // means.
@@ -34,7 +34,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
         // INVARIANT: The array is initialised and empty.
         pin_init!(Self {
             xa <- Opaque::ffi_init(|xa: *mut bindings::xarray| {
-                // SAFETY: `xa` points to memory for a `struct xarray`.
+                // SAFETY: `xa` is memory for a `struct xarray` that nobody else knows.
                 unsafe { bindings::xa_init_irq(xa) };
             }),
             _p: PhantomData,
@@ -55,7 +55,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
 
     /// Takes the value at `index` out.
     pub fn remove(&self, index: usize) -> Option<T> {
-        // SAFETY: The array is initialised.
+        // SAFETY: By the type invariant the array is initialised; the helper takes its lock.
         let entry = unsafe { bindings::xa_erase_irqsave(self.xa.get(), index) };
         // SAFETY: By the type invariant an entry came from `into_foreign`; it is out of the array
         // now.
@@ -64,9 +64,9 @@ impl<T: ForeignOwnable> IrqTable<T> {
 
     /// Calls `f` with the value at `index`, under the lock and with interrupts off.
     pub fn with<R>(&self, index: usize, f: impl FnOnce(T::Borrowed<'_>) -> R) -> Option<R> {
-        // SAFETY: The array is initialised.
+        // SAFETY: By the type invariant the array is initialised.
         let flags = unsafe { bindings::xa_lock_irqsave(self.xa.get()) };
-        // SAFETY: As above.
+        // SAFETY: By the type invariant the array is initialised; its lock was taken above.
         let entry = unsafe { bindings::xa_load(self.xa.get(), index) };
         let result = if entry.is_null() {
             None
@@ -74,7 +74,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
             // SAFETY: The entry came from `into_foreign` and stays in the table while locked.
             Some(f(unsafe { T::borrow(entry) }))
         };
-        // SAFETY: The lock was taken above with these flags.
+        // SAFETY: The lock was taken above, by this task and with these flags.
         unsafe { bindings::xa_unlock_irqrestore(self.xa.get(), flags) };
         result
     }
@@ -82,7 +82,8 @@ impl<T: ForeignOwnable> IrqTable<T> {
     /// The first index at or after `start` that is in use.
     pub fn next_index(&self, start: usize) -> Option<usize> {
         let mut index = start;
-        // SAFETY: The array is initialised; `index` is a local.
+        // SAFETY: By the type invariant the array is initialised, and `xa_find` takes the RCU read
+        // lock; `index` is a local.
         let entry = unsafe {
             bindings::xa_find(
                 self.xa.get(),
@@ -127,7 +128,8 @@ impl<T: ForeignOwnable> PinnedDrop for IrqTable<T> {
         while let Some(index) = self.next_index(0) {
             drop(self.remove(index));
         }
-        // SAFETY: The array is initialised and not used afterwards.
+        // SAFETY: By the type invariant the array is initialised. Nobody has a reference to a table
+        // that is dropped, and it is empty by now.
         unsafe { bindings::xa_destroy(self.xa.get()) };
     }
 }

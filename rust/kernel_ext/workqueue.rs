@@ -15,9 +15,9 @@ use kernel::workqueue::Queue;
 /// The pointer is a workqueue that this value owns.
 pub struct OwnedQueue(NonNull<bindings::workqueue_struct>);
 
-// SAFETY: A workqueue may be used from any context.
+// SAFETY: A workqueue belongs to no task, and takes its own locks.
 unsafe impl Send for OwnedQueue {}
-// SAFETY: As above.
+// SAFETY: A workqueue belongs to no task, and takes its own locks.
 unsafe impl Sync for OwnedQueue {}
 
 impl OwnedQueue {
@@ -48,7 +48,8 @@ impl OwnedQueue {
 
     /// Waits until everything queued before this call has run. Sleeps.
     pub fn flush(&self) {
-        // SAFETY: The queue is valid by the type invariant.
+        // SAFETY: By the type invariant the queue is ours, and it is destroyed only when `self` is
+        // dropped.
         unsafe { bindings::__flush_workqueue(self.0.as_ptr()) }
     }
 }

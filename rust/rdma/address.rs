@@ -16,7 +16,8 @@ pub type AhRef<D> = ObjectRef<kind::Ah, D>;
 impl<D: Driver> Object<kind::Ah, D> {
     /// Its protection domain.
     pub fn pd(&self) -> &Pd<D> {
-        // SAFETY: The protection domain outlives the handle.
+        // SAFETY: The core set the domain before the driver made the handle, and counts the handle
+        // as a user of it until the handle is gone.
         unsafe { Object::from_raw((*self.as_raw()).pd) }
     }
 }
@@ -35,7 +36,7 @@ impl Gid {
     ///
     /// `raw` must be valid for reads.
     pub(super) unsafe fn from_raw(raw: *const bindings::ib_gid) -> Self {
-        // SAFETY: A GID is sixteen bytes in any view.
+        // SAFETY: The caller vouches that it can be read; a GID is sixteen bytes in any view.
         Self(unsafe { raw.cast::<[u8; 16]>().read_unaligned() })
     }
 }
@@ -63,7 +64,8 @@ impl GidAttr {
     ///
     /// `raw` must be valid and constant for `'a`.
     pub(super) unsafe fn from_raw<'a>(raw: *const bindings::ib_gid_attr) -> &'a Self {
-        // SAFETY: By the contract of this function; the wrapper is transparent.
+        // SAFETY: The caller vouches that the entry is valid and constant for `'a`; the wrapper is
+        // transparent.
         unsafe { &*raw.cast() }
     }
 
@@ -73,25 +75,25 @@ impl GidAttr {
 
     /// The GID.
     pub fn gid(&self) -> Gid {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the entry is valid and does not change.
         unsafe { Gid::from_raw(core::ptr::addr_of!((*self.raw()).gid)) }
     }
 
     /// What it is for; `None` for a type this module does not know.
     pub fn gid_type(&self) -> Option<GidType> {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the entry is valid and does not change.
         GidType::from_raw(unsafe { (*self.raw()).gid_type })
     }
 
     /// Its place in the table.
     pub fn index(&self) -> u16 {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the entry is valid and does not change.
         unsafe { (*self.raw()).index }
     }
 
     /// The port.
     pub fn port(&self) -> u32 {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the entry is valid and does not change.
         unsafe { (*self.raw()).port_num }
     }
 
@@ -99,7 +101,8 @@ impl GidAttr {
     pub fn l2(&self) -> Result<(Option<u16>, [u8; 6])> {
         let mut vlan = 0xffff;
         let mut mac = [0; 6];
-        // SAFETY: The entry is valid; the function writes the two locals.
+        // SAFETY: By the type invariant the entry is valid, inside an entry of the core's table;
+        // the function writes the two locals.
         to_result(unsafe {
             bindings::rdma_read_gid_l2_fields(self.raw(), &mut vlan, mac.as_mut_ptr())
         })?;
@@ -143,12 +146,14 @@ impl AhAttr {
     ///
     /// `raw` must be valid and constant for `'a`.
     pub(super) unsafe fn from_raw<'a>(raw: *const bindings::rdma_ah_attr) -> &'a Self {
-        // SAFETY: By the contract of this function; the wrapper is transparent.
+        // SAFETY: The caller vouches that the attributes are valid and constant for `'a`; the
+        // wrapper is transparent.
         unsafe { &*raw.cast() }
     }
 
     fn raw(&self) -> &bindings::rdma_ah_attr {
-        // SAFETY: Valid and constant by the type invariant.
+        // SAFETY: By the type invariant the attributes are valid and constant for as long as
+        // `self`.
         unsafe { &*self.0.get() }
     }
 
@@ -161,7 +166,7 @@ impl AhAttr {
     pub fn path(&self) -> Path {
         let raw = self.raw();
         Path {
-            // SAFETY: The GID is inside valid attributes.
+            // SAFETY: `raw` is a reference, and the GID a field of what it refers to.
             dgid: unsafe { Gid::from_raw(&raw.grh.dgid) },
             sgid_index: raw.grh.sgid_index,
             flow_label: raw.grh.flow_label,
@@ -171,7 +176,8 @@ impl AhAttr {
             static_rate: raw.static_rate,
             port: raw.port_num,
             dmac: if self.is_roce() {
-                // SAFETY: The type says that this view of the union is the right one.
+                // SAFETY: The type was looked at above: for RoCE it is this view of the union that
+                // the core has set.
                 unsafe { raw.__bindgen_anon_1.roce.as_ref().dmac }
             } else {
                 [0; 6]
@@ -182,7 +188,8 @@ impl AhAttr {
     /// The own GID, where the path has one.
     pub fn sgid(&self) -> Option<&GidAttr> {
         let sgid = self.raw().grh.sgid_attr;
-        // SAFETY: The core holds the entry for as long as the attributes are in use.
+        // SAFETY: Whoever filled the attributes in has taken a count of the entry, and keeps it for
+        // as long as they are in use (`rdma_destroy_ah_attr`).
         (!sgid.is_null()).then(|| unsafe { GidAttr::from_raw(sgid) })
     }
 }
@@ -192,7 +199,7 @@ impl Path {
     pub(super) fn fill(&self, raw: &mut bindings::rdma_ah_attr) {
         raw.type_ = bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE;
         raw.ah_flags = bindings::ib_ah_flags_IB_AH_GRH as u8;
-        // SAFETY: A GID is sixteen bytes in any view.
+        // SAFETY: `raw` is borrowed mutably; a GID is sixteen bytes in any view.
         unsafe {
             core::ptr::addr_of_mut!(raw.grh.dgid)
                 .cast::<[u8; 16]>()

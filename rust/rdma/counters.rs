@@ -58,7 +58,8 @@ impl Descriptions {
 ///
 /// `stats` must be valid and not in use elsewhere for `'a`.
 pub(super) unsafe fn values<'a>(stats: *mut bindings::rdma_hw_stats) -> &'a mut [u64] {
-    // SAFETY: The structure has room for as many values as it has counters.
+    // SAFETY: The caller vouches that the structure is ours for `'a`; `rdma_alloc_hw_stats_struct`
+    // has made room for `num_counters` values behind it.
     unsafe {
         let count = (*stats).num_counters.max(0) as usize;
         let first = ptr::addr_of_mut!((*stats).value).cast::<u64>();

@@ -27,7 +27,8 @@ impl<D: Driver> New<'_, kind::Cq, D> {
     /// Tells the core how many entries the queue has; consumers may rely on `entries` completions
     /// fitting.
     pub fn set_entries(&mut self, entries: u32) {
-        // SAFETY: The object is not shared yet.
+        // SAFETY: The core is creating the queue and shows it to nobody before the operation
+        // returns, and only `New` leads to it.
         unsafe { (*self.as_raw()).cqe = entries as i32 }
     }
 }
@@ -35,13 +36,15 @@ impl<D: Driver> New<'_, kind::Cq, D> {
 impl<D: Driver> Object<kind::Cq, D> {
     /// Whether the queue belongs to a process.
     pub fn is_user(&self) -> bool {
-        // SAFETY: The queue is valid; the field does not change after creation.
+        // SAFETY: `&self` is a queue that is not freed; `uobject` is set before it is made and
+        // never changed.
         unsafe { !(*self.as_raw()).uobject.is_null() }
     }
 
     /// How many entries the queue has.
     pub fn entries(&self) -> u32 {
-        // SAFETY: The queue is valid.
+        // SAFETY: `&self` is a queue that is not freed; a resize may change the number meanwhile,
+        // hence the volatile read.
         unsafe { ptr::addr_of!((*self.as_raw()).cqe).read_volatile() as u32 }
     }
 
@@ -52,7 +55,8 @@ impl<D: Driver> Object<kind::Cq, D> {
     /// likes (`IB_POLL_DIRECT`) has no use for the call, and none is made.
     pub fn complete(&self) {
         let cq = self.as_raw();
-        // SAFETY: The queue is valid. Its handler and context do not change once the queue is made.
+        // SAFETY: `&self` is a queue that is not freed. Its handler and context do not change once
+        // the queue is made.
         unsafe {
             if (*cq).poll_ctx == bindings::ib_poll_context_IB_POLL_DIRECT {
                 return;
@@ -67,8 +71,8 @@ impl<D: Driver> Object<kind::Cq, D> {
     pub fn report_error(&self) {
         let cq = self.as_raw();
         let mut event: bindings::ib_event = pin_init::zeroed();
-        // SAFETY: The queue is valid, its handler was set before the driver made it; the handler
-        // only reads the event.
+        // SAFETY: `&self` is a queue that is not freed; its handler was set before the driver made
+        // it, and only reads the event.
         unsafe {
             event.device = (*cq).device;
             event.event = bindings::ib_event_type_IB_EVENT_CQ_ERR;
@@ -240,7 +244,7 @@ impl Completions<'_> {
     ///
     /// `wcs` must be valid for writes of `capacity` completions.
     pub(super) unsafe fn new(wcs: *mut bindings::ib_wc, capacity: usize) -> Self {
-        // INVARIANT: By the contract of this function.
+        // INVARIANT: The caller vouches for room for `capacity`, of which none is used.
         Self {
             wcs,
             capacity,
@@ -312,7 +316,8 @@ impl Completions<'_> {
             flags |= bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE;
         }
         raw.wc_flags = flags as i32;
-        // SAFETY: By the type invariant there is room at `len`.
+        // SAFETY: By the type invariant there is room for `capacity` completions, and `len` was
+        // compared with that above.
         unsafe { self.wcs.add(self.len).write(raw) };
         // INVARIANT: One more is written.
         self.len += 1;

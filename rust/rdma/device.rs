@@ -30,9 +30,9 @@ pub struct Device<D: Driver> {
     data: UnsafeCell<MaybeUninit<D>>,
 }
 
-// SAFETY: The core's part is used from any task; `D` is `Send` and `Sync`.
+// SAFETY: The core's part is used from any task, under locks of its own; `D` is `Send` and `Sync`.
 unsafe impl<D: Driver> Send for Device<D> {}
-// SAFETY: As above.
+// SAFETY: The core's part is used from any task, under locks of its own; `D` is `Send` and `Sync`.
 unsafe impl<D: Driver> Sync for Device<D> {}
 
 impl<D: Driver> Device<D> {
@@ -47,7 +47,8 @@ impl<D: Driver> Device<D> {
     ///
     /// `raw` must be the first member of a `Device<D>` that is initialised and stays so for `'a`.
     pub(super) unsafe fn from_raw<'a>(raw: *mut bindings::ib_device) -> &'a Self {
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches for a `Device<D>` that is initialised for `'a`; the core's
+        // part is first in it.
         unsafe { &*raw.cast() }
     }
 
@@ -58,13 +59,15 @@ impl<D: Driver> Device<D> {
 
     /// What the port's counters are.
     pub(super) fn counters(&self) -> &Descriptions {
-        // SAFETY: Initialised with the data.
+        // SAFETY: By the type invariant the counters are initialised; they are dropped with the
+        // data, in `dealloc_driver`.
         unsafe { (*self.counters.get()).assume_init_ref() }
     }
 
     /// The name, empty before the device is registered.
     pub fn name(&self) -> &CStr {
-        // SAFETY: The name is a C string inside the device.
+        // SAFETY: The name is inside the device, which `&self` keeps, and the core ends it with a
+        // zero.
         unsafe { CStr::from_char_ptr(ptr::addr_of!((*self.as_raw()).name).cast()) }
     }
 
@@ -106,7 +109,8 @@ impl<D: Driver> Device<D> {
         let Some(netdev) = self.netdev(port) else {
             return EthernetPort::default();
         };
-        // SAFETY: The device is valid and the others are locals.
+        // SAFETY: `&self` keeps the device, and port data stays until it is freed; the others are
+        // locals.
         let known =
             unsafe { bindings::ib_get_eth_speed(self.as_raw(), port, &mut speed, &mut width) == 0 };
         EthernetPort {
@@ -204,7 +208,7 @@ pub struct DeviceInfo {
 /// The device is initialised, not registered, and owned by this value.
 pub struct Unregistered<D: Driver>(NonNull<Device<D>>);
 
-// SAFETY: A device may be used from any task.
+// SAFETY: Nobody else has a device that is not registered, and `D` is `Send`.
 unsafe impl<D: Driver> Send for Unregistered<D> {}
 
 impl<D: Driver> Unregistered<D> {
@@ -221,7 +225,8 @@ impl<D: Driver> Unregistered<D> {
     where
         Error: From<E>,
     {
-        // SAFETY: Any size that includes `struct ib_device` is fine.
+        // SAFETY: The size is that of a `Device<D>`, which begins with a `struct ib_device`, as the
+        // function wants.
         let raw = unsafe { bindings::rdma_alloc_device(Device::<D>::SIZE) };
         let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
         // INVARIANT: Allocated just now; initialised below, or dropped before anybody sees it.
@@ -257,13 +262,14 @@ impl<D: Driver> Unregistered<D> {
 
     /// The device.
     pub fn device(&self) -> &Device<D> {
-        // SAFETY: Valid and initialised by the type invariant.
+        // SAFETY: By the type invariant the device is initialised, and freed only when `self` is
+        // dropped.
         unsafe { self.0.as_ref() }
     }
 
     /// Makes the device known. From now on the core calls the driver's operations.
     pub fn register(self, module: &'static ThisModule) -> Result<Pin<KBox<Registration<D>>>> {
-        // SAFETY: The device is not shared yet.
+        // SAFETY: The device is not registered, so that nobody else reads its operations.
         unsafe { (*self.device().as_raw()).ops.owner = module.as_ptr() };
         KBox::pin_init(Registration::new(self), GFP_KERNEL)
     }
@@ -292,9 +298,9 @@ pub struct Registration<D: Driver> {
     notifier: Opaque<bindings::notifier_block>,
 }
 
-// SAFETY: A registration may be used and dropped by any task.
+// SAFETY: The core's functions that drop calls may be called by any task, and `D` is `Send`.
 unsafe impl<D: Driver> Send for Registration<D> {}
-// SAFETY: As above.
+// SAFETY: A reference only leads to a `&Device<D>`, which is `Sync`.
 unsafe impl<D: Driver> Sync for Registration<D> {}
 
 impl<D: Driver> Registration<D> {
@@ -332,7 +338,8 @@ impl<D: Driver> Registration<D> {
             }
             // INVARIANT: Device and notifier were registered just now.
             let _ = ManuallyDrop::new(unregistered);
-            // SAFETY: The device is initialised and registered.
+            // SAFETY: `Unregistered::new` has initialised the device, and it is registered until
+            // the registration is dropped.
             let dev = unsafe { dev.as_ref() };
             if let Some(sink) = D::event_sink(dev) {
                 // SAFETY: Detached by dropping the registration, before the device goes.
@@ -359,7 +366,8 @@ impl<D: Driver> Registration<D> {
         event: c_ulong,
         info: *mut c_void,
     ) -> c_int {
-        // SAFETY: By the contract of this function; `Opaque` is a transparent wrapper.
+        // SAFETY: The caller vouches that the notifier is in a `Registration<D>`, which unregisters
+        // it before it goes; `Opaque` is a transparent wrapper.
         let this = unsafe {
             &*nb.byte_sub(core::mem::offset_of!(Self, notifier))
                 .cast::<Self>()
@@ -368,7 +376,8 @@ impl<D: Driver> Registration<D> {
         let netdev = unsafe { Netdev::from_notifier(info) };
         let event = NetdevEvent::from_raw(event as u32);
         if let (Some(netdev), Some(event)) = (netdev, event) {
-            // SAFETY: The networking core holds RTNL while it calls notifiers.
+            // SAFETY: The networking core holds RTNL while it calls notifiers of interfaces, until
+            // this returns.
             let rtnl = unsafe { Rtnl::assume_held() };
             this.device().follow_netdev(&rtnl, &netdev, event);
         }
@@ -412,7 +421,7 @@ c_enum! {
 impl Mtu {
     /// The largest one whose packets fit an interface of that MTU, if any does.
     pub fn from_netdev(mtu: u32) -> Option<Self> {
-        // SAFETY: The function only computes.
+        // SAFETY: The function only computes with its argument.
         Self::from_raw(unsafe { bindings::rdma_iboe_get_mtu(mtu as c_int) } as u32)
     }
 

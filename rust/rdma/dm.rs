@@ -58,9 +58,10 @@ impl DmResponse<'_> {
     /// Tells the process the offset to map the memory by, if it asked for it; and whoever shares
     /// its context, if they ask later.
     pub fn set_offset(&self, offset: u64) -> Result {
-        // SAFETY: The object is valid, and nobody can ask before the allocation is complete.
+        // SAFETY: `new` was given the memory that is being allocated; it is the caller's alone
+        // until the operation returns.
         unsafe { (*self.dm).offset = offset };
-        // SAFETY: The attributes are valid during the operation.
+        // SAFETY: `new` was given the attributes of a command that outlives `self`.
         to_result(unsafe { bindings::rdma_dm_respond(self.attrs, offset) })
     }
 }

@@ -23,7 +23,7 @@ pub struct EventSink<D: Driver> {
 /// The pointer is a registered device.
 struct Registered<D: Driver>(NonNull<Device<D>>);
 
-// SAFETY: Devices may be used from any task.
+// SAFETY: A `Device<D>` is `Sync`, and the pointer is used as a reference only.
 unsafe impl<D: Driver> Send for Registered<D> {}
 
 /// Events for somebody who comes later, and goes again. Each kind of event is a bit.
@@ -82,7 +82,7 @@ impl<D: Driver> EventSink<D> {
     /// `device` must be registered, and [`Self::detach`] be called before it goes.
     pub(super) unsafe fn attach(&self, device: &Device<D>) {
         let mut mailbox = self.mailbox.lock();
-        // INVARIANT: By the contract of this function.
+        // INVARIANT: The caller vouches that the device is registered until `detach`.
         let kept = mailbox.attach(Registered(NonNull::from(device)));
         if kept != 0 {
             // With the lock held: what happens next is told after this.

@@ -84,7 +84,8 @@ pub struct RegionChange<'a, D: Driver> {
 impl<D: Driver> New<'_, kind::Mr, D> {
     /// Tells the core the region's keys.
     pub fn set_keys(&mut self, lkey: u32, rkey: u32) {
-        // SAFETY: The object is not shared yet.
+        // SAFETY: The core is creating the region and shows it to nobody before the operation
+        // returns, and only `New` leads to it.
         unsafe {
             (*self.as_raw()).lkey = lkey;
             (*self.as_raw()).rkey = rkey;
@@ -95,37 +96,43 @@ impl<D: Driver> New<'_, kind::Mr, D> {
 impl<D: Driver> Object<kind::Mr, D> {
     /// Its protection domain.
     pub fn pd(&self) -> &Pd<D> {
-        // SAFETY: The protection domain outlives the region.
+        // SAFETY: The domain was set before the driver made the region; the core counts the region
+        // as a user of it until the region is gone.
         unsafe { Object::from_raw((*self.as_raw()).pd) }
     }
 
     /// Its local key now. Kernel users of fast registration change the last byte.
     pub fn lkey(&self) -> u32 {
-        // SAFETY: The region is valid.
+        // SAFETY: `&self` is a region that is not freed; the core or a registration may change the
+        // field meanwhile, hence the volatile read.
         unsafe { ptr::addr_of!((*self.as_raw()).lkey).read_volatile() }
     }
 
     /// Its remote key now.
     pub fn rkey(&self) -> u32 {
-        // SAFETY: The region is valid.
+        // SAFETY: `&self` is a region that is not freed; the core or a registration may change the
+        // field meanwhile, hence the volatile read.
         unsafe { ptr::addr_of!((*self.as_raw()).rkey).read_volatile() }
     }
 
     /// The address of its first byte, as the kernel mapped it last.
     pub fn iova(&self) -> u64 {
-        // SAFETY: The region is valid.
+        // SAFETY: `&self` is a region that is not freed; the core or a registration may change the
+        // field meanwhile, hence the volatile read.
         unsafe { ptr::addr_of!((*self.as_raw()).iova).read_volatile() }
     }
 
     /// Its bytes, as the kernel mapped it last.
     pub fn length(&self) -> u64 {
-        // SAFETY: The region is valid.
+        // SAFETY: `&self` is a region that is not freed; the core or a registration may change the
+        // field meanwhile, hence the volatile read.
         unsafe { ptr::addr_of!((*self.as_raw()).length).read_volatile() }
     }
 
     /// Its page size, as the kernel mapped it last.
     pub fn page_size(&self) -> u32 {
-        // SAFETY: The region is valid.
+        // SAFETY: `&self` is a region that is not freed; the core or a registration may change the
+        // field meanwhile, hence the volatile read.
         unsafe { ptr::addr_of!((*self.as_raw()).page_size).read_volatile() }
     }
 }
@@ -133,7 +140,8 @@ impl<D: Driver> Object<kind::Mr, D> {
 impl<D: Driver> New<'_, kind::Mw, D> {
     /// Tells the core the window's key.
     pub fn set_rkey(&mut self, rkey: u32) {
-        // SAFETY: The object is not shared yet.
+        // SAFETY: The core is creating the window and shows it to nobody before the operation
+        // returns, and only `New` leads to it.
         unsafe { (*self.as_raw()).rkey = rkey }
     }
 }
@@ -141,13 +149,15 @@ impl<D: Driver> New<'_, kind::Mw, D> {
 impl<D: Driver> Object<kind::Mw, D> {
     /// Its protection domain.
     pub fn pd(&self) -> &Pd<D> {
-        // SAFETY: The protection domain outlives the window.
+        // SAFETY: The domain was set before the driver made the window; the core counts the window
+        // as a user of it until the window is gone.
         unsafe { Object::from_raw((*self.as_raw()).pd) }
     }
 
     /// Its key.
     pub fn rkey(&self) -> u32 {
-        // SAFETY: The window is valid.
+        // SAFETY: `&self` is a window that is not freed; a bind may change the key meanwhile, hence
+        // the volatile read.
         unsafe { ptr::addr_of!((*self.as_raw()).rkey).read_volatile() }
     }
 }

@@ -19,9 +19,10 @@ use kernel::sync::rcu;
 /// The pointer is a network interface, of which this value owns one count.
 pub struct Netdev(NonNull<bindings::net_device>);
 
-// SAFETY: References to an interface may be dropped by any task.
+// SAFETY: A count of an interface may be given back by any task.
 unsafe impl Send for Netdev {}
-// SAFETY: What is offered here only reads.
+// SAFETY: What is offered here only reads fields that are single words, or do not change, under a
+// count.
 unsafe impl Sync for Netdev {}
 
 impl Netdev {
@@ -31,7 +32,7 @@ impl Netdev {
     ///
     /// `raw` must be null or an interface with a count that passes to the result.
     pub(super) unsafe fn from_raw(raw: *mut bindings::net_device) -> Option<Self> {
-        // INVARIANT: By the contract of this function.
+        // INVARIANT: The caller passes its count on.
         NonNull::new(raw).map(Self)
     }
 
@@ -41,7 +42,8 @@ impl Netdev {
     ///
     /// `info` must be what a network device notifier was called with, during the call.
     pub(super) unsafe fn from_notifier(info: *mut c_void) -> Option<Self> {
-        // SAFETY: By the contract of this function; the interface is valid during the call.
+        // SAFETY: The caller vouches for the information of a notifier call, in which the interface
+        // stays.
         unsafe { Self::get(bindings::rdma_notifier_netdev(info)) }
     }
 
@@ -56,7 +58,7 @@ impl Netdev {
     /// `raw` must be null or a valid interface.
     unsafe fn get(raw: *mut bindings::net_device) -> Option<Self> {
         let netdev = NonNull::new(raw)?;
-        // SAFETY: Valid by the contract of this function.
+        // SAFETY: The caller vouches that the interface stays until this returns.
         unsafe { bindings::rdma_netdev_hold(netdev.as_ptr()) };
         // INVARIANT: The count was taken just now.
         Some(Self(netdev))
@@ -64,32 +66,34 @@ impl Netdev {
 
     /// Whether it is the interface of a device, and none that was stacked on one or made up.
     pub fn is_hardware(&self) -> bool {
-        // SAFETY: The interface is valid.
+        // SAFETY: By the type invariant we own a count, which keeps the interface.
         unsafe { bindings::rdma_netdev_is_hardware(self.as_raw()) }
     }
 
     /// Whether this is an Ethernet interface with that permanent address.
     pub fn has_permanent_mac(&self, mac: &[u8; 6]) -> bool {
-        // SAFETY: The interface is valid; the function reads six bytes.
+        // SAFETY: By the type invariant we own a count, which keeps the interface; the function
+        // reads six bytes.
         unsafe { bindings::rdma_netdev_matches(self.as_raw(), mac.as_ptr()) }
     }
 
     /// The largest packet.
     pub fn mtu(&self) -> u32 {
-        // SAFETY: The interface is valid.
+        // SAFETY: By the type invariant we own a count, which keeps the interface.
         unsafe { bindings::rdma_netdev_mtu(self.as_raw()) }
     }
 
     /// Whether it is up and has a carrier.
     pub fn is_up(&self) -> bool {
-        // SAFETY: The interface is valid.
+        // SAFETY: By the type invariant we own a count, which keeps the interface.
         unsafe { bindings::rdma_netdev_is_up(self.as_raw()) }
     }
 
     /// Its address now.
     pub fn mac(&self) -> [u8; 6] {
         let mut mac = [0; 6];
-        // SAFETY: The interface is valid; the function writes six bytes.
+        // SAFETY: By the type invariant we own a count, which keeps the interface; the function
+        // writes six bytes.
         unsafe { bindings::rdma_netdev_mac(self.as_raw(), mac.as_mut_ptr()) };
         mac
     }
@@ -103,7 +107,7 @@ impl PartialEq for Netdev {
 
 impl Drop for Netdev {
     fn drop(&mut self) {
-        // SAFETY: The count is ours by the type invariant.
+        // SAFETY: By the type invariant we own a count, which is given back here and nowhere else.
         unsafe { bindings::rdma_netdev_put(self.as_raw()) }
     }
 }
@@ -114,10 +118,11 @@ pub(super) struct Rtnl(PhantomData<*mut ()>);
 impl Rtnl {
     /// Runs `f` with RTNL held. Sleeps.
     pub(super) fn with<R>(f: impl FnOnce(&Self) -> R) -> R {
-        // SAFETY: The lock may be taken by any task that does not hold it.
+        // SAFETY: No caller of this holds the lock: it is called where the core enables a device,
+        // not in notifiers.
         unsafe { bindings::rtnl_lock() };
         let result = f(&Self(PhantomData));
-        // SAFETY: Taken above.
+        // SAFETY: This task took the lock above.
         unsafe { bindings::rtnl_unlock() };
         result
     }
@@ -182,7 +187,8 @@ pub(super) const PORT: u32 = 1;
 impl<D: Driver> Device<D> {
     /// Whether an interface is in the network namespace of the device.
     fn shares_namespace(&self, netdev: &Netdev) -> bool {
-        // SAFETY: Both are valid.
+        // SAFETY: `&self` keeps the device and the count of `netdev` the interface; namespaces are
+        // compared, not followed.
         unsafe { bindings::rdma_netdev_in_net(netdev.as_raw(), self.as_raw()) }
     }
 
@@ -284,7 +290,8 @@ impl<D: Driver> Device<D> {
         });
         if moved {
             // No event told the core of the addresses of an interface that was there before.
-            // SAFETY: The device is registered, and RTNL is not held.
+            // SAFETY: The device is being enabled, so that the core has its port and GID table;
+            // RTNL, which the function takes, was given back above.
             unsafe { bindings::rdma_roce_rescan_port(self.as_raw(), PORT) };
         }
     }

@@ -66,13 +66,14 @@ pub unsafe trait Kind<D: Driver> {
 
 macro_rules! kinds {
     ($($kind:ident: $raw:ident;)*) => {$(
-        // SAFETY: The field `device` is set by whoever allocates the object.
+        // SAFETY: The core sets `device` before it has an object created (`create_mr` does for
+        // regions), and it is what `device` returns.
         unsafe impl<D: Driver> Kind<D> for kind::$kind {
             type Raw = bindings::$raw;
             type Data = D::$kind;
 
             unsafe fn device(raw: *const Self::Raw) -> *mut bindings::ib_device {
-                // SAFETY: `raw` is valid by the contract of this function.
+                // SAFETY: The caller vouches that it can be read.
                 unsafe { (*raw).device }
             }
         }
@@ -91,14 +92,15 @@ kinds! {
     Xrcd: ib_xrcd;
 }
 
-// SAFETY: The field `device` is set by whoever allocates the object.
+// SAFETY: `alloc_dm` sets `device` before it has the object created, and it is what `device`
+// returns.
 unsafe impl<D: Driver> Kind<D> for kind::Dm {
     // The core's structure is first in it.
     type Raw = bindings::rdma_dm;
     type Data = D::Dm;
 
     unsafe fn device(raw: *const Self::Raw) -> *mut bindings::ib_device {
-        // SAFETY: `raw` is valid by the contract of this function.
+        // SAFETY: The caller vouches that it can be read.
         unsafe { (*raw).dm.device }
     }
 }
@@ -121,7 +123,7 @@ pub struct Object<K: Kind<D>, D: Driver> {
 
 // SAFETY: The core's part is used from any task, and the driver's data is `Send` and `Sync`.
 unsafe impl<K: Kind<D>, D: Driver> Send for Object<K, D> {}
-// SAFETY: As above.
+// SAFETY: The core's part is used from any task, and the driver's data is `Send` and `Sync`.
 unsafe impl<K: Kind<D>, D: Driver> Sync for Object<K, D> {}
 
 impl<K: Kind<D>, D: Driver> Object<K, D> {
@@ -140,7 +142,8 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     /// `raw` must be the first member of an object of this type that is initialised and stays so
     /// for `'a`.
     pub(super) unsafe fn from_raw<'a>(raw: *mut K::Raw) -> &'a Self {
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches for an object of this type that is initialised for `'a`; the
+        // core's part is first in it.
         unsafe { &*raw.cast::<Self>() }
     }
 
@@ -157,13 +160,13 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     /// the core's part may have been written; it must stay valid for `'a`.
     pub(super) unsafe fn prepare<'a>(raw: *mut K::Raw) -> New<'a, K, D> {
         let this = raw.cast::<Self>();
-        // SAFETY: The memory is valid for writes and not shared yet.
+        // SAFETY: The caller vouches for memory of the right size that nobody else uses yet.
         unsafe {
             ptr::addr_of_mut!((*this).refs).write(Refcount::new(1));
             bindings::init_completion(Opaque::cast_into(ptr::addr_of!((*this).released)));
         }
-        // SAFETY: Valid for `'a` by the contract of this function. All fields except `data`, which
-        // is `MaybeUninit`, are initialised.
+        // SAFETY: The caller vouches that the memory stays for `'a`. All fields except `data`,
+        // which is `MaybeUninit`, are initialised.
         New(unsafe { &*this })
     }
 
@@ -177,7 +180,8 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     /// and there must be no reference to it other than `ObjectRef`s.
     pub(super) unsafe fn finish(raw: *mut K::Raw) {
         let this = raw.cast::<Self>();
-        // SAFETY: The object was prepared.
+        // SAFETY: The caller vouches that the object was prepared, so that the flag is initialised;
+        // nobody writes it any more.
         if !unsafe { *(*this).initialised.get() } {
             return;
         }
@@ -189,7 +193,8 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
                 bindings::wait_for_completion((*this).released.get());
             }
         }
-        // SAFETY: The data is initialised and nobody refers to it any more.
+        // SAFETY: The flag says that the data is initialised, and the completion that the last
+        // count is gone.
         unsafe { ptr::drop_in_place((*this).data.get().cast::<K::Data>()) };
     }
 
@@ -228,7 +233,8 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
     /// `raw` must have been passed to [`Self::prepare`], the driver must have created the object,
     /// and its memory must be valid during the call and for as long as the object lives.
     pub(super) unsafe fn try_ref(raw: *mut K::Raw) -> Option<ObjectRef<K, D>> {
-        // SAFETY: By the contract of this function; the counter stays valid after the data.
+        // SAFETY: The caller vouches that the memory stays during the call; `prepare` has initialised
+        // the counter, which stays when the data goes.
         let count = unsafe { (*raw.cast::<Self>()).refs.as_atomic() };
         let mut seen = count.load(Relaxed);
         while seen > 0 {
@@ -306,16 +312,18 @@ impl<'a, K: Kind<D>, D: Driver> New<'a, K, D> {
 /// The object is valid, and the reference owns one of its counts.
 pub struct ObjectRef<K: Kind<D>, D: Driver>(NonNull<Object<K, D>>);
 
-// SAFETY: Objects may be used and references dropped anywhere.
+// SAFETY: An object is `Sync`, and its last count may be dropped by any task: who waits for that is
+// told by a completion.
 unsafe impl<K: Kind<D>, D: Driver> Send for ObjectRef<K, D> {}
-// SAFETY: As above.
+// SAFETY: A reference to an `ObjectRef` leads to a `&Object`, which is `Sync`, and to new counts,
+// which are atomic.
 unsafe impl<K: Kind<D>, D: Driver> Sync for ObjectRef<K, D> {}
 
 impl<K: Kind<D>, D: Driver> Deref for ObjectRef<K, D> {
     type Target = Object<K, D>;
 
     fn deref(&self) -> &Object<K, D> {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant we own a count, for which `finish` waits.
         unsafe { self.0.as_ref() }
     }
 }
@@ -362,7 +370,7 @@ unsafe impl<K: Kind<D> + 'static, D: Driver> ForeignOwnable for ObjectRef<K, D> 
     }
 
     unsafe fn borrow_mut<'a>(ptr: *mut c_void) -> &'a Object<K, D> {
-        // SAFETY: As for `borrow`.
+        // SAFETY: The pointer came from `into_foreign`, and the count it stands for outlives `'a`.
         unsafe { &*ptr.cast() }
     }
 }

@@ -75,7 +75,9 @@ impl<T: PageUser> Notify<T> {
         seq: c_ulong,
     ) -> bool {
         let (mut start, mut end) = (0, 0);
-        // SAFETY: The notifier is that of on-demand memory.
+        // SAFETY: The kernel calls notifiers with what was registered: one that is part of an
+        // `ib_umem_odp`, which is not freed before the notifier is removed. `start` and `end` are
+        // locals.
         let odp = unsafe { bindings::rdma_odp_begin(notifier, range, seq, &mut start, &mut end) };
         if odp.is_null() {
             return false;
@@ -85,10 +87,11 @@ impl<T: PageUser> Notify<T> {
             // that lives until after the notifier is removed.
             let user = unsafe { &*bindings::rdma_odp_private(odp).cast::<T>() };
             user.invalidate(start..end);
-            // SAFETY: The memory is locked.
+            // SAFETY: `rdma_odp_begin` has taken `umem_mutex`, and what it returned lies in the
+            // memory.
             unsafe { give_back(odp, user, start..end) };
         }
-        // SAFETY: Locked above.
+        // SAFETY: `rdma_odp_begin` has taken `umem_mutex`.
         unsafe { bindings::rdma_odp_unlock(odp) };
         true
     }
@@ -101,16 +104,17 @@ impl<T: PageUser> Notify<T> {
 /// `odp` must be valid and locked, and `range` lie in it.
 unsafe fn give_back<T: PageUser>(odp: *mut bindings::ib_umem_odp, user: &T, range: Range<u64>) {
     if user.may_still_use() {
-        // SAFETY: Valid by the contract of this function.
+        // SAFETY: The caller vouches for on-demand memory that stays.
         let start = unsafe { bindings::rdma_odp_start(odp) } as u64;
         let first = (range.start.max(start) - start) >> PAGE_SHIFT;
         let end = (range.end.max(start) - start).div_ceil(PAGE_SIZE as u64);
         for index in first..end {
-            // SAFETY: By the contract of this function.
+            // SAFETY: The caller vouches that `umem_mutex` is held and that the range lies in the
+            // memory.
             unsafe { bindings::rdma_odp_keep_page(odp, index as usize) };
         }
     }
-    // SAFETY: By the contract of this function.
+    // SAFETY: The caller vouches that `umem_mutex` is held and that the range lies in the memory.
     unsafe { bindings::rdma_odp_unmap(odp, range.start, range.end) };
 }
 
@@ -125,9 +129,10 @@ pub struct OdpUmem<T: PageUser> {
     user: Arc<T>,
 }
 
-// SAFETY: On-demand memory may be used and released from any task.
+// SAFETY: On-demand memory belongs to no task: it holds the process's memory map itself. `T` is
+// `Send` and `Sync`, as `PageUser` demands.
 unsafe impl<T: PageUser> Send for OdpUmem<T> {}
-// SAFETY: All shared use is under its lock.
+// SAFETY: What changes in it is changed with `umem_mutex` held.
 unsafe impl<T: PageUser> Sync for OdpUmem<T> {}
 
 impl<T: PageUser> OdpUmem<T> {
@@ -141,7 +146,7 @@ impl<T: PageUser> OdpUmem<T> {
     ) -> Result<Self> {
         // Pages of the system's size, whatever the process uses: huge ones are mapped in parts.
         let access = access.as_raw() & !Access::HUGETLB.as_raw();
-        // SAFETY: The device is valid.
+        // SAFETY: `dev` is a reference to a device, which the memory does not outlive.
         let raw = from_err_ptr(unsafe {
             bindings::rdma_odp_get(
                 dev.as_raw(),
@@ -172,7 +177,7 @@ impl<T: PageUser> OdpUmem<T> {
 
     /// The addresses of the process that it covers, in whole pages.
     pub fn addresses(&self) -> Range<u64> {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the memory is ours; its addresses do not change.
         let (start, end) = unsafe {
             (
                 bindings::rdma_odp_start(self.raw.as_ptr()),
@@ -184,7 +189,7 @@ impl<T: PageUser> OdpUmem<T> {
 
     /// Whether no page is mapped, if nobody maps any now.
     pub fn is_unmapped(&self) -> bool {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the memory is ours; the number is a single word.
         unsafe { bindings::rdma_odp_mapped(self.raw.as_ptr()) == 0 }
     }
 
@@ -211,7 +216,8 @@ impl<T: PageUser> OdpUmem<T> {
         while page < end {
             let index = ((page - start) >> PAGE_SHIFT) as usize;
             let (mut dma, mut writable) = (0, false);
-            // SAFETY: Locked above; the page lies in the range that was mapped.
+            // SAFETY: `rdma_odp_map_and_lock` has taken `umem_mutex`, and `index` lies in the range
+            // that it mapped; the others are locals.
             match unsafe { bindings::rdma_odp_map_page(raw, index, &mut dma, &mut writable) } {
                 0 => {}
                 1 => each(MappedPage {
@@ -226,7 +232,7 @@ impl<T: PageUser> OdpUmem<T> {
             }
             page += PAGE_SIZE as u64;
         }
-        // SAFETY: Locked above.
+        // SAFETY: `rdma_odp_map_and_lock` has taken `umem_mutex`.
         unsafe { bindings::rdma_odp_unlock(raw) };
         result
     }
@@ -236,7 +242,8 @@ impl<T: PageUser> Drop for OdpUmem<T> {
     fn drop(&mut self) {
         let raw = self.raw.as_ptr();
         if self.user.may_still_use() {
-            // SAFETY: Valid by the type invariant; locked around.
+            // SAFETY: By the type invariant the memory is ours; `umem_mutex` is taken before and
+            // given back after.
             unsafe {
                 bindings::rdma_odp_lock(raw);
                 give_back(raw, &*self.user, self.addresses());
@@ -255,9 +262,9 @@ impl<T: PageUser> Drop for OdpUmem<T> {
 /// The pointer is a root that this value owns.
 pub struct OdpRoot(NonNull<bindings::ib_umem_odp>);
 
-// SAFETY: A root may be used and released from any task.
+// SAFETY: A root belongs to no task: it holds the process's memory map itself.
 unsafe impl Send for OdpRoot {}
-// SAFETY: A root does not change.
+// SAFETY: A root is only read after it was made.
 unsafe impl Sync for OdpRoot {}
 
 impl OdpRoot {
@@ -265,7 +272,7 @@ impl OdpRoot {
     pub fn new<D: Driver>(dev: &Device<D>, access: Access) -> Result<Self> {
         let access = access.as_raw() & !Access::HUGETLB.as_raw();
         let dev = dev.as_raw();
-        // SAFETY: The device is valid.
+        // SAFETY: `dev` comes from a reference to a device, which the root does not outlive.
         let root = unsafe { bindings::rdma_odp_alloc_root(dev, access as c_int) };
         let root = from_err_ptr(root)?;
         // INVARIANT: Made just now.
@@ -289,7 +296,8 @@ impl OdpRoot {
 
 impl Drop for OdpRoot {
     fn drop(&mut self) {
-        // SAFETY: Ours by the type invariant.
+        // SAFETY: By the type invariant the root is ours, and its children hold the memory map
+        // themselves.
         unsafe { bindings::rdma_odp_release_root(self.0.as_ptr()) }
     }
 }

@@ -2,9 +2,10 @@
 
 //! The table of operations the core calls, and what is between it and [`Driver`].
 //!
-//! Every function here is only called by the core, through the table of a `Device<D>`. The objects
-//! it passes are therefore `Object`s of `D`, created (or about to be) by the functions here, and
-//! valid during the call; that is what the `SAFETY` comments below mean by "the core's contract".
+//! Every function here is only called by the core, through the table of a `Device<D>`, whose data
+//! is dropped, by `dealloc_driver`, when all operations have ended. The objects that it passes are
+//! of that device, so that they were created by the functions here, as `Object`s of `D`. The core
+//! counts who uses an object, and does not destroy it before that is nobody.
 
 use super::udata::expect_none;
 use super::*;
@@ -137,7 +138,7 @@ impl<D: Driver> Table<D> {
         raw: *mut K::Raw,
         create: impl for<'a> FnOnce(New<'a, K, D>) -> Result<&'a Object<K, D>>,
     ) -> Result {
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches for zeroed memory of the size of an `Object<K, D>`.
         let new = unsafe { Object::<K, D>::prepare(raw) };
         let result = match create(new) {
             // A driver could only return another object by keeping one from before.
@@ -162,9 +163,9 @@ impl<D: Driver> Table<D> {
         udata: *mut bindings::ib_udata,
         create: impl for<'a> FnOnce(New<'a, K, D>, Option<&Udata<'_, D>>) -> Result<&'a Object<K, D>>,
     ) -> Result {
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches that it is null or of a command that lasts until this returns.
         let udata = unsafe { Udata::<D>::from_raw(udata) };
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches for zeroed memory of the size of an `Object<K, D>`.
         unsafe { Self::create::<K>(raw, |new| create(new, udata.as_ref())) }?;
         // The response buffer was zeroed by the driver's response, or has to be now. Failing here
         // would leak the object, and an unwritable buffer is the process's own loss.
@@ -202,7 +203,8 @@ impl<D: Driver> Table<D> {
                 Self::create_with::<kind::Mr>(raw, udata, |new, udata| create(pd, new, udata))
             };
             if let Err(err) = result {
-                // SAFETY: Nothing in it is initialised any more.
+                // SAFETY: It came from `into_raw` above, and `create_with` has dropped what was
+                // initialised in it.
                 drop(unsafe { KBox::from_raw(mr) });
                 return Err(err);
             }
@@ -218,14 +220,17 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `attr` must be valid for
+    /// writes.
     unsafe extern "C" fn query_device(
         dev: *mut bindings::ib_device,
         attr: *mut bindings::ib_device_attr,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in
+            // `dealloc_driver`, after the last operation. `attr` is the caller's, who waits.
+            // `udata` is null or that of the command, which lasts until this returns.
             unsafe {
                 expect_none::<D>(udata)?;
                 D::query_device(Device::from_raw(dev))?.fill(&mut *attr);
@@ -236,14 +241,17 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `attr` must be valid for
+    /// writes.
     unsafe extern "C" fn query_port(
         dev: *mut bindings::ib_device,
         port: u32,
         attr: *mut bindings::ib_port_attr,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in
+            // `dealloc_driver`, after the last operation. `attr` is the caller's, who has cleared
+            // it and waits.
             unsafe { D::query_port(Device::from_raw(dev), port)?.fill(&mut *attr) };
             Ok(0)
         })
@@ -251,14 +259,17 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `immutable` must be valid for
+    /// writes.
     unsafe extern "C" fn get_port_immutable(
         dev: *mut bindings::ib_device,
         port: u32,
         immutable: *mut bindings::ib_port_immutable,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in
+            // `dealloc_driver`, after the last operation. `immutable` is part of the core's data of
+            // the port, which nobody else reads before this returns.
             let (values, raw) = unsafe {
                 (
                     D::port_immutable(Device::from_raw(dev), port)?,
@@ -275,18 +286,20 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn get_link_layer(
         dev: *mut bindings::ib_device,
         port: u32,
     ) -> bindings::rdma_link_layer {
-        // SAFETY: The core's contract.
+        // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in `dealloc_driver`,
+        // after the last operation.
         unsafe { D::link_layer(Device::from_raw(dev), port) }.as_raw()
     }
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `pkey` must be valid for
+    /// writes.
     unsafe extern "C" fn query_pkey(
         dev: *mut bindings::ib_device,
         port: u32,
@@ -294,7 +307,8 @@ impl<D: Driver> Table<D> {
         pkey: *mut u16,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in
+            // `dealloc_driver`, after the last operation. `pkey` is the caller's, who waits.
             unsafe { *pkey = D::query_pkey(Device::from_raw(dev), port, index)? };
             Ok(0)
         })
@@ -302,7 +316,7 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `gid` must be valid for writes.
     unsafe extern "C" fn query_gid(
         dev: *mut bindings::ib_device,
         port: u32,
@@ -310,7 +324,9 @@ impl<D: Driver> Table<D> {
         gid: *mut bindings::ib_gid,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract; a GID is sixteen bytes in any view.
+            // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in
+            // `dealloc_driver`, after the last operation. `gid` is the caller's, who waits; a GID
+            // is sixteen bytes in any view.
             unsafe {
                 let value = D::query_gid(Device::from_raw(dev), port, index as u32)?;
                 gid.cast::<[u8; 16]>().write_unaligned(value.0);
@@ -321,13 +337,14 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with an entry that it is adding.
     unsafe extern "C" fn add_gid(
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core holds the lock of the GID table: the entry is its own, and constant
+            // until this returns. Its device has this table, so it is a `Device<D>`.
             unsafe { D::add_gid(Device::from_raw((*attr).device), GidAttr::from_raw(attr))? };
             Ok(0)
         })
@@ -335,13 +352,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with an entry that `add_gid` was
+    /// called with.
     unsafe extern "C" fn del_gid(
         attr: *const bindings::ib_gid_attr,
         _context: *mut *mut c_void,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core holds the lock of the GID table and a count of the entry, which is
+            // constant until this returns. Its device has this table, so it is a `Device<D>`.
             unsafe { D::del_gid(Device::from_raw((*attr).device), GidAttr::from_raw(attr))? };
             Ok(0)
         })
@@ -349,9 +368,12 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `text` must have room for
+    /// `IB_FW_VERSION_NAME_MAX` bytes.
     unsafe extern "C" fn get_dev_fw_str(dev: *mut bindings::ib_device, text: *mut c_char) {
-        // SAFETY: The core's contract; `text` has room for the text of three numbers.
+        // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in `dealloc_driver`,
+        // after the last operation. The helper writes `IB_FW_VERSION_NAME_MAX` bytes at the most,
+        // which is what the core gives.
         unsafe {
             let (major, minor, patch) = D::firmware_version(Device::from_raw(dev));
             bindings::rdma_format_version(text, major, minor, patch);
@@ -360,12 +382,13 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn alloc_hw_port_stats(
         dev: *mut bindings::ib_device,
         _port: u32,
     ) -> *mut bindings::rdma_hw_stats {
-        // SAFETY: The core's contract.
+        // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in `dealloc_driver`,
+        // after the last operation.
         unsafe { Device::<D>::from_raw(dev) }
             .counters()
             .alloc_stats()
@@ -373,7 +396,8 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with what `alloc_hw_port_stats`
+    /// returned.
     unsafe extern "C" fn get_hw_stats(
         dev: *mut bindings::ib_device,
         stats: *mut bindings::rdma_hw_stats,
@@ -381,7 +405,9 @@ impl<D: Driver> Table<D> {
         _index: c_int,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract; it holds the lock of the structure.
+            // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in
+            // `dealloc_driver`, after the last operation. The core holds the lock of `stats`, so
+            // that nobody else uses the values until this returns.
             let (dev, values) = unsafe { (Device::from_raw(dev), counters::values(stats)) };
             D::read_counters(dev, port, values)?;
             Ok(values.len() as c_int)
@@ -399,12 +425,12 @@ impl<D: Driver> Table<D> {
         raw: *mut K::Raw,
         describe: fn(&Object<K, D>, &mut Details<'_>) -> Result,
     ) -> c_int {
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches that the object was created and that its memory stays.
         let Some(object) = (unsafe { Object::<K, D>::try_ref(raw) }) else {
             return 0;
         };
         from_result(|| {
-            // SAFETY: By the contract of this function.
+            // SAFETY: The caller vouches that the core is filling the message.
             unsafe { Details::write(msg, |details| describe(&object, details)) }?;
             Ok(0)
         })
@@ -412,50 +438,58 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a resource that it holds a
+    /// count of, while it fills `msg`.
     unsafe extern "C" fn fill_res_qp(
         msg: *mut bindings::sk_buff,
         qp: *mut bindings::ib_qp,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: The core holds a count of the resource, so that the memory of `qp` stays; it is
+        // listed only after it was made. `msg` is the message that the core is filling.
         unsafe { Self::describe::<kind::Qp>(msg, qp, D::describe_qp) }
     }
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a resource that it holds a
+    /// count of, while it fills `msg`.
     unsafe extern "C" fn fill_res_cq(
         msg: *mut bindings::sk_buff,
         cq: *mut bindings::ib_cq,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: The core holds a count of the resource, so that the memory of `cq` stays; it is
+        // listed only after it was made. `msg` is the message that the core is filling.
         unsafe { Self::describe::<kind::Cq>(msg, cq, D::describe_cq) }
     }
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a resource that it holds a
+    /// count of, while it fills `msg`.
     unsafe extern "C" fn fill_res_mr(
         msg: *mut bindings::sk_buff,
         mr: *mut bindings::ib_mr,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: The core holds a count of the resource, so that the memory of `mr` stays; it is
+        // listed only after it was made. `msg` is the message that the core is filling.
         unsafe { Self::describe::<kind::Mr>(msg, mr, D::describe_mr) }
     }
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a resource that it holds a
+    /// count of, while it fills `msg`.
     unsafe extern "C" fn fill_stat_mr(
         msg: *mut bindings::sk_buff,
         mr: *mut bindings::ib_mr,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: The core holds a count of the resource, so that the memory of `mr` stays; it is
+        // listed only after the region was made.
         let Some(mr) = (unsafe { Object::<kind::Mr, D>::try_ref(mr) }) else {
             return 0;
         };
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `msg` is the message that the core is filling, and this thread's alone.
             unsafe { Counts::write(msg, |counts| D::count_mr(&mr, counts)) }?;
             Ok(0)
         })
@@ -463,12 +497,14 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a resource that it holds a
+    /// count of, while it fills `msg`.
     unsafe extern "C" fn fill_res_srq(
         msg: *mut bindings::sk_buff,
         srq: *mut bindings::ib_srq,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: The core holds a count of the resource, so that the memory of `srq` stays; it is
+        // listed only after it was made. `msg` is the message that the core is filling.
         unsafe { Self::describe::<kind::Srq>(msg, srq, D::describe_srq) }
     }
 
@@ -479,7 +515,8 @@ impl<D: Driver> Table<D> {
     ///
     /// `dev` must be a `Device<D>` that is being enabled.
     unsafe extern "C" fn enable_driver(dev: *mut bindings::ib_device) -> c_int {
-        // SAFETY: By the contract of this function; a device is initialised before it is enabled.
+        // SAFETY: The device has this table, so it is a `Device<D>`, and the core enables it after
+        // `Unregistered::new` has initialised it.
         let dev = unsafe { Device::<D>::from_raw(dev) };
         if dev.port_mac().is_some() {
             dev.follow_namespace();
@@ -491,13 +528,17 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a context that it has just
+    /// allocated.
     unsafe extern "C" fn alloc_ucontext(
         ctx: *mut bindings::ib_ucontext,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `ctx` for this, zeroed and of `size_ib_ucontext` bytes,
+            // set its device, and shows it to nobody before this returns. Its device is a
+            // `Device<D>`, having this table. `udata` is null or that of the command, which lasts
+            // until this returns. Where this fails nobody can have mapped a range.
             unsafe {
                 let dev = Device::from_raw((*ctx).device);
                 let result = Self::create_with::<kind::Ucontext>(ctx, udata, |new, udata| {
@@ -514,13 +555,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with the attributes of a query.
     unsafe extern "C" fn query_ucontext(
         ctx: *mut bindings::ib_ucontext,
         attrs: *mut bindings::uverbs_attr_bundle,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `ctx` was made by `alloc_ucontext`, and the core destroys it only when no
+            // other call for it is under way. `attrs` are those of the query, which lasts until
+            // this returns.
             unsafe {
                 let response = ContextResponse::new(attrs);
                 D::query_ucontext(Object::from_raw(ctx), &response)?;
@@ -531,9 +574,10 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn dealloc_ucontext(ctx: *mut bindings::ib_ucontext) {
-        // SAFETY: The core's contract.
+        // SAFETY: `ctx` was made by `alloc_ucontext`; all its objects are gone, and
+        // the core frees it without another call.
         unsafe {
             D::dealloc_ucontext(Object::from_raw(ctx));
             user::remove_ranges(ctx);
@@ -545,20 +589,24 @@ impl<D: Driver> Table<D> {
     ///
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn disassociate_ucontext(_ctx: *mut bindings::ib_ucontext) {}
 
     // ---- Protection domains ----
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a domain that it has just
+    /// allocated.
     unsafe extern "C" fn alloc_pd(
         pd: *mut bindings::ib_pd,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `pd` for this, zeroed and of `size_ib_pd` bytes, set its
+            // device, and shows it to nobody before this returns. The device is a `Device<D>`,
+            // having this table. `udata` is null or that of the command, which lasts until this
+            // returns.
             unsafe {
                 let dev = Device::from_raw((*pd).device);
                 Self::create_with::<kind::Pd>(pd, udata, |new, udata| D::alloc_pd(dev, new, udata))
@@ -569,13 +617,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn dealloc_pd(
         pd: *mut bindings::ib_pd,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `pd` was made by `alloc_pd`, has no users left, and is freed by the core
+            // without another call when this succeeds. `udata` is null or that of the command,
+            // which lasts until this returns.
             unsafe {
                 expect_none::<D>(udata)?;
                 D::dealloc_pd(Object::from_raw(pd))?;
@@ -591,7 +641,7 @@ impl<D: Driver> Table<D> {
     ///
     /// `attr` must be valid for reads.
     unsafe fn cq_init_attr(attr: *const bindings::ib_cq_init_attr) -> CqInitAttr {
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches that the attributes can be read.
         unsafe {
             CqInitAttr {
                 entries: (*attr).cqe,
@@ -603,14 +653,17 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a queue that it has just
+    /// allocated; `attr` must be valid for reads.
     unsafe extern "C" fn create_cq(
         cq: *mut bindings::ib_cq,
         attr: *const bindings::ib_cq_init_attr,
         _attrs: *mut bindings::uverbs_attr_bundle,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `cq` for this, zeroed and of `size_ib_cq` bytes, set its
+            // device, and shows it to nobody before this returns. The device is a `Device<D>`,
+            // having this table. `attr` is the caller's, who waits.
             unsafe {
                 let dev = Device::from_raw((*cq).device);
                 let attr = Self::cq_init_attr(attr);
@@ -622,14 +675,18 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a queue that it has just
+    /// allocated, with the attributes of the command; `attr` must be valid for reads.
     unsafe extern "C" fn create_user_cq(
         cq: *mut bindings::ib_cq,
         attr: *const bindings::ib_cq_init_attr,
         attrs: *mut bindings::uverbs_attr_bundle,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `cq` for this, zeroed and of `size_ib_cq` bytes, set its
+            // device, and shows it to nobody before this returns. The device is a `Device<D>`,
+            // having this table. `attr` is the caller's, who waits; `attrs` are those of the
+            // command, which lasts until this returns.
             unsafe {
                 let dev = Device::from_raw((*cq).device);
                 let attr = Self::cq_init_attr(attr);
@@ -651,8 +708,8 @@ impl<D: Driver> Table<D> {
     unsafe fn silence_cq(cq: *mut bindings::ib_cq) -> Result {
         // SAFETY: `D` made the queue, and it is ended only after this.
         D::destroy_cq(unsafe { Object::from_raw(cq) })?;
-        // SAFETY: As above. Only events take references, which the driver found by its tables; the
-        // queue is in none of them any more.
+        // SAFETY: `D` made the queue, and it is ended only after this. Only events take references,
+        // which the driver found by its tables; the queue is in none of them any more.
         unsafe { Object::<kind::Cq, D>::quiesce(cq) };
         Ok(())
     }
@@ -699,13 +756,16 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `wc` must have room for
+    /// `entries` completions.
     unsafe extern "C" fn poll_cq(
         cq: *mut bindings::ib_cq,
         entries: c_int,
         wc: *mut bindings::ib_wc,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: `cq` was made by `create_cq`, and the core destroys it only when no other call
+        // for it is under way. The consumer gives room for `entries` completions at `wc`, and
+        // waits.
         let (cq, mut completions) = unsafe {
             (
                 Object::from_raw(cq),
@@ -721,14 +781,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn req_notify_cq(
         cq: *mut bindings::ib_cq,
         flags: bindings::ib_cq_notify_flags,
     ) -> c_int {
         from_result(|| {
             let notify = Notify::from_raw(flags);
-            // SAFETY: The core's contract.
+            // SAFETY: `cq` was made by `create_cq`, and the core destroys it only when no other
+            // call for it is under way.
             let missed = unsafe { D::req_notify_cq(Object::from_raw(cq), notify)? };
             Ok(c_int::from(missed && notify.report_missed))
         })
@@ -736,10 +797,11 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn modify_cq(cq: *mut bindings::ib_cq, count: u16, period: u16) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `cq` was made by `create_cq`, and the core destroys it only when no other
+            // call for it is under way.
             unsafe { D::modify_cq(Object::from_raw(cq), count, period)? };
             Ok(0)
         })
@@ -747,16 +809,19 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with the user's part of the
+    /// command.
     unsafe extern "C" fn resize_user_cq(
         cq: *mut bindings::ib_cq,
         entries: c_uint,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `udata` is null or that of the command, which lasts until this returns.
             let udata = unsafe { Udata::<D>::from_raw(udata) }.ok_or(EINVAL)?;
-            // SAFETY: The core's contract; it keeps others from resizing meanwhile.
+            // SAFETY: `cq` was made by `create_user_cq`, and the command holds its object for
+            // writing: nobody else resizes or ends it. `cqe` is read meanwhile by others, at most
+            // as a number that has changed.
             unsafe {
                 let entries = D::resize_user_cq(Object::from_raw(cq), entries, &udata)?;
                 ptr::addr_of_mut!((*cq).cqe).write_volatile(entries as c_int);
@@ -770,14 +835,18 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a queue pair that it has
+    /// just allocated; `attr` must be valid for reads and writes.
     unsafe extern "C" fn create_qp(
         qp: *mut bindings::ib_qp,
         attr: *mut bindings::ib_qp_init_attr,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `qp` for this, zeroed and of `size_ib_qp` bytes, set its
+            // device, and shows it to nobody before this returns. The device is a `Device<D>`,
+            // having this table. `attr` is the caller's, who waits. `udata` is null or that of the
+            // command, which lasts until this returns.
             unsafe {
                 let dev = Device::from_raw((*qp).device);
                 let mut attr = QpInitAttr::new(&mut *attr, qp);
@@ -791,7 +860,7 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `attr` must be valid for reads.
     unsafe extern "C" fn modify_qp(
         qp: *mut bindings::ib_qp,
         attr: *mut bindings::ib_qp_attr,
@@ -799,7 +868,9 @@ impl<D: Driver> Table<D> {
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other
+            // call for it is under way. `attr` is the caller's, who waits. `udata` is null or that
+            // of the command, which lasts until this returns.
             let (qp, attr, udata) = unsafe {
                 (
                     Object::from_raw(qp),
@@ -817,7 +888,8 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `attr` and `init_attr` must be
+    /// valid for writes.
     unsafe extern "C" fn query_qp(
         qp: *mut bindings::ib_qp,
         attr: *mut bindings::ib_qp_attr,
@@ -825,7 +897,9 @@ impl<D: Driver> Table<D> {
         init_attr: *mut bindings::ib_qp_init_attr,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other
+            // call for it is under way. What is copied was set when it was made. `attr` and
+            // `init_attr` are the caller's, who waits.
             unsafe {
                 (*init_attr).qp_type = (*qp).qp_type;
                 (*init_attr).send_cq = (*qp).send_cq;
@@ -841,13 +915,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn destroy_qp(
         qp: *mut bindings::ib_qp,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `qp` was made by `create_qp`, has no users left, and is freed by the core
+            // without another call when this succeeds. `udata` is null or that of the command,
+            // which lasts until this returns.
             unsafe {
                 expect_none::<D>(udata)?;
                 D::destroy_qp(Object::from_raw(qp))?;
@@ -859,13 +935,16 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with a list of requests;
+    /// `bad_wr` must be valid for writes.
     unsafe extern "C" fn post_send(
         qp: *mut bindings::ib_qp,
         wr: *const bindings::ib_send_wr,
         bad_wr: *mut *const bindings::ib_send_wr,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other call
+        // for it is under way. Its type does not change. The consumer keeps the list, and what it
+        // points to, until this returns; requests of a datagram queue pair are `ib_ud_wr`.
         let (qp, mut list) = unsafe {
             let datagram = matches!(
                 (*qp).qp_type,
@@ -876,7 +955,7 @@ impl<D: Driver> Table<D> {
         match D::post_send(qp, &mut list) {
             Ok(()) => 0,
             Err(err) => {
-                // SAFETY: The core's contract.
+                // SAFETY: `bad_wr` is the consumer's, or a local of `ib_post_send`.
                 unsafe { *bad_wr = list.current() };
                 err.to_errno()
             }
@@ -885,18 +964,20 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with a list of requests;
+    /// `bad_wr` must be valid for writes.
     unsafe extern "C" fn post_recv(
         qp: *mut bindings::ib_qp,
         wr: *const bindings::ib_recv_wr,
         bad_wr: *mut *const bindings::ib_recv_wr,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other call
+        // for it is under way. The consumer keeps the list until this returns.
         let (qp, mut list) = unsafe { (Object::from_raw(qp), RecvList::new(wr)) };
         match D::post_recv(qp, &mut list) {
             Ok(()) => 0,
             Err(err) => {
-                // SAFETY: The core's contract.
+                // SAFETY: `bad_wr` is the consumer's, or a local of `ib_post_recv`.
                 unsafe { *bad_wr = list.current() };
                 err.to_errno()
             }
@@ -905,30 +986,33 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn drain_sq(qp: *mut bindings::ib_qp) {
-        // SAFETY: The core's contract.
+        // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other call
+        // for it is under way.
         D::drain_sq(unsafe { Object::from_raw(qp) })
     }
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn drain_rq(qp: *mut bindings::ib_qp) {
-        // SAFETY: The core's contract.
+        // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other call
+        // for it is under way.
         D::drain_rq(unsafe { Object::from_raw(qp) })
     }
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `gid` must be valid for reads.
     unsafe extern "C" fn attach_mcast(
         qp: *mut bindings::ib_qp,
         gid: *mut bindings::ib_gid,
         _lid: u16,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other
+            // call for it is under way. `gid` is the caller's, who waits.
             unsafe { D::attach_mcast(Object::from_raw(qp), Gid::from_raw(gid))? };
             Ok(0)
         })
@@ -936,14 +1020,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `gid` must be valid for reads.
     unsafe extern "C" fn detach_mcast(
         qp: *mut bindings::ib_qp,
         gid: *mut bindings::ib_gid,
         _lid: u16,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other
+            // call for it is under way. `gid` is the caller's, who waits.
             unsafe { D::detach_mcast(Object::from_raw(qp), Gid::from_raw(gid))? };
             Ok(0)
         })
@@ -953,13 +1038,14 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn get_dma_mr(
         pd: *mut bindings::ib_pd,
         access: c_int,
     ) -> *mut bindings::ib_mr {
         let access = Access::from_raw(access as u32);
-        // SAFETY: The core's contract.
+        // SAFETY: `pd` was made by `alloc_pd`, and the core destroys it only when no other call for
+        // it is under way. There is no command, and no `udata`.
         unsafe {
             Self::create_mr(pd, ptr::null_mut(), |pd, new, _| {
                 D::get_dma_mr(pd, new, access)
@@ -969,7 +1055,8 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with the user's part of the
+    /// command.
     unsafe extern "C" fn reg_user_mr(
         pd: *mut bindings::ib_pd,
         start: u64,
@@ -990,7 +1077,8 @@ impl<D: Driver> Table<D> {
             iova: virt_addr,
             access: Access::from_raw(access as u32),
         };
-        // SAFETY: The core's contract.
+        // SAFETY: `pd` was made by `alloc_pd`, and the core destroys it only when no other call for
+        // it is under way. `udata` is null or that of the command, which lasts until this returns.
         unsafe {
             Self::create_mr(pd, udata, |pd, new, udata| {
                 D::reg_user_mr(pd, new, &region, udata)
@@ -1000,7 +1088,7 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn reg_user_mr_dmabuf(
         pd: *mut bindings::ib_pd,
         offset: u64,
@@ -1022,7 +1110,8 @@ impl<D: Driver> Table<D> {
             iova: virt_addr,
             access: Access::from_raw(access as u32),
         };
-        // SAFETY: The core's contract.
+        // SAFETY: `pd` was made by `alloc_pd`, and the core destroys it only when no other call for
+        // it is under way. A null `udata` is none.
         unsafe {
             Self::create_mr(pd, ptr::null_mut(), |pd, new, _| {
                 D::reg_user_mr_dmabuf(pd, new, &region)
@@ -1032,13 +1121,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn dereg_mr(
         mr: *mut bindings::ib_mr,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `mr` was made by `create_mr`, has no users left, and the core does not touch
+            // it any more when this succeeds. `udata` is null or that of the command, which lasts
+            // until this returns.
             unsafe {
                 expect_none::<D>(udata)?;
                 D::dereg_mr(Object::from_raw(mr))?;
@@ -1052,7 +1143,7 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn alloc_mr(
         pd: *mut bindings::ib_pd,
         mr_type: bindings::ib_mr_type,
@@ -1062,7 +1153,8 @@ impl<D: Driver> Table<D> {
             let err = crate::kernel_ext::errno::eopnotsupp();
             return err.to_errno() as isize as *mut bindings::ib_mr;
         }
-        // SAFETY: The core's contract.
+        // SAFETY: `pd` was made by `alloc_pd`, and the core destroys it only when no other call for
+        // it is under way. A null `udata` is none.
         unsafe {
             Self::create_mr(pd, ptr::null_mut(), |pd, new, _| {
                 D::alloc_mr(pd, new, max_num_sg)
@@ -1072,14 +1164,17 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `sg` must be a list of
+    /// `sg_nents` mapped entries, and `sg_offset` null or valid for reads and writes.
     unsafe extern "C" fn map_mr_sg(
         mr: *mut bindings::ib_mr,
         sg: *mut bindings::scatterlist,
         sg_nents: c_int,
         sg_offset: *mut c_uint,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: `mr` was made by `create_mr`, and its consumer maps it by one task at a time. The
+        // list and the offset are the consumer's, who waits; `set_page` is called for this region
+        // only, before `ib_sg_to_pages` returns.
         unsafe {
             D::begin_mr_map(Object::from_raw(mr));
             bindings::ib_sg_to_pages(mr, sg, sg_nents, sg_offset, Some(Self::set_page))
@@ -1088,10 +1183,10 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by `ib_sg_to_pages` for the region that [`Self::map_mr_sg`] gave it.
     unsafe extern "C" fn set_page(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `mr` is the region that `map_mr_sg` was called for, which has not returned.
             unsafe { D::push_mr_page(Object::from_raw(mr), addr)? };
             Ok(0)
         })
@@ -1099,7 +1194,8 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `ranges` must be `count`
+    /// entries.
     unsafe extern "C" fn advise_mr(
         pd: *mut bindings::ib_pd,
         advice: bindings::ib_uverbs_advise_mr_advice,
@@ -1113,7 +1209,7 @@ impl<D: Driver> Table<D> {
             let advice = Advice::from_raw(advice).ok_or(errno::eopnotsupp())?;
             let mut advised = KVVec::with_capacity(count as usize, GFP_KERNEL)?;
             for index in 0..count as usize {
-                // SAFETY: The core passes `count` entries.
+                // SAFETY: The caller vouches for `count` entries, and `index` is less.
                 let range = unsafe { &*ranges.add(index) };
                 advised.push(
                     AdvisedRange {
@@ -1124,7 +1220,8 @@ impl<D: Driver> Table<D> {
                     GFP_KERNEL,
                 )?;
             }
-            // SAFETY: The core's contract.
+            // SAFETY: `pd` was made by `alloc_pd`, and the core destroys it only when no other call
+            // for it is under way.
             let pd = unsafe { Object::from_raw(pd) };
             D::advise_mr(pd, advice, flags & flush != 0, &advised)?;
             Ok(0)
@@ -1133,7 +1230,8 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with the user's part of the
+    /// command; `pd` must be a domain of `D`, the new one or the region's.
     unsafe extern "C" fn rereg_user_mr(
         mr: *mut bindings::ib_mr,
         flags: c_int,
@@ -1151,7 +1249,9 @@ impl<D: Driver> Table<D> {
             if flags & !bindings::ib_mr_rereg_flags_IB_MR_REREG_SUPPORTED != 0 {
                 return Err(crate::kernel_ext::errno::eopnotsupp());
             }
-            // SAFETY: The core's contract.
+            // SAFETY: `mr` was made by `create_mr` and `pd` by `alloc_pd`; the command holds the
+            // objects of both, so that neither ends before this returns. `udata` is null or that of
+            // the command, which lasts until this returns.
             let (mr, pd, udata) = unsafe {
                 (
                     Object::from_raw(mr),
@@ -1184,13 +1284,17 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a window that it has just
+    /// allocated.
     unsafe extern "C" fn alloc_mw(
         mw: *mut bindings::ib_mw,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `mw` for this, zeroed and of `size_ib_mw` bytes, set its
+            // device, and shows it to nobody before this returns. It has set domain and type, too;
+            // the domain was made by `alloc_pd`, and the command holds it. `udata` is null or that
+            // of the command, which lasts until this returns.
             unsafe {
                 let pd = Object::from_raw((*mw).pd);
                 let type2 = (*mw).type_ == bindings::ib_mw_type_IB_MW_TYPE_2;
@@ -1204,10 +1308,11 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn dealloc_mw(mw: *mut bindings::ib_mw) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `mw` was made by `alloc_mw`, has no users left, and is freed by the core
+            // without another call when this succeeds.
             unsafe {
                 D::dealloc_mw(Object::from_raw(mw))?;
                 Object::<kind::Mw, D>::finish(mw);
@@ -1218,7 +1323,8 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with the attributes of the
+    /// command; `attr` must be valid for reads.
     unsafe extern "C" fn alloc_dm(
         dev: *mut bindings::ib_device,
         context: *mut bindings::ib_ucontext,
@@ -1229,8 +1335,10 @@ impl<D: Driver> Table<D> {
             let dm = KBox::<Dm<D>>::new_uninit(GFP_KERNEL)?;
             let dm = KBox::into_raw(dm);
             let raw = dm.cast::<bindings::rdma_dm>();
-            // SAFETY: The core's contract; the memory is ours, the core's part of it is valid when
-            // zeroed, and the device is what the core will set it to.
+            // SAFETY: The memory is ours; the core's part of it is valid when zeroed, and the
+            // device is what the core will set it to: a `Device<D>`, having this table. `context`
+            // was made by `alloc_ucontext` and is held by the command, whose `attrs` and `attr`
+            // these are.
             let result = unsafe {
                 ptr::write_bytes(dm, 0, 1);
                 (*raw).dm.device = dev;
@@ -1247,7 +1355,8 @@ impl<D: Driver> Table<D> {
                 })
             };
             if let Err(err) = result {
-                // SAFETY: Nothing in it is initialised any more.
+                // SAFETY: It came from `into_raw` above, and `create` has dropped what was
+                // initialised in it.
                 drop(unsafe { KBox::from_raw(dm) });
                 return Err(err);
             }
@@ -1262,13 +1371,14 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn dealloc_dm(
         dm: *mut bindings::ib_dm,
         _attrs: *mut bindings::uverbs_attr_bundle,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `dm` was made by `alloc_dm`, which returned the first member of an `rdma_dm`;
+            // it has no users left, and the core does not touch it any more when this succeeds.
             unsafe {
                 D::dealloc_dm(Object::from_raw(dm.cast()))?;
                 Object::<kind::Dm, D>::finish(dm.cast());
@@ -1281,14 +1391,16 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `attr` must be valid for reads.
     unsafe extern "C" fn reg_dm_mr(
         pd: *mut bindings::ib_pd,
         dm: *mut bindings::ib_dm,
         attr: *mut bindings::ib_dm_mr_attr,
         _attrs: *mut bindings::uverbs_attr_bundle,
     ) -> *mut bindings::ib_mr {
-        // SAFETY: The core's contract.
+        // SAFETY: `pd` was made by `alloc_pd` and `dm` by `alloc_dm`, which returned the first
+        // member of an `rdma_dm`; the command holds the objects of both. `attr` is a local of the
+        // caller.
         unsafe {
             let dm = Object::from_raw(dm.cast());
             let region = DmRegion {
@@ -1306,14 +1418,19 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a handle that it has just
+    /// allocated; `attr` must be valid for reads.
     unsafe extern "C" fn create_ah(
         ah: *mut bindings::ib_ah,
         attr: *mut bindings::rdma_ah_init_attr,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `ah` for this, zeroed and of `size_ib_ah` bytes, set its
+            // device, and shows it to nobody before this returns. It has set the domain, too, which
+            // was made by `alloc_pd` and outlives its handles. `attr` is the caller's, who holds
+            // the GID in it and waits. `udata` is null or that of the command, which lasts until
+            // this returns.
             unsafe {
                 let pd = Object::from_raw((*ah).pd);
                 let sleepable =
@@ -1329,11 +1446,12 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn destroy_ah(ah: *mut bindings::ib_ah, flags: u32) -> c_int {
         from_result(|| {
             let sleepable = flags & bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE != 0;
-            // SAFETY: The core's contract.
+            // SAFETY: `ah` was made by `create_ah`, has no users left, and is freed by the core
+            // without another call when this succeeds.
             unsafe {
                 D::destroy_ah(Object::from_raw(ah), sleepable)?;
                 Object::<kind::Ah, D>::finish(ah);
@@ -1346,14 +1464,19 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a queue that it has just
+    /// allocated; `attr` must be valid for reads and writes.
     unsafe extern "C" fn create_srq(
         srq: *mut bindings::ib_srq,
         attr: *mut bindings::ib_srq_init_attr,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `srq` for this, zeroed and of `size_ib_srq` bytes, set its
+            // device, and shows it to nobody before this returns. It has set type, domain and, for
+            // XRC, what else the queue belongs to, which it keeps for as long as the queue. `attr`
+            // is the caller's, who waits. `udata` is null or that of the command, which lasts until
+            // this returns.
             unsafe {
                 let extended = match (*attr).srq_type {
                     bindings::ib_srq_type_IB_SRQT_BASIC => None,
@@ -1381,13 +1504,17 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` for a domain that it has just
+    /// allocated.
     unsafe extern "C" fn alloc_xrcd(
         xrcd: *mut bindings::ib_xrcd,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: The core allocated `xrcd` for this, zeroed and of `size_ib_xrcd` bytes, set
+            // its device, and shows it to nobody before this returns. The device is a `Device<D>`,
+            // having this table. `udata` is null or that of the command, which lasts until this
+            // returns.
             unsafe {
                 let dev = Device::from_raw((*xrcd).device);
                 Self::create_with::<kind::Xrcd>(xrcd, udata, |new, udata| {
@@ -1400,13 +1527,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn dealloc_xrcd(
         xrcd: *mut bindings::ib_xrcd,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `xrcd` was made by `alloc_xrcd`, has no users left, and is freed by the core
+            // without another call when this succeeds. `udata` is null or that of the command,
+            // which lasts until this returns.
             unsafe {
                 expect_none::<D>(udata)?;
                 D::dealloc_xrcd(Object::from_raw(xrcd))?;
@@ -1418,7 +1547,7 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `attr` must be valid for reads.
     unsafe extern "C" fn modify_srq(
         srq: *mut bindings::ib_srq,
         attr: *mut bindings::ib_srq_attr,
@@ -1426,7 +1555,9 @@ impl<D: Driver> Table<D> {
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `srq` was made by `create_srq`, and the core destroys it only when no other
+            // call for it is under way. `attr` is the caller's, who waits. `udata` is null or that
+            // of the command, which lasts until this returns.
             unsafe {
                 if mask & bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR == 0 {
                     expect_none::<D>(udata)?;
@@ -1449,13 +1580,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`; `attr` must be valid for
+    /// writes.
     unsafe extern "C" fn query_srq(
         srq: *mut bindings::ib_srq,
         attr: *mut bindings::ib_srq_attr,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `srq` was made by `create_srq`, and the core destroys it only when no other
+            // call for it is under way. `attr` is the caller's, who waits.
             unsafe {
                 let values = D::query_srq(Object::from_raw(srq))?;
                 (*attr).max_wr = values.max_wr;
@@ -1468,13 +1601,15 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>`.
     unsafe extern "C" fn destroy_srq(
         srq: *mut bindings::ib_srq,
         udata: *mut bindings::ib_udata,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The core's contract.
+            // SAFETY: `srq` was made by `create_srq`, has no users left, and is freed by the core
+            // without another call when this succeeds. `udata` is null or that of the command,
+            // which lasts until this returns.
             unsafe {
                 expect_none::<D>(udata)?;
                 D::destroy_srq(Object::from_raw(srq))?;
@@ -1486,18 +1621,20 @@ impl<D: Driver> Table<D> {
 
     /// # Safety
     ///
-    /// See the module.
+    /// To be called by the core through the table of a `Device<D>` with a list of requests;
+    /// `bad_wr` must be valid for writes.
     unsafe extern "C" fn post_srq_recv(
         srq: *mut bindings::ib_srq,
         wr: *const bindings::ib_recv_wr,
         bad_wr: *mut *const bindings::ib_recv_wr,
     ) -> c_int {
-        // SAFETY: The core's contract.
+        // SAFETY: `srq` was made by `create_srq`, and the core destroys it only when no other call
+        // for it is under way. The consumer keeps the list until this returns.
         let (srq, mut list) = unsafe { (Object::from_raw(srq), RecvList::new(wr)) };
         match D::post_srq_recv(srq, &mut list) {
             Ok(()) => 0,
             Err(err) => {
-                // SAFETY: The core's contract.
+                // SAFETY: `bad_wr` is the consumer's, or a local of `ib_post_srq_recv`.
                 unsafe { *bad_wr = list.current() };
                 err.to_errno()
             }

@@ -74,7 +74,8 @@ c_enum! {
 impl<D: Driver> New<'_, kind::Qp, D> {
     /// Tells the core the queue pair's number.
     pub fn set_number(&mut self, number: u32) {
-        // SAFETY: The object is not shared yet.
+        // SAFETY: The core is creating the queue pair and shows it to nobody before the operation
+        // returns, and only `New` leads to it.
         unsafe { (*self.as_raw()).qp_num = number }
     }
 }
@@ -82,19 +83,22 @@ impl<D: Driver> New<'_, kind::Qp, D> {
 impl<D: Driver> Object<kind::Qp, D> {
     /// Its number.
     pub fn number(&self) -> u32 {
-        // SAFETY: The queue pair is valid; the field does not change after creation.
+        // SAFETY: `&self` is a queue pair that is not freed; the field does not change after
+        // creation.
         unsafe { (*self.as_raw()).qp_num }
     }
 
     /// Its service.
     pub fn qp_type(&self) -> Option<QpType> {
-        // SAFETY: The queue pair is valid; the field does not change after creation.
+        // SAFETY: `&self` is a queue pair that is not freed; the field does not change after
+        // creation.
         QpType::from_raw(unsafe { (*self.as_raw()).qp_type })
     }
 
     /// Its protection domain.
     pub fn pd(&self) -> Option<&Pd<D>> {
-        // SAFETY: The protection domain outlives the queue pair. Only XRC targets have none.
+        // SAFETY: The domain was set before the driver made the queue pair; the core counts the
+        // queue pair as a user of it. Only XRC targets have none.
         unsafe {
             let pd = (*self.as_raw()).pd;
             (!pd.is_null()).then(|| Object::from_raw(pd))
@@ -103,7 +107,8 @@ impl<D: Driver> Object<kind::Qp, D> {
 
     /// The completion queue of its send queue.
     pub fn send_cq(&self) -> Option<&Cq<D>> {
-        // SAFETY: Completion queues outlive the queue pairs that use them.
+        // SAFETY: The core counts a queue pair as a user of its completion queues from before it is
+        // made until it is gone.
         unsafe {
             let cq = (*self.as_raw()).send_cq;
             (!cq.is_null()).then(|| Object::from_raw(cq))
@@ -112,7 +117,8 @@ impl<D: Driver> Object<kind::Qp, D> {
 
     /// The completion queue of its receive queue.
     pub fn recv_cq(&self) -> Option<&Cq<D>> {
-        // SAFETY: As for `send_cq`.
+        // SAFETY: The core counts a queue pair as a user of its completion queues from before it is
+        // made until it is gone.
         unsafe {
             let cq = (*self.as_raw()).recv_cq;
             (!cq.is_null()).then(|| Object::from_raw(cq))
@@ -121,7 +127,8 @@ impl<D: Driver> Object<kind::Qp, D> {
 
     /// Its shared receive queue.
     pub fn srq(&self) -> Option<&Srq<D>> {
-        // SAFETY: Shared receive queues outlive the queue pairs that use them.
+        // SAFETY: The core counts a queue pair as a user of its shared receive queue from before it
+        // is made until it is gone.
         unsafe {
             let srq = (*self.as_raw()).srq;
             (!srq.is_null()).then(|| Object::from_raw(srq))
@@ -130,7 +137,8 @@ impl<D: Driver> Object<kind::Qp, D> {
 
     /// Whether it belongs to a process.
     pub fn is_user(&self) -> bool {
-        // SAFETY: The queue pair is valid; the field does not change after creation.
+        // SAFETY: `&self` is a queue pair that is not freed; the field does not change after
+        // creation.
         unsafe { !(*self.as_raw()).uobject.is_null() }
     }
 
@@ -138,8 +146,8 @@ impl<D: Driver> Object<kind::Qp, D> {
     pub fn report(&self, what: QpEvent) {
         let qp = self.as_raw();
         let mut event: bindings::ib_event = pin_init::zeroed();
-        // SAFETY: The queue pair is valid, its handler was set before the driver made it; the
-        // handler only reads the event.
+        // SAFETY: `&self` is a queue pair that is not freed; its handler was set before the driver
+        // made it, and only reads the event.
         unsafe {
             event.device = (*qp).device;
             event.event = what.as_raw();
@@ -225,25 +233,29 @@ impl<'a, D: Driver> QpInitAttr<'a, D> {
 
     /// The completion queue of the send queue.
     pub fn send_cq(&self) -> Option<&'a Cq<D>> {
-        // SAFETY: Completion queues outlive the queue pairs that use them.
+        // SAFETY: Whoever has the queue pair created holds the completion queue, and the core
+        // counts the queue pair as a user of it until it is gone.
         (!self.raw.send_cq.is_null()).then(|| unsafe { Object::from_raw(self.raw.send_cq) })
     }
 
     /// The completion queue of the receive queue.
     pub fn recv_cq(&self) -> Option<&'a Cq<D>> {
-        // SAFETY: As for `send_cq`.
+        // SAFETY: Whoever has the queue pair created holds the completion queue, and the core
+        // counts the queue pair as a user of it until it is gone.
         (!self.raw.recv_cq.is_null()).then(|| unsafe { Object::from_raw(self.raw.recv_cq) })
     }
 
     /// The shared receive queue.
     pub fn srq(&self) -> Option<&'a Srq<D>> {
-        // SAFETY: Shared receive queues outlive the queue pairs that use them.
+        // SAFETY: Whoever has the queue pair created holds the shared receive queue, and the core
+        // counts the queue pair as a user of it until it is gone.
         (!self.raw.srq.is_null()).then(|| unsafe { Object::from_raw(self.raw.srq) })
     }
 
     /// The domain, of the target of an extended reliable connection.
     pub fn xrcd(&self) -> Option<&'a Xrcd<D>> {
-        // SAFETY: Domains outlive the queue pairs that use them.
+        // SAFETY: Whoever has the queue pair created holds the domain, and the core counts the
+        // queue pair as a user of it until it is gone.
         (!self.raw.xrcd.is_null()).then(|| unsafe { Object::from_raw(self.raw.xrcd) })
     }
 
@@ -320,7 +332,7 @@ impl<'a> QpAttr<'a> {
 
     /// Whether going from `current` to `next` is allowed with the attributes that are given.
     pub fn transition_is_ok(&self, current: QpState, next: QpState, qp_type: QpType) -> bool {
-        // SAFETY: The function only looks at its arguments.
+        // SAFETY: The function looks at its arguments and at a constant table.
         unsafe {
             bindings::ib_modify_qp_is_ok(
                 current.as_raw(),
@@ -349,7 +361,8 @@ impl<'a> QpAttr<'a> {
         if !self.has(bindings::ib_qp_attr_mask_IB_QP_AV) {
             return None;
         }
-        // SAFETY: The attributes are valid and constant during the operation.
+        // SAFETY: The attributes are borrowed for as long as `self`, and nobody changes what is
+        // borrowed.
         Some(unsafe { AhAttr::from_raw(&self.raw.ah_attr) })
     }
 

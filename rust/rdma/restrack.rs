@@ -27,7 +27,7 @@ impl Details<'_> {
         msg: *mut bindings::sk_buff,
         describe: impl FnOnce(&mut Details<'_>) -> Result,
     ) -> Result {
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches that the core is filling the message.
         let nest = unsafe { bindings::rdma_nl_driver_start(msg) };
         if nest.is_null() {
             return Err(EMSGSIZE);
@@ -50,13 +50,13 @@ impl Details<'_> {
 
     /// A number.
     pub fn number(&mut self, name: &CStr, value: u32) -> Result {
-        // SAFETY: The message is valid by the type invariant; the name is copied.
+        // SAFETY: By the type invariant the core is filling the message; the name is copied.
         to_result(unsafe { bindings::rdma_nl_put_driver_u32(self.msg, name.as_char_ptr(), value) })
     }
 
     /// A number that is read in hexadecimal.
     pub fn hex(&mut self, name: &CStr, value: u32) -> Result {
-        // SAFETY: As for `number`.
+        // SAFETY: By the type invariant the core is filling the message; the name is copied.
         to_result(unsafe {
             bindings::rdma_nl_put_driver_u32_hex(self.msg, name.as_char_ptr(), value)
         })
@@ -64,7 +64,7 @@ impl Details<'_> {
 
     /// A word.
     pub fn text(&mut self, name: &CStr, value: &CStr) -> Result {
-        // SAFETY: As for `number`; the value is copied as well.
+        // SAFETY: By the type invariant the core is filling the message; name and value are copied.
         to_result(unsafe {
             bindings::rdma_nl_put_driver_string(self.msg, name.as_char_ptr(), value.as_char_ptr())
         })
@@ -91,7 +91,7 @@ impl Counts<'_> {
         msg: *mut bindings::sk_buff,
         count: impl FnOnce(&mut Counts<'_>) -> Result,
     ) -> Result {
-        // SAFETY: By the contract of this function.
+        // SAFETY: The caller vouches that the core is filling the message.
         let nest = unsafe { bindings::rdma_nl_stat_start(msg) };
         if nest.is_null() {
             return Err(EMSGSIZE);
@@ -114,7 +114,7 @@ impl Counts<'_> {
 
     /// A counter.
     pub fn counter(&mut self, name: &CStr, value: u64) -> Result {
-        // SAFETY: The message is valid by the type invariant; the name is copied.
+        // SAFETY: By the type invariant the core is filling the message; the name is copied.
         to_result(unsafe {
             bindings::rdma_nl_stat_hwcounter_entry(self.msg, name.as_char_ptr(), value)
         })

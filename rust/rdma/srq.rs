@@ -39,7 +39,9 @@ impl<'a, D: Driver> ExtendedSrq<'a, D> {
     ///
     /// `srq` must be a queue that the core is creating, with its type and what it belongs to set.
     pub(super) unsafe fn from_raw(srq: *mut bindings::ib_srq) -> Option<Self> {
-        // SAFETY: By the contract of this function; domain and completion queue outlive the queue.
+        // SAFETY: The caller vouches for an XRC queue that is being created, so that this view of
+        // the union is the one that is set; the core counts the queue as a user of domain and
+        // completion queue until it is gone.
         unsafe {
             let ext = &(*srq).ext;
             let (xrcd, cq) = (ext.__bindgen_anon_1.xrc.as_ref().xrcd, ext.cq);
@@ -68,13 +70,15 @@ impl<D: Driver> New<'_, kind::Srq, D> {
 impl<D: Driver> Object<kind::Srq, D> {
     /// Its protection domain.
     pub fn pd(&self) -> &Pd<D> {
-        // SAFETY: The protection domain outlives the queue.
+        // SAFETY: The domain was set before the driver made the queue; the core counts the queue as
+        // a user of it until the queue is gone.
         unsafe { Object::from_raw((*self.as_raw()).pd) }
     }
 
     /// Whether the queue belongs to a process.
     pub fn is_user(&self) -> bool {
-        // SAFETY: The queue is valid; the field does not change after creation.
+        // SAFETY: `&self` is a queue that is not freed; `uobject` is set before it is made and
+        // never changed.
         unsafe { !(*self.as_raw()).uobject.is_null() }
     }
 
@@ -91,8 +95,8 @@ impl<D: Driver> Object<kind::Srq, D> {
     fn report(&self, kind: bindings::ib_event_type) {
         let srq = self.as_raw();
         let mut event: bindings::ib_event = pin_init::zeroed();
-        // SAFETY: The queue is valid, its handler was set before the driver made it; the handler
-        // only reads the event.
+        // SAFETY: `&self` is a queue that is not freed; its handler was set before the driver made
+        // it, and only reads the event.
         unsafe {
             event.device = (*srq).device;
             event.event = kind;

@@ -242,10 +242,10 @@ mod suite {
         // SAFETY: The memory is as the core's; the operation does not look at the device.
         assert_eq!(unsafe { alloc(raw, core::ptr::null_mut()) }, 0);
         assert_eq!(LIVE.load(Relaxed), before + 1);
-        // SAFETY: Created above.
+        // SAFETY: `alloc` has initialised it, and it is not ended before `dealloc` below.
         let pd = unsafe { Object::<kind::Pd, Minimal>::from_raw(raw) };
         assert_eq!(pd.0, 7);
-        // SAFETY: As above, and not used afterwards.
+        // SAFETY: `alloc` has initialised it, nobody else has it, and it is not used afterwards.
         assert_eq!(unsafe { dealloc(raw, core::ptr::null_mut()) }, 0);
         assert_eq!(LIVE.load(Relaxed), before);
         Ok(())
@@ -255,7 +255,8 @@ mod suite {
     fn data_initialised_by_a_failing_operation_is_dropped() -> Result {
         let before = LIVE.load(Relaxed);
         let mut memory = Memory::<kind::Pd>::new()?;
-        // SAFETY: The memory is as the core's.
+        // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
+        // nobody else's.
         let result = unsafe {
             ops::Table::<Minimal>::create::<kind::Pd>(memory.raw(), |new| {
                 new.init(Tracked::new(1))?;
@@ -286,7 +287,8 @@ mod suite {
     fn table_holds_counted_references() -> Result {
         let before = LIVE.load(Relaxed);
         let mut memory = Memory::<kind::Pd>::new()?;
-        // SAFETY: The memory is as the core's.
+        // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
+        // nobody else's.
         let new = unsafe { Object::<kind::Pd, Minimal>::prepare(memory.raw()) };
         let pd = new.init(Tracked::new(3))?;
         let table = KBox::pin_init(IrqTable::<PdRef<Minimal>>::new(), GFP_KERNEL)?;
@@ -304,7 +306,8 @@ mod suite {
         assert!(table.remove(5).is_some());
         assert!(table.remove(5).is_none());
         // The references are gone, else this would wait for ever.
-        // SAFETY: Prepared above and not used afterwards.
+        // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used
+        // afterwards.
         unsafe { Object::<kind::Pd, Minimal>::finish(memory.raw()) };
         assert_eq!(LIVE.load(Relaxed), before);
         Ok(())
@@ -314,7 +317,8 @@ mod suite {
     fn the_core_cancels_work_of_a_completion_queue_only_when_no_event_is_handled() -> Result {
         let mut memory = Memory::<kind::Cq>::new()?;
         let raw = memory.raw();
-        // SAFETY: The memory is as the core's.
+        // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
+        // nobody else's.
         let cq = unsafe { Object::<kind::Cq, Minimal>::prepare(raw) }.init(())?;
         let event = Arc::pin_init(
             pin_init!(SlowEvent {
@@ -336,7 +340,7 @@ mod suite {
         assert_eq!(event.handled.load(Relaxed), 1);
         // It lives on: the core polls it a last time.
         drop(cq.get_ref());
-        // SAFETY: After the above; not used afterwards.
+        // SAFETY: `pre_destroy_cq` was called above, and the queue is not used afterwards.
         unsafe { after.ok_or(EINVAL)?(raw) };
         Ok(())
     }
@@ -358,7 +362,8 @@ mod suite {
         unsafe { (*raw).poll_ctx = bindings::ib_poll_context_IB_POLL_WORKQUEUE };
         cq.complete();
         assert_eq!(CALLS.load(Relaxed), before + 1);
-        // SAFETY: Prepared above and not used afterwards.
+        // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used
+        // afterwards.
         unsafe { Object::<kind::Cq, Minimal>::finish(raw) };
         Ok(())
     }
@@ -380,7 +385,8 @@ mod suite {
     #[test]
     fn table_drops_what_is_left_in_it() -> Result {
         let mut memory = Memory::<kind::Pd>::new()?;
-        // SAFETY: The memory is as the core's.
+        // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
+        // nobody else's.
         let new = unsafe { Object::<kind::Pd, Minimal>::prepare(memory.raw()) };
         let pd = new.init(Tracked::new(3))?;
         let table = KBox::pin_init(IrqTable::<PdRef<Minimal>>::new(), GFP_KERNEL)?;
@@ -388,7 +394,8 @@ mod suite {
             table.insert(index, pd.get_ref())?;
         }
         drop(table);
-        // SAFETY: Prepared above and not used afterwards.
+        // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used
+        // afterwards.
         unsafe { Object::<kind::Pd, Minimal>::finish(memory.raw()) };
         Ok(())
     }
@@ -505,7 +512,7 @@ mod suite {
         unsafe { *send.ex.invalidate_rkey.as_mut() = 0x55 };
         send.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         send.next = &mut write.wr;
-        // SAFETY: The list is valid for as long as it is used here.
+        // SAFETY: The list and what it points to are locals that outlive it.
         let mut list = unsafe { SendList::<'_, Minimal>::new(&send, false) };
         assert!(core::ptr::eq(list.current(), &send));
         let first = list.next().ok_or(EINVAL)?;
@@ -537,11 +544,11 @@ mod suite {
         let mut send: bindings::ib_send_wr = pin_init::zeroed();
         send.sg_list = sges.as_mut_ptr();
         send.num_sge = 2;
-        // SAFETY: The list is valid for as long as it is used here.
+        // SAFETY: The list and what it points to are locals that outlive it.
         let wr = unsafe { SendList::<'_, Minimal>::new(&send, false) }.next();
         assert!(wr.ok_or(EINVAL)?.copy_inline(&mut [0; 8]).is_err());
         send.send_flags = bindings::ib_send_flags_IB_SEND_INLINE;
-        // SAFETY: As above.
+        // SAFETY: The list and what it points to are locals that outlive it.
         let wr = unsafe { SendList::<'_, Minimal>::new(&send, false) }.next();
         let wr = wr.ok_or(EINVAL)?;
         assert_eq!(wr.length(), 5);
@@ -555,11 +562,12 @@ mod suite {
     #[test]
     fn completions_stop_at_the_consumers_room() -> Result {
         let mut memory = Memory::<kind::Qp>::new()?;
-        // SAFETY: The memory is as the core's.
+        // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
+        // nobody else's.
         let new = unsafe { Object::<kind::Qp, Minimal>::prepare(memory.raw()) };
         let qp = new.init(())?;
         let mut wcs: [bindings::ib_wc; 2] = pin_init::zeroed();
-        // SAFETY: There is room for two.
+        // SAFETY: `wcs` is a local with room for two, which outlives the list.
         let mut completions = unsafe { Completions::new(wcs.as_mut_ptr(), 2) };
         let mut wc = Wc::new(qp, 0xabc, WcOpcode::Recv);
         wc.imm_data = Some(0x0102_0304);
@@ -578,7 +586,8 @@ mod suite {
         assert_eq!(wcs[0].wc_flags as u32, bindings::ib_wc_flags_IB_WC_WITH_IMM);
         assert_eq!(wcs[1].status, bindings::ib_wc_status_IB_WC_REM_ACCESS_ERR);
         assert_eq!(wcs[1].wc_flags, 0);
-        // SAFETY: Prepared above and not used afterwards.
+        // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used
+        // afterwards.
         unsafe { Object::<kind::Qp, Minimal>::finish(memory.raw()) };
         Ok(())
     }

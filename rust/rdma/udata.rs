@@ -28,7 +28,7 @@ impl<'a, D: Driver> Udata<'a, D> {
     /// `raw` must be null or the `driver_udata` of a command on a device of `D` that lasts for
     /// `'a`.
     pub(super) unsafe fn from_raw(raw: *mut bindings::ib_udata) -> Option<Self> {
-        // INVARIANT: By the contract of this function.
+        // INVARIANT: The caller vouches that it is null or of a command that lasts for `'a`.
         (!raw.is_null()).then_some(Self {
             raw,
             responded: Cell::new(false),
@@ -42,7 +42,8 @@ impl<'a, D: Driver> Udata<'a, D> {
     /// is zero; what is longer has to be zero, else `EOPNOTSUPP`.
     pub fn read<T: FromBytes>(&self, min: usize) -> Result<T> {
         let mut request = MaybeUninit::<T>::zeroed();
-        // SAFETY: The udata is valid; `request` is as many bytes as announced.
+        // SAFETY: By the type invariant the udata is of a command that is under way; `request` is
+        // as many bytes as announced.
         to_result(unsafe {
             bindings::_ib_copy_validate_udata_in(
                 self.raw,
@@ -57,14 +58,15 @@ impl<'a, D: Driver> Udata<'a, D> {
 
     /// Checks that there is no request: `EOPNOTSUPP` if there is.
     pub fn expect_empty(&self) -> Result {
-        // SAFETY: The udata is valid.
+        // SAFETY: By the type invariant the udata is of a command that is under way.
         to_result(unsafe { bindings::ib_is_udata_in_empty(self.raw) })
     }
 
     /// Writes the response, cut or padded with zeroes to what the process gave room for.
     pub fn respond<T: AsBytes>(&self, response: &T) -> Result {
         self.responded.set(true);
-        // SAFETY: The udata is valid; `response` is as many bytes as announced, all initialised.
+        // SAFETY: By the type invariant the udata is of a command that is under way; `response` is
+        // as many bytes as announced, all initialised.
         to_result(unsafe {
             bindings::_ib_respond_udata(
                 self.raw,
@@ -79,7 +81,7 @@ impl<'a, D: Driver> Udata<'a, D> {
         if self.responded.get() {
             return Ok(());
         }
-        // SAFETY: The udata is valid.
+        // SAFETY: By the type invariant the udata is of a command that is under way.
         to_result(unsafe { bindings::ib_respond_empty_udata(self.raw) })
     }
 
@@ -101,7 +103,7 @@ impl<'a, D: Driver> Udata<'a, D> {
 ///
 /// As for [`Udata::from_raw`].
 pub(super) unsafe fn expect_none<D: Driver>(raw: *mut bindings::ib_udata) -> Result {
-    // SAFETY: By the contract of this function.
+    // SAFETY: The caller vouches that it is null or of a command that is under way.
     if let Some(udata) = unsafe { Udata::<D>::from_raw(raw) } {
         udata.expect_empty()?;
         udata.finish()?;

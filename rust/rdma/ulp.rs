@@ -45,9 +45,9 @@ pub struct Registration<T: Client> {
     _p: PhantomData<T>,
 }
 
-// SAFETY: A registration may be dropped by any task.
+// SAFETY: `ib_unregister_client` may be called by any task.
 unsafe impl<T: Client> Send for Registration<T> {}
-// SAFETY: Nothing is reachable by reference.
+// SAFETY: A reference to a registration leads to nothing.
 unsafe impl<T: Client> Sync for Registration<T> {}
 
 impl<T: Client> Registration<T> {
@@ -85,7 +85,8 @@ impl<T: Client> Registration<T> {
 #[pinned_drop]
 impl<T: Client> PinnedDrop for Registration<T> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: Registered by the type invariant.
+        // SAFETY: By the type invariant the client is registered; no callback of it runs when this
+        // returns.
         unsafe { bindings::ib_unregister_client(self.client.get()) }
     }
 }
@@ -116,20 +117,23 @@ pub struct Port {
 impl<'a> Device<'a> {
     /// The name.
     pub fn name(&self) -> &CStr {
-        // SAFETY: The name is a C string inside the device.
+        // SAFETY: The name is inside the device, which the borrow of the client's callback keeps,
+        // and the core ends it with a zero.
         unsafe { CStr::from_char_ptr(ptr::addr_of!((*self.raw).name).cast()) }
     }
 
     /// Whether it has atomic operations.
     pub fn has_atomics(&self) -> bool {
-        // SAFETY: The device is valid.
+        // SAFETY: The core does not free the device before the client's callback, which lent it,
+        // has returned; the attribute does not change.
         unsafe { (*self.raw).attrs.atomic_cap != bindings::ib_atomic_cap_IB_ATOMIC_NONE }
     }
 
     /// The state of a port.
     pub fn port(&self, port: u32) -> Result<Port> {
         let mut attr: bindings::ib_port_attr = pin_init::zeroed();
-        // SAFETY: The device is valid and `attr` is a local.
+        // SAFETY: The core does not free the device before the client's callback, which lent it,
+        // has returned; `attr` is a local.
         to_result(unsafe { bindings::ib_query_port(self.raw, port, &mut attr) })?;
         Ok(Port {
             active: attr.state == bindings::ib_port_state_IB_PORT_ACTIVE,
@@ -144,12 +148,14 @@ impl<'a> Device<'a> {
     pub fn roce_v2_gid(&self, port: u32) -> Result<(u8, Gid, [u8; 6])> {
         let mut found = None;
         for index in 0..self.port(port)?.gid_tbl_len.min(256) {
-            // SAFETY: The device is valid.
+            // SAFETY: The core does not free the device before the client's callback, which lent
+            // it, has returned; the function checks port and index.
             let attr = unsafe { bindings::rdma_get_gid_attr(self.raw, port, index as c_int) };
             let Ok(attr) = from_err_ptr(attr.cast_mut()) else {
                 continue;
             };
-            // SAFETY: The entry is ours until it is put.
+            // SAFETY: `rdma_get_gid_attr` has counted the entry for us, which is given back here,
+            // after its last use.
             let (gid, gid_type, l2) = unsafe {
                 let entry = GidAttr::from_raw(attr);
                 let values = (entry.gid(), entry.gid_type(), entry.l2());
@@ -183,7 +189,8 @@ pub struct Pd<'a> {
 impl<'a> Pd<'a> {
     /// Makes a protection domain.
     pub fn new(device: &'a Device<'_>) -> Result<Self> {
-        // SAFETY: The device is valid.
+        // SAFETY: The core does not free the device before the client's callback, which lent it,
+        // has returned.
         let raw = from_err_ptr(unsafe { bindings::ib_alloc_pd(device.raw) })?;
         // INVARIANT: Made just now.
         Ok(Self {
@@ -194,14 +201,15 @@ impl<'a> Pd<'a> {
 
     /// The key for all local memory, by DMA address.
     pub fn local_dma_lkey(&self) -> u32 {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the domain is ours; the key does not change.
         unsafe { self.raw.as_ref().local_dma_lkey }
     }
 }
 
 impl Drop for Pd<'_> {
     fn drop(&mut self) {
-        // SAFETY: Ours by the type invariant; what was made in it borrows it.
+        // SAFETY: By the type invariant the domain is ours; what was made in it borrows it, and is
+        // gone.
         unsafe { bindings::ib_dealloc_pd(self.raw.as_ptr()) }
     }
 }
@@ -221,7 +229,8 @@ impl<'a> Cq<'a> {
     pub fn new(device: &'a Device<'_>, entries: u32, vector: u32) -> Result<Self> {
         let entries = c_int::try_from(entries).map_err(|_| EINVAL)?;
         let vector = c_int::try_from(vector).map_err(|_| EINVAL)?;
-        // SAFETY: The device is valid.
+        // SAFETY: The core does not free the device before the client's callback, which lent it,
+        // has returned.
         let raw = from_err_ptr(unsafe { bindings::ib_alloc_cq(device.raw, entries, vector) })?;
         // INVARIANT: Made just now.
         Ok(Self {
@@ -253,14 +262,15 @@ pub struct Buffer<'a> {
 
 // SAFETY: The memory may be used by any task; access is by copies.
 unsafe impl Send for Buffer<'_> {}
-// SAFETY: As above.
+// SAFETY: The memory may be used by any task; access is by copies.
 unsafe impl Sync for Buffer<'_> {}
 
 impl<'a> Buffer<'a> {
     /// Allocates zeroed memory.
     pub fn new(device: &'a Device<'_>, length: usize) -> Result<Arc<Self>> {
         let mut dma = 0;
-        // SAFETY: The device is valid and `dma` is a local.
+        // SAFETY: The core does not free the device before the client's callback, which lent it,
+        // has returned; `dma` is a local.
         let cpu = unsafe { bindings::ib_dma_alloc_coherent(device.raw, length, &mut dma) };
         // INVARIANT: Allocated just now.
         let this = Self {
@@ -286,14 +296,16 @@ impl<'a> Buffer<'a> {
     /// Sets each byte to `f` of its index.
     pub fn fill(&self, f: impl Fn(usize) -> u8) {
         for index in 0..self.length {
-            // SAFETY: Within the memory. The device may look at it at any time.
+            // SAFETY: `index` is less than the length, by the loop. The device may look at the
+            // memory at any time, hence the volatile write.
             unsafe { self.cpu.as_ptr().add(index).write_volatile(f(index)) };
         }
     }
 
     /// A byte, `None` beyond the end.
     pub fn byte(&self, index: usize) -> Option<u8> {
-        // SAFETY: Within the memory. The device may write it at any time.
+        // SAFETY: `index` was compared with the length. The device may write the memory at any
+        // time, hence the volatile read.
         (index < self.length).then(|| unsafe { self.cpu.as_ptr().add(index).read_volatile() })
     }
 
@@ -307,7 +319,9 @@ impl<'a> Buffer<'a> {
 
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
-        // SAFETY: Ours by the type invariant.
+        // SAFETY: By the type invariant the memory came from `ib_dma_alloc_coherent` with this
+        // device and length; whoever posted it holds a reference to this, so that no request uses
+        // it.
         unsafe {
             bindings::ib_dma_free_coherent(
                 self.device,
@@ -334,7 +348,7 @@ impl<'p> Mr<'p> {
     /// ([`Op::Register`]) before it can be used.
     pub fn new(pd: &'p Pd<'_>, buffer: Arc<Buffer<'p>>) -> Result<Self> {
         let pages = buffer.len().div_ceil(kernel::page::PAGE_SIZE) as u32;
-        // SAFETY: The protection domain is valid.
+        // SAFETY: `pd` is borrowed, so that the domain is not freed.
         let raw = from_err_ptr(unsafe {
             bindings::ib_alloc_mr(
                 pd.raw.as_ptr(),
@@ -356,19 +370,22 @@ impl<'p> Mr<'p> {
 
     /// The key for peers, as of the last registration.
     pub fn rkey(&self) -> u32 {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the region is ours; a registration may change the key
+        // meanwhile, hence the volatile read.
         unsafe { ptr::addr_of!((*self.raw.as_ptr()).rkey).read_volatile() }
     }
 
     /// The address of the first byte for peers.
     pub fn iova(&self) -> u64 {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the region is ours; a registration may change the address
+        // meanwhile, hence the volatile read.
         unsafe { ptr::addr_of!((*self.raw.as_ptr()).iova).read_volatile() }
     }
 
     /// Gives the region another key for its next registration.
     pub fn renew_key(&mut self) {
-        // SAFETY: Valid by the type invariant, and borrowed mutably.
+        // SAFETY: By the type invariant the region is ours, and nobody else has it while it is
+        // borrowed mutably.
         unsafe {
             bindings::ib_update_fast_reg_key(self.raw.as_ptr(), (self.rkey() as u8).wrapping_add(1))
         }
@@ -377,7 +394,8 @@ impl<'p> Mr<'p> {
 
 impl Drop for Mr<'_> {
     fn drop(&mut self) {
-        // SAFETY: Ours by the type invariant. The memory goes after it.
+        // SAFETY: By the type invariant the region is ours, and ended here and nowhere else. The
+        // memory goes after it.
         unsafe {
             bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut());
         }
@@ -441,7 +459,8 @@ struct Slot<'p> {
 // SAFETY: `outcome` and `buffer` belong to whoever took the slot, then to the completion handler,
 // then to whoever waits for it; `busy` and `done` order these.
 unsafe impl Send for Slot<'_> {}
-// SAFETY: As above.
+// SAFETY: `outcome` and `buffer` are reached only by whose turn it is, which `busy` and `done`
+// order.
 unsafe impl Sync for Slot<'_> {}
 
 impl<'p> Slot<'p> {
@@ -461,7 +480,8 @@ impl<'p> Slot<'p> {
     ///
     /// To be called by the core with a completion of a request that was posted with a slot.
     unsafe extern "C" fn complete(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-        // SAFETY: By the contract of this function; slots live until their queue pair is drained.
+        // SAFETY: The caller vouches for a completion of a request that was posted with a slot; the
+        // queue pair, which owns the slot, is drained before it drops it.
         let (wc, slot) = unsafe {
             let cqe = *(*wc).__bindgen_anon_1.wr_cqe.as_ref();
             (&*wc, &*cqe.cast::<Self>())
@@ -496,7 +516,7 @@ impl Ticket<'_, '_> {
         if !self.slot.done.wait_timeout(timeout) {
             return Err(ETIMEDOUT);
         }
-        // SAFETY: The handler is done with the slot.
+        // SAFETY: `done` was waited for, which the handler signals last.
         let outcome = unsafe { (*self.slot.outcome.get()).take() };
         self.slot.busy.store(false, Release);
         outcome.ok_or(EIO)
@@ -570,12 +590,13 @@ impl<'p> Qp<'p> {
 
     /// Its number.
     pub fn number(&self) -> u32 {
-        // SAFETY: Valid by the type invariant.
+        // SAFETY: By the type invariant the queue pair is ours; its number does not change.
         unsafe { self.raw.as_ref().qp_num }
     }
 
     fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: u32) -> Result {
-        // SAFETY: The queue pair is valid; the core checks attributes and mask.
+        // SAFETY: By the type invariant the queue pair is ours; the core checks attributes and
+        // mask.
         to_result(unsafe { bindings::ib_modify_qp(self.raw.as_ptr(), attr, mask as c_int) })
     }
 
@@ -644,13 +665,13 @@ impl<'p> Qp<'p> {
             .iter()
             .find(|slot| slot.busy.cmpxchg(false, true, Acquire).is_ok())
             .ok_or(EBUSY)?;
-        // SAFETY: The slot was free and is ours now.
+        // SAFETY: `busy` was false and was set by us in one step, so that the slot is ours.
         unsafe { *slot.buffer.get() = buffer.cloned() };
         Ok(slot)
     }
 
     fn give_back(slot: &Slot<'p>) {
-        // SAFETY: Nothing was posted, so that the slot is still ours.
+        // SAFETY: `busy` was set by us and nothing was posted, so that no handler uses the slot.
         unsafe { *slot.buffer.get() = None };
         slot.busy.store(false, Release);
     }

@@ -17,7 +17,7 @@ use kernel::prelude::*;
 /// The pointer is a umem that this value owns.
 pub struct Umem(NonNull<bindings::ib_umem>);
 
-// SAFETY: A umem may be used and released from any task.
+// SAFETY: A umem belongs to no task: it holds the process's memory map itself.
 unsafe impl Send for Umem {}
 // SAFETY: Shared use of a umem only reads it.
 unsafe impl Sync for Umem {}
@@ -33,7 +33,7 @@ impl Umem {
         access: Access,
     ) -> Result<Self> {
         let address = usize::try_from(address).map_err(|_| EINVAL)?;
-        // SAFETY: The device is valid.
+        // SAFETY: `dev` is a reference to a device, which the umem does not outlive.
         let umem = from_err_ptr(unsafe {
             bindings::ib_umem_get_va(dev.as_raw(), address, length, access.as_raw() as c_int)
         })?;
@@ -63,14 +63,14 @@ impl Umem {
         })?;
         // SAFETY: The umem is part of what was made just now, and is released with all of it.
         let umem = unsafe { core::ptr::addr_of_mut!((*umem).umem) };
-        // INVARIANT: As above.
+        // INVARIANT: It was made just now, for us.
         NonNull::new(umem).map(Self).ok_or(ENOMEM)
     }
 
     /// The largest page size out of `sizes` (a bit each) in which the memory, seen at `iova`, is
     /// contiguous for the device.
     pub fn best_page_size(&self, sizes: u64, iova: u64) -> Option<usize> {
-        // SAFETY: The umem is valid by the type invariant.
+        // SAFETY: By the type invariant the umem is ours, and it does not change.
         let size =
             unsafe { bindings::ib_umem_find_best_pgsz(self.0.as_ptr(), sizes as c_ulong, iova) };
         (size != 0).then_some(size)
@@ -81,20 +81,20 @@ impl Umem {
         if !page_size.is_power_of_two() {
             return 0;
         }
-        // SAFETY: The umem is valid by the type invariant.
+        // SAFETY: By the type invariant the umem is ours, and it does not change.
         unsafe { bindings::ib_umem_num_dma_blocks(self.0.as_ptr(), page_size) }
     }
 
     /// Bytes between the start of the first system page and the memory.
     pub fn offset(&self) -> usize {
-        // SAFETY: The umem is valid by the type invariant.
+        // SAFETY: By the type invariant the umem is ours, and it does not change.
         unsafe { bindings::ib_umem_offset(self.0.as_ptr()) as usize }
     }
 
     /// Checks that the memory may be used with other rights: what was pinned for reading only
     /// cannot be written (`EACCES`).
     pub fn check_access(&self, access: Access) -> Result {
-        // SAFETY: The umem is valid by the type invariant.
+        // SAFETY: By the type invariant the umem is ours, and it does not change.
         to_result(unsafe {
             bindings::ib_umem_check_rereg(
                 self.0.as_ptr(),
@@ -106,7 +106,7 @@ impl Umem {
 
     /// How many bytes are pinned.
     pub fn len(&self) -> usize {
-        // SAFETY: The umem is valid by the type invariant.
+        // SAFETY: By the type invariant the umem is ours, and it does not change.
         unsafe { (*self.0.as_ptr()).length }
     }
 
@@ -123,7 +123,8 @@ impl Umem {
         // A zeroed iterator is one that is at its end.
         let mut iter = MaybeUninit::zeroed();
         if page_size.is_power_of_two() {
-            // SAFETY: The umem is valid and the iterator is initialised by this.
+            // SAFETY: By the type invariant the umem is ours, and the iterator borrows it; the
+            // function initialises the iterator.
             unsafe {
                 bindings::rdma_umem_block_iter_start(iter.as_mut_ptr(), self.0.as_ptr(), page_size);
             }
@@ -138,7 +139,7 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: The umem is ours by the type invariant.
+        // SAFETY: By the type invariant the umem is ours, and released here and nowhere else.
         unsafe { bindings::ib_umem_release(self.0.as_ptr()) }
     }
 }
@@ -153,7 +154,7 @@ impl Iterator for Blocks<'_> {
     type Item = u64;
 
     fn next(&mut self) -> Option<u64> {
-        // SAFETY: The iterator is initialised and its umem borrowed.
+        // SAFETY: `blocks` has initialised the iterator, and it borrows the umem that it walks.
         unsafe {
             bindings::rdma_umem_block_iter_next(&mut self.iter)
                 .then(|| bindings::rdma_block_iter_dma_address(&mut self.iter))

@@ -36,8 +36,8 @@ impl ContextResponse<'_> {
 
     /// Writes the response, cut or padded with zeroes to what the process gave room for.
     pub fn respond<T: AsBytes>(&self, response: &T) -> Result {
-        // SAFETY: The attributes are valid during the operation; `response` is as many bytes as
-        // announced, all initialised.
+        // SAFETY: `new` was given the attributes of a query that outlives `self`; `response` is as
+        // many bytes as announced, all initialised.
         to_result(unsafe {
             bindings::uverbs_copy_to_struct_or_zero(
                 self.attrs,
@@ -50,13 +50,13 @@ impl ContextResponse<'_> {
 
     /// Whether the process wants to know the time of the device's clock.
     pub fn wants_clock(&self) -> bool {
-        // SAFETY: The attributes are valid during the operation.
+        // SAFETY: `new` was given the attributes of a query that outlives `self`.
         unsafe { bindings::rdma_context_wants_clock(self.attrs) }
     }
 
     /// Tells the time of the device's clock to a process that wants to know it.
     pub fn respond_clock(&self, ticks: u64) -> Result {
-        // SAFETY: The attributes are valid during the operation.
+        // SAFETY: `new` was given the attributes of a query that outlives `self`.
         to_result(unsafe { bindings::rdma_context_respond_clock(self.attrs, ticks) })
     }
 }
@@ -110,7 +110,8 @@ impl<D: Driver> Object<kind::Ucontext, D> {
     /// Ends a range: it cannot be mapped any more. Mappings that exist stay.
     pub fn unmap_bar(&self, offset: u64) {
         let page = offset as usize / kernel::page::PAGE_SIZE;
-        // SAFETY: The context is valid.
+        // SAFETY: `&self` is a context that is not freed; the function takes the lock of its
+        // entries.
         let entry = unsafe { bindings::rdma_user_mmap_entry_get_pgoff(self.as_raw(), page) };
         if !entry.is_null() {
             // SAFETY: The entry is ours until it is put. It was not removed before, else it would
@@ -145,7 +146,8 @@ impl<D: Driver> Object<kind::Ucontext, D> {
             (*range).write_combine = caching == Caching::WriteCombining;
             ptr::addr_of_mut!((*range).keep).write(keep);
         }
-        // SAFETY: The context is valid; the entry lives until `free_range`.
+        // SAFETY: `&self` is a context that is not freed; the entry is freed by `free_range`, when
+        // the core has no more use for it.
         let ret = unsafe {
             bindings::rdma_user_mmap_entry_insert(
                 self.as_raw(),
@@ -158,7 +160,8 @@ impl<D: Driver> Object<kind::Ucontext, D> {
             drop(unsafe { KBox::from_raw(range) });
             to_result(ret)?;
         }
-        // SAFETY: The entry stays until the context goes.
+        // SAFETY: The entry was inserted above, and is not removed before the context goes: its
+        // offset is not told to anybody yet.
         Ok(unsafe { bindings::rdma_user_mmap_get_offset(ptr::addr_of!((*range).entry)) })
     }
 }
@@ -172,7 +175,8 @@ pub(super) unsafe extern "C" fn mmap(
     ctx: *mut bindings::ib_ucontext,
     vma: *mut bindings::vm_area_struct,
 ) -> c_int {
-    // SAFETY: The core passes a valid context and VMA.
+    // SAFETY: The core calls this with the context of the file, which it holds, and with the VMA
+    // that is being mapped.
     let entry = unsafe { bindings::rdma_user_mmap_entry_get(ctx, vma) };
     if entry.is_null() {
         return EINVAL.to_errno();
@@ -205,7 +209,7 @@ pub(super) unsafe extern "C" fn free_range(entry: *mut bindings::rdma_user_mmap_
 pub(super) unsafe fn remove_ranges(ctx: *mut bindings::ib_ucontext) {
     let mut index = 0;
     loop {
-        // SAFETY: The context is valid.
+        // SAFETY: The caller vouches that the context is not freed yet; `index` is a local.
         let entry = unsafe {
             bindings::xa_find(
                 ptr::addr_of_mut!((*ctx).mmap_xa),

@@ -21,7 +21,7 @@ pub struct Sge(Opaque<bindings::ib_sge>);
 
 impl Sge {
     fn raw(&self) -> &bindings::ib_sge {
-        // SAFETY: Valid and constant by the type invariant.
+        // SAFETY: By the type invariant the element is valid and constant.
         unsafe { &*self.0.get() }
     }
 
@@ -48,7 +48,8 @@ unsafe fn sges<'a>(list: *const bindings::ib_sge, count: c_int) -> &'a [Sge] {
     if count <= 0 || list.is_null() {
         return &[];
     }
-    // SAFETY: By the contract of this function; `Sge` is a transparent wrapper.
+    // SAFETY: The caller vouches for `count` elements that are constant for `'a`; `Sge` is a
+    // transparent wrapper.
     unsafe { slice::from_raw_parts(list.cast(), count as usize) }
 }
 
@@ -151,7 +152,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
 
     /// The gather list (scatter list of a read).
     pub fn sges(&self) -> &'a [Sge] {
-        // SAFETY: The consumer's list is valid while posting.
+        // SAFETY: Whoever posts keeps the list of elements until posting returns, and `'a` ends
+        // before.
         unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
     }
 
@@ -172,7 +174,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
             let length = sge.length() as usize;
             let room = to.get_mut(used..).and_then(|rest| rest.get_mut(..length));
             let room = room.ok_or(EINVAL)?;
-            // SAFETY: Inline data of a kernel consumer is at a kernel address.
+            // SAFETY: Whoever posts inline data in the kernel gives kernel addresses, of memory
+            // that can be read until posting returns.
             unsafe {
                 ptr::copy_nonoverlapping(sge.addr() as *const u8, room.as_mut_ptr(), length);
             }
@@ -189,7 +192,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
     /// What it is; `EOPNOTSUPP` for a kind that this module does not know.
     pub fn op(&self) -> Result<SendOp<'a, D>> {
         let raw = ptr::from_ref(self.raw);
-        // SAFETY: The opcode says which structure the request is the first member of.
+        // SAFETY: It is called for the opcodes of RDMA only, whose requests are the first member of
+        // an `ib_rdma_wr`.
         let rdma = || unsafe {
             let wr = &*raw.cast::<bindings::ib_rdma_wr>();
             Remote {
@@ -197,7 +201,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
                 rkey: wr.rkey,
             }
         };
-        // SAFETY: As above.
+        // SAFETY: It is called for atomic opcodes only, whose requests are the first member of an
+        // `ib_atomic_wr`.
         let atomic = || unsafe { &*raw.cast::<bindings::ib_atomic_wr>() };
         Ok(match self.raw.opcode {
             bindings::ib_wr_opcode_IB_WR_SEND => SendOp::Send,
@@ -231,10 +236,11 @@ impl<'a, D: Driver> SendWr<'a, D> {
             }
             bindings::ib_wr_opcode_IB_WR_LOCAL_INV => SendOp::LocalInvalidate(self.ex()),
             bindings::ib_wr_opcode_IB_WR_REG_MR => {
-                // SAFETY: As above; the region is one of the queue pair's device.
+                // SAFETY: The opcode says that the request is the first member of an `ib_reg_wr`.
                 let wr = unsafe { &*raw.cast::<bindings::ib_reg_wr>() };
                 SendOp::RegMr {
-                    // SAFETY: The consumer's region is valid while posting.
+                    // SAFETY: Whoever posts keeps the region until the request is complete, and it
+                    // was made by a device of `D`.
                     mr: unsafe { Object::<kind::Mr, D>::from_raw(wr.mr) },
                     key: wr.key,
                     access: Access::from_raw(wr.access as u32),
@@ -281,7 +287,7 @@ impl<'a, D: Driver> SendList<'a, D> {
     /// `first` must be null or a list of valid work requests for `'a`, of a queue pair that sends
     /// datagrams if `datagram`.
     pub(super) unsafe fn new(first: *const bindings::ib_send_wr, datagram: bool) -> Self {
-        // INVARIANT: By the contract of this function.
+        // INVARIANT: The caller vouches for a list that is kept for `'a`.
         Self {
             next: first,
             current: first,
@@ -298,7 +304,8 @@ impl<'a, D: Driver> SendList<'a, D> {
     /// The next request.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<SendWr<'a, D>> {
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant it is null or the next request of a list that is kept for
+        // `'a`.
         let raw = unsafe { self.next.as_ref() }?;
         self.current = raw;
         self.next = raw.next;
@@ -324,7 +331,8 @@ impl<'a> RecvWr<'a> {
 
     /// The scatter list.
     pub fn sges(&self) -> &'a [Sge] {
-        // SAFETY: The consumer's list is valid while posting.
+        // SAFETY: Whoever posts keeps the list of elements until posting returns, and `'a` ends
+        // before.
         unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
     }
 }
@@ -345,7 +353,7 @@ impl<'a> RecvList<'a> {
     ///
     /// `first` must be null or a list of valid work requests for `'a`.
     pub(super) unsafe fn new(first: *const bindings::ib_recv_wr) -> Self {
-        // INVARIANT: By the contract of this function.
+        // INVARIANT: The caller vouches for a list that is kept for `'a`.
         Self {
             next: first,
             current: first,
@@ -361,7 +369,8 @@ impl<'a> RecvList<'a> {
     /// The next request.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<RecvWr<'a>> {
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant it is null or the next request of a list that is kept for
+        // `'a`.
         let raw = unsafe { self.next.as_ref() }?;
         self.current = raw;
         self.next = raw.next;
