@@ -11,7 +11,7 @@
 //! no longer be followed.
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Write};
@@ -211,7 +211,7 @@ impl Connection {
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let count = loop {
+        let message = loop {
             let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
             match rustix::net::recvmsg(
                 &self.stream,
@@ -219,16 +219,24 @@ impl Connection {
                 &mut control,
                 RecvFlags::CMSG_CLOEXEC,
             ) {
-                Ok(message) => break message.bytes,
+                Ok(message) => break message,
                 Err(Errno::INTR) => {}
                 Err(Errno::CONNRESET) => return Ok(false),
                 Err(error) => return Err(error.into()),
             }
         };
-        if count == 0 {
+        if message.bytes == 0 {
             return Ok(false);
         }
-        self.end += count;
+        self.end += message.bytes;
+        // The kernel drops those for which there is no room here, or no number left
+        // in the process. A request without one that it came with means something else.
+        if message.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "vfio-user: more descriptors than can be taken",
+            ));
+        }
         let mut received = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {

@@ -10,7 +10,7 @@ use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::MemfdFlags;
-use rustix::process::{kill_process, Pid, Signal};
+use rustix::process::{kill_process, prlimit, Pid, Resource, Rlimit, Signal};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -405,6 +405,25 @@ fn all_memory_is_unmapped_by_the_kernels_flag() {
     let all = [24, VFIO_DMA_UNMAP_FLAG_ALL, 0, 0, 0, 0];
     assert_eq!(request(&mut stream, DMA_UNMAP, &all, None), REPLY);
     assert_eq!(process.counters()["guest_memory_bytes"], 0);
+}
+
+#[test]
+fn descriptors_that_the_kernel_drops_are_noticed() {
+    let mut process = Process::start("no-numbers", &[]);
+    let mut client = process.client();
+    // There is no number for one more in the process.
+    let limit = Rlimit {
+        current: Some(3),
+        maximum: Some(3),
+    };
+    let pid = Pid::from_child(&process.child);
+    prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    let memory = memfd(0x20_0000);
+    assert!(client.dma_map(0, 0, 0x20_0000, memory.as_raw_fd()).is_err());
+    let (status, text) = process.end();
+    assert!(!status.success());
+    // And not taken for a request without one.
+    assert!(text.contains("descriptors"), "{text}");
 }
 
 #[test]
