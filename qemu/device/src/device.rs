@@ -12,7 +12,6 @@ use ferrite_abi as abi;
 use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
 use ferrite_engine::{Config, Disposition, Engine, Misbehaviour};
-use ferrite_fabric::descriptors::Sender;
 use ferrite_fabric::framing::{Writer, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
@@ -274,19 +273,6 @@ impl Core {
         }
     }
 
-    /// Says on a new connection to the switch that this device can use
-    /// shortcuts.
-    pub fn greet(&self, stream: &UnixStream) -> io::Result<()> {
-        let mut writer = Writer::new(MAX_FRAME);
-        let any_source = self.host.any_source;
-        writer.push_always(&Message::Hello { any_source }.to_frame(self.host.mac));
-        // Any descriptor will do: a guest could not send one.
-        let token = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let mut fds = VecDeque::from([vec![token]]);
-        writer.flush(&mut Sender::new(stream, &mut fds))?;
-        Ok(())
-    }
-
     fn say(&mut self, message: Message) {
         if self.uplink_stream.is_some() {
             let frame = message.to_frame(self.host.mac);
@@ -384,10 +370,14 @@ impl Core {
         self.host.outbound.clear();
         self.inbound.clear();
         self.engine.room_again();
-        if stream.is_some() {
-            self.host.uplink_counters.connects += 1;
-        }
         self.uplink_stream = stream;
+        if self.uplink_stream.is_some() {
+            self.host.uplink_counters.connects += 1;
+            // Says that this is a device, and can use shortcuts.
+            self.host.uplink.push_mark();
+            let any_source = self.host.any_source;
+            self.say(Message::Hello { any_source });
+        }
         self.update_link();
     }
 
@@ -463,7 +453,9 @@ impl Core {
         }
         if let Some(stream) = &mut self.uplink_stream {
             if !self.host.uplink.is_empty() && self.host.uplink.flush(stream).is_err() {
-                // The I/O thread sees the same on its side and reconnects.
+                // The I/O thread sees the end of it, and connects again: what was
+                // written of a frame may be half of it.
+                let _ = stream.shutdown(Shutdown::Both);
                 self.host.uplink.clear();
             }
         }

@@ -6,6 +6,7 @@
 
 use crate::control::{self, After};
 use crate::device::Device;
+use ferrite_fabric::connection::Connection;
 use ferrite_fabric::descriptors::Receiver;
 use ferrite_fabric::framing::{Reader, Writer};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
@@ -16,9 +17,9 @@ use rustix::event::Timespec;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,8 @@ const TIMER_SLACK: u64 = 1000;
 const READS_PER_TURN: usize = 4;
 /// A control request is never longer.
 const LINE_LIMIT: usize = 64 * 1024;
+/// Connections that are accepted on a socket before the links have their turn.
+const ACCEPTS_PER_TURN: usize = 16;
 /// Control connections at a time.
 const CLIENT_LIMIT: usize = 64;
 /// Socket buffer asked for, so that a burst passes in few system calls.
@@ -54,27 +57,59 @@ mod token {
     pub const SHORTCUT: u64 = 1 << 63;
 }
 
-/// One end of a link.
-struct Link {
+/// The connection to the switch, which descriptors come by.
+struct Uplink {
     stream: UnixStream,
-    reader: Reader,
     /// Descriptors received and not yet spoken of.
     fds: VecDeque<OwnedFd>,
+}
+
+impl Uplink {
+    /// Connects; never waits. A switch that has not accepted others yet is
+    /// `WouldBlock`.
+    fn connect(path: &Path) -> io::Result<Self> {
+        use rustix::net::{
+            connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self {
+            stream: socket.into(),
+            fds: VecDeque::new(),
+        })
+    }
+}
+
+impl Read for Uplink {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Receiver::new(&self.stream, &mut self.fds).read(buffer)
+    }
+}
+
+impl AsFd for Uplink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// One end of a link.
+struct Link<S> {
+    stream: S,
+    reader: Reader,
     /// Waits for room in the socket.
     waits_for_room: bool,
 }
 
-impl Link {
-    fn new(stream: UnixStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
+impl<S: Read + AsFd> Link<S> {
+    fn new(stream: S) -> Self {
         // A smaller buffer only costs system calls.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
-        Ok(Self {
+        Self {
             stream,
             reader: Reader::new(),
-            fds: VecDeque::new(),
             waits_for_room: false,
-        })
+        }
     }
 
     /// Waits for room in the socket too, or not any more.
@@ -89,17 +124,12 @@ impl Link {
     }
 
     /// Reads what is there and calls `batch` for it; `false` if the link is gone.
-    fn receive(
-        &mut self,
-        name: &str,
-        mut batch: impl FnMut(&mut Reader, &mut VecDeque<OwnedFd>) -> bool,
-    ) -> bool {
+    fn receive(&mut self, name: &str, mut batch: impl FnMut(&mut Reader, &mut S) -> bool) -> bool {
         for _ in 0..READS_PER_TURN {
-            let mut receiver = Receiver::new(&self.stream, &mut self.fds);
-            match self.reader.fill(&mut receiver) {
+            match self.reader.fill(&mut self.stream) {
                 Ok(0) => return false,
                 Ok(_) => {
-                    if !batch(&mut self.reader, &mut self.fds) {
+                    if !batch(&mut self.reader, &mut self.stream) {
                         return false;
                     }
                 }
@@ -122,7 +152,7 @@ fn watch(epoll: &OwnedFd, fd: impl AsFd, token: u64, interest: EventFlags) -> io
 
 /// A connection to the control socket.
 struct Client {
-    stream: UnixStream,
+    stream: Connection,
     pending: Vec<u8>,
     token: u64,
 }
@@ -131,10 +161,10 @@ struct Client {
 pub struct IoLoop<'a> {
     device: &'a Device,
     uplink_path: Option<PathBuf>,
-    uplink: Option<Link>,
+    uplink: Option<Link<Uplink>>,
     uplink_retry: Option<Instant>,
     net: Option<Listener>,
-    vm: Option<Link>,
+    vm: Option<Link<Connection>>,
     vm_queue: Writer,
     counters: Option<Listener>,
     control: Option<Listener>,
@@ -176,7 +206,6 @@ impl<'a> IoLoop<'a> {
             (&control, token::CONTROL),
         ] {
             if let Some(listener) = listener {
-                listener.get().set_nonblocking(true)?;
                 watch(&epoll, listener.get(), token, EventFlags::IN)?;
             }
         }
@@ -202,29 +231,36 @@ impl<'a> IoLoop<'a> {
         })
     }
 
-    /// Connects the uplink for the first time; an error names the socket.
+    /// Connects the uplink for the first time; an error names the socket. A
+    /// switch that is there but busy is tried again later.
     pub fn connect_uplink(&mut self) -> io::Result<()> {
         let Some(path) = &self.uplink_path else {
             return Ok(());
         };
-        let connect = || {
-            let stream = UnixStream::connect(path)?;
-            self.device.lock().greet(&stream)?;
-            let writing = stream.try_clone()?;
-            let link = Link::new(stream)?;
-            watch(&self.epoll, &link.stream, token::UPLINK, EventFlags::IN)?;
-            Ok((link, writing))
-        };
-        let (link, writing) = connect().map_err(|error: io::Error| {
-            io::Error::new(
+        match self.try_uplink(path) {
+            Ok((link, writing)) => {
+                self.uplink = Some(link);
+                self.uplink_retry = None;
+                self.device.lock().set_uplink(Some(writing));
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.uplink_retry = Some(Instant::now() + RECONNECT);
+                Ok(())
+            }
+            Err(error) => Err(io::Error::new(
                 error.kind(),
                 format!("--uplink {}: {error}", path.display()),
-            )
-        })?;
-        self.uplink = Some(link);
-        self.uplink_retry = None;
-        self.device.lock().set_uplink(Some(writing));
-        Ok(())
+            )),
+        }
+    }
+
+    /// The uplink, if it can be connected now, with another copy to write to.
+    fn try_uplink(&self, path: &Path) -> io::Result<(Link<Uplink>, UnixStream)> {
+        let link = Link::new(Uplink::connect(path)?);
+        let writing = link.stream.stream.try_clone()?;
+        watch(&self.epoll, &link.stream, token::UPLINK, EventFlags::IN)?;
+        Ok((link, writing))
     }
 
     /// Runs until the device ends or a byte arrives on `signals`.
@@ -350,7 +386,7 @@ impl<'a> IoLoop<'a> {
             return;
         };
         let (device, vm_queue, vm) = (self.device, &mut self.vm_queue, self.vm.is_some());
-        let alive = link.receive("uplink", |reader, fds| {
+        let alive = link.receive("uplink", |reader, uplink| {
             let mut core = device.lock();
             let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
             // What a peer sent by a shortcut before it sent by the switch
@@ -360,7 +396,7 @@ impl<'a> IoLoop<'a> {
                 match reader.next_frame() {
                     Ok(Some(frame)) if is_message(frame) => {
                         if let Some((_, message)) = Message::parse(frame) {
-                            core.shortcut_message(message, fds, &mut to_vm);
+                            core.shortcut_message(message, &mut uplink.fds, &mut to_vm);
                         }
                     }
                     Ok(Some(frame)) => {
@@ -393,8 +429,8 @@ impl<'a> IoLoop<'a> {
     fn retry_uplink(&mut self) {
         if self.uplink_retry.is_some_and(|at| at <= Instant::now()) {
             match self.connect_uplink() {
-                Ok(()) => log::info!("the uplink is back"),
-                Err(_) => self.uplink_retry = Some(Instant::now() + RECONNECT),
+                Ok(()) if self.uplink.is_some() => log::info!("the uplink is back"),
+                _ => self.uplink_retry = Some(Instant::now() + RECONNECT),
             }
         }
     }
@@ -403,17 +439,14 @@ impl<'a> IoLoop<'a> {
         let Some(listener) = &self.net else {
             return;
         };
-        if let Ok((stream, _)) = listener.get().accept() {
+        if let Ok(connection) = listener.accept() {
             // A new connection takes the place of the old: the monitor has
             // only one interface here.
-            let link = Link::new(stream).and_then(|link| {
-                watch(&self.epoll, &link.stream, token::VM, EventFlags::IN)?;
-                Ok(link)
-            });
-            match link {
-                Ok(link) => {
+            let link = Link::new(connection);
+            match watch(&self.epoll, &link.stream, token::VM, EventFlags::IN) {
+                Ok(()) => {
+                    self.drop_vm();
                     self.vm = Some(link);
-                    self.vm_queue.clear();
                     self.device.lock().vm_counters().connects += 1;
                 }
                 Err(error) => log::warn!("the VM's interface cannot be connected: {error}"),
@@ -426,8 +459,7 @@ impl<'a> IoLoop<'a> {
             return;
         };
         let device = self.device;
-        let alive = link.receive("the VM's interface", |reader, fds| {
-            fds.clear();
+        let alive = link.receive("the VM's interface", |reader, _| {
             let mut core = device.lock();
             loop {
                 match reader.next_frame() {
@@ -443,6 +475,7 @@ impl<'a> IoLoop<'a> {
             true
         });
         if !alive {
+            log::info!("the VM's interface is disconnected");
             self.drop_vm();
         }
     }
@@ -450,14 +483,17 @@ impl<'a> IoLoop<'a> {
     fn flush_vm(&mut self) {
         if let Some(link) = &mut self.vm {
             if !self.vm_queue.is_empty() && self.vm_queue.flush(&mut link.stream).is_err() {
+                log::info!("the VM's interface is disconnected");
                 self.drop_vm();
             }
         }
     }
 
     fn drop_vm(&mut self) {
-        log::info!("the VM's interface is disconnected");
-        self.vm = None;
+        if let Some(link) = self.vm.take() {
+            // It may be closed later than now.
+            let _ = epoll::delete(&self.epoll, &link.stream);
+        }
         self.vm_queue.clear();
     }
 
@@ -465,25 +501,35 @@ impl<'a> IoLoop<'a> {
         let Some(listener) = &self.counters else {
             return;
         };
-        while let Ok((mut stream, _)) = listener.get().accept() {
+        // The others have their turn after the links.
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Ok(mut connection) = listener.accept() else {
+                break;
+            };
             let report = format!("{}\n", self.device.lock().report());
-            // The document fits into a socket's buffer, so that this does not
-            // wait for the reader; one that went away does not matter.
-            let _ = stream
-                .set_nonblocking(true)
-                .and_then(|()| stream.write_all(report.as_bytes()));
+            // The document fits into a socket's buffer; one that went away does
+            // not matter.
+            let _ = connection.write_all(report.as_bytes());
         }
     }
 
     fn serve_control(&mut self, ready: &Ready) {
-        let device = self.device;
-        self.clients
-            .retain_mut(|client| !ready.clients.contains(&client.token) || serve(client, device));
+        let (device, epoll) = (self.device, &self.epoll);
+        self.clients.retain_mut(|client| {
+            let open = !ready.clients.contains(&client.token) || serve(client, device);
+            if !open {
+                // It may be closed later than now.
+                let _ = epoll::delete(epoll, &client.stream);
+            }
+            open
+        });
         if let (true, Some(listener)) = (ready.control, &self.control) {
-            while let Ok((stream, _)) = listener.get().accept() {
+            for _ in 0..ACCEPTS_PER_TURN {
+                let Ok(stream) = listener.accept() else {
+                    break;
+                };
                 let token = self.next_client;
                 if self.clients.len() < CLIENT_LIMIT
-                    && stream.set_nonblocking(true).is_ok()
                     && watch(&self.epoll, &stream, token, EventFlags::IN).is_ok()
                 {
                     self.next_client += 1;

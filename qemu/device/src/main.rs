@@ -112,7 +112,7 @@ fn run(options: Options) -> Result<(), String> {
     let text = |error: std::io::Error| error.to_string();
     let listen = |path: Option<PathBuf>| {
         path.as_deref()
-            .map(Listener::bind)
+            .map(|path| Listener::bind(path)?.without_descriptors())
             .transpose()
             .map_err(text)
     };

@@ -273,8 +273,11 @@ impl Inbounds {
 
     /// Has the writers wake this device; `false` if there is something to read.
     pub fn sleep(&self) -> bool {
-        let open = self.list.iter().filter(|inbound| inbound.open);
-        open.fold(true, |asleep, inbound| inbound.ring.sleep() && asleep)
+        let mut asleep = true;
+        for inbound in self.list.iter().filter(|inbound| inbound.open) {
+            asleep &= inbound.ring.sleep();
+        }
+        asleep
     }
 
     /// What wakes this device, if that has changed since `generation`.
@@ -327,7 +330,8 @@ pub fn follow(
             };
             drop(two);
             let known = outbound.list.iter().any(|other| other.peer == peer);
-            let (producer, consumer) = match ring::attach(&memory, side.into()) {
+            let attached = wake::adopt(&end).and_then(|()| ring::attach(&memory, side.into()));
+            let (producer, consumer) = match attached {
                 Ok(ends) if !known => ends,
                 result => {
                     let reason = result
@@ -338,7 +342,6 @@ pub fn follow(
                 }
             };
             log::info!("shortcut {id} to {peer}");
-            wake::refuse_descriptors(&end);
             let wake = Arc::new(end);
             outbound.list.push(Outbound {
                 id,

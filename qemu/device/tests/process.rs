@@ -2,18 +2,18 @@
 //! The device binary, seen by a vfio-user client and from its sockets.
 
 use ferrite_abi as abi;
-use ferrite_fabric::descriptors::Sender;
+use ferrite_fabric::descriptors;
 use ferrite_fabric::framing::{Reader, Writer};
-use ferrite_fabric::ring;
-use ferrite_fabric::shortcut::{is_message, Message};
+use ferrite_fabric::ring::{self, Producer};
+use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::MemfdFlags;
 use rustix::process::{kill_process, prlimit, Pid, Resource, Rlimit, Signal};
 use serde_json::Value;
-use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0xfe, 0, 1];
+const NEIGHBOUR: Mac = Mac([2; 6]);
 /// vfio: trigger, eventfd.
 const SET_EVENTFD: u32 = 0x24;
 /// vfio: trigger, no data.
@@ -374,9 +375,11 @@ fn request(stream: &mut UnixStream, command: u16, body: &[u32], fd: Option<&Owne
     bytes.extend_from_slice(&(16 + 4 * body.len() as u32).to_ne_bytes());
     bytes.extend_from_slice(&[0; 8]);
     bytes.extend(body.iter().flat_map(|word| word.to_ne_bytes()));
-    let mut fds: VecDeque<Vec<OwnedFd>> =
-        fd.iter().map(|fd| vec![fd.try_clone().unwrap()]).collect();
-    Sender::new(stream, &mut fds).write_all(&bytes).unwrap();
+    let sent = match fd {
+        Some(fd) => descriptors::send(stream, &bytes, &[fd]),
+        None => stream.write(&bytes),
+    };
+    assert_eq!(sent.unwrap(), bytes.len());
     let mut header = [0; 16];
     stream.read_exact(&mut header).unwrap();
     let [.., a, b, c, d, _, _, _, _, _, _, _, _] = header;
@@ -572,31 +575,156 @@ fn receive(stream: &mut UnixStream) -> Vec<u8> {
     }
 }
 
-#[test]
-fn ethernet_passes_both_ways_and_the_uplink_comes_back() {
-    let directory = Process::directory("ethernet");
-    let uplink = directory.join("uplink");
-    let fabric = UnixListener::bind(&uplink).unwrap();
-    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
-    let mut client = process.client();
+/// A device and the fabric that it is connected to, which is the test.
+struct Wired {
+    process: Process,
+    fabric: UnixListener,
+    wire: UnixStream,
+    reader: Reader,
+}
+
+impl Wired {
+    fn start(name: &str, options: &[&str]) -> Self {
+        let directory = Process::directory(name);
+        let uplink = directory.join("uplink");
+        let fabric = UnixListener::bind(&uplink).unwrap();
+        let mut all = vec!["--uplink", uplink.to_str().unwrap()];
+        all.extend(options);
+        let process = Process::start_in(directory, &all);
+        let (wire, reader) = greeted(&fabric, options.contains(&"--any-source-mac"));
+        Self {
+            process,
+            fabric,
+            wire,
+            reader,
+        }
+    }
+
+    /// The VM's own interface.
+    fn vm(&self) -> UnixStream {
+        let before = self.process.counters()["vm"]["connects"].as_u64().unwrap();
+        let vm = connect(&self.process.path("net"));
+        until(|| self.process.counters()["vm"]["connects"] == before + 1);
+        vm
+    }
+
+    /// Tells the device something.
+    fn tell(&mut self, message: Message) {
+        send(&mut self.wire, &message.to_frame(NEIGHBOUR));
+    }
+
+    /// Grants the device a shortcut to an address by these descriptors.
+    fn grant_by(&mut self, shortcut: ShortcutId, peer: Mac, fds: [OwnedFd; 2]) {
+        let grant = Message::Grant {
+            shortcut,
+            side: 1,
+            peer,
+        };
+        let mut writer = Writer::new(1 << 16);
+        writer.push_always(&grant.to_frame(NEIGHBOUR));
+        let mut bytes = Vec::new();
+        writer.flush(&mut bytes).unwrap();
+        assert_eq!(descriptors::send(&self.wire, &bytes, &fds).unwrap(), 64);
+    }
+
+    /// Grants the device a shortcut to an address; returns the other side of it.
+    fn grant(&mut self, shortcut: ShortcutId, peer: Mac) -> Ring {
+        let memory = ring::create().unwrap();
+        let [end, of_device] = wake::pair().unwrap();
+        self.grant_by(shortcut, peer, [memory.try_clone().unwrap(), of_device]);
+        let (producer, _) = ring::attach(&memory, 0).unwrap();
+        Ring {
+            memory,
+            producer,
+            end,
+        }
+    }
+
+    /// The next frame from the device.
+    fn frame(&mut self) -> Vec<u8> {
+        loop {
+            if let Some(frame) = self.reader.next_frame().unwrap() {
+                return frame.to_vec();
+            }
+            fill(&mut self.wire, &mut self.reader);
+        }
+    }
+
+    /// The next frame that is no message to the switch.
+    fn receive(&mut self) -> Vec<u8> {
+        loop {
+            let frame = self.frame();
+            if !is_message(&frame) {
+                return frame;
+            }
+        }
+    }
+
+    /// The next message to the switch.
+    fn message(&mut self) -> Message {
+        loop {
+            if let Some((_, message)) = Message::parse(&self.frame()) {
+                return message;
+            }
+        }
+    }
+}
+
+/// Accepts a device, which says what it is.
+fn greeted(fabric: &UnixListener, any_source: bool) -> (UnixStream, Reader) {
     let (mut wire, _) = fabric.accept().unwrap();
     wire.set_read_timeout(Some(DEADLINE)).unwrap();
-    let mut vm = connect(&process.path("net"));
-    until(|| process.counters()["vm"]["connects"] == 1);
+    let mut reader = Reader::new();
+    fill(&mut wire, &mut reader);
+    assert_eq!(reader.take_mark(), Some(true));
+    let hello = reader.next_frame().unwrap().unwrap();
+    let expected = (Mac(MAC), Message::Hello { any_source });
+    assert_eq!(Message::parse(hello), Some(expected));
+    (wire, reader)
+}
+
+/// The side of a shortcut that is not the device's.
+struct Ring {
+    memory: OwnedFd,
+    producer: Producer,
+    end: OwnedFd,
+}
+
+impl Ring {
+    fn push(&mut self, frame: &[u8]) {
+        assert!(self.producer.push(frame).unwrap());
+        if self.producer.must_wake() {
+            wake::signal(&self.end);
+        }
+    }
+}
+
+#[test]
+fn ethernet_passes_both_ways_and_the_uplink_comes_back() {
+    let mut wired = Wired::start("ethernet", &[]);
+    let mut client = wired.process.client();
+    let mut vm = wired.vm();
     assert!(status(&mut client).link_up());
 
     send(&mut vm, &frame([2; 6], 1));
-    assert_eq!(receive(&mut wire), frame([2; 6], 1));
-    send(&mut wire, &frame(MAC, 2));
+    assert_eq!(wired.receive(), frame([2; 6], 1));
+    send(&mut wired.wire, &frame(MAC, 2));
     assert_eq!(receive(&mut vm), frame(MAC, 2));
 
+    let Wired {
+        process,
+        fabric,
+        wire,
+        ..
+    } = wired;
     drop(fabric);
     drop(wire);
     until(|| process.counters()["link_up"] == false);
     assert!(!status(&mut client).link_up());
+    let uplink = process.path("uplink");
     std::fs::remove_file(&uplink).unwrap();
     let fabric = UnixListener::bind(&uplink).unwrap();
-    let (mut wire, _) = fabric.accept().unwrap();
+    let (mut wire, _) = greeted(&fabric, false);
     until(|| process.counters()["link_up"] == true);
     send(&mut wire, &frame(MAC, 3));
     assert_eq!(receive(&mut vm), frame(MAC, 3));
@@ -610,85 +738,79 @@ fn ethernet_passes_both_ways_and_the_uplink_comes_back() {
     assert_eq!(counters["vm"]["tx_frames"], 2);
 }
 
-/// The next message to the switch.
-fn message(stream: &mut UnixStream, reader: &mut Reader) -> Message {
+#[test]
+fn a_fabric_that_accepts_nobody_holds_up_nothing() {
+    use rustix::net::{bind, connect, listen, socket_with, SocketAddrUnix};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let directory = Process::directory("backlog");
+    let uplink = directory.join("uplink");
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let address = SocketAddrUnix::new(&uplink).unwrap();
+    let fabric = socket();
+    bind(&fabric, &address).unwrap();
+    listen(&fabric, 1).unwrap();
+    // Others wait there already, as many as may.
+    let mut waiting = Vec::new();
     loop {
-        while let Some(frame) = reader.next_frame().unwrap() {
-            if is_message(frame) {
-                return Message::parse(frame).unwrap().1;
+        let other = socket();
+        match connect(&other, &address) {
+            Ok(()) => waiting.push(other),
+            Err(error) => {
+                assert_eq!(error, rustix::io::Errno::AGAIN);
+                break;
             }
         }
-        fill(stream, reader);
     }
+    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
+    let mut client = process.client();
+    Driver::start(&mut client, true);
+    assert_eq!(process.counters()["link_up"], false);
+    // It has its turn.
+    let fabric = UnixListener::from(fabric);
+    fabric.set_nonblocking(false).unwrap();
+    for _ in &waiting {
+        fabric.accept().unwrap();
+    }
+    let _wire = greeted(&fabric, false);
+    until(|| process.counters()["uplink"]["connects"] == 1);
 }
 
 #[test]
 fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
-    let directory = Process::directory("shortcut");
-    let uplink = directory.join("uplink");
-    let fabric = UnixListener::bind(&uplink).unwrap();
-    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
-    let _client = process.client();
-    let (mut wire, _) = fabric.accept().unwrap();
-    wire.set_read_timeout(Some(DEADLINE)).unwrap();
-    let mut vm = connect(&process.path("net"));
-    until(|| process.counters()["vm"]["connects"] == 1);
-    let mut reader = Reader::new();
-    assert_eq!(
-        message(&mut wire, &mut reader),
-        Message::Hello { any_source: false }
-    );
-
-    let tell = |wire: &mut UnixStream, message: Message, fds: Vec<OwnedFd>| {
-        let mut fds = VecDeque::from([fds]);
-        fds.retain(|fds| !fds.is_empty());
-        let mut writer = Writer::new(1 << 16);
-        writer.push_always(&message.to_frame(Mac([2; 6])));
-        let mut sender = Sender::new(wire, &mut fds);
-        assert!(writer.flush(&mut sender).unwrap());
-    };
-    let grant = Message::Grant {
-        shortcut: 5,
-        side: 1,
-        peer: Mac([2; 6]),
-    };
+    let mut wired = Wired::start("shortcut", &[]);
+    let _client = wired.process.client();
+    let mut vm = wired.vm();
     // One that cannot work is refused, and nothing else happens.
-    tell(&mut wire, grant, vec![event(), event()]);
-    assert_eq!(message(&mut wire, &mut reader), Message::Released(5));
-    let memory = ring::create().unwrap();
-    let (mut producer, _consumer) = ring::attach(&memory, 0).unwrap();
-    let [end, of_device] = wake::pair().unwrap();
-    tell(
-        &mut wire,
-        grant,
-        vec![memory.try_clone().unwrap(), of_device],
-    );
-    assert_eq!(message(&mut wire, &mut reader), Message::Ready(5));
+    wired.grant_by(5, NEIGHBOUR, [event(), event()]);
+    assert_eq!(wired.message(), Message::Released(5));
+    wired.grant_by(5, NEIGHBOUR, [ring::create().unwrap(), event()]);
+    assert_eq!(wired.message(), Message::Released(5));
+    let mut ring = wired.grant(5, NEIGHBOUR);
+    assert_eq!(wired.message(), Message::Ready(5));
     // Not read before it is opened: the switch may have earlier frames.
-    assert!(producer.push(&frame(MAC, 2)).unwrap());
-    if producer.must_wake() {
-        wake::signal(&end);
-    }
-    send(&mut wire, &frame(MAC, 1));
+    ring.push(&frame(MAC, 2));
+    send(&mut wired.wire, &frame(MAC, 1));
     assert_eq!(receive(&mut vm), frame(MAC, 1));
-    tell(&mut wire, Message::Open(5), vec![]);
+    wired.tell(Message::Open(5));
     assert_eq!(receive(&mut vm), frame(MAC, 2));
     // From its sleep it is woken.
     for number in 3..10 {
         let mut asleep = false;
-        assert!(producer.push(&frame(MAC, number)).unwrap());
+        assert!(ring.producer.push(&frame(MAC, number)).unwrap());
         until(|| {
-            asleep |= producer.must_wake();
-            asleep || process.counters()["shortcuts"]["rx_frames"] == u64::from(number) - 1
+            asleep |= ring.producer.must_wake();
+            let received = &wired.process.counters()["shortcuts"]["rx_frames"];
+            asleep || *received == u64::from(number) - 1
         });
         if asleep {
-            wake::signal(&end);
+            wake::signal(&ring.end);
         }
         assert_eq!(receive(&mut vm), frame(MAC, number));
     }
     // What is in the ring comes before what is sent by the switch later.
-    assert!(producer.push(&frame(MAC, 20)).unwrap());
-    send(&mut wire, &frame(MAC, 21));
+    assert!(ring.producer.push(&frame(MAC, 20)).unwrap());
+    send(&mut wired.wire, &frame(MAC, 21));
     let mut vm_reader = Reader::new();
     let mut both = Vec::new();
     while both.len() < 2 {
@@ -700,93 +822,52 @@ fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
         }
     }
     assert_eq!(both, [frame(MAC, 20), frame(MAC, 21)]);
-    let counters = process.counters();
+    let counters = wired.process.counters();
     assert_eq!(counters["shortcuts"]["in_use"], 1);
     assert_eq!(counters["shortcuts"]["rx_frames"], 9);
     // The switch takes it back.
-    tell(&mut wire, Message::Revoke(5), vec![]);
-    assert_eq!(message(&mut wire, &mut reader), Message::Released(5));
-    assert!(producer.push(&frame(MAC, 30)).unwrap());
-    tell(&mut wire, Message::Close(5), vec![]);
-    assert_eq!(message(&mut wire, &mut reader), Message::Closed(5));
+    wired.tell(Message::Revoke(5));
+    assert_eq!(wired.message(), Message::Released(5));
+    assert!(ring.producer.push(&frame(MAC, 30)).unwrap());
+    wired.tell(Message::Close(5));
+    assert_eq!(wired.message(), Message::Closed(5));
     assert_eq!(receive(&mut vm), frame(MAC, 30));
-    assert_eq!(process.counters()["shortcuts"]["in_use"], 0);
+    assert_eq!(wired.process.counters()["shortcuts"]["in_use"], 0);
     // A guest cannot speak to the switch.
     send(&mut vm, &Message::Closed(9).to_frame(Mac(MAC)));
     send(&mut vm, &frame([2; 6], 40));
-    loop {
-        if let Some(received) = reader.next_frame().unwrap() {
-            assert!(!is_message(received));
-            assert_eq!(received, frame([2; 6], 40));
-            break;
-        }
-        fill(&mut wire, &mut reader);
-    }
+    assert_eq!(wired.frame(), frame([2; 6], 40));
 }
 
 #[test]
 fn a_ring_that_makes_no_sense_is_given_up() {
-    let directory = Process::directory("broken");
-    let uplink = directory.join("uplink");
-    let fabric = UnixListener::bind(&uplink).unwrap();
-    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
-    let _client = process.client();
-    let (mut wire, _) = fabric.accept().unwrap();
-    wire.set_read_timeout(Some(DEADLINE)).unwrap();
-    let mut reader = Reader::new();
-    assert_eq!(
-        message(&mut wire, &mut reader),
-        Message::Hello { any_source: false }
-    );
-    let memory = ring::create().unwrap();
+    let mut wired = Wired::start("broken", &[]);
+    let _client = wired.process.client();
+    let ring = wired.grant(6, NEIGHBOUR);
     // The index of the ring that the device reads: no multiple of anything.
-    rustix::io::pwrite(&memory, &0x1234_5677u32.to_ne_bytes(), 0).unwrap();
-    let grant = Message::Grant {
-        shortcut: 6,
-        side: 1,
-        peer: Mac([2; 6]),
-    };
-    let mut writer = Writer::new(1 << 16);
-    writer.push_always(&grant.to_frame(Mac([2; 6])));
-    writer.push_always(&Message::Open(6).to_frame(Mac([2; 6])));
-    let [_end, of_device] = wake::pair().unwrap();
-    let mut fds = VecDeque::from([vec![memory, of_device]]);
-    assert!(writer.flush(&mut Sender::new(&wire, &mut fds)).unwrap());
-    assert_eq!(message(&mut wire, &mut reader), Message::Ready(6));
-    assert_eq!(message(&mut wire, &mut reader), Message::Released(6));
-    assert_eq!(process.counters()["shortcuts"]["in_use"], 0);
+    rustix::io::pwrite(&ring.memory, &0x1234_5677u32.to_ne_bytes(), 0).unwrap();
+    wired.tell(Message::Open(6));
+    assert_eq!(wired.message(), Message::Ready(6));
+    assert_eq!(wired.message(), Message::Released(6));
+    assert_eq!(wired.process.counters()["shortcuts"]["in_use"], 0);
 }
 
 #[test]
 fn a_guest_sends_from_the_devices_address_alone() {
     for any_source in [false, true] {
-        let directory = Process::directory(if any_source {
-            "any-source"
+        let mut wired = if any_source {
+            Wired::start("any-source", &["--any-source-mac"])
         } else {
-            "own-source"
-        });
-        let uplink = directory.join("uplink");
-        let fabric = UnixListener::bind(&uplink).unwrap();
-        let mut options = vec!["--uplink", uplink.to_str().unwrap()];
-        if any_source {
-            options.push("--any-source-mac");
-        }
-        let process = Process::start_in(directory, &options);
-        let (mut wire, _) = fabric.accept().unwrap();
-        wire.set_read_timeout(Some(DEADLINE)).unwrap();
-        let mut reader = Reader::new();
-        assert_eq!(
-            message(&mut wire, &mut reader),
-            Message::Hello { any_source }
-        );
-        let mut vm = connect(&process.path("net"));
+            Wired::start("own-source", &[])
+        };
+        let mut vm = wired.vm();
         let mut forged = frame([2; 6], 1);
         forged[6..12].copy_from_slice(&[0x52, 0x54, 0, 0xfe, 0, 9]);
         send(&mut vm, &forged);
         send(&mut vm, &frame([2; 6], 2));
         let first = if any_source { forged } else { frame([2; 6], 2) };
-        assert_eq!(receive(&mut wire), first);
-        let drops = &process.counters()["vm"]["source_drops"];
+        assert_eq!(wired.receive(), first);
+        let drops = &wired.process.counters()["vm"]["source_drops"];
         assert_eq!(*drops, u64::from(!any_source));
     }
 }
@@ -794,51 +875,24 @@ fn a_guest_sends_from_the_devices_address_alone() {
 #[test]
 fn a_ring_brings_frames_of_its_owner_alone() {
     for forge_source in [true, false] {
-        let directory = Process::directory(if forge_source { "forged" } else { "astray" });
-        let uplink = directory.join("uplink");
-        let fabric = UnixListener::bind(&uplink).unwrap();
-        let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
-        let _client = process.client();
-        let (mut wire, _) = fabric.accept().unwrap();
-        wire.set_read_timeout(Some(DEADLINE)).unwrap();
-        let mut reader = Reader::new();
-        message(&mut wire, &mut reader);
-        let memory = ring::create().unwrap();
-        let (mut producer, _consumer) = ring::attach(&memory, 0).unwrap();
+        let name = if forge_source { "forged" } else { "astray" };
+        let mut wired = Wired::start(name, &[]);
+        let _client = wired.process.client();
+        let mut ring = wired.grant(4, NEIGHBOUR);
         let mut forged = frame(MAC, 1);
         forged[if forge_source { 11 } else { 5 }] ^= 1;
-        assert!(producer.push(&forged).unwrap());
-        let grant = Message::Grant {
-            shortcut: 4,
-            side: 1,
-            peer: Mac([2; 6]),
-        };
-        let mut writer = Writer::new(1 << 16);
-        writer.push_always(&grant.to_frame(Mac([2; 6])));
-        writer.push_always(&Message::Open(4).to_frame(Mac([2; 6])));
-        let [_end, of_device] = wake::pair().unwrap();
-        let mut fds = VecDeque::from([vec![memory, of_device]]);
-        assert!(writer.flush(&mut Sender::new(&wire, &mut fds)).unwrap());
-        assert_eq!(message(&mut wire, &mut reader), Message::Ready(4));
-        assert_eq!(message(&mut wire, &mut reader), Message::Released(4));
-        assert_eq!(process.counters()["shortcuts"]["rx_frames"], 0);
+        ring.push(&forged);
+        wired.tell(Message::Open(4));
+        assert_eq!(wired.message(), Message::Ready(4));
+        assert_eq!(wired.message(), Message::Released(4));
+        assert_eq!(wired.process.counters()["shortcuts"]["rx_frames"], 0);
     }
 }
 
 #[test]
 fn a_neighbour_that_takes_no_signals_does_not_stop_the_device() {
-    let directory = Process::directory("deaf");
-    let uplink = directory.join("uplink");
-    let fabric = UnixListener::bind(&uplink).unwrap();
-    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
-    let _client = process.client();
-    let (mut wire, _) = fabric.accept().unwrap();
-    wire.set_read_timeout(Some(DEADLINE)).unwrap();
-    let mut reader = Reader::new();
-    assert_eq!(
-        message(&mut wire, &mut reader),
-        Message::Hello { any_source: false }
-    );
+    let mut wired = Wired::start("deaf", &[]);
+    let _client = wired.process.client();
     let memory = ring::create().unwrap();
     let (mut producer, _consumer) = ring::attach(&memory, 0).unwrap();
     let [end, of_device] = wake::pair().unwrap();
@@ -846,17 +900,9 @@ fn a_neighbour_that_takes_no_signals_does_not_stop_the_device() {
     for file in [&end, &of_device] {
         rustix::fs::fcntl_setfl(file, rustix::fs::OFlags::empty()).unwrap();
     }
-    let grant = Message::Grant {
-        shortcut: 8,
-        side: 1,
-        peer: Mac([2; 6]),
-    };
-    let mut writer = Writer::new(1 << 16);
-    writer.push_always(&grant.to_frame(Mac([2; 6])));
-    writer.push_always(&Message::Open(8).to_frame(Mac([2; 6])));
-    let mut fds = VecDeque::from([vec![memory.try_clone().unwrap(), of_device]]);
-    assert!(writer.flush(&mut Sender::new(&wire, &mut fds)).unwrap());
-    assert_eq!(message(&mut wire, &mut reader), Message::Ready(8));
+    wired.grant_by(8, NEIGHBOUR, [memory.try_clone().unwrap(), of_device]);
+    wired.tell(Message::Open(8));
+    assert_eq!(wired.message(), Message::Ready(8));
     /// Where the writer of the first ring says that it waits for room.
     const WAITING: u64 = 192;
     // Each frame asks for a signal that room is there, which nobody takes:
@@ -866,8 +912,41 @@ fn a_neighbour_that_takes_no_signals_does_not_stop_the_device() {
         assert!(producer.push(&frame(MAC, 1)).unwrap());
         producer.must_wake();
         wake::signal(&end);
-        until(|| process.counters()["shortcuts"]["rx_frames"] == number);
+        until(|| wired.process.counters()["shortcuts"]["rx_frames"] == number);
     }
+}
+
+#[test]
+fn a_descriptor_that_takes_long_to_close_does_not_stop_the_device() {
+    let process = Process::start("linger", &[]);
+    let _client = process.client();
+    let start = Instant::now();
+    let mut keep = Vec::new();
+    for name in ["net", "control", "counters"] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        keep.push(listener.accept().unwrap());
+        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(5))).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.write(&[0; 1 << 16]).is_ok() {}
+        // The last is in the device's hands when it goes on.
+        let pid = Pid::from_child(&process.child);
+        kill_process(pid, Signal::STOP).unwrap();
+        let bad = UnixStream::connect(process.path(name)).unwrap();
+        if let Err(error) = descriptors::send(&bad, &[0], &[&socket]) {
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+            rustix::net::sockopt::set_socket_linger(&socket, None).unwrap();
+        }
+        drop(socket);
+        kill_process(pid, Signal::CONT).unwrap();
+        process.counters();
+        drop(bad);
+        process.counters();
+    }
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "it waited for a close"
+    );
 }
 
 #[test]

@@ -6,10 +6,13 @@
 //! `ferrite-fabric` binary puts unix sockets around it. [`framing`] is also
 //! what the device process uses for its own ends of such links.
 
+pub mod closer;
+pub mod connection;
 pub mod control;
 pub mod descriptors;
 pub mod fault;
 pub mod framing;
+pub mod outbox;
 pub mod pcap;
 pub mod ring;
 pub mod shortcut;

@@ -2,10 +2,12 @@
 //! The fabric process: unix sockets around the switch.
 
 use clap::Parser;
+use ferrite_fabric::closer;
+use ferrite_fabric::connection::Connection;
 use ferrite_fabric::control::Request;
-use ferrite_fabric::descriptors::{Receiver, Sender};
 use ferrite_fabric::fault::{is_roce, Faults, Scope};
-use ferrite_fabric::framing::{Reader, Writer};
+use ferrite_fabric::framing::Reader;
+use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::pcap::Pcap;
 use ferrite_fabric::ring;
 use ferrite_fabric::shortcut::{is_message, Action, Broker, Message, ShortcutId};
@@ -15,7 +17,7 @@ use ferrite_fabric::wake;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 use serde_json::json;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,6 +28,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Bytes that wait for a slow port before its frames are dropped.
 const PORT_QUEUE: usize = 16 * 1024 * 1024;
+/// Connections that are not closed yet, and beyond which none is accepted.
+const MAX_CLOSING: usize = 64;
 /// A control request is never longer.
 const LINE_LIMIT: usize = 64 * 1024;
 /// Socket buffer asked for, so that a burst passes in few system calls.
@@ -94,13 +98,11 @@ struct Options {
 }
 
 struct Port {
-    stream: UnixStream,
+    stream: Connection,
     reader: Reader,
-    writer: Writer,
-    /// A descriptor came from the port.
-    sent_descriptor: bool,
-    /// Descriptors of the grants that wait in `writer`.
-    grants: VecDeque<Vec<OwnedFd>>,
+    outbox: Outbox,
+    /// Whether it is a device's, once that is known.
+    device: Option<bool>,
     /// What went past the switch, by shortcuts that are gone.
     past: Traffic,
     gone: bool,
@@ -145,7 +147,7 @@ impl Output for Ports {
     fn send(&mut self, port: PortId, frame: &[u8]) -> bool {
         self.ports
             .get_mut(&port)
-            .is_some_and(|port| port.writer.push(frame))
+            .is_some_and(|port| port.outbox.push_within(frame, PORT_QUEUE))
     }
 
     fn capture(&mut self, frame: &[u8]) {
@@ -180,22 +182,22 @@ impl Ports {
         if switch.take_moved() {
             self.broker.moved(|address| switch.port_of(address), now);
         }
-        self.act();
+        self.act(now);
     }
 
     /// Does what the broker wants.
-    fn act(&mut self) {
+    fn act(&mut self, now: u64) {
         for action in self.broker.actions() {
             match action {
                 Action::Grant(id) => {
                     if let Err(error) = self.grant(id) {
                         eprintln!("ferrite-fabric: no memory to share: {error}");
-                        self.broker.failed(id);
+                        self.broker.failed(id, now);
                     }
                 }
                 Action::Tell(port, message) => {
                     if let Some(port) = self.ports.get_mut(&port) {
-                        port.writer.push_always(&message.to_frame(OWN_ADDRESS));
+                        port.outbox.push_always(&message.to_frame(OWN_ADDRESS));
                     }
                 }
                 Action::CutOff(id) => {
@@ -227,7 +229,7 @@ impl Ports {
         let memory = ring::create()?;
         // Each gets its end alone: nobody else has that open file.
         let [a, b] = wake::pair()?;
-        let descriptors = [vec![memory.try_clone()?, a], vec![memory.try_clone()?, b]];
+        let descriptors = [[memory.try_clone()?, a], [memory.try_clone()?, b]];
         for (side, fds) in descriptors.into_iter().enumerate() {
             if let Some(port) = self.ports.get_mut(&ends[side].0) {
                 let message = Message::Grant {
@@ -235,13 +237,32 @@ impl Ports {
                     side: side as u8,
                     peer: ends[1 - side].1,
                 };
-                port.writer.push_always(&message.to_frame(OWN_ADDRESS));
-                port.grants.push_back(fds);
+                port.outbox
+                    .push_grant(&message.to_frame(OWN_ADDRESS), id, fds);
             }
         }
         let ends = ends.map(|(port, _)| port);
         self.rings.insert(id, Rings { memory, ends });
         Ok(())
+    }
+
+    /// Writes what waits for the ports, as far as they take it.
+    fn flush(&mut self, now: u64) {
+        for (id, port) in &mut self.ports {
+            if port.gone || port.outbox.is_empty() {
+                continue;
+            }
+            let mut lost = Vec::new();
+            if let Err(error) = port.outbox.flush(port.stream.stream(), &mut lost) {
+                if error.kind() != io::ErrorKind::BrokenPipe {
+                    eprintln!("ferrite-fabric: port {id}: {error}");
+                }
+                port.gone = true;
+            }
+            for shortcut in lost {
+                self.broker.not_granted(shortcut, *id, now);
+            }
+        }
     }
 
     /// What a port exchanged with others past the switch.
@@ -272,7 +293,7 @@ impl Ports {
 }
 
 struct ControlClient {
-    stream: UnixStream,
+    stream: Connection,
     pending: Vec<u8>,
     /// The answer to its last request, which is given when that is in force.
     answer: Option<String>,
@@ -311,11 +332,9 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(path) = &options.pcap {
         ports.capture_to(path)?;
     }
-    let control = options.control.as_deref().map(Listener::bind).transpose()?;
-    let listener = Listener::bind(&options.listen)?;
-    for listener in control.iter().chain([&listener]) {
-        listener.get().set_nonblocking(true)?;
-    }
+    let bind = |path: &PathBuf| Listener::bind(path)?.without_descriptors();
+    let control = options.control.as_ref().map(bind).transpose()?;
+    let listener = bind(&options.listen)?;
     // Signals arrive as bytes, so that one poll waits for everything and the
     // capture and socket files are left in order.
     let (signals, signal_end) = UnixStream::pair()?;
@@ -366,9 +385,8 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 let port = Port {
                     stream,
                     reader: Reader::new(),
-                    writer: Writer::new(PORT_QUEUE),
-                    sent_descriptor: false,
-                    grants: VecDeque::new(),
+                    outbox: Outbox::new(PORT_QUEUE),
+                    device: None,
                     past: Traffic::default(),
                     gone: false,
                 };
@@ -405,17 +423,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 serve(client, &mut switch, &mut ports, now());
             }
         }
-        for (id, port) in &mut ports.ports {
-            if !port.gone && !port.writer.is_empty() {
-                let mut sender = Sender::new(&port.stream, &mut port.grants);
-                if let Err(error) = port.writer.flush(&mut sender) {
-                    if error.kind() != io::ErrorKind::BrokenPipe {
-                        eprintln!("ferrite-fabric: port {id}: {error}");
-                    }
-                    port.gone = true;
-                }
-            }
-        }
+        ports.flush(now());
         let broker = &mut ports.broker;
         ports.ports.retain(|id, port| {
             if port.gone {
@@ -424,7 +432,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             }
             !port.gone
         });
-        ports.act();
+        ports.act(now());
         // Last, since there may be no other event after what they wait for.
         for client in &mut clients {
             if client.answer.is_some() {
@@ -476,7 +484,7 @@ fn wait(
     let first_port = fds.len();
     for port in ports.ports.values() {
         let mut interest = PollFlags::IN;
-        if !port.writer.is_empty() {
+        if !port.outbox.is_empty() {
             interest |= PollFlags::OUT;
         }
         fds.push(PollFd::from_borrowed_fd(port.stream.as_fd(), interest));
@@ -510,16 +518,17 @@ fn wait(
     })
 }
 
-/// Accepts all connections; `false` if there were no descriptors for one, which
-/// then waits. Whoever connects too often must not end the switch for all.
-fn accept(listener: &Listener, mut each: impl FnMut(UnixStream)) -> io::Result<bool> {
+/// Accepts all connections; `false` if some have to wait: there are no
+/// descriptors for them, or too many are not closed yet. Whoever connects too
+/// often must not end the switch for all.
+fn accept(listener: &Listener, mut each: impl FnMut(Connection)) -> io::Result<bool> {
     use rustix::io::Errno;
     loop {
-        match listener.get().accept() {
-            Ok((stream, _)) => {
-                stream.set_nonblocking(true)?;
-                each(stream);
-            }
+        if closer::pending() >= MAX_CLOSING {
+            return Ok(false);
+        }
+        match listener.accept() {
+            Ok(connection) => each(connection),
             Err(error)
                 if matches!(
                     error.kind(),
@@ -549,24 +558,26 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
         return;
     };
     'turn: for _ in 0..READS_PER_TURN {
-        let mut received = VecDeque::new();
-        let mut receiver = Receiver::new(&port.stream, &mut received);
-        let filled = port.reader.fill(&mut receiver);
-        port.sent_descriptor |= !received.is_empty();
-        match filled {
+        match port.reader.fill(&mut port.stream) {
             Ok(0) => {
                 port.gone = true;
                 break;
             }
             Ok(_) => loop {
+                if port.device.is_none() {
+                    port.device = port.reader.take_mark();
+                    if port.device.is_none() {
+                        break;
+                    }
+                }
                 match port.reader.next_frame() {
                     Ok(Some(frame)) if is_message(frame) => {
                         if let Some((source, message)) = Message::parse(frame) {
-                            let with_fd = port.sent_descriptor;
-                            if let (Message::Hello { any_source }, true) = (message, with_fd) {
+                            let device = port.device == Some(true);
+                            if let (Message::Hello { any_source }, true) = (message, device) {
                                 switch.claim(id, source, any_source);
                             }
-                            ports.broker.message(id, source, message, with_fd, now);
+                            ports.broker.message(id, source, message, device, now);
                         }
                     }
                     Ok(Some(frame)) => {
@@ -576,7 +587,7 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
                             if let Some(destination) = destination {
                                 if let Some(to) = switch.port_of(&destination) {
                                     let behind = |address: &Mac| switch.port_of(address);
-                                    ports.broker.seen(id, to, destination, behind);
+                                    ports.broker.seen(id, to, destination, behind, now);
                                 }
                             }
                         }
@@ -602,7 +613,7 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
     }
     ports.ports.insert(id, port);
     // Behind the frames that were just forwarded.
-    ports.act();
+    ports.act(now);
 }
 
 /// Reads requests from a control connection.

@@ -13,7 +13,7 @@
 //!
 //! | message | from, to | meaning |
 //! |---|---|---|
-//! | hello | port | this port is a device, with this address, and can use shortcuts; comes with a descriptor, which a guest behind a port cannot send |
+//! | hello | port | this port is a device, with this address, and can use shortcuts; in a stream that begins with the [mark](crate::framing::MARK), which a guest behind a port cannot make |
 //! | grant | switch | rings to another port, as two descriptors: the memory, and this port's end of the [sockets](crate::wake) by which both wake each other |
 //! | ready | port | all frames from here on to that port are in the ring |
 //! | open | switch, to the other port | all frames before the ring's first are behind you: begin to read it |
@@ -33,15 +33,20 @@ const NEAREST_BRIDGE: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0x0e];
 /// The first of the Ethernet types for local experiments.
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 /// What tells these messages from other experiments, and their version.
-const MAGIC: [u8; 5] = *b"FeSC\x03";
+const MAGIC: [u8; 5] = *b"FeSC\x04";
 /// All messages have the length of the shortest Ethernet frame.
 const LENGTH: usize = 60;
 /// Frames between two ports before they get a shortcut.
 const THRESHOLD: u32 = 4;
 /// Shortcuts of one port at most.
 pub const MAX_SHORTCUTS: usize = 64;
+/// Of these, grants that it has not answered: their descriptors are under way,
+/// of which the kernel lets a user have so many and no more.
+const MAX_UNANSWERED: usize = 4;
 /// Pairs of ports whose frames are counted at most.
 const MAX_PAIRS: usize = 4096;
+/// How long two ports wait for another try where there was no shortcut to be had, in nanoseconds.
+const AGAIN: u64 = 1_000_000_000;
 /// How long a port may take to answer, in nanoseconds.
 const PATIENCE: u64 = 2_000_000_000;
 /// Descriptors that come with a grant.
@@ -182,6 +187,12 @@ struct Shortcut {
 }
 
 impl Shortcut {
+    /// The ports of its ends, the lower number first.
+    fn pair(&self) -> (PortId, PortId) {
+        let [a, b] = self.ends.map(|end| end.port);
+        (a.min(b), a.max(b))
+    }
+
     fn end(&mut self, port: PortId) -> Option<&mut End> {
         self.ends.iter_mut().find(|end| end.port == port)
     }
@@ -199,6 +210,8 @@ pub struct Broker {
     seen: HashMap<(PortId, PortId), u32>,
     /// Pairs of which one did not want a shortcut, or could not use it.
     barred: BTreeSet<(PortId, PortId)>,
+    /// Pairs that could not be given one, and when to try again.
+    postponed: HashMap<(PortId, PortId), u64>,
     actions: Vec<Action>,
 }
 
@@ -255,6 +268,7 @@ impl Broker {
         to: PortId,
         destination: Mac,
         behind: impl Fn(&Mac) -> Option<PortId>,
+        now: u64,
     ) {
         let pair = (from.min(to), from.max(to));
         let (Some(&own), Some(&peer)) = (self.ports.get(&from), self.ports.get(&to)) else {
@@ -276,13 +290,27 @@ impl Broker {
             return;
         }
         *count = 0;
+        if let Some(&due) = self.postponed.get(&pair) {
+            if due > now {
+                return;
+            }
+            self.postponed.remove(&pair);
+        }
         let of = |port| {
             self.shortcuts
                 .values()
                 .filter(move |shortcut| shortcut.ends.iter().any(|end| end.port == port))
         };
         let together = of(from).any(|shortcut| shortcut.ends.iter().any(|end| end.port == to));
-        if together || of(from).count() >= MAX_SHORTCUTS || of(to).count() >= MAX_SHORTCUTS {
+        let full = |port| {
+            let unanswered = |shortcut: &&Shortcut| {
+                let mut ends = shortcut.ends.iter();
+                ends.any(|end| end.port == port && !end.ready)
+            };
+            of(port).count() >= MAX_SHORTCUTS
+                || of(port).filter(unanswered).count() >= MAX_UNANSWERED
+        };
+        if together || full(from) || full(to) {
             return;
         }
         let end = |port, mac| End {
@@ -305,24 +333,35 @@ impl Broker {
         self.actions.push(Action::Grant(id));
     }
 
-    /// A shortcut could not be made.
-    pub fn failed(&mut self, id: ShortcutId) {
+    /// A shortcut could not be made, for now.
+    pub fn failed(&mut self, id: ShortcutId, now: u64) {
         if let Some(shortcut) = self.shortcuts.remove(&id) {
-            self.bar(&shortcut);
+            self.postpone(&shortcut, now);
         }
     }
 
-    /// A message came from a port; `with_fd` if a descriptor came before it.
-    pub fn message(
-        &mut self,
-        port: PortId,
-        source: Mac,
-        message: Message,
-        with_fd: bool,
-        now: u64,
-    ) {
+    /// The grant of a shortcut could not be sent to a port, for now. The other
+    /// may have its own.
+    pub fn not_granted(&mut self, id: ShortcutId, port: PortId, now: u64) {
+        if let Some(shortcut) = self.shortcuts.remove(&id) {
+            self.postpone(&shortcut, now);
+            self.shortcuts.insert(id, shortcut);
+            self.leave(id, port, now);
+        }
+    }
+
+    /// Two ports do without a shortcut for some time.
+    fn postpone(&mut self, shortcut: &Shortcut, now: u64) {
+        if self.postponed.len() >= MAX_PAIRS {
+            self.postponed.retain(|_, due| *due > now);
+        }
+        self.postponed.insert(shortcut.pair(), now + AGAIN);
+    }
+
+    /// A message came from a port; `device` if it is one.
+    pub fn message(&mut self, port: PortId, source: Mac, message: Message, device: bool, now: u64) {
         match message {
-            Message::Hello { .. } if with_fd && !source.is_group() => {
+            Message::Hello { .. } if device && !source.is_group() => {
                 // A port says once what it is.
                 self.ports.entry(port).or_insert(source);
             }
@@ -387,20 +426,26 @@ impl Broker {
         self.ports.remove(&port);
         self.seen.retain(|(a, b), _| *a != port && *b != port);
         self.barred.retain(|(a, b)| *a != port && *b != port);
+        self.postponed.retain(|(a, b), _| *a != port && *b != port);
         let ids: Vec<ShortcutId> = self.shortcuts.keys().copied().collect();
         for id in ids {
-            let Some(shortcut) = self.shortcuts.get_mut(&id) else {
-                continue;
-            };
-            let Some(end) = shortcut.end(port) else {
-                continue;
-            };
-            end.gone = true;
-            end.done = true;
-            match shortcut.phase {
-                Phase::InUse => self.revoke(id, now),
-                Phase::Revoking | Phase::Closing => self.advance(id, now),
-            }
+            self.leave(id, port, now);
+        }
+    }
+
+    /// A port has no part in a shortcut any more.
+    fn leave(&mut self, id: ShortcutId, port: PortId, now: u64) {
+        let Some(shortcut) = self.shortcuts.get_mut(&id) else {
+            return;
+        };
+        let Some(end) = shortcut.end(port) else {
+            return;
+        };
+        end.gone = true;
+        end.done = true;
+        match shortcut.phase {
+            Phase::InUse => self.revoke(id, now),
+            Phase::Revoking | Phase::Closing => self.advance(id, now),
         }
     }
 
@@ -443,8 +488,7 @@ impl Broker {
     }
 
     fn bar(&mut self, shortcut: &Shortcut) {
-        let [a, b] = shortcut.ends.map(|end| end.port);
-        self.barred.insert((a.min(b), a.max(b)));
+        self.barred.insert(shortcut.pair());
     }
 
     fn revoke(&mut self, id: ShortcutId, now: u64) {
@@ -521,7 +565,7 @@ mod tests {
         let mut broker = broker();
         for _ in 0..THRESHOLD {
             assert!(broker.actions().is_empty());
-            broker.seen(1, 2, mac(2), behind);
+            broker.seen(1, 2, mac(2), behind, 0);
         }
         assert_eq!(broker.actions(), [Action::Grant(0)]);
         assert_eq!(broker.ends(0), Some([(1, mac(1)), (2, mac(2))]));
@@ -535,8 +579,8 @@ mod tests {
 
     fn many(broker: &mut Broker) -> Vec<Action> {
         for _ in 0..10 * THRESHOLD {
-            broker.seen(1, 2, mac(2), behind);
-            broker.seen(2, 1, mac(1), behind);
+            broker.seen(1, 2, mac(2), behind, 0);
+            broker.seen(2, 1, mac(1), behind, 0);
         }
         broker.actions()
     }
@@ -592,14 +636,14 @@ mod tests {
     #[test]
     fn nobody_else_gets_one() {
         let mut broker = broker();
-        // A guest cannot send a descriptor.
+        // A guest cannot begin its stream as a device does.
         broker.message(3, mac(3), HELLO, false, 0);
         for _ in 0..10 * THRESHOLD {
-            broker.seen(1, 3, mac(3), behind);
-            broker.seen(3, 1, mac(1), behind);
+            broker.seen(1, 3, mac(3), behind, 0);
+            broker.seen(3, 1, mac(1), behind, 0);
             // An address behind a device that is not its own.
-            broker.seen(1, 2, mac(7), behind);
-            broker.seen(1, 1, mac(1), behind);
+            broker.seen(1, 2, mac(7), behind, 0);
+            broker.seen(1, 1, mac(1), behind, 0);
         }
         assert_eq!(broker.actions(), []);
         broker.allow(false, 0);
@@ -613,7 +657,7 @@ mod tests {
         // Port 3 calls itself by the address of port 2.
         broker.message(3, mac(2), HELLO, true, 0);
         for _ in 0..10 * THRESHOLD {
-            broker.seen(3, 1, mac(1), behind);
+            broker.seen(3, 1, mac(1), behind, 0);
         }
         assert_eq!(broker.actions(), []);
     }
@@ -699,9 +743,72 @@ mod tests {
         broker.detach(2, 0);
         broker.message(3, mac(2), HELLO, true, 0);
         for _ in 0..THRESHOLD {
-            broker.seen(1, 3, mac(2), |mac| Some(if mac.0[5] == 2 { 3 } else { 1 }));
+            broker.seen(
+                1,
+                3,
+                mac(2),
+                |mac| Some(if mac.0[5] == 2 { 3 } else { 1 }),
+                0,
+            );
         }
         assert_eq!(broker.actions(), [Action::Grant(1)]);
+    }
+
+    #[test]
+    fn what_could_not_be_granted_is_tried_again_later() {
+        let again = |broker: &mut Broker, now| {
+            for _ in 0..THRESHOLD {
+                broker.seen(1, 2, mac(2), behind, now);
+            }
+            broker.actions()
+        };
+        // There was no memory for it.
+        let mut broker = granted();
+        broker.failed(0, 5);
+        assert_eq!(again(&mut broker, 5 + AGAIN - 1), []);
+        assert_eq!(again(&mut broker, 5 + AGAIN), [Action::Grant(1)]);
+        // One has its grant, and the other did not get it.
+        assert_eq!(
+            say(&mut broker, 1, Message::Ready(1)),
+            [Action::Tell(2, Message::Open(1))]
+        );
+        broker.not_granted(1, 2, 7);
+        assert_eq!(broker.actions(), [Action::Tell(1, Message::Revoke(1))]);
+        assert_eq!(
+            say(&mut broker, 1, Message::Released(1)),
+            [Action::Tell(1, Message::Close(1))]
+        );
+        assert_eq!(say(&mut broker, 1, Message::Closed(1)), [Action::Forget(1)]);
+        assert_eq!(again(&mut broker, 7 + AGAIN - 1), []);
+        assert_eq!(again(&mut broker, 7 + AGAIN), [Action::Grant(2)]);
+    }
+
+    #[test]
+    fn who_does_not_answer_its_grants_gets_no_more() {
+        let mut broker = broker();
+        for port in 3..=20u8 {
+            broker.message(port.into(), mac(port), HELLO, true, 0);
+        }
+        // Port 2 answers nothing, the others at once.
+        let mut granted = 0;
+        for port in (1..=20u8).filter(|port| *port != 2) {
+            for _ in 0..THRESHOLD {
+                broker.seen(port.into(), 2, mac(2), behind, 0);
+            }
+            for action in broker.actions() {
+                let Action::Grant(id) = action else {
+                    panic!("{action:?}")
+                };
+                granted += 1;
+                say(&mut broker, port.into(), Message::Ready(id));
+            }
+        }
+        assert_eq!(granted, MAX_UNANSWERED);
+        assert_eq!(say(&mut broker, 2, Message::Ready(0)).len(), 1);
+        for _ in 0..THRESHOLD {
+            broker.seen(20, 2, mac(2), behind, 0);
+        }
+        assert_eq!(broker.actions().len(), 1);
     }
 
     #[test]

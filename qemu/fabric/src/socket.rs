@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Listening unix sockets with errors that say what to do.
 
+use crate::connection::Connection;
+use crate::descriptors;
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -51,6 +53,20 @@ impl Listener {
             listener,
             path: path.to_path_buf(),
         })
+    }
+
+    /// For connections on which no descriptors come (see [`Connection`]).
+    pub fn without_descriptors(self) -> io::Result<Self> {
+        // Where the kernel cannot refuse them, each connection does.
+        descriptors::refuse(&self.listener);
+        self.listener.set_nonblocking(true)?;
+        Ok(self)
+    }
+
+    /// Accepts such a connection; never waits.
+    pub fn accept(&self) -> io::Result<Connection> {
+        let (stream, _) = self.listener.accept()?;
+        Connection::new(stream)
     }
 
     /// The listening socket itself.

@@ -6,12 +6,11 @@
 //! here; and whether a call may wait is said with each call. An eventfd would be
 //! one open file for both: whoever has it can make writes wait, and fill it.
 
+use crate::descriptors;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
-/// `SO_PASSRIGHTS` of Linux 6.16, not yet in the libraries.
-const SO_PASSRIGHTS: libc::c_int = 83;
 /// Bytes taken at once. One that keeps to the rules has few under way.
 const DRAIN: usize = 4096;
 
@@ -23,27 +22,27 @@ pub fn pair() -> io::Result<[OwnedFd; 2]> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    refuse_descriptors(&a);
-    refuse_descriptors(&b);
+    adopt(&a)?;
+    adopt(&b)?;
     Ok([a, b])
 }
 
-/// Has the kernel refuse descriptors that are sent to this end, where it can:
-/// one that nobody wants is closed here, and to close it may take long.
-pub fn refuse_descriptors(end: impl AsFd) {
-    let off: libc::c_int = 0;
-    // SAFETY: the pointer and the length are those of `off`, which is read
-    // before the call returns. An older kernel does not know the option, and
-    // the end then works all the same.
-    unsafe {
-        libc::setsockopt(
-            end.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PASSRIGHTS,
-            std::ptr::from_ref(&off).cast(),
-            size_of_val(&off) as libc::socklen_t,
-        );
+/// Makes an end that was received ready: refuses what cannot be one, and has the
+/// kernel refuse descriptors that are sent to it, where it can. One that nobody
+/// wants would be closed here, and to close it may take long.
+pub fn adopt(end: impl AsFd) -> io::Result<()> {
+    use rustix::net::sockopt;
+    if sockopt::socket_domain(&end)? != AddressFamily::UNIX
+        || sockopt::socket_type(&end)? != SocketType::STREAM
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the socket to wake by is of another kind",
+        ));
     }
+    // An older kernel does not know how, and the end then works all the same.
+    descriptors::refuse(&end);
+    Ok(())
 }
 
 /// Wakes whoever waits for the other end; never waits.
@@ -121,22 +120,18 @@ mod tests {
 
     #[test]
     fn descriptors_are_refused_where_the_kernel_can() {
-        let [a, b] = pair().unwrap();
+        let [a, b] = pair().unwrap().map(std::os::unix::net::UnixStream::from);
+        let can = descriptors::are_refused(&b);
         let file = std::fs::File::open("/dev/null").unwrap();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-        let fds = [file.as_fd()];
-        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
-        let slices = [io::IoSlice::new(&[0])];
-        let sent = rustix::net::sendmsg(&a, &slices, &mut control, SendFlags::empty());
-        let version = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-        let mut parts = version
-            .split(['.', '-'])
-            .map(|part| part.parse().unwrap_or(0));
-        let version = (parts.next().unwrap_or(0u32), parts.next().unwrap_or(0u32));
-        if version >= (6, 16) {
-            assert_eq!(sent, Err(rustix::io::Errno::PERM));
-        }
+        assert_eq!(descriptors::send(&a, b"x", &[file]).is_err(), can);
         drain(&b);
+    }
+
+    #[test]
+    fn an_end_is_a_socket_of_the_right_kind() {
+        assert!(adopt(std::fs::File::open("/dev/null").unwrap()).is_err());
+        assert!(adopt(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).is_err());
+        assert!(adopt(std::os::unix::net::UnixDatagram::unbound().unwrap()).is_err());
+        assert!(adopt(std::net::TcpListener::bind("127.0.0.1:0").unwrap()).is_err());
     }
 }

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The fabric binary, seen from its sockets.
 
-use ferrite_fabric::descriptors::{Receiver, Sender};
+use ferrite_fabric::descriptors::{self, Receiver};
 use ferrite_fabric::framing::{Reader, Writer};
 use ferrite_fabric::ring::{self, Consumer, Producer};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
-use rustix::event::{eventfd, EventfdFlags};
+use rustix::process::{kill_process, Pid, Signal, Uid};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,23 +25,50 @@ struct Fabric {
     directory: PathBuf,
 }
 
+/// A user who is nobody else.
+const NOBODY: u32 = 65534;
+
 impl Fabric {
     fn start(name: &str, options: &[&str]) -> Self {
+        let fabric = Self::start_as(name, "exec \"$@\"", false, options);
+        drop(fabric.connect());
+        fabric.wait_for_ports(0);
+        fabric
+    }
+
+    /// Starts it by a shell script, and by another user if this one is root, who
+    /// may do things that others may not.
+    fn start_as(name: &str, script: &str, by_nobody: bool, options: &[&str]) -> Self {
         let directory =
             std::env::temp_dir().join(format!("ferrite-fabric-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_ferrite-fabric"))
+        let binary = Path::new(env!("CARGO_BIN_EXE_ferrite-fabric"));
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]);
+        if by_nobody && is_root() {
+            // Where the build lies may be closed to others.
+            let copy = directory.join("fabric");
+            std::fs::copy(binary, &copy).unwrap();
+            std::os::unix::fs::chown(&directory, Some(NOBODY), None).unwrap();
+            command.arg(copy).uid(NOBODY);
+        } else {
+            command.arg(binary);
+        }
+        let child = command
             .arg("--listen")
             .arg(directory.join("listen"))
             .arg("--control")
             .arg(directory.join("control"))
             .args(options)
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let fabric = Self { child, directory };
-        drop(fabric.connect());
-        fabric
+        Self { child, directory }
+    }
+
+    fn stats(&self) -> Value {
+        self.control(r#"{"cmd":"stats"}"#)
     }
 
     fn connect(&self) -> UnixStream {
@@ -71,6 +100,10 @@ impl Drop for Fabric {
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
 }
 
 fn until(mut condition: impl FnMut() -> bool) {
@@ -188,36 +221,61 @@ fn a_port_that_does_not_read_loses_frames_and_stops_nobody() {
     assert_eq!(stats["ports"][1]["queue_drops"], 0);
 }
 
+/// A socket whose last close takes some seconds, and the end that does not read.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (silent, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(5))).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket, silent)
+}
+
 #[test]
-fn too_many_connections_and_descriptors_end_nothing() {
-    // A shell that lets the fabric have few descriptors.
-    let directory = std::env::temp_dir().join(format!("ferrite-fabric-{}-few", std::process::id()));
-    let _ = std::fs::remove_dir_all(&directory);
-    std::fs::create_dir_all(&directory).unwrap();
-    let child = Command::new("sh")
-        .args(["-c", "ulimit -n 40; exec \"$@\"", "sh"])
-        .arg(env!("CARGO_BIN_EXE_ferrite-fabric"))
-        .arg("--listen")
-        .arg(directory.join("listen"))
-        .arg("--control")
-        .arg(directory.join("control"))
-        .spawn()
-        .unwrap();
-    let mut fabric = Fabric { child, directory };
+fn a_descriptor_that_takes_long_to_close_stops_nobody() {
+    let fabric = Fabric::start("linger", &[]);
     let (mut a, mut b) = (fabric.connect(), fabric.connect());
     fabric.wait_for_ports(2);
-    // Descriptors that nobody asked for are not kept.
-    for _ in 0..100 {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let mut fds = VecDeque::from([vec![fd]]);
-        let mut writer = Writer::new(1 << 16);
-        assert!(writer.push(&frame(2, 1, 1)));
-        assert!(writer.flush(&mut Sender::new(&a, &mut fds)).unwrap());
-    }
     let mut reader = Reader::new();
-    for _ in 0..100 {
-        receive(&mut b, &mut reader);
+    let mut keep = Vec::new();
+    let start = Instant::now();
+    for number in 0..4u8 {
+        // By a port, and by a control connection; with and without something in front.
+        let name = if number % 2 == 0 { "listen" } else { "control" };
+        let mut bad = connect(&fabric.directory.join(name));
+        if number < 2 {
+            bad.write_all(&[0]).unwrap();
+        }
+        let (socket, silent) = lingering();
+        // The last is in the fabric's hands when it goes on.
+        let pid = Pid::from_child(&fabric.child);
+        kill_process(pid, Signal::STOP).unwrap();
+        if let Err(error) = descriptors::send(&bad, &[0, 0, 60], &[&socket]) {
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+            rustix::net::sockopt::set_socket_linger(&socket, None).unwrap();
+        }
+        drop(socket);
+        kill_process(pid, Signal::CONT).unwrap();
+        keep.push(silent);
+        send(&mut a, &frame(2, 1, number));
+        while receive(&mut b, &mut reader) != frame(2, 1, number) {}
+        drop(bad);
+        fabric.wait_for_ports(2);
     }
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "it waited for a close"
+    );
+}
+
+#[test]
+fn too_many_connections_end_nothing() {
+    let script = "ulimit -n 40; exec \"$@\"";
+    let mut fabric = Fabric::start_as("few", script, false, &[]);
+    let (mut a, mut b) = (fabric.connect(), fabric.connect());
+    fabric.wait_for_ports(2);
+    let mut reader = Reader::new();
     let many: Vec<UnixStream> = (0..60).map(|_| fabric.connect()).collect();
     for _ in 0..100 {
         send(&mut a, &frame(2, 1, 2));
@@ -226,6 +284,61 @@ fn too_many_connections_and_descriptors_end_nothing() {
     assert!(fabric.child.try_wait().unwrap().is_none());
     drop(many);
     fabric.wait_for_ports(2);
+}
+
+/// Descriptors that the user who runs [`Fabric::start_as`] has under way, until
+/// the sockets are dropped.
+fn under_way(count: usize) -> (UnixStream, UnixStream) {
+    let send = move || {
+        if is_root() {
+            let nobody = Uid::from_raw(NOBODY);
+            // This thread alone.
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        }
+        let pair = UnixStream::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for _ in 0..count {
+            descriptors::send(&pair.0, &[0], &[&file]).unwrap();
+        }
+        pair
+    };
+    std::thread::spawn(send).join().unwrap()
+}
+
+#[test]
+fn descriptors_that_nobody_reads_cut_off_no_honest_port() {
+    // So many may a user have under way who is not root.
+    let script = "ulimit -n 70; exec \"$@\"";
+    let fabric = Fabric::start_as("under-way", script, true, &[]);
+    let (mut a, mut b) = (
+        Capable::new(&fabric, 1, true),
+        Capable::new(&fabric, 2, true),
+    );
+    fabric.wait_for_ports(2);
+    until(|| {
+        let stats = fabric.stats();
+        let own = |port: usize| stats["ports"][port]["own_address"].is_string();
+        own(0) && own(1)
+    });
+    let unread = under_way(100);
+    // There can be no shortcut, and the frames go on by the switch.
+    for number in 0..50 {
+        a.send(&roce(2, 1));
+        while b.receive() != roce(2, 1) {}
+        b.send(&frame(1, 2, number));
+        while a.receive() != frame(1, 2, number) {}
+    }
+    assert!(a.fds.is_empty() && b.fds.is_empty());
+    until(|| shortcuts_in_use(&fabric) == 0);
+    fabric.wait_for_ports(2);
+    // Somebody reads them: the next try succeeds.
+    drop(unread);
+    until(|| {
+        a.send(&roce(2, 1));
+        shortcuts_in_use(&fabric) == 1
+    });
+    let (id, _, _) = a.granted(b.mac);
+    assert_eq!(b.granted(a.mac).0, id);
 }
 
 #[test]
@@ -256,7 +369,7 @@ struct Capable {
 }
 
 impl Capable {
-    fn new(fabric: &Fabric, number: u8, with_fd: bool) -> Self {
+    fn new(fabric: &Fabric, number: u8, device: bool) -> Self {
         let stream = fabric.connect();
         let mac = Mac([0x52, 0x54, 0, 0, 0, number]);
         let mut port = Self {
@@ -265,15 +378,12 @@ impl Capable {
             fds: VecDeque::new(),
             mac,
         };
-        let token = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let mut fds = VecDeque::new();
-        if with_fd {
-            fds.push_back(vec![token]);
-        }
         let mut writer = Writer::new(1 << 16);
+        if device {
+            writer.push_mark();
+        }
         writer.push_always(&Message::Hello { any_source: false }.to_frame(mac));
-        let mut sender = Sender::new(&port.stream, &mut fds);
-        assert!(writer.flush(&mut sender).unwrap());
+        assert!(writer.flush(&mut port.stream).unwrap());
         // The switch learns where it is.
         port.send(&frame(0xee, number, 0));
         port

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Connections of processes that are not trusted: nothing that such a process
+//! sends makes a call here wait.
+
+use crate::closer;
+use crate::descriptors;
+use std::io::{self, Read, Write};
+use std::mem::ManuallyDrop;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+/// Who connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Owner {
+    /// The user.
+    pub uid: u32,
+    /// The process.
+    pub pid: i32,
+}
+
+/// A connection on which bytes come, but no descriptors.
+///
+/// A descriptor that is received is closed here, and what that means has been
+/// chosen by the sender (see [`closer`]). The kernel does it even for those that
+/// nobody asked for, in the middle of a read. So reads fail before they
+/// take one, and the socket, with what is in it, is closed elsewhere.
+#[derive(Debug)]
+pub struct Connection {
+    /// Taken in `drop` alone.
+    stream: ManuallyDrop<UnixStream>,
+    /// The kernel lets nobody send descriptors.
+    refused: bool,
+    owner: Option<Owner>,
+}
+
+impl Connection {
+    /// A connection that was just accepted.
+    pub fn new(stream: UnixStream) -> io::Result<Self> {
+        let owner = rustix::net::sockopt::socket_peercred(&stream).ok();
+        let connection = Self {
+            refused: descriptors::are_refused(&stream),
+            owner: owner.map(|owner| Owner {
+                uid: owner.uid.as_raw(),
+                pid: owner.pid.as_raw_nonzero().get(),
+            }),
+            stream: ManuallyDrop::new(stream),
+        };
+        connection.stream.set_nonblocking(true)?;
+        Ok(connection)
+    }
+
+    /// The process that connected, if it is known.
+    pub fn owner(&self) -> Option<Owner> {
+        self.owner
+    }
+
+    /// The socket, for everything but reading.
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut stream = self.stream();
+        if self.refused {
+            return stream.read(buffer);
+        }
+        let count = descriptors::peek(stream, buffer)?;
+        // More may be there by now, and with a descriptor.
+        stream.read(&mut buffer[..count])
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream().as_fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: the value is being dropped, so that nobody uses the field after this.
+        let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
+        // Otherwise there are no descriptors in it.
+        if !self.refused {
+            // The other side is told at once, whenever it is closed.
+            let _ = stream.shutdown(Shutdown::Both);
+            closer::close(stream.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+    use std::time::{Duration, Instant};
+
+    /// What a close may wait for without that anybody notices.
+    const NOTICED: Duration = Duration::from_secs(1);
+
+    /// A socket whose last close takes some seconds, and who does not read from it.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (silent, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(4))).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.write(&[0; 1 << 16]).is_ok() {}
+        (socket.into(), silent)
+    }
+
+    fn send_lingering(stream: &UnixStream) -> TcpStream {
+        let (socket, silent) = lingering();
+        assert_eq!(descriptors::send(stream, b"x", &[socket]).unwrap(), 1);
+        silent
+    }
+
+    #[test]
+    fn such_a_socket_does_make_a_close_wait() {
+        let (socket, _silent) = lingering();
+        let start = Instant::now();
+        drop(socket);
+        assert!(start.elapsed() >= NOTICED);
+    }
+
+    #[test]
+    fn a_descriptor_makes_nobody_wait() {
+        // Behind bytes that are good, in the first of them, and never read at all.
+        for good in [3, 0] {
+            let (a, b) = UnixStream::pair().unwrap();
+            let mut connection = Connection::new(b).unwrap();
+            assert!(!connection.refused);
+            (&a).write_all(&vec![1; good]).unwrap();
+            let start = Instant::now();
+            let _silent = send_lingering(&a);
+            let error = connection.read(&mut [0; 64]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            drop(connection);
+            let (a, b) = UnixStream::pair().unwrap();
+            let connection = Connection::new(b).unwrap();
+            let _silent = send_lingering(&a);
+            drop(connection);
+            assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
+            // It is told at once all the same.
+            assert_eq!((&a).read(&mut [0; 1]).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn bytes_come_as_they_were_sent() {
+        for refuse in [false, true] {
+            let (mut a, b) = UnixStream::pair().unwrap();
+            let can = refuse && descriptors::refuse(&b);
+            let mut connection = Connection::new(b).unwrap();
+            assert_eq!(connection.refused, can);
+            let mut received = Vec::new();
+            for piece in [&b"one"[..], b"two", b"three"] {
+                a.write_all(piece).unwrap();
+                let mut buffer = [0; 4];
+                while let Ok(count) = connection.read(&mut buffer) {
+                    received.extend_from_slice(&buffer[..count]);
+                }
+            }
+            assert_eq!(received, b"onetwothree");
+            drop(a);
+            assert_eq!(connection.read(&mut [0; 4]).unwrap(), 0);
+            assert!(connection.owner().is_some());
+        }
+    }
+}
