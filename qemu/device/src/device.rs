@@ -392,7 +392,8 @@ impl Core {
         if up != self.host.link_up {
             self.host.link_up = up;
             if !up {
-                self.host.uplink.clear();
+                // What device and switch have to say to each other goes on.
+                self.host.uplink.retain(is_message);
             }
             let now = self.now();
             self.engine.set_link(up, now, &mut self.host);

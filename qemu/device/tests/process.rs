@@ -777,6 +777,58 @@ fn a_fabric_that_accepts_nobody_holds_up_nothing() {
 }
 
 #[test]
+fn a_pulled_cable_leaves_the_stream_in_step() {
+    let mut wired = Wired::start("cable", &[]);
+    let _client = wired.process.client();
+    let mut vm = wired.vm();
+    // The fabric does not read.
+    let mut big = frame([2; 6], 1);
+    big.resize(9000, 1);
+    let sent = 3000;
+    for _ in 0..sent {
+        send(&mut vm, &big);
+    }
+    until(|| wired.process.counters()["vm"]["rx_frames"] == sent);
+    // It reads what there is: the device fills the room in large pieces, which end inside of frames.
+    let waiting = |wired: &Wired| rustix::io::ioctl_fionread(&wired.wire).unwrap();
+    let pid = Pid::from_child(&wired.process.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    let mut arrived = 0;
+    while waiting(&wired) > 0 {
+        assert_eq!(wired.frame(), big);
+        arrived += 1;
+    }
+    kill_process(pid, Signal::CONT).unwrap();
+    until(|| waiting(&wired) > 0);
+    // A message of the device waits behind them.
+    wired.grant_by(3, NEIGHBOUR, [event(), event()]);
+    send(&mut wired.wire, &frame(MAC, 2));
+    assert_eq!(receive(&mut vm), frame(MAC, 2));
+    wired.process.control(r#"{"cmd":"link","up":false}"#);
+    wired.process.control(r#"{"cmd":"link","up":true}"#);
+    send(&mut vm, &frame([2; 6], 5));
+    let mut released = false;
+    loop {
+        let received = wired.frame();
+        if is_message(&received) {
+            let expected = (Mac(MAC), Message::Released(3));
+            assert_eq!(Message::parse(&received), Some(expected));
+            released = true;
+        } else if received == frame([2; 6], 5) {
+            break;
+        } else {
+            assert_eq!(received, big);
+            arrived += 1;
+        }
+    }
+    assert!(
+        released,
+        "what device and switch say to each other is not lost"
+    );
+    assert!(arrived < sent, "a pulled cable loses frames");
+}
+
+#[test]
 fn frames_come_by_a_shortcut_in_order_with_those_by_the_switch() {
     let mut wired = Wired::start("shortcut", &[]);
     let _client = wired.process.client();
