@@ -3,7 +3,7 @@
 
 use clap::Parser;
 use ferrite_fabric::closer;
-use ferrite_fabric::connection::Connection;
+use ferrite_fabric::connection::{Connection, Owner};
 use ferrite_fabric::control::Request;
 use ferrite_fabric::fault::{is_roce, Faults, Scope};
 use ferrite_fabric::framing::Reader;
@@ -551,6 +551,18 @@ fn accept(listener: &Listener, mut each: impl FnMut(Connection)) -> io::Result<b
     }
 }
 
+/// Somebody's owner, in words.
+struct Said(Option<Owner>);
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(Owner { uid, pid }) => write!(f, "user {uid} (process {pid})"),
+            None => write!(f, "somebody"),
+        }
+    }
+}
+
 fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
     // The port is out of the map while its frames are forwarded: a frame never
     // goes back to the port that it came from.
@@ -575,7 +587,7 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
                         if let Some((source, message)) = Message::parse(frame) {
                             let device = port.device == Some(true);
                             if let (Message::Hello { any_source }, true) = (message, device) {
-                                switch.claim(id, source, any_source);
+                                claim(id, &port, source, any_source, switch, ports);
                             }
                             ports.broker.message(id, source, message, device, now);
                         }
@@ -614,6 +626,31 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
     ports.ports.insert(id, port);
     // Behind the frames that were just forwarded.
     ports.act(now);
+}
+
+/// The device behind a port says which address it has.
+fn claim(
+    id: PortId,
+    port: &Port,
+    address: Mac,
+    any_source: bool,
+    switch: &mut Switch,
+    ports: &Ports,
+) {
+    switch.claim(id, address, any_source);
+    let Some(holder) = switch.holder(&address).filter(|holder| *holder != id) else {
+        return;
+    };
+    let has = ports
+        .ports
+        .get(&holder)
+        .and_then(|port| port.stream.owner());
+    eprintln!(
+        "ferrite-fabric: port {id} of {} says that it has {address}, which port {holder} of {} \
+         had first: it gets no frames until that is gone",
+        Said(port.stream.owner()),
+        Said(has),
+    );
 }
 
 /// Reads requests from a control connection.
@@ -711,9 +748,13 @@ fn handle(
         }
         Request::Stats => {
             let report = |port: PortReport| {
-                let past = ports.past(port.port);
+                let id = port.port;
+                let past = ports.past(id);
                 let mut report = serde_json::to_value(port).unwrap_or_default();
                 report["shortcuts"] = json!(past);
+                let owner = ports.ports.get(&id).and_then(|port| port.stream.owner());
+                report["uid"] = json!(owner.map(|owner| owner.uid));
+                report["pid"] = json!(owner.map(|owner| owner.pid));
                 report
             };
             Ok(json!({

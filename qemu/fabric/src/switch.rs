@@ -205,6 +205,11 @@ impl Switch {
         }
     }
 
+    /// The port of the device that has an address.
+    pub fn holder(&self, address: &Mac) -> Option<PortId> {
+        self.holders.get(address).copied()
+    }
+
     /// Gives an address that nobody holds to the first port that wants it.
     fn give(&mut self, address: Mac) {
         if self.holders.contains_key(&address) {

@@ -67,6 +67,15 @@ impl Fabric {
         Self { child, directory }
     }
 
+    /// Ends it, and returns what it said.
+    fn end(mut self) -> String {
+        self.child.kill().unwrap();
+        let mut text = String::new();
+        let mut stderr = self.child.stderr.take().unwrap();
+        stderr.read_to_string(&mut text).unwrap();
+        text
+    }
+
     fn stats(&self) -> Value {
         self.control(r#"{"cmd":"stats"}"#)
     }
@@ -339,6 +348,21 @@ fn descriptors_that_nobody_reads_cut_off_no_honest_port() {
     });
     let (id, _, _) = a.granted(b.mac);
     assert_eq!(b.granted(a.mac).0, id);
+}
+
+#[test]
+fn a_second_device_with_the_same_address_is_told_of() {
+    let fabric = Fabric::start("second", &[]);
+    let _a = Capable::new(&fabric, 1, true);
+    until(|| fabric.stats()["ports"][0]["own_address"].is_string());
+    let _b = Capable::new(&fabric, 1, true);
+    until(|| fabric.stats()["ports"][1]["source_drops"] == 1);
+    assert!(fabric.stats()["ports"][1]["own_address"].is_null());
+    let said = fabric.end();
+    assert!(
+        said.contains("52:54:00:00:00:01, which port 1 of"),
+        "{said}"
+    );
 }
 
 #[test]
