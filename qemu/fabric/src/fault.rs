@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Bytes that a line holds back at most, for delay, reordering and rate.
-const LINE_LIMIT: usize = 8 * 1024 * 1024;
+pub const LINE_LIMIT: usize = 8 * 1024 * 1024;
 /// A reordered frame leaves after this time at the latest, in nanoseconds.
 const REORDER_HOLD: u64 = 5_000_000;
 /// A reordered frame is overtaken by one to this many later frames.
@@ -174,6 +174,7 @@ pub struct Line {
     waiting: BinaryHeap<Reverse<Waiting>>,
     held: Vec<Held>,
     bytes: usize,
+    limit: usize,
     free_at: u64,
     last_due: u64,
     order: u64,
@@ -190,11 +191,22 @@ impl Line {
             waiting: BinaryHeap::new(),
             held: Vec::new(),
             bytes: 0,
+            limit: LINE_LIMIT,
             free_at: 0,
             last_due: 0,
             order: 0,
             counters: FaultCounters::default(),
         }
+    }
+
+    /// Bytes that it holds back.
+    pub fn held(&self) -> usize {
+        self.bytes
+    }
+
+    /// Holds back at most so many bytes from now on.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit.min(LINE_LIMIT);
     }
 
     /// Puts a frame on the line at time `now`; `deliver` gets what arrives at once.
@@ -263,7 +275,7 @@ impl Line {
     }
 
     fn room(&mut self, length: usize) -> bool {
-        if self.bytes + length > LINE_LIMIT {
+        if self.bytes + length > self.limit {
             self.counters.overflowed += 1;
             return false;
         }

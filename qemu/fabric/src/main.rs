@@ -12,7 +12,7 @@ use ferrite_fabric::pcap::Pcap;
 use ferrite_fabric::ring;
 use ferrite_fabric::shortcut::{is_message, Action, Broker, Message, ShortcutId};
 use ferrite_fabric::socket::Listener;
-use ferrite_fabric::switch::{Mac, Output, PortId, PortReport, Switch};
+use ferrite_fabric::switch::{share, Mac, Output, PortId, PortReport, Switch};
 use ferrite_fabric::wake;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::Serialize;
@@ -26,10 +26,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Bytes that wait for a slow port before its frames are dropped.
+/// Bytes that wait for a slow port before its frames are dropped, at most.
 const PORT_QUEUE: usize = 16 * 1024 * 1024;
+/// Connections that are accepted before the ports have their turn.
+const ACCEPTS_PER_TURN: usize = 16;
 /// Connections that are not closed yet, and beyond which none is accepted.
 const MAX_CLOSING: usize = 64;
+/// The least time between two lines about connections that were refused.
+const REFUSALS_TOLD: Duration = Duration::from_secs(10);
 /// A control request is never longer.
 const LINE_LIMIT: usize = 64 * 1024;
 /// Socket buffer asked for, so that a burst passes in few system calls.
@@ -95,6 +99,17 @@ struct Options {
     /// with the same option
     #[arg(long)]
     any_source_mac: bool,
+    /// Ports at most
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    max_ports: usize,
+    /// Ports at most of each user other than the one who runs the fabric
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_ports_per_user: usize,
+    /// Frames that wait for ports that do not read, of all ports together, in
+    /// MiB: the more wait, the fewer may wait for each. As many again may be
+    /// held back by --delay and --rate
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    queue_memory: usize,
 }
 
 struct Port {
@@ -137,6 +152,9 @@ struct Rings {
 #[derive(Default)]
 struct Ports {
     ports: BTreeMap<PortId, Port>,
+    /// Bytes that wait for all ports together, and how many may.
+    queued: usize,
+    queue_memory: usize,
     pcap: Option<Pcap<BufWriter<File>>>,
     broker: Broker,
     rings: BTreeMap<ShortcutId, Rings>,
@@ -145,9 +163,14 @@ struct Ports {
 
 impl Output for Ports {
     fn send(&mut self, port: PortId, frame: &[u8]) -> bool {
-        self.ports
-            .get_mut(&port)
-            .is_some_and(|port| port.outbox.push_within(frame, PORT_QUEUE))
+        let limit = share(self.queue_memory, self.queued);
+        let Some(port) = self.ports.get_mut(&port) else {
+            return false;
+        };
+        let before = port.outbox.len();
+        let taken = port.outbox.push_within(frame, limit);
+        self.queued += port.outbox.len() - before;
+        taken
     }
 
     fn capture(&mut self, frame: &[u8]) {
@@ -197,7 +220,9 @@ impl Ports {
                 }
                 Action::Tell(port, message) => {
                     if let Some(port) = self.ports.get_mut(&port) {
+                        let before = port.outbox.len();
                         port.outbox.push_always(&message.to_frame(OWN_ADDRESS));
+                        self.queued += port.outbox.len() - before;
                     }
                 }
                 Action::CutOff(id) => {
@@ -237,8 +262,10 @@ impl Ports {
                     side: side as u8,
                     peer: ends[1 - side].1,
                 };
+                let before = port.outbox.len();
                 port.outbox
                     .push_grant(&message.to_frame(OWN_ADDRESS), id, fds);
+                self.queued += port.outbox.len() - before;
             }
         }
         let ends = ends.map(|(port, _)| port);
@@ -252,6 +279,7 @@ impl Ports {
             if port.gone || port.outbox.is_empty() {
                 continue;
             }
+            let before = port.outbox.len();
             let mut lost = Vec::new();
             if let Err(error) = port.outbox.flush(port.stream.stream(), &mut lost) {
                 if error.kind() != io::ErrorKind::BrokenPipe {
@@ -259,10 +287,17 @@ impl Ports {
                 }
                 port.gone = true;
             }
+            self.queued -= before - port.outbox.len();
             for shortcut in lost {
                 self.broker.not_granted(shortcut, *id, now);
             }
         }
+    }
+
+    /// Ports of a user.
+    fn owned_by(&self, uid: u32) -> usize {
+        let owners = self.ports.values().filter_map(|port| port.stream.owner());
+        owners.filter(|owner| owner.uid == uid).count()
     }
 
     /// What a port exchanged with others past the switch.
@@ -327,11 +362,13 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     faults.check()?;
     let mut ports = Ports {
         no_shortcuts: options.no_shortcuts,
+        queue_memory: options.queue_memory.saturating_mul(1024 * 1024),
         ..Ports::default()
     };
     if let Some(path) = &options.pcap {
         ports.capture_to(path)?;
     }
+    allow_descriptors();
     let bind = |path: &PathBuf| Listener::bind(path)?.without_descriptors();
     let control = options.control.as_ref().map(bind).transpose()?;
     let listener = bind(&options.listen)?;
@@ -342,10 +379,12 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         signal_hook::low_level::pipe::register(signal, signal_end.try_clone()?)?;
     }
     let mut switch = Switch::new(options.seed, faults);
+    switch.limit_memory(ports.queue_memory);
     if options.any_source_mac {
         switch.allow_any_source();
     }
     let mut clients: Vec<ControlClient> = Vec::new();
+    let mut door = Door::new(options);
     // Until when nobody can connect, since there are no descriptors left.
     let mut full_until: Option<Instant> = None;
     let start = Instant::now();
@@ -379,6 +418,9 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         }
         if ready.listener {
             let room = accept(&listener, |stream| {
+                if !door.admits(&stream, &ports) {
+                    return;
+                }
                 // A smaller buffer only costs system calls.
                 let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
                 let id = switch.attach();
@@ -424,11 +466,12 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             }
         }
         ports.flush(now());
-        let broker = &mut ports.broker;
+        let (broker, queued) = (&mut ports.broker, &mut ports.queued);
         ports.ports.retain(|id, port| {
             if port.gone {
                 switch.detach(*id);
                 broker.detach(*id, now());
+                *queued -= port.outbox.len();
             }
             !port.gone
         });
@@ -518,12 +561,12 @@ fn wait(
     })
 }
 
-/// Accepts all connections; `false` if some have to wait: there are no
+/// Accepts some connections; `false` if the others have to wait: there are no
 /// descriptors for them, or too many are not closed yet. Whoever connects too
 /// often must not end the switch for all.
 fn accept(listener: &Listener, mut each: impl FnMut(Connection)) -> io::Result<bool> {
     use rustix::io::Errno;
-    loop {
+    for _ in 0..ACCEPTS_PER_TURN {
         if closer::pending() >= MAX_CLOSING {
             return Ok(false);
         }
@@ -537,7 +580,7 @@ fn accept(listener: &Listener, mut each: impl FnMut(Connection)) -> io::Result<b
                         | io::ErrorKind::ConnectionAborted
                 ) =>
             {
-                return Ok(true);
+                break;
             }
             Err(error)
                 if [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM]
@@ -548,6 +591,66 @@ fn accept(listener: &Listener, mut each: impl FnMut(Connection)) -> io::Result<b
             }
             Err(error) => return Err(error),
         }
+    }
+    Ok(true)
+}
+
+/// Has the kernel give this process as many descriptors as it may have: a port
+/// takes one, and a shortcut another.
+fn allow_descriptors() {
+    use rustix::process::{getrlimit, setrlimit, Resource};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // With fewer there are fewer ports.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+/// Who may have a port.
+struct Door {
+    max_ports: usize,
+    max_ports_per_user: usize,
+    own_uid: u32,
+    /// Refusals since the last line about them, and when that was.
+    refused: u64,
+    told: Option<Instant>,
+}
+
+impl Door {
+    fn new(options: &Options) -> Self {
+        Self {
+            max_ports: options.max_ports,
+            max_ports_per_user: options.max_ports_per_user,
+            own_uid: rustix::process::getuid().as_raw(),
+            refused: 0,
+            told: None,
+        }
+    }
+
+    /// Whether one more port may be there, for who has connected. Who runs the
+    /// fabric could end it as well, and may use all of it.
+    fn admits(&mut self, stream: &Connection, ports: &Ports) -> bool {
+        let limit = match stream.owner() {
+            Some(owner) if owner.uid == self.own_uid => None,
+            Some(owner) if ports.owned_by(owner.uid) < self.max_ports_per_user => None,
+            Some(owner) => Some(format!(
+                "{} has {} ports (--max-ports-per-user)",
+                Said(Some(owner)),
+                self.max_ports_per_user
+            )),
+            None => None,
+        };
+        let limit = match limit {
+            None if ports.ports.len() < self.max_ports => return true,
+            None => format!("there are {} ports (--max-ports)", self.max_ports),
+            Some(limit) => limit,
+        };
+        self.refused += 1;
+        if self.told.is_none_or(|told| told.elapsed() >= REFUSALS_TOLD) {
+            let count = std::mem::take(&mut self.refused);
+            eprintln!("ferrite-fabric: {count} connections refused: {limit}");
+            self.told = Some(Instant::now());
+        }
+        false
     }
 }
 

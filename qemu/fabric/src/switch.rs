@@ -10,7 +10,7 @@
 //! behind a plain port, if they are no device's. Its own address is then learned
 //! too: an interface that takes over for another sends from it elsewhere.
 
-use crate::fault::{FaultCounters, Faults, Line};
+use crate::fault::{FaultCounters, Faults, Line, LINE_LIMIT};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -20,6 +20,16 @@ use std::str::FromStr;
 const TABLE_LIMIT: usize = 4096;
 /// Addresses learned behind one port at most, so that none uses up the table.
 const PORT_LIMIT: usize = 256;
+
+/// Bytes that may wait for a port although all ports together have too many.
+pub const PORT_SHARE: usize = 256 * 1024;
+
+/// Bytes that may wait for one port, of a memory of which so much is used: half
+/// of what is left, as in switches whose ports share memory. So many slow ports
+/// have little each, and leave something for others.
+pub fn share(memory: usize, used: usize) -> usize {
+    (memory.saturating_sub(used) / 2).max(PORT_SHARE)
+}
 
 /// An Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -134,6 +144,9 @@ pub struct Switch {
     any_source: bool,
     partitions: Vec<(Side, Option<Side>)>,
     moved: bool,
+    /// Bytes that all lines hold back together, and how many they may.
+    held: usize,
+    memory: usize,
 }
 
 /// What a port looks like from outside.
@@ -165,6 +178,8 @@ impl Switch {
             any_source: false,
             partitions: Vec::new(),
             moved: false,
+            held: 0,
+            memory: usize::MAX,
         }
     }
 
@@ -172,6 +187,12 @@ impl Switch {
     /// security does.
     pub fn allow_any_source(&mut self) {
         self.any_source = true;
+    }
+
+    /// Holds back no more than so many bytes of all ports together, for delay,
+    /// reordering and rate, and [`PORT_SHARE`] of each.
+    pub fn limit_memory(&mut self, bytes: usize) {
+        self.memory = bytes;
     }
 
     /// Adds a port.
@@ -269,7 +290,9 @@ impl Switch {
 
     /// Removes a port with the addresses behind it and what it had under way.
     pub fn detach(&mut self, port: PortId) {
-        let claim = self.ports.remove(&port).and_then(|port| port.claim);
+        let port_left = self.ports.remove(&port);
+        self.held -= port_left.as_ref().map_or(0, |port| port.line.held());
+        let claim = port_left.and_then(|port| port.claim);
         self.table.retain(|_, behind| *behind != port);
         if let Some(Claim { address, .. }) = claim {
             if self.holders.get(&address) == Some(&port) {
@@ -356,9 +379,13 @@ impl Switch {
         }
         let mut arrived = Vec::new();
         let faults = self.faults;
+        from.line
+            .set_limit(share(self.memory, self.held).min(LINE_LIMIT));
+        let before = from.line.held();
         from.line.send(&faults, frame, now, &mut |frame| {
             arrived.push(frame.to_vec())
         });
+        self.held = self.held + from.line.held() - before;
         for frame in &arrived {
             self.forward(port, frame, output);
         }
@@ -372,9 +399,11 @@ impl Switch {
         let mut arrived = Vec::new();
         let faults = self.faults;
         for (id, port) in &mut self.ports {
+            let before = port.line.held();
             port.line.poll(&faults, now, &mut |frame| {
                 arrived.push((*id, frame.to_vec()))
             });
+            self.held = self.held + port.line.held() - before;
         }
         for (port, frame) in &arrived {
             self.forward(*port, frame, output);
@@ -730,6 +759,32 @@ mod tests {
         switch.heal(None, None);
         switch.receive(1, &frame(3, 2), 0, &mut sink);
         assert_eq!(sink.ports(), [2]);
+    }
+
+    #[test]
+    fn what_all_ports_hold_back_together_is_bounded() {
+        let faults = Faults {
+            delay: 1000.0,
+            ..Faults::default()
+        };
+        let mut switch = Switch::new(1, faults);
+        switch.limit_memory(4 << 20);
+        let ports: Vec<PortId> = (0..50).map(|_| switch.attach()).collect();
+        let mut output = Sink::default();
+        let big = vec![0; 16 * 1024];
+        for port in &ports {
+            for _ in 0..500 {
+                switch.receive(*port, &big, 0, &mut output);
+            }
+        }
+        let held: usize = switch.ports.values().map(|port| port.line.held()).sum();
+        assert_eq!(held, switch.held);
+        assert!(held <= (4 << 20) + 50 * PORT_SHARE, "{held}");
+        for port in ports {
+            assert!(switch.ports[&port].line.held() >= PORT_SHARE - big.len());
+            switch.detach(port);
+        }
+        assert_eq!(switch.held, 0);
     }
 
     #[test]

@@ -295,6 +295,89 @@ fn too_many_connections_end_nothing() {
     fabric.wait_for_ports(2);
 }
 
+/// Whether the fabric has hung up.
+fn is_refused(stream: &mut UnixStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let refused = matches!(stream.read(&mut [0; 1]), Ok(0));
+    stream.set_nonblocking(false).unwrap();
+    refused
+}
+
+#[test]
+fn there_are_no_more_ports_than_allowed() {
+    let fabric = Fabric::start("max-ports", &["--max-ports", "3"]);
+    let mut ports: Vec<UnixStream> = (0..5).map(|_| fabric.connect()).collect();
+    until(|| {
+        ports
+            .iter_mut()
+            .filter_map(|port| is_refused(port).then_some(()))
+            .count()
+            == 2
+    });
+    fabric.wait_for_ports(3);
+    assert!(!ports[..3].iter_mut().any(is_refused));
+    // Who leaves makes room.
+    ports.remove(0);
+    fabric.wait_for_ports(2);
+    let mut late = fabric.connect();
+    fabric.wait_for_ports(3);
+    assert!(!is_refused(&mut late));
+    let said = fabric.end();
+    assert!(said.contains("--max-ports"), "{said}");
+}
+
+#[test]
+fn another_user_has_no_more_ports_than_allowed() {
+    let options = ["--max-ports-per-user", "2", "--max-ports", "4"];
+    let fabric = Fabric::start_as("per-user", "exec \"$@\"", true, &options);
+    let mut ports: Vec<UnixStream> = (0..5).map(|_| fabric.connect()).collect();
+    // Who runs the fabric may have all.
+    let refused = if is_root() { 3 } else { 1 };
+    until(|| {
+        ports
+            .iter_mut()
+            .filter_map(|port| is_refused(port).then_some(()))
+            .count()
+            == refused
+    });
+    fabric.wait_for_ports(5 - refused);
+    let own = rustix::process::getuid().as_raw();
+    assert_eq!(fabric.stats()["ports"][0]["uid"], own);
+    assert_eq!(fabric.stats()["ports"][0]["pid"], std::process::id());
+    let said = fabric.end();
+    assert!(said.contains("--max-ports"), "{said}");
+}
+
+#[test]
+fn ports_that_do_not_read_share_memory_that_is_bounded() {
+    let resident = |fabric: &Fabric| {
+        let path = format!("/proc/{}/status", fabric.child.id());
+        let status = std::fs::read_to_string(path).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        let kib = line.unwrap().split_ascii_whitespace().nth(1).unwrap();
+        kib.parse::<u64>().unwrap() / 1024
+    };
+    let fabric = Fabric::start("memory", &["--queue-memory", "16"]);
+    let (mut a, mut b) = (fabric.connect(), fabric.connect());
+    let _silent: Vec<UnixStream> = (0..40).map(|_| fabric.connect()).collect();
+    fabric.wait_for_ports(42);
+    let mut reader = Reader::new();
+    let before = resident(&fabric);
+    let mut big = frame(9, 1, 0);
+    big.resize(16 * 1024, 0);
+    for _ in 0..600 {
+        // Flooded to all. What is for one that reads is still there for it.
+        send(&mut a, &big);
+        assert_eq!(receive(&mut b, &mut reader).len(), big.len());
+    }
+    let more = resident(&fabric) - before;
+    // A quarter more than is queued, and what each may have in any case.
+    assert!(more < 16 + 4 + 42 / 2, "{more} MiB");
+    let stats = fabric.stats();
+    assert_eq!(stats["ports"][1]["queue_drops"], 0);
+    assert!(stats["ports"][41]["queue_drops"].as_u64().unwrap() > 0);
+}
+
 /// Descriptors that the user who runs [`Fabric::start_as`] has under way, until
 /// the sockets are dropped.
 fn under_way(count: usize) -> (UnixStream, UnixStream) {
