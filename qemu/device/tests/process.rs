@@ -2,9 +2,12 @@
 //! The device binary, seen by a vfio-user client and from its sockets.
 
 use ferrite_abi as abi;
+use ferrite_engine::memory::ENOUGH_ROOM;
+use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
+use ferrite_engine::Medium;
 use ferrite_fabric::descriptors;
-use ferrite_fabric::framing::{Reader, Writer};
-use ferrite_fabric::ring::{self, Producer};
+use ferrite_fabric::framing::{Reader, Writer, MAX_FRAME};
+use ferrite_fabric::ring::{self, Consumer, Producer};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake;
@@ -253,6 +256,8 @@ fn an_eventfd_fires_and_survives_a_function_reset() {
 struct Driver {
     memory: OwnedFd,
     interrupt: OwnedFd,
+    /// Commands so far.
+    commands: u32,
 }
 
 impl Driver {
@@ -292,7 +297,11 @@ impl Driver {
         write(abi::REG_DRIVER_FEATURES, &0u64.to_le_bytes());
         write(abi::REG_BOOT, &(Self::BASE + Self::BOOT).to_le_bytes());
         write(abi::REG_CONTROL, &abi::CONTROL_ENABLE.to_le_bytes());
-        Self { memory, interrupt }
+        Self {
+            memory,
+            interrupt,
+            commands: 0,
+        }
     }
 }
 
@@ -632,10 +641,11 @@ impl Wired {
         let memory = ring::create().unwrap();
         let [end, of_device] = wake::pair().unwrap();
         self.grant_by(shortcut, peer, [memory.try_clone().unwrap(), of_device]);
-        let (producer, _) = ring::attach(&memory, 0).unwrap();
+        let (producer, consumer) = ring::attach(&memory, 0).unwrap();
         Ring {
             memory,
             producer,
+            consumer,
             end,
         }
     }
@@ -687,6 +697,7 @@ fn greeted(fabric: &UnixListener, any_source: bool) -> (UnixStream, Reader) {
 struct Ring {
     memory: OwnedFd,
     producer: Producer,
+    consumer: Consumer,
     end: OwnedFd,
 }
 
@@ -966,6 +977,436 @@ fn a_neighbour_that_takes_no_signals_does_not_stop_the_device() {
         wake::signal(&end);
         until(|| wired.process.counters()["shortcuts"]["rx_frames"] == number);
     }
+}
+
+/// A neighbour with an engine of its own, that sends nothing but answers.
+struct Neighbour {
+    node: Node,
+    memory: Region,
+    start: Instant,
+}
+
+/// The device's queue pair that is connected to a neighbour.
+struct Connected {
+    qpn: u32,
+    producer: u32,
+}
+
+/// Bytes of one write to a neighbour.
+const WRITE: u32 = 64 * 1024;
+/// Writes that are posted to a queue pair at once: more than it may have unanswered.
+const WRITES: u32 = 64;
+/// Queue pairs to a neighbour that together fill every buffer on the way.
+const MANY: u32 = 4;
+
+impl Neighbour {
+    fn new(number: u8) -> Self {
+        let mut node = Node::new(number);
+        let access = abi::ACCESS_LOCAL_WRITE | abi::ACCESS_REMOTE_WRITE;
+        let memory = node.register(0x100, 1, access, WRITE.into());
+        Self {
+            node,
+            memory,
+            start: Instant::now(),
+        }
+    }
+
+    fn mac(&self) -> Mac {
+        Mac(self.node.mac)
+    }
+
+    fn receive(&mut self, frame: &[u8], medium: Medium) {
+        self.node.now = self.start.elapsed().as_nanos() as u64;
+        let (now, host) = (self.node.now, &mut self.node.host);
+        self.node.engine.receive_frame(frame, medium, now, host);
+    }
+
+    /// What it has to answer.
+    fn answers(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
+        self.node.now = self.start.elapsed().as_nanos() as u64;
+        self.node.settle();
+        self.node.host.sent.drain(..)
+    }
+
+    /// Takes what is in the ring and answers it.
+    fn serve_ring(&mut self, ring: &mut Ring) {
+        let mut buffer = vec![0; MAX_FRAME];
+        ring.consumer.look().unwrap();
+        while let Some(length) = ring.consumer.next(&mut buffer).unwrap() {
+            self.receive(&buffer[..length], Medium::Memory);
+        }
+        if ring.consumer.release() {
+            wake::signal(&ring.end);
+        }
+        for answer in self.answers() {
+            ring.push(&answer);
+        }
+    }
+
+    /// Takes what is there at the fabric and answers it.
+    fn serve_wire(&mut self, wired: &mut Wired) {
+        wired.wire.set_nonblocking(true).unwrap();
+        while let Ok(count) = wired.reader.fill(&mut wired.wire) {
+            assert!(count > 0, "the device hung up");
+            while let Some(frame) = wired.reader.next_frame().unwrap() {
+                if !is_message(frame) {
+                    self.receive(frame, Medium::Wire);
+                }
+            }
+        }
+        wired.wire.set_nonblocking(false).unwrap();
+        for answer in self.answers() {
+            send(&mut wired.wire, &answer);
+        }
+    }
+}
+
+impl Driver {
+    const REPLY: u64 = 0x3000;
+    const HANDLER_EVENTS: u64 = 0x4000;
+    /// A completion queue, with its record behind it.
+    const COMPLETIONS: u64 = 0x8000;
+    const LOG_COMPLETIONS: u8 = 9;
+    /// Send and receive queue and record of each queue pair.
+    const QUEUES: u64 = 0x2_0000;
+    const QUEUE: u64 = 0x8000;
+    const LOG_BLOCKS: u8 = 8;
+    /// What is written to neighbours.
+    const DATA: u64 = 0x8_0000;
+    const DATA_TAG: u32 = 0x100;
+    const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 99];
+
+    fn put<P: abi::Plain>(&self, offset: u64, value: &P) {
+        rustix::io::pwrite(&self.memory, value.as_bytes(), offset).unwrap();
+    }
+
+    fn get<P: abi::Plain>(&self, offset: u64) -> P {
+        let mut value = P::zeroed();
+        let count = rustix::io::pread(&self.memory, value.as_bytes_mut(), offset).unwrap();
+        assert_eq!(count, size_of::<P>());
+        value
+    }
+
+    fn doorbell(client: &mut Client, page: u32, offset: usize, word: u64) {
+        let at = u64::from(page) * abi::DOORBELL_PAGE_SIZE as u64 + offset as u64;
+        client
+            .region_write(abi::BAR_DOORBELLS, at, &word.to_le_bytes())
+            .unwrap();
+    }
+
+    /// Executes a command; it must succeed.
+    fn execute<P: abi::Command>(&mut self, client: &mut Client, payload: &P) {
+        let index = self.commands;
+        self.commands += 1;
+        let entry = abi::CommandEntry::new(P::OPCODE, index, Self::BASE + Self::REPLY, payload);
+        let slot = u64::from(index % 16) * size_of::<abi::CommandEntry>() as u64;
+        self.put(Self::RING + slot, &entry);
+        Self::doorbell(client, 0, abi::DOORBELL_CONTROL, u64::from(self.commands));
+        let at = Self::EVENTS + u64::from(index) * size_of::<abi::EventEntry>() as u64;
+        until(|| self.get::<abi::EventEntry>(at).code != 0);
+        let event: abi::EventEntry = self.get(at);
+        assert_eq!(
+            event.param0 as u8,
+            abi::CommandStatus::Ok as u8,
+            "command {index}"
+        );
+    }
+
+    /// Makes what queue pairs need: an address, a completion queue, a region.
+    fn prepare(&mut self, client: &mut Client) {
+        let ring = (size_of::<abi::EventEntry>() as u64) << 6;
+        self.execute(
+            client,
+            &abi::CreateEventQueue {
+                eqn: abi::EQ_FIRST_HANDLER,
+                vector: 6,
+                log_entries: 6,
+                reserved: [0; 3],
+                ring: abi::Buffer::contiguous(Self::BASE + Self::HANDLER_EVENTS, ring),
+            },
+        );
+        self.execute(
+            client,
+            &abi::SetGid {
+                gid: Self::GID,
+                index: 0,
+                vlan: abi::VLAN_NONE,
+                mac: MAC,
+                reserved: [0; 3],
+            },
+        );
+        let ring = (size_of::<abi::CompletionEntry>() as u64) << Self::LOG_COMPLETIONS;
+        let length = ring + size_of::<abi::CompletionRecord>() as u64;
+        self.execute(
+            client,
+            &abi::CreateCompletionQueue {
+                cqn: 1,
+                eqn: abi::EQ_FIRST_HANDLER,
+                log_entries: Self::LOG_COMPLETIONS,
+                reserved0: 0,
+                doorbell_page: 1,
+                record_offset: ring as u32,
+                buffer: abi::Buffer::contiguous(Self::BASE + Self::COMPLETIONS, length),
+                reserved1: 0,
+            },
+        );
+        self.execute(
+            client,
+            &abi::RegisterRegion {
+                tag: Self::DATA_TAG,
+                pd: 1,
+                access: 0,
+                flags: 0,
+                address: 0,
+                buffer: abi::Buffer::contiguous(Self::BASE + Self::DATA, WRITE.into()),
+            },
+        );
+    }
+
+    /// Connects queue pair `qpn` to one of the same number at a neighbour.
+    fn connect(&mut self, client: &mut Client, qpn: u32, neighbour: &mut Neighbour) -> Connected {
+        use abi::Plain;
+        let send_size = (abi::BLOCK_SIZE as u64) << Self::LOG_BLOCKS;
+        let receive_size = 1u64 << abi::RQ_MAX_LOG_STRIDE;
+        let length = send_size + receive_size + size_of::<abi::QueuePairRecord>() as u64;
+        assert!(length <= Self::QUEUE);
+        self.execute(
+            client,
+            &abi::CreateQueuePair {
+                qpn,
+                pd: 1,
+                send_cqn: 1,
+                receive_cqn: 1,
+                kind: abi::QueuePairKind::ReliableConnected as u8,
+                flags: 0,
+                sq_log_blocks: Self::LOG_BLOCKS,
+                rq_log_entries: 0,
+                rq_log_stride: abi::RQ_MAX_LOG_STRIDE,
+                reserved0: [0; 3],
+                srqn: 0,
+                doorbell_page: 1,
+                buffer: abi::Buffer::contiguous(Self::BASE + Self::queue(qpn), length),
+                sq_offset: 0,
+                rq_offset: send_size as u32,
+                record_offset: (send_size + receive_size) as u32,
+                xrcd: 0,
+            },
+        );
+        // It does not give up its neighbour as long as this test goes.
+        let peer = Peer {
+            timeout: 24,
+            ..neighbour.node.as_peer(qpn)
+        };
+        let modify = |state: abi::QueuePairStateCode, mask| abi::ModifyQueuePair {
+            qpn,
+            mask: abi::MODIFY_STATE | mask,
+            state: state as u8,
+            log_mtu: peer.log_mtu,
+            destination_qpn: peer.qpn,
+            receive_psn: peer.receive_psn,
+            send_psn: peer.send_psn,
+            max_read_in: peer.depth,
+            max_read_out: peer.depth,
+            min_rnr_timer: 1,
+            timeout: peer.timeout,
+            retry_count: peer.retry_count,
+            rnr_retry: peer.rnr_retry,
+            path: peer.path(),
+            ..abi::ModifyQueuePair::zeroed()
+        };
+        let init = abi::MODIFY_PKEY | abi::MODIFY_ACCESS;
+        let receive = abi::MODIFY_PATH
+            | abi::MODIFY_MTU
+            | abi::MODIFY_DESTINATION
+            | abi::MODIFY_RECEIVE_PSN
+            | abi::MODIFY_READ_IN
+            | abi::MODIFY_MIN_RNR_TIMER;
+        let send = abi::MODIFY_SEND_PSN
+            | abi::MODIFY_TIMEOUT
+            | abi::MODIFY_RETRY
+            | abi::MODIFY_RNR_RETRY
+            | abi::MODIFY_READ_OUT;
+        for (state, mask) in [
+            (abi::QueuePairStateCode::Init, init),
+            (abi::QueuePairStateCode::ReadyToReceive, receive),
+            (abi::QueuePairStateCode::ReadyToSend, send),
+        ] {
+            self.execute(client, &modify(state, mask));
+        }
+        let own = Peer {
+            mac: MAC,
+            gid: Self::GID,
+            ..peer
+        };
+        neighbour.node.create_qp(QpOptions {
+            qpn,
+            ..QpOptions::default()
+        });
+        neighbour.node.connect(qpn, &own);
+        Connected { qpn, producer: 0 }
+    }
+
+    /// Where the queues of a queue pair are.
+    fn queue(qpn: u32) -> u64 {
+        Self::QUEUES + u64::from(qpn) * Self::QUEUE
+    }
+
+    /// Posts writes to a neighbour.
+    fn write(&self, client: &mut Client, to: &mut Connected, neighbour: &Neighbour) {
+        let data = abi::Sge {
+            address: 0,
+            length: WRITE,
+            lkey: Self::DATA_TAG,
+        };
+        let work = SendWork::new(abi::SendOpcode::Write, &[data])
+            .remote(neighbour.memory.address, neighbour.memory.tag);
+        let blocks = work.encode();
+        assert_eq!(blocks.len(), abi::BLOCK_SIZE);
+        for _ in 0..WRITES {
+            let slot = u64::from(to.producer % (1 << Self::LOG_BLOCKS));
+            let at = Self::queue(to.qpn) + slot * abi::BLOCK_SIZE as u64;
+            rustix::io::pwrite(&self.memory, &blocks, at).unwrap();
+            to.producer += 1;
+        }
+        let record = (abi::BLOCK_SIZE as u64) << Self::LOG_BLOCKS;
+        let record = record + (1 << abi::RQ_MAX_LOG_STRIDE);
+        self.put(Self::queue(to.qpn) + record, &to.producer);
+        let word = abi::send_doorbell(to.qpn, to.producer);
+        Self::doorbell(client, 1, abi::DOORBELL_SEND, word);
+    }
+
+    /// Completions of a queue pair so far; none is an error.
+    fn completed(&self, of: &Connected) -> u32 {
+        let mut count = 0;
+        for index in 0..1 << Self::LOG_COMPLETIONS {
+            let size = size_of::<abi::CompletionEntry>() as u64;
+            let at = Self::COMPLETIONS + u64::from(index) * size;
+            let entry: abi::CompletionEntry = self.get(at);
+            let phase = abi::phase_of(index, Self::LOG_COMPLETIONS);
+            if entry.phase & abi::COMPLETION_PHASE != phase {
+                break;
+            }
+            assert_eq!(entry.status, abi::CompletionStatus::Success as u8);
+            count += u32::from(entry.qpn == of.qpn);
+        }
+        count
+    }
+}
+
+/// A device with connections to two neighbours: many to the first, one to the other.
+struct Streams {
+    wired: Wired,
+    client: Client,
+    driver: Driver,
+    first: Neighbour,
+    to_first: Vec<Connected>,
+    other: Neighbour,
+    to_other: Connected,
+}
+
+impl Streams {
+    fn start(name: &str) -> Self {
+        let wired = Wired::start(name, &[]);
+        let mut client = wired.process.client();
+        let mut driver = Driver::start(&mut client, true);
+        driver.prepare(&mut client);
+        let (mut first, mut other) = (Neighbour::new(1), Neighbour::new(2));
+        let to_first = (2..2 + MANY)
+            .map(|qpn| driver.connect(&mut client, qpn, &mut first))
+            .collect();
+        let to_other = driver.connect(&mut client, 2 + MANY, &mut other);
+        Self {
+            wired,
+            client,
+            driver,
+            first,
+            to_first,
+            other,
+            to_other,
+        }
+    }
+
+    /// A shortcut by which frames go from now on.
+    fn shortcut(&mut self, id: ShortcutId, peer: Mac) -> Ring {
+        let ring = self.wired.grant(id, peer);
+        self.wired.tell(Message::Open(id));
+        assert_eq!(self.wired.message(), Message::Ready(id));
+        ring
+    }
+
+    /// Sends to the first as much as can be under way, and more.
+    fn fill_up(&mut self) {
+        for to in &mut self.to_first {
+            self.driver.write(&mut self.client, to, &self.first);
+        }
+    }
+
+    /// Streams to the other, which takes everything: without waiting for the first.
+    fn stream_to_other(&mut self, ring: &mut Ring) {
+        for round in 1..=3 {
+            let (driver, to) = (&self.driver, &mut self.to_other);
+            driver.write(&mut self.client, to, &self.other);
+            until(|| {
+                self.other.serve_ring(ring);
+                driver.completed(to) == round * WRITES
+            });
+        }
+        assert_eq!(self.first_completed(), 0);
+    }
+
+    fn first_completed(&self) -> u32 {
+        let completed = |to| self.driver.completed(to);
+        self.to_first.iter().map(completed).sum()
+    }
+
+    fn counter(&self, group: &str, name: &str) -> u64 {
+        self.wired.process.counters()[group][name].as_u64().unwrap()
+    }
+}
+
+#[test]
+fn a_neighbour_that_stops_reading_holds_up_no_other() {
+    let mut streams = Streams::start("stuck-neighbour");
+    let (first, other) = (streams.first.mac(), streams.other.mac());
+    let mut ring_of_first = streams.shortcut(1, first);
+    let mut ring_of_other = streams.shortcut(2, other);
+    streams.fill_up();
+    // So little room is none for the engine.
+    let full = (ring::DATA - ENOUGH_ROOM) as u64;
+    until(|| streams.counter("shortcuts", "tx_bytes") > full);
+    streams.stream_to_other(&mut ring_of_other);
+    // It reads after all, and has lost nothing.
+    until(|| {
+        streams.first.serve_ring(&mut ring_of_first);
+        streams.first_completed() == MANY * WRITES
+    });
+    assert_eq!(streams.counter("shortcuts", "tx_drops"), 0);
+    assert_eq!(streams.counter("engine", "retransmissions"), 0);
+}
+
+#[test]
+fn a_fabric_that_hangs_holds_up_no_neighbour() {
+    let mut streams = Streams::start("stuck-fabric");
+    let other = streams.other.mac();
+    let mut ring = streams.shortcut(1, other);
+    // Nobody reads at the fabric from here on: what the VM's own interface sends fills the socket
+    // and the queue in front of it.
+    let mut vm = streams.wired.vm();
+    let mut big = frame([2; 6], 1);
+    big.resize(9000, 1);
+    for _ in 0..2000 {
+        send(&mut vm, &big);
+    }
+    until(|| streams.counter("vm", "rx_frames") == 2000);
+    streams.fill_up();
+    streams.stream_to_other(&mut ring);
+    // It goes on, and nothing is lost or out of step.
+    until(|| {
+        streams.first.serve_wire(&mut streams.wired);
+        streams.first_completed() == MANY * WRITES
+    });
+    assert_eq!(streams.counter("uplink", "tx_drops"), 0);
+    assert_eq!(streams.counter("engine", "retransmissions"), 0);
 }
 
 #[test]
