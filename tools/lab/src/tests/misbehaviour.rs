@@ -367,7 +367,7 @@ pub fn chaos_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
 
 fn silence(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
-    reload(one, "command_timeout_ms=8000")?;
+    reload(one, "command_timeout_ms=15000")?;
     let mtu = one.sh("cat /sys/class/net/eth0/mtu")?;
     let program = program_in_the_middle(one)?;
     misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
@@ -381,7 +381,7 @@ fn silence(cluster: &Cluster) -> Result<()> {
     one.sh_in(UNBIND, PATIENCE)?;
     ended_well(one, program)?;
     ensure!(
-        took < Duration::from_secs(5),
+        took < Duration::from_secs(10),
         "network configuration waited {took:?} for the device"
     );
     start_over(cluster, one)?;
