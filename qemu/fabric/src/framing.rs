@@ -119,6 +119,16 @@ impl Reader {
     }
 }
 
+/// Whether a socket takes no more for now: also where the kernel has no memory,
+/// which is not the reader's fault.
+fn is_full(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    error.kind() == io::ErrorKind::WouldBlock
+        || [Errno::NOBUFS, Errno::NOMEM]
+            .iter()
+            .any(|none| error.raw_os_error() == Some(none.raw_os_error()))
+}
+
 /// Frames on their way into a stream socket that may not take them all now.
 ///
 /// The queue is bounded: a reader that is too slow loses frames, as it would
@@ -204,12 +214,12 @@ impl Writer {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.consume(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if is_full(&error) => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
         // What a burst took is given back, up to what the next one likely needs.
-        let keep = self.limit / 64;
+        let keep = self.spare();
         if self.buffer.is_empty() && self.buffer.capacity() > keep {
             self.buffer.shrink_to(keep);
         }
@@ -241,6 +251,17 @@ impl Writer {
         }
         self.buffer.drain(..count);
         self.position += count as u64;
+        // Given back as it goes: a reader that leaves a little would keep it all.
+        // Each time more bytes went than are moved.
+        let (length, capacity) = (self.buffer.len(), self.buffer.capacity());
+        if capacity > 2 * length + self.spare().max(2 * GROWTH) {
+            self.buffer.shrink_to(length + length / 4 + GROWTH);
+        }
+    }
+
+    /// What an empty queue keeps for the next burst.
+    fn spare(&self) -> usize {
+        self.limit / 64
     }
 
     /// Bytes written since the stream began: where in it the queue begins.
@@ -455,6 +476,35 @@ mod tests {
         choke.1 = usize::MAX;
         assert!(writer.flush(&mut choke).unwrap());
         assert!(writer.buffer.capacity() <= limit / 64);
+    }
+
+    #[test]
+    fn a_reader_that_leaves_a_little_keeps_no_memory() {
+        let limit = 16 << 20;
+        let mut writer = Writer::new(limit);
+        while writer.push(&[1; 1500]) {}
+        let mut choke = Choke(Vec::new(), writer.len() - (64 << 10));
+        assert!(!writer.flush(&mut choke).unwrap());
+        assert_eq!(writer.len(), 64 << 10);
+        let most = 2 * writer.len() + limit / 64;
+        assert!(writer.buffer.capacity() <= most);
+    }
+
+    #[test]
+    fn no_memory_in_the_kernel_is_no_error_of_the_reader() {
+        struct Short;
+        impl Write for Short {
+            fn write(&mut self, _bytes: &[u8]) -> io::Result<usize> {
+                Err(rustix::io::Errno::NOBUFS.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut writer = Writer::new(1 << 16);
+        assert!(writer.push(&[1; 60]));
+        assert!(!writer.flush(&mut Short).unwrap());
+        assert_eq!(writer.len(), 64);
     }
 
     #[test]
