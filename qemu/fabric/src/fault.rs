@@ -160,6 +160,15 @@ impl Ord for Waiting {
     }
 }
 
+/// What a frame that is held back takes beside its bytes: the entry, and what
+/// the allocator adds.
+const OVERHEAD: usize = 96;
+
+/// What a frame that is held back counts for.
+fn cost(frame: &[u8]) -> usize {
+    frame.len() + OVERHEAD
+}
+
 /// A frame that later ones must overtake first.
 struct Held {
     after: u64,
@@ -261,7 +270,7 @@ impl Line {
                 break;
             }
             if let Some(Reverse(first)) = self.waiting.pop() {
-                self.bytes -= first.frame.len();
+                self.bytes -= cost(&first.frame);
                 deliver(&first.frame);
             }
         }
@@ -284,7 +293,7 @@ impl Line {
     }
 
     fn hold(&mut self, frame: &[u8], after: u64, latest: u64) {
-        if self.room(frame.len()) {
+        if self.room(cost(frame)) {
             self.held.push(Held {
                 after,
                 latest,
@@ -299,7 +308,7 @@ impl Line {
         while index < self.held.len() {
             if self.held[index].after <= self.sent || self.held[index].latest <= now {
                 let held = self.held.remove(index);
-                self.bytes -= held.frame.len();
+                self.bytes -= cost(&held.frame);
                 self.depart(faults, &held.frame, now, deliver);
             } else {
                 index += 1;
@@ -321,7 +330,7 @@ impl Line {
         self.last_due = due;
         if due <= now && self.waiting.is_empty() {
             deliver(frame);
-        } else if self.room(frame.len()) {
+        } else if self.room(cost(frame)) {
             self.order += 1;
             self.waiting.push(Reverse(Waiting {
                 due,
@@ -503,7 +512,18 @@ mod tests {
             line.send(&faults, &big, 0, &mut |_| {});
         }
         assert!(line.bytes <= LINE_LIMIT);
-        assert_eq!(line.counters.overflowed, 2000 - 512);
+        let room = LINE_LIMIT / cost(&big);
+        assert_eq!(line.counters.overflowed as usize, 2000 - room);
+        // Small ones take more memory than they have bytes.
+        let mut line = Line::new(0, 0);
+        let small = [0u8; 14];
+        let sent = LINE_LIMIT / small.len();
+        for _ in 0..sent {
+            line.send(&faults, &small, 0, &mut |_| {});
+        }
+        let entry = size_of::<Reverse<Waiting>>() + small.len();
+        assert!(line.waiting.len() * entry <= LINE_LIMIT);
+        assert!(entry <= cost(&small));
     }
 
     #[test]
