@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Log lines on standard error.
 
+use ferrite_fabric::console;
 use log::{LevelFilter, Log, Metadata, Record};
 
 struct Stderr;
@@ -11,11 +12,11 @@ impl Log for Stderr {
     }
 
     fn log(&self, record: &Record<'_>) {
-        eprintln!(
+        console::line(format_args!(
             "ferrite-device: {}: {}",
             record.level().as_str().to_lowercase(),
             record.args()
-        );
+        ));
     }
 
     fn flush(&self) {}

@@ -9,8 +9,10 @@ use ferrite_device::io_loop::IoLoop;
 use ferrite_device::logger;
 use ferrite_device::vfio_user::Connection;
 use ferrite_engine::Misbehaviour;
+use ferrite_fabric::connection::owner;
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
+use rustix::process::Pid;
 use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
@@ -158,9 +160,9 @@ fn serve(listener: &std::os::unix::net::UnixListener, device: &Device) -> Result
     let (stream, _) = listener
         .accept()
         .map_err(|error| format!("--socket: cannot accept a connection: {error}"))?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream)
-        .ok()
-        .map(|peer| peer.pid);
+    let peer = owner(&stream)
+        .and_then(|owner| owner.pid)
+        .and_then(Pid::from_raw);
     match stream.try_clone() {
         Ok(monitor) => device.attach(monitor),
         Err(error) => return Err(format!("--socket: {error}")),

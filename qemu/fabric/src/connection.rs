@@ -7,7 +7,7 @@ use crate::descriptors;
 use std::io::{self, Read, Write};
 use std::mem::ManuallyDrop;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 /// Who connected.
@@ -15,8 +15,35 @@ use std::os::unix::net::UnixStream;
 pub struct Owner {
     /// The user.
     pub uid: u32,
-    /// The process.
-    pub pid: i32,
+    /// The process, if it has a number here: it has none where it is not in
+    /// this process' PID namespace.
+    pub pid: Option<i32>,
+}
+
+/// Who connected to the other end of a socket. The bindings at hand take for
+/// granted that every process has a number.
+pub fn owner(socket: impl AsFd) -> Option<Owner> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: the pointers are to `peer` and to its length, both of which
+    // outlive the call; the kernel writes no more than that.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            std::ptr::from_mut(&mut peer).cast(),
+            &mut length,
+        )
+    };
+    (result == 0 && length as usize == size_of_val(&peer)).then_some(Owner {
+        uid: peer.uid,
+        pid: (peer.pid > 0).then_some(peer.pid),
+    })
 }
 
 /// A connection on which bytes come, but no descriptors.
@@ -37,13 +64,11 @@ pub struct Connection {
 impl Connection {
     /// A connection that was just accepted.
     pub fn new(stream: UnixStream) -> io::Result<Self> {
-        let owner = rustix::net::sockopt::socket_peercred(&stream).ok();
+        // A byte out of band would hide from a peek what came with it.
+        rustix::net::sockopt::set_socket_oobinline(&stream, true)?;
         let connection = Self {
             refused: descriptors::are_refused(&stream),
-            owner: owner.map(|owner| Owner {
-                uid: owner.uid.as_raw(),
-                pid: owner.pid.as_raw_nonzero().get(),
-            }),
+            owner: owner(&stream),
             stream: ManuallyDrop::new(stream),
         };
         connection.stream.set_nonblocking(true)?;
@@ -158,6 +183,32 @@ mod tests {
             // It is told at once all the same.
             assert_eq!((&a).read(&mut [0; 1]).unwrap(), 0);
         }
+    }
+
+    #[test]
+    fn a_byte_out_of_band_is_one_as_all_others() {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut connection = Connection::new(b).unwrap();
+        rustix::net::send(&a, b"x", SendFlags::OOB).unwrap();
+        let mut buffer = [0; 64];
+        assert_eq!(connection.read(&mut buffer).unwrap(), 1);
+        assert_eq!(buffer[0], b'x');
+        // Nor does it bring a descriptor past the peek.
+        let (socket, _silent) = lingering();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [socket.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let byte = [io::IoSlice::new(b"x")];
+        rustix::net::sendmsg(&a, &byte, &mut control, SendFlags::OOB).unwrap();
+        drop(socket);
+        (&a).write_all(b"behind it").unwrap();
+        let start = Instant::now();
+        let error = connection.read(&mut buffer).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        drop(connection);
+        assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 pub mod closer;
 pub mod connection;
+pub mod console;
 pub mod control;
 pub mod descriptors;
 pub mod fault;

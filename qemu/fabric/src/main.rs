@@ -4,13 +4,16 @@
 use clap::Parser;
 use ferrite_fabric::closer;
 use ferrite_fabric::connection::{Connection, Owner};
+use ferrite_fabric::console;
 use ferrite_fabric::control::Request;
 use ferrite_fabric::fault::{is_roce, Faults, Scope};
 use ferrite_fabric::framing::Reader;
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::pcap::Pcap;
 use ferrite_fabric::ring;
-use ferrite_fabric::shortcut::{is_message, Action, Broker, Message, ShortcutId};
+use ferrite_fabric::shortcut::{
+    is_message, Action, Broker, Message, ShortcutId, GRANT_FDS, MAX_UNANSWERED,
+};
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::{share, Mac, Output, PortId, PortReport, Switch};
 use ferrite_fabric::wake;
@@ -34,18 +37,31 @@ const ACCEPTS_PER_TURN: usize = 16;
 const MAX_CLOSING: usize = 64;
 /// The least time between two lines about connections that were refused.
 const REFUSALS_TOLD: Duration = Duration::from_secs(10);
+/// One of so many ports is kept for who runs the fabric.
+const KEPT_PORTS: usize = 16;
 /// A control request is never longer.
 const LINE_LIMIT: usize = 64 * 1024;
 /// Socket buffer asked for, so that a burst passes in few system calls.
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 /// Reads from one port before the others have their turn.
 const READS_PER_TURN: usize = 4;
+/// What is forwarded for one port before the others have their turn, in bytes of
+/// all copies, each with what it costs whatever its length.
+const WORK_PER_TURN: u64 = 2 * 1024 * 1024;
+const WORK_PER_COPY: u64 = 64;
 /// How long connections wait when there are no descriptors for them.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Control connections at a time.
 const CLIENT_LIMIT: usize = 64;
 /// Who the switch is where it speaks itself.
 const OWN_ADDRESS: Mac = Mac([0x02, 0xfe, 0, 0, 0, 0]);
+
+/// Tells the operator something; see [`console::notice`].
+macro_rules! notice {
+    ($($text:tt)*) => {
+        console::notice("ferrite-fabric", format_args!($($text)*))
+    };
+}
 
 /// A learning Ethernet switch over unix stream sockets, with faults and capture.
 ///
@@ -120,6 +136,8 @@ struct Port {
     device: Option<bool>,
     /// What went past the switch, by shortcuts that are gone.
     past: Traffic,
+    /// Its turn ended before all was read from it.
+    more: bool,
     gone: bool,
 }
 
@@ -155,14 +173,19 @@ struct Ports {
     /// Bytes that wait for all ports together, and how many may.
     queued: usize,
     queue_memory: usize,
+    /// What all forwarding has cost; see [`WORK_PER_TURN`].
+    work: u64,
     pcap: Option<Pcap<BufWriter<File>>>,
     broker: Broker,
     rings: BTreeMap<ShortcutId, Rings>,
+    /// Descriptors that shortcuts may take.
+    shortcut_fds: usize,
     no_shortcuts: bool,
 }
 
 impl Output for Ports {
     fn send(&mut self, port: PortId, frame: &[u8]) -> bool {
+        self.work += WORK_PER_COPY + frame.len() as u64;
         let limit = share(self.queue_memory, self.queued);
         let Some(port) = self.ports.get_mut(&port) else {
             return false;
@@ -179,7 +202,7 @@ impl Output for Ports {
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |time| time.as_nanos() as u64);
             if let Err(error) = pcap.record(time, frame) {
-                eprintln!("ferrite-fabric: the capture ends: {error}");
+                notice!("the capture ends: {error}");
                 self.pcap = None;
             }
         }
@@ -199,35 +222,38 @@ impl Ports {
     }
 
     /// Lets frames pass the switch by only while nobody would miss them there.
-    fn follow(&mut self, switch: &mut Switch, now: u64) {
+    /// Whether there was something to do.
+    fn follow(&mut self, switch: &mut Switch, now: u64) -> bool {
         let plain = switch.is_plain() && self.pcap.is_none() && !self.no_shortcuts;
         self.broker.allow(plain, now);
         if switch.take_moved() {
             self.broker.moved(|address| switch.port_of(address), now);
         }
-        self.act(now);
+        self.act(now)
     }
 
-    /// Does what the broker wants.
-    fn act(&mut self, now: u64) {
-        for action in self.broker.actions() {
+    /// Does what the broker wants; `false` if that was nothing.
+    fn act(&mut self, now: u64) -> bool {
+        let actions = self.broker.actions();
+        let any = !actions.is_empty();
+        for action in actions {
             match action {
                 Action::Grant(id) => {
                     if let Err(error) = self.grant(id) {
-                        eprintln!("ferrite-fabric: no memory to share: {error}");
+                        notice!("no shortcut for two ports: {error}");
                         self.broker.failed(id, now);
                     }
                 }
                 Action::Tell(port, message) => {
                     if let Some(port) = self.ports.get_mut(&port) {
                         let before = port.outbox.len();
-                        port.outbox.push_always(&message.to_frame(OWN_ADDRESS));
+                        port.gone |= !port.outbox.push_message(&message.to_frame(OWN_ADDRESS));
                         self.queued += port.outbox.len() - before;
                     }
                 }
                 Action::CutOff(id) => {
                     if let Some(port) = self.ports.get_mut(&id) {
-                        eprintln!("ferrite-fabric: port {id} is cut off: no answer");
+                        notice!("port {id} is cut off: no answer");
                         port.gone = true;
                     }
                 }
@@ -243,6 +269,7 @@ impl Ports {
                 }
             }
         }
+        any
     }
 
     /// Makes the rings of a shortcut and hands them to both ends.
@@ -250,6 +277,17 @@ impl Ports {
         let ends = self.broker.ends(id).ok_or(io::ErrorKind::NotFound)?;
         if !ends.iter().all(|(port, _)| self.ports.contains_key(port)) {
             return Err(io::ErrorKind::NotConnected.into());
+        }
+        // Of others' shortcuts too, which may be gone: what a port does not
+        // read stays here.
+        let unsent = |port: &Port| port.outbox.grants();
+        let ports = ends.iter().filter_map(|(port, _)| self.ports.get(port));
+        if ports.map(unsent).any(|count| count >= MAX_UNANSWERED) {
+            return Err(io::Error::other("one does not read"));
+        }
+        let taken = self.rings.len() + GRANT_FDS * self.ports.values().map(unsent).sum::<usize>();
+        if taken + 1 + 2 * GRANT_FDS > self.shortcut_fds {
+            return Err(io::Error::other("too many descriptors (RLIMIT_NOFILE)"));
         }
         let memory = ring::create()?;
         // Each gets its end alone: nobody else has that open file.
@@ -283,7 +321,7 @@ impl Ports {
             let mut lost = Vec::new();
             if let Err(error) = port.outbox.flush(port.stream.stream(), &mut lost) {
                 if error.kind() != io::ErrorKind::BrokenPipe {
-                    eprintln!("ferrite-fabric: port {id}: {error}");
+                    notice!("port {id}: {error}");
                 }
                 port.gone = true;
             }
@@ -294,33 +332,63 @@ impl Ports {
         }
     }
 
-    /// Ports of a user.
-    fn owned_by(&self, uid: u32) -> usize {
-        let owners = self.ports.values().filter_map(|port| port.stream.owner());
-        owners.filter(|owner| owner.uid == uid).count()
+    /// Removes the ports that are gone; `false` if none is.
+    fn remove_gone(&mut self, switch: &mut Switch, now: u64) -> bool {
+        let (broker, queued) = (&mut self.broker, &mut self.queued);
+        let before = self.ports.len();
+        self.ports.retain(|id, port| {
+            if port.gone {
+                switch.detach(*id);
+                broker.detach(*id, now);
+                *queued -= port.outbox.len();
+            }
+            !port.gone
+        });
+        self.ports.len() != before
     }
 
-    /// What a port exchanged with others past the switch.
-    fn past(&self, id: PortId) -> Traffic {
-        let mut traffic = self
+    /// Ends a turn: all that came of it is written before anybody waits.
+    fn settle(&mut self, switch: &mut Switch, now: u64) {
+        loop {
+            self.flush(now);
+            let gone = self.remove_gone(switch, now);
+            // Who is told something may be gone for it in turn.
+            if !self.follow(switch, now) && !gone {
+                break;
+            }
+        }
+    }
+
+    /// Ports of a user; those of whom nobody knows whose are one user's.
+    fn owned_by(&self, uid: Option<u32>) -> usize {
+        let owners = self.ports.values().map(|port| port.stream.owner());
+        owners
+            .filter(|owner| owner.map(|owner| owner.uid) == uid)
+            .count()
+    }
+
+    /// What each port exchanged with others past the switch.
+    fn past(&self) -> BTreeMap<PortId, Traffic> {
+        let mut past: BTreeMap<PortId, Traffic> = self
             .ports
-            .get(&id)
-            .map_or(Traffic::default(), |port| port.past);
+            .iter()
+            .map(|(id, port)| (*id, port.past))
+            .collect();
         for rings in self.rings.values() {
             let now = ring::traffic(&rings.memory).unwrap_or_default();
             for (side, end) in rings.ends.iter().enumerate() {
-                if *end == id {
+                if let Some(traffic) = past.get_mut(end) {
                     traffic.add(now[side], now[1 - side]);
                 }
             }
         }
-        traffic
+        past
     }
 
     fn flush_capture(&mut self) {
         if let Some(pcap) = &mut self.pcap {
             if let Err(error) = pcap.flush() {
-                eprintln!("ferrite-fabric: the capture ends: {error}");
+                notice!("the capture ends: {error}");
                 self.pcap = None;
             }
         }
@@ -332,14 +400,44 @@ struct ControlClient {
     pending: Vec<u8>,
     /// The answer to its last request, which is given when that is in force.
     answer: Option<String>,
+    /// What is left of answers that are given: it does not take them at once.
+    output: Vec<u8>,
+    /// It asks for nothing more.
+    end: bool,
     gone: bool,
+}
+
+impl ControlClient {
+    fn new(stream: Connection) -> Self {
+        Self {
+            stream,
+            pending: Vec::new(),
+            answer: None,
+            output: Vec::new(),
+            end: false,
+            gone: false,
+        }
+    }
+
+    /// Writes what it takes; `true` when nothing is left.
+    fn write(&mut self) -> bool {
+        while !self.output.is_empty() && !self.gone {
+            match self.stream.write(&self.output) {
+                Ok(count) if count > 0 => drop(self.output.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                _ => self.gone = true,
+            }
+        }
+        self.output.is_empty() && !self.gone
+    }
 }
 
 fn main() -> ExitCode {
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ferrite-fabric: {error}");
+            console::line(format_args!("ferrite-fabric: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -368,7 +466,8 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(path) = &options.pcap {
         ports.capture_to(path)?;
     }
-    allow_descriptors();
+    // The others are for ports, whatever becomes of shortcuts.
+    ports.shortcut_fds = allow_descriptors() / 4;
     let bind = |path: &PathBuf| Listener::bind(path)?.without_descriptors();
     let control = options.control.as_ref().map(bind).transpose()?;
     let listener = bind(&options.listen)?;
@@ -387,19 +486,31 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut door = Door::new(options);
     // Until when nobody can connect, since there are no descriptors left.
     let mut full_until: Option<Instant> = None;
+    let mut control_full_until: Option<Instant> = None;
     let start = Instant::now();
     let now = || start.elapsed().as_nanos() as u64;
 
     loop {
         let due = [switch.next_timeout(), ports.broker.next_timeout()];
-        full_until = full_until.filter(|until| *until > Instant::now());
+        // What has come by this time is read before anybody is given up.
+        let turn = now();
+        for until in [&mut full_until, &mut control_full_until] {
+            *until = until.filter(|until| *until > Instant::now());
+        }
+        let more = ports.ports.values().any(|port| port.more);
         let timeout = due
             .into_iter()
             .flatten()
             .min()
             .map(|due| Duration::from_nanos(due.saturating_sub(now())))
             .into_iter()
-            .chain(full_until.map(|until| until.saturating_duration_since(Instant::now())))
+            .chain(
+                [full_until, control_full_until]
+                    .into_iter()
+                    .flatten()
+                    .map(|until| until.saturating_duration_since(Instant::now())),
+            )
+            .chain(more.then_some(Duration::ZERO))
             .min();
         if timeout.is_none_or(|timeout| !timeout.is_zero()) {
             ports.flush_capture();
@@ -410,14 +521,14 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             control.as_ref(),
             &ports,
             &clients,
-            full_until.is_none(),
+            [full_until.is_none(), control_full_until.is_none()],
             timeout,
         )?;
         if ready.signal {
             return Ok(());
         }
         if ready.listener {
-            let room = accept(&listener, |stream| {
+            let room = accept(&listener, MAX_CLOSING, |stream| {
                 if !door.admits(&stream, &ports) {
                     return;
                 }
@@ -430,58 +541,55 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                     outbox: Outbox::new(PORT_QUEUE),
                     device: None,
                     past: Traffic::default(),
+                    more: false,
                     gone: false,
                 };
                 ports.ports.insert(id, port);
-            })?;
+            });
             if !room {
                 full_until = Some(Instant::now() + ACCEPT_AGAIN);
             }
         }
         if let (true, Some(control)) = (ready.control, &control) {
-            let room = accept(control, |stream| {
+            // Whoever fills the ports does not keep the operator out.
+            let room = accept(control, 2 * MAX_CLOSING, |stream| {
                 if clients.len() < CLIENT_LIMIT {
-                    clients.push(ControlClient {
-                        stream,
-                        pending: Vec::new(),
-                        answer: None,
-                        gone: false,
-                    });
+                    clients.push(ControlClient::new(stream));
                 }
-            })?;
+            });
             if !room {
-                full_until = Some(Instant::now() + ACCEPT_AGAIN);
+                control_full_until = Some(Instant::now() + ACCEPT_AGAIN);
             }
         }
         for id in ready.readable {
             read_port(id, &mut switch, &mut ports, now());
         }
         switch.poll(now(), &mut ports);
-        ports.broker.poll(now());
+        let all = &ports.ports;
+        ports
+            .broker
+            .poll(turn, |id| all.get(&id).is_some_and(|port| port.more));
         ports.follow(&mut switch, now());
-        for index in ready.clients {
+        for (index, hung_up) in ready.clients {
             if let Some(client) = clients.get_mut(index) {
                 listen(client);
                 serve(client, &mut switch, &mut ports, now());
+                client.gone |= hung_up;
             }
         }
-        ports.flush(now());
-        let (broker, queued) = (&mut ports.broker, &mut ports.queued);
-        ports.ports.retain(|id, port| {
-            if port.gone {
-                switch.detach(*id);
-                broker.detach(*id, now());
-                *queued -= port.outbox.len();
-            }
-            !port.gone
-        });
-        ports.act(now());
         // Last, since there may be no other event after what they wait for.
-        for client in &mut clients {
-            if client.answer.is_some() {
-                serve(client, &mut switch, &mut ports, now());
-            }
+        loop {
+            ports.settle(&mut switch, now());
+            let settled = ports.broker.settled();
+            let due = |client: &&mut ControlClient| {
+                settled && client.answer.is_some() && client.output.is_empty() && !client.gone
+            };
+            let Some(client) = clients.iter_mut().find(due) else {
+                break;
+            };
+            serve(client, &mut switch, &mut ports, now());
         }
+        ports.broker.told(now());
         clients.retain(|client| !client.gone);
     }
 }
@@ -493,7 +601,8 @@ struct Ready {
     listener: bool,
     control: bool,
     readable: Vec<PortId>,
-    clients: Vec<usize>,
+    /// Some control connections, and whether nobody is at the other end any more.
+    clients: Vec<(usize, bool)>,
 }
 
 fn wait(
@@ -502,27 +611,29 @@ fn wait(
     control: Option<&Listener>,
     ports: &Ports,
     clients: &[ControlClient],
-    accepting: bool,
+    accepting: [bool; 2],
     timeout: Option<Duration>,
 ) -> io::Result<Ready> {
-    let connections = if accepting {
-        PollFlags::IN
-    } else {
-        PollFlags::empty()
+    let interest = |flag: PollFlags, wanted: bool| {
+        if wanted {
+            flag
+        } else {
+            PollFlags::empty()
+        }
     };
+    let [connections, controls] = accepting.map(|wanted| interest(PollFlags::IN, wanted));
     let mut fds = vec![
         PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
         PollFd::from_borrowed_fd(listener.get().as_fd(), connections),
     ];
     if let Some(control) = control {
-        fds.push(PollFd::from_borrowed_fd(control.get().as_fd(), connections));
+        fds.push(PollFd::from_borrowed_fd(control.get().as_fd(), controls));
     }
     let first_client = fds.len();
     for client in clients {
-        fds.push(PollFd::from_borrowed_fd(
-            client.stream.as_fd(),
-            PollFlags::IN,
-        ));
+        let interest = interest(PollFlags::IN, !client.end)
+            | interest(PollFlags::OUT, !client.output.is_empty());
+        fds.push(PollFd::from_borrowed_fd(client.stream.as_fd(), interest));
     }
     let first_port = fds.len();
     for port in ports.ports.values() {
@@ -548,27 +659,30 @@ fn wait(
         listener: is_ready(&fds[1]),
         control: control.is_some() && is_ready(&fds[2]),
         clients: (first_client..first_port)
-            .filter(|index| is_ready(&fds[*index]))
-            .map(|index| index - first_client)
+            .filter(|index| !fds[*index].revents().is_empty())
+            .map(|index| {
+                let closed = PollFlags::HUP | PollFlags::ERR;
+                let hung_up = fds[index].revents().intersects(closed);
+                (index - first_client, hung_up)
+            })
             .collect(),
         readable: ports
             .ports
-            .keys()
+            .iter()
             .zip(&fds[first_port..])
-            .filter(|(_, fd)| is_ready(fd))
-            .map(|(id, _)| *id)
+            .filter(|((_, port), fd)| port.more || is_ready(fd))
+            .map(|((id, _), _)| *id)
             .collect(),
     })
 }
 
 /// Accepts some connections; `false` if the others have to wait: there are no
-/// descriptors for them, or too many are not closed yet. Whoever connects too
-/// often must not end the switch for all.
-fn accept(listener: &Listener, mut each: impl FnMut(Connection)) -> io::Result<bool> {
-    use rustix::io::Errno;
+/// descriptors for them, say, or `closing` are not closed yet. Whoever connects
+/// must not end the switch for all.
+fn accept(listener: &Listener, closing: usize, mut each: impl FnMut(Connection)) -> bool {
     for _ in 0..ACCEPTS_PER_TURN {
-        if closer::pending() >= MAX_CLOSING {
-            return Ok(false);
+        if closer::pending() >= closing {
+            return false;
         }
         match listener.accept() {
             Ok(connection) => each(connection),
@@ -582,27 +696,24 @@ fn accept(listener: &Listener, mut each: impl FnMut(Connection)) -> io::Result<b
             {
                 break;
             }
-            Err(error)
-                if [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM]
-                    .iter()
-                    .any(|none| error.raw_os_error() == Some(none.raw_os_error())) =>
-            {
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
+            Err(_) => return false,
         }
     }
-    Ok(true)
+    true
 }
 
-/// Has the kernel give this process as many descriptors as it may have: a port
-/// takes one, and a shortcut another.
-fn allow_descriptors() {
+/// Has the kernel give this process as many descriptors as it may have, and says
+/// how many: a port takes one, and a shortcut another.
+fn allow_descriptors() -> usize {
     use rustix::process::{getrlimit, setrlimit, Resource};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     // With fewer there are fewer ports.
     let _ = setrlimit(Resource::Nofile, limit);
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    })
 }
 
 /// Who may have a port.
@@ -629,25 +740,28 @@ impl Door {
     /// Whether one more port may be there, for who has connected. Who runs the
     /// fabric could end it as well, and may use all of it.
     fn admits(&mut self, stream: &Connection, ports: &Ports) -> bool {
-        let limit = match stream.owner() {
-            Some(owner) if owner.uid == self.own_uid => None,
-            Some(owner) if ports.owned_by(owner.uid) < self.max_ports_per_user => None,
-            Some(owner) => Some(format!(
+        let owner = stream.owner();
+        let uid = owner.map(|owner| owner.uid);
+        let own = Some(self.own_uid);
+        let others = ports.ports.len() - ports.owned_by(own);
+        let kept = self.max_ports / KEPT_PORTS;
+        let limit = if uid != own && ports.owned_by(uid) >= self.max_ports_per_user {
+            format!(
                 "{} has {} ports (--max-ports-per-user)",
-                Said(Some(owner)),
+                Said(owner),
                 self.max_ports_per_user
-            )),
-            None => None,
-        };
-        let limit = match limit {
-            None if ports.ports.len() < self.max_ports => return true,
-            None => format!("there are {} ports (--max-ports)", self.max_ports),
-            Some(limit) => limit,
+            )
+        } else if uid != own && others >= self.max_ports - kept {
+            format!("others have {others} ports, and {kept} are kept (--max-ports)")
+        } else if ports.ports.len() >= self.max_ports {
+            format!("there are {} ports (--max-ports)", self.max_ports)
+        } else {
+            return true;
         };
         self.refused += 1;
         if self.told.is_none_or(|told| told.elapsed() >= REFUSALS_TOLD) {
             let count = std::mem::take(&mut self.refused);
-            eprintln!("ferrite-fabric: {count} connections refused: {limit}");
+            notice!("{count} connections refused: {limit}");
             self.told = Some(Instant::now());
         }
         false
@@ -660,7 +774,11 @@ struct Said(Option<Owner>);
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            Some(Owner { uid, pid }) => write!(f, "user {uid} (process {pid})"),
+            Some(Owner {
+                uid,
+                pid: Some(pid),
+            }) => write!(f, "user {uid} (process {pid})"),
+            Some(Owner { uid, pid: None }) => write!(f, "user {uid}"),
             None => write!(f, "somebody"),
         }
     }
@@ -672,63 +790,103 @@ fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
     let Some(mut port) = ports.ports.remove(&id) else {
         return;
     };
-    'turn: for _ in 0..READS_PER_TURN {
+    let until = ports.work + WORK_PER_TURN;
+    let mut reads = 0;
+    port.more = loop {
+        match take_frames(id, &mut port, until, switch, ports, now) {
+            Ok(true) => {}
+            Ok(false) => break true,
+            Err(reason) => {
+                notice!("port {id} is cut off: {reason}");
+                port.gone = true;
+                break false;
+            }
+        }
+        if reads == READS_PER_TURN {
+            break true;
+        }
+        reads += 1;
         match port.reader.fill(&mut port.stream) {
             Ok(0) => {
                 port.gone = true;
-                break;
+                break false;
             }
-            Ok(_) => loop {
-                if port.device.is_none() {
-                    port.device = port.reader.take_mark();
-                    if port.device.is_none() {
-                        break;
-                    }
-                }
-                match port.reader.next_frame() {
-                    Ok(Some(frame)) if is_message(frame) => {
-                        if let Some((source, message)) = Message::parse(frame) {
-                            let device = port.device == Some(true);
-                            if let (Message::Hello { any_source }, true) = (message, device) {
-                                claim(id, &port, source, any_source, switch, ports);
-                            }
-                            ports.broker.message(id, source, message, device, now);
-                        }
-                    }
-                    Ok(Some(frame)) => {
-                        switch.receive(id, frame, now, ports);
-                        if ports.broker.is_interested(id) && is_roce(frame) {
-                            let destination = frame.first_chunk().map(|mac| Mac(*mac));
-                            if let Some(destination) = destination {
-                                if let Some(to) = switch.port_of(&destination) {
-                                    let behind = |address: &Mac| switch.port_of(address);
-                                    ports.broker.seen(id, to, destination, behind, now);
-                                }
-                            }
-                        }
-                    }
-                    Ok(None) => break,
-                    Err(error) => {
-                        eprintln!("ferrite-fabric: port {id} is cut off: {error}");
-                        port.gone = true;
-                        break 'turn;
-                    }
-                }
-            },
+            Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
             Err(error) => {
                 if error.kind() != io::ErrorKind::ConnectionReset {
-                    eprintln!("ferrite-fabric: port {id}: {error}");
+                    notice!("port {id}: {error}");
                 }
                 port.gone = true;
-                break;
+                break false;
             }
         }
-    }
+    };
     ports.ports.insert(id, port);
     // Behind the frames that were just forwarded.
     ports.act(now);
+}
+
+/// Forwards the frames that are read from a port, until the work for all has
+/// come to `until`: `false` if there are more then. An error is for what no
+/// port of good faith does.
+fn take_frames(
+    id: PortId,
+    port: &mut Port,
+    until: u64,
+    switch: &mut Switch,
+    ports: &mut Ports,
+    now: u64,
+) -> Result<bool, String> {
+    if port.device.is_none() {
+        port.device = port.reader.take_mark();
+        if port.device.is_none() {
+            return Ok(true);
+        }
+    }
+    while ports.work < until {
+        let Some(frame) = port
+            .reader
+            .next_frame()
+            .map_err(|error| error.to_string())?
+        else {
+            return Ok(true);
+        };
+        ports.work += WORK_PER_COPY + frame.len() as u64;
+        if is_message(frame) {
+            let Some((source, message)) = Message::parse(frame) else {
+                continue;
+            };
+            let device = port.device == Some(true);
+            match message {
+                Message::Hello { any_source } if device => {
+                    claim(id, port, source, any_source, switch, ports);
+                }
+                Message::Ready(shortcut)
+                | Message::Released(shortcut)
+                | Message::Closed(shortcut)
+                    if port.outbox.has_grant(shortcut) =>
+                {
+                    return Err("it answers what it has not read".into());
+                }
+                _ => {}
+            }
+            ports.broker.message(id, source, message, device, now);
+            continue;
+        }
+        switch.receive(id, frame, now, ports);
+        if ports.broker.is_interested(id) && is_roce(frame) {
+            let destination = frame.first_chunk().map(|mac| Mac(*mac));
+            if let Some(destination) = destination {
+                if let Some(to) = switch.port_of(&destination) {
+                    let behind = |address: &Mac| switch.port_of(address);
+                    ports.broker.seen(id, to, destination, behind, now);
+                }
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// The device behind a port says which address it has.
@@ -740,7 +898,9 @@ fn claim(
     switch: &mut Switch,
     ports: &Ports,
 ) {
-    switch.claim(id, address, any_source);
+    if !switch.claim(id, address, any_source) {
+        return;
+    }
     let Some(holder) = switch.holder(&address).filter(|holder| *holder != id) else {
         return;
     };
@@ -748,8 +908,8 @@ fn claim(
         .ports
         .get(&holder)
         .and_then(|port| port.stream.owner());
-    eprintln!(
-        "ferrite-fabric: port {id} of {} says that it has {address}, which port {holder} of {} \
+    notice!(
+        "port {id} of {} says that it has {address}, which port {holder} of {} \
          had first: it gets no frames until that is gone",
         Said(port.stream.owner()),
         Said(has),
@@ -762,7 +922,7 @@ fn listen(client: &mut ControlClient) {
     loop {
         match client.stream.read(&mut chunk) {
             Ok(0) => {
-                client.gone = true;
+                client.end = true;
                 break;
             }
             Ok(count) => client.pending.extend_from_slice(&chunk[..count]),
@@ -782,10 +942,18 @@ fn listen(client: &mut ControlClient) {
 
 /// Answers the requests of a control connection, each when it is in force.
 fn serve(client: &mut ControlClient, switch: &mut Switch, ports: &mut Ports, now: u64) {
-    if client.answer.is_some() && ports.broker.settled() {
-        send_answer(client);
-    }
-    while client.answer.is_none() {
+    loop {
+        // The next when this has been taken.
+        if !client.write() {
+            return;
+        }
+        if client.answer.is_some() {
+            if !ports.broker.settled() {
+                return;
+            }
+            client.output = client.answer.take().unwrap_or_default().into_bytes();
+            continue;
+        }
         let Some(end) = client.pending.iter().position(|byte| *byte == b'\n') else {
             break;
         };
@@ -799,21 +967,8 @@ fn serve(client: &mut ControlClient, switch: &mut Switch, ports: &mut Ports, now
             .unwrap_or_else(|error| json!({"ok": false, "error": error}));
         client.answer = Some(format!("{answer}\n"));
         ports.follow(switch, now);
-        if ports.broker.settled() {
-            send_answer(client);
-        }
     }
-}
-
-fn send_answer(client: &mut ControlClient) {
-    let Some(text) = client.answer.take() else {
-        return;
-    };
-    // Answers are far smaller than a socket's buffer: a client that does
-    // not read them loses its connection rather than stopping the switch.
-    if client.stream.write_all(text.as_bytes()).is_err() {
-        client.gone = true;
-    }
+    client.gone |= client.end;
 }
 
 fn handle(
@@ -850,14 +1005,14 @@ fn handle(
             Ok(json!({"ok": true}))
         }
         Request::Stats => {
+            let past = ports.past();
             let report = |port: PortReport| {
                 let id = port.port;
-                let past = ports.past(id);
                 let mut report = serde_json::to_value(port).unwrap_or_default();
-                report["shortcuts"] = json!(past);
+                report["shortcuts"] = json!(past.get(&id).copied().unwrap_or_default());
                 let owner = ports.ports.get(&id).and_then(|port| port.stream.owner());
                 report["uid"] = json!(owner.map(|owner| owner.uid));
-                report["pid"] = json!(owner.map(|owner| owner.pid));
+                report["pid"] = json!(owner.and_then(|owner| owner.pid));
                 report
             };
             Ok(json!({

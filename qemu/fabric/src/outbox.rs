@@ -11,6 +11,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+/// Bytes of messages that wait beyond those of frames: far more than there are
+/// for a port that reads what it answers.
+const MESSAGES: usize = 64 * 1024;
+
 /// A grant that is not sent yet.
 struct Grant {
     /// Where in the stream its frame begins.
@@ -23,6 +27,7 @@ struct Grant {
 pub struct Outbox {
     frames: Writer,
     grants: VecDeque<Grant>,
+    limit: usize,
 }
 
 impl Outbox {
@@ -31,6 +36,7 @@ impl Outbox {
         Self {
             frames: Writer::new(limit),
             grants: VecDeque::new(),
+            limit,
         }
     }
 
@@ -40,12 +46,28 @@ impl Outbox {
         self.frames.push_within(frame, limit)
     }
 
-    /// Appends a message, of which there are few.
-    pub fn push_always(&mut self, message: &[u8]) {
-        self.frames.push_always(message);
+    /// Appends a message, also where there is no room for a frame; `false` if
+    /// even so there is none.
+    #[must_use]
+    pub fn push_message(&mut self, message: &[u8]) -> bool {
+        let room = self.len() <= self.limit + MESSAGES;
+        if room {
+            self.frames.push_always(message);
+        }
+        room
     }
 
-    /// Appends the grant of a shortcut.
+    /// Whether the grant of a shortcut waits.
+    pub fn has_grant(&self, shortcut: ShortcutId) -> bool {
+        self.grants.iter().any(|grant| grant.shortcut == shortcut)
+    }
+
+    /// Grants that wait.
+    pub fn grants(&self) -> usize {
+        self.grants.len()
+    }
+
+    /// Appends the grant of a shortcut. Who has [many](Outbox::grants) gets none.
     pub fn push_grant(&mut self, message: &[u8], shortcut: ShortcutId, fds: [OwnedFd; GRANT_FDS]) {
         self.grants.push_back(Grant {
             position: self.frames.position() + self.frames.len() as u64,
@@ -124,6 +146,15 @@ mod tests {
         let message = Message::Revoke(shortcut).to_frame(Mac([2; 6]));
         let size = shortcut.into();
         outbox.push_grant(&message, shortcut, [file(size), file(size)]);
+    }
+
+    #[test]
+    fn messages_that_nobody_reads_are_bounded() {
+        let mut outbox = Outbox::new(1 << 16);
+        while outbox.push_within(&[1; 1000], 1 << 16) {}
+        let message = Message::Revoke(1).to_frame(Mac([2; 6]));
+        let count = (0..1 << 20).take_while(|_| outbox.push_message(&message));
+        assert!((500..2000).contains(&count.count()));
     }
 
     #[test]

@@ -42,17 +42,19 @@ const THRESHOLD: u32 = 4;
 pub const MAX_SHORTCUTS: usize = 64;
 /// Of these, grants that it has not answered: their descriptors are under way,
 /// of which the kernel lets a user have so many and no more.
-const MAX_UNANSWERED: usize = 4;
+pub const MAX_UNANSWERED: usize = 4;
 /// Pairs of ports whose frames are counted at most.
 const MAX_PAIRS: usize = 4096;
 /// How long two ports wait for another try where there was no shortcut to be had, in nanoseconds.
 const AGAIN: u64 = 1_000_000_000;
 /// How long a port may take to answer, in nanoseconds.
 const PATIENCE: u64 = 2_000_000_000;
+/// How much longer the switch looks for the answer in what the port has sent.
+const READING: u64 = 4 * PATIENCE;
 /// Descriptors that come with a grant.
 pub const GRANT_FDS: usize = 2;
 
-/// A shortcut's number, never used twice by a switch.
+/// A shortcut's number, never that of two at a time.
 pub type ShortcutId = u32;
 
 /// What ports and switch tell each other; see the [module](self).
@@ -204,6 +206,8 @@ pub struct Broker {
     /// Ports that can use shortcuts, with the address behind each.
     ports: BTreeMap<PortId, Mac>,
     shortcuts: BTreeMap<ShortcutId, Shortcut>,
+    /// The shortcuts of each port.
+    of: HashMap<PortId, BTreeSet<ShortcutId>>,
     next: ShortcutId,
     allowed: bool,
     /// Frames seen between ports, the lower number first.
@@ -212,6 +216,8 @@ pub struct Broker {
     barred: BTreeSet<(PortId, PortId)>,
     /// Pairs that could not be given one, and when to try again.
     postponed: HashMap<(PortId, PortId), u64>,
+    /// Shortcuts whose ends are asked for something, and may not know it yet.
+    asked: Vec<ShortcutId>,
     actions: Vec<Action>,
 }
 
@@ -297,9 +303,8 @@ impl Broker {
             self.postponed.remove(&pair);
         }
         let of = |port| {
-            self.shortcuts
-                .values()
-                .filter(move |shortcut| shortcut.ends.iter().any(|end| end.port == port))
+            let ids = self.of.get(&port).into_iter().flatten();
+            ids.filter_map(|id| self.shortcuts.get(id))
         };
         let together = of(from).any(|shortcut| shortcut.ends.iter().any(|end| end.port == to));
         let full = |port| {
@@ -320,8 +325,15 @@ impl Broker {
             done: false,
             gone: false,
         };
+        // They start over at some time, and some live long.
+        while self.shortcuts.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
         let id = self.next;
         self.next = self.next.wrapping_add(1);
+        for port in [from, to] {
+            self.of.entry(port).or_default().insert(id);
+        }
         self.shortcuts.insert(
             id,
             Shortcut {
@@ -335,9 +347,22 @@ impl Broker {
 
     /// A shortcut could not be made, for now.
     pub fn failed(&mut self, id: ShortcutId, now: u64) {
-        if let Some(shortcut) = self.shortcuts.remove(&id) {
+        if let Some(shortcut) = self.remove(id) {
             self.postpone(&shortcut, now);
         }
+    }
+
+    fn remove(&mut self, id: ShortcutId) -> Option<Shortcut> {
+        let shortcut = self.shortcuts.remove(&id)?;
+        for end in &shortcut.ends {
+            if let Some(ids) = self.of.get_mut(&end.port) {
+                ids.remove(&id);
+                if ids.is_empty() {
+                    self.of.remove(&end.port);
+                }
+            }
+        }
+        Some(shortcut)
     }
 
     /// The grant of a shortcut could not be sent to a port, for now. The other
@@ -427,7 +452,7 @@ impl Broker {
         self.seen.retain(|(a, b), _| *a != port && *b != port);
         self.barred.retain(|(a, b)| *a != port && *b != port);
         self.postponed.retain(|(a, b), _| *a != port && *b != port);
-        let ids: Vec<ShortcutId> = self.shortcuts.keys().copied().collect();
+        let ids: Vec<ShortcutId> = self.of.get(&port).into_iter().flatten().copied().collect();
         for id in ids {
             self.leave(id, port, now);
         }
@@ -466,13 +491,27 @@ impl Broker {
         }
     }
 
-    /// Gives up ports that did not answer in time.
-    pub fn poll(&mut self, now: u64) {
-        for shortcut in self.shortcuts.values_mut() {
+    /// All that was asked of ports is written, as far as they take it: their
+    /// time begins now. What the switch did before it wrote is not their delay.
+    pub fn told(&mut self, now: u64) {
+        for id in self.asked.drain(..) {
+            if let Some(shortcut) = self.shortcuts.get_mut(&id) {
+                shortcut.deadline = now.saturating_add(PATIENCE);
+            }
+        }
+    }
+
+    /// Gives up ports that had not answered by the time `now`. All that had
+    /// arrived by then must have been read, but from ports of which `unread`
+    /// says that there is more: the answer may be in that.
+    pub fn poll(&mut self, now: u64, unread: impl Fn(PortId) -> bool) {
+        for shortcut in self.shortcuts.values() {
             if shortcut.deadline <= now {
-                shortcut.deadline = u64::MAX;
+                let reading = now < shortcut.deadline.saturating_add(READING);
                 for end in shortcut.ends.iter().filter(|end| !end.done) {
-                    self.actions.push(Action::CutOff(end.port));
+                    if !(reading && unread(end.port)) {
+                        self.actions.push(Action::CutOff(end.port));
+                    }
                 }
             }
         }
@@ -500,6 +539,7 @@ impl Broker {
         }
         shortcut.phase = Phase::Revoking;
         shortcut.deadline = now.saturating_add(PATIENCE);
+        self.asked.push(id);
         for end in shortcut.ends.iter().filter(|end| !end.gone) {
             self.actions
                 .push(Action::Tell(end.port, Message::Revoke(id)));
@@ -518,6 +558,7 @@ impl Broker {
                 Phase::Revoking => {
                     shortcut.phase = Phase::Closing;
                     shortcut.deadline = now.saturating_add(PATIENCE);
+                    self.asked.push(id);
                     for end in &mut shortcut.ends {
                         end.done = end.gone;
                         if !end.gone {
@@ -527,7 +568,7 @@ impl Broker {
                     }
                 }
                 Phase::Closing => {
-                    self.shortcuts.remove(&id);
+                    self.remove(id);
                     self.actions.push(Action::Forget(id));
                     return;
                 }
@@ -700,15 +741,52 @@ mod tests {
         say(&mut broker, 1, Message::Released(0));
         let due = broker.next_timeout().unwrap();
         assert_eq!(due, 5 + PATIENCE);
-        broker.poll(due - 1);
+        broker.poll(due - 1, |_| false);
         assert_eq!(broker.actions(), []);
-        broker.poll(due);
+        broker.poll(due, |_| false);
         assert_eq!(broker.actions(), [Action::CutOff(2)]);
-        assert_eq!(broker.next_timeout(), None);
         broker.detach(2, due);
         assert_eq!(broker.actions(), [Action::Tell(1, Message::Close(0))]);
         assert_eq!(say(&mut broker, 1, Message::Closed(0)), [Action::Forget(0)]);
         assert!(broker.settled());
+    }
+
+    #[test]
+    fn a_port_has_its_time_from_when_it_was_told() {
+        let mut broker = granted();
+        broker.allow(false, 0);
+        broker.actions();
+        // The switch was busy for longer than anybody may take to answer.
+        let told = 5 * PATIENCE;
+        broker.told(told);
+        broker.poll(told + PATIENCE - 1, |_| false);
+        assert_eq!(broker.actions(), []);
+        say(&mut broker, 1, Message::Released(0));
+        say(&mut broker, 2, Message::Released(0));
+        // It asks for more only once.
+        let closing = told + PATIENCE - 1;
+        broker.told(closing);
+        broker.told(closing + PATIENCE);
+        broker.poll(closing + PATIENCE, |_| false);
+        assert_eq!(broker.actions(), [Action::CutOff(1), Action::CutOff(2)]);
+    }
+
+    #[test]
+    fn an_answer_that_the_switch_has_not_read_yet_is_in_time() {
+        let mut broker = granted();
+        broker.allow(false, 0);
+        broker.told(0);
+        broker.actions();
+        broker.poll(PATIENCE, |port| port == 2);
+        assert_eq!(broker.actions(), [Action::CutOff(1)]);
+        broker.detach(1, PATIENCE);
+        assert_eq!(say(&mut broker, 2, Message::Released(0)).len(), 1);
+        // But not for ever.
+        broker.told(PATIENCE);
+        broker.poll(2 * PATIENCE + READING - 1, |_| true);
+        assert_eq!(broker.actions(), []);
+        broker.poll(2 * PATIENCE + READING, |_| true);
+        assert_eq!(broker.actions(), [Action::CutOff(2)]);
     }
 
     #[test]
@@ -809,6 +887,24 @@ mod tests {
             broker.seen(20, 2, mac(2), behind, 0);
         }
         assert_eq!(broker.actions().len(), 1);
+    }
+
+    #[test]
+    fn numbers_start_over_beside_those_in_use() {
+        let mut broker = granted();
+        broker.next = ShortcutId::MAX;
+        for (port, id) in [(3u8, ShortcutId::MAX), (4, 1)] {
+            broker.message(port.into(), mac(port), HELLO, true, 0);
+            for _ in 0..THRESHOLD {
+                broker.seen(port.into(), 1, mac(1), behind, 0);
+            }
+            assert_eq!(broker.actions(), [Action::Grant(id)]);
+        }
+        assert_eq!(broker.ends(0), Some([(1, mac(1)), (2, mac(2))]));
+        for port in 1..=4 {
+            broker.detach(port, 0);
+        }
+        assert!(broker.shortcuts.is_empty() && broker.of.is_empty());
     }
 
     #[test]

@@ -212,18 +212,21 @@ impl Switch {
     }
 
     /// A device behind `port` has this address. If another has it already it
-    /// comes next, when that is gone. A port says this once.
-    pub fn claim(&mut self, port: PortId, address: Mac, any_source: bool) {
+    /// comes next, when that is gone. A port says this once: `false` if this is
+    /// not the first time, or no address that a device can have.
+    pub fn claim(&mut self, port: PortId, address: Mac, any_source: bool) -> bool {
         let Some(of) = self.ports.get_mut(&port) else {
-            return;
+            return false;
         };
-        if of.claim.is_none() && !address.is_group() {
-            of.claim = Some(Claim {
-                address,
-                any_source,
-            });
-            self.give(address);
+        if of.claim.is_some() || address.is_group() {
+            return false;
         }
+        of.claim = Some(Claim {
+            address,
+            any_source,
+        });
+        self.give(address);
+        true
     }
 
     /// The port of the device that has an address.

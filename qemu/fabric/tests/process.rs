@@ -449,6 +449,215 @@ fn a_second_device_with_the_same_address_is_told_of() {
 }
 
 #[test]
+fn who_answers_without_reading_takes_no_descriptors() {
+    let script = "ulimit -n 64; exec \"$@\"";
+    let fabric = Fabric::start_as("unread", script, false, &[]);
+    let mut bad = Capable::new(&fabric, 1, true);
+    let mut filler = fabric.connect();
+    fabric.wait_for_ports(2);
+    until(|| fabric.stats()["ports"][0]["own_address"].is_string());
+    // Its socket is full, and its queue too.
+    let mut big = frame(1, 9, 0);
+    big.resize(16 * 1024, 0);
+    until(|| {
+        for _ in 0..100 {
+            send(&mut filler, &big);
+        }
+        fabric.stats()["ports"][0]["queue_drops"].as_u64().unwrap() > 0
+    });
+    let open = || {
+        let path = format!("/proc/{}/fd", fabric.child.id());
+        std::fs::read_dir(path).unwrap().count()
+    };
+    let before = open();
+    for id in 0..20 {
+        let mut other = Capable::new(&fabric, 2, true);
+        until(|| {
+            other.send(&roce(1, 2));
+            let stats = fabric.stats();
+            stats["shortcuts"]["in_use"] != 0 || stats["ports"].as_array().unwrap().len() == 2
+        });
+        drop(other);
+        for message in [Message::Released(id), Message::Closed(id)] {
+            let mut writer = Writer::new(1 << 16);
+            writer.push_always(&message.to_frame(bad.mac));
+            // It may have been cut off.
+            let _ = writer.flush(&mut bad.stream);
+        }
+        until(|| {
+            let stats = fabric.stats();
+            let ports = stats["ports"].as_array().unwrap();
+            ports
+                .iter()
+                .all(|port| port["own_address"] != "52:54:00:00:00:02")
+        });
+        if fabric.stats()["ports"].as_array().unwrap().len() == 1 {
+            // Cut off.
+            break;
+        }
+    }
+    until(|| open() <= before);
+    assert_eq!(shortcuts_in_use(&fabric), 0);
+}
+
+/// Says who it is many times, and says it for somebody else.
+fn shout(fabric: &Fabric) -> Capable {
+    let mut liar = Capable::new(fabric, 1, true);
+    let hello = Message::Hello { any_source: false }.to_frame(liar.mac);
+    let mut writer = Writer::new(1 << 20);
+    for _ in 0..10_000 {
+        writer.push_always(&hello);
+    }
+    assert!(writer.flush(&mut liar.stream).unwrap());
+    liar.send(&frame(0xee, 7, 0));
+    liar
+}
+
+#[test]
+fn nobody_has_to_read_what_the_fabric_says() {
+    let fabric = Fabric::start("unread-lines", &[]);
+    let _a = Capable::new(&fabric, 1, true);
+    until(|| fabric.stats()["ports"][0]["own_address"].is_string());
+    let _liars: Vec<Capable> = (0..40).map(|_| shout(&fabric)).collect();
+    fabric.wait_for_ports(41);
+    // All that they said has been read.
+    until(|| {
+        let stats = fabric.stats();
+        let ports = stats["ports"].as_array().unwrap();
+        ports
+            .iter()
+            .filter(|port| port["source_drops"] == 2)
+            .count()
+            == 40
+    });
+    let said = fabric.end();
+    assert!(
+        said.contains("52:54:00:00:00:01, which port 1 of"),
+        "{said}"
+    );
+    let lines = said.lines().count();
+    assert!(lines < 60, "{lines} lines");
+}
+
+#[test]
+fn a_full_disk_behind_standard_error_ends_nothing() {
+    let script = "exec \"$@\" 2>/dev/full";
+    let mut fabric = Fabric::start_as("full-disk", script, false, &[]);
+    let mut bad = fabric.connect();
+    fabric.wait_for_ports(1);
+    bad.write_all(&u32::MAX.to_be_bytes()).unwrap();
+    fabric.wait_for_ports(0);
+    assert!(fabric.child.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn a_process_without_a_number_here_has_a_user() {
+    // In a PID namespace of its own, which only root may make.
+    let script = "exec unshare --pid --fork --kill-child \"$@\"";
+    let can = Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child", "true"])
+        .stderr(Stdio::null())
+        .status();
+    if !can.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no PID namespace can be made");
+        return;
+    }
+    let fabric = Fabric::start_as("pid", script, false, &[]);
+    let _port = fabric.connect();
+    fabric.wait_for_ports(1);
+    let stats = fabric.stats();
+    let own = rustix::process::getuid().as_raw();
+    assert_eq!(stats["ports"][0]["uid"], own);
+    assert_eq!(stats["ports"][0]["pid"], Value::Null);
+}
+
+#[test]
+fn a_flood_of_small_frames_leaves_others_their_turn() {
+    let fabric = Fabric::start("flood", &["--queue-memory", "16"]);
+    let (mut a, mut b) = (fabric.connect(), fabric.connect());
+    let _silent: Vec<UnixStream> = (0..200).map(|_| fabric.connect()).collect();
+    let mut bad = fabric.connect();
+    fabric.wait_for_ports(203);
+    send(&mut b, &frame(0xff, 2, 0));
+    send(&mut a, &frame(2, 1, 0));
+    let mut reader = Reader::new();
+    while receive(&mut b, &mut reader) != frame(2, 1, 0) {}
+    let end = std::sync::atomic::AtomicBool::new(false);
+    let slowest = std::thread::scope(|scope| {
+        let end = &end;
+        scope.spawn(move || {
+            // To nobody that is known, and so to all.
+            let mut writer = Writer::new(1 << 20);
+            let mut small = frame(0xdd, 3, 0);
+            small.truncate(18);
+            while writer.push(&small) {}
+            let mut bytes = Vec::new();
+            assert!(writer.flush(&mut bytes).unwrap());
+            while !end.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = bad.write_all(&bytes);
+            }
+        });
+        let mut slowest = Duration::ZERO;
+        for number in 1..20 {
+            let start = Instant::now();
+            send(&mut a, &frame(2, 1, number));
+            while receive(&mut b, &mut reader) != frame(2, 1, number) {}
+            slowest = slowest.max(start.elapsed());
+        }
+        end.store(true, std::sync::atomic::Ordering::Relaxed);
+        slowest
+    });
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+}
+
+#[test]
+fn answers_wait_for_who_reads_them_slowly() {
+    let fabric = Fabric::start("slow-client", &[]);
+    let _ports: Vec<UnixStream> = (0..20).map(|_| fabric.connect()).collect();
+    fabric.wait_for_ports(20);
+    let mut client = connect(&fabric.directory.join("control"));
+    let count = 500;
+    let requests = "{\"cmd\":\"stats\"}\n".repeat(count);
+    client.write_all(requests.as_bytes()).unwrap();
+    // It asks for nothing more, and is answered all the same.
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    // The fabric has seen them when it has answered another.
+    fabric.stats();
+    let answers = BufReader::new(client).lines();
+    let good = answers.filter(|line| {
+        let answer: Value = serde_json::from_str(line.as_ref().unwrap()).unwrap();
+        answer["ports"].as_array().unwrap().len() == 20
+    });
+    assert_eq!(good.count(), count);
+}
+
+#[test]
+fn others_leave_ports_for_who_runs_the_fabric() {
+    if !is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let options = ["--max-ports", "32", "--max-ports-per-user", "100"];
+    let fabric = Fabric::start_as("kept", "exec \"$@\"", true, &options);
+    let mut others: Vec<UnixStream> = (0..40).map(|_| fabric.connect()).collect();
+    until(|| {
+        let refused = others.iter_mut().map(is_refused);
+        refused.filter(|refused| *refused).count() == 10
+    });
+    fabric.wait_for_ports(30);
+    let listen = fabric.directory.join("listen");
+    let own = std::thread::spawn(move || {
+        let nobody = Uid::from_raw(NOBODY);
+        // This thread alone.
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        [connect(&listen), connect(&listen)]
+    });
+    let mut own = own.join().unwrap();
+    fabric.wait_for_ports(32);
+    assert!(!own.iter_mut().any(is_refused));
+}
+
+#[test]
 fn bad_options_are_named() {
     let run = |options: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_ferrite-fabric"))
