@@ -450,6 +450,9 @@ fn unstoppable(cluster: &Cluster) -> Result<()> {
             "k=/sys/kernel/debug/kmemleak; sleep 6; echo scan >$k; echo scan >$k; echo clear >$k",
             2 * PATIENCE,
         )?;
+        let findings = cluster.new_findings();
+        let other = findings.iter().find(|text| !text.contains("kmemleak: "));
+        ensure!(other.is_none(), "the kernel reported: {other:?}");
     }
     Ok(())
 }
