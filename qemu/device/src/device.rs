@@ -23,7 +23,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -562,6 +563,10 @@ pub struct Device {
     end: Mutex<Option<Result<(), String>>>,
     /// The connection to the virtual machine monitor, once there is one.
     monitor: Mutex<Option<UnixStream>>,
+    /// Where monitors connect.
+    door: Mutex<Option<UnixListener>>,
+    /// Nothing more is done for the monitor.
+    leaving: AtomicBool,
 }
 
 impl Device {
@@ -573,6 +578,8 @@ impl Device {
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             end: Mutex::new(None),
             monitor: Mutex::new(None),
+            door: Mutex::new(None),
+            leaving: AtomicBool::new(false),
         })
     }
 
@@ -609,22 +616,37 @@ impl Device {
         *self.monitor.lock().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
     }
 
-    /// Leaves the virtual machine monitor: it reads the end of the connection,
+    /// Virtual machine monitors connect here.
+    pub fn listen(&self, door: UnixListener) {
+        *self.door.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
+    }
+
+    /// Leaves the virtual machine monitor, and those that have connected and are
+    /// not accepted: it reads the end of the connection,
     /// and what it has sent is taken off. A socket closed with something unread
     /// in it is a connection reset to the peer, and QEMU up to 11.1 at least
     /// ends on an assertion (`vfio_user_recv_hdr` sets an error twice) when it
     /// reads one: the guest would vanish with its device.
     pub fn hang_up(&self) {
-        let monitor = self
-            .monitor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(mut monitor) = monitor else { return };
-        // Fails only where the peer has hung up before.
-        let _ = monitor.shutdown(Shutdown::Both);
-        // Nothing more can arrive, so this ends.
-        let _ = io::copy(&mut monitor, &mut io::sink());
+        // What is taken off here is missing in what the other thread reads: it
+        // must not take the rest for requests.
+        self.leaving.store(true, Ordering::SeqCst);
+        let mut monitors = Vec::new();
+        let monitor = self.monitor.lock();
+        monitors.extend(monitor.unwrap_or_else(PoisonError::into_inner).take());
+        let door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(door) = door
+            .as_ref()
+            .filter(|door| door.set_nonblocking(true).is_ok())
+        {
+            monitors.extend(std::iter::from_fn(|| door.accept().ok()).map(|(stream, _)| stream));
+        }
+        for mut monitor in monitors {
+            // Fails only where the peer has hung up before.
+            let _ = monitor.shutdown(Shutdown::Both);
+            // Nothing more can arrive, so this ends.
+            let _ = io::copy(&mut monitor, &mut io::sink());
+        }
     }
 
     /// How the process is to end, if it is.
@@ -657,6 +679,10 @@ impl<'a> Frontend<'a> {
 }
 
 impl Backend for Frontend<'_> {
+    fn is_over(&self) -> bool {
+        self.device.leaving.load(Ordering::SeqCst)
+    }
+
     fn region_size(&self, region: u32) -> u64 {
         match region {
             abi::BAR_REGISTERS => abi::BAR_REGISTERS_SIZE as u64,

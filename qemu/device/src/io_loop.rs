@@ -6,6 +6,7 @@
 
 use crate::control::{self, After};
 use crate::device::Device;
+use ferrite_fabric::closer;
 use ferrite_fabric::connection::Connection;
 use ferrite_fabric::descriptors::Receiver;
 use ferrite_fabric::framing::{Reader, Writer};
@@ -27,6 +28,13 @@ use std::time::{Duration, Instant};
 const VM_QUEUE: usize = 4 * 1024 * 1024;
 /// How often a lost uplink is tried again.
 const RECONNECT: Duration = Duration::from_millis(100);
+/// A connection that lasts no longer was refused, and the next tries come ever
+/// later, up to as late as this: each is a link that comes up and goes down.
+const REFUSED: Duration = Duration::from_secs(1);
+/// How long connections wait when there are no descriptors for them.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Connections that are not closed yet, and beyond which none is accepted.
+const MAX_CLOSING: usize = 64;
 /// Nanoseconds that a sleep may be longer than asked for.
 const TIMER_SLACK: u64 = 1000;
 /// Reads from one link before the others have their turn.
@@ -163,6 +171,11 @@ pub struct IoLoop<'a> {
     uplink_path: Option<PathBuf>,
     uplink: Option<Link<Uplink>>,
     uplink_retry: Option<Instant>,
+    /// When it was connected, and how long after that it is tried again.
+    uplink_since: Instant,
+    uplink_pause: Duration,
+    /// Until when nobody is accepted.
+    accept_again: Option<Instant>,
     net: Option<Listener>,
     vm: Option<Link<Connection>>,
     vm_queue: Writer,
@@ -217,6 +230,9 @@ impl<'a> IoLoop<'a> {
             uplink_path: uplink,
             uplink: None,
             uplink_retry: None,
+            uplink_since: Instant::now(),
+            uplink_pause: Duration::ZERO,
+            accept_again: None,
             net,
             vm: None,
             vm_queue: Writer::new(VM_QUEUE),
@@ -241,6 +257,7 @@ impl<'a> IoLoop<'a> {
             Ok((link, writing)) => {
                 self.uplink = Some(link);
                 self.uplink_retry = None;
+                self.uplink_since = Instant::now();
                 self.device.lock().set_uplink(Some(writing));
                 Ok(())
             }
@@ -303,6 +320,10 @@ impl<'a> IoLoop<'a> {
     }
 
     fn wait(&mut self) -> io::Result<Ready> {
+        if self.accept_again.is_some_and(|at| at <= Instant::now()) {
+            self.accept_again = None;
+            self.watch_listeners(EventFlags::IN);
+        }
         let (timeout, blocked) = {
             let mut core = self.device.lock();
             if let Some(shortcuts) = core.shortcut_events(&mut self.shortcuts_generation) {
@@ -313,6 +334,8 @@ impl<'a> IoLoop<'a> {
             let timer = due.map(|due| Duration::from_nanos(due.saturating_sub(now)));
             let retry = self
                 .uplink_retry
+                .into_iter()
+                .chain(self.accept_again)
                 .map(|at| at.saturating_duration_since(Instant::now()));
             (timer.into_iter().chain(retry).min(), core.uplink_blocked())
         };
@@ -362,6 +385,31 @@ impl<'a> IoLoop<'a> {
             }
         }
         Ok(ready)
+    }
+
+    /// Waits for connections, or not.
+    fn watch_listeners(&self, interest: EventFlags) {
+        for (listener, token) in [
+            (&self.net, token::NET),
+            (&self.counters, token::COUNTERS),
+            (&self.control, token::CONTROL),
+        ] {
+            if let Some(listener) = listener {
+                // It is in the set, and that does not fail then.
+                let _ = epoll::modify(
+                    &self.epoll,
+                    listener.get(),
+                    EventData::new_u64(token),
+                    interest,
+                );
+            }
+        }
+    }
+
+    /// Accepts nobody for some time: who cannot be accepted stays an event.
+    fn accept_later(&mut self) {
+        self.accept_again = Some(Instant::now() + ACCEPT_AGAIN);
+        self.watch_listeners(EventFlags::empty());
     }
 
     /// Waits for these events of shortcuts and no others.
@@ -421,7 +469,12 @@ impl<'a> IoLoop<'a> {
                 // The other copy of this socket would keep it in the set.
                 let _ = epoll::delete(&self.epoll, &link.stream);
             }
-            self.uplink_retry = Some(Instant::now());
+            self.uplink_pause = if self.uplink_since.elapsed() < REFUSED {
+                (2 * self.uplink_pause).clamp(RECONNECT, REFUSED)
+            } else {
+                Duration::ZERO
+            };
+            self.uplink_retry = Some(self.uplink_since + self.uplink_pause);
             self.device.lock().set_uplink(None);
         }
     }
@@ -439,7 +492,11 @@ impl<'a> IoLoop<'a> {
         let Some(listener) = &self.net else {
             return;
         };
-        if let Ok(connection) = listener.accept() {
+        let accepted = accept(listener);
+        if accepted.is_err() {
+            self.accept_later();
+        }
+        if let Ok(Some(connection)) = accepted {
             // A new connection takes the place of the old: the monitor has
             // only one interface here.
             let link = Link::new(connection);
@@ -503,8 +560,13 @@ impl<'a> IoLoop<'a> {
         };
         // The others have their turn after the links.
         for _ in 0..ACCEPTS_PER_TURN {
-            let Ok(mut connection) = listener.accept() else {
-                break;
+            let mut connection = match accept(listener) {
+                Ok(Some(connection)) => connection,
+                Ok(None) => break,
+                Err(Full) => {
+                    self.accept_later();
+                    break;
+                }
             };
             let report = format!("{}\n", self.device.lock().report());
             // The document fits into a socket's buffer; one that went away does
@@ -525,8 +587,13 @@ impl<'a> IoLoop<'a> {
         });
         if let (true, Some(listener)) = (ready.control, &self.control) {
             for _ in 0..ACCEPTS_PER_TURN {
-                let Ok(stream) = listener.accept() else {
-                    break;
+                let stream = match accept(listener) {
+                    Ok(Some(stream)) => stream,
+                    Ok(None) => break,
+                    Err(Full) => {
+                        self.accept_later();
+                        break;
+                    }
                 };
                 let token = self.next_client;
                 if self.clients.len() < CLIENT_LIMIT
@@ -541,6 +608,26 @@ impl<'a> IoLoop<'a> {
                 }
             }
         }
+    }
+}
+
+/// Nobody can be accepted now.
+struct Full;
+
+/// Accepts a connection, if there is one.
+fn accept(listener: &Listener) -> Result<Option<Connection>, Full> {
+    // Each has a descriptor, and the guest needs some too.
+    if closer::pending() >= MAX_CLOSING {
+        return Err(Full);
+    }
+    match listener.accept() {
+        Ok(connection) => Ok(Some(connection)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock
+            | io::ErrorKind::Interrupted
+            | io::ErrorKind::ConnectionAborted => Ok(None),
+            _ => Err(Full),
+        },
     }
 }
 

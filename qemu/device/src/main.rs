@@ -10,6 +10,7 @@ use ferrite_device::logger;
 use ferrite_device::vfio_user::Connection;
 use ferrite_engine::Misbehaviour;
 use ferrite_fabric::connection::owner;
+use ferrite_fabric::console;
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
 use rustix::process::Pid;
@@ -104,7 +105,7 @@ fn main() -> ExitCode {
     match run(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ferrite-device: {error}");
+            console::line(format_args!("ferrite-device: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -140,6 +141,7 @@ fn run(options: Options) -> Result<(), String> {
     }
     let listener = Listener::bind(&options.socket).map_err(text)?;
     let accepting = listener.get().try_clone().map_err(text)?;
+    device.listen(listener.get().try_clone().map_err(text)?);
     let served = Arc::clone(&device);
     thread::Builder::new()
         .name("vfio-user".into())

@@ -146,6 +146,10 @@ pub trait Backend {
     fn reset(&mut self);
     /// All requests that have arrived are handled; more are waited for.
     fn batch_done(&mut self);
+    /// Whether the device leaves: what is read from now on may lack something.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// A connection to a virtual machine monitor.
@@ -196,7 +200,8 @@ impl Connection {
                 self.handle(request, backend)?;
             }
             backend.batch_done();
-            if !self.fill()? {
+            // Asked behind the read: what came by it may be the rest of something.
+            if !self.fill()? || backend.is_over() {
                 return Ok(());
             }
         }
@@ -598,6 +603,8 @@ mod tests {
         changes: usize,
         batches: usize,
         resets: usize,
+        /// How many batches there are before the device leaves.
+        last: Option<usize>,
     }
 
     impl Backend for Recorder {
@@ -638,6 +645,9 @@ mod tests {
         fn batch_done(&mut self) {
             self.batches += 1;
         }
+        fn is_over(&self) -> bool {
+            self.last.is_some_and(|last| self.batches > last)
+        }
     }
 
     fn message(id: u16, number: u16, flags: u32, body: &[u8]) -> Vec<u8> {
@@ -673,6 +683,22 @@ mod tests {
         client.read_to_end(&mut replies).unwrap();
         let (recorder, result) = worker.join().unwrap();
         (recorder, result, replies)
+    }
+
+    #[test]
+    fn nothing_is_done_for_who_is_left() {
+        let (server, mut client) = UnixStream::pair().unwrap();
+        let body = write_body(0, 8, 8, &[1; 8]);
+        client
+            .write_all(&message(1, command::REGION_WRITE, FLAG_NO_REPLY, &body))
+            .unwrap();
+        // It leaves while it waits for the first request.
+        let mut recorder = Recorder {
+            last: Some(0),
+            ..Recorder::default()
+        };
+        Connection::new(server).serve(&mut recorder).unwrap();
+        assert!(recorder.writes.is_empty());
     }
 
     #[test]

@@ -547,6 +547,73 @@ fn a_device_that_goes_hangs_up_in_order() {
     }
 }
 
+#[test]
+fn who_was_not_accepted_reads_the_end_too() {
+    let mut process = Process::start("waiting", &[]);
+    let _client = process.client();
+    let mut second = connect(&process.path("socket"));
+    second.write_all(&[0; 64]).unwrap();
+    let pid = Pid::from_child(&process.child);
+    kill_process(pid, Signal::TERM).unwrap();
+    process.end();
+    assert_eq!(second.read(&mut [0; 1]).expect("the end"), 0);
+}
+
+/// Hundredths of a second that a process has computed.
+fn computed(process: &Process) -> u64 {
+    let path = format!("/proc/{}/stat", process.child.id());
+    let stat = std::fs::read_to_string(path).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    let fields: Vec<&str> = fields.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn who_cannot_be_accepted_keeps_the_device_from_nothing() {
+    use rustix::process::{prlimit, Resource, Rlimit};
+    let process = Process::start("no-numbers", &[]);
+    let _client = process.client();
+    process.counters();
+    let few = Rlimit {
+        current: Some(30),
+        maximum: Some(30),
+    };
+    prlimit(Some(Pid::from_child(&process.child)), Resource::Nofile, few).unwrap();
+    let mut waiting: Vec<UnixStream> = Vec::new();
+    for _ in 0..40 {
+        waiting.push(connect(&process.path("control")));
+    }
+    // The first are served, and the others wait.
+    writeln!(waiting[0], r#"{{"cmd":"counters"}}"#).unwrap();
+    assert_eq!(waiting[0].read(&mut [0; 1]).unwrap(), 1);
+    let before = computed(&process);
+    std::thread::sleep(Duration::from_secs(1));
+    let busy = computed(&process) - before;
+    assert!(busy < 30, "{busy} hundredths of a second");
+    drop(waiting);
+    process.control(r#"{"cmd":"counters"}"#);
+}
+
+#[test]
+fn a_fabric_that_refuses_the_device_is_not_asked_all_the_time() {
+    let directory = Process::directory("refused");
+    let uplink = directory.join("uplink");
+    let fabric = UnixListener::bind(&uplink).unwrap();
+    // Nobody reads its lines.
+    let options = ["--uplink", uplink.to_str().unwrap(), "--log", "error"];
+    let process = Process::start_in(directory, &options);
+    let start = Instant::now();
+    let mut count = 0;
+    while start.elapsed() < Duration::from_millis(1500) {
+        drop(fabric.accept().unwrap());
+        count += 1;
+    }
+    assert!(count <= 6, "{count} connections");
+    // One that lets it in has it.
+    let _wire = greeted(&fabric, false);
+    until(|| process.counters()["link_up"] == true);
+}
+
 fn frame(to: [u8; 6], fill: u8) -> Vec<u8> {
     let mut frame = vec![fill; 90];
     frame[..6].copy_from_slice(&to);
