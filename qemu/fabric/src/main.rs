@@ -535,6 +535,8 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 // A smaller buffer only costs system calls.
                 let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
                 let id = switch.attach();
+                let user = stream.owner().map(|owner| owner.uid);
+                ports.broker.attach(id, user);
                 let port = Port {
                     stream,
                     reader: Reader::new(),

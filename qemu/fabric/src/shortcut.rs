@@ -40,7 +40,10 @@ const LENGTH: usize = 60;
 const THRESHOLD: u32 = 4;
 /// Shortcuts of one port at most.
 pub const MAX_SHORTCUTS: usize = 64;
-/// Of these, grants that it has not answered: their descriptors are under way,
+/// Of these, those to ports of one other user: so no user keeps the others from
+/// having any.
+const MAX_PER_USER: usize = MAX_SHORTCUTS / 4;
+/// Of all, grants that it has not answered: their descriptors are under way,
 /// of which the kernel lets a user have so many and no more.
 pub const MAX_UNANSWERED: usize = 4;
 /// Pairs of ports whose frames are counted at most.
@@ -205,6 +208,8 @@ impl Shortcut {
 pub struct Broker {
     /// Ports that can use shortcuts, with the address behind each.
     ports: BTreeMap<PortId, Mac>,
+    /// Whose they are, where that is known.
+    users: HashMap<PortId, u32>,
     shortcuts: BTreeMap<ShortcutId, Shortcut>,
     /// The shortcuts of each port.
     of: HashMap<PortId, BTreeSet<ShortcutId>>,
@@ -222,6 +227,13 @@ pub struct Broker {
 }
 
 impl Broker {
+    /// A port is there, of this user if that is known.
+    pub fn attach(&mut self, port: PortId, user: Option<u32>) {
+        if let Some(user) = user {
+            self.users.insert(port, user);
+        }
+    }
+
     /// Takes all that is to be done.
     pub fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
@@ -315,7 +327,14 @@ impl Broker {
             of(port).count() >= MAX_SHORTCUTS
                 || of(port).filter(unanswered).count() >= MAX_UNANSWERED
         };
-        if together || full(from) || full(to) {
+        // Whether `port` has as many as it may have to the user of `other`.
+        let crowded = |port, other| {
+            let user = |port: PortId| self.users.get(&port);
+            let same = |end: &End| end.port != port && user(end.port) == user(other);
+            let count = of(port).filter(|shortcut| shortcut.ends.iter().any(same));
+            user(port) != user(other) && count.count() >= MAX_PER_USER
+        };
+        if together || full(from) || full(to) || crowded(from, to) || crowded(to, from) {
             return;
         }
         let end = |port, mac| End {
@@ -449,6 +468,7 @@ impl Broker {
     /// A port is gone.
     pub fn detach(&mut self, port: PortId, now: u64) {
         self.ports.remove(&port);
+        self.users.remove(&port);
         self.seen.retain(|(a, b), _| *a != port && *b != port);
         self.barred.retain(|(a, b)| *a != port && *b != port);
         self.postponed.retain(|(a, b), _| *a != port && *b != port);
@@ -887,6 +907,35 @@ mod tests {
             broker.seen(20, 2, mac(2), behind, 0);
         }
         assert_eq!(broker.actions().len(), 1);
+    }
+
+    #[test]
+    fn one_user_leaves_shortcuts_for_others() {
+        let mut broker = Broker::default();
+        broker.allow(true, 0);
+        let mut granted = |port: u8, user| {
+            broker.attach(port.into(), Some(user));
+            broker.message(port.into(), mac(port), HELLO, true, 0);
+            for _ in 0..THRESHOLD {
+                broker.seen(port.into(), 1, mac(1), behind, 0);
+            }
+            let actions = broker.actions();
+            for action in &actions {
+                let Action::Grant(id) = *action else {
+                    panic!("{action:?}")
+                };
+                say(&mut broker, port.into(), Message::Ready(id));
+                say(&mut broker, 1, Message::Ready(id));
+            }
+            actions.len()
+        };
+        assert_eq!(granted(1, 1000), 0);
+        let of_one: usize = (100..200).map(|port| granted(port, 1001)).sum();
+        assert_eq!(of_one, MAX_PER_USER);
+        assert_eq!(granted(2, 1002), 1);
+        // Those of its own user may have all.
+        let own: usize = (3..90).map(|port| granted(port, 1000)).sum();
+        assert_eq!(own, MAX_SHORTCUTS - MAX_PER_USER - 1);
     }
 
     #[test]
