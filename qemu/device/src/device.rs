@@ -16,6 +16,7 @@ use ferrite_fabric::framing::{Writer, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
+use ferrite_fabric::wake::End;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::process::Pid;
 use serde_json::{json, Value};
@@ -355,7 +356,7 @@ impl Core {
 
     /// What wakes the device by shortcuts, if that has changed since
     /// `generation`.
-    pub fn shortcut_events(&self, generation: &mut u64) -> Option<Vec<(ShortcutId, Arc<OwnedFd>)>> {
+    pub fn shortcut_events(&self, generation: &mut u64) -> Option<Vec<(ShortcutId, Arc<End>)>> {
         self.inbound.events(generation)
     }
 

@@ -12,7 +12,7 @@ use ferrite_fabric::descriptors::Receiver;
 use ferrite_fabric::framing::{Reader, Writer};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::socket::Listener;
-use ferrite_fabric::wake;
+use ferrite_fabric::wake::End;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use std::collections::VecDeque;
@@ -186,7 +186,7 @@ pub struct IoLoop<'a> {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
     /// What wakes this thread by shortcuts, and of which time that is.
-    shortcuts: Vec<(ShortcutId, Arc<OwnedFd>)>,
+    shortcuts: Vec<(ShortcutId, Arc<End>)>,
     shortcuts_generation: u64,
 }
 
@@ -376,7 +376,7 @@ impl<'a> IoLoop<'a> {
                     let of =
                         |(id, _): &&(ShortcutId, _)| u64::from(*id) | token::SHORTCUT == shortcut;
                     if let Some((_, end)) = self.shortcuts.iter().find(of) {
-                        wake::drain(end);
+                        end.drain();
                     }
                 }
                 client if client >= token::CLIENT => ready.clients.push(client),
@@ -413,7 +413,7 @@ impl<'a> IoLoop<'a> {
     }
 
     /// Waits for these events of shortcuts and no others.
-    fn watch_shortcuts(&mut self, shortcuts: Vec<(ShortcutId, Arc<OwnedFd>)>) {
+    fn watch_shortcuts(&mut self, shortcuts: Vec<(ShortcutId, Arc<End>)>) {
         for (_, event) in &self.shortcuts {
             // It is in the set, unless it could not be added.
             let _ = epoll::delete(&self.epoll, event);

@@ -6,7 +6,7 @@ use ferrite_engine::memory::{Room, ENOUGH_ROOM};
 use ferrite_fabric::ring::{self, Broken, Consumer, Producer};
 use ferrite_fabric::shortcut::{Message, ShortcutId, GRANT_FDS};
 use ferrite_fabric::switch::Mac;
-use ferrite_fabric::wake;
+use ferrite_fabric::wake::{self, End};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ struct Outbound {
     peer: Mac,
     ring: Producer,
     /// Wakes the other device.
-    wake: Arc<OwnedFd>,
+    wake: Arc<End>,
     congestion: Congestion,
     broken: bool,
 }
@@ -123,7 +123,7 @@ pub struct Inbound {
     /// The reading end.
     pub ring: Consumer,
     /// Wakes the other device.
-    wake: Arc<OwnedFd>,
+    wake: Arc<End>,
     /// All frames that came before the ring's first are received.
     open: bool,
 }
@@ -246,7 +246,7 @@ pub struct Flushed {
 pub struct Inbounds {
     list: Vec<Inbound>,
     /// What wakes this device, by shortcut.
-    events: Vec<(ShortcutId, Arc<OwnedFd>)>,
+    events: Vec<(ShortcutId, Arc<End>)>,
     /// Changes whenever `events` does.
     generation: u64,
     /// Shortcuts that were granted so far.
@@ -281,7 +281,7 @@ impl Inbounds {
     }
 
     /// What wakes this device, if that has changed since `generation`.
-    pub fn events(&self, generation: &mut u64) -> Option<Vec<(ShortcutId, Arc<OwnedFd>)>> {
+    pub fn events(&self, generation: &mut u64) -> Option<Vec<(ShortcutId, Arc<End>)>> {
         if *generation == self.generation {
             return None;
         }
@@ -330,8 +330,9 @@ pub fn follow(
             };
             drop(two);
             let known = outbound.list.iter().any(|other| other.peer == peer);
-            let attached = wake::adopt(&end).and_then(|()| ring::attach(&memory, side.into()));
-            let (producer, consumer) = match attached {
+            let attached =
+                End::adopt(end).and_then(|end| Ok((end, ring::attach(&memory, side.into())?)));
+            let (end, (producer, consumer)) = match attached {
                 Ok(ends) if !known => ends,
                 result => {
                     let reason = result

@@ -128,17 +128,17 @@ impl Drop for Connection {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
     use std::time::{Duration, Instant};
 
     /// What a close may wait for without that anybody notices.
-    const NOTICED: Duration = Duration::from_secs(1);
+    pub(crate) const NOTICED: Duration = Duration::from_secs(1);
 
     /// A socket whose last close takes some seconds, and who does not read from it.
-    fn lingering() -> (OwnedFd, TcpStream) {
+    pub(crate) fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (silent, _) = listener.accept().unwrap();

@@ -80,15 +80,15 @@ pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[impl AsFd]) -> io::Result<
 }
 
 /// Copies what can be read, and leaves it there; an error if it comes with
-/// descriptors.
-pub fn peek(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
+/// descriptors. Never waits.
+pub fn peek(stream: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     // The kernel takes descriptors out again for which there is no room, and
     // says so; those in the socket stay what they are.
     let message = rustix::net::recvmsg(
         stream,
         &mut [IoSliceMut::new(buffer)],
         &mut RecvAncillaryBuffer::default(),
-        RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC,
+        RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
     )?;
     if message.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::Error::new(
