@@ -6,7 +6,8 @@
 //! all network configuration. What an entry is to be is noted, and a work item tells the device.
 //! Adding an entry waits a little for it, as an honest device answers at once and may refuse; where
 //! it is late the entry counts as added, and whoever makes a path that starts there waits for the
-//! device instead, without RTNL. A device that never answers is given up by the work item.
+//! device instead, without RTNL, and gets its refusal. A device that never answers, or that keeps a
+//! GID which the host no longer has, is given up by the work item.
 
 use crate::{
     abi,
@@ -17,7 +18,8 @@ use crate::{
     hardware::Hardware,
     kernel_ext::spinlock::{
         new_irq_spinlock,
-        IrqSpinLock, //
+        IrqSpinLock,
+        IrqSpinLockGuard, //
     },
 };
 use kernel::{
@@ -30,6 +32,10 @@ use kernel::{
     },
     time::{
         msecs_to_jiffies,
+        Delta,
+        Instant,
+        Jiffies,
+        Monotonic,
         Msecs, //
     },
     workqueue::{
@@ -40,8 +46,19 @@ use kernel::{
     },
 };
 
-/// How long all who add GIDs wait together for a device that does not answer.
-const PATIENCE: Msecs = 1_000;
+/// How long all who add GIDs wait together, in [`WINDOW`].
+const PATIENCE: Delta = Delta::from_millis(1_000);
+/// How long it takes until there is new patience.
+const WINDOW: Delta = Delta::from_millis(60_000);
+
+/// What makes an entry empty.
+fn cleared(index: u16) -> SetGid {
+    SetGid {
+        index,
+        vlan: abi::VLAN_NONE,
+        ..SetGid::zeroed()
+    }
+}
 
 /// An entry of the table.
 struct Entry {
@@ -53,6 +70,8 @@ struct Entry {
     told: u32,
     /// What it has answered.
     outcome: Result,
+    /// How many wait for that.
+    waiters: u32,
 }
 
 impl Entry {
@@ -60,12 +79,74 @@ impl Entry {
     fn has_seen(&self, change: u32) -> bool {
         self.told.wrapping_sub(change) as i32 >= 0
     }
+
+    /// Whether there is something that the device has not answered.
+    fn is_pending(&self) -> bool {
+        !self.has_seen(self.changes)
+    }
+}
+
+/// How long may still be waited by those who hold up others.
+///
+/// However the device spreads its answers, and however many there are to wait for, it costs
+/// [`PATIENCE`] once in [`WINDOW`].
+struct Patience {
+    left: Delta,
+    /// When the window began.
+    since: Instant<Monotonic>,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self {
+            left: PATIENCE,
+            since: Instant::now(),
+        }
+    }
+
+    fn renew(&mut self) {
+        if self.since.elapsed() >= WINDOW {
+            *self = Self::new();
+        }
+    }
+
+    /// As a timeout; `None` if there is none left.
+    fn timeout(&self) -> Option<Jiffies> {
+        let left = self.left.as_millis();
+        (left > 0).then(|| msecs_to_jiffies(left as Msecs))
+    }
+
+    fn spend(&mut self, waited: Delta) {
+        self.left -= waited;
+    }
 }
 
 struct State {
     entries: KVec<Entry>,
-    /// Somebody has waited in vain, and no answer has come since.
-    late: bool,
+    patience: Patience,
+    /// Where to look first for an entry to tell of: one that changes all the time does not keep the
+    /// others back.
+    next: usize,
+}
+
+impl State {
+    fn entry(&mut self, index: u16) -> Option<&mut Entry> {
+        self.entries.get_mut(usize::from(index))
+    }
+
+    /// An entry that the device has to be told of, one that is waited for if there is any, and the
+    /// number of its change.
+    fn take_next(&mut self) -> Option<(SetGid, u32)> {
+        let count = self.entries.len();
+        let from_next = || (0..count).map(|step| (self.next + step) % count);
+        let is = |index: usize, is: fn(&Entry) -> bool| self.entries.get(index).is_some_and(is);
+        let index = from_next()
+            .find(|index| is(*index, |entry| entry.is_pending() && entry.waiters > 0))
+            .or_else(|| from_next().find(|index| is(*index, Entry::is_pending)))?;
+        self.next = (index + 1) % count;
+        let entry = self.entries.get(index)?;
+        Some((entry.wanted, entry.changes))
+    }
 }
 
 /// What the table is to be, and what the device was told of it.
@@ -81,17 +162,23 @@ struct GidTable {
 impl GidTable {
     fn new(entries: u16) -> Result<impl PinInit<Self>> {
         let mut table = KVec::with_capacity(entries.into(), GFP_KERNEL)?;
-        for _ in 0..entries {
+        for index in 0..entries {
             let entry = Entry {
-                wanted: SetGid::zeroed(),
+                wanted: cleared(index),
                 changes: 0,
                 told: 0,
                 outcome: Ok(()),
+                waiters: 0,
             };
             table.push(entry, GFP_KERNEL)?;
         }
+        let state = State {
+            entries: table,
+            patience: Patience::new(),
+            next: 0,
+        };
         Ok(pin_init!(Self {
-            state <- new_irq_spinlock!(State { entries: table, late: false }, "ferrite_gids"),
+            state <- new_irq_spinlock!(state, "ferrite_gids"),
             answered <- new_condvar!("ferrite_gids_answered"),
         }))
     }
@@ -99,73 +186,93 @@ impl GidTable {
     /// Notes what an entry is to be; returns the number of this change.
     fn want(&self, wanted: SetGid) -> Result<u32> {
         let mut state = self.state.lock();
-        let entry = state.entries.get_mut(usize::from(wanted.index));
-        let entry = entry.ok_or(EINVAL)?;
+        let entry = state.entry(wanted.index).ok_or(EINVAL)?;
         entry.wanted = wanted;
         entry.changes = entry.changes.wrapping_add(1);
         Ok(entry.changes)
     }
 
-    /// Waits for the answer to a change of an entry, and returns it; `Ok` where the device is late,
-    /// or a signal came. Sleeps, for `patience` at the most.
-    fn wait(&self, index: u16, change: u32, patience: Msecs) -> Result {
-        let mut left = msecs_to_jiffies(patience);
+    /// Waits for the answer to a change of an entry, and returns it. `pause` waits for any answer,
+    /// and says whether there is a reason to wait no more: then this returns `None` if there is no
+    /// answer yet.
+    fn wait_by(
+        &self,
+        index: u16,
+        change: Option<u32>,
+        mut pause: impl FnMut(&mut IrqSpinLockGuard<'_, State>) -> bool,
+    ) -> Option<Result> {
         let mut state = self.state.lock();
+        let Some(entry) = state.entry(index) else {
+            return Some(Err(EINVAL));
+        };
+        // What comes later is not waited for: it may change all the time.
+        let change = change.unwrap_or(entry.changes);
+        entry.waiters += 1;
+        let mut enough = false;
         loop {
-            let entry = state.entries.get(usize::from(index)).ok_or(EINVAL)?;
-            if entry.has_seen(change) {
-                return entry.outcome;
-            }
-            if state.late {
-                return Ok(());
-            }
-            left = match self.answered.wait_interruptible_timeout(&mut state, left) {
-                CondVarTimeoutResult::Woken { jiffies } => jiffies,
-                CondVarTimeoutResult::Signal { .. } => return Ok(()),
-                CondVarTimeoutResult::Timeout => {
-                    state.late = true;
-                    0
-                }
+            // Before anything else, whatever ended the pause: the answer may be there.
+            let answer = match state.entry(index) {
+                Some(entry) if entry.has_seen(change) => Some(entry.outcome),
+                _ => None,
             };
+            if answer.is_some() || enough {
+                if let Some(entry) = state.entry(index) {
+                    entry.waiters -= 1;
+                }
+                return answer;
+            }
+            enough = pause(&mut state);
         }
     }
 
-    /// Whether the device knows what an entry is.
-    fn is_settled(&self, index: u16) -> bool {
-        let state = self.state.lock();
-        let entry = state.entries.get(usize::from(index));
-        entry.is_none_or(|entry| entry.has_seen(entry.changes))
+    /// Waits for the answer to a change of an entry, and returns it; `Ok` where the device is late,
+    /// or a signal came. Sleeps, but no longer than there is [`Patience`].
+    fn wait(&self, index: u16, change: u32) -> Result {
+        self.state.lock().patience.renew();
+        let answer = self.wait_by(index, Some(change), |state| {
+            let Some(timeout) = state.patience.timeout() else {
+                return true;
+            };
+            let start = Instant::<Monotonic>::now();
+            let pause = self.answered.wait_interruptible_timeout(state, timeout);
+            state.patience.spend(start.elapsed());
+            matches!(pause, CondVarTimeoutResult::Signal { .. })
+        });
+        answer.unwrap_or(Ok(()))
     }
 
-    /// Waits until the device knows what an entry is, or has refused to. Sleeps.
-    fn settle(&self, index: u16) {
+    /// What the device has answered to what an entry is; `EAGAIN` where it has not yet.
+    fn outcome(&self, index: u16) -> Result {
         let mut state = self.state.lock();
-        while state
-            .entries
-            .get(usize::from(index))
-            .is_some_and(|entry| !entry.has_seen(entry.changes))
-        {
-            self.answered.wait(&mut state);
+        match state.entry(index).ok_or(EINVAL)? {
+            entry if entry.is_pending() => Err(EAGAIN),
+            entry => entry.outcome,
         }
     }
 
-    /// An entry that the device has to be told of, and the number of its change.
-    fn next(&self) -> Option<(SetGid, u32)> {
-        let state = self.state.lock();
-        let entry = state
-            .entries
-            .iter()
-            .find(|entry| !entry.has_seen(entry.changes))?;
-        Some((entry.wanted, entry.changes))
+    /// Waits until the device has answered what an entry is now, and returns that; `ERESTARTSYS`
+    /// where a signal came before. Sleeps.
+    fn settle(&self, index: u16) -> Result {
+        let answer = self.wait_by(index, None, |state| self.answered.wait_interruptible(state));
+        answer.unwrap_or(Err(ERESTARTSYS))
     }
 
-    /// Tells all that is to be told by `tell`, which sleeps.
-    fn tell_all(&self, tell: impl Fn(&SetGid) -> Result) {
-        while let Some((wanted, change)) = self.next() {
+    /// Tells all that is to be told by `tell`, which sleeps. `give_up` is called where the device
+    /// keeps a GID that it should not have.
+    fn tell_all(&self, tell: impl Fn(&SetGid) -> Result, give_up: impl Fn()) {
+        loop {
+            let Some((wanted, change)) = self.state.lock().take_next() else {
+                return;
+            };
             let outcome = tell(&wanted);
+            // The entry may still be what it was before: that it was cleared in between need not
+            // have been told.
+            if outcome.is_err() && (wanted.gid == [0; 16] || tell(&cleared(wanted.index)).is_err())
+            {
+                give_up();
+            }
             let mut state = self.state.lock();
-            state.late = false;
-            if let Some(entry) = state.entries.get_mut(usize::from(wanted.index)) {
+            if let Some(entry) = state.entry(wanted.index) {
                 entry.told = change;
                 entry.outcome = outcome;
             }
@@ -205,7 +312,7 @@ impl GidFollower {
     fn change(self: &Arc<Self>, wanted: SetGid) -> Result<u32> {
         let change = self.table.want(wanted)?;
         // Where it is queued already, it has yet to look.
-        drop(self.hw.work.enqueue(self.clone()));
+        drop(self.hw.gid_work.enqueue(self.clone()));
         Ok(change)
     }
 
@@ -217,7 +324,7 @@ impl GidFollower {
         }
         let index = wanted.index;
         let change = self.change(wanted)?;
-        self.table.wait(index, change, PATIENCE)
+        self.table.wait(index, change)
     }
 
     /// Clears an entry. Does not wait for the device: who uses the entry for something else waits.
@@ -226,23 +333,19 @@ impl GidFollower {
         if self.hw.is_dead() {
             return Ok(());
         }
-        self.change(SetGid {
-            index,
-            vlan: abi::VLAN_NONE,
-            ..SetGid::zeroed()
-        })?;
+        self.change(cleared(index))?;
         Ok(())
     }
 
-    /// Makes sure that the device knows what an entry is, before it is told to use it. `EAGAIN`
-    /// where it does not know yet and the caller may not be made to sleep.
+    /// Makes sure that the device has an entry, before it is told to use it: returns what it said
+    /// to it. `EAGAIN` where it has said nothing yet and the caller may not be made to sleep,
+    /// `ERESTARTSYS` where a signal came before.
     pub(crate) fn settle(&self, index: u16, sleepable: bool) -> Result {
         if sleepable {
-            self.table.settle(index);
-        } else if !self.table.is_settled(index) {
-            return Err(EAGAIN);
+            self.table.settle(index)
+        } else {
+            self.table.outcome(index)
         }
-        Ok(())
     }
 }
 
@@ -250,7 +353,7 @@ impl WorkItem for GidFollower {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        this.table.tell_all(|wanted| {
+        let tell = |wanted: &SetGid| {
             // There is nothing to be told, and no need to wait until it is stopped.
             if this.hw.is_dead() {
                 return Err(EIO);
@@ -260,14 +363,15 @@ impl WorkItem for GidFollower {
                 pr_warn!("ferrite: the device does not take GID {}\n", wanted.index);
             }
             told
-        });
+        };
+        this.table.tell_all(tell, || this.hw.fail());
     }
 }
 
 #[kunit_tests(ferrite_gids)]
 mod tests {
     use super::*;
-    use kernel::time::{Delta, Instant, Monotonic};
+    use core::cell::Cell;
 
     /// A GID at `index` with `byte` in it.
     fn gid(index: u16, byte: u8) -> SetGid {
@@ -282,30 +386,61 @@ mod tests {
         Arc::pin_init(GidTable::new(4)?, GFP_KERNEL)
     }
 
+    /// Tells all to a device that answers `answer`; returns how often it was told something.
+    fn tell(table: &GidTable, answer: impl Fn(&SetGid) -> Result) -> usize {
+        let told = Cell::new(0);
+        let count = |wanted: &SetGid| {
+            told.set(told.get() + 1);
+            answer(wanted)
+        };
+        table.tell_all(count, || {});
+        told.get()
+    }
+
     #[test]
     fn who_adds_gids_waits_once_for_a_device_that_is_late() -> Result {
         let table = table()?;
+        table.state.lock().patience.left = Delta::from_millis(20);
         let start = Instant::<Monotonic>::now();
         let change = table.want(gid(0, 1))?;
-        assert_eq!(table.wait(0, change, 20), Ok(()));
+        assert_eq!(table.wait(0, change), Ok(()));
         assert!(start.elapsed() >= Delta::from_millis(10));
-        // Nobody else does: this would be a minute each.
-        let start = Instant::<Monotonic>::now();
+        // Nobody else does, whether the device answers in between or not.
         for index in 1..4 {
             let change = table.want(gid(index, 1))?;
-            assert_eq!(table.wait(index, change, 60_000), Ok(()));
-            assert!(!table.is_settled(index));
+            assert!(table.state.lock().patience.timeout().is_none());
+            assert_eq!(table.wait(index, change), Ok(()));
+            assert_eq!(table.outcome(index), Err(EAGAIN));
+            if index == 2 {
+                assert_eq!(tell(&table, |_| Ok(())), 3);
+            }
         }
-        assert!(start.elapsed() < Delta::from_millis(30_000));
-        // When it answers all are told, and the next answer is waited for again.
-        let told = core::cell::Cell::new(0);
-        table.tell_all(|_| {
-            told.set(told.get() + 1);
-            Ok(())
-        });
-        assert_eq!(told.get(), 4);
-        assert!((0..4).all(|index| table.is_settled(index)));
-        assert!(!table.state.lock().late);
+        assert_eq!(tell(&table, |_| Ok(())), 1);
+        assert!((0..4).all(|index| table.outcome(index).is_ok()));
+        assert!((0..4).all(|index| table
+            .state
+            .lock()
+            .entry(index)
+            .is_some_and(|e| e.waiters == 0)));
+        Ok(())
+    }
+
+    #[test]
+    fn slow_answers_together_cost_no_more_than_one_that_never_comes() -> Result {
+        let mut patience = Patience::new();
+        let mut waited = Delta::from_millis(0);
+        // Of 0.9 s each, as the table waits: as long as there is a timeout, at the most for that.
+        let mut waits = 0;
+        while patience.timeout().is_some() {
+            let answer = Delta::from_millis(900).min(patience.left);
+            patience.spend(answer);
+            waited += answer;
+            waits += 1;
+        }
+        assert_eq!((waits, waited), (2, PATIENCE));
+        // That lasts for a window.
+        patience.renew();
+        assert!(patience.timeout().is_none());
         Ok(())
     }
 
@@ -314,18 +449,125 @@ mod tests {
         let table = table()?;
         let good = table.want(gid(1, 1))?;
         let bad = table.want(gid(2, 1))?;
-        table.tell_all(|wanted| {
-            if wanted.index == 2 {
+        tell(&table, |wanted| {
+            if wanted.gid == [1; 16] && wanted.index == 2 {
                 Err(ENOMEM)
             } else {
                 Ok(())
             }
         });
-        assert_eq!(table.wait(1, good, 0), Ok(()));
-        assert_eq!(table.wait(2, bad, 0), Err(ENOMEM));
-        // Who uses them does not wait.
-        table.settle(1);
-        table.settle(2);
+        assert_eq!(table.wait(1, good), Ok(()));
+        assert_eq!(table.wait(2, bad), Err(ENOMEM));
+        Ok(())
+    }
+
+    #[test]
+    fn an_answer_that_comes_with_the_end_of_waiting_counts() -> Result {
+        let table = table()?;
+        let change = table.want(gid(2, 1))?;
+        // The answer is noted while a signal or the end of the time wakes the waiter.
+        let answer = table.wait_by(2, Some(change), |state| {
+            if let Some(entry) = state.entry(2) {
+                entry.told = change;
+                entry.outcome = Err(ENOMEM);
+            }
+            true
+        });
+        assert_eq!(answer, Some(Err(ENOMEM)));
+        // Without one it ends as well.
+        table.want(gid(2, 3))?;
+        assert_eq!(table.wait_by(2, None, |_| true), None);
+        Ok(())
+    }
+
+    #[test]
+    fn who_uses_an_entry_that_was_refused_late_is_told() -> Result {
+        let table = table()?;
+        table.state.lock().patience.left = Delta::from_millis(0);
+        let change = table.want(gid(2, 1))?;
+        assert_eq!(table.wait(2, change), Ok(()));
+        assert_eq!(table.outcome(2), Err(EAGAIN));
+        tell(&table, |wanted| {
+            if wanted.gid == [1; 16] {
+                Err(ENOMEM)
+            } else {
+                Ok(())
+            }
+        });
+        assert_eq!(table.settle(2), Err(ENOMEM));
+        assert_eq!(table.outcome(2), Err(ENOMEM));
+        // Until it is something else.
+        table.want(cleared(2))?;
+        tell(&table, |_| Ok(()));
+        assert_eq!(table.settle(2), Ok(()));
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_device_refuses_leaves_nothing_of_before() -> Result {
+        let table = table()?;
+        let stored = Cell::new([0; 16]);
+        let given_up = Cell::new(false);
+        let set = |wanted: &SetGid| {
+            if wanted.gid == [2; 16] {
+                return Err(ENOMEM);
+            }
+            stored.set(wanted.gid);
+            Ok(())
+        };
+        table.want(gid(1, 1))?;
+        table.tell_all(set, || given_up.set(true));
+        assert_eq!(stored.get(), [1; 16]);
+        // The device never hears of the clearing.
+        table.want(cleared(1))?;
+        table.want(gid(1, 2))?;
+        table.tell_all(set, || given_up.set(true));
+        assert_eq!(stored.get(), [0; 16]);
+        assert_eq!(table.outcome(1), Err(ENOMEM));
+        assert!(!given_up.get());
+        // One that cannot be made to forget is not to be used.
+        table.want(cleared(1))?;
+        table.tell_all(|_| Err(EINVAL), || given_up.set(true));
+        assert!(given_up.get());
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_waited_for_is_told_first_and_nothing_is_kept_back() -> Result {
+        let table = table()?;
+        for index in 0..4 {
+            table.want(gid(index, 1))?;
+        }
+        if let Some(entry) = table.state.lock().entry(2) {
+            entry.waiters = 1;
+        }
+        let order = core::cell::RefCell::new(KVec::new());
+        tell(&table, |wanted| {
+            let mut order = order.borrow_mut();
+            order.push(wanted.index, GFP_KERNEL)?;
+            // One that changes all the time.
+            if wanted.index == 3 && order.len() < 6 {
+                table.want(gid(3, order.len() as u8))?;
+            }
+            Ok(())
+        });
+        assert_eq!(order.borrow()[..], [2, 3, 0, 1, 3, 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn an_entry_that_changes_all_the_time_is_waited_for_once() -> Result {
+        let table = table()?;
+        let seen = table.want(gid(3, 1))?;
+        // It changes while it is waited for, and the device has answered what it was.
+        let answer = table.wait_by(3, None, |state| {
+            if let Some(entry) = state.entry(3) {
+                entry.told = seen;
+                entry.changes = entry.changes.wrapping_add(1);
+            }
+            false
+        });
+        assert_eq!(answer, Some(Ok(())));
         Ok(())
     }
 
@@ -334,8 +576,8 @@ mod tests {
         let table = table()?;
         table.want(gid(3, 1))?;
         table.want(gid(3, 0))?;
-        let told = core::cell::Cell::new(0);
-        table.tell_all(|wanted| {
+        let told = Cell::new(0);
+        tell(&table, |wanted| {
             // It changes once more while the device is being told.
             if told.get() == 0 {
                 assert_eq!(wanted.gid, [0; 16]);
@@ -347,7 +589,7 @@ mod tests {
             Ok(())
         });
         assert_eq!(told.get(), 2);
-        assert!(table.is_settled(3));
+        assert_eq!(table.outcome(3), Ok(()));
         Ok(())
     }
 
@@ -355,8 +597,8 @@ mod tests {
     fn there_are_as_many_entries_as_the_device_has() -> Result {
         let table = table()?;
         assert_eq!(table.want(gid(4, 1)), Err(EINVAL));
-        assert!(table.is_settled(4));
-        table.settle(4);
+        assert_eq!(table.outcome(4), Err(EINVAL));
+        assert_eq!(table.settle(4), Err(EINVAL));
         Ok(())
     }
 }

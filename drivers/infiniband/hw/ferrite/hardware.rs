@@ -103,6 +103,8 @@ pub(crate) struct Hardware {
     pub(crate) events: OwnedQueue,
     /// Where everything else is done that may wait for the device.
     pub(crate) work: OwnedQueue,
+    /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
+    pub(crate) gid_work: OwnedQueue,
     link_up: Atomic<u32>,
     /// Of what is printed in interrupts, as often as the device likes.
     #[pin]
@@ -138,6 +140,7 @@ impl Hardware {
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
+            gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
             prints <- RateLimit::new(),
             reach: reach.clone(),
@@ -320,6 +323,7 @@ impl Hardware {
     pub(crate) fn flush(&self) {
         // What is queued while another item runs is not waited for by one flush: a command that
         // was not answered has the failure queued.
+        self.gid_work.flush();
         self.work.flush();
         self.work.flush();
         self.events.flush();

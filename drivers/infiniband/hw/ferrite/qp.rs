@@ -649,6 +649,11 @@ impl FerriteQp {
     /// Changes state and attributes.
     pub(crate) fn modify(qp: &Qp<Ferrite>, attr: &QpAttr<'_>) -> Result {
         let dev = qp.device();
+        let mut command = translate(attr, dev.caps.max_read, dev.caps.max_log_mtu)?;
+        if command.mask & abi::MODIFY_PATH != 0 {
+            // Before the lock: the device may take its time.
+            dev.gids.settle(command.path.source_gid_index, true)?;
+        }
         let mut values = qp.values.lock();
         let current = attr.current_state().unwrap_or(values.state);
         let next = attr.state().unwrap_or(current);
@@ -656,15 +661,11 @@ impl FerriteQp {
         if !attr.transition_is_ok(current, next, qp_type) {
             return Err(EINVAL);
         }
-        let mut command = translate(attr, dev.caps.max_read, dev.caps.max_log_mtu)?;
         if !dev.has(abi::FEATURE_FLUSH) {
             command.access &= !abi::ACCESS_FLUSH_GLOBAL;
         }
         command.qpn = qp.qpn();
         complete_extended(&mut command, qp_type, current, next);
-        if command.mask & abi::MODIFY_PATH != 0 {
-            dev.gids.settle(command.path.source_gid_index, true)?;
-        }
         if command.mask != 0 {
             match dev.hw.execute(&command) {
                 // A failed device has stopped all its queue pairs: that much can be said.
