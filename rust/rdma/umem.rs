@@ -17,9 +17,10 @@ use kernel::prelude::*;
 /// The pointer is a umem that this value owns.
 pub struct Umem(NonNull<bindings::ib_umem>);
 
-// SAFETY: A umem belongs to no task: it holds the process's memory map itself.
+// SAFETY: A umem belongs to no task: it holds what it needs to be released by any, the memory map
+// of the process or the attachment to the DMA buffer.
 unsafe impl Send for Umem {}
-// SAFETY: Shared use of a umem only reads it.
+// SAFETY: What writes to a umem takes `&mut self`; the rest only reads it.
 unsafe impl Sync for Umem {}
 
 impl Umem {
@@ -69,8 +70,11 @@ impl Umem {
 
     /// The largest page size out of `sizes` (a bit each) in which the memory, seen at `iova`, is
     /// contiguous for the device.
-    pub fn best_page_size(&self, sizes: u64, iova: u64) -> Option<usize> {
-        // SAFETY: By the type invariant the umem is ours, and it does not change.
+    ///
+    /// The umem keeps `iova`, by which the number of its blocks is reckoned from now on.
+    pub fn best_page_size(&mut self, sizes: u64, iova: u64) -> Option<usize> {
+        // SAFETY: By the type invariant the umem is ours, and `&mut self` that nobody reads it while
+        // the function writes its `iova`.
         let size =
             unsafe { bindings::ib_umem_find_best_pgsz(self.0.as_ptr(), sizes as c_ulong, iova) };
         (size != 0).then_some(size)
@@ -81,20 +85,20 @@ impl Umem {
         if !page_size.is_power_of_two() {
             return 0;
         }
-        // SAFETY: By the type invariant the umem is ours, and it does not change.
+        // SAFETY: By the type invariant the umem is ours, and nobody writes to it during `&self`.
         unsafe { bindings::ib_umem_num_dma_blocks(self.0.as_ptr(), page_size) }
     }
 
     /// Bytes between the start of the first system page and the memory.
     pub fn offset(&self) -> usize {
-        // SAFETY: By the type invariant the umem is ours, and it does not change.
+        // SAFETY: By the type invariant the umem is ours, and nobody writes to it during `&self`.
         unsafe { bindings::ib_umem_offset(self.0.as_ptr()) as usize }
     }
 
     /// Checks that the memory may be used with other rights: what was pinned for reading only
     /// cannot be written (`EACCES`).
     pub fn check_access(&self, access: Access) -> Result {
-        // SAFETY: By the type invariant the umem is ours, and it does not change.
+        // SAFETY: By the type invariant the umem is ours, and nobody writes to it during `&self`.
         to_result(unsafe {
             bindings::ib_umem_check_rereg(
                 self.0.as_ptr(),
@@ -106,7 +110,7 @@ impl Umem {
 
     /// How many bytes are pinned.
     pub fn len(&self) -> usize {
-        // SAFETY: By the type invariant the umem is ours, and it does not change.
+        // SAFETY: By the type invariant the umem is ours, and nobody writes to it during `&self`.
         unsafe { (*self.0.as_ptr()).length }
     }
 

@@ -91,7 +91,7 @@ impl UserMemory {
     }
 
     /// Describes pinned memory for the device, which knows it as `iova`.
-    fn describe(dev: &Device<Ferrite>, umem: Umem, length: u64, iova: u64) -> Result<Self> {
+    fn describe(dev: &Device<Ferrite>, mut umem: Umem, length: u64, iova: u64) -> Result<Self> {
         let page_size = umem
             .best_page_size(dev.caps.page_sizes, iova)
             .ok_or(EINVAL)?;
