@@ -48,6 +48,14 @@ impl<D: Driver> Object<kind::Cq, D> {
         unsafe { ptr::addr_of!((*self.as_raw()).cqe).read_volatile() as u32 }
     }
 
+    /// Notes how many entries the queue has after a resize. To be called before another resize can
+    /// take effect: the last call counts.
+    pub fn set_entries(&self, entries: u32) {
+        // SAFETY: `&self` is a queue that is not freed; others read the number meanwhile, hence the
+        // volatile write, and find it as it was or as it is.
+        unsafe { ptr::addr_of_mut!((*self.as_raw()).cqe).write_volatile(entries as i32) }
+    }
+
     /// Calls the consumer's completion handler. May be called in interrupt context.
     ///
     /// For a queue of the kernel, not before somebody who was given the queue uses it: the core

@@ -211,8 +211,9 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Gives a completion queue of a process another buffer. Returns how many entries it has.
-    fn resize_user_cq(_cq: &Cq<Self>, _entries: u32, _udata: &Udata<'_, Self>) -> Result<u32> {
+    /// Gives a completion queue of a process another buffer, and tells by [`Cq::set_entries`] how
+    /// many entries it has. The process may do that several times at once.
+    fn resize_user_cq(_cq: &Cq<Self>, _entries: u32, _udata: &Udata<'_, Self>) -> Result {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
@@ -290,8 +291,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Ends a region.
-    fn dereg_mr(mr: &Mr<Self>) -> Result;
+    /// Ends a region, which is in domain `pd`.
+    fn dereg_mr(mr: &Mr<Self>, pd: &Pd<Self>) -> Result;
 
     /// Makes a region of up to `pages` pages that is registered by work request.
     fn alloc_mr<'a>(

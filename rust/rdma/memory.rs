@@ -94,12 +94,8 @@ impl<D: Driver> New<'_, kind::Mr, D> {
 }
 
 impl<D: Driver> Object<kind::Mr, D> {
-    /// Its protection domain.
-    pub fn pd(&self) -> &Pd<D> {
-        // SAFETY: The domain was set before the driver made the region; the core counts the region
-        // as a user of it until the region is gone.
-        unsafe { Object::from_raw((*self.as_raw()).pd) }
-    }
+    // Which domain it is in is not to be asked: a process moves it to another one at any time, and
+    // may end the one before.
 
     /// Its local key now. Kernel users of fast registration change the last byte.
     pub fn lkey(&self) -> u32 {

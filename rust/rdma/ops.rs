@@ -820,12 +820,8 @@ impl<D: Driver> Table<D> {
             // SAFETY: `udata` is null or that of the command, which lasts until this returns.
             let udata = unsafe { Udata::<D>::from_raw(udata) }.ok_or(EINVAL)?;
             // SAFETY: `cq` was made by `create_user_cq`, and the command holds its object for
-            // writing: nobody else resizes or ends it. `cqe` is read meanwhile by others, at most
-            // as a number that has changed.
-            unsafe {
-                let entries = D::resize_user_cq(Object::from_raw(cq), entries, &udata)?;
-                ptr::addr_of_mut!((*cq).cqe).write_volatile(entries as c_int);
-            }
+            // reading: nobody ends it before this returns.
+            unsafe { D::resize_user_cq(Object::from_raw(cq), entries, &udata)? };
             let _ = udata.finish();
             Ok(0)
         })
@@ -1128,11 +1124,13 @@ impl<D: Driver> Table<D> {
     ) -> c_int {
         from_result(|| {
             // SAFETY: `mr` was made by `create_mr`, has no users left, and the core does not touch
-            // it any more when this succeeds. `udata` is null or that of the command, which lasts
-            // until this returns.
+            // it any more when this succeeds. Who ends a region holds its object for writing, or is
+            // its only owner in the kernel: it is not moved to another domain meanwhile, and the
+            // core counts it as a user of `mr->pd`, a domain of `D`, until this has succeeded.
+            // `udata` is null or that of the command, which lasts until this returns.
             unsafe {
                 expect_none::<D>(udata)?;
-                D::dereg_mr(Object::from_raw(mr))?;
+                D::dereg_mr(Object::from_raw(mr), Object::from_raw((*mr).pd))?;
                 Object::<kind::Mr, D>::finish(mr);
             }
             // SAFETY: The memory came from `create_mr`, and nothing in it is initialised any more.

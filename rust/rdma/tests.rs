@@ -140,7 +140,7 @@ impl Driver for Minimal {
         Err(EINVAL)
     }
 
-    fn dereg_mr(_mr: &Mr<Self>) -> Result {
+    fn dereg_mr(_mr: &Mr<Self>, _pd: &Pd<Self>) -> Result {
         Ok(())
     }
 }

@@ -398,11 +398,7 @@ impl FerriteCq {
 
     /// Gives a queue of a process another ring. Completions that were not consumed are moved to
     /// it by the device. Returns its entries.
-    pub(crate) fn resize(
-        cq: &Cq<Ferrite>,
-        entries: u32,
-        udata: &Udata<'_, Ferrite>,
-    ) -> Result<u32> {
+    pub(crate) fn resize(cq: &Cq<Ferrite>, entries: u32, udata: &Udata<'_, Ferrite>) -> Result {
         let dev = cq.device();
         let Memory::User(memory) = &cq.memory else {
             return Err(EINVAL);
@@ -423,7 +419,9 @@ impl FerriteCq {
         })?;
         // The device has left the old ring.
         *current = other;
-        Ok(1 << log_entries)
+        // With the lock held, as others may be resizing it too.
+        cq.set_entries(1 << log_entries);
+        Ok(())
     }
 
     /// Ends a queue: afterwards no event finds it and its memory is left alone.

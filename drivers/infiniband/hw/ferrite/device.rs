@@ -401,7 +401,7 @@ impl rdma::Driver for Ferrite {
         FerriteCq::moderate(cq, count, period)
     }
 
-    fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result<u32> {
+    fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result {
         FerriteCq::resize(cq, entries, udata)
     }
 
@@ -466,8 +466,8 @@ impl rdma::Driver for Ferrite {
         FerriteMr::register_dmabuf(pd, new, region)
     }
 
-    fn dereg_mr(mr: &Mr<Self>) -> Result {
-        FerriteMr::deregister(mr)
+    fn dereg_mr(mr: &Mr<Self>, pd: &Pd<Self>) -> Result {
+        FerriteMr::deregister(mr, pd)
     }
 
     fn alloc_mr<'a>(

@@ -509,10 +509,10 @@ impl FerriteMr {
     }
 
     /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
-    pub(crate) fn deregister(mr: &Mr<Ferrite>) -> Result {
+    pub(crate) fn deregister(mr: &Mr<Ferrite>, pd: &Pd<Ferrite>) -> Result {
         if let Some(object) = &mr.object {
             // A window may be made and bound while the command is on its way.
-            let windows = &mr.pd().windows;
+            let windows = &pd.windows;
             let seen = windows.look();
             object.destroy_unless_busy(|| windows.any_since(seen))?;
         }
