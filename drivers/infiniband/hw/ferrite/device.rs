@@ -142,7 +142,7 @@ impl Ferrite {
         let pages = caps.doorbell_pages.min(hw.doorbells.pages());
         Ok(Self {
             faults: OwnedQueue::for_faults(c"ferrite_faults")?,
-            pager: Pager::new(hw)?,
+            pager: Pager::new(hw, caps.max_qp)?,
             handlers: Handlers::start(hw, queues, caps.max_eq)?,
             tags: Tags::new(caps.max_tags)?,
             // Protection domains are numbers only; the device sets no bound.

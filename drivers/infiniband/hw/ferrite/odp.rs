@@ -15,7 +15,6 @@ use crate::{
         InvalidatePages,
         PageFault,
         PageFaults,
-        Plain,
         ResolveFault,
         ATT_TABLE_ENTRIES, //
     },
@@ -23,7 +22,8 @@ use crate::{
     hardware::Hardware,
     kernel_ext::{
         memcg::MemoryGroup,
-        table::IrqTable, //
+        table::IrqTable,
+        user, //
     },
     lent::{
         Lent,
@@ -89,8 +89,9 @@ const MOST_TABLES: usize = 1 << 16;
 const MOST_PER_FAULT: u64 = 1 << 20;
 /// Bytes brought in at once for an advice.
 const MOST_AT_ONCE: u64 = 4 << 20;
-/// Faults that are dealt with at once, at the most; the device keeps the others.
-const MOST_FAULTS: usize = 512;
+/// Faults of a user that are dealt with at once, at the most; further ones of his wait for those. A
+/// small part of what a workqueue does at once: a page may take as long as its owner likes.
+const MOST_FAULTS: usize = 32;
 /// Advices that are followed later, at the most; who gives more of them follows them himself.
 const MOST_ADVICES: u32 = 64;
 
@@ -443,6 +444,8 @@ pub(crate) struct OnDemand {
     source: Source,
     tables: Arc<PageTables>,
     pd: u32,
+    /// Who registered it.
+    user: u32,
     writable: bool,
     start: u64,
     iova: u64,
@@ -501,6 +504,7 @@ impl OnDemand {
             source,
             tables,
             pd,
+            user: user::accountable(),
             writable: region.access.intersects(writes | Access::MW_BIND),
             start: region.start,
             iova: region.iova,
@@ -682,6 +686,8 @@ fn sweep(parts: &mut Parts, unused: &mut KVec<Arc<Part>>) {
 struct FaultWork {
     mr: MrRef<Ferrite>,
     fault: PageFault,
+    /// Whose faults it counts among.
+    user: u32,
     #[pin]
     work: Work<FaultWork>,
 }
@@ -695,10 +701,7 @@ impl WorkItem for FaultWork {
 
     fn run(this: Arc<Self>) {
         deal_with(&this.mr, &this.fault);
-        let dev = this.mr.device();
-        if dev.pager.backlog.lock().finish() {
-            dev.take_faults();
-        }
+        this.mr.device().pager.finish(this.user);
     }
 }
 
@@ -720,38 +723,122 @@ fn resolve(hw: &Arc<Hardware>, fault: &PageFault, failed: bool) {
     });
 }
 
-/// How many faults are being dealt with.
+/// The faults of a user.
 struct Backlog {
     under_way: usize,
-    /// The pager has left faults in the device, and goes on when there is room.
-    paused: bool,
+    /// Those that wait, the oldest at `first`. They hold no region: one that ends does not wait for
+    /// them.
+    parked: KVVec<PageFault>,
+    first: usize,
 }
 
 impl Backlog {
     const fn new() -> Self {
         Self {
             under_way: 0,
-            paused: false,
+            parked: KVVec::new(),
+            first: 0,
         }
     }
 
-    /// Whether there is room for as many faults as a command takes. If there is not the pager is to
-    /// pause.
-    fn has_room(&mut self) -> bool {
-        self.paused = self.under_way + PageFaults::zeroed().faults.len() > MOST_FAULTS;
-        !self.paused
+    fn park(&mut self, fault: &PageFault) -> Result {
+        // Room that was used comes first, when it is half of all.
+        if self.first > 0 && self.first >= self.parked.len() / 2 {
+            self.parked.copy_within(self.first.., 0);
+            self.parked.truncate(self.parked.len() - self.first);
+            self.first = 0;
+        }
+        Ok(self.parked.push(*fault, GFP_KERNEL)?)
     }
 
-    /// Another one is being dealt with.
-    fn start(&mut self) {
-        self.under_way += 1;
+    fn parked(&self) -> usize {
+        self.parked.len() - self.first
     }
 
-    /// One was dealt with. Returns whether the pager has to go on.
-    fn finish(&mut self) -> bool {
-        self.under_way -= 1;
-        self.paused && self.has_room()
+    fn unpark(&mut self) -> Option<PageFault> {
+        let fault = *self.parked.get(self.first)?;
+        self.first += 1;
+        Some(fault)
     }
+}
+
+/// What is to become of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// It is dealt with now.
+    Now,
+    /// It waits for others of the same user.
+    Later,
+    /// Its user has more than all his queue pairs can have.
+    Never,
+}
+
+/// The faults that were taken from the device, by user: who does not give his pages keeps up his own
+/// faults, and nobody else's.
+struct Backlogs {
+    users: RBTree<u32, Backlog>,
+    /// How many a user may have waiting: those of queue pairs that are gone count as well.
+    most_parked: usize,
+}
+
+impl Backlogs {
+    fn new(most_parked: usize) -> Self {
+        Self {
+            users: RBTree::new(),
+            most_parked,
+        }
+    }
+
+    /// A fault of a region of `user` was taken.
+    fn admit(&mut self, user: u32, fault: &PageFault) -> Result<Admission> {
+        if self.users.get(&user).is_none() {
+            self.users
+                .try_create_and_insert(user, Backlog::new(), GFP_KERNEL)?;
+        }
+        let backlog = self.users.get_mut(&user).ok_or(ENOMEM)?;
+        if backlog.under_way < MOST_FAULTS {
+            backlog.under_way += 1;
+            return Ok(Admission::Now);
+        }
+        if backlog.parked() >= self.most_parked {
+            return Ok(Admission::Never);
+        }
+        backlog.park(fault)?;
+        Ok(Admission::Later)
+    }
+
+    /// One of `user` was dealt with. Returns the one that takes its place.
+    fn finish(&mut self, user: u32) -> Option<PageFault> {
+        let backlog = self.users.get_mut(&user)?;
+        let next = backlog.unpark();
+        if next.is_none() {
+            backlog.under_way -= 1;
+            if backlog.under_way == 0 {
+                self.users.remove(&user);
+            }
+        }
+        next
+    }
+}
+
+/// Takes faults by `take` until there are none, or `closed` says that nobody waits for them, and
+/// calls `start` for each.
+fn take_all(
+    closed: impl Fn() -> bool,
+    mut take: impl FnMut() -> Result<PageFaults>,
+    mut start: impl FnMut(&PageFault),
+) -> Result {
+    while !closed() {
+        let taken = take()?;
+        let count = (taken.count as usize).min(taken.faults.len());
+        for fault in taken.faults.iter().take(count) {
+            start(fault);
+        }
+        if count < taken.faults.len() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Takes faults from the device and has them dealt with, each by a worker of its own.
@@ -762,7 +849,7 @@ pub(crate) struct Pager {
     closed: Atomic<u32>,
     /// Locked while faults are counted, not while they are dealt with.
     #[pin]
-    backlog: Mutex<Backlog>,
+    backlogs: Mutex<Backlogs>,
     /// Advices that are to be followed.
     advices: Atomic<u32>,
     #[pin]
@@ -774,12 +861,15 @@ impl_has_work! {
 }
 
 impl Pager {
-    pub(crate) fn new(hw: &Arc<Hardware>) -> Result<Arc<Self>> {
+    /// For a device with so many queue pairs.
+    pub(crate) fn new(hw: &Arc<Hardware>, queue_pairs: u32) -> Result<Arc<Self>> {
+        // One as requester and one as responder.
+        let faults = 2 * queue_pairs as usize;
         Arc::pin_init(
             pin_init!(Self {
                 hw: hw.clone(),
                 closed: Atomic::new(0),
-                backlog <- new_mutex!(Backlog::new(), "ferrite_backlog"),
+                backlogs <- new_mutex!(Backlogs::new(faults), "ferrite_backlogs"),
                 advices: Atomic::new(0),
                 work <- new_work!("ferrite_pager"),
             }),
@@ -792,28 +882,71 @@ impl Pager {
         self.closed.store(1, Relaxed);
     }
 
+    /// Has a fault dealt with, now or when others of the same user were.
     fn start(&self, fault: &PageFault) {
+        let index = abi::Tag(fault.tag).index() as usize;
+        let user = self
+            .hw
+            .regions
+            .with(index, |mr| mr.on_demand().map(|region| region.user));
+        let Some(user) = user.flatten() else {
+            resolve(&self.hw, fault, true);
+            return;
+        };
+        let admission = self.backlogs.lock().admit(user, fault);
+        match admission {
+            Ok(Admission::Now) => {
+                if !self.begin(user, fault) {
+                    self.finish(user);
+                }
+            }
+            Ok(Admission::Later) => {}
+            // Without memory to note it there is none for the page.
+            Ok(Admission::Never) | Err(_) => resolve(&self.hw, fault, true),
+        }
+    }
+
+    /// Has a fault that counts among those of `user` dealt with by a worker. Returns false where
+    /// there is nothing to wait for.
+    fn begin(&self, user: u32, fault: &PageFault) -> bool {
         let index = abi::Tag(fault.tag).index() as usize;
         let Some(mr) = self.hw.regions.get(index) else {
             resolve(&self.hw, fault, true);
-            return;
+            return false;
         };
         let kept = mr.clone();
         let work = Arc::pin_init(
             pin_init!(FaultWork {
                 mr: kept,
                 fault: *fault,
+                user,
                 work <- new_work!("ferrite_fault"),
             }),
             GFP_KERNEL,
         );
         match work {
             Ok(work) => {
-                self.backlog.lock().start();
                 // A work item that was made just now is not queued yet.
                 drop(mr.device().faults.enqueue(work));
+                true
             }
-            Err(_) => deal_with(&mr, fault),
+            Err(_) => {
+                // Dealt with here the page might keep up everybody.
+                resolve(&self.hw, fault, true);
+                false
+            }
+        }
+    }
+
+    /// A fault that counted among those of `user` was dealt with: the next one begins.
+    fn finish(&self, user: u32) {
+        loop {
+            let next = self.backlogs.lock().finish(user);
+            match next {
+                Some(fault) if self.begin(user, &fault) => return,
+                Some(_) => {}
+                None => return,
+            }
         }
     }
 }
@@ -822,19 +955,16 @@ impl WorkItem for Pager {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        while this.closed.load(Relaxed) == 0 {
-            if !this.backlog.lock().has_room() {
-                return;
-            }
-            let Ok(taken) = this.hw.query::<PageFaults>(CommandOpcode::TakeFaults, 0) else {
-                return;
-            };
-            let count = (taken.count as usize).min(taken.faults.len());
-            for fault in taken.faults.iter().take(count) {
-                this.start(fault);
-            }
-            if count < taken.faults.len() {
-                return;
+        let taken = take_all(
+            || this.closed.load(Relaxed) != 0,
+            || this.hw.query(CommandOpcode::TakeFaults, 0),
+            |fault| this.start(fault),
+        );
+        if let Err(error) = taken {
+            if !this.hw.is_dead() {
+                // It may have faults left, and says so only once.
+                pr_err!("ferrite: faults cannot be taken: {:?}\n", error);
+                this.hw.fail();
             }
         }
     }
@@ -931,6 +1061,7 @@ pub(crate) fn advise(
 #[kunit_tests(ferrite_odp)]
 mod tests {
     use super::*;
+    use crate::abi::Plain;
 
     #[test]
     fn tables_are_found_by_level_and_page() {
@@ -965,26 +1096,82 @@ mod tests {
         }
     }
 
-    #[test]
-    fn faults_beyond_the_bound_stay_in_the_device_until_there_is_room() {
-        let batch = PageFaults::zeroed().faults.len();
-        let mut backlog = Backlog::new();
-        let mut taken = 0;
-        while backlog.has_room() {
-            for _ in 0..batch {
-                backlog.start();
-            }
-            taken += batch;
+    fn fault(token: u32) -> PageFault {
+        PageFault {
+            token: token.into(),
+            ..PageFault::zeroed()
         }
-        assert!(taken > MOST_FAULTS - batch && taken <= MOST_FAULTS);
-        // The pager is woken once: by the first to leave room for what a command takes.
-        let woken = (0..taken).filter(|_| backlog.finish()).count();
-        assert_eq!(woken, 1);
-        assert_eq!(backlog.under_way, 0);
-        // One that never paused is not woken.
-        assert!(backlog.has_room());
-        backlog.start();
-        assert!(!backlog.finish());
+    }
+
+    #[test]
+    fn a_user_who_gives_no_pages_keeps_up_only_himself() -> Result {
+        let most = 3 * MOST_FAULTS;
+        let mut backlogs = Backlogs::new(most);
+        // One whose pages never come has as many faults as he can have.
+        for _ in 0..MOST_FAULTS {
+            assert_eq!(backlogs.admit(1, &fault(0))?, Admission::Now);
+        }
+        for number in 0..most {
+            assert_eq!(backlogs.admit(1, &fault(number as u32))?, Admission::Later);
+        }
+        // What is more is from queue pairs that are gone, or made up.
+        assert_eq!(backlogs.admit(1, &fault(0))?, Admission::Never);
+        // That is nothing to another.
+        assert_eq!(backlogs.admit(2, &fault(7))?, Admission::Now);
+        assert!(backlogs.finish(2).is_none());
+        // When they come each makes room for the next, in order.
+        for number in 0..most {
+            let next = backlogs.finish(1).ok_or(ENOENT)?;
+            assert_eq!(next.token, fault(number as u32).token);
+        }
+        for _ in 0..MOST_FAULTS {
+            assert!(backlogs.finish(1).is_none());
+        }
+        assert!(backlogs.users.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn parked_faults_stay_in_order_while_others_come() -> Result {
+        let mut backlog = Backlog::new();
+        let mut expected = 0;
+        for number in 0..1_000u32 {
+            backlog.park(&fault(number))?;
+            if number % 3 != 0 {
+                let next = backlog.unpark().ok_or(ENOENT)?;
+                assert_eq!(next.token, fault(expected).token);
+                expected += 1;
+            }
+        }
+        assert_eq!(backlog.parked(), 1_000 - expected as usize);
+        // Room is used again.
+        assert!(backlog.parked.len() <= 2 * backlog.parked() + 2);
+        Ok(())
+    }
+
+    #[test]
+    fn faults_are_taken_until_there_are_none_or_it_fails() {
+        let batch = PageFaults::zeroed().faults.len() as u32;
+        let with = |count| PageFaults {
+            count,
+            ..PageFaults::zeroed()
+        };
+        let run = |answers: &[Result<u32>]| {
+            let (mut taken, mut started) = (0, 0);
+            let result = take_all(
+                || false,
+                || {
+                    taken += 1;
+                    answers[taken - 1].map(with)
+                },
+                |_| started += 1,
+            );
+            (result, taken, started)
+        };
+        assert_eq!(run(&[Ok(batch), Ok(2)]), (Ok(()), 2, batch + 2));
+        // What the device says is not believed.
+        assert_eq!(run(&[Ok(batch + 1), Ok(0)]), (Ok(()), 2, batch));
+        assert_eq!(run(&[Ok(batch), Err(EINVAL)]), (Err(EINVAL), 2, batch));
     }
 
     #[test]
