@@ -236,6 +236,17 @@ bool rust_helper_rdma_netdev_in_net(const struct net_device *ndev,
 	return net_eq(dev_net(ndev), rdma_dev_net(ibdev));
 }
 
+bool rust_helper_rdma_netdev_is_above(struct net_device *lower,
+				      struct net_device *ndev)
+{
+	bool above;
+
+	rcu_read_lock();
+	above = netdev_has_upper_dev_all_rcu(lower, ndev);
+	rcu_read_unlock();
+	return above;
+}
+
 struct net_device *rust_helper_rdma_netdev_first(struct ib_device *ibdev)
 {
 	return first_net_device(rdma_dev_net(ibdev));

@@ -86,6 +86,8 @@ void rust_helper_rtnl_unlock(void);
 bool rust_helper_rdma_netdev_is_hardware(const struct net_device *ndev);
 bool rust_helper_rdma_netdev_in_net(const struct net_device *ndev,
 				    struct ib_device *ibdev);
+bool rust_helper_rdma_netdev_is_above(struct net_device *lower,
+				      struct net_device *ndev);
 struct net_device *rust_helper_rdma_netdev_first(struct ib_device *ibdev);
 struct net_device *rust_helper_rdma_netdev_next(struct net_device *ndev);
 void rust_helper_rdma_netdev_put(struct net_device *ndev);

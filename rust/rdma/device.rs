@@ -3,14 +3,18 @@
 //! RDMA devices: what they are, making them known to the core, their ports.
 
 use super::counters::Descriptions;
+use super::netdev::{GidScan, Pairing};
 use super::{netdev, ops, Driver, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
 use crate::bindings;
+use crate::kernel_ext::workqueue::OwnedQueue;
 use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
 use kernel::error::to_result;
 use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::Arc;
 use kernel::types::Opaque;
 use kernel::{device, ThisModule};
 
@@ -296,6 +300,21 @@ pub struct Registration<D: Driver> {
     dev: NonNull<Device<D>>,
     #[pin]
     notifier: Opaque<bindings::notifier_block>,
+    /// One of [`gids`]; read and written with RTNL held.
+    gids: Atomic<u32>,
+    gid_scan: Arc<GidScan<D>>,
+    /// Where `gid_scan` runs; flushed while `dev` is registered.
+    gid_scans: OwnedQueue,
+}
+
+/// What is known of the GID table of a device.
+mod gids {
+    /// There may be none yet: the core makes it while the device is being registered.
+    pub(super) const NONE: u32 = 0;
+    /// As `NONE`, and the pairing has changed since the device began to be registered.
+    pub(super) const MISSED: u32 = 1;
+    /// There is one.
+    pub(super) const THERE: u32 = 2;
 }
 
 // SAFETY: The core's functions that drop calls may be called by any task, and `D` is `Send`.
@@ -307,33 +326,32 @@ impl<D: Driver> Registration<D> {
     fn new(unregistered: Unregistered<D>) -> impl PinInit<Self, Error> {
         let init = move |slot: *mut Self| {
             let dev = unregistered.0;
-            let raw = unregistered.device().as_raw();
             let paired = unregistered.device().port_mac().is_some();
-            // SAFETY: `slot` is valid for writes and pinned, and the notifier in it is zeroed before
-            // it is used. The notifier is registered while `dev`, which its callback uses, is valid:
-            // it is removed again on error, and else when the registration is dropped. The parent is
-            // bound for as long as the registration, which the caller drops when it is unbound.
+            let gid_scans = OwnedQueue::ordered(c"rdma_gids")?;
+            // SAFETY: `update_gids` queues it, with RTNL held where the device has a GID table.
+            // After the notifier is gone nobody does, and dropping the registration flushes the
+            // queue then, before it unregisters the device.
+            let gid_scan = unsafe { GidScan::new(dev)? };
+            // SAFETY: `slot` is valid for writes and pinned, and all its fields are written before
+            // the notifier, which uses them, is registered. Where that fails those that need it are
+            // dropped, and not used afterwards. The parent is bound for as long as the registration,
+            // which the caller drops when it is unbound.
             unsafe {
                 ptr::addr_of_mut!((*slot).dev).write(dev);
+                ptr::addr_of_mut!((*slot).gids).write(Atomic::new(gids::NONE));
+                // Dropped below where this fails.
+                ptr::addr_of_mut!((*slot).gid_scan).write(gid_scan);
+                ptr::addr_of_mut!((*slot).gid_scans).write(gid_scans);
                 let notifier = Opaque::cast_into(ptr::addr_of!((*slot).notifier));
                 ptr::write_bytes(notifier, 0, 1);
                 (*notifier).notifier_call = Some(Self::netdev_event);
                 // Before the core, which then asks which interface the port is paired with.
                 (*notifier).priority = 1;
-                if paired {
-                    // Makes the core's data of the port: notifier calls, which may come while the
-                    // device is being registered, must not make it a second time.
-                    unregistered.device().set_netdev(netdev::PORT, None)?;
-                    // Reports all interfaces that there are, so that the port is paired now.
-                    to_result(bindings::rdma_register_netdevice_notifier(notifier))?;
-                }
-                let parent = bindings::rdma_device_parent(raw);
-                let ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent);
-                if ret != 0 {
-                    if paired {
-                        bindings::rdma_unregister_netdevice_notifier(notifier);
-                    }
-                    return to_result(ret);
+                let registered = Self::register_both(slot, &unregistered, paired);
+                if registered.is_err() {
+                    ptr::drop_in_place(ptr::addr_of_mut!((*slot).gid_scan));
+                    ptr::drop_in_place(ptr::addr_of_mut!((*slot).gid_scans));
+                    return registered;
                 }
             }
             // INVARIANT: Device and notifier were registered just now.
@@ -345,11 +363,70 @@ impl<D: Driver> Registration<D> {
                 // SAFETY: Detached by dropping the registration, before the device goes.
                 unsafe { sink.attach(dev) };
             }
+            if paired {
+                // SAFETY: All fields are initialised.
+                let this = unsafe { &*slot };
+                Rtnl::with(|rtnl| {
+                    if this.gids.xchg(gids::THERE, Relaxed) == gids::MISSED {
+                        this.update_gids(rtnl, None);
+                    }
+                });
+            }
             Ok(())
         };
         // SAFETY: All fields are initialised where `Ok` is returned. On error neither device nor
         // notifier is registered, and nothing needs to be dropped.
         unsafe { pin_init::pin_init_from_closure(init) }
+    }
+
+    /// Registers the notifier, if the port is paired with an interface, and the device.
+    ///
+    /// # Safety
+    ///
+    /// All fields of `slot` must be initialised and stay where they are, `unregistered` be its
+    /// device, and the device's parent be bound.
+    unsafe fn register_both(
+        slot: *mut Self,
+        unregistered: &Unregistered<D>,
+        paired: bool,
+    ) -> Result {
+        let raw = unregistered.device().as_raw();
+        // SAFETY: The caller vouches for `slot`, of which the notifier is a part. It is registered
+        // while the device, which its callback uses, is valid: it is removed again on error.
+        unsafe {
+            let notifier = Opaque::cast_into(ptr::addr_of!((*slot).notifier));
+            if paired {
+                // Makes the core's data of the port: notifier calls, which may come while the
+                // device is being registered, must not make it a second time.
+                unregistered.device().set_netdev(netdev::PORT, None)?;
+                // Reports all interfaces that there are, so that the port is paired now.
+                to_result(bindings::rdma_register_netdevice_notifier(notifier))?;
+                // The core looks for the GIDs of what is paired by now.
+                Rtnl::with(|_| (*slot).gids.store(gids::NONE, Relaxed));
+            }
+            let parent = bindings::rdma_device_parent(raw);
+            let ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent);
+            if ret != 0 && paired {
+                bindings::rdma_unregister_netdevice_notifier(notifier);
+            }
+            to_result(ret)
+        }
+    }
+
+    /// Brings the GIDs in line with a pairing that has changed; `parted` is the interface that the
+    /// port was paired with.
+    fn update_gids(&self, _rtnl: &Rtnl, parted: Option<&Netdev>) {
+        let dev = self.device();
+        if self.gids.load(Relaxed) != gids::THERE {
+            self.gids.store(gids::MISSED, Relaxed);
+        } else if dev.netdev(netdev::PORT).is_some() {
+            // By a worker, as it takes RTNL. Where it is queued already, it has yet to look.
+            drop(self.gid_scans.enqueue(self.gid_scan.clone()));
+        } else {
+            // The core removes those of an interface that goes, and hears nothing any more of what
+            // is stacked on it.
+            dev.remove_gids(parted);
+        }
     }
 
     /// The device.
@@ -379,7 +456,9 @@ impl<D: Driver> Registration<D> {
             // SAFETY: The networking core holds RTNL while it calls notifiers of interfaces, until
             // this returns.
             let rtnl = unsafe { Rtnl::assume_held() };
-            this.device().follow_netdev(&rtnl, &netdev, event);
+            if this.device().follow_netdev(&rtnl, &netdev, event) != Pairing::Keep {
+                this.update_gids(&rtnl, Some(&netdev));
+            }
         }
         0
     }
@@ -397,6 +476,8 @@ impl<D: Driver> PinnedDrop for Registration<D> {
             if self.device().port_mac().is_some() {
                 bindings::rdma_unregister_netdevice_notifier(self.notifier.get());
             }
+            // Nothing is queued any more.
+            self.gid_scans.flush();
             bindings::ib_unregister_device(self.dev.as_ptr().cast());
         }
     }

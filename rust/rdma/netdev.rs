@@ -8,7 +8,8 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use kernel::error::from_err_ptr;
 use kernel::prelude::*;
-use kernel::sync::rcu;
+use kernel::sync::{rcu, Arc};
+use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
 
 /// A counted reference to a network interface.
 ///
@@ -118,8 +119,8 @@ pub(super) struct Rtnl(PhantomData<*mut ()>);
 impl Rtnl {
     /// Runs `f` with RTNL held. Sleeps.
     pub(super) fn with<R>(f: impl FnOnce(&Self) -> R) -> R {
-        // SAFETY: No caller of this holds the lock: it is called where the core enables a device,
-        // not in notifiers.
+        // SAFETY: No caller of this holds the lock: it is called where a device is registered or
+        // enabled, not in notifiers.
         unsafe { bindings::rtnl_lock() };
         let result = f(&Self(PhantomData));
         // SAFETY: This task took the lock above.
@@ -214,11 +215,20 @@ impl<D: Driver> Device<D> {
         None
     }
 
-    /// Acts on what happened to an interface.
-    pub(super) fn follow_netdev(&self, _rtnl: &Rtnl, netdev: &Netdev, event: NetdevEvent) {
+    /// Acts on what happened to an interface; returns what became of the pairing.
+    ///
+    /// Nobody is told anew of the addresses of what is stacked on an interface that is paired: the
+    /// caller has them looked for, with [`GidScan`].
+    pub(super) fn follow_netdev(
+        &self,
+        _rtnl: &Rtnl,
+        netdev: &Netdev,
+        event: NetdevEvent,
+    ) -> Pairing {
         let paired = self.netdev(PORT).map(|paired| paired == *netdev);
+        let pairing = Pairing::after(event, self.is_own(netdev), paired);
         // Only running out of memory makes pairing fail; the next event tries again.
-        let followed = match Pairing::after(event, self.is_own(netdev), paired) {
+        let followed = match pairing {
             Pairing::Keep => paired == Some(true),
             Pairing::Pair => self.set_netdev(PORT, Some(netdev)).is_ok(),
             Pairing::Part => self.set_netdev(PORT, None).is_ok(),
@@ -226,6 +236,28 @@ impl<D: Driver> Device<D> {
         if followed {
             D::netdev_event(self, netdev, event);
         }
+        pairing
+    }
+
+    /// Whether GIDs of an interface belong to the port: it is the one that the port is paired with,
+    /// or above that.
+    ///
+    /// # Safety
+    ///
+    /// `netdev` must be null or a valid interface.
+    pub(super) unsafe fn takes_gids_of(&self, netdev: *mut bindings::net_device) -> bool {
+        // Ports that are not paired by this module are the driver's matter.
+        if self.port_mac().is_none() {
+            return true;
+        }
+        let Some(paired) = self.netdev(PORT) else {
+            return false;
+        };
+        if paired.as_raw() == netdev {
+            return true;
+        }
+        // SAFETY: The count of `paired` keeps it; `netdev` is compared, not followed.
+        unsafe { bindings::rdma_netdev_is_above(paired.as_raw(), netdev) }
     }
 
     /// The interface that entry `index` of the port's GID table belongs to, if it is set. `EINVAL`
@@ -251,9 +283,19 @@ impl<D: Driver> Device<D> {
         Ok(netdev)
     }
 
-    /// Removes all GIDs of the port: those of the interface that it was paired with, and of what is
-    /// stacked on that.
-    fn remove_gids(&self) {
+    /// Removes all GIDs of the port, which is not paired any more: those of the interface that it
+    /// was paired with, and of what is stacked on that.
+    ///
+    /// The device must have a GID table.
+    pub(super) fn remove_gids(&self, parted: Option<&Netdev>) {
+        if let Some(parted) = parted {
+            // Takes the lock of the table: who adds a GID now was asked whether it is the port's
+            // before that was unpaired, and is seen below, or is refused.
+            // SAFETY: The device is valid and has a GID table; the interface is kept by its count.
+            unsafe {
+                bindings::roce_del_all_netdev_gids(self.as_raw(), PORT, parted.as_raw());
+            }
+        }
         for index in 0.. {
             match self.netdev_of_gid(index) {
                 // SAFETY: The device is valid and has a GID table, from which the entry was read;
@@ -271,13 +313,17 @@ impl<D: Driver> Device<D> {
     pub(super) fn follow_namespace(&self) {
         let moved = Rtnl::with(|rtnl| {
             let paired = self.netdev(PORT);
-            if paired.is_some_and(|paired| self.shares_namespace(&paired)) {
+            if paired
+                .as_ref()
+                .is_some_and(|paired| self.shares_namespace(paired))
+            {
                 return false;
             }
-            // The core removes GIDs when interfaces go, and none went. Unpaired first, so that none
-            // is added meanwhile.
+            // The core removes GIDs when interfaces go, and none went. Unpaired first: from then on
+            // none is taken.
             let _ = self.set_netdev(PORT, None);
-            self.remove_gids();
+            self.remove_gids(paired.as_ref());
+            drop(paired);
             let own = self.find_own(rtnl);
             let set = self.set_netdev(PORT, own.as_ref());
             match own {
@@ -294,5 +340,52 @@ impl<D: Driver> Device<D> {
             // RTNL, which the function takes, was given back above.
             unsafe { bindings::rdma_roce_rescan_port(self.as_raw(), PORT) };
         }
+    }
+}
+
+/// Looks for the GIDs of a port that was paired: the core adds those of an interface that comes, not
+/// those of what was stacked on it before.
+///
+/// # Invariants
+///
+/// The device is valid whenever the work item runs, and has a GID table.
+#[pin_data]
+pub(super) struct GidScan<D: Driver> {
+    dev: NonNull<Device<D>>,
+    #[pin]
+    work: Work<GidScan<D>>,
+}
+
+// SAFETY: The pointer is used as a `&Device<D>` only, which is `Sync`.
+unsafe impl<D: Driver> Send for GidScan<D> {}
+// SAFETY: The pointer is used as a `&Device<D>` only, which is `Sync`.
+unsafe impl<D: Driver> Sync for GidScan<D> {}
+
+impl_has_work! {
+    impl{D: Driver} HasWork<Self> for GidScan<D> { self.work }
+}
+
+impl<D: Driver> GidScan<D> {
+    /// # Safety
+    ///
+    /// The result must be queued only while `dev` is registered, on a queue that is flushed before
+    /// it is not.
+    pub(super) unsafe fn new(dev: NonNull<Device<D>>) -> Result<Arc<Self>> {
+        // INVARIANT: The caller vouches for the device.
+        let scan = pin_init!(Self {
+            dev,
+            work <- new_work!("rdma::GidScan"),
+        });
+        Arc::pin_init(scan, GFP_KERNEL)
+    }
+}
+
+impl<D: Driver> WorkItem for GidScan<D> {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        // SAFETY: By the type invariant the device is valid and has a GID table; a worker does not
+        // hold RTNL, which the function takes.
+        unsafe { bindings::rdma_roce_rescan_port(this.dev.as_ptr().cast(), PORT) };
     }
 }

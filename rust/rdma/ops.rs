@@ -344,8 +344,16 @@ impl<D: Driver> Table<D> {
     ) -> c_int {
         from_result(|| {
             // SAFETY: The core holds the lock of the GID table: the entry is its own, and constant
-            // until this returns. Its device has this table, so it is a `Device<D>`.
-            unsafe { D::add_gid(Device::from_raw((*attr).device), GidAttr::from_raw(attr))? };
+            // until this returns, with a count of its interface. Its device has this table, so it is
+            // a `Device<D>`.
+            unsafe {
+                let dev = Device::<D>::from_raw((*attr).device);
+                // Who adds it may have asked which interface is the port's before that changed.
+                if !dev.takes_gids_of((*attr).ndev) {
+                    return Err(ENODEV);
+                }
+                D::add_gid(dev, GidAttr::from_raw(attr))?;
+            }
             Ok(0)
         })
     }

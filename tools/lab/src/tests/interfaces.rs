@@ -27,6 +27,10 @@ pub const TESTS: &[VmTest] = &[
         moved_to_a_namespace,
     ),
     VmTest::new(
+        "a card that moves away from below a VLAN takes all GIDs, and finds those that are left",
+        moved_below_a_vlan,
+    ),
+    VmTest::new(
         "card and RDMA device work in a namespace of their own",
         moved_together,
     ),
@@ -61,6 +65,13 @@ fn wait_unpaired(vm: &Vm) -> Result<()> {
     vm.wait_for(
         "rdma link | grep 'state DOWN' | grep -vq 'netdev '",
         Duration::from_secs(20),
+    )
+}
+
+/// A command that prints the GIDs of a device that are set, each in a line.
+fn gids_of(device: &str) -> String {
+    format!(
+        "cat /sys/class/infiniband/{device}/ports/1/gids/* 2>/dev/null | grep -v '^\\(0000:\\)*0000$'"
     )
 }
 
@@ -288,14 +299,49 @@ fn moved_together(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
+fn moved_below_a_vlan(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let device = one.sh("ls /sys/class/infiniband | head -n1")?;
+    let device = device.trim();
+    let gids = gids_of(device);
+    one.sh("set -e
+         ip netns add away
+         ip link add link eth0 name lan7 type vlan id 7
+         ip addr add 10.77.7.1/24 dev lan7
+         ip addr add 10.77.7.2/24 dev lan7
+         ip link set lan7 up")?;
+    let moved = (|| {
+        one.wait_for(&format!("{gids} | grep -q '0a4d:0702$'"), TIME)?;
+        // The VLAN stays, and loses an address that nobody tells the port of.
+        one.sh("ip link set eth0 netns away")?;
+        wait_unpaired(one)?;
+        one.wait_for(&format!("! {gids}"), TIME)?;
+        one.sh("ip addr del 10.77.7.2/24 dev lan7")
+    })();
+    one.sh("ip netns exec away ip link set eth0 netns 1")?;
+    configure(one)?;
+    one.sh("ip link set lan7 up; ip netns del away")?;
+    let found = moved.and_then(|_| {
+        one.wait_for(&format!("{gids} | grep -q '0a4d:0701$'"), TIME)?;
+        let now = one.sh(&gids)?;
+        ensure!(
+            !now.contains("0a4d:0702"),
+            "a GID of an address that was removed:\n{now}"
+        );
+        Ok(())
+    });
+    one.sh("ip link del lan7")?;
+    found?;
+    wait_active(one)?;
+    paired_with(one, "eth0")?;
+    still_works(cluster)
+}
+
 fn moved_alone(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     let device = one.sh("ls /sys/class/infiniband | head -n1")?;
     let device = device.trim();
-    // The GIDs that are set, each in a line.
-    let gids = format!(
-        "cat /sys/class/infiniband/{device}/ports/1/gids/* 2>/dev/null | grep -v '^\\(0000:\\)*0000$'"
-    );
+    let gids = gids_of(device);
     one.sh("set -e
          rdma system set netns exclusive
          ip netns add box
