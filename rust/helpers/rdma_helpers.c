@@ -101,6 +101,11 @@ u32 rust_helper_current_accountable_user(void)
 	return from_kuid(&init_user_ns, uid);
 }
 
+bool rust_helper_current_is_dying(void)
+{
+	return fatal_signal_pending(current);
+}
+
 bool rust_helper_capable_sys_resource(void)
 {
 	return capable(CAP_SYS_RESOURCE);

@@ -66,6 +66,7 @@ void *rust_helper_memcg_enter(void *memcg);
 void rust_helper_memcg_put(void *memcg);
 u32 rust_helper_current_accountable_user(void);
 bool rust_helper_capable_sys_resource(void);
+bool rust_helper_current_is_dying(void);
 
 /* Device memory. */
 int rust_helper_rdma_clear_io(u64 address, size_t length);

@@ -16,3 +16,9 @@ pub fn may_exceed_limits() -> bool {
     // SAFETY: The function only looks at the credentials of the current task.
     unsafe { bindings::capable_sys_resource() }
 }
+
+/// Whether the current task was killed: what it does for itself is not worth going on with.
+pub fn is_dying() -> bool {
+    // SAFETY: The function only looks at the signals of the current task.
+    unsafe { bindings::current_is_dying() }
+}

@@ -219,8 +219,9 @@ fn wanted_queues() -> u32 {
 /// smallest is too large.
 fn make_largest<T>(log_entries: u8, mut make: impl FnMut(u8, Flags) -> Result<T>) -> Result<T> {
     for larger in (LEAST_LOG_ENTRIES + 1..=log_entries).rev() {
-        if let Ok(made) = make(larger, GFP_KERNEL | __GFP_NOWARN) {
-            return Ok(made);
+        match make(larger, GFP_KERNEL | __GFP_NOWARN) {
+            Err(error) if error == ENOMEM => {}
+            made => return made,
         }
     }
     make(log_entries.min(LEAST_LOG_ENTRIES), GFP_KERNEL)
@@ -354,6 +355,13 @@ mod tests {
             assert_eq!(tried.get(), MOST_ASYNC_LOG_ENTRIES - most + 1);
         }
         assert_eq!(make_largest(10, &make(LEAST_LOG_ENTRIES - 1)), Err(ENOMEM));
+        // Another error is none that a smaller one helps against.
+        let mut tries = 0;
+        let made = make_largest::<()>(10, |_, _| {
+            tries += 1;
+            Err(EIO)
+        });
+        assert_eq!((made, tries), (Err(EIO), 1));
         // What the device wants smaller is.
         assert_eq!(make_largest(5, &make(5)), Ok(5));
         assert_eq!(tried.get(), 1);

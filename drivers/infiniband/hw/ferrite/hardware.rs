@@ -106,9 +106,12 @@ pub(crate) struct Hardware {
     /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
     pub(crate) gid_work: OwnedQueue,
     link_up: Atomic<u32>,
-    /// Of what is printed in interrupts, as often as the device likes.
+    /// Of what is printed in interrupts, as often as the device likes: changes of the link.
     #[pin]
-    prints: RateLimit,
+    link_prints: RateLimit,
+    /// And events that it should not raise, which are not to hide those.
+    #[pin]
+    stray_prints: RateLimit,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
     /// Held while the device is being stopped.
@@ -142,7 +145,8 @@ impl Hardware {
             work: OwnedQueue::unbound(c"ferrite_work")?,
             gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
-            prints <- RateLimit::new(),
+            link_prints <- RateLimit::new(),
+            stray_prints <- RateLimit::new(),
             reach: reach.clone(),
             stopping <- new_mutex!((), "ferrite_stopping"),
             failure <- new_work!("ferrite_failure"),
@@ -381,7 +385,7 @@ impl Hardware {
             EventCode::PageFaults => self.sink.raise(device_event::PAGE_FAULTS),
             EventCode::LinkChange => {
                 let up = event.param0 != 0;
-                if self.prints.allows(c"ferrite") {
+                if self.link_prints.allows(c"ferrite link") {
                     dev_info!(self.pdev, "link is {}\n", if up { "up" } else { "down" });
                 }
                 self.set_link(up);
@@ -400,7 +404,7 @@ impl Hardware {
                 kernel::pr_warn_once!("ferrite: event queue {} is out of room\n", event.id);
             }
             _ => {
-                if self.prints.allows(c"ferrite") {
+                if self.stray_prints.allows(c"ferrite events") {
                     dev_warn!(self.pdev, "event {:?} was not asked for\n", code);
                 }
             }

@@ -653,6 +653,10 @@ impl OnDemand {
         let all = self.addresses(offset, range.length.into())?;
         let mut at = all.start;
         while at < all.end {
+            // It is gigabytes at the most, and may be the process itself that waits.
+            if user::is_dying() {
+                return Err(EINTR);
+            }
             let next = (at + MOST_AT_ONCE).min(all.end);
             let count = self.map(dev, at..next, how)?;
             self.tables.prefetches.fetch_add(count, Relaxed);
