@@ -23,7 +23,9 @@ pub struct Completion {
 // SAFETY: A `struct completion` is not bound to the task that made it.
 unsafe impl Send for Completion {}
 
-// SAFETY: All operations on a `struct completion` take its `wait.lock`.
+// SAFETY: Completing and waiting take `wait.lock`. `reinit_completion` and the first look of
+// `try_wait_for_completion` do not: they store and read one word, of which an old or a new value is
+// found. A signal that is lost or found late by that is what the doc of `reinit` is about.
 unsafe impl Sync for Completion {}
 
 impl Completion {
@@ -74,6 +76,10 @@ impl Completion {
     }
 
     /// Makes the completion not done again. There must be no waiter.
+    ///
+    /// A signal at the same time may be lost, or one of before be found afterwards. So whoever
+    /// signals notes before what has happened, where the next waiter looks after this and before it
+    /// waits, and again when it is woken.
     #[inline]
     pub fn reinit(&self) {
         // SAFETY: By the type invariant the completion is initialised.

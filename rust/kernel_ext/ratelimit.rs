@@ -23,7 +23,8 @@ pub struct RateLimit {
 
 // SAFETY: A `struct ratelimit_state` is not bound to the task that made it.
 unsafe impl Send for RateLimit {}
-// SAFETY: `___ratelimit` locks the state, and nothing else touches it.
+// SAFETY: Nothing but `___ratelimit` touches the state, which may be called at once: it tries the
+// state's lock, and where another holds that uses the atomics in it only.
 unsafe impl Sync for RateLimit {}
 
 impl RateLimit {

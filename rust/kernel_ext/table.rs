@@ -24,8 +24,8 @@ pub struct IrqTable<T: ForeignOwnable> {
 
 // SAFETY: The entries are the table's own, and `T: Send`.
 unsafe impl<T: ForeignOwnable + Send> Send for IrqTable<T> {}
-// SAFETY: All access is under the table's lock; entries are only handed out by `T: Send + Sync`
-// means.
+// SAFETY: Entries come, go and are handed out under the table's lock, by `T: Send + Sync` means;
+// what only looks for indices holds the RCU read lock, as the array allows.
 unsafe impl<T: ForeignOwnable + Send + Sync> Sync for IrqTable<T> {}
 
 impl<T: ForeignOwnable> IrqTable<T> {

@@ -63,8 +63,9 @@ impl<D: Driver> Object<kind::Cq, D> {
     /// likes (`IB_POLL_DIRECT`) has no use for the call, and none is made.
     pub fn complete(&self) {
         let cq = self.as_raw();
-        // SAFETY: `&self` is a queue that is not freed. Its handler and context do not change once
-        // the queue is made.
+        // SAFETY: `&self` is a queue that is not freed. The core sets handler and context of a queue
+        // of the kernel after the driver made it; the caller has kept events back until somebody
+        // uses it, which is later. They do not change afterwards.
         unsafe {
             if (*cq).poll_ctx == bindings::ib_poll_context_IB_POLL_DIRECT {
                 return;
@@ -79,8 +80,9 @@ impl<D: Driver> Object<kind::Cq, D> {
     pub fn report_error(&self) {
         let cq = self.as_raw();
         let mut event: bindings::ib_event = pin_init::zeroed();
-        // SAFETY: `&self` is a queue that is not freed; its handler was set before the driver made
-        // it, and only reads the event.
+        // SAFETY: `&self` is a queue that is not freed; its handler of events was set before the
+        // driver made it or, for a queue that the core polls, is null for ever. It only reads the
+        // event.
         unsafe {
             event.device = (*cq).device;
             event.event = bindings::ib_event_type_IB_EVENT_CQ_ERR;

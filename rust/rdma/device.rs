@@ -69,10 +69,9 @@ impl<D: Driver> Device<D> {
     }
 
     /// The name, empty before the device is registered.
-    pub fn name(&self) -> &CStr {
-        // SAFETY: The name is inside the device, which `&self` keeps, and the core ends it with a
-        // zero.
-        unsafe { CStr::from_char_ptr(ptr::addr_of!((*self.as_raw()).name).cast()) }
+    pub fn name(&self) -> DeviceName {
+        // SAFETY: `&self` keeps the device.
+        unsafe { DeviceName::read(self.as_raw()) }
     }
 
     /// The device on the bus, which does the DMA.
@@ -158,6 +157,35 @@ impl<D: Driver> Device<D> {
             *event.element.port_num.as_mut() = port;
             bindings::ib_dispatch_event(&event);
         }
+    }
+}
+
+/// The name of a device, as it was when it was asked for: it can be renamed.
+#[derive(Clone, Copy)]
+pub struct DeviceName([u8; bindings::IB_DEVICE_NAME_MAX as usize]);
+
+impl DeviceName {
+    /// # Safety
+    ///
+    /// `dev` must be a valid device.
+    pub(super) unsafe fn read(dev: *mut bindings::ib_device) -> Self {
+        let mut name = [0; bindings::IB_DEVICE_NAME_MAX as usize];
+        let last = name.len() - 1;
+        for (at, byte) in name[..last].iter_mut().enumerate() {
+            // SAFETY: The caller vouches for the device, in which the name is; renaming may change
+            // it meanwhile, hence the volatile read.
+            *byte = unsafe { ptr::addr_of!((*dev).name[at]).read_volatile() };
+        }
+        // The last byte stays zero, whatever was seen of a new name.
+        Self(name)
+    }
+}
+
+impl Deref for DeviceName {
+    type Target = CStr;
+
+    fn deref(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
     }
 }
 

@@ -22,8 +22,8 @@ pub struct Netdev(NonNull<bindings::net_device>);
 
 // SAFETY: A count of an interface may be given back by any task.
 unsafe impl Send for Netdev {}
-// SAFETY: What is offered here only reads fields that are single words, or do not change, under a
-// count.
+// SAFETY: What is offered here only reads, under a count: fields that are single words or do not
+// change, and `dev_addr`, whose bytes change one by one, so that an address may be found half changed.
 unsafe impl Sync for Netdev {}
 
 impl Netdev {
@@ -90,7 +90,8 @@ impl Netdev {
         unsafe { bindings::rdma_netdev_is_up(self.as_raw()) }
     }
 
-    /// Its address now.
+    /// Its address now. Where RTNL is not held it may be part old and part new; `ChangeAddr` tells
+    /// when it is new.
     pub fn mac(&self) -> [u8; 6] {
         let mut mac = [0; 6];
         // SAFETY: By the type invariant we own a count, which keeps the interface; the function

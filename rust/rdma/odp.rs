@@ -132,7 +132,9 @@ pub struct OdpUmem<T: PageUser> {
 // SAFETY: On-demand memory belongs to no task: it holds the process's memory map itself. `T` is
 // `Send` and `Sync`, as `PageUser` demands.
 unsafe impl<T: PageUser> Send for OdpUmem<T> {}
-// SAFETY: What changes in it is changed with `umem_mutex` held.
+// SAFETY: `map` may be called at once: bringing pages in writes `pfn_list` before `umem_mutex` is
+// taken, and what was written is used with the mutex held only, and only if the sequence of the
+// notifier says that nothing was invalidated since. All else that changes does so with the mutex held.
 unsafe impl<T: PageUser> Sync for OdpUmem<T> {}
 
 impl<T: PageUser> OdpUmem<T> {

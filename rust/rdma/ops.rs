@@ -414,8 +414,9 @@ impl<D: Driver> Table<D> {
     ) -> c_int {
         from_result(|| {
             // SAFETY: `dev` has this table, so it is a `Device<D>`; its data goes in
-            // `dealloc_driver`, after the last operation. The core holds the lock of `stats`, so
-            // that nobody else uses the values until this returns.
+            // `dealloc_driver`, after the last operation. Nobody else uses the values until this
+            // returns: the core holds the lock of `stats`, or has just made them and shows them to
+            // nobody yet.
             let (dev, values) = unsafe { (Device::from_raw(dev), counters::values(stats)) };
             D::read_counters(dev, port, values)?;
             Ok(values.len() as c_int)
@@ -1255,9 +1256,10 @@ impl<D: Driver> Table<D> {
             if flags & !bindings::ib_mr_rereg_flags_IB_MR_REREG_SUPPORTED != 0 {
                 return Err(crate::kernel_ext::errno::eopnotsupp());
             }
-            // SAFETY: `mr` was made by `create_mr` and `pd` by `alloc_pd`; the command holds the
-            // objects of both, so that neither ends before this returns. `udata` is null or that of
-            // the command, which lasts until this returns.
+            // SAFETY: `mr` was made by `create_mr` and `pd` by `alloc_pd`. The command holds the
+            // object of the region for writing, and that of a new domain; the one that the region is
+            // in counts it as a user. So neither ends before this returns. `udata` is null or that
+            // of the command, which lasts until this returns.
             let (mr, pd, udata) = unsafe {
                 (
                     Object::from_raw(mr),

@@ -97,8 +97,8 @@ impl<D: Driver> Object<kind::Qp, D> {
 
     /// Its protection domain.
     pub fn pd(&self) -> Option<&Pd<D>> {
-        // SAFETY: The domain was set before the driver made the queue pair; the core counts the
-        // queue pair as a user of it. Only XRC targets have none.
+        // SAFETY: The domain was set before the driver made the queue pair. Its creator holds it
+        // until the core counts the queue pair as a user of it. Only XRC targets have none.
         unsafe {
             let pd = (*self.as_raw()).pd;
             (!pd.is_null()).then(|| Object::from_raw(pd))
@@ -107,8 +107,8 @@ impl<D: Driver> Object<kind::Qp, D> {
 
     /// The completion queue of its send queue.
     pub fn send_cq(&self) -> Option<&Cq<D>> {
-        // SAFETY: The core counts a queue pair as a user of its completion queues from before it is
-        // made until it is gone.
+        // SAFETY: While the queue pair is being made its creator holds the completion queue; then the
+        // core counts the queue pair as a user of it, until the queue pair is gone.
         unsafe {
             let cq = (*self.as_raw()).send_cq;
             (!cq.is_null()).then(|| Object::from_raw(cq))
@@ -117,8 +117,8 @@ impl<D: Driver> Object<kind::Qp, D> {
 
     /// The completion queue of its receive queue.
     pub fn recv_cq(&self) -> Option<&Cq<D>> {
-        // SAFETY: The core counts a queue pair as a user of its completion queues from before it is
-        // made until it is gone.
+        // SAFETY: While the queue pair is being made its creator holds the completion queue; then the
+        // core counts the queue pair as a user of it, until the queue pair is gone.
         unsafe {
             let cq = (*self.as_raw()).recv_cq;
             (!cq.is_null()).then(|| Object::from_raw(cq))
@@ -127,8 +127,8 @@ impl<D: Driver> Object<kind::Qp, D> {
 
     /// Its shared receive queue.
     pub fn srq(&self) -> Option<&Srq<D>> {
-        // SAFETY: The core counts a queue pair as a user of its shared receive queue from before it
-        // is made until it is gone.
+        // SAFETY: While the queue pair is being made its creator holds the shared receive queue; then
+        // the core counts the queue pair as a user of it, until the queue pair is gone.
         unsafe {
             let srq = (*self.as_raw()).srq;
             (!srq.is_null()).then(|| Object::from_raw(srq))

@@ -8,7 +8,7 @@
 //! Work requests are owned by their queue pair, with the [`Buffer`]s they use, until they complete;
 //! dropping a queue pair drains it first. [`Ticket::wait`] tells how one ended.
 
-use super::{Access, Gid, GidAttr, GidType, Mtu, QpState, QpType, WcStatus};
+use super::{Access, DeviceName, Gid, GidAttr, GidType, Mtu, QpState, QpType, WcStatus};
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
 use core::cell::UnsafeCell;
@@ -116,10 +116,10 @@ pub struct Port {
 
 impl<'a> Device<'a> {
     /// The name.
-    pub fn name(&self) -> &CStr {
-        // SAFETY: The name is inside the device, which the borrow of the client's callback keeps,
-        // and the core ends it with a zero.
-        unsafe { CStr::from_char_ptr(ptr::addr_of!((*self.raw).name).cast()) }
+    pub fn name(&self) -> DeviceName {
+        // SAFETY: The core does not free the device before the client's callback, which lent it, has
+        // returned.
+        unsafe { DeviceName::read(self.raw) }
     }
 
     /// Whether it has atomic operations.

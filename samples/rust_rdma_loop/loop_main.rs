@@ -400,6 +400,7 @@ impl Client for Loop {
 
     fn add(device: &Device<'_>) -> Result {
         let name = device.name();
+        let name: &CStr = &name;
         if !device.port(PORT)?.active || device.roce_v2_gid(PORT).is_err() {
             pr_info!("ferrite_sample: {name}: no active RoCE port, left out\n");
             return Err(ENODEV);

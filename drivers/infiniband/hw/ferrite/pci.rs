@@ -151,7 +151,7 @@ impl pci::Driver for FerriteDriver {
         hw.work.flush();
 
         let name = registration.device().name();
-        let debug_files = DebugFiles::new(name, registration.device(), &interrupts);
+        let debug_files = DebugFiles::new(&name, registration.device(), &interrupts);
         dev_info!(
             pdev,
             "{}: version {}.{}.{}, {} completion vectors\n",
