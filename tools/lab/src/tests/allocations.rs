@@ -176,9 +176,10 @@ fn probe(cluster: &Cluster) -> Result<()> {
     {
         bail!("the kernel reported:\n{ours}");
     }
-    let refused = said.lines().filter(|line| line.ends_with("refused"));
-    if refused.count() * 3 < count / stride {
-        bail!("of {count} allocations hardly one was needed:\n{said}");
+    // Much of what the kernel asks for on the way, for its files below /sys and the like, it can do
+    // without.
+    if !said.lines().any(|line| line.ends_with("refused")) {
+        bail!("of {count} allocations none was needed:\n{said}");
     }
     wait_active(one)?;
     still_works(cluster)?;
