@@ -160,6 +160,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", lifecycle::LOADING),
                 ("misbehaviour", misbehaviour::TESTS),
                 ("checked", lifecycle::REMOVAL),
+                ("misbehaviour", misbehaviour::LEAKING),
             ],
         },
     ]
