@@ -7,12 +7,12 @@
 //! code of the queues; here it is what the device does, access by access.
 
 use ferrite_abi::*;
-use ferrite_engine::testing::{Access, Node, QpOptions, SendWork};
+use ferrite_engine::testing::{Access, Node, QpOptions, Region, SendWork};
 use std::ops::Range;
 
-/// A machine with two queue pairs connected to each other and everything armed, after ten messages;
-/// and what the device did to memory meanwhile.
-fn messages() -> (Node, Vec<Access>) {
+/// A machine with two queue pairs connected to each other, and memory; what the device does to memory
+/// from now on is written down.
+fn connected() -> (Node, Region) {
     let mut node = Node::new(1);
     for qpn in [2, 3] {
         node.create_qp(QpOptions {
@@ -25,6 +25,13 @@ fn messages() -> (Node, Vec<Access>) {
     node.connect(3, &two);
     let region = node.register(0x101, 1, ACCESS_LOCAL_WRITE, 8192);
     node.host.accesses.replace(Some(Vec::new()));
+    (node, region)
+}
+
+/// A machine with two queue pairs connected to each other and everything armed, after ten messages;
+/// and what the device did to memory meanwhile.
+fn messages() -> (Node, Vec<Access>) {
+    let (mut node, region) = connected();
     for round in 0..10 {
         node.arm_cq(1, round, false);
         node.ring_eq(EQ_FIRST_HANDLER, true);
@@ -119,18 +126,7 @@ fn an_event_is_whole_before_it_is_valid_and_comes_after_its_completion() {
 
 #[test]
 fn data_is_in_place_before_the_completion_that_tells_of_it() {
-    let mut node = Node::new(1);
-    for qpn in [2, 3] {
-        node.create_qp(QpOptions {
-            qpn,
-            ..QpOptions::default()
-        });
-    }
-    let (two, three) = (node.as_peer(2), node.as_peer(3));
-    node.connect(2, &three);
-    node.connect(3, &two);
-    let region = node.register(0x101, 1, ACCESS_LOCAL_WRITE, 8192);
-    node.host.accesses.replace(Some(Vec::new()));
+    let (mut node, region) = connected();
     node.post_recv(3, &[region.sge(4096, 64)]);
     node.post_send(2, &SendWork::new(SendOpcode::Send, &[region.sge(0, 64)]));
     node.settle();

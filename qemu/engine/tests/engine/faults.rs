@@ -3,6 +3,7 @@
 //! Reliable connections over a wire that drops, reorders, duplicates and damages: every byte
 //! arrives once and in order, completions come in order, and nothing is done twice.
 
+use crate::config;
 use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Node, Region, SendWork};
@@ -272,19 +273,6 @@ fn setup() -> impl Strategy<Value = Setup> {
             ..Setup::default()
         },
     )
-}
-
-/// 64 cases, or as many as `PROPTEST_CASES` says.
-fn config() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|cases| cases.parse().ok())
-        .unwrap_or(64);
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
 }
 
 proptest! {

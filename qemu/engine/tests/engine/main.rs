@@ -22,3 +22,18 @@ mod room;
 mod services;
 mod windows;
 mod wire;
+
+use proptest::prelude::ProptestConfig;
+
+/// 64 cases, or as many as `PROPTEST_CASES` says.
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or(64);
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}

@@ -7,6 +7,7 @@
 //! over a bad wire; after every single frame the responder's memory and its receives must be those
 //! of the model after some number of steps, and that number only grows.
 
+use crate::config;
 use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::testing::{Region, SendWork};
@@ -391,19 +392,6 @@ impl Run {
                 assert_eq!(got, message(invents));
             }
         }
-    }
-}
-
-/// 64 cases, or as many as `PROPTEST_CASES` says.
-fn config() -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|cases| cases.parse().ok())
-        .unwrap_or(64);
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        ..ProptestConfig::default()
     }
 }
 
