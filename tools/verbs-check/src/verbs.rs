@@ -27,8 +27,8 @@ fn last_errno() -> Errno {
     )
 }
 
-/// Turns the result of most verbs into a `Result`: 0 or an errno value.
-fn check(result: i32) -> Result<(), Errno> {
+/// Turns the result of most verbs into a `Result`: 0, -1 with `errno`, or an errno value.
+pub(crate) fn check(result: i32) -> Result<(), Errno> {
     match result {
         0 => Ok(()),
         -1 => Err(last_errno()),
@@ -36,7 +36,8 @@ fn check(result: i32) -> Result<(), Errno> {
     }
 }
 
-fn not_null<T>(pointer: *mut T) -> Result<*mut T, Errno> {
+/// Turns the object that a verb made, or null with `errno`, into a `Result`.
+pub(crate) fn not_null<T>(pointer: *mut T) -> Result<*mut T, Errno> {
     if pointer.is_null() {
         Err(last_errno())
     } else {
@@ -178,6 +179,19 @@ impl Context {
                 .byte_sub(std::mem::offset_of!(verbs_context, context))
                 .cast()
         }
+    }
+
+    /// The path to this very port.
+    pub fn own_path(&self) -> ibv_ah_attr {
+        let mut path = ibv_ah_attr {
+            is_global: 1,
+            port_num: self.port,
+            ..Default::default()
+        };
+        path.grh.dgid = self.gid;
+        path.grh.sgid_index = self.gid_index as u8;
+        path.grh.hop_limit = 64;
+        path
     }
 
     /// Waits for an asynchronous event: its type, and the number of its queue pair (0 without).

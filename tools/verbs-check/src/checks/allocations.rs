@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
-use crate::verbs::{Buffer, BufferKind, Context, Errno, Options};
+use crate::verbs::{check, not_null, Buffer, BufferKind, Context, Errno, Options};
 
 /// No operation allocates so often.
 const ENDLESS: u32 = 20_000;
@@ -211,33 +211,9 @@ fn destroyed(result: i32) -> Check {
     }
 }
 
-fn made<T>(pointer: *mut T) -> Result<*mut T, Errno> {
-    match pointer.is_null() {
-        false => Ok(pointer),
-        true => Err(last()),
-    }
-}
-
-fn last() -> Errno {
-    Errno(
-        std::io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO),
-    )
-}
-
-/// A result that is 0, -1 with `errno`, or an errno value.
-fn done(result: i32) -> Result<(), Errno> {
-    match result {
-        0 => Ok(()),
-        -1 => Err(last()),
-        errno => Err(Errno(errno.abs())),
-    }
-}
-
 /// What a destroy that may not fail said, as an errno value.
 fn code(result: i32) -> i32 {
-    done(result).map_or_else(|errno| errno.0, |()| 0)
+    check(result).map_or_else(|errno| errno.0, |()| 0)
 }
 
 impl Ground {
@@ -247,12 +223,12 @@ impl Ground {
             .map_err(|errno| format!("no memory: {errno}"))?;
         // SAFETY: the context is open, and the buffer lives as long as the region.
         let (pd, mr, cq) = unsafe {
-            let pd = well(made(ibv_alloc_pd(context.raw())))?;
+            let pd = well(not_null(ibv_alloc_pd(context.raw())))?;
             let address = buffer.address() as *mut _;
-            let mr = well(made(ibv_reg_mr(pd, address, LENGTH, RIGHTS as i32)))?;
+            let mr = well(not_null(ibv_reg_mr(pd, address, LENGTH, RIGHTS as i32)))?;
             let (none, nothing) = (ptr::null_mut(), ptr::null_mut());
             let cq = ibv_create_cq(context.raw(), 64, nothing, none, 0);
-            (pd, mr, well(made(cq))?)
+            (pd, mr, well(not_null(cq))?)
         };
         Ok(Self {
             options: options.clone(),
@@ -279,7 +255,7 @@ impl Ground {
             ..Default::default()
         };
         // SAFETY: domain and queue live, and the attributes are complete.
-        made(unsafe { ibv_create_qp(self.pd, &mut attr) })
+        not_null(unsafe { ibv_create_qp(self.pd, &mut attr) })
     }
 
     /// Runs `with` on a new queue pair, which goes if that fails.
@@ -300,18 +276,6 @@ impl Ground {
                 Err(errno)
             }
         }
-    }
-
-    fn path(&self) -> ibv_ah_attr {
-        let mut path = ibv_ah_attr {
-            is_global: 1,
-            port_num: self.context.port,
-            ..Default::default()
-        };
-        path.grh.dgid = self.context.gid;
-        path.grh.sgid_index = self.context.gid_index as u8;
-        path.grh.hop_limit = 64;
-        path
     }
 }
 
@@ -343,13 +307,13 @@ fn open(ground: &Ground) -> Result<Made, Errno> {
 
 fn domain(ground: &Ground) -> Result<Made, Errno> {
     // SAFETY: the context is open.
-    let pd = made(unsafe { ibv_alloc_pd(ground.context.raw()) })?;
+    let pd = not_null(unsafe { ibv_alloc_pd(ground.context.raw()) })?;
     // SAFETY: the domain lives until this succeeds.
     Ok(Box::new(move || code(unsafe { ibv_dealloc_pd(pd) })))
 }
 
 fn registered(mr: *mut ibv_mr) -> Result<Made, Errno> {
-    let mr = made(mr)?;
+    let mr = not_null(mr)?;
     // SAFETY: the region lives until this succeeds.
     Ok(Box::new(move || code(unsafe { ibv_dereg_mr(mr) })))
 }
@@ -370,13 +334,13 @@ fn paged_region(ground: &Ground) -> Result<Made, Errno> {
 fn moved_region(ground: &Ground) -> Result<Made, Errno> {
     let address = ground.buffer.address() as *mut _;
     // SAFETY: domain and memory live.
-    let mr = made(unsafe { ibv_reg_mr(ground.pd, address, LENGTH / 2, RIGHTS as i32) })?;
+    let mr = not_null(unsafe { ibv_reg_mr(ground.pd, address, LENGTH / 2, RIGHTS as i32) })?;
     // SAFETY: the region lives, and all of the buffer is mapped.
     let result = unsafe {
         let change = IBV_REREG_MR_CHANGE_TRANSLATION as i32;
         ibv_rereg_mr(mr, change, ptr::null_mut(), address, LENGTH, 0)
     };
-    let moved = done(result);
+    let moved = check(result);
     if let Err(errno) = moved {
         // SAFETY: the region lives, and is not used afterwards.
         let result = code(unsafe { ibv_dereg_mr(mr) });
@@ -395,14 +359,14 @@ fn window(ground: &Ground) -> Result<Made, Errno> {
         return Err(Errno(libc::ENOSYS));
     };
     // SAFETY: the domain lives.
-    let mw = made(unsafe { alloc(ground.pd, IBV_MW_TYPE_2) })?;
+    let mw = not_null(unsafe { alloc(ground.pd, IBV_MW_TYPE_2) })?;
     // SAFETY: the window lives until this succeeds.
     Ok(Box::new(move || code(unsafe { free(mw) })))
 }
 
 fn channel(ground: &Ground) -> Result<Made, Errno> {
     // SAFETY: the context is open.
-    let channel = made(unsafe { ibv_create_comp_channel(ground.context.raw()) })?;
+    let channel = not_null(unsafe { ibv_create_comp_channel(ground.context.raw()) })?;
     Ok(Box::new(move || {
         // SAFETY: the channel lives until this succeeds.
         code(unsafe { ibv_destroy_comp_channel(channel) })
@@ -412,7 +376,7 @@ fn channel(ground: &Ground) -> Result<Made, Errno> {
 fn new_queue(ground: &Ground) -> Result<*mut ibv_cq, Errno> {
     let (none, nothing) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the context is open.
-    made(unsafe { ibv_create_cq(ground.context.raw(), 500, nothing, none, 0) })
+    not_null(unsafe { ibv_create_cq(ground.context.raw(), 500, nothing, none, 0) })
 }
 
 fn queue(ground: &Ground) -> Result<Made, Errno> {
@@ -424,7 +388,7 @@ fn queue(ground: &Ground) -> Result<Made, Errno> {
 fn resized_queue(ground: &Ground) -> Result<Made, Errno> {
     let cq = new_queue(ground)?;
     // SAFETY: the queue lives.
-    let resized = done(unsafe { ibv_resize_cq(cq, 2000) });
+    let resized = check(unsafe { ibv_resize_cq(cq, 2000) });
     // SAFETY: the queue lives until this succeeds.
     let destroy = move || code(unsafe { ibv_destroy_cq(cq) });
     match resized {
@@ -449,7 +413,7 @@ fn shared_queue(ground: &Ground) -> Result<Made, Errno> {
         ..Default::default()
     };
     // SAFETY: the domain lives, and the attributes are complete.
-    let srq = made(unsafe { ibv_create_srq(ground.pd, &mut attr) })?;
+    let srq = not_null(unsafe { ibv_create_srq(ground.pd, &mut attr) })?;
     // SAFETY: the queue lives until this succeeds.
     Ok(Box::new(move || code(unsafe { ibv_destroy_srq(srq) })))
 }
@@ -473,7 +437,7 @@ fn datagram(ground: &Ground) -> Result<Made, Errno> {
 
 fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: u32) -> Result<(), Errno> {
     // SAFETY: the queue pair lives.
-    done(unsafe { ibv_modify_qp(qp, &mut attr, mask as i32) })
+    check(unsafe { ibv_modify_qp(qp, &mut attr, mask as i32) })
 }
 
 /// A queue pair that is connected to itself.
@@ -497,7 +461,7 @@ fn connected(ground: &Ground) -> Result<Made, Errno> {
             dest_qp_num: unsafe { (*qp).qp_num },
             max_dest_rd_atomic: 1,
             min_rnr_timer: 12,
-            ah_attr: ground.path(),
+            ah_attr: ground.context.own_path(),
             ..Default::default()
         };
         modify(
@@ -534,9 +498,9 @@ fn connected(ground: &Ground) -> Result<Made, Errno> {
 }
 
 fn address(ground: &Ground) -> Result<Made, Errno> {
-    let mut path = ground.path();
+    let mut path = ground.context.own_path();
     // SAFETY: the domain lives, and the attributes are complete.
-    let ah = made(unsafe { ibv_create_ah(ground.pd, &mut path) })?;
+    let ah = not_null(unsafe { ibv_create_ah(ground.pd, &mut path) })?;
     // SAFETY: the handle lives until this succeeds.
     Ok(Box::new(move || code(unsafe { ibv_destroy_ah(ah) })))
 }
@@ -562,7 +526,7 @@ fn member(ground: &Ground) -> Result<Made, Errno> {
             IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
         )?;
         // SAFETY: the queue pair lives.
-        done(unsafe { ibv_attach_mcast(qp, &group, 0) })
+        check(unsafe { ibv_attach_mcast(qp, &group, 0) })
     })?;
     let mut joined = true;
     Ok(Box::new(move || {
@@ -592,10 +556,10 @@ fn device_memory(ground: &Ground) -> Result<Made, Errno> {
         ..Default::default()
     };
     // SAFETY: the context is open, and the attributes are complete.
-    let dm = made(unsafe { alloc(ground.context.raw(), &mut attr) })?;
+    let dm = not_null(unsafe { alloc(ground.context.raw(), &mut attr) })?;
     let access = RIGHTS & !IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED;
     // SAFETY: domain and device memory live.
-    let mr = made(unsafe { register(ground.pd, dm, 0, 8192, access) });
+    let mr = not_null(unsafe { register(ground.pd, dm, 0, 8192, access) });
     // SAFETY: the device memory lives until this succeeds.
     let free_it = move || code(unsafe { free(dm) });
     let mr = match mr {

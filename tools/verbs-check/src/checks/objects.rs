@@ -474,19 +474,6 @@ fn to_init(rig: &Rig, qp: *mut ibv_qp) -> Check {
     well(modify(qp, attr, mask), "to INIT")
 }
 
-/// The path to this very port.
-fn own_path(rig: &Rig) -> ibv_ah_attr {
-    let mut path = ibv_ah_attr {
-        is_global: 1,
-        port_num: rig.context.port,
-        ..Default::default()
-    };
-    path.grh.dgid = rig.context.gid;
-    path.grh.sgid_index = rig.context.gid_index as u8;
-    path.grh.hop_limit = 64;
-    path
-}
-
 fn to_rtr(rig: &Rig, qp: *mut ibv_qp, peer: *mut ibv_qp) -> Check {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
@@ -496,7 +483,7 @@ fn to_rtr(rig: &Rig, qp: *mut ibv_qp, peer: *mut ibv_qp) -> Check {
         rq_psn: 7,
         max_dest_rd_atomic: 4,
         min_rnr_timer: 1,
-        ah_attr: own_path(rig),
+        ah_attr: rig.context.own_path(),
         ..Default::default()
     };
     let mask = IBV_QP_STATE
@@ -1478,7 +1465,7 @@ fn start_datagrams(qp: *mut ibv_qp) -> Check {
 }
 
 fn handle(rig: &Rig) -> Check<*mut ibv_ah> {
-    let mut path = own_path(rig);
+    let mut path = rig.context.own_path();
     // SAFETY: the domain lives.
     made(unsafe { ibv_create_ah(rig.pd, &mut path) }, "ibv_create_ah")
 }
