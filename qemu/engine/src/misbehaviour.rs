@@ -56,22 +56,22 @@ pub enum Reset {
     Never,
 }
 
-/// Where the host reads nonsense, as probabilities from 0 to 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Where the host reads nonsense: as probabilities from 0 to 1, or how often it was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Nonsense {
+pub struct Nonsense<T = f64> {
     /// In the event that tells of a finished command.
-    pub answers: f64,
+    pub answers: T,
     /// In any other event.
-    pub events: f64,
+    pub events: T,
     /// In the reply to a query: what the device can do, states, page faults, counters, the clock.
-    pub replies: f64,
+    pub replies: T,
     /// In a completion; its phase is right.
-    pub completions: f64,
+    pub completions: T,
     /// In what a register reads as.
-    pub registers: f64,
+    pub registers: T,
     /// In the words of doorbell records that the device writes.
-    pub records: f64,
+    pub records: T,
 }
 
 /// What a device does wrong.
@@ -174,8 +174,8 @@ pub struct Misdeeds {
     pub reordered: u64,
     /// Answers and events written late.
     pub delayed: u64,
-    /// Events, completions, replies, register reads and wake words changed.
-    pub nonsense: u64,
+    /// What was changed.
+    pub nonsense: Nonsense<u64>,
     /// Resets that were slow or had no effect.
     pub resets: u64,
 }
@@ -281,11 +281,14 @@ struct Line {
     nonsense: Spoiler,
     come: u64,
     held: Vec<Held>,
+    /// Where its nonsense is counted.
+    spoiled: fn(&mut Nonsense<u64>) -> &mut u64,
 }
 
 impl Line {
-    fn new(seed: u64, stream: u64) -> Self {
+    fn new(seed: u64, stream: u64, spoiled: fn(&mut Nonsense<u64>) -> &mut u64) -> Self {
         Self {
+            spoiled,
             random: Random::new(seed, stream),
             nonsense: Spoiler(Random::new(seed, stream + 1)),
             come: 0,
@@ -320,7 +323,7 @@ impl Line {
         let delay = self.random.below(hold.saturating_add(1));
         let again = self.random.below(hold.saturating_add(1));
         if let Some(mut random) = self.nonsense.next(nonsense) {
-            misdeeds.nonsense += 1;
+            *(self.spoiled)(&mut misdeeds.nonsense) += 1;
             spoil_event(&mut next.1, &mut random);
         }
         let (eqn, entry) = next;
@@ -413,8 +416,8 @@ impl Misbehaving {
         let spoiler = |stream| Spoiler(Random::new(seed, stream));
         Self {
             rules,
-            answers: Line::new(seed, stream::ANSWERS),
-            events: Line::new(seed, stream::EVENTS),
+            answers: Line::new(seed, stream::ANSWERS, |counts| &mut counts.answers),
+            events: Line::new(seed, stream::EVENTS, |counts| &mut counts.events),
             replies: spoiler(stream::REPLIES),
             completions: spoiler(stream::COMPLETIONS),
             registers: spoiler(stream::REGISTERS),
@@ -484,7 +487,7 @@ impl Misbehaving {
     /// Changes the reply to a query, perhaps.
     pub(crate) fn spoil_reply(&mut self, bytes: &mut [u8]) {
         if let Some(mut random) = self.replies.next(self.rules.nonsense.replies) {
-            self.misdeeds.nonsense += 1;
+            self.misdeeds.nonsense.replies += 1;
             // The host reads at most this far; what follows is reserved in every reply.
             let used = bytes.len().min(REPLY_USED);
             random.spoil(&mut bytes[..used]);
@@ -494,7 +497,7 @@ impl Misbehaving {
     /// Changes a completion, perhaps.
     pub(crate) fn spoil_completion(&mut self, entry: &mut CompletionEntry) {
         if let Some(mut random) = self.completions.next(self.rules.nonsense.completions) {
-            self.misdeeds.nonsense += 1;
+            self.misdeeds.nonsense.completions += 1;
             let bytes = entry.as_bytes_mut();
             // The word that makes it valid as often as all the others.
             if random.below(2) == 0 {
@@ -509,7 +512,7 @@ impl Misbehaving {
     pub(crate) fn spoil_register(&mut self, value: u64, size: usize) -> u64 {
         match self.registers.next(self.rules.nonsense.registers) {
             Some(mut random) if matches!(size, 1 | 2 | 4 | 8) => {
-                self.misdeeds.nonsense += 1;
+                self.misdeeds.nonsense.registers += 1;
                 random.vary(value, size as u32 * 8)
             }
             _ => value,
@@ -519,7 +522,7 @@ impl Misbehaving {
     /// A word to put into a doorbell record, perhaps.
     pub(crate) fn wake_word(&mut self) -> Option<u32> {
         let mut random = self.records.next(self.rules.nonsense.records)?;
-        self.misdeeds.nonsense += 1;
+        self.misdeeds.nonsense.records += 1;
         Some(random.vary(0, 32) as u32)
     }
 }

@@ -4,6 +4,8 @@
 /// Texts that mean trouble wherever they occur in a line.
 const TROUBLE: &[&str] = &[
     "BUG:",
+    // What SLUB finds in a freed object begins so, without the colon.
+    "] BUG ",
     "kernel BUG at",
     "Oops:",
     "WARNING:",
@@ -25,6 +27,17 @@ const TROUBLE: &[&str] = &[
     "soft lockup",
     "hard LOCKUP",
     "detected stalls",
+    "detected expedited stalls",
+    // A reference to an interface that nobody gives back.
+    "unregister_netdevice: waiting for",
+    // An interrupt that the driver does not own up to.
+    "nobody cared",
+    // It finds nothing any more then.
+    "Cannot allocate a kmemleak_object",
+    "Kernel memory leak detector disabled",
+    // A program that crashed: the provider is part of it.
+    "segfault at",
+    "trap invalid opcode",
     "self-detected stall",
     "unreferenced object",
     "new suspected memory leaks",
@@ -46,32 +59,88 @@ const HARMLESS: &[&str] = &[
     // Processor advice at boot.
     "WARNING: Spectre",
     "MDS: Vulnerable",
+    // Its servers crash at their end, on any device: see the test that runs it.
+    " qperf[",
 ];
 
-/// How many lines after a finding are shown with it.
+/// How many lines after a finding are shown with it, unless another begins or it says its end.
 const CONTEXT: usize = 25;
+/// The same of a data race, which has two stacks.
+const RACE_CONTEXT: usize = 60;
 
-/// The findings in a log, each with the lines that follow it.
-pub fn findings(log: &str) -> Vec<String> {
+/// What begins a report of the data-race sanitiser.
+const RACE: &str = "BUG: KCSAN:";
+/// The line around such a report.
+const RACE_END: &str = "==================================================================";
+
+/// Whose data races are findings: the modules of this tree. The kernel has races of its own, some
+/// of them on purpose.
+const OURS: &[&str] = &["[ferrite]", "[rust_rdma_loop]"];
+
+/// What a kernel log has to say.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// What must not be, each with the lines that follow it.
+    pub findings: Vec<String>,
+    /// Data races in which no code of ours takes part.
+    pub other_races: Vec<String>,
+}
+
+fn is_trouble(line: &str) -> bool {
+    !HARMLESS.iter().any(|text| line.contains(text))
+        && TROUBLE.iter().any(|text| line.contains(text))
+}
+
+/// How many of these lines belong to what the first one begins.
+fn length(lines: &[&str]) -> usize {
+    let rest = &lines[1..];
+    let end = if lines[0].contains(RACE) {
+        rest.iter()
+            .take(RACE_CONTEXT)
+            .position(|line| line.contains(RACE_END))
+    } else {
+        rest.iter()
+            .take(CONTEXT)
+            .position(|line| is_trouble(line) || line.contains("---[ end trace"))
+    };
+    let most = if lines[0].contains(RACE) {
+        RACE_CONTEXT
+    } else {
+        CONTEXT
+    };
+    1 + end.unwrap_or(rest.len().min(most))
+}
+
+/// Reads a log.
+pub fn read(log: &str) -> Reading {
     let lines: Vec<&str> = log.lines().collect();
-    let mut found = Vec::new();
-    let mut skip_to = 0;
-    for (index, line) in lines.iter().enumerate() {
-        if index < skip_to || HARMLESS.iter().any(|text| line.contains(text)) {
+    let mut reading = Reading::default();
+    let mut at = 0;
+    while at < lines.len() {
+        if !is_trouble(lines[at]) {
+            at += 1;
             continue;
         }
-        if TROUBLE.iter().any(|text| line.contains(text)) {
-            let end = (index + CONTEXT).min(lines.len());
-            found.push(lines[index..end].join("\n"));
-            skip_to = end;
+        let end = at + length(&lines[at..]);
+        let text = lines[at..end].join("\n");
+        let race = lines[at].contains(RACE);
+        if race && !OURS.iter().any(|ours| text.contains(ours)) {
+            reading.other_races.push(text);
+        } else {
+            reading.findings.push(text);
         }
+        at = end;
     }
-    found
+    reading
 }
 
 #[cfg(test)]
 mod tests {
-    use super::findings;
+    use super::read;
+
+    fn findings(log: &str) -> Vec<String> {
+        read(log).findings
+    }
 
     #[test]
     fn a_clean_log_has_no_findings() {
@@ -89,11 +158,47 @@ mod tests {
             "unreferenced object 0xffff888003d2a000 (size 512):",
             "[ 1.0] kmemleak: 3 new suspected memory leaks (see /sys/kernel/debug/kmemleak)",
             "[ 1.0] BUG: sleeping function called from invalid context at mm/slab.h:1",
+            "[ 1.0] BUG kmalloc-96 (Tainted: G O): Poison overwritten",
+            "[ 1.0] unregister_netdevice: waiting for eth0 to become free. Usage count = 2",
+            "[ 1.0] rping[77]: segfault at 0 ip 0 sp 0 error 4 in libibverbs.so.1",
         ] {
             let log = format!("before\n{report}\n[ 1.0] Call Trace:\n[ 1.0]  f+0x1/0x2\n");
             let found = findings(&log);
             assert_eq!(found.len(), 1, "{report}");
             assert!(found[0].contains("f+0x1/0x2"));
         }
+    }
+
+    #[test]
+    fn what_begins_within_another_report_is_one_of_its_own() {
+        let log = "[ 1.0] WARNING: kernel/irq/proc.c:1 at unregister_irq_proc\n[ 1.0]  f+0x1/0x2\n\
+            [ 1.0] BUG: KASAN: slab-use-after-free in g+0x1/0x2\n[ 1.0]  g+0x1/0x2\n";
+        let found = findings(log);
+        assert_eq!(found.len(), 2);
+        assert!(!found[0].contains("KASAN") && found[1].contains("g+0x1"));
+        // What follows the end of a report is no part of it.
+        let log = "[ 1.0] WARNING: one\n[ 1.0] ---[ end trace 0 ]---\n[ 1.0] later\n";
+        assert_eq!(findings(log), ["[ 1.0] WARNING: one"]);
+    }
+
+    #[test]
+    fn data_races_count_where_our_code_takes_part() {
+        let line = super::RACE_END;
+        let race = |frame: &str| {
+            format!(
+                "{line}\n[ 1.0] BUG: KCSAN: data-race in a / b\n{}[ 1.0]  {frame}\n{line}\n",
+                "[ 1.0]  deep+0x1/0x2\n".repeat(30)
+            )
+        };
+        let log = race("ferrite_poll+0x1/0x2 [ferrite]") + &race("tick_do_update+0x1/0x2");
+        let reading = read(&log);
+        assert_eq!(reading.findings.len(), 1);
+        assert!(reading.findings[0].contains("[ferrite]"));
+        assert_eq!(reading.other_races.len(), 1);
+    }
+
+    #[test]
+    fn a_crash_that_is_known_is_none_of_ours() {
+        assert!(findings("[ 1.0] qperf[9]: segfault at 18 ip 0 sp 0 error 4\n").is_empty());
     }
 }

@@ -40,13 +40,32 @@ pub fn cases(log: &str) -> Vec<Case> {
     let mut found = Vec::new();
     let mut suite: Option<(String, usize)> = None;
     let mut notes = String::new();
+    // How many cases of the suite are still to come.
+    let mut planned = 0;
+    let end = |suite: &mut Option<(String, usize)>, planned: &mut usize, found: &mut Vec<Case>| {
+        if let (Some((name, _)), 1..) = (suite.take(), *planned) {
+            found.push(Case {
+                name: format!("{name}/all that was planned"),
+                verdict: Verdict::Failed,
+                notes: format!("{planned} cases have no result"),
+            });
+        }
+        *planned = 0;
+    };
     for line in log.lines().map(text) {
         let indent = line.len() - line.trim_start().len();
         let body = line.trim();
         if let Some(name) = body.strip_prefix("# Subtest: ") {
+            end(&mut suite, &mut planned, &mut found);
             suite = Some((name.to_owned(), indent));
             notes.clear();
             continue;
+        }
+        if let (Some((_, depth)), Some(count)) = (&suite, body.strip_prefix("1..")) {
+            if indent == *depth {
+                planned = count.parse().unwrap_or(0);
+                continue;
+            }
         }
         let (verdict, rest) = if let Some(rest) = body.strip_prefix("not ok ") {
             (Verdict::Failed, rest)
@@ -61,9 +80,10 @@ pub fn cases(log: &str) -> Vec<Case> {
             continue;
         };
         if indent < *depth {
-            suite = None;
+            end(&mut suite, &mut planned, &mut found);
             continue;
         }
+        planned = planned.saturating_sub(1);
         let rest = rest.split_once(' ').map_or("", |(_, rest)| rest);
         let (case, directive) = rest.split_once('#').unwrap_or((rest, ""));
         let case = case.trim().trim_start_matches("- ");
@@ -78,6 +98,7 @@ pub fn cases(log: &str) -> Vec<Case> {
             notes: std::mem::take(&mut notes),
         });
     }
+    end(&mut suite, &mut planned, &mut found);
     found
 }
 
@@ -109,5 +130,22 @@ mod tests {
             ]
         );
         assert!(found[1].notes.contains("eq.rs:7"));
+    }
+
+    #[test]
+    fn a_suite_that_ends_early_has_failed() {
+        for end in [
+            "",
+            "[    1.2] not ok 1 rings\n",
+            "[    1.2]     # Subtest: next\n",
+        ] {
+            let log = format!(
+                "[    1.0]     # Subtest: rings\n[    1.0]     1..3\n[    1.1]     ok 1 wraps\n{end}"
+            );
+            let found = cases(&log);
+            assert_eq!(found.len(), 2, "{end}");
+            assert_eq!(found[1].verdict, Verdict::Failed);
+            assert!(found[1].notes.contains("2 cases"));
+        }
     }
 }

@@ -20,9 +20,8 @@ use crate::vm::Vm;
 
 /// Loads the driver and what it stands on.
 pub const LOAD_DRIVER: &str = "
-for m in $(modinfo -F depends /ferrite/modules/ferrite.ko | tr , ' ') ib_uverbs rdma_ucm; do
-    modprobe -q $m || true
-done
+depends=$(modinfo -F depends /ferrite/modules/ferrite.ko)
+modprobe -qa ${depends//,/ } ib_uverbs rdma_ucm || true
 insmod /ferrite/modules/ferrite.ko";
 
 /// Builds programs and modules for a kernel and gives the modules.

@@ -49,6 +49,11 @@ pub fn log_path(name: &str) -> PathBuf {
 
 /// Runs a command to its end with its output appended to `log`; fails with the log's end.
 pub fn run(command: &mut Command, log: &Path) -> Result<()> {
+    run_within(command, log, None)
+}
+
+/// [`run`], but not for longer than `limit`.
+pub fn run_within(command: &mut Command, log: &Path, limit: Option<Duration>) -> Result<()> {
     let file = File::options()
         .create(true)
         .append(true)
@@ -66,7 +71,17 @@ pub fn run(command: &mut Command, log: &Path) -> Result<()> {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if let Err(error) = check_interrupted() {
+        let in_time = || match limit {
+            Some(limit) if start.elapsed() >= limit => bail!(
+                "{:?} was ended after {} s; the end of {}:\n{}",
+                command.get_program(),
+                limit.as_secs(),
+                outside(log).display(),
+                tail(log, 40)
+            ),
+            _ => Ok(()),
+        };
+        if let Err(error) = check_interrupted().and_then(|()| in_time()) {
             // SAFETY: no memory is involved; the group is this child's own (`tie`).
             unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
             let _ = child.wait();

@@ -15,8 +15,8 @@ use crate::kernel::{self, Flavour, Kernel};
 use crate::ktap::{self, Verdict};
 use crate::process::check_interrupted;
 use crate::report::Report;
-use crate::step::{log_path, output, run as run_step, shell, tail};
-use crate::tests::{groups, Group};
+use crate::step::{log_path, output, run as run_step, run_within, say, shell, tail};
+use crate::tests::{groups, Group, VmTest};
 use crate::{guest, OUT, PROJECT};
 
 /// Options of `test`.
@@ -48,6 +48,10 @@ pub const LONG_STAGES: &[&str] = &["seeds", "boots", "kasan", "kcsan"];
 /// property.
 const LONG_SEEDS: u32 = 2000;
 
+/// How long the tests of user space may take, their build included: one that waits for what never
+/// comes is found out.
+const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
+
 impl Options {
     /// The kernel that tests meant for another one run on.
     fn flavour(&self, usual: Flavour) -> Flavour {
@@ -58,11 +62,19 @@ impl Options {
         self.stage.as_deref().is_none_or(|only| only == stage)
     }
 
-    /// Those that take long are for the long run, or for who asks for some tests by name.
     fn wanted(&self, name: &str) -> bool {
         self.filter
             .as_deref()
             .is_none_or(|text| name.contains(text))
+    }
+
+    /// What is wanted of a group.
+    fn wanted_of(&self, group: &Group) -> Vec<(String, &'static VmTest)> {
+        if group.long && !self.long && self.filter.is_none() {
+            return Vec::new();
+        }
+        let tests = group.tests();
+        tests.filter(|(name, _)| self.wanted(name)).collect()
     }
 }
 
@@ -146,7 +158,9 @@ fn long_stages(options: &Options, report: &mut Report) -> Result<()> {
 /// KUnit and the tests of whole machines.
 fn in_vms(options: &Options, report: &mut Report) -> Result<()> {
     report.stage("programs, kernels and modules");
-    build_for_vms(options, report)?;
+    if !build_for_vms(options, report)? {
+        return Ok(());
+    }
     if options.stage_wanted("kunit") {
         report.stage(&format!(
             "kunit: tests inside the module, on the {} kernel",
@@ -376,7 +390,8 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
     if let Some(filter) = &options.filter {
         test.args(["--", filter]);
     }
-    let result = run_step(&mut test, &log);
+    let limit = (!options.long).then_some(UNIT_LIMIT);
+    let result = run_within(&mut test, &log, limit);
     let text = fs::read_to_string(&log)?;
     let results = cargo_results(&text);
     let took = start.elapsed() / (results.len().max(1) as u32);
@@ -416,7 +431,7 @@ fn flavours(options: &Options) -> Vec<Flavour> {
     }
     if options.stage_wanted("vm") {
         for group in groups() {
-            if group.tests().any(|(name, _)| options.wanted(&name)) {
+            if !options.wanted_of(&group).is_empty() {
                 flavours.push(options.flavour(group.flavour));
             }
         }
@@ -426,9 +441,10 @@ fn flavours(options: &Options) -> Vec<Flavour> {
     flavours
 }
 
-fn build_for_vms(options: &Options, report: &mut Report) -> Result<()> {
+/// False where something does not build.
+fn build_for_vms(options: &Options, report: &mut Report) -> Result<bool> {
     if flavours(options).is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     guest::image()?;
     let start = Instant::now();
@@ -441,6 +457,30 @@ fn build_for_vms(options: &Options, report: &mut Report) -> Result<()> {
     if let Err(error) = built {
         check_interrupted()?;
         report.record("programs and modules build", start.elapsed(), Err(error));
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// What boot left behind is not ours, and the kernel's leak detector scans when it is asked to.
+fn forget_leaks(cluster: &Cluster) -> Result<()> {
+    for vm in &cluster.vms {
+        vm.sh(
+            "echo scan=off >/sys/kernel/debug/kmemleak && echo clear >/sys/kernel/debug/kmemleak",
+        )?;
+    }
+    Ok(())
+}
+
+/// A last look at machines that are not used any more: what was leaked, and what the kernel said
+/// after the last test.
+fn last_look(cluster: &Cluster, flavour: Flavour) -> Result<()> {
+    if flavour.finds_leaks() {
+        crate::tests::no_leaks(cluster)?;
+    }
+    let findings = cluster.new_findings();
+    if !findings.is_empty() {
+        bail!("the kernel reported:\n{}", findings.join("\n"));
     }
     Ok(())
 }
@@ -463,6 +503,9 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
                 ..ClusterOptions::pair("kunit", kernel_modules(&kernel)?)
             },
         )?;
+        if kernel.flavour.finds_leaks() {
+            forget_leaks(&cluster)?;
+        }
         let vm = &cluster.vms[0];
         let log = vm.sh("dmesg -C
              for ko in /ferrite/modules/*.ko; do
@@ -470,10 +513,7 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
                  insmod $ko || exit 1
              done
              dmesg")?;
-        let findings = cluster.new_findings();
-        if !findings.is_empty() {
-            bail!("kernel reports:\n{}", findings.join("\n"));
-        }
+        last_look(&cluster, kernel.flavour)?;
         Ok(log)
     };
     let log = match result() {
@@ -499,7 +539,9 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
             Verdict::Failed => {
                 report.record(&case.name, took, Err(anyhow::anyhow!(case.notes.clone())))
             }
-            Verdict::Skipped => continue,
+            Verdict::Skipped => {
+                report.record(&case.name, took, Err(anyhow::anyhow!("it was skipped")))
+            }
         };
     }
     Ok(())
@@ -508,6 +550,8 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
 /// How often the machines of a group are booted, at most: after a test that failed, the next gets
 /// fresh ones.
 const BOOTS: usize = 5;
+/// The same where a failure takes nothing from the next test but time, of which there is plenty.
+const LONG_BOOTS: usize = 100;
 
 fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> Result<Cluster> {
     let kernel = kernel::get(wanted.flavour(group.flavour))?;
@@ -517,18 +561,16 @@ fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> 
     // The module's own tests have a stage of their own; here each load would run them again.
     options.kernel_args = format!("kunit.enable=0 {}", options.kernel_args);
     if kernel.flavour.slowness() > 1 {
-        // Sanitisers keep books on all memory, and freed memory for a while.
+        // Sanitisers keep books on all memory, and freed memory for a while. What is slow hangs less
+        // soon.
         options.memory_mib *= 2;
+        options.kernel_args += " watchdog_thresh=60 sysctl.kernel.hung_task_timeout_secs=480";
     }
     let cluster = Cluster::boot(run, &kernel, &options)?;
+    if kernel.flavour.finds_leaks() {
+        forget_leaks(&cluster)?;
+    }
     for vm in &cluster.vms {
-        if kernel.flavour.finds_leaks() {
-            // What boot left behind is not ours, and scans come when they are asked for.
-            vm.run(
-                "echo scan=off > /sys/kernel/debug/kmemleak; echo clear > /sys/kernel/debug/kmemleak",
-                Duration::from_secs(60),
-            )?;
-        }
         if group.load_driver {
             vm.sh(crate::shell::LOAD_DRIVER)
                 .context("loading the driver")?;
@@ -541,10 +583,7 @@ fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> 
 }
 
 fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()> {
-    let wanted: Vec<_> = group
-        .tests()
-        .filter(|(name, _)| options.wanted(name))
-        .collect();
+    let wanted = options.wanted_of(group);
     if wanted.is_empty() {
         return Ok(());
     }
@@ -556,12 +595,28 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
     let run = RunDir::new()?;
     let mut cluster: Option<Cluster> = None;
     let mut attempt = 0;
+    let flavour = options.flavour(group.flavour);
+    let boots = if flavour.slowness() > 1 {
+        LONG_BOOTS
+    } else {
+        BOOTS
+    };
+    let mut seen_races = 0;
+    let done_with = |cluster: &mut Option<Cluster>, report: &mut Report| {
+        if let Some(up) = cluster.take() {
+            let name = format!("{}: no memory is leaked, and no report is late", group.name);
+            report.test(&name, || last_look(&up, flavour));
+        }
+    };
     for (name, test) in &wanted {
         check_interrupted()?;
+        if test.fresh {
+            done_with(&mut cluster, report);
+        }
         let start = Instant::now();
         if cluster.is_none() {
             attempt += 1;
-            if attempt > BOOTS {
+            if attempt > boots {
                 report.record(
                     name,
                     start.elapsed(),
@@ -575,7 +630,7 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
                     check_interrupted()?;
                     report.record(name, start.elapsed(), Err(error));
                     // What cannot boot once will not boot for each test.
-                    attempt = BOOTS;
+                    attempt = boots;
                     continue;
                 }
             }
@@ -593,18 +648,23 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
         if result.is_ok() && !test.ends_group {
             result = up.check_processes();
         }
+        let races: u64 = up.vms.iter().map(crate::vm::Vm::other_races).sum();
+        if races > seen_races {
+            say(&format!(
+                "{} data races of the kernel's own",
+                races - seen_races
+            ));
+        }
+        seen_races = races;
         let good = report.record(name, start.elapsed(), result);
         // A failed test may leave anything behind: the next ones get fresh machines.
         if !good || test.ends_group {
             cluster = None;
+            seen_races = 0;
         }
     }
     check_interrupted()?;
-    let finds_leaks = options.flavour(group.flavour).finds_leaks();
-    if let (Some(up), true) = (&cluster, finds_leaks) {
-        let name = format!("{}: no memory is leaked", group.name);
-        report.test(&name, || crate::tests::no_leaks(up));
-    }
+    done_with(&mut cluster, report);
     Ok(())
 }
 

@@ -126,6 +126,7 @@ pub struct Vm {
     hello: Mutex<Receiver<String>>,
     serial: PathBuf,
     scanned: Mutex<usize>,
+    other_races: AtomicU64,
     dir: PathBuf,
     patience: u32,
 }
@@ -250,6 +251,7 @@ impl Vm {
             hello: Mutex::new(hello),
             serial,
             scanned: Mutex::new(0),
+            other_races: AtomicU64::new(0),
             dir: config.dir.clone(),
             patience: config.patience.max(1),
         })
@@ -263,6 +265,11 @@ impl Vm {
     /// Its address on the lab's network.
     pub fn ip(&self) -> String {
         format!("10.77.0.{}", self.index)
+    }
+
+    /// How many times longer than usual everything may take.
+    pub fn patience(&self) -> u32 {
+        self.patience
     }
 
     /// QEMU's process id.
@@ -468,7 +475,15 @@ impl Vm {
         let mut scanned = lock(&self.scanned);
         let fresh = String::from_utf8_lossy(&log[(*scanned).min(log.len())..]).into_owned();
         *scanned = log.len();
-        klog::findings(&fresh)
+        let reading = klog::read(&fresh);
+        self.other_races
+            .fetch_add(reading.other_races.len() as u64, Ordering::Relaxed);
+        reading.findings
+    }
+
+    /// How many data races of the kernel's own were reported.
+    pub fn other_races(&self) -> u64 {
+        self.other_races.load(Ordering::Relaxed)
     }
 
     /// The end of the serial log, for messages.

@@ -11,7 +11,7 @@ use crate::verbs::{BufferKind, Completion, Errno, QpOptions, SendWork};
 
 /// How long anything may take that is expected to happen. Guests without hardware virtualisation
 /// on a busy machine are slow.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 /// How long to wait for what is expected not to happen.
 pub const SHORT: Duration = Duration::from_millis(300);
 

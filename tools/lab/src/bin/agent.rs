@@ -79,7 +79,8 @@ fn port() -> Option<PathBuf> {
 }
 
 type Writer = Arc<Mutex<File>>;
-type Running = Arc<Mutex<HashMap<u64, i32>>>;
+/// The process groups of scripts under way; a signal may come before there is one.
+type Running = Arc<Mutex<HashMap<u64, Result<i32, Vec<i32>>>>>;
 
 fn answer(writer: &Writer, answer: &Answer) {
     let Ok(mut line) = serde_json::to_vec(answer) else {
@@ -131,11 +132,21 @@ fn run(id: u64, script: &str, timeout: Duration, running: &Running) -> Outcome {
         .stderr(Stdio::piped());
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return failed(format!("cannot start: {error}")),
+        Err(error) => {
+            if let Ok(mut running) = running.lock() {
+                running.remove(&id);
+            }
+            return failed(format!("cannot start: {error}"));
+        }
     };
     let group = child.id() as i32;
     if let Ok(mut running) = running.lock() {
-        running.insert(id, group);
+        if let Some(Err(early)) = running.insert(id, Ok(group)) {
+            for signal in early {
+                // SAFETY: no memory is involved; the group is this child's own.
+                unsafe { libc::kill(-group, signal) };
+            }
+        }
     }
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
         return failed("no pipes".into());
@@ -224,16 +235,23 @@ fn serve() -> std::io::Result<()> {
                 timeout_ms,
             }) => {
                 let (writer, running) = (Arc::clone(&writer), Arc::clone(&running));
+                if let Ok(mut running) = running.lock() {
+                    running.insert(id, Err(Vec::new()));
+                }
                 thread::spawn(move || {
                     let outcome = run(id, &script, Duration::from_millis(timeout_ms), &running);
                     answer(&writer, &Answer::Done { id, outcome });
                 });
             }
             Ok(Request::Signal { id, signal }) => {
-                let group = running.lock().ok().and_then(|r| r.get(&id).copied());
-                if let Some(group) = group {
+                let mut running = running.lock();
+                match running.as_mut().ok().and_then(|r| r.get_mut(&id)) {
                     // SAFETY: no memory is involved; the group is a running script's own.
-                    unsafe { libc::kill(-group, signal) };
+                    Some(Ok(group)) => unsafe {
+                        libc::kill(-*group, signal);
+                    },
+                    Some(Err(early)) => early.push(signal),
+                    None => {}
                 }
             }
             Err(error) => eprintln!("agent: bad request: {error}"),

@@ -32,6 +32,8 @@ pub struct VmTest {
     pub run: fn(&Cluster) -> Result<()>,
     /// The machines cannot be used after it.
     pub ends_group: bool,
+    /// It needs machines of its own.
+    pub fresh: bool,
 }
 
 impl VmTest {
@@ -40,6 +42,7 @@ impl VmTest {
             name,
             run,
             ends_group: false,
+            fresh: false,
         }
     }
 
@@ -48,6 +51,17 @@ impl VmTest {
             name,
             run,
             ends_group: true,
+            fresh: false,
+        }
+    }
+
+    /// On machines that no other test uses, before or after.
+    const fn alone(name: &'static str, run: fn(&Cluster) -> Result<()>) -> Self {
+        Self {
+            name,
+            run,
+            ends_group: true,
+            fresh: true,
         }
     }
 }
@@ -62,6 +76,8 @@ pub struct Group {
     pub load_driver: bool,
     /// Changes to the usual pair of machines.
     pub options: fn(Options) -> Options,
+    /// Only for the long run, or for who asks for its tests by name.
+    pub long: bool,
     /// In the order in which they run: a subject and its tests.
     pub tests: &'static [(&'static str, &'static [VmTest])],
 }
@@ -87,6 +103,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
+            long: false,
             tests: &[
                 ("stock", basics::STOCK),
                 ("stock", faults::NEIGHBOURS),
@@ -107,6 +124,7 @@ pub fn groups() -> Vec<Group> {
                 pcap: true,
                 ..o
             },
+            long: false,
             tests: &[("wire", wire::TESTS)],
         },
         Group {
@@ -119,6 +137,7 @@ pub fn groups() -> Vec<Group> {
                 pcap: true,
                 ..o
             },
+            long: true,
             tests: &[("reference", wire::REFERENCE)],
         },
         Group {
@@ -130,6 +149,7 @@ pub fn groups() -> Vec<Group> {
                 plain: vec![2],
                 ..o
             },
+            long: false,
             tests: &[("interoperation", wire::INTEROPERATION)],
         },
         Group {
@@ -141,6 +161,7 @@ pub fn groups() -> Vec<Group> {
                 device_args: vec!["--vectors".into(), "3".into()],
                 ..o
             },
+            long: false,
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
                 ("four processors", basics::THREADS),
@@ -151,6 +172,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: true,
             options: |o| o,
+            long: false,
             tests: &[
                 ("checked", basics::CHECKED),
                 ("checked", notification::TESTS),
@@ -190,7 +212,9 @@ pub fn no_leaks(cluster: &Cluster) -> Result<()> {
         // An object counts as leaked only when it is some seconds old, and a pointer that was
         // on the move during one scan is found by the next.
         let scan = vm.spawn(
-            "k=/sys/kernel/debug/kmemleak; sleep 6; echo scan >$k; sleep 1; echo scan >$k; head -c 20000 $k",
+            "set -e
+             k=/sys/kernel/debug/kmemleak; sleep 6; echo scan >$k; sleep 1; echo scan >$k
+             head -c 20000 $k",
             Duration::from_secs(240),
         )?;
         scans.push((vm, scan));

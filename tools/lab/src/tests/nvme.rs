@@ -35,7 +35,16 @@ pub fn serve(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// What connects a machine to the disk of `target`.
+/// Loads what connects. It gives a target that is gone less time to take leave.
+pub fn prepare(vm: &Vm) -> Result<()> {
+    vm.sh(&format!(
+        "set -e; modprobe nvme_rdma; echo {} >/sys/module/nvme_core/parameters/admin_timeout",
+        10 * vm.patience()
+    ))?;
+    Ok(())
+}
+
+/// What connects a machine to the disk of `target`, after [`prepare`].
 pub fn connecting(target: &Vm) -> String {
     format!(
         "echo transport=rdma,traddr={},trsvcid=4420,nqn=disk,nr_io_queues=1,ctrl_loss_tmo=0 \
@@ -51,10 +60,8 @@ pub const DISCONNECTING: &str = "for c in /sys/class/nvme/nvme*/delete_controlle
 
 /// Connects `vm` to the disk of `target`.
 pub fn connect(vm: &Vm, target: &Vm) -> Result<()> {
-    vm.sh(&format!(
-        "set -e; modprobe nvme_rdma; {}",
-        connecting(target)
-    ))?;
+    prepare(vm)?;
+    vm.sh(&connecting(target))?;
     Ok(())
 }
 

@@ -211,7 +211,7 @@ const WITH_RXE: &[(&str, &str)] = &[
 
 fn perftest_programs(server: &Vm, client: &Vm, programs: &[(&str, &str)]) -> Result<()> {
     for (program, flags) in programs {
-        let command = format!("exec {program} {flags} -d $dev -x $gid -p $port -n 30 -u 18 -F");
+        let command = format!("exec {program} {flags} -d $dev -x $gid -p $port -n 30 -u 16 -F");
         client_server(
             (server, &command),
             (client, &format!("{command} $peer")),
@@ -440,6 +440,10 @@ fn bad_wire(cluster: &Cluster) -> Result<()> {
         }
         perftest(one, two, "ib_write_bw", 65536, 30, "")?;
         perftest(one, two, "ib_read_bw", 65536, 30, "")?;
+        let stats = cluster.fabric_command(&json!({"cmd": "stats"}))?;
+        if lost(&stats) == 0 {
+            bail!("nothing was lost: {stats}");
+        }
         Ok(())
     }();
     cluster.fabric_command(&json!({"cmd": "faults", "reset": true}))?;

@@ -121,13 +121,24 @@ pub fn run(options: &Options, sample: Option<u32>, report: &mut Report) {
         let result =
             Ground::new(options).and_then(|ground| fail_each(&fault, &ground, *make, sample));
         let name = match &result {
-            Ok((making, destroying)) => {
-                format!("allocations: {name} ({making} to make, {destroying} to destroy)")
-            }
+            Ok(seen) => format!(
+                "allocations: {name} ({} to make, {} of {} refused; {} to destroy)",
+                seen.making, seen.refused, seen.failed, seen.destroying
+            ),
             Err(_) => format!("allocations: {name}"),
         };
         report.enter(&name, result.map(|_| ()));
     }
+}
+
+/// What was seen of an operation.
+struct Seen {
+    /// How many allocations there are.
+    making: u32,
+    destroying: u32,
+    /// How many of the former failed, and how often the operation was refused for it.
+    failed: u32,
+    refused: u32,
 }
 
 /// Which of `count` allocations fail.
@@ -137,31 +148,39 @@ fn chosen(count: u32, sample: Option<u32>) -> Box<dyn Iterator<Item = u32>> {
         None => Box::new(1..),
         Some(sample) => {
             let stride = count.div_ceil(sample.max(1)).max(1);
-            // Runs do not all try the same ones.
+            // Runs do not all try the same ones, nor any run always the same of each few.
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            let first = 1 + now.map_or(0, |since| since.subsec_micros()) % stride;
-            Box::new((first..=count).step_by(stride as usize))
+            let mut number = now.map_or(0, |since| since.subsec_nanos());
+            let first = (1..=count).step_by(stride as usize);
+            Box::new(first.map(move |first| {
+                number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (first + (number >> 16) % stride).min(count)
+            }))
         }
     }
 }
 
 /// Makes something again and again, each time with another allocation that fails; then destroys it
-/// likewise. Gives how many allocations there are in each.
-fn fail_each(fault: &Fault, ground: &Ground, make: Make, sample: Option<u32>) -> Check<(u32, u32)> {
+/// likewise.
+fn fail_each(fault: &Fault, ground: &Ground, make: Make, sample: Option<u32>) -> Check<Seen> {
     // Once without: what is missing on this device is no finding, and libraries set themselves up.
     let mut whole = well(make(ground))?;
     destroyed(whole())?;
     let (whole, making) = fault.count(|| make(ground))?;
     let (result, destroying) = fault.count(&mut *well(whole)?)?;
     destroyed(result)?;
+    let (mut failed, mut refused) = (0, 0);
     for number in chosen(making, sample) {
         let said = |outcome| at(number, outcome);
         let (result, hit) = fault.during(number, || make(ground))?;
         match result {
             Ok(mut made) => destroyed(made()).map_err(said)?,
             Err(errno) if !hit => return Err(said(format!("no fault, but {errno}").into())),
-            Err(_) => {}
+            // The latter where the kernel cannot map a page of the device.
+            Err(Errno(libc::ENOMEM | libc::EAGAIN)) => refused += 1,
+            Err(errno) => return Err(said(format!("no memory, but {errno}").into())),
         }
+        failed += u32::from(hit);
         if !hit {
             break;
         }
@@ -186,7 +205,15 @@ fn fail_each(fault: &Fault, ground: &Ground, make: Make, sample: Option<u32>) ->
             return Err("there is no end of allocations while destroying".into());
         }
     }
-    Ok((making, destroying))
+    if failed > 0 && refused == 0 {
+        return Err(format!("{failed} allocations failed, and none was needed").into());
+    }
+    Ok(Seen {
+        making,
+        destroying,
+        failed,
+        refused,
+    })
 }
 
 fn at(number: u32, outcome: Outcome) -> Outcome {
@@ -340,7 +367,11 @@ fn moved_region(ground: &Ground) -> Result<Made, Errno> {
         let change = IBV_REREG_MR_CHANGE_TRANSLATION as i32;
         ibv_rereg_mr(mr, change, ptr::null_mut(), address, LENGTH, 0)
     };
-    let moved = check(result);
+    // It has codes of its own, and says in errno what the kernel said.
+    let moved = check(match result {
+        IBV_REREG_MR_ERR_CMD => -1,
+        other => other,
+    });
     if let Err(errno) = moved {
         // SAFETY: the region lives, and is not used afterwards.
         let result = code(unsafe { ibv_dereg_mr(mr) });

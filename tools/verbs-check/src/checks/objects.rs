@@ -56,7 +56,7 @@ const RIGHTS: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_ATOMIC
     | IBV_ACCESS_MW_BIND;
 const LENGTH: usize = 1 << 16;
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 const QKEY: u32 = 0x1234;
 
 pub fn run(options: &Options, report: &mut Report) {

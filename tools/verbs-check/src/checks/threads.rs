@@ -46,7 +46,7 @@ const CHECKS: &[(&str, Body)] = &[
 ];
 
 /// Whatever takes longer than this hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn run(options: &Options, report: &mut Report) {
     for (name, body) in CHECKS {
