@@ -82,7 +82,7 @@ fn all_of_perftest(cluster: &Cluster) -> Result<()> {
 }
 
 /// A client that is repeated until its server, which has no TCP socket to wait for, has heard it.
-fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()> {
+pub(super) fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()> {
     let (server_vm, server_script) = server;
     let (client_vm, client_script) = client;
     let prelude = crate::traffic::DEVICE_AND_GID;

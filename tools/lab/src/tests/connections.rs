@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{bail, Context, Result};
 use serde_json::json;
 
+use super::clients::until_heard;
 use super::faults::wait_for_traffic;
 use super::{still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
@@ -237,6 +238,15 @@ fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
             let served = server.wait()?;
             if !outcome.ok() {
                 bail!("rping: {outcome:?}\nserver: {served:?}");
+            }
+            // Datagrams to a group: on a VLAN they are for those who are on it.
+            if !address.contains(':') {
+                let member = |vm: &Vm, role: &str| {
+                    let address = of(addition.address, vm);
+                    format!("mckey {role} -m 239.77.0.7 -b {address} -C 5")
+                };
+                until_heard((one, &member(one, "")), (two, &member(two, "-s")))
+                    .context("multicast")?;
             }
             Ok(())
         }();

@@ -21,6 +21,10 @@ type Body = fn(&Rig) -> Check;
 
 const CHECKS: &[(&str, Body)] = &[
     ("queries tell what was set", queries),
+    (
+        "a domain that the mask does not name is not looked at",
+        unnamed_domain,
+    ),
     ("a window of type 1 opens and closes", window1),
     ("a window of type 2 is invalidated at both ends", window2),
     ("a region changes memory, rights and domain", rereg),
@@ -273,6 +277,32 @@ impl Rig {
             .ok_or("no ibv_create_qp_ex at all")?;
         // SAFETY: the attributes are complete, and all objects live.
         made(unsafe { create(self.raw(), &mut attr) }, "ibv_create_qp_ex")
+    }
+
+    /// What is said to attributes of a queue pair that name no domain.
+    fn without_domain(&self, cq: *mut ibv_cq) -> Check<i32> {
+        let mut attr = ibv_qp_init_attr_ex {
+            send_cq: cq,
+            recv_cq: cq,
+            cap: ibv_qp_cap {
+                max_send_wr: 16,
+                max_recv_wr: 16,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: IBV_QPT_RC,
+            // Whoever follows it crashes.
+            pd: ptr::dangling_mut(),
+            ..Default::default()
+        };
+        let create = self
+            .extended()
+            .create_qp_ex
+            .ok_or("no ibv_create_qp_ex at all")?;
+        // SAFETY: the attributes are complete: without its bit in the mask `pd` means nothing.
+        let qp = unsafe { create(self.raw(), &mut attr) };
+        Ok(if qp.is_null() { errno() } else { 0 })
     }
 
     pub(super) fn pair(&self) -> Check<Pair> {
@@ -530,6 +560,12 @@ pub(super) fn query(qp: *mut ibv_qp) -> Check<(ibv_qp_attr, ibv_qp_init_attr)> {
     let result = unsafe { ibv_query_qp(qp, &mut attr, 0x1f_ffff, &mut init) };
     well(result, "ibv_query_qp")?;
     Ok((attr, init))
+}
+
+fn unnamed_domain(rig: &Rig) -> Check {
+    let said = rig.without_domain(rig.cq(16)?)?;
+    expect!(said, libc::EINVAL, "ibv_create_qp_ex without a domain");
+    Ok(())
 }
 
 fn queries(rig: &Rig) -> Check {
