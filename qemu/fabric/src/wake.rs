@@ -112,10 +112,9 @@ pub fn signal(end: impl AsFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::tests::{lingering, NOTICED};
+    use crate::connection::tests::{assert_told, lingering, NOTICED};
     use rustix::event::{poll, PollFd, PollFlags, Timespec};
     use rustix::fs::OFlags;
-    use std::io::Read;
     use std::os::unix::net::UnixStream;
     use std::sync::mpsc;
     use std::time::{Duration, Instant};
@@ -195,7 +194,7 @@ mod tests {
         assert!(is_readable(&b));
         drop(b);
         assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
-        assert_eq!((&a).read(&mut [0; 1]).unwrap(), 0);
+        assert_told(&a);
     }
 
     #[test]
