@@ -63,20 +63,35 @@ impl Limit {
     }
 }
 
-static LIMIT: Mutex<Limit> = Mutex::new(Limit::new());
+/// Lines of one kind for which somebody else may give occasion: [`BURST`] at
+/// once, and one each [`INTERVAL`].
+#[derive(Debug)]
+pub struct Notices(Mutex<Limit>);
 
-/// Tells the operator something for which somebody else may give occasion:
-/// [`BURST`] lines at once, and one each [`INTERVAL`].
-pub fn notice(program: &str, text: fmt::Arguments<'_>) {
-    let mut limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(suppressed) = limit.admit(Instant::now()) else {
-        return;
-    };
-    drop(limit);
-    if suppressed > 0 {
-        line(format_args!("{program}: {suppressed} lines left out"));
+impl Default for Notices {
+    fn default() -> Self {
+        Self::new()
     }
-    line(format_args!("{program}: {text}"));
+}
+
+impl Notices {
+    /// None so far.
+    pub const fn new() -> Self {
+        Self(Mutex::new(Limit::new()))
+    }
+
+    /// Tells the operator something, or counts it.
+    pub fn tell(&self, program: &str, text: fmt::Arguments<'_>) {
+        let mut limit = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(suppressed) = limit.admit(Instant::now()) else {
+            return;
+        };
+        drop(limit);
+        if suppressed > 0 {
+            line(format_args!("{program}: {suppressed} such lines left out"));
+        }
+        line(format_args!("{program}: {text}"));
+    }
 }
 
 #[cfg(test)]

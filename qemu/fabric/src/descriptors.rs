@@ -99,6 +99,25 @@ pub fn peek(stream: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(message.bytes)
 }
 
+/// The memory that what was sent by this socket takes until it is received: no
+/// less than there are bytes.
+pub fn unread(socket: impl AsFd) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request writes an integer to where the pointer says, and that
+    // is `bytes`, which outlives the call.
+    let result = unsafe {
+        libc::ioctl(
+            socket.as_fd().as_raw_fd(),
+            libc::TIOCOUTQ,
+            std::ptr::from_mut(&mut bytes),
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
 /// Has the kernel refuse descriptors that are sent to this socket, or to those
 /// that are accepted on it; `false` if it cannot (before Linux 6.16).
 pub fn refuse(socket: impl AsFd) -> bool {

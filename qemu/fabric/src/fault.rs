@@ -262,18 +262,18 @@ impl Line {
         self.release(faults, now, deliver);
     }
 
-    /// Delivers what is due at time `now`.
-    pub fn poll(&mut self, faults: &Faults, now: u64, deliver: &mut dyn FnMut(&[u8])) {
+    /// Delivers the next of what is due at time `now`, and the few that others
+    /// have overtaken; `true` if there is more.
+    pub fn poll(&mut self, faults: &Faults, now: u64, deliver: &mut dyn FnMut(&[u8])) -> bool {
         self.release(faults, now, deliver);
-        while let Some(Reverse(first)) = self.waiting.peek() {
-            if first.due > now {
-                break;
-            }
+        let is_due = |first: &Reverse<Waiting>| first.0.due <= now;
+        if self.waiting.peek().is_some_and(is_due) {
             if let Some(Reverse(first)) = self.waiting.pop() {
                 self.bytes -= cost(&first.frame);
                 deliver(&first.frame);
             }
         }
+        self.waiting.peek().is_some_and(is_due)
     }
 
     /// When [`Line::poll`] has something to do next.
@@ -395,11 +395,11 @@ mod tests {
         let mut got = Vec::new();
         for n in 0..count {
             let now = u64::from(n) * 1000;
-            line.poll(faults, now, &mut |f| got.push(f.to_vec()));
+            while line.poll(faults, now, &mut |f| got.push(f.to_vec())) {}
             line.send(faults, &frame(n), now, &mut |f| got.push(f.to_vec()));
         }
         while let Some(due) = line.next_timeout() {
-            line.poll(faults, due, &mut |f| got.push(f.to_vec()));
+            while line.poll(faults, due, &mut |f| got.push(f.to_vec())) {}
         }
         assert_eq!(line.bytes, 0);
         (got, line.counters)

@@ -200,6 +200,12 @@ impl Writer {
         self.flush_up_to(u64::MAX, sink)
     }
 
+    /// Writes the rest of a frame that is written in part; `Ok(true)` when
+    /// nothing of that is left.
+    pub fn flush_begun(&mut self, sink: &mut impl Write) -> io::Result<bool> {
+        self.flush_up_to(self.position + self.partial as u64, sink)
+    }
+
     /// Writes as much as `sink` takes of what lies before `end`, a
     /// [position](Writer::position). `Ok(true)` when nothing of that is left.
     pub fn flush_up_to(&mut self, end: u64, sink: &mut impl Write) -> io::Result<bool> {

@@ -45,10 +45,25 @@ const LINE_LIMIT: usize = 64 * 1024;
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
 /// Reads from one port before the others have their turn.
 const READS_PER_TURN: usize = 4;
-/// What is forwarded for one port before the others have their turn, in bytes of
-/// all copies, each with what it costs whatever its length.
+/// What is forwarded for one user before the others have their turn, in bytes of
+/// all copies, each with what it costs whatever its length. The ports of who runs
+/// the fabric have as much each.
 const WORK_PER_TURN: u64 = 2 * 1024 * 1024;
 const WORK_PER_COPY: u64 = 64;
+/// What a try to make a shortcut counts for.
+const WORK_PER_GRANT: u64 = 64 * 1024;
+/// Work after which what came of it is written, before there is more.
+const WORK_PER_FLUSH: u64 = 4 * 1024 * 1024;
+/// Grants that are sent and not read, of each user other than the one who runs
+/// the fabric, and of all: the kernel counts their descriptors for the latter,
+/// and gives no process of that user any more than so many.
+const MAX_UNREAD_PER_USER: usize = 32;
+const MAX_UNREAD: usize = 128;
+/// How long a grant may lie unread in a port's socket, in nanoseconds.
+const UNREAD: u64 = 10_000_000_000;
+/// Descriptors for everything but ports and shortcuts: control connections, and
+/// connections that are not closed yet.
+const OTHER_FDS: usize = 128;
 /// How long connections wait when there are no descriptors for them.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Control connections at a time.
@@ -56,11 +71,13 @@ const CLIENT_LIMIT: usize = 64;
 /// Who the switch is where it speaks itself.
 const OWN_ADDRESS: Mac = Mac([0x02, 0xfe, 0, 0, 0, 0]);
 
-/// Tells the operator something; see [`console::notice`].
+/// Tells the operator something. Each kind of line has a limit of its own, so
+/// that nobody can suppress one with another.
 macro_rules! notice {
-    ($($text:tt)*) => {
-        console::notice("ferrite-fabric", format_args!($($text)*))
-    };
+    ($($text:tt)*) => {{
+        static NOTICES: console::Notices = console::Notices::new();
+        NOTICES.tell("ferrite-fabric", format_args!($($text)*));
+    }};
 }
 
 /// A learning Ethernet switch over unix stream sockets, with faults and capture.
@@ -141,6 +158,12 @@ struct Port {
     gone: bool,
 }
 
+impl Port {
+    fn user(&self) -> Option<u32> {
+        self.stream.owner().map(|owner| owner.uid)
+    }
+}
+
 /// What a port exchanged with others past the switch, as the devices say.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 struct Traffic {
@@ -175,12 +198,17 @@ struct Ports {
     queue_memory: usize,
     /// What all forwarding has cost; see [`WORK_PER_TURN`].
     work: u64,
+    /// At how much of it frames that were held back wait for the next turn, and
+    /// how much there was when something was written.
+    busy_at: u64,
+    flushed_at: u64,
     pcap: Option<Pcap<BufWriter<File>>>,
     broker: Broker,
     rings: BTreeMap<ShortcutId, Rings>,
     /// Descriptors that shortcuts may take.
     shortcut_fds: usize,
     no_shortcuts: bool,
+    own_uid: u32,
 }
 
 impl Output for Ports {
@@ -194,6 +222,10 @@ impl Output for Ports {
         let taken = port.outbox.push_within(frame, limit);
         self.queued += port.outbox.len() - before;
         taken
+    }
+
+    fn is_busy(&self) -> bool {
+        self.work >= self.busy_at
     }
 
     fn capture(&mut self, frame: &[u8]) {
@@ -239,7 +271,10 @@ impl Ports {
         for action in actions {
             match action {
                 Action::Grant(id) => {
-                    if let Err(error) = self.grant(id) {
+                    self.work += WORK_PER_GRANT;
+                    if !self.may_grant(id) {
+                        self.broker.refused(id);
+                    } else if let Err(error) = self.grant(id) {
                         notice!("no shortcut for two ports: {error}");
                         self.broker.failed(id, now);
                     }
@@ -247,12 +282,19 @@ impl Ports {
                 Action::Tell(port, message) => {
                     if let Some(port) = self.ports.get_mut(&port) {
                         let before = port.outbox.len();
-                        port.gone |= !port.outbox.push_message(&message.to_frame(OWN_ADDRESS));
+                        let frame = message.to_frame(OWN_ADDRESS);
+                        let taken = match message {
+                            Message::Revoke(id) => port.outbox.push_urgent(&frame, id),
+                            Message::Close(id) => port.outbox.push_request(&frame, id),
+                            _ => port.outbox.push_message(&frame),
+                        };
+                        port.gone |= !taken;
                         self.queued += port.outbox.len() - before;
                     }
                 }
                 Action::CutOff(id) => {
-                    if let Some(port) = self.ports.get_mut(&id) {
+                    // Many of its shortcuts may say so.
+                    if let Some(port) = self.ports.get_mut(&id).filter(|port| !port.gone) {
                         notice!("port {id} is cut off: no answer");
                         port.gone = true;
                     }
@@ -272,20 +314,32 @@ impl Ports {
         any
     }
 
+    /// Whether the ends of a shortcut have read enough of the grants that they
+    /// and others of their users got.
+    fn may_grant(&self, id: ShortcutId) -> bool {
+        let Some(ends) = self.broker.ends(id) else {
+            return false;
+        };
+        let mut of_users: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+        for port in self.ports.values() {
+            *of_users.entry(port.user()).or_default() += port.outbox.unread_grants();
+        }
+        let all: usize = of_users.values().sum();
+        let reads = |end: PortId| {
+            self.ports.get(&end).is_some_and(|port| {
+                let user = of_users.get(&port.user()).copied().unwrap_or(0);
+                port.outbox.unread_grants() < MAX_UNANSWERED
+                    && (user < MAX_UNREAD_PER_USER || port.user() == Some(self.own_uid))
+            })
+        };
+        all + ends.len() <= MAX_UNREAD && ends.iter().all(|(end, _)| reads(*end))
+    }
+
     /// Makes the rings of a shortcut and hands them to both ends.
     fn grant(&mut self, id: ShortcutId) -> io::Result<()> {
         let ends = self.broker.ends(id).ok_or(io::ErrorKind::NotFound)?;
-        if !ends.iter().all(|(port, _)| self.ports.contains_key(port)) {
-            return Err(io::ErrorKind::NotConnected.into());
-        }
-        // Of others' shortcuts too, which may be gone: what a port does not
-        // read stays here.
-        let unsent = |port: &Port| port.outbox.grants();
-        let ports = ends.iter().filter_map(|(port, _)| self.ports.get(port));
-        if ports.map(unsent).any(|count| count >= MAX_UNANSWERED) {
-            return Err(io::Error::other("one does not read"));
-        }
-        let taken = self.rings.len() + GRANT_FDS * self.ports.values().map(unsent).sum::<usize>();
+        let unsent: usize = self.ports.values().map(|port| port.outbox.grants()).sum();
+        let taken = self.rings.len() + GRANT_FDS * unsent;
         if taken + 1 + 2 * GRANT_FDS > self.shortcut_fds {
             return Err(io::Error::other("too many descriptors (RLIMIT_NOFILE)"));
         }
@@ -313,13 +367,25 @@ impl Ports {
 
     /// Writes what waits for the ports, as far as they take it.
     fn flush(&mut self, now: u64) {
+        self.flushed_at = self.work;
         for (id, port) in &mut self.ports {
-            if port.gone || port.outbox.is_empty() {
+            if port.gone {
+                continue;
+            }
+            // Without an answer it counts for unread.
+            let _ = port.outbox.look(port.stream.stream());
+            let unread = port.outbox.unread_since();
+            if unread.is_some_and(|since| now.saturating_sub(since) >= UNREAD) {
+                notice!("port {id} is cut off: it does not read its grants");
+                port.gone = true;
+                continue;
+            }
+            if port.outbox.is_empty() {
                 continue;
             }
             let before = port.outbox.len();
             let mut lost = Vec::new();
-            if let Err(error) = port.outbox.flush(port.stream.stream(), &mut lost) {
+            if let Err(error) = port.outbox.flush(port.stream.stream(), now, &mut lost) {
                 if error.kind() != io::ErrorKind::BrokenPipe {
                     notice!("port {id}: {error}");
                 }
@@ -332,13 +398,28 @@ impl Ports {
         }
     }
 
+    /// The time of those begins who have been asked for something.
+    fn told(&mut self, now: u64) {
+        let ports = &self.ports;
+        self.broker.told(now, |port, shortcut| {
+            let outbox = &ports.get(&port)?.outbox;
+            outbox.has_request(shortcut).then(|| outbox.position())
+        });
+    }
+
+    /// When the next port is given up that does not read its grants.
+    fn next_timeout(&self) -> Option<u64> {
+        let unread = self.ports.values().map(|port| port.outbox.unread_since());
+        unread.flatten().min().map(|since| since + UNREAD)
+    }
+
     /// Removes the ports that are gone; `false` if none is.
     fn remove_gone(&mut self, switch: &mut Switch, now: u64) -> bool {
         let (broker, queued) = (&mut self.broker, &mut self.queued);
         let before = self.ports.len();
         self.ports.retain(|id, port| {
             if port.gone {
-                switch.detach(*id);
+                switch.detach(*id, now);
                 broker.detach(*id, now);
                 *queued -= port.outbox.len();
             }
@@ -361,10 +442,8 @@ impl Ports {
 
     /// Ports of a user; those of whom nobody knows whose are one user's.
     fn owned_by(&self, uid: Option<u32>) -> usize {
-        let owners = self.ports.values().map(|port| port.stream.owner());
-        owners
-            .filter(|owner| owner.map(|owner| owner.uid) == uid)
-            .count()
+        let users = self.ports.values().map(Port::user);
+        users.filter(|user| *user == uid).count()
     }
 
     /// What each port exchanged with others past the switch.
@@ -461,13 +540,16 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut ports = Ports {
         no_shortcuts: options.no_shortcuts,
         queue_memory: options.queue_memory.saturating_mul(1024 * 1024),
+        own_uid: rustix::process::getuid().as_raw(),
         ..Ports::default()
     };
     if let Some(path) = &options.pcap {
         ports.capture_to(path)?;
     }
+    let descriptors = allow_descriptors();
     // The others are for ports, whatever becomes of shortcuts.
-    ports.shortcut_fds = allow_descriptors() / 4;
+    ports.shortcut_fds = descriptors / 4;
+    ports.broker.limit(ports.own_uid, ports.shortcut_fds / 4);
     let bind = |path: &PathBuf| Listener::bind(path)?.without_descriptors();
     let control = options.control.as_ref().map(bind).transpose()?;
     let listener = bind(&options.listen)?;
@@ -483,7 +565,14 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         switch.allow_any_source();
     }
     let mut clients: Vec<ControlClient> = Vec::new();
-    let mut door = Door::new(options);
+    let mut turns = Turns::default();
+    let mut door = Door::new(options, ports.own_uid, descriptors);
+    if door.max_ports < options.max_ports {
+        notice!(
+            "no more than {} ports: there are {descriptors} descriptors (RLIMIT_NOFILE)",
+            door.max_ports
+        );
+    }
     // Until when nobody can connect, since there are no descriptors left.
     let mut full_until: Option<Instant> = None;
     let mut control_full_until: Option<Instant> = None;
@@ -491,7 +580,12 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let now = || start.elapsed().as_nanos() as u64;
 
     loop {
-        let due = [switch.next_timeout(), ports.broker.next_timeout()];
+        let due = [
+            switch.next_timeout(),
+            switch.next_expiry(),
+            ports.broker.next_timeout(),
+            ports.next_timeout(),
+        ];
         // What has come by this time is read before anybody is given up.
         let turn = now();
         for until in [&mut full_until, &mut control_full_until] {
@@ -537,6 +631,9 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 let id = switch.attach();
                 let user = stream.owner().map(|owner| owner.uid);
                 ports.broker.attach(id, user);
+                if let Some(user) = user {
+                    switch.set_user(id, user);
+                }
                 let port = Port {
                     stream,
                     reader: Reader::new(),
@@ -563,9 +660,9 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 control_full_until = Some(Instant::now() + ACCEPT_AGAIN);
             }
         }
-        for id in ready.readable {
-            read_port(id, &mut switch, &mut ports, now());
-        }
+        turns.take(&ready.readable, &mut switch, &mut ports, &now);
+        switch.expire(now());
+        ports.busy_at = ports.work + WORK_PER_TURN;
         switch.poll(now(), &mut ports);
         let all = &ports.ports;
         ports
@@ -591,7 +688,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             };
             serve(client, &mut switch, &mut ports, now());
         }
-        ports.broker.told(now());
+        ports.told(now());
         clients.retain(|client| !client.gone);
     }
 }
@@ -729,11 +826,13 @@ struct Door {
 }
 
 impl Door {
-    fn new(options: &Options) -> Self {
+    fn new(options: &Options, own_uid: u32, descriptors: usize) -> Self {
+        // A port that is admitted finds a descriptor, and so does the operator.
+        let others = OTHER_FDS.min(descriptors / 4) + descriptors / 4;
         Self {
-            max_ports: options.max_ports,
+            max_ports: options.max_ports.min(descriptors - others),
             max_ports_per_user: options.max_ports_per_user,
-            own_uid: rustix::process::getuid().as_raw(),
+            own_uid,
             refused: 0,
             told: None,
         }
@@ -773,6 +872,12 @@ impl Door {
 /// Somebody's owner, in words.
 struct Said(Option<Owner>);
 
+impl Said {
+    fn user(&self) -> Option<u32> {
+        self.0.map(|owner| owner.uid)
+    }
+}
+
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
@@ -786,13 +891,63 @@ impl std::fmt::Display for Said {
     }
 }
 
-fn read_port(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
+/// Who is read from, and how much, before the others have their turn.
+#[derive(Default)]
+struct Turns {
+    /// The port of each user that was last read from.
+    last: BTreeMap<Option<u32>, PortId>,
+}
+
+impl Turns {
+    /// Reads from ports, as much of all ports of a user as of one: else a user
+    /// with many would leave little to others. Who runs the fabric leaves
+    /// others what they need or does not, by other means too.
+    fn take(
+        &mut self,
+        readable: &[PortId],
+        switch: &mut Switch,
+        ports: &mut Ports,
+        now: &impl Fn() -> u64,
+    ) {
+        let mut users: BTreeMap<Option<u32>, Vec<PortId>> = BTreeMap::new();
+        for id in readable {
+            if let Some(port) = ports.ports.get(id) {
+                users.entry(port.user()).or_default().push(*id);
+            }
+        }
+        self.last.retain(|user, _| users.contains_key(user));
+        for (user, mut of_user) in users {
+            let own = user == Some(ports.own_uid);
+            // They are in the order of their numbers.
+            if let Some(last) = self.last.get(&user).filter(|_| !own) {
+                let first = of_user.partition_point(|id| id <= last);
+                of_user.rotate_left(first);
+            }
+            let mut until = ports.work + WORK_PER_TURN;
+            for id in of_user {
+                if own {
+                    until = ports.work + WORK_PER_TURN;
+                }
+                if ports.work < until {
+                    read_port(id, until, switch, ports, now());
+                    self.last.insert(user, id);
+                } else if let Some(port) = ports.ports.get_mut(&id) {
+                    port.more = true;
+                }
+                if ports.work - ports.flushed_at >= WORK_PER_FLUSH {
+                    ports.flush(now());
+                }
+            }
+        }
+    }
+}
+
+fn read_port(id: PortId, until: u64, switch: &mut Switch, ports: &mut Ports, now: u64) {
     // The port is out of the map while its frames are forwarded: a frame never
     // goes back to the port that it came from.
     let Some(mut port) = ports.ports.remove(&id) else {
         return;
     };
-    let until = ports.work + WORK_PER_TURN;
     let mut reads = 0;
     port.more = loop {
         match take_frames(id, &mut port, until, switch, ports, now) {
@@ -910,11 +1065,15 @@ fn claim(
         .ports
         .get(&holder)
         .and_then(|port| port.stream.owner());
-    notice!(
-        "port {id} of {} says that it has {address}, which port {holder} of {} \
-         had first: it gets no frames until that is gone",
-        Said(port.stream.owner()),
-        Said(has),
+    let (wants, has) = (Said(port.stream.owner()), Said(has));
+    // Those that a user makes up with its own ports are of another kind.
+    static NOTICES: [console::Notices; 2] = [const { console::Notices::new() }; 2];
+    NOTICES[usize::from(wants.user() == has.user())].tell(
+        "ferrite-fabric",
+        format_args!(
+            "port {id} of {wants} says that it has {address}, which port {holder} of {has} had \
+             first: it gets no frames until that is gone"
+        ),
     );
 }
 

@@ -22,6 +22,8 @@
 //! | close | switch, after both released | nobody writes any more: read what there is and forget the rings |
 //! | closed | port | done |
 //!
+//! A grant and a revocation overtake frames that wait for a port; nothing else does.
+//!
 //! [`Broker`] is the switch's part in this, without sockets or a clock.
 
 use crate::framing::MIN_FRAME;
@@ -48,10 +50,15 @@ const MAX_PER_USER: usize = MAX_SHORTCUTS / 4;
 pub const MAX_UNANSWERED: usize = 4;
 /// Pairs of ports whose frames are counted at most.
 const MAX_PAIRS: usize = 4096;
-/// How long two ports wait for another try where there was no shortcut to be had, in nanoseconds.
+/// How long all wait for another try where there was no shortcut to be had, in nanoseconds.
 const AGAIN: u64 = 1_000_000_000;
 /// How long a port may take to answer, in nanoseconds.
 const PATIENCE: u64 = 2_000_000_000;
+/// How long what is asked of a port may wait to be written while the port reads
+/// less than [`STEP`], in nanoseconds.
+const STALLED: u64 = 10_000_000_000;
+/// Bytes that a port reads in that time at least, if so many wait for it.
+const STEP: u64 = 4 * 1024 * 1024;
 /// How much longer the switch looks for the answer in what the port has sent.
 const READING: u64 = 4 * PATIENCE;
 /// Descriptors that come with a grant.
@@ -176,19 +183,47 @@ enum Phase {
 struct End {
     port: PortId,
     mac: Mac,
+    user: Option<u32>,
     /// It has said that it writes to the ring.
     ready: bool,
     /// It has done what the phase asks of it, or is gone.
     done: bool,
     gone: bool,
+    /// What the phase asks of it is written; before, how much of its stream was
+    /// when that last moved on.
+    told: bool,
+    position: Option<u64>,
+    /// When it is given up if it is not done.
+    deadline: u64,
+}
+
+impl End {
+    fn new(port: PortId, mac: Mac, user: Option<u32>) -> Self {
+        Self {
+            port,
+            mac,
+            user,
+            ready: false,
+            done: false,
+            gone: false,
+            told: false,
+            position: None,
+            deadline: u64::MAX,
+        }
+    }
+
+    /// It is to be asked for something.
+    fn ask(&mut self, now: u64) {
+        self.told = false;
+        self.position = None;
+        self.deadline = now.saturating_add(STALLED);
+    }
 }
 
 #[derive(Debug)]
 struct Shortcut {
     ends: [End; 2],
     phase: Phase,
-    /// When an end that has not answered is given up.
-    deadline: u64,
 }
 
 impl Shortcut {
@@ -203,6 +238,16 @@ impl Shortcut {
     }
 }
 
+/// A user, and whether the other end of a shortcut is another's.
+type Kind = (Option<u32>, bool);
+
+/// What a shortcut is for the users at its ends. Those to others are counted
+/// apart: nobody uses up what a user has for its own.
+fn kinds(ends: &[End; 2]) -> [Kind; 2] {
+    let across = ends[0].user != ends[1].user;
+    ends.map(|end| (end.user, across))
+}
+
 /// Decides who has shortcuts.
 #[derive(Default)]
 pub struct Broker {
@@ -213,14 +258,19 @@ pub struct Broker {
     shortcuts: BTreeMap<ShortcutId, Shortcut>,
     /// The shortcuts of each port.
     of: HashMap<PortId, BTreeSet<ShortcutId>>,
+    /// Ends of shortcuts by users.
+    of_users: HashMap<Kind, usize>,
+    /// Who may have all that there are, and how many ends of each kind others.
+    limit: Option<(u32, usize)>,
     next: ShortcutId,
     allowed: bool,
     /// Frames seen between ports, the lower number first.
     seen: HashMap<(PortId, PortId), u32>,
     /// Pairs of which one did not want a shortcut, or could not use it.
     barred: BTreeSet<(PortId, PortId)>,
-    /// Pairs that could not be given one, and when to try again.
-    postponed: HashMap<(PortId, PortId), u64>,
+    /// When there may be shortcuts again, after one could not be made: what
+    /// was missing then is missing for all.
+    again_at: u64,
     /// Shortcuts whose ends are asked for something, and may not know it yet.
     asked: Vec<ShortcutId>,
     actions: Vec<Action>,
@@ -232,6 +282,20 @@ impl Broker {
         if let Some(user) = user {
             self.users.insert(port, user);
         }
+    }
+
+    /// Lets each user but `owner` have `ends` of shortcuts among its own ports,
+    /// and as many to those of others.
+    pub fn limit(&mut self, owner: u32, ends: usize) {
+        self.limit = Some((owner, ends));
+    }
+
+    /// Whether there are as many shortcuts of this kind as there may be.
+    fn is_used_up(&self, kind: &Kind) -> bool {
+        self.limit.is_some_and(|(owner, most)| {
+            let count = self.of_users.get(kind).copied().unwrap_or(0);
+            kind.0 != Some(owner) && count >= most
+        })
     }
 
     /// Takes all that is to be done.
@@ -308,11 +372,8 @@ impl Broker {
             return;
         }
         *count = 0;
-        if let Some(&due) = self.postponed.get(&pair) {
-            if due > now {
-                return;
-            }
-            self.postponed.remove(&pair);
+        if self.again_at > now {
+            return;
         }
         let of = |port| {
             let ids = self.of.get(&port).into_iter().flatten();
@@ -337,13 +398,18 @@ impl Broker {
         if together || full(from) || full(to) || crowded(from, to) || crowded(to, from) {
             return;
         }
-        let end = |port, mac| End {
-            port,
-            mac,
-            ready: false,
-            done: false,
-            gone: false,
-        };
+        let user = |port| self.users.get(&port).copied();
+        let ends = [
+            End::new(from, own, user(from)),
+            End::new(to, peer, user(to)),
+        ];
+        let kinds = kinds(&ends);
+        if kinds.iter().any(|kind| self.is_used_up(kind)) {
+            return;
+        }
+        for kind in kinds {
+            *self.of_users.entry(kind).or_default() += 1;
+        }
         // They start over at some time, and some live long.
         while self.shortcuts.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
@@ -356,23 +422,34 @@ impl Broker {
         self.shortcuts.insert(
             id,
             Shortcut {
-                ends: [end(from, own), end(to, peer)],
+                ends,
                 phase: Phase::InUse,
-                deadline: u64::MAX,
             },
         );
         self.actions.push(Action::Grant(id));
     }
 
-    /// A shortcut could not be made, for now.
+    /// A shortcut could not be made: memory or descriptors are missing.
     pub fn failed(&mut self, id: ShortcutId, now: u64) {
-        if let Some(shortcut) = self.remove(id) {
-            self.postpone(&shortcut, now);
-        }
+        self.again_at = now.saturating_add(AGAIN);
+        self.refused(id);
+    }
+
+    /// A shortcut was not made, because of the ports that it is for.
+    pub fn refused(&mut self, id: ShortcutId) {
+        self.remove(id);
     }
 
     fn remove(&mut self, id: ShortcutId) -> Option<Shortcut> {
         let shortcut = self.shortcuts.remove(&id)?;
+        for kind in kinds(&shortcut.ends) {
+            if let Some(count) = self.of_users.get_mut(&kind) {
+                *count -= 1;
+                if *count == 0 {
+                    self.of_users.remove(&kind);
+                }
+            }
+        }
         for end in &shortcut.ends {
             if let Some(ids) = self.of.get_mut(&end.port) {
                 ids.remove(&id);
@@ -387,19 +464,8 @@ impl Broker {
     /// The grant of a shortcut could not be sent to a port, for now. The other
     /// may have its own.
     pub fn not_granted(&mut self, id: ShortcutId, port: PortId, now: u64) {
-        if let Some(shortcut) = self.shortcuts.remove(&id) {
-            self.postpone(&shortcut, now);
-            self.shortcuts.insert(id, shortcut);
-            self.leave(id, port, now);
-        }
-    }
-
-    /// Two ports do without a shortcut for some time.
-    fn postpone(&mut self, shortcut: &Shortcut, now: u64) {
-        if self.postponed.len() >= MAX_PAIRS {
-            self.postponed.retain(|_, due| *due > now);
-        }
-        self.postponed.insert(shortcut.pair(), now + AGAIN);
+        self.again_at = now.saturating_add(AGAIN);
+        self.leave(id, port, now);
     }
 
     /// A message came from a port; `device` if it is one.
@@ -471,7 +537,6 @@ impl Broker {
         self.users.remove(&port);
         self.seen.retain(|(a, b), _| *a != port && *b != port);
         self.barred.retain(|(a, b)| *a != port && *b != port);
-        self.postponed.retain(|(a, b), _| *a != port && *b != port);
         let ids: Vec<ShortcutId> = self.of.get(&port).into_iter().flatten().copied().collect();
         for id in ids {
             self.leave(id, port, now);
@@ -511,28 +576,48 @@ impl Broker {
         }
     }
 
-    /// All that was asked of ports is written, as far as they take it: their
-    /// time begins now. What the switch did before it wrote is not their delay.
-    pub fn told(&mut self, now: u64) {
-        for id in self.asked.drain(..) {
-            if let Some(shortcut) = self.shortcuts.get_mut(&id) {
-                shortcut.deadline = now.saturating_add(PATIENCE);
+    /// All that was asked of ports is written, as far as they take it, and the
+    /// time of those begins who have it. What the switch did before it wrote is
+    /// not their delay, nor is what it has to write to them before.
+    ///
+    /// `waiting` tells of a request to a port about a shortcut that is not
+    /// written how much of the port's stream is; `None` if it is written.
+    pub fn told(&mut self, now: u64, waiting: impl Fn(PortId, ShortcutId) -> Option<u64>) {
+        let shortcuts = &mut self.shortcuts;
+        self.asked.retain(|id| {
+            let Some(shortcut) = shortcuts.get_mut(id) else {
+                return false;
+            };
+            let mut again = false;
+            for end in &mut shortcut.ends {
+                if end.done || end.told {
+                    continue;
+                }
+                let Some(position) = waiting(end.port, *id) else {
+                    end.told = true;
+                    end.deadline = now.saturating_add(PATIENCE);
+                    continue;
+                };
+                again = true;
+                let moved = |last: u64| position >= last.saturating_add(STEP);
+                if end.position.is_none_or(moved) {
+                    end.position = Some(position);
+                    end.deadline = now.saturating_add(STALLED);
+                }
             }
-        }
+            again
+        });
     }
 
     /// Gives up ports that had not answered by the time `now`. All that had
     /// arrived by then must have been read, but from ports of which `unread`
     /// says that there is more: the answer may be in that.
     pub fn poll(&mut self, now: u64, unread: impl Fn(PortId) -> bool) {
-        for shortcut in self.shortcuts.values() {
-            if shortcut.deadline <= now {
-                let reading = now < shortcut.deadline.saturating_add(READING);
-                for end in shortcut.ends.iter().filter(|end| !end.done) {
-                    if !(reading && unread(end.port)) {
-                        self.actions.push(Action::CutOff(end.port));
-                    }
-                }
+        let ends = self.shortcuts.values().flat_map(|shortcut| &shortcut.ends);
+        for end in ends.filter(|end| !end.done && end.deadline <= now) {
+            let reading = end.told && now < end.deadline.saturating_add(READING);
+            if !(reading && unread(end.port)) {
+                self.actions.push(Action::CutOff(end.port));
             }
         }
     }
@@ -541,8 +626,9 @@ impl Broker {
     pub fn next_timeout(&self) -> Option<u64> {
         self.shortcuts
             .values()
-            .map(|shortcut| shortcut.deadline)
-            .filter(|deadline| *deadline != u64::MAX)
+            .flat_map(|shortcut| &shortcut.ends)
+            .filter(|end| !end.done && end.deadline != u64::MAX)
+            .map(|end| end.deadline)
             .min()
     }
 
@@ -558,9 +644,9 @@ impl Broker {
             return;
         }
         shortcut.phase = Phase::Revoking;
-        shortcut.deadline = now.saturating_add(PATIENCE);
         self.asked.push(id);
-        for end in shortcut.ends.iter().filter(|end| !end.gone) {
+        for end in shortcut.ends.iter_mut().filter(|end| !end.gone) {
+            end.ask(now);
             self.actions
                 .push(Action::Tell(end.port, Message::Revoke(id)));
         }
@@ -577,11 +663,11 @@ impl Broker {
                 Phase::InUse => return,
                 Phase::Revoking => {
                     shortcut.phase = Phase::Closing;
-                    shortcut.deadline = now.saturating_add(PATIENCE);
                     self.asked.push(id);
                     for end in &mut shortcut.ends {
                         end.done = end.gone;
                         if !end.gone {
+                            end.ask(now);
                             self.actions
                                 .push(Action::Tell(end.port, Message::Close(id)));
                         }
@@ -758,6 +844,7 @@ mod tests {
         let mut broker = granted();
         broker.allow(false, 5);
         broker.actions();
+        broker.told(5, |_, _| None);
         say(&mut broker, 1, Message::Released(0));
         let due = broker.next_timeout().unwrap();
         assert_eq!(due, 5 + PATIENCE);
@@ -778,16 +865,52 @@ mod tests {
         broker.actions();
         // The switch was busy for longer than anybody may take to answer.
         let told = 5 * PATIENCE;
-        broker.told(told);
+        broker.told(told, |_, _| None);
         broker.poll(told + PATIENCE - 1, |_| false);
         assert_eq!(broker.actions(), []);
         say(&mut broker, 1, Message::Released(0));
         say(&mut broker, 2, Message::Released(0));
         // It asks for more only once.
         let closing = told + PATIENCE - 1;
-        broker.told(closing);
-        broker.told(closing + PATIENCE);
+        broker.told(closing, |_, _| None);
+        broker.told(closing + PATIENCE, |_, _| None);
         broker.poll(closing + PATIENCE, |_| false);
+        assert_eq!(broker.actions(), [Action::CutOff(1), Action::CutOff(2)]);
+    }
+
+    #[test]
+    fn a_port_has_its_time_from_when_the_request_was_written_to_it() {
+        let mut broker = granted();
+        broker.allow(false, 0);
+        broker.actions();
+        // Much waits for port 2, which reads it.
+        let mut now = 0;
+        for step in 0..20 {
+            broker.told(now, |port, _| (port == 2).then_some(step * STEP));
+            broker.poll(now, |_| false);
+            let cut_off: &[Action] = match now {
+                PATIENCE.. => &[Action::CutOff(1)],
+                _ => &[],
+            };
+            assert_eq!(broker.actions(), cut_off, "at {now}");
+            now += STALLED / 2;
+        }
+        broker.detach(1, now);
+        broker.told(now, |_, _| None);
+        broker.poll(now + PATIENCE - 1, |_| false);
+        assert_eq!(broker.actions(), []);
+        broker.poll(now + PATIENCE, |_| false);
+        assert_eq!(broker.actions(), [Action::CutOff(2)]);
+        // Who reads nothing, or next to nothing, has no more than that.
+        let mut broker = granted();
+        broker.allow(false, 0);
+        broker.actions();
+        for now in 0..10 {
+            broker.told(now, |_, _| Some(now * STEP / 10));
+        }
+        broker.poll(STALLED - 1, |_| true);
+        assert_eq!(broker.actions(), []);
+        broker.poll(STALLED, |_| true);
         assert_eq!(broker.actions(), [Action::CutOff(1), Action::CutOff(2)]);
     }
 
@@ -795,14 +918,14 @@ mod tests {
     fn an_answer_that_the_switch_has_not_read_yet_is_in_time() {
         let mut broker = granted();
         broker.allow(false, 0);
-        broker.told(0);
+        broker.told(0, |_, _| None);
         broker.actions();
         broker.poll(PATIENCE, |port| port == 2);
         assert_eq!(broker.actions(), [Action::CutOff(1)]);
         broker.detach(1, PATIENCE);
         assert_eq!(say(&mut broker, 2, Message::Released(0)).len(), 1);
         // But not for ever.
-        broker.told(PATIENCE);
+        broker.told(PATIENCE, |_, _| None);
         broker.poll(2 * PATIENCE + READING - 1, |_| true);
         assert_eq!(broker.actions(), []);
         broker.poll(2 * PATIENCE + READING, |_| true);
@@ -864,6 +987,12 @@ mod tests {
         let mut broker = granted();
         broker.failed(0, 5);
         assert_eq!(again(&mut broker, 5 + AGAIN - 1), []);
+        // Nor is there any for others.
+        broker.message(3, mac(3), HELLO, true, 0);
+        for _ in 0..THRESHOLD {
+            broker.seen(1, 3, mac(3), behind, 5 + AGAIN - 1);
+        }
+        assert_eq!(broker.actions(), []);
         assert_eq!(again(&mut broker, 5 + AGAIN), [Action::Grant(1)]);
         // One has its grant, and the other did not get it.
         assert_eq!(
@@ -936,6 +1065,45 @@ mod tests {
         // Those of its own user may have all.
         let own: usize = (3..90).map(|port| granted(port, 1000)).sum();
         assert_eq!(own, MAX_SHORTCUTS - MAX_PER_USER - 1);
+    }
+
+    #[test]
+    fn one_user_leaves_descriptors_for_others() {
+        let mut broker = Broker::default();
+        broker.allow(true, 0);
+        broker.limit(0, 4);
+        for (port, user) in (1..=60u8).zip([1000, 1001, 0].iter().cycle()) {
+            broker.attach(port.into(), Some(*user));
+            broker.message(port.into(), mac(port), HELLO, true, 0);
+        }
+        let mut granted = |from: u8, to: u8| {
+            for _ in 0..THRESHOLD {
+                broker.seen(from.into(), to.into(), mac(to), behind, 0);
+            }
+            broker.actions().len()
+        };
+        // Among ports of one user, of which each is an end twice; then to another's.
+        let own: usize = (4..=58)
+            .step_by(6)
+            .map(|port| granted(port, port - 3))
+            .sum();
+        assert_eq!(own, 2);
+        let across: usize = (4..=58)
+            .step_by(6)
+            .map(|port| granted(port, port + 1))
+            .sum();
+        assert_eq!(across, 4);
+        assert_eq!(granted(5, 8), 1, "the other has what it needs for itself");
+        // Who runs the switch has no such limit.
+        let owner: usize = (6..=60)
+            .step_by(6)
+            .map(|port| granted(port, port - 3))
+            .sum();
+        assert_eq!(owner, 10);
+        for port in 1..=60 {
+            broker.detach(port, 0);
+        }
+        assert!(broker.of_users.is_empty());
     }
 
     #[test]

@@ -12,7 +12,7 @@
 
 use crate::fault::{FaultCounters, Faults, Line, LINE_LIMIT};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 
@@ -20,6 +20,13 @@ use std::str::FromStr;
 const TABLE_LIMIT: usize = 4096;
 /// Addresses learned behind one port at most, so that none uses up the table.
 const PORT_LIMIT: usize = 256;
+/// Addresses learned behind each port, though others have filled the table.
+const PORT_MINIMUM: usize = 4;
+/// How long the address of a device that has left is kept for its user, in
+/// nanoseconds: whoever can have it cut off does not get its frames.
+const KEPT: u64 = 5_000_000_000;
+/// Addresses that are kept for one user at most.
+const KEPT_LIMIT: usize = 256;
 
 /// Bytes that may wait for a port although all ports together have too many.
 pub const PORT_SHARE: usize = 256 * 1024;
@@ -119,6 +126,8 @@ struct Port {
     line: Line,
     counters: PortCounters,
     claim: Option<Claim>,
+    /// Whose it is, where that is known.
+    user: Option<u32>,
     /// Addresses learned behind it, its own not counted.
     learned: usize,
 }
@@ -129,6 +138,16 @@ pub trait Output {
     fn send(&mut self, port: PortId, frame: &[u8]) -> bool;
     /// A frame has passed the faults and is about to be forwarded.
     fn capture(&mut self, frame: &[u8]);
+    /// Others are to have their turn before more is sent that can wait.
+    fn is_busy(&self) -> bool {
+        false
+    }
+}
+
+/// An address whose device has left.
+struct Kept {
+    user: u32,
+    until: u64,
 }
 
 /// A learning switch without sockets or a clock.
@@ -140,6 +159,10 @@ pub struct Switch {
     table: HashMap<Mac, PortId>,
     /// Addresses of devices, and which port has them: the first that said so.
     holders: HashMap<Mac, PortId>,
+    /// Addresses that no other user can have for now.
+    kept: HashMap<Mac, Kept>,
+    /// The port whose frames were last released.
+    polled: PortId,
     /// All ports may send from all addresses.
     any_source: bool,
     partitions: Vec<(Side, Option<Side>)>,
@@ -158,6 +181,8 @@ pub struct PortReport {
     pub addresses: Vec<String>,
     /// The address that is this port's alone.
     pub own_address: Option<String>,
+    /// The address that its device says it has, and does not get.
+    pub wanted_address: Option<String>,
     /// Its traffic.
     #[serde(flatten)]
     pub counters: PortCounters,
@@ -175,6 +200,8 @@ impl Switch {
             ports: BTreeMap::new(),
             table: HashMap::new(),
             holders: HashMap::new(),
+            kept: HashMap::new(),
+            polled: 0,
             any_source: false,
             partitions: Vec::new(),
             moved: false,
@@ -205,10 +232,18 @@ impl Switch {
                 line: Line::new(self.seed, id),
                 counters: PortCounters::default(),
                 claim: None,
+                user: None,
                 learned: 0,
             },
         );
         id
+    }
+
+    /// A port is of this user.
+    pub fn set_user(&mut self, port: PortId, user: u32) {
+        if let Some(port) = self.ports.get_mut(&port) {
+            port.user = Some(user);
+        }
     }
 
     /// A device behind `port` has this address. If another has it already it
@@ -239,11 +274,16 @@ impl Switch {
         if self.holders.contains_key(&address) {
             return;
         }
-        let wants = |port: &Port| port.claim.is_some_and(|claim| claim.address == address);
+        let kept = self.kept.get(&address).map(|kept| kept.user);
+        let wants = |port: &Port| {
+            port.claim.is_some_and(|claim| claim.address == address)
+                && (kept.is_none() || port.user == kept)
+        };
         let Some((&holder, _)) = self.ports.iter().find(|(_, port)| wants(port)) else {
             return;
         };
         self.unlearn(&address);
+        self.kept.remove(&address);
         self.holders.insert(address, holder);
         self.table.insert(address, holder);
         self.moved = true;
@@ -253,11 +293,13 @@ impl Switch {
     fn admits(&self, port: PortId, source: &Mac) -> bool {
         let claim = |port: PortId| self.ports.get(&port)?.claim;
         let free = claim(port).is_none_or(|claim| claim.any_source);
+        let of = |port: PortId| self.ports.get(&port)?.user;
+        let is_kept = |kept: &Kept| of(port) != Some(kept.user);
         match self.holders.get(source) {
             _ if self.any_source => true,
             Some(&holder) if holder == port => true,
             Some(&holder) => free && claim(holder).is_some_and(|claim| claim.any_source),
-            None => free,
+            None => free && !self.kept.get(source).is_some_and(is_kept),
         }
     }
 
@@ -274,7 +316,9 @@ impl Switch {
         };
         if self.holders.get(&address) == Some(&port) {
             self.table.insert(address, port);
-        } else if of.learned < PORT_LIMIT && self.table.len() < TABLE_LIMIT {
+        } else if of.learned < PORT_MINIMUM
+            || of.learned < PORT_LIMIT && self.table.len() < TABLE_LIMIT
+        {
             of.learned += 1;
             self.table.insert(address, port);
         }
@@ -292,17 +336,43 @@ impl Switch {
     }
 
     /// Removes a port with the addresses behind it and what it had under way.
-    pub fn detach(&mut self, port: PortId) {
-        let port_left = self.ports.remove(&port);
-        self.held -= port_left.as_ref().map_or(0, |port| port.line.held());
-        let claim = port_left.and_then(|port| port.claim);
+    pub fn detach(&mut self, port: PortId, now: u64) {
+        let Some(left) = self.ports.remove(&port) else {
+            return;
+        };
+        self.held -= left.line.held();
         self.table.retain(|_, behind| *behind != port);
-        if let Some(Claim { address, .. }) = claim {
-            if self.holders.get(&address) == Some(&port) {
-                self.holders.remove(&address);
-                self.give(address);
+        let Some(claim) = left.claim else {
+            return;
+        };
+        if self.holders.get(&claim.address) != Some(&port) {
+            return;
+        }
+        self.holders.remove(&claim.address);
+        // One that may show up elsewhere is not kept from there.
+        if let Some(user) = left.user.filter(|_| !claim.any_source) {
+            let of_user = self.kept.values().filter(|kept| kept.user == user);
+            if of_user.count() < KEPT_LIMIT {
+                let until = now.saturating_add(KEPT);
+                self.kept.insert(claim.address, Kept { user, until });
             }
         }
+        self.give(claim.address);
+    }
+
+    /// Gives addresses to others that have been kept for long enough.
+    pub fn expire(&mut self, now: u64) {
+        let over = self.kept.iter().filter(|(_, kept)| kept.until <= now);
+        let over: Vec<Mac> = over.map(|(address, _)| *address).collect();
+        for address in over {
+            self.kept.remove(&address);
+            self.give(address);
+        }
+    }
+
+    /// When [`Switch::expire`] has something to do next.
+    pub fn next_expiry(&self) -> Option<u64> {
+        self.kept.values().map(|kept| kept.until).min()
     }
 
     /// The port behind which an address was seen last.
@@ -394,22 +464,38 @@ impl Switch {
         }
     }
 
-    /// Forwards what delay or reordering held back until `now`.
+    /// Forwards what delay or reordering held back until `now`, until `output`
+    /// is busy: one frame of each port in turn, and the next time those first
+    /// that are next.
     pub fn poll(&mut self, now: u64, output: &mut dyn Output) {
-        if self.next_timeout().is_none_or(|due| due > now) {
-            return;
-        }
-        let mut arrived = Vec::new();
         let faults = self.faults;
-        for (id, port) in &mut self.ports {
+        let is_due = |(id, port): (&PortId, &Port)| {
+            let due = port.line.next_timeout()?;
+            (due <= now).then_some(*id)
+        };
+        let (before, behind) = (..=self.polled, self.polled.saturating_add(1)..);
+        let mut due: VecDeque<PortId> = self.ports.range(behind).filter_map(is_due).collect();
+        due.extend(self.ports.range(before).filter_map(is_due));
+        let mut arrived = Vec::new();
+        while let Some(id) = due.pop_front() {
+            if output.is_busy() {
+                break;
+            }
+            let Some(port) = self.ports.get_mut(&id) else {
+                continue;
+            };
+            self.polled = id;
             let before = port.line.held();
-            port.line.poll(&faults, now, &mut |frame| {
-                arrived.push((*id, frame.to_vec()))
-            });
+            let more = port
+                .line
+                .poll(&faults, now, &mut |frame| arrived.push(frame.to_vec()));
             self.held = self.held + port.line.held() - before;
-        }
-        for (port, frame) in &arrived {
-            self.forward(*port, frame, output);
+            for frame in arrived.drain(..) {
+                self.forward(id, &frame, output);
+            }
+            if more {
+                due.push_back(id);
+            }
         }
     }
 
@@ -433,13 +519,16 @@ impl Switch {
                     .map(|(mac, _)| *mac)
                     .collect();
                 addresses.sort_unstable();
+                let claimed = port.claim.map(|claim| claim.address);
+                let (own, wanted): (Option<Mac>, Option<Mac>) = match claimed {
+                    Some(address) if self.holders.get(&address) == Some(id) => (claimed, None),
+                    _ => (None, claimed),
+                };
                 PortReport {
                     port: *id,
                     addresses: addresses.iter().map(Mac::to_string).collect(),
-                    own_address: port
-                        .claim
-                        .filter(|claim| self.holders.get(&claim.address) == Some(id))
-                        .map(|claim| claim.address.to_string()),
+                    own_address: own.map(|address| address.to_string()),
+                    wanted_address: wanted.map(|address| address.to_string()),
                     counters: port.counters,
                     faults: port.line.counters,
                 }
@@ -521,6 +610,8 @@ mod tests {
         sent: Vec<(PortId, Vec<u8>)>,
         captured: usize,
         full: Option<PortId>,
+        /// Busy when so many are sent.
+        enough: Option<usize>,
     }
 
     impl Output for Sink {
@@ -533,6 +624,9 @@ mod tests {
         }
         fn capture(&mut self, _frame: &[u8]) {
             self.captured += 1;
+        }
+        fn is_busy(&self) -> bool {
+            self.enough.is_some_and(|enough| self.sent.len() >= enough)
         }
     }
 
@@ -592,7 +686,7 @@ mod tests {
         let (mut switch, mut sink) = three();
         switch.receive(2, &frame(1, 9), 0, &mut sink);
         sink.ports();
-        switch.detach(2);
+        switch.detach(2, 0);
         switch.receive(0, &frame(9, 1), 0, &mut sink);
         assert_eq!(sink.ports(), [1]);
         switch.receive(2, &frame(1, 9), 0, &mut sink);
@@ -680,12 +774,44 @@ mod tests {
         let own = |switch: &Switch, port: usize| switch.report()[port].own_address.clone();
         assert_eq!(own(&switch, 0), None);
         assert_eq!(own(&switch, 1).as_deref(), Some("52:54:00:00:00:01"));
-        switch.detach(1);
+        switch.detach(1, 0);
         assert_eq!(switch.port_of(&mac(1)), Some(0));
-        switch.detach(0);
+        switch.detach(0, 0);
         assert_eq!(switch.port_of(&mac(1)), Some(2));
-        switch.detach(2);
+        switch.detach(2, 0);
         assert_eq!(switch.port_of(&mac(1)), None);
+    }
+
+    #[test]
+    fn an_address_is_kept_for_its_user_for_some_time() {
+        let (mut switch, mut sink) = three();
+        for (port, user) in [(0, 1000), (1, 1001), (2, 1001)] {
+            switch.set_user(port, user);
+        }
+        switch.claim(0, mac(1), false);
+        switch.claim(1, mac(1), false);
+        switch.detach(0, 100);
+        assert_eq!(switch.holder(&mac(1)), None);
+        // Nor is it to be had by sending from it.
+        switch.receive(2, &frame(9, 1), 100, &mut sink);
+        assert_eq!(switch.port_of(&mac(1)), None);
+        assert_eq!(switch.next_expiry(), Some(100 + KEPT));
+        switch.expire(100 + KEPT - 1);
+        assert_eq!(switch.holder(&mac(1)), None);
+        let report = &switch.report()[0];
+        assert_eq!(report.own_address, None);
+        assert_eq!(report.wanted_address, Some(mac(1).to_string()));
+        // Its own user comes back in time.
+        let back = switch.attach();
+        switch.set_user(back, 1000);
+        switch.claim(back, mac(1), false);
+        assert_eq!(switch.holder(&mac(1)), Some(back));
+        assert_eq!(switch.next_expiry(), None);
+        // Or does not.
+        switch.detach(back, 200);
+        switch.expire(200 + KEPT);
+        assert_eq!(switch.port_of(&mac(1)), Some(1));
+        assert_eq!(switch.next_expiry(), None);
     }
 
     #[test]
@@ -785,7 +911,7 @@ mod tests {
         assert!(held <= (4 << 20) + 50 * PORT_SHARE, "{held}");
         for port in ports {
             assert!(switch.ports[&port].line.held() >= PORT_SHARE - big.len());
-            switch.detach(port);
+            switch.detach(port, 0);
         }
         assert_eq!(switch.held, 0);
     }
@@ -807,6 +933,66 @@ mod tests {
         switch.poll(switch.next_timeout().unwrap(), &mut sink);
         assert_eq!(sink.ports(), [1, 2, 1, 2]);
         assert_eq!(switch.next_timeout(), None);
+    }
+
+    #[test]
+    fn what_is_due_is_released_in_turns() {
+        let (mut switch, mut sink) = three();
+        switch.set_faults(Faults {
+            delay: 1.0,
+            ..Faults::default()
+        });
+        for _ in 0..1000 {
+            switch.receive(1, &frame(9, 2), 0, &mut sink);
+        }
+        for port in [0, 2] {
+            switch.receive(port, &frame(9, 1 + port as u8), 0, &mut sink);
+        }
+        sink.enough = Some(10);
+        let due = switch.next_timeout().unwrap();
+        switch.poll(due, &mut sink);
+        // Each goes to two ports, and those of all three are among them.
+        assert_eq!(sink.sent.len(), 10);
+        let from = |sink: &Sink, number: u8| sink.sent.iter().any(|(_, f)| f[11] == number);
+        assert!([1, 2, 3].iter().all(|number| from(&sink, *number)));
+        assert_eq!(switch.next_timeout(), Some(due), "there is more");
+        sink.enough = None;
+        switch.poll(due, &mut sink);
+        assert_eq!(sink.sent.len(), 2 * 1002);
+        assert_eq!(switch.next_timeout(), None);
+        // With one frame a turn the turn goes round.
+        sink.sent.clear();
+        for port in [0, 1, 2] {
+            for _ in 0..3 {
+                switch.receive(port, &frame(9, 1 + port as u8), due, &mut sink);
+            }
+        }
+        let due = switch.next_timeout().unwrap();
+        for turn in 1..=3 {
+            sink.enough = Some(2 * turn);
+            switch.poll(due, &mut sink);
+        }
+        assert!([1, 2, 3].iter().all(|number| from(&sink, *number)));
+    }
+
+    #[test]
+    fn a_full_table_has_room_for_a_few_of_each_port() {
+        let (mut switch, mut sink) = three();
+        for _ in 0..TABLE_LIMIT / PORT_LIMIT {
+            let port = switch.attach();
+            for number in 0..PORT_LIMIT as u16 {
+                let mut spoof = frame(9, 0);
+                spoof[7] = port as u8;
+                spoof[8..10].copy_from_slice(&number.to_be_bytes());
+                switch.receive(port, &spoof, 0, &mut sink);
+            }
+        }
+        assert_eq!(switch.table.len(), TABLE_LIMIT);
+        for number in 1..=PORT_MINIMUM as u8 + 1 {
+            switch.receive(0, &frame(9, number), 0, &mut sink);
+        }
+        assert_eq!(switch.port_of(&mac(1)), Some(0));
+        assert_eq!(switch.report()[0].addresses.len(), PORT_MINIMUM);
     }
 
     #[test]

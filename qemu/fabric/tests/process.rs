@@ -441,6 +441,11 @@ fn a_second_device_with_the_same_address_is_told_of() {
     let _b = Capable::new(&fabric, 1, true);
     until(|| fabric.stats()["ports"][1]["source_drops"] == 1);
     assert!(fabric.stats()["ports"][1]["own_address"].is_null());
+    assert_eq!(
+        fabric.stats()["ports"][1]["wanted_address"],
+        "52:54:00:00:00:01"
+    );
+    assert!(fabric.stats()["ports"][0]["wanted_address"].is_null());
     let said = fabric.end();
     assert!(
         said.contains("52:54:00:00:00:01, which port 1 of"),
@@ -457,14 +462,7 @@ fn who_answers_without_reading_takes_no_descriptors() {
     fabric.wait_for_ports(2);
     until(|| fabric.stats()["ports"][0]["own_address"].is_string());
     // Its socket is full, and its queue too.
-    let mut big = frame(1, 9, 0);
-    big.resize(16 * 1024, 0);
-    until(|| {
-        for _ in 0..100 {
-            send(&mut filler, &big);
-        }
-        fabric.stats()["ports"][0]["queue_drops"].as_u64().unwrap() > 0
-    });
+    fill_queue(&fabric, &mut filler);
     let open = || {
         let path = format!("/proc/{}/fd", fabric.child.id());
         std::fs::read_dir(path).unwrap().count()
@@ -495,6 +493,168 @@ fn who_answers_without_reading_takes_no_descriptors() {
     }
     until(|| open() <= before);
     assert_eq!(shortcuts_in_use(&fabric), 0);
+}
+
+#[test]
+fn nobody_suppresses_the_line_about_an_address() {
+    let fabric = Fabric::start("suppress", &[]);
+    let _a = Capable::new(&fabric, 1, true);
+    until(|| fabric.stats()["ports"][0]["own_address"].is_string());
+    for _ in 0..200 {
+        let mut bad = fabric.connect();
+        bad.write_all(&u32::MAX.to_be_bytes()).unwrap();
+    }
+    fabric.wait_for_ports(1);
+    let _b = Capable::new(&fabric, 1, true);
+    until(|| fabric.stats()["ports"][1]["source_drops"] == 1);
+    let said = fabric.end();
+    assert!(said.contains("which port 1 of"), "{said}");
+}
+
+/// Fills the queue of port 0, whose address ends in 1, by frames from another.
+fn fill_queue(fabric: &Fabric, filler: &mut UnixStream) {
+    let mut big = frame(1, 9, 0);
+    big.resize(16 * 1024, 0);
+    until(|| {
+        for _ in 0..100 {
+            send(filler, &big);
+        }
+        fabric.stats()["ports"][0]["queue_drops"].as_u64().unwrap() > 0
+    });
+}
+
+#[test]
+fn who_reads_slowly_is_asked_in_time_and_keeps_its_address() {
+    let fabric = Fabric::start("slow-reader", &[]);
+    let mut victim = Capable::new(&fabric, 1, true);
+    let mut peer = Capable::new(&fabric, 2, true);
+    let mut filler = fabric.connect();
+    fabric.wait_for_ports(3);
+    until(|| fabric.stats()["ports"][1]["own_address"].is_string());
+    for _ in 0..4 {
+        victim.send(&roce(2, 1));
+    }
+    let (id, _, _) = victim.granted(peer.mac);
+    peer.granted(victim.mac);
+    for port in [&mut victim, &mut peer] {
+        port.say(Message::Ready(id));
+    }
+    fill_queue(&fabric, &mut filler);
+    drop(peer);
+    // Two MiB every 400 ms: more than the time for an answer, for what waits.
+    let (start, mut bytes) = (Instant::now(), 0);
+    loop {
+        let frame = victim.receive();
+        bytes += frame.len();
+        if bytes > 2 << 20 {
+            bytes = 0;
+            std::thread::sleep(Duration::from_millis(400));
+        }
+        match Message::parse(&frame).filter(|_| is_message(&frame)) {
+            Some((_, Message::Revoke(_))) => victim.say(Message::Released(id)),
+            Some((_, Message::Close(_))) => break,
+            _ => {}
+        }
+    }
+    assert!(start.elapsed() > Duration::from_secs(3));
+    victim.say(Message::Closed(id));
+    until(|| shortcuts_in_use(&fabric) == 0);
+    assert_eq!(
+        fabric.stats()["ports"][0]["own_address"],
+        "52:54:00:00:00:01"
+    );
+}
+
+#[test]
+fn grants_that_nobody_reads_are_few_and_not_for_long() {
+    let fabric = Fabric::start("grants", &[]);
+    let mut bad = Capable::new(&fabric, 1, true);
+    fabric.wait_for_ports(1);
+    until(|| fabric.stats()["ports"][0]["own_address"].is_string());
+    for id in 0..20 {
+        let mut other = Capable::new(&fabric, 2, true);
+        for _ in 0..8 {
+            other.send(&roce(1, 2));
+        }
+        until(|| fabric.stats()["ports"][1]["rx_frames"] == 9);
+        // It answers what it has looked at, at most.
+        for message in [
+            Message::Ready(id),
+            Message::Released(id),
+            Message::Closed(id),
+        ] {
+            bad.say(message);
+        }
+        drop(other);
+        bad.say(Message::Released(id));
+        until(|| fabric.stats()["ports"].as_array().unwrap().len() == 1);
+        bad.say(Message::Closed(id));
+        until(|| shortcuts_in_use(&fabric) == 0);
+    }
+    // Then it is cut off, and takes them along.
+    fabric.wait_for_ports(0);
+    bad.stream.set_nonblocking(true).unwrap();
+    let (mut buffer, mut fds) = (vec![0; 1 << 16], VecDeque::new());
+    let mut receiver = Receiver::new(&bad.stream, &mut fds);
+    while receiver.read(&mut buffer).is_ok_and(|count| count > 0) {}
+    assert!((1..=8).contains(&fds.len()), "{} descriptors", fds.len());
+}
+
+#[test]
+fn the_ports_of_one_user_share_a_turn() {
+    if !is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let fabric = Fabric::start_as("turns", "exec \"$@\"", true, &[]);
+    let _silent: Vec<UnixStream> = (0..200).map(|_| fabric.connect()).collect();
+    let mut bad: Vec<UnixStream> = (0..20).map(|_| fabric.connect()).collect();
+    fabric.wait_for_ports(220);
+    let listen = fabric.directory.join("listen");
+    let own = std::thread::spawn(move || {
+        let nobody = Uid::from_raw(NOBODY);
+        // This thread alone.
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        [connect(&listen), connect(&listen)]
+    });
+    let [mut a, mut b] = own.join().unwrap();
+    fabric.wait_for_ports(222);
+    // To nobody that is known, and so to all.
+    let mut small = frame(0xdd, 3, 0);
+    small.truncate(18);
+    let (mut bytes, mut writer) = (Vec::new(), Writer::new(60 << 10));
+    while writer.push(&small) {}
+    assert!(writer.flush(&mut bytes).unwrap());
+    let pid = Pid::from_child(&fabric.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    for bad in &mut bad {
+        bad.write_all(&bytes).unwrap();
+    }
+    send(&mut a, &frame(2, 1, 7));
+    kill_process(pid, Signal::CONT).unwrap();
+    let mut reader = Reader::new();
+    let mut before = 0;
+    while receive(&mut b, &mut reader) != frame(2, 1, 7) {
+        before += 1;
+    }
+    // Two MiB of copies of all of them together, each with what it costs.
+    assert!(before <= 2 * 1024 * 1024 / (200 * (18 + 64)), "{before}");
+}
+
+#[test]
+fn who_fills_the_ports_does_not_lock_out_the_operator() {
+    let script = "ulimit -n 64; exec \"$@\"";
+    let fabric = Fabric::start_as("locked-out", script, false, &[]);
+    let mut many: Vec<UnixStream> = (0..80).map(|_| fabric.connect()).collect();
+    until(|| {
+        many.iter_mut()
+            .filter_map(|port| is_refused(port).then_some(()))
+            .count()
+            == 48
+    });
+    fabric.wait_for_ports(32);
+    let said = fabric.end();
+    assert!(said.contains("no more than 32 ports"), "{said}");
 }
 
 /// Says who it is many times, and says it for somebody else.
