@@ -336,13 +336,26 @@ pub struct Registration<D: Driver> {
 }
 
 /// What is known of the GID table of a device.
-mod gids {
+pub(super) mod gids {
     /// There may be none yet: the core makes it while the device is being registered.
-    pub(super) const NONE: u32 = 0;
-    /// As `NONE`, and the pairing has changed since the device began to be registered.
-    pub(super) const MISSED: u32 = 1;
+    pub(crate) const NONE: u32 = 0;
+    /// As `NONE`, and the port was paired since the device began to be registered.
+    pub(crate) const MISSED: u32 = 1;
+    /// As `MISSED`, and before that it was unpaired: there may be GIDs of that time.
+    pub(crate) const MISSED_PART: u32 = 2;
     /// There is one.
-    pub(super) const THERE: u32 = 2;
+    pub(crate) const THERE: u32 = 3;
+    /// The device is about to be unregistered: consumers need the GIDs until they have let go.
+    pub(crate) const GOING: u32 = 4;
+
+    /// What is known after a pairing that changed before there was a table.
+    pub(crate) const fn missed(known: u32, unpaired: bool) -> u32 {
+        if unpaired || known == MISSED_PART {
+            MISSED_PART
+        } else {
+            MISSED
+        }
+    }
 }
 
 // SAFETY: The core's functions that drop calls may be called by any task, and `D` is `Send`.
@@ -395,8 +408,12 @@ impl<D: Driver> Registration<D> {
                 // SAFETY: All fields are initialised.
                 let this = unsafe { &*slot };
                 Rtnl::with(|rtnl| {
-                    if this.gids.xchg(gids::THERE, Relaxed) == gids::MISSED {
-                        this.update_gids(rtnl, None);
+                    let known = this.gids.xchg(gids::THERE, Relaxed);
+                    if known == gids::MISSED_PART {
+                        dev.remove_gids();
+                    }
+                    if known != gids::NONE {
+                        this.update_gids(rtnl);
                     }
                 });
             }
@@ -441,19 +458,20 @@ impl<D: Driver> Registration<D> {
         }
     }
 
-    /// Brings the GIDs in line with a pairing that has changed; `parted` is the interface that the
-    /// port was paired with.
-    fn update_gids(&self, _rtnl: &Rtnl, parted: Option<&Netdev>) {
+    /// Brings the GIDs in line with a pairing that has changed.
+    fn update_gids(&self, _rtnl: &Rtnl) {
         let dev = self.device();
-        if self.gids.load(Relaxed) != gids::THERE {
-            self.gids.store(gids::MISSED, Relaxed);
-        } else if dev.netdev(netdev::PORT).is_some() {
+        let paired = dev.netdev(netdev::PORT).is_some();
+        let known = self.gids.load(Relaxed);
+        if known != gids::THERE {
+            self.gids.store(gids::missed(known, !paired), Relaxed);
+        } else if paired {
             // By a worker, as it takes RTNL. Where it is queued already, it has yet to look.
             drop(self.gid_scans.enqueue(self.gid_scan.clone()));
         } else {
             // The core removes those of an interface that goes, and hears nothing any more of what
             // is stacked on it.
-            dev.remove_gids(parted);
+            dev.remove_gids();
         }
     }
 
@@ -484,8 +502,11 @@ impl<D: Driver> Registration<D> {
             // SAFETY: The networking core holds RTNL while it calls notifiers of interfaces, until
             // this returns.
             let rtnl = unsafe { Rtnl::assume_held() };
-            if this.device().follow_netdev(&rtnl, &netdev, event) != Pairing::Keep {
-                this.update_gids(&rtnl, Some(&netdev));
+            // A notifier that is removed is told that all interfaces go.
+            if this.gids.load(Relaxed) != gids::GOING
+                && this.device().follow_netdev(&rtnl, &netdev, event) != Pairing::Keep
+            {
+                this.update_gids(&rtnl);
             }
         }
         0
@@ -502,6 +523,9 @@ impl<D: Driver> PinnedDrop for Registration<D> {
                 sink.detach();
             }
             if self.device().port_mac().is_some() {
+                // From now on pairing and GIDs stay as they are: what consumers still send and
+                // receive needs them. The core takes both back after its clients are gone.
+                Rtnl::with(|_| self.gids.store(gids::GOING, Relaxed));
                 bindings::rdma_unregister_netdevice_notifier(self.notifier.get());
             }
             // Nothing is queued any more.

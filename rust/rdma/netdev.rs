@@ -5,7 +5,7 @@
 use super::{Device, Driver};
 use crate::bindings;
 use core::marker::PhantomData;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 use kernel::error::from_err_ptr;
 use kernel::prelude::*;
 use kernel::sync::{rcu, Arc};
@@ -288,15 +288,12 @@ impl<D: Driver> Device<D> {
     /// was paired with, and of what is stacked on that.
     ///
     /// The device must have a GID table.
-    pub(super) fn remove_gids(&self, parted: Option<&Netdev>) {
-        if let Some(parted) = parted {
-            // Takes the lock of the table: who adds a GID now was asked whether it is the port's
-            // before that was unpaired, and is seen below, or is refused.
-            // SAFETY: The device is valid and has a GID table; the interface is kept by its count.
-            unsafe {
-                bindings::roce_del_all_netdev_gids(self.as_raw(), PORT, parted.as_raw());
-            }
-        }
+    pub(super) fn remove_gids(&self) {
+        // Takes the lock of the table, and removes nothing, as every GID of this kind of port is
+        // that of an interface: who adds one now was asked whether it is the port's before that was
+        // unpaired, and is seen below, or is refused.
+        // SAFETY: The device is valid and has a GID table; no interface is looked at.
+        unsafe { bindings::roce_del_all_netdev_gids(self.as_raw(), PORT, ptr::null_mut()) };
         for index in 0.. {
             match self.netdev_of_gid(index) {
                 // SAFETY: The device is valid and has a GID table, from which the entry was read;
@@ -323,8 +320,8 @@ impl<D: Driver> Device<D> {
             // The core removes GIDs when interfaces go, and none went. Unpaired first: from then on
             // none is taken.
             let _ = self.set_netdev(PORT, None);
-            self.remove_gids(paired.as_ref());
             drop(paired);
+            self.remove_gids();
             let own = self.find_own(rtnl);
             let set = self.set_netdev(PORT, own.as_ref());
             match own {

@@ -443,6 +443,21 @@ mod suite {
     }
 
     #[test]
+    fn a_port_that_was_unpaired_before_it_had_gids_is_remembered() {
+        let after = |changes: &[Pairing]| {
+            let missed = |known, change: &Pairing| gids::missed(known, *change == Pairing::Part);
+            changes.iter().fold(gids::NONE, missed)
+        };
+        assert_eq!(after(&[]), gids::NONE);
+        assert_eq!(after(&[Pairing::Pair]), gids::MISSED);
+        assert_eq!(after(&[Pairing::Part]), gids::MISSED_PART);
+        // Those of the first time are not those of the second.
+        assert_eq!(after(&[Pairing::Part, Pairing::Pair]), gids::MISSED_PART);
+        let thrice = [Pairing::Pair, Pairing::Part, Pairing::Pair];
+        assert_eq!(after(&thrice), gids::MISSED_PART);
+    }
+
+    #[test]
     fn mtu_follows_the_interface() {
         assert_eq!(Mtu::from_netdev(1500), Some(Mtu::Bytes1024));
         assert_eq!(Mtu::from_netdev(9000), Some(Mtu::Bytes4096));
