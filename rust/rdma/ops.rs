@@ -1134,8 +1134,10 @@ impl<D: Driver> Table<D> {
         from_result(|| {
             // SAFETY: `mr` was made by `create_mr`, has no users left, and the core does not touch
             // it any more when this succeeds. Who ends a region holds its object for writing, or is
-            // its only owner in the kernel: it is not moved to another domain meanwhile, and the
-            // core counts it as a user of `mr->pd`, a domain of `D`, until this has succeeded.
+            // its only owner in the kernel: it is not moved to another domain meanwhile. `mr->pd`, a
+            // domain of `D`, is there until this has succeeded: the core counts the region as its
+            // user, or it is the domain's own one (`__internal_mr`), which `ib_dealloc_pd_user` ends
+            // before it has the domain freed.
             // `udata` is null or that of the command, which lasts until this returns.
             unsafe {
                 expect_none::<D>(udata)?;
