@@ -97,16 +97,16 @@ struct Patience {
 }
 
 impl Patience {
-    fn new() -> Self {
+    fn new(now: Instant<Monotonic>) -> Self {
         Self {
             left: PATIENCE,
-            since: Instant::now(),
+            since: now,
         }
     }
 
-    fn renew(&mut self) {
-        if self.since.elapsed() >= WINDOW {
-            *self = Self::new();
+    fn renew(&mut self, now: Instant<Monotonic>) {
+        if now - self.since >= WINDOW {
+            *self = Self::new(now);
         }
     }
 
@@ -124,9 +124,11 @@ impl Patience {
 struct State {
     entries: KVec<Entry>,
     patience: Patience,
-    /// Where to look first for an entry to tell of: one that changes all the time does not keep the
-    /// others back.
+    /// Where to look first for an entry to tell of in turn: one that changes all the time does not
+    /// keep the others back.
     next: usize,
+    /// The last one was told out of turn.
+    hurried: bool,
 }
 
 impl State {
@@ -134,16 +136,22 @@ impl State {
         self.entries.get_mut(usize::from(index))
     }
 
-    /// An entry that the device has to be told of, one that is waited for if there is any, and the
-    /// number of its change.
+    /// An entry that the device has to be told of, and the number of its change. Every other time it
+    /// is one that is waited for, if there is any: who waits for one entry again and again does not
+    /// keep the device from being told of others.
     fn take_next(&mut self) -> Option<(SetGid, u32)> {
         let count = self.entries.len();
         let from_next = || (0..count).map(|step| (self.next + step) % count);
         let is = |index: usize, is: fn(&Entry) -> bool| self.entries.get(index).is_some_and(is);
-        let index = from_next()
+        let waited_for = from_next()
             .find(|index| is(*index, |entry| entry.is_pending() && entry.waiters > 0))
-            .or_else(|| from_next().find(|index| is(*index, Entry::is_pending)))?;
-        self.next = (index + 1) % count;
+            .filter(|_| !self.hurried);
+        let in_turn = || from_next().find(|index| is(*index, Entry::is_pending));
+        let index = waited_for.or_else(in_turn)?;
+        self.hurried = waited_for.is_some();
+        if !self.hurried {
+            self.next = (index + 1) % count;
+        }
         let entry = self.entries.get(index)?;
         Some((entry.wanted, entry.changes))
     }
@@ -174,8 +182,9 @@ impl GidTable {
         }
         let state = State {
             entries: table,
-            patience: Patience::new(),
+            patience: Patience::new(Instant::now()),
             next: 0,
+            hurried: false,
         };
         Ok(pin_init!(Self {
             state <- new_irq_spinlock!(state, "ferrite_gids"),
@@ -228,7 +237,7 @@ impl GidTable {
     /// Waits for the answer to a change of an entry, and returns it; `Ok` where the device is late,
     /// or a signal came. Sleeps, but no longer than there is [`Patience`].
     fn wait(&self, index: u16, change: u32) -> Result {
-        self.state.lock().patience.renew();
+        self.state.lock().patience.renew(Instant::now());
         let answer = self.wait_by(index, Some(change), |state| {
             let Some(timeout) = state.patience.timeout() else {
                 return true;
@@ -427,7 +436,8 @@ mod tests {
 
     #[test]
     fn slow_answers_together_cost_no_more_than_one_that_never_comes() -> Result {
-        let mut patience = Patience::new();
+        let start = Instant::now();
+        let mut patience = Patience::new(start);
         let mut waited = Delta::from_millis(0);
         // Of 0.9 s each, as the table waits: as long as there is a timeout, at the most for that.
         let mut waits = 0;
@@ -439,7 +449,13 @@ mod tests {
         }
         assert_eq!((waits, waited), (2, PATIENCE));
         // That lasts for a window.
-        patience.renew();
+        patience.renew(start + (WINDOW - Delta::from_nanos(1)));
+        assert!(patience.timeout().is_none());
+        patience.renew(start + WINDOW);
+        assert_eq!(patience.left, PATIENCE);
+        // The next one begins then.
+        patience.spend(PATIENCE);
+        patience.renew(start + (WINDOW + WINDOW - Delta::from_nanos(1)));
         assert!(patience.timeout().is_none());
         Ok(())
     }
@@ -551,7 +567,36 @@ mod tests {
             }
             Ok(())
         });
-        assert_eq!(order.borrow()[..], [2, 3, 0, 1, 3, 3]);
+        assert_eq!(order.borrow()[..], [2, 0, 1, 3, 3, 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn an_entry_that_is_always_waited_for_leaves_others_their_turn() -> Result {
+        let table = table()?;
+        for index in [0, 2, 3] {
+            table.want(gid(index, 1))?;
+        }
+        if let Some(entry) = table.state.lock().entry(2) {
+            entry.waiters = 1;
+        }
+        let order = core::cell::RefCell::new(KVec::new());
+        tell(&table, |wanted| {
+            let mut order = order.borrow_mut();
+            order.push(wanted.index, GFP_KERNEL)?;
+            // The one that is waited for changes all the time, and so does one that is not.
+            if wanted.index >= 2 && order.len() < 12 {
+                table.want(gid(wanted.index, order.len() as u8))?;
+            }
+            Ok(())
+        });
+        let order = order.borrow();
+        let turn = |index| order.iter().position(|told| *told == index);
+        assert_eq!(turn(2), Some(0));
+        assert_eq!(turn(0), Some(1));
+        assert!(turn(3).is_some_and(|turn| turn < 8));
+        // It is told more often than in its turn all the same.
+        assert!(order.iter().filter(|told| **told == 2).count() >= order.len() / 2);
         Ok(())
     }
 
