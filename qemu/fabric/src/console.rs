@@ -5,8 +5,11 @@
 //! are not trusted, give occasion for them as often as they like.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fs::FileType;
+use rustix::io::{Errno, ReadWriteFlags};
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, IoSlice};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,15 +20,31 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Writes a line, unless there is no room for it now.
 pub fn line(text: fmt::Arguments<'_>) {
-    let stderr = io::stderr();
-    let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
-    // A pipe or socket of which this holds takes a line of this kind whole.
-    let room = poll(&mut fds, Some(&Timespec::default())).is_ok()
-        && fds[0].revents().contains(PollFlags::OUT);
-    if room {
-        // There is nowhere to tell that it failed.
-        let _ = stderr.lock().write_all(format!("{text}\n").as_bytes());
+    // The room is not taken by another thread in between.
+    let stderr = io::stderr().lock();
+    // There is nowhere to tell that it failed.
+    let _ = write_now(&stderr, format!("{text}\n").as_bytes());
+}
+
+/// Writes what there is room for; never waits for anybody to read.
+fn write_now(file: impl AsFd, bytes: &[u8]) -> rustix::io::Result<usize> {
+    let mut fds = [PollFd::new(&file, PollFlags::OUT)];
+    poll(&mut fds, Some(&Timespec::default()))?;
+    if !fds[0].revents().contains(PollFlags::OUT) {
+        return Err(Errno::AGAIN);
     }
+    // A disk makes nobody wait for a reader, and would rather not be asked so.
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+    if kind != FileType::RegularFile {
+        // Another process may write there too, and there may be room for less
+        // than this. The offset says that there is none.
+        let slices = [IoSlice::new(bytes)];
+        match rustix::io::pwritev2(&file, &slices, u64::MAX, ReadWriteFlags::NOWAIT) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::SPIPE) => {}
+            result => return result,
+        }
+    }
+    rustix::io::write(&file, bytes)
 }
 
 /// Lets some lines pass, and counts the others.
@@ -97,6 +116,33 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_waits_for_nobody_to_read() {
+        use rustix::pipe::{fcntl_setpipe_size, pipe};
+        let (reader, writer) = pipe().unwrap();
+        let size = fcntl_setpipe_size(&writer, 8192).unwrap();
+        assert_eq!(size, 8192);
+        // One of two pages is taken: there is room, but not for all of this.
+        rustix::io::write(&writer, &[0; 4096]).unwrap();
+        let (done, finished) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let first = write_now(&writer, &[1; 6000]);
+            let second = write_now(&writer, b"x");
+            done.send((first, second, writer)).unwrap();
+        });
+        let result = finished.recv_timeout(Duration::from_secs(5));
+        let (first, second, writer) = result.expect("it waits");
+        assert_eq!((first, second), (Ok(4096), Err(Errno::AGAIN)));
+        rustix::io::read(&reader, &mut [0; 8192]).unwrap();
+        assert_eq!(write_now(&writer, b"line"), Ok(4));
+        // A file on a disk takes all.
+        let file = std::env::temp_dir().join(format!("ferrite-{}-line", std::process::id()));
+        let disk = std::fs::File::create(&file).unwrap();
+        assert_eq!(write_now(&disk, b"line"), Ok(4));
+        assert_eq!(std::fs::read(&file).unwrap(), b"line");
+        std::fs::remove_file(&file).unwrap();
+    }
 
     #[test]
     fn a_flood_of_lines_is_counted() {
