@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 /// The longest frame that a link carries, without its length prefix.
 pub const MAX_FRAME: usize = 16 * 1024;
@@ -119,14 +120,15 @@ impl Reader {
     }
 }
 
-/// Whether a socket takes no more for now: also where the kernel has no memory,
-/// which is not the reader's fault.
-fn is_full(error: &io::Error) -> bool {
+/// How long to wait with a [starved](Writer::is_starved) queue.
+pub const STARVED: Duration = Duration::from_millis(10);
+
+/// Whether the kernel has no memory, which is not the reader's fault.
+fn is_starved(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    error.kind() == io::ErrorKind::WouldBlock
-        || [Errno::NOBUFS, Errno::NOMEM]
-            .iter()
-            .any(|none| error.raw_os_error() == Some(none.raw_os_error()))
+    [Errno::NOBUFS, Errno::NOMEM]
+        .iter()
+        .any(|none| error.raw_os_error() == Some(none.raw_os_error()))
 }
 
 /// Frames on their way into a stream socket that may not take them all now.
@@ -140,6 +142,8 @@ pub struct Writer {
     partial: usize,
     /// Bytes written so far.
     position: u64,
+    /// The last write found no memory in the kernel.
+    starved: bool,
     limit: usize,
 }
 
@@ -150,6 +154,7 @@ impl Writer {
             buffer: VecDeque::new(),
             partial: 0,
             position: 0,
+            starved: false,
             limit,
         }
     }
@@ -218,9 +223,19 @@ impl Writer {
             }
             match sink.write(&front[..most]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => self.consume(count),
+                Ok(count) => {
+                    self.starved = false;
+                    self.consume(count);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_full(&error) => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.starved = false;
+                    return Ok(false);
+                }
+                Err(error) if is_starved(&error) => {
+                    self.starved = true;
+                    return Ok(false);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -230,6 +245,12 @@ impl Writer {
             self.buffer.shrink_to(keep);
         }
         Ok(true)
+    }
+
+    /// Whether something waits because the kernel had no memory for it: the
+    /// socket may well say that it has room, and is to be tried later.
+    pub fn is_starved(&self) -> bool {
+        self.starved && !self.is_empty()
     }
 
     /// Bytes that the record at `offset` of the buffer takes, prefix included.
@@ -509,8 +530,14 @@ mod tests {
         }
         let mut writer = Writer::new(1 << 16);
         assert!(writer.push(&[1; 60]));
+        assert!(!writer.is_starved());
         assert!(!writer.flush(&mut Short).unwrap());
         assert_eq!(writer.len(), 64);
+        // No event tells when there is some, as one does of room in the socket.
+        assert!(writer.is_starved());
+        let mut choke = Choke(Vec::new(), 3);
+        assert!(!writer.flush(&mut choke).unwrap());
+        assert!(!writer.is_starved());
     }
 
     #[test]

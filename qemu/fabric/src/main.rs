@@ -7,7 +7,7 @@ use ferrite_fabric::connection::{Connection, Owner};
 use ferrite_fabric::console;
 use ferrite_fabric::control::Request;
 use ferrite_fabric::fault::{is_roce, Faults, Scope};
-use ferrite_fabric::framing::Reader;
+use ferrite_fabric::framing::{Reader, STARVED};
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::pcap::Pcap;
 use ferrite_fabric::ring;
@@ -592,6 +592,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             *until = until.filter(|until| *until > Instant::now());
         }
         let more = ports.ports.values().any(|port| port.more);
+        let starved = ports.ports.values().any(|port| port.outbox.is_starved());
         let timeout = due
             .into_iter()
             .flatten()
@@ -605,6 +606,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                     .map(|until| until.saturating_duration_since(Instant::now())),
             )
             .chain(more.then_some(Duration::ZERO))
+            .chain(starved.then_some(STARVED))
             .min();
         if timeout.is_none_or(|timeout| !timeout.is_zero()) {
             ports.flush_capture();
@@ -736,10 +738,8 @@ fn wait(
     }
     let first_port = fds.len();
     for port in ports.ports.values() {
-        let mut interest = PollFlags::IN;
-        if !port.outbox.is_empty() {
-            interest |= PollFlags::OUT;
-        }
+        let waits = !port.outbox.is_empty() && !port.outbox.is_starved();
+        let interest = PollFlags::IN | interest(PollFlags::OUT, waits);
         fds.push(PollFd::from_borrowed_fd(port.stream.as_fd(), interest));
     }
     let timeout = timeout.map(|timeout| Timespec {

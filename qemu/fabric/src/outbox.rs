@@ -157,6 +157,11 @@ impl Outbox {
         self.frames.is_empty() && self.urgent.is_empty()
     }
 
+    /// Whether it waits for memory in the kernel; see [`Writer::is_starved`].
+    pub fn is_starved(&self) -> bool {
+        self.frames.is_starved() || self.urgent.is_starved()
+    }
+
     /// Bytes written since the stream began.
     pub fn position(&self) -> u64 {
         self.frames.position() + self.urgent.position() - self.skipped

@@ -343,6 +343,11 @@ impl Consumer {
         Ok(())
     }
 
+    /// Whether all is read that was there at the last [look](Consumer::look).
+    pub fn is_drained(&self) -> bool {
+        self.tail == self.head
+    }
+
     /// Copies the next frame to the start of `buffer`, which has room for the
     /// longest, and returns its length; `None` if all of what
     /// [`Consumer::look`] saw is read.

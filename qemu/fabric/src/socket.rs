@@ -5,14 +5,33 @@ use crate::connection::Connection;
 use crate::descriptors;
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 /// A listening socket that removes its file when dropped.
 pub struct Listener {
     listener: UnixListener,
     path: PathBuf,
+    /// Which file that was.
+    file: Option<(u64, u64)>,
+}
+
+/// Device and number of the file at a path.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// Connects; never waits. `WouldBlock` if somebody listens and has not accepted
+/// others yet.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
 }
 
 impl Listener {
@@ -32,13 +51,15 @@ impl Listener {
                     format!("{}: exists and is not a socket", path.display()),
                 ));
             }
-            Ok(_) => match UnixStream::connect(path) {
+            Ok(_) => match connect(path) {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path)
                         .map_err(|error| named(error, "cannot remove the stale socket"))?;
                 }
-                Err(error) => return Err(named(error, "cannot tell whether the socket is in use")),
-                Ok(_) => {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                    return Err(named(error, "cannot tell whether the socket is in use"));
+                }
+                _ => {
                     return Err(io::Error::new(
                         io::ErrorKind::AddrInUse,
                         format!("{}: another process listens on this socket", path.display()),
@@ -52,6 +73,7 @@ impl Listener {
         Ok(Self {
             listener,
             path: path.to_path_buf(),
+            file: identity(path),
         })
     }
 
@@ -77,8 +99,11 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Nothing can be done about a failure, and the next run copes with it.
-        let _ = fs::remove_file(&self.path);
+        // Another may listen there by now.
+        if self.file.is_some() && identity(&self.path) == self.file {
+            // Nothing can be done about a failure, and the next run copes with it.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -102,6 +127,35 @@ mod tests {
         assert!(error.to_string().contains("another process"));
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_socket_of_another_is_left_alone() {
+        let path = scratch("another");
+        let first = Listener::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let second = Listener::bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn one_who_accepts_nobody_makes_nobody_wait() {
+        let path = scratch("busy");
+        let busy = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&busy, 0).unwrap();
+        let _first = connect(&path).unwrap();
+        let error = connect(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let (done, finished) = std::sync::mpsc::channel();
+        let of = path.clone();
+        std::thread::spawn(move || done.send(Listener::bind(&of).err().unwrap().kind()));
+        let patience = std::time::Duration::from_secs(5);
+        let kind = finished.recv_timeout(patience).expect("it waits");
+        assert_eq!(kind, io::ErrorKind::AddrInUse);
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]
