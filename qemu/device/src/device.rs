@@ -26,8 +26,9 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{mpsc, Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Bytes that wait for the uplink at most.
 const UPLINK_QUEUE: usize = 64 * 1024 * 1024;
@@ -37,6 +38,8 @@ const UPLINK_ROOM: usize = 1024 * 1024;
 /// again, before others may take the lock.
 const PUMP_ROUNDS: usize = 16;
 const PUMP_TIME: u64 = 1_000_000;
+/// How long the end of the process waits for others, at each step.
+const LEAVE: Duration = Duration::from_secs(1);
 /// On every machine that has it, this guest-physical address is memory.
 const ALWAYS_MEMORY: u64 = 0x10_0000;
 
@@ -267,7 +270,8 @@ impl Core {
         // Who waited for a shortcut that is gone has another way now.
         self.engine.room_again();
         if let Some(id) = effect.last_frames {
-            self.read_shortcuts(usize::MAX, to_vm);
+            // The writer has stopped: there is one ring full at most.
+            self.read_rings(usize::MAX, true, |ring| ring.id() == id, to_vm);
             self.forget_shortcut(id);
         }
         if let Some(answer) = effect.answer {
@@ -296,33 +300,56 @@ impl Core {
 
     /// Takes up to `limit` frames from the rings of each shortcut. `to_vm` gets
     /// those for the VM's own interface and tells whether they were taken.
-    pub fn read_shortcuts(&mut self, limit: usize, to_vm: &mut dyn FnMut(&[u8]) -> bool) {
+    ///
+    /// With `look` these are all that have been written by now; without it, what
+    /// had been the last time. Returns whether there is more of that.
+    pub fn read_shortcuts(
+        &mut self,
+        limit: usize,
+        look: bool,
+        to_vm: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> bool {
+        self.read_rings(limit, look, |_| true, to_vm)
+    }
+
+    fn read_rings(
+        &mut self,
+        limit: usize,
+        look: bool,
+        wanted: impl Fn(&Inbound) -> bool,
+        to_vm: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> bool {
         if self.inbound.is_empty() {
-            return;
+            return false;
         }
         let now = self.now();
         let mut inbound = std::mem::take(&mut self.inbound);
-        let mut broken = Vec::new();
-        for ring in inbound.open() {
-            if self.read_ring(ring, limit, now, to_vm).is_err() {
-                broken.push(ring.id());
+        let (mut broken, mut more) = (Vec::new(), false);
+        for ring in inbound.open().filter(|ring| wanted(ring)) {
+            match self.read_ring(ring, limit, look, now, to_vm) {
+                Ok(()) => more |= !ring.ring.is_drained(),
+                Err(Broken) => broken.push(ring.id()),
             }
         }
         self.inbound = inbound;
         for id in broken {
             self.shortcut_broke(id);
         }
+        more
     }
 
     fn read_ring(
         &mut self,
         inbound: &mut Inbound,
         limit: usize,
+        look: bool,
         now: u64,
         to_vm: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<(), Broken> {
-        inbound.ring.wake();
-        inbound.ring.look()?;
+        if look {
+            inbound.ring.wake();
+            inbound.ring.look()?;
+        }
         // The engine gets a copy that nobody else can change.
         let mut buffer = std::mem::take(&mut self.frame);
         let mut result = Ok(());
@@ -474,6 +501,11 @@ impl Core {
         !self.host.uplink.is_empty()
     }
 
+    /// Whether that is for want of memory in the kernel, of which no event tells.
+    pub fn uplink_starved(&self) -> bool {
+        self.host.uplink.is_starved()
+    }
+
     /// The I/O thread is about to sleep; returns until when.
     pub fn io_sleeps(&mut self) -> Option<u64> {
         self.io_sleeps_until = if self.inbound.sleep() {
@@ -554,6 +586,14 @@ impl Core {
     }
 }
 
+/// Who is at the other end of vfio-user.
+enum Monitor {
+    Nobody,
+    /// A thread accepts somebody.
+    Awaited,
+    Here(UnixStream),
+}
+
 /// The device as the threads share it.
 pub struct Device {
     core: Mutex<Core>,
@@ -562,8 +602,10 @@ pub struct Device {
     turn: Mutex<()>,
     wake: OwnedFd,
     end: Mutex<Option<Result<(), String>>>,
-    /// The connection to the virtual machine monitor, once there is one.
-    monitor: Mutex<Option<UnixStream>>,
+    /// The connection to the virtual machine monitor.
+    monitor: Mutex<Monitor>,
+    /// There is one, or will be none.
+    arrival: Condvar,
     /// Where monitors connect.
     door: Mutex<Option<UnixListener>>,
     /// Nothing more is done for the monitor.
@@ -578,7 +620,8 @@ impl Device {
             turn: Mutex::new(()),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             end: Mutex::new(None),
-            monitor: Mutex::new(None),
+            monitor: Mutex::new(Monitor::Nobody),
+            arrival: Condvar::new(),
             door: Mutex::new(None),
             leaving: AtomicBool::new(false),
         })
@@ -612,13 +655,21 @@ impl Device {
         self.wake();
     }
 
-    /// The virtual machine monitor is at the other end of this connection.
-    pub fn attach(&self, monitor: UnixStream) {
-        *self.monitor.lock().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
+    /// The virtual machine monitor is at the other end of this connection;
+    /// `None` if there is nobody, and nobody is accepted any more.
+    pub fn attach(&self, monitor: Option<UnixStream>) {
+        *self.monitor() = monitor.map_or(Monitor::Nobody, Monitor::Here);
+        self.arrival.notify_all();
     }
 
-    /// Virtual machine monitors connect here.
+    fn monitor(&self) -> MutexGuard<'_, Monitor> {
+        self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Virtual machine monitors connect here, and a thread accepts one, of which
+    /// it tells by [`Device::attach`].
     pub fn listen(&self, door: UnixListener) {
+        *self.monitor() = Monitor::Awaited;
         *self.door.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
     }
 
@@ -633,20 +684,40 @@ impl Device {
         // must not take the rest for requests.
         self.leaving.store(true, Ordering::SeqCst);
         let mut monitors = Vec::new();
-        let monitor = self.monitor.lock();
-        monitors.extend(monitor.unwrap_or_else(PoisonError::into_inner).take());
-        let door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(door) = door
-            .as_ref()
-            .filter(|door| door.set_nonblocking(true).is_ok())
-        {
-            monitors.extend(std::iter::from_fn(|| door.accept().ok()).map(|(stream, _)| stream));
+        let door = self.door.lock();
+        if let Some(door) = door.unwrap_or_else(PoisonError::into_inner).take() {
+            // Nobody else connects, and who waits for somebody to does not.
+            let _ = rustix::net::shutdown(&door, rustix::net::Shutdown::Both);
+            if door.set_nonblocking(true).is_ok() {
+                let accepted = std::iter::from_fn(|| door.accept().ok());
+                monitors.extend(accepted.map(|(stream, _)| stream));
+            }
         }
-        for mut monitor in monitors {
-            // Fails only where the peer has hung up before.
-            let _ = monitor.shutdown(Shutdown::Both);
-            // Nothing more can arrive, so this ends.
-            let _ = io::copy(&mut monitor, &mut io::sink());
+        // One may be accepted by the other thread and not be known yet.
+        let is_awaited = |monitor: &mut Monitor| matches!(monitor, Monitor::Awaited);
+        let (mut monitor, _) = self
+            .arrival
+            .wait_timeout_while(self.monitor(), LEAVE, is_awaited)
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Monitor::Here(stream) = std::mem::replace(&mut *monitor, Monitor::Nobody) {
+            monitors.push(stream);
+        }
+        drop(monitor);
+        // A descriptor that one of them has sent is closed with that, and it is
+        // not for this process to say how long that takes.
+        let (done, finished) = mpsc::channel();
+        let drain = move || {
+            for mut monitor in monitors {
+                // Fails only where the peer has hung up before.
+                let _ = monitor.shutdown(Shutdown::Both);
+                // Nothing more can arrive, so this ends.
+                let _ = io::copy(&mut monitor, &mut io::sink());
+            }
+            // Nobody may wait for it any more.
+            let _ = done.send(());
+        };
+        if thread::Builder::new().spawn(drain).is_ok() {
+            let _ = finished.recv_timeout(LEAVE);
         }
     }
 
@@ -804,5 +875,112 @@ impl Backend for Frontend<'_> {
         if wake {
             self.device.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_fabric::{ring, wake};
+    use std::io::{Read, Write};
+
+    fn listener(name: &str) -> (UnixListener, std::path::PathBuf) {
+        let path = std::env::temp_dir().join(format!("ferrite-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        (UnixListener::bind(&path).unwrap(), path)
+    }
+
+    #[test]
+    fn a_monitor_that_was_just_accepted_reads_the_end() {
+        let device = Device::new([2; 6], 1).unwrap();
+        let (listener, path) = listener("accepted");
+        let mut peer = UnixStream::connect(&path).unwrap();
+        device.listen(listener.try_clone().unwrap());
+        peer.write_all(&[0; 64]).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !device.leaving.load(Ordering::SeqCst) {
+                    thread::yield_now();
+                }
+                device.attach(Some(stream));
+            });
+            device.hang_up();
+        });
+        drop(device);
+        assert_eq!(peer.read(&mut [0; 1]).expect("the end"), 0);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn who_connects_all_the_time_does_not_keep_the_device() {
+        let device = Arc::new(Device::new([2; 6], 1).unwrap());
+        let (listener, path) = listener("again");
+        device.listen(listener.try_clone().unwrap());
+        device.attach(None);
+        let over = AtomicBool::new(false);
+        let (done, finished) = mpsc::channel();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::SeqCst) {
+                        let _ = ferrite_fabric::socket::connect(&path);
+                    }
+                });
+            }
+            while listener.accept().is_err() {}
+            let leaving = Arc::clone(&device);
+            thread::spawn(move || {
+                leaving.hang_up();
+                let _ = done.send(());
+            });
+            let ended = finished.recv_timeout(Duration::from_secs(10));
+            over.store(true, Ordering::SeqCst);
+            assert!(ended.is_ok(), "it accepts for ever");
+        });
+        // Nobody could in the meantime, though the socket is open.
+        let error = ferrite_fabric::socket::connect(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn what_was_there_is_read_in_steps_and_nothing_behind_it() {
+        let mac = [0x52, 0x54, 0, 0xfe, 0, 1];
+        let peer = Mac([0x52, 0x54, 0, 0xfe, 0, 2]);
+        let mut core = Core::new(mac, 1);
+        let memory = ring::create().unwrap();
+        let [_end, of_device] = wake::pair().unwrap();
+        let (mut producer, _) = ring::attach(&memory, 0).unwrap();
+        let mut fds = VecDeque::from([memory, of_device]);
+        let grant = Message::Grant {
+            shortcut: 1,
+            side: 1,
+            peer,
+        };
+        let mut to_vm = |_: &[u8]| true;
+        core.shortcut_message(grant, &mut fds, &mut to_vm);
+        core.shortcut_message(Message::Open(1), &mut fds, &mut to_vm);
+        let mut frame = [0; 100];
+        frame[..6].copy_from_slice(&mac);
+        frame[6..12].copy_from_slice(&peer.0);
+        let mut push = |count| {
+            for _ in 0..count {
+                assert!(producer.push(&frame).unwrap());
+            }
+            producer.must_wake();
+        };
+        push(100);
+        assert!(core.read_shortcuts(64, true, &mut to_vm));
+        assert_eq!(core.host.shortcut_counters.rx_frames, 64);
+        // Its owner goes on writing, and is not waited for.
+        push(500);
+        assert!(!core.read_shortcuts(64, false, &mut to_vm));
+        assert_eq!(core.host.shortcut_counters.rx_frames, 100);
+        assert!(core.read_shortcuts(64, true, &mut to_vm));
+        // All of it when it is closed.
+        core.shortcut_message(Message::Close(1), &mut fds, &mut to_vm);
+        assert_eq!(core.host.shortcut_counters.rx_frames, 600);
+        assert!(!core.read_shortcuts(64, true, &mut to_vm));
     }
 }

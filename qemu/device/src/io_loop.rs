@@ -7,11 +7,11 @@
 use crate::control::{self, After};
 use crate::device::Device;
 use ferrite_fabric::closer;
-use ferrite_fabric::connection::Connection;
+use ferrite_fabric::connection::{owner, Connection};
 use ferrite_fabric::descriptors::Receiver;
-use ferrite_fabric::framing::{Reader, Writer};
+use ferrite_fabric::framing::{Reader, Writer, STARVED};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
-use ferrite_fabric::socket::Listener;
+use ferrite_fabric::socket::{connect, Listener};
 use ferrite_fabric::wake::End;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
@@ -76,12 +76,7 @@ impl Uplink {
     /// Connects; never waits. A switch that has not accepted others yet is
     /// `WouldBlock`.
     fn connect(path: &Path) -> io::Result<Self> {
-        use rustix::net::{
-            connect, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
-        };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let socket = connect(path)?;
         Ok(Self {
             stream: socket.into(),
             fds: VecDeque::new(),
@@ -174,6 +169,10 @@ pub struct IoLoop<'a> {
     /// When it was connected, and how long after that it is tried again.
     uplink_since: Instant,
     uplink_pause: Duration,
+    /// Whose the switch was that it was first connected to, and whether another
+    /// has been told of since it was last connected.
+    uplink_user: Option<u32>,
+    uplink_doubted: bool,
     /// Until when nobody is accepted.
     accept_again: Option<Instant>,
     net: Option<Listener>,
@@ -232,6 +231,8 @@ impl<'a> IoLoop<'a> {
             uplink_retry: None,
             uplink_since: Instant::now(),
             uplink_pause: Duration::ZERO,
+            uplink_user: None,
+            uplink_doubted: false,
             accept_again: None,
             net,
             vm: None,
@@ -255,6 +256,10 @@ impl<'a> IoLoop<'a> {
         };
         match self.try_uplink(path) {
             Ok((link, writing)) => {
+                if self.uplink_user.is_none() {
+                    self.uplink_user = user_of(&link.stream);
+                }
+                self.uplink_doubted = false;
                 self.uplink = Some(link);
                 self.uplink_retry = None;
                 self.uplink_since = Instant::now();
@@ -274,7 +279,20 @@ impl<'a> IoLoop<'a> {
 
     /// The uplink, if it can be connected now, with another copy to write to.
     fn try_uplink(&self, path: &Path) -> io::Result<(Link<Uplink>, UnixStream)> {
-        let link = Link::new(Uplink::connect(path)?);
+        let uplink = Uplink::connect(path)?;
+        // The path may be where others can make a socket too, once the switch
+        // is gone: they would have all that the guest sends.
+        let own = rustix::process::getuid().as_raw();
+        let user = user_of(&uplink);
+        let known = [Some(own), Some(0), self.uplink_user];
+        if self.uplink_user.is_some() && !known.contains(&user) {
+            let whose = user.map_or("nobody knows whose".into(), |uid| format!("user {uid}'s"));
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("the socket is {whose}, and was not before"),
+            ));
+        }
+        let link = Link::new(uplink);
         let writing = link.stream.stream.try_clone()?;
         watch(&self.epoll, &link.stream, token::UPLINK, EventFlags::IN)?;
         Ok((link, writing))
@@ -307,7 +325,8 @@ impl<'a> IoLoop<'a> {
             {
                 let (vm_queue, vm) = (&mut self.vm_queue, self.vm.is_some());
                 let mut core = self.device.lock();
-                core.read_shortcuts(FRAMES_PER_TURN, &mut |frame| vm && vm_queue.push(frame));
+                let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
+                core.read_shortcuts(FRAMES_PER_TURN, true, &mut to_vm);
                 core.pump();
             }
             self.flush_vm();
@@ -337,13 +356,17 @@ impl<'a> IoLoop<'a> {
                 .into_iter()
                 .chain(self.accept_again)
                 .map(|at| at.saturating_duration_since(Instant::now()));
-            (timer.into_iter().chain(retry).min(), core.uplink_blocked())
+            // A socket may say that it has room for what it does not take.
+            let starved = [core.uplink_starved(), self.vm_queue.is_starved()];
+            let starving = starved.contains(&true).then_some(STARVED);
+            let waits = core.uplink_blocked() && !starved[0];
+            (timer.into_iter().chain(retry).chain(starving).min(), waits)
         };
         if let Some(link) = &mut self.uplink {
             link.wait_for_room(&self.epoll, token::UPLINK, blocked)?;
         }
         if let Some(link) = &mut self.vm {
-            let blocked = !self.vm_queue.is_empty();
+            let blocked = !self.vm_queue.is_empty() && !self.vm_queue.is_starved();
             link.wait_for_room(&self.epoll, token::VM, blocked)?;
         }
         let timeout = timeout.map(|timeout| Timespec {
@@ -438,8 +461,15 @@ impl<'a> IoLoop<'a> {
             let mut core = device.lock();
             let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
             // What a peer sent by a shortcut before it sent by the switch
-            // again is there by now, and goes first.
-            core.read_shortcuts(usize::MAX, &mut to_vm);
+            // again is there by now, and goes first. It may be much, of many:
+            // the guest has the lock in between.
+            let mut more = core.read_shortcuts(FRAMES_PER_TURN, true, &mut to_vm);
+            while more {
+                core.pump();
+                drop(core);
+                core = device.lock();
+                more = core.read_shortcuts(FRAMES_PER_TURN, false, &mut to_vm);
+            }
             loop {
                 match reader.next_frame() {
                     Ok(Some(frame)) if is_message(frame) => {
@@ -483,7 +513,16 @@ impl<'a> IoLoop<'a> {
         if self.uplink_retry.is_some_and(|at| at <= Instant::now()) {
             match self.connect_uplink() {
                 Ok(()) if self.uplink.is_some() => log::info!("the uplink is back"),
-                _ => self.uplink_retry = Some(Instant::now() + RECONNECT),
+                result => {
+                    self.uplink_retry = Some(Instant::now() + RECONNECT);
+                    let doubted = |error: &io::Error| {
+                        error.kind() == io::ErrorKind::PermissionDenied && !self.uplink_doubted
+                    };
+                    if let Some(error) = result.err().filter(doubted) {
+                        self.uplink_doubted = true;
+                        log::warn!("{error}");
+                    }
+                }
             }
         }
     }
@@ -609,6 +648,11 @@ impl<'a> IoLoop<'a> {
             }
         }
     }
+}
+
+/// Who listens at the other end of a socket, if that is known.
+fn user_of(socket: impl AsFd) -> Option<u32> {
+    owner(socket).map(|owner| owner.uid)
 }
 
 /// Nobody can be accepted now.

@@ -1,8 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Log lines on standard error.
+//!
+//! A neighbour gives occasion for many of them, as often as it likes, and some
+//! are written while others wait for the device. So there are only so many of
+//! each kind, that is, from each place in the source.
 
-use ferrite_fabric::console;
-use log::{LevelFilter, Log, Metadata, Record};
+use ferrite_fabric::console::{self, Notices};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Where a line comes from.
+type Place = (Option<&'static str>, Option<u32>);
+
+static NOTICES: Mutex<BTreeMap<Place, Notices>> = Mutex::new(BTreeMap::new());
 
 struct Stderr;
 
@@ -12,11 +23,18 @@ impl Log for Stderr {
     }
 
     fn log(&self, record: &Record<'_>) {
-        console::line(format_args!(
-            "ferrite-device: {}: {}",
-            record.level().as_str().to_lowercase(),
-            record.args()
-        ));
+        let level = record.level().as_str().to_lowercase();
+        if record.level() >= Level::Debug {
+            // Who asks for these wants them all.
+            console::line(format_args!("ferrite-device: {level}: {}", record.args()));
+            return;
+        }
+        let mut notices = NOTICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = (record.file_static(), record.line());
+        notices
+            .entry(place)
+            .or_default()
+            .tell("ferrite-device", format_args!("{level}: {}", record.args()));
     }
 
     fn flush(&self) {}

@@ -159,15 +159,19 @@ fn run(options: Options) -> Result<(), String> {
 
 /// Serves one virtual machine monitor until it goes away.
 fn serve(listener: &std::os::unix::net::UnixListener, device: &Device) -> Result<(), String> {
-    let (stream, _) = listener
-        .accept()
-        .map_err(|error| format!("--socket: cannot accept a connection: {error}"))?;
+    let (stream, _) = listener.accept().map_err(|error| {
+        device.attach(None);
+        format!("--socket: cannot accept a connection: {error}")
+    })?;
     let peer = owner(&stream)
         .and_then(|owner| owner.pid)
         .and_then(Pid::from_raw);
     match stream.try_clone() {
-        Ok(monitor) => device.attach(monitor),
-        Err(error) => return Err(format!("--socket: {error}")),
+        Ok(monitor) => device.attach(Some(monitor)),
+        Err(error) => {
+            device.attach(None);
+            return Err(format!("--socket: {error}"));
+        }
     }
     let mut frontend = Frontend::new(device, peer);
     Connection::new(stream)

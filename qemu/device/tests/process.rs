@@ -652,6 +652,66 @@ fn receive(stream: &mut UnixStream) -> Vec<u8> {
 }
 
 /// A device and the fabric that it is connected to, which is the test.
+#[test]
+fn an_uplink_is_not_taken_from_another_user() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let nobody = rustix::process::Uid::from_raw(65534);
+    let mut wired = Wired::start("other-user", &[]);
+    let anybody = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(&wired.process.directory, anybody).unwrap();
+    let path = wired.process.path("uplink");
+    // The fabric goes, and somebody takes its place.
+    std::fs::remove_file(&path).unwrap();
+    let of = path.clone();
+    let other = std::thread::spawn(move || {
+        // This thread alone.
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        UnixListener::bind(of).unwrap()
+    });
+    let other = other.join().unwrap();
+    drop(wired.wire);
+    for _ in 0..3 {
+        let (mut wire, _) = other.accept().unwrap();
+        wire.set_read_timeout(Some(DEADLINE)).unwrap();
+        assert_eq!(wire.read(&mut [0; 1]).unwrap(), 0, "it says who it is");
+    }
+    assert_eq!(wired.process.counters()["link_up"], false);
+    // The fabric comes back.
+    std::fs::remove_file(&path).unwrap();
+    let fabric = UnixListener::bind(&path).unwrap();
+    let _wire = greeted(&fabric, false);
+    until(|| wired.process.counters()["link_up"] == true);
+    wired.process.control(r#"{"cmd":"die"}"#);
+    let (_, said) = wired.process.end();
+    assert_eq!(
+        said.matches("the socket is user 65534's").count(),
+        1,
+        "{said}"
+    );
+}
+
+#[test]
+fn a_neighbour_does_not_fill_the_log() {
+    let mut wired = Wired::start("log", &[]);
+    for id in 0..300 {
+        // Nothing that could be a ring.
+        wired.grant_by(id, NEIGHBOUR, [event(), event()]);
+        assert_eq!(wired.message(), Message::Released(id));
+    }
+    // What has another reason is told all the same.
+    drop(wired.wire);
+    until(|| wired.process.counters()["link_up"] == false);
+    wired.process.control(r#"{"cmd":"die"}"#);
+    let (_, said) = wired.process.end();
+    let lines = said.matches("cannot be used").count();
+    assert!((1..60).contains(&lines), "{lines} lines");
+    assert!(said.contains("the uplink is gone"), "{said}");
+}
+
 struct Wired {
     process: Process,
     fabric: UnixListener,
@@ -1476,6 +1536,36 @@ fn a_fabric_that_hangs_holds_up_no_neighbour() {
     assert_eq!(streams.counter("engine", "retransmissions"), 0);
 }
 
+/// A socket whose last close takes some seconds, and the end that does not read.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (silent, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(5))).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket, silent)
+}
+
+#[test]
+fn a_descriptor_that_takes_long_to_close_does_not_keep_a_device_that_goes() {
+    let mut process = Process::start("linger-end", &[]);
+    let _client = process.client();
+    // It is not accepted.
+    let second = connect(&process.path("socket"));
+    let (socket, _silent) = lingering();
+    descriptors::send(&second, &[0; 64], &[&socket]).unwrap();
+    drop(socket);
+    let start = Instant::now();
+    let pid = Pid::from_child(&process.child);
+    kill_process(pid, Signal::TERM).unwrap();
+    process.end();
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "it waited for a close"
+    );
+}
+
 #[test]
 fn a_descriptor_that_takes_long_to_close_does_not_stop_the_device() {
     let process = Process::start("linger", &[]);
@@ -1483,12 +1573,8 @@ fn a_descriptor_that_takes_long_to_close_does_not_stop_the_device() {
     let start = Instant::now();
     let mut keep = Vec::new();
     for name in ["net", "control", "counters"] {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        keep.push(listener.accept().unwrap());
-        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(5))).unwrap();
-        socket.set_nonblocking(true).unwrap();
-        while socket.write(&[0; 1 << 16]).is_ok() {}
+        let (socket, silent) = lingering();
+        keep.push(silent);
         // The last is in the device's hands when it goes on.
         let pid = Pid::from_child(&process.child);
         kill_process(pid, Signal::STOP).unwrap();
