@@ -418,7 +418,16 @@ impl<D: Driver> Table<D> {
             // returns: the core holds the lock of `stats`, or has just made them and shows them to
             // nobody yet.
             let (dev, values) = unsafe { (Device::from_raw(dev), counters::values(stats)) };
-            D::read_counters(dev, port, values)?;
+            let read = D::read_counters(dev, port, values);
+            // SAFETY: As above.
+            let is_first = unsafe { (*stats).timestamp } == 0;
+            if read.is_err() && is_first {
+                // The core reads them once while it registers the device, and leaks them if that
+                // fails. They are zero until somebody asks.
+                values.fill(0);
+            } else {
+                read?;
+            }
             Ok(values.len() as c_int)
         })
     }
