@@ -268,7 +268,7 @@ fn moved_together(cluster: &Cluster) -> Result<()> {
             crate::traffic::DEVICE_AND_GID
         );
         let server = one.spawn(
-            &format!("{inside} sh -c '{script}'"),
+            &format!("{inside} bash -c '{script}'"),
             Duration::from_secs(60),
         )?;
         one.wait_for(
