@@ -90,15 +90,22 @@ void rust_helper_memcg_put(void *memcg)
 	mem_cgroup_put(memcg);
 }
 
-/* In a user namespace, who made the outermost one answers for its users. */
-u32 rust_helper_current_accountable_user(void)
+/*
+ * In a user namespace, who made the outermost one answers for its users. Root
+ * makes them for others, containers for example: each of those answers for
+ * itself, by a number beyond those of users.
+ */
+u64 rust_helper_current_accountable_user(void)
 {
-	struct user_namespace *ns = current_user_ns();
-	kuid_t uid = current_uid();
+	struct user_namespace *ns = current_user_ns(), *outermost = NULL;
 
 	for (; ns->parent; ns = ns->parent)
-		uid = ns->owner;
-	return from_kuid(&init_user_ns, uid);
+		outermost = ns;
+	if (!outermost)
+		return from_kuid(&init_user_ns, current_uid());
+	if (uid_eq(outermost->owner, GLOBAL_ROOT_UID))
+		return BIT_ULL(32) | outermost->ns.inum;
+	return from_kuid(&init_user_ns, outermost->owner);
 }
 
 bool rust_helper_current_is_dying(void)
@@ -178,10 +185,11 @@ struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *na
 	return alloc_workqueue("%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0, name);
 }
 
-struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name)
+struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name,
+								int max_active)
 {
 	/* Bringing pages in needs memory: no part of giving memory back. */
-	return alloc_workqueue("%s", WQ_UNBOUND, 0, name);
+	return alloc_workqueue("%s", WQ_UNBOUND, max_active, name);
 }
 
 int rust_helper_rdma_clear_io(u64 address, size_t length)
@@ -578,6 +586,11 @@ int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
 	*dma = hmm_dma_map_pfn(dev, &odp->map, index, &p2pdma);
 	if (dma_mapping_error(dev, *dma))
 		return -EFAULT;
+	/*
+	 * hmm_range_fault() of another fault writes the word without the lock,
+	 * so that the flag may be lost or come back: what the core counts is
+	 * not to be relied on.
+	 */
 	if (!(pfn & HMM_PFN_DMA_MAPPED))
 		odp->npages++;
 	*writable = (pfn & HMM_PFN_WRITE) && odp->umem.writable;
@@ -645,7 +658,10 @@ void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index) { }
 
 void rust_helper_rdma_odp_set_private(struct ib_umem_odp *odp, void *data)
 {
+	/* Invalidations may come since the memory was made. */
+	mutex_lock(&odp->umem_mutex);
 	odp->private = data;
+	mutex_unlock(&odp->umem_mutex);
 }
 
 void *rust_helper_rdma_odp_private(struct ib_umem_odp *odp)
@@ -663,12 +679,6 @@ unsigned long rust_helper_rdma_odp_end(struct ib_umem_odp *odp)
 	return ib_umem_end(odp);
 }
 
-/* How many pages are mapped now; only a hint without the lock. */
-int rust_helper_rdma_odp_mapped(struct ib_umem_odp *odp)
-{
-	return READ_ONCE(odp->npages);
-}
-
 void rust_helper_rdma_odp_lock(struct ib_umem_odp *odp)
 {
 	mutex_lock(&odp->umem_mutex);
@@ -681,8 +691,8 @@ void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp)
 
 /*
  * Begins an invalidation: NULL where it would have to sleep and may not; else
- * the memory is locked. The range is empty where nothing is mapped, which is
- * so until the private pointer is set.
+ * the memory is locked. The range is empty until the private pointer is set.
+ * How many pages are mapped does not count: see rdma_odp_map_page().
  */
 struct ib_umem_odp *
 rust_helper_rdma_odp_begin(struct mmu_interval_notifier *notifier,
@@ -698,7 +708,7 @@ rust_helper_rdma_odp_begin(struct mmu_interval_notifier *notifier,
 	mmu_interval_set_seq(notifier, seq);
 	*start = 0;
 	*end = 0;
-	if (odp->npages) {
+	if (odp->private) {
 		*start = max_t(u64, ib_umem_start(odp), range->start);
 		*end = min_t(u64, ib_umem_end(odp), range->end);
 	}

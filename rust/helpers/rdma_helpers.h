@@ -58,13 +58,14 @@ unsigned long rust_helper_xa_lock_irqsave(struct xarray *xa);
 void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags);
 struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name);
 struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name);
-struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name);
+struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name,
+								int max_active);
 
 /* Who pays. */
 void *rust_helper_memcg_get_current(void);
 void *rust_helper_memcg_enter(void *memcg);
 void rust_helper_memcg_put(void *memcg);
-u32 rust_helper_current_accountable_user(void);
+u64 rust_helper_current_accountable_user(void);
 bool rust_helper_capable_sys_resource(void);
 bool rust_helper_current_is_dying(void);
 
@@ -157,7 +158,6 @@ int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
 				      u64 size, bool write, bool fault);
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
 				  dma_addr_t *dma, bool *writable);
-int rust_helper_rdma_odp_mapped(struct ib_umem_odp *odp);
 void rust_helper_rdma_odp_lock(struct ib_umem_odp *odp);
 void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp);
 struct ib_umem_odp *

@@ -4,9 +4,10 @@
 
 use crate::bindings;
 
-/// The user who answers for the current process: its own, or, within user namespaces, who made the
-/// outermost one. Making namespaces, and the identifiers in them, gives nobody a second account.
-pub fn accountable() -> u32 {
+/// Who answers for the current process, as a number: its user, or, within user namespaces, who made
+/// the outermost one. Making namespaces, and the identifiers in them, gives nobody a second account.
+/// Those that root made are for others, and each answers for itself.
+pub fn accountable() -> u64 {
     // SAFETY: The function only looks at the credentials of the current task.
     unsafe { bindings::current_accountable_user() }
 }

@@ -37,11 +37,17 @@ impl OwnedQueue {
         NonNull::new(queue).map(Self).ok_or(ENOMEM)
     }
 
-    /// Makes an unbound queue for work that brings pages in. It has no worker of its own for when
-    /// memory is short.
-    pub fn for_faults(name: &CStr) -> Result<Self> {
+    /// As many work items as an unbound queue runs at once, at the most. Each NUMA node has a part
+    /// of them, by its share of the processors.
+    pub const MOST_ACTIVE: u32 = bindings::wq_consts_WQ_MAX_ACTIVE;
+
+    /// Makes an unbound queue for work that brings pages in, `most_active` at once. It has no worker
+    /// of its own for when memory is short.
+    pub fn for_faults(name: &CStr, most_active: u32) -> Result<Self> {
+        let most_active = most_active.clamp(1, Self::MOST_ACTIVE) as c_int;
         // SAFETY: `name` is a C string; the format of the helper takes one.
-        let queue = unsafe { bindings::rdma_alloc_fault_workqueue(name.as_char_ptr()) };
+        let queue =
+            unsafe { bindings::rdma_alloc_fault_workqueue(name.as_char_ptr(), most_active) };
         // INVARIANT: The queue was made just now.
         NonNull::new(queue).map(Self).ok_or(ENOMEM)
     }

@@ -83,7 +83,7 @@ impl<T: PageUser> Notify<T> {
             return false;
         }
         if start < end {
-            // SAFETY: Something is mapped, so that the private pointer was set before: to a `T`
+            // SAFETY: The range is not empty, so that the private pointer was set before: to a `T`
             // that lives until after the notifier is removed.
             let user = unsafe { &*bindings::rdma_odp_private(odp).cast::<T>() };
             user.invalidate(start..end);
@@ -132,9 +132,13 @@ pub struct OdpUmem<T: PageUser> {
 // SAFETY: On-demand memory belongs to no task: it holds the process's memory map itself. `T` is
 // `Send` and `Sync`, as `PageUser` demands.
 unsafe impl<T: PageUser> Send for OdpUmem<T> {}
-// SAFETY: `map` may be called at once: bringing pages in writes `pfn_list` before `umem_mutex` is
-// taken, and what was written is used with the mutex held only, and only if the sequence of the
-// notifier says that nothing was invalidated since. All else that changes does so with the mutex held.
+// SAFETY: `map` may be called at once. All that changes does so with `umem_mutex` held, but for the
+// words of `pfn_list`: bringing pages in reads and writes those without it, as it does for every user
+// of `ib_umem_odp`. They are words of the C side, so that who writes one last decides what is in it.
+// Which page it is is the same for all, or the sequence of the notifier says that something was
+// invalidated, and it is brought in again. The flag that says that it is mapped may be lost or come
+// back: then the page is mapped once more, or the count of mapped pages is off, which nothing here
+// relies on.
 unsafe impl<T: PageUser> Sync for OdpUmem<T> {}
 
 impl<T: PageUser> OdpUmem<T> {
@@ -164,7 +168,8 @@ impl<T: PageUser> OdpUmem<T> {
     /// Takes over what was made just now.
     fn adopt(raw: *mut bindings::ib_umem_odp, user: Arc<T>) -> Result<Self> {
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // SAFETY: Nothing is mapped yet, so that nobody reads the pointer.
+        // SAFETY: The memory was made just now; who is told of invalidations reads the pointer with
+        // the mutex held, as it is written.
         unsafe {
             bindings::rdma_odp_set_private(raw.as_ptr(), Arc::as_ptr(&user).cast_mut().cast());
         }
@@ -187,12 +192,6 @@ impl<T: PageUser> OdpUmem<T> {
             )
         };
         start as u64..end as u64
-    }
-
-    /// Whether no page is mapped, if nobody maps any now.
-    pub fn is_unmapped(&self) -> bool {
-        // SAFETY: By the type invariant the memory is ours; the number is a single word.
-        unsafe { bindings::rdma_odp_mapped(self.raw.as_ptr()) == 0 }
     }
 
     /// Maps the pages of `length` bytes from `address` on, and calls `each` for every one that is

@@ -20,10 +20,7 @@ use crate::{
         device_event,
         Hardware, //
     },
-    kernel_ext::{
-        errno,
-        workqueue::OwnedQueue, //
-    },
+    kernel_ext::errno,
     mr::FerriteMr,
     mw::{
         FerriteMw,
@@ -34,7 +31,10 @@ use crate::{
         Numbers, //
     },
     odp,
-    odp::Pager,
+    odp::{
+        Pager,
+        PagingQueues, //
+    },
     port,
     port::MtuFollower,
     qp::FerriteQp,
@@ -103,7 +103,7 @@ const GSI_QPN: u32 = 1;
 /// The driver's data of one device.
 pub(crate) struct Ferrite {
     /// Where faults of on-demand regions are dealt with.
-    pub(crate) faults: OwnedQueue,
+    pub(crate) paging: PagingQueues,
     pub(crate) pager: Arc<Pager>,
     /// Taken down with the RDMA device, while the hardware still answers.
     pub(crate) handlers: Handlers,
@@ -141,7 +141,7 @@ impl Ferrite {
     ) -> Result<Self> {
         let pages = caps.doorbell_pages.min(hw.doorbells.pages());
         Ok(Self {
-            faults: OwnedQueue::for_faults(c"ferrite_faults")?,
+            paging: PagingQueues::new()?,
             pager: Pager::new(hw, caps.max_qp)?,
             handlers: Handlers::start(hw, queues, caps.max_eq)?,
             tags: Tags::new(caps.max_tags)?,
@@ -171,7 +171,7 @@ impl Ferrite {
     /// Has faults taken from the device and dealt with.
     pub(crate) fn take_faults(&self) {
         // Where it is queued already, it has yet to look.
-        drop(self.faults.enqueue(self.pager.clone()));
+        drop(self.paging.take(self.pager.clone()));
     }
 
     /// The device's EUI-64.

@@ -34,7 +34,7 @@ fn within_share(own: u32, others: u32, total: u32) -> bool {
 /// Which pages are in use, and how many by whom.
 struct Shares {
     pool: NumberPool,
-    users: RBTree<u32, u32>,
+    users: RBTree<u64, u32>,
 }
 
 impl Shares {
@@ -48,7 +48,7 @@ impl Shares {
 
     /// Takes a page for a user: `EDQUOT` beyond his share, where he is `bound` by it, `ENOSPC` where
     /// all are in use.
-    fn take(&mut self, user: u32, bound: bool) -> Result<u32> {
+    fn take(&mut self, user: u64, bound: bool) -> Result<u32> {
         let own = self.users.get(&user).copied().unwrap_or(0);
         let (used, total) = self.pool.occupancy();
         if bound && used < total && !within_share(own, used - own, total) {
@@ -67,7 +67,7 @@ impl Shares {
         Ok(page)
     }
 
-    fn give_back(&mut self, user: u32, page: u32) {
+    fn give_back(&mut self, user: u64, page: u32) {
         self.pool.give_back(page);
         if let Some(own) = self.users.get_mut(&user) {
             *own -= 1;
@@ -121,7 +121,7 @@ impl DoorbellPages {
 /// A doorbell page that is in use; given back when dropped, which sleeps.
 pub(crate) struct DoorbellPage {
     number: u32,
-    user: u32,
+    user: u64,
     pages: Arc<DoorbellPages>,
 }
 
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     /// Takes all that a user gets.
-    fn take_all(shares: &mut Shares, user: u32, bound: bool) -> u32 {
+    fn take_all(shares: &mut Shares, user: u64, bound: bool) -> u32 {
         let mut pages = 0;
         while shares.take(user, bound).is_ok() {
             pages += 1;

@@ -23,7 +23,8 @@ use crate::{
     kernel_ext::{
         memcg::MemoryGroup,
         table::IrqTable,
-        user, //
+        user,
+        workqueue::OwnedQueue, //
     },
     lent::{
         Lent,
@@ -69,6 +70,7 @@ use kernel::{
     workqueue::{
         impl_has_work,
         new_work,
+        RawWorkItem,
         Work,
         WorkItem, //
     },
@@ -92,7 +94,10 @@ const MOST_AT_ONCE: u64 = 4 << 20;
 /// Faults of a user that are dealt with at once, at the most; further ones of his wait for those. A
 /// small part of what a workqueue does at once: a page may take as long as its owner likes.
 const MOST_FAULTS: usize = 32;
-/// Advices that are followed later, at the most; who gives more of them follows them himself.
+/// Faults of a user that wait, at the most, whatever number of queue pairs the device says it has.
+const MOST_PARKED: usize = 1 << 16;
+/// Advices of a user that are followed later, at the most; who gives more of them follows them
+/// himself.
 const MOST_ADVICES: u32 = 64;
 
 /// A table of a region: of pages, or of tables.
@@ -118,10 +123,16 @@ impl Table {
         Ok(())
     }
 
-    /// Whether there is no entry.
+    /// Whether there is an entry.
+    fn has(&self, index: usize) -> Result<bool> {
+        let entry = kernel::dma_read!(self.0, [try: index]);
+        Ok(entry & abi::ON_DEMAND_PRESENT != 0)
+    }
+
+    /// Whether there is no entry at all.
     fn is_empty(&self) -> Result<bool> {
         for index in 0..ATT_TABLE_ENTRIES {
-            if kernel::dma_read!(self.0, [try: index]) & abi::ON_DEMAND_PRESENT != 0 {
+            if self.has(index)? {
                 return Ok(false);
             }
         }
@@ -130,12 +141,11 @@ impl Table {
 
     /// Clears an entry; returns whether there was one.
     fn clear(&self, index: usize) -> Result<bool> {
-        let entry = kernel::dma_read!(self.0, [try: index]);
-        if entry & abi::ON_DEMAND_PRESENT == 0 {
-            return Ok(false);
+        let was_set = self.has(index)?;
+        if was_set {
+            self.set(index, 0)?;
         }
-        self.set(index, 0)?;
-        Ok(true)
+        Ok(was_set)
     }
 }
 
@@ -342,16 +352,21 @@ impl PageTables {
         }
     }
 
-    /// Tells the device of a page. One whose table is not there (any more) faults once more.
-    fn set(&self, address: u64, dma: u64, writable: bool) {
+    /// Tells the device of a page; returns whether it knew none in its place. One whose table is not
+    /// there (any more) faults once more.
+    fn set(&self, address: u64, dma: u64, writable: bool) -> bool {
         let page = self.page_of(address);
         let mut entry = dma | abi::ON_DEMAND_PRESENT;
         if writable {
             entry |= abi::ON_DEMAND_WRITE;
         }
-        let _ = self.tables.with(table_key(0, page), |table| {
-            table.set(table_index(0, page), entry)
+        let added = self.tables.with(table_key(0, page), |table| {
+            let index = table_index(0, page);
+            let was_set = table.has(index)?;
+            table.set(index, entry)?;
+            Ok::<_, Error>(!was_set)
         });
+        matches!(added, Some(Ok(true)))
     }
 
     /// Faults, pages taken back, and pages brought in on advice.
@@ -362,14 +377,9 @@ impl PageTables {
             self.prefetches.load(Relaxed),
         )
     }
-}
 
-impl PageUser for PageTables {
-    fn may_still_use(&self) -> bool {
-        self.hw.reach.get() == Reach::Unstoppable
-    }
-
-    fn invalidate(&self, addresses: Range<u64>) {
+    /// Takes the pages of these addresses back from the device; returns how many it knew.
+    fn take_back(&self, addresses: Range<u64>) -> u64 {
         let first = self.page_of(addresses.start);
         let end = self.page_of(addresses.end + (PAGE - 1));
         let mut cleared = 0;
@@ -386,22 +396,62 @@ impl PageUser for PageTables {
             });
             page = next;
         }
-        if cleared == 0 {
-            return;
+        if cleared > 0 {
+            self.invalidations.fetch_add(cleared, Relaxed);
+            self.hw.forget_pages(&InvalidatePages {
+                tag: self.tag,
+                reserved: 0,
+                first,
+                count: end - first,
+            });
         }
-        self.invalidations.fetch_add(cleared, Relaxed);
-        self.hw.forget_pages(&InvalidatePages {
-            tag: self.tag,
-            reserved: 0,
-            first,
-            count: end - first,
-        });
+        cleared
+    }
+}
+
+/// The pages of a range of addresses, all of a region or a part of it, that the device knows.
+struct Pages {
+    tables: Arc<PageTables>,
+    /// How many there are. Changed with the range locked against new mappings.
+    present: Atomic<u64>,
+}
+
+impl Pages {
+    fn new(tables: &Arc<PageTables>) -> Result<Arc<Self>> {
+        let pages = Self {
+            tables: tables.clone(),
+            present: Atomic::new(0),
+        };
+        Ok(Arc::new(pages, GFP_KERNEL)?)
+    }
+
+    /// Tells the device of a page.
+    fn set(&self, page: &MappedPage) {
+        if self.tables.set(page.address, page.dma, page.writable) {
+            self.present.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Whether the device knows none, if nobody maps any now.
+    fn is_empty(&self) -> bool {
+        self.present.load(Relaxed) == 0
+    }
+}
+
+impl PageUser for Pages {
+    fn may_still_use(&self) -> bool {
+        self.tables.hw.reach.get() == Reach::Unstoppable
+    }
+
+    fn invalidate(&self, addresses: Range<u64>) {
+        let cleared = self.tables.take_back(addresses);
+        self.present.fetch_sub(cleared, Relaxed);
     }
 }
 
 /// A part of a region of all memory.
 struct Part {
-    umem: OdpUmem<PageTables>,
+    umem: OdpUmem<Pages>,
     /// How many map pages of it now; taken with the tree locked.
     users: Atomic<u32>,
 }
@@ -429,7 +479,7 @@ impl Drop for PartInUse {
 /// Where the pages come from.
 enum Source {
     /// A range of addresses.
-    Range(OdpUmem<PageTables>),
+    Range(OdpUmem<Pages>),
     /// All memory of the process; parts are made as they are needed.
     All {
         root: OdpRoot,
@@ -445,7 +495,7 @@ pub(crate) struct OnDemand {
     tables: Arc<PageTables>,
     pd: u32,
     /// Who registered it.
-    user: u32,
+    user: u64,
     writable: bool,
     start: u64,
     iova: u64,
@@ -496,7 +546,7 @@ impl OnDemand {
                 region.start,
                 length,
                 region.access,
-                tables.clone(),
+                Pages::new(&tables)?,
             )?)
         };
         let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
@@ -537,7 +587,7 @@ impl OnDemand {
         }
         // Made without the lock, since this takes that of the process's memory map.
         let part = Part {
-            umem: root.part(number * PART, PART, self.tables.clone())?,
+            umem: root.part(number * PART, PART, Pages::new(&self.tables)?)?,
             users: Atomic::new(0),
         };
         let part = Arc::new(part, GFP_KERNEL)?;
@@ -578,34 +628,29 @@ impl OnDemand {
         let end = tables.page_of(addresses.end + (PAGE - 1));
         let made = tables.grow(dev.parent(), first..end)?;
         let mut count = 0;
-        let mapped = self.map_pages(addresses, how, |page| {
-            tables.set(page.address, page.dma, page.writable);
-            count += 1;
-        });
+        let mapped = self.map_pages(addresses, how, || count += 1);
         if mapped.is_err() || count == 0 {
             tables.undo(&made);
         }
         mapped.map(|()| count)
     }
 
-    /// Maps the pages of a range, and calls `each` for every one that is present.
-    fn map_pages(
-        &self,
-        addresses: Range<u64>,
-        how: BringIn,
-        mut each: impl FnMut(MappedPage),
-    ) -> Result {
+    /// Maps the pages of a range, tells the device of every one that is present, and calls `each`.
+    fn map_pages(&self, addresses: Range<u64>, how: BringIn, mut each: impl FnMut()) -> Result {
+        let mut map = |umem: &OdpUmem<Pages>, range: Range<u64>| {
+            umem.map(range.start, range.end - range.start, how, |page| {
+                umem.user().set(&page);
+                each();
+            })
+        };
         match &self.source {
-            Source::Range(umem) => {
-                let length = addresses.end - addresses.start;
-                umem.map(addresses.start, length, how, each)
-            }
+            Source::Range(umem) => map(umem, addresses),
             Source::All { root, parts } => {
                 let mut at = addresses.start;
                 while at < addresses.end {
                     let next = ((at / PART + 1) * PART).min(addresses.end);
                     let part = self.part(root, parts, at)?;
-                    part.0.umem.map(at, next - at, how, &mut each)?;
+                    map(&part.0.umem, at..next)?;
                     at = next;
                 }
                 Ok(())
@@ -666,7 +711,7 @@ impl OnDemand {
     }
 }
 
-/// Takes out parts of which nothing is mapped and that nobody uses, where there are many.
+/// Takes out parts of which the device knows nothing and that nobody uses, where there are many.
 fn sweep(parts: &mut Parts, unused: &mut KVec<Arc<Part>>) {
     if parts.iter().count() <= SPARE_PARTS {
         return;
@@ -676,7 +721,7 @@ fn sweep(parts: &mut Parts, unused: &mut KVec<Arc<Part>>) {
         let (_, part) = current.current();
         // Nobody becomes a user while the tree is locked.
         let users = part.users.load(kernel::sync::atomic::Acquire);
-        let idle = users == 0 && part.umem.is_unmapped();
+        let idle = users == 0 && part.umem.user().is_empty();
         cursor = if idle && unused.push(part.clone(), GFP_KERNEL).is_ok() {
             current.remove_current().0
         } else {
@@ -691,7 +736,7 @@ struct FaultWork {
     mr: MrRef<Ferrite>,
     fault: PageFault,
     /// Whose faults it counts among.
-    user: u32,
+    user: u64,
     #[pin]
     work: Work<FaultWork>,
 }
@@ -780,7 +825,7 @@ enum Admission {
 /// The faults that were taken from the device, by user: who does not give his pages keeps up his own
 /// faults, and nobody else's.
 struct Backlogs {
-    users: RBTree<u32, Backlog>,
+    users: RBTree<u64, Backlog>,
     /// How many a user may have waiting: those of queue pairs that are gone count as well.
     most_parked: usize,
 }
@@ -794,7 +839,7 @@ impl Backlogs {
     }
 
     /// A fault of a region of `user` was taken.
-    fn admit(&mut self, user: u32, fault: &PageFault) -> Result<Admission> {
+    fn admit(&mut self, user: u64, fault: &PageFault) -> Result<Admission> {
         if self.users.get(&user).is_none() {
             self.users
                 .try_create_and_insert(user, Backlog::new(), GFP_KERNEL)?;
@@ -812,7 +857,7 @@ impl Backlogs {
     }
 
     /// One of `user` was dealt with. Returns the one that takes its place.
-    fn finish(&mut self, user: u32) -> Option<PageFault> {
+    fn finish(&mut self, user: u64) -> Option<PageFault> {
         let backlog = self.users.get_mut(&user)?;
         let next = backlog.unpark();
         if next.is_none() {
@@ -845,6 +890,101 @@ fn take_all(
     Ok(())
 }
 
+/// How many faults of a user may wait where the device has so many queue pairs: one as requester and
+/// one as responder each, within reason.
+fn most_parked(queue_pairs: u32) -> usize {
+    (2 * queue_pairs as usize).min(MOST_PARKED)
+}
+
+/// The advices that are to be followed later, by user.
+struct Advices {
+    users: RBTree<u64, u32>,
+}
+
+impl Advices {
+    fn new() -> Self {
+        Self {
+            users: RBTree::new(),
+        }
+    }
+
+    /// Whether one more of `user` may be followed later: then it counts until [`Advices::finish`].
+    fn admit(&mut self, user: u64) -> bool {
+        match self.users.get_mut(&user) {
+            Some(count) if *count >= MOST_ADVICES => false,
+            Some(count) => {
+                *count += 1;
+                true
+            }
+            // Without memory to note it he follows it himself.
+            None => self
+                .users
+                .try_create_and_insert(user, 1, GFP_KERNEL)
+                .is_ok(),
+        }
+    }
+
+    /// One of `user` was followed.
+    fn finish(&mut self, user: u64) {
+        if let Some(count) = self.users.get_mut(&user) {
+            *count -= 1;
+            if *count == 0 {
+                self.users.remove(&user);
+            }
+        }
+    }
+}
+
+/// Where paging is done. Pages may take as long as their owners like, so that those who wait for
+/// them keep up nobody who does not: neither the pager, without which no fault is taken, nor the
+/// other kind of them.
+///
+/// Dropped in this order: the pager has faults dealt with.
+pub(crate) struct PagingQueues {
+    /// Of the [`Pager`].
+    pager: OwnedQueue,
+    faults: OwnedQueue,
+    advices: OwnedQueue,
+}
+
+impl PagingQueues {
+    pub(crate) fn new() -> Result<Self> {
+        Self::with_workers(OwnedQueue::MOST_ACTIVE)
+    }
+
+    fn with_workers(most: u32) -> Result<Self> {
+        Ok(Self {
+            pager: OwnedQueue::ordered(c"ferrite_pager")?,
+            faults: OwnedQueue::for_faults(c"ferrite_faults", most)?,
+            advices: OwnedQueue::for_faults(c"ferrite_advices", most)?,
+        })
+    }
+
+    /// Runs the [`Pager`], one at a time.
+    pub(crate) fn take<W, const ID: u64>(&self, pager: W) -> W::EnqueueOutput
+    where
+        W: RawWorkItem<ID> + Send + 'static,
+    {
+        self.pager.enqueue(pager)
+    }
+
+    /// Runs what deals with a fault.
+    fn deal_with<W, const ID: u64>(&self, fault: W) -> W::EnqueueOutput
+    where
+        W: RawWorkItem<ID> + Send + 'static,
+    {
+        self.faults.enqueue(fault)
+    }
+
+    /// Runs what follows an advice.
+    fn follow<W, const ID: u64>(&self, advice: W) -> W::EnqueueOutput
+    where
+        W: RawWorkItem<ID> + Send + 'static,
+    {
+        self.advices.enqueue(advice)
+    }
+}
+
 /// Takes faults from the device and has them dealt with, each by a worker of its own.
 #[pin_data]
 pub(crate) struct Pager {
@@ -854,8 +994,9 @@ pub(crate) struct Pager {
     /// Locked while faults are counted, not while they are dealt with.
     #[pin]
     backlogs: Mutex<Backlogs>,
-    /// Advices that are to be followed.
-    advices: Atomic<u32>,
+    /// Locked while advices are counted, not while they are followed.
+    #[pin]
+    advices: Mutex<Advices>,
     #[pin]
     work: Work<Pager>,
 }
@@ -867,14 +1008,12 @@ impl_has_work! {
 impl Pager {
     /// For a device with so many queue pairs.
     pub(crate) fn new(hw: &Arc<Hardware>, queue_pairs: u32) -> Result<Arc<Self>> {
-        // One as requester and one as responder.
-        let faults = 2 * queue_pairs as usize;
         Arc::pin_init(
             pin_init!(Self {
                 hw: hw.clone(),
                 closed: Atomic::new(0),
-                backlogs <- new_mutex!(Backlogs::new(faults), "ferrite_backlogs"),
-                advices: Atomic::new(0),
+                backlogs <- new_mutex!(Backlogs::new(most_parked(queue_pairs)), "ferrite_backlogs"),
+                advices <- new_mutex!(Advices::new(), "ferrite_advices"),
                 work <- new_work!("ferrite_pager"),
             }),
             GFP_KERNEL,
@@ -912,7 +1051,7 @@ impl Pager {
 
     /// Has a fault that counts among those of `user` dealt with by a worker. Returns false where
     /// there is nothing to wait for.
-    fn begin(&self, user: u32, fault: &PageFault) -> bool {
+    fn begin(&self, user: u64, fault: &PageFault) -> bool {
         let index = abi::Tag(fault.tag).index() as usize;
         let Some(mr) = self.hw.regions.get(index) else {
             resolve(&self.hw, fault, true);
@@ -931,7 +1070,7 @@ impl Pager {
         match work {
             Ok(work) => {
                 // A work item that was made just now is not queued yet.
-                drop(mr.device().faults.enqueue(work));
+                drop(mr.device().paging.deal_with(work));
                 true
             }
             Err(_) => {
@@ -943,7 +1082,7 @@ impl Pager {
     }
 
     /// A fault that counted among those of `user` was dealt with: the next one begins.
-    fn finish(&self, user: u32) {
+    fn finish(&self, user: u64) {
         loop {
             let next = self.backlogs.lock().finish(user);
             match next {
@@ -975,20 +1114,26 @@ impl WorkItem for Pager {
 }
 
 /// Leave to follow an advice later.
-struct Later(Arc<Pager>);
+struct Later {
+    pager: Arc<Pager>,
+    user: u64,
+}
 
 impl Later {
-    /// `None` where there are too many already.
+    /// For the current process; `None` where there are too many of its user already.
     fn new(pager: &Arc<Pager>) -> Option<Self> {
-        // Given back where it was too many.
-        let later = Self(pager.clone());
-        (pager.advices.fetch_add(1, Relaxed) < MOST_ADVICES).then_some(later)
+        let user = user::accountable();
+        let admitted = pager.advices.lock().admit(user);
+        admitted.then(|| Self {
+            pager: pager.clone(),
+            user,
+        })
     }
 }
 
 impl Drop for Later {
     fn drop(&mut self) {
-        self.0.advices.fetch_sub(1, Relaxed);
+        self.pager.advices.lock().finish(self.user);
     }
 }
 
@@ -1058,14 +1203,18 @@ pub(crate) fn advise(
         GFP_KERNEL,
     )?;
     // A work item that was made just now is not queued yet.
-    drop(dev.faults.enqueue(work));
+    drop(dev.paging.follow(work));
     Ok(())
 }
 
 #[kunit_tests(ferrite_odp)]
 mod tests {
     use super::*;
-    use crate::abi::Plain;
+    use crate::{
+        abi::Plain,
+        kernel_ext::completion::Completion, //
+    };
+    use kernel::time::msecs_to_jiffies;
 
     #[test]
     fn tables_are_found_by_level_and_page() {
@@ -1132,6 +1281,96 @@ mod tests {
             assert!(backlogs.finish(1).is_none());
         }
         assert!(backlogs.users.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_device_says_does_not_size_what_waits() {
+        assert_eq!(most_parked(100), 200);
+        assert_eq!(most_parked((1 << 24) - 1), MOST_PARKED);
+        assert_eq!(most_parked(u32::MAX), MOST_PARKED);
+    }
+
+    #[test]
+    fn advices_of_a_user_keep_up_nobody_elses() {
+        let mut advices = Advices::new();
+        for _ in 0..MOST_ADVICES {
+            assert!(advices.admit(1));
+        }
+        assert!(!advices.admit(1));
+        assert!(advices.admit(2));
+        advices.finish(1);
+        assert!(advices.admit(1));
+        assert!(!advices.admit(1));
+        advices.finish(2);
+        for _ in 0..MOST_ADVICES {
+            advices.finish(1);
+        }
+        assert!(advices.users.is_empty());
+    }
+
+    /// Work that says that it began, and waits for leave to end.
+    #[pin_data]
+    struct Step {
+        #[pin]
+        begun: Completion,
+        #[pin]
+        leave: Completion,
+        #[pin]
+        work: Work<Step>,
+    }
+
+    impl_has_work! {
+        impl HasWork<Self> for Step { self.work }
+    }
+
+    impl Step {
+        fn new() -> Result<Arc<Self>> {
+            let step = pin_init!(Self {
+                begun <- Completion::new(),
+                leave <- Completion::new(),
+                work <- new_work!("ferrite_step"),
+            });
+            Arc::pin_init(step, GFP_KERNEL)
+        }
+
+        /// Whether it begins in time, as one that is kept up does not.
+        fn begins(&self) -> bool {
+            self.begun.wait_timeout(msecs_to_jiffies(1_000))
+        }
+    }
+
+    impl WorkItem for Step {
+        type Pointer = Arc<Self>;
+
+        fn run(this: Arc<Self>) {
+            this.begun.complete_all();
+            this.leave.wait();
+        }
+    }
+
+    #[test]
+    fn pages_that_never_come_keep_up_no_other_kind_of_paging() -> Result {
+        // As many as there can be at once, of which none ends.
+        let queues = PagingQueues::with_workers(2)?;
+        let mut steps = KVec::new();
+        for _ in 0..3 {
+            let step = Step::new()?;
+            drop(queues.deal_with(step.clone()));
+            steps.push(step, GFP_KERNEL)?;
+        }
+        let kept_up = !steps[2].begins();
+        let (taken, followed) = (Step::new()?, Step::new()?);
+        drop(queues.take(taken.clone()));
+        drop(queues.follow(followed.clone()));
+        let begun = [taken.begins(), followed.begins()];
+        steps.push(taken, GFP_KERNEL)?;
+        steps.push(followed, GFP_KERNEL)?;
+        for step in &steps {
+            step.leave.complete_all();
+        }
+        assert!(kept_up);
+        assert_eq!(begun, [true; 2]);
         Ok(())
     }
 
