@@ -22,7 +22,7 @@ use rustix::process::Pid;
 use serde_json::{json, Value};
 use std::collections::VecDeque;
 use std::io;
-use std::net::Shutdown;
+use std::net::{Ipv6Addr, Shutdown};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -578,6 +578,9 @@ impl Core {
                 "function": self.function_resets,
                 "device": self.device_resets,
             },
+            "gids": self.engine.core().gids.iter().map(|entry| {
+                Ipv6Addr::from(entry.gid).to_string()
+            }).collect::<Vec<_>>(),
             "engine": self.engine.counters(),
             "misbehaviour": self.engine.core().misdeeds().map(|(rules, done)| {
                 json!({"rules": rules, "done": done})

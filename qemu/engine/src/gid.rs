@@ -82,6 +82,11 @@ impl GidTable {
         self.entries.get(usize::from(index))?.as_ref()
     }
 
+    /// The entries that are set.
+    pub fn iter(&self) -> impl Iterator<Item = &Gid> {
+        self.entries.iter().flatten()
+    }
+
     /// True when `gid` is one of this device's addresses in VLAN `vlan`, 0 for none.
     pub fn contains(&self, gid: &[u8; 16], vlan: u16) -> bool {
         self.entries

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Which network interface the port is paired with, whatever is done to the interfaces.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
+use serde_json::Value;
 
-use super::{still_works, wait_active, VmTest};
+use super::{nvme, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
+use crate::process::wait_until;
 use crate::vm::Vm;
 
 /// On the unmodified Debian kernel, which has all kinds of interfaces.
@@ -42,6 +45,14 @@ pub const TESTS: &[VmTest] = &[
         "the port has its interface again when that was unbound and bound",
         rebound,
     ),
+    VmTest::new(
+        "a driver that is unbound ends connections: the peer is told",
+        unbound_under_a_connection,
+    ),
+    VmTest::new(
+        "a driver that is unbound under an NVMe disk lets its user shut that down",
+        unbound_under_a_disk,
+    ),
 ];
 
 const TIME: Duration = Duration::from_secs(30);
@@ -73,6 +84,29 @@ fn gids_of(device: &str) -> String {
     format!(
         "cat /sys/class/infiniband/{device}/ports/1/gids/* 2>/dev/null | grep -v '^\\(0000:\\)*0000$'"
     )
+}
+
+/// A command that succeeds where a device has a GID table of which nothing is set.
+fn no_gids_of(device: &str) -> String {
+    format!(
+        "test -e /sys/class/infiniband/{device}/ports/1/gids/0 && ! {}",
+        gids_of(device)
+    )
+}
+
+/// The GIDs that the device of machine 1 has.
+fn device_gids(cluster: &Cluster) -> Result<BTreeSet<String>> {
+    let counters = cluster.counters(1)?;
+    let gids = counters["gids"].as_array().context("no gids")?;
+    let text = |gid: &Value| Some(gid.as_str()?.to_owned());
+    gids.iter().map(text).collect::<Option<_>>().context("gids")
+}
+
+/// Waits until they are as they should be: the device is told by a work item.
+fn wait_device_gids(cluster: &Cluster, good: impl Fn(&BTreeSet<String>) -> bool) -> Result<()> {
+    let come = wait_until(Instant::now() + TIME, || Ok(good(&device_gids(cluster)?)))?;
+    ensure!(come, "the device has the GIDs {:?}", device_gids(cluster)?);
+    Ok(())
 }
 
 /// Gives the card its address and brings it up.
@@ -271,10 +305,10 @@ fn moved_together(cluster: &Cluster) -> Result<()> {
             &format!("{inside} bash -c '{script}'"),
             Duration::from_secs(60),
         )?;
-        one.wait_for(
-            &format!("{inside} ss -tlnH 'sport = :18517' | grep -q ."),
-            TIME,
-        )?;
+        let listening = format!("{inside} ss -tlnH 'sport = :18517' | grep -q .");
+        if let Err(error) = one.wait_for(&listening, TIME) {
+            bail!("{error:#}\nthe server: {:?}", server.end()?);
+        }
         two.sh_in(
             &format!(
                 "{} exec ibv_rc_pingpong -d $dev -g $gid -p 18517 -n 50 -c {}",
@@ -304,34 +338,42 @@ fn moved_below_a_vlan(cluster: &Cluster) -> Result<()> {
     let device = one.sh("ls /sys/class/infiniband | head -n1")?;
     let device = device.trim();
     let gids = gids_of(device);
-    one.sh("set -e
-         ip netns add away
-         ip link add link eth0 name lan7 type vlan id 7
-         ip addr add 10.77.7.1/24 dev lan7
-         ip addr add 10.77.7.2/24 dev lan7
-         ip link set lan7 up")?;
     let moved = (|| {
+        one.sh("set -e
+             ip netns add away
+             ip link add link eth0 name lan7 type vlan id 7
+             ip addr add 10.77.7.1/24 dev lan7
+             ip addr add 10.77.7.2/24 dev lan7
+             ip link set lan7 up")?;
         one.wait_for(&format!("{gids} | grep -q '0a4d:0702$'"), TIME)?;
+        wait_device_gids(cluster, |gids| gids.contains("::ffff:10.77.7.2"))?;
         // The VLAN stays, and loses an address that nobody tells the port of.
         one.sh("ip link set eth0 netns away")?;
         wait_unpaired(one)?;
-        one.wait_for(&format!("! {gids}"), TIME)?;
+        one.wait_for(&no_gids_of(device), TIME)?;
+        wait_device_gids(cluster, BTreeSet::is_empty)?;
         one.sh("ip addr del 10.77.7.2/24 dev lan7")
     })();
-    one.sh("ip netns exec away ip link set eth0 netns 1")?;
-    configure(one)?;
-    one.sh("ip link set lan7 up; ip netns del away")?;
+    // Whatever came of it, the next test has its card and no more.
+    let back = one
+        .sh("! ip -n away link show eth0 || ip -n away link set eth0 netns 1")
+        .and_then(|_| configure(one));
     let found = moved.and_then(|_| {
+        back?;
+        one.sh("ip link set lan7 up")?;
         one.wait_for(&format!("{gids} | grep -q '0a4d:0701$'"), TIME)?;
+        wait_device_gids(cluster, |gids| gids.contains("::ffff:10.77.7.1"))?;
         let now = one.sh(&gids)?;
+        let told = device_gids(cluster)?;
         ensure!(
-            !now.contains("0a4d:0702"),
-            "a GID of an address that was removed:\n{now}"
+            !now.contains("0a4d:0702") && !told.contains("::ffff:10.77.7.2"),
+            "a GID of an address that was removed:\n{now}\nthe device has {told:?}"
         );
         Ok(())
     });
-    one.sh("ip link del lan7")?;
+    let clean = one.sh("ip link del lan7; ip netns del away");
     found?;
+    clean?;
     wait_active(one)?;
     paired_with(one, "eth0")?;
     still_works(cluster)
@@ -342,30 +384,36 @@ fn moved_alone(cluster: &Cluster) -> Result<()> {
     let device = one.sh("ls /sys/class/infiniband | head -n1")?;
     let device = device.trim();
     let gids = gids_of(device);
-    one.sh("set -e
-         rdma system set netns exclusive
-         ip netns add box
-         ip link add link eth0 name lan7 type vlan id 7
-         ip addr add 10.77.7.1/24 dev lan7
-         ip link set lan7 up")?;
     let moved = (|| {
+        one.sh("set -e
+             rdma system set netns exclusive
+             ip netns add box
+             ip link add link eth0 name lan7 type vlan id 7
+             ip addr add 10.77.7.1/24 dev lan7
+             ip link set lan7 up")?;
         // Of the card, and of what is stacked on it.
         one.wait_for(&format!("{gids} | grep -q '0a4d:0701$'"), TIME)?;
         one.sh(&format!("rdma dev set {device} netns box"))?;
         let inside = "ip netns exec box";
         one.wait_for(&format!("{inside} rdma link | grep -q {device}/1"), TIME)?;
-        let left = one.sh(&format!("{inside} sh -c \"{gids}\" || true"))?;
-        ensure!(left.trim().is_empty(), "GIDs of another namespace:\n{left}");
+        one.sh(&format!("{inside} sh -c \"{}\"", no_gids_of(device)))
+            .context("GIDs of another namespace, or no table")?;
+        wait_device_gids(cluster, BTreeSet::is_empty)?;
         let link = one.sh(&format!("{inside} rdma link"))?;
         ensure!(!link.contains("netdev"), "an interface is paired:\n{link}");
         Ok(())
     })();
-    one.sh("ip netns del box")?;
-    one.wait_for(&format!("rdma dev | grep -q {device}"), TIME)?;
-    let found = one.wait_for(&format!("{gids} | grep -q '0a4d:0701$'"), TIME);
-    one.sh("ip link del lan7; rdma system set netns shared")?;
-    moved?;
+    let back = one
+        .sh("ip netns del box")
+        .and_then(|_| one.wait_for(&format!("rdma dev | grep -q {device}"), TIME));
+    let found = moved.and_then(|()| {
+        back?;
+        one.wait_for(&format!("{gids} | grep -q '0a4d:0701$'"), TIME)?;
+        wait_device_gids(cluster, |gids| gids.contains("::ffff:10.77.7.1"))
+    });
+    let clean = one.sh("ip link del lan7; rdma system set netns shared");
     found?;
+    clean?;
     wait_active(one)?;
     paired_with(one, "eth0")?;
     still_works(cluster)
@@ -384,5 +432,84 @@ fn rebound(cluster: &Cluster) -> Result<()> {
     gone?;
     wait_active(one)?;
     paired_with(one, "eth0")?;
+    still_works(cluster)
+}
+
+/// Takes the device of a machine from its driver.
+fn unbind(vm: &Vm) -> Result<()> {
+    vm.sh_in(
+        "cd /sys/bus/pci/drivers/ferrite
+         ls -d *:*:*.* >/run/functions
+         for f in $(cat /run/functions); do echo $f >unbind; done",
+        2 * TIME,
+    )
+    .context("the driver does not let go of the device")?;
+    Ok(())
+}
+
+/// Gives it back.
+fn bind(vm: &Vm) -> Result<()> {
+    vm.sh("cd /sys/bus/pci/drivers/ferrite
+         for f in $(cat /run/functions); do [ -e $f ] || echo $f >bind; done")?;
+    wait_active(vm)
+}
+
+fn unbound_under_a_connection(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let program = "/ferrite/tests/clients/cm-check";
+    one.sh("rm -f /run/cm-check")?;
+    two.sh("rm -f /run/cm-check")?;
+    let server = one.spawn(
+        &format!("exec {program} serve {} >/run/cm-check 2>&1", one.ip()),
+        6 * TIME,
+    )?;
+    one.wait_for("grep -q listening /run/cm-check", TIME)?;
+    let client = two.spawn(
+        &format!("exec {program} hold {} >/run/cm-check 2>&1", one.ip()),
+        6 * TIME,
+    )?;
+    let told = (|| {
+        two.wait_for("grep -q ^connected /run/cm-check", TIME)?;
+        unbind(one)?;
+        // Nothing was under way: only the end that lets go can tell.
+        two.wait_for(
+            "grep -q ^disconnected /run/cm-check",
+            Duration::from_secs(10),
+        )
+        .context("the peer was not told of the end of the connection")
+    })();
+    server.end()?;
+    client.end()?;
+    bind(one)?;
+    told?;
+    still_works(cluster)
+}
+
+fn unbound_under_a_disk(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    nvme::serve(two)?;
+    nvme::connect(one, two)?;
+    one.wait_for("test -b /dev/nvme0n1", TIME)?;
+    let let_go = (|| {
+        one.sh("dd if=/dev/nvme0n1 of=/dev/null bs=64k count=16 iflag=direct status=none")?;
+        one.sh("dmesg -C")?;
+        unbind(one)?;
+        // Its user tells the other side that it shuts down, and waits for the answer.
+        let said = one.sh("dmesg")?;
+        let failed = |line: &str| {
+            let line = line.to_lowercase();
+            let bad = ["error", "fail", "timeout", "timed out", "incomplete"];
+            line.contains("nvme") && bad.iter().any(|word| line.contains(word))
+        };
+        ensure!(
+            !said.lines().any(failed),
+            "the disk was not shut down:\n{said}"
+        );
+        Ok(())
+    })();
+    bind(one)?;
+    nvme::disconnect(one)?;
+    nvme::end(two)?;
+    let_go?;
     still_works(cluster)
 }
