@@ -7,14 +7,22 @@ use anyhow::{bail, Context, Result};
 
 use super::{nothing_left, VmTest};
 use crate::cluster::Cluster;
-use crate::vm::Vm;
+use crate::vm::{Running, Vm};
 
 /// On the unmodified Debian kernel, which has control groups.
 pub const TESTS: &[VmTest] = &[
     VmTest::new("no user takes all contexts of a device", contexts_for_all),
     VmTest::new(
+        "no container takes all contexts of a device, nor those of another",
+        contexts_for_containers,
+    ),
+    VmTest::new(
         "on-demand tables for memory that is not there are given back",
         tables_for_nothing,
+    ),
+    VmTest::new(
+        "what is kept for on-demand memory is given back when its pages are taken back",
+        parts_for_nothing,
     ),
     VmTest::new(
         "on-demand tables are charged to the process that needs them",
@@ -30,10 +38,11 @@ fn write_program(vm: &Vm, name: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn contexts_for_all(cluster: &Cluster) -> Result<()> {
-    let (one, _) = cluster.two()?;
+/// Has a program take all contexts of a device that it gets, and keep them; `who` begins its
+/// command. Gives it, and how many it has.
+fn hold_contexts<'vm>(vm: &'vm Vm, who: &str) -> Result<(Running<'vm>, u32)> {
     write_program(
-        one,
+        vm,
         "contexts.py",
         "import sys, time
 from pyverbs.device import Context
@@ -45,24 +54,31 @@ except Exception as error:
     print(len(held), error, flush=True)
 time.sleep(600)",
     )?;
-    let as_user = |user: u32| format!("setpriv --reuid {user} --regid {user} --clear-groups");
-    let greedy = one.spawn(
+    vm.sh("rm -f /run/held")?;
+    let greedy = vm.spawn(
         &format!(
-            "ulimit -n 8192; exec {} python3 /run/contexts.py $(ls /sys/class/infiniband) >/run/held",
-            as_user(1000)
+            "ulimit -n 8192; echo $$ >/run/greedy
+             exec {who} python3 /run/contexts.py $(ls /sys/class/infiniband) >/run/held"
         ),
         Duration::from_secs(300),
     )?;
-    one.wait_for("test -s /run/held", TIME)?;
+    vm.wait_for("test -s /run/held", TIME)?;
+    let held = vm.sh("cat /run/held")?;
+    let count = held
+        .split_whitespace()
+        .next()
+        .and_then(|word| word.parse().ok())
+        .with_context(|| format!("cannot read: {held}"))?;
+    Ok((greedy, count))
+}
+
+fn contexts_for_all(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let as_user = |user: u32| format!("setpriv --reuid {user} --regid {user} --clear-groups");
+    let (greedy, count) = hold_contexts(one, &as_user(1000))?;
     let checked = (|| -> Result<()> {
-        let held = one.sh("cat /run/held")?;
-        let count: u32 = held
-            .split_whitespace()
-            .next()
-            .and_then(|word| word.parse().ok())
-            .with_context(|| format!("cannot read: {held}"))?;
         if !(500..1000).contains(&count) {
-            bail!("one user has {count} contexts: {held}");
+            bail!("one user has {count} contexts");
         }
         one.sh(&format!("{} ibv_devinfo", as_user(1001)))
             .context("another user gets no context")?;
@@ -71,6 +87,33 @@ time.sleep(600)",
         let more = format!("{} unshare -Ur ibv_devinfo", as_user(1000));
         if one.run(&more, Duration::from_secs(30))?.ok() {
             bail!("in a user namespace there is more");
+        }
+        Ok(())
+    })();
+    let held = greedy.end_with(libc::SIGKILL);
+    checked?;
+    held?;
+    nothing_left(one)
+}
+
+fn contexts_for_containers(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    // As root, who makes them for others.
+    let (greedy, count) = hold_contexts(one, "unshare -Ur")?;
+    let checked = (|| -> Result<()> {
+        if !(500..1000).contains(&count) {
+            bail!("one container has {count} contexts");
+        }
+        one.sh("unshare -Ur ibv_devinfo")
+            .context("another container gets no context")?;
+        let inside = "nsenter --preserve-credentials -U -t $(cat /run/greedy)";
+        for more in ["ibv_devinfo", "unshare -U ibv_devinfo"] {
+            if one
+                .run(&format!("{inside} {more}"), Duration::from_secs(30))?
+                .ok()
+            {
+                bail!("in the same container there is more, by {more}");
+            }
         }
         Ok(())
     })();
@@ -126,6 +169,36 @@ print(refused, before - available())"
     }
     // Kept, they would take 64 MB.
     if kilobytes > 24_000 {
+        bail!("{kilobytes} KB of memory are gone");
+    }
+    nothing_left(one)
+}
+
+fn parts_for_nothing(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = format!(
+        "{IMPLICIT}
+import ctypes
+step, parts = 32 << 20, 1500
+area = mmap.mmap(-1, step * parts, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+area.madvise(mmap.MADV_NOHUGEPAGE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+def available():
+    for line in open('/proc/meminfo'):
+        if line.startswith('MemAvailable'):
+            return int(line.split()[1])
+before = available()
+for offset in range(0, step * parts, step):
+    area[offset] = 1
+    advise(start + offset, FLUSH)
+    area.madvise(mmap.MADV_DONTNEED, offset, 4096)
+print(before - available())"
+    );
+    write_program(one, "parts.py", &text)?;
+    let said = one.sh_in("python3 /run/parts.py $(ls /sys/class/infiniband)", TIME)?;
+    let kilobytes: i64 = said.trim().parse().with_context(|| said.clone())?;
+    // The process's own page tables take 6 MB. What the kernel keeps for each 32 MB would take 96.
+    if kilobytes > 48_000 {
         bail!("{kilobytes} KB of memory are gone");
     }
     nothing_left(one)
