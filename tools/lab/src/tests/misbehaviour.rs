@@ -36,6 +36,10 @@ pub const TESTS: &[VmTest] = &[
         "a device that answers nothing is given up, and does not stop network configuration",
         silence,
     ),
+    VmTest::new(
+        "a device that fails while its driver binds is noticed, and works after the next bind",
+        fails_while_binding,
+    ),
     VmTest::new("a slow reset is waited for", slow_reset),
     VmTest::new(
         "a device whose reset never ends is stopped by the bus",
@@ -372,19 +376,26 @@ impl User {
     }
 }
 
-/// Waits for a moment in the work of machine 1, by how many commands it has given its device.
-fn wait_for_moment(cluster: &Cluster, commands: u64) -> Result<()> {
-    let given = || -> Result<u64> {
-        let counters = cluster.counters(1)?;
-        counters["engine"]["commands"]
-            .as_u64()
-            .context("no engine.commands")
-    };
-    let at = given()? + commands;
-    let patience = Duration::from_secs(30) * cluster.two()?.0.patience();
-    let come = wait_until(Instant::now() + patience, || Ok(given()? >= at))?;
+/// How many commands machine 1 has given its device.
+fn commands_given(cluster: &Cluster) -> Result<u64> {
+    let counters = cluster.counters(1)?;
+    counters["engine"]["commands"]
+        .as_u64()
+        .context("no engine.commands")
+}
+
+/// Waits until machine 1 has given its device so many commands.
+fn wait_for_commands(cluster: &Cluster, count: u64) -> Result<()> {
+    let come = wait_until(Instant::now() + Duration::from_secs(30), || {
+        Ok(commands_given(cluster)? >= count)
+    })?;
     ensure!(come, "the device has nothing to do");
     Ok(())
+}
+
+/// Waits for a moment in the work of machine 1, by how many commands it has given its device.
+fn wait_for_moment(cluster: &Cluster, commands: u64) -> Result<()> {
+    wait_for_commands(cluster, commands_given(cluster)? + commands)
 }
 
 /// The device fails, is taken away or is reset behind the driver's back, under every kind of user at
@@ -430,24 +441,94 @@ pub fn chaos_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
     reload(one, "")
 }
 
+/// The device fails while the driver binds to it, at moments all over that.
+fn fails_while_binding(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    reload(one, "command_timeout_ms=3000")?;
+    one.sh_in(UNBIND, PATIENCE)?;
+    let before = commands_given(cluster)?;
+    one.sh_in(BIND, PATIENCE)?;
+    wait_active(one)?;
+    let all = commands_given(cluster)? - before;
+    ensure!(all > 8, "only {all} commands bind a driver");
+    let count = rounds(cluster, 4, 24);
+    for moment in 0..count {
+        let command = 1 + all * moment / count;
+        let round = || -> Result<()> {
+            one.sh_in(UNBIND, PATIENCE)?;
+            one.sh("dmesg -C")?;
+            // So that there is a moment between one command and the next.
+            misbehave(
+                cluster,
+                &json!({"seed": moment, "hold": 200, "answers": {"delay": 1.0}}),
+            )?;
+            let before = commands_given(cluster)?;
+            let binding = one.spawn(BIND, PATIENCE)?;
+            wait_for_commands(cluster, before + command)?;
+            cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+            let bound = binding.wait()?;
+            ensure!(!bound.timed_out, "the driver hangs: {bound:?}");
+            // Bound or not, it knows, and so do those who ask.
+            one.wait_for(
+                "dmesg | grep -q 'device failed' && ! rdma link | grep -q 'state ACTIVE'",
+                Duration::from_secs(30),
+            )
+            .context("the driver did not notice")?;
+            start_over(cluster, one)
+        };
+        round().with_context(|| format!("at command {command} of {all}"))?;
+    }
+    reload(one, "")
+}
+
+/// What is done to the network of a machine by those who hold RTNL, and need the device to be told:
+/// of an MTU, of addresses, of a VLAN, of a card that goes and comes back with all of them.
+fn reconfigure(vm: &Vm) -> Result<Duration> {
+    let start = Instant::now();
+    vm.sh_in(
+        &format!(
+            "set -e
+             mtu=$(cat /sys/class/net/eth0/mtu)
+             ip link set eth0 mtu 1280
+             ip addr add 10.79.0.1/24 dev eth0
+             ip link add link eth0 name lan9 type vlan id 9
+             ip addr add 10.77.9.1/24 dev lan9
+             ip link set lan9 up
+             ip netns add away
+             ip link set eth0 netns away
+             ip -n away link set eth0 netns 1
+             ip netns del away
+             ip addr replace {}/24 dev eth0
+             ip link set eth0 up
+             ip link set lan9 up
+             ip link add silent0 type dummy
+             ip link del silent0
+             ip link del lan9
+             ip link set eth0 mtu $mtu",
+            vm.ip()
+        ),
+        PATIENCE,
+    )?;
+    Ok(start.elapsed())
+}
+
 fn silence(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     reload(one, "command_timeout_ms=15000")?;
-    let mtu = one.sh("cat /sys/class/net/eth0/mtu")?;
+    // Which is not what takes time.
+    one.sh("modprobe dummy")?;
+    let usual = reconfigure(one)?;
+    wait_active(one)?;
     let program = program_in_the_middle(one)?;
     misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
     one.sh("dmesg -C")?;
-    // The device is to be told of the new MTU. The next ones need RTNL, too.
-    let start = Instant::now();
-    one.sh("ip link set eth0 mtu 1280 && ip link add silent0 type dummy && ip link del silent0")?;
-    let took = start.elapsed();
+    let took = reconfigure(one)?;
     one.wait_for("dmesg | grep -q 'no answer to command'", PATIENCE)?;
-    one.sh(&format!("ip link set eth0 mtu {}", mtu.trim()))?;
     one.sh_in(UNBIND, PATIENCE)?;
     ended_well(one, program)?;
     ensure!(
-        took < Duration::from_secs(10),
-        "network configuration waited {took:?} for the device"
+        took < usual + Duration::from_secs(5),
+        "network configuration took {took:?}, with a device that answers {usual:?}"
     );
     start_over(cluster, one)?;
     reload(one, "")
