@@ -637,8 +637,10 @@ fn the_ports_of_one_user_share_a_turn() {
     while receive(&mut b, &mut reader) != frame(2, 1, 7) {
         before += 1;
     }
-    // Two MiB of copies of all of them together, each with what it costs.
-    assert!(before <= 2 * 1024 * 1024 / (200 * (18 + 64)), "{before}");
+    // Two MiB of copies of all of them together, each with what it costs. The fabric stops some time
+    // after it is told to, and may have had turns before; of each port it would be twenty times that.
+    let turn = 2 * 1024 * 1024 / (200 * (18 + 64));
+    assert!(before <= 4 * turn, "{before} frames, {turn} in a turn");
 }
 
 #[test]

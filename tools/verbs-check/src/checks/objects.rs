@@ -51,6 +51,10 @@ const CHECKS: &[(&str, Body)] = &[
     ),
     ("a datagram is no longer than the port takes", datagrams),
     ("what another context made can be imported", imports),
+    (
+        "an allocator that the program brings may use verbs itself",
+        own_allocator,
+    ),
 ];
 
 /// All rights but those of datagrams.
@@ -1539,6 +1543,120 @@ fn datagrams(rig: &Rig) -> Check {
     rig.recv(qp, 2)?;
     datagram(rig, qp, ah, most + 1, rig.lkey())?;
     rig.ends(cq, IBV_WC_LOC_LEN_ERR, "a datagram a byte longer")?;
+    Ok(())
+}
+
+/// What the allocator of [`own_allocator`] knows and has seen.
+struct Allocating {
+    context: *mut ibv_context,
+    taken: u32,
+    given_back: u32,
+    trouble: u32,
+}
+
+impl Allocating {
+    /// Makes and ends something: whoever calls the allocator must not hold what that needs.
+    fn use_verbs(&mut self) {
+        // SAFETY: the context is open while anything is allocated for it.
+        let fine = unsafe {
+            let cq = ibv_create_cq(self.context, 4, ptr::null_mut(), ptr::null_mut(), 0);
+            !cq.is_null() && ibv_destroy_cq(cq) == 0
+        };
+        self.trouble += u32::from(!fine);
+    }
+}
+
+unsafe extern "C" fn allocate(
+    _pd: *mut ibv_pd,
+    context: *mut core::ffi::c_void,
+    size: usize,
+    alignment: usize,
+    _kind: u64,
+) -> *mut core::ffi::c_void {
+    // SAFETY: the provider passes on what the domain was made with.
+    let allocating = unsafe { &mut *context.cast::<Allocating>() };
+    allocating.use_verbs();
+    allocating.taken += 1;
+    let mut memory = ptr::null_mut();
+    // SAFETY: `memory` is a live local.
+    match unsafe { libc::posix_memalign(&mut memory, alignment.max(4096), size) } {
+        0 => memory,
+        _ => ptr::null_mut(),
+    }
+}
+
+unsafe extern "C" fn give_back(
+    _pd: *mut ibv_pd,
+    context: *mut core::ffi::c_void,
+    memory: *mut core::ffi::c_void,
+    _kind: u64,
+) {
+    // SAFETY: the provider passes on what the domain was made with.
+    let allocating = unsafe { &mut *context.cast::<Allocating>() };
+    allocating.use_verbs();
+    allocating.given_back += 1;
+    // SAFETY: it comes from `allocate`, and nobody uses it any more.
+    unsafe { libc::free(memory) };
+}
+
+fn own_allocator(rig: &Rig) -> Check {
+    let make = rig
+        .extended()
+        .alloc_parent_domain
+        .ok_or(Outcome::Skipped("there are no parent domains".into()))?;
+    let mut allocating = Allocating {
+        context: rig.raw(),
+        taken: 0,
+        given_back: 0,
+        trouble: 0,
+    };
+    let mut attr = ibv_parent_domain_init_attr {
+        pd: rig.pd,
+        comp_mask: IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+        alloc: Some(allocate),
+        free: Some(give_back),
+        pd_context: ptr::from_mut(&mut allocating).cast(),
+        ..Default::default()
+    };
+    // SAFETY: the context is open, the domain lives, and what the allocator is given lives longer than
+    // all that is made of it.
+    unsafe {
+        let pd = made(make(rig.raw(), &mut attr), "ibv_alloc_parent_domain")?;
+        let cq = rig.cq(16)?;
+        let mut attr = ibv_qp_init_attr {
+            send_cq: cq,
+            recv_cq: cq,
+            cap: ibv_qp_cap {
+                max_send_wr: 16,
+                max_recv_wr: 16,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: IBV_QPT_RC,
+            ..Default::default()
+        };
+        let qp = made(ibv_create_qp(pd, &mut attr), "ibv_create_qp")?;
+        well(ibv_destroy_qp(qp), "ibv_destroy_qp")?;
+        let mut attr = ibv_srq_init_attr {
+            attr: ibv_srq_attr {
+                max_wr: 16,
+                max_sge: 1,
+                srq_limit: 0,
+            },
+            ..Default::default()
+        };
+        let srq = made(ibv_create_srq(pd, &mut attr), "ibv_create_srq")?;
+        well(ibv_destroy_srq(srq), "ibv_destroy_srq")?;
+        well(ibv_dealloc_pd(pd), "ibv_dealloc_pd")?;
+    }
+    expect!(allocating.trouble, 0, "verbs that failed in the allocator");
+    expect!(allocating.taken > 0, true, "the allocator was asked");
+    expect!(
+        allocating.taken,
+        allocating.given_back,
+        "what was given back"
+    );
     Ok(())
 }
 
