@@ -80,14 +80,14 @@ fn choose(vm: &Vm, thorough: bool) -> Result<()> {
 /// More faults than there will be.
 const PLENTY: u64 = 1_000_000;
 
-/// Fails every 20th of what the driver asks for, or every 40th, so that some connections fail, and
+/// Fails every 40th of what the driver asks for, or every 80th, so that some connections fail, and
 /// not all.
 fn fail_now_and_then(vm: &Vm) -> Result<()> {
     vm.sh(&format!(
         "{ALL_KINDS}{OF_THE_DRIVER}
          for kind in failslab fail_page_alloc; do
              echo {PLENTY} >$kind/times
-             echo 20 >$kind/interval
+             echo 40 >$kind/interval
              echo 50 >$kind/probability
          done"
     ))?;
@@ -250,21 +250,26 @@ fn probe(cluster: &Cluster) -> Result<()> {
 
 fn connections(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    let rounds = if cluster.thorough() { 200 } else { 10 };
+    let rounds = if cluster.thorough() { 200 } else { 12 };
     for vm in [one, two] {
         fail_now_and_then(vm)?;
     }
     // Each may fail as it likes, but must end.
     let time = Duration::from_secs(60 + 20 * rounds);
+    let patience = 5 * two.patience();
+    // One server for each client: what a fault leaves of it is not the next one's.
     let server = one.spawn(
-        &format!("while :; do rping -s -P -a {}; done", one.ip()),
+        &format!(
+            "while :; do timeout -s KILL {patience} rping -s -a {} -C 3; done",
+            one.ip()
+        ),
         time,
     )?;
-    let patience = 5 * two.patience();
     let client = two.spawn(
         &format!(
             "for n in $(seq {rounds}); do
                  timeout -s KILL {patience} rping -c -a {} -C 3 && echo done || echo failed
+                 sleep 0.3
              done",
             one.ip()
         ),
