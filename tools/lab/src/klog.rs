@@ -93,22 +93,14 @@ fn is_trouble(line: &str) -> bool {
 
 /// How many of these lines belong to what the first one begins.
 fn length(lines: &[&str]) -> usize {
-    let rest = &lines[1..];
-    let end = if lines[0].contains(RACE) {
-        rest.iter()
-            .take(RACE_CONTEXT)
-            .position(|line| line.contains(RACE_END))
-    } else {
-        rest.iter()
-            .take(CONTEXT)
-            .position(|line| is_trouble(line) || line.contains("---[ end trace"))
-    };
-    let most = if lines[0].contains(RACE) {
-        RACE_CONTEXT
-    } else {
-        CONTEXT
-    };
-    1 + end.unwrap_or(rest.len().min(most))
+    let race = lines[0].contains(RACE);
+    let most = if race { RACE_CONTEXT } else { CONTEXT };
+    let rest = &lines[1..lines.len().min(1 + most)];
+    let end = rest.iter().position(|line| match race {
+        true => line.contains(RACE_END),
+        false => is_trouble(line) || line.contains("---[ end trace"),
+    });
+    1 + end.unwrap_or(rest.len())
 }
 
 /// Reads a log.

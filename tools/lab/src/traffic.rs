@@ -105,6 +105,19 @@ pub fn pingpong(
     iterations: usize,
     events: bool,
 ) -> Result<Pingpong> {
+    let time = Duration::from_secs(120);
+    pingpong_within(server, client, size, iterations, events, time)
+}
+
+/// [`pingpong`], but not for longer than `time`.
+pub fn pingpong_within(
+    server: &Vm,
+    client: &Vm,
+    size: usize,
+    iterations: usize,
+    events: bool,
+    time: Duration,
+) -> Result<Pingpong> {
     let port = 18515;
     let flags = format!(
         "-d $dev -g $gid -p $port -s {size} -n {iterations} -c{}",
@@ -114,7 +127,7 @@ pub fn pingpong(
         (server, &format!("exec ibv_rc_pingpong {flags}")),
         (client, &format!("exec ibv_rc_pingpong {flags} $peer")),
         port,
-        Duration::from_secs(120),
+        time,
     )?;
     // "1000 iters in 0.05 seconds = 51.20 usec/iter"
     let line = out

@@ -386,7 +386,8 @@ fn commands_given(cluster: &Cluster) -> Result<u64> {
 
 /// Waits until machine 1 has given its device so many commands.
 fn wait_for_commands(cluster: &Cluster, count: u64) -> Result<()> {
-    let come = wait_until(Instant::now() + Duration::from_secs(30), || {
+    let patience = Duration::from_secs(30) * cluster.two()?.0.patience();
+    let come = wait_until(Instant::now() + patience, || {
         Ok(commands_given(cluster)? >= count)
     })?;
     ensure!(come, "the device has nothing to do");

@@ -11,7 +11,7 @@ use serde_json::{json, Value};
 use super::{still_works, VmTest};
 use crate::cluster::Cluster;
 use crate::step::output;
-use crate::traffic::{client_server, perftest, pingpong};
+use crate::traffic::{client_server, perftest, pingpong, pingpong_within};
 use crate::vm::Vm;
 
 /// In this order: the capture is looked at before faults are switched on.
@@ -324,16 +324,8 @@ fn loss_with_rxe(cluster: &Cluster) -> Result<()> {
     let result = both_ways(cluster, |server, client| {
         for (size, iterations) in [(1024, 100), (16384, 20)] {
             let what = format!("pingpong, size {size}");
-            let command = format!(
-                "exec ibv_rc_pingpong -d $dev -g $gid -p $port -s {size} -n {iterations} -c"
-            );
             unless_rxe_falls_silent(&what, || {
-                client_server(
-                    (server, &command),
-                    (client, &format!("{command} $peer")),
-                    18515,
-                    PATIENCE,
-                )?;
+                pingpong_within(server, client, size, iterations, false, PATIENCE)?;
                 Ok(())
             })
             .with_context(|| what.clone())?;
