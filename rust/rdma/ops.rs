@@ -419,7 +419,8 @@ impl<D: Driver> Table<D> {
             // nobody yet.
             let (dev, values) = unsafe { (Device::from_raw(dev), counters::values(stats)) };
             let read = D::read_counters(dev, port, values);
-            // SAFETY: As above.
+            // SAFETY: The core keeps `stats` until this returns, and writes the time only after
+            // that, with the lock held or before anybody else has it.
             let is_first = unsafe { (*stats).timestamp } == 0;
             if read.is_err() && is_first {
                 // The core reads them once while it registers the device, and leaks them if that

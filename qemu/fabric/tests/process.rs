@@ -600,6 +600,18 @@ fn grants_that_nobody_reads_are_few_and_not_for_long() {
     assert!((1..=8).contains(&fds.len()), "{} descriptors", fds.len());
 }
 
+/// Two ports of [`NOBODY`].
+fn two_of_nobody(fabric: &Fabric) -> [UnixStream; 2] {
+    let listen = fabric.directory.join("listen");
+    let other = std::thread::spawn(move || {
+        let nobody = Uid::from_raw(NOBODY);
+        // This thread alone.
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        [connect(&listen), connect(&listen)]
+    });
+    other.join().unwrap()
+}
+
 #[test]
 fn the_ports_of_one_user_share_a_turn() {
     if !is_root() {
@@ -610,14 +622,7 @@ fn the_ports_of_one_user_share_a_turn() {
     let _silent: Vec<UnixStream> = (0..200).map(|_| fabric.connect()).collect();
     let mut bad: Vec<UnixStream> = (0..20).map(|_| fabric.connect()).collect();
     fabric.wait_for_ports(220);
-    let listen = fabric.directory.join("listen");
-    let own = std::thread::spawn(move || {
-        let nobody = Uid::from_raw(NOBODY);
-        // This thread alone.
-        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        [connect(&listen), connect(&listen)]
-    });
-    let [mut a, mut b] = own.join().unwrap();
+    let [mut a, mut b] = two_of_nobody(&fabric);
     fabric.wait_for_ports(222);
     // To nobody that is known, and so to all.
     let mut small = frame(0xdd, 3, 0);
@@ -796,14 +801,7 @@ fn others_leave_ports_for_who_runs_the_fabric() {
         refused.filter(|refused| *refused).count() == 10
     });
     fabric.wait_for_ports(30);
-    let listen = fabric.directory.join("listen");
-    let own = std::thread::spawn(move || {
-        let nobody = Uid::from_raw(NOBODY);
-        // This thread alone.
-        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        [connect(&listen), connect(&listen)]
-    });
-    let mut own = own.join().unwrap();
+    let mut own = two_of_nobody(&fabric);
     fabric.wait_for_ports(32);
     assert!(!own.iter_mut().any(is_refused));
 }

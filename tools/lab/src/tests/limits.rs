@@ -135,16 +135,17 @@ context = Context(name=sys.argv[1])
 pd = PD(context)
 mr = MR(pd, 0, LOCAL_WRITE | ON_DEMAND, implicit=True)
 def advise(address, flags):
-    pd.advise_mr(PREFETCH, flags, [SGE(address, 4096, mr.lkey)])";
+    pd.advise_mr(PREFETCH, flags, [SGE(address, 4096, mr.lkey)])
+# Kilobytes of memory that the machine has left.
+def available():
+    for line in open('/proc/meminfo'):
+        if line.startswith('MemAvailable'):
+            return int(line.split()[1])";
 
 fn tables_for_nothing(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     let text = format!(
         "{IMPLICIT}
-def available():
-    for line in open('/proc/meminfo'):
-        if line.startswith('MemAvailable'):
-            return int(line.split()[1])
 before = available()
 refused = 0
 # One address in each gigabyte, where nothing is mapped: two tables each.
@@ -183,10 +184,6 @@ step, parts = 32 << 20, 1500
 area = mmap.mmap(-1, step * parts, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
 area.madvise(mmap.MADV_NOHUGEPAGE)
 start = ctypes.addressof(ctypes.c_char.from_buffer(area))
-def available():
-    for line in open('/proc/meminfo'):
-        if line.startswith('MemAvailable'):
-            return int(line.split()[1])
 before = available()
 for offset in range(0, step * parts, step):
     area[offset] = 1
