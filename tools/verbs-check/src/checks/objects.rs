@@ -64,6 +64,14 @@ const RIGHTS: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_ATOMIC
     | IBV_ACCESS_MW_BIND;
 const LENGTH: usize = 1 << 16;
+/// Queues that are made, and hardly used.
+const SMALL: ibv_qp_cap = ibv_qp_cap {
+    max_send_wr: 16,
+    max_recv_wr: 16,
+    max_send_sge: 1,
+    max_recv_sge: 1,
+    max_inline_data: 0,
+};
 const PATIENCE: Duration = Duration::from_secs(120);
 const QKEY: u32 = 0x1234;
 
@@ -288,13 +296,7 @@ impl Rig {
         let mut attr = ibv_qp_init_attr_ex {
             send_cq: cq,
             recv_cq: cq,
-            cap: ibv_qp_cap {
-                max_send_wr: 16,
-                max_recv_wr: 16,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: 0,
-            },
+            cap: SMALL,
             qp_type: IBV_QPT_RC,
             // Whoever follows it crashes.
             pd: ptr::dangling_mut(),
@@ -1626,13 +1628,7 @@ fn own_allocator(rig: &Rig) -> Check {
         let mut attr = ibv_qp_init_attr {
             send_cq: cq,
             recv_cq: cq,
-            cap: ibv_qp_cap {
-                max_send_wr: 16,
-                max_recv_wr: 16,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: 0,
-            },
+            cap: SMALL,
             qp_type: IBV_QPT_RC,
             ..Default::default()
         };
