@@ -579,21 +579,33 @@ fn shared_queues(rig: &Rig) -> Check {
     Ok(())
 }
 
-/// Completions that wait do not fit in the shorter queue: it stays as it is.
-fn refused_resize(rig: &Rig) -> Check {
-    let pair = rig.pair()?;
-    for _ in 0..8 {
-        rig.write(pair.a, 64)?;
-    }
-    // A send queue that is drained has all its completions written.
-    to_state(pair.a, IBV_QPS_SQD)?;
+/// Waits for something that only asking tells.
+fn until(what: &str, mut done: impl FnMut() -> Check<bool>) -> Check {
     let deadline = Instant::now() + PATIENCE;
-    while query(pair.a)?.0.sq_draining != 0 {
+    while !done()? {
         if Instant::now() > deadline {
-            return Err("the send queue is never drained".into());
+            return Err(format!("not within {PATIENCE:?}: {what}").into());
         }
         std::thread::yield_now();
     }
+    Ok(())
+}
+
+/// Completions that wait do not fit in the shorter queue: it stays as it is.
+fn refused_resize(rig: &Rig) -> Check {
+    let pair = rig.pair()?;
+    let first = query(pair.b)?.0.rq_psn;
+    for _ in 0..8 {
+        rig.write(pair.a, 64)?;
+    }
+    // What the peer has received was begun, and a send queue that is drained has the completions
+    // of all that was begun.
+    let all = (first + 8) & 0xff_ffff;
+    until("the writes arrive", || Ok(query(pair.b)?.0.rq_psn == all))?;
+    to_state(pair.a, IBV_QPS_SQD)?;
+    until("the send queue is drained", || {
+        Ok(query(pair.a)?.0.sq_draining == 0)
+    })?;
     for (entries, expected) in [(1, libc::EINVAL), (4, libc::EINVAL), (8, 0)] {
         // SAFETY: the queue lives.
         let result = unsafe { ibv_resize_cq(pair.cq, entries) };
