@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 
-use super::{nothing_left, VmTest};
+use super::{nothing_left, tried_until_heard, VmTest};
 use crate::cluster::Cluster;
 use crate::protocol::Outcome;
 use crate::skips::{self, Checks, Skips};
@@ -346,12 +346,9 @@ fn connection_manager(cluster: &Cluster) -> Result<()> {
 /// server's address, tries until it is heard.
 pub(super) fn connect(one: &Vm, server: &str, two: &Vm, client: &str) -> Result<()> {
     let time = Duration::from_secs(60);
-    let serving = one.spawn(&format!("timeout 50 {server}"), time)?;
+    let serving = one.spawn(&format!("timeout {} {server}", 50 * one.patience()), time)?;
     let outcome = two.run(
-        &format!(
-            "for n in $(seq 20); do timeout 20 {client} {} && exit; sleep 0.5; done; exit 1",
-            one.ip()
-        ),
+        &tried_until_heard(two, &format!("{client} {}", one.ip())),
         time,
     )?;
     if !outcome.ok() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 
-use super::VmTest;
+use super::{tried_until_heard, VmTest};
 use crate::cluster::Cluster;
 use crate::traffic::{client_server, wait_listening};
 use crate::vm::Vm;
@@ -92,10 +92,10 @@ pub(super) fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()
     )?;
     let outcome = client_vm.run(
         &format!(
-            "{prelude} me={} peer={}
-            for n in $(seq 20); do timeout 20 {client_script} && exit; sleep 0.3; done; exit 1",
+            "{prelude} me={} peer={}; {}",
             client_vm.ip(),
-            server_vm.ip()
+            server_vm.ip(),
+            tried_until_heard(client_vm, client_script)
         ),
         TIME,
     )?;

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::clients::until_heard;
 use super::faults::wait_for_traffic;
-use super::{still_works, wait_active, VmTest};
+use super::{still_works, tried_until_heard, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::traffic::{client_server, wait_listening, DEVICE_AND_GID};
 use crate::vm::{Running, Vm};
@@ -226,10 +226,7 @@ fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
             let address = of(addition.address, one);
             let server = one.spawn(&format!("exec rping -s -a {address} -C 10"), TIME)?;
             let outcome = two.run(
-                &format!(
-                    "for n in $(seq 20); do timeout 10 rping -c -a {address} -C 10 -V && exit; \
-                     sleep 0.3; done; exit 1"
-                ),
+                &tried_until_heard(two, &format!("rping -c -a {address} -C 10 -V")),
                 TIME,
             )?;
             if !outcome.ok() {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 
+use super::driver::{bind, unbind};
 use super::{nvme, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
@@ -433,25 +434,6 @@ fn rebound(cluster: &Cluster) -> Result<()> {
     wait_active(one)?;
     paired_with(one, "eth0")?;
     still_works(cluster)
-}
-
-/// Takes the device of a machine from its driver.
-fn unbind(vm: &Vm) -> Result<()> {
-    vm.sh_in(
-        "cd /sys/bus/pci/drivers/ferrite
-         ls -d *:*:*.* >/run/functions
-         for f in $(cat /run/functions); do echo $f >unbind; done",
-        2 * TIME,
-    )
-    .context("the driver does not let go of the device")?;
-    Ok(())
-}
-
-/// Gives it back.
-fn bind(vm: &Vm) -> Result<()> {
-    vm.sh("cd /sys/bus/pci/drivers/ferrite
-         for f in $(cat /run/functions); do [ -e $f ] || echo $f >bind; done")?;
-    wait_active(vm)
 }
 
 fn unbound_under_a_connection(cluster: &Cluster) -> Result<()> {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Loading, unloading, and losing the device.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
+use super::driver::{bind, ended_well, program_in_the_middle, unbind};
 use super::{nvme, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::shell::LOAD_DRIVER;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
-use crate::vm::Vm;
 
 /// The driver is loaded when these begin and when they end.
 pub const LOADING: &[VmTest] = &[
@@ -92,27 +92,10 @@ fn traffic_between_loads(cluster: &Cluster) -> Result<()> {
 fn unbound_under_a_program(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     wait_active(one)?;
-    let program = one.spawn(
-        "exec verbs-check run removal >/run/removal 2>&1",
-        Duration::from_secs(120),
-    )?;
-    one.wait_for("grep -q ready /run/removal", Duration::from_secs(60))?;
-    one.sh_in(
-        "cd /sys/bus/pci/drivers/ferrite
-         ls -d *:*:*.* >/run/functions
-         for f in $(cat /run/functions); do echo $f >unbind; done",
-        Duration::from_secs(60),
-    )
-    .context("the driver does not let go of the device")?;
-    let outcome = program.wait()?;
-    let said = one.sh("cat /run/removal")?;
-    if !outcome.ok() || !said.contains("done") {
-        bail!("the program did not end well: {outcome:?}\n{said}");
-    }
-    one.sh(
-        "cd /sys/bus/pci/drivers/ferrite; for f in $(cat /run/functions); do echo $f >bind; done",
-    )?;
-    wait_active(one)?;
+    let program = program_in_the_middle(one)?;
+    unbind(one)?;
+    ended_well(one, program)?;
+    bind(one)?;
     still_works(cluster)
 }
 
@@ -121,21 +104,6 @@ fn fail_device(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
     one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(30))
-}
-
-/// Takes the device from its driver, and gives it back.
-fn rebind(vm: &Vm, time: Duration) -> Result<()> {
-    vm.sh_in(
-        "cd /sys/bus/pci/drivers/ferrite
-         ls -d *:*:*.* >/run/functions
-         for f in $(cat /run/functions); do echo $f >unbind; done",
-        time,
-    )
-    .context("the driver does not let go of the device")?;
-    vm.sh(
-        "cd /sys/bus/pci/drivers/ferrite; for f in $(cat /run/functions); do echo $f >bind; done",
-    )?;
-    wait_active(vm)
 }
 
 fn fails_under_multicast(cluster: &Cluster) -> Result<()> {
@@ -155,7 +123,8 @@ fn fails_under_multicast(cluster: &Cluster) -> Result<()> {
         Duration::from_secs(30),
     )
     .context("the member is left behind")?;
-    rebind(one, Duration::from_secs(60))?;
+    unbind(one)?;
+    bind(one)?;
     super::nothing_left(one)?;
     still_works(cluster)
 }
@@ -167,10 +136,14 @@ fn fails_under_shared_receives(cluster: &Cluster) -> Result<()> {
     two.wait_for("test -b /dev/nvme0n1", Duration::from_secs(30))?;
     two.sh("dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64")?;
     fail_device(cluster)?;
-    // Each queue pair that is not told of its last receive is waited for for a minute.
-    let let_go = rebind(one, Duration::from_secs(50));
+    let start = Instant::now();
+    let let_go = unbind(one);
+    let took = start.elapsed();
+    bind(one)?;
     nvme::disconnect(two)?;
     let_go?;
+    // Each queue pair that is not told of its last receive is waited for for a minute.
+    ensure!(took < Duration::from_secs(50), "unbound after {took:?}");
     nvme::end(one)?;
     super::nothing_left(one)?;
     still_works(cluster)

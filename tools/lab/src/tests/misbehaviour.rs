@@ -8,6 +8,7 @@ use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
 use super::basics::alone;
+use super::driver::{bind, ended_well, program_in_the_middle, unbind, BIND, PATIENCE};
 use super::{nothing_left, nvme, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
@@ -52,14 +53,6 @@ pub const LEAKING: &[VmTest] = &[VmTest::alone(
     "what a device knows that nothing stops is never freed",
     unstoppable,
 )];
-
-/// How long the driver may take to let go of a device: two resets that do not end, and the rest.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-const UNBIND: &str = "cd /sys/bus/pci/drivers/ferrite
-    for f in $(cat /run/functions); do [ ! -e $f ] || echo $f >unbind; done";
-const BIND: &str = "cd /sys/bus/pci/drivers/ferrite
-    for f in $(cat /run/functions); do [ -e $f ] || echo $f >bind; done";
 
 /// Traffic of every kind in one machine. Checks may fail as they like; a program that crashes ends it.
 const TRAFFIC: &str = "while :; do
@@ -109,51 +102,23 @@ fn first_seed(cluster: &Cluster) -> u64 {
     }
 }
 
-/// Notes which functions the driver serves, for [`UNBIND`] and [`BIND`].
-fn note_functions(vm: &Vm) -> Result<()> {
-    vm.sh("cd /sys/bus/pci/drivers/ferrite && ls -d *:*:*.* >/run/functions")?;
-    wait_active(vm)
-}
-
 /// Loads the driver anew, with `parameters`.
 fn reload(vm: &Vm, parameters: &str) -> Result<()> {
     vm.sh_in(
         &format!("rmmod ferrite; {LOAD_DRIVER} {parameters}"),
         PATIENCE,
     )?;
-    note_functions(vm)
+    wait_active(vm)
 }
 
 /// Takes the driver off the device and puts it back on one that behaves; afterwards everything
 /// works.
 fn start_over(cluster: &Cluster, vm: &Vm) -> Result<()> {
-    vm.sh_in(UNBIND, PATIENCE)
-        .context("the driver does not let go of the device")?;
+    unbind(vm)?;
     behave(cluster)?;
-    vm.sh_in(BIND, PATIENCE)?;
-    wait_active(vm)?;
+    bind(vm)?;
     nothing_left(vm)?;
     still_works(cluster)
-}
-
-/// A program with memory, queues and work under way, which waits for the device to go.
-fn program_in_the_middle(vm: &Vm) -> Result<Running<'_>> {
-    // What the last one said is not what this one says.
-    vm.sh("rm -f /run/removal")?;
-    let program = vm.spawn("exec verbs-check run removal >/run/removal 2>&1", PATIENCE)?;
-    vm.wait_for("grep -q ready /run/removal", Duration::from_secs(60))?;
-    Ok(program)
-}
-
-/// The program of [`program_in_the_middle`] was told that the device went, and let go of all.
-fn ended_well(vm: &Vm, program: Running<'_>) -> Result<()> {
-    let outcome = program.wait()?;
-    let said = vm.sh("cat /run/removal")?;
-    ensure!(
-        outcome.ok() && said.contains("done"),
-        "the program did not end well: {outcome:?}\n{said}"
-    );
-    Ok(())
 }
 
 /// Pages of user memory that are pinned.
@@ -262,14 +227,12 @@ pub fn nonsense_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
         wait_until(Instant::now() + patience, || Ok(spoiled(what)? >= 3))?;
         traffic.end()?;
         ensure!(spoiled(what)? > 0, "nothing was nonsense");
-        one.sh_in(UNBIND, PATIENCE)
-            .context("the driver does not let go")?;
+        unbind(one)?;
         behave(cluster)?;
-        one.sh_in(BIND, PATIENCE)?;
-        wait_active(one)
+        bind(one)
     };
     let at_start = |seed: u64, what: &str, chance: f64| -> Result<()> {
-        one.sh_in(UNBIND, PATIENCE)?;
+        unbind(one)?;
         spoil(seed, what, chance)?;
         for _ in 0..STARTS {
             // What it makes of such a device is its affair, as long as it says so in time.
@@ -278,7 +241,7 @@ pub fn nonsense_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
             if spoiled(what)? > 0 {
                 return Ok(());
             }
-            one.sh_in(UNBIND, PATIENCE)?;
+            unbind(one)?;
         }
         bail!("nothing was nonsense");
     };
@@ -419,20 +382,19 @@ pub fn chaos_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
                     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
                 }
                 1 => {
-                    one.sh_in(UNBIND, PATIENCE)?;
+                    unbind(one)?;
                 }
                 _ => {
                     one.sh_in(
-                        "for f in $(cat /run/functions); do
-                             echo 1 >/sys/bus/pci/devices/$f/reset
+                        "for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do
+                             echo 1 >$f/reset
                          done",
                         PATIENCE,
                     )?;
                 }
             }
             if seed / 12 % 2 == 0 {
-                one.sh_in(UNBIND, PATIENCE)
-                    .context("the driver does not let go")?;
+                unbind(one)?;
             }
             user.end(one, two, running)?;
             start_over(cluster, one)
@@ -446,17 +408,16 @@ pub fn chaos_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
 fn fails_while_binding(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     reload(one, "command_timeout_ms=3000")?;
-    one.sh_in(UNBIND, PATIENCE)?;
+    unbind(one)?;
     let before = commands_given(cluster)?;
-    one.sh_in(BIND, PATIENCE)?;
-    wait_active(one)?;
+    bind(one)?;
     let all = commands_given(cluster)? - before;
     ensure!(all > 8, "only {all} commands bind a driver");
     let count = rounds(cluster, 4, 24);
     for moment in 0..count {
         let command = 1 + all * moment / count;
         let round = || -> Result<()> {
-            one.sh_in(UNBIND, PATIENCE)?;
+            unbind(one)?;
             one.sh("dmesg -C")?;
             // So that there is a moment between one command and the next.
             misbehave(
@@ -525,7 +486,7 @@ fn silence(cluster: &Cluster) -> Result<()> {
     one.sh("dmesg -C")?;
     let took = reconfigure(one)?;
     one.wait_for("dmesg | grep -q 'no answer to command'", PATIENCE)?;
-    one.sh_in(UNBIND, PATIENCE)?;
+    unbind(one)?;
     ended_well(one, program)?;
     ensure!(
         took < usual + Duration::from_secs(5),
@@ -539,15 +500,14 @@ fn silence(cluster: &Cluster) -> Result<()> {
 /// of it. Gives what the kernel said and how many pages stayed pinned.
 fn let_go_with(cluster: &Cluster, rules: &Value) -> Result<(String, u64)> {
     let (one, _) = cluster.two()?;
-    note_functions(one)?;
+    wait_active(one)?;
     one.sh("dmesg -C")?;
     let before = pinned(one)?;
     let program = program_in_the_middle(one)?;
     ensure!(pinned(one)? > before, "the program has no memory");
     misbehave(cluster, rules)?;
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
-    one.sh_in(UNBIND, PATIENCE)
-        .context("the driver does not let go of the device")?;
+    unbind(one)?;
     ended_well(one, program)?;
     let stayed = pinned(one)?.saturating_sub(before);
     let said = one.sh("dmesg")?;

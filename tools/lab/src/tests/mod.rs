@@ -5,6 +5,7 @@ mod allocations;
 mod basics;
 mod clients;
 mod connections;
+mod driver;
 mod faults;
 mod inside;
 mod interfaces;
@@ -203,6 +204,14 @@ pub fn wait_active(vm: &Vm) -> Result<()> {
             dmesg | tail -n 20");
         error.context(format!("the port does not become active: {state:?}"))
     })
+}
+
+/// A client that is tried until its server, which has no TCP socket to wait for, has heard it.
+fn tried_until_heard(vm: &Vm, client: &str) -> String {
+    format!(
+        "for n in $(seq 20); do timeout {} {client} && exit; sleep 0.3; done; exit 1",
+        20 * vm.patience()
+    )
 }
 
 /// Fails when the kernel's leak detector finds something in any machine.
