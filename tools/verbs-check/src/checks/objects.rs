@@ -6,6 +6,7 @@
 //!
 //! Objects are not destroyed one by one: closing the context must do.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -1549,22 +1550,28 @@ fn datagrams(rig: &Rig) -> Check {
 }
 
 /// What the allocator of [`own_allocator`] knows and has seen.
-struct Allocating {
-    context: *mut ibv_context,
-    taken: u32,
-    given_back: u32,
-    trouble: u32,
+struct Allocating<'r> {
+    rig: &'r Rig,
+    /// The queue whose memory is asked for or given back, or null.
+    cq: Cell<*mut ibv_cq>,
+    taken: Cell<u32>,
+    given_back: Cell<u32>,
+    trouble: Cell<u32>,
 }
 
-impl Allocating {
-    /// Makes and ends something: whoever calls the allocator must not hold what that needs.
-    fn use_verbs(&mut self) {
-        // SAFETY: the context is open while anything is allocated for it.
-        let fine = unsafe {
-            let cq = ibv_create_cq(self.context, 4, ptr::null_mut(), ptr::null_mut(), 0);
-            !cq.is_null() && ibv_destroy_cq(cq) == 0
-        };
-        self.trouble += u32::from(!fine);
+impl Allocating<'_> {
+    /// Makes and ends something, and looks into the queue: whoever calls the allocator must not hold
+    /// what that needs.
+    fn use_verbs(&self) {
+        let mut fine = self.rig.cq(4).is_ok_and(|cq| {
+            // SAFETY: the queue was made just now.
+            unsafe { ibv_destroy_cq(cq) == 0 }
+        });
+        let cq = self.cq.get();
+        if !cq.is_null() {
+            fine &= self.rig.poll(cq).is_ok_and(|wc| wc.is_none());
+        }
+        self.trouble.set(self.trouble.get() + u32::from(!fine));
     }
 }
 
@@ -1576,9 +1583,9 @@ unsafe extern "C" fn allocate(
     _kind: u64,
 ) -> *mut core::ffi::c_void {
     // SAFETY: the provider passes on what the domain was made with.
-    let allocating = unsafe { &mut *context.cast::<Allocating>() };
+    let allocating = unsafe { &*context.cast::<Allocating<'_>>() };
     allocating.use_verbs();
-    allocating.taken += 1;
+    allocating.taken.set(allocating.taken.get() + 1);
     let mut memory = ptr::null_mut();
     // SAFETY: `memory` is a live local.
     match unsafe { libc::posix_memalign(&mut memory, alignment.max(4096), size) } {
@@ -1594,9 +1601,9 @@ unsafe extern "C" fn give_back(
     _kind: u64,
 ) {
     // SAFETY: the provider passes on what the domain was made with.
-    let allocating = unsafe { &mut *context.cast::<Allocating>() };
+    let allocating = unsafe { &*context.cast::<Allocating<'_>>() };
     allocating.use_verbs();
-    allocating.given_back += 1;
+    allocating.given_back.set(allocating.given_back.get() + 1);
     // SAFETY: it comes from `allocate`, and nobody uses it any more.
     unsafe { libc::free(memory) };
 }
@@ -1606,18 +1613,19 @@ fn own_allocator(rig: &Rig) -> Check {
         .extended()
         .alloc_parent_domain
         .ok_or(Outcome::Skipped("there are no parent domains".into()))?;
-    let mut allocating = Allocating {
-        context: rig.raw(),
-        taken: 0,
-        given_back: 0,
-        trouble: 0,
+    let allocating = Allocating {
+        rig,
+        cq: Cell::new(ptr::null_mut()),
+        taken: Cell::new(0),
+        given_back: Cell::new(0),
+        trouble: Cell::new(0),
     };
     let mut attr = ibv_parent_domain_init_attr {
         pd: rig.pd,
         comp_mask: IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
         alloc: Some(allocate),
         free: Some(give_back),
-        pd_context: ptr::from_mut(&mut allocating).cast(),
+        pd_context: ptr::from_ref(&allocating).cast_mut().cast(),
         ..Default::default()
     };
     // SAFETY: the context is open, the domain lives, and what the allocator is given lives longer than
@@ -1644,13 +1652,33 @@ fn own_allocator(rig: &Rig) -> Check {
         };
         let srq = made(ibv_create_srq(pd, &mut attr), "ibv_create_srq")?;
         well(ibv_destroy_srq(srq), "ibv_destroy_srq")?;
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe: 16,
+            comp_mask: IBV_CQ_INIT_ATTR_MASK_PD,
+            parent_domain: pd,
+            ..Default::default()
+        };
+        let create = rig
+            .extended()
+            .create_cq_ex
+            .ok_or("no ibv_create_cq_ex at all")?;
+        let cq = made(create(rig.raw(), &mut attr), "ibv_create_cq_ex")?.cast();
+        allocating.cq.set(cq);
+        well(ibv_resize_cq(cq, 64), "ibv_resize_cq")?;
+        allocating.cq.set(ptr::null_mut());
+        well(ibv_destroy_cq(cq), "ibv_destroy_cq")?;
         well(ibv_dealloc_pd(pd), "ibv_dealloc_pd")?;
     }
-    expect!(allocating.trouble, 0, "verbs that failed in the allocator");
-    expect!(allocating.taken > 0, true, "the allocator was asked");
     expect!(
-        allocating.taken,
-        allocating.given_back,
+        allocating.trouble.get(),
+        0,
+        "verbs that failed in the allocator"
+    );
+    // The ring of a queue pair, that of a shared receive queue, two of a completion queue.
+    expect!(allocating.taken.get(), 4, "how often it was asked");
+    expect!(
+        allocating.given_back.get(),
+        allocating.taken.get(),
         "what was given back"
     );
     Ok(())
