@@ -63,10 +63,9 @@ const HARMLESS: &[&str] = &[
     " qperf[",
 ];
 
-/// How many lines after a finding are shown with it, unless another begins or it says its end.
+/// How many lines after a finding are shown with it, unless another begins or it says its end. A data
+/// race always says its end.
 const CONTEXT: usize = 25;
-/// The same of a data race, which has two stacks.
-const RACE_CONTEXT: usize = 60;
 
 /// What begins a report of the data-race sanitiser.
 const RACE: &str = "BUG: KCSAN:";
@@ -91,19 +90,20 @@ fn is_trouble(line: &str) -> bool {
         && TROUBLE.iter().any(|text| line.contains(text))
 }
 
-/// How many of these lines belong to what the first one begins.
-fn length(lines: &[&str]) -> usize {
+/// How many of these lines belong to what the first one begins, and whether it says its end. It ends
+/// where another begins, too: processors write as they like.
+fn length(lines: &[&str]) -> (usize, bool) {
     let race = lines[0].contains(RACE);
-    let most = if race { RACE_CONTEXT } else { CONTEXT };
+    let most = if race { lines.len() } else { CONTEXT };
     let rest = &lines[1..lines.len().min(1 + most)];
-    let end = rest.iter().position(|line| match race {
-        true => line.contains(RACE_END),
-        false => is_trouble(line) || line.contains("---[ end trace"),
+    let end = rest.iter().position(|line| {
+        let last = if race { RACE_END } else { "---[ end trace" };
+        line.contains(last) || is_trouble(line)
     });
-    1 + end.unwrap_or(rest.len())
+    (1 + end.unwrap_or(rest.len()), end.is_some())
 }
 
-/// Reads a log.
+/// Reads a log, or the next part of one.
 pub fn read(log: &str) -> Reading {
     let lines: Vec<&str> = log.lines().collect();
     let mut reading = Reading::default();
@@ -113,7 +113,7 @@ pub fn read(log: &str) -> Reading {
             at += 1;
             continue;
         }
-        let end = at + length(&lines[at..]);
+        let end = at + length(&lines[at..]).0;
         let text = lines[at..end].join("\n");
         let race = lines[at].contains(RACE);
         if race && !OURS.iter().any(|ours| text.contains(ours)) {
@@ -124,6 +124,27 @@ pub fn read(log: &str) -> Reading {
         at = end;
     }
     reading
+}
+
+/// How much of a log that still grows can be read: whole lines, and no data race whose end is still
+/// to come, since that may yet tell of our code.
+pub fn readable(log: &[u8]) -> usize {
+    let whole = log
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1);
+    let text = String::from_utf8_lossy(&log[..whole]);
+    let lines: Vec<&str> = text.lines().collect();
+    let last = lines.iter().rposition(|line| line.contains(RACE));
+    match last.filter(|at| !length(&lines[*at..]).1) {
+        // The same number of lines, in bytes: what is no text has another length as text.
+        Some(race) => {
+            let newlines = log.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+            let ends = newlines.map(|(at, _)| at + 1);
+            std::iter::once(0).chain(ends).nth(race).unwrap_or(whole)
+        }
+        None => whole,
+    }
 }
 
 #[cfg(test)]
@@ -187,6 +208,37 @@ mod tests {
         assert_eq!(reading.findings.len(), 1);
         assert!(reading.findings[0].contains("[ferrite]"));
         assert_eq!(reading.other_races.len(), 1);
+    }
+
+    #[test]
+    fn trouble_within_a_race_of_the_kernels_own_is_found() {
+        let line = super::RACE_END;
+        let log = format!(
+            "{line}\n[ 1.0] BUG: KCSAN: data-race in a / b\n[ 1.0] WARNING: at f\n\
+             [ 1.0]  g+0x1/0x2 [ferrite]\n{line}\n"
+        );
+        let reading = read(&log);
+        assert_eq!(reading.findings.len(), 1);
+        assert!(reading.findings[0].starts_with("[ 1.0] WARNING"));
+        assert_eq!(reading.other_races.len(), 1);
+    }
+
+    #[test]
+    fn a_race_is_read_when_it_is_whole() {
+        let line = super::RACE_END;
+        let before = format!("\u{fffd}before\n{line}\n");
+        let race = "[ 1.0] BUG: KCSAN: data-race in a / b\n[ 1.0]  one+0x1/0x2\n";
+        let rest = format!("[ 1.0]  two+0x1/0x2 [ferrite]\n{line}\n");
+        let whole = format!("{before}{race}{rest}");
+        for cut in before.len()..whole.len() - 1 {
+            let readable = super::readable(&whole.as_bytes()[..cut]);
+            assert_eq!(readable, before.len(), "{:?}", &whole[..cut]);
+        }
+        assert_eq!(super::readable(whole.as_bytes()), whole.len());
+        assert_eq!(read(&whole).findings.len(), 1);
+        // Nothing but lines that are whole.
+        assert_eq!(super::readable(b"one\ntwo"), 4);
+        assert_eq!(super::readable(b"\xff\xff\ntwo"), 3);
     }
 
     #[test]

@@ -473,9 +473,10 @@ impl Vm {
     pub fn new_findings(&self) -> Vec<String> {
         let log = fs::read(&self.serial).unwrap_or_default();
         let mut scanned = lock(&self.scanned);
-        let fresh = String::from_utf8_lossy(&log[(*scanned).min(log.len())..]).into_owned();
-        *scanned = log.len();
-        let reading = klog::read(&fresh);
+        let fresh = &log[(*scanned).min(log.len())..];
+        let fresh = &fresh[..klog::readable(fresh)];
+        *scanned += fresh.len();
+        let reading = klog::read(&String::from_utf8_lossy(fresh));
         self.other_races
             .fetch_add(reading.other_races.len() as u64, Ordering::Relaxed);
         reading.findings

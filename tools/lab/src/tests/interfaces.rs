@@ -460,10 +460,12 @@ fn unbound_under_a_connection(cluster: &Cluster) -> Result<()> {
         )
         .context("the peer was not told of the end of the connection")
     })();
-    server.end()?;
-    client.end()?;
-    bind(one)?;
+    let ended = server.end().and_then(|_| client.end());
+    let back = bind(one);
+    // What was to be seen comes first: the rest may fail because of it.
     told?;
+    ended?;
+    back?;
     still_works(cluster)
 }
 
@@ -489,9 +491,9 @@ fn unbound_under_a_disk(cluster: &Cluster) -> Result<()> {
         );
         Ok(())
     })();
-    bind(one)?;
-    nvme::disconnect(one)?;
-    nvme::end(two)?;
-    let_go?;
+    let back = bind(one)
+        .and_then(|_| nvme::disconnect(one))
+        .and_then(|_| nvme::end(two));
+    let_go.and(back)?;
     still_works(cluster)
 }

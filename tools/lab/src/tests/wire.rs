@@ -300,17 +300,45 @@ fn lost(stats: &Value) -> u64 {
 /// How long one may take over a wire that loses frames.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often a program that falls silent with rxe is run.
+/// How often a program with which rxe falls silent is run.
 const ATTEMPTS: usize = 4;
 
+/// Whether the last request that `source` sent over IPv4 is the beginning of a message or in the
+/// middle of it.
+fn ends_in_mid_message(frames: &[&[u8]], source: [u8; 4]) -> bool {
+    // First and middle packets of sends and of writes, on reliable connections.
+    const UNFINISHED: [u8; 4] = [0, 1, 6, 7];
+    const REQUESTS: std::ops::RangeInclusive<u8> = 0..=11;
+    let last = frames.iter().rev().find_map(|frame| {
+        let bth = 14 + usize::from(frame.get(14)? & 0xf) * 4 + 8;
+        let of_source = frame.get(26..30)? == source && invariant_crc(frame)?;
+        let opcode = *frame.get(bth)?;
+        (of_source && REQUESTS.contains(&opcode)).then_some(opcode)
+    });
+    last.is_some_and(|opcode| UNFINISHED.contains(&opcode))
+}
+
 /// Linux's rxe (as of 7.2) sends nothing any more, now and then, after an acknowledgement came while it
-/// sent a message again: on the wire the other end has then answered all there was, and has nothing to
-/// send. So what does not end is tried again, some times, and is said.
-fn unless_rxe_falls_silent(what: &str, run: impl Fn() -> Result<()>) -> Result<()> {
+/// sent a message again: it stops in the middle of one. So what does not end, with a wire that shows
+/// this, is tried again, some times, and is said.
+fn unless_rxe_falls_silent(
+    cluster: &Cluster,
+    what: &str,
+    run: impl Fn() -> Result<()>,
+) -> Result<()> {
+    let (_, rxe) = cluster.two()?;
+    let address: std::net::Ipv4Addr = rxe.ip().parse()?;
     for attempt in 1..ATTEMPTS {
-        match run() {
+        cluster.fabric_command(&json!({"cmd": "pcap", "file": cluster.pcap()}))?;
+        let result = run();
+        cluster.fabric_command(&json!({"cmd": "pcap-stop"}))?;
+        match result {
             Err(error) if format!("{error:#}").contains("timed out") => {
-                println!("  note    {what}: no end, attempt {attempt}; once more");
+                let file = fs::read(cluster.pcap()).context("no capture")?;
+                if !ends_in_mid_message(&frames(&file)?, address.octets()) {
+                    return Err(error.context("rxe did not stop in the middle of a message"));
+                }
+                println!("  note    {what}: rxe fell silent, attempt {attempt}; once more");
             }
             result => return result,
         }
@@ -324,14 +352,14 @@ fn loss_with_rxe(cluster: &Cluster) -> Result<()> {
     let result = both_ways(cluster, |server, client| {
         for (size, iterations) in [(1024, 100), (16384, 20)] {
             let what = format!("pingpong, size {size}");
-            unless_rxe_falls_silent(&what, || {
+            unless_rxe_falls_silent(cluster, &what, || {
                 pingpong_within(server, client, size, iterations, false, PATIENCE)?;
                 Ok(())
             })
             .with_context(|| what.clone())?;
         }
         for program in &WITH_RXE[..3] {
-            unless_rxe_falls_silent(program.0, || {
+            unless_rxe_falls_silent(cluster, program.0, || {
                 perftest_programs(server, client, std::slice::from_ref(program), PATIENCE)
             })?;
         }
@@ -487,7 +515,44 @@ fn bad_wire(cluster: &Cluster) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{crc32, invariant_crc};
+    use super::{crc32, ends_in_mid_message, invariant_crc};
+
+    /// A packet of a reliable connection.
+    fn packet(source: [u8; 4], opcode: u8) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([0x08, 0x00]);
+        // IPv4 to the total length, then up to the protocol, then both addresses.
+        frame.extend([0x45, 0, 0, 44, 0, 0, 0, 0, 64, 17, 0, 0]);
+        frame.extend(source);
+        frame.extend([10, 0, 0, 9]);
+        frame.extend([0xc0, 0, 0x12, 0xb7, 0, 24, 0, 0]);
+        frame.push(opcode);
+        frame.extend([0; 11]);
+        let mut masked = frame[14..].to_vec();
+        for at in [1, 8, 10, 11, 26, 27, 32] {
+            masked[at] = 0xff;
+        }
+        let crc = crc32(std::iter::repeat_n(0xff, 8).chain(masked));
+        frame.extend(crc.to_le_bytes());
+        frame
+    }
+
+    #[test]
+    fn a_sender_that_stops_in_mid_message_is_told_from_one_that_is_done() {
+        let (one, other) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        assert_eq!(invariant_crc(&packet(one, 0)), Some(true));
+        let ends = |opcodes: &[([u8; 4], u8)]| {
+            let packets: Vec<_> = opcodes.iter().map(|(s, o)| packet(*s, *o)).collect();
+            let frames: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
+            ends_in_mid_message(&frames, one)
+        };
+        assert!(ends(&[(one, 0), (one, 1), (other, 17)]));
+        // Its acknowledgement of a request of the other's is no request.
+        assert!(ends(&[(one, 0), (other, 4), (one, 17)]));
+        assert!(!ends(&[(one, 0), (one, 1), (one, 2), (other, 0)]));
+        assert!(!ends(&[(one, 4)]));
+        assert!(!ends(&[]));
+    }
 
     #[test]
     fn the_check_value_of_crc32_comes_out() {
