@@ -12,7 +12,7 @@ use ferrite_abi as abi;
 use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
 use ferrite_engine::{Config, Disposition, Engine, Misbehaviour};
-use ferrite_fabric::framing::{Writer, MAX_FRAME};
+use ferrite_fabric::framing::{BadLength, Reader, Writer, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
@@ -38,6 +38,10 @@ const UPLINK_ROOM: usize = 1024 * 1024;
 /// again, before others may take the lock.
 const PUMP_ROUNDS: usize = 16;
 const PUMP_TIME: u64 = 1_000_000;
+/// Frames from each shortcut before others may take the lock.
+const FRAMES_PER_TURN: usize = 64;
+/// As many turns has a shortcut that is to be closed: the switch waits for it.
+const LAST_TURNS: usize = 16;
 /// How long the end of the process waits for others, at each step.
 const LEAVE: Duration = Duration::from_secs(1);
 /// On every machine that has it, this guest-physical address is memory.
@@ -257,24 +261,13 @@ impl Core {
         }
     }
 
-    /// Follows a message of the switch about shortcuts. `to_vm` as for
-    /// [`Core::read_shortcuts`].
-    pub fn shortcut_message(
-        &mut self,
-        message: Message,
-        fds: &mut VecDeque<OwnedFd>,
-        to_vm: &mut dyn FnMut(&[u8]) -> bool,
-    ) {
+    /// Follows a message of the switch about shortcuts.
+    fn shortcut_message(&mut self, message: Message, fds: &mut VecDeque<OwnedFd>) {
         let (outbound, inbound) = (&mut self.host.outbound, &mut self.inbound);
-        let effect = shortcuts::follow(message, fds, outbound, inbound);
+        let answer = shortcuts::follow(message, fds, outbound, inbound);
         // Who waited for a shortcut that is gone has another way now.
         self.engine.room_again();
-        if let Some(id) = effect.last_frames {
-            // The writer has stopped: there is one ring full at most.
-            self.read_rings(usize::MAX, true, |ring| ring.id() == id, to_vm);
-            self.forget_shortcut(id);
-        }
-        if let Some(answer) = effect.answer {
+        if let Some(answer) = answer {
             self.say(answer);
         }
     }
@@ -298,62 +291,62 @@ impl Core {
         self.say(Message::Released(id));
     }
 
-    /// Takes up to `limit` frames from the rings of each shortcut. `to_vm` gets
-    /// those for the VM's own interface and tells whether they were taken.
-    ///
-    /// With `look` these are all that have been written by now; without it, what
-    /// had been the last time. Returns whether there is more of that.
-    pub fn read_shortcuts(
-        &mut self,
-        limit: usize,
-        look: bool,
-        to_vm: &mut dyn FnMut(&[u8]) -> bool,
-    ) -> bool {
-        self.read_rings(limit, look, |_| true, to_vm)
+    /// The ring that is to be read before a frame from the uplink.
+    #[inline]
+    fn ring_before(&self, frame: &[u8]) -> Option<ShortcutId> {
+        // What is for many does not go by rings.
+        let ring = self.inbound.before(frame);
+        ring.filter(|_| frame.starts_with(&self.host.mac.0))
     }
 
+    /// Takes some frames from each of the rings that are `wanted`: of all that
+    /// have been written by now with `look`, without it of what had been the
+    /// last time. `to_vm` gets those for the VM's own interface and tells
+    /// whether they were taken.
     fn read_rings(
         &mut self,
-        limit: usize,
         look: bool,
         wanted: impl Fn(&Inbound) -> bool,
         to_vm: &mut dyn FnMut(&[u8]) -> bool,
-    ) -> bool {
+    ) {
         if self.inbound.is_empty() {
-            return false;
+            return;
         }
         let now = self.now();
         let mut inbound = std::mem::take(&mut self.inbound);
-        let (mut broken, mut more) = (Vec::new(), false);
+        let mut over = Vec::new();
         for ring in inbound.open().filter(|ring| wanted(ring)) {
-            match self.read_ring(ring, limit, look, now, to_vm) {
-                Ok(()) => more |= !ring.ring.is_drained(),
-                Err(Broken) => broken.push(ring.id()),
+            let read = self.read_ring(ring, look, now, to_vm);
+            if let Some(answer) = ring.answer(read) {
+                over.push((ring.id(), answer));
             }
         }
         self.inbound = inbound;
-        for id in broken {
-            self.shortcut_broke(id);
+        for (id, answer) in over {
+            if answer == Message::Released(id) {
+                self.shortcut_broke(id);
+            } else {
+                self.forget_shortcut(id);
+                self.say(answer);
+            }
         }
-        more
     }
 
     fn read_ring(
         &mut self,
         inbound: &mut Inbound,
-        limit: usize,
         look: bool,
         now: u64,
         to_vm: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<(), Broken> {
-        if look {
+        if look && !inbound.is_last() {
             inbound.ring.wake();
             inbound.ring.look()?;
         }
         // The engine gets a copy that nobody else can change.
         let mut buffer = std::mem::take(&mut self.frame);
         let mut result = Ok(());
-        for _ in 0..limit {
+        for _ in 0..FRAMES_PER_TURN {
             match inbound.ring.next(&mut buffer) {
                 Ok(Some(length)) => {
                     let frame = &mut buffer[..length];
@@ -387,7 +380,7 @@ impl Core {
         self.inbound.events(generation)
     }
 
-    /// Counts frames that left for the VM's own interface.
+    /// Counts frames to and from the VM's own interface.
     pub fn vm_counters(&mut self) -> &mut LinkCounters {
         &mut self.vm_counters
     }
@@ -634,6 +627,65 @@ impl Device {
     pub fn lock(&self) -> MutexGuard<'_, Core> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives others the lock, if they wait for it.
+    fn give_way<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        // What was said so far is on its way meanwhile.
+        core.pump();
+        drop(core);
+        self.lock()
+    }
+
+    /// Takes frames from shortcuts, as many of each as it has a turn. `to_vm`
+    /// gets those for the VM's own interface and tells whether they were taken.
+    pub fn read_shortcuts(&self, to_vm: &mut dyn FnMut(&[u8]) -> bool) -> MutexGuard<'_, Core> {
+        let mut core = self.lock();
+        core.read_rings(true, |_| true, to_vm);
+        for _ in 1..LAST_TURNS {
+            if !core.inbound.is_closing() {
+                break;
+            }
+            core = self.give_way(core);
+            core.read_rings(false, Inbound::is_last, to_vm);
+        }
+        core
+    }
+
+    /// Takes the frames that came by the uplink, and what came with them, each
+    /// in its order with those of shortcuts. `to_vm` as for
+    /// [`Device::read_shortcuts`].
+    pub fn read_uplink(
+        &self,
+        reader: &mut Reader,
+        fds: &mut VecDeque<OwnedFd>,
+        to_vm: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<(), BadLength> {
+        let mut core = self.read_shortcuts(to_vm);
+        while let Some(frame) = reader.next_frame()? {
+            if is_message(frame) {
+                if let Some((_, message)) = Message::parse(frame) {
+                    core.shortcut_message(message, fds);
+                }
+                continue;
+            }
+            // What a peer sent by a shortcut before it sent by the switch again
+            // is there by now, and goes first.
+            while let Some(id) = core.ring_before(frame) {
+                core.read_rings(true, |ring| ring.id() == id, to_vm);
+                while !core.inbound.is_drained(id) {
+                    core = self.give_way(core);
+                    core.read_rings(false, |ring| ring.id() == id, to_vm);
+                }
+                core.inbound.went_first(id);
+            }
+            if core.frame_from_uplink(frame) {
+                let taken = to_vm(frame);
+                core.vm_counters.sent(frame.len(), taken);
+            }
+        }
+        core.pump();
+        Ok(())
     }
 
     /// Has an event (an edge) for each call of [`Device::wake`].
@@ -947,43 +999,237 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    #[test]
-    fn what_was_there_is_read_in_steps_and_nothing_behind_it() {
-        let mac = [0x52, 0x54, 0, 0xfe, 0, 1];
-        let peer = Mac([0x52, 0x54, 0, 0xfe, 0, 2]);
-        let mut core = Core::new(mac, 1);
-        let memory = ring::create().unwrap();
-        let [_end, of_device] = wake::pair().unwrap();
-        let (mut producer, _) = ring::attach(&memory, 0).unwrap();
-        let mut fds = VecDeque::from([memory, of_device]);
-        let grant = Message::Grant {
-            shortcut: 1,
-            side: 1,
-            peer,
-        };
-        let mut to_vm = |_: &[u8]| true;
-        core.shortcut_message(grant, &mut fds, &mut to_vm);
-        core.shortcut_message(Message::Open(1), &mut fds, &mut to_vm);
-        let mut frame = [0; 100];
-        frame[..6].copy_from_slice(&mac);
-        frame[6..12].copy_from_slice(&peer.0);
-        let mut push = |count| {
-            for _ in 0..count {
-                assert!(producer.push(&frame).unwrap());
+    const MAC: [u8; 6] = [0x52, 0x54, 0, 0xfe, 0, 1];
+
+    fn neighbour(number: u8) -> Mac {
+        Mac([0x52, 0x54, 0, 0xfe, 1, number])
+    }
+
+    /// A frame from a neighbour, of RoCEv2 if that is wanted; as short as can be.
+    fn frame(from: Mac, roce: bool, number: u32) -> [u8; 60] {
+        let mut frame = [0; 60];
+        frame[..6].copy_from_slice(&MAC);
+        frame[6..12].copy_from_slice(&from.0);
+        frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
+        frame[23] = 17;
+        let port = if roce { 4791u16 } else { 53 };
+        frame[36..38].copy_from_slice(&port.to_be_bytes());
+        frame[44..48].copy_from_slice(&number.to_le_bytes());
+        frame
+    }
+
+    fn number(frame: &[u8]) -> u32 {
+        u32::from_le_bytes(*frame[44..].first_chunk().unwrap())
+    }
+
+    /// A device with a switch, which is the test.
+    struct Wired {
+        device: Device,
+        switch: UnixStream,
+        reader: Reader,
+    }
+
+    impl Wired {
+        fn new() -> Self {
+            let device = Device::new(MAC, 1).unwrap();
+            let (uplink, switch) = UnixStream::pair().unwrap();
+            uplink.set_nonblocking(true).unwrap();
+            switch.set_nonblocking(true).unwrap();
+            let mut core = device.lock();
+            core.set_uplink(Some(uplink));
+            core.pump();
+            drop(core);
+            let mut reader = Reader::new();
+            reader.fill(&mut &switch).unwrap();
+            assert_eq!(reader.take_mark(), Some(true));
+            reader.next_frame().unwrap().expect("its hello");
+            Self {
+                device,
+                switch,
+                reader,
             }
-            producer.must_wake();
-        };
-        push(100);
-        assert!(core.read_shortcuts(64, true, &mut to_vm));
-        assert_eq!(core.host.shortcut_counters.rx_frames, 64);
-        // Its owner goes on writing, and is not waited for.
-        push(500);
-        assert!(!core.read_shortcuts(64, false, &mut to_vm));
-        assert_eq!(core.host.shortcut_counters.rx_frames, 100);
-        assert!(core.read_shortcuts(64, true, &mut to_vm));
-        // All of it when it is closed.
-        core.shortcut_message(Message::Close(1), &mut fds, &mut to_vm);
-        assert_eq!(core.host.shortcut_counters.rx_frames, 600);
-        assert!(!core.read_shortcuts(64, true, &mut to_vm));
+        }
+
+        /// Opens a ring from a neighbour with so many frames in it.
+        fn ring(&mut self, id: u8, frames: u32) -> ring::Producer {
+            let memory = ring::create().unwrap();
+            let [_end, of_device] = wake::pair().unwrap();
+            let (mut producer, _) = ring::attach(&memory, 0).unwrap();
+            let mut fds = VecDeque::from([memory, of_device]);
+            let grant = Message::Grant {
+                shortcut: id.into(),
+                side: 1,
+                peer: neighbour(id),
+            };
+            let mut core = self.device.lock();
+            core.shortcut_message(grant, &mut fds);
+            core.shortcut_message(Message::Open(id.into()), &mut fds);
+            core.pump();
+            drop(core);
+            assert_eq!(self.said(), [Message::Ready(id.into())]);
+            push(&mut producer, id, 0..frames);
+            producer
+        }
+
+        /// These come by the uplink at once. Returns the numbers of the frames in
+        /// the order in which the VM gets them.
+        fn receive(&self, frames: &[[u8; 60]]) -> Vec<u32> {
+            let mut writer = Writer::new(1 << 20);
+            for frame in frames {
+                assert!(writer.push(frame));
+            }
+            let mut bytes = Vec::new();
+            writer.flush(&mut bytes).unwrap();
+            let mut reader = Reader::new();
+            assert_eq!(reader.fill(&mut &bytes[..]).unwrap(), bytes.len());
+            let mut numbers = Vec::new();
+            let mut to_vm = |frame: &[u8]| {
+                numbers.push(number(frame));
+                true
+            };
+            let read = self
+                .device
+                .read_uplink(&mut reader, &mut VecDeque::new(), &mut to_vm);
+            assert_eq!(read, Ok(()));
+            numbers
+        }
+
+        /// What the device has said since the last time.
+        fn said(&mut self) -> Vec<Message> {
+            while self.reader.fill(&mut &self.switch).is_ok() {}
+            let mut said = Vec::new();
+            while let Some(frame) = self.reader.next_frame().unwrap() {
+                said.extend(Message::parse(frame).map(|(_, message)| message));
+            }
+            said
+        }
+
+        fn frames_by_rings(&self) -> usize {
+            self.device.lock().host.shortcut_counters.rx_frames as usize
+        }
+    }
+
+    fn push(producer: &mut ring::Producer, id: u8, numbers: std::ops::Range<u32>) {
+        for number in numbers {
+            let frame = frame(neighbour(id), true, number);
+            assert!(producer.push(&frame).unwrap());
+        }
+        producer.must_wake();
+    }
+
+    fn message(message: Message) -> [u8; 60] {
+        message.to_frame(neighbour(0))
+    }
+
+    #[test]
+    fn full_rings_hold_up_no_revocation() {
+        let mut wired = Wired::new();
+        let _rings: Vec<_> = (1..=16).map(|id| wired.ring(id, 16000)).collect();
+        let other = frame(neighbour(17), true, 7);
+        let numbers = wired.receive(&[message(Message::Revoke(1)), other]);
+        assert_eq!(wired.said(), [Message::Released(1)]);
+        // Nor what comes from others.
+        assert_eq!(numbers.last(), Some(&7));
+        assert_eq!(wired.frames_by_rings(), 16 * FRAMES_PER_TURN);
+    }
+
+    #[test]
+    fn what_was_sent_by_a_ring_comes_before_what_is_sent_by_the_switch_after_it() {
+        for close in [false, true] {
+            let mut wired = Wired::new();
+            let mut producer = wired.ring(1, 1000);
+            let _other = wired.ring(2, 1000);
+            // It has not stopped by now: this is of the VM's own interface.
+            let own = frame(neighbour(1), true, 5000);
+            let turn = 2 * FRAMES_PER_TURN;
+            assert_eq!(wired.receive(&[own])[turn..], [5000]);
+            let mut frames = vec![message(Message::Revoke(1))];
+            if close {
+                frames.push(message(Message::Close(1)));
+            }
+            frames.push(frame(neighbour(1), false, 5001));
+            let mut to_many = frame(neighbour(1), true, 5005);
+            to_many[..6].copy_from_slice(&[0x33, 0x33, 0, 0, 0, 1]);
+            frames.push(to_many);
+            frames.push(frame(neighbour(1), true, 5002));
+            frames.push(frame(neighbour(1), true, 5003));
+            let numbers = wired.receive(&frames);
+            // Frames that do not go by rings wait for nothing.
+            assert_eq!(numbers[turn..turn + 2], [5001, 5005]);
+            let rest = (turn as u32..1000).chain([5002, 5003]);
+            assert!(numbers[turn + 2..].iter().copied().eq(rest));
+            let mut answers = vec![Message::Released(1)];
+            if close {
+                answers.push(Message::Closed(1));
+            }
+            assert_eq!(wired.said(), answers);
+            // Who goes on writing is not waited for again, nor read once it is closed.
+            push(&mut producer, 1, 1000..2000);
+            let before = wired.frames_by_rings();
+            wired.receive(&[own]);
+            let rings = if close { 1 } else { 2 };
+            assert_eq!(wired.frames_by_rings() - before, rings * FRAMES_PER_TURN);
+        }
+    }
+
+    #[test]
+    fn others_have_the_device_while_shortcuts_are_closed() {
+        let mut wired = Wired::new();
+        let mut rings: Vec<_> = (1..=16).map(|id| wired.ring(id, 2000)).collect();
+        let closes: Vec<_> = (1..=16).map(|id| message(Message::Close(id))).collect();
+        wired.receive(&closes);
+        assert_eq!(wired.said(), []);
+        let before = wired.frames_by_rings();
+        assert_eq!(before, 16 * FRAMES_PER_TURN);
+        // What is written now is nobody's.
+        for (id, ring) in (1..).zip(&mut rings) {
+            push(ring, id, 2000..2500);
+        }
+        assert!(!wired.device.lock().inbound.sleep());
+        let (start, started) = mpsc::channel();
+        thread::scope(|scope| {
+            let device = &wired.device;
+            let other = scope.spawn(move || {
+                started.recv().unwrap();
+                device.lock().host.shortcut_counters.rx_frames as usize
+            });
+            let mut first = true;
+            let mut to_vm = |_: &[u8]| {
+                if std::mem::take(&mut first) {
+                    start.send(()).unwrap();
+                    // Until it waits for the lock.
+                    while device.turn.try_lock().is_ok() {
+                        thread::yield_now();
+                    }
+                }
+                true
+            };
+            device.read_shortcuts(&mut to_vm).pump();
+            let read = other.join().unwrap() - before;
+            assert!(read <= 16 * FRAMES_PER_TURN, "after {read} frames");
+        });
+        let mut rounds = 1;
+        while wired.device.lock().inbound.is_closing() {
+            wired.device.read_shortcuts(&mut |_| true).pump();
+            rounds += 1;
+            assert!(rounds < 4, "the switch waits");
+        }
+        assert!(wired.said().into_iter().eq((1..=16).map(Message::Closed)));
+        assert_eq!(wired.frames_by_rings(), 16 * 2000);
+        assert!(wired.device.lock().inbound.sleep());
+    }
+
+    #[test]
+    fn a_ring_that_breaks_the_rules_is_closed_all_the_same() {
+        let mut wired = Wired::new();
+        let mut producer = wired.ring(1, 500);
+        let forged = frame(neighbour(2), true, 0);
+        assert!(producer.push(&forged).unwrap());
+        wired.receive(&[message(Message::Revoke(1)), message(Message::Close(1))]);
+        assert_eq!(wired.said(), [Message::Released(1)]);
+        wired.device.read_shortcuts(&mut |_| true).pump();
+        assert_eq!(wired.said(), [Message::Closed(1)]);
+        assert_eq!(wired.frames_by_rings(), 500);
+        assert!(wired.device.lock().inbound.is_empty());
     }
 }

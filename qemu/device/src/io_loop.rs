@@ -10,7 +10,7 @@ use ferrite_fabric::closer;
 use ferrite_fabric::connection::{owner, Connection};
 use ferrite_fabric::descriptors::Receiver;
 use ferrite_fabric::framing::{Reader, Writer, STARVED};
-use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
+use ferrite_fabric::shortcut::ShortcutId;
 use ferrite_fabric::socket::{connect, Listener};
 use ferrite_fabric::wake::End;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -47,8 +47,6 @@ const ACCEPTS_PER_TURN: usize = 16;
 const CLIENT_LIMIT: usize = 64;
 /// Socket buffer asked for, so that a burst passes in few system calls.
 const SOCKET_BUFFER: usize = 4 * 1024 * 1024;
-/// Frames from each shortcut before what they call for is sent.
-const FRAMES_PER_TURN: usize = 64;
 
 /// What there is to wait for; the number is the event's.
 mod token {
@@ -324,10 +322,8 @@ impl<'a> IoLoop<'a> {
             }
             {
                 let (vm_queue, vm) = (&mut self.vm_queue, self.vm.is_some());
-                let mut core = self.device.lock();
                 let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
-                core.read_shortcuts(FRAMES_PER_TURN, true, &mut to_vm);
-                core.pump();
+                self.device.read_shortcuts(&mut to_vm).pump();
             }
             self.flush_vm();
             self.retry_uplink();
@@ -458,40 +454,12 @@ impl<'a> IoLoop<'a> {
         };
         let (device, vm_queue, vm) = (self.device, &mut self.vm_queue, self.vm.is_some());
         let alive = link.receive("uplink", |reader, uplink| {
-            let mut core = device.lock();
             let mut to_vm = |frame: &[u8]| vm && vm_queue.push(frame);
-            // What a peer sent by a shortcut before it sent by the switch
-            // again is there by now, and goes first. It may be much, of many:
-            // the guest has the lock in between.
-            let mut more = core.read_shortcuts(FRAMES_PER_TURN, true, &mut to_vm);
-            while more {
-                core.pump();
-                drop(core);
-                core = device.lock();
-                more = core.read_shortcuts(FRAMES_PER_TURN, false, &mut to_vm);
+            let read = device.read_uplink(reader, &mut uplink.fds, &mut to_vm);
+            if let Err(error) = &read {
+                log::warn!("uplink: {error}");
             }
-            loop {
-                match reader.next_frame() {
-                    Ok(Some(frame)) if is_message(frame) => {
-                        if let Some((_, message)) = Message::parse(frame) {
-                            core.shortcut_message(message, &mut uplink.fds, &mut to_vm);
-                        }
-                    }
-                    Ok(Some(frame)) => {
-                        if core.frame_from_uplink(frame) {
-                            let taken = to_vm(frame);
-                            core.vm_counters().sent(frame.len(), taken);
-                        }
-                    }
-                    Ok(None) => break,
-                    Err(error) => {
-                        log::warn!("uplink: {error}");
-                        return false;
-                    }
-                }
-            }
-            core.pump();
-            true
+            read.is_ok()
         });
         if !alive {
             log::warn!("the uplink is gone; trying to connect again");

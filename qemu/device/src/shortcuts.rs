@@ -3,6 +3,7 @@
 //! devices on this host, past the switch (see [`ferrite_fabric::shortcut`]).
 
 use ferrite_engine::memory::{Room, ENOUGH_ROOM};
+use ferrite_fabric::fault::is_roce;
 use ferrite_fabric::ring::{self, Broken, Consumer, Producer};
 use ferrite_fabric::shortcut::{Message, ShortcutId, GRANT_FDS};
 use ferrite_fabric::switch::Mac;
@@ -126,6 +127,11 @@ pub struct Inbound {
     wake: Arc<End>,
     /// All frames that came before the ring's first are received.
     open: bool,
+    /// Its writer is told to send by the switch again: what comes from it by
+    /// there is behind what is in the ring.
+    goes_first: bool,
+    /// Nobody writes any more, and what was there when that was said is all.
+    last: bool,
 }
 
 impl Inbound {
@@ -137,6 +143,22 @@ impl Inbound {
     /// Whose frames are in it.
     pub fn peer(&self) -> Mac {
         self.peer
+    }
+
+    /// Whether it is closed when what is left in it is read.
+    pub fn is_last(&self) -> bool {
+        self.last
+    }
+
+    /// What the switch is to be told after a read, if this ring is of no more
+    /// use.
+    pub fn answer(&self, read: Result<(), Broken>) -> Option<Message> {
+        match read {
+            Ok(()) if !self.last || !self.ring.is_drained() => None,
+            Err(Broken) if !self.last => Some(Message::Released(self.id)),
+            // Whether or not something was wrong with the rest.
+            _ => Some(Message::Closed(self.id)),
+        }
     }
 
     /// Gives back the room of what was read.
@@ -245,6 +267,8 @@ pub struct Flushed {
 #[derive(Default)]
 pub struct Inbounds {
     list: Vec<Inbound>,
+    /// How many of them go before what comes by the switch.
+    first: usize,
     /// What wakes this device, by shortcut.
     events: Vec<(ShortcutId, Arc<End>)>,
     /// Changes whenever `events` does.
@@ -262,6 +286,7 @@ impl Inbounds {
     /// Forgets all.
     pub fn clear(&mut self) {
         self.list.clear();
+        self.count_first();
         self.events.clear();
         self.generation += 1;
     }
@@ -271,11 +296,50 @@ impl Inbounds {
         self.list.iter_mut().filter(|inbound| inbound.open)
     }
 
+    /// Whether some are to be read to their end and closed.
+    pub fn is_closing(&self) -> bool {
+        self.list.iter().any(Inbound::is_last)
+    }
+
+    /// The ring that is to be read before a frame to this device alone that came
+    /// by the switch: what its writer sends there is in order.
+    #[inline]
+    pub fn before(&self, frame: &[u8]) -> Option<ShortcutId> {
+        if self.first == 0 {
+            return None;
+        }
+        let source = frame.get(6..12)?;
+        let mut list = self.list.iter();
+        let of_source = list.find(|ring| ring.open && ring.goes_first && ring.peer.0 == *source)?;
+        // What the VM's own interface sends never goes by a ring.
+        is_roce(frame).then_some(of_source.id)
+    }
+
+    /// Whether all is read that was seen in the ring of a shortcut.
+    pub fn is_drained(&self, id: ShortcutId) -> bool {
+        let mut of_shortcut = self.list.iter().filter(|ring| ring.id == id);
+        of_shortcut.all(|ring| ring.ring.is_drained())
+    }
+
+    /// The writer of this ring had stopped, and what it wrote is read. It is not
+    /// waited for again, or one that goes on writing would be all the time.
+    pub fn went_first(&mut self, id: ShortcutId) {
+        for ring in self.list.iter_mut().filter(|ring| ring.id == id) {
+            ring.goes_first = false;
+        }
+        self.count_first();
+    }
+
+    fn count_first(&mut self) {
+        self.first = self.list.iter().filter(|ring| ring.goes_first).count();
+    }
+
     /// Has the writers wake this device; `false` if there is something to read.
     pub fn sleep(&self) -> bool {
         let mut asleep = true;
         for inbound in self.list.iter().filter(|inbound| inbound.open) {
-            asleep &= inbound.ring.sleep();
+            // What is written behind the last frame is nothing to wake for.
+            asleep &= !inbound.last && inbound.ring.sleep();
         }
         asleep
     }
@@ -291,33 +355,23 @@ impl Inbounds {
 
     fn remove(&mut self, id: ShortcutId) {
         self.list.retain(|inbound| inbound.id != id);
+        self.count_first();
         let count = self.events.len();
         self.events.retain(|(event, _)| *event != id);
         self.generation += u64::from(self.events.len() != count);
     }
 }
 
-/// What is to be done because of a message from the switch.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Effect {
-    /// What to answer.
-    pub answer: Option<Message>,
-    /// The rings of this shortcut are to be read to their end first.
-    pub last_frames: Option<ShortcutId>,
-}
-
-/// Follows a message from the switch. `fds` are the descriptors that came from
-/// it.
+/// Follows a message from the switch and returns what to answer. `fds` are the
+/// descriptors that came from it.
+///
+/// A ring that is closed stays until it is [read](Inbound::answer) to its end.
 pub fn follow(
     message: Message,
     fds: &mut VecDeque<OwnedFd>,
     outbound: &mut Outbounds,
     inbound: &mut Inbounds,
-) -> Effect {
-    let answer = |message| Effect {
-        answer: Some(message),
-        ..Effect::default()
-    };
+) -> Option<Message> {
     match message {
         Message::Grant {
             shortcut: id,
@@ -326,7 +380,7 @@ pub fn follow(
         } => {
             let mut two = fds.drain(..fds.len().min(GRANT_FDS));
             let (Some(memory), Some(end)) = (two.next(), two.next()) else {
-                return answer(Message::Released(id));
+                return Some(Message::Released(id));
             };
             drop(two);
             let known = outbound.list.iter().any(|other| other.peer == peer);
@@ -339,7 +393,7 @@ pub fn follow(
                         .err()
                         .map_or("granted twice".into(), |e| e.to_string());
                     log::warn!("shortcut {id} to {peer} cannot be used: {reason}");
-                    return answer(Message::Released(id));
+                    return Some(Message::Released(id));
                 }
             };
             log::info!("shortcut {id} to {peer}");
@@ -358,35 +412,48 @@ pub fn follow(
                 ring: consumer,
                 wake: Arc::clone(&wake),
                 open: false,
+                goes_first: false,
+                last: false,
             });
             inbound.events.push((id, wake));
             inbound.generation += 1;
             inbound.granted += 1;
-            answer(Message::Ready(id))
+            Some(Message::Ready(id))
         }
         Message::Open(id) => {
             for ring in inbound.list.iter_mut().filter(|ring| ring.id == id) {
                 ring.open = true;
             }
-            Effect::default()
+            None
         }
         Message::Revoke(id) => {
             outbound.remove(id);
-            answer(Message::Released(id))
+            for ring in inbound.list.iter_mut().filter(|ring| ring.id == id) {
+                ring.goes_first = true;
+            }
+            inbound.count_first();
+            Some(Message::Released(id))
         }
         Message::Close(id) => {
-            // The writer has stopped, whether or not the ring was opened.
+            outbound.remove(id);
+            let mut left = false;
             for ring in inbound.list.iter_mut().filter(|ring| ring.id == id) {
+                // The writer has stopped, whether or not the ring was opened:
+                // there is one ring full at most.
                 ring.open = true;
+                ring.last = true;
+                let seen = ring.ring.look();
+                left |= ring.answer(seen).is_none();
             }
-            Effect {
-                answer: Some(Message::Closed(id)),
-                last_frames: Some(id),
+            if left {
+                return None;
             }
+            inbound.remove(id);
+            Some(Message::Closed(id))
         }
         // Nothing that a switch says.
         Message::Hello { .. } | Message::Ready(_) | Message::Released(_) | Message::Closed(_) => {
-            Effect::default()
+            None
         }
     }
 }
@@ -419,8 +486,8 @@ mod tests {
     impl Side {
         fn tell(&mut self, message: Message, fds: Vec<OwnedFd>) {
             let mut fds = fds.into();
-            let effect = follow(message, &mut fds, &mut self.outbound, &mut self.inbound);
-            self.answers.extend(effect.answer);
+            let answer = follow(message, &mut fds, &mut self.outbound, &mut self.inbound);
+            self.answers.extend(answer);
         }
 
         fn send(&mut self, frame: Vec<u8>) {
@@ -433,11 +500,14 @@ mod tests {
             let mut numbers = Vec::new();
             let mut buffer = [0; MAX_FRAME];
             for inbound in self.inbound.open() {
-                inbound.ring.look()?;
+                if !inbound.is_last() {
+                    inbound.ring.look()?;
+                }
                 while let Some(length) = inbound.ring.next(&mut buffer)? {
                     numbers.push(number(&buffer[..length]));
                 }
                 inbound.release();
+                self.answers.extend(inbound.answer(Ok(())));
             }
             Ok(numbers)
         }
@@ -584,7 +654,10 @@ mod tests {
         }
         // What comes by the socket is behind what is in the ring.
         b.tell(Message::Close(7), vec![]);
+        assert_eq!(b.answers.last(), Some(&Message::Ready(7)));
+        assert!(!b.inbound.sleep());
         got.extend(b.read().unwrap());
+        assert_eq!(b.answers.last(), Some(&Message::Closed(7)));
         got.extend(a.socket.iter().map(|frame| number(frame)));
         assert!(got.into_iter().eq(0..sent + 100));
         forget(7, &mut b.outbound, &mut b.inbound);
