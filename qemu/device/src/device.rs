@@ -12,6 +12,7 @@ use ferrite_abi as abi;
 use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
 use ferrite_engine::{Config, Disposition, Engine, Misbehaviour};
+use ferrite_fabric::connection::Connection;
 use ferrite_fabric::framing::{BadLength, Reader, Writer, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
@@ -738,15 +739,11 @@ impl Device {
         // What is taken off here is missing in what the other thread reads: it
         // must not take the rest for requests.
         self.leaving.store(true, Ordering::SeqCst);
-        let mut monitors = Vec::new();
         let door = self.door.lock();
-        if let Some(door) = door.unwrap_or_else(PoisonError::into_inner).take() {
+        let door = door.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(door) = &door {
             // Nobody else connects, and who waits for somebody to does not.
-            let _ = rustix::net::shutdown(&door, rustix::net::Shutdown::Both);
-            if door.set_nonblocking(true).is_ok() {
-                let accepted = std::iter::from_fn(|| door.accept().ok());
-                monitors.extend(accepted.map(|(stream, _)| stream));
-            }
+            let _ = rustix::net::shutdown(door, rustix::net::Shutdown::Both);
         }
         // One may be accepted by the other thread and not be known yet.
         let is_awaited = |monitor: &mut Monitor| matches!(monitor, Monitor::Awaited);
@@ -754,24 +751,34 @@ impl Device {
             .arrival
             .wait_timeout_while(self.monitor(), LEAVE, is_awaited)
             .unwrap_or_else(PoisonError::into_inner);
-        if let Monitor::Here(stream) = std::mem::replace(&mut *monitor, Monitor::Nobody) {
-            monitors.push(stream);
-        }
+        let known = std::mem::replace(&mut *monitor, Monitor::Nobody);
         drop(monitor);
-        // A descriptor that one of them has sent is closed with that, and it is
-        // not for this process to say how long that takes.
         let (done, finished) = mpsc::channel();
-        let drain = move || {
-            for mut monitor in monitors {
-                // Fails only where the peer has hung up before.
-                let _ = monitor.shutdown(Shutdown::Both);
+        let mut drains = false;
+        if let Monitor::Here(mut stream) = known {
+            // Fails only where the peer has hung up before.
+            let _ = stream.shutdown(Shutdown::Both);
+            // A descriptor that it has sent is closed with that, and it is not
+            // for this process to say how long that takes.
+            let drain = move || {
                 // Nothing more can arrive, so this ends.
-                let _ = io::copy(&mut monitor, &mut io::sink());
+                let _ = io::copy(&mut stream, &mut io::sink());
+                // Nobody may wait for it any more.
+                let _ = done.send(());
+            };
+            drains = thread::Builder::new().spawn(drain).is_ok();
+        }
+        if let Some(door) = door.filter(|door| door.set_nonblocking(true).is_ok()) {
+            for (stream, _) in std::iter::from_fn(|| door.accept().ok()) {
+                let _ = stream.shutdown(Shutdown::Both);
+                // Whoever sent a descriptor is no monitor: that sends them when
+                // it is answered. It is not waited for.
+                if let Ok(mut stranger) = Connection::new(stream) {
+                    let _ = io::copy(&mut stranger, &mut io::sink());
+                }
             }
-            // Nobody may wait for it any more.
-            let _ = done.send(());
-        };
-        if thread::Builder::new().spawn(drain).is_ok() {
+        }
+        if drains {
             let _ = finished.recv_timeout(LEAVE);
         }
     }

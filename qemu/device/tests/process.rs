@@ -540,6 +540,11 @@ fn a_device_that_goes_hangs_up_in_order() {
             let pid = Pid::from_child(&process.child);
             kill_process(pid, Signal::TERM).unwrap();
         }
+        // Somebody waits behind it whom the device cannot get rid of soon.
+        let stranger = connect(&process.path("socket"));
+        let (socket, _silent) = lingering();
+        descriptors::send(&stranger, &[0; 64], &[&socket]).unwrap();
+        drop(socket);
         process.end();
         monitor.set_read_timeout(Some(DEADLINE)).unwrap();
         let answers = std::io::copy(&mut monitor, &mut std::io::sink());
