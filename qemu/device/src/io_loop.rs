@@ -6,6 +6,7 @@
 
 use crate::control::{self, After};
 use crate::device::Device;
+use crate::users;
 use ferrite_fabric::closer;
 use ferrite_fabric::connection::{owner, Connection};
 use ferrite_fabric::descriptors::Receiver;
@@ -19,15 +20,21 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, TryRecvError};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Bytes that wait for the VM's own interface at most.
 const VM_QUEUE: usize = 4 * 1024 * 1024;
 /// How often a lost uplink is tried again.
 const RECONNECT: Duration = Duration::from_millis(100);
+/// How long the device stands in line for a switch that has not accepted others
+/// yet. Then it looks whether another listens at the path.
+const IN_LINE: Duration = Duration::from_secs(10);
 /// A connection that lasts no longer was refused, and the next tries come ever
 /// later, up to as late as this: each is a link that comes up and goes down.
 const REFUSED: Duration = Duration::from_secs(1);
@@ -68,18 +75,6 @@ struct Uplink {
     stream: UnixStream,
     /// Descriptors received and not yet spoken of.
     fds: VecDeque<OwnedFd>,
-}
-
-impl Uplink {
-    /// Connects; never waits. A switch that has not accepted others yet is
-    /// `WouldBlock`.
-    fn connect(path: &Path) -> io::Result<Self> {
-        let socket = connect(path)?;
-        Ok(Self {
-            stream: socket.into(),
-            fds: VecDeque::new(),
-        })
-    }
 }
 
 impl Read for Uplink {
@@ -164,10 +159,12 @@ pub struct IoLoop<'a> {
     uplink_path: Option<PathBuf>,
     uplink: Option<Link<Uplink>>,
     uplink_retry: Option<Instant>,
+    /// Where the connection comes from for which a thread stands in line.
+    uplink_line: Option<mpsc::Receiver<io::Result<UnixStream>>>,
     /// When it was connected, and how long after that it is tried again.
     uplink_since: Instant,
     uplink_pause: Duration,
-    /// Whose the switch was that it was first connected to, and whether another
+    /// Whose the switch was at the start, if that is known, and whether another
     /// has been told of since it was last connected.
     uplink_user: Option<u32>,
     uplink_doubted: bool,
@@ -227,6 +224,7 @@ impl<'a> IoLoop<'a> {
             uplink_path: uplink,
             uplink: None,
             uplink_retry: None,
+            uplink_line: None,
             uplink_since: Instant::now(),
             uplink_pause: Duration::ZERO,
             uplink_user: None,
@@ -247,53 +245,93 @@ impl<'a> IoLoop<'a> {
     }
 
     /// Connects the uplink for the first time; an error names the socket. A
-    /// switch that is there but busy is tried again later.
+    /// switch that is there but busy is waited for later.
     pub fn connect_uplink(&mut self) -> io::Result<()> {
-        let Some(path) = &self.uplink_path else {
+        let Some(path) = self.uplink_path.clone() else {
             return Ok(());
         };
-        match self.try_uplink(path) {
-            Ok((link, writing)) => {
-                if self.uplink_user.is_none() {
-                    self.uplink_user = user_of(&link.stream);
-                }
-                self.uplink_doubted = false;
-                self.uplink = Some(link);
-                self.uplink_retry = None;
-                self.uplink_since = Instant::now();
-                self.device.lock().set_uplink(Some(writing));
-                Ok(())
+        let named = |error: io::Error| {
+            let text = format!("--uplink {}: {error}", path.display());
+            io::Error::new(error.kind(), text)
+        };
+        // Somebody else may listen there by the time that it has its turn.
+        let owner = std::fs::metadata(&path).map_err(named)?.uid();
+        match connect(&path) {
+            Ok(socket) => {
+                self.uplink_user = user_of(&socket);
+                self.adopt_uplink(socket.into()).map_err(named)?;
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.uplink_retry = Some(Instant::now() + RECONNECT);
-                Ok(())
+            Err(error) if is_busy(&error) => {
+                self.uplink_user = users::known(owner);
+                self.stand_in_line();
             }
-            Err(error) => Err(io::Error::new(
-                error.kind(),
-                format!("--uplink {}: {error}", path.display()),
-            )),
+            Err(error) => return Err(named(error)),
         }
+        if self.uplink_user.is_none() {
+            log::warn!(
+                "--uplink {}: it is of a user who has no number in this user namespace, \
+                 and is not connected again",
+                path.display()
+            );
+        }
+        Ok(())
     }
 
-    /// The uplink, if it can be connected now, with another copy to write to.
-    fn try_uplink(&self, path: &Path) -> io::Result<(Link<Uplink>, UnixStream)> {
-        let uplink = Uplink::connect(path)?;
-        // The path may be where others can make a socket too, once the switch
-        // is gone: they would have all that the guest sends.
-        let own = rustix::process::getuid().as_raw();
-        let user = user_of(&uplink);
-        let known = [Some(own), Some(0), self.uplink_user];
-        if self.uplink_user.is_some() && !known.contains(&user) {
-            let whose = user.map_or("nobody knows whose".into(), |uid| format!("user {uid}'s"));
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!("the socket is {whose}, and was not before"),
-            ));
+    /// The path may be where others can make a socket too, once the switch is
+    /// gone: they would have all that the guest sends.
+    fn check_uplink(&self, socket: UnixStream) -> io::Result<UnixStream> {
+        let user = user_of(&socket);
+        let own = users::known(rustix::process::getuid().as_raw());
+        if user.is_some() && [own, Some(0), self.uplink_user].contains(&user) {
+            return Ok(socket);
         }
-        let link = Link::new(uplink);
-        let writing = link.stream.stream.try_clone()?;
+        let whose = user.map_or("nobody knows whose".into(), |uid| format!("user {uid}'s"));
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("the socket is {whose}, and was not before"),
+        ))
+    }
+
+    /// The uplink is connected by this socket.
+    fn adopt_uplink(&mut self, socket: UnixStream) -> io::Result<()> {
+        socket.set_nonblocking(true)?;
+        let writing = socket.try_clone()?;
+        let link = Link::new(Uplink {
+            stream: socket,
+            fds: VecDeque::new(),
+        });
         watch(&self.epoll, &link.stream, token::UPLINK, EventFlags::IN)?;
-        Ok((link, writing))
+        self.uplink_doubted = false;
+        self.uplink = Some(link);
+        self.uplink_retry = None;
+        self.uplink_since = Instant::now();
+        self.device.lock().set_uplink(Some(writing));
+        Ok(())
+    }
+
+    /// Waits for the switch in a thread: who does has its turn after those that
+    /// were there before, while one that only asks now and then finds others
+    /// there each time.
+    fn stand_in_line(&mut self) {
+        self.uplink_retry = Some(Instant::now() + RECONNECT);
+        let Some(path) = self.uplink_path.clone() else {
+            return;
+        };
+        let Ok(wake) = self.device.wake_fd().try_clone_to_owned() else {
+            return;
+        };
+        let (socket, line) = mpsc::channel();
+        let wait = move || {
+            // The device may be about to end.
+            let _ = socket.send(connect_in_turn(&path));
+            // Fails only if there are events enough.
+            let _ = rustix::io::write(&wake, &1u64.to_ne_bytes());
+        };
+        let thread = thread::Builder::new().name("uplink".into());
+        if thread.spawn(wait).is_ok() {
+            self.uplink_retry = None;
+            self.uplink_line = Some(line);
+        }
     }
 
     /// Runs until the device ends or a byte arrives on `signals`.
@@ -478,17 +516,30 @@ impl<'a> IoLoop<'a> {
     }
 
     fn retry_uplink(&mut self) {
-        if self.uplink_retry.is_some_and(|at| at <= Instant::now()) {
-            match self.connect_uplink() {
-                Ok(()) if self.uplink.is_some() => log::info!("the uplink is back"),
-                result => {
-                    self.uplink_retry = Some(Instant::now() + RECONNECT);
-                    let doubted = |error: &io::Error| {
-                        error.kind() == io::ErrorKind::PermissionDenied && !self.uplink_doubted
-                    };
-                    if let Some(error) = result.err().filter(doubted) {
-                        self.uplink_doubted = true;
-                        log::warn!("{error}");
+        let socket = match (&self.uplink_line, &self.uplink_path) {
+            (Some(line), _) => match line.try_recv() {
+                Ok(socket) => socket,
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => Err(io::ErrorKind::WouldBlock.into()),
+            },
+            (None, Some(path)) if self.uplink_retry.is_some_and(|at| at <= Instant::now()) => {
+                connect(path).map(UnixStream::from)
+            }
+            _ => return,
+        };
+        self.uplink_line = None;
+        let adopted = socket
+            .and_then(|socket| self.check_uplink(socket))
+            .and_then(|socket| self.adopt_uplink(socket));
+        match adopted {
+            Ok(()) => log::info!("the uplink is back"),
+            Err(error) if is_busy(&error) => self.stand_in_line(),
+            Err(error) => {
+                self.uplink_retry = Some(Instant::now() + RECONNECT);
+                if error.kind() == io::ErrorKind::PermissionDenied && !self.uplink_doubted {
+                    self.uplink_doubted = true;
+                    if let Some(path) = &self.uplink_path {
+                        log::warn!("--uplink {}: {error}", path.display());
                     }
                 }
             }
@@ -620,7 +671,25 @@ impl<'a> IoLoop<'a> {
 
 /// Who listens at the other end of a socket, if that is known.
 fn user_of(socket: impl AsFd) -> Option<u32> {
-    owner(socket).map(|owner| owner.uid)
+    owner(socket).and_then(|owner| users::known(owner.uid))
+}
+
+/// Whether the switch is there but has not accepted others yet.
+fn is_busy(error: &io::Error) -> bool {
+    let kinds = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
+    kinds.contains(&error.kind())
+}
+
+/// Connects when those are accepted that came before, or fails as busy after
+/// some time.
+fn connect_in_turn(path: &Path) -> io::Result<UnixStream> {
+    use rustix::net::sockopt::{set_socket_timeout, Timeout};
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(IN_LINE))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 /// Nobody can be accepted now.

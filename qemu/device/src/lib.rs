@@ -16,4 +16,5 @@ pub mod io_loop;
 pub mod logger;
 pub mod share;
 pub mod shortcuts;
+pub mod users;
 pub mod vfio_user;

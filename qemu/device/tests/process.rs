@@ -21,6 +21,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vfio_user::Client;
 
@@ -53,7 +54,12 @@ impl Process {
     }
 
     fn start_in(directory: PathBuf, options: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite-device"));
+        let command = Command::new(env!("CARGO_BIN_EXE_ferrite-device"));
+        Self::start_by(command, directory, options)
+    }
+
+    /// Starts it by a command that lacks its options alone.
+    fn start_by(mut command: Command, directory: PathBuf, options: &[&str]) -> Self {
         for name in ["socket", "counters", "control", "net"] {
             command.arg(format!("--{name}")).arg(directory.join(name));
         }
@@ -534,17 +540,17 @@ fn a_device_that_goes_hangs_up_in_order() {
             .set_write_timeout(Some(Duration::from_millis(200)))
             .unwrap();
         while monitor.write_all(&request).is_ok() {}
+        // Somebody waits behind it whom the device cannot get rid of soon.
+        let stranger = connect(&process.path("socket"));
+        let (socket, _silent) = lingering();
+        descriptors::send(&stranger, &[0; 64], &[&socket]).unwrap();
+        drop(socket);
         if die {
             process.control(r#"{"cmd":"die"}"#);
         } else {
             let pid = Pid::from_child(&process.child);
             kill_process(pid, Signal::TERM).unwrap();
         }
-        // Somebody waits behind it whom the device cannot get rid of soon.
-        let stranger = connect(&process.path("socket"));
-        let (socket, _silent) = lingering();
-        descriptors::send(&stranger, &[0; 64], &[&socket]).unwrap();
-        drop(socket);
         process.end();
         monitor.set_read_timeout(Some(DEADLINE)).unwrap();
         let answers = std::io::copy(&mut monitor, &mut std::io::sink());
@@ -656,34 +662,53 @@ fn receive(stream: &mut UnixStream) -> Vec<u8> {
     }
 }
 
-/// A device and the fabric that it is connected to, which is the test.
-#[test]
-fn an_uplink_is_not_taken_from_another_user() {
-    use std::os::unix::fs::PermissionsExt;
-    if !rustix::process::geteuid().is_root() {
+/// Whether there can be a listener of another user, [`take_place`].
+fn can_be_two_users() -> bool {
+    let can = rustix::process::geteuid().is_root();
+    if !can {
         eprintln!("skipped: only root can be two users");
-        return;
     }
+    can
+}
+
+/// Another user listens where somebody else has.
+fn take_place(path: &Path) -> UnixListener {
+    use std::os::unix::fs::PermissionsExt;
     let nobody = rustix::process::Uid::from_raw(65534);
-    let mut wired = Wired::start("other-user", &[]);
     let anybody = std::fs::Permissions::from_mode(0o777);
-    std::fs::set_permissions(&wired.process.directory, anybody).unwrap();
-    let path = wired.process.path("uplink");
-    // The fabric goes, and somebody takes its place.
-    std::fs::remove_file(&path).unwrap();
-    let of = path.clone();
+    std::fs::set_permissions(path.parent().unwrap(), anybody.clone()).unwrap();
+    std::fs::remove_file(path).unwrap();
+    let of = path.to_path_buf();
     let other = std::thread::spawn(move || {
         // This thread alone.
         rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
         UnixListener::bind(of).unwrap()
     });
     let other = other.join().unwrap();
-    drop(wired.wire);
+    std::fs::set_permissions(path, anybody).unwrap();
+    other
+}
+
+/// A device tries to connect some times, and goes away without a word.
+fn assert_refused(fabric: &UnixListener) {
     for _ in 0..3 {
-        let (mut wire, _) = other.accept().unwrap();
+        let (mut wire, _) = fabric.accept().unwrap();
         wire.set_read_timeout(Some(DEADLINE)).unwrap();
         assert_eq!(wire.read(&mut [0; 1]).unwrap(), 0, "it says who it is");
     }
+}
+
+#[test]
+fn an_uplink_is_not_taken_from_another_user() {
+    if !can_be_two_users() {
+        return;
+    }
+    let mut wired = Wired::start("other-user", &[]);
+    let path = wired.process.path("uplink");
+    // The fabric goes, and somebody takes its place.
+    let other = take_place(&path);
+    drop(wired.wire);
+    assert_refused(&other);
     assert_eq!(wired.process.counters()["link_up"], false);
     // The fabric comes back.
     std::fs::remove_file(&path).unwrap();
@@ -700,6 +725,63 @@ fn an_uplink_is_not_taken_from_another_user() {
 }
 
 #[test]
+fn an_uplink_that_was_busy_is_not_taken_from_another_user() {
+    if !can_be_two_users() {
+        return;
+    }
+    let directory = Process::directory("busy-user");
+    let uplink = directory.join("uplink");
+    let (fabric, waiting) = busy_fabric(&uplink);
+    let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
+    // Before it has let the device in, the fabric goes.
+    let other = take_place(&uplink);
+    drop((fabric, waiting));
+    assert_refused(&other);
+    // It comes back.
+    std::fs::remove_file(&uplink).unwrap();
+    let fabric = UnixListener::bind(&uplink).unwrap();
+    let _wire = greeted(&fabric, false);
+    until(|| process.counters()["link_up"] == true);
+}
+
+#[test]
+fn a_user_without_a_number_is_not_taken_for_another() {
+    if !can_be_two_users() {
+        return;
+    }
+    // In a namespace where nobody has one.
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.arg("--user");
+        command
+    };
+    if !unshare()
+        .arg("true")
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        eprintln!("skipped: there are no user namespaces");
+        return;
+    }
+    let directory = Process::directory("no-number");
+    let uplink = directory.join("uplink");
+    let fabric = UnixListener::bind(&uplink).unwrap();
+    let mut command = unshare();
+    command.arg(env!("CARGO_BIN_EXE_ferrite-device"));
+    let options = ["--uplink", uplink.to_str().unwrap()];
+    let mut process = Process::start_by(command, directory, &options);
+    // Who is there at the start is who is meant.
+    let (wire, _) = greeted(&fabric, false);
+    let other = take_place(&uplink);
+    drop((wire, fabric));
+    assert_refused(&other);
+    process.control(r#"{"cmd":"die"}"#);
+    let (_, said) = process.end();
+    assert!(said.contains("is not connected again"), "{said}");
+    assert!(said.contains("nobody knows whose"), "{said}");
+}
+
+#[test]
 fn a_neighbour_does_not_fill_the_log() {
     let mut wired = Wired::start("log", &[]);
     for id in 0..300 {
@@ -707,8 +789,8 @@ fn a_neighbour_does_not_fill_the_log() {
         wired.grant_by(id, NEIGHBOUR, [event(), event()]);
         assert_eq!(wired.message(), Message::Released(id));
     }
-    // What has another reason is told all the same.
-    drop(wired.wire);
+    // What has another reason is told all the same. It cannot connect again.
+    drop((wired.fabric, wired.wire));
     until(|| wired.process.counters()["link_up"] == false);
     wired.process.control(r#"{"cmd":"die"}"#);
     let (_, said) = wired.process.end();
@@ -717,6 +799,7 @@ fn a_neighbour_does_not_fill_the_log() {
     assert!(said.contains("the uplink is gone"), "{said}");
 }
 
+/// A device and the fabric that it is connected to, which is the test.
 struct Wired {
     process: Process,
     fabric: UnixListener,
@@ -881,37 +964,66 @@ fn ethernet_passes_both_ways_and_the_uplink_comes_back() {
     assert_eq!(counters["vm"]["tx_frames"], 2);
 }
 
-#[test]
-fn a_fabric_that_accepts_nobody_holds_up_nothing() {
-    use rustix::net::{bind, connect, listen, socket_with, SocketAddrUnix};
-    use rustix::net::{AddressFamily, SocketFlags, SocketType};
-    let directory = Process::directory("backlog");
-    let uplink = directory.join("uplink");
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-    let address = SocketAddrUnix::new(&uplink).unwrap();
-    let fabric = socket();
-    bind(&fabric, &address).unwrap();
-    listen(&fabric, 1).unwrap();
-    // Others wait there already, as many as may.
+/// A fabric where others wait already, as many as may.
+fn busy_fabric(path: &Path) -> (UnixListener, Vec<OwnedFd>) {
+    let fabric = UnixListener::bind(path).unwrap();
+    rustix::net::listen(&fabric, 1).unwrap();
     let mut waiting = Vec::new();
     loop {
-        let other = socket();
-        match connect(&other, &address) {
-            Ok(()) => waiting.push(other),
+        match ferrite_fabric::socket::connect(path) {
+            Ok(other) => waiting.push(other),
             Err(error) => {
-                assert_eq!(error, rustix::io::Errno::AGAIN);
-                break;
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                return (fabric, waiting);
             }
         }
     }
+}
+
+#[test]
+fn a_device_has_its_turn_where_others_connect_all_the_time() {
+    /// Others that connect, and those that the fabric lets in until the device must be.
+    const OTHERS: usize = 16;
+    const TURNS: usize = 100;
+    let directory = Process::directory("crowd");
+    let uplink = directory.join("uplink");
+    let (fabric, waiting) = busy_fabric(&uplink);
+    let over = AtomicBool::new(false);
+    let found = std::thread::scope(|scope| {
+        for _ in 0..OTHERS {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    let _ = UnixStream::connect(&uplink);
+                }
+            });
+        }
+        let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
+        drop(waiting);
+        // The fabric lets somebody in now and then, and the device among them.
+        let found = (0..TURNS).position(|_| {
+            std::thread::sleep(Duration::from_millis(3));
+            let (mut wire, _) = fabric.accept().unwrap();
+            wire.set_read_timeout(Some(DEADLINE)).unwrap();
+            wire.read(&mut [0; 1]).is_ok_and(|count| count == 1)
+        });
+        over.store(true, Ordering::SeqCst);
+        // Nobody waits any more.
+        drop((fabric, process));
+        found
+    });
+    assert!(found.is_some(), "it never had its turn");
+}
+
+#[test]
+fn a_fabric_that_accepts_nobody_holds_up_nothing() {
+    let directory = Process::directory("backlog");
+    let uplink = directory.join("uplink");
+    let (fabric, waiting) = busy_fabric(&uplink);
     let process = Process::start_in(directory, &["--uplink", uplink.to_str().unwrap()]);
     let mut client = process.client();
     Driver::start(&mut client, true);
     assert_eq!(process.counters()["link_up"], false);
     // It has its turn.
-    let fabric = UnixListener::from(fabric);
-    fabric.set_nonblocking(false).unwrap();
     for _ in &waiting {
         fabric.accept().unwrap();
     }
