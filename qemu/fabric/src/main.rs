@@ -8,7 +8,7 @@ use ferrite_fabric::console;
 use ferrite_fabric::control::Request;
 use ferrite_fabric::fault::{is_roce, Faults, Scope};
 use ferrite_fabric::framing::{Reader, STARVED};
-use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::outbox::{Outbox, Unread};
 use ferrite_fabric::pcap::Pcap;
 use ferrite_fabric::ring;
 use ferrite_fabric::shortcut::{
@@ -23,6 +23,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -164,6 +165,35 @@ impl Port {
     }
 }
 
+/// A port that is gone, and has not read all grants that it was sent: their
+/// descriptors are under way until it does, or lets go of its end.
+struct Left {
+    stream: Connection,
+    user: Option<u32>,
+    unread: Unread,
+}
+
+impl Left {
+    /// What is left of a port; `None` if that is nothing.
+    fn new(port: Port) -> Option<Self> {
+        let user = port.user();
+        let mut left = Self {
+            stream: port.stream,
+            user,
+            unread: port.outbox.into_unread(),
+        };
+        // It is told at once all the same.
+        let _ = left.stream.stream().shutdown(Shutdown::Both);
+        left.is_there().then_some(left)
+    }
+
+    /// Whether it still has grants to read. Without an answer it has.
+    fn is_there(&mut self) -> bool {
+        let _ = self.unread.look(self.stream.stream());
+        self.unread.grants() > 0
+    }
+}
+
 /// What a port exchanged with others past the switch, as the devices say.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 struct Traffic {
@@ -193,6 +223,8 @@ struct Rings {
 #[derive(Default)]
 struct Ports {
     ports: BTreeMap<PortId, Port>,
+    /// Never more than there may be grants unread.
+    left: Vec<Left>,
     /// Bytes that wait for all ports together, and how many may.
     queued: usize,
     queue_memory: usize,
@@ -324,15 +356,25 @@ impl Ports {
         for port in self.ports.values() {
             *of_users.entry(port.user()).or_default() += port.outbox.unread_grants();
         }
-        let all: usize = of_users.values().sum();
-        let reads = |end: PortId| {
-            self.ports.get(&end).is_some_and(|port| {
-                let user = of_users.get(&port.user()).copied().unwrap_or(0);
-                port.outbox.unread_grants() < MAX_UNANSWERED
-                    && (user < MAX_UNREAD_PER_USER || port.user() == Some(self.own_uid))
-            })
+        for left in &self.left {
+            *of_users.entry(left.user).or_default() += left.unread.grants();
+        }
+        // With the two that it would be.
+        for (end, _) in &ends {
+            let Some(port) = self.ports.get(end) else {
+                return false;
+            };
+            if port.outbox.unread_grants() >= MAX_UNANSWERED {
+                return false;
+            }
+            *of_users.entry(port.user()).or_default() += 1;
+        }
+        let is_full = |(end, _): &(PortId, Mac)| {
+            let user = self.ports.get(end).and_then(Port::user);
+            let unread = of_users.get(&user).copied().unwrap_or(0);
+            user != Some(self.own_uid) && unread > MAX_UNREAD_PER_USER
         };
-        all + ends.len() <= MAX_UNREAD && ends.iter().all(|(end, _)| reads(*end))
+        of_users.values().sum::<usize>() <= MAX_UNREAD && !ends.iter().any(is_full)
     }
 
     /// Makes the rings of a shortcut and hands them to both ends.
@@ -368,6 +410,7 @@ impl Ports {
     /// Writes what waits for the ports, as far as they take it.
     fn flush(&mut self, now: u64) {
         self.flushed_at = self.work;
+        self.look_left();
         for (id, port) in &mut self.ports {
             if port.gone {
                 continue;
@@ -415,17 +458,22 @@ impl Ports {
 
     /// Removes the ports that are gone; `false` if none is.
     fn remove_gone(&mut self, switch: &mut Switch, now: u64) -> bool {
-        let (broker, queued) = (&mut self.broker, &mut self.queued);
-        let before = self.ports.len();
-        self.ports.retain(|id, port| {
-            if port.gone {
+        let gone = self.ports.iter().filter(|(_, port)| port.gone);
+        let gone: Vec<PortId> = gone.map(|(id, _)| *id).collect();
+        for id in &gone {
+            if let Some(port) = self.ports.remove(id) {
                 switch.detach(*id, now);
-                broker.detach(*id, now);
-                *queued -= port.outbox.len();
+                self.broker.detach(*id, now);
+                self.queued -= port.outbox.len();
+                self.left.extend(Left::new(port));
             }
-            !port.gone
-        });
-        self.ports.len() != before
+        }
+        !gone.is_empty()
+    }
+
+    /// Forgets those that have read their grants, or are really gone.
+    fn look_left(&mut self) {
+        self.left.retain_mut(Left::is_there);
     }
 
     /// Ends a turn: all that came of it is written before anybody waits.
@@ -440,10 +488,15 @@ impl Ports {
         }
     }
 
+    /// Whose each port is, those that are left included: they have a descriptor.
+    fn users(&self) -> impl Iterator<Item = Option<u32>> + '_ {
+        let left = self.left.iter().map(|left| left.user);
+        self.ports.values().map(Port::user).chain(left)
+    }
+
     /// Ports of a user; those of whom nobody knows whose are one user's.
     fn owned_by(&self, uid: Option<u32>) -> usize {
-        let users = self.ports.values().map(Port::user);
-        users.filter(|user| *user == uid).count()
+        self.users().filter(|user| *user == uid).count()
     }
 
     /// What each port exchanged with others past the switch.
@@ -624,6 +677,8 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             return Ok(());
         }
         if ready.listener {
+            // Who has let go of such a port may have another.
+            ports.look_left();
             let room = accept(&listener, MAX_CLOSING, |stream| {
                 if !door.admits(&stream, &ports) {
                     return;
@@ -844,7 +899,8 @@ impl Door {
         let owner = stream.owner();
         let uid = owner.map(|owner| owner.uid);
         let own = Some(self.own_uid);
-        let others = ports.ports.len() - ports.owned_by(own);
+        let all = ports.users().count();
+        let others = all - ports.owned_by(own);
         let kept = self.max_ports / KEPT_PORTS;
         let limit = if uid != own && ports.owned_by(uid) >= self.max_ports_per_user {
             format!(
@@ -854,7 +910,7 @@ impl Door {
             )
         } else if uid != own && others >= self.max_ports - kept {
             format!("others have {others} ports, and {kept} are kept (--max-ports)")
-        } else if ports.ports.len() >= self.max_ports {
+        } else if all >= self.max_ports {
             format!("there are {} ports (--max-ports)", self.max_ports)
         } else {
             return true;

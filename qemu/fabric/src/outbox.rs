@@ -228,12 +228,45 @@ impl Outbox {
         if self.sent.is_empty() {
             return Ok(());
         }
-        // In what takes so much memory there are no more bytes.
-        let read = self.position().saturating_sub(descriptors::unread(stream)?);
-        while self.sent.front().is_some_and(|sent| sent.position <= read) {
-            self.sent.pop_front();
+        let position = self.position();
+        forget_read(&mut self.sent, position, stream)
+    }
+
+    /// What is left of it when nothing more is written.
+    pub fn into_unread(self) -> Unread {
+        Unread {
+            position: self.position(),
+            sent: self.sent,
         }
-        Ok(())
+    }
+}
+
+/// Forgets the grants that are read from a stream of which so much is written.
+fn forget_read(sent: &mut VecDeque<Sent>, position: u64, stream: &UnixStream) -> io::Result<()> {
+    // In what takes so much memory there are no more bytes.
+    let read = position.saturating_sub(descriptors::unread(stream)?);
+    while sent.front().is_some_and(|sent| sent.position <= read) {
+        sent.pop_front();
+    }
+    Ok(())
+}
+
+/// Grants in the socket of a port that is gone. They are under way as long as
+/// the other side has its end and does not read them, whatever is done here.
+pub struct Unread {
+    position: u64,
+    sent: VecDeque<Sent>,
+}
+
+impl Unread {
+    /// Looks which are read, or went with the other end.
+    pub fn look(&mut self, stream: &UnixStream) -> io::Result<()> {
+        forget_read(&mut self.sent, self.position, stream)
+    }
+
+    /// How many there are.
+    pub fn grants(&self) -> usize {
+        self.sent.len()
     }
 }
 
@@ -348,6 +381,30 @@ mod tests {
         while io::Read::read(&mut receiver, &mut buffer).is_ok() {}
         outbox.look(&a).unwrap();
         assert_eq!(outbox.unread_grants(), 0);
+    }
+
+    #[test]
+    fn what_is_sent_stays_unread_when_nothing_more_is_written() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut outbox = Outbox::new(1 << 20);
+        for number in 1..=3 {
+            grant(&mut outbox, number);
+        }
+        outbox.flush(&a, 0, &mut Vec::new()).unwrap();
+        // One that is not sent goes with its descriptors.
+        grant(&mut outbox, 4);
+        let mut unread = outbox.into_unread();
+        a.shutdown(std::net::Shutdown::Both).unwrap();
+        b.shutdown(std::net::Shutdown::Both).unwrap();
+        unread.look(&a).unwrap();
+        assert_eq!(unread.grants(), 3);
+        let mut fds = VecDeque::new();
+        io::Read::read(&mut Receiver::new(&b, &mut fds), &mut [0; 64]).unwrap();
+        unread.look(&a).unwrap();
+        assert!((1..=3).contains(&unread.grants()));
+        drop(b);
+        unread.look(&a).unwrap();
+        assert_eq!(unread.grants(), 0);
     }
 
     #[test]

@@ -600,6 +600,65 @@ fn grants_that_nobody_reads_are_few_and_not_for_long() {
     assert!((1..=8).contains(&fds.len()), "{} descriptors", fds.len());
 }
 
+#[test]
+fn grants_that_nobody_reads_stay_few_when_ports_hang_up() {
+    let fabric = Fabric::start_as("hang-up", "exec \"$@\"", true, &[]);
+    let mut all = Vec::new();
+    for _ in 0..50 {
+        let mut ports: Vec<Capable> = (1..=5)
+            .map(|number| Capable::new(&fabric, number, true))
+            .collect();
+        until(|| {
+            let stats = fabric.stats();
+            let ports = stats["ports"].as_array().unwrap();
+            ports.len() == 5 && ports.iter().all(|port| port["own_address"].is_string())
+        });
+        for from in 1..=5u8 {
+            for to in (1..=5).filter(|to| *to != from) {
+                for _ in 0..4 {
+                    ports[usize::from(from) - 1].send(&roce(to, from));
+                }
+            }
+        }
+        until(|| {
+            let stats = fabric.stats();
+            let mut ports = stats["ports"].as_array().unwrap().iter();
+            ports.all(|port| port["rx_frames"] == 1 + 4 * 4)
+        });
+        // It keeps its ends, and what lies in them.
+        for port in &ports {
+            port.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        fabric.wait_for_ports(0);
+        all.append(&mut ports);
+    }
+    let mut count = 0;
+    for port in &mut all {
+        port.stream.set_nonblocking(true).unwrap();
+        let mut receiver = Receiver::new(&port.stream, &mut port.fds);
+        while receiver
+            .read(&mut [0; 1 << 12])
+            .is_ok_and(|count| count > 0)
+        {}
+        count += port.fds.len();
+    }
+    // Two for each grant; who runs the fabric has as many as there are.
+    let most = if is_root() { 64 } else { 256 };
+    assert!((8..=most).contains(&count), "{count} descriptors");
+    // They are read, and there may be others.
+    let (mut a, mut b) = (
+        Capable::new(&fabric, 1, true),
+        Capable::new(&fabric, 2, true),
+    );
+    fabric.wait_for_ports(2);
+    until(|| {
+        a.send(&roce(2, 1));
+        shortcuts_in_use(&fabric) == 1
+    });
+    let (id, _, _) = a.granted(b.mac);
+    assert_eq!(b.granted(a.mac).0, id);
+}
+
 /// Two ports of [`NOBODY`].
 fn two_of_nobody(fabric: &Fabric) -> [UnixStream; 2] {
     let listen = fabric.directory.join("listen");
