@@ -50,6 +50,8 @@ const READS_PER_TURN: usize = 4;
 /// all copies, each with what it costs whatever its length. The ports of who runs
 /// the fabric have as much each.
 const WORK_PER_TURN: u64 = 2 * 1024 * 1024;
+/// The same for all users but that one together: somebody may have many numbers.
+const WORK_OF_OTHERS: u64 = 8 * 1024 * 1024;
 const WORK_PER_COPY: u64 = 64;
 /// What a try to make a shortcut counts for.
 const WORK_PER_GRANT: u64 = 64 * 1024;
@@ -230,9 +232,7 @@ struct Ports {
     queue_memory: usize,
     /// What all forwarding has cost; see [`WORK_PER_TURN`].
     work: u64,
-    /// At how much of it frames that were held back wait for the next turn, and
-    /// how much there was when something was written.
-    busy_at: u64,
+    /// How much of it there was when something was written.
     flushed_at: u64,
     pcap: Option<Pcap<BufWriter<File>>>,
     broker: Broker,
@@ -243,9 +243,14 @@ struct Ports {
     own_uid: u32,
 }
 
+/// What it costs to take, to forward or to send a frame.
+fn cost(frame: &[u8]) -> u64 {
+    WORK_PER_COPY + frame.len() as u64
+}
+
 impl Output for Ports {
     fn send(&mut self, port: PortId, frame: &[u8]) -> bool {
-        self.work += WORK_PER_COPY + frame.len() as u64;
+        self.work += cost(frame);
         let limit = share(self.queue_memory, self.queued);
         let Some(port) = self.ports.get_mut(&port) else {
             return false;
@@ -256,11 +261,21 @@ impl Output for Ports {
         taken
     }
 
-    fn is_busy(&self) -> bool {
-        self.work >= self.busy_at
+    fn work(&self) -> u64 {
+        self.work
+    }
+
+    fn share(&self, user: Option<u32>, users: usize) -> u64 {
+        if user == Some(self.own_uid) {
+            return WORK_PER_TURN;
+        }
+        let users = u64::try_from(users).unwrap_or(u64::MAX).max(1);
+        WORK_PER_TURN.min(WORK_OF_OTHERS / users).max(1)
     }
 
     fn capture(&mut self, frame: &[u8]) {
+        // Also for one that goes nowhere.
+        self.work += cost(frame);
         if let Some(pcap) = &mut self.pcap {
             let time = SystemTime::now()
                 .duration_since(UNIX_EPOCH)
@@ -719,7 +734,6 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         }
         turns.take(&ready.readable, &mut switch, &mut ports, &now);
         switch.expire(now());
-        ports.busy_at = ports.work + WORK_PER_TURN;
         switch.poll(now(), &mut ports);
         let all = &ports.ports;
         ports
@@ -956,7 +970,7 @@ struct Turns {
 
 impl Turns {
     /// Reads from ports, as much of all ports of a user as of one: else a user
-    /// with many would leave little to others. Who runs the fabric leaves
+    /// with many would leave little to others. The more users, the less of each. Who runs the fabric leaves
     /// others what they need or does not, by other means too.
     fn take(
         &mut self,
@@ -972,6 +986,7 @@ impl Turns {
             }
         }
         self.last.retain(|user, _| users.contains_key(user));
+        let count = users.len();
         for (user, mut of_user) in users {
             let own = user == Some(ports.own_uid);
             // They are in the order of their numbers.
@@ -979,10 +994,11 @@ impl Turns {
                 let first = of_user.partition_point(|id| id <= last);
                 of_user.rotate_left(first);
             }
-            let mut until = ports.work + WORK_PER_TURN;
+            let share = ports.share(user, count);
+            let mut until = ports.work + share;
             for id in of_user {
                 if own {
-                    until = ports.work + WORK_PER_TURN;
+                    until = ports.work + share;
                 }
                 if ports.work < until {
                     read_port(id, until, switch, ports, now());
@@ -1066,7 +1082,7 @@ fn take_frames(
         else {
             return Ok(true);
         };
-        ports.work += WORK_PER_COPY + frame.len() as u64;
+        ports.work += cost(frame);
         if is_message(frame) {
             let Some((source, message)) = Message::parse(frame) else {
                 continue;

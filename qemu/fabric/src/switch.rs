@@ -138,9 +138,14 @@ pub trait Output {
     fn send(&mut self, port: PortId, frame: &[u8]) -> bool;
     /// A frame has passed the faults and is about to be forwarded.
     fn capture(&mut self, frame: &[u8]);
-    /// Others are to have their turn before more is sent that can wait.
-    fn is_busy(&self) -> bool {
-        false
+    /// What all that was forwarded has cost so far.
+    fn work(&self) -> u64 {
+        0
+    }
+    /// How much of that is forwarded for one of so many users before the others
+    /// have their turn.
+    fn share(&self, _user: Option<u32>, _users: usize) -> u64 {
+        u64::MAX
     }
 }
 
@@ -161,8 +166,8 @@ pub struct Switch {
     holders: HashMap<Mac, PortId>,
     /// Addresses that no other user can have for now.
     kept: HashMap<Mac, Kept>,
-    /// The port whose frames were last released.
-    polled: PortId,
+    /// The port of each user whose frames were last released.
+    polled: BTreeMap<Option<u32>, PortId>,
     /// All ports may send from all addresses.
     any_source: bool,
     partitions: Vec<(Side, Option<Side>)>,
@@ -201,7 +206,7 @@ impl Switch {
             table: HashMap::new(),
             holders: HashMap::new(),
             kept: HashMap::new(),
-            polled: 0,
+            polled: BTreeMap::new(),
             any_source: false,
             partitions: Vec::new(),
             moved: false,
@@ -464,28 +469,39 @@ impl Switch {
         }
     }
 
-    /// Forwards what delay or reordering held back until `now`, until `output`
-    /// is busy: one frame of each port in turn, and the next time those first
-    /// that are next.
+    /// Forwards what delay or reordering held back until `now`: one frame of
+    /// each user in turn, of its ports in turn, until each has had its
+    /// [share](Output::share). The next time those ports are first that are next.
     pub fn poll(&mut self, now: u64, output: &mut dyn Output) {
         let faults = self.faults;
-        let is_due = |(id, port): (&PortId, &Port)| {
-            let due = port.line.next_timeout()?;
-            (due <= now).then_some(*id)
-        };
-        let (before, behind) = (..=self.polled, self.polled.saturating_add(1)..);
-        let mut due: VecDeque<PortId> = self.ports.range(behind).filter_map(is_due).collect();
-        due.extend(self.ports.range(before).filter_map(is_due));
-        let mut arrived = Vec::new();
-        while let Some(id) = due.pop_front() {
-            if output.is_busy() {
-                break;
+        let mut due: BTreeMap<Option<u32>, VecDeque<PortId>> = BTreeMap::new();
+        for (id, port) in &self.ports {
+            if port.line.next_timeout().is_some_and(|due| due <= now) {
+                due.entry(port.user).or_default().push_back(*id);
             }
+        }
+        self.polled.retain(|user, _| due.contains_key(user));
+        let users = due.len();
+        let mut turns: VecDeque<_> = due
+            .into_iter()
+            .map(|(user, mut ports)| {
+                // They are in the order of their numbers.
+                if let Some(last) = self.polled.get(&user) {
+                    ports.rotate_left(ports.partition_point(|id| id <= last));
+                }
+                (user, ports, output.share(user, users))
+            })
+            .collect();
+        let mut arrived = Vec::new();
+        while let Some((user, mut ports, left)) = turns.pop_front() {
+            let Some(id) = ports.pop_front() else {
+                continue;
+            };
             let Some(port) = self.ports.get_mut(&id) else {
                 continue;
             };
-            self.polled = id;
-            let before = port.line.held();
+            self.polled.insert(user, id);
+            let (before, work) = (port.line.held(), output.work());
             let more = port
                 .line
                 .poll(&faults, now, &mut |frame| arrived.push(frame.to_vec()));
@@ -494,7 +510,11 @@ impl Switch {
                 self.forward(id, &frame, output);
             }
             if more {
-                due.push_back(id);
+                ports.push_back(id);
+            }
+            let left = left.saturating_sub(output.work() - work);
+            if left > 0 {
+                turns.push_back((user, ports, left));
             }
         }
     }
@@ -610,8 +630,8 @@ mod tests {
         sent: Vec<(PortId, Vec<u8>)>,
         captured: usize,
         full: Option<PortId>,
-        /// Busy when so many are sent.
-        enough: Option<usize>,
+        /// So many are sent for a user in a turn.
+        enough: Option<u64>,
     }
 
     impl Output for Sink {
@@ -625,8 +645,11 @@ mod tests {
         fn capture(&mut self, _frame: &[u8]) {
             self.captured += 1;
         }
-        fn is_busy(&self) -> bool {
-            self.enough.is_some_and(|enough| self.sent.len() >= enough)
+        fn work(&self) -> u64 {
+            self.sent.len() as u64
+        }
+        fn share(&self, _user: Option<u32>, _users: usize) -> u64 {
+            self.enough.unwrap_or(u64::MAX)
         }
     }
 
@@ -968,11 +991,50 @@ mod tests {
             }
         }
         let due = switch.next_timeout().unwrap();
-        for turn in 1..=3 {
-            sink.enough = Some(2 * turn);
+        sink.enough = Some(2);
+        for _ in 0..3 {
             switch.poll(due, &mut sink);
         }
+        assert_eq!(sink.sent.len(), 6);
         assert!([1, 2, 3].iter().all(|number| from(&sink, *number)));
+    }
+
+    #[test]
+    fn what_is_due_is_released_for_users_in_turn() {
+        let mut switch = Switch::new(
+            1,
+            Faults {
+                delay: 1.0,
+                ..Faults::default()
+            },
+        );
+        let mut sink = Sink::default();
+        // One has a port, and another has twenty.
+        for port in 0..21 {
+            assert_eq!(switch.attach(), port);
+            switch.set_user(port, if port == 20 { 1001 } else { 1000 });
+        }
+        for port in 0..21 {
+            for _ in 0..100 {
+                switch.receive(port, &frame(0xee, 1 + port as u8), 0, &mut sink);
+            }
+        }
+        let due = switch.next_timeout().unwrap();
+        sink.enough = Some(50 * 20);
+        switch.poll(due, &mut sink);
+        let of = |sink: &Sink, number: u8| {
+            let copies = sink.sent.iter().filter(|(_, f)| f[11] == number);
+            copies.count() / 20
+        };
+        assert_eq!(of(&sink, 21), 50);
+        assert_eq!(sink.sent.len(), 2 * 50 * 20);
+        assert_eq!(sink.sent[20].1[11], 21, "it is the second already");
+        // Those of the other go on where they were.
+        switch.poll(due, &mut sink);
+        assert_eq!(of(&sink, 21), 100);
+        for port in 0..20 {
+            assert_eq!(of(&sink, 1 + port), 5);
+        }
     }
 
     #[test]

@@ -659,16 +659,73 @@ fn grants_that_nobody_reads_stay_few_when_ports_hang_up() {
     assert_eq!(b.granted(a.mac).0, id);
 }
 
+/// Does something as another user, who may connect to the fabric.
+fn as_user<T: Send>(fabric: &Fabric, uid: u32, work: impl FnOnce(&Path) -> T + Send) -> T {
+    let listen = fabric.directory.join("listen");
+    until(|| listen.exists());
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(&listen, all).unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let uid = Uid::from_raw(uid);
+            // This thread alone.
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            work(&listen)
+        });
+        other.join().unwrap()
+    })
+}
+
 /// Two ports of [`NOBODY`].
 fn two_of_nobody(fabric: &Fabric) -> [UnixStream; 2] {
-    let listen = fabric.directory.join("listen");
-    let other = std::thread::spawn(move || {
-        let nobody = Uid::from_raw(NOBODY);
-        // This thread alone.
-        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        [connect(&listen), connect(&listen)]
-    });
-    other.join().unwrap()
+    as_user(fabric, NOBODY, |listen| [connect(listen), connect(listen)])
+}
+
+/// As many of the shortest frames as fit into a socket, which go to all ports.
+fn flood() -> Vec<u8> {
+    let mut small = frame(0xdd, 3, 0);
+    small.truncate(18);
+    let (mut bytes, mut writer) = (Vec::new(), Writer::new(60 << 10));
+    while writer.push(&small) {}
+    assert!(writer.flush(&mut bytes).unwrap());
+    bytes
+}
+
+/// How many of them go to 200 ports for so much work, in MiB.
+fn flooded(work: usize) -> usize {
+    work * 1024 * 1024 / (200 * (18 + 64))
+}
+
+/// Frames that `b` receives before the last of `count` from `a`, which are sent
+/// while the fabric rests, behind what is in `bad`.
+fn received_before(
+    fabric: &Fabric,
+    bad: &mut [UnixStream],
+    [mut a, mut b]: [UnixStream; 2],
+    count: usize,
+) -> usize {
+    let bytes = flood();
+    let mut writer = Writer::new(1 << 20);
+    for _ in 1..count {
+        writer.push_always(&frame(2, 1, 6));
+    }
+    writer.push_always(&frame(2, 1, 7));
+    let pid = Pid::from_child(&fabric.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    for bad in bad {
+        bad.write_all(&bytes).unwrap();
+    }
+    assert!(writer.flush(&mut a).unwrap());
+    kill_process(pid, Signal::CONT).unwrap();
+    let mut reader = Reader::new();
+    let mut before = 0;
+    loop {
+        let received = receive(&mut b, &mut reader);
+        if received == frame(2, 1, 7) {
+            return before;
+        }
+        before += usize::from(received.len() == 18);
+    }
 }
 
 #[test]
@@ -681,30 +738,54 @@ fn the_ports_of_one_user_share_a_turn() {
     let _silent: Vec<UnixStream> = (0..200).map(|_| fabric.connect()).collect();
     let mut bad: Vec<UnixStream> = (0..20).map(|_| fabric.connect()).collect();
     fabric.wait_for_ports(220);
-    let [mut a, mut b] = two_of_nobody(&fabric);
+    let pair = two_of_nobody(&fabric);
     fabric.wait_for_ports(222);
-    // To nobody that is known, and so to all.
-    let mut small = frame(0xdd, 3, 0);
-    small.truncate(18);
-    let (mut bytes, mut writer) = (Vec::new(), Writer::new(60 << 10));
-    while writer.push(&small) {}
-    assert!(writer.flush(&mut bytes).unwrap());
-    let pid = Pid::from_child(&fabric.child);
-    kill_process(pid, Signal::STOP).unwrap();
-    for bad in &mut bad {
-        bad.write_all(&bytes).unwrap();
-    }
-    send(&mut a, &frame(2, 1, 7));
-    kill_process(pid, Signal::CONT).unwrap();
-    let mut reader = Reader::new();
-    let mut before = 0;
-    while receive(&mut b, &mut reader) != frame(2, 1, 7) {
-        before += 1;
-    }
+    let before = received_before(&fabric, &mut bad, pair, 1);
     // Two MiB of copies of all of them together, each with what it costs. The fabric stops some time
     // after it is told to, and may have had turns before; of each port it would be twenty times that.
-    let turn = 2 * 1024 * 1024 / (200 * (18 + 64));
+    let turn = flooded(2);
     assert!(before <= 4 * turn, "{before} frames, {turn} in a turn");
+}
+
+#[test]
+fn the_ports_of_one_user_share_a_turn_where_frames_are_delayed() {
+    if !is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let fabric = Fabric::start_as("delayed", "exec \"$@\"", true, &["--delay", "1"]);
+    let _silent: Vec<UnixStream> = (0..200).map(|_| fabric.connect()).collect();
+    let mut bad: Vec<UnixStream> = (0..20).map(|_| fabric.connect()).collect();
+    fabric.wait_for_ports(220);
+    let pair = two_of_nobody(&fabric);
+    fabric.wait_for_ports(222);
+    let count = 300;
+    let before = received_before(&fabric, &mut bad, pair, count);
+    // One for each, and what had a turn before the first of them was due. By ports it would be twenty
+    // for each.
+    let turn = flooded(2);
+    assert!(before <= count + 8 * turn, "{before} for {count}");
+}
+
+#[test]
+fn who_has_many_users_has_one_turn_for_them() {
+    if !is_root() {
+        eprintln!("skipped: only root can be many users");
+        return;
+    }
+    let fabric = Fabric::start_as("many-users", "exec \"$@\"", true, &[]);
+    let _silent: Vec<UnixStream> = (0..200).map(|_| fabric.connect()).collect();
+    let mut bad: Vec<UnixStream> = (0..40)
+        .map(|number| as_user(&fabric, 20_000 + number, connect))
+        .collect();
+    fabric.wait_for_ports(240);
+    // Its turn is after theirs.
+    let pair = two_of_nobody(&fabric);
+    fabric.wait_for_ports(242);
+    let before = received_before(&fabric, &mut bad, pair, 1);
+    // Eight MiB in a turn; of each it would be eighty.
+    let turn = flooded(8);
+    assert!(before <= 3 * turn, "{before} frames, {turn} in a turn");
 }
 
 #[test]
@@ -894,7 +975,10 @@ struct Capable {
 
 impl Capable {
     fn new(fabric: &Fabric, number: u8, device: bool) -> Self {
-        let stream = fabric.connect();
+        Self::over(fabric.connect(), number, device)
+    }
+
+    fn over(stream: UnixStream, number: u8, device: bool) -> Self {
         let mac = Mac([0x52, 0x54, 0, 0, 0, number]);
         let mut port = Self {
             stream,
