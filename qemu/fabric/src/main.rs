@@ -62,6 +62,8 @@ const WORK_PER_FLUSH: u64 = 4 * 1024 * 1024;
 /// and gives no process of that user any more than so many.
 const MAX_UNREAD_PER_USER: usize = 32;
 const MAX_UNREAD: usize = 128;
+/// Of these, those of all others but the latter.
+const MAX_UNREAD_OF_OTHERS: usize = MAX_UNREAD / 2;
 /// How long a grant may lie unread in a port's socket, in nanoseconds.
 const UNREAD: u64 = 10_000_000_000;
 /// Descriptors for everything but ports and shortcuts: control connections, and
@@ -384,12 +386,15 @@ impl Ports {
             }
             *of_users.entry(port.user()).or_default() += 1;
         }
+        let own = Some(self.own_uid);
+        let all: usize = of_users.values().sum();
+        let others = all - of_users.get(&own).copied().unwrap_or(0);
         let is_full = |(end, _): &(PortId, Mac)| {
             let user = self.ports.get(end).and_then(Port::user);
             let unread = of_users.get(&user).copied().unwrap_or(0);
-            user != Some(self.own_uid) && unread > MAX_UNREAD_PER_USER
+            user != own && (unread > MAX_UNREAD_PER_USER || others > MAX_UNREAD_OF_OTHERS)
         };
-        of_users.values().sum::<usize>() <= MAX_UNREAD && !ends.iter().any(is_full)
+        all <= MAX_UNREAD && !ends.iter().any(is_full)
     }
 
     /// Makes the rings of a shortcut and hands them to both ends.

@@ -45,6 +45,9 @@ pub const MAX_SHORTCUTS: usize = 64;
 /// Of these, those to ports of one other user: so no user keeps the others from
 /// having any.
 const MAX_PER_USER: usize = MAX_SHORTCUTS / 4;
+/// And those to all others but the user who runs the switch: some are left for
+/// ports of its own user and of that one, whoever has many numbers.
+const MAX_ACROSS: usize = MAX_SHORTCUTS - MAX_SHORTCUTS / 4;
 /// Of all, grants that it has not answered: their descriptors are under way,
 /// of which the kernel lets a user have so many and no more.
 pub const MAX_UNANSWERED: usize = 4;
@@ -241,10 +244,15 @@ impl Shortcut {
 /// A user, and whether the other end of a shortcut is another's.
 type Kind = (Option<u32>, bool);
 
+/// Whether two ports are of one user, as far as that is known.
+fn are_one(a: Option<u32>, b: Option<u32>) -> bool {
+    a.is_some() && a == b
+}
+
 /// What a shortcut is for the users at its ends. Those to others are counted
 /// apart: nobody uses up what a user has for its own.
 fn kinds(ends: &[End; 2]) -> [Kind; 2] {
-    let across = ends[0].user != ends[1].user;
+    let across = !are_one(ends[0].user, ends[1].user);
     ends.map(|end| (end.user, across))
 }
 
@@ -388,17 +396,23 @@ impl Broker {
             of(port).count() >= MAX_SHORTCUTS
                 || of(port).filter(unanswered).count() >= MAX_UNANSWERED
         };
+        let user = |port| self.users.get(&port).copied();
+        let is_owner = |user: Option<u32>| self.limit.is_some_and(|(owner, _)| user == Some(owner));
         // Whether `port` has as many as it may have to the user of `other`.
         let crowded = |port, other| {
-            let user = |port: PortId| self.users.get(&port);
-            let same = |end: &End| end.port != port && user(end.port) == user(other);
-            let count = of(port).filter(|shortcut| shortcut.ends.iter().any(same));
-            user(port) != user(other) && count.count() >= MAX_PER_USER
+            let (own, peer) = (user(port), user(other));
+            let count = |counts: &dyn Fn(Option<u32>) -> bool| {
+                let ends = of(port).flat_map(|shortcut| &shortcut.ends);
+                let peers = ends.filter(|end| end.port != port);
+                peers.filter(|end| counts(end.user)).count()
+            };
+            let is_stranger = |user| !are_one(own, user) && !is_owner(user);
+            !are_one(own, peer) && count(&|user| user == peer) >= MAX_PER_USER
+                || is_stranger(peer) && count(&is_stranger) >= MAX_ACROSS
         };
         if together || full(from) || full(to) || crowded(from, to) || crowded(to, from) {
             return;
         }
-        let user = |port| self.users.get(&port).copied();
         let ends = [
             End::new(from, own, user(from)),
             End::new(to, peer, user(to)),
@@ -1065,6 +1079,60 @@ mod tests {
         // Those of its own user may have all.
         let own: usize = (3..90).map(|port| granted(port, 1000)).sum();
         assert_eq!(own, MAX_SHORTCUTS - MAX_PER_USER - 1);
+    }
+
+    #[test]
+    fn many_users_leave_shortcuts_for_a_ports_own_and_the_owner() {
+        let mut broker = Broker::default();
+        broker.allow(true, 0);
+        broker.limit(0, 1000);
+        let mut granted = |port: u8, user: Option<u32>| {
+            broker.attach(port.into(), user);
+            broker.message(port.into(), mac(port), HELLO, true, 0);
+            for _ in 0..THRESHOLD {
+                broker.seen(port.into(), 1, mac(1), behind, 0);
+            }
+            let actions = broker.actions();
+            for action in &actions {
+                let Action::Grant(id) = *action else {
+                    panic!("{action:?}")
+                };
+                say(&mut broker, port.into(), Message::Ready(id));
+                say(&mut broker, 1, Message::Ready(id));
+            }
+            actions.len()
+        };
+        assert_eq!(granted(1, Some(1000)), 0);
+        let others: usize = (100..200)
+            .map(|port| granted(port, Some(2000 + u32::from(port))))
+            .sum();
+        assert_eq!(others, MAX_ACROSS);
+        assert_eq!(granted(2, None), 0, "one of whom nobody knows whose it is");
+        let owner: usize = (3..11).map(|port| granted(port, Some(0))).sum();
+        assert_eq!(owner, 8);
+        let own: usize = (11..50).map(|port| granted(port, Some(1000))).sum();
+        assert_eq!(own, MAX_SHORTCUTS - MAX_ACROSS - 8);
+    }
+
+    #[test]
+    fn those_of_whom_nobody_knows_whose_they_are_are_not_one() {
+        let mut broker = broker();
+        let mut granted = 0;
+        for port in 3..=100u8 {
+            broker.message(port.into(), mac(port), HELLO, true, 0);
+            for _ in 0..THRESHOLD {
+                broker.seen(port.into(), 1, mac(1), behind, 0);
+            }
+            for action in broker.actions() {
+                let Action::Grant(id) = action else {
+                    panic!("{action:?}")
+                };
+                granted += 1;
+                say(&mut broker, port.into(), Message::Ready(id));
+                say(&mut broker, 1, Message::Ready(id));
+            }
+        }
+        assert_eq!(granted, MAX_PER_USER);
     }
 
     #[test]

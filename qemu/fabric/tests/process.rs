@@ -789,6 +789,57 @@ fn who_has_many_users_has_one_turn_for_them() {
 }
 
 #[test]
+fn others_leave_grants_for_who_runs_the_fabric() {
+    if !is_root() {
+        eprintln!("skipped: only root can be many users");
+        return;
+    }
+    let fabric = Fabric::start_as("many-grants", "exec \"$@\"", true, &[]);
+    let mut others = Vec::new();
+    for user in 0..16u8 {
+        let streams = as_user(&fabric, 20_000 + u32::from(user), |listen| {
+            (0..8).map(|_| connect(listen)).collect::<Vec<_>>()
+        });
+        let first = 8 * user;
+        let mut ports: Vec<Capable> = (first + 1..)
+            .zip(streams)
+            .map(|(number, stream)| Capable::over(stream, number, true))
+            .collect();
+        let known = |stats: &Value| {
+            let ports = stats["ports"].as_array().unwrap().iter();
+            let known = ports.filter(|port| port["own_address"].is_string());
+            known.count() == usize::from(first) + 8
+        };
+        until(|| known(&fabric.stats()));
+        for (from, port) in (first + 1..).zip(&mut ports) {
+            for to in (first + 1..=first + 8).filter(|to| *to != from) {
+                for _ in 0..4 {
+                    port.send(&roce(to, from));
+                }
+            }
+        }
+        others.append(&mut ports);
+    }
+    until(|| {
+        let stats = fabric.stats();
+        let mut ports = stats["ports"].as_array().unwrap().iter();
+        ports.all(|port| port["rx_frames"] == 1 + 7 * 4)
+    });
+    // They have all that others may have, and read nothing.
+    let before = shortcuts_in_use(&fabric);
+    assert_eq!(before, 32);
+    let [a, b] = two_of_nobody(&fabric);
+    let (mut a, mut b) = (Capable::over(a, 201, true), Capable::over(b, 202, true));
+    fabric.wait_for_ports(130);
+    until(|| {
+        a.send(&roce(202, 201));
+        shortcuts_in_use(&fabric) == before + 1
+    });
+    let (id, _, _) = a.granted(b.mac);
+    assert_eq!(b.granted(a.mac).0, id);
+}
+
+#[test]
 fn who_fills_the_ports_does_not_lock_out_the_operator() {
     let script = "ulimit -n 64; exec \"$@\"";
     let fabric = Fabric::start_as("locked-out", script, false, &[]);
