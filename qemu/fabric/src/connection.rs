@@ -4,20 +4,57 @@
 
 use crate::closer;
 use crate::descriptors;
+use std::fs;
 use std::io::{self, Read, Write};
 use std::mem::ManuallyDrop;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
 
 /// Who connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Owner {
-    /// The user.
+    /// The number of the user here; see [`Owner::user`].
     pub uid: u32,
     /// The process, if it has a number here: it has none where it is not in
     /// this process' PID namespace.
     pub pid: Option<i32>,
+}
+
+impl Owner {
+    /// The user, if it is known who that is: all those without a number here
+    /// have the same.
+    pub fn user(&self) -> Option<u32> {
+        (Some(self.uid) != overflow_user()).then_some(self.uid)
+    }
+}
+
+/// The number that users have here who have none in this user namespace; `None`
+/// if all have one.
+pub fn overflow_user() -> Option<u32> {
+    static NUMBER: OnceLock<Option<u32>> = OnceLock::new();
+    *NUMBER.get_or_init(|| {
+        // Without an answer there may be such users.
+        let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        if covers_all(&map) {
+            return None;
+        }
+        let number = fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
+        let number = number.and_then(|number| number.trim().parse().ok());
+        Some(number.unwrap_or(DEFAULT_OVERFLOW))
+    })
+}
+
+/// What the kernel takes for the number of the others unless it is told.
+const DEFAULT_OVERFLOW: u32 = 65534;
+
+/// Whether all numbers of users are in the map of a user namespace: lines of the
+/// first here, the first outside, and how many.
+fn covers_all(map: &str) -> bool {
+    let count = |line: &str| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok();
+    // The last number is no user's.
+    map.lines().filter_map(count).sum::<u64>() >= u64::from(u32::MAX)
 }
 
 /// Who connected to the other end of a socket. The bindings at hand take for
@@ -78,6 +115,11 @@ impl Connection {
     /// The process that connected, if it is known.
     pub fn owner(&self) -> Option<Owner> {
         self.owner
+    }
+
+    /// The user who connected, if it is known who that is.
+    pub fn user(&self) -> Option<u32> {
+        self.owner.and_then(|owner| owner.user())
     }
 
     /// The socket, for everything but reading.
@@ -190,6 +232,15 @@ pub(crate) mod tests {
             drop(connection);
             assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
             assert_told(&a);
+        }
+    }
+
+    #[test]
+    fn a_user_without_a_number_here_is_not_known() {
+        assert!(covers_all("         0          0 4294967295\n"));
+        assert!(covers_all("0 5 10\n10 0 5\n15 15 4294967280\n"));
+        for map in ["", "0 0 1\n", "0 1000 1\n1 100000 65536\n", "what is this"] {
+            assert!(!covers_all(map), "{map}");
         }
     }
 

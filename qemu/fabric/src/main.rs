@@ -3,7 +3,7 @@
 
 use clap::Parser;
 use ferrite_fabric::closer;
-use ferrite_fabric::connection::{Connection, Owner};
+use ferrite_fabric::connection::{overflow_user, Connection, Owner};
 use ferrite_fabric::console;
 use ferrite_fabric::control::Request;
 use ferrite_fabric::fault::{is_roce, Faults, Scope};
@@ -165,7 +165,7 @@ struct Port {
 
 impl Port {
     fn user(&self) -> Option<u32> {
-        self.stream.owner().map(|owner| owner.uid)
+        self.stream.user()
     }
 }
 
@@ -637,6 +637,12 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     if options.any_source_mac {
         switch.allow_any_source();
     }
+    if let Some(uid) = overflow_user() {
+        notice!(
+            "users who have no number in this user namespace all have {uid} here: nobody can \
+             tell whose a port of theirs is, and an address is not kept for them"
+        );
+    }
     let mut clients: Vec<ControlClient> = Vec::new();
     let mut turns = Turns::default();
     let mut door = Door::new(options, ports.own_uid, descriptors);
@@ -706,7 +712,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 // A smaller buffer only costs system calls.
                 let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
                 let id = switch.attach();
-                let user = stream.owner().map(|owner| owner.uid);
+                let user = stream.user();
                 ports.broker.attach(id, user);
                 if let Some(user) = user {
                     switch.set_user(id, user);
@@ -916,7 +922,7 @@ impl Door {
     /// fabric could end it as well, and may use all of it.
     fn admits(&mut self, stream: &Connection, ports: &Ports) -> bool {
         let owner = stream.owner();
-        let uid = owner.map(|owner| owner.uid);
+        let uid = stream.user();
         let own = Some(self.own_uid);
         let all = ports.users().count();
         let others = all - ports.owned_by(own);
@@ -949,19 +955,19 @@ struct Said(Option<Owner>);
 
 impl Said {
     fn user(&self) -> Option<u32> {
-        self.0.map(|owner| owner.uid)
+        self.0.and_then(|owner| owner.user())
     }
 }
 
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(Owner {
-                uid,
-                pid: Some(pid),
-            }) => write!(f, "user {uid} (process {pid})"),
-            Some(Owner { uid, pid: None }) => write!(f, "user {uid}"),
-            None => write!(f, "somebody"),
+        match self.user() {
+            Some(uid) => write!(f, "user {uid}")?,
+            None => write!(f, "somebody")?,
+        }
+        match self.0.and_then(|owner| owner.pid) {
+            Some(pid) => write!(f, " (process {pid})"),
+            None => Ok(()),
         }
     }
 }
@@ -1145,7 +1151,8 @@ fn claim(
     let (wants, has) = (Said(port.stream.owner()), Said(has));
     // Those that a user makes up with its own ports are of another kind.
     static NOTICES: [console::Notices; 2] = [const { console::Notices::new() }; 2];
-    NOTICES[usize::from(wants.user() == has.user())].tell(
+    let one = wants.user().is_some() && wants.user() == has.user();
+    NOTICES[usize::from(one)].tell(
         "ferrite-fabric",
         format_args!(
             "port {id} of {wants} says that it has {address}, which port {holder} of {has} had \
@@ -1249,7 +1256,7 @@ fn handle(
                 let mut report = serde_json::to_value(port).unwrap_or_default();
                 report["shortcuts"] = json!(past.get(&id).copied().unwrap_or_default());
                 let owner = ports.ports.get(&id).and_then(|port| port.stream.owner());
-                report["uid"] = json!(owner.map(|owner| owner.uid));
+                report["uid"] = json!(owner.and_then(|owner| owner.user()));
                 report["pid"] = json!(owner.and_then(|owner| owner.pid));
                 report
             };

@@ -840,6 +840,32 @@ fn others_leave_grants_for_who_runs_the_fabric() {
 }
 
 #[test]
+fn users_without_a_number_here_are_not_known() {
+    let map = ["--user", "--map-root-user"];
+    let can = Command::new("unshare")
+        .args(map)
+        .arg("true")
+        .stderr(Stdio::null())
+        .status();
+    if !(is_root() && can.is_ok_and(|status| status.success())) {
+        eprintln!("skipped: no user namespace can be made");
+        return;
+    }
+    let script = "exec unshare --user --map-root-user \"$@\"";
+    let fabric = Fabric::start_as("overflow", script, false, &[]);
+    let _own = fabric.connect();
+    fabric.wait_for_ports(1);
+    let _other = as_user(&fabric, 20_000, connect);
+    fabric.wait_for_ports(2);
+    let stats = fabric.stats();
+    assert_eq!(stats["ports"][0]["uid"], 0);
+    assert_eq!(stats["ports"][1]["uid"], Value::Null);
+    assert_eq!(stats["ports"][1]["pid"], std::process::id());
+    let said = fabric.end();
+    assert!(said.contains("in this user namespace"), "{said}");
+}
+
+#[test]
 fn who_fills_the_ports_does_not_lock_out_the_operator() {
     let script = "ulimit -n 64; exec \"$@\"";
     let fabric = Fabric::start_as("locked-out", script, false, &[]);
