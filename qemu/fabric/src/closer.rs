@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 /// Closes that may be stuck before others have to wait for them.
-const MAX_THREADS: usize = 16;
+pub(crate) const MAX_THREADS: usize = 16;
 
 #[derive(Debug)]
 struct State {

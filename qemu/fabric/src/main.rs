@@ -32,8 +32,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Bytes that wait for a slow port before its frames are dropped, at most.
 const PORT_QUEUE: usize = 16 * 1024 * 1024;
-/// Connections that are accepted before the ports have their turn.
-const ACCEPTS_PER_TURN: usize = 16;
+/// Connections that become ports before the ports have their turn, and those
+/// that do not: they cost little.
+const ACCEPTS_PER_TURN: usize = 256;
+const REFUSALS_PER_TURN: usize = 1024;
 /// Connections that are not closed yet, and beyond which none is accepted.
 const MAX_CLOSING: usize = 64;
 /// The least time between two lines about connections that were refused.
@@ -514,9 +516,13 @@ impl Ports {
         self.ports.values().map(Port::user).chain(left)
     }
 
-    /// Ports of a user; those of whom nobody knows whose are one user's.
-    fn owned_by(&self, uid: Option<u32>) -> usize {
-        self.users().filter(|user| *user == uid).count()
+    /// Ports of each user; those of whom nobody knows whose are one user's.
+    fn owned(&self) -> BTreeMap<Option<u32>, usize> {
+        let mut owned = BTreeMap::new();
+        for user in self.users() {
+            *owned.entry(user).or_default() += 1;
+        }
+        owned
     }
 
     /// What each port exchanged with others past the switch.
@@ -644,6 +650,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         );
     }
     let mut clients: Vec<ControlClient> = Vec::new();
+    let mut crowd = Crowd::default();
     let mut turns = Turns::default();
     let mut door = Door::new(options, ports.own_uid, descriptors);
     if door.max_ports < options.max_ports {
@@ -702,12 +709,17 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         if ready.signal {
             return Ok(());
         }
+        let mut queue = match full_until {
+            Some(_) => Queue::Stuck,
+            None => Queue::Empty,
+        };
         if ready.listener {
             // Who has let go of such a port may have another.
             ports.look_left();
-            let room = accept(&listener, MAX_CLOSING, |stream| {
-                if !door.admits(&stream, &ports) {
-                    return;
+            let mut owned = ports.owned();
+            queue = accept(&listener, MAX_CLOSING, |stream| {
+                if stream.is_over() || !door.admits(&stream, &mut owned) {
+                    return false;
                 }
                 // A smaller buffer only costs system calls.
                 let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
@@ -727,23 +739,27 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                     gone: false,
                 };
                 ports.ports.insert(id, port);
+                true
             });
-            if !room {
+            if queue == Queue::Stuck {
                 full_until = Some(Instant::now() + ACCEPT_AGAIN);
             }
         }
         if let (true, Some(control)) = (ready.control, &control) {
             // Whoever fills the ports does not keep the operator out.
-            let room = accept(control, 2 * MAX_CLOSING, |stream| {
-                if clients.len() < CLIENT_LIMIT {
+            let queue = accept(control, 2 * MAX_CLOSING, |stream| {
+                let room = clients.len() < CLIENT_LIMIT;
+                if room {
                     clients.push(ControlClient::new(stream));
                 }
+                room
             });
-            if !room {
+            if queue == Queue::Stuck {
                 control_full_until = Some(Instant::now() + ACCEPT_AGAIN);
             }
         }
         turns.take(&ready.readable, &mut switch, &mut ports, &now);
+        crowd.look(queue, now(), &mut switch);
         switch.expire(now());
         switch.poll(now(), &mut ports);
         let all = &ports.ports;
@@ -855,30 +871,57 @@ fn wait(
     })
 }
 
-/// Accepts some connections; `false` if the others have to wait: there are no
-/// descriptors for them, say, or `closing` are not closed yet. Whoever connects
-/// must not end the switch for all.
-fn accept(listener: &Listener, closing: usize, mut each: impl FnMut(Connection)) -> bool {
-    for _ in 0..ACCEPTS_PER_TURN {
+/// Who waits to be accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    /// Nobody does.
+    Empty,
+    /// Some do until the next turn.
+    More,
+    /// Some do for a while: there are no descriptors for them, say.
+    Stuck,
+}
+
+/// Accepts some connections, each of which `takes` has some use for or drops;
+/// the others are stuck if `closing` are not closed yet. Whoever connects must
+/// not end the switch for all.
+fn accept(listener: &Listener, closing: usize, mut takes: impl FnMut(Connection) -> bool) -> Queue {
+    let (mut taken, mut dropped) = (0, 0);
+    while taken < ACCEPTS_PER_TURN && dropped < REFUSALS_PER_TURN {
         if closer::pending() >= closing {
-            return false;
+            return Queue::Stuck;
         }
         match listener.accept() {
-            Ok(connection) => each(connection),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock
-                        | io::ErrorKind::Interrupted
-                        | io::ErrorKind::ConnectionAborted
-                ) =>
-            {
-                break;
+            Ok(connection) => {
+                if takes(connection) {
+                    taken += 1;
+                } else {
+                    dropped += 1;
+                }
             }
-            Err(_) => return false,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Queue::Empty,
+                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => dropped += 1,
+                _ => return Queue::Stuck,
+            },
         }
     }
-    true
+    Queue::More
+}
+
+/// Since when there have always been some who waited to be accepted.
+#[derive(Default)]
+struct Crowd(Option<u64>);
+
+impl Crowd {
+    /// The time does not count in which who owns an address could not connect
+    /// for it: others would only have to fill the queue.
+    fn look(&mut self, queue: Queue, now: u64, switch: &mut Switch) {
+        if let Some(since) = self.0 {
+            switch.keep_longer(now - since);
+        }
+        self.0 = (queue != Queue::Empty).then_some(now);
+    }
 }
 
 /// Has the kernel give this process as many descriptors as it may have, and says
@@ -918,30 +961,34 @@ impl Door {
         }
     }
 
-    /// Whether one more port may be there, for who has connected. Who runs the
-    /// fabric could end it as well, and may use all of it.
-    fn admits(&mut self, stream: &Connection, ports: &Ports) -> bool {
-        let owner = stream.owner();
-        let uid = stream.user();
-        let own = Some(self.own_uid);
-        let all = ports.users().count();
-        let others = all - ports.owned_by(own);
+    /// Whether one more port may be there beside those that users own, for who
+    /// has connected. Who runs the fabric could end it as well, and may use all
+    /// of it.
+    fn admits(&mut self, stream: &Connection, owned: &mut BTreeMap<Option<u32>, usize>) -> bool {
+        let (user, own) = (stream.user(), Some(self.own_uid));
+        let of = |user: Option<u32>| owned.get(&user).copied().unwrap_or(0);
+        let all: usize = owned.values().sum();
+        let others = all - of(own);
         let kept = self.max_ports / KEPT_PORTS;
-        let limit = if uid != own && ports.owned_by(uid) >= self.max_ports_per_user {
-            format!(
-                "{} has {} ports (--max-ports-per-user)",
-                Said(owner),
-                self.max_ports_per_user
-            )
-        } else if uid != own && others >= self.max_ports - kept {
-            format!("others have {others} ports, and {kept} are kept (--max-ports)")
-        } else if all >= self.max_ports {
-            format!("there are {} ports (--max-ports)", self.max_ports)
-        } else {
+        let crowded = user != own && of(user) >= self.max_ports_per_user;
+        let is_kept = user != own && others >= self.max_ports - kept;
+        if !crowded && !is_kept && all < self.max_ports {
+            *owned.entry(user).or_default() += 1;
             return true;
-        };
+        }
         self.refused += 1;
         if self.told.is_none_or(|told| told.elapsed() >= REFUSALS_TOLD) {
+            let limit = if crowded {
+                format!(
+                    "{} has {} ports (--max-ports-per-user)",
+                    Said(stream.owner()),
+                    self.max_ports_per_user
+                )
+            } else if is_kept {
+                format!("others have {others} ports, and {kept} are kept (--max-ports)")
+            } else {
+                format!("there are {} ports (--max-ports)", self.max_ports)
+            };
             let count = std::mem::take(&mut self.refused);
             notice!("{count} connections refused: {limit}");
             self.told = Some(Instant::now());
@@ -1270,5 +1317,77 @@ fn handle(
                 },
             }))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_fabric::socket::connect;
+
+    #[test]
+    fn those_who_only_come_and_go_make_nobody_wait_long() {
+        let path = std::env::temp_dir().join(format!("ferrite-{}-crowd", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = Listener::bind(&path).unwrap();
+        let listener = listener.without_descriptors().unwrap();
+        let turns = 3;
+        for _ in 0..turns * REFUSALS_PER_TURN {
+            if connect(&path).is_err() {
+                eprintln!("skipped: the queue is short (net.core.somaxconn)");
+                return;
+            }
+        }
+        let mut stay: Vec<OwnedFd> = vec![connect(&path).unwrap()];
+        let mut taken = Vec::new();
+        let turn = |taken: &mut Vec<Connection>| {
+            accept(&listener, usize::MAX, |stream| {
+                let over = stream.is_over();
+                if !over {
+                    taken.push(stream);
+                }
+                !over
+            })
+        };
+        for _ in 0..turns {
+            assert_eq!(turn(&mut taken), Queue::More);
+        }
+        assert_eq!(turn(&mut taken), Queue::Empty);
+        assert_eq!(taken.len(), 1);
+        // Of those that stay there are fewer in a turn.
+        stay.extend((0..ACCEPTS_PER_TURN).map(|_| connect(&path).unwrap()));
+        assert_eq!(turn(&mut taken), Queue::More);
+        assert_eq!(turn(&mut taken), Queue::Empty);
+        assert_eq!(taken.len(), stay.len());
+        assert_eq!(accept(&listener, 0, |_| true), Queue::Stuck);
+    }
+
+    #[test]
+    fn an_address_is_kept_while_its_user_cannot_connect() {
+        const SECOND: u64 = 1_000_000_000;
+        let address = Mac([0x52, 0x54, 0, 0, 0, 1]);
+        let mut switch = Switch::new(1, Faults::default());
+        let [owner, other] = [1000, 1001].map(|user| {
+            let port = switch.attach();
+            switch.set_user(port, user);
+            assert!(switch.claim(port, address, false));
+            port
+        });
+        let mut crowd = Crowd::default();
+        crowd.look(Queue::Empty, 0, &mut switch);
+        switch.detach(owner, 0);
+        for second in 1..=20 {
+            let queue = [Queue::More, Queue::Stuck][second as usize % 2];
+            crowd.look(queue, second * SECOND, &mut switch);
+            switch.expire(second * SECOND);
+            assert_eq!(switch.holder(&address), None, "after {second} s");
+        }
+        // One second had passed before, and four are left.
+        crowd.look(Queue::Empty, 21 * SECOND, &mut switch);
+        switch.expire(25 * SECOND - 1);
+        assert_eq!(switch.holder(&address), None);
+        crowd.look(Queue::Empty, 25 * SECOND, &mut switch);
+        switch.expire(25 * SECOND);
+        assert_eq!(switch.holder(&address), Some(other));
     }
 }

@@ -375,6 +375,14 @@ impl Switch {
         }
     }
 
+    /// Keeps all of them for so much longer, in which their users could not come
+    /// back.
+    pub fn keep_longer(&mut self, time: u64) {
+        for kept in self.kept.values_mut() {
+            kept.until = kept.until.saturating_add(time);
+        }
+    }
+
     /// When [`Switch::expire`] has something to do next.
     pub fn next_expiry(&self) -> Option<u64> {
         self.kept.values().map(|kept| kept.until).min()
