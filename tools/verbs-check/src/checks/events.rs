@@ -158,9 +158,13 @@ fn moderated(bench: &mut Bench) -> Check {
         .at("ibv_modify_cq")?;
     let round = |bench: &mut Bench, messages: u16| -> Check<Duration> {
         bench.there.arm(cq, false).at("arm")?;
+        let message = Message::simple(IBV_WR_SEND, 300);
+        let seeds: Vec<u64> = (0..messages)
+            .map(|_| bench.prepare(&pair, &message))
+            .collect::<Check<_>>()?;
         let start = Instant::now();
-        for _ in 0..messages {
-            send(bench, &pair, 0)?;
+        for seed in seeds {
+            bench.post(&pair, &message, seed)?;
         }
         event(bench, &pair)?;
         let time = start.elapsed();
