@@ -6,9 +6,8 @@
 
 use crate::control::{self, After};
 use crate::device::Device;
-use crate::users;
 use ferrite_fabric::closer;
-use ferrite_fabric::connection::{owner, Connection};
+use ferrite_fabric::connection::{overflow_user, owner, Connection};
 use ferrite_fabric::descriptors::Receiver;
 use ferrite_fabric::framing::{Reader, Writer, STARVED};
 use ferrite_fabric::shortcut::ShortcutId;
@@ -262,7 +261,7 @@ impl<'a> IoLoop<'a> {
                 self.adopt_uplink(socket.into()).map_err(named)?;
             }
             Err(error) if is_busy(&error) => {
-                self.uplink_user = users::known(owner);
+                self.uplink_user = known(owner);
                 self.stand_in_line();
             }
             Err(error) => return Err(named(error)),
@@ -281,7 +280,7 @@ impl<'a> IoLoop<'a> {
     /// gone: they would have all that the guest sends.
     fn check_uplink(&self, socket: UnixStream) -> io::Result<UnixStream> {
         let user = user_of(&socket);
-        let own = users::known(rustix::process::getuid().as_raw());
+        let own = known(rustix::process::getuid().as_raw());
         if user.is_some() && [own, Some(0), self.uplink_user].contains(&user) {
             return Ok(socket);
         }
@@ -671,7 +670,12 @@ impl<'a> IoLoop<'a> {
 
 /// Who listens at the other end of a socket, if that is known.
 fn user_of(socket: impl AsFd) -> Option<u32> {
-    owner(socket).and_then(|owner| users::known(owner.uid))
+    owner(socket).and_then(|owner| owner.user())
+}
+
+/// The user of this number, if it is known who that is.
+fn known(uid: u32) -> Option<u32> {
+    (Some(uid) != overflow_user()).then_some(uid)
 }
 
 /// Whether the switch is there but has not accepted others yet.

@@ -16,5 +16,4 @@ pub mod io_loop;
 pub mod logger;
 pub mod share;
 pub mod shortcuts;
-pub mod users;
 pub mod vfio_user;
