@@ -24,7 +24,7 @@ use crate::{guest, OUT, PROJECT};
 pub struct Options {
     /// Run only this stage.
     pub stage: Option<String>,
-    /// Run only tests whose name contains this.
+    /// Run only tests whose name contains this, or one of these: `one|another`.
     pub filter: Option<String>,
     /// Only list.
     pub list: bool,
@@ -65,7 +65,7 @@ impl Options {
     fn wanted(&self, name: &str) -> bool {
         self.filter
             .as_deref()
-            .is_none_or(|text| name.contains(text))
+            .is_none_or(|texts| texts.split('|').any(|text| name.contains(text)))
     }
 
     /// What is wanted of a group.
@@ -388,7 +388,7 @@ fn unit(options: &Options, report: &mut Report) -> Result<()> {
             .env("PROPTEST_CASES", &seeds);
     }
     if let Some(filter) = &options.filter {
-        test.args(["--", filter]);
+        test.arg("--").args(filter.split('|'));
     }
     let limit = (!options.long).then_some(UNIT_LIMIT);
     let result = run_within(&mut test, &log, limit);
