@@ -52,8 +52,9 @@ const READS_PER_TURN: usize = 4;
 /// all copies, each with what it costs whatever its length. The ports of who runs
 /// the fabric have as much each.
 const WORK_PER_TURN: u64 = 2 * 1024 * 1024;
-/// The same for all users but that one together: somebody may have many numbers.
-const WORK_OF_OTHERS: u64 = 8 * 1024 * 1024;
+/// The same for all other users together, since somebody may have many numbers,
+/// and for all that was held back.
+const WORK_OF_ALL: u64 = 8 * 1024 * 1024;
 const WORK_PER_COPY: u64 = 64;
 /// What a try to make a shortcut counts for.
 const WORK_PER_GRANT: u64 = 64 * 1024;
@@ -269,12 +270,9 @@ impl Output for Ports {
         self.work
     }
 
-    fn share(&self, user: Option<u32>, users: usize) -> u64 {
-        if user == Some(self.own_uid) {
-            return WORK_PER_TURN;
-        }
-        let users = u64::try_from(users).unwrap_or(u64::MAX).max(1);
-        WORK_PER_TURN.min(WORK_OF_OTHERS / users).max(1)
+    fn share(&self, turns: usize) -> u64 {
+        let turns = u64::try_from(turns).unwrap_or(u64::MAX).max(1);
+        WORK_PER_TURN.min(WORK_OF_ALL / turns).max(1)
     }
 
     fn capture(&mut self, frame: &[u8]) {
@@ -640,6 +638,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut switch = Switch::new(options.seed, faults);
     switch.limit_memory(ports.queue_memory);
+    switch.set_owner(ports.own_uid);
     if options.any_source_mac {
         switch.allow_any_source();
     }
@@ -1052,7 +1051,11 @@ impl Turns {
                 let first = of_user.partition_point(|id| id <= last);
                 of_user.rotate_left(first);
             }
-            let share = ports.share(user, count);
+            let share = if own {
+                WORK_PER_TURN
+            } else {
+                ports.share(count)
+            };
             let mut until = ports.work + share;
             for id in of_user {
                 if own {

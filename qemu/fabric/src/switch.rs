@@ -142,12 +142,14 @@ pub trait Output {
     fn work(&self) -> u64 {
         0
     }
-    /// How much of that is forwarded for one of so many users before the others
-    /// have their turn.
-    fn share(&self, _user: Option<u32>, _users: usize) -> u64 {
+    /// How much of that is forwarded for each of so many before the next turn.
+    fn share(&self, _turns: usize) -> u64 {
         u64::MAX
     }
 }
+
+/// Who has a turn: a user, or a port of who runs the switch.
+type Turn = (Option<u32>, Option<PortId>);
 
 /// An address whose device has left.
 struct Kept {
@@ -166,8 +168,10 @@ pub struct Switch {
     holders: HashMap<Mac, PortId>,
     /// Addresses that no other user can have for now.
     kept: HashMap<Mac, Kept>,
-    /// The port of each user whose frames were last released.
-    polled: BTreeMap<Option<u32>, PortId>,
+    /// The port of each whose frames were last released.
+    polled: BTreeMap<Turn, PortId>,
+    /// Who runs the switch, if that is known.
+    owner: Option<u32>,
     /// All ports may send from all addresses.
     any_source: bool,
     partitions: Vec<(Side, Option<Side>)>,
@@ -207,6 +211,7 @@ impl Switch {
             holders: HashMap::new(),
             kept: HashMap::new(),
             polled: BTreeMap::new(),
+            owner: None,
             any_source: false,
             partitions: Vec::new(),
             moved: false,
@@ -242,6 +247,12 @@ impl Switch {
             },
         );
         id
+    }
+
+    /// This user runs the switch: each of its ports has turns as another user has
+    /// for all.
+    pub fn set_owner(&mut self, user: u32) {
+        self.owner = Some(user);
     }
 
     /// A port is of this user.
@@ -480,35 +491,38 @@ impl Switch {
     /// Forwards what delay or reordering held back until `now`: one frame of
     /// each user in turn, of its ports in turn, until each has had its
     /// [share](Output::share). The next time those ports are first that are next.
+    /// The ports of [one](Switch::set_owner) have a turn each.
     pub fn poll(&mut self, now: u64, output: &mut dyn Output) {
         let faults = self.faults;
-        let mut due: BTreeMap<Option<u32>, VecDeque<PortId>> = BTreeMap::new();
+        let mut due: BTreeMap<Turn, VecDeque<PortId>> = BTreeMap::new();
         for (id, port) in &self.ports {
             if port.line.next_timeout().is_some_and(|due| due <= now) {
-                due.entry(port.user).or_default().push_back(*id);
+                let own = port.user.is_some() && port.user == self.owner;
+                let turn = (port.user, own.then_some(*id));
+                due.entry(turn).or_default().push_back(*id);
             }
         }
-        self.polled.retain(|user, _| due.contains_key(user));
-        let users = due.len();
+        self.polled.retain(|turn, _| due.contains_key(turn));
+        let share = output.share(due.len());
         let mut turns: VecDeque<_> = due
             .into_iter()
-            .map(|(user, mut ports)| {
+            .map(|(turn, mut ports)| {
                 // They are in the order of their numbers.
-                if let Some(last) = self.polled.get(&user) {
+                if let Some(last) = self.polled.get(&turn) {
                     ports.rotate_left(ports.partition_point(|id| id <= last));
                 }
-                (user, ports, output.share(user, users))
+                (turn, ports, share)
             })
             .collect();
         let mut arrived = Vec::new();
-        while let Some((user, mut ports, left)) = turns.pop_front() {
+        while let Some((turn, mut ports, left)) = turns.pop_front() {
             let Some(id) = ports.pop_front() else {
                 continue;
             };
             let Some(port) = self.ports.get_mut(&id) else {
                 continue;
             };
-            self.polled.insert(user, id);
+            self.polled.insert(turn, id);
             let (before, work) = (port.line.held(), output.work());
             let more = port
                 .line
@@ -522,7 +536,7 @@ impl Switch {
             }
             let left = left.saturating_sub(output.work() - work);
             if left > 0 {
-                turns.push_back((user, ports, left));
+                turns.push_back((turn, ports, left));
             }
         }
     }
@@ -638,7 +652,7 @@ mod tests {
         sent: Vec<(PortId, Vec<u8>)>,
         captured: usize,
         full: Option<PortId>,
-        /// So many are sent for a user in a turn.
+        /// So many are sent for each in a turn.
         enough: Option<u64>,
     }
 
@@ -656,7 +670,7 @@ mod tests {
         fn work(&self) -> u64 {
             self.sent.len() as u64
         }
-        fn share(&self, _user: Option<u32>, _users: usize) -> u64 {
+        fn share(&self, _turns: usize) -> u64 {
             self.enough.unwrap_or(u64::MAX)
         }
     }
@@ -1042,6 +1056,17 @@ mod tests {
         assert_eq!(of(&sink, 21), 100);
         for port in 0..20 {
             assert_eq!(of(&sink, 1 + port), 5);
+        }
+        // Who runs the switch has as much for each of its ports.
+        sink.sent.clear();
+        switch.set_owner(1000);
+        sink.enough = Some(10 * 20);
+        for _ in 0..100 {
+            switch.receive(20, &frame(0xee, 21), due, &mut sink);
+        }
+        switch.poll(switch.ports[&20].line.next_timeout().unwrap(), &mut sink);
+        for port in 0..21 {
+            assert_eq!(of(&sink, 1 + port), 10);
         }
     }
 
