@@ -37,6 +37,7 @@ use crate::{
         BringIn,
         Device,
         MappedPage,
+        Mr,
         MrRef,
         OdpRoot,
         OdpUmem,
@@ -985,6 +986,24 @@ impl PagingQueues {
     }
 }
 
+/// Where the region of a fault is found, while it is there.
+fn index_of(fault: &PageFault) -> usize {
+    abi::Tag(fault.tag).index() as usize
+}
+
+/// The key and the user of a region, if it is of on-demand memory.
+fn key_and_user(mr: &Mr<Ferrite>) -> Option<(u32, u64)> {
+    mr.on_demand().map(|region| (mr.lkey(), region.user))
+}
+
+/// Whose fault it is, where a region with this key and user is found at its index: nobody's, if that
+/// is another region than the one that the device meant.
+fn owner_of(fault: &PageFault, found: Option<(u32, u64)>) -> Option<u64> {
+    found
+        .filter(|(key, _)| *key == fault.tag)
+        .map(|(_, user)| user)
+}
+
 /// Takes faults from the device and has them dealt with, each by a worker of its own.
 #[pin_data]
 pub(crate) struct Pager {
@@ -1027,11 +1046,10 @@ impl Pager {
 
     /// Has a fault dealt with, now or when others of the same user were.
     fn start(&self, fault: &PageFault) {
-        let index = abi::Tag(fault.tag).index() as usize;
         let user = self
             .hw
             .regions
-            .with(index, |mr| mr.on_demand().map(|region| region.user));
+            .with(index_of(fault), |mr| owner_of(fault, key_and_user(mr)));
         let Some(user) = user.flatten() else {
             resolve(&self.hw, fault, true);
             return;
@@ -1052,8 +1070,10 @@ impl Pager {
     /// Has a fault that counts among those of `user` dealt with by a worker. Returns false where
     /// there is nothing to wait for.
     fn begin(&self, user: u64, fault: &PageFault) -> bool {
-        let index = abi::Tag(fault.tag).index() as usize;
-        let Some(mr) = self.hw.regions.get(index) else {
+        // It may have waited, and the region be gone: its index is another's then.
+        let mr = self.hw.regions.get(index_of(fault));
+        let mr = mr.filter(|mr| owner_of(fault, key_and_user(mr)) == Some(user));
+        let Some(mr) = mr else {
             resolve(&self.hw, fault, true);
             return false;
         };
@@ -1282,6 +1302,22 @@ mod tests {
         }
         assert!(backlogs.users.is_empty());
         Ok(())
+    }
+
+    #[test]
+    fn a_fault_is_of_the_region_that_the_device_meant_and_no_later_one() {
+        let of = |index, instance| PageFault {
+            tag: abi::Tag::new(index, instance).0,
+            ..PageFault::zeroed()
+        };
+        let (first, second) = (of(7, 1), of(7, 2));
+        assert_eq!(index_of(&first), index_of(&second));
+        // While the first is registered, and when the second has its index.
+        assert_eq!(owner_of(&first, Some((first.tag, 1000))), Some(1000));
+        assert_eq!(owner_of(&first, Some((second.tag, 1001))), None);
+        assert_eq!(owner_of(&second, Some((second.tag, 1001))), Some(1001));
+        // One that is not of on-demand memory.
+        assert_eq!(owner_of(&first, None), None);
     }
 
     #[test]
