@@ -5,8 +5,9 @@
 use crate::bindings;
 
 /// Who answers for the current process, as a number: its user, or, within user namespaces, who made
-/// the outermost one. Making namespaces, and the identifiers in them, gives nobody a second account.
-/// Those that root made are for others, and each answers for itself.
+/// the outermost one. Making namespaces gives nobody a second account. Those that root made are for
+/// others, and each answers for itself; so does a subordinate identifier that root gave to a user, in
+/// a namespace that was made for him by a helper of root's or by a program that is set-uid to it.
 pub fn accountable() -> u64 {
     // SAFETY: The function only looks at the credentials of the current task.
     unsafe { bindings::current_accountable_user() }

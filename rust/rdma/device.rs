@@ -524,7 +524,9 @@ impl<D: Driver> PinnedDrop for Registration<D> {
             }
             if self.device().port_mac().is_some() {
                 // From now on pairing and GIDs stay as they are: what consumers still send and
-                // receive needs them. The core takes both back after its clients are gone.
+                // receive needs them. The core takes both back after its clients are gone. Until
+                // then nobody gives up the port's reference to its interface: who removes that waits
+                // for the slowest of them.
                 Rtnl::with(|_| self.gids.store(gids::GOING, Relaxed));
                 bindings::rdma_unregister_netdevice_notifier(self.notifier.get());
             }
