@@ -11,6 +11,8 @@
 #include <linux/interrupt.h>
 #include <linux/io.h>
 #include <linux/memcontrol.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
 #include <linux/netdevice.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/ratelimit.h>
@@ -116,6 +118,16 @@ bool rust_helper_current_is_dying(void)
 bool rust_helper_capable_sys_resource(void)
 {
 	return capable(CAP_SYS_RESOURCE);
+}
+
+bool rust_helper_capable_sys_resource_noaudit(void)
+{
+	return ns_capable_noaudit(&init_user_ns, CAP_SYS_RESOURCE);
+}
+
+u64 rust_helper_total_memory(void)
+{
+	return (u64)totalram_pages() << PAGE_SHIFT;
 }
 
 unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock)
@@ -526,14 +538,6 @@ void *rust_helper_rdma_nl_stat_start(struct sk_buff *msg)
 
 #ifdef CONFIG_INFINIBAND_ON_DEMAND_PAGING
 
-struct ib_umem_odp *
-rust_helper_rdma_odp_get(struct ib_device *device, unsigned long addr,
-			 size_t size, int access,
-			 const struct mmu_interval_notifier_ops *ops)
-{
-	return ib_umem_odp_get(device, addr, size, access, ops);
-}
-
 struct ib_umem_odp *rust_helper_rdma_odp_alloc_root(struct ib_device *device,
 						    int access)
 {
@@ -573,54 +577,84 @@ int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
 					    write ? HMM_PFN_WRITE : 0, fault);
 }
 
-/* Under the lock: 1 with the address of a page, 0 if it is not there. */
+/*
+ * Under the lock: 1 with the address of a page, 0 if it is not there. Whether
+ * it is mapped is known from the caller: hmm_range_fault() of another fault
+ * writes the word without the lock, so that the flag may be lost or come back.
+ * By one that came back the address of another page would be found; by one
+ * that was lost the page would be mapped twice.
+ */
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
-				  dma_addr_t *dma, bool *writable)
+				  bool mapped, dma_addr_t *dma, bool *writable)
 {
 	struct device *dev = odp->umem.ibdev->dma_device;
 	struct pci_p2pdma_map_state p2pdma = {};
-	unsigned long pfn = odp->map.pfn_list[index];
+	unsigned long *word = &odp->map.pfn_list[index];
+	unsigned long pfn = *word;
 
 	if (!(pfn & HMM_PFN_VALID))
 		return 0;
+	if (!mapped) {
+		*word &= ~(HMM_PFN_DMA_MAPPED | HMM_PFN_P2PDMA |
+			   HMM_PFN_P2PDMA_BUS);
+		/* Found where the flag comes back just now. */
+		if (odp->map.dma_list)
+			odp->map.dma_list[index] = DMA_MAPPING_ERROR;
+	} else if (!is_pci_p2pdma_page(hmm_pfn_to_page(pfn))) {
+		*word |= HMM_PFN_DMA_MAPPED;
+	}
 	*dma = hmm_dma_map_pfn(dev, &odp->map, index, &p2pdma);
 	if (dma_mapping_error(dev, *dma))
 		return -EFAULT;
-	/*
-	 * hmm_range_fault() of another fault writes the word without the lock,
-	 * so that the flag may be lost or come back: what the core counts is
-	 * not to be relied on.
-	 */
-	if (!(pfn & HMM_PFN_DMA_MAPPED))
+	if (!mapped)
 		odp->npages++;
 	*writable = (pfn & HMM_PFN_WRITE) && odp->umem.writable;
 	return 1;
 }
 
-void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end)
+static size_t odp_pages(struct ib_umem_odp *odp)
 {
-	ib_umem_odp_unmap_dma_pages(odp, start, end);
+	return (ib_umem_end(odp) - ib_umem_start(odp)) >> PAGE_SHIFT;
 }
 
-/* Under the lock: a page that is mapped never goes back to the system. */
+/* Under the lock, for pages that are mapped, whatever became of the flag. */
+void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, size_t first,
+				size_t end)
+{
+	u64 start = ib_umem_start(odp);
+	size_t index;
+
+	end = min(end, odp_pages(odp));
+	for (index = first; index < end; index++) {
+		unsigned long *word = &odp->map.pfn_list[index];
+
+		/* Those of other devices may not have been mapped at all. */
+		if ((*word & HMM_PFN_VALID) &&
+		    !is_pci_p2pdma_page(hmm_pfn_to_page(*word)))
+			*word |= HMM_PFN_DMA_MAPPED;
+	}
+	if (first < end)
+		ib_umem_odp_unmap_dma_pages(odp, start + first * PAGE_SIZE,
+					    start + end * PAGE_SIZE);
+}
+
+/*
+ * Under the lock: a page that is mapped never goes back to the system. The
+ * word names it, whatever became of the flag: the page is taken from the
+ * process only after this.
+ */
 void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index)
 {
-	unsigned long mapped = HMM_PFN_VALID | HMM_PFN_DMA_MAPPED;
-	unsigned long pfn = odp->map.pfn_list[index];
+	unsigned long pfn;
 
-	if ((pfn & (mapped | HMM_PFN_P2PDMA)) == mapped)
+	if (index >= odp_pages(odp))
+		return;
+	pfn = odp->map.pfn_list[index];
+	if ((pfn & HMM_PFN_VALID) && !is_pci_p2pdma_page(hmm_pfn_to_page(pfn)))
 		get_page(hmm_pfn_to_page(pfn));
 }
 
 #else
-
-struct ib_umem_odp *
-rust_helper_rdma_odp_get(struct ib_device *device, unsigned long addr,
-			 size_t size, int access,
-			 const struct mmu_interval_notifier_ops *ops)
-{
-	return ERR_PTR(-EOPNOTSUPP);
-}
 
 struct ib_umem_odp *rust_helper_rdma_odp_alloc_root(struct ib_device *device,
 						    int access)
@@ -646,12 +680,16 @@ int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
 }
 
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
-				  dma_addr_t *dma, bool *writable)
+				  bool mapped, dma_addr_t *dma, bool *writable)
 {
 	return -EOPNOTSUPP;
 }
 
-void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end) { }
+void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, size_t first,
+				size_t end)
+{
+}
+
 void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index) { }
 
 #endif /* CONFIG_INFINIBAND_ON_DEMAND_PAGING */
@@ -692,7 +730,6 @@ void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp)
 /*
  * Begins an invalidation: NULL where it would have to sleep and may not; else
  * the memory is locked. The range is empty until the private pointer is set.
- * How many pages are mapped does not count: see rdma_odp_map_page().
  */
 struct ib_umem_odp *
 rust_helper_rdma_odp_begin(struct mmu_interval_notifier *notifier,

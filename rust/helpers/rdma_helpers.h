@@ -67,6 +67,8 @@ void *rust_helper_memcg_enter(void *memcg);
 void rust_helper_memcg_put(void *memcg);
 u64 rust_helper_current_accountable_user(void);
 bool rust_helper_capable_sys_resource(void);
+bool rust_helper_capable_sys_resource_noaudit(void);
+u64 rust_helper_total_memory(void);
 bool rust_helper_current_is_dying(void);
 
 /* Device memory. */
@@ -138,10 +140,6 @@ int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
 				   struct rdma_user_mmap_entry *entry);
 
 /* On-demand memory. */
-struct ib_umem_odp *
-rust_helper_rdma_odp_get(struct ib_device *device, unsigned long addr,
-			 size_t size, int access,
-			 const struct mmu_interval_notifier_ops *ops);
 struct ib_umem_odp *rust_helper_rdma_odp_alloc_root(struct ib_device *device,
 						    int access);
 struct ib_umem_odp *
@@ -157,14 +155,15 @@ unsigned long rust_helper_rdma_odp_end(struct ib_umem_odp *odp);
 int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
 				      u64 size, bool write, bool fault);
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
-				  dma_addr_t *dma, bool *writable);
+				  bool mapped, dma_addr_t *dma, bool *writable);
 void rust_helper_rdma_odp_lock(struct ib_umem_odp *odp);
 void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp);
 struct ib_umem_odp *
 rust_helper_rdma_odp_begin(struct mmu_interval_notifier *notifier,
 			   const struct mmu_notifier_range *range,
 			   unsigned long seq, u64 *start, u64 *end);
-void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, u64 start, u64 end);
+void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, size_t first,
+				size_t end);
 void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index);
 
 /*

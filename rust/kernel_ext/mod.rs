@@ -12,6 +12,7 @@ pub mod errno;
 pub mod io;
 pub mod irq;
 pub mod memcg;
+pub mod memory;
 pub mod pci;
 pub mod random;
 pub mod ratelimit;

@@ -13,6 +13,7 @@ use core::ptr::NonNull;
 use kernel::error::{from_err_ptr, to_result};
 use kernel::page::{PAGE_SHIFT, PAGE_SIZE};
 use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::Arc;
 
 /// Whether the kernel has on-demand memory.
@@ -20,7 +21,8 @@ pub const ON_DEMAND_AVAILABLE: bool = cfg!(CONFIG_INFINIBAND_ON_DEMAND_PAGING);
 
 /// Who uses the pages of on-demand memory: the part of a driver that tells its device of them.
 pub trait PageUser: Send + Sync {
-    /// The pages of these addresses of the process are taken back. When this returns, the device
+    /// The pages of these addresses of the process are taken back, of which some are mapped. When
+    /// this returns, the device
     /// must not use them any more; the memory is locked against new mappings meanwhile.
     ///
     /// This is called when the kernel reclaims memory: it may sleep, but neither allocate memory
@@ -83,13 +85,12 @@ impl<T: PageUser> Notify<T> {
             return false;
         }
         if start < end {
-            // SAFETY: The range is not empty, so that the private pointer was set before: to a `T`
-            // that lives until after the notifier is removed.
-            let user = unsafe { &*bindings::rdma_odp_private(odp).cast::<T>() };
-            user.invalidate(start..end);
-            // SAFETY: `rdma_odp_begin` has taken `umem_mutex`, and what it returned lies in the
-            // memory.
-            unsafe { give_back(odp, user, start..end) };
+            // SAFETY: The range is not empty, so that the private pointer was set before: to a
+            // `Mapping<T>` that lives until after the notifier is removed.
+            let mapping = unsafe { &*bindings::rdma_odp_private(odp).cast::<Mapping<T>>() };
+            // SAFETY: `odp` is valid while its notifier is called, and `rdma_odp_begin` has taken
+            // `umem_mutex`.
+            mapping.take_back(&unsafe { Locked::new(odp) }, start..end);
         }
         // SAFETY: `rdma_odp_begin` has taken `umem_mutex`.
         unsafe { bindings::rdma_odp_unlock(odp) };
@@ -97,25 +98,160 @@ impl<T: PageUser> Notify<T> {
     }
 }
 
-/// Gives mapped pages back to the kernel, or keeps them for ever where the device may still use them.
+/// Which pages of on-demand memory are mapped for the device, by their place in it.
 ///
-/// # Safety
+/// The kernel notes that too, by flags in its list of pages. But who brings pages in writes that list
+/// without the lock, so that a flag may be lost, or come back. What is noted here is changed only
+/// with the memory locked, and decides.
+struct MappedPages {
+    pages: usize,
+    words: KVVec<Atomic<u64>>,
+    count: Atomic<usize>,
+}
+
+impl MappedPages {
+    /// Of memory of so many pages, none of which is mapped.
+    fn new(pages: usize) -> Result<Self> {
+        let count = pages.div_ceil(Self::WORD);
+        let mut words = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            words.push(Atomic::new(0), GFP_KERNEL)?;
+        }
+        Ok(Self {
+            pages,
+            words,
+            count: Atomic::new(0),
+        })
+    }
+
+    /// Pages that a word tells of.
+    const WORD: usize = u64::BITS as usize;
+
+    fn count(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    fn contains(&self, page: usize) -> bool {
+        let word = self.words.get(page / Self::WORD);
+        word.is_some_and(|word| word.load(Relaxed) & 1 << (page % Self::WORD) != 0)
+    }
+
+    /// Notes whether a page is mapped. The memory has to be locked.
+    fn set(&self, page: usize, mapped: bool) {
+        let Some(word) = self.words.get(page / Self::WORD) else {
+            return;
+        };
+        if self.contains(page) == mapped {
+            return;
+        }
+        word.store(word.load(Relaxed) ^ 1 << (page % Self::WORD), Relaxed);
+        let count = self.count();
+        let count = if mapped { count + 1 } else { count - 1 };
+        self.count.store(count, Relaxed);
+    }
+
+    /// The first page from `from` on that is mapped, or that is not; the end where there is none.
+    fn find(&self, from: usize, mapped: bool) -> usize {
+        let mut page = from;
+        while let Some(word) = self.words.get(page / Self::WORD) {
+            let word = word.load(Relaxed);
+            let found = if mapped { word } else { !word } >> (page % Self::WORD);
+            if found != 0 {
+                return (page + found.trailing_zeros() as usize).min(self.pages);
+            }
+            page = (page / Self::WORD + 1) * Self::WORD;
+        }
+        self.pages
+    }
+
+    /// The first of the mapped pages in a range that follow each other.
+    fn first_run(&self, range: Range<usize>) -> Option<Range<usize>> {
+        if self.count() == 0 {
+            return None;
+        }
+        let start = self.find(range.start, true);
+        let end = self.find(start, false).min(range.end);
+        (start < end).then_some(start..end)
+    }
+}
+
+/// On-demand memory as those see it who take its pages back: with `umem_mutex` held.
+trait LockedPages {
+    /// Address in the process of the first page.
+    fn start(&self) -> u64;
+    /// Keeps a page that is mapped from ever being freed.
+    fn keep(&self, page: usize);
+    /// Gives mapped pages back.
+    fn unmap(&self, pages: Range<usize>);
+}
+
+/// Locked memory of the kernel's.
 ///
-/// `odp` must be valid and locked, and `range` lie in it.
-unsafe fn give_back<T: PageUser>(odp: *mut bindings::ib_umem_odp, user: &T, range: Range<u64>) {
-    if user.may_still_use() {
-        // SAFETY: The caller vouches for on-demand memory that stays.
-        let start = unsafe { bindings::rdma_odp_start(odp) } as u64;
-        let first = (range.start.max(start) - start) >> PAGE_SHIFT;
-        let end = (range.end.max(start) - start).div_ceil(PAGE_SIZE as u64);
-        for index in first..end {
-            // SAFETY: The caller vouches that `umem_mutex` is held and that the range lies in the
-            // memory.
-            unsafe { bindings::rdma_odp_keep_page(odp, index as usize) };
+/// # Invariants
+///
+/// The pointer is valid, and `umem_mutex` held.
+struct Locked(*mut bindings::ib_umem_odp);
+
+impl Locked {
+    /// # Safety
+    ///
+    /// `odp` must be valid and `umem_mutex` held for as long as the result is used.
+    unsafe fn new(odp: *mut bindings::ib_umem_odp) -> Self {
+        // INVARIANT: The caller vouches for both.
+        Self(odp)
+    }
+}
+
+impl LockedPages for Locked {
+    fn start(&self) -> u64 {
+        // SAFETY: Valid by the type invariant; addresses do not change.
+        unsafe { bindings::rdma_odp_start(self.0) as u64 }
+    }
+
+    fn keep(&self, page: usize) {
+        // SAFETY: Valid and locked by the type invariant; the helper checks the place.
+        unsafe { bindings::rdma_odp_keep_page(self.0, page) }
+    }
+
+    fn unmap(&self, pages: Range<usize>) {
+        // SAFETY: Valid and locked by the type invariant; the helper checks the places.
+        unsafe { bindings::rdma_odp_unmap(self.0, pages.start, pages.end) }
+    }
+}
+
+/// Who uses the pages of on-demand memory, and which of them.
+struct Mapping<T> {
+    user: Arc<T>,
+    mapped: MappedPages,
+}
+
+impl<T: PageUser> Mapping<T> {
+    /// Takes the pages of these addresses back from the device, and gives them back to the kernel.
+    fn take_back(&self, memory: &impl LockedPages, addresses: Range<u64>) {
+        let start = memory.start();
+        let place = |address: u64| (address.saturating_sub(start) >> PAGE_SHIFT) as usize;
+        let pages = place(addresses.start)..place(addresses.end + (PAGE_SIZE as u64 - 1));
+        let Some(first) = self.mapped.first_run(pages.clone()) else {
+            return;
+        };
+        let address = |page: usize| start + ((page as u64) << PAGE_SHIFT);
+        self.user
+            .invalidate(address(first.start)..address(pages.end));
+        self.give_back(memory, first.start..pages.end);
+    }
+
+    /// Gives mapped pages back to the kernel, or keeps them for ever where the device may still use
+    /// them.
+    fn give_back(&self, memory: &impl LockedPages, pages: Range<usize>) {
+        let keep = self.user.may_still_use();
+        while let Some(run) = self.mapped.first_run(pages.clone()) {
+            if keep {
+                run.clone().for_each(|page| memory.keep(page));
+            }
+            memory.unmap(run.clone());
+            run.for_each(|page| self.mapped.set(page, false));
         }
     }
-    // SAFETY: The caller vouches that `umem_mutex` is held and that the range lies in the memory.
-    unsafe { bindings::rdma_odp_unmap(odp, range.start, range.end) };
 }
 
 /// On-demand memory of a process. Dropping it takes its pages back, which sleeps: the device must
@@ -123,10 +259,10 @@ unsafe fn give_back<T: PageUser>(odp: *mut bindings::ib_umem_odp, user: &T, rang
 ///
 /// # Invariants
 ///
-/// `raw` is on-demand memory that this value owns, whose private pointer is that of `user`.
+/// `raw` is on-demand memory that this value owns, whose private pointer is that of `mapping`.
 pub struct OdpUmem<T: PageUser> {
     raw: NonNull<bindings::ib_umem_odp>,
-    user: Arc<T>,
+    mapping: KBox<Mapping<T>>,
 }
 
 // SAFETY: On-demand memory belongs to no task: it holds the process's memory map itself. `T` is
@@ -137,49 +273,23 @@ unsafe impl<T: PageUser> Send for OdpUmem<T> {}
 // of `ib_umem_odp`. They are words of the C side, so that who writes one last decides what is in it.
 // Which page it is is the same for all, or the sequence of the notifier says that something was
 // invalidated, and it is brought in again. The flag that says that it is mapped may be lost or come
-// back: then the page is mapped once more, or the count of mapped pages is off, which nothing here
-// relies on.
+// back. What was told to the device, and so what is taken back from it and kept, is known from
+// `mapped`, which is made of atomics; by that the flag is set right before the core looks at it. One
+// that comes back between the two makes the mapping fail, as the address that is found is none or one
+// of the page's own that leads nowhere; by one that is lost between the two a page stays mapped in an
+// IOMMU that was taken back from the device.
 unsafe impl<T: PageUser> Sync for OdpUmem<T> {}
 
 impl<T: PageUser> OdpUmem<T> {
-    /// Makes on-demand memory of `length` bytes of the current process from `address` on.
-    pub fn get<D: Driver>(
-        dev: &Device<D>,
-        address: u64,
-        length: u64,
-        access: Access,
-        user: Arc<T>,
-    ) -> Result<Self> {
-        // Pages of the system's size, whatever the process uses: huge ones are mapped in parts.
-        let access = access.as_raw() & !Access::HUGETLB.as_raw();
-        // SAFETY: `dev` is a reference to a device, which the memory does not outlive.
-        let raw = from_err_ptr(unsafe {
-            bindings::rdma_odp_get(
-                dev.as_raw(),
-                usize::try_from(address)?,
-                usize::try_from(length)?,
-                access as c_int,
-                &Notify::<T>::OPS,
-            )
-        })?;
-        Self::adopt(raw, user)
-    }
-
-    /// Takes over what was made just now.
-    fn adopt(raw: *mut bindings::ib_umem_odp, user: Arc<T>) -> Result<Self> {
-        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // SAFETY: The memory was made just now; who is told of invalidations reads the pointer with
-        // the mutex held, as it is written.
-        unsafe {
-            bindings::rdma_odp_set_private(raw.as_ptr(), Arc::as_ptr(&user).cast_mut().cast());
-        }
-        // INVARIANT: Made just now, and the pointer was set.
-        Ok(Self { raw, user })
-    }
-
     /// Who uses the pages.
     pub fn user(&self) -> &Arc<T> {
-        &self.user
+        &self.mapping.user
+    }
+
+    /// How many pages are mapped. It may change at any time, but for becoming more while nobody
+    /// calls [`OdpUmem::map`].
+    pub fn mapped(&self) -> usize {
+        self.mapping.mapped.count()
     }
 
     /// The addresses of the process that it covers, in whole pages.
@@ -212,20 +322,26 @@ impl<T: PageUser> OdpUmem<T> {
         let pages = unsafe { bindings::rdma_odp_map_and_lock(raw, address, length, write, fault) };
         to_result(pages.min(0))?;
         let start = self.addresses().start;
+        let mapped = &self.mapping.mapped;
         let mut result = Ok(());
         let mut page = address & !(PAGE_SIZE as u64 - 1);
         while page < end {
             let index = ((page - start) >> PAGE_SHIFT) as usize;
             let (mut dma, mut writable) = (0, false);
+            let known = mapped.contains(index);
             // SAFETY: `rdma_odp_map_and_lock` has taken `umem_mutex`, and `index` lies in the range
             // that it mapped; the others are locals.
-            match unsafe { bindings::rdma_odp_map_page(raw, index, &mut dma, &mut writable) } {
+            match unsafe { bindings::rdma_odp_map_page(raw, index, known, &mut dma, &mut writable) }
+            {
                 0 => {}
-                1 => each(MappedPage {
-                    address: page,
-                    dma,
-                    writable,
-                }),
+                1 => {
+                    mapped.set(index, true);
+                    each(MappedPage {
+                        address: page,
+                        dma,
+                        writable,
+                    })
+                }
                 error => {
                     result = to_result(error);
                     break;
@@ -242,16 +358,16 @@ impl<T: PageUser> OdpUmem<T> {
 impl<T: PageUser> Drop for OdpUmem<T> {
     fn drop(&mut self) {
         let raw = self.raw.as_ptr();
-        if self.user.may_still_use() {
-            // SAFETY: By the type invariant the memory is ours; `umem_mutex` is taken before and
-            // given back after.
-            unsafe {
-                bindings::rdma_odp_lock(raw);
-                give_back(raw, &*self.user, self.addresses());
-                bindings::rdma_odp_unlock(raw);
-            }
+        // SAFETY: By the type invariant the memory is ours; `umem_mutex` is taken before it is used
+        // and given back after.
+        unsafe {
+            bindings::rdma_odp_lock(raw);
+            self.mapping
+                .give_back(&Locked::new(raw), 0..self.mapping.mapped.pages);
+            bindings::rdma_odp_unlock(raw);
         }
-        // SAFETY: Ours by the type invariant. The user lives until the notifier is removed.
+        // SAFETY: Ours by the type invariant. The mapping lives until the notifier is
+        // removed: it is dropped after this.
         unsafe { bindings::rdma_odp_release(raw) }
     }
 }
@@ -282,6 +398,10 @@ impl OdpRoot {
 
     /// On-demand memory of `length` bytes from `address` on. Fails when the process is gone.
     pub fn part<T: PageUser>(&self, address: u64, length: u64, user: Arc<T>) -> Result<OdpUmem<T>> {
+        let end = address.checked_add(length).ok_or(EOVERFLOW)?;
+        let pages = end.div_ceil(PAGE_SIZE as u64) - address / PAGE_SIZE as u64;
+        let mapped = MappedPages::new(usize::try_from(pages)?)?;
+        let mapping = KBox::new(Mapping { user, mapped }, GFP_KERNEL)?;
         // SAFETY: The root is valid by the type invariant, and keeps the process's memory map.
         let raw = from_err_ptr(unsafe {
             bindings::rdma_odp_alloc_child(
@@ -291,7 +411,13 @@ impl OdpRoot {
                 &Notify::<T>::OPS,
             )
         })?;
-        OdpUmem::adopt(raw, user)
+        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        let private = core::ptr::from_ref(&*mapping).cast_mut().cast();
+        // SAFETY: The memory was made just now; who is told of invalidations reads the pointer with
+        // the mutex held, as it is written.
+        unsafe { bindings::rdma_odp_set_private(raw.as_ptr(), private) };
+        // INVARIANT: Made just now, and the pointer was set.
+        Ok(OdpUmem { raw, mapping })
     }
 }
 
@@ -376,5 +502,138 @@ impl OnDemandAttr {
         services.uc_odp_caps = self.uc.as_raw();
         services.ud_odp_caps = self.ud.as_raw();
         services.xrc_odp_caps = self.xrc.as_raw();
+    }
+}
+
+#[cfg(not(rdma_no_tests))]
+#[kunit_tests(rust_rdma_odp)]
+mod tests {
+    use super::*;
+    use core::cell::RefCell;
+
+    /// A user of pages, told how often to let go of some.
+    struct User {
+        may_still_use: bool,
+        told: Atomic<u32>,
+    }
+
+    impl PageUser for User {
+        fn invalidate(&self, _addresses: Range<u64>) {
+            self.told.fetch_add(1, Relaxed);
+        }
+
+        fn may_still_use(&self) -> bool {
+            self.may_still_use
+        }
+    }
+
+    const START: u64 = 0x10_0000;
+
+    /// What was done to pages.
+    struct Record {
+        kept: RefCell<KVec<usize>>,
+        unmapped: RefCell<KVec<usize>>,
+    }
+
+    impl Record {
+        fn new() -> Self {
+            Self {
+                kept: RefCell::new(KVec::new()),
+                unmapped: RefCell::new(KVec::new()),
+            }
+        }
+    }
+
+    impl LockedPages for Record {
+        fn start(&self) -> u64 {
+            START
+        }
+
+        fn keep(&self, page: usize) {
+            let _ = self.kept.borrow_mut().push(page, GFP_KERNEL);
+        }
+
+        fn unmap(&self, pages: Range<usize>) {
+            for page in pages {
+                let _ = self.unmapped.borrow_mut().push(page, GFP_KERNEL);
+            }
+        }
+    }
+
+    fn mapping(may_still_use: bool, mapped: &[usize]) -> Result<Mapping<User>> {
+        let user = User {
+            may_still_use,
+            told: Atomic::new(0),
+        };
+        let mapping = Mapping {
+            user: Arc::new(user, GFP_KERNEL)?,
+            mapped: MappedPages::new(200)?,
+        };
+        for page in mapped {
+            mapping.mapped.set(*page, true);
+        }
+        Ok(mapping)
+    }
+
+    fn addresses(pages: Range<u64>) -> Range<u64> {
+        START + (pages.start << PAGE_SHIFT)..START + (pages.end << PAGE_SHIFT)
+    }
+
+    #[test]
+    fn mapped_pages_are_counted_once_and_found_in_runs() -> Result {
+        let mapped = MappedPages::new(200)?;
+        assert!(mapped.first_run(0..200).is_none());
+        for _ in 0..2 {
+            for page in [3, 62, 63, 64, 65, 199] {
+                mapped.set(page, true);
+            }
+            // There is no such page.
+            mapped.set(256, true);
+        }
+        assert_eq!(mapped.count(), 6);
+        assert_eq!(mapped.first_run(0..200), Some(3..4));
+        assert_eq!(mapped.first_run(4..200), Some(62..66));
+        assert_eq!(mapped.first_run(4..64), Some(62..64));
+        assert_eq!(mapped.first_run(66..199), None);
+        assert_eq!(mapped.first_run(66..200), Some(199..200));
+        for _ in 0..2 {
+            mapped.set(63, false);
+        }
+        assert_eq!(mapped.count(), 5);
+        assert_eq!(mapped.first_run(4..200), Some(62..63));
+        Ok(())
+    }
+
+    #[test]
+    fn pages_that_were_told_to_a_device_which_cannot_be_stopped_are_kept() -> Result {
+        let mapping = mapping(true, &[3, 64, 65, 120])?;
+        let record = Record::new();
+        mapping.take_back(&record, addresses(0..100));
+        assert_eq!(&record.kept.borrow()[..], &[3, 64, 65]);
+        assert_eq!(&record.unmapped.borrow()[..], &[3, 64, 65]);
+        assert_eq!(mapping.mapped.count(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn pages_are_taken_back_once_and_only_where_some_are_mapped() -> Result {
+        let mapping = mapping(false, &[3, 64, 65])?;
+        let record = Record::new();
+        // Nothing is mapped there.
+        mapping.take_back(&record, addresses(4..64));
+        assert_eq!(mapping.user.told.load(Relaxed), 0);
+        for _ in 0..2 {
+            mapping.take_back(&record, addresses(0..200));
+            assert_eq!(mapping.user.told.load(Relaxed), 1);
+        }
+        assert_eq!(&record.unmapped.borrow()[..], &[3, 64, 65]);
+        assert!(record.kept.borrow().is_empty());
+        assert_eq!(mapping.mapped.count(), 0);
+        // One that is told again counts again, once.
+        mapping.mapped.set(3, true);
+        mapping.mapped.set(3, true);
+        mapping.take_back(&record, addresses(3..4));
+        assert_eq!(mapping.mapped.count(), 0);
+        Ok(())
     }
 }

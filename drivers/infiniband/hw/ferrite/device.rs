@@ -20,7 +20,10 @@ use crate::{
         device_event,
         Hardware, //
     },
-    kernel_ext::errno,
+    kernel_ext::{
+        errno,
+        memory, //
+    },
     mr::FerriteMr,
     mw::{
         FerriteMw,
@@ -33,6 +36,7 @@ use crate::{
     odp,
     odp::{
         Pager,
+        PagingMemory,
         PagingQueues, //
     },
     port,
@@ -105,6 +109,7 @@ pub(crate) struct Ferrite {
     /// Where faults of on-demand regions are dealt with.
     pub(crate) paging: PagingQueues,
     pub(crate) pager: Arc<Pager>,
+    pub(crate) paging_memory: Arc<PagingMemory>,
     /// Taken down with the RDMA device, while the hardware still answers.
     pub(crate) handlers: Handlers,
     pub(crate) hw: Arc<Hardware>,
@@ -143,6 +148,7 @@ impl Ferrite {
         Ok(Self {
             paging: PagingQueues::new()?,
             pager: Pager::new(hw, caps.max_qp)?,
+            paging_memory: PagingMemory::new(memory::total())?,
             handlers: Handlers::start(hw, queues, caps.max_eq)?,
             tags: Tags::new(caps.max_tags)?,
             // Protection domains are numbers only; the device sets no bound.

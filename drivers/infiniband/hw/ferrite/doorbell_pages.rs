@@ -13,6 +13,7 @@ use crate::{
         user, //
     },
     numbers::NumberPool,
+    shares::within_share, //
 };
 use kernel::{
     new_mutex,
@@ -23,13 +24,6 @@ use kernel::{
         Mutex, //
     },
 };
-
-/// Whether a user with `own` pages may have one more, where others have `others` of `total`: up to
-/// three quarters of what others have not taken.
-fn within_share(own: u32, others: u32, total: u32) -> bool {
-    let left = total.saturating_sub(others);
-    own < (left - left / 4).max(1)
-}
 
 /// Which pages are in use, and how many by whom.
 struct Shares {
@@ -51,7 +45,8 @@ impl Shares {
     fn take(&mut self, user: u64, bound: bool) -> Result<u32> {
         let own = self.users.get(&user).copied().unwrap_or(0);
         let (used, total) = self.pool.occupancy();
-        if bound && used < total && !within_share(own, used - own, total) {
+        if bound && used < total && !within_share(own.into(), 1, (used - own).into(), total.into())
+        {
             return Err(errno::edquot());
         }
         let page = self.pool.take()?;

@@ -35,6 +35,7 @@ mod port;
 mod qp;
 mod qp_event;
 mod ring;
+mod shares;
 mod srq;
 mod tpt;
 mod ucontext;

@@ -6,6 +6,10 @@
 //! A page is told to the device with the memory locked against invalidation, and taken back from
 //! it in the invalidation, which does not return before the device has let go. Nothing on that way
 //! allocates memory: tables are made before, and given back when the region ends.
+//!
+//! What the kernel notes of each page takes memory too, and for as many pages as a region could have,
+//! not as it has. So regions are made of parts, of which there are those that are in use, and both are
+//! counted by user.
 
 use crate::{
     abi,
@@ -45,6 +49,7 @@ use crate::{
         Pd,
         UserRegion, //
     },
+    shares::Shares,
 };
 use core::ops::Range;
 use kernel::{
@@ -82,10 +87,14 @@ const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
 // The device's pages are the system's.
 const _: () = assert!(PAGE == PAGE_SIZE as u64);
 
-/// Bytes of a region of all memory that are looked after together.
+/// Bytes of a region that are looked after together.
 const PART: u64 = 32 << 20;
-/// Parts of a region of all memory that are kept although nothing of them is mapped.
+/// Parts of a region that are kept although nothing of them is mapped.
 const SPARE_PARTS: usize = 64;
+/// Bytes of memory that the kernel needs for a page of a part: its number, and its DMA address.
+const NOTED_PER_PAGE: u64 = 16;
+/// Which part of memory goes to paging for all users together, but for those who may exceed limits.
+const PAGING_SHARE: u64 = 8;
 /// Tables of a region at the most: 128 GiB in use at once, in one piece.
 const MOST_TABLES: usize = 1 << 16;
 /// Bytes brought in for one fault at the most.
@@ -101,32 +110,103 @@ const MOST_PARKED: usize = 1 << 16;
 /// himself.
 const MOST_ADVICES: u32 = 64;
 
+/// Memory of the kernel's that on-demand regions of a device take, by user.
+#[pin_data]
+pub(crate) struct PagingMemory {
+    #[pin]
+    shares: Mutex<Shares>,
+}
+
+impl PagingMemory {
+    /// For a machine with so many bytes of memory.
+    pub(crate) fn new(machine: u64) -> Result<Arc<Self>> {
+        let memory = pin_init!(Self {
+            shares <- new_mutex!(Shares::new(machine / PAGING_SHARE), "ferrite_paging_memory"),
+        });
+        Arc::pin_init(memory, GFP_KERNEL)
+    }
+}
+
+/// Whose share the memory of a region comes from; nobody's, where its owner may exceed limits.
+struct Account {
+    memory: Arc<PagingMemory>,
+    user: u64,
+    bound: bool,
+}
+
+impl Account {
+    /// That of the current process.
+    fn of_current(memory: &Arc<PagingMemory>) -> Self {
+        Self {
+            memory: memory.clone(),
+            user: user::accountable(),
+            bound: !user::may_exceed_limits_noaudit(),
+        }
+    }
+
+    /// Counts so many bytes until the result is dropped; `ENOMEM` where that is too much. Sleeps.
+    fn charge(&self, bytes: u64) -> Result<Charge> {
+        let bytes = if self.bound { bytes } else { 0 };
+        if bytes > 0 {
+            self.memory.shares.lock().take(self.user, bytes)?;
+        }
+        Ok(Charge {
+            memory: self.memory.clone(),
+            user: self.user,
+            bytes,
+        })
+    }
+}
+
+/// Memory that is counted; dropping it sleeps.
+struct Charge {
+    memory: Arc<PagingMemory>,
+    user: u64,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.memory.shares.lock().give_back(self.user, self.bytes);
+        }
+    }
+}
+
 /// A table of a region: of pages, or of tables.
-struct Table(Lent<Coherent<[u64]>>);
+struct Table {
+    entries: Lent<Coherent<[u64]>>,
+    _charge: Charge,
+}
 
 impl Table {
-    fn new(parent: &ParentDevice<Bound>, hw: &Hardware) -> Result<Arc<Self>> {
+    fn new(parent: &ParentDevice<Bound>, hw: &Hardware, account: &Account) -> Result<Arc<Self>> {
+        let charge = account.charge((ATT_TABLE_ENTRIES * size_of::<u64>()) as u64)?;
         let table = Coherent::zeroed_slice(parent, ATT_TABLE_ENTRIES, GFP_KERNEL_ACCOUNT)?;
         let table = Lent::new(&hw.reach, table);
         // No command tells the device of a table: that would be refused.
         if hw.is_dead() {
             return Err(EIO);
         }
-        Ok(Arc::new(Self(table), GFP_KERNEL_ACCOUNT)?)
+        let table = Self {
+            entries: table,
+            _charge: charge,
+        };
+        Ok(Arc::new(table, GFP_KERNEL_ACCOUNT)?)
     }
 
     fn dma_address(&self) -> u64 {
-        self.0.dma_handle()
+        self.entries.dma_handle()
     }
 
     fn set(&self, index: usize, entry: u64) -> Result {
-        kernel::dma_write!(self.0, [try: index], entry);
+        kernel::dma_write!(self.entries, [try: index], entry);
         Ok(())
     }
 
     /// Whether there is an entry.
     fn has(&self, index: usize) -> Result<bool> {
-        let entry = kernel::dma_read!(self.0, [try: index]);
+        let entry = kernel::dma_read!(self.entries, [try: index]);
         Ok(entry & abi::ON_DEMAND_PRESENT != 0)
     }
 
@@ -180,6 +260,8 @@ pub(crate) struct PageTables {
     levels: u8,
     /// Who pays for the tables, whoever needs them.
     payer: MemoryGroup,
+    /// Whose share tables and parts count against.
+    account: Account,
     /// All tables, by [`table_key`]. Those of level 0 hold pages.
     #[pin]
     tables: IrqTable<Arc<Table>>,
@@ -199,8 +281,10 @@ impl PageTables {
         tag: u32,
         base: u64,
         pages: u64,
+        account: Account,
     ) -> Result<Arc<Self>> {
         let levels = abi::on_demand_levels(pages).ok_or(EFBIG)?;
+        let root = Table::new(parent, hw, &account)?;
         let tables = Arc::pin_init(
             pin_init!(Self {
                 hw: hw.clone(),
@@ -209,6 +293,7 @@ impl PageTables {
                 pages,
                 levels,
                 payer: MemoryGroup::of_current(),
+                account,
                 tables <- IrqTable::new(),
                 count <- new_mutex!(1, "ferrite_page_tables"),
                 faults: Atomic::new(0),
@@ -217,9 +302,7 @@ impl PageTables {
             }),
             GFP_KERNEL,
         )?;
-        tables
-            .tables
-            .insert(table_key(levels - 1, 0), Table::new(parent, hw)?)?;
+        tables.tables.insert(table_key(levels - 1, 0), root)?;
         Ok(tables)
     }
 
@@ -269,7 +352,7 @@ impl PageTables {
                         return Err(ENOMEM);
                     }
                     made.reserve(1, GFP_KERNEL)?;
-                    let table = Table::new(parent, &self.hw)?;
+                    let table = Table::new(parent, &self.hw, &self.account)?;
                     let entry = table.dma_address() | abi::ON_DEMAND_PRESENT;
                     self.tables.insert(key, table)?;
                     *count += 1;
@@ -353,21 +436,16 @@ impl PageTables {
         }
     }
 
-    /// Tells the device of a page; returns whether it knew none in its place. One whose table is not
-    /// there (any more) faults once more.
-    fn set(&self, address: u64, dma: u64, writable: bool) -> bool {
-        let page = self.page_of(address);
-        let mut entry = dma | abi::ON_DEMAND_PRESENT;
-        if writable {
+    /// Tells the device of a page. One whose table is not there (any more) faults once more.
+    fn set(&self, page: &MappedPage) {
+        let number = self.page_of(page.address);
+        let mut entry = page.dma | abi::ON_DEMAND_PRESENT;
+        if page.writable {
             entry |= abi::ON_DEMAND_WRITE;
         }
-        let added = self.tables.with(table_key(0, page), |table| {
-            let index = table_index(0, page);
-            let was_set = table.has(index)?;
-            table.set(index, entry)?;
-            Ok::<_, Error>(!was_set)
+        let _ = self.tables.with(table_key(0, number), |table| {
+            table.set(table_index(0, number), entry)
         });
-        matches!(added, Some(Ok(true)))
     }
 
     /// Faults, pages taken back, and pages brought in on advice.
@@ -379,8 +457,18 @@ impl PageTables {
         )
     }
 
-    /// Takes the pages of these addresses back from the device; returns how many it knew.
-    fn take_back(&self, addresses: Range<u64>) -> u64 {
+    /// How many bytes the region has, in whole pages.
+    fn length(&self) -> u64 {
+        self.pages * PAGE
+    }
+}
+
+impl PageUser for PageTables {
+    fn may_still_use(&self) -> bool {
+        self.hw.reach.get() == Reach::Unstoppable
+    }
+
+    fn invalidate(&self, addresses: Range<u64>) {
         let first = self.page_of(addresses.start);
         let end = self.page_of(addresses.end + (PAGE - 1));
         let mut cleared = 0;
@@ -406,55 +494,15 @@ impl PageTables {
                 count: end - first,
             });
         }
-        cleared
     }
 }
 
-/// The pages of a range of addresses, all of a region or a part of it, that the device knows.
-struct Pages {
-    tables: Arc<PageTables>,
-    /// How many there are. Changed with the range locked against new mappings.
-    present: Atomic<u64>,
-}
-
-impl Pages {
-    fn new(tables: &Arc<PageTables>) -> Result<Arc<Self>> {
-        let pages = Self {
-            tables: tables.clone(),
-            present: Atomic::new(0),
-        };
-        Ok(Arc::new(pages, GFP_KERNEL)?)
-    }
-
-    /// Tells the device of a page.
-    fn set(&self, page: &MappedPage) {
-        if self.tables.set(page.address, page.dma, page.writable) {
-            self.present.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Whether the device knows none, if nobody maps any now.
-    fn is_empty(&self) -> bool {
-        self.present.load(Relaxed) == 0
-    }
-}
-
-impl PageUser for Pages {
-    fn may_still_use(&self) -> bool {
-        self.tables.hw.reach.get() == Reach::Unstoppable
-    }
-
-    fn invalidate(&self, addresses: Range<u64>) {
-        let cleared = self.tables.take_back(addresses);
-        self.present.fetch_sub(cleared, Relaxed);
-    }
-}
-
-/// A part of a region of all memory.
+/// A part of a region.
 struct Part {
-    umem: OdpUmem<Pages>,
+    umem: OdpUmem<PageTables>,
     /// How many map pages of it now; taken with the tree locked.
     users: Atomic<u32>,
+    _charge: Charge,
 }
 
 /// The parts there are, by number.
@@ -477,26 +525,15 @@ impl Drop for PartInUse {
     }
 }
 
-/// Where the pages come from.
-enum Source {
-    /// A range of addresses.
-    Range(OdpUmem<Pages>),
-    /// All memory of the process; parts are made as they are needed.
-    All {
-        root: OdpRoot,
-        parts: Pin<KBox<Mutex<Parts>>>,
-    },
-}
-
 /// An on-demand region.
 ///
 /// Dropped after the device has let go of the tag: the pages are given back, then the tables.
 pub(crate) struct OnDemand {
-    source: Source,
+    /// The process's memory, of which parts are made as they are needed.
+    root: OdpRoot,
+    parts: Pin<KBox<Mutex<Parts>>>,
     tables: Arc<PageTables>,
     pd: u32,
-    /// Who registered it.
-    user: u64,
     writable: bool,
     start: u64,
     iova: u64,
@@ -535,27 +572,15 @@ impl OnDemand {
         let first_byte = region.start & (PAGE - 1);
         let pages = (first_byte + length).div_ceil(PAGE);
         let base = region.start - first_byte;
-        let tables = PageTables::new(dev.parent(), &dev.hw, tag, base, pages)?;
-        let source = if implicit {
-            Source::All {
-                root: OdpRoot::new(dev, region.access)?,
-                parts: KBox::pin_init(new_mutex!(RBTree::new(), "ferrite_parts"), GFP_KERNEL)?,
-            }
-        } else {
-            Source::Range(OdpUmem::get(
-                dev,
-                region.start,
-                length,
-                region.access,
-                Pages::new(&tables)?,
-            )?)
-        };
+        base.checked_add(pages * PAGE).ok_or(EOVERFLOW)?;
+        let account = Account::of_current(&dev.paging_memory);
+        let tables = PageTables::new(dev.parent(), &dev.hw, tag, base, pages, account)?;
         let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         Ok(Self {
-            source,
+            root: OdpRoot::new(dev, region.access)?,
+            parts: KBox::pin_init(new_mutex!(RBTree::new(), "ferrite_parts"), GFP_KERNEL)?,
             tables,
             pd,
-            user: user::accountable(),
             writable: region.access.intersects(writes | Access::MW_BIND),
             start: region.start,
             iova: region.iova,
@@ -580,41 +605,59 @@ impl OnDemand {
         self.tables.counts()
     }
 
-    /// The part of all memory that an address is in.
-    fn part(&self, root: &OdpRoot, parts: &Mutex<Parts>, address: u64) -> Result<PartInUse> {
-        let number = address / PART;
-        if let Some(part) = parts.lock().get(&number) {
+    /// Who registered it.
+    fn user(&self) -> u64 {
+        self.tables.account.user
+    }
+
+    /// The part with that number, which lies in the region.
+    fn part(&self, number: u64) -> Result<PartInUse> {
+        if let Some(part) = self.parts.lock().get(&number) {
             return Ok(PartInUse::new(part));
         }
+        let addresses = part_addresses(self.tables.base, self.tables.length(), number);
+        let bytes = addresses.end - addresses.start;
+        let noted = bytes / PAGE * NOTED_PER_PAGE + PAGE;
+        let account = &self.tables.account;
+        let charge = account.charge(noted).or_else(|_| {
+            self.sweep(0);
+            account.charge(noted)
+        })?;
         // Made without the lock, since this takes that of the process's memory map.
         let part = Part {
-            umem: root.part(number * PART, PART, Pages::new(&self.tables)?)?,
+            umem: self
+                .root
+                .part(addresses.start, bytes, self.tables.clone())?,
             users: Atomic::new(0),
+            _charge: charge,
         };
         let part = Arc::new(part, GFP_KERNEL)?;
         let node = RBTreeNode::new(number, part.clone(), GFP_KERNEL)?;
-        let mut unused = KVec::new();
         let in_use = {
-            let mut parts = parts.lock();
-            match parts.get(&number) {
-                // Somebody was faster.
-                Some(other) => PartInUse::new(other),
-                None => {
-                    let in_use = PartInUse::new(&part);
-                    parts.insert(node);
-                    sweep(&mut parts, &mut unused);
-                    in_use
-                }
+            let mut parts = self.parts.lock();
+            // Somebody may have been faster: then ours is given back, without the lock.
+            if let Some(other) = parts.get(&number) {
+                return Ok(PartInUse::new(other));
             }
+            let in_use = PartInUse::new(&part);
+            parts.insert(node);
+            in_use
         };
-        // Given back without the lock, as is ours where it was not needed: nothing is mapped.
+        self.sweep(SPARE_PARTS);
+        Ok(in_use)
+    }
+
+    /// Gives back parts of which nothing is mapped, where there are more than `spare`. Sleeps.
+    fn sweep(&self, spare: usize) {
+        let mut unused = KVec::new();
+        take_unused(&mut self.parts.lock(), spare, &mut unused);
         for part in unused {
             let addresses = part.umem.addresses();
             drop(part);
-            let (first, end) = (addresses.start / PAGE, addresses.end / PAGE);
+            let first = self.tables.page_of(addresses.start);
+            let end = self.tables.page_of(addresses.end);
             self.tables.shrink(first..end);
         }
-        Ok(in_use)
     }
 
     /// Brings in the pages of a range of the process's addresses, which lies in the region.
@@ -627,7 +670,10 @@ impl OnDemand {
         let tables = &self.tables;
         let first = tables.page_of(addresses.start);
         let end = tables.page_of(addresses.end + (PAGE - 1));
-        let made = tables.grow(dev.parent(), first..end)?;
+        let made = tables.grow(dev.parent(), first..end).or_else(|_| {
+            self.sweep(0);
+            tables.grow(dev.parent(), first..end)
+        })?;
         let mut count = 0;
         let mapped = self.map_pages(addresses, how, || count += 1);
         if mapped.is_err() || count == 0 {
@@ -638,25 +684,19 @@ impl OnDemand {
 
     /// Maps the pages of a range, tells the device of every one that is present, and calls `each`.
     fn map_pages(&self, addresses: Range<u64>, how: BringIn, mut each: impl FnMut()) -> Result {
-        let mut map = |umem: &OdpUmem<Pages>, range: Range<u64>| {
-            umem.map(range.start, range.end - range.start, how, |page| {
-                umem.user().set(&page);
+        let (base, length) = (self.tables.base, self.tables.length());
+        let mut at = addresses.start;
+        while at < addresses.end {
+            let number = (at - base) / PART;
+            let next = part_addresses(base, length, number).end.min(addresses.end);
+            let part = self.part(number)?;
+            part.0.umem.map(at, next - at, how, |page| {
+                self.tables.set(&page);
                 each();
-            })
-        };
-        match &self.source {
-            Source::Range(umem) => map(umem, addresses),
-            Source::All { root, parts } => {
-                let mut at = addresses.start;
-                while at < addresses.end {
-                    let next = ((at / PART + 1) * PART).min(addresses.end);
-                    let part = self.part(root, parts, at)?;
-                    map(&part.0.umem, at..next)?;
-                    at = next;
-                }
-                Ok(())
-            }
+            })?;
+            at = next;
         }
+        Ok(())
     }
 
     /// The addresses in the process of a part of the region.
@@ -712,9 +752,15 @@ impl OnDemand {
     }
 }
 
-/// Takes out parts of which the device knows nothing and that nobody uses, where there are many.
-fn sweep(parts: &mut Parts, unused: &mut KVec<Arc<Part>>) {
-    if parts.iter().count() <= SPARE_PARTS {
+/// The addresses of a part of a region of `length` bytes, in whole pages, from `base` on.
+fn part_addresses(base: u64, length: u64, number: u64) -> Range<u64> {
+    let offset = number * PART;
+    base + offset..base + length.min(offset + PART)
+}
+
+/// Takes out parts of which nothing is mapped and that nobody uses, where there are more than `spare`.
+fn take_unused(parts: &mut Parts, spare: usize, unused: &mut KVec<Arc<Part>>) {
+    if parts.iter().count() <= spare {
         return;
     }
     let mut cursor = parts.cursor_front_mut();
@@ -722,7 +768,7 @@ fn sweep(parts: &mut Parts, unused: &mut KVec<Arc<Part>>) {
         let (_, part) = current.current();
         // Nobody becomes a user while the tree is locked.
         let users = part.users.load(kernel::sync::atomic::Acquire);
-        let idle = users == 0 && part.umem.user().is_empty();
+        let idle = users == 0 && part.umem.mapped() == 0;
         cursor = if idle && unused.push(part.clone(), GFP_KERNEL).is_ok() {
             current.remove_current().0
         } else {
@@ -993,7 +1039,7 @@ fn index_of(fault: &PageFault) -> usize {
 
 /// The key and the user of a region, if it is of on-demand memory.
 fn key_and_user(mr: &Mr<Ferrite>) -> Option<(u32, u64)> {
-    mr.on_demand().map(|region| (mr.lkey(), region.user))
+    mr.on_demand().map(|region| (mr.lkey(), region.user()))
 }
 
 /// Whose fault it is, where a region with this key and user is found at its index: nobody's, if that
@@ -1318,6 +1364,50 @@ mod tests {
         assert_eq!(owner_of(&second, Some((second.tag, 1001))), Some(1001));
         // One that is not of on-demand memory.
         assert_eq!(owner_of(&first, None), None);
+    }
+
+    #[test]
+    fn parts_cover_a_region_and_nothing_else() {
+        let base = 0x7f00_1234_5000;
+        for length in [PAGE, PART - PAGE, PART, PART + PAGE, 3 * PART + 5 * PAGE] {
+            let mut at = base;
+            for number in 0..length.div_ceil(PART) {
+                let part = part_addresses(base, length, number);
+                assert_eq!(part.start, at);
+                assert!(part.end > at && part.end - at <= PART);
+                // Tables are given back with it, so that it shares none.
+                assert_eq!((part.start - base) / PAGE % ATT_TABLE_ENTRIES as u64, 0);
+                at = part.end;
+            }
+            assert_eq!(at, base + length);
+        }
+        // The last addresses there are.
+        let part = part_addresses(u64::MAX - PART - PAGE + 1, PART, 0);
+        assert_eq!(part.end, u64::MAX - PAGE + 1);
+    }
+
+    #[test]
+    fn memory_for_paging_is_bounded_by_user_and_given_back() -> Result {
+        let memory = PagingMemory::new(PAGING_SHARE << 20)?;
+        let account = |user, bound| Account {
+            memory: memory.clone(),
+            user,
+            bound,
+        };
+        let (one, other) = (account(1, true), account(2, true));
+        let mut charges = KVec::new();
+        while let Ok(charge) = one.charge(PAGE) {
+            charges.push(charge, GFP_KERNEL)?;
+        }
+        assert_eq!(charges.len() as u64 * PAGE, 3 << 18);
+        // Others get theirs, and who may exceed limits whatever there is.
+        drop(other.charge(PAGE)?);
+        drop(account(1, false).charge(1 << 40)?);
+        assert!(one.charge(PAGE).is_err());
+        drop(charges);
+        drop(one.charge(3 << 18)?);
+        drop(other.charge(3 << 18)?);
+        Ok(())
     }
 
     #[test]

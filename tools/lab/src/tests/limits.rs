@@ -25,6 +25,10 @@ pub const TESTS: &[VmTest] = &[
         parts_for_nothing,
     ),
     VmTest::new(
+        "no user takes all memory of the kernel by on-demand regions",
+        paging_memory_is_bounded,
+    ),
+    VmTest::new(
         "on-demand tables are charged to the process that needs them",
         tables_are_charged,
     ),
@@ -200,6 +204,93 @@ print(before - available())"
     if kilobytes > 48_000 {
         bail!("{kilobytes} KB of memory are gone");
     }
+    nothing_left(one)
+}
+
+fn paging_memory_is_bounded(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    // A page in each 32 megabytes that is only read takes nothing of the process's own, but for
+    // its page table.
+    let text = format!(
+        "{IMPLICIT}
+import ctypes
+step, most = 32 << 20, 12000
+def map_area():
+    area = mmap.mmap(-1, step * most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+    return area, ctypes.addressof(ctypes.c_char.from_buffer(area))
+area, start = map_area()
+before = available()
+# Where nothing is mapped, and for whole terabytes.
+idle = [MR(pd, 1 << 39, LOCAL_WRITE | ON_DEMAND, address=(number + 1) << 40) for number in range(8)]
+for_idle = before - available()
+def fill(first):
+    for part in range(most):
+        try:
+            advise(start + part * step + first, FLUSH)
+        except Exception:
+            return part
+    return most
+parts = fill(0)
+for_parts = before - available()
+# What is taken back makes room, in the same region and in another.
+area.madvise(mmap.MADV_DONTNEED)
+again = fill(4096)
+mr.close()
+mr = MR(pd, 0, LOCAL_WRITE | ON_DEMAND, implicit=True)
+anew = fill(8192)
+print(for_idle, parts, for_parts, again, anew, flush=True)
+if len(sys.argv) > 2:
+    time.sleep(600)"
+    );
+    write_program(one, "paging.py", &text)?;
+    let total: i64 = one
+        .sh("awk '/^MemTotal/ {print $2}' /proc/meminfo")?
+        .trim()
+        .parse()?;
+    let as_user = |user: u32| format!("setpriv --reuid {user} --regid {user} --clear-groups");
+    let run = "python3 /run/paging.py $(ls /sys/class/infiniband)";
+    one.sh("rm -f /run/paged")?;
+    let greedy = one.spawn(
+        &format!("exec {} {run} hold >/run/paged", as_user(1000)),
+        Duration::from_secs(300),
+    )?;
+    let checked = (|| -> Result<()> {
+        one.wait_for("test -s /run/paged", TIME)?;
+        let said = one.sh("cat /run/paged")?;
+        let numbers: Vec<i64> = said
+            .split_whitespace()
+            .map(|word| word.parse().context("a number"))
+            .collect::<Result<_>>()?;
+        let [for_idle, parts, for_parts, again, anew] = numbers[..] else {
+            bail!("cannot read: {said}");
+        };
+        // Noting each of their pages would take eight gigabytes.
+        if for_idle > 16_000 {
+            bail!("{for_idle} KB of memory are gone for regions that are not used");
+        }
+        if !(100..12_000).contains(&parts) {
+            bail!("{parts} parts of a region were had");
+        }
+        // An eighth is for all users; the rest is the process's own page tables.
+        if for_parts > total / 8 {
+            bail!("{for_parts} of {total} KB of memory are gone for {parts} parts");
+        }
+        for later in [again, anew] {
+            if later < parts * 9 / 10 {
+                bail!("of {parts} parts {later} were had again");
+            }
+        }
+        // Another user has a share too.
+        let said = one.sh_in(&format!("{} {run}", as_user(1001)), TIME)?;
+        let parts = said.split_whitespace().nth(1).unwrap_or_default();
+        if parts.parse::<i64>().with_context(|| said.clone())? < 20 {
+            bail!("another user had: {said}");
+        }
+        Ok(())
+    })();
+    let held = greedy.end_with(libc::SIGKILL);
+    checked?;
+    held?;
     nothing_left(one)
 }
 
