@@ -20,6 +20,7 @@
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
 #include <linux/sched/mm.h>
+#include <linux/sched/task.h>
 #include <linux/spinlock.h>
 #include <linux/user_namespace.h>
 #include <linux/workqueue.h>
@@ -410,6 +411,21 @@ rust_helper_rdma_block_iter_dma_address(struct ib_block_iter *biter)
 u64 rust_helper_rdma_user_mmap_get_offset(const struct rdma_user_mmap_entry *entry)
 {
 	return rdma_user_mmap_get_offset(entry);
+}
+
+/*
+ * For a context that is refused, which nobody sees yet. Where it was asked for
+ * by ioctl(), the core (as of 7.2) frees it without giving back its reference
+ * to the task, so that whoever is refused stays in memory for good. Where it
+ * was asked for by write(), the core gives back what is there.
+ */
+void rust_helper_rdma_forget_task(struct ib_ucontext *ucontext)
+{
+	struct task_struct *task = ucontext->res.task;
+
+	ucontext->res.task = NULL;
+	if (task)
+		put_task_struct(task);
 }
 
 int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,

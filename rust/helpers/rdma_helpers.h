@@ -134,6 +134,7 @@ bool rust_helper_rdma_umem_block_iter_next(struct ib_block_iter *biter);
 dma_addr_t
 rust_helper_rdma_block_iter_dma_address(struct ib_block_iter *biter);
 u64 rust_helper_rdma_user_mmap_get_offset(const struct rdma_user_mmap_entry *entry);
+void rust_helper_rdma_forget_task(struct ib_ucontext *ucontext);
 int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
 				   struct vm_area_struct *vma, u64 address,
 				   bool write_combine,

@@ -557,7 +557,8 @@ impl<D: Driver> Table<D> {
             // SAFETY: The core allocated `ctx` for this, zeroed and of `size_ib_ucontext` bytes,
             // set its device, and shows it to nobody before this returns. Its device is a
             // `Device<D>`, having this table. `udata` is null or that of the command, which lasts
-            // until this returns. Where this fails nobody can have mapped a range.
+            // until this returns. Where this fails nobody can have mapped a range, and the core only
+            // frees the context.
             unsafe {
                 let dev = Device::from_raw((*ctx).device);
                 let result = Self::create_with::<kind::Ucontext>(ctx, udata, |new, udata| {
@@ -565,6 +566,7 @@ impl<D: Driver> Table<D> {
                 });
                 if result.is_err() {
                     user::remove_ranges(ctx);
+                    bindings::rdma_forget_task(ctx);
                 }
                 result?;
             }

@@ -88,6 +88,36 @@ fn no_more(vm: &Vm, who: &str) -> Result<()> {
     Ok(())
 }
 
+/// Fails if the processes of `who` that are refused a context stay in the kernel's memory.
+fn refused_are_forgotten(vm: &Vm, who: &str) -> Result<()> {
+    const COUNT: i64 = 64;
+    let text = format!(
+        "import os, sys
+from pyverbs.device import Context
+for number in range({COUNT}):
+    if os.fork() == 0:
+        try:
+            Context(name=sys.argv[1])
+        except Exception:
+            os._exit(0)
+        os._exit(1)
+    if os.wait()[1] != 0:
+        sys.exit('it was not refused')"
+    );
+    write_program(vm, "refused.py", &text)?;
+    let tasks = || -> Result<i64> {
+        let count = vm.sh("awk '$1 == \"task_struct\" { print $2 }' /proc/slabinfo")?;
+        count.trim().parse().context("no count of tasks")
+    };
+    let before = tasks()?;
+    let run = "python3 /run/refused.py $(ls /sys/class/infiniband)";
+    vm.sh_in(&format!("{who} {run}"), TIME)?;
+    let kept = tasks()? - before;
+    // Some are not freed yet.
+    ensure!(kept < COUNT / 2, "{kept} of {COUNT} processes are kept");
+    Ok(())
+}
+
 fn contexts_for_all(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     let as_user = |user: u32| format!("setpriv --reuid {user} --regid {user} --clear-groups");
@@ -101,6 +131,7 @@ fn contexts_for_all(cluster: &Cluster) -> Result<()> {
         one.sh("ibv_devinfo").context("root gets no context")?;
         // A namespace of his own gives a user no second share.
         no_more(one, &as_user(1000))?;
+        refused_are_forgotten(one, &as_user(1000))?;
         no_more(one, &format!("{} unshare -Ur", as_user(1000)))
     })();
     let held = greedy.end_with(libc::SIGKILL);
