@@ -505,8 +505,54 @@ struct Part {
     _charge: Charge,
 }
 
-/// The parts there are, by number.
-type Parts = RBTree<u64, Arc<Part>>;
+/// The parts there are.
+struct Parts {
+    by_number: RBTree<u64, Arc<Part>>,
+    count: usize,
+    /// With how many the unused ones are looked for: so many that looking costs little for each.
+    sweep_at: usize,
+}
+
+impl Parts {
+    fn new() -> Self {
+        Self {
+            by_number: RBTree::new(),
+            count: 0,
+            sweep_at: SPARE_PARTS,
+        }
+    }
+
+    fn insert(&mut self, node: RBTreeNode<u64, Arc<Part>>) {
+        if self.by_number.insert(node).is_none() {
+            self.count += 1;
+        }
+    }
+
+    /// Takes out those of which nothing is mapped and that nobody uses.
+    fn take_unused(&mut self) -> KVec<Arc<Part>> {
+        let mut unused = KVec::new();
+        let mut cursor = self.by_number.cursor_front_mut();
+        while let Some(current) = cursor {
+            let (_, part) = current.current();
+            // Nobody becomes a user while the tree is locked.
+            let users = part.users.load(kernel::sync::atomic::Acquire);
+            let idle = users == 0 && part.umem.mapped() == 0;
+            cursor = if idle && unused.push(part.clone(), GFP_KERNEL).is_ok() {
+                current.remove_current().0
+            } else {
+                current.move_next()
+            };
+        }
+        self.count -= unused.len();
+        self.sweep_at = next_sweep(self.count);
+        unused
+    }
+}
+
+/// With how many parts unused ones are looked for again, where so many are left.
+fn next_sweep(left: usize) -> usize {
+    left.saturating_mul(2).max(SPARE_PARTS)
+}
 
 /// A part that stays while pages of it are mapped.
 struct PartInUse(Arc<Part>);
@@ -578,7 +624,7 @@ impl OnDemand {
         let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         Ok(Self {
             root: OdpRoot::new(dev, region.access)?,
-            parts: KBox::pin_init(new_mutex!(RBTree::new(), "ferrite_parts"), GFP_KERNEL)?,
+            parts: KBox::pin_init(new_mutex!(Parts::new(), "ferrite_parts"), GFP_KERNEL)?,
             tables,
             pd,
             writable: region.access.intersects(writes | Access::MW_BIND),
@@ -612,7 +658,7 @@ impl OnDemand {
 
     /// The part with that number, which lies in the region.
     fn part(&self, number: u64) -> Result<PartInUse> {
-        if let Some(part) = self.parts.lock().get(&number) {
+        if let Some(part) = self.parts.lock().by_number.get(&number) {
             return Ok(PartInUse::new(part));
         }
         let addresses = part_addresses(self.tables.base, self.tables.length(), number);
@@ -620,7 +666,7 @@ impl OnDemand {
         let noted = bytes / PAGE * NOTED_PER_PAGE + PAGE;
         let account = &self.tables.account;
         let charge = account.charge(noted).or_else(|_| {
-            self.sweep(0);
+            self.sweep();
             account.charge(noted)
         })?;
         // Made without the lock, since this takes that of the process's memory map.
@@ -636,21 +682,23 @@ impl OnDemand {
         let in_use = {
             let mut parts = self.parts.lock();
             // Somebody may have been faster: then ours is given back, without the lock.
-            if let Some(other) = parts.get(&number) {
+            if let Some(other) = parts.by_number.get(&number) {
                 return Ok(PartInUse::new(other));
             }
             let in_use = PartInUse::new(&part);
             parts.insert(node);
+            if parts.count <= parts.sweep_at {
+                return Ok(in_use);
+            }
             in_use
         };
-        self.sweep(SPARE_PARTS);
+        self.sweep();
         Ok(in_use)
     }
 
-    /// Gives back parts of which nothing is mapped, where there are more than `spare`. Sleeps.
-    fn sweep(&self, spare: usize) {
-        let mut unused = KVec::new();
-        take_unused(&mut self.parts.lock(), spare, &mut unused);
+    /// Gives back parts of which nothing is mapped. Sleeps.
+    fn sweep(&self) {
+        let unused = self.parts.lock().take_unused();
         for part in unused {
             let addresses = part.umem.addresses();
             drop(part);
@@ -671,7 +719,7 @@ impl OnDemand {
         let first = tables.page_of(addresses.start);
         let end = tables.page_of(addresses.end + (PAGE - 1));
         let made = tables.grow(dev.parent(), first..end).or_else(|_| {
-            self.sweep(0);
+            self.sweep();
             tables.grow(dev.parent(), first..end)
         })?;
         let mut count = 0;
@@ -756,25 +804,6 @@ impl OnDemand {
 fn part_addresses(base: u64, length: u64, number: u64) -> Range<u64> {
     let offset = number * PART;
     base + offset..base + length.min(offset + PART)
-}
-
-/// Takes out parts of which nothing is mapped and that nobody uses, where there are more than `spare`.
-fn take_unused(parts: &mut Parts, spare: usize, unused: &mut KVec<Arc<Part>>) {
-    if parts.iter().count() <= spare {
-        return;
-    }
-    let mut cursor = parts.cursor_front_mut();
-    while let Some(current) = cursor {
-        let (_, part) = current.current();
-        // Nobody becomes a user while the tree is locked.
-        let users = part.users.load(kernel::sync::atomic::Acquire);
-        let idle = users == 0 && part.umem.mapped() == 0;
-        cursor = if idle && unused.push(part.clone(), GFP_KERNEL).is_ok() {
-            current.remove_current().0
-        } else {
-            current.move_next()
-        };
-    }
 }
 
 /// A fault that is being dealt with. It keeps the region.
@@ -1364,6 +1393,21 @@ mod tests {
         assert_eq!(owner_of(&second, Some((second.tag, 1001))), Some(1001));
         // One that is not of on-demand memory.
         assert_eq!(owner_of(&first, None), None);
+    }
+
+    #[test]
+    fn looking_for_unused_parts_costs_little_for_each() {
+        // All are in use: how many are looked at while a region grows.
+        let (mut sweep_at, mut looked_at) = (SPARE_PARTS, 0);
+        for count in 1..=100_000 {
+            if count > sweep_at {
+                looked_at += count;
+                sweep_at = next_sweep(count);
+            }
+        }
+        assert!(looked_at < 200_000);
+        // None is: few are kept.
+        assert_eq!(next_sweep(0), SPARE_PARTS);
     }
 
     #[test]
