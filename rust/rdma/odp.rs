@@ -22,8 +22,8 @@ pub const ON_DEMAND_AVAILABLE: bool = cfg!(CONFIG_INFINIBAND_ON_DEMAND_PAGING);
 /// Who uses the pages of on-demand memory: the part of a driver that tells its device of them.
 pub trait PageUser: Send + Sync {
     /// The pages of these addresses of the process are taken back, of which some are mapped. When
-    /// this returns, the device
-    /// must not use them any more; the memory is locked against new mappings meanwhile.
+    /// this returns, the device must not use them any more; the memory is locked against new
+    /// mappings meanwhile.
     ///
     /// This is called when the kernel reclaims memory: it may sleep, but neither allocate memory
     /// that has to be reclaimed nor wait for somebody who does.

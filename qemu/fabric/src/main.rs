@@ -1027,8 +1027,9 @@ struct Turns {
 
 impl Turns {
     /// Reads from ports, as much of all ports of a user as of one: else a user
-    /// with many would leave little to others. The more users, the less of each. Who runs the fabric leaves
-    /// others what they need or does not, by other means too.
+    /// with many would leave little to others. The more users, the less of each.
+    /// Who runs the fabric leaves others what they need or does not, by other
+    /// means too.
     fn take(
         &mut self,
         readable: &[PortId],

@@ -1052,26 +1052,30 @@ mod tests {
         assert_eq!(broker.actions().len(), 1);
     }
 
+    /// A port of this user comes and sends to port 1. Returns how many shortcuts
+    /// were made, which both ends take.
+    fn attach_and_send(broker: &mut Broker, port: u8, user: Option<u32>) -> usize {
+        broker.attach(port.into(), user);
+        broker.message(port.into(), mac(port), HELLO, true, 0);
+        for _ in 0..THRESHOLD {
+            broker.seen(port.into(), 1, mac(1), behind, 0);
+        }
+        let actions = broker.actions();
+        for action in &actions {
+            let Action::Grant(id) = *action else {
+                panic!("{action:?}")
+            };
+            say(broker, port.into(), Message::Ready(id));
+            say(broker, 1, Message::Ready(id));
+        }
+        actions.len()
+    }
+
     #[test]
     fn one_user_leaves_shortcuts_for_others() {
         let mut broker = Broker::default();
         broker.allow(true, 0);
-        let mut granted = |port: u8, user| {
-            broker.attach(port.into(), Some(user));
-            broker.message(port.into(), mac(port), HELLO, true, 0);
-            for _ in 0..THRESHOLD {
-                broker.seen(port.into(), 1, mac(1), behind, 0);
-            }
-            let actions = broker.actions();
-            for action in &actions {
-                let Action::Grant(id) = *action else {
-                    panic!("{action:?}")
-                };
-                say(&mut broker, port.into(), Message::Ready(id));
-                say(&mut broker, 1, Message::Ready(id));
-            }
-            actions.len()
-        };
+        let mut granted = |port, user| attach_and_send(&mut broker, port, Some(user));
         assert_eq!(granted(1, 1000), 0);
         let of_one: usize = (100..200).map(|port| granted(port, 1001)).sum();
         assert_eq!(of_one, MAX_PER_USER);
@@ -1086,22 +1090,7 @@ mod tests {
         let mut broker = Broker::default();
         broker.allow(true, 0);
         broker.limit(0, 1000);
-        let mut granted = |port: u8, user: Option<u32>| {
-            broker.attach(port.into(), user);
-            broker.message(port.into(), mac(port), HELLO, true, 0);
-            for _ in 0..THRESHOLD {
-                broker.seen(port.into(), 1, mac(1), behind, 0);
-            }
-            let actions = broker.actions();
-            for action in &actions {
-                let Action::Grant(id) = *action else {
-                    panic!("{action:?}")
-                };
-                say(&mut broker, port.into(), Message::Ready(id));
-                say(&mut broker, 1, Message::Ready(id));
-            }
-            actions.len()
-        };
+        let mut granted = |port, user| attach_and_send(&mut broker, port, user);
         assert_eq!(granted(1, Some(1000)), 0);
         let others: usize = (100..200)
             .map(|port| granted(port, Some(2000 + u32::from(port))))
