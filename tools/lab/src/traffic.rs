@@ -24,8 +24,14 @@ done
 /// Waits until something listens on a TCP port.
 pub fn wait_listening(vm: &Vm, port: u16) -> Result<()> {
     vm.wait_for(
-        // Local address and port, no peer, the state of those that listen.
-        &format!("grep -qsE ':{port:04X} 0+:0000 0A ' /proc/net/tcp /proc/net/tcp6"),
+        // Local address and port, peer, the state of those that listen. No other program is run.
+        &format!(
+            "for table in /proc/net/tcp /proc/net/tcp6; do
+                 while read -r _ at _ state _; do
+                     case $at/$state in *:{port:04X}/0A) exit 0;; esac
+                 done <$table
+             done; exit 1"
+        ),
         Duration::from_secs(30),
     )
     .with_context(|| format!("no server on port {port}"))

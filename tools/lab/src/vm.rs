@@ -435,23 +435,34 @@ impl Vm {
 
     /// Repeats a script until it succeeds.
     pub fn wait_for(&self, script: &str, timeout: Duration) -> Result<()> {
-        let deadline = Instant::now() + timeout * self.patience;
-        loop {
-            let outcome = self.run(script, timeout)?;
-            if outcome.ok() {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                bail!(
-                    "{}: waited {} s in vain for: {script}\n{}{}",
-                    self.name(),
-                    timeout.as_secs(),
-                    outcome.out,
-                    outcome.err
-                );
-            }
-            std::thread::sleep(Duration::from_millis(50));
+        // All in one shell of the guest, which sleeps without another program's help: starting
+        // programs is what takes time there, and whoever is waited for needs it.
+        let said = format!("/run/waiting-{}", self.next.fetch_add(1, Ordering::Relaxed));
+        let outcome = self.run(
+            &format!(
+                "exec {{never}}<> <(:)
+                 while :; do
+                     (
+                         {script}
+                     ) >{said} 2>&1
+                     [ $? -ne 0 ] || break
+                     read -rt 0.05 -u $never
+                 done
+                 rm {said}"
+            ),
+            timeout,
+        )?;
+        if outcome.ok() {
+            return Ok(());
         }
+        bail!(
+            "{}: waited {} s in vain for: {script}\n{}{}{}",
+            self.name(),
+            (timeout * self.patience).as_secs(),
+            outcome.out,
+            outcome.err,
+            self.sh(&format!("cat {said}"))?
+        );
     }
 
     /// Ends QEMU.
