@@ -15,6 +15,7 @@ help:
 	@echo '  make test            all checks and tests; ends "N passed, N failed"'
 	@echo '       STAGE=name      ... only one stage; FILTER=text ... only matching tests'
 	@echo '       REPEAT=n        ... each test in VMs so often, to find one that fails at times'
+	@echo '       LANES=n         ... so many pairs of VMs at a time; else one for every two cores'
 	@echo '       KERNEL=name     ... all that runs in VMs on that kernel: stock, test, kasan, kcsan'
 	@echo '  make test-long       what takes hours: many seeds, 200 boots, everything in VMs on kernels'
 	@echo '                       with KASAN and with KCSAN; STAGE=seeds, boots, kasan, kcsan, FILTER=text,'
@@ -36,10 +37,11 @@ demo:
 
 test:
 	@$(LAB) test $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(KERNEL),--kernel '$(KERNEL)') \
-		$(if $(REPEAT),--repeat $(REPEAT))
+		$(if $(REPEAT),--repeat $(REPEAT)) $(if $(LANES),--lanes $(LANES))
 
 test-long:
-	@$(LAB) test --long $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(SEEDS),--seeds '$(SEEDS)')
+	@$(LAB) test --long $(if $(STAGE),--stage '$(STAGE)') $(if $(FILTER),--filter '$(FILTER)') $(if $(SEEDS),--seeds '$(SEEDS)') \
+		$(if $(LANES),--lanes $(LANES))
 
 pyverbs:
 	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')

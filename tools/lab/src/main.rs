@@ -14,7 +14,7 @@ usage: ferrite-lab <command> [options]
   prepare [--kernel NAME] make what is cached (guest root, kernels), or only that kernel;
                           kernels are: stock, test, kasan, kcsan
   demo                    two VMs on the stock Debian kernel, pingpong and perftest between
-  test  [--stage NAME] [--filter TEXT] [--kernel NAME] [--repeat N]
+  test  [--stage NAME] [--filter TEXT] [--kernel NAME] [--repeat N] [--lanes N]
                           all checks and tests; ends with 'N passed, N failed'
   test  --long [--stage NAME] [--filter TEXT] [--seeds N]
                           the long ones: many seeds, 200 boots, and everything in VMs with the
@@ -82,6 +82,7 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                     "--filter" => options.filter = Some(value(&mut args, "--filter")?),
                     "--list" => options.list = true,
                     "--long" => options.long = true,
+                    "--lanes" => options.lanes = Some(value(&mut args, "--lanes")?.parse()?),
                     "--repeat" => options.repeat = Some(value(&mut args, "--repeat")?.parse()?),
                     "--seeds" => options.seeds = Some(value(&mut args, "--seeds")?.parse()?),
                     "--kernel" => {

@@ -22,7 +22,15 @@ impl Report {
         self.stages.push((name.to_owned(), Instant::now(), None));
     }
 
-    fn end_stage(&mut self) {
+    /// Adds a stage that has ended, and may have run beside others.
+    pub fn stage_took(&mut self, name: &str, took: Duration) {
+        self.end_stage();
+        self.stages
+            .push((name.to_owned(), Instant::now(), Some(took)));
+    }
+
+    /// Nothing that comes now belongs to the stage before.
+    pub fn end_stage(&mut self) {
         if let Some((_, start, took @ None)) = self.stages.last_mut() {
             *took = Some(start.elapsed());
         }

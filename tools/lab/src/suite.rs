@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
@@ -36,6 +37,8 @@ pub struct Options {
     pub kernel: Option<Flavour>,
     /// How often each test in VMs runs, to find one that fails at times.
     pub repeat: Option<u32>,
+    /// How many groups of machines run at a time.
+    pub lanes: Option<usize>,
 }
 
 /// All stages.
@@ -56,6 +59,14 @@ impl Options {
     /// The kernel that tests meant for another one run on.
     fn flavour(&self, usual: Flavour) -> Flavour {
         self.kernel.unwrap_or(usual)
+    }
+
+    /// How many groups of machines run at a time: a pair of guests keeps two cores busy, or nearly so.
+    /// Under a sanitiser more of their time is spent on waiting for each other.
+    fn lanes(&self) -> usize {
+        let cores = kernel::jobs();
+        let spare = usize::from(self.flavour(Flavour::Stock).slowness() > 1);
+        self.lanes.unwrap_or(cores / 2 + spare).max(1)
     }
 
     fn stage_wanted(&self, stage: &str) -> bool {
@@ -169,11 +180,44 @@ fn in_vms(options: &Options, report: &mut Report) -> Result<()> {
         kunit(options, report)?;
     }
     if options.stage_wanted("vm") {
-        for group in groups() {
-            vm_group(&group, options, report)?;
-        }
+        vm_groups(options, report)?;
     }
     Ok(())
+}
+
+/// All groups of machines, as many at a time as there are lanes.
+fn vm_groups(options: &Options, report: &mut Report) -> Result<()> {
+    let mut groups: Vec<Group> = groups()
+        .into_iter()
+        .filter(|group| !options.wanted_of(group).is_empty())
+        .collect();
+    let lanes = options.lanes().min(groups.len());
+    if lanes > 1 {
+        // The long ones first, so that none is begun when the others are done.
+        groups.sort_by_key(|group| std::cmp::Reverse(options.wanted_of(group).len()));
+    }
+    report.end_stage();
+    let report = Mutex::new(report);
+    let waiting = Mutex::new(groups.into_iter());
+    let lane = || -> Result<()> {
+        loop {
+            // Not held while the group runs.
+            let next = lock(&waiting).next();
+            let Some(group) = next else { return Ok(()) };
+            vm_group(&group, options, &report)?;
+        }
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..lanes).map(|_| scope.spawn(lane)).collect();
+        let mut result = lane();
+        for other in others {
+            let ended = other
+                .join()
+                .unwrap_or_else(|_| Err(anyhow::anyhow!("a lane of tests panicked")));
+            result = result.and(ended);
+        }
+        result
+    })
 }
 
 /// Files known to git below the project, with a given ending; all files where git does not know.
@@ -566,6 +610,10 @@ fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> 
         options.memory_mib *= 2;
         options.kernel_args += " watchdog_thresh=60 sysctl.kernel.hung_task_timeout_secs=480";
     }
+    if kernel.flavour == Flavour::Kcsan {
+        // It takes two for a race.
+        options.cpus = options.cpus.max(2);
+    }
     let cluster = Cluster::boot(run, &kernel, &options)?;
     if kernel.flavour.finds_leaks() {
         forget_leaks(&cluster)?;
@@ -582,16 +630,15 @@ fn boot_group(group: &Group, wanted: &Options, run: &RunDir, attempt: usize) -> 
     Ok(cluster)
 }
 
-fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()> {
+fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Result<()> {
     let wanted = options.wanted_of(group);
-    if wanted.is_empty() {
-        return Ok(());
-    }
-    report.stage(&format!(
+    let stage = format!(
         "vm: {} ({} kernel)",
         group.name,
         options.flavour(group.flavour).name()
-    ));
+    );
+    println!("--- {stage}");
+    let begun = Instant::now();
     let run = RunDir::new()?;
     let mut cluster: Option<Cluster> = None;
     let mut attempt = 0;
@@ -602,33 +649,36 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
         BOOTS
     };
     let mut seen_races = 0;
-    let done_with = |cluster: &mut Option<Cluster>, report: &mut Report| {
+    let record = |name: &str, start: Instant, result| {
+        let took = start.elapsed();
+        lock(report).record(name, took, result)
+    };
+    let done_with = |cluster: &mut Option<Cluster>| {
         if let Some(up) = cluster.take() {
             let name = format!("{}: no memory is leaked, and no report is late", group.name);
-            report.test(&name, || last_look(&up, flavour));
+            let start = Instant::now();
+            let looked = last_look(&up, flavour);
+            record(&name, start, looked);
         }
     };
     for (name, test) in &wanted {
         check_interrupted()?;
         if test.fresh {
-            done_with(&mut cluster, report);
+            done_with(&mut cluster);
         }
         let start = Instant::now();
         if cluster.is_none() {
             attempt += 1;
             if attempt > boots {
-                report.record(
-                    name,
-                    start.elapsed(),
-                    Err(anyhow::anyhow!("not run: the VMs died too often")),
-                );
+                let died = anyhow::anyhow!("not run: the VMs died too often");
+                record(name, start, Err(died));
                 continue;
             }
             match boot_group(group, options, &run, attempt) {
                 Ok(up) => cluster = Some(up),
                 Err(error) => {
                     check_interrupted()?;
-                    report.record(name, start.elapsed(), Err(error));
+                    record(name, start, Err(error));
                     // What cannot boot once will not boot for each test.
                     attempt = boots;
                     continue;
@@ -656,7 +706,7 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
             ));
         }
         seen_races = races;
-        let good = report.record(name, start.elapsed(), result);
+        let good = record(name, start, result);
         // A failed test may leave anything behind: the next ones get fresh machines.
         if !good || test.ends_group {
             cluster = None;
@@ -664,8 +714,15 @@ fn vm_group(group: &Group, options: &Options, report: &mut Report) -> Result<()>
         }
     }
     check_interrupted()?;
-    done_with(&mut cluster, report);
+    done_with(&mut cluster);
+    lock(report).stage_took(&stage, begun.elapsed());
     Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]
