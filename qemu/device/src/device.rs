@@ -1180,6 +1180,23 @@ mod tests {
     }
 
     #[test]
+    fn the_rest_of_a_ring_that_is_closed_goes_first_though_it_did_before() {
+        let mut wired = Wired::new();
+        let mut producer = wired.ring(1, 100);
+        // The writer has not been told yet: this is of its VM's own interface.
+        let own = frame(neighbour(1), true, 5000);
+        let numbers = wired.receive(&[message(Message::Revoke(1)), own]);
+        assert!(numbers.into_iter().eq((0..100).chain([5000])));
+        // It writes on, and then stops.
+        push(&mut producer, 1, 100..2000);
+        let by_switch = [5001, 5002].map(|number| frame(neighbour(1), true, number));
+        let numbers = wired.receive(&[message(Message::Close(1)), by_switch[0], by_switch[1]]);
+        assert!(numbers.into_iter().eq((100..2000).chain([5001, 5002])));
+        assert_eq!(wired.said(), [Message::Released(1), Message::Closed(1)]);
+        assert_eq!(wired.device.lock().ring_before(&own), None);
+    }
+
+    #[test]
     fn others_have_the_device_while_shortcuts_are_closed() {
         let mut wired = Wired::new();
         let mut rings: Vec<_> = (1..=16).map(|id| wired.ring(id, 2000)).collect();

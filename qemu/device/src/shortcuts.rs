@@ -127,8 +127,8 @@ pub struct Inbound {
     wake: Arc<End>,
     /// All frames that came before the ring's first are received.
     open: bool,
-    /// Its writer is told to send by the switch again: what comes from it by
-    /// there is behind what is in the ring.
+    /// Its writer is told to send by the switch again, or has stopped: what comes
+    /// from it by there is behind what is in the ring.
     goes_first: bool,
     /// Nobody writes any more, and what was there when that was said is all.
     last: bool,
@@ -321,8 +321,8 @@ impl Inbounds {
         of_shortcut.all(|ring| ring.ring.is_drained())
     }
 
-    /// The writer of this ring had stopped, and what it wrote is read. It is not
-    /// waited for again, or one that goes on writing would be all the time.
+    /// What was in this ring is read. It is not waited for again until it is
+    /// closed, or one that goes on writing would be all the time.
     pub fn went_first(&mut self, id: ShortcutId) {
         for ring in self.list.iter_mut().filter(|ring| ring.id == id) {
             ring.goes_first = false;
@@ -442,10 +442,14 @@ pub fn follow(
                 // there is one ring full at most.
                 ring.open = true;
                 ring.last = true;
+                // Also if it went first before: perhaps the writer had not been
+                // told by then, and that was a frame of its VM's own interface.
+                ring.goes_first = true;
                 let seen = ring.ring.look();
                 left |= ring.answer(seen).is_none();
             }
             if left {
+                inbound.count_first();
                 return None;
             }
             inbound.remove(id);
