@@ -15,7 +15,7 @@ use ferrite_fabric::shortcut::{
     is_message, Action, Broker, Message, ShortcutId, GRANT_FDS, MAX_UNANSWERED,
 };
 use ferrite_fabric::socket::Listener;
-use ferrite_fabric::switch::{share, Mac, Output, PortId, PortReport, Switch};
+use ferrite_fabric::switch::{share, Debts, Mac, Output, PortId, PortReport, Switch};
 use ferrite_fabric::wake;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::Serialize;
@@ -53,8 +53,9 @@ const READS_PER_TURN: usize = 4;
 /// the fabric have as much each.
 const WORK_PER_TURN: u64 = 2 * 1024 * 1024;
 /// The same for all other users together, since somebody may have many numbers,
-/// and for all that was held back.
-const WORK_OF_ALL: u64 = 8 * 1024 * 1024;
+/// and for all that was held back. One frame to all ports is more than a turn of
+/// one among many: then those have their turn that are next, and the others later.
+const WORK_OF_OTHERS: u64 = 8 * 1024 * 1024;
 const WORK_PER_COPY: u64 = 64;
 /// What a try to make a shortcut counts for.
 const WORK_PER_GRANT: u64 = 64 * 1024;
@@ -272,7 +273,11 @@ impl Output for Ports {
 
     fn share(&self, turns: usize) -> u64 {
         let turns = u64::try_from(turns).unwrap_or(u64::MAX).max(1);
-        WORK_PER_TURN.min(WORK_OF_ALL / turns).max(1)
+        WORK_PER_TURN.min(WORK_OF_OTHERS / turns).max(1)
+    }
+
+    fn most(&self) -> u64 {
+        WORK_OF_OTHERS
     }
 
     fn capture(&mut self, frame: &[u8]) {
@@ -291,6 +296,29 @@ impl Output for Ports {
 }
 
 impl Ports {
+    /// Makes a connection a port.
+    fn attach(&mut self, stream: Connection, switch: &mut Switch) -> PortId {
+        // A smaller buffer only costs system calls.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
+        let id = switch.attach();
+        let user = stream.user();
+        self.broker.attach(id, user);
+        if let Some(user) = user {
+            switch.set_user(id, user);
+        }
+        let port = Port {
+            stream,
+            reader: Reader::new(),
+            outbox: Outbox::new(PORT_QUEUE),
+            device: None,
+            past: Traffic::default(),
+            more: false,
+            gone: false,
+        };
+        self.ports.insert(id, port);
+        id
+    }
+
     fn capture_to(&mut self, path: &Path) -> Result<(), String> {
         let named =
             |error: io::Error| format!("{}: cannot write the capture: {error}", path.display());
@@ -720,24 +748,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
                 if stream.is_over() || !door.admits(&stream, &mut owned) {
                     return false;
                 }
-                // A smaller buffer only costs system calls.
-                let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
-                let id = switch.attach();
-                let user = stream.user();
-                ports.broker.attach(id, user);
-                if let Some(user) = user {
-                    switch.set_user(id, user);
-                }
-                let port = Port {
-                    stream,
-                    reader: Reader::new(),
-                    outbox: Outbox::new(PORT_QUEUE),
-                    device: None,
-                    past: Traffic::default(),
-                    more: false,
-                    gone: false,
-                };
-                ports.ports.insert(id, port);
+                ports.attach(stream, &mut switch);
                 true
             });
             if queue == Queue::Stuck {
@@ -1023,6 +1034,11 @@ impl std::fmt::Display for Said {
 struct Turns {
     /// The port of each user that was last read from.
     last: BTreeMap<Option<u32>, PortId>,
+    /// Who is next, where not all had their turn.
+    next: Option<Option<u32>>,
+    /// What users have had beyond their turns, and ports of who runs the fabric.
+    debts: Debts<Option<u32>>,
+    own_debts: Debts<PortId>,
 }
 
 impl Turns {
@@ -1044,36 +1060,70 @@ impl Turns {
             }
         }
         self.last.retain(|user, _| users.contains_key(user));
-        let count = users.len();
-        for (user, mut of_user) in users {
-            let own = user == Some(ports.own_uid);
+        let share = ports.share(users.len());
+        let own = users.remove(&Some(ports.own_uid));
+        let own: Vec<(PortId, u64)> = own
+            .into_iter()
+            .flatten()
+            .map(|id| (id, self.own_debts.left(&id, WORK_PER_TURN)))
+            .collect();
+        self.own_debts.pass(WORK_PER_TURN);
+        for (id, left) in own {
+            let over = read_ports([id], left, switch, ports, now).1;
+            self.own_debts.add(id, over);
+        }
+        let mut users: Vec<_> = users
+            .into_iter()
+            .map(|(user, of_user)| (user, of_user, self.debts.left(&user, share)))
+            .collect();
+        self.debts.pass(share);
+        if let Some(next) = self.next.take() {
+            let first = users.partition_point(|(user, ..)| *user < next);
+            users.rotate_left(first);
+        }
+        let start = ports.work;
+        for (user, mut of_user, mut left) in users {
+            if ports.work - start >= WORK_OF_OTHERS && left > 0 {
+                self.next.get_or_insert(user);
+                left = 0;
+            }
             // They are in the order of their numbers.
-            if let Some(last) = self.last.get(&user).filter(|_| !own) {
+            if let Some(last) = self.last.get(&user) {
                 let first = of_user.partition_point(|id| id <= last);
                 of_user.rotate_left(first);
             }
-            let share = if own {
-                WORK_PER_TURN
-            } else {
-                ports.share(count)
-            };
-            let mut until = ports.work + share;
-            for id in of_user {
-                if own {
-                    until = ports.work + share;
-                }
-                if ports.work < until {
-                    read_port(id, until, switch, ports, now());
-                    self.last.insert(user, id);
-                } else if let Some(port) = ports.ports.get_mut(&id) {
-                    port.more = true;
-                }
-                if ports.work - ports.flushed_at >= WORK_PER_FLUSH {
-                    ports.flush(now());
-                }
+            let (last, over) = read_ports(of_user, left, switch, ports, now);
+            if let Some(last) = last {
+                self.last.insert(user, last);
             }
+            self.debts.add(user, over);
         }
     }
+}
+
+/// Reads from ports that have a turn together, with so much left of it. Returns
+/// the last that was read from, and what was done beyond that.
+fn read_ports(
+    ids: impl IntoIterator<Item = PortId>,
+    left: u64,
+    switch: &mut Switch,
+    ports: &mut Ports,
+    now: &impl Fn() -> u64,
+) -> (Option<PortId>, u64) {
+    let until = ports.work + left;
+    let mut last = None;
+    for id in ids {
+        if ports.work < until {
+            read_port(id, until, switch, ports, now());
+            last = Some(id);
+        } else if let Some(port) = ports.ports.get_mut(&id) {
+            port.more = true;
+        }
+        if ports.work - ports.flushed_at >= WORK_PER_FLUSH {
+            ports.flush(now());
+        }
+    }
+    (last, ports.work.saturating_sub(until))
 }
 
 fn read_port(id: PortId, until: u64, switch: &mut Switch, ports: &mut Ports, now: u64) {
@@ -1327,6 +1377,8 @@ fn handle(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrite_fabric::descriptors;
+    use ferrite_fabric::framing::Writer;
     use ferrite_fabric::socket::connect;
 
     #[test]
@@ -1364,6 +1416,139 @@ mod tests {
         assert_eq!(turn(&mut taken), Queue::Empty);
         assert_eq!(taken.len(), stay.len());
         assert_eq!(accept(&listener, 0, |_| true), Queue::Stuck);
+    }
+
+    const OWNER: u32 = 30_000;
+
+    /// A switch with so many ports of its owner that are silent, and one port each
+    /// of some users, all of which send frames that go to all ports.
+    struct Flooded {
+        switch: Switch,
+        ports: Ports,
+        turns: Turns,
+        users: Vec<(PortId, UnixStream)>,
+        _silent: Vec<UnixStream>,
+    }
+
+    impl Flooded {
+        const FRAME: usize = 16_000;
+
+        /// `None` if this process can be no other user.
+        fn new(silent: usize, users: std::ops::Range<u32>) -> Option<Self> {
+            if !rustix::process::geteuid().is_root() {
+                eprintln!("skipped: only root can be many users");
+                return None;
+            }
+            let mut switch = Switch::new(1, Faults::default());
+            let mut ports = Ports {
+                queue_memory: 64 << 20,
+                own_uid: OWNER,
+                ..Ports::default()
+            };
+            let mut attach = |user| {
+                let (stream, end) = pair_of(user);
+                end.set_nonblocking(true).unwrap();
+                let stream = Connection::new(stream).unwrap();
+                assert_eq!(stream.user(), Some(user));
+                (ports.attach(stream, &mut switch), end)
+            };
+            let silent = (0..silent).map(|_| attach(OWNER).1).collect();
+            let users = users.map(&mut attach).collect();
+            Some(Self {
+                switch,
+                ports,
+                turns: Turns::default(),
+                users,
+                _silent: silent,
+            })
+        }
+
+        /// What a frame is that goes to all.
+        fn work_per_frame(&self) -> u64 {
+            let copies = self.ports.ports.len() as u64 - 1;
+            (copies + 2) * (Self::FRAME as u64 + WORK_PER_COPY)
+        }
+
+        /// Lets the users send, and the switch read. Returns what it did.
+        fn turn(&mut self) -> u64 {
+            let mut frame = vec![0; Self::FRAME];
+            frame[..6].fill(0xff);
+            for (id, stream) in &self.users {
+                frame[6..12].copy_from_slice(&[0x52, 0x54, 0, 0, 0, *id as u8]);
+                let mut writer = Writer::new(1 << 20);
+                for _ in 0..4 {
+                    writer.push(&frame);
+                }
+                let mut bytes = Vec::new();
+                writer.flush(&mut bytes).unwrap();
+                // It is all read, and there is room.
+                if descriptors::unread(stream).unwrap() == 0 {
+                    (&mut &*stream).write_all(&bytes).unwrap();
+                }
+            }
+            let before = self.ports.work;
+            let ready: Vec<PortId> = self.users.iter().map(|(id, _)| *id).collect();
+            let (switch, ports) = (&mut self.switch, &mut self.ports);
+            self.turns.take(&ready, switch, ports, &|| 0);
+            self.ports.work - before
+        }
+
+        /// Frames that came from each of the users.
+        fn received(&self) -> Vec<u64> {
+            let report = self.switch.report();
+            let of = |id| report.iter().find(|port| port.port == id);
+            let ids = self.users.iter().map(|(id, _)| *id);
+            ids.map(|id| of(id).unwrap().counters.rx_frames).collect()
+        }
+    }
+
+    /// Two ends of a connection, both of which are a user's.
+    fn pair_of(user: u32) -> (UnixStream, UnixStream) {
+        let pair = move || {
+            let uid = rustix::process::Uid::from_raw(user);
+            // This thread alone.
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            UnixStream::pair().unwrap()
+        };
+        std::thread::spawn(pair).join().unwrap()
+    }
+
+    #[test]
+    fn what_a_user_has_beyond_its_turn_is_taken_off_the_next() {
+        for user in [20_000, OWNER] {
+            let Some(mut flooded) = Flooded::new(60, user..user + 1) else {
+                return;
+            };
+            let frame = flooded.work_per_frame();
+            assert!(frame < WORK_PER_TURN && WORK_PER_TURN % frame != 0);
+            let turns = 20;
+            let work: u64 = (0..turns).map(|_| flooded.turn()).sum();
+            let most = turns * WORK_PER_TURN;
+            assert!((most - frame..most + frame).contains(&work), "{work}");
+        }
+    }
+
+    #[test]
+    fn many_users_have_no_more_than_all_may_have_in_a_turn() {
+        let users = 40;
+        let Some(mut flooded) = Flooded::new(30, 20_000..20_000 + users) else {
+            return;
+        };
+        let frame = flooded.work_per_frame();
+        let (per_turn, users) = (WORK_OF_OTHERS.div_ceil(frame), u64::from(users));
+        assert!(4 * per_turn < users);
+        for turn in 1..=users.div_ceil(per_turn) {
+            let work = flooded.turn();
+            assert!(work < WORK_OF_OTHERS + frame, "{work}");
+            // Each has its turn, and nobody a second before.
+            let received = flooded.received();
+            assert_eq!(
+                received.iter().sum::<u64>(),
+                users.min(turn * per_turn),
+                "{received:?}"
+            );
+            assert!(received.iter().all(|count| *count <= 1), "{received:?}");
+        }
     }
 
     #[test]

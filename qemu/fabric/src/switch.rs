@@ -146,10 +146,49 @@ pub trait Output {
     fn share(&self, _turns: usize) -> u64 {
         u64::MAX
     }
+    /// How much is for all together, but for who runs the switch. The last of them
+    /// may have gone beyond it.
+    fn most(&self) -> u64 {
+        u64::MAX
+    }
 }
 
 /// Who has a turn: a user, or a port of who runs the switch.
 type Turn = (Option<u32>, Option<PortId>);
+
+/// What was done for somebody beyond its turn: one frame may be copied to all
+/// ports, whatever is left of the turn. It is taken off the turns that follow.
+#[derive(Debug)]
+pub struct Debts<K>(BTreeMap<K, u64>);
+
+impl<K: Ord> Default for Debts<K> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<K: Ord> Debts<K> {
+    /// What is left for somebody of a turn with so much.
+    pub fn left(&self, who: &K, share: u64) -> u64 {
+        share.saturating_sub(self.0.get(who).copied().unwrap_or(0))
+    }
+
+    /// A turn of so much passes for all, also for those who have nothing to do in it.
+    pub fn pass(&mut self, share: u64) {
+        self.0.retain(|_, debt| {
+            *debt = debt.saturating_sub(share);
+            *debt > 0
+        });
+    }
+
+    /// So much was done beyond what was left.
+    pub fn add(&mut self, who: K, work: u64) {
+        if work > 0 {
+            let debt = self.0.entry(who).or_default();
+            *debt = debt.saturating_add(work);
+        }
+    }
+}
 
 /// An address whose device has left.
 struct Kept {
@@ -170,6 +209,9 @@ pub struct Switch {
     kept: HashMap<Mac, Kept>,
     /// The port of each whose frames were last released.
     polled: BTreeMap<Turn, PortId>,
+    debts: Debts<Turn>,
+    /// Who is next, where not all had their turn.
+    next: Option<Turn>,
     /// Who runs the switch, if that is known.
     owner: Option<u32>,
     /// All ports may send from all addresses.
@@ -211,6 +253,8 @@ impl Switch {
             holders: HashMap::new(),
             kept: HashMap::new(),
             polled: BTreeMap::new(),
+            debts: Debts::default(),
+            next: None,
             owner: None,
             any_source: false,
             partitions: Vec::new(),
@@ -490,8 +534,9 @@ impl Switch {
 
     /// Forwards what delay or reordering held back until `now`: one frame of
     /// each user in turn, of its ports in turn, until each has had its
-    /// [share](Output::share). The next time those ports are first that are next.
-    /// The ports of [one](Switch::set_owner) have a turn each.
+    /// [share](Output::share) or all have had [enough](Output::most). The next
+    /// time those users and ports are first that are next, and who has had more
+    /// has less. The ports of [one](Switch::set_owner) have a turn each.
     pub fn poll(&mut self, now: u64, output: &mut dyn Output) {
         let faults = self.faults;
         let mut due: BTreeMap<Turn, VecDeque<PortId>> = BTreeMap::new();
@@ -511,11 +556,22 @@ impl Switch {
                 if let Some(last) = self.polled.get(&turn) {
                     ports.rotate_left(ports.partition_point(|id| id <= last));
                 }
-                (turn, ports, share)
+                (turn, ports, self.debts.left(&turn, share))
             })
             .collect();
+        if let Some(next) = self.next.take() {
+            turns.rotate_left(turns.partition_point(|(turn, ..)| *turn < next));
+        }
+        turns.retain(|(_, _, left)| *left > 0);
+        self.debts.pass(share);
+        let (most, mut of_others) = (output.most(), 0);
         let mut arrived = Vec::new();
         while let Some((turn, mut ports, left)) = turns.pop_front() {
+            let others = turn.1.is_none();
+            if others && of_others >= most {
+                self.next.get_or_insert(turn);
+                continue;
+            }
             let Some(id) = ports.pop_front() else {
                 continue;
             };
@@ -523,7 +579,7 @@ impl Switch {
                 continue;
             };
             self.polled.insert(turn, id);
-            let (before, work) = (port.line.held(), output.work());
+            let (before, start) = (port.line.held(), output.work());
             let more = port
                 .line
                 .poll(&faults, now, &mut |frame| arrived.push(frame.to_vec()));
@@ -534,9 +590,14 @@ impl Switch {
             if more {
                 ports.push_back(id);
             }
-            let left = left.saturating_sub(output.work() - work);
-            if left > 0 {
-                turns.push_back((turn, ports, left));
+            let work = output.work() - start;
+            if others {
+                of_others += work;
+            }
+            if work < left {
+                turns.push_back((turn, ports, left - work));
+            } else {
+                self.debts.add(turn, work - left);
             }
         }
     }
@@ -652,8 +713,9 @@ mod tests {
         sent: Vec<(PortId, Vec<u8>)>,
         captured: usize,
         full: Option<PortId>,
-        /// So many are sent for each in a turn.
+        /// So many are sent for each in a turn, and for all.
         enough: Option<u64>,
+        most: Option<u64>,
     }
 
     impl Output for Sink {
@@ -672,6 +734,9 @@ mod tests {
         }
         fn share(&self, _turns: usize) -> u64 {
             self.enough.unwrap_or(u64::MAX)
+        }
+        fn most(&self) -> u64 {
+            self.most.unwrap_or(u64::MAX)
         }
     }
 
@@ -1068,6 +1133,75 @@ mod tests {
         for port in 0..21 {
             assert_eq!(of(&sink, 1 + port), 10);
         }
+    }
+
+    /// Ports of users 1000 and up, each of which has so many frames due, which go
+    /// to all others, and when they are.
+    fn delayed(users: u32, frames: usize) -> (Switch, Sink, u64) {
+        let delay = Faults {
+            delay: 1.0,
+            ..Faults::default()
+        };
+        let (mut switch, mut sink) = (Switch::new(1, delay), Sink::default());
+        for user in 0..users {
+            let port = switch.attach();
+            switch.set_user(port, 1000 + user);
+            for _ in 0..frames {
+                switch.receive(port, &frame(0xee, 1 + user as u8), 0, &mut sink);
+            }
+        }
+        let due = switch.next_timeout().unwrap();
+        (switch, sink, due)
+    }
+
+    /// How many frames of each user went to others, of whom there are `copies`.
+    fn of_users(sink: &Sink, users: u8, copies: usize) -> Vec<usize> {
+        let of = |user| sink.sent.iter().filter(|(_, f)| f[11] == 1 + user).count();
+        (0..users).map(|user| of(user) / copies).collect()
+    }
+
+    #[test]
+    fn what_is_beyond_a_turn_is_taken_off_the_next() {
+        let (mut switch, mut sink, due) = delayed(11, 100);
+        // A frame is ten copies.
+        sink.enough = Some(4);
+        for expected in [1, 1, 2, 2, 2, 3, 3, 4] {
+            switch.poll(due, &mut sink);
+            assert_eq!(of_users(&sink, 11, 10), [expected; 11]);
+        }
+        // Turns pass in which nothing is due.
+        assert_eq!(switch.debts.0.len(), 11);
+        for _ in 0..2 {
+            switch.poll(0, &mut sink);
+        }
+        assert!(switch.debts.0.is_empty());
+        assert_eq!(of_users(&sink, 11, 10), [4; 11]);
+    }
+
+    #[test]
+    fn many_users_have_no_more_than_one_poll_takes() {
+        let users = 21;
+        let (mut switch, mut sink, due) = delayed(users.into(), 100);
+        switch.set_owner(1020);
+        // A frame is twenty copies, which is more than a turn.
+        (sink.enough, sink.most) = (Some(1), Some(100));
+        let mut expected = vec![0; users.into()];
+        for first in [0, 5, 10, 15] {
+            switch.poll(due, &mut sink);
+            expected[first..first + 5].fill(1);
+            // Who runs the switch does not wait for them.
+            expected[20] = 1;
+            assert_eq!(of_users(&sink, users, 20), expected);
+        }
+        // Each has had as much as twenty turns are.
+        for _ in 4..20 {
+            switch.poll(due, &mut sink);
+        }
+        assert_eq!(of_users(&sink, users, 20), expected);
+        switch.poll(due, &mut sink);
+        expected[..5].fill(2);
+        expected[20] = 2;
+        assert_eq!(of_users(&sink, users, 20), expected);
     }
 
     #[test]
