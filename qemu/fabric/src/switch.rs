@@ -25,6 +25,8 @@ const PORT_MINIMUM: usize = 4;
 /// How long the address of a device that has left is kept for its user, in
 /// nanoseconds: whoever can have it cut off does not get its frames.
 const KEPT: u64 = 5_000_000_000;
+/// How long it is kept at most, though its user cannot come back all that time.
+const KEPT_LONGEST: u64 = 60_000_000_000;
 /// Addresses that are kept for one user at most.
 const KEPT_LIMIT: usize = 256;
 
@@ -194,6 +196,8 @@ impl<K: Ord> Debts<K> {
 struct Kept {
     user: u32,
     until: u64,
+    /// It is not kept longer than this.
+    latest: u64,
 }
 
 /// A learning switch without sockets or a clock.
@@ -413,8 +417,12 @@ impl Switch {
         if let Some(user) = left.user.filter(|_| !claim.any_source) {
             let of_user = self.kept.values().filter(|kept| kept.user == user);
             if of_user.count() < KEPT_LIMIT {
-                let until = now.saturating_add(KEPT);
-                self.kept.insert(claim.address, Kept { user, until });
+                let kept = Kept {
+                    user,
+                    until: now.saturating_add(KEPT),
+                    latest: now.saturating_add(KEPT_LONGEST),
+                };
+                self.kept.insert(claim.address, kept);
             }
         }
         self.give(claim.address);
@@ -431,10 +439,11 @@ impl Switch {
     }
 
     /// Keeps all of them for so much longer, in which their users could not come
-    /// back.
+    /// back. Who sees to that for a minute has no more of it: who waits in line is
+    /// there by then, and others want the address too.
     pub fn keep_longer(&mut self, time: u64) {
         for kept in self.kept.values_mut() {
-            kept.until = kept.until.saturating_add(time);
+            kept.until = kept.until.saturating_add(time).min(kept.latest);
         }
     }
 
@@ -1202,6 +1211,25 @@ mod tests {
         expected[..5].fill(2);
         expected[20] = 2;
         assert_eq!(of_users(&sink, users, 20), expected);
+    }
+
+    #[test]
+    fn an_address_is_not_kept_for_ever() {
+        const SECOND: u64 = 1_000_000_000;
+        let (mut switch, _) = three();
+        for (port, user) in [(0, 1000), (1, 1001)] {
+            switch.set_user(port, user);
+            switch.claim(port, mac(1), false);
+        }
+        switch.detach(0, 0);
+        for second in 1..60 {
+            switch.keep_longer(SECOND);
+            switch.expire(second * SECOND);
+            assert_eq!(switch.holder(&mac(1)), None, "after {second} s");
+        }
+        switch.keep_longer(SECOND);
+        switch.expire(KEPT_LONGEST);
+        assert_eq!(switch.holder(&mac(1)), Some(1));
     }
 
     #[test]
