@@ -64,7 +64,7 @@ const WORK_PER_FLUSH: u64 = 4 * 1024 * 1024;
 /// Grants that are sent and not read, of each user other than the one who runs
 /// the fabric, and of all: the kernel counts their descriptors for the latter,
 /// and gives no process of that user any more than so many.
-const MAX_UNREAD_PER_USER: usize = 32;
+const MAX_UNREAD_PER_USER: usize = 8;
 const MAX_UNREAD: usize = 128;
 /// Of these, those of all others but the latter.
 const MAX_UNREAD_OF_OTHERS: usize = MAX_UNREAD / 2;
@@ -392,7 +392,8 @@ impl Ports {
     }
 
     /// Whether the ends of a shortcut have read enough of the grants that they
-    /// and others of their users got.
+    /// and others of their users got. Who leaves some behind where a port was has
+    /// none until they are gone: no user of good faith does for long.
     fn may_grant(&self, id: ShortcutId) -> bool {
         let Some(ends) = self.broker.ends(id) else {
             return false;
@@ -420,7 +421,9 @@ impl Ports {
         let is_full = |(end, _): &(PortId, Mac)| {
             let user = self.ports.get(end).and_then(Port::user);
             let unread = of_users.get(&user).copied().unwrap_or(0);
-            user != own && (unread > MAX_UNREAD_PER_USER || others > MAX_UNREAD_OF_OTHERS)
+            let has_left = self.left.iter().any(|left| left.user == user);
+            let too_many = unread > MAX_UNREAD_PER_USER || others > MAX_UNREAD_OF_OTHERS;
+            user != own && (has_left || too_many)
         };
         all <= MAX_UNREAD && !ends.iter().any(is_full)
     }
