@@ -48,6 +48,11 @@ const MAX_PER_USER: usize = MAX_SHORTCUTS / 4;
 /// And those to all others but the user who runs the switch: some are left for
 /// ports of its own user and of that one, whoever has many numbers.
 const MAX_ACROSS: usize = MAX_SHORTCUTS - MAX_SHORTCUTS / 4;
+/// A port reads a ring that is full each time that a shortcut ends. So where one
+/// ends again and again, there is another after so long, in nanoseconds: to ports of
+/// one other user, and to all others. As many as there may be end at once before.
+const RENEWAL_PER_USER: u64 = 1_000_000_000;
+const RENEWAL_ACROSS: u64 = RENEWAL_PER_USER / 4;
 /// Of all, grants that it has not answered: their descriptors are under way,
 /// of which the kernel lets a user have so many and no more.
 pub const MAX_UNANSWERED: usize = 4;
@@ -256,6 +261,51 @@ fn kinds(ends: &[End; 2]) -> [Kind; 2] {
     ends.map(|end| (end.user, across))
 }
 
+/// How often something happens, of what may be some times at once and then at a
+/// steady pace.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pace {
+    /// When that is as if it had never happened.
+    even_at: u64,
+}
+
+impl Pace {
+    /// It happens, and counts for one `step`.
+    fn count(&mut self, step: u64, now: u64) {
+        self.even_at = self.even_at.max(now).saturating_add(step);
+    }
+
+    /// Whether so many count now.
+    fn is_reached(&self, times: usize, step: u64, now: u64) -> bool {
+        let others = u64::try_from(times.saturating_sub(1)).unwrap_or(u64::MAX);
+        self.even_at.saturating_sub(now) > others.saturating_mul(step)
+    }
+}
+
+/// Shortcuts of a port to those of others that ended, though the switch had
+/// nothing against them.
+#[derive(Debug, Default)]
+struct Ended {
+    to_users: BTreeMap<Option<u32>, Pace>,
+    across: Pace,
+}
+
+impl Ended {
+    fn count(&mut self, user: Option<u32>, now: u64) {
+        self.to_users.retain(|_, pace| pace.even_at > now);
+        let pace = self.to_users.entry(user).or_default();
+        pace.count(RENEWAL_PER_USER, now);
+        self.across.count(RENEWAL_ACROSS, now);
+    }
+
+    /// Whether there is to be no other to ports of a user for now.
+    fn are_many(&self, user: Option<u32>, now: u64) -> bool {
+        let of_user = self.to_users.get(&user);
+        of_user.is_some_and(|pace| pace.is_reached(MAX_PER_USER, RENEWAL_PER_USER, now))
+            || self.across.is_reached(MAX_ACROSS, RENEWAL_ACROSS, now)
+    }
+}
+
 /// Decides who has shortcuts.
 #[derive(Default)]
 pub struct Broker {
@@ -270,6 +320,7 @@ pub struct Broker {
     of_users: HashMap<Kind, usize>,
     /// Who may have all that there are, and how many ends of each kind others.
     limit: Option<(u32, usize)>,
+    ended: HashMap<PortId, Ended>,
     next: ShortcutId,
     allowed: bool,
     /// Frames seen between ports, the lower number first.
@@ -304,6 +355,12 @@ impl Broker {
             let count = self.of_users.get(kind).copied().unwrap_or(0);
             kind.0 != Some(owner) && count >= most
         })
+    }
+
+    /// Whether a user is another than that of a port, and not who runs the switch.
+    fn is_stranger(&self, own: Option<u32>, user: Option<u32>) -> bool {
+        let is_owner = self.limit.is_some_and(|(owner, _)| user == Some(owner));
+        !are_one(own, user) && !is_owner
     }
 
     /// Takes all that is to be done.
@@ -397,7 +454,6 @@ impl Broker {
                 || of(port).filter(unanswered).count() >= MAX_UNANSWERED
         };
         let user = |port| self.users.get(&port).copied();
-        let is_owner = |user: Option<u32>| self.limit.is_some_and(|(owner, _)| user == Some(owner));
         // Whether `port` has as many as it may have to the user of `other`.
         let crowded = |port, other| {
             let (own, peer) = (user(port), user(other));
@@ -406,9 +462,11 @@ impl Broker {
                 let peers = ends.filter(|end| end.port != port);
                 peers.filter(|end| counts(end.user)).count()
             };
-            let is_stranger = |user| !are_one(own, user) && !is_owner(user);
+            let is_stranger = |user| self.is_stranger(own, user);
+            let ended = self.ended.get(&port);
             !are_one(own, peer) && count(&|user| user == peer) >= MAX_PER_USER
                 || is_stranger(peer) && count(&is_stranger) >= MAX_ACROSS
+                || is_stranger(peer) && ended.is_some_and(|ended| ended.are_many(peer, now))
         };
         if together || full(from) || full(to) || crowded(from, to) || crowded(to, from) {
             return;
@@ -521,7 +579,7 @@ impl Broker {
                             self.bar(&shortcut);
                             self.shortcuts.insert(id, shortcut);
                         }
-                        self.revoke(id, now);
+                        self.end(id, now);
                     }
                     Phase::Revoking => {
                         end.done = true;
@@ -555,6 +613,7 @@ impl Broker {
         for id in ids {
             self.leave(id, port, now);
         }
+        self.ended.remove(&port);
     }
 
     /// A port has no part in a shortcut any more.
@@ -568,7 +627,7 @@ impl Broker {
         end.gone = true;
         end.done = true;
         match shortcut.phase {
-            Phase::InUse => self.revoke(id, now),
+            Phase::InUse => self.end(id, now),
             Phase::Revoking | Phase::Closing => self.advance(id, now),
         }
     }
@@ -586,7 +645,7 @@ impl Broker {
             .map(|(id, _)| *id)
             .collect();
         for id in stale {
-            self.revoke(id, now);
+            self.end(id, now);
         }
     }
 
@@ -648,6 +707,22 @@ impl Broker {
 
     fn bar(&mut self, shortcut: &Shortcut) {
         self.barred.insert(shortcut.pair());
+    }
+
+    /// Takes back a shortcut because of one of its ends.
+    fn end(&mut self, id: ShortcutId, now: u64) {
+        let in_use = |shortcut: &&Shortcut| shortcut.phase == Phase::InUse;
+        let Some(shortcut) = self.shortcuts.get(&id).filter(in_use) else {
+            return;
+        };
+        let [a, b] = shortcut.ends;
+        for (end, other) in [(a, b), (b, a)] {
+            if !end.gone && self.is_stranger(end.user, other.user) {
+                let ended = self.ended.entry(end.port).or_default();
+                ended.count(other.user, now);
+            }
+        }
+        self.revoke(id, now);
     }
 
     fn revoke(&mut self, id: ShortcutId, now: u64) {
@@ -1083,6 +1158,83 @@ mod tests {
         // Those of its own user may have all.
         let own: usize = (3..90).map(|port| granted(port, 1000)).sum();
         assert_eq!(own, MAX_SHORTCUTS - MAX_PER_USER - 1);
+    }
+
+    /// A port of this user comes, sends to port 1, and has left again when the
+    /// shortcut is gone. Returns whether there was one.
+    fn cycle(broker: &mut Broker, port: PortId, user: u32, now: u64) -> bool {
+        broker.attach(port, Some(user));
+        broker.message(port, mac(2), HELLO, true, now);
+        let behind = |address: &Mac| Some(if *address == mac(2) { port } else { 1 });
+        for _ in 0..THRESHOLD {
+            broker.seen(port, 1, mac(1), behind, now);
+        }
+        let actions = broker.actions();
+        broker.detach(port, now);
+        if let [Action::Grant(id)] = actions[..] {
+            for answer in [Message::Released(id), Message::Closed(id)] {
+                broker.message(1, mac(1), answer, true, now);
+            }
+        }
+        broker.actions();
+        assert!(broker.shortcuts.is_empty());
+        !actions.is_empty()
+    }
+
+    #[test]
+    fn who_ends_its_shortcuts_again_and_again_has_few() {
+        let mut broker = Broker::default();
+        broker.allow(true, 0);
+        broker.limit(0, 1000);
+        broker.attach(1, Some(1000));
+        broker.message(1, mac(1), HELLO, true, 0);
+        let mut ports = 2..;
+        let mut cycles = |user, now| {
+            let ports = ports.by_ref().take(100);
+            ports
+                .filter(|port| cycle(&mut broker, *port, user, now))
+                .count()
+        };
+        assert_eq!(cycles(1001, 0), MAX_PER_USER);
+        assert_eq!(cycles(1001, RENEWAL_PER_USER - 1), 0);
+        for second in 1..10 {
+            assert_eq!(cycles(1001, second * RENEWAL_PER_USER), 1);
+        }
+        // Nobody has more by many numbers.
+        let now = 10 * RENEWAL_PER_USER;
+        let many: usize = (2000..2010).map(|user| cycles(user, now)).sum();
+        assert_eq!(many, MAX_ACROSS);
+        assert_eq!(cycles(1002, now + RENEWAL_ACROSS), 1);
+        // It is no matter to the port's own user, nor to who runs the switch.
+        assert_eq!(cycles(1000, now), 100);
+        assert_eq!(cycles(0, now), 100);
+        let later = now + 1000 * RENEWAL_PER_USER;
+        assert_eq!(cycles(1003, later), MAX_PER_USER);
+        assert_eq!(broker.ended[&1].to_users.len(), 1);
+        broker.detach(1, later);
+        assert!(broker.ended.is_empty());
+    }
+
+    #[test]
+    fn what_the_switch_takes_back_is_nobodys_doing() {
+        let mut broker = Broker::default();
+        broker.limit(0, 1000);
+        for (port, user) in [(1u8, 1000), (2, 1001)] {
+            broker.attach(port.into(), Some(user));
+            broker.message(port.into(), mac(port), HELLO, true, 0);
+        }
+        for _ in 0..10 * MAX_PER_USER {
+            broker.allow(true, 0);
+            let [Action::Grant(id)] = many(&mut broker)[..] else {
+                panic!("no shortcut");
+            };
+            broker.allow(false, 0);
+            for answer in [Message::Released(id), Message::Closed(id)] {
+                say(&mut broker, 1, answer);
+                say(&mut broker, 2, answer);
+            }
+            assert!(broker.settled());
+        }
     }
 
     #[test]
