@@ -350,6 +350,9 @@ pub(crate) fn create(
     if shared {
         needed |= FEATURE_SHARED_RECEIVE;
     }
+    if command.flags & (QP_FLAG_REGISTER | QP_FLAG_REGISTER_DRAINS) != 0 {
+        needed |= FEATURE_SEND_QUEUE_REGISTRATION;
+    }
     if core.features & needed != needed {
         return Err(CommandStatus::Unsupported);
     }
@@ -814,6 +817,7 @@ pub fn execute_local(
     qp: &QueuePair,
     request: &SendRequest,
 ) -> Result<(), LocalError> {
+    // Without the feature there is no such flag, see `create`.
     let may_register = qp.flags & QP_FLAG_REGISTER != 0;
     let access = match &request.body {
         SendBody::Register(part) => part.access,

@@ -734,8 +734,13 @@ impl Node {
 
     /// A machine with a running device: address set, event queues 0 to 2, completion queue 1.
     pub fn new(number: u8) -> Self {
+        Self::with_features(number, crate::FEATURES)
+    }
+
+    /// The same, where driver and device have agreed on these features.
+    pub fn with_features(number: u8, features: u64) -> Self {
         let mut node = Self::power_on(number);
-        node.boot();
+        node.boot_with(features);
         node.create_eq(EQ_ASYNC, 1);
         node.create_eq(EQ_FIRST_HANDLER, 2);
         node.set_address();
@@ -786,8 +791,14 @@ impl Node {
             .mmio_write(BAR_DOORBELLS, at, 8, word, self.now, &mut self.host);
     }
 
-    /// Handshake, boot block, start.
+    /// Handshake for all that is offered, boot block, start.
     pub fn boot(&mut self) {
+        let features = self.read_register(REG_FEATURES, 8);
+        self.boot_with(features);
+    }
+
+    /// The same for these features.
+    pub fn boot_with(&mut self, features: u64) {
         self.control_ring = self.allocate((size_of::<CommandEntry>() as u64) << CQP_LOG_ENTRIES);
         self.control_producer = 0;
         self.eqs.clear();
@@ -807,7 +818,6 @@ impl Node {
             reserved1: [0; 5],
         };
         self.host.memory.put(boot, &block);
-        let features = self.read_register(REG_FEATURES, 8);
         self.write_register(REG_DRIVER_VERSION, 4, u64::from(ABI_MAJOR) << 16);
         self.write_register(REG_DRIVER_FEATURES, 8, features);
         self.write_register(REG_BOOT, 8, boot);

@@ -24,11 +24,18 @@ use crate::{Disposition, Medium, Progress};
 use ferrite_abi::{QueuePairKind, QueuePairStateCode as State};
 use ferrite_abi::{
     FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_DATAGRAM, FEATURE_EXTENDED_CONNECTED,
-    FEATURE_FLUSH, FEATURE_MULTICAST, FEATURE_UNRELIABLE_CONNECTED, MODIFY_PATH, VLAN_NONE,
+    FEATURE_FLUSH, FEATURE_MULTICAST, FEATURE_SEND_QUEUE_REGISTRATION,
+    FEATURE_UNRELIABLE_CONNECTED, FEATURE_WINDOWS, MODIFY_PATH, VLAN_NONE,
 };
 use requester::Requester;
 use responder::Responder;
 use unreliable::Sender;
+
+/// Whether host and device have agreed on something that tags are invalidated for: registration
+/// through send queues, or windows.
+fn invalidates(core: &Core) -> bool {
+    core.features & (FEATURE_SEND_QUEUE_REGISTRATION | FEATURE_WINDOWS) != 0
+}
 
 /// The features that are this module's doing.
 pub const FEATURES: u64 = FEATURE_ATOMICS

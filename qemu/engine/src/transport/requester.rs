@@ -13,7 +13,7 @@
 //! circle.
 
 use super::delay::{ack_timeout, rnr_delay};
-use super::{base_header, send_packet};
+use super::{base_header, invalidates, send_packet};
 use crate::core::{Core, SendCompletion};
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
@@ -26,7 +26,7 @@ use crate::roce::{
 use crate::tpt::{LocalAccess, TptError};
 use crate::Progress;
 use ferrite_abi::{
-    CompletionStatus, ModifyQueuePair, QueuePairStateCode as State, SendOpcode,
+    CompletionStatus, ModifyQueuePair, QueuePairStateCode as State, SendOpcode, FEATURE_ATOMICS,
     FEATURE_ATOMIC_WRITE, FEATURE_FLUSH, FLUSH_GLOBAL, FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION,
     MAX_MESSAGE, SEND_FENCE, SEND_SOLICITED,
 };
@@ -345,11 +345,11 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 
 /// What is wrong with a well-formed work request, before any of it is sent.
 fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> {
-    if let Some(needed) = needed_feature(message.request.opcode) {
-        // Ordinary reliable connections only, and where host and device have agreed on it.
-        if core.features & needed == 0 || qp.is_extended() {
-            return Some(CompletionStatus::LocalQueuePairOperation.into());
-        }
+    let opcode = message.request.opcode;
+    // Extended connections have neither of these.
+    let unknown_there = matches!(opcode, SendOpcode::AtomicWrite | SendOpcode::Flush);
+    if !is_agreed_on(core, opcode) || unknown_there && qp.is_extended() {
+        return Some(QueueError::Opcode.into());
     }
     if let SendBody::Flush(part) = &message.request.body {
         let known = FLUSH_GLOBAL | FLUSH_PERSISTENT;
@@ -381,12 +381,16 @@ fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> 
     }
 }
 
-/// The feature without which there is no such work request.
-fn needed_feature(opcode: SendOpcode) -> Option<u64> {
+/// Whether host and device have agreed on what such a work request needs.
+fn is_agreed_on(core: &Core, opcode: SendOpcode) -> bool {
+    let has = |feature| core.features & feature != 0;
     match opcode {
-        SendOpcode::AtomicWrite => Some(FEATURE_ATOMIC_WRITE),
-        SendOpcode::Flush => Some(FEATURE_FLUSH),
-        _ => None,
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd => has(FEATURE_ATOMICS),
+        SendOpcode::AtomicWrite => has(FEATURE_ATOMIC_WRITE),
+        SendOpcode::Flush => has(FEATURE_FLUSH),
+        SendOpcode::SendInvalidate => invalidates(core),
+        // The others are not optional, or are judged where they are carried out.
+        _ => true,
     }
 }
 

@@ -14,7 +14,7 @@
 //! its requester content long ago.
 
 use super::requester::packets;
-use super::{base_header, send_packet};
+use super::{base_header, invalidates, send_packet};
 use crate::core::{Allowance, Core, ReceiveCompletion};
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
@@ -28,8 +28,9 @@ use crate::tpt::{Arrival, AtomicOperation, Holder, RemoteAccess, Span, TptError}
 use ferrite_abi::{
     CompletionOpcode, CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State,
     ACCESS_FLUSH_GLOBAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
-    COMPLETION_IMMEDIATE, COMPLETION_INVALIDATED, COMPLETION_SOLICITED, FEATURE_ATOMIC_WRITE,
-    FEATURE_FLUSH, FLUSH_GLOBAL, FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION, MAX_MESSAGE,
+    COMPLETION_IMMEDIATE, COMPLETION_INVALIDATED, COMPLETION_SOLICITED, FEATURE_ATOMICS,
+    FEATURE_ATOMIC_WRITE, FEATURE_FLUSH, FLUSH_GLOBAL, FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION,
+    MAX_MESSAGE,
 };
 use std::collections::VecDeque;
 
@@ -648,6 +649,9 @@ fn send(
     host: &mut dyn Host,
 ) -> Result<(), Refusal> {
     let position = packet.info.position;
+    if packet.invalidate.is_some() && !invalidates(core) {
+        return Err(Refusal::Invalid);
+    }
     if position.starts() {
         take_receive(core, qp, packet, host)?;
     }
@@ -838,6 +842,9 @@ fn atomic(
     host: &mut dyn Host,
 ) -> Result<(), Refusal> {
     let atomic = packet.atomic.ok_or(Refusal::Invalid)?;
+    if core.features & FEATURE_ATOMICS == 0 {
+        return Err(Refusal::Invalid);
+    }
     if qp.attributes.access & ACCESS_REMOTE_ATOMIC == 0 {
         return Err(Refusal::Access);
     }

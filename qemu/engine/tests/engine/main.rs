@@ -9,6 +9,7 @@ mod attack;
 mod device_memory;
 mod errors;
 mod faults;
+mod features;
 mod isolation;
 mod long;
 mod one_touch;

@@ -64,8 +64,11 @@ pub enum Way {
 impl Pair {
     /// Two nodes with a queue pair each, in state RESET.
     pub fn unconnected(setup: Setup) -> Self {
-        let mut a = Node::new(1);
-        let mut b = Node::new(2);
+        Self::of(setup, Node::new(1), Node::new(2))
+    }
+
+    /// The same of these nodes.
+    pub fn of(setup: Setup, mut a: Node, mut b: Node) -> Self {
         let options = |qpn| QpOptions {
             qpn,
             pd: PD,
@@ -94,10 +97,15 @@ impl Pair {
     /// The same, connected.
     pub fn new(setup: Setup) -> Self {
         let mut pair = Self::unconnected(setup);
-        let (to_b, to_a) = (pair.peer_of_a(setup), pair.peer_of_b(setup));
-        pair.a.connect(QPN_A, &to_b);
-        pair.b.connect(QPN_B, &to_a);
+        pair.connect(setup);
         pair
+    }
+
+    /// Connects both queue pairs.
+    pub fn connect(&mut self, setup: Setup) {
+        let (to_b, to_a) = (self.peer_of_a(setup), self.peer_of_b(setup));
+        self.a.connect(QPN_A, &to_b);
+        self.b.connect(QPN_B, &to_a);
     }
 
     /// Lets time pass up to `now`.
