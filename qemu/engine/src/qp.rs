@@ -69,6 +69,8 @@ pub struct QueuePair {
     pub(crate) waits_for_room: Option<(Way, u64)>,
     /// Its wait for more to send.
     pub(crate) nap: Nap,
+    /// Events to be raised when all that they are about is flushed.
+    owed: Vec<EventCode>,
 }
 
 impl QueuePair {
@@ -439,6 +441,7 @@ pub(crate) fn create(
         ready: false,
         waits_for_room: None,
         nap: Nap::default(),
+        owed: Vec::new(),
     }));
     for cqn in [send_cqn, receive_cqn] {
         if let Some(cq) = core.cqs.get_mut(cqn) {
@@ -542,7 +545,9 @@ pub(crate) fn modify(
             if to == State::ReadyToSend && (qp.stopped || from == State::SendError) {
                 // Whatever was posted before this command belongs to what failed, and not all of
                 // it may have been flushed yet.
-                if !flush_posted_sends(core, qp, u32::MAX, host) {
+                if flush_posted_sends(core, qp, u32::MAX, host) {
+                    raise_owed(core, qp, host);
+                } else {
                     fail(core, qp, host);
                 }
                 qp.stopped = false;
@@ -598,6 +603,7 @@ fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.state = State::Reset;
     qp.draining = false;
     qp.stopped = false;
+    qp.owed.clear();
     core.tpt.queue_pair_gone(qp.number);
     core.stop_waiting(qp);
     qp.timer.stop();
@@ -626,6 +632,16 @@ fn give_back(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 /// To state ERROR: the transport forgets everything, and each work request and receive without
 /// completion is completed as flushed.
 pub fn enter_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    enter_error_with(core, qp, None, host);
+}
+
+/// The same; unless it is there already, an event says why.
+fn enter_error_with(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    cause: Option<EventCode>,
+    host: &mut dyn Host,
+) {
     let entered = qp.state != State::Error;
     qp.state = State::Error;
     qp.draining = false;
@@ -633,14 +649,36 @@ pub fn enter_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.timer.stop();
     core.stop_waiting(qp);
     let taken = qp.transport.taken_receive();
+    let refused = qp.transport.refused();
     qp.transport = Connection::default();
     core.paging.forget(qp.number);
+    if entered {
+        // It will not come to what was to be told before.
+        qp.owed.clear();
+    }
     flush(core, qp, host);
     if let Some(completion) = taken {
         let _ = core.complete_receive(qp, &completion, host);
     }
-    if entered && qp.srqn.is_some() {
-        core.async_event(EventCode::LastEntryReached, qp.number, host);
+    if entered {
+        let last = qp.srqn.is_some().then_some(EventCode::LastEntryReached);
+        qp.owed.extend(last.into_iter().chain(refused).chain(cause));
+        raise_owed(core, qp, host);
+    }
+}
+
+/// Raises the events that wait for completions, once those are written: whoever reads of a failure
+/// finds all that it did to the work requests.
+fn raise_owed(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let sends = qp.has_send_queue() && qp.send.retired() != qp.send.producer();
+    let receives = qp.state == State::Error
+        && qp.has_receive_queue()
+        && qp.receive.retired() != qp.receive.producer();
+    if sends || receives {
+        return;
+    }
+    for code in std::mem::take(&mut qp.owed) {
+        core.async_event(code, qp.number, host);
     }
 }
 
@@ -659,10 +697,7 @@ pub fn enter_send_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host
 /// To state ERROR where the consumer cannot learn of it from a completion: the completion queue
 /// is dead, or the rings make no sense.
 pub fn fail(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    if qp.state != State::Error {
-        core.async_event(EventCode::QueuePairFatal, qp.number, host);
-    }
-    enter_error(core, qp, host);
+    enter_error_with(core, qp, Some(EventCode::QueuePairFatal), host);
 }
 
 /// Stops the send queue after the completion of a registration that failed
@@ -672,15 +707,15 @@ pub(crate) fn stop_sending(core: &mut Core, qp: &mut QueuePair, host: &mut dyn H
     qp.state = State::SendDrain;
     qp.draining = false;
     qp.stopped = true;
+    qp.owed.push(EventCode::SendQueueDrained);
     flush_stopped(core, qp, host);
-    if qp.stopped {
-        core.async_event(EventCode::SendQueueDrained, qp.number, host);
-    }
 }
 
 /// Completes what is posted to a send queue that was stopped, and asks to be told of more.
 pub(crate) fn flush_stopped(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    if !flush_posted_sends(core, qp, MAX_FLUSH, host) {
+    if flush_posted_sends(core, qp, MAX_FLUSH, host) {
+        raise_owed(core, qp, host);
+    } else {
         fail(core, qp, host);
     }
 }
@@ -696,15 +731,17 @@ fn flush_posted_sends(
     // Posts that come in meanwhile are seen at the second look or ring a doorbell.
     for _ in 0..2 {
         let more = qp.send.sleep(host);
-        if !flush_send(core, qp, limit, host) || more.is_err() {
+        if !flush_send(core, qp, limit, host) {
             return false;
         }
         if qp.send.retired() != qp.send.producer() {
             core.schedule(qp);
             break;
         }
-        if matches!(more, Ok(false)) {
-            break;
+        match more {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(_) => return false,
         }
     }
     true
@@ -715,9 +752,13 @@ pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     if qp.has_send_queue() {
         flush_posted_sends(core, qp, MAX_FLUSH, host);
     }
-    if !qp.has_receive_queue() {
-        return;
+    if qp.has_receive_queue() {
+        flush_posted_receives(core, qp, host);
     }
+    raise_owed(core, qp, host);
+}
+
+fn flush_posted_receives(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     for _ in 0..2 {
         let more = qp.receive.sleep(host);
         flush_receive(core, qp, host);

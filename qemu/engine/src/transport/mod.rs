@@ -21,7 +21,7 @@ use crate::roce::{
     Bth, Frame, Packet, PacketError, Path, Service, Template, PKEY_DEFAULT, VLAN_ID_MASK,
 };
 use crate::{Disposition, Medium, Progress};
-use ferrite_abi::{QueuePairKind, QueuePairStateCode as State};
+use ferrite_abi::{EventCode, QueuePairKind, QueuePairStateCode as State};
 use ferrite_abi::{
     FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_DATAGRAM, FEATURE_EXTENDED_CONNECTED,
     FEATURE_FLUSH, FEATURE_MULTICAST, FEATURE_SEND_QUEUE_REGISTRATION,
@@ -68,6 +68,11 @@ impl Connection {
     /// Whether several messages are under way that the peer has to answer.
     pub(crate) fn is_streaming(&self) -> bool {
         self.requester.messages_under_way() > 1
+    }
+
+    /// The event that a refused request of the peer is to be told by.
+    pub(crate) fn refused(&self) -> Option<EventCode> {
+        self.responder.refused()
     }
 
     /// The entry of a shared receive queue that was taken and has no completion, to be flushed.
@@ -420,7 +425,7 @@ fn deliver(
     let packet = match Packet::parse(frame.transport) {
         Ok(packet) => packet,
         Err(PacketError::Opcode(bth)) => {
-            return responder::unknown(core, qp, &bth, host);
+            return responder::unknown(core, qp, &bth);
         }
         Err(PacketError::Truncated | PacketError::Version) => return None,
     };

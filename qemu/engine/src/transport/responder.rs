@@ -16,6 +16,7 @@
 use super::requester::packets;
 use super::{base_header, invalidates, send_packet};
 use crate::core::{Allowance, Core, ReceiveCompletion};
+use crate::cq::CompletionQueueDead;
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
 use crate::qp::{self, QueuePair};
@@ -180,6 +181,8 @@ pub(super) struct Responder {
     told: bool,
     /// The connection failed; the queue pair is in error when the queue of answers is empty.
     closing: bool,
+    /// The event that tells of it then, where no completion does.
+    event: Option<EventCode>,
     /// The consumer was told of the first packet.
     established: bool,
     answers: VecDeque<Answer>,
@@ -198,6 +201,11 @@ impl Responder {
     /// The next sequence number to take, for queries.
     pub(super) fn psn(&self) -> u32 {
         self.expected
+    }
+
+    /// The event that a refused request is to be told by.
+    pub(super) fn refused(&self) -> Option<EventCode> {
+        self.event
     }
 
     /// The completion, as flushed, of a receive taken from a shared receive queue.
@@ -267,14 +275,29 @@ pub(super) fn request(
     packet: &Packet<'_>,
     host: &mut dyn Host,
 ) -> Option<()> {
-    let responder = &mut qp.transport.responder;
-    if responder.closing {
+    if qp.transport.responder.closing {
         return None;
     }
+    let outcome = take_request(core, qp, packet, host);
+    tell_of_first(core, qp, host);
+    outcome
+}
+
+/// Tells the consumer, once, that a packet came in state RTR, after what that packet did.
+fn tell_of_first(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
+    let responder = &mut qp.transport.responder;
     if qp.state == State::ReadyToReceive && !responder.established {
         responder.established = true;
         core.async_event(EventCode::CommunicationEstablished, qp.number, host);
     }
+}
+
+fn take_request(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Option<()> {
     let responder = &mut qp.transport.responder;
     if responder.answers.len() >= MAX_ANSWERS {
         return None;
@@ -320,11 +343,17 @@ pub(super) fn unreliable_request(
     packet: &Packet<'_>,
     host: &mut dyn Host,
 ) -> Option<()> {
-    let responder = &mut qp.transport.responder;
-    if qp.state == State::ReadyToReceive && !responder.established {
-        responder.established = true;
-        core.async_event(EventCode::CommunicationEstablished, qp.number, host);
-    }
+    let outcome = take_unreliable(core, qp, packet, host);
+    tell_of_first(core, qp, host);
+    outcome
+}
+
+fn take_unreliable(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    packet: &Packet<'_>,
+    host: &mut dyn Host,
+) -> Option<()> {
     let responder = &mut qp.transport.responder;
     if packet.info.position.starts() {
         // Whatever was coming in lost its end.
@@ -362,8 +391,10 @@ pub(super) fn unreliable_request(
                     core.counters.access_errors += 1;
                 }
                 Refusal::Receive { status, detail, .. } => {
-                    fail_receive(core, qp, status, detail, host);
-                    qp::enter_error(core, qp, host);
+                    match fail_receive(core, qp, status, detail, host) {
+                        Ok(()) => qp::enter_error(core, qp, host),
+                        Err(_) => qp::fail(core, qp, host),
+                    }
                 }
                 Refusal::Failed | Refusal::QueueDead => qp::fail(core, qp, host),
             }
@@ -379,12 +410,10 @@ fn fail_receive(
     status: CompletionStatus,
     detail: u32,
     host: &mut dyn Host,
-) {
+) -> Result<(), CompletionQueueDead> {
     qp.transport.responder.taken = false;
     let completion = ReceiveCompletion::failed(&qp.transport.responder.receive, status, detail);
-    if core.complete_receive(qp, &completion, host).is_err() {
-        core.async_event(EventCode::QueuePairFatal, qp.number, host);
-    }
+    core.complete_receive(qp, &completion, host)
 }
 
 /// What a peer's accesses are checked against: the domain of an extended connection is that of the
@@ -398,12 +427,7 @@ fn remote_holder(core: &Core, qp: &QueuePair, packet: &Packet<'_>) -> Result<Hol
 }
 
 /// A request with an opcode that is not known here.
-pub(super) fn unknown(
-    core: &mut Core,
-    qp: &mut QueuePair,
-    bth: &Bth,
-    host: &mut dyn Host,
-) -> Option<()> {
+pub(super) fn unknown(core: &mut Core, qp: &mut QueuePair, bth: &Bth) -> Option<()> {
     let responder = &qp.transport.responder;
     // Only those of this service, and only in their turn.
     let service = match qp.kind {
@@ -414,8 +438,8 @@ pub(super) fn unknown(
     if bth.opcode >> 5 != service || responder.closing || bth.psn != responder.expected {
         return None;
     }
-    close(core, qp, bth.psn, NakCode::InvalidRequest);
-    core.async_event(EventCode::QueuePairRequestError, qp.number, host);
+    let event = EventCode::QueuePairRequestError;
+    close(core, qp, bth.psn, NakCode::InvalidRequest, Some(event));
     Some(())
 }
 
@@ -979,7 +1003,7 @@ fn refuse(
     host: &mut dyn Host,
 ) {
     let psn = packet.bth.psn;
-    let code = match refusal {
+    let (code, event) = match refusal {
         Refusal::NotReady => {
             let responder = &mut qp.transport.responder;
             responder.told = true;
@@ -1007,45 +1031,45 @@ fn refuse(
             core.schedule(qp);
             return;
         }
-        Refusal::Invalid => {
-            core.async_event(EventCode::QueuePairRequestError, qp.number, host);
-            NakCode::InvalidRequest
-        }
+        Refusal::Invalid => (
+            NakCode::InvalidRequest,
+            Some(EventCode::QueuePairRequestError),
+        ),
         Refusal::Access | Refusal::Absent(_) | Refusal::AbsentReceive(_) => {
             core.counters.access_errors += 1;
-            core.async_event(EventCode::QueuePairAccessError, qp.number, host);
-            NakCode::RemoteAccess
+            (NakCode::RemoteAccess, Some(EventCode::QueuePairAccessError))
         }
         Refusal::Receive {
             status,
             detail,
             code,
         } => {
-            fail_receive(core, qp, status, detail, host);
-            code
+            let told = fail_receive(core, qp, status, detail, host);
+            (code, told.is_err().then_some(EventCode::QueuePairFatal))
         }
         Refusal::Failed | Refusal::QueueDead => {
-            core.async_event(EventCode::QueuePairFatal, qp.number, host);
-            NakCode::RemoteOperation
+            (NakCode::RemoteOperation, Some(EventCode::QueuePairFatal))
         }
     };
-    close(core, qp, psn, code);
+    close(core, qp, psn, code, event);
 }
 
-/// Has the request at `psn` refused after all that is still to be answered.
-fn close(core: &mut Core, qp: &mut QueuePair, psn: u32, code: NakCode) {
+/// Has the request at `psn` refused after all that is still to be answered. The consumer of this
+/// queue pair is told by `event` when it is in error.
+fn close(core: &mut Core, qp: &mut QueuePair, psn: u32, code: NakCode, event: Option<EventCode>) {
     let responder = &mut qp.transport.responder;
     responder.closing = true;
+    responder.event = event;
     responder.answers.push_back(Answer::Refuse { psn, code });
     core.schedule(qp);
 }
 
 /// The tag of the request at `psn` was revoked before all of it was carried out.
-fn revoked(core: &mut Core, qp: &mut QueuePair, psn: u32, host: &mut dyn Host) {
+fn revoked(core: &mut Core, qp: &mut QueuePair, psn: u32) {
     core.counters.access_errors += 1;
-    core.async_event(EventCode::QueuePairAccessError, qp.number, host);
     qp.transport.responder.answers.clear();
-    close(core, qp, psn, NakCode::RemoteAccess);
+    let event = EventCode::QueuePairAccessError;
+    close(core, qp, psn, NakCode::RemoteAccess, Some(event));
 }
 
 /// Sends answers and takes them from what is `allowed`; true when more could be sent with more.
@@ -1204,7 +1228,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         return Data::Last;
     }
     if sent.is_err() {
-        revoked(core, qp, psn, host);
+        revoked(core, qp, psn);
         return Data::More;
     }
     core.paging.went_on(qp.number, Side::Responder);

@@ -16,9 +16,9 @@ use crate::roce::{psn_add, Bth, Deth, Frame, Packet, Position, Service, Template
 use crate::tpt::{LocalAccess, TptError};
 use crate::Progress;
 use ferrite_abi::{
-    CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State, SendOpcode,
-    COMPLETION_GRH, COMPLETION_IMMEDIATE, COMPLETION_IPV6, COMPLETION_SOLICITED, QUEUE_NUMBER_MASK,
-    SEND_SOLICITED, VLAN_NONE,
+    CompletionStatus, QueuePairKind, QueuePairStateCode as State, SendOpcode, COMPLETION_GRH,
+    COMPLETION_IMMEDIATE, COMPLETION_IPV6, COMPLETION_SOLICITED, QUEUE_NUMBER_MASK, SEND_SOLICITED,
+    VLAN_NONE,
 };
 
 /// The queue key of management datagrams.
@@ -405,9 +405,9 @@ fn fail_receive(
     host: &mut dyn Host,
 ) -> Option<()> {
     let completion = ReceiveCompletion::failed(receive, status, detail);
-    if core.complete_receive(qp, &completion, host).is_err() {
-        core.async_event(EventCode::QueuePairFatal, qp.number, host);
+    match core.complete_receive(qp, &completion, host) {
+        Ok(()) => qp::enter_error(core, qp, host),
+        Err(_) => qp::fail(core, qp, host),
     }
-    qp::enter_error(core, qp, host);
     None
 }

@@ -8,6 +8,7 @@ mod accesses;
 mod attack;
 mod device_memory;
 mod errors;
+mod events;
 mod faults;
 mod features;
 mod isolation;
