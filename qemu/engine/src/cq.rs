@@ -253,8 +253,15 @@ impl Core {
         let old = std::mem::replace(&mut queue.eqn, command.eqn);
         queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
         queue.moderation_count = u32::from(command.moderation_count);
-        // What is written to the old event queue can no longer hold it up; what waits there moves.
-        queue.last_event = None;
+        if old == command.eqn {
+            return Ok(());
+        }
+        // What is written to the old event queue does not hold it up in the new one, unless it was
+        // there before; what waits there moves.
+        if let Some(index) = queue.last_event.take() {
+            self.eqs.leave(old, command.cqn, index);
+        }
+        queue.last_event = self.eqs.come_back(command.eqn, command.cqn);
         if let Some(ticket) = queue.waiting.take() {
             self.eqs.forget(old, ticket);
             self.cq_post(command.cqn, host);
@@ -524,8 +531,8 @@ mod tests {
     use super::*;
     use crate::testing::{Node, QpOptions, SharedMemory, EQ_LOG_ENTRIES};
     use ferrite_abi::{
-        ClockReading, CommandOpcode, CompletionStatus, DeviceCaps, QueuePairStateCode,
-        DOORBELL_COMPLETION, EQ_ASYNC, EQ_FIRST_HANDLER,
+        ClockReading, CommandOpcode, CompletionStatus, DeviceCaps, EventEntry, QueuePairStateCode,
+        DOORBELL_COMPLETION, EQ_ASYNC, EQ_CONTROL, EQ_FIRST_HANDLER,
     };
     use std::time::{Duration, Instant};
 
@@ -610,6 +617,91 @@ mod tests {
             assert!(node.poll_cq(1).is_none());
         }
         assert!(sequences(&mut node).is_empty());
+    }
+
+    fn modify(node: &mut Node, eqn: u16, count: u16, microseconds: u16) {
+        node.execute(&ModifyCompletionQueue {
+            cqn: 1,
+            eqn,
+            moderation_count: count,
+            moderation_microseconds: microseconds,
+            ..ModifyCompletionQueue::zeroed()
+        });
+    }
+
+    /// Arms, completes, and counts the unread events of both handlers.
+    fn fire(node: &mut Node, index: u32, other: u16) -> [usize; 2] {
+        node.arm_cq(1, index as u8, false);
+        complete(node, index, false).unwrap();
+        [EQ, other].map(|eqn| {
+            let ring = node.event_ring(eqn);
+            (ring.start..ring.end)
+                .step_by(size_of::<EventEntry>())
+                .filter(|&at| node.host.memory.get::<EventEntry>(at).code != 0)
+                .count()
+        })
+    }
+
+    #[test]
+    fn another_moderation_does_not_make_room_for_a_second_unread_event() {
+        let mut node = Node::new(1);
+        for index in 0..4 {
+            assert_eq!(fire(&mut node, index, EQ_ASYNC), [1, 0]);
+            modify(&mut node, EQ, 0, index as u16);
+        }
+        // The second arming is told of when the first event was read.
+        assert_eq!(sequences(&mut node), [0]);
+        node.ring_eq(EQ, false);
+        assert_eq!(sequences(&mut node), [3]);
+    }
+
+    #[test]
+    fn a_queue_that_goes_away_and_comes_back_has_one_unread_event_in_each_place() {
+        let mut node = Node::new(1);
+        let other = EQ + 1;
+        node.create_eq(other, 3);
+        assert_eq!(fire(&mut node, 0, other), [1, 0]);
+        modify(&mut node, other, 0, 0);
+        assert_eq!(fire(&mut node, 1, other), [1, 1]);
+        modify(&mut node, EQ, 0, 0);
+        assert_eq!(fire(&mut node, 2, other), [1, 1]);
+        modify(&mut node, other, 0, 0);
+        assert_eq!(fire(&mut node, 3, other), [1, 1]);
+        for eqn in [EQ, other] {
+            assert_eq!(node.events(eqn).len(), 1);
+            node.ring_eq(eqn, false);
+        }
+        // What waited is for where the queue is now.
+        assert_eq!(node.events(EQ).len(), 0);
+        assert_eq!(node.events(other).len(), 1);
+    }
+
+    #[test]
+    fn what_old_moderation_holds_back_comes_in_its_time_or_with_the_next_entry() {
+        let mut node = Node::new(1);
+        modify(&mut node, EQ, 8, 100);
+        assert_eq!(fire(&mut node, 0, EQ_ASYNC), [0, 0]);
+        modify(&mut node, EQ, 0, 0);
+        assert!(sequences(&mut node).is_empty());
+        node.now += 100_000;
+        node.settle();
+        assert_eq!(sequences(&mut node), [0]);
+
+        node.ring_eq(EQ, false);
+        modify(&mut node, EQ, 8, 100);
+        assert_eq!(fire(&mut node, 1, EQ_ASYNC), [0, 0]);
+        modify(&mut node, EQ, 0, 0);
+        complete(&mut node, 2, false).unwrap();
+        assert_eq!(sequences(&mut node), [1]);
+    }
+
+    #[test]
+    fn a_queue_may_have_its_events_in_event_queue_0() {
+        let mut node = Node::new(1);
+        modify(&mut node, EQ_CONTROL, 0, 0);
+        node.arm_cq(1, 2, false);
+        complete(&mut node, 0, false).unwrap();
+        assert_eq!(node.event_codes(EQ_CONTROL), [(EventCode::Completion, 1)]);
     }
 
     #[test]

@@ -116,6 +116,9 @@ struct EventQueue {
     /// Completion queues whose event waits for room, or for their last one to be read, by their
     /// tickets: each at most once, in the order they came.
     waiting: BTreeMap<u64, u32>,
+    /// Completion queues that went to another event queue, each with the number of the entry that
+    /// was its last here: it may be unread when the queue comes back.
+    left: HashMap<u32, u32>,
     /// The driver was told of the overflow.
     overflow_reported: bool,
 }
@@ -145,10 +148,15 @@ impl EventQueue {
         Ok(code == 0)
     }
 
+    /// Whether the entry written as number `index` is known to be read without a look at it.
+    fn is_past(&self, index: u32) -> bool {
+        let behind = self.write_index.wrapping_sub(index);
+        behind > self.unread() || behind > self.entries()
+    }
+
     /// Whether the entry written as number `index` was read.
     fn was_read<M: HostMemory + ?Sized>(&self, memory: &M, index: u32) -> Result<bool, FatalCode> {
-        let behind = self.write_index.wrapping_sub(index);
-        if behind > self.unread() || behind > self.entries() {
+        if self.is_past(index) {
             return Ok(true);
         }
         self.is_zeroed(memory, index)
@@ -230,6 +238,26 @@ impl EventQueues {
         }
     }
 
+    /// Completion queue `cqn`, whose last event in queue `eqn` is entry `index`, goes to another.
+    pub(crate) fn leave(&mut self, eqn: u16, cqn: u32, index: u32) {
+        let Some(queue) = self.get_mut(eqn) else {
+            return;
+        };
+        let mut left = std::mem::take(&mut queue.left);
+        if left.len() >= queue.entries() as usize {
+            // No more than the ring has entries are unread.
+            left.retain(|_, &mut index| !queue.is_past(index));
+        }
+        left.insert(cqn, index);
+        queue.left = left;
+    }
+
+    /// Completion queue `cqn` comes to queue `eqn`; its last event there, if it had one that may be
+    /// unread.
+    pub(crate) fn come_back(&mut self, eqn: u16, cqn: u32) -> Option<u32> {
+        self.get_mut(eqn)?.left.remove(&cqn)
+    }
+
     /// Completion queues in the list of queue `eqn`.
     #[cfg(test)]
     pub(crate) fn waiting(&self, eqn: u16) -> usize {
@@ -287,6 +315,7 @@ impl EventQueues {
             timer: Timer::default(),
             backlog: Backlog::default(),
             waiting: BTreeMap::new(),
+            left: HashMap::new(),
             overflow_reported: false,
         }));
         Ok(())
