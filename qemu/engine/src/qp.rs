@@ -4,7 +4,7 @@
 
 use crate::att::{Att, AttError};
 use crate::core::{Core, Nap, ReceiveCompletion, SendCompletion};
-use crate::gid::MAX_GIDS;
+use crate::gid::{ipv4_of, MAX_GIDS};
 use crate::memory::{Host, Way};
 use crate::queue::{Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest};
 use crate::srq::MAX_XRCD;
@@ -296,10 +296,11 @@ fn check_values(core: &Core, command: &ModifyQueuePair) -> Result<(), CommandSta
         if path.source_gid_index >= MAX_GIDS {
             return Err(CommandStatus::BadNumber);
         }
-        if core.gids.get(path.source_gid_index).is_none() {
-            return Err(CommandStatus::NotFound);
-        }
-        if path.flow_label > 0xf_ffff {
+        let source = core.gids.get(path.source_gid_index);
+        let source = source.ok_or(CommandStatus::NotFound)?;
+        // Without this nothing could ever be sent, and nobody would be told why.
+        let same_version = source.ipv4().is_some() == ipv4_of(&path.gid).is_some();
+        if !same_version || path.flow_label > 0xf_ffff || path.reserved != [0; 3] {
             return Err(CommandStatus::BadParameter);
         }
     }
@@ -1144,6 +1145,16 @@ mod tests {
             (
                 CommandStatus::NotFound,
                 path(|path| path.source_gid_index = 1),
+            ),
+            // From an IPv4 address to an IPv6 one.
+            (CommandStatus::BadParameter, path(|path| path.gid[0] = 0xfd)),
+            (
+                CommandStatus::BadParameter,
+                path(|path| path.flow_label = 1 << 20),
+            ),
+            (
+                CommandStatus::BadParameter,
+                path(|path| path.reserved[2] = 1),
             ),
             (
                 CommandStatus::BadState,
