@@ -244,20 +244,14 @@ impl Engine {
         let Ok(offset) = usize::try_from(offset) else {
             return 0;
         };
-        // A 64-bit register may be read in halves.
-        let aligned = offset & !7;
-        let low = self.register(aligned);
-        let high = self.register(aligned | 4);
-        let both = match aligned {
-            REG_FEATURES | REG_MAC => low,
-            _ => (low & 0xffff_ffff) | (high << 32),
-        };
-        let value = both >> ((offset & 7) * 8);
+        let is_wide = |offset| matches!(offset, REG_FEATURES | REG_MAC);
         let value = match size {
-            1 => value & 0xff,
-            2 => value & 0xffff,
-            4 => value & 0xffff_ffff,
-            8 => value,
+            8 if is_wide(offset) => self.register(offset),
+            // A 64-bit register may be read in halves.
+            4 if is_wide(offset & !4) => {
+                (self.register(offset & !4) >> ((offset & 4) * 8)) & 0xffff_ffff
+            }
+            4 => self.register(offset),
             _ => 0,
         };
         match &mut self.core.misbehaviour {
@@ -716,6 +710,33 @@ mod tests {
         assert_eq!(node.read_register(0xff8, 8), 0);
         assert_eq!(node.engine.mmio_read(BAR_DOORBELLS, 0, 8), 0);
         assert_eq!(node.engine.mmio_read(BAR_REGISTERS, u64::MAX, 8), 0);
+    }
+
+    #[test]
+    fn registers_are_read_in_their_own_size_and_place_alone() {
+        let mut node = Node::power_on(7);
+        let whole = [
+            (REG_MAGIC, 4),
+            (REG_ABI_VERSION, 4),
+            (REG_STATUS, 4),
+            (REG_FEATURES, 4),
+            (REG_FEATURES, 8),
+            (REG_MAC, 4),
+            (REG_MAC + 4, 4),
+            (REG_MAC, 8),
+            (REG_VECTORS, 4),
+            (REG_FIRMWARE, 4),
+        ];
+        for offset in 0..0x50 {
+            for size in [1, 2, 3, 4, 8] {
+                let value = node.read_register(offset, size);
+                if whole.contains(&(offset, size)) {
+                    assert_ne!(value, 0, "{size} bytes at {offset:#x}");
+                } else if (offset, size) != (REG_FEATURES + 4, 4) {
+                    assert_eq!(value, 0, "{size} bytes at {offset:#x}");
+                }
+            }
+        }
     }
 
     #[test]
