@@ -49,11 +49,12 @@ use ferrite_abi::{
     QueuePairStateCode, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE,
     CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DEVICE_MEMORY_OFFSET, DOORBELL_COMPLETION,
     DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_PAGES, DOORBELL_PAGE_SIZE, DOORBELL_RECEIVE,
-    DOORBELL_SEND, DOORBELL_SHARED_RECEIVE, EQ_CONTROL, FEATURE_DEVICE_MEMORY, FEATURE_ONE_TOUCH,
-    FEATURE_ON_DEMAND, FEATURE_PORT_MTU, FEATURE_QUIET_COMMANDS, FEATURE_RESIZE_CQ,
-    FEATURE_RESIZE_SRQ, FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_SHARED_RECEIVE, FEATURE_WINDOWS,
-    MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DRIVER_FEATURES,
-    REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_MAC, REG_MAGIC, REG_STATUS, REG_VECTORS,
+    DOORBELL_SEND, DOORBELL_SHARED_RECEIVE, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES,
+    FEATURE_DEVICE_MEMORY, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND, FEATURE_PORT_MTU,
+    FEATURE_QUIET_COMMANDS, FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SEND_QUEUE_REGISTRATION,
+    FEATURE_SHARED_RECEIVE, FEATURE_WINDOWS, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT,
+    REG_CONTROL, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_MAC,
+    REG_MAGIC, REG_STATUS, REG_VECTORS,
 };
 
 /// The features this engine has.
@@ -84,6 +85,18 @@ const MAX_BURST: u32 = 64;
 const MIN_BURST: u32 = 8;
 /// Packets of all queue pairs in a round, as far as the limits of a burst allow.
 const ROUND: u32 = 256;
+
+/// Whether all of a range lies in host memory: every byte of it is read.
+fn is_host_memory(host: &dyn Host, start: u64, length: u64) -> bool {
+    let mut piece = [0; 4096];
+    let Some(end) = start.checked_add(length) else {
+        return false;
+    };
+    (start..end).step_by(piece.len()).all(|at| {
+        let length = (end - at).min(piece.len() as u64) as usize;
+        host.read(at, &mut piece[..length]).is_ok()
+    })
+}
 
 /// What became of a frame from the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -360,35 +373,26 @@ impl Engine {
         }
         if boot.cqp_log_entries == 0
             || boot.cqp_log_entries > CQP_MAX_LOG_ENTRIES
+            || !(EQ_MIN_LOG_ENTRIES..=EQ_MAX_LOG_ENTRIES).contains(&boot.eq0_log_entries)
             || boot.cqp_ring % 64 != 0
             || boot.eq0_ring % 64 != 0
             || boot.eq0_vector >= self.core.config.vectors
         {
             return Err(FatalCode::BadBootBlock);
         }
-        // `define` refuses a size out of range before it looks at the length.
-        let eq_bytes = (size_of::<EventEntry>() as u64) << boot.eq0_log_entries.min(32);
+        let cqp_bytes = (size_of::<CommandEntry>() as u64) << boot.cqp_log_entries;
+        let eq_bytes = (size_of::<EventEntry>() as u64) << boot.eq0_log_entries;
+        if !is_host_memory(host, boot.cqp_ring, cqp_bytes)
+            || !is_host_memory(host, boot.eq0_ring, eq_bytes)
+        {
+            return Err(FatalCode::BadBootBlock);
+        }
+        // The last thing that can be refused: without this queue nothing is written anywhere.
         let ring = Buffer::contiguous(boot.eq0_ring, eq_bytes);
         self.core
             .eqs
             .define(EQ_CONTROL, boot.eq0_vector, boot.eq0_log_entries, &ring)
             .map_err(|_| FatalCode::BadBootBlock)?;
-        // Both ends of the rings are looked at now, so that a wrong address is found early.
-        let cqp_last = boot
-            .cqp_ring
-            .checked_add(((size_of::<CommandEntry>() as u64) << boot.cqp_log_entries) - 8)
-            .ok_or(FatalCode::BadBootBlock)?;
-        let eq_last = boot.eq0_ring.checked_add(eq_bytes - 8);
-        for address in [
-            Some(boot.cqp_ring),
-            Some(cqp_last),
-            Some(boot.eq0_ring),
-            eq_last,
-        ] {
-            address
-                .and_then(|address| host.load_u64(address).ok())
-                .ok_or(FatalCode::BadBootBlock)?;
-        }
         self.control = Some(ControlRing {
             address: boot.cqp_ring,
             log_entries: boot.cqp_log_entries,
@@ -828,6 +832,57 @@ mod tests {
             assert_eq!(start(address, good).fatal(), Some(FatalCode::BadBootBlock));
         }
         assert_eq!(start(boot, good).state(), Some(DeviceState::Running));
+    }
+
+    #[test]
+    fn a_start_that_is_refused_changes_nothing() {
+        let mut node = Node::power_on(1);
+        let cqp_ring = node.allocate(4096);
+        let eq0_ring = node.allocate(4096);
+        let boot = node.allocate(64);
+        let good = BootBlock {
+            cqp_ring,
+            eq0_ring,
+            cqp_log_entries: 5,
+            eq0_log_entries: 7,
+            eq0_vector: 0,
+            reserved0: 0,
+            reserved1: [0; 5],
+        };
+        let beyond = BootBlock {
+            cqp_ring: u64::MAX - 63,
+            ..good
+        };
+        // Where the control ring cannot be, and where a piece is missing in the midst of either.
+        let cases = [
+            (beyond, None),
+            (good, Some(cqp_ring + 0x840..cqp_ring + 0x841)),
+            (good, Some(eq0_ring + 0xa00..eq0_ring + 0xa20)),
+        ];
+        for (block, hole) in cases {
+            node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+            node.host.memory.put(boot, &block);
+            if let Some(hole) = hole {
+                node.host.memory.take_away(hole);
+            }
+            *node.host.accesses.borrow_mut() = Some(Vec::new());
+            node.write_register(REG_DRIVER_VERSION, 4, 1 << 16);
+            node.write_register(REG_BOOT, 8, boot);
+            node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
+            assert_eq!(node.status().fatal(), Some(FatalCode::BadBootBlock));
+            assert!(node.host.raised.is_empty(), "{:?}", node.host.raised);
+            let accesses = node.host.accesses.borrow_mut().take().unwrap();
+            let writes = accesses.iter().filter(|access| {
+                matches!(
+                    access,
+                    testing::Access::Write(..) | testing::Access::Store(..)
+                )
+            });
+            assert_eq!(writes.count(), 0, "{block:?}");
+            node.host.memory.give_back();
+        }
+        node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+        node.boot();
     }
 
     #[test]

@@ -30,6 +30,7 @@ const CQP_LOG_ENTRIES: u8 = 5;
 pub struct TestMemory {
     base: u64,
     bytes: RefCell<Vec<u8>>,
+    holes: RefCell<Vec<Range<u64>>>,
 }
 
 impl TestMemory {
@@ -38,7 +39,18 @@ impl TestMemory {
         Self {
             base,
             bytes: RefCell::new(vec![0; size]),
+            holes: RefCell::new(Vec::new()),
         }
+    }
+
+    /// There is no memory in this range any more.
+    pub fn take_away(&self, range: Range<u64>) {
+        self.holes.borrow_mut().push(range);
+    }
+
+    /// There is memory everywhere again.
+    pub fn give_back(&self) {
+        self.holes.borrow_mut().clear();
     }
 
     fn with<R>(
@@ -51,6 +63,12 @@ impl TestMemory {
         let start = address.checked_sub(self.base).ok_or(error)?;
         let start = usize::try_from(start).map_err(|_| error)?;
         let end = start.checked_add(length).ok_or(error)?;
+        let touches = |hole: &Range<u64>| {
+            hole.start < address.saturating_add(length as u64) && address < hole.end
+        };
+        if self.holes.borrow().iter().any(touches) {
+            return Err(error);
+        }
         let mut bytes = self.bytes.borrow_mut();
         Ok(access(bytes.get_mut(start..end).ok_or(error)?))
     }
