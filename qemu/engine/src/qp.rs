@@ -6,7 +6,9 @@ use crate::att::{Att, AttError};
 use crate::core::{Core, Nap, ReceiveCompletion, SendCompletion};
 use crate::gid::{ipv4_of, MAX_GIDS};
 use crate::memory::{Host, Way};
-use crate::queue::{Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest};
+use crate::queue::{
+    are_apart, Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest,
+};
 use crate::srq::MAX_XRCD;
 use crate::timers::Timer;
 use crate::tpt::{access_features, Domain, Holder, TptError};
@@ -408,6 +410,16 @@ pub(crate) fn create(
         log_stride: command.rq_log_stride,
         record_offset: command.record_offset,
     };
+    let mut parts = vec![none.record_range()];
+    if !target {
+        parts.push(send.ring_range());
+    }
+    if has_receive_queue {
+        parts.push(receive.ring_range());
+    }
+    if !are_apart(&parts) {
+        return Err(CommandStatus::BadParameter);
+    }
     let send = if target { none } else { send };
     let receive = if has_receive_queue { receive } else { none };
     let mut send = SendQueue::new(host, &att, send, datagram).map_err(placement_status)?;
@@ -1313,6 +1325,43 @@ mod tests {
                 bad,
                 C {
                     rq_offset: u32::MAX - 63,
+                    ..template
+                },
+            ),
+            // Aligned in their pages, but not in the buffer.
+            (
+                bad,
+                C {
+                    sq_offset: template.sq_offset + 32,
+                    rq_offset: template.rq_offset + 32,
+                    record_offset: template.record_offset + 32,
+                    buffer: Buffer {
+                        first_byte: 32,
+                        length: template.buffer.length + 32,
+                        ..template.buffer
+                    },
+                    ..template
+                },
+            ),
+            // One over the other: the rings, either ring and the record.
+            (
+                bad,
+                C {
+                    rq_offset: template.rq_offset - 64,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    record_offset: template.record_offset - 64,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    record_offset: 0,
                     ..template
                 },
             ),

@@ -16,6 +16,7 @@ use ferrite_abi::{
     SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 use std::mem::{offset_of, size_of};
+use std::ops::Range;
 
 use ferrite_abi::QueuePairRecord;
 
@@ -381,7 +382,29 @@ pub(crate) struct Placement {
     pub record_offset: u32,
 }
 
+/// Whether no two of these ranges have a byte in common.
+pub(crate) fn are_apart(ranges: &[Range<u64>]) -> bool {
+    let apart = |a: &Range<u64>, b: &Range<u64>| a.end <= b.start || b.end <= a.start;
+    ranges
+        .iter()
+        .enumerate()
+        .all(|(n, a)| ranges[n + 1..].iter().all(|b| apart(a, b)))
+}
+
 impl Placement {
+    /// Where the ring lies in the buffer.
+    pub(crate) fn ring_range(&self) -> Range<u64> {
+        let start = u64::from(self.ring_offset);
+        start..start + (1u64 << self.log_entries << self.log_stride)
+    }
+
+    /// Where the record lies in the buffer.
+    pub(crate) fn record_range(&self) -> Range<u64> {
+        const { assert!(size_of::<SharedReceiveRecord>() == size_of::<QueuePairRecord>()) };
+        let start = u64::from(self.record_offset);
+        start..start + size_of::<QueuePairRecord>() as u64
+    }
+
     /// Checks that ring and record are inside the buffer and aligned, and finds the record.
     fn ring<M: HostMemory + ?Sized>(
         self,
@@ -390,14 +413,14 @@ impl Placement {
         producer_at: usize,
         wake_at: usize,
     ) -> Result<Ring, AttError> {
-        let offset = u64::from(self.ring_offset);
-        let end = offset + (1u64 << self.log_entries << self.log_stride);
-        let record = u64::from(self.record_offset);
-        let record_end = record + size_of::<QueuePairRecord>() as u64;
-        if end > att.length() || record_end > att.length() {
+        let (ring, record) = (self.ring_range(), self.record_range());
+        if ring.end > att.length() || record.end > att.length() {
             return Err(AttError::OutOfRange);
         }
-        if att.offset_in_page(offset) % 64 != 0 || att.offset_in_page(record) % 64 != 0 {
+        let (offset, record) = (ring.start, record.start);
+        // The offsets themselves, and what they come to in the pages.
+        let aligned = |offset| offset % 64 == 0 && att.offset_in_page(offset) % 64 == 0;
+        if !aligned(offset) || !aligned(record) {
             return Err(AttError::FirstByte);
         }
         Ok(Ring {
@@ -627,9 +650,6 @@ impl ReceiveQueue {
         att: &Att,
         placement: Placement,
     ) -> Result<Self, AttError> {
-        const {
-            assert!(size_of::<SharedReceiveRecord>() == size_of::<QueuePairRecord>());
-        }
         Ok(Self {
             ring: placement.ring(
                 memory,

@@ -5,7 +5,7 @@
 use crate::att::{Att, AttError};
 use crate::core::Core;
 use crate::memory::Host;
-use crate::queue::{Placement, QueueError, ReceiveQueue, ReceiveRequest, SharedId};
+use crate::queue::{are_apart, Placement, QueueError, ReceiveQueue, ReceiveRequest, SharedId};
 use crate::tpt::Domain;
 use ferrite_abi::{
     CommandStatus, CreateSharedReceive, EventCode, ModifySharedReceive, Plain, ResizeSharedReceive,
@@ -103,6 +103,14 @@ fn placement_status(error: AttError) -> CommandStatus {
     }
 }
 
+/// The ring of a shared receive queue, where it and its record are apart.
+fn place(host: &dyn Host, att: &Att, placement: Placement) -> Result<ReceiveQueue, CommandStatus> {
+    if !are_apart(&[placement.ring_range(), placement.record_range()]) {
+        return Err(CommandStatus::BadParameter);
+    }
+    ReceiveQueue::shared(host, att, placement).map_err(placement_status)
+}
+
 impl Core {
     /// Carries out `CreateSharedReceive`.
     pub(crate) fn create_srq(
@@ -148,7 +156,7 @@ impl Core {
             log_stride: command.log_stride,
             record_offset: command.record_offset,
         };
-        let mut ring = ReceiveQueue::shared(host, &att, placement).map_err(placement_status)?;
+        let mut ring = place(host, &att, placement)?;
         ring.reset(host).map_err(|_| CommandStatus::HostMemory)?;
         if let Some(cq) = extended.and_then(|extended| self.cqs.get_mut(extended.cqn)) {
             cq.users = cq.users.saturating_add(1);
@@ -212,7 +220,7 @@ impl Core {
             log_stride: queue.ring.log_stride(),
             record_offset: command.record_offset,
         };
-        let other = ReceiveQueue::shared(&*host, &att, placement).map_err(placement_status)?;
+        let other = place(host, &att, placement)?;
         self.work += u64::from(queue.available());
         queue.ring.move_to(&*host, other).map_err(|error| {
             if let QueueError::Memory(error) = error {

@@ -1285,6 +1285,11 @@ impl Node {
         (command, srq)
     }
 
+    /// A command that would make a shared receive queue, to be changed before it is executed.
+    pub fn srq_template(&mut self, srqn: u32, log_entries: u8) -> CreateSharedReceive {
+        self.srq_command(srqn, log_entries).0
+    }
+
     /// Makes a shared receive queue; `extended` are XRC domain and completion queue.
     pub fn create_srq(&mut self, srqn: u32, log_entries: u8, extended: Option<(u32, u32)>) {
         let (mut command, srq) = self.srq_command(srqn, log_entries);

@@ -586,6 +586,50 @@ fn a_shared_queue_is_resized_while_receives_wait_and_come_in() {
 }
 
 #[test]
+fn a_shared_queue_and_its_record_lie_apart_and_aligned() {
+    let mut node = Node::new(1);
+    let good = node.srq_template(4, 3);
+    type C = CreateSharedReceive;
+    let cases = [
+        C {
+            record_offset: good.record_offset - 64,
+            ..good
+        },
+        C {
+            ring_offset: 64,
+            ..good
+        },
+        C {
+            record_offset: 0,
+            ..good
+        },
+        C {
+            ring_offset: 32,
+            record_offset: good.record_offset + 32,
+            buffer: Buffer {
+                first_byte: 32,
+                length: good.buffer.length + 32,
+                ..good.buffer
+            },
+            ..good
+        },
+    ];
+    for command in cases {
+        let status = node.command(CommandOpcode::CreateSharedReceive, &command);
+        assert_eq!(status, CommandStatus::BadParameter, "{command:?}");
+    }
+    node.create_srq(4, 3, None);
+    for change in [
+        |command: &mut ResizeSharedReceive| command.record_offset -= 64,
+        |command: &mut ResizeSharedReceive| command.ring_offset = command.record_offset,
+    ] {
+        let status = node.resize_srq(4, 3, change);
+        assert_eq!(status, CommandStatus::BadParameter);
+    }
+    assert_eq!(node.resize_srq(4, 3, |_| {}), CommandStatus::Ok);
+}
+
+#[test]
 fn a_shared_queue_is_not_resized_to_what_does_not_hold_its_entries() {
     let (mut pair, into) = with_shared_queue();
     for _ in 0..3 {
