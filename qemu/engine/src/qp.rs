@@ -550,7 +550,6 @@ pub(crate) fn modify(
         return Err(CommandStatus::BadState);
     }
     check_values(core, command)?;
-    take_attributes(&mut qp.attributes, command);
     match to {
         State::Reset => reset(core, qp, host),
         State::Error => enter_error(core, qp, host),
@@ -566,9 +565,11 @@ pub(crate) fn modify(
                 qp.stopped = false;
             }
             if qp.state == State::Error {
-                // The completion queue did not take them.
+                // The completion queue did not take them: it failed before the command could do
+                // anything.
                 return Err(CommandStatus::BadState);
             }
+            take_attributes(&mut qp.attributes, command);
             qp.state = to;
             transport::modified(core, qp, from, command.mask, host);
             qp.draining = to == State::SendDrain && from != to;
@@ -1191,6 +1192,68 @@ mod tests {
             assert_eq!(node.qp_state(QPN), State::Init);
         }
         assert_eq!(modify(&mut node, &good), CommandStatus::Ok);
+    }
+
+    #[test]
+    fn a_refused_command_has_set_no_attribute() {
+        let mut node = Node::new(1);
+        node.create_cq(2, EQ_FIRST_HANDLER, 0);
+        node.create_qp(QpOptions {
+            kind: QueuePairKind::Datagram,
+            cqn: 2,
+            ..QpOptions::default()
+        });
+        node.start_datagrams(QPN, 5);
+        let qkey = |node: &mut Node| {
+            let state: QueuePairState = node.query(CommandOpcode::QueryQueuePair, QPN).unwrap();
+            state.attributes.qkey
+        };
+        let other = ModifyQueuePair {
+            qpn: QPN,
+            mask: MODIFY_STATE | MODIFY_QKEY,
+            qkey: 6,
+            ..ModifyQueuePair::zeroed()
+        };
+        // To a state that does not follow, and with a value out of range beside it.
+        let cases = [
+            (State::Init, MODIFY_QKEY, 0),
+            (State::ReadyToSend, MODIFY_QKEY | MODIFY_SEND_PSN, 0),
+            (State::ReadyToSend, MODIFY_QKEY | MODIFY_PKEY, 1),
+        ];
+        for (state, mask, pkey_index) in cases {
+            let command = ModifyQueuePair {
+                mask: MODIFY_STATE | mask,
+                state: state.number(),
+                pkey_index,
+                ..other
+            };
+            assert_ne!(modify(&mut node, &command), CommandStatus::Ok);
+            assert_eq!(qkey(&mut node), 5);
+        }
+        // A work request that fails takes the only place in the completion queue; what is posted
+        // behind it cannot be flushed on the way back.
+        let read = SendWork::new(SendOpcode::Read, &[]).encode();
+        node.write_blocks(QPN, &read);
+        node.publish_send(QPN);
+        node.settle();
+        assert_eq!(node.qp_state(QPN), State::SendError);
+        node.write_blocks(QPN, &read);
+        let record = node.qp_record(QPN);
+        node.host.memory.put(record, &2u32);
+        let command = ModifyQueuePair {
+            state: State::ReadyToSend.number(),
+            ..other
+        };
+        assert_eq!(modify(&mut node, &command), CommandStatus::BadState);
+        assert_eq!(qkey(&mut node), 5);
+        assert_eq!(node.qp_state(QPN), State::Error);
+        assert_eq!(
+            node.event_codes(EQ_ASYNC),
+            [
+                (EventCode::CompletionQueueError, 2),
+                (EventCode::QueuePairFatal, QPN)
+            ]
+        );
     }
 
     #[test]
