@@ -1518,6 +1518,53 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_behind_a_work_request_that_overruns_its_blocks_is_flushed() {
+        // More entries than there are blocks for, in all states that flush.
+        let mut overrun = work().encode();
+        overrun[3] = 4;
+        let mut node = node_in(State::Init);
+        for bytes in [
+            &work().encode(),
+            &overrun,
+            &work().encode(),
+            &work().encode(),
+        ] {
+            node.write_blocks(QPN, bytes);
+        }
+        node.publish_send(QPN);
+        node.set_state(QPN, State::Error);
+        let all = [0, 1, 2, 3].map(|index| (false, index));
+        assert_eq!(flushed(&mut node), all);
+        // The same where it is the one that fails.
+        let mut node = node_in(State::ReadyToSend);
+        for bytes in [&overrun, &work().encode(), &overrun, &work().encode()] {
+            node.write_blocks(QPN, bytes);
+        }
+        node.publish_send(QPN);
+        node.settle();
+        let failed = node.poll_cq(1).unwrap();
+        let status = CompletionStatus::LocalQueuePairOperation;
+        assert_eq!((failed.index, failed.status), (0, status.number()));
+        assert_eq!(flushed(&mut node), all[1..]);
+    }
+
+    #[test]
+    fn a_producer_index_that_goes_back_fails_the_queue_pair() {
+        let mut node = node_in(State::ReadyToSend);
+        let record = node.qp_record(QPN);
+        node.write_blocks(QPN, &work().encode().repeat(3));
+        node.publish_send(QPN);
+        node.settle();
+        node.host.memory.put(record, &2u32);
+        node.doorbell(1, DOORBELL_SEND, send_doorbell(QPN, 2));
+        node.settle();
+        assert_eq!(node.qp_state(QPN), State::Error);
+        let events = node.event_codes(EQ_ASYNC);
+        assert_eq!(events, [(EventCode::QueuePairFatal, QPN)]);
+        assert_eq!(flushed(&mut node).len(), 3);
+    }
+
+    #[test]
     fn an_impossible_producer_index_fails_the_queue_pair_alone() {
         for producer in [65, u32::MAX, 1 << 31] {
             let mut node = node_in(State::ReadyToSend);

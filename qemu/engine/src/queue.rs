@@ -29,8 +29,10 @@ pub enum QueueError {
     Opcode,
     /// Flags that are not known, or do not go with the opcode.
     Flags,
-    /// Zero blocks, too many, more than were posted, or too few for what they hold.
+    /// Zero blocks, too many, or more than were posted: where the next one starts is not known.
     Blocks,
+    /// More than its blocks hold.
+    Overrun,
     /// More scatter/gather entries than the entry holds or the device allows.
     SgeCount,
     /// More inline data than allowed, or where there can be none.
@@ -54,7 +56,7 @@ impl QueueError {
             Self::Producer => 0x101,
             Self::Opcode => 0x102,
             Self::Flags => 0x103,
-            Self::Blocks => 0x104,
+            Self::Blocks | Self::Overrun => 0x104,
             Self::SgeCount => 0x105,
             Self::Inline => 0x106,
             Self::TooLong => 0x107,
@@ -174,10 +176,10 @@ impl SendRequest {
         let bytes = &self.raw[..self.blocks as usize * BLOCK_SIZE];
         let part_at = size_of::<SendHeader>();
         let data_at = part_at + opcode_part(opcode, datagram);
-        let part = bytes.get(part_at..data_at).ok_or(QueueError::Blocks)?;
-        let data = bytes.get(data_at..).ok_or(QueueError::Blocks)?;
+        let part = bytes.get(part_at..data_at).ok_or(QueueError::Overrun)?;
+        let data = bytes.get(data_at..).ok_or(QueueError::Overrun)?;
         fn read<P: Plain>(part: &[u8]) -> Result<P, QueueError> {
-            P::from_prefix(part).ok_or(QueueError::Blocks)
+            P::from_prefix(part).ok_or(QueueError::Overrun)
         }
         // Whether a message with data follows, and whether it may stand inline.
         let (has_data, may_inline);
@@ -216,7 +218,7 @@ impl SendRequest {
                 return Err(QueueError::Inline);
             }
             if data.len() < length {
-                return Err(QueueError::Blocks);
+                return Err(QueueError::Overrun);
             }
             if opcode == SendOpcode::AtomicWrite && length != 8 {
                 return Err(QueueError::Inline);
@@ -228,7 +230,7 @@ impl SendRequest {
         }
         let sges = data
             .get(..sge_count * size_of::<Sge>())
-            .ok_or(QueueError::Blocks)?;
+            .ok_or(QueueError::Overrun)?;
         let mut length = 0u64;
         for (slot, bytes) in self
             .sges
@@ -908,11 +910,11 @@ mod tests {
         assert_eq!(fetch_changed(&send, blocks, 2), QueueError::Blocks);
         assert_eq!(fetch_changed(&send, blocks, 255), QueueError::Blocks);
         // Entries beyond the blocks, and beyond any limit.
-        assert_eq!(fetch_changed(&send, sges, 3), QueueError::Blocks);
+        assert_eq!(fetch_changed(&send, sges, 3), QueueError::Overrun);
         assert_eq!(fetch_changed(&send, sges, 17), QueueError::SgeCount);
         assert_eq!(fetch_changed(&send, flags, SEND_INLINE), QueueError::Inline);
         let inline = SendWork::new(SendOpcode::Send, &[]).inline(&[1; 10]);
-        assert_eq!(fetch_changed(&inline, length, 33), QueueError::Blocks);
+        assert_eq!(fetch_changed(&inline, length, 33), QueueError::Overrun);
         assert_eq!(fetch_changed(&inline, length + 1, 2), QueueError::Inline);
         assert_eq!(fetch_changed(&read, flags, SEND_INLINE), QueueError::Inline);
         let local = SendWork::new(SendOpcode::LocalInvalidate, &[sge(1)]);
