@@ -198,7 +198,10 @@ impl Qp {
             receive_finished: AtomicU32::new(0),
             geometry,
         })?;
-        qp.reset_queues();
+        // The record is the host's until the device has it, and the rest of it is zero: the device
+        // will sleep until it is rung.
+        qp.record(offset_of!(QueuePairRecord, send_wake))
+            .store(1, Ordering::Relaxed);
         Ok(qp)
     }
 
@@ -295,7 +298,8 @@ impl Qp {
         wr_id
     }
 
-    /// Empties both queues, as the device does with its side in state RESET.
+    /// Empties both queues, as the device has done with its side, and with its half of the record,
+    /// in state RESET.
     fn reset_queues(&self) {
         let mut send = self.send.lock();
         let mut receive = self.receive.lock();
@@ -307,11 +311,6 @@ impl Qp {
             .store(0, Ordering::Release);
         self.record(offset_of!(QueuePairRecord, send_producer))
             .store(0, Ordering::Release);
-        // The device sleeps until it is rung.
-        self.record(offset_of!(QueuePairRecord, receive_wake))
-            .store(0, Ordering::Release);
-        self.record(offset_of!(QueuePairRecord, send_wake))
-            .store(1, Ordering::Release);
     }
 
     /// Drops its entries from its completion queues. The device writes no more of them: the queue
@@ -681,6 +680,36 @@ pub(crate) mod tests {
         // SAFETY: the caller has the only reference.
         unsafe { post_ex::enable(verbs, u64::MAX) };
         verbs.cast()
+    }
+
+    #[test]
+    fn a_reset_leaves_the_half_of_the_record_that_is_the_devices_alone() {
+        let mut page = [0u64; ferrite_abi::DOORBELL_PAGE_SIZE / 8];
+        // SAFETY: the page lives longer than the queue pair.
+        let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
+        let qp = alone(
+            &ibv_qp_cap {
+                max_send_wr: 4,
+                max_recv_wr: 4,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            doorbells,
+        );
+        let words = [
+            offset_of!(QueuePairRecord, send_producer),
+            offset_of!(QueuePairRecord, receive_producer),
+            offset_of!(QueuePairRecord, send_wake),
+            offset_of!(QueuePairRecord, receive_wake),
+        ];
+        let read = || words.map(|word| qp.record(word).load(Ordering::Relaxed));
+        assert_eq!(read(), [0, 0, 1, 0]);
+        for (value, word) in (10..).zip(words) {
+            qp.record(word).store(value, Ordering::Relaxed);
+        }
+        qp.reset_queues();
+        assert_eq!(read(), [0, 0, 12, 13]);
     }
 
     fn limits() -> UverbsContextResponse {
