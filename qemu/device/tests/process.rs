@@ -1180,6 +1180,26 @@ fn a_guest_sends_from_the_devices_address_alone() {
 }
 
 #[test]
+fn what_device_and_switch_say_to_each_other_passes_neither_way() {
+    let mut wired = Wired::start("switch-messages", &[]);
+    let mut vm = wired.vm();
+    // As if the guest were the device; then as if the switch meant the guest.
+    let said = Message::Hello { any_source: true }.to_frame(Mac(MAC));
+    send(&mut vm, &said);
+    send(&mut vm, &frame([2; 6], 1));
+    loop {
+        let sent = wired.frame();
+        assert_ne!(sent, said);
+        if sent == frame([2; 6], 1) {
+            break;
+        }
+    }
+    wired.tell(Message::Hello { any_source: false });
+    send(&mut wired.wire, &frame(MAC, 2));
+    assert_eq!(receive(&mut vm), frame(MAC, 2));
+}
+
+#[test]
 fn a_ring_brings_frames_of_its_owner_alone() {
     for forge_source in [true, false] {
         let name = if forge_source { "forged" } else { "astray" };

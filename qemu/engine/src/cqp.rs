@@ -440,6 +440,28 @@ mod tests {
     }
 
     #[test]
+    fn commands_that_were_not_copied_yet_can_be_taken_back() {
+        let mut node = Node::new(1);
+        let commands = slow_commands(&mut node);
+        for entry in &commands {
+            node.put_command(entry);
+        }
+        let before = node.engine.counters().commands;
+        node.ring_control();
+        let copied = node.engine.control.unwrap().consumer;
+        node.doorbell(0, DOORBELL_CONTROL, u64::from(copied));
+        while node.engine.has_commands() {
+            node.engine.poll(node.now, &mut node.host);
+        }
+        let done = node.engine.counters().commands - before;
+        assert!((1..u64::from(RESIZES)).contains(&done), "{done}");
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        // What was copied stays given.
+        node.doorbell(0, DOORBELL_CONTROL, u64::from(copied - 1));
+        assert_eq!(node.status().fatal(), Some(FatalCode::BadCommandIndex));
+    }
+
+    #[test]
     fn a_long_queue_is_flushed_in_pieces_and_whole() {
         const POSTED: u32 = 6000;
         let mut node = Node::new(1);

@@ -879,6 +879,52 @@ mod tests {
     }
 
     #[test]
+    fn a_work_request_may_cross_pages_that_do_not_follow_each_other() {
+        const PAGES: [u64; 3] = [0x2000, 0, 0x1000];
+        const TABLE: u64 = 0x3000;
+        let memory = TestMemory::new(0, 0x4000);
+        for (at, page) in (TABLE..).step_by(8).zip(PAGES) {
+            memory.put(at, &page);
+        }
+        // A ring of two pages, and the record in the third.
+        let att = Att::new(&Buffer {
+            root: TABLE,
+            length: 2 * 4096 + 128,
+            first_byte: 0,
+            page_shift: 12,
+            order: ferrite_abi::AttOrder::First.number(),
+            reserved: 0,
+        });
+        let placement = Placement {
+            ring_offset: 0,
+            log_entries: 7,
+            log_stride: 6,
+            record_offset: 2 * 4096,
+        };
+        let mut queue = SendQueue::new(&memory, &att.unwrap(), placement, false).unwrap();
+        let data: Vec<u8> = (0..200).collect();
+        let bytes = SendWork::new(SendOpcode::Send, &[]).inline(&data).encode();
+        // Two blocks at the end of the first page, the others in the second; and the same where
+        // the ring begins again.
+        for start in [62u32, 126] {
+            for (index, block) in (start..).zip(bytes.chunks(BLOCK_SIZE)) {
+                let slot = index % 128;
+                let page = PAGES[slot as usize / 64];
+                memory
+                    .write(page + u64::from(slot % 64) * 64, block)
+                    .unwrap();
+            }
+            memory.put(PAGES[2], &(start + 4));
+            queue.refresh(&memory).unwrap();
+            let mut request = SendRequest::default();
+            queue.fetch(&memory, start, &mut request).unwrap();
+            assert_eq!(request.inline(), Some(&data[..]));
+            queue.advance(start + 4);
+            queue.retire(start + 4);
+        }
+    }
+
+    #[test]
     fn the_parts_of_a_work_request_are_found() {
         let request = fetch(
             &SendWork::new(SendOpcode::WriteImmediate, &[sge(10), sge(20)])

@@ -6,6 +6,7 @@
 mod accesses;
 #[allow(dead_code)] // The hostile tests, another program, use the rest of it.
 mod attack;
+mod details;
 mod device_memory;
 mod errors;
 mod events;
