@@ -374,16 +374,15 @@ impl KernelRings {
         Ok(self.record(wake)? != 0)
     }
 
-    /// Forgets all work requests: the queue pair is in state RESET.
+    /// Forgets all work requests: the queue pair is in state RESET. The device has seen to its half
+    /// of the record.
     fn reset(&self) -> Result {
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
         sq.reset();
         rq.reset();
         self.set_record(SEND_PRODUCER, 0)?;
-        self.set_record(RECEIVE_PRODUCER, 0)?;
-        self.set_record(SEND_WAKE, 1)?;
-        self.set_record(RECEIVE_WAKE, 0)
+        self.set_record(RECEIVE_PRODUCER, 0)
     }
 }
 
