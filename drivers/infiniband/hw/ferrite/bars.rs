@@ -123,8 +123,9 @@ impl Registers {
         read_poll_timeout(|| self.status(), done, START_POLL, START_TIMEOUT).map(|_| ())
     }
 
-    /// Finds out whether this is a device that the driver can work with.
-    pub(crate) fn identify(&self) -> Result<Identity> {
+    /// Finds out whether this is a device that the driver can work with. Writes nothing: it may be
+    /// another one, to which a write would mean something else.
+    pub(crate) fn check(&self) -> Result {
         let bar = self.bar.try_access().ok_or(ENXIO)?;
         let magic = bar.read32(abi::REG_MAGIC);
         if magic == abi::GONE {
@@ -145,6 +146,12 @@ impl Registers {
             );
             return Err(ENODEV);
         }
+        Ok(())
+    }
+
+    /// Reads what a device that was checked and reset says about itself.
+    pub(crate) fn identify(&self) -> Result<Identity> {
+        let bar = self.bar.try_access().ok_or(ENXIO)?;
         let firmware = bar.read32(abi::REG_FIRMWARE);
         let mac = bar.read64(abi::REG_MAC).to_le_bytes();
         Ok(Identity {

@@ -122,6 +122,7 @@ impl pci::Driver for FerriteDriver {
 
         let reach = DeviceReach::new()?;
         let hw = Arc::pin_init(Hardware::new(pdev, &reach), GFP_KERNEL)?;
+        hw.registers.check()?;
         hw.registers.reset()?;
         let identity = hw.registers.identify()?;
         // Not before it was reset: who knows what it was told by another driver.

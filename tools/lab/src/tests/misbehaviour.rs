@@ -43,6 +43,10 @@ pub const TESTS: &[VmTest] = &[
     ),
     VmTest::new("a slow reset is waited for", slow_reset),
     VmTest::new(
+        "a start waits for a slow reset and writes to no device that it does not know",
+        careful_start,
+    ),
+    VmTest::new(
         "a device whose reset never ends is stopped by the bus",
         stopped_by_the_bus,
     ),
@@ -524,6 +528,29 @@ fn slow_reset(cluster: &Cluster) -> Result<()> {
     );
     ensure!(stayed == 0, "{stayed} pages stay pinned");
     Ok(())
+}
+
+fn careful_start(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let written = || -> Result<u64> {
+        cluster.counters(1)?["engine"]["register_writes"]
+            .as_u64()
+            .context("no count of register writes")
+    };
+    unbind(one)?;
+    // Every register reads as nonsense, the magic number too.
+    misbehave(cluster, &json!({"nonsense": {"registers": 1.0}}))?;
+    let before = written()?;
+    for _ in 0..4 {
+        ensure!(!one.run(BIND, PATIENCE)?.ok(), "any device will do");
+    }
+    let after = written()?;
+    ensure!(after == before, "{} registers were written", after - before);
+    // One that stopped before the driver came says so until its reset is done.
+    misbehave(cluster, &json!({"reset": "slow", "hold": 2000}))?;
+    cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+    bind(one)?;
+    start_over(cluster, one)
 }
 
 fn stopped_by_the_bus(cluster: &Cluster) -> Result<()> {
