@@ -594,78 +594,70 @@ int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
 }
 
 /*
- * Under the lock: 1 with the address of a page, 0 if it is not there. Whether
- * it is mapped is known from the caller: hmm_range_fault() of another fault
- * writes the word without the lock, so that the flag may be lost or come back.
- * By one that came back the address of another page would be found; by one
- * that was lost the page would be mapped twice.
+ * The mappings of on-demand memory, with a list of pages of the caller's own,
+ * of which zero is a page that is not mapped. hmm_range_fault() writes the
+ * memory's list without the lock: a page that was unmapped from the process is
+ * wiped from it before the invalidation comes, and a flag may be lost or come
+ * back. So that list only says what is to be mapped, and no page of it is ever
+ * marked as mapped: releasing the memory finds nothing to unmap.
  */
-int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
-				  bool mapped, dma_addr_t *dma, bool *writable)
+static struct hmm_dma_map odp_mappings(struct ib_umem_odp *odp,
+				       unsigned long *mapped)
+{
+	struct hmm_dma_map map = odp->map;
+
+	map.pfn_list = mapped;
+	return map;
+}
+
+/* Under the lock: 1 with the address of a page, 0 if it is not there. */
+int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
+				  unsigned long *mapped, size_t index,
+				  dma_addr_t *dma, bool *writable)
 {
 	struct device *dev = odp->umem.ibdev->dma_device;
+	struct hmm_dma_map map = odp_mappings(odp, mapped);
 	struct pci_p2pdma_map_state p2pdma = {};
-	unsigned long *word = &odp->map.pfn_list[index];
-	unsigned long pfn = *word;
+	unsigned long pfn = odp->map.pfn_list[index];
 
 	if (!(pfn & HMM_PFN_VALID))
 		return 0;
-	if (!mapped) {
-		*word &= ~(HMM_PFN_DMA_MAPPED | HMM_PFN_P2PDMA |
-			   HMM_PFN_P2PDMA_BUS);
-		/* Found where the flag comes back just now. */
-		if (odp->map.dma_list)
-			odp->map.dma_list[index] = DMA_MAPPING_ERROR;
-	} else if (!is_pci_p2pdma_page(hmm_pfn_to_page(pfn))) {
-		*word |= HMM_PFN_DMA_MAPPED;
-	}
-	*dma = hmm_dma_map_pfn(dev, &odp->map, index, &p2pdma);
-	if (dma_mapping_error(dev, *dma))
+	/* A page is taken back before another takes its place. */
+	if (WARN_ON_ONCE(mapped[index] &&
+			 ((mapped[index] ^ pfn) & ~HMM_PFN_FLAGS)))
 		return -EFAULT;
-	if (!mapped)
-		odp->npages++;
+	/* What could be written once may be dirty. */
+	mapped[index] |= pfn & (HMM_PFN_VALID | HMM_PFN_WRITE | ~HMM_PFN_FLAGS);
+	*dma = hmm_dma_map_pfn(dev, &map, index, &p2pdma);
+	odp->map.state = map.state;
+	if (dma_mapping_error(dev, *dma)) {
+		if (!(mapped[index] & HMM_PFN_DMA_MAPPED))
+			mapped[index] = 0;
+		return -EFAULT;
+	}
 	*writable = (pfn & HMM_PFN_WRITE) && odp->umem.writable;
 	return 1;
 }
 
-static size_t odp_pages(struct ib_umem_odp *odp)
+/* Under the lock: gives a page back, if it is mapped. */
+void rust_helper_rdma_odp_unmap_page(struct ib_umem_odp *odp,
+				     unsigned long *mapped, size_t index)
 {
-	return (ib_umem_end(odp) - ib_umem_start(odp)) >> PAGE_SHIFT;
-}
+	struct device *dev = odp->umem.ibdev->dma_device;
+	struct hmm_dma_map map = odp_mappings(odp, mapped);
+	unsigned long pfn = mapped[index];
 
-/* Under the lock, for pages that are mapped, whatever became of the flag. */
-void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, size_t first,
-				size_t end)
-{
-	u64 start = ib_umem_start(odp);
-	size_t index;
-
-	end = min(end, odp_pages(odp));
-	for (index = first; index < end; index++) {
-		unsigned long *word = &odp->map.pfn_list[index];
-
-		/* Those of other devices may not have been mapped at all. */
-		if ((*word & HMM_PFN_VALID) &&
-		    !is_pci_p2pdma_page(hmm_pfn_to_page(*word)))
-			*word |= HMM_PFN_DMA_MAPPED;
-	}
-	if (first < end)
-		ib_umem_odp_unmap_dma_pages(odp, start + first * PAGE_SIZE,
-					    start + end * PAGE_SIZE);
+	if (hmm_dma_unmap_pfn(dev, &map, index) && (pfn & HMM_PFN_WRITE))
+		set_page_dirty(compound_head(hmm_pfn_to_page(pfn)));
+	mapped[index] = 0;
 }
 
 /*
- * Under the lock: a page that is mapped never goes back to the system. The
- * word names it, whatever became of the flag: the page is taken from the
- * process only after this.
+ * Under the lock: a page that is mapped never goes back to the system. It is
+ * taken from the process only after this.
  */
-void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index)
+void rust_helper_rdma_odp_keep_page(unsigned long pfn)
 {
-	unsigned long pfn;
-
-	if (index >= odp_pages(odp))
-		return;
-	pfn = odp->map.pfn_list[index];
 	if ((pfn & HMM_PFN_VALID) && !is_pci_p2pdma_page(hmm_pfn_to_page(pfn)))
 		get_page(hmm_pfn_to_page(pfn));
 }
@@ -695,18 +687,19 @@ int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
 	return -EOPNOTSUPP;
 }
 
-int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
-				  bool mapped, dma_addr_t *dma, bool *writable)
+int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
+				  unsigned long *mapped, size_t index,
+				  dma_addr_t *dma, bool *writable)
 {
 	return -EOPNOTSUPP;
 }
 
-void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, size_t first,
-				size_t end)
+void rust_helper_rdma_odp_unmap_page(struct ib_umem_odp *odp,
+				     unsigned long *mapped, size_t index)
 {
 }
 
-void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index) { }
+void rust_helper_rdma_odp_keep_page(unsigned long pfn) { }
 
 #endif /* CONFIG_INFINIBAND_ON_DEMAND_PAGING */
 

@@ -155,17 +155,18 @@ unsigned long rust_helper_rdma_odp_start(struct ib_umem_odp *odp);
 unsigned long rust_helper_rdma_odp_end(struct ib_umem_odp *odp);
 int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
 				      u64 size, bool write, bool fault);
-int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp, size_t index,
-				  bool mapped, dma_addr_t *dma, bool *writable);
+int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
+				  unsigned long *mapped, size_t index,
+				  dma_addr_t *dma, bool *writable);
 void rust_helper_rdma_odp_lock(struct ib_umem_odp *odp);
 void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp);
 struct ib_umem_odp *
 rust_helper_rdma_odp_begin(struct mmu_interval_notifier *notifier,
 			   const struct mmu_notifier_range *range,
 			   unsigned long seq, u64 *start, u64 *end);
-void rust_helper_rdma_odp_unmap(struct ib_umem_odp *odp, size_t first,
-				size_t end);
-void rust_helper_rdma_odp_keep_page(struct ib_umem_odp *odp, size_t index);
+void rust_helper_rdma_odp_unmap_page(struct ib_umem_odp *odp,
+				     unsigned long *mapped, size_t index);
+void rust_helper_rdma_odp_keep_page(unsigned long pfn);
 
 /*
  * What drivers here add to the ioctl interface. A process that shares the

@@ -11,10 +11,11 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use core::ptr::NonNull;
 use kernel::error::{from_err_ptr, to_result};
+use kernel::new_mutex;
 use kernel::page::{PAGE_SHIFT, PAGE_SIZE};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
-use kernel::sync::Arc;
+use kernel::sync::{Arc, Mutex};
 
 /// Whether the kernel has on-demand memory.
 pub const ON_DEMAND_AVAILABLE: bool = cfg!(CONFIG_INFINIBAND_ON_DEMAND_PAGING);
@@ -28,6 +29,9 @@ pub trait PageUser: Send + Sync {
     /// This is called when the kernel reclaims memory: it may sleep, but neither allocate memory
     /// that has to be reclaimed nor wait for somebody who does.
     fn invalidate(&self, addresses: Range<u64>);
+
+    /// No page is mapped any more of on-demand memory of which some were; as [`PageUser::invalidate`].
+    fn unused(&self) {}
 
     /// Whether the device may go on using pages although it was told not to: it does not answer and
     /// cannot be stopped. Pages that it was told of are never freed then.
@@ -98,80 +102,73 @@ impl<T: PageUser> Notify<T> {
     }
 }
 
-/// Which pages of on-demand memory are mapped for the device, by their place in it.
+/// Which pages of on-demand memory are mapped for the device, by their place in it: for each its
+/// number and flags, in the kernel's words, or zero.
 ///
-/// The kernel notes that too, by flags in its list of pages. But who brings pages in writes that list
-/// without the lock, so that a flag may be lost, or come back. What is noted here is changed only
+/// The kernel has such a list too. But who brings pages in writes that without the lock: it loses a
+/// page that the process has unmapped before that is invalidated. What is noted here is changed only
 /// with the memory locked, and decides.
 struct MappedPages {
-    pages: usize,
-    words: KVVec<Atomic<u64>>,
+    words: KVVec<Atomic<usize>>,
     count: Atomic<usize>,
 }
+
+/// Bytes of memory that on-demand memory takes for each of its pages, mapped or not: the kernel's word
+/// for it, its DMA address, and the word of [`MappedPages`].
+pub const ON_DEMAND_BYTES_PER_PAGE: usize =
+    size_of::<c_ulong>() + size_of::<bindings::dma_addr_t>() + size_of::<Atomic<usize>>();
 
 impl MappedPages {
     /// Of memory of so many pages, none of which is mapped.
     fn new(pages: usize) -> Result<Self> {
-        let count = pages.div_ceil(Self::WORD);
-        let mut words = KVVec::with_capacity(count, GFP_KERNEL)?;
-        for _ in 0..count {
+        let mut words = KVVec::with_capacity(pages, GFP_KERNEL)?;
+        for _ in 0..pages {
             words.push(Atomic::new(0), GFP_KERNEL)?;
         }
         Ok(Self {
-            pages,
             words,
             count: Atomic::new(0),
         })
     }
 
-    /// Pages that a word tells of.
-    const WORD: usize = u64::BITS as usize;
+    fn pages(&self) -> usize {
+        self.words.len()
+    }
 
     fn count(&self) -> usize {
         self.count.load(Relaxed)
     }
 
-    fn contains(&self, page: usize) -> bool {
-        let word = self.words.get(page / Self::WORD);
-        word.is_some_and(|word| word.load(Relaxed) & 1 << (page % Self::WORD) != 0)
+    /// What is noted of a page; zero where it is not mapped. The memory has to be locked.
+    fn word(&self, page: usize) -> usize {
+        self.words.get(page).map_or(0, |word| word.load(Relaxed))
     }
 
-    /// Notes whether a page is mapped. The memory has to be locked.
-    fn set(&self, page: usize, mapped: bool) {
-        let Some(word) = self.words.get(page / Self::WORD) else {
-            return;
-        };
-        if self.contains(page) == mapped {
-            return;
+    /// All words, to be written with the memory locked.
+    fn as_ptr(&self) -> *mut c_ulong {
+        const { assert!(size_of::<Atomic<usize>>() == size_of::<c_ulong>()) };
+        self.words.as_ptr().cast_mut().cast()
+    }
+
+    /// Calls `change` for a page, which may map it or give it back, and counts it if that was done.
+    /// The memory has to be locked.
+    fn change<R>(&self, page: usize, change: impl FnOnce() -> R) -> R {
+        let before = self.word(page) != 0;
+        let result = change();
+        match (before, self.word(page) != 0) {
+            (false, true) => self.count.store(self.count() + 1, Relaxed),
+            (true, false) => self.count.store(self.count() - 1, Relaxed),
+            _ => {}
         }
-        word.store(word.load(Relaxed) ^ 1 << (page % Self::WORD), Relaxed);
-        let count = self.count();
-        let count = if mapped { count + 1 } else { count - 1 };
-        self.count.store(count, Relaxed);
+        result
     }
 
-    /// The first page from `from` on that is mapped, or that is not; the end where there is none.
-    fn find(&self, from: usize, mapped: bool) -> usize {
-        let mut page = from;
-        while let Some(word) = self.words.get(page / Self::WORD) {
-            let word = word.load(Relaxed);
-            let found = if mapped { word } else { !word } >> (page % Self::WORD);
-            if found != 0 {
-                return (page + found.trailing_zeros() as usize).min(self.pages);
-            }
-            page = (page / Self::WORD + 1) * Self::WORD;
-        }
-        self.pages
-    }
-
-    /// The first of the mapped pages in a range that follow each other.
-    fn first_run(&self, range: Range<usize>) -> Option<Range<usize>> {
+    /// The first page of a range that is mapped.
+    fn first(&self, range: Range<usize>) -> Option<usize> {
         if self.count() == 0 {
             return None;
         }
-        let start = self.find(range.start, true);
-        let end = self.find(start, false).min(range.end);
-        (start < end).then_some(start..end)
+        range.into_iter().find(|page| self.word(*page) != 0)
     }
 }
 
@@ -179,10 +176,10 @@ impl MappedPages {
 trait LockedPages {
     /// Address in the process of the first page.
     fn start(&self) -> u64;
-    /// Keeps a page that is mapped from ever being freed.
-    fn keep(&self, page: usize);
-    /// Gives mapped pages back.
-    fn unmap(&self, pages: Range<usize>);
+    /// Keeps a page that is mapped from ever being freed; `word` is what is noted of it.
+    fn keep(&self, word: usize);
+    /// Gives a mapped page back, by what is noted of it, and notes that.
+    fn unmap(&self, mapped: &MappedPages, page: usize);
 }
 
 /// Locked memory of the kernel's.
@@ -208,48 +205,71 @@ impl LockedPages for Locked {
         unsafe { bindings::rdma_odp_start(self.0) as u64 }
     }
 
-    fn keep(&self, page: usize) {
-        // SAFETY: Valid and locked by the type invariant; the helper checks the place.
-        unsafe { bindings::rdma_odp_keep_page(self.0, page) }
+    fn keep(&self, word: usize) {
+        // SAFETY: Words that are not zero are written by `rdma_odp_map_page` only, for pages that are
+        // mapped, and back to zero with the memory locked before such a page goes: it is there.
+        unsafe { bindings::rdma_odp_keep_page(word) }
     }
 
-    fn unmap(&self, pages: Range<usize>) {
-        // SAFETY: Valid and locked by the type invariant; the helper checks the places.
-        unsafe { bindings::rdma_odp_unmap(self.0, pages.start, pages.end) }
+    fn unmap(&self, mapped: &MappedPages, page: usize) {
+        if page < mapped.pages() {
+            // SAFETY: Valid and locked by the type invariant; there are as many words as the memory
+            // has pages, and `page` is one of them.
+            unsafe { bindings::rdma_odp_unmap_page(self.0, mapped.as_ptr(), page) }
+        }
     }
 }
 
 /// Who uses the pages of on-demand memory, and which of them.
+#[pin_data]
 struct Mapping<T> {
     user: Arc<T>,
     mapped: MappedPages,
+    /// Held while pages are brought in: one who was slow would write to the kernel's list what was
+    /// there before an invalidation, and another take it for what is there now.
+    #[pin]
+    bringing_in: Mutex<()>,
 }
 
 impl<T: PageUser> Mapping<T> {
+    fn new(user: Arc<T>, pages: usize) -> Result<Pin<KBox<Self>>> {
+        let mapped = MappedPages::new(pages)?;
+        let mapping = pin_init!(Self {
+            user,
+            mapped,
+            bringing_in <- new_mutex!((), "rdma_odp_bringing_in"),
+        });
+        KBox::pin_init(mapping, GFP_KERNEL)
+    }
+
     /// Takes the pages of these addresses back from the device, and gives them back to the kernel.
     fn take_back(&self, memory: &impl LockedPages, addresses: Range<u64>) {
         let start = memory.start();
         let place = |address: u64| (address.saturating_sub(start) >> PAGE_SHIFT) as usize;
-        let pages = place(addresses.start)..place(addresses.end + (PAGE_SIZE as u64 - 1));
-        let Some(first) = self.mapped.first_run(pages.clone()) else {
+        let end = place(addresses.end + (PAGE_SIZE as u64 - 1)).min(self.mapped.pages());
+        let Some(first) = self.mapped.first(place(addresses.start)..end) else {
             return;
         };
         let address = |page: usize| start + ((page as u64) << PAGE_SHIFT);
-        self.user
-            .invalidate(address(first.start)..address(pages.end));
-        self.give_back(memory, first.start..pages.end);
+        self.user.invalidate(address(first)..address(end));
+        self.give_back(memory, first..end);
+        if self.mapped.count() == 0 {
+            self.user.unused();
+        }
     }
 
     /// Gives mapped pages back to the kernel, or keeps them for ever where the device may still use
     /// them.
     fn give_back(&self, memory: &impl LockedPages, pages: Range<usize>) {
         let keep = self.user.may_still_use();
-        while let Some(run) = self.mapped.first_run(pages.clone()) {
+        let mut next = pages.start;
+        while let Some(page) = self.mapped.first(next..pages.end) {
             if keep {
-                run.clone().for_each(|page| memory.keep(page));
+                memory.keep(self.mapped.word(page));
             }
-            memory.unmap(run.clone());
-            run.for_each(|page| self.mapped.set(page, false));
+            self.mapped
+                .change(page, || memory.unmap(&self.mapped, page));
+            next = page + 1;
         }
     }
 }
@@ -262,22 +282,17 @@ impl<T: PageUser> Mapping<T> {
 /// `raw` is on-demand memory that this value owns, whose private pointer is that of `mapping`.
 pub struct OdpUmem<T: PageUser> {
     raw: NonNull<bindings::ib_umem_odp>,
-    mapping: KBox<Mapping<T>>,
+    mapping: Pin<KBox<Mapping<T>>>,
 }
 
 // SAFETY: On-demand memory belongs to no task: it holds the process's memory map itself. `T` is
 // `Send` and `Sync`, as `PageUser` demands.
 unsafe impl<T: PageUser> Send for OdpUmem<T> {}
-// SAFETY: `map` may be called at once. All that changes does so with `umem_mutex` held, but for the
-// words of `pfn_list`: bringing pages in reads and writes those without it, as it does for every user
-// of `ib_umem_odp`. They are words of the C side, so that who writes one last decides what is in it.
-// Which page it is is the same for all, or the sequence of the notifier says that something was
-// invalidated, and it is brought in again. The flag that says that it is mapped may be lost or come
-// back. What was told to the device, and so what is taken back from it and kept, is known from
-// `mapped`, which is made of atomics; by that the flag is set right before the core looks at it. One
-// that comes back between the two makes the mapping fail, as the address that is found is none or one
-// of the page's own that leads nowhere; by one that is lost between the two a page stays mapped in an
-// IOMMU that was taken back from the device.
+// SAFETY: What `map` changes in the kernel's memory it changes with `bringing_in` held: the list of
+// pages, which bringing them in writes without `umem_mutex`, and which nobody else reads or writes
+// before the memory is released. DMA mappings, and the words of `mapped` that tell of them, are changed
+// with `umem_mutex` held, by `map`, by invalidations and by dropping. `user` is `Sync`, as `PageUser`
+// demands, and how many pages are mapped is an atomic.
 unsafe impl<T: PageUser> Sync for OdpUmem<T> {}
 
 impl<T: PageUser> OdpUmem<T> {
@@ -318,6 +333,7 @@ impl<T: PageUser> OdpUmem<T> {
         let end = address.checked_add(length).ok_or(EFAULT)?;
         let write = how == BringIn::Write;
         let fault = how != BringIn::Present;
+        let _alone = self.mapping.bringing_in.lock();
         // SAFETY: Valid by the type invariant; the range is checked by the callee.
         let pages = unsafe { bindings::rdma_odp_map_and_lock(raw, address, length, write, fault) };
         to_result(pages.min(0))?;
@@ -328,20 +344,22 @@ impl<T: PageUser> OdpUmem<T> {
         while page < end {
             let index = ((page - start) >> PAGE_SHIFT) as usize;
             let (mut dma, mut writable) = (0, false);
-            let known = mapped.contains(index);
-            // SAFETY: `rdma_odp_map_and_lock` has taken `umem_mutex`, and `index` lies in the range
-            // that it mapped; the others are locals.
-            match unsafe { bindings::rdma_odp_map_page(raw, index, known, &mut dma, &mut writable) }
-            {
-                0 => {}
-                1 => {
-                    mapped.set(index, true);
-                    each(MappedPage {
-                        address: page,
-                        dma,
-                        writable,
-                    })
+            let there = mapped.change(index, || {
+                // SAFETY: `rdma_odp_map_and_lock` has taken `umem_mutex`, and `index` lies in the
+                // range that it mapped, so that the memory has such a page, and as many words as
+                // pages; the others are locals.
+                unsafe {
+                    let words = mapped.as_ptr();
+                    bindings::rdma_odp_map_page(raw, words, index, &mut dma, &mut writable)
                 }
+            });
+            match there {
+                0 => {}
+                1 => each(MappedPage {
+                    address: page,
+                    dma,
+                    writable,
+                }),
                 error => {
                     result = to_result(error);
                     break;
@@ -363,7 +381,7 @@ impl<T: PageUser> Drop for OdpUmem<T> {
         unsafe {
             bindings::rdma_odp_lock(raw);
             self.mapping
-                .give_back(&Locked::new(raw), 0..self.mapping.mapped.pages);
+                .give_back(&Locked::new(raw), 0..self.mapping.mapped.pages());
             bindings::rdma_odp_unlock(raw);
         }
         // SAFETY: Ours by the type invariant. The mapping lives until the notifier is
@@ -400,8 +418,7 @@ impl OdpRoot {
     pub fn part<T: PageUser>(&self, address: u64, length: u64, user: Arc<T>) -> Result<OdpUmem<T>> {
         let end = address.checked_add(length).ok_or(EOVERFLOW)?;
         let pages = end.div_ceil(PAGE_SIZE as u64) - address / PAGE_SIZE as u64;
-        let mapped = MappedPages::new(usize::try_from(pages)?)?;
-        let mapping = KBox::new(Mapping { user, mapped }, GFP_KERNEL)?;
+        let mapping = Mapping::new(user, usize::try_from(pages)?)?;
         // SAFETY: The root is valid by the type invariant, and keeps the process's memory map.
         let raw = from_err_ptr(unsafe {
             bindings::rdma_odp_alloc_child(
@@ -511,15 +528,20 @@ mod tests {
     use super::*;
     use core::cell::RefCell;
 
-    /// A user of pages, told how often to let go of some.
+    /// A user of pages, told how often to let go of some, and that there are none.
     struct User {
         may_still_use: bool,
         told: Atomic<u32>,
+        unused: Atomic<u32>,
     }
 
     impl PageUser for User {
         fn invalidate(&self, _addresses: Range<u64>) {
             self.told.fetch_add(1, Relaxed);
+        }
+
+        fn unused(&self) {
+            self.unused.fetch_add(1, Relaxed);
         }
 
         fn may_still_use(&self) -> bool {
@@ -528,8 +550,9 @@ mod tests {
     }
 
     const START: u64 = 0x10_0000;
+    const PAGES: usize = 200;
 
-    /// What was done to pages.
+    /// What was done to pages, each by its word.
     struct Record {
         kept: RefCell<KVec<usize>>,
         unmapped: RefCell<KVec<usize>>,
@@ -549,28 +572,42 @@ mod tests {
             START
         }
 
-        fn keep(&self, page: usize) {
-            let _ = self.kept.borrow_mut().push(page, GFP_KERNEL);
+        fn keep(&self, word: usize) {
+            let _ = self.kept.borrow_mut().push(word, GFP_KERNEL);
         }
 
-        fn unmap(&self, pages: Range<usize>) {
-            for page in pages {
-                let _ = self.unmapped.borrow_mut().push(page, GFP_KERNEL);
-            }
+        fn unmap(&self, mapped: &MappedPages, page: usize) {
+            let word = mapped.word(page);
+            let _ = self.unmapped.borrow_mut().push(word, GFP_KERNEL);
+            write(mapped, page, 0);
         }
     }
 
-    fn mapping(may_still_use: bool, mapped: &[usize]) -> Result<Mapping<User>> {
+    /// Notes something of a page.
+    fn write(mapped: &MappedPages, page: usize, word: usize) {
+        if let Some(noted) = mapped.words.get(page) {
+            noted.store(word, Relaxed);
+        }
+    }
+
+    /// The word of a page.
+    fn word_of(page: usize) -> usize {
+        0x1000 + page
+    }
+
+    fn map(mapped: &MappedPages, page: usize) {
+        mapped.change(page, || write(mapped, page, word_of(page)));
+    }
+
+    fn mapping(may_still_use: bool, mapped: &[usize]) -> Result<Pin<KBox<Mapping<User>>>> {
         let user = User {
             may_still_use,
             told: Atomic::new(0),
+            unused: Atomic::new(0),
         };
-        let mapping = Mapping {
-            user: Arc::new(user, GFP_KERNEL)?,
-            mapped: MappedPages::new(200)?,
-        };
+        let mapping = Mapping::new(Arc::new(user, GFP_KERNEL)?, PAGES)?;
         for page in mapped {
-            mapping.mapped.set(*page, true);
+            map(&mapping.mapped, *page);
         }
         Ok(mapping)
     }
@@ -580,27 +617,27 @@ mod tests {
     }
 
     #[test]
-    fn mapped_pages_are_counted_once_and_found_in_runs() -> Result {
-        let mapped = MappedPages::new(200)?;
-        assert!(mapped.first_run(0..200).is_none());
+    fn mapped_pages_are_counted_once_and_found() -> Result {
+        let mapped = MappedPages::new(PAGES)?;
+        assert_eq!(mapped.first(0..PAGES), None);
         for _ in 0..2 {
             for page in [3, 62, 63, 64, 65, 199] {
-                mapped.set(page, true);
+                map(&mapped, page);
             }
             // There is no such page.
-            mapped.set(256, true);
+            map(&mapped, 256);
         }
         assert_eq!(mapped.count(), 6);
-        assert_eq!(mapped.first_run(0..200), Some(3..4));
-        assert_eq!(mapped.first_run(4..200), Some(62..66));
-        assert_eq!(mapped.first_run(4..64), Some(62..64));
-        assert_eq!(mapped.first_run(66..199), None);
-        assert_eq!(mapped.first_run(66..200), Some(199..200));
+        assert_eq!(mapped.first(0..PAGES), Some(3));
+        assert_eq!(mapped.first(4..PAGES), Some(62));
+        assert_eq!(mapped.first(4..62), None);
+        assert_eq!(mapped.first(66..199), None);
+        assert_eq!(mapped.first(66..PAGES), Some(199));
         for _ in 0..2 {
-            mapped.set(63, false);
+            mapped.change(63, || write(&mapped, 63, 0));
         }
         assert_eq!(mapped.count(), 5);
-        assert_eq!(mapped.first_run(4..200), Some(62..63));
+        assert_eq!(mapped.first(63..PAGES), Some(64));
         Ok(())
     }
 
@@ -609,8 +646,10 @@ mod tests {
         let mapping = mapping(true, &[3, 64, 65, 120])?;
         let record = Record::new();
         mapping.take_back(&record, addresses(0..100));
-        assert_eq!(&record.kept.borrow()[..], &[3, 64, 65]);
-        assert_eq!(&record.unmapped.borrow()[..], &[3, 64, 65]);
+        // Those that were mapped, by what was noted then.
+        let taken = [word_of(3), word_of(64), word_of(65)];
+        assert_eq!(&record.kept.borrow()[..], &taken);
+        assert_eq!(&record.unmapped.borrow()[..], &taken);
         assert_eq!(mapping.mapped.count(), 1);
         Ok(())
     }
@@ -623,17 +662,33 @@ mod tests {
         mapping.take_back(&record, addresses(4..64));
         assert_eq!(mapping.user.told.load(Relaxed), 0);
         for _ in 0..2 {
-            mapping.take_back(&record, addresses(0..200));
+            mapping.take_back(&record, addresses(0..PAGES as u64));
             assert_eq!(mapping.user.told.load(Relaxed), 1);
         }
-        assert_eq!(&record.unmapped.borrow()[..], &[3, 64, 65]);
+        let taken = [word_of(3), word_of(64), word_of(65)];
+        assert_eq!(&record.unmapped.borrow()[..], &taken);
         assert!(record.kept.borrow().is_empty());
         assert_eq!(mapping.mapped.count(), 0);
         // One that is told again counts again, once.
-        mapping.mapped.set(3, true);
-        mapping.mapped.set(3, true);
+        map(&mapping.mapped, 3);
+        map(&mapping.mapped, 3);
         mapping.take_back(&record, addresses(3..4));
         assert_eq!(mapping.mapped.count(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_user_is_told_when_nothing_is_mapped_any_more() -> Result {
+        let mapping = mapping(false, &[3, 64])?;
+        let record = Record::new();
+        let unused = || mapping.user.unused.load(Relaxed);
+        mapping.take_back(&record, addresses(0..10));
+        assert_eq!(unused(), 0);
+        mapping.take_back(&record, addresses(10..100));
+        assert_eq!(unused(), 1);
+        // That is no news.
+        mapping.take_back(&record, addresses(0..PAGES as u64));
+        assert_eq!(unused(), 1);
         Ok(())
     }
 }

@@ -47,7 +47,8 @@ use crate::{
         OdpUmem,
         PageUser,
         Pd,
-        UserRegion, //
+        UserRegion,
+        ON_DEMAND_BYTES_PER_PAGE, //
     },
     shares::Shares,
 };
@@ -91,8 +92,6 @@ const _: () = assert!(PAGE == PAGE_SIZE as u64);
 const PART: u64 = 32 << 20;
 /// Parts of a region that are kept although nothing of them is mapped.
 const SPARE_PARTS: usize = 64;
-/// Bytes of memory that the kernel needs for a page of a part: its number, and its DMA address.
-const NOTED_PER_PAGE: u64 = 16;
 /// Which part of memory goes to paging for all users together, but for those who may exceed limits.
 const PAGING_SHARE: u64 = 8;
 /// Tables of a region at the most: 128 GiB in use at once, in one piece.
@@ -663,7 +662,7 @@ impl OnDemand {
         }
         let addresses = part_addresses(self.tables.base, self.tables.length(), number);
         let bytes = addresses.end - addresses.start;
-        let noted = bytes / PAGE * NOTED_PER_PAGE + PAGE;
+        let noted = bytes / PAGE * ON_DEMAND_BYTES_PER_PAGE as u64 + PAGE;
         let account = &self.tables.account;
         let charge = account.charge(noted).or_else(|_| {
             self.sweep();
