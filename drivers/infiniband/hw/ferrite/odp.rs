@@ -68,8 +68,10 @@ use kernel::{
     },
     sync::{
         atomic::{
+            Acquire,
             Atomic,
-            Relaxed, //
+            Relaxed,
+            Release, //
         },
         Arc,
         Mutex, //
@@ -87,11 +89,24 @@ const PAGE: u64 = 1 << abi::ON_DEMAND_PAGE_SHIFT;
 const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
 // The device's pages are the system's.
 const _: () = assert!(PAGE == PAGE_SIZE as u64);
+// The tables of a part's pages are named by one table.
+const _: () = assert!((1u64 << (2 * TABLE_BITS)) % (PART / PAGE) == 0);
 
 /// Bytes of a region that are looked after together.
 const PART: u64 = 32 << 20;
 /// Parts of a region that are kept although nothing of them is mapped.
 const SPARE_PARTS: usize = 64;
+/// Parts that are looked at in one go for those of which nothing is mapped: few enough not to keep up
+/// who needs a part.
+const PARTS_AT_ONCE: usize = 32;
+/// With how many new parts that is done: less than are looked at, so that all are in the end; and some,
+/// so that neighbours are given back together.
+const PARTS_BETWEEN: usize = PARTS_AT_ONCE / 2;
+/// Regions that are looked at in one go for those that have such parts.
+const REGIONS_AT_ONCE: usize = 256;
+/// How often at the most unused parts are given back for who needs memory: others may be faster to
+/// take what was given back.
+const MOST_TRIES: usize = 16;
 /// Which part of memory goes to paging for all users together, but for those who may exceed limits.
 const PAGING_SHARE: u64 = 8;
 /// Tables of a region at the most: 128 GiB in use at once, in one piece.
@@ -114,6 +129,10 @@ const MOST_ADVICES: u32 = 64;
 pub(crate) struct PagingMemory {
     #[pin]
     shares: Mutex<Shares>,
+    /// The regions that take it, by user and number.
+    #[pin]
+    regions: Mutex<RBTree<(u64, u64), Arc<Region>>>,
+    next_number: Atomic<u64>,
 }
 
 impl PagingMemory {
@@ -121,8 +140,44 @@ impl PagingMemory {
     pub(crate) fn new(machine: u64) -> Result<Arc<Self>> {
         let memory = pin_init!(Self {
             shares <- new_mutex!(Shares::new(machine / PAGING_SHARE), "ferrite_paging_memory"),
+            regions <- new_mutex!(RBTree::new(), "ferrite_paging_regions"),
+            next_number: Atomic::new(0),
         });
         Arc::pin_init(memory, GFP_KERNEL)
+    }
+
+    /// The first region of a user, from that number on, that may have unused parts.
+    fn next_with_unused(&self, user: u64, from: u64) -> Option<(u64, Arc<Region>)> {
+        let mut from = from;
+        loop {
+            let mut regions = self.regions.lock();
+            let mut cursor = regions.cursor_lower_bound_mut(&(user, from));
+            for _ in 0..REGIONS_AT_ONCE {
+                let current = cursor?;
+                let ((of, number), region) = current.current();
+                if *of != user {
+                    return None;
+                }
+                if region.tables.unused.is_news() {
+                    return Some((*number, region.clone()));
+                }
+                from = number + 1;
+                cursor = current.move_next();
+            }
+        }
+    }
+
+    /// Gives back unused parts of a user's regions, from that number on, until some were; returns
+    /// whether. Sleeps.
+    fn give_back_some(&self, user: u64, from: &mut u64) -> bool {
+        while let Some((number, region)) = self.next_with_unused(user, *from) {
+            *from = number;
+            if region.give_back_some() {
+                return true;
+            }
+            *from = number + 1;
+        }
+        false
     }
 }
 
@@ -155,6 +210,37 @@ impl Account {
             bytes,
         })
     }
+
+    /// Does what takes memory. Where there is not enough, unused parts are given back for it: of `own`,
+    /// the region that it is for, and of the user's others. Sleeps.
+    fn make_room<T>(&self, own: Option<&Region>, attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut from = 0;
+        try_with_room(attempt, || {
+            own.is_some_and(Region::give_back_some)
+                || self.memory.give_back_some(self.user, &mut from)
+        })
+    }
+}
+
+/// Calls `attempt`, and again when it lacked memory and `give_back` was called, which returns whether
+/// it found something to give back.
+fn try_with_room<T>(
+    mut attempt: impl FnMut() -> Result<T>,
+    mut give_back: impl FnMut() -> bool,
+) -> Result<T> {
+    let mut result = attempt();
+    for _ in 0..MOST_TRIES {
+        if !matches!(result, Err(error) if error == ENOMEM) {
+            break;
+        }
+        let more = give_back();
+        // Also if there was nothing: then somebody else may just have given it back.
+        result = attempt();
+        if !more {
+            break;
+        }
+    }
+    result
 }
 
 /// Memory that is counted; dropping it sleeps.
@@ -247,6 +333,76 @@ const fn reach_of(level: u8, page: u64) -> Range<u64> {
     first..first + pages
 }
 
+/// How the tables of a region name each other.
+trait Links {
+    /// Whether there is this table, and no entry in it.
+    fn is_empty(&self, level: u8, page: u64) -> bool;
+    /// Whether the table is named by the one above it.
+    fn is_linked(&self, level: u8, page: u64) -> bool;
+    /// Clears the entry that names it.
+    fn unlink(&self, level: u8, page: u64);
+
+    /// Unlinks the table of `level` that leads to a page if it leads nowhere, and so those above it,
+    /// but for the root of `levels`. Returns what pages the highest one led to.
+    fn unlink_empty(&self, levels: u8, level: u8, page: u64) -> Option<Range<u64>> {
+        let mut reach = None;
+        for level in level..levels - 1 {
+            if !self.is_empty(level, page) {
+                break;
+            }
+            self.unlink(level, page);
+            reach = Some(reach_of(level, page));
+        }
+        reach
+    }
+}
+
+/// Joins ranges that overlap or follow each other.
+struct Joined(Option<Range<u64>>);
+
+impl Joined {
+    /// Adds a range; returns what it cannot be joined to.
+    fn add(&mut self, next: Range<u64>) -> Option<Range<u64>> {
+        let last = self.0.take();
+        match last {
+            Some(last) if next.start <= last.end && last.start <= next.end => {
+                self.0 = Some(last.start.min(next.start)..last.end.max(next.end));
+                None
+            }
+            last => {
+                self.0 = Some(next);
+                last
+            }
+        }
+    }
+}
+
+/// Whether there may be unused parts of a region that nobody has looked for yet.
+struct UnusedParts {
+    /// How often a part became unused.
+    times: Atomic<u64>,
+    /// How often that was when all parts had been looked at, and none was unused.
+    known: Atomic<u64>,
+}
+
+impl UnusedParts {
+    const fn new() -> Self {
+        Self {
+            times: Atomic::new(0),
+            known: Atomic::new(0),
+        }
+    }
+
+    /// A part is unused from now on.
+    fn note(&self) {
+        self.times.fetch_add(1, Release);
+    }
+
+    fn is_news(&self) -> bool {
+        self.times.load(Acquire) != self.known.load(Relaxed)
+    }
+}
+
 /// What the device knows of the pages of a region.
 #[pin_data]
 pub(crate) struct PageTables {
@@ -268,6 +424,7 @@ pub(crate) struct PageTables {
     /// or taken back.
     #[pin]
     count: Mutex<usize>,
+    unused: UnusedParts,
     faults: Atomic<u64>,
     invalidations: Atomic<u64>,
     prefetches: Atomic<u64>,
@@ -275,7 +432,7 @@ pub(crate) struct PageTables {
 
 impl PageTables {
     fn new(
-        parent: &ParentDevice<Bound>,
+        root: Arc<Table>,
         hw: &Arc<Hardware>,
         tag: u32,
         base: u64,
@@ -283,7 +440,6 @@ impl PageTables {
         account: Account,
     ) -> Result<Arc<Self>> {
         let levels = abi::on_demand_levels(pages).ok_or(EFBIG)?;
-        let root = Table::new(parent, hw, &account)?;
         let tables = Arc::pin_init(
             pin_init!(Self {
                 hw: hw.clone(),
@@ -295,6 +451,7 @@ impl PageTables {
                 account,
                 tables <- IrqTable::new(),
                 count <- new_mutex!(1, "ferrite_page_tables"),
+                unused: UnusedParts::new(),
                 faults: Atomic::new(0),
                 invalidations: Atomic::new(0),
                 prefetches: Atomic::new(0),
@@ -373,63 +530,65 @@ impl PageTables {
     /// else has put to use. Sleeps.
     fn undo(&self, made: &[(u8, u64)]) {
         let mut count = self.count.lock();
-        let mut unused = KVec::new();
-        let mut reach = self.pages..0;
-        // From the pages up: a table is empty when those below it are gone.
-        for (level, page) in made.iter().rev().copied() {
-            let empty = self
-                .tables
-                .with(table_key(level, page), |table| table.is_empty());
-            let above = level + 1;
-            if matches!(empty, Some(Ok(true))) && unused.push((level, page), GFP_KERNEL).is_ok() {
-                let _ = self.tables.with(table_key(above, page), |table| {
-                    table.set(table_index(above, page), 0)
-                });
-                let pages = reach_of(level, page);
-                reach = reach.start.min(pages.start)..reach.end.max(pages.end);
-            }
-        }
-        if unused.is_empty() {
-            return;
-        }
-        // The device may be looking at them, for any page that they lead to. One that was told
+        // From the pages up: a table is empty when those below it are gone. A page that was told
         // meanwhile faults once more; nobody finds it to take it back.
-        self.hw.forget_pages(&InvalidatePages {
-            tag: self.tag,
-            reserved: 0,
-            first: reach.start,
-            count: reach.end.min(self.pages) - reach.start,
-        });
-        for (level, page) in unused {
-            if self.tables.remove(table_key(level, page)).is_some() {
-                *count -= 1;
-            }
+        let made = made.iter().rev().copied();
+        let unlinked = made
+            .clone()
+            .filter_map(|(level, page)| self.unlink_empty(self.levels, level, page));
+        self.forget(unlinked);
+        for (level, page) in made {
+            self.remove_unlinked(level, page, &mut count);
         }
     }
 
-    /// Gives back the tables of these pages, of which hardly any is present: those fault once
+    /// Gives back the tables of these parts, of which hardly any page is present: those fault once
     /// more. Sleeps.
-    fn shrink(&self, pages: Range<u64>) {
+    fn shrink(&self, parts: impl Iterator<Item = Range<u64>> + Clone) {
         if self.levels < 2 {
             return;
         }
         let mut count = self.count.lock();
-        let leaves = || pages.clone().step_by(ATT_TABLE_ENTRIES);
-        for page in leaves() {
-            let _ = self.tables.with(table_key(1, page), |above| {
-                above.set(table_index(1, page), 0)
-            });
-        }
-        // The device may be looking at them. Until it is not, they are still found by those who
-        // take pages back.
-        self.hw.forget_pages(&InvalidatePages {
-            tag: self.tag,
-            reserved: 0,
-            first: pages.start,
-            count: pages.end - pages.start,
+        let leaves = |pages: Range<u64>| pages.step_by(ATT_TABLE_ENTRIES);
+        let unlinked = parts.clone().map(|pages| {
+            leaves(pages.clone()).for_each(|page| self.unlink(0, page));
+            // They have the table above them in common.
+            self.unlink_empty(self.levels, 1, pages.start)
+                .unwrap_or(pages)
         });
-        for page in leaves() {
-            if self.tables.remove(table_key(0, page)).is_some() {
+        // Until the device has let go of them, they are still found by those who take pages back.
+        self.forget(unlinked);
+        for page in parts.flat_map(leaves) {
+            self.remove_unlinked(0, page, &mut count);
+        }
+    }
+
+    /// Makes the device use tables no more that led to these pages, and were unlinked when `unlinked`
+    /// says so: it may be looking at them. Sleeps.
+    fn forget(&self, unlinked: impl Iterator<Item = Range<u64>>) {
+        let forget = |pages: Range<u64>| {
+            self.hw.forget_pages(&InvalidatePages {
+                tag: self.tag,
+                reserved: 0,
+                first: pages.start,
+                count: pages.end.min(self.pages) - pages.start,
+            })
+        };
+        let mut joined = Joined(None);
+        for pages in unlinked {
+            joined.add(pages).into_iter().for_each(forget);
+        }
+        joined.0.into_iter().for_each(forget);
+    }
+
+    /// Frees the table of `level` that leads to a page, and those above it, as far as they are not
+    /// linked.
+    fn remove_unlinked(&self, level: u8, page: u64, count: &mut usize) {
+        for level in level..self.levels - 1 {
+            if self.is_linked(level, page) {
+                break;
+            }
+            if self.tables.remove(table_key(level, page)).is_some() {
                 *count -= 1;
             }
         }
@@ -462,7 +621,36 @@ impl PageTables {
     }
 }
 
+impl Links for PageTables {
+    fn is_empty(&self, level: u8, page: u64) -> bool {
+        let empty = self
+            .tables
+            .with(table_key(level, page), |table| table.is_empty());
+        matches!(empty, Some(Ok(true)))
+    }
+
+    fn is_linked(&self, level: u8, page: u64) -> bool {
+        let above = level + 1;
+        let linked = self.tables.with(table_key(above, page), |table| {
+            table.has(table_index(above, page))
+        });
+        matches!(linked, Some(Ok(true)))
+    }
+
+    fn unlink(&self, level: u8, page: u64) {
+        let above = level + 1;
+        // There is nothing to clear where there is no table.
+        let _ = self.tables.with(table_key(above, page), |table| {
+            table.set(table_index(above, page), 0)
+        });
+    }
+}
+
 impl PageUser for PageTables {
+    fn unused(&self) {
+        self.unused.note();
+    }
+
     fn may_still_use(&self) -> bool {
         self.hw.reach.get() == Reach::Unstoppable
     }
@@ -504,53 +692,75 @@ struct Part {
     _charge: Charge,
 }
 
-/// The parts there are.
-struct Parts {
-    by_number: RBTree<u64, Arc<Part>>,
-    count: usize,
-    /// With how many the unused ones are looked for: so many that looking costs little for each.
-    sweep_at: usize,
+/// What may be unused.
+trait MayBeUnused {
+    /// Whether it is, while nobody can begin to use it.
+    fn is_unused(&self) -> bool;
 }
 
-impl Parts {
+impl MayBeUnused for Part {
+    fn is_unused(&self) -> bool {
+        self.users.load(Acquire) == 0 && self.umem.mapped() == 0
+    }
+}
+
+/// The parts there are.
+struct Parts<P> {
+    by_number: RBTree<u64, Arc<P>>,
+    count: usize,
+    /// Where looking for unused ones goes on.
+    next: u64,
+    /// How many were made since that was done.
+    made: usize,
+}
+
+impl<P: MayBeUnused> Parts<P> {
     fn new() -> Self {
         Self {
             by_number: RBTree::new(),
             count: 0,
-            sweep_at: SPARE_PARTS,
+            next: 0,
+            made: 0,
         }
     }
 
-    fn insert(&mut self, node: RBTreeNode<u64, Arc<Part>>) {
+    /// Adds one; returns whether it is time to look for unused ones.
+    fn insert(&mut self, node: RBTreeNode<u64, Arc<P>>) -> bool {
         if self.by_number.insert(node).is_none() {
             self.count += 1;
+            self.made += 1;
         }
+        self.count > SPARE_PARTS && self.made >= PARTS_BETWEEN
     }
 
-    /// Takes out those of which nothing is mapped and that nobody uses.
-    fn take_unused(&mut self) -> KVec<Arc<Part>> {
-        let mut unused = KVec::new();
-        let mut cursor = self.by_number.cursor_front_mut();
+    /// Looks at some, after those that were looked at before, and moves the unused ones to `unused`, as
+    /// many as that has room for, in order. Returns how many were looked at: none if there are none.
+    fn take_unused(&mut self, unused: &mut KVec<Arc<P>>) -> usize {
+        let mut looked_at = 0;
+        self.made = 0;
+        if self.by_number.cursor_lower_bound(&self.next).is_none() {
+            self.next = 0;
+        }
+        let mut cursor = self.by_number.cursor_lower_bound_mut(&self.next);
+        self.next = 0;
         while let Some(current) = cursor {
-            let (_, part) = current.current();
-            // Nobody becomes a user while the tree is locked.
-            let users = part.users.load(kernel::sync::atomic::Acquire);
-            let idle = users == 0 && part.umem.mapped() == 0;
-            cursor = if idle && unused.push(part.clone(), GFP_KERNEL).is_ok() {
+            let (number, part) = current.current();
+            if looked_at == PARTS_AT_ONCE {
+                self.next = *number;
+                break;
+            }
+            looked_at += 1;
+            // Nobody begins to use it while the tree is locked.
+            let taken = part.is_unused() && unused.push_within_capacity(part.clone()).is_ok();
+            cursor = if taken {
+                self.count -= 1;
                 current.remove_current().0
             } else {
                 current.move_next()
             };
         }
-        self.count -= unused.len();
-        self.sweep_at = next_sweep(self.count);
-        unused
+        looked_at
     }
-}
-
-/// With how many parts unused ones are looked for again, where so many are left.
-fn next_sweep(left: usize) -> usize {
-    left.saturating_mul(2).max(SPARE_PARTS)
 }
 
 /// A part that stays while pages of it are mapped.
@@ -566,7 +776,83 @@ impl PartInUse {
 
 impl Drop for PartInUse {
     fn drop(&mut self) {
-        self.0.users.fetch_sub(1, kernel::sync::atomic::Release);
+        let umem = &self.0.umem;
+        self.0.users.fetch_sub(1, Release);
+        // Pages were taken back as soon as they were mapped, or there were none.
+        if umem.mapped() == 0 {
+            umem.user().unused.note();
+        }
+    }
+}
+
+/// The parts and tables of an on-demand region, which may be given back for another region of the same
+/// user.
+#[pin_data]
+struct Region {
+    tables: Arc<PageTables>,
+    #[pin]
+    parts: Mutex<Parts<Part>>,
+    /// Held while parts are given back, so that the region does not end meanwhile.
+    #[pin]
+    sweeping: Mutex<()>,
+}
+
+impl Region {
+    fn new(tables: Arc<PageTables>) -> Result<Arc<Self>> {
+        let region = pin_init!(Self {
+            tables,
+            parts <- new_mutex!(Parts::new(), "ferrite_parts"),
+            sweeping <- new_mutex!((), "ferrite_sweeping"),
+        });
+        Arc::pin_init(region, GFP_KERNEL)
+    }
+
+    /// Looks at some parts, and gives those back of which nothing is mapped. Returns how many it looked
+    /// at, and how many it gave back. Sleeps.
+    fn sweep(&self) -> Result<(usize, usize)> {
+        let mut unused = KVec::with_capacity(PARTS_AT_ONCE, GFP_KERNEL)?;
+        let _alone = self.sweeping.lock();
+        let looked_at = self.parts.lock().take_unused(&mut unused);
+        let pages = |part: &Arc<Part>| {
+            let addresses = part.umem.addresses();
+            self.tables.page_of(addresses.start)..self.tables.page_of(addresses.end)
+        };
+        if !unused.is_empty() {
+            self.tables.shrink(unused.iter().map(pages));
+        }
+        let given_back = unused.len();
+        // Before another looks, who finds nothing and tries again.
+        drop(unused);
+        Ok((looked_at, given_back))
+    }
+
+    /// Looks for unused parts until some were given back, or all were looked at; returns whether some
+    /// were given back. Sleeps.
+    fn give_back_some(&self) -> bool {
+        let unused = &self.tables.unused;
+        if !unused.is_news() {
+            return false;
+        }
+        // What becomes unused from now on may not be seen below.
+        let times = unused.times.load(Acquire);
+        let mut left = self.parts.lock().count;
+        while left > 0 {
+            match self.sweep() {
+                Ok((_, given_back)) if given_back > 0 => return true,
+                Ok((looked_at, _)) if looked_at > 0 => left = left.saturating_sub(looked_at),
+                Ok(_) => break,
+                Err(_) => return false,
+            }
+        }
+        unused.known.store(times, Relaxed);
+        false
+    }
+
+    /// Gives all parts back: the region ends, and nobody uses them.
+    fn end(&self) {
+        let _alone = self.sweeping.lock();
+        let parts = core::mem::replace(&mut *self.parts.lock(), Parts::new());
+        drop(parts);
     }
 }
 
@@ -576,7 +862,9 @@ impl Drop for PartInUse {
 pub(crate) struct OnDemand {
     /// The process's memory, of which parts are made as they are needed.
     root: OdpRoot,
-    parts: Pin<KBox<Mutex<Parts>>>,
+    region: Arc<Region>,
+    /// What it is found by in [`PagingMemory`].
+    number: u64,
     tables: Arc<PageTables>,
     pd: u32,
     writable: bool,
@@ -619,11 +907,18 @@ impl OnDemand {
         let base = region.start - first_byte;
         base.checked_add(pages * PAGE).ok_or(EOVERFLOW)?;
         let account = Account::of_current(&dev.paging_memory);
-        let tables = PageTables::new(dev.parent(), &dev.hw, tag, base, pages, account)?;
+        let root = account.make_room(None, || Table::new(dev.parent(), &dev.hw, &account))?;
+        let tables = PageTables::new(root, &dev.hw, tag, base, pages, account)?;
         let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let memory = OdpRoot::new(dev, region.access)?;
+        let parts = Region::new(tables.clone())?;
+        let number = dev.paging_memory.next_number.fetch_add(1, Relaxed);
+        let node = RBTreeNode::new((tables.account.user, number), parts.clone(), GFP_KERNEL)?;
+        dev.paging_memory.regions.lock().insert(node);
         Ok(Self {
-            root: OdpRoot::new(dev, region.access)?,
-            parts: KBox::pin_init(new_mutex!(Parts::new(), "ferrite_parts"), GFP_KERNEL)?,
+            root: memory,
+            region: parts,
+            number,
             tables,
             pd,
             writable: region.access.intersects(writes | Access::MW_BIND),
@@ -657,54 +952,40 @@ impl OnDemand {
 
     /// The part with that number, which lies in the region.
     fn part(&self, number: u64) -> Result<PartInUse> {
-        if let Some(part) = self.parts.lock().by_number.get(&number) {
+        if let Some(part) = self.region.parts.lock().by_number.get(&number) {
             return Ok(PartInUse::new(part));
         }
         let addresses = part_addresses(self.tables.base, self.tables.length(), number);
         let bytes = addresses.end - addresses.start;
         let noted = bytes / PAGE * ON_DEMAND_BYTES_PER_PAGE as u64 + PAGE;
         let account = &self.tables.account;
-        let charge = account.charge(noted).or_else(|_| {
-            self.sweep();
-            account.charge(noted)
-        })?;
         // Made without the lock, since this takes that of the process's memory map.
-        let part = Part {
-            umem: self
-                .root
-                .part(addresses.start, bytes, self.tables.clone())?,
-            users: Atomic::new(0),
-            _charge: charge,
-        };
+        let part = account.make_room(Some(&self.region), || {
+            let charge = account.charge(noted)?;
+            let user = self.tables.clone();
+            Ok(Part {
+                umem: self.root.part(addresses.start, bytes, user)?,
+                users: Atomic::new(0),
+                _charge: charge,
+            })
+        })?;
         let part = Arc::new(part, GFP_KERNEL)?;
         let node = RBTreeNode::new(number, part.clone(), GFP_KERNEL)?;
         let in_use = {
-            let mut parts = self.parts.lock();
+            let mut parts = self.region.parts.lock();
             // Somebody may have been faster: then ours is given back, without the lock.
             if let Some(other) = parts.by_number.get(&number) {
                 return Ok(PartInUse::new(other));
             }
             let in_use = PartInUse::new(&part);
-            parts.insert(node);
-            if parts.count <= parts.sweep_at {
+            if !parts.insert(node) {
                 return Ok(in_use);
             }
             in_use
         };
-        self.sweep();
+        // Where this fails for want of memory, the next one does it.
+        let _ = self.region.sweep();
         Ok(in_use)
-    }
-
-    /// Gives back parts of which nothing is mapped. Sleeps.
-    fn sweep(&self) {
-        let unused = self.parts.lock().take_unused();
-        for part in unused {
-            let addresses = part.umem.addresses();
-            drop(part);
-            let first = self.tables.page_of(addresses.start);
-            let end = self.tables.page_of(addresses.end);
-            self.tables.shrink(first..end);
-        }
     }
 
     /// Brings in the pages of a range of the process's addresses, which lies in the region.
@@ -717,10 +998,9 @@ impl OnDemand {
         let tables = &self.tables;
         let first = tables.page_of(addresses.start);
         let end = tables.page_of(addresses.end + (PAGE - 1));
-        let made = tables.grow(dev.parent(), first..end).or_else(|_| {
-            self.sweep();
-            tables.grow(dev.parent(), first..end)
-        })?;
+        let made = tables
+            .account
+            .make_room(Some(&self.region), || tables.grow(dev.parent(), first..end))?;
         let mut count = 0;
         let mapped = self.map_pages(addresses, how, || count += 1);
         if mapped.is_err() || count == 0 {
@@ -796,6 +1076,16 @@ impl OnDemand {
             at = next;
         }
         Ok(())
+    }
+}
+
+impl Drop for OnDemand {
+    fn drop(&mut self) {
+        let account = &self.tables.account;
+        let key = (account.user, self.number);
+        let region = account.memory.regions.lock().remove(&key);
+        drop(region);
+        self.region.end();
     }
 }
 
@@ -1394,19 +1684,235 @@ mod tests {
         assert_eq!(owner_of(&first, None), None);
     }
 
-    #[test]
-    fn looking_for_unused_parts_costs_little_for_each() {
-        // All are in use: how many are looked at while a region grows.
-        let (mut sweep_at, mut looked_at) = (SPARE_PARTS, 0);
-        for count in 1..=100_000 {
-            if count > sweep_at {
-                looked_at += count;
-                sweep_at = next_sweep(count);
-            }
+    /// A part in name only.
+    struct Fake {
+        unused: Atomic<u32>,
+    }
+
+    impl MayBeUnused for Fake {
+        fn is_unused(&self) -> bool {
+            self.unused.load(Relaxed) != 0
         }
-        assert!(looked_at < 200_000);
-        // None is: few are kept.
-        assert_eq!(next_sweep(0), SPARE_PARTS);
+    }
+
+    /// Makes one; returns whether it is time to look for unused ones too.
+    fn fake(parts: &mut Parts<Fake>, number: u64, unused: bool) -> Result<(Arc<Fake>, bool)> {
+        let part = Fake {
+            unused: Atomic::new(unused.into()),
+        };
+        let part = Arc::new(part, GFP_KERNEL)?;
+        let look = parts.insert(RBTreeNode::new(number, part.clone(), GFP_KERNEL)?);
+        Ok((part, look))
+    }
+
+    #[test]
+    fn looking_for_unused_parts_costs_little_each_time_and_finds_all() -> Result {
+        let mut parts = Parts::new();
+        let all = 10 * PARTS_AT_ONCE as u64 + 3;
+        let mut kept = KVVec::new();
+        for number in 0..all {
+            kept.push(fake(&mut parts, number, false)?.0, GFP_KERNEL)?;
+        }
+        let mut unused = KVec::with_capacity(PARTS_AT_ONCE, GFP_KERNEL)?;
+        // All are in use.
+        for _ in 0..20 {
+            let looked_at = parts.take_unused(&mut unused);
+            assert!((1..=PARTS_AT_ONCE).contains(&looked_at));
+            assert!(unused.is_empty());
+        }
+        // One here and there is not: they are found before all were looked at twice.
+        for number in [0, 1, 100, all - 1] {
+            kept[number as usize].unused.store(1, Relaxed);
+        }
+        let (mut looked_at, mut found) = (0, 0);
+        while looked_at < 2 * all as usize && found < 4 {
+            looked_at += parts.take_unused(&mut unused);
+            found += unused.len();
+            unused.clear();
+        }
+        assert_eq!(found, 4);
+        assert_eq!(parts.count, all as usize - 4);
+        assert!(parts.by_number.get(&100).is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn a_region_that_wanders_keeps_few_parts() -> Result {
+        let mut parts = Parts::new();
+        let mut unused = KVec::with_capacity(PARTS_AT_ONCE, GFP_KERNEL)?;
+        let mut last: Option<Arc<Fake>> = None;
+        let mut looks = 0;
+        for number in 0..500 {
+            let (part, look) = fake(&mut parts, number, false)?;
+            if let Some(last) = last.replace(part) {
+                last.unused.store(1, Relaxed);
+            }
+            if look {
+                parts.take_unused(&mut unused);
+                looks += 1;
+                // Neighbours, at least in two runs.
+                assert!(unused.len() >= PARTS_BETWEEN / 2);
+                unused.clear();
+            }
+            assert!(parts.count <= SPARE_PARTS + PARTS_AT_ONCE);
+        }
+        assert!(looks <= 500 / PARTS_BETWEEN);
+        // None is left over when there is none.
+        let mut none = Parts::<Fake>::new();
+        assert_eq!(none.take_unused(&mut unused), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn no_more_parts_are_taken_than_there_is_room_for() -> Result {
+        let mut parts = Parts::new();
+        for number in 0..4 {
+            fake(&mut parts, number, true)?;
+        }
+        let mut none = KVec::new();
+        assert_eq!(parts.take_unused(&mut none), 4);
+        assert_eq!(parts.count, 4);
+        let mut unused = KVec::with_capacity(PARTS_AT_ONCE, GFP_KERNEL)?;
+        assert_eq!(parts.take_unused(&mut unused), 4);
+        assert_eq!((parts.count, unused.len()), (0, 4));
+        Ok(())
+    }
+
+    #[test]
+    fn ranges_that_follow_each_other_are_told_to_the_device_at_once() {
+        let mut joined = Joined(None);
+        assert_eq!(joined.add(0..10), None);
+        assert_eq!(joined.add(10..20), None);
+        // A gap.
+        assert_eq!(joined.add(30..40), Some(0..20));
+        assert_eq!(joined.add(40..50), None);
+        // A table that leads to more.
+        assert_eq!(joined.add(0..512), None);
+        assert_eq!(joined.add(100..110), None);
+        // What comes before.
+        assert_eq!(joined.add(600..610), Some(0..512));
+        assert_eq!(joined.add(590..600), None);
+        assert_eq!(joined.0, Some(590..610));
+    }
+
+    /// Entries of tables, each by the level and number of the table that it names.
+    struct FakeLinks(core::cell::RefCell<RBTree<(u8, u64), ()>>);
+
+    impl FakeLinks {
+        /// The key of the entry that names a table, or of level 0 one of a page.
+        fn name(level: u8, page: u64) -> (u8, u64) {
+            (level, page >> (u32::from(level + 1) * TABLE_BITS))
+        }
+
+        fn link(&self, levels: u8, page: u64) -> Result {
+            for level in 0..levels - 1 {
+                let mut entries = self.0.borrow_mut();
+                entries.try_create_and_insert(Self::name(level, page), (), GFP_KERNEL)?;
+            }
+            Ok(())
+        }
+
+        fn count(&self) -> usize {
+            self.0.borrow().iter().count()
+        }
+    }
+
+    impl Links for FakeLinks {
+        fn is_empty(&self, level: u8, page: u64) -> bool {
+            let reach = reach_of(level, page);
+            let entries = self.0.borrow();
+            let mut below = entries.keys().filter(|(of, number)| {
+                *of + 1 == level && reach.contains(&(number << (u32::from(*of + 1) * TABLE_BITS)))
+            });
+            below.next().is_none()
+        }
+
+        fn is_linked(&self, level: u8, page: u64) -> bool {
+            self.0.borrow().get(&Self::name(level, page)).is_some()
+        }
+
+        fn unlink(&self, level: u8, page: u64) {
+            self.0.borrow_mut().remove(&Self::name(level, page));
+        }
+    }
+
+    #[test]
+    fn tables_that_lead_nowhere_are_given_back_up_to_the_root() -> Result {
+        let levels = abi::ON_DEMAND_MAX_LEVELS;
+        let links = FakeLinks(core::cell::RefCell::new(RBTree::new()));
+        // Two in the same gigabyte, and one far away.
+        let (one, near, far) = (5 << 18, (5 << 18) + 512, 7 << 27);
+        for page in [one, near, far] {
+            links.link(levels, page)?;
+        }
+        assert_eq!(links.count(), 3 + 2 + 2);
+        links.unlink(0, one);
+        assert_eq!(links.unlink_empty(levels, 1, one), None);
+        links.unlink(0, near);
+        // All up to the root, with every page that they led to.
+        let reach = links.unlink_empty(levels, 1, near);
+        assert_eq!(reach, Some(reach_of(levels - 2, near)));
+        assert_eq!(links.count(), 3);
+        assert!(links.is_linked(2, far));
+        links.unlink(0, far);
+        assert_eq!(
+            links.unlink_empty(levels, 1, far),
+            Some(reach_of(levels - 2, far))
+        );
+        assert_eq!(links.count(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn memory_is_refused_only_when_nothing_of_the_user_is_unused() {
+        let run = |needed: u32, unused: u32| {
+            let (mut free, mut unused, mut tries) = (0, unused, 0);
+            let room = core::cell::Cell::new(0);
+            let result = try_with_room(
+                || {
+                    tries += 1;
+                    free = room.get();
+                    if free < needed {
+                        Err(ENOMEM)
+                    } else {
+                        Ok(())
+                    }
+                },
+                || {
+                    let more = unused > 0;
+                    if more {
+                        unused -= 1;
+                        room.set(room.get() + 1);
+                    }
+                    more
+                },
+            );
+            (result, tries)
+        };
+        assert_eq!(run(0, 5), (Ok(()), 1));
+        assert_eq!(run(3, 5), (Ok(()), 4));
+        // Nothing is unused: once more, as somebody else may have given something back.
+        assert_eq!(run(1, 0), (Err(ENOMEM), 2));
+        assert_eq!(run(3, 2), (Err(ENOMEM), 4));
+        // Others take what is given back: not for ever.
+        assert_eq!(run(u32::MAX, u32::MAX), (Err(ENOMEM), 1 + MOST_TRIES));
+        // Memory does not help.
+        let other = try_with_room(|| Err::<(), _>(EIO), || true);
+        assert_eq!(other, Err(EIO));
+    }
+
+    #[test]
+    fn what_became_unused_is_looked_for_once() {
+        let unused = UnusedParts::new();
+        assert!(!unused.is_news());
+        unused.note();
+        let times = unused.times.load(Acquire);
+        unused.note();
+        // All were looked at after the first.
+        unused.known.store(times, Relaxed);
+        assert!(unused.is_news());
+        unused.known.store(unused.times.load(Acquire), Relaxed);
+        assert!(!unused.is_news());
     }
 
     #[test]

@@ -25,6 +25,14 @@ pub const TESTS: &[VmTest] = &[
         parts_for_nothing,
     ),
     VmTest::new(
+        "on-demand regions that wander through memory keep no tables of where they were",
+        tables_of_a_wanderer,
+    ),
+    VmTest::new(
+        "on-demand pages are taken back that are asked for while they are unmapped",
+        asked_for_while_unmapped,
+    ),
+    VmTest::new(
         "no user takes all memory of the kernel by on-demand regions",
         paging_memory_is_bounded,
     ),
@@ -247,8 +255,91 @@ print(before - available())"
     write_program(one, "parts.py", &text)?;
     let said = one.sh_in("python3 /run/parts.py $(ls /sys/class/infiniband)", TIME)?;
     let kilobytes: i64 = said.trim().parse().with_context(|| said.clone())?;
-    // The process's own page tables take 6 MB. What the kernel keeps for each 32 MB would take 96.
+    // The process's own page tables take 6 MB. What the kernel keeps for each 32 MB would take 190.
     if kilobytes > 48_000 + kept_when_freed(one)? {
+        bail!("{kilobytes} KB of memory are gone");
+    }
+    nothing_left(one)
+}
+
+/// What programs need that map memory where they want to.
+const MAPPING: &str = "import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+READ_WRITE, ANONYMOUS, AT_THIS_ADDRESS = 3, 0x4022, 0x100000
+def map_at(address, size):
+    return libc.mmap(address, size, READ_WRITE, ANONYMOUS | AT_THIS_ADDRESS, -1, 0) == address";
+
+/// The kernel forgets pages of a process before it says so to the driver.
+fn asked_for_while_unmapped(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = format!(
+        "{IMPLICIT}
+{MAPPING}
+import threading
+NO_FAULT, START, STEP, PARTS = 2, 2 << 40, 32 << 20, 8
+last = START + (PARTS - 1) * STEP
+end = time.time() + 5
+rounds = asked = 0
+while time.time() < end:
+    if not map_at(START, PARTS * STEP):
+        sys.exit('it cannot be mapped')
+    for part in range(PARTS):
+        ctypes.memset(START + part * STEP, 1, 1)
+        advise(START + part * STEP, FLUSH)
+    gone = threading.Thread(target=libc.munmap, args=(START, PARTS * STEP))
+    gone.start()
+    while gone.is_alive():
+        try:
+            pd.advise_mr(NO_FAULT, FLUSH, [SGE(last, 4096, mr.lkey)])
+        except Exception:
+            pass
+        asked += 1
+    gone.join()
+    rounds += 1
+print(rounds, asked)"
+    );
+    write_program(one, "unmapped.py", &text)?;
+    one.sh_in("python3 /run/unmapped.py $(ls /sys/class/infiniband)", TIME)?;
+    nothing_left(one)
+}
+
+fn tables_of_a_wanderer(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = format!(
+        "{IMPLICIT}
+{MAPPING}
+# A page in each gigabyte, one after the other: each has two tables of its own.
+def visit(gigabyte):
+    address = gigabyte << 30
+    if not map_at(address, 4096):
+        return 0
+    advise(address, FLUSH)
+    libc.munmap(address, 4096)
+    return 1
+# What the process itself takes for it is there before.
+for gigabyte in range(1024, 1034):
+    visit(gigabyte)
+before = available()
+visited = sum(visit(gigabyte) for gigabyte in range(2048, 8048))
+print(visited, before - available())"
+    );
+    write_program(one, "wanderer.py", &text)?;
+    let said = one.sh_in("python3 /run/wanderer.py $(ls /sys/class/infiniband)", TIME)?;
+    let numbers: Vec<i64> = said
+        .split_whitespace()
+        .map(|word| word.parse().context("a number"))
+        .collect::<Result<_>>()?;
+    let [visited, kilobytes] = numbers[..] else {
+        bail!("cannot read: {said}");
+    };
+    if visited < 5_900 {
+        bail!("only {visited} of 6000 pages were visited");
+    }
+    // One table for each would take 24 MB; parts that are kept without use take 12.
+    if kilobytes > 24_000 + kept_when_freed(one)? {
         bail!("{kilobytes} KB of memory are gone");
     }
     nothing_left(one)
@@ -279,13 +370,17 @@ def fill(first):
     return most
 parts = fill(0)
 for_parts = before - available()
-# What is taken back makes room, in the same region and in another.
+# What is taken back makes room: in the same region, in another beside it, and in one after it.
 area.madvise(mmap.MADV_DONTNEED)
 again = fill(4096)
+area.madvise(mmap.MADV_DONTNEED)
+first, mr = mr, MR(pd, 0, LOCAL_WRITE | ON_DEMAND, implicit=True)
+beside = fill(12288)
 mr.close()
+first.close()
 mr = MR(pd, 0, LOCAL_WRITE | ON_DEMAND, implicit=True)
 anew = fill(8192)
-print(for_idle, parts, for_parts, again, anew, flush=True)
+print(for_idle, parts, for_parts, again, beside, anew, flush=True)
 if len(sys.argv) > 2:
     time.sleep(600)"
     );
@@ -305,7 +400,7 @@ if len(sys.argv) > 2:
             .split_whitespace()
             .map(|word| word.parse().context("a number"))
             .collect::<Result<_>>()?;
-        let [for_idle, parts, for_parts, again, anew] = numbers[..] else {
+        let [for_idle, parts, for_parts, again, beside, anew] = numbers[..] else {
             bail!("cannot read: {said}");
         };
         // Noting each of their pages would take eight gigabytes.
@@ -319,7 +414,7 @@ if len(sys.argv) > 2:
         if for_parts > total / 8 + kept_when_freed(one)? {
             bail!("{for_parts} of {total} KB of memory are gone for {parts} parts");
         }
-        for later in [again, anew] {
+        for later in [again, beside, anew] {
             if later < parts * 9 / 10 {
                 bail!("of {parts} parts {later} were had again");
             }
