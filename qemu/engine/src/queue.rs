@@ -23,7 +23,7 @@ use ferrite_abi::QueuePairRecord;
 /// What is wrong with a work request, or with the queue it should have come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueError {
-    /// The producer index is more than a ring ahead.
+    /// The producer index is more than a ring ahead, or cannot be read.
     Producer,
     /// The opcode is not known, or not allowed on this kind of queue pair.
     Opcode,
@@ -673,7 +673,8 @@ impl ReceiveQueue {
     }
 
     /// Takes the next entry: false when none is posted (the receiver is not ready). After an
-    /// error the entry counts as taken; `request.index` says which.
+    /// error the entry counts as taken, and `request.index` says which, but for
+    /// [`QueueError::Producer`]: whether there is one is not known.
     pub fn take<M: HostMemory + ?Sized>(
         &mut self,
         memory: &M,
@@ -684,7 +685,9 @@ impl ReceiveQueue {
         request.capacity = 0;
         request.sge_count = 0;
         if self.ring.next == self.ring.producer {
-            self.ring.refresh(memory)?;
+            self.ring
+                .refresh(memory)
+                .map_err(|_| QueueError::Producer)?;
             if self.ring.next == self.ring.producer {
                 return Ok(false);
             }

@@ -7,6 +7,7 @@ use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::roce::{psn_add, Aeth, Opcode, Reth, Syndrome};
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
+use std::mem::offset_of;
 use CompletionStatus::{Flushed, Success};
 use QueuePairStateCode::{Error, ReadyToSend};
 
@@ -785,4 +786,20 @@ fn a_region_revoked_while_it_is_read_is_touched_no_more() {
         statuses(&bench.pair.completions_a()),
         [CompletionStatus::RemoteAccess]
     );
+}
+
+#[test]
+fn a_record_that_is_gone_completes_no_receive_that_nobody_posted() {
+    let mut bench = bench();
+    // Not that of the send queue, which fails before anything comes.
+    let producer = offset_of!(QueuePairRecord, receive_producer) as u64;
+    let producer = bench.pair.b.qp_record(QPN_B) + producer;
+    bench.pair.b.host.memory.take_away(producer..producer + 4);
+    let work = SendWork::new(SendOpcode::Send, &[bench.a.sge(0, 10)]);
+    bench.pair.a.post_send(QPN_A, &work);
+    bench.pair.run();
+    let got = statuses(&bench.pair.completions_a());
+    assert_eq!(got, [CompletionStatus::RemoteOperation]);
+    let fatal = vec![EventCode::QueuePairFatal];
+    assert_eq!(bench.responder(), (Error, vec![], fatal));
 }
