@@ -481,6 +481,9 @@ impl Core {
         entry.timestamp_low = now as u32;
         entry.timestamp_high = (now >> 32) as u32;
         if let Some(misbehaving) = &mut self.misbehaviour {
+            if misbehaving.loses(&entry) {
+                return Ok(());
+            }
             misbehaving.spoil_completion(&mut entry);
         }
         let written = queue

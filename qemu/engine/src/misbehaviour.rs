@@ -2,8 +2,8 @@
 
 //! A device that does not keep to its specification, by seed, to see what its driver does.
 //!
-//! Answers to commands and all other events can be late, lost, doubled or out of order; a reset
-//! can be slow or never end; and what the host reads from the device (events, completions, replies
+//! Answers to commands and all other events can be late, lost, doubled or out of order; flushed
+//! work requests can be forgotten; a reset can be slow or never end; and what the host reads from the device (events, completions, replies
 //! to queries, registers, wake words) can be nonsense. The specification is kept wherever nothing
 //! else is asked for: a late event is still written like any other.
 //!
@@ -13,7 +13,9 @@
 
 use crate::core::Core;
 use crate::memory::Host;
-use ferrite_abi::{CompletionEntry, EventCode, EventEntry, Plain, COMPLETION_VALID_OFFSET};
+use ferrite_abi::{
+    CompletionEntry, CompletionStatus, EventCode, EventEntry, Plain, COMPLETION_VALID_OFFSET,
+};
 use serde::{Deserialize, Serialize};
 use std::mem::{offset_of, size_of};
 
@@ -86,6 +88,8 @@ pub struct Misbehaviour {
     pub answers: Disorder,
     /// All other events: completion, asynchronous and global ones.
     pub events: Disorder,
+    /// Completions of flushed work requests are never written.
+    pub lose_flushes: bool,
     /// `CONTROL_RESET`.
     pub reset: Reset,
     /// A function-level reset has no effect.
@@ -101,6 +105,7 @@ impl Default for Misbehaviour {
             hold: 100.0,
             answers: Disorder::default(),
             events: Disorder::default(),
+            lose_flushes: false,
             reset: Reset::default(),
             ignore_function_reset: false,
             nonsense: Nonsense::default(),
@@ -174,6 +179,8 @@ pub struct Misdeeds {
     pub reordered: u64,
     /// Answers and events written late.
     pub delayed: u64,
+    /// Completions of flushed work requests never written.
+    pub flushes: u64,
     /// What was changed.
     pub nonsense: Nonsense<u64>,
     /// Resets that were slow or had no effect.
@@ -492,6 +499,15 @@ impl Misbehaving {
             let used = bytes.len().min(REPLY_USED);
             random.spoil(&mut bytes[..used]);
         }
+    }
+
+    /// Whether a completion is never written.
+    pub(crate) fn loses(&mut self, entry: &CompletionEntry) -> bool {
+        let lost = self.rules.lose_flushes && entry.status == CompletionStatus::Flushed.number();
+        if lost {
+            self.misdeeds.flushes += 1;
+        }
+        lost
     }
 
     /// Changes a completion, perhaps.
@@ -825,6 +841,31 @@ mod tests {
             }
         }
         assert!(changed.iter().all(|&changed| changed));
+    }
+
+    #[test]
+    fn flushed_work_requests_are_forgotten_and_others_are_not() {
+        let mut node = node(Misbehaviour {
+            lose_flushes: true,
+            ..Misbehaviour::default()
+        });
+        for status in [
+            CompletionStatus::Flushed,
+            CompletionStatus::Success,
+            CompletionStatus::Flushed,
+        ] {
+            let entry = CompletionEntry {
+                status: status.number(),
+                ..CompletionEntry::zeroed()
+            };
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.write_completion(1, entry, false, host).unwrap();
+        }
+        let status = node.poll_cq(1).unwrap().status;
+        assert_eq!(status, CompletionStatus::Success.number());
+        assert!(node.poll_cq(1).is_none());
+        let (_, misdeeds) = node.engine.core().misdeeds().unwrap();
+        assert_eq!(misdeeds.flushes, 2);
     }
 
     #[test]
