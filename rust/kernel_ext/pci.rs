@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Stopping a PCI function (for `rust/kernel/pci.rs`).
+//! Resets of a PCI function, by its driver and by others (for `rust/kernel/pci.rs`).
 
 use crate::bindings;
-use core::ptr;
-use kernel::error::to_result;
-use kernel::pci;
+use core::{marker::PhantomData, ptr};
+use kernel::{
+    device,
+    driver::{
+        DriverLayout,
+        RegistrationOps, //
+    },
+    error::to_result,
+    pci,
+    prelude::*,
+    types::Opaque, //
+};
 
 /// The raw pointer of a PCI device.
 fn as_raw(pdev: &pci::Device) -> *mut bindings::pci_dev {
@@ -21,21 +30,157 @@ pub fn clear_master(pdev: &pci::Device) {
     unsafe { bindings::pci_clear_master(as_raw(pdev)) }
 }
 
-/// Resets a function by itself (FLR), and waits until it answers again. Its config space is
-/// afterwards what it was before, the bus master bit included. `ENOTTY` where the function cannot
-/// be reset this way. Sleeps.
-pub fn reset_function(pdev: &pci::Device) -> kernel::error::Result {
-    let pdev = as_raw(pdev);
-    // SAFETY: A reference to a device keeps it valid. The lock keeps processes from its config space
-    // between saving and restoring it, and is given back below.
-    to_result(unsafe {
-        bindings::pci_cfg_access_lock(pdev);
-        let mut ret = bindings::pci_save_state(pdev);
-        if ret == 0 {
-            ret = bindings::pcie_reset_flr(pdev, false);
-            bindings::pci_restore_state(pdev);
+/// The config space of a function, locked until this is dropped: processes do not reach it, and
+/// nobody else resets the function, as the PCI core takes the same lock for that.
+///
+/// Not for the callbacks of [`ResetHandlers`]: who calls those has it.
+///
+/// # Invariants
+///
+/// The lock of `pdev` is held, and is this value's to give back.
+pub struct ConfigLock<'a> {
+    pdev: &'a pci::Device,
+}
+
+impl<'a> ConfigLock<'a> {
+    /// Waits for the lock, and takes it. Sleeps.
+    pub fn new(pdev: &'a pci::Device) -> Self {
+        // SAFETY: A reference to a device keeps it valid.
+        unsafe { bindings::pci_cfg_access_lock(as_raw(pdev)) };
+        // INVARIANT: Taken just now.
+        Self { pdev }
+    }
+
+    /// Resets the function by itself (FLR), and waits until it answers again. Its config space is
+    /// afterwards what it was before, the bus master bit included. `ENOTTY` where the function
+    /// cannot be reset this way. Its [`ResetHandlers`] are not called. Sleeps.
+    pub fn reset_function(&self) -> Result {
+        let pdev = as_raw(self.pdev);
+        // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves or
+        // restores its config space meanwhile.
+        to_result(unsafe {
+            let mut ret = bindings::pci_save_state(pdev);
+            if ret == 0 {
+                ret = bindings::pcie_reset_flr(pdev, false);
+                bindings::pci_restore_state(pdev);
+            }
+            ret
+        })
+    }
+}
+
+impl Drop for ConfigLock<'_> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the lock is ours to give back.
+        unsafe { bindings::pci_cfg_access_unlock(as_raw(self.pdev)) }
+    }
+}
+
+/// A driver that is told when somebody else resets a function that is bound to it: who writes to
+/// `reset` in sysfs, or resets the bus above. Register it by [`Adapter`].
+///
+/// Both callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the
+/// same time. They may sleep.
+pub trait ResetHandlers: pci::Driver {
+    /// The function is about to be reset. It can still be reached, and cannot be any more from when
+    /// this returns until [`Self::reset_done`].
+    fn reset_prepare<'bound>(
+        dev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+    );
+
+    /// The function was reset, or the attempt failed. Its config space is what it was before.
+    fn reset_done<'bound>(
+        dev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+    );
+}
+
+/// A [`pci::Adapter`] for a driver with [`ResetHandlers`], for [`kernel::module_driver`].
+pub struct Adapter<T: ResetHandlers>(PhantomData<T>);
+
+// SAFETY: The driver is registered by `pci::Adapter`, with that layout: `struct pci_driver`, in which
+// it says where the `struct device_driver` is; its `probe` stores a `T::Data`.
+unsafe impl<T: ResetHandlers> DriverLayout for Adapter<T> {
+    type DriverType = bindings::pci_driver;
+    type DriverData<'bound> = T::Data<'bound>;
+    const DEVICE_DRIVER_OFFSET: usize = <pci::Adapter<T> as DriverLayout>::DEVICE_DRIVER_OFFSET;
+}
+
+// SAFETY: `register` succeeds only if that of `pci::Adapter` did, and `unregister` is that of
+// `pci::Adapter`.
+unsafe impl<T: ResetHandlers> RegistrationOps for Adapter<T> {
+    unsafe fn register(
+        pdrv: &Opaque<Self::DriverType>,
+        name: &'static CStr,
+        module: &'static ThisModule,
+    ) -> Result {
+        // SAFETY: The driver is not registered yet, so that nobody else reads it. The handlers are
+        // static, and `pci::Adapter` does not touch the field.
+        unsafe { (*pdrv.get()).err_handler = &Self::HANDLERS };
+        // SAFETY: The caller keeps `pdrv` pinned and valid until `unregister`.
+        unsafe { pci::Adapter::<T>::register(pdrv, name, module) }
+    }
+
+    unsafe fn unregister(pdrv: &Opaque<Self::DriverType>) {
+        // SAFETY: The caller has registered `pdrv`, which was done by `pci::Adapter`.
+        unsafe { pci::Adapter::<T>::unregister(pdrv) }
+    }
+}
+
+impl<T: ResetHandlers> Adapter<T> {
+    const HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
+        reset_prepare: Some(Self::reset_prepare_callback),
+        reset_done: Some(Self::reset_done_callback),
+        // Not by any of these: Xen's PCI frontend calls them without the device lock, which is what
+        // keeps a driver's data.
+        error_detected: None,
+        mmio_enabled: None,
+        slot_reset: None,
+        resume: None,
+        cor_error_detected: None,
+    };
+
+    /// # Safety
+    ///
+    /// Only for the PCI core: `pdev` must be valid, locked, and `pci_dev::driver` the driver that was
+    /// registered with [`Self::HANDLERS`].
+    unsafe extern "C" fn reset_prepare_callback(pdev: *mut bindings::pci_dev) {
+        // SAFETY: The caller vouches for the same.
+        unsafe { Self::tell(pdev, T::reset_prepare) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::reset_prepare_callback`].
+    unsafe extern "C" fn reset_done_callback(pdev: *mut bindings::pci_dev) {
+        // SAFETY: The caller vouches for the same.
+        unsafe { Self::tell(pdev, T::reset_done) }
+    }
+
+    /// Calls `callback` with a device and its driver's data, unless there is none yet.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::reset_prepare_callback`].
+    unsafe fn tell(
+        pdev: *mut bindings::pci_dev,
+        callback: for<'bound> fn(&'bound pci::Device<device::Core<'_>>, Pin<&T::Data<'bound>>),
+    ) {
+        // SAFETY: The caller vouches for a valid device.
+        let data = unsafe { bindings::dev_get_drvdata(&raw const (*pdev).dev) };
+        if data.is_null() {
+            // A driver that resets its function with the device lock held while it probes.
+            return;
         }
-        bindings::pci_cfg_access_unlock(pdev);
-        ret
-    })
+        // SAFETY: The caller vouches for a valid device, and for its lock, with which it is in the
+        // core context.
+        let pdev = unsafe { &*pdev.cast::<pci::Device<device::CoreInternal<'_>>>() };
+        // SAFETY: `pci_dev::driver` is ours, so that what is not null was stored by the `probe` of
+        // `pci::Adapter<T>`: a `T::Data`. It goes after `remove`, when `pci_dev::driver` was cleared.
+        // All of that is done under the device lock, which the caller holds until this has returned:
+        // the data stays, and no other thread has borrowed it.
+        let data = unsafe { pdev.as_ref().drvdata_borrow::<T::Data<'_>>() };
+        callback(pdev, data);
+    }
 }

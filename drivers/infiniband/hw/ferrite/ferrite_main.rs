@@ -41,7 +41,8 @@ mod tpt;
 mod ucontext;
 mod wqe;
 
-kernel::module_pci_driver! {
+// As `module_pci_driver!`, for a driver that wants to know of resets.
+kernel::module_driver!(<T>, kernel_ext::pci::Adapter<T>, {
     type: pci::FerriteDriver,
     name: "ferrite",
     authors: ["Ferrite contributors"],
@@ -53,4 +54,4 @@ kernel::module_pci_driver! {
             description: "Milliseconds after which a device that does not answer a command is given up",
         },
     },
-}
+});

@@ -25,6 +25,7 @@ use crate::{
     device::Ferrite,
     kernel_ext::{
         pci as pci_ext,
+        pci::ConfigLock,
         ratelimit::RateLimit,
         table::IrqTable,
         workqueue::OwnedQueue, //
@@ -114,7 +115,7 @@ pub(crate) struct Hardware {
     stray_prints: RateLimit,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
-    /// Held while the device is being stopped.
+    /// Held while the device is being stopped, within the lock of config space.
     #[pin]
     stopping: Mutex<()>,
     /// What is left to do when the device failed.
@@ -294,11 +295,17 @@ impl Hardware {
     /// Makes a device that failed leave host memory alone, if there is a way; else what it was told
     /// of is never freed ([`lent::Lent`]). Sleeps.
     fn ensure_stopped(&self) {
+        if self.is_stopped() {
+            return;
+        }
+        // Somebody else's reset makes registers read as if the device were gone, and gives it the
+        // bus back that was taken from it: it is over before this begins, or begins afterwards.
+        let config = ConfigLock::new(&self.pdev);
         let _stopping = self.stopping.lock();
         if self.is_stopped() {
             return;
         }
-        let reach = lent::stop(self);
+        let reach = lent::stop(&Stopping { hw: self, config });
         if reach == Reach::Unstoppable {
             dev_err!(
                 self.pdev,
@@ -314,6 +321,28 @@ impl Hardware {
             dev_err!(self.pdev, "device is gone\n");
             self.fail();
         }
+    }
+
+    /// Gives the device up, as somebody else is about to reset the function, with config space
+    /// locked. Sleeps.
+    pub(crate) fn reset_by_others(self: &Arc<Self>) {
+        if !self.is_dead() {
+            dev_err!(self.pdev, "function is being reset by others\n");
+        }
+        self.fail();
+        // Now, while the device can be asked: who takes memory back in the course of that reset
+        // cannot wait for its end. Where this fails, `ensure_stopped` waits for it.
+        let _stopping = self.stopping.lock();
+        if !self.is_stopped() && lent::is_quiet(self.reset()) {
+            self.reach.set(Reach::Quiet);
+        }
+    }
+
+    /// Resets the device by its own register, and waits for that. Sleeps.
+    fn reset(&self) -> Result {
+        self.registers
+            .reset()
+            .inspect_err(|error| dev_err!(self.pdev, "reset failed: {:?}\n", error))
     }
 
     /// Stops the device for good. Sleeps.
@@ -428,20 +457,25 @@ impl WorkItem for Hardware {
     }
 }
 
-impl Stop for Hardware {
+/// A device that is being stopped, and is reset by nobody else meanwhile.
+struct Stopping<'a> {
+    hw: &'a Hardware,
+    config: ConfigLock<'a>,
+}
+
+impl Stop for Stopping<'_> {
     fn reset(&self) -> Result {
-        self.registers
-            .reset()
-            .inspect_err(|error| dev_err!(self.pdev, "reset failed: {:?}\n", error))
+        self.hw.reset()
     }
 
     fn clear_bus_master(&self) {
-        pci_ext::clear_master(&self.pdev);
+        pci_ext::clear_master(&self.hw.pdev);
     }
 
     fn reset_function(&self) -> Result {
-        pci_ext::reset_function(&self.pdev)
-            .inspect_err(|error| dev_err!(self.pdev, "function reset failed: {:?}\n", error))
+        self.config
+            .reset_function()
+            .inspect_err(|error| dev_err!(self.hw.pdev, "function reset failed: {:?}\n", error))
     }
 }
 

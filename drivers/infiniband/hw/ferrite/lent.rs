@@ -78,19 +78,23 @@ pub(crate) trait Stop {
     fn reset_function(&self) -> Result;
 }
 
-/// Stops a device: by a reset, else by taking the bus from it and a reset of the function, of
-/// which it has to say itself that it worked. Sleeps.
-pub(crate) fn stop(device: &impl Stop) -> Reach {
-    let stopped = |result| match result {
+/// Whether a device touches no memory any more, by how [`Stop::reset`] ended.
+pub(crate) fn is_quiet(reset: Result) -> bool {
+    match reset {
         Ok(()) => true,
         // Nothing is left to touch memory.
         Err(error) => error == ENODEV,
-    };
-    if stopped(device.reset()) {
+    }
+}
+
+/// Stops a device: by a reset, else by taking the bus from it and a reset of the function, of
+/// which it has to say itself that it worked. Sleeps.
+pub(crate) fn stop(device: &impl Stop) -> Reach {
+    if is_quiet(device.reset()) {
         return Reach::Quiet;
     }
     device.clear_bus_master();
-    if device.reset_function().is_ok() && stopped(device.reset()) {
+    if device.reset_function().is_ok() && is_quiet(device.reset()) {
         Reach::Quiet
     } else {
         Reach::Unstoppable

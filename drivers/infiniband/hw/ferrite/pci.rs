@@ -15,6 +15,7 @@ use crate::{
     device::Ferrite,
     handler::Interrupts,
     hardware::Hardware,
+    kernel_ext::pci::ResetHandlers,
     lent::{
         DeviceReach,
         Lent, //
@@ -174,5 +175,18 @@ impl pci::Driver for FerriteDriver {
     fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         // A device that was pulled out answers no command; there is no need to wait for it.
         this.registration.device().hw.check_presence();
+    }
+}
+
+impl ResetHandlers for FerriteDriver {
+    fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.registration.device().hw.reset_by_others();
+    }
+
+    fn reset_done<'bound>(pdev: &'bound pci::Device<Core<'_>>, _this: Pin<&Self::Data<'bound>>) {
+        dev_info!(
+            pdev,
+            "reset by others: bind the driver again to use the device\n"
+        );
     }
 }

@@ -13,6 +13,7 @@ use super::{nothing_left, nvme, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
 use crate::shell::LOAD_DRIVER;
+use crate::traffic::DEVICE_AND_GID;
 use crate::vm::{Running, Vm};
 
 /// The driver is loaded when these begin and when they end.
@@ -40,6 +41,14 @@ pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "a device that fails while its driver binds is noticed, and works after the next bind",
         fails_while_binding,
+    ),
+    VmTest::new(
+        "a reset by others ends the wait for completions that never come, and programs are told",
+        reset_under_a_drain,
+    ),
+    VmTest::new(
+        "a reset by others under a program, also of a failed device, is survived",
+        reset_under_a_program,
     ),
     VmTest::new("a slow reset is waited for", slow_reset),
     VmTest::new(
@@ -114,6 +123,15 @@ fn reload(vm: &Vm, parameters: &str) -> Result<()> {
         PATIENCE,
     )?;
     wait_active(vm)
+}
+
+/// Resets the function behind the driver's back.
+fn reset(vm: &Vm) -> Result<()> {
+    vm.sh_in(
+        "for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do echo 1 >$f/reset || exit; done",
+        PATIENCE,
+    )?;
+    Ok(())
 }
 
 /// Takes the driver off the device and puts it back on one that behaves; afterwards everything
@@ -389,14 +407,7 @@ pub fn chaos_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
                 1 => {
                     unbind(one)?;
                 }
-                _ => {
-                    one.sh_in(
-                        "for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do
-                             echo 1 >$f/reset
-                         done",
-                        PATIENCE,
-                    )?;
-                }
+                _ => reset(one)?,
             }
             if seed / 12 % 2 == 0 {
                 unbind(one)?;
@@ -407,6 +418,71 @@ pub fn chaos_by(cluster: &Cluster, first: u64, count: u64) -> Result<()> {
         round().with_context(|| format!("seed {seed}"))?;
     }
     reload(one, "")
+}
+
+/// The kernel drains a queue pair whose flushed work requests never complete, and nobody gives the
+/// device a command, so that only the reset itself can tell that it was reset.
+fn reset_under_a_drain(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    wait_active(one)?;
+    let watch = one.spawn(
+        &format!("{DEVICE_AND_GID} exec stdbuf -oL ibv_asyncwatch -d $dev >/run/events"),
+        2 * PATIENCE,
+    )?;
+    one.wait_for("grep -q ferrite /run/events", PATIENCE)?;
+    misbehave(cluster, &json!({"lose_flushes": true}))?;
+    let sample = one.spawn("exec insmod /ferrite/modules/rust_rdma_loop.ko", PATIENCE)?;
+    one.wait_for(
+        "grep -q ib_drain_qp /proc/$(pgrep -x insmod)/stack",
+        PATIENCE,
+    )
+    .context("the sample drains nothing")?;
+    let lost = |done: &Value| done["flushes"].as_u64() > Some(0);
+    let patience = Duration::from_secs(30) * one.patience();
+    wait_until(Instant::now() + patience, || Ok(lost(&misdeeds(cluster)?)))?;
+    let done = misdeeds(cluster)?;
+    ensure!(lost(&done), "no flushed work request was lost: {done}");
+    let commands = commands_given(cluster)?;
+    reset(one)?;
+    one.wait_for("! pgrep -x insmod", Duration::from_secs(20))
+        .context("who drains waits for a device that was reset")?;
+    // IBV_EVENT_DEVICE_FATAL.
+    one.wait_for("grep -q '(8)' /run/events", Duration::from_secs(10))
+        .context("no program was told")?;
+    ensure!(
+        commands_given(cluster)? == commands,
+        "the device was given a command after its reset"
+    );
+    let sample = sample.wait()?;
+    ensure!(
+        !sample.ok() && !sample.crashed() && !sample.timed_out,
+        "the sample passed without a device: {sample:?}"
+    );
+    unbind(one)?;
+    watch.end()?;
+    start_over(cluster, one)
+}
+
+fn reset_under_a_program(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    wait_active(one)?;
+    let before = pinned(one)?;
+    let program = program_in_the_middle(one)?;
+    reset(one)?;
+    one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(10))
+        .context("the driver did not notice")?;
+    // It has failed by now.
+    reset(one)?;
+    unbind(one)?;
+    ended_well(one, program)?;
+    let stayed = pinned(one)?.saturating_sub(before);
+    ensure!(stayed == 0, "{stayed} pages stay pinned");
+    // No driver is there to be told of this one.
+    one.sh_in(
+        "for f in $(cat /run/functions); do echo 1 >/sys/bus/pci/devices/$f/reset || exit; done",
+        PATIENCE,
+    )?;
+    start_over(cluster, one)
 }
 
 /// The device fails while the driver binds to it, at moments all over that.
