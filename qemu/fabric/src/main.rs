@@ -922,18 +922,18 @@ fn accept(listener: &Listener, closing: usize, mut takes: impl FnMut(Connection)
     Queue::More
 }
 
-/// Since when there have always been some who waited to be accepted.
+/// Since when there have been some who waited to be accepted, and how.
 #[derive(Default)]
-struct Crowd(Option<u64>);
+struct Crowd(Option<(u64, Queue)>);
 
 impl Crowd {
     /// The time does not count in which who owns an address could not connect
     /// for it: others would only have to fill the queue.
     fn look(&mut self, queue: Queue, now: u64, switch: &mut Switch) {
-        if let Some(since) = self.0 {
-            switch.keep_longer(now - since);
+        if let Some((since, queue)) = self.0 {
+            switch.keep_longer(now - since, queue == Queue::More);
         }
-        self.0 = (queue != Queue::Empty).then_some(now);
+        self.0 = (queue != Queue::Empty).then_some((now, queue));
     }
 }
 
@@ -1554,10 +1554,11 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_address_is_kept_while_its_user_cannot_connect() {
-        const SECOND: u64 = 1_000_000_000;
-        let address = Mac([0x52, 0x54, 0, 0, 0, 1]);
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A switch in which two have wanted an address, of whom the first has left,
+    /// and the second.
+    fn kept(address: Mac) -> (Switch, PortId) {
         let mut switch = Switch::new(1, Faults::default());
         let [owner, other] = [1000, 1001].map(|user| {
             let port = switch.attach();
@@ -1565,9 +1566,38 @@ mod tests {
             assert!(switch.claim(port, address, false));
             port
         });
+        switch.detach(owner, 0);
+        (switch, other)
+    }
+
+    #[test]
+    fn an_address_is_kept_while_nobody_can_connect() {
+        let address = Mac([0x52, 0x54, 0, 0, 0, 1]);
+        let (mut switch, other) = kept(address);
+        let mut crowd = Crowd::default();
+        crowd.look(Queue::Stuck, 0, &mut switch);
+        for second in 1..=120 {
+            crowd.look(Queue::Stuck, second * SECOND, &mut switch);
+            switch.expire(second * SECOND);
+            assert_eq!(switch.holder(&address), None, "after {second} s");
+        }
+        // Those who waited have a minute to be served.
+        for second in 121..180 {
+            crowd.look(Queue::More, second * SECOND, &mut switch);
+            switch.expire(second * SECOND);
+            assert_eq!(switch.holder(&address), None, "after {second} s");
+        }
+        crowd.look(Queue::More, 182 * SECOND, &mut switch);
+        switch.expire(182 * SECOND);
+        assert_eq!(switch.holder(&address), Some(other));
+    }
+
+    #[test]
+    fn an_address_is_kept_while_its_user_cannot_connect() {
+        let address = Mac([0x52, 0x54, 0, 0, 0, 1]);
+        let (mut switch, other) = kept(address);
         let mut crowd = Crowd::default();
         crowd.look(Queue::Empty, 0, &mut switch);
-        switch.detach(owner, 0);
         for second in 1..=20 {
             let queue = [Queue::More, Queue::Stuck][second as usize % 2];
             crowd.look(queue, second * SECOND, &mut switch);

@@ -25,7 +25,7 @@ const PORT_MINIMUM: usize = 4;
 /// How long the address of a device that has left is kept for its user, in
 /// nanoseconds: whoever can have it cut off does not get its frames.
 const KEPT: u64 = 5_000_000_000;
-/// How long it is kept at most, though its user cannot come back all that time.
+/// How long it is kept at most, though its user waits in line all that time.
 const KEPT_LONGEST: u64 = 60_000_000_000;
 /// Addresses that are kept for one user at most.
 const KEPT_LIMIT: usize = 256;
@@ -439,10 +439,14 @@ impl Switch {
     }
 
     /// Keeps all of them for so much longer, in which their users could not come
-    /// back. Who sees to that for a minute has no more of it: who waits in line is
-    /// there by then, and others want the address too.
-    pub fn keep_longer(&mut self, time: u64) {
+    /// back. Where those who wait for that move on, a minute is enough: a user who
+    /// waits in line is there by then, and others want the address too. A line
+    /// that stands is nobody's to wait in, and that time does not count.
+    pub fn keep_longer(&mut self, time: u64, moves: bool) {
         for kept in self.kept.values_mut() {
+            if !moves {
+                kept.latest = kept.latest.saturating_add(time);
+            }
             kept.until = kept.until.saturating_add(time).min(kept.latest);
         }
     }
@@ -1223,11 +1227,11 @@ mod tests {
         }
         switch.detach(0, 0);
         for second in 1..60 {
-            switch.keep_longer(SECOND);
+            switch.keep_longer(SECOND, true);
             switch.expire(second * SECOND);
             assert_eq!(switch.holder(&mac(1)), None, "after {second} s");
         }
-        switch.keep_longer(SECOND);
+        switch.keep_longer(SECOND, true);
         switch.expire(KEPT_LONGEST);
         assert_eq!(switch.holder(&mac(1)), Some(1));
     }
