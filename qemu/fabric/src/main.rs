@@ -20,7 +20,7 @@ use ferrite_fabric::wake;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::net::Shutdown;
@@ -775,10 +775,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         crowd.look(queue, now(), &mut switch);
         switch.expire(now());
         switch.poll(now(), &mut ports);
-        let all = &ports.ports;
-        ports
-            .broker
-            .poll(turn, |id| all.get(&id).is_some_and(|port| port.more));
+        turns.give_up(turn, &mut switch, &mut ports, now());
         ports.follow(&mut switch, now());
         for (index, hung_up) in ready.clients {
             if let Some(client) = clients.get_mut(index) {
@@ -1102,6 +1099,100 @@ impl Turns {
             self.debts.add(user, over);
         }
     }
+
+    /// Gives up ports that had not answered by the time `turn`, and only those: the
+    /// answers of others may lie unread because others had their turns. After some
+    /// time they are looked for, at the expense of whose they are and of as many
+    /// ports as make up a turn; who is next then waits for the next.
+    fn give_up(&mut self, turn: u64, switch: &mut Switch, ports: &mut Ports, now: u64) {
+        let mut searched = BTreeSet::new();
+        let start = ports.work;
+        for id in ports.broker.late(turn) {
+            let Some(port) = ports.ports.get(&id).filter(|port| port.more) else {
+                continue;
+            };
+            if ports.work - start >= WORK_OF_OTHERS {
+                break;
+            }
+            let (user, before) = (port.user(), ports.work);
+            search(id, switch, ports, now);
+            let work = ports.work - before;
+            if user == Some(ports.own_uid) {
+                self.own_debts.add(id, work);
+            } else {
+                self.debts.add(user, work);
+            }
+            searched.insert(id);
+        }
+        let all = &ports.ports;
+        ports.broker.poll(turn, |id| {
+            let more = all.get(&id).is_some_and(|port| port.more);
+            more && !searched.contains(&id)
+        });
+    }
+}
+
+/// Looks for messages in all that has come from a port by now. The frames before
+/// them are lost: to forward them may take many turns.
+fn search(id: PortId, switch: &mut Switch, ports: &mut Ports, now: u64) {
+    let Some(mut port) = ports.ports.remove(&id) else {
+        return;
+    };
+    // Without an answer there is nothing.
+    let mut unread = rustix::io::ioctl_fionread(port.stream.stream()).unwrap_or(0);
+    let mut lost = 0u64;
+    let result = loop {
+        match take_messages(id, &mut port, switch, ports, now) {
+            Ok(count) => lost += count,
+            Err(reason) => break Err(reason),
+        }
+        if unread == 0 {
+            break Ok(());
+        }
+        match port.reader.fill(&mut port.stream) {
+            Ok(count) if count > 0 => unread = unread.saturating_sub(count as u64),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Whatever it is, the next turn finds it.
+            _ => break Ok(()),
+        }
+    };
+    match result {
+        Ok(()) => notice!("port {id}: {lost} frames lost to come to its answer"),
+        Err(reason) => {
+            notice!("port {id} is cut off: {reason}");
+            port.gone = true;
+        }
+    }
+    ports.ports.insert(id, port);
+    ports.act(now);
+}
+
+/// Takes all frames that are read from a port, and heeds the messages among them.
+/// Returns how many others there were.
+fn take_messages(
+    id: PortId,
+    port: &mut Port,
+    switch: &mut Switch,
+    ports: &mut Ports,
+    now: u64,
+) -> Result<u64, String> {
+    let mut lost = 0;
+    loop {
+        let Some(frame) = port
+            .reader
+            .next_frame()
+            .map_err(|error| error.to_string())?
+        else {
+            return Ok(lost);
+        };
+        ports.work += cost(frame);
+        if is_message(frame) {
+            let message = Message::parse(frame);
+            heed(id, port, message, switch, ports, now)?;
+        } else {
+            lost += 1;
+        }
+    }
 }
 
 /// Reads from ports that have a turn together, with so much left of it. Returns
@@ -1199,24 +1290,8 @@ fn take_frames(
         };
         ports.work += cost(frame);
         if is_message(frame) {
-            let Some((source, message)) = Message::parse(frame) else {
-                continue;
-            };
-            let device = port.device == Some(true);
-            match message {
-                Message::Hello { any_source } if device => {
-                    claim(id, port, source, any_source, switch, ports);
-                }
-                Message::Ready(shortcut)
-                | Message::Released(shortcut)
-                | Message::Closed(shortcut)
-                    if port.outbox.has_grant(shortcut) =>
-                {
-                    return Err("it answers what it has not read".into());
-                }
-                _ => {}
-            }
-            ports.broker.message(id, source, message, device, now);
+            let message = Message::parse(frame);
+            heed(id, port, message, switch, ports, now)?;
             continue;
         }
         switch.receive(id, frame, now, ports);
@@ -1231,6 +1306,34 @@ fn take_frames(
         }
     }
     Ok(false)
+}
+
+/// A message came from a port; `None` if it made no sense.
+fn heed(
+    id: PortId,
+    port: &Port,
+    message: Option<(Mac, Message)>,
+    switch: &mut Switch,
+    ports: &mut Ports,
+    now: u64,
+) -> Result<(), String> {
+    let Some((source, message)) = message else {
+        return Ok(());
+    };
+    let device = port.device == Some(true);
+    match message {
+        Message::Hello { any_source } if device => {
+            claim(id, port, source, any_source, switch, ports);
+        }
+        Message::Ready(shortcut) | Message::Released(shortcut) | Message::Closed(shortcut)
+            if port.outbox.has_grant(shortcut) =>
+        {
+            return Err("it answers what it has not read".into());
+        }
+        _ => {}
+    }
+    ports.broker.message(id, source, message, device, now);
+    Ok(())
 }
 
 /// The device behind a port says which address it has.
@@ -1551,6 +1654,63 @@ mod tests {
                 "{received:?}"
             );
             assert!(received.iter().all(|count| *count <= 1), "{received:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_behind_frames_that_had_no_turn_is_in_time() {
+        for answers in [true, false] {
+            let mut switch = Switch::new(1, Faults::default());
+            let mut ports = Ports {
+                own_uid: OWNER,
+                ..Ports::default()
+            };
+            let mut turns = Turns::default();
+            let [own, peer] = [1, 2].map(|number| Mac([0x52, 0x54, 0, 0, 0, number]));
+            let [(a, mut stream), (b, _other)] = [own, peer].map(|address| {
+                let (stream, end) = UnixStream::pair().unwrap();
+                let id = ports.attach(Connection::new(stream).unwrap(), &mut switch);
+                let hello = Message::Hello { any_source: false };
+                switch.claim(id, address, false);
+                ports.broker.message(id, address, hello, true, 0);
+                ports.ports.get_mut(&id).unwrap().device = Some(true);
+                (id, end)
+            });
+            ports.broker.allow(true, 0);
+            for _ in 0..4 {
+                let behind = |address: &Mac| switch.port_of(address);
+                ports.broker.seen(a, b, peer, behind, 0);
+            }
+            let [Action::Grant(id)] = ports.broker.actions()[..] else {
+                panic!("no shortcut");
+            };
+            // The other leaves. This one answers at once, or sends frames alone, and
+            // its user has no turn.
+            ports.ports.get_mut(&b).unwrap().gone = true;
+            ports.settle(&mut switch, 0);
+            ports.told(0);
+            let mut writer = Writer::new(1 << 20);
+            for _ in 0..8 {
+                let mut frame = vec![0; Flooded::FRAME];
+                frame[6..12].copy_from_slice(&own.0);
+                writer.push(&frame);
+            }
+            if answers {
+                writer.push(&Message::Released(id).to_frame(own));
+            }
+            assert!(writer.flush(&mut stream).unwrap());
+            let user = ports.ports[&a].user();
+            turns.debts.add(user, u64::MAX / 2);
+            for second in 0..20 {
+                let now = second * SECOND;
+                turns.take(&[a], &mut switch, &mut ports, &|| now);
+                turns.give_up(now, &mut switch, &mut ports, now);
+                ports.settle(&mut switch, now);
+                // It is asked for the rest by then, and answers no more.
+                let cut_off = !ports.ports.contains_key(&a);
+                assert_eq!(cut_off, !answers && second >= 10, "after {second} s");
+            }
+            assert_eq!(ports.broker.shortcuts().count(), usize::from(answers));
         }
     }
 

@@ -67,7 +67,8 @@ const PATIENCE: u64 = 2_000_000_000;
 const STALLED: u64 = 10_000_000_000;
 /// Bytes that a port reads in that time at least, if so many wait for it.
 const STEP: u64 = 4 * 1024 * 1024;
-/// How much longer the switch looks for the answer in what the port has sent.
+/// How much longer the switch waits until it comes to the answer in what the port
+/// has sent, before it looks for it out of turn.
 const READING: u64 = 4 * PATIENCE;
 /// Descriptors that come with a grant.
 pub const GRANT_FDS: usize = 2;
@@ -682,14 +683,23 @@ impl Broker {
         });
     }
 
+    /// Ports that had not answered long before the time `now`. The answer of one
+    /// from which not all was read has to be looked for: it came in time, perhaps,
+    /// and it is the switch that did not get to it.
+    pub fn late(&self, now: u64) -> BTreeSet<PortId> {
+        let ends = self.shortcuts.values().flat_map(|shortcut| &shortcut.ends);
+        ends.filter(|end| !end.done && end.told && end.deadline.saturating_add(READING) <= now)
+            .map(|end| end.port)
+            .collect()
+    }
+
     /// Gives up ports that had not answered by the time `now`. All that had
     /// arrived by then must have been read, but from ports of which `unread`
     /// says that there is more: the answer may be in that.
     pub fn poll(&mut self, now: u64, unread: impl Fn(PortId) -> bool) {
         let ends = self.shortcuts.values().flat_map(|shortcut| &shortcut.ends);
         for end in ends.filter(|end| !end.done && end.deadline <= now) {
-            let reading = end.told && now < end.deadline.saturating_add(READING);
-            if !(reading && unread(end.port)) {
+            if !(end.told && unread(end.port)) {
                 self.actions.push(Action::CutOff(end.port));
             }
         }
@@ -1013,11 +1023,14 @@ mod tests {
         assert_eq!(broker.actions(), [Action::CutOff(1)]);
         broker.detach(1, PATIENCE);
         assert_eq!(say(&mut broker, 2, Message::Released(0)).len(), 1);
-        // But not for ever.
+        // But it is looked for after some time.
         broker.told(PATIENCE, |_, _| None);
-        broker.poll(2 * PATIENCE + READING - 1, |_| true);
+        assert!(broker.late(2 * PATIENCE + READING - 1).is_empty());
+        let late = 2 * PATIENCE + READING;
+        assert_eq!(broker.late(late), [2].into());
+        broker.poll(late, |_| true);
         assert_eq!(broker.actions(), []);
-        broker.poll(2 * PATIENCE + READING, |_| true);
+        broker.poll(late, |_| false);
         assert_eq!(broker.actions(), [Action::CutOff(2)]);
     }
 
