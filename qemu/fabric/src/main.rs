@@ -746,9 +746,12 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         if ready.listener {
             // Who has let go of such a port may have another.
             ports.look_left();
-            let mut owned = ports.owned();
+            let mut taken = Taken {
+                owned: ports.owned(),
+                places: switch.places(),
+            };
             queue = accept(&listener, MAX_CLOSING, |stream| {
-                if stream.is_over() || !door.admits(&stream, &mut owned) {
+                if stream.is_over() || !door.admits(&stream, &mut taken) {
                     return false;
                 }
                 ports.attach(stream, &mut switch);
@@ -948,6 +951,12 @@ fn allow_descriptors() -> usize {
     })
 }
 
+/// Ports that are there, by users, and those that are left for some.
+struct Taken {
+    owned: BTreeMap<Option<u32>, usize>,
+    places: BTreeMap<u32, usize>,
+}
+
 /// Who may have a port.
 struct Door {
     max_ports: usize,
@@ -974,16 +983,22 @@ impl Door {
     /// Whether one more port may be there beside those that users own, for who
     /// has connected. Who runs the fabric could end it as well, and may use all
     /// of it.
-    fn admits(&mut self, stream: &Connection, owned: &mut BTreeMap<Option<u32>, usize>) -> bool {
+    fn admits(&mut self, stream: &Connection, taken: &mut Taken) -> bool {
         let (user, own) = (stream.user(), Some(self.own_uid));
-        let of = |user: Option<u32>| owned.get(&user).copied().unwrap_or(0);
-        let all: usize = owned.values().sum();
-        let others = all - of(own);
+        let of = |user: Option<u32>| taken.owned.get(&user).copied().unwrap_or(0);
+        let all: usize = taken.owned.values().sum();
+        let places = taken.places.iter();
+        let of_others = places.filter(|(of, _)| ![user, own].contains(&Some(**of)));
+        let places: usize = of_others.map(|(_, count)| count).sum();
+        let others = all - of(own) + places;
         let kept = self.max_ports / KEPT_PORTS;
         let crowded = user != own && of(user) >= self.max_ports_per_user;
         let is_kept = user != own && others >= self.max_ports - kept;
         if !crowded && !is_kept && all < self.max_ports {
-            *owned.entry(user).or_default() += 1;
+            *taken.owned.entry(user).or_default() += 1;
+            if let Some(places) = user.and_then(|user| taken.places.get_mut(&user)) {
+                *places = places.saturating_sub(1);
+            }
             return true;
         }
         self.refused += 1;
@@ -995,7 +1010,10 @@ impl Door {
                     self.max_ports_per_user
                 )
             } else if is_kept {
-                format!("others have {others} ports, and {kept} are kept (--max-ports)")
+                format!(
+                    "others have {others} ports, {places} of which they are to come back to, \
+                     and {kept} are kept (--max-ports)"
+                )
             } else {
                 format!("there are {} ports (--max-ports)", self.max_ports)
             };

@@ -211,6 +211,8 @@ pub struct Switch {
     holders: HashMap<Mac, PortId>,
     /// Addresses that no other user can have for now.
     kept: HashMap<Mac, Kept>,
+    /// Ports that users had who are to come back for these, no more than they are.
+    places: BTreeMap<u32, usize>,
     /// The port of each whose frames were last released.
     polled: BTreeMap<Turn, PortId>,
     debts: Debts<Turn>,
@@ -256,6 +258,7 @@ impl Switch {
             table: HashMap::new(),
             holders: HashMap::new(),
             kept: HashMap::new(),
+            places: BTreeMap::new(),
             polled: BTreeMap::new(),
             debts: Debts::default(),
             next: None,
@@ -303,10 +306,33 @@ impl Switch {
         self.owner = Some(user);
     }
 
-    /// A port is of this user.
+    /// A port is of this user, and takes a place that was kept for it.
     pub fn set_user(&mut self, port: PortId, user: u32) {
         if let Some(port) = self.ports.get_mut(&port) {
             port.user = Some(user);
+            if let Some(places) = self.places.get_mut(&user) {
+                *places = places.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Ports that are to be left for users of whom addresses are kept: else others
+    /// would only have to take the places of those whose addresses they want. Each
+    /// is one that the user had, and no other has come for it.
+    pub fn places(&self) -> BTreeMap<u32, usize> {
+        self.places.clone()
+    }
+
+    /// An address is not kept any more, nor a place for who comes for it.
+    fn let_go(&mut self, address: &Mac) {
+        if let Some(Kept { user, .. }) = self.kept.remove(address) {
+            let left = self.kept.values().filter(|kept| kept.user == user).count();
+            if let Some(places) = self.places.get_mut(&user) {
+                *places = left.min(*places);
+            }
+            if left == 0 {
+                self.places.remove(&user);
+            }
         }
     }
 
@@ -347,7 +373,7 @@ impl Switch {
             return;
         };
         self.unlearn(&address);
-        self.kept.remove(&address);
+        self.let_go(&address);
         self.holders.insert(address, holder);
         self.table.insert(address, holder);
         self.moved = true;
@@ -423,6 +449,7 @@ impl Switch {
                     latest: now.saturating_add(KEPT_LONGEST),
                 };
                 self.kept.insert(claim.address, kept);
+                *self.places.entry(user).or_default() += 1;
             }
         }
         self.give(claim.address);
@@ -433,7 +460,7 @@ impl Switch {
         let over = self.kept.iter().filter(|(_, kept)| kept.until <= now);
         let over: Vec<Mac> = over.map(|(address, _)| *address).collect();
         for address in over {
-            self.kept.remove(&address);
+            self.let_go(&address);
             self.give(address);
         }
     }
@@ -1215,6 +1242,44 @@ mod tests {
         expected[..5].fill(2);
         expected[20] = 2;
         assert_eq!(of_users(&sink, users, 20), expected);
+    }
+
+    #[test]
+    fn a_place_is_kept_with_an_address_and_none_beyond_those_a_user_had() {
+        let (mut switch, _) = three();
+        let attach = |switch: &mut Switch, number| {
+            let port = switch.attach();
+            switch.set_user(port, 1000);
+            if let Some(number) = number {
+                assert!(switch.claim(port, mac(number), false));
+            }
+            port
+        };
+        let places = |switch: &Switch| switch.places().get(&1000).copied().unwrap_or(0);
+        let ports = [1, 2, 3].map(|number| attach(&mut switch, Some(number)));
+        assert_eq!(places(&switch), 0);
+        for port in ports {
+            switch.detach(port, 0);
+        }
+        assert_eq!(places(&switch), 3);
+        // Whichever comes back, it takes one.
+        attach(&mut switch, Some(2));
+        assert_eq!(places(&switch), 2);
+        let other = attach(&mut switch, None);
+        assert_eq!(places(&switch), 1);
+        attach(&mut switch, Some(4));
+        attach(&mut switch, Some(5));
+        assert_eq!(places(&switch), 0);
+        // One without an address has nothing to come back for.
+        switch.detach(other, 0);
+        assert_eq!(places(&switch), 0);
+        let last = switch.attach();
+        switch.set_user(last, 1000);
+        switch.claim(last, mac(6), false);
+        switch.detach(last, 1);
+        assert_eq!(places(&switch), 1);
+        switch.expire(1 + KEPT);
+        assert!(switch.places().is_empty());
     }
 
     #[test]

@@ -1127,6 +1127,41 @@ fn others_leave_ports_for_who_runs_the_fabric() {
 }
 
 #[test]
+fn who_fills_the_ports_does_not_get_the_address_of_one_that_comes_back() {
+    if !is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let options = ["--max-ports", "16", "--max-ports-per-user", "100"];
+    let fabric = Fabric::start_as("come-back", "exec \"$@\"", true, &options);
+    let come = || Capable::over(as_user(&fabric, 20_000, connect), 1, true);
+    let of_first = |name: &str| fabric.stats()["ports"][0][name].clone();
+    let first = come();
+    until(|| of_first("own_address").is_string());
+    // Another has all other ports, and wants the address.
+    let _wants = Capable::new(&fabric, 1, true);
+    let _others: Vec<UnixStream> = (0..13).map(|_| fabric.connect()).collect();
+    fabric.wait_for_ports(15);
+    drop(first);
+    fabric.wait_for_ports(14);
+    let mut more = fabric.connect();
+    until(|| is_refused(&mut more));
+    let mut first = come();
+    until(|| {
+        let stats = fabric.stats();
+        let ports = stats["ports"].as_array().unwrap();
+        let mut own = ports.iter().filter(|port| port["uid"] == 20_000);
+        own.any(|port| port["own_address"] == first.mac.to_string().as_str())
+    });
+    assert!(!is_refused(&mut first.stream));
+    let said = fabric.end();
+    assert!(
+        said.contains("1 of which they are to come back to"),
+        "{said}"
+    );
+}
+
+#[test]
 fn bad_options_are_named() {
     let run = |options: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_ferrite-fabric"))
