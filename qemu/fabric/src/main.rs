@@ -61,13 +61,15 @@ const WORK_PER_COPY: u64 = 64;
 const WORK_PER_GRANT: u64 = 64 * 1024;
 /// Work after which what came of it is written, before there is more.
 const WORK_PER_FLUSH: u64 = 4 * 1024 * 1024;
-/// Grants that are sent and not read, of each user other than the one who runs
-/// the fabric, and of all: the kernel counts their descriptors for the latter,
-/// and gives no process of that user any more than so many.
-const MAX_UNREAD_PER_USER: usize = 8;
-const MAX_UNREAD: usize = 128;
-/// Of these, those of all others but the latter.
-const MAX_UNREAD_OF_OTHERS: usize = MAX_UNREAD / 2;
+/// Grants that are sent and not read, of all: the kernel counts their descriptors
+/// for the user who runs the fabric, and gives no process of that user any more
+/// than so many. Half of these are for that user alone.
+const MAX_UNREAD: usize = 256;
+/// Of these, those of each other user and of each of its ports. Who reads them has
+/// the next at once. Few are needed, since nothing makes others read theirs: one
+/// port that hangs leaves its user some, and many users leave some to others.
+const MAX_UNREAD_PER_USER: usize = 4;
+const MAX_UNREAD_PER_PORT: usize = 1;
 /// How long a grant may lie unread in a port's socket, in nanoseconds.
 const UNREAD: u64 = 10_000_000_000;
 /// Descriptors for everything but ports and shortcuts: control connections, and
@@ -245,6 +247,8 @@ struct Ports {
     rings: BTreeMap<ShortcutId, Rings>,
     /// Descriptors that shortcuts may take.
     shortcut_fds: usize,
+    /// Grants that may be unread; see [`MAX_UNREAD`].
+    max_unread: usize,
     no_shortcuts: bool,
     own_uid: u32,
 }
@@ -392,12 +396,13 @@ impl Ports {
     }
 
     /// Whether the ends of a shortcut have read enough of the grants that they
-    /// and others of their users got. Who leaves some behind where a port was has
-    /// none until they are gone: no user of good faith does for long.
+    /// and others of their users got, those included that are left where a port
+    /// was.
     fn may_grant(&self, id: ShortcutId) -> bool {
         let Some(ends) = self.broker.ends(id) else {
             return false;
         };
+        let own = Some(self.own_uid);
         let mut of_users: BTreeMap<Option<u32>, usize> = BTreeMap::new();
         for port in self.ports.values() {
             *of_users.entry(port.user()).or_default() += port.outbox.unread_grants();
@@ -410,22 +415,29 @@ impl Ports {
             let Some(port) = self.ports.get(end) else {
                 return false;
             };
-            if port.outbox.unread_grants() >= MAX_UNANSWERED {
+            let most = match port.user() {
+                user if user == own => MAX_UNANSWERED,
+                _ => MAX_UNREAD_PER_PORT,
+            };
+            if port.outbox.unread_grants() >= most {
                 return false;
             }
             *of_users.entry(port.user()).or_default() += 1;
         }
-        let own = Some(self.own_uid);
         let all: usize = of_users.values().sum();
         let others = all - of_users.get(&own).copied().unwrap_or(0);
         let is_full = |(end, _): &(PortId, Mac)| {
             let user = self.ports.get(end).and_then(Port::user);
             let unread = of_users.get(&user).copied().unwrap_or(0);
-            let has_left = self.left.iter().any(|left| left.user == user);
-            let too_many = unread > MAX_UNREAD_PER_USER || others > MAX_UNREAD_OF_OTHERS;
-            user != own && (has_left || too_many)
+            let most = match user {
+                Some(_) => MAX_UNREAD_PER_USER,
+                // These may be anybody's, and are no more together than half of
+                // those of others.
+                None => self.max_unread / 4,
+            };
+            user != own && (unread > most || others > self.max_unread / 2)
         };
-        all <= MAX_UNREAD && !ends.iter().any(is_full)
+        all <= self.max_unread && !ends.iter().any(is_full)
     }
 
     /// Makes the rings of a shortcut and hands them to both ends.
@@ -657,6 +669,8 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = allow_descriptors();
     // The others are for ports, whatever becomes of shortcuts.
     ports.shortcut_fds = descriptors / 4;
+    // Half of what the kernel lets this user have under way.
+    ports.max_unread = MAX_UNREAD.min(descriptors / (2 * GRANT_FDS));
     ports.broker.limit(ports.own_uid, ports.shortcut_fds / 4);
     let bind = |path: &PathBuf| Listener::bind(path)?.without_descriptors();
     let control = options.control.as_ref().map(bind).transpose()?;
