@@ -354,7 +354,7 @@ impl Ports {
                 Action::Grant(id) => {
                     self.work += WORK_PER_GRANT;
                     if !self.may_grant(id) {
-                        self.broker.refused(id);
+                        self.broker.refused(id, now);
                     } else if let Err(error) = self.grant(id) {
                         notice!("no shortcut for two ports: {error}");
                         self.broker.failed(id, now);

@@ -60,6 +60,9 @@ pub const MAX_UNANSWERED: usize = 4;
 const MAX_PAIRS: usize = 4096;
 /// How long all wait for another try where there was no shortcut to be had, in nanoseconds.
 const AGAIN: u64 = 1_000_000_000;
+/// How long two ports wait for another try when they were refused one, in nanoseconds:
+/// each costs the one something whose frame it was.
+const REFUSED: u64 = 100_000_000;
 /// How long a port may take to answer, in nanoseconds.
 const PATIENCE: u64 = 2_000_000_000;
 /// How long what is asked of a port may wait to be written while the port reads
@@ -307,6 +310,15 @@ impl Ended {
     }
 }
 
+/// What was seen of two ports.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Frames since the last try to make a shortcut.
+    frames: u32,
+    /// When there may be another.
+    again_at: u64,
+}
+
 /// Decides who has shortcuts.
 #[derive(Default)]
 pub struct Broker {
@@ -325,7 +337,7 @@ pub struct Broker {
     next: ShortcutId,
     allowed: bool,
     /// Frames seen between ports, the lower number first.
-    seen: HashMap<(PortId, PortId), u32>,
+    seen: HashMap<(PortId, PortId), Seen>,
     /// Pairs of which one did not want a shortcut, or could not use it.
     barred: BTreeSet<(PortId, PortId)>,
     /// When there may be shortcuts again, after one could not be made: what
@@ -432,13 +444,13 @@ impl Broker {
         if self.seen.len() >= MAX_PAIRS && !self.seen.contains_key(&pair) {
             self.seen.clear();
         }
-        let count = self.seen.entry(pair).or_default();
-        *count += 1;
-        if *count < THRESHOLD {
+        let seen = self.seen.entry(pair).or_default();
+        seen.frames += 1;
+        if seen.frames < THRESHOLD {
             return;
         }
-        *count = 0;
-        if self.again_at > now {
+        seen.frames = 0;
+        if self.again_at.max(seen.again_at) > now {
             return;
         }
         let of = |port| {
@@ -505,12 +517,17 @@ impl Broker {
     /// A shortcut could not be made: memory or descriptors are missing.
     pub fn failed(&mut self, id: ShortcutId, now: u64) {
         self.again_at = now.saturating_add(AGAIN);
-        self.refused(id);
+        self.remove(id);
     }
 
     /// A shortcut was not made, because of the ports that it is for.
-    pub fn refused(&mut self, id: ShortcutId) {
-        self.remove(id);
+    pub fn refused(&mut self, id: ShortcutId, now: u64) {
+        let Some(shortcut) = self.remove(id) else {
+            return;
+        };
+        if let Some(seen) = self.seen.get_mut(&shortcut.pair()) {
+            seen.again_at = now.saturating_add(REFUSED);
+        }
     }
 
     fn remove(&mut self, id: ShortcutId) -> Option<Shortcut> {
@@ -1110,6 +1127,23 @@ mod tests {
         assert_eq!(say(&mut broker, 1, Message::Closed(1)), [Action::Forget(1)]);
         assert_eq!(again(&mut broker, 7 + AGAIN - 1), []);
         assert_eq!(again(&mut broker, 7 + AGAIN), [Action::Grant(2)]);
+    }
+
+    #[test]
+    fn who_is_refused_a_shortcut_does_not_try_with_every_frame() {
+        let again = |broker: &mut Broker, to: u8, now| {
+            for _ in 0..10 * THRESHOLD {
+                broker.seen(1, to.into(), mac(to), behind, now);
+            }
+            broker.actions()
+        };
+        let mut broker = granted();
+        broker.refused(0, 5);
+        assert_eq!(again(&mut broker, 2, 5 + REFUSED - 1), []);
+        // It is no matter to others.
+        broker.message(3, mac(3), HELLO, true, 0);
+        assert_eq!(again(&mut broker, 3, 5), [Action::Grant(1)]);
+        assert_eq!(again(&mut broker, 2, 5 + REFUSED), [Action::Grant(2)]);
     }
 
     #[test]
