@@ -1513,6 +1513,10 @@ fn handle(
 }
 
 #[cfg(test)]
+#[path = "../tests/users/mod.rs"]
+mod users;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use ferrite_fabric::descriptors;
@@ -1571,10 +1575,9 @@ mod tests {
     impl Flooded {
         const FRAME: usize = 16_000;
 
-        /// `None` if this process can be no other user.
+        /// `None` if other users are left out.
         fn new(silent: usize, users: std::ops::Range<u32>) -> Option<Self> {
-            if !rustix::process::geteuid().is_root() {
-                eprintln!("skipped: only root can be many users");
+            if !users::are_needed() {
                 return None;
             }
             let mut switch = Switch::new(1, Faults::default());
@@ -1584,7 +1587,7 @@ mod tests {
                 ..Ports::default()
             };
             let mut attach = |user| {
-                let (stream, end) = pair_of(user);
+                let (stream, end) = users::as_user(user, || UnixStream::pair().unwrap());
                 end.set_nonblocking(true).unwrap();
                 let stream = Connection::new(stream).unwrap();
                 assert_eq!(stream.user(), Some(user));
@@ -1638,17 +1641,6 @@ mod tests {
             let ids = self.users.iter().map(|(id, _)| *id);
             ids.map(|id| of(id).unwrap().counters.rx_frames).collect()
         }
-    }
-
-    /// Two ends of a connection, both of which are a user's.
-    fn pair_of(user: u32) -> (UnixStream, UnixStream) {
-        let pair = move || {
-            let uid = rustix::process::Uid::from_raw(user);
-            // This thread alone.
-            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-            UnixStream::pair().unwrap()
-        };
-        std::thread::spawn(pair).join().unwrap()
     }
 
     #[test]

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The fabric binary, seen from its sockets.
 
+mod users;
+
 use ferrite_fabric::descriptors::{self, Receiver};
 use ferrite_fabric::framing::{Reader, Writer};
 use ferrite_fabric::ring::{self, Consumer, Producer};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
-use rustix::process::{kill_process, Pid, Signal, Uid};
+use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -37,8 +39,8 @@ impl Fabric {
         fabric
     }
 
-    /// Starts it by a shell script, and by another user if this one is root, who
-    /// may do things that others may not.
+    /// Starts it by a shell script, and by another user if this one can be others:
+    /// root may do things that others may not.
     fn start_as(name: &str, script: &str, by_nobody: bool, options: &[&str]) -> Self {
         let directory =
             std::env::temp_dir().join(format!("ferrite-fabric-{}-{name}", std::process::id()));
@@ -47,7 +49,7 @@ impl Fabric {
         let binary = Path::new(env!("CARGO_BIN_EXE_ferrite-fabric"));
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]);
-        if by_nobody && is_root() {
+        if by_nobody && users::are_there() {
             // Where the build lies may be closed to others.
             let copy = directory.join("fabric");
             std::fs::copy(binary, &copy).unwrap();
@@ -110,10 +112,6 @@ impl Drop for Fabric {
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }
 
 fn until(mut condition: impl FnMut() -> bool) {
@@ -333,7 +331,7 @@ fn another_user_has_no_more_ports_than_allowed() {
     let fabric = Fabric::start_as("per-user", "exec \"$@\"", true, &options);
     let mut ports: Vec<UnixStream> = (0..5).map(|_| fabric.connect()).collect();
     // Who runs the fabric may have all.
-    let refused = if is_root() { 3 } else { 1 };
+    let refused = if users::are_there() { 3 } else { 1 };
     until(|| {
         ports
             .iter_mut()
@@ -383,11 +381,6 @@ fn ports_that_do_not_read_share_memory_that_is_bounded() {
 /// the sockets are dropped.
 fn under_way(count: usize) -> (UnixStream, UnixStream) {
     let send = move || {
-        if is_root() {
-            let nobody = Uid::from_raw(NOBODY);
-            // This thread alone.
-            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        }
         let pair = UnixStream::pair().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
         for _ in 0..count {
@@ -395,7 +388,10 @@ fn under_way(count: usize) -> (UnixStream, UnixStream) {
         }
         pair
     };
-    std::thread::spawn(send).join().unwrap()
+    match users::are_there() {
+        true => users::as_user(NOBODY, send),
+        false => send(),
+    }
 }
 
 #[test]
@@ -641,7 +637,7 @@ fn grants_that_nobody_reads_stay_few_when_ports_hang_up() {
         count += port.fds.len();
     }
     // Two for each grant; who runs the fabric has as many as there are.
-    let most = if is_root() { 8 } else { 512 };
+    let most = if users::are_there() { 8 } else { 512 };
     assert!((8..=most).contains(&count), "{count} descriptors");
     // They are read, and there may be others.
     let (mut a, mut b) = (
@@ -663,15 +659,7 @@ fn as_user<T: Send>(fabric: &Fabric, uid: u32, work: impl FnOnce(&Path) -> T + S
     until(|| listen.exists());
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(&listen, all).unwrap();
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            let uid = Uid::from_raw(uid);
-            // This thread alone.
-            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-            work(&listen)
-        });
-        other.join().unwrap()
-    })
+    users::as_user(uid, || work(&listen))
 }
 
 /// Two ports of [`NOBODY`].
@@ -728,8 +716,7 @@ fn received_before(
 
 #[test]
 fn the_ports_of_one_user_share_a_turn() {
-    if !is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !users::are_needed() {
         return;
     }
     let fabric = Fabric::start_as("turns", "exec \"$@\"", true, &[]);
@@ -747,8 +734,7 @@ fn the_ports_of_one_user_share_a_turn() {
 
 #[test]
 fn the_ports_of_one_user_share_a_turn_where_frames_are_delayed() {
-    if !is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !users::are_needed() {
         return;
     }
     let fabric = Fabric::start_as("delayed", "exec \"$@\"", true, &["--delay", "1"]);
@@ -767,8 +753,7 @@ fn the_ports_of_one_user_share_a_turn_where_frames_are_delayed() {
 
 #[test]
 fn who_has_many_users_has_one_turn_for_them() {
-    if !is_root() {
-        eprintln!("skipped: only root can be many users");
+    if !users::are_needed() {
         return;
     }
     let fabric = Fabric::start_as("many-users", "exec \"$@\"", true, &[]);
@@ -820,8 +805,7 @@ fn ports_of_user(fabric: &Fabric, user: u8) -> Vec<Capable> {
 
 #[test]
 fn a_few_users_leave_grants_for_others() {
-    if !is_root() {
-        eprintln!("skipped: only root can be many users");
+    if !users::are_needed() {
         return;
     }
     let fabric = Fabric::start_as("few-users", "exec \"$@\"", true, &[]);
@@ -874,8 +858,7 @@ fn leave_grants(fabric: &Fabric, [mut a, b]: [Capable; 2]) -> [Capable; 2] {
 
 #[test]
 fn who_leaves_grants_behind_has_few() {
-    if !is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !users::are_needed() {
         return;
     }
     let fabric = Fabric::start_as("behind", "exec \"$@\"", true, &[]);
@@ -902,8 +885,7 @@ fn who_leaves_grants_behind_has_few() {
 
 #[test]
 fn others_leave_grants_for_who_runs_the_fabric() {
-    if !is_root() {
-        eprintln!("skipped: only root can be many users");
+    if !users::are_needed() {
         return;
     }
     // With so many descriptors there are 64 unread in all.
@@ -927,8 +909,7 @@ fn others_leave_grants_for_who_runs_the_fabric() {
 
 #[test]
 fn who_connects_all_the_time_keeps_nobody_out() {
-    if !is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !users::are_needed() {
         return;
     }
     let fabric = Fabric::start_as("crowd", "exec \"$@\"", true, &[]);
@@ -960,20 +941,24 @@ fn who_connects_all_the_time_keeps_nobody_out() {
     });
 }
 
-/// A fabric in a user namespace in which only root has a number.
-fn among_unknown_users(name: &str) -> Option<Fabric> {
-    let map = ["--user", "--map-root-user"];
-    let can = Command::new("unshare")
-        .args(map)
-        .arg("true")
-        .stderr(Stdio::null())
-        .status();
-    if !(is_root() && can.is_ok_and(|status| status.success())) {
-        eprintln!("skipped: no user namespace can be made");
+/// A fabric in namespaces of its own; `None` if tests that need root are left out.
+fn unshared(name: &str, namespaces: &str) -> Option<Fabric> {
+    if !users::are_needed() {
         return None;
     }
-    let script = "exec unshare --user --map-root-user \"$@\"";
-    Some(Fabric::start_as(name, script, false, &[]))
+    let script = format!("exec unshare {namespaces} \"$@\"");
+    let can = Command::new("sh")
+        .args(["-c", &script, "sh", "true"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&can.stderr);
+    assert!(can.status.success(), "this test needs namespaces: {said}");
+    Some(Fabric::start_as(name, &script, false, &[]))
+}
+
+/// One in a user namespace in which only root has a number.
+fn among_unknown_users(name: &str) -> Option<Fabric> {
+    unshared(name, "--user --map-root-user")
 }
 
 #[test]
@@ -1070,17 +1055,9 @@ fn a_full_disk_behind_standard_error_ends_nothing() {
 
 #[test]
 fn a_process_without_a_number_here_has_a_user() {
-    // In a PID namespace of its own, which only root may make.
-    let script = "exec unshare --pid --fork --kill-child \"$@\"";
-    let can = Command::new("unshare")
-        .args(["--pid", "--fork", "--kill-child", "true"])
-        .stderr(Stdio::null())
-        .status();
-    if !can.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no PID namespace can be made");
+    let Some(fabric) = unshared("pid", "--pid --fork --kill-child") else {
         return;
-    }
-    let fabric = Fabric::start_as("pid", script, false, &[]);
+    };
     let _port = fabric.connect();
     fabric.wait_for_ports(1);
     let stats = fabric.stats();
@@ -1143,8 +1120,7 @@ fn answers_wait_for_who_reads_them_slowly() {
 
 #[test]
 fn others_leave_ports_for_who_runs_the_fabric() {
-    if !is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !users::are_needed() {
         return;
     }
     let options = ["--max-ports", "32", "--max-ports-per-user", "100"];
@@ -1162,8 +1138,7 @@ fn others_leave_ports_for_who_runs_the_fabric() {
 
 #[test]
 fn who_fills_the_ports_does_not_get_the_address_of_one_that_comes_back() {
-    if !is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !users::are_needed() {
         return;
     }
     let options = ["--max-ports", "16", "--max-ports-per-user", "100"];
