@@ -43,12 +43,15 @@ pub struct ConfigLock<'a> {
 }
 
 impl<'a> ConfigLock<'a> {
-    /// Waits for the lock, and takes it. Sleeps.
-    pub fn new(pdev: &'a pci::Device) -> Self {
+    /// Takes the lock, unless somebody else has it.
+    ///
+    /// There is no way to wait for it: who resets a function has it for seconds, and may need
+    /// memory that somebody who waits in the course of taking memory back would have to give.
+    pub fn try_new(pdev: &'a pci::Device) -> Option<Self> {
         // SAFETY: A reference to a device keeps it valid.
-        unsafe { bindings::pci_cfg_access_lock(as_raw(pdev)) };
+        let taken = unsafe { bindings::pci_cfg_access_trylock(as_raw(pdev)) };
         // INVARIANT: Taken just now.
-        Self { pdev }
+        taken.then_some(Self { pdev })
     }
 
     /// Resets the function by itself (FLR), and waits until it answers again. Its config space is
@@ -82,8 +85,9 @@ impl Drop for ConfigLock<'_> {
 /// Both callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the
 /// same time. They may sleep.
 pub trait ResetHandlers: pci::Driver {
-    /// The function is about to be reset. It can still be reached, and cannot be any more from when
-    /// this returns until [`Self::reset_done`].
+    /// The function is about to be reset. It may still be reached, unless the bus above a bridge is
+    /// reset: that bridge was closed before. From when this returns until [`Self::reset_done`] it
+    /// cannot be.
     fn reset_prepare<'bound>(
         dev: &'bound pci::Device<device::Core<'_>>,
         this: Pin<&Self::Data<'bound>>,

@@ -48,6 +48,7 @@ use crate::{
 };
 use kernel::{
     device::Bound,
+    io::poll::read_poll_timeout,
     new_mutex, pci,
     prelude::*,
     sync::{
@@ -59,6 +60,7 @@ use kernel::{
         Arc,
         Mutex, //
     },
+    time::Delta,
     workqueue::{
         impl_has_work,
         new_work,
@@ -66,6 +68,11 @@ use kernel::{
         WorkItem, //
     },
 };
+
+/// How often the end of somebody else's reset of the function is looked for.
+const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
+/// How long that is waited for: longer than any reset takes that ends at all.
+const OTHERS_RESET_TIMEOUT: Delta = Delta::from_secs(120);
 
 /// Something about the device as a whole that its consumers are told of, as bits of a word.
 pub(crate) mod device_event {
@@ -299,13 +306,24 @@ impl Hardware {
             return;
         }
         // Somebody else's reset makes registers read as if the device were gone, and gives it the
-        // bus back that was taken from it: it is over before this begins, or begins afterwards.
-        let config = ConfigLock::new(&self.pdev);
+        // bus back that was taken from it: it is over before this begins, or begins afterwards. It
+        // is not waited for where it stops the device at its beginning, and not for ever: who takes
+        // memory back here may be waited for by it.
+        let config = read_poll_timeout(
+            || Ok((self.is_stopped(), ConfigLock::try_new(&self.pdev))),
+            |(stopped, config)| *stopped || config.is_some(),
+            OTHERS_RESET_POLL,
+            OTHERS_RESET_TIMEOUT,
+        );
+        let config = config.map_or(None, |(_, config)| config);
         let _stopping = self.stopping.lock();
         if self.is_stopped() {
             return;
         }
-        let reach = lent::stop(&Stopping { hw: self, config });
+        let stopping = config.map(|config| Stopping { hw: self, config });
+        let reach = stopping
+            .as_ref()
+            .map_or(Reach::Unstoppable, |stopping| lent::stop(stopping));
         if reach == Reach::Unstoppable {
             dev_err!(
                 self.pdev,
@@ -331,9 +349,10 @@ impl Hardware {
         }
         self.fail();
         // Now, while the device can be asked: who takes memory back in the course of that reset
-        // cannot wait for its end. Where this fails, `ensure_stopped` waits for it.
+        // cannot wait for its end. Where this fails, `ensure_stopped` does. A device that seems gone
+        // may be behind a bridge that was closed, and have the bus back when that is opened.
         let _stopping = self.stopping.lock();
-        if !self.is_stopped() && lent::is_quiet(self.reset()) {
+        if !self.is_stopped() && self.reset().is_ok() {
             self.reach.set(Reach::Quiet);
         }
     }

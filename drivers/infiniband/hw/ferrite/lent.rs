@@ -79,7 +79,7 @@ pub(crate) trait Stop {
 }
 
 /// Whether a device touches no memory any more, by how [`Stop::reset`] ended.
-pub(crate) fn is_quiet(reset: Result) -> bool {
+fn is_quiet(reset: Result) -> bool {
     match reset {
         Ok(()) => true,
         // Nothing is left to touch memory.
