@@ -321,9 +321,7 @@ impl Hardware {
             return;
         }
         let stopping = config.map(|config| Stopping { hw: self, config });
-        let reach = stopping
-            .as_ref()
-            .map_or(Reach::Unstoppable, |stopping| lent::stop(stopping));
+        let reach = stopping.as_ref().map_or(Reach::Unstoppable, lent::stop);
         if reach == Reach::Unstoppable {
             dev_err!(
                 self.pdev,
