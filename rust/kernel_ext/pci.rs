@@ -50,8 +50,9 @@ impl<'a> ConfigLock<'a> {
     pub fn try_new(pdev: &'a pci::Device) -> Option<Self> {
         // SAFETY: A reference to a device keeps it valid.
         let taken = unsafe { bindings::pci_cfg_access_trylock(as_raw(pdev)) };
-        // INVARIANT: Taken just now.
-        taken.then_some(Self { pdev })
+        // INVARIANT: Taken just now. Nothing is made where it was not: that would give back what
+        // somebody else has.
+        taken.then(|| Self { pdev })
     }
 
     /// Resets the function by itself (FLR), and waits until it answers again. Its config space is
