@@ -10,11 +10,14 @@
 #include <linux/hmm-dma.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
+#include <linux/jiffies.h>
 #include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
+#include <linux/mmu_notifier.h>
 #include <linux/netdevice.h>
 #include <linux/pci-p2pdma.h>
+#include <linux/pid.h>
 #include <linux/ratelimit.h>
 #include <linux/rtnetlink.h>
 #include <linux/scatterlist.h>
@@ -586,20 +589,69 @@ void rust_helper_rdma_odp_release_root(struct ib_umem_odp *odp)
 	mmdrop(mm);
 }
 
-int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
-				      u64 size, bool write, bool fault)
+/*
+ * Brings in the pages of a range, and takes the lock: what @pfns says of them
+ * holds as long as that is held. As ib_umem_odp_map_dma_and_lock(), but with a
+ * list of the caller's own. hmm_range_fault() writes it without the lock, so
+ * that those who bring pages in at the same time would spoil a list for all of
+ * them, or wait for each other's pages.
+ */
+int rust_helper_rdma_odp_bring_in_and_lock(struct ib_umem_odp *odp,
+					   unsigned long start,
+					   unsigned long *pfns, size_t pages,
+					   bool write, bool fault)
 {
-	return ib_umem_odp_map_dma_and_lock(odp, addr, size,
-					    write ? HMM_PFN_WRITE : 0, fault);
+	struct mm_struct *mm = odp->umem.owning_mm;
+	struct hmm_range range = {
+		.notifier = &odp->notifier,
+		.start = start,
+		.end = start + pages * PAGE_SIZE,
+		.hmm_pfns = pfns,
+	};
+	unsigned long timeout;
+	struct task_struct *task;
+	int ret;
+
+	if (start < ib_umem_start(odp) || range.end > ib_umem_end(odp))
+		return -EFAULT;
+	if (fault)
+		range.default_flags = HMM_PFN_REQ_FAULT |
+				      (write ? HMM_PFN_REQ_WRITE : 0);
+	task = get_pid_task(odp->tgid, PIDTYPE_PID);
+	if (!task)
+		return -EINVAL;
+	if (!mmget_not_zero(mm)) {
+		ret = -EINVAL;
+		goto put_task;
+	}
+
+	timeout = jiffies + msecs_to_jiffies(HMM_RANGE_DEFAULT_TIMEOUT);
+	for (;;) {
+		range.notifier_seq = mmu_interval_read_begin(&odp->notifier);
+		mmap_read_lock(mm);
+		ret = hmm_range_fault(&range);
+		mmap_read_unlock(mm);
+		if (ret == -EBUSY && !time_after(jiffies, timeout))
+			continue;
+		if (ret)
+			break;
+		mutex_lock(&odp->umem_mutex);
+		if (!mmu_interval_read_retry(&odp->notifier,
+					     range.notifier_seq))
+			break;
+		mutex_unlock(&odp->umem_mutex);
+	}
+
+	mmput_async(mm);
+put_task:
+	put_task_struct(task);
+	return ret;
 }
 
 /*
  * The mappings of on-demand memory, with a list of pages of the caller's own,
- * of which zero is a page that is not mapped. hmm_range_fault() writes the
- * memory's list without the lock: a page that was unmapped from the process is
- * wiped from it before the invalidation comes, and a flag may be lost or come
- * back. So that list only says what is to be mapped, and no page of it is ever
- * marked as mapped: releasing the memory finds nothing to unmap.
+ * of which zero is a page that is not mapped. The memory's own list is never
+ * written: releasing the memory finds nothing to unmap.
  */
 static struct hmm_dma_map odp_mappings(struct ib_umem_odp *odp,
 				       unsigned long *mapped)
@@ -613,12 +665,12 @@ static struct hmm_dma_map odp_mappings(struct ib_umem_odp *odp,
 /* Under the lock: 1 with the address of a page, 0 if it is not there. */
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
 				  unsigned long *mapped, size_t index,
-				  dma_addr_t *dma, bool *writable)
+				  unsigned long pfn, dma_addr_t *dma,
+				  bool *writable)
 {
 	struct device *dev = odp->umem.ibdev->dma_device;
 	struct hmm_dma_map map = odp_mappings(odp, mapped);
 	struct pci_p2pdma_map_state p2pdma = {};
-	unsigned long pfn = odp->map.pfn_list[index];
 
 	if (!(pfn & HMM_PFN_VALID))
 		return 0;
@@ -681,15 +733,18 @@ rust_helper_rdma_odp_alloc_child(struct ib_umem_odp *root, unsigned long addr,
 void rust_helper_rdma_odp_release(struct ib_umem_odp *odp) { }
 void rust_helper_rdma_odp_release_root(struct ib_umem_odp *odp) { }
 
-int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
-				      u64 size, bool write, bool fault)
+int rust_helper_rdma_odp_bring_in_and_lock(struct ib_umem_odp *odp,
+					   unsigned long start,
+					   unsigned long *pfns, size_t pages,
+					   bool write, bool fault)
 {
 	return -EOPNOTSUPP;
 }
 
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
 				  unsigned long *mapped, size_t index,
-				  dma_addr_t *dma, bool *writable)
+				  unsigned long pfn, dma_addr_t *dma,
+				  bool *writable)
 {
 	return -EOPNOTSUPP;
 }

@@ -153,11 +153,14 @@ void rust_helper_rdma_odp_set_private(struct ib_umem_odp *odp, void *data);
 void *rust_helper_rdma_odp_private(struct ib_umem_odp *odp);
 unsigned long rust_helper_rdma_odp_start(struct ib_umem_odp *odp);
 unsigned long rust_helper_rdma_odp_end(struct ib_umem_odp *odp);
-int rust_helper_rdma_odp_map_and_lock(struct ib_umem_odp *odp, u64 addr,
-				      u64 size, bool write, bool fault);
+int rust_helper_rdma_odp_bring_in_and_lock(struct ib_umem_odp *odp,
+					   unsigned long start,
+					   unsigned long *pfns, size_t pages,
+					   bool write, bool fault);
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
 				  unsigned long *mapped, size_t index,
-				  dma_addr_t *dma, bool *writable);
+				  unsigned long pfn, dma_addr_t *dma,
+				  bool *writable);
 void rust_helper_rdma_odp_lock(struct ib_umem_odp *odp);
 void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp);
 struct ib_umem_odp *

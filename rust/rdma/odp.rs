@@ -11,11 +11,10 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use core::ptr::NonNull;
 use kernel::error::{from_err_ptr, to_result};
-use kernel::new_mutex;
 use kernel::page::{PAGE_SHIFT, PAGE_SIZE};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
-use kernel::sync::{Arc, Mutex};
+use kernel::sync::Arc;
 
 /// Whether the kernel has on-demand memory.
 pub const ON_DEMAND_AVAILABLE: bool = cfg!(CONFIG_INFINIBAND_ON_DEMAND_PAGING);
@@ -39,6 +38,9 @@ pub trait PageUser: Send + Sync {
         false
     }
 }
+
+/// How many pages are brought in at a time: what is known of them stands on the stack.
+const AT_A_TIME: usize = 64;
 
 /// How pages are brought in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,25 +223,15 @@ impl LockedPages for Locked {
 }
 
 /// Who uses the pages of on-demand memory, and which of them.
-#[pin_data]
 struct Mapping<T> {
     user: Arc<T>,
     mapped: MappedPages,
-    /// Held while pages are brought in: one who was slow would write to the kernel's list what was
-    /// there before an invalidation, and another take it for what is there now.
-    #[pin]
-    bringing_in: Mutex<()>,
 }
 
 impl<T: PageUser> Mapping<T> {
-    fn new(user: Arc<T>, pages: usize) -> Result<Pin<KBox<Self>>> {
+    fn new(user: Arc<T>, pages: usize) -> Result<KBox<Self>> {
         let mapped = MappedPages::new(pages)?;
-        let mapping = pin_init!(Self {
-            user,
-            mapped,
-            bringing_in <- new_mutex!((), "rdma_odp_bringing_in"),
-        });
-        KBox::pin_init(mapping, GFP_KERNEL)
+        Ok(KBox::new(Self { user, mapped }, GFP_KERNEL)?)
     }
 
     /// Takes the pages of these addresses back from the device, and gives them back to the kernel.
@@ -282,17 +274,15 @@ impl<T: PageUser> Mapping<T> {
 /// `raw` is on-demand memory that this value owns, whose private pointer is that of `mapping`.
 pub struct OdpUmem<T: PageUser> {
     raw: NonNull<bindings::ib_umem_odp>,
-    mapping: Pin<KBox<Mapping<T>>>,
+    mapping: KBox<Mapping<T>>,
 }
 
 // SAFETY: On-demand memory belongs to no task: it holds the process's memory map itself. `T` is
 // `Send` and `Sync`, as `PageUser` demands.
 unsafe impl<T: PageUser> Send for OdpUmem<T> {}
-// SAFETY: What `map` changes in the kernel's memory it changes with `bringing_in` held: the list of
-// pages, which bringing them in writes without `umem_mutex`, and which nobody else reads or writes
-// before the memory is released. DMA mappings, and the words of `mapped` that tell of them, are changed
-// with `umem_mutex` held, by `map`, by invalidations and by dropping. `user` is `Sync`, as `PageUser`
-// demands, and how many pages are mapped is an atomic.
+// SAFETY: DMA mappings, and the words of `mapped` that tell of them, are changed with `umem_mutex` held,
+// by `map`, by invalidations and by dropping; nothing else of the memory is changed. `user` is `Sync`,
+// as `PageUser` demands, and how many pages are mapped is an atomic.
 unsafe impl<T: PageUser> Sync for OdpUmem<T> {}
 
 impl<T: PageUser> OdpUmem<T> {
@@ -329,28 +319,51 @@ impl<T: PageUser> OdpUmem<T> {
         how: BringIn,
         mut each: impl FnMut(MappedPage),
     ) -> Result {
-        let raw = self.raw.as_ptr();
+        let page_size = PAGE_SIZE as u64;
         let end = address.checked_add(length).ok_or(EFAULT)?;
+        let end = end.checked_next_multiple_of(page_size).ok_or(EFAULT)?;
+        let mut next = address & !(page_size - 1);
+        while next < end {
+            let last = end.min(next + AT_A_TIME as u64 * page_size);
+            self.map_some(next..last, how, &mut each)?;
+            next = last;
+        }
+        Ok(())
+    }
+
+    /// [`OdpUmem::map`] for a few whole pages.
+    fn map_some(
+        &self,
+        addresses: Range<u64>,
+        how: BringIn,
+        each: &mut impl FnMut(MappedPage),
+    ) -> Result {
+        let raw = self.raw.as_ptr();
+        let mut pfns = [0; AT_A_TIME];
+        let count = ((addresses.end - addresses.start) >> PAGE_SHIFT) as usize;
+        let pfns = pfns.get_mut(..count).ok_or(EINVAL)?;
         let write = how == BringIn::Write;
         let fault = how != BringIn::Present;
-        let _alone = self.mapping.bringing_in.lock();
-        // SAFETY: Valid by the type invariant; the range is checked by the callee.
-        let pages = unsafe { bindings::rdma_odp_map_and_lock(raw, address, length, write, fault) };
-        to_result(pages.min(0))?;
+        // SAFETY: Valid by the type invariant; the range is checked by the callee, and there are as
+        // many words as it has pages.
+        to_result(unsafe {
+            let first = usize::try_from(addresses.start)?;
+            let list = pfns.as_mut_ptr();
+            bindings::rdma_odp_bring_in_and_lock(raw, first, list, pfns.len(), write, fault)
+        })?;
         let start = self.addresses().start;
         let mapped = &self.mapping.mapped;
         let mut result = Ok(());
-        let mut page = address & !(PAGE_SIZE as u64 - 1);
-        while page < end {
+        for (page, pfn) in addresses.step_by(PAGE_SIZE).zip(pfns.iter()) {
             let index = ((page - start) >> PAGE_SHIFT) as usize;
             let (mut dma, mut writable) = (0, false);
             let there = mapped.change(index, || {
-                // SAFETY: `rdma_odp_map_and_lock` has taken `umem_mutex`, and `index` lies in the
-                // range that it mapped, so that the memory has such a page, and as many words as
-                // pages; the others are locals.
+                // SAFETY: `rdma_odp_bring_in_and_lock` has taken `umem_mutex`, and `index` lies in
+                // the range that it was for, so that the memory has such a page, and as many words
+                // as pages; the page holds as long as the mutex is held; the others are locals.
                 unsafe {
                     let words = mapped.as_ptr();
-                    bindings::rdma_odp_map_page(raw, words, index, &mut dma, &mut writable)
+                    bindings::rdma_odp_map_page(raw, words, index, *pfn, &mut dma, &mut writable)
                 }
             });
             match there {
@@ -365,9 +378,8 @@ impl<T: PageUser> OdpUmem<T> {
                     break;
                 }
             }
-            page += PAGE_SIZE as u64;
         }
-        // SAFETY: `rdma_odp_map_and_lock` has taken `umem_mutex`.
+        // SAFETY: `rdma_odp_bring_in_and_lock` has taken `umem_mutex`.
         unsafe { bindings::rdma_odp_unlock(raw) };
         result
     }
@@ -599,7 +611,7 @@ mod tests {
         mapped.change(page, || write(mapped, page, word_of(page)));
     }
 
-    fn mapping(may_still_use: bool, mapped: &[usize]) -> Result<Pin<KBox<Mapping<User>>>> {
+    fn mapping(may_still_use: bool, mapped: &[usize]) -> Result<KBox<Mapping<User>>> {
         let user = User {
             may_still_use,
             told: Atomic::new(0),
