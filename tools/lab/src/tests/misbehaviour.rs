@@ -134,17 +134,6 @@ fn reset(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Resets the bus that the function is on, by the port above.
-fn reset_bus(vm: &Vm) -> Result<()> {
-    vm.sh_in(
-        "for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do
-             echo 1 >$(dirname $(realpath $f))/reset_subordinate || exit
-         done",
-        PATIENCE,
-    )?;
-    Ok(())
-}
-
 /// Takes the driver off the device and puts it back on one that behaves; afterwards everything
 /// works.
 fn start_over(cluster: &Cluster, vm: &Vm) -> Result<()> {
@@ -479,7 +468,7 @@ fn reset_under_a_program(cluster: &Cluster) -> Result<()> {
     wait_active(one)?;
     let before = pinned(one)?;
     let program = program_in_the_middle(one)?;
-    reset_bus(one)?;
+    reset(one)?;
     one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(10))
         .context("the driver did not notice")?;
     // It has failed by now.
