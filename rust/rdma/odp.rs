@@ -107,9 +107,9 @@ impl<T: PageUser> Notify<T> {
 /// Which pages of on-demand memory are mapped for the device, by their place in it: for each its
 /// number and flags, in the kernel's words, or zero.
 ///
-/// The kernel has such a list too. But who brings pages in writes that without the lock: it loses a
-/// page that the process has unmapped before that is invalidated. What is noted here is changed only
-/// with the memory locked, and decides.
+/// The kernel has such a list too, which its own way to bring pages in writes without the lock: it
+/// loses a page that the process has unmapped before that is invalidated. It is not used. What is
+/// noted here is changed only with the memory locked.
 struct MappedPages {
     words: KVVec<Atomic<usize>>,
     count: Atomic<usize>,
