@@ -759,21 +759,23 @@ mod tests {
         }
     }
 
+    /// A place for a boot block, and a good one with rings of so many entries.
+    fn boot_block(node: &mut Node, cqp_log_entries: u8, eq0_log_entries: u8) -> (u64, BootBlock) {
+        let block = BootBlock {
+            cqp_ring: node.allocate(4096),
+            eq0_ring: node.allocate(4096),
+            cqp_log_entries,
+            eq0_log_entries,
+            ..BootBlock::zeroed()
+        };
+        (node.allocate(64), block)
+    }
+
     #[test]
     fn a_bad_boot_block_is_fatal() {
         let mut node = Node::power_on(1);
-        let cqp_ring = node.allocate(4096);
-        let eq0_ring = node.allocate(4096);
-        let boot = node.allocate(64);
-        let good = BootBlock {
-            cqp_ring,
-            eq0_ring,
-            cqp_log_entries: 4,
-            eq0_log_entries: 4,
-            eq0_vector: 0,
-            reserved0: 0,
-            reserved1: [0; 5],
-        };
+        let (boot, good) = boot_block(&mut node, 4, 4);
+        let cqp_ring = good.cqp_ring;
         let mut start = |address: u64, block: BootBlock| {
             node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
             node.host.memory.put(boot, &block);
@@ -837,18 +839,10 @@ mod tests {
     #[test]
     fn a_start_that_is_refused_changes_nothing() {
         let mut node = Node::power_on(1);
-        let cqp_ring = node.allocate(4096);
-        let eq0_ring = node.allocate(4096);
-        let boot = node.allocate(64);
-        let good = BootBlock {
-            cqp_ring,
-            eq0_ring,
-            cqp_log_entries: 5,
-            eq0_log_entries: 7,
-            eq0_vector: 0,
-            reserved0: 0,
-            reserved1: [0; 5],
-        };
+        let (boot, good) = boot_block(&mut node, 5, 7);
+        let BootBlock {
+            cqp_ring, eq0_ring, ..
+        } = good;
         let beyond = BootBlock {
             cqp_ring: u64::MAX - 63,
             ..good

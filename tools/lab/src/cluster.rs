@@ -13,7 +13,7 @@ use anyhow::{bail, Context, Result};
 
 use crate::artifacts::program;
 use crate::kernel::Kernel;
-use crate::process::{Daemon, FileLock};
+use crate::process::{lock, Daemon, FileLock};
 use crate::vm::{mac, wait_for_socket, BootFailed, Config, Vm};
 use crate::{guest, payload, OUT};
 
@@ -376,10 +376,4 @@ fn control(socket: &Path, request: &serde_json::Value) -> Result<serde_json::Val
         bail!("refuses {request}: {answer}");
     }
     Ok(answer)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -16,7 +16,7 @@ usage: ferrite-lab <command> [options]
   demo                    two VMs on the stock Debian kernel, pingpong and perftest between
   test  [--stage NAME] [--filter TEXT] [--kernel NAME] [--repeat N] [--lanes N]
                           all checks and tests; ends with 'N passed, N failed'
-  test  --long [--stage NAME] [--filter TEXT] [--seeds N]
+  test  --long [--stage NAME] [--filter TEXT] [--seeds N] [--lanes N]
                           the long ones: many seeds, 200 boots, and everything in VMs with the
                           address and the data-race sanitiser
   test  --list            names of all tests

@@ -14,7 +14,7 @@ use crate::artifacts::{build_modules, build_programs, cargo, module_make};
 use crate::cluster::{Cluster, Options as ClusterOptions, RunDir};
 use crate::kernel::{self, Flavour, Kernel};
 use crate::ktap::{self, Verdict};
-use crate::process::check_interrupted;
+use crate::process::{check_interrupted, lock};
 use crate::report::Report;
 use crate::step::{log_path, output, run as run_step, run_within, say, shell, tail};
 use crate::tests::{groups, Group, VmTest};
@@ -717,12 +717,6 @@ fn vm_group(group: &Group, options: &Options, report: &Mutex<&mut Report>) -> Re
     done_with(&mut cluster);
     lock(report).stage_took(&stage, begun.elapsed());
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

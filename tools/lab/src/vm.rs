@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail, Context, Result};
 
 use crate::klog;
-use crate::process::{check_interrupted, wait_until, Daemon};
+use crate::process::{check_interrupted, lock, wait_until, Daemon};
 use crate::protocol::{Answer, Outcome, Request};
 use crate::step::{outside, tail};
 
@@ -680,13 +680,6 @@ fn read_answers(stream: UnixStream, waiting: Waiting, hello: Sender<String>) {
         // The VM has ended; everyone who waits learns it.
         lock(&waiting).clear();
     });
-}
-
-/// A lock that a panic elsewhere does not spoil.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Waits until a process has made a socket.

@@ -50,6 +50,22 @@ fn write_program(vm: &Vm, name: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
+/// Runs a program on the device of a machine. Gives the numbers that it says, which are all it says.
+fn numbers_of<const COUNT: usize>(vm: &Vm, name: &str, text: &str) -> Result<[i64; COUNT]> {
+    write_program(vm, name, text)?;
+    let said = vm.sh_in(
+        &format!("python3 /run/{name} $(ls /sys/class/infiniband)"),
+        TIME,
+    )?;
+    let numbers: Option<Vec<i64>> = said
+        .split_whitespace()
+        .map(|word| word.parse().ok())
+        .collect();
+    numbers
+        .and_then(|numbers| numbers.try_into().ok())
+        .with_context(|| format!("cannot read: {said}"))
+}
+
 /// Has a program take all contexts of a device that it gets, and keep them; `who` begins its
 /// command. Gives it, and how many it has.
 fn hold_contexts<'vm>(vm: &'vm Vm, who: &str) -> Result<(Running<'vm>, u32)> {
@@ -217,15 +233,7 @@ for gigabyte in range(16, 8016):
         refused += 1
 print(refused, before - available())"
     );
-    write_program(one, "nothing.py", &text)?;
-    let said = one.sh_in("python3 /run/nothing.py $(ls /sys/class/infiniband)", TIME)?;
-    let numbers: Vec<i64> = said
-        .split_whitespace()
-        .map(|word| word.parse().context("a number"))
-        .collect::<Result<_>>()?;
-    let [refused, kilobytes] = numbers[..] else {
-        bail!("cannot read: {said}");
-    };
+    let [refused, kilobytes] = numbers_of(one, "nothing.py", &text)?;
     if refused != 8000 {
         bail!("{refused} of 8000 were refused");
     }
@@ -252,9 +260,7 @@ for offset in range(0, step * parts, step):
     area.madvise(mmap.MADV_DONTNEED, offset, 4096)
 print(before - available())"
     );
-    write_program(one, "parts.py", &text)?;
-    let said = one.sh_in("python3 /run/parts.py $(ls /sys/class/infiniband)", TIME)?;
-    let kilobytes: i64 = said.trim().parse().with_context(|| said.clone())?;
+    let [kilobytes] = numbers_of(one, "parts.py", &text)?;
     // The process's own page tables take 6 MB. What the kernel keeps for each 32 MB would take 190.
     if kilobytes > 48_000 + kept_when_freed(one)? {
         bail!("{kilobytes} KB of memory are gone");
@@ -326,15 +332,7 @@ before = available()
 visited = sum(visit(gigabyte) for gigabyte in range(2048, 8048))
 print(visited, before - available())"
     );
-    write_program(one, "wanderer.py", &text)?;
-    let said = one.sh_in("python3 /run/wanderer.py $(ls /sys/class/infiniband)", TIME)?;
-    let numbers: Vec<i64> = said
-        .split_whitespace()
-        .map(|word| word.parse().context("a number"))
-        .collect::<Result<_>>()?;
-    let [visited, kilobytes] = numbers[..] else {
-        bail!("cannot read: {said}");
-    };
+    let [visited, kilobytes] = numbers_of(one, "wanderer.py", &text)?;
     if visited < 5_900 {
         bail!("only {visited} of 6000 pages were visited");
     }
