@@ -272,6 +272,12 @@ impl Vm {
         self.patience
     }
 
+    /// A code for the time within which a peer acknowledges: a quarter of a second where it is as fast
+    /// as usual.
+    pub fn ack_timeout(&self) -> u32 {
+        16 + self.patience.next_power_of_two().ilog2()
+    }
+
     /// QEMU's process id.
     pub fn pid(&self) -> u32 {
         lock(&self.qemu).pid()

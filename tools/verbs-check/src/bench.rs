@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two ends, connected queue pairs between them, and messages that are verified.
 
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use crate::agent::{Hello, Operation, QpMade, Side, NONE};
@@ -62,6 +63,9 @@ pub enum End {
     There,
 }
 
+/// ACK timeout code of pairs that do not care.
+pub static ACK_TIMEOUT: AtomicU8 = AtomicU8::new(16);
+
 /// How a connected pair is made.
 #[derive(Clone, Copy, Debug)]
 pub struct PairOptions {
@@ -108,7 +112,7 @@ impl Default for PairOptions {
             },
             cq_entries: 64,
             cq_extended: false,
-            timeout: 16,
+            timeout: ACK_TIMEOUT.load(Ordering::Relaxed),
             retry: 7,
             rnr_retry: 7,
             rnr_timer: 12,

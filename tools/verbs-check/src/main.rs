@@ -11,6 +11,7 @@ mod verbs;
 
 use std::net::{TcpListener, TcpStream};
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::agent::Side;
@@ -36,6 +37,7 @@ verbs-check run removal [options]     be in the middle of things while the devic
   --device NAME    RDMA device (default: the first)
   --gid-index N    GID (default: the first RoCEv2 one with an IPv4 address)
   --mtu N          path MTU in bytes (default: the smaller active one)
+  --ack-timeout N  code of the time within which a peer acknowledges (default: 16)
   --seconds N      how long `stress` runs
   --sample N       how many of an operation's allocations fail in `allocations` (default: all)
 
@@ -70,6 +72,9 @@ fn parse() -> Result<Arguments, String> {
             "--loopback" => arguments.loopback = true,
             "--port" => arguments.port = Some(number(&word, value()?)?),
             "--mtu" => arguments.mtu = Some(number(&word, value()?)?),
+            "--ack-timeout" => {
+                bench::ACK_TIMEOUT.store(number(&word, value()?)?, Ordering::Relaxed);
+            }
             "--seconds" => arguments.seconds = Some(number(&word, value()?)?),
             "--sample" => arguments.sample = Some(number(&word, value()?)?),
             "--device" => arguments.options.device = Some(value()?),

@@ -284,7 +284,11 @@ pub(super) fn verbs_check_between(one: &Vm, two: &Vm, case: &str) -> Result<()> 
     )?;
     crate::traffic::wait_listening(one, 18600)?;
     let outcome = two.run(
-        &format!("verbs-check run {case} --peer {} --port 18600", one.ip()),
+        &format!(
+            "verbs-check run {case} --peer {} --port 18600 --ack-timeout {}",
+            one.ip(),
+            one.ack_timeout()
+        ),
         Duration::from_secs(580),
     )?;
     server.signal(libc::SIGTERM)?;

@@ -216,7 +216,10 @@ fn perftest_programs(
     time: Duration,
 ) -> Result<()> {
     for (program, flags) in programs {
-        let command = format!("exec {program} {flags} -d $dev -x $gid -p $port -n 30 -u 16 -F");
+        let command = format!(
+            "exec {program} {flags} -d $dev -x $gid -p $port -n 30 -u {} -F",
+            client.ack_timeout()
+        );
         client_server(
             (server, &command),
             (client, &format!("{command} $peer")),
