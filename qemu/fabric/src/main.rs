@@ -473,7 +473,6 @@ impl Ports {
     /// Writes what waits for the ports, as far as they take it.
     fn flush(&mut self, now: u64) {
         self.flushed_at = self.work;
-        self.look_left();
         for (id, port) in &mut self.ports {
             if port.gone {
                 continue;
@@ -528,20 +527,32 @@ impl Ports {
                 switch.detach(*id, now);
                 self.broker.detach(*id, now);
                 self.queued -= port.outbox.len();
-                self.left.extend(Left::new(port));
+                let user = port.user();
+                match Left::new(port) {
+                    Some(left) => self.left.push(left),
+                    None => vacate(switch, user),
+                }
             }
         }
         !gone.is_empty()
     }
 
-    /// Forgets those that have read their grants, or are really gone.
-    fn look_left(&mut self) {
-        self.left.retain_mut(Left::is_there);
+    /// Forgets those that have read their grants, or are really gone. Until then
+    /// they have their places themselves.
+    fn look_left(&mut self, switch: &mut Switch) {
+        self.left.retain_mut(|left| {
+            let is_there = left.is_there();
+            if !is_there {
+                vacate(switch, left.user);
+            }
+            is_there
+        });
     }
 
     /// Ends a turn: all that came of it is written before anybody waits.
     fn settle(&mut self, switch: &mut Switch, now: u64) {
         loop {
+            self.look_left(switch);
             self.flush(now);
             let gone = self.remove_gone(switch, now);
             // Who is told something may be gone for it in turn.
@@ -591,6 +602,13 @@ impl Ports {
                 self.pcap = None;
             }
         }
+    }
+}
+
+/// Nothing is left of a port of a user, if that is known.
+fn vacate(switch: &mut Switch, user: Option<u32>) {
+    if let Some(user) = user {
+        switch.vacate(user);
     }
 }
 
@@ -758,12 +776,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
             None => Queue::Empty,
         };
         if ready.listener {
-            // Who has let go of such a port may have another.
-            ports.look_left();
-            let mut taken = Taken {
-                owned: ports.owned(),
-                places: switch.places(),
-            };
+            let mut taken = Taken::new(&mut ports, &mut switch);
             queue = accept(&listener, MAX_CLOSING, |stream| {
                 if stream.is_over() || !door.admits(&stream, &mut taken) {
                     return false;
@@ -971,6 +984,17 @@ struct Taken {
     places: BTreeMap<u32, usize>,
 }
 
+impl Taken {
+    fn new(ports: &mut Ports, switch: &mut Switch) -> Self {
+        // Who has let go of such a port may have another.
+        ports.look_left(switch);
+        Self {
+            owned: ports.owned(),
+            places: switch.places(),
+        }
+    }
+}
+
 /// Who may have a port.
 struct Door {
     max_ports: usize,
@@ -994,21 +1018,25 @@ impl Door {
         }
     }
 
-    /// Whether one more port may be there beside those that users own, for who
-    /// has connected. Who runs the fabric could end it as well, and may use all
-    /// of it.
+    /// Whether one more port may be there beside those that users own, and those
+    /// that are left for others to come back to, for who has connected. Of what
+    /// nobody has who runs the fabric may have all, who could end it as well.
     fn admits(&mut self, stream: &Connection, taken: &mut Taken) -> bool {
         let (user, own) = (stream.user(), Some(self.own_uid));
         let of = |user: Option<u32>| taken.owned.get(&user).copied().unwrap_or(0);
         let all: usize = taken.owned.values().sum();
-        let places = taken.places.iter();
-        let of_others = places.filter(|(of, _)| ![user, own].contains(&Some(**of)));
-        let places: usize = of_others.map(|(_, count)| count).sum();
-        let others = all - of(own) + places;
+        let (mut places, mut of_others) = (0, 0);
+        for (of, count) in &taken.places {
+            if Some(*of) != user {
+                places += count;
+                of_others += if Some(*of) == own { 0 } else { *count };
+            }
+        }
+        let others = all - of(own) + of_others;
         let kept = self.max_ports / KEPT_PORTS;
         let crowded = user != own && of(user) >= self.max_ports_per_user;
         let is_kept = user != own && others >= self.max_ports - kept;
-        if !crowded && !is_kept && all < self.max_ports {
+        if !crowded && !is_kept && all + places < self.max_ports {
             *taken.owned.entry(user).or_default() += 1;
             if let Some(places) = user.and_then(|user| taken.places.get_mut(&user)) {
                 *places = places.saturating_sub(1);
@@ -1025,11 +1053,14 @@ impl Door {
                 )
             } else if is_kept {
                 format!(
-                    "others have {others} ports, {places} of which they are to come back to, \
-                     and {kept} are kept (--max-ports)"
+                    "others have {others} ports, {of_others} of which they are to come back \
+                     to, and {kept} are kept (--max-ports)"
                 )
             } else {
-                format!("there are {} ports (--max-ports)", self.max_ports)
+                format!(
+                    "there are {all} ports, and {places} that others are to come back to \
+                     (--max-ports)"
+                )
             };
             let count = std::mem::take(&mut self.refused);
             notice!("{count} connections refused: {limit}");
@@ -1739,6 +1770,152 @@ mod tests {
     }
 
     const SECOND: u64 = 1_000_000_000;
+
+    /// A fabric of [`OWNER`], and who is let in.
+    struct Hall {
+        switch: Switch,
+        ports: Ports,
+        door: Door,
+    }
+
+    impl Hall {
+        /// `None` if other users are left out.
+        fn new(max_ports: usize) -> Option<Self> {
+            if !users::are_needed() {
+                return None;
+            }
+            let ports = Ports {
+                queue_memory: 64 << 20,
+                shortcut_fds: 256,
+                max_unread: MAX_UNREAD,
+                own_uid: OWNER,
+                ..Ports::default()
+            };
+            let door = Door {
+                max_ports,
+                max_ports_per_user: max_ports,
+                own_uid: OWNER,
+                refused: 0,
+                told: None,
+            };
+            let mut switch = Switch::new(1, Faults::default());
+            switch.set_owner(OWNER);
+            Some(Self {
+                switch,
+                ports,
+                door,
+            })
+        }
+
+        /// A user connects. Returns the port, and the other end of it.
+        fn come(&mut self, user: u32) -> Option<(PortId, UnixStream)> {
+            let (stream, end) = users::as_user(user, || UnixStream::pair().unwrap());
+            let stream = Connection::new(stream).unwrap();
+            let mut taken = Taken::new(&mut self.ports, &mut self.switch);
+            let may = self.door.admits(&stream, &mut taken);
+            may.then(|| (self.ports.attach(stream, &mut self.switch), end))
+        }
+
+        /// Some ports of a user, all of which are let in.
+        fn some(&mut self, user: u32, count: usize) -> Vec<(PortId, UnixStream)> {
+            (0..count).map(|_| self.come(user).unwrap()).collect()
+        }
+
+        /// The device behind a port says which address it has.
+        fn claim(&mut self, port: PortId, address: Mac) {
+            let hello = Message::Hello { any_source: false };
+            assert!(self.switch.claim(port, address, false));
+            self.ports.broker.message(port, address, hello, true, 0);
+        }
+
+        /// A port hangs up, or is cut off.
+        fn remove(&mut self, port: PortId) {
+            self.ports.ports.get_mut(&port).unwrap().gone = true;
+            self.ports.settle(&mut self.switch, 0);
+        }
+    }
+
+    #[test]
+    fn where_the_owner_has_many_ports_a_place_is_kept_all_the_same() {
+        const HOSTILE: u32 = 20_001;
+        let address = Mac([0x52, 0x54, 0, 0, 0, 1]);
+        for user in [20_000, OWNER] {
+            let Some(mut hall) = Hall::new(32) else {
+                return;
+            };
+            let _own = hall.some(OWNER, 20);
+            let (port, end) = hall.come(user).unwrap();
+            hall.claim(port, address);
+            let hostile = hall.some(HOSTILE, 11);
+            hall.claim(hostile[0].0, address);
+            // All ports are taken, of which others have few. One leaves.
+            drop(end);
+            hall.remove(port);
+            assert!(hall.come(HOSTILE).is_none());
+            if user != OWNER {
+                assert!(hall.come(OWNER).is_none());
+            }
+            let (port, _end) = hall.come(user).expect("there is a place for it");
+            hall.claim(port, address);
+            assert_eq!(hall.switch.holder(&address), Some(port));
+            assert!(hall.come(HOSTILE).is_none());
+        }
+    }
+
+    #[test]
+    fn who_comes_and_goes_without_a_word_has_its_place_all_the_same() {
+        const HOSTILE: u32 = 20_001;
+        let address = Mac([0x52, 0x54, 0, 0, 0, 1]);
+        let Some(mut hall) = Hall::new(16) else {
+            return;
+        };
+        let (port, _end) = hall.come(20_000).unwrap();
+        hall.claim(port, address);
+        // Others have 15 at most, and all of them.
+        let _hostile = hall.some(HOSTILE, 14);
+        hall.remove(port);
+        for _ in 0..3 {
+            let (port, _end) = hall.come(20_000).expect("there is a place for it");
+            assert!(hall.come(HOSTILE).is_none());
+            hall.remove(port);
+            assert!(hall.come(HOSTILE).is_none());
+        }
+        let (port, _end) = hall.come(20_000).expect("there is a place for it");
+        hall.claim(port, address);
+        assert_eq!(hall.switch.holder(&address), Some(port));
+    }
+
+    #[test]
+    fn a_port_that_has_grants_to_read_has_its_own_place_and_no_other() {
+        const HOSTILE: u32 = 20_001;
+        let Some(mut hall) = Hall::new(16) else {
+            return;
+        };
+        let two = hall.some(20_000, 2);
+        let addresses = [1, 2].map(|number| Mac([0x52, 0x54, 0, 0, 0, number]));
+        let [a, b] = [0, 1].map(|index: usize| two[index].0);
+        hall.claim(a, addresses[0]);
+        hall.claim(b, addresses[1]);
+        hall.ports.settle(&mut hall.switch, 0);
+        for _ in 0..4 {
+            let behind = |address: &Mac| hall.switch.port_of(address);
+            hall.ports.broker.seen(a, b, addresses[1], behind, 0);
+        }
+        hall.ports.settle(&mut hall.switch, 0);
+        // It is cut off with a grant that it has not read.
+        hall.remove(a);
+        assert_eq!(hall.ports.left.len(), 1);
+        // Of 16 others may have 15.
+        let _hostile = hall.some(HOSTILE, 13);
+        assert!(hall.come(HOSTILE).is_none());
+        // It lets go of it, and has a place to come back to.
+        drop(two);
+        assert!(hall.come(HOSTILE).is_none());
+        assert!(hall.ports.left.is_empty());
+        let (port, _end) = hall.come(20_000).expect("there is a place for it");
+        hall.claim(port, addresses[0]);
+        assert_eq!(hall.switch.holder(&addresses[0]), Some(port));
+    }
 
     /// A switch in which two have wanted an address, of whom the first has left,
     /// and the second.

@@ -200,6 +200,14 @@ struct Kept {
     latest: u64,
 }
 
+/// What is kept for a user who is to come back.
+#[derive(Debug, Clone, Copy, Default)]
+struct Return {
+    addresses: usize,
+    /// Ports that it had, no more than there are addresses to come back for.
+    places: usize,
+}
+
 /// A learning switch without sockets or a clock.
 pub struct Switch {
     seed: u64,
@@ -211,8 +219,8 @@ pub struct Switch {
     holders: HashMap<Mac, PortId>,
     /// Addresses that no other user can have for now.
     kept: HashMap<Mac, Kept>,
-    /// Ports that users had who are to come back for these, no more than they are.
-    places: BTreeMap<u32, usize>,
+    /// What of these is whose.
+    returns: BTreeMap<u32, Return>,
     /// The port of each whose frames were last released.
     polled: BTreeMap<Turn, PortId>,
     debts: Debts<Turn>,
@@ -258,7 +266,7 @@ impl Switch {
             table: HashMap::new(),
             holders: HashMap::new(),
             kept: HashMap::new(),
-            places: BTreeMap::new(),
+            returns: BTreeMap::new(),
             polled: BTreeMap::new(),
             debts: Debts::default(),
             next: None,
@@ -310,9 +318,19 @@ impl Switch {
     pub fn set_user(&mut self, port: PortId, user: u32) {
         if let Some(port) = self.ports.get_mut(&port) {
             port.user = Some(user);
-            if let Some(places) = self.places.get_mut(&user) {
-                *places = places.saturating_sub(1);
+            if let Some(of_user) = self.returns.get_mut(&user) {
+                of_user.places = of_user.places.saturating_sub(1);
             }
+        }
+    }
+
+    /// A port of this user is [gone](Switch::detach), and nothing is left of its
+    /// connection. While there are addresses to come back for its place is kept,
+    /// also if it was none of theirs: who has come for one may have left again
+    /// before it said so.
+    pub fn vacate(&mut self, user: u32) {
+        if let Some(of_user) = self.returns.get_mut(&user) {
+            of_user.places = of_user.addresses.min(of_user.places + 1);
         }
     }
 
@@ -320,18 +338,35 @@ impl Switch {
     /// would only have to take the places of those whose addresses they want. Each
     /// is one that the user had, and no other has come for it.
     pub fn places(&self) -> BTreeMap<u32, usize> {
-        self.places.clone()
+        let users = self.returns.iter();
+        users.map(|(user, kept)| (*user, kept.places)).collect()
+    }
+
+    /// Keeps an address for its user.
+    fn keep(&mut self, address: Mac, user: u32, now: u64) {
+        let of_user = self.returns.entry(user).or_default();
+        if of_user.addresses >= KEPT_LIMIT {
+            return;
+        }
+        of_user.addresses += 1;
+        let kept = Kept {
+            user,
+            until: now.saturating_add(KEPT),
+            latest: now.saturating_add(KEPT_LONGEST),
+        };
+        self.kept.insert(address, kept);
     }
 
     /// An address is not kept any more, nor a place for who comes for it.
     fn let_go(&mut self, address: &Mac) {
-        if let Some(Kept { user, .. }) = self.kept.remove(address) {
-            let left = self.kept.values().filter(|kept| kept.user == user).count();
-            if let Some(places) = self.places.get_mut(&user) {
-                *places = left.min(*places);
-            }
-            if left == 0 {
-                self.places.remove(&user);
+        let Some(Kept { user, .. }) = self.kept.remove(address) else {
+            return;
+        };
+        if let Some(of_user) = self.returns.get_mut(&user) {
+            of_user.addresses -= 1;
+            of_user.places = of_user.places.min(of_user.addresses);
+            if of_user.addresses == 0 {
+                self.returns.remove(&user);
             }
         }
     }
@@ -425,7 +460,8 @@ impl Switch {
         }
     }
 
-    /// Removes a port with the addresses behind it and what it had under way.
+    /// Removes a port with the addresses behind it and what it had under way. Its
+    /// user may have its place when that is [free](Switch::vacate).
     pub fn detach(&mut self, port: PortId, now: u64) {
         let Some(left) = self.ports.remove(&port) else {
             return;
@@ -441,16 +477,7 @@ impl Switch {
         self.holders.remove(&claim.address);
         // One that may show up elsewhere is not kept from there.
         if let Some(user) = left.user.filter(|_| !claim.any_source) {
-            let of_user = self.kept.values().filter(|kept| kept.user == user);
-            if of_user.count() < KEPT_LIMIT {
-                let kept = Kept {
-                    user,
-                    until: now.saturating_add(KEPT),
-                    latest: now.saturating_add(KEPT_LONGEST),
-                };
-                self.kept.insert(claim.address, kept);
-                *self.places.entry(user).or_default() += 1;
-            }
+            self.keep(claim.address, user, now);
         }
         self.give(claim.address);
     }
@@ -1244,41 +1271,67 @@ mod tests {
         assert_eq!(of_users(&sink, users, 20), expected);
     }
 
+    /// A device of a user with an address comes.
+    fn come(switch: &mut Switch, user: u32, address: Mac) -> PortId {
+        let port = switch.attach();
+        switch.set_user(port, user);
+        assert!(switch.claim(port, address, false));
+        port
+    }
+
+    /// It leaves, and nothing is left of its connection.
+    fn leave(switch: &mut Switch, user: u32, port: PortId, now: u64) {
+        switch.detach(port, now);
+        switch.vacate(user);
+    }
+
+    fn places(switch: &Switch, user: u32) -> usize {
+        switch.places().get(&user).copied().unwrap_or(0)
+    }
+
     #[test]
     fn a_place_is_kept_with_an_address_and_none_beyond_those_a_user_had() {
         let (mut switch, _) = three();
-        let attach = |switch: &mut Switch, number| {
-            let port = switch.attach();
-            switch.set_user(port, 1000);
-            if let Some(number) = number {
-                assert!(switch.claim(port, mac(number), false));
-            }
-            port
-        };
-        let places = |switch: &Switch| switch.places().get(&1000).copied().unwrap_or(0);
-        let ports = [1, 2, 3].map(|number| attach(&mut switch, Some(number)));
-        assert_eq!(places(&switch), 0);
+        let ports = [1, 2, 3].map(|number| come(&mut switch, 1000, mac(number)));
+        assert_eq!(places(&switch, 1000), 0);
         for port in ports {
             switch.detach(port, 0);
         }
-        assert_eq!(places(&switch), 3);
+        // They have their places as long as something is left of them.
+        assert_eq!(places(&switch, 1000), 0);
+        for count in [1, 2, 3, 3] {
+            switch.vacate(1000);
+            assert_eq!(places(&switch, 1000), count);
+        }
         // Whichever comes back, it takes one.
-        attach(&mut switch, Some(2));
-        assert_eq!(places(&switch), 2);
-        let other = attach(&mut switch, None);
-        assert_eq!(places(&switch), 1);
-        attach(&mut switch, Some(4));
-        attach(&mut switch, Some(5));
-        assert_eq!(places(&switch), 0);
-        // One without an address has nothing to come back for.
-        switch.detach(other, 0);
-        assert_eq!(places(&switch), 0);
-        let last = switch.attach();
-        switch.set_user(last, 1000);
-        switch.claim(last, mac(6), false);
-        switch.detach(last, 1);
-        assert_eq!(places(&switch), 1);
-        switch.expire(1 + KEPT);
+        come(&mut switch, 1000, mac(2));
+        assert_eq!(places(&switch, 1000), 2);
+        for number in [4, 5, 6] {
+            come(&mut switch, 1000, mac(number));
+        }
+        assert_eq!(places(&switch, 1000), 0);
+        switch.vacate(1001);
+        switch.expire(KEPT);
+        assert!(switch.places().is_empty());
+        // There is nothing to come back for.
+        switch.vacate(1000);
+        assert!(switch.places().is_empty());
+    }
+
+    #[test]
+    fn who_leaves_before_it_has_said_its_address_uses_up_no_place() {
+        let (mut switch, _) = three();
+        let port = come(&mut switch, 1000, mac(1));
+        leave(&mut switch, 1000, port, 0);
+        for _ in 0..3 {
+            assert_eq!(places(&switch, 1000), 1);
+            let port = switch.attach();
+            switch.set_user(port, 1000);
+            assert_eq!(places(&switch, 1000), 0);
+            leave(&mut switch, 1000, port, 0);
+        }
+        let port = come(&mut switch, 1000, mac(1));
+        assert_eq!(switch.holder(&mac(1)), Some(port));
         assert!(switch.places().is_empty());
     }
 
