@@ -715,6 +715,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let mut crowd = Crowd::default();
     let mut turns = Turns::default();
     let mut door = Door::new(options, ports.own_uid, descriptors);
+    switch.limit_ports(door.max_ports);
     if door.max_ports < options.max_ports {
         notice!(
             "no more than {} ports: there are {descriptors} descriptors (RLIMIT_NOFILE)",

@@ -12,7 +12,7 @@
 
 use crate::fault::{FaultCounters, Faults, Line, LINE_LIMIT};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 
@@ -29,6 +29,10 @@ const KEPT: u64 = 5_000_000_000;
 const KEPT_LONGEST: u64 = 60_000_000_000;
 /// Addresses that are kept for one user at most.
 const KEPT_LIMIT: usize = 256;
+/// Addresses that are kept in all, for each port that there may be. A user of whom
+/// some are kept has a port or a place: there are no more users than ports, and of
+/// too many addresses one user has more than this.
+const KEPT_PER_PORT: usize = 4;
 
 /// Bytes that may wait for a port although all ports together have too many.
 pub const PORT_SHARE: usize = 256 * 1024;
@@ -219,6 +223,7 @@ pub struct Switch {
     holders: HashMap<Mac, PortId>,
     /// Addresses that no other user can have for now.
     kept: HashMap<Mac, Kept>,
+    kept_limit: usize,
     /// What of these is whose.
     returns: BTreeMap<u32, Return>,
     /// The port of each whose frames were last released.
@@ -266,6 +271,7 @@ impl Switch {
             table: HashMap::new(),
             holders: HashMap::new(),
             kept: HashMap::new(),
+            kept_limit: usize::MAX,
             returns: BTreeMap::new(),
             polled: BTreeMap::new(),
             debts: Debts::default(),
@@ -289,6 +295,12 @@ impl Switch {
     /// reordering and rate, and [`PORT_SHARE`] of each.
     pub fn limit_memory(&mut self, bytes: usize) {
         self.memory = bytes;
+    }
+
+    /// There are no more ports than so many, with the [places](Switch::places), and
+    /// no more addresses are kept than `KEPT_PER_PORT` for each.
+    pub fn limit_ports(&mut self, ports: usize) {
+        self.kept_limit = ports.saturating_mul(KEPT_PER_PORT);
     }
 
     /// Adds a port.
@@ -357,6 +369,26 @@ impl Switch {
         self.kept.insert(address, kept);
     }
 
+    /// Lets go of an address if too many are kept: the oldest of the user who has
+    /// most of them beyond its places. So nobody has others lose theirs by coming
+    /// and going with ever new ones.
+    fn keep_fewer(&mut self) {
+        if self.kept.len() <= self.kept_limit {
+            return;
+        }
+        let users = self.returns.iter();
+        let most = users.max_by_key(|(_, of_user)| of_user.addresses - of_user.places);
+        let Some((&user, _)) = most else {
+            return;
+        };
+        let of_user = self.kept.iter().filter(|(_, kept)| kept.user == user);
+        let oldest = of_user.min_by_key(|(_, kept)| kept.latest);
+        if let Some((&address, _)) = oldest {
+            self.let_go(&address);
+            self.give(address);
+        }
+    }
+
     /// An address is not kept any more, nor a place for who comes for it.
     fn let_go(&mut self, address: &Mac) {
         let Some(Kept { user, .. }) = self.kept.remove(address) else {
@@ -407,8 +439,13 @@ impl Switch {
         let Some((&holder, _)) = self.ports.iter().find(|(_, port)| wants(port)) else {
             return;
         };
-        self.unlearn(&address);
         self.let_go(&address);
+        self.hand(address, holder);
+    }
+
+    /// An address that nobody holds is a port's from now on.
+    fn hand(&mut self, address: Mac, holder: PortId) {
+        self.unlearn(&address);
         self.holders.insert(address, holder);
         self.table.insert(address, holder);
         self.moved = true;
@@ -480,15 +517,31 @@ impl Switch {
             self.keep(claim.address, user, now);
         }
         self.give(claim.address);
+        self.keep_fewer();
     }
 
     /// Gives addresses to others that have been kept for long enough.
     pub fn expire(&mut self, now: u64) {
         let over = self.kept.iter().filter(|(_, kept)| kept.until <= now);
-        let over: Vec<Mac> = over.map(|(address, _)| *address).collect();
-        for address in over {
-            self.let_go(&address);
-            self.give(address);
+        let over: HashSet<Mac> = over.map(|(address, _)| *address).collect();
+        if over.is_empty() {
+            return;
+        }
+        for address in &over {
+            self.let_go(address);
+        }
+        // Each to the first that wants it, and all in one go: there may be many.
+        let claims = self
+            .ports
+            .iter()
+            .filter_map(|(id, port)| Some((*id, port.claim?.address)));
+        let wanted: Vec<(PortId, Mac)> = claims
+            .filter(|(_, address)| over.contains(address))
+            .collect();
+        for (port, address) in wanted {
+            if !self.holders.contains_key(&address) {
+                self.hand(address, port);
+            }
         }
     }
 
@@ -1333,6 +1386,83 @@ mod tests {
         let port = come(&mut switch, 1000, mac(1));
         assert_eq!(switch.holder(&mac(1)), Some(port));
         assert!(switch.places().is_empty());
+    }
+
+    fn one_of_many(number: u32) -> Mac {
+        let [a, b, c, d] = number.to_be_bytes();
+        Mac([0x52, 0x54, a, b, c, d])
+    }
+
+    #[test]
+    fn who_comes_with_ever_new_addresses_has_others_lose_none() {
+        let (mut switch, _) = three();
+        switch.limit_ports(16);
+        let limit = 16 * KEPT_PER_PORT;
+        // One has four ports, and one a port which it had for another address before.
+        let four = [1, 2, 3, 4].map(|number| come(&mut switch, 1000, mac(number)));
+        for port in four {
+            leave(&mut switch, 1000, port, 0);
+        }
+        for number in [5, 6] {
+            let port = come(&mut switch, 1001, mac(number));
+            leave(&mut switch, 1001, port, 0);
+        }
+        let mut numbers = 1 << 16..;
+        for round in 0..50 {
+            for user in 2000..2010 {
+                let address = one_of_many(numbers.next().unwrap());
+                let port = come(&mut switch, user, address);
+                leave(&mut switch, user, port, round);
+                assert!(switch.kept.len() <= limit);
+                // The last is kept, and not the first.
+                assert!(switch.kept.contains_key(&address), "round {round}");
+            }
+        }
+        assert_eq!(switch.kept.len(), limit);
+        assert_eq!(places(&switch, 1000), 4);
+        for number in 1..=6 {
+            assert!(switch.kept.contains_key(&mac(number)), "{number}");
+        }
+        // Who wants one that is not kept any more has it.
+        let number = numbers.start;
+        let port = come(&mut switch, 3000, one_of_many(number));
+        come(&mut switch, 3001, one_of_many(number));
+        leave(&mut switch, 3000, port, 50);
+        assert_eq!(switch.holder(&one_of_many(number)), None);
+        switch.expire(50 + KEPT);
+        assert!(switch.holder(&one_of_many(number)).is_some());
+        assert!(switch.returns.is_empty() && switch.kept.is_empty());
+    }
+
+    /// Hundredths of a second that this thread has computed.
+    fn computed() -> u64 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let (_, fields) = stat.rsplit_once(") ").unwrap();
+        let fields: Vec<&str> = fields.split(' ').collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+
+    #[test]
+    fn many_addresses_that_are_kept_no_longer_cost_little() {
+        let (mut switch, _) = three();
+        let each = KEPT_LIMIT as u32;
+        for number in 0..160 * each {
+            let user = 2000 + number / each;
+            let port = come(&mut switch, user, one_of_many(number));
+            leave(&mut switch, user, port, 0);
+        }
+        // Some are wanted, by the first of two, and others are not.
+        let wants = |number| [3000, 3001].map(|user| (user, one_of_many(number)));
+        for (user, address) in (0..2000).map(|number| number * 16).flat_map(wants) {
+            come(&mut switch, user, address);
+        }
+        let before = computed();
+        switch.expire(KEPT);
+        let busy = computed() - before;
+        assert!(busy < 50, "{busy} hundredths of a second");
+        assert!(switch.kept.is_empty());
+        let holder = |number| switch.holder(&one_of_many(number)).unwrap();
+        assert_eq!(holder(16), holder(0) + 2);
     }
 
     #[test]
