@@ -441,16 +441,14 @@ impl Broker {
         if behind(&own) != Some(from) || behind(&peer) != Some(to) {
             return;
         }
-        if self.seen.len() >= MAX_PAIRS && !self.seen.contains_key(&pair) {
-            self.seen.clear();
-        }
-        let seen = self.seen.entry(pair).or_default();
+        let seen = self.seen_of(pair, now);
         seen.frames += 1;
         if seen.frames < THRESHOLD {
             return;
         }
         seen.frames = 0;
-        if self.again_at.max(seen.again_at) > now {
+        let again_at = seen.again_at;
+        if self.again_at.max(again_at) > now {
             return;
         }
         let of = |port| {
@@ -514,6 +512,27 @@ impl Broker {
         self.actions.push(Action::Grant(id));
     }
 
+    /// What was seen of two ports. Where there are too many, those are forgotten
+    /// that do not wait for another try: nobody shortens that by sending to many.
+    /// Half of the room is free then, and it is long until there are too many again;
+    /// of more that wait, those stay that wait longest.
+    fn seen_of(&mut self, pair: (PortId, PortId), now: u64) -> &mut Seen {
+        if self.seen.len() >= MAX_PAIRS && !self.seen.contains_key(&pair) {
+            self.seen.retain(|_, seen| seen.again_at > now);
+            let over = self.seen.len().saturating_sub(MAX_PAIRS / 2);
+            if over > 0 {
+                let waiting = self.seen.iter();
+                let mut waiting: Vec<_> =
+                    waiting.map(|(pair, seen)| (seen.again_at, *pair)).collect();
+                waiting.sort_unstable();
+                for (_, pair) in &waiting[..over] {
+                    self.seen.remove(pair);
+                }
+            }
+        }
+        self.seen.entry(pair).or_default()
+    }
+
     /// A shortcut could not be made: memory or descriptors are missing.
     pub fn failed(&mut self, id: ShortcutId, now: u64) {
         self.again_at = now.saturating_add(AGAIN);
@@ -525,7 +544,14 @@ impl Broker {
         let Some(shortcut) = self.remove(id) else {
             return;
         };
-        if let Some(seen) = self.seen.get_mut(&shortcut.pair()) {
+        // One that has left has nothing to wait for. Of others it may be forgotten
+        // by now that they were seen.
+        if shortcut
+            .ends
+            .iter()
+            .all(|end| self.ports.contains_key(&end.port))
+        {
+            let seen = self.seen_of(shortcut.pair(), now);
             seen.again_at = now.saturating_add(REFUSED);
         }
     }
@@ -1144,6 +1170,76 @@ mod tests {
         broker.message(3, mac(3), HELLO, true, 0);
         assert_eq!(again(&mut broker, 3, 5), [Action::Grant(1)]);
         assert_eq!(again(&mut broker, 2, 5 + REFUSED), [Action::Grant(2)]);
+    }
+
+    /// Pairs of more ports, more than are remembered.
+    fn many_pairs(broker: &mut Broker) -> impl Iterator<Item = (u8, u8)> {
+        let ports = 3..=100u8;
+        for port in ports.clone() {
+            broker.message(port.into(), mac(port), HELLO, true, 0);
+        }
+        let pairs = ports.flat_map(|a| (a + 1..=100).map(move |b| (a, b)));
+        assert!(pairs.clone().count() > MAX_PAIRS);
+        pairs
+    }
+
+    #[test]
+    fn who_is_refused_a_shortcut_waits_whoever_else_sends() {
+        let tries = |broker: &mut Broker, now| {
+            for _ in 0..10 * THRESHOLD {
+                broker.seen(1, 2, mac(2), behind, now);
+            }
+            broker.actions()
+        };
+        // Others send before it is refused, or after.
+        for before in [true, false] {
+            let mut broker = granted();
+            let pairs = many_pairs(&mut broker);
+            if !before {
+                broker.refused(0, 5);
+            }
+            for (a, b) in pairs {
+                broker.seen(a.into(), b.into(), mac(b), behind, 5);
+                assert!(broker.seen.len() <= MAX_PAIRS);
+            }
+            if before {
+                broker.refused(0, 5);
+            }
+            assert_eq!(broker.actions(), []);
+            assert_eq!(tries(&mut broker, 5 + REFUSED - 1), []);
+            assert_eq!(tries(&mut broker, 5 + REFUSED), [Action::Grant(1)]);
+        }
+    }
+
+    #[test]
+    fn of_many_who_were_refused_a_shortcut_the_last_wait() {
+        let mut broker = broker();
+        let pairs: Vec<(u8, u8)> = many_pairs(&mut broker).collect();
+        let tries = |broker: &mut Broker, (a, b): (u8, u8), now| {
+            for _ in 0..THRESHOLD {
+                broker.seen(a.into(), b.into(), mac(b), behind, now);
+            }
+            broker.actions()
+        };
+        for (pair, now) in pairs.iter().zip(0..) {
+            let [Action::Grant(id)] = tries(&mut broker, *pair, now)[..] else {
+                panic!("no shortcut");
+            };
+            broker.refused(id, now);
+            assert!(broker.seen.len() <= MAX_PAIRS);
+        }
+        let now = pairs.len() as u64;
+        assert!(now < REFUSED);
+        for pair in &pairs[pairs.len() - MAX_PAIRS / 2..] {
+            assert_eq!(tries(&mut broker, *pair, now), []);
+        }
+        // One that leaves before it is refused has nothing to wait for.
+        let [Action::Grant(id)] = tries(&mut broker, (1, 2), now)[..] else {
+            panic!("no shortcut");
+        };
+        broker.detach(2, now);
+        broker.refused(id, now);
+        assert!(!broker.seen.contains_key(&(1, 2)));
     }
 
     #[test]
