@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The device binary, seen by a vfio-user client and from its sockets.
 
+#[path = "../../fabric/tests/namespaces/mod.rs"]
+mod namespaces;
+#[path = "../../fabric/tests/users/mod.rs"]
+mod users;
+
 use ferrite_abi as abi;
 use ferrite_engine::memory::ENOUGH_ROOM;
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
@@ -662,29 +667,16 @@ fn receive(stream: &mut UnixStream) -> Vec<u8> {
     }
 }
 
-/// Whether there can be a listener of another user, [`take_place`].
-fn can_be_two_users() -> bool {
-    let can = rustix::process::geteuid().is_root();
-    if !can {
-        eprintln!("skipped: only root can be two users");
-    }
-    can
-}
+/// A user who is nobody else.
+const NOBODY: u32 = 65534;
 
-/// Another user listens where somebody else has.
+/// [`NOBODY`] listens where somebody else has.
 fn take_place(path: &Path) -> UnixListener {
     use std::os::unix::fs::PermissionsExt;
-    let nobody = rustix::process::Uid::from_raw(65534);
     let anybody = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(path.parent().unwrap(), anybody.clone()).unwrap();
     std::fs::remove_file(path).unwrap();
-    let of = path.to_path_buf();
-    let other = std::thread::spawn(move || {
-        // This thread alone.
-        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        UnixListener::bind(of).unwrap()
-    });
-    let other = other.join().unwrap();
+    let other = users::as_user(NOBODY, || UnixListener::bind(path).unwrap());
     std::fs::set_permissions(path, anybody).unwrap();
     other
 }
@@ -700,7 +692,7 @@ fn assert_refused(fabric: &UnixListener) {
 
 #[test]
 fn an_uplink_is_not_taken_from_another_user() {
-    if !can_be_two_users() {
+    if !users::are_needed() {
         return;
     }
     let mut wired = Wired::start("other-user", &[]);
@@ -718,7 +710,8 @@ fn an_uplink_is_not_taken_from_another_user() {
     wired.process.control(r#"{"cmd":"die"}"#);
     let (_, said) = wired.process.end();
     assert_eq!(
-        said.matches("the socket is user 65534's").count(),
+        said.matches(&format!("the socket is user {NOBODY}'s"))
+            .count(),
         1,
         "{said}"
     );
@@ -726,7 +719,7 @@ fn an_uplink_is_not_taken_from_another_user() {
 
 #[test]
 fn an_uplink_that_was_busy_is_not_taken_from_another_user() {
-    if !can_be_two_users() {
+    if !users::are_needed() {
         return;
     }
     let directory = Process::directory("busy-user");
@@ -746,28 +739,15 @@ fn an_uplink_that_was_busy_is_not_taken_from_another_user() {
 
 #[test]
 fn a_user_without_a_number_is_not_taken_for_another() {
-    if !can_be_two_users() {
-        return;
-    }
     // In a namespace where nobody has one.
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.arg("--user");
-        command
-    };
-    if !unshare()
-        .arg("true")
-        .status()
-        .is_ok_and(|status| status.success())
-    {
-        eprintln!("skipped: there are no user namespaces");
+    if !namespaces::are_needed(&["--user"]) {
         return;
     }
     let directory = Process::directory("no-number");
     let uplink = directory.join("uplink");
     let fabric = UnixListener::bind(&uplink).unwrap();
-    let mut command = unshare();
-    command.arg(env!("CARGO_BIN_EXE_ferrite-device"));
+    let mut command = Command::new("unshare");
+    command.args(["--user", env!("CARGO_BIN_EXE_ferrite-device")]);
     let options = ["--uplink", uplink.to_str().unwrap()];
     let mut process = Process::start_by(command, directory, &options);
     // Who is there at the start is who is meant.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The fabric binary, seen from its sockets.
 
+mod namespaces;
 mod users;
 
 use ferrite_fabric::descriptors::{self, Receiver};
@@ -942,23 +943,17 @@ fn who_connects_all_the_time_keeps_nobody_out() {
 }
 
 /// A fabric in namespaces of its own; `None` if tests that need root are left out.
-fn unshared(name: &str, namespaces: &str) -> Option<Fabric> {
-    if !users::are_needed() {
+fn unshared(name: &str, namespaces: &[&str]) -> Option<Fabric> {
+    if !namespaces::are_needed(namespaces) {
         return None;
     }
-    let script = format!("exec unshare {namespaces} \"$@\"");
-    let can = Command::new("sh")
-        .args(["-c", &script, "sh", "true"])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&can.stderr);
-    assert!(can.status.success(), "this test needs namespaces: {said}");
+    let script = format!("exec unshare {} \"$@\"", namespaces.join(" "));
     Some(Fabric::start_as(name, &script, false, &[]))
 }
 
 /// One in a user namespace in which only root has a number.
 fn among_unknown_users(name: &str) -> Option<Fabric> {
-    unshared(name, "--user --map-root-user")
+    unshared(name, &["--user", "--map-root-user"])
 }
 
 #[test]
@@ -1055,7 +1050,7 @@ fn a_full_disk_behind_standard_error_ends_nothing() {
 
 #[test]
 fn a_process_without_a_number_here_has_a_user() {
-    let Some(fabric) = unshared("pid", "--pid --fork --kill-child") else {
+    let Some(fabric) = unshared("pid", &["--pid", "--fork", "--kill-child"]) else {
         return;
     };
     let _port = fabric.connect();
