@@ -4,6 +4,7 @@
  */
 #include <linux/hrtimer_types.h>
 
+#include <linux/hmm.h>
 #include <linux/if_link.h>
 #include <linux/irq_poll.h>
 #include <linux/netdevice.h>

@@ -10,7 +10,6 @@
 #include <linux/hmm-dma.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
-#include <linux/jiffies.h>
 #include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
@@ -555,6 +554,12 @@ void *rust_helper_rdma_nl_stat_start(struct sk_buff *msg)
 	return nla_nest_start(msg, RDMA_NLDEV_ATTR_STAT_HWCOUNTERS);
 }
 
+/* A page is taken back before another takes its place. */
+bool rust_helper_rdma_odp_is_same_page(unsigned long mapped, unsigned long pfn)
+{
+	return !WARN_ON_ONCE((mapped ^ pfn) & ~HMM_PFN_FLAGS);
+}
+
 #ifdef CONFIG_INFINIBAND_ON_DEMAND_PAGING
 
 struct ib_umem_odp *rust_helper_rdma_odp_alloc_root(struct ib_device *device,
@@ -590,11 +595,12 @@ void rust_helper_rdma_odp_release_root(struct ib_umem_odp *odp)
 }
 
 /*
- * Brings in the pages of a range, and takes the lock: what @pfns says of them
- * holds as long as that is held. As ib_umem_odp_map_dma_and_lock(), but with a
- * list of the caller's own. hmm_range_fault() writes it without the lock, so
- * that those who bring pages in at the same time would spoil a list for all of
- * them, or wait for each other's pages.
+ * Tries to bring in the pages of a range, and takes the lock: what @pfns says
+ * of them holds as long as that is held. -EBUSY where some were taken back
+ * meanwhile: then try again. As ib_umem_odp_map_dma_and_lock(), but with a list
+ * of the caller's own. hmm_range_fault() writes it without the lock, so that
+ * those who bring pages in at the same time would spoil a list for all of them,
+ * or wait for each other's pages.
  */
 int rust_helper_rdma_odp_bring_in_and_lock(struct ib_umem_odp *odp,
 					   unsigned long start,
@@ -608,7 +614,6 @@ int rust_helper_rdma_odp_bring_in_and_lock(struct ib_umem_odp *odp,
 		.end = start + pages * PAGE_SIZE,
 		.hmm_pfns = pfns,
 	};
-	unsigned long timeout;
 	struct task_struct *task;
 	int ret;
 
@@ -625,23 +630,19 @@ int rust_helper_rdma_odp_bring_in_and_lock(struct ib_umem_odp *odp,
 		goto put_task;
 	}
 
-	timeout = jiffies + msecs_to_jiffies(HMM_RANGE_DEFAULT_TIMEOUT);
-	for (;;) {
-		range.notifier_seq = mmu_interval_read_begin(&odp->notifier);
-		mmap_read_lock(mm);
-		ret = hmm_range_fault(&range);
-		mmap_read_unlock(mm);
-		if (ret == -EBUSY && !time_after(jiffies, timeout))
-			continue;
-		if (ret)
-			break;
-		mutex_lock(&odp->umem_mutex);
-		if (!mmu_interval_read_retry(&odp->notifier,
-					     range.notifier_seq))
-			break;
+	range.notifier_seq = mmu_interval_read_begin(&odp->notifier);
+	mmap_read_lock(mm);
+	ret = hmm_range_fault(&range);
+	mmap_read_unlock(mm);
+	if (ret)
+		goto put_mm;
+	mutex_lock(&odp->umem_mutex);
+	if (mmu_interval_read_retry(&odp->notifier, range.notifier_seq)) {
 		mutex_unlock(&odp->umem_mutex);
+		ret = -EBUSY;
 	}
 
+put_mm:
 	mmput_async(mm);
 put_task:
 	put_task_struct(task);
@@ -662,24 +663,18 @@ static struct hmm_dma_map odp_mappings(struct ib_umem_odp *odp,
 	return map;
 }
 
-/* Under the lock: 1 with the address of a page, 0 if it is not there. */
+/*
+ * Under the lock: the address of a page that is noted in @mapped, whether it is
+ * mapped already or not. One that cannot be mapped is noted no more.
+ */
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
 				  unsigned long *mapped, size_t index,
-				  unsigned long pfn, dma_addr_t *dma,
-				  bool *writable)
+				  dma_addr_t *dma)
 {
 	struct device *dev = odp->umem.ibdev->dma_device;
 	struct hmm_dma_map map = odp_mappings(odp, mapped);
 	struct pci_p2pdma_map_state p2pdma = {};
 
-	if (!(pfn & HMM_PFN_VALID))
-		return 0;
-	/* A page is taken back before another takes its place. */
-	if (WARN_ON_ONCE(mapped[index] &&
-			 ((mapped[index] ^ pfn) & ~HMM_PFN_FLAGS)))
-		return -EFAULT;
-	/* What could be written once may be dirty. */
-	mapped[index] |= pfn & (HMM_PFN_VALID | HMM_PFN_WRITE | ~HMM_PFN_FLAGS);
 	*dma = hmm_dma_map_pfn(dev, &map, index, &p2pdma);
 	odp->map.state = map.state;
 	if (dma_mapping_error(dev, *dma)) {
@@ -687,8 +682,12 @@ int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
 			mapped[index] = 0;
 		return -EFAULT;
 	}
-	*writable = (pfn & HMM_PFN_WRITE) && odp->umem.writable;
-	return 1;
+	return 0;
+}
+
+bool rust_helper_rdma_odp_writable(struct ib_umem_odp *odp)
+{
+	return odp->umem.writable;
 }
 
 /* Under the lock: gives a page back, if it is mapped. */
@@ -743,10 +742,14 @@ int rust_helper_rdma_odp_bring_in_and_lock(struct ib_umem_odp *odp,
 
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
 				  unsigned long *mapped, size_t index,
-				  unsigned long pfn, dma_addr_t *dma,
-				  bool *writable)
+				  dma_addr_t *dma)
 {
 	return -EOPNOTSUPP;
+}
+
+bool rust_helper_rdma_odp_writable(struct ib_umem_odp *odp)
+{
+	return false;
 }
 
 void rust_helper_rdma_odp_unmap_page(struct ib_umem_odp *odp,

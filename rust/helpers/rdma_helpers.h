@@ -159,8 +159,9 @@ int rust_helper_rdma_odp_bring_in_and_lock(struct ib_umem_odp *odp,
 					   bool write, bool fault);
 int rust_helper_rdma_odp_map_page(struct ib_umem_odp *odp,
 				  unsigned long *mapped, size_t index,
-				  unsigned long pfn, dma_addr_t *dma,
-				  bool *writable);
+				  dma_addr_t *dma);
+bool rust_helper_rdma_odp_is_same_page(unsigned long mapped, unsigned long pfn);
+bool rust_helper_rdma_odp_writable(struct ib_umem_odp *odp);
 void rust_helper_rdma_odp_lock(struct ib_umem_odp *odp);
 void rust_helper_rdma_odp_unlock(struct ib_umem_odp *odp);
 struct ib_umem_odp *

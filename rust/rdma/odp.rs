@@ -15,6 +15,7 @@ use kernel::page::{PAGE_SHIFT, PAGE_SIZE};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::Arc;
+use kernel::time::{Delta, Instant, Monotonic};
 
 /// Whether the kernel has on-demand memory.
 pub const ON_DEMAND_AVAILABLE: bool = cfg!(CONFIG_INFINIBAND_ON_DEMAND_PAGING);
@@ -41,6 +42,49 @@ pub trait PageUser: Send + Sync {
 
 /// How many pages are brought in at a time: what is known of them stands on the stack.
 const AT_A_TIME: usize = 64;
+
+/// What attempts to bring pages in may take in all that come to nothing, for one [`OdpUmem::map`]: as
+/// the kernel's own way waits, but for all pages together.
+const MOST_LOST: Delta = Delta::from_secs(1);
+
+/// Time that attempts may still take which come to nothing, as pages are taken back meanwhile. A
+/// process that does nothing but take its own back keeps nobody up for longer.
+///
+/// The time of attempts that succeed does not count: there are as many as there is memory, and its
+/// pages come from wherever they are, gigabytes of them from a disk if need be.
+struct Patience(Delta);
+
+impl Patience {
+    /// Calls `attempt` until it does not fail with `EBUSY`, or time is up. `clock` says how long some
+    /// moment is ago, always the same.
+    fn retry(&mut self, clock: impl Fn() -> Delta, mut attempt: impl FnMut() -> Result) -> Result {
+        let mut begun = clock();
+        loop {
+            match attempt() {
+                Err(error) if error == EBUSY => {}
+                result => return result,
+            }
+            let now = clock();
+            self.0 -= now - begun;
+            if self.0 <= Delta::ZERO {
+                return Err(EBUSY);
+            }
+            begun = now;
+        }
+    }
+}
+
+/// What the kernel says of a page in a word, other than its number.
+mod flag {
+    use crate::bindings;
+
+    /// The page is present; else the word says nothing.
+    pub(super) const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID;
+    /// It may be written.
+    pub(super) const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE;
+    /// All bits that are not the number.
+    pub(super) const ALL: usize = bindings::hmm_pfn_flags_HMM_PFN_FLAGS;
+}
 
 /// How pages are brought in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,6 +209,36 @@ impl MappedPages {
         result
     }
 
+    /// Takes a page in of which the kernel said `word`, and maps it by `map`: its address for the
+    /// device and whether it may be written, or `None` if it is not present. The memory has to be
+    /// locked.
+    fn take_in(
+        &self,
+        page: usize,
+        word: usize,
+        map: impl FnOnce() -> Result<u64>,
+    ) -> Result<Option<(u64, bool)>> {
+        if word & flag::VALID == 0 {
+            return Ok(None);
+        }
+        let noted = self.words.get(page).ok_or(EFAULT)?;
+        let before = noted.load(Relaxed);
+        // SAFETY: It only compares.
+        if before != 0 && !unsafe { bindings::rdma_odp_is_same_page(before, word) } {
+            return Err(EFAULT);
+        }
+        let dma = self.change(page, || {
+            // The right to write stays: what could be written once may be dirty.
+            let kept = word & (flag::VALID | flag::WRITE | !flag::ALL);
+            noted.store(before | kept, Relaxed);
+            map()
+        })?;
+        // By what is noted, not by what was said just now. That may be older than what somebody else
+        // was told, who brought the page in to write it; and the kernel takes a page back before it
+        // takes the right to write it from the process.
+        Ok(Some((dma, noted.load(Relaxed) & flag::WRITE != 0)))
+    }
+
     /// The first page of a range that is mapped.
     fn first(&self, range: Range<usize>) -> Option<usize> {
         if self.count() == 0 {
@@ -208,7 +282,7 @@ impl LockedPages for Locked {
     }
 
     fn keep(&self, word: usize) {
-        // SAFETY: Words that are not zero are written by `rdma_odp_map_page` only, for pages that are
+        // SAFETY: Words that are not zero are written by `MappedPages::take_in` only, for pages that are
         // mapped, and back to zero with the memory locked before such a page goes: it is there.
         unsafe { bindings::rdma_odp_keep_page(word) }
     }
@@ -311,7 +385,8 @@ impl<T: PageUser> OdpUmem<T> {
 
     /// Maps the pages of `length` bytes from `address` on, and calls `each` for every one that is
     /// present, with the memory locked: what `each` tells the device holds until
-    /// [`PageUser::invalidate`] is called. `each` must not allocate. Sleeps.
+    /// [`PageUser::invalidate`] is called. `each` must not allocate. `EBUSY` where pages are taken back
+    /// as fast as they are brought in. Sleeps.
     pub fn map(
         &self,
         address: u64,
@@ -323,9 +398,10 @@ impl<T: PageUser> OdpUmem<T> {
         let end = address.checked_add(length).ok_or(EFAULT)?;
         let end = end.checked_next_multiple_of(page_size).ok_or(EFAULT)?;
         let mut next = address & !(page_size - 1);
+        let mut patience = Patience(MOST_LOST);
         while next < end {
             let last = end.min(next + AT_A_TIME as u64 * page_size);
-            self.map_some(next..last, how, &mut each)?;
+            self.map_some(next..last, how, &mut patience, &mut each)?;
             next = last;
         }
         Ok(())
@@ -336,6 +412,7 @@ impl<T: PageUser> OdpUmem<T> {
         &self,
         addresses: Range<u64>,
         how: BringIn,
+        patience: &mut Patience,
         each: &mut impl FnMut(MappedPage),
     ) -> Result {
         let raw = self.raw.as_ptr();
@@ -344,37 +421,44 @@ impl<T: PageUser> OdpUmem<T> {
         let pfns = pfns.get_mut(..count).ok_or(EINVAL)?;
         let write = how == BringIn::Write;
         let fault = how != BringIn::Present;
-        // SAFETY: Valid by the type invariant; the range is checked by the callee, and there are as
-        // many words as it has pages.
-        to_result(unsafe {
-            let first = usize::try_from(addresses.start)?;
-            let list = pfns.as_mut_ptr();
-            bindings::rdma_odp_bring_in_and_lock(raw, first, list, pfns.len(), write, fault)
-        })?;
+        let first = usize::try_from(addresses.start)?;
+        let list = pfns.as_mut_ptr();
+        let begun = Instant::<Monotonic>::now();
+        let attempt = || {
+            // SAFETY: Valid by the type invariant; the range is checked by the callee, and there are as
+            // many words as it has pages.
+            to_result(unsafe {
+                bindings::rdma_odp_bring_in_and_lock(raw, first, list, count, write, fault)
+            })
+        };
+        patience.retry(|| begun.elapsed(), attempt)?;
+        // SAFETY: Valid by the type invariant; what it is for does not change.
+        let writable = unsafe { bindings::rdma_odp_writable(raw) };
         let start = self.addresses().start;
         let mapped = &self.mapping.mapped;
         let mut result = Ok(());
         for (page, pfn) in addresses.step_by(PAGE_SIZE).zip(pfns.iter()) {
             let index = ((page - start) >> PAGE_SHIFT) as usize;
-            let (mut dma, mut writable) = (0, false);
-            let there = mapped.change(index, || {
+            let taken = mapped.take_in(index, *pfn, || {
+                let mut dma = 0;
                 // SAFETY: `rdma_odp_bring_in_and_lock` has taken `umem_mutex`, and `index` lies in
                 // the range that it was for, so that the memory has such a page, and as many words
-                // as pages; the page holds as long as the mutex is held; the others are locals.
-                unsafe {
-                    let words = mapped.as_ptr();
-                    bindings::rdma_odp_map_page(raw, words, index, *pfn, &mut dma, &mut writable)
-                }
+                // as pages. The word of this one was just noted: the page holds as long as the mutex
+                // is held. `dma` is a local.
+                to_result(unsafe {
+                    bindings::rdma_odp_map_page(raw, mapped.as_ptr(), index, &mut dma)
+                })?;
+                Ok(dma)
             });
-            match there {
-                0 => {}
-                1 => each(MappedPage {
+            match taken {
+                Ok(None) => {}
+                Ok(Some((dma, write))) => each(MappedPage {
                     address: page,
                     dma,
-                    writable,
+                    writable: write && writable,
                 }),
-                error => {
-                    result = to_result(error);
+                Err(error) => {
+                    result = Err(error);
                     break;
                 }
             }
@@ -538,7 +622,7 @@ impl OnDemandAttr {
 #[kunit_tests(rust_rdma_odp)]
 mod tests {
     use super::*;
-    use core::cell::RefCell;
+    use core::cell::{Cell, RefCell};
 
     /// A user of pages, told how often to let go of some, and that there are none.
     struct User {
@@ -651,6 +735,66 @@ mod tests {
         assert_eq!(mapped.count(), 5);
         assert_eq!(mapped.first(63..PAGES), Some(64));
         Ok(())
+    }
+
+    #[test]
+    fn a_late_reader_leaves_a_page_writable() -> Result {
+        const DMA: u64 = 0x5000;
+        let mapped = MappedPages::new(PAGES)?;
+        let to_read = flag::VALID | 77;
+        let to_write = to_read | flag::WRITE;
+        let taken = |word| mapped.take_in(3, word, || Ok(DMA));
+        assert_eq!(taken(to_read), Ok(Some((DMA, false))));
+        assert_eq!(taken(to_write), Ok(Some((DMA, true))));
+        // What this one was told is from before the page could be written.
+        assert_eq!(taken(to_read), Ok(Some((DMA, true))));
+        assert_eq!(mapped.count(), 1);
+        // What held before the page was taken back does not hold any more.
+        mapped.change(3, || write(&mapped, 3, 0));
+        assert_eq!(taken(to_read), Ok(Some((DMA, false))));
+        Ok(())
+    }
+
+    #[test]
+    fn only_what_is_present_is_mapped() -> Result {
+        let mapped = MappedPages::new(PAGES)?;
+        let refuse = || -> Result<u64> { Err(EIO) };
+        assert_eq!(mapped.take_in(3, flag::WRITE | 77, refuse), Ok(None));
+        assert_eq!(
+            mapped.take_in(3, flag::VALID | 77, || Ok(0))?,
+            Some((0, false))
+        );
+        assert_eq!(mapped.take_in(PAGES, flag::VALID | 77, refuse), Err(EFAULT));
+        assert_eq!(mapped.word(3), flag::VALID | 77);
+        assert_eq!(mapped.count(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn attempts_that_come_to_nothing_have_one_limit_for_all_pages() {
+        let time = Cell::new(0);
+        let clock = || Delta::from_millis(time.get());
+        let mut patience = Patience(Delta::from_millis(10));
+        // What succeeds takes as long as it takes.
+        for _ in 0..3 {
+            let slow = || {
+                time.set(time.get() + 100);
+                Ok(())
+            };
+            assert_eq!(patience.retry(clock, slow), Ok(()));
+        }
+        // Each of these loses 4 ms.
+        for result in [Ok(()), Ok(()), Err(EBUSY)] {
+            let mut answers = [Err(EBUSY), Ok(())].into_iter();
+            let attempt = || {
+                time.set(time.get() + 4);
+                answers.next().unwrap_or(Err(EIO))
+            };
+            assert_eq!(patience.retry(clock, attempt), result);
+        }
+        // Other errors are not tried again.
+        let mut patience = Patience(Delta::from_millis(10));
+        assert_eq!(patience.retry(clock, || Err(EFAULT)), Err(EFAULT));
     }
 
     #[test]
