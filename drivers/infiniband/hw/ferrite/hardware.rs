@@ -30,11 +30,11 @@ use crate::{
         table::IrqTable,
         workqueue::OwnedQueue, //
     },
-    lent,
     lent::{
         DeviceReach,
         Reach,
-        Stop, //
+        Stop,
+        Stopper, //
     },
     qp::FerriteQp,
     rdma::{
@@ -48,8 +48,7 @@ use crate::{
 };
 use kernel::{
     device::Bound,
-    io::poll::read_poll_timeout,
-    new_mutex, pci,
+    pci,
     prelude::*,
     sync::{
         aref::ARef,
@@ -57,8 +56,7 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
-        Arc,
-        Mutex, //
+        Arc, //
     },
     time::Delta,
     workqueue::{
@@ -122,9 +120,9 @@ pub(crate) struct Hardware {
     stray_prints: RateLimit,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
-    /// Held while the device is being stopped, within the lock of config space.
+    /// Changes that when the device failed.
     #[pin]
-    stopping: Mutex<()>,
+    stopper: Stopper,
     /// What is left to do when the device failed.
     #[pin]
     failure: Work<Hardware>,
@@ -156,7 +154,7 @@ impl Hardware {
             link_prints <- RateLimit::new(),
             stray_prints <- RateLimit::new(),
             reach: reach.clone(),
-            stopping <- new_mutex!((), "ferrite_stopping"),
+            stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
             pdev: ARef::from(&**pdev),
         })
@@ -300,35 +298,28 @@ impl Hardware {
     }
 
     /// Makes a device that failed leave host memory alone, if there is a way; else what it was told
-    /// of is never freed ([`lent::Lent`]). Sleeps.
+    /// of is never freed ([`crate::lent::Lent`]). Sleeps.
     fn ensure_stopped(&self) {
-        if self.is_stopped() {
-            return;
-        }
         // Somebody else's reset makes registers read as if the device were gone, and gives it the
         // bus back that was taken from it: it is over before this begins, or begins afterwards. It
         // is not waited for where it stops the device at its beginning, and not for ever: who takes
         // memory back here may be waited for by it.
-        let config = read_poll_timeout(
-            || Ok((self.is_stopped(), ConfigLock::try_new(&self.pdev))),
-            |(stopped, config)| *stopped || config.is_some(),
-            OTHERS_RESET_POLL,
-            OTHERS_RESET_TIMEOUT,
-        );
-        let config = config.map_or(None, |(_, config)| config);
-        let _stopping = self.stopping.lock();
-        if self.is_stopped() {
-            return;
-        }
-        let stopping = config.map(|config| Stopping { hw: self, config });
-        let reach = stopping.as_ref().map_or(Reach::Unstoppable, lent::stop);
-        if reach == Reach::Unstoppable {
+        let claim = || ConfigLock::try_new(&self.pdev).map(|config| Stopping { hw: self, config });
+        let stopped = self
+            .stopper
+            .stop(claim, OTHERS_RESET_POLL, OTHERS_RESET_TIMEOUT);
+        if let Err(error) = stopped {
+            let why = if error == ETIMEDOUT {
+                "timed out as others kept its config space locked"
+            } else {
+                "no reset works"
+            };
             dev_err!(
                 self.pdev,
-                "device cannot be stopped: memory that it was told of is not freed\n"
+                "device cannot be stopped ({}): memory that it was told of is not freed\n",
+                why
             );
         }
-        self.reach.set(reach);
     }
 
     /// Gives the device up if it is not there any more. Sleeps.
@@ -349,10 +340,7 @@ impl Hardware {
         // Now, while the device can be asked: who takes memory back in the course of that reset
         // cannot wait for its end. Where this fails, `ensure_stopped` does. A device that seems gone
         // may be behind a bridge that was closed, and have the bus back when that is opened.
-        let _stopping = self.stopping.lock();
-        if !self.is_stopped() && self.reset().is_ok() {
-            self.reach.set(Reach::Quiet);
-        }
+        self.stopper.stop_gently(|| self.reset());
     }
 
     /// Resets the device by its own register, and waits for that. Sleeps.

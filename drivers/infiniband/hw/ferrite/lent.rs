@@ -11,6 +11,8 @@ use core::{
     ops::Deref, //
 };
 use kernel::{
+    io::poll::read_poll_timeout,
+    new_mutex,
     prelude::*,
     sync::{
         atomic::{
@@ -18,8 +20,10 @@ use kernel::{
             Atomic,
             Release, //
         },
-        Arc, //
+        Arc,
+        Mutex, //
     },
+    time::Delta,
 };
 
 /// What a device may do to host memory.
@@ -89,7 +93,7 @@ fn is_quiet(reset: Result) -> bool {
 
 /// Stops a device: by a reset, else by taking the bus from it and a reset of the function, of
 /// which it has to say itself that it worked. Sleeps.
-pub(crate) fn stop(device: &impl Stop) -> Reach {
+fn stop(device: &impl Stop) -> Reach {
     if is_quiet(device.reset()) {
         return Reach::Quiet;
     }
@@ -98,6 +102,96 @@ pub(crate) fn stop(device: &impl Stop) -> Reach {
         Reach::Quiet
     } else {
         Reach::Unstoppable
+    }
+}
+
+/// Stops a device once, whoever wants it stopped.
+#[pin_data]
+pub(crate) struct Stopper {
+    reach: Arc<DeviceReach>,
+    /// Held while the device is being stopped, and by who gives that up.
+    #[pin]
+    turn: Mutex<()>,
+}
+
+impl Stopper {
+    /// Of the device whose reach this is.
+    pub(crate) fn new(reach: &Arc<DeviceReach>) -> impl PinInit<Self> + '_ {
+        pin_init!(Self {
+            reach: reach.clone(),
+            turn <- new_mutex!((), "ferrite_stopping"),
+        })
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.reach.get() != Reach::Working
+    }
+
+    /// Stops the device. `claim` gets hold of it, unless somebody else has it: then it is tried again
+    /// every `poll`, for up to `timeout`. Sleeps.
+    ///
+    /// Where this is what makes the device [`Reach::Unstoppable`], it says why: `ETIMEDOUT` where nobody
+    /// got hold of it, `EIO` where nothing stopped it.
+    pub(crate) fn stop<S: Stop>(
+        &self,
+        mut claim: impl FnMut() -> Option<S>,
+        poll: Delta,
+        timeout: Delta,
+    ) -> Result {
+        let tried = read_poll_timeout(
+            || Ok(self.try_stop(&mut claim)),
+            |tried| tried.is_some(),
+            poll,
+            timeout,
+        );
+        match tried {
+            Ok(Some(result)) => result,
+            _ => self.stop_or_give_up(claim),
+        }
+    }
+
+    /// Stops the device, if it can be got hold of now.
+    fn try_stop<S: Stop>(&self, claim: impl FnOnce() -> Option<S>) -> Option<Result> {
+        if self.is_stopped() {
+            return Some(Ok(()));
+        }
+        let _turn = self.turn.lock();
+        self.stop_in_turn(claim)
+    }
+
+    /// The same, but gives the device up if it cannot.
+    fn stop_or_give_up<S: Stop>(&self, claim: impl FnOnce() -> Option<S>) -> Result {
+        let _turn = self.turn.lock();
+        self.stop_in_turn(claim).unwrap_or_else(|| {
+            // Who is to stop the device gets hold of it in his turn only, and this is ours: somebody
+            // has it for another reason.
+            self.reach.set(Reach::Unstoppable);
+            Err(ETIMEDOUT)
+        })
+    }
+
+    /// [`Stopper::try_stop`] with the turn taken.
+    fn stop_in_turn<S: Stop>(&self, claim: impl FnOnce() -> Option<S>) -> Option<Result> {
+        if self.is_stopped() {
+            return Some(Ok(()));
+        }
+        // Held until it is known what became of the device.
+        let device = claim()?;
+        let reach = stop(&device);
+        self.reach.set(reach);
+        Some(match reach {
+            Reach::Unstoppable => Err(EIO),
+            _ => Ok(()),
+        })
+    }
+
+    /// Stops the device by `reset` alone, by somebody who has hold of it already. Where that fails, it is
+    /// left to [`Stopper::stop`]. Sleeps.
+    pub(crate) fn stop_gently(&self, reset: impl FnOnce() -> Result) {
+        let _turn = self.turn.lock();
+        if !self.is_stopped() && reset().is_ok() {
+            self.reach.set(Reach::Quiet);
+        }
     }
 }
 
@@ -210,6 +304,91 @@ mod tests {
         assert_eq!(stop(&device), Reach::Quiet);
         assert!(!device.master.get());
         assert_eq!(device.function_resets.get(), 1);
+        Ok(())
+    }
+
+    /// A device of a given reach, and who stops it.
+    fn stopper(reach: Reach) -> Result<(Arc<DeviceReach>, Pin<KBox<Stopper>>)> {
+        let device = DeviceReach::new()?;
+        device.set(reach);
+        let stopper = KBox::pin_init(Stopper::new(&device), GFP_KERNEL)?;
+        Ok((device, stopper))
+    }
+
+    #[test]
+    fn who_gives_up_tries_once_more_in_turn() -> Result {
+        let (reach, stopper) = stopper(Reach::Working)?;
+        let claim = || Stubborn::new(&[Ok(())], Err(EIO)).ok();
+        assert_eq!(stopper.stop_or_give_up(claim), Ok(()));
+        assert_eq!(reach.get(), Reach::Quiet);
+        Ok(())
+    }
+
+    #[test]
+    fn nobody_gets_hold_of_a_device_out_of_turn() -> Result {
+        // Else somebody could give up in between.
+        let (reach, stopper) = stopper(Reach::Working)?;
+        let mut claims = 0;
+        let claim = || {
+            assert!(stopper.turn.try_lock().is_none());
+            claims += 1;
+            match claims {
+                1 => None,
+                _ => Stubborn::new(&[Ok(())], Err(EIO)).ok(),
+            }
+        };
+        assert_eq!(
+            stopper.stop(claim, Delta::ZERO, Delta::from_secs(60)),
+            Ok(())
+        );
+        assert_eq!(claims, 2);
+        assert_eq!(reach.get(), Reach::Quiet);
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_is_given_up_when_it_resists_or_nobody_gets_hold_of_it() -> Result {
+        let (reach, resists) = stopper(Reach::Working)?;
+        let claim = || Stubborn::new(&[], Err(ENOTTY)).ok();
+        assert_eq!(resists.stop(claim, Delta::ZERO, Delta::ZERO), Err(EIO));
+        assert_eq!(reach.get(), Reach::Unstoppable);
+        let (reach, busy) = stopper(Reach::Working)?;
+        let claim = || None::<Stubborn>;
+        assert_eq!(busy.stop(claim, Delta::ZERO, Delta::ZERO), Err(ETIMEDOUT));
+        assert_eq!(reach.get(), Reach::Unstoppable);
+        // Once.
+        assert_eq!(busy.stop(claim, Delta::ZERO, Delta::ZERO), Ok(()));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_stopped_is_left_alone() -> Result {
+        for reach in [Reach::Quiet, Reach::Unstoppable] {
+            let (device, stopper) = stopper(reach)?;
+            let claims = Cell::new(0);
+            let claim = || {
+                claims.set(claims.get() + 1);
+                Stubborn::new(&[Ok(())], Err(EIO)).ok()
+            };
+            assert_eq!(stopper.stop(claim, Delta::ZERO, Delta::ZERO), Ok(()));
+            assert_eq!(stopper.stop_or_give_up(claim), Ok(()));
+            stopper.stop_gently(|| {
+                claims.set(claims.get() + 1);
+                Ok(())
+            });
+            assert_eq!(claims.get(), 0);
+            assert_eq!(device.get(), reach);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_gentle_reset_that_fails_leaves_the_device_to_others() -> Result {
+        let (reach, stopper) = stopper(Reach::Working)?;
+        stopper.stop_gently(|| Err(ENODEV));
+        assert_eq!(reach.get(), Reach::Working);
+        stopper.stop_gently(|| Ok(()));
+        assert_eq!(reach.get(), Reach::Quiet);
         Ok(())
     }
 
