@@ -73,6 +73,11 @@ macro_rules! c_flags {
             pub const fn intersects(self, other: Self) -> bool {
                 self.0 & other.0 != 0
             }
+
+            /// Those that are not among `other`.
+            pub const fn without(self, other: Self) -> Self {
+                Self(self.0 & !other.0)
+            }
         }
 
         impl core::ops::BitOr for $name {

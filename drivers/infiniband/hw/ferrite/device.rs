@@ -169,9 +169,14 @@ impl Ferrite {
         })
     }
 
+    /// The features that both sides agreed on.
+    pub(crate) fn features(&self) -> u64 {
+        self.identity.features & self.caps.features
+    }
+
     /// Whether both sides agreed on a feature.
     pub(crate) fn has(&self, feature: u64) -> bool {
-        self.identity.features & self.caps.features & feature == feature
+        self.features() & feature == feature
     }
 
     /// Has faults taken from the device and dealt with.
@@ -445,11 +450,11 @@ impl rdma::Driver for Ferrite {
     }
 
     fn get_dma_mr<'a>(
-        _pd: &Pd<Self>,
+        pd: &Pd<Self>,
         new: New<'a, kind::Mr, Self>,
         access: Access,
     ) -> Result<&'a Mr<Self>> {
-        FerriteMr::all_memory(new, access)
+        FerriteMr::all_memory(pd, new, access)
     }
 
     fn reg_user_mr<'a>(

@@ -133,15 +133,43 @@ fn pin_region(dev: &Device<Ferrite>, region: &UserRegion) -> Result<UserMemory> 
     UserMemory::pin(dev, region.start, region.length, region.iova, region.access)
 }
 
-/// The rights that the device knows, out of what a consumer asked for.
-pub(crate) fn device_access(access: Access) -> Result<u32> {
+/// The rights of a region that the device knows, out of what a consumer asked for.
+fn device_access(access: Access, features: u64) -> Result<u32> {
     if access.contains(Access::ON_DEMAND) {
         return Err(errno::eopnotsupp());
     }
-    Ok(device_rights(access))
+    region_rights(access, features)
 }
 
 /// The same, whether or not pages come and go.
+fn region_rights(access: Access, features: u64) -> Result<u32> {
+    let given = effective(access, features);
+    // Flushes are refused as the core does, which does not see all registrations. Atomics are not: the
+    // core lets their right pass whatever the device can do, and programs that register memory for any
+    // use ask for it. That there are none is for the attributes of the device to say.
+    if access.without(given).intersects(FLUSHES) {
+        return Err(errno::eopnotsupp());
+    }
+    Ok(device_rights(given))
+}
+
+/// Rights to flush.
+const FLUSHES: Access =
+    Access::from_raw(Access::FLUSH_GLOBAL.as_raw() | Access::FLUSH_PERSISTENT.as_raw());
+
+/// Rights without those to do what a device with such features cannot, and would refuse.
+pub(crate) fn effective(access: Access, features: u64) -> Access {
+    let mut absent = Access::FLUSH_PERSISTENT;
+    if features & abi::FEATURE_ATOMICS == 0 {
+        absent = absent | Access::REMOTE_ATOMIC;
+    }
+    if features & abi::FEATURE_FLUSH == 0 {
+        absent = absent | Access::FLUSH_GLOBAL;
+    }
+    access.without(absent)
+}
+
+/// Rights as the device says them.
 pub(crate) fn device_rights(access: Access) -> u32 {
     let rights = [
         (Access::LOCAL_WRITE, abi::ACCESS_LOCAL_WRITE),
@@ -174,8 +202,8 @@ struct UserState {
 }
 
 impl UserState {
-    fn command(&self, tag: u32, flags: u32) -> Result<RegisterRegion> {
-        let access = device_access(self.access)?;
+    fn command(&self, tag: u32, flags: u32, features: u64) -> Result<RegisterRegion> {
+        let access = device_access(self.access, features)?;
         Ok(RegisterRegion {
             tag,
             pd: self.pd,
@@ -218,10 +246,11 @@ pub(crate) struct FerriteMr {
 impl FerriteMr {
     /// The region of all memory. It has no remote key: peers are not let in that way.
     pub(crate) fn all_memory<'a>(
+        pd: &Pd<Ferrite>,
         mut new: New<'a, kind::Mr, Ferrite>,
         access: Access,
     ) -> Result<&'a Mr<Ferrite>> {
-        if device_access(access)? & abi::ACCESS_REMOTE != 0 {
+        if device_access(access, pd.device().features())? & abi::ACCESS_REMOTE != 0 {
             return Err(errno::eopnotsupp());
         }
         new.set_keys(abi::TAG_ALL_MEMORY, abi::TAG_ALL_MEMORY);
@@ -241,6 +270,8 @@ impl FerriteMr {
         if region.access.contains(Access::ON_DEMAND) {
             return Self::register_on_demand(pd, new, region);
         }
+        // Before anything is pinned.
+        device_access(region.access, pd.device().features())?;
         let state = UserState {
             memory: pin_region(pd.device(), region)?,
             pd: pd.number(),
@@ -256,7 +287,7 @@ impl FerriteMr {
         new: New<'a, kind::Mr, Ferrite>,
         region: &DmabufRegion,
     ) -> Result<&'a Mr<Ferrite>> {
-        device_access(region.access)?;
+        device_access(region.access, pd.device().features())?;
         let state = UserState {
             memory: UserMemory::pin_dmabuf(pd.device(), region)?,
             pd: pd.number(),
@@ -277,7 +308,7 @@ impl FerriteMr {
         let tag = taken.get().0;
         let object = DeviceObject::create(
             &dev.hw,
-            &state.command(tag, 0)?,
+            &state.command(tag, 0, dev.features())?,
             CommandOpcode::ReleaseTag,
             tag,
         )?;
@@ -300,7 +331,7 @@ impl FerriteMr {
         if !dev.has(abi::FEATURE_ON_DEMAND) {
             return Err(errno::eopnotsupp());
         }
-        let access = device_rights(region.access);
+        let access = region_rights(region.access, dev.features())?;
         let taken = dev.tags.take()?;
         let tag = taken.get();
         let memory = OnDemand::new(dev, pd.number(), tag.0, region)?;
@@ -348,7 +379,7 @@ impl FerriteMr {
         region: &DmRegion,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
-        let access = device_access(region.access)?;
+        let access = device_access(region.access, dev.features())?;
         let piece = dm.piece().clone();
         let taken = dev.tags.take()?;
         let tag = taken.get().0;
@@ -384,7 +415,7 @@ impl FerriteMr {
         let tag = tag.get().0;
         let mut state = state.lock();
         let access = change.access.unwrap_or(state.access);
-        device_access(access)?;
+        let rights = device_access(access, dev.features())?;
         let memory = match &change.memory {
             Some(region) => Some(pin_region(dev, &UserRegion { access, ..*region })?),
             None => {
@@ -393,8 +424,8 @@ impl FerriteMr {
             }
         };
         // The command describes what will be; the state follows when the device agreed.
-        let mut command = state.command(tag, abi::REGION_REPLACE)?;
-        command.access = device_access(access)?;
+        let mut command = state.command(tag, abi::REGION_REPLACE, dev.features())?;
+        command.access = rights;
         command.pd = change.pd.map_or(state.pd, |pd| pd.number());
         let iova = change.memory.map_or(state.iova, |region| region.iova);
         command.address = if command.access & abi::ACCESS_ZERO_BASED != 0 {
@@ -501,7 +532,7 @@ impl FerriteMr {
         }
         Ok(RegisterPart {
             tag: key,
-            access: device_access(access)?,
+            access: device_access(access, mr.device().features())?,
             address: mr.iova(),
             buffer,
             reserved: 0,
@@ -531,26 +562,47 @@ impl FerriteMr {
 mod tests {
     use super::*;
 
+    const ALL_FEATURES: u64 = u64::MAX;
+
     #[test]
     fn each_right_is_translated() {
+        let told = |access| device_access(access, ALL_FEATURES);
+        assert_eq!(told(Access::LOCAL_WRITE), Ok(abi::ACCESS_LOCAL_WRITE));
         assert_eq!(
-            device_access(Access::LOCAL_WRITE),
-            Ok(abi::ACCESS_LOCAL_WRITE)
-        );
-        assert_eq!(
-            device_access(Access::REMOTE_READ | Access::REMOTE_ATOMIC),
+            told(Access::REMOTE_READ | Access::REMOTE_ATOMIC),
             Ok(abi::ACCESS_REMOTE_READ | abi::ACCESS_REMOTE_ATOMIC)
         );
-        assert_eq!(
-            device_access(Access::FLUSH_GLOBAL),
-            Ok(abi::ACCESS_FLUSH_GLOBAL)
-        );
-        assert_eq!(device_access(Access::default()), Ok(0));
+        assert_eq!(told(Access::FLUSH_GLOBAL), Ok(abi::ACCESS_FLUSH_GLOBAL));
+        assert_eq!(told(Access::default()), Ok(0));
     }
 
     #[test]
     fn hints_are_ignored_and_paging_is_refused() {
-        assert_eq!(device_access(Access::RELAXED_ORDERING), Ok(0));
-        assert!(device_access(Access::ON_DEMAND).is_err());
+        assert_eq!(device_access(Access::RELAXED_ORDERING, ALL_FEATURES), Ok(0));
+        assert!(device_access(Access::ON_DEMAND, ALL_FEATURES).is_err());
+        assert_eq!(region_rights(Access::ON_DEMAND, ALL_FEATURES), Ok(0));
+    }
+
+    #[test]
+    fn a_device_without_atomics_is_not_asked_for_their_right() {
+        let asked = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let rest = abi::ACCESS_LOCAL_WRITE | abi::ACCESS_REMOTE_READ;
+        let without = ALL_FEATURES & !abi::FEATURE_ATOMICS;
+        for rights in [device_access, region_rights] {
+            assert_eq!(rights(asked, without), Ok(rest));
+            let with = Ok(rest | abi::ACCESS_REMOTE_ATOMIC);
+            assert_eq!(rights(asked, abi::FEATURE_ATOMICS), with);
+        }
+    }
+
+    #[test]
+    fn no_region_is_made_for_flushes_that_the_device_does_not_have() {
+        let without = ALL_FEATURES & !abi::FEATURE_FLUSH;
+        for rights in [device_access, region_rights] {
+            let refused = Err(errno::eopnotsupp());
+            assert_eq!(rights(Access::FLUSH_GLOBAL, without), refused);
+            // No device has these.
+            assert_eq!(rights(Access::FLUSH_PERSISTENT, ALL_FEATURES), refused);
+        }
     }
 }

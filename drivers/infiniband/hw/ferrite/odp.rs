@@ -25,6 +25,7 @@ use crate::{
     device::Ferrite,
     hardware::Hardware,
     kernel_ext::{
+        errno,
         memcg::MemoryGroup,
         table::IrqTable,
         user,
@@ -1556,6 +1557,9 @@ pub(crate) fn advise(
     ranges: &[AdvisedRange],
 ) -> Result {
     let dev = pd.device();
+    if !dev.has(abi::FEATURE_ON_DEMAND) {
+        return Err(errno::eopnotsupp());
+    }
     let mut found = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
     for range in ranges {
         let index = abi::Tag(range.lkey).index() as usize;

@@ -46,6 +46,7 @@ use crate::{
     lent::Lent,
     mr::{
         device_rights,
+        effective,
         FerriteMr,
         UserMemory, //
     },
@@ -648,7 +649,8 @@ impl FerriteQp {
     /// Changes state and attributes.
     pub(crate) fn modify(qp: &Qp<Ferrite>, attr: &QpAttr<'_>) -> Result {
         let dev = qp.device();
-        let mut command = translate(attr, dev.caps.max_read, dev.caps.max_log_mtu)?;
+        let features = dev.features();
+        let mut command = translate(attr, dev.caps.max_read, dev.caps.max_log_mtu, features)?;
         if command.mask & abi::MODIFY_PATH != 0 {
             // Before the lock: the device may take its time.
             dev.gids.settle(command.path.source_gid_index, true)?;
@@ -659,9 +661,6 @@ impl FerriteQp {
         let qp_type = qp.qp_type().ok_or(EINVAL)?;
         if !attr.transition_is_ok(current, next, qp_type) {
             return Err(EINVAL);
-        }
-        if !dev.has(abi::FEATURE_FLUSH) {
-            command.access &= !abi::ACCESS_FLUSH_GLOBAL;
         }
         command.qpn = qp.qpn();
         complete_extended(&mut command, qp_type, current, next);
@@ -674,6 +673,7 @@ impl FerriteQp {
             }
         }
         values.merge(attr);
+        values.access = effective(values.access, features);
         values.state = next;
         qp.state.store(next.as_raw(), Relaxed);
         if next == QpState::Reset {
@@ -757,11 +757,12 @@ impl FerriteQp {
             return Err(EINVAL);
         }
         let hw = &qp.device().hw;
+        let features = qp.device().features();
         let mut sq = rings.sq.lock();
         let before = sq.producer;
         let mut result = Ok(());
         while let Some(wr) = list.next() {
-            result = Self::put_send(rings, &mut sq, &wr);
+            result = Self::put_send(rings, &mut sq, &wr, features);
             if result.is_err() {
                 break;
             }
@@ -783,8 +784,9 @@ impl FerriteQp {
         rings: &KernelRings,
         sq: &mut WorkRing<SendSlot>,
         wr: &SendWr<'_, Ferrite>,
+        features: u64,
     ) -> Result {
-        let (request, opcode) = build_send(wr, rings.signal_all)?;
+        let (request, opcode) = build_send(wr, rings.signal_all, features)?;
         let blocks = request.blocks();
         if !sq.has_room(blocks) {
             return Err(ENOMEM);
@@ -963,7 +965,11 @@ fn checked_cap(dev: &Device<Ferrite>, asked: &QpCap) -> Result<QpCap> {
 }
 
 /// The device's form of a send work request, and how its completion is called.
-fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, WcOpcode)> {
+fn build_send(
+    wr: &SendWr<'_, Ferrite>,
+    signal_all: bool,
+    features: u64,
+) -> Result<(SendWqe, WcOpcode)> {
     let asked = wr.flags();
     let mut flags = 0;
     if signal_all || asked.contains(SendFlags::SIGNALED) {
@@ -985,7 +991,11 @@ fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, Wc
         add_data(&mut request, wr)?;
         return Ok((request, WcOpcode::Send));
     }
-    let (mut request, opcode) = match wr.op()? {
+    let op = wr.op()?;
+    if !is_agreed_on(&op, features) {
+        return Err(EINVAL);
+    }
+    let (mut request, opcode) = match op {
         SendOp::Send => (SendWqe::plain(SendOpcode::Send, flags, 0), WcOpcode::Send),
         SendOp::SendWithImm(immediate) => (
             SendWqe::plain(SendOpcode::SendImmediate, flags, immediate),
@@ -1056,6 +1066,25 @@ fn build_send(wr: &SendWr<'_, Ferrite>, signal_all: bool) -> Result<(SendWqe, Wc
     Ok((request, opcode))
 }
 
+/// Whether the device has what an operation needs. One that it does not know would end the queue pair.
+fn is_agreed_on(op: &SendOp<'_, Ferrite>, features: u64) -> bool {
+    // Any of these will do.
+    let needed = match op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => abi::FEATURE_ATOMICS,
+        SendOp::SendWithInvalidate(_) | SendOp::LocalInvalidate(_) => {
+            abi::FEATURE_SEND_QUEUE_REGISTRATION | abi::FEATURE_WINDOWS
+        }
+        // Without the feature there are no regions to register.
+        SendOp::RegMr { .. } => return true,
+        SendOp::Send
+        | SendOp::SendWithImm(_)
+        | SendOp::RdmaWrite(_)
+        | SendOp::RdmaWriteWithImm(..)
+        | SendOp::RdmaRead(_) => return true,
+    };
+    features & needed != 0
+}
+
 /// Adds the data of a work request, or where they are.
 fn add_data(request: &mut SendWqe, wr: &SendWr<'_, Ferrite>) -> Result {
     if wr.flags().contains(SendFlags::INLINE) {
@@ -1111,7 +1140,12 @@ impl<'a> Roles<'a> {
 }
 
 /// The device's form of a change of attributes. The number is left to the caller.
-fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQueuePair> {
+fn translate(
+    attr: &QpAttr<'_>,
+    max_read: u8,
+    max_log_mtu: u8,
+    features: u64,
+) -> Result<ModifyQueuePair> {
     /// What the device has no notion of.
     const REFUSED: u32 = bindings::ib_qp_attr_mask_IB_QP_ALT_PATH
         | bindings::ib_qp_attr_mask_IB_QP_CAP
@@ -1158,7 +1192,10 @@ fn translate(attr: &QpAttr<'_>, max_read: u8, max_log_mtu: u8) -> Result<ModifyQ
         |qpn| qpn <= abi::QUEUE_NUMBER_MASK
     );
     if let Some(access) = attr.access() {
-        command.access = device_rights(access) & (abi::ACCESS_REMOTE | abi::ACCESS_FLUSH_GLOBAL);
+        // What the device cannot do is left out, not refused: the connection manager gives a queue pair
+        // every right there is.
+        command.access = device_rights(effective(access, features))
+            & (abi::ACCESS_REMOTE | abi::ACCESS_FLUSH_GLOBAL);
         *mask |= abi::MODIFY_ACCESS;
     }
     if let Some(address) = attr.address() {
@@ -1200,6 +1237,10 @@ fn log_mtu(mtu: Mtu) -> u8 {
 #[kunit_tests(ferrite_qp)]
 mod tests {
     use super::*;
+    use crate::rdma::{
+        Access,
+        Remote, //
+    };
 
     fn attr(
         mask: bindings::ib_qp_attr_mask,
@@ -1207,7 +1248,54 @@ mod tests {
     ) -> Result<ModifyQueuePair> {
         let mut raw: bindings::ib_qp_attr = pin_init::zeroed();
         change(&mut raw);
-        translate(&QpAttr::new(&raw, mask as u32), 16, 12)
+        translate(&QpAttr::new(&raw, mask as u32), 16, 12, u64::MAX)
+    }
+
+    #[test]
+    fn rights_that_the_device_does_not_have_are_left_out() -> Result {
+        let mut raw: bindings::ib_qp_attr = pin_init::zeroed();
+        let asked = Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
+        raw.qp_access_flags = asked.as_raw() as c_int;
+        let mask = bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS as u32;
+        let (read, atomic) = (abi::ACCESS_REMOTE_READ, abi::ACCESS_REMOTE_ATOMIC);
+        for (features, access) in [
+            (0, read),
+            (abi::FEATURE_ATOMICS, read | atomic),
+            (abi::FEATURE_FLUSH, read | abi::ACCESS_FLUSH_GLOBAL),
+        ] {
+            let command = translate(&QpAttr::new(&raw, mask), 16, 12, features)?;
+            assert_eq!(command.access, access);
+            assert_eq!(command.mask, abi::MODIFY_ACCESS);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn operations_that_the_device_does_not_have_are_not_posted() {
+        let remote = Remote { addr: 0, rkey: 0 };
+        let (compare, swap, add) = (0, 0, 0);
+        let atomics = [
+            SendOp::CompareSwap {
+                remote,
+                compare,
+                swap,
+            },
+            SendOp::FetchAdd { remote, add },
+        ];
+        for op in &atomics {
+            assert!(is_agreed_on(op, abi::FEATURE_ATOMICS));
+            assert!(!is_agreed_on(op, !abi::FEATURE_ATOMICS));
+        }
+        let invalidates = [abi::FEATURE_SEND_QUEUE_REGISTRATION, abi::FEATURE_WINDOWS];
+        for op in [SendOp::SendWithInvalidate(1), SendOp::LocalInvalidate(1)] {
+            assert!(invalidates
+                .iter()
+                .all(|feature| is_agreed_on(&op, *feature)));
+            assert!(!is_agreed_on(&op, !(invalidates[0] | invalidates[1])));
+        }
+        for op in [SendOp::Send, SendOp::RdmaRead(remote)] {
+            assert!(is_agreed_on(&op, 0));
+        }
     }
 
     #[test]
