@@ -207,6 +207,11 @@ struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name
 	return alloc_workqueue("%s", WQ_UNBOUND, max_active, name);
 }
 
+unsigned long rust_helper_pci_bar_flags(struct pci_dev *pdev, int bar)
+{
+	return pci_resource_flags(pdev, bar);
+}
+
 int rust_helper_rdma_clear_io(u64 address, size_t length)
 {
 	void __iomem *io = ioremap(address, length);
@@ -256,6 +261,31 @@ bool rust_helper_rdma_netdev_matches(const struct net_device *ndev,
 {
 	return ndev->type == ARPHRD_ETHER && ndev->addr_len == ETH_ALEN &&
 	       ether_addr_equal_unaligned(ndev->perm_addr, mac);
+}
+
+/* Whether the interface is that of PCI function @function of the slot @ibdev is in. */
+bool rust_helper_rdma_netdev_of_function(const struct net_device *ndev,
+					 struct ib_device *ibdev, u8 function)
+{
+	const struct device *dev = ndev->dev.parent;
+	struct pci_dev *own, *other;
+	unsigned int devfn;
+
+	/* There may be a bus of the function's own in between, as virtio's. */
+	while (dev && !dev_is_pci(dev))
+		dev = dev->parent;
+	if (!dev || !dev_is_pci(ibdev->dev.parent))
+		return false;
+	own = to_pci_dev(ibdev->dev.parent);
+	other = to_pci_dev(dev);
+	if (pci_ari_enabled(own->bus))
+		devfn = function;
+	else if (function < 8)
+		devfn = PCI_DEVFN(PCI_SLOT(own->devfn), function);
+	else
+		return false;
+	return ndev->type == ARPHRD_ETHER && own->bus == other->bus &&
+	       other->devfn == devfn;
 }
 
 bool rust_helper_rdma_netdev_in_net(const struct net_device *ndev,

@@ -71,7 +71,8 @@ bool rust_helper_capable_sys_resource_noaudit(void);
 u64 rust_helper_total_memory(void);
 bool rust_helper_current_is_dying(void);
 
-/* Device memory. */
+/* BARs and device memory. */
+unsigned long rust_helper_pci_bar_flags(struct pci_dev *pdev, int bar);
 int rust_helper_rdma_clear_io(u64 address, size_t length);
 
 /* Details of objects. */
@@ -98,6 +99,8 @@ void rust_helper_rdma_netdev_put(struct net_device *ndev);
 void rust_helper_rdma_netdev_hold(struct net_device *ndev);
 bool rust_helper_rdma_netdev_matches(const struct net_device *ndev,
 				     const u8 *mac);
+bool rust_helper_rdma_netdev_of_function(const struct net_device *ndev,
+					 struct ib_device *ibdev, u8 function);
 unsigned int rust_helper_rdma_netdev_mtu(const struct net_device *ndev);
 bool rust_helper_rdma_netdev_is_up(const struct net_device *ndev);
 void rust_helper_rdma_netdev_mac(const struct net_device *ndev, u8 *mac);

@@ -22,14 +22,14 @@ use kernel::{device, ThisModule};
 ///
 /// # Invariants
 ///
-/// `port_mac`, `data` and `counters` are initialised wherever a reference exists, except inside
+/// `beside`, `data` and `counters` are initialised wherever a reference exists, except inside
 /// [`Unregistered::new`].
 #[repr(C)]
 pub struct Device<D: Driver> {
     raw: Opaque<bindings::ib_device>,
     initialised: UnsafeCell<bool>,
-    /// [`DeviceInfo::port_mac`].
-    port_mac: UnsafeCell<Option<[u8; 6]>>,
+    /// [`DeviceInfo::beside`].
+    beside: UnsafeCell<Option<Beside>>,
     counters: UnsafeCell<MaybeUninit<Descriptions>>,
     data: UnsafeCell<MaybeUninit<D>>,
 }
@@ -84,10 +84,10 @@ impl<D: Driver> Device<D> {
         unsafe { device::Device::from_raw(bindings::rdma_device_parent(self.as_raw())) }
     }
 
-    /// The permanent address of the network interface that shares the link of port 1, if one does.
-    pub(super) fn port_mac(&self) -> Option<[u8; 6]> {
+    /// Which network interface shares the link of port 1, if one does.
+    pub(super) fn beside(&self) -> Option<Beside> {
         // SAFETY: Written by `Unregistered::new` before there was a reference, and never since.
-        unsafe { *self.port_mac.get() }
+        unsafe { *self.beside.get() }
     }
 
     /// The network interface that a port is paired with.
@@ -214,6 +214,16 @@ pub(super) unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib
     }
 }
 
+/// How the network interface is found that a port shares its link with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// By its permanent address.
+    Mac([u8; 6]),
+    /// It is that of another PCI function of the same slot, or of any of the bus where functions have
+    /// numbers of eight bits (ARI).
+    Function(u8),
+}
+
 /// What the core has to know about a device before it is registered.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceInfo {
@@ -228,9 +238,11 @@ pub struct DeviceInfo {
     /// The key for all local memory, if the device has one
     /// ([`DeviceAttr::local_dma_lkey`] says so).
     pub local_dma_lkey: u32,
-    /// The permanent address of the network interface that port 1 shares its link with. The port
-    /// is paired with that interface whenever it is there, in the namespace of the device.
-    pub port_mac: Option<[u8; 6]>,
+    /// The network interface that port 1 shares its link with. The port is paired with that
+    /// interface whenever it is there, in the namespace of the device.
+    pub beside: Option<Beside>,
+    /// Names of the counters that each port has ([`Driver::read_counters`]).
+    pub counter_names: &'static [&'static str],
 }
 
 /// A device that the core has allocated but does not know yet.
@@ -267,13 +279,17 @@ impl<D: Driver> Unregistered<D> {
         unsafe {
             bindings::ib_set_device_ops(raw, &ops::Table::<D>::OPS);
             (*raw).ops.set_uverbs_robust_udata(1);
+            if info.counter_names.is_empty() {
+                // The core does not register a port with no counters in its list of them.
+                (*raw).ops.alloc_hw_port_stats = None;
+            }
             if D::HAS_ALLOC_UCONTEXT {
                 (*raw).driver_def = bindings::rdma_uapi();
             }
-            let counters = Descriptions::new(D::counter_names())?;
+            let counters = Descriptions::new(info.counter_names)?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
             (*(*dev.as_ptr()).counters.get()).write(counters);
-            *(*dev.as_ptr()).port_mac.get() = info.port_mac;
+            *(*dev.as_ptr()).beside.get() = info.beside;
             *(*dev.as_ptr()).initialised.get() = true;
             // `device::Device` is a transparent wrapper.
             bindings::rdma_device_set_parent(raw, ptr::from_ref(parent).cast_mut().cast());
@@ -322,7 +338,7 @@ impl<D: Driver> Drop for Unregistered<D> {
 /// # Invariants
 ///
 /// - `dev` is registered.
-/// - If `dev` has a `port_mac`, `notifier` is registered, with a pointer to this value behind it.
+/// - If `dev` has an interface `beside` it, `notifier` is registered, with a pointer to this value behind it.
 #[pin_data(PinnedDrop)]
 pub struct Registration<D: Driver> {
     dev: NonNull<Device<D>>,
@@ -367,7 +383,7 @@ impl<D: Driver> Registration<D> {
     fn new(unregistered: Unregistered<D>) -> impl PinInit<Self, Error> {
         let init = move |slot: *mut Self| {
             let dev = unregistered.0;
-            let paired = unregistered.device().port_mac().is_some();
+            let paired = unregistered.device().beside().is_some();
             let gid_scans = OwnedQueue::ordered(c"rdma_gids")?;
             // SAFETY: `update_gids` queues it, with RTNL held where the device has a GID table.
             // After the notifier is gone nobody does, and dropping the registration flushes the
@@ -522,7 +538,7 @@ impl<D: Driver> PinnedDrop for Registration<D> {
             if let Some(sink) = D::event_sink(self.device()) {
                 sink.detach();
             }
-            if self.device().port_mac().is_some() {
+            if self.device().beside().is_some() {
                 // From now on pairing and GIDs stay as they are: what consumers still send and
                 // receive needs them. The core takes both back after its clients are gone. Until
                 // then nobody gives up the port's reference to its interface: who removes that waits

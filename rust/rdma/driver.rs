@@ -91,11 +91,6 @@ pub trait Driver: Sized + Send + Sync + 'static {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Names of the counters that each port has.
-    fn counter_names() -> &'static [&'static str] {
-        &[]
-    }
-
     /// Reads the counters of a port, in the order of their names. May sleep.
     fn read_counters(_dev: &Device<Self>, _port: u32, _values: &mut [u64]) -> Result {
         build_error!(VTABLE_DEFAULT_ERROR)

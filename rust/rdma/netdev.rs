@@ -2,7 +2,7 @@
 
 //! The network interface beside a RoCE port.
 
-use super::{Device, Driver};
+use super::{Beside, Device, Driver};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
@@ -194,20 +194,28 @@ impl<D: Driver> Device<D> {
         unsafe { bindings::rdma_netdev_in_net(netdev.as_raw(), self.as_raw()) }
     }
 
-    /// Whether an interface is the one that the port shares its link with.
-    fn is_own(&self, netdev: &Netdev) -> bool {
-        self.port_mac()
-            .is_some_and(|mac| netdev.has_permanent_mac(&mac))
-            && netdev.is_hardware()
+    /// Whether an interface that is registered is that of a PCI function beside the device's.
+    fn is_of_function(&self, _rtnl: &Rtnl, netdev: &Netdev, function: u8) -> bool {
+        // SAFETY: `&self` keeps the device with its parent. The interface is registered, and stays so
+        // with RTNL held: it keeps the devices that it is below.
+        unsafe { bindings::rdma_netdev_of_function(netdev.as_raw(), self.as_raw(), function) }
+    }
+
+    /// Whether an interface that is registered is the one that the port shares its link with.
+    fn is_own(&self, rtnl: &Rtnl, netdev: &Netdev) -> bool {
+        self.beside().is_some_and(|beside| match beside {
+            Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
+            Beside::Function(function) => self.is_of_function(rtnl, netdev, function),
+        }) && netdev.is_hardware()
             && self.shares_namespace(netdev)
     }
 
     /// The interface that the port shares its link with, if there is one.
-    fn find_own(&self, _rtnl: &Rtnl) -> Option<Netdev> {
+    fn find_own(&self, rtnl: &Rtnl) -> Option<Netdev> {
         // SAFETY: The device is valid; with RTNL held an interface in the list stays there.
         let mut next = unsafe { Netdev::get(bindings::rdma_netdev_first(self.as_raw())) };
         while let Some(netdev) = next {
-            if self.is_own(&netdev) {
+            if self.is_own(rtnl, &netdev) {
                 return Some(netdev);
             }
             // SAFETY: With RTNL held both this interface and the next one stay in the list.
@@ -222,12 +230,15 @@ impl<D: Driver> Device<D> {
     /// caller has them looked for, with [`GidScan`].
     pub(super) fn follow_netdev(
         &self,
-        _rtnl: &Rtnl,
+        rtnl: &Rtnl,
         netdev: &Netdev,
         event: NetdevEvent,
     ) -> Pairing {
         let paired = self.netdev(PORT).map(|paired| paired == *netdev);
-        let pairing = Pairing::after(event, self.is_own(netdev), paired);
+        // Not of one that goes: that is told again after its parent has gone.
+        let comes = matches!(event, NetdevEvent::Register | NetdevEvent::Up);
+        let own = comes && self.is_own(rtnl, netdev);
+        let pairing = Pairing::after(event, own, paired);
         // Only running out of memory makes pairing fail; the next event tries again.
         let followed = match pairing {
             Pairing::Keep => paired == Some(true),
@@ -248,7 +259,7 @@ impl<D: Driver> Device<D> {
     /// `netdev` must be null or a valid interface.
     pub(super) unsafe fn takes_gids_of(&self, netdev: *mut bindings::net_device) -> bool {
         // Ports that are not paired by this module are the driver's matter.
-        if self.port_mac().is_none() {
+        if self.beside().is_none() {
             return true;
         }
         let Some(paired) = self.netdev(PORT) else {

@@ -537,7 +537,7 @@ impl<D: Driver> Table<D> {
         // SAFETY: The device has this table, so it is a `Device<D>`, and the core enables it after
         // `Unregistered::new` has initialised it.
         let dev = unsafe { Device::<D>::from_raw(dev) };
-        if dev.port_mac().is_some() {
+        if dev.beside().is_some() {
             dev.follow_namespace();
         }
         0

@@ -122,6 +122,13 @@ impl<'a> Device<'a> {
         unsafe { DeviceName::read(self.raw) }
     }
 
+    /// How many pages a region may have that is registered by work request.
+    pub fn max_registered_pages(&self) -> u32 {
+        // SAFETY: By the type invariant the device is registered, so that it is not freed; the
+        // attribute does not change.
+        unsafe { (*self.raw).attrs.max_fast_reg_page_list_len }
+    }
+
     /// Whether it has atomic operations.
     pub fn has_atomics(&self) -> bool {
         // SAFETY: The core does not free the device before the client's callback, which lent it,

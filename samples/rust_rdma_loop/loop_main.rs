@@ -40,6 +40,8 @@ const DEPTH: u32 = 32;
 const LARGE_DEPTH: u32 = 1024;
 /// Eight megabytes of completions: twice what the page allocator has in one piece.
 const LARGE_CQ: u32 = 1 << 17;
+/// More pages than fit in a page of addresses.
+const MANY_PAGES: usize = 600;
 const LENGTHS: [usize; 8] = [0, 1, 255, 1024, 4096, 4097, 100_003, BUFFER];
 
 /// Long enough for a machine that emulates everything.
@@ -392,6 +394,37 @@ fn rings_may_be_large<'p>(device: &'p Device<'p>) -> Result {
     Ok(())
 }
 
+/// A region of more pages than one table lists.
+fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
+    let pd = Pd::new(device)?;
+    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
+    let limits = QpLimits {
+        sends: DEPTH,
+        recvs: DEPTH,
+    };
+    let pair = Pair::new(device, &pd, &cq, limits)?;
+    let length = MANY_PAGES * kernel::page::PAGE_SIZE;
+    let sink = Buffer::new(device, length)?;
+    let mr = Mr::new(&pd, sink.clone())?;
+    let registered = pair.far.send(Op::Register(&mr, all_access()), None)?;
+    good(registered.wait(patience())?)?;
+    for (seed, offset) in [0, length / 2, length - BUFFER].into_iter().enumerate() {
+        let byte = pattern(seed);
+        pair.source.fill(&byte);
+        good(pair.run(Op::Write(remote(&mr, offset)), 0..BUFFER)?)?;
+        let range = offset..offset + BUFFER;
+        check(
+            sink.first_difference(range, |index| byte(index - offset))
+                .is_none(),
+        )?;
+    }
+    expect(
+        pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
+        WcStatus::RemoteAccess,
+    )?;
+    Ok(())
+}
+
 /// The tests as a client of the RDMA core.
 struct Loop;
 
@@ -419,6 +452,13 @@ impl Client for Loop {
             say(test, run(device, function));
         }
         say("rings_may_be_large", rings_may_be_large(device));
+        let test = "regions_may_have_many_pages";
+        if device.max_registered_pages() as usize >= MANY_PAGES {
+            say(test, regions_may_have_many_pages(device));
+        } else {
+            // Other devices need not have as many.
+            pr_info!("ferrite_sample: {name}: skipped {test}\n");
+        }
         Ok(())
     }
 }

@@ -54,14 +54,14 @@ pub const fn on_demand_levels(pages: u64) -> Option<u8> {
 
 layout! {
     /// A buffer of host memory: byte `b` is byte `o % page` of page `o / page`, where
-    /// `o = first_byte + b`.
+    /// `o = fbo + b`.
     pub struct Buffer: 24 {
         /// See [`AttOrder`].
         0 => root: u64,
         /// Bytes in the buffer.
         8 => length: u64,
         /// Offset of byte 0 in the first page; less than the page size.
-        16 => first_byte: u32,
+        16 => fbo: u32,
         /// Base-2 logarithm of the page size.
         20 => page_shift: u8,
         /// See [`AttOrder`].
@@ -78,7 +78,7 @@ impl Buffer {
         Self {
             root: address & !(page - 1),
             length,
-            first_byte: (address & (page - 1)) as u32,
+            fbo: (address & (page - 1)) as u32,
             page_shift: PAGE_SHIFT_MIN,
             order: AttOrder::Direct as u8,
             reserved: 0,
@@ -91,10 +91,10 @@ impl Buffer {
             return None;
         }
         let page = 1u64 << self.page_shift;
-        if self.first_byte as u64 >= page {
+        if self.fbo as u64 >= page {
             return None;
         }
-        match self.length.checked_add(self.first_byte as u64 + page - 1) {
+        match self.length.checked_add(self.fbo as u64 + page - 1) {
             Some(end) => Some(end >> self.page_shift),
             None => None,
         }

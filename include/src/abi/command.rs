@@ -5,9 +5,9 @@
 //! The control ring holds [`CommandEntry`]s. The device copies entries in order, may work on many
 //! at once, and reports each with a `CommandDone` event on event queue 0. The driver keeps fewer
 //! commands unfinished than the ring has entries. All numbers (queues, tags, protection domains)
-//! are chosen by the driver.
+//! are chosen by the driver, those of queues and tags from the ranges in [`DeviceCaps`].
 
-use super::{Buffer, Path};
+use super::{AddressVector, Buffer};
 
 numbers! {
     /// What a command does.
@@ -47,22 +47,22 @@ numbers! {
         ReleaseTag = 16,
         /// [`SetGid`].
         SetGid = 17,
-        /// [`CreateSharedReceive`].
-        CreateSharedReceive = 18,
-        /// [`ModifySharedReceive`].
-        ModifySharedReceive = 19,
-        /// [`ObjectNumber`]; fills a [`SharedReceiveState`] at `reply`.
-        QuerySharedReceive = 20,
+        /// [`CreateSrq`].
+        CreateSrq = 18,
+        /// [`ModifySrq`].
+        ModifySrq = 19,
+        /// [`ObjectNumber`]; fills a [`SrqState`] at `reply`.
+        QuerySrq = 20,
         /// [`ObjectNumber`]; refused while a queue pair uses the queue.
-        DestroySharedReceive = 21,
-        /// Fill [`COUNTER_NAMES`]`.len()` 64-bit counters at `reply`.
+        DestroySrq = 21,
+        /// [`QueryCounters`]; fills [`COUNTER_NAMES`]`.len()` 64-bit counters at `reply`.
         QueryCounters = 22,
         /// [`MulticastMember`]: add.
         AttachMulticast = 23,
         /// [`MulticastMember`]: remove.
         DetachMulticast = 24,
-        /// [`ResizeSharedReceive`].
-        ResizeSharedReceive = 25,
+        /// [`ResizeSrq`].
+        ResizeSrq = 25,
         /// [`SetPort`].
         SetPort = 26,
         /// Fill a [`ClockReading`] at `reply`.
@@ -102,19 +102,32 @@ numbers! {
     }
 }
 
+/// `CommandEntry::flags`: the command's structure is at `request`, not in the entry.
+pub const COMMAND_INDIRECT: u16 = 1 << 0;
+/// Bytes of a structure that an entry holds.
+pub const COMMAND_PAYLOAD: usize = 224;
+/// Most bytes of a structure that is not in the entry.
+pub const COMMAND_MAX_REQUEST: u32 = 4096;
+
 layout! {
     /// An entry of the control ring.
-    pub struct CommandEntry: 128 {
+    pub struct CommandEntry: 256 {
         /// See [`CommandOpcode`].
         0 => opcode: u16,
-        /// Zero.
-        2 => reserved: u16,
+        /// See `COMMAND_*`.
+        2 => flags: u16,
         /// Returned in the `CommandDone` event.
         4 => cookie: u32,
         /// DMA address for the reply of a query, 64-byte aligned; else zero.
         8 => reply: u64,
-        /// The command's own structure, followed by zeroes.
-        16 => payload: [u8; 112],
+        /// Bytes there; the device writes no more, and says in the event how many it had.
+        16 => reply_length: u32,
+        /// Bytes of the command's own structure.
+        20 => request_length: u32,
+        /// With [`COMMAND_INDIRECT`]: DMA address of that structure, 64-byte aligned; else zero.
+        24 => request: u64,
+        /// Without it: the structure itself, followed by zeroes.
+        32 => payload: [u8; 224],
     }
 
     /// An object to query or destroy.
@@ -129,8 +142,8 @@ layout! {
     pub struct CreateEventQueue: 32 {
         /// Its number, not 0.
         0 => eqn: u16,
-        /// MSI-X vector; several queues may share one.
-        2 => vector: u16,
+        /// Message number; several queues may share one.
+        2 => message: u16,
         /// Base-2 logarithm of its entries.
         4 => log_entries: u8,
         /// Zero.
@@ -143,8 +156,8 @@ layout! {
     pub struct ModifyEventQueue: 16 {
         /// Its number.
         0 => eqn: u16,
-        /// MSI-X vector.
-        2 => vector: u16,
+        /// Message number.
+        2 => message: u16,
         /// Moderation: hold an interrupt back for at most this many microseconds, 0 for none.
         4 => moderation_microseconds: u16,
         /// Moderation: or until this many entries are unread, 0 or 1 for none.
@@ -157,7 +170,7 @@ layout! {
     pub struct CreateCompletionQueue: 48 {
         /// Its number.
         0 => cqn: u32,
-        /// Event queue of its handler.
+        /// Event queue of its handler, or [`super::EQ_NONE`].
         4 => eqn: u16,
         /// Base-2 logarithm of its entries.
         6 => log_entries: u8,
@@ -178,7 +191,7 @@ layout! {
     pub struct ModifyCompletionQueue: 16 {
         /// Its number.
         0 => cqn: u32,
-        /// Event queue of its handler from now on.
+        /// Event queue of its handler from now on, or [`super::EQ_NONE`].
         4 => eqn: u16,
         /// Raise its event after this many completions, 0 or 1 for each.
         6 => moderation_count: u16,
@@ -205,7 +218,7 @@ layout! {
     }
 
     /// Makes a queue pair in state RESET.
-    pub struct CreateQueuePair: 72 {
+    pub struct CreateQueuePair: 96 {
         /// Its number.
         0 => qpn: u32,
         /// Protection domain.
@@ -214,19 +227,21 @@ layout! {
         8 => send_cqn: u32,
         /// Completion queue of the receive queue.
         12 => receive_cqn: u32,
-        /// See [`QueuePairKind`].
-        16 => kind: u8,
+        /// See [`Service`].
+        16 => service: u8,
+        /// See [`Transport`].
+        17 => transport: u8,
         /// See `QP_FLAG_*`.
-        17 => flags: u8,
+        18 => flags: u16,
         /// Base-2 logarithm of the send queue's blocks.
-        18 => sq_log_blocks: u8,
+        20 => sq_log_blocks: u8,
         /// Base-2 logarithm of the receive queue's entries; ignored with a shared one.
-        19 => rq_log_entries: u8,
+        21 => rq_log_entries: u8,
         /// Base-2 logarithm of the bytes of a receive queue entry.
-        20 => rq_log_stride: u8,
-        /// Zero.
-        21 => reserved0: [u8; 3],
-        /// Shared receive queue, with `QP_FLAG_SHARED_RECEIVE`.
+        22 => rq_log_stride: u8,
+        /// The port, from 0.
+        23 => port: u8,
+        /// Shared receive queue, with `QP_FLAG_SRQ`; else zero.
         24 => srqn: u32,
         /// Doorbell page it is posted to from.
         28 => doorbell_page: u32,
@@ -240,10 +255,12 @@ layout! {
         64 => record_offset: u32,
         /// XRC domain of an extended reliable connection's target; else zero.
         68 => xrcd: u32,
+        /// Zero.
+        72 => reserved: [u64; 3],
     }
 
     /// Changes a queue pair: its state, its attributes, or both.
-    pub struct ModifyQueuePair: 104 {
+    pub struct ModifyQueuePair: 160 {
         /// Its number.
         0 => qpn: u32,
         /// Which fields count, `MODIFY_*`.
@@ -262,12 +279,12 @@ layout! {
         13 => rnr_retry: u8,
         /// What to tell a peer to wait while not ready, code 0 to 31 of the IBTA's table.
         14 => min_rnr_timer: u8,
-        /// Reads and atomics in flight as requester, 0 to 16.
-        15 => max_read_out: u8,
-        /// Reads and atomics served at once as responder, 0 to 16.
-        16 => max_read_in: u8,
-        /// Zero.
-        17 => reserved0: u8,
+        /// ORD: reads and atomics in flight as requester, 0 to `max_ord`.
+        15 => ord: u8,
+        /// IRD: reads and atomics served at once as responder, 0 to `max_ird`.
+        16 => ird: u8,
+        /// Zero: the migration state of a queue pair with an alternate path.
+        17 => reserved_migration: u8,
         /// Partition key index; only 0 exists.
         18 => pkey_index: u16,
         /// What a peer may do: `ACCESS_REMOTE_*`.
@@ -280,26 +297,36 @@ layout! {
         32 => receive_psn: u32,
         /// Queue key, for datagrams.
         36 => qkey: u32,
-        /// Path to the peer.
-        40 => path: Path,
+        /// Address vector of the peer.
+        40 => address_vector: AddressVector,
+        /// Zero: the alternate path.
+        80 => reserved_alternate: AddressVector,
+        /// Zero: its local ACK timeout.
+        120 => reserved_alternate_timeout: u8,
+        /// Zero: the port, which the verbs know at INIT.
+        121 => reserved0: u8,
+        /// Zero: its partition key index.
+        122 => reserved_alternate_pkey_index: u16,
         /// Zero.
-        80 => reserved1: [u64; 3],
+        124 => reserved1: u32,
+        /// Zero.
+        128 => reserved2: [u64; 4],
     }
 
     /// Reply of `QueryQueuePair`.
-    pub struct QueuePairState: 128 {
+    pub struct QueuePairState: 192 {
         /// The attributes, as they were set; `state` is the present state.
         0 => attributes: ModifyQueuePair,
         /// The next sequence number to send.
-        104 => send_psn: u32,
+        160 => send_psn: u32,
         /// The next sequence number to expect.
-        108 => receive_psn: u32,
+        164 => receive_psn: u32,
         /// 1 while a drain is under way.
-        112 => draining: u8,
+        168 => draining: u8,
         /// Zero.
-        113 => reserved0: [u8; 7],
+        169 => reserved0: [u8; 7],
         /// Zero.
-        120 => reserved1: u64,
+        176 => reserved1: [u64; 2],
     }
 
     /// Makes a table entry valid as a region.
@@ -343,12 +370,14 @@ layout! {
         18 => vlan: u16,
         /// Source MAC address.
         20 => mac: [u8; 6],
+        /// The port, from 0.
+        26 => port: u8,
         /// Zero.
-        26 => reserved: [u16; 3],
+        27 => reserved: [u8; 5],
     }
 
     /// Makes a shared receive queue.
-    pub struct CreateSharedReceive: 56 {
+    pub struct CreateSrq: 56 {
         /// Its number.
         0 => srqn: u32,
         /// Protection domain.
@@ -361,20 +390,20 @@ layout! {
         10 => flags: u16,
         /// Doorbell page.
         12 => doorbell_page: u32,
-        /// Ring and [`super::SharedReceiveRecord`].
+        /// Ring and [`super::SrqRecord`].
         16 => buffer: Buffer,
         /// Offset of the ring in `buffer`, 64-byte aligned.
         40 => ring_offset: u32,
         /// Offset of the record in `buffer`, 64-byte aligned.
         44 => record_offset: u32,
-        /// XRC domain, with [`SRQ_FLAG_EXTENDED`].
+        /// XRC domain, with [`SRQ_FLAG_XRC`].
         48 => xrcd: u32,
-        /// Completion queue of what it receives, with [`SRQ_FLAG_EXTENDED`].
+        /// Completion queue of what it receives, with [`SRQ_FLAG_XRC`].
         52 => cqn: u32,
     }
 
     /// Arms the limit of a shared receive queue.
-    pub struct ModifySharedReceive: 8 {
+    pub struct ModifySrq: 8 {
         /// Its number.
         0 => srqn: u32,
         /// Raise an event once when fewer entries are left; 0 disarms.
@@ -383,7 +412,7 @@ layout! {
 
     /// Gives a shared receive queue another ring, of entries of the same size. Entries not yet
     /// taken are moved to it, and keep their free-running index.
-    pub struct ResizeSharedReceive: 40 {
+    pub struct ResizeSrq: 40 {
         /// Its number.
         0 => srqn: u32,
         /// Base-2 logarithm of its new entries.
@@ -398,8 +427,8 @@ layout! {
         16 => buffer: Buffer,
     }
 
-    /// Reply of `QuerySharedReceive`.
-    pub struct SharedReceiveState: 64 {
+    /// Reply of `QuerySrq`.
+    pub struct SrqState: 64 {
         /// The armed limit.
         0 => limit: u32,
         /// Entries not consumed.
@@ -408,12 +437,22 @@ layout! {
         8 => reserved: [u64; 7],
     }
 
+    /// Whose counters are asked for.
+    pub struct QueryCounters: 8 {
+        /// The port, from 0.
+        0 => port: u8,
+        /// Zero.
+        1 => reserved: [u8; 7],
+    }
+
     /// Tells what the port's link takes.
     pub struct SetPort: 8 {
         /// Base-2 logarithm of the port's active MTU: 8 to 12. The longest datagram.
         0 => log_mtu: u8,
+        /// The port, from 0.
+        1 => port: u8,
         /// Zero.
-        1 => reserved: [u8; 7],
+        2 => reserved: [u8; 6],
     }
 
     /// A datagram queue pair that receives what is sent to a multicast group.
@@ -486,76 +525,102 @@ layout! {
 
     /// What the device can do: reply of `QueryDevice`.
     pub struct DeviceCaps: 256 {
-        /// Queue pairs: numbers from 1 to one less than this.
-        0 => max_qp: u32,
-        /// Completion queues: numbers from 0 to one less than this.
-        4 => max_cq: u32,
+        /// Queue pairs: the first number of the function's own. Number 1 is not among them.
+        0 => qp_first: u32,
+        /// Queue pairs: how many numbers there are from there on.
+        4 => qp_count: u32,
+        /// Completion queues, likewise.
+        8 => cq_first: u32,
+        /// Completion queues, likewise.
+        12 => cq_count: u32,
         /// Shared receive queues, likewise.
-        8 => max_srq: u32,
-        /// Table entries: tag indices from 1 to one less than this.
-        12 => max_tags: u32,
+        16 => srq_first: u32,
+        /// Shared receive queues, likewise.
+        20 => srq_count: u32,
+        /// Table entries: the first tag index, not 0.
+        24 => tag_first: u32,
+        /// Table entries: how many there are from there on.
+        28 => tag_count: u32,
         /// Event queues, the two fixed ones included.
-        16 => max_eq: u16,
-        /// GID table entries.
-        18 => max_gid: u16,
-        /// Reads and atomics in flight per queue pair, each way.
-        20 => max_read: u8,
+        32 => max_eq: u16,
+        /// GID table entries of a port.
+        34 => max_gid: u16,
+        /// Most reads and atomics in flight of a queue pair, as requester.
+        36 => max_ord: u8,
+        /// Most reads and atomics that a queue pair serves at once, as responder.
+        37 => max_ird: u8,
         /// Largest MTU, base-2 logarithm.
-        21 => max_log_mtu: u8,
+        38 => max_log_mtu: u8,
         /// Base-2 logarithm of the most blocks of a send queue.
-        22 => sq_max_log_blocks: u8,
+        39 => sq_max_log_blocks: u8,
         /// Base-2 logarithm of the most entries of a receive queue.
-        23 => rq_max_log_entries: u8,
+        40 => rq_max_log_entries: u8,
         /// Base-2 logarithm of the most entries of a completion queue.
-        24 => cq_max_log_entries: u8,
+        41 => cq_max_log_entries: u8,
         /// Base-2 logarithm of the most entries of an event queue.
-        25 => eq_max_log_entries: u8,
+        42 => eq_max_log_entries: u8,
         /// Most scatter/gather entries of a work request.
-        26 => max_sge: u8,
-        /// Zero.
-        27 => reserved0: u8,
+        43 => max_sge: u8,
         /// Most bytes of inline data.
-        28 => max_inline: u32,
+        44 => max_inline: u32,
         /// Longest message in bytes.
-        32 => max_message: u64,
+        48 => max_message: u64,
         /// Longest region in bytes.
-        40 => max_region: u64,
+        56 => max_region: u64,
         /// Page sizes a buffer may have: bit n for `1 << n` bytes.
-        48 => page_sizes: u64,
+        64 => page_sizes: u64,
         /// Operations and kinds it offers, `FEATURE_*`, as in `REG_FEATURES`.
-        56 => features: u64,
+        72 => features: u64,
         /// Globally unique identifier.
-        64 => guid: u64,
-        /// Doorbell pages.
-        72 => doorbell_pages: u32,
+        80 => guid: u64,
         /// Ticks of the device's clock per millisecond; 0 for no clock.
-        76 => clock_khz: u32,
-        /// Bytes of device memory.
-        80 => device_memory: u64,
+        88 => clock_khz: u32,
+        /// Bits of the clock that count; the others are zero.
+        92 => clock_bits: u8,
+        /// Bits of a DMA address that the device can put on the bus.
+        93 => dma_bits: u8,
+        /// Ports; they are numbered from 0.
+        94 => ports: u8,
+        /// Transports, bit n for number n of [`Transport`].
+        95 => transports: u8,
         /// XRC domains: numbers from 1 to one less than this.
-        88 => max_xrcd: u32,
+        96 => max_xrcd: u32,
         /// Queue pairs attached to one multicast group at most, and groups; 0 for no multicast.
-        92 => max_multicast: u32,
+        100 => max_multicast: u32,
+        /// Most pages of a region that is registered through a send queue.
+        104 => max_fast_register_pages: u32,
+        /// The most milliseconds that a command takes whose memory answers.
+        108 => command_timeout: u32,
+        /// Counters that `QueryCounters` has.
+        112 => counters: u32,
+        /// Completion handlers: event queues from [`super::EQ_FIRST_HANDLER`] on with a message each.
+        116 => handlers: u32,
         /// Zero.
-        96 => reserved1: [u64; 20],
+        120 => reserved: [u64; 17],
     }
 }
 
 numbers! {
+    /// What carries a queue pair's messages.
+    pub enum Transport: u8 {
+        /// RoCEv2: the InfiniBand transport in UDP.
+        RoceV2 = 1,
+    }
+
     /// The service a queue pair gives; numbers as in the verbs.
-    pub enum QueuePairKind: u8 {
+    pub enum Service: u8 {
         /// Management datagrams; queue pair 1.
         Gsi = 1,
         /// Reliable connection.
-        ReliableConnected = 2,
+        Rc = 2,
         /// Unreliable connection.
-        UnreliableConnected = 3,
+        Uc = 3,
         /// Unreliable datagrams.
-        Datagram = 4,
+        Ud = 4,
         /// Extended reliable connection, sending side.
-        ExtendedInitiator = 9,
+        XrcIni = 9,
         /// Extended reliable connection, receiving side.
-        ExtendedTarget = 10,
+        XrcTgt = 10,
     }
 
     /// States of a queue pair; numbers as in the verbs.
@@ -565,27 +630,27 @@ numbers! {
         /// Receives may be posted.
         Init = 1,
         /// Ready to receive.
-        ReadyToReceive = 2,
+        Rtr = 2,
         /// Ready to send.
-        ReadyToSend = 3,
+        Rts = 3,
         /// Send queue drained.
-        SendDrain = 4,
+        Sqd = 4,
         /// Send queue in error (datagrams).
-        SendError = 5,
+        Sqe = 5,
         /// In error; everything is flushed.
         Error = 6,
     }
 }
 
 /// `CreateQueuePair::flags`: work requests may use [`super::TAG_ALL_MEMORY`] and register memory.
-pub const QP_FLAG_PRIVILEGED: u8 = 1 << 0;
+pub const QP_FLAG_PRIVILEGED: u16 = 1 << 0;
 /// `CreateQueuePair::flags`: receives come from the shared receive queue `srqn`.
-pub const QP_FLAG_SHARED_RECEIVE: u8 = 1 << 1;
+pub const QP_FLAG_SRQ: u16 = 1 << 1;
 /// `CreateQueuePair::flags`: registrations through the send queue are allowed.
-pub const QP_FLAG_REGISTER: u8 = 1 << 2;
+pub const QP_FLAG_FAST_REGISTER: u16 = 1 << 2;
 /// `CreateQueuePair::flags`: a failed registration drains the send queue instead of failing the
 /// queue pair.
-pub const QP_FLAG_REGISTER_DRAINS: u8 = 1 << 3;
+pub const QP_FLAG_FAST_REGISTER_DRAINS: u16 = 1 << 3;
 
 /// `RegisterRegion::flags`: the tag exists and is changed (or moved) in place.
 pub const REGION_REPLACE: u32 = 1 << 0;
@@ -600,8 +665,8 @@ pub const REGION_ON_DEMAND: u32 = 1 << 8;
 /// `PageFault::flags`: the page is to be written.
 pub const FAULT_WRITE: u32 = 1 << 0;
 
-/// `CreateSharedReceive::flags`: for extended reliable connections of the domain `xrcd`.
-pub const SRQ_FLAG_EXTENDED: u16 = 1 << 0;
+/// `CreateSrq::flags`: for extended reliable connections of the domain `xrcd`.
+pub const SRQ_FLAG_XRC: u16 = 1 << 0;
 
 /// `ModifyQueuePair::mask`: `state`.
 pub const MODIFY_STATE: u32 = 1 << 0;
@@ -613,8 +678,8 @@ pub const MODIFY_ACCESS: u32 = 1 << 2;
 pub const MODIFY_PKEY: u32 = 1 << 3;
 /// `ModifyQueuePair::mask`: `qkey`.
 pub const MODIFY_QKEY: u32 = 1 << 4;
-/// `ModifyQueuePair::mask`: `path`.
-pub const MODIFY_PATH: u32 = 1 << 5;
+/// `ModifyQueuePair::mask`: `address_vector`.
+pub const MODIFY_ADDRESS_VECTOR: u32 = 1 << 5;
 /// `ModifyQueuePair::mask`: `log_mtu`.
 pub const MODIFY_MTU: u32 = 1 << 6;
 /// `ModifyQueuePair::mask`: `timeout`.
@@ -625,34 +690,34 @@ pub const MODIFY_RETRY: u32 = 1 << 8;
 pub const MODIFY_RNR_RETRY: u32 = 1 << 9;
 /// `ModifyQueuePair::mask`: `receive_psn`.
 pub const MODIFY_RECEIVE_PSN: u32 = 1 << 10;
-/// `ModifyQueuePair::mask`: `max_read_out`.
-pub const MODIFY_READ_OUT: u32 = 1 << 11;
+/// `ModifyQueuePair::mask`: `ord`.
+pub const MODIFY_ORD: u32 = 1 << 11;
 /// `ModifyQueuePair::mask`: `min_rnr_timer`.
 pub const MODIFY_MIN_RNR_TIMER: u32 = 1 << 12;
 /// `ModifyQueuePair::mask`: `send_psn`.
 pub const MODIFY_SEND_PSN: u32 = 1 << 13;
-/// `ModifyQueuePair::mask`: `max_read_in`.
-pub const MODIFY_READ_IN: u32 = 1 << 14;
+/// `ModifyQueuePair::mask`: `ird`.
+pub const MODIFY_IRD: u32 = 1 << 14;
 /// `ModifyQueuePair::mask`: `destination_qpn`.
 pub const MODIFY_DESTINATION: u32 = 1 << 15;
 
 /// Feature: shared receive queues.
-pub const FEATURE_SHARED_RECEIVE: u64 = 1 << 0;
+pub const FEATURE_SRQ: u64 = 1 << 0;
 /// Feature: atomic operations.
 pub const FEATURE_ATOMICS: u64 = 1 << 1;
 /// Feature: memory windows.
 pub const FEATURE_WINDOWS: u64 = 1 << 2;
 /// Feature: registration and invalidation through the send queue.
-pub const FEATURE_SEND_QUEUE_REGISTRATION: u64 = 1 << 3;
+pub const FEATURE_FAST_REGISTER: u64 = 1 << 3;
 /// Feature: unreliable connections.
-pub const FEATURE_UNRELIABLE_CONNECTED: u64 = 1 << 4;
+pub const FEATURE_UC: u64 = 1 << 4;
 /// Feature: datagrams and queue pair 1.
-pub const FEATURE_DATAGRAM: u64 = 1 << 5;
+pub const FEATURE_UD: u64 = 1 << 5;
 /// Feature: `ResizeCompletionQueue`.
 pub const FEATURE_RESIZE_CQ: u64 = 1 << 6;
 
 /// Feature: extended reliable connections.
-pub const FEATURE_EXTENDED_CONNECTED: u64 = 1 << 7;
+pub const FEATURE_XRC: u64 = 1 << 7;
 /// Feature: device memory.
 pub const FEATURE_DEVICE_MEMORY: u64 = 1 << 8;
 /// Feature: multicast for datagrams.
@@ -664,7 +729,7 @@ pub const FEATURE_ONE_TOUCH: u64 = 1 << 10;
 pub const FEATURE_ATOMIC_WRITE: u64 = 1 << 11;
 /// Feature: flushes, and [`super::ACCESS_FLUSH_GLOBAL`].
 pub const FEATURE_FLUSH: u64 = 1 << 12;
-/// Feature: `ResizeSharedReceive`.
+/// Feature: `ResizeSrq`.
 pub const FEATURE_RESIZE_SRQ: u64 = 1 << 13;
 /// Feature: `SetPort`.
 pub const FEATURE_PORT_MTU: u64 = 1 << 14;
@@ -672,6 +737,34 @@ pub const FEATURE_PORT_MTU: u64 = 1 << 14;
 pub const FEATURE_ON_DEMAND: u64 = 1 << 16;
 /// Feature: event queues that are armed, but not for the answers to commands.
 pub const FEATURE_QUIET_COMMANDS: u64 = 1 << 20;
+
+/// Features that need another: `(feature, needed)`.
+const NEEDS: &[(u64, u64)] = &[
+    (FEATURE_XRC, FEATURE_SRQ),
+    (FEATURE_MULTICAST, FEATURE_UD),
+    (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
+];
+
+/// Those of `features` whose needs are met by others of them: a device offers no others, and a
+/// driver asks for no others.
+pub const fn complete_features(mut features: u64) -> u64 {
+    loop {
+        let mut left = features;
+        let mut at = 0;
+        while at < NEEDS.len() {
+            let (feature, needed) = NEEDS[at];
+            if features & needed != needed {
+                left &= !feature;
+            }
+            at += 1;
+        }
+        if left == features {
+            return features;
+        }
+        // Something may need what is gone now.
+        features = left;
+    }
+}
 
 /// Names of the counters that `QueryCounters` fills in, in order.
 pub const COUNTER_NAMES: [&str; 16] = [
@@ -704,7 +797,7 @@ macro_rules! commands {
         impl Command for $name {
             const OPCODE: CommandOpcode = CommandOpcode::$name;
         }
-        const _: () = assert!(core::mem::size_of::<$name>() <= 112);
+        const _: () = assert!(core::mem::size_of::<$name>() <= COMMAND_PAYLOAD);
     )*};
 }
 
@@ -719,9 +812,10 @@ commands! {
     RegisterRegion,
     AllocateTag,
     SetGid,
-    CreateSharedReceive,
-    ModifySharedReceive,
-    ResizeSharedReceive,
+    CreateSrq,
+    ModifySrq,
+    ResizeSrq,
+    QueryCounters,
     SetPort,
     ResolveFault,
     InvalidatePages,
@@ -732,16 +826,19 @@ impl CommandEntry {
     pub fn new<P: super::Plain>(
         opcode: CommandOpcode,
         cookie: u32,
-        reply: u64,
+        (reply, reply_length): (u64, u32),
         payload: &P,
     ) -> Self {
-        const { assert!(core::mem::size_of::<P>() <= 112) }
+        const { assert!(core::mem::size_of::<P>() <= COMMAND_PAYLOAD) }
         let mut entry = Self {
             opcode: opcode as u16,
-            reserved: 0,
+            flags: 0,
             cookie,
             reply,
-            payload: [0; 112],
+            reply_length,
+            request_length: core::mem::size_of::<P>() as u32,
+            request: 0,
+            payload: [0; COMMAND_PAYLOAD],
         };
         entry.payload[..core::mem::size_of::<P>()].copy_from_slice(payload.as_bytes());
         entry

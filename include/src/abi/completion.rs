@@ -33,7 +33,7 @@ numbers! {
         /// The peer did not answer, however often asked.
         RetryExceeded = 12,
         /// The peer had no receive buffer, however often asked.
-        ReceiverNotReadyExceeded = 13,
+        RnrRetryExceeded = 13,
         /// The device failed.
         Fatal = 19,
         /// Any other error.
@@ -57,7 +57,7 @@ numbers! {
         /// A local invalidation.
         LocalInvalidate = 6,
         /// A registration through the send queue.
-        Register = 7,
+        FastRegister = 7,
         /// A flush.
         Flush = 8,
         /// An atomic write.
@@ -70,19 +70,19 @@ numbers! {
 }
 
 /// `CompletionEntry::flags`: of a receive queue, not of a send queue.
-pub const COMPLETION_RECEIVE: u8 = 1 << 0;
+pub const COMPLETION_RECEIVE: u16 = 1 << 0;
 /// `CompletionEntry::flags`: `immediate` holds immediate data, as it was on the wire.
-pub const COMPLETION_IMMEDIATE: u8 = 1 << 1;
-/// `CompletionEntry::flags`: `immediate` holds the tag the peer invalidated.
-pub const COMPLETION_INVALIDATED: u8 = 1 << 2;
+pub const COMPLETION_IMMEDIATE: u16 = 1 << 1;
+/// `CompletionEntry::flags`: `tag` holds the tag the peer invalidated.
+pub const COMPLETION_INVALIDATED: u16 = 1 << 2;
 /// `CompletionEntry::flags`: the peer asked for a solicited event.
-pub const COMPLETION_SOLICITED: u8 = 1 << 3;
+pub const COMPLETION_SOLICITED: u16 = 1 << 3;
 /// `CompletionEntry::flags`: the first 40 bytes of the buffer are a global routing header.
-pub const COMPLETION_GRH: u8 = 1 << 4;
+pub const COMPLETION_GRH: u16 = 1 << 4;
 /// `CompletionEntry::flags`: the entry came through a shared receive queue.
-pub const COMPLETION_SHARED: u8 = 1 << 5;
+pub const COMPLETION_SRQ: u16 = 1 << 5;
 /// `CompletionEntry::flags`: the network header was IPv6 (else IPv4); for datagrams.
-pub const COMPLETION_IPV6: u8 = 1 << 6;
+pub const COMPLETION_IPV6: u16 = 1 << 6;
 
 /// `CompletionEntry::phase`: bit 0; see [`phase_of`].
 pub const COMPLETION_PHASE: u8 = 1;
@@ -123,36 +123,35 @@ layout! {
         4 => index: u32,
         /// Bytes received or read.
         8 => byte_count: u32,
-        /// Immediate data in wire order, or an invalidated tag; see `flags`.
-        12 => immediate: u32,
+        /// With [`COMPLETION_INVALIDATED`]: the tag that the peer invalidated.
+        12 => tag: u32,
+        /// With [`COMPLETION_IMMEDIATE`]: immediate data, as they were on the wire; four bytes stand
+        /// in the lower half, the upper one is zero.
+        16 => immediate: u64,
+        /// Time of the device's clock at completion.
+        24 => timestamp: u64,
         /// Datagrams: the sender's queue pair number.
-        16 => source_qpn: u32,
+        32 => source_qpn: u32,
         /// Datagrams: the sender's MAC address.
-        20 => source_mac: [u8; 6],
+        36 => source_mac: [u8; 6],
         /// Datagrams: the VLAN tag control information, 0xffff for none.
-        26 => vlan: u16,
-        /// Time of the device's clock at completion, lower half.
-        28 => timestamp_low: u32,
-        /// Upper half of the time.
-        32 => timestamp_high: u32,
+        42 => vlan: u16,
+        /// With [`COMPLETION_SRQ`]: number of the shared receive queue.
+        44 => srqn: u32,
+        /// Zero: the channel of a send queue that is shared by several.
+        48 => reserved_channel: u32,
         /// Partition key index.
-        36 => pkey_index: u16,
-        /// Zero.
-        38 => reserved0: u16,
-        /// With `COMPLETION_SHARED`: number of the shared receive queue.
-        40 => srqn: u32,
-        /// Zero.
-        44 => reserved1: u32,
-        /// Zero.
-        48 => reserved2: u64,
-        /// Model-specific detail of an error.
-        56 => detail: u32,
+        52 => pkey_index: u16,
+        /// See `COMPLETION_*`.
+        54 => flags: u16,
+        /// What the device knows of an error beyond its status; see the chapter on errors.
+        56 => vendor_syndrome: u32,
         /// See [`CompletionStatus`].
         60 => status: u8,
         /// See [`CompletionOpcode`].
         61 => opcode: u8,
-        /// See `COMPLETION_*`.
-        62 => flags: u8,
+        /// The port it came in by, from 0.
+        62 => port: u8,
         /// See [`phase_of`].
         63 => phase: u8,
     }

@@ -13,7 +13,12 @@ pub const DOORBELL_RECEIVE: usize = 0x008;
 /// Completion queue: [`CompletionDoorbell`].
 pub const DOORBELL_COMPLETION: usize = 0x010;
 /// Shared receive queue: [`queue_doorbell`]; only where its record asks for it.
-pub const DOORBELL_SHARED_RECEIVE: usize = 0x018;
+pub const DOORBELL_SRQ: usize = 0x018;
+/// First of the offsets that are reserved for work requests pushed into the device; up to
+/// [`DOORBELL_PUSH_END`].
+pub const DOORBELL_PUSH: usize = 0x100;
+/// End of them.
+pub const DOORBELL_PUSH_END: usize = 0x200;
 /// Event queue, page 0: [`EventDoorbell`].
 pub const DOORBELL_EVENT_QUEUE: usize = 0x800;
 /// Control queue, page 0: the producer index, free-running, in bits 31:0.
@@ -145,12 +150,12 @@ layout! {
     }
 
     /// Doorbell record of a shared receive queue, as for a queue pair.
-    pub struct SharedReceiveRecord: 128 {
+    pub struct SrqRecord: 128 {
         /// Entries posted, free-running.
         0 => producer: u32,
         /// Zero.
         4 => reserved0: [u32; 15],
-        /// Not zero: a post must ring [`DOORBELL_SHARED_RECEIVE`].
+        /// Not zero: a post must ring [`DOORBELL_SRQ`].
         64 => wake: u32,
         /// Zero.
         68 => reserved1: [u32; 15],

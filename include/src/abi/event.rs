@@ -8,6 +8,9 @@ pub const EQ_CONTROL: u16 = 0;
 pub const EQ_ASYNC: u16 = 1;
 /// The first queue of a completion handler; handler `h` has queue `EQ_FIRST_HANDLER + h`.
 pub const EQ_FIRST_HANDLER: u16 = 2;
+/// In place of an event queue's number: a completion queue without a handler, which is polled only.
+/// Its arming is kept, and fires when the queue is bound to a handler.
+pub const EQ_NONE: u16 = 0xffff;
 /// Fewest and most entries, base-2 logarithm.
 pub const EQ_MIN_LOG_ENTRIES: u8 = 4;
 /// Most entries, base-2 logarithm.
@@ -17,7 +20,7 @@ numbers! {
     /// What happened: `EventEntry::code`.
     pub enum EventCode: u32 {
         /// A command is done: `id` is its cookie, `param0` its [`super::CommandStatus`],
-        /// `param1` its result.
+        /// `param1` its result: for a query, the bytes that the whole reply has.
         CommandDone = 0x01,
         /// A completion queue that was armed has a completion: `id` its number, `param0` the
         /// sequence of the arming.
@@ -35,14 +38,14 @@ numbers! {
         /// A queue pair told to drain its send queue has done so: `id`.
         SendQueueDrained = 0x24,
         /// A queue pair in error took its last entry from its shared receive queue: `id`.
-        LastEntryReached = 0x25,
+        LastWqeReached = 0x25,
         /// A shared receive queue fell below its limit: `id`.
-        SharedReceiveLimit = 0x30,
+        SrqLimit = 0x30,
         /// A shared receive queue failed: `id`.
-        SharedReceiveError = 0x31,
+        SrqError = 0x31,
         /// There are page faults to take, where there were none.
         PageFaults = 0x32,
-        /// The Ethernet link changed: `param0` is 1 for up, 0 for down.
+        /// The Ethernet link of port `id` changed: `param0` is 1 for up, 0 for down.
         LinkChange = 0x40,
         /// The device stops: `param0` is the [`super::FatalCode`].
         DeviceFatal = 0x41,

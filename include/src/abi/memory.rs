@@ -59,8 +59,8 @@ numbers! {
         Region = 1,
         /// A memory window, type 1: bound through any queue pair of its domain.
         Window1 = 2,
-        /// A memory window, type 2: bound to a queue pair.
-        Window2 = 3,
+        /// A memory window, type 2B: bound to a queue pair and a domain.
+        Window2B = 3,
     }
 }
 

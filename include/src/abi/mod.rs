@@ -4,9 +4,9 @@
 //! constant is written here and nowhere else.
 //!
 //! All multi-byte fields are little-endian. Fields that hold network addresses (MAC, GID) are
-//! byte arrays in network order. Reserved fields are written as zero; the device refuses a
-//! command or work request whose reserved fields are not zero only where a chapter of the
-//! specification says so.
+//! byte arrays in network order. Reserved fields are written as zero, and a command or work request
+//! in which one is not is refused ([`Reserved`]); so what they mean later is told from what never
+//! meant anything.
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("the Ferrite interface is little-endian and is used without conversion");
@@ -62,6 +62,54 @@ unsafe impl Plain for u32 {}
 // SAFETY: integers have no padding and accept every bit pattern.
 unsafe impl Plain for u64 {}
 
+/// What has reserved fields, or may have: they are zero in all that either side writes.
+pub trait Reserved {
+    /// Whether all of it is zero.
+    fn is_zero(&self) -> bool;
+
+    /// Whether every reserved field of it is zero.
+    fn reserved_is_zero(&self) -> bool;
+}
+
+macro_rules! without_reserved {
+    ($($ty:ty),*) => {$(
+        impl Reserved for $ty {
+            fn is_zero(&self) -> bool {
+                *self == 0
+            }
+
+            fn reserved_is_zero(&self) -> bool {
+                true
+            }
+        }
+    )*};
+}
+
+without_reserved!(u8, u16, u32, u64);
+
+impl<T: Reserved, const N: usize> Reserved for [T; N] {
+    fn is_zero(&self) -> bool {
+        self.iter().all(Reserved::is_zero)
+    }
+
+    fn reserved_is_zero(&self) -> bool {
+        self.iter().all(Reserved::reserved_is_zero)
+    }
+}
+
+/// Whether a field of this name is a reserved one.
+const fn is_reserved(name: &str) -> bool {
+    let (name, start) = (name.as_bytes(), b"reserved");
+    let mut at = 0;
+    while at < start.len() {
+        if at == name.len() || name[at] != start[at] {
+            return false;
+        }
+        at += 1;
+    }
+    true
+}
+
 /// One field of a layout, for generators of headers in other languages.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
@@ -107,6 +155,20 @@ macro_rules! layout {
         // SAFETY: the structure is `repr(C)`, made of integers, arrays and `Plain` types only, and
         // the assertions above show that it has no padding.
         unsafe impl super::Plain for $name {}
+
+        impl super::Reserved for $name {
+            fn is_zero(&self) -> bool {
+                $( super::Reserved::is_zero(&self.$field) && )* true
+            }
+
+            fn reserved_is_zero(&self) -> bool {
+                $( (if const { super::is_reserved(stringify!($field)) } {
+                    super::Reserved::is_zero(&self.$field)
+                } else {
+                    super::Reserved::reserved_is_zero(&self.$field)
+                }) && )* true
+            }
+        }
 
         impl super::Layout for $name {
             const NAME: &'static str = stringify!($name);

@@ -20,19 +20,14 @@ pub const BAR_MSIX: u32 = 4;
 
 /// Size of the register BAR in bytes.
 pub const BAR_REGISTERS_SIZE: usize = 0x1000;
-/// Size of one doorbell page in bytes.
+/// Smallest stride of doorbell pages in bytes, and the bytes of a page that have a meaning; the
+/// stride itself is in [`super::REG_DOORBELL_STRIDE`].
 pub const DOORBELL_PAGE_SIZE: usize = 0x1000;
-/// Doorbell pages of a function; page 0 is the kernel's, each user context gets one other.
-pub const DOORBELL_PAGES: usize = 1024;
-/// Size of the doorbell BAR in bytes: the pages, then device memory.
-pub const BAR_DOORBELLS_SIZE: usize = 2 * DOORBELL_PAGE_SIZE * DOORBELL_PAGES;
-/// Offset of device memory in the doorbell BAR; it can be read and written.
-pub const DEVICE_MEMORY_OFFSET: usize = BAR_DOORBELLS_SIZE / 2;
-/// Size of device memory in bytes.
-pub const DEVICE_MEMORY_SIZE: usize = 1 << 20;
+/// Largest stride of doorbell pages, base-2 logarithm: the largest pages that processors have.
+pub const DOORBELL_MAX_LOG_STRIDE: u8 = 16;
 /// Size of the MSI-X BAR in bytes.
 pub const BAR_MSIX_SIZE: usize = 0x4000;
 /// Offset of the pending bits in the MSI-X BAR; the table is at its start.
 pub const MSIX_PBA_OFFSET: usize = 0x2000;
-/// The most MSI-X vectors a device may have.
-pub const MAX_VECTORS: usize = 512;
+/// The most message numbers, and MSI-X vectors, a function may have.
+pub const MAX_MESSAGES: usize = 512;

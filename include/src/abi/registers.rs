@@ -27,10 +27,28 @@ pub const REG_DRIVER_VERSION: usize = 0x020;
 pub const REG_BOOT: usize = 0x028;
 /// 64-bit, read: MAC address of the paired network interface, first byte lowest; upper 16 bits 0.
 pub const REG_MAC: usize = 0x030;
-/// 32-bit, read: MSI-X vectors the device has.
-pub const REG_VECTORS: usize = 0x038;
+/// 32-bit, read: message numbers the function has. An event queue names one; it is raised as the
+/// MSI-X or MSI vector of that number, or folded onto fewer: see [`fold_message`].
+pub const REG_MESSAGES: usize = 0x038;
 /// 32-bit, read: model version, major.minor.patch in bits 31:16, 15:8, 7:0.
 pub const REG_FIRMWARE: usize = 0x03c;
+/// 32-bit, read: doorbell pages of the function; page 0 is the kernel's, each user context gets one
+/// other.
+pub const REG_DOORBELL_PAGES: usize = 0x040;
+/// 32-bit, read: base-2 logarithm of the bytes from one doorbell page to the next, 12 to
+/// [`super::DOORBELL_MAX_LOG_STRIDE`].
+pub const REG_DOORBELL_STRIDE: usize = 0x044;
+/// 64-bit, read: offset of doorbell page 0 in the doorbell BAR, a multiple of the stride.
+pub const REG_DOORBELL_OFFSET: usize = 0x048;
+/// 64-bit, read: offset of device memory in the doorbell BAR, a multiple of the largest stride; it
+/// can be read and written.
+pub const REG_DEVICE_MEMORY_OFFSET: usize = 0x050;
+/// 64-bit, read: bytes of device memory, 0 for none.
+pub const REG_DEVICE_MEMORY_SIZE: usize = 0x058;
+/// 32-bit, read: what the function is, see [`Function`].
+pub const REG_FUNCTION: usize = 0x060;
+/// 32-bit, read: the most milliseconds that a reset takes.
+pub const REG_RESET_TIMEOUT: usize = 0x064;
 
 /// `REG_CONTROL`: return to the state after power-on. Any other bit is ignored beside it.
 pub const CONTROL_RESET: u32 = 1 << 0;
@@ -49,13 +67,16 @@ numbers! {
         Running = 2,
         /// Stopped by an error, see [`FatalCode`]; only a reset leads out.
         Fatal = 3,
+        /// A reset is under way; `Ready` follows.
+        Resetting = 4,
     }
 
     /// Why the device stopped: bits 15:8 of `REG_STATUS`.
     pub enum FatalCode: u8 {
         /// The boot block could not be read, or says something impossible.
         BadBootBlock = 1,
-        /// The driver speaks another major version, or wants a feature that was not offered.
+        /// The driver speaks another major version, or wants a feature that was not offered or
+        /// without another that it needs.
         BadHandshake = 2,
         /// An event had to be written to an event queue that does not exist.
         UndefinedEventQueue = 3,
@@ -105,6 +126,56 @@ impl Status {
     }
 }
 
+/// `REG_FUNCTION`: the function has RDMA: all that is not said of others in the specification.
+pub const FUNCTION_RDMA: u8 = 1 << 0;
+/// `REG_FUNCTION`: the function has an Ethernet interface of its own. Reserved: none has yet.
+pub const FUNCTION_ETHERNET: u8 = 1 << 1;
+
+/// The parts of `REG_FUNCTION`: models 7:0, number 15:8, partner 23:16, has a partner 24.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function(pub u32);
+
+impl Function {
+    /// Builds the register value.
+    pub const fn new(models: u8, number: u8, partner: Option<u8>) -> Self {
+        let partner = match partner {
+            Some(number) => (1 << 24) | ((number as u32) << 16),
+            None => 0,
+        };
+        Self(models as u32 | ((number as u32) << 8) | partner)
+    }
+
+    /// What it is: `FUNCTION_*`.
+    pub const fn models(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Its number among the functions of the device.
+    pub const fn number(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    /// The PCI function of the same device that has the Ethernet interface of this one's RDMA
+    /// ports, or the other way round. Without one the pair is found by `REG_MAC`.
+    pub const fn partner(self) -> Option<u8> {
+        if self.0 & (1 << 24) != 0 {
+            Some((self.0 >> 16) as u8)
+        } else {
+            None
+        }
+    }
+}
+
+/// The vector that stands for a message number where the host has `vectors` of them, MSI-X or MSI.
+/// Without any, every message is the function's interrupt pin.
+pub const fn fold_message(message: u16, vectors: u16) -> Option<u16> {
+    if vectors == 0 {
+        None
+    } else {
+        Some(message % vectors)
+    }
+}
+
 layout! {
     /// What the device needs to take its first command: where the control queue and event queue 0
     /// are. 64-byte aligned, in host memory, read once.
@@ -117,8 +188,8 @@ layout! {
         16 => cqp_log_entries: u8,
         /// Base-2 logarithm of the number of entries of event queue 0.
         17 => eq0_log_entries: u8,
-        /// MSI-X vector of event queue 0.
-        18 => eq0_vector: u16,
+        /// Message number of event queue 0.
+        18 => eq0_message: u16,
         /// Zero.
         20 => reserved0: u32,
         /// Zero.

@@ -5,7 +5,11 @@
 //! `include/uapi/rdma/ferrite-abi.h` is generated from this file.
 
 /// Version of the private part of the uverbs commands (`uverbs_abi_ver`).
-pub const UVERBS_ABI_VERSION: u32 = 1;
+///
+/// A provider writes work requests and doorbells and reads completions by itself: any change of
+/// `work.rs`, `completion.rs` or `doorbell.rs` that one of the other version would misread raises
+/// this too.
+pub const UVERBS_ABI_VERSION: u32 = 2;
 
 /// First number of what a driver adds to the kernel's `ioctl` interface.
 const FIRST_OF_DRIVER: u32 = 1 << 12;
@@ -54,16 +58,16 @@ layout! {
         21 => rq_max_log_entries: u8,
         /// Base-2 logarithm of the most completion queue entries.
         22 => cq_max_log_entries: u8,
-        /// Zero.
-        23 => reserved0: u8,
+        /// Bits of the clock that completions are stamped with, 32 to 64; 0 for none.
+        23 => clock_bits: u8,
         /// Device features, `FEATURE_*`.
         24 => features: u64,
         /// Kilohertz of the clock that completions are stamped with; 0 for none.
         32 => clock_khz: u32,
+        /// The longest message, in bytes.
+        36 => max_message: u32,
         /// Zero.
-        36 => reserved1: u32,
-        /// Zero.
-        40 => reserved2: [u64; 3],
+        40 => reserved: [u64; 3],
     }
 
     /// Private response of allocating a protection domain.

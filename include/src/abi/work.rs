@@ -5,14 +5,14 @@
 //! A send queue is a ring of 64-byte blocks; a work request takes one to [`MAX_BLOCKS`] of them
 //! and may wrap around the end of the ring. It is a [`SendHeader`], a part that depends on the
 //! opcode ([`opcode_part`]), then either scatter/gather entries or, with
-//! [`SEND_INLINE`], `length` bytes of data.
+//! [`SEND_INLINE`], `inline_length` bytes of data.
 //! A receive queue is a ring of entries of one stride: a [`ReceiveHeader`], then scatter/gather
 //! entries.
 
 /// Bytes of a send queue block.
 pub const BLOCK_SIZE: usize = 64;
 /// Most blocks of a work request.
-pub const MAX_BLOCKS: usize = 5;
+pub const MAX_BLOCKS: usize = 6;
 /// Most scatter/gather entries of a work request.
 pub const MAX_SGE: usize = 16;
 /// Most bytes of inline data.
@@ -48,7 +48,7 @@ numbers! {
         /// Invalidate a local tag.
         LocalInvalidate = 9,
         /// Register memory under a tag.
-        Register = 10,
+        FastRegister = 10,
         /// Bind or unbind a memory window.
         Bind = 11,
         /// Write eight aligned bytes of the peer's memory at once.
@@ -59,73 +59,82 @@ numbers! {
 }
 
 /// `SendHeader::flags`: write a completion on success too.
-pub const SEND_SIGNALED: u8 = 1 << 0;
+pub const SEND_SIGNALED: u16 = 1 << 0;
 /// `SendHeader::flags`: ask for a solicited event at the peer.
-pub const SEND_SOLICITED: u8 = 1 << 1;
+pub const SEND_SOLICITED: u16 = 1 << 1;
 /// `SendHeader::flags`: wait for all earlier reads and atomics.
-pub const SEND_FENCE: u8 = 1 << 2;
+pub const SEND_FENCE: u16 = 1 << 2;
 /// `SendHeader::flags`: the data stand in the work request.
-pub const SEND_INLINE: u8 = 1 << 3;
+pub const SEND_INLINE: u16 = 1 << 3;
 
 layout! {
     /// The start of a send queue work request.
     pub struct SendHeader: 16 {
         /// See [`SendOpcode`].
         0 => opcode: u8,
-        /// See `SEND_*`.
-        1 => flags: u8,
         /// Blocks of this work request.
-        2 => blocks: u8,
+        1 => blocks: u8,
         /// Scatter/gather entries; zero with inline data.
-        3 => sge_count: u8,
-        /// Immediate data in wire order, or the tag to invalidate.
-        4 => immediate: u32,
+        2 => sge_count: u8,
+        /// Zero.
+        3 => reserved: u8,
+        /// See `SEND_*`.
+        4 => flags: u16,
         /// Bytes of inline data.
-        8 => length: u32,
+        6 => inline_length: u16,
+        /// Zero: the channel of a send queue that is shared by several.
+        8 => reserved_channel: u32,
+        /// Extended reliable connections: shared receive queue at the peer, the lower 24 bits, the
+        /// others are ignored; else zero.
+        12 => srqn: u32,
+    }
+
+    /// The part for sends on connected queue pairs, and for local invalidations.
+    pub struct SendPart: 16 {
+        /// Immediate data in wire order: four bytes in the lower half; else zero.
+        0 => immediate: u64,
+        /// The tag to invalidate, here or at the peer; else zero.
+        8 => tag: u32,
         /// Zero.
         12 => reserved: u32,
     }
 
-    /// The part for sends on connected queue pairs.
-    pub struct SendPart: 16 {
-        /// Extended reliable connections: shared receive queue at the peer; else zero.
-        0 => srqn: u32,
-        /// Zero.
-        4 => reserved: [u32; 3],
-    }
-
-    /// The part for reads and writes; that of an atomic write is followed by one scatter/gather
-    /// entry of eight bytes, or eight bytes inline.
-    pub struct RemotePart: 16 {
+    /// The part for reads and writes; that of an atomic write is followed by scatter/gather entries
+    /// of eight bytes in all, or eight bytes inline.
+    pub struct RemotePart: 32 {
         /// Address at the peer.
         0 => address: u64,
         /// Tag at the peer.
         8 => rkey: u32,
-        /// Extended reliable connections: shared receive queue at the peer; else zero.
-        12 => srqn: u32,
+        /// Zero.
+        12 => reserved0: u32,
+        /// Immediate data in wire order: four bytes in the lower half; else zero.
+        16 => immediate: u64,
+        /// Zero.
+        24 => reserved1: u64,
     }
 
-    /// The part for atomic operations; one scatter/gather entry of eight bytes follows.
+    /// The part for atomic operations; scatter/gather entries of eight bytes in all follow.
     pub struct AtomicPart: 32 {
         /// Address at the peer.
         0 => address: u64,
         /// Tag at the peer.
         8 => rkey: u32,
-        /// Extended reliable connections: shared receive queue at the peer; else zero.
-        12 => srqn: u32,
+        /// Zero.
+        12 => reserved: u32,
         /// The value to add, or to store when the comparison holds.
         16 => operand: u64,
-        /// The value to compare with.
+        /// The value to compare with, of [`SendOpcode::CompareSwap`]; else zero.
         24 => compare: u64,
     }
 
     /// The part for flushes; no scatter/gather entries follow.
     pub struct FlushPart: 32 {
-        /// Address at the peer; ignored with [`FLUSH_REGION`].
+        /// Address at the peer; zero and ignored with [`FLUSH_REGION`].
         0 => address: u64,
         /// Tag at the peer.
         8 => rkey: u32,
-        /// Bytes; ignored with [`FLUSH_REGION`].
+        /// Bytes; zero and ignored with [`FLUSH_REGION`].
         12 => length: u32,
         /// What is asked for: `FLUSH_GLOBAL`, `FLUSH_PERSISTENT` or both.
         16 => placement: u32,
@@ -136,17 +145,21 @@ layout! {
     }
 
     /// The part for datagrams.
-    pub struct DatagramPart: 48 {
+    pub struct DatagramPart: 64 {
         /// Where to.
-        0 => path: Path,
-        /// Queue pair at the peer.
+        0 => address_vector: AddressVector,
+        /// Queue pair at the peer: the lower 24 bits, the others are ignored.
         40 => qpn: u32,
         /// Queue key.
         44 => qkey: u32,
+        /// Immediate data in wire order: four bytes in the lower half; else zero.
+        48 => immediate: u64,
+        /// Zero.
+        56 => reserved: u64,
     }
 
     /// The part for registrations; no scatter/gather entries follow.
-    pub struct RegisterPart: 48 {
+    pub struct FastRegisterPart: 48 {
         /// The tag to make valid; its index was reserved with `AllocateTag`.
         0 => tag: u32,
         /// See `ACCESS_*`.
@@ -197,8 +210,8 @@ layout! {
         8 => reserved: [u32; 2],
     }
 
-    /// A path to a peer: what an address handle or the path of a connected queue pair says.
-    pub struct Path: 40 {
+    /// An address vector: the path to a peer, of an address handle or a connected queue pair.
+    pub struct AddressVector: 40 {
         /// MAC address of the next hop.
         0 => mac: [u8; 6],
         /// VLAN tag control information, 0xffff for none.
@@ -211,12 +224,16 @@ layout! {
         26 => hop_limit: u8,
         /// Traffic class.
         27 => traffic_class: u8,
-        /// Flow label.
+        /// Flow label, 20 bits.
         28 => flow_label: u32,
         /// UDP source port, host order; zero lets the device choose by queue pair.
         32 => udp_source_port: u16,
+        /// The port to leave by, from 0.
+        34 => port: u8,
+        /// Zero: the priority of a traffic class.
+        35 => reserved_priority: u8,
         /// Zero.
-        34 => reserved: [u16; 3],
+        36 => reserved: u32,
     }
 }
 
@@ -229,7 +246,7 @@ pub const FLUSH_RANGE: u32 = 0;
 /// `FlushPart::selectivity`: the whole region.
 pub const FLUSH_REGION: u32 = 1;
 
-/// `Path::vlan` and `CompletionEntry::vlan`: untagged.
+/// `AddressVector::vlan` and `CompletionEntry::vlan`: untagged.
 pub const VLAN_NONE: u16 = 0xffff;
 
 /// Bytes of the opcode-dependent part of a work request.
@@ -248,9 +265,8 @@ pub const fn opcode_part(opcode: SendOpcode, datagram: bool) -> usize {
         | SendOpcode::AtomicWrite => core::mem::size_of::<RemotePart>(),
         SendOpcode::Flush => core::mem::size_of::<FlushPart>(),
         SendOpcode::CompareSwap | SendOpcode::FetchAdd => core::mem::size_of::<AtomicPart>(),
-        // The tag to invalidate is in the header.
         SendOpcode::LocalInvalidate => core::mem::size_of::<SendPart>(),
-        SendOpcode::Register => core::mem::size_of::<RegisterPart>(),
+        SendOpcode::FastRegister => core::mem::size_of::<FastRegisterPart>(),
         SendOpcode::Bind => core::mem::size_of::<BindPart>(),
     }
 }
@@ -261,8 +277,9 @@ pub const fn blocks_for(opcode: SendOpcode, datagram: bool, payload_bytes: usize
     bytes.div_ceil(BLOCK_SIZE)
 }
 
-/// Whether a list of scatter/gather entries belongs to a work request of this kind. The others have
-/// all they need in their part, or bring a few bytes along.
+/// Whether a list of scatter/gather entries of any length belongs to a work request of this kind.
+/// The others have all they need in their part, or bring a few bytes along: those of an atomic
+/// write are reckoned with as one entry.
 pub const fn has_entries(opcode: SendOpcode) -> bool {
     match opcode {
         SendOpcode::Send
@@ -274,7 +291,7 @@ pub const fn has_entries(opcode: SendOpcode) -> bool {
         | SendOpcode::CompareSwap
         | SendOpcode::FetchAdd => true,
         SendOpcode::LocalInvalidate
-        | SendOpcode::Register
+        | SendOpcode::FastRegister
         | SendOpcode::Bind
         | SendOpcode::AtomicWrite
         | SendOpcode::Flush => false,
@@ -296,7 +313,12 @@ pub const fn longest_before_entries(datagram: bool) -> usize {
 pub const fn blocks_per_request(datagram: bool, sges: usize, inline: usize) -> usize {
     let entries = longest_before_entries(datagram) + sges * core::mem::size_of::<Sge>();
     let entries = entries.div_ceil(BLOCK_SIZE);
-    let inline = blocks_for(SendOpcode::Send, datagram, inline);
+    let with_data = if datagram {
+        SendOpcode::Send
+    } else {
+        SendOpcode::Write
+    };
+    let inline = blocks_for(with_data, datagram, inline);
     if entries > inline {
         entries
     } else {
@@ -306,7 +328,7 @@ pub const fn blocks_per_request(datagram: bool, sges: usize, inline: usize) -> u
 
 const _: () = {
     // What `blocks_per_request` reckons with: no other part before a list is longer than that of an
-    // atomic, none before inline data longer than that of a send, and what has no list fits in a
+    // atomic, none before inline data longer than that of a write, and what has no list fits in a
     // block.
     let mut number = 0;
     while number < u8::MAX {
@@ -321,7 +343,8 @@ const _: () = {
         number += 1;
     }
     assert!(
-        opcode_part(SendOpcode::Write, false) == opcode_part(SendOpcode::Send, false)
+        opcode_part(SendOpcode::Write, false) >= opcode_part(SendOpcode::Send, false)
+            && blocks_for(SendOpcode::Write, false, core::mem::size_of::<Sge>()) == 1
             && blocks_for(SendOpcode::AtomicWrite, false, 8) == 1
     );
     assert!(blocks_per_request(false, MAX_SGE, MAX_INLINE) <= MAX_BLOCKS);

@@ -9,7 +9,7 @@
 
 #include <linux/types.h>
 
-#define FERRITE_UVERBS_ABI_VERSION 1
+#define FERRITE_UVERBS_ABI_VERSION 2
 #define FERRITE_CONTEXT_QUERY_RESPONSE 4096
 #define FERRITE_CONTEXT_QUERY_CLOCK 4097
 #define FERRITE_PD_QUERY 4096
@@ -33,11 +33,11 @@ struct ferrite_context_response {
 	__u8 sq_max_log_blocks;
 	__u8 rq_max_log_entries;
 	__u8 cq_max_log_entries;
-	__u8 reserved0;
+	__u8 clock_bits;
 	__aligned_u64 features;
 	__u32 clock_khz;
-	__u32 reserved1;
-	__aligned_u64 reserved2[3];
+	__u32 max_message;
+	__aligned_u64 reserved[3];
 };
 
 struct ferrite_pd_response {

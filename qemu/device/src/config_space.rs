@@ -7,6 +7,7 @@
 //! reset.
 
 use ferrite_abi as abi;
+use ferrite_engine::Config;
 
 /// Size of a PCIe function's configuration space.
 pub const SIZE: usize = 4096;
@@ -72,9 +73,8 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// The space of a device with `vectors` MSI-X vectors, of which there is
-    /// at least one, and this address.
-    pub fn new(vectors: usize, mac: [u8; 6]) -> Self {
+    /// The space of a device that is made so.
+    pub fn new(config: &Config) -> Self {
         let mut space = Self {
             bytes: Box::new([0; SIZE]),
             writable: Box::new([0; SIZE]),
@@ -89,18 +89,18 @@ impl ConfigSpace {
         space.bytes[CAPABILITIES] = CAP_PM as u8;
         space.allow16(COMMAND, COMMAND_WRITABLE);
         for (bar, size) in [
-            (abi::BAR_REGISTERS, abi::BAR_REGISTERS_SIZE),
-            (abi::BAR_DOORBELLS, abi::BAR_DOORBELLS_SIZE),
-            (abi::BAR_MSIX, abi::BAR_MSIX_SIZE),
+            (abi::BAR_REGISTERS, abi::BAR_REGISTERS_SIZE as u64),
+            (abi::BAR_DOORBELLS, config.doorbell_bar_size()),
+            (abi::BAR_MSIX, abi::BAR_MSIX_SIZE as u64),
         ] {
             let at = BAR0 + 4 * bar as usize;
             space.set32(at, BAR_MEMORY_64);
             // What is not writable in a BAR tells its size.
-            let mask = !(size as u64 - 1);
+            let mask = !(size - 1);
             space.allow16(at, mask as u16);
             space.allow16(at + 2, (mask >> 16) as u16);
-            space.allow16(at + 4, 0xffff);
-            space.allow16(at + 6, 0xffff);
+            space.allow16(at + 4, (mask >> 32) as u16);
+            space.allow16(at + 6, (mask >> 48) as u16);
         }
 
         space.capability(CAP_PM, ID_PM, CAP_MSIX);
@@ -109,10 +109,8 @@ impl ConfigSpace {
         space.allow16(PM_STATUS, PM_STATE);
 
         space.capability(CAP_MSIX, ID_MSIX, CAP_PCIE);
-        space.set16(
-            MSIX_CONTROL,
-            (vectors.clamp(1, abi::MAX_VECTORS) - 1) as u16,
-        );
+        // A vector for each message.
+        space.set16(MSIX_CONTROL, config.messages.max(1) - 1);
         space.allow16(MSIX_CONTROL, MSIX_WRITABLE);
         space.set32(CAP_MSIX + 4, abi::BAR_MSIX);
         space.set32(CAP_MSIX + 8, abi::MSIX_PBA_OFFSET as u32 | abi::BAR_MSIX);
@@ -134,7 +132,7 @@ impl ConfigSpace {
         // Version 1, and nothing behind it.
         space.set16(CAP_DSN + 2, 1);
         // The serial number is the address widened as for an EUI-64.
-        let [a, b, c, d, e, f] = mac;
+        let [a, b, c, d, e, f] = config.mac;
         space.set32(CAP_DSN + 4, u32::from_be_bytes([0xfe, d, e, f]));
         space.set32(CAP_DSN + 8, u32::from_be_bytes([a, b, c, 0xff]));
 
@@ -232,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_capability_list_holds_each_capability_once() {
-        let space = ConfigSpace::new(64, MAC);
+        let space = ConfigSpace::new(&Config::new(MAC, 64));
         let mut found = Vec::new();
         let mut at = usize::from(read::<1>(&space, CAPABILITIES)[0]);
         while at != 0 {
@@ -252,17 +250,24 @@ mod tests {
 
     #[test]
     fn a_bar_tells_its_size() {
-        let mut space = ConfigSpace::new(1, MAC);
-        let at = BAR0 + 8;
-        space.write(at as u64, &[0xff; 8]);
-        let value = u64::from_le_bytes(read(&space, at));
-        assert_eq!(!(value & !0xf) + 1, abi::BAR_DOORBELLS_SIZE as u64);
-        assert_eq!(value & 0xf, 4);
+        for (pages, stride, size) in [(2, 12, 2 << 20), (1024, 12, 8 << 20), (16384, 16, 2 << 30)] {
+            let config = Config {
+                doorbell_pages: pages,
+                doorbell_log_stride: stride,
+                ..Config::new(MAC, 1)
+            };
+            let mut space = ConfigSpace::new(&config);
+            let at = BAR0 + 8;
+            space.write(at as u64, &[0xff; 8]);
+            let value = u64::from_le_bytes(read(&space, at));
+            assert_eq!(!(value & !0xf) + 1, size);
+            assert_eq!(value & 0xf, 4);
+        }
     }
 
     #[test]
     fn bus_master_follows_command_and_power_state() {
-        let mut space = ConfigSpace::new(1, MAC);
+        let mut space = ConfigSpace::new(&Config::new(MAC, 1));
         assert!(!space.bus_master());
         space.write(COMMAND as u64, &[6, 0]);
         assert!(space.bus_master());
@@ -274,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_function_reset_is_asked_for_by_one_bit() {
-        let mut space = ConfigSpace::new(1, MAC);
+        let mut space = ConfigSpace::new(&Config::new(MAC, 1));
         let at = DEVICE_CONTROL as u64;
         assert_eq!(space.write(at, &[0xff, 0x7f]), Effect::None);
         assert_eq!(space.write(at, &[0x10, 0x80]), Effect::FunctionReset);
@@ -290,7 +295,7 @@ mod tests {
 
     #[test]
     fn identity_is_read_only_and_nothing_lies_outside() {
-        let mut space = ConfigSpace::new(1, MAC);
+        let mut space = ConfigSpace::new(&Config::new(MAC, 1));
         space.write(0, &[0; 4]);
         assert_eq!(read16(&space, 0), abi::PCI_VENDOR_ID);
         space.write(SIZE as u64 - 1, &[1, 2, 3]);

@@ -2,10 +2,8 @@
 //! What the device counts outside of the engine.
 
 use ferrite_abi as abi;
+use ferrite_engine::Config;
 use serde::Serialize;
-
-/// Where the doorbell pages end in their BAR.
-const DOORBELLS_END: u64 = (abi::DOORBELL_PAGE_SIZE * abi::DOORBELL_PAGES) as u64;
 
 /// Register accesses by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -40,16 +38,18 @@ pub struct Accesses {
 }
 
 impl MmioCounters {
-    /// The counters of the class that an access belongs to.
-    pub fn class(&mut self, bar: u32, offset: u64) -> &mut Accesses {
+    /// The counters of the class that an access to a device made so belongs to.
+    pub fn class(&mut self, bar: u32, offset: u64, config: &Config) -> &mut Accesses {
         match bar {
             abi::BAR_REGISTERS => &mut self.registers,
-            abi::BAR_DOORBELLS if offset >= DOORBELLS_END => &mut self.device_memory,
-            abi::BAR_DOORBELLS => match offset as usize % abi::DOORBELL_PAGE_SIZE {
+            abi::BAR_DOORBELLS if offset >= config.device_memory_offset() => {
+                &mut self.device_memory
+            }
+            abi::BAR_DOORBELLS => match offset as usize & ((1 << config.doorbell_log_stride) - 1) {
                 abi::DOORBELL_SEND => &mut self.sq_doorbell,
                 abi::DOORBELL_RECEIVE => &mut self.rq_doorbell,
                 abi::DOORBELL_COMPLETION => &mut self.cq_doorbell,
-                abi::DOORBELL_SHARED_RECEIVE => &mut self.srq_doorbell,
+                abi::DOORBELL_SRQ => &mut self.srq_doorbell,
                 abi::DOORBELL_EVENT_QUEUE => &mut self.eq_doorbell,
                 abi::DOORBELL_CONTROL => &mut self.cqp_doorbell,
                 _ => &mut self.other,
@@ -103,29 +103,37 @@ mod tests {
 
     #[test]
     fn a_doorbell_belongs_to_its_class_in_every_page() {
-        let mut counters = MmioCounters::default();
-        let page = abi::DOORBELL_PAGE_SIZE as u64;
-        counters.class(2, 0).writes += 1;
-        counters.class(2, 5 * page).writes += 1;
-        counters.class(2, 5 * page + 0x10).writes += 1;
-        counters.class(2, 0x800).writes += 1;
-        counters.class(2, 0x808).writes += 1;
-        counters.class(2, 0x20).writes += 1;
-        counters.class(2, DOORBELLS_END).writes += 1;
-        counters.class(0, 8).reads += 1;
-        counters.class(4, 0).reads += 1;
-        assert_eq!(counters.sq_doorbell.writes, 2);
-        assert_eq!(counters.cq_doorbell.writes, 1);
-        assert_eq!(counters.eq_doorbell.writes, 1);
-        assert_eq!(counters.cqp_doorbell.writes, 1);
-        assert_eq!(
-            counters.other,
-            Accesses {
-                reads: 1,
-                writes: 1
-            }
-        );
-        assert_eq!(counters.registers.reads, 1);
-        assert_eq!(counters.device_memory.writes, 1);
+        for stride in [12, 14, 16] {
+            let config = Config {
+                doorbell_log_stride: stride,
+                ..Config::new([2; 6], 1)
+            };
+            let page = 1 << stride;
+            let mut counters = MmioCounters::default();
+            counters.class(2, 0, &config).writes += 1;
+            counters.class(2, 5 * page, &config).writes += 1;
+            counters.class(2, 5 * page + 0x10, &config).writes += 1;
+            counters.class(2, 0x800, &config).writes += 1;
+            counters.class(2, 0x808, &config).writes += 1;
+            counters.class(2, 0x20, &config).writes += 1;
+            counters
+                .class(2, config.device_memory_offset(), &config)
+                .writes += 1;
+            counters.class(0, 8, &config).reads += 1;
+            counters.class(4, 0, &config).reads += 1;
+            assert_eq!(counters.sq_doorbell.writes, 2);
+            assert_eq!(counters.cq_doorbell.writes, 1);
+            assert_eq!(counters.eq_doorbell.writes, 1);
+            assert_eq!(counters.cqp_doorbell.writes, 1);
+            assert_eq!(
+                counters.other,
+                Accesses {
+                    reads: 1,
+                    writes: 1
+                }
+            );
+            assert_eq!(counters.registers.reads, 1);
+            assert_eq!(counters.device_memory.writes, 1);
+        }
     }
 }

@@ -158,8 +158,11 @@ impl Host for HostSide {
         }
     }
 
-    fn raise(&mut self, vector: u16) {
-        self.interrupts.raise(vector.into());
+    fn raise(&mut self, message: u16) {
+        let vectors = self.interrupts.len() as u16;
+        if let Some(vector) = abi::fold_message(message, vectors) {
+            self.interrupts.raise(vector.into());
+        }
     }
 }
 
@@ -187,22 +190,23 @@ pub struct Core {
 }
 
 impl Core {
-    fn new(mac: [u8; 6], vectors: usize) -> Self {
+    fn new(config: Config) -> Self {
+        let mac = Mac(config.mac);
         Self {
-            engine: Engine::new(Config::new(mac, vectors as u16)),
             host: HostSide {
                 memory: GuestMemory::new(),
-                interrupts: Interrupts::new(vectors),
+                interrupts: Interrupts::new(config.messages.into()),
                 uplink: Writer::new(UPLINK_QUEUE),
                 uplink_counters: LinkCounters::default(),
                 uplink_congestion: Congestion::default(),
                 outbound: Outbounds::default(),
                 shortcut_counters: LinkCounters::default(),
                 link_up: false,
-                mac: Mac(mac),
+                mac,
                 any_source: false,
             },
-            config: ConfigSpace::new(vectors, mac),
+            config: ConfigSpace::new(&config),
+            engine: Engine::new(config),
             mmio: MmioCounters::default(),
             vm_counters: LinkCounters::default(),
             function_resets: 0,
@@ -610,10 +614,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device with this address and so many MSI-X vectors.
-    pub fn new(mac: [u8; 6], vectors: usize) -> io::Result<Self> {
+    /// A device that is made so.
+    pub fn new(config: Config) -> io::Result<Self> {
         Ok(Self {
-            core: Mutex::new(Core::new(mac, vectors)),
+            core: Mutex::new(Core::new(config)),
             turn: Mutex::new(()),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             end: Mutex::new(None),
@@ -798,16 +802,21 @@ pub struct Frontend<'a> {
     /// The monitor's process, if known.
     peer: Option<Pid>,
     vectors: usize,
+    doorbell_bar_size: u64,
 }
 
 impl<'a> Frontend<'a> {
     /// The face of `device` toward the monitor `peer`.
     pub fn new(device: &'a Device, peer: Option<Pid>) -> Self {
-        let vectors = device.lock().host.interrupts.len();
+        let core = device.lock();
+        let vectors = core.host.interrupts.len();
+        let doorbell_bar_size = core.engine.config().doorbell_bar_size();
+        drop(core);
         Self {
             device,
             peer,
             vectors,
+            doorbell_bar_size,
         }
     }
 }
@@ -820,7 +829,7 @@ impl Backend for Frontend<'_> {
     fn region_size(&self, region: u32) -> u64 {
         match region {
             abi::BAR_REGISTERS => abi::BAR_REGISTERS_SIZE as u64,
-            abi::BAR_DOORBELLS => abi::BAR_DOORBELLS_SIZE as u64,
+            abi::BAR_DOORBELLS => self.doorbell_bar_size,
             abi::BAR_MSIX => abi::BAR_MSIX_SIZE as u64,
             REGION_CONFIG => config_space::SIZE as u64,
             _ => 0,
@@ -838,7 +847,8 @@ impl Backend for Frontend<'_> {
             core.config.read(offset, data);
             return;
         }
-        core.mmio.class(region, offset).reads += 1;
+        let class = core.mmio.class(region, offset, core.engine.config());
+        class.reads += 1;
         // The monitor answers for the MSI-X table; other sizes do not exist on the bus.
         data.fill(0);
         if region != abi::BAR_MSIX && matches!(data.len(), 1 | 2 | 4 | 8) {
@@ -865,7 +875,8 @@ impl Backend for Frontend<'_> {
             }
             return;
         }
-        core.mmio.class(region, offset).writes += 1;
+        let class = core.mmio.class(region, offset, core.engine.config());
+        class.writes += 1;
         if region != abi::BAR_MSIX && matches!(data.len(), 1 | 2 | 4 | 8) {
             let mut value = [0; 8];
             value[..data.len()].copy_from_slice(data);
@@ -954,7 +965,7 @@ mod tests {
 
     #[test]
     fn a_monitor_that_was_just_accepted_reads_the_end() {
-        let device = Device::new([2; 6], 1).unwrap();
+        let device = Device::new(Config::new([2; 6], 1)).unwrap();
         let (listener, path) = listener("accepted");
         let mut peer = UnixStream::connect(&path).unwrap();
         device.listen(listener.try_clone().unwrap());
@@ -976,7 +987,7 @@ mod tests {
 
     #[test]
     fn who_connects_all_the_time_does_not_keep_the_device() {
-        let device = Arc::new(Device::new([2; 6], 1).unwrap());
+        let device = Arc::new(Device::new(Config::new([2; 6], 1)).unwrap());
         let (listener, path) = listener("again");
         device.listen(listener.try_clone().unwrap());
         device.attach(None);
@@ -1038,7 +1049,7 @@ mod tests {
 
     impl Wired {
         fn new() -> Self {
-            let device = Device::new(MAC, 1).unwrap();
+            let device = Device::new(Config::new(MAC, 1)).unwrap();
             let (uplink, switch) = UnixStream::pair().unwrap();
             uplink.set_nonblocking(true).unwrap();
             switch.set_nonblocking(true).unwrap();

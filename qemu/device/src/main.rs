@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The device process.
 
+use clap::builder::RangedI64ValueParser;
 use clap::Parser;
-use ferrite_abi::MAX_VECTORS;
+use ferrite_abi::{DOORBELL_MAX_LOG_STRIDE, MAX_MESSAGES, QUEUE_NUMBER_MASK};
 use ferrite_device::device::{Device, Frontend};
 use ferrite_device::heap;
 use ferrite_device::io_loop::IoLoop;
 use ferrite_device::logger;
 use ferrite_device::vfio_user::Connection;
-use ferrite_engine::Misbehaviour;
+use ferrite_engine::cq::MAX_CQ;
+use ferrite_engine::multicast::MULTICAST_QPN;
+use ferrite_engine::qp::{GSI_QPN, MAX_QP};
+use ferrite_engine::srq::MAX_SRQ;
+use ferrite_engine::tpt::MAX_TAGS;
+use ferrite_engine::{Config, Misbehaviour};
 use ferrite_fabric::connection::owner;
 use ferrite_fabric::console;
 use ferrite_fabric::socket::Listener;
 use ferrite_fabric::switch::Mac;
 use rustix::process::Pid;
+use std::ops::RangeInclusive;
 use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
@@ -70,8 +77,28 @@ struct Options {
     #[arg(long, value_name = "JSON", value_parser = misbehaviour)]
     misbehave: Option<Misbehaviour>,
     /// MSI-X vectors
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_VECTORS as i64))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_MESSAGES as i64))]
     vectors: u16,
+    /// First number of a queue pair; there are 16384 from there on, besides number 1
+    #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = first(GSI_QPN + 1..=MULTICAST_QPN - 1, MAX_QP))]
+    qp_first: u32,
+    /// First number of a completion queue; there are 16384 from there on
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = first(0..=QUEUE_NUMBER_MASK, MAX_CQ))]
+    cq_first: u32,
+    /// First number of a shared receive queue; there are 8192 from there on
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = first(0..=QUEUE_NUMBER_MASK, MAX_SRQ))]
+    srq_first: u32,
+    /// First index of a tag; there are 1048576 from there on
+    #[arg(long, value_name = "INDEX", default_value_t = 1, value_parser = first(1..=QUEUE_NUMBER_MASK, MAX_TAGS))]
+    tag_first: u32,
+    /// Doorbell pages: one for the kernel, and one for each process that uses the device. With
+    /// the stride they make the BAR, which is 256 MiB at most
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=16384))]
+    doorbell_pages: u32,
+    /// From one doorbell page to the next, as a power of two in bytes: 12 for 4 KiB, 16 for
+    /// 64 KiB. A guest with larger pages than that uses only as many as it has pages there
+    #[arg(long, value_name = "LOG2", default_value_t = 12, value_parser = clap::value_parser!(u8).range(12..=DOORBELL_MAX_LOG_STRIDE as i64))]
+    doorbell_stride: u8,
     /// Let the guest send from other Ethernet addresses than the device's, as
     /// bridges, macvlans and bonds in it do. Without it such frames are dropped,
     /// and no other port of the fabric can send from the device's address
@@ -82,8 +109,18 @@ struct Options {
     log: String,
 }
 
+/// The largest doorbell BAR: behind a PCIe port it has to find its place below 4 GiB, since reads
+/// of it are not to be prefetched.
+const MAX_DOORBELL_BAR: u64 = 256 << 20;
+
 /// Log levels, least first.
 const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
+
+/// A first number, so that all `count` lie in a range.
+fn first(within: RangeInclusive<u32>, count: u32) -> RangedI64ValueParser<u32> {
+    let last = within.end() - (count - 1);
+    clap::value_parser!(u32).range(i64::from(*within.start())..=i64::from(last))
+}
 
 fn unicast(text: &str) -> Result<Mac, String> {
     let mac: Mac = text.parse()?;
@@ -119,7 +156,23 @@ fn run(options: Options) -> Result<(), String> {
             .transpose()
             .map_err(text)
     };
-    let device = Arc::new(Device::new(options.mac.0, options.vectors.into()).map_err(text)?);
+    let mut config = Config::new(options.mac.0, options.vectors);
+    config.qps.first = options.qp_first;
+    config.cqs.first = options.cq_first;
+    config.srqs.first = options.srq_first;
+    config.tags.first = options.tag_first;
+    config.doorbell_pages = options.doorbell_pages;
+    config.doorbell_log_stride = options.doorbell_stride;
+    if config.doorbell_bar_size() > MAX_DOORBELL_BAR {
+        return Err(format!(
+            "--doorbell-pages and --doorbell-stride: {} pages of {} bytes and what is behind them \
+             do not fit in a BAR of {} MiB",
+            options.doorbell_pages,
+            1u32 << options.doorbell_stride,
+            MAX_DOORBELL_BAR >> 20,
+        ));
+    }
+    let device = Arc::new(Device::new(config).map_err(text)?);
     if let Some(rules) = options.misbehave {
         device.lock().misbehave(rules)?;
     }

@@ -140,7 +140,13 @@ fn until(mut condition: impl FnMut() -> bool) {
 }
 
 fn connect(path: &Path) -> UnixStream {
-    let stream = UnixStream::connect(path).unwrap();
+    // The file is there a moment before somebody listens.
+    let mut stream = None;
+    until(|| {
+        stream = UnixStream::connect(path).ok();
+        stream.is_some()
+    });
+    let stream = stream.unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     stream
 }
@@ -200,7 +206,7 @@ fn identity_regions_and_interrupts_are_announced() {
     );
     for (bar, size) in [
         (abi::BAR_REGISTERS, abi::BAR_REGISTERS_SIZE),
-        (abi::BAR_DOORBELLS, abi::BAR_DOORBELLS_SIZE),
+        (abi::BAR_DOORBELLS, 8 << 20),
         (abi::BAR_MSIX, abi::BAR_MSIX_SIZE),
         (CONFIG, 4096),
         (1, 0),
@@ -217,12 +223,77 @@ fn identity_regions_and_interrupts_are_announced() {
     capability(&mut client, 0x01);
     capability(&mut client, 0x10);
     assert_eq!(register(&mut client, abi::REG_MAGIC), abi::MAGIC);
-    assert_eq!(register(&mut client, abi::REG_VECTORS), 17);
+    assert_eq!(register(&mut client, abi::REG_MESSAGES), 17);
     let mac = read::<8>(&mut client, abi::BAR_REGISTERS, abi::REG_MAC as u64);
     assert_eq!(mac[..6], MAC);
     let counters = process.counters();
     assert_eq!(counters["mmio"]["registers"]["reads"], 3);
     assert_eq!(counters["mmio"]["registers"]["writes"], 0);
+}
+
+#[test]
+fn numbers_and_places_are_those_of_the_options() {
+    for (pages, stride, bar) in [
+        (1024, 12, 8 << 20),
+        (64, 14, 2 << 20),
+        (1024, 16, 128 << 20),
+    ] {
+        let options = [
+            format!("--doorbell-pages={pages}"),
+            format!("--doorbell-stride={stride}"),
+            "--qp-first=4660".into(),
+            "--cq-first=77".into(),
+            "--srq-first=5".into(),
+            "--tag-first=20480".into(),
+        ];
+        let process = Process::start("places", &options.each_ref().map(|option| &**option));
+        let mut client = process.client();
+        assert_eq!(client.region(abi::BAR_DOORBELLS).unwrap().size, bar);
+        // The same as the bus says.
+        let at = 0x10 + 4 * u64::from(abi::BAR_DOORBELLS);
+        client.region_write(CONFIG, at, &[0xff; 8]).unwrap();
+        let value = u64::from_le_bytes(read(&mut client, CONFIG, at));
+        assert_eq!(!(value & !0xf) + 1, bar);
+        assert_eq!(register(&mut client, abi::REG_DOORBELL_PAGES), pages);
+        assert_eq!(register(&mut client, abi::REG_DOORBELL_STRIDE), stride);
+        let wide = |client: &mut Client, offset: usize| {
+            u64::from_le_bytes(read(client, abi::BAR_REGISTERS, offset as u64))
+        };
+        assert_eq!(wide(&mut client, abi::REG_DOORBELL_OFFSET), 0);
+        let memory = wide(&mut client, abi::REG_DEVICE_MEMORY_OFFSET);
+        let size = wide(&mut client, abi::REG_DEVICE_MEMORY_SIZE);
+        assert_eq!((memory, size), (u64::from(pages) << stride, 1 << 20));
+        let word = 0x1122_3344_5566_7788u64.to_le_bytes();
+        let last = memory + size - 8;
+        client
+            .region_write(abi::BAR_DOORBELLS, last, &word)
+            .unwrap();
+        assert_eq!(read::<8>(&mut client, abi::BAR_DOORBELLS, last), word);
+        let mut driver = Driver::start(&mut client, true);
+        driver.prepare_cq(&mut client, 78, pages - 1);
+        let caps: abi::DeviceCaps = driver.query(&mut client, abi::CommandOpcode::QueryDevice);
+        assert_eq!((caps.qp_first, caps.qp_count), (4660, 16384));
+        assert_eq!((caps.cq_first, caps.cq_count), (77, 16384));
+        assert_eq!((caps.srq_first, caps.srq_count), (5, 8192));
+        assert_eq!((caps.tag_first, caps.tag_count), (20480, 1 << 20));
+        // It answers to the page it was made with, wherever that is.
+        let arm = abi::CompletionDoorbell {
+            cqn: 78,
+            seen: 0,
+            sequence: 0,
+            solicited: false,
+        };
+        for (page, bad) in [(pages - 1, 0), (pages - 2, 1)] {
+            let at = (u64::from(page) << stride) + abi::DOORBELL_COMPLETION as u64;
+            client
+                .region_write(abi::BAR_DOORBELLS, at, &arm.encode().to_le_bytes())
+                .unwrap();
+            // What was posted has been dealt with when a read is answered.
+            register(&mut client, abi::REG_STATUS);
+            assert_eq!(process.counters()["engine"]["bad_doorbells"], bad);
+        }
+        assert_eq!(process.counters()["mmio"]["cq_doorbell"]["writes"], 2);
+    }
 }
 
 #[test]
@@ -296,7 +367,7 @@ impl Driver {
         boot.eq0_ring = Self::BASE + Self::EVENTS;
         boot.cqp_log_entries = 4;
         boot.eq0_log_entries = 6;
-        boot.eq0_vector = 5;
+        boot.eq0_message = 5;
         rustix::io::pwrite(&memory, boot.as_bytes(), Self::BOOT).unwrap();
         let mut write = |offset: usize, bytes: &[u8]| {
             client
@@ -493,7 +564,8 @@ fn misbehaviour_can_be_asked_for_at_the_start_and_later() {
             .unwrap();
     };
     reset(&mut client);
-    assert_eq!(status(&mut client).state(), Some(abi::DeviceState::Running));
+    let resetting = Some(abi::DeviceState::Resetting);
+    assert_eq!(status(&mut client).state(), resetting);
     until(|| status(&mut client).state() == Some(abi::DeviceState::Ready));
     let refused = process.control(r#"{"cmd":"misbehave","answers":{"drop":2}}"#);
     assert_eq!(refused["ok"], false);
@@ -1340,11 +1412,24 @@ impl Driver {
 
     /// Executes a command; it must succeed.
     fn execute<P: abi::Command>(&mut self, client: &mut Client, payload: &P) {
+        let entry = abi::CommandEntry::new(P::OPCODE, self.commands, (0, 0), payload);
+        self.give(client, &entry);
+    }
+
+    /// Executes a query; it must succeed.
+    fn query<R: abi::Plain>(&mut self, client: &mut Client, opcode: abi::CommandOpcode) -> R {
+        let reply = (Self::BASE + Self::REPLY, size_of::<R>() as u32);
+        let entry = abi::CommandEntry::new(opcode, self.commands, reply, &0u64);
+        let done = self.give(client, &entry);
+        assert_eq!(done.param1, size_of::<R>() as u64);
+        self.get(Self::REPLY)
+    }
+
+    fn give(&mut self, client: &mut Client, entry: &abi::CommandEntry) -> abi::EventEntry {
         let index = self.commands;
         self.commands += 1;
-        let entry = abi::CommandEntry::new(P::OPCODE, index, Self::BASE + Self::REPLY, payload);
         let slot = u64::from(index % 16) * size_of::<abi::CommandEntry>() as u64;
-        self.put(Self::RING + slot, &entry);
+        self.put(Self::RING + slot, entry);
         Self::doorbell(client, 0, abi::DOORBELL_CONTROL, u64::from(self.commands));
         let at = Self::EVENTS + u64::from(index) * size_of::<abi::EventEntry>() as u64;
         until(|| self.get::<abi::EventEntry>(at).code != 0);
@@ -1354,6 +1439,7 @@ impl Driver {
             abi::CommandStatus::Ok as u8,
             "command {index}"
         );
+        event
     }
 
     /// Makes what queue pairs need: an address, a completion queue, a region.
@@ -1363,7 +1449,7 @@ impl Driver {
             client,
             &abi::CreateEventQueue {
                 eqn: abi::EQ_FIRST_HANDLER,
-                vector: 6,
+                message: 6,
                 log_entries: 6,
                 reserved: [0; 3],
                 ring: abi::Buffer::contiguous(Self::BASE + Self::HANDLER_EVENTS, ring),
@@ -1376,24 +1462,11 @@ impl Driver {
                 index: 0,
                 vlan: abi::VLAN_NONE,
                 mac: MAC,
-                reserved: [0; 3],
+                port: 0,
+                reserved: [0; 5],
             },
         );
-        let ring = (size_of::<abi::CompletionEntry>() as u64) << Self::LOG_COMPLETIONS;
-        let length = ring + size_of::<abi::CompletionRecord>() as u64;
-        self.execute(
-            client,
-            &abi::CreateCompletionQueue {
-                cqn: 1,
-                eqn: abi::EQ_FIRST_HANDLER,
-                log_entries: Self::LOG_COMPLETIONS,
-                reserved0: 0,
-                doorbell_page: 1,
-                record_offset: ring as u32,
-                buffer: abi::Buffer::contiguous(Self::BASE + Self::COMPLETIONS, length),
-                reserved1: 0,
-            },
-        );
+        self.prepare_cq(client, 1, 1);
         self.execute(
             client,
             &abi::RegisterRegion {
@@ -1403,6 +1476,29 @@ impl Driver {
                 flags: 0,
                 address: 0,
                 buffer: abi::Buffer::contiguous(Self::BASE + Self::DATA, WRITE.into()),
+            },
+        );
+    }
+
+    /// Makes a completion queue that is armed from a doorbell page.
+    fn prepare_cq(&mut self, client: &mut Client, cqn: u32, doorbell_page: u32) {
+        let ring = (size_of::<abi::CompletionEntry>() as u64) << Self::LOG_COMPLETIONS;
+        let length = ring + size_of::<abi::CompletionRecord>() as u64;
+        self.execute(
+            client,
+            &abi::CreateCompletionQueue {
+                cqn,
+                eqn: if cqn == 1 {
+                    abi::EQ_FIRST_HANDLER
+                } else {
+                    abi::EQ_NONE
+                },
+                log_entries: Self::LOG_COMPLETIONS,
+                reserved0: 0,
+                doorbell_page,
+                record_offset: ring as u32,
+                buffer: abi::Buffer::contiguous(Self::BASE + Self::COMPLETIONS, length),
+                reserved1: 0,
             },
         );
     }
@@ -1421,12 +1517,13 @@ impl Driver {
                 pd: 1,
                 send_cqn: 1,
                 receive_cqn: 1,
-                kind: abi::QueuePairKind::ReliableConnected as u8,
+                service: abi::Service::Rc as u8,
+                transport: abi::Transport::RoceV2 as u8,
                 flags: 0,
                 sq_log_blocks: Self::LOG_BLOCKS,
                 rq_log_entries: 0,
                 rq_log_stride: abi::RQ_MAX_LOG_STRIDE,
-                reserved0: [0; 3],
+                port: 0,
                 srqn: 0,
                 doorbell_page: 1,
                 buffer: abi::Buffer::contiguous(Self::BASE + Self::queue(qpn), length),
@@ -1434,6 +1531,7 @@ impl Driver {
                 rq_offset: send_size as u32,
                 record_offset: (send_size + receive_size) as u32,
                 xrcd: 0,
+                reserved: [0; 3],
             },
         );
         // It does not give up its neighbour as long as this test goes.
@@ -1449,31 +1547,31 @@ impl Driver {
             destination_qpn: peer.qpn,
             receive_psn: peer.receive_psn,
             send_psn: peer.send_psn,
-            max_read_in: peer.depth,
-            max_read_out: peer.depth,
+            ird: peer.depth,
+            ord: peer.depth,
             min_rnr_timer: 1,
             timeout: peer.timeout,
             retry_count: peer.retry_count,
             rnr_retry: peer.rnr_retry,
-            path: peer.path(),
+            address_vector: peer.address_vector(),
             ..abi::ModifyQueuePair::zeroed()
         };
         let init = abi::MODIFY_PKEY | abi::MODIFY_ACCESS;
-        let receive = abi::MODIFY_PATH
+        let receive = abi::MODIFY_ADDRESS_VECTOR
             | abi::MODIFY_MTU
             | abi::MODIFY_DESTINATION
             | abi::MODIFY_RECEIVE_PSN
-            | abi::MODIFY_READ_IN
+            | abi::MODIFY_IRD
             | abi::MODIFY_MIN_RNR_TIMER;
         let send = abi::MODIFY_SEND_PSN
             | abi::MODIFY_TIMEOUT
             | abi::MODIFY_RETRY
             | abi::MODIFY_RNR_RETRY
-            | abi::MODIFY_READ_OUT;
+            | abi::MODIFY_ORD;
         for (state, mask) in [
             (abi::QueuePairStateCode::Init, init),
-            (abi::QueuePairStateCode::ReadyToReceive, receive),
-            (abi::QueuePairStateCode::ReadyToSend, send),
+            (abi::QueuePairStateCode::Rtr, receive),
+            (abi::QueuePairStateCode::Rts, send),
         ] {
             self.execute(client, &modify(state, mask));
         }
@@ -1550,7 +1648,7 @@ struct Streams {
 
 impl Streams {
     fn start(name: &str) -> Self {
-        let wired = Wired::start(name, &[]);
+        let wired = Wired::start(name, &["--qp-first", "2"]);
         let mut client = wired.process.client();
         let mut driver = Driver::start(&mut client, true);
         driver.prepare(&mut client);
@@ -1751,6 +1849,33 @@ fn bad_options_and_sockets_are_named() {
     assert!(run(&["--socket", "x", "--mac", "01:00:00:00:00:00"]).contains("address"));
     assert!(run(&["--socket", "x", "--vectors", "0"]).contains("--vectors"));
     assert!(run(&["--socket", "x", "--vectors", "513"]).contains("--vectors"));
+    for (option, values) in [
+        ("--qp-first", ["1", "16760832"]),
+        ("--cq-first", ["-1", "16760833"]),
+        ("--srq-first", ["-1", "16769025"]),
+        ("--tag-first", ["0", "15728641"]),
+        ("--doorbell-pages", ["1", "16385"]),
+        ("--doorbell-stride", ["11", "17"]),
+    ] {
+        for value in values {
+            let argument = format!("{option}={value}");
+            assert!(
+                run(&["--socket", "x", &argument]).contains(option),
+                "{argument}"
+            );
+        }
+    }
+    // More than a guest can map.
+    for (pages, stride) in [("16384", "14"), ("4096", "16")] {
+        let options = ["--doorbell-pages", pages, "--doorbell-stride", stride];
+        let said = run(&[&["--socket", "/nonexistent/x"], &options[..]].concat());
+        assert!(said.contains("--doorbell-stride"), "{said}");
+    }
+    for (pages, stride) in [("16384", "13"), ("4080", "16")] {
+        let options = ["--doorbell-pages", pages, "--doorbell-stride", stride];
+        let said = run(&[&["--socket", "/nonexistent/x"], &options[..]].concat());
+        assert!(said.contains("/nonexistent/x"), "{said}");
+    }
     assert!(run(&["--socket", "x", "--log", "loud"]).contains("warn"));
     assert!(run(&["--socket", "x", "--uplink", "/nonexistent/up"]).contains("/nonexistent/up"));
     let process = Process::start("taken", &[]);

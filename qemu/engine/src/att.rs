@@ -19,7 +19,7 @@ pub enum AttError {
     /// The page size is not one the device knows.
     PageSize,
     /// The first byte lies outside the first page.
-    FirstByte,
+    Fbo,
     /// No such order of tables.
     Order,
     /// More pages than tables of this order can name, or a length that wraps around.
@@ -34,7 +34,7 @@ impl fmt::Display for AttError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PageSize => f.write_str("page size out of range"),
-            Self::FirstByte => f.write_str("first byte outside the first page"),
+            Self::Fbo => f.write_str("first byte outside the first page"),
             Self::Order => f.write_str("unknown table order"),
             Self::TooLong => f.write_str("more pages than the tables can name"),
             Self::OutOfRange => f.write_str("access beyond the end of the buffer"),
@@ -56,7 +56,7 @@ impl From<DmaError> for AttError {
 pub struct Att {
     root: u64,
     length: u64,
-    first_byte: u64,
+    fbo: u64,
     page_shift: u8,
     order: AttOrder,
     /// The page translated last and its address.
@@ -69,8 +69,8 @@ impl Att {
         if !(PAGE_SHIFT_MIN..=PAGE_SHIFT_MAX).contains(&buffer.page_shift) {
             return Err(AttError::PageSize);
         }
-        if u64::from(buffer.first_byte) >= 1 << buffer.page_shift {
-            return Err(AttError::FirstByte);
+        if u64::from(buffer.fbo) >= 1 << buffer.page_shift {
+            return Err(AttError::Fbo);
         }
         let order = AttOrder::from_number(buffer.order).ok_or(AttError::Order)?;
         let pages = buffer.pages().ok_or(AttError::TooLong)?;
@@ -79,7 +79,7 @@ impl Att {
                 // No table to run out of, but the addresses must not wrap around.
                 buffer
                     .root
-                    .checked_add(u64::from(buffer.first_byte))
+                    .checked_add(u64::from(buffer.fbo))
                     .and_then(|start| start.checked_add(buffer.length))
                     .ok_or(AttError::TooLong)?;
                 u64::MAX
@@ -93,7 +93,7 @@ impl Att {
         Ok(Self {
             root: buffer.root,
             length: buffer.length,
-            first_byte: u64::from(buffer.first_byte),
+            fbo: u64::from(buffer.fbo),
             page_shift: buffer.page_shift,
             order,
             last: Cell::new(None),
@@ -108,12 +108,12 @@ impl Att {
     /// Pages the buffer touches.
     pub fn pages(&self) -> u64 {
         // Cannot wrap: `new` added the same numbers with a check.
-        (self.first_byte + self.length).div_ceil(1 << self.page_shift)
+        (self.fbo + self.length).div_ceil(1 << self.page_shift)
     }
 
     /// Offset of byte `offset` from the start of its page, for checks of alignment.
     pub fn offset_in_page(&self, offset: u64) -> u64 {
-        self.first_byte.wrapping_add(offset) & ((1 << self.page_shift) - 1)
+        self.fbo.wrapping_add(offset) & ((1 << self.page_shift) - 1)
     }
 
     /// The DMA address of byte `offset` and how many bytes from there on are contiguous.
@@ -127,8 +127,8 @@ impl Att {
             .checked_sub(offset)
             .filter(|&left| left > 0)
             .ok_or(AttError::OutOfRange)?;
-        // None of these sums wrap: `new` saw to `first_byte + length`, and `offset < length`.
-        let position = self.first_byte + offset;
+        // None of these sums wrap: `new` saw to `fbo + length`, and `offset < length`.
+        let position = self.fbo + offset;
         if self.order == AttOrder::Direct {
             return Ok((self.root + position, left));
         }
@@ -244,11 +244,11 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    fn buffer(order: AttOrder, root: u64, length: u64, first_byte: u32) -> Buffer {
+    fn buffer(order: AttOrder, root: u64, length: u64, fbo: u32) -> Buffer {
         Buffer {
             root,
             length,
-            first_byte,
+            fbo,
             page_shift: 12,
             order: order.number(),
             reserved: 0,
@@ -288,20 +288,20 @@ mod tests {
     fn tables_translate_at_page_and_table_boundaries() {
         let pages = 1030;
         let memory = memory(pages);
-        let first_byte = 200;
+        let fbo = 200;
         for (order, root, pages) in [
             (AttOrder::First, 0x1000, 512),
             (AttOrder::Second, 0x2000, pages),
         ] {
-            let length = pages * PAGE - first_byte;
-            let att = Att::new(&buffer(order, root, length, first_byte as u32)).unwrap();
+            let length = pages * PAGE - fbo;
+            let att = Att::new(&buffer(order, root, length, fbo as u32)).unwrap();
             assert_eq!(att.pages(), pages);
             for n in [0, 1, 2, 510, 511, 512, 513, 1023, 1024, pages - 1] {
                 if n >= pages {
                     continue;
                 }
                 for within in [0, 1, PAGE - 1] {
-                    let Some(offset) = (n * PAGE + within).checked_sub(first_byte) else {
+                    let Some(offset) = (n * PAGE + within).checked_sub(fbo) else {
                         continue;
                     };
                     assert_eq!(
@@ -380,21 +380,9 @@ mod tests {
         let good = buffer(AttOrder::First, 0x1000, 512 * PAGE, 0);
         assert!(Att::new(&good).is_ok());
         let refused = |buffer: Buffer| Att::new(&buffer).unwrap_err();
-        assert_eq!(
-            refused(Buffer {
-                first_byte: 4096,
-                ..good
-            }),
-            AttError::FirstByte
-        );
+        assert_eq!(refused(Buffer { fbo: 4096, ..good }), AttError::Fbo);
         assert_eq!(refused(Buffer { order: 3, ..good }), AttError::Order);
-        assert_eq!(
-            refused(Buffer {
-                first_byte: 1,
-                ..good
-            }),
-            AttError::TooLong
-        );
+        assert_eq!(refused(Buffer { fbo: 1, ..good }), AttError::TooLong);
         assert_eq!(
             refused(Buffer {
                 length: u64::MAX,

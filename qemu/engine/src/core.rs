@@ -3,52 +3,114 @@
 //! Everything of an engine but its queue pairs, so that work on one queue pair can borrow both.
 
 use crate::counters::Counters;
-use crate::cq::{CompletionQueueDead, CompletionQueues};
+use crate::cq::{CompletionQueueDead, CompletionQueues, MAX_CQ};
+use crate::device_memory::DEVICE_MEMORY_SIZE;
 use crate::eq::EventQueues;
 use crate::gid::GidTable;
 use crate::memory::{Host, HostMemory, Room, Way, FRAME_OVERHEAD};
 use crate::misbehaviour::Misbehaving;
 use crate::multicast::Groups;
+use crate::numbers::Numbers;
 use crate::paging::{Fault, Outcome, Paging, Side};
-use crate::qp::QueuePair;
+use crate::qp::{QueuePair, MAX_QP};
 use crate::queue::{completion_opcode, ReceiveRequest, SendRequest, SharedId};
 use crate::roce::Mac;
-use crate::srq::SharedReceiveQueues;
+use crate::srq::{SharedReceiveQueues, MAX_SRQ};
 use crate::timers::{TimerOwner, Timers};
-use crate::tpt::{Domain, LocalAccess, Tpt, TptError};
+use crate::tpt::{Domain, LocalAccess, Tpt, TptError, MAX_TAGS};
 use ferrite_abi::{
-    CompletionEntry, CompletionOpcode, CompletionStatus, DeviceState, EventCode, FatalCode, Plain,
-    SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SHARED, COMPLETION_SOLICITED,
-    VLAN_NONE,
+    complete_features, CompletionEntry, CompletionOpcode, CompletionStatus, DeviceState, EventCode,
+    FatalCode, Plain, SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SOLICITED,
+    COMPLETION_SRQ, DOORBELL_MAX_LOG_STRIDE, DOORBELL_PAGE_SIZE, FEATURE_DEVICE_MEMORY, VLAN_NONE,
 };
 use std::collections::{BTreeMap, VecDeque};
 
 /// Base-2 logarithm of the largest MTU there is.
 pub const MAX_LOG_MTU: u8 = 12;
+/// Ports; they are numbered from 0.
+pub const PORTS: u8 = 1;
 
 /// What an engine is told when it is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// MAC address of the paired network interface.
     pub mac: [u8; 6],
-    /// MSI-X vectors, at least 1 and at most [`ferrite_abi::MAX_VECTORS`].
-    pub vectors: u16,
+    /// Message numbers, at least 1 and at most [`ferrite_abi::MAX_MESSAGES`].
+    pub messages: u16,
     /// Globally unique identifier.
     pub guid: u64,
-    /// Features to offer, a subset of [`crate::FEATURES`].
+    /// Features to offer, a subset of [`crate::FEATURES`]; see [`Config::offered_features`].
     pub features: u64,
+    /// Numbers of queue pairs, of 24 bits; those of management datagrams and of multicast groups
+    /// are not among them.
+    pub qps: Numbers,
+    /// Numbers of completion queues, of 24 bits.
+    pub cqs: Numbers,
+    /// Numbers of shared receive queues, of 24 bits.
+    pub srqs: Numbers,
+    /// Indices of tags, of 24 bits and not 0.
+    pub tags: Numbers,
+    /// Doorbell pages, at least 2.
+    pub doorbell_pages: u32,
+    /// Base-2 logarithm of the bytes from one doorbell page to the next, 12 to
+    /// [`DOORBELL_MAX_LOG_STRIDE`].
+    pub doorbell_log_stride: u8,
 }
 
 impl Config {
     /// A configuration with everything the engine has, and a GUID made from the MAC address.
-    pub fn new(mac: [u8; 6], vectors: u16) -> Self {
+    pub fn new(mac: [u8; 6], messages: u16) -> Self {
         let [a, b, c, d, e, f] = mac;
         Self {
             mac,
-            vectors: vectors.clamp(1, ferrite_abi::MAX_VECTORS as u16),
+            messages: messages.clamp(1, ferrite_abi::MAX_MESSAGES as u16),
             guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
             features: crate::FEATURES,
+            qps: Numbers {
+                first: 16,
+                count: MAX_QP,
+            },
+            cqs: Numbers {
+                first: 0,
+                count: MAX_CQ,
+            },
+            srqs: Numbers {
+                first: 1,
+                count: MAX_SRQ,
+            },
+            tags: Numbers {
+                first: 1,
+                count: MAX_TAGS,
+            },
+            doorbell_pages: 1024,
+            doorbell_log_stride: DOORBELL_PAGE_SIZE.ilog2() as u8,
         }
+    }
+
+    /// The features that are offered: none without those it needs.
+    pub fn offered_features(&self) -> u64 {
+        complete_features(self.features & crate::FEATURES)
+    }
+
+    /// Bytes of device memory.
+    pub fn device_memory_size(&self) -> u64 {
+        if self.offered_features() & FEATURE_DEVICE_MEMORY != 0 {
+            DEVICE_MEMORY_SIZE as u64
+        } else {
+            0
+        }
+    }
+
+    /// Offset of device memory in the doorbell BAR: behind the doorbell pages, where a page of any
+    /// host can begin.
+    pub fn device_memory_offset(&self) -> u64 {
+        let pages = u64::from(self.doorbell_pages) << self.doorbell_log_stride;
+        pages.next_multiple_of(1 << DOORBELL_MAX_LOG_STRIDE)
+    }
+
+    /// Bytes of the doorbell BAR: doorbell pages from offset 0 on, then device memory.
+    pub fn doorbell_bar_size(&self) -> u64 {
+        (self.device_memory_offset() + self.device_memory_size()).next_power_of_two()
     }
 }
 
@@ -67,8 +129,8 @@ pub struct SendCompletion {
     pub status: CompletionStatus,
     /// Bytes read, for reads and atomics; else 0 or the bytes sent.
     pub byte_count: u32,
-    /// Detail of an error: [`TptError::detail`] or [`crate::QueueError::detail`].
-    pub detail: u32,
+    /// Of an error: [`TptError::vendor_syndrome`] or [`crate::QueueError::vendor_syndrome`].
+    pub vendor_syndrome: u32,
 }
 
 impl SendCompletion {
@@ -81,7 +143,7 @@ impl SendCompletion {
             signaled: request.signaled(),
             status,
             byte_count: request.length,
-            detail: 0,
+            vendor_syndrome: 0,
         }
     }
 }
@@ -112,17 +174,23 @@ pub struct ReceiveCompletion {
     pub opcode: CompletionOpcode,
     /// Bytes received.
     pub byte_count: u32,
-    /// Immediate data in wire order, or the invalidated tag.
+    /// Immediate data in wire order.
     pub immediate: u32,
+    /// The tag that the peer invalidated.
+    pub tag: u32,
     /// Any of `COMPLETION_IMMEDIATE`, `COMPLETION_INVALIDATED`, `COMPLETION_SOLICITED`.
-    pub flags: u8,
-    /// Detail of an error.
-    pub detail: u32,
+    pub flags: u16,
+    /// Of an error.
+    pub vendor_syndrome: u32,
 }
 
 impl ReceiveCompletion {
     /// That `receive` ended with an error.
-    pub fn failed(receive: &ReceiveRequest, status: CompletionStatus, detail: u32) -> Self {
+    pub fn failed(
+        receive: &ReceiveRequest,
+        status: CompletionStatus,
+        vendor_syndrome: u32,
+    ) -> Self {
         Self {
             index: receive.name(),
             shared: receive.shared,
@@ -131,8 +199,9 @@ impl ReceiveCompletion {
             opcode: CompletionOpcode::Receive,
             byte_count: 0,
             immediate: 0,
+            tag: 0,
             flags: 0,
-            detail,
+            vendor_syndrome,
         }
     }
 }
@@ -360,16 +429,16 @@ pub struct Core {
 impl Core {
     pub(crate) fn new(config: Config) -> Self {
         Self {
+            tpt: Tpt::new(config.tags),
+            cqs: CompletionQueues::new(config.cqs),
+            srqs: SharedReceiveQueues::new(config.srqs),
             config,
             state: DeviceState::Ready,
             fatal: None,
             link_up: true,
             log_mtu: MAX_LOG_MTU,
             features: 0,
-            tpt: Tpt::default(),
-            cqs: CompletionQueues::default(),
             eqs: EventQueues::default(),
-            srqs: SharedReceiveQueues::default(),
             groups: Groups::default(),
             paging: Paging::default(),
             gids: GidTable::default(),
@@ -408,7 +477,17 @@ impl Core {
         self.state == DeviceState::Running
     }
 
+    /// True while a reset was asked for and is not done.
+    pub(crate) fn is_resetting(&self) -> bool {
+        self.misbehaviour
+            .as_ref()
+            .is_some_and(|misbehaving| misbehaving.is_resetting())
+    }
+
     pub(crate) fn status(&self) -> Status {
+        if self.is_resetting() {
+            return Status::new(DeviceState::Resetting, None, self.link_up);
+        }
         Status::new(self.state, self.fatal, self.link_up)
     }
 
@@ -601,7 +680,7 @@ impl Core {
                 qpn: qp.number,
                 index: completion.index,
                 byte_count: completion.byte_count,
-                detail: completion.detail,
+                vendor_syndrome: completion.vendor_syndrome,
                 status: completion.status.number(),
                 opcode: completion_opcode(completion.opcode).number(),
                 vlan: VLAN_NONE,
@@ -631,7 +710,7 @@ impl Core {
             Some(shared) => {
                 // It may have been destroyed under an extended connection.
                 let queue = self.srqs.current(shared).ok_or(CompletionQueueDead)?;
-                flags |= COMPLETION_SHARED;
+                flags |= COMPLETION_SRQ;
                 cqn = queue.cqn().unwrap_or(cqn);
             }
             None => qp.receive.retire(completion.index.wrapping_add(1)),
@@ -642,8 +721,9 @@ impl Core {
             qpn: qp.number,
             index: completion.index,
             byte_count: completion.byte_count,
-            immediate: completion.immediate,
-            detail: completion.detail,
+            tag: completion.tag,
+            immediate: completion.immediate.into(),
+            vendor_syndrome: completion.vendor_syndrome,
             status: completion.status.number(),
             opcode: completion.opcode.number(),
             flags,

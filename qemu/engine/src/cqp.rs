@@ -6,13 +6,13 @@
 //! orders the specification allows. What is done in one turn is bounded, however many there are and
 //! whatever they ask for: the rest is done in the turns that follow, between the work of others.
 
-use crate::core::{Core, MAX_LOG_MTU};
+use crate::core::{Core, MAX_LOG_MTU, PORTS};
 use crate::eq::{event, MAX_EQ};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
-use crate::{cq, multicast, qp, srq, tpt, Engine, FEATURES};
+use crate::{cq, multicast, qp, srq, tpt, Engine};
 use ferrite_abi::*;
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 
 /// Work that commands may make in one turn.
 const TURN_WORK: u32 = 2048;
@@ -23,21 +23,114 @@ const COMMAND_WORK: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct Unfinished {
     cookie: u32,
-    resize: cq::Resize,
+    rest: Rest,
 }
 
-/// The payload of a command, which always fits.
-fn payload<P: Plain>(entry: &CommandEntry) -> Result<P, CommandStatus> {
-    P::from_prefix(&entry.payload).ok_or(CommandStatus::BadParameter)
+/// What is left of a command to do.
+#[derive(Debug)]
+enum Rest {
+    ResizeCompletionQueue(cq::Resize),
+    ResizeSrq(srq::Resize),
+    ModifyQueuePair(qp::Modification),
 }
 
-/// Writes the reply of a query.
+/// The most milliseconds that a command takes. What one does in a turn is bounded; the longest ones
+/// flush or move a ring, some turns long.
+const COMMAND_TIMEOUT: u32 = 10_000;
+/// Bits of the clock that completions are stamped with, and its ticks in a millisecond.
+const CLOCK_BITS: u8 = u64::BITS as u8;
+const CLOCK_KHZ: u32 = 1_000_000;
+/// Bits of a DMA address.
+const DMA_BITS: u8 = u64::BITS as u8;
+
+/// Whether a command fills a reply.
+fn has_reply(opcode: CommandOpcode) -> bool {
+    matches!(
+        opcode,
+        CommandOpcode::QueryDevice
+            | CommandOpcode::QueryClock
+            | CommandOpcode::QueryQueuePair
+            | CommandOpcode::QuerySrq
+            | CommandOpcode::QueryCounters
+            | CommandOpcode::TakeFaults
+    )
+}
+
+/// Checks what all commands have in common, and finds the command's own structure: in the entry, or
+/// in host memory, from where it is copied to `indirect`.
+fn request<'a>(
+    entry: &'a CommandEntry,
+    opcode: CommandOpcode,
+    indirect: &'a mut Vec<u8>,
+    host: &dyn Host,
+) -> Result<&'a [u8], CommandStatus> {
+    let reply_is_good = if has_reply(opcode) {
+        entry.reply != 0 && entry.reply % 64 == 0 && entry.reply_length != 0
+    } else {
+        entry.reply == 0 && entry.reply_length == 0
+    };
+    let is_indirect = entry.flags & COMMAND_INDIRECT != 0;
+    let length = entry.request_length as usize;
+    let held = if is_indirect { 0 } else { length };
+    let rest = entry.payload.get(held..);
+    if entry.flags & !COMMAND_INDIRECT != 0
+        || !reply_is_good
+        || !rest.is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
+    {
+        return Err(CommandStatus::BadParameter);
+    }
+    if !is_indirect {
+        if entry.request != 0 {
+            return Err(CommandStatus::BadParameter);
+        }
+        return Ok(&entry.payload[..length]);
+    }
+    if entry.request == 0 || entry.request % 64 != 0 || entry.request_length > COMMAND_MAX_REQUEST {
+        return Err(CommandStatus::BadParameter);
+    }
+    indirect.resize(length, 0);
+    host.read(entry.request, indirect)
+        .map_err(|_| CommandStatus::HostMemory)?;
+    Ok(indirect)
+}
+
+/// The structure of a command. What follows what the device knows of it, from a driver that knows
+/// more, is zero as long as that does not use it; and so is all that is reserved.
+fn parse<P: Plain + Reserved>(request: &[u8]) -> Result<P, CommandStatus> {
+    let value = P::from_prefix(request).ok_or(CommandStatus::BadParameter)?;
+    if !value.reserved_is_zero() {
+        return Err(CommandStatus::BadParameter);
+    }
+    without_structure(&request[size_of::<P>()..])?;
+    Ok(value)
+}
+
+/// Checks the structure of a command that has none.
+fn without_structure(request: &[u8]) -> Result<(), CommandStatus> {
+    if request.iter().any(|&byte| byte != 0) {
+        return Err(CommandStatus::BadParameter);
+    }
+    Ok(())
+}
+
+fn object_number(request: &[u8]) -> Result<u32, CommandStatus> {
+    parse::<ObjectNumber>(request).map(|object| object.number)
+}
+
+fn check_port(port: u8) -> Result<(), CommandStatus> {
+    if port >= PORTS {
+        return Err(CommandStatus::BadNumber);
+    }
+    Ok(())
+}
+
+/// Writes the reply of a query, as much of it as there is room for; returns the bytes of all of it.
 fn reply<P: Plain>(
     core: &mut Core,
     entry: &CommandEntry,
     value: &P,
     host: &dyn Host,
-) -> Result<(), CommandStatus> {
+) -> Result<u64, CommandStatus> {
     reply_bytes(core, entry, value.as_bytes(), host)
 }
 
@@ -46,19 +139,18 @@ fn reply_bytes(
     entry: &CommandEntry,
     bytes: &[u8],
     host: &dyn Host,
-) -> Result<(), CommandStatus> {
-    if entry.reply == 0 || entry.reply % 64 != 0 {
-        return Err(CommandStatus::BadParameter);
-    }
+) -> Result<u64, CommandStatus> {
+    let room = bytes.len().min(entry.reply_length as usize);
     let written = match &mut core.misbehaviour {
-        None => host.write(entry.reply, bytes),
+        None => host.write(entry.reply, &bytes[..room]),
         Some(misbehaving) => {
             let mut bytes = bytes.to_vec();
             misbehaving.spoil_reply(&mut bytes);
-            host.write(entry.reply, &bytes)
+            host.write(entry.reply, &bytes[..room])
         }
     };
-    written.map_err(|_| CommandStatus::HostMemory)
+    written.map_err(|_| CommandStatus::HostMemory)?;
+    Ok(bytes.len() as u64)
 }
 
 /// Refuses what the driver did not say it would use.
@@ -75,38 +167,47 @@ fn caps(core: &Core) -> DeviceCaps {
     for shift in PAGE_SHIFT_MIN..=PAGE_SHIFT_MAX {
         page_sizes |= 1 << shift;
     }
+    let config = &core.config;
     DeviceCaps {
-        max_qp: qp::MAX_QP,
-        max_cq: cq::MAX_CQ,
-        max_srq: srq::MAX_SRQ,
-        max_tags: tpt::MAX_TAGS,
+        qp_first: config.qps.first,
+        qp_count: config.qps.count,
+        cq_first: config.cqs.first,
+        cq_count: config.cqs.count,
+        srq_first: config.srqs.first,
+        srq_count: config.srqs.count,
+        tag_first: config.tags.first,
+        tag_count: config.tags.count,
         max_eq: MAX_EQ,
         max_gid: MAX_GIDS,
-        max_read: qp::MAX_READ,
+        max_ord: qp::MAX_READ,
+        max_ird: qp::MAX_READ,
         max_log_mtu: MAX_LOG_MTU,
         sq_max_log_blocks: SQ_MAX_LOG_BLOCKS,
         rq_max_log_entries: RQ_MAX_LOG_ENTRIES,
         cq_max_log_entries: CQ_MAX_LOG_ENTRIES,
         eq_max_log_entries: EQ_MAX_LOG_ENTRIES,
         max_sge: MAX_SGE as u8,
-        reserved0: 0,
         max_inline: MAX_INLINE as u32,
         max_message: u64::from(MAX_MESSAGE),
         max_region: tpt::MAX_REGION,
         page_sizes,
-        features: core.config.features & FEATURES,
-        guid: core.config.guid,
-        doorbell_pages: DOORBELL_PAGES as u32,
-        // Time is in nanoseconds.
-        clock_khz: 1_000_000,
-        device_memory: if core.config.features & FEATURE_DEVICE_MEMORY != 0 {
-            DEVICE_MEMORY_SIZE as u64
-        } else {
-            0
-        },
+        features: config.offered_features(),
+        guid: config.guid,
+        clock_khz: CLOCK_KHZ,
+        clock_bits: CLOCK_BITS,
+        dma_bits: DMA_BITS,
+        ports: PORTS,
+        transports: 1 << Transport::RoceV2.number(),
         max_xrcd: srq::MAX_XRCD,
         max_multicast: multicast::MAX_MULTICAST as u32,
-        reserved1: [0; 20],
+        max_fast_register_pages: tpt::MAX_FAST_PAGES,
+        command_timeout: COMMAND_TIMEOUT,
+        counters: COUNTER_NAMES.len() as u32,
+        // Those that need not share a message, but one at least.
+        handlers: u32::from(config.messages.min(MAX_EQ))
+            .saturating_sub(EQ_FIRST_HANDLER.into())
+            .max(1),
+        reserved: [0; 17],
     }
 }
 
@@ -144,10 +245,18 @@ impl Engine {
             else {
                 return;
             };
-            if let Some(Unfinished { cookie, mut resize }) = self.unfinished.take() {
-                match self.core.resize_some(&mut resize, left, host) {
-                    Some(result) => self.finish_command(cookie, result, host),
-                    None => self.unfinished = Some(Unfinished { cookie, resize }),
+            if let Some(Unfinished { cookie, mut rest }) = self.unfinished.take() {
+                let (core, qps) = (&mut self.core, &mut self.qps);
+                let result = match &mut rest {
+                    Rest::ResizeCompletionQueue(resize) => core.resize_some(resize, left, host),
+                    Rest::ResizeSrq(resize) => core.resize_srq_some(resize, left, host),
+                    Rest::ModifyQueuePair(modification) => {
+                        qp::modify_some(core, qps, modification, left, host)
+                    }
+                };
+                match result {
+                    Some(result) => self.finish_command(cookie, result.map(|()| 0), host),
+                    None => self.unfinished = Some(Unfinished { cookie, rest }),
                 }
                 continue;
             }
@@ -176,12 +285,12 @@ impl Engine {
     fn finish_command(
         &mut self,
         cookie: u32,
-        result: Result<(), CommandStatus>,
+        result: Result<u64, CommandStatus>,
         host: &mut dyn Host,
     ) {
-        let status = match result {
-            Ok(()) => CommandStatus::Ok,
-            Err(status) => status,
+        let (status, reply_bytes) = match result {
+            Ok(bytes) => (CommandStatus::Ok, bytes),
+            Err(status) => (status, 0),
         };
         self.core.counters.commands += 1;
         if status != CommandStatus::Ok {
@@ -191,68 +300,67 @@ impl Engine {
             EventCode::CommandDone,
             cookie,
             u64::from(status.number()),
-            0,
+            reply_bytes,
         );
         self.core.post_event(EQ_CONTROL, done, host);
     }
 
-    fn execute(&mut self, entry: &CommandEntry, host: &mut dyn Host) -> Result<(), CommandStatus> {
+    /// Carries out a command; returns the bytes of its reply.
+    fn execute(&mut self, entry: &CommandEntry, host: &mut dyn Host) -> Result<u64, CommandStatus> {
         let core = &mut self.core;
         let now = core.now;
+        let cookie = entry.cookie;
+        let unfinished = |rest| Some(Unfinished { cookie, rest });
         let opcode = CommandOpcode::from_number(entry.opcode).ok_or(CommandStatus::BadOpcode)?;
-        match opcode {
-            CommandOpcode::Nop => Ok(()),
+        let mut indirect = Vec::new();
+        let request = request(entry, opcode, &mut indirect, host)?;
+        let done = match opcode {
+            CommandOpcode::Nop => without_structure(request),
             CommandOpcode::QueryDevice => {
+                without_structure(request)?;
                 let caps = caps(core);
-                reply(core, entry, &caps, host)
+                return reply(core, entry, &caps, host);
             }
             CommandOpcode::QueryClock => {
+                without_structure(request)?;
                 let reading = ClockReading {
                     ticks: now,
                     reserved: [0; 7],
                 };
-                reply(core, entry, &reading, host)
+                return reply(core, entry, &reading, host);
             }
-            CommandOpcode::CreateEventQueue => core.create_eq(&payload(entry)?),
-            CommandOpcode::DestroyEventQueue => {
-                core.eqs.destroy(payload::<ObjectNumber>(entry)?.number)
-            }
-            CommandOpcode::ModifyEventQueue => core.modify_eq(&payload(entry)?, now, host),
-            CommandOpcode::CreateCompletionQueue => core.create_cq(&payload(entry)?, host),
-            CommandOpcode::ModifyCompletionQueue => core.modify_cq(&payload(entry)?, host),
+            CommandOpcode::CreateEventQueue => core.create_eq(&parse(request)?),
+            CommandOpcode::DestroyEventQueue => core.eqs.destroy(object_number(request)?),
+            CommandOpcode::ModifyEventQueue => core.modify_eq(&parse(request)?, now, host),
+            CommandOpcode::CreateCompletionQueue => core.create_cq(&parse(request)?, host),
+            CommandOpcode::ModifyCompletionQueue => core.modify_cq(&parse(request)?, host),
             CommandOpcode::ResizeCompletionQueue => {
-                if core.features & FEATURE_RESIZE_CQ == 0 {
-                    return Err(CommandStatus::Unsupported);
-                }
-                let resize = core.begin_resize(&payload(entry)?, host)?;
-                let cookie = entry.cookie;
-                self.unfinished = Some(Unfinished { cookie, resize });
+                offered(core, FEATURE_RESIZE_CQ)?;
+                let resize = core.begin_resize(&parse(request)?, host)?;
+                self.unfinished = unfinished(Rest::ResizeCompletionQueue(resize));
                 Ok(())
             }
-            CommandOpcode::DestroyCompletionQueue => {
-                core.destroy_cq(payload::<ObjectNumber>(entry)?.number)
-            }
+            CommandOpcode::DestroyCompletionQueue => core.destroy_cq(object_number(request)?),
             CommandOpcode::CreateQueuePair => {
-                qp::create(core, &mut self.qps, &payload(entry)?, host)
+                qp::create(core, &mut self.qps, &parse(request)?, host)
             }
             CommandOpcode::ModifyQueuePair => {
-                qp::modify(core, &mut self.qps, &payload(entry)?, host)
+                let modification = qp::Modification::new(parse(request)?);
+                self.unfinished = unfinished(Rest::ModifyQueuePair(modification));
+                Ok(())
             }
             CommandOpcode::QueryQueuePair => {
-                let state = qp::query(&self.qps, payload::<ObjectNumber>(entry)?.number)?;
-                reply(core, entry, &state, host)
+                let state = qp::query(&self.qps, object_number(request)?)?;
+                return reply(core, entry, &state, host);
             }
             CommandOpcode::DestroyQueuePair => {
-                let number = payload::<ObjectNumber>(entry)?.number;
-                qp::destroy(core, &mut self.qps, number, host)
+                qp::destroy(core, &mut self.qps, object_number(request)?, host)
             }
             CommandOpcode::RegisterRegion => {
-                let command: RegisterRegion = payload(entry)?;
+                let command: RegisterRegion = parse(request)?;
                 offered(core, tpt::access_features(command.access))?;
-                if command.flags & REGION_DEVICE_MEMORY != 0
-                    && core.features & FEATURE_DEVICE_MEMORY == 0
-                {
-                    return Err(CommandStatus::Unsupported);
+                if command.flags & REGION_DEVICE_MEMORY != 0 {
+                    offered(core, FEATURE_DEVICE_MEMORY)?;
                 }
                 if command.flags & REGION_ON_DEMAND != 0 {
                     offered(core, FEATURE_ON_DEMAND)?;
@@ -260,48 +368,48 @@ impl Engine {
                 core.tpt.register(&command)
             }
             CommandOpcode::AllocateTag => {
-                let command: AllocateTag = payload(entry)?;
+                let command: AllocateTag = parse(request)?;
                 let needed = if command.kind == TagKind::Region.number() {
-                    FEATURE_SEND_QUEUE_REGISTRATION
+                    FEATURE_FAST_REGISTER
                 } else {
                     FEATURE_WINDOWS
                 };
-                if core.features & needed == 0 {
-                    return Err(CommandStatus::Unsupported);
-                }
+                offered(core, needed)?;
                 core.tpt.allocate(&command)
             }
-            CommandOpcode::ReleaseTag => core
-                .tpt
-                .release(Tag(payload::<ObjectNumber>(entry)?.number)),
-            CommandOpcode::SetGid => match core.gids.set(&payload(entry)?) {
-                CommandStatus::Ok => Ok(()),
-                status => Err(status),
-            },
-            CommandOpcode::CreateSharedReceive => {
-                offered(core, FEATURE_SHARED_RECEIVE)?;
-                core.create_srq(&payload(entry)?, host)
+            CommandOpcode::ReleaseTag => core.tpt.release(Tag(object_number(request)?)),
+            CommandOpcode::SetGid => {
+                let command: SetGid = parse(request)?;
+                check_port(command.port)?;
+                core.gids.set(&command)
             }
-            CommandOpcode::ModifySharedReceive => {
-                offered(core, FEATURE_SHARED_RECEIVE)?;
-                core.modify_srq(&payload(entry)?, host)
+            CommandOpcode::CreateSrq => {
+                offered(core, FEATURE_SRQ)?;
+                core.create_srq(&parse(request)?, host)
             }
-            CommandOpcode::ResizeSharedReceive => {
-                offered(core, FEATURE_SHARED_RECEIVE | FEATURE_RESIZE_SRQ)?;
-                core.resize_srq(&payload(entry)?, host)
+            CommandOpcode::ModifySrq => {
+                offered(core, FEATURE_SRQ)?;
+                core.modify_srq(&parse(request)?, host)
             }
-            CommandOpcode::QuerySharedReceive => {
-                offered(core, FEATURE_SHARED_RECEIVE)?;
-                let state = core.query_srq(payload::<ObjectNumber>(entry)?.number, host)?;
-                reply(core, entry, &state, host)
+            CommandOpcode::ResizeSrq => {
+                offered(core, FEATURE_SRQ | FEATURE_RESIZE_SRQ)?;
+                let resize = core.begin_srq_resize(&parse(request)?, host)?;
+                self.unfinished = unfinished(Rest::ResizeSrq(resize));
+                Ok(())
             }
-            CommandOpcode::DestroySharedReceive => {
-                offered(core, FEATURE_SHARED_RECEIVE)?;
-                core.destroy_srq(payload::<ObjectNumber>(entry)?.number)
+            CommandOpcode::QuerySrq => {
+                offered(core, FEATURE_SRQ)?;
+                let state = core.query_srq(object_number(request)?, host)?;
+                return reply(core, entry, &state, host);
+            }
+            CommandOpcode::DestroySrq => {
+                offered(core, FEATURE_SRQ)?;
+                core.destroy_srq(object_number(request)?)
             }
             CommandOpcode::SetPort => {
                 offered(core, FEATURE_PORT_MTU)?;
-                let command: SetPort = payload(entry)?;
+                let command: SetPort = parse(request)?;
+                check_port(command.port)?;
                 if !(8..=MAX_LOG_MTU).contains(&command.log_mtu) {
                     return Err(CommandStatus::BadParameter);
                 }
@@ -310,22 +418,25 @@ impl Engine {
             }
             CommandOpcode::AttachMulticast => {
                 offered(core, FEATURE_MULTICAST)?;
-                core.groups.attach(&self.qps, &payload(entry)?)
+                core.groups.attach(&self.qps, &parse(request)?)
             }
             CommandOpcode::DetachMulticast => {
                 offered(core, FEATURE_MULTICAST)?;
-                core.groups.detach(&payload(entry)?)
+                core.groups.detach(&self.qps, &parse(request)?)
             }
             CommandOpcode::TakeFaults => {
                 offered(core, FEATURE_ON_DEMAND)?;
-                // The reply first, so that a fault that cannot be told of is not taken.
-                reply(core, entry, &PageFaults::zeroed(), host)?;
-                let faults = core.paging.take();
-                reply(core, entry, &faults, host)
+                without_structure(request)?;
+                // A fault that cannot be told of is not taken.
+                let room = faults_in(entry.reply_length);
+                let faults = core.paging.raised(room);
+                let bytes = reply(core, entry, &faults, host)?;
+                core.paging.take(&faults, room);
+                return Ok(bytes);
             }
             CommandOpcode::ResolveFault => {
                 offered(core, FEATURE_ON_DEMAND)?;
-                let (qpn, side) = core.paging.resolve(&payload(entry)?)?;
+                let (qpn, side) = core.paging.resolve(&parse(request)?)?;
                 if let Some(qp) = self.qps.get_mut(qpn) {
                     crate::transport::page_resolved(core, qp, side, host);
                 }
@@ -333,17 +444,25 @@ impl Engine {
             }
             CommandOpcode::InvalidatePages => {
                 offered(core, FEATURE_ON_DEMAND)?;
-                core.tpt.invalidate_pages(&payload(entry)?)
+                core.tpt.invalidate_pages(&parse(request)?)
             }
             CommandOpcode::QueryCounters => {
+                let command: QueryCounters = parse(request)?;
+                check_port(command.port)?;
                 let mut bytes = [0; COUNTER_NAMES.len() * 8];
                 for (bytes, value) in bytes.chunks_exact_mut(8).zip(core.counters.named()) {
                     bytes.copy_from_slice(&value.to_le_bytes());
                 }
-                reply_bytes(core, entry, &bytes, host)
+                return reply_bytes(core, entry, &bytes, host);
             }
-        }
+        };
+        done.map(|()| 0)
     }
+}
+
+/// Whole faults that a reply of `length` bytes has room for.
+fn faults_in(length: u32) -> usize {
+    (length as usize).saturating_sub(offset_of!(PageFaults, faults)) / size_of::<PageFault>()
 }
 
 #[cfg(test)]
@@ -353,6 +472,8 @@ mod tests {
 
     const LOG_ENTRIES: u8 = 13;
     const RESIZES: u32 = 30;
+    /// Of a shared receive queue with the largest entries.
+    const SHARED_LOG_ENTRIES: u8 = 12;
 
     /// A completion queue full of unread entries, and commands that move it to and fro.
     fn slow_commands(node: &mut Node) -> Vec<CommandEntry> {
@@ -373,7 +494,7 @@ mod tests {
                 reserved1: 0,
                 buffer: place.buffer,
             };
-            CommandEntry::new(CommandOpcode::ResizeCompletionQueue, 0, 0, &command)
+            CommandEntry::new(CommandOpcode::ResizeCompletionQueue, 0, (0, 0), &command)
         };
         (0..RESIZES).map(resize).collect()
     }
@@ -459,6 +580,115 @@ mod tests {
         // What was copied stays given.
         node.doorbell(0, DOORBELL_CONTROL, u64::from(copied - 1));
         assert_eq!(node.status().fatal(), Some(FatalCode::BadCommandIndex));
+    }
+
+    /// A shared receive queue that is full, though the device has not looked, and the command that
+    /// moves it.
+    fn full_shared_queue(node: &mut Node) -> (CommandEntry, u64) {
+        const SRQN: u32 = 4;
+        node.create_srq(SRQN, SHARED_LOG_ENTRIES, None);
+        let place = node.srq_template(SRQN, SHARED_LOG_ENTRIES);
+        let old = node.srq_buffer(SRQN).start;
+        for index in 0..1u64 << SHARED_LOG_ENTRIES {
+            let header = ReceiveHeader {
+                id: index as u32,
+                ..ReceiveHeader::zeroed()
+            };
+            let at = index << RQ_MAX_LOG_STRIDE;
+            node.host.memory.put(old + at, &header);
+        }
+        let posted = 1u32 << SHARED_LOG_ENTRIES;
+        for ring in [old, place.buffer.root] {
+            let record = ring + u64::from(place.record_offset);
+            node.host.memory.put(record, &posted);
+        }
+        let resize = ResizeSrq {
+            srqn: SRQN,
+            log_entries: SHARED_LOG_ENTRIES,
+            reserved: [0; 3],
+            ring_offset: place.ring_offset,
+            record_offset: place.record_offset,
+            buffer: place.buffer,
+        };
+        let entry = CommandEntry::new(CommandOpcode::ResizeSrq, 0, (0, 0), &resize);
+        (entry, place.buffer.root)
+    }
+
+    #[test]
+    fn a_shared_queue_is_moved_in_pieces_while_entries_are_taken() {
+        let mut node = Node::new(1);
+        let (resize, other) = full_shared_queue(&mut node);
+        node.put_command(&resize);
+        let (mut turns, mut taken, mut work) = (0u32, 0u32, node.engine.core.work);
+        node.ring_control();
+        while node.engine.has_commands() {
+            let done = node.engine.core.work - work;
+            assert!(done <= u64::from(TURN_WORK), "{done} entries in a turn");
+            work = node.engine.core.work;
+            // One that was moved, or one that was not.
+            let mut request = crate::ReceiveRequest::default();
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            assert!(core.take_shared(4, &mut request, host).unwrap());
+            assert_eq!(request.id, taken);
+            taken += 1;
+            node.engine.poll(node.now, &mut node.host);
+            turns += 1;
+        }
+        assert!(
+            turns >= (1 << SHARED_LOG_ENTRIES) / TURN_WORK,
+            "{turns} turns"
+        );
+        assert_eq!(node.engine.counters().failed_commands, 0);
+        // All others are in the new ring, and the old one is not looked at.
+        let old = node.srq_buffer(4);
+        node.host.memory.take_away(old);
+        while taken < 1 << SHARED_LOG_ENTRIES {
+            let mut request = crate::ReceiveRequest::default();
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            assert!(core.take_shared(4, &mut request, host).unwrap());
+            assert_eq!(request.id, taken);
+            taken += 1;
+        }
+        let wake = other + (1 << SHARED_LOG_ENTRIES << RQ_MAX_LOG_STRIDE) + 4;
+        assert_eq!(node.host.memory.get::<u32>(wake), 0);
+    }
+
+    #[test]
+    fn a_shared_queue_that_is_posted_to_or_fails_while_it_is_moved_stays_where_it_is() {
+        for fails in [false, true] {
+            let mut node = Node::new(1);
+            let (resize, _) = full_shared_queue(&mut node);
+            node.put_command(&resize);
+            node.ring_control();
+            assert!(node.engine.has_commands());
+            let old = node.srq_buffer(4);
+            let record = old.end - size_of::<SrqRecord>() as u64;
+            let posted = if fails {
+                u32::MAX
+            } else {
+                (1 << SHARED_LOG_ENTRIES) + 1
+            };
+            // Room for one more.
+            let take = |node: &mut Node| {
+                let mut request = crate::ReceiveRequest::default();
+                let (core, host) = (&mut node.engine.core, &mut node.host);
+                core.take_shared(4, &mut request, host)
+            };
+            assert_eq!(take(&mut node), Ok(true));
+            node.host.memory.put(record, &posted);
+            while node.engine.has_commands() {
+                node.engine.poll(node.now, &mut node.host);
+            }
+            assert_eq!(node.engine.counters().failed_commands, 1);
+            let done = node.events(EQ_CONTROL).pop().unwrap();
+            assert_eq!(done.param0, CommandStatus::BadParameter.number().into());
+            if !fails {
+                for _ in 0..1 << SHARED_LOG_ENTRIES {
+                    assert_eq!(take(&mut node), Ok(true));
+                }
+                assert_eq!(take(&mut node), Ok(false));
+            }
+        }
     }
 
     #[test]

@@ -6,10 +6,12 @@
 //! with `REGION_DEVICE_MEMORY`.
 
 use crate::att::AttError;
-use ferrite_abi::DEVICE_MEMORY_SIZE;
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
+
+/// Its bytes.
+pub const DEVICE_MEMORY_SIZE: usize = 1 << 20;
 
 /// The memory: zeroed when made.
 pub struct DeviceMemory {

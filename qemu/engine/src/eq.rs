@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 
-//! Event queues: circular, in host memory, each with an interrupt vector.
+//! Event queues: circular, in host memory, each with a message number.
 //!
 //! To the device a queue is undefined, unarmed or armed. Entries are written in every defined
 //! state; an interrupt is raised only for an armed queue, which is unarmed by that.
@@ -27,13 +27,12 @@ const QUEUE_PAIR_EVENTS: [EventCode; 6] = [
     EventCode::QueuePairAccessError,
     EventCode::CommunicationEstablished,
     EventCode::SendQueueDrained,
-    EventCode::LastEntryReached,
+    EventCode::LastWqeReached,
 ];
 /// Asynchronous events that a completion queue can raise.
 const COMPLETION_QUEUE_EVENTS: [EventCode; 1] = [EventCode::CompletionQueueError];
 /// Asynchronous events that a shared receive queue can raise.
-const SHARED_RECEIVE_EVENTS: [EventCode; 2] =
-    [EventCode::SharedReceiveLimit, EventCode::SharedReceiveError];
+const SHARED_RECEIVE_EVENTS: [EventCode; 2] = [EventCode::SrqLimit, EventCode::SrqError];
 
 /// Which of the states of a queue a number has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +100,7 @@ impl Backlog {
 struct EventQueue {
     ring: Att,
     log_entries: u8,
-    vector: u16,
+    message: u16,
     armed: bool,
     /// While armed: answers to commands raise no interrupt.
     quiet: bool,
@@ -286,7 +285,7 @@ impl EventQueues {
     pub(crate) fn define(
         &mut self,
         eqn: u16,
-        vector: u16,
+        message: u16,
         log_entries: u8,
         ring: &Buffer,
     ) -> Result<(), CommandStatus> {
@@ -305,7 +304,7 @@ impl EventQueues {
         self.queues[index] = Some(Box::new(EventQueue {
             ring: att,
             log_entries,
-            vector,
+            message,
             armed: false,
             quiet: false,
             write_index: 0,
@@ -346,7 +345,7 @@ impl Core {
         if command.eqn == EQ_CONTROL || command.eqn >= MAX_EQ {
             return Err(CommandStatus::BadNumber);
         }
-        if command.vector >= self.config.vectors {
+        if command.message >= self.config.messages {
             return Err(CommandStatus::BadParameter);
         }
         if self.eqs.get(command.eqn).is_some() {
@@ -354,7 +353,7 @@ impl Core {
         }
         self.eqs.define(
             command.eqn,
-            command.vector,
+            command.message,
             command.log_entries,
             &command.ring,
         )
@@ -370,14 +369,14 @@ impl Core {
         if command.eqn >= MAX_EQ {
             return Err(CommandStatus::BadNumber);
         }
-        if command.vector >= self.config.vectors {
+        if command.message >= self.config.messages {
             return Err(CommandStatus::BadParameter);
         }
         let queue = self
             .eqs
             .get_mut(command.eqn)
             .ok_or(CommandStatus::NotFound)?;
-        queue.vector = command.vector;
+        queue.message = command.message;
         queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
         queue.moderation_count = u32::from(command.moderation_count);
         queue.timer.stop();
@@ -557,7 +556,7 @@ impl Core {
             queue.armed = false;
             queue.timer.stop();
             self.counters.interrupts += 1;
-            host.raise(queue.vector);
+            host.raise(queue.message);
         }
     }
 
@@ -945,7 +944,7 @@ mod tests {
         let kinds = [
             EventCode::CommunicationEstablished,
             EventCode::QueuePairAccessError,
-            EventCode::LastEntryReached,
+            EventCode::LastWqeReached,
         ];
         let mut raised = Vec::new();
         for code in kinds {
@@ -996,14 +995,14 @@ mod tests {
         });
         for id in 0..ENTRIES {
             let (core, host) = (&mut node.engine.core, &mut node.host);
-            core.async_event(EventCode::SharedReceiveLimit, 1000 + id, host);
+            core.async_event(EventCode::SrqLimit, 1000 + id, host);
         }
         let (core, host) = (&mut node.engine.core, &mut node.host);
         for code in QUEUE_PAIR_EVENTS {
             core.async_event(code, qp, host);
         }
         core.async_event(EventCode::CompletionQueueError, cq, host);
-        core.async_event(EventCode::SharedReceiveError, 1, host);
+        core.async_event(EventCode::SrqError, 1, host);
         let kept = |node: &Node| {
             node.engine
                 .core
@@ -1089,7 +1088,7 @@ mod tests {
         let mut node = Node::new(1);
         node.execute(&ModifyEventQueue {
             eqn: EQ,
-            vector: 3,
+            message: 3,
             moderation_microseconds: 10,
             moderation_count: 4,
             reserved: 0,
@@ -1121,7 +1120,7 @@ mod tests {
         let ring = node.allocate(32 << EQ_LOG_ENTRIES);
         let good = CreateEventQueue {
             eqn: 5,
-            vector: 1,
+            message: 1,
             log_entries: EQ_LOG_ENTRIES,
             reserved: [0; 3],
             ring: Buffer::contiguous(ring, 32 << EQ_LOG_ENTRIES),
@@ -1142,7 +1141,7 @@ mod tests {
             ),
             (
                 CommandStatus::BadParameter,
-                CreateEventQueue { vector: 8, ..good },
+                CreateEventQueue { message: 8, ..good },
             ),
             (
                 CommandStatus::BadParameter,
@@ -1186,7 +1185,7 @@ mod tests {
         let mut node = Node::new(1);
         node.execute(&CreateEventQueue {
             eqn: 5,
-            vector: 1,
+            message: 1,
             log_entries: EQ_LOG_ENTRIES,
             reserved: [0; 3],
             ring: Buffer::contiguous(MEMORY_BASE - 8192, 8192),

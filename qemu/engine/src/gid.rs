@@ -56,14 +56,14 @@ pub struct GidTable {
 
 impl GidTable {
     /// Carries out the command.
-    pub(crate) fn set(&mut self, command: &SetGid) -> CommandStatus {
+    pub(crate) fn set(&mut self, command: &SetGid) -> Result<(), CommandStatus> {
         if command.index >= MAX_GIDS {
-            return CommandStatus::BadNumber;
+            return Err(CommandStatus::BadNumber);
         }
         let vlan = match command.vlan {
             VLAN_NONE => None,
             id if id < 4096 => Some(id),
-            _ => return CommandStatus::BadParameter,
+            _ => return Err(CommandStatus::BadParameter),
         };
         let index = usize::from(command.index);
         if self.entries.len() <= index {
@@ -74,7 +74,7 @@ impl GidTable {
             vlan,
             mac: command.mac,
         });
-        CommandStatus::Ok
+        Ok(())
     }
 
     /// The entry at `index`.
@@ -114,7 +114,8 @@ mod tests {
             index,
             vlan,
             mac: [2, 0, 0, 0, 0, 1],
-            reserved: [0; 3],
+            port: 0,
+            reserved: [0; 5],
         }
     }
 
@@ -122,16 +123,13 @@ mod tests {
     fn entries_are_set_found_and_cleared() {
         let mut table = GidTable::default();
         let gid = gid_of_ipv4([10, 0, 0, 1]);
-        assert_eq!(table.set(&command(3, gid, VLAN_NONE)), CommandStatus::Ok);
+        assert_eq!(table.set(&command(3, gid, VLAN_NONE)), Ok(()));
         assert_eq!(table.get(3).unwrap().ipv4(), Some([10, 0, 0, 1]));
         assert!(table.contains(&gid, 0));
         assert!(!table.contains(&gid, 5));
         assert!(table.reaches(0));
         assert!(table.get(2).is_none());
-        assert_eq!(
-            table.set(&command(3, [0; 16], VLAN_NONE)),
-            CommandStatus::Ok
-        );
+        assert_eq!(table.set(&command(3, [0; 16], VLAN_NONE)), Ok(()));
         assert!(table.get(3).is_none());
         assert!(!table.contains(&gid, 0));
         assert!(!table.reaches(0));
@@ -142,7 +140,7 @@ mod tests {
         let mut table = GidTable::default();
         let gid = gid_of_ipv4([10, 0, 0, 1]);
         for (index, vlan) in [(0, VLAN_NONE), (1, 5), (2, 4094)] {
-            assert_eq!(table.set(&command(index, gid, vlan)), CommandStatus::Ok);
+            assert_eq!(table.set(&command(index, gid, vlan)), Ok(()));
         }
         for (vlan, there) in [(0, true), (5, true), (6, false), (4094, true)] {
             assert_eq!(table.contains(&gid, vlan), there);
@@ -155,11 +153,11 @@ mod tests {
         let mut table = GidTable::default();
         assert_eq!(
             table.set(&command(MAX_GIDS, [1; 16], VLAN_NONE)),
-            CommandStatus::BadNumber
+            Err(CommandStatus::BadNumber)
         );
         assert_eq!(
             table.set(&command(0, [1; 16], 4096)),
-            CommandStatus::BadParameter
+            Err(CommandStatus::BadParameter)
         );
     }
 }

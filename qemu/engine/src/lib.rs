@@ -24,6 +24,7 @@ pub mod gid;
 pub mod memory;
 pub mod misbehaviour;
 pub mod multicast;
+pub mod numbers;
 pub mod paging;
 pub mod qp;
 pub mod queue;
@@ -39,28 +40,30 @@ pub use crate::core::{Config, Core};
 pub use crate::counters::Counters;
 pub use crate::memory::{DmaError, Host, HostMemory, Room, Way};
 pub use crate::misbehaviour::Misbehaviour;
+pub use crate::numbers::Numbers;
 pub use crate::qp::{QueuePair, QueuePairs};
 pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
 pub use crate::roce::Medium;
 
 use crate::timers::TimerOwner;
 use ferrite_abi::{
-    BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventEntry, FatalCode, Plain,
-    QueuePairStateCode, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE,
-    CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DEVICE_MEMORY_OFFSET, DOORBELL_COMPLETION,
-    DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_PAGES, DOORBELL_PAGE_SIZE, DOORBELL_RECEIVE,
-    DOORBELL_SEND, DOORBELL_SHARED_RECEIVE, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES,
-    FEATURE_DEVICE_MEMORY, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND, FEATURE_PORT_MTU,
-    FEATURE_QUIET_COMMANDS, FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SEND_QUEUE_REGISTRATION,
-    FEATURE_SHARED_RECEIVE, FEATURE_WINDOWS, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT,
-    REG_CONTROL, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_MAC,
-    REG_MAGIC, REG_STATUS, REG_VECTORS,
+    complete_features, BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventEntry,
+    FatalCode, Function, Plain, QueuePairStateCode, Reserved, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS,
+    BAR_REGISTERS, CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_COMPLETION,
+    DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND, DOORBELL_SRQ,
+    EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY,
+    FEATURE_FAST_REGISTER, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND, FEATURE_PORT_MTU,
+    FEATURE_QUIET_COMMANDS, FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_WINDOWS,
+    FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL,
+    REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET, REG_DOORBELL_PAGES,
+    REG_DOORBELL_STRIDE, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE,
+    REG_FUNCTION, REG_MAC, REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
 
 /// The features this engine has.
 pub const FEATURES: u64 = FEATURE_RESIZE_CQ
-    | FEATURE_SEND_QUEUE_REGISTRATION
-    | FEATURE_SHARED_RECEIVE
+    | FEATURE_FAST_REGISTER
+    | FEATURE_SRQ
     | FEATURE_WINDOWS
     | FEATURE_DEVICE_MEMORY
     | FEATURE_ONE_TOUCH
@@ -70,8 +73,16 @@ pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_QUIET_COMMANDS
     | transport::FEATURES;
 
+// None is offered without what it needs.
+const _: () = assert!(complete_features(FEATURES) == FEATURES);
+
 /// Model version, for `REG_FIRMWARE`: major.minor.patch in bits 31:16, 15:8, 7:0.
 pub const FIRMWARE: u32 = 1 << 8;
+
+/// The most milliseconds that a reset takes, for `REG_RESET_TIMEOUT`.
+///
+/// The device resets at once; the rest is for a process that does not get to run.
+pub const RESET_TIMEOUT: u32 = 10_000;
 
 /// Frames of the loopback delivered in one poll.
 const LOOPBACK_BUDGET: usize = 256;
@@ -149,8 +160,8 @@ impl Engine {
     /// A device after power-on.
     pub fn new(config: Config) -> Self {
         Self {
+            qps: QueuePairs::new(config.qps),
             core: Core::new(config),
-            qps: QueuePairs::default(),
             control: None,
             unfinished: None,
             driver_version: 0,
@@ -196,9 +207,12 @@ impl Engine {
     }
 
     /// Sets what the device does wrong from now on; `rules` have passed [`Misbehaviour::check`].
-    /// Rules that ask for nothing restore good behaviour.
+    /// Rules that ask for nothing restore good behaviour. A reset that is under way ends now.
     pub fn misbehave(&mut self, rules: Misbehaviour, now: u64, host: &mut dyn Host) {
         self.core.now = now;
+        if self.core.is_resetting() {
+            self.reset();
+        }
         self.core.misbehave(rules, host);
     }
 
@@ -257,7 +271,16 @@ impl Engine {
         let Ok(offset) = usize::try_from(offset) else {
             return 0;
         };
-        let is_wide = |offset| matches!(offset, REG_FEATURES | REG_MAC);
+        let is_wide = |offset| {
+            matches!(
+                offset,
+                REG_FEATURES
+                    | REG_MAC
+                    | REG_DOORBELL_OFFSET
+                    | REG_DEVICE_MEMORY_OFFSET
+                    | REG_DEVICE_MEMORY_SIZE
+            )
+        };
         let value = match size {
             8 if is_wide(offset) => self.register(offset),
             // A 64-bit register may be read in halves.
@@ -274,17 +297,30 @@ impl Engine {
     }
 
     fn register(&self, offset: usize) -> u64 {
+        let config = &self.core.config;
         match offset {
             REG_MAGIC => u64::from(MAGIC),
             REG_ABI_VERSION => (u64::from(ABI_MAJOR) << 16) | u64::from(ABI_MINOR),
             REG_STATUS => u64::from(self.core.status().0),
-            REG_FEATURES => self.core.config.features & FEATURES,
+            REG_FEATURES => config.offered_features(),
             REG_MAC => {
-                let [a, b, c, d, e, f] = self.core.config.mac;
+                let [a, b, c, d, e, f] = config.mac;
                 u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
             }
-            REG_VECTORS => u64::from(self.core.config.vectors),
+            REG_MESSAGES => u64::from(config.messages),
             REG_FIRMWARE => u64::from(FIRMWARE),
+            REG_DOORBELL_PAGES => u64::from(config.doorbell_pages),
+            REG_DOORBELL_STRIDE => u64::from(config.doorbell_log_stride),
+            // They are at the start of the BAR.
+            REG_DOORBELL_OFFSET => 0,
+            REG_DEVICE_MEMORY_OFFSET if config.device_memory_size() != 0 => {
+                config.device_memory_offset()
+            }
+            REG_DEVICE_MEMORY_SIZE => config.device_memory_size(),
+            // The only function there is. Its Ethernet interface is another device's, of the
+            // same address.
+            REG_FUNCTION => u64::from(Function::new(FUNCTION_RDMA, 0, None).0),
+            REG_RESET_TIMEOUT => u64::from(RESET_TIMEOUT),
             _ => 0,
         }
     }
@@ -320,10 +356,10 @@ impl Engine {
     /// The offset in device memory of an offset in the doorbell BAR; none below it, or when the
     /// device has none.
     fn device_memory(&self, offset: u64) -> Option<u64> {
-        if self.core.config.features & FEATURES & FEATURE_DEVICE_MEMORY == 0 {
+        if self.core.config.device_memory_size() == 0 {
             return None;
         }
-        offset.checked_sub(DEVICE_MEMORY_OFFSET as u64)
+        offset.checked_sub(self.core.config.device_memory_offset())
     }
 
     fn write_register(&mut self, offset: usize, size: usize, value: u64, host: &mut dyn Host) {
@@ -343,7 +379,9 @@ impl Engine {
                     if misbehaviour.is_none_or(|misbehaving| misbehaving.reset_now(now)) {
                         self.reset();
                     }
-                } else if value & CONTROL_ENABLE != 0 && self.core.state == DeviceState::Ready {
+                } else if value & CONTROL_ENABLE != 0
+                    && self.core.status().state() == Some(DeviceState::Ready)
+                {
                     if let Err(code) = self.enable(host) {
                         self.core.fail(code, host);
                     }
@@ -362,8 +400,10 @@ impl Engine {
 
     /// Checks the handshake, reads the boot block and starts.
     fn enable(&mut self, host: &mut dyn Host) -> Result<(), FatalCode> {
-        let offered = self.core.config.features & FEATURES;
-        if self.driver_version >> 16 != u32::from(ABI_MAJOR) || self.driver_features & !offered != 0
+        let offered = self.core.config.offered_features();
+        if self.driver_version >> 16 != u32::from(ABI_MAJOR)
+            || self.driver_features & !offered != 0
+            || self.driver_features != complete_features(self.driver_features)
         {
             return Err(FatalCode::BadHandshake);
         }
@@ -376,7 +416,8 @@ impl Engine {
             || !(EQ_MIN_LOG_ENTRIES..=EQ_MAX_LOG_ENTRIES).contains(&boot.eq0_log_entries)
             || boot.cqp_ring % 64 != 0
             || boot.eq0_ring % 64 != 0
-            || boot.eq0_vector >= self.core.config.vectors
+            || boot.eq0_message >= self.core.config.messages
+            || !boot.reserved_is_zero()
         {
             return Err(FatalCode::BadBootBlock);
         }
@@ -391,7 +432,7 @@ impl Engine {
         let ring = Buffer::contiguous(boot.eq0_ring, eq_bytes);
         self.core
             .eqs
-            .define(EQ_CONTROL, boot.eq0_vector, boot.eq0_log_entries, &ring)
+            .define(EQ_CONTROL, boot.eq0_message, boot.eq0_log_entries, &ring)
             .map_err(|_| FatalCode::BadBootBlock)?;
         self.control = Some(ControlRing {
             address: boot.cqp_ring,
@@ -405,15 +446,19 @@ impl Engine {
     }
 
     fn ring_doorbell(&mut self, offset: usize, size: usize, word: u64, host: &mut dyn Host) {
-        let page = offset / DOORBELL_PAGE_SIZE;
-        if size != 8 || page >= DOORBELL_PAGES || !self.core.is_running() {
+        let config = &self.core.config;
+        let (page, within) = (
+            offset >> config.doorbell_log_stride,
+            offset & ((1 << config.doorbell_log_stride) - 1),
+        );
+        if size != 8 || page >= config.doorbell_pages as usize || !self.core.is_running() {
             self.core.counters.bad_doorbells += 1;
             return;
         }
         let now = self.core.now;
         let page_number = page as u32;
         let counters = &mut self.core.counters;
-        match offset % DOORBELL_PAGE_SIZE {
+        match within {
             DOORBELL_SEND => {
                 counters.send_doorbells += 1;
                 self.queue_pair_doorbell(page_number, word, host);
@@ -426,7 +471,7 @@ impl Engine {
                 counters.completion_doorbells += 1;
                 self.core.cq_doorbell(page_number, word, now, host);
             }
-            DOORBELL_SHARED_RECEIVE => {
+            DOORBELL_SRQ => {
                 // The record says all; the device looks at it when a message needs an entry.
                 let srqn = word as u32 & QUEUE_NUMBER_MASK;
                 if self.core.srqs.answers_to(srqn, page_number) {
@@ -452,10 +497,10 @@ impl Engine {
         let qpn = word as u32 & QUEUE_NUMBER_MASK;
         match self.qps.get_mut(qpn) {
             Some(qp) if qp.doorbell_page == page => match qp.state {
-                QueuePairStateCode::ReadyToSend => self.core.schedule(qp),
+                QueuePairStateCode::Rts => self.core.schedule(qp),
                 QueuePairStateCode::Error => qp::flush(&mut self.core, qp, host),
-                QueuePairStateCode::SendError => qp::flush_stopped(&mut self.core, qp, host),
-                QueuePairStateCode::SendDrain if qp.stopped => {
+                QueuePairStateCode::Sqe => qp::flush_stopped(&mut self.core, qp, host),
+                QueuePairStateCode::Sqd if qp.stopped => {
                     qp::flush_stopped(&mut self.core, qp, host);
                 }
                 // Nothing is sent now; the producer index is looked at on the way to RTS.
@@ -618,16 +663,16 @@ impl Engine {
         host: &mut dyn Host,
     ) {
         match qp.state {
-            QueuePairStateCode::ReadyToSend if qp.has_send_queue() => {
+            QueuePairStateCode::Rts if qp.has_send_queue() => {
                 if qp.send.wake(host).is_err() {
                     qp::fail(core, qp, host);
                     return;
                 }
             }
             // What is left to be flushed.
-            QueuePairStateCode::SendDrain if qp.stopped => {
+            QueuePairStateCode::Sqd if qp.stopped => {
                 qp::flush_stopped(core, qp, host);
-                if qp.state != QueuePairStateCode::SendDrain {
+                if qp.state != QueuePairStateCode::Sqd {
                     return;
                 }
             }
@@ -635,14 +680,12 @@ impl Engine {
                 qp::flush(core, qp, host);
                 return;
             }
-            QueuePairStateCode::SendError => {
+            QueuePairStateCode::Sqe => {
                 qp::flush_stopped(core, qp, host);
                 return;
             }
             // Answers to the peer; and a drain lets what was taken up come to its end.
-            QueuePairStateCode::ReadyToReceive
-            | QueuePairStateCode::ReadyToSend
-            | QueuePairStateCode::SendDrain => {}
+            QueuePairStateCode::Rtr | QueuePairStateCode::Rts | QueuePairStateCode::Sqd => {}
             _ => return,
         }
         if let Some(word) = core.misbehaviour.as_mut().and_then(|m| m.wake_word()) {
@@ -697,11 +740,14 @@ mod tests {
     use crate::testing::{Node, QpOptions};
     use ferrite_abi::*;
 
+    /// What driver and device speak.
+    const VERSION: u64 = ((ABI_MAJOR as u64) << 16) | ABI_MINOR as u64;
+
     #[test]
     fn registers_tell_what_the_device_is() {
         let mut node = Node::power_on(7);
         assert_eq!(node.read_register(REG_MAGIC, 4), u64::from(MAGIC));
-        assert_eq!(node.read_register(REG_ABI_VERSION, 4), 0x1_0000);
+        assert_eq!(node.read_register(REG_ABI_VERSION, 4), VERSION);
         assert_eq!(node.status().state(), Some(DeviceState::Ready));
         assert!(node.status().link_up());
         assert_eq!(
@@ -709,8 +755,17 @@ mod tests {
             [2, 0xfe, 0, 0, 0, 7, 0, 0]
         );
         assert_eq!(node.read_register(REG_MAC + 4, 4), 0x0700);
-        assert_eq!(node.read_register(REG_VECTORS, 4), 8);
+        assert_eq!(node.read_register(REG_MESSAGES, 4), 8);
         assert_eq!(node.read_register(REG_FEATURES, 8), FEATURES);
+        assert_eq!(node.read_register(REG_DOORBELL_PAGES, 4), 1024);
+        assert_eq!(node.read_register(REG_DOORBELL_STRIDE, 4), 12);
+        assert_eq!(node.read_register(REG_DOORBELL_OFFSET, 8), 0);
+        assert_eq!(node.read_register(REG_DEVICE_MEMORY_OFFSET, 8), 4 << 20);
+        assert_eq!(node.read_register(REG_DEVICE_MEMORY_SIZE, 8), 1 << 20);
+        let function = Function(node.read_register(REG_FUNCTION, 4) as u32);
+        assert_eq!(function.models(), FUNCTION_RDMA);
+        assert_eq!((function.number(), function.partner()), (0, None));
+        assert_eq!(node.read_register(REG_RESET_TIMEOUT, 4), 10_000);
         assert_eq!(node.read_register(0xff8, 8), 0);
         assert_eq!(node.engine.mmio_read(BAR_DOORBELLS, 0, 8), 0);
         assert_eq!(node.engine.mmio_read(BAR_REGISTERS, u64::MAX, 8), 0);
@@ -721,22 +776,35 @@ mod tests {
         let mut node = Node::power_on(7);
         let whole = [
             (REG_MAGIC, 4),
-            (REG_ABI_VERSION, 4),
             (REG_STATUS, 4),
             (REG_FEATURES, 4),
             (REG_FEATURES, 8),
             (REG_MAC, 4),
             (REG_MAC + 4, 4),
             (REG_MAC, 8),
-            (REG_VECTORS, 4),
+            (REG_MESSAGES, 4),
             (REG_FIRMWARE, 4),
+            (REG_DOORBELL_PAGES, 4),
+            (REG_DOORBELL_STRIDE, 4),
+            (REG_DEVICE_MEMORY_OFFSET, 4),
+            (REG_DEVICE_MEMORY_OFFSET, 8),
+            (REG_DEVICE_MEMORY_SIZE, 4),
+            (REG_DEVICE_MEMORY_SIZE, 8),
+            (REG_FUNCTION, 4),
+            (REG_RESET_TIMEOUT, 4),
         ];
-        for offset in 0..0x50 {
+        assert_eq!(node.read_register(REG_ABI_VERSION, 4), VERSION);
+        // Of version 0.0 there is nothing to be seen, nor of features without any this high.
+        let may_be_zero = [(REG_ABI_VERSION, 4), (REG_FEATURES + 4, 4)];
+        for offset in 0..0x80 {
             for size in [1, 2, 3, 4, 8] {
                 let value = node.read_register(offset, size);
+                if may_be_zero.contains(&(offset, size)) {
+                    continue;
+                }
                 if whole.contains(&(offset, size)) {
                     assert_ne!(value, 0, "{size} bytes at {offset:#x}");
-                } else if (offset, size) != (REG_FEATURES + 4, 4) {
+                } else {
                     assert_eq!(value, 0, "{size} bytes at {offset:#x}");
                 }
             }
@@ -745,7 +813,13 @@ mod tests {
 
     #[test]
     fn a_bad_handshake_is_fatal_until_reset() {
-        for (version, features) in [(0, 0), (2 << 16, 0), (1 << 16, 1 << 63)] {
+        // The second is that of a driver that wrote none, once there is a version but 0.
+        for (version, features) in [
+            (VERSION + (1 << 16), 0),
+            (VERSION ^ (1 << 16), 0),
+            (9 << 16, 0),
+            (VERSION, 1 << 63),
+        ] {
             let mut node = Node::power_on(1);
             node.write_register(REG_DRIVER_VERSION, 4, version);
             node.write_register(REG_DRIVER_FEATURES + 4, 4, features >> 32);
@@ -756,6 +830,64 @@ mod tests {
             node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
             assert_eq!(node.status().state(), Some(DeviceState::Ready));
             node.boot();
+        }
+    }
+
+    /// What becomes of a device whose driver does all right but for these two.
+    fn start_with(node: &mut Node, version: Option<u64>, features: u64) -> Status {
+        let (boot, block) = boot_block(node, 4, 4);
+        node.host.memory.put(boot, &block);
+        node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+        if let Some(version) = version {
+            node.write_register(REG_DRIVER_VERSION, 4, version);
+        }
+        node.write_register(REG_DRIVER_FEATURES, 8, features);
+        node.write_register(REG_BOOT, 8, boot);
+        node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
+        node.status()
+    }
+
+    #[test]
+    fn a_driver_that_does_not_say_what_it_speaks_speaks_version_0() {
+        let mut node = Node::power_on(1);
+        let good = start_with(&mut node, Some(VERSION), 0);
+        assert_eq!(good.state(), Some(DeviceState::Running));
+        // A reset forgets what was said.
+        let said_nothing = start_with(&mut node, None, 0);
+        let refused = (ABI_MAJOR != 0).then_some(FatalCode::BadHandshake);
+        assert_eq!(said_nothing.fatal(), refused);
+    }
+
+    #[test]
+    fn a_feature_is_refused_without_those_it_needs() {
+        let mut node = Node::power_on(1);
+        for (feature, needed) in [
+            (FEATURE_XRC, FEATURE_SRQ),
+            (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
+            (FEATURE_MULTICAST, FEATURE_UD),
+        ] {
+            for with in [0, FEATURE_UC, FEATURES & !needed] {
+                let status = start_with(&mut node, Some(VERSION), feature | with);
+                assert_eq!(status.fatal(), Some(FatalCode::BadHandshake));
+            }
+            for features in [feature | needed, needed] {
+                let status = start_with(&mut node, Some(VERSION), features);
+                assert_eq!(status.state(), Some(DeviceState::Running));
+            }
+        }
+        // Nor are they offered.
+        for (without, also) in [
+            (FEATURE_SRQ, FEATURE_XRC | FEATURE_RESIZE_SRQ),
+            (FEATURE_UD, FEATURE_MULTICAST),
+            (FEATURE_XRC, 0),
+        ] {
+            let mut node = Node::power_on_with(1, |config| config.features &= !without);
+            let offered = FEATURES & !(without | also);
+            assert_eq!(node.read_register(REG_FEATURES, 8), offered);
+            node.boot();
+            node.create_eq(EQ_ASYNC, 1);
+            let caps: DeviceCaps = node.query(CommandOpcode::QueryDevice, 0).unwrap();
+            assert_eq!(caps.features, offered);
         }
     }
 
@@ -779,7 +911,7 @@ mod tests {
         let mut start = |address: u64, block: BootBlock| {
             node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
             node.host.memory.put(boot, &block);
-            node.write_register(REG_DRIVER_VERSION, 4, 1 << 16);
+            node.write_register(REG_DRIVER_VERSION, 4, VERSION);
             node.write_register(REG_BOOT, 8, address);
             node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
             node.status()
@@ -819,7 +951,15 @@ mod tests {
                 ..good
             },
             B {
-                eq0_vector: 8,
+                eq0_message: 8,
+                ..good
+            },
+            B {
+                reserved0: 1,
+                ..good
+            },
+            B {
+                reserved1: [0, 0, 0, 0, 1 << 63],
                 ..good
             },
         ];
@@ -860,7 +1000,7 @@ mod tests {
                 node.host.memory.take_away(hole);
             }
             *node.host.accesses.borrow_mut() = Some(Vec::new());
-            node.write_register(REG_DRIVER_VERSION, 4, 1 << 16);
+            node.write_register(REG_DRIVER_VERSION, 4, VERSION);
             node.write_register(REG_BOOT, 8, boot);
             node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
             assert_eq!(node.status().fatal(), Some(FatalCode::BadBootBlock));
@@ -882,7 +1022,7 @@ mod tests {
     #[test]
     fn many_commands_are_in_flight_and_each_is_answered() {
         let mut node = Node::new(1);
-        let nop = CommandEntry::new(CommandOpcode::Nop, 0, 0, &0u64);
+        let nop = CommandEntry::new(CommandOpcode::Nop, 0, (0, 0), &0u64);
         let unknown = CommandEntry { opcode: 999, ..nop };
         for _ in 0..10 {
             let mut entries = [nop; 32];
@@ -931,13 +1071,16 @@ mod tests {
             let entry = CommandEntry::new(CommandOpcode::QueryDevice, 0, reply, &0u64);
             node.commands(&[entry])[0]
         };
-        assert_eq!(query(&mut node, 0), CommandStatus::BadParameter);
+        assert_eq!(query(&mut node, (0, 64)), CommandStatus::BadParameter);
         assert_eq!(
-            query(&mut node, testing::MEMORY_BASE + 8),
+            query(&mut node, (testing::MEMORY_BASE + 8, 64)),
             CommandStatus::BadParameter
         );
-        assert_eq!(query(&mut node, 0x40), CommandStatus::HostMemory);
-        assert_eq!(query(&mut node, u64::MAX - 63), CommandStatus::HostMemory);
+        assert_eq!(query(&mut node, (0x40, 64)), CommandStatus::HostMemory);
+        assert_eq!(
+            query(&mut node, (u64::MAX - 63, 64)),
+            CommandStatus::HostMemory
+        );
     }
 
     #[test]
@@ -963,32 +1106,32 @@ mod tests {
         let mut node = Node::power_on(1);
         node.engine = Engine::new(Config {
             features: 0,
-            ..Config::new(node.mac, 8)
+            ..Node::config(node.mac)
         });
         node.boot();
         node.create_eq(EQ_ASYNC, 1);
         node.create_eq(EQ_FIRST_HANDLER, 2);
         node.create_cq(1, EQ_FIRST_HANDLER, 4);
         for opcode in [
-            CommandOpcode::CreateSharedReceive,
-            CommandOpcode::ModifySharedReceive,
-            CommandOpcode::QuerySharedReceive,
-            CommandOpcode::DestroySharedReceive,
+            CommandOpcode::CreateSrq,
+            CommandOpcode::ModifySrq,
+            CommandOpcode::QuerySrq,
+            CommandOpcode::DestroySrq,
             CommandOpcode::AttachMulticast,
             CommandOpcode::DetachMulticast,
         ] {
             assert_eq!(node.object_command(opcode, 1), CommandStatus::Unsupported);
         }
-        for (qpn, kind) in [
-            (1, QueuePairKind::Gsi),
-            (2, QueuePairKind::UnreliableConnected),
-            (2, QueuePairKind::Datagram),
-            (2, QueuePairKind::ExtendedInitiator),
-            (2, QueuePairKind::ExtendedTarget),
+        for (qpn, service) in [
+            (1, Service::Gsi),
+            (2, Service::Uc),
+            (2, Service::Ud),
+            (2, Service::XrcIni),
+            (2, Service::XrcTgt),
         ] {
             let command = node.qp_template(QpOptions {
                 qpn,
-                kind,
+                service,
                 ..QpOptions::default()
             });
             assert_eq!(
@@ -1067,12 +1210,13 @@ mod tests {
     #[test]
     fn doorbells_of_a_wrong_size_or_outside_are_ignored() {
         let mut node = Node::new(1);
+        let behind = node.engine.config().doorbell_bar_size();
         let mut write = |offset: u64, size| {
             node.engine
                 .mmio_write(BAR_DOORBELLS, offset, size, 1 << 40, 0, &mut node.host);
         };
         write(DOORBELL_CONTROL as u64, 4);
-        write(BAR_DOORBELLS_SIZE as u64 + DOORBELL_CONTROL as u64, 8);
+        write(behind + DOORBELL_CONTROL as u64, 8);
         write(u64::MAX, 8);
         write(0x100, 8);
         assert_eq!(node.engine.counters().bad_doorbells, 4);

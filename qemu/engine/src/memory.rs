@@ -102,6 +102,6 @@ pub trait Host: HostMemory {
         let _ = way;
         Room::Bytes(usize::MAX)
     }
-    /// Raises an MSI-X vector; it is always less than [`crate::Config::vectors`].
-    fn raise(&mut self, vector: u16);
+    /// Raises a message; it is always less than [`crate::Config::messages`].
+    fn raise(&mut self, message: u16);
 }

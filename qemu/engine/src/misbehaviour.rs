@@ -3,8 +3,9 @@
 //! A device that does not keep to its specification, by seed, to see what its driver does.
 //!
 //! Answers to commands and all other events can be late, lost, doubled or out of order; flushed
-//! work requests can be forgotten; a reset can be slow or never end; and what the host reads from the device (events, completions, replies
-//! to queries, registers, wake words) can be nonsense. The specification is kept wherever nothing
+//! work requests can be forgotten; a reset can be slow or never end; and what the host
+//! reads from the device (events, completions, replies to queries, registers, wake words) can be
+//! nonsense. The specification is kept wherever nothing
 //! else is asked for: a late event is still written like any other.
 //!
 //! Each kind of thing has its own random numbers and draws the same count for each of them,
@@ -52,7 +53,11 @@ pub enum Reset {
     /// At once, as it should.
     #[default]
     Prompt,
-    /// After [`Misbehaviour::hold`]; until then everything goes on.
+    /// After [`Misbehaviour::hold`]. Until then the device says that it is being reset, and yet
+    /// everything goes on: commands are carried out, packets answered, completions and events
+    /// written, so that it shows who does not wait for the end. One that keeps to the specification
+    /// ignores doorbells meanwhile, and is done within [`crate::RESET_TIMEOUT`]; this one is not
+    /// where `hold` is longer.
     Slow,
     /// Never: everything goes on.
     Never,
@@ -82,7 +87,8 @@ pub struct Nonsense<T = f64> {
 pub struct Misbehaviour {
     /// Of the random numbers.
     pub seed: u64,
-    /// The longest delay, and how long a slow reset takes, in milliseconds.
+    /// The longest delay, and how long a slow reset takes, in milliseconds. It may be longer than
+    /// the device says that a command or a reset takes.
     pub hold: f64,
     /// Answers to commands.
     pub answers: Disorder,
@@ -455,6 +461,11 @@ impl Misbehaving {
         false
     }
 
+    /// Whether a slow reset is under way.
+    pub(crate) fn is_resetting(&self) -> bool {
+        self.reset_at.is_some()
+    }
+
     /// Whether a slow reset has come to its end.
     pub(crate) fn reset_due(&self, now: u64) -> bool {
         self.reset_at.is_some_and(|end| end <= now)
@@ -610,7 +621,7 @@ mod tests {
     /// Rings for `count` commands that do nothing, with cookies from 100 on.
     fn give(node: &mut Node, count: u32) {
         for cookie in 0..count {
-            let nop = CommandEntry::new(CommandOpcode::Nop, 100 + cookie, 0, &0u64);
+            let nop = CommandEntry::new(CommandOpcode::Nop, 100 + cookie, (0, 0), &0u64);
             node.put_command(&nop);
         }
         node.ring_control();
@@ -784,9 +795,15 @@ mod tests {
         });
         slow.write_register(REG_CONTROL, 4, CONTROL_RESET.into());
         wait(&mut slow, 99);
-        assert_eq!(slow.status().state(), Some(DeviceState::Running));
-        // Asking again does not make it later.
+        let resetting = Status::new(DeviceState::Resetting, None, true);
+        assert_eq!(slow.status(), resetting);
+        // Asking again does not make it later, and a start is not for now.
         slow.write_register(REG_CONTROL, 4, CONTROL_RESET.into());
+        slow.write_register(REG_CONTROL, 4, CONTROL_ENABLE.into());
+        assert_eq!(slow.status(), resetting);
+        // All goes on meanwhile, so that it shows who does not wait.
+        give(&mut slow, 1);
+        assert_eq!(answers(&mut slow), [100]);
         wait(&mut slow, 1);
         assert_eq!(slow.status().state(), Some(DeviceState::Ready));
         let mut never = node(Misbehaviour {
@@ -814,10 +831,27 @@ mod tests {
         });
         node.write_register(REG_CONTROL, 4, CONTROL_RESET.into());
         node.engine.inject_fatal(&mut node.host);
+        assert_eq!(node.status().state(), Some(DeviceState::Resetting));
         assert!(node.engine.next_timeout().is_some());
         wait(&mut node, 100);
         assert_eq!(node.status().state(), Some(DeviceState::Ready));
         assert_eq!(node.engine.next_timeout(), None);
+        // Or when the device is told to behave.
+        node.boot();
+        node.write_register(REG_CONTROL, 4, CONTROL_RESET.into());
+        let rules = Misbehaviour {
+            reset: Reset::Slow,
+            seed: 1,
+            ..Misbehaviour::default()
+        };
+        node.engine.misbehave(rules, node.now, &mut node.host);
+        assert_eq!(node.status().state(), Some(DeviceState::Ready));
+        // Nor is it started before its end when it was not running.
+        node.write_register(REG_CONTROL, 4, CONTROL_RESET.into());
+        node.write_register(REG_CONTROL, 4, CONTROL_ENABLE.into());
+        assert_eq!(node.status().state(), Some(DeviceState::Resetting));
+        wait(&mut node, 100);
+        assert_eq!(node.status().state(), Some(DeviceState::Ready));
     }
 
     #[test]

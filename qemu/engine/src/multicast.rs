@@ -4,7 +4,7 @@
 
 use crate::qp::QueuePairs;
 use crate::roce::ipv4_of_gid;
-use ferrite_abi::{CommandStatus, MulticastMember, QueuePairKind};
+use ferrite_abi::{CommandStatus, MulticastMember, Service};
 use std::collections::HashMap;
 
 /// Groups, and queue pairs in one.
@@ -47,8 +47,8 @@ impl Groups {
         if !is_multicast(&command.gid) {
             return Err(CommandStatus::BadParameter);
         }
-        let qp = qps.get(command.qpn).ok_or(CommandStatus::NotFound)?;
-        if qp.kind != QueuePairKind::Datagram {
+        let qp = qps.find(command.qpn)?;
+        if qp.service != Service::Ud {
             return Err(CommandStatus::BadParameter);
         }
         let members = self.members(&command.gid);
@@ -68,7 +68,12 @@ impl Groups {
     }
 
     /// Carries out `DetachMulticast`.
-    pub(crate) fn detach(&mut self, command: &MulticastMember) -> Result<(), CommandStatus> {
+    pub(crate) fn detach(
+        &mut self,
+        qps: &QueuePairs,
+        command: &MulticastMember,
+    ) -> Result<(), CommandStatus> {
+        qps.check(command.qpn)?;
         let members = self
             .members
             .get_mut(&command.gid)

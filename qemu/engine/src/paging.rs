@@ -65,7 +65,7 @@ impl From<AttError> for PageError {
 pub struct PagedAtt {
     root: u64,
     length: u64,
-    first_byte: u64,
+    fbo: u64,
     levels: u8,
 }
 
@@ -75,8 +75,8 @@ impl PagedAtt {
         if buffer.page_shift != ON_DEMAND_PAGE_SHIFT {
             return Err(AttError::PageSize);
         }
-        if u64::from(buffer.first_byte) >= PAGE_SIZE {
-            return Err(AttError::FirstByte);
+        if u64::from(buffer.fbo) >= PAGE_SIZE {
+            return Err(AttError::Fbo);
         }
         if buffer.length > ON_DEMAND_MAX_LENGTH {
             return Err(AttError::TooLong);
@@ -89,7 +89,7 @@ impl PagedAtt {
         Ok(Self {
             root: buffer.root,
             length: buffer.length,
-            first_byte: u64::from(buffer.first_byte),
+            fbo: u64::from(buffer.fbo),
             levels,
         })
     }
@@ -102,7 +102,7 @@ impl PagedAtt {
     /// Pages of the region.
     pub fn pages(&self) -> u64 {
         // Cannot wrap: both are bounded.
-        (self.first_byte + self.length).div_ceil(PAGE_SIZE)
+        (self.fbo + self.length).div_ceil(PAGE_SIZE)
     }
 
     /// The entry of a page; without [`ON_DEMAND_PRESENT`] where it or a table above it is absent.
@@ -134,7 +134,7 @@ impl PagedAtt {
             .filter(|&left| left > 0)
             .ok_or(AttError::OutOfRange)?;
         // Cannot wrap: both are bounded.
-        let position = self.first_byte + offset;
+        let position = self.fbo + offset;
         let entry = self.entry(memory, position >> ON_DEMAND_PAGE_SHIFT)?;
         if entry & ON_DEMAND_PRESENT == 0 || write && entry & ON_DEMAND_WRITE == 0 {
             return Err(PageError::Absent(offset));
@@ -266,6 +266,15 @@ pub(crate) struct Parked {
 const TOKEN_SIDE: u32 = 24;
 const TOKEN_SEQUENCE: u32 = 25;
 
+/// Whose fault a token stands for.
+fn waiting_side(token: u64) -> (u32, Side) {
+    let qpn = token as u32 & ((1 << TOKEN_SIDE) - 1);
+    match (token >> TOKEN_SIDE) & 1 {
+        0 => (qpn, Side::Requester),
+        _ => (qpn, Side::Responder),
+    }
+}
+
 /// The faults of all queue pairs.
 #[derive(Debug, Default)]
 pub struct Paging {
@@ -325,11 +334,9 @@ impl Paging {
         }
     }
 
-    /// Carries out `TakeFaults`.
-    pub(crate) fn take(&mut self) -> PageFaults {
+    /// The reply to `TakeFaults`, with room for so many faults; see [`Paging::take`].
+    pub(crate) fn raised(&self, room: usize) -> PageFaults {
         let mut reply = PageFaults::zeroed();
-        let room = reply.faults.len();
-        let mut count = 0;
         // In turn, from behind the one taken last to the end, then from the beginning.
         let behind = self
             .last
@@ -337,38 +344,39 @@ impl Paging {
                 Side::Requester => (qpn, Side::Responder),
                 Side::Responder => (qpn + 1, Side::Requester),
             });
-        for wrapped in [false, true] {
-            let range = if wrapped {
-                (0, Side::Requester)..behind
-            } else {
-                behind..(u32::MAX, Side::Responder)
+        let raised = self
+            .open
+            .range(behind..(u32::MAX, Side::Responder))
+            .chain(self.open.range((0, Side::Requester)..behind))
+            .map(|(_, open)| open)
+            .filter(|open| open.stage == Stage::Raised);
+        for (slot, open) in reply.faults.iter_mut().take(room).zip(raised) {
+            *slot = PageFault {
+                token: open.token,
+                offset: open.fault.offset,
+                tag: open.fault.tag,
+                length: open.fault.length,
+                flags: if open.fault.write { FAULT_WRITE } else { 0 },
+                reserved: 0,
             };
-            for (&key, open) in self.open.range_mut(range) {
-                if count == room {
-                    break;
-                }
-                if open.stage != Stage::Raised {
-                    continue;
-                }
+            reply.count += 1;
+        }
+        reply
+    }
+
+    /// Carries out `TakeFaults`, once its reply with room for so many is written.
+    pub(crate) fn take(&mut self, reply: &PageFaults, room: usize) {
+        for fault in reply.faults.iter().take(reply.count as usize) {
+            let key = waiting_side(fault.token);
+            if let Some(open) = self.open.get_mut(&key) {
                 open.stage = Stage::Taken;
                 self.last = Some(key);
-                reply.faults[count] = PageFault {
-                    token: open.token,
-                    offset: open.fault.offset,
-                    tag: open.fault.tag,
-                    length: open.fault.length,
-                    flags: if open.fault.write { FAULT_WRITE } else { 0 },
-                    reserved: 0,
-                };
-                count += 1;
             }
         }
-        reply.count = count as u32;
-        if count < room {
+        if (reply.count as usize) < room.min(reply.faults.len()) {
             // All are taken: the next is told of.
             self.told = false;
         }
-        reply
     }
 
     /// Carries out `ResolveFault`: who waited.
@@ -376,12 +384,7 @@ impl Paging {
         if command.failed > 1 {
             return Err(CommandStatus::BadParameter);
         }
-        let qpn = command.token as u32 & ((1 << TOKEN_SIDE) - 1);
-        let side = match (command.token >> TOKEN_SIDE) & 1 {
-            0 => Side::Requester,
-            _ => Side::Responder,
-        };
-        let key = (qpn, side);
+        let key = waiting_side(command.token);
         match self.open.get_mut(&key) {
             Some(open) if open.token == command.token && open.stage == Stage::Taken => {
                 if command.failed != 0 {

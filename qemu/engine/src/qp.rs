@@ -3,9 +3,10 @@
 //! Queue pairs: context, states, and what happens to their queues on the way to the error state.
 
 use crate::att::{Att, AttError};
-use crate::core::{Core, Nap, ReceiveCompletion, SendCompletion};
+use crate::core::{Core, Nap, ReceiveCompletion, SendCompletion, PORTS};
 use crate::gid::{ipv4_of, MAX_GIDS};
 use crate::memory::{Host, Way};
+use crate::numbers::{Numbers, Table};
 use crate::queue::{
     are_apart, Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest,
 };
@@ -16,7 +17,7 @@ use crate::transport::{self, Connection};
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
 
-/// Queue pairs: numbers from 1 to one less than this.
+/// Queue pairs, besides that of management datagrams.
 pub const MAX_QP: u32 = 1 << 14;
 /// The queue pair of management datagrams.
 pub const GSI_QPN: u32 = 1;
@@ -33,9 +34,9 @@ pub struct QueuePair {
     /// Its number.
     pub number: u32,
     /// The service it gives.
-    pub kind: QueuePairKind,
+    pub service: Service,
     /// `QP_FLAG_*`.
-    pub flags: u8,
+    pub flags: u16,
     /// Protection domain.
     pub pd: u32,
     /// Completion queue of the send queue.
@@ -52,9 +53,9 @@ pub struct QueuePair {
     pub attributes: ModifyQueuePair,
     /// Its state.
     pub state: State,
-    /// A drain of the send queue is under way (in state `SendDrain`).
+    /// A drain of the send queue is under way (in state `Sqd`).
     pub draining: bool,
-    /// A failed registration has stopped the send queue (in state `SendDrain`): what is posted is
+    /// A failed registration has stopped the send queue (in state `Sqd`): what is posted is
     /// flushed until the queue pair is told to send again.
     pub(crate) stopped: bool,
     /// The send queue.
@@ -99,33 +100,30 @@ impl QueuePair {
 
     /// Does a failure of such a work request stop the send queue instead of failing the queue pair?
     pub fn stops_at(&self, opcode: SendOpcode) -> bool {
-        self.flags & QP_FLAG_REGISTER_DRAINS != 0 && opcode == SendOpcode::Register
+        self.flags & QP_FLAG_FAST_REGISTER_DRAINS != 0 && opcode == SendOpcode::FastRegister
     }
 
     /// May new work requests be taken up?
     pub fn may_send(&self) -> bool {
-        self.state == State::ReadyToSend
+        self.state == State::Rts
     }
 
     /// Are packets of the peer accepted?
     pub fn may_receive(&self) -> bool {
         matches!(
             self.state,
-            State::ReadyToReceive | State::ReadyToSend | State::SendDrain | State::SendError
+            State::Rtr | State::Rts | State::Sqd | State::Sqe
         )
     }
 
     /// Is it of an extended reliable connection?
     pub fn is_extended(&self) -> bool {
-        matches!(
-            self.kind,
-            QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget
-        )
+        matches!(self.service, Service::XrcIni | Service::XrcTgt)
     }
 
     /// Has it a send queue? The target of an extended connection has none.
     pub fn has_send_queue(&self) -> bool {
-        self.kind != QueuePairKind::ExtendedTarget
+        self.service != Service::XrcTgt
     }
 
     /// Has it a receive queue of its own?
@@ -135,37 +133,71 @@ impl QueuePair {
 
     /// Does a failed work request leave the receive queue going?
     fn is_unreliable(&self) -> bool {
-        matches!(
-            self.kind,
-            QueuePairKind::UnreliableConnected | QueuePairKind::Datagram | QueuePairKind::Gsi
-        )
+        matches!(self.service, Service::Uc | Service::Ud | Service::Gsi)
     }
 }
 
 /// All queue pairs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct QueuePairs {
-    pairs: Vec<Option<Box<QueuePair>>>,
+    pairs: Table<QueuePair>,
+    /// The one of management datagrams, whose number is everybody's.
+    gsi: Option<Box<QueuePair>>,
 }
 
 impl QueuePairs {
+    pub(crate) fn new(numbers: Numbers) -> Self {
+        Self {
+            pairs: Table::new(numbers),
+            gsi: None,
+        }
+    }
+
     /// The queue pair with this number.
     pub fn get(&self, qpn: u32) -> Option<&QueuePair> {
-        self.pairs.get(qpn as usize)?.as_deref()
+        if qpn == GSI_QPN {
+            return self.gsi.as_deref();
+        }
+        self.pairs.get(qpn)
     }
 
     /// The queue pair with this number.
     pub fn get_mut(&mut self, qpn: u32) -> Option<&mut QueuePair> {
-        self.pairs.get_mut(qpn as usize)?.as_deref_mut()
+        if qpn == GSI_QPN {
+            return self.gsi.as_deref_mut();
+        }
+        self.pairs.get_mut(qpn)
     }
 
     /// All there are.
     pub fn iter(&self) -> impl Iterator<Item = &QueuePair> {
-        self.pairs.iter().flatten().map(|qp| &**qp)
+        self.gsi.as_deref().into_iter().chain(self.pairs.iter())
+    }
+
+    /// Refuses a number that is not the function's.
+    pub(crate) fn check(&self, qpn: u32) -> Result<(), CommandStatus> {
+        if qpn == GSI_QPN {
+            return Ok(());
+        }
+        self.pairs.check(qpn)
+    }
+
+    /// The same, and one that nothing has.
+    pub(crate) fn find(&self, qpn: u32) -> Result<&QueuePair, CommandStatus> {
+        self.check(qpn)?;
+        self.get(qpn).ok_or(CommandStatus::NotFound)
+    }
+
+    fn slot(&mut self, qpn: u32) -> Result<&mut Option<Box<QueuePair>>, CommandStatus> {
+        if qpn == GSI_QPN {
+            return Ok(&mut self.gsi);
+        }
+        self.pairs.slot(qpn)
     }
 
     pub(crate) fn clear(&mut self) {
         self.pairs.clear();
+        self.gsi = None;
     }
 }
 
@@ -176,15 +208,13 @@ struct Transition {
 }
 
 /// The verbs' table of transitions; `None` where there is none.
-fn transition(kind: QueuePairKind, from: State, to: State) -> Option<Transition> {
-    use QueuePairKind::{
-        Datagram, ExtendedInitiator, ExtendedTarget, Gsi, ReliableConnected, UnreliableConnected,
-    };
-    let datagram = matches!(kind, Datagram | Gsi);
-    let by_kind = |rc: u32, uc: u32, ud: u32| match kind {
-        ReliableConnected | ExtendedInitiator | ExtendedTarget => rc,
-        UnreliableConnected => uc,
-        Datagram | Gsi => ud,
+fn transition(service: Service, from: State, to: State) -> Option<Transition> {
+    use Service::{Gsi, Rc, Uc, Ud, XrcIni, XrcTgt};
+    let datagram = matches!(service, Ud | Gsi);
+    let by_service = |rc: u32, uc: u32, ud: u32| match service {
+        Rc | XrcIni | XrcTgt => rc,
+        Uc => uc,
+        Ud | Gsi => ud,
     };
     let (required, optional) = match (from, to) {
         (_, State::Reset) => (0, 0),
@@ -206,14 +236,11 @@ fn transition(kind: QueuePairKind, from: State, to: State) -> Option<Transition>
                 MODIFY_PKEY | MODIFY_ACCESS
             },
         ),
-        (State::Init, State::ReadyToReceive) => {
-            let connected = MODIFY_PATH | MODIFY_MTU | MODIFY_DESTINATION | MODIFY_RECEIVE_PSN;
+        (State::Init, State::Rtr) => {
+            let connected =
+                MODIFY_ADDRESS_VECTOR | MODIFY_MTU | MODIFY_DESTINATION | MODIFY_RECEIVE_PSN;
             (
-                by_kind(
-                    connected | MODIFY_READ_IN | MODIFY_MIN_RNR_TIMER,
-                    connected,
-                    0,
-                ),
+                by_service(connected | MODIFY_IRD | MODIFY_MIN_RNR_TIMER, connected, 0),
                 if datagram {
                     MODIFY_PKEY | MODIFY_QKEY
                 } else {
@@ -221,52 +248,48 @@ fn transition(kind: QueuePairKind, from: State, to: State) -> Option<Transition>
                 },
             )
         }
-        (State::ReadyToReceive, State::ReadyToSend) => (
-            by_kind(
-                MODIFY_SEND_PSN
-                    | MODIFY_TIMEOUT
-                    | MODIFY_RETRY
-                    | MODIFY_RNR_RETRY
-                    | MODIFY_READ_OUT,
+        (State::Rtr, State::Rts) => (
+            by_service(
+                MODIFY_SEND_PSN | MODIFY_TIMEOUT | MODIFY_RETRY | MODIFY_RNR_RETRY | MODIFY_ORD,
                 MODIFY_SEND_PSN,
                 MODIFY_SEND_PSN,
             ),
-            by_kind(
+            by_service(
                 MODIFY_CURRENT_STATE | MODIFY_ACCESS | MODIFY_MIN_RNR_TIMER,
                 MODIFY_CURRENT_STATE | MODIFY_ACCESS,
                 MODIFY_CURRENT_STATE | MODIFY_QKEY,
             ),
         ),
-        (State::ReadyToSend | State::SendDrain, State::ReadyToSend) => (
+        (State::Rts | State::Sqd, State::Rts) => (
             0,
-            by_kind(
+            by_service(
                 MODIFY_CURRENT_STATE | MODIFY_ACCESS | MODIFY_MIN_RNR_TIMER,
                 MODIFY_CURRENT_STATE | MODIFY_ACCESS,
                 MODIFY_CURRENT_STATE | MODIFY_QKEY,
             ),
         ),
-        (State::SendError, State::ReadyToSend) if datagram || kind == UnreliableConnected => (
+        (State::Sqe, State::Rts) if datagram || service == Uc => (
             0,
-            by_kind(
+            by_service(
                 0,
                 MODIFY_CURRENT_STATE | MODIFY_ACCESS,
                 MODIFY_CURRENT_STATE | MODIFY_QKEY,
             ),
         ),
-        (State::ReadyToSend, State::SendDrain) => (0, 0),
-        (State::SendDrain, State::SendDrain) => (
+        (State::Rts, State::Sqd) => (0, 0),
+        (State::Sqd, State::Sqd) => (
             0,
-            by_kind(
-                MODIFY_PATH
+            by_service(
+                MODIFY_ADDRESS_VECTOR
                     | MODIFY_TIMEOUT
                     | MODIFY_RETRY
                     | MODIFY_RNR_RETRY
-                    | MODIFY_READ_OUT
-                    | MODIFY_READ_IN
+                    | MODIFY_ORD
+                    | MODIFY_IRD
                     | MODIFY_PKEY
                     | MODIFY_ACCESS
                     | MODIFY_MIN_RNR_TIMER,
-                MODIFY_PATH | MODIFY_PKEY | MODIFY_ACCESS,
+                MODIFY_ADDRESS_VECTOR | MODIFY_PKEY | MODIFY_ACCESS,
                 MODIFY_PKEY | MODIFY_QKEY,
             ),
         ),
@@ -285,33 +308,26 @@ fn check_values(core: &Core, command: &ModifyQueuePair) -> Result<(), CommandSta
         || (set(MODIFY_RETRY) && command.retry_count > 7)
         || (set(MODIFY_RNR_RETRY) && command.rnr_retry > 7)
         || (set(MODIFY_MIN_RNR_TIMER) && command.min_rnr_timer > 31)
-        || (set(MODIFY_READ_OUT) && command.max_read_out > MAX_READ)
-        || (set(MODIFY_READ_IN) && command.max_read_in > MAX_READ)
+        || (set(MODIFY_ORD) && command.ord > MAX_READ)
+        || (set(MODIFY_IRD) && command.ird > MAX_READ)
         || (set(MODIFY_DESTINATION) && command.destination_qpn > QUEUE_NUMBER_MASK)
         || (set(MODIFY_SEND_PSN) && command.send_psn > 0xff_ffff)
         || (set(MODIFY_RECEIVE_PSN) && command.receive_psn > 0xff_ffff);
     if bad {
         return Err(CommandStatus::BadParameter);
     }
-    if set(MODIFY_PATH) {
-        let path = &command.path;
-        if path.source_gid_index >= MAX_GIDS {
+    if set(MODIFY_ADDRESS_VECTOR) {
+        let path = &command.address_vector;
+        if path.source_gid_index >= MAX_GIDS || path.port >= PORTS {
             return Err(CommandStatus::BadNumber);
         }
         let source = core.gids.get(path.source_gid_index);
         let source = source.ok_or(CommandStatus::NotFound)?;
         // Without this nothing could ever be sent, and nobody would be told why.
         let same_version = source.ipv4().is_some() == ipv4_of(&path.gid).is_some();
-        if !same_version || path.flow_label > 0xf_ffff || path.reserved != [0; 3] {
+        if !same_version || path.flow_label > 0xf_ffff {
             return Err(CommandStatus::BadParameter);
         }
-    }
-    Ok(())
-}
-
-fn check_number(qpn: u32) -> Result<(), CommandStatus> {
-    if qpn == 0 || qpn >= MAX_QP {
-        return Err(CommandStatus::BadNumber);
     }
     Ok(())
 }
@@ -330,39 +346,39 @@ pub(crate) fn create(
     command: &CreateQueuePair,
     host: &dyn Host,
 ) -> Result<(), CommandStatus> {
-    check_number(command.qpn)?;
-    let kind = QueuePairKind::from_number(command.kind).ok_or(CommandStatus::BadParameter)?;
+    qps.check(command.qpn)?;
+    let service = Service::from_number(command.service).ok_or(CommandStatus::BadParameter)?;
+    if Transport::from_number(command.transport).is_none() {
+        return Err(CommandStatus::Unsupported);
+    }
+    if command.port >= PORTS {
+        return Err(CommandStatus::BadNumber);
+    }
     let known =
-        QP_FLAG_PRIVILEGED | QP_FLAG_SHARED_RECEIVE | QP_FLAG_REGISTER | QP_FLAG_REGISTER_DRAINS;
+        QP_FLAG_PRIVILEGED | QP_FLAG_SRQ | QP_FLAG_FAST_REGISTER | QP_FLAG_FAST_REGISTER_DRAINS;
     if command.flags & !known != 0 {
         return Err(CommandStatus::BadParameter);
     }
-    let shared = command.flags & QP_FLAG_SHARED_RECEIVE != 0;
-    let datagram = matches!(kind, QueuePairKind::Datagram | QueuePairKind::Gsi);
-    let extended = matches!(
-        kind,
-        QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget
-    );
-    let target = kind == QueuePairKind::ExtendedTarget;
-    let mut needed = match kind {
-        QueuePairKind::ReliableConnected => 0,
-        QueuePairKind::UnreliableConnected => FEATURE_UNRELIABLE_CONNECTED,
-        QueuePairKind::Datagram | QueuePairKind::Gsi => FEATURE_DATAGRAM,
-        QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget => {
-            FEATURE_EXTENDED_CONNECTED
-        }
+    let shared = command.flags & QP_FLAG_SRQ != 0;
+    let extended = matches!(service, Service::XrcIni | Service::XrcTgt);
+    let target = service == Service::XrcTgt;
+    let mut needed = match service {
+        Service::Rc => 0,
+        Service::Uc => FEATURE_UC,
+        Service::Ud | Service::Gsi => FEATURE_UD,
+        Service::XrcIni | Service::XrcTgt => FEATURE_XRC,
     };
     if shared {
-        needed |= FEATURE_SHARED_RECEIVE;
+        needed |= FEATURE_SRQ;
     }
-    if command.flags & (QP_FLAG_REGISTER | QP_FLAG_REGISTER_DRAINS) != 0 {
-        needed |= FEATURE_SEND_QUEUE_REGISTRATION;
+    if command.flags & (QP_FLAG_FAST_REGISTER | QP_FLAG_FAST_REGISTER_DRAINS) != 0 {
+        needed |= FEATURE_FAST_REGISTER;
     }
     if core.features & needed != needed {
         return Err(CommandStatus::Unsupported);
     }
     // Number 1 is the one that peers address management datagrams to.
-    if (kind == QueuePairKind::Gsi) != (command.qpn == GSI_QPN) {
+    if (service == Service::Gsi) != (command.qpn == GSI_QPN) {
         return Err(CommandStatus::BadNumber);
     }
     let has_receive_queue = !shared && !extended;
@@ -370,8 +386,10 @@ pub(crate) fn create(
         || (has_receive_queue
             && (command.rq_log_entries > RQ_MAX_LOG_ENTRIES
                 || !(RQ_MIN_LOG_STRIDE..=RQ_MAX_LOG_STRIDE).contains(&command.rq_log_stride)))
-        || command.doorbell_page as usize >= DOORBELL_PAGES
-        || (shared && (extended || kind == QueuePairKind::UnreliableConnected))
+        || command.doorbell_page >= core.config.doorbell_pages
+        || (shared && (extended || service == Service::Uc))
+        || (!shared && command.srqn != 0)
+        || (!target && command.xrcd != 0)
     {
         return Err(CommandStatus::BadParameter);
     }
@@ -384,11 +402,14 @@ pub(crate) fn create(
     // Queues that are not there complete nowhere.
     let send_cqn = if target { NO_CQ } else { command.send_cqn };
     let receive_cqn = if extended { NO_CQ } else { command.receive_cqn };
-    if (!target && !core.cqs.exists(send_cqn)) || (!extended && !core.cqs.exists(receive_cqn)) {
-        return Err(CommandStatus::NotFound);
+    if !target {
+        core.cqs.check(send_cqn)?;
     }
-    if shared && !core.srqs.is_ordinary(command.srqn) {
-        return Err(CommandStatus::NotFound);
+    if !extended {
+        core.cqs.check(receive_cqn)?;
+    }
+    if shared {
+        core.srqs.check_ordinary(command.srqn)?;
     }
     let att = Att::new(&command.buffer).map_err(placement_status)?;
     // A queue that is not there is one that is never looked at, in place of the record.
@@ -422,17 +443,13 @@ pub(crate) fn create(
     }
     let send = if target { none } else { send };
     let receive = if has_receive_queue { receive } else { none };
-    let mut send = SendQueue::new(host, &att, send, datagram).map_err(placement_status)?;
+    let mut send = SendQueue::new(host, &att, send, service).map_err(placement_status)?;
     let mut receive = ReceiveQueue::new(host, &att, receive).map_err(placement_status)?;
     send.reset(host).map_err(|_| CommandStatus::HostMemory)?;
     receive.reset(host).map_err(|_| CommandStatus::HostMemory)?;
-    let index = command.qpn as usize;
-    if qps.pairs.len() <= index {
-        qps.pairs.resize_with(index + 1, || None);
-    }
-    qps.pairs[index] = Some(Box::new(QueuePair {
+    *qps.slot(command.qpn)? = Some(Box::new(QueuePair {
         number: command.qpn,
-        kind,
+        service,
         flags: command.flags,
         pd: command.pd,
         send_cqn,
@@ -476,12 +493,7 @@ pub(crate) fn destroy(
     qpn: u32,
     host: &mut dyn Host,
 ) -> Result<(), CommandStatus> {
-    check_number(qpn)?;
-    let mut qp = qps
-        .pairs
-        .get_mut(qpn as usize)
-        .and_then(Option::take)
-        .ok_or(CommandStatus::NotFound)?;
+    let mut qp = qps.slot(qpn)?.take().ok_or(CommandStatus::NotFound)?;
     core.stop_waiting(&mut qp);
     give_back(core, &mut qp, host);
     core.tpt.queue_pair_gone(qpn);
@@ -500,8 +512,7 @@ pub(crate) fn destroy(
 
 /// Carries out `QueryQueuePair`.
 pub(crate) fn query(qps: &QueuePairs, qpn: u32) -> Result<QueuePairState, CommandStatus> {
-    check_number(qpn)?;
-    let qp = qps.get(qpn).ok_or(CommandStatus::NotFound)?;
+    let qp = qps.find(qpn)?;
     let (send_psn, receive_psn) = qp.transport.sequence_numbers();
     Ok(QueuePairState {
         attributes: ModifyQueuePair {
@@ -513,18 +524,46 @@ pub(crate) fn query(qps: &QueuePairs, qpn: u32) -> Result<QueuePairState, Comman
         receive_psn,
         draining: u8::from(qp.draining),
         reserved0: [0; 7],
-        reserved1: 0,
+        reserved1: [0; 2],
     })
 }
 
-/// Carries out `ModifyQueuePair`.
-pub(crate) fn modify(
+/// A `ModifyQueuePair` that is under way.
+#[derive(Debug)]
+pub(crate) struct Modification {
+    command: ModifyQueuePair,
+    /// Where what was posted to a stopped send queue before it ends, once that was looked at.
+    end: Option<u32>,
+}
+
+impl Modification {
+    pub(crate) fn new(command: ModifyQueuePair) -> Self {
+        Self { command, end: None }
+    }
+}
+
+/// Goes on with `ModifyQueuePair`: flushes `limit` work requests at most. `None` when there are
+/// more.
+pub(crate) fn modify_some(
     core: &mut Core,
     qps: &mut QueuePairs,
-    command: &ModifyQueuePair,
+    modification: &mut Modification,
+    limit: u32,
     host: &mut dyn Host,
-) -> Result<(), CommandStatus> {
-    check_number(command.qpn)?;
+) -> Option<Result<(), CommandStatus>> {
+    modify(core, qps, modification, limit, host).transpose()
+}
+
+/// The same; `Ok(None)` when there are more.
+fn modify(
+    core: &mut Core,
+    qps: &mut QueuePairs,
+    modification: &mut Modification,
+    limit: u32,
+    host: &mut dyn Host,
+) -> Result<Option<()>, CommandStatus> {
+    let command = &modification.command;
+    qps.check(command.qpn)?;
     let qp = qps.get_mut(command.qpn).ok_or(CommandStatus::NotFound)?;
     let from = qp.state;
     if command.mask & MODIFY_CURRENT_STATE != 0 {
@@ -539,14 +578,14 @@ pub(crate) fn modify(
     } else {
         from
     };
-    let allowed = transition(qp.kind, from, to).ok_or(CommandStatus::BadState)?;
+    let allowed = transition(qp.service, from, to).ok_or(CommandStatus::BadState)?;
     let given = command.mask & !(MODIFY_STATE | MODIFY_CURRENT_STATE);
     if given & allowed.required != allowed.required
         || given & !(allowed.required | allowed.optional) != 0
     {
         return Err(CommandStatus::BadParameter);
     }
-    if qp.draining && matches!(to, State::SendDrain | State::ReadyToSend) {
+    if qp.draining && matches!(to, State::Sqd | State::Rts) {
         return Err(CommandStatus::BadState);
     }
     check_values(core, command)?;
@@ -554,13 +593,20 @@ pub(crate) fn modify(
         State::Reset => reset(core, qp, host),
         State::Error => enter_error(core, qp, host),
         _ => {
-            if to == State::ReadyToSend && (qp.stopped || from == State::SendError) {
+            if to == State::Rts && (qp.stopped || from == State::Sqe) {
                 // Whatever was posted before this command belongs to what failed, and not all of
-                // it may have been flushed yet.
-                if flush_posted_sends(core, qp, u32::MAX, host) {
-                    raise_owed(core, qp, host);
-                } else {
+                // it may have been flushed yet. What is posted later does not make it longer.
+                let refreshed = match modification.end {
+                    Some(_) => Ok(()),
+                    None => qp.send.refresh(host),
+                };
+                let end = *modification.end.get_or_insert(qp.send.producer());
+                if refreshed.is_err() || !flush_send(core, qp, end, limit, host) {
                     fail(core, qp, host);
+                } else if qp.send.is_open_before(end) {
+                    return Ok(None);
+                } else {
+                    raise_all_owed(core, qp, host);
                 }
                 qp.stopped = false;
             }
@@ -572,17 +618,17 @@ pub(crate) fn modify(
             take_attributes(&mut qp.attributes, command);
             qp.state = to;
             transport::modified(core, qp, from, command.mask, host);
-            qp.draining = to == State::SendDrain && from != to;
+            qp.draining = to == State::Sqd && from != to;
             if qp.draining && qp.send.retired() == qp.send.next() {
                 qp.draining = false;
                 core.async_event(EventCode::SendQueueDrained, qp.number, host);
             }
-            if to == State::ReadyToSend {
+            if to == State::Rts {
                 core.schedule(qp);
             }
         }
     }
-    Ok(())
+    Ok(Some(()))
 }
 
 fn take_attributes(attributes: &mut ModifyQueuePair, command: &ModifyQueuePair) {
@@ -597,16 +643,16 @@ fn take_attributes(attributes: &mut ModifyQueuePair, command: &ModifyQueuePair) 
         MODIFY_ACCESS: access,
         MODIFY_PKEY: pkey_index,
         MODIFY_QKEY: qkey,
-        MODIFY_PATH: path,
+        MODIFY_ADDRESS_VECTOR: address_vector,
         MODIFY_MTU: log_mtu,
         MODIFY_TIMEOUT: timeout,
         MODIFY_RETRY: retry_count,
         MODIFY_RNR_RETRY: rnr_retry,
         MODIFY_RECEIVE_PSN: receive_psn,
-        MODIFY_READ_OUT: max_read_out,
+        MODIFY_ORD: ord,
         MODIFY_MIN_RNR_TIMER: min_rnr_timer,
         MODIFY_SEND_PSN: send_psn,
-        MODIFY_READ_IN: max_read_in,
+        MODIFY_IRD: ird,
         MODIFY_DESTINATION: destination_qpn,
     }
     attributes.mask |= command.mask & !(MODIFY_STATE | MODIFY_CURRENT_STATE);
@@ -675,7 +721,7 @@ fn enter_error_with(
         let _ = core.complete_receive(qp, &completion, host);
     }
     if entered {
-        let last = qp.srqn.is_some().then_some(EventCode::LastEntryReached);
+        let last = qp.srqn.is_some().then_some(EventCode::LastWqeReached);
         qp.owed.extend(last.into_iter().chain(refused).chain(cause));
         raise_owed(core, qp, host);
     }
@@ -688,9 +734,12 @@ fn raise_owed(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     let receives = qp.state == State::Error
         && qp.has_receive_queue()
         && qp.receive.retired() != qp.receive.producer();
-    if sends || receives {
-        return;
+    if !sends && !receives {
+        raise_all_owed(core, qp, host);
     }
+}
+
+fn raise_all_owed(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     for code in std::mem::take(&mut qp.owed) {
         core.async_event(code, qp.number, host);
     }
@@ -703,7 +752,7 @@ pub fn enter_send_error(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host
         enter_error(core, qp, host);
         return;
     }
-    qp.state = State::SendError;
+    qp.state = State::Sqe;
     qp.draining = false;
     flush_stopped(core, qp, host);
 }
@@ -718,7 +767,7 @@ pub fn fail(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 /// ([`QueuePair::stops_at`]), with all before it complete: to state SQD, with everything behind it
 /// flushed. The peer's requests are served on.
 pub(crate) fn stop_sending(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    qp.state = State::SendDrain;
+    qp.state = State::Sqd;
     qp.draining = false;
     qp.stopped = true;
     qp.owed.push(EventCode::SendQueueDrained);
@@ -727,25 +776,20 @@ pub(crate) fn stop_sending(core: &mut Core, qp: &mut QueuePair, host: &mut dyn H
 
 /// Completes what is posted to a send queue that was stopped, and asks to be told of more.
 pub(crate) fn flush_stopped(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    if flush_posted_sends(core, qp, MAX_FLUSH, host) {
+    if flush_posted_sends(core, qp, host) {
         raise_owed(core, qp, host);
     } else {
         fail(core, qp, host);
     }
 }
 
-/// Completes what is posted to the send queue, `limit` work requests at most and the rest in the
-/// turns of the queue pair; false when that cannot be done.
-fn flush_posted_sends(
-    core: &mut Core,
-    qp: &mut QueuePair,
-    limit: u32,
-    host: &mut dyn Host,
-) -> bool {
+/// Completes what is posted to the send queue, [`MAX_FLUSH`] work requests at a time and the rest
+/// in the turns of the queue pair; false when that cannot be done.
+fn flush_posted_sends(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     // Posts that come in meanwhile are seen at the second look or ring a doorbell.
     for _ in 0..2 {
         let more = qp.send.sleep(host);
-        if !flush_send(core, qp, limit, host) {
+        if !flush_send(core, qp, qp.send.producer(), MAX_FLUSH, host) {
             return false;
         }
         if qp.send.retired() != qp.send.producer() {
@@ -764,7 +808,7 @@ fn flush_posted_sends(
 /// Completes what is posted to a queue pair in state ERROR, and asks to be told of more.
 pub(crate) fn flush(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     if qp.has_send_queue() {
-        flush_posted_sends(core, qp, MAX_FLUSH, host);
+        flush_posted_sends(core, qp, host);
     }
     if qp.has_receive_queue() {
         flush_posted_receives(core, qp, host);
@@ -786,11 +830,18 @@ fn flush_posted_receives(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Hos
     }
 }
 
-/// Completes what is known to be posted; false when the completion queue is dead.
-fn flush_send(core: &mut Core, qp: &mut QueuePair, limit: u32, host: &mut dyn Host) -> bool {
+/// Completes what is known to be posted before `end`, `limit` work requests at most; false when the
+/// completion queue is dead.
+fn flush_send(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    end: u32,
+    limit: u32,
+    host: &mut dyn Host,
+) -> bool {
     let mut request = SendRequest::default();
     for _ in 0..limit {
-        if qp.send.retired() == qp.send.producer() {
+        if !qp.send.is_open_before(end) {
             break;
         }
         core.work += 1;
@@ -828,8 +879,9 @@ fn flush_receive(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
             opcode: CompletionOpcode::Receive,
             byte_count: 0,
             immediate: 0,
+            tag: 0,
             flags: 0,
-            detail: 0,
+            vendor_syndrome: 0,
         };
         if core.complete_receive(qp, &completion, host).is_err() {
             qp.receive.retire(qp.receive.producer());
@@ -852,14 +904,14 @@ pub enum LocalError {
 }
 
 impl LocalError {
-    /// The completion status and its detail.
+    /// The completion status and its vendor syndrome.
     pub fn status(self) -> (CompletionStatus, u32) {
         match self {
             Self::NotAllowed | Self::Unsupported => {
                 (CompletionStatus::LocalQueuePairOperation, 0x200)
             }
-            Self::Table(error) => (CompletionStatus::LocalProtection, error.detail()),
-            Self::Bind(error) => (CompletionStatus::WindowBind, error.detail()),
+            Self::Table(error) => (CompletionStatus::LocalProtection, error.vendor_syndrome()),
+            Self::Bind(error) => (CompletionStatus::WindowBind, error.vendor_syndrome()),
         }
     }
 }
@@ -873,7 +925,7 @@ pub fn execute_local(
     request: &SendRequest,
 ) -> Result<(), LocalError> {
     // Without the feature there is no such flag, see `create`.
-    let may_register = qp.flags & QP_FLAG_REGISTER != 0;
+    let may_register = qp.flags & QP_FLAG_FAST_REGISTER != 0;
     let access = match &request.body {
         SendBody::Register(part) => part.access,
         SendBody::Bind(part) => part.access,
@@ -884,17 +936,14 @@ pub fn execute_local(
         return Err(LocalError::Unsupported);
     }
     match (&request.body, request.opcode) {
-        (SendBody::Register(part), SendOpcode::Register) if may_register => core
+        (SendBody::Register(part), SendOpcode::FastRegister) if may_register => core
             .tpt
             .register_from_queue(part, qp.pd)
             .map_err(LocalError::Table),
-        (_, SendOpcode::LocalInvalidate)
-            if may_register || core.tpt.is_window(request.immediate) =>
-        {
-            core.tpt
-                .invalidate(request.immediate, qp.holder())
-                .map_err(LocalError::Table)
-        }
+        (_, SendOpcode::LocalInvalidate) if may_register || core.tpt.is_window(request.tag) => core
+            .tpt
+            .invalidate(request.tag, qp.holder())
+            .map_err(LocalError::Table),
         (SendBody::Bind(part), SendOpcode::Bind) => {
             if core.features & FEATURE_WINDOWS == 0 {
                 return Err(LocalError::Unsupported);
@@ -914,10 +963,10 @@ mod tests {
     const STATES: [State; 7] = [
         State::Reset,
         State::Init,
-        State::ReadyToReceive,
-        State::ReadyToSend,
-        State::SendDrain,
-        State::SendError,
+        State::Rtr,
+        State::Rts,
+        State::Sqd,
+        State::Sqe,
         State::Error,
     ];
 
@@ -934,14 +983,14 @@ mod tests {
         match state {
             State::Reset => {}
             State::Init => node.to_init(QPN),
-            State::ReadyToReceive => {
+            State::Rtr => {
                 node.to_init(QPN);
                 node.to_rtr(QPN, &peer);
             }
-            State::SendError => panic!("not a state of connections"),
+            State::Sqe => panic!("not a state of connections"),
             _ => {
                 node.connect(QPN, &peer);
-                if state != State::ReadyToSend {
+                if state != State::Rts {
                     assert_eq!(node.set_state(QPN, state), CommandStatus::Ok);
                 }
             }
@@ -959,15 +1008,15 @@ mod tests {
             retry_count: 7,
             rnr_retry: 7,
             min_rnr_timer: 12,
-            max_read_out: 1,
-            max_read_in: 1,
+            ord: 1,
+            ird: 1,
             access: ACCESS_REMOTE,
             destination_qpn: 5,
-            path: Path {
+            address_vector: AddressVector {
                 gid: node.gid,
                 mac: node.mac,
                 vlan: VLAN_NONE,
-                ..Path::zeroed()
+                ..AddressVector::zeroed()
             },
             ..ModifyQueuePair::zeroed()
         }
@@ -979,15 +1028,12 @@ mod tests {
 
     #[test]
     fn only_the_transitions_of_the_verbs_are_allowed() {
-        let from_states = STATES
-            .iter()
-            .filter(|&&state| state != State::SendError)
-            .copied();
+        let from_states = STATES.iter().filter(|&&state| state != State::Sqe).copied();
         for from in from_states {
             for to in STATES {
                 let mut node = node_in(from);
-                let required = transition(QueuePairKind::ReliableConnected, from, to)
-                    .map(|transition| transition.required);
+                let required =
+                    transition(Service::Rc, from, to).map(|transition| transition.required);
                 let command = ModifyQueuePair {
                     mask: MODIFY_STATE | required.unwrap_or(0),
                     state: to.number(),
@@ -997,18 +1043,11 @@ mod tests {
                     (from, to),
                     (_, State::Reset)
                         | (State::Reset | State::Init, State::Init)
-                        | (State::Init, State::ReadyToReceive)
+                        | (State::Init, State::Rtr)
+                        | (State::Rtr | State::Rts | State::Sqd, State::Rts)
+                        | (State::Rts | State::Sqd, State::Sqd)
                         | (
-                            State::ReadyToReceive | State::ReadyToSend | State::SendDrain,
-                            State::ReadyToSend
-                        )
-                        | (State::ReadyToSend | State::SendDrain, State::SendDrain)
-                        | (
-                            State::Init
-                                | State::ReadyToReceive
-                                | State::ReadyToSend
-                                | State::SendDrain
-                                | State::Error,
+                            State::Init | State::Rtr | State::Rts | State::Sqd | State::Error,
                             State::Error
                         )
                 );
@@ -1024,6 +1063,93 @@ mod tests {
         }
     }
 
+    /// Has a queue pair stop with a full ring, and go on while its host posts and posts.
+    fn go_on(service: Service, flags: u16, bad: &SendWork) -> Node {
+        const LOG_BLOCKS: u8 = 15;
+        const PIECE: u32 = 2048;
+        let posted = 1u32 << LOG_BLOCKS;
+        let mut node = Node::new(1);
+        node.create_cq(2, EQ_FIRST_HANDLER, LOG_BLOCKS + 1);
+        node.create_qp(QpOptions {
+            cqn: 2,
+            log_blocks: LOG_BLOCKS,
+            service,
+            flags,
+            ..QpOptions::default()
+        });
+        let peer = node.as_peer(77);
+        match service {
+            Service::Uc => node.connect_unreliable(QPN, &peer),
+            _ => node.connect(QPN, &peer),
+        }
+        node.write_blocks(QPN, &bad.encode());
+        let send = SendWork::new(SendOpcode::Send, &[]).encode();
+        for _ in 1..posted {
+            node.write_blocks(QPN, &send);
+        }
+        node.publish_send(QPN);
+        node.engine.poll(node.now, &mut node.host);
+        assert!(matches!(node.qp_state(QPN), State::Sqe | State::Sqd));
+        let command = ModifyQueuePair {
+            qpn: QPN,
+            mask: MODIFY_STATE,
+            state: State::Rts.number(),
+            ..ModifyQueuePair::zeroed()
+        };
+        let entry = CommandEntry::new(CommandOpcode::ModifyQueuePair, 0, (0, 0), &command);
+        node.put_command(&entry);
+        let record = node.qp_record(QPN);
+        let (mut producer, mut work, mut turns) = (posted, node.engine.core.work, 0);
+        node.ring_control();
+        loop {
+            // The command and the queue pair's own turn.
+            let done = node.engine.core.work - work;
+            assert!(done <= u64::from(2 * PIECE), "{done} entries in a turn");
+            work = node.engine.core.work;
+            turns += 1;
+            if !node.engine.has_commands() {
+                break;
+            }
+            // Whoever posts on and on does not keep the command from its end.
+            let room = node.engine.qps.get(QPN).unwrap().send.retired() + posted;
+            producer = room.min(producer + 2 * PIECE);
+            node.host.memory.put(record, &producer);
+            while node.poll_cq(2).is_some() {}
+            node.engine.poll(node.now, &mut node.host);
+            assert!(turns < 100, "a command without end");
+        }
+        assert!(turns >= posted / (2 * PIECE), "{turns} turns");
+        assert_eq!(node.engine.counters().failed_commands, 0);
+        let qp = node.engine.qps.get(QPN).unwrap();
+        assert_eq!(qp.state, State::Rts);
+        // Not all of it was flushed.
+        assert!(qp.send.retired() < producer);
+        node
+    }
+
+    #[test]
+    fn a_stopped_queue_is_flushed_in_pieces_before_it_goes_on() {
+        let bad = SendWork::new(SendOpcode::Read, &[]);
+        let mut node = go_on(Service::Uc, 0, &bad);
+        // What was posted since is sent.
+        node.settle();
+        assert_ne!(node.engine.counters().tx_packets, 0);
+        let qp = node.engine.qps.get(QPN).unwrap();
+        assert_eq!(qp.send.retired(), qp.send.producer());
+        assert!(node.event_codes(EQ_ASYNC).is_empty());
+    }
+
+    #[test]
+    fn a_queue_that_goes_on_was_drained_whatever_is_posted_meanwhile() {
+        let flags = QP_FLAG_FAST_REGISTER | QP_FLAG_FAST_REGISTER_DRAINS;
+        let bad = SendWork::new(SendOpcode::FastRegister, &[]).part(&FastRegisterPart::zeroed());
+        let mut node = go_on(Service::Rc, flags, &bad);
+        assert_eq!(
+            node.event_codes(EQ_ASYNC),
+            [(EventCode::SendQueueDrained, QPN)]
+        );
+    }
+
     #[test]
     fn what_a_failure_left_to_be_flushed_is_not_sent_afterwards() {
         const POSTED: u32 = 6000;
@@ -1032,7 +1158,7 @@ mod tests {
         node.create_qp(QpOptions {
             cqn: 2,
             log_blocks: 13,
-            kind: QueuePairKind::UnreliableConnected,
+            service: Service::Uc,
             ..QpOptions::default()
         });
         let peer = node.as_peer(77);
@@ -1045,8 +1171,8 @@ mod tests {
         }
         node.publish_send(QPN);
         node.engine.poll(node.now, &mut node.host);
-        assert_eq!(node.qp_state(QPN), State::SendError);
-        assert_eq!(node.set_state(QPN, State::ReadyToSend), CommandStatus::Ok);
+        assert_eq!(node.qp_state(QPN), State::Sqe);
+        assert_eq!(node.set_state(QPN, State::Rts), CommandStatus::Ok);
         node.settle();
         assert_eq!(node.engine.counters().tx_packets, 0);
         let mut statuses = Vec::new();
@@ -1070,11 +1196,11 @@ mod tests {
     fn each_required_attribute_is_required_and_no_other_is_taken() {
         let steps = [
             (State::Reset, State::Init),
-            (State::Init, State::ReadyToReceive),
-            (State::ReadyToReceive, State::ReadyToSend),
+            (State::Init, State::Rtr),
+            (State::Rtr, State::Rts),
         ];
         for (from, to) in steps {
-            let allowed = transition(QueuePairKind::ReliableConnected, from, to).unwrap();
+            let allowed = transition(Service::Rc, from, to).unwrap();
             for bit in (2..16).map(|bit| 1u32 << bit) {
                 let mut node = node_in(from);
                 let command = ModifyQueuePair {
@@ -1095,22 +1221,18 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused() {
         let mut node = node_in(State::Init);
-        let required = transition(
-            QueuePairKind::ReliableConnected,
-            State::Init,
-            State::ReadyToReceive,
-        )
-        .unwrap()
-        .required;
+        let required = transition(Service::Rc, State::Init, State::Rtr)
+            .unwrap()
+            .required;
         let good = ModifyQueuePair {
             mask: MODIFY_STATE | required,
-            state: State::ReadyToReceive.number(),
+            state: State::Rtr.number(),
             ..good(&node)
         };
         type M = ModifyQueuePair;
-        let path = |change: fn(&mut Path)| {
+        let path = |change: fn(&mut AddressVector)| {
             let mut command = good;
-            change(&mut command.path);
+            change(&mut command.address_vector);
             command
         };
         let cases = [
@@ -1122,13 +1244,7 @@ mod tests {
                     ..good
                 },
             ),
-            (
-                CommandStatus::BadParameter,
-                M {
-                    max_read_in: 17,
-                    ..good
-                },
-            ),
+            (CommandStatus::BadParameter, M { ird: 17, ..good }),
             (
                 CommandStatus::BadParameter,
                 M {
@@ -1165,15 +1281,12 @@ mod tests {
                 CommandStatus::BadParameter,
                 path(|path| path.flow_label = 1 << 20),
             ),
-            (
-                CommandStatus::BadParameter,
-                path(|path| path.reserved[2] = 1),
-            ),
+            (CommandStatus::BadParameter, path(|path| path.reserved = 1)),
             (
                 CommandStatus::BadState,
                 M {
                     mask: good.mask | MODIFY_CURRENT_STATE,
-                    current_state: State::ReadyToSend.number(),
+                    current_state: State::Rts.number(),
                     ..good
                 },
             ),
@@ -1182,7 +1295,7 @@ mod tests {
             (
                 CommandStatus::BadNumber,
                 M {
-                    qpn: MAX_QP,
+                    qpn: 2 + MAX_QP,
                     ..good
                 },
             ),
@@ -1199,7 +1312,7 @@ mod tests {
         let mut node = Node::new(1);
         node.create_cq(2, EQ_FIRST_HANDLER, 0);
         node.create_qp(QpOptions {
-            kind: QueuePairKind::Datagram,
+            service: Service::Ud,
             cqn: 2,
             ..QpOptions::default()
         });
@@ -1217,8 +1330,8 @@ mod tests {
         // To a state that does not follow, and with a value out of range beside it.
         let cases = [
             (State::Init, MODIFY_QKEY, 0),
-            (State::ReadyToSend, MODIFY_QKEY | MODIFY_SEND_PSN, 0),
-            (State::ReadyToSend, MODIFY_QKEY | MODIFY_PKEY, 1),
+            (State::Rts, MODIFY_QKEY | MODIFY_SEND_PSN, 0),
+            (State::Rts, MODIFY_QKEY | MODIFY_PKEY, 1),
         ];
         for (state, mask, pkey_index) in cases {
             let command = ModifyQueuePair {
@@ -1236,12 +1349,12 @@ mod tests {
         node.write_blocks(QPN, &read);
         node.publish_send(QPN);
         node.settle();
-        assert_eq!(node.qp_state(QPN), State::SendError);
+        assert_eq!(node.qp_state(QPN), State::Sqe);
         node.write_blocks(QPN, &read);
         let record = node.qp_record(QPN);
         node.host.memory.put(record, &2u32);
         let command = ModifyQueuePair {
-            state: State::ReadyToSend.number(),
+            state: State::Rts.number(),
             ..other
         };
         assert_eq!(modify(&mut node, &command), CommandStatus::BadState);
@@ -1258,13 +1371,13 @@ mod tests {
 
     #[test]
     fn a_query_gives_what_was_set() {
-        let mut node = node_in(State::ReadyToSend);
+        let mut node = node_in(State::Rts);
         let state: QueuePairState = node.query(CommandOpcode::QueryQueuePair, QPN).unwrap();
         let peer = node.as_peer(77);
         assert_eq!(state.attributes.destination_qpn, 77);
         assert_eq!(state.attributes.log_mtu, peer.log_mtu);
         assert_eq!(state.attributes.timeout, peer.timeout);
-        assert_eq!(state.attributes.path.gid, peer.gid);
+        assert_eq!(state.attributes.address_vector.gid, peer.gid);
         assert_eq!(state.attributes.access, ACCESS_REMOTE);
         assert_eq!(state.send_psn, peer.send_psn);
         assert_eq!(state.receive_psn, peer.receive_psn);
@@ -1288,7 +1401,7 @@ mod tests {
             (
                 CommandStatus::BadNumber,
                 C {
-                    qpn: MAX_QP,
+                    qpn: 2 + MAX_QP,
                     ..template
                 },
             ),
@@ -1300,6 +1413,38 @@ mod tests {
                 },
             ),
             (CommandStatus::Exists, C { qpn: 2, ..template }),
+            // Of shared receive queues and of targets alone.
+            (
+                bad,
+                C {
+                    srqn: 1,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    xrcd: 1,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    service: Service::XrcIni.number(),
+                    xrcd: 1,
+                    ..template
+                },
+            ),
+            (
+                bad,
+                C {
+                    service: Service::XrcTgt.number(),
+                    srqn: 1,
+                    xrcd: 1,
+                    ..template
+                },
+            ),
             (
                 CommandStatus::NotFound,
                 C {
@@ -1308,23 +1453,44 @@ mod tests {
                 },
             ),
             (
-                CommandStatus::NotFound,
+                CommandStatus::BadNumber,
                 C {
                     receive_cqn: u32::MAX,
                     ..template
                 },
             ),
             (
+                CommandStatus::Unsupported,
+                C {
+                    transport: 0,
+                    ..template
+                },
+            ),
+            (
+                CommandStatus::Unsupported,
+                C {
+                    transport: Transport::RoceV2.number() + 1,
+                    ..template
+                },
+            ),
+            (
+                CommandStatus::BadNumber,
+                C {
+                    port: 1,
+                    ..template
+                },
+            ),
+            (
                 bad,
                 C {
-                    kind: 0,
+                    service: 0,
                     ..template
                 },
             ),
             (
                 CommandStatus::NotFound,
                 C {
-                    flags: QP_FLAG_SHARED_RECEIVE,
+                    flags: QP_FLAG_SRQ,
                     ..template
                 },
             ),
@@ -1373,7 +1539,7 @@ mod tests {
             (
                 bad,
                 C {
-                    doorbell_page: DOORBELL_PAGES as u32,
+                    doorbell_page: 1024,
                     ..template
                 },
             ),
@@ -1399,7 +1565,7 @@ mod tests {
                     rq_offset: template.rq_offset + 32,
                     record_offset: template.record_offset + 32,
                     buffer: Buffer {
-                        first_byte: 32,
+                        fbo: 32,
                         length: template.buffer.length + 32,
                         ..template.buffer
                     },
@@ -1479,7 +1645,7 @@ mod tests {
 
     #[test]
     fn the_error_state_flushes_both_queues_and_everything_posted_later() {
-        let mut node = node_in(State::ReadyToReceive);
+        let mut node = node_in(State::Rtr);
         node.post_recv(QPN, &[]);
         node.post_recv(QPN, &[]);
         // Three blocks, then one.
@@ -1521,7 +1687,7 @@ mod tests {
     fn what_stands_behind_a_work_request_that_overruns_its_blocks_is_flushed() {
         // More entries than there are blocks for, in all states that flush.
         let mut overrun = work().encode();
-        overrun[3] = 4;
+        overrun[std::mem::offset_of!(SendHeader, sge_count)] = 4;
         let mut node = node_in(State::Init);
         for bytes in [
             &work().encode(),
@@ -1536,7 +1702,7 @@ mod tests {
         let all = [0, 1, 2, 3].map(|index| (false, index));
         assert_eq!(flushed(&mut node), all);
         // The same where it is the one that fails.
-        let mut node = node_in(State::ReadyToSend);
+        let mut node = node_in(State::Rts);
         for bytes in [&overrun, &work().encode(), &overrun, &work().encode()] {
             node.write_blocks(QPN, bytes);
         }
@@ -1550,7 +1716,7 @@ mod tests {
 
     #[test]
     fn a_producer_index_that_goes_back_fails_the_queue_pair() {
-        let mut node = node_in(State::ReadyToSend);
+        let mut node = node_in(State::Rts);
         let record = node.qp_record(QPN);
         node.write_blocks(QPN, &work().encode().repeat(3));
         node.publish_send(QPN);
@@ -1567,7 +1733,7 @@ mod tests {
     #[test]
     fn an_impossible_producer_index_fails_the_queue_pair_alone() {
         for producer in [65, u32::MAX, 1 << 31] {
-            let mut node = node_in(State::ReadyToSend);
+            let mut node = node_in(State::Rts);
             node.host.memory.put(node.qp_record(QPN), &producer);
             node.doorbell(1, DOORBELL_SEND, send_doorbell(QPN, producer));
             node.settle();
@@ -1583,7 +1749,7 @@ mod tests {
 
     #[test]
     fn a_doorbell_from_a_foreign_page_is_ignored() {
-        let mut node = node_in(State::ReadyToSend);
+        let mut node = node_in(State::Rts);
         node.settle();
         let word = send_doorbell(QPN, 0);
         for page in [0, 2, 1023] {
@@ -1599,7 +1765,7 @@ mod tests {
     #[test]
     fn posts_of_a_stream_do_not_ring_and_are_found() {
         const MICROSECOND: u64 = 1000;
-        let mut node = node_in(State::ReadyToSend);
+        let mut node = node_in(State::Rts);
         node.settle();
         let look = |node: &mut Node, after: u64| {
             node.now += after * MICROSECOND;
@@ -1628,7 +1794,7 @@ mod tests {
 
     #[test]
     fn an_idle_queue_pair_sleeps_and_posts_then_ring() {
-        let mut node = node_in(State::ReadyToSend);
+        let mut node = node_in(State::Rts);
         node.settle();
         assert_eq!(node.record(QPN).send_wake, 1);
         node.post_send(QPN, &work());
@@ -1641,7 +1807,7 @@ mod tests {
 
     #[test]
     fn posts_before_rts_are_seen_on_the_way_there() {
-        let mut node = node_in(State::ReadyToReceive);
+        let mut node = node_in(State::Rtr);
         node.post_send(QPN, &work());
         node.settle();
         assert_eq!(node.engine.counters().tx_packets, 0);
@@ -1653,7 +1819,7 @@ mod tests {
 
     #[test]
     fn an_idle_queue_pair_is_drained_at_once() {
-        let mut node = node_in(State::SendDrain);
+        let mut node = node_in(State::Sqd);
         assert_eq!(
             node.event_codes(EQ_ASYNC),
             [(EventCode::SendQueueDrained, QPN)]
@@ -1662,7 +1828,7 @@ mod tests {
 
     #[test]
     fn a_destroyed_queue_pair_is_not_touched_again() {
-        let mut node = node_in(State::ReadyToSend);
+        let mut node = node_in(State::Rts);
         node.post_send(QPN, &work());
         assert_eq!(
             node.object_command(CommandOpcode::DestroyQueuePair, QPN),
@@ -1683,7 +1849,7 @@ mod tests {
         let mut node = node();
         node.create_qp(QpOptions {
             qpn: 3,
-            flags: QP_FLAG_PRIVILEGED | QP_FLAG_REGISTER,
+            flags: QP_FLAG_PRIVILEGED | QP_FLAG_FAST_REGISTER,
             ..QpOptions::default()
         });
         let tag = Tag::new(4, 1);
@@ -1695,14 +1861,14 @@ mod tests {
             max_pages: 4,
         });
         let peer = node.as_peer(77);
-        let register = SendWork::new(SendOpcode::Register, &[]).part(&RegisterPart {
+        let register = SendWork::new(SendOpcode::FastRegister, &[]).part(&FastRegisterPart {
             tag: tag.0,
             access: ACCESS_LOCAL_WRITE,
             address: 0x1000,
             buffer: Buffer::contiguous(0x20_0000, 4096),
             reserved: 0,
         });
-        let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag.0);
+        let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(tag.0);
         for (qpn, works, status) in [
             (QPN, &register, CompletionStatus::LocalQueuePairOperation),
             (3, &register, CompletionStatus::Success),

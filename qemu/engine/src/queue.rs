@@ -10,10 +10,10 @@ use crate::att::{Att, AttError};
 use crate::memory::HostMemory;
 use crate::tpt::Domain;
 use ferrite_abi::{
-    opcode_part, AtomicPart, BindPart, CompletionOpcode, DatagramPart, FlushPart, Plain,
-    ReceiveHeader, RegisterPart, RemotePart, SendHeader, SendOpcode, SendPart, Sge,
-    SharedReceiveRecord, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE,
-    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    opcode_part, AtomicPart, BindPart, CompletionOpcode, DatagramPart, FastRegisterPart, FlushPart,
+    Plain, ReceiveHeader, RemotePart, Reserved, SendHeader, SendOpcode, SendPart, Service, Sge,
+    SrqRecord, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE, SEND_INLINE,
+    SEND_SIGNALED, SEND_SOLICITED,
 };
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -39,6 +39,8 @@ pub enum QueueError {
     Inline,
     /// A message longer than the longest allowed.
     TooLong,
+    /// A field that has no meaning, or none for this opcode or queue pair, is not zero.
+    Reserved,
     /// The ring could not be read.
     Memory(AttError),
 }
@@ -50,8 +52,8 @@ impl From<AttError> for QueueError {
 }
 
 impl QueueError {
-    /// A number for `CompletionEntry::detail`.
-    pub fn detail(self) -> u32 {
+    /// A number for `CompletionEntry::vendor_syndrome`.
+    pub fn vendor_syndrome(self) -> u32 {
         match self {
             Self::Producer => 0x101,
             Self::Opcode => 0x102,
@@ -61,6 +63,7 @@ impl QueueError {
             Self::Inline => 0x106,
             Self::TooLong => 0x107,
             Self::Memory(_) => 0x108,
+            Self::Reserved => 0x109,
         }
     }
 }
@@ -77,7 +80,7 @@ pub enum SendBody {
     /// A datagram.
     Datagram(DatagramPart),
     /// A registration.
-    Register(RegisterPart),
+    Register(FastRegisterPart),
     /// A window bind.
     Bind(BindPart),
     /// A flush.
@@ -97,9 +100,13 @@ pub struct SendRequest {
     /// What it does.
     pub opcode: SendOpcode,
     /// `SEND_*`.
-    pub flags: u8,
-    /// Immediate data in wire order, or the tag to invalidate.
+    pub flags: u16,
+    /// Immediate data in wire order.
     pub immediate: u32,
+    /// The tag to invalidate, here or at the peer.
+    pub tag: u32,
+    /// Extended connections: the shared receive queue at the peer.
+    pub srqn: u32,
     /// The opcode's own part.
     pub body: SendBody,
     /// Bytes of the message: of all scatter/gather entries, or of the inline data.
@@ -118,6 +125,8 @@ impl Default for SendRequest {
             opcode: SendOpcode::Send,
             flags: 0,
             immediate: 0,
+            tag: 0,
+            srqn: 0,
             body: SendBody::Plain(SendPart::zeroed()),
             length: 0,
             sge_count: 0,
@@ -144,16 +153,6 @@ impl SendRequest {
             .and_then(|bytes| bytes.get(..self.length as usize))
     }
 
-    /// Extended connections: the shared receive queue at the peer.
-    pub fn srqn(&self) -> u32 {
-        match self.body {
-            SendBody::Plain(part) => part.srqn,
-            SendBody::Remote(part) => part.srqn,
-            SendBody::Atomic(part) => part.srqn,
-            _ => 0,
-        }
-    }
-
     /// Writes a completion on success too.
     pub fn signaled(&self) -> bool {
         self.flags & SEND_SIGNALED != 0
@@ -164,22 +163,47 @@ impl SendRequest {
         self.index.wrapping_add(self.blocks)
     }
 
-    fn parse(&mut self, header: &SendHeader, datagram: bool) -> Result<(), QueueError> {
+    fn parse(&mut self, header: &SendHeader, service: Service) -> Result<(), QueueError> {
         let opcode = SendOpcode::from_number(header.opcode).ok_or(QueueError::Opcode)?;
+        // What it is called in its completion, whatever else is wrong with it.
+        self.opcode = opcode;
+        self.parse_as(opcode, header, service)?;
+        let allowed_on_datagrams = matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
+        if is_datagram(service) && !allowed_on_datagrams {
+            return Err(QueueError::Opcode);
+        }
+        Ok(())
+    }
+
+    /// Checks all but whether the service has the opcode.
+    fn parse_as(
+        &mut self,
+        opcode: SendOpcode,
+        header: &SendHeader,
+        service: Service,
+    ) -> Result<(), QueueError> {
+        let datagram = is_datagram(service);
         let known = SEND_SIGNALED | SEND_SOLICITED | SEND_FENCE | SEND_INLINE;
         if header.flags & !known != 0 {
             return Err(QueueError::Flags);
         }
-        self.opcode = opcode;
+        let named = service == Service::XrcIni && !is_local(opcode);
+        if !header.reserved_is_zero() || (header.srqn != 0 && !named) {
+            return Err(QueueError::Reserved);
+        }
         self.flags = header.flags;
-        self.immediate = header.immediate;
+        self.srqn = header.srqn;
         let bytes = &self.raw[..self.blocks as usize * BLOCK_SIZE];
         let part_at = size_of::<SendHeader>();
         let data_at = part_at + opcode_part(opcode, datagram);
         let part = bytes.get(part_at..data_at).ok_or(QueueError::Overrun)?;
         let data = bytes.get(data_at..).ok_or(QueueError::Overrun)?;
-        fn read<P: Plain>(part: &[u8]) -> Result<P, QueueError> {
-            P::from_prefix(part).ok_or(QueueError::Overrun)
+        fn read<P: Plain + Reserved>(part: &[u8]) -> Result<P, QueueError> {
+            let part = P::from_prefix(part).ok_or(QueueError::Overrun)?;
+            if !part.reserved_is_zero() {
+                return Err(QueueError::Reserved);
+            }
+            Ok(part)
         }
         // Whether a message with data follows, and whether it may stand inline.
         let (has_data, may_inline);
@@ -200,20 +224,17 @@ impl SendRequest {
                 (SendBody::Atomic(read(part)?), true, false)
             }
             SendOpcode::LocalInvalidate => (SendBody::Plain(read(part)?), false, false),
-            SendOpcode::Register => (SendBody::Register(read(part)?), false, false),
+            SendOpcode::FastRegister => (SendBody::Register(read(part)?), false, false),
             SendOpcode::Bind => (SendBody::Bind(read(part)?), false, false),
             SendOpcode::Flush => (SendBody::Flush(read(part)?), false, false),
         };
-        let allowed_on_datagrams = matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
-        if datagram && !allowed_on_datagrams {
-            return Err(QueueError::Opcode);
-        }
+        (self.immediate, self.tag) = immediate_and_tag(opcode, &self.body)?;
         let sge_count = usize::from(header.sge_count);
         if sge_count > MAX_SGE || (sge_count > 0 && !has_data) {
             return Err(QueueError::SgeCount);
         }
         if header.flags & SEND_INLINE != 0 {
-            let length = header.length as usize;
+            let length = usize::from(header.inline_length);
             if !may_inline || sge_count != 0 || length > MAX_INLINE {
                 return Err(QueueError::Inline);
             }
@@ -225,8 +246,11 @@ impl SendRequest {
             }
             self.sge_count = 0;
             self.inline_at = data_at;
-            self.length = header.length;
+            self.length = header.inline_length.into();
             return Ok(());
+        }
+        if header.inline_length != 0 {
+            return Err(QueueError::Reserved);
         }
         let sges = data
             .get(..sge_count * size_of::<Sge>())
@@ -256,6 +280,42 @@ impl SendRequest {
     }
 }
 
+/// Immediate data and tag of a work request, zero where the opcode has none; what it does not use
+/// has to be zero in the work request too.
+fn immediate_and_tag(opcode: SendOpcode, body: &SendBody) -> Result<(u32, u32), QueueError> {
+    let (immediate, tag, compare) = match body {
+        SendBody::Plain(part) => (part.immediate, part.tag, 0),
+        SendBody::Remote(part) => (part.immediate, 0, 0),
+        SendBody::Datagram(part) => (part.immediate, 0, 0),
+        SendBody::Atomic(part) => (0, 0, part.compare),
+        SendBody::Register(_) | SendBody::Bind(_) | SendBody::Flush(_) => (0, 0, 0),
+    };
+    let used = match opcode {
+        SendOpcode::SendImmediate | SendOpcode::WriteImmediate => tag == 0,
+        SendOpcode::SendInvalidate | SendOpcode::LocalInvalidate => immediate == 0,
+        SendOpcode::CompareSwap => true,
+        _ => immediate == 0 && tag == 0 && compare == 0,
+    };
+    // More than four bytes of immediate data are for later.
+    match u32::try_from(immediate) {
+        Ok(immediate) if used => Ok((immediate, tag)),
+        _ => Err(QueueError::Reserved),
+    }
+}
+
+/// Whether the work requests of a service say themselves where they go.
+fn is_datagram(service: Service) -> bool {
+    matches!(service, Service::Ud | Service::Gsi)
+}
+
+/// Whether a work request stays in the device: nothing of it goes to the peer.
+pub fn is_local(opcode: SendOpcode) -> bool {
+    matches!(
+        opcode,
+        SendOpcode::LocalInvalidate | SendOpcode::FastRegister | SendOpcode::Bind
+    )
+}
+
 /// What a work request is called in its completion.
 pub fn completion_opcode(opcode: SendOpcode) -> CompletionOpcode {
     match opcode {
@@ -267,7 +327,7 @@ pub fn completion_opcode(opcode: SendOpcode) -> CompletionOpcode {
         SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
         SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
         SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
-        SendOpcode::Register => CompletionOpcode::Register,
+        SendOpcode::FastRegister => CompletionOpcode::FastRegister,
         SendOpcode::Bind => CompletionOpcode::Bind,
         SendOpcode::AtomicWrite => CompletionOpcode::AtomicWrite,
         SendOpcode::Flush => CompletionOpcode::Flush,
@@ -402,7 +462,7 @@ impl Placement {
 
     /// Where the record lies in the buffer.
     pub(crate) fn record_range(&self) -> Range<u64> {
-        const { assert!(size_of::<SharedReceiveRecord>() == size_of::<QueuePairRecord>()) };
+        const { assert!(size_of::<SrqRecord>() == size_of::<QueuePairRecord>()) };
         let start = u64::from(self.record_offset);
         start..start + size_of::<QueuePairRecord>() as u64
     }
@@ -423,7 +483,7 @@ impl Placement {
         // The offsets themselves, and what they come to in the pages.
         let aligned = |offset| offset % 64 == 0 && att.offset_in_page(offset) % 64 == 0;
         if !aligned(offset) || !aligned(record) {
-            return Err(AttError::FirstByte);
+            return Err(AttError::Fbo);
         }
         Ok(Ring {
             att: att.clone(),
@@ -444,7 +504,7 @@ impl Placement {
 #[derive(Clone, Debug)]
 pub struct SendQueue {
     ring: Ring,
-    datagram: bool,
+    service: Service,
 }
 
 impl SendQueue {
@@ -452,7 +512,7 @@ impl SendQueue {
         memory: &M,
         att: &Att,
         placement: Placement,
-        datagram: bool,
+        service: Service,
     ) -> Result<Self, AttError> {
         Ok(Self {
             ring: placement.ring(
@@ -461,7 +521,7 @@ impl SendQueue {
                 offset_of!(QueuePairRecord, send_producer),
                 offset_of!(QueuePairRecord, send_wake),
             )?,
-            datagram,
+            service,
         })
     }
 
@@ -478,6 +538,12 @@ impl SendQueue {
     /// The first block of the oldest work request without completion.
     pub fn retired(&self) -> u32 {
         self.ring.retired
+    }
+
+    /// Whether anything before `end`, where the producer index is or was, is without completion.
+    pub(crate) fn is_open_before(&self, end: u32) -> bool {
+        // Beyond the size of the ring it has been passed.
+        (1..=self.ring.entries()).contains(&end.wrapping_sub(self.ring.retired))
     }
 
     /// True when there is a posted work request that was not taken up, as far as is known.
@@ -515,7 +581,7 @@ impl SendQueue {
             self.ring.read(memory, index.wrapping_add(1), rest)?;
         }
         request.blocks = blocks as u32;
-        request.parse(&header, self.datagram)
+        request.parse(&header, self.service)
     }
 
     /// Notes that the transport has taken up the work request `next..end`.
@@ -628,6 +694,8 @@ impl ReceiveRequest {
 #[derive(Clone, Debug)]
 pub struct ReceiveQueue {
     ring: Ring,
+    /// Its entries have names of their own.
+    shared: bool,
 }
 
 impl ReceiveQueue {
@@ -643,6 +711,7 @@ impl ReceiveQueue {
                 offset_of!(QueuePairRecord, receive_producer),
                 offset_of!(QueuePairRecord, receive_wake),
             )?,
+            shared: false,
         })
     }
 
@@ -656,9 +725,10 @@ impl ReceiveQueue {
             ring: placement.ring(
                 memory,
                 att,
-                offset_of!(SharedReceiveRecord, producer),
-                offset_of!(SharedReceiveRecord, wake),
+                offset_of!(SrqRecord, producer),
+                offset_of!(SrqRecord, wake),
             )?,
+            shared: true,
         })
     }
 
@@ -698,6 +768,9 @@ impl ReceiveQueue {
         self.ring.read(memory, request.index, raw)?;
         let header = ReceiveHeader::from_prefix(raw).ok_or(QueueError::SgeCount)?;
         request.id = header.id;
+        if !header.reserved_is_zero() || (header.id != 0 && !self.shared) {
+            return Err(QueueError::Reserved);
+        }
         let count = header.sge_count as usize;
         let room = (raw.len() - size_of::<ReceiveHeader>()) / size_of::<Sge>();
         if count > room || count > MAX_SGE {
@@ -712,35 +785,57 @@ impl ReceiveQueue {
         Ok(true)
     }
 
-    /// Moves the entries that were not taken to another ring of a shared receive queue, with
-    /// entries of the same size, and leaves the old one. On an error nothing has changed.
-    pub(crate) fn move_to<M: HostMemory + ?Sized>(
+    /// Looks at the producer index before the entries that were not taken are moved to another ring
+    /// of a shared receive queue, with entries of the same size and this producer index too.
+    pub(crate) fn begin_move<M: HostMemory + ?Sized>(
         &mut self,
         memory: &M,
-        mut other: Self,
+        other: &Self,
     ) -> Result<(), QueueError> {
         self.ring.refresh(memory)?;
-        let (next, producer) = (self.ring.next, self.ring.producer);
-        let waiting = producer.wrapping_sub(next);
         let published = memory
             .load_u32(other.ring.producer_address)
             .map_err(AttError::from)?;
+        let waiting = self.ring.producer.wrapping_sub(self.ring.next);
         if waiting > other.entries()
-            || published != producer
+            || published != self.ring.producer
             || other.ring.log_stride != self.ring.log_stride
         {
             return Err(QueueError::Producer);
         }
+        Ok(())
+    }
+
+    /// Copies the entry at `index` to the same index of the other ring.
+    pub(crate) fn copy_entry<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        other: &Self,
+        index: u32,
+    ) -> Result<(), QueueError> {
         let mut raw = [0; 1 << ferrite_abi::RQ_MAX_LOG_STRIDE];
         let raw = &mut raw[..1 << self.ring.log_stride];
-        for index in (0..waiting).map(|n| next.wrapping_add(n)) {
-            self.ring.read(memory, index, raw)?;
-            other.ring.write(memory, index, raw)?;
+        self.ring.read(memory, index, raw)?;
+        other.ring.write(memory, index, raw)
+    }
+
+    /// Leaves the old ring for the other, to which everything before `producer` was copied. On an
+    /// error, as when there is more, nothing has changed.
+    pub(crate) fn end_move<M: HostMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        other: &Self,
+        producer: u32,
+    ) -> Result<(), QueueError> {
+        self.ring.refresh(memory)?;
+        if self.ring.producer != producer {
+            return Err(QueueError::Producer);
         }
+        let mut other = other.clone();
         other.ring.set_wake(memory, false)?;
         other.ring.producer = producer;
-        other.ring.next = next;
-        other.ring.retired = next;
+        other.ring.next = self.ring.next;
+        other.ring.retired = self.ring.next;
         *self = other;
         Ok(())
     }
@@ -790,7 +885,7 @@ mod tests {
     use super::*;
     use crate::memory::DmaError;
     use crate::testing::{SendWork, SharedMemory, TestMemory};
-    use ferrite_abi::Buffer;
+    use ferrite_abi::{AddressVector, Buffer, Field, Layout};
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
@@ -799,6 +894,11 @@ mod tests {
 
     /// A send queue of eight blocks at address 0, with its record behind it.
     fn queue<M: HostMemory>(memory: &M) -> SendQueue {
+        queue_of(memory, Service::Rc)
+    }
+
+    /// The same of another service.
+    fn queue_of<M: HostMemory>(memory: &M, service: Service) -> SendQueue {
         let att = Att::new(&Buffer::contiguous(0, RECORD + 128)).unwrap();
         let placement = Placement {
             ring_offset: 0,
@@ -806,7 +906,7 @@ mod tests {
             log_stride: 6,
             record_offset: RECORD as u32,
         };
-        SendQueue::new(memory, &att, placement, false).unwrap()
+        SendQueue::new(memory, &att, placement, service).unwrap()
     }
 
     fn memory() -> TestMemory {
@@ -830,8 +930,13 @@ mod tests {
 
     /// What becomes of a work request posted alone.
     fn fetch(bytes: &[u8]) -> Result<SendRequest, QueueError> {
+        fetch_by(bytes, Service::Rc)
+    }
+
+    /// The same where the queue pair gives another service.
+    fn fetch_by(bytes: &[u8], service: Service) -> Result<SendRequest, QueueError> {
         let memory = memory();
-        let mut queue = queue(&memory);
+        let mut queue = queue_of(&memory, service);
         put(&memory, 0, bytes);
         memory.put(RECORD, &((bytes.len() / BLOCK_SIZE) as u32));
         queue.refresh(&memory).unwrap();
@@ -845,6 +950,41 @@ mod tests {
         let mut bytes = work.encode();
         bytes[at] = value;
         fetch(&bytes).unwrap_err()
+    }
+
+    #[test]
+    fn a_work_request_refused_for_its_header_is_called_what_it_is() {
+        let work = SendWork::new(SendOpcode::Write, &[sge(8)]).remote(0, 1);
+        for (field, value) in [("flags", 0x80), ("reserved", 1), ("srqn", 1)] {
+            let at = SendHeader::FIELDS.iter().find(|at| at.name == field);
+            let mut bytes = work.encode();
+            bytes[at.unwrap().offset] = value;
+            let memory = memory();
+            let mut queue = queue(&memory);
+            put(&memory, 0, &bytes);
+            memory.put(RECORD, &((bytes.len() / BLOCK_SIZE) as u32));
+            queue.refresh(&memory).unwrap();
+            let mut request = SendRequest::default();
+            queue.fetch(&memory, 0, &mut request).unwrap_err();
+            assert_eq!(request.opcode, SendOpcode::Write, "{field}");
+        }
+    }
+
+    #[test]
+    fn the_length_is_judged_before_the_service_on_every_queue() {
+        let too_long = [sge(1 << 31), sge(1 << 31)];
+        for opcode in [SendOpcode::Write, SendOpcode::Read] {
+            let long = SendWork::new(opcode, &too_long).remote(0, 1).encode();
+            let short = SendWork::new(opcode, &[sge(8)]).remote(0, 1).encode();
+            let inline = SendWork::new(opcode, &[]).remote(0, 1).inline(&[1]);
+            let datagram = |bytes: &[u8]| fetch_by(bytes, Service::Ud).unwrap_err();
+            assert_eq!(fetch(&long).unwrap_err(), QueueError::TooLong);
+            assert_eq!(datagram(&long), QueueError::TooLong);
+            assert_eq!(datagram(&short), QueueError::Opcode);
+            if opcode == SendOpcode::Write {
+                assert_eq!(datagram(&inline.encode()), QueueError::Opcode);
+            }
+        }
     }
 
     #[test]
@@ -893,7 +1033,7 @@ mod tests {
         let att = Att::new(&Buffer {
             root: TABLE,
             length: 2 * 4096 + 128,
-            first_byte: 0,
+            fbo: 0,
             page_shift: 12,
             order: ferrite_abi::AttOrder::First.number(),
             reserved: 0,
@@ -904,7 +1044,7 @@ mod tests {
             log_stride: 6,
             record_offset: 2 * 4096,
         };
-        let mut queue = SendQueue::new(&memory, &att.unwrap(), placement, false).unwrap();
+        let mut queue = SendQueue::new(&memory, &att.unwrap(), placement, Service::Rc).unwrap();
         let data: Vec<u8> = (0..200).collect();
         let bytes = SendWork::new(SendOpcode::Send, &[]).inline(&data).encode();
         // Two blocks at the end of the first page, the others in the second; and the same where
@@ -951,7 +1091,14 @@ mod tests {
     fn malformed_work_requests_are_refused_each_with_its_own_error() {
         let send = SendWork::new(SendOpcode::Send, &[sge(1)]);
         let read = SendWork::new(SendOpcode::Read, &[]).remote(0, 0);
-        let (opcode, flags, blocks, sges, length) = (0, 1, 2, 3, 8);
+        let [opcode, flags, blocks, sges, length] = [
+            offset_of!(SendHeader, opcode),
+            offset_of!(SendHeader, flags),
+            offset_of!(SendHeader, blocks),
+            offset_of!(SendHeader, sge_count),
+            offset_of!(SendHeader, inline_length),
+        ];
+        let inlined = SEND_INLINE as u8;
         assert_eq!(fetch_changed(&send, opcode, 0), QueueError::Opcode);
         assert_eq!(fetch_changed(&send, opcode, 200), QueueError::Opcode);
         assert_eq!(fetch_changed(&send, flags, 0x10), QueueError::Flags);
@@ -961,15 +1108,163 @@ mod tests {
         // Entries beyond the blocks, and beyond any limit.
         assert_eq!(fetch_changed(&send, sges, 3), QueueError::Overrun);
         assert_eq!(fetch_changed(&send, sges, 17), QueueError::SgeCount);
-        assert_eq!(fetch_changed(&send, flags, SEND_INLINE), QueueError::Inline);
+        assert_eq!(fetch_changed(&send, flags, inlined), QueueError::Inline);
         let inline = SendWork::new(SendOpcode::Send, &[]).inline(&[1; 10]);
         assert_eq!(fetch_changed(&inline, length, 33), QueueError::Overrun);
         assert_eq!(fetch_changed(&inline, length + 1, 2), QueueError::Inline);
-        assert_eq!(fetch_changed(&read, flags, SEND_INLINE), QueueError::Inline);
+        assert_eq!(fetch_changed(&read, flags, inlined), QueueError::Inline);
         let local = SendWork::new(SendOpcode::LocalInvalidate, &[sge(1)]);
         assert_eq!(fetch(&local.encode()).unwrap_err(), QueueError::SgeCount);
         let atomic = SendWork::new(SendOpcode::FetchAdd, &[sge(4)]);
         assert_eq!(fetch(&atomic.encode()).unwrap_err(), QueueError::SgeCount);
+    }
+
+    /// Offsets of the bytes of reserved fields in a structure, those of structures in it included.
+    fn reserved_bytes(fields: &[Field], size: usize) -> Vec<usize> {
+        let ends = fields.iter().skip(1).map(|field| field.offset);
+        let mut found = Vec::new();
+        for (field, end) in fields.iter().zip(ends.chain([size])) {
+            let inner = match field.ty {
+                _ if field.name.starts_with("reserved") => {
+                    found.extend(field.offset..end);
+                    continue;
+                }
+                "AddressVector" => AddressVector::FIELDS,
+                "super::Buffer" => Buffer::FIELDS,
+                _ => continue,
+            };
+            let inner = reserved_bytes(inner, end - field.offset);
+            found.extend(inner.into_iter().map(|at| field.offset + at));
+        }
+        found
+    }
+
+    const SERVICES: [Service; 5] = [
+        Service::Rc,
+        Service::Uc,
+        Service::Ud,
+        Service::Gsi,
+        Service::XrcIni,
+    ];
+
+    /// A good work request of each opcode that a service has, with the fields of its part.
+    fn good_work(service: Service) -> Vec<(SendWork, &'static [Field])> {
+        let datagram = is_datagram(service);
+        let opcodes = (0..=u8::MAX).filter_map(SendOpcode::from_number);
+        let sent = |opcode| matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
+        opcodes
+            .filter(|&opcode| !datagram || sent(opcode))
+            .map(|opcode| {
+                let fields = match opcode {
+                    SendOpcode::Send | SendOpcode::SendImmediate if datagram => {
+                        DatagramPart::FIELDS
+                    }
+                    SendOpcode::Send
+                    | SendOpcode::SendImmediate
+                    | SendOpcode::SendInvalidate
+                    | SendOpcode::LocalInvalidate => SendPart::FIELDS,
+                    SendOpcode::Write
+                    | SendOpcode::WriteImmediate
+                    | SendOpcode::Read
+                    | SendOpcode::AtomicWrite => RemotePart::FIELDS,
+                    SendOpcode::CompareSwap | SendOpcode::FetchAdd => AtomicPart::FIELDS,
+                    SendOpcode::FastRegister => FastRegisterPart::FIELDS,
+                    SendOpcode::Bind => BindPart::FIELDS,
+                    SendOpcode::Flush => FlushPart::FIELDS,
+                };
+                let sges = match opcode {
+                    SendOpcode::AtomicWrite => &[sge(8)][..],
+                    opcode if ferrite_abi::has_entries(opcode) => &[sge(8)],
+                    _ => &[],
+                };
+                let mut work = SendWork::new(opcode, sges);
+                if datagram {
+                    work = work.datagram(&DatagramPart::zeroed());
+                }
+                (work, fields)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn reserved_fields_that_are_not_zero_are_refused_in_every_work_request() {
+        for service in SERVICES {
+            for (work, fields) in good_work(service) {
+                let good = work.encode();
+                assert!(fetch_by(&good, service).is_ok(), "{service:?} {work:?}");
+                let part = opcode_part(work.opcode, is_datagram(service));
+                let header = size_of::<SendHeader>();
+                let in_part = reserved_bytes(fields, part);
+                let reserved = reserved_bytes(SendHeader::FIELDS, header)
+                    .into_iter()
+                    .chain(in_part.into_iter().map(|at| header + at));
+                let mut count = 0;
+                for at in reserved {
+                    let mut bytes = good.clone();
+                    bytes[at] = 0x40;
+                    let refused = fetch_by(&bytes, service).unwrap_err();
+                    assert_eq!(refused, QueueError::Reserved, "byte {at} of {work:?}");
+                    count += 1;
+                }
+                // Of the header alone there are five.
+                assert!(count > 5, "{work:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn fields_that_an_opcode_does_not_use_are_zero() {
+        const HEADER: usize = size_of::<SendHeader>();
+        for service in SERVICES {
+            for (work, fields) in good_work(service) {
+                let opcode = work.opcode;
+                let with_immediate = matches!(
+                    opcode,
+                    SendOpcode::SendImmediate | SendOpcode::WriteImmediate
+                );
+                let with_tag = matches!(
+                    opcode,
+                    SendOpcode::SendInvalidate | SendOpcode::LocalInvalidate
+                );
+                let changed = |at: usize| {
+                    let mut bytes = work.encode();
+                    bytes[at] = 1;
+                    fetch_by(&bytes, service)
+                        .map(|request| (request.immediate, request.tag, request.srqn))
+                };
+                for field in fields {
+                    let at = HEADER + field.offset;
+                    let (expected, beyond) = match field.name {
+                        "immediate" => (with_immediate.then_some((1, 0, 0)), Some(at + 4)),
+                        "tag" if fields.len() == SendPart::FIELDS.len() => {
+                            (with_tag.then_some((0, 1, 0)), None)
+                        }
+                        "compare" => {
+                            let compares = opcode == SendOpcode::CompareSwap;
+                            (compares.then_some((0, 0, 0)), None)
+                        }
+                        _ => continue,
+                    };
+                    let expected = expected.ok_or(QueueError::Reserved);
+                    assert_eq!(changed(at), expected, "{} of {opcode:?}", field.name);
+                    // Eight bytes of immediate data are for later.
+                    if let Some(at) = beyond {
+                        assert_eq!(changed(at), Err(QueueError::Reserved), "{opcode:?}");
+                    }
+                }
+                let named = service == Service::XrcIni && !is_local(opcode);
+                assert_eq!(
+                    changed(offset_of!(SendHeader, srqn)),
+                    named.then_some((0, 0, 1)).ok_or(QueueError::Reserved),
+                    "{service:?} {opcode:?}"
+                );
+                assert_eq!(
+                    changed(offset_of!(SendHeader, inline_length)),
+                    Err(QueueError::Reserved),
+                    "{opcode:?}"
+                );
+            }
+        }
     }
 
     #[test]
@@ -1100,6 +1395,46 @@ mod tests {
         assert_eq!(queue.take(&memory, &mut request), Ok(false));
         memory.put(516, &5u32);
         assert_eq!(queue.take(&memory, &mut request), Err(QueueError::Producer));
+    }
+
+    #[test]
+    fn reserved_fields_that_are_not_zero_are_refused_in_every_receive() {
+        let att = Att::new(&Buffer::contiguous(0, 1024)).unwrap();
+        let placement = Placement {
+            ring_offset: 0,
+            log_entries: 2,
+            log_stride: 6,
+            record_offset: 512,
+        };
+        let id = offset_of!(ReceiveHeader, id);
+        for shared in [false, true] {
+            for at in 0..size_of::<ReceiveHeader>() {
+                let memory = memory();
+                let (mut queue, producer) = if shared {
+                    let queue = ReceiveQueue::shared(&memory, &att, placement);
+                    (queue.unwrap(), offset_of!(SrqRecord, producer))
+                } else {
+                    let queue = ReceiveQueue::new(&memory, &att, placement);
+                    (
+                        queue.unwrap(),
+                        offset_of!(QueuePairRecord, receive_producer),
+                    )
+                };
+                memory.write(at as u64, &[1]).unwrap();
+                memory.put(512 + producer as u64, &1u32);
+                let mut request = ReceiveRequest::default();
+                let taken = queue.take(&memory, &mut request);
+                let expected = match at {
+                    // An entry, or very many of them.
+                    0 => Ok(true),
+                    _ if at < id => Err(QueueError::SgeCount),
+                    // A name is what entries of shared queues alone have.
+                    _ if at < id + 4 && shared => Ok(true),
+                    _ => Err(QueueError::Reserved),
+                };
+                assert_eq!(taken, expected, "byte {at}, shared: {shared}");
+            }
+        }
     }
 
     #[test]

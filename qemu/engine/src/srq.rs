@@ -5,15 +5,15 @@
 use crate::att::{Att, AttError};
 use crate::core::Core;
 use crate::memory::Host;
+use crate::numbers::{Numbers, Table};
 use crate::queue::{are_apart, Placement, QueueError, ReceiveQueue, ReceiveRequest, SharedId};
 use crate::tpt::Domain;
 use ferrite_abi::{
-    CommandStatus, CreateSharedReceive, EventCode, ModifySharedReceive, Plain, ResizeSharedReceive,
-    SharedReceiveState, DOORBELL_PAGES, FEATURE_EXTENDED_CONNECTED, RQ_MAX_LOG_ENTRIES,
-    RQ_MAX_LOG_STRIDE, RQ_MIN_LOG_STRIDE, SRQ_FLAG_EXTENDED,
+    CommandStatus, CreateSrq, EventCode, ModifySrq, Plain, ResizeSrq, SrqState, FEATURE_XRC,
+    RQ_MAX_LOG_ENTRIES, RQ_MAX_LOG_STRIDE, RQ_MIN_LOG_STRIDE, SRQ_FLAG_XRC,
 };
 
-/// Shared receive queues: numbers from 0 to one less than this.
+/// Shared receive queues.
 pub const MAX_SRQ: u32 = 1 << 13;
 /// XRC domains: numbers from 1 to one less than this.
 pub const MAX_XRCD: u32 = 1 << 16;
@@ -54,21 +54,39 @@ impl SharedReceiveQueue {
     }
 }
 
+/// A resize that is under way.
+#[derive(Debug)]
+pub(crate) struct Resize {
+    srqn: u32,
+    ring: ReceiveQueue,
+    /// The next entry to move.
+    next: u32,
+    /// The index after the last one, as both records said at the beginning.
+    producer: u32,
+}
+
 /// All shared receive queues.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SharedReceiveQueues {
-    queues: Vec<Option<Box<SharedReceiveQueue>>>,
+    queues: Table<SharedReceiveQueue>,
     /// Made so far.
     made: u64,
 }
 
 impl SharedReceiveQueues {
+    pub(crate) fn new(numbers: Numbers) -> Self {
+        Self {
+            queues: Table::new(numbers),
+            made: 0,
+        }
+    }
+
     pub(crate) fn get(&self, srqn: u32) -> Option<&SharedReceiveQueue> {
-        self.queues.get(srqn as usize)?.as_deref()
+        self.queues.get(srqn)
     }
 
     pub(crate) fn get_mut(&mut self, srqn: u32) -> Option<&mut SharedReceiveQueue> {
-        self.queues.get_mut(srqn as usize)?.as_deref_mut()
+        self.queues.get_mut(srqn)
     }
 
     /// The very queue that an entry was taken from, if it is still there.
@@ -84,9 +102,12 @@ impl SharedReceiveQueues {
         (queue.extended?.xrcd == xrcd).then_some(queue.pd)
     }
 
-    /// Whether an ordinary queue pair may use it.
-    pub(crate) fn is_ordinary(&self, srqn: u32) -> bool {
-        self.get(srqn).is_some_and(|queue| queue.extended.is_none())
+    /// Refuses the number of a queue that an ordinary queue pair cannot use.
+    pub(crate) fn check_ordinary(&self, srqn: u32) -> Result<(), CommandStatus> {
+        match self.queues.find(srqn)?.extended {
+            None => Ok(()),
+            Some(_) => Err(CommandStatus::NotFound),
+        }
     }
 
     /// Whether it exists and answers to the page.
@@ -103,6 +124,13 @@ fn placement_status(error: AttError) -> CommandStatus {
     }
 }
 
+fn move_status(error: QueueError) -> CommandStatus {
+    match error {
+        QueueError::Memory(error) => placement_status(error),
+        _ => CommandStatus::BadParameter,
+    }
+}
+
 /// The ring of a shared receive queue, where it and its record are apart.
 fn place(host: &dyn Host, att: &Att, placement: Placement) -> Result<ReceiveQueue, CommandStatus> {
     if !are_apart(&[placement.ring_range(), placement.record_range()]) {
@@ -112,40 +140,38 @@ fn place(host: &dyn Host, att: &Att, placement: Placement) -> Result<ReceiveQueu
 }
 
 impl Core {
-    /// Carries out `CreateSharedReceive`.
+    /// Carries out `CreateSrq`.
     pub(crate) fn create_srq(
         &mut self,
-        command: &CreateSharedReceive,
+        command: &CreateSrq,
         host: &dyn Host,
     ) -> Result<(), CommandStatus> {
         let srqn = command.srqn;
-        if srqn >= MAX_SRQ {
-            return Err(CommandStatus::BadNumber);
-        }
-        if command.flags & !SRQ_FLAG_EXTENDED != 0
+        self.srqs.queues.check(srqn)?;
+        if command.flags & !SRQ_FLAG_XRC != 0
             || command.log_entries > RQ_MAX_LOG_ENTRIES
             || !(RQ_MIN_LOG_STRIDE..=RQ_MAX_LOG_STRIDE).contains(&command.log_stride)
-            || command.doorbell_page as usize >= DOORBELL_PAGES
+            || command.doorbell_page >= self.config.doorbell_pages
         {
             return Err(CommandStatus::BadParameter);
         }
         if self.srqs.get(srqn).is_some() {
             return Err(CommandStatus::Exists);
         }
-        let extended = if command.flags & SRQ_FLAG_EXTENDED != 0 {
-            if self.features & FEATURE_EXTENDED_CONNECTED == 0 {
+        let extended = if command.flags & SRQ_FLAG_XRC != 0 {
+            if self.features & FEATURE_XRC == 0 {
                 return Err(CommandStatus::Unsupported);
             }
             if command.xrcd == 0 || command.xrcd >= MAX_XRCD {
                 return Err(CommandStatus::BadNumber);
             }
-            if !self.cqs.exists(command.cqn) {
-                return Err(CommandStatus::NotFound);
-            }
+            self.cqs.check(command.cqn)?;
             Some(Extended {
                 xrcd: command.xrcd,
                 cqn: command.cqn,
             })
+        } else if command.xrcd != 0 || command.cqn != 0 {
+            return Err(CommandStatus::BadParameter);
         } else {
             None
         };
@@ -161,13 +187,10 @@ impl Core {
         if let Some(cq) = extended.and_then(|extended| self.cqs.get_mut(extended.cqn)) {
             cq.users = cq.users.saturating_add(1);
         }
-        let index = srqn as usize;
-        if self.srqs.queues.len() <= index {
-            self.srqs.queues.resize_with(index + 1, || None);
-        }
         self.srqs.made += 1;
-        self.srqs.queues[index] = Some(Box::new(SharedReceiveQueue {
-            serial: self.srqs.made,
+        let serial = self.srqs.made;
+        *self.srqs.queues.slot(srqn)? = Some(Box::new(SharedReceiveQueue {
+            serial,
             pd: command.pd,
             doorbell_page: command.doorbell_page,
             ring,
@@ -179,16 +202,13 @@ impl Core {
         Ok(())
     }
 
-    /// Carries out `ModifySharedReceive`.
+    /// Carries out `ModifySrq`.
     pub(crate) fn modify_srq(
         &mut self,
-        command: &ModifySharedReceive,
+        command: &ModifySrq,
         host: &mut dyn Host,
     ) -> Result<(), CommandStatus> {
-        let queue = self
-            .srqs
-            .get_mut(command.srqn)
-            .ok_or(CommandStatus::NotFound)?;
+        let queue = self.srqs.queues.find_mut(command.srqn)?;
         if command.limit > queue.ring.entries() {
             return Err(CommandStatus::BadParameter);
         }
@@ -197,16 +217,13 @@ impl Core {
         Ok(())
     }
 
-    /// Carries out `ResizeSharedReceive`.
-    pub(crate) fn resize_srq(
+    /// Begins to carry out `ResizeSrq`.
+    pub(crate) fn begin_srq_resize(
         &mut self,
-        command: &ResizeSharedReceive,
-        host: &mut dyn Host,
-    ) -> Result<(), CommandStatus> {
-        let queue = self
-            .srqs
-            .get_mut(command.srqn)
-            .ok_or(CommandStatus::NotFound)?;
+        command: &ResizeSrq,
+        host: &dyn Host,
+    ) -> Result<Resize, CommandStatus> {
+        let queue = self.srqs.queues.find_mut(command.srqn)?;
         if command.log_entries > RQ_MAX_LOG_ENTRIES {
             return Err(CommandStatus::BadParameter);
         }
@@ -220,36 +237,68 @@ impl Core {
             log_stride: queue.ring.log_stride(),
             record_offset: command.record_offset,
         };
-        let other = place(host, &att, placement)?;
-        self.work += u64::from(queue.available());
-        queue.ring.move_to(&*host, other).map_err(|error| {
-            if let QueueError::Memory(error) = error {
-                placement_status(error)
-            } else {
-                CommandStatus::BadParameter
-            }
+        let ring = place(host, &att, placement)?;
+        queue.ring.begin_move(host, &ring).map_err(move_status)?;
+        Ok(Resize {
+            srqn: command.srqn,
+            ring,
+            next: queue.ring.next(),
+            producer: queue.ring.producer(),
         })
     }
 
-    /// Carries out `QuerySharedReceive`.
+    /// Goes on with a resize: moves `limit` entries at most. `None` when there are more. Messages
+    /// that come in meanwhile take entries of the old ring.
+    pub(crate) fn resize_srq_some(
+        &mut self,
+        resize: &mut Resize,
+        limit: u32,
+        host: &dyn Host,
+    ) -> Option<Result<(), CommandStatus>> {
+        let Some(queue) = self.srqs.get_mut(resize.srqn).filter(|queue| !queue.dead) else {
+            return Some(Err(CommandStatus::BadState));
+        };
+        // What was taken since need not be moved.
+        let taken = queue.ring.next().wrapping_sub(resize.next);
+        if taken <= resize.producer.wrapping_sub(resize.next) {
+            resize.next = queue.ring.next();
+        }
+        for _ in 0..limit {
+            if resize.next == resize.producer {
+                break;
+            }
+            self.work += 1;
+            if let Err(error) = queue.ring.copy_entry(host, &resize.ring, resize.next) {
+                return Some(Err(move_status(error)));
+            }
+            resize.next = resize.next.wrapping_add(1);
+        }
+        if resize.next != resize.producer {
+            return None;
+        }
+        let moved = queue.ring.end_move(host, &resize.ring, resize.producer);
+        Some(moved.map_err(move_status))
+    }
+
+    /// Carries out `QuerySrq`.
     pub(crate) fn query_srq(
         &mut self,
         srqn: u32,
         host: &dyn Host,
-    ) -> Result<SharedReceiveState, CommandStatus> {
-        let queue = self.srqs.get_mut(srqn).ok_or(CommandStatus::NotFound)?;
+    ) -> Result<SrqState, CommandStatus> {
+        let queue = self.srqs.queues.find_mut(srqn)?;
         // Where the record makes no sense, what is known is what counts.
         let _ = queue.ring.refresh(host);
-        Ok(SharedReceiveState {
+        Ok(SrqState {
             limit: queue.limit,
             available: queue.available(),
-            ..SharedReceiveState::zeroed()
+            ..SrqState::zeroed()
         })
     }
 
-    /// Carries out `DestroySharedReceive`.
+    /// Carries out `DestroySrq`.
     pub(crate) fn destroy_srq(&mut self, srqn: u32) -> Result<(), CommandStatus> {
-        let queue = self.srqs.get(srqn).ok_or(CommandStatus::NotFound)?;
+        let queue = self.srqs.queues.find(srqn)?;
         if queue.users > 0 {
             return Err(CommandStatus::Busy);
         }
@@ -259,7 +308,7 @@ impl Core {
         {
             cq.users = cq.users.saturating_sub(1);
         }
-        self.srqs.queues[srqn as usize] = None;
+        self.srqs.queues.take(srqn);
         self.forget_shared_receive_events(srqn);
         Ok(())
     }
@@ -275,7 +324,7 @@ impl Core {
         let _ = queue.ring.refresh(&*host);
         if queue.available() < queue.limit {
             queue.limit = 0;
-            self.async_event(EventCode::SharedReceiveLimit, srqn, host);
+            self.async_event(EventCode::SrqLimit, srqn, host);
         }
     }
 
@@ -306,7 +355,7 @@ impl Core {
         if matches!(taken, Err(QueueError::Producer | QueueError::Memory(_))) {
             if !queue.dead {
                 queue.dead = true;
-                self.async_event(EventCode::SharedReceiveError, srqn, host);
+                self.async_event(EventCode::SrqError, srqn, host);
             }
             // No entry is to blame.
             return Err(QueueError::Producer);

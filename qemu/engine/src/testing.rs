@@ -8,7 +8,7 @@ use crate::{Config, Disposition, Engine, Medium};
 use ferrite_abi::*;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -17,8 +17,8 @@ use std::time::Instant;
 pub const MEMORY_SIZE: usize = 8 << 20;
 /// The first address of it; below there is nothing.
 pub const MEMORY_BASE: u64 = 0x10_0000;
-/// MSI-X vectors of a [`Node`].
-pub const VECTORS: u16 = 8;
+/// Message numbers of a [`Node`].
+pub const MESSAGES: u16 = 8;
 /// Base-2 logarithm of the entries of each event queue of a [`Node`].
 pub const EQ_LOG_ENTRIES: u8 = 6;
 
@@ -327,7 +327,7 @@ pub struct TestHost {
     pub accesses: RefCell<Option<Vec<Access>>>,
     /// Frames the engine has put on the wire, oldest first.
     pub sent: VecDeque<Vec<u8>>,
-    /// Vectors raised, oldest first.
+    /// Messages raised, oldest first.
     pub raised: Vec<u16>,
     /// Ways to some addresses, and what they take; all others are by wire and take everything.
     pub ways: HashMap<[u8; 6], (Way, Room)>,
@@ -426,9 +426,9 @@ impl Host for TestHost {
             .map_or(Room::Bytes(usize::MAX), |(_, room)| *room)
     }
 
-    fn raise(&mut self, vector: u16) {
-        assert!(vector < VECTORS, "vector {vector} does not exist");
-        self.raised.push(vector);
+    fn raise(&mut self, message: u16) {
+        assert!(message < MESSAGES, "message {message} does not exist");
+        self.raised.push(message);
     }
 }
 
@@ -483,7 +483,7 @@ pub struct QpOptions {
     /// Completion queue of both queues.
     pub cqn: u32,
     /// `QP_FLAG_*`.
-    pub flags: u8,
+    pub flags: u16,
     /// Base-2 logarithm of the send queue's blocks.
     pub log_blocks: u8,
     /// Base-2 logarithm of the receive queue's entries.
@@ -491,8 +491,8 @@ pub struct QpOptions {
     /// Doorbell page.
     pub page: u32,
     /// The service it gives.
-    pub kind: QueuePairKind,
-    /// Shared receive queue, with `QP_FLAG_SHARED_RECEIVE`.
+    pub service: Service,
+    /// Shared receive queue, with `QP_FLAG_SRQ`.
     pub srqn: u32,
     /// XRC domain.
     pub xrcd: u32,
@@ -508,7 +508,7 @@ impl Default for QpOptions {
             log_blocks: 6,
             log_entries: 6,
             page: 1,
-            kind: QueuePairKind::ReliableConnected,
+            service: Service::Rc,
             srqn: 0,
             xrcd: 0,
         }
@@ -542,23 +542,24 @@ pub struct Peer {
 
 impl Peer {
     /// The path to it.
-    pub fn path(&self) -> Path {
-        Path {
+    pub fn address_vector(&self) -> AddressVector {
+        AddressVector {
             mac: self.mac,
             vlan: VLAN_NONE,
             gid: self.gid,
             source_gid_index: 0,
             hop_limit: 64,
-            ..Path::zeroed()
+            ..AddressVector::zeroed()
         }
     }
 
     /// The part of a datagram to it.
     pub fn datagram(&self, qkey: u32) -> DatagramPart {
         DatagramPart {
-            path: self.path(),
+            address_vector: self.address_vector(),
             qpn: self.qpn,
             qkey,
+            ..DatagramPart::zeroed()
         }
     }
 }
@@ -569,9 +570,13 @@ pub struct SendWork {
     /// What it does.
     pub opcode: SendOpcode,
     /// `SEND_*`; `SEND_INLINE` is set by [`SendWork::inline`].
-    pub flags: u8,
-    /// Immediate data or tag.
+    pub flags: u16,
+    /// Immediate data.
     pub immediate: u32,
+    /// The tag to invalidate.
+    pub tag: u32,
+    /// Extended connections: shared receive queue at the peer.
+    pub srqn: u32,
     /// The opcode's own part, if it has one.
     pub part: Vec<u8>,
     /// Scatter/gather entries.
@@ -587,6 +592,8 @@ impl SendWork {
             opcode,
             flags: SEND_SIGNALED,
             immediate: 0,
+            tag: 0,
+            srqn: 0,
             part: Vec::new(),
             sges: sges.to_vec(),
             inline: None,
@@ -598,7 +605,7 @@ impl SendWork {
         let part = RemotePart {
             address,
             rkey,
-            srqn: 0,
+            ..RemotePart::zeroed()
         };
         self.part = part.as_bytes().to_vec();
         self
@@ -616,14 +623,26 @@ impl SendWork {
     }
 
     /// The same, with these flags.
-    pub fn flags(mut self, flags: u8) -> Self {
+    pub fn flags(mut self, flags: u16) -> Self {
         self.flags = flags;
         self
     }
 
-    /// The same, with immediate data (or the tag to invalidate).
+    /// The same, with immediate data; of no effect where the opcode has none.
     pub fn immediate(mut self, immediate: u32) -> Self {
         self.immediate = immediate;
+        self
+    }
+
+    /// The same, with a tag to invalidate; of no effect where the opcode has none.
+    pub fn invalidate(mut self, tag: u32) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// The same, to a shared receive queue of the peer.
+    pub fn srqn(mut self, srqn: u32) -> Self {
+        self.srqn = srqn;
         self
     }
 
@@ -642,6 +661,26 @@ impl SendWork {
         let mut part = self.part.clone();
         let datagram = part.len() == size_of::<DatagramPart>();
         part.resize(opcode_part(self.opcode, datagram), 0);
+        let immediate_at = match self.opcode {
+            SendOpcode::SendImmediate if datagram => Some(offset_of!(DatagramPart, immediate)),
+            SendOpcode::SendImmediate => Some(offset_of!(SendPart, immediate)),
+            SendOpcode::WriteImmediate => Some(offset_of!(RemotePart, immediate)),
+            _ => None,
+        };
+        let tag_at = match self.opcode {
+            SendOpcode::SendInvalidate | SendOpcode::LocalInvalidate => {
+                Some(offset_of!(SendPart, tag))
+            }
+            _ => None,
+        };
+        for (at, word) in [(immediate_at, self.immediate), (tag_at, self.tag)] {
+            if let Some(place) = at
+                .and_then(|at| part.get_mut(at..at + 4))
+                .filter(|_| word != 0)
+            {
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+        }
         let mut bytes = vec![0; size_of::<SendHeader>()];
         bytes.extend(part);
         match &self.inline {
@@ -656,12 +695,12 @@ impl SendWork {
         bytes.resize(bytes.len().next_multiple_of(BLOCK_SIZE), 0);
         let header = SendHeader {
             opcode: self.opcode.number(),
-            flags,
             blocks: (bytes.len() / BLOCK_SIZE) as u8,
             sge_count: count as u8,
-            immediate: self.immediate,
-            length: length as u32,
-            reserved: 0,
+            flags,
+            inline_length: length as u16,
+            srqn: self.srqn,
+            ..SendHeader::zeroed()
         };
         bytes[..size_of::<SendHeader>()].copy_from_slice(header.as_bytes());
         bytes
@@ -719,11 +758,27 @@ pub struct Node {
 }
 
 impl Node {
+    /// What its device is told: everything as usual, but numbers of queue pairs and of shared
+    /// receive queues begin as early as can be.
+    pub fn config(mac: [u8; 6]) -> Config {
+        let mut config = Config::new(mac, MESSAGES);
+        config.qps.first = crate::qp::GSI_QPN + 1;
+        config.srqs.first = 0;
+        config
+    }
+
     /// A machine whose device was powered on, and nothing else.
     pub fn power_on(number: u8) -> Self {
+        Self::power_on_with(number, |_| {})
+    }
+
+    /// The same, where the device is told something else than usual.
+    pub fn power_on_with(number: u8, change: impl FnOnce(&mut Config)) -> Self {
         let mac = [0x02, 0xfe, 0, 0, 0, number];
+        let mut config = Self::config(mac);
+        change(&mut config);
         let mut node = Self {
-            engine: Engine::new(Config::new(mac, VECTORS)),
+            engine: Engine::new(config),
             host: TestHost {
                 memory: TestMemory::new(MEMORY_BASE, MEMORY_SIZE),
                 unsteady: RefCell::new(None),
@@ -804,7 +859,8 @@ impl Node {
 
     /// A doorbell.
     pub fn doorbell(&mut self, page: u32, offset: usize, word: u64) {
-        let at = u64::from(page) * DOORBELL_PAGE_SIZE as u64 + offset as u64;
+        let stride = self.engine.config().doorbell_log_stride;
+        let at = (u64::from(page) << stride) + offset as u64;
         self.engine
             .mmio_write(BAR_DOORBELLS, at, 8, word, self.now, &mut self.host);
     }
@@ -831,7 +887,7 @@ impl Node {
             eq0_ring: ring,
             cqp_log_entries: CQP_LOG_ENTRIES,
             eq0_log_entries: EQ_LOG_ENTRIES,
-            eq0_vector: 0,
+            eq0_message: 0,
             reserved0: 0,
             reserved1: [0; 5],
         };
@@ -886,9 +942,37 @@ impl Node {
             .collect()
     }
 
+    /// Executes one command as it stands; returns the event that it is done.
+    pub fn command_done(&mut self, entry: &CommandEntry) -> EventEntry {
+        let entry = CommandEntry {
+            cookie: self.next_cookie,
+            ..*entry
+        };
+        self.next_cookie += 1;
+        self.put_command(&entry);
+        self.ring_control();
+        while self.engine.has_commands() && self.engine.is_running() {
+            self.engine.poll(self.now, &mut self.host);
+        }
+        let events = self.events(EQ_CONTROL);
+        let done = events.iter().find(|event| {
+            event.code == EventCode::CommandDone.number() && event.id == entry.cookie
+        });
+        *done.expect("the command is not done")
+    }
+
     /// Executes one command.
     pub fn command<P: Plain>(&mut self, opcode: CommandOpcode, payload: &P) -> CommandStatus {
-        let entry = CommandEntry::new(opcode, 0, self.reply, payload);
+        let reply = match opcode {
+            CommandOpcode::QueryDevice
+            | CommandOpcode::QueryClock
+            | CommandOpcode::QueryQueuePair
+            | CommandOpcode::QuerySrq
+            | CommandOpcode::QueryCounters
+            | CommandOpcode::TakeFaults => (self.reply, PAGE as u32),
+            _ => (0, 0),
+        };
+        let entry = CommandEntry::new(opcode, 0, reply, payload);
         self.commands(&[entry])[0]
     }
 
@@ -921,12 +1005,12 @@ impl Node {
     }
 
     /// Makes an event queue.
-    pub fn create_eq(&mut self, eqn: u16, vector: u16) {
+    pub fn create_eq(&mut self, eqn: u16, message: u16) {
         let size = (size_of::<EventEntry>() as u64) << EQ_LOG_ENTRIES;
         let ring = self.allocate(size);
         self.execute(&CreateEventQueue {
             eqn,
-            vector,
+            message,
             log_entries: EQ_LOG_ENTRIES,
             reserved: [0; 3],
             ring: Buffer::contiguous(ring, size),
@@ -977,10 +1061,15 @@ impl Node {
         qp.send_ring..qp.record + size_of::<QueuePairRecord>() as u64
     }
 
+    /// Where the receive queue of a queue pair begins.
+    pub fn receive_ring(&self, qpn: u32) -> u64 {
+        self.qps[&qpn].receive_ring
+    }
+
     /// Where the ring and the record of a shared receive queue are.
     pub fn srq_buffer(&self, srqn: u32) -> Range<u64> {
         let srq = &self.srqs[&srqn];
-        srq.ring..srq.record + size_of::<SharedReceiveRecord>() as u64
+        srq.ring..srq.record + size_of::<SrqRecord>() as u64
     }
 
     /// Tells how much was taken from an event queue, and arms it or not.
@@ -1119,7 +1208,8 @@ impl Node {
             index: 0,
             vlan: VLAN_NONE,
             mac: self.mac,
-            reserved: [0; 3],
+            port: 0,
+            reserved: [0; 5],
         };
         self.execute(&command);
     }
@@ -1127,8 +1217,8 @@ impl Node {
     /// Registers fresh memory of `length` bytes: scattered 4 KiB pages with a table, from an
     /// address and a first byte that are not multiples of the page.
     pub fn register(&mut self, tag: u32, pd: u32, access: u32, length: u64) -> Region {
-        let first_byte = 64u64;
-        let pages = self.allocate_pages((first_byte + length).div_ceil(PAGE) as usize);
+        let fbo = 64u64;
+        let pages = self.allocate_pages((fbo + length).div_ceil(PAGE) as usize);
         let tables: Vec<u64> = pages
             .chunks(ATT_TABLE_ENTRIES)
             .map(|chunk| self.table(chunk))
@@ -1137,7 +1227,7 @@ impl Node {
             [table] => (AttOrder::First, table),
             _ => (AttOrder::Second, self.table(&tables)),
         };
-        let address = 0x7f00_0000_0000 + u64::from(tag) * 0x1000_0000 + first_byte;
+        let address = 0x7f00_0000_0000 + u64::from(tag) * 0x1000_0000 + fbo;
         self.execute(&RegisterRegion {
             tag,
             pd,
@@ -1147,7 +1237,7 @@ impl Node {
             buffer: Buffer {
                 root,
                 length,
-                first_byte: first_byte as u32,
+                fbo: fbo as u32,
                 page_shift: PAGE_SHIFT_MIN,
                 order: order.number(),
                 reserved: 0,
@@ -1216,12 +1306,13 @@ impl Node {
             pd: options.pd,
             send_cqn: options.cqn,
             receive_cqn: options.cqn,
-            kind: options.kind.number(),
+            service: options.service.number(),
+            transport: Transport::RoceV2.number(),
             flags: options.flags,
             sq_log_blocks: options.log_blocks,
             rq_log_entries: options.log_entries,
             rq_log_stride: log_stride,
-            reserved0: [0; 3],
+            port: 0,
             srqn: options.srqn,
             doorbell_page: options.page,
             buffer: Buffer::contiguous(buffer, length),
@@ -1229,6 +1320,7 @@ impl Node {
             rq_offset: send_size as u32,
             record_offset: (send_size + receive_size) as u32,
             xrcd: options.xrcd,
+            reserved: [0; 3],
         };
         let qp = DriverQp {
             send_ring: buffer,
@@ -1257,12 +1349,12 @@ impl Node {
     }
 
     /// The command that makes a shared receive queue of protection domain 1.
-    fn srq_command(&mut self, srqn: u32, log_entries: u8) -> (CreateSharedReceive, DriverSrq) {
+    fn srq_command(&mut self, srqn: u32, log_entries: u8) -> (CreateSrq, DriverSrq) {
         let log_stride = RQ_MAX_LOG_STRIDE;
         let size = 1u64 << log_entries << log_stride;
-        let length = size + size_of::<SharedReceiveRecord>() as u64;
+        let length = size + size_of::<SrqRecord>() as u64;
         let ring = self.allocate(length);
-        let command = CreateSharedReceive {
+        let command = CreateSrq {
             srqn,
             pd: 1,
             log_entries,
@@ -1286,7 +1378,7 @@ impl Node {
     }
 
     /// A command that would make a shared receive queue, to be changed before it is executed.
-    pub fn srq_template(&mut self, srqn: u32, log_entries: u8) -> CreateSharedReceive {
+    pub fn srq_template(&mut self, srqn: u32, log_entries: u8) -> CreateSrq {
         self.srq_command(srqn, log_entries).0
     }
 
@@ -1294,7 +1386,7 @@ impl Node {
     pub fn create_srq(&mut self, srqn: u32, log_entries: u8, extended: Option<(u32, u32)>) {
         let (mut command, srq) = self.srq_command(srqn, log_entries);
         if let Some((xrcd, cqn)) = extended {
-            command.flags = SRQ_FLAG_EXTENDED;
+            command.flags = SRQ_FLAG_XRC;
             command.xrcd = xrcd;
             command.cqn = cqn;
         }
@@ -1312,12 +1404,12 @@ impl Node {
         &mut self,
         srqn: u32,
         log_entries: u8,
-        change: impl FnOnce(&mut ResizeSharedReceive),
+        change: impl FnOnce(&mut ResizeSrq),
     ) -> CommandStatus {
         let (create, mut srq) = self.srq_command(srqn, log_entries);
         srq.producer = self.srqs[&srqn].producer;
         self.host.memory.put(srq.record, &srq.producer);
-        let mut command = ResizeSharedReceive {
+        let mut command = ResizeSrq {
             srqn,
             log_entries,
             reserved: [0; 3],
@@ -1326,7 +1418,7 @@ impl Node {
             buffer: create.buffer,
         };
         change(&mut command);
-        let status = self.command(CommandOpcode::ResizeSharedReceive, &command);
+        let status = self.command(CommandOpcode::ResizeSrq, &command);
         if status == CommandStatus::Ok {
             self.srqs.insert(srqn, srq);
         }
@@ -1361,8 +1453,8 @@ impl Node {
     pub fn start_datagrams(&mut self, qpn: u32, qkey: u32) {
         let steps = [
             (QueuePairStateCode::Init, MODIFY_PKEY | MODIFY_QKEY),
-            (QueuePairStateCode::ReadyToReceive, 0),
-            (QueuePairStateCode::ReadyToSend, MODIFY_SEND_PSN),
+            (QueuePairStateCode::Rtr, 0),
+            (QueuePairStateCode::Rts, MODIFY_SEND_PSN),
         ];
         for (state, mask) in steps {
             self.execute(&ModifyQueuePair {
@@ -1381,18 +1473,22 @@ impl Node {
         self.to_init(qpn);
         self.execute(&ModifyQueuePair {
             qpn,
-            mask: MODIFY_STATE | MODIFY_PATH | MODIFY_MTU | MODIFY_DESTINATION | MODIFY_RECEIVE_PSN,
-            state: QueuePairStateCode::ReadyToReceive.number(),
+            mask: MODIFY_STATE
+                | MODIFY_ADDRESS_VECTOR
+                | MODIFY_MTU
+                | MODIFY_DESTINATION
+                | MODIFY_RECEIVE_PSN,
+            state: QueuePairStateCode::Rtr.number(),
             log_mtu: peer.log_mtu,
             destination_qpn: peer.qpn,
             receive_psn: peer.receive_psn,
-            path: peer.path(),
+            address_vector: peer.address_vector(),
             ..ModifyQueuePair::zeroed()
         });
         self.execute(&ModifyQueuePair {
             qpn,
             mask: MODIFY_STATE | MODIFY_SEND_PSN,
-            state: QueuePairStateCode::ReadyToSend.number(),
+            state: QueuePairStateCode::Rts.number(),
             send_psn: peer.send_psn,
             ..ModifyQueuePair::zeroed()
         });
@@ -1451,25 +1547,25 @@ impl Node {
         self.execute(&ModifyQueuePair {
             qpn,
             mask: MODIFY_STATE
-                | MODIFY_PATH
+                | MODIFY_ADDRESS_VECTOR
                 | MODIFY_MTU
                 | MODIFY_DESTINATION
                 | MODIFY_RECEIVE_PSN
-                | MODIFY_READ_IN
+                | MODIFY_IRD
                 | MODIFY_MIN_RNR_TIMER,
-            state: QueuePairStateCode::ReadyToReceive.number(),
+            state: QueuePairStateCode::Rtr.number(),
             log_mtu: peer.log_mtu,
             destination_qpn: peer.qpn,
             receive_psn: peer.receive_psn,
-            max_read_in: peer.depth,
+            ird: peer.depth,
             min_rnr_timer: 1,
-            path: Path {
+            address_vector: AddressVector {
                 mac: peer.mac,
                 vlan: VLAN_NONE,
                 gid: peer.gid,
                 source_gid_index: 0,
                 hop_limit: 64,
-                ..Path::zeroed()
+                ..AddressVector::zeroed()
             },
             ..ModifyQueuePair::zeroed()
         });
@@ -1484,13 +1580,13 @@ impl Node {
                 | MODIFY_TIMEOUT
                 | MODIFY_RETRY
                 | MODIFY_RNR_RETRY
-                | MODIFY_READ_OUT,
-            state: QueuePairStateCode::ReadyToSend.number(),
+                | MODIFY_ORD,
+            state: QueuePairStateCode::Rts.number(),
             send_psn: peer.send_psn,
             timeout: peer.timeout,
             retry_count: peer.retry_count,
             rnr_retry: peer.rnr_retry,
-            max_read_out: peer.depth,
+            ord: peer.depth,
             ..ModifyQueuePair::zeroed()
         });
     }

@@ -3,20 +3,21 @@
 //! The translation and protection table: which memory a tag stands for, and who may do what.
 
 use crate::att::{Att, AttError};
-use crate::device_memory::DeviceMemory;
+use crate::device_memory::{DeviceMemory, DEVICE_MEMORY_SIZE};
 use crate::memory::HostMemory;
+use crate::numbers::{Numbers, Table};
 use crate::paging::{Fault, PageError, PagedAtt};
 use ferrite_abi::{
-    AllocateTag, AttOrder, BindPart, CommandStatus, InvalidatePages, RegisterPart, RegisterRegion,
-    Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH,
-    ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
-    ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, DEVICE_MEMORY_SIZE, FEATURE_ATOMICS, FEATURE_FLUSH,
-    FEATURE_ONE_TOUCH, REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
+    AllocateTag, AttOrder, BindPart, CommandStatus, FastRegisterPart, InvalidatePages,
+    RegisterRegion, Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE,
+    ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
+    ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, FEATURE_ATOMICS, FEATURE_FLUSH, FEATURE_ONE_TOUCH,
+    REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
 };
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Table entries: tag indices are from 1 to one less than this.
+/// Table entries.
 ///
 /// The table grows with the highest index in use (8 bytes each) and the entries there are (see
 /// `what_a_guest_can_make_the_table_take_is_bounded`): that is all a guest can make it take.
@@ -92,8 +93,8 @@ impl From<AttError> for TptError {
 }
 
 impl TptError {
-    /// A number for `CompletionEntry::detail`.
-    pub fn detail(self) -> u32 {
+    /// A number for `CompletionEntry::vendor_syndrome`.
+    pub fn vendor_syndrome(self) -> u32 {
         match self {
             Self::NoEntry => 1,
             Self::NotValid => 2,
@@ -316,9 +317,9 @@ impl Entry {
 }
 
 /// The table.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Tpt {
-    entries: Vec<Option<Box<Entry>>>,
+    entries: Table<Entry>,
     /// Registrations and binds so far.
     generation: u64,
     /// Queue pairs with the indices of the type 2 windows that are bound to them.
@@ -352,31 +353,21 @@ fn absent(error: PageError, span: &Span, tag: u32, write: bool) -> TptError {
 }
 
 impl Tpt {
-    /// The slot of an index that is in range.
-    fn slot(&mut self, tag: Tag) -> Result<&mut Option<Box<Entry>>, CommandStatus> {
-        let index = tag.index();
-        if index == 0 || index >= MAX_TAGS {
-            return Err(CommandStatus::BadNumber);
+    pub(crate) fn new(indices: Numbers) -> Self {
+        Self {
+            entries: Table::new(indices),
+            generation: 0,
+            bound: BTreeSet::new(),
+            device: DeviceMemory::default(),
         }
-        let index = index as usize;
-        if self.entries.len() <= index {
-            self.entries.resize(index + 1, None);
-        }
-        Ok(&mut self.entries[index])
     }
 
     fn entry(&self, tag: Tag) -> Result<&Entry, TptError> {
-        self.entries
-            .get(tag.index() as usize)
-            .and_then(Option::as_deref)
-            .ok_or(TptError::NoEntry)
+        self.entries.get(tag.index()).ok_or(TptError::NoEntry)
     }
 
     fn entry_mut(&mut self, tag: Tag) -> Result<&mut Entry, TptError> {
-        self.entries
-            .get_mut(tag.index() as usize)
-            .and_then(Option::as_deref_mut)
-            .ok_or(TptError::NoEntry)
+        self.entries.get_mut(tag.index()).ok_or(TptError::NoEntry)
     }
 
     /// Carries out `RegisterRegion`.
@@ -400,7 +391,7 @@ impl Tpt {
             Target::Paged(PagedAtt::new(buffer).map_err(att_status)?)
         } else if command.flags & REGION_DEVICE_MEMORY != 0 {
             // Cannot wrap for a direct buffer.
-            let offset = buffer.root.wrapping_add(u64::from(buffer.first_byte));
+            let offset = buffer.root.wrapping_add(u64::from(buffer.fbo));
             Att::new(buffer).map_err(att_status)?;
             if buffer.order != AttOrder::Direct.number()
                 || offset > DEVICE_MEMORY_SIZE as u64
@@ -415,7 +406,7 @@ impl Tpt {
         self.generation += 1;
         let generation = self.generation;
         let replace = command.flags & REGION_REPLACE != 0;
-        let slot = self.slot(tag)?;
+        let slot = self.entries.slot(tag.index())?;
         match slot {
             Some(_) if !replace => return Err(CommandStatus::Exists),
             None if replace => return Err(CommandStatus::NotFound),
@@ -444,12 +435,12 @@ impl Tpt {
         let kind = TagKind::from_number(command.kind).ok_or(CommandStatus::BadParameter)?;
         let pages = match kind {
             TagKind::Region => 1..=MAX_FAST_PAGES,
-            TagKind::Window1 | TagKind::Window2 => 0..=0,
+            TagKind::Window1 | TagKind::Window2B => 0..=0,
         };
         if !pages.contains(&command.max_pages) {
             return Err(CommandStatus::BadParameter);
         }
-        let slot = self.slot(tag)?;
+        let slot = self.entries.slot(tag.index())?;
         if slot.is_some() {
             return Err(CommandStatus::Exists);
         }
@@ -471,9 +462,7 @@ impl Tpt {
     /// Carries out `ReleaseTag`. A tag made with `AllocateTag` is released under any instance,
     /// since its registrations or binds change that.
     pub(crate) fn release(&mut self, tag: Tag) -> Result<(), CommandStatus> {
-        if tag.index() == 0 || tag.index() >= MAX_TAGS {
-            return Err(CommandStatus::BadNumber);
-        }
+        self.entries.check(tag.index())?;
         match self.entry(tag) {
             Ok(entry) if entry.windows != 0 => Err(CommandStatus::Busy),
             Ok(entry)
@@ -482,7 +471,7 @@ impl Tpt {
                     || entry.instance == tag.instance() =>
             {
                 self.unbind(tag);
-                *self.slot(tag)? = None;
+                *self.entries.slot(tag.index())? = None;
                 Ok(())
             }
             _ => Err(CommandStatus::NotFound),
@@ -490,7 +479,11 @@ impl Tpt {
     }
 
     /// Carries out a registration from the send queue of a queue pair in domain `pd`.
-    pub fn register_from_queue(&mut self, part: &RegisterPart, pd: u32) -> Result<(), TptError> {
+    pub fn register_from_queue(
+        &mut self,
+        part: &FastRegisterPart,
+        pd: u32,
+    ) -> Result<(), TptError> {
         let tag = Tag(part.tag);
         self.generation += 1;
         let generation = self.generation;
@@ -576,10 +569,10 @@ impl Tpt {
             return Err(TptError::WrongInstance);
         }
         let qpn = match window.kind {
-            TagKind::Window2 if window.target.is_some() => return Err(TptError::AlreadyValid),
+            TagKind::Window2B if window.target.is_some() => return Err(TptError::AlreadyValid),
             // Those are invalidated, never unbound.
-            TagKind::Window2 if part.length == 0 => return Err(TptError::OutOfBounds),
-            TagKind::Window2 => Some(holder.qpn),
+            TagKind::Window2B if part.length == 0 => return Err(TptError::OutOfBounds),
+            TagKind::Window2B => Some(holder.qpn),
             _ => None,
         };
         if part.length == 0 {
@@ -980,10 +973,7 @@ impl Tpt {
     /// the next command begins: there is nothing to do.
     pub(crate) fn invalidate_pages(&self, command: &InvalidatePages) -> Result<(), CommandStatus> {
         let tag = Tag(command.tag);
-        if tag.index() == 0 || tag.index() >= MAX_TAGS {
-            return Err(CommandStatus::BadNumber);
-        }
-        let entry = self.entry(tag).map_err(|_| CommandStatus::NotFound)?;
+        let entry = self.entries.find(tag.index())?;
         if entry.instance != tag.instance() {
             return Err(CommandStatus::NotFound);
         }
@@ -1066,6 +1056,13 @@ mod tests {
     const LENGTH: u64 = 8192;
     const TAG: Tag = Tag::new(3, 9);
 
+    fn empty() -> Tpt {
+        Tpt::new(Numbers {
+            first: 1,
+            count: MAX_TAGS,
+        })
+    }
+
     fn command(tag: Tag, access: u32) -> RegisterRegion {
         RegisterRegion {
             tag: tag.0,
@@ -1078,13 +1075,13 @@ mod tests {
     }
 
     fn table(access: u32) -> Tpt {
-        let mut tpt = Tpt::default();
+        let mut tpt = empty();
         tpt.register(&command(TAG, access)).unwrap();
         tpt
     }
 
     fn allocated(max_pages: u32) -> Tpt {
-        let mut tpt = Tpt::default();
+        let mut tpt = empty();
         tpt.allocate(&AllocateTag {
             tag: TAG.0,
             pd: PD,
@@ -1096,8 +1093,8 @@ mod tests {
         tpt
     }
 
-    fn part(tag: Tag) -> RegisterPart {
-        RegisterPart {
+    fn part(tag: Tag) -> FastRegisterPart {
+        FastRegisterPart {
             tag: tag.0,
             access: ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ,
             address: ADDRESS,
@@ -1202,7 +1199,7 @@ mod tests {
 
     #[test]
     fn the_tag_of_all_memory_is_for_privileged_queue_pairs_and_never_for_a_peer() {
-        let tpt = Tpt::default();
+        let tpt = empty();
         let privileged = Domain {
             privileged: true,
             ..DOMAIN
@@ -1224,7 +1221,7 @@ mod tests {
 
     #[test]
     fn zero_bytes_need_no_key() {
-        let tpt = Tpt::default();
+        let tpt = empty();
         let span = tpt
             .check_remote(0xdead_beef, 0, 0, HOLDER, RemoteAccess::Write)
             .unwrap();
@@ -1295,7 +1292,7 @@ mod tests {
             register(&mut tpt, command(TAG, 0)),
             Err(CommandStatus::Exists)
         );
-        for index in [0, MAX_TAGS, 0xff_ffff] {
+        for index in [0, 1 + MAX_TAGS, 0xff_ffff] {
             assert_eq!(
                 register(&mut tpt, command(Tag::new(index, 1), 0)),
                 Err(CommandStatus::BadNumber)
@@ -1499,7 +1496,7 @@ mod tests {
     /// whichever of its keys it believes to be in force.
     #[test]
     fn a_window_is_bound_again_after_binds_that_were_not_carried_out() {
-        for kind in [TagKind::Window1, TagKind::Window2] {
+        for kind in [TagKind::Window1, TagKind::Window2B] {
             let mut tpt = with_window(kind);
             let refused = BindPart {
                 length: LENGTH,
@@ -1718,7 +1715,7 @@ mod tests {
 
     #[test]
     fn a_type_2_window_belongs_to_its_queue_pair() {
-        let mut tpt = with_window(TagKind::Window2);
+        let mut tpt = with_window(TagKind::Window2B);
         let bound = Tag::new(5, 2);
         let other = Holder { pd: PD, qpn: 3 };
         let nothing = BindPart {
@@ -1781,14 +1778,14 @@ mod tests {
                 max_pages,
             })
         };
-        let window = TagKind::Window2.number();
+        let window = TagKind::Window2B.number();
         let bad = Err(CommandStatus::BadParameter);
         assert_eq!(allocate(&mut tpt, 6, window, 1), bad);
         assert_eq!(allocate(&mut tpt, 6, 4, 0), bad);
         assert_eq!(allocate(&mut tpt, 6, TagKind::Region.number(), 0), bad);
         assert_eq!(allocate(&mut tpt, 5, window, 0), Err(CommandStatus::Exists));
         assert_eq!(
-            allocate(&mut tpt, MAX_TAGS, window, 0),
+            allocate(&mut tpt, 1 + MAX_TAGS, window, 0),
             Err(CommandStatus::BadNumber)
         );
         // A window is not made a region, by command or by a queue.
@@ -1808,13 +1805,13 @@ mod tests {
         // Documentation/device/14-limits.md says how much that is in all.
         assert!(size_of::<Entry>() <= 136, "{}", size_of::<Entry>());
         assert_eq!(size_of::<Option<Box<Entry>>>(), 8);
-        let mut tpt = Tpt::default();
-        for index in [1, 1_000_000, MAX_TAGS - 1] {
+        let mut tpt = empty();
+        for index in [1, 1_000_000, MAX_TAGS] {
             tpt.register(&command(Tag::new(index, 1), 0)).unwrap();
         }
         assert_eq!(tpt.entries.len(), MAX_TAGS as usize);
         assert_eq!(
-            tpt.register(&command(Tag::new(MAX_TAGS, 1), 0)),
+            tpt.register(&command(Tag::new(1 + MAX_TAGS, 1), 0)),
             Err(CommandStatus::BadNumber)
         );
         assert_eq!(tpt.entries.len(), MAX_TAGS as usize);
@@ -1824,7 +1821,7 @@ mod tests {
     #[test]
     fn regions_of_device_memory_reach_it_and_stay_inside() {
         let host = TestMemory::new(0, 0);
-        let mut tpt = Tpt::default();
+        let mut tpt = empty();
         let size = DEVICE_MEMORY_SIZE as u64;
         let device = |offset, length| RegisterRegion {
             flags: REGION_DEVICE_MEMORY,
@@ -1979,7 +1976,7 @@ mod tests {
 
     #[test]
     fn a_touched_window_is_unbound_and_a_new_registration_untouched() {
-        let mut tpt = with_window(TagKind::Window2);
+        let mut tpt = with_window(TagKind::Window2B);
         let part = BindPart {
             access: ACCESS_REMOTE_WRITE | ACCESS_ONE_TOUCH,
             ..bind_part(1)
@@ -2020,14 +2017,15 @@ mod tests {
     /// What the table says of itself must agree: the windows of each region, those of each queue
     /// pair, and that a bound window has the region it was bound to.
     fn assert_consistent(tpt: &Tpt) {
-        let mut windows = vec![0; tpt.entries.len()];
+        let indices = 0..=tpt.entries.len() as u32;
+        let mut windows = vec![0; tpt.entries.len() + 1];
         let mut bound = BTreeSet::new();
-        for (index, entry) in (0..).zip(&tpt.entries) {
+        for index in indices.clone() {
             let Some(Entry {
                 kind,
                 target: Some(target),
                 ..
-            }) = entry.as_deref()
+            }) = tpt.entries.get(index)
             else {
                 continue;
             };
@@ -2035,7 +2033,7 @@ mod tests {
                 assert_eq!(*kind, TagKind::Region);
                 continue;
             };
-            assert_eq!(binding.qpn.is_some(), *kind == TagKind::Window2);
+            assert_eq!(binding.qpn.is_some(), *kind == TagKind::Window2B);
             windows[binding.region.index() as usize] += 1;
             bound.extend(binding.qpn.map(|qpn| (qpn, index)));
             let region = tpt.entry(binding.region).unwrap();
@@ -2047,8 +2045,9 @@ mod tests {
                 assert!(tpt.target(binding.region, binding.generation).is_err());
             }
         }
-        for (entry, windows) in tpt.entries.iter().zip(windows) {
-            assert_eq!(entry.as_ref().map_or(0, |entry| entry.windows), windows);
+        for (index, windows) in indices.zip(windows) {
+            let entry = tpt.entries.get(index);
+            assert_eq!(entry.map_or(0, |entry| entry.windows), windows);
         }
         assert_eq!(tpt.bound, bound);
     }
@@ -2062,7 +2061,7 @@ mod tests {
             state ^= state << 17;
             (state >> 16) % below
         };
-        let mut tpt = Tpt::default();
+        let mut tpt = empty();
         let mut done = [0; 8];
         let mut spans = Vec::new();
         for _ in 0..50_000 {
@@ -2094,7 +2093,7 @@ mod tests {
                 3 => {
                     let access = RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH);
                     tpt.register_from_queue(
-                        &RegisterPart {
+                        &FastRegisterPart {
                             access,
                             ..part(tag)
                         },

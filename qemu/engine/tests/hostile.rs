@@ -11,12 +11,15 @@ mod attack;
 #[path = "engine/wire.rs"]
 mod wire;
 
-use attack::{forge, seal, seeds, Random};
+use attack::{clear_reserved, forge, seal, seeds, Random};
 use ferrite_abi::*;
+use ferrite_engine::misbehaviour::Reset;
+use ferrite_engine::multicast::MULTICAST_QPN;
 use ferrite_engine::roce::{BTH_LEN, ICRC_LEN, RETH_LEN};
 use ferrite_engine::testing::{
     Node, Peer, QpOptions, SendWork, Unsteady, MEMORY_BASE, MEMORY_SIZE,
 };
+use ferrite_engine::{Config, HostMemory, Misbehaviour, Numbers};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -51,17 +54,83 @@ static ALLOCATOR: Counting = Counting;
 const MOST_MEMORY: usize = 160 << 20;
 /// Commands in the ring.
 const CONTROL_LOG_ENTRIES: u8 = 6;
+/// One in so many work requests has a field that should be zero and is not. Each ends its queue
+/// pair's work, and there is more to try.
+const RARELY: u64 = 500;
 /// Frames of one step beyond which the device works without end.
 const MOST_FRAMES: usize = 20_000;
+
+/// What is added to the small numbers of objects that are used here.
+#[derive(Clone, Copy, Default)]
+struct Numbering {
+    qp: u32,
+    cq: u32,
+    srq: u32,
+    tag: u32,
+}
+
+impl Numbering {
+    fn qpn(self, number: u32) -> u32 {
+        self.qp.wrapping_add(number)
+    }
+
+    fn cqn(self, number: u32) -> u32 {
+        self.cq.wrapping_add(number)
+    }
+
+    fn srqn(self, number: u32) -> u32 {
+        self.srq.wrapping_add(number)
+    }
+
+    fn tag(self, index: u32) -> u32 {
+        self.tag.wrapping_add(index) << 8
+    }
+
+    /// Has the device use the last numbers that there are, as few as are used here.
+    fn at_the_end(config: &mut Config) -> Self {
+        let last = |end: u32, count: u32| Numbers {
+            first: end - count,
+            count,
+        };
+        config.qps = last(MULTICAST_QPN, QUEUE_PAIRS - 2);
+        config.cqs = last(QUEUE_NUMBER_MASK + 1, 9);
+        config.srqs = last(QUEUE_NUMBER_MASK + 1, 9);
+        config.tags = last(QUEUE_NUMBER_MASK + 1, 8);
+        Self {
+            qp: config.qps.first - 2,
+            cq: config.cqs.first,
+            srq: config.srqs.first,
+            tag: config.tags.first - 1,
+        }
+    }
+}
+
+/// How often what is rare came about.
+#[derive(Default)]
+struct Seen {
+    /// Shared receive queues were moved.
+    moves: u64,
+    /// Completion queues were armed and given another handler, or none.
+    bindings: u64,
+    /// Slow resets came to their end.
+    resets: u64,
+}
 
 /// A machine whose driver has lost its mind.
 struct Hostile {
     node: Node,
     random: Random,
+    base: Numbering,
+    /// Where the shared receive queues are: in one of two places each.
+    moved: [bool; 2],
+    resetting: bool,
+    seen: Seen,
     control: u64,
     producer: u32,
     /// Completions consumed of queues 1 to 3.
     consumed: [u32; 3],
+    /// The next command may be wrong in what all commands have in common.
+    careless: bool,
     peer: Peer,
 }
 
@@ -75,23 +144,26 @@ fn queue_pair_at(qpn: u32) -> u64 {
     MEMORY_BASE + 0x40_0000 + u64::from(qpn % 16) * 0x4000
 }
 
+/// Event queues of completion queues.
+const HANDLERS: [u16; 2] = [EQ_FIRST_HANDLER, EQ_FIRST_HANDLER + 1];
+
 /// Queue pairs are from 2 to one less than this. The areas of the next two numbers are those of
 /// shared receive queues 1 (ordinary) and 2 (extended).
 const QUEUE_PAIRS: u32 = 12;
 
 /// The service of queue pair `qpn`.
-fn kind_of(qpn: u32) -> QueuePairKind {
+fn service_of(qpn: u32) -> Service {
     match qpn {
-        6 | 7 => QueuePairKind::Datagram,
-        8 => QueuePairKind::UnreliableConnected,
-        9 => QueuePairKind::ExtendedInitiator,
-        10 => QueuePairKind::ExtendedTarget,
-        _ => QueuePairKind::ReliableConnected,
+        6 | 7 => Service::Ud,
+        8 => Service::Uc,
+        9 => Service::XrcIni,
+        10 => Service::XrcTgt,
+        _ => Service::Rc,
     }
 }
 
 fn is_datagram(qpn: u32) -> bool {
-    kind_of(qpn) == QueuePairKind::Datagram
+    service_of(qpn) == Service::Ud
 }
 
 /// Whom queue pair `qpn` is connected to; 0 is the honest peer.
@@ -110,14 +182,36 @@ const GROUP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3]
 const CQ_LOG_ENTRIES: u8 = 6;
 const RECORD: u64 = 8192;
 
+/// Where in its area a shared receive queue is before and after it was moved: ring and record.
+fn shared_place(moved: bool) -> (u64, u64) {
+    if moved {
+        (12288, RECORD + 64)
+    } else {
+        (4096, RECORD)
+    }
+}
+
 impl Hostile {
     fn new(seed: u64, peer: Peer) -> Self {
+        let mut random = Random::new(seed);
+        let mut base = Numbering::default();
+        let node = Node::power_on_with(1, |config| {
+            config.doorbell_log_stride = random.pick(&[12, 14, DOORBELL_MAX_LOG_STRIDE]);
+            if random.one_in(2) {
+                base = Numbering::at_the_end(config);
+            }
+        });
         let mut hostile = Self {
-            node: Node::power_on(1),
-            random: Random::new(seed),
+            node,
+            random,
+            base,
+            moved: [false; 2],
+            resetting: false,
+            seen: Seen::default(),
             control: 0,
             producer: 0,
             consumed: [0; 3],
+            careless: false,
             peer,
         };
         hostile.control = hostile
@@ -132,7 +226,10 @@ impl Hostile {
     }
 
     fn boot(&mut self) {
+        let base = self.base;
         let node = &mut self.node;
+        let good = Misbehaviour::default();
+        node.engine.misbehave(good, node.now, &mut node.host);
         let eq0 = MEMORY_BASE + MEMORY_SIZE as u64 - 0x8000;
         let boot = MEMORY_BASE + MEMORY_SIZE as u64 - 0x1000;
         let block = BootBlock {
@@ -140,7 +237,7 @@ impl Hostile {
             eq0_ring: eq0,
             cqp_log_entries: CONTROL_LOG_ENTRIES,
             eq0_log_entries: 8,
-            eq0_vector: 0,
+            eq0_message: 0,
             reserved0: 0,
             reserved1: [0; 5],
         };
@@ -152,10 +249,10 @@ impl Hostile {
         node.write_register(REG_BOOT, 8, boot);
         node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
         self.producer = 0;
-        for eqn in [EQ_ASYNC, EQ_FIRST_HANDLER] {
+        for eqn in [EQ_ASYNC, HANDLERS[0], HANDLERS[1]] {
             self.command(&CreateEventQueue {
                 eqn,
-                vector: eqn,
+                message: eqn,
                 log_entries: 5,
                 reserved: [0; 3],
                 ring: Buffer::contiguous(MEMORY_BASE + 0x20_0000 + u64::from(eqn) * 4096, 1024),
@@ -167,13 +264,14 @@ impl Hostile {
             index: 0,
             vlan: VLAN_NONE,
             mac,
-            reserved: [0; 3],
+            port: 0,
+            reserved: [0; 5],
         });
         self.consumed = [0; 3];
         for cqn in 1..4 {
             self.zero(completion_queue(cqn), 8192);
             self.command(&CreateCompletionQueue {
-                cqn,
+                cqn: base.cqn(cqn),
                 eqn: EQ_FIRST_HANDLER,
                 log_entries: CQ_LOG_ENTRIES,
                 reserved0: 0,
@@ -183,6 +281,7 @@ impl Hostile {
                 reserved1: 0,
             });
         }
+        self.moved = [false; 2];
         for srqn in [1, 2] {
             let create = self.shared_queue(srqn);
             self.command(&create);
@@ -195,7 +294,7 @@ impl Hostile {
         }
         for tag in 1..5 {
             self.command(&RegisterRegion {
-                tag: tag << 8,
+                tag: base.tag(tag),
                 pd: 1,
                 access: ACCESS_ALL & !ACCESS_ZERO_BASED,
                 flags: 0,
@@ -205,46 +304,53 @@ impl Hostile {
         }
     }
 
-    fn shared_queue(&mut self, srqn: u32) -> CreateSharedReceive {
+    fn shared_queue(&mut self, srqn: u32) -> CreateSrq {
         let at = queue_pair_at(QUEUE_PAIRS + srqn - 1);
         self.zero(at + RECORD, 64);
         let extended = srqn == 2;
-        CreateSharedReceive {
-            srqn,
+        CreateSrq {
+            srqn: self.base.srqn(srqn),
             pd: 1,
             log_entries: 5,
             log_stride: 6,
-            flags: if extended { SRQ_FLAG_EXTENDED } else { 0 },
+            flags: if extended { SRQ_FLAG_XRC } else { 0 },
             doorbell_page: 1,
             buffer: Buffer::contiguous(at, 0x4000),
             ring_offset: 4096,
             record_offset: RECORD as u32,
             xrcd: if extended { 7 } else { 0 },
-            cqn: if extended { 3 } else { 0 },
+            cqn: if extended { self.base.cqn(3) } else { 0 },
         }
     }
 
     fn queue_pair(&mut self, qpn: u32) -> CreateQueuePair {
         let shared = matches!(qpn, 7 | 11);
+        let base = self.base;
         CreateQueuePair {
-            qpn,
+            qpn: base.qpn(qpn),
             pd: 1,
-            send_cqn: 1,
-            receive_cqn: 2,
-            kind: kind_of(qpn).number(),
-            flags: (self.random.below(16) as u8 & !QP_FLAG_SHARED_RECEIVE)
-                | if shared { QP_FLAG_SHARED_RECEIVE } else { 0 },
+            send_cqn: base.cqn(1),
+            receive_cqn: base.cqn(2),
+            service: service_of(qpn).number(),
+            transport: Transport::RoceV2.number(),
+            flags: (self.random.below(16) as u16 & !QP_FLAG_SRQ)
+                | if shared { QP_FLAG_SRQ } else { 0 },
             sq_log_blocks: 6,
             rq_log_entries: 5,
             rq_log_stride: 6,
-            reserved0: [0; 3],
-            srqn: u32::from(shared),
+            port: 0,
+            srqn: if shared { base.srqn(1) } else { 0 },
             doorbell_page: 1,
             buffer: Buffer::contiguous(queue_pair_at(qpn), 0x4000),
             sq_offset: 0,
             rq_offset: 4096,
             record_offset: RECORD as u32,
-            xrcd: 7,
+            xrcd: if service_of(qpn) == Service::XrcTgt {
+                7
+            } else {
+                0
+            },
+            reserved: [0; 3],
         }
     }
 
@@ -277,11 +383,43 @@ impl Hostile {
     }
 
     fn raw_command(&mut self, opcode: u16, payload: &[u8]) {
+        let random = &mut self.random;
         let mut entry = CommandEntry::zeroed();
         entry.opcode = opcode;
-        entry.cookie = self.random.next() as u32;
-        entry.reply = self.random.address() & !63;
-        entry.payload[..payload.len()].copy_from_slice(payload);
+        entry.cookie = random.next() as u32;
+        let queries = [
+            CommandOpcode::QueryDevice,
+            CommandOpcode::QueryClock,
+            CommandOpcode::QueryQueuePair,
+            CommandOpcode::QuerySrq,
+            CommandOpcode::QueryCounters,
+            CommandOpcode::TakeFaults,
+        ];
+        let careless = std::mem::take(&mut self.careless);
+        let queries = queries.iter().any(|query| *query as u16 == opcode);
+        if queries != (careless && random.one_in(30)) {
+            entry.reply = random.address() & !63;
+            entry.reply_length = random.pick(&[64, 128, 256, 4096, 1, u32::MAX]);
+        }
+        entry.request_length = payload.len() as u32;
+        if random.one_in(8) {
+            entry.flags = COMMAND_INDIRECT;
+            entry.request = MEMORY_BASE + MEMORY_SIZE as u64 - 0x4000;
+            let written = self.node.host.memory.write(entry.request, payload);
+            written.expect("test memory");
+        } else {
+            entry.payload[..payload.len()].copy_from_slice(payload);
+        }
+        if careless && random.one_in(15) {
+            match random.below(5) {
+                0 => entry.flags = random.next() as u16,
+                1 => entry.request_length = random.nasty() as u32,
+                2 => entry.request = random.nasty(),
+                3 => entry.reply_length = random.nasty() as u32,
+                // A reserved field, or what is behind the structure.
+                _ => entry.payload[random.below(224) as usize] ^= 1 << random.below(8),
+            }
+        }
         let slot = u64::from(self.producer & ((1 << CONTROL_LOG_ENTRIES) - 1));
         let at = self.control + slot * size_of::<CommandEntry>() as u64;
         self.node.host.memory.put(at, &entry);
@@ -303,7 +441,7 @@ impl Hostile {
     /// Brings a queue pair to RTS; to the honest peer with `to` 0.
     fn connect(&mut self, qpn: u32, to: u32) {
         let mut modify = ModifyQueuePair::zeroed();
-        modify.qpn = qpn;
+        modify.qpn = self.base.qpn(qpn);
         modify.access = ACCESS_REMOTE;
         self.zero(queue_pair_at(qpn) + RECORD, 64);
         modify.log_mtu = self.random.pick(&[8, 10, 12]);
@@ -311,28 +449,28 @@ impl Hostile {
         modify.retry_count = self.random.below(8) as u8;
         modify.rnr_retry = self.random.below(8) as u8;
         modify.min_rnr_timer = self.random.below(32) as u8;
-        modify.max_read_in = 16;
-        modify.max_read_out = 16;
-        modify.path.vlan = VLAN_NONE;
+        modify.ird = 16;
+        modify.ord = 16;
+        modify.address_vector.vlan = VLAN_NONE;
         if to == 0 {
             modify.log_mtu = self.peer.log_mtu;
-            modify.path.mac = self.peer.mac;
-            modify.path.gid = self.peer.gid;
+            modify.address_vector.mac = self.peer.mac;
+            modify.address_vector.gid = self.peer.gid;
             modify.destination_qpn = self.peer.qpn;
             modify.send_psn = self.peer.send_psn;
             modify.receive_psn = self.peer.receive_psn;
         } else {
-            modify.path.mac = self.node.mac;
-            modify.path.gid = self.node.gid;
-            modify.destination_qpn = to;
+            modify.address_vector.mac = self.node.mac;
+            modify.address_vector.gid = self.node.gid;
+            modify.destination_qpn = self.base.qpn(to);
         }
         // The attributes that the service has.
-        let attributes = match kind_of(qpn) {
-            QueuePairKind::Datagram => MODIFY_PKEY | MODIFY_QKEY | MODIFY_SEND_PSN,
-            QueuePairKind::UnreliableConnected => {
+        let attributes = match service_of(qpn) {
+            Service::Ud => MODIFY_PKEY | MODIFY_QKEY | MODIFY_SEND_PSN,
+            Service::Uc => {
                 MODIFY_PKEY
                     | MODIFY_ACCESS
-                    | MODIFY_PATH
+                    | MODIFY_ADDRESS_VECTOR
                     | MODIFY_MTU
                     | MODIFY_DESTINATION
                     | MODIFY_RECEIVE_PSN
@@ -347,21 +485,17 @@ impl Hostile {
                 MODIFY_PKEY | MODIFY_ACCESS | MODIFY_QKEY,
             ),
             (
-                QueuePairStateCode::ReadyToReceive,
-                MODIFY_PATH
+                QueuePairStateCode::Rtr,
+                MODIFY_ADDRESS_VECTOR
                     | MODIFY_MTU
                     | MODIFY_DESTINATION
                     | MODIFY_RECEIVE_PSN
-                    | MODIFY_READ_IN
+                    | MODIFY_IRD
                     | MODIFY_MIN_RNR_TIMER,
             ),
             (
-                QueuePairStateCode::ReadyToSend,
-                MODIFY_SEND_PSN
-                    | MODIFY_TIMEOUT
-                    | MODIFY_RETRY
-                    | MODIFY_RNR_RETRY
-                    | MODIFY_READ_OUT,
+                QueuePairStateCode::Rts,
+                MODIFY_SEND_PSN | MODIFY_TIMEOUT | MODIFY_RETRY | MODIFY_RNR_RETRY | MODIFY_ORD,
             ),
         ] {
             modify.state = state.number();
@@ -373,13 +507,15 @@ impl Hostile {
 
     /// A command that is almost right, or not at all.
     fn random_command(&mut self) {
+        self.careless = true;
+        let base = self.base;
         let random = &mut self.random;
         let number = random.number();
         match random.below(14) {
             0 => {
                 let command = CreateEventQueue {
                     eqn: number as u16,
-                    vector: random.number() as u16,
+                    message: random.number() as u16,
                     log_entries: random.log(5),
                     reserved: [0; 3],
                     ring: random.buffer(),
@@ -389,7 +525,7 @@ impl Hostile {
             1 => {
                 let command = ModifyEventQueue {
                     eqn: number as u16,
-                    vector: random.number() as u16,
+                    message: random.number() as u16,
                     moderation_microseconds: random.nasty() as u16,
                     moderation_count: random.nasty() as u16,
                     reserved: 0,
@@ -398,8 +534,8 @@ impl Hostile {
             }
             2 => {
                 let command = CreateCompletionQueue {
-                    cqn: number,
-                    eqn: random.number() as u16,
+                    cqn: base.cqn(number),
+                    eqn: Self::random_handler(random),
                     log_entries: random.log(4),
                     reserved0: 0,
                     doorbell_page: random.number(),
@@ -411,8 +547,8 @@ impl Hostile {
             }
             3 => {
                 let command = ModifyCompletionQueue {
-                    cqn: number,
-                    eqn: random.number() as u16,
+                    cqn: base.cqn(number),
+                    eqn: Self::random_handler(random),
                     moderation_count: random.nasty() as u16,
                     moderation_microseconds: random.nasty() as u16,
                     reserved: [0; 3],
@@ -421,7 +557,7 @@ impl Hostile {
             }
             4 => {
                 let command = ResizeCompletionQueue {
-                    cqn: number,
+                    cqn: base.cqn(number),
                     log_entries: random.log(7),
                     reserved: [0; 3],
                     record_offset: random.pick(&[8192, 4096, 0, u32::MAX]),
@@ -434,8 +570,10 @@ impl Hostile {
                 let mut command = self.queue_pair(number);
                 let random = &mut self.random;
                 if random.one_in(4) {
-                    command.kind = random.below(12) as u8;
-                    command.srqn = random.number();
+                    command.service = random.below(12) as u8;
+                    command.transport = random.below(3) as u8;
+                    command.port = u8::from(random.one_in(4));
+                    command.srqn = base.srqn(random.number());
                     command.xrcd = random.number();
                 }
                 command.sq_log_blocks = random.log(4);
@@ -453,7 +591,11 @@ impl Hostile {
                 for byte in command.as_bytes_mut() {
                     *byte = random.next() as u8;
                 }
-                command.qpn = number;
+                if !random.one_in(20) {
+                    clear_reserved(&mut command);
+                    clear_reserved(&mut command.address_vector);
+                }
+                command.qpn = base.qpn(number);
                 command.mask = random.nasty() as u32 | MODIFY_STATE;
                 command.state = random.below(8) as u8;
                 if random.one_in(2) {
@@ -463,7 +605,7 @@ impl Hostile {
             }
             7 => {
                 let command = RegisterRegion {
-                    tag: (number << 8) | random.below(3) as u32,
+                    tag: base.tag(number) | random.below(3) as u32,
                     pd: random.below(3) as u32,
                     access: random.below(256) as u32,
                     flags: random.below(5) as u32,
@@ -474,7 +616,7 @@ impl Hostile {
             }
             8 => {
                 let command = AllocateTag {
-                    tag: number << 8,
+                    tag: base.tag(number),
                     pd: 1,
                     kind: random.below(5) as u8,
                     reserved: [0; 3],
@@ -496,8 +638,8 @@ impl Hostile {
                     CommandOpcode::DestroyCompletionQueue,
                     CommandOpcode::DestroyQueuePair,
                     CommandOpcode::QueryQueuePair,
-                    CommandOpcode::DestroySharedReceive,
-                    CommandOpcode::QuerySharedReceive,
+                    CommandOpcode::DestroySrq,
+                    CommandOpcode::QuerySrq,
                     CommandOpcode::ReleaseTag,
                     CommandOpcode::QueryDevice,
                     CommandOpcode::QueryCounters,
@@ -505,25 +647,36 @@ impl Hostile {
                 if opcode == CommandOpcode::DestroyEventQueue && !random.one_in(20) {
                     return;
                 }
-                let tag = opcode == CommandOpcode::ReleaseTag;
-                let number = if tag { number << 8 } else { number };
-                self.raw_command(opcode as u16, &number.to_le_bytes());
+                let number = match opcode {
+                    CommandOpcode::ReleaseTag => base.tag(number),
+                    CommandOpcode::DestroyCompletionQueue => base.cqn(number),
+                    CommandOpcode::DestroyQueuePair | CommandOpcode::QueryQueuePair => {
+                        base.qpn(number)
+                    }
+                    CommandOpcode::DestroySrq | CommandOpcode::QuerySrq => base.srqn(number),
+                    // The port; or nothing.
+                    CommandOpcode::QueryCounters | CommandOpcode::QueryDevice => {
+                        u32::from(random.one_in(8))
+                    }
+                    _ => number,
+                };
+                self.raw_command(opcode as u16, &u64::from(number).to_le_bytes());
             }
             11 => {
                 let mut command = self.shared_queue(1 + number % 2);
                 let random = &mut self.random;
-                command.srqn = number;
+                command.srqn = base.srqn(number);
                 command.log_entries = random.log(5);
                 command.log_stride = random.log(6);
                 if random.one_in(4) {
                     command.flags = random.below(3) as u16;
                     command.buffer = random.buffer();
                     command.ring_offset = random.nasty() as u32 & !63;
-                    command.cqn = random.number();
+                    command.cqn = base.cqn(random.number());
                 }
                 self.command(&command);
-                let limit = ModifySharedReceive {
-                    srqn: self.random.number(),
+                let limit = ModifySrq {
+                    srqn: base.srqn(self.random.number()),
                     limit: self.random.below(40) as u32,
                 };
                 self.command(&limit);
@@ -531,7 +684,7 @@ impl Hostile {
             12 => {
                 let member = MulticastMember {
                     gid: if random.one_in(4) { [0xff; 16] } else { GROUP },
-                    qpn: number,
+                    qpn: base.qpn(number),
                     reserved: 0,
                 };
                 let opcode = random.pick(&[
@@ -542,18 +695,121 @@ impl Hostile {
                 self.raw_command(opcode as u16, member.as_bytes());
             }
             _ => {
-                let mut payload = [0; 112];
+                // Some bytes, or all.
+                let mut payload = [0; COMMAND_PAYLOAD];
+                let all = random.one_in(4);
                 for byte in &mut payload {
-                    *byte = random.next() as u8;
+                    if all || random.one_in(20) {
+                        *byte = random.next() as u8;
+                    }
                 }
-                let opcode = random.below(40) as u16;
-                self.raw_command(opcode, &payload);
+                let length = random.below(COMMAND_PAYLOAD as u64 + 1) as usize;
+                let opcode = random.below(44) as u16;
+                self.raw_command(opcode, &payload[..length]);
             }
         }
     }
 
+    /// An event queue for a completion queue, or none.
+    fn random_handler(random: &mut Random) -> u16 {
+        if random.one_in(8) {
+            return random.number() as u16;
+        }
+        random.pick(&[HANDLERS[0], HANDLERS[1], EQ_NONE])
+    }
+
+    /// Arms a completion queue for what was not seen, and says who is to be told.
+    fn random_arming(&mut self) {
+        let random = &mut self.random;
+        let cqn = 1 + random.below(3) as u32;
+        let arm = CompletionDoorbell {
+            cqn: self.base.cqn(cqn),
+            seen: self.consumed[cqn as usize - 1].wrapping_sub(random.below(3) as u32),
+            sequence: random.below(4) as u8,
+            solicited: random.one_in(2),
+        };
+        let modify = ModifyCompletionQueue {
+            cqn: arm.cqn,
+            eqn: Self::random_handler(random),
+            moderation_count: random.pick(&[0, 0, 3]),
+            moderation_microseconds: random.pick(&[0, 0, 50]),
+            reserved: [0; 3],
+        };
+        self.node.doorbell(1, DOORBELL_COMPLETION, arm.encode());
+        if self.random.one_in(2) {
+            self.command(&modify);
+            self.seen.bindings += 1;
+        }
+        if self.random.one_in(2) {
+            // Somebody reads what is told.
+            for eqn in HANDLERS {
+                let word = EventDoorbell {
+                    eqn,
+                    read_index: 1,
+                    relative: true,
+                    valid: true,
+                    arm: true,
+                    quiet: false,
+                };
+                self.node.doorbell(0, DOORBELL_EVENT_QUEUE, word.encode());
+            }
+        }
+    }
+
+    /// Gives a shared receive queue its other place, mostly.
+    fn random_move(&mut self) {
+        let random = &mut self.random;
+        let which = random.below(2) as usize;
+        let at = queue_pair_at(QUEUE_PAIRS + which as u32);
+        let [old, new] = [self.moved[which], !self.moved[which]].map(shared_place);
+        let producer: u32 = self.node.host.memory.get(at + old.1);
+        self.node.host.memory.put(at + new.1, &producer);
+        let mut command = ResizeSrq {
+            srqn: self.base.srqn(1 + which as u32),
+            log_entries: 5,
+            reserved: [0; 3],
+            ring_offset: new.0 as u32,
+            record_offset: new.1 as u32,
+            buffer: Buffer::contiguous(at, 0x4000),
+        };
+        if random.one_in(4) {
+            match random.below(5) {
+                0 => command.srqn = self.base.srqn(random.number()),
+                1 => command.log_entries = random.nasty() as u8,
+                2 => command.ring_offset = random.nasty() as u32,
+                3 => command.record_offset = random.nasty() as u32 & !63,
+                _ => command.buffer = random.buffer(),
+            }
+            self.command(&command);
+            return;
+        }
+        let counts = |node: &Node| {
+            let counters = node.engine.counters();
+            counters.commands - counters.failed_commands
+        };
+        let before = counts(&self.node);
+        self.command(&command);
+        if counts(&self.node) > before {
+            self.moved[which] = !self.moved[which];
+            self.seen.moves += 1;
+        }
+    }
+
+    /// A reset that takes its time, while all goes on.
+    fn random_reset(&mut self) {
+        let rules = Misbehaviour {
+            reset: Reset::Slow,
+            hold: 0.01 * (1 + self.random.below(100)) as f64,
+            ..Misbehaviour::default()
+        };
+        let node = &mut self.node;
+        node.engine.misbehave(rules, node.now, &mut node.host);
+        node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+        self.resetting = true;
+    }
+
     /// A scatter/gather entry that is right mostly.
-    fn random_sge(random: &mut Random) -> Sge {
+    fn random_sge(random: &mut Random, base: Numbering) -> Sge {
         let right = !random.one_in(30);
         Sge {
             address: random.below(MEMORY_SIZE as u64 / 2),
@@ -563,9 +819,9 @@ impl Hostile {
                 random.nasty() as u32
             },
             lkey: if right {
-                (1 + random.below(4) as u32) << 8
+                base.tag(1 + random.below(4) as u32)
             } else {
-                random.number() << 8
+                base.tag(random.number())
             },
         }
     }
@@ -573,8 +829,14 @@ impl Hostile {
     /// Loads and stores around device memory.
     fn random_device_memory(&mut self) {
         let random = &mut self.random;
-        let edges = [0, DEVICE_MEMORY_SIZE as u64, BAR_DOORBELLS_SIZE as u64 / 2];
-        let offset = (DEVICE_MEMORY_OFFSET as u64 + random.pick(&edges))
+        let config = self.node.engine.config();
+        let edges = [
+            config.device_memory_offset(),
+            config.device_memory_offset() + config.device_memory_size(),
+            config.doorbell_bar_size(),
+        ];
+        let offset = random
+            .pick(&edges)
             .wrapping_add(random.below(32))
             .wrapping_sub(16);
         let size = random.below(10) as usize;
@@ -587,6 +849,7 @@ impl Hostile {
 
     /// Work requests that are right mostly, straight into the ring.
     fn random_work(&mut self) {
+        let numbers = self.base;
         let random = &mut self.random;
         let qpn = 2 + random.below(u64::from(QUEUE_PAIRS) - 2) as u32;
         let datagram = is_datagram(qpn);
@@ -610,32 +873,36 @@ impl Hostile {
                 (_, true) => 0,
                 _ => random.below(4) as usize,
             };
-            let mut bytes = [0u8; 320];
+            let mut bytes = [0u8; MAX_BLOCKS * BLOCK_SIZE];
             let mut header = SendHeader {
                 opcode,
-                flags: random.below(8) as u8,
                 blocks: blocks_for(parsed, datagram, count * 16) as u8,
                 sge_count: count as u8,
-                immediate: (1 + random.below(4) as u32) << 8,
-                length: 0,
-                reserved: 0,
+                flags: random.below(8) as u16,
+                ..SendHeader::zeroed()
             };
+            if (service_of(qpn) == Service::XrcIni) != random.one_in(RARELY) {
+                header.srqn = numbers.srqn(random.pick(&[2, 2, 2, 2, 2, 2, 1, 9]));
+            }
             if random.one_in(8) && matches!(opcode, 1..=5) {
                 header.flags |= SEND_INLINE;
                 header.sge_count = 0;
-                header.length = random.below(257) as u32;
-                header.blocks = blocks_for(parsed, datagram, header.length as usize) as u8;
+                header.inline_length = random.below(257) as u16;
+                let length = usize::from(header.inline_length);
+                header.blocks = blocks_for(parsed, datagram, length) as u8;
             }
             if random.one_in(40) {
-                match random.below(5) {
+                match random.below(7) {
                     4 => {
                         // More entries than a work request may have, in as many blocks as it may.
                         header.sge_count = 17 + random.below(2) as u8;
                         header.blocks = MAX_BLOCKS as u8;
                     }
                     0 => header.opcode = random.next() as u8,
-                    1 => header.flags = random.next() as u8,
+                    1 => header.flags = random.next() as u16,
                     2 => header.blocks = random.next() as u8,
+                    3 => header.reserved = random.next() as u8,
+                    5 => header.reserved_channel = random.nasty() as u32,
                     _ => header.sge_count = random.next() as u8,
                 }
             }
@@ -647,34 +914,62 @@ impl Hostile {
                 } else if qpn == 2 {
                     0x900
                 } else {
-                    0x100
+                    numbers.tag(1)
                 },
-                srqn: random.pick(&[2, 2, 2, 2, 2, 2, 1, 9]),
+                immediate: match parsed {
+                    SendOpcode::WriteImmediate => random.next() & 0xffff_ffff,
+                    _ => 0,
+                },
+                ..RemotePart::zeroed()
             };
-            bytes[16..32].copy_from_slice(remote.as_bytes());
+            bytes[16..48].copy_from_slice(remote.as_bytes());
             let part = opcode_part(parsed, datagram);
-            if matches!(parsed, SendOpcode::Send | SendOpcode::SendImmediate) {
+            if matches!(
+                parsed,
+                SendOpcode::Send
+                    | SendOpcode::SendImmediate
+                    | SendOpcode::SendInvalidate
+                    | SendOpcode::LocalInvalidate
+            ) {
+                let immediate = match parsed {
+                    SendOpcode::SendImmediate => random.next() & 0xffff_ffff,
+                    _ => 0,
+                };
                 if datagram {
                     let multicast = random.one_in(3);
                     let mut part = DatagramPart::zeroed();
-                    part.path.mac = if multicast {
+                    part.immediate = immediate;
+                    part.address_vector.port = u8::from(random.one_in(RARELY));
+                    part.address_vector.mac = if multicast {
                         [1, 0, 0x5e, 1, 2, 3]
                     } else {
                         mac
                     };
-                    part.path.gid = if multicast { GROUP } else { gid };
-                    part.path.vlan = VLAN_NONE;
-                    part.path.source_gid_index = u16::from(random.one_in(40));
+                    part.address_vector.gid = if multicast { GROUP } else { gid };
+                    part.address_vector.vlan = VLAN_NONE;
+                    part.address_vector.source_gid_index = u16::from(random.one_in(40));
                     part.qpn = if multicast {
                         0xff_ffff
                     } else {
-                        random.number()
+                        numbers.qpn(random.number())
                     };
                     part.qkey = u32::from(random.one_in(10));
-                    bytes[16..64].copy_from_slice(part.as_bytes());
+                    bytes[16..80].copy_from_slice(part.as_bytes());
                 } else {
-                    let srqn = remote.srqn;
-                    bytes[16..20].copy_from_slice(&srqn.to_le_bytes());
+                    let invalidates = matches!(
+                        parsed,
+                        SendOpcode::SendInvalidate | SendOpcode::LocalInvalidate
+                    );
+                    let part = SendPart {
+                        immediate,
+                        tag: if invalidates {
+                            numbers.tag(1 + random.below(4) as u32)
+                        } else {
+                            0
+                        },
+                        reserved: 0,
+                    };
+                    bytes[16..32].copy_from_slice(part.as_bytes());
                 }
             }
             if parsed == SendOpcode::Flush {
@@ -689,11 +984,11 @@ impl Hostile {
                 bytes[16..48].copy_from_slice(flush.as_bytes());
             }
             if parsed == SendOpcode::Bind {
-                let window = random.number() << 8;
+                let window = numbers.tag(random.number());
                 let bind = BindPart {
                     window: window | random.below(2) as u32,
                     new_window: window | random.below(2) as u32,
-                    region: random.number() << 8,
+                    region: numbers.tag(random.number()),
                     access: random.below(128) as u32 & !ACCESS_LOCAL_WRITE,
                     address: random.nasty(),
                     length: random.nasty(),
@@ -701,14 +996,18 @@ impl Hostile {
                 };
                 bytes[16..64].copy_from_slice(bind.as_bytes());
             }
+            if random.one_in(RARELY) {
+                // A reserved field, perhaps.
+                bytes[16 + random.below(part as u64) as usize] ^= 1 << random.below(8);
+            }
             for sge in bytes[16 + part..].chunks_exact_mut(16) {
-                let mut entry = Self::random_sge(random);
+                let mut entry = Self::random_sge(random, numbers);
                 if atomic {
                     entry.length = 8;
                 }
                 sge.copy_from_slice(entry.as_bytes());
             }
-            let blocks = u32::from(header.blocks.clamp(1, 5));
+            let blocks = u32::from(header.blocks.clamp(1, MAX_BLOCKS as u8));
             for n in 0..blocks {
                 let slot = u64::from(producer.wrapping_add(n) & 63);
                 let block = &bytes[n as usize * 64..][..64];
@@ -725,56 +1024,64 @@ impl Hostile {
         }
         self.node.host.memory.put(base + RECORD, &producer);
         self.node
-            .doorbell(1, DOORBELL_SEND, send_doorbell(qpn, producer));
+            .doorbell(1, DOORBELL_SEND, send_doorbell(numbers.qpn(qpn), producer));
     }
 
     /// Receives, likewise.
     fn random_receives(&mut self) {
+        let numbers = self.base;
         let random = &mut self.random;
         // The last two are the shared ones.
         let qpn = 2 + random.below(u64::from(QUEUE_PAIRS)) as u32;
         let base = queue_pair_at(qpn);
-        let word = if qpn < QUEUE_PAIRS {
-            RECORD + 4
+        let (ring, word) = if qpn < QUEUE_PAIRS {
+            (4096, RECORD + 4)
         } else {
-            RECORD
+            shared_place(self.moved[(qpn - QUEUE_PAIRS) as usize])
         };
         let mut producer: u32 = self.node.host.memory.get(base + word);
         for _ in 0..random.below(12) {
-            let at = base + 4096 + u64::from(producer & 31) * 64;
+            let at = base + ring + u64::from(producer & 31) * 64;
             let header = ReceiveHeader {
                 sge_count: if random.one_in(40) {
                     random.nasty() as u32
                 } else {
                     random.below(4) as u32
                 },
-                id: random.nasty() as u32,
-                reserved: [0; 2],
+                // Of shared queues alone.
+                id: if (qpn < QUEUE_PAIRS) != random.one_in(RARELY) {
+                    0
+                } else {
+                    random.nasty() as u32
+                },
+                reserved: [u32::from(random.one_in(RARELY)), 0],
             };
             self.node.host.memory.put(at, &header);
             for n in 0..3 {
-                let sge = Self::random_sge(random);
+                let sge = Self::random_sge(random, numbers);
                 self.node.host.memory.put(at + 16 + n * 16, &sge);
             }
             producer = producer.wrapping_add(1);
         }
         self.node.host.memory.put(base + word, &producer);
-        self.node.doorbell(1, DOORBELL_RECEIVE, queue_doorbell(qpn));
+        let doorbell = queue_doorbell(numbers.qpn(qpn));
+        self.node.doorbell(1, DOORBELL_RECEIVE, doorbell);
     }
 
     fn random_doorbell(&mut self) {
+        let base = self.base;
         let random = &mut self.random;
         let page = random.pick(&[0, 1, 1, 2, 1023]);
         let offset = random.pick(&[
             DOORBELL_SEND,
             DOORBELL_RECEIVE,
             DOORBELL_COMPLETION,
-            DOORBELL_SHARED_RECEIVE,
+            DOORBELL_SRQ,
             DOORBELL_EVENT_QUEUE,
         ]);
         let word = match offset {
             DOORBELL_COMPLETION => CompletionDoorbell {
-                cqn: random.number(),
+                cqn: base.cqn(random.number()),
                 seen: random.nasty() as u32,
                 sequence: random.below(4) as u8,
                 solicited: random.one_in(2),
@@ -789,7 +1096,8 @@ impl Hostile {
                 quiet: random.one_in(2),
             }
             .encode(),
-            _ => u64::from(random.number()) | (random.nasty() << 32),
+            DOORBELL_SRQ => u64::from(base.srqn(random.number())),
+            _ => u64::from(base.qpn(random.number())) | (random.nasty() << 32),
         };
         self.node.doorbell(page, offset, word);
     }
@@ -824,6 +1132,9 @@ impl Hostile {
             self.consume();
         }
         if !self.node.engine.is_running() {
+            if std::mem::take(&mut self.resetting) {
+                self.seen.resets += 1;
+            }
             self.boot();
         }
     }
@@ -845,7 +1156,9 @@ fn honest() -> Node {
     node
 }
 
-fn run(seed: u64, steps: usize) {
+/// Returns commands, those of them that failed, and completions of the hostile machine; and how
+/// often shared receive queues were moved, completion queues bound anew, and slow resets done.
+fn run(seed: u64, steps: usize) -> [u64; 6] {
     let mut b = honest();
     let peer = Peer {
         receive_psn: 100,
@@ -854,7 +1167,7 @@ fn run(seed: u64, steps: usize) {
     };
     let mut a = Hostile::new(seed, peer);
     let toward_a = Peer {
-        qpn: 2,
+        qpn: a.base.qpn(2),
         mac: a.node.mac,
         gid: a.node.gid,
         send_psn: 100,
@@ -865,7 +1178,10 @@ fn run(seed: u64, steps: usize) {
     let region = b.register(0x900, 1, ACCESS_LOCAL_WRITE | ACCESS_REMOTE, 64 << 10);
     let mut kept: Vec<Vec<u8>> = Vec::new();
     for step in 0..steps {
-        match a.random.below(25) {
+        match a.random.below(30) {
+            25 | 26 => a.random_arming(),
+            27 | 28 => a.random_move(),
+            29 if a.random.one_in(8) => a.random_reset(),
             24 => a.random_device_memory(),
             0 | 1 => a.random_command(),
             2..=8 => a.random_work(),
@@ -881,7 +1197,7 @@ fn run(seed: u64, steps: usize) {
                 }
             }
             16..=18 => {
-                if b.qp_state(2) == QueuePairStateCode::ReadyToSend {
+                if b.qp_state(2) == QueuePairStateCode::Rts {
                     let length = a.random.below(9000) as u32;
                     let opcode =
                         a.random
@@ -889,7 +1205,7 @@ fn run(seed: u64, steps: usize) {
                     let sges = [region.sge(0, length)];
                     let mut work = SendWork::new(opcode, &sges);
                     if opcode != SendOpcode::Send {
-                        work = work.remote(a.random.below(4096), 0x100);
+                        work = work.remote(a.random.below(4096), a.base.tag(1));
                     }
                     b.post_recv(2, &[region.sge(0, 32 << 10)]);
                     b.post_send(2, &work);
@@ -950,12 +1266,34 @@ fn run(seed: u64, steps: usize) {
     }
     statuses.sort_unstable();
     assert_eq!(statuses, [(3, 0), (4, 0)]);
+    let counters = a.node.engine.counters();
+    [
+        counters.commands,
+        counters.failed_commands,
+        counters.completions,
+        a.seen.moves,
+        a.seen.bindings,
+        a.seen.resets,
+    ]
 }
 
 #[test]
 fn a_hostile_guest_harms_nobody_else() {
+    let (mut runs, mut all) = (0, [0; 6]);
     for seed in seeds(&[1, 2, 3, 5, 8, 13, 21, 34], 8) {
-        run(seed, 600);
+        for (sum, count) in all.iter_mut().zip(run(seed, 600)) {
+            *sum += count;
+        }
+        runs += 1;
+    }
+    // What is refused at once tries little.
+    let [commands, failed, completions, moves, bindings, resets] = all;
+    println!("{commands} commands, {failed} failed, {completions} completions");
+    println!("{moves} moves, {bindings} bindings, {resets} resets");
+    if runs > 4 {
+        assert!(failed > runs && failed * 4 < commands);
+        assert!(completions > 200 * runs);
+        assert!(moves > 2 * runs && bindings > 8 * runs && resets > runs);
     }
     println!("{} bytes at most", PEAK.load(Ordering::Relaxed));
 }

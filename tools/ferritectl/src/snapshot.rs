@@ -12,7 +12,7 @@ use crate::table::{number, render, Rows};
 pub enum Section {
     /// Name, version, addresses, state of the port
     Device,
-    /// Event queues: ring, vector, events and interrupts so far
+    /// Event queues: ring, message, events and interrupts so far
     Eqs,
     /// Completion handlers: the event queues that completion queues are spread over, with the
     /// processors their interrupts go to
@@ -92,7 +92,7 @@ impl Section {
             Self::Eqs => &[
                 "eqn",
                 "kind",
-                "vector",
+                "message",
                 "irq",
                 "cpus",
                 "entries",
@@ -309,7 +309,7 @@ mod tests {
         files.write(&format!("{sys}/ports/1/hw_counters/tx_packets"), "5\n");
         files.write(
             "sys/kernel/debug/ferrite0/eqs",
-            "eqn vector irq entries read_index events interrupts cqs\n\
+            "eqn message irq entries read_index events interrupts cqs\n\
              0 0 24 256 9 9 9 0\n1 1 25 256 0 0 0 0\n2 2 26 4096 4 4 3 2\n3 3 27 4096 0 0 0 0\n",
         );
         files.write(

@@ -89,6 +89,8 @@ pub struct Options {
     pub plain: Vec<usize>,
     /// Further arguments of each device process.
     pub device_args: Vec<String>,
+    /// Those of single device processes, from the first VM's on.
+    pub own_device_args: Vec<Vec<String>>,
     /// Further arguments of QEMU, from the first VM on; `{dir}` stands for the cluster's folder.
     pub qemu_args: Vec<Vec<String>>,
     /// Further arguments of the fabric.
@@ -114,6 +116,7 @@ impl Options {
             device: true,
             plain: Vec::new(),
             device_args: Vec::new(),
+            own_device_args: Vec::new(),
             qemu_args: Vec::new(),
             fabric_args: Vec::new(),
             pcap: false,
@@ -249,6 +252,7 @@ impl Cluster {
         device.arg("--counters").arg(self.counters_socket(index));
         device.arg("--control").arg(self.device_control(index));
         device.args(&options.device_args);
+        device.args(options.own_device_args.get(index - 1).into_iter().flatten());
         let log = self.dir.join(format!("{name}.log"));
         let mut device = Daemon::start(&format!("ferrite-device {index}"), &mut device, &log)?;
         wait_for_socket(&vfio, &mut device)?;

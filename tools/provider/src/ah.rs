@@ -6,7 +6,7 @@
 
 use core::ffi::c_int;
 
-use ferrite_abi::{Path, Plain, VLAN_NONE};
+use ferrite_abi::{AddressVector, Plain, VLAN_NONE};
 
 use crate::fail;
 use crate::heap;
@@ -16,18 +16,18 @@ use crate::sys::*;
 #[repr(C)]
 pub struct Ah {
     verbs: ibv_ah,
-    path: Path,
+    address_vector: AddressVector,
 }
 
 impl Ah {
-    /// The path of a handle.
+    /// The address vector of a handle.
     ///
     /// # Safety
     ///
     /// `ah` is a live handle of this provider.
-    pub(crate) unsafe fn path(ah: *mut ibv_ah) -> Path {
+    pub(crate) unsafe fn address_vector(ah: *mut ibv_ah) -> AddressVector {
         // SAFETY: the `ibv_ah` is at the start of an `Ah`.
-        unsafe { (*ah.cast::<Ah>()).path }
+        unsafe { (*ah.cast::<Ah>()).address_vector }
     }
 }
 
@@ -125,31 +125,40 @@ fn resolve_error(result: c_int) -> c_int {
     }
 }
 
+/// What the attributes alone say; MAC address and VLAN are yet to be found.
+fn address_vector(attr: &ibv_ah_attr) -> Result<AddressVector, c_int> {
+    // Ports are counted from 1 in the verbs, and there is nothing but global addresses on Ethernet.
+    let (Some(port), true) = (attr.port_num.checked_sub(1), attr.is_global != 0) else {
+        return Err(libc::EINVAL);
+    };
+    Ok(AddressVector {
+        vlan: VLAN_NONE,
+        // SAFETY: all members of the union are plain bytes.
+        gid: unsafe { attr.grh.dgid.raw },
+        source_gid_index: u16::from(attr.grh.sgid_index),
+        hop_limit: if attr.grh.hop_limit == 0 {
+            64
+        } else {
+            attr.grh.hop_limit
+        },
+        traffic_class: attr.grh.traffic_class,
+        // It has 20 bits; what a program leaves in the others means nothing.
+        flow_label: attr.grh.flow_label & 0xf_ffff,
+        port,
+        ..AddressVector::zeroed()
+    })
+}
+
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the consumer passes a live domain and its attributes.
     let (context, given) = unsafe { ((*pd).context, *attr) };
-    if given.is_global == 0 {
-        // There is nothing but global addresses on Ethernet.
-        return fail(libc::EINVAL);
-    }
-    // SAFETY: all members of the union are plain bytes.
-    let gid = unsafe { given.grh.dgid.raw };
-    let mut path = Path {
-        vlan: VLAN_NONE,
-        gid,
-        source_gid_index: u16::from(given.grh.sgid_index),
-        hop_limit: if given.grh.hop_limit == 0 {
-            64
-        } else {
-            given.grh.hop_limit
-        },
-        traffic_class: given.grh.traffic_class,
-        flow_label: given.grh.flow_label,
-        ..Path::zeroed()
+    let mut address_vector = match address_vector(&given) {
+        Ok(address_vector) => address_vector,
+        Err(errno) => return fail(errno),
     };
-    let vlan = match multicast_mac(&gid) {
+    let vlan = match multicast_mac(&address_vector.gid) {
         Some(mac) => {
-            path.mac = mac;
+            address_vector.mac = mac;
             // SAFETY: the context is open.
             match unsafe { source_vlan(context, given.port_num, given.grh.sgid_index) } {
                 Ok(vlan) => vlan,
@@ -161,7 +170,12 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
             // SAFETY: the context is open, the attributes are the consumer's, and there is room
             // for MAC address and VLAN.
             let result = unsafe {
-                ibv_resolve_eth_l2_from_gid(context, attr, path.mac.as_mut_ptr(), &mut vlan)
+                ibv_resolve_eth_l2_from_gid(
+                    context,
+                    attr,
+                    address_vector.mac.as_mut_ptr(),
+                    &mut vlan,
+                )
             };
             if result != 0 {
                 return fail(resolve_error(result));
@@ -170,7 +184,7 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
         }
     };
     if let Some(vlan) = vlan {
-        path.vlan = vlan | (u16::from(given.sl & 7) << 13);
+        address_vector.vlan = vlan | (u16::from(given.sl & 7) << 13);
     }
     match heap::boxed(Ah {
         verbs: ibv_ah {
@@ -178,7 +192,7 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
             pd,
             handle: 0,
         },
-        path,
+        address_vector,
     }) {
         Ok(ah) => Box::into_raw(ah).cast(),
         Err(errno) => fail(errno),
@@ -187,14 +201,57 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: it came from `create_ah`, and its consumer is done with it. Work requests hold a
-    // copy of the path.
+    // copy of the address vector.
     drop(unsafe { Box::from_raw(ah.cast::<Ah>()) });
     0
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A handle that no kernel was asked about.
+    pub(crate) fn alone(address_vector: AddressVector) -> Box<Ah> {
+        Box::new(Ah {
+            verbs: ibv_ah::default(),
+            address_vector,
+        })
+    }
+
+    #[test]
+    fn an_address_vector_says_what_the_attributes_say_and_no_more() {
+        let mut attr = ibv_ah_attr {
+            is_global: 1,
+            port_num: 1,
+            // Means something on InfiniBand only.
+            dlid: 0xffff,
+            src_path_bits: 0xff,
+            static_rate: 0xff,
+            ..Default::default()
+        };
+        attr.grh.dgid.raw = core::array::from_fn(|n| n as u8);
+        attr.grh.flow_label = 0xfff1_2345;
+        attr.grh.sgid_index = 3;
+        attr.grh.traffic_class = 0x62;
+        let found = address_vector(&attr).unwrap();
+        let expected = AddressVector {
+            vlan: VLAN_NONE,
+            gid: core::array::from_fn(|n| n as u8),
+            source_gid_index: 3,
+            hop_limit: 64,
+            traffic_class: 0x62,
+            flow_label: 0x1_2345,
+            ..AddressVector::zeroed()
+        };
+        assert_eq!(found, expected);
+        (attr.port_num, attr.grh.hop_limit) = (2, 1);
+        let found = address_vector(&attr).unwrap();
+        assert_eq!((found.port, found.hop_limit), (1, 1));
+        for (port_num, is_global) in [(0, 1), (1, 0)] {
+            (attr.port_num, attr.is_global) = (port_num, is_global);
+            assert_eq!(address_vector(&attr), Err(libc::EINVAL));
+        }
+    }
 
     #[test]
     fn the_kernel_tells_the_identifier_of_a_vlan() {

@@ -9,9 +9,14 @@
 //! difference of the clocks no better than to the time that took. So the difference that was known
 //! stays as long as it is possible, and is changed by no more than it must be: times of successive
 //! completions do not jump back and forth with each comparison.
+//!
+//! The device's clock may have so few bits that it begins again every few seconds. What it says is
+//! brought to 64 bits by what it should say about now by the monotonic clock: the nearest of the times
+//! that look the same.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::context::query_clock;
 use crate::sys::ibv_context;
@@ -24,12 +29,16 @@ const FIRST_COMPARISONS: usize = 4;
 /// The relation of the two clocks.
 pub struct Clock {
     khz: u32,
+    /// Bits of the device's clock, 1 to 64.
+    bits: u32,
     /// What has to be added to the device's time in nanoseconds.
     difference: AtomicI64,
+    /// The device's ticks, in 64 bits, when the monotonic clock said 0.
+    origin: AtomicU64,
     /// When they were compared last, by the monotonic clock in nanoseconds; 0 for never.
     compared: AtomicU64,
-    /// Somebody is comparing.
-    busy: AtomicBool,
+    /// Held by who compares.
+    comparing: Mutex<()>,
 }
 
 /// What one comparison tells: the difference is one of these.
@@ -73,6 +82,11 @@ fn nanoseconds(ticks: u64, khz: u32) -> u64 {
     }
 }
 
+/// Nanoseconds as ticks of a clock.
+fn ticks_in(nanoseconds: u64, khz: u32) -> u64 {
+    (u128::from(nanoseconds) * u128::from(khz) / 1_000_000) as u64
+}
+
 fn time_of(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -96,27 +110,57 @@ fn now() -> u64 {
 }
 
 impl Clock {
-    /// A clock with that many ticks per millisecond, not compared yet.
-    pub(crate) fn new(khz: u32) -> Self {
+    /// A clock with that many ticks per millisecond in so many bits, not compared yet.
+    pub(crate) fn new(khz: u32, bits: u8) -> Self {
         Self {
             khz,
+            bits: u32::from(bits).clamp(1, 64),
             difference: AtomicI64::new(0),
+            // So far from 0 that no time is before it.
+            origin: AtomicU64::new(1u64.checked_shl(bits.into()).unwrap_or(0)),
             compared: AtomicU64::new(0),
-            busy: AtomicBool::new(false),
+            comparing: Mutex::new(()),
         }
+    }
+
+    /// The bits that the device's clock has.
+    pub(crate) fn mask(&self) -> u64 {
+        u64::MAX >> (64 - self.bits)
+    }
+
+    /// Ticks in 64 bits: those next to `around` that look like `ticks`.
+    fn extend(&self, ticks: u64, around: u64) -> u64 {
+        let unused = 64 - self.bits;
+        let ahead = (ticks.wrapping_sub(around) << unused) as i64 >> unused;
+        around.wrapping_add_signed(ahead)
+    }
+
+    /// What the device's clock should say in 64 bits when the monotonic one says `now`.
+    fn expected(&self, now: u64) -> u64 {
+        let origin = self.origin.load(Ordering::Relaxed);
+        origin.wrapping_add(ticks_in(now, self.khz))
+    }
+
+    /// Takes note of what the device's clock said when the monotonic one said `now`; returns it in 64
+    /// bits.
+    fn note(&self, ticks: u64, now: u64) -> u64 {
+        let extended = self.extend(ticks, self.expected(now));
+        let origin = extended.wrapping_sub(ticks_in(now, self.khz));
+        self.origin.store(origin, Ordering::Relaxed);
+        extended
     }
 
     /// Compares the clocks once; returns what that tells.
     ///
     /// # Safety
     ///
-    /// `context` is open, and this clock is its.
+    /// `context` is open, and this clock is its; the caller holds `comparing`.
     unsafe fn look(&self, context: *mut ibv_context) -> Result<Bounds, c_int> {
         let before = wall_clock();
         // SAFETY: by the caller.
         let ticks = unsafe { query_clock(context) }?;
         let after = wall_clock();
-        let device = nanoseconds(ticks, self.khz);
+        let device = nanoseconds(self.note(ticks, now()), self.khz);
         Ok(Bounds::new(device, before, after))
     }
 
@@ -124,15 +168,19 @@ impl Clock {
     ///
     /// # Safety
     ///
-    /// As for [`Clock::look`].
+    /// `context` is open, and this clock is its.
     pub(crate) unsafe fn compare(&self, context: *mut ibv_context) -> Result<(), c_int> {
+        let _comparing = self
+            .comparing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if self.compared.load(Ordering::Acquire) != 0 {
             return Ok(());
         }
-        // SAFETY: by the caller.
+        // SAFETY: by the caller; the lock is held.
         let mut best = unsafe { self.look(context) }?;
         for _ in 1..FIRST_COMPARISONS {
-            // SAFETY: by the caller.
+            // SAFETY: by the caller; the lock is held.
             let bounds = unsafe { self.look(context) }?;
             if bounds.width() < best.width() {
                 best = bounds;
@@ -148,25 +196,34 @@ impl Clock {
     ///
     /// # Safety
     ///
-    /// As for [`Clock::look`].
+    /// `context` is open, and this clock is its.
     pub(crate) unsafe fn keep_up(&self, context: *mut ibv_context) {
         let age = now().saturating_sub(self.compared.load(Ordering::Acquire));
-        if age > GOOD_FOR && !self.busy.swap(true, Ordering::Acquire) {
+        if age <= GOOD_FOR {
+            return;
+        }
+        if let Ok(_comparing) = self.comparing.try_lock() {
             // Where the device does not answer, what was known has to do.
-            // SAFETY: by the caller.
+            // SAFETY: by the caller; the lock is held.
             if let Ok(bounds) = unsafe { self.look(context) } {
                 let known = self.difference.load(Ordering::Relaxed);
                 self.difference
                     .store(bounds.nearest(known), Ordering::Relaxed);
             }
             self.compared.store(now(), Ordering::Release);
-            self.busy.store(false, Ordering::Release);
         }
     }
 
     /// The wall-clock time, in nanoseconds, when the device's clock had that many ticks.
     pub(crate) fn wall_time(&self, ticks: u64) -> u64 {
-        nanoseconds(ticks, self.khz).wrapping_add(self.difference.load(Ordering::Relaxed) as u64)
+        // Not asked for where it changes nothing.
+        self.wall_time_at(ticks, if self.bits == 64 { 0 } else { now() })
+    }
+
+    /// As [`Clock::wall_time`], when the monotonic clock says `now`.
+    fn wall_time_at(&self, ticks: u64, now: u64) -> u64 {
+        let extended = self.extend(ticks, self.expected(now));
+        nanoseconds(extended, self.khz).wrapping_add(self.difference.load(Ordering::Relaxed) as u64)
     }
 }
 
@@ -201,12 +258,55 @@ mod tests {
 
     #[test]
     fn times_between_comparisons_are_arithmetic() {
-        let clock = Clock::new(1_000_000);
+        let clock = Clock::new(1_000_000, 64);
         clock.compared.store(now(), Ordering::Relaxed);
         clock.difference.store(5_000_000, Ordering::Relaxed);
         // SAFETY: the context is not looked at while the last comparison is good.
         unsafe { clock.keep_up(core::ptr::null_mut()) };
         assert_eq!(clock.wall_time(20_000), 5_020_000);
         assert_eq!(clock.wall_time(2_000), 5_002_000);
+    }
+
+    #[test]
+    fn a_clock_of_few_bits_begins_again_and_times_go_on() {
+        const SECOND: u64 = 1_000_000_000;
+        for (khz, bits) in [(1_000_000, 32), (250_000, 33), (2_000_000, 40)] {
+            let clock = Clock::new(khz, bits);
+            let (start, wall) = (77 * SECOND, 1_700_000_000 * SECOND);
+            // Half a second before it begins again.
+            let first = clock.mask() - ticks_in(SECOND / 2, khz);
+            let said = |after: u64| first.wrapping_add(ticks_in(after, khz)) & clock.mask();
+            let compare = |after: u64| {
+                let device = nanoseconds(clock.note(said(after), start + after), khz);
+                let bounds = Bounds::new(device, wall + after, wall + after);
+                clock.difference.store(bounds.middle(), Ordering::Relaxed);
+            };
+            let check = |of: u64, read: u64| {
+                let told = clock.wall_time_at(said(of), start + read);
+                let off = told.abs_diff(wall + of);
+                assert!(
+                    off < 5000,
+                    "{bits} bits at {khz} kHz: {of} at {read}: {off}"
+                );
+            };
+            compare(0);
+            for of in [0, SECOND / 4, SECOND] {
+                check(of, of);
+                check(of, of + SECOND);
+            }
+            // Stamped before it began again, read after the next comparison; then nothing for long.
+            compare(SECOND);
+            check(SECOND / 4, SECOND + 1);
+            check(100 * SECOND, 100 * SECOND);
+            compare(101 * SECOND);
+            check(100 * SECOND, 101 * SECOND);
+            check(102 * SECOND, 103 * SECOND);
+        }
+    }
+
+    #[test]
+    fn a_clock_has_as_many_bits_as_the_driver_says() {
+        assert_eq!(Clock::new(1000, 32).mask(), 0xffff_ffff);
+        assert_eq!(Clock::new(1000, 64).mask(), u64::MAX);
     }
 }

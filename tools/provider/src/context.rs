@@ -7,8 +7,9 @@ use core::mem::{offset_of, size_of};
 use core::ptr;
 
 use ferrite_abi::{
-    Plain, UverbsContextRequest, UverbsContextResponse, DOORBELL_PAGE_SIZE, UVERBS_ABI_VERSION,
-    UVERBS_CONTEXT_QUERY_CLOCK, UVERBS_CONTEXT_QUERY_RESPONSE,
+    Plain, UverbsContextRequest, UverbsContextResponse, DOORBELL_PAGE_SIZE, MAX_INLINE,
+    MAX_MESSAGE, MAX_SGE, UVERBS_ABI_VERSION, UVERBS_CONTEXT_QUERY_CLOCK,
+    UVERBS_CONTEXT_QUERY_RESPONSE,
 };
 
 use crate::clock::Clock;
@@ -283,6 +284,22 @@ unsafe extern "C" fn query_rt_values(
     }
 }
 
+/// What of the driver's limits this provider can make use of.
+fn usable(mut limits: UverbsContextResponse) -> Result<UverbsContextResponse, c_int> {
+    if (limits.doorbell_size as usize) < DOORBELL_PAGE_SIZE {
+        return Err(libc::EPROTO);
+    }
+    if limits.max_message == 0 || (limits.clock_khz != 0) != (limits.clock_bits != 0) {
+        return Err(libc::EPROTO);
+    }
+    // A device may take more than this provider knows how to write.
+    limits.max_sge = limits.max_sge.min(MAX_SGE as u32);
+    limits.max_inline = limits.max_inline.min(MAX_INLINE as u32);
+    limits.max_message = limits.max_message.min(MAX_MESSAGE);
+    limits.clock_bits = limits.clock_bits.min(64);
+    Ok(limits)
+}
+
 /// Maps the doorbell page and fills in our part of `context`.
 ///
 /// # Safety
@@ -290,15 +307,13 @@ unsafe extern "C" fn query_rt_values(
 /// `context` is allocated for a `Context` and only its `verbs` is initialised; `limits` are the
 /// kernel's.
 unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Result<(), c_int> {
-    if (limits.doorbell_size as usize) < DOORBELL_PAGE_SIZE {
-        return Err(libc::EPROTO);
-    }
+    let limits = usable(limits)?;
     let (queue_pairs, extended_srqs) = (Table::new()?, Table::new()?);
     // SAFETY: `verbs` is initialised; a fresh mapping touches no memory in use.
     let page = unsafe {
         libc::mmap(
             ptr::null_mut(),
-            DOORBELL_PAGE_SIZE,
+            limits.doorbell_size as usize,
             libc::PROT_WRITE,
             libc::MAP_SHARED,
             (*context).verbs.context.cmd_fd,
@@ -317,7 +332,7 @@ unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Resul
         (&raw mut (*context).limits).write(limits);
         (&raw mut (*context).queue_pairs).write(queue_pairs);
         (&raw mut (*context).extended_srqs).write(extended_srqs);
-        (&raw mut (*context).clock).write(Clock::new(limits.clock_khz));
+        (&raw mut (*context).clock).write(Clock::new(limits.clock_khz, limits.clock_bits));
         verbs_set_ops(context.cast(), &OPS);
     }
     Ok(())
@@ -330,7 +345,8 @@ unsafe extern "C" fn free_context(context: *mut ibv_context) {
         let context = context
             .byte_sub(offset_of!(verbs_context, context))
             .cast::<Context>();
-        libc::munmap((*context).doorbells.page().cast(), DOORBELL_PAGE_SIZE);
+        let doorbells = (*context).doorbells.page().cast();
+        libc::munmap(doorbells, (*context).limits.doorbell_size as usize);
         ptr::drop_in_place(&raw mut (*context).queue_pairs);
         ptr::drop_in_place(&raw mut (*context).extended_srqs);
         verbs_uninit_context(context.cast());
@@ -401,5 +417,58 @@ unsafe extern "C" fn query_port(
             ptr::from_mut(&mut request).cast(),
             size_of_val(&request),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_beyond_what_the_interface_has_room_for_are_not_used() {
+        let told = UverbsContextResponse {
+            doorbell_size: 1 << 16,
+            max_sge: 100,
+            max_inline: 4096,
+            cq_max_log_entries: 20,
+            max_message: u32::MAX,
+            clock_khz: 1000,
+            clock_bits: 65,
+            ..UverbsContextResponse::zeroed()
+        };
+        let expected = UverbsContextResponse {
+            max_sge: MAX_SGE as u32,
+            max_inline: MAX_INLINE as u32,
+            max_message: MAX_MESSAGE,
+            clock_bits: 64,
+            ..told
+        };
+        assert_eq!(usable(told), Ok(expected));
+        let less = UverbsContextResponse {
+            max_sge: 2,
+            max_inline: 0,
+            max_message: 4096,
+            clock_bits: 32,
+            doorbell_size: DOORBELL_PAGE_SIZE as u32,
+            ..told
+        };
+        assert_eq!(usable(less), Ok(less));
+        let without_clock = UverbsContextResponse {
+            clock_khz: 0,
+            clock_bits: 0,
+            ..less
+        };
+        assert_eq!(usable(without_clock), Ok(without_clock));
+        let refused: [fn(&mut UverbsContextResponse); 4] = [
+            |told| told.doorbell_size = DOORBELL_PAGE_SIZE as u32 - 1,
+            |told| told.max_message = 0,
+            |told| told.clock_bits = 0,
+            |told| told.clock_khz = 0,
+        ];
+        for change in refused {
+            let mut bad = told;
+            change(&mut bad);
+            assert_eq!(usable(bad), Err(libc::EPROTO));
+        }
     }
 }

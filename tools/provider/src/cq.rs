@@ -12,7 +12,7 @@ use ferrite_abi::{
     first_unwritten, phase_of, CompletionDoorbell, CompletionEntry, CompletionOpcode,
     CompletionRecord, Plain, UverbsCqRequest, UverbsCqResponse, COMPLETION_GRH,
     COMPLETION_IMMEDIATE, COMPLETION_INVALIDATED, COMPLETION_IPV6, COMPLETION_PHASE,
-    COMPLETION_RECEIVE, COMPLETION_SHARED, COMPLETION_VALID_OFFSET, DOORBELL_COMPLETION,
+    COMPLETION_RECEIVE, COMPLETION_SRQ, COMPLETION_VALID_OFFSET, DOORBELL_COMPLETION,
 };
 
 use crate::context::Context;
@@ -36,6 +36,8 @@ pub struct Cq {
     doorbells: Doorbells,
     /// The tables of the context, which outlives its queues.
     tables: Tables,
+    /// The bits that the device's clock has.
+    pub(crate) clock_mask: u64,
     /// Distinguishes one arming from the next.
     arm_sequence: AtomicU32,
     /// The thread between `ibv_start_poll` and `ibv_end_poll`, which has the lock, or 0.
@@ -117,15 +119,27 @@ impl Completion {
         }
     }
 
+    /// Immediate data in wire order, or the invalidated tag, with the flag that says which. The
+    /// verbs have one place for both: of an entry with both, the tag is not told.
+    fn immediate_or_tag(&self) -> (u32, u32) {
+        if self.entry.flags & COMPLETION_IMMEDIATE != 0 {
+            // Four bytes are all that an operation of the verbs brings along.
+            (self.entry.immediate as u32, IBV_WC_WITH_IMM)
+        } else if self.entry.flags & COMPLETION_INVALIDATED != 0 {
+            (self.entry.tag, IBV_WC_WITH_INV)
+        } else {
+            (0, 0)
+        }
+    }
+
+    /// What `ibv_wc` has for immediate data or the invalidated tag.
+    pub(crate) fn imm_data(&self) -> __be32 {
+        self.immediate_or_tag().0
+    }
+
     /// `ibv_wc_flags` of the entry.
     pub(crate) fn wc_flags(&self) -> u32 {
-        let mut flags = 0;
-        if self.entry.flags & COMPLETION_IMMEDIATE != 0 {
-            flags |= IBV_WC_WITH_IMM;
-        }
-        if self.entry.flags & COMPLETION_INVALIDATED != 0 {
-            flags |= IBV_WC_WITH_INV;
-        }
+        let (_, mut flags) = self.immediate_or_tag();
         if self.entry.flags & COMPLETION_GRH != 0 {
             flags |= IBV_WC_GRH;
         }
@@ -252,7 +266,7 @@ impl CqState {
         loop {
             let entry = self.ring.entry(self.consumer)?;
             self.consumer = self.consumer.wrapping_add(1);
-            if entry.flags & COMPLETION_RECEIVE != 0 && entry.flags & COMPLETION_SHARED != 0 {
+            if entry.flags & COMPLETION_RECEIVE != 0 && entry.flags & COMPLETION_SRQ != 0 {
                 // SAFETY: the context with its tables outlives its queues. A queue in the table is
                 // allocated, and stays so while this queue's lock is held: before it goes, its
                 // entries are dropped under that lock.
@@ -364,7 +378,7 @@ impl Cq {
     pub(crate) fn forget_shared(&self, srqn: u32) {
         self.lock().clean(|entry| {
             entry.flags & COMPLETION_RECEIVE != 0
-                && entry.flags & COMPLETION_SHARED != 0
+                && entry.flags & COMPLETION_SRQ != 0
                 && entry.srqn == srqn
         });
     }
@@ -373,8 +387,7 @@ impl Cq {
     pub(crate) fn forget(&self, qp: &Qp) {
         self.lock().clean(|entry| {
             let ours = entry.qpn == qp.qpn;
-            if let (true, true, Some(srq)) = (ours, entry.flags & COMPLETION_SHARED != 0, qp.srq())
-            {
+            if let (true, true, Some(srq)) = (ours, entry.flags & COMPLETION_SRQ != 0, qp.srq()) {
                 // Nobody will know that it is done, but its number is free.
                 srq.done(entry.index);
             }
@@ -458,6 +471,7 @@ impl Cq {
                 queue_pairs: &raw const *context.queue_pairs,
                 extended_srqs: &raw const *context.extended_srqs,
             },
+            clock_mask: context.clock.mask(),
             arm_sequence: AtomicU32::new(0),
             session: AtomicUsize::new(0),
             session_consumer: AtomicU32::new(0),
@@ -575,9 +589,9 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut 
         wc.wr_id = completion.wr_id;
         wc.status = u32::from(entry.status);
         wc.opcode = completion.opcode;
-        wc.vendor_err = entry.detail;
+        wc.vendor_err = entry.vendor_syndrome;
         wc.byte_len = entry.byte_count;
-        wc.__bindgen_anon_1.imm_data = entry.immediate;
+        wc.__bindgen_anon_1.imm_data = completion.imm_data();
         wc.qp_num = entry.qpn;
         wc.src_qp = entry.source_qpn;
         wc.wc_flags = completion.wc_flags();
@@ -675,7 +689,7 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::testing::Shared;
 
@@ -778,6 +792,13 @@ mod tests {
         assert_eq!(ring(1, 4).unwrap().entries(), 1);
     }
 
+    impl Cq {
+        /// Writes an entry as the device does.
+        pub(crate) fn complete(&self, index: u32, entry: CompletionEntry) {
+            self.state.lock().ring.rewrite(index, entry);
+        }
+    }
+
     /// A queue that no kernel knows of, whose completions are of the queue pairs in `table`.
     pub(crate) fn alone(
         entries: u32,
@@ -796,6 +817,7 @@ mod tests {
                 queue_pairs: table,
                 extended_srqs: srqs,
             },
+            clock_mask: 0xffff_ffff_ffff,
             arm_sequence: AtomicU32::new(0),
             session: AtomicUsize::new(0),
             session_consumer: AtomicU32::new(0),
@@ -836,14 +858,14 @@ mod tests {
         assert!(state.consumer < 200);
     }
 
-    struct Page(Vec<u64>);
+    pub(crate) struct Page(Vec<u64>);
 
     impl Page {
-        fn new() -> Self {
+        pub(crate) fn new() -> Self {
             Self(vec![0; ferrite_abi::DOORBELL_PAGE_SIZE / 8])
         }
 
-        fn doorbells(&mut self) -> Doorbells {
+        pub(crate) fn doorbells(&mut self) -> Doorbells {
             // SAFETY: the tests keep the page longer than the queues.
             unsafe { Doorbells::new(self.0.as_mut_ptr().cast()) }
         }

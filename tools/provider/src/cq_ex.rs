@@ -206,7 +206,7 @@ unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
 
 unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: as in `read_opcode`.
-    unsafe { entry(cq).detail }
+    unsafe { entry(cq).vendor_syndrome }
 }
 
 unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
@@ -217,7 +217,7 @@ unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
 /// The immediate data in wire order, or the invalidated tag.
 unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> __be32 {
     // SAFETY: as in `read_opcode`.
-    unsafe { entry(cq).immediate }
+    unsafe { current(cq).imm_data() }
 }
 
 unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
@@ -245,8 +245,7 @@ unsafe extern "C" fn read_dlid_path_bits(_cq: *mut ibv_cq_ex) -> u8 {
 
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: as in `read_opcode`.
-    let entry = unsafe { entry(cq) };
-    (u64::from(entry.timestamp_high) << 32) | u64::from(entry.timestamp_low)
+    unsafe { entry(cq).timestamp & Cq::of(cq.cast()).clock_mask }
 }
 
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
@@ -262,5 +261,90 @@ unsafe extern "C" fn read_cvlan(cq: *mut ibv_cq_ex) -> u16 {
     match unsafe { entry(cq).vlan } {
         VLAN_NONE => 0,
         vlan => vlan,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cq::poll_cq;
+    use crate::cq::tests::{alone, Page};
+    use crate::qp::tests as qp;
+    use crate::table::{Inserted, Table};
+    use ferrite_abi::{
+        CompletionOpcode, CompletionStatus, Plain, COMPLETION_GRH, COMPLETION_IMMEDIATE,
+        COMPLETION_INVALIDATED, COMPLETION_RECEIVE, COMPLETION_SOLICITED,
+    };
+
+    /// What each of the two ways of polling tells: immediate data or tag, and the flags.
+    fn both_ways(flags: u16) -> (u32, u32) {
+        let mut page = Page::new();
+        let (table, srqs) = (Table::new().unwrap(), Table::new().unwrap());
+        let cq = alone(4, page.doorbells(), &table, &srqs);
+        let mut qp = qp::alone(&qp::cap(1, 4, 1, 1, 0), page.doorbells());
+        let qpn = qp.qpn;
+        assert_eq!(table.insert(qpn, &raw mut *qp), Ok(Inserted::Yes));
+        let entry = CompletionEntry {
+            qpn,
+            byte_count: 100,
+            tag: 0x8765_4321,
+            immediate: 0x1122_3344_0102_0304,
+            timestamp: 0xfedc_ba98_7654_3210,
+            source_qpn: 0x456,
+            vlan: 5,
+            vendor_syndrome: 0x0bad_f00d,
+            flags: COMPLETION_RECEIVE | flags,
+            opcode: CompletionOpcode::Receive.number(),
+            status: CompletionStatus::RemoteOperation.number(),
+            ..CompletionEntry::zeroed()
+        };
+        for index in 0..2 {
+            cq.complete(index, entry);
+        }
+        let raw: *mut ibv_cq = core::ptr::from_ref(&*cq).cast_mut().cast();
+        let mut wc = ibv_wc::default();
+        // SAFETY: the queue lives, and the calls are in their order; of the union all members are
+        // plain.
+        unsafe {
+            assert_eq!(poll_cq(raw, 1, &mut wc), 1);
+            let plain = (wc.__bindgen_anon_1.imm_data, wc.wc_flags);
+            assert_eq!(wc.__bindgen_anon_1.invalidated_rkey, plain.0);
+            assert_eq!((wc.vendor_err, wc.byte_len), (0x0bad_f00d, 100));
+            assert_eq!((wc.status, wc.opcode), (IBV_WC_REM_OP_ERR, IBV_WC_RECV));
+            assert_eq!((wc.qp_num, wc.src_qp), (qpn, 0x456));
+
+            let raw = raw.cast();
+            let mut attr = ibv_poll_cq_attr::default();
+            assert_eq!(start_poll(raw, &mut attr), 0);
+            assert_eq!((read_imm_data(raw), read_wc_flags(raw)), plain);
+            // Of a clock with 48 bits.
+            assert_eq!(read_completion_ts(raw), 0xba98_7654_3210);
+            assert_eq!(
+                (read_vendor_err(raw), read_byte_len(raw)),
+                (0x0bad_f00d, 100)
+            );
+            assert_eq!((read_cvlan(raw), read_src_qp(raw)), (5, 0x456));
+            end_poll(raw);
+            plain
+        }
+    }
+
+    /// They have places of their own in an entry and share one in the verbs; a flag tells which.
+    #[test]
+    fn immediate_data_and_tag_are_told_apart() {
+        assert_eq!(both_ways(0), (0, 0));
+        assert_eq!(both_ways(COMPLETION_SOLICITED), (0, 0));
+        assert_eq!(
+            both_ways(COMPLETION_IMMEDIATE | COMPLETION_GRH),
+            (0x0102_0304, IBV_WC_WITH_IMM | IBV_WC_GRH)
+        );
+        assert_eq!(
+            both_ways(COMPLETION_INVALIDATED),
+            (0x8765_4321, IBV_WC_WITH_INV)
+        );
+        assert_eq!(
+            both_ways(COMPLETION_IMMEDIATE | COMPLETION_INVALIDATED),
+            (0x0102_0304, IBV_WC_WITH_IMM)
+        );
     }
 }

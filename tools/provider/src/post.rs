@@ -9,15 +9,17 @@ use core::sync::atomic::{fence, Ordering};
 use ferrite_abi::{
     blocks_for, has_entries, queue_doorbell, send_doorbell, AtomicPart, BindPart, DatagramPart,
     FlushPart, Plain, QueuePairRecord, ReceiveHeader, RemotePart, SendHeader, SendOpcode, SendPart,
-    Sge, BLOCK_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND, FEATURE_ATOMICS,
-    FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS, MAX_BLOCKS, MAX_MESSAGE, SEND_FENCE,
-    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    Sge, BLOCK_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND, FEATURE_ATOMICS, FEATURE_FAST_REGISTER,
+    FEATURE_WINDOWS, MAX_BLOCKS, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 
 use crate::ah::Ah;
 use crate::qp::{Qp, SendCount};
 use crate::sys::*;
 use crate::window::bind_part;
+
+/// Whoever makes regions by work request, or binds windows, has to be able to invalidate them.
+pub(crate) const INVALIDATING: u64 = FEATURE_FAST_REGISTER | FEATURE_WINDOWS;
 
 // Scatter/gather entries are copied as they are.
 const _: () = {
@@ -63,18 +65,16 @@ pub(crate) struct Work {
     pub(crate) opcode: SendOpcode,
     /// `ibv_send_flags`.
     pub(crate) flags: u32,
-    /// Immediate data or tag to invalidate, as the header wants it.
-    pub(crate) immediate: u32,
-    /// Extended connections: the shared receive queue at the peer.
+    /// Extended connections: the shared receive queue at the peer; else zero.
     pub(crate) srqn: u32,
     pub(crate) part: Part,
 }
 
-/// What follows the header.
+/// What follows the header. Whoever makes one leaves zero what its operation does not use.
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
-    Send,
-    Remote { address: u64, rkey: u32 },
+    Send(SendPart),
+    Remote(RemotePart),
     Atomic(AtomicPart),
     Datagram(DatagramPart),
     Bind(BindPart),
@@ -94,43 +94,75 @@ pub(crate) enum Data<'a> {
 }
 
 impl Part {
-    fn bytes(&self, srqn: u32) -> PartBytes {
-        match *self {
-            Part::Send => PartBytes::Send(SendPart {
-                srqn,
-                ..SendPart::zeroed()
-            }),
-            Part::Remote { address, rkey } => PartBytes::Remote(RemotePart {
-                address,
-                rkey,
-                srqn,
-            }),
-            Part::Atomic(part) => PartBytes::Atomic(AtomicPart { srqn, ..part }),
-            Part::Datagram(part) => PartBytes::Datagram(part),
-            Part::Bind(part) => PartBytes::Bind(part),
-            Part::Flush(part) => PartBytes::Flush(part),
-        }
+    /// A send, with immediate data (in wire order) or none.
+    pub(crate) fn send(immediate: __be32) -> Self {
+        Part::Send(SendPart {
+            immediate: immediate.into(),
+            ..SendPart::zeroed()
+        })
     }
-}
 
-enum PartBytes {
-    Send(SendPart),
-    Remote(RemotePart),
-    Atomic(AtomicPart),
-    Datagram(DatagramPart),
-    Bind(BindPart),
-    Flush(FlushPart),
-}
+    /// An invalidation, here or at the peer.
+    pub(crate) fn invalidate(tag: u32) -> Self {
+        Part::Send(SendPart {
+            tag,
+            ..SendPart::zeroed()
+        })
+    }
 
-impl PartBytes {
+    /// A read, or a write with immediate data (in wire order) or none.
+    pub(crate) fn remote(address: u64, rkey: u32, immediate: __be32) -> Self {
+        Part::Remote(RemotePart {
+            address,
+            rkey,
+            immediate: immediate.into(),
+            ..RemotePart::zeroed()
+        })
+    }
+
+    pub(crate) fn compare_swap(address: u64, rkey: u32, compare: u64, swap: u64) -> Self {
+        Part::Atomic(AtomicPart {
+            address,
+            rkey,
+            operand: swap,
+            compare,
+            ..AtomicPart::zeroed()
+        })
+    }
+
+    pub(crate) fn fetch_add(address: u64, rkey: u32, add: u64) -> Self {
+        Part::Atomic(AtomicPart {
+            address,
+            rkey,
+            operand: add,
+            ..AtomicPart::zeroed()
+        })
+    }
+
+    /// A datagram, with immediate data or none, as they stand in a part.
+    ///
+    /// # Safety
+    ///
+    /// `ah` is a live handle of this provider.
+    pub(crate) unsafe fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32, immediate: u64) -> Self {
+        Part::Datagram(DatagramPart {
+            // SAFETY: by the caller.
+            address_vector: unsafe { Ah::address_vector(ah) },
+            qpn,
+            qkey,
+            immediate,
+            ..DatagramPart::zeroed()
+        })
+    }
+
     fn as_bytes(&self) -> &[u8] {
         match self {
-            PartBytes::Send(part) => part.as_bytes(),
-            PartBytes::Remote(part) => part.as_bytes(),
-            PartBytes::Atomic(part) => part.as_bytes(),
-            PartBytes::Datagram(part) => part.as_bytes(),
-            PartBytes::Bind(part) => part.as_bytes(),
-            PartBytes::Flush(part) => part.as_bytes(),
+            Part::Send(part) => part.as_bytes(),
+            Part::Remote(part) => part.as_bytes(),
+            Part::Atomic(part) => part.as_bytes(),
+            Part::Datagram(part) => part.as_bytes(),
+            Part::Bind(part) => part.as_bytes(),
+            Part::Flush(part) => part.as_bytes(),
         }
     }
 }
@@ -148,7 +180,7 @@ fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
         SendOpcode::AtomicWrite => IBV_WC_ATOMIC_WRITE,
         SendOpcode::Flush => IBV_WC_FLUSH,
         // User space does not register through the queue.
-        SendOpcode::Register => IBV_WC_DRIVER1,
+        SendOpcode::FastRegister => IBV_WC_DRIVER1,
     }
 }
 
@@ -207,7 +239,7 @@ impl Qp {
         let mut flags = 0;
         let (payload, sge_count, inline_length) = match data {
             Data::Entries(entries) => {
-                if total > u64::from(MAX_MESSAGE) {
+                if total > u64::from(self.max_message) {
                     return Err(libc::EINVAL);
                 }
                 (size_of_val(*entries), entries.len() as u8, 0)
@@ -222,12 +254,12 @@ impl Qp {
                     return Err(libc::EINVAL);
                 }
                 flags |= SEND_INLINE;
-                (total as usize, 0, total as u32)
+                (total as usize, 0, total as u16)
             }
             // No more than a scatter/gather entry, for which there is room always.
             Data::Eight(bytes) => {
                 flags |= SEND_INLINE;
-                (bytes.len(), 0, bytes.len() as u32)
+                (bytes.len(), 0, bytes.len() as u16)
             }
         };
         if self.signal_all || work.flags & IBV_SEND_SIGNALED != 0 {
@@ -245,12 +277,12 @@ impl Qp {
         }
         let header = SendHeader {
             opcode: work.opcode.number(),
-            flags,
             blocks: blocks as u8,
             sge_count,
-            immediate: work.immediate,
-            length: inline_length,
-            reserved: 0,
+            flags,
+            inline_length,
+            srqn: work.srqn,
+            ..SendHeader::zeroed()
         };
 
         let first = queue.posted.blocks & (self.geometry.sq_blocks - 1);
@@ -268,7 +300,7 @@ impl Qp {
         // them. What an inline work request names is readable by the consumer's word.
         unsafe {
             cursor.put(header.as_bytes());
-            cursor.put(work.part.bytes(work.srqn).as_bytes());
+            cursor.put(work.part.as_bytes());
             match data {
                 Data::Entries(entries) => cursor.put_from(entries.as_ptr().cast(), payload),
                 Data::Copy(entries) => {
@@ -349,43 +381,40 @@ impl Qp {
         }
         // SAFETY: the unions' members are plain integers; which of them counts is by the opcode,
         // and any bytes are valid for them.
-        let (immediate, rdma, atomic) =
-            unsafe { (wr.__bindgen_anon_1.imm_data, wr.wr.rdma, wr.wr.atomic) };
-        let remote = Part::Remote {
-            address: rdma.remote_addr,
-            rkey: rdma.rkey,
+        let (immediate, tag, rdma, atomic) = unsafe {
+            let either = wr.__bindgen_anon_1;
+            (
+                either.imm_data,
+                either.invalidate_rkey,
+                wr.wr.rdma,
+                wr.wr.atomic,
+            )
         };
+        let remote = |immediate| Part::remote(rdma.remote_addr, rdma.rkey, immediate);
         let (opcode, part) = match wr.opcode {
-            IBV_WR_SEND => (SendOpcode::Send, Part::Send),
-            IBV_WR_SEND_WITH_IMM => (SendOpcode::SendImmediate, Part::Send),
-            IBV_WR_RDMA_WRITE => (SendOpcode::Write, remote),
-            IBV_WR_RDMA_WRITE_WITH_IMM => (SendOpcode::WriteImmediate, remote),
-            IBV_WR_RDMA_READ => (SendOpcode::Read, remote),
+            IBV_WR_SEND => (SendOpcode::Send, Part::send(0)),
+            IBV_WR_SEND_WITH_IMM => (SendOpcode::SendImmediate, Part::send(immediate)),
+            IBV_WR_RDMA_WRITE => (SendOpcode::Write, remote(0)),
+            IBV_WR_RDMA_WRITE_WITH_IMM => (SendOpcode::WriteImmediate, remote(immediate)),
+            IBV_WR_RDMA_READ => (SendOpcode::Read, remote(0)),
             IBV_WR_ATOMIC_CMP_AND_SWP if self.has(FEATURE_ATOMICS) => (
                 SendOpcode::CompareSwap,
-                Part::Atomic(AtomicPart {
-                    address: atomic.remote_addr,
-                    rkey: atomic.rkey,
-                    srqn: 0,
-                    operand: atomic.swap,
-                    compare: atomic.compare_add,
-                }),
+                Part::compare_swap(
+                    atomic.remote_addr,
+                    atomic.rkey,
+                    atomic.compare_add,
+                    atomic.swap,
+                ),
             ),
             IBV_WR_ATOMIC_FETCH_AND_ADD if self.has(FEATURE_ATOMICS) => (
                 SendOpcode::FetchAdd,
-                Part::Atomic(AtomicPart {
-                    address: atomic.remote_addr,
-                    rkey: atomic.rkey,
-                    srqn: 0,
-                    operand: atomic.compare_add,
-                    compare: 0,
-                }),
+                Part::fetch_add(atomic.remote_addr, atomic.rkey, atomic.compare_add),
             ),
-            IBV_WR_SEND_WITH_INV if self.has(FEATURE_SEND_QUEUE_REGISTRATION) => {
-                (SendOpcode::SendInvalidate, Part::Send)
+            IBV_WR_SEND_WITH_INV if self.has(INVALIDATING) => {
+                (SendOpcode::SendInvalidate, Part::invalidate(tag))
             }
-            IBV_WR_LOCAL_INV if self.has(FEATURE_SEND_QUEUE_REGISTRATION) => {
-                (SendOpcode::LocalInvalidate, Part::Send)
+            IBV_WR_LOCAL_INV if self.has(INVALIDATING) => {
+                (SendOpcode::LocalInvalidate, Part::invalidate(tag))
             }
             IBV_WR_BIND_MW if self.has(FEATURE_WINDOWS) => {
                 // SAFETY: by the caller, the work request names a live window and region.
@@ -400,19 +429,13 @@ impl Qp {
             }
             _ => return Err(libc::EINVAL),
         };
-        let immediate = match opcode {
-            SendOpcode::SendImmediate
-            | SendOpcode::WriteImmediate
-            | SendOpcode::SendInvalidate
-            | SendOpcode::LocalInvalidate => immediate,
-            _ => 0,
-        };
+        // What stays here has no peer to name a queue at.
+        let local = matches!(opcode, SendOpcode::LocalInvalidate | SendOpcode::Bind);
         Ok(Work {
             wr_id: wr.wr_id,
             opcode,
             flags: wr.send_flags,
-            immediate,
-            srqn: if self.extended {
+            srqn: if self.extended && !local {
                 // SAFETY: as above.
                 unsafe { wr.qp_type.xrc.remote_srqn }
             } else {
@@ -428,13 +451,13 @@ impl Qp {
     ///
     /// `wr` names a live address handle.
     unsafe fn datagram_work(&self, wr: &ibv_send_wr) -> Result<Work, c_int> {
-        let opcode = match wr.opcode {
-            IBV_WR_SEND => SendOpcode::Send,
-            IBV_WR_SEND_WITH_IMM => SendOpcode::SendImmediate,
-            _ => return Err(libc::EINVAL),
-        };
         // SAFETY: as in `work`.
         let (immediate, datagram) = unsafe { (wr.__bindgen_anon_1.imm_data, wr.wr.ud) };
+        let (opcode, immediate) = match wr.opcode {
+            IBV_WR_SEND => (SendOpcode::Send, 0),
+            IBV_WR_SEND_WITH_IMM => (SendOpcode::SendImmediate, immediate),
+            _ => return Err(libc::EINVAL),
+        };
         if datagram.ah.is_null() {
             return Err(libc::EINVAL);
         }
@@ -442,18 +465,16 @@ impl Qp {
             wr_id: wr.wr_id,
             opcode,
             flags: wr.send_flags,
-            immediate: if opcode == SendOpcode::Send {
-                0
-            } else {
-                immediate
-            },
             srqn: 0,
-            part: Part::Datagram(DatagramPart {
-                // SAFETY: by the caller.
-                path: unsafe { Ah::path(datagram.ah) },
-                qpn: datagram.remote_qpn,
-                qkey: datagram.remote_qkey,
-            }),
+            // SAFETY: by the caller.
+            part: unsafe {
+                Part::datagram(
+                    datagram.ah,
+                    datagram.remote_qpn,
+                    datagram.remote_qkey,
+                    immediate.into(),
+                )
+            },
         })
     }
 
@@ -609,8 +630,9 @@ pub(crate) unsafe extern "C" fn post_recv(
 mod tests {
     use super::*;
     use crate::memory::Doorbells;
-    use crate::qp::tests::{alone, cap, extended};
+    use crate::qp::tests::{alone, cap, datagrams_alone, extended};
     use crate::testing::Shared;
+    use ferrite_abi::{opcode_part, AddressVector, Reserved, FLUSH_RANGE, FLUSH_REGION};
 
     /// A page that stands for the doorbells.
     struct Page(Vec<u64>);
@@ -643,10 +665,89 @@ mod tests {
             // SAFETY: the block is inside the ring.
             unsafe { core::slice::from_raw_parts(at, BLOCK_SIZE) }.to_vec()
         };
-        let blocks = u32::from(block(index)[2]);
-        (0..blocks)
+        let header = SendHeader::from_prefix(&block(index)).unwrap();
+        (0..u32::from(header.blocks))
             .flat_map(|n| block(index.wrapping_add(n)))
             .collect()
+    }
+
+    /// What a device does that takes no work request in which anything stands where nothing
+    /// belongs; gives the header, and the part as such.
+    fn taken(qp: &Qp, index: u32) -> (SendHeader, Part) {
+        let bytes = fetch(qp, index);
+        let header = SendHeader::from_prefix(&bytes).unwrap();
+        assert!(header.reserved_is_zero(), "{header:?}");
+        let known = SEND_SIGNALED | SEND_SOLICITED | SEND_FENCE | SEND_INLINE;
+        assert_eq!(header.flags & !known, 0);
+        assert!(header.flags & SEND_INLINE != 0 || header.inline_length == 0);
+        assert!(header.flags & SEND_INLINE == 0 || header.sge_count == 0);
+        assert!(qp.extended || header.srqn == 0, "{header:?}");
+        let opcode = SendOpcode::from_number(header.opcode).unwrap();
+        let bytes = &bytes[size_of::<SendHeader>()..];
+        let immediate = |part: u64| match opcode {
+            SendOpcode::SendImmediate | SendOpcode::WriteImmediate => {
+                assert_eq!(part >> 32, 0, "{opcode:?}");
+            }
+            _ => assert_eq!(part, 0, "{opcode:?}"),
+        };
+        fn of<T: Plain + Reserved>(bytes: &[u8]) -> T {
+            let part = T::from_prefix(bytes).unwrap();
+            assert!(part.reserved_is_zero());
+            part
+        }
+        let part = match opcode {
+            SendOpcode::Send | SendOpcode::SendImmediate if qp.datagram => {
+                let part: DatagramPart = of(bytes);
+                immediate(part.immediate);
+                Part::Datagram(part)
+            }
+            SendOpcode::Send
+            | SendOpcode::SendImmediate
+            | SendOpcode::SendInvalidate
+            | SendOpcode::LocalInvalidate => {
+                let part: SendPart = of(bytes);
+                immediate(part.immediate);
+                let invalidates = [SendOpcode::SendInvalidate, SendOpcode::LocalInvalidate];
+                assert!(invalidates.contains(&opcode) || part.tag == 0);
+                Part::Send(part)
+            }
+            SendOpcode::Write
+            | SendOpcode::WriteImmediate
+            | SendOpcode::Read
+            | SendOpcode::AtomicWrite => {
+                let part: RemotePart = of(bytes);
+                immediate(part.immediate);
+                Part::Remote(part)
+            }
+            SendOpcode::CompareSwap => Part::Atomic(of(bytes)),
+            SendOpcode::FetchAdd => {
+                let part: AtomicPart = of(bytes);
+                assert_eq!(part.compare, 0);
+                Part::Atomic(part)
+            }
+            SendOpcode::Bind => Part::Bind(of(bytes)),
+            SendOpcode::Flush => Part::Flush(of(bytes)),
+            SendOpcode::FastRegister => panic!("user space does not register"),
+        };
+        if matches!(opcode, SendOpcode::LocalInvalidate | SendOpcode::Bind) {
+            assert_eq!(header.srqn, 0);
+        }
+        (header, part)
+    }
+
+    /// The scatter/gather entries or inline data of a work request, and what is behind them.
+    fn payload(qp: &Qp, index: u32) -> Vec<u8> {
+        let bytes = fetch(qp, index);
+        let header = SendHeader::from_prefix(&bytes).unwrap();
+        let opcode = SendOpcode::from_number(header.opcode).unwrap();
+        bytes[size_of::<SendHeader>() + opcode_part(opcode, qp.datagram)..].to_vec()
+    }
+
+    /// Leaves nothing but ones in a send queue.
+    fn spoil(qp: &Qp) {
+        let length = qp.geometry.sq_blocks as usize * BLOCK_SIZE;
+        // SAFETY: the send queue is at the start of the buffer.
+        unsafe { ptr::write_bytes(qp.buffer.base(), 0xff, length) };
     }
 
     fn wr(opcode: ibv_wr_opcode, entries: &mut [ibv_sge], flags: u32) -> ibv_send_wr {
@@ -691,17 +792,24 @@ mod tests {
             IBV_SEND_SIGNALED | IBV_SEND_SOLICITED,
         );
         assert_eq!(send(&qp, &mut wr), 0);
+        let header = SendHeader {
+            opcode: SendOpcode::WriteImmediate.number(),
+            blocks: 2,
+            sge_count: 3,
+            flags: SEND_SIGNALED | SEND_SOLICITED,
+            ..SendHeader::zeroed()
+        };
+        let part = RemotePart {
+            address: 0x1122_3344_5566_7788,
+            rkey: 0x99aa_bbcc,
+            immediate: 0x0102_0304,
+            ..RemotePart::zeroed()
+        };
         let bytes = fetch(&qp, 0);
-        let header = SendHeader::from_prefix(&bytes).unwrap();
-        assert_eq!(header.opcode, SendOpcode::WriteImmediate.number());
-        assert_eq!(header.flags, SEND_SIGNALED | SEND_SOLICITED);
-        assert_eq!((header.blocks, header.sge_count), (2, 3));
-        assert_eq!((header.immediate, header.length), (0x0102_0304, 0));
-        let part = RemotePart::from_prefix(&bytes[16..]).unwrap();
-        assert_eq!(part.address, 0x1122_3344_5566_7788);
-        assert_eq!(part.rkey, 0x99aa_bbcc);
+        assert_eq!(bytes[..16], *header.as_bytes());
+        assert_eq!(bytes[16..48], *part.as_bytes());
         for (number, entry) in entries.iter().enumerate() {
-            let found = Sge::from_prefix(&bytes[32 + 16 * number..]).unwrap();
+            let found = Sge::from_prefix(&bytes[48 + 16 * number..]).unwrap();
             assert_eq!(found.address, entry.addr);
             assert_eq!((found.length, found.lkey), (entry.length, entry.lkey));
         }
@@ -763,11 +871,11 @@ mod tests {
             let mut wr = wr(IBV_WR_RDMA_READ, &mut entries, 0);
             wr.wr_id = u64::from(round);
             assert_eq!(send(&qp, &mut wr), 0);
-            let bytes = fetch(&qp, index);
-            let blocks = u32::from(bytes[2]);
-            assert_eq!(blocks, (32 + 16 * count).div_ceil(64));
+            let blocks = u32::from(taken(&qp, index).0.blocks);
+            assert_eq!(blocks, (48 + 16 * count).div_ceil(64));
+            let bytes = payload(&qp, index);
             for (number, entry) in entries.iter().enumerate() {
-                let found = Sge::from_prefix(&bytes[32 + 16 * number..]).unwrap();
+                let found = Sge::from_prefix(&bytes[16 * number..]).unwrap();
                 assert_eq!((found.address, found.length), (entry.addr, entry.length));
             }
             assert_eq!(qp.send_done(index), (u64::from(round), IBV_WC_RDMA_READ));
@@ -797,11 +905,12 @@ mod tests {
     #[test]
     fn what_cannot_be_done_is_refused_and_leaves_no_trace() {
         let mut page = Page::new();
-        let qp = alone(&cap(5, 1, 1, 1, 32), page.doorbells());
+        let mut qp = alone(&cap(5, 1, 1, 1, 32), page.doorbells());
+        qp.max_message = 1 << 20;
         let most = qp.geometry.capacity;
         let mut many = vec![sge(1); most.max_send_sge as usize + 1];
         assert_eq!(send(&qp, &mut wr(IBV_WR_SEND, &mut many, 0)), libc::EINVAL);
-        let mut long = [sge(MAX_MESSAGE), sge(1)];
+        let mut long = [sge(qp.max_message), sge(1)];
         assert_eq!(send(&qp, &mut wr(IBV_WR_SEND, &mut long, 0)), libc::EINVAL);
         let mut inline = [sge(most.max_inline_data + 1)];
         let mut request = wr(IBV_WR_SEND, &mut inline, IBV_SEND_INLINE);
@@ -814,6 +923,26 @@ mod tests {
         assert_eq!(page.take(DOORBELL_SEND), 0);
         // The longest message itself is fine.
         assert_eq!(send(&qp, &mut wr(IBV_WR_SEND, &mut long[..1], 0)), 0);
+    }
+
+    #[test]
+    fn what_was_registered_or_bound_by_work_request_can_be_invalidated() {
+        for (features, refused) in [
+            (FEATURE_FAST_REGISTER, false),
+            (FEATURE_WINDOWS, false),
+            (!(FEATURE_FAST_REGISTER | FEATURE_WINDOWS), true),
+        ] {
+            let mut page = Page::new();
+            let mut qp = alone(&cap(5, 1, 1, 1, 0), page.doorbells());
+            qp.features = features;
+            for opcode in [IBV_WR_LOCAL_INV, IBV_WR_SEND_WITH_INV] {
+                let result = send(&qp, &mut wr(opcode, &mut [], 0));
+                assert_eq!(result == libc::EINVAL, refused, "{features:#x}");
+            }
+            let invalidation = u64::from(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV);
+            let offered = crate::post_ex::supported(IBV_QPT_RC, features) & invalidation;
+            assert_eq!(offered, if refused { 0 } else { invalidation });
+        }
     }
 
     #[test]
@@ -837,11 +966,205 @@ mod tests {
             send(&qp, &mut wr(IBV_WR_SEND, &mut entries, IBV_SEND_INLINE)),
             0
         );
-        let bytes = fetch(&qp, 0);
-        let header = SendHeader::from_prefix(&bytes).unwrap();
+        let (header, _) = taken(&qp, 0);
         assert_eq!(header.flags, SEND_INLINE);
-        assert_eq!((header.blocks, header.sge_count, header.length), (2, 0, 70));
-        assert_eq!(bytes[32..102], data);
+        assert_eq!((header.blocks, header.inline_length), (2, 70));
+        assert_eq!(payload(&qp, 0)[..70], data);
+        // As much as was promised, behind the longest part that it can have before it.
+        let most = qp.geometry.capacity.max_inline_data as usize;
+        let data: Vec<u8> = (0..most).map(|n| n as u8).collect();
+        let mut entries = [ibv_sge {
+            addr: data.as_ptr() as u64,
+            length: most as u32,
+            lkey: 0,
+        }];
+        let mut request = wr(IBV_WR_RDMA_WRITE_WITH_IMM, &mut entries, IBV_SEND_INLINE);
+        assert_eq!(send(&qp, &mut request), 0);
+        let (header, _) = taken(&qp, 2);
+        assert_eq!(usize::from(header.inline_length), most);
+        assert_eq!(
+            payload(&qp, 2)[..],
+            data,
+            "to the last byte of the last block"
+        );
+    }
+
+    /// A work request of the verbs is full of what others left in its unions, and a ring of what
+    /// was posted before.
+    #[test]
+    fn what_an_operation_does_not_use_is_zero() {
+        let mut page = Page::new();
+        for extended in [false, true] {
+            let mut qp = alone(&cap(3, 1, 3, 1, 64), page.doorbells());
+            qp.extended = extended;
+            spoil(&qp);
+            let mut binding = Binding::new();
+            // Often enough for each to begin at each block.
+            for round in 0..16 {
+                for opcode in OPERATIONS {
+                    let mut entries = vec![sge(1); 1 + round % 3];
+                    let mut request = wr(opcode, &mut entries, !IBV_SEND_INLINE);
+                    request.wr.atomic.compare_add = u64::MAX;
+                    request.wr.atomic.swap = u64::MAX - 1;
+                    request.qp_type.xrc.remote_srqn = 0x77;
+                    binding.put_into(&mut request);
+                    let index = qp.send.lock().posted.blocks;
+                    assert_eq!(send(&qp, &mut request), 0);
+                    let (header, part) = taken(&qp, index);
+                    // SAFETY: all members of the unions are plain.
+                    let (rdma, atomic) = unsafe { (request.wr.rdma, request.wr.atomic) };
+                    let (address, rkey) = (rdma.remote_addr, rdma.rkey);
+                    let expected = match opcode {
+                        IBV_WR_SEND => Part::send(0),
+                        IBV_WR_SEND_WITH_IMM => Part::send(0x0102_0304),
+                        IBV_WR_SEND_WITH_INV | IBV_WR_LOCAL_INV => Part::invalidate(0x0102_0304),
+                        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ => Part::remote(address, rkey, 0),
+                        IBV_WR_RDMA_WRITE_WITH_IMM => Part::remote(address, rkey, 0x0102_0304),
+                        IBV_WR_ATOMIC_CMP_AND_SWP => {
+                            Part::compare_swap(address, atomic.rkey, u64::MAX, u64::MAX - 1)
+                        }
+                        IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                            Part::fetch_add(address, atomic.rkey, u64::MAX)
+                        }
+                        _ => part,
+                    };
+                    assert_eq!(part.as_bytes(), expected.as_bytes(), "{opcode}");
+                    let local = matches!(opcode, IBV_WR_LOCAL_INV | IBV_WR_BIND_MW);
+                    let srqn = if extended && !local { 0x77 } else { 0 };
+                    assert_eq!(header.srqn, srqn, "{opcode}");
+                    finish_all(&qp);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_datagram_is_laid_out_as_the_interface_says() {
+        let mut page = Page::new();
+        let mut qp = datagrams_alone(&cap(4, 1, 16, 1, 256), page.doorbells());
+        spoil(&qp);
+        let address_vector = AddressVector {
+            mac: [2, 0, 0, 0, 0, 9],
+            gid: [7; 16],
+            source_gid_index: 1,
+            hop_limit: 64,
+            ..AddressVector::zeroed()
+        };
+        let mut ah = crate::ah::tests::alone(address_vector);
+        let ah: *mut ibv_ah = (&raw mut *ah).cast();
+        let ex = extended(&mut qp);
+        let expected = |immediate| DatagramPart {
+            address_vector,
+            qpn: 0x2345,
+            qkey: 0x1111_1111,
+            immediate,
+            reserved: 0,
+        };
+        let found = |qp: &Qp, index| match taken(qp, index) {
+            (header, Part::Datagram(part)) => (header.blocks, header.srqn, part),
+            _ => panic!("no datagram"),
+        };
+        let data: Vec<u8> = (0..=255).collect();
+        for round in 0..12 {
+            let mut entries: Vec<ibv_sge> = (0..16).map(sge).collect();
+            for (opcode, immediate) in [(IBV_WR_SEND, 0), (IBV_WR_SEND_WITH_IMM, 0x0102_0304)] {
+                let mut request = wr(opcode, &mut entries, 0);
+                request.wr.ud.ah = ah;
+                request.wr.ud.remote_qpn = 0x2345;
+                request.wr.ud.remote_qkey = 0x1111_1111;
+                request.qp_type.xrc.remote_srqn = 0x77;
+                let index = qp.send.lock().posted.blocks;
+                assert_eq!(send(&qp, &mut request), 0);
+                assert_eq!(found(&qp, index), (6, 0, expected(immediate)));
+                let bytes = payload(&qp, index);
+                let last = Sge::from_prefix(&bytes[15 * 16..]).unwrap();
+                assert_eq!((last.address, last.length), (entries[15].addr, 15));
+                finish_all(&qp);
+
+                let index = qp.send.lock().posted.blocks;
+                // SAFETY: the operations were filled in by `extended` and are called in their
+                // order; the handle lives.
+                unsafe {
+                    let operations = ptr::read(ex);
+                    operations.wr_start.unwrap()(ex);
+                    match immediate {
+                        0 => operations.wr_send.unwrap()(ex),
+                        immediate => operations.wr_send_imm.unwrap()(ex, immediate as u32),
+                    }
+                    let name = operations.wr_set_ud_addr.unwrap();
+                    // The last word counts, and what was said before is kept.
+                    name(ex, ah, 1, 2);
+                    name(ex, ah, 0x2345, 0x1111_1111);
+                    let set = operations.wr_set_inline_data.unwrap();
+                    set(ex, data.as_ptr().cast_mut().cast(), data.len());
+                    assert_eq!(operations.wr_complete.unwrap()(ex), 0);
+                }
+                assert_eq!(found(&qp, index), (6, 0, expected(immediate)));
+                assert_eq!(payload(&qp, index)[..256], data, "round {round}");
+                finish_all(&qp);
+            }
+        }
+    }
+
+    #[test]
+    fn a_flush_of_a_region_has_no_place_and_no_length() {
+        let mut page = Page::new();
+        let mut qp = alone(&cap(4, 1, 1, 1, 0), page.doorbells());
+        spoil(&qp);
+        let ex = extended(&mut qp);
+        let flush = |selectivity: u32, length: usize| -> c_int {
+            // SAFETY: the operations were filled in by `extended` and are called in their order.
+            unsafe {
+                let operations = ptr::read(ex);
+                operations.wr_start.unwrap()(ex);
+                operations.wr_flush.unwrap()(ex, 5, 0x1000, length, 1, selectivity as u8);
+                operations.wr_complete.unwrap()(ex)
+            }
+        };
+        assert_eq!(flush(FLUSH_RANGE, 100), 0);
+        let most = 1 << 20;
+        // SAFETY: as above; nothing has been begun.
+        unsafe { (*ex.cast::<Qp>()).max_message = most };
+        assert_eq!(flush(FLUSH_RANGE, most as usize + 1), libc::EINVAL);
+        assert_eq!(flush(FLUSH_REGION, usize::MAX), 0);
+        for (index, (address, length)) in [(0, (0x1000, 100)), (1, (0, 0))] {
+            let (_, Part::Flush(part)) = taken(&qp, index) else {
+                panic!("no flush");
+            };
+            assert_eq!((part.address, part.length, part.rkey), (address, length, 5));
+        }
+    }
+
+    #[test]
+    fn a_receive_is_laid_out_as_the_interface_says() {
+        let mut page = Page::new();
+        let qp = alone(&cap(1, 2, 1, 3, 0), page.doorbells());
+        let ring = |at: usize| qp.buffer.base().wrapping_add(qp.geometry.rq_offset + at);
+        let stride = qp.geometry.rq_stride as usize;
+        // SAFETY: the receive queue is that long.
+        unsafe { ptr::write_bytes(ring(0), 0xff, 2 * stride) };
+        for (slot, count) in [(0, 3), (1, 0), (0, 1)] {
+            let mut entries: Vec<ibv_sge> = (0..count).map(|n| sge(n + 1)).collect();
+            let index = qp.receive.lock().producer;
+            let mut request = ibv_recv_wr {
+                sg_list: entries.as_mut_ptr(),
+                num_sge: count as i32,
+                ..Default::default()
+            };
+            assert_eq!(post_receive(&qp, &mut request), 0);
+            // SAFETY: the entry is inside the ring.
+            let bytes = unsafe { core::slice::from_raw_parts(ring(slot * stride), stride) };
+            let expected = ReceiveHeader {
+                sge_count: count,
+                ..ReceiveHeader::zeroed()
+            };
+            assert_eq!(ReceiveHeader::from_prefix(bytes), Some(expected));
+            for (number, entry) in entries.iter().enumerate() {
+                let found = Sge::from_prefix(&bytes[16 + 16 * number..]).unwrap();
+                assert_eq!((found.address, found.lkey), (entry.addr, entry.lkey));
+            }
+            qp.receive_done(index);
+        }
     }
 
     #[test]
@@ -964,8 +1287,8 @@ mod tests {
         );
         // None lies over another: they are one after the other, as their headers say.
         for pair in starts.windows(2) {
-            let length = fetch(qp, pair[0]).len() / BLOCK_SIZE;
-            assert_eq!(pair[1], pair[0].wrapping_add(length as u32));
+            let blocks = taken(qp, pair[0]).0.blocks;
+            assert_eq!(pair[1], pair[0].wrapping_add(blocks.into()));
         }
         starts.len() as u32
     }
@@ -1289,7 +1612,7 @@ mod tests {
                 while producer.load(Ordering::Acquire) == consumer {
                     std::thread::yield_now();
                 }
-                let blocks = u32::from(fetch(&qp, consumer)[2]);
+                let blocks = (fetch(&qp, consumer).len() / BLOCK_SIZE) as u32;
                 let (wr_id, _) = qp.send_done(consumer);
                 let next = &mut seen[(wr_id >> 32) as usize];
                 assert_eq!(wr_id as u32, *next as u32, "in each thread's order");

@@ -9,12 +9,11 @@ use core::ffi::{c_int, c_void};
 use core::mem::forget;
 
 use ferrite_abi::{
-    AtomicPart, DatagramPart, FlushPart, SendOpcode, FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE,
-    FEATURE_FLUSH, FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS, MAX_MESSAGE,
+    FlushPart, SendOpcode, FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_FLUSH, FEATURE_WINDOWS,
+    FLUSH_REGION,
 };
 
-use crate::ah::Ah;
-use crate::post::{Data, Part, SendQueue, Work};
+use crate::post::{Data, Part, SendQueue, Work, INVALIDATING};
 use crate::private::{verbs_qp, VERBS_QP_EX};
 use crate::qp::{Qp, SendCount};
 use crate::sys::*;
@@ -75,7 +74,7 @@ pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
             operations |= u64::from(IBV_QP_EX_WITH_FLUSH);
         }
     }
-    if features & FEATURE_SEND_QUEUE_REGISTRATION != 0 {
+    if features & INVALIDATING != 0 {
         operations |= INVALIDATION;
     }
     operations
@@ -196,7 +195,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 /// # Safety
 ///
 /// As for [`held`].
-unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, part: Part) {
+unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, part: Part) {
     // SAFETY: by the caller.
     let (wr_id, flags, (_, queue)) = unsafe { ((*qp).wr_id, (*qp).wr_flags, held(qp)) };
     if queue.session.work.is_some() && queue.session.error == 0 {
@@ -206,7 +205,6 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, immediate: u32, part: Pa
         wr_id,
         opcode,
         flags,
-        immediate,
         srqn: 0,
         part,
     });
@@ -234,22 +232,22 @@ unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
     // SAFETY: called between start and completion, as the verbs demand.
-    unsafe { begin(qp, SendOpcode::Send, 0, Part::Send) };
+    unsafe { begin(qp, SendOpcode::Send, Part::send(0)) };
 }
 
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: __be32) {
     // SAFETY: as in `wr_send`.
-    unsafe { begin(qp, SendOpcode::SendImmediate, immediate, Part::Send) };
+    unsafe { begin(qp, SendOpcode::SendImmediate, Part::send(immediate)) };
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: as in `wr_send`.
-    unsafe { begin(qp, SendOpcode::SendInvalidate, rkey, Part::Send) };
+    unsafe { begin(qp, SendOpcode::SendInvalidate, Part::invalidate(rkey)) };
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
     // SAFETY: as in `wr_send`.
-    unsafe { begin(qp, SendOpcode::Write, 0, Part::Remote { address, rkey }) };
+    unsafe { begin(qp, SendOpcode::Write, Part::remote(address, rkey, 0)) };
 }
 
 unsafe extern "C" fn wr_rdma_write_imm(
@@ -258,14 +256,14 @@ unsafe extern "C" fn wr_rdma_write_imm(
     address: u64,
     immediate: __be32,
 ) {
-    let part = Part::Remote { address, rkey };
+    let part = Part::remote(address, rkey, immediate);
     // SAFETY: as in `wr_send`.
-    unsafe { begin(qp, SendOpcode::WriteImmediate, immediate, part) };
+    unsafe { begin(qp, SendOpcode::WriteImmediate, part) };
 }
 
 unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
     // SAFETY: as in `wr_send`.
-    unsafe { begin(qp, SendOpcode::Read, 0, Part::Remote { address, rkey }) };
+    unsafe { begin(qp, SendOpcode::Read, Part::remote(address, rkey, 0)) };
 }
 
 unsafe extern "C" fn wr_atomic_cmp_swp(
@@ -275,27 +273,15 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
     compare: u64,
     swap: u64,
 ) {
-    let part = Part::Atomic(AtomicPart {
-        address,
-        rkey,
-        srqn: 0,
-        operand: swap,
-        compare,
-    });
+    let part = Part::compare_swap(address, rkey, compare, swap);
     // SAFETY: as in `wr_send`.
-    unsafe { begin(qp, SendOpcode::CompareSwap, 0, part) };
+    unsafe { begin(qp, SendOpcode::CompareSwap, part) };
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address: u64, add: u64) {
-    let part = Part::Atomic(AtomicPart {
-        address,
-        rkey,
-        srqn: 0,
-        operand: add,
-        compare: 0,
-    });
+    let part = Part::fetch_add(address, rkey, add);
     // SAFETY: as in `wr_send`.
-    unsafe { begin(qp, SendOpcode::FetchAdd, 0, part) };
+    unsafe { begin(qp, SendOpcode::FetchAdd, part) };
 }
 
 /// The eight bytes are copied now, whatever the queue's inline capacity: complete at once.
@@ -308,12 +294,7 @@ unsafe extern "C" fn wr_atomic_write(
     // SAFETY: as in `wr_send`; the consumer passes eight bytes.
     unsafe {
         let value = value.cast::<[u8; 8]>().read_unaligned();
-        begin(
-            qp,
-            SendOpcode::AtomicWrite,
-            0,
-            Part::Remote { address, rkey },
-        );
+        begin(qp, SendOpcode::AtomicWrite, Part::remote(address, rkey, 0));
         finish(qp, &Data::Eight(value));
     }
 }
@@ -327,7 +308,15 @@ unsafe extern "C" fn wr_flush(
     placement: u8,
     selectivity: u8,
 ) {
-    let Some(length) = u32::try_from(length).ok().filter(|&n| n <= MAX_MESSAGE) else {
+    // Of a whole region neither address nor length mean anything.
+    let (address, length) = if u32::from(selectivity) == FLUSH_REGION {
+        (0, 0)
+    } else {
+        (address, length)
+    };
+    // SAFETY: as in `wr_send`.
+    let most = unsafe { held(qp) }.0.max_message;
+    let Some(length) = u32::try_from(length).ok().filter(|&n| n <= most) else {
         // SAFETY: as in `wr_send`.
         unsafe { refuse(qp, libc::EINVAL) };
         return;
@@ -342,7 +331,7 @@ unsafe extern "C" fn wr_flush(
     });
     // SAFETY: as in `wr_send`.
     unsafe {
-        begin(qp, SendOpcode::Flush, 0, part);
+        begin(qp, SendOpcode::Flush, part);
         finish(qp, &Data::Entries(&[]));
     }
 }
@@ -351,7 +340,7 @@ unsafe extern "C" fn wr_flush(
 unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: as in `wr_send`.
     unsafe {
-        begin(qp, SendOpcode::LocalInvalidate, rkey, Part::Send);
+        begin(qp, SendOpcode::LocalInvalidate, Part::invalidate(rkey));
         finish(qp, &Data::Entries(&[]));
     }
 }
@@ -367,7 +356,7 @@ unsafe extern "C" fn wr_bind_mw(
     unsafe {
         match bind_part(mw, rkey, &*info) {
             Ok(part) => {
-                begin(qp, SendOpcode::Bind, 0, part);
+                begin(qp, SendOpcode::Bind, part);
                 finish(qp, &Data::Entries(&[]));
             }
             Err(errno) => refuse(qp, errno),
@@ -387,11 +376,13 @@ unsafe extern "C" fn wr_set_ud_addr(
         let (this, queue) = held(qp);
         match &mut queue.session.work {
             Some(work) if this.datagram && !ah.is_null() => {
-                work.part = Part::Datagram(DatagramPart {
-                    path: Ah::path(ah),
-                    qpn: remote_qpn,
-                    qkey: remote_qkey,
-                });
+                let immediate = match work.part {
+                    Part::Send(part) => part.immediate,
+                    // The peer is named once more.
+                    Part::Datagram(part) => part.immediate,
+                    _ => return refuse(qp, libc::EINVAL),
+                };
+                work.part = Part::datagram(ah, remote_qpn, remote_qkey, immediate);
             }
             _ => refuse(qp, libc::EINVAL),
         }

@@ -32,6 +32,8 @@ pub struct Qp {
     verbs: UnsafeCell<verbs_qp>,
     pub(crate) qpn: u32,
     pub(crate) features: u64,
+    /// The longest message, in bytes.
+    pub(crate) max_message: u32,
     pub(crate) signal_all: bool,
     /// Sends name their peer.
     pub(crate) datagram: bool,
@@ -142,7 +144,13 @@ impl Geometry {
 
         let bytes = request_blocks * BLOCK_SIZE;
         let room = bytes - longest_before_entries(datagram);
-        let inline_room = bytes - size_of::<SendHeader>() - opcode_part(SendOpcode::Send, datagram);
+        // Of what takes inline data a write has most before them; datagrams are sends only.
+        let with_data = if datagram {
+            SendOpcode::Send
+        } else {
+            SendOpcode::Write
+        };
+        let inline_room = bytes - size_of::<SendHeader>() - opcode_part(with_data, datagram);
         let rq_offset = sq_blocks * BLOCK_SIZE;
         let record_offset = (rq_offset + rq_entries * rq_stride).next_multiple_of(BLOCK_SIZE);
         Ok(Self {
@@ -184,6 +192,7 @@ impl Qp {
             }),
             qpn: 0,
             features: 0,
+            max_message: 0,
             signal_all: false,
             datagram: false,
             extended: false,
@@ -411,6 +420,7 @@ unsafe fn create(
     let buffer = unsafe { Pd::buffer(pd, geometry.length) }?;
     let mut qp = Qp::boxed(geometry, provider.doorbells, buffer)?;
     qp.features = provider.limits.features;
+    qp.max_message = provider.limits.max_message;
     qp.signal_all = attr.sq_sig_all != 0;
     qp.datagram = datagram;
     qp.extended = initiator;
@@ -661,7 +671,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use ferrite_abi::{blocks_for, has_entries};
+    use ferrite_abi::{blocks_for, has_entries, MAX_BLOCKS};
 
     /// A queue pair in state RTS with a page of ordinary memory for doorbells, for tests of
     /// posting.
@@ -669,8 +679,20 @@ pub(crate) mod tests {
         let geometry = Geometry::new(wanted, &limits(), false).unwrap();
         let mut qp = Qp::boxed(geometry, doorbells, Buffer::new(geometry.length).unwrap()).unwrap();
         qp.features = u64::MAX;
+        qp.max_message = limits().max_message;
         qp.qpn = 0x123;
         qp.verbs.get_mut().qp_ex.qp_base.state = IBV_QPS_RTS;
+        qp
+    }
+
+    /// As [`alone`], for datagrams.
+    pub(crate) fn datagrams_alone(wanted: &ibv_qp_cap, doorbells: Doorbells) -> Box<Qp> {
+        let mut qp = alone(wanted, doorbells);
+        qp.geometry = Geometry::new(wanted, &limits(), true).unwrap();
+        qp.buffer = Buffer::new(qp.geometry.length).unwrap();
+        qp.send_slots =
+            heap::slice(qp.geometry.sq_blocks as usize, |_| SendSlot::default()).unwrap();
+        qp.datagram = true;
         qp
     }
 
@@ -718,6 +740,7 @@ pub(crate) mod tests {
             max_inline: ferrite_abi::MAX_INLINE as u32,
             sq_max_log_blocks: ferrite_abi::SQ_MAX_LOG_BLOCKS,
             rq_max_log_entries: ferrite_abi::RQ_MAX_LOG_ENTRIES,
+            max_message: ferrite_abi::MAX_MESSAGE,
             ..UverbsContextResponse::zeroed()
         }
     }
@@ -743,47 +766,74 @@ pub(crate) mod tests {
         for wr in [1, 2, 3, 100, 128, 4096] {
             for sge in [0, 1, 2, 3, 7, 16] {
                 for inline in [0, 1, 32, 33, 96, 97, 256] {
-                    let wanted = cap(wr, wr, sge, sge, inline);
-                    let datagram = wr % 2 == 0;
-                    let geometry = Geometry::new(&wanted, &limits(), datagram).unwrap();
-                    let given = geometry.capacity;
-                    assert!(given.max_send_wr >= wr && given.max_recv_wr >= wr);
-                    assert!(given.max_send_sge >= sge && given.max_recv_sge >= sge);
-                    assert!(given.max_inline_data >= inline);
-                    // The largest work request of every kind, as often as promised, fits in the
-                    // ring.
-                    for opcode in (0..u8::MAX).filter_map(SendOpcode::from_number) {
-                        let payload = if opcode == SendOpcode::AtomicWrite {
-                            8
-                        } else if has_entries(opcode) {
-                            given.max_send_sge as usize * 16
-                        } else {
-                            0
-                        };
-                        let blocks = blocks_for(opcode, datagram, payload) as u32;
-                        assert!(
-                            blocks * given.max_send_wr <= geometry.sq_blocks,
-                            "{opcode:?}, {given:?}"
-                        );
+                    for datagram in [false, true] {
+                        is_met(&cap(wr, wr, sge, sge, inline), datagram);
                     }
-                    for opcode in [SendOpcode::Send, SendOpcode::Write] {
-                        let inline = given.max_inline_data as usize;
-                        let blocks = blocks_for(opcode, datagram, inline) as u32;
-                        assert!(
-                            datagram && opcode == SendOpcode::Write
-                                || blocks * given.max_send_wr <= geometry.sq_blocks
-                        );
-                    }
-                    assert!(16 + 16 * given.max_recv_sge <= geometry.rq_stride);
-                    assert_eq!(geometry.rq_offset % 64, 0);
-                    assert_eq!(geometry.record_offset % 64, 0);
-                    assert!(
-                        geometry.rq_offset + (geometry.rq_entries * geometry.rq_stride) as usize
-                            <= geometry.record_offset
-                    );
                 }
             }
         }
+    }
+
+    fn is_met(wanted: &ibv_qp_cap, datagram: bool) {
+        let geometry = Geometry::new(wanted, &limits(), datagram).unwrap();
+        let given = geometry.capacity;
+        assert!(given.max_send_wr >= wanted.max_send_wr);
+        assert!(given.max_recv_wr >= wanted.max_recv_wr);
+        assert!(given.max_send_sge >= wanted.max_send_sge);
+        assert!(given.max_recv_sge >= wanted.max_recv_sge);
+        assert!(given.max_inline_data >= wanted.max_inline_data);
+        // The largest work request of every kind, as often as promised, fits in the ring.
+        let sends = [SendOpcode::Send, SendOpcode::SendImmediate];
+        for opcode in (0..u8::MAX).filter_map(SendOpcode::from_number) {
+            if datagram && !sends.contains(&opcode) {
+                continue;
+            }
+            let entries = given.max_send_sge as usize * size_of::<Sge>();
+            let inline = given.max_inline_data as usize;
+            let payload = match opcode {
+                SendOpcode::AtomicWrite => 8,
+                SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd => entries,
+                _ if has_entries(opcode) => entries.max(inline),
+                _ => 0,
+            };
+            let blocks = blocks_for(opcode, datagram, payload);
+            assert!(blocks <= MAX_BLOCKS, "{opcode:?}, {given:?}");
+            assert!(
+                blocks * given.max_send_wr as usize <= geometry.sq_blocks as usize,
+                "{opcode:?}, {given:?}"
+            );
+        }
+        assert!(16 + 16 * given.max_recv_sge <= geometry.rq_stride);
+        assert_eq!(geometry.rq_offset % 64, 0);
+        assert_eq!(geometry.record_offset % 64, 0);
+        assert!(
+            geometry.rq_offset + (geometry.rq_entries * geometry.rq_stride) as usize
+                <= geometry.record_offset
+        );
+    }
+
+    /// What fits without taking more blocks is promised, and no more than that.
+    #[test]
+    fn capacities_are_those_of_the_blocks() {
+        let given = |sge, inline, datagram| {
+            let geometry = Geometry::new(&cap(64, 1, sge, 1, inline), &limits(), datagram);
+            let geometry = geometry.unwrap();
+            let capacity = geometry.capacity;
+            (
+                geometry.sq_blocks,
+                capacity.max_send_wr,
+                capacity.max_send_sge,
+                capacity.max_inline_data,
+            )
+        };
+        // A block has 16 bytes after the parts of a write and of an atomic.
+        assert_eq!(given(1, 0, false), (64, 64, 1, 16));
+        assert_eq!(given(1, 17, false), (128, 64, 5, 80));
+        assert_eq!(given(16, 256, false), (512, 102, 16, 256));
+        // The part of a datagram begins in one block and ends in the next.
+        assert_eq!(given(1, 0, true), (128, 64, 3, 48));
+        assert_eq!(given(3, 48, true), (128, 64, 3, 48));
+        assert_eq!(given(16, 256, true), (512, 85, 16, 256));
     }
 
     impl Qp {

@@ -11,9 +11,9 @@ use core::ptr;
 use core::sync::atomic::{fence, Ordering};
 
 use ferrite_abi::{
-    queue_doorbell, Plain, ReceiveHeader, Sge, SharedReceiveRecord, UverbsContextResponse,
-    UverbsSrqRequest, UverbsSrqResponse, BLOCK_SIZE, DOORBELL_SHARED_RECEIVE,
-    FEATURE_EXTENDED_CONNECTED, FEATURE_RESIZE_SRQ, FEATURE_SHARED_RECEIVE, RQ_MIN_LOG_STRIDE,
+    queue_doorbell, Plain, ReceiveHeader, Sge, SrqRecord, UverbsContextResponse, UverbsSrqRequest,
+    UverbsSrqResponse, BLOCK_SIZE, DOORBELL_SRQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_XRC,
+    RQ_MIN_LOG_STRIDE,
 };
 
 use crate::context::Context;
@@ -138,7 +138,7 @@ impl Geometry {
     }
 
     fn length(&self) -> usize {
-        self.record_offset + size_of::<SharedReceiveRecord>()
+        self.record_offset + size_of::<SrqRecord>()
     }
 
     /// What to tell the kernel of a ring in `buffer`.
@@ -230,11 +230,10 @@ impl Srq {
     fn publish(&self, state: &State) {
         let word = |field: usize| state.buffer.word(state.geometry.record_offset + field);
         // As for a send queue: entries, index, fence, wake word.
-        word(offset_of!(SharedReceiveRecord, producer)).store(state.producer, Ordering::Release);
+        word(offset_of!(SrqRecord, producer)).store(state.producer, Ordering::Release);
         fence(Ordering::SeqCst);
-        if word(offset_of!(SharedReceiveRecord, wake)).load(Ordering::Relaxed) != 0 {
-            self.doorbells
-                .ring(DOORBELL_SHARED_RECEIVE, queue_doorbell(self.srqn));
+        if word(offset_of!(SrqRecord, wake)).load(Ordering::Relaxed) != 0 {
+            self.doorbells.ring(DOORBELL_SRQ, queue_doorbell(self.srqn));
         }
     }
 }
@@ -269,7 +268,7 @@ pub(crate) unsafe extern "C" fn create_srq(
     // SAFETY: the consumer passes its attributes.
     let attr = unsafe { &mut *attr };
     // SAFETY: the consumer passes a live domain.
-    let (mut srq, private) = match unsafe { prepare(pd, &attr.attr, FEATURE_SHARED_RECEIVE) } {
+    let (mut srq, private) = match unsafe { prepare(pd, &attr.attr, FEATURE_SRQ) } {
         Ok(prepared) => prepared,
         Err(errno) => return fail(errno),
     };
@@ -346,7 +345,7 @@ unsafe fn create_extended(
     attr: &mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     // SAFETY: by the caller.
-    let prepared = unsafe { prepare(attr.pd, &attr.attr, FEATURE_EXTENDED_CONNECTED) };
+    let prepared = unsafe { prepare(attr.pd, &attr.attr, FEATURE_XRC) };
     let (srq, private) = match prepared {
         Ok(prepared) => prepared,
         Err(errno) => return fail(errno),
@@ -521,7 +520,7 @@ unsafe fn resize_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) ->
     if let Err(errno) = state.prepare_to_move(&geometry) {
         return errno;
     }
-    let producer = geometry.record_offset + offset_of!(SharedReceiveRecord, producer);
+    let producer = geometry.record_offset + offset_of!(SrqRecord, producer);
     buffer
         .word(producer)
         .store(state.producer, Ordering::Release);
@@ -660,10 +659,21 @@ mod tests {
             };
             srq.write(&mut srq.state.lock(), &request)
         };
+        // What an entry does not use is zero, whatever stood there before.
+        // SAFETY: the ring is at the start of the buffer, and the record comes after it.
+        unsafe { ptr::write_bytes(srq.state.lock().buffer.base(), 0xff, geometry.record_offset) };
         let id = |index: u32| {
             let state = srq.state.lock();
             let slot = (index & 3) as usize * state.geometry.stride;
-            state.buffer.word(slot + 4).load(Ordering::Relaxed)
+            // SAFETY: the slot is inside the ring and aligned.
+            let header =
+                unsafe { ptr::read(state.buffer.base().add(slot).cast::<ReceiveHeader>()) };
+            let expected = ReceiveHeader {
+                id: header.id,
+                ..ReceiveHeader::zeroed()
+            };
+            assert_eq!(header, expected);
+            header.id
         };
         for wr_id in 0..4 {
             assert_eq!(post(wr_id), Ok(()));
@@ -726,7 +736,7 @@ mod tests {
             let id = state.buffer.word(slot + 4).load(Ordering::Relaxed);
             srq.publish(&state);
             let record = state.geometry.record_offset;
-            let producer = record + offset_of!(SharedReceiveRecord, producer);
+            let producer = record + offset_of!(SrqRecord, producer);
             let shown = state.buffer.word(producer).load(Ordering::Relaxed);
             assert_eq!(shown, state.producer);
             drop(state);

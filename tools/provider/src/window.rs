@@ -107,7 +107,6 @@ pub(crate) unsafe extern "C" fn bind_mw(
         wr_id: bind.wr_id,
         opcode: SendOpcode::Bind,
         flags: bind.send_flags,
-        immediate: 0,
         srqn: 0,
         part,
     };

@@ -2,16 +2,20 @@
 
 //! Address handles: where datagrams go.
 //!
-//! The device has no object for them; a datagram carries its path in the work request.
+//! The device has no object for them; a datagram carries its address vector in the work request.
 
 use crate::{
     abi,
     abi::{
-        DatagramPart,
-        Path, //
+        AddressVector,
+        DatagramPart, //
     },
     device::Ferrite,
     kernel_ext::errno,
+    port::{
+        DEVICE_PORT,
+        PORT, //
+    },
     rdma::{
         kind,
         Ah,
@@ -25,7 +29,7 @@ use kernel::prelude::*;
 
 /// The driver's data of an address handle.
 pub(crate) struct FerriteAh {
-    path: Path,
+    address_vector: AddressVector,
 }
 
 impl FerriteAh {
@@ -36,37 +40,43 @@ impl FerriteAh {
         attr: &AhAttr,
         sleepable: bool,
     ) -> Result<&'a Ah<Ferrite>> {
-        if !pd.device().has(abi::FEATURE_DATAGRAM) {
+        if !pd.device().has(abi::FEATURE_UD) {
             return Err(errno::eopnotsupp());
         }
-        let path = device_path(attr)?;
+        let address_vector = address_vector(attr)?;
         // Datagrams are posted without regard to what the device was told.
-        pd.device().gids.settle(path.source_gid_index, sleepable)?;
-        new.init(Ok::<_, Error>(Self { path }))
+        let gid_index = address_vector.source_gid_index;
+        pd.device().gids.settle(gid_index, sleepable)?;
+        new.init(Ok::<_, Error>(Self { address_vector }))
     }
 
-    /// What a work request says of where it goes.
-    pub(crate) fn part(to: &Datagram<'_, Ferrite>) -> Result<DatagramPart> {
+    /// What a work request says of where it goes, and the immediate data that it takes there.
+    pub(crate) fn part(to: &Datagram<'_, Ferrite>, immediate: u32) -> Result<DatagramPart> {
         if to.remote_qpn > abi::QUEUE_NUMBER_MASK {
             return Err(EINVAL);
         }
         Ok(DatagramPart {
-            path: to.ah.path,
+            address_vector: to.ah.address_vector,
             qpn: to.remote_qpn,
             // With its top bit set the device takes that of the queue pair.
             qkey: to.remote_qkey,
+            immediate: immediate.into(),
+            reserved: 0,
         })
     }
 }
 
-/// The device's form of a path.
-pub(crate) fn device_path(address: &AhAttr) -> Result<Path> {
+/// The device's form of an address: its address vector.
+pub(crate) fn address_vector(address: &AhAttr) -> Result<AddressVector> {
     if !address.is_roce() {
         return Err(EINVAL);
     }
     let path = address.path();
+    if path.port != PORT {
+        return Err(EINVAL);
+    }
     let (vlan, _) = address.sgid().ok_or(EINVAL)?.l2()?;
-    Ok(Path {
+    Ok(AddressVector {
         mac: path.dmac,
         // The service level is the priority of a tagged frame.
         vlan: vlan.map_or(abi::VLAN_NONE, |vlan| vlan | u16::from(path.sl & 7) << 13),
@@ -76,6 +86,8 @@ pub(crate) fn device_path(address: &AhAttr) -> Result<Path> {
         traffic_class: path.traffic_class,
         flow_label: path.flow_label & 0xf_ffff,
         udp_source_port: 0,
-        reserved: [0; 3],
+        port: DEVICE_PORT,
+        reserved_priority: 0,
+        reserved: 0,
     })
 }

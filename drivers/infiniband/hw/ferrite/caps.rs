@@ -5,16 +5,30 @@
 
 use crate::abi::{
     self,
-    DeviceCaps, //
+    DeviceCaps,
+    Transport, //
+};
+use core::ops::{
+    Range,
+    RangeInclusive, //
 };
 use kernel::prelude::*;
 
 /// GIDs that are made use of: `sysfs` has some files of each.
 const MOST_GIDS: u16 = 1024;
-/// Keys that there are: 24 bits of one are its index.
-const MOST_TAGS: u32 = 1 << 24;
 /// The core counts most things with sign.
 const MOST_OBJECTS: u32 = i32::MAX as u32;
+/// Pages of a region that is registered by work request: there is a table for all of them.
+const MOST_FAST_REGISTER_PAGES: u32 = 1 << 16;
+
+/// What follows the last number of a queue.
+const QUEUES_END: u32 = abi::QUEUE_NUMBER_MASK + 1;
+/// What follows the last index of a tag, which has 24 bits.
+const TAGS_END: u32 = 1 << 24;
+/// The first number of a queue pair that is nobody's: 0 and 1 are those of management.
+const FIRST_QPN: u32 = 2;
+/// What follows the last: the highest number stands for a multicast group.
+const QPNS_END: u32 = QUEUES_END - 1;
 
 /// Base-2 logarithms of the smallest and largest MTU.
 const LOG_MTU: (u8, u8) = (8, 12);
@@ -22,17 +36,145 @@ const LOG_MTU: (u8, u8) = (8, 12);
 /// The page sizes that a buffer can have at all.
 const PAGE_SIZES: u64 = (2 << abi::PAGE_SHIFT_MAX) - (1 << abi::PAGE_SHIFT_MIN);
 
-/// What is made use of; `EINVAL` where a driver can do nothing with the device.
-pub(crate) fn bounded(said: &DeviceCaps) -> Result<DeviceCaps> {
-    let numbers = |number: u32| number.min(abi::QUEUE_NUMBER_MASK);
+/// Bits of a DMA address that any device can put on the bus, and that there are: more than the least
+/// are used when it said so.
+pub(crate) const DMA_BITS: RangeInclusive<u8> = 32..=64;
+
+/// Bits of a clock.
+const CLOCK_BITS: RangeInclusive<u8> = 32..=64;
+
+/// The most that a device may say that a command takes, in milliseconds.
+const MOST_COMMAND: u32 = 120_000;
+/// An answer is waited for so many times as long as the device says: a slow (emulated, overloaded)
+/// machine is not a dead device.
+const COMMAND_PATIENCE: u32 = 3;
+/// But no less than that, in milliseconds.
+const LEAST_COMMAND_TIMEOUT: u32 = 30_000;
+
+/// How long the answer to a command is waited for, in milliseconds.
+pub(crate) fn command_timeout(caps: &DeviceCaps) -> u32 {
+    let timeout = COMMAND_PATIENCE.saturating_mul(caps.command_timeout);
+    timeout.max(LEAST_COMMAND_TIMEOUT)
+}
+
+/// Features, and what each of them needs.
+const NEEDS: [(u64, u64); 3] = [
+    (abi::FEATURE_XRC, abi::FEATURE_SRQ),
+    (abi::FEATURE_RESIZE_SRQ, abi::FEATURE_SRQ),
+    (abi::FEATURE_MULTICAST, abi::FEATURE_UD),
+];
+
+/// `features` without those that need another one that is not among them.
+fn with_what_they_need(features: u64) -> u64 {
+    // In one go, as none that is needed needs another.
+    NEEDS.iter().fold(features, |features, (feature, needs)| {
+        if features & needs == *needs {
+            features
+        } else {
+            features & !feature
+        }
+    })
+}
+
+/// Numbers from `first` on, `count` of them, if all are in `room`.
+fn numbers(first: u32, count: u32, room: Range<u32>) -> Option<Range<u32>> {
+    let end = first.checked_add(count)?;
+    (room.start <= first && end <= room.end).then_some(first..end)
+}
+
+/// The numbers of queue pairs that can be given out.
+pub(crate) fn qpns(caps: &DeviceCaps) -> Range<u32> {
+    caps.qp_first..caps.qp_first + caps.qp_count
+}
+
+/// The numbers of completion queues.
+pub(crate) fn cqns(caps: &DeviceCaps) -> Range<u32> {
+    caps.cq_first..caps.cq_first + caps.cq_count
+}
+
+/// The numbers of shared receive queues.
+pub(crate) fn srqns(caps: &DeviceCaps) -> Range<u32> {
+    caps.srq_first..caps.srq_first + caps.srq_count
+}
+
+/// The indices of tags.
+pub(crate) fn tags(caps: &DeviceCaps) -> Range<u32> {
+    caps.tag_first..caps.tag_first + caps.tag_count
+}
+
+/// The bits of the device's clock, as a mask.
+pub(crate) fn clock_mask(caps: &DeviceCaps) -> u64 {
+    match caps.clock_bits {
+        0 => 0,
+        bits => u64::MAX >> (64 - u32::from(bits.min(64))),
+    }
+}
+
+/// Why what a device says cannot be, if it cannot: whatever else it says is not to be relied on. More
+/// than this driver knows what to do with is no reason.
+fn check(said: &DeviceCaps, offered: u64) -> Result<(), &'static str> {
+    if said.features != offered {
+        return Err("features are not those that the registers say");
+    }
+    if said.page_sizes & !PAGE_SIZES != 0 {
+        return Err("memory has pages of sizes that there are not");
+    }
+    if said.max_sge == 0 || said.max_message == 0 {
+        return Err("work requests have no data, or messages no length");
+    }
+    if !(LOG_MTU.0..=LOG_MTU.1).contains(&said.max_log_mtu) {
+        return Err("the longest packet has none of the lengths that there are");
+    }
+    let bits = if said.clock_khz == 0 {
+        0..=0
+    } else {
+        CLOCK_BITS
+    };
+    if !bits.contains(&said.clock_bits) {
+        return Err("the bits of the clock make no sense");
+    }
+    if !DMA_BITS.contains(&said.dma_bits) {
+        return Err("DMA addresses have fewer than 32 bits, or more than 64");
+    }
+    if said.eq_max_log_entries < abi::EQ_MIN_LOG_ENTRIES {
+        return Err("event queues have no room");
+    }
+    if said.handlers > u32::from(said.max_eq.saturating_sub(abi::EQ_FIRST_HANDLER)) {
+        return Err("there are more handlers than event queues for them");
+    }
+    if said.command_timeout == 0 || said.command_timeout > MOST_COMMAND {
+        return Err("commands take no time, or too long");
+    }
+    Ok(())
+}
+
+/// What is made use of of a device that offers features `offered` in its registers; or why a driver
+/// can do nothing with it.
+///
+/// The ends of the ranges of numbers fit in 24 bits, and one.
+pub(crate) fn bounded(said: &DeviceCaps, offered: u64) -> Result<DeviceCaps, &'static str> {
+    check(said, offered)?;
+    let qpns = numbers(said.qp_first, said.qp_count, FIRST_QPN..QUEUES_END)
+        .ok_or("numbers of queue pairs make no sense")?;
+    numbers(said.cq_first, said.cq_count, 0..QUEUES_END)
+        .ok_or("numbers of completion queues make no sense")?;
+    numbers(said.srq_first, said.srq_count, 0..QUEUES_END)
+        .ok_or("numbers of shared receive queues make no sense")?;
+    // Index 0 is that of the tag of all memory.
+    numbers(said.tag_first, said.tag_count, 1..TAGS_END).ok_or("indices of tags make no sense")?;
+    // What there is none of is not offered.
+    let missing = [
+        (said.srq_count, abi::FEATURE_SRQ),
+        (said.max_fast_register_pages, abi::FEATURE_FAST_REGISTER),
+        (said.max_multicast, abi::FEATURE_MULTICAST),
+        (said.max_xrcd.saturating_sub(1), abi::FEATURE_XRC),
+    ];
+    let missing = missing.iter().filter(|(count, _)| *count == 0);
+    let missing = missing.fold(0, |features, (_, feature)| features | feature);
     let caps = DeviceCaps {
-        max_qp: numbers(said.max_qp),
-        max_cq: numbers(said.max_cq),
-        max_srq: numbers(said.max_srq),
-        max_xrcd: numbers(said.max_xrcd),
-        max_tags: said.max_tags.min(MOST_TAGS),
+        qp_count: qpns.end.min(QPNS_END).saturating_sub(qpns.start),
+        max_xrcd: said.max_xrcd.min(abi::QUEUE_NUMBER_MASK),
         max_gid: said.max_gid.min(MOST_GIDS),
-        max_log_mtu: said.max_log_mtu.clamp(LOG_MTU.0, LOG_MTU.1),
         sq_max_log_blocks: said.sq_max_log_blocks.min(abi::SQ_MAX_LOG_BLOCKS),
         rq_max_log_entries: said.rq_max_log_entries.min(abi::RQ_MAX_LOG_ENTRIES),
         cq_max_log_entries: said.cq_max_log_entries.min(abi::CQ_MAX_LOG_ENTRIES),
@@ -40,15 +182,27 @@ pub(crate) fn bounded(said: &DeviceCaps) -> Result<DeviceCaps> {
         max_sge: said.max_sge.min(abi::MAX_SGE as u8),
         max_inline: said.max_inline.min(abi::MAX_INLINE as u32),
         max_message: said.max_message.min(abi::MAX_MESSAGE.into()),
-        page_sizes: said.page_sizes & PAGE_SIZES,
-        device_memory: said.device_memory.min(abi::DEVICE_MEMORY_SIZE as u64),
+        features: with_what_they_need(said.features & !missing),
         max_multicast: said.max_multicast.min(MOST_OBJECTS),
+        max_fast_register_pages: said.max_fast_register_pages.min(MOST_FAST_REGISTER_PAGES),
+        counters: said.counters.min(abi::COUNTER_NAMES.len() as u32),
         ..*said
     };
-    // The memory of processes comes in pages of 4 KiB, and a port without an address is none.
-    let pages_of_4k = caps.page_sizes & (1 << abi::PAGE_SHIFT_MIN) != 0;
-    if !pages_of_4k || caps.max_gid == 0 {
-        return Err(EINVAL);
+    if caps.qp_count == 0 || caps.cq_count == 0 || caps.tag_count == 0 {
+        return Err("there are no queue pairs, completion queues or tags");
+    }
+    if caps.ports == 0 || caps.max_gid == 0 {
+        return Err("there is no port, or one without addresses");
+    }
+    if caps.transports & (1 << Transport::RoceV2.number()) == 0 {
+        return Err("there is no transport that the driver knows");
+    }
+    // The memory of processes comes in such pages, or in multiples of them.
+    if caps.page_sizes & (1 << abi::PAGE_SHIFT_MIN) == 0 {
+        return Err("memory cannot be told of in pages of 4 KiB");
+    }
+    if caps.handlers == 0 || caps.max_eq <= abi::EQ_FIRST_HANDLER {
+        return Err("there is no event queue for completions");
     }
     Ok(caps)
 }
@@ -58,48 +212,258 @@ mod tests {
     use super::*;
     use crate::abi::Plain;
 
+    /// The least that a device can be used with.
+    fn usable() -> DeviceCaps {
+        DeviceCaps {
+            qp_first: 2,
+            qp_count: 1,
+            cq_count: 1,
+            tag_first: 1,
+            tag_count: 1,
+            max_eq: 3,
+            handlers: 1,
+            max_gid: 1,
+            ports: 1,
+            transports: 1 << 1,
+            dma_bits: 32,
+            page_sizes: 1 << abi::PAGE_SHIFT_MIN,
+            max_sge: 1,
+            max_message: 1,
+            max_log_mtu: 8,
+            eq_max_log_entries: abi::EQ_MIN_LOG_ENTRIES,
+            command_timeout: 1,
+            ..DeviceCaps::zeroed()
+        }
+    }
+
+    /// What becomes of the least with a change.
+    fn changed(change: impl FnOnce(&mut DeviceCaps)) -> Option<DeviceCaps> {
+        let mut caps = usable();
+        change(&mut caps);
+        bounded(&caps, caps.features).ok()
+    }
+
     #[test]
     fn what_a_device_says_is_taken_within_bounds() -> Result {
         let mut wild = DeviceCaps::zeroed();
         wild.as_bytes_mut().fill(0xff);
-        let caps = bounded(&wild)?;
+        // Numbers that make no sense are not brought to any.
+        assert!(bounded(&wild, u64::MAX).is_err());
+        let end = 1 << 24;
+        let wild = DeviceCaps {
+            qp_first: 2,
+            qp_count: end - 2,
+            cq_first: 0,
+            cq_count: end,
+            srq_first: 7,
+            srq_count: end - 7,
+            tag_first: 1,
+            tag_count: end - 1,
+            page_sizes: 0x7fff_f000,
+            max_log_mtu: 12,
+            clock_bits: 64,
+            dma_bits: 64,
+            max_eq: u16::MAX,
+            handlers: u32::from(u16::MAX) - 2,
+            command_timeout: 120_000,
+            ..wild
+        };
+        let caps = bounded(&wild, u64::MAX).map_err(|_| EINVAL)?;
         assert_eq!(caps.sq_max_log_blocks, abi::SQ_MAX_LOG_BLOCKS);
         assert_eq!(caps.rq_max_log_entries, abi::RQ_MAX_LOG_ENTRIES);
         assert_eq!(caps.cq_max_log_entries, abi::CQ_MAX_LOG_ENTRIES);
         assert_eq!(caps.max_sge as usize, abi::MAX_SGE);
         assert_eq!(caps.max_inline as usize, abi::MAX_INLINE);
-        assert_eq!(caps.max_log_mtu, 12);
+        assert_eq!(caps.eq_max_log_entries, abi::EQ_MAX_LOG_ENTRIES);
+        assert_eq!(caps.max_message, abi::MAX_MESSAGE.into());
         assert_eq!(caps.max_gid, MOST_GIDS);
-        assert_eq!(caps.page_sizes, 0x7fff_f000);
-        for number in [caps.max_qp, caps.max_cq, caps.max_srq, caps.max_xrcd] {
-            assert_eq!(number, abi::QUEUE_NUMBER_MASK);
-        }
-        // What is within them is taken as it is.
-        let again = bounded(&caps)?;
-        assert!(again == caps);
+        assert_eq!(caps.max_fast_register_pages, 1 << 16);
+        assert_eq!(caps.counters as usize, abi::COUNTER_NAMES.len());
+        assert_eq!(caps.max_xrcd, 0xff_ffff);
+        assert_eq!(
+            (cqns(&caps), srqns(&caps), tags(&caps)),
+            (0..end, 7..end, 1..end)
+        );
+        // The last one is no queue pair.
+        assert_eq!(qpns(&caps), 2..0xff_ffff);
+        // What is within bounds is taken as it is.
+        assert!(bounded(&caps, caps.features) == Ok(caps));
         Ok(())
     }
 
     #[test]
     fn a_device_that_nothing_can_be_done_with_is_refused() {
-        let usable = DeviceCaps {
-            max_gid: 1,
-            page_sizes: 1 << abi::PAGE_SHIFT_MIN,
-            ..DeviceCaps::zeroed()
-        };
-        assert!(bounded(&usable).is_ok());
-        let page_sizes = 1 << 21;
-        for useless in [
-            DeviceCaps {
-                max_gid: 0,
-                ..usable
+        assert!(changed(|_| {}).is_some());
+        let refused: [fn(&mut DeviceCaps); 12] = [
+            |caps| caps.qp_count = 0,
+            |caps| caps.cq_count = 0,
+            |caps| caps.tag_count = 0,
+            |caps| caps.ports = 0,
+            |caps| caps.max_gid = 0,
+            |caps| caps.transports = 0,
+            |caps| caps.transports = !(1 << 1),
+            |caps| caps.page_sizes = 1 << 21,
+            |caps| caps.handlers = 0,
+            |caps| caps.max_eq = 2,
+            |caps| {
+                // All that there is stands for a multicast group.
+                caps.qp_first = 0xff_ffff;
+                caps.qp_count = 1;
             },
-            DeviceCaps {
-                page_sizes,
-                ..usable
-            },
+            |caps| caps.as_bytes_mut().fill(0),
+        ];
+        for change in refused {
+            assert!(changed(change).is_none());
+        }
+    }
+
+    #[test]
+    fn a_device_that_says_what_cannot_be_is_refused() {
+        let refused: [fn(&mut DeviceCaps); 20] = [
+            |caps| caps.page_sizes |= 1 << 11,
+            |caps| caps.page_sizes |= 1 << 31,
+            |caps| caps.page_sizes |= 1 << 63,
+            |caps| caps.max_sge = 0,
+            |caps| caps.max_message = 0,
+            |caps| caps.max_log_mtu = 0,
+            |caps| caps.max_log_mtu = 7,
+            |caps| caps.max_log_mtu = 13,
+            |caps| caps.eq_max_log_entries = abi::EQ_MIN_LOG_ENTRIES - 1,
+            |caps| caps.handlers = 2,
+            |caps| caps.handlers = u32::MAX,
+            |caps| caps.command_timeout = 0,
+            |caps| caps.command_timeout = 120_001,
+            |caps| caps.dma_bits = 31,
+            |caps| caps.dma_bits = 65,
+            |caps| caps.clock_bits = 64,
+            |caps| caps.clock_khz = 1000,
+            |caps| (caps.clock_khz, caps.clock_bits) = (1000, 1),
+            |caps| (caps.clock_khz, caps.clock_bits) = (1000, 31),
+            |caps| (caps.clock_khz, caps.clock_bits) = (1000, 65),
+        ];
+        for change in refused {
+            assert!(changed(change).is_none());
+        }
+        // What the registers offer and what this says are one thing.
+        let caps = usable();
+        assert!(bounded(&caps, abi::FEATURE_SRQ).is_err());
+        let more = changed(|caps| caps.handlers = 5);
+        assert!(more.is_none());
+        let more = changed(|caps| (caps.max_eq, caps.handlers) = (7, 5));
+        assert!(more.is_some_and(|caps| caps.handlers == 5));
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_are_refused() {
+        let end = 1u32 << 24;
+        // Queue pairs 0 and 1 are those of management.
+        for (first, count) in [
+            (0, 10),
+            (1, 10),
+            (0, 1),
+            (2, end - 1),
+            (end, 1),
+            (end - 1, 2),
+            (u32::MAX, 1),
+            (u32::MAX, 2),
+            (2, u32::MAX),
         ] {
-            assert!(matches!(bounded(&useless), Err(error) if error == EINVAL));
+            let set = |caps: &mut DeviceCaps| (caps.qp_first, caps.qp_count) = (first, count);
+            assert!(changed(set).is_none());
+        }
+        for (first, count) in [
+            (0, end + 1),
+            (1, end),
+            (end, 1),
+            (u32::MAX, 2),
+            (2, u32::MAX),
+        ] {
+            let set = |caps: &mut DeviceCaps| (caps.cq_first, caps.cq_count) = (first, count);
+            assert!(changed(set).is_none());
+            let set = |caps: &mut DeviceCaps| (caps.srq_first, caps.srq_count) = (first, count);
+            assert!(changed(set).is_none());
+            let set = |caps: &mut DeviceCaps| (caps.tag_first, caps.tag_count) = (first, count);
+            assert!(changed(set).is_none());
+        }
+        // The tag of all memory.
+        assert!(changed(|caps| caps.tag_first = 0).is_none());
+        let caps = changed(|caps| {
+            (caps.qp_first, caps.qp_count) = (16, 100);
+            (caps.cq_first, caps.cq_count) = (end - 1, 1);
+            (caps.srq_first, caps.srq_count) = (1, 5);
+            (caps.tag_first, caps.tag_count) = (1000, end - 1000);
+        });
+        assert!(caps.is_some_and(|caps| qpns(&caps) == (16..116)
+            && cqns(&caps) == (end - 1..end)
+            && srqns(&caps) == (1..6)
+            && tags(&caps) == (1000..end)));
+    }
+
+    #[test]
+    fn what_there_is_none_of_is_not_offered() {
+        let all = |caps: &mut DeviceCaps| {
+            caps.features = u64::MAX;
+            caps.srq_count = 1;
+            caps.max_fast_register_pages = 1;
+            caps.max_multicast = 1;
+            caps.max_xrcd = 2;
+        };
+        assert!(changed(all).is_some_and(|caps| caps.features == u64::MAX));
+        let without = |take: fn(&mut DeviceCaps)| {
+            let caps = changed(|caps| {
+                all(caps);
+                take(caps);
+            });
+            caps.map(|caps| !caps.features)
+        };
+        // Nor what needs it.
+        assert_eq!(
+            without(|caps| caps.srq_count = 0),
+            Some(abi::FEATURE_SRQ | abi::FEATURE_XRC | abi::FEATURE_RESIZE_SRQ)
+        );
+        assert_eq!(
+            without(|caps| caps.features &= !abi::FEATURE_UD),
+            Some(abi::FEATURE_UD | abi::FEATURE_MULTICAST)
+        );
+        assert_eq!(
+            without(|caps| caps.max_fast_register_pages = 0),
+            Some(abi::FEATURE_FAST_REGISTER)
+        );
+        assert_eq!(
+            without(|caps| caps.max_multicast = 0),
+            Some(abi::FEATURE_MULTICAST)
+        );
+        assert_eq!(without(|caps| caps.max_xrcd = 1), Some(abi::FEATURE_XRC));
+    }
+
+    #[test]
+    fn a_clock_has_as_many_bits_as_the_device_says() {
+        let clock = |khz, bits| {
+            let caps = changed(|caps| {
+                caps.clock_khz = khz;
+                caps.clock_bits = bits;
+            });
+            caps.map(|caps| (caps.clock_khz, clock_mask(&caps)))
+        };
+        assert_eq!(clock(1000, 64), Some((1000, u64::MAX)));
+        assert_eq!(clock(1000, 48), Some((1000, (1 << 48) - 1)));
+        assert_eq!(clock(1000, 32), Some((1000, 0xffff_ffff)));
+        assert_eq!(clock(0, 0), Some((0, 0)));
+    }
+
+    #[test]
+    fn a_command_is_waited_for_several_times_as_long_as_the_device_says() {
+        let timeout = |said| {
+            let caps = changed(|caps| caps.command_timeout = said);
+            caps.map(|caps| command_timeout(&caps))
+        };
+        for (said, taken) in [
+            (1, 30_000),
+            (10_000, 30_000),
+            (60_000, 180_000),
+            (120_000, 360_000),
+        ] {
+            assert_eq!(timeout(said), Some(taken));
         }
     }
 }

@@ -71,7 +71,7 @@ use kernel::{
 
 /// Memory of completion queue entries.
 pub(crate) trait Entries {
-    /// The word with status, opcode, flags and phase of the entry at `slot`.
+    /// The word with status, opcode, port and phase of the entry at `slot`.
     fn valid_word(&self, slot: usize) -> Result<u32>;
     /// The entry at `slot`.
     fn entry(&self, slot: usize) -> Result<CompletionEntry>;

@@ -24,7 +24,11 @@ use crate::{
         Doorbells,
         Registers, //
     },
-    dma_types::Reply,
+    dma_types::{
+        Counters,
+        Nothing,
+        Reply, //
+    },
     eq::EventQueue,
     kernel_ext::{
         barrier::dma_wmb,
@@ -81,15 +85,19 @@ const _: () = assert!(SLOTS <= 1 << SLOT_BITS && LOG_ENTRIES <= abi::CQP_MAX_LOG
 /// in flight, and for the few other events of that queue.
 const EVENTS_LOG_ENTRIES: u8 = 8;
 const _: () = assert!(EVENTS_LOG_ENTRIES > LOG_ENTRIES);
-/// There is always a first vector; nothing else is sure.
-const EVENTS_VECTOR: u16 = 0;
+/// There is always a first message; nothing else is sure.
+const EVENTS_MESSAGE: u16 = 0;
 
 /// How long to look for an answer before sleeping, as long as nobody else wants the processor.
 const PATIENCE: Delta = Delta::from_micros(200);
 
+/// How long the answer to the first command is waited for, in which the device says how long others
+/// take.
+const FIRST_TIMEOUT: Msecs = 30_000;
+
 /// How often to look whether a device is alive that does not answer. One that seems to be is taken
-/// for dead after the module's `command_timeout_ms`, by default far beyond any honest answer: a slow
-/// (emulated, overloaded) machine is not a dead device.
+/// for dead after the time that it said itself ([`Cqp::set_timeout`]), or the module's
+/// `command_timeout_ms`.
 const LOOK: Msecs = 1_000;
 
 /// How long each look at a device takes that does not answer for `timeout`, and how many there are.
@@ -100,6 +108,13 @@ fn looks(timeout: Msecs) -> (Msecs, u32) {
 
 /// A result has not come yet; no [`CommandStatus`] has this number.
 const PENDING: u32 = u32::MAX;
+/// What stands for all that is no [`CommandStatus`].
+const NO_STATUS: u32 = 1 << u8::BITS;
+
+/// The status in the event of a finished command.
+fn status_of(param: u64) -> u32 {
+    u8::try_from(param).map_or(NO_STATUS, u32::from)
+}
 
 /// What commands need of the device's BARs.
 #[derive(Clone, Copy)]
@@ -240,9 +255,53 @@ pub(crate) struct Cqp {
     /// Where the device tells that commands are done.
     events: Arc<EventQueue>,
     slots: KVec<Arc<Slot>>,
+    /// How long an answer is waited for, in milliseconds.
+    timeout: Atomic<u32>,
     dead: Atomic<u32>,
     #[pin]
     submissions: Submissions,
+}
+
+/// What a device answers to a query; each query has an answer of its own.
+pub(crate) trait Answer: Plain {
+    /// What asks for it.
+    const QUERY: CommandOpcode;
+    /// Bytes of it in the first version of the interface, which every device writes. What a later
+    /// one added is zero from those that do not know of it.
+    const LEAST: usize;
+    /// What that needs to know.
+    type Request: Plain;
+}
+
+macro_rules! answers {
+    ($($query:ident($request:ty) -> $answer:ty: $least:literal,)*) => {$(
+        impl Answer for $answer {
+            const QUERY: CommandOpcode = CommandOpcode::$query;
+            const LEAST: usize = {
+                assert!($least <= core::mem::size_of::<Self>());
+                $least
+            };
+            type Request = $request;
+        }
+    )*};
+}
+
+answers! {
+    QueryDevice(Nothing) -> abi::DeviceCaps: 256,
+    QueryQueuePair(ObjectNumber) -> abi::QueuePairState: 192,
+    QuerySrq(ObjectNumber) -> abi::SrqState: 64,
+    // As many as the device said that it has, all of which are asked for.
+    QueryCounters(abi::QueryCounters) -> Counters: 128,
+    QueryClock(Nothing) -> abi::ClockReading: 64,
+    TakeFaults(Nothing) -> abi::PageFaults: 256,
+}
+
+/// Names an object to a command.
+pub(crate) fn object(number: u32) -> ObjectNumber {
+    ObjectNumber {
+        number,
+        reserved: 0,
+    }
 }
 
 impl Cqp {
@@ -259,7 +318,7 @@ impl Cqp {
                     dev,
                     reach,
                     abi::EQ_CONTROL,
-                    EVENTS_VECTOR,
+                    EVENTS_MESSAGE,
                     EVENTS_LOG_ENTRIES,
                     GFP_KERNEL
                 ),
@@ -272,9 +331,23 @@ impl Cqp {
                 }
                 slots
             },
+            timeout: Atomic::new(FIRST_TIMEOUT),
             dead: Atomic::new(0),
             submissions <- Submissions::new(),
         })
+    }
+
+    /// From now on an answer is waited for so many milliseconds.
+    pub(crate) fn set_timeout(&self, timeout: Msecs) {
+        self.timeout.store(timeout, Relaxed);
+    }
+
+    /// How long an answer is waited for.
+    fn timeout(&self) -> Msecs {
+        match *crate::module_parameters::command_timeout_ms.value() {
+            0 => self.timeout.load(Relaxed),
+            timeout => timeout,
+        }
     }
 
     /// DMA address of the ring.
@@ -316,17 +389,17 @@ impl Cqp {
         }
         slot.result.store(event.param1, Relaxed);
         // Pairs with the acquire in `wait`.
-        slot.status.store(u32::from(event.param0 as u8), Release);
+        slot.status.store(status_of(event.param0), Release);
         slot.done.complete();
     }
 
-    /// Puts a command in the ring; returns its slot.
+    /// Puts a command in the ring that is answered by `reply_length` bytes; returns its slot.
     fn submit<P: Plain>(
         &self,
         bars: Bars<'_>,
         opcode: CommandOpcode,
         payload: &P,
-        wants_reply: bool,
+        reply_length: usize,
     ) -> Result<usize> {
         let (mut submission, index, cookie) = self.submissions.take_slot(|| self.is_dead())?;
         let prepared = (|| {
@@ -337,13 +410,13 @@ impl Cqp {
             if self.is_dead() {
                 return Err(EIO);
             }
-            let reply = if wants_reply {
+            let reply = if reply_length != 0 {
                 self.replies.dma_handle() + (index * core::mem::size_of::<Reply>()) as u64
             } else {
                 0
             };
             let at = submission.producer as usize & (ENTRIES - 1);
-            let entry = CommandEntry::new(opcode, cookie, reply, payload);
+            let entry = CommandEntry::new(opcode, cookie, (reply, reply_length as u32), payload);
             kernel::dma_write!(self.ring, [try: at], entry);
             Ok(())
         })();
@@ -375,7 +448,7 @@ impl Cqp {
     /// Waits until the command in `index` is done, or the device is not alive. Sleeps.
     fn wait(&self, index: usize, bars: Bars<'_>) -> Result<u64> {
         let slot = self.slots.get(index).ok_or(EINVAL)?;
-        let (look, looks) = looks(*crate::module_parameters::command_timeout_ms.value());
+        let (look, looks) = looks(self.timeout());
         let sleep = || {
             wait_while(
                 looks,
@@ -389,41 +462,51 @@ impl Cqp {
             PENDING => Err(ETIMEDOUT),
             status => {
                 let result = slot.result.load(Relaxed);
-                status_to_result(status as u8).map(|()| result)
+                status_to_result(status).map(|()| result)
             }
         }
     }
 
-    /// Runs a command and returns the device's result, or `ETIMEDOUT` where no answer came (the
-    /// caller then declares the device dead). Sleeps.
-    fn run<P: Plain, R>(
+    /// Runs a command that is answered by `length` bytes at the start of an `R`, of which a device may
+    /// write no more than `least`; `ETIMEDOUT` where no answer came (the caller then declares the
+    /// device dead). Sleeps.
+    fn run<P: Plain, R: Plain>(
         &self,
         bars: Bars<'_>,
         opcode: CommandOpcode,
         payload: &P,
-        reply: Option<fn(&Reply) -> R>,
-    ) -> Result<(u64, Option<R>)> {
-        let index = self.submit(bars, opcode, payload, reply.is_some())?;
+        length: usize,
+        least: usize,
+    ) -> Result<R> {
+        let length = length.min(core::mem::size_of::<R>());
+        let index = self.submit(bars, opcode, payload, length)?;
         let result = self.wait(index, bars);
         if matches!(result, Err(error) if error == ETIMEDOUT) {
             // The device may yet write to the slot: it is not used again.
             return Err(ETIMEDOUT);
         }
-        let answer = result.and_then(|result| {
-            let reply = match reply {
-                Some(get) => Some(get(&kernel::dma_read!(self.replies, [try: index]))),
-                None => None,
+        let answer = result.and_then(|written| {
+            if length == 0 {
+                return Ok(R::zeroed());
+            }
+            let Some(there) = answered(written, length, least) else {
+                kernel::pr_warn_once!(
+                    "ferrite: answer to {:?} has {} bytes, not {}\n",
+                    opcode,
+                    written,
+                    least.min(length)
+                );
+                return Err(EIO);
             };
-            Ok((result, reply))
+            Ok(kernel::dma_read!(self.replies, [try: index]).get(there))
         });
         self.submissions.give_back(index);
         answer
     }
 
     /// Runs a command that has parameters and no reply. Sleeps.
-    pub(crate) fn execute<C: Command>(&self, bars: Bars<'_>, command: &C) -> Result<u64> {
-        let (result, _) = self.run::<C, ()>(bars, C::OPCODE, command, None)?;
-        Ok(result)
+    pub(crate) fn execute<C: Command>(&self, bars: Bars<'_>, command: &C) -> Result {
+        self.execute_as(bars, C::OPCODE, command)
     }
 
     /// Runs a command whose payload more than one opcode takes. Sleeps.
@@ -432,40 +515,28 @@ impl Cqp {
         bars: Bars<'_>,
         opcode: CommandOpcode,
         payload: &P,
-    ) -> Result<u64> {
-        let (result, _) = self.run::<_, ()>(bars, opcode, payload, None)?;
-        Ok(result)
+    ) -> Result {
+        self.run::<_, Nothing>(bars, opcode, payload, 0, 0)
+            .map(|_| ())
     }
 
-    /// Runs a command about one object. Sleeps.
-    pub(crate) fn execute_on(
+    /// Runs a query for the first `length` bytes of an answer, the rest of which is zero. Sleeps.
+    pub(crate) fn query<R: Answer>(
         &self,
         bars: Bars<'_>,
-        opcode: CommandOpcode,
-        number: u32,
-    ) -> Result<u64> {
-        let payload = ObjectNumber {
-            number,
-            reserved: 0,
-        };
-        let (result, _) = self.run::<_, ()>(bars, opcode, &payload, None)?;
-        Ok(result)
-    }
-
-    /// Runs a query about one object (or none: 0). Sleeps.
-    pub(crate) fn query<R: Plain>(
-        &self,
-        bars: Bars<'_>,
-        opcode: CommandOpcode,
-        number: u32,
+        request: &R::Request,
+        length: usize,
     ) -> Result<R> {
-        let payload = ObjectNumber {
-            number,
-            reserved: 0,
-        };
-        let (_, reply) = self.run(bars, opcode, &payload, Some(Reply::get::<R>))?;
-        reply.ok_or(EIO)
+        self.run(bars, R::QUERY, request, length, R::LEAST)
     }
+}
+
+/// How many of the `wanted` bytes of an answer are there, of which the device says that it has
+/// `written`; none where those are missing that there are of every device, the `least`. It may have
+/// more than was asked for.
+fn answered(written: u64, wanted: usize, least: usize) -> Option<usize> {
+    let there = usize::try_from(written).map_or(wanted, |written| written.min(wanted));
+    (there >= least.min(wanted)).then_some(there)
 }
 
 /// Calls `wait` until it returns true, at most `looks` times; in between the device has to be
@@ -483,8 +554,9 @@ fn wait_while(looks: u32, wait: impl Fn() -> bool, alive: impl Fn() -> bool) -> 
 }
 
 /// What a caller sees of a command's status.
-fn status_to_result(status: u8) -> Result {
-    let Some(status) = CommandStatus::from_number(status) else {
+fn status_to_result(status: u32) -> Result {
+    let known = u8::try_from(status).ok();
+    let Some(status) = known.and_then(CommandStatus::from_number) else {
         return Err(EIO);
     };
     Err(match status {
@@ -676,11 +748,57 @@ mod tests {
     }
 
     #[test]
-    fn only_status_ok_is_success() {
-        assert!(status_to_result(CommandStatus::Ok.number()).is_ok());
-        for status in 1..=u8::MAX {
-            assert!(status_to_result(status).is_err());
+    fn an_answer_is_taken_as_far_as_the_device_says_that_it_wrote_it() {
+        assert_eq!(answered(256, 256, 256), Some(256));
+        // A later device may know more.
+        assert_eq!(answered(512, 256, 256), Some(256));
+        assert_eq!(answered(u64::MAX, 256, 256), Some(256));
+        // An earlier one less, but no less than there was at first.
+        assert_eq!(answered(256, 320, 256), Some(256));
+        assert_eq!(answered(300, 320, 256), Some(300));
+        for (written, wanted, least) in [(255, 256, 256), (255, 320, 256), (0, 8, 8), (15, 16, 128)]
+        {
+            assert_eq!(answered(written, wanted, least), None);
         }
-        assert_eq!(status_to_result(CommandStatus::Busy.number()), Err(EBUSY));
+        // Only the start was asked for.
+        assert_eq!(answered(128, 16, 128), Some(16));
+        assert_eq!(answered(16, 16, 128), Some(16));
+        // What was not asked for may be what the slot was used for last.
+        let reply = Reply {
+            bytes: core::array::from_fn(|at| (at as u8).wrapping_add(1)),
+        };
+        let counters: Counters = reply.get(16);
+        assert_eq!(
+            counters.0[..2],
+            [0x0807_0605_0403_0201, 0x100f_0e0d_0c0b_0a09]
+        );
+        assert!(counters.0[2..].iter().all(|counter| *counter == 0));
+        assert_eq!(reply.get::<ObjectNumber>(usize::MAX).number, 0x0403_0201);
+    }
+
+    #[test]
+    fn commands_say_how_long_their_structures_are() {
+        let entry = CommandEntry::new(CommandOpcode::QueryDevice, 7, (0x1000, 256), &Nothing);
+        assert_eq!((entry.request_length, entry.reply_length), (0, 256));
+        assert_eq!((entry.flags, entry.request, entry.reply), (0, 0, 0x1000));
+        assert!(entry.payload.iter().all(|byte| *byte == 0));
+        let entry = CommandEntry::new(CommandOpcode::DestroyQueuePair, 7, (0, 0), &object(9));
+        assert_eq!((entry.request_length, entry.reply_length), (8, 0));
+        assert_eq!(entry.payload[..8], [9, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn only_status_ok_is_success() {
+        let result = |param| status_to_result(status_of(param));
+        assert_eq!(result(CommandStatus::Ok.number().into()), Ok(()));
+        for status in 1..=0x3ff {
+            assert!(result(status).is_err());
+        }
+        assert_eq!(result(CommandStatus::Busy.number().into()), Err(EBUSY));
+        // What is no status at all is none that means something, nor no answer yet.
+        for param in [0x100, 0x1_0000_0000, u64::from(u32::MAX), 1 << 63, u64::MAX] {
+            assert_eq!(result(param), Err(EIO));
+            assert!(status_of(param) != PENDING);
+        }
     }
 }

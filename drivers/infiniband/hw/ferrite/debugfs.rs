@@ -34,7 +34,10 @@ struct EventQueues {
 
 impl Writer for EventQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "eqn vector irq entries read_index events interrupts cqs")?;
+        writeln!(
+            f,
+            "eqn message irq entries read_index events interrupts cqs"
+        )?;
         for (queue, irq) in &self.queues {
             let mut cqs = 0;
             self.hw
@@ -44,7 +47,7 @@ impl Writer for EventQueues {
                 f,
                 "{} {} {} {} {} {} {} {}",
                 queue.number(),
-                queue.vector(),
+                queue.message(),
                 irq,
                 1u32 << queue.log_entries(),
                 queue.read_index(),
@@ -124,9 +127,9 @@ impl Writer for QueuePairs {
 }
 
 /// Shared receive queues by number.
-struct SharedReceives(Arc<Hardware>);
+struct Srqs(Arc<Hardware>);
 
-impl Writer for SharedReceives {
+impl Writer for Srqs {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "srqn owner")?;
         let mut result = Ok(());
@@ -177,7 +180,7 @@ pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
-    _shared_receives: Pin<KBox<File<SharedReceives>>>,
+    _srqs: Pin<KBox<File<Srqs>>>,
     _tables: Pin<KBox<File<Tables>>>,
     _dir: Dir,
 }
@@ -189,7 +192,7 @@ impl DebugFiles {
         let hw = &ferrite.hw;
         let mut listed = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
         for queue in interrupts.queues() {
-            let irq = interrupts.irq(queue.vector())?;
+            let irq = interrupts.irq(queue.message())?;
             listed.push((queue.clone(), irq), GFP_KERNEL)?;
         }
         let event_queues = EventQueues {
@@ -221,8 +224,8 @@ impl DebugFiles {
                 dir.read_only_file(c"qps", Ok::<_, Error>(QueuePairs(hw.clone()))),
                 GFP_KERNEL,
             )?,
-            _shared_receives: KBox::pin_init(
-                dir.read_only_file(c"srqs", Ok::<_, Error>(SharedReceives(hw.clone()))),
+            _srqs: KBox::pin_init(
+                dir.read_only_file(c"srqs", Ok::<_, Error>(Srqs(hw.clone()))),
                 GFP_KERNEL,
             )?,
             _tables: KBox::pin_init(

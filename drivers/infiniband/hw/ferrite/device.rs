@@ -8,6 +8,7 @@ use crate::{
     abi::DeviceCaps,
     ah::FerriteAh,
     bars::Identity,
+    caps,
     cq::FerriteCq,
     dm::{
         DeviceMemory,
@@ -95,12 +96,11 @@ use crate::{
     ucontext::FerriteUcontext,
 };
 use kernel::{
+    page::PAGE_SIZE,
     prelude::*,
     sync::Arc, //
 };
 
-/// First queue pair number for ordinary queue pairs: 0 and 1 are the management ones.
-const FIRST_QPN: u32 = 2;
 /// The queue pair of general services.
 const GSI_QPN: u32 = 1;
 
@@ -144,23 +144,23 @@ impl Ferrite {
         caps: DeviceCaps,
         queues: &[Arc<crate::eq::EventQueue>],
     ) -> Result<Self> {
-        let pages = caps.doorbell_pages.min(hw.doorbells.pages());
+        let layout = hw.doorbells.layout();
         Ok(Self {
             paging: PagingQueues::new()?,
-            pager: Pager::new(hw, caps.max_qp)?,
+            pager: Pager::new(hw, caps.qp_count)?,
             paging_memory: PagingMemory::new(memory::total())?,
-            handlers: Handlers::start(hw, queues, caps.max_eq)?,
-            tags: Tags::new(caps.max_tags)?,
+            handlers: Handlers::start(hw, queues)?,
+            tags: Tags::new(caps::tags(&caps))?,
             // Protection domains are numbers only; the device sets no bound.
-            pds: Numbers::new(1, caps.max_qp.max(1 << 16))?,
-            cqns: Numbers::new(0, caps.max_cq)?,
+            pds: Numbers::new(1..caps.qp_count.max(1 << 16))?,
+            cqns: Numbers::new(caps::cqns(&caps))?,
             // The core lists queue pairs by number, and forgets one only after it was destroyed here.
-            qpns: Numbers::with_reserve(FIRST_QPN, caps.max_qp)?,
-            srqns: Numbers::new(0, caps.max_srq)?,
-            xrcds: Numbers::new(1, caps.max_xrcd)?,
-            gsi: Numbers::new(GSI_QPN, GSI_QPN + 1)?,
-            doorbell_pages: DoorbellPages::new(pages)?,
-            memory: DeviceMemory::new(caps.device_memory)?,
+            qpns: Numbers::with_reserve(caps::qpns(&caps))?,
+            srqns: Numbers::new(caps::srqns(&caps))?,
+            xrcds: Numbers::new(1..caps.max_xrcd.max(1))?,
+            gsi: Numbers::new(GSI_QPN..GSI_QPN + 1)?,
+            doorbell_pages: DoorbellPages::new(layout.user_pages(PAGE_SIZE as u64))?,
+            memory: DeviceMemory::new(layout.memory())?,
             mtu: MtuFollower::new(hw)?,
             gids: GidFollower::new(hw, caps.max_gid)?,
             hw: hw.clone(),
@@ -261,12 +261,8 @@ impl rdma::Driver for Ferrite {
         (major, minor.into(), patch.into())
     }
 
-    fn counter_names() -> &'static [&'static str] {
-        &abi::COUNTER_NAMES
-    }
-
-    fn read_counters(dev: &Device<Self>, _port: u32, values: &mut [u64]) -> Result {
-        port::read_counters(dev, values)
+    fn read_counters(dev: &Device<Self>, port: u32, values: &mut [u64]) -> Result {
+        port::read_counters(dev, port, values)
     }
 
     fn describe_qp(qp: &Qp<Self>, details: &mut Details<'_>) -> Result {
@@ -486,7 +482,7 @@ impl rdma::Driver for Ferrite {
         new: New<'a, kind::Mr, Self>,
         pages: u32,
     ) -> Result<&'a Mr<Self>> {
-        if !pd.device().has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
+        if !pd.device().has(abi::FEATURE_FAST_REGISTER) {
             return Err(errno::eopnotsupp());
         }
         FerriteMr::allocate(pd, new, pages)
@@ -609,7 +605,7 @@ impl rdma::Driver for Ferrite {
         new: New<'a, kind::Xrcd, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Xrcd<Self>> {
-        if !dev.has(abi::FEATURE_EXTENDED_CONNECTED) {
+        if !dev.has(abi::FEATURE_XRC) {
             return Err(errno::eopnotsupp());
         }
         if let Some(udata) = udata {

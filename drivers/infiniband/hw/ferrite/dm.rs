@@ -5,6 +5,7 @@
 use crate::{
     abi,
     device::Ferrite,
+    doorbell_bar,
     kernel_ext::{
         errno,
         io::clear_bar, //
@@ -33,12 +34,12 @@ use kernel::{
 
 /// Which pages of device memory are in use.
 pub(crate) struct PageMap {
-    used: KVec<bool>,
+    used: KVVec<bool>,
 }
 
 impl PageMap {
     fn new(pages: usize) -> Result<Self> {
-        let mut used = KVec::with_capacity(pages, GFP_KERNEL)?;
+        let mut used = KVVec::with_capacity(pages, GFP_KERNEL)?;
         for _ in 0..pages {
             used.push(false, GFP_KERNEL)?;
         }
@@ -74,17 +75,19 @@ impl PageMap {
 /// The device's memory.
 #[pin_data]
 pub(crate) struct DeviceMemory {
+    /// Where it is in the doorbell BAR.
+    offset: u64,
     #[pin]
     map: Mutex<PageMap>,
 }
 
 impl DeviceMemory {
-    /// For a device with `bytes` of memory.
-    pub(crate) fn new(bytes: u64) -> Result<Arc<Self>> {
-        let pages = (bytes as usize).min(abi::DEVICE_MEMORY_SIZE) / PAGE_SIZE;
-        let map = PageMap::new(pages)?;
+    /// The memory at `place` in the doorbell BAR.
+    pub(crate) fn new(place: doorbell_bar::Piece) -> Result<Arc<Self>> {
+        let map = PageMap::new(usize::try_from(place.length)? / PAGE_SIZE)?;
         Arc::pin_init(
             pin_init!(Self {
+                offset: place.offset,
                 map <- new_mutex!(map, "ferrite_device_memory"),
             }),
             GFP_KERNEL,
@@ -155,7 +158,7 @@ impl FerriteDm {
         }
         let align = (1usize << attr.log_alignment).div_ceil(PAGE_SIZE);
         let piece = dev.memory.take(pages, align)?;
-        let offset = abi::DEVICE_MEMORY_OFFSET as u64 + piece.offset();
+        let offset = dev.memory.offset + piece.offset();
         let bytes = pages * PAGE_SIZE;
         // What another process left there is not for this one.
         clear_bar(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, bytes)?;

@@ -33,18 +33,25 @@ impl Reply {
     /// The largest reply there is.
     pub(crate) const SIZE: usize = 256;
 
-    /// The reply as what was asked for.
-    pub(crate) fn get<R: Plain>(&self) -> R {
+    /// The first `length` bytes of the reply as what was asked for; the rest of that is zero.
+    pub(crate) fn get<R: Plain>(&self, length: usize) -> R {
         const { assert!(core::mem::size_of::<R>() <= Reply::SIZE) }
         let mut value = R::zeroed();
-        let bytes = value.as_bytes_mut();
-        let len = bytes.len();
-        bytes.copy_from_slice(&self.bytes[..len]);
+        let bytes = value.as_bytes_mut().iter_mut().zip(self.bytes);
+        for (to, from) in bytes.take(length) {
+            *to = from;
+        }
         value
     }
 }
 
-const _: () = assert!(core::mem::size_of::<abi::DeviceCaps>() <= Reply::SIZE);
+/// The structure of a command that has none.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Nothing;
+
+// SAFETY: there are no bytes in it.
+unsafe impl Plain for Nothing {}
 
 /// The reply of a query for counters.
 #[repr(C)]

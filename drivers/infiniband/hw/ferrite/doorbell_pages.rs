@@ -8,6 +8,7 @@
 //! others.
 
 use crate::{
+    doorbell_bar::UserPages,
     kernel_ext::{
         errno,
         user, //
@@ -32,10 +33,9 @@ struct Shares {
 }
 
 impl Shares {
-    fn new(limit: u32) -> Self {
+    fn new(pages: u32) -> Self {
         Self {
-            // Page 0 is the kernel's.
-            pool: NumberPool::new(1, limit),
+            pool: NumberPool::new(0, pages),
             users: RBTree::new(),
         }
     }
@@ -73,18 +73,21 @@ impl Shares {
     }
 }
 
-/// The doorbell pages of a device.
+/// The doorbell pages of a device that are for processes.
 #[pin_data]
 pub(crate) struct DoorbellPages {
+    layout: UserPages,
+    /// By index in `layout`.
     #[pin]
     shares: Mutex<Shares>,
 }
 
 impl DoorbellPages {
-    /// The pages from 1 to `limit - 1`.
-    pub(crate) fn new(limit: u32) -> Result<Arc<Self>> {
+    /// None of them is in use yet.
+    pub(crate) fn new(layout: UserPages) -> Result<Arc<Self>> {
         let pages = pin_init!(Self {
-            shares <- new_mutex!(Shares::new(limit), "ferrite_doorbell_pages"),
+            shares <- new_mutex!(Shares::new(layout.count()), "ferrite_doorbell_pages"),
+            layout,
         });
         Arc::pin_init(pages, GFP_KERNEL)
     }
@@ -99,14 +102,14 @@ impl DoorbellPages {
         let user = user::accountable();
         let mut shares = self.shares.lock();
         // Only where it matters, as being asked for a capability leaves traces.
-        let number = match shares.take(user, true) {
+        let index = match shares.take(user, true) {
             Err(error) if error == errno::edquot() && user::may_exceed_limits() => {
                 shares.take(user, false)?
             }
             taken => taken?,
         };
         Ok(DoorbellPage {
-            number,
+            index,
             user,
             pages: self.clone(),
         })
@@ -115,27 +118,36 @@ impl DoorbellPages {
 
 /// A doorbell page that is in use; given back when dropped, which sleeps.
 pub(crate) struct DoorbellPage {
-    number: u32,
+    index: u32,
     user: u64,
     pages: Arc<DoorbellPages>,
 }
 
 impl DoorbellPage {
-    /// Its number.
-    pub(crate) fn get(&self) -> u32 {
-        self.number
+    /// The device's number of it.
+    pub(crate) fn number(&self) -> u32 {
+        self.pages.layout.number(self.index)
+    }
+
+    /// Where it is in the doorbell BAR.
+    pub(crate) fn offset(&self) -> u64 {
+        self.pages.layout.offset(self.index)
     }
 }
 
 impl Drop for DoorbellPage {
     fn drop(&mut self) {
-        self.pages.shares.lock().give_back(self.user, self.number);
+        self.pages.shares.lock().give_back(self.user, self.index);
     }
 }
 
 #[kunit_tests(ferrite_doorbell_pages)]
 mod tests {
     use super::*;
+    use crate::doorbell_bar::{
+        DoorbellBar,
+        Said, //
+    };
 
     /// Takes all that a user gets.
     fn take_all(shares: &mut Shares, user: u64, bound: bool) -> u32 {
@@ -147,8 +159,32 @@ mod tests {
     }
 
     #[test]
+    fn a_page_is_the_devices_one_of_a_page_of_the_host() -> Result {
+        let said = Said {
+            pages: 64,
+            log_stride: 12,
+            offset: 1 << 16,
+            memory_offset: 0,
+            memory_size: 0,
+        };
+        let bar = DoorbellBar::new(&said, 1 << 20).map_err(|_| EINVAL)?;
+        // Of a host with pages of 16 KiB: every fourth of the device's.
+        let pages = DoorbellPages::new(bar.user_pages(1 << 14))?;
+        let (first, second) = (pages.take()?, pages.take()?);
+        assert_eq!((first.number(), first.offset()), (4, (1 << 16) + 4 * 4096));
+        assert_eq!(
+            (second.number(), second.offset()),
+            (8, (1 << 16) + 8 * 4096)
+        );
+        assert_eq!(pages.occupancy(), (2, 15));
+        drop(first);
+        assert_eq!(pages.occupancy(), (1, 15));
+        Ok(())
+    }
+
+    #[test]
     fn no_user_leaves_nothing_for_others() {
-        let mut shares = Shares::new(1024);
+        let mut shares = Shares::new(1023);
         let mut left = 1023;
         for user in 0..4 {
             let taken = take_all(&mut shares, user, true);
@@ -163,7 +199,7 @@ mod tests {
 
     #[test]
     fn beyond_the_share_it_is_the_quota_that_is_said_to_be_exceeded() -> Result {
-        let mut shares = Shares::new(9);
+        let mut shares = Shares::new(8);
         assert_eq!(take_all(&mut shares, 5, true), 6);
         assert_eq!(shares.take(5, true), Err(errno::edquot()));
         shares.take(6, true)?;
@@ -172,7 +208,7 @@ mod tests {
 
     #[test]
     fn what_is_given_back_can_be_taken_again() -> Result {
-        let mut shares = Shares::new(9);
+        let mut shares = Shares::new(8);
         for _ in 0..100 {
             let page = shares.take(5, true)?;
             shares.give_back(5, page);
@@ -193,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_single_page_is_for_anybody() {
-        let mut shares = Shares::new(2);
+        let mut shares = Shares::new(1);
         assert_eq!(take_all(&mut shares, 5, true), 1);
         assert_eq!(shares.take(6, true), Err(ENOSPC));
     }

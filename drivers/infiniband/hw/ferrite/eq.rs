@@ -149,7 +149,7 @@ impl Consumer {
 #[pin_data]
 pub(crate) struct EventQueue {
     number: u16,
-    vector: u16,
+    message: u16,
     log_entries: u8,
     ring: Lent<Coherent<[EventEntry]>>,
     #[pin]
@@ -163,14 +163,14 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Makes the ring of queue `number`, which interrupts by `vector`, in one piece of memory had
+    /// Makes the ring of queue `number`, which interrupts by `message`, in one piece of memory had
     /// with `flags`. The device learns of it by [`EventQueue::create_command`], or of queue 0 by the
     /// boot block.
     pub(crate) fn new<'a>(
         dev: &'a Device<Bound>,
         reach: &'a Arc<DeviceReach>,
         number: u16,
-        vector: u16,
+        message: u16,
         log_entries: u8,
         flags: Flags,
     ) -> impl PinInit<Self, Error> + 'a {
@@ -181,7 +181,7 @@ impl EventQueue {
             ),
             consumer <- new_irq_spinlock!(Consumer::new(log_entries), "ferrite_eq"),
             number,
-            vector,
+            message,
             log_entries,
             may_be_quiet: Atomic::new(0),
             sleepers: Atomic::new(0),
@@ -195,9 +195,9 @@ impl EventQueue {
         self.number
     }
 
-    /// The vector it interrupts by.
-    pub(crate) fn vector(&self) -> u16 {
-        self.vector
+    /// The message it interrupts by: the host's vector of that number.
+    pub(crate) fn message(&self) -> u16 {
+        self.message
     }
 
     /// Base-2 logarithm of its entries.
@@ -229,7 +229,7 @@ impl EventQueue {
     pub(crate) fn create_command(&self) -> CreateEventQueue {
         CreateEventQueue {
             eqn: self.number,
-            vector: self.vector,
+            message: self.message,
             log_entries: self.log_entries,
             reserved: [0; 3],
             ring: Buffer::contiguous(self.ring.dma_handle(), self.ring.size() as u64),

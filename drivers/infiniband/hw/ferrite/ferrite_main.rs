@@ -20,6 +20,7 @@ mod debugfs;
 mod device;
 mod dm;
 mod dma_types;
+mod doorbell_bar;
 mod doorbell_pages;
 mod eq;
 mod gids;
@@ -50,8 +51,8 @@ kernel::module_driver!(<T>, kernel_ext::pci::Adapter<T>, {
     license: "GPL",
     params: {
         command_timeout_ms: u32 {
-            default: 30_000,
-            description: "Milliseconds after which a device that does not answer a command is given up",
+            default: 0,
+            description: "Milliseconds after which a device that does not answer a command is given up; 0 (default): as long as the device says",
         },
     },
 });

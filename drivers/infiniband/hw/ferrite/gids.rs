@@ -21,6 +21,7 @@ use crate::{
         IrqSpinLock,
         IrqSpinLockGuard, //
     },
+    port::DEVICE_PORT,
 };
 use kernel::{
     new_condvar,
@@ -56,6 +57,7 @@ fn cleared(index: u16) -> SetGid {
     SetGid {
         index,
         vlan: abi::VLAN_NONE,
+        port: DEVICE_PORT,
         ..SetGid::zeroed()
     }
 }

@@ -23,6 +23,7 @@ use crate::{
         },
     },
 };
+use core::ops::RangeInclusive;
 use kernel::{
     alloc::{
         flags::__GFP_NOWARN,
@@ -51,9 +52,9 @@ const _: () = assert!(
 /// Where there is more than fits, the device keeps it back, which loses nothing and costs time.
 fn log_entries_of(eqn: u16, caps: &DeviceCaps) -> u8 {
     let (sources, most) = if eqn < abi::EQ_FIRST_HANDLER {
-        (caps.max_qp, MOST_ASYNC_LOG_ENTRIES)
+        (caps.qp_count, MOST_ASYNC_LOG_ENTRIES)
     } else {
-        (caps.max_cq, MOST_HANDLER_LOG_ENTRIES)
+        (caps.cq_count, MOST_HANDLER_LOG_ENTRIES)
     };
     // The bound comes first: the device may say anything.
     let entries = sources.min(1 << most).next_power_of_two();
@@ -74,6 +75,9 @@ pub(crate) fn vector_of(eqn: u16, vectors: u16) -> u16 {
         eqn % vectors.max(1)
     }
 }
+
+/// How many messages a device may have to interrupt by.
+const MESSAGES: RangeInclusive<u32> = 1..=abi::MAX_MESSAGES as u32;
 
 /// What runs on one vector: the service of its event queues.
 struct Service {
@@ -117,19 +121,16 @@ impl Interrupts {
     pub(crate) fn new(
         pdev: &pci::Device<Bound>,
         hw: &Arc<Hardware>,
-        device_vectors: u32,
+        messages: u32,
     ) -> Result<Self> {
-        let wanted = wanted_queues();
-        let vectors = Vectors::new(pdev, 1, wanted.min(device_vectors.max(1)))?;
-        if vectors.len() < wanted {
-            dev_info!(
-                pdev,
-                "{} event queues share {} vectors\n",
-                wanted,
-                vectors.len()
-            );
+        if !MESSAGES.contains(&messages) {
+            dev_err!(pdev, "device has {} messages to interrupt by\n", messages);
+            return Err(EINVAL);
         }
-        let mut queues = KVec::with_capacity(wanted as usize, GFP_KERNEL)?;
+        // A message is raised as the vector of its number, so that there are no more vectors.
+        let wanted = u32::from(most_queues(cpu::online()));
+        let vectors = Vectors::new(pdev, 1, wanted.min(messages))?;
+        let mut queues = KVec::new();
         queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
         let mut this = Self {
             services: KVec::new(),
@@ -141,7 +142,7 @@ impl Interrupts {
         Ok(this)
     }
 
-    /// Makes the other event queues: the asynchronous one, and one for each online processor. The
+    /// Makes the other event queues: the asynchronous one, and those of completion handlers. The
     /// device knows none of them yet.
     pub(crate) fn complete(
         &mut self,
@@ -150,7 +151,11 @@ impl Interrupts {
         caps: &DeviceCaps,
     ) -> Result {
         let vectors = self.vectors.len() as u16;
-        for eqn in abi::EQ_ASYNC..wanted_queues() as u16 {
+        let wanted = queues_of(cpu::online(), caps);
+        if vectors < wanted {
+            dev_info!(pdev, "{} event queues share {} vectors\n", wanted, vectors);
+        }
+        for eqn in abi::EQ_ASYNC..wanted {
             let vector = vector_of(eqn, vectors);
             let queue = make_queue(pdev, hw, eqn, vector, log_entries_of(eqn, caps))?;
             self.queues.push(queue, GFP_KERNEL)?;
@@ -168,7 +173,7 @@ impl Interrupts {
         let vectors = self.vectors.len() as u16;
         for vector in 0..vectors {
             let mut served = KVec::new();
-            for queue in self.queues.iter().filter(|queue| queue.vector() == vector) {
+            for queue in self.queues.iter().filter(|queue| queue.message() == vector) {
                 served.push(queue.clone(), GFP_KERNEL)?;
             }
             if served.is_empty() {
@@ -207,11 +212,16 @@ impl Interrupts {
     }
 }
 
-/// How many event queues there are: two fixed ones, and one for each online processor.
-fn wanted_queues() -> u32 {
-    let fixed = u32::from(abi::EQ_FIRST_HANDLER);
-    let most = (abi::MAX_VECTORS as u32).min(u32::from(u16::MAX)) - fixed;
-    fixed + cpu::online().min(most)
+/// How many event queues there are at the most: two fixed ones, and one for each processor.
+fn most_queues(processors: u32) -> u16 {
+    const MOST: u32 = abi::MAX_MESSAGES as u32 - abi::EQ_FIRST_HANDLER as u32;
+    const _: () = assert!(abi::MAX_MESSAGES <= u16::MAX as usize);
+    abi::EQ_FIRST_HANDLER + processors.min(MOST) as u16
+}
+
+/// How many there are on a device that says how many handlers it has.
+fn queues_of(processors: u32, caps: &DeviceCaps) -> u16 {
+    most_queues(processors.min(caps.handlers)).min(caps.max_eq)
 }
 
 /// Makes the largest thing of up to `1 << log_entries` that there is memory for in one piece, by
@@ -232,11 +242,11 @@ fn make_queue(
     pdev: &pci::Device<Bound>,
     hw: &Arc<Hardware>,
     eqn: u16,
-    vector: u16,
+    message: u16,
     log_entries: u8,
 ) -> Result<Arc<EventQueue>> {
     make_largest(log_entries, |log_entries, flags| {
-        let queue = EventQueue::new(pdev.as_ref(), &hw.reach, eqn, vector, log_entries, flags);
+        let queue = EventQueue::new(pdev.as_ref(), &hw.reach, eqn, message, log_entries, flags);
         Arc::pin_init(queue, GFP_KERNEL)
     })
 }
@@ -253,15 +263,10 @@ pub(crate) struct Handlers {
 }
 
 impl Handlers {
-    /// Makes the queues known to the device, `max_eq` of them at the most, and arms them.
-    pub(crate) fn start(
-        hw: &Arc<Hardware>,
-        queues: &[Arc<EventQueue>],
-        max_eq: u16,
-    ) -> Result<Self> {
+    /// Makes the queues known to the device, and arms them.
+    pub(crate) fn start(hw: &Arc<Hardware>, queues: &[Arc<EventQueue>]) -> Result<Self> {
         let mut active = KVec::with_capacity(queues.len(), GFP_KERNEL)?;
-        let made = queues.iter().take(max_eq.into()).skip(abi::EQ_ASYNC.into());
-        for queue in made {
+        for queue in queues.iter().skip(abi::EQ_ASYNC.into()) {
             let object = DeviceObject::create(
                 hw,
                 &queue.create_command(),
@@ -304,9 +309,9 @@ mod tests {
 
     #[test]
     fn event_queues_hold_what_can_be_raised() {
-        let with = |max_qp, max_cq| DeviceCaps {
-            max_qp,
-            max_cq,
+        let with = |qp_count, cq_count| DeviceCaps {
+            qp_count,
+            cq_count,
             eq_max_log_entries: abi::EQ_MAX_LOG_ENTRIES,
             ..DeviceCaps::zeroed()
         };
@@ -365,6 +370,20 @@ mod tests {
         // What the device wants smaller is.
         assert_eq!(make_largest(5, &make(5)), Ok(5));
         assert_eq!(tried.get(), 1);
+    }
+
+    #[test]
+    fn there_are_as_many_handlers_as_processors_and_the_device_has_room_for() {
+        let with = |handlers, max_eq| DeviceCaps {
+            handlers,
+            max_eq,
+            ..DeviceCaps::zeroed()
+        };
+        assert_eq!(queues_of(4, &with(64, 66)), 6);
+        assert_eq!(queues_of(4, &with(2, 66)), 4);
+        assert_eq!(queues_of(4, &with(64, 5)), 5);
+        assert_eq!(queues_of(u32::MAX, &with(u32::MAX, u16::MAX)), 512);
+        assert_eq!(most_queues(u32::MAX), 512);
     }
 
     #[test]

@@ -15,10 +15,13 @@ use crate::{
     },
     bars::{
         Doorbells,
-        Registers, //
+        Registers,
+        MOST_RESET_TIMEOUT, //
     },
     cq::FerriteCq,
     cqp::{
+        object,
+        Answer,
         Bars,
         Cqp, //
     },
@@ -36,6 +39,7 @@ use crate::{
         Stop,
         Stopper, //
     },
+    port,
     qp::FerriteQp,
     rdma::{
         CqRef,
@@ -69,8 +73,10 @@ use kernel::{
 
 /// How often the end of somebody else's reset of the function is looked for.
 const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
-/// How long that is waited for: longer than any reset takes that ends at all.
-const OTHERS_RESET_TIMEOUT: Delta = Delta::from_secs(120);
+/// How long that is waited for: longer than any reset takes that ends at all. It begins with ours
+/// ([`Hardware::reset_by_others`]); for that of the function the PCI core waits a minute.
+const OTHERS_RESET_TIMEOUT: Delta =
+    Delta::from_nanos(MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
 
 /// Something about the device as a whole that its consumers are told of, as bits of a word.
 pub(crate) mod device_event {
@@ -133,14 +139,16 @@ impl_has_work! {
 }
 
 impl Hardware {
-    /// Maps a device; it is not started yet.
+    /// A device that was reset; it is not started yet.
     pub(crate) fn new<'a>(
         pdev: &'a pci::Device<Bound>,
         reach: &'a Arc<DeviceReach>,
+        registers: Registers,
+        doorbells: Doorbells,
     ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
-            registers: Registers::map(pdev)?,
-            doorbells: Doorbells::map(pdev)?,
+            registers,
+            doorbells,
             cqp <- Cqp::new(pdev.as_ref(), reach),
             cqs <- IrqTable::new(),
             qps <- IrqTable::new(),
@@ -215,7 +223,7 @@ impl Hardware {
     /// Runs a command. Sleeps.
     pub(crate) fn execute<C: Command>(self: &Arc<Self>, command: &C) -> Result {
         let result = self.command(|bars| self.cqp.execute(bars, command));
-        self.check(C::OPCODE, result).map(|_| ())
+        self.check(C::OPCODE, result)
     }
 
     /// Runs a command whose payload more than one opcode takes. Sleeps.
@@ -225,23 +233,27 @@ impl Hardware {
         payload: &P,
     ) -> Result {
         let result = self.command(|bars| self.cqp.execute_as(bars, opcode, payload));
-        self.check(opcode, result).map(|_| ())
+        self.check(opcode, result)
     }
 
     /// Runs a command about one object. Sleeps.
     pub(crate) fn execute_on(self: &Arc<Self>, opcode: CommandOpcode, number: u32) -> Result {
-        let result = self.command(|bars| self.cqp.execute_on(bars, opcode, number));
-        self.check(opcode, result).map(|_| ())
+        self.execute_as(opcode, &object(number))
     }
 
-    /// Runs a query about one object (or none: 0). Sleeps.
-    pub(crate) fn query<R: Plain>(
+    /// Runs a query. Sleeps.
+    pub(crate) fn query<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
+        self.query_start(request, core::mem::size_of::<R>())
+    }
+
+    /// Runs a query for the first `length` bytes of an answer, the rest of which is zero. Sleeps.
+    pub(crate) fn query_start<R: Answer>(
         self: &Arc<Self>,
-        opcode: CommandOpcode,
-        number: u32,
+        request: &R::Request,
+        length: usize,
     ) -> Result<R> {
-        let result = self.command(|bars| self.cqp.query(bars, opcode, number));
-        self.check(opcode, result)
+        let result = self.command(|bars| self.cqp.query(bars, request, length));
+        self.check(R::QUERY, result)
     }
 
     /// Makes the device use pages no more that were taken out of the tables of a region. Sleeps,
@@ -403,20 +415,22 @@ impl Hardware {
             EventCode::SendQueueDrained => {
                 self.queue_pair_event(event.id, QpEvent::SendQueueDrained);
             }
-            EventCode::LastEntryReached => {
+            EventCode::LastWqeReached => {
                 self.queue_pair_event(event.id, QpEvent::LastWqeReached);
             }
-            EventCode::SharedReceiveLimit => {
+            EventCode::SrqLimit => {
                 if let Some(srq) = self.srqs.get(event.id as usize) {
                     srq.report_limit();
                 }
             }
-            EventCode::SharedReceiveError => {
+            EventCode::SrqError => {
                 if let Some(srq) = self.srqs.get(event.id as usize) {
                     srq.report_error();
                 }
             }
             EventCode::PageFaults => self.sink.raise(device_event::PAGE_FAULTS),
+            // There is one port, as far as the driver is concerned.
+            EventCode::LinkChange if event.id != port::DEVICE_PORT.into() => {}
             EventCode::LinkChange => {
                 let up = event.param0 != 0;
                 if self.link_prints.allows(c"ferrite link") {

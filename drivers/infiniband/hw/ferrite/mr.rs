@@ -9,7 +9,7 @@ use crate::{
         AttOrder,
         Buffer,
         CommandOpcode,
-        RegisterPart,
+        FastRegisterPart,
         RegisterRegion,
         Tag,
         TagKind,
@@ -54,9 +54,6 @@ use kernel::{
     },
 };
 
-/// Most pages of a region that is registered by work request: those of one table.
-pub(crate) const MAX_FAST_PAGES: u32 = ATT_TABLE_ENTRIES as u32;
-
 /// Memory of a process, pinned and described for the device.
 pub(crate) struct UserMemory(Lent<Described>);
 
@@ -100,10 +97,10 @@ impl UserMemory {
         for page in umem.blocks(page_size) {
             pages.push(page, GFP_KERNEL)?;
         }
-        let first_byte = (iova & (page_size as u64 - 1)) as u32;
+        let fbo = (iova & (page_size as u64 - 1)) as u32;
         let shift = page_size.trailing_zeros() as u8;
         let described = Described {
-            att: Att::new(dev.parent(), &pages, shift, first_byte, length)?,
+            att: Att::new(dev.parent(), &pages, shift, fbo, length)?,
             umem,
         };
         Ok(Self(Lent::new(&dev.hw.reach, described)))
@@ -188,8 +185,86 @@ pub(crate) fn device_rights(access: Access) -> u32 {
 
 /// The pages of a region that is registered by work request.
 struct PageList {
-    table: Lent<Coherent<[u64]>>,
+    tables: Lent<PageTables>,
     used: Atomic<u32>,
+}
+
+/// Room for the addresses of pages.
+struct PageTables {
+    /// All but the last are full tables.
+    leaves: KVec<Coherent<[u64]>>,
+    /// The addresses of those, where there are several.
+    root: Option<Coherent<[u64]>>,
+    /// How many pages there is room for.
+    pages: u32,
+}
+
+/// The lengths of the tables that `pages` pages take.
+fn leaf_lengths(pages: u32) -> impl Iterator<Item = usize> {
+    let pages = pages as usize;
+    (0..pages)
+        .step_by(ATT_TABLE_ENTRIES)
+        .map(move |first| ATT_TABLE_ENTRIES.min(pages - first))
+}
+
+/// In which of those tables the page at `index` is, and where in it; none beyond the last page.
+fn place_in_leaves(index: u32, pages: u32) -> Option<(usize, usize)> {
+    let at = index as usize;
+    (index < pages).then_some((at / ATT_TABLE_ENTRIES, at % ATT_TABLE_ENTRIES))
+}
+
+impl PageTables {
+    /// Room for `pages` pages, at least one.
+    fn new(dev: &Device<Ferrite>, pages: u32) -> Result<Self> {
+        let parent = dev.parent();
+        let mut leaves = KVec::new();
+        for entries in leaf_lengths(pages) {
+            leaves.push(
+                Coherent::zeroed_slice(parent, entries, GFP_KERNEL)?,
+                GFP_KERNEL,
+            )?;
+        }
+        let root = if leaves.len() > 1 {
+            let root: Coherent<[u64]> = Coherent::zeroed_slice(parent, leaves.len(), GFP_KERNEL)?;
+            for (index, leaf) in leaves.iter().enumerate() {
+                kernel::dma_write!(root, [try: index], leaf.dma_handle());
+            }
+            Some(root)
+        } else {
+            None
+        };
+        Ok(Self {
+            leaves,
+            root,
+            pages,
+        })
+    }
+
+    /// Sets the address of a page; `ENOMEM` where there is no room for it.
+    fn set(&self, index: u32, address: u64) -> Result {
+        let (leaf, at) = place_in_leaves(index, self.pages).ok_or(ENOMEM)?;
+        let leaf = self.leaves.get(leaf).ok_or(ENOMEM)?;
+        kernel::dma_write!(leaf, [try: at], address);
+        Ok(())
+    }
+
+    /// How the first `pages` of them are told to the device: the order, and the address of the table.
+    fn start(&self, pages: u64) -> Result<(AttOrder, u64)> {
+        let order = list_order(pages).ok_or(EINVAL)?;
+        let table = match order {
+            AttOrder::Second => self.root.as_ref(),
+            _ => self.leaves.first(),
+        };
+        Ok((order, table.ok_or(EINVAL)?.dma_handle()))
+    }
+}
+
+/// The order of a list of `pages` pages, which are in tables however few there are.
+fn list_order(pages: u64) -> Option<AttOrder> {
+    match Buffer::order_for(pages)? {
+        AttOrder::Direct => Some(AttOrder::First),
+        order => Some(order),
+    }
 }
 
 /// A region of a process as it was registered last.
@@ -452,15 +527,12 @@ impl FerriteMr {
         mut new: New<'a, kind::Mr, Ferrite>,
         pages: u32,
     ) -> Result<&'a Mr<Ferrite>> {
-        if pages == 0 || pages > MAX_FAST_PAGES {
+        let dev = pd.device();
+        if pages == 0 || pages > dev.caps.max_fast_register_pages {
             return Err(EINVAL);
         }
-        let dev = pd.device();
         let list = PageList {
-            table: Lent::new(
-                &dev.hw.reach,
-                Coherent::zeroed_slice(dev.parent(), pages as usize, GFP_KERNEL)?,
-            ),
+            tables: Lent::new(&dev.hw.reach, PageTables::new(dev, pages)?),
             used: Atomic::new(0),
         };
         let taken = dev.tags.take()?;
@@ -498,10 +570,7 @@ impl FerriteMr {
             return Err(EINVAL);
         };
         let index = list.used.load(Relaxed);
-        if index as usize >= list.table.len() {
-            return Err(ENOMEM);
-        }
-        kernel::dma_write!(list.table, [try: index as usize], address);
+        list.tables.set(index, address)?;
         list.used.store(index + 1, Relaxed);
         Ok(())
     }
@@ -511,7 +580,7 @@ impl FerriteMr {
         mr: &Mr<Ferrite>,
         key: u32,
         access: Access,
-    ) -> Result<RegisterPart> {
+    ) -> Result<FastRegisterPart> {
         let Memory::Listed(list) = &mr.memory else {
             return Err(EINVAL);
         };
@@ -519,18 +588,20 @@ impl FerriteMr {
         if !page_size.is_power_of_two() {
             return Err(EINVAL);
         }
+        let pages = list.used.load(Relaxed).into();
+        let (order, root) = list.tables.start(pages)?;
         let buffer = Buffer {
-            root: list.table.dma_handle(),
+            root,
             length: mr.length(),
-            first_byte: (mr.iova() & (page_size - 1)) as u32,
+            fbo: (mr.iova() & (page_size - 1)) as u32,
             page_shift: page_size.trailing_zeros() as u8,
-            order: AttOrder::First.number(),
+            order: order.number(),
             reserved: 0,
         };
-        if buffer.pages() != Some(list.used.load(Relaxed).into()) {
+        if buffer.pages() != Some(pages) {
             return Err(EINVAL);
         }
-        Ok(RegisterPart {
+        Ok(FastRegisterPart {
             tag: key,
             access: device_access(access, mr.device().features())?,
             address: mr.iova(),
@@ -574,6 +645,45 @@ mod tests {
         );
         assert_eq!(told(Access::FLUSH_GLOBAL), Ok(abi::ACCESS_FLUSH_GLOBAL));
         assert_eq!(told(Access::default()), Ok(0));
+    }
+
+    #[test]
+    fn a_list_of_pages_is_in_one_table_or_in_tables_of_a_table() {
+        let entries = ATT_TABLE_ENTRIES as u64;
+        for pages in [0, 1, 2, entries] {
+            assert_eq!(list_order(pages), Some(AttOrder::First));
+        }
+        for pages in [entries + 1, 1 << 16] {
+            assert_eq!(list_order(pages), Some(AttOrder::Second));
+        }
+    }
+
+    #[test]
+    fn each_page_of_a_list_has_a_place_and_those_beyond_it_none() {
+        let entries = ATT_TABLE_ENTRIES as u32;
+        for pages in [
+            1,
+            2,
+            entries - 1,
+            entries,
+            entries + 1,
+            600,
+            2 * entries,
+            1 << 16,
+        ] {
+            let mut next = 0;
+            for (leaf, length) in leaf_lengths(pages).enumerate() {
+                assert!((1..=ATT_TABLE_ENTRIES).contains(&length));
+                for at in 0..length {
+                    assert_eq!(place_in_leaves(next, pages), Some((leaf, at)));
+                    next += 1;
+                }
+            }
+            assert_eq!(next, pages);
+            for beyond in [pages, pages + 1, pages.next_multiple_of(entries), u32::MAX] {
+                assert_eq!(place_in_leaves(beyond, pages), None);
+            }
+        }
     }
 
     #[test]

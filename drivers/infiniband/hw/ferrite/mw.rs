@@ -99,7 +99,7 @@ impl FerriteMw {
             return Err(errno::eopnotsupp());
         }
         let kind = if type2 {
-            TagKind::Window2
+            TagKind::Window2B
         } else {
             TagKind::Window1
         };

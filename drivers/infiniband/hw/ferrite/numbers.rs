@@ -3,6 +3,7 @@
 //! Numbers for objects: a number that was freed rests a while before it is used again, so that
 //! late packets, events and keys meet nothing rather than a stranger.
 
+use core::ops::Range;
 use kernel::{
     new_mutex,
     prelude::*,
@@ -181,21 +182,21 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// The numbers from `first` to `limit - 1`.
-    pub(crate) fn new(first: u32, limit: u32) -> Result<Arc<Self>> {
+    /// The numbers of a range.
+    pub(crate) fn new(range: Range<u32>) -> Result<Arc<Self>> {
         let numbers = pin_init!(Self {
-            pool <- new_mutex!(NumberPool::new(first, limit), "ferrite_numbers"),
+            pool <- new_mutex!(NumberPool::new(range.start, range.end), "ferrite_numbers"),
         });
         Arc::pin_init(numbers, GFP_KERNEL)
     }
 
     /// As [`Numbers::new`], of which some are never in use: however many there are, a number that was
     /// freed rests until [`REST`] others were freed after it (an eighth of all, where there are few).
-    pub(crate) fn with_reserve(first: u32, limit: u32) -> Result<Arc<Self>> {
-        let reserve = REST.min(limit.saturating_sub(first) / 8);
+    pub(crate) fn with_reserve(range: Range<u32>) -> Result<Arc<Self>> {
+        let reserve = REST.min(range.len() as u32 / 8);
         let numbers = pin_init!(Self {
             pool <- new_mutex!(
-                NumberPool::with_reserve(first, limit, reserve),
+                NumberPool::with_reserve(range.start, range.end, reserve),
                 "ferrite_numbers"
             ),
         });

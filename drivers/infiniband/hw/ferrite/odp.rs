@@ -15,7 +15,6 @@ use crate::{
     abi,
     abi::{
         Buffer,
-        CommandOpcode,
         InvalidatePages,
         PageFault,
         PageFaults,
@@ -23,6 +22,7 @@ use crate::{
         ATT_TABLE_ENTRIES, //
     },
     device::Ferrite,
+    dma_types::Nothing,
     hardware::Hardware,
     kernel_ext::{
         errno,
@@ -903,9 +903,9 @@ impl OnDemand {
         if (region.start ^ region.iova) & (PAGE - 1) != 0 {
             return Err(EINVAL);
         }
-        let first_byte = region.start & (PAGE - 1);
-        let pages = (first_byte + length).div_ceil(PAGE);
-        let base = region.start - first_byte;
+        let fbo = region.start & (PAGE - 1);
+        let pages = (fbo + length).div_ceil(PAGE);
+        let base = region.start - fbo;
         base.checked_add(pages * PAGE).ok_or(EOVERFLOW)?;
         let account = Account::of_current(&dev.paging_memory);
         let root = account.make_room(None, || Table::new(dev.parent(), &dev.hw, &account))?;
@@ -934,7 +934,7 @@ impl OnDemand {
         Ok(Buffer {
             root: self.tables.root()?,
             length: self.length,
-            first_byte: (self.start & (PAGE - 1)) as u32,
+            fbo: (self.start & (PAGE - 1)) as u32,
             page_shift: abi::ON_DEMAND_PAGE_SHIFT,
             order: self.tables.levels,
             reserved: 0,
@@ -1485,7 +1485,7 @@ impl WorkItem for Pager {
     fn run(this: Arc<Self>) {
         let taken = take_all(
             || this.closed.load(Relaxed) != 0,
-            || this.hw.query(CommandOpcode::TakeFaults, 0),
+            || this.hw.query(&Nothing),
             |fault| this.start(fault),
         );
         if let Err(error) = taken {

@@ -6,13 +6,17 @@ use crate::{
     abi,
     abi::{
         BootBlock,
-        CommandOpcode,
         DeviceCaps, //
     },
-    bars::Identity,
+    bars::{
+        Doorbells,
+        Identity,
+        Registers, //
+    },
     caps, cqp,
     debugfs::DebugFiles,
     device::Ferrite,
+    dma_types::Nothing,
     handler::Interrupts,
     hardware::Hardware,
     kernel_ext::pci::ResetHandlers,
@@ -20,7 +24,9 @@ use crate::{
         DeviceReach,
         Lent, //
     },
+    port,
     rdma::{
+        Beside,
         DeviceInfo,
         Registration,
         Unregistered, //
@@ -59,6 +65,22 @@ kernel::pci_device_table!(
     )]
 );
 
+/// Sets the DMA mask until the device has said how many bits it has: the least that any has. Where the
+/// host has no memory there, a device that does not reach what it has refuses to start.
+fn set_first_mask(mut set: impl FnMut(DmaMask) -> Result) -> Result {
+    set(DmaMask::new::<{ *caps::DMA_BITS.start() as u32 }>())
+        .or_else(|_| set(DmaMask::new::<{ *caps::DMA_BITS.end() as u32 }>()))
+}
+
+/// The network interface that shares the link of the port: that of the partner, or of the address
+/// where there is none.
+fn beside(identity: &Identity) -> Beside {
+    match identity.function.partner() {
+        Some(function) => Beside::Function(function),
+        None => Beside::Mac(identity.mac),
+    }
+}
+
 /// A device from start to reset: dropping it stops the device for good.
 struct Started {
     hw: Arc<Hardware>,
@@ -90,7 +112,7 @@ fn start(pdev: &pci::Device<Bound>, hw: &Arc<Hardware>, identity: &Identity) -> 
         eq0_ring: eq0.dma_address(),
         cqp_log_entries: cqp::LOG_ENTRIES,
         eq0_log_entries: eq0.log_entries(),
-        eq0_vector: eq0.vector(),
+        eq0_message: eq0.message(),
         reserved0: 0,
         reserved1: [0; 5],
     };
@@ -115,36 +137,51 @@ impl pci::Driver for FerriteDriver {
         pdev: &'bound pci::Device<Core<'_>>,
         _info: &'bound Self::IdInfo,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        if pdev.pci_class().as_raw() != abi::PCI_CLASS {
+            dev_dbg!(pdev, "not an RDMA adapter: {:?}\n", pdev.pci_class());
+            return Err(ENODEV);
+        }
         pdev.enable_device_mem()?;
         // SAFETY: Nothing has allocated DMA memory for this device yet.
-        unsafe { pdev.dma_set_mask_and_coherent(DmaMask::new::<64>())? };
+        set_first_mask(|mask| unsafe { pdev.dma_set_mask_and_coherent(mask) })?;
         // SAFETY: Nothing maps memory for this device yet.
         unsafe { pdev.dma_set_max_seg_size(MAX_SEGMENT) };
 
         let reach = DeviceReach::new()?;
-        let hw = Arc::pin_init(Hardware::new(pdev, &reach), GFP_KERNEL)?;
-        hw.registers.check()?;
-        hw.registers.reset()?;
-        let identity = hw.registers.identify()?;
+        let registers = Registers::map(pdev)?;
+        registers
+            .reset()
+            .inspect_err(|error| dev_err!(pdev, "device does not reset: {:?}\n", error))?;
+        let identity = registers.identify()?;
+        let doorbells = Doorbells::map(pdev, &registers)?;
+        let hw = Hardware::new(pdev, &reach, registers, doorbells);
+        let hw = Arc::pin_init(hw, GFP_KERNEL)?;
         // Not before it was reset: who knows what it was told by another driver.
         pdev.set_master();
         hw.set_link(identity.link_up);
-        let mut interrupts = Interrupts::new(pdev, &hw, identity.vectors)?;
+        let mut interrupts = Interrupts::new(pdev, &hw, identity.messages)?;
         let started = start(pdev, &hw, &identity)?;
 
-        let said: DeviceCaps = hw.query(CommandOpcode::QueryDevice, 0)?;
-        let caps = caps::bounded(&said).inspect_err(|_| {
-            dev_err!(pdev, "device can do nothing that it could be used for\n");
+        let said: DeviceCaps = hw.query(&Nothing)?;
+        let caps = caps::bounded(&said, identity.offered).map_err(|why| {
+            dev_err!(pdev, "device cannot be used: {}\n", why);
+            EINVAL
         })?;
+        hw.cqp.set_timeout(caps::command_timeout(&caps));
+        let mask = DmaMask::try_new(caps.dma_bits.into())?;
+        // SAFETY: Nobody else knows the device yet: nothing but this function allocates or maps
+        // memory for it.
+        unsafe { pdev.dma_set_mask_and_coherent(mask)? };
         interrupts.complete(pdev, &hw, &caps)?;
         let ferrite = Ferrite::new(&hw, identity, caps, interrupts.queues())?;
         let info = DeviceInfo {
             node_guid: ferrite.guid(),
-            ports: 1,
+            ports: port::PORT,
             comp_vectors: ferrite.handlers.count(),
             description: c"Ferrite RDMA adapter",
             local_dma_lkey: abi::TAG_ALL_MEMORY,
-            port_mac: Some(identity.mac),
+            beside: Some(beside(&identity)),
+            counter_names: port::counter_names(&caps),
         };
         let unregistered =
             Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
@@ -188,5 +225,46 @@ impl ResetHandlers for FerriteDriver {
             pdev,
             "reset by others: bind the driver again to use the device\n"
         );
+    }
+}
+
+#[kunit_tests(ferrite_pci)]
+mod tests {
+    use super::*;
+    use crate::abi::Function;
+
+    #[test]
+    fn a_host_without_memory_below_4_gib_is_no_reason_to_fail() {
+        for (refused, expected) in [(0, Ok(())), (1, Ok(())), (2, Err(EIO))] {
+            let mut asked = 0;
+            let set = set_first_mask(|mask| {
+                let bits = if asked == 0 { 32 } else { 64 };
+                assert!(DmaMask::try_new(bits).is_ok_and(|wanted| wanted.value() == mask.value()));
+                asked += 1;
+                if asked > refused {
+                    Ok(())
+                } else {
+                    Err(EIO)
+                }
+            });
+            assert_eq!(set, expected);
+        }
+    }
+
+    #[test]
+    fn a_function_with_a_partner_is_paired_by_it_and_not_by_an_address() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        let with = |partner| Identity {
+            mac,
+            function: Function::new(abi::FUNCTION_RDMA, 1, partner),
+            messages: 1,
+            firmware: (0, 0, 0),
+            offered: 0,
+            features: 0,
+            link_up: true,
+        };
+        assert_eq!(beside(&with(None)), Beside::Mac(mac));
+        assert_eq!(beside(&with(Some(0))), Beside::Function(0));
+        assert_eq!(beside(&with(Some(7))), Beside::Function(7));
     }
 }

@@ -6,15 +6,14 @@
 use crate::{
     abi,
     abi::{
-        CommandOpcode,
+        QueryCounters,
         SetGid,
         SetPort, //
     },
-    bindings,
+    bindings, caps,
     device::Ferrite,
     dma_types::Counters,
     hardware::Hardware,
-    mr,
     rdma::{
         Device,
         DeviceAttr,
@@ -30,6 +29,7 @@ use crate::{
     },
 };
 use kernel::{
+    page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{
@@ -46,8 +46,22 @@ use kernel::{
     },
 };
 
-/// The only port.
+/// The only port that is made use of, as the verbs number them: from 1. The device says the address
+/// of one interface.
 pub(crate) const PORT: u32 = 1;
+/// The same as the device numbers them: from 0.
+pub(crate) const DEVICE_PORT: u8 = match device_port(PORT) {
+    Ok(port) => port,
+    Err(_) => panic!(),
+};
+
+/// The device's number of a port.
+const fn device_port(port: u32) -> Result<u8> {
+    match port {
+        1..=256 => Ok((port - 1) as u8),
+        _ => Err(EINVAL),
+    }
+}
 
 /// The only partition key: full member of the default partition.
 const DEFAULT_PARTITION: u16 = 0xffff;
@@ -66,19 +80,32 @@ pub(crate) fn eui64(mac: &[u8; 6]) -> u64 {
     ])
 }
 
+/// How many of the largest work requests fit a send queue, and a receive queue.
+fn max_qp_wr(caps: &abi::DeviceCaps) -> u32 {
+    let blocks = abi::blocks_per_request(true, caps.max_sge.into(), caps.max_inline as usize);
+    let sends = (1u32 << caps.sq_max_log_blocks) / (blocks as u32).next_power_of_two();
+    // There is a queue pair for one of the smaller ones, if nothing else.
+    sends.clamp(1, 1 << caps.rq_max_log_entries)
+}
+
+/// The bytes of device memory that can be had, which is given out by the page of the host.
+fn whole_pages(length: u64) -> u64 {
+    length - length % PAGE_SIZE as u64
+}
+
 /// What the device is and can do.
 pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
     let caps = &dev.caps;
     let (major, minor, patch) = dev.identity.firmware;
     let mut flags =
         DeviceCaps::PORT_ACTIVE_EVENT | DeviceCaps::SYS_IMAGE_GUID | DeviceCaps::RC_RNR_NAK_GEN;
-    if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
+    if dev.has(abi::FEATURE_FAST_REGISTER) {
         flags = flags | DeviceCaps::MEM_MGT_EXTENSIONS;
     }
     if dev.has(abi::FEATURE_WINDOWS) {
         flags = flags | DeviceCaps::MEM_WINDOW | DeviceCaps::MEM_WINDOW_TYPE_2B;
     }
-    if dev.has(abi::FEATURE_EXTENDED_CONNECTED) {
+    if dev.has(abi::FEATURE_XRC) {
         flags = flags | DeviceCaps::XRC;
     }
     if dev.has(abi::FEATURE_ATOMIC_WRITE) {
@@ -92,10 +119,6 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         flags = flags | DeviceCaps::FLUSH_GLOBAL;
     }
     let offered = |feature, number: u32| if dev.has(feature) { number } else { 0 };
-    // So many of the largest work requests fit a send queue.
-    let max_send_wr =
-        (1u32 << caps.sq_max_log_blocks) / (abi::MAX_BLOCKS as u32).next_power_of_two();
-    let max_wr = max_send_wr.min(1 << caps.rq_max_log_entries);
     DeviceAttr {
         fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(patch),
         sys_image_guid: dev.guid(),
@@ -105,30 +128,29 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         vendor_part_id: abi::PCI_DEVICE_ID.into(),
         hw_ver: abi::PCI_REVISION.into(),
         max_qp: dev.qpns.occupancy().1,
-        max_qp_wr: max_wr,
+        max_qp_wr: max_qp_wr(caps),
         caps: flags,
         local_dma_lkey: true,
         max_send_sge: caps.max_sge.into(),
         max_recv_sge: caps.max_sge.into(),
         max_sge_rd: caps.max_sge.into(),
-        max_cq: caps.max_cq,
+        max_cq: caps.cq_count,
         max_cqe: 1 << caps.cq_max_log_entries,
-        max_mr: caps.max_tags.saturating_sub(1),
-        max_pd: caps.max_qp,
-        max_qp_rd_atom: caps.max_read.into(),
-        max_qp_init_rd_atom: caps.max_read.into(),
-        max_res_rd_atom: u32::from(caps.max_read) * caps.max_qp.min(1 << 16),
+        max_mr: caps.tag_count,
+        max_pd: dev.pds.occupancy().1,
+        max_qp_rd_atom: caps.max_ird.into(),
+        max_qp_init_rd_atom: caps.max_ord.into(),
+        max_res_rd_atom: u32::from(caps.max_ird) * caps.qp_count.min(1 << 16),
         atomic_hca: dev.has(abi::FEATURE_ATOMICS),
-        max_fast_reg_page_list_len: if dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
-            mr::MAX_FAST_PAGES
-        } else {
-            0
-        },
-        max_ah: offered(abi::FEATURE_DATAGRAM, i32::MAX as u32),
-        max_srq: offered(abi::FEATURE_SHARED_RECEIVE, caps.max_srq),
-        max_srq_wr: offered(abi::FEATURE_SHARED_RECEIVE, 1 << caps.rq_max_log_entries),
-        max_srq_sge: offered(abi::FEATURE_SHARED_RECEIVE, caps.max_sge.into()),
-        max_mw: offered(abi::FEATURE_WINDOWS, caps.max_tags.saturating_sub(1)),
+        max_fast_reg_page_list_len: offered(
+            abi::FEATURE_FAST_REGISTER,
+            caps.max_fast_register_pages,
+        ),
+        max_ah: offered(abi::FEATURE_UD, i32::MAX as u32),
+        max_srq: offered(abi::FEATURE_SRQ, caps.srq_count),
+        max_srq_wr: offered(abi::FEATURE_SRQ, 1 << caps.rq_max_log_entries),
+        max_srq_sge: offered(abi::FEATURE_SRQ, caps.max_sge.into()),
+        max_mw: offered(abi::FEATURE_WINDOWS, caps.tag_count),
         max_mcast_grp: offered(abi::FEATURE_MULTICAST, caps.max_multicast),
         max_mcast_qp_attach: offered(abi::FEATURE_MULTICAST, caps.max_multicast),
         max_total_mcast_qp_attach: offered(
@@ -138,13 +160,13 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
                 .min(i32::MAX as u32),
         ),
         max_dm_size: if dev.has(abi::FEATURE_DEVICE_MEMORY) {
-            caps.device_memory
+            whole_pages(dev.hw.doorbells.layout().memory().length)
         } else {
             0
         },
         max_pkeys: 1,
         local_ca_ack_delay: 15,
-        timestamp_mask: if caps.clock_khz == 0 { 0 } else { u64::MAX },
+        timestamp_mask: caps::clock_mask(caps),
         core_clock: caps.clock_khz.into(),
         max_cq_moderation_count: u16::MAX,
         max_cq_moderation_period: u16::MAX,
@@ -162,7 +184,7 @@ fn on_demand(dev: &Device<Ferrite>) -> OnDemandAttr {
             OdpCaps::default()
         }
     };
-    let shared = offered(abi::FEATURE_SHARED_RECEIVE, OdpCaps::SRQ_RECV);
+    let shared = offered(abi::FEATURE_SRQ, OdpCaps::SRQ_RECV);
     let messages = OdpCaps::SEND | OdpCaps::RECV;
     let connected = messages
         | OdpCaps::WRITE
@@ -175,9 +197,9 @@ fn on_demand(dev: &Device<Ferrite>) -> OnDemandAttr {
         rc: connected
             | offered(abi::FEATURE_ATOMIC_WRITE, OdpCaps::ATOMIC_WRITE)
             | offered(abi::FEATURE_FLUSH, OdpCaps::FLUSH),
-        uc: offered(abi::FEATURE_UNRELIABLE_CONNECTED, messages | OdpCaps::WRITE),
-        ud: offered(abi::FEATURE_DATAGRAM, messages | shared),
-        xrc: offered(abi::FEATURE_EXTENDED_CONNECTED, connected),
+        uc: offered(abi::FEATURE_UC, messages | OdpCaps::WRITE),
+        ud: offered(abi::FEATURE_UD, messages | shared),
+        xrc: offered(abi::FEATURE_XRC, connected),
     }
 }
 
@@ -225,7 +247,8 @@ impl WorkItem for MtuFollower {
     fn run(this: Arc<Self>) {
         let told = this.hw.execute(&SetPort {
             log_mtu: this.log_mtu.load(Relaxed) as u8,
-            reserved: [0; 7],
+            port: DEVICE_PORT,
+            reserved: [0; 6],
         });
         // A device that does not answer is dealt with elsewhere, and has no port any more.
         if told.is_err() && !this.hw.is_dead() {
@@ -267,7 +290,7 @@ pub(crate) fn immutable(dev: &Device<Ferrite>, port: u32) -> Result<PortImmutabl
         return Err(EINVAL);
     }
     let mut immutable = PortImmutable::roce_v2(dev.caps.max_gid.into());
-    if !dev.has(abi::FEATURE_DATAGRAM) {
+    if !dev.has(abi::FEATURE_UD) {
         // Without queue pair 1 there is no management, and no communication manager on top of it;
         // saying so keeps both from failing the registration.
         immutable.core_cap_flags &=
@@ -297,7 +320,8 @@ pub(crate) fn add_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
         index: attr.index(),
         vlan: vlan.unwrap_or(abi::VLAN_NONE),
         mac,
-        reserved: [0; 3],
+        port: device_port(attr.port())?,
+        reserved: [0; 5],
     })
 }
 
@@ -306,9 +330,20 @@ pub(crate) fn del_gid(dev: &Device<Ferrite>, attr: &GidAttr) -> Result {
     dev.gids.clear(attr.index())
 }
 
+/// Names of the counters that the device has, of those that there are names for.
+pub(crate) fn counter_names(caps: &abi::DeviceCaps) -> &'static [&'static str] {
+    let names = &abi::COUNTER_NAMES;
+    names.get(..caps.counters as usize).unwrap_or(names)
+}
+
 /// Reads the device's counters.
-pub(crate) fn read_counters(dev: &Device<Ferrite>, values: &mut [u64]) -> Result {
-    let counters: Counters = dev.hw.query(CommandOpcode::QueryCounters, 0)?;
+pub(crate) fn read_counters(dev: &Device<Ferrite>, port: u32, values: &mut [u64]) -> Result {
+    let request = QueryCounters {
+        port: device_port(port)?,
+        reserved: [0; 7],
+    };
+    let length = core::mem::size_of_val(values);
+    let counters: Counters = dev.hw.query_start(&request, length)?;
     for (value, counter) in values.iter_mut().zip(counters.0) {
         *value = counter;
     }
@@ -318,11 +353,72 @@ pub(crate) fn read_counters(dev: &Device<Ferrite>, values: &mut [u64]) -> Result
 #[kunit_tests(ferrite_port)]
 mod tests {
     use super::*;
+    use crate::abi::Plain;
 
     #[test]
     fn the_guid_is_the_eui64_of_the_mac() {
         let guid = eui64(&[0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
         assert_eq!(guid, 0x5054_00ff_fe12_3456);
+    }
+
+    #[test]
+    fn the_verbs_count_ports_from_1_and_the_device_from_0() {
+        assert_eq!((PORT, DEVICE_PORT), (1, 0));
+        assert_eq!((device_port(2), device_port(256)), (Ok(1), Ok(255)));
+        for port in [0, 257, 1 << 31, u32::MAX] {
+            assert_eq!(device_port(port), Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn as_many_work_requests_are_offered_as_fit_and_never_none() {
+        let with = |blocks, entries, max_sge, max_inline| {
+            max_qp_wr(&abi::DeviceCaps {
+                sq_max_log_blocks: blocks,
+                rq_max_log_entries: entries,
+                max_sge,
+                max_inline,
+                ..abi::DeviceCaps::zeroed()
+            })
+        };
+        assert_eq!(
+            with(17, 15, abi::MAX_SGE as u8, abi::MAX_INLINE as u32),
+            1 << 14
+        );
+        assert_eq!(
+            with(17, 10, abi::MAX_SGE as u8, abi::MAX_INLINE as u32),
+            1 << 10
+        );
+        // Smaller ones need less room.
+        assert_eq!(with(17, 20, 1, 0), 1 << 16);
+        for blocks in 0..3 {
+            assert_eq!(with(blocks, 15, abi::MAX_SGE as u8, 0), 1);
+        }
+        assert_eq!(with(17, 0, 1, 0), 1);
+    }
+
+    #[test]
+    fn device_memory_is_offered_in_whole_pages() {
+        let page = PAGE_SIZE as u64;
+        for (length, whole) in [
+            (0, 0),
+            (page - 1, 0),
+            (page, page),
+            (3 * page + 5, 3 * page),
+        ] {
+            assert_eq!(whole_pages(length), whole);
+        }
+    }
+
+    #[test]
+    fn only_counters_that_the_device_has_are_named() {
+        let with = |counters| abi::DeviceCaps {
+            counters,
+            ..abi::DeviceCaps::zeroed()
+        };
+        assert_eq!(counter_names(&with(0)).len(), 0);
+        assert_eq!(counter_names(&with(3)), &abi::COUNTER_NAMES[..3]);
+        assert_eq!(counter_names(&with(u32::MAX)), &abi::COUNTER_NAMES[..]);
     }
 
     #[test]

@@ -16,10 +16,11 @@ use crate::{
         ModifyQueuePair,
         MulticastMember,
         Plain,
-        QueuePairKind,
         QueuePairRecord,
         QueuePairState,
         SendOpcode,
+        Service,
+        Transport,
         UverbsQpRequest,
         UverbsQpResponse,
         BLOCK_SIZE, //
@@ -29,6 +30,7 @@ use crate::{
     bars::Doorbells,
     bindings,
     cq::FerriteCq,
+    cqp::object,
     device::Ferrite,
     dma_types::Block,
     hardware::DeviceObject,
@@ -51,7 +53,10 @@ use crate::{
         UserMemory, //
     },
     numbers::Number,
-    port::PORT,
+    port::{
+        DEVICE_PORT,
+        PORT, //
+    },
     qp_event::QpEvents,
     rdma::{
         kind,
@@ -472,20 +477,14 @@ impl FerriteQp {
         }
     }
 
-    fn kind(dev: &Device<Ferrite>, qp_type: Option<QpType>) -> Result<QueuePairKind> {
+    fn service(dev: &Device<Ferrite>, qp_type: Option<QpType>) -> Result<Service> {
         match qp_type {
-            Some(QpType::Rc) => Ok(QueuePairKind::ReliableConnected),
-            Some(QpType::Uc) if dev.has(abi::FEATURE_UNRELIABLE_CONNECTED) => {
-                Ok(QueuePairKind::UnreliableConnected)
-            }
-            Some(QpType::Ud) if dev.has(abi::FEATURE_DATAGRAM) => Ok(QueuePairKind::Datagram),
-            Some(QpType::Gsi) if dev.has(abi::FEATURE_DATAGRAM) => Ok(QueuePairKind::Gsi),
-            Some(QpType::XrcInitiator) if dev.has(abi::FEATURE_EXTENDED_CONNECTED) => {
-                Ok(QueuePairKind::ExtendedInitiator)
-            }
-            Some(QpType::XrcTarget) if dev.has(abi::FEATURE_EXTENDED_CONNECTED) => {
-                Ok(QueuePairKind::ExtendedTarget)
-            }
+            Some(QpType::Rc) => Ok(Service::Rc),
+            Some(QpType::Uc) if dev.has(abi::FEATURE_UC) => Ok(Service::Uc),
+            Some(QpType::Ud) if dev.has(abi::FEATURE_UD) => Ok(Service::Ud),
+            Some(QpType::Gsi) if dev.has(abi::FEATURE_UD) => Ok(Service::Gsi),
+            Some(QpType::XrcInitiator) if dev.has(abi::FEATURE_XRC) => Ok(Service::XrcIni),
+            Some(QpType::XrcTarget) if dev.has(abi::FEATURE_XRC) => Ok(Service::XrcTgt),
             _ => Err(errno::eopnotsupp()),
         }
     }
@@ -497,26 +496,24 @@ impl FerriteQp {
         attr: &mut QpInitAttr<'_, Ferrite>,
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Qp<Ferrite>> {
-        let kind = Self::kind(dev, attr.qp_type())?;
-        if attr.create_flags() != 0
-            || (attr.srq().is_some() && !dev.has(abi::FEATURE_SHARED_RECEIVE))
-        {
+        let service = Self::service(dev, attr.qp_type())?;
+        if attr.create_flags() != 0 || (attr.srq().is_some() && !dev.has(abi::FEATURE_SRQ)) {
             return Err(errno::eopnotsupp());
         }
-        let roles = Roles::new(kind, attr)?;
+        let roles = Roles::new(service, attr)?;
         let mut cap = checked_cap(dev, &attr.cap())?;
         if !roles.receives {
             cap.max_recv_wr = 0;
             cap.max_recv_sge = 0;
         }
-        let number = match kind {
-            QueuePairKind::Gsi => dev.gsi.take()?,
+        let number = match service {
+            Service::Gsi => dev.gsi.take()?,
             _ => dev.qpns.take()?,
         };
         let qpn = number.get();
 
         let (memory, buffer, layout, doorbell_page, flags): (_, Buffer, _, _, _) = match udata {
-            _ if kind == QueuePairKind::ExtendedTarget => {
+            _ if service == Service::XrcTgt => {
                 if let Some(udata) = udata {
                     // A target has no queues to say anything about.
                     let _: UverbsQpRequest = udata.read(0)?;
@@ -539,7 +536,7 @@ impl FerriteQp {
                 (Memory::User { _memory: memory }, buffer, layout, page, 0)
             }
             None => {
-                let datagram = matches!(kind, QueuePairKind::Datagram | QueuePairKind::Gsi);
+                let datagram = matches!(service, Service::Ud | Service::Gsi);
                 let layout = RingLayout::for_kernel(&cap, datagram);
                 if layout.sq_log_blocks > dev.caps.sq_max_log_blocks
                     || layout.rq_log_entries > dev.caps.rq_max_log_entries
@@ -549,8 +546,8 @@ impl FerriteQp {
                 let rings = KernelRings::new(dev, layout, attr.signal_all())?;
                 let buffer = rings.memory.buffer();
                 let mut flags = abi::QP_FLAG_PRIVILEGED;
-                if !datagram && dev.has(abi::FEATURE_SEND_QUEUE_REGISTRATION) {
-                    flags |= abi::QP_FLAG_REGISTER;
+                if !datagram && dev.has(abi::FEATURE_FAST_REGISTER) {
+                    flags |= abi::QP_FLAG_FAST_REGISTER;
                 }
                 let page = Doorbells::KERNEL_PAGE;
                 (Memory::Kernel(rings), buffer, layout, page, flags)
@@ -563,12 +560,13 @@ impl FerriteQp {
                 pd: roles.pd,
                 send_cqn: roles.send_cq.map_or(NO_CQ, |cq| cq.number()),
                 receive_cqn: roles.recv_cq.map_or(NO_CQ, |cq| cq.number()),
-                kind: kind.number(),
+                service: service.number(),
+                transport: Transport::RoceV2.number(),
                 flags: flags | roles.flags,
                 sq_log_blocks: layout.sq_log_blocks,
                 rq_log_entries: layout.rq_log_entries,
                 rq_log_stride: layout.rq_log_stride,
-                reserved0: [0; 3],
+                port: DEVICE_PORT,
                 srqn: roles.srqn,
                 doorbell_page,
                 buffer,
@@ -576,6 +574,7 @@ impl FerriteQp {
                 rq_offset: layout.rq_offset,
                 record_offset: layout.record_offset,
                 xrcd: roles.xrcd,
+                reserved: [0; 3],
             },
             CommandOpcode::DestroyQueuePair,
             qpn,
@@ -640,7 +639,7 @@ impl FerriteQp {
     /// Gives a receive of a shared queue back whose completion nobody will see.
     fn give_back_shared(qp: &Qp<Ferrite>, entry: &CompletionEntry) {
         if let Some(srq) = qp.srq() {
-            if entry.flags & abi::COMPLETION_SHARED != 0 {
+            if entry.flags & abi::COMPLETION_SRQ != 0 {
                 FerriteSrq::complete(srq, entry.index);
             }
         }
@@ -650,10 +649,11 @@ impl FerriteQp {
     pub(crate) fn modify(qp: &Qp<Ferrite>, attr: &QpAttr<'_>) -> Result {
         let dev = qp.device();
         let features = dev.features();
-        let mut command = translate(attr, dev.caps.max_read, dev.caps.max_log_mtu, features)?;
-        if command.mask & abi::MODIFY_PATH != 0 {
+        let mut command = translate(attr, &dev.caps, features)?;
+        if command.mask & abi::MODIFY_ADDRESS_VECTOR != 0 {
             // Before the lock: the device may take its time.
-            dev.gids.settle(command.path.source_gid_index, true)?;
+            dev.gids
+                .settle(command.address_vector.source_gid_index, true)?;
         }
         let mut values = qp.values.lock();
         let current = attr.current_state().unwrap_or(values.state);
@@ -690,7 +690,7 @@ impl FerriteQp {
     pub(crate) fn query(qp: &Qp<Ferrite>, attr: &mut QpQuery<'_>) -> Result {
         let dev = qp.device();
         let mut values = qp.values.lock();
-        let reply: QueuePairState = dev.hw.query(CommandOpcode::QueryQueuePair, qp.qpn())?;
+        let reply: QueuePairState = dev.hw.query(&object(qp.qpn()))?;
         let mut answer = *values;
         let state = QpState::from_raw(reply.attributes.state.into()).ok_or(EIO)?;
         answer.state = state;
@@ -858,7 +858,7 @@ impl FerriteQp {
     ) -> Option<Wc<'a, Ferrite>> {
         let rings = qp.rings().ok()?;
         let received = entry.flags & abi::COMPLETION_RECEIVE != 0;
-        let (id, fallback) = if received && entry.flags & abi::COMPLETION_SHARED != 0 {
+        let (id, fallback) = if received && entry.flags & abi::COMPLETION_SRQ != 0 {
             (
                 FerriteSrq::complete(qp.srq()?, entry.index)?,
                 WcOpcode::Recv,
@@ -879,11 +879,12 @@ impl FerriteQp {
         );
         wc.status = WcStatus::from_raw(entry.status.into()).unwrap_or(WcStatus::General);
         wc.byte_len = entry.byte_count;
-        wc.vendor_err = entry.detail;
+        wc.vendor_err = entry.vendor_syndrome;
         if entry.flags & abi::COMPLETION_IMMEDIATE != 0 {
-            wc.imm_data = Some(entry.immediate);
+            // Four bytes in the lower half.
+            wc.imm_data = Some(entry.immediate as u32);
         } else if entry.flags & abi::COMPLETION_INVALIDATED != 0 {
-            wc.invalidated = Some(entry.immediate);
+            wc.invalidated = Some(entry.tag);
         }
         if entry.flags & abi::COMPLETION_GRH != 0 {
             let origin = Origin::of(entry);
@@ -987,7 +988,8 @@ fn build_send(
             SendOp::SendWithImm(immediate) => (SendOpcode::SendImmediate, immediate),
             _ => return Err(EINVAL),
         };
-        let mut request = SendWqe::datagram(opcode, flags, immediate, &FerriteAh::part(&to)?);
+        let part = FerriteAh::part(&to, immediate)?;
+        let mut request = SendWqe::datagram(opcode, flags, &part);
         add_data(&mut request, wr)?;
         return Ok((request, WcOpcode::Send));
     }
@@ -996,13 +998,13 @@ fn build_send(
         return Err(EINVAL);
     }
     let (mut request, opcode) = match op {
-        SendOp::Send => (SendWqe::plain(SendOpcode::Send, flags, 0), WcOpcode::Send),
+        SendOp::Send => (SendWqe::send(SendOpcode::Send, flags, 0), WcOpcode::Send),
         SendOp::SendWithImm(immediate) => (
-            SendWqe::plain(SendOpcode::SendImmediate, flags, immediate),
+            SendWqe::send(SendOpcode::SendImmediate, flags, immediate),
             WcOpcode::Send,
         ),
         SendOp::SendWithInvalidate(tag) => (
-            SendWqe::plain(SendOpcode::SendInvalidate, flags, tag),
+            SendWqe::invalidate(SendOpcode::SendInvalidate, flags, tag),
             WcOpcode::Send,
         ),
         SendOp::RdmaWrite(to) => (
@@ -1031,7 +1033,7 @@ fn build_send(
             let part = AtomicPart {
                 address: remote.addr,
                 rkey: remote.rkey,
-                srqn: 0,
+                reserved: 0,
                 operand: swap,
                 compare,
             };
@@ -1044,7 +1046,7 @@ fn build_send(
             let part = AtomicPart {
                 address: remote.addr,
                 rkey: remote.rkey,
-                srqn: 0,
+                reserved: 0,
                 operand: add,
                 compare: 0,
             };
@@ -1054,7 +1056,7 @@ fn build_send(
             )
         }
         SendOp::LocalInvalidate(tag) => {
-            let request = SendWqe::plain(SendOpcode::LocalInvalidate, flags, tag);
+            let request = SendWqe::invalidate(SendOpcode::LocalInvalidate, flags, tag);
             return Ok((request, WcOpcode::LocalInvalidate));
         }
         SendOp::RegMr { mr, key, access } => {
@@ -1072,7 +1074,7 @@ fn is_agreed_on(op: &SendOp<'_, Ferrite>, features: u64) -> bool {
     let needed = match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => abi::FEATURE_ATOMICS,
         SendOp::SendWithInvalidate(_) | SendOp::LocalInvalidate(_) => {
-            abi::FEATURE_SEND_QUEUE_REGISTRATION | abi::FEATURE_WINDOWS
+            abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS
         }
         // Without the feature there are no regions to register.
         SendOp::RegMr { .. } => return true,
@@ -1096,7 +1098,7 @@ fn add_data(request: &mut SendWqe, wr: &SendWr<'_, Ferrite>) -> Result {
     Ok(())
 }
 
-/// What a new queue pair belongs to, by kind: targets of extended connections have neither
+/// What a new queue pair belongs to, by service: targets of extended connections have neither
 /// protection domain nor completion queues, initiators no receive queue.
 struct Roles<'a> {
     pd: u32,
@@ -1104,13 +1106,13 @@ struct Roles<'a> {
     recv_cq: Option<&'a Cq<Ferrite>>,
     srqn: u32,
     xrcd: u32,
-    flags: u8,
+    flags: u16,
     /// Whether it has a receive queue of its own.
     receives: bool,
 }
 
 impl<'a> Roles<'a> {
-    fn new(kind: QueuePairKind, attr: &QpInitAttr<'a, Ferrite>) -> Result<Self> {
+    fn new(service: Service, attr: &QpInitAttr<'a, Ferrite>) -> Result<Self> {
         let mut roles = Self {
             pd: 0,
             send_cq: None,
@@ -1120,32 +1122,27 @@ impl<'a> Roles<'a> {
             flags: 0,
             receives: false,
         };
-        if kind == QueuePairKind::ExtendedTarget {
+        if service == Service::XrcTgt {
             roles.xrcd = attr.xrcd().ok_or(EINVAL)?.number();
             return Ok(roles);
         }
         roles.pd = attr.pd().ok_or(EINVAL)?.number();
         roles.send_cq = Some(attr.send_cq().ok_or(EINVAL)?);
-        if kind == QueuePairKind::ExtendedInitiator {
+        if service == Service::XrcIni {
             return Ok(roles);
         }
         roles.recv_cq = Some(attr.recv_cq().ok_or(EINVAL)?);
         roles.receives = attr.srq().is_none();
         if let Some(srq) = attr.srq() {
             roles.srqn = srq.number();
-            roles.flags = abi::QP_FLAG_SHARED_RECEIVE;
+            roles.flags = abi::QP_FLAG_SRQ;
         }
         Ok(roles)
     }
 }
 
 /// The device's form of a change of attributes. The number is left to the caller.
-fn translate(
-    attr: &QpAttr<'_>,
-    max_read: u8,
-    max_log_mtu: u8,
-    features: u64,
-) -> Result<ModifyQueuePair> {
+fn translate(attr: &QpAttr<'_>, caps: &abi::DeviceCaps, features: u64) -> Result<ModifyQueuePair> {
     /// What the device has no notion of.
     const REFUSED: u32 = bindings::ib_qp_attr_mask_IB_QP_ALT_PATH
         | bindings::ib_qp_attr_mask_IB_QP_CAP
@@ -1177,15 +1174,15 @@ fn translate(
     );
     take!(attr.pkey_index() => pkey_index, MODIFY_PKEY, |index| index == 0);
     take!(attr.qkey() => qkey, MODIFY_QKEY, |_| true);
-    take!(attr.path_mtu().map(log_mtu) => log_mtu, MODIFY_MTU, |mtu| mtu <= max_log_mtu);
+    take!(attr.path_mtu().map(log_mtu) => log_mtu, MODIFY_MTU, |mtu| mtu <= caps.max_log_mtu);
     take!(attr.timeout() => timeout, MODIFY_TIMEOUT, |timeout| timeout < 32);
     take!(attr.retry_count() => retry_count, MODIFY_RETRY, |count| count < 8);
     take!(attr.rnr_retry() => rnr_retry, MODIFY_RNR_RETRY, |count| count < 8);
     take!(attr.min_rnr_timer() => min_rnr_timer, MODIFY_MIN_RNR_TIMER, |timer| timer < 32);
     take!(attr.rq_psn().map(psn) => receive_psn, MODIFY_RECEIVE_PSN, |_| true);
     take!(attr.sq_psn().map(psn) => send_psn, MODIFY_SEND_PSN, |_| true);
-    take!(attr.max_rd_atomic() => max_read_out, MODIFY_READ_OUT, |reads| reads <= max_read);
-    take!(attr.max_dest_rd_atomic() => max_read_in, MODIFY_READ_IN, |reads| reads <= max_read);
+    take!(attr.max_rd_atomic() => ord, MODIFY_ORD, |reads| reads <= caps.max_ord);
+    take!(attr.max_dest_rd_atomic() => ird, MODIFY_IRD, |reads| reads <= caps.max_ird);
     take!(
         attr.dest_qp_num() => destination_qpn,
         MODIFY_DESTINATION,
@@ -1199,8 +1196,8 @@ fn translate(
         *mask |= abi::MODIFY_ACCESS;
     }
     if let Some(address) = attr.address() {
-        command.path = ah::device_path(address)?;
-        *mask |= abi::MODIFY_PATH;
+        command.address_vector = ah::address_vector(address)?;
+        *mask |= abi::MODIFY_ADDRESS_VECTOR;
     }
     if attr.port().is_some_and(|port| port != PORT) {
         return Err(EINVAL);
@@ -1219,11 +1216,11 @@ fn complete_extended(
     command.mask |= match (qp_type, current, next) {
         // An initiator does not answer.
         (QpType::XrcInitiator, QpState::Init, QpState::Rtr) => {
-            abi::MODIFY_READ_IN | abi::MODIFY_MIN_RNR_TIMER
+            abi::MODIFY_IRD | abi::MODIFY_MIN_RNR_TIMER
         }
         // A target does not ask.
         (QpType::XrcTarget, QpState::Rtr, QpState::Rts) => {
-            abi::MODIFY_READ_OUT | abi::MODIFY_RETRY | abi::MODIFY_RNR_RETRY
+            abi::MODIFY_ORD | abi::MODIFY_RETRY | abi::MODIFY_RNR_RETRY
         }
         _ => 0,
     };
@@ -1248,7 +1245,16 @@ mod tests {
     ) -> Result<ModifyQueuePair> {
         let mut raw: bindings::ib_qp_attr = pin_init::zeroed();
         change(&mut raw);
-        translate(&QpAttr::new(&raw, mask as u32), 16, 12, u64::MAX)
+        translate(&QpAttr::new(&raw, mask as u32), &caps(), u64::MAX)
+    }
+
+    fn caps() -> abi::DeviceCaps {
+        abi::DeviceCaps {
+            max_ord: 16,
+            max_ird: 32,
+            max_log_mtu: 12,
+            ..abi::DeviceCaps::zeroed()
+        }
     }
 
     #[test]
@@ -1263,7 +1269,7 @@ mod tests {
             (abi::FEATURE_ATOMICS, read | atomic),
             (abi::FEATURE_FLUSH, read | abi::ACCESS_FLUSH_GLOBAL),
         ] {
-            let command = translate(&QpAttr::new(&raw, mask), 16, 12, features)?;
+            let command = translate(&QpAttr::new(&raw, mask), &caps(), features)?;
             assert_eq!(command.access, access);
             assert_eq!(command.mask, abi::MODIFY_ACCESS);
         }
@@ -1286,7 +1292,7 @@ mod tests {
             assert!(is_agreed_on(op, abi::FEATURE_ATOMICS));
             assert!(!is_agreed_on(op, !abi::FEATURE_ATOMICS));
         }
-        let invalidates = [abi::FEATURE_SEND_QUEUE_REGISTRATION, abi::FEATURE_WINDOWS];
+        let invalidates = [abi::FEATURE_FAST_REGISTER, abi::FEATURE_WINDOWS];
         for op in [SendOp::SendWithInvalidate(1), SendOp::LocalInvalidate(1)] {
             assert!(invalidates
                 .iter()
@@ -1319,10 +1325,7 @@ mod tests {
                 raw.path_mtu = bindings::ib_mtu_IB_MTU_1024;
             },
         )?;
-        assert_eq!(
-            command.state,
-            abi::QueuePairStateCode::ReadyToReceive.number()
-        );
+        assert_eq!(command.state, abi::QueuePairStateCode::Rtr.number());
         assert_eq!(command.log_mtu, 10);
         assert_eq!(command.mask, abi::MODIFY_STATE | abi::MODIFY_MTU);
         Ok(())
@@ -1337,15 +1340,12 @@ mod tests {
         complete_extended(&mut command, QpType::XrcTarget, init, rtr);
         assert_eq!(command.mask, 0);
         complete_extended(&mut command, QpType::XrcInitiator, init, rtr);
-        assert_eq!(
-            command.mask,
-            abi::MODIFY_READ_IN | abi::MODIFY_MIN_RNR_TIMER
-        );
+        assert_eq!(command.mask, abi::MODIFY_IRD | abi::MODIFY_MIN_RNR_TIMER);
         command.mask = 0;
         complete_extended(&mut command, QpType::XrcTarget, rtr, rts);
         assert_eq!(
             command.mask,
-            abi::MODIFY_READ_OUT | abi::MODIFY_RETRY | abi::MODIFY_RNR_RETRY
+            abi::MODIFY_ORD | abi::MODIFY_RETRY | abi::MODIFY_RNR_RETRY
         );
     }
 
@@ -1366,6 +1366,14 @@ mod tests {
             raw.max_rd_atomic = 17;
         });
         assert!(too_many.is_err());
+        // As responder it may do more than as requester.
+        let serve = |reads| {
+            attr(bindings::ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC, |raw| {
+                raw.max_dest_rd_atomic = reads
+            })
+        };
+        assert!(serve(32).is_ok_and(|command| command.ird == 32));
+        assert!(serve(33).is_err());
         let other_port = attr(bindings::ib_qp_attr_mask_IB_QP_PORT, |raw| raw.port_num = 2);
         assert!(other_port.is_err());
         let migration = attr(bindings::ib_qp_attr_mask_IB_QP_ALT_PATH, |_| {});

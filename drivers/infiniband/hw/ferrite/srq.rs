@@ -9,17 +9,18 @@ use crate::{
     abi,
     abi::{
         CommandOpcode,
-        CreateSharedReceive,
-        ModifySharedReceive,
-        ResizeSharedReceive,
-        SharedReceiveRecord,
-        SharedReceiveState,
+        CreateSrq,
+        ModifySrq,
+        ResizeSrq,
+        SrqRecord,
+        SrqState,
         UverbsSrqRequest,
         UverbsSrqResponse,
         BLOCK_SIZE, //
     },
     bars::Doorbells,
     cq::FerriteCq,
+    cqp::object,
     device::Ferrite,
     hardware::DeviceObject,
     kernel_ext::{
@@ -59,8 +60,8 @@ use kernel::{
     },
 };
 
-const RECORD_BLOCKS: usize = core::mem::size_of::<SharedReceiveRecord>() / BLOCK_SIZE;
-const _: () = assert!(core::mem::offset_of!(SharedReceiveRecord, producer) == 0);
+const RECORD_BLOCKS: usize = core::mem::size_of::<SrqRecord>() / BLOCK_SIZE;
+const _: () = assert!(core::mem::offset_of!(SrqRecord, producer) == 0);
 
 /// End of the list of free slots.
 const NONE: u32 = u32::MAX;
@@ -216,9 +217,7 @@ impl FerriteSrq {
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Srq<Ferrite>> {
         let dev = pd.device();
-        if !dev.has(abi::FEATURE_SHARED_RECEIVE)
-            || (extended.is_some() && !dev.has(abi::FEATURE_EXTENDED_CONNECTED))
-        {
+        if !dev.has(abi::FEATURE_SRQ) || (extended.is_some() && !dev.has(abi::FEATURE_XRC)) {
             return Err(errno::eopnotsupp());
         }
         if attr.max_wr == 0
@@ -249,13 +248,13 @@ impl FerriteSrq {
         let srqn = number.get();
         let object = DeviceObject::create(
             &dev.hw,
-            &CreateSharedReceive {
+            &CreateSrq {
                 srqn,
                 pd: pd.number(),
                 log_entries: geometry.log_entries,
                 log_stride: geometry.log_stride,
                 flags: if extended.is_some() {
-                    abi::SRQ_FLAG_EXTENDED
+                    abi::SRQ_FLAG_XRC
                 } else {
                     0
                 },
@@ -266,7 +265,7 @@ impl FerriteSrq {
                 xrcd: extended.map_or(0, |extended| extended.xrcd.number()),
                 cqn: extended.map_or(0, |extended| extended.cq.number()),
             },
-            CommandOpcode::DestroySharedReceive,
+            CommandOpcode::DestroySrq,
             srqn,
         )?;
         attr.max_wr = 1 << geometry.log_entries;
@@ -296,7 +295,7 @@ impl FerriteSrq {
 
     /// Sets the limit below which an event is raised, once.
     pub(crate) fn set_limit(srq: &Srq<Ferrite>, limit: u32) -> Result {
-        srq.device().hw.execute(&ModifySharedReceive {
+        srq.device().hw.execute(&ModifySrq {
             srqn: srq.number(),
             limit,
         })
@@ -325,7 +324,7 @@ impl FerriteSrq {
         }
         let other = UserMemory::pin_rings(dev, request.buffer, request.length)?;
         let mut current = memory.lock();
-        dev.hw.execute(&ResizeSharedReceive {
+        dev.hw.execute(&ResizeSrq {
             srqn: srq.number(),
             log_entries: geometry.log_entries,
             reserved: [0; 3],
@@ -342,9 +341,7 @@ impl FerriteSrq {
     /// Tells the attributes.
     pub(crate) fn query(srq: &Srq<Ferrite>) -> Result<SrqAttr> {
         let dev = srq.device();
-        let state: SharedReceiveState = dev
-            .hw
-            .query(CommandOpcode::QuerySharedReceive, srq.number())?;
+        let state: SrqState = dev.hw.query(&object(srq.number()))?;
         Ok(SrqAttr {
             max_wr: srq.max_wr.load(Relaxed),
             max_sge: srq.max_sge,
@@ -442,7 +439,7 @@ fn checked_request(request: &UverbsSrqRequest, max_log_entries: u8) -> Result<Ge
         u64::from(offset) % block == 0 && u64::from(offset) + bytes <= request.length
     };
     let ring = 1u64 << (request.log_entries + request.log_stride);
-    let record = core::mem::size_of::<SharedReceiveRecord>() as u64;
+    let record = core::mem::size_of::<SrqRecord>() as u64;
     if !fits(request.ring_offset, ring) || !fits(request.record_offset, record) {
         return Err(EINVAL);
     }

@@ -17,6 +17,7 @@ use crate::{
         Shuffle, //
     },
 };
+use core::ops::Range;
 use kernel::{
     device::{
         Bound,
@@ -42,26 +43,26 @@ use kernel::{
 /// guess from other keys. Each time an index is used again its instance is another one, so that a
 /// key that was given away earlier stays refused.
 pub(crate) struct TagAllocator {
+    /// The least index.
+    first: u32,
     /// Places in the shuffle.
     places: NumberPool,
-    /// Which index each place has, less [`Self::FIRST`].
+    /// Which index each place has, less `first`.
     shuffle: Shuffle,
     /// By place.
     instances: KVVec<u8>,
 }
 
 impl TagAllocator {
-    /// Index 0 belongs to the tag of all memory.
-    const FIRST: u32 = 1;
-
     /// An instance used again is ahead of the last one by this at most: so that the one before the
     /// last, and some before that, are not met again.
     const MAX_STEP: u8 = 64;
 
-    /// For a device with `max_tags` table entries, at most 2^24.
-    pub(crate) fn new(max_tags: u32) -> Self {
-        let count = max_tags.saturating_sub(Self::FIRST);
+    /// For a device with table entries for these indices, of 24 bits.
+    pub(crate) fn new(indices: Range<u32>) -> Self {
+        let count = indices.len() as u32;
         Self {
+            first: indices.start,
             places: NumberPool::new(0, count),
             shuffle: Shuffle::new(count, core::array::from_fn(|_| random::get_u32())),
             instances: KVVec::new(),
@@ -80,13 +81,13 @@ impl TagAllocator {
         }
         let instance = self.instances.get_mut(place as usize).ok_or(EINVAL)?;
         *instance = instance.wrapping_add(1 + random % Self::MAX_STEP);
-        Ok(Tag::new(Self::FIRST + self.shuffle.get(place), *instance))
+        Ok(Tag::new(self.first + self.shuffle.get(place), *instance))
     }
 
     /// Gives a tag back. Its instance may have been changed since by its consumer (fast
     /// registration): the next use counts on from there.
     pub(crate) fn give_back(&mut self, tag: Tag) {
-        let place = self.shuffle.place_of(tag.index() - Self::FIRST);
+        let place = self.shuffle.place_of(tag.index() - self.first);
         if let Some(instance) = self.instances.get_mut(place as usize) {
             *instance = tag.instance();
             self.places.give_back(place);
@@ -102,10 +103,10 @@ pub(crate) struct Tags {
 }
 
 impl Tags {
-    /// For a device with `max_tags` table entries.
-    pub(crate) fn new(max_tags: u32) -> Result<Arc<Self>> {
+    /// For a device with table entries for these indices.
+    pub(crate) fn new(indices: Range<u32>) -> Result<Arc<Self>> {
         let tags = pin_init!(Self {
-            allocator <- new_mutex!(TagAllocator::new(max_tags), "ferrite_tags"),
+            allocator <- new_mutex!(TagAllocator::new(indices), "ferrite_tags"),
         });
         Arc::pin_init(tags, GFP_KERNEL)
     }
@@ -183,18 +184,18 @@ fn contiguous(pages: &[u64], page_shift: u8) -> bool {
         .all(|pair| pair[0].checked_add(1 << page_shift) == Some(pair[1]))
 }
 
-/// Describes the `length` bytes that start at `first_byte` of the first of `pages`.
+/// Describes the `length` bytes that start at `fbo` of the first of `pages`.
 pub(crate) fn lay_out(
     pages: &[u64],
     page_shift: u8,
-    first_byte: u32,
+    fbo: u32,
     length: u64,
     tables: &mut impl Tables,
 ) -> Result<Buffer> {
     let mut buffer = Buffer {
         root: 0,
         length,
-        first_byte,
+        fbo,
         page_shift,
         order: 0,
         reserved: 0,
@@ -236,19 +237,19 @@ pub(crate) struct Att {
 }
 
 impl Att {
-    /// Describes `length` bytes from `first_byte` of the first page of `pages`.
+    /// Describes `length` bytes from `fbo` of the first page of `pages`.
     pub(crate) fn new(
         dev: &Device<Bound>,
         pages: &[u64],
         page_shift: u8,
-        first_byte: u32,
+        fbo: u32,
         length: u64,
     ) -> Result<Self> {
         let mut tables = CoherentTables {
             dev,
             tables: KVVec::new(),
         };
-        let buffer = lay_out(pages, page_shift, first_byte, length, &mut tables)?;
+        let buffer = lay_out(pages, page_shift, fbo, length, &mut tables)?;
         Ok(Self {
             buffer,
             _tables: tables.tables,
@@ -288,7 +289,7 @@ mod tests {
 
     /// Finds the page of byte `byte` as the device does.
     fn translate(buffer: &Buffer, tables: &Recorded, byte: u64) -> Option<u64> {
-        let offset = u64::from(buffer.first_byte) + byte;
+        let offset = u64::from(buffer.fbo) + byte;
         let page = (offset >> buffer.page_shift) as usize;
         let rest = offset & ((1 << buffer.page_shift) - 1);
         let at = |address: u64, index: usize| -> Option<u64> {
@@ -306,15 +307,15 @@ mod tests {
         Some(start + rest)
     }
 
-    fn check(pages: usize, first_byte: u32, order: AttOrder) -> Result {
+    fn check(pages: usize, fbo: u32, order: AttOrder) -> Result {
         let addresses = scattered(pages)?;
-        let length = pages as u64 * 4096 - u64::from(first_byte);
+        let length = pages as u64 * 4096 - u64::from(fbo);
         let mut tables = Recorded(KVVec::new());
-        let buffer = lay_out(&addresses, 12, first_byte, length, &mut tables)?;
+        let buffer = lay_out(&addresses, 12, fbo, length, &mut tables)?;
         assert_eq!(buffer.order, order.number());
         for (index, address) in addresses.iter().enumerate() {
             // The last byte of each page.
-            let byte = index as u64 * 4096 + 4095 - u64::from(first_byte);
+            let byte = index as u64 * 4096 + 4095 - u64::from(fbo);
             assert_eq!(translate(&buffer, &tables, byte), Some(*address + 4095));
         }
         Ok(())
@@ -360,7 +361,7 @@ mod tests {
 
     #[test]
     fn an_index_used_again_has_another_instance() -> Result {
-        let mut tags = TagAllocator::new(2);
+        let mut tags = TagAllocator::new(1..2);
         let first = tags.take()?;
         assert_eq!(first.index(), 1);
         assert_eq!(tags.take(), Err(ENOSPC));
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn the_instance_counts_on_from_what_the_consumer_made_of_it() -> Result {
-        let mut tags = TagAllocator::new(2);
+        let mut tags = TagAllocator::new(1..2);
         let tag = tags.take()?;
         let used = Tag::new(tag.index(), 255);
         tags.give_back(used);
@@ -384,7 +385,7 @@ mod tests {
     #[test]
     fn a_key_says_little_about_the_next() -> Result {
         const TAGS: usize = 1000;
-        let mut tags = TagAllocator::new(1 << 20);
+        let mut tags = TagAllocator::new(1..1 << 20);
         let mut last = tags.take()?;
         let (mut near, mut same) = (0, 0);
         for _ in 0..TAGS {
@@ -396,7 +397,7 @@ mod tests {
         // By chance one in 2000 indices is near the last, and one in 256 instances the same.
         assert!(near < 20 && same < 50);
         // Another device, or the same one later, has others.
-        let (mut one, mut other) = (TagAllocator::new(1 << 20), TagAllocator::new(1 << 20));
+        let (mut one, mut other) = (TagAllocator::new(1..1 << 20), TagAllocator::new(1..1 << 20));
         let mut met = 0;
         for _ in 0..TAGS {
             met += u32::from(one.take()?.index() == other.take()?.index());
@@ -406,12 +407,21 @@ mod tests {
     }
 
     #[test]
-    fn the_tag_of_all_memory_is_never_given_out() -> Result {
-        let mut tags = TagAllocator::new(100);
-        for _ in 1..100 {
-            assert!(tags.take()?.index() != 0);
+    fn the_indices_of_the_device_are_given_out_and_no_others() -> Result {
+        for indices in [1..100u32, 0xff_ff00..1 << 24] {
+            let mut tags = TagAllocator::new(indices.clone());
+            let mut seen = KVec::from_elem(false, indices.len(), GFP_KERNEL)?;
+            for _ in indices.clone() {
+                let tag = tags.take()?;
+                assert!(indices.contains(&tag.index()));
+                let place = (tag.index() - indices.start) as usize;
+                assert!(!core::mem::replace(&mut seen[place], true));
+            }
+            assert!(tags.take().is_err());
+            let last = Tag::new(indices.end - 1, 7);
+            tags.give_back(last);
+            assert_eq!(tags.take()?.index(), last.index());
         }
-        assert!(tags.take().is_err());
         Ok(())
     }
 }

@@ -6,11 +6,12 @@ use crate::{
     abi,
     abi::{
         ClockReading,
-        CommandOpcode,
         UverbsContextRequest,
         UverbsContextResponse, //
     },
+    caps,
     device::Ferrite,
+    dma_types::Nothing,
     doorbell_pages::DoorbellPage,
     kernel_ext::errno,
     rdma::{
@@ -24,6 +25,7 @@ use crate::{
     },
 };
 use kernel::{
+    page::PAGE_SIZE,
     prelude::*,
     sync::atomic::{
         Atomic,
@@ -55,7 +57,7 @@ pub(crate) struct FerriteUcontext {
 impl FerriteUcontext {
     /// The doorbell page of its queues.
     pub(crate) fn doorbell_page(&self) -> u32 {
-        self.page.get()
+        self.page.number()
     }
 
     /// Makes a context for a provider that speaks our version.
@@ -70,13 +72,12 @@ impl FerriteUcontext {
             return Err(EINVAL);
         }
         let page = dev.doorbell_pages.take()?;
-        let size = abi::DOORBELL_PAGE_SIZE;
-        let offset = u64::from(page.get()) * size as u64;
+        let offset = page.offset();
         let ctx = new.init(Ok::<_, Error>(Self {
             page,
             mapping: Atomic::new(0),
         }))?;
-        let mapping = ctx.map_bar(abi::BAR_DOORBELLS, offset, size, Caching::Uncached)?;
+        let mapping = ctx.map_bar(abi::BAR_DOORBELLS, offset, PAGE_SIZE, Caching::Uncached)?;
         ctx.mapping.store(mapping, Relaxed);
         udata.respond(&Self::response(ctx))?;
         Ok(ctx)
@@ -87,17 +88,19 @@ impl FerriteUcontext {
         let dev = ctx.device();
         UverbsContextResponse {
             doorbell_offset: ctx.mapping.load(Relaxed),
-            doorbell_size: abi::DOORBELL_PAGE_SIZE as u32,
+            // A page of the host, at the start of which the doorbells are.
+            doorbell_size: PAGE_SIZE as u32,
             max_sge: dev.caps.max_sge.into(),
             max_inline: dev.caps.max_inline,
             sq_max_log_blocks: dev.caps.sq_max_log_blocks,
             rq_max_log_entries: dev.caps.rq_max_log_entries,
             cq_max_log_entries: dev.caps.cq_max_log_entries,
-            reserved0: 0,
+            clock_bits: dev.caps.clock_bits,
             features: dev.identity.features & dev.caps.features,
             clock_khz: dev.caps.clock_khz,
-            reserved1: 0,
-            reserved2: [0; 3],
+            // No more than that, as the capabilities are within bounds.
+            max_message: u32::try_from(dev.caps.max_message).unwrap_or(abi::MAX_MESSAGE),
+            reserved: [0; 3],
         }
     }
 
@@ -110,8 +113,8 @@ impl FerriteUcontext {
             if dev.caps.clock_khz == 0 {
                 return Err(errno::eopnotsupp());
             }
-            let reading: ClockReading = dev.hw.query(CommandOpcode::QueryClock, 0)?;
-            response.respond_clock(reading.ticks)?;
+            let reading: ClockReading = dev.hw.query(&Nothing)?;
+            response.respond_clock(reading.ticks & caps::clock_mask(&dev.caps))?;
         }
         Ok(())
     }

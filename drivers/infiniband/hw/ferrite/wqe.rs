@@ -7,9 +7,9 @@ use crate::{
     abi::{
         AtomicPart,
         DatagramPart,
+        FastRegisterPart,
         Plain,
         ReceiveHeader,
-        RegisterPart,
         RemotePart,
         SendHeader,
         SendOpcode,
@@ -30,17 +30,13 @@ pub(crate) struct SendWqe {
 }
 
 impl SendWqe {
-    fn with_part(opcode: SendOpcode, flags: u8, immediate: u32, part: &impl Plain) -> Self {
+    fn with_part(opcode: SendOpcode, flags: u16, part: &impl Plain) -> Self {
         let mut wqe = Self {
             bytes: [0; MAX_BLOCKS * BLOCK_SIZE],
             header: SendHeader {
                 opcode: opcode.number(),
                 flags,
-                blocks: 0,
-                sge_count: 0,
-                immediate,
-                length: 0,
-                reserved: 0,
+                ..SendHeader::zeroed()
             },
             length: core::mem::size_of::<SendHeader>(),
         };
@@ -48,25 +44,33 @@ impl SendWqe {
         wqe
     }
 
-    /// A request without a part of its own: sends and invalidations.
-    pub(crate) fn plain(opcode: SendOpcode, flags: u8, immediate: u32) -> Self {
-        Self::with_part(opcode, flags, immediate, &SendPart::zeroed())
+    /// A message, with immediate data or zero.
+    pub(crate) fn send(opcode: SendOpcode, flags: u16, immediate: u32) -> Self {
+        let part = SendPart {
+            immediate: immediate.into(),
+            ..SendPart::zeroed()
+        };
+        Self::with_part(opcode, flags, &part)
+    }
+
+    /// An invalidation of a tag, here or with a message at the peer.
+    pub(crate) fn invalidate(opcode: SendOpcode, flags: u16, tag: u32) -> Self {
+        let part = SendPart {
+            tag,
+            ..SendPart::zeroed()
+        };
+        Self::with_part(opcode, flags, &part)
     }
 
     /// A datagram.
-    pub(crate) fn datagram(
-        opcode: SendOpcode,
-        flags: u8,
-        immediate: u32,
-        part: &DatagramPart,
-    ) -> Self {
-        Self::with_part(opcode, flags, immediate, part)
+    pub(crate) fn datagram(opcode: SendOpcode, flags: u16, part: &DatagramPart) -> Self {
+        Self::with_part(opcode, flags, part)
     }
 
-    /// A read or write of the peer's memory.
+    /// A read or write of the peer's memory, with immediate data or zero.
     pub(crate) fn remote(
         opcode: SendOpcode,
-        flags: u8,
+        flags: u16,
         immediate: u32,
         address: u64,
         rkey: u32,
@@ -74,19 +78,20 @@ impl SendWqe {
         let part = RemotePart {
             address,
             rkey,
-            srqn: 0,
+            immediate: immediate.into(),
+            ..RemotePart::zeroed()
         };
-        Self::with_part(opcode, flags, immediate, &part)
+        Self::with_part(opcode, flags, &part)
     }
 
     /// An atomic operation.
-    pub(crate) fn atomic(opcode: SendOpcode, flags: u8, part: &AtomicPart) -> Self {
-        Self::with_part(opcode, flags, 0, part)
+    pub(crate) fn atomic(opcode: SendOpcode, flags: u16, part: &AtomicPart) -> Self {
+        Self::with_part(opcode, flags, part)
     }
 
     /// A registration.
-    pub(crate) fn register(flags: u8, part: &RegisterPart) -> Self {
-        Self::with_part(SendOpcode::Register, flags, 0, part)
+    pub(crate) fn register(flags: u16, part: &FastRegisterPart) -> Self {
+        Self::with_part(SendOpcode::FastRegister, flags, part)
     }
 
     /// Where the next bytes go.
@@ -119,7 +124,7 @@ impl SendWqe {
         let most = room.len().min(abi::MAX_INLINE);
         let length = copy(room.get_mut(..most).ok_or(EINVAL)?)?;
         self.header.flags |= abi::SEND_INLINE;
-        self.header.length = length as u32;
+        self.header.inline_length = u16::try_from(length)?;
         self.length += length;
         Ok(())
     }
@@ -193,7 +198,7 @@ pub(crate) fn write_receive(
 #[kunit_tests(ferrite_wqe)]
 mod tests {
     use super::*;
-    use crate::abi::blocks_per_request;
+    use crate::abi::{blocks_per_request, Reserved};
 
     /// What the device sees.
     fn bytes_of(wqe: SendWqe) -> Result<KVec<u8>> {
@@ -218,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_send_is_header_part_and_entries() -> Result {
-        let mut wqe = SendWqe::plain(SendOpcode::SendImmediate, abi::SEND_SIGNALED, 0x0403_0201);
+        let mut wqe = SendWqe::send(SendOpcode::SendImmediate, abi::SEND_SIGNALED, 0x8403_0201);
         wqe.push_sge(&sge(1))?;
         wqe.push_sge(&sge(2))?;
         let bytes = bytes_of(wqe)?;
@@ -228,7 +233,13 @@ mod tests {
         assert_eq!(header.flags, abi::SEND_SIGNALED);
         assert_eq!(header.blocks, 1);
         assert_eq!(header.sge_count, 2);
-        assert_eq!(header.immediate, 0x0403_0201);
+        assert!(header.reserved_is_zero() && header.srqn == 0);
+        let part = SendPart::from_prefix(&bytes[16..]).ok_or(EINVAL)?;
+        // Four bytes in the lower half.
+        assert_eq!(
+            (part.immediate, part.tag, part.reserved),
+            (0x8403_0201, 0, 0)
+        );
         assert_eq!(Sge::from_prefix(&bytes[32..]), Some(sge(1)));
         assert_eq!(Sge::from_prefix(&bytes[48..]), Some(sge(2)));
         Ok(())
@@ -236,7 +247,7 @@ mod tests {
 
     #[test]
     fn entries_run_on_in_the_next_block() -> Result {
-        let mut wqe = SendWqe::remote(SendOpcode::Write, 0, 0, 0xaabb, 9);
+        let mut wqe = SendWqe::remote(SendOpcode::WriteImmediate, 0, u32::MAX, 0xaabb, 9);
         for number in 0..3 {
             wqe.push_sge(&sge(number))?;
         }
@@ -244,7 +255,20 @@ mod tests {
         let bytes = bytes_of(wqe)?;
         let remote = RemotePart::from_prefix(&bytes[16..]).ok_or(EINVAL)?;
         assert_eq!((remote.address, remote.rkey), (0xaabb, 9));
-        assert_eq!(Sge::from_prefix(&bytes[64..]), Some(sge(2)));
+        assert_eq!(remote.immediate, u32::MAX.into());
+        assert!(remote.reserved_is_zero());
+        assert_eq!(Sge::from_prefix(&bytes[64..]), Some(sge(1)));
+        assert_eq!(Sge::from_prefix(&bytes[80..]), Some(sge(2)));
+        Ok(())
+    }
+
+    #[test]
+    fn the_tag_to_invalidate_has_a_place_of_its_own() -> Result {
+        for opcode in [SendOpcode::SendInvalidate, SendOpcode::LocalInvalidate] {
+            let bytes = bytes_of(SendWqe::invalidate(opcode, 0, 0x1234))?;
+            let part = SendPart::from_prefix(&bytes[16..]).ok_or(EINVAL)?;
+            assert_eq!((part.tag, part.immediate), (0x1234, 0));
+        }
         Ok(())
     }
 
@@ -262,7 +286,7 @@ mod tests {
 
     #[test]
     fn inline_data_follow_the_part() -> Result {
-        let mut wqe = SendWqe::plain(SendOpcode::Send, 0, 0);
+        let mut wqe = SendWqe::send(SendOpcode::Send, 0, 0);
         wqe.set_inline(|room| {
             assert!(room.len() <= abi::MAX_INLINE);
             room[..40].fill(0x5a);
@@ -271,7 +295,10 @@ mod tests {
         let bytes = bytes_of(wqe)?;
         let header = SendHeader::from_prefix(&bytes).ok_or(EINVAL)?;
         assert_eq!(header.flags, abi::SEND_INLINE);
-        assert_eq!((header.length, header.sge_count, header.blocks), (40, 0, 2));
+        assert_eq!(
+            (header.inline_length, header.sge_count, header.blocks),
+            (40, 0, 2)
+        );
         assert!(bytes[32..72].iter().all(|byte| *byte == 0x5a));
         assert!(bytes[72..].iter().all(|byte| *byte == 0));
         Ok(())
@@ -280,11 +307,12 @@ mod tests {
     #[test]
     fn a_datagram_says_where_it_goes_before_its_entries() -> Result {
         let mut part = DatagramPart::zeroed();
-        part.path.mac = [2, 0, 0, 0, 0, 9];
-        part.path.source_gid_index = 3;
+        part.address_vector.mac = [2, 0, 0, 0, 0, 9];
+        part.address_vector.source_gid_index = 3;
         part.qpn = 0x1234;
         part.qkey = 0x8001_0000;
-        let mut wqe = SendWqe::datagram(SendOpcode::Send, abi::SEND_SIGNALED, 0, &part);
+        part.immediate = 0x1122_3344;
+        let mut wqe = SendWqe::datagram(SendOpcode::SendImmediate, abi::SEND_SIGNALED, &part);
         wqe.push_sge(&sge(1))?;
         wqe.push_sge(&sge(2))?;
         assert_eq!(wqe.blocks(), blocks_per_request(true, 2, 0));
@@ -292,15 +320,15 @@ mod tests {
         let header = SendHeader::from_prefix(&bytes).ok_or(EINVAL)?;
         assert_eq!((header.blocks, header.sge_count), (2, 2));
         assert_eq!(DatagramPart::from_prefix(&bytes[16..]), Some(part));
-        assert_eq!(Sge::from_prefix(&bytes[64..]), Some(sge(1)));
-        assert_eq!(Sge::from_prefix(&bytes[80..]), Some(sge(2)));
+        assert_eq!(Sge::from_prefix(&bytes[80..]), Some(sge(1)));
+        assert_eq!(Sge::from_prefix(&bytes[96..]), Some(sge(2)));
         Ok(())
     }
 
     #[test]
     fn the_largest_datagram_fits() -> Result {
         let part = DatagramPart::zeroed();
-        let mut wqe = SendWqe::datagram(SendOpcode::Send, 0, 0, &part);
+        let mut wqe = SendWqe::datagram(SendOpcode::Send, 0, &part);
         for number in 0..abi::MAX_SGE as u32 {
             wqe.push_sge(&sge(number))?;
         }
@@ -316,20 +344,20 @@ mod tests {
                 let most = blocks_per_request(false, sges, inline);
                 let remote = SendWqe::remote(SendOpcode::Read, 0, 0, 0, 0);
                 let atomic = SendWqe::atomic(SendOpcode::FetchAdd, 0, &AtomicPart::zeroed());
-                for mut wqe in [SendWqe::plain(SendOpcode::Send, 0, 0), remote, atomic] {
+                for mut wqe in [SendWqe::send(SendOpcode::Send, 0, 0), remote, atomic] {
                     for number in 0..sges as u32 {
                         wqe.push_sge(&sge(number))?;
                     }
                     assert!(wqe.blocks() <= most);
                 }
                 let remote = SendWqe::remote(SendOpcode::Write, 0, 0, 0, 0);
-                for mut wqe in [SendWqe::plain(SendOpcode::Send, 0, 0), remote] {
+                for mut wqe in [SendWqe::send(SendOpcode::Send, 0, 0), remote] {
                     wqe.set_inline(|_| Ok(inline))?;
                     assert!(wqe.blocks() <= most);
                 }
-                assert!(SendWqe::register(0, &RegisterPart::zeroed()).blocks() <= most);
+                assert!(SendWqe::register(0, &FastRegisterPart::zeroed()).blocks() <= most);
                 let most = blocks_per_request(true, sges, inline);
-                let mut wqe = SendWqe::datagram(SendOpcode::Send, 0, 0, &DatagramPart::zeroed());
+                let mut wqe = SendWqe::datagram(SendOpcode::Send, 0, &DatagramPart::zeroed());
                 for number in 0..sges as u32 {
                     wqe.push_sge(&sge(number))?;
                 }
@@ -341,13 +369,13 @@ mod tests {
 
     #[test]
     fn a_registration_fills_one_block() -> Result {
-        let part = RegisterPart {
+        let part = FastRegisterPart {
             tag: 0x123,
-            ..RegisterPart::zeroed()
+            ..FastRegisterPart::zeroed()
         };
         let bytes = bytes_of(SendWqe::register(0, &part))?;
         assert_eq!(bytes.len(), BLOCK_SIZE);
-        assert_eq!(RegisterPart::from_prefix(&bytes[16..]), Some(part));
+        assert_eq!(FastRegisterPart::from_prefix(&bytes[16..]), Some(part));
         Ok(())
     }
 

@@ -12,20 +12,19 @@ mod requester;
 mod responder;
 mod unreliable;
 
-use crate::core::{Allowance, Core, ReceiveCompletion};
+use crate::core::{Allowance, Core, ReceiveCompletion, PORTS};
 use crate::memory::{Host, Way};
 use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::paging::Side;
 use crate::qp::{QueuePair, QueuePairs};
 use crate::roce::{
-    Bth, Frame, Packet, PacketError, Path, Service, Template, PKEY_DEFAULT, VLAN_ID_MASK,
+    self, Bth, Frame, Packet, PacketError, Path, Template, PKEY_DEFAULT, VLAN_ID_MASK,
 };
 use crate::{Disposition, Medium, Progress};
-use ferrite_abi::{EventCode, QueuePairKind, QueuePairStateCode as State};
+use ferrite_abi::{EventCode, QueuePairStateCode as State, Service};
 use ferrite_abi::{
-    FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_DATAGRAM, FEATURE_EXTENDED_CONNECTED,
-    FEATURE_FLUSH, FEATURE_MULTICAST, FEATURE_SEND_QUEUE_REGISTRATION,
-    FEATURE_UNRELIABLE_CONNECTED, FEATURE_WINDOWS, MODIFY_PATH, VLAN_NONE,
+    FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_FAST_REGISTER, FEATURE_FLUSH, FEATURE_MULTICAST,
+    FEATURE_UC, FEATURE_UD, FEATURE_WINDOWS, FEATURE_XRC, MODIFY_ADDRESS_VECTOR, VLAN_NONE,
 };
 use requester::Requester;
 use responder::Responder;
@@ -34,17 +33,17 @@ use unreliable::Sender;
 /// Whether host and device have agreed on something that tags are invalidated for: registration
 /// through send queues, or windows.
 fn invalidates(core: &Core) -> bool {
-    core.features & (FEATURE_SEND_QUEUE_REGISTRATION | FEATURE_WINDOWS) != 0
+    core.features & (FEATURE_FAST_REGISTER | FEATURE_WINDOWS) != 0
 }
 
 /// The features that are this module's doing.
 pub const FEATURES: u64 = FEATURE_ATOMICS
     | FEATURE_ATOMIC_WRITE
-    | FEATURE_DATAGRAM
-    | FEATURE_EXTENDED_CONNECTED
+    | FEATURE_UD
+    | FEATURE_XRC
     | FEATURE_FLUSH
     | FEATURE_MULTICAST
-    | FEATURE_UNRELIABLE_CONNECTED;
+    | FEATURE_UC;
 
 /// The protocol state of a queue pair.
 #[derive(Debug, Default)]
@@ -120,19 +119,19 @@ fn send_packet<E>(
 }
 
 /// The upper bits of the opcodes of a service. The lower bits are the same for all.
-fn service_bits(kind: QueuePairKind) -> u8 {
-    match kind {
-        QueuePairKind::ReliableConnected => 0x00,
-        QueuePairKind::UnreliableConnected => 0x20,
-        QueuePairKind::Datagram | QueuePairKind::Gsi => 0x60,
-        QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget => 0xa0,
+fn service_bits(service: Service) -> u8 {
+    match service {
+        Service::Rc => 0x00,
+        Service::Uc => 0x20,
+        Service::Ud | Service::Gsi => 0x60,
+        Service::XrcIni | Service::XrcTgt => 0xa0,
     }
 }
 
 /// A base header for a packet to the peer of `qp`; `opcode` is that of a reliable connection.
 fn base_header(qp: &QueuePair, opcode: u8, psn: u32) -> Bth {
     Bth {
-        opcode: opcode | service_bits(qp.kind),
+        opcode: opcode | service_bits(qp.service),
         migrated: true,
         pkey: PKEY_DEFAULT,
         qpn: qp.attributes.destination_qpn,
@@ -149,18 +148,16 @@ pub(crate) fn modified(
     mask: u32,
     _host: &mut dyn Host,
 ) {
-    if mask & MODIFY_PATH != 0 {
+    if mask & MODIFY_ADDRESS_VECTOR != 0 {
         qp.transport.template = template(core, qp);
     }
     if qp.state != from {
         match (from, qp.state) {
-            (State::Init, State::ReadyToReceive) => {
+            (State::Init, State::Rtr) => {
                 qp.transport.responder.start(qp.attributes.receive_psn);
             }
-            (State::ReadyToReceive, State::ReadyToSend) => match qp.kind {
-                QueuePairKind::ReliableConnected
-                | QueuePairKind::ExtendedInitiator
-                | QueuePairKind::ExtendedTarget => {
+            (State::Rtr, State::Rts) => match qp.service {
+                Service::Rc | Service::XrcIni | Service::XrcTgt => {
                     qp.transport.requester.start(&qp.attributes);
                 }
                 _ => qp.transport.sender.start(qp.attributes.send_psn),
@@ -172,7 +169,7 @@ pub(crate) fn modified(
 
 /// The headers of the path of `qp`; none where source and destination do not go together.
 fn template(core: &Core, qp: &QueuePair) -> Option<Template> {
-    let (path, peer) = (&qp.attributes.path, qp.attributes.destination_qpn);
+    let (path, peer) = (&qp.attributes.address_vector, qp.attributes.destination_qpn);
     template_of(core, path, qp.number, peer, false)
 }
 
@@ -180,11 +177,14 @@ fn template(core: &Core, qp: &QueuePair) -> Option<Template> {
 /// in a work request, not in a command of the driver.
 fn template_of(
     core: &Core,
-    path: &ferrite_abi::Path,
+    path: &ferrite_abi::AddressVector,
     qpn: u32,
     peer: u32,
     by_process: bool,
 ) -> Option<Template> {
+    if path.port >= PORTS {
+        return None;
+    }
     let source = core.gids.get(path.source_gid_index)?;
     // The priority comes from the path, the identifier from either; but a datagram's path is the
     // word of a process, which does not choose the network it sends into.
@@ -224,10 +224,8 @@ pub(crate) fn send(
     turn: Option<Way>,
     host: &mut dyn Host,
 ) -> Progress {
-    match qp.kind {
-        QueuePairKind::ReliableConnected
-        | QueuePairKind::ExtendedInitiator
-        | QueuePairKind::ExtendedTarget => {}
+    match qp.service {
+        Service::Rc | Service::XrcIni | Service::XrcTgt => {}
         _ => return unreliable::run(core, qp, burst, turn, host),
     }
     // Without a path there is nothing to send; the work requests fail.
@@ -310,10 +308,8 @@ pub(crate) fn receive_frame(
 
 /// Whether frames for `qp` wait for a page: those of services that do not send again.
 fn waits_in_line(core: &Core, qp: &QueuePair) -> bool {
-    matches!(
-        qp.kind,
-        QueuePairKind::UnreliableConnected | QueuePairKind::Datagram | QueuePairKind::Gsi
-    ) && core.paging.is_waiting(qp.number, Side::Responder)
+    matches!(qp.service, Service::Uc | Service::Ud | Service::Gsi)
+        && core.paging.is_waiting(qp.number, Side::Responder)
 }
 
 /// Keeps a frame for `qp` until its page is there.
@@ -403,17 +399,17 @@ fn deliver(
     if !qp.may_receive() {
         return None;
     }
-    let service = match qp.kind {
-        QueuePairKind::ReliableConnected => Service::Rc,
-        QueuePairKind::UnreliableConnected => Service::Uc,
-        QueuePairKind::ExtendedInitiator | QueuePairKind::ExtendedTarget => Service::Xrc,
-        QueuePairKind::Datagram | QueuePairKind::Gsi => {
+    let service = match qp.service {
+        Service::Rc => roce::Service::Rc,
+        Service::Uc => roce::Service::Uc,
+        Service::XrcIni | Service::XrcTgt => roce::Service::Xrc,
+        Service::Ud | Service::Gsi => {
             return unreliable::datagram(core, qp, frame, false, host);
         }
     };
     // Only the peer may speak on a connection, and only to the address it was given, in the VLAN
     // that this side sends into.
-    let path = &qp.attributes.path;
+    let path = &qp.attributes.address_vector;
     let own = core.gids.get(path.source_gid_index)?;
     let vlan = match path.vlan {
         VLAN_NONE => own.vlan_id(),
@@ -436,11 +432,9 @@ fn deliver(
     if packet.info.service != service {
         return None;
     }
-    match (qp.kind, packet.info.is_request()) {
-        (QueuePairKind::UnreliableConnected, true) => {
-            responder::unreliable_request(core, qp, &packet, host)
-        }
-        (QueuePairKind::ExtendedInitiator, true) | (QueuePairKind::ExtendedTarget, false) => None,
+    match (qp.service, packet.info.is_request()) {
+        (Service::Uc, true) => responder::unreliable_request(core, qp, &packet, host),
+        (Service::XrcIni, true) | (Service::XrcTgt, false) => None,
         (_, true) => responder::request(core, qp, &packet, host),
         (_, false) => requester::response(core, qp, &packet, host),
     }

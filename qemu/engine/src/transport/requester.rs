@@ -18,7 +18,7 @@ use crate::core::{Core, SendCompletion};
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
 use crate::qp::{self, QueuePair};
-use crate::queue::{QueueError, SendBody, SendRequest};
+use crate::queue::{is_local, QueueError, SendBody, SendRequest};
 use crate::roce::{
     psn_add, psn_diff, AtomicEth, Bth, Feth, NakCode, Opcode, Operation, Packet, Position, Reth,
     Syndrome,
@@ -45,16 +45,19 @@ const MAX_SPARE: usize = 256;
 /// The `rnr_retry` that never gives up.
 const RNR_FOR_EVER: u8 = 7;
 
-/// How a work request failed: status and detail of its completion.
+/// How a work request failed: status and vendor syndrome of its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) status: CompletionStatus,
-    pub(super) detail: u32,
+    pub(super) vendor_syndrome: u32,
 }
 
 impl From<CompletionStatus> for Failure {
     fn from(status: CompletionStatus) -> Self {
-        Self { status, detail: 0 }
+        Self {
+            status,
+            vendor_syndrome: 0,
+        }
     }
 }
 
@@ -65,7 +68,7 @@ impl From<QueueError> for Failure {
                 QueueError::TooLong => CompletionStatus::LocalLength,
                 _ => CompletionStatus::LocalQueuePairOperation,
             },
-            detail: error.detail(),
+            vendor_syndrome: error.vendor_syndrome(),
         }
     }
 }
@@ -102,10 +105,7 @@ impl Message {
     }
 
     fn is_local(&self) -> bool {
-        matches!(
-            self.request.opcode,
-            SendOpcode::LocalInvalidate | SendOpcode::Register | SendOpcode::Bind
-        )
+        is_local(self.request.opcode)
     }
 
     /// Whether it is complete only with an answer of its own, not with an acknowledgement.
@@ -252,7 +252,7 @@ pub(super) fn run(
 ) -> Progress {
     let mut sent = 0;
     while sent < budget {
-        if !matches!(qp.state, State::ReadyToSend | State::SendDrain)
+        if !matches!(qp.state, State::Rts | State::Sqd)
             || qp.transport.requester.waiting_for_receiver
             || qp.transport.requester.waiting_for_page
         {
@@ -287,8 +287,7 @@ pub(super) fn run(
 /// Whether there is something to send now, as far as can be told without sending it.
 fn wants_to_send(qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let requester = &qp.transport.requester;
-    if !matches!(qp.state, State::ReadyToSend | State::SendDrain) || requester.waiting_for_receiver
-    {
+    if !matches!(qp.state, State::Rts | State::Sqd) || requester.waiting_for_receiver {
         return false;
     }
     if requester.cursor < requester.messages.len() {
@@ -301,7 +300,7 @@ fn wants_to_send(qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 /// Takes the next work request up; false when there is none that may be.
 fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let requester = &mut qp.transport.requester;
-    if !matches!(qp.state, State::ReadyToSend)
+    if !matches!(qp.state, State::Rts)
         || requester.messages.len() >= MAX_MESSAGES
         || requester
             .messages
@@ -361,7 +360,7 @@ fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> 
             return Some(QueueError::Flags.into());
         }
     }
-    if message.is_answered() && qp.attributes.max_read_out == 0 {
+    if message.is_answered() && qp.attributes.ord == 0 {
         return Some(CompletionStatus::LocalQueuePairOperation.into());
     }
     let access = if message.brings_data() {
@@ -375,7 +374,7 @@ fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> 
             core.counters.access_errors += 1;
             Some(Failure {
                 status: CompletionStatus::LocalProtection,
-                detail: error.detail(),
+                vendor_syndrome: error.vendor_syndrome(),
             })
         }
     }
@@ -425,7 +424,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let window = window(log_mtu);
     let answered = message.is_answered();
     if requester.in_flight() >= window
-        || answered && requester.reads.len() >= usize::from(qp.attributes.max_read_out)
+        || answered && requester.reads.len() >= usize::from(qp.attributes.ord)
     {
         return false;
     }
@@ -473,7 +472,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let extended = qp.is_extended();
     let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
         if extended {
-            frame.extend_from_slice(&(request.srqn() & 0xff_ffff).to_be_bytes());
+            frame.extend_from_slice(&(request.srqn & 0xff_ffff).to_be_bytes());
         }
         extend_headers(frame, request, position, offset, length);
         let start = frame.len();
@@ -489,7 +488,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         core.counters.access_errors += 1;
         requester.messages[cursor].failure = Some(Failure {
             status: CompletionStatus::LocalProtection,
-            detail: error.detail(),
+            vendor_syndrome: error.vendor_syndrome(),
         });
         return false;
     }
@@ -526,7 +525,7 @@ fn absent(core: &mut Core, qp: &mut QueuePair, fault: Fault, host: &mut dyn Host
             if let Some(message) = requester.messages.get_mut(requester.cursor) {
                 message.failure = Some(Failure {
                     status: CompletionStatus::LocalProtection,
-                    detail: TptError::Absent(fault).detail(),
+                    vendor_syndrome: TptError::Absent(fault).vendor_syndrome(),
                 });
             }
         }
@@ -543,7 +542,7 @@ pub(super) fn page_resolved(core: &mut Core, qp: &mut QueuePair) {
         requester.went_back_to = None;
         requester.seek(requester.una);
     }
-    if matches!(qp.state, State::ReadyToSend | State::SendDrain) {
+    if matches!(qp.state, State::Rts | State::Sqd) {
         watch(core, qp, true);
     }
 }
@@ -561,8 +560,11 @@ fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
         let message = &mut qp.transport.requester.messages[cursor];
         message.done = true;
         if let Err(error) = result {
-            let (status, detail) = error.status();
-            message.failure = Some(Failure { status, detail });
+            let (status, vendor_syndrome) = error.status();
+            message.failure = Some(Failure {
+                status,
+                vendor_syndrome,
+            });
             return false;
         }
     }
@@ -612,7 +614,7 @@ pub(super) fn wire_opcode(opcode: SendOpcode, position: Position) -> u8 {
         // Local operations are never sent.
         SendOpcode::Read
         | SendOpcode::LocalInvalidate
-        | SendOpcode::Register
+        | SendOpcode::FastRegister
         | SendOpcode::Bind => [Opcode::RC_READ_REQUEST; 4],
     };
     match position {
@@ -679,7 +681,7 @@ pub(super) fn extend_headers(
                 frame.extend_from_slice(&request.immediate.to_le_bytes());
             }
             SendOpcode::SendInvalidate => {
-                frame.extend_from_slice(&request.immediate.to_be_bytes());
+                frame.extend_from_slice(&request.tag.to_be_bytes());
             }
             _ => {}
         }
@@ -733,7 +735,7 @@ fn fail(core: &mut Core, qp: &mut QueuePair, failure: Failure, host: &mut dyn Ho
     };
     let completion = SendCompletion {
         byte_count: 0,
-        detail: failure.detail,
+        vendor_syndrome: failure.vendor_syndrome,
         ..SendCompletion::of(&message.request, failure.status)
     };
     match core.complete_send(qp, &completion, host) {
@@ -771,7 +773,7 @@ pub(super) fn watch_in_line(core: &mut Core, qp: &mut QueuePair) {
     if requester.fresh == requester.una
         || requester.answer_lost
         || qp.timer.is_running()
-        || !matches!(qp.state, State::ReadyToSend | State::SendDrain)
+        || !matches!(qp.state, State::Rts | State::Sqd)
     {
         return;
     }
@@ -783,7 +785,7 @@ pub(super) fn watch_in_line(core: &mut Core, qp: &mut QueuePair) {
 
 /// The timer ran out: an answer is missing, or the receiver was given its time.
 pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
-    if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
+    if !matches!(qp.state, State::Rts | State::Sqd) {
         return;
     }
     let requester = &mut qp.transport.requester;
@@ -892,7 +894,7 @@ pub(super) fn response(
     packet: &Packet<'_>,
     host: &mut dyn Host,
 ) -> Option<()> {
-    if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
+    if !matches!(qp.state, State::Rts | State::Sqd) {
         return None;
     }
     let psn = packet.bth.psn;
@@ -965,12 +967,7 @@ fn receiver_not_ready(
     }
     if qp.attributes.rnr_retry != RNR_FOR_EVER {
         if requester.rnr_retries == 0 {
-            fail(
-                core,
-                qp,
-                CompletionStatus::ReceiverNotReadyExceeded.into(),
-                host,
-            );
+            fail(core, qp, CompletionStatus::RnrRetryExceeded.into(), host);
             return;
         }
         requester.rnr_retries -= 1;
@@ -1027,7 +1024,12 @@ fn answer(
         (Operation::ReadResponse, SendOpcode::Read) => {
             let offset = message.offset_of(psn, log_mtu);
             let left = request.length - offset;
-            (left.min(1 << log_mtu) as usize, packet.payload)
+            let full = 1 << log_mtu;
+            match packet.info.position {
+                // Another one follows, so that this is as long as can be.
+                Position::First | Position::Middle if left < full => (usize::MAX, packet.payload),
+                _ => (left.min(full) as usize, packet.payload),
+            }
         }
         (Operation::AtomicAcknowledge, SendOpcode::CompareSwap | SendOpcode::FetchAdd) => {
             original = packet.atomic_ack?.original.to_le_bytes();
@@ -1062,7 +1064,7 @@ fn answer(
         core.counters.access_errors += 1;
         let failure = Failure {
             status: CompletionStatus::LocalAccess,
-            detail: error.detail(),
+            vendor_syndrome: error.vendor_syndrome(),
         };
         fail(core, qp, failure, host);
         return Some(());

@@ -27,7 +27,7 @@ use crate::roce::{
 };
 use crate::tpt::{Arrival, AtomicOperation, Holder, RemoteAccess, Span, TptError};
 use ferrite_abi::{
-    CompletionOpcode, CompletionStatus, EventCode, QueuePairKind, QueuePairStateCode as State,
+    CompletionOpcode, CompletionStatus, EventCode, QueuePairStateCode as State, Service,
     ACCESS_FLUSH_GLOBAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
     COMPLETION_IMMEDIATE, COMPLETION_INVALIDATED, COMPLETION_SOLICITED, FEATURE_ATOMICS,
     FEATURE_ATOMIC_WRITE, FEATURE_FLUSH, FLUSH_GLOBAL, FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION,
@@ -119,7 +119,7 @@ enum Refusal {
     /// A receive ends with this status; the code goes to the requester.
     Receive {
         status: CompletionStatus,
-        detail: u32,
+        vendor_syndrome: u32,
         code: NakCode,
     },
     /// No receive is at fault, yet the request cannot be carried out.
@@ -153,7 +153,7 @@ fn settle(core: &mut Core, qp: &QueuePair, refusal: Refusal, host: &mut dyn Host
             fault,
             Refusal::Receive {
                 status: CompletionStatus::LocalProtection,
-                detail: TptError::Absent(fault).detail(),
+                vendor_syndrome: TptError::Absent(fault).vendor_syndrome(),
                 code: NakCode::RemoteOperation,
             },
         ),
@@ -286,7 +286,7 @@ pub(super) fn request(
 /// Tells the consumer, once, that a packet came in state RTR, after what that packet did.
 fn tell_of_first(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     let responder = &mut qp.transport.responder;
-    if qp.state == State::ReadyToReceive && !responder.established {
+    if qp.state == State::Rtr && !responder.established {
         responder.established = true;
         core.async_event(EventCode::CommunicationEstablished, qp.number, host);
     }
@@ -390,12 +390,14 @@ fn take_unreliable(
                 Refusal::Access | Refusal::Absent(_) | Refusal::AbsentReceive(_) => {
                     core.counters.access_errors += 1;
                 }
-                Refusal::Receive { status, detail, .. } => {
-                    match fail_receive(core, qp, status, detail, host) {
-                        Ok(()) => qp::enter_error(core, qp, host),
-                        Err(_) => qp::fail(core, qp, host),
-                    }
-                }
+                Refusal::Receive {
+                    status,
+                    vendor_syndrome,
+                    ..
+                } => match fail_receive(core, qp, status, vendor_syndrome, host) {
+                    Ok(()) => qp::enter_error(core, qp, host),
+                    Err(_) => qp::fail(core, qp, host),
+                },
                 Refusal::Failed | Refusal::QueueDead => qp::fail(core, qp, host),
             }
             None
@@ -408,11 +410,12 @@ fn fail_receive(
     core: &mut Core,
     qp: &mut QueuePair,
     status: CompletionStatus,
-    detail: u32,
+    vendor_syndrome: u32,
     host: &mut dyn Host,
 ) -> Result<(), CompletionQueueDead> {
     qp.transport.responder.taken = false;
-    let completion = ReceiveCompletion::failed(&qp.transport.responder.receive, status, detail);
+    let completion =
+        ReceiveCompletion::failed(&qp.transport.responder.receive, status, vendor_syndrome);
     core.complete_receive(qp, &completion, host)
 }
 
@@ -430,9 +433,9 @@ fn remote_holder(core: &Core, qp: &QueuePair, packet: &Packet<'_>) -> Result<Hol
 pub(super) fn unknown(core: &mut Core, qp: &mut QueuePair, bth: &Bth) -> Option<()> {
     let responder = &qp.transport.responder;
     // Only those of this service, and only in their turn.
-    let service = match qp.kind {
-        QueuePairKind::ReliableConnected => 0,
-        QueuePairKind::ExtendedTarget => 5,
+    let service = match qp.service {
+        Service::Rc => 0,
+        Service::XrcTgt => 5,
         _ => return None,
     };
     if bth.opcode >> 5 != service || responder.closing || bth.psn != responder.expected {
@@ -620,7 +623,7 @@ fn take_receive(
         Err(crate::queue::QueueError::Producer) => Err(Refusal::Failed),
         Err(error) => Err(Refusal::Receive {
             status: CompletionStatus::LocalQueuePairOperation,
-            detail: error.detail(),
+            vendor_syndrome: error.vendor_syndrome(),
             code: NakCode::RemoteOperation,
         }),
     };
@@ -638,14 +641,14 @@ fn complete_receive(
     host: &mut dyn Host,
 ) -> Result<(), Refusal> {
     let mut flags = 0;
-    let mut immediate = 0;
+    let (mut immediate, mut invalidated) = (0, 0);
     if let Some(bytes) = packet.immediate {
         flags |= COMPLETION_IMMEDIATE;
         immediate = u32::from_le_bytes(bytes);
     }
     if let Some(tag) = packet.invalidate {
         flags |= COMPLETION_INVALIDATED;
-        immediate = tag;
+        invalidated = tag;
     }
     if packet.bth.solicited {
         flags |= COMPLETION_SOLICITED;
@@ -658,8 +661,9 @@ fn complete_receive(
         opcode,
         byte_count,
         immediate,
+        tag: invalidated,
         flags,
-        detail: 0,
+        vendor_syndrome: 0,
     };
     qp.transport.responder.taken = false;
     core.complete_receive(qp, &completion, host)
@@ -691,9 +695,9 @@ fn send(
         // Destroyed while the message was coming in.
         return Err(Refusal::Failed);
     }
-    let failed = |status, detail, code| Refusal::Receive {
+    let failed = |status, vendor_syndrome, code| Refusal::Receive {
         status,
-        detail,
+        vendor_syndrome,
         code,
     };
     // At most `MAX_MESSAGE` and a packet.
@@ -716,7 +720,7 @@ fn send(
         TptError::Absent(fault) => Refusal::AbsentReceive(fault),
         error => failed(
             CompletionStatus::LocalProtection,
-            error.detail(),
+            error.vendor_syndrome(),
             NakCode::RemoteOperation,
         ),
     })?;
@@ -813,7 +817,7 @@ fn check_depth(qp: &QueuePair) -> Result<(), Refusal> {
         .iter()
         .filter(|answer| answer.is_owed())
         .count();
-    if owed >= usize::from(qp.attributes.max_read_in) {
+    if owed >= usize::from(qp.attributes.ird) {
         return Err(Refusal::Invalid);
     }
     Ok(())
@@ -937,7 +941,7 @@ fn atomic_write(
     }
     // Not all requesters take atomic writes for reads in flight; but where there are to be none,
     // there are to be none of these.
-    if qp.attributes.max_read_in == 0 {
+    if qp.attributes.ird == 0 {
         return Err(Refusal::Invalid);
     }
     let Ok(bytes) = <[u8; 8]>::try_from(packet.payload) else {
@@ -1041,10 +1045,10 @@ fn refuse(
         }
         Refusal::Receive {
             status,
-            detail,
+            vendor_syndrome,
             code,
         } => {
-            let told = fail_receive(core, qp, status, detail, host);
+            let told = fail_receive(core, qp, status, vendor_syndrome, host);
             (code, told.is_err().then_some(EventCode::QueuePairFatal))
         }
         Refusal::Failed | Refusal::QueueDead => {

@@ -12,11 +12,11 @@ use crate::memory::{Host, Way};
 use crate::paging::{Outcome, Side};
 use crate::qp::{self, QueuePair};
 use crate::queue::{QueueError, ReceiveRequest, SendBody, SendRequest};
-use crate::roce::{psn_add, Bth, Deth, Frame, Packet, Position, Service, Template, PKEY_DEFAULT};
+use crate::roce::{self, psn_add, Bth, Deth, Frame, Packet, Position, Template, PKEY_DEFAULT};
 use crate::tpt::{LocalAccess, TptError};
 use crate::Progress;
 use ferrite_abi::{
-    CompletionStatus, QueuePairKind, QueuePairStateCode as State, SendOpcode, COMPLETION_GRH,
+    CompletionStatus, QueuePairStateCode as State, SendOpcode, Service, COMPLETION_GRH,
     COMPLETION_IMMEDIATE, COMPLETION_IPV6, COMPLETION_SOLICITED, QUEUE_NUMBER_MASK, SEND_SOLICITED,
     VLAN_NONE,
 };
@@ -66,7 +66,7 @@ pub(super) fn run(
     host: &mut dyn Host,
 ) -> Progress {
     for _ in 0..budget {
-        if !matches!(qp.state, State::ReadyToSend | State::SendDrain) {
+        if !matches!(qp.state, State::Rts | State::Sqd) {
             return Progress::Blocked;
         }
         if core.paging.is_waiting(qp.number, Side::Requester) {
@@ -108,7 +108,7 @@ pub(super) fn run(
             Ok(Sent::All) => SendCompletion::of(&request, CompletionStatus::Success),
             Err(failure) => SendCompletion {
                 byte_count: 0,
-                detail: failure.detail,
+                vendor_syndrome: failure.vendor_syndrome,
                 ..SendCompletion::of(&request, failure.status)
             },
         };
@@ -133,7 +133,7 @@ pub(super) fn run(
 
 /// Whether there is a work request that may be taken up.
 fn has_next(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
-    if qp.state != State::ReadyToSend {
+    if qp.state != State::Rts {
         return false;
     }
     if !qp.send.has_next() && qp.send.refresh(host).is_err() {
@@ -163,16 +163,19 @@ fn begin(
     turn: Option<Way>,
     host: &mut dyn Host,
 ) -> Result<Sent, Failure> {
-    let connected = qp.kind == QueuePairKind::UnreliableConnected;
+    let connected = qp.service == Service::Uc;
     match request.opcode {
         SendOpcode::Send | SendOpcode::SendImmediate => {}
         SendOpcode::Write | SendOpcode::WriteImmediate if connected => {}
-        SendOpcode::LocalInvalidate | SendOpcode::Register | SendOpcode::Bind if connected => {
+        SendOpcode::LocalInvalidate | SendOpcode::FastRegister | SendOpcode::Bind if connected => {
             return match qp::execute_local(core, qp, request) {
                 Ok(()) => Ok(Sent::All),
                 Err(error) => {
-                    let (status, detail) = error.status();
-                    Err(Failure { status, detail })
+                    let (status, vendor_syndrome) = error.status();
+                    Err(Failure {
+                        status,
+                        vendor_syndrome,
+                    })
                 }
             };
         }
@@ -185,7 +188,7 @@ fn begin(
         core.counters.access_errors += 1;
         return Err(Failure {
             status: CompletionStatus::LocalProtection,
-            detail: error.detail(),
+            vendor_syndrome: error.vendor_syndrome(),
         });
     }
     packet(core, qp, request, turn, host)
@@ -201,9 +204,9 @@ fn destination(
         return Some((qp.transport.template?, qp.attributes.destination_qpn, None));
     };
     let qpn = part.qpn & QUEUE_NUMBER_MASK;
-    let template = template_of(core, &part.path, qp.number, qpn, true)?;
-    let qkey = match qp.kind {
-        QueuePairKind::Gsi => GSI_QKEY,
+    let template = template_of(core, &part.address_vector, qp.number, qpn, true)?;
+    let qkey = match qp.service {
+        Service::Gsi => GSI_QKEY,
         _ if part.qkey & QKEY_PRIVILEGED != 0 => qp.attributes.qkey,
         _ => part.qkey,
     };
@@ -267,7 +270,7 @@ fn packet(
         core.counters.access_errors += 1;
         Failure {
             status: CompletionStatus::LocalProtection,
-            detail: error.detail(),
+            vendor_syndrome: error.vendor_syndrome(),
         }
     })?;
     let sender = &mut qp.transport.sender;
@@ -289,12 +292,13 @@ pub(super) fn datagram(
         return None;
     }
     let packet = Packet::parse(frame.transport).ok()?;
-    if packet.info.service != Service::Ud || packet.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {
+    if packet.info.service != roce::Service::Ud || packet.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff
+    {
         return None;
     }
     let deth = packet.deth?;
-    let qkey = match qp.kind {
-        QueuePairKind::Gsi => GSI_QKEY,
+    let qkey = match qp.service {
+        Service::Gsi => GSI_QKEY,
         _ => qp.attributes.qkey,
     };
     if deth.qkey != qkey || packet.payload.len() > MAX_DATAGRAM {
@@ -323,7 +327,7 @@ pub(super) fn datagram(
         }
         Err(error) => {
             let status = CompletionStatus::LocalQueuePairOperation;
-            fail_receive(core, qp, &receive, status, error.detail(), host)
+            fail_receive(core, qp, &receive, status, error.vendor_syndrome(), host)
         }
     };
     core.transport.receive = receive;
@@ -372,7 +376,7 @@ fn place(
         if let Err(error) = placed {
             core.counters.access_errors += 1;
             let status = CompletionStatus::LocalProtection;
-            return fail_receive(core, qp, receive, status, error.detail(), host);
+            return fail_receive(core, qp, receive, status, error.vendor_syndrome(), host);
         }
         completion.status = CompletionStatus::Success;
         completion.byte_count = length as u32;
@@ -401,10 +405,10 @@ fn fail_receive(
     qp: &mut QueuePair,
     receive: &ReceiveRequest,
     status: CompletionStatus,
-    detail: u32,
+    vendor_syndrome: u32,
     host: &mut dyn Host,
 ) -> Option<()> {
-    let completion = ReceiveCompletion::failed(receive, status, detail);
+    let completion = ReceiveCompletion::failed(receive, status, vendor_syndrome);
     match core.complete_receive(qp, &completion, host) {
         Ok(()) => qp::enter_error(core, qp, host),
         Err(_) => qp::fail(core, qp, host),

@@ -2,7 +2,7 @@
 
 //! What attackers share: seeds, random numbers that are nasty, and frames that are forged.
 
-use ferrite_abi::Buffer;
+use ferrite_abi::{Buffer, Layout};
 use ferrite_engine::roce::icrc;
 use ferrite_engine::testing::{MEMORY_BASE, MEMORY_SIZE};
 use std::time::SystemTime;
@@ -105,12 +105,23 @@ impl Random {
             buffer.length = self.nasty();
         }
         if self.one_in(16) {
-            buffer.first_byte = self.nasty() as u32;
+            buffer.fbo = self.nasty() as u32;
         }
         if self.one_in(16) {
             buffer.page_shift = self.nasty() as u8;
         }
         buffer
+    }
+}
+
+/// Zeroes the reserved fields of a structure, not those of structures in it.
+pub fn clear_reserved<L: Layout>(value: &mut L) {
+    let ends = L::FIELDS.iter().skip(1).map(|field| field.offset);
+    let ends = ends.chain([size_of::<L>()]);
+    for (field, end) in L::FIELDS.iter().zip(ends) {
+        if field.name.starts_with("reserved") {
+            value.as_bytes_mut()[field.offset..end].fill(0);
+        }
     }
 }
 
@@ -132,7 +143,11 @@ pub fn forge(random: &mut Random, frame: &[u8]) -> Vec<u8> {
                 frame[BTH] = bits | random.below(32) as u8;
             }
             1 => frame[BTH + 1] = random.next() as u8 & 0xf0,
-            2 => frame[BTH + 7] = random.below(16) as u8,
+            // A queue pair near the old one.
+            2 => {
+                let near = random.below(16) as u8;
+                frame[BTH + 7] = frame[BTH + 7].wrapping_sub(8).wrapping_add(near);
+            }
             // Sequence numbers near the old one, or anywhere.
             3 => frame[BTH + 11] = frame[BTH + 11].wrapping_add(random.below(5) as u8),
             4 => frame[BTH + 9 + random.below(3) as usize] = random.next() as u8,

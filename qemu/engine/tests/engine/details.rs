@@ -23,52 +23,68 @@ fn a_number_is_out_of_range_or_nobodys() {
     let caps: DeviceCaps = node.query(Opcode::QueryDevice, 0).unwrap();
     let tag = |index| Tag::new(index, 1).0;
     let cases = [
-        (Opcode::QueryQueuePair, caps.max_qp, BadNumber),
+        (
+            Opcode::QueryQueuePair,
+            caps.qp_first + caps.qp_count,
+            BadNumber,
+        ),
         (Opcode::QueryQueuePair, 5, NotFound),
         (Opcode::DestroyQueuePair, 0, BadNumber),
         (Opcode::DestroyQueuePair, 5, NotFound),
-        (Opcode::DestroyCompletionQueue, caps.max_cq, BadNumber),
+        (
+            Opcode::DestroyCompletionQueue,
+            caps.cq_first + caps.cq_count,
+            BadNumber,
+        ),
         (Opcode::DestroyCompletionQueue, 5, NotFound),
         (Opcode::DestroyEventQueue, caps.max_eq.into(), BadNumber),
         (Opcode::DestroyEventQueue, 0, BadNumber),
         (Opcode::DestroyEventQueue, 5, NotFound),
-        (Opcode::ReleaseTag, tag(caps.max_tags), BadNumber),
+        (
+            Opcode::ReleaseTag,
+            tag(caps.tag_first + caps.tag_count),
+            BadNumber,
+        ),
         (Opcode::ReleaseTag, tag(5), NotFound),
-        (Opcode::QuerySharedReceive, caps.max_srq, NotFound),
-        (Opcode::DestroySharedReceive, caps.max_srq, NotFound),
-        (Opcode::DestroySharedReceive, 5, NotFound),
+        (Opcode::QuerySrq, caps.srq_first + caps.srq_count, BadNumber),
+        (
+            Opcode::DestroySrq,
+            caps.srq_first + caps.srq_count,
+            BadNumber,
+        ),
+        (Opcode::DestroySrq, 5, NotFound),
     ];
     for (opcode, number, status) in cases {
         assert_eq!(node.object_command(opcode, number), status, "{opcode:?}");
     }
     // What a command names beside its own.
-    for number in [9, u32::MAX] {
+    for (number, refused) in [(9, NotFound), (u32::MAX - 1, BadNumber)] {
         let good = node.qp_template(QpOptions::default());
         let other_queue = CreateQueuePair {
             send_cqn: number,
             ..good
         };
         let other_receives = CreateQueuePair {
-            flags: QP_FLAG_SHARED_RECEIVE,
+            flags: QP_FLAG_SRQ,
             srqn: number,
             ..good
         };
         for command in [other_queue, other_receives] {
             let status = node.command(Opcode::CreateQueuePair, &command);
-            assert_eq!(status, NotFound, "{command:?}");
+            assert_eq!(status, refused, "{command:?}");
         }
         let other_handler = CreateCompletionQueue {
             eqn: number as u16,
             ..node.cq_template(5, 0, 4)
         };
         let status = node.command(Opcode::CreateCompletionQueue, &other_handler);
-        assert_eq!(status, NotFound);
+        assert_eq!(status, refused);
         let member = MulticastMember {
             gid: [0xff; 16],
             qpn: number,
             ..MulticastMember::zeroed()
         };
-        assert_eq!(node.command(Opcode::AttachMulticast, &member), NotFound);
+        assert_eq!(node.command(Opcode::AttachMulticast, &member), refused);
     }
 }
 
@@ -88,7 +104,7 @@ fn an_atomic_on_memory_that_is_not_there_is_a_refused_access() {
     let work = SendWork::new(SendOpcode::FetchAdd, &[a.sge(0, 8)]).part(&AtomicPart {
         address: 0x4000,
         rkey: 0x201,
-        srqn: 0,
+        reserved: 0,
         operand: 1,
         compare: 0,
     });
@@ -99,13 +115,13 @@ fn an_atomic_on_memory_that_is_not_there_is_a_refused_access() {
     assert_eq!(events, [(EventCode::QueuePairAccessError, QPN_B)]);
 }
 
-/// A pair with a datagram queue pair of this kind at each end.
-fn datagrams(kind: QueuePairKind, a: u32, b: u32) -> Pair {
+/// A pair with a datagram queue pair of this service at each end.
+fn datagrams(service: Service, a: u32, b: u32) -> Pair {
     let mut pair = Pair::unconnected(Setup::default());
     for (node, qpn) in [(&mut pair.a, a), (&mut pair.b, b)] {
         node.create_qp(QpOptions {
             qpn,
-            kind,
+            service,
             ..QpOptions::default()
         });
         node.start_datagrams(qpn, QKEY);
@@ -128,7 +144,7 @@ fn origin(entry: &CompletionEntry) -> (u32, [u8; 6], u16, u16) {
 #[test]
 fn only_a_datagram_has_an_origin_and_also_one_that_is_too_long() {
     const NONE: (u32, [u8; 6], u16, u16) = (0, [0; 6], 0xffff, 0);
-    let mut pair = datagrams(QueuePairKind::Datagram, UD_A, UD_B);
+    let mut pair = datagrams(Service::Ud, UD_A, UD_B);
     let from = (UD_A, pair.a.mac, 0xffff, 0);
     let (a, b) = (
         pair.a.register(0x101, PD, ALL, 4096),
@@ -155,7 +171,7 @@ fn only_a_datagram_has_an_origin_and_also_one_that_is_too_long() {
 
 #[test]
 fn queue_pair_1_sends_with_its_own_key_whatever_is_asked_for() {
-    let mut pair = datagrams(QueuePairKind::Gsi, 1, 1);
+    let mut pair = datagrams(Service::Gsi, 1, 1);
     let to_b = pair.b.as_peer(1).datagram(0x1234);
     let work = SendWork::new(SendOpcode::Send, &[]).datagram(&to_b);
     pair.a.post_send(1, &work);
@@ -187,13 +203,13 @@ fn a_reserved_tag_that_is_replaced_is_a_region_by_command() {
         address: 0,
         buffer,
     });
-    let work = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag);
+    let work = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(tag);
     pair.a.post_send(QPN_A, &work);
     pair.run();
     let refused = pair.completions_a();
     assert_eq!(statuses(&refused), [CompletionStatus::LocalProtection]);
     // Of the wrong kind.
-    assert_eq!(refused[0].detail, 3);
+    assert_eq!(refused[0].vendor_syndrome, 3);
     let release = CommandOpcode::ReleaseTag;
     assert_eq!(
         pair.a.object_command(release, other),
@@ -223,7 +239,7 @@ fn a_reset_in_mid_message_reports_the_receive_of_a_shared_queue_alone() {
     assert!(reset_in_mid_message(&mut pair).is_empty());
 
     let setup = Setup {
-        flags: QP_FLAG_SHARED_RECEIVE,
+        flags: QP_FLAG_SRQ,
         ..setup
     };
     let [mut a, mut b] = [1, 2].map(Node::new);
@@ -260,7 +276,7 @@ fn without_a_link_what_leaves_is_lost_and_what_stays_is_not() {
     node.post_send(QPN_A, &send);
     node.settle();
     assert!(node.host.sent.is_empty());
-    assert_eq!(node.qp_state(QPN_A), QueuePairStateCode::ReadyToSend);
+    assert_eq!(node.qp_state(QPN_A), QueuePairStateCode::Rts);
     // It comes again when there is a link.
     pair.b.post_recv(QPN_B, &[]);
     let node = &mut pair.a;

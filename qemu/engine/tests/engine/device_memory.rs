@@ -4,6 +4,7 @@
 
 use crate::wire::*;
 use ferrite_abi::*;
+use ferrite_engine::device_memory::DEVICE_MEMORY_SIZE;
 use ferrite_engine::testing::{Node, SendWork};
 
 const TAG: u32 = 0x301;
@@ -11,14 +12,19 @@ const TAG: u32 = 0x301;
 const RIGHTS: u32 = ALL | ACCESS_ZERO_BASED;
 const SIZE: u64 = DEVICE_MEMORY_SIZE as u64;
 
+/// Where it lies in the doorbell BAR.
+fn start(node: &Node) -> u64 {
+    node.engine.config().device_memory_offset()
+}
+
 fn store(node: &mut Node, offset: u64, size: usize, value: u64) {
-    let at = DEVICE_MEMORY_OFFSET as u64 + offset;
+    let at = start(node) + offset;
     node.engine
         .mmio_write(BAR_DOORBELLS, at, size, value, node.now, &mut node.host);
 }
 
 fn load(node: &mut Node, offset: u64, size: usize) -> u64 {
-    let at = DEVICE_MEMORY_OFFSET as u64 + offset;
+    let at = start(node) + offset;
     node.engine.mmio_read(BAR_DOORBELLS, at, size)
 }
 
@@ -61,7 +67,12 @@ fn sge(address: u64, length: u32) -> Sge {
 fn the_host_reaches_it_through_the_bar() {
     let mut node = Node::new(1);
     let caps: DeviceCaps = node.query(CommandOpcode::QueryDevice, 0).unwrap();
-    assert_eq!(caps.device_memory, SIZE);
+    assert_eq!(node.read_register(REG_DEVICE_MEMORY_SIZE, 8), SIZE);
+    let place = node.read_register(REG_DEVICE_MEMORY_OFFSET, 8);
+    assert_eq!(
+        (place, place % (1 << DOORBELL_MAX_LOG_STRIDE)),
+        (start(&node), 0)
+    );
     assert_ne!(caps.features & FEATURE_DEVICE_MEMORY, 0);
     store(&mut node, 0, 8, 0x8877_6655_4433_2211);
     assert_eq!(load(&mut node, 0, 4), 0x4433_2211);
@@ -70,6 +81,7 @@ fn the_host_reaches_it_through_the_bar() {
     assert_eq!(load(&mut node, 0, 8), 0x8877_66dd_ccbb_aa11);
     store(&mut node, SIZE - 1, 1, 0x7f);
     assert_eq!(load(&mut node, SIZE - 1, 1), 0x7f);
+    let before = start(&node);
     let bad = node.engine.counters().bad_doorbells;
     // What is behind it is nothing, and what stands in front are doorbells.
     store(&mut node, SIZE - 1, 2, 0);
@@ -77,11 +89,7 @@ fn the_host_reaches_it_through_the_bar() {
     assert_eq!(node.engine.counters().bad_doorbells, bad + 2);
     assert_eq!(load(&mut node, SIZE - 1, 1), 0x7f);
     assert_eq!(load(&mut node, SIZE, 8), 0);
-    assert_eq!(
-        node.engine
-            .mmio_read(BAR_DOORBELLS, DEVICE_MEMORY_OFFSET as u64 - 4, 8),
-        0
-    );
+    assert_eq!(node.engine.mmio_read(BAR_DOORBELLS, before - 4, 8), 0);
     // Loads and stores there are neither register accesses nor doorbells.
     let counters = node.engine.counters().clone();
     store(&mut node, DOORBELL_SEND as u64, 8, 2);
@@ -128,7 +136,7 @@ fn a_peer_writes_reads_and_changes_it() {
     let add = SendWork::new(SendOpcode::FetchAdd, &[local.sge(0, 8)]).part(&AtomicPart {
         address: 16,
         rkey: TAG,
-        srqn: 0,
+        reserved: 0,
         operand: 5,
         compare: 0,
     });
@@ -136,7 +144,7 @@ fn a_peer_writes_reads_and_changes_it() {
     let swap = SendWork::new(SendOpcode::CompareSwap, &[local.sge(8, 8)]).part(&AtomicPart {
         address: 16,
         rkey: TAG,
-        srqn: 0,
+        reserved: 0,
         operand: 0x1234,
         compare: 5,
     });

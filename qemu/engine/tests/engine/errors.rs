@@ -9,7 +9,7 @@ use ferrite_engine::roce::{psn_add, Aeth, Opcode, Reth, Syndrome};
 use ferrite_engine::testing::{Node, QpOptions, Region, SendWork};
 use std::mem::offset_of;
 use CompletionStatus::{Flushed, Success};
-use QueuePairStateCode::{Error, ReadyToSend};
+use QueuePairStateCode::{Error, Rts};
 
 /// A pair with memory at both ends.
 struct Bench {
@@ -90,7 +90,7 @@ fn a_wrong_local_key_fails_the_work_request_and_nothing_of_it_is_sent() {
         let work = SendWork::new(SendOpcode::Send, &[bench.a.sge(0, 5), sge]);
         bench.fails_with(&work, CompletionStatus::LocalProtection);
         // The peer has seen nothing but the good write.
-        assert_eq!(bench.responder(), (ReadyToSend, vec![], vec![]));
+        assert_eq!(bench.responder(), (Rts, vec![], vec![]));
     }
 }
 
@@ -178,7 +178,7 @@ fn a_missing_right_is_refused() {
                 bench.pair.b.execute(&ModifyQueuePair {
                     qpn: QPN_B,
                     mask: MODIFY_STATE | MODIFY_ACCESS,
-                    state: ReadyToSend.number(),
+                    state: Rts.number(),
                     access: ACCESS_REMOTE & !missing,
                     ..ModifyQueuePair::zeroed()
                 });
@@ -273,7 +273,7 @@ fn a_receive_is_checked_as_far_as_its_message_goes() {
         bench.pair.a.post_send(QPN_A, &work);
         bench.pair.run();
         assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
-        assert_eq!(bench.responder(), (ReadyToSend, vec![Success], vec![]));
+        assert_eq!(bench.responder(), (Rts, vec![Success], vec![]));
     }
     // One byte more, in the same packet: nothing of that packet is placed.
     for receive in [
@@ -304,7 +304,7 @@ fn a_message_longer_than_allowed_is_refused_before_anything_is_sent() {
     };
     let work = SendWork::new(SendOpcode::Send, &[half, half, bench.a.sge(0, 1)]);
     bench.fails_with(&work, CompletionStatus::LocalLength);
-    assert_eq!(bench.responder(), (ReadyToSend, vec![], vec![]));
+    assert_eq!(bench.responder(), (Rts, vec![], vec![]));
 }
 
 #[test]
@@ -314,9 +314,7 @@ fn a_malformed_work_request_fails_the_queue_pair() {
         flags,
         blocks,
         sge_count,
-        immediate: 0,
-        length: 0,
-        reserved: 0,
+        ..SendHeader::zeroed()
     };
     for header in [
         header(0, SEND_SIGNALED, 1, 0),
@@ -326,6 +324,24 @@ fn a_malformed_work_request_fails_the_queue_pair() {
         header(1, SEND_SIGNALED, 2, 0),
         header(1, SEND_SIGNALED, 1, 3),
         header(1, SEND_SIGNALED, 1, 200),
+        // Flags that there are not, fields that are reserved, or not for a reliable connection.
+        header(1, SEND_SIGNALED | 0x8000, 1, 0),
+        SendHeader {
+            reserved: 1,
+            ..header(1, SEND_SIGNALED, 1, 0)
+        },
+        SendHeader {
+            reserved_channel: 1 << 31,
+            ..header(1, SEND_SIGNALED, 1, 0)
+        },
+        SendHeader {
+            srqn: 1,
+            ..header(1, SEND_SIGNALED, 1, 0)
+        },
+        SendHeader {
+            inline_length: 1,
+            ..header(1, SEND_SIGNALED, 1, 0)
+        },
     ] {
         let mut bench = bench();
         let mut block = [0; BLOCK_SIZE];
@@ -340,6 +356,61 @@ fn a_malformed_work_request_fails_the_queue_pair() {
         );
         assert_eq!(bench.pair.a.qp_state(QPN_A), Error);
         assert!(bench.pair.a.host.sent.is_empty());
+    }
+}
+
+#[test]
+fn what_a_work_request_does_not_use_is_zero_or_it_fails() {
+    // The block of a send: immediate data, the upper half of them, the tag, what is reserved.
+    for (opcode, at) in [
+        (SendOpcode::Send, 16),
+        (SendOpcode::SendImmediate, 20),
+        (SendOpcode::Send, 24),
+        (SendOpcode::SendImmediate, 24),
+        (SendOpcode::SendInvalidate, 16),
+        (SendOpcode::Send, 28),
+    ] {
+        let mut bench = bench();
+        let mut block = SendWork::new(opcode, &[bench.a.sge(0, 8)]).encode();
+        block[at] = 1;
+        bench.pair.b.post_recv(QPN_B, &[bench.b.sge(0, 8)]);
+        bench.pair.a.write_blocks(QPN_A, &block);
+        bench.pair.a.publish_send(QPN_A);
+        bench.pair.run();
+        let done = bench.pair.completions_a();
+        assert_eq!(
+            statuses(&done),
+            [CompletionStatus::LocalQueuePairOperation],
+            "{opcode:?}, byte {at}"
+        );
+        assert_eq!(done[0].vendor_syndrome, 0x109);
+        assert_eq!(bench.responder(), (Rts, vec![], vec![]));
+    }
+}
+
+#[test]
+fn a_receive_with_a_reserved_field_that_is_not_zero_fails_at_both_ends() {
+    for at in [4u64, 8, 15] {
+        let mut bench = bench();
+        bench.pair.b.post_recv(QPN_B, &[bench.b.sge(0, 8)]);
+        let ring = bench.pair.b.receive_ring(QPN_B);
+        let memory = &bench.pair.b.host.memory;
+        ferrite_engine::HostMemory::write(memory, ring + at, &[1]).unwrap();
+        let work = SendWork::new(SendOpcode::Send, &[bench.a.sge(0, 8)]);
+        bench.pair.a.post_send(QPN_A, &work);
+        bench.pair.run();
+        let failed = bench.pair.completions_b();
+        assert_eq!(
+            statuses(&failed),
+            [CompletionStatus::LocalQueuePairOperation],
+            "byte {at}"
+        );
+        assert_eq!((failed[0].index, failed[0].vendor_syndrome), (0, 0x109));
+        assert_eq!(
+            statuses(&bench.pair.completions_a()),
+            [CompletionStatus::RemoteOperation]
+        );
+        assert_eq!(bench.pair.b.qp_state(QPN_B), Error);
     }
 }
 
@@ -384,12 +455,12 @@ fn a_receiver_that_never_becomes_ready_is_given_up_on() {
             ..Setup::default()
         });
         let work = send(&bench.a, 2000);
-        bench.fails_with(&work, CompletionStatus::ReceiverNotReadyExceeded);
+        bench.fails_with(&work, CompletionStatus::RnrRetryExceeded);
         assert_eq!(
             bench.pair.b.engine.counters().rnr_naks_sent,
             u64::from(rnr_retry) + 1
         );
-        assert_eq!(bench.responder(), (ReadyToSend, vec![], vec![]));
+        assert_eq!(bench.responder(), (Rts, vec![], vec![]));
     }
 }
 
@@ -668,13 +739,13 @@ fn packets_that_are_not_of_the_connection_are_dropped() {
     }
     assert_eq!(acknowledgements(&mut bench.pair.b), []);
     assert_eq!(bench.pair.b.engine.counters().rx_dropped, count);
-    assert_eq!(bench.responder(), (ReadyToSend, vec![], vec![]));
+    assert_eq!(bench.responder(), (Rts, vec![], vec![]));
     // With the right things in it, it is taken.
     bench
         .pair
         .b
         .receive(&a.packet(Opcode::RC_SEND_ONLY, psn, b"data"));
-    assert_eq!(bench.responder(), (ReadyToSend, vec![Success], vec![]));
+    assert_eq!(bench.responder(), (Rts, vec![Success], vec![]));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::wire::*;
 use ferrite_abi::*;
 use ferrite_engine::roce::Opcode;
 use ferrite_engine::testing::{Access, Node, QpOptions, SendWork};
-use QueuePairStateCode::{Error, ReadyToSend};
+use QueuePairStateCode::{Error, Rts};
 
 const CQN: u32 = 7;
 /// More work requests than are flushed in one turn.
@@ -69,7 +69,7 @@ fn a_request_of_no_kind_is_told_of_after_the_receives_it_flushes() {
 }
 
 /// A connected queue pair with `MANY` sends posted and not told of.
-fn crowded(flags: u8) -> (Node, u32) {
+fn crowded(flags: u16) -> (Node, u32) {
     let mut node = Node::new(1);
     node.create_cq(CQN, EQ_FIRST_HANDLER, 13);
     node.create_qp(QpOptions {
@@ -82,9 +82,12 @@ fn crowded(flags: u8) -> (Node, u32) {
     });
     let peer = node.as_peer(77);
     node.connect(QPN_A, &peer);
-    if flags & QP_FLAG_REGISTER != 0 {
+    if flags & QP_FLAG_FAST_REGISTER != 0 {
         // No such tag.
-        node.write_blocks(QPN_A, &SendWork::new(SendOpcode::Register, &[]).encode());
+        node.write_blocks(
+            QPN_A,
+            &SendWork::new(SendOpcode::FastRegister, &[]).encode(),
+        );
     }
     let send = SendWork::new(SendOpcode::Send, &[]).encode();
     for _ in 0..MANY {
@@ -112,7 +115,7 @@ fn a_failure_is_told_of_after_all_of_a_long_queue_is_flushed() {
 
 #[test]
 fn a_send_queue_that_stopped_is_drained_when_all_of_it_is_flushed() {
-    let (mut node, posted) = crowded(QP_FLAG_REGISTER | QP_FLAG_REGISTER_DRAINS);
+    let (mut node, posted) = crowded(QP_FLAG_FAST_REGISTER | QP_FLAG_FAST_REGISTER_DRAINS);
     watch(&node);
     node.publish_send(QPN_A);
     node.settle();
@@ -123,12 +126,12 @@ fn a_send_queue_that_stopped_is_drained_when_all_of_it_is_flushed() {
 
 #[test]
 fn a_send_queue_that_goes_on_was_drained_before() {
-    let (mut node, posted) = crowded(QP_FLAG_REGISTER | QP_FLAG_REGISTER_DRAINS);
+    let (mut node, posted) = crowded(QP_FLAG_FAST_REGISTER | QP_FLAG_FAST_REGISTER_DRAINS);
     watch(&node);
     node.publish_send(QPN_A);
     node.engine.poll(node.now, &mut node.host);
     // Part of it is flushed; the command does the rest.
-    assert_eq!(node.set_state(QPN_A, ReadyToSend), CommandStatus::Ok);
+    assert_eq!(node.set_state(QPN_A, Rts), CommandStatus::Ok);
     assert_eq!(written(&node, CQN), (posted as usize + 1, 1, true));
 }
 
@@ -141,7 +144,7 @@ fn the_last_entry_of_a_shared_queue_is_told_of_after_all_that_is_flushed() {
         qpn: QPN_A,
         cqn: CQN,
         log_blocks: 13,
-        flags: QP_FLAG_SHARED_RECEIVE,
+        flags: QP_FLAG_SRQ,
         srqn: 3,
         ..QpOptions::default()
     });
@@ -158,7 +161,7 @@ fn the_last_entry_of_a_shared_queue_is_told_of_after_all_that_is_flushed() {
     node.settle();
     assert_eq!(written(&node, CQN), (MANY as usize, 1, true));
     let events = node.event_codes(EQ_ASYNC);
-    assert_eq!(events, [(EventCode::LastEntryReached, QPN_A)]);
+    assert_eq!(events, [(EventCode::LastWqeReached, QPN_A)]);
 }
 
 #[test]

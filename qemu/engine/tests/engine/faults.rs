@@ -189,7 +189,7 @@ fn verify(
             (
                 entry.opcode,
                 entry.byte_count,
-                immediate.then_some(entry.immediate),
+                immediate.then_some(entry.immediate as u32),
             )
         })
         .collect();
@@ -417,19 +417,19 @@ proptest! {
         let mut posted = Vec::new();
         for round in 0..8u8 {
             let tag = Tag::new(0x30, round).0;
-            let part = RegisterPart {
+            let part = FastRegisterPart {
                 tag,
                 access: ALL,
                 address: 0,
                 buffer: Buffer::contiguous(page, 4096),
                 reserved: 0,
             };
-            let register = SendWork::new(SendOpcode::Register, &[]).part(&part);
+            let register = SendWork::new(SendOpcode::FastRegister, &[]).part(&part);
             let sge = Sge { address: 0, length: 3000, lkey: tag };
             let write = SendWork::new(SendOpcode::Write, &[sge]).remote(to.address, to.tag);
             let other =
                 SendWork::new(SendOpcode::Read, &[data.sge(0, 2000)]).remote(to.address, to.tag);
-            let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag);
+            let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(tag);
             for work in [register, write, other, invalidate] {
                 posted.push(pair.a.post_send(QPN_A, &work));
             }

@@ -47,7 +47,7 @@ fn atomic(pair: &mut Pair, opcode: SendOpcode, rights: u32) -> SendWork {
     SendWork::new(opcode, &[a.sge(0, 8)]).part(&AtomicPart {
         address: b.address,
         rkey: b.tag,
-        srqn: 0,
+        reserved: 0,
         operand: 1,
         compare: 0,
     })
@@ -94,8 +94,8 @@ fn no_region_gives_a_right_that_was_not_agreed_on() {
 
 #[test]
 fn without_registration_through_send_queues_no_queue_pair_may_register() {
-    let mut node = Node::with_features(1, FEATURES & !FEATURE_SEND_QUEUE_REGISTRATION);
-    for flags in [QP_FLAG_REGISTER, QP_FLAG_REGISTER_DRAINS] {
+    let mut node = Node::with_features(1, FEATURES & !FEATURE_FAST_REGISTER);
+    for flags in [QP_FLAG_FAST_REGISTER, QP_FLAG_FAST_REGISTER_DRAINS] {
         let command = node.qp_template(QpOptions {
             flags,
             ..QpOptions::default()
@@ -114,25 +114,25 @@ fn without_registration_through_send_queues_no_queue_pair_may_register() {
         },
     );
     assert_eq!(status, CommandStatus::Unsupported);
-    let mut pair = pair_without(FEATURE_SEND_QUEUE_REGISTRATION, 0);
-    let register = SendWork::new(SendOpcode::Register, &[]);
+    let mut pair = pair_without(FEATURE_FAST_REGISTER, 0);
+    let register = SendWork::new(SendOpcode::FastRegister, &[]);
     assert_eq!(status_of(&mut pair, &register), LocalQueuePairOperation);
 }
 
 #[test]
 fn nothing_is_invalidated_where_nothing_can_be() {
-    let both = FEATURE_SEND_QUEUE_REGISTRATION | FEATURE_WINDOWS;
-    let invalidate = SendWork::new(SendOpcode::SendInvalidate, &[]).immediate(0x301);
+    let both = FEATURE_FAST_REGISTER | FEATURE_WINDOWS;
+    let invalidate = SendWork::new(SendOpcode::SendInvalidate, &[]).invalidate(0x301);
     let mut pair = pair_without(both, 0);
     assert_eq!(status_of(&mut pair, &invalidate), LocalQueuePairOperation);
     let mut pair = pair_without(both, 0);
-    let local = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(0x301);
+    let local = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(0x301);
     assert_eq!(status_of(&mut pair, &local), LocalQueuePairOperation);
     let mut pair = pair_without(0, both);
     pair.b.post_recv(QPN_B, &[]);
     assert_eq!(status_of(&mut pair, &invalidate), RemoteInvalidRequest);
     // Either of the two is enough; but there is no such tag.
-    for missing in [FEATURE_SEND_QUEUE_REGISTRATION, FEATURE_WINDOWS] {
+    for missing in [FEATURE_FAST_REGISTER, FEATURE_WINDOWS] {
         let mut pair = pair_without(missing, missing);
         pair.b.post_recv(QPN_B, &[]);
         let status = status_of(&mut pair, &invalidate);

@@ -86,12 +86,12 @@ impl Machine {
             node.create_qp(QpOptions {
                 qpn,
                 pd: ATTACKER,
-                flags: if shared { QP_FLAG_SHARED_RECEIVE } else { 0 },
+                flags: if shared { QP_FLAG_SRQ } else { 0 },
                 srqn: if shared { SHARED } else { 0 },
-                kind: if qpn == DATAGRAM {
-                    QueuePairKind::Datagram
+                service: if qpn == DATAGRAM {
+                    Service::Ud
                 } else {
-                    QueuePairKind::ReliableConnected
+                    Service::Rc
                 },
                 ..QpOptions::default()
             });
@@ -112,7 +112,7 @@ impl Machine {
             cqn: 0x77,
             page: 0,
             flags: QP_FLAG_PRIVILEGED,
-            kind: QueuePairKind::ExtendedTarget,
+            service: Service::XrcTgt,
             xrcd: EXTENDED_DOMAIN,
             ..QpOptions::default()
         });
@@ -221,7 +221,8 @@ impl Machine {
         }
     }
 
-    fn work(&self, random: &mut Random, peer: &Peer) -> SendWork {
+    /// Something for queue pair `qpn` to do.
+    fn work(&self, random: &mut Random, qpn: u32, peer: &Peer) -> SendWork {
         let opcode = random.pick(&[
             SendOpcode::Send,
             SendOpcode::Send,
@@ -236,15 +237,23 @@ impl Machine {
             SendOpcode::AtomicWrite,
             SendOpcode::Bind,
             SendOpcode::LocalInvalidate,
-            SendOpcode::Register,
+            SendOpcode::FastRegister,
         ]);
         let sges: Vec<Sge> = (0..random.below(4)).map(|_| self.sge(random)).collect();
-        let mut work = SendWork::new(opcode, &sges).immediate(self.key(random));
-        let flags = random.below(8) as u8;
+        let mut work = SendWork::new(opcode, &sges)
+            .immediate(self.key(random))
+            .invalidate(self.key(random));
+        let flags = random.below(8) as u16;
         work = match opcode {
-            SendOpcode::Send | SendOpcode::SendImmediate if random.one_in(2) => {
+            SendOpcode::Send | SendOpcode::SendImmediate
+                if (qpn == DATAGRAM) != random.one_in(16) =>
+            {
                 work.datagram(&peer.datagram(0))
             }
+            SendOpcode::Send
+            | SendOpcode::SendImmediate
+            | SendOpcode::SendInvalidate
+            | SendOpcode::LocalInvalidate => work,
             SendOpcode::Bind => work.part(&BindPart {
                 window: self.key(random),
                 new_window: self.key(random),
@@ -268,7 +277,7 @@ impl Machine {
         let peer = self.node.as_peer(random.pick(&ATTACKERS));
         match random.below(8) {
             0..=3 => {
-                let work = self.work(random, &peer);
+                let work = self.work(random, qpn, &peer);
                 let mut blocks = work.encode();
                 if random.one_in(6) {
                     let at = random.below(blocks.len() as u64) as usize;
@@ -304,7 +313,7 @@ impl Machine {
                     DOORBELL_SEND,
                     DOORBELL_RECEIVE,
                     DOORBELL_COMPLETION,
-                    DOORBELL_SHARED_RECEIVE,
+                    DOORBELL_SRQ,
                     DOORBELL_EVENT_QUEUE,
                     DOORBELL_CONTROL,
                 ]);
@@ -372,14 +381,14 @@ impl Machine {
 /// The peers' machine: its queue pairs have the numbers of those they are connected to.
 fn peers_machine() -> (Node, Region) {
     let mut node = Node::new(2);
-    for (qpn, kind) in [
-        (TO_PEER, QueuePairKind::ReliableConnected),
-        (VICTIMS, QueuePairKind::ReliableConnected),
-        (KERNELS, QueuePairKind::ExtendedInitiator),
+    for (qpn, service) in [
+        (TO_PEER, Service::Rc),
+        (VICTIMS, Service::Rc),
+        (KERNELS, Service::XrcIni),
     ] {
         node.create_qp(QpOptions {
             qpn,
-            kind,
+            service,
             ..QpOptions::default()
         });
     }
@@ -414,20 +423,16 @@ fn send_to(machine: &Machine, peers: &mut Node, from: &Region, random: &mut Rand
     };
     let mut work = SendWork::new(opcode, &[from.sge(random.below(1000), length)]);
     work = match opcode {
-        SendOpcode::Send => work.part(&SendPart {
-            srqn: SHARED_EXTENDED,
-            reserved: [0; 3],
-        }),
-        SendOpcode::SendInvalidate => work.immediate(machine.key(random)),
+        SendOpcode::Send => work,
+        SendOpcode::SendInvalidate => work.invalidate(machine.key(random)),
         _ => {
             let (rkey, address) = machine.target(random);
-            work.part(&RemotePart {
-                address: address & !if atomic { 7 } else { 0 },
-                rkey,
-                srqn: SHARED_EXTENDED,
-            })
+            work.remote(address & !if atomic { 7 } else { 0 }, rkey)
         }
     };
+    if qpn == KERNELS {
+        work = work.srqn(SHARED_EXTENDED);
+    }
     peers.post_recv(qpn, &[from.sge(0, 8192)]);
     peers.post_send(qpn, &work);
 }
@@ -457,7 +462,7 @@ fn run(seed: u64, steps: usize) {
             6 => {
                 // The victim expects messages and nothing else.
                 let inbox = machine.inbox.sge(0, 8192);
-                if machine.node.qp_state(VICTIMS) == QueuePairStateCode::ReadyToSend {
+                if machine.node.qp_state(VICTIMS) == QueuePairStateCode::Rts {
                     machine.node.post_recv(VICTIMS, &[inbox]);
                 }
             }
@@ -533,10 +538,7 @@ fn a_process_gets_no_right_to_all_memory_from_who_receives_for_it() {
             lkey: TAG_ALL_MEMORY,
         }],
     );
-    let work = SendWork::new(SendOpcode::Send, &[from.sge(0, 100)]).part(&SendPart {
-        srqn: SHARED_EXTENDED,
-        reserved: [0; 3],
-    });
+    let work = SendWork::new(SendOpcode::Send, &[from.sge(0, 100)]).srqn(SHARED_EXTENDED);
     peers.post_send(KERNELS, &work);
     for _ in 0..4 {
         peers.settle();

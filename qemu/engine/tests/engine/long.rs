@@ -27,7 +27,7 @@ fn register_repeated(node: &mut Node, tag: u32, address: u64, length: u64) -> u6
         buffer: Buffer {
             root,
             length,
-            first_byte: 0,
+            fbo: 0,
             page_shift: PAGE_SHIFT,
             order: AttOrder::Second.number(),
             reserved: 0,
@@ -145,7 +145,7 @@ fn the_longest_message_in_the_smallest_packets_starts_again_after_loss() {
                 pair.a.receive(&frame);
             }
         }
-        assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::ReadyToSend);
+        assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::Rts);
         let counters = pair.b.engine.counters();
         let most = counters.rx_packets.max(counters.tx_packets);
         assert!(most > 2000, "{most}");

@@ -6,6 +6,7 @@
 mod accesses;
 #[allow(dead_code)] // The hostile tests, another program, use the rest of it.
 mod attack;
+mod commands;
 mod details;
 mod device_memory;
 mod errors;
@@ -14,6 +15,7 @@ mod faults;
 mod features;
 mod isolation;
 mod long;
+mod numbers;
 mod one_touch;
 mod ordering;
 mod paging;

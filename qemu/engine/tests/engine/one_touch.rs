@@ -122,7 +122,7 @@ fn reads_by_the_peer_do_not_touch_and_atomics_do() {
     let add = SendWork::new(SendOpcode::FetchAdd, &[bench.from.sge(0, 8)]).part(&AtomicPart {
         address: bench.to.address,
         rkey: bench.to.tag,
-        srqn: 0,
+        reserved: 0,
         operand: 1,
         compare: 0,
     });
@@ -176,7 +176,7 @@ fn an_entry_of_a_queue_is_registered_again_after_its_message() {
     });
     for instance in 1..4 {
         let tag = Tag::new(0x30, instance);
-        let register = SendWork::new(SendOpcode::Register, &[]).part(&RegisterPart {
+        let register = SendWork::new(SendOpcode::FastRegister, &[]).part(&FastRegisterPart {
             tag: tag.0,
             access: ONCE,
             address: 0,

@@ -261,7 +261,7 @@ impl Run {
         pair.b.execute(&ModifyQueuePair {
             qpn: QPN_B,
             mask: MODIFY_STATE | MODIFY_ACCESS,
-            state: QueuePairStateCode::ReadyToSend.number(),
+            state: QueuePairStateCode::Rts.number(),
             access: ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL,
             ..ModifyQueuePair::zeroed()
         });
@@ -382,7 +382,7 @@ impl Run {
             assert_eq!(entry.status, 0);
             assert_eq!(
                 (entry.opcode, entry.immediate),
-                (opcode.number(), at as u32)
+                (opcode.number(), at as u64)
             );
             if let Action::Send { invents } = step.action {
                 let got = self

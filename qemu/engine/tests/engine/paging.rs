@@ -4,10 +4,10 @@
 
 use crate::wire::*;
 use ferrite_abi::*;
-use ferrite_engine::testing::{Node, QpOptions, SendWork};
+use ferrite_engine::testing::{Access, Node, QpOptions, SendWork};
 
 const PAGE: u64 = 4096;
-const FIRST_BYTE: u64 = 64;
+const FBO: u64 = 64;
 
 /// An on-demand region and what the host knows of its pages.
 struct Paged {
@@ -32,9 +32,9 @@ impl Paged {
     }
 
     fn with_access(node: &mut Node, tag: u32, length: u64, access: u32) -> Self {
-        let pages = node.allocate_pages((FIRST_BYTE + length).div_ceil(PAGE) as usize);
+        let pages = node.allocate_pages((FBO + length).div_ceil(PAGE) as usize);
         let table = node.allocate_pages(1)[0];
-        let address = 0x7f00_0000_0000 + u64::from(tag) * 0x1000_0000 + FIRST_BYTE;
+        let address = 0x7f00_0000_0000 + u64::from(tag) * 0x1000_0000 + FBO;
         let region = Self {
             tag,
             address,
@@ -58,7 +58,7 @@ impl Paged {
             buffer: Buffer {
                 root: self.table,
                 length: self.length,
-                first_byte: FIRST_BYTE as u32,
+                fbo: FBO as u32,
                 page_shift: 12,
                 order: 1,
                 reserved: 0,
@@ -113,7 +113,7 @@ impl Paged {
 
     fn fill(&self, node: &Node, offset: u64, bytes: &[u8]) {
         for (index, byte) in bytes.iter().enumerate() {
-            let at = FIRST_BYTE + offset + index as u64;
+            let at = FBO + offset + index as u64;
             let place = self.pages[(at / PAGE) as usize] + at % PAGE;
             ferrite_engine::HostMemory::write(&node.host.memory, place, &[*byte]).unwrap();
         }
@@ -122,7 +122,7 @@ impl Paged {
     fn contents(&self, node: &Node, offset: u64, length: usize) -> Vec<u8> {
         (0..length as u64)
             .map(|index| {
-                let at = FIRST_BYTE + offset + index;
+                let at = FBO + offset + index;
                 let place = self.pages[(at / PAGE) as usize] + at % PAGE;
                 let mut byte = [0];
                 ferrite_engine::HostMemory::read(&node.host.memory, place, &mut byte).unwrap();
@@ -172,7 +172,7 @@ fn bring_in(node: &mut Node, regions: &[Paged], fault: &PageFault) {
     let failed = match region {
         Some(region) => {
             assert!(fault.offset < region.length && fault.length > 0);
-            let page = (FIRST_BYTE + fault.offset) / PAGE;
+            let page = (FBO + fault.offset) / PAGE;
             let there = page < region.limit;
             if there {
                 region.bring_in(node, page, fault.flags & FAULT_WRITE != 0);
@@ -275,7 +275,7 @@ fn atomics_are_done_once_however_often_pages_are_missed() {
         let work = SendWork::new(SendOpcode::FetchAdd, &[a[0].sge(0, 8)]).part(&AtomicPart {
             address: b[0].address,
             rkey: b[0].tag,
-            srqn: 0,
+            reserved: 0,
             operand: 3,
             compare: 0,
         });
@@ -332,7 +332,33 @@ fn the_host_is_told_once_until_it_has_taken_all() {
     assert_eq!(told(&mut node), 1);
     let first: PageFaults = node.query(CommandOpcode::TakeFaults, 0).unwrap();
     assert_eq!(first.count, 7);
-    let rest = take(&mut node);
+    // With room for no more than two, two are taken and the others left.
+    let reply = node.allocate(4096);
+    let mut some = Vec::new();
+    for (room, count) in [(1, 0), (63, 0), (64, 1), (96 + 31, 2)] {
+        let entry = CommandEntry::new(CommandOpcode::TakeFaults, 0, (reply, room), &0u64);
+        let done = node.command_done(&entry);
+        assert_eq!((done.param0, done.param1), (0, 256));
+        let taken: PageFaults = node.host.memory.get(reply);
+        assert_eq!(taken.count, count);
+        some.extend(taken.faults[..count as usize].iter().copied());
+        assert!(taken.faults[count as usize..].iter().all(Reserved::is_zero));
+    }
+    // A fault that cannot be told of is not taken, and a reply is written whole and once.
+    let entry = CommandEntry::new(CommandOpcode::TakeFaults, 0, (1 << 60, 256), &0u64);
+    let refused = CommandStatus::HostMemory.number();
+    assert_eq!(node.command_done(&entry).param0, refused.into());
+    let entry = CommandEntry::new(CommandOpcode::TakeFaults, 0, (reply, 64), &0u64);
+    node.host.accesses.replace(Some(Vec::new()));
+    assert_eq!(node.command_done(&entry).param0, 0);
+    let accesses = node.host.accesses.take().unwrap();
+    let written = accesses
+        .iter()
+        .filter(|access| matches!(access, Access::Write(at, _) if *at == reply));
+    assert_eq!(written.count(), 1);
+    let taken: PageFaults = node.host.memory.get(reply);
+    some.push(taken.faults[0]);
+    let rest = [some, take(&mut node)].concat();
     assert_eq!(rest.len(), 13);
     assert_eq!(take(&mut node).len(), 0);
     assert_eq!(told(&mut node), 0);
@@ -363,7 +389,7 @@ fn pages_that_cannot_be_had_are_protection_errors() {
     run(&mut pair, &a, &[]);
     let done = pair.completions_a();
     assert_eq!(statuses(&done), [CompletionStatus::LocalProtection]);
-    assert_eq!(done[0].detail, 20);
+    assert_eq!(done[0].vendor_syndrome, 20);
 
     // At the peer.
     for opcode in [SendOpcode::Write, SendOpcode::Read] {
@@ -507,7 +533,7 @@ fn impossible_regions_and_invalidations_are_refused() {
         buffer(|buffer| buffer.order = 2),
         buffer(|buffer| buffer.order = 5),
         buffer(|buffer| buffer.page_shift = 13),
-        buffer(|buffer| buffer.first_byte = 4096),
+        buffer(|buffer| buffer.fbo = 4096),
         buffer(|buffer| buffer.length = u64::MAX),
         buffer(|buffer| {
             buffer.length = ON_DEMAND_MAX_LENGTH + 1;
@@ -600,7 +626,7 @@ fn four_levels_of_tables_reach_the_end_of_the_address_space() {
         buffer: Buffer {
             root,
             length: ON_DEMAND_MAX_LENGTH,
-            first_byte: 0,
+            fbo: 0,
             page_shift: 12,
             order: 4,
             reserved: 0,
@@ -666,7 +692,7 @@ fn datagrams_and_unreliable_connections_wait_in_line() {
         node.create_qp(QpOptions {
             qpn,
             pd: PD,
-            kind: QueuePairKind::Datagram,
+            service: Service::Ud,
             ..QpOptions::default()
         });
         node.start_datagrams(qpn, qkey);
@@ -706,7 +732,7 @@ fn datagrams_and_unreliable_connections_wait_in_line() {
         node.create_qp(QpOptions {
             qpn,
             pd: PD,
-            kind: QueuePairKind::UnreliableConnected,
+            service: Service::Uc,
             ..QpOptions::default()
         });
     }
@@ -750,7 +776,7 @@ fn frames_that_wait_for_a_page_are_bounded_and_the_rest_is_lost() {
         node.create_qp(QpOptions {
             qpn,
             pd: PD,
-            kind: QueuePairKind::Datagram,
+            service: Service::Ud,
             log_blocks: 9,
             log_entries: 7,
             ..QpOptions::default()
@@ -843,7 +869,7 @@ fn storm(seed: u64) {
                     SendWork::new(SendOpcode::FetchAdd, &[a[0].sge(at, 8)]).part(&AtomicPart {
                         address: b[0].address + SLOT * STEPS,
                         rkey: b[0].tag,
-                        srqn: 0,
+                        reserved: 0,
                         operand: step + 1,
                         compare: 0,
                     });

@@ -23,7 +23,7 @@ fn allow(pair: &mut Pair, access: u32) {
     pair.b.execute(&ModifyQueuePair {
         qpn: QPN_B,
         mask: MODIFY_STATE | MODIFY_ACCESS,
-        state: QueuePairStateCode::ReadyToSend.number(),
+        state: QueuePairStateCode::Rts.number(),
         access,
         ..ModifyQueuePair::zeroed()
     });

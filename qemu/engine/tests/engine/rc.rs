@@ -311,11 +311,11 @@ fn no_more_reads_are_in_flight_than_the_peer_serves() {
             | MODIFY_TIMEOUT
             | MODIFY_RETRY
             | MODIFY_RNR_RETRY
-            | MODIFY_READ_OUT,
-        state: QueuePairStateCode::ReadyToSend.number(),
+            | MODIFY_ORD,
+        state: QueuePairStateCode::Rts.number(),
         send_psn: setup.psn_a,
         timeout: 10,
-        max_read_out: 2,
+        ord: 2,
         ..ModifyQueuePair::zeroed()
     });
     pair.b.connect(QPN_B, &to_a);
@@ -369,7 +369,7 @@ fn memory_is_registered_used_and_invalidated_through_the_send_queue() {
         reserved: [0; 3],
         max_pages: 4,
     });
-    let register = |instance: u8| RegisterPart {
+    let register = |instance: u8| FastRegisterPart {
         tag: Tag::new(0x30, instance).0,
         access: ALL,
         address: 0x5000,
@@ -378,7 +378,7 @@ fn memory_is_registered_used_and_invalidated_through_the_send_queue() {
     };
     pair.b.post_send(
         QPN_B,
-        &SendWork::new(SendOpcode::Register, &[]).part(&register(1)),
+        &SendWork::new(SendOpcode::FastRegister, &[]).part(&register(1)),
     );
     pair.exchange();
     assert_eq!(statuses(&pair.completions_b()), [CompletionStatus::Success]);
@@ -389,7 +389,7 @@ fn memory_is_registered_used_and_invalidated_through_the_send_queue() {
     );
     pair.a.post_send(
         QPN_A,
-        &SendWork::new(SendOpcode::SendInvalidate, &[]).immediate(tag.0),
+        &SendWork::new(SendOpcode::SendInvalidate, &[]).invalidate(tag.0),
     );
     pair.exchange();
     assert_eq!(
@@ -401,7 +401,7 @@ fn memory_is_registered_used_and_invalidated_through_the_send_queue() {
         received[0].flags,
         COMPLETION_RECEIVE | COMPLETION_INVALIDATED
     );
-    assert_eq!(received[0].immediate, tag.0);
+    assert_eq!((received[0].tag, received[0].immediate), (tag.0, 0));
     let mut bytes = vec![0; 4096];
     ferrite_engine::HostMemory::read(&pair.b.host, page, &mut bytes).unwrap();
     assert_eq!(bytes, pattern(5, 4096));
@@ -409,12 +409,12 @@ fn memory_is_registered_used_and_invalidated_through_the_send_queue() {
     // Once more under another instance, this time invalidated by its owner.
     pair.b.post_send(
         QPN_B,
-        &SendWork::new(SendOpcode::Register, &[]).part(&register(2)),
+        &SendWork::new(SendOpcode::FastRegister, &[]).part(&register(2)),
     );
     let stale = tag.0;
     pair.b.post_send(
         QPN_B,
-        &SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(Tag::new(0x30, 2).0),
+        &SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(Tag::new(0x30, 2).0),
     );
     pair.exchange();
     assert_eq!(
@@ -552,7 +552,7 @@ fn a_drained_send_queue_finishes_what_it_began_and_goes_on_later() {
     pair.a.post_send(QPN_A, &work);
     pair.a.settle();
     assert_eq!(
-        pair.a.set_state(QPN_A, QueuePairStateCode::SendDrain),
+        pair.a.set_state(QPN_A, QueuePairStateCode::Sqd),
         CommandStatus::Ok
     );
     pair.a.post_send(QPN_A, &work);
@@ -564,7 +564,7 @@ fn a_drained_send_queue_finishes_what_it_began_and_goes_on_later() {
     );
     assert_eq!(pair.completions_a().len(), 1);
     assert_eq!(
-        pair.a.set_state(QPN_A, QueuePairStateCode::ReadyToSend),
+        pair.a.set_state(QPN_A, QueuePairStateCode::Rts),
         CommandStatus::Ok
     );
     pair.exchange();
@@ -606,7 +606,8 @@ fn ipv6_and_vlan_tags_are_used_where_the_address_has_them() {
                 index: 0,
                 vlan: vlan.unwrap_or(VLAN_NONE),
                 mac: node.mac,
-                reserved: [0; 3],
+                port: 0,
+                reserved: [0; 5],
             });
         }
         let (to_b, to_a) = (pair.peer_of_a(setup), pair.peer_of_b(setup));
@@ -658,7 +659,7 @@ fn an_acknowledgement_that_overtakes_a_repetition_does_not_skip_a_local_operatio
         reserved: [0; 3],
         max_pages: 1,
     });
-    let register = RegisterPart {
+    let register = FastRegisterPart {
         tag,
         access: ALL,
         address: 0x5000,
@@ -666,9 +667,9 @@ fn an_acknowledgement_that_overtakes_a_repetition_does_not_skip_a_local_operatio
         reserved: 0,
     };
     let work = [
-        SendWork::new(SendOpcode::Register, &[]).part(&register),
+        SendWork::new(SendOpcode::FastRegister, &[]).part(&register),
         send(&from, 100),
-        SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag),
+        SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(tag),
     ];
     for work in &work {
         pair.a.post_send(QPN_A, work);

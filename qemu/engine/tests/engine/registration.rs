@@ -11,9 +11,9 @@ use CompletionStatus::{Flushed, LocalProtection, Success};
 
 const INDEX: u32 = 0x30;
 
-fn setup(flags: u8) -> Setup {
+fn setup(flags: u16) -> Setup {
     Setup {
-        flags: QP_FLAG_REGISTER | flags,
+        flags: QP_FLAG_FAST_REGISTER | flags,
         ..Setup::default()
     }
 }
@@ -26,7 +26,7 @@ struct Bench {
     from: Region,
 }
 
-fn bench(flags: u8) -> Bench {
+fn bench(flags: u16) -> Bench {
     let mut pair = Pair::new(setup(flags));
     let from = pair.a.register(0x101, PD, ALL, 8192);
     let to = pair.b.register(0x201, PD, ALL, 8192);
@@ -49,7 +49,7 @@ fn bench(flags: u8) -> Bench {
 impl Bench {
     /// A registration of so many bytes; only a page is allowed.
     fn register(&self, length: u64) -> SendWork {
-        SendWork::new(SendOpcode::Register, &[]).part(&RegisterPart {
+        SendWork::new(SendOpcode::FastRegister, &[]).part(&FastRegisterPart {
             tag: Tag::new(INDEX, 1).0,
             access: ALL,
             address: 0x5000,
@@ -86,7 +86,7 @@ impl Bench {
 
 #[test]
 fn a_failed_registration_stops_the_queue_and_can_be_tried_again() {
-    let mut bench = bench(QP_FLAG_REGISTER_DRAINS);
+    let mut bench = bench(QP_FLAG_FAST_REGISTER_DRAINS);
     let unsignaled = bench.write().flags(0);
     let work = [
         bench.plain_write(),
@@ -105,9 +105,9 @@ fn a_failed_registration_stops_the_queue_and_can_be_tried_again() {
         statuses(&done),
         [Success, LocalProtection, Flushed, Flushed, Flushed]
     );
-    assert_eq!(done[1].opcode, CompletionOpcode::Register.number());
-    assert_eq!(done[1].detail, 9);
-    assert_eq!(bench.pair.a.qp_state(QPN_A), State::SendDrain);
+    assert_eq!(done[1].opcode, CompletionOpcode::FastRegister.number());
+    assert_eq!(done[1].vendor_syndrome, 9);
+    assert_eq!(bench.pair.a.qp_state(QPN_A), State::Sqd);
     assert_eq!(
         bench.pair.a.event_codes(EQ_ASYNC),
         [(EventCode::SendQueueDrained, QPN_A)]
@@ -132,10 +132,7 @@ fn a_failed_registration_stops_the_queue_and_can_be_tried_again() {
         .host
         .memory
         .put(record, &producer.wrapping_add(1));
-    assert_eq!(
-        bench.pair.a.set_state(QPN_A, State::ReadyToSend),
-        CommandStatus::Ok
-    );
+    assert_eq!(bench.pair.a.set_state(QPN_A, State::Rts), CommandStatus::Ok);
     assert_eq!(statuses(&bench.pair.completions_a()), [Flushed]);
 
     let again = [bench.register(4096), bench.write(), bench.plain_write()];
@@ -145,12 +142,12 @@ fn a_failed_registration_stops_the_queue_and_can_be_tried_again() {
     assert_eq!(bench.pair.b.contents(&bench.to, 0, 100), data);
     assert_eq!(bench.run(&again[2..]), [Success]);
     assert!(bench.pair.a.event_codes(EQ_ASYNC).is_empty());
-    assert_eq!(bench.pair.a.qp_state(QPN_A), State::ReadyToSend);
+    assert_eq!(bench.pair.a.qp_state(QPN_A), State::Rts);
 }
 
 #[test]
 fn it_stops_again_and_again_over_a_bad_wire() {
-    let mut bench = bench(QP_FLAG_REGISTER_DRAINS);
+    let mut bench = bench(QP_FLAG_FAST_REGISTER_DRAINS);
     for round in 0..20 {
         let work = [
             bench.plain_write(),
@@ -179,22 +176,19 @@ fn it_stops_again_and_again_over_a_bad_wire() {
             bench.pair.a.event_codes(EQ_ASYNC),
             [(EventCode::SendQueueDrained, QPN_A)]
         );
-        assert_eq!(
-            bench.pair.a.set_state(QPN_A, State::ReadyToSend),
-            CommandStatus::Ok
-        );
+        assert_eq!(bench.pair.a.set_state(QPN_A, State::Rts), CommandStatus::Ok);
     }
 }
 
 #[test]
 fn an_unreliable_connection_stops_likewise() {
-    let mut bench = bench(QP_FLAG_REGISTER_DRAINS);
+    let mut bench = bench(QP_FLAG_FAST_REGISTER_DRAINS);
     let qpn = 0x31;
     bench.pair.a.create_qp(QpOptions {
         qpn,
         pd: PD,
-        kind: QueuePairKind::UnreliableConnected,
-        flags: QP_FLAG_REGISTER | QP_FLAG_REGISTER_DRAINS,
+        service: Service::Uc,
+        flags: QP_FLAG_FAST_REGISTER | QP_FLAG_FAST_REGISTER_DRAINS,
         ..QpOptions::default()
     });
     let peer = bench.pair.b.as_peer(0x32);
@@ -208,8 +202,8 @@ fn an_unreliable_connection_stops_likewise() {
         statuses(&bench.pair.completions_a()),
         [LocalProtection, Flushed]
     );
-    assert_eq!(bench.pair.a.qp_state(qpn), State::SendDrain);
-    let told = bench.pair.a.set_state(qpn, State::ReadyToSend);
+    assert_eq!(bench.pair.a.qp_state(qpn), State::Sqd);
+    let told = bench.pair.a.set_state(qpn, State::Rts);
     assert_eq!(told, CommandStatus::Ok);
     let again = bench.register(4096);
     bench.pair.a.post_send(qpn, &again);
@@ -266,7 +260,7 @@ fn without_the_flag_it_fails_the_queue_pair() {
 
 #[test]
 fn other_failures_fail_the_queue_pair_all_the_same() {
-    let mut bench = bench(QP_FLAG_REGISTER_DRAINS);
+    let mut bench = bench(QP_FLAG_FAST_REGISTER_DRAINS);
     let work = [bench.write(), bench.plain_write()];
     assert_eq!(bench.run(&work), [LocalProtection, Flushed]);
     assert_eq!(bench.pair.a.qp_state(QPN_A), State::Error);
@@ -275,7 +269,7 @@ fn other_failures_fail_the_queue_pair_all_the_same() {
 #[test]
 fn a_stopped_queue_pair_can_be_failed_or_reset() {
     for state in [State::Error, State::Reset] {
-        let mut bench = bench(QP_FLAG_REGISTER_DRAINS);
+        let mut bench = bench(QP_FLAG_FAST_REGISTER_DRAINS);
         let work = [bench.register(8192)];
         assert_eq!(bench.run(&work), [LocalProtection]);
         assert_eq!(bench.pair.a.set_state(QPN_A, state), CommandStatus::Ok);

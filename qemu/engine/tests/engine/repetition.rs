@@ -26,7 +26,7 @@ fn bench(setup: Setup) -> Bench {
     pair.b.execute(&ModifyQueuePair {
         qpn: QPN_B,
         mask: MODIFY_STATE | MODIFY_ACCESS,
-        state: QueuePairStateCode::ReadyToSend.number(),
+        state: QueuePairStateCode::Rts.number(),
         access: ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL,
         ..ModifyQueuePair::zeroed()
     });
@@ -163,7 +163,7 @@ fn a_repetition_that_crosses_its_answer_does_not_exceed_the_depth() {
                 next += 2 * depth;
             }
         }
-        assert_eq!(b.qp_state(QPN_B), QueuePairStateCode::ReadyToSend);
+        assert_eq!(b.qp_state(QPN_B), QueuePairStateCode::Rts);
         assert_eq!(b.engine.counters().naks_sent, 0);
     }
 }
@@ -302,7 +302,7 @@ fn a_copy_of_a_read_from_memory_that_is_gone_does_not_end_the_connection() {
     assert_eq!(said(&mut b), []);
     b.receive(&requests.read(0, 8));
     assert_eq!(said(&mut b), []);
-    assert_eq!(b.qp_state(QPN_B), QueuePairStateCode::ReadyToSend);
+    assert_eq!(b.qp_state(QPN_B), QueuePairStateCode::Rts);
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn answers_are_bounded_whatever_the_requester_sends() {
         }
         let answers = said(&mut b).len();
         assert!((1..=MOST).contains(&answers), "{answers}");
-        assert_eq!(b.qp_state(QPN_B), QueuePairStateCode::ReadyToSend);
+        assert_eq!(b.qp_state(QPN_B), QueuePairStateCode::Rts);
     }
 }
 
@@ -410,7 +410,7 @@ fn many_reports_of_one_gap_are_one_retry() {
         a.settle();
     }
     assert_eq!(a.engine.counters().retransmissions, 4);
-    assert_eq!(a.qp_state(QPN_A), QueuePairStateCode::ReadyToSend);
+    assert_eq!(a.qp_state(QPN_A), QueuePairStateCode::Rts);
     // A gap elsewhere is another.
     let second = b.packet(
         Opcode::RC_ACKNOWLEDGE,
@@ -527,10 +527,7 @@ fn a_peer_that_is_never_ready_is_given_up_on_whatever_it_was_asked() {
             a.now = a.engine.next_timeout().expect("a time to ask again");
         }
         assert_eq!(naks, 4);
-        assert_eq!(
-            statuses(&drain(a)),
-            [CompletionStatus::ReceiverNotReadyExceeded]
-        );
+        assert_eq!(statuses(&drain(a)), [CompletionStatus::RnrRetryExceeded]);
         assert_eq!(a.qp_state(QPN_A), QueuePairStateCode::Error);
     }
 }

@@ -274,7 +274,7 @@ fn who_waits_for_a_dead_neighbour_gives_up_in_time() {
     assert!((200..400).contains(&((ring.from.now - start) / 1_000_000)));
     assert_eq!(ring.from.qp_state(FIRST), State::Error);
     // Who has sent nothing has nothing to give up on, and can be stopped.
-    assert_eq!(ring.from.qp_state(FIRST + 1), State::ReadyToSend);
+    assert_eq!(ring.from.qp_state(FIRST + 1), State::Rts);
     assert_eq!(ring.from.engine.waiting_for_room(), 1);
     let destroy = CommandOpcode::DestroyQueuePair;
     assert_eq!(
@@ -291,7 +291,7 @@ fn datagrams_wait_for_room_and_are_lost_where_there_is_none_for_ever() {
     node.create_qp(QpOptions {
         qpn: 2,
         pd: PD,
-        kind: QueuePairKind::Datagram,
+        service: Service::Ud,
         ..QpOptions::default()
     });
     node.start_datagrams(2, 7);
@@ -333,7 +333,7 @@ fn a_way_that_gets_stuck_under_many_takes_no_long_turn() {
             pd: PD,
             log_blocks: 2,
             log_entries: 1,
-            kind: QueuePairKind::Datagram,
+            service: Service::Ud,
             ..QpOptions::default()
         });
         node.start_datagrams(qpn, 7);

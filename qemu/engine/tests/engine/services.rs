@@ -12,15 +12,15 @@ const QKEY: u32 = 0x1111_2222;
 /// What [`Node::post_srq`] calls the first entry; the next has the last bit changed, and so on.
 const NAME: u32 = 0x5a00;
 
-/// Two nodes with a queue pair of the kind each, in state RESET, and nothing else.
-fn pair(kind: QueuePairKind, numbers: [u32; 2]) -> Pair {
+/// Two nodes with a queue pair of the service each, in state RESET, and nothing else.
+fn pair(service: Service, numbers: [u32; 2]) -> Pair {
     let mut nodes = [Node::new(1), Node::new(2)];
     for (node, qpn) in nodes.iter_mut().zip(numbers) {
         node.create_qp(QpOptions {
             qpn,
             pd: PD,
-            kind,
-            flags: QP_FLAG_REGISTER,
+            service,
+            flags: QP_FLAG_FAST_REGISTER,
             ..QpOptions::default()
         });
     }
@@ -33,7 +33,7 @@ fn pair(kind: QueuePairKind, numbers: [u32; 2]) -> Pair {
 }
 
 fn datagrams() -> Pair {
-    let mut pair = pair(QueuePairKind::Datagram, [QPN_A, QPN_B]);
+    let mut pair = pair(Service::Ud, [QPN_A, QPN_B]);
     pair.a.start_datagrams(QPN_A, QKEY);
     pair.b.start_datagrams(QPN_B, QKEY);
     pair
@@ -72,7 +72,7 @@ fn a_datagram_arrives_behind_its_network_header() {
         let mut flags = COMPLETION_RECEIVE | COMPLETION_GRH | COMPLETION_SOLICITED;
         if let Some(immediate) = immediate {
             flags |= COMPLETION_IMMEDIATE;
-            assert_eq!(entry.immediate, immediate);
+            assert_eq!(entry.immediate, immediate.into());
         }
         assert_eq!(entry.flags, flags);
         let got = pair.b.contents(&into, 8, 40 + length as usize);
@@ -127,7 +127,11 @@ fn a_failed_datagram_stops_the_send_queue_alone() {
         .flags(0)
         .datagram(&peer.datagram(QKEY));
     let mut bad_path = peer.datagram(QKEY);
-    bad_path.path.source_gid_index = 99;
+    bad_path.address_vector.source_gid_index = 99;
+    let mut bad_port = peer.datagram(QKEY);
+    bad_port.address_vector.port = 1;
+    let mut bad_priority = peer.datagram(QKEY);
+    bad_priority.address_vector.reserved_priority = 3;
     let sge = from.sge(0, 4097);
     let foreign = Sge { lkey: 0x900, ..sge };
     for (work, status) in [
@@ -137,6 +141,14 @@ fn a_failed_datagram_stops_the_send_queue_alone() {
         ),
         (
             SendWork::new(SendOpcode::Send, &[]).datagram(&bad_path),
+            CompletionStatus::LocalQueuePairOperation,
+        ),
+        (
+            SendWork::new(SendOpcode::Send, &[]).datagram(&bad_port),
+            CompletionStatus::LocalQueuePairOperation,
+        ),
+        (
+            SendWork::new(SendOpcode::Send, &[]).datagram(&bad_priority),
             CompletionStatus::LocalQueuePairOperation,
         ),
         (
@@ -159,7 +171,7 @@ fn a_failed_datagram_stops_the_send_queue_alone() {
             statuses(&pair.completions_a()),
             [status, CompletionStatus::Flushed]
         );
-        assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::SendError);
+        assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::Sqe);
         pair.a.post_send(QPN_A, &good);
         assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Flushed]);
         // Receiving goes on.
@@ -170,7 +182,7 @@ fn a_failed_datagram_stops_the_send_queue_alone() {
         pair.run();
         assert_eq!(statuses(&pair.completions_a()), [CompletionStatus::Success]);
         assert_eq!(
-            pair.a.set_state(QPN_A, QueuePairStateCode::ReadyToSend),
+            pair.a.set_state(QPN_A, QueuePairStateCode::Rts),
             CommandStatus::Ok
         );
         pair.completions_b();
@@ -184,7 +196,7 @@ fn a_failed_datagram_stops_the_send_queue_alone() {
 
 #[test]
 fn management_datagrams_go_to_queue_pair_one() {
-    let mut pair = pair(QueuePairKind::Gsi, [1, 1]);
+    let mut pair = pair(Service::Gsi, [1, 1]);
     pair.a.start_datagrams(1, 0x8001_0000);
     pair.b.start_datagrams(1, 0x8001_0000);
     let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
@@ -209,12 +221,12 @@ fn management_datagrams_go_to_queue_pair_one() {
     assert_eq!(pair.b.contents(&into, 40, 256), mad);
     assert_eq!(pair.a.contents(&own, 40, 256), mad);
     assert_eq!(pair.completions_a().len(), 3);
-    // No other queue pair has the number, and this kind no other number.
-    for (kind, qpn) in [(QueuePairKind::Gsi, 2), (QueuePairKind::Datagram, 1)] {
+    // No other queue pair has the number, and this service no other number.
+    for (service, qpn) in [(Service::Gsi, 2), (Service::Ud, 1)] {
         let mut node = Node::new(3);
         let command = node.qp_template(QpOptions {
             qpn,
-            kind,
+            service,
             ..QpOptions::default()
         });
         assert_eq!(
@@ -235,13 +247,13 @@ fn a_group_gets_one_copy_each_and_the_sender_none() {
     };
     pair.b.create_qp(QpOptions {
         qpn: 0x33,
-        kind: QueuePairKind::Datagram,
+        service: Service::Ud,
         ..QpOptions::default()
     });
     pair.b.start_datagrams(0x33, QKEY);
     pair.a.create_qp(QpOptions {
         qpn: 0x44,
-        kind: QueuePairKind::Datagram,
+        service: Service::Ud,
         ..QpOptions::default()
     });
     pair.a.start_datagrams(0x44, QKEY);
@@ -273,8 +285,8 @@ fn a_group_gets_one_copy_each_and_the_sender_none() {
     let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
     let own = pair.a.register(Tag::new(5, 1).0, PD, ALL, 4096);
     let mut part = pair.b.as_peer(0xff_ffff).datagram(QKEY);
-    part.path.gid = group;
-    part.path.mac = [0x01, 0x00, 0x5e, 1, 2, 3];
+    part.address_vector.gid = group;
+    part.address_vector.mac = [0x01, 0x00, 0x5e, 1, 2, 3];
     let work = SendWork::new(SendOpcode::Send, &[])
         .inline(b"all of you")
         .datagram(&part);
@@ -326,7 +338,7 @@ fn many_queue_pairs_take_from_one_shared_queue() {
             qpn: 0x50 + n,
             // Of another domain: the receives are checked against that of the queue.
             pd: 9,
-            flags: QP_FLAG_SHARED_RECEIVE,
+            flags: QP_FLAG_SRQ,
             srqn: 3,
             ..QpOptions::default()
         });
@@ -336,8 +348,7 @@ fn many_queue_pairs_take_from_one_shared_queue() {
         peers.push(0x50 + n);
     }
     assert_eq!(
-        pair.b
-            .object_command(CommandOpcode::DestroySharedReceive, 3),
+        pair.b.object_command(CommandOpcode::DestroySrq, 3),
         CommandStatus::Busy
     );
     let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 64 << 10);
@@ -347,12 +358,11 @@ fn many_queue_pairs_take_from_one_shared_queue() {
             NAME ^ n as u32
         );
     }
-    let state: SharedReceiveState = pair.b.query(CommandOpcode::QuerySharedReceive, 3).unwrap();
+    let state: SrqState = pair.b.query(CommandOpcode::QuerySrq, 3).unwrap();
     assert_eq!((state.limit, state.available), (0, 16));
-    let limit = |limit| ModifySharedReceive { srqn: 3, limit };
+    let limit = |limit| ModifySrq { srqn: 3, limit };
     assert_eq!(
-        pair.b
-            .command(CommandOpcode::ModifySharedReceive, &limit(17)),
+        pair.b.command(CommandOpcode::ModifySrq, &limit(17)),
         CommandStatus::BadParameter
     );
     pair.b.execute(&limit(13));
@@ -370,7 +380,7 @@ fn many_queue_pairs_take_from_one_shared_queue() {
     let mut slots = Vec::new();
     for entry in completions {
         assert_eq!(entry.srqn, 3);
-        assert!(entry.flags & COMPLETION_SHARED != 0 && peers.contains(&entry.qpn));
+        assert!(entry.flags & COMPLETION_SRQ != 0 && peers.contains(&entry.qpn));
         let got = pair
             .b
             .contents(&into, u64::from(entry.index ^ NAME) * 4096, 3000);
@@ -385,10 +395,7 @@ fn many_queue_pairs_take_from_one_shared_queue() {
             .post_send(0x40, &SendWork::new(SendOpcode::Send, &[]).inline(b"x"));
         pair.exchange();
     }
-    assert_eq!(
-        pair.b.event_codes(EQ_ASYNC),
-        [(EventCode::SharedReceiveLimit, 3)]
-    );
+    assert_eq!(pair.b.event_codes(EQ_ASYNC), [(EventCode::SrqLimit, 3)]);
     // A message in progress gives its entry back as flushed.
     let work = SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]);
     pair.a.post_send(0x41, &work);
@@ -413,7 +420,7 @@ fn many_queue_pairs_take_from_one_shared_queue() {
     assert_eq!((entry.index ^ NAME, entry.qpn), (5, 0x51));
     assert_eq!(
         pair.b.event_codes(EQ_ASYNC),
-        [(EventCode::LastEntryReached, 0x51)]
+        [(EventCode::LastWqeReached, 0x51)]
     );
     // So does one that is cut off by the end of its queue pair.
     for (n, name) in [(0, 6), (2, 7)] {
@@ -443,8 +450,7 @@ fn many_queue_pairs_take_from_one_shared_queue() {
             .object_command(CommandOpcode::DestroyQueuePair, 0x50 + n);
     }
     assert_eq!(
-        pair.b
-            .object_command(CommandOpcode::DestroySharedReceive, 3),
+        pair.b.object_command(CommandOpcode::DestroySrq, 3),
         CommandStatus::Ok
     );
 }
@@ -456,7 +462,7 @@ fn an_empty_shared_queue_makes_the_sender_wait() {
     pair.b.create_qp(QpOptions {
         qpn: 0x50,
         pd: PD,
-        flags: QP_FLAG_SHARED_RECEIVE,
+        flags: QP_FLAG_SRQ,
         ..QpOptions::default()
     });
     let (to_b, to_a) = (pair.b.as_peer(0x50), pair.a.as_peer(QPN_A));
@@ -490,7 +496,8 @@ fn a_datagram_is_as_long_as_the_port_takes() {
         let part = pair.b.as_peer(QPN_B).datagram(QKEY);
         pair.a.execute(&SetPort {
             log_mtu,
-            reserved: [0; 7],
+            port: 0,
+            reserved: [0; 6],
         });
         let most = 1u32 << log_mtu;
         for (length, status) in [
@@ -510,7 +517,8 @@ fn a_datagram_is_as_long_as_the_port_takes() {
     for log_mtu in [0, 7, 13, 255] {
         let command = SetPort {
             log_mtu,
-            reserved: [0; 7],
+            port: 0,
+            reserved: [0; 6],
         };
         assert_eq!(
             node.command(CommandOpcode::SetPort, &command),
@@ -526,7 +534,7 @@ fn with_shared_queue() -> (Pair, Region) {
     pair.b.create_qp(QpOptions {
         qpn: 0x50,
         pd: PD,
-        flags: QP_FLAG_SHARED_RECEIVE,
+        flags: QP_FLAG_SRQ,
         ..QpOptions::default()
     });
     let (to_b, to_a) = (pair.b.as_peer(0x50), pair.a.as_peer(QPN_A));
@@ -570,7 +578,7 @@ fn a_shared_queue_is_resized_while_receives_wait_and_come_in() {
         });
         waiting -= messages;
         assert_eq!(pair.b.resize_srq(0, log_entries, |_| {}), CommandStatus::Ok);
-        let state: SharedReceiveState = pair.b.query(CommandOpcode::QuerySharedReceive, 0).unwrap();
+        let state: SrqState = pair.b.query(CommandOpcode::QuerySrq, 0).unwrap();
         assert_eq!(state.available, waiting);
         pair.run();
         let completions = pair.completions_b();
@@ -586,10 +594,21 @@ fn a_shared_queue_is_resized_while_receives_wait_and_come_in() {
 }
 
 #[test]
+fn what_a_shared_queue_does_not_use_is_zero() {
+    let mut node = Node::new(1);
+    let good = node.srq_template(4, 3);
+    for command in [CreateSrq { xrcd: 1, ..good }, CreateSrq { cqn: 1, ..good }] {
+        let status = node.command(CommandOpcode::CreateSrq, &command);
+        assert_eq!(status, CommandStatus::BadParameter, "{command:?}");
+    }
+    node.create_srq(4, 3, None);
+}
+
+#[test]
 fn a_shared_queue_and_its_record_lie_apart_and_aligned() {
     let mut node = Node::new(1);
     let good = node.srq_template(4, 3);
-    type C = CreateSharedReceive;
+    type C = CreateSrq;
     let cases = [
         C {
             record_offset: good.record_offset - 64,
@@ -607,7 +626,7 @@ fn a_shared_queue_and_its_record_lie_apart_and_aligned() {
             ring_offset: 32,
             record_offset: good.record_offset + 32,
             buffer: Buffer {
-                first_byte: 32,
+                fbo: 32,
                 length: good.buffer.length + 32,
                 ..good.buffer
             },
@@ -615,13 +634,13 @@ fn a_shared_queue_and_its_record_lie_apart_and_aligned() {
         },
     ];
     for command in cases {
-        let status = node.command(CommandOpcode::CreateSharedReceive, &command);
+        let status = node.command(CommandOpcode::CreateSrq, &command);
         assert_eq!(status, CommandStatus::BadParameter, "{command:?}");
     }
     node.create_srq(4, 3, None);
     for change in [
-        |command: &mut ResizeSharedReceive| command.record_offset -= 64,
-        |command: &mut ResizeSharedReceive| command.ring_offset = command.record_offset,
+        |command: &mut ResizeSrq| command.record_offset -= 64,
+        |command: &mut ResizeSrq| command.ring_offset = command.record_offset,
     ] {
         let status = node.resize_srq(4, 3, change);
         assert_eq!(status, CommandStatus::BadParameter);
@@ -635,15 +654,10 @@ fn a_shared_queue_is_not_resized_to_what_does_not_hold_its_entries() {
     for _ in 0..3 {
         pair.b.post_srq(0, &[into.sge(0, 64)]);
     }
-    pair.b.execute(&ModifySharedReceive { srqn: 0, limit: 3 });
+    pair.b.execute(&ModifySrq { srqn: 0, limit: 3 });
     let bad = CommandStatus::BadParameter;
     for (name, log_entries, change, status) in [
-        (
-            "too small",
-            1,
-            (|_| {}) as fn(&mut ResizeSharedReceive),
-            bad,
-        ),
+        ("too small", 1, (|_| {}) as fn(&mut ResizeSrq), bad),
         ("too large", 2, |command| command.log_entries = 16, bad),
         ("ring", 2, |command| command.ring_offset = 256, bad),
         ("ring alignment", 3, |command| command.ring_offset = 32, bad),
@@ -686,7 +700,7 @@ fn a_shared_queue_is_not_resized_to_what_does_not_hold_its_entries() {
 }
 
 fn unreliable() -> Pair {
-    let mut pair = pair(QueuePairKind::UnreliableConnected, [QPN_A, QPN_B]);
+    let mut pair = pair(Service::Uc, [QPN_A, QPN_B]);
     let (to_b, to_a) = (pair.b.as_peer(QPN_B), pair.a.as_peer(QPN_A));
     pair.a.connect_unreliable(QPN_A, &to_b);
     pair.b.connect_unreliable(QPN_B, &to_a);
@@ -736,7 +750,7 @@ fn an_unreliable_connection_carries_sends_and_writes() {
         statuses(&pair.completions_a()),
         [CompletionStatus::LocalQueuePairOperation]
     );
-    assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::SendError);
+    assert_eq!(pair.a.qp_state(QPN_A), QueuePairStateCode::Sqe);
 }
 
 #[test]
@@ -779,18 +793,18 @@ fn a_broken_message_is_dropped_and_its_receive_used_for_the_next() {
         statuses(&pair.completions_a()),
         [CompletionStatus::Success; 7]
     );
-    assert_eq!(pair.b.qp_state(QPN_B), QueuePairStateCode::ReadyToSend);
+    assert_eq!(pair.b.qp_state(QPN_B), QueuePairStateCode::Rts);
 }
 
 /// An initiator at A and a target of domain 7 at B.
 fn extended() -> Pair {
-    let mut pair = pair(QueuePairKind::ExtendedInitiator, [QPN_A, QPN_A]);
+    let mut pair = pair(Service::XrcIni, [QPN_A, QPN_A]);
     pair.b.create_qp(QpOptions {
         qpn: QPN_B,
         pd: 0,
         // It has none.
         cqn: 0x77,
-        kind: QueuePairKind::ExtendedTarget,
+        service: Service::XrcTgt,
         xrcd: 7,
         ..QpOptions::default()
     });
@@ -810,40 +824,41 @@ fn an_extended_connection_reaches_every_shared_queue_of_its_domain() {
     let from = pair.a.register(Tag::new(5, 1).0, PD, ALL, 16384);
     let data = pattern(4, 3000);
     pair.a.fill(&from, 0, &data);
-    let remote = |offset: u64, srqn| RemotePart {
+    let remote = |offset: u64| RemotePart {
         address: into.address + offset,
         rkey: into.tag,
-        srqn,
-    };
-    let plain = |srqn| SendPart {
-        srqn,
-        reserved: [0; 3],
+        ..RemotePart::zeroed()
     };
     for (srqn, cqn) in [(4, 1), (5, 2)] {
         pair.b.post_srq(srqn, &[into.sge(0, 4000)]);
         pair.b.post_srq(srqn, &[]);
         pair.a.post_send(
             QPN_A,
-            &SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]).part(&plain(srqn)),
+            &SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]).srqn(srqn),
         );
         pair.a.post_send(
             QPN_A,
             &SendWork::new(SendOpcode::WriteImmediate, &[from.sge(0, 3000)])
-                .part(&remote(8192, srqn)),
+                .part(&remote(8192))
+                .srqn(srqn),
         );
         pair.a.post_send(
             QPN_A,
-            &SendWork::new(SendOpcode::Read, &[from.sge(4096, 3000)]).part(&remote(8192, srqn)),
+            &SendWork::new(SendOpcode::Read, &[from.sge(4096, 3000)])
+                .part(&remote(8192))
+                .srqn(srqn),
         );
         pair.a.post_send(
             QPN_A,
-            &SendWork::new(SendOpcode::FetchAdd, &[from.sge(8192, 8)]).part(&AtomicPart {
-                address: into.address,
-                rkey: into.tag,
-                srqn,
-                operand: 1,
-                compare: 0,
-            }),
+            &SendWork::new(SendOpcode::FetchAdd, &[from.sge(8192, 8)])
+                .part(&AtomicPart {
+                    address: into.address,
+                    rkey: into.tag,
+                    reserved: 0,
+                    operand: 1,
+                    compare: 0,
+                })
+                .srqn(srqn),
         );
         let mut opcodes = Vec::new();
         pair.run_with(|_, frame| {
@@ -864,7 +879,7 @@ fn an_extended_connection_reaches_every_shared_queue_of_its_domain() {
                 (entry.qpn, entry.srqn, entry.index),
                 (QPN_B, srqn, NAME ^ n)
             );
-            assert!(entry.flags & COMPLETION_SHARED != 0);
+            assert!(entry.flags & COMPLETION_SRQ != 0);
         }
         assert!(pair.b.poll_cq(3 - cqn).is_none());
         assert!(pair.b.contents(&into, 8, 2992) == data[8..3000]);
@@ -882,10 +897,9 @@ fn an_extended_connection_reaches_every_shared_queue_of_its_domain() {
         let mut other = extended();
         other.b.create_srq(6, 4, Some((8, 1)));
         other.b.create_srq(7, 4, None);
-        other.a.post_send(
-            QPN_A,
-            &SendWork::new(SendOpcode::Send, &[]).part(&plain(srqn)),
-        );
+        other
+            .a
+            .post_send(QPN_A, &SendWork::new(SendOpcode::Send, &[]).srqn(srqn));
         other.run();
         assert_eq!(
             statuses(&other.completions_a()),
@@ -907,10 +921,7 @@ fn extended_connections_survive_loss() {
         pair.b.post_srq(4, &[into.sge(0, 65536)]);
         pair.a.post_send(
             QPN_A,
-            &SendWork::new(SendOpcode::Send, &[from.sge(0, 60_000)]).part(&SendPart {
-                srqn: 4,
-                reserved: [0; 3],
-            }),
+            &SendWork::new(SendOpcode::Send, &[from.sge(0, 60_000)]).srqn(4),
         );
     }
     let mut count = 0u32;
@@ -937,7 +948,8 @@ fn set_vlan(node: &mut Node, vlan: u16) {
         index: 0,
         vlan,
         mac: node.mac,
-        reserved: [0; 3],
+        port: 0,
+        reserved: [0; 5],
     });
 }
 
@@ -965,16 +977,12 @@ fn frames_of_another_vlan_are_for_somebody_else() {
         (5, Some(0x2000), false),
         (5, Some(6), false),
     ];
-    let kinds = [
-        QueuePairKind::ReliableConnected,
-        QueuePairKind::UnreliableConnected,
-        QueuePairKind::Datagram,
-    ];
-    for kind in kinds {
+    let services = [Service::Rc, Service::Uc, Service::Ud];
+    for service in services {
         for (own, tag, taken) in cases {
-            let mut pair = match kind {
-                QueuePairKind::Datagram => datagrams(),
-                QueuePairKind::UnreliableConnected => unreliable(),
+            let mut pair = match service {
+                Service::Ud => datagrams(),
+                Service::Uc => unreliable(),
                 _ => Pair::new(Setup::default()),
             };
             set_vlan(&mut pair.a, own);
@@ -982,13 +990,13 @@ fn frames_of_another_vlan_are_for_somebody_else() {
             let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
             pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);
             let mut work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
-            if kind == QueuePairKind::Datagram {
+            if service == Service::Ud {
                 work = work.datagram(&pair.b.as_peer(QPN_B).datagram(QKEY));
             }
             pair.a.post_send(QPN_A, &work);
             pair.exchange_with(|_, frame| vec![retag(&frame, tag)]);
             let received = pair.completions_b().len();
-            assert_eq!(received, usize::from(taken), "{kind:?} {own:x} {tag:x?}");
+            assert_eq!(received, usize::from(taken), "{service:?} {own:x} {tag:x?}");
             assert_eq!(pair.passed.is_empty(), taken);
         }
     }
@@ -1005,7 +1013,8 @@ fn a_connection_is_in_one_vlan_though_its_address_is_in_several() {
             index: 1,
             vlan: 5,
             mac: node.mac,
-            reserved: [0; 3],
+            port: 0,
+            reserved: [0; 5],
         });
     }
     let (to_b, to_a) = (pair.peer_of_a(setup), pair.peer_of_b(setup));
@@ -1036,8 +1045,8 @@ fn a_group_is_not_reached_from_a_vlan_without_an_address() {
     );
     let into = pair.b.register(Tag::new(5, 1).0, PD, ALL, 4096);
     let mut part = pair.b.as_peer(0xff_ffff).datagram(QKEY);
-    part.path.gid = group;
-    part.path.mac = [0x01, 0x00, 0x5e, 1, 2, 3];
+    part.address_vector.gid = group;
+    part.address_vector.mac = [0x01, 0x00, 0x5e, 1, 2, 3];
     let work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
     for (tag, taken) in [(Some(5), 0), (None, 1), (Some(0x6000), 1)] {
         pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);
@@ -1052,7 +1061,7 @@ fn a_process_sends_from_no_address_that_is_not_in_the_table() {
     let mut pair = datagrams();
     for index in [1, 127, 128, u16::MAX] {
         let mut part = pair.b.as_peer(QPN_B).datagram(QKEY);
-        part.path.source_gid_index = index;
+        part.address_vector.source_gid_index = index;
         let work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
         pair.a.post_send(QPN_A, &work.datagram(&part));
         pair.a.settle();
@@ -1061,7 +1070,7 @@ fn a_process_sends_from_no_address_that_is_not_in_the_table() {
             [CompletionStatus::LocalQueuePairOperation]
         );
         assert!(pair.a.host.sent.is_empty());
-        let state = QueuePairStateCode::ReadyToSend;
+        let state = QueuePairStateCode::Rts;
         assert_eq!(pair.a.set_state(QPN_A, state), CommandStatus::Ok);
     }
 }
@@ -1080,7 +1089,7 @@ fn the_vlan_of_a_datagram_is_that_of_its_source() {
         set_vlan(&mut pair.a, own);
         set_vlan(&mut pair.b, own);
         let mut part = peer.datagram(QKEY);
-        part.path.vlan = wanted;
+        part.address_vector.vlan = wanted;
         pair.b.post_recv(QPN_B, &[into.sge(0, 100)]);
         let work = SendWork::new(SendOpcode::Send, &[]).inline(b"x");
         pair.a.post_send(QPN_A, &work.datagram(&part));
@@ -1130,10 +1139,7 @@ fn an_extended_shared_queue_destroyed_in_mid_message_takes_the_connection_with_i
     pair.b.post_srq(4, &[into.sge(0, 4000)]);
     pair.a.post_send(
         QPN_A,
-        &SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]).part(&SendPart {
-            srqn: 4,
-            reserved: [0; 3],
-        }),
+        &SendWork::new(SendOpcode::Send, &[from.sge(0, 3000)]).srqn(4),
     );
     let mut held = Vec::new();
     pair.exchange_with(|way, frame| {
@@ -1145,9 +1151,7 @@ fn an_extended_shared_queue_destroyed_in_mid_message_takes_the_connection_with_i
         }
     });
     // Another of the same number, of another owner.
-    let destroyed = pair
-        .b
-        .object_command(CommandOpcode::DestroySharedReceive, 4);
+    let destroyed = pair.b.object_command(CommandOpcode::DestroySrq, 4);
     assert_eq!(destroyed, CommandStatus::Ok);
     pair.b.create_srq(4, 4, Some((7, 1)));
     pair.run();

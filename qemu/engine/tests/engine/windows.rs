@@ -112,7 +112,7 @@ impl Bench {
 
 #[test]
 fn a_peer_writes_reads_and_changes_memory_through_a_window() {
-    for kind in [TagKind::Window1, TagKind::Window2] {
+    for kind in [TagKind::Window1, TagKind::Window2B] {
         let mut bench = Bench::new(kind);
         let bind = bench.bind(1, 9000, ACCESS_REMOTE);
         bench.pair.b.post_send(QPN_B, &bind);
@@ -133,7 +133,7 @@ fn a_peer_writes_reads_and_changes_memory_through_a_window() {
             SendWork::new(SendOpcode::FetchAdd, &[bench.from.sge(9000, 8)]).part(&AtomicPart {
                 address: bench.to.address + 1000,
                 rkey: tag,
-                srqn: 0,
+                reserved: 0,
                 operand: 1,
                 compare: 0,
             });
@@ -152,7 +152,7 @@ fn a_peer_writes_reads_and_changes_memory_through_a_window() {
 #[test]
 fn a_window_is_bound_in_the_order_of_the_send_queue() {
     // The message that tells the peer is posted at once behind the bind.
-    let mut bench = Bench::new(TagKind::Window2);
+    let mut bench = Bench::new(TagKind::Window2B);
     let bind = bench.bind(1, 100, ACCESS_REMOTE_WRITE);
     bench.pair.a.post_recv(QPN_A, &[]);
     bench.pair.b.post_send(QPN_B, &bind);
@@ -194,7 +194,7 @@ fn what_lies_outside_or_is_not_granted_is_refused_and_untouched() {
 
 #[test]
 fn a_zero_based_window_counts_from_its_start() {
-    let mut bench = Bench::new(TagKind::Window2);
+    let mut bench = Bench::new(TagKind::Window2B);
     let bind = bench.bind(1, 100, ACCESS_REMOTE_WRITE | ACCESS_ZERO_BASED);
     assert_eq!(bench.post_b(&bind), [Success]);
     let work = SendWork::new(SendOpcode::Write, &[bench.from.sge(0, 60)])
@@ -230,13 +230,13 @@ fn type_1_is_bound_anew_and_unbound_at_any_time() {
 
 #[test]
 fn type_2_belongs_to_its_queue_pair_until_it_is_invalidated() {
-    let mut bench = Bench::new(TagKind::Window2);
+    let mut bench = Bench::new(TagKind::Window2B);
     bench.connect_second();
     let bind = bench.bind(1, 100, ACCESS_REMOTE_WRITE);
     assert_eq!(bench.post_b(&bind), [Success]);
     assert_eq!(bench.write(QPN_A, 2, 1000, 100), Success);
     let tag = Tag::new(WINDOW.index(), 2).0;
-    let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag);
+    let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(tag);
     assert_eq!(bench.post_b(&invalidate), [Success]);
     // Bound once more, the peer ends it.
     let bind = bench.bind(2, 100, ACCESS_REMOTE_WRITE);
@@ -246,13 +246,13 @@ fn type_2_belongs_to_its_queue_pair_until_it_is_invalidated() {
     bench.pair.b.post_recv(QPN_B, &[]);
     bench.pair.a.post_send(
         QPN_A,
-        &SendWork::new(SendOpcode::SendInvalidate, &[]).immediate(tag),
+        &SendWork::new(SendOpcode::SendInvalidate, &[]).invalidate(tag),
     );
     bench.pair.exchange();
     assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
     let received = bench.pair.completions_b();
     assert_eq!(statuses(&received), [Success]);
-    assert_eq!(received[0].immediate, tag);
+    assert_eq!((received[0].tag, received[0].immediate), (tag, 0));
     assert_eq!(
         received[0].flags,
         COMPLETION_RECEIVE | COMPLETION_INVALIDATED
@@ -274,7 +274,7 @@ fn type_2_belongs_to_its_queue_pair_until_it_is_invalidated() {
 
 #[test]
 fn a_peer_may_not_invalidate_what_is_not_its_own() {
-    for kind in [TagKind::Window1, TagKind::Window2] {
+    for kind in [TagKind::Window1, TagKind::Window2B] {
         let mut bench = Bench::new(kind);
         bench.connect_second();
         let bind = bench.bind(1, 100, ACCESS_REMOTE_WRITE);
@@ -283,7 +283,7 @@ fn a_peer_may_not_invalidate_what_is_not_its_own() {
         bench.pair.b.post_recv(SECOND_B, &[]);
         bench.pair.a.post_send(
             SECOND_A,
-            &SendWork::new(SendOpcode::SendInvalidate, &[]).immediate(tag),
+            &SendWork::new(SendOpcode::SendInvalidate, &[]).invalidate(tag),
         );
         bench.pair.exchange();
         assert_eq!(statuses(&bench.pair.completions_a()), [RemoteAccess]);
@@ -310,7 +310,7 @@ fn a_bind_that_is_refused_fails_with_its_own_status() {
         (|part| part.access |= ACCESS_LOCAL_WRITE, 7),
         (|part| part.window = part.region, 3),
     ];
-    for (change, detail) in cases {
+    for (change, vendor_syndrome) in cases {
         let mut bench = Bench::new(TagKind::Window1);
         let bind = work(&bench, change);
         let more = SendWork::new(SendOpcode::Send, &[]);
@@ -320,7 +320,7 @@ fn a_bind_that_is_refused_fails_with_its_own_status() {
         let done = bench.pair.completions_b();
         assert_eq!(statuses(&done), [WindowBind, Flushed]);
         assert_eq!(done[0].opcode, CompletionOpcode::Bind.number());
-        assert_eq!(done[0].detail, detail);
+        assert_eq!(done[0].vendor_syndrome, vendor_syndrome);
         let region = bench.to.tag;
         assert_eq!(bench.release(region), CommandStatus::Ok);
     }
@@ -342,7 +342,7 @@ fn windows_are_for_peers_and_registration_stays_privileged() {
     );
     // A queue pair that may not register may not invalidate regions either.
     let mut bench = Bench::new(TagKind::Window1);
-    let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(bench.to.tag);
+    let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(bench.to.tag);
     assert_eq!(
         bench.post_b(&invalidate),
         [CompletionStatus::LocalQueuePairOperation]
@@ -351,7 +351,7 @@ fn windows_are_for_peers_and_registration_stays_privileged() {
 
 #[test]
 fn a_write_under_way_ends_with_the_window() {
-    let mut bench = Bench::new(TagKind::Window2);
+    let mut bench = Bench::new(TagKind::Window2B);
     let bind = bench.bind(1, 8192, ACCESS_REMOTE_WRITE);
     assert_eq!(bench.post_b(&bind), [Success]);
     let tag = Tag::new(WINDOW.index(), 2).0;
@@ -364,7 +364,7 @@ fn a_write_under_way_ends_with_the_window() {
     for frame in &frames[..3] {
         bench.pair.b.receive(frame);
     }
-    let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).immediate(tag);
+    let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(tag);
     bench.pair.b.post_send(QPN_B, &invalidate);
     bench.pair.b.settle();
     for frame in &frames[3..] {

@@ -24,7 +24,7 @@ pub struct Setup {
     pub psn_b: u32,
     /// Reads and atomics in flight, each way.
     pub depth: u8,
-    pub flags: u8,
+    pub flags: u16,
     pub log_blocks: u8,
     pub log_entries: u8,
 }
@@ -39,7 +39,7 @@ impl Default for Setup {
             psn_a: 0xff_fff0,
             psn_b: 5,
             depth: 16,
-            flags: QP_FLAG_REGISTER,
+            flags: QP_FLAG_FAST_REGISTER,
             log_blocks: 7,
             log_entries: 6,
         }

@@ -246,7 +246,7 @@ fn killed_while_paging(cluster: &Cluster) -> Result<()> {
     nothing_left(one)
 }
 
-fn verbs_check(cluster: &Cluster, case: &str) -> Result<()> {
+pub(super) fn verbs_check(cluster: &Cluster, case: &str) -> Result<()> {
     let (one, two) = cluster.two()?;
     verbs_check_between(one, two, case)
 }
@@ -335,7 +335,7 @@ fn other_pingpongs(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-fn connection_manager(cluster: &Cluster) -> Result<()> {
+pub(super) fn connection_manager(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     for (server, client) in [
         ("rping -s -a 0.0.0.0 -C 50 -V", "rping -c -C 50 -V -a"),

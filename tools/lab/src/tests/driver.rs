@@ -8,8 +8,9 @@ use anyhow::{ensure, Context, Result};
 use super::wait_active;
 use crate::vm::{Running, Vm};
 
-/// How long the driver may take to let go of a device: two resets that do not end, and the rest.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the driver may take to let go of a device: two resets that do not end, each waited for twice
+/// as long as the device says, and the rest.
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Takes all devices from the driver, if it has any, and notes which for [`BIND`].
 const UNBIND: &str = "cd /sys/bus/pci/drivers/ferrite

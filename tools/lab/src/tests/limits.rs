@@ -68,7 +68,7 @@ fn numbers_of<const COUNT: usize>(vm: &Vm, name: &str, text: &str) -> Result<[i6
 
 /// Has a program take all contexts of a device that it gets, and keep them; `who` begins its
 /// command. Gives it, and how many it has.
-fn hold_contexts<'vm>(vm: &'vm Vm, who: &str) -> Result<(Running<'vm>, u32)> {
+pub(super) fn hold_contexts<'vm>(vm: &'vm Vm, who: &str) -> Result<(Running<'vm>, u32)> {
     write_program(
         vm,
         "contexts.py",
@@ -101,7 +101,7 @@ time.sleep(600)",
 }
 
 /// Fails unless a process that is made by `who` can run, and is refused a context by the device.
-fn no_more(vm: &Vm, who: &str) -> Result<()> {
+pub(super) fn no_more(vm: &Vm, who: &str) -> Result<()> {
     vm.sh(&format!("{who} true"))?;
     let refused = vm.run(&format!("{who} ibv_devinfo"), Duration::from_secs(30))?;
     ensure!(!refused.ok(), "by `{who}` there is more");

@@ -13,6 +13,7 @@ mod lifecycle;
 mod limits;
 mod misbehaviour;
 mod notification;
+mod numbers;
 mod nvme;
 mod wire;
 
@@ -167,6 +168,14 @@ pub fn groups() -> Vec<Group> {
                 ("few vectors", notification::FEW_VECTORS),
                 ("four processors", basics::THREADS),
             ],
+        },
+        Group {
+            name: "other numbers",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: numbers::options,
+            long: false,
+            tests: &[("other numbers", numbers::TESTS)],
         },
         Group {
             name: "checked",

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The specification in `Documentation/device` says what the sources of the interface say.
+//!
+//! What is generated of it is written anew by
+//! `FERRITE_UPDATE=1 cargo test -p ferrite-abi --test documentation`.
+
+mod coverage;
+mod examples;
+mod layouts;
+mod requirements;
+mod sources;
