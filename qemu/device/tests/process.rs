@@ -7,6 +7,7 @@ mod namespaces;
 mod users;
 
 use ferrite_abi as abi;
+use ferrite_conformance::transport::{self, CONFIG, MSIX, SET_EVENTFD, SET_NONE};
 use ferrite_engine::memory::ENOUGH_ROOM;
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
 use ferrite_engine::Medium;
@@ -16,7 +17,6 @@ use ferrite_fabric::ring::{self, Consumer, Producer};
 use ferrite_fabric::shortcut::{is_message, Message, ShortcutId};
 use ferrite_fabric::switch::Mac;
 use ferrite_fabric::wake;
-use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::MemfdFlags;
 use rustix::process::{kill_process, prlimit, Pid, Resource, Rlimit, Signal};
 use serde_json::Value;
@@ -31,14 +31,8 @@ use std::time::{Duration, Instant};
 use vfio_user::Client;
 
 const DEADLINE: Duration = Duration::from_secs(20);
-const CONFIG: u32 = 7;
-const MSIX: u32 = 2;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0xfe, 0, 1];
 const NEIGHBOUR: Mac = Mac([2; 6]);
-/// vfio: trigger, eventfd.
-const SET_EVENTFD: u32 = 0x24;
-/// vfio: trigger, no data.
-const SET_NONE: u32 = 0x21;
 
 struct Process {
     child: Child,
@@ -152,9 +146,7 @@ fn connect(path: &Path) -> UnixStream {
 }
 
 fn read<const N: usize>(client: &mut Client, region: u32, offset: u64) -> [u8; N] {
-    let mut bytes = [0; N];
-    client.region_read(region, offset, &mut bytes).unwrap();
-    bytes
+    transport::read(client, region, offset).unwrap()
 }
 
 fn read32(client: &mut Client, region: u32, offset: u64) -> u32 {
@@ -170,7 +162,7 @@ fn set_bus_master(client: &mut Client) {
 }
 
 fn event() -> OwnedFd {
-    eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
+    transport::event().unwrap()
 }
 
 fn fired(fd: &OwnedFd) -> bool {
@@ -185,15 +177,8 @@ fn memfd(size: u64) -> OwnedFd {
 
 /// Offset of the capability with this number.
 fn capability(client: &mut Client, id: u8) -> u64 {
-    let mut at = read::<1>(client, CONFIG, 0x34)[0];
-    while at != 0 {
-        let [found, next] = read(client, CONFIG, at.into());
-        if found == id {
-            return at.into();
-        }
-        at = next;
-    }
-    panic!("there is no capability {id:#x}");
+    let found = transport::find_capability(client, id).unwrap();
+    found.unwrap_or_else(|| panic!("there is no capability {id:#x}"))
 }
 
 #[test]

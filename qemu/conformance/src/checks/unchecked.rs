@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The requirements that no check is made of, each with the reason.
+
+/// Number and reason.
+pub const REASONS: &[(&str, &str)] = &[
+    (
+        "DEV-1-27",
+        "over vfio-user the client has the MSI-X table, and masks and keeps pending itself",
+    ),
+    (
+        "DEV-1-29",
+        "there is no device with an interrupt pin to try a check with",
+    ),
+    (
+        "DEV-1-32",
+        "vfio-user has no bus whose attributes could be seen; the order itself is chapter 13's",
+    ),
+    (
+        "DEV-3-5",
+        "whether a command was copied yet is a matter of time that a host cannot see: the same \
+         doorbell is right or fatal by it",
+    ),
+    (
+        "DEV-3-7",
+        "no time is named, and a slow device cannot be told from one that does too much at once",
+    ),
+    (
+        "DEV-3-34",
+        "a device need not run out of room, and says nowhere when it does; DEV-3-132 has the one \
+         bound that is told",
+    ),
+    (
+        "DEV-4-86",
+        "RoCE carries packets out in order only, so that no entry is touched and still valid",
+    ),
+    (
+        "DEV-4-88",
+        "RoCE carries packets out in order only, so that none is placed ahead of others",
+    ),
+    (
+        "DEV-8-12",
+        "takes a host that writes between two reads of the device, which cannot be told from one \
+         that writes before or after both",
+    ),
+    (
+        "DEV-12-38",
+        "how much room there is within the device cannot be seen or brought about from outside",
+    ),
+    (
+        "DEV-12-74",
+        "how many answers a device can queue is told nowhere, and more reads than IRD are refused \
+         first",
+    ),
+    (
+        "DEV-13-1",
+        "half a word that was seen would prove the contrary, none seen proves nothing; DEV-5-2 and \
+         DEV-6-6 look for one",
+    ),
+];
