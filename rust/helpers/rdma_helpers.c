@@ -270,22 +270,28 @@ bool rust_helper_rdma_netdev_of_function(const struct net_device *ndev,
 	const struct device *dev = ndev->dev.parent;
 	struct pci_dev *own, *other;
 	unsigned int devfn;
+	bool same;
 
-	/* There may be a bus of the function's own in between, as virtio's. */
-	while (dev && !dev_is_pci(dev))
-		dev = dev->parent;
 	if (!dev || !dev_is_pci(ibdev->dev.parent))
 		return false;
 	own = to_pci_dev(ibdev->dev.parent);
-	other = to_pci_dev(dev);
 	if (pci_ari_enabled(own->bus))
 		devfn = function;
 	else if (function < 8)
 		devfn = PCI_DEVFN(PCI_SLOT(own->devfn), function);
 	else
 		return false;
-	return ndev->type == ARPHRD_ETHER && own->bus == other->bus &&
-	       other->devfn == devfn;
+	other = pci_get_slot(own->bus, devfn);
+	if (!other)
+		return false;
+	/*
+	 * There may be a bus of the function's own in between, as virtio's. The
+	 * interface keeps its parent, and nothing above that: pointers are
+	 * compared, not followed.
+	 */
+	same = dev == &other->dev || dev->parent == &other->dev;
+	pci_dev_put(other);
+	return ndev->type == ARPHRD_ETHER && same;
 }
 
 bool rust_helper_rdma_netdev_in_net(const struct net_device *ndev,

@@ -197,7 +197,7 @@ impl<D: Driver> Device<D> {
     /// Whether an interface that is registered is that of a PCI function beside the device's.
     fn is_of_function(&self, _rtnl: &Rtnl, netdev: &Netdev, function: u8) -> bool {
         // SAFETY: `&self` keeps the device with its parent. The interface is registered, and stays so
-        // with RTNL held: it keeps the devices that it is below.
+        // with RTNL held: it keeps its own parent, of which alone anything is read.
         unsafe { bindings::rdma_netdev_of_function(netdev.as_raw(), self.as_raw(), function) }
     }
 

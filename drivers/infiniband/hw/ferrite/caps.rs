@@ -48,32 +48,14 @@ const MOST_COMMAND: u32 = 120_000;
 /// An answer is waited for so many times as long as the device says: a slow (emulated, overloaded)
 /// machine is not a dead device.
 const COMMAND_PATIENCE: u32 = 3;
-/// But no less than that, in milliseconds.
+/// But no less than that, in milliseconds, and no longer than the most that it may say: memory
+/// management waits for some.
 const LEAST_COMMAND_TIMEOUT: u32 = 30_000;
 
 /// How long the answer to a command is waited for, in milliseconds.
 pub(crate) fn command_timeout(caps: &DeviceCaps) -> u32 {
     let timeout = COMMAND_PATIENCE.saturating_mul(caps.command_timeout);
-    timeout.max(LEAST_COMMAND_TIMEOUT)
-}
-
-/// Features, and what each of them needs.
-const NEEDS: [(u64, u64); 3] = [
-    (abi::FEATURE_XRC, abi::FEATURE_SRQ),
-    (abi::FEATURE_RESIZE_SRQ, abi::FEATURE_SRQ),
-    (abi::FEATURE_MULTICAST, abi::FEATURE_UD),
-];
-
-/// `features` without those that need another one that is not among them.
-fn with_what_they_need(features: u64) -> u64 {
-    // In one go, as none that is needed needs another.
-    NEEDS.iter().fold(features, |features, (feature, needs)| {
-        if features & needs == *needs {
-            features
-        } else {
-            features & !feature
-        }
-    })
+    timeout.clamp(LEAST_COMMAND_TIMEOUT, MOST_COMMAND)
 }
 
 /// Numbers from `first` on, `count` of them, if all are in `room`.
@@ -182,7 +164,7 @@ pub(crate) fn bounded(said: &DeviceCaps, offered: u64) -> Result<DeviceCaps, &'s
         max_sge: said.max_sge.min(abi::MAX_SGE as u8),
         max_inline: said.max_inline.min(abi::MAX_INLINE as u32),
         max_message: said.max_message.min(abi::MAX_MESSAGE.into()),
-        features: with_what_they_need(said.features & !missing),
+        features: abi::complete_features(said.features & !missing),
         max_multicast: said.max_multicast.min(MOST_OBJECTS),
         max_fast_register_pages: said.max_fast_register_pages.min(MOST_FAST_REGISTER_PAGES),
         counters: said.counters.min(abi::COUNTER_NAMES.len() as u32),
@@ -460,8 +442,9 @@ mod tests {
         for (said, taken) in [
             (1, 30_000),
             (10_000, 30_000),
-            (60_000, 180_000),
-            (120_000, 360_000),
+            (20_000, 60_000),
+            (60_000, 120_000),
+            (120_000, 120_000),
         ] {
             assert_eq!(timeout(said), Some(taken));
         }

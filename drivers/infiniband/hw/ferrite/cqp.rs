@@ -257,6 +257,8 @@ pub(crate) struct Cqp {
     slots: KVec<Arc<Slot>>,
     /// How long an answer is waited for, in milliseconds.
     timeout: Atomic<u32>,
+    /// Commands that were answered, free-running.
+    answers: Atomic<u32>,
     dead: Atomic<u32>,
     #[pin]
     submissions: Submissions,
@@ -332,6 +334,7 @@ impl Cqp {
                 slots
             },
             timeout: Atomic::new(FIRST_TIMEOUT),
+            answers: Atomic::new(0),
             dead: Atomic::new(0),
             submissions <- Submissions::new(),
         })
@@ -387,6 +390,7 @@ impl Cqp {
             kernel::pr_warn_once!("ferrite: event of a command that is not in flight\n");
             return;
         }
+        self.answers.fetch_add(1, Relaxed);
         slot.result.store(event.param1, Relaxed);
         // Pairs with the acquire in `wait`.
         slot.status.store(status_of(event.param0), Release);
@@ -454,6 +458,7 @@ impl Cqp {
                 looks,
                 || slot.done.wait_timeout(msecs_to_jiffies(look)),
                 || bars.registers.is_running(),
+                || self.answers.load(Relaxed),
             )
         };
         let in_time = self.look_for_answer(slot, bars) || self.events.sleep(bars.doorbells, sleep);
@@ -539,14 +544,28 @@ fn answered(written: u64, wanted: usize, least: usize) -> Option<usize> {
     (there >= least.min(wanted)).then_some(there)
 }
 
-/// Calls `wait` until it returns true, at most `looks` times; in between the device has to be
+/// How many times as long a command is waited for, at most, while others are answered.
+const ROUNDS: u32 = 4;
+
+/// Calls `wait` until it returns true, at most `looks` times without any of the `answers` having
+/// come, as what others have asked for may take its time before; in between the device has to be
 /// `alive`. Returns whether `wait` did.
-fn wait_while(looks: u32, wait: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
-    for _ in 0..looks {
+fn wait_while(
+    looks: u32,
+    wait: impl Fn() -> bool,
+    alive: impl Fn() -> bool,
+    answers: impl Fn() -> u32,
+) -> bool {
+    let mut seen = answers();
+    let mut left = looks;
+    for _ in 0..looks.saturating_mul(ROUNDS) {
         if wait() {
             return true;
         }
-        if !alive() {
+        let now = answers();
+        left = if now == seen { left - 1 } else { looks };
+        seen = now;
+        if left == 0 || !alive() {
             break;
         }
     }
@@ -729,14 +748,27 @@ mod tests {
                 false
             },
             || false,
+            || 0,
         );
         assert!(!answered);
         assert_eq!(waits.load(Relaxed), 1);
         // One that is alive is waited for, and its answer ends the wait.
-        assert!(wait_while(30, || count() == 4, || true));
+        assert!(wait_while(30, || count() == 4, || true, || 0));
         assert_eq!(waits.load(Relaxed), 4);
-        assert!(!wait_while(5, || count() == 0, || true));
+        assert!(!wait_while(5, || count() == 0, || true, || 0));
         assert_eq!(waits.load(Relaxed), 9);
+        // One that answers others is waited for longer: from its last answer on.
+        let answers = || waits.load(Relaxed).min(12);
+        assert!(!wait_while(5, || count() == 0, || true, answers));
+        assert_eq!(waits.load(Relaxed), 12 + 5);
+        // But not for ever.
+        assert!(!wait_while(
+            5,
+            || count() == 0,
+            || true,
+            || waits.load(Relaxed)
+        ));
+        assert_eq!(waits.load(Relaxed), 17 + 5 * ROUNDS);
     }
 
     #[test]
