@@ -618,6 +618,9 @@ mod tests {
     fn a_shared_queue_is_moved_in_pieces_while_entries_are_taken() {
         let mut node = Node::new(1);
         let (resize, other) = full_shared_queue(&mut node);
+        let record = other + (1 << SHARED_LOG_ENTRIES << RQ_MAX_LOG_STRIDE);
+        let wake = record + offset_of!(SrqRecord, wake) as u64;
+        node.host.memory.put(wake, &1u32);
         node.put_command(&resize);
         let (mut turns, mut taken, mut work) = (0u32, 0u32, node.engine.core.work);
         node.ring_control();
@@ -649,13 +652,13 @@ mod tests {
             assert_eq!(request.id, taken);
             taken += 1;
         }
-        let wake = other + (1 << SHARED_LOG_ENTRIES << RQ_MAX_LOG_STRIDE) + 4;
         assert_eq!(node.host.memory.get::<u32>(wake), 0);
     }
 
     #[test]
     fn a_shared_queue_that_is_posted_to_or_fails_while_it_is_moved_stays_where_it_is() {
-        for fails in [false, true] {
+        // Posted to; spoiled, and found so at the end, or by who takes an entry before that.
+        for (fails, found) in [(false, false), (true, false), (true, true)] {
             let mut node = Node::new(1);
             let (resize, _) = full_shared_queue(&mut node);
             node.put_command(&resize);
@@ -676,12 +679,22 @@ mod tests {
             };
             assert_eq!(take(&mut node), Ok(true));
             node.host.memory.put(record, &posted);
+            if found {
+                // What was known of before can still be taken.
+                while take(&mut node) == Ok(true) {}
+                assert!(take(&mut node).is_err());
+            }
             while node.engine.has_commands() {
                 node.engine.poll(node.now, &mut node.host);
             }
             assert_eq!(node.engine.counters().failed_commands, 1);
             let done = node.events(EQ_CONTROL).pop().unwrap();
-            assert_eq!(done.param0, CommandStatus::BadParameter.number().into());
+            let status = if found {
+                CommandStatus::BadState
+            } else {
+                CommandStatus::BadParameter
+            };
+            assert_eq!(done.param0, status.number().into());
             if !fails {
                 for _ in 0..1 << SHARED_LOG_ENTRIES {
                     assert_eq!(take(&mut node), Ok(true));

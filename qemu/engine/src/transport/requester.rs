@@ -238,6 +238,14 @@ fn window(log_mtu: u8) -> u32 {
     (WINDOW_BYTES >> log_mtu).min(WINDOW_PACKETS)
 }
 
+/// How many bytes of a read are asked for in one request that begins at `offset`, where `left` are to
+/// come. Always up to the same places: a request that is repeated in part must not reach beyond the
+/// one it repeats.
+fn asked_for(offset: u32, left: u32, log_mtu: u8) -> u32 {
+    let piece = (window(log_mtu) / 2) << log_mtu;
+    left.min(piece - offset % piece)
+}
+
 /// Packets of a message of `length` bytes.
 pub(super) fn packets(length: u32, log_mtu: u8) -> u32 {
     length.div_ceil(1 << log_mtu).max(1)
@@ -433,10 +441,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let left = message.request.length - offset;
     // How far this packet carries the message: a read request as far as what it asks for.
     let (length, advance) = if message.is_read() {
-        // Always up to the same places: a request that is repeated in part must not reach beyond
-        // the one it repeats.
-        let piece = (window / 2) << log_mtu;
-        let length = left.min(piece - offset % piece);
+        let length = asked_for(offset, left, log_mtu);
         (length, packets(length, log_mtu))
     } else {
         (left.min(1 << log_mtu), 1)
@@ -1025,10 +1030,12 @@ fn answer(
             let offset = message.offset_of(psn, log_mtu);
             let left = request.length - offset;
             let full = 1 << log_mtu;
-            match packet.info.position {
-                // Another one follows, so that this is as long as can be.
-                Position::First | Position::Middle if left < full => (usize::MAX, packet.payload),
-                _ => (left.min(full) as usize, packet.payload),
+            // It says itself whether another one follows, of those that were asked for together.
+            let more = matches!(packet.info.position, Position::First | Position::Middle);
+            if more == (asked_for(offset, left, log_mtu) > full) {
+                (left.min(full) as usize, packet.payload)
+            } else {
+                (usize::MAX, packet.payload)
             }
         }
         (Operation::AtomicAcknowledge, SendOpcode::CompareSwap | SendOpcode::FetchAdd) => {
