@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 
-use crate::artifacts::{build_modules, build_programs, cargo, module_make};
+use crate::artifacts::{build_modules, build_programs, cargo, module_make, program};
 use crate::cluster::{Cluster, Options as ClusterOptions, RunDir};
 use crate::kernel::{self, Flavour, Kernel};
 use crate::ktap::{self, Verdict};
@@ -42,7 +42,7 @@ pub struct Options {
 }
 
 /// All stages.
-pub const STAGES: &[&str] = &["lint", "abi", "unit", "kunit", "vm"];
+pub const STAGES: &[&str] = &["lint", "abi", "unit", "conformance", "kunit", "vm"];
 
 /// All stages of the long run.
 pub const LONG_STAGES: &[&str] = &["seeds", "boots", "kasan", "kcsan"];
@@ -54,6 +54,9 @@ const LONG_SEEDS: u32 = 2000;
 /// How long the tests of user space may take, their build included: one that waits for what never
 /// comes is found out.
 const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
+
+/// How long the conformance test may take, some ten seconds usually.
+const CONFORMANCE_LIMIT: Duration = Duration::from_secs(10 * 60);
 
 impl Options {
     /// The kernel that tests meant for another one run on.
@@ -135,6 +138,10 @@ fn stages(options: &Options, report: &mut Report) -> Result<()> {
     if options.stage_wanted("unit") {
         report.stage("unit: engine, device, fabric, lab");
         unit(options, report)?;
+    }
+    if options.stage_wanted("conformance") {
+        report.stage("conformance: the specification, and what checks it");
+        conformance(options, report)?;
     }
     if options.stage_wanted("kunit") || options.stage_wanted("vm") {
         in_vms(options, report)?;
@@ -386,6 +393,58 @@ fn abi(options: &Options, report: &mut Report) -> Result<()> {
                 ),
                 &log,
             )
+        });
+    }
+    Ok(())
+}
+
+/// Prints those lines of a log that tell of coverage: a sum, and each requirement without a check.
+fn print_coverage(log: &Path, sum: &str) -> Result<()> {
+    let said = fs::read_to_string(log)?;
+    let lines = said.lines().skip_while(|line| !line.contains(sum));
+    // The harness puts a dot for each test before what that says.
+    let lines = lines.map(|line| line.trim().trim_start_matches('.'));
+    let is_of_it = |line: &&str| {
+        line.contains(sum)
+            || ["DEV-", "DRV-"]
+                .iter()
+                .any(|number| line.starts_with(number))
+    };
+    for line in lines.filter(is_of_it) {
+        println!("          {line}");
+    }
+    Ok(())
+}
+
+/// Every requirement of the specification: those of the device are checked on ours, for those of the
+/// driver there is a table of the tests that do so. Prints what is not covered, and why.
+fn conformance(options: &Options, report: &mut Report) -> Result<()> {
+    let name = "the device keeps every requirement of its specification";
+    if options.wanted(name) {
+        build_programs()?;
+        report.test(name, || {
+            let log = log_path("conformance");
+            let _ = fs::remove_file(&log);
+            let device = format!("{} --log error", program("ferrite-device").display());
+            let mut conformance = Command::new(program("ferrite-conformance"));
+            run_within(
+                conformance.args(["--run", &device]),
+                &log,
+                Some(CONFORMANCE_LIMIT),
+            )?;
+            print_coverage(&log, " requirements: ")
+        });
+    }
+    let name = "every requirement of the driver has its tests, or a reason why it has none";
+    if options.wanted(name) {
+        report.test(name, || {
+            let log = log_path("coverage");
+            let _ = fs::remove_file(&log);
+            let mut coverage = cargo("test");
+            coverage.args(["-q", "-p", "ferrite-abi", "--test", "documentation"]);
+            coverage.args(["coverage::", "--", "--nocapture"]);
+            run_within(&mut coverage, &log, Some(UNIT_LIMIT))?;
+            print_coverage(&log, " requirements of the driver ")
         });
     }
     Ok(())
