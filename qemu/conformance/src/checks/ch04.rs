@@ -8,6 +8,7 @@ use crate::memory::{NOWHERE, PAGE};
 use crate::outcome::{wait_for, Outcome};
 use crate::packet::{aeth, rc, reth, syndrome, Packet, UNRELIABLE};
 use crate::rings::Region;
+use crate::wire::Neighbour;
 use crate::work::Work;
 use crate::{ensure, ensure_eq};
 use ferrite_abi::CommandOpcode as Op;
@@ -590,16 +591,21 @@ fn whole_length_at_first(host: &mut Host) -> Outcome {
     Ok(())
 }
 
-fn looked_at_again(host: &mut Host) -> Outcome {
-    let (neighbour, region) = written_by_neighbour(host)?;
-    let body = [reth(region.address, region.tag, 2048), vec![1; 1024]].concat();
+/// Releases a tag between the two packets of a write by it, the second of which is refused.
+fn released_within_a_write(
+    host: &mut Host,
+    neighbour: &Neighbour,
+    address: u64,
+    tag: u32,
+) -> Outcome {
+    let body = [reth(address, tag, 2048), vec![1; 1024]].concat();
     let first = neighbour.packet(rc::WRITE_FIRST, RECEIVE_PSN, body);
     ensure_eq!(
         answer(host, &first)?.aeth().0,
         syndrome::ACK,
         "the first packet"
     );
-    host.destroy(Op::ReleaseTag, region.tag)?;
+    host.destroy(Op::ReleaseTag, tag)?;
     let last = neighbour.packet(rc::WRITE_LAST, RECEIVE_PSN + 1, vec![1; 1024]);
     let found = answer(host, &last)?.aeth().0;
     ensure_eq!(
@@ -607,6 +613,12 @@ fn looked_at_again(host: &mut Host) -> Outcome {
         syndrome::NAK_REMOTE_ACCESS,
         "the packet after the release"
     );
+    Ok(())
+}
+
+fn looked_at_again(host: &mut Host) -> Outcome {
+    let (neighbour, region) = written_by_neighbour(host)?;
+    released_within_a_write(host, &neighbour, region.address, region.tag)?;
     ensure_eq!(host.memory.load64(region.dma + 1024), 0, "the memory");
     Ok(())
 }
@@ -776,13 +788,7 @@ fn invalidated_pages(host: &mut Host) -> Outcome {
     let mut pair = Pair::new(host)?;
     let work = write8(memory.region.address, memory.region.tag);
     pair.ends(host, &work, Success)?;
-    memory.set(host, 0, 0);
-    host.execute(&InvalidatePages {
-        tag: memory.region.tag,
-        reserved: 0,
-        first: 0,
-        count: 1,
-    })?;
+    memory.take_back(host, 0)?;
     host.memory.store64(memory.pages, 0);
     host.post(&mut pair.a, &work)?;
     one_fault(host)?;
@@ -1234,22 +1240,7 @@ fn write_to_a_window_that_goes(host: &mut Host) -> Outcome {
     let (mut qp, neighbour) = host.wired(Service::Rc, &cq)?;
     let part = bind(window, &region, ACCESS_REMOTE_WRITE);
     host.post_for(&mut qp, &mut cq, &bind_work(&part), Success)?;
-    let body = [reth(region.address, part.new_window, 2048), vec![1; 1024]].concat();
-    let first = neighbour.packet(rc::WRITE_FIRST, RECEIVE_PSN, body);
-    ensure_eq!(
-        answer(host, &first)?.aeth().0,
-        syndrome::ACK,
-        "the first packet"
-    );
-    host.destroy(Op::ReleaseTag, part.new_window)?;
-    let last = neighbour.packet(rc::WRITE_LAST, RECEIVE_PSN + 1, vec![1; 1024]);
-    let found = answer(host, &last)?.aeth().0;
-    ensure_eq!(
-        found,
-        syndrome::NAK_REMOTE_ACCESS,
-        "the packet after the release"
-    );
-    Ok(())
+    released_within_a_write(host, &neighbour, region.address, part.new_window)
 }
 
 /// A region for one message, as far as `access` says so.
@@ -1333,13 +1324,7 @@ fn fault_of_an_answer(host: &mut Host) -> Outcome {
     memory.set(host, 0, ON_DEMAND_PRESENT | ON_DEMAND_WRITE);
     let mut wired = Wired::by(host, Service::Rc, |c| c.retry_count = 0)?;
     let request = wired.request(host, &read8(&memory.region, 0, 0x77))?;
-    memory.set(host, 0, 0);
-    host.execute(&InvalidatePages {
-        tag: memory.region.tag,
-        reserved: 0,
-        first: 0,
-        count: 1,
-    })?;
+    memory.take_back(host, 0)?;
     let body = [aeth(syndrome::ACK, 1), vec![7; 8]].concat();
     wired.send(host, rc::READ_RESPONSE_ONLY, request.psn, body.clone())?;
     let fault = one_fault(host)?;

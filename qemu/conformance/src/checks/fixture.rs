@@ -365,6 +365,17 @@ impl OnDemand {
         };
         host.memory.store64(self.table + 8 * page, entry);
     }
+
+    /// Takes a page back, and has the device forget it.
+    pub fn take_back(&self, host: &mut Host, page: u64) -> Outcome {
+        self.set(host, page, 0);
+        host.execute(&InvalidatePages {
+            tag: self.region.tag,
+            reserved: 0,
+            first: page,
+            count: 1,
+        })
+    }
 }
 
 /// Takes the faults there are.
@@ -441,13 +452,7 @@ pub fn no_access_after_invalidation(host: &mut Host) -> Outcome {
     for _ in 0..10 {
         host.post(&mut pair.a, &work.clone().flags(SEND_INLINE))?;
     }
-    memory.set(host, 0, 0);
-    host.execute(&InvalidatePages {
-        tag: memory.region.tag,
-        reserved: 0,
-        first: 0,
-        count: 1,
-    })?;
+    memory.take_back(host, 0)?;
     host.memory.fill(memory.pages, PAGE, 0);
     host.post(&mut pair.a, &work)?;
     host.untouched(memory.pages, PAGE)
