@@ -164,6 +164,10 @@ pub(crate) fn service_level(entry: &CompletionEntry) -> u8 {
     }
 }
 
+/// What a page has room for beside the record. A shorter ring would take the page as well, and a program
+/// that shortens its queue while work is under way gets the completions of that, too.
+const SHORTEST_LOG_ENTRIES: u8 = 5;
+
 impl CqRing {
     /// A ring for at least `entries` entries.
     ///
@@ -174,7 +178,8 @@ impl CqRing {
         if entries == 0 || entries > 1 << max_log_entries.min(30) {
             return Err(libc::EINVAL);
         }
-        let entries = entries.next_power_of_two();
+        let shortest = 1 << SHORTEST_LOG_ENTRIES.min(max_log_entries);
+        let entries = entries.next_power_of_two().max(shortest);
         let record = entries as usize * size_of::<CompletionEntry>();
         Ok(Self {
             // SAFETY: by the caller.
@@ -700,7 +705,8 @@ pub(crate) mod tests {
 
     fn state(entries: u32) -> CqState {
         CqState {
-            ring: ring(entries, 20).unwrap(),
+            // On a device that has no longer ones.
+            ring: ring(entries, entries.ilog2() as u8).unwrap(),
             consumer: 0,
             current: Completion::none(),
         }
@@ -789,7 +795,9 @@ pub(crate) mod tests {
         assert_eq!(ring(0, 20).err(), Some(libc::EINVAL));
         assert_eq!(ring(17, 4).err(), Some(libc::EINVAL));
         assert_eq!(ring(9, 4).unwrap().entries(), 16);
-        assert_eq!(ring(1, 4).unwrap().entries(), 1);
+        assert_eq!(ring(1, 4).unwrap().entries(), 16);
+        assert_eq!(ring(1, 20).unwrap().entries(), 32);
+        assert_eq!(ring(33, 20).unwrap().entries(), 64);
     }
 
     impl Cq {

@@ -591,28 +591,35 @@ fn until(what: &str, mut done: impl FnMut() -> Check<bool>) -> Check {
     Ok(())
 }
 
+/// More than the shortest queue has room for, which is a page of entries.
+const WAITING: u32 = 60;
+
 /// Completions that wait do not fit in the shorter queue: it stays as it is.
 fn refused_resize(rig: &Rig) -> Check {
     let pair = rig.pair()?;
     let first = query(pair.b)?.0.rq_psn;
-    for _ in 0..8 {
+    for _ in 0..WAITING {
         rig.write(pair.a, 64)?;
     }
     // What the peer has received was begun, and a send queue that is drained has the completions
     // of all that was begun.
-    let all = (first + 8) & 0xff_ffff;
+    let all = (first + WAITING) & 0xff_ffff;
     until("the writes arrive", || Ok(query(pair.b)?.0.rq_psn == all))?;
     to_state(pair.a, IBV_QPS_SQD)?;
     until("the send queue is drained", || {
         Ok(query(pair.a)?.0.sq_draining == 0)
     })?;
-    for (entries, expected) in [(1, libc::EINVAL), (4, libc::EINVAL), (8, 0)] {
+    for (entries, expected) in [(1, libc::EINVAL), (32, libc::EINVAL), (64, 0)] {
         // SAFETY: the queue lives.
         let result = unsafe { ibv_resize_cq(pair.cq, entries) };
-        expect!(result, expected, "8 completions into {entries} entries");
+        expect!(
+            result,
+            expected,
+            "{WAITING} completions into {entries} entries"
+        );
     }
     to_state(pair.a, IBV_QPS_RTS)?;
-    for _ in 0..8 {
+    for _ in 0..WAITING {
         rig.ends(pair.cq, IBV_WC_SUCCESS, "after a refused resize")?;
     }
     expect!(
@@ -668,7 +675,7 @@ fn overflow(rig: &Rig) -> Check {
         cq,
         operations: 0,
     })?;
-    for _ in 0..12 {
+    for _ in 0..WAITING {
         rig.write(pair.a, 64)?;
     }
     // SAFETY: the queue pair lives.
