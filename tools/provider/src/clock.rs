@@ -11,8 +11,9 @@
 //! completions do not jump back and forth with each comparison.
 //!
 //! The device's clock may have so few bits that it begins again every few seconds. What it says is
-//! brought to 64 bits by what it should say about now by the monotonic clock: the nearest of the times
-//! that look the same.
+//! brought to 64 bits by what it should say about now by a clock of the host that is never set and goes
+//! on while the machine sleeps (below: the host's clock). A comparison takes the nearest of the times that
+//! look the same; a completion is of the past, and may have lain in its queue for most of a turn.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -33,9 +34,9 @@ pub struct Clock {
     bits: u32,
     /// What has to be added to the device's time in nanoseconds.
     difference: AtomicI64,
-    /// The device's ticks, in 64 bits, when the monotonic clock said 0.
+    /// The device's ticks, in 64 bits, when the host's clock said 0.
     origin: AtomicU64,
-    /// When they were compared last, by the monotonic clock in nanoseconds; 0 for never.
+    /// When they were compared last, by the host's clock in nanoseconds; 0 for never.
     compared: AtomicU64,
     /// Held by who compares.
     comparing: Mutex<()>,
@@ -104,9 +105,9 @@ fn wall_clock() -> u64 {
     time_of(libc::CLOCK_REALTIME)
 }
 
-/// Never 0.
+/// The host's clock; never 0.
 fn now() -> u64 {
-    time_of(libc::CLOCK_MONOTONIC).max(1)
+    time_of(libc::CLOCK_BOOTTIME).max(1)
 }
 
 impl Clock {
@@ -135,33 +136,43 @@ impl Clock {
         around.wrapping_add_signed(ahead)
     }
 
-    /// What the device's clock should say in 64 bits when the monotonic one says `now`.
+    /// What the device's clock should say in 64 bits when the host's says `now`.
     fn expected(&self, now: u64) -> u64 {
         let origin = self.origin.load(Ordering::Relaxed);
         origin.wrapping_add(ticks_in(now, self.khz))
     }
 
-    /// Takes note of what the device's clock said when the monotonic one said `now`; returns it in 64
-    /// bits.
-    fn note(&self, ticks: u64, now: u64) -> u64 {
-        let extended = self.extend(ticks, self.expected(now));
-        let origin = extended.wrapping_sub(ticks_in(now, self.khz));
-        self.origin.store(origin, Ordering::Relaxed);
-        extended
+    /// An eighth of what the device's clock counts before it begins again, in ticks.
+    fn eighth(&self) -> u64 {
+        self.mask() / 8
     }
 
-    /// Compares the clocks once; returns what that tells.
+    /// Takes note of what the device's clock said at some time between these of the host's clock;
+    /// returns it in 64 bits. Nothing, where that took so long that a turn more or less is in doubt.
+    fn note(&self, ticks: u64, before: u64, after: u64) -> Option<u64> {
+        let took = after.saturating_sub(before);
+        if self.bits < 64 && ticks_in(took, self.khz) > self.eighth() {
+            return None;
+        }
+        let middle = before + took / 2;
+        let extended = self.extend(ticks, self.expected(middle));
+        let origin = extended.wrapping_sub(ticks_in(middle, self.khz));
+        self.origin.store(origin, Ordering::Relaxed);
+        Some(extended)
+    }
+
+    /// Compares the clocks once; returns what that tells, if anything.
     ///
     /// # Safety
     ///
     /// `context` is open, and this clock is its; the caller holds `comparing`.
-    unsafe fn look(&self, context: *mut ibv_context) -> Result<Bounds, c_int> {
-        let before = wall_clock();
+    unsafe fn look(&self, context: *mut ibv_context) -> Result<Option<Bounds>, c_int> {
+        let (begun, before) = (now(), wall_clock());
         // SAFETY: by the caller.
         let ticks = unsafe { query_clock(context) }?;
-        let after = wall_clock();
-        let device = nanoseconds(self.note(ticks, now()), self.khz);
-        Ok(Bounds::new(device, before, after))
+        let (after, done) = (wall_clock(), now());
+        let ticks = self.note(ticks, begun, done);
+        Ok(ticks.map(|ticks| Bounds::new(nanoseconds(ticks, self.khz), before, after)))
     }
 
     /// Compares the clocks, if that was not done before.
@@ -177,15 +188,13 @@ impl Clock {
         if self.compared.load(Ordering::Acquire) != 0 {
             return Ok(());
         }
-        // SAFETY: by the caller; the lock is held.
-        let mut best = unsafe { self.look(context) }?;
-        for _ in 1..FIRST_COMPARISONS {
+        let mut best: Option<Bounds> = None;
+        for _ in 0..FIRST_COMPARISONS {
             // SAFETY: by the caller; the lock is held.
             let bounds = unsafe { self.look(context) }?;
-            if bounds.width() < best.width() {
-                best = bounds;
-            }
+            best = best.into_iter().chain(bounds).min_by_key(|b| b.width());
         }
+        let best = best.ok_or(libc::EAGAIN)?;
         self.difference.store(best.middle(), Ordering::Relaxed);
         // Release: who sees that there was a comparison sees its result.
         self.compared.store(now(), Ordering::Release);
@@ -203,9 +212,9 @@ impl Clock {
             return;
         }
         if let Ok(_comparing) = self.comparing.try_lock() {
-            // Where the device does not answer, what was known has to do.
+            // Where the device does not answer, or too late, what was known has to do.
             // SAFETY: by the caller; the lock is held.
-            if let Ok(bounds) = unsafe { self.look(context) } {
+            if let Ok(Some(bounds)) = unsafe { self.look(context) } {
                 let known = self.difference.load(Ordering::Relaxed);
                 self.difference
                     .store(bounds.nearest(known), Ordering::Relaxed);
@@ -220,9 +229,11 @@ impl Clock {
         self.wall_time_at(ticks, if self.bits == 64 { 0 } else { now() })
     }
 
-    /// As [`Clock::wall_time`], when the monotonic clock says `now`.
+    /// As [`Clock::wall_time`], when the host's clock says `now`.
     fn wall_time_at(&self, ticks: u64, now: u64) -> u64 {
-        let extended = self.extend(ticks, self.expected(now));
+        // Up to seven eighths of a turn ago; one is left for how far the clocks may be apart.
+        let around = self.expected(now).wrapping_sub(3 * self.eighth());
+        let extended = self.extend(ticks, around);
         nanoseconds(extended, self.khz).wrapping_add(self.difference.load(Ordering::Relaxed) as u64)
     }
 }
@@ -277,7 +288,8 @@ mod tests {
             let first = clock.mask() - ticks_in(SECOND / 2, khz);
             let said = |after: u64| first.wrapping_add(ticks_in(after, khz)) & clock.mask();
             let compare = |after: u64| {
-                let device = nanoseconds(clock.note(said(after), start + after), khz);
+                let ticks = clock.note(said(after), start + after, start + after);
+                let device = nanoseconds(ticks.unwrap(), khz);
                 let bounds = Bounds::new(device, wall + after, wall + after);
                 clock.difference.store(bounds.middle(), Ordering::Relaxed);
             };
@@ -293,6 +305,8 @@ mod tests {
             for of in [0, SECOND / 4, SECOND] {
                 check(of, of);
                 check(of, of + SECOND);
+                // It lay in its queue for most of a turn.
+                check(of, of + nanoseconds(clock.mask() / 100 * 87, khz));
             }
             // Stamped before it began again, read after the next comparison; then nothing for long.
             compare(SECOND);
@@ -302,6 +316,20 @@ mod tests {
             check(100 * SECOND, 101 * SECOND);
             check(102 * SECOND, 103 * SECOND);
         }
+    }
+
+    #[test]
+    fn a_comparison_that_takes_most_of_a_turn_tells_nothing() {
+        const SECOND: u64 = 1_000_000_000;
+        let clock = Clock::new(1_000_000, 32);
+        clock.note(5, SECOND, SECOND + 1000).unwrap();
+        let origin = clock.origin.load(Ordering::Relaxed);
+        // The answer was there at once; the process went on three seconds later.
+        assert_eq!(clock.note(1005, SECOND + 1000, 4 * SECOND), None);
+        assert_eq!(clock.origin.load(Ordering::Relaxed), origin);
+        // With 64 bits there is no doubt.
+        let clock = Clock::new(1_000_000, 64);
+        assert_eq!(clock.note(1005, SECOND, 4 * SECOND), Some(1005));
     }
 
     #[test]
