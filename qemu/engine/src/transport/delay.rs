@@ -2,12 +2,32 @@
 
 //! The specification's encodings of time.
 
+/// The longest wait that is lengthened, in nanoseconds.
+const LONG_WAIT: u64 = 500_000_000;
+
 /// How long a requester waits for an answer: 4.096 us times two to the `code`; `None` for ever.
-pub(crate) const fn ack_timeout(code: u8) -> Option<u64> {
-    match code & 0x1f {
-        0 => None,
-        code => Some(4096 << code),
-    }
+///
+/// Where the request was sent again in vain before, `tried` times, it waits longer, up to four times that
+/// (IBTA volume 1, 9.7.6.1.3, allows as much): the peer may be a program on a busy machine, and what is sent
+/// again makes it no faster. A wait that is long anyway stays what it is, so that peers that are gone are
+/// noticed.
+pub(crate) const fn ack_timeout(code: u8, tried: u8) -> Option<u64> {
+    let once = match code & 0x1f {
+        0 => return None,
+        code => 4096 << code,
+    };
+    let longer = match tried {
+        0 => once,
+        1 => once << 1,
+        _ => once << 2,
+    };
+    Some(if longer <= LONG_WAIT {
+        longer
+    } else if once <= LONG_WAIT {
+        LONG_WAIT
+    } else {
+        once
+    })
 }
 
 /// Receiver-not-ready delays in units of 10 us (IBTA volume 1, table 46).
@@ -27,13 +47,24 @@ mod tests {
 
     #[test]
     fn codes_give_the_times_of_the_tables() {
-        assert_eq!(ack_timeout(0), None);
-        assert_eq!(ack_timeout(1), Some(8_192));
-        assert_eq!(ack_timeout(14), Some(67_108_864));
-        assert_eq!(ack_timeout(31), Some(4096 << 31));
+        assert_eq!(ack_timeout(0, 0), None);
+        assert_eq!(ack_timeout(0, 7), None);
+        assert_eq!(ack_timeout(1, 0), Some(8_192));
+        assert_eq!(ack_timeout(14, 0), Some(67_108_864));
+        assert_eq!(ack_timeout(31, 0), Some(4096 << 31));
         assert_eq!(rnr_delay(0), 655_360_000);
         assert_eq!(rnr_delay(1), 10_000);
         assert_eq!(rnr_delay(12), 640_000);
         assert_eq!(rnr_delay(31), 491_520_000);
+    }
+
+    #[test]
+    fn waits_grow_with_tries_up_to_four_times_unless_they_are_long() {
+        let waits = |code| [0, 1, 2, 7].map(|tried| ack_timeout(code, tried).unwrap());
+        let t = 67_108_864;
+        assert_eq!(waits(14), [t, 2 * t, 4 * t, 4 * t]);
+        let t = 268_435_456;
+        assert_eq!(waits(16), [t, LONG_WAIT, LONG_WAIT, LONG_WAIT]);
+        assert_eq!(waits(17), [536_870_912; 4]);
     }
 }

@@ -754,6 +754,16 @@ fn fail(core: &mut Core, qp: &mut QueuePair, failure: Failure, host: &mut dyn Ho
     }
 }
 
+/// Starts the timer for an answer, where answers are waited for with an end.
+fn start_waiting(core: &mut Core, qp: &mut QueuePair) {
+    let retries = qp.transport.requester.retries;
+    let tried = qp.attributes.retry_count.saturating_sub(retries);
+    if let Some(timeout) = ack_timeout(qp.attributes.timeout, tried) {
+        let deadline = core.now.saturating_add(timeout);
+        core.start_timer(qp, deadline);
+    }
+}
+
 /// Starts the timer where an answer is awaited and none runs (or `again`), stops it where none is.
 fn watch(core: &mut Core, qp: &mut QueuePair, again: bool) {
     let requester = &qp.transport.requester;
@@ -764,11 +774,8 @@ fn watch(core: &mut Core, qp: &mut QueuePair, again: bool) {
         qp.timer.stop();
         return;
     }
-    if let Some(timeout) = ack_timeout(qp.attributes.timeout) {
-        if again || !qp.timer.is_running() {
-            let deadline = core.now.saturating_add(timeout);
-            core.start_timer(qp, deadline);
-        }
+    if again || !qp.timer.is_running() {
+        start_waiting(core, qp);
     }
 }
 
@@ -782,10 +789,7 @@ pub(super) fn watch_in_line(core: &mut Core, qp: &mut QueuePair) {
     {
         return;
     }
-    if let Some(timeout) = ack_timeout(qp.attributes.timeout) {
-        let deadline = core.now.saturating_add(timeout);
-        core.start_timer(qp, deadline);
-    }
+    start_waiting(core, qp);
 }
 
 /// The timer ran out: an answer is missing, or the receiver was given its time.
