@@ -23,6 +23,7 @@
 #include <linux/sched.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/task.h>
+#include <linux/semaphore.h>
 #include <linux/spinlock.h>
 #include <linux/user_namespace.h>
 #include <linux/workqueue.h>
@@ -73,6 +74,32 @@ bool rust_helper_need_resched(void)
 void rust_helper_reinit_completion(struct completion *x)
 {
 	reinit_completion(x);
+}
+
+void rust_helper_sema_init(struct semaphore *sem, unsigned int count)
+{
+	sema_init(sem, count);
+}
+
+bool rust_helper_sema_is_waited_for(struct semaphore *sem)
+{
+	unsigned long flags;
+	bool waited_for;
+
+	raw_spin_lock_irqsave(&sem->lock, flags);
+	waited_for = sem->first_waiter;
+	raw_spin_unlock_irqrestore(&sem->lock, flags);
+	return waited_for;
+}
+
+unsigned int rust_helper_memalloc_noreclaim_save(void)
+{
+	return memalloc_noreclaim_save();
+}
+
+void rust_helper_memalloc_noreclaim_restore(unsigned int flags)
+{
+	memalloc_noreclaim_restore(flags);
 }
 
 void rust_helper_ratelimit_default_init(struct ratelimit_state *rs)
@@ -281,7 +308,9 @@ bool rust_helper_rdma_netdev_of_function(const struct net_device *ndev,
 		devfn = PCI_DEVFN(PCI_SLOT(own->devfn), function);
 	else
 		return false;
-	other = pci_get_slot(own->bus, devfn);
+	/* Not pci_get_slot(): error recovery takes RTNL with pci_bus_sem held. */
+	other = pci_get_domain_bus_and_slot(pci_domain_nr(own->bus),
+					    own->bus->number, devfn);
 	if (!other)
 		return false;
 	/*

@@ -31,6 +31,7 @@ struct notifier_block;
 struct pci_dev;
 struct rdma_user_mmap_entry;
 struct scatterlist;
+struct semaphore;
 struct sk_buff;
 struct uverbs_attr_bundle;
 struct vm_area_struct;
@@ -43,9 +44,11 @@ void rust_helper_dma_rmb(void);
 void rust_helper_mb(void);
 void rust_helper_wmb(void);
 
-/* Completion, spinlock, xarray and workqueue. */
+/* Completion, semaphore, spinlock, xarray and workqueue. */
 bool rust_helper_need_resched(void);
 void rust_helper_reinit_completion(struct completion *x);
+void rust_helper_sema_init(struct semaphore *sem, unsigned int count);
+bool rust_helper_sema_is_waited_for(struct semaphore *sem);
 void rust_helper_ratelimit_default_init(struct ratelimit_state *rs);
 unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock);
 void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
@@ -61,7 +64,9 @@ struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *na
 struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name,
 								int max_active);
 
-/* Who pays. */
+/* Who pays, and who does not wait for memory. */
+unsigned int rust_helper_memalloc_noreclaim_save(void);
+void rust_helper_memalloc_noreclaim_restore(unsigned int flags);
 void *rust_helper_memcg_get_current(void);
 void *rust_helper_memcg_enter(void *memcg);
 void rust_helper_memcg_put(void *memcg);

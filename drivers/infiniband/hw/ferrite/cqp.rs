@@ -34,6 +34,7 @@ use crate::{
         barrier::dma_wmb,
         completion::Completion,
         cpu, errno,
+        semaphore::Semaphore,
         spinlock::{
             new_irq_spinlock,
             IrqSpinLock,
@@ -51,7 +52,6 @@ use kernel::{
         Device, //
     },
     dma::Coherent,
-    new_condvar,
     prelude::*,
     processor::cpu_relax,
     sync::{
@@ -61,8 +61,7 @@ use kernel::{
             Relaxed,
             Release, //
         },
-        Arc,
-        CondVar, //
+        Arc, //
     },
     time::{
         msecs_to_jiffies,
@@ -192,13 +191,53 @@ struct Submission {
     slots: SlotPool,
 }
 
+/// Who asks for a slot.
+#[derive(Clone, Copy, PartialEq)]
+enum Asker {
+    /// Somebody who may have to wait for what users do.
+    Anyone,
+    /// Memory management, which takes pages back, and for which all others wait.
+    Reclaim,
+}
+
+impl Asker {
+    fn of(opcode: CommandOpcode) -> Self {
+        match opcode {
+            CommandOpcode::InvalidatePages => Self::Reclaim,
+            _ => Self::Anyone,
+        }
+    }
+}
+
+/// The slots that one may wait for.
+#[derive(Clone, Copy)]
+enum Share {
+    All,
+    Last,
+}
+
+/// A slot that was taken.
+struct Taken {
+    index: usize,
+    /// Of this use of it.
+    cookie: u32,
+    share: Share,
+}
+
 /// [`Submission`] for those who submit, and for those who wait until they can.
+///
+/// They wait in turn: a user with many threads that ask for one slot after the other does not keep
+/// anybody from getting one.
 #[pin_data]
 struct Submissions {
     #[pin]
     state: IrqSpinLock<Submission>,
+    /// Slots that are free, but for one.
     #[pin]
-    freed: CondVar,
+    all: Semaphore,
+    /// That one, for [`Asker::Reclaim`].
+    #[pin]
+    last: Semaphore,
 }
 
 impl Submissions {
@@ -208,40 +247,68 @@ impl Submissions {
                 Submission { producer: 0, slots: SlotPool::new() },
                 "ferrite_cqp"
             ),
-            freed <- new_condvar!("ferrite_cqp_slot"),
+            all <- Semaphore::new(SLOTS as u32 - 1),
+            last <- Semaphore::new(1),
         })
     }
 
-    /// Waits for a slot, and takes it: its index, and the cookie of this use. `EIO` as soon as the
-    /// device is `dead` ([`Submissions::wake_all`] has to be called then). Sleeps.
-    fn take_slot(
-        &self,
-        dead: impl Fn() -> bool,
-    ) -> Result<(IrqSpinLockGuard<'_, Submission>, usize, u32)> {
-        let mut submission = self.state.lock();
-        loop {
-            if dead() {
-                return Err(EIO);
-            }
-            if let Some((index, cookie)) = submission.slots.take() {
-                return Ok((submission, index, cookie));
-            }
-            self.freed.wait(&mut submission);
+    fn semaphore(&self, share: Share) -> &Semaphore {
+        match share {
+            Share::All => &self.all,
+            Share::Last => &self.last,
         }
     }
 
-    /// Makes all who wait look again. May be called from any context.
+    /// Waits for a slot, and takes it. `EIO` as soon as the device is `dead`
+    /// ([`Submissions::wake_all`] has to be called then). Sleeps.
+    fn take_slot(
+        &self,
+        asker: Asker,
+        dead: impl Fn() -> bool,
+    ) -> Result<(IrqSpinLockGuard<'_, Submission>, Taken)> {
+        if dead() {
+            return Err(EIO);
+        }
+        let share = if asker == Asker::Reclaim && !self.all.try_down() {
+            self.last.down();
+            Share::Last
+        } else {
+            if asker == Asker::Anyone {
+                self.all.down();
+            }
+            Share::All
+        };
+        let mut submission = self.state.lock();
+        let taken = if dead() {
+            None
+        } else {
+            submission.slots.take()
+        };
+        let Some((index, cookie)) = taken else {
+            drop(submission);
+            // For the next one who waits, who learns it as well.
+            self.semaphore(share).up();
+            return Err(EIO);
+        };
+        let taken = Taken {
+            index,
+            cookie,
+            share,
+        };
+        Ok((submission, taken))
+    }
+
+    /// Makes all who wait look, one after the other. The device must be dead: nobody gets a slot that
+    /// is not there. May be called from any context.
     fn wake_all(&self) {
-        // With the lock, so that whoever looked before it was time to wake is asleep by now.
-        let _submission = self.state.lock();
-        self.freed.notify_all();
+        self.all.up();
+        self.last.up();
     }
 
     /// Frees a slot whose command is done.
-    fn give_back(&self, index: usize) {
-        let mut submission = self.state.lock();
-        submission.slots.give_back(index);
-        self.freed.notify_one();
+    fn give_back(&self, taken: Taken) {
+        self.state.lock().slots.give_back(taken.index);
+        self.semaphore(taken.share).up();
     }
 }
 
@@ -397,15 +464,18 @@ impl Cqp {
         slot.done.complete();
     }
 
-    /// Puts a command in the ring that is answered by `reply_length` bytes; returns its slot.
+    /// Puts a command in the ring that is answered by `reply_length` bytes; returns its slot. Sleeps.
     fn submit<P: Plain>(
         &self,
         bars: Bars<'_>,
         opcode: CommandOpcode,
         payload: &P,
         reply_length: usize,
-    ) -> Result<usize> {
-        let (mut submission, index, cookie) = self.submissions.take_slot(|| self.is_dead())?;
+    ) -> Result<Taken> {
+        let (mut submission, taken) = self
+            .submissions
+            .take_slot(Asker::of(opcode), || self.is_dead())?;
+        let (index, cookie) = (taken.index, taken.cookie);
         let prepared = (|| {
             let slot = self.slots.get(index).ok_or(EINVAL)?;
             slot.done.reinit();
@@ -425,13 +495,14 @@ impl Cqp {
             Ok(())
         })();
         if let Err(error) = prepared {
-            submission.slots.give_back(index);
+            drop(submission);
+            self.submissions.give_back(taken);
             return Err(error);
         }
         submission.producer = submission.producer.wrapping_add(1);
         dma_wmb();
         bars.doorbells.control(submission.producer);
-        Ok(index)
+        Ok(taken)
     }
 
     /// Looks for the answer to the command in `slot` for a while; returns whether it came.
@@ -456,6 +527,7 @@ impl Cqp {
         let sleep = || {
             wait_while(
                 looks,
+                all_looks(look, looks),
                 || slot.done.wait_timeout(msecs_to_jiffies(look)),
                 || bars.registers.is_running(),
                 || self.answers.load(Relaxed),
@@ -484,7 +556,8 @@ impl Cqp {
         least: usize,
     ) -> Result<R> {
         let length = length.min(core::mem::size_of::<R>());
-        let index = self.submit(bars, opcode, payload, length)?;
+        let taken = self.submit(bars, opcode, payload, length)?;
+        let index = taken.index;
         let result = self.wait(index, bars);
         if matches!(result, Err(error) if error == ETIMEDOUT) {
             // The device may yet write to the slot: it is not used again.
@@ -505,7 +578,7 @@ impl Cqp {
             };
             Ok(kernel::dma_read!(self.replies, [try: index]).get(there))
         });
-        self.submissions.give_back(index);
+        self.submissions.give_back(taken);
         answer
     }
 
@@ -546,19 +619,29 @@ fn answered(written: u64, wanted: usize, least: usize) -> Option<usize> {
 
 /// How many times as long a command is waited for, at most, while others are answered.
 const ROUNDS: u32 = 4;
+/// But no longer than that, in milliseconds, unless its own time is longer: memory management waits
+/// for some.
+const MOST_ROUNDS: Msecs = 120_000;
+
+/// How many looks of so long there may be in all, of which `looks` fit in the time of a command.
+fn all_looks(look: Msecs, looks: u32) -> u32 {
+    let most = MOST_ROUNDS / look.max(1);
+    looks.saturating_mul(ROUNDS).min(most).max(looks)
+}
 
 /// Calls `wait` until it returns true, at most `looks` times without any of the `answers` having
-/// come, as what others have asked for may take its time before; in between the device has to be
-/// `alive`. Returns whether `wait` did.
+/// come, as what others have asked for may take its time before, and at most `all` times; in between the
+/// device has to be `alive`. Returns whether `wait` did.
 fn wait_while(
     looks: u32,
+    all: u32,
     wait: impl Fn() -> bool,
     alive: impl Fn() -> bool,
     answers: impl Fn() -> u32,
 ) -> bool {
     let mut seen = answers();
     let mut left = looks;
-    for _ in 0..looks.saturating_mul(ROUNDS) {
+    for _ in 0..all {
         if wait() {
             return true;
         }
@@ -620,15 +703,25 @@ mod dying {
     }
 
     impl Dying {
-        /// All slots are taken, and somebody starts to wait for one.
+        /// All slots are taken, and somebody starts to wait for one of a device that dies.
         pub(super) fn start() -> Result<Arc<Self>> {
+            Self::start_after(0)
+        }
+
+        /// The same, but the device stays alive.
+        pub(super) fn start_alive() -> Result<Arc<Self>> {
+            Self::start_after(1)
+        }
+
+        /// The same, after so many looks at the device, of which the first kills it.
+        fn start_after(looks: u32) -> Result<Arc<Self>> {
             let this = Arc::pin_init(
                 try_pin_init!(Self {
                     queue: OwnedQueue::unbound(c"dying")?,
                     submissions <- Submissions::new(),
                     dead: Atomic::new(0),
                     woken: Atomic::new(0),
-                    looks: Atomic::new(0),
+                    looks: Atomic::new(looks),
                     refused: Atomic::new(0),
                     done <- Completion::new(),
                     waiter <- new_work!("Dying::waiter"),
@@ -636,7 +729,7 @@ mod dying {
                 }? Error),
                 GFP_KERNEL,
             )?;
-            while this.submissions.state.lock().slots.take().is_some() {}
+            while this.submissions.all.try_down() {}
             drop(this.queue.enqueue::<_, 0>(this.clone()));
             Ok(this)
         }
@@ -654,6 +747,25 @@ mod dying {
             false
         }
 
+        /// Whether somebody waits for a slot.
+        pub(super) fn is_waited_for(&self) -> bool {
+            self.submissions.all.is_waited_for()
+        }
+
+        /// Ends a command of somebody else.
+        pub(super) fn give_one_back(&self) {
+            self.submissions.give_back(Taken {
+                index: 0,
+                cookie: 0,
+                share: Share::All,
+            });
+        }
+
+        /// Whether there is a slot without waiting for it.
+        pub(super) fn can_pass(&self) -> bool {
+            self.submissions.all.try_down()
+        }
+
         /// Ends the test: nothing of it runs any more, and its queue is not dropped by itself.
         pub(super) fn finish(&self) {
             self.queue.flush();
@@ -664,7 +776,7 @@ mod dying {
         type Pointer = Arc<Self>;
 
         fn run(this: Arc<Self>) {
-            let taken = this.submissions.take_slot(|| this.look());
+            let taken = this.submissions.take_slot(Asker::Anyone, || this.look());
             let refused = matches!(&taken, Err(error) if *error == EIO);
             drop(taken);
             this.refused.store(refused.into(), Relaxed);
@@ -743,6 +855,7 @@ mod tests {
         let count = || waits.fetch_add(1, Relaxed) + 1;
         let answered = wait_while(
             30,
+            120,
             || {
                 count();
                 false
@@ -753,22 +866,23 @@ mod tests {
         assert!(!answered);
         assert_eq!(waits.load(Relaxed), 1);
         // One that is alive is waited for, and its answer ends the wait.
-        assert!(wait_while(30, || count() == 4, || true, || 0));
+        assert!(wait_while(30, 120, || count() == 4, || true, || 0));
         assert_eq!(waits.load(Relaxed), 4);
-        assert!(!wait_while(5, || count() == 0, || true, || 0));
+        assert!(!wait_while(5, 20, || count() == 0, || true, || 0));
         assert_eq!(waits.load(Relaxed), 9);
         // One that answers others is waited for longer: from its last answer on.
         let answers = || waits.load(Relaxed).min(12);
-        assert!(!wait_while(5, || count() == 0, || true, answers));
+        assert!(!wait_while(5, 20, || count() == 0, || true, answers));
         assert_eq!(waits.load(Relaxed), 12 + 5);
         // But not for ever.
         assert!(!wait_while(
             5,
+            20,
             || count() == 0,
             || true,
             || waits.load(Relaxed)
         ));
-        assert_eq!(waits.load(Relaxed), 17 + 5 * ROUNDS);
+        assert_eq!(waits.load(Relaxed), 17 + 20);
     }
 
     #[test]
@@ -777,6 +891,50 @@ mod tests {
         assert_eq!(looks(2_500), (1_000, 3));
         assert_eq!(looks(10), (10, 1));
         assert_eq!(looks(0), (1, 1));
+        assert_eq!(all_looks(1_000, 3), 12);
+        assert_eq!(all_looks(1_000, 30), 120);
+        // However long a device says that it takes.
+        assert_eq!(all_looks(1_000, 90), 120);
+        assert_eq!(all_looks(1_000, 120), 120);
+        // Unless the administrator says so.
+        assert_eq!(all_looks(1_000, 300), 300);
+    }
+
+    #[test]
+    fn a_slot_that_is_given_back_is_of_who_has_waited() -> Result {
+        let dying = dying::Dying::start_alive()?;
+        let start = Instant::<Monotonic>::now();
+        while !dying.is_waited_for() && start.elapsed() < Delta::from_secs(10) {
+            cpu_relax();
+        }
+        assert!(dying.is_waited_for());
+        // Who gives it back, and asks at once, comes after that one.
+        dying.give_one_back();
+        assert!(!dying.can_pass());
+        let woken = dying.done.wait_timeout(msecs_to_jiffies(10_000));
+        assert!(woken);
+        assert_eq!(dying.refused.load(Relaxed), 0);
+        dying.finish();
+        Ok(())
+    }
+
+    #[test]
+    fn memory_is_taken_back_while_others_have_all_slots() -> Result {
+        let submissions = KBox::pin_init(Submissions::new(), GFP_KERNEL)?;
+        while submissions.all.try_down() {
+            let _ = submissions.state.lock().slots.take();
+        }
+        let asker = Asker::of(CommandOpcode::InvalidatePages);
+        let (guard, taken) = submissions.take_slot(asker, || false)?;
+        drop(guard);
+        assert!(!submissions.last.try_down());
+        submissions.give_back(taken);
+        assert!(submissions.last.try_down());
+        // There is none but those.
+        assert!(submissions.state.lock().slots.take().is_some());
+        assert!(submissions.state.lock().slots.take().is_none());
+        assert!(Asker::of(CommandOpcode::DestroyQueuePair) == Asker::Anyone);
+        Ok(())
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! takes an object down is answered. A device that failed says nothing any more. It is stopped
 //! then, by the gentlest means that works; where none does, what it was told of is never freed.
 
+use crate::kernel_ext::memory::NoReclaim;
 use core::{
     mem::ManuallyDrop,
     ops::Deref, //
@@ -177,7 +178,11 @@ impl Stopper {
         }
         // Held until it is known what became of the device.
         let device = claim()?;
-        let reach = stop(&device);
+        let reach = {
+            // Reclaim may wait for its turn to stop the device, and a reset may allocate.
+            let _no_reclaim = NoReclaim::new();
+            stop(&device)
+        };
         self.reach.set(reach);
         Some(match reach {
             Reach::Unstoppable => Err(EIO),
