@@ -226,8 +226,7 @@ impl Registers {
                 firmware as u8,
             ),
             offered,
-            // Without what is of no use as something else is not offered.
-            features: abi::complete_features(offered & WANTED_FEATURES),
+            features: asked_for(offered),
             link_up: Status(bar.read32(abi::REG_STATUS)).link_up(),
         })
     }
@@ -344,6 +343,12 @@ impl Doorbells {
     }
 }
 
+/// What the driver asks for where so much is offered: not what is of no use as it needs something else
+/// that is not.
+fn asked_for(offered: u64) -> u64 {
+    abi::complete_features(offered & WANTED_FEATURES)
+}
+
 #[kunit_tests(ferrite_bars)]
 mod tests {
     use super::*;
@@ -360,6 +365,16 @@ mod tests {
 
     fn state(state: DeviceState) -> Status {
         Status::new(state, None, false)
+    }
+
+    #[test]
+    fn features_are_asked_for_with_all_that_they_need() {
+        assert_eq!(asked_for(u64::MAX), WANTED_FEATURES);
+        assert_eq!(asked_for(0), 0);
+        let offered = abi::FEATURE_XRC | abi::FEATURE_MULTICAST | abi::FEATURE_ATOMICS;
+        assert_eq!(asked_for(offered), abi::FEATURE_ATOMICS);
+        let offered = offered | abi::FEATURE_SRQ;
+        assert_eq!(asked_for(offered), offered & !abi::FEATURE_MULTICAST);
     }
 
     #[test]

@@ -142,8 +142,11 @@ impl pci::Driver for FerriteDriver {
             return Err(ENODEV);
         }
         pdev.enable_device_mem()?;
-        // SAFETY: Nothing has allocated DMA memory for this device yet.
-        set_first_mask(|mask| unsafe { pdev.dma_set_mask_and_coherent(mask) })?;
+        set_first_mask(|mask| {
+            // SAFETY: Nothing has allocated DMA memory for this device yet, and nothing does between two
+            // masks that are tried.
+            unsafe { pdev.dma_set_mask_and_coherent(mask) }
+        })?;
         // SAFETY: Nothing maps memory for this device yet.
         unsafe { pdev.dma_set_max_seg_size(MAX_SEGMENT) };
 
