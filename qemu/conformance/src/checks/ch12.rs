@@ -898,6 +898,19 @@ fn wrong_responses(host: &mut Host) -> Outcome {
             "a read of {length} bytes answered by opcode {opcode:#x}"
         );
     }
+    // Nothing comes after the answer to an atomic write.
+    if host.features & FEATURE_ATOMIC_WRITE != 0 {
+        let mut wired = Wired::new(host)?;
+        let write = Work::remote(SendOpcode::AtomicWrite, &[], 0x1008, 0x77).inline(&[9; 8]);
+        let write = wired.request(host, &write)?;
+        wired.send(host, rc::READ_RESPONSE_FIRST, write.psn, with_data(0))?;
+        let found = CompletionStatus::from_number(host.completion(&mut wired.cq)?.status);
+        ensure_eq!(
+            found,
+            Some(BadResponse),
+            "an atomic write answered by a first one"
+        );
+    }
     Ok(())
 }
 

@@ -1047,7 +1047,9 @@ fn answer(
             (8, original.as_slice())
         }
         // That a flush or an atomic write is done is said by a read response without data.
-        (Operation::ReadResponse, SendOpcode::AtomicWrite | SendOpcode::Flush) => {
+        (Operation::ReadResponse, SendOpcode::AtomicWrite | SendOpcode::Flush)
+            if packet.info.position == Position::Only =>
+        {
             (0, packet.payload)
         }
         // Neither asked for nor sensible here.
