@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 use crate::artifacts::{build_modules, build_programs, cargo, module_make, program};
 use crate::cluster::{Cluster, Options as ClusterOptions, RunDir};
@@ -410,7 +410,13 @@ fn print_coverage(log: &Path, sum: &str) -> Result<()> {
                 .iter()
                 .any(|number| line.starts_with(number))
     };
-    for line in lines.filter(is_of_it) {
+    let lines: Vec<_> = lines.filter(is_of_it).collect();
+    ensure!(
+        !lines.is_empty(),
+        "{} says nothing of coverage",
+        log.display()
+    );
+    for line in lines {
         println!("          {line}");
     }
     Ok(())
