@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
 use super::clients::until_heard;
 use super::faults::wait_for_traffic;
+use super::wire::{captured, frames};
 use super::{still_works, tried_until_heard, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::traffic::{client_server, wait_listening, DEVICE_AND_GID};
@@ -170,6 +171,8 @@ struct Addition {
     address: &'static str,
     /// As in `ibv_devinfo -v`.
     gid: &'static str,
+    /// What its frames are tagged with.
+    vlan: Option<u16>,
 }
 
 const ADDITIONS: &[Addition] = &[
@@ -179,6 +182,7 @@ const ADDITIONS: &[Addition] = &[
         remove: "ip addr del 10.79.0.{n}/24 dev eth0",
         address: "10.79.0.{n}",
         gid: "::ffff:10.79.0.{n}",
+        vlan: None,
     },
     Addition {
         what: "IPv6",
@@ -186,6 +190,7 @@ const ADDITIONS: &[Addition] = &[
         remove: "ip addr del fd77::{n}/64 dev eth0",
         address: "fd77::{n}",
         gid: "fd77::{n}",
+        vlan: None,
     },
     Addition {
         what: "VLAN",
@@ -194,8 +199,24 @@ const ADDITIONS: &[Addition] = &[
         remove: "ip link del eth0.7",
         address: "10.78.0.{n}",
         gid: "::ffff:10.78.0.{n}",
+        vlan: Some(7),
     },
 ];
+
+/// The VLAN of a frame with a datagram to the group 239.77.0.7, or none; of another frame, nothing.
+fn tag_of_group(frame: &[u8]) -> Option<Option<u16>> {
+    let (vlan, packet) = match *frame.get(12..18)? {
+        [0x08, 0x00, ..] => (None, frame.get(14..)?),
+        [0x81, 0x00, high, low, 0x08, 0x00] => {
+            let vlan = u16::from_be_bytes([high, low]) & 0xfff;
+            (Some(vlan), frame.get(18..)?)
+        }
+        _ => return None,
+    };
+    const UDP: u8 = 17;
+    let is_group = *packet.get(9)? == UDP && packet.get(16..20)? == [239, 77, 0, 7];
+    is_group.then_some(vlan)
+}
 
 fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
@@ -242,8 +263,16 @@ fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
                     let address = of(addition.address, vm);
                     format!("mckey {role} -m 239.77.0.7 -b {address} -C 5")
                 };
-                until_heard((one, &member(one, "")), (two, &member(two, "-s")))
-                    .context("multicast")?;
+                let file = captured(cluster, || {
+                    until_heard((one, &member(one, "")), (two, &member(two, "-s")))
+                })
+                .context("multicast")?;
+                let mut tags = frames(&file)?.into_iter().filter_map(tag_of_group);
+                ensure!(
+                    tags.clone().count() >= 5 && tags.all(|tag| tag == addition.vlan),
+                    "datagrams to a group: not all of them have the tag {:?}",
+                    addition.vlan
+                );
             }
             Ok(())
         }();

@@ -43,6 +43,10 @@ pub const TESTS: &[VmTest] = &[
         fails_while_binding,
     ),
     VmTest::new(
+        "a device that fails before its registration is done: who has opened it is told",
+        fails_before_it_is_registered,
+    ),
+    VmTest::new(
         "a reset by others ends the wait for completions that never come, and programs are told",
         reset_under_a_drain,
     ),
@@ -524,6 +528,42 @@ fn fails_while_binding(cluster: &Cluster) -> Result<()> {
         round().with_context(|| format!("at command {command} of {all}"))?;
     }
     reload(one, "")
+}
+
+/// A kernel user is still being shown the device when that fails, and a program has opened it.
+fn fails_before_it_is_registered(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    wait_active(one)?;
+    // The sample stays, and tries a device that comes back all over.
+    one.sh_in("insmod /ferrite/modules/rust_rdma_loop.ko", PATIENCE)?;
+    unbind(one)?;
+    misbehave(
+        cluster,
+        &json!({"seed": 1, "hold": 200, "answers": {"delay": 1.0}}),
+    )?;
+    let binding = one.spawn(
+        &format!("rm -f /run/bound; {BIND}; touch /run/bound"),
+        PATIENCE,
+    )?;
+    let watch = one.spawn(
+        "until [ -e /dev/infiniband/uverbs0 ]; do sleep 0.02; done
+         dev=$(cat /sys/class/infiniband_verbs/uverbs0/ibdev)
+         exec stdbuf -oL ibv_asyncwatch -d $dev >/run/events",
+        2 * PATIENCE,
+    )?;
+    one.wait_for("grep -q ferrite /run/events", PATIENCE)?;
+    one.sh("! test -e /run/bound")
+        .context("the driver was bound too soon")?;
+    cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+    let bound = binding.wait()?;
+    ensure!(!bound.timed_out, "the driver hangs: {bound:?}");
+    // IBV_EVENT_DEVICE_FATAL.
+    one.wait_for("grep -q '(8)' /run/events", Duration::from_secs(10))
+        .context("the program was not told")?;
+    one.sh("rmmod rust_rdma_loop")?;
+    unbind(one)?;
+    watch.end()?;
+    start_over(cluster, one)
 }
 
 /// What is done to the network of a machine by those who hold RTNL, and need the device to be told:

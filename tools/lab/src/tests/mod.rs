@@ -108,6 +108,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("stock", basics::STOCK),
+                ("wire", wire::TESTS),
                 ("stock", faults::NEIGHBOURS),
                 ("neighbours", interfaces::TESTS),
                 ("neighbours", limits::TESTS),
@@ -118,25 +119,12 @@ pub fn groups() -> Vec<Group> {
             ],
         },
         Group {
-            name: "wire",
-            flavour: Flavour::Stock,
-            load_driver: true,
-            options: |o| Options {
-                cpus: 1,
-                pcap: true,
-                ..o
-            },
-            long: false,
-            tests: &[("wire", wire::TESTS)],
-        },
-        Group {
             name: "reference",
             flavour: Flavour::Stock,
             load_driver: false,
             options: |o| Options {
                 cpus: 1,
                 device: false,
-                pcap: true,
                 ..o
             },
             long: true,

@@ -14,7 +14,7 @@ use crate::step::output;
 use crate::traffic::{client_server, perftest, pingpong, pingpong_within};
 use crate::vm::Vm;
 
-/// In this order: the capture is looked at before faults are switched on.
+/// On the unmodified Debian kernel.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "packets of every kind are RoCEv2 to tshark, every invariant CRC right",
@@ -62,8 +62,17 @@ pub const INTEROPERATION: &[VmTest] = &[
 
 const ROCE_PORT: u16 = 4791;
 
+/// Has all frames captured that pass while `run` runs; returns the file.
+pub(super) fn captured(cluster: &Cluster, run: impl FnOnce() -> Result<()>) -> Result<Vec<u8>> {
+    cluster.fabric_command(&json!({"cmd": "pcap", "file": cluster.pcap()}))?;
+    let result = run();
+    cluster.fabric_command(&json!({"cmd": "pcap-stop"}))?;
+    result?;
+    fs::read(cluster.pcap()).context("no capture")
+}
+
 /// The frames of a pcap file.
-fn frames(file: &[u8]) -> Result<Vec<&[u8]>> {
+pub(super) fn frames(file: &[u8]) -> Result<Vec<&[u8]>> {
     let magic = file.get(..4).context("the capture is empty")?;
     // Microsecond or nanosecond stamps, in this machine's byte order.
     if ![0xa1b2_c3d4u32, 0xa1b2_3c4d]
@@ -385,11 +394,14 @@ fn loss_with_rxe(cluster: &Cluster) -> Result<()> {
 
 fn capture(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    pingpong(one, two, 9000, 20, false)?;
-    perftest(one, two, "ib_write_bw", 8192, 20, "")?;
-    perftest(one, two, "ib_read_bw", 8192, 20, "")?;
+    let file = captured(cluster, || {
+        pingpong(one, two, 9000, 20, false)?;
+        perftest(one, two, "ib_write_bw", 8192, 20, "")?;
+        perftest(one, two, "ib_read_bw", 8192, 20, "")?;
+        Ok(())
+    })?;
     // Send first/last, write first/last, read request, read response first/last, acknowledge.
-    check_capture(cluster, &[0, 2, 6, 8, 12, 13, 15, 17])
+    check_capture(cluster, &file, &[0, 2, 6, 8, 12, 13, 15, 17])
 }
 
 /// Everything that the device can send, by the upper three bits of the opcode: reliable
@@ -415,25 +427,25 @@ const EVERY_OPCODE: [(u32, &[u32]); 4] = [
 
 fn every_packet(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    operations(one, two, "rc rc6 uc ud xrc xrc-invalidate")?;
-    // Management datagrams.
-    super::basics::connect(one, "rping -s -a 0.0.0.0 -C 3", two, "rping -c -C 3 -a")?;
+    let file = captured(cluster, || {
+        operations(one, two, "rc rc6 uc ud xrc xrc-invalidate")?;
+        // Management datagrams.
+        super::basics::connect(one, "rping -s -a 0.0.0.0 -C 3", two, "rping -c -C 3 -a")
+    })?;
     let wanted: Vec<u32> = EVERY_OPCODE
         .iter()
         .flat_map(|(service, operations)| {
             operations.iter().map(move |operation| service | operation)
         })
         .collect();
-    check_capture(cluster, &wanted)
+    check_capture(cluster, &file, &wanted)
 }
 
-/// Ends the capture. Its frames must be right to the checks here and to tshark, and have packets
-/// with all of the opcodes.
-fn check_capture(cluster: &Cluster, opcodes: &[u32]) -> Result<()> {
-    cluster.fabric_command(&json!({"cmd": "pcap-stop"}))?;
-    let file = fs::read(cluster.pcap()).context("no capture")?;
+/// The frames of the capture that was made last must be right to the checks here and to tshark, and have
+/// packets with all of the opcodes.
+fn check_capture(cluster: &Cluster, file: &[u8], opcodes: &[u32]) -> Result<()> {
     let (mut good, mut bad) = (0, 0);
-    for frame in frames(&file)? {
+    for frame in frames(file)? {
         match invariant_crc(frame) {
             Some(true) => good += 1,
             Some(false) => bad += 1,
