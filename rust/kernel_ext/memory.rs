@@ -23,7 +23,7 @@ pub struct NoReclaim {
 
 impl NoReclaim {
     /// Begins here.
-    pub fn new() -> Self {
+    pub fn enter() -> Self {
         Self {
             // SAFETY: The function changes a flag of the current task, which `drop` restores.
             flags: unsafe { bindings::memalloc_noreclaim_save() },
@@ -34,7 +34,7 @@ impl NoReclaim {
 
 impl Drop for NoReclaim {
     fn drop(&mut self) {
-        // SAFETY: The flags are those of `new`, by the same task, as `self` cannot be sent.
+        // SAFETY: The flags are those of `enter`, by the same task, as `self` cannot be sent.
         unsafe { bindings::memalloc_noreclaim_restore(self.flags) }
     }
 }

@@ -180,7 +180,7 @@ impl Stopper {
         let device = claim()?;
         let reach = {
             // Reclaim may wait for its turn to stop the device, and a reset may allocate.
-            let _no_reclaim = NoReclaim::new();
+            let _no_reclaim = NoReclaim::enter();
             stop(&device)
         };
         self.reach.set(reach);
