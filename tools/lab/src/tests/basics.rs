@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 
-use super::{nothing_left, tried_until_heard, VmTest};
+use super::{nothing_left, once_it_listens, tried_until_heard, VmTest};
 use crate::cluster::Cluster;
 use crate::protocol::Outcome;
 use crate::skips::{self, Checks, Skips};
@@ -351,13 +351,7 @@ pub(super) fn connection_manager(cluster: &Cluster) -> Result<()> {
 pub(super) fn connect(one: &Vm, server: &str, two: &Vm, client: &str) -> Result<()> {
     let time = Duration::from_secs(60);
     let serving = one.spawn(&format!("timeout {} {server}", 50 * one.patience()), time)?;
-    // Not before it listens: of several connections that a client makes it might get some, and wait for
-    // what they send.
-    if let Err(error) = one.wait_for("rdma resource show cm_id | grep -q LISTEN", time / 3) {
-        serving.signal(libc::SIGTERM)?;
-        let served = serving.wait()?;
-        return Err(error.context(format!("{server} does not listen: {served:?}")));
-    }
+    let serving = once_it_listens(one, serving)?;
     let outcome = two.run(
         &tried_until_heard(two, &format!("{client} {}", one.ip())),
         time,

@@ -24,7 +24,7 @@ use anyhow::{bail, Result};
 use crate::cluster::{Cluster, Options};
 use crate::kernel::Flavour;
 use crate::process::wait_until;
-use crate::vm::Vm;
+use crate::vm::{Running, Vm};
 
 /// One test.
 pub struct VmTest {
@@ -201,6 +201,20 @@ pub fn wait_active(vm: &Vm) -> Result<()> {
             dmesg | tail -n 20");
         error.context(format!("the port does not become active: {state:?}"))
     })
+}
+
+/// Waits until a server takes connections of rdma_cm. Of several that a client makes too early it might
+/// get some, and wait for what they send.
+fn once_it_listens<'v>(vm: &Vm, server: Running<'v>) -> Result<Running<'v>> {
+    let listens = vm.wait_for(
+        "rdma resource show cm_id | grep -q LISTEN",
+        Duration::from_secs(20),
+    );
+    if let Err(error) = listens {
+        server.signal(libc::SIGTERM)?;
+        return Err(error.context(format!("it does not listen: {:?}", server.wait()?)));
+    }
+    Ok(server)
 }
 
 /// A client that is tried until its server, which has no TCP socket to wait for, has heard it.
