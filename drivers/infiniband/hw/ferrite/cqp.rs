@@ -269,14 +269,16 @@ impl Submissions {
         if dead() {
             return Err(EIO);
         }
-        let share = if asker == Asker::Reclaim && !self.all.try_down() {
-            self.last.down();
-            Share::Last
-        } else {
-            if asker == Asker::Anyone {
+        let share = match asker {
+            Asker::Anyone => {
                 self.all.down();
+                Share::All
             }
-            Share::All
+            Asker::Reclaim if self.all.try_down() => Share::All,
+            Asker::Reclaim => {
+                self.last.down();
+                Share::Last
+            }
         };
         let mut submission = self.state.lock();
         let taken = if dead() {

@@ -11,23 +11,13 @@ const LONG_WAIT: u64 = 500_000_000;
 /// (IBTA volume 1, 9.7.6.1.3, allows as much): the peer may be a program on a busy machine, and what is sent
 /// again makes it no faster. A wait that is long anyway stays what it is, so that peers that are gone are
 /// noticed.
-pub(crate) const fn ack_timeout(code: u8, tried: u8) -> Option<u64> {
-    let once = match code & 0x1f {
+pub(crate) fn ack_timeout(code: u8, tried: u8) -> Option<u64> {
+    let once: u64 = match code & 0x1f {
         0 => return None,
         code => 4096 << code,
     };
-    let longer = match tried {
-        0 => once,
-        1 => once << 1,
-        _ => once << 2,
-    };
-    Some(if longer <= LONG_WAIT {
-        longer
-    } else if once <= LONG_WAIT {
-        LONG_WAIT
-    } else {
-        once
-    })
+    let longer = once << tried.min(2);
+    Some(longer.min(LONG_WAIT).max(once))
 }
 
 /// Receiver-not-ready delays in units of 10 us (IBTA volume 1, table 46).
