@@ -44,7 +44,7 @@ pub(crate) const DMA_BITS: RangeInclusive<u8> = 32..=64;
 const CLOCK_BITS: RangeInclusive<u8> = 32..=64;
 
 /// The most that a device may say that a command takes, in milliseconds.
-const MOST_COMMAND: u32 = 120_000;
+pub(crate) const MOST_COMMAND: u32 = 120_000;
 /// An answer is waited for so many times as long as the device says: a slow (emulated, overloaded)
 /// machine is not a dead device.
 const COMMAND_PATIENCE: u32 = 3;

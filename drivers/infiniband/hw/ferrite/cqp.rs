@@ -24,6 +24,7 @@ use crate::{
         Doorbells,
         Registers, //
     },
+    caps::MOST_COMMAND,
     dma_types::{
         Counters,
         Nothing,
@@ -621,13 +622,11 @@ fn answered(written: u64, wanted: usize, least: usize) -> Option<usize> {
 
 /// How many times as long a command is waited for, at most, while others are answered.
 const ROUNDS: u32 = 4;
-/// But no longer than that, in milliseconds, unless its own time is longer: memory management waits
-/// for some.
-const MOST_ROUNDS: Msecs = 120_000;
 
-/// How many looks of so long there may be in all, of which `looks` fit in the time of a command.
+/// How many looks of so long there may be in all, of which `looks` fit in the time of a command: no more
+/// than the longest command may take, unless its own time is longer, as memory management waits for some.
 fn all_looks(look: Msecs, looks: u32) -> u32 {
-    let most = MOST_ROUNDS / look.max(1);
+    let most = MOST_COMMAND / look.max(1);
     looks.saturating_mul(ROUNDS).min(most).max(looks)
 }
 
