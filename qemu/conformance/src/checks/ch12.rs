@@ -796,6 +796,18 @@ fn other_naks(host: &mut Host) -> Outcome {
     host.comes_to(wired.qp.qpn, Error)
 }
 
+/// A flush of 64 bytes at 0x2000.
+fn flush() -> Work {
+    let part = FlushPart {
+        address: 0x2000,
+        rkey: 0x88,
+        length: 64,
+        placement: FLUSH_GLOBAL,
+        ..FlushPart::zeroed()
+    };
+    Work::with_part(SendOpcode::Flush, &part, &[])
+}
+
 fn atomic_write_and_flush(host: &mut Host) -> Outcome {
     host.start_needing(FEATURE_ATOMIC_WRITE | FEATURE_FLUSH)?;
     let mut wired = Wired::new(host)?;
@@ -807,15 +819,7 @@ fn atomic_write_and_flush(host: &mut Host) -> Outcome {
         [reth(0x1008, 0x77, 8), vec![9; 8]].concat(),
         "the request"
     );
-    let part = FlushPart {
-        address: 0x2000,
-        rkey: 0x88,
-        length: 64,
-        placement: FLUSH_GLOBAL,
-        ..FlushPart::zeroed()
-    };
-    let flush = Work::with_part(SendOpcode::Flush, &part, &[]);
-    let second = wired.request(host, &flush)?;
+    let second = wired.request(host, &flush())?;
     ensure_eq!(
         (second.opcode, second.psn),
         (rc::FLUSH, request.psn + 1),
@@ -898,18 +902,30 @@ fn wrong_responses(host: &mut Host) -> Outcome {
             "a read of {length} bytes answered by opcode {opcode:#x}"
         );
     }
-    // Nothing comes after the answer to an atomic write.
-    if host.features & FEATURE_ATOMIC_WRITE != 0 {
-        let mut wired = Wired::new(host)?;
-        let write = Work::remote(SendOpcode::AtomicWrite, &[], 0x1008, 0x77).inline(&[9; 8]);
-        let write = wired.request(host, &write)?;
-        wired.send(host, rc::READ_RESPONSE_FIRST, write.psn, with_data(0))?;
-        let found = CompletionStatus::from_number(host.completion(&mut wired.cq)?.status);
-        ensure_eq!(
-            found,
-            Some(BadResponse),
-            "an atomic write answered by a first one"
-        );
+    // Nothing comes before or after the answer to an atomic write or a flush.
+    let atomic_write = Work::remote(SendOpcode::AtomicWrite, &[], 0x1008, 0x77).inline(&[9; 8]);
+    for (feature, request) in [
+        (FEATURE_ATOMIC_WRITE, atomic_write),
+        (FEATURE_FLUSH, flush()),
+    ] {
+        if host.features & feature == 0 {
+            continue;
+        }
+        for (opcode, body) in [
+            (rc::READ_RESPONSE_FIRST, with_data(0)),
+            (rc::READ_RESPONSE_MIDDLE, vec![]),
+            (rc::READ_RESPONSE_LAST, with_data(0)),
+        ] {
+            let mut wired = Wired::new(host)?;
+            let request = wired.request(host, &request)?;
+            wired.send(host, opcode, request.psn, body)?;
+            let found = CompletionStatus::from_number(host.completion(&mut wired.cq)?.status);
+            ensure_eq!(
+                found,
+                Some(BadResponse),
+                "feature {feature:#x}: a single response in its place by opcode {opcode:#x}"
+            );
+        }
     }
     Ok(())
 }

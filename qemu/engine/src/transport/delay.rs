@@ -7,16 +7,15 @@ const LONG_WAIT: u64 = 500_000_000;
 
 /// How long a requester waits for an answer: 4.096 us times two to the `code`; `None` for ever.
 ///
-/// Where the request was sent again in vain before, `tried` times, it waits longer, up to four times that
-/// (IBTA volume 1, 9.7.6.1.3, allows as much): the peer may be a program on a busy machine, and what is sent
-/// again makes it no faster. A wait that is long anyway stays what it is, so that peers that are gone are
-/// noticed.
-pub(crate) fn ack_timeout(code: u8, tried: u8) -> Option<u64> {
+/// After so many `timeouts` in a row it waits longer, up to four times that (IBTA volume 1, 9.7.6.1.3, allows
+/// as much): the peer may be a program on a busy machine, and what is sent again makes it no faster. A wait that
+/// is long anyway stays what it is, so that peers that are gone are noticed.
+pub(crate) fn ack_timeout(code: u8, timeouts: u8) -> Option<u64> {
     let once: u64 = match code & 0x1f {
         0 => return None,
         code => 4096 << code,
     };
-    let longer = once << tried.min(2);
+    let longer = once << timeouts.min(2);
     Some(longer.min(LONG_WAIT).max(once))
 }
 
@@ -49,8 +48,8 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_with_tries_up_to_four_times_unless_they_are_long() {
-        let waits = |code| [0, 1, 2, 7].map(|tried| ack_timeout(code, tried).unwrap());
+    fn waits_grow_with_timeouts_up_to_four_times_unless_they_are_long() {
+        let waits = |code| [0, 1, 2, 7].map(|timeouts| ack_timeout(code, timeouts).unwrap());
         let t = 67_108_864;
         assert_eq!(waits(14), [t, 2 * t, 4 * t, 4 * t]);
         let t = 268_435_456;

@@ -24,7 +24,8 @@ use crate::{Disposition, Medium, Progress};
 use ferrite_abi::{EventCode, QueuePairStateCode as State, Service};
 use ferrite_abi::{
     FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_FAST_REGISTER, FEATURE_FLUSH, FEATURE_MULTICAST,
-    FEATURE_UC, FEATURE_UD, FEATURE_WINDOWS, FEATURE_XRC, MODIFY_ADDRESS_VECTOR, VLAN_NONE,
+    FEATURE_UC, FEATURE_UD, FEATURE_WINDOWS, FEATURE_XRC, MODIFY_ADDRESS_VECTOR, MODIFY_RETRY,
+    MODIFY_RNR_RETRY, VLAN_NONE,
 };
 use requester::Requester;
 use responder::Responder;
@@ -150,6 +151,9 @@ pub(crate) fn modified(
 ) {
     if mask & MODIFY_ADDRESS_VECTOR != 0 {
         qp.transport.template = template(core, qp);
+    }
+    if mask & (MODIFY_RETRY | MODIFY_RNR_RETRY) != 0 {
+        qp.transport.requester.set_retries(&qp.attributes);
     }
     if qp.state != from {
         match (from, qp.state) {

@@ -150,6 +150,8 @@ pub(super) struct Requester {
     /// Retries left before giving up on the oldest packet.
     retries: u8,
     rnr_retries: u8,
+    /// Waits in a row in which nothing was acknowledged: the next one is longer.
+    timeouts: u8,
     /// Went back to this sequence number on the responder's word, and nothing came of it yet:
     /// another word to the same effect is an echo of the first.
     went_back_to: Option<u32>,
@@ -191,6 +193,12 @@ impl Requester {
         self.next.wrapping_sub(self.una) & 0xff_ffff
     }
 
+    /// Takes over how often is tried again from now on.
+    pub(super) fn set_retries(&mut self, attributes: &ModifyQueuePair) {
+        self.retries = attributes.retry_count;
+        self.rnr_retries = attributes.rnr_retry;
+    }
+
     /// Everything up to `una` has arrived.
     fn progress(&mut self, una: u32, attributes: &ModifyQueuePair) {
         self.una = una;
@@ -205,8 +213,8 @@ impl Requester {
         {
             self.reads.pop_front();
         }
-        self.retries = attributes.retry_count;
-        self.rnr_retries = attributes.rnr_retry;
+        self.set_retries(attributes);
+        self.timeouts = 0;
         self.went_back_to = None;
         self.waiting_for_receiver = false;
     }
@@ -756,9 +764,8 @@ fn fail(core: &mut Core, qp: &mut QueuePair, failure: Failure, host: &mut dyn Ho
 
 /// Starts the timer for an answer, where answers are waited for with an end.
 fn start_waiting(core: &mut Core, qp: &mut QueuePair) {
-    let retries = qp.transport.requester.retries;
-    let tried = qp.attributes.retry_count.saturating_sub(retries);
-    if let Some(timeout) = ack_timeout(qp.attributes.timeout, tried) {
+    let timeouts = qp.transport.requester.timeouts;
+    if let Some(timeout) = ack_timeout(qp.attributes.timeout, timeouts) {
         let deadline = core.now.saturating_add(timeout);
         core.start_timer(qp, deadline);
     }
@@ -813,6 +820,7 @@ pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) 
         return;
     }
     core.counters.ack_timeouts += 1;
+    requester.timeouts = requester.timeouts.saturating_add(1);
     if in_line {
         // Nothing could be sent again now, and what is missing may not have got further than the
         // queue that has no room: but a peer that takes nothing for ever is as good as gone.

@@ -509,6 +509,71 @@ fn a_peer_that_is_gone_is_given_up_on() {
 }
 
 #[test]
+fn a_wait_is_longer_after_timeouts_and_not_after_naks() {
+    let mut bench = bench();
+    bench.pair.a.post_send(
+        QPN_A,
+        &write(bench.a.sge(0, 5000), bench.b.address, bench.b.tag),
+    );
+    // The first packet is lost, and the peer says so; what is sent again is lost too.
+    let (mut requests, mut naks) = (0, 0);
+    bench.pair.exchange_with(|way, frame| match way {
+        Way::AToB => {
+            requests += 1;
+            let arrives = (2..=5).contains(&requests);
+            arrives.then_some(frame).into_iter().collect()
+        }
+        Way::BToA => {
+            naks += 1;
+            vec![frame]
+        }
+    });
+    assert_eq!((requests, naks), (10, 1));
+    let once = 4096 << 10;
+    for waits in [1, 2, 4, 4] {
+        let next = bench.pair.a.engine.next_timeout().unwrap();
+        assert_eq!(next - bench.pair.a.now, once * waits);
+        assert!(bench.pair.pass_time());
+        bench.pair.exchange_with(|_, _| vec![]);
+    }
+}
+
+#[test]
+fn retries_that_were_changed_while_it_was_drained_count_from_then_on() {
+    for (before, after) in [(0, 3), (3, 0), (7, 1)] {
+        let mut bench = bench_with(Setup {
+            retry_count: before,
+            ..Setup::default()
+        });
+        let a = &mut bench.pair.a;
+        assert_eq!(
+            a.set_state(QPN_A, QueuePairStateCode::Sqd),
+            CommandStatus::Ok
+        );
+        a.execute(&ModifyQueuePair {
+            qpn: QPN_A,
+            mask: MODIFY_RETRY,
+            retry_count: after,
+            ..ModifyQueuePair::zeroed()
+        });
+        assert_eq!(a.set_state(QPN_A, Rts), CommandStatus::Ok);
+        let start = a.now;
+        a.post_send(
+            QPN_A,
+            &write(bench.a.sge(0, 10), bench.b.address, bench.b.tag),
+        );
+        let mut sent = 0;
+        bench.pair.run_with(|_, _| {
+            sent += 1;
+            vec![]
+        });
+        assert_eq!(sent, after + 1);
+        let waits = [1, 3, 7, 11][usize::from(after)];
+        assert_eq!(bench.pair.a.now - start, (4096 << 10) * waits);
+    }
+}
+
+#[test]
 fn without_a_timeout_the_requester_waits_for_ever() {
     let mut bench = bench_with(Setup {
         timeout: 0,
