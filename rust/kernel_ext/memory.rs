@@ -3,7 +3,6 @@
 //! The memory of the machine (for `rust/kernel/mm.rs`).
 
 use crate::bindings;
-use kernel::types::NotThreadSafe;
 
 /// How many bytes the kernel has in all.
 pub fn total() -> u64 {
@@ -11,30 +10,15 @@ pub fn total() -> u64 {
     unsafe { bindings::total_memory() }
 }
 
-/// While it lives, allocations of the current task start no reclaim, and may use reserves instead.
+/// Calls `f`, in which allocations of the current task start no reclaim, and may use reserves instead.
 ///
 /// For the few that are made by what reclaim itself may wait for.
-#[must_use = "it ends when it is dropped"]
-pub struct NoReclaim {
-    flags: u32,
-    /// It is the task's, which has to end it.
-    _task: NotThreadSafe,
-}
-
-impl NoReclaim {
-    /// Begins here.
-    pub fn enter() -> Self {
-        Self {
-            // SAFETY: The function changes a flag of the current task, which `drop` restores.
-            flags: unsafe { bindings::memalloc_noreclaim_save() },
-            _task: NotThreadSafe,
-        }
-    }
-}
-
-impl Drop for NoReclaim {
-    fn drop(&mut self) {
-        // SAFETY: The flags are those of `enter`, by the same task, as `self` cannot be sent.
-        unsafe { bindings::memalloc_noreclaim_restore(self.flags) }
-    }
+pub fn without_reclaim<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: The function changes a flag of the current task, which is always there.
+    let flags = unsafe { bindings::memalloc_noreclaim_save() };
+    let result = f();
+    // SAFETY: The flags are those that were saved above, by the same task. It nests: what is called in
+    // between has ended its own.
+    unsafe { bindings::memalloc_noreclaim_restore(flags) };
+    result
 }

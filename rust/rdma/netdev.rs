@@ -203,11 +203,13 @@ impl<D: Driver> Device<D> {
 
     /// Whether an interface that is registered is the one that the port shares its link with.
     fn is_own(&self, rtnl: &Rtnl, netdev: &Netdev) -> bool {
-        self.beside().is_some_and(|beside| match beside {
-            Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
-            Beside::Function(function) => self.is_of_function(rtnl, netdev, function),
-        }) && netdev.is_hardware()
+        // A function is looked for among all: last, as anybody's interfaces come here.
+        netdev.is_hardware()
             && self.shares_namespace(netdev)
+            && self.beside().is_some_and(|beside| match beside {
+                Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
+                Beside::Function(function) => self.is_of_function(rtnl, netdev, function),
+            })
     }
 
     /// The interface that the port shares its link with, if there is one.

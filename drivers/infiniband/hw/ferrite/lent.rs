@@ -6,7 +6,7 @@
 //! takes an object down is answered. A device that failed says nothing any more. It is stopped
 //! then, by the gentlest means that works; where none does, what it was told of is never freed.
 
-use crate::kernel_ext::memory::NoReclaim;
+use crate::kernel_ext::memory;
 use core::{
     mem::ManuallyDrop,
     ops::Deref, //
@@ -178,11 +178,8 @@ impl Stopper {
         }
         // Held until it is known what became of the device.
         let device = claim()?;
-        let reach = {
-            // Reclaim may wait for its turn to stop the device, and a reset may allocate.
-            let _no_reclaim = NoReclaim::enter();
-            stop(&device)
-        };
+        // Reclaim may wait for its turn to stop the device, and a reset may allocate.
+        let reach = memory::without_reclaim(|| stop(&device));
         self.reach.set(reach);
         Some(match reach {
             Reach::Unstoppable => Err(EIO),
@@ -194,7 +191,7 @@ impl Stopper {
     /// left to [`Stopper::stop`]. Sleeps.
     pub(crate) fn stop_gently(&self, reset: impl FnOnce() -> Result) {
         let _turn = self.turn.lock();
-        if !self.is_stopped() && reset().is_ok() {
+        if !self.is_stopped() && memory::without_reclaim(reset).is_ok() {
             self.reach.set(Reach::Quiet);
         }
     }

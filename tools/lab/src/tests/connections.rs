@@ -268,8 +268,10 @@ fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
                 })
                 .context("multicast")?;
                 let mut tags = frames(&file)?.into_iter().filter_map(tag_of_group);
+                let count = tags.clone().count();
+                ensure!(count >= 5, "{count} datagrams to a group were captured");
                 ensure!(
-                    tags.clone().count() >= 5 && tags.all(|tag| tag == addition.vlan),
+                    tags.all(|tag| tag == addition.vlan),
                     "datagrams to a group: not all of them have the tag {:?}",
                     addition.vlan
                 );

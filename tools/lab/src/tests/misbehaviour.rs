@@ -541,6 +541,7 @@ fn fails_before_it_is_registered(cluster: &Cluster) -> Result<()> {
         cluster,
         &json!({"seed": 1, "hold": 200, "answers": {"delay": 1.0}}),
     )?;
+    one.sh("rm -f /run/events")?;
     let binding = one.spawn(
         &format!("rm -f /run/bound; {BIND}; touch /run/bound"),
         PATIENCE,
@@ -557,9 +558,11 @@ fn fails_before_it_is_registered(cluster: &Cluster) -> Result<()> {
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
     let bound = binding.wait()?;
     ensure!(!bound.timed_out, "the driver hangs: {bound:?}");
-    // IBV_EVENT_DEVICE_FATAL.
+    // IBV_EVENT_DEVICE_FATAL, while the device is still there: the core says the same of one that goes.
     one.wait_for("grep -q '(8)' /run/events", Duration::from_secs(10))
         .context("the program was not told")?;
+    one.sh("test -e /sys/class/infiniband_verbs/uverbs0")
+        .context("the driver was not bound")?;
     one.sh("rmmod rust_rdma_loop")?;
     unbind(one)?;
     watch.end()?;
