@@ -140,6 +140,11 @@ u64 rust_helper_current_accountable_user(void)
 	return from_kuid(&init_user_ns, outermost->owner);
 }
 
+bool rust_helper_current_is_kthread(void)
+{
+	return current->flags & PF_KTHREAD;
+}
+
 bool rust_helper_current_is_dying(void)
 {
 	return fatal_signal_pending(current);

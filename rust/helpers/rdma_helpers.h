@@ -74,6 +74,7 @@ u64 rust_helper_current_accountable_user(void);
 bool rust_helper_capable_sys_resource(void);
 bool rust_helper_capable_sys_resource_noaudit(void);
 u64 rust_helper_total_memory(void);
+bool rust_helper_current_is_kthread(void);
 bool rust_helper_current_is_dying(void);
 
 /* BARs and device memory. */

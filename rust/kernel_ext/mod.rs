@@ -16,6 +16,7 @@ pub mod memory;
 pub mod pci;
 pub mod random;
 pub mod ratelimit;
+pub mod scoped;
 pub mod semaphore;
 pub mod spinlock;
 pub mod table;
