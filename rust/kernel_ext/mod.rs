@@ -17,7 +17,6 @@ pub mod pci;
 pub mod random;
 pub mod ratelimit;
 pub mod scoped;
-pub mod semaphore;
 pub mod spinlock;
 pub mod table;
 pub mod user;
