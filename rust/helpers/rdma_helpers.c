@@ -23,7 +23,6 @@
 #include <linux/sched.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/task.h>
-#include <linux/semaphore.h>
 #include <linux/spinlock.h>
 #include <linux/user_namespace.h>
 #include <linux/workqueue.h>
@@ -76,22 +75,6 @@ void rust_helper_reinit_completion(struct completion *x)
 	reinit_completion(x);
 }
 
-void rust_helper_sema_init(struct semaphore *sem, unsigned int count)
-{
-	sema_init(sem, count);
-}
-
-bool rust_helper_sema_is_waited_for(struct semaphore *sem)
-{
-	unsigned long flags;
-	bool waited_for;
-
-	raw_spin_lock_irqsave(&sem->lock, flags);
-	waited_for = sem->first_waiter;
-	raw_spin_unlock_irqrestore(&sem->lock, flags);
-	return waited_for;
-}
-
 unsigned int rust_helper_memalloc_noreclaim_save(void)
 {
 	return memalloc_noreclaim_save();
@@ -138,6 +121,11 @@ u64 rust_helper_current_accountable_user(void)
 	if (uid_eq(outermost->owner, GLOBAL_ROOT_UID))
 		return BIT_ULL(32) | outermost->ns.inum;
 	return from_kuid(&init_user_ns, outermost->owner);
+}
+
+bool rust_helper_current_is_kthread(void)
+{
+	return current->flags & PF_KTHREAD;
 }
 
 bool rust_helper_current_is_dying(void)
@@ -564,18 +552,21 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_context_object, UVERBS_OBJECT_DEVICE,
 						 UA_MANDATORY),
 			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_CLOCK,
 						 UVERBS_ATTR_TYPE(u64),
+						 UA_OPTIONAL),
+			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_CLOCK_NOW,
+						 UVERBS_ATTR_TYPE(u64),
 						 UA_OPTIONAL));
 
-bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs)
+bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs,
+					  u16 attr)
 {
-	return uverbs_attr_is_valid(attrs, RDMA_CONTEXT_ATTR_CLOCK);
+	return uverbs_attr_is_valid(attrs, attr);
 }
 
 int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,
-					   u64 ticks)
+					   u16 attr, u64 ticks)
 {
-	return uverbs_copy_to(attrs, RDMA_CONTEXT_ATTR_CLOCK, &ticks,
-			      sizeof(ticks));
+	return uverbs_copy_to(attrs, attr, &ticks, sizeof(ticks));
 }
 
 static const struct uapi_definition rdma_definitions[] = {

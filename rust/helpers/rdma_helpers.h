@@ -31,7 +31,6 @@ struct notifier_block;
 struct pci_dev;
 struct rdma_user_mmap_entry;
 struct scatterlist;
-struct semaphore;
 struct sk_buff;
 struct uverbs_attr_bundle;
 struct vm_area_struct;
@@ -44,11 +43,9 @@ void rust_helper_dma_rmb(void);
 void rust_helper_mb(void);
 void rust_helper_wmb(void);
 
-/* Completion, semaphore, spinlock, xarray and workqueue. */
+/* Completion, spinlock, xarray and workqueue. */
 bool rust_helper_need_resched(void);
 void rust_helper_reinit_completion(struct completion *x);
-void rust_helper_sema_init(struct semaphore *sem, unsigned int count);
-bool rust_helper_sema_is_waited_for(struct semaphore *sem);
 void rust_helper_ratelimit_default_init(struct ratelimit_state *rs);
 unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock);
 void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
@@ -74,6 +71,7 @@ u64 rust_helper_current_accountable_user(void);
 bool rust_helper_capable_sys_resource(void);
 bool rust_helper_capable_sys_resource_noaudit(void);
 u64 rust_helper_total_memory(void);
+bool rust_helper_current_is_kthread(void);
 bool rust_helper_current_is_dying(void);
 
 /* BARs and device memory. */
@@ -190,6 +188,8 @@ enum {
 	RDMA_CONTEXT_ATTR_RESPONSE = 1U << UVERBS_ID_NS_SHIFT,
 	/* The time of the device's clock, for those who want it. */
 	RDMA_CONTEXT_ATTR_CLOCK,
+	/* The same, for those who want it at once or not at all. */
+	RDMA_CONTEXT_ATTR_CLOCK_NOW,
 };
 
 enum {
@@ -217,9 +217,10 @@ enum {
 	RDMA_DM_QUERY_ATTR_LENGTH,
 };
 
-bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs);
+bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs,
+					  u16 attr);
 int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,
-					   u64 ticks);
+					   u16 attr, u64 ticks);
 
 /* Device memory, and how a process gets at it. */
 struct rdma_dm {

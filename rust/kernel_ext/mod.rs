@@ -16,7 +16,7 @@ pub mod memory;
 pub mod pci;
 pub mod random;
 pub mod ratelimit;
-pub mod semaphore;
+pub mod scoped;
 pub mod spinlock;
 pub mod table;
 pub mod user;

@@ -18,6 +18,8 @@ const FIRST_OF_DRIVER: u32 = 1 << 12;
 pub const UVERBS_CONTEXT_QUERY_RESPONSE: u32 = FIRST_OF_DRIVER;
 /// Attribute of querying a context: the time of the device's clock, 64 bits.
 pub const UVERBS_CONTEXT_QUERY_CLOCK: u32 = FIRST_OF_DRIVER + 1;
+/// Attribute of querying a context: the same, but `EAGAIN` where the device cannot be asked at once.
+pub const UVERBS_CONTEXT_QUERY_CLOCK_NOW: u32 = FIRST_OF_DRIVER + 2;
 /// Method of a protection domain: succeeds where there is one.
 pub const UVERBS_PD_QUERY: u32 = FIRST_OF_DRIVER;
 /// Attribute of it: the handle.

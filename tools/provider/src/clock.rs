@@ -19,13 +19,15 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::context::query_clock;
+use crate::context::{query_clock, ClockQuery};
 use crate::sys::ibv_context;
 
 /// How long a comparison is good for, in nanoseconds.
 const GOOD_FOR: u64 = 1_000_000_000;
 /// Comparisons at the start; the quickest is the best.
 const FIRST_COMPARISONS: usize = 4;
+/// And so many more where none of those was quick enough to tell anything.
+const MORE_COMPARISONS: usize = 60;
 
 /// The relation of the two clocks.
 pub struct Clock {
@@ -110,6 +112,18 @@ fn now() -> u64 {
     time_of(libc::CLOCK_BOOTTIME).max(1)
 }
 
+/// The best of the first comparisons that `look` makes; `EAGAIN` where none of many tells anything.
+fn first(mut look: impl FnMut() -> Result<Option<Bounds>, c_int>) -> Result<Bounds, c_int> {
+    let mut best: Option<Bounds> = None;
+    for at in 0..FIRST_COMPARISONS + MORE_COMPARISONS {
+        if at >= FIRST_COMPARISONS && best.is_some() {
+            break;
+        }
+        best = best.into_iter().chain(look()?).min_by_key(|b| b.width());
+    }
+    best.ok_or(libc::EAGAIN)
+}
+
 impl Clock {
     /// A clock with that many ticks per millisecond in so many bits, not compared yet.
     pub(crate) fn new(khz: u32, bits: u8) -> Self {
@@ -166,10 +180,14 @@ impl Clock {
     /// # Safety
     ///
     /// `context` is open, and this clock is its; the caller holds `comparing`.
-    unsafe fn look(&self, context: *mut ibv_context) -> Result<Option<Bounds>, c_int> {
+    unsafe fn look(
+        &self,
+        context: *mut ibv_context,
+        way: ClockQuery,
+    ) -> Result<Option<Bounds>, c_int> {
         let (begun, before) = (now(), wall_clock());
         // SAFETY: by the caller.
-        let ticks = unsafe { query_clock(context) }?;
+        let ticks = unsafe { query_clock(context, way) }?;
         let (after, done) = (wall_clock(), now());
         let ticks = self.note(ticks, begun, done);
         Ok(ticks.map(|ticks| Bounds::new(nanoseconds(ticks, self.khz), before, after)))
@@ -188,13 +206,8 @@ impl Clock {
         if self.compared.load(Ordering::Acquire) != 0 {
             return Ok(());
         }
-        let mut best: Option<Bounds> = None;
-        for _ in 0..FIRST_COMPARISONS {
-            // SAFETY: by the caller; the lock is held.
-            let bounds = unsafe { self.look(context) }?;
-            best = best.into_iter().chain(bounds).min_by_key(|b| b.width());
-        }
-        let best = best.ok_or(libc::EAGAIN)?;
+        // SAFETY: by the caller; the lock is held.
+        let best = first(|| unsafe { self.look(context, ClockQuery::Patient) })?;
         self.difference.store(best.middle(), Ordering::Relaxed);
         // Release: who sees that there was a comparison sees its result.
         self.compared.store(now(), Ordering::Release);
@@ -212,9 +225,10 @@ impl Clock {
             return;
         }
         if let Ok(_comparing) = self.comparing.try_lock() {
-            // Where the device does not answer, or too late, what was known has to do.
+            // Where the device cannot be asked at once, or answers too late, what was known has to
+            // do: the caller polls.
             // SAFETY: by the caller; the lock is held.
-            if let Ok(Some(bounds)) = unsafe { self.look(context) } {
+            if let Ok(Some(bounds)) = unsafe { self.look(context, ClockQuery::Now) } {
                 let known = self.difference.load(Ordering::Relaxed);
                 self.difference
                     .store(bounds.nearest(known), Ordering::Relaxed);
@@ -249,6 +263,24 @@ mod tests {
         assert_eq!(bounds.nearest(50_150), 50_150);
         assert_eq!(bounds.nearest(49_000), 50_000);
         assert_eq!(bounds.nearest(60_000), 50_200);
+    }
+
+    #[test]
+    fn the_quickest_of_the_first_comparisons_counts_and_more_are_made_where_none_tells() {
+        let wide = |width: u64| Some(Bounds::new(0, 0, width));
+        let run = |told: &dyn Fn(usize) -> Option<Bounds>| {
+            let mut looks = 0;
+            let best = first(|| {
+                looks += 1;
+                Ok(told(looks))
+            });
+            (best.map(Bounds::width), looks)
+        };
+        assert_eq!(run(&|at| wide([9, 5, 7, 8][at - 1])), (Ok(5), 4));
+        assert_eq!(run(&|at| if at < 40 { None } else { wide(3) }), (Ok(3), 40));
+        let all = FIRST_COMPARISONS + MORE_COMPARISONS;
+        assert_eq!(run(&|_| None), (Err(libc::EAGAIN), all));
+        assert_eq!(first(|| Err(libc::EIO)).map(Bounds::width), Err(libc::EIO));
     }
 
     #[test]

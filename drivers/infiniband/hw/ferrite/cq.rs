@@ -410,7 +410,7 @@ impl FerriteCq {
         let log_entries = checked_size(dev, &request, entries)?;
         let other = UserMemory::pin_rings(dev, request.buffer, request.length)?;
         let mut current = memory.lock();
-        dev.hw.execute(&ResizeCompletionQueue {
+        dev.hw.make_long(&ResizeCompletionQueue {
             cqn: cq.number(),
             log_entries,
             record_offset: request.record_offset,

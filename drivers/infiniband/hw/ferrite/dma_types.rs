@@ -32,17 +32,6 @@ pub(crate) struct Reply {
 impl Reply {
     /// The largest reply there is.
     pub(crate) const SIZE: usize = 256;
-
-    /// The first `length` bytes of the reply as what was asked for; the rest of that is zero.
-    pub(crate) fn get<R: Plain>(&self, length: usize) -> R {
-        const { assert!(core::mem::size_of::<R>() <= Reply::SIZE) }
-        let mut value = R::zeroed();
-        let bytes = value.as_bytes_mut().iter_mut().zip(self.bytes);
-        for (to, from) in bytes.take(length) {
-            *to = from;
-        }
-        value
-    }
 }
 
 /// The structure of a command that has none.

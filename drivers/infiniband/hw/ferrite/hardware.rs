@@ -23,7 +23,8 @@ use crate::{
         object,
         Answer,
         Bars,
-        Cqp, //
+        Cqp,
+        Patience, //
     },
     device::Ferrite,
     kernel_ext::{
@@ -49,6 +50,7 @@ use crate::{
         QpRef,
         SrqRef, //
     },
+    requests::Class,
 };
 use kernel::{
     device::Bound,
@@ -220,28 +222,52 @@ impl Hardware {
         })
     }
 
-    /// Runs a command. Sleeps.
-    pub(crate) fn execute<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        let result = self.command(|bars| self.cqp.execute(bars, command));
-        self.check(C::OPCODE, result)
+    fn run<P: Plain>(
+        self: &Arc<Self>,
+        manner: (Class, Patience),
+        opcode: CommandOpcode,
+        payload: &P,
+    ) -> Result {
+        let result = self.command(|bars| self.cqp.execute(bars, manner, opcode, payload));
+        self.check(opcode, result)
     }
 
-    /// Runs a command whose payload more than one opcode takes. Sleeps.
+    /// Runs a command that has to be done. Sleeps.
+    pub(crate) fn execute<C: Command>(self: &Arc<Self>, command: &C) -> Result {
+        self.execute_as(C::OPCODE, command)
+    }
+
+    /// Runs such a command whose payload more than one opcode takes. Sleeps.
     pub(crate) fn execute_as<P: Plain>(
         self: &Arc<Self>,
         opcode: CommandOpcode,
         payload: &P,
     ) -> Result {
-        let result = self.command(|bars| self.cqp.execute_as(bars, opcode, payload));
-        self.check(opcode, result)
+        self.run((Class::Short, Patience::Endless), opcode, payload)
     }
 
-    /// Runs a command about one object. Sleeps.
+    /// Runs such a command about one object. Sleeps.
     pub(crate) fn execute_on(self: &Arc<Self>, opcode: CommandOpcode, number: u32) -> Result {
         self.execute_as(opcode, &object(number))
     }
 
-    /// Runs a query. Sleeps.
+    /// Runs such a command that takes the device its time. Sleeps.
+    pub(crate) fn execute_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
+        self.run((Class::Long, Patience::Endless), C::OPCODE, command)
+    }
+
+    /// Runs a command that makes something of the caller's, who does not need it when he is killed
+    /// (`EINTR`). Sleeps.
+    pub(crate) fn make<C: Command>(self: &Arc<Self>, command: &C) -> Result {
+        self.run((Class::Short, Patience::UntilKilled), C::OPCODE, command)
+    }
+
+    /// Runs such a command that takes the device its time. Sleeps.
+    pub(crate) fn make_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
+        self.run((Class::Long, Patience::UntilKilled), C::OPCODE, command)
+    }
+
+    /// Runs a query. `EINTR` if the caller is killed before it is its turn. Sleeps.
     pub(crate) fn query<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
         self.query_start(request, core::mem::size_of::<R>())
     }
@@ -252,14 +278,39 @@ impl Hardware {
         request: &R::Request,
         length: usize,
     ) -> Result<R> {
-        let result = self.command(|bars| self.cqp.query(bars, request, length));
+        self.query_with(Patience::UntilKilled, request, length)
+    }
+
+    /// Runs a query, but `EAGAIN` where it would have to wait until the device takes it. Sleeps.
+    pub(crate) fn query_now<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
+        self.query_with(Patience::None, request, core::mem::size_of::<R>())
+    }
+
+    fn query_with<R: Answer>(
+        self: &Arc<Self>,
+        patience: Patience,
+        request: &R::Request,
+        length: usize,
+    ) -> Result<R> {
+        let result = self.command(|bars| self.cqp.query(bars, patience, request, length));
         self.check(R::QUERY, result)
     }
 
-    /// Makes the device use pages no more that were taken out of the tables of a region. Sleeps,
-    /// but allocates nothing.
+    /// Makes the device use pages no more that memory management takes back, and that were taken out of
+    /// the tables of a region: ahead of what others ask for. Sleeps, but allocates nothing.
+    pub(crate) fn take_pages_back(self: &Arc<Self>, command: &InvalidatePages) {
+        self.invalidate(Class::Reclaim, command);
+    }
+
+    /// Makes the device use pages no more that were taken out of the tables of a region. Sleeps, but
+    /// allocates nothing.
     pub(crate) fn forget_pages(self: &Arc<Self>, command: &InvalidatePages) {
-        match self.execute(command) {
+        self.invalidate(Class::Short, command);
+    }
+
+    fn invalidate(self: &Arc<Self>, class: Class, command: &InvalidatePages) {
+        let manner = (class, Patience::Endless);
+        match self.run(manner, InvalidatePages::OPCODE, command) {
             Ok(()) => {}
             // The region ended meanwhile, and the device has let go of all of it.
             Err(error) if error == ENOENT => {}
@@ -388,7 +439,7 @@ impl Hardware {
                     FerriteCq::notify(&cq);
                 }
             }
-            Some(EventCode::CommandDone) => self.cqp.finished(event),
+            Some(EventCode::CommandDone) => self.cqp.finished(&self.doorbells, event),
             Some(code) => self.dispatch_rare(code, event),
             None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
         }
@@ -517,7 +568,7 @@ impl DeviceObject {
         destroy: CommandOpcode,
         number: u32,
     ) -> Result<Self> {
-        hw.execute(create)?;
+        hw.make(create)?;
         Ok(Self {
             hw: hw.clone(),
             destroy,

@@ -675,7 +675,7 @@ impl PageUser for PageTables {
         }
         if cleared > 0 {
             self.invalidations.fetch_add(cleared, Relaxed);
-            self.hw.forget_pages(&InvalidatePages {
+            self.hw.take_pages_back(&InvalidatePages {
                 tag: self.tag,
                 reserved: 0,
                 first,

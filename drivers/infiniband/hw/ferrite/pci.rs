@@ -13,7 +13,7 @@ use crate::{
         Identity,
         Registers, //
     },
-    caps, cqp,
+    caps,
     debugfs::DebugFiles,
     device::Ferrite,
     dma_types::Nothing,
@@ -31,6 +31,7 @@ use crate::{
         Registration,
         Unregistered, //
     },
+    requests, //
 };
 use kernel::{
     device::{
@@ -110,7 +111,7 @@ fn start(pdev: &pci::Device<Bound>, hw: &Arc<Hardware>, identity: &Identity) -> 
     *boot = BootBlock {
         cqp_ring: hw.cqp.dma_address(),
         eq0_ring: eq0.dma_address(),
-        cqp_log_entries: cqp::LOG_ENTRIES,
+        cqp_log_entries: requests::LOG_ENTRIES,
         eq0_log_entries: eq0.log_entries(),
         eq0_message: eq0.message(),
         reserved0: 0,
