@@ -429,6 +429,19 @@ rust_helper_rdma_driver_udata(struct uverbs_attr_bundle *attrs)
 	return &attrs->driver_udata;
 }
 
+void *rust_helper_uverbs_attr_get_obj(const struct uverbs_attr_bundle *attrs,
+				      u16 idx)
+{
+	return uverbs_attr_get_obj(attrs, idx);
+}
+
+int rust_helper__uverbs_copy_from(void *to,
+				  const struct uverbs_attr_bundle *attrs,
+				  size_t idx, size_t size)
+{
+	return _uverbs_copy_from(to, attrs, idx, size);
+}
+
 int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata)
 {
 	return ib_is_udata_in_empty(udata);
