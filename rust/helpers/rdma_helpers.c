@@ -10,6 +10,7 @@
 #include <linux/hmm-dma.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
+#include <linux/irq.h>
 #include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
@@ -260,6 +261,12 @@ int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu)
 void rust_helper_irq_clear_affinity_hint(unsigned int irq)
 {
 	irq_update_affinity_hint(irq, NULL);
+}
+
+const struct cpumask *
+rust_helper_irq_get_effective_affinity_mask(unsigned int irq)
+{
+	return irq_get_effective_affinity_mask(irq);
 }
 
 void rust_helper_rtnl_lock(void)

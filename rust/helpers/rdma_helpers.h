@@ -9,6 +9,7 @@
 #include <linux/types.h>
 
 struct completion;
+struct cpumask;
 struct ratelimit_state;
 struct device;
 struct ib_ah;
@@ -89,6 +90,8 @@ void *rust_helper_rdma_nl_stat_start(struct sk_buff *msg);
 /* Interrupt affinity. */
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
 void rust_helper_irq_clear_affinity_hint(unsigned int irq);
+const struct cpumask *
+rust_helper_irq_get_effective_affinity_mask(unsigned int irq);
 
 /* Network devices. */
 void rust_helper_rtnl_lock(void);
