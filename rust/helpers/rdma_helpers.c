@@ -10,6 +10,7 @@
 #include <linux/hmm-dma.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
+#include <linux/irq.h>
 #include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
@@ -250,6 +251,12 @@ void rust_helper_irq_clear_affinity_hint(unsigned int irq)
 	irq_update_affinity_hint(irq, NULL);
 }
 
+const struct cpumask *
+rust_helper_irq_get_effective_affinity_mask(unsigned int irq)
+{
+	return irq_get_effective_affinity_mask(irq);
+}
+
 void rust_helper_rtnl_lock(void)
 {
 	rtnl_lock();
@@ -415,6 +422,19 @@ struct ib_udata *
 rust_helper_rdma_driver_udata(struct uverbs_attr_bundle *attrs)
 {
 	return &attrs->driver_udata;
+}
+
+void *rust_helper_uverbs_attr_get_obj(const struct uverbs_attr_bundle *attrs,
+				      u16 idx)
+{
+	return uverbs_attr_get_obj(attrs, idx);
+}
+
+int rust_helper__uverbs_copy_from(void *to,
+				  const struct uverbs_attr_bundle *attrs,
+				  size_t idx, size_t size)
+{
+	return _uverbs_copy_from(to, attrs, idx, size);
 }
 
 int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata)

@@ -9,6 +9,7 @@
 #include <linux/types.h>
 
 struct completion;
+struct cpumask;
 struct ratelimit_state;
 struct device;
 struct ib_ah;
@@ -87,6 +88,8 @@ void *rust_helper_rdma_nl_stat_start(struct sk_buff *msg);
 /* Interrupt affinity. */
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
 void rust_helper_irq_clear_affinity_hint(unsigned int irq);
+const struct cpumask *
+rust_helper_irq_get_effective_affinity_mask(unsigned int irq);
 
 /* Network devices. */
 void rust_helper_rtnl_lock(void);
@@ -125,6 +128,11 @@ struct uverbs_attr_bundle *
 rust_helper_rdma_udata_to_uverbs_attr_bundle(struct ib_udata *udata);
 struct ib_udata *
 rust_helper_rdma_driver_udata(struct uverbs_attr_bundle *attrs);
+void *rust_helper_uverbs_attr_get_obj(const struct uverbs_attr_bundle *attrs,
+				      u16 idx);
+int rust_helper__uverbs_copy_from(void *to,
+				  const struct uverbs_attr_bundle *attrs,
+				  size_t idx, size_t size);
 int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata);
 int rust_helper_ib_respond_empty_udata(struct ib_udata *udata);
 struct ib_umem *rust_helper_ib_umem_get_va(struct ib_device *device,

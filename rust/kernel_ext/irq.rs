@@ -6,6 +6,7 @@
 use crate::bindings;
 use core::marker::PhantomPinned;
 use core::ptr;
+use kernel::cpu::CpuId;
 use kernel::error::to_result;
 use kernel::irq::IrqReturn;
 use kernel::prelude::*;
@@ -62,6 +63,18 @@ impl Vectors {
         let irq = unsafe { bindings::pci_irq_vector(as_raw(&self.dev), index) };
         to_result(irq.min(0))?;
         Ok(irq as u32)
+    }
+
+    /// Whether vector `index` arrives at processor `cpu`, as things are: anybody with the right may
+    /// steer it elsewhere at any time (`/proc/irq`).
+    pub fn arrives_at(&self, index: u32, cpu: CpuId) -> Result<bool> {
+        let irq = self.irq(index)?;
+        // SAFETY: The vectors are ours, so that the interrupt stays allocated, and its mask with it.
+        let mask = unsafe { bindings::irq_get_effective_affinity_mask(irq) };
+        // SAFETY: A mask that is there is valid; it may change while it is read, which changes
+        // single bits. `cpu` is less than the number of possible processors.
+        Ok(!mask.is_null()
+            && unsafe { bindings::cpumask_test_cpu(cpu.as_u32() as i32, mask.cast_mut()) })
     }
 }
 

@@ -3,6 +3,7 @@
 //! RDMA devices: what they are, making them known to the core, their ports.
 
 use super::counters::Descriptions;
+use super::method::Definitions;
 use super::netdev::{GidScan, Pairing};
 use super::{netdev, ops, Driver, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
 use crate::bindings;
@@ -22,7 +23,7 @@ use kernel::{device, ThisModule};
 ///
 /// # Invariants
 ///
-/// `beside`, `data` and `counters` are initialised wherever a reference exists, except inside
+/// `beside`, `definitions`, `data` and `counters` are initialised wherever a reference exists, except inside
 /// [`Unregistered::new`].
 #[repr(C)]
 pub struct Device<D: Driver> {
@@ -31,6 +32,8 @@ pub struct Device<D: Driver> {
     /// [`DeviceInfo::beside`].
     beside: UnsafeCell<Option<Beside>>,
     counters: UnsafeCell<MaybeUninit<Descriptions>>,
+    /// What the core reads of the driver's methods while the device is registered.
+    definitions: UnsafeCell<MaybeUninit<Definitions>>,
     data: UnsafeCell<MaybeUninit<D>>,
 }
 
@@ -210,6 +213,7 @@ pub(super) unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib
         if *(*dev).initialised.get() {
             ptr::drop_in_place((*dev).data.get().cast::<D>());
             (*(*dev).counters.get()).assume_init_drop();
+            (*(*dev).definitions.get()).assume_init_drop();
         }
     }
 }
@@ -283,12 +287,14 @@ impl<D: Driver> Unregistered<D> {
                 // The core does not register a port with no counters in its list of them.
                 (*raw).ops.alloc_hw_port_stats = None;
             }
+            let definitions = Definitions::new::<D>()?;
             if D::HAS_ALLOC_UCONTEXT {
-                (*raw).driver_def = bindings::rdma_uapi();
+                (*raw).driver_def = definitions.as_ptr();
             }
             let counters = Descriptions::new(info.counter_names)?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
             (*(*dev.as_ptr()).counters.get()).write(counters);
+            (*(*dev.as_ptr()).definitions.get()).write(definitions);
             *(*dev.as_ptr()).beside.get() = info.beside;
             *(*dev.as_ptr()).initialised.get() = true;
             // `device::Device` is a transparent wrapper.

@@ -8,6 +8,7 @@ mod errors;
 mod events;
 mod extended;
 mod many;
+pub mod moving;
 pub mod objects;
 mod paging;
 mod region;

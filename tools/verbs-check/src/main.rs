@@ -28,6 +28,7 @@ verbs-check run CASE|all [options]    run a case, or all
 verbs-check run stress [options]      traffic until killed, or for --seconds
 verbs-check run objects [options]     what one process sees by itself; no other end
 verbs-check run threads [options]     many threads of one process on the same objects
+verbs-check run move [options]        move completion queues while they are in use
 verbs-check run allocations [options] make and destroy things while the kernel has no memory
 verbs-check run removal [options]     be in the middle of things while the device goes
 
@@ -40,6 +41,7 @@ verbs-check run removal [options]     be in the middle of things while the devic
   --ack-timeout N  code of the time within which a peer acknowledges (default: 16)
   --seconds N      how long `stress` runs
   --sample N       how many of an operation's allocations fail in `allocations` (default: all)
+  --moves N        how often `move` moves a queue that is in use (default: 2000)
 
 A line for every check: `ok NAME`, `not ok NAME: why` or `skip NAME: why`; at the end
 `N passed, N failed`. The exit code is 0 if nothing failed.
@@ -54,6 +56,7 @@ struct Arguments {
     mtu: Option<u32>,
     seconds: Option<u64>,
     sample: Option<u32>,
+    moves: Option<u32>,
     options: Options,
 }
 
@@ -77,6 +80,7 @@ fn parse() -> Result<Arguments, String> {
             }
             "--seconds" => arguments.seconds = Some(number(&word, value()?)?),
             "--sample" => arguments.sample = Some(number(&word, value()?)?),
+            "--moves" => arguments.moves = Some(number(&word, value()?)?),
             "--device" => arguments.options.device = Some(value()?),
             "--gid-index" => arguments.options.gid_index = Some(number(&word, value()?)?),
             "--help" | "-h" => arguments.words = vec!["help".into()],
@@ -117,6 +121,15 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         ["run", "threads"] => {
             let mut report = Report::default();
             checks::threads::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "move"] => {
+            let mut report = Report::default();
+            checks::moving::run(
+                &arguments.options,
+                &mut report,
+                arguments.moves.unwrap_or(2000),
+            );
             Ok(report.finish())
         }
         ["run", "allocations"] => {

@@ -22,6 +22,7 @@ use crate::{
     bars::Doorbells,
     device::Ferrite,
     dma_types::Block,
+    handler::Choice,
     hardware::DeviceObject,
     kernel_ext::{
         barrier::{
@@ -44,8 +45,12 @@ use crate::{
         Cq,
         CqInitAttr,
         Device,
+        Handle,
+        In,
+        Method,
         New,
         Notify,
+        Out,
         Qp,
         QpRef,
         Udata, //
@@ -63,7 +68,8 @@ use kernel::{
         atomic::{
             Acquire,
             Atomic,
-            Full, //
+            Full,
+            Relaxed, //
         },
         Mutex, //
     },
@@ -223,6 +229,47 @@ impl Gate {
     }
 }
 
+/// Where events of a queue go, and how many at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Binding {
+    /// The event queue of its handler, or `EQ_NONE`.
+    eqn: u16,
+    moderation_count: u16,
+    moderation_microseconds: u16,
+}
+
+impl Binding {
+    /// Of a new queue: each completion is an event.
+    const fn new(eqn: u16) -> Self {
+        Self {
+            eqn,
+            moderation_count: 0,
+            moderation_microseconds: 0,
+        }
+    }
+
+    /// Has the device, by `execute`, make the change to queue `cqn`. What the device refused is as if
+    /// nobody had asked.
+    fn change(
+        &mut self,
+        cqn: u32,
+        change: impl FnOnce(&mut Self),
+        execute: impl FnOnce(&ModifyCompletionQueue) -> Result,
+    ) -> Result {
+        let mut next = *self;
+        change(&mut next);
+        execute(&ModifyCompletionQueue {
+            cqn,
+            eqn: next.eqn,
+            moderation_count: next.moderation_count,
+            moderation_microseconds: next.moderation_microseconds,
+            ..ModifyCompletionQueue::zeroed()
+        })?;
+        *self = next;
+        Ok(())
+    }
+}
+
 /// Where ring and record are.
 enum Memory {
     /// Of a process; another one after the queue was resized.
@@ -234,12 +281,17 @@ enum Memory {
 ///
 /// The fields are dropped in order: the device lets go of the queue before its memory goes, and
 /// the number is free last.
+#[pin_data]
 pub(crate) struct FerriteCq {
     object: DeviceObject,
     memory: Memory,
     number: Number,
     gate: Gate,
-    eqn: u16,
+    /// Held while the device is told of a change: what it was told last is what stands here.
+    #[pin]
+    binding: Mutex<Binding>,
+    /// The event queue of `binding`, for those who may not sleep.
+    eqn: Atomic<u32>,
     log_entries: u8,
 }
 
@@ -249,9 +301,9 @@ impl FerriteCq {
         self.number.get()
     }
 
-    /// The event queue of its handler.
+    /// The event queue of its handler, or `EQ_NONE`.
     pub(crate) fn eqn(&self) -> u16 {
-        self.eqn
+        self.eqn.load(Relaxed) as u16
     }
 
     /// Completions consumed, for a queue that the kernel polls.
@@ -295,12 +347,13 @@ impl FerriteCq {
             // The handler of a process's queue needs nothing that is made later.
             Memory::User(_) => Gate::open(),
         };
-        let cq = new.init(Ok::<_, Error>(Self {
+        let cq = new.init(pin_init!(Self {
             object,
             memory,
             number,
             gate,
-            eqn,
+            binding <- new_mutex!(Binding::new(eqn), "ferrite_cq_binding"),
+            eqn: Atomic::new(eqn.into()),
             log_entries,
         }))?;
         dev.hw.cqs.insert(cqn as usize, cq.get_ref())?;
@@ -385,15 +438,33 @@ impl FerriteCq {
         )
     }
 
+    /// Changes where its events go, or how many at a time. Several changes are made one after the
+    /// other, and each starts from what the one before left.
+    fn rebind(cq: &Cq<Ferrite>, change: impl FnOnce(&mut Binding)) -> Result {
+        let mut binding = cq.binding.lock();
+        binding.change(cq.number(), change, |command| {
+            cq.device().hw.execute(command)
+        })?;
+        cq.eqn.store(binding.eqn.into(), Relaxed);
+        Ok(())
+    }
+
     /// Sets the moderation: an event after `count` completions, or `period` microseconds.
     pub(crate) fn moderate(cq: &Cq<Ferrite>, count: u16, period: u16) -> Result {
-        cq.device().hw.execute(&ModifyCompletionQueue {
-            cqn: cq.number(),
-            eqn: cq.eqn,
-            moderation_count: count,
-            moderation_microseconds: period,
-            ..ModifyCompletionQueue::zeroed()
+        Self::rebind(cq, |binding| {
+            binding.moderation_count = count;
+            binding.moderation_microseconds = period;
         })
+    }
+
+    /// Moves a queue, which may be in use, to another handler or to none. An arming moves along: one
+    /// that was fulfilled while there was no handler fires at the new one. `EINVAL` where there is no
+    /// such handler.
+    ///
+    /// An event that the device wrote before is still passed on by the handler it was written for.
+    pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice) -> Result {
+        let eqn = cq.device().handlers.choose(choice)?;
+        Self::rebind(cq, |binding| binding.eqn = eqn)
     }
 
     /// Gives a queue of a process another ring. Completions that were not consumed are moved to
@@ -557,6 +628,40 @@ impl FerriteCq {
     }
 }
 
+/// A process moves a completion queue of its own.
+pub(crate) struct MoveCq;
+
+impl Method<Ferrite> for MoveCq {
+    type Kind = kind::Cq;
+    const ID: u32 = abi::UVERBS_CQ_MOVE;
+    type Attributes<'a> = (
+        Handle<'a, kind::Cq, Ferrite, { abi::UVERBS_CQ_MOVE_HANDLE }>,
+        In<u32, { abi::UVERBS_CQ_MOVE_VECTOR }>,
+    );
+
+    fn call((cq, vector): Self::Attributes<'_>) -> Result {
+        FerriteCq::move_to(&cq, Choice::from_raw(*vector))
+    }
+}
+
+/// A process asks at which handler a completion queue of its own is.
+pub(crate) struct QueryCq;
+
+impl Method<Ferrite> for QueryCq {
+    type Kind = kind::Cq;
+    const ID: u32 = abi::UVERBS_CQ_QUERY;
+    type Attributes<'a> = (
+        Handle<'a, kind::Cq, Ferrite, { abi::UVERBS_CQ_QUERY_HANDLE }>,
+        Out<'a, u32, { abi::UVERBS_CQ_QUERY_VECTOR }>,
+    );
+
+    fn call((cq, vector): Self::Attributes<'_>) -> Result {
+        let handlers = &cq.device().handlers;
+        let found = handlers.vector_of_eqn(cq.eqn());
+        vector.write(&found.unwrap_or(abi::UVERBS_CQ_VECTOR_NONE))
+    }
+}
+
 /// Checks what a process says about its ring; returns the base-2 logarithm of its entries.
 fn checked_size(dev: &Device<Ferrite>, request: &UverbsCqRequest, asked: u32) -> Result<u8> {
     if request.log_entries > u32::from(dev.caps.cq_max_log_entries) {
@@ -634,6 +739,48 @@ mod tests {
         assert!(!gate.unlock());
         assert!(gate.pass());
         assert!(Gate::open().pass());
+    }
+
+    #[test]
+    fn a_queue_keeps_its_moderation_when_moved_and_its_handler_when_moderated() -> Result {
+        let mut binding = Binding::new(2);
+        let mut told = KVec::new();
+        let mut tell = |command: &ModifyCompletionQueue| {
+            let told_now = (
+                command.cqn,
+                command.eqn,
+                command.moderation_count,
+                command.moderation_microseconds,
+            );
+            told.push(told_now, GFP_KERNEL)?;
+            Ok(())
+        };
+        let moderate = |binding: &mut Binding| {
+            binding.moderation_count = 8;
+            binding.moderation_microseconds = 50;
+        };
+        binding.change(7, moderate, &mut tell)?;
+        binding.change(7, |binding| binding.eqn = abi::EQ_NONE, &mut tell)?;
+        binding.change(7, |binding| binding.moderation_count = 9, &mut tell)?;
+        binding.change(7, |binding| binding.eqn = 3, &mut tell)?;
+        assert_eq!(
+            &told[..],
+            &[
+                (7, 2, 8, 50),
+                (7, abi::EQ_NONE, 8, 50),
+                (7, abi::EQ_NONE, 9, 50),
+                (7, 3, 9, 50)
+            ]
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_change_that_the_device_refuses_is_none() {
+        let mut binding = Binding::new(2);
+        let refused = binding.change(7, |binding| binding.eqn = 3, |_| Err(EIO));
+        assert_eq!(refused, Err(EIO));
+        assert_eq!(binding, Binding::new(2));
     }
 
     #[test]

@@ -2,14 +2,19 @@
 
 //! What `/sys/kernel/debug/<device>/` shows: one line for each event queue, completion queue, queue
 //! pair and shared receive queue, and how full the tables of numbers are. `ferritectl` reads these
-//! files by the names in their first line: columns may be added, not renamed.
+//! files by the names in their first line: columns may be added, not renamed. Writing to `cq_move`
+//! moves a completion queue to another handler.
 
 use crate::{
+    cq::FerriteCq,
     device::Ferrite,
     dm::DeviceMemory,
     doorbell_pages::DoorbellPages,
     eq::EventQueue,
-    handler::Interrupts,
+    handler::{
+        Choice,
+        Interrupts, //
+    },
     hardware::Hardware,
     numbers::Numbers,
     rdma::QpType,
@@ -19,11 +24,13 @@ use kernel::{
     debugfs::{
         Dir,
         File,
+        Reader,
         Writer, //
     },
     fmt,
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
+    uaccess::UserSliceReader, //
 };
 
 /// Event queues by number, each with its Linux interrupt number.
@@ -65,24 +72,51 @@ struct CompletionQueues(Arc<Hardware>);
 
 impl Writer for CompletionQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "cqn owner eqn entries consumed")?;
+        writeln!(f, "cqn owner handler eqn entries consumed")?;
         let mut result = Ok(());
         self.0.cqs.for_each(|cqn, cq| {
-            let line = write!(
-                f,
-                "{} {} {} {} ",
-                cqn,
-                owner(cq.is_user()),
-                cq.eqn(),
-                cq.entries()
-            )
-            .and_then(|()| match cq.consumed() {
-                Some(consumed) => writeln!(f, "{}", consumed),
-                None => writeln!(f, "-"),
-            });
+            let eqn = cq.eqn();
+            let line = write!(f, "{} {} ", cqn, owner(cq.is_user()))
+                .and_then(|()| match cq.device().handlers.vector_of_eqn(eqn) {
+                    Some(handler) => write!(f, "{} {} ", handler, eqn),
+                    None => write!(f, "none - "),
+                })
+                .and_then(|()| write!(f, "{} ", cq.entries()))
+                .and_then(|()| match cq.consumed() {
+                    Some(consumed) => writeln!(f, "{}", consumed),
+                    None => writeln!(f, "-"),
+                });
             result = result.and(line);
         });
         result
+    }
+}
+
+/// Moves completion queues, of processes and of the kernel: `cqn vector` is written to it, or `none`
+/// or `local` in place of the vector.
+struct MoveCompletionQueue(Arc<Hardware>);
+
+impl Reader for MoveCompletionQueue {
+    fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
+        let mut text = [0; 32];
+        let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
+        reader.read_slice(text)?;
+        let (cqn, choice) = parse_move(text)?;
+        // The queue is not destroyed before the reference is gone; who destroys it waits.
+        let cq = self.0.cqs.get(cqn as usize).ok_or(ENOENT)?;
+        FerriteCq::move_to(&cq, choice)
+    }
+}
+
+/// The number of a completion queue and where it is to be moved.
+fn parse_move(text: &[u8]) -> Result<(u32, Choice)> {
+    let text = core::str::from_utf8(text).map_err(|_| EINVAL)?;
+    let mut words = text.split_ascii_whitespace();
+    match (words.next(), words.next(), words.next()) {
+        (Some(cqn), Some(choice), None) => {
+            Ok((cqn.parse().map_err(|_| EINVAL)?, Choice::parse(choice)?))
+        }
+        _ => Err(EINVAL),
     }
 }
 
@@ -179,6 +213,7 @@ fn owner(user: bool) -> &'static str {
 pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
+    _move: Pin<KBox<File<MoveCompletionQueue>>>,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
     _srqs: Pin<KBox<File<Srqs>>>,
     _tables: Pin<KBox<File<Tables>>>,
@@ -220,6 +255,10 @@ impl DebugFiles {
                 dir.read_only_file(c"cqs", Ok::<_, Error>(CompletionQueues(hw.clone()))),
                 GFP_KERNEL,
             )?,
+            _move: KBox::pin_init(
+                dir.write_only_file(c"cq_move", Ok::<_, Error>(MoveCompletionQueue(hw.clone()))),
+                GFP_KERNEL,
+            )?,
             _queue_pairs: KBox::pin_init(
                 dir.read_only_file(c"qps", Ok::<_, Error>(QueuePairs(hw.clone()))),
                 GFP_KERNEL,
@@ -234,5 +273,33 @@ impl DebugFiles {
             )?,
             _dir: dir,
         })
+    }
+}
+
+#[kunit_tests(ferrite_debugfs)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_is_a_number_and_a_handler_and_nothing_else() {
+        assert_eq!(parse_move(b"7 3\n"), Ok((7, Choice::Vector(3))));
+        assert_eq!(parse_move(b" 0  none"), Ok((0, Choice::None)));
+        assert_eq!(
+            parse_move(b"4294967295 local\n"),
+            Ok((u32::MAX, Choice::Local))
+        );
+        for bad in [
+            &b""[..],
+            b"7",
+            b"7 3 1",
+            b"7,3",
+            b"-7 3",
+            b"4294967296 0",
+            b"7 nowhere",
+            b"7 \xff",
+            b"\0\0\0",
+        ] {
+            assert_eq!(parse_move(bad), Err(EINVAL));
+        }
     }
 }

@@ -29,6 +29,7 @@ use kernel::{
         flags::__GFP_NOWARN,
         Flags, //
     },
+    cpu::CpuId,
     device::Bound,
     irq::IrqReturn,
     pci,
@@ -206,6 +207,11 @@ impl Interrupts {
         self.vectors.irq(vector.into())
     }
 
+    /// The vectors.
+    pub(crate) fn vectors(&self) -> &Arc<Vectors> {
+        &self.vectors
+    }
+
     /// All event queues, by number.
     pub(crate) fn queues(&self) -> &[Arc<EventQueue>] {
         &self.queues
@@ -260,11 +266,13 @@ struct ActiveQueue {
 /// The event queues made by command: the asynchronous one and the completion handlers'.
 pub(crate) struct Handlers {
     queues: KVec<ActiveQueue>,
+    vectors: Arc<Vectors>,
 }
 
 impl Handlers {
     /// Makes the queues known to the device, and arms them.
-    pub(crate) fn start(hw: &Arc<Hardware>, queues: &[Arc<EventQueue>]) -> Result<Self> {
+    pub(crate) fn start(hw: &Arc<Hardware>, interrupts: &Interrupts) -> Result<Self> {
+        let queues = interrupts.queues();
         let mut active = KVec::with_capacity(queues.len(), GFP_KERNEL)?;
         for queue in queues.iter().skip(abi::EQ_ASYNC.into()) {
             let object = DeviceObject::create(
@@ -282,7 +290,10 @@ impl Handlers {
                 GFP_KERNEL,
             )?;
         }
-        let handlers = Self { queues: active };
+        let handlers = Self {
+            queues: active,
+            vectors: interrupts.vectors().clone(),
+        };
         if handlers.count() == 0 {
             pr_err!("ferrite: the device has no event queue for completions\n");
             return Err(ENOSPC);
@@ -300,6 +311,83 @@ impl Handlers {
         let index = 1 + (vector % self.count()) as usize;
         Ok(self.queues.get(index).ok_or(EINVAL)?.queue.number())
     }
+
+    /// The handlers, by completion vector.
+    fn handlers(&self) -> impl Iterator<Item = &EventQueue> {
+        self.queues.iter().skip(1).map(|active| &*active.queue)
+    }
+
+    /// The event queue of a handler that is asked for by its completion vector, which has to be
+    /// there, or by where its interrupt arrives; `EQ_NONE` for none.
+    pub(crate) fn choose(&self, choice: Choice) -> Result<u16> {
+        let vector = match choice {
+            Choice::None => return Ok(abi::EQ_NONE),
+            Choice::Vector(vector) => vector,
+            Choice::Local => {
+                let cpu = CpuId::current();
+                local_vector(self.count(), cpu.as_u32(), |vector| {
+                    self.handlers().nth(vector as usize).is_some_and(|queue| {
+                        self.vectors
+                            .arrives_at(queue.message().into(), cpu)
+                            .unwrap_or(false)
+                    })
+                })
+            }
+        };
+        if vector >= self.count() {
+            return Err(EINVAL);
+        }
+        self.eqn(vector)
+    }
+
+    /// The completion vector of the handler with event queue `eqn`.
+    pub(crate) fn vector_of_eqn(&self, eqn: u16) -> Option<u32> {
+        let index = self.handlers().position(|queue| queue.number() == eqn)?;
+        Some(index as u32)
+    }
+}
+
+/// Which handler somebody wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// None: no events.
+    None,
+    /// That whose interrupt arrives at the processor of who asks.
+    Local,
+    /// That of a completion vector.
+    Vector(u32),
+}
+
+impl Choice {
+    /// As a process tells it.
+    pub(crate) fn from_raw(raw: u32) -> Self {
+        match raw {
+            abi::UVERBS_CQ_VECTOR_NONE => Self::None,
+            abi::UVERBS_CQ_VECTOR_LOCAL => Self::Local,
+            vector => Self::Vector(vector),
+        }
+    }
+
+    /// As people write it.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        match text {
+            "none" => Ok(Self::None),
+            "local" => Ok(Self::Local),
+            // Not one of the numbers that are other words.
+            number => match Self::from_raw(number.parse().map_err(|_| EINVAL)?) {
+                Self::Vector(vector) => Ok(Self::Vector(vector)),
+                _ => Err(EINVAL),
+            },
+        }
+    }
+}
+
+/// The first of `count` vectors that arrives at processor `cpu`; where none does, the one that would
+/// if vectors were dealt out in turn.
+fn local_vector(count: u32, cpu: u32, arrives: impl Fn(u32) -> bool) -> u32 {
+    (0..count)
+        .find(|vector| arrives(*vector))
+        .unwrap_or(cpu % count.max(1))
 }
 
 #[kunit_tests(ferrite_handler)]
@@ -402,6 +490,43 @@ mod tests {
         }
         assert_eq!(vector_of(4, 4), 2);
         assert_eq!(vector_of(5, 4), 3);
+    }
+
+    #[test]
+    fn a_handler_is_chosen_by_a_number_or_a_word() {
+        assert_eq!(Choice::from_raw(0), Choice::Vector(0));
+        assert_eq!(Choice::from_raw(u32::MAX - 2), Choice::Vector(u32::MAX - 2));
+        assert_eq!(Choice::from_raw(u32::MAX - 1), Choice::Local);
+        assert_eq!(Choice::from_raw(u32::MAX), Choice::None);
+        assert_eq!(Choice::parse("none"), Ok(Choice::None));
+        assert_eq!(Choice::parse("local"), Ok(Choice::Local));
+        assert_eq!(Choice::parse("3"), Ok(Choice::Vector(3)));
+        for bad in [
+            "",
+            "-1",
+            "None",
+            "0x1",
+            "1 2",
+            "4294967294",
+            "4294967295",
+            "4294967296",
+        ] {
+            assert_eq!(Choice::parse(bad), Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn the_local_handler_is_where_its_interrupt_arrives_and_else_in_turn() {
+        let at = |served: u32| move |vector| vector == served;
+        assert_eq!(local_vector(4, 0, at(2)), 2);
+        assert_eq!(local_vector(4, 3, at(0)), 0);
+        // The first of several.
+        assert_eq!(local_vector(4, 3, |vector| vector > 0), 1);
+        for cpu in 0..8 {
+            assert_eq!(local_vector(4, cpu, |_| false), cpu % 4);
+        }
+        assert_eq!(local_vector(1, 7, |_| false), 0);
+        assert_eq!(local_vector(0, 7, |_| true), 0);
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl pci::Driver for FerriteDriver {
         // memory for it.
         unsafe { pdev.dma_set_mask_and_coherent(mask)? };
         interrupts.complete(pdev, &hw, &caps)?;
-        let ferrite = Ferrite::new(&hw, identity, caps, interrupts.queues())?;
+        let ferrite = Ferrite::new(&hw, identity, caps, &interrupts)?;
         let info = DeviceInfo {
             node_guid: ferrite.guid(),
             ports: port::PORT,

@@ -100,7 +100,7 @@ fn unbound_under_a_program(cluster: &Cluster) -> Result<()> {
 }
 
 /// Makes the device of machine 1 fail.
-fn fail_device(cluster: &Cluster) -> Result<()> {
+pub(super) fn fail_device(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
     one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(30))

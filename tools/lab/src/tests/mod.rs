@@ -12,6 +12,7 @@ mod interfaces;
 mod lifecycle;
 mod limits;
 mod misbehaviour;
+mod moving;
 mod notification;
 mod numbers;
 mod nvme;
@@ -115,7 +116,9 @@ pub fn groups() -> Vec<Group> {
                 ("clients", clients::TESTS),
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
+                ("moving", moving::TESTS),
                 ("neighbours", lifecycle::FAILING),
+                ("moving", moving::FAILING),
             ],
         },
         Group {
@@ -154,6 +157,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
+                ("four processors", moving::TESTS),
                 ("four processors", basics::THREADS),
             ],
         },
@@ -174,6 +178,7 @@ pub fn groups() -> Vec<Group> {
             tests: &[
                 ("checked", basics::CHECKED),
                 ("checked", notification::TESTS),
+                ("checked", moving::TESTS),
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),
                 ("allocations", allocations::TESTS),

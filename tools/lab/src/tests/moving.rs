@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Completion queues that are moved to other handlers while they are in use.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::Value;
+
+use super::driver::{bind, unbind};
+use super::{basics, lifecycle, nvme, still_works, VmTest};
+use crate::cluster::Cluster;
+use crate::process::wait_until;
+use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::vm::{Running, Vm};
+
+/// With any number of processors and vectors.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "completion queues move under load, and nobody misses an event",
+        |c| basics::alone(c, "move"),
+    ),
+    VmTest::new(
+        "the handler that a queue was moved to serves it, on its processor",
+        serves,
+    ),
+    VmTest::new(
+        "what is no queue, no handler and no sense is refused",
+        refused,
+    ),
+    VmTest::new(
+        "completion queues of the kernel move under a disk",
+        under_a_disk,
+    ),
+];
+
+/// Where the device is brought back afterwards.
+pub const FAILING: &[VmTest] = &[VmTest::new(
+    "a queue of a device that failed is not moved, and its program ends",
+    failed,
+)];
+
+const TIME: Duration = Duration::from_secs(60);
+const PORT: u16 = 18524;
+
+/// How often each vector of the device was taken by each processor, in the order of its table.
+fn interrupts(vm: &Vm) -> Result<Vec<Vec<u64>>> {
+    let text = vm.sh("dev=$(ls /sys/class/infiniband | head -n1)
+         for irq in $(ls /sys/class/infiniband/$dev/device/msi_irqs | sort -n); do
+             grep \"^ *$irq:\" /proc/interrupts || echo \"$irq:\"
+         done")?;
+    let cpus: usize = vm.sh("nproc")?.trim().parse()?;
+    text.lines()
+        .map(|line| {
+            let (_, counts) = line.split_once(':').context("no interrupt number")?;
+            let counts = counts.split_whitespace().take(cpus);
+            Ok(counts.filter_map(|word| word.parse().ok()).collect())
+        })
+        .collect()
+}
+
+/// Which vectors were taken, and by which processors, while something runs for a while.
+fn taken(vm: &Vm) -> Result<Vec<(usize, usize)>> {
+    // What is on its way to the old handler, or processor, arrives.
+    std::thread::sleep(Duration::from_millis(200));
+    let before = interrupts(vm)?;
+    std::thread::sleep(Duration::from_millis(400));
+    let after = interrupts(vm)?;
+    let mut found = Vec::new();
+    // Vectors 0 and 1 are for commands and asynchronous events.
+    for (vector, (before, after)) in before.iter().zip(&after).enumerate().skip(2) {
+        for (cpu, (before, after)) in before.iter().zip(after).enumerate() {
+            if after > before {
+                found.push((vector, cpu));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn shown(vm: &Vm, section: &str) -> Result<Vec<Value>> {
+    let text = vm.sh(&format!("ferritectl show {section} --json"))?;
+    let shown: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let rows = shown[section].as_array().with_context(|| text.clone())?;
+    Ok(rows.clone())
+}
+
+/// The completion queue of a program.
+fn queue_of(vm: &Vm, program: &str) -> Result<Value> {
+    let cqs = shown(vm, "cqs")?;
+    let found = cqs.iter().find(|row| row["comm"] == program);
+    found
+        .cloned()
+        .with_context(|| format!("no queue of {program}: {cqs:?}"))
+}
+
+fn move_to(vm: &Vm, cqn: &Value, handler: &str) -> Result<()> {
+    vm.sh(&format!("ferritectl cq move {cqn} {handler}"))?;
+    Ok(())
+}
+
+/// Two programs that wake each other without end.
+struct Endless<'v>(Running<'v>, Running<'v>);
+
+impl<'v> Endless<'v> {
+    fn start(one: &'v Vm, two: &'v Vm) -> Result<Self> {
+        let endless = format!(
+            "{DEVICE_AND_GID} exec ibv_rc_pingpong -d $dev -g $gid -p {PORT} -s 64 -n 100000000 -e"
+        );
+        let time = Duration::from_secs(300);
+        let server = one.spawn(&endless, time)?;
+        wait_listening(one, PORT)?;
+        let client = two.spawn(&format!("{endless} {}", one.ip()), time)?;
+        one.wait_for("ferritectl show qps | grep -q Rts", TIME)?;
+        Ok(Self(server, client))
+    }
+
+    fn end(self) -> Result<()> {
+        for running in [self.1, self.0] {
+            running.end_with(libc::SIGKILL)?;
+        }
+        Ok(())
+    }
+}
+
+fn serves(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let running = Endless::start(one, two)?;
+    let served = follows(one);
+    running.end()?;
+    served?;
+    still_works(cluster)
+}
+
+fn follows(one: &Vm) -> Result<()> {
+    let queue = queue_of(one, "ibv_rc_pingpong")?;
+    let cqn = &queue["cqn"];
+    let handlers = shown(one, "handlers")?;
+    let vector = |handler: &Value| handler["eqn"].as_u64().map(|eqn| eqn as usize);
+    let vectors = interrupts(one)?.len();
+    // Where there are fewer vectors, handlers share those after the first two.
+    let vector = |handler: &Value| -> Result<usize> {
+        let eqn = vector(handler).context("no eqn")?;
+        ensure!(vectors > 2, "{vectors} vectors");
+        Ok(2 + (eqn - 2) % (vectors - 2))
+    };
+    let irq = |handler: &Value| handler["irq"].as_u64().context("no irq");
+    let cpus: usize = one.sh("nproc")?.trim().parse()?;
+    let arrives_at = |handler: &Value| -> Result<usize> {
+        let irq = irq(handler)?;
+        let list = one.sh(&format!("cat /proc/irq/{irq}/effective_affinity_list"))?;
+        list.trim().parse().with_context(|| list.clone())
+    };
+    for handler in &handlers {
+        let number = handler["handler"].to_string();
+        move_to(one, cqn, &number)?;
+        let now = queue_of(one, "ibv_rc_pingpong")?;
+        ensure!(
+            now["handler"] == handler["handler"],
+            "{now} after a move to {number}"
+        );
+        let expected = [(vector(handler)?, arrives_at(handler)?)];
+        let taken = taken(one)?;
+        ensure!(
+            taken == expected,
+            "handler {number}: vectors and processors {taken:?}, expected {expected:?}"
+        );
+        // Whoever steers the interrupt elsewhere is followed, and so is the queue by name of place.
+        let home = arrives_at(handler)?;
+        let away = (home + 1) % cpus;
+        let irq = irq(handler)?;
+        one.sh(&format!("echo {away} >/proc/irq/{irq}/smp_affinity_list"))?;
+        let steered = (|| {
+            let expected = [(vector(handler)?, arrives_at(handler)?)];
+            let taken = self::taken(one)?;
+            ensure!(
+                taken == expected && expected[0].1 == away,
+                "steered to {away}: vectors and processors {taken:?}, expected {expected:?}"
+            );
+            for cpu in 0..cpus {
+                one.sh(&format!("taskset -c {cpu} ferritectl cq move {cqn} local"))?;
+                let now = queue_of(one, "ibv_rc_pingpong")?;
+                let chosen = handlers
+                    .iter()
+                    .find(|handler| handler["handler"] == now["handler"])
+                    .with_context(|| format!("{now} after a move to the local one"))?;
+                let mut all = Vec::new();
+                for handler in &handlers {
+                    all.push(arrives_at(handler)?);
+                }
+                let at = arrives_at(chosen)?;
+                ensure!(
+                    at == cpu || !all.contains(&cpu),
+                    "local to {cpu} is {now}, which arrives at {at}; all arrive at {all:?}"
+                );
+            }
+            Ok(())
+        })();
+        one.sh(&format!("echo {home} >/proc/irq/{irq}/smp_affinity_list"))?;
+        steered?;
+    }
+    move_to(one, cqn, "none")?;
+    let now = queue_of(one, "ibv_rc_pingpong")?;
+    ensure!(now["handler"] == "none", "{now} after a move to none");
+    let rdma = one.sh("rdma -dd resource show cq")?;
+    ensure!(rdma.contains("drv_vector none"), "rdma shows:\n{rdma}");
+    let taken = taken(one)?;
+    ensure!(taken.is_empty(), "without a handler: {taken:?}");
+    move_to(one, cqn, "0")?;
+    ensure!(
+        !self::taken(one)?.is_empty(),
+        "no interrupt after the queue has a handler again"
+    );
+    Ok(())
+}
+
+fn refused(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let running = Endless::start(one, two)?;
+    let checked = (|| {
+        let queue = queue_of(one, "ibv_rc_pingpong")?;
+        let (cqn, before) = (&queue["cqn"], &queue["handler"]);
+        let handlers = shown(one, "handlers")?.len();
+        for (script, why) in [
+            (format!("ferritectl cq move {cqn} {handlers}"), "no handler"),
+            (format!("ferritectl cq move {cqn} 4294967293"), "no handler"),
+            (format!("ferritectl cq move {cqn} 4294967295"), "no handler"),
+            (
+                "ferritectl cq move 16777215 0".into(),
+                "no completion queue",
+            ),
+            (
+                "ferritectl cq move 4294967295 none".into(),
+                "no completion queue",
+            ),
+            (format!("ferritectl cq move {cqn} nowhere"), "is needed"),
+            (
+                format!("setpriv --reuid 65534 --clear-groups ferritectl cq move {cqn} none"),
+                "only root",
+            ),
+            (
+                "head -c 4096 /dev/zero >/sys/kernel/debug/ferrite0/cq_move".into(),
+                "nvalid argument",
+            ),
+            (
+                format!("echo {cqn} 0 0 >/sys/kernel/debug/ferrite0/cq_move"),
+                "nvalid argument",
+            ),
+        ] {
+            let outcome = one.run(&script, TIME)?;
+            ensure!(
+                !outcome.ok() && outcome.err.contains(why),
+                "{script}: {outcome:?}"
+            );
+        }
+        let now = queue_of(one, "ibv_rc_pingpong")?;
+        ensure!(now["handler"] == *before, "{now}, before {before}");
+        ensure!(!taken(one)?.is_empty(), "the pingpong does not go on");
+        Ok(())
+    })();
+    running.end()?;
+    checked
+}
+
+fn under_a_disk(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    nvme::serve(two)?;
+    nvme::connect(one, two)?;
+    one.wait_for("test -b /dev/nvme0n1", TIME)?;
+    let moved = (|| {
+        one.sh(
+            "dd if=/dev/urandom of=/run/written bs=1M count=4 status=none
+             dd if=/run/written of=/dev/nvme0n1 bs=64k oflag=direct status=none",
+        )?;
+        // Reads and writes the same again and again, and looks at every byte.
+        let busy = one.spawn(
+            "set -e; n=0; rm -f /run/stop
+             until [ -e /run/stop ]; do
+                 dd if=/dev/nvme0n1 of=/run/read bs=64k count=64 iflag=direct status=none
+                 cmp /run/written /run/read
+                 dd if=/run/written of=/dev/nvme0n1 bs=16k oflag=direct status=none
+                 n=$((n + 1)); echo $n >/run/rounds
+             done; echo rounds $n",
+            Duration::from_secs(300),
+        )?;
+        let moving = (|| {
+            for vm in [one, two] {
+                let handlers = shown(vm, "handlers")?.len();
+                let kernel: Vec<_> = shown(vm, "cqs")?
+                    .into_iter()
+                    .filter(|row| row["owner"] == "kernel")
+                    .collect();
+                ensure!(kernel.len() > 1, "{}: {kernel:?}", vm.name());
+                let numbers: Vec<_> = kernel.iter().map(|row| row["cqn"].to_string()).collect();
+                // Fifty times around, with every queue without a handler for a moment. By the shell
+                // alone: a program for each would take most of the time.
+                vm.sh_in(
+                    &format!(
+                        "set -e
+                         for turn in {{1..50}}; do
+                             for handler in none {{0..{last}}}; do
+                                 for cqn in {numbers}; do
+                                     echo $cqn $handler >/sys/kernel/debug/ferrite0/cq_move
+                                 done
+                             done
+                         done",
+                        last = handlers - 1,
+                        numbers = numbers.join(" ")
+                    ),
+                    TIME,
+                )?;
+            }
+            // It goes on.
+            let seen = one.sh("cat /run/rounds || echo 0")?;
+            let seen: u64 = seen.trim().parse()?;
+            let goes_on = wait_until(Instant::now() + TIME, || {
+                let now = one.sh("cat /run/rounds || echo 0")?;
+                Ok(now.trim().parse::<u64>()? > seen + 1)
+            })?;
+            ensure!(goes_on, "the disk stands still");
+            Ok(())
+        })();
+        one.sh("touch /run/stop")?;
+        let rounds = busy.success();
+        moving?;
+        let rounds = rounds?;
+        ensure!(rounds.contains("rounds"), "{rounds}");
+        let said = one.sh("dmesg")?;
+        if let Some(line) = said.lines().find(|line| {
+            line.contains("nvme") && ["timeout", "reset"].iter().any(|word| line.contains(word))
+        }) {
+            bail!("a request was lost: {line}");
+        }
+        Ok(())
+    })();
+    let ended = nvme::disconnect(one).and_then(|_| nvme::end(two));
+    moved.and(ended)?;
+    still_works(cluster)
+}
+
+fn failed(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let running = Endless::start(one, two)?;
+    let queue = queue_of(one, "ibv_rc_pingpong")?;
+    let cqn = &queue["cqn"];
+    move_to(one, cqn, "none")?;
+    lifecycle::fail_device(cluster)?;
+    let refused = (|| {
+        for handler in ["0", "none"] {
+            let outcome = one.run(&format!("ferritectl cq move {cqn} {handler}"), TIME)?;
+            ensure!(!outcome.ok(), "a dead device moved a queue to {handler}");
+        }
+        let now = queue_of(one, "ibv_rc_pingpong")?;
+        ensure!(now["handler"] == "none", "{now} after refusals");
+        Ok(())
+    })();
+    running.end()?;
+    unbind(one)?;
+    bind(one)?;
+    refused?;
+    still_works(cluster)
+}
