@@ -946,6 +946,9 @@ commands! {
     SetPort,
     ResolveFault,
     InvalidatePages,
+    SetVectorMap,
+    QueryVectorMap,
+    SwitchEventQueue,
 }
 
 impl CommandEntry {
