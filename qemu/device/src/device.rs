@@ -9,9 +9,10 @@ use crate::share;
 use crate::shortcuts::{self, Congestion, Inbound, Inbounds, Outbounds};
 use crate::vfio_user::{Backend, DmaMap, VectorChange, REGION_CONFIG};
 use ferrite_abi as abi;
+use ferrite_abi::Management;
 use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
-use ferrite_engine::{Config, Disposition, Engine, Misbehaviour};
+use ferrite_engine::{ChannelEvent, Config, Disposition, Engine, Misbehaviour};
 use ferrite_fabric::connection::Connection;
 use ferrite_fabric::framing::{BadLength, Reader, Writer, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
@@ -410,8 +411,39 @@ impl Core {
 
     /// Pulls the cable, or plugs it in.
     pub fn set_cable(&mut self, plugged: bool) {
+        let changed = self.cable != plugged;
         self.cable = plugged;
+        if changed {
+            self.tell_of_management(Management::Cable, plugged);
+        }
         self.update_link();
+    }
+
+    /// Tells the driver that the device was changed from outside.
+    fn tell_of_management(&mut self, what: Management, on: bool) {
+        let now = self.now();
+        self.engine.managed(what, on, now, &mut self.host);
+    }
+
+    /// The device's own memory fails.
+    pub fn internal_memory_error(&mut self, place: u64, corrected: bool) {
+        let now = self.now();
+        self.engine
+            .internal_memory_error(place, corrected, now, &mut self.host);
+    }
+
+    /// Host memory turns out to be poisoned.
+    pub fn external_memory_error(&mut self, address: u64) {
+        let now = self.now();
+        self.engine
+            .external_memory_error(address, now, &mut self.host);
+    }
+
+    /// Something happens on a channel.
+    pub fn channel_event(&mut self, event: ChannelEvent, channel: u16) {
+        let now = self.now();
+        self.engine
+            .channel_event(event, channel, now, &mut self.host);
     }
 
     fn update_link(&mut self) {
@@ -435,8 +467,16 @@ impl Core {
     /// Sets what the device does wrong from now on.
     pub fn misbehave(&mut self, rules: Misbehaviour) -> Result<(), String> {
         rules.check()?;
+        let good = rules == Misbehaviour::default();
+        if !good {
+            // While it can still be relied on.
+            self.tell_of_management(Management::Faults, true);
+        }
         let now = self.now();
         self.engine.misbehave(rules, now, &mut self.host);
+        if good {
+            self.tell_of_management(Management::Faults, false);
+        }
         Ok(())
     }
 

@@ -69,7 +69,8 @@ struct Options {
     #[arg(long, value_name = "SOCKET")]
     counters: Option<PathBuf>,
     /// Unix socket for control: JSON lines {"cmd":"counters"}, {"cmd":"fatal"},
-    /// {"cmd":"link","up":false}, {"cmd":"misbehave",...}, {"cmd":"die"}
+    /// {"cmd":"link","up":false}, {"cmd":"misbehave",...}, {"cmd":"memory-error",...},
+    /// {"cmd":"channel",...}, {"cmd":"die"}
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     /// Do not keep to the specification, to see what the driver does: JSON as in the control

@@ -389,6 +389,7 @@ fn a_driver_starts_the_device_and_a_command_raises_its_vector() {
         valid: true,
         arm: true,
         quiet: false,
+        disarm: false,
     };
     let mut doorbell = |offset: usize, value: u64| {
         client
@@ -1436,7 +1437,9 @@ impl Driver {
                 eqn: abi::EQ_FIRST_HANDLER,
                 message: 6,
                 log_entries: 6,
-                reserved: [0; 3],
+                overflow: 0,
+                priority: 0,
+                reserved: 0,
                 ring: abi::Buffer::contiguous(Self::BASE + Self::HANDLER_EVENTS, ring),
             },
         );
@@ -1483,7 +1486,8 @@ impl Driver {
                 doorbell_page,
                 record_offset: ring as u32,
                 buffer: abi::Buffer::contiguous(Self::BASE + Self::COMPLETIONS, length),
-                reserved1: 0,
+                processor: 0,
+                reserved1: [0; 3],
             },
         );
     }

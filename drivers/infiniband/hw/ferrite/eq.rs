@@ -123,6 +123,7 @@ impl Consumer {
             valid: true,
             arm: true,
             quiet,
+            disarm: false,
         }
     }
 
@@ -141,6 +142,7 @@ impl Consumer {
             valid: true,
             arm: false,
             quiet: false,
+            disarm: false,
         })
     }
 }
@@ -231,7 +233,9 @@ impl EventQueue {
             eqn: self.number,
             message: self.message,
             log_entries: self.log_entries,
-            reserved: [0; 3],
+            overflow: 0,
+            priority: 0,
+            reserved: 0,
             ring: Buffer::contiguous(self.ring.dma_handle(), self.ring.size() as u64),
         }
     }

@@ -30,12 +30,33 @@ pub const REASONS: &[(&str, &str)] = &[
          bound that is told",
     ),
     (
+        "DEV-3-150",
+        "takes 2^20 events that nobody reads, and minutes",
+    ),
+    (
         "DEV-4-86",
         "RoCE carries packets out in order only, so that no entry is touched and still valid",
     ),
     (
         "DEV-4-88",
         "RoCE carries packets out in order only, so that none is placed ahead of others",
+    ),
+    (
+        "DEV-5-53",
+        "whose turn it is in the device is not seen from outside; when packets leave depends on \
+         more than that",
+    ),
+    (
+        "DEV-5-54",
+        "that two times end at once cannot be brought about from outside",
+    ),
+    (
+        "DEV-5-55",
+        "memory errors and management are the device's own: no host brings one about",
+    ),
+    (
+        "DEV-5-56",
+        "management is the device's own: no host brings it about",
     ),
     (
         "DEV-8-12",
