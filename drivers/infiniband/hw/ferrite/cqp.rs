@@ -30,6 +30,7 @@ use crate::{
         Reply, //
     },
     eq::EventQueue,
+    growth,
     kernel_ext::{
         barrier::dma_wmb,
         cpu,
@@ -238,7 +239,7 @@ impl Cqp {
                     reach,
                     abi::EQ_CONTROL,
                     EVENTS_MESSAGE,
-                    EVENTS_LOG_ENTRIES,
+                    growth::first_log_entries(EVENTS_LOG_ENTRIES),
                     GFP_KERNEL
                 ),
                 GFP_KERNEL

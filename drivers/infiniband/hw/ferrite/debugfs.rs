@@ -43,7 +43,7 @@ impl Writer for EventQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "eqn message irq entries read_index events interrupts cqs"
+            "eqn message irq entries read_index events interrupts cqs overflows"
         )?;
         for (queue, irq) in &self.queues {
             let mut cqs = 0;
@@ -52,7 +52,7 @@ impl Writer for EventQueues {
                 .for_each(|_, cq| cqs += u32::from(cq.eqn() == queue.number()));
             writeln!(
                 f,
-                "{} {} {} {} {} {} {} {}",
+                "{} {} {} {} {} {} {} {} {}",
                 queue.number(),
                 queue.message(),
                 irq,
@@ -60,7 +60,8 @@ impl Writer for EventQueues {
                 queue.read_index(),
                 queue.events(),
                 queue.interrupts(),
-                cqs
+                cqs,
+                queue.overflows()
             )?;
         }
         Ok(())

@@ -24,6 +24,7 @@ mod doorbell_bar;
 mod doorbell_pages;
 mod eq;
 mod gids;
+mod growth;
 mod handler;
 mod hardware;
 mod lent;
@@ -54,6 +55,10 @@ kernel::module_driver!(<T>, kernel_ext::pci::Adapter<T>, {
         command_timeout_ms: u32 {
             default: 0,
             description: "Milliseconds after which a device that does not answer a command is given up; 0 (default): as long as the device says",
+        },
+        eq_log_entries: u8 {
+            default: 0,
+            description: "Base-2 logarithm of the entries that event queues begin with, at least 4; 0 (default): room for what the device can raise",
         },
     },
 });

@@ -10,6 +10,7 @@ use crate::{
         DeviceCaps, //
     },
     eq::EventQueue,
+    growth,
     hardware::{
         DeviceObject,
         Hardware, //
@@ -111,7 +112,11 @@ pub(crate) struct Interrupts {
 impl Drop for Interrupts {
     fn drop(&mut self) {
         self.services.clear();
-        // Not earlier: a handler that finds that the device failed queues work.
+        for queue in &self.queues {
+            drop(self.hw.event_queues.remove(queue.number().into()));
+        }
+        // Not earlier: a handler that finds that the device failed, or that a queue is out of room,
+        // queues work.
         self.hw.flush();
     }
 }
@@ -144,11 +149,12 @@ impl Interrupts {
     }
 
     /// Makes the other event queues: the asynchronous one, and those of completion handlers. The
-    /// device knows none of them yet.
+    /// device knows none of them yet, and agreed on `features`.
     pub(crate) fn complete(
         &mut self,
         pdev: &pci::Device<Bound>,
         hw: &Arc<Hardware>,
+        features: u64,
         caps: &DeviceCaps,
     ) -> Result {
         let vectors = self.vectors.len() as u16;
@@ -158,8 +164,14 @@ impl Interrupts {
         }
         for eqn in abi::EQ_ASYNC..wanted {
             let vector = vector_of(eqn, vectors);
-            let queue = make_queue(pdev, hw, eqn, vector, log_entries_of(eqn, caps))?;
+            let log_entries = growth::first_log_entries(log_entries_of(eqn, caps));
+            let queue = make_queue(pdev, hw, eqn, vector, log_entries)?;
             self.queues.push(queue, GFP_KERNEL)?;
+        }
+        for queue in &self.queues {
+            queue.may_grow(growth::most_log_entries(features, caps));
+            hw.event_queues
+                .insert(queue.number().into(), queue.clone())?;
         }
         // Queues that share a vector with queue 0 are served by its handler, which is made anew.
         self.services.clear();

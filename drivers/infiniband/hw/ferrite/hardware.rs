@@ -27,6 +27,8 @@ use crate::{
         Patience, //
     },
     device::Ferrite,
+    eq::EventQueue,
+    growth,
     kernel_ext::{
         pci as pci_ext,
         pci::ConfigLock,
@@ -90,6 +92,9 @@ pub(crate) mod device_event {
     pub(crate) const PAGE_FAULTS: u32 = 1 << 2;
 }
 
+/// Tells the work of giving event queues more room from that of a failure.
+const GROWTH: u64 = 1;
+
 /// A device, from mapping its BARs to its last reset.
 #[pin_data]
 pub(crate) struct Hardware {
@@ -110,6 +115,9 @@ pub(crate) struct Hardware {
     /// On-demand regions by the index of their tag, for faults.
     #[pin]
     pub(crate) regions: IrqTable<MrRef<Ferrite>>,
+    /// Event queues by number, for those that are out of room.
+    #[pin]
+    pub(crate) event_queues: IrqTable<Arc<EventQueue>>,
     /// Where events of the device as a whole go.
     #[pin]
     pub(crate) sink: EventSink<Ferrite>,
@@ -134,10 +142,14 @@ pub(crate) struct Hardware {
     /// What is left to do when the device failed.
     #[pin]
     failure: Work<Hardware>,
+    /// What is left to do when event queues are out of room.
+    #[pin]
+    growth: Work<Hardware, GROWTH>,
 }
 
 impl_has_work! {
     impl HasWork<Self> for Hardware { self.failure }
+    impl HasWork<Self, GROWTH> for Hardware { self.growth }
 }
 
 impl Hardware {
@@ -156,6 +168,7 @@ impl Hardware {
             qps <- IrqTable::new(),
             srqs <- IrqTable::new(),
             regions <- IrqTable::new(),
+            event_queues <- IrqTable::new(),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
@@ -166,6 +179,7 @@ impl Hardware {
             reach: reach.clone(),
             stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
+            growth <- new_work!("ferrite_growth"),
             pdev: ARef::from(&**pdev),
         })
     }
@@ -338,7 +352,7 @@ impl Hardware {
         self.registers.request_reset();
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
-        drop(self.work.enqueue(self.clone()));
+        drop(self.work.enqueue::<_, 0>(self.clone()));
     }
 
     /// Lets kernel consumers look: they find their work requests flushed when they poll.
@@ -500,7 +514,13 @@ impl Hardware {
             }
             EventCode::EventQueueOverflow => {
                 // The device keeps the events back until there is room.
-                kernel::pr_warn_once!("ferrite: event queue {} is out of room\n", event.id);
+                let noted = self
+                    .event_queues
+                    .with(event.id as usize, |queue| queue.note_overflow());
+                if noted.is_some() {
+                    // Where it is queued already, it has yet to look.
+                    drop(self.work.enqueue::<_, GROWTH>(self.clone()));
+                }
             }
             _ => {
                 if self.stray_prints.allows(c"ferrite events") {
@@ -524,6 +544,17 @@ impl WorkItem for Hardware {
     fn run(this: Arc<Self>) {
         this.ensure_stopped();
         this.notify_all();
+    }
+}
+
+impl WorkItem<GROWTH> for Hardware {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let dev: &kernel::device::Device = this.pdev.as_ref();
+        // SAFETY: This is queued for events, and nobody looks for any once `Interrupts` are dropped,
+        // which waits for what is queued: they are the driver's data of the device that is bound to it.
+        growth::grow(&this, unsafe { dev.as_bound() });
     }
 }
 

@@ -176,7 +176,7 @@ impl pci::Driver for FerriteDriver {
         // SAFETY: Nobody else knows the device yet: nothing but this function allocates or maps
         // memory for it.
         unsafe { pdev.dma_set_mask_and_coherent(mask)? };
-        interrupts.complete(pdev, &hw, &caps)?;
+        interrupts.complete(pdev, &hw, identity.features & caps.features, &caps)?;
         let ferrite = Ferrite::new(&hw, identity, caps, &interrupts)?;
         let info = DeviceInfo {
             node_guid: ferrite.guid(),
