@@ -4,6 +4,7 @@
 #include <linux/completion.h>
 #include <linux/cpumask.h>
 #include <linux/cred.h>
+#include <linux/dim.h>
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
 #include <linux/hmm.h>
@@ -255,6 +256,23 @@ const struct cpumask *
 rust_helper_irq_get_effective_affinity_mask(unsigned int irq)
 {
 	return irq_get_effective_affinity_mask(irq);
+}
+
+void rust_helper_dim_init_work(struct dim *dim,
+			       void (*func)(struct work_struct *work))
+{
+	INIT_WORK(&dim->work, func);
+}
+
+void rust_helper_dim_schedule_work(struct dim *dim)
+{
+	schedule_work(&dim->work);
+}
+
+void rust_helper_dim_update_sample(u16 event_ctr, u64 packets, u64 bytes,
+				   struct dim_sample *s)
+{
+	dim_update_sample(event_ctr, packets, bytes, s);
 }
 
 void rust_helper_rtnl_lock(void)

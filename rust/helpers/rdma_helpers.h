@@ -12,6 +12,8 @@ struct completion;
 struct cpumask;
 struct ratelimit_state;
 struct device;
+struct dim;
+struct dim_sample;
 struct ib_ah;
 struct ib_block_iter;
 struct ib_cq;
@@ -35,6 +37,7 @@ struct scatterlist;
 struct sk_buff;
 struct uverbs_attr_bundle;
 struct vm_area_struct;
+struct work_struct;
 struct workqueue_struct;
 struct xarray;
 
@@ -90,6 +93,13 @@ int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
 void rust_helper_irq_clear_affinity_hint(unsigned int irq);
 const struct cpumask *
 rust_helper_irq_get_effective_affinity_mask(unsigned int irq);
+
+/* Interrupt moderation. */
+void rust_helper_dim_init_work(struct dim *dim,
+			       void (*func)(struct work_struct *work));
+void rust_helper_dim_schedule_work(struct dim *dim);
+void rust_helper_dim_update_sample(u16 event_ctr, u64 packets, u64 bytes,
+				   struct dim_sample *s);
 
 /* Network devices. */
 void rust_helper_rtnl_lock(void);

@@ -87,6 +87,14 @@ impl<D: Driver> Device<D> {
         unsafe { device::Device::from_raw(bindings::rdma_device_parent(self.as_raw())) }
     }
 
+    /// Whether moderation is to adapt to the traffic (`rdma dev set DEV adaptive-moderation`). The core
+    /// sees to that for each completion queue that it polls, by [`Driver::modify_cq`].
+    pub fn adaptive_moderation(&self) -> bool {
+        // SAFETY: `&self` keeps the device; the bit may be changed meanwhile, and is read as it was or
+        // as it is.
+        unsafe { bindings::ib_device::use_cq_dim_raw(self.as_raw()) != 0 }
+    }
+
     /// Which network interface shares the link of port 1, if one does.
     pub(super) fn beside(&self) -> Option<Beside> {
         // SAFETY: Written by `Unregistered::new` before there was a reference, and never since.
@@ -247,6 +255,9 @@ pub struct DeviceInfo {
     pub beside: Option<Beside>,
     /// Names of the counters that each port has ([`Driver::read_counters`]).
     pub counter_names: &'static [&'static str],
+    /// Whether moderation adapts to the traffic, until an administrator says otherwise
+    /// ([`Device::adaptive_moderation`]).
+    pub adaptive_moderation: bool,
 }
 
 /// A device that the core has allocated but does not know yet.
@@ -304,6 +315,7 @@ impl<D: Driver> Unregistered<D> {
             (*raw).phys_port_cnt = info.ports;
             (*raw).num_comp_vectors = info.comp_vectors as c_int;
             (*raw).local_dma_lkey = info.local_dma_lkey;
+            bindings::ib_device::set_use_cq_dim_raw(raw, info.adaptive_moderation.into());
             let node_desc = &mut (*raw).node_desc;
             let description = info.description.to_bytes();
             // The last byte stays zero.

@@ -77,6 +77,7 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SRQ
     | abi::FEATURE_RESIZE_SRQ
     | abi::FEATURE_PORT_MTU
     | abi::FEATURE_SWITCH_EQ
+    | abi::FEATURE_EQ_CONTROL
     | abi::FEATURE_QUIET_COMMANDS
     | if rdma::ON_DEMAND_AVAILABLE && PAGE_SHIFT == abi::ON_DEMAND_PAGE_SHIFT as usize {
         abi::FEATURE_ON_DEMAND

@@ -293,6 +293,38 @@ pub(crate) struct FerriteCq {
     /// The event queue of `binding`, for those who may not sleep.
     eqn: Atomic<u32>,
     log_entries: u8,
+    progress: Progress,
+}
+
+/// How many completions the kernel has consumed, for those who want to know without the queue's lock.
+struct Progress {
+    consumed: Atomic<u32>,
+    /// What that was at the last event.
+    at_event: Atomic<u32>,
+}
+
+impl Progress {
+    const fn new() -> Self {
+        Self {
+            consumed: Atomic::new(0),
+            at_event: Atomic::new(0),
+        }
+    }
+
+    /// Notes that so many were consumed, free-running.
+    #[inline]
+    fn note(&self, consumed: u32) {
+        self.consumed.store(consumed, Relaxed);
+    }
+
+    /// An event came: how many were consumed since the last one, at least the one that it is about.
+    #[inline]
+    fn event(&self) -> u32 {
+        let consumed = self.consumed.load(Relaxed);
+        let before = self.at_event.load(Relaxed);
+        self.at_event.store(consumed, Relaxed);
+        consumed.wrapping_sub(before).max(1)
+    }
 }
 
 impl FerriteCq {
@@ -356,6 +388,7 @@ impl FerriteCq {
             binding <- new_mutex!(Binding::new(eqn), "ferrite_cq_binding"),
             eqn: Atomic::new(eqn.into()),
             log_entries,
+            progress: Progress::new(),
         }))?;
         dev.hw.cqs.insert(cqn as usize, cq.get_ref())?;
         Ok(cq)
@@ -504,12 +537,14 @@ impl FerriteCq {
         cq.object.destroy();
     }
 
-    /// Passes an event on to the consumer. May be called from any context.
+    /// Passes an event on to the consumer. Returns how many completions there were since the last one,
+    /// as far as is known: one where a process consumes them. May be called from any context.
     #[inline]
-    pub(crate) fn notify(cq: &Cq<Ferrite>) {
+    pub(crate) fn notify(cq: &Cq<Ferrite>) -> u32 {
         if cq.gate.pass() {
             cq.complete();
         }
+        cq.progress.event()
     }
 
     /// A work queue completes here from now on: the consumer is ready for events.
@@ -593,6 +628,7 @@ impl FerriteCq {
             // The device may overwrite the entries from now on: they have been read.
             mb();
             queue.ring.set_word(record, 0, consumer)?;
+            cq.progress.note(consumer);
         }
         // Not earlier: a consumer takes what was flushed for its own again.
         if cq.device().hw.is_stopped() {
@@ -782,6 +818,21 @@ mod tests {
         let refused = binding.change(7, |binding| binding.eqn = 3, |_| Err(EIO));
         assert_eq!(refused, Err(EIO));
         assert_eq!(binding, Binding::new(2));
+    }
+
+    #[test]
+    fn an_event_tells_how_many_completions_there_were_since_the_last_one() {
+        let progress = Progress::new();
+        // Nobody tells how many a process has consumed.
+        assert_eq!((progress.event(), progress.event()), (1, 1));
+        progress.note(5);
+        progress.note(12);
+        assert_eq!((progress.event(), progress.event()), (12, 1));
+        let progress = Progress::new();
+        progress.note(u32::MAX);
+        progress.event();
+        progress.note(9);
+        assert_eq!(progress.event(), 10);
     }
 
     #[test]

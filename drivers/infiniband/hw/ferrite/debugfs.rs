@@ -7,6 +7,8 @@
 
 use crate::{
     cq::FerriteCq,
+    abi,
+    abi::EventPriority,
     device::Ferrite,
     dm::DeviceMemory,
     doorbell_pages::DoorbellPages,
@@ -16,6 +18,7 @@ use crate::{
         Interrupts, //
     },
     hardware::Hardware,
+    kernel_ext::errno,
     numbers::Numbers,
     rdma::QpType,
     tpt::Tags, //
@@ -43,16 +46,18 @@ impl Writer for EventQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "eqn message irq entries read_index events interrupts cqs overflows"
+            "eqn message irq entries read_index events interrupts cqs overflows \
+             moderation_us moderation_count priority"
         )?;
         for (queue, irq) in &self.queues {
             let mut cqs = 0;
+            let settings = queue.settings();
             self.hw
                 .cqs
                 .for_each(|_, cq| cqs += u32::from(cq.eqn() == queue.number()));
             writeln!(
                 f,
-                "{} {} {} {} {} {} {} {} {}",
+                "{} {} {} {} {} {} {} {} {} {} {} {}",
                 queue.number(),
                 queue.message(),
                 irq,
@@ -61,7 +66,10 @@ impl Writer for EventQueues {
                 queue.events(),
                 queue.interrupts(),
                 cqs,
-                queue.overflows()
+                queue.overflows(),
+                settings.moderation_microseconds,
+                settings.moderation_count,
+                priority_name(settings.priority)
             )?;
         }
         Ok(())
@@ -202,6 +210,62 @@ impl Writer for Tables {
     }
 }
 
+/// What a priority is called.
+fn priority_name(priority: EventPriority) -> &'static str {
+    match priority {
+        EventPriority::Bulk => "bulk",
+        EventPriority::LowLatency => "low-latency",
+    }
+}
+
+/// Sets the priority of handlers: a line `eqn low-latency` or `eqn bulk`.
+struct HandlerPriority {
+    queues: KVec<Arc<EventQueue>>,
+    hw: Arc<Hardware>,
+    /// Whether the device has priorities.
+    offered: bool,
+}
+
+/// The event queue and the priority that a line names.
+fn parse_priority(line: &str) -> Option<(u16, EventPriority)> {
+    let mut words = line.split_ascii_whitespace();
+    let eqn = words.next()?.parse().ok()?;
+    let name = words.next()?;
+    let priority = [EventPriority::Bulk, EventPriority::LowLatency]
+        .into_iter()
+        .find(|priority| priority_name(*priority) == name)?;
+    words.next().is_none().then_some((eqn, priority))
+}
+
+impl Reader for HandlerPriority {
+    fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
+        let mut line = [0; 32];
+        let line = line.get_mut(..reader.len()).ok_or(EINVAL)?;
+        reader.read_slice(line)?;
+        let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
+        let (eqn, priority) = parse_priority(line).ok_or(EINVAL)?;
+        let queue = self
+            .queues
+            .iter()
+            .find(|queue| queue.number() == eqn && eqn >= abi::EQ_FIRST_HANDLER)
+            .ok_or(ENOENT)?;
+        if !self.offered {
+            return Err(errno::eopnotsupp());
+        }
+        queue.modify(
+            |settings| {
+                settings.priority = priority;
+                if priority == EventPriority::LowLatency {
+                    // It puts nothing off; see `moderation.rs`.
+                    settings.moderation_microseconds = 0;
+                    settings.moderation_count = 0;
+                }
+            },
+            |command| self.hw.execute(command),
+        )
+    }
+}
+
 fn owner(user: bool) -> &'static str {
     if user {
         "user"
@@ -218,6 +282,7 @@ pub(crate) struct DebugFiles {
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
     _srqs: Pin<KBox<File<Srqs>>>,
     _tables: Pin<KBox<File<Tables>>>,
+    _handler_priority: Pin<KBox<File<HandlerPriority>>>,
     _dir: Dir,
 }
 
@@ -234,6 +299,15 @@ impl DebugFiles {
         let event_queues = EventQueues {
             queues: listed,
             hw: hw.clone(),
+        };
+        let mut queues = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
+        for queue in interrupts.queues() {
+            queues.push(queue.clone(), GFP_KERNEL)?;
+        }
+        let handler_priority = HandlerPriority {
+            queues,
+            hw: hw.clone(),
+            offered: ferrite.has(abi::FEATURE_EQ_CONTROL),
         };
         let tables = Tables {
             tags: ferrite.tags.clone(),
@@ -272,6 +346,10 @@ impl DebugFiles {
                 dir.read_only_file(c"tables", Ok::<_, Error>(tables)),
                 GFP_KERNEL,
             )?,
+            _handler_priority: KBox::pin_init(
+                dir.write_only_file(c"handler_priority", Ok::<_, Error>(handler_priority)),
+                GFP_KERNEL,
+            )?,
             _dir: dir,
         })
     }
@@ -301,6 +379,25 @@ mod tests {
             b"\0\0\0",
         ] {
             assert_eq!(parse_move(bad), Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn a_priority_is_set_by_a_line_and_by_nothing_else() {
+        let low = Some((3, EventPriority::LowLatency));
+        assert_eq!(parse_priority("3 low-latency\n"), low);
+        assert_eq!(parse_priority("  3\tlow-latency"), low);
+        assert_eq!(parse_priority("2 bulk"), Some((2, EventPriority::Bulk)));
+        for line in [
+            "",
+            "3",
+            "low-latency",
+            "3 fast",
+            "-1 bulk",
+            "65536 bulk",
+            "3 bulk now",
+        ] {
+            assert_eq!(parse_priority(line), None);
         }
     }
 }

@@ -17,6 +17,8 @@ use crate::{
         CreateEventQueue,
         EventDoorbell,
         EventEntry,
+        EventPriority,
+        ModifyEventQueue,
         Plain,
         SwitchEventQueue, //
     },
@@ -40,6 +42,7 @@ use kernel::{
         Device, //
     },
     dma::Coherent,
+    new_mutex,
     prelude::*,
     sync::{
         atomic::{
@@ -48,13 +51,14 @@ use kernel::{
             Relaxed,
             Release, //
         },
-        Arc, //
+        Arc,
+        Mutex, //
     },
 };
 
 /// Events that are handled before the queue is armed again. What is left raises the next interrupt
 /// at once, so that others get the processor in between.
-const BUDGET: u32 = 128;
+pub(crate) const BUDGET: u32 = 128;
 
 /// Memory of event queue entries.
 pub(crate) trait Slots {
@@ -183,9 +187,15 @@ impl<S: Slots> Consumer<S> {
     ///
     /// The bound keeps a device that writes without end from holding the processor: arming a queue
     /// with entries that were not read raises its interrupt at once.
-    pub(crate) fn drain(&mut self, mut each: impl FnMut(&EventEntry)) -> u32 {
+    pub(crate) fn drain(&mut self, each: impl FnMut(&EventEntry)) -> u32 {
+        self.drain_some(BUDGET, each)
+    }
+
+    /// Consumes what is there, `budget` at the most; returns how many.
+    #[inline]
+    fn drain_some(&mut self, budget: u32, mut each: impl FnMut(&EventEntry)) -> u32 {
         let mut consumed = 0;
-        while consumed < BUDGET {
+        while consumed < budget {
             let Some(entry) = self.next_entry() else {
                 break;
             };
@@ -272,11 +282,27 @@ enum Settled<S> {
     Contradicted(Ring<S>),
 }
 
+/// What can be changed about a queue that is at work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// An interrupt is put off for so many microseconds.
+    pub(crate) moderation_microseconds: u16,
+    /// But not where there are so many events.
+    pub(crate) moderation_count: u16,
+    /// Whether it is served before others.
+    pub(crate) priority: EventPriority,
+}
+
 /// An event queue.
 #[pin_data]
 pub(crate) struct EventQueue {
     number: u16,
     message: u16,
+    /// As the device knows them. Held while it is told of others.
+    #[pin]
+    settings: Mutex<Settings>,
+    /// The priority of those, for interrupts.
+    low_latency: Atomic<u32>,
     #[pin]
     consumer: IrqSpinLock<Consumer<RingMemory>>,
     /// The queue may be armed without regard to answers to commands.
@@ -311,6 +337,15 @@ impl EventQueue {
             },
             number,
             message,
+            settings <- new_mutex!(
+                Settings {
+                    moderation_microseconds: 0,
+                    moderation_count: 0,
+                    priority: EventPriority::Bulk,
+                },
+                "ferrite_eq_settings"
+            ),
+            low_latency: Atomic::new(0),
             may_be_quiet: Atomic::new(0),
             sleepers: Atomic::new(0),
             events: Atomic::new(0),
@@ -439,6 +474,43 @@ impl EventQueue {
         Err(EIO)
     }
 
+    /// What the device knows of it.
+    pub(crate) fn settings(&self) -> Settings {
+        *self.settings.lock()
+    }
+
+    /// Whether it is served before others.
+    #[inline]
+    pub(crate) fn is_low_latency(&self) -> bool {
+        self.low_latency.load(Relaxed) != 0
+    }
+
+    /// Changes what the device knows of it, by a command that `execute` gives. Sleeps.
+    pub(crate) fn modify(
+        &self,
+        change: impl FnOnce(&mut Settings),
+        execute: impl FnOnce(&ModifyEventQueue) -> Result,
+    ) -> Result {
+        let mut settings = self.settings.lock();
+        let mut wanted = *settings;
+        change(&mut wanted);
+        if wanted == *settings {
+            return Ok(());
+        }
+        execute(&ModifyEventQueue {
+            eqn: self.number,
+            message: self.message,
+            moderation_microseconds: wanted.moderation_microseconds,
+            moderation_count: wanted.moderation_count,
+            priority: wanted.priority.number(),
+            ..ModifyEventQueue::zeroed()
+        })?;
+        *settings = wanted;
+        let low_latency = wanted.priority == EventPriority::LowLatency;
+        self.low_latency.store(low_latency.into(), Relaxed);
+        Ok(())
+    }
+
     /// Whether the queue is to be armed quietly: to be asked with the lock held, as a sleeper is
     /// counted before it takes the lock to arm.
     fn quiet(&self) -> bool {
@@ -483,6 +555,26 @@ impl EventQueue {
     pub(crate) fn service(&self, doorbells: &Doorbells, each: impl FnMut(&EventEntry)) -> bool {
         let mut consumer = self.consumer.lock();
         let consumed = consumer.drain(each);
+        if consumed == 0 && !consumer.polled {
+            return false;
+        }
+        doorbells.event_queue(consumer.rearm(self.number, self.quiet()));
+        self.count(consumed, 1);
+        true
+    }
+
+    /// Serves the queue in its interrupt for as long as `budget` lasts; returns how many events were
+    /// consumed. [`EventQueue::end_turns`] is to be called afterwards.
+    #[inline]
+    pub(crate) fn turn(&self, budget: u32, each: impl FnMut(&EventEntry)) -> u32 {
+        self.consumer.lock().drain_some(budget, each)
+    }
+
+    /// Ends the service in an interrupt, in which so many events were `consumed`: arms with one write.
+    /// As [`EventQueue::service`].
+    #[inline]
+    pub(crate) fn end_turns(&self, doorbells: &Doorbells, consumed: u32) -> bool {
+        let mut consumer = self.consumer.lock();
         if consumed == 0 && !consumer.polled {
             return false;
         }

@@ -79,7 +79,9 @@ fn grow_queue(hw: &Arc<Hardware>, dev: &Device<Bound>, queue: &EventQueue) -> Re
     let ring = Ring::new(dev, &hw.reach, log_entries, GFP_KERNEL | __GFP_NOWARN)?;
     let command = queue.offer(ring)?;
     let result = hw.execute(&command);
-    let settled = queue.settle(result.is_ok(), &hw.doorbells, |event| hw.dispatch(event));
+    let settled = queue.settle(result.is_ok(), &hw.doorbells, |event| {
+        hw.dispatch(event);
+    });
     if settled.is_err() && !hw.is_dead() {
         dev_err!(
             dev,

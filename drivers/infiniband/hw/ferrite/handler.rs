@@ -23,6 +23,8 @@ use crate::{
             Vectors, //
         },
     },
+    service,
+    service::Served,
 };
 use core::ops::RangeInclusive;
 use kernel::{
@@ -82,16 +84,11 @@ pub(crate) fn vector_of(eqn: u16, vectors: u16) -> u16 {
 const MESSAGES: RangeInclusive<u32> = 1..=abi::MAX_MESSAGES as u32;
 
 /// What runs on one vector: the service of its event queues.
-struct Service {
-    hw: Arc<Hardware>,
-    queues: KVec<Arc<EventQueue>>,
-}
+struct Service(KVec<Served>);
 
 impl Handler for Service {
     fn handle(&self) -> IrqReturn {
-        for queue in &self.queues {
-            queue.service(&self.hw.doorbells, |event| self.hw.dispatch(event));
-        }
+        service::serve(&self.0);
         // Message-signalled interrupts are ours alone. One that finds nothing was overtaken by
         // the service of a queue that shares the vector.
         IrqReturn::Handled
@@ -187,7 +184,7 @@ impl Interrupts {
         for vector in 0..vectors {
             let mut served = KVec::new();
             for queue in self.queues.iter().filter(|queue| queue.message() == vector) {
-                served.push(queue.clone(), GFP_KERNEL)?;
+                served.push(Served::new(hw, queue)?, GFP_KERNEL)?;
             }
             if served.is_empty() {
                 continue;
@@ -198,10 +195,7 @@ impl Interrupts {
                 abi::EQ_ASYNC => c"ferrite-async",
                 _ => c"ferrite-completion",
             };
-            let service = Service {
-                hw: hw.clone(),
-                queues: served,
-            };
+            let service = Service(served);
             let handler = IrqHandler::new(self.vectors.clone(), vector.into(), name, Ok(service));
             let handler = KBox::pin_init(handler, GFP_KERNEL)?;
             if vector >= abi::EQ_FIRST_HANDLER {

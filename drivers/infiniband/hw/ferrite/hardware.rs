@@ -232,7 +232,9 @@ impl Hardware {
         give(Bars {
             doorbells: &self.doorbells,
             registers: &self.registers,
-            dispatch: &|event| self.dispatch(event),
+            dispatch: &|event| {
+                self.dispatch(event);
+            },
         })
     }
 
@@ -444,19 +446,20 @@ impl Hardware {
         self.events.flush();
     }
 
-    /// Acts on an event. Runs in the interrupt, or with interrupts off.
+    /// Acts on an event. Returns how many completions it stands for. Runs in the interrupt, or with
+    /// interrupts off.
     #[inline]
-    pub(crate) fn dispatch(self: &Arc<Self>, event: &EventEntry) {
+    pub(crate) fn dispatch(self: &Arc<Self>, event: &EventEntry) -> u32 {
         match EventCode::from_number(event.code) {
             Some(EventCode::Completion) => {
-                if let Some(cq) = self.cqs.get(event.id as usize) {
-                    FerriteCq::notify(&cq);
-                }
+                let cq = self.cqs.get(event.id as usize);
+                return cq.map_or(0, |cq| FerriteCq::notify(&cq));
             }
             Some(EventCode::CommandDone) => self.cqp.finished(&self.doorbells, event),
             Some(code) => self.dispatch_rare(code, event),
             None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
         }
+        0
     }
 
     #[cold]

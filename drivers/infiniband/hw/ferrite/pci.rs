@@ -186,6 +186,7 @@ impl pci::Driver for FerriteDriver {
             local_dma_lkey: abi::TAG_ALL_MEMORY,
             beside: Some(beside(&identity)),
             counter_names: port::counter_names(&caps),
+            adaptive_moderation: true,
         };
         let unregistered =
             Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;

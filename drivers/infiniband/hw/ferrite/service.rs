@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The service of event queues in an interrupt: which comes when, if several share a vector.
+//!
+//! A queue of low latency comes before each other one. Those others are served in small turns while
+//! there is one, and it is looked after between the turns: its event waits for no more than a turn of
+//! another queue.
+
+use crate::{
+    abi,
+    eq::{
+        EventQueue,
+        BUDGET, //
+    },
+    hardware::Hardware,
+    moderation::Moderation,
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// Events of a bulk queue that are handled while one of low latency may wait.
+const TURN: u32 = 16;
+const _: () = assert!(BUDGET % TURN == 0);
+
+/// What is served.
+pub(crate) trait Serve {
+    /// Whether it comes before others.
+    fn is_low_latency(&self) -> bool;
+    /// Serves it: handles up to [`BUDGET`] events, and arms it.
+    fn serve(&self);
+    /// Handles up to `budget` events; returns how many.
+    fn turn(&self, budget: u32) -> u32;
+    /// Arms it after turns in which so many events were handled.
+    fn end_turns(&self, handled: u32);
+}
+
+/// Serves queues that share a vector: each at least once, and each other one for no more than
+/// [`BUDGET`] events.
+pub(crate) fn serve(queues: &[impl Serve]) {
+    if !queues.iter().any(Serve::is_low_latency) {
+        for queue in queues {
+            queue.serve();
+        }
+        return;
+    }
+    // It may be changed meanwhile: a queue is served in either case, if late.
+    let serve_low_latency = || {
+        for queue in queues.iter().filter(|queue| queue.is_low_latency()) {
+            queue.serve();
+        }
+    };
+    serve_low_latency();
+    for queue in queues.iter().filter(|queue| !queue.is_low_latency()) {
+        let mut handled = 0;
+        while handled < BUDGET {
+            let turn = queue.turn(TURN);
+            handled += turn;
+            serve_low_latency();
+            if turn < TURN {
+                break;
+            }
+        }
+        queue.end_turns(handled);
+    }
+}
+
+/// An event queue that is served in an interrupt.
+pub(crate) struct Served {
+    hw: Arc<Hardware>,
+    queue: Arc<EventQueue>,
+    /// Of completion handlers: answers and asynchronous events are never put off.
+    moderation: Option<Pin<KBox<Moderation>>>,
+}
+
+impl Served {
+    /// Of a queue of `hw`.
+    pub(crate) fn new(hw: &Arc<Hardware>, queue: &Arc<EventQueue>) -> Result<Self> {
+        let moderation = if queue.number() >= abi::EQ_FIRST_HANDLER {
+            Some(KBox::pin_init(Moderation::new(hw, queue), GFP_KERNEL)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            hw: hw.clone(),
+            queue: queue.clone(),
+            moderation,
+        })
+    }
+}
+
+impl Serve for Served {
+    #[inline]
+    fn is_low_latency(&self) -> bool {
+        self.queue.is_low_latency()
+    }
+
+    #[inline]
+    fn serve(&self) {
+        let mut completions = 0;
+        let served = self.queue.service(&self.hw.doorbells, |event| {
+            completions += self.hw.dispatch(event);
+        });
+        if let (true, Some(moderation)) = (served, &self.moderation) {
+            moderation.note(completions);
+            moderation.served();
+        }
+    }
+
+    fn turn(&self, budget: u32) -> u32 {
+        let mut completions = 0;
+        let handled = self.queue.turn(budget, |event| {
+            completions += self.hw.dispatch(event);
+        });
+        if let Some(moderation) = &self.moderation {
+            moderation.note(completions);
+        }
+        handled
+    }
+
+    fn end_turns(&self, handled: u32) {
+        let served = self.queue.end_turns(&self.hw.doorbells, handled);
+        if let (true, Some(moderation)) = (served, &self.moderation) {
+            moderation.served();
+        }
+    }
+}
+
+#[kunit_tests(ferrite_service)]
+mod tests {
+    use super::*;
+    use core::cell::{Cell, RefCell};
+
+    /// Something with events to handle, and who was handled when.
+    struct Queue<'a> {
+        name: u8,
+        low_latency: bool,
+        events: Cell<u32>,
+        armed: Cell<u32>,
+        turns: &'a RefCell<KVec<(u8, u32)>>,
+    }
+
+    impl Queue<'_> {
+        fn take(&self, budget: u32) -> u32 {
+            let handled = self.events.get().min(budget);
+            self.events.set(self.events.get() - handled);
+            let _ = self
+                .turns
+                .borrow_mut()
+                .push((self.name, handled), GFP_KERNEL);
+            handled
+        }
+    }
+
+    impl Serve for Queue<'_> {
+        fn is_low_latency(&self) -> bool {
+            self.low_latency
+        }
+
+        fn serve(&self) {
+            self.take(BUDGET);
+            self.armed.set(self.armed.get() + 1);
+        }
+
+        fn turn(&self, budget: u32) -> u32 {
+            self.take(budget)
+        }
+
+        fn end_turns(&self, _handled: u32) {
+            self.armed.set(self.armed.get() + 1);
+        }
+    }
+
+    fn queue(
+        turns: &RefCell<KVec<(u8, u32)>>,
+        name: u8,
+        low_latency: bool,
+        events: u32,
+    ) -> Queue<'_> {
+        Queue {
+            name,
+            low_latency,
+            events: Cell::new(events),
+            armed: Cell::new(0),
+            turns,
+        }
+    }
+
+    #[test]
+    fn queues_of_one_priority_are_served_once_in_turn() {
+        let turns = RefCell::new(KVec::new());
+        let queues = [
+            queue(&turns, b'a', false, 3),
+            queue(&turns, b'b', false, 1000),
+            queue(&turns, b'c', false, 0),
+        ];
+        serve(&queues);
+        let expected = [(b'a', 3), (b'b', BUDGET), (b'c', 0)];
+        assert_eq!(turns.borrow().as_slice(), expected.as_slice());
+        assert!(queues.iter().all(|queue| queue.armed.get() == 1));
+        // And so are those that all come before others.
+        turns.borrow_mut().clear();
+        let queues = [queue(&turns, b'a', true, 1), queue(&turns, b'b', true, 2)];
+        serve(&queues);
+        assert_eq!(turns.borrow().as_slice(), [(b'a', 1), (b'b', 2)].as_slice());
+    }
+
+    #[test]
+    fn a_low_latency_queue_comes_first_and_after_each_turn_of_a_bulk_one() {
+        let turns = RefCell::new(KVec::new());
+        let queues = [
+            queue(&turns, b'b', false, TURN + 3),
+            queue(&turns, b'l', true, 2),
+            queue(&turns, b'c', false, 1),
+        ];
+        serve(&queues);
+        let expected = [
+            (b'l', 2),
+            (b'b', TURN),
+            (b'l', 0),
+            (b'b', 3),
+            (b'l', 0),
+            (b'c', 1),
+            (b'l', 0),
+        ];
+        assert_eq!(turns.borrow().as_slice(), expected.as_slice());
+        assert_eq!((queues[0].armed.get(), queues[2].armed.get()), (1, 1));
+    }
+
+    #[test]
+    fn a_bulk_queue_with_no_end_has_its_budget_and_no_more() {
+        let turns = RefCell::new(KVec::new());
+        let queues = [
+            queue(&turns, b'b', false, u32::MAX),
+            queue(&turns, b'l', true, 0),
+        ];
+        serve(&queues);
+        let of = |name| {
+            let turns = turns.borrow();
+            let turns = turns.iter().filter(|turn| turn.0 == name);
+            turns.fold((0, 0), |(count, events), turn| (count + 1, events + turn.1))
+        };
+        assert_eq!(of(b'b'), (BUDGET / TURN, BUDGET));
+        // Once before, and once after each turn.
+        assert_eq!(of(b'l'), (BUDGET / TURN + 1, 0));
+        assert_eq!(queues[0].armed.get(), 1);
+    }
+}
