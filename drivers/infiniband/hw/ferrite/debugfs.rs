@@ -13,6 +13,7 @@ use crate::{
     dm::DeviceMemory,
     doorbell_pages::DoorbellPages,
     eq::EventQueue,
+    event_class::EventClass,
     handler::{
         Choice,
         Interrupts, //
@@ -71,6 +72,19 @@ impl Writer for EventQueues {
                 settings.moderation_count,
                 priority_name(settings.priority)
             )?;
+        }
+        Ok(())
+    }
+}
+
+/// How many events there were that are about no queue, by class.
+struct Events(Arc<Hardware>);
+
+impl Writer for Events {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "class events")?;
+        for (class, name) in EventClass::ALL {
+            writeln!(f, "{} {}", name, self.0.event_counts.get(class))?;
         }
         Ok(())
     }
@@ -277,6 +291,7 @@ fn owner(user: bool) -> &'static str {
 /// The files of one device, removed when dropped.
 pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
+    _events: Pin<KBox<File<Events>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _move: Pin<KBox<File<MoveCompletionQueue>>>,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
@@ -324,6 +339,10 @@ impl DebugFiles {
         Ok(Self {
             _event_queues: KBox::pin_init(
                 dir.read_only_file(c"eqs", Ok::<_, Error>(event_queues)),
+                GFP_KERNEL,
+            )?,
+            _events: KBox::pin_init(
+                dir.read_only_file(c"events", Ok::<_, Error>(Events(hw.clone()))),
                 GFP_KERNEL,
             )?,
             _completion_queues: KBox::pin_init(

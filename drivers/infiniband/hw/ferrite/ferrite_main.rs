@@ -23,6 +23,7 @@ mod dma_types;
 mod doorbell_bar;
 mod doorbell_pages;
 mod eq;
+mod event_class;
 mod gids;
 mod growth;
 mod handler;

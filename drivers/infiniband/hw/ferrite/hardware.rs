@@ -28,6 +28,11 @@ use crate::{
     },
     device::Ferrite,
     eq::EventQueue,
+    event_class::{
+        Description,
+        EventClass,
+        EventCounts, //
+    },
     growth,
     kernel_ext::{
         pci as pci_ext,
@@ -134,6 +139,11 @@ pub(crate) struct Hardware {
     /// And events that it should not raise, which are not to hide those.
     #[pin]
     stray_prints: RateLimit,
+    /// And those about memory and management.
+    #[pin]
+    class_prints: RateLimit,
+    /// Events that are about no queue.
+    pub(crate) event_counts: EventCounts,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
     /// Changes that when the device failed.
@@ -176,6 +186,8 @@ impl Hardware {
             link_up: Atomic::new(0),
             link_prints <- RateLimit::new(),
             stray_prints <- RateLimit::new(),
+            class_prints <- RateLimit::new(),
+            event_counts: EventCounts::new(),
             reach: reach.clone(),
             stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
@@ -525,11 +537,27 @@ impl Hardware {
                     drop(self.work.enqueue::<_, GROWTH>(self.clone()));
                 }
             }
-            _ => {
-                if self.stray_prints.allows(c"ferrite events") {
+            _ => match EventClass::of(code) {
+                Some(class) => self.class_event(class, event),
+                None if self.stray_prints.allows(c"ferrite events") => {
                     dev_warn!(self.pdev, "event {:?} was not asked for\n", code);
                 }
-            }
+                None => {}
+            },
+        }
+    }
+
+    /// Counts an event that is about no queue, and prints what it says, if not too often.
+    fn class_event(&self, class: EventClass, event: &EventEntry) {
+        self.event_counts.count(class);
+        let description = Description(class, event);
+        if !description.is_printed() || !self.class_prints.allows(c"ferrite classes") {
+            return;
+        }
+        if description.is_error() {
+            dev_err!(self.pdev, "{}\n", description);
+        } else {
+            dev_info!(self.pdev, "{}\n", description);
         }
     }
 
