@@ -7,6 +7,7 @@ mod data;
 mod errors;
 mod events;
 mod extended;
+pub mod flood;
 mod many;
 pub mod moving;
 pub mod objects;

@@ -26,6 +26,7 @@ verbs-check list                      names of the cases
 verbs-check serve [options]           the other end: serve until killed
 verbs-check run CASE|all [options]    run a case, or all
 verbs-check run stress [options]      traffic until killed, or for --seconds
+verbs-check run flood --go FILE       events of many objects at once, after FILE-1 and FILE-2 were made
 verbs-check run objects [options]     what one process sees by itself; no other end
 verbs-check run threads [options]     many threads of one process on the same objects
 verbs-check run move [options]        move completion queues while they are in use
@@ -55,6 +56,7 @@ struct Arguments {
     port: Option<u16>,
     mtu: Option<u32>,
     seconds: Option<u64>,
+    go: Option<String>,
     sample: Option<u32>,
     moves: Option<u32>,
     options: Options,
@@ -79,6 +81,7 @@ fn parse() -> Result<Arguments, String> {
                 bench::ACK_TIMEOUT.store(number(&word, value()?)?, Ordering::Relaxed);
             }
             "--seconds" => arguments.seconds = Some(number(&word, value()?)?),
+            "--go" => arguments.go = Some(value()?),
             "--sample" => arguments.sample = Some(number(&word, value()?)?),
             "--moves" => arguments.moves = Some(number(&word, value()?)?),
             "--device" => arguments.options.device = Some(value()?),
@@ -113,6 +116,7 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         }
         ["serve"] => serve(arguments),
         ["run", "stress"] => stress(arguments),
+        ["run", "flood"] => flood(arguments),
         ["run", "objects"] => {
             let mut report = Report::default();
             checks::objects::run(&arguments.options, &mut report);
@@ -222,6 +226,14 @@ fn run(arguments: &Arguments, name: &str) -> Result<bool, String> {
     for case in cases {
         (case.run)(&mut bench, &mut report);
     }
+    Ok(report.finish())
+}
+
+fn flood(arguments: &Arguments) -> Result<bool, String> {
+    let go = arguments.go.as_deref().ok_or("flood wants --go FILE")?;
+    let mut bench = bench(arguments)?;
+    let mut report = Report::default();
+    checks::flood::run(&mut bench, &mut report, go);
     Ok(report.finish())
 }
 

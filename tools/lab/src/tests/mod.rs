@@ -7,12 +7,14 @@ mod clients;
 mod connections;
 mod driver;
 mod faults;
+mod growth;
 mod inside;
 mod interfaces;
 mod lifecycle;
 mod limits;
 mod misbehaviour;
 mod moving;
+mod moderation;
 mod notification;
 mod numbers;
 mod nvme;
@@ -117,6 +119,7 @@ pub fn groups() -> Vec<Group> {
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
                 ("moving", moving::TESTS),
+                ("clients", moderation::TESTS),
                 ("neighbours", lifecycle::FAILING),
                 ("moving", moving::FAILING),
             ],
@@ -179,6 +182,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", basics::CHECKED),
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
+                ("checked", growth::TESTS),
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),
                 ("allocations", allocations::TESTS),
