@@ -84,7 +84,10 @@ const _: () = assert!(LOG_ENTRIES <= abi::CQP_MAX_LOG_ENTRIES);
 /// Base-2 logarithm of the entries of the control event queue: room for an answer to each command
 /// in flight, and for the few other events of that queue.
 const EVENTS_LOG_ENTRIES: u8 = 8;
-const _: () = assert!(EVENTS_LOG_ENTRIES > LOG_ENTRIES);
+/// And of the fewest that it may have: a device stops that finds no room for an answer, and does not say
+/// of this queue that it is out of room for others.
+const LEAST_EVENTS_LOG_ENTRIES: u8 = LOG_ENTRIES + 1;
+const _: () = assert!(LEAST_EVENTS_LOG_ENTRIES <= EVENTS_LOG_ENTRIES);
 /// There is always a first message; nothing else is sure.
 const EVENTS_MESSAGE: u16 = 0;
 
@@ -239,7 +242,7 @@ impl Cqp {
                     reach,
                     abi::EQ_CONTROL,
                     EVENTS_MESSAGE,
-                    growth::first_log_entries(EVENTS_LOG_ENTRIES),
+                    growth::first_log_entries(EVENTS_LOG_ENTRIES).max(LEAST_EVENTS_LOG_ENTRIES),
                     GFP_KERNEL
                 ),
                 GFP_KERNEL

@@ -228,8 +228,13 @@ impl<S: Slots> Consumer<S> {
         if self.index.wrapping_sub(self.told) < (1 << self.ring.log_entries) / 2 {
             return None;
         }
+        Some(self.tell(eqn))
+    }
+
+    /// The doorbell that tells how far the driver is, and leaves the arming as it is.
+    fn tell(&mut self, eqn: u16) -> EventDoorbell {
         self.told = self.index;
-        Some(EventDoorbell {
+        EventDoorbell {
             eqn,
             read_index: self.index,
             relative: false,
@@ -237,7 +242,7 @@ impl<S: Slots> Consumer<S> {
             arm: false,
             quiet: false,
             disarm: false,
-        })
+        }
     }
 
     /// From now on entries are looked for in `next` as well, which the device is about to be given;
@@ -462,7 +467,13 @@ impl EventQueue {
         // As many looks as it takes to read all that the old ring has room for, and the last one.
         let looks = (1u32 << self.log_entries()).div_ceil(BUDGET) + 1;
         for _ in 0..looks {
-            let settled = self.consumer.lock().settle(switched);
+            let mut consumer = self.consumer.lock();
+            let settled = consumer.settle(switched);
+            if let Settled::Over(_) = settled {
+                // What was not read is in two rings at the most, also after the next switch.
+                doorbells.event_queue(consumer.tell(self.number));
+            }
+            drop(consumer);
             // Rings are freed without the lock, as that may sleep.
             match settled {
                 Settled::Nothing | Settled::Over(_) => return Ok(()),
@@ -858,6 +869,11 @@ mod tests {
             return Err(EINVAL);
         };
         assert_eq!((ring.log_entries, consumer.ring.log_entries), (4, 5));
+        // All of the old one was read, and the device is told.
+        let told = consumer.tell(7);
+        assert!(told.valid && !told.arm && !told.disarm && told.eqn == 7);
+        assert_eq!(told.read_index, consumer.index);
+        assert!(old.0.borrow().iter().all(|entry| entry.code == 0));
         assert_eq!(read(&mut consumer), device.index);
         // It goes on in the new one only.
         let index = device.index;

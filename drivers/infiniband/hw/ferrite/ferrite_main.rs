@@ -61,7 +61,7 @@ kernel::module_driver!(<T>, kernel_ext::pci::Adapter<T>, {
         },
         eq_log_entries: u8 {
             default: 0,
-            description: "Base-2 logarithm of the entries that event queues begin with, at least 4; 0 (default): room for what the device can raise",
+            description: "Base-2 logarithm of the entries that event queues begin with but for the first, at least 4; 0 (default): room for what the device can raise",
         },
     },
 });

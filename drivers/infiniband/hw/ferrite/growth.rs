@@ -4,7 +4,8 @@
 //!
 //! Queues are made for what the device can raise, within bounds: sixteen thousand queue pairs that
 //! fail at once are rare, and memory for them in one piece is dear. Where there is no room after all,
-//! the device keeps events back and says so on event queue 0. The queue is then given a ring of
+//! the device keeps events back and says so on event queue 0, which itself always has room for the
+//! answers to all commands. The queue is then given a ring of
 //! twice as many entries, from a work item, while its consumer goes on reading. Where there is no
 //! memory, or the device refuses, the queue stays as it is, and works: what is kept back comes as
 //! room is made. It is tried again when the device says so again.
