@@ -8,6 +8,7 @@
 use crate::att::Att;
 use crate::core::Core;
 use crate::memory::{Host, HostMemory};
+use crate::pins::PinBits;
 use crate::timers::{Timer, TimerOwner};
 use ferrite_abi::{
     Buffer, CommandStatus, CreateEventQueue, EventCode, EventDoorbell, EventEntry, FatalCode,
@@ -197,6 +198,8 @@ pub struct EventQueues {
     queues: Vec<Option<Box<EventQueue>>>,
     /// Tickets handed out to completion queues that wait.
     tickets: u64,
+    /// Which have raised the interrupt pin.
+    pub(crate) pins: PinBits,
 }
 
 impl EventQueues {
@@ -332,6 +335,7 @@ impl EventQueues {
         match self.queues.get_mut(usize::from(eqn)) {
             Some(slot @ Some(_)) => {
                 *slot = None;
+                self.pins.clear(eqn);
                 Ok(())
             }
             _ => Err(CommandStatus::NotFound),
@@ -557,6 +561,16 @@ impl Core {
             queue.timer.stop();
             self.counters.interrupts += 1;
             host.raise(queue.message);
+            self.eqs.pins.set(eqn);
+        }
+    }
+
+    /// Raises once more what was raised and got no doorbell since: the host has another mode.
+    pub(crate) fn raise_again(&self, host: &mut dyn Host) {
+        for eqn in self.eqs.pins.queues() {
+            if let Some(queue) = self.eqs.get(eqn) {
+                host.raise(queue.message);
+            }
         }
     }
 

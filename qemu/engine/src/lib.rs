@@ -26,6 +26,7 @@ pub mod misbehaviour;
 pub mod multicast;
 pub mod numbers;
 pub mod paging;
+pub mod pins;
 pub mod qp;
 pub mod queue;
 pub mod roce;
@@ -47,11 +48,11 @@ pub use crate::roce::Medium;
 
 use crate::timers::TimerOwner;
 use ferrite_abi::{
-    complete_features, BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventEntry,
-    FatalCode, Function, Plain, QueuePairStateCode, Reserved, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS,
-    BAR_REGISTERS, CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_COMPLETION,
-    DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND, DOORBELL_SRQ,
-    EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY,
+    complete_features, BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventDoorbell,
+    EventEntry, FatalCode, Function, Plain, QueuePairStateCode, Reserved, ABI_MAJOR, ABI_MINOR,
+    BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES,
+    DOORBELL_COMPLETION, DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND,
+    DOORBELL_SRQ, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY,
     FEATURE_FAST_REGISTER, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND, FEATURE_PORT_MTU,
     FEATURE_QUIET_COMMANDS, FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_WINDOWS,
     FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL,
@@ -250,6 +251,17 @@ impl Engine {
         self.core.room.len()
     }
 
+    /// The level of the interrupt pin, as the pin bits of event queues have it.
+    pub fn pin(&self) -> bool {
+        self.core.eqs.pins.any()
+    }
+
+    /// Raises the messages of event queues whose pin bits are set, when the host has changed the
+    /// mode of its interrupts.
+    pub fn raise_again(&self, host: &mut dyn Host) {
+        self.core.raise_again(host);
+    }
+
     /// Stops the device with a fatal error, to see what the driver does.
     pub fn inject_fatal(&mut self, host: &mut dyn Host) {
         self.core.fail(FatalCode::Injected, host);
@@ -446,6 +458,11 @@ impl Engine {
     }
 
     fn ring_doorbell(&mut self, offset: usize, size: usize, word: u64, host: &mut dyn Host) {
+        // In every state: a device that failed must let go of the pin.
+        if size == 8 && offset == DOORBELL_EVENT_QUEUE {
+            let doorbell = EventDoorbell::decode(word);
+            self.core.eqs.pins.clear(doorbell.eqn);
+        }
         let config = &self.core.config;
         let (page, within) = (
             offset >> config.doorbell_log_stride,
