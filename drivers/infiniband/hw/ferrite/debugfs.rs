@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What `/sys/kernel/debug/<device>/` shows: one line for each event queue, completion queue, queue
-//! pair and shared receive queue, and how full the tables of numbers are. `ferritectl` reads these
+//! What `/sys/kernel/debug/<device>/` shows: how the device interrupts, one line for each event
+//! queue, completion queue, queue pair and shared receive queue, and how full the tables of numbers
+//! are. `ferritectl` reads these
 //! files by the names in their first line: columns may be added, not renamed.
 
 use crate::{
@@ -11,6 +12,7 @@ use crate::{
     eq::EventQueue,
     handler::Interrupts,
     hardware::Hardware,
+    kernel_ext::irq::Kind,
     numbers::Numbers,
     rdma::QpType,
     tpt::Tags, //
@@ -23,7 +25,13 @@ use kernel::{
     },
     fmt,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
 };
 
 /// Event queues by number, each with its Linux interrupt number.
@@ -57,6 +65,21 @@ impl Writer for EventQueues {
             )?;
         }
         Ok(())
+    }
+}
+
+/// How the device interrupts.
+struct InterruptMode {
+    kind: Kind,
+    vectors: u32,
+    unhandled: Arc<Atomic<u64>>,
+}
+
+impl Writer for InterruptMode {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "mode vectors unhandled")?;
+        let unhandled = self.unhandled.load(Relaxed);
+        writeln!(f, "{} {} {}", self.kind.name(), self.vectors, unhandled)
     }
 }
 
@@ -178,6 +201,7 @@ fn owner(user: bool) -> &'static str {
 /// The files of one device, removed when dropped.
 pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
+    _interrupts: Pin<KBox<File<InterruptMode>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
     _srqs: Pin<KBox<File<Srqs>>>,
@@ -199,6 +223,12 @@ impl DebugFiles {
             queues: listed,
             hw: hw.clone(),
         };
+        let (kind, vectors) = interrupts.kind();
+        let mode = InterruptMode {
+            kind,
+            vectors,
+            unhandled: interrupts.unhandled(),
+        };
         let tables = Tables {
             tags: ferrite.tags.clone(),
             memory: ferrite.memory.clone(),
@@ -214,6 +244,10 @@ impl DebugFiles {
         Ok(Self {
             _event_queues: KBox::pin_init(
                 dir.read_only_file(c"eqs", Ok::<_, Error>(event_queues)),
+                GFP_KERNEL,
+            )?,
+            _interrupts: KBox::pin_init(
+                dir.read_only_file(c"interrupts", Ok::<_, Error>(mode)),
                 GFP_KERNEL,
             )?,
             _completion_queues: KBox::pin_init(
