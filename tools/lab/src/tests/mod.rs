@@ -9,6 +9,7 @@ mod driver;
 mod faults;
 mod inside;
 mod interfaces;
+mod interrupts;
 mod lifecycle;
 mod limits;
 mod misbehaviour;
@@ -148,7 +149,7 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options {
                 cpus: 4,
-                device_args: vec!["--vectors".into(), "3".into()],
+                own_device_args: vec![notification::vectors(3, 5), notification::vectors(1, 8)],
                 ..o
             },
             long: false,
@@ -156,6 +157,25 @@ pub fn groups() -> Vec<Group> {
                 ("few vectors", notification::FEW_VECTORS),
                 ("four processors", basics::THREADS),
             ],
+        },
+        Group {
+            name: "interrupt modes",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: interrupts::options,
+            long: false,
+            tests: &[("interrupt modes", interrupts::MODES)],
+        },
+        Group {
+            name: "no MSI",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options {
+                kernel_args: "pci=nomsi".into(),
+                ..o
+            },
+            long: false,
+            tests: &[("no MSI", interrupts::NO_MSI)],
         },
         Group {
             name: "other numbers",
