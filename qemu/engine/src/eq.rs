@@ -9,6 +9,7 @@
 use crate::att::Att;
 use crate::core::Core;
 use crate::memory::{Host, HostMemory};
+use crate::pins::PinBits;
 use crate::timers::{Timer, TimerOwner};
 use crate::vectors::Route;
 use ferrite_abi::{
@@ -229,6 +230,20 @@ impl EventQueue {
         }
     }
 
+    /// The message of an interrupt that is due for `cause`, or else for what is there already.
+    fn message_due(&mut self, cause: Option<u16>) -> u16 {
+        let message = cause.unwrap_or_else(|| {
+            let oldest = self.oldest_unread();
+            self.messages.read_to(oldest);
+            self.messages.of(oldest)
+        });
+        if message == MESSAGE_OF_QUEUE {
+            self.message
+        } else {
+            message
+        }
+    }
+
     /// Whether the next slot is free. The read index may lag behind what the driver consumed; a
     /// slot it has zeroed is free whatever the read index says.
     fn has_room<M: HostMemory + ?Sized>(&self, memory: &M) -> Result<bool, FatalCode> {
@@ -289,6 +304,8 @@ pub struct EventQueues {
     low_latency: usize,
     /// Tickets handed out to completion queues that wait.
     tickets: u64,
+    /// Which have raised the interrupt pin.
+    pub(crate) pins: PinBits,
 }
 
 impl EventQueues {
@@ -504,6 +521,7 @@ impl Core {
             return Err(CommandStatus::Busy);
         }
         self.eqs.lost.remove(&eqn);
+        self.eqs.pins.clear(eqn);
         let slot = self.eqs.queues.get_mut(usize::from(eqn));
         let queue = slot.and_then(Option::take);
         self.eqs.count_low_latency();
@@ -722,6 +740,7 @@ impl Core {
             Some(EventOverflow::Undefine) => {
                 self.eqs.queues[usize::from(eqn)] = None;
                 self.eqs.lost.insert(eqn);
+                self.eqs.pins.clear(eqn);
                 self.eqs.count_low_latency();
                 self.tell_of_overflow(eqn, host);
             }
@@ -780,16 +799,20 @@ impl Core {
             queue.armed = false;
             queue.timer.stop();
             self.counters.interrupts += 1;
-            let message = cause.unwrap_or_else(|| {
-                let oldest = queue.oldest_unread();
-                queue.messages.read_to(oldest);
-                queue.messages.of(oldest)
-            });
-            host.raise(if message == MESSAGE_OF_QUEUE {
-                queue.message
-            } else {
-                message
-            });
+            host.raise(queue.message_due(cause));
+            self.eqs.pins.set(eqn);
+        }
+    }
+
+    /// Raises once more what was raised and got no doorbell since: the host has another mode.
+    pub(crate) fn raise_again(&mut self, host: &mut dyn Host) {
+        for eqn in 0..MAX_EQ {
+            if !self.eqs.pins.is_set(eqn) {
+                continue;
+            }
+            if let Some(queue) = self.eqs.get_mut(eqn) {
+                host.raise(queue.message_due(None));
+            }
         }
     }
 

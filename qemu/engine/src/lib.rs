@@ -28,6 +28,7 @@ pub mod multicast;
 mod notification;
 pub mod numbers;
 pub mod paging;
+pub mod pins;
 pub mod qp;
 pub mod queue;
 pub mod roce;
@@ -50,9 +51,9 @@ pub use crate::roce::Medium;
 
 use crate::timers::TimerOwner;
 use ferrite_abi::{
-    complete_features, BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventEntry,
-    FatalCode, Function, Management, Plain, QueuePairStateCode, Reserved, ABI_MAJOR, ABI_MINOR,
-    BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES,
+    complete_features, BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventDoorbell,
+    EventEntry, FatalCode, Function, Management, Plain, QueuePairStateCode, Reserved, ABI_MAJOR,
+    ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES,
     DOORBELL_COMPLETION, DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND,
     DOORBELL_SRQ, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY,
     FEATURE_EQ_CONTROL, FEATURE_FAST_REGISTER, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND,
@@ -279,6 +280,17 @@ impl Engine {
     /// Queue pairs that wait for room on their way.
     pub fn waiting_for_room(&self) -> usize {
         self.core.room.len()
+    }
+
+    /// The level of the interrupt pin, as the pin bits of event queues have it.
+    pub fn pin(&self) -> bool {
+        self.core.eqs.pins.any()
+    }
+
+    /// Raises the messages of event queues whose pin bits are set, when the host has changed the
+    /// mode of its interrupts.
+    pub fn raise_again(&mut self, host: &mut dyn Host) {
+        self.core.raise_again(host);
     }
 
     /// Stops the device with a fatal error, to see what the driver does.
@@ -514,6 +526,11 @@ impl Engine {
     }
 
     fn ring_doorbell(&mut self, offset: usize, size: usize, word: u64, host: &mut dyn Host) {
+        // In every state: a device that failed must let go of the pin.
+        if size == 8 && offset == DOORBELL_EVENT_QUEUE {
+            let doorbell = EventDoorbell::decode(word);
+            self.core.eqs.pins.clear(doorbell.eqn);
+        }
         let config = &self.core.config;
         let (page, within) = (
             offset >> config.doorbell_log_stride,

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What `/sys/kernel/debug/<device>/` shows: one line for each event queue, completion queue, queue
-//! pair and shared receive queue, and how full the tables of numbers are. `ferritectl` reads these
-//! files by the names in their first line: columns may be added, not renamed. Writing to `cq_move`
-//! moves a completion queue to another handler.
+//! What `/sys/kernel/debug/<device>/` shows: how the device interrupts, one line for each event
+//! queue, completion queue, queue pair and shared receive queue, and how full the tables of numbers
+//! are. `ferritectl` reads these files by the names in their first line: columns may be added, not
+//! renamed. Writing to `cq_move` moves a completion queue to another handler.
 
 use crate::{
-    cq::FerriteCq,
     abi,
     abi::EventPriority,
+    cq::FerriteCq,
     device::Ferrite,
     dm::DeviceMemory,
     doorbell_pages::DoorbellPages,
@@ -19,7 +19,10 @@ use crate::{
         Interrupts, //
     },
     hardware::Hardware,
-    kernel_ext::errno,
+    kernel_ext::{
+        errno,
+        irq::Kind, //
+    },
     numbers::Numbers,
     rdma::QpType,
     tpt::Tags, //
@@ -33,7 +36,13 @@ use kernel::{
     },
     fmt,
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
     uaccess::UserSliceReader, //
 };
 
@@ -87,6 +96,21 @@ impl Writer for Events {
             writeln!(f, "{} {}", name, self.0.event_counts.get(class))?;
         }
         Ok(())
+    }
+}
+
+/// How the device interrupts.
+struct InterruptMode {
+    kind: Kind,
+    vectors: u32,
+    unhandled: Arc<Atomic<u64>>,
+}
+
+impl Writer for InterruptMode {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "mode vectors unhandled")?;
+        let unhandled = self.unhandled.load(Relaxed);
+        writeln!(f, "{} {} {}", self.kind.name(), self.vectors, unhandled)
     }
 }
 
@@ -292,6 +316,7 @@ fn owner(user: bool) -> &'static str {
 pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
     _events: Pin<KBox<File<Events>>>,
+    _interrupts: Pin<KBox<File<InterruptMode>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _move: Pin<KBox<File<MoveCompletionQueue>>>,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
@@ -324,6 +349,12 @@ impl DebugFiles {
             hw: hw.clone(),
             offered: ferrite.has(abi::FEATURE_EQ_CONTROL),
         };
+        let (kind, vectors) = interrupts.kind();
+        let mode = InterruptMode {
+            kind,
+            vectors,
+            unhandled: interrupts.unhandled(),
+        };
         let tables = Tables {
             tags: ferrite.tags.clone(),
             memory: ferrite.memory.clone(),
@@ -343,6 +374,10 @@ impl DebugFiles {
             )?,
             _events: KBox::pin_init(
                 dir.read_only_file(c"events", Ok::<_, Error>(Events(hw.clone()))),
+                GFP_KERNEL,
+            )?,
+            _interrupts: KBox::pin_init(
+                dir.read_only_file(c"interrupts", Ok::<_, Error>(mode)),
                 GFP_KERNEL,
             )?,
             _completion_queues: KBox::pin_init(

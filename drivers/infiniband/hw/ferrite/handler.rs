@@ -20,6 +20,7 @@ use crate::{
         irq::{
             Handler,
             IrqHandler,
+            Kind,
             Vectors, //
         },
     },
@@ -37,7 +38,13 @@ use kernel::{
     irq::IrqReturn,
     pci,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
 };
 
 /// Base-2 logarithms of the fewest entries of an event queue, of the most of the asynchronous one
@@ -83,15 +90,75 @@ pub(crate) fn vector_of(eqn: u16, vectors: u16) -> u16 {
 /// How many messages a device may have to interrupt by.
 const MESSAGES: RangeInclusive<u32> = 1..=abi::MAX_MESSAGES as u32;
 
+/// Calls of a handler on a pin in a row that may find nothing, before the pin is taken for held by
+/// a queue that should not.
+const IDLE_CALLS: u32 = 16;
+
+/// How often in a row a handler on a pin was called and found nothing.
+struct Idle(u32);
+
+impl Idle {
+    /// A call found something, or not; returns whether all queues are to be armed anew.
+    ///
+    /// A queue that is empty and armed has not raised the pin (DRV-1-6), and most calls that find
+    /// nothing are for others on the line. But a device may fail with no room for its last event, and
+    /// a host that only takes an access for the end of the interrupt may be told of it after the
+    /// access: then nothing but a doorbell makes the level fall. One now and then costs little and is
+    /// no register read.
+    fn note(&mut self, found: bool) -> bool {
+        self.0 = if found { 0 } else { self.0 + 1 };
+        let often = self.0 >= IDLE_CALLS;
+        if often {
+            self.0 = 0;
+        }
+        often
+    }
+}
+
 /// What runs on one vector: the service of its event queues.
-struct Service(KVec<Served>);
+struct Service {
+    hw: Arc<Hardware>,
+    vectors: Arc<Vectors>,
+    queues: KVec<Served>,
+    /// [`Idle`] of the pin. Only the handler uses it, which does not run twice at a time.
+    idle: Atomic<u32>,
+    unhandled: Arc<Atomic<u64>>,
+}
+
+impl Service {
+    /// Calls on a pin: the line may be somebody else's interrupt.
+    fn handle_pin(&self, found: bool) -> IrqReturn {
+        let mut idle = Idle(self.idle.load(Relaxed));
+        let often = idle.note(found);
+        self.idle.store(idle.0, Relaxed);
+        if often {
+            for served in &self.queues {
+                served.queue().arm(&self.hw.doorbells);
+            }
+        }
+        if (found || often) && self.hw.is_dead() {
+            // It may ignore doorbells, too, and nothing it has to tell matters.
+            self.vectors.enable_pin(false);
+        }
+        if found {
+            IrqReturn::Handled
+        } else {
+            self.unhandled
+                .store(self.unhandled.load(Relaxed) + 1, Relaxed);
+            IrqReturn::None
+        }
+    }
+}
 
 impl Handler for Service {
     fn handle(&self) -> IrqReturn {
-        service::serve(&self.0);
-        // Message-signalled interrupts are ours alone. One that finds nothing was overtaken by
-        // the service of a queue that shares the vector.
-        IrqReturn::Handled
+        let found = service::serve(&self.queues);
+        match self.vectors.kind() {
+            Kind::Intx => self.handle_pin(found),
+            // Message-signalled interrupts are ours alone. One that finds nothing was overtaken by
+            // the service of a queue that shares the vector.
+            Kind::Msi | Kind::MsiX => IrqReturn::Handled,
+        }
     }
 }
 
@@ -103,6 +170,8 @@ pub(crate) struct Interrupts {
     services: KVec<Pin<KBox<IrqHandler<Service>>>>,
     vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
+    /// Calls of the handler on a pin that were not ours.
+    unhandled: Arc<Atomic<u64>>,
     hw: Arc<Hardware>,
 }
 
@@ -132,13 +201,14 @@ impl Interrupts {
         }
         // A message is raised as the vector of its number, so that there are no more vectors.
         let wanted = u32::from(most_queues(cpu::online()));
-        let vectors = Vectors::new(pdev, 1, wanted.min(messages))?;
+        let vectors = Vectors::new(pdev, wanted.min(messages))?;
         let mut queues = KVec::new();
         queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
         let mut this = Self {
             services: KVec::new(),
             vectors: Arc::new(vectors, GFP_KERNEL)?,
             queues,
+            unhandled: Arc::new(Atomic::new(0), GFP_KERNEL)?,
             hw: hw.clone(),
         };
         this.install(hw)?;
@@ -156,9 +226,13 @@ impl Interrupts {
     ) -> Result {
         let vectors = self.vectors.len() as u16;
         let wanted = queues_of(cpu::online(), caps);
-        if vectors < wanted {
-            dev_info!(pdev, "{} event queues share {} vectors\n", wanted, vectors);
-        }
+        dev_info!(
+            pdev,
+            "{} event queues, {} vectors of {}\n",
+            wanted,
+            vectors,
+            self.vectors.kind().name()
+        );
         for eqn in abi::EQ_ASYNC..wanted {
             let vector = vector_of(eqn, vectors);
             let log_entries = growth::first_log_entries(log_entries_of(eqn, caps));
@@ -195,7 +269,13 @@ impl Interrupts {
                 abi::EQ_ASYNC => c"ferrite-async",
                 _ => c"ferrite-completion",
             };
-            let service = Service(served);
+            let service = Service {
+                hw: hw.clone(),
+                vectors: self.vectors.clone(),
+                queues: served,
+                idle: Atomic::new(0),
+                unhandled: self.unhandled.clone(),
+            };
             let handler = IrqHandler::new(self.vectors.clone(), vector.into(), name, Ok(service));
             let handler = KBox::pin_init(handler, GFP_KERNEL)?;
             if vector >= abi::EQ_FIRST_HANDLER {
@@ -216,6 +296,16 @@ impl Interrupts {
     /// The vectors.
     pub(crate) fn vectors(&self) -> &Arc<Vectors> {
         &self.vectors
+    }
+
+    /// What the device interrupts by, and how many vectors there are of it.
+    pub(crate) fn kind(&self) -> (Kind, u32) {
+        (self.vectors.kind(), self.vectors.len())
+    }
+
+    /// Counts the calls of the handler on a pin that were not for this device.
+    pub(crate) fn unhandled(&self) -> Arc<Atomic<u64>> {
+        self.unhandled.clone()
     }
 
     /// All event queues, by number.
@@ -518,6 +608,19 @@ mod tests {
             "4294967296",
         ] {
             assert_eq!(Choice::parse(bad), Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn a_pin_that_nothing_is_found_for_gets_its_doorbells_now_and_then() {
+        let mut idle = Idle(0);
+        for call in 1..=3 * IDLE_CALLS {
+            assert_eq!(idle.note(false), call % IDLE_CALLS == 0);
+        }
+        // Calls that find something are what there is a handler for.
+        for _ in 0..100 * IDLE_CALLS {
+            assert!(!idle.note(true));
+            assert!(!idle.note(false));
         }
     }
 

@@ -28,30 +28,32 @@ const _: () = assert!(BUDGET % TURN == 0);
 pub(crate) trait Serve {
     /// Whether it comes before others.
     fn is_low_latency(&self) -> bool;
-    /// Serves it: handles up to [`BUDGET`] events, and arms it.
-    fn serve(&self);
+    /// Serves it: handles up to [`BUDGET`] events, and arms it; returns whether it had to be.
+    fn serve(&self) -> bool;
     /// Handles up to `budget` events; returns how many.
     fn turn(&self, budget: u32) -> u32;
-    /// Arms it after turns in which so many events were handled.
-    fn end_turns(&self, handled: u32);
+    /// Arms it after turns in which so many events were handled; returns whether it had to be.
+    fn end_turns(&self, handled: u32) -> bool;
 }
 
 /// Serves queues that share a vector: each at least once, and each other one for no more than
-/// [`BUDGET`] events.
-pub(crate) fn serve(queues: &[impl Serve]) {
+/// [`BUDGET`] events. Returns whether there was something to do for any.
+pub(crate) fn serve(queues: &[impl Serve]) -> bool {
+    let mut found = false;
     if !queues.iter().any(Serve::is_low_latency) {
         for queue in queues {
-            queue.serve();
+            found |= queue.serve();
         }
-        return;
+        return found;
     }
     // It may be changed meanwhile: a queue is served in either case, if late.
-    let serve_low_latency = || {
+    let mut serve_low_latency = || {
         for queue in queues.iter().filter(|queue| queue.is_low_latency()) {
-            queue.serve();
+            found |= queue.serve();
         }
     };
     serve_low_latency();
+    let mut ended = false;
     for queue in queues.iter().filter(|queue| !queue.is_low_latency()) {
         let mut handled = 0;
         while handled < BUDGET {
@@ -62,8 +64,9 @@ pub(crate) fn serve(queues: &[impl Serve]) {
                 break;
             }
         }
-        queue.end_turns(handled);
+        ended |= queue.end_turns(handled);
     }
+    found || ended
 }
 
 /// An event queue that is served in an interrupt.
@@ -90,6 +93,13 @@ impl Served {
     }
 }
 
+impl Served {
+    /// The queue.
+    pub(crate) fn queue(&self) -> &EventQueue {
+        &self.queue
+    }
+}
+
 impl Serve for Served {
     #[inline]
     fn is_low_latency(&self) -> bool {
@@ -97,7 +107,7 @@ impl Serve for Served {
     }
 
     #[inline]
-    fn serve(&self) {
+    fn serve(&self) -> bool {
         let mut completions = 0;
         let served = self.queue.service(&self.hw.doorbells, |event| {
             completions += self.hw.dispatch(event);
@@ -106,6 +116,7 @@ impl Serve for Served {
             moderation.note(completions);
             moderation.served();
         }
+        served
     }
 
     fn turn(&self, budget: u32) -> u32 {
@@ -119,11 +130,12 @@ impl Serve for Served {
         handled
     }
 
-    fn end_turns(&self, handled: u32) {
+    fn end_turns(&self, handled: u32) -> bool {
         let served = self.queue.end_turns(&self.hw.doorbells, handled);
         if let (true, Some(moderation)) = (served, &self.moderation) {
             moderation.served();
         }
+        served
     }
 }
 
@@ -158,17 +170,19 @@ mod tests {
             self.low_latency
         }
 
-        fn serve(&self) {
-            self.take(BUDGET);
+        fn serve(&self) -> bool {
+            let found = self.take(BUDGET) > 0;
             self.armed.set(self.armed.get() + 1);
+            found
         }
 
         fn turn(&self, budget: u32) -> u32 {
             self.take(budget)
         }
 
-        fn end_turns(&self, _handled: u32) {
+        fn end_turns(&self, handled: u32) -> bool {
             self.armed.set(self.armed.get() + 1);
+            handled > 0
         }
     }
 

@@ -8,10 +8,6 @@ pub const REASONS: &[(&str, &str)] = &[
         "over vfio-user the client has the MSI-X table, and masks and keeps pending itself",
     ),
     (
-        "DEV-1-29",
-        "there is no device with an interrupt pin to try a check with",
-    ),
-    (
         "DEV-1-32",
         "vfio-user has no bus whose attributes could be seen; the order itself is chapter 13's",
     ),

@@ -10,11 +10,12 @@ mod faults;
 mod growth;
 mod inside;
 mod interfaces;
+mod interrupts;
 mod lifecycle;
 mod limits;
 mod misbehaviour;
-mod moving;
 mod moderation;
+mod moving;
 mod notification;
 mod numbers;
 mod nvme;
@@ -154,7 +155,7 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options {
                 cpus: 4,
-                device_args: vec!["--vectors".into(), "3".into()],
+                own_device_args: vec![notification::vectors(3, 5), notification::vectors(1, 8)],
                 ..o
             },
             long: false,
@@ -163,6 +164,25 @@ pub fn groups() -> Vec<Group> {
                 ("four processors", moving::TESTS),
                 ("four processors", basics::THREADS),
             ],
+        },
+        Group {
+            name: "interrupt modes",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: interrupts::options,
+            long: false,
+            tests: &[("interrupt modes", interrupts::MODES)],
+        },
+        Group {
+            name: "no MSI",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options {
+                kernel_args: "pci=nomsi".into(),
+                ..o
+            },
+            long: false,
+            tests: &[("no MSI", interrupts::NO_MSI)],
         },
         Group {
             name: "other numbers",
