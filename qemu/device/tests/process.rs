@@ -453,6 +453,7 @@ impl Driver {
             valid: true,
             arm: true,
             quiet: false,
+            disarm: false,
         };
         Self::doorbell(client, 0, abi::DOORBELL_EVENT_QUEUE, arm.encode());
         self.commands += 1;
@@ -472,6 +473,7 @@ impl Driver {
             valid: false,
             arm: false,
             quiet: false,
+            disarm: false,
         };
         Self::doorbell(client, 0, abi::DOORBELL_EVENT_QUEUE, neither.encode());
     }

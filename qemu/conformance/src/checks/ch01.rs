@@ -562,6 +562,7 @@ fn quieten(host: &mut Host) -> Outcome {
         valid: false,
         arm: false,
         quiet: false,
+        disarm: false,
     })?;
     if host.device.mode() == Mode::Pin {
         host.device.unmask_pin()?;
@@ -598,6 +599,7 @@ fn pin_follows_doorbells(host: &mut Host) -> Outcome {
             valid,
             arm,
             quiet: false,
+            disarm: false,
         })
     };
     for (valid, arm) in [(false, false), (true, false), (false, true)] {
