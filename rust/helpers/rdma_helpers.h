@@ -11,6 +11,8 @@
 struct completion;
 struct ratelimit_state;
 struct device;
+struct devlink;
+struct devlink_ops;
 struct ib_ah;
 struct ib_block_iter;
 struct ib_cq;
@@ -43,6 +45,10 @@ void rust_helper_dma_wmb(void);
 void rust_helper_dma_rmb(void);
 void rust_helper_mb(void);
 void rust_helper_wmb(void);
+
+/* devlink. */
+struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,
+					       struct device *dev);
 
 /* Completion, semaphore, spinlock, xarray and workqueue. */
 bool rust_helper_need_resched(void);

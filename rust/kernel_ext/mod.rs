@@ -8,6 +8,7 @@
 pub mod barrier;
 pub mod completion;
 pub mod cpu;
+pub mod devlink;
 pub mod errno;
 pub mod io;
 pub mod irq;
