@@ -188,7 +188,7 @@ impl pci::Driver for FerriteDriver {
         };
         let unregistered =
             Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
-        let registration = unregistered.register(&crate::THIS_MODULE)?;
+        let registration = unregistered.register(&crate::THIS_MODULE, None)?;
         // The port is what its interface says by the time the device is there.
         hw.work.flush();
 
