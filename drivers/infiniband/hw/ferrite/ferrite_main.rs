@@ -35,6 +35,7 @@ mod pci;
 mod port;
 mod qp;
 mod qp_event;
+mod recovery;
 mod ring;
 mod shares;
 mod srq;
