@@ -15,6 +15,7 @@ mod misbehaviour;
 mod notification;
 mod numbers;
 mod nvme;
+mod recovery;
 mod wire;
 
 use std::time::{Duration, Instant};
@@ -179,7 +180,9 @@ pub fn groups() -> Vec<Group> {
                 ("allocations", allocations::TESTS),
                 ("checked", lifecycle::LOADING),
                 ("misbehaviour", misbehaviour::TESTS),
+                ("recovery", recovery::TESTS),
                 ("checked", lifecycle::REMOVAL),
+                ("recovery", recovery::REMOVAL),
                 ("misbehaviour", misbehaviour::LEAKING),
             ],
         },
