@@ -29,6 +29,7 @@
 #include <linux/user_namespace.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
+#include <net/devlink.h>
 #include <net/netlink.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_umem.h>
@@ -205,6 +206,12 @@ void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags)
 	__releases(&xa->xa_lock)
 {
 	xa_unlock_irqrestore(xa, flags);
+}
+
+struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,
+					       struct device *dev)
+{
+	return devlink_alloc(ops, 0, dev);
 }
 
 struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name)

@@ -12,6 +12,8 @@ struct completion;
 struct cpumask;
 struct ratelimit_state;
 struct device;
+struct devlink;
+struct devlink_ops;
 struct dim;
 struct dim_sample;
 struct ib_ah;
@@ -46,6 +48,10 @@ void rust_helper_dma_wmb(void);
 void rust_helper_dma_rmb(void);
 void rust_helper_mb(void);
 void rust_helper_wmb(void);
+
+/* devlink. */
+struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,
+					       struct device *dev);
 
 /* Completion, spinlock, xarray and workqueue. */
 bool rust_helper_need_resched(void);

@@ -1,18 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Resets of a PCI function, by its driver and by others (for `rust/kernel/pci.rs`).
+//! What a driver does to a PCI function outside the callbacks of the PCI core, and resets, by the driver and
+//! by others (for `rust/kernel/pci.rs`).
 
 use crate::bindings;
 use core::{marker::PhantomData, ptr};
 use kernel::{
     device,
+    devres,
+    dma::DmaMask,
     driver::{
         DriverLayout,
         RegistrationOps, //
     },
     error::to_result,
+    new_mutex,
     pci,
     prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        Mutex, //
+    },
     types::Opaque, //
 };
 
@@ -28,6 +37,72 @@ pub fn clear_master(pdev: &pci::Device) {
     // SAFETY: A reference to a device keeps it valid; config space of one that is gone takes
     // writes and does nothing.
     unsafe { bindings::pci_clear_master(as_raw(pdev)) }
+}
+
+/// Gives a function the right to start transactions on the bus.
+pub fn set_master(pdev: &pci::Device<device::Bound>) {
+    // SAFETY: A reference to a device keeps it valid.
+    unsafe { bindings::pci_set_master(as_raw(pdev)) }
+}
+
+/// Sets which addresses a function can reach, for all of DMA.
+///
+/// # Safety
+///
+/// Nobody allocates or maps memory for the function meanwhile.
+pub unsafe fn set_dma_mask(pdev: &pci::Device<device::Bound>, mask: DmaMask) -> Result {
+    // SAFETY: A reference to a device keeps it valid; the caller vouches for the rest.
+    to_result(unsafe {
+        bindings::dma_set_mask_and_coherent(&raw mut (*as_raw(pdev)).dev, mask.value())
+    })
+}
+
+/// A function and whether it is bound to its driver, for who is not called by the PCI core: work items, and
+/// callbacks of other subsystems.
+#[pin_data]
+pub struct Binding {
+    pdev: ARef<pci::Device>,
+    #[pin]
+    bound: Mutex<bool>,
+}
+
+impl Binding {
+    /// Of a function that is bound.
+    pub fn new(pdev: &pci::Device<device::Bound>) -> Result<Arc<Self>> {
+        let normal: &pci::Device = pdev;
+        let init = pin_init!(Self {
+            pdev: normal.into(),
+            bound <- new_mutex!(true, "pci::Binding"),
+        });
+        let this = Arc::pin_init(init, GFP_KERNEL)?;
+        let unbinding = Ok::<_, Error>(Unbinding(this.clone()));
+        devres::register::<Unbinding, _>(pdev.as_ref(), unbinding, GFP_KERNEL)?;
+        Ok(this)
+    }
+
+    /// Calls `with` with the function, unless it is bound no more. It stays bound until this returns: who
+    /// unbinds it waits. One caller after the other.
+    pub fn with<R>(&self, with: impl FnOnce(&pci::Device<device::Bound>) -> R) -> Option<R> {
+        let bound = self.bound.lock();
+        bound.then(|| {
+            // SAFETY: `pci::Device` is a transparent wrapper, whatever its context. The function is bound:
+            // the driver core gives back what is managed before it has unbound a driver, and that drops the
+            // `Unbinding`, which needs the lock to say so. The lock is held until `with` has returned, and
+            // the reference does not outlive the call, as `with` takes one of any lifetime.
+            with(unsafe {
+                &*ptr::from_ref::<pci::Device>(&self.pdev).cast::<pci::Device<device::Bound>>()
+            })
+        })
+    }
+}
+
+/// Dropped when the function is unbound.
+struct Unbinding(Arc<Binding>);
+
+impl Drop for Unbinding {
+    fn drop(&mut self) {
+        *self.0.bound.lock() = false;
+    }
 }
 
 /// The config space of a function, locked until this is dropped: processes do not reach it, and

@@ -5,8 +5,22 @@
 use crate::bindings;
 use core::ops::Deref;
 use core::ptr::NonNull;
+use kernel::container_of;
 use kernel::prelude::*;
-use kernel::workqueue::Queue;
+use kernel::sync::Arc;
+use kernel::workqueue::{HasDelayedWork, Queue, Work};
+
+/// Waits until a delayed work item has run that is queued, at once if its time has not come. Sleeps.
+///
+/// What it queues itself is not waited for.
+pub fn flush_delayed<T: HasDelayedWork<T>>(item: &Arc<T>) {
+    // SAFETY: The reference keeps the item, of which `HasDelayedWork` says that its work is part of a
+    // `struct delayed_work`.
+    unsafe {
+        let work = Work::raw_get(T::raw_get_work(Arc::as_ptr(item).cast_mut()));
+        bindings::flush_delayed_work(container_of!(work, bindings::delayed_work, work));
+    }
+}
 
 /// A workqueue that is flushed and destroyed when dropped.
 ///
@@ -50,6 +64,12 @@ impl OwnedQueue {
             unsafe { bindings::rdma_alloc_fault_workqueue(name.as_char_ptr(), most_active) };
         // INVARIANT: The queue was made just now.
         NonNull::new(queue).map(Self).ok_or(ENOMEM)
+    }
+
+    /// Makes an unbound queue for work that allocates memory and waits for others, one item at a time. It
+    /// has no worker of its own for when memory is short: it may flush queues that have none either.
+    pub fn for_long_work(name: &CStr) -> Result<Self> {
+        Self::for_faults(name, 1)
     }
 
     /// Waits until everything queued before this call has run. Sleeps.

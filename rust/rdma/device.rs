@@ -171,6 +171,11 @@ impl<D: Driver> Device<D> {
     }
 }
 
+/// Whether a name is one: whoever may rename a device chose it, and the core takes some for a pattern.
+pub(super) fn is_plain(name: &CStr) -> bool {
+    !name.is_empty() && !name.to_bytes().contains(&b'%')
+}
+
 /// The name of a device, as it was when it was asked for: it can be renamed.
 #[derive(Clone, Copy)]
 pub struct DeviceName([u8; bindings::IB_DEVICE_NAME_MAX as usize]);
@@ -334,10 +339,17 @@ impl<D: Driver> Unregistered<D> {
     }
 
     /// Makes the device known. From now on the core calls the driver's operations.
-    pub fn register(self, module: &'static ThisModule) -> Result<Pin<KBox<Registration<D>>>> {
+    ///
+    /// It is called `name`, if that is given and no other device is called so; else by the driver's
+    /// pattern.
+    pub fn register(
+        self,
+        module: &'static ThisModule,
+        name: Option<&CStr>,
+    ) -> Result<Pin<KBox<Registration<D>>>> {
         // SAFETY: The device is not registered, so that nobody else reads its operations.
         unsafe { (*self.device().as_raw()).ops.owner = module.as_ptr() };
-        KBox::pin_init(Registration::new(self), GFP_KERNEL)
+        KBox::pin_init(Registration::new(self, name), GFP_KERNEL)
     }
 }
 
@@ -398,7 +410,10 @@ unsafe impl<D: Driver> Send for Registration<D> {}
 unsafe impl<D: Driver> Sync for Registration<D> {}
 
 impl<D: Driver> Registration<D> {
-    fn new(unregistered: Unregistered<D>) -> impl PinInit<Self, Error> {
+    fn new(
+        unregistered: Unregistered<D>,
+        name: Option<&CStr>,
+    ) -> impl PinInit<Self, Error> + use<'_, D> {
         let init = move |slot: *mut Self| {
             let dev = unregistered.0;
             let paired = unregistered.device().beside().is_some();
@@ -422,7 +437,7 @@ impl<D: Driver> Registration<D> {
                 (*notifier).notifier_call = Some(Self::netdev_event);
                 // Before the core, which then asks which interface the port is paired with.
                 (*notifier).priority = 1;
-                let registered = Self::register_both(slot, &unregistered, paired);
+                let registered = Self::register_both(slot, &unregistered, paired, name);
                 if registered.is_err() {
                     ptr::drop_in_place(ptr::addr_of_mut!((*slot).gid_scan));
                     ptr::drop_in_place(ptr::addr_of_mut!((*slot).gid_scans));
@@ -468,8 +483,10 @@ impl<D: Driver> Registration<D> {
         slot: *mut Self,
         unregistered: &Unregistered<D>,
         paired: bool,
+        name: Option<&CStr>,
     ) -> Result {
         let raw = unregistered.device().as_raw();
+        let name = name.filter(|name| is_plain(name)).unwrap_or(D::NAME);
         // SAFETY: The caller vouches for `slot`, of which the notifier is a part. It is registered
         // while the device, which its callback uses, is valid: it is removed again on error.
         unsafe {
@@ -484,7 +501,11 @@ impl<D: Driver> Registration<D> {
                 Rtnl::with(|_| (*slot).gids.store(gids::NONE, Relaxed));
             }
             let parent = bindings::rdma_device_parent(raw);
-            let ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent);
+            let mut ret = bindings::ib_register_device(raw, name.as_char_ptr(), parent);
+            // A name that is taken is refused before anything else is done, and before it is noted.
+            if ret == ENFILE.to_errno() && unregistered.device().name().is_empty() {
+                ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent);
+            }
             if ret != 0 && paired {
                 bindings::rdma_unregister_netdevice_notifier(notifier);
             }

@@ -166,6 +166,11 @@ impl Registers {
         })
     }
 
+    /// Finds out whether the device is still one that the driver can work with, as [`Self::map`] did.
+    pub(crate) fn check(&self, pdev: &pci::Device<Bound>) -> Result {
+        check(pdev, self.bar.access(pdev.as_ref())?)
+    }
+
     fn status(&self) -> Result<Status> {
         let bar = self.bar.try_access().ok_or(ENXIO)?;
         let status = Status(bar.read32(abi::REG_STATUS));
@@ -262,6 +267,7 @@ impl Registers {
 /// The doorbell BAR, of which the kernel writes its own page.
 pub(crate) struct Doorbells {
     bar: Devres<pci::Bar<'static>>,
+    said: doorbell_bar::Said,
     layout: DoorbellBar,
     /// Offset of the kernel's page.
     kernel_page: usize,
@@ -295,7 +301,17 @@ impl Doorbells {
                 .into_devres()?,
             kernel_page: usize::try_from(layout.kernel_page())?,
             layout,
+            said,
         })
+    }
+
+    /// Finds out whether a device that was reset says of its doorbells what it said when they were mapped.
+    pub(crate) fn check(&self, pdev: &pci::Device<Bound>, registers: &Registers) -> Result {
+        if registers.doorbell_bar()? == self.said {
+            return Ok(());
+        }
+        dev_err!(pdev, "doorbells are not where they were before the reset\n");
+        Err(EINVAL)
     }
 
     /// What is where in the BAR.

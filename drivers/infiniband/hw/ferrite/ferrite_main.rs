@@ -38,6 +38,7 @@ mod pci;
 mod port;
 mod qp;
 mod qp_event;
+mod recovery;
 mod requests;
 mod ring;
 mod service;

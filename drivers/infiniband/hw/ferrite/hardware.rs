@@ -57,6 +57,7 @@ use crate::{
         QpRef,
         SrqRef, //
     },
+    recovery::Recovery,
     requests::Class,
 };
 use kernel::{
@@ -100,12 +101,64 @@ pub(crate) mod device_event {
 /// Tells the work of giving event queues more room from that of a failure.
 const GROWTH: u64 = 1;
 
-/// A device, from mapping its BARs to its last reset.
+/// Why a device was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// It said that it stopped, and perhaps why.
+    Stopped(Option<FatalCode>),
+    /// It did not answer a command.
+    Silent,
+    /// It is not there.
+    Gone,
+    /// Somebody else reset the function.
+    ResetByOthers,
+    /// It refused what it has no reason to refuse: it and the driver disagree about what exists.
+    Disagreement,
+}
+
+impl Cause {
+    const STOPPED: u32 = 1 << 8;
+
+    /// In a word: none is zero.
+    fn number(self) -> u32 {
+        match self {
+            Self::Stopped(code) => Self::STOPPED | code.map_or(0, |code| code as u32),
+            Self::Silent => 1,
+            Self::Gone => 2,
+            Self::ResetByOthers => 3,
+            Self::Disagreement => 4,
+        }
+    }
+
+    fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => return None,
+            1 => Self::Silent,
+            2 => Self::Gone,
+            3 => Self::ResetByOthers,
+            4 => Self::Disagreement,
+            _ => Self::Stopped(FatalCode::from_number(number as u8)),
+        })
+    }
+
+    /// For people.
+    pub(crate) fn text(self) -> &'static CStr {
+        match self {
+            Self::Stopped(_) => c"the device stopped itself",
+            Self::Silent => c"the device did not answer a command",
+            Self::Gone => c"the device is gone",
+            Self::ResetByOthers => c"the function was reset by others",
+            Self::Disagreement => c"the device and the driver disagree",
+        }
+    }
+}
+
+/// A device, from one reset to the next.
 #[pin_data]
 pub(crate) struct Hardware {
     pdev: ARef<pci::Device>,
-    pub(crate) registers: Registers,
-    pub(crate) doorbells: Doorbells,
+    pub(crate) registers: Arc<Registers>,
+    pub(crate) doorbells: Arc<Doorbells>,
     #[pin]
     pub(crate) cqp: Cqp,
     /// Completion queues by number, for events.
@@ -133,6 +186,10 @@ pub(crate) struct Hardware {
     /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
     pub(crate) gid_work: OwnedQueue,
     link_up: Atomic<u32>,
+    /// The [`Cause::number`] for which it was given up, zero before.
+    cause: Atomic<u32>,
+    /// Whom it is up to to make it work again.
+    recovery: Arc<Recovery>,
     /// Of what is printed in interrupts, as often as the device likes: changes of the link.
     #[pin]
     link_prints: RateLimit,
@@ -167,8 +224,9 @@ impl Hardware {
     pub(crate) fn new<'a>(
         pdev: &'a pci::Device<Bound>,
         reach: &'a Arc<DeviceReach>,
-        registers: Registers,
-        doorbells: Doorbells,
+        registers: Arc<Registers>,
+        doorbells: Arc<Doorbells>,
+        recovery: &'a Arc<Recovery>,
     ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
             registers,
@@ -184,6 +242,8 @@ impl Hardware {
             work: OwnedQueue::unbound(c"ferrite_work")?,
             gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
+            cause: Atomic::new(0),
+            recovery: recovery.clone(),
             link_prints <- RateLimit::new(),
             stray_prints <- RateLimit::new(),
             class_prints <- RateLimit::new(),
@@ -212,6 +272,11 @@ impl Hardware {
         self.cqp.is_dead()
     }
 
+    /// Why the device was given up, if it was.
+    pub(crate) fn cause(&self) -> Option<Cause> {
+        Cause::from_number(self.cause.load(Relaxed))
+    }
+
     /// Whether the device has failed, and all was done to make it leave memory alone: its consumers
     /// can be given back what they had posted.
     pub(crate) fn is_stopped(&self) -> bool {
@@ -222,7 +287,7 @@ impl Hardware {
         match result {
             Err(error) if error == ETIMEDOUT => {
                 dev_err!(self.pdev, "no answer to command {:?}\n", opcode);
-                self.fail();
+                self.fail_for(Cause::Silent);
                 // The caller frees what the command named.
                 self.ensure_stopped();
                 Err(EIO)
@@ -352,21 +417,28 @@ impl Hardware {
         }
     }
 
+    /// Gives up a device that refuses what it has no reason to refuse, as [`Self::fail_for`].
+    pub(crate) fn fail(self: &Arc<Self>) {
+        self.fail_for(Cause::Disagreement);
+    }
+
     /// Gives the device up: commands fail from now on, consumers are told. May be called from any
     /// context.
     ///
     /// The device is stopped from a work item, and consumers of the kernel get their work requests
     /// back after that; whoever frees memory that the device knows makes sure before that it is
     /// stopped, with [`Hardware::ensure_stopped`].
-    pub(crate) fn fail(self: &Arc<Self>) {
+    fn fail_for(self: &Arc<Self>, cause: Cause) {
         if !self.cqp.kill() {
             return;
         }
+        self.cause.store(cause.number(), Relaxed);
         dev_err!(self.pdev, "device failed, its users are told to let go\n");
         self.registers.request_reset();
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
         drop(self.work.enqueue::<_, 0>(self.clone()));
+        self.recovery.wake();
     }
 
     /// Lets kernel consumers look: they find their work requests flushed when they poll.
@@ -417,7 +489,7 @@ impl Hardware {
     pub(crate) fn check_presence(self: &Arc<Self>) {
         if !self.registers.is_present() {
             dev_err!(self.pdev, "device is gone\n");
-            self.fail();
+            self.fail_for(Cause::Gone);
         }
     }
 
@@ -427,7 +499,7 @@ impl Hardware {
         if !self.is_dead() {
             dev_err!(self.pdev, "function is being reset by others\n");
         }
-        self.fail();
+        self.fail_for(Cause::ResetByOthers);
         // Now, while the device can be asked: who takes memory back in the course of that reset
         // cannot wait for its end. Where this fails, `ensure_stopped` does. A device that seems gone
         // may be behind a bridge that was closed, and have the bus back when that is opened.
@@ -520,12 +592,12 @@ impl Hardware {
                 self.sink.raise(device_event::LINK);
             }
             EventCode::DeviceFatal => {
+                let code = FatalCode::from_number(event.param0 as u8);
                 // It may say so as often as it likes.
                 if !self.is_dead() {
-                    let code = FatalCode::from_number(event.param0 as u8);
                     dev_err!(self.pdev, "device stopped: {:?}\n", code);
                 }
-                self.fail();
+                self.fail_for(Cause::Stopped(code));
             }
             EventCode::EventQueueOverflow => {
                 // The device keeps the events back until there is room.
@@ -680,5 +752,26 @@ impl DeviceObject {
 impl Drop for DeviceObject {
     fn drop(&mut self) {
         self.destroy();
+    }
+}
+
+#[kunit_tests(ferrite_hardware)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_what_it_was_noted_as() {
+        for cause in [
+            Cause::Stopped(None),
+            Cause::Stopped(Some(FatalCode::BadBootBlock)),
+            Cause::Stopped(Some(FatalCode::Injected)),
+            Cause::Silent,
+            Cause::Gone,
+            Cause::ResetByOthers,
+            Cause::Disagreement,
+        ] {
+            assert_eq!(Cause::from_number(cause.number()), Some(cause));
+        }
+        assert_eq!(Cause::from_number(0), None);
     }
 }

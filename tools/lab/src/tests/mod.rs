@@ -19,6 +19,7 @@ mod moving;
 mod notification;
 mod numbers;
 mod nvme;
+mod recovery;
 mod wire;
 
 use std::time::{Duration, Instant};
@@ -208,7 +209,9 @@ pub fn groups() -> Vec<Group> {
                 ("allocations", allocations::TESTS),
                 ("checked", lifecycle::LOADING),
                 ("misbehaviour", misbehaviour::TESTS),
+                ("recovery", recovery::TESTS),
                 ("checked", lifecycle::REMOVAL),
+                ("recovery", recovery::REMOVAL),
                 ("misbehaviour", misbehaviour::LEAKING),
             ],
         },
