@@ -36,7 +36,7 @@ impl PinBits {
     /// Whether the bit of the queue is set.
     pub(crate) fn is_set(&self, eqn: u16) -> bool {
         let word = self.words.get(usize::from(eqn) / 64);
-        word.is_some_and(|word| word >> (eqn % 64) & 1 == 1)
+        word.is_some_and(|word| (word >> (eqn % 64)) & 1 == 1)
     }
 }
 

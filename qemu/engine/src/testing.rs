@@ -911,7 +911,7 @@ impl Node {
             reserved1: [0; 5],
         };
         self.host.memory.put(boot, &block);
-        let version = u64::from(ABI_MAJOR) << 16 | u64::from(ABI_MINOR);
+        let version = (u64::from(ABI_MAJOR) << 16) | u64::from(ABI_MINOR);
         self.write_register(REG_DRIVER_VERSION, 4, version);
         self.write_register(REG_DRIVER_FEATURES, 8, features);
         self.write_register(REG_BOOT, 8, boot);
