@@ -207,7 +207,7 @@ impl<T: Handler + 'static> IrqHandler<T> {
                     bindings::request_irq(
                         irq,
                         Some(Self::thunk),
-                        flags as _,
+                        flags as c_ulong,
                         name.as_char_ptr(),
                         this.as_ptr().cast(),
                     )

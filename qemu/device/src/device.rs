@@ -803,13 +803,15 @@ impl Device {
     /// It comes by another way than the doorbells before it: unmasked before they
     /// are dealt with, the pin would tell of a level that the guest has seen to.
     pub fn unmask_pin(&self) {
+        // Locked before it is asked: whoever reads what is unread now comes here
+        // when it is dealt with ([`Backend::batch_done`]), and finds what is due.
+        let mut core = self.lock();
         let unread = match &*self.monitor() {
             Monitor::Here(stream) => {
                 rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0)
             }
             _ => false,
         };
-        let mut core = self.lock();
         if unread {
             core.unmask_pin_later();
         } else {

@@ -153,16 +153,18 @@ impl Interrupts {
     }
 
     /// Follows the Bus Master bit and the power state, and the mode. Returns
-    /// whether messages are raised now that were not before.
+    /// whether messages are raised from now on that were lost before, or were
+    /// raised in another way.
     pub fn follow(&mut self, bus_master: bool, mode: Mode) -> bool {
-        self.enabled = bus_master;
-        let changed = std::mem::replace(&mut self.mode, mode) != mode;
+        let before = (self.enabled, self.mode);
+        (self.enabled, self.mode) = (bus_master, mode);
+        let changed = before != (bus_master, mode);
         if changed {
             // What waits for an eventfd is of another mode.
             self.forget_pending();
         }
         self.settle_pin();
-        changed && matches!(mode, Mode::Msi(_) | Mode::MsiX)
+        changed && bus_master && matches!(mode, Mode::Msi(_) | Mode::MsiX)
     }
 
     /// Whether any pin bit is set.
@@ -463,8 +465,12 @@ mod tests {
         assert!(!interrupts.follow(true, Mode::Pin));
         assert!(interrupts.follow(true, Mode::Msi(1)));
         assert!(interrupts.follow(true, Mode::Msi(4)));
+        assert!(!interrupts.follow(true, Mode::Msi(4)));
+        // Changed while it may not interrupt: raised again when it may.
         assert!(!interrupts.follow(false, Mode::Msi(4)));
+        assert!(!interrupts.follow(false, Mode::MsiX));
         assert!(interrupts.follow(true, Mode::MsiX));
+        assert!(!interrupts.follow(true, Mode::MsiX));
         // What waited for an eventfd is raised again by who knows of it.
         interrupts.raise(0);
         assert!(!interrupts.follow(true, Mode::None));

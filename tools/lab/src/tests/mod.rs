@@ -175,17 +175,6 @@ pub fn groups() -> Vec<Group> {
             tests: &[("interrupt modes", interrupts::MODES)],
         },
         Group {
-            name: "no MSI",
-            flavour: Flavour::Stock,
-            load_driver: true,
-            options: |o| Options {
-                kernel_args: "pci=nomsi".into(),
-                ..o
-            },
-            long: false,
-            tests: &[("no MSI", interrupts::NO_MSI)],
-        },
-        Group {
             name: "other numbers",
             flavour: Flavour::Stock,
             load_driver: true,
