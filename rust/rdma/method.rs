@@ -47,7 +47,8 @@ pub trait Method<D: Driver>: 'static {
     /// Its attributes: a tuple of [`Handle`], [`In`] and [`Out`].
     type Attributes<'a>: Attributes<'a, D>;
 
-    /// Carries it out. May sleep; the device is registered meanwhile.
+    /// Carries it out. May sleep; the device is registered meanwhile. `EPROTONOSUPPORT` is what the core
+    /// says of a method that there is not, and must not be returned.
     fn call(attributes: Self::Attributes<'_>) -> Result;
 }
 
@@ -114,6 +115,16 @@ impl AttributeSpec {
         Self(def)
     }
 
+    /// A handle of an object of type `object` that others may use meanwhile.
+    const fn handle(id: u32, object: u16) -> Self {
+        let access = bindings::uverbs_obj_access_UVERBS_ACCESS_READ as u8;
+        Self::mandatory(
+            id,
+            bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR,
+            [object, u16::from_ne_bytes([access, 0])],
+        )
+    }
+
     /// One of exactly the bytes of a `T`.
     const fn of_size<T>(id: u32, kind: bindings::uverbs_attr_type) -> Self {
         assert!(size_of::<T>() <= u16::MAX as usize);
@@ -138,14 +149,7 @@ impl<K: Handled<D>, D: Driver, const ID: u32> Deref for Handle<'_, K, D, ID> {
 // SAFETY: The core lets only handles of the kind pass, of objects of the same device, which it holds
 // until the method has returned.
 unsafe impl<'a, K: Handled<D>, D: Driver, const ID: u32> Attribute<'a, D> for Handle<'a, K, D, ID> {
-    const SPEC: AttributeSpec = AttributeSpec::mandatory(
-        ID,
-        bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR,
-        [
-            K::OBJECT,
-            u16::from_ne_bytes([bindings::uverbs_obj_access_UVERBS_ACCESS_READ as u8, 0]),
-        ],
-    );
+    const SPEC: AttributeSpec = AttributeSpec::handle(ID, K::OBJECT);
 
     unsafe fn get(bundle: *mut bindings::uverbs_attr_bundle) -> Result<Self> {
         // SAFETY: The caller vouches for the attributes, and `SPEC` says that this one is a handle.
@@ -267,7 +271,11 @@ tuples! {
 }
 
 /// A method as the core is told of it.
-pub struct MethodDef<D: Driver>(&'static bindings::uverbs_object_def, PhantomData<D>);
+pub struct MethodDef<D: Driver> {
+    object: &'static bindings::uverbs_object_def,
+    id: u32,
+    _p: PhantomData<D>,
+}
 
 /// The constants that describe method `M`, one pointing to the next.
 struct Tree<D: Driver, M: Method<D>>(PhantomData<(D, M)>);
@@ -278,6 +286,16 @@ impl<D: Driver, M: Method<D>> Tree<D, M> {
         let first = bindings::uapi_radix_data_UVERBS_API_NS_FLAG;
         let count = bindings::uapi_radix_data_UVERBS_API_METHOD_KEY_NUM_DRIVER;
         assert!(first <= M::ID && M::ID < first + count);
+        let mut one = 0;
+        while one < specs.len() {
+            let mut other = 0;
+            while other < one {
+                // Each attribute has a number of its own.
+                assert!(specs[one].0.id != specs[other].0.id);
+                other += 1;
+            }
+            one += 1;
+        }
         bindings::uverbs_method_def {
             id: M::ID as u16,
             flags: 0,
@@ -313,7 +331,29 @@ impl<D: Driver, M: Method<D>> Tree<D, M> {
 impl<D: Driver> MethodDef<D> {
     /// Describes `M`.
     pub const fn new<M: Method<D>>() -> Self {
-        Self(Tree::<D, M>::OBJECT, PhantomData)
+        Self {
+            object: Tree::<D, M>::OBJECT,
+            id: M::ID,
+            _p: PhantomData,
+        }
+    }
+
+    /// Whether the core can make use of all of them: each object's methods have numbers of their own.
+    const fn are_distinct(methods: &[Self]) -> bool {
+        let mut one = 0;
+        while one < methods.len() {
+            let mut other = 0;
+            while other < one {
+                if methods[one].object.id == methods[other].object.id
+                    && methods[one].id == methods[other].id
+                {
+                    return false;
+                }
+                other += 1;
+            }
+            one += 1;
+        }
+        true
     }
 }
 
@@ -334,6 +374,11 @@ impl Definitions {
 
     /// What all drivers here add, and the methods of `D`.
     pub(super) fn new<D: Driver>() -> Result<Self> {
+        const {
+            assert!(MethodDef::are_distinct(D::METHODS));
+            // Without contexts there are no handles.
+            assert!(D::METHODS.is_empty() || D::HAS_ALLOC_UCONTEXT);
+        }
         let mut lines = KVec::with_capacity(D::METHODS.len() + 2, GFP_KERNEL)?;
         // SAFETY: The function returns the address of a constant.
         let chain = unsafe { bindings::rdma_uapi() };
@@ -346,11 +391,11 @@ impl Definitions {
             let mut line = Self::line(
                 bindings::uapi_definition_kind_UAPI_DEF_CHAIN_OBJ_TREE,
                 Line {
-                    chain_obj_tree: method.0,
+                    chain_obj_tree: method.object,
                 },
             );
             // The object's number is first in either view of the union.
-            line.__bindgen_anon_1.bindgen_union_field[0] = method.0.id;
+            line.__bindgen_anon_1.bindgen_union_field[0] = method.object.id;
             lines.push(line, GFP_KERNEL)?;
         }
         let end = bindings::uapi_definition_kind_UAPI_DEF_END;
@@ -394,22 +439,19 @@ mod tests {
 
     #[test]
     fn a_handle_is_mandatory_and_of_one_kind_of_object() {
-        let spec = AttributeSpec::mandatory(
-            FIRST,
-            bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR,
-            [
-                3,
-                u16::from_ne_bytes([bindings::uverbs_obj_access_UVERBS_ACCESS_WRITE as u8, 0]),
-            ],
-        );
+        let spec = AttributeSpec::handle(FIRST, 3);
         let attr = &spec.0.attr;
+        assert_eq!(
+            u32::from(attr.type_),
+            bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR
+        );
         assert_eq!(attr.mandatory(), 1);
         // SAFETY: All views of the union are plain numbers.
         let (kind, access) = unsafe { (attr.u.obj.as_ref().obj_type, attr.u.obj.as_ref().access) };
         assert_eq!(kind, 3);
         assert_eq!(
             u32::from(access),
-            bindings::uverbs_obj_access_UVERBS_ACCESS_WRITE
+            bindings::uverbs_obj_access_UVERBS_ACCESS_READ
         );
     }
 }

@@ -68,6 +68,11 @@ fn header() -> String {
 }
 
 fn define(text: &mut String, name: &str, value: u32) {
+    // What is larger than C's `int` says that it is unsigned.
+    let value = match i32::try_from(value) {
+        Ok(value) => value.to_string(),
+        Err(_) => format!("{value:#x}U"),
+    };
     writeln!(text, "#define {name} {value}").expect("writing to a string");
 }
 

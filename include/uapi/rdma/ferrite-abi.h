@@ -25,8 +25,8 @@
 #define FERRITE_CQ_QUERY 4097
 #define FERRITE_CQ_QUERY_HANDLE 4096
 #define FERRITE_CQ_QUERY_VECTOR 4097
-#define FERRITE_CQ_VECTOR_LOCAL 4294967294
-#define FERRITE_CQ_VECTOR_NONE 4294967295
+#define FERRITE_CQ_VECTOR_LOCAL 0xfffffffeU
+#define FERRITE_CQ_VECTOR_NONE 0xffffffffU
 
 struct ferrite_context_request {
 	__u32 abi_version;

@@ -111,7 +111,7 @@ impl Section {
                 "interrupts",
             ],
             Self::Cqs => &[
-                "cqn", "owner", "handler", "eqn", "entries", "consumed", "pid", "comm",
+                "cqn", "owner", "shared", "handler", "eqn", "entries", "consumed", "pid", "comm",
             ],
             Self::Qps => &[
                 "qpn",
@@ -316,7 +316,7 @@ mod tests {
         );
         files.write(
             "sys/kernel/debug/ferrite0/cqs",
-            "cqn owner handler eqn entries consumed\n0 kernel 0 2 512 7\n1 user none - 64 -\n",
+            "cqn owner shared handler eqn entries consumed\n0 kernel yes 0 2 512 7\n1 user no none - 64 -\n",
         );
         files.write(
             "sys/kernel/debug/ferrite0/qps",

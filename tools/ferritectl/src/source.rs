@@ -150,14 +150,15 @@ impl Device<'_> {
         let written = match written {
             // In one piece, as the driver reads it.
             Ok(mut file) => file.write_all(format!("{cqn} {handler}\n").as_bytes()),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                bail!("only root may move completion queues of others")
-            }
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => bail!(
+                "only root may move completion queues of others, and only where the kernel lets debugfs be \
+                 written to (a locked-down one does not)"
+            ),
             Err(error) => return Err(self.debug_error(&path, error)),
         };
         match written {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                bail!("{} has no completion queue {cqn}", self.name)
+                bail!("{} has no completion queue {cqn} (any more)", self.name)
             }
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
                 bail!("{} has no handler {handler}", self.name)

@@ -23,7 +23,10 @@ use crate::{
     device::Ferrite,
     dma_types::Block,
     handler::Choice,
-    hardware::DeviceObject,
+    hardware::{
+        DeviceObject,
+        Hardware, //
+    },
     kernel_ext::{
         barrier::{
             dma_rmb,
@@ -280,7 +283,7 @@ enum Memory {
 /// The driver's data of a completion queue.
 ///
 /// The fields are dropped in order: the device lets go of the queue before its memory goes, and
-/// the number is free last.
+/// the number is free after that.
 #[pin_data]
 pub(crate) struct FerriteCq {
     object: DeviceObject,
@@ -496,9 +499,30 @@ impl FerriteCq {
     /// such handler.
     ///
     /// An event that the device wrote before is still passed on by the handler it was written for.
+    ///
+    /// The core's `comp_vector` stays what the queue was made with: its pool of shared queues, which
+    /// alone reads it, goes on to give the queue to those who ask for that one.
     pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice) -> Result {
         let eqn = cq.device().handlers.choose(choice)?;
         Self::rebind(cq, |binding| binding.eqn = eqn)
+    }
+
+    /// Gives all queues of the kernel that have no handler one again. Those who drain a queue pair, or
+    /// wait for the last of their sends, do so without end.
+    pub(crate) fn restore_handlers(hw: &Hardware) {
+        let mut next = hw.cqs.next_index(0);
+        while let Some(index) = next {
+            let cq = hw.cqs.get(index);
+            if let Some(cq) = cq.filter(|cq| !cq.is_user() && cq.eqn() == abi::EQ_NONE) {
+                // Any will do.
+                let vector = cq.number() % cq.device().handlers.count().max(1);
+                if Self::move_to(&cq, Choice::Vector(vector)).is_err() {
+                    // The device does not answer: consumers find their work requests flushed.
+                    Self::notify(&cq);
+                }
+            }
+            next = hw.cqs.next_index(index + 1);
+        }
     }
 
     /// Gives a queue of a process another ring. Completions that were not consumed are moved to

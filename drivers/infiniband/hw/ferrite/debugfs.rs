@@ -119,11 +119,12 @@ struct CompletionQueues(Arc<Hardware>);
 
 impl Writer for CompletionQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "cqn owner handler eqn entries consumed")?;
+        writeln!(f, "cqn owner shared handler eqn entries consumed")?;
         let mut result = Ok(());
         self.0.cqs.for_each(|cqn, cq| {
             let eqn = cq.eqn();
-            let line = write!(f, "{} {} ", cqn, owner(cq.is_user()))
+            let shared = if cq.is_shared() { "yes" } else { "no" };
+            let line = write!(f, "{} {} {} ", cqn, owner(cq.is_user()), shared)
                 .and_then(|()| match cq.device().handlers.vector_of_eqn(eqn) {
                     Some(handler) => write!(f, "{} {} ", handler, eqn),
                     None => write!(f, "none - "),
@@ -312,13 +313,24 @@ fn owner(user: bool) -> &'static str {
     }
 }
 
-/// The files of one device, removed when dropped.
+/// What is to be done when nobody can move completion queues by file any more: whoever takes leave of
+/// the device waits for completions, so that queues of the kernel need a handler for that.
+struct EndOfMoves(Arc<Hardware>);
+
+impl Drop for EndOfMoves {
+    fn drop(&mut self) {
+        FerriteCq::restore_handlers(&self.0);
+    }
+}
+
+/// The files of one device, removed when dropped, in order.
 pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
     _events: Pin<KBox<File<Events>>>,
     _interrupts: Pin<KBox<File<InterruptMode>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _move: Pin<KBox<File<MoveCompletionQueue>>>,
+    _end_of_moves: EndOfMoves,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
     _srqs: Pin<KBox<File<Srqs>>>,
     _tables: Pin<KBox<File<Tables>>>,
@@ -388,6 +400,7 @@ impl DebugFiles {
                 dir.write_only_file(c"cq_move", Ok::<_, Error>(MoveCompletionQueue(hw.clone()))),
                 GFP_KERNEL,
             )?,
+            _end_of_moves: EndOfMoves(hw.clone()),
             _queue_pairs: KBox::pin_init(
                 dir.read_only_file(c"qps", Ok::<_, Error>(QueuePairs(hw.clone()))),
                 GFP_KERNEL,

@@ -476,11 +476,14 @@ impl Choice {
     }
 }
 
-/// The first of `count` vectors that arrives at processor `cpu`; where none does, the one that would
-/// if vectors were dealt out in turn.
+/// One of `count` vectors that arrives at processor `cpu`: where several do, or none does, as if they
+/// were dealt out in turn.
 fn local_vector(count: u32, cpu: u32, arrives: impl Fn(u32) -> bool) -> u32 {
+    let arriving = (0..count).filter(|vector| arrives(*vector)).count().max(1);
     (0..count)
-        .find(|vector| arrives(*vector))
+        .filter(|vector| arrives(*vector))
+        .nth(cpu as usize % arriving)
+        // Somebody steers interrupts elsewhere meanwhile, or none arrives.
         .unwrap_or(cpu % count.max(1))
 }
 
@@ -635,8 +638,10 @@ mod tests {
         let at = |served: u32| move |vector| vector == served;
         assert_eq!(local_vector(4, 0, at(2)), 2);
         assert_eq!(local_vector(4, 3, at(0)), 0);
-        // The first of several.
-        assert_eq!(local_vector(4, 3, |vector| vector > 0), 1);
+        // In turn among several.
+        for (cpu, vector) in [(0, 1), (1, 2), (2, 3), (3, 1)] {
+            assert_eq!(local_vector(4, cpu, |vector| vector > 0), vector);
+        }
         for cpu in 0..8 {
             assert_eq!(local_vector(4, cpu, |_| false), cpu % 4);
         }

@@ -122,6 +122,7 @@ pub fn groups() -> Vec<Group> {
                 ("clients", inside::TESTS),
                 ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
+                ("moving", moving::SERVES),
                 ("neighbours", lifecycle::FAILING),
                 ("moving", moving::FAILING),
             ],
@@ -163,6 +164,7 @@ pub fn groups() -> Vec<Group> {
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
                 ("four processors", moving::TESTS),
+                ("four processors", moving::SERVES),
                 ("four processors", basics::THREADS),
             ],
         },
@@ -180,7 +182,10 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: numbers::options,
             long: false,
-            tests: &[("other numbers", numbers::TESTS)],
+            tests: &[
+                ("other numbers", numbers::TESTS),
+                ("other numbers", moving::SERVES),
+            ],
         },
         Group {
             name: "checked",
@@ -193,6 +198,8 @@ pub fn groups() -> Vec<Group> {
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
                 ("checked", growth::TESTS),
+                ("checked", moving::SERVES),
+                ("checked", moving::ENDING),
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),
                 ("allocations", allocations::TESTS),

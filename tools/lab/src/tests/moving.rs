@@ -20,10 +20,6 @@ pub const TESTS: &[VmTest] = &[
         |c| basics::alone(c, "move"),
     ),
     VmTest::new(
-        "the handler that a queue was moved to serves it, on its processor",
-        serves,
-    ),
-    VmTest::new(
         "what is no queue, no handler and no sense is refused",
         refused,
     ),
@@ -32,6 +28,18 @@ pub const TESTS: &[VmTest] = &[
         under_a_disk,
     ),
 ];
+
+/// Which handler serves, and where: nothing else moves meanwhile.
+pub const SERVES: &[VmTest] = &[VmTest::new(
+    "the handler that a queue was moved to serves it, on its processor",
+    serves,
+)];
+
+/// Where the driver lets go of the device.
+pub const ENDING: &[VmTest] = &[VmTest::new(
+    "the driver lets go of a device whose kernel queues have no handler",
+    unbound,
+)];
 
 /// Where the device is brought back afterwards.
 pub const FAILING: &[VmTest] = &[VmTest::new(
@@ -58,23 +66,65 @@ fn interrupts(vm: &Vm) -> Result<Vec<Vec<u64>>> {
         .collect()
 }
 
-/// Which vectors were taken, and by which processors, while something runs for a while.
-fn taken(vm: &Vm) -> Result<Vec<(usize, usize)>> {
-    // What is on its way to the old handler, or processor, arrives.
-    std::thread::sleep(Duration::from_millis(200));
-    let before = interrupts(vm)?;
-    std::thread::sleep(Duration::from_millis(400));
-    let after = interrupts(vm)?;
-    let mut found = Vec::new();
-    // Vectors 0 and 1 are for commands and asynchronous events.
-    for (vector, (before, after)) in before.iter().zip(&after).enumerate().skip(2) {
-        for (cpu, (before, after)) in before.iter().zip(after).enumerate() {
-            if after > before {
-                found.push((vector, cpu));
-            }
+/// What happened in a while.
+#[derive(Debug, Default, PartialEq)]
+struct Served {
+    /// The vectors that were taken, each with the processor.
+    vectors: Vec<(usize, usize)>,
+    /// The handlers whose event queues had events.
+    handlers: Vec<u64>,
+}
+
+impl Served {
+    /// By one handler.
+    fn by(handler: u64, vector: usize, cpu: usize) -> Self {
+        Self {
+            vectors: vec![(vector, cpu)],
+            handlers: vec![handler],
         }
     }
-    Ok(found)
+
+    fn look(vm: &Vm) -> Result<Self> {
+        // What is on its way to the old handler, or processor, arrives.
+        std::thread::sleep(Duration::from_millis(200));
+        let (vectors, events) = (interrupts(vm)?, events(vm)?);
+        std::thread::sleep(Duration::from_millis(400));
+        let mut served = Self::default();
+        // Vectors 0 and 1 are for commands and asynchronous events.
+        for (vector, (before, after)) in vectors.iter().zip(&interrupts(vm)?).enumerate().skip(2) {
+            for (cpu, (before, after)) in before.iter().zip(after).enumerate() {
+                if after > before {
+                    served.vectors.push((vector, cpu));
+                }
+            }
+        }
+        for (handler, (before, after)) in events.iter().zip(&self::events(vm)?).enumerate() {
+            if after > before {
+                served.handlers.push(handler as u64);
+            }
+        }
+        Ok(served)
+    }
+
+    /// Looks until this is what happens: now and then a message of the connection manager comes between.
+    fn expect(&self, vm: &Vm, what: &str) -> Result<()> {
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            found.push(Self::look(vm)?);
+            if found.last() == Some(self) {
+                return Ok(());
+            }
+        }
+        bail!("{what}: {found:?}, expected {self:?}")
+    }
+}
+
+/// How many events each handler has had.
+fn events(vm: &Vm) -> Result<Vec<u64>> {
+    shown(vm, "handlers")?
+        .iter()
+        .map(|row| row["events"].as_u64().with_context(|| format!("{row}")))
+        .collect()
 }
 
 fn shown(vm: &Vm, section: &str) -> Result<Vec<Value>> {
@@ -151,45 +201,36 @@ fn follows(one: &Vm) -> Result<()> {
         list.trim().parse().with_context(|| list.clone())
     };
     for handler in &handlers {
-        let number = handler["handler"].to_string();
-        move_to(one, cqn, &number)?;
+        let number = handler["handler"].as_u64().context("no number")?;
+        move_to(one, cqn, &number.to_string())?;
         let now = queue_of(one, "ibv_rc_pingpong")?;
         ensure!(
             now["handler"] == handler["handler"],
             "{now} after a move to {number}"
         );
-        let expected = [(vector(handler)?, arrives_at(handler)?)];
-        let taken = taken(one)?;
-        ensure!(
-            taken == expected,
-            "handler {number}: vectors and processors {taken:?}, expected {expected:?}"
-        );
-        // Whoever steers the interrupt elsewhere is followed, and so is the queue by name of place.
         let home = arrives_at(handler)?;
+        let what = format!("at handler {number}");
+        Served::by(number, vector(handler)?, home).expect(one, &what)?;
+        // Whoever steers the interrupt elsewhere is followed, and so is the queue by name of place.
         let away = (home + 1) % cpus;
         let irq = irq(handler)?;
         one.sh(&format!("echo {away} >/proc/irq/{irq}/smp_affinity_list"))?;
         let steered = (|| {
-            let expected = [(vector(handler)?, arrives_at(handler)?)];
-            let taken = self::taken(one)?;
-            ensure!(
-                taken == expected && expected[0].1 == away,
-                "steered to {away}: vectors and processors {taken:?}, expected {expected:?}"
-            );
+            let what = format!("at handler {number}, steered to {away}");
+            Served::by(number, vector(handler)?, away).expect(one, &what)?;
+            let mut all = Vec::new();
+            for handler in &handlers {
+                all.push(arrives_at(handler)?);
+            }
             for cpu in 0..cpus {
                 one.sh(&format!("taskset -c {cpu} ferritectl cq move {cqn} local"))?;
                 let now = queue_of(one, "ibv_rc_pingpong")?;
-                let chosen = handlers
-                    .iter()
-                    .find(|handler| handler["handler"] == now["handler"])
+                let chosen = now["handler"].as_u64();
+                let at = chosen
+                    .and_then(|chosen| all.get(chosen as usize))
                     .with_context(|| format!("{now} after a move to the local one"))?;
-                let mut all = Vec::new();
-                for handler in &handlers {
-                    all.push(arrives_at(handler)?);
-                }
-                let at = arrives_at(chosen)?;
                 ensure!(
-                    at == cpu || !all.contains(&cpu),
+                    *at == cpu || !all.contains(&cpu),
                     "local to {cpu} is {now}, which arrives at {at}; all arrive at {all:?}"
                 );
             }
@@ -203,14 +244,10 @@ fn follows(one: &Vm) -> Result<()> {
     ensure!(now["handler"] == "none", "{now} after a move to none");
     let rdma = one.sh("rdma -dd resource show cq")?;
     ensure!(rdma.contains("drv_vector none"), "rdma shows:\n{rdma}");
-    let taken = taken(one)?;
-    ensure!(taken.is_empty(), "without a handler: {taken:?}");
+    Served::default().expect(one, "without a handler")?;
     move_to(one, cqn, "0")?;
-    ensure!(
-        !self::taken(one)?.is_empty(),
-        "no interrupt after the queue has a handler again"
-    );
-    Ok(())
+    let first = &handlers[0];
+    Served::by(0, vector(first)?, arrives_at(first)?).expect(one, "at a handler again")
 }
 
 fn refused(cluster: &Cluster) -> Result<()> {
@@ -254,77 +291,124 @@ fn refused(cluster: &Cluster) -> Result<()> {
         }
         let now = queue_of(one, "ibv_rc_pingpong")?;
         ensure!(now["handler"] == *before, "{now}, before {before}");
-        ensure!(!taken(one)?.is_empty(), "the pingpong does not go on");
+        let served = Served::look(one)?;
+        ensure!(served != Served::default(), "the pingpong does not go on");
         Ok(())
     })();
     running.end()?;
     checked
 }
 
-fn under_a_disk(cluster: &Cluster) -> Result<()> {
-    let (one, two) = cluster.two()?;
+/// The numbers of the completion queues of the kernel.
+fn kernel_queues(vm: &Vm) -> Result<Vec<Value>> {
+    let mut queues = shown(vm, "cqs")?;
+    queues.retain(|row| row["owner"] == "kernel");
+    ensure!(queues.len() > 1, "{}: {queues:?}", vm.name());
+    Ok(queues)
+}
+
+/// Moves all completion queues of the kernel to these handlers, one after the other, by the shell alone:
+/// a program for each move would take most of the time.
+fn move_all(vm: &Vm, turns: u32, handlers: &str) -> Result<()> {
+    let numbers: Vec<_> = kernel_queues(vm)?
+        .iter()
+        .map(|row| row["cqn"].to_string())
+        .collect();
+    let numbers = numbers.join(" ");
+    vm.sh(&format!(
+        "set -e
+         for turn in {{1..{turns}}}; do
+             for handler in {handlers}; do
+                 for cqn in {numbers}; do
+                     echo $cqn $handler >/sys/kernel/debug/ferrite0/cq_move
+                 done
+             done
+         done"
+    ))?;
+    Ok(())
+}
+
+/// Moves the queues of the kernel about in a machine with a disk that is busy.
+fn moved_about(vm: &Vm) -> Result<()> {
+    let last = shown(vm, "handlers")?.len() as u64 - 1;
+    // Every queue is without a handler for a moment, again and again.
+    move_all(vm, 20, &format!("none {{0..{last}}}"))?;
+    let queues = kernel_queues(vm)?;
+    ensure!(
+        queues.iter().all(|row| row["handler"] == last),
+        "{}: {queues:?} after moves to {last}",
+        vm.name()
+    );
+    let served = Served::look(vm)?.handlers;
+    ensure!(
+        served == [last],
+        "{}: handlers {served:?} have events, expected {last}",
+        vm.name()
+    );
+    move_all(vm, 1, "none")?;
+    let stands = Served::default().expect(vm, "queues of the kernel without a handler");
+    move_all(vm, 1, "0")?;
+    stands?;
+    let served = Served::look(vm)?.handlers;
+    ensure!(
+        served == [0],
+        "{}: handlers {served:?} have events, expected 0",
+        vm.name()
+    );
+    Ok(())
+}
+
+/// Reads and writes the same again and again, and looks at every byte.
+fn busy_disk(vm: &Vm) -> Result<Running<'_>> {
+    vm.sh("rm -f /run/stop /run/rounds
+         dd if=/dev/urandom of=/run/written bs=1M count=4 status=none
+         dd if=/run/written of=/dev/nvme0n1 bs=64k oflag=direct conv=nocreat status=none")?;
+    vm.spawn(
+        "set -e; n=0
+         until [ -e /run/stop ]; do
+             dd if=/dev/nvme0n1 of=/run/read bs=64k count=64 iflag=direct status=none
+             cmp /run/written /run/read
+             dd if=/run/written of=/dev/nvme0n1 bs=16k oflag=direct conv=nocreat status=none
+             n=$((n + 1)); echo $n >/run/rounds
+         done; echo rounds $n",
+        Duration::from_secs(300),
+    )
+}
+
+fn connected_disk(one: &Vm, two: &Vm) -> Result<()> {
     nvme::serve(two)?;
     nvme::connect(one, two)?;
-    one.wait_for("test -b /dev/nvme0n1", TIME)?;
+    one.wait_for("test -b /dev/nvme0n1", TIME)
+}
+
+fn under_a_disk(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    connected_disk(one, two)?;
+    one.sh("echo queues of the kernel move >/dev/kmsg")?;
     let moved = (|| {
-        one.sh(
-            "dd if=/dev/urandom of=/run/written bs=1M count=4 status=none
-             dd if=/run/written of=/dev/nvme0n1 bs=64k oflag=direct status=none",
-        )?;
-        // Reads and writes the same again and again, and looks at every byte.
-        let busy = one.spawn(
-            "set -e; n=0; rm -f /run/stop
-             until [ -e /run/stop ]; do
-                 dd if=/dev/nvme0n1 of=/run/read bs=64k count=64 iflag=direct status=none
-                 cmp /run/written /run/read
-                 dd if=/run/written of=/dev/nvme0n1 bs=16k oflag=direct status=none
-                 n=$((n + 1)); echo $n >/run/rounds
-             done; echo rounds $n",
-            Duration::from_secs(300),
-        )?;
+        let busy = busy_disk(one)?;
         let moving = (|| {
-            for vm in [one, two] {
-                let handlers = shown(vm, "handlers")?.len();
-                let kernel: Vec<_> = shown(vm, "cqs")?
-                    .into_iter()
-                    .filter(|row| row["owner"] == "kernel")
-                    .collect();
-                ensure!(kernel.len() > 1, "{}: {kernel:?}", vm.name());
-                let numbers: Vec<_> = kernel.iter().map(|row| row["cqn"].to_string()).collect();
-                // Fifty times around, with every queue without a handler for a moment. By the shell
-                // alone: a program for each would take most of the time.
-                vm.sh_in(
-                    &format!(
-                        "set -e
-                         for turn in {{1..50}}; do
-                             for handler in none {{0..{last}}}; do
-                                 for cqn in {numbers}; do
-                                     echo $cqn $handler >/sys/kernel/debug/ferrite0/cq_move
-                                 done
-                             done
-                         done",
-                        last = handlers - 1,
-                        numbers = numbers.join(" ")
-                    ),
-                    TIME,
-                )?;
-            }
+            moved_about(one)?;
+            moved_about(two)?;
             // It goes on.
-            let seen = one.sh("cat /run/rounds || echo 0")?;
-            let seen: u64 = seen.trim().parse()?;
-            let goes_on = wait_until(Instant::now() + TIME, || {
-                let now = one.sh("cat /run/rounds || echo 0")?;
-                Ok(now.trim().parse::<u64>()? > seen + 1)
-            })?;
+            let rounds = || -> Result<u64> {
+                let rounds = one.sh("cat /run/rounds 2>/dev/null || echo 0")?;
+                Ok(rounds.trim().parse()?)
+            };
+            let seen = rounds()?;
+            let goes_on = wait_until(Instant::now() + TIME, || Ok(rounds()? > seen))?;
             ensure!(goes_on, "the disk stands still");
             Ok(())
         })();
+        for vm in [one, two] {
+            move_all(vm, 1, "0")?;
+        }
         one.sh("touch /run/stop")?;
         let rounds = busy.success();
         moving?;
         let rounds = rounds?;
         ensure!(rounds.contains("rounds"), "{rounds}");
-        let said = one.sh("dmesg")?;
+        let said = one.sh("dmesg | tac | sed '/queues of the kernel move/q'")?;
         if let Some(line) = said.lines().find(|line| {
             line.contains("nvme") && ["timeout", "reset"].iter().any(|word| line.contains(word))
         }) {
@@ -334,6 +418,40 @@ fn under_a_disk(cluster: &Cluster) -> Result<()> {
     })();
     let ended = nvme::disconnect(one).and_then(|_| nvme::end(two));
     moved.and(ended)?;
+    still_works(cluster)
+}
+
+/// Whoever ends a connection waits for completions. The driver lets go of the device all the same, also
+/// while somebody goes on to take handlers away.
+fn unbound(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    connected_disk(one, two)?;
+    let busy = busy_disk(one)?;
+    let numbers: Vec<_> = kernel_queues(one)?
+        .iter()
+        .map(|row| row["cqn"].to_string())
+        .collect();
+    let mover = one.spawn(
+        &format!(
+            "echo moving >/run/mover
+             while for cqn in {}; do echo $cqn none; done >/sys/kernel/debug/ferrite0/cq_move; do :; done
+             echo gone >>/run/mover",
+            numbers.join(" ")
+        ),
+        2 * TIME,
+    )?;
+    one.wait_for("grep -q moving /run/mover", TIME)?;
+    Served::default().expect(one, "all queues of the kernel without a handler")?;
+    unbind(one)?;
+    one.wait_for("grep -q gone /run/mover", TIME)?;
+    mover.wait()?;
+    one.sh("touch /run/stop")?;
+    // The disk went under it.
+    let outcome = busy.wait()?;
+    ensure!(!outcome.ok(), "the disk was there without the device");
+    bind(one)?;
+    nvme::disconnect(one)?;
+    nvme::end(two)?;
     still_works(cluster)
 }
 

@@ -87,7 +87,8 @@ impl Device {
 /// The machines that these tests need.
 pub fn options(usual: Options) -> Options {
     Options {
-        cpus: 1,
+        // With a handler and a vector for each.
+        cpus: 4,
         own_device_args: DEVICES.iter().map(Device::args).collect(),
         ..usual
     }

@@ -38,7 +38,9 @@ extern "C" {
  *
  * Returns 0, or an errno value: EINVAL where there is no such vector,
  * EOPNOTSUPP where the queue is of another provider or the kernel's driver
- * is too old, EIO where the device does not answer any more.
+ * is too old, EIO where the device does not answer any more. ibv_destroy_cq()
+ * says EBUSY while another thread is in one of these functions with the same
+ * queue, as it does with ibv_modify_cq().
  */
 int ferritedv_modify_cq_vector(struct ibv_cq *cq, uint32_t vector);
 

@@ -18,7 +18,7 @@ const NONE: u32 = u32::MAX;
 const LOCAL: u32 = u32::MAX - 1;
 
 /// An event that takes longer than this is late: everything else takes milliseconds.
-const LATE: Duration = Duration::from_secs(20);
+const LATE: Duration = Duration::from_secs(5);
 /// Long enough for an event that nobody asked for.
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -127,6 +127,25 @@ fn arm(context: *mut ibv_context, cq: *mut ibv_cq) -> i32 {
     unsafe {
         match (*context).ops.req_notify_cq {
             Some(arm) => arm(cq, 0),
+            None => libc::ENOSYS,
+        }
+    }
+}
+
+fn moderate(context: *mut ibv_context, cq: *mut ibv_cq, count: u16, microseconds: u16) -> i32 {
+    let mut attributes = ibv_modify_cq_attr {
+        attr_mask: IBV_CQ_ATTR_MODERATE,
+        moderate: ibv_moderate_cq {
+            cq_count: count,
+            cq_period: microseconds,
+        },
+    };
+    // SAFETY: the context is open, and every one of this libibverbs is the last field of a
+    // `verbs_context`; the queue lives.
+    unsafe {
+        let extended = context.byte_sub(std::mem::offset_of!(verbs_context, context));
+        match (*extended.cast::<verbs_context>()).modify_cq {
+            Some(modify) => modify(cq, &mut attributes),
             None => libc::ENOSYS,
         }
     }
@@ -283,20 +302,7 @@ fn kept(rig: &Rig, direct: Direct, _options: &Options) -> Check {
 fn moderated(rig: &Rig, direct: Direct, _options: &Options) -> Check {
     const PERIOD: Duration = Duration::from_millis(65);
     let (pair, channel) = pair(rig)?;
-    let mut attributes = ibv_modify_cq_attr {
-        attr_mask: IBV_CQ_ATTR_MODERATE,
-        moderate: ibv_moderate_cq {
-            cq_count: 3,
-            cq_period: PERIOD.as_micros() as u16,
-        },
-    };
-    // SAFETY: the context is open, and the queue lives.
-    let errno = unsafe {
-        match (*rig.context.extended()).modify_cq {
-            Some(modify) => modify(pair.cq, &mut attributes),
-            None => libc::ENOSYS,
-        }
-    };
+    let errno = moderate(rig.raw(), pair.cq, 3, PERIOD.as_micros() as u16);
     well(errno, "ibv_modify_cq")?;
     for (id, vector) in (0..rig.context.comp_vectors()).rev().enumerate() {
         // By way of none, and directly.
@@ -318,8 +324,8 @@ fn moderated(rig: &Rig, direct: Direct, _options: &Options) -> Check {
 }
 
 /// Two threads write from both ends, one sleeps until an event comes, takes the completions and arms
-/// again, one moves the queue to any vector or to none. Each completion comes once, and whoever armed
-/// is woken within [`LATE`] of there being a handler.
+/// again, one moves the queue to any vector or to none, one changes its size and moderation. Each
+/// completion comes once, so does the event of each arming, and within [`LATE`].
 fn under_load(rig: &Rig, direct: Direct, _options: &Options) -> Check {
     let moves = MOVES.load(Ordering::Relaxed);
     let (pair, channel) = pair(rig)?;
@@ -374,7 +380,9 @@ fn under_load(rig: &Rig, direct: Direct, _options: &Options) -> Check {
                 let (context, channel, cq) = (context, channel, cq);
                 // The completions of a queue pair come in its order: the number that is next.
                 let mut next = [0u64; 2];
+                let (mut armings, mut events, mut longest) = (0u64, 0u64, Duration::ZERO);
                 loop {
+                    armings += 1;
                     let result = arm(context.get(), cq.get());
                     if result != 0 {
                         return fail(format!("ibv_req_notify_cq: {}", Errno(result)));
@@ -401,11 +409,26 @@ fn under_load(rig: &Rig, direct: Direct, _options: &Options) -> Check {
                     };
                     let asleep = Instant::now();
                     loop {
-                        if done() || failed.load(Ordering::Acquire) {
+                        if failed.load(Ordering::Acquire) {
                             return Ok(());
                         }
+                        let over = done();
                         match event(channel.get(), SHORT) {
-                            Ok(true) => break,
+                            Ok(true) => {
+                                events += 1;
+                                if events > armings {
+                                    return fail(format!("{events} events of {armings} armings"));
+                                }
+                                longest = longest.max(asleep.elapsed());
+                                // At the end, what was not asked for is waited for.
+                                if !over {
+                                    break;
+                                }
+                            }
+                            Ok(false) if over => {
+                                println!("# {events} events, the latest after {longest:?}");
+                                return Ok(());
+                            }
                             Ok(false) if asleep.elapsed() < LATE => {}
                             Ok(false) => {
                                 let left = take(context.get(), cq.get());
@@ -417,6 +440,24 @@ fn under_load(rig: &Rig, direct: Direct, _options: &Options) -> Check {
                         }
                     }
                 }
+            }));
+            threads.push(scope.spawn(move || {
+                let (context, cq) = (context, cq);
+                let mut turn = 0u16;
+                while !moved.load(Ordering::Acquire) && !failed.load(Ordering::Acquire) {
+                    turn = turn.wrapping_add(1);
+                    // SAFETY: the queue lives.
+                    let errno = match turn % 4 {
+                        0 => unsafe { ibv_resize_cq(cq.get(), 512) },
+                        2 => unsafe { ibv_resize_cq(cq.get(), 1024) },
+                        odd => moderate(context.get(), cq.get(), odd, 20 * odd),
+                    };
+                    if errno != 0 {
+                        return fail(format!("change {turn}: {}", Errno(errno)));
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Ok(())
             }));
             threads.push(scope.spawn(move || {
                 let cq = cq;
@@ -440,8 +481,11 @@ fn under_load(rig: &Rig, direct: Direct, _options: &Options) -> Check {
                     while vector != NONE
                         && random & 7 == 0
                         && taken.load(Ordering::Acquire) == before
-                        && started.elapsed() < LATE
+                        && !failed.load(Ordering::Acquire)
                     {
+                        if started.elapsed() > LATE {
+                            return fail(format!("nothing is served at {vector}"));
+                        }
                         std::thread::yield_now();
                     }
                 }
