@@ -133,10 +133,12 @@ impl Vectors {
         let irq = self.irq(index)?;
         // SAFETY: The vectors are ours, so that the interrupt stays allocated, and its mask with it.
         let mask = unsafe { bindings::irq_get_effective_affinity_mask(irq) };
+        if mask.is_null() {
+            return Ok(false);
+        }
         // SAFETY: A mask that is there is valid; it may change while it is read, which changes
         // single bits. `cpu` is less than the number of possible processors.
-        Ok(!mask.is_null()
-            && unsafe { bindings::cpumask_test_cpu(cpu.as_u32() as i32, mask.cast_mut()) })
+        Ok(unsafe { bindings::cpumask_test_cpu(cpu.as_u32() as i32, mask.cast_mut()) })
     }
 }
 

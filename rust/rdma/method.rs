@@ -196,7 +196,8 @@ unsafe impl<D: Driver, T: FromBytes, const ID: u32> Attribute<'_, D> for In<T, I
 /// Room of the process for a value.
 pub struct Out<'a, T, const ID: u32> {
     bundle: *mut bindings::uverbs_attr_bundle,
-    _p: PhantomData<(&'a (), fn(&T))>,
+    _method: PhantomData<&'a ()>,
+    _value: PhantomData<fn(&T)>,
 }
 
 impl<T: AsBytes, const ID: u32> Out<'_, T, ID> {
@@ -223,7 +224,8 @@ unsafe impl<'a, D: Driver, T: AsBytes, const ID: u32> Attribute<'a, D> for Out<'
     unsafe fn get(bundle: *mut bindings::uverbs_attr_bundle) -> Result<Self> {
         Ok(Self {
             bundle,
-            _p: PhantomData,
+            _method: PhantomData,
+            _value: PhantomData,
         })
     }
 }

@@ -362,7 +362,7 @@ fn under_load(rig: &Rig, direct: Direct, _options: &Options) -> Check {
                     wr.wr.rdma.rkey = rkey;
                     let mut next = 0;
                     while !moved.load(Ordering::Acquire) && !failed.load(Ordering::Acquire) {
-                        wr.wr_id = (end as u64) << 32 | next;
+                        wr.wr_id = ((end as u64) << 32) | next;
                         match post(context.get(), qp.get(), &mut wr) {
                             0 => {
                                 next += 1;
