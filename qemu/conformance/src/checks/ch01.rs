@@ -668,6 +668,8 @@ fn modes_change_without_loss(host: &mut Host) -> Outcome {
 fn entry_before_interrupt(host: &mut Host) -> Outcome {
     host.start()?;
     for _ in 0..64 {
+        // A pin that has told of its level does not before it is unmasked.
+        quieten(host)?;
         host.arm_eq(EQ_CONTROL)?;
         let entry = host.bare_entry(CommandOpcode::Nop);
         host.write_command(&entry);
