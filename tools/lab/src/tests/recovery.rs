@@ -260,6 +260,8 @@ fn nvme_returns(cluster: &Cluster) -> Result<()> {
         nvme::disconnect(initiator)?;
         nvme::end(target)?;
     }
+    // The core keeps completion queues of NVMe for others as long as there is the device.
+    bind_anew(one)?;
     nothing_left(one)?;
     still_works(cluster)
 }
