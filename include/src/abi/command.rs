@@ -83,11 +83,12 @@ numbers! {
 
     /// What becomes of an event queue that has no room for an event.
     pub enum EventOverflow: u8 {
-        /// The event is kept back in the device, and the driver is told on event queue 0.
+        /// The event is kept back in the device, and the driver is told by `EventQueueOverflow`.
         Hold = 0,
         /// The device stops.
         Stop = 1,
-        /// The queue becomes undefined, the event is lost, and the driver is told on event queue 0.
+        /// The queue becomes undefined, the event is lost, and the driver is told by
+        /// `EventQueueOverflow`.
         Undefine = 2,
     }
 

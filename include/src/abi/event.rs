@@ -16,6 +16,9 @@ pub const EQ_NONE: u16 = 0xffff;
 pub const EQ_MAPPED: u16 = 0xfffe;
 /// In place of a message number in the vector map: the message that the event queue has itself.
 pub const MESSAGE_OF_QUEUE: u16 = 0xffff;
+/// The first bit of the number, in `param1` of an error of memory, of earlier ones that are not told
+/// for want of room.
+pub const MEMORY_ERRORS_UNTOLD: u32 = 32;
 /// Fewest and most entries, base-2 logarithm.
 pub const EQ_MIN_LOG_ENTRIES: u8 = 4;
 /// Most entries, base-2 logarithm.
@@ -57,9 +60,11 @@ numbers! {
         /// Another event queue is out of room: `id` its number.
         EventQueueOverflow = 0x42,
         /// The device's own memory failed somewhere, and what it held was corrected (`param1` 0) or
-        /// given up (1): `param0` is where, a number for people.
+        /// given up (1): `param0` is where, a number for people. From [`MEMORY_ERRORS_UNTOLD`] on
+        /// `param1` counts others.
         MemoryErrorInternal = 0x43,
-        /// Host memory that the device read was poisoned: `param0` is its DMA address.
+        /// Host memory that the device read was poisoned: `param0` is its DMA address. From
+        /// [`MEMORY_ERRORS_UNTOLD`] on `param1` counts others.
         MemoryErrorExternal = 0x44,
         /// Packets came on channel `id`.
         ChannelPackets = 0x50,

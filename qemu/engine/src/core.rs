@@ -273,14 +273,15 @@ impl ReadyList {
 pub(crate) type RoomKey = (Way, bool, u64);
 
 /// Queue pairs that wait for room on the way to their peer: by way, those of low latency first (but
-/// for one turn in [`BULK_SHARE`]), then in the order they came.
+/// for one turn in [`BULK_SHARE`] of a way), then in the order they came.
 ///
 /// Who waits sends no data before its turn, and nobody overtakes those of its kind who wait for the
 /// same way.
 #[derive(Debug, Default)]
 pub(crate) struct RoomList {
     waiting: BTreeMap<RoomKey, u32>,
-    turns: Turns,
+    /// Of each way: what one has no room for takes no turn from those who wait for another.
+    turns: BTreeMap<Way, Turns>,
     tickets: u64,
     /// There may be room where there was none.
     pub(crate) look: bool,
@@ -308,16 +309,19 @@ impl RoomList {
                 .is_some()
     }
 
-    /// Who of one kind has waited longest for `way`.
+    /// Who of one kind has waited longest for `way`: where that is stuck, of those who have since
+    /// before.
     fn first(&self, way: Way, bulk: bool) -> Option<RoomKey> {
-        let mut waiting = self.waiting.range((way, bulk, 0)..=(way, bulk, u64::MAX));
+        let later = self.stuck.get(&way).copied().unwrap_or(u64::MAX);
+        let mut waiting = self.waiting.range((way, bulk, 0)..(way, bulk, later));
         waiting.next().map(|(&key, _)| key)
     }
 
     /// Takes whose turn it is on `way`.
     pub(crate) fn pop(&mut self, way: Way) -> Option<u32> {
         let (urgent, bulk) = (self.first(way, false), self.first(way, true));
-        let key = if self.turns.is_urgent(urgent.is_some(), bulk.is_some()) {
+        let turns = self.turns.entry(way).or_default();
+        let key = if turns.is_urgent(urgent.is_some(), bulk.is_some()) {
             urgent
         } else {
             bulk
@@ -338,6 +342,7 @@ impl RoomList {
         ways.rotate_left(first.unwrap_or(0));
         self.last = ways.first().copied();
         self.stuck.retain(|way, _| ways.contains(way));
+        self.turns.retain(|way, _| ways.contains(way));
         ways
     }
 
@@ -352,13 +357,10 @@ impl RoomList {
 
     /// Whether somebody has waited for `way` since before it was stuck.
     pub(crate) fn outwaited(&self, way: Way) -> bool {
-        let Some(&later) = self.stuck.get(&way) else {
-            return false;
-        };
-        [false, true].into_iter().any(|bulk| {
-            let mut before = self.waiting.range((way, bulk, 0)..(way, bulk, later));
-            before.next().is_some()
-        })
+        self.stuck.contains_key(&way)
+            && [false, true]
+                .into_iter()
+                .any(|bulk| self.first(way, bulk).is_some())
     }
 }
 
@@ -569,6 +571,7 @@ impl Core {
         self.fatal = Some(code);
         self.last_event(code, host);
         self.timers.clear();
+        self.late_timers.clear();
         self.ready = ReadyList::default();
         self.room = RoomList::default();
         self.naps.clear();
@@ -645,7 +648,10 @@ impl Core {
     pub(crate) fn serve_late_timers(&mut self, host: &mut dyn Host) {
         let mut late = std::mem::take(&mut self.late_timers);
         for (owner, entry) in late.drain(..) {
-            self.event_timer(owner, entry, host);
+            // One of them may have stopped the device.
+            if self.is_running() {
+                self.event_timer(owner, entry, host);
+            }
         }
         // Its memory is used again.
         self.late_timers = late;

@@ -274,6 +274,7 @@ impl Core {
         queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
         queue.moderation_count = u32::from(command.moderation_count);
         if old == (command.eqn, command.processor) {
+            self.cq_bound_again(command.cqn, host);
             return Ok(());
         }
         // What waits for the old event queue moves. What is written there does not hold the queue
@@ -514,6 +515,21 @@ impl Core {
                 Posted::Waiting(ticket) => queue.waiting = Some(ticket),
                 Posted::Not => {}
             }
+        }
+    }
+
+    /// A queue is bound to what it was bound to. Where its event waited in an event queue that is
+    /// gone, it is due in the one that is there instead by now.
+    fn cq_bound_again(&mut self, cqn: u32, host: &mut dyn Host) {
+        let Some(queue) = self.cqs.queues.get(cqn) else {
+            return;
+        };
+        let waits = queue
+            .waiting
+            .is_some_and(|ticket| !self.eqs.is_waiting(queue.place, ticket));
+        let eqn = self.completion_route(queue).eqn;
+        if waits && self.eqs.state(eqn) != EventQueueState::Undefined {
+            self.cq_post(cqn, host);
         }
     }
 

@@ -16,9 +16,9 @@ use ferrite_abi::{
     Buffer, CommandStatus, CreateEventQueue, EventCode, EventDoorbell, EventEntry, EventOverflow,
     EventPriority, FatalCode, Management, ModifyEventQueue, Plain, SwitchEventQueue, EQ_CONTROL,
     EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_EQ_CONTROL, FEATURE_QUIET_COMMANDS,
-    MESSAGE_OF_QUEUE,
+    MEMORY_ERRORS_UNTOLD, MESSAGE_OF_QUEUE,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem::{offset_of, size_of};
 
 /// Event queues, the fixed ones included.
@@ -78,11 +78,13 @@ impl Backlog {
         self.entries.is_empty()
     }
 
-    fn push(&mut self, entry: EventEntry, message: u16) {
+    fn push(&mut self, mut entry: EventEntry, message: u16) {
         let next = self.next;
         let place = *self.places.entry((entry.code, entry.id)).or_insert(next);
         if place == next {
             self.next += 1;
+        } else if let Some((earlier, _)) = self.entries.get(&place) {
+            entry.param1 |= untold(earlier);
         }
         self.entries.insert(place, (entry, message));
     }
@@ -93,17 +95,33 @@ impl Backlog {
         Some((entry, message))
     }
 
-    fn forget(&mut self, code: EventCode, id: u32) {
-        if let Some(place) = self.places.remove(&(code.number(), id)) {
-            self.entries.remove(&place);
-        }
+    /// Drops the event of a kind and an object, if there is one.
+    fn remove(&mut self, code: u32, id: u32) -> Option<EventEntry> {
+        let place = self.places.remove(&(code, id))?;
+        self.entries.remove(&place).map(|(entry, _)| entry)
     }
 }
+
+/// What the event that takes the place of `earlier` says of it: of errors of memory, that there is
+/// one more whose address is not told.
+fn untold(earlier: &EventEntry) -> u64 {
+    match EventCode::from_number(earlier.code) {
+        Some(EventCode::MemoryErrorInternal | EventCode::MemoryErrorExternal) => {
+            let before = (earlier.param1 >> MEMORY_ERRORS_UNTOLD) as u32;
+            u64::from(before.saturating_add(1)) << MEMORY_ERRORS_UNTOLD
+        }
+        _ => 0,
+    }
+}
+
+/// Runs of messages that are kept of a queue.
+const MAX_RUNS: usize = 1024;
 
 /// The messages that unread entries interrupt by: runs of entries with the same, each with the
 /// number of its first. What is before the first run has the queue's own message.
 ///
-/// No more runs are kept than entries can be unread; without the vector map there are none.
+/// A host may tell of its reading late or never: of more than [`MAX_RUNS`] the last is for all that
+/// is written, by the queue's own message. Without the vector map there are none.
 #[derive(Debug, Default)]
 struct Messages {
     runs: VecDeque<(u32, u16)>,
@@ -113,9 +131,19 @@ impl Messages {
     /// Entry `index` is written.
     fn push(&mut self, index: u32, message: u16) {
         let last = self.runs.back().map_or(MESSAGE_OF_QUEUE, |run| run.1);
+        let message = if self.is_full() {
+            MESSAGE_OF_QUEUE
+        } else {
+            message
+        };
         if message != last {
             self.runs.push_back((index, message));
         }
+    }
+
+    /// Whether what is written from now on has the queue's own message.
+    fn is_full(&self) -> bool {
+        self.runs.len() >= MAX_RUNS - 1
     }
 
     /// All before entry `index` were read.
@@ -161,10 +189,16 @@ struct EventQueue {
     /// Entries written to this ring, and not to those that it had before; no further than can be
     /// counted.
     in_ring: u32,
+    /// All before this entry were read, as the last switch found; the host may not have said so.
+    seen_read: u32,
     messages: Messages,
     moderation_ns: u64,
     moderation_count: u32,
     timer: Timer,
+    /// While the timer runs: since when moderation holds an interrupt back.
+    held_since: u64,
+    /// What waited is being written: the interrupt is for all of it, and comes afterwards.
+    draining: bool,
     backlog: Backlog,
     /// Completion queues whose event waits for room, or for their last one to be read, by their
     /// tickets: each at most once, in the order they came.
@@ -172,6 +206,8 @@ struct EventQueue {
     /// Completion queues that went to another event queue, each with the number of the entry that
     /// was its last here: it may be unread when the queue comes back.
     left: HashMap<u32, u32>,
+    /// When so many have left, those whose entry was read are dropped.
+    left_limit: usize,
     /// The driver was told of the overflow.
     overflow_reported: bool,
 }
@@ -225,6 +261,8 @@ impl EventQueue {
     fn oldest_unread(&self) -> u32 {
         if self.unread() > self.entries() && self.in_ring > self.entries() {
             self.write_index.wrapping_sub(self.entries())
+        } else if self.seen_read.wrapping_sub(self.read_index) <= self.unread() {
+            self.seen_read
         } else {
             self.read_index
         }
@@ -270,12 +308,12 @@ impl EventQueue {
             .write(address + 8, &entry.as_bytes()[8..])
             .and_then(|()| memory.store_u64(address, valid))
             .map_err(|_| FatalCode::HostMemory)?;
+        if self.messages.is_full() {
+            self.messages.read_to(self.oldest_unread());
+        }
         self.messages.push(self.write_index, message);
         self.write_index = self.write_index.wrapping_add(1);
         self.in_ring = self.in_ring.saturating_add(1);
-        if self.messages.runs.len() > self.entries() as usize {
-            self.messages.read_to(self.oldest_unread());
-        }
         Ok(())
     }
 }
@@ -297,9 +335,9 @@ fn check_ring(log_entries: u8, ring: &Buffer) -> Result<Att, CommandStatus> {
 #[derive(Debug, Default)]
 pub struct EventQueues {
     queues: Vec<Option<Box<EventQueue>>>,
-    /// Queues that are undefined since they overflowed; their numbers are free when they were
-    /// destroyed.
-    lost: BTreeSet<u16>,
+    /// Queues that are undefined since they overflowed, each with the completion queues whose event
+    /// waited there; their numbers are free when they were destroyed.
+    lost: BTreeMap<u16, BTreeMap<u64, u32>>,
     /// How many queues are of low latency.
     low_latency: usize,
     /// Tickets handed out to completion queues that wait.
@@ -343,6 +381,8 @@ impl EventQueues {
     pub(crate) fn forget(&mut self, eqn: u16, ticket: u64) {
         if let Some(queue) = self.get_mut(eqn) {
             queue.waiting.remove(&ticket);
+        } else if let Some(waiting) = self.lost.get_mut(&eqn) {
+            waiting.remove(&ticket);
         }
     }
 
@@ -352,9 +392,10 @@ impl EventQueues {
             return;
         };
         let mut left = std::mem::take(&mut queue.left);
-        if left.len() >= queue.entries() as usize {
-            // No more than the ring has entries are unread.
+        if left.len() >= queue.left_limit {
             left.retain(|_, &mut index| !queue.is_past(index));
+            // Not at each event, however many there are to keep.
+            queue.left_limit = (2 * left.len()).max(queue.entries() as usize);
         }
         left.insert(cqn, index);
         queue.left = left;
@@ -377,8 +418,34 @@ impl EventQueues {
         let queues = self.queues.iter_mut().flatten();
         for queue in queues.filter(|queue| !queue.backlog.is_empty()) {
             for &code in codes {
-                queue.backlog.forget(code, id);
+                queue.backlog.remove(code.number(), id);
             }
+        }
+    }
+
+    /// Keeps an event back in queue `eqn`: one of the same kind about the same object that is kept
+    /// back anywhere goes.
+    fn keep_back(&mut self, eqn: u16, mut entry: EventEntry, message: u16, mapped: bool) {
+        if mapped {
+            // The map may have sent the earlier one elsewhere.
+            for (other, queue) in (0..).zip(&mut self.queues) {
+                let Some(queue) = queue.as_deref_mut().filter(|_| other != eqn) else {
+                    continue;
+                };
+                if let Some(earlier) = queue.backlog.remove(entry.code, entry.id) {
+                    entry.param1 |= untold(&earlier);
+                }
+            }
+        }
+        if let Some(queue) = self.get_mut(eqn) {
+            queue.backlog.push(entry, message);
+        }
+    }
+
+    /// Completion queue `cqn` is gone.
+    fn forget_completion_queue(&mut self, cqn: u32) {
+        for queue in self.queues.iter_mut().flatten() {
+            queue.left.remove(&cqn);
         }
     }
 
@@ -441,13 +508,17 @@ impl EventQueues {
             write_index: 0,
             read_index: 0,
             in_ring: 0,
+            seen_read: 0,
             messages: Messages::default(),
             moderation_ns: 0,
             moderation_count: 0,
             timer: Timer::default(),
+            held_since: 0,
+            draining: false,
             backlog: Backlog::default(),
             waiting: BTreeMap::new(),
             left: HashMap::new(),
+            left_limit: 1 << log_entries,
             overflow_reported: false,
         }));
         Ok(())
@@ -465,7 +536,7 @@ impl Core {
         }
         let (overflow, priority) =
             self.eq_control(command.eqn, command.overflow, command.priority)?;
-        if self.eqs.get(command.eqn).is_some() || self.eqs.lost.contains(&command.eqn) {
+        if self.eqs.get(command.eqn).is_some() || self.eqs.lost.contains_key(&command.eqn) {
             return Err(CommandStatus::Exists);
         }
         self.eqs.define(
@@ -513,20 +584,22 @@ impl Core {
             .ok()
             .filter(|&eqn| eqn < MAX_EQ && eqn != EQ_CONTROL)
             .ok_or(CommandStatus::BadNumber)?;
-        let is_lost = self.eqs.lost.contains(&eqn);
+        let is_lost = self.eqs.lost.contains_key(&eqn);
         if self.eqs.get(eqn).is_none() && !is_lost {
             return Err(CommandStatus::NotFound);
         }
         if self.vectors.names(eqn) {
             return Err(CommandStatus::Busy);
         }
-        self.eqs.lost.remove(&eqn);
+        let lost = self.eqs.lost.remove(&eqn);
         self.eqs.pins.clear(eqn);
         let slot = self.eqs.queues.get_mut(usize::from(eqn));
         let queue = slot.and_then(Option::take);
         self.eqs.count_low_latency();
         // Events of completion queues that the map sends elsewhere by now are due there.
-        for (ticket, cqn) in queue.into_iter().flat_map(|queue| queue.waiting) {
+        let waiting = queue.map(|queue| queue.waiting).or(lost);
+        for (ticket, cqn) in waiting.into_iter().flatten() {
+            self.work += 1;
             self.cq_left_behind(cqn, ticket, eqn, host);
         }
         Ok(())
@@ -548,16 +621,25 @@ impl Core {
         if command.log_entries < queue.log_entries {
             return Err(CommandStatus::BadParameter);
         }
-        // What is unread is bounded, however often the ring changes.
-        if queue.unread().saturating_sub(queue.in_ring) > 1 << EQ_MAX_LOG_ENTRIES {
+        // What is unread is in two rings at most, however often they change.
+        if queue.unread() > queue.in_ring {
             return Err(CommandStatus::Busy);
         }
+        queue.seen_read = queue.oldest_unread();
         queue.ring = ring;
         queue.log_entries = command.log_entries;
         queue.in_ring = 0;
         queue.overflow_reported = false;
         self.drain_backlog(eqn, host);
         self.drain_waiting(eqn, host);
+        let queue = self.eqs.get(eqn);
+        self.work += queue.map_or(0, |queue| u64::from(queue.in_ring));
+        if queue.is_some_and(|queue| {
+            let waits = !queue.backlog.is_empty() || !queue.waiting.is_empty();
+            waits && queue.has_room(host) == Ok(false)
+        }) {
+            self.report_overflow(eqn, host);
+        }
         self.notify(eqn, None, now, host);
         Ok(())
     }
@@ -585,10 +667,16 @@ impl Core {
         (queue.overflow, queue.priority) = (overflow, priority);
         queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
         queue.moderation_count = u32::from(command.moderation_count);
+        // What was held back under the old moderation is judged by the new one, and not as if it
+        // had come just now: a driver may change its mind often.
+        let since = if queue.timer.is_running() {
+            queue.held_since
+        } else {
+            now
+        };
         queue.timer.stop();
         self.eqs.count_low_latency();
-        // What was held back under the old moderation is judged by the new one.
-        self.notify(command.eqn, None, now, host);
+        self.notify(command.eqn, None, since, host);
         Ok(())
     }
 
@@ -608,6 +696,9 @@ impl Core {
             if advance <= queue.unread() {
                 queue.read_index = queue.read_index.wrapping_add(advance);
                 queue.messages.read_to(queue.read_index);
+                if queue.seen_read.wrapping_sub(queue.read_index) > queue.unread() {
+                    queue.seen_read = queue.read_index;
+                }
             } else {
                 // Not a count of entries that were ever written.
                 self.counters.bad_doorbells += 1;
@@ -657,6 +748,9 @@ impl Core {
 
     /// Writes the events of completion queues that wait and need wait no longer.
     fn drain_waiting(&mut self, eqn: u16, host: &mut dyn Host) {
+        if let Some(queue) = self.eqs.get_mut(eqn) {
+            queue.draining = true;
+        }
         // Those that have to wait on get new tickets, behind these.
         let last = self.eqs.tickets;
         while let Some(queue) = self.eqs.get_mut(eqn) {
@@ -670,6 +764,9 @@ impl Core {
             };
             let (ticket, cqn) = first.remove_entry();
             self.cq_retry(cqn, ticket, host);
+        }
+        if let Some(queue) = self.eqs.get_mut(eqn) {
+            queue.draining = false;
         }
     }
 
@@ -738,8 +835,9 @@ impl Core {
             Some(EventOverflow::Hold) | None => return true,
             Some(EventOverflow::Stop) => self.fail(FatalCode::EventQueueOverflow, host),
             Some(EventOverflow::Undefine) => {
-                self.eqs.queues[usize::from(eqn)] = None;
-                self.eqs.lost.insert(eqn);
+                let queue = self.eqs.queues[usize::from(eqn)].take();
+                let waiting = queue.map(|queue| queue.waiting).unwrap_or_default();
+                self.eqs.lost.insert(eqn, waiting);
                 self.eqs.pins.clear(eqn);
                 self.eqs.count_low_latency();
                 self.tell_of_overflow(eqn, host);
@@ -762,8 +860,8 @@ impl Core {
     fn tell_of_overflow(&mut self, eqn: u16, host: &mut dyn Host) {
         let code = EventCode::EventQueueOverflow;
         let mut route = self.route(code);
-        if route.eqn == eqn {
-            // Not in the queue that it is about.
+        if route.eqn == eqn || self.eqs.get(route.eqn).is_none() {
+            // Not in the queue that it is about, nor in one that overflowed before.
             route = Route::to(EQ_CONTROL);
         }
         self.post_event(route, event(code, u32::from(eqn), 0, 0), host);
@@ -774,7 +872,10 @@ impl Core {
     /// `cause` is the message of an entry that was written just now; else what is raised is the
     /// message of the oldest that is unread.
     fn notify(&mut self, eqn: u16, cause: Option<u16>, now: u64, host: &mut dyn Host) {
-        let Some(queue) = self.eqs.get_mut(eqn) else {
+        // After the device has stopped nothing is raised.
+        let running = self.is_running();
+        let queue = self.eqs.get_mut(eqn);
+        let Some(queue) = queue.filter(|queue| running && !queue.draining) else {
             return;
         };
         let unread = queue.unread();
@@ -786,6 +887,7 @@ impl Core {
         if held {
             if !queue.timer.is_running() {
                 let deadline = now.saturating_add(queue.moderation_ns);
+                queue.held_since = now;
                 self.timers
                     .start(&mut queue.timer, TimerOwner::EventQueue(eqn), deadline);
             }
@@ -894,9 +996,8 @@ impl Core {
             self.fail(FatalCode::EventQueueOverflow, host);
             return;
         } else if self.holds(eqn, host) {
-            if let Some(queue) = self.eqs.get_mut(eqn) {
-                queue.backlog.push(entry, message);
-            }
+            let mapped = !self.vectors.is_empty();
+            self.eqs.keep_back(eqn, entry, message, mapped);
             self.report_overflow(eqn, host);
         } else {
             return;
@@ -920,6 +1021,7 @@ impl Core {
     /// A completion queue is gone: no event is written for it any more.
     pub(crate) fn forget_completion_queue_events(&mut self, cqn: u32) {
         self.eqs.forget_events(&COMPLETION_QUEUE_EVENTS, cqn);
+        self.eqs.forget_completion_queue(cqn);
     }
 
     /// A shared receive queue is gone: no event is written for it any more.
@@ -1007,6 +1109,7 @@ mod tests {
     use ferrite_abi::{CommandOpcode, DeviceState, EQ_ASYNC, EQ_FIRST_HANDLER};
     use proptest::collection::vec;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     const EQ: u16 = EQ_FIRST_HANDLER;
     const ENTRIES: u32 = 1 << EQ_LOG_ENTRIES;
@@ -1506,5 +1609,66 @@ mod tests {
         let (core, host) = (&mut node.engine.core, &mut node.host);
         core.post_event(Route::to(5), entry, host);
         assert_eq!(node.status().fatal(), Some(FatalCode::HostMemory));
+    }
+
+    #[test]
+    fn messages_of_unread_entries_are_bounded() {
+        let mut messages = Messages::default();
+        for index in 0..10 * MAX_RUNS as u32 {
+            messages.push(index, (index % 2) as u16);
+            assert!(messages.runs.len() <= MAX_RUNS);
+        }
+        // The first are as they were written; what came when there were too many is the queue's.
+        for index in 0..MAX_RUNS as u32 - 1 {
+            messages.read_to(index);
+            assert_eq!(messages.of(index), (index % 2) as u16);
+        }
+        messages.read_to(MAX_RUNS as u32 - 1);
+        assert_eq!(messages.of(MAX_RUNS as u32 - 1), MESSAGE_OF_QUEUE);
+        // With room again they are told apart again.
+        messages.push(10 * MAX_RUNS as u32, 7);
+        messages.read_to(10 * MAX_RUNS as u32);
+        assert_eq!(messages.of(10 * MAX_RUNS as u32), 7);
+    }
+
+    #[test]
+    fn a_queue_keeps_few_messages_whatever_the_host_does_not_tell() {
+        let mut node = Node::new(1);
+        let zero = |node: &mut Node| {
+            let at = node.next_event_slot(EQ);
+            node.host.memory.put(at, &0u32);
+            node.skip_event(EQ);
+        };
+        for id in 0..4 * MAX_RUNS as u32 {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            let route = Route {
+                eqn: EQ,
+                message: (id % 2) as u16,
+            };
+            core.post_event(route, event(EventCode::SrqLimit, id, 0, 0), host);
+            zero(&mut node);
+        }
+        let queue = node.engine.core.eqs.get(EQ).unwrap();
+        assert!(queue.messages.runs.len() <= MAX_RUNS);
+        // What the slots say is known: the oldest that can be unread has its own message.
+        assert!(queue.unread() > queue.entries());
+        let oldest = queue.oldest_unread();
+        assert_eq!(oldest, queue.write_index - queue.entries());
+        // Nor is that forgotten with another ring.
+        assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES), CommandStatus::Ok);
+        let queue = node.engine.core.eqs.get(EQ).unwrap();
+        assert_eq!(queue.oldest_unread(), oldest);
+        node.host.raised.clear();
+        let bell = EventDoorbell {
+            eqn: EQ,
+            read_index: 0,
+            relative: false,
+            valid: false,
+            arm: true,
+            quiet: false,
+            disarm: false,
+        };
+        node.doorbell(0, ferrite_abi::DOORBELL_EVENT_QUEUE, bell.encode());
+        assert_eq!(node.host.raised, [(oldest % 2) as u16]);
     }
 }

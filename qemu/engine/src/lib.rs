@@ -65,6 +65,9 @@ use ferrite_abi::{
     REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
 
+/// Features that version 1.1 of the interface brought.
+const FEATURES_OF_1_1: u64 = FEATURE_VECTOR_MAP | FEATURE_SWITCH_EQ | FEATURE_EQ_CONTROL;
+
 /// The features this engine has.
 pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_FAST_REGISTER
@@ -519,8 +522,12 @@ impl Engine {
             consumer: 0,
             producer: 0,
         });
-        self.core.features = self.driver_features;
         self.core.driver_minor = self.driver_version as u16;
+        self.core.features = self.driver_features;
+        if self.core.driver_minor == 0 {
+            // It cannot mean what later versions made of these bits.
+            self.core.features &= !FEATURES_OF_1_1;
+        }
         self.core.state = DeviceState::Running;
         Ok(())
     }

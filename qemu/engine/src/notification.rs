@@ -969,6 +969,369 @@ fn interrupts_of_low_latency_come_first_of_those_that_are_due() {
     assert_eq!(node.host.raised, [3, 2]);
 }
 
+#[test]
+fn bulk_queue_pairs_that_wait_for_room_have_one_turn_in_eight_on_each_way() {
+    use crate::memory::Way;
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    control(&mut node, 3, EventOverflow::Hold, EventPriority::LowLatency);
+    // One way with both kinds; one with both, or with either alone.
+    let (here, there) = (Way::Memory(1), Way::Memory(2));
+    for others in [&[12, 22][..], &[12], &[22]] {
+        let mut node = Node::new(1);
+        node.create_eq(3, 3);
+        control(&mut node, 3, EventOverflow::Hold, EventPriority::LowLatency);
+        let way_of = |qpn| if others.contains(&qpn) { there } else { here };
+        let wait = |node: &mut Node, qpn: u32| {
+            let (core, qps) = (&mut node.engine.core, &mut node.engine.qps);
+            let qp = qps.get_mut(qpn).unwrap();
+            qp.waits_for_room = None;
+            core.wait_for_room(qp, way_of(qpn));
+        };
+        for &qpn in [10, 11, 20].iter().chain(others) {
+            busy_pair(&mut node, qpn, if qpn < 20 { 3 } else { EQ });
+            wait(&mut node, qpn);
+        }
+        // A visit has one turn on each way, and who had it waits again.
+        let mut turns = BTreeMap::new();
+        for _ in 0..80 {
+            for way in node.engine.core.room.ways() {
+                let qpn = node.engine.core.room.pop(way).unwrap();
+                *turns.entry(qpn).or_insert(0) += 1;
+                wait(&mut node, qpn);
+            }
+        }
+        assert_eq!(turns[&20], 10, "{turns:?}");
+        assert_eq!(turns[&10] + turns[&11], 70, "{turns:?}");
+        match others {
+            [_, _] => assert_eq!(turns[&22], 10, "{turns:?}"),
+            [alone] => assert_eq!(turns[alone], 80),
+            _ => unreachable!(),
+        }
+    }
+    // On a way that is stuck nobody has a second turn before all had theirs.
+    for qpn in [10, 20] {
+        busy_pair(&mut node, qpn, if qpn < 20 { 3 } else { EQ });
+        let (core, qps) = (&mut node.engine.core, &mut node.engine.qps);
+        core.wait_for_room(qps.get_mut(qpn).unwrap(), here);
+    }
+    node.engine.core.room.note(here, true);
+    let mut turns = Vec::new();
+    while node.engine.core.room.outwaited(here) {
+        let qpn = node.engine.core.room.pop(here).unwrap();
+        let (core, qps) = (&mut node.engine.core, &mut node.engine.qps);
+        let qp = qps.get_mut(qpn).unwrap();
+        qp.waits_for_room = None;
+        core.wait_for_room(qp, here);
+        turns.push(qpn);
+    }
+    assert_eq!(turns, [10, 20]);
+}
+
+#[test]
+fn events_that_waited_come_when_their_queue_was_undefined() {
+    for mapped in [true, false] {
+        let mut node = Node::new(1);
+        node.create_eq(3, 3);
+        let row = SubFunction::SendCompletions;
+        let map = |node: &mut Node, eqn| {
+            let set = node.map_vectors(row, 1, &[(eqn, MESSAGE_OF_QUEUE)]);
+            assert_eq!(set, CommandStatus::Ok);
+        };
+        map(&mut node, EQ);
+        if mapped {
+            bind(&mut node, 1, EQ_MAPPED, 1);
+        }
+        control(&mut node, EQ, EventOverflow::Undefine, EventPriority::Bulk);
+        for sequence in [1, 2] {
+            node.arm_cq(1, sequence, false);
+            complete(&mut node, 1, false, false);
+        }
+        for id in 1..=ENTRIES {
+            post(&mut node, EQ, id);
+        }
+        let state = node.engine.core().eqs.state(EQ);
+        assert_eq!(state, EventQueueState::Undefined);
+        // Nothing comes, and nothing stops, as long as it would go to a queue that is gone.
+        if mapped {
+            bind(&mut node, 1, EQ_MAPPED, 1);
+        }
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        map(&mut node, if mapped { 3 } else { EQ_NONE });
+        let destroy = CommandOpcode::DestroyEventQueue;
+        assert_eq!(node.object_command(destroy, EQ.into()), CommandStatus::Ok);
+        if mapped {
+            // Where the map says by then.
+            let told = node.events(3);
+            assert_eq!(told.len(), 1);
+            assert_eq!((told[0].id, told[0].param0), (1, 2));
+        } else {
+            // In the queue that has the number by then.
+            node.create_eq(EQ, 2);
+            assert!(node.events(EQ).is_empty());
+            bind(&mut node, 1, EQ, 0);
+            assert_eq!(ids(&mut node, EQ), [1]);
+        }
+        // Once.
+        node.ring_eq(if mapped { 3 } else { EQ }, false);
+        bind(
+            &mut node,
+            1,
+            if mapped { EQ_MAPPED } else { EQ },
+            mapped.into(),
+        );
+        assert!(node.events(if mapped { 3 } else { EQ }).is_empty());
+    }
+}
+
+#[test]
+fn nothing_is_raised_after_the_device_has_stopped() {
+    // A bulk interrupt is put off, as there is a queue of low latency; in the same poll an event
+    // finds its queue full, where that stops the device.
+    let mut node = Node::new(1);
+    for eqn in [3, 4] {
+        node.create_eq(eqn, eqn);
+    }
+    control(&mut node, 4, EventOverflow::Stop, EventPriority::LowLatency);
+    node.create_cq(2, 4, 4);
+    node.execute(&ModifyCompletionQueue {
+        cqn: 2,
+        eqn: 4,
+        moderation_count: 100,
+        moderation_microseconds: 50,
+        ..ModifyCompletionQueue::zeroed()
+    });
+    for id in 0..ENTRIES {
+        post(&mut node, 4, id);
+    }
+    moderate(&mut node, 3, 50, 100);
+    node.ring_eq(3, true);
+    post(&mut node, 3, 1);
+    node.arm_cq(2, 0, false);
+    complete(&mut node, 2, false, false);
+    node.now += 1_000_000;
+    node.settle();
+    assert_eq!(node.status().fatal(), Some(FatalCode::EventQueueOverflow));
+    assert_eq!(node.host.raised, [0]);
+    // The report of an overflow stops it, and the queue that it is about is armed.
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    control(&mut node, 3, EventOverflow::Stop, EventPriority::Bulk);
+    assert_eq!(
+        node.map_vectors(SubFunction::Global, 0, &[(3, MESSAGE_OF_QUEUE)]),
+        CommandStatus::Ok
+    );
+    for id in 0..ENTRIES {
+        post(&mut node, 3, id);
+        post(&mut node, EQ, id);
+    }
+    moderate(&mut node, EQ, 1000, (ENTRIES + 1) as u16);
+    node.ring_eq(EQ, true);
+    node.host.raised.clear();
+    post(&mut node, EQ, ENTRIES);
+    assert_eq!(node.status().fatal(), Some(FatalCode::EventQueueOverflow));
+    node.now += 10_000_000;
+    node.settle();
+    assert_eq!(node.host.raised, [0]);
+    // Its last word goes to queue 0, whatever the map says.
+    let last = node.events(EQ_CONTROL).pop().unwrap();
+    assert_eq!(last.code, EventCode::DeviceFatal.number());
+}
+
+#[test]
+fn an_arming_raises_the_message_of_the_oldest_before_one_that_waited() {
+    let mut node = Node::new(1);
+    for (part, row) in (0..).zip(PARTS) {
+        let set = node.map_vectors(row, 1, &[(EQ, 4 + part)]);
+        assert_eq!(set, CommandStatus::Ok);
+    }
+    for cqn in [2, 3] {
+        node.create_cq(cqn, EQ_NONE, 4);
+        bind(&mut node, cqn, EQ_MAPPED, 1);
+        node.arm_cq(cqn, 0, false);
+    }
+    // One of each kind is there; another of the first waits for it to be read.
+    complete(&mut node, 2, false, false);
+    complete(&mut node, 3, true, false);
+    node.arm_cq(2, 1, false);
+    complete(&mut node, 2, false, false);
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 1);
+    take_one(&mut node, EQ);
+    node.ring_eq(EQ, true);
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 0);
+    assert_eq!(node.host.raised, [5]);
+}
+
+#[test]
+fn another_ring_waits_for_the_first_to_be_told_as_read() {
+    let mut node = Node::new(1);
+    for id in 0..3 {
+        post(&mut node, EQ, id);
+    }
+    assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES), CommandStatus::Ok);
+    post(&mut node, EQ, 3);
+    let size = 32 << EQ_LOG_ENTRIES;
+    let switch = SwitchEventQueue {
+        eqn: EQ,
+        log_entries: EQ_LOG_ENTRIES,
+        ring: Buffer::contiguous(node.allocate(size), size),
+        ..SwitchEventQueue::zeroed()
+    };
+    let opcode = CommandOpcode::SwitchEventQueue;
+    // Some of it is not enough.
+    let told = |node: &mut Node, read_index| {
+        let word = EventDoorbell {
+            eqn: EQ,
+            read_index,
+            relative: false,
+            valid: true,
+            arm: false,
+            quiet: false,
+            disarm: false,
+        };
+        node.doorbell(0, DOORBELL_EVENT_QUEUE, word.encode());
+    };
+    for read in 0..3 {
+        told(&mut node, read);
+        assert_eq!(node.command(opcode, &switch), CommandStatus::Busy, "{read}");
+    }
+    told(&mut node, 3);
+    assert_eq!(node.command(opcode, &switch), CommandStatus::Ok);
+}
+
+#[test]
+fn a_switch_raises_where_what_it_writes_reaches_the_count() {
+    let mut node = Node::new(1);
+    moderate(&mut node, EQ, 10_000, (ENTRIES + 2) as u16);
+    node.ring_eq(EQ, true);
+    for id in 0..ENTRIES + 2 {
+        post(&mut node, EQ, id);
+    }
+    assert!(node.host.raised.is_empty());
+    assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES + 1), CommandStatus::Ok);
+    assert_eq!(node.host.raised, [2]);
+}
+
+#[test]
+fn an_overflow_of_the_new_ring_is_told_at_once() {
+    let mut node = Node::new(1);
+    for id in 0..4 * ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    let overflow = (EventCode::EventQueueOverflow, u32::from(EQ));
+    assert_eq!(node.event_codes(EQ_CONTROL), [overflow]);
+    assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES + 1), CommandStatus::Ok);
+    assert_eq!(node.event_codes(EQ_CONTROL), [overflow]);
+}
+
+#[test]
+fn another_moderation_does_not_begin_the_time_anew() {
+    let mut node = Node::new(1);
+    moderate(&mut node, EQ, 100, 50);
+    node.ring_eq(EQ, true);
+    post(&mut node, EQ, 1);
+    for count in 51..60 {
+        node.now += 11_000;
+        node.settle();
+        assert!(node.host.raised.is_empty());
+        moderate(&mut node, EQ, 100, count);
+    }
+    node.now += 1_000;
+    node.settle();
+    assert_eq!(node.host.raised, [2]);
+}
+
+#[test]
+fn errors_of_memory_that_are_not_told_are_counted() {
+    let mut node = Node::new(1);
+    let now = node.now;
+    node.ring_eq(EQ_CONTROL, false);
+    let errors = |node: &mut Node| -> Vec<EventEntry> {
+        let events = node.events(EQ_CONTROL).into_iter();
+        let code = EventCode::MemoryErrorInternal.number();
+        events.filter(|event| event.code == code).collect()
+    };
+    let raised = 3 * u64::from(ENTRIES);
+    for place in 0..raised {
+        let (engine, host) = (&mut node.engine, &mut node.host);
+        engine.internal_memory_error(place, false, now, host);
+    }
+    let told = errors(&mut node);
+    assert!(told.iter().all(|event| event.param1 == 1));
+    node.ring_eq(EQ_CONTROL, false);
+    let last = errors(&mut node);
+    assert_eq!(last.len(), 1);
+    assert_eq!((last[0].param0, last[0].param1 as u32), (raised - 1, 1));
+    let untold = last[0].param1 >> MEMORY_ERRORS_UNTOLD;
+    assert_eq!(told.len() as u64 + 1 + untold, raised);
+    // From one with room on nothing is left of that.
+    node.ring_eq(EQ_CONTROL, false);
+    let (engine, host) = (&mut node.engine, &mut node.host);
+    engine.internal_memory_error(7, true, now, host);
+    assert_eq!(errors(&mut node)[0].param1, 0);
+}
+
+#[test]
+fn an_event_is_kept_back_once_wherever_the_map_sent_it() {
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    for eqn in [EQ, 3] {
+        for id in 0..ENTRIES {
+            post(&mut node, eqn, 1000 + id);
+        }
+    }
+    for round in 0..7 {
+        let entry = ([EQ, 3][round % 2], MESSAGE_OF_QUEUE);
+        let set = node.map_vectors(SubFunction::Async, 0, &[entry]);
+        assert_eq!(set, CommandStatus::Ok);
+        let (core, host) = (&mut node.engine.core, &mut node.host);
+        core.async_event(EventCode::QueuePairAccessError, 5, host);
+    }
+    for (eqn, kept) in [(EQ, 1), (3, 0)] {
+        assert_eq!(node.events(eqn).len(), ENTRIES as usize);
+        node.ring_eq(eqn, false);
+        assert_eq!(node.events(eqn).len(), kept, "{eqn}");
+    }
+}
+
+#[test]
+fn an_overflow_is_told_on_queue_0_where_the_queue_of_its_row_is_gone() {
+    let mut node = Node::new(1);
+    control(&mut node, EQ, EventOverflow::Undefine, EventPriority::Bulk);
+    let set = node.map_vectors(SubFunction::Global, 0, &[(EQ, MESSAGE_OF_QUEUE)]);
+    assert_eq!(set, CommandStatus::Ok);
+    for eqn in [EQ, EQ_ASYNC] {
+        for id in 0..=ENTRIES {
+            post(&mut node, eqn, id);
+        }
+    }
+    assert_eq!(node.status().state(), Some(DeviceState::Running));
+    let overflow = |eqn: u16| (EventCode::EventQueueOverflow, u32::from(eqn));
+    assert_eq!(
+        node.event_codes(EQ_CONTROL),
+        [overflow(EQ), overflow(EQ_ASYNC)]
+    );
+}
+
+#[test]
+fn a_new_completion_queue_has_nothing_of_one_that_had_its_number() {
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    node.create_cq(2, EQ, 4);
+    node.arm_cq(2, 0, false);
+    complete(&mut node, 2, false, false);
+    bind(&mut node, 2, 3, 0);
+    node.arm_cq(2, 1, false);
+    complete(&mut node, 2, false, false);
+    let destroy = CommandOpcode::DestroyCompletionQueue;
+    assert_eq!(node.object_command(destroy, 2), CommandStatus::Ok);
+    node.create_cq(2, EQ, 4);
+    node.arm_cq(2, 2, false);
+    complete(&mut node, 2, false, false);
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 0);
+    assert_eq!(ids(&mut node, EQ), [2, 2]);
+}
+
 /// What a host knows of an event queue.
 #[derive(Debug, Default)]
 struct Place {
@@ -1158,6 +1521,7 @@ impl Model {
             15 => {
                 // The driver gives no third ring before the first is read, and says so.
                 if !self.node.is_switching(eqn) {
+                    self.tell(eqn, c, false, false);
                     let now = self.node.eq_log_entries(eqn);
                     let log_entries = now + u8::from(c && now < EQ_LOG_ENTRIES + 2);
                     assert_eq!(self.node.switch_eq(eqn, log_entries), CommandStatus::Ok);
@@ -1166,7 +1530,6 @@ impl Model {
             16 => {
                 let place = self.places.get_mut(&eqn).expect("a queue of the test");
                 place.moderated = c;
-                place.due_at = None;
                 let microseconds = if c { MODERATION / 1000 } else { 0 };
                 moderate(&mut self.node, eqn, microseconds as u16, (b % 4) as u16);
             }

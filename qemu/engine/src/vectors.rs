@@ -68,6 +68,11 @@ impl VectorMap {
         Some(Route { eqn, message })
     }
 
+    /// Whether the driver has set nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Whether an entry names a queue.
     pub(crate) fn names(&self, eqn: u16) -> bool {
         self.entries.iter().any(|entry| entry.eqn == eqn)
@@ -75,11 +80,12 @@ impl VectorMap {
 }
 
 /// The row of an event that is about no processor, and the queue where the map does not say.
+///
+/// `DeviceFatal` has none: see [`Core::last_event`].
 fn row_of(code: EventCode) -> (SubFunction, u16) {
     match code {
-        EventCode::CommandDone => (SubFunction::Commands, EQ_CONTROL),
+        EventCode::CommandDone | EventCode::DeviceFatal => (SubFunction::Commands, EQ_CONTROL),
         EventCode::LinkChange
-        | EventCode::DeviceFatal
         | EventCode::EventQueueOverflow
         | EventCode::MemoryErrorInternal
         | EventCode::MemoryErrorExternal => (SubFunction::Global, EQ_CONTROL),

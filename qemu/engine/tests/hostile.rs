@@ -244,7 +244,8 @@ impl Hostile {
         node.host.memory.put(boot, &block);
         node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
         let features = node.read_register(REG_FEATURES, 8);
-        node.write_register(REG_DRIVER_VERSION, 4, u64::from(ABI_MAJOR) << 16);
+        let version = (u64::from(ABI_MAJOR) << 16) | u64::from(ABI_MINOR);
+        node.write_register(REG_DRIVER_VERSION, 4, version);
         node.write_register(REG_DRIVER_FEATURES, 8, features);
         node.write_register(REG_BOOT, 8, boot);
         node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));

@@ -85,7 +85,10 @@ impl Slots for RingMemory {
     }
 
     fn is_written(&self, slot: usize) -> Result<bool> {
-        Ok(kernel::dma_read!(self, [try: slot].code) != 0)
+        let written = kernel::dma_read!(self, [try: slot].code) != 0;
+        // What the device wrote before is seen by who looks after this.
+        dma_rmb();
+        Ok(written)
     }
 }
 
@@ -173,10 +176,19 @@ impl<S: Slots> Consumer<S> {
         Some(entry)
     }
 
-    /// Takes the entry that is next out of the ring that the device is to go on in. Where it is there,
-    /// the one that was read is done: none is in both.
+    /// Takes the entry that is next out of the ring that the device is to go on in, where it is there.
+    ///
+    /// An entry in the slot there says only that the device has left the old ring. Between the look at
+    /// that and this one it may have written to both, and what is in the slot may be of a later round:
+    /// so the old ring is looked at once more, and is done if it still has nothing.
     #[cold]
     fn move_over(&mut self) -> Option<EventEntry> {
+        if !self.next.as_ref()?.is_written(self.index) {
+            return None;
+        }
+        if let Some(entry) = self.ring.take(self.index) {
+            return Some(entry);
+        }
         let entry = self.next.as_ref()?.take(self.index)?;
         let next = self.next.take()?;
         self.left = Some(core::mem::replace(&mut self.ring, next));
@@ -880,6 +892,91 @@ mod tests {
         assert_eq!(device.write(100, index), 32);
         assert_eq!(read(&mut consumer), index.wrapping_add(32));
         assert!(matches!(consumer.settle(true), Settled::Nothing));
+        Ok(())
+    }
+
+    /// Rings of a device that goes on between the consumer's look at the one and at the other.
+    #[derive(Clone, Copy)]
+    struct Racing<'a, 'b> {
+        memory: &'a Memory,
+        /// What the device does before it is looked whether there is something in a slot.
+        meanwhile: Option<&'a RefCell<Writer<'b>>>,
+    }
+
+    impl Slots for Racing<'_, '_> {
+        fn take(&self, slot: usize) -> Result<Option<EventEntry>> {
+            self.memory.take(slot)
+        }
+
+        fn is_written(&self, slot: usize) -> Result<bool> {
+            if let Some(device) = self.meanwhile {
+                let mut device = device.borrow_mut();
+                if device.switched.is_none() {
+                    // All that finds room in the old ring, then all that does in the new one, whose
+                    // slots are free whatever is unread in the old one.
+                    let start = device.index;
+                    device.write(5, start);
+                    let switched = device.index;
+                    device.switched = Some(switched);
+                    assert_eq!(device.write(100, switched), 16);
+                }
+            }
+            self.memory.is_written(slot)
+        }
+    }
+
+    #[test]
+    fn a_device_that_switches_between_two_looks_loses_nothing() -> Result {
+        for start in [0u32, 5, 13, u32::MAX - 7] {
+            let (old, new) = (Memory::new(16)?, Memory::new(16)?);
+            let device = RefCell::new(Writer {
+                rings: [&old, &new],
+                switched: None,
+                index: start,
+            });
+            let ring = |memory, meanwhile| Ring {
+                slots: Racing { memory, meanwhile },
+                log_entries: 4,
+            };
+            let mut consumer = Consumer::new(ring(&old, None));
+            consumer.index = start;
+            assert!(consumer.offer(ring(&new, Some(&device))).is_ok());
+            let mut next = start;
+            assert_eq!(
+                consumer.drain(|entry| {
+                    assert_eq!(entry.id, next);
+                    next = next.wrapping_add(1);
+                }),
+                21
+            );
+            assert_eq!(next, device.borrow().index);
+            // The old one was left, and is the consumer's until the command is answered.
+            assert!(consumer.left.is_some() && consumer.next.is_none());
+            assert!(matches!(consumer.settle(true), Settled::Over(_)));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn an_old_ring_is_kept_until_the_command_is_answered() -> Result {
+        let (old, new) = (Memory::new(16)?, Memory::new(32)?);
+        let mut consumer = Consumer::new(Ring::of(&old));
+        old.put(0, 0);
+        assert!(consumer.offer(Ring::of(&new)).is_ok());
+        // All of it is consumed, and the device may still write there.
+        assert_eq!(consumer.drain(|_| {}), 1);
+        assert_eq!(consumer.drain(|_| {}), 0);
+        assert!(consumer.left.is_none() && consumer.next.is_some());
+        old.put(1, 1);
+        assert_eq!(consumer.drain(|entry| assert_eq!(entry.id, 1)), 1);
+        // An entry in the new one, before the answer: kept still.
+        new.put(2, 2);
+        assert_eq!(consumer.drain(|entry| assert_eq!(entry.id, 2)), 1);
+        assert!(consumer.left.is_some());
+        match consumer.settle(true) {
+            Settled::Over(ring) => assert_eq!(ring.log_entries, 4),
+            _ => return Err(EINVAL),
+        }
         Ok(())
     }
 

@@ -215,6 +215,7 @@ checks! {
         askew.ring.fbo = 16;
         vec![short, askew]
     }),
+    "DEV-3-150" => switched_again,
     "DEV-3-151" => map_in_one_step,
     "DEV-3-152" => |h| maps(h, BadParameter, |c, _| vec![
         SetVectorMap { sub_function: 11, ..c },
@@ -2009,6 +2010,28 @@ fn switched(host: &mut Host) -> Outcome {
     host.refuse(&command, NotFound)?;
     command.eqn = host.caps.max_eq;
     host.refuse(&command, BadNumber)
+}
+
+fn switched_again(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_SWITCH_EQ)?;
+    let (mut cq, mut qp) = with_queue(host)?;
+    host.arm_cq(&cq, 0, false)?;
+    complete(host, &mut cq, &mut qp)?;
+    let mut old = host.queues[&EQ_FIRST_HANDLER].clone();
+    wait_for("the event", || Ok(old.peek(&host.memory)))?;
+    let mut new = switch(host, EQ_FIRST_HANDLER, old.log_entries)?;
+    let third = switch_command(host, EQ_FIRST_HANDLER, old.log_entries);
+    host.refuse(&third, Busy)?;
+    // Consumed is not told.
+    old.take(&host.memory);
+    host.refuse(&third, Busy)?;
+    host.tell_read(EQ_FIRST_HANDLER, old.read)?;
+    // What is in the present ring may be unread.
+    host.arm_cq(&cq, 1, false)?;
+    complete(host, &mut cq, &mut qp)?;
+    new.read = old.read;
+    wait_for("the event in the new ring", || Ok(new.peek(&host.memory)))?;
+    host.execute(&third)
 }
 
 fn named_by_the_map(host: &mut Host) -> Outcome {

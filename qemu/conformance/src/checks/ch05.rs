@@ -48,8 +48,8 @@ checks! {
     "DEV-5-35" => the_map_is_followed,
     "DEV-5-36" => column_of_processor_0,
     "DEV-5-37" => answers_stay,
-    "DEV-5-38" => |h| message_of_the_map(h, true),
-    "DEV-5-39" => |h| message_of_the_map(h, false),
+    "DEV-5-38" => message_of_the_map,
+    "DEV-5-39" => message_of_the_oldest,
     "DEV-5-40" => overflow_of_the_queue_itself,
     "DEV-5-41" => disarm,
     "DEV-5-42" => arm_and_disarm,
@@ -704,11 +704,23 @@ fn answers_stay(host: &mut Host) -> Outcome {
         map(host, row, 3, MESSAGE_OF_QUEUE)?;
     }
     host.nop()?;
-    host.no_event(3)
+    host.no_event(3)?;
+    // Nor does the last word of the device go by it.
+    while host.take_event(EQ_CONTROL)?.is_some() {}
+    let ring = host.queues[&EQ_CONTROL].clone();
+    host.device.doorbell(0, DOORBELL_CONTROL, 5000)?;
+    host.is_fatal(FatalCode::BadCommandIndex)?;
+    let event = wait_for("DeviceFatal", || Ok(ring.peek(&host.memory)))?;
+    ensure_eq!(event.code, EventCode::DeviceFatal.number(), "the event");
+    ensure!(
+        host.queues[&3].peek(&host.memory).is_none(),
+        "an event on queue 3"
+    );
+    Ok(())
 }
 
-/// A message of the map's entry is raised when the event is written, or when its queue is armed.
-fn message_of_the_map(host: &mut Host, armed: bool) -> Outcome {
+/// The message of the map's entry is raised when the event is written.
+fn message_of_the_map(host: &mut Host) -> Outcome {
     host.start_needing(FEATURE_VECTOR_MAP)?;
     if host.device.own_messages() < 5 {
         return not_here("the device has too few messages");
@@ -716,18 +728,42 @@ fn message_of_the_map(host: &mut Host, armed: bool) -> Outcome {
     host.create_eq(3, 3)?;
     map(host, SubFunction::Async, 3, 4)?;
     let pair = Pair::new(host)?;
-    if armed {
-        host.arm_eq(3)?;
-    }
+    host.arm_eq(3)?;
     host.move_qp(pair.a.qpn, QueuePairStateCode::Sqd)?;
     let ring = host.queues[&3].clone();
     wait_for("the event", || Ok(ring.peek(&host.memory)))?;
-    if !armed {
-        host.arm_eq(3)?;
-    }
     wait_for("message 4", || {
         Ok((host.device.interrupts(4) > 0).then_some(()))
     })?;
+    host.no_interrupt(3)
+}
+
+/// Of two events by different messages that are there when the queue is armed, that of the first is
+/// raised, and then that of the other.
+fn message_of_the_oldest(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_VECTOR_MAP)?;
+    if host.device.own_messages() < 6 {
+        return not_here("the device has too few messages");
+    }
+    host.create_eq(3, 3)?;
+    for (index, message) in [4, 5].into_iter().enumerate() {
+        map(host, SubFunction::Async, 3, message)?;
+        let pair = Pair::new(host)?;
+        host.move_qp(pair.a.qpn, QueuePairStateCode::Sqd)?;
+        let mut ring = host.queues[&3].clone();
+        ring.read += index as u32;
+        wait_for("the event", || Ok(ring.peek(&host.memory)))?;
+    }
+    for (message, other) in [(4, 5), (5, 4)] {
+        host.arm_eq(3)?;
+        wait_for(&format!("message {message}"), || {
+            Ok((host.device.interrupts(message) > 0).then_some(()))
+        })?;
+        watch(&format!("message {other}"), || {
+            Ok((host.device.interrupts(other) > 0).then_some(()))
+        })?;
+        host.take_event(3)?;
+    }
     host.no_interrupt(3)
 }
 
@@ -736,7 +772,22 @@ fn overflow_of_the_queue_itself(host: &mut Host) -> Outcome {
     map(host, SubFunction::Global, EQ_ASYNC, MESSAGE_OF_QUEUE)?;
     drain(host, &queue_pairs)?;
     host.event(EQ_CONTROL, EventCode::EventQueueOverflow, EQ_ASYNC.into())?;
-    Ok(())
+    // Where the row names another, it goes there.
+    host.device.control_reset()?;
+    let queue_pairs = small_queue_with(host, FULL + 1, FEATURE_VECTOR_MAP, EventOverflow::Hold)?;
+    map(
+        host,
+        SubFunction::Global,
+        EQ_FIRST_HANDLER,
+        MESSAGE_OF_QUEUE,
+    )?;
+    drain(host, &queue_pairs)?;
+    host.event(
+        EQ_FIRST_HANDLER,
+        EventCode::EventQueueOverflow,
+        EQ_ASYNC.into(),
+    )?;
+    host.no_event(EQ_CONTROL)
 }
 
 /// A doorbell of event queue 0 with `disarm`.
@@ -848,6 +899,8 @@ fn overflow_undefines(host: &mut Host) -> Outcome {
     ensure_eq!(taken.read, FULL, "entries");
     host.tell_read(EQ_ASYNC, FULL)?;
     watch("an event that was lost", || Ok(taken.peek(&host.memory)))?;
+    // It is told once.
+    host.no_event(EQ_CONTROL)?;
     host.is_alive()
 }
 
@@ -940,13 +993,12 @@ fn the_old_ring_is_left(host: &mut Host) -> Outcome {
     // The answer is in the new ring, at its index.
     let answer = host.answer(entry.cookie)?;
     ensure_eq!(answer.param0, 0, "the status");
-    for _ in 0..200 {
-        host.nop()?;
-    }
     let length = 32 << old.log_entries;
     let written = host.memory.bytes(old.ring, length);
     ensure!(old.peek(&host.memory).is_none(), "an entry in the old ring");
-    host.untouched(old.ring, length)?;
+    for _ in 0..200 {
+        host.nop()?;
+    }
     ensure_eq!(host.memory.bytes(old.ring, length), written, "the old ring");
     Ok(())
 }
@@ -976,7 +1028,41 @@ fn kept_back_and_switched(host: &mut Host) -> Outcome {
     Ok(())
 }
 
+/// How long an armed queue takes to interrupt when a switch writes as many entries as its moderation
+/// waits for.
+fn raised_by_a_switch(host: &mut Host) -> Outcome<Duration> {
+    let queue_pairs = small_queue_with(host, FULL + 2, FEATURE_SWITCH_EQ, EventOverflow::Hold)?;
+    let message = host.queues[&EQ_ASYNC].message;
+    host.execute(&ModifyEventQueue {
+        eqn: EQ_ASYNC,
+        message,
+        moderation_microseconds: u16::MAX,
+        moderation_count: FULL as u16 + 2,
+        ..ModifyEventQueue::zeroed()
+    })?;
+    drain(host, &queue_pairs)?;
+    full(host)?;
+    host.interrupts(EQ_ASYNC);
+    let start = Instant::now();
+    host.arm_eq(EQ_ASYNC)?;
+    switch(host, EQ_ASYNC, EQ_MIN_LOG_ENTRIES + 1)?;
+    host.interrupt(EQ_ASYNC)?;
+    Ok(start.elapsed())
+}
+
 fn unread_in_the_old_ring(host: &mut Host) -> Outcome {
+    // Armed, and held back until there are as many as the switch makes them.
+    let most = Duration::from_micros(u16::MAX.into()) / 2;
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        fastest = fastest.min(raised_by_a_switch(host)?);
+        host.device.control_reset()?;
+        if fastest < most {
+            break;
+        }
+    }
+    ensure!(fastest < most, "it was held back for {fastest:?}");
+    // Unarmed: not before it is armed.
     let queue_pairs = small_queue_with(host, 3, FEATURE_SWITCH_EQ, EventOverflow::Hold)?;
     drain(host, &queue_pairs)?;
     let old = host.queues[&EQ_ASYNC].clone();

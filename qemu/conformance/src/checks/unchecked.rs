@@ -26,10 +26,6 @@ pub const REASONS: &[(&str, &str)] = &[
          bound that is told",
     ),
     (
-        "DEV-3-150",
-        "takes 2^20 events that nobody reads, and minutes",
-    ),
-    (
         "DEV-4-86",
         "RoCE carries packets out in order only, so that no entry is touched and still valid",
     ),
