@@ -7,24 +7,28 @@ use core::ops::Deref;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 use kernel::processor::cpu_relax;
-use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
+use kernel::sync::atomic::Acquire;
+use kernel::sync::Refcount;
 
 /// A value that stays where it is until the last [`ScopedRef`] to it is gone.
 ///
 /// What [`Arc`] is to memory of the heap, this is to that of a stack: whoever may not allocate can have
 /// a value of his own that others find. Dropping it waits for the references, without sleeping: they
-/// are to be given up before that, or by somebody who is about to.
+/// are to be given up before that, or by somebody who is about to. Where tasks of any priority may hold
+/// them, the owner takes a lock before it drops this that they hold until they have given them up: a
+/// task that spins here keeps one of lower priority from the processor, a lock lends it its own.
 ///
 /// # Invariants
 ///
-/// `references` is the number of [`ScopedRef`] to this.
+/// `references` is one more than the number of [`ScopedRef`] to this, or saturated: then it is never
+/// dropped to the end.
 ///
 /// [`Arc`]: kernel::sync::Arc
 #[pin_data(PinnedDrop)]
 pub struct Scoped<T> {
     #[pin]
     value: T,
-    references: Atomic<u32>,
+    references: Refcount,
     /// Others look at it while its owner drops it.
     #[pin]
     _pin: PhantomPinned,
@@ -39,7 +43,7 @@ impl<T> Scoped<T> {
         // INVARIANT: Nobody knows of it yet.
         try_pin_init!(Self {
             value <- value,
-            references: Atomic::new(0),
+            references: Refcount::new(1),
             _pin: PhantomPinned,
         }? E)
     }
@@ -47,7 +51,7 @@ impl<T> Scoped<T> {
     /// A reference that may be given to others.
     pub fn reference(self: Pin<&Self>) -> ScopedRef<T> {
         // INVARIANT: It is counted here.
-        self.references.fetch_add(1, Relaxed);
+        self.references.inc();
         // INVARIANT: It is pinned, and dropping it waits for this.
         ScopedRef {
             scoped: NonNull::from(self.get_ref()),
@@ -67,7 +71,7 @@ impl<T> Deref for Scoped<T> {
 impl<T> PinnedDrop for Scoped<T> {
     fn drop(self: Pin<&mut Self>) {
         // Pairs with the release in `ScopedRef::drop`: what was done with a reference is done.
-        while self.references.load(Acquire) != 0 {
+        while self.references.as_atomic().load(Acquire) != 1 {
             cpu_relax();
         }
     }
@@ -91,7 +95,8 @@ unsafe impl<T: Sync> Sync for ScopedRef<T> {}
 impl<T> ScopedRef<T> {
     fn scoped(&self) -> Pin<&Scoped<T>> {
         // SAFETY: By the type invariant it is there, as memory that is pinned is not used for anything
-        // else before it was dropped.
+        // else before it was dropped. Its owner may have a `&mut` to it, in `drop`, that waits: as it is
+        // not `Unpin`, that does not say that there is no other reference.
         let scoped = unsafe { self.scoped.as_ref() };
         // SAFETY: By the type invariant it is pinned.
         unsafe { Pin::new_unchecked(scoped) }
@@ -114,15 +119,66 @@ impl<T> Deref for ScopedRef<T> {
 
 impl<T> Drop for ScopedRef<T> {
     fn drop(&mut self) {
-        // INVARIANT: It is counted no more. Nothing is touched after this, as the owner may go on.
-        self.scoped().references.fetch_sub(1, Release);
+        // INVARIANT: It is counted no more. This releases, and nothing is touched after it, as the owner
+        // may go on.
+        self.scoped().references.dec();
     }
 }
 
 #[kunit_tests(rust_scoped)]
 mod tests {
     use super::*;
+    use kernel::impl_has_work;
+    use kernel::sync::atomic::{Atomic, Relaxed};
+    use kernel::sync::Arc;
+    use kernel::time::delay::fsleep;
+    use kernel::time::Delta;
+    use kernel::workqueue::{new_work, system_unbound, Work, WorkItem};
     use pin_init::stack_pin_init;
+
+    /// Somebody who has a reference for a while.
+    #[pin_data]
+    struct Holder {
+        #[pin]
+        reference: kernel::sync::Mutex<Option<ScopedRef<Atomic<u32>>>>,
+        given_up: Atomic<u32>,
+        #[pin]
+        work: Work<Holder>,
+    }
+
+    impl_has_work! {
+        impl HasWork<Self> for Holder { self.work }
+    }
+
+    impl WorkItem for Holder {
+        type Pointer = Arc<Self>;
+
+        fn run(this: Arc<Self>) {
+            fsleep(Delta::from_millis(10));
+            let reference = this.reference.lock().take();
+            this.given_up.store(1, Relaxed);
+            drop(reference);
+        }
+    }
+
+    #[test]
+    fn a_value_waits_for_the_last_reference_when_it_is_dropped() -> Result {
+        let holder = Arc::pin_init(
+            pin_init!(Holder {
+                reference <- kernel::new_mutex!(None),
+                given_up: Atomic::new(0),
+                work <- new_work!("rust_scoped_test"),
+            }),
+            GFP_KERNEL,
+        )?;
+        {
+            stack_pin_init!(let value = Scoped::new::<core::convert::Infallible>(Atomic::new(5u32)));
+            *holder.reference.lock() = Some(value.as_ref().reference());
+            assert!(system_unbound().enqueue(holder.clone()).is_ok());
+        }
+        assert_eq!(holder.given_up.load(Relaxed), 1);
+        Ok(())
+    }
 
     #[test]
     fn a_value_is_found_by_its_references() {
@@ -132,8 +188,8 @@ mod tests {
         drop(first);
         second.store(6, Relaxed);
         assert_eq!(value.load(Relaxed), 6);
-        assert_eq!(value.references.load(Relaxed), 1);
+        assert_eq!(value.references.as_atomic().load(Relaxed), 2);
         drop(second);
-        assert_eq!(value.references.load(Relaxed), 0);
+        assert_eq!(value.references.as_atomic().load(Relaxed), 1);
     }
 }

@@ -34,7 +34,8 @@ use crate::{
     kernel_ext::{
         barrier::dma_wmb,
         cpu,
-        errno, //
+        errno,
+        user, //
     },
     lent::{
         DeviceReach,
@@ -53,6 +54,7 @@ use crate::{
         SLOTS, //
     },
 };
+use core::cell::Cell;
 use kernel::{
     device::{
         Bound,
@@ -124,7 +126,47 @@ pub(crate) struct Bars<'a> {
     /// Read only when the device does not answer.
     pub(crate) registers: &'a Registers,
     /// What is done about an event of the control event queue.
-    pub(crate) dispatch: &'a dyn Fn(&EventEntry),
+    pub(crate) dispatch: &'a dyn Fn(&EventEntry, &Answers<'_>),
+}
+
+/// How a command is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Manner {
+    pub(crate) class: Class,
+    pub(crate) patience: Patience,
+    /// Who answers for it.
+    pub(crate) user: u64,
+}
+
+impl Manner {
+    /// For the current task.
+    pub(crate) fn of_current(class: Class, patience: Patience) -> Self {
+        Self {
+            class,
+            patience,
+            user: user::accountable_or_kernel(),
+        }
+    }
+}
+
+/// Answers that are being taken out of the control event queue. When this is dropped, the slots that they
+/// made free are given to those who wait: all at once, as each write to the device takes its time. It
+/// belongs to what is called for each event, so that it is dropped while the queue is locked: whoever
+/// takes others' answers may not be running for a while afterwards.
+pub(crate) struct Answers<'a> {
+    cqp: &'a Cqp,
+    doorbells: &'a Doorbells,
+    any: Cell<bool>,
+}
+
+impl Drop for Answers<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.any.get() {
+            let cqp = self.cqp;
+            cqp.requests.put_waiting(&cqp.queue(self.doorbells));
+        }
+    }
 }
 
 /// How a command is to be dealt with where it cannot be given to the device at once.
@@ -135,7 +177,8 @@ pub(crate) enum Patience {
     /// It waits for its turn, but who is killed does not need it any more (`EINTR`). What the device has
     /// is waited for all the same, as that may touch memory.
     UntilKilled,
-    /// It is not worth waiting for (`EAGAIN`).
+    /// It is not worth waiting for a slot, nor for what takes the device its time (`EAGAIN`). What the
+    /// device has is waited for, behind other short commands.
     None,
 }
 
@@ -172,9 +215,11 @@ impl Ring for Queue<'_> {
     }
 
     fn reply(&self, slot: usize, reply: &mut [u8]) -> Result {
-        let there = kernel::dma_read!(self.cqp.replies, [try: slot]);
-        for (to, from) in reply.iter_mut().zip(there.bytes) {
-            *to = from;
+        // Word by word: who takes memory back may get here, on a stack that has little left.
+        for (at, to) in reply.chunks_mut(size_of::<u64>()).enumerate() {
+            let word = kernel::dma_read!(self.cqp.replies, [try: slot].words[try: at]);
+            let from = word.to_ne_bytes();
+            to.copy_from_slice(&from[..to.len()]);
         }
         Ok(())
     }
@@ -296,14 +341,34 @@ impl Cqp {
         }
     }
 
+    /// Begins to take answers.
+    #[inline]
+    pub(crate) fn answers<'a>(&'a self, doorbells: &'a Doorbells) -> Answers<'a> {
+        Answers {
+            cqp: self,
+            doorbells,
+            any: Cell::new(false),
+        }
+    }
+
     /// Takes the event of a finished command. May be called from any context.
-    pub(crate) fn finished(&self, doorbells: &Doorbells, event: &EventEntry) {
+    pub(crate) fn finished(&self, event: &EventEntry, answers: &Answers<'_>) {
         let status = status_of(event.param0);
-        let ring = self.queue(doorbells);
-        // Those of a dead device are waited for no more.
-        if !self.requests.finish(event.id, status, event.param1, &ring) && !self.is_dead() {
+        let ring = self.queue(answers.doorbells);
+        if self.requests.finish(event.id, status, event.param1, &ring) {
+            answers.any.set(true);
+        } else if !self.is_dead() {
+            // Those of a dead device are waited for no more.
             kernel::pr_warn_once!("ferrite: event of a command that is not in flight\n");
         }
+    }
+
+    /// Takes the answers that are there.
+    fn poll(&self, bars: Bars<'_>) {
+        let answers = self.answers(bars.doorbells);
+        self.events.poll(bars.doorbells, move |event| {
+            (bars.dispatch)(event, &answers)
+        });
     }
 
     /// Looks for answers for a while, if the device has the `request` already; returns whether its own
@@ -312,7 +377,7 @@ impl Cqp {
         let start = Instant::<Monotonic>::now();
         loop {
             // Others may not have seen theirs yet, and wait for the processor: so slots get free.
-            self.events.poll(bars.doorbells, bars.dispatch);
+            self.poll(bars);
             if request.done.try_wait() {
                 return true;
             }
@@ -329,20 +394,24 @@ impl Cqp {
     fn run(
         &self,
         bars: Bars<'_>,
-        manner: (Class, Patience),
+        manner: Manner,
         entry: CommandEntry,
         least: usize,
         answer: &mut [u8],
     ) -> Result {
         let opcode = entry.opcode;
-        let (class, patience) = manner;
+        let Manner {
+            class,
+            patience,
+            user,
+        } = manner;
         let ring = self.queue(bars.doorbells);
-        stack_pin_init!(let request = Request::new(&self.requests, class, entry));
+        stack_pin_init!(let request = Request::new(&self.requests, user, class, entry));
         let request = request.as_ref();
         let in_ring = if patience == Patience::None {
             self.requests.submit_now(request, &ring).or_else(|_| {
                 // What was answered is in the way no more.
-                self.events.poll(bars.doorbells, bars.dispatch);
+                self.poll(bars);
                 self.requests.submit_now(request, &ring)
             })?;
             true
@@ -367,32 +436,14 @@ impl Cqp {
                 )
             })?;
         }
-        match self.requests.outcome(&request) {
-            Outcome::Answered { status, result } => {
-                status_to_result(status)?;
-                let Some(there) = answered(result, answer.len(), least) else {
-                    kernel::pr_warn_once!(
-                        "ferrite: answer to command {} has {} bytes, not {}\n",
-                        opcode,
-                        result,
-                        least.min(answer.len())
-                    );
-                    return Err(EIO);
-                };
-                if there != 0 {
-                    self.requests.reply(&request, &mut answer[..there]);
-                }
-                Ok(())
-            }
-            Outcome::Lost => Err(EIO),
-        }
+        take_answer(&self.requests, &request, opcode, least, answer)
     }
 
     /// Runs a command that has parameters and no reply. Sleeps.
     pub(crate) fn execute<P: Plain>(
         &self,
         bars: Bars<'_>,
-        manner: (Class, Patience),
+        manner: Manner,
         opcode: CommandOpcode,
         payload: &P,
     ) -> Result {
@@ -412,7 +463,7 @@ impl Cqp {
         let length = length.min(core::mem::size_of::<R>());
         let entry = CommandEntry::new(R::QUERY, 0, (0, length as u32), request);
         let mut value = R::zeroed();
-        let manner = (Class::Short, patience);
+        let manner = Manner::of_current(Class::Short, patience);
         self.run(
             bars,
             manner,
@@ -432,6 +483,33 @@ fn answered(written: u64, wanted: usize, least: usize) -> Option<usize> {
     (there >= least.min(wanted)).then_some(there)
 }
 
+/// What became of a request that is done, and its reply, as far as the device wrote it.
+fn take_answer(
+    requests: &Requests,
+    request: &Request,
+    opcode: u16,
+    least: usize,
+    answer: &mut [u8],
+) -> Result {
+    let Outcome::Answered { status, result } = requests.outcome(request) else {
+        return Err(EIO);
+    };
+    status_to_result(status)?;
+    let Some(there) = answered(result, answer.len(), least) else {
+        kernel::pr_warn_once!(
+            "ferrite: answer to command {} has {} bytes, not {}\n",
+            opcode,
+            result,
+            least.min(answer.len())
+        );
+        return Err(EIO);
+    };
+    if there != 0 {
+        requests.reply(request, &mut answer[..there]);
+    }
+    Ok(())
+}
+
 /// How many looks of so many there may be in all at a command that the device has: each of the long
 /// ones ahead of it may take its time, and then itself.
 fn all_looks(looks: u32) -> u32 {
@@ -442,8 +520,20 @@ fn all_looks(looks: u32) -> u32 {
 struct Watch {
     looks: u32,
     left: u32,
-    left_in_ring: u32,
+    /// For one command that the device has: this one, or that which is in its way.
+    left_for_one: u32,
     seen: Position,
+}
+
+/// Whether it is the same command that is waited for.
+fn is_same(one: Position, other: Position) -> bool {
+    match (one, other) {
+        (Position::Queued { oldest: one, .. }, Position::Queued { oldest: other, .. }) => {
+            one == other
+        }
+        (Position::Queued { .. }, _) | (_, Position::Queued { .. }) => false,
+        _ => true,
+    }
 }
 
 impl Watch {
@@ -452,23 +542,26 @@ impl Watch {
         Self {
             looks,
             left: looks,
-            left_in_ring: all_looks(looks),
+            left_for_one: all_looks(looks),
             seen: position,
         }
     }
 
     /// Notes a look at a command that is at `position` now; returns whether it was the last one.
     fn look(&mut self, position: Position) -> bool {
-        if matches!(position, Position::InRing { .. }) {
-            self.left_in_ring = self.left_in_ring.saturating_sub(1);
-        }
+        // Others may be answered all the time: what is lost is found out by whoever waits for it.
+        self.left_for_one = if is_same(position, self.seen) {
+            self.left_for_one.saturating_sub(1)
+        } else {
+            all_looks(self.looks)
+        };
         self.left = if position == self.seen {
             self.left.saturating_sub(1)
         } else {
             self.looks
         };
         self.seen = position;
-        self.left == 0 || self.left_in_ring == 0
+        self.left == 0 || self.left_for_one == 0
     }
 }
 
@@ -621,15 +714,63 @@ mod tests {
             }
         }
         assert_eq!(looks, all_looks(5));
-        // In a queue, as long as there are answers; and then from the start.
-        let mut watch = Watch::new(5, Position::Queued { answers: 0 });
+        // In a queue, as long as there are answers to what is in the way; and then from the start.
+        let queued = |answers, oldest| Position::Queued { answers, oldest };
+        let mut watch = Watch::new(5, queued(0, 0));
         for answers in 1..1000 {
-            assert!(!watch.look(Position::Queued { answers }));
+            assert!(!watch.look(queued(answers, answers / 20)));
         }
         for ahead in [3, 3, 3, 3, 3, 2, 2, 2, 2, 2] {
             assert!(!watch.look(Position::InRing { ahead }));
         }
         assert!(watch.look(Position::InRing { ahead: 2 }));
+    }
+
+    #[test]
+    fn who_waits_for_a_slot_finds_out_that_commands_were_lost() -> Result {
+        // How many looks somebody takes while only commands of one class are answered.
+        let looks = |stage: &mut Stage, who, answered| -> Result<u32> {
+            let mut watch = Watch::new(5, stage.position(who));
+            let mut count = 0;
+            loop {
+                count += 1;
+                assert!(count < 100);
+                stage.ask(3, answered)?;
+                let last = stage.memory.given.borrow().len() - 1;
+                assert!(stage.answer(last));
+                if watch.look(stage.position(who)) {
+                    return Ok(count);
+                }
+            }
+        };
+        let mut stage = Stage::full_of(1, SLOTS)?;
+        let short = SLOTS - 1;
+        assert!(stage.is_queued(short));
+        assert_eq!(looks(&mut stage, short, Class::Reclaim)?, all_looks(5));
+        let mut stage = Stage::new()?;
+        for _ in 0..MOST_LONG {
+            stage.ask(1, Class::Long)?;
+        }
+        let long = stage.ask(2, Class::Long)?;
+        assert!(stage.is_queued(long));
+        assert_eq!(looks(&mut stage, long, Class::Short)?, all_looks(5));
+        Ok(())
+    }
+
+    #[test]
+    fn what_a_device_did_not_write_of_a_reply_is_not_taken() -> Result {
+        let mut stage = Stage::new()?;
+        let who = stage.ask(1, Class::Short)?;
+        stage.memory.reply.set(0xff);
+        assert!(stage.answer_some(0..1, 16));
+        let mut answer = [0; 128];
+        take_answer(&stage.requests, stage.request(who), 0, 16, &mut answer)?;
+        assert!(answer[..16].iter().all(|byte| *byte == 0xff));
+        assert!(answer[16..].iter().all(|byte| *byte == 0));
+        let request = stage.request(who);
+        let less = take_answer(&stage.requests, request, 0, 17, &mut answer);
+        assert_eq!(less, Err(EIO));
+        Ok(())
     }
 
     #[test]

@@ -26,7 +26,7 @@ const _: () = assert!(core::mem::size_of::<Block>() == abi::BLOCK_SIZE);
 #[derive(Clone, Copy)]
 pub(crate) struct Reply {
     /// The reply, as the device wrote it.
-    pub(crate) bytes: [u8; Reply::SIZE],
+    pub(crate) words: [u64; Reply::SIZE / size_of::<u64>()],
 }
 
 impl Reply {

@@ -22,8 +22,10 @@ use crate::{
     cqp::{
         object,
         Answer,
+        Answers,
         Bars,
         Cqp,
+        Manner,
         Patience, //
     },
     device::Ferrite,
@@ -39,6 +41,7 @@ use crate::{
         pci::ConfigLock,
         ratelimit::RateLimit,
         table::IrqTable,
+        user,
         workqueue::OwnedQueue, //
     },
     lent::{
@@ -309,15 +312,15 @@ impl Hardware {
         give(Bars {
             doorbells: &self.doorbells,
             registers: &self.registers,
-            dispatch: &|event| {
-                self.dispatch(event);
+            dispatch: &|event, answers| {
+                self.dispatch(event, answers);
             },
         })
     }
 
     fn run<P: Plain>(
         self: &Arc<Self>,
-        manner: (Class, Patience),
+        manner: Manner,
         opcode: CommandOpcode,
         payload: &P,
     ) -> Result {
@@ -336,7 +339,18 @@ impl Hardware {
         opcode: CommandOpcode,
         payload: &P,
     ) -> Result {
-        self.run((Class::Short, Patience::Endless), opcode, payload)
+        let manner = Manner::of_current(Class::Short, Patience::Endless);
+        self.run(manner, opcode, payload)
+    }
+
+    /// Runs such a command on behalf of `user`, in whose turn it is. Sleeps.
+    pub(crate) fn execute_for<C: Command>(self: &Arc<Self>, user: u64, command: &C) -> Result {
+        let manner = Manner {
+            class: Class::Short,
+            patience: Patience::Endless,
+            user,
+        };
+        self.run(manner, C::OPCODE, command)
     }
 
     /// Runs such a command about one object. Sleeps.
@@ -346,18 +360,21 @@ impl Hardware {
 
     /// Runs such a command that takes the device its time. Sleeps.
     pub(crate) fn execute_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        self.run((Class::Long, Patience::Endless), C::OPCODE, command)
+        let manner = Manner::of_current(Class::Long, Patience::Endless);
+        self.run(manner, C::OPCODE, command)
     }
 
     /// Runs a command that makes something of the caller's, who does not need it when he is killed
     /// (`EINTR`). Sleeps.
     pub(crate) fn make<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        self.run((Class::Short, Patience::UntilKilled), C::OPCODE, command)
+        let manner = Manner::of_current(Class::Short, Patience::UntilKilled);
+        self.run(manner, C::OPCODE, command)
     }
 
     /// Runs such a command that takes the device its time. Sleeps.
     pub(crate) fn make_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        self.run((Class::Long, Patience::UntilKilled), C::OPCODE, command)
+        let manner = Manner::of_current(Class::Long, Patience::UntilKilled);
+        self.run(manner, C::OPCODE, command)
     }
 
     /// Runs a query. `EINTR` if the caller is killed before it is its turn. Sleeps.
@@ -374,7 +391,8 @@ impl Hardware {
         self.query_with(Patience::UntilKilled, request, length)
     }
 
-    /// Runs a query, but `EAGAIN` where it would have to wait until the device takes it. Sleeps.
+    /// Runs a query, but `EAGAIN` where it would have to wait until the device takes it, or for others
+    /// that take their time. Sleeps.
     pub(crate) fn query_now<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
         self.query_with(Patience::None, request, core::mem::size_of::<R>())
     }
@@ -392,17 +410,21 @@ impl Hardware {
     /// Makes the device use pages no more that memory management takes back, and that were taken out of
     /// the tables of a region: ahead of what others ask for. Sleeps, but allocates nothing.
     pub(crate) fn take_pages_back(self: &Arc<Self>, command: &InvalidatePages) {
-        self.invalidate(Class::Reclaim, command);
+        self.invalidate(Class::Reclaim, user::accountable_or_kernel(), command);
     }
 
-    /// Makes the device use pages no more that were taken out of the tables of a region. Sleeps, but
-    /// allocates nothing.
-    pub(crate) fn forget_pages(self: &Arc<Self>, command: &InvalidatePages) {
-        self.invalidate(Class::Short, command);
+    /// Makes the device use pages no more that were taken out of the tables of a region, on behalf of
+    /// `user`. Sleeps, but allocates nothing.
+    pub(crate) fn forget_pages(self: &Arc<Self>, user: u64, command: &InvalidatePages) {
+        self.invalidate(Class::Short, user, command);
     }
 
-    fn invalidate(self: &Arc<Self>, class: Class, command: &InvalidatePages) {
-        let manner = (class, Patience::Endless);
+    fn invalidate(self: &Arc<Self>, class: Class, user: u64, command: &InvalidatePages) {
+        let manner = Manner {
+            class,
+            patience: Patience::Endless,
+            user,
+        };
         match self.run(manner, InvalidatePages::OPCODE, command) {
             Ok(()) => {}
             // The region ended meanwhile, and the device has let go of all of it.
@@ -530,16 +552,22 @@ impl Hardware {
         self.events.flush();
     }
 
-    /// Acts on an event. Returns how many completions it stands for. Runs in the interrupt, or with
-    /// interrupts off.
+    /// Begins to take answers, for [`Self::dispatch`].
     #[inline]
-    pub(crate) fn dispatch(self: &Arc<Self>, event: &EventEntry) -> u32 {
+    pub(crate) fn answers(&self) -> Answers<'_> {
+        self.cqp.answers(&self.doorbells)
+    }
+
+    /// Acts on an event; `answers` is what it may be among. Returns how many completions it stands for.
+    /// Runs in the interrupt, or with interrupts off.
+    #[inline]
+    pub(crate) fn dispatch(self: &Arc<Self>, event: &EventEntry, answers: &Answers<'_>) -> u32 {
         match EventCode::from_number(event.code) {
             Some(EventCode::Completion) => {
                 let cq = self.cqs.get(event.id as usize);
                 return cq.map_or(0, |cq| FerriteCq::notify(&cq));
             }
-            Some(EventCode::CommandDone) => self.cqp.finished(&self.doorbells, event),
+            Some(EventCode::CommandDone) => self.cqp.finished(event, answers),
             Some(code) => self.dispatch_rare(code, event),
             None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
         }

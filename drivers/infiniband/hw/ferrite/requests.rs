@@ -6,6 +6,10 @@
 //! event of an answer makes the room: how the threads of a user are scheduled delays that user's own
 //! commands only. A request lies on the stack of who waits for it, as nothing can be allocated where
 //! memory is taken back. An answer is copied to it, and then its slot is free.
+//!
+//! Answers are taken many at a time. What waits is put in the ring after all of them, with one doorbell
+//! (a write to the device is an exit of a virtual machine), so that who takes them is done when there
+//! were as many as were in flight.
 
 use crate::{
     abi::{
@@ -57,7 +61,7 @@ const QUEUES: usize = u64::BITS as usize;
 pub(crate) enum Class {
     /// Memory management waits for it, and others wait for that.
     Reclaim,
-    /// The device is done with it at once.
+    /// Any other: the device needs no longer for it because something of a user's is large.
     Short,
     /// The device works on it for a while, as it moves or flushes a ring of any length.
     Long,
@@ -93,9 +97,11 @@ enum Stage {
 /// How far a request is, as its owner sees it. What does not change means that nothing is done.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Position {
-    /// It waits for a slot; so many commands were answered until now, free-running.
+    /// It waits for a slot; so many commands were answered until now, free-running, and this one is
+    /// the oldest of those that are in its way (its place in the ring).
     Queued {
         answers: u32,
+        oldest: u32,
     },
     /// The device has it, and so many that were put in the ring before.
     InRing {
@@ -129,17 +135,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A request of the current task's.
-    pub(crate) fn new<'a>(
-        requests: &'a Requests,
-        class: Class,
-        entry: CommandEntry,
-    ) -> impl PinInit<Scoped<Self>> + 'a {
-        Self::of(requests, user::accountable_or_kernel(), class, entry)
-    }
-
     /// A request that `user` answers for.
-    fn of<'a>(
+    pub(crate) fn new<'a>(
         requests: &'a Requests,
         user: u64,
         class: Class,
@@ -256,7 +253,8 @@ fn slot_of(cookie: u32) -> usize {
 
 /// All requests.
 ///
-/// Nothing waits that could be put in the ring.
+/// Nothing waits that could be put in the ring, but while answers are being taken
+/// ([`Requests::put_waiting`] ends that).
 struct State {
     /// Commands put in the ring, free-running.
     producer: u32,
@@ -395,8 +393,38 @@ impl State {
         request.progress.access_mut(self).stage = Stage::InRing { slot: index };
     }
 
+    /// Whether somebody waits for a slot.
+    fn somebody_waits(&self) -> bool {
+        self.turns.iter().any(|turns| turns.used != 0)
+    }
+
+    /// The place of the oldest command that a waiting one of a class cannot do without an answer to;
+    /// that of the next one where there is none.
+    fn oldest_in_the_way(&self, class: Class) -> u32 {
+        let most = match class {
+            Class::Reclaim => MOST_RECLAIM,
+            Class::Long => MOST_LONG,
+            Class::Short => u32::MAX,
+        };
+        // Others are in the way of none that waits for those of its own class.
+        let own_only = self.in_ring[class as usize] >= most;
+        let age = |place: u32| self.producer.wrapping_sub(place);
+        self.slots
+            .iter()
+            .filter(|slot| match &slot.request {
+                Some(request) => !own_only || request.class == class,
+                None => false,
+            })
+            .map(|slot| slot.place)
+            .max_by_key(|place| age(*place))
+            .unwrap_or(self.producer)
+    }
+
     /// Puts those who wait in the ring, as far as there are slots.
     fn put_waiting(&mut self, ring: &impl Ring) {
+        if self.closed {
+            return;
+        }
         let before = self.producer;
         while let Some(class) = Class::ORDER
             .into_iter()
@@ -438,24 +466,28 @@ impl Requests {
         if state.closed {
             return Err(EIO);
         }
-        // Nobody waits for a slot of its class then.
-        let fits = state.fits(request.class);
-        if fits {
+        if !state.somebody_waits() && state.fits(request.class) {
             state.put(request.reference(), ring);
             ring.ring_doorbell(state.producer);
-        } else {
-            state.enqueue(request.reference());
+            return Ok(true);
         }
-        Ok(fits)
+        // It overtakes nobody, also where slots got free just now.
+        state.enqueue(request.reference());
+        state.put_waiting(ring);
+        let stage = &request.progress.access_mut(&mut state).stage;
+        Ok(!matches!(stage, Stage::Queued { .. }))
     }
 
-    /// The same, but `EAGAIN` where it would have to wait.
+    /// The same, but `EAGAIN` where it would have to wait: for a slot, or for the device to end a long
+    /// command.
     pub(crate) fn submit_now(&self, request: Pin<&Scoped<Request>>, ring: &impl Ring) -> Result {
         let mut state = self.state.lock();
         if state.closed {
             return Err(EIO);
         }
-        if !state.fits(request.class) {
+        state.put_waiting(ring);
+        let long = state.in_ring[Class::Long as usize] != 0;
+        if long || state.turns(request.class).used != 0 || !state.fits(request.class) {
             return Err(EAGAIN);
         }
         state.put(request.reference(), ring);
@@ -463,8 +495,9 @@ impl Requests {
         Ok(())
     }
 
-    /// Takes an answer: tells who waits for it, and puts the next ones in the ring. Returns whether
-    /// there was a command of that name. May be called from any context.
+    /// Takes an answer: tells who waits for it. Returns whether there was a command of that name; then
+    /// [`Requests::put_waiting`] is to be called, once for all answers that there are, before anything
+    /// else is run on this processor. May be called from any context.
     pub(crate) fn finish(&self, cookie: u32, status: u32, result: u64, ring: &impl Ring) -> bool {
         let mut state = self.state.lock();
         let index = slot_of(cookie);
@@ -488,8 +521,12 @@ impl Requests {
         state.in_ring[request.class as usize] -= 1;
         state.answers = state.answers.wrapping_add(1);
         state.complete(request, outcome);
-        state.put_waiting(ring);
         true
+    }
+
+    /// Puts those who wait in the ring, as far as there are slots. May be called from any context.
+    pub(crate) fn put_waiting(&self, ring: &impl Ring) {
+        self.state.lock().put_waiting(ring);
     }
 
     /// Ends all requests, those that come later too. May be called from any context.
@@ -539,6 +576,7 @@ impl Requests {
             Stage::Queued { .. } => {
                 return Position::Queued {
                     answers: state.answers,
+                    oldest: state.oldest_in_the_way(request.class),
                 }
             }
             Stage::InRing { slot } => slot,
@@ -571,16 +609,19 @@ impl Requests {
 }
 
 /// A device that answers what it is told to, and users none of whose threads ever runs.
-#[cfg(CONFIG_KUNIT)]
+#[cfg(CONFIG_KUNIT = "y")]
 pub(crate) mod stage {
     use super::*;
     use crate::{
         abi::CommandOpcode,
         cqp::object, //
     };
-    use core::cell::{
-        Cell,
-        RefCell, //
+    use core::{
+        cell::{
+            Cell,
+            RefCell, //
+        },
+        ops::Range, //
     };
 
     /// What was put in the ring: who asked, and how the answer is called.
@@ -652,7 +693,7 @@ pub(crate) mod stage {
             let who = self.asked.len();
             let (opcode, payload) = (CommandOpcode::QueryQueuePair, object(who as u32));
             let entry = CommandEntry::new(opcode, 0, (0, 8), &payload);
-            let request = Request::of(&self.requests, user, class, entry);
+            let request = Request::new(&self.requests, user, class, entry);
             let request = KBox::pin_init(request, GFP_KERNEL)?;
             self.asked.push(request, GFP_KERNEL)?;
             Ok(who)
@@ -694,8 +735,17 @@ pub(crate) mod stage {
 
         /// Answers what was put in the ring as number `at`; returns whether that was waited for.
         pub(crate) fn answer(&self, at: usize) -> bool {
-            let (_, cookie) = self.memory.given.borrow()[at];
-            self.requests.finish(cookie, 0, 8, &self.memory)
+            self.answer_some(at..at + 1, 8)
+        }
+
+        /// Answers several at once, each with so many bytes; returns whether all were waited for.
+        pub(crate) fn answer_some(&self, mut which: Range<usize>, bytes: u64) -> bool {
+            let all = which.all(|at| {
+                let (_, cookie) = self.memory.given.borrow()[at];
+                self.requests.finish(cookie, 0, bytes, &self.memory)
+            });
+            self.requests.put_waiting(&self.memory);
+            all
         }
 
         /// Answers the oldest command.
@@ -775,6 +825,36 @@ mod tests {
         stage.requests.withdraw(stage.request(waits));
         stage.answer_next();
         assert_eq!(stage.memory.doorbells.get(), OTHERS as u32);
+        Ok(())
+    }
+
+    #[test]
+    fn one_doorbell_is_rung_for_all_that_answers_make_room_for() -> Result {
+        let mut stage = Stage::full_of(1, OTHERS + 100)?;
+        let doorbells = stage.memory.doorbells.get();
+        // None is given while they are taken: a quick device does not keep up who takes them.
+        let (_, cookie) = stage.memory.given.borrow()[0];
+        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS);
+        // Who comes then is not ahead of those who wait.
+        assert_eq!(stage.ask_now(2, Class::Short).map(|_| ()), Err(EAGAIN));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS + 1);
+        let (_, cookie) = stage.memory.given.borrow()[1];
+        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        let late = stage.ask(1, Class::Short)?;
+        assert!(stage.is_queued(late));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS + 2);
+        assert_eq!(stage.memory.doorbells.get(), doorbells + 2);
+        assert!(stage.answer_some(2..OTHERS, 8));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS + OTHERS);
+        assert_eq!(stage.memory.told.get(), (OTHERS + OTHERS) as u32);
+        assert_eq!(stage.memory.doorbells.get(), doorbells + 3);
+        // Nor is anything given to a device that died while they were taken.
+        let (_, cookie) = stage.memory.given.borrow()[OTHERS];
+        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        stage.requests.state.lock().closed = true;
+        stage.requests.put_waiting(&stage.memory);
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS + OTHERS);
         Ok(())
     }
 
@@ -905,6 +985,13 @@ mod tests {
         assert_eq!(stage.memory.given.borrow().len(), MOST_LONG as usize + 1);
         assert!(stage.next(2)?.contains(&other));
         assert_eq!(stage.memory.given.borrow().len(), MOST_LONG as usize + 3);
+        // Who cannot wait does not: there are slots, but it would be behind them.
+        assert_eq!(stage.ask_now(2, Class::Short).map(|_| ()), Err(EAGAIN));
+        let mut stage = Stage::new()?;
+        stage.ask(1, Class::Long)?;
+        assert_eq!(stage.ask_now(2, Class::Short).map(|_| ()), Err(EAGAIN));
+        stage.answer_next();
+        assert!(stage.ask_now(2, Class::Short).is_ok());
         Ok(())
     }
 
@@ -1012,6 +1099,33 @@ mod tests {
             stage.requests.reply(stage.request(at.into()), &mut reply);
             assert!(reply.iter().all(|byte| *byte == at + 1));
         }
+        Ok(())
+    }
+
+    #[test]
+    fn who_waits_sees_the_oldest_command_in_his_way() -> Result {
+        let oldest = |stage: &Stage, who| match stage.position(who) {
+            Position::Queued { oldest, .. } => Some(oldest),
+            _ => None,
+        };
+        let mut stage = Stage::new()?;
+        stage.ask(1, Class::Short)?;
+        for _ in 0..MOST_LONG {
+            stage.ask(1, Class::Long)?;
+        }
+        // The short one is not in the way of a long one.
+        let long = stage.ask(1, Class::Long)?;
+        assert_eq!(oldest(&stage, long), Some(1));
+        for _ in 0..OTHERS {
+            stage.ask(1, Class::Short)?;
+        }
+        let short = stage.ask(1, Class::Short)?;
+        assert_eq!(oldest(&stage, short), Some(0));
+        assert!(stage.answer(20));
+        assert_eq!(oldest(&stage, short), Some(0));
+        assert!(stage.answer(0));
+        assert_eq!(oldest(&stage, short), Some(1));
+        assert_eq!(oldest(&stage, long), Some(1));
         Ok(())
     }
 

@@ -108,9 +108,11 @@ impl Serve for Served {
 
     #[inline]
     fn serve(&self) -> bool {
-        let mut completions = 0;
-        let served = self.queue.service(&self.hw.doorbells, |event| {
-            completions += self.hw.dispatch(event);
+        let (mut completions, answers) = (0, self.hw.answers());
+        let count = &mut completions;
+        // It has the answers, and is dropped before the queue is unlocked.
+        let served = self.queue.service(&self.hw.doorbells, move |event| {
+            *count += self.hw.dispatch(event, &answers);
         });
         if let (true, Some(moderation)) = (served, &self.moderation) {
             moderation.note(completions);
@@ -120,9 +122,10 @@ impl Serve for Served {
     }
 
     fn turn(&self, budget: u32) -> u32 {
-        let mut completions = 0;
-        let handled = self.queue.turn(budget, |event| {
-            completions += self.hw.dispatch(event);
+        let (mut completions, answers) = (0, self.hw.answers());
+        let count = &mut completions;
+        let handled = self.queue.turn(budget, move |event| {
+            *count += self.hw.dispatch(event, &answers);
         });
         if let Some(moderation) = &self.moderation {
             moderation.note(completions);

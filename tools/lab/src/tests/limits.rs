@@ -275,6 +275,13 @@ fn commands_of_others(cluster: &Cluster) -> Result<()> {
         let [own, others] = counts[..] else {
             bail!("cannot read: {said}");
         };
+        // Each of them is still there, those that keep the processor busy, and who started them.
+        let left = one.sh("pgrep -c -u 1000")?;
+        ensure!(
+            left.trim() == "97" && others > 0,
+            "{} of the crowd are left, and had {others} commands done",
+            left.trim()
+        );
         // Theirs hardly run; in one line with all of them it would have a ninetieth.
         ensure!(
             own > others,
