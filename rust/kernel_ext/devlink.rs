@@ -36,11 +36,35 @@ pub trait HealthReporter: Send + Sync + 'static {
 
     /// Makes the device work again, because somebody wants it now (`devlink health recover`), or says why
     /// that failed. Asked only after a failure was [reported](Devlink::report). Sleeps, with the devlink
-    /// instance locked: nothing of [`Devlink`] is to be called from here.
-    fn recover(this: ArcBorrow<'_, Self>) -> Result;
+    /// instance and a lock of all of generic netlink held: nothing of [`Devlink`] is to be called from here,
+    /// nor waited for who does, and nothing that may take for ever.
+    fn recover(this: ArcBorrow<'_, Self>) -> Result<(), Refusal>;
 
     /// Says what there is to know (`devlink health diagnose`), with the devlink instance locked.
     fn diagnose(&self, diagnosis: &mut Diagnosis<'_>);
+}
+
+/// Why what an administrator asks for is not done: an error, and a text for him.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    error: Error,
+    why: &'static CStr,
+}
+
+impl Refusal {
+    /// With this error and text.
+    pub const fn new(error: Error, why: &'static CStr) -> Self {
+        Self { error, why }
+    }
+}
+
+/// What devlink is to say of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Whether it works.
+    pub healthy: bool,
+    /// How often it was made to work again since devlink was told last.
+    pub recovered: u32,
 }
 
 /// What a reporter says about a device: pairs of a name and a value.
@@ -106,8 +130,10 @@ impl<H: HealthReporter> Devlink<H> {
 
     /// Registers an instance for `dev`, with `health` as reporter.
     ///
-    /// It must be dropped before `dev` is unbound: keep it in the bus driver's bound data.
-    pub fn register(dev: &device::Device<device::Bound>, health: Arc<H>) -> Result<Self> {
+    /// # Safety
+    ///
+    /// What this gives is dropped before `dev` is unbound: when the bus driver's bound data is dropped.
+    pub unsafe fn register(dev: &device::Device<device::Bound>, health: Arc<H>) -> Result<Self> {
         // SAFETY: The operations are static, and `device::Device` is a transparent wrapper of a valid
         // `struct device`, of which the instance takes a reference.
         let devlink = unsafe {
@@ -141,9 +167,10 @@ impl<H: HealthReporter> Devlink<H> {
         })
     }
 
-    /// Reports that the device failed, and gives whether it is to be made to work again now: not so where
-    /// the administrator turned that off, or set a grace period that has not passed. Who does it says so by
-    /// [`Self::recovered`]. Sleeps.
+    /// Reports that the device failed, and gives whether it is to be made to work again: not so where the
+    /// administrator turned that off, or set a grace period that has not passed, nor where devlink knows
+    /// already that it failed, or was told meanwhile that it works. Who makes it work says so by
+    /// [`Self::update`]. Sleeps.
     pub fn report(&self, why: &CStr) -> bool {
         let wanted = Cell::new(false);
         // SAFETY: The reporter is ours and its instance registered, by the type invariants. The context is
@@ -159,17 +186,23 @@ impl<H: HealthReporter> Devlink<H> {
         wanted.get()
     }
 
-    /// The device works again, after [`Self::report`] gave that this is wanted. Sleeps.
-    pub fn recovered(&self) {
-        // SAFETY: The instance is registered and the reporter is one of it, by the type invariants. The
-        // lock, which recovery by hand holds when it counts, is given back.
+    /// Has devlink say what `standing` gives. That is called when no callback of the reporter runs, and none
+    /// does until devlink says so. Sleeps.
+    pub fn update(&self, standing: impl FnOnce() -> Standing) {
+        // SAFETY: The instance is registered, by the type invariants. The lock is given back below.
+        unsafe { bindings::devl_lock(self.devlink.as_ptr()) };
+        let standing = standing();
+        let state = if standing.healthy {
+            bindings::devlink_health_reporter_state_DEVLINK_HEALTH_REPORTER_STATE_HEALTHY
+        } else {
+            bindings::devlink_health_reporter_state_DEVLINK_HEALTH_REPORTER_STATE_ERROR
+        };
+        // SAFETY: The reporter is one of the instance, by the type invariants, whose lock was taken above.
         unsafe {
-            bindings::devl_lock(self.devlink.as_ptr());
-            bindings::devlink_health_reporter_recovery_done(self.reporter.as_ptr());
-            bindings::devlink_health_reporter_state_update(
-                self.reporter.as_ptr(),
-                bindings::devlink_health_reporter_state_DEVLINK_HEALTH_REPORTER_STATE_HEALTHY,
-            );
+            for _ in 0..standing.recovered {
+                bindings::devlink_health_reporter_recovery_done(self.reporter.as_ptr());
+            }
+            bindings::devlink_health_reporter_state_update(self.reporter.as_ptr(), state);
             bindings::devl_unlock(self.devlink.as_ptr());
         }
     }
@@ -189,11 +222,11 @@ impl<H: HealthReporter> Devlink<H> {
     /// # Safety
     ///
     /// Only for devlink: `reporter` must have been made by [`Self::register`], and `context` be null or
-    /// that of [`Self::report`].
+    /// that of [`Self::report`]; `extack` must be null or valid.
     unsafe extern "C" fn recover_callback(
         reporter: *mut bindings::devlink_health_reporter,
         context: *mut c_void,
-        _extack: *mut bindings::netlink_ext_ack,
+        extack: *mut bindings::netlink_ext_ack,
     ) -> c_int {
         if let Some(wanted) = NonNull::new(context.cast::<Cell<bool>>()) {
             // SAFETY: The caller vouches for the context, which is a local of a function that waits for
@@ -204,7 +237,16 @@ impl<H: HealthReporter> Devlink<H> {
         }
         // SAFETY: The caller vouches for the reporter, which is not destroyed while it is called.
         let health = unsafe { Self::health(reporter) };
-        from_result(|| H::recover(health).map(|()| 0))
+        match H::recover(health) {
+            Ok(()) => 0,
+            Err(refusal) => {
+                if let Some(extack) = NonNull::new(extack) {
+                    // SAFETY: The caller vouches for it. The text is static.
+                    unsafe { (*extack.as_ptr())._msg = refusal.why.as_char_ptr() };
+                }
+                refusal.error.to_errno()
+            }
+        }
     }
 
     /// # Safety

@@ -7,21 +7,14 @@ use crate::bindings;
 use core::{marker::PhantomData, ptr};
 use kernel::{
     device,
-    devres,
     dma::DmaMask,
     driver::{
         DriverLayout,
         RegistrationOps, //
     },
     error::to_result,
-    new_mutex,
     pci,
     prelude::*,
-    sync::{
-        aref::ARef,
-        Arc,
-        Mutex, //
-    },
     types::Opaque, //
 };
 
@@ -57,52 +50,17 @@ pub unsafe fn set_dma_mask(pdev: &pci::Device<device::Bound>, mask: DmaMask) -> 
     })
 }
 
-/// A function and whether it is bound to its driver, for who is not called by the PCI core: work items, and
-/// callbacks of other subsystems.
-#[pin_data]
-pub struct Binding {
-    pdev: ARef<pci::Device>,
-    #[pin]
-    bound: Mutex<bool>,
-}
-
-impl Binding {
-    /// Of a function that is bound.
-    pub fn new(pdev: &pci::Device<device::Bound>) -> Result<Arc<Self>> {
-        let normal: &pci::Device = pdev;
-        let init = pin_init!(Self {
-            pdev: normal.into(),
-            bound <- new_mutex!(true, "pci::Binding"),
-        });
-        let this = Arc::pin_init(init, GFP_KERNEL)?;
-        let unbinding = Ok::<_, Error>(Unbinding(this.clone()));
-        devres::register::<Unbinding, _>(pdev.as_ref(), unbinding, GFP_KERNEL)?;
-        Ok(this)
-    }
-
-    /// Calls `with` with the function, unless it is bound no more. It stays bound until this returns: who
-    /// unbinds it waits. One caller after the other.
-    pub fn with<R>(&self, with: impl FnOnce(&pci::Device<device::Bound>) -> R) -> Option<R> {
-        let bound = self.bound.lock();
-        bound.then(|| {
-            // SAFETY: `pci::Device` is a transparent wrapper, whatever its context. The function is bound:
-            // the driver core gives back what is managed before it has unbound a driver, and that drops the
-            // `Unbinding`, which needs the lock to say so. The lock is held until `with` has returned, and
-            // the reference does not outlive the call, as `with` takes one of any lifetime.
-            with(unsafe {
-                &*ptr::from_ref::<pci::Device>(&self.pdev).cast::<pci::Device<device::Bound>>()
-            })
-        })
-    }
-}
-
-/// Dropped when the function is unbound.
-struct Unbinding(Arc<Binding>);
-
-impl Drop for Unbinding {
-    fn drop(&mut self) {
-        *self.0.bound.lock() = false;
-    }
+/// A function that is bound to its driver, for who is not called by the PCI core: work items, and callbacks
+/// of other subsystems.
+///
+/// # Safety
+///
+/// The function is bound for as long as the reference is used, and nothing that is managed for it is released:
+/// dropping the driver's `pci::Driver::Data`, which the driver core does before that, or the end of `probe`
+/// where there is none yet, waits for the caller.
+pub unsafe fn assume_bound(pdev: &pci::Device) -> &pci::Device<device::Bound> {
+    // SAFETY: `pci::Device` is a transparent wrapper, whatever its context; the caller vouches for this one.
+    unsafe { &*ptr::from_ref(pdev).cast::<pci::Device<device::Bound>>() }
 }
 
 /// The config space of a function, locked until this is dropped: processes do not reach it, and

@@ -87,7 +87,7 @@ use kernel::{
 /// How often the end of somebody else's reset of the function is looked for.
 const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
 /// How long that is waited for: longer than any reset takes that ends at all. It begins with ours
-/// ([`Hardware::reset_by_others`]); for that of the function the PCI core waits a minute.
+/// ([`Hardware::stop_for_reset`]); for that of the function the PCI core waits a minute.
 const OTHERS_RESET_TIMEOUT: Delta =
     Delta::from_nanos(MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
 
@@ -451,10 +451,11 @@ impl Hardware {
     /// back after that; whoever frees memory that the device knows makes sure before that it is
     /// stopped, with [`Hardware::ensure_stopped`].
     fn fail_for(self: &Arc<Self>, cause: Cause) {
+        // First, as whoever sees that it is dead asks why. The first cause is the one that counts.
+        let _ = self.cause.cmpxchg(0, cause.number(), Relaxed);
         if !self.cqp.kill() {
             return;
         }
-        self.cause.store(cause.number(), Relaxed);
         dev_err!(self.pdev, "device failed, its users are told to let go\n");
         self.registers.request_reset();
         self.sink.raise(device_event::FATAL);
@@ -515,13 +516,16 @@ impl Hardware {
         }
     }
 
-    /// Gives the device up, as somebody else is about to reset the function, with config space
-    /// locked. Sleeps.
-    pub(crate) fn reset_by_others(self: &Arc<Self>) {
+    /// Gives the device up, as somebody else is about to reset the function.
+    pub(crate) fn fail_for_reset(self: &Arc<Self>) {
         if !self.is_dead() {
             dev_err!(self.pdev, "function is being reset by others\n");
         }
         self.fail_for(Cause::ResetByOthers);
+    }
+
+    /// Stops it then, by somebody who has config space locked. Sleeps.
+    pub(crate) fn stop_for_reset(&self) {
         // Now, while the device can be asked: who takes memory back in the course of that reset
         // cannot wait for its end. Where this fails, `ensure_stopped` does. A device that seems gone
         // may be behind a bridge that was closed, and have the bus back when that is opened.
@@ -539,6 +543,14 @@ impl Hardware {
     pub(crate) fn stop(&self) {
         self.cqp.kill();
         self.ensure_stopped();
+    }
+
+    /// Sees to it that nothing of this runs any more. To be called when nobody gives it commands, raises its
+    /// interrupts, or tells it of a reset. Sleeps.
+    pub(crate) fn retire(&self) {
+        // Who finds it dead queues nothing.
+        self.cqp.kill();
+        self.flush();
     }
 
     /// Waits for what was queued. To be called when nothing is queued any more, as the last

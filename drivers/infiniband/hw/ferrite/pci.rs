@@ -101,6 +101,35 @@ impl Drop for Started {
     }
 }
 
+/// A device that is told of resets by others, and has the right to the bus, until this is dropped: nothing of
+/// it runs after that.
+struct Noted {
+    hw: Arc<Hardware>,
+    recovery: Arc<Recovery>,
+}
+
+impl Noted {
+    /// `EBUSY` where such a reset is under way.
+    fn new(
+        pdev: &pci::Device<Bound>,
+        recovery: &Arc<Recovery>,
+        hw: &Arc<Hardware>,
+    ) -> Result<Self> {
+        recovery.set_current(hw)?;
+        pci_ext::set_master(pdev);
+        Ok(Self {
+            hw: hw.clone(),
+            recovery: recovery.clone(),
+        })
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.recovery.part(&self.hw);
+    }
+}
+
 /// A device at work, from one reset to the next.
 ///
 /// Dropped in order: consumers lose the device first, then it is reset, then its interrupts and
@@ -110,6 +139,7 @@ pub(crate) struct Life {
     registration: Pin<KBox<Registration<Ferrite>>>,
     _started: Started,
     _interrupts: Interrupts,
+    _noted: Noted,
 }
 
 /// What is bound to a PCI function.
@@ -181,9 +211,8 @@ impl Life {
         let doorbells = kept.doorbells(pdev, registers)?;
         let hw = Hardware::new(pdev, &reach, registers.clone(), doorbells, recovery);
         let hw = Arc::pin_init(hw, GFP_KERNEL)?;
-        recovery.set_current(&hw)?;
         // Not before it was reset: who knows what it was told by another driver.
-        pci_ext::set_master(pdev);
+        let noted = Noted::new(pdev, recovery, &hw)?;
         hw.set_link(identity.link_up);
         let mut interrupts = Interrupts::new(pdev, &hw, identity.messages)?;
         let started = start(pdev, recovery, &hw, &identity)?;
@@ -233,6 +262,7 @@ impl Life {
             registration,
             _started: started,
             _interrupts: interrupts,
+            _noted: noted,
         })
     }
 
@@ -268,7 +298,9 @@ impl pci::Driver for FerriteDriver {
         let bound = BoundDevice {
             recovery: Recovery::new(pdev, registers)?,
         };
-        bound.recovery.open(pdev)?;
+        // SAFETY: `bound` calls `close` when it is dropped: here, where this fails, or as the data of this
+        // driver, which the driver core drops before it releases what is managed.
+        unsafe { bound.recovery.open(pdev)? };
         Ok(bound)
     }
 }

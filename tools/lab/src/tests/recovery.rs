@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A device that failed: the driver resets it, registers it again, and whoever comes then is served.
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
@@ -41,6 +40,18 @@ pub const TESTS: &[VmTest] = &[
         not_wanted,
     ),
     VmTest::new(
+        "a device that fails while others ask for its recovery can still be recovered",
+        asked_meanwhile,
+    ),
+    VmTest::new(
+        "a device that does not answer comes back",
+        silent,
+    ),
+    VmTest::new(
+        "a device whose name was taken comes back by another",
+        name_taken,
+    ),
+    VmTest::new(
         "a reset by others under a program: the device comes back",
         comes_back_after_reset,
     ),
@@ -50,14 +61,17 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
-/// The device is gone after it.
-pub const REMOVAL: &[VmTest] = &[VmTest::alone(
-    "a device that vanishes while it comes back is left alone",
-    vanishes_while_it_comes_back,
-)];
-
-/// A life that lasts so long shows that the device works: `LONG_LIFE` of the driver.
-const LONG_LIFE: Duration = Duration::from_secs(10);
+/// The device is gone after them, or what it knows is leaked on purpose.
+pub const REMOVAL: &[VmTest] = &[
+    VmTest::alone(
+        "a device that vanishes while it comes back is left alone",
+        vanishes_while_it_comes_back,
+    ),
+    VmTest::alone(
+        "a device that cannot be stopped is left alone until somebody asks",
+        unstoppable,
+    ),
+];
 
 /// How often the driver tries, and the longest that takes: `WAITS` of the driver.
 const ATTEMPTS: u64 = 5;
@@ -77,9 +91,23 @@ fn shown(vm: &Vm) -> Result<String> {
     ))
 }
 
+/// Undoes [`leave_failed`].
+fn recover_again(vm: &Vm) -> Result<()> {
+    vm.sh(&format!(
+        "{REPORTERS}; for r in $reporters; do
+             devlink health set $r reporter fatal auto_recover true || exit
+         done"
+    ))?;
+    Ok(())
+}
+
 /// Asks for an attempt.
 const RECOVER: &str =
     "for r in $reporters; do devlink health recover $r reporter fatal || exit; done";
+
+/// The same, whatever comes of it.
+const RECOVER_ANYHOW: &str =
+    "for r in $reporters; do devlink health recover $r reporter fatal 2>/dev/null; done";
 
 fn recover(vm: &Vm) -> Result<()> {
     vm.sh_in(&format!("{REPORTERS}; {RECOVER}"), PATIENCE)?;
@@ -102,8 +130,14 @@ fn fatal(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a life has begun after so many.
+/// Waits until a life has begun after so many, and can be used.
 fn wait_back(vm: &Vm, before: u64) -> Result<()> {
+    wait_back_by_any_name(vm, before)?;
+    wait_active(vm)
+}
+
+/// Waits until a life has begun after so many.
+fn wait_back_by_any_name(vm: &Vm, before: u64) -> Result<()> {
     let patience = PATIENCE * vm.patience();
     let back = wait_until(Instant::now() + patience, || {
         let said = diagnose(vm)?;
@@ -115,7 +149,7 @@ fn wait_back(vm: &Vm, before: u64) -> Result<()> {
         diagnose(vm)?,
         vm.sh("dmesg | tail -n 20")?
     );
-    wait_active(vm)
+    Ok(())
 }
 
 /// Waits until the driver has said that it does nothing more.
@@ -153,13 +187,23 @@ fn connects(cluster: &Cluster) -> Result<()> {
 
 fn comes_back(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    wait_active(one)?;
+    bind_anew(one)?;
     let before = identity(one)?;
     let pages = pinned(one)?;
     let program = "exec ib_write_bw -d $dev -x $gid -p 18520 -s 65536 -D 100 -F";
+    one.sh("dmesg -C")?;
     for round in 1..=10 {
+        // The driver tries no more than that: who asks has it begin to count anew.
+        if round == ATTEMPTS + 1 {
+            leave_failed(one)?;
+            fatal(cluster)?;
+            wait_left_alone(one)?;
+            let count = lives(one)?;
+            recover(one)?;
+            wait_back(one, count)?;
+            recover_again(one)?;
+        }
         let back_again = || -> Result<()> {
-            let begun = Instant::now();
             let count = lives(one)?;
             let time = 2 * PATIENCE;
             // The peer always has writes under way. The program at this end only looks at memory: it has
@@ -170,8 +214,6 @@ fn comes_back(cluster: &Cluster) -> Result<()> {
             super::faults::wait_for_traffic(cluster, 2, &[&server, &client])?;
             // This one is told, and ends what it has after that.
             let holder = program_in_the_middle(one)?;
-            // Each life is long enough to count as a new beginning.
-            sleep(LONG_LIFE.saturating_sub(begun.elapsed()));
             fatal(cluster)?;
             ended_well(one, holder)?;
             let peer = client.wait()?;
@@ -323,6 +365,130 @@ fn not_wanted(cluster: &Cluster) -> Result<()> {
     recover(one)?;
     ended_well(one, program)?;
     wait_back(one, count)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn asked_meanwhile(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    // Whoever asks of a device that devlink takes for healthy has nothing done.
+    let asking = one.spawn(
+        &format!("{REPORTERS}; while [ ! -e /run/asked ]; do {RECOVER_ANYHOW}; done"),
+        4 * PATIENCE,
+    )?;
+    let asked = || -> Result<()> {
+        for _ in 0..10 {
+            let count = lives(one)?;
+            fatal(cluster)?;
+            wait_back(one, count)?;
+        }
+        Ok(())
+    }();
+    one.sh("touch /run/asked")?;
+    asking.wait()?;
+    one.sh("rm /run/asked")?;
+    asked?;
+    // Nobody asks for this one.
+    let healthy = || Ok(shown(one)?.contains("\"healthy\""));
+    ensure!(
+        wait_until(Instant::now() + PATIENCE, healthy)?,
+        "{}",
+        shown(one)?
+    );
+    let count = lives(one)?;
+    fatal(cluster)?;
+    wait_back(one, count)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+/// Loads the driver anew with these parameters.
+fn load_with(vm: &Vm, parameters: &str) -> Result<()> {
+    vm.sh_in(
+        &format!("rmmod ferrite; {LOAD_DRIVER} {parameters}"),
+        PATIENCE,
+    )?;
+    wait_active(vm)
+}
+
+fn silent(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    load_with(one, "command_timeout_ms=5000")?;
+    let count = lives(one)?;
+    one.sh("dmesg -C")?;
+    misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
+    // What it makes first is not answered.
+    let program = one.spawn(
+        &format!("{DEVICE_AND_GID} exec ib_write_bw -d $dev -x $gid -p 18521 -F"),
+        2 * PATIENCE,
+    )?;
+    one.wait_for("dmesg | grep -q 'no answer to command'", PATIENCE)?;
+    behave(cluster)?;
+    wait_back(one, count)?;
+    program.end()?;
+    let said = diagnose(one)?;
+    ensure!(
+        said["last failure"] == "the device did not answer a command",
+        "{said}"
+    );
+    load_with(one, "")?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn unstoppable(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    wait_active(one)?;
+    let tried = count(one, "attempts")?;
+    one.sh("dmesg -C")?;
+    misbehave(
+        cluster,
+        &json!({"reset": "never", "ignore_function_reset": true}),
+    )?;
+    fatal(cluster)?;
+    one.wait_for(
+        "dmesg | grep -q 'device stays failed (it cannot be stopped)'",
+        2 * PATIENCE,
+    )?;
+    ensure!(count(one, "attempts")? == tried, "{}", diagnose(one)?);
+    ensure!(shown(one)?.contains("\"error\""), "{}", shown(one)?);
+    // Who asks has it tried, and that works when the device does.
+    behave(cluster)?;
+    recover(one)?;
+    wait_active(one)?;
+    still_works(cluster)
+}
+
+fn name_taken(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let count = lives(one)?;
+    one.sh("dmesg -C; modprobe rdma_rxe; ip link add taker0 type dummy && ip link set taker0 up")?;
+    leave_failed(one)?;
+    // So that there is time between its going, which frees the name, and its coming.
+    misbehave(
+        cluster,
+        &json!({"seed": 1, "hold": 400, "answers": {"delay": 1.0}}),
+    )?;
+    fatal(cluster)?;
+    wait_left_alone(one)?;
+    let asking = one.spawn(&format!("{REPORTERS}; {RECOVER}"), PATIENCE)?;
+    one.sh_in(
+        "until rdma link add ferrite0 type rxe netdev taker0 2>/dev/null; do
+             [ -z \"$(dmesg | grep 'device works again')\" ] || exit 1
+         done",
+        PATIENCE,
+    )
+    .context("the name was not free while the device came back")?;
+    behave(cluster)?;
+    asking.success()?;
+    wait_back_by_any_name(one, count)?;
+    one.sh("rdma dev show ferrite1")
+        .context("it did not come back by the next name")?;
+    one.sh("rdma link delete ferrite0; ip link del taker0")?;
+    // By its first name, which others here take for granted.
+    bind_anew(one)?;
     nothing_left(one)?;
     still_works(cluster)
 }
