@@ -222,7 +222,7 @@ impl Device {
     fn enable(&mut self, on: bool) -> Outcome {
         let (capability, bits) = match self.mode {
             Mode::MsiX => (CAPABILITY_MSIX, 1 << 15),
-            Mode::Msi(vectors) => (CAPABILITY_MSI, 1 | (vectors.ilog2() as u16) << 4),
+            Mode::Msi(vectors) => (CAPABILITY_MSI, 1 | ((vectors.ilog2() as u16) << 4)),
             Mode::Pin => return Ok(()),
         };
         let at = self.capability(capability)?;

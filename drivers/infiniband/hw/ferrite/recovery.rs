@@ -298,7 +298,7 @@ impl Exchange {
     }
 
     /// The life whose failure is to be reported, if there is one: once.
-    fn to_report(&mut self) -> Option<u32> {
+    fn take_report(&mut self) -> Option<u32> {
         if !self.failed || self.reported {
             return None;
         }
@@ -814,7 +814,7 @@ impl WorkItem<TALK> for Recovery {
             return;
         };
         devlink.update(|| this.exchange.lock().standing());
-        let Some(life) = this.exchange.lock().to_report() else {
+        let Some(life) = this.exchange.lock().take_report() else {
             return;
         };
         let cause = this.counts.lock().cause;
@@ -1077,11 +1077,11 @@ mod tests {
     #[test]
     fn a_failure_is_reported_of_a_device_that_devlink_takes_for_healthy() {
         let mut exchange = exchange();
-        assert_eq!(exchange.to_report(), None);
+        assert_eq!(exchange.take_report(), None);
         exchange.fails();
         assert_eq!(exchange.standing(), HEALTHY);
-        assert_eq!(exchange.to_report(), Some(1));
-        assert_eq!(exchange.to_report(), None);
+        assert_eq!(exchange.take_report(), Some(1));
+        assert_eq!(exchange.take_report(), None);
         assert_eq!(exchange.standing(), FAILED);
         exchange.begins(2);
         let recovered = Standing {
@@ -1097,7 +1097,7 @@ mod tests {
         let mut exchange = exchange();
         exchange.fails();
         assert_eq!(exchange.standing(), HEALTHY);
-        assert_eq!(exchange.to_report(), Some(1));
+        assert_eq!(exchange.take_report(), Some(1));
         // Before devlink has said whether it wants that, somebody asks, and has it.
         let question = exchange.ask().unwrap_or(0);
         assert_eq!(exchange.question(), Some(question));
@@ -1110,7 +1110,7 @@ mod tests {
         assert_eq!(exchange.take_answer(question), Some(Ok(())));
         // devlink counted that one by itself, and the failure is news.
         assert_eq!(exchange.standing(), HEALTHY);
-        assert_eq!(exchange.to_report(), Some(2));
+        assert_eq!(exchange.take_report(), Some(2));
         assert_eq!(exchange.standing(), FAILED);
     }
 
@@ -1118,7 +1118,7 @@ mod tests {
     fn what_nobody_waited_for_is_counted_all_the_same() {
         let mut exchange = exchange();
         exchange.fails();
-        assert_eq!(exchange.to_report(), Some(1));
+        assert_eq!(exchange.take_report(), Some(1));
         let question = exchange.ask().unwrap_or(0);
         exchange.begins(2);
         exchange.answer(question, Ok(2));

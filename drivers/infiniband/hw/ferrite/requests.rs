@@ -27,7 +27,6 @@ use crate::{
             new_irq_spinlock,
             IrqSpinLock, //
         },
-        user, //
     },
 };
 use kernel::{
@@ -780,6 +779,7 @@ pub(crate) mod stage {
 #[kunit_tests(ferrite_requests)]
 mod tests {
     use super::*;
+    use crate::kernel_ext::user;
     use stage::Stage;
 
     /// Slots for others than memory management.
