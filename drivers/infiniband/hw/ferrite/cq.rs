@@ -307,6 +307,9 @@ struct Progress {
 }
 
 impl Progress {
+    /// No more were consumed between two events, or it does not matter that there were.
+    const MOST: i32 = 1 << 16;
+
     const fn new() -> Self {
         Self {
             consumed: Atomic::new(0),
@@ -321,12 +324,15 @@ impl Progress {
     }
 
     /// An event came: how many were consumed since the last one, at least the one that it is about.
+    ///
+    /// Several may ask at once, as a queue that was moved has events at two handlers: what was consumed
+    /// may then seem to go back.
     #[inline]
     fn event(&self) -> u32 {
         let consumed = self.consumed.load(Relaxed);
         let before = self.at_event.load(Relaxed);
         self.at_event.store(consumed, Relaxed);
-        consumed.wrapping_sub(before).max(1)
+        (consumed.wrapping_sub(before) as i32).clamp(1, Self::MOST) as u32
     }
 }
 
@@ -857,6 +863,11 @@ mod tests {
         progress.event();
         progress.note(9);
         assert_eq!(progress.event(), 10);
+        // Another event was faster.
+        progress.at_event.store(20, Relaxed);
+        assert_eq!(progress.event(), 1);
+        progress.note(u32::MAX / 2 - 10);
+        assert_eq!(progress.event(), Progress::MOST as u32);
     }
 
     #[test]

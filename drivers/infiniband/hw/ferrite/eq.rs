@@ -270,9 +270,12 @@ impl<S: Slots> Consumer<S> {
     /// The device has answered to the command that gave it another ring: from the answer on it is in
     /// that one if it `switched`, else in the old one. Hands the ring back that it is not in.
     fn settle(&mut self, switched: bool) -> Settled<S> {
+        if !switched && self.left.is_some() {
+            // Whatever it says: it may be in either, and both are kept until it was stopped.
+            return Settled::Contradicted;
+        }
         match (self.left.take(), switched) {
-            (Some(left), true) => Settled::Over(left),
-            (Some(left), false) => Settled::Contradicted(left),
+            (Some(left), _) => Settled::Over(left),
             (None, true) if self.ring.is_written(self.index) => Settled::Unread,
             (None, true) => match self.next.take() {
                 Some(next) => Settled::Over(core::mem::replace(&mut self.ring, next)),
@@ -296,7 +299,7 @@ enum Settled<S> {
     /// There is something to read in the old one.
     Unread,
     /// The device says that it stayed in the old one, and there was an entry in the other.
-    Contradicted(Ring<S>),
+    Contradicted,
 }
 
 /// What can be changed about a queue that is at work.
@@ -489,7 +492,7 @@ impl EventQueue {
             // Rings are freed without the lock, as that may sleep.
             match settled {
                 Settled::Nothing | Settled::Over(_) => return Ok(()),
-                Settled::Contradicted(_) => return Err(EIO),
+                Settled::Contradicted => return Err(EIO),
                 Settled::Unread => self.poll(doorbells, &each),
             }
         }
@@ -1025,8 +1028,9 @@ mod tests {
         assert!(consumer.offer(Ring::of(&new)).is_ok());
         new.put(1, 1);
         assert_eq!(consumer.drain(|_| {}), 1);
-        assert!(matches!(consumer.settle(false), Settled::Contradicted(_)));
-        assert!(matches!(consumer.settle(false), Settled::Nothing));
+        assert!(matches!(consumer.settle(false), Settled::Contradicted));
+        // Neither ring is given back while the device works.
+        assert!(consumer.left.is_some());
         Ok(())
     }
 }

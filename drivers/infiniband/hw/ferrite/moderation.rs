@@ -100,8 +100,8 @@ impl Moderation {
 
     /// Events were handled that stand for so many `completions`. Runs in the interrupt.
     #[inline]
-    pub(crate) fn note(&self, completions: u32) {
-        let sum = self.completions.load(Relaxed) + u64::from(completions);
+    pub(crate) fn note(&self, completions: u64) {
+        let sum = self.completions.load(Relaxed).wrapping_add(completions);
         self.completions.store(sum, Relaxed);
     }
 

@@ -24,6 +24,10 @@ use kernel::{
 const TURN: u32 = 16;
 const _: () = assert!(BUDGET % TURN == 0);
 
+/// How often queues of low latency are looked after between turns of others: an interrupt is to end. What
+/// they get after that raises another one.
+const LOOKS: u32 = BUDGET / TURN;
+
 /// What is served.
 pub(crate) trait Serve {
     /// Whether it comes before others.
@@ -36,8 +40,9 @@ pub(crate) trait Serve {
     fn end_turns(&self, handled: u32) -> bool;
 }
 
-/// Serves queues that share a vector: each at least once, and each other one for no more than
-/// [`BUDGET`] events. Returns whether there was something to do for any.
+/// Serves queues that share a vector: each at least once, each bulk one for no more than [`BUDGET`] events,
+/// and those of low latency again between turns, [`LOOKS`] times in all. Returns whether there was something
+/// to do for any.
 pub(crate) fn serve(queues: &[impl Serve]) -> bool {
     let mut found = false;
     if !queues.iter().any(Serve::is_low_latency) {
@@ -46,27 +51,36 @@ pub(crate) fn serve(queues: &[impl Serve]) -> bool {
         }
         return found;
     }
-    // It may be changed meanwhile: a queue is served in either case, if late.
-    let mut serve_low_latency = || {
+    let serve_low_latency = || {
+        let mut found = false;
         for queue in queues.iter().filter(|queue| queue.is_low_latency()) {
             found |= queue.serve();
         }
+        found
     };
-    serve_low_latency();
-    let mut ended = false;
-    for queue in queues.iter().filter(|queue| !queue.is_low_latency()) {
+    found |= serve_low_latency();
+    let mut looks = LOOKS;
+    for queue in queues {
+        if queue.is_low_latency() {
+            // It may be so since a moment ago: no queue is passed over, as its interrupt may be this one.
+            found |= queue.serve();
+            continue;
+        }
         let mut handled = 0;
         while handled < BUDGET {
             let turn = queue.turn(TURN);
             handled += turn;
-            serve_low_latency();
+            if looks > 0 {
+                looks -= 1;
+                found |= serve_low_latency();
+            }
             if turn < TURN {
                 break;
             }
         }
-        ended |= queue.end_turns(handled);
+        found |= queue.end_turns(handled);
     }
-    found || ended
+    found
 }
 
 /// An event queue that is served in an interrupt.
@@ -112,7 +126,7 @@ impl Serve for Served {
         let count = &mut completions;
         // It has the answers, and is dropped before the queue is unlocked.
         let served = self.queue.service(&self.hw.doorbells, move |event| {
-            *count += self.hw.dispatch(event, &answers);
+            *count += u64::from(self.hw.dispatch(event, &answers));
         });
         if let (true, Some(moderation)) = (served, &self.moderation) {
             moderation.note(completions);
@@ -125,7 +139,7 @@ impl Serve for Served {
         let (mut completions, answers) = (0, self.hw.answers());
         let count = &mut completions;
         let handled = self.queue.turn(budget, move |event| {
-            *count += self.hw.dispatch(event, &answers);
+            *count += u64::from(self.hw.dispatch(event, &answers));
         });
         if let Some(moderation) = &self.moderation {
             moderation.note(completions);
@@ -238,6 +252,8 @@ mod tests {
             (b'l', 0),
             (b'b', 3),
             (b'l', 0),
+            // Its place among all.
+            (b'l', 0),
             (b'c', 1),
             (b'l', 0),
         ];
@@ -259,8 +275,56 @@ mod tests {
             turns.fold((0, 0), |(count, events), turn| (count + 1, events + turn.1))
         };
         assert_eq!(of(b'b'), (BUDGET / TURN, BUDGET));
-        // Once before, and once after each turn.
-        assert_eq!(of(b'l'), (BUDGET / TURN + 1, 0));
+        // Once before, once after each turn, and in its place.
+        assert_eq!(of(b'l'), (BUDGET / TURN + 2, 0));
         assert_eq!(queues[0].armed.get(), 1);
+    }
+
+    #[test]
+    fn queues_of_low_latency_do_not_hold_an_interrupt_for_ever() {
+        let turns = RefCell::new(KVec::new());
+        let queues = [
+            queue(&turns, b'a', false, u32::MAX),
+            queue(&turns, b'b', false, u32::MAX),
+            queue(&turns, b'c', false, u32::MAX),
+            queue(&turns, b'l', true, u32::MAX),
+        ];
+        serve(&queues);
+        let handled = u32::MAX - queues[3].events.get();
+        assert_eq!(handled, (LOOKS + 2) * BUDGET);
+    }
+
+    #[test]
+    fn a_queue_that_becomes_one_of_low_latency_meanwhile_is_served() {
+        struct Changing<'a>(Queue<'a>, Cell<bool>, Option<&'a Changing<'a>>);
+        impl Serve for &Changing<'_> {
+            fn is_low_latency(&self) -> bool {
+                self.1.get()
+            }
+            fn serve(&self) -> bool {
+                self.0.serve()
+            }
+            fn turn(&self, budget: u32) -> u32 {
+                self.0.turn(budget)
+            }
+            fn end_turns(&self, handled: u32) -> bool {
+                if let Some(other) = self.2 {
+                    other.1.set(true);
+                }
+                self.0.end_turns(handled)
+            }
+        }
+        let turns = RefCell::new(KVec::new());
+        let other = Changing(queue(&turns, b'o', false, 1), Cell::new(false), None);
+        let low = Changing(queue(&turns, b'l', true, 0), Cell::new(true), None);
+        let bulk = Changing(
+            queue(&turns, b'b', false, 1),
+            Cell::new(false),
+            Some(&other),
+        );
+        let queues = [&low, &bulk, &other];
+        serve(&queues);
+        assert_eq!(other.0.armed.get(), 1);
+        assert_eq!(other.0.events.get(), 0);
     }
 }
