@@ -45,7 +45,11 @@ pub(crate) trait Serve {
 /// to do for any.
 pub(crate) fn serve(queues: &[impl Serve]) -> bool {
     let mut found = false;
-    if !queues.iter().any(Serve::is_low_latency) {
+    let low_latency = queues.first().is_some_and(Serve::is_low_latency);
+    if queues
+        .iter()
+        .all(|queue| queue.is_low_latency() == low_latency)
+    {
         for queue in queues {
             found |= queue.serve();
         }
