@@ -56,7 +56,7 @@ const MSI_ENABLE: u16 = 1 << 0;
 const MSI_CAPABLE_SHIFT: u32 = 1;
 const MSI_ENABLED_SHIFT: u32 = 4;
 const MSI_64_BITS: u16 = 1 << 7;
-const MSI_WRITABLE: u16 = MSI_ENABLE | 7 << MSI_ENABLED_SHIFT;
+const MSI_WRITABLE: u16 = MSI_ENABLE | (7 << MSI_ENABLED_SHIFT);
 
 const DEVICE_CAPABILITIES: usize = CAP_PCIE + 4;
 const DEVICE_CONTROL: usize = CAP_PCIE + 8;
@@ -139,7 +139,10 @@ impl ConfigSpace {
             // Vectors are not masked one by one: QEMU does not keep such a mask where KVM
             // delivers them.
             space.chain(&mut last, CAP_MSI, ID_MSI);
-            space.set16(MSI_CONTROL, MSI_64_BITS | (log as u16) << MSI_CAPABLE_SHIFT);
+            space.set16(
+                MSI_CONTROL,
+                MSI_64_BITS | ((log as u16) << MSI_CAPABLE_SHIFT),
+            );
             space.allow16(MSI_CONTROL, MSI_WRITABLE);
             for at in [MSI_ADDRESS + 2, MSI_ADDRESS + 4, MSI_ADDRESS + 6, MSI_DATA] {
                 space.allow16(at, 0xffff);
@@ -224,7 +227,7 @@ impl ConfigSpace {
             Mode::MsiX
         } else if msi & MSI_ENABLE != 0 {
             // A guest may ask for more than there are.
-            let asked = 1 << (msi >> MSI_ENABLED_SHIFT & 7);
+            let asked = 1 << ((msi >> MSI_ENABLED_SHIFT) & 7);
             Mode::Msi(self.kinds.msi.min(asked))
         } else if self.kinds.pin && self.get16(COMMAND) & COMMAND_INTERRUPT_DISABLE == 0 {
             Mode::Pin
@@ -355,10 +358,10 @@ mod tests {
         let mut space = space(16);
         assert_eq!(
             read16(&space, MSI_CONTROL),
-            MSI_64_BITS | 4 << MSI_CAPABLE_SHIFT
+            MSI_64_BITS | (4 << MSI_CAPABLE_SHIFT)
         );
         for (enabled, vectors) in [(0, 1), (2, 4), (4, 16), (5, 16), (7, 16)] {
-            let control: u16 = MSI_ENABLE | enabled << MSI_ENABLED_SHIFT;
+            let control: u16 = MSI_ENABLE | (enabled << MSI_ENABLED_SHIFT);
             space.write(MSI_CONTROL as u64, &control.to_le_bytes());
             assert_eq!(space.mode(), Mode::Msi(vectors));
         }

@@ -64,10 +64,8 @@ impl Direct {
     fn query(&self, cq: *mut ibv_cq) -> Check<u32> {
         let mut vector = 0;
         // SAFETY: the queue lives, and there is a place for the number.
-        well(
-            unsafe { (self.query)(cq, &mut vector) },
-            "ferritedv_query_cq_vector",
-        )?;
+        let errno = unsafe { (self.query)(cq, &mut vector) };
+        well(errno, "ferritedv_query_cq_vector")?;
         Ok(vector)
     }
 }
@@ -107,10 +105,8 @@ static MOVES: AtomicU64 = AtomicU64::new(0);
 /// A pair whose completion queue has a channel.
 fn pair(rig: &Rig) -> Check<(Pair, *mut ibv_comp_channel)> {
     // SAFETY: the context is open.
-    let channel = made(
-        unsafe { ibv_create_comp_channel(rig.raw()) },
-        "ibv_create_comp_channel",
-    )?;
+    let channel = unsafe { ibv_create_comp_channel(rig.raw()) };
+    let channel = made(channel, "ibv_create_comp_channel")?;
     // SAFETY: the context is open, and the channel lives.
     let cq = unsafe { ibv_create_cq(rig.raw(), 512, ptr::null_mut(), channel, 0) };
     let pair = rig.pair_of(Made {
@@ -446,10 +442,13 @@ fn under_load(rig: &Rig, direct: Direct, _options: &Options) -> Check {
                 let mut turn = 0u16;
                 while !moved.load(Ordering::Acquire) && !failed.load(Ordering::Acquire) {
                     turn = turn.wrapping_add(1);
-                    // SAFETY: the queue lives.
+                    let resize = |entries| {
+                        // SAFETY: the queue lives.
+                        unsafe { ibv_resize_cq(cq.get(), entries) }
+                    };
                     let errno = match turn % 4 {
-                        0 => unsafe { ibv_resize_cq(cq.get(), 512) },
-                        2 => unsafe { ibv_resize_cq(cq.get(), 1024) },
+                        0 => resize(512),
+                        2 => resize(1024),
                         odd => moderate(context.get(), cq.get(), odd, 20 * odd),
                     };
                     if errno != 0 {
