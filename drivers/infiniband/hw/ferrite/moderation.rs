@@ -3,8 +3,8 @@
 //! Moderation of the event queues of completion handlers: how long an interrupt is put off so that it
 //! tells of more than one event.
 //!
-//! There are two levels, and both adapt to the traffic by the kernel's means (`lib/dim`) unless an
-//! administrator says otherwise (`rdma dev set DEV adaptive-moderation off`).
+//! There are two levels, and both adapt to the traffic by the kernel's means (`lib/dim`) where an
+//! administrator wants it (`rdma dev set DEV adaptive-moderation on`).
 //!
 //! - Completion queues that the kernel polls: the RDMA core sees what each of them does, and has the
 //!   device put off its event by up to 32 microseconds, or that many completions ([`Driver::modify_cq`]).

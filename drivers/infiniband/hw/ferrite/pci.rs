@@ -237,7 +237,8 @@ impl Life {
             local_dma_lkey: abi::TAG_ALL_MEMORY,
             beside: Some(beside(&identity)),
             counter_names: port::counter_names(&caps),
-            adaptive_moderation: true,
+            // Whoever wants it says so (`rdma dev set`): it makes single messages late at times.
+            adaptive_moderation: false,
         };
         let unregistered =
             Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
