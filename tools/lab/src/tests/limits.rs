@@ -17,10 +17,6 @@ pub const TESTS: &[VmTest] = &[
         contexts_for_containers,
     ),
     VmTest::new(
-        "users whose threads are not running do not hold up the commands of others",
-        commands_of_others,
-    ),
-    VmTest::new(
         "on-demand tables for memory that is not there are given back",
         tables_for_nothing,
     ),
@@ -45,6 +41,12 @@ pub const TESTS: &[VmTest] = &[
         tables_are_charged,
     ),
 ];
+
+/// The same, of some minutes.
+pub const LONG: &[VmTest] = &[VmTest::new(
+    "users whose threads are not running do not hold up the commands of others",
+    commands_of_others,
+)];
 
 const TIME: Duration = Duration::from_secs(180);
 

@@ -20,12 +20,28 @@ use crate::vm::Vm;
 /// The driver is loaded when these begin and when they end.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
-        "a device that fails under its users comes back, ten times in a row",
-        comes_back,
-    ),
-    VmTest::new(
         "a device that comes back is called what it was called, and the kernel's users are shown it",
         same_name,
+    ),
+    VmTest::new(
+        "a device is not recovered where devlink does not want it",
+        not_wanted,
+    ),
+    VmTest::new(
+        "a reset by others under a program: the device comes back",
+        comes_back_after_reset,
+    ),
+    VmTest::new(
+        "unbound and unloaded while the device comes back",
+        let_go_while_it_comes_back,
+    ),
+];
+
+/// The same, of some minutes each.
+pub const LONG: &[VmTest] = &[
+    VmTest::new(
+        "a device that fails under its users comes back, ten times in a row",
+        comes_back,
     ),
     VmTest::new(
         "an NVMe initiator and a target find a device again that came back",
@@ -36,28 +52,13 @@ pub const TESTS: &[VmTest] = &[
         left_alone,
     ),
     VmTest::new(
-        "a device is not recovered where devlink does not want it",
-        not_wanted,
-    ),
-    VmTest::new(
         "a device that fails while others ask for its recovery can still be recovered",
         asked_meanwhile,
     ),
-    VmTest::new(
-        "a device that does not answer comes back",
-        silent,
-    ),
+    VmTest::new("a device that does not answer comes back", silent),
     VmTest::new(
         "a device whose name was taken comes back by another",
         name_taken,
-    ),
-    VmTest::new(
-        "a reset by others under a program: the device comes back",
-        comes_back_after_reset,
-    ),
-    VmTest::new(
-        "unbound and unloaded while the device comes back",
-        let_go_while_it_comes_back,
     ),
 ];
 
