@@ -189,10 +189,7 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: numbers::options,
             long: false,
-            tests: &[
-                ("other numbers", numbers::TESTS),
-                ("other numbers", moving::SERVES),
-            ],
+            tests: &[("other numbers", numbers::TESTS)],
         },
         Group {
             name: "recovery",

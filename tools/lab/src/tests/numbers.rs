@@ -87,8 +87,7 @@ impl Device {
 /// The machines that these tests need.
 pub fn options(usual: Options) -> Options {
     Options {
-        // With a handler and a vector for each.
-        cpus: 4,
+        cpus: 1,
         own_device_args: DEVICES.iter().map(Device::args).collect(),
         ..usual
     }
