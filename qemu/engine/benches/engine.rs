@@ -7,7 +7,8 @@
 //!
 //! With `small` or `large` as argument it only streams so many messages of that size, for tools
 //! that count instructions (`valgrind --tool=callgrind`): the difference of two counts is free of
-//! what it costs to begin.
+//! what it costs to begin. With `spread`, a number of queue pairs and one of rounds it writes 64
+//! bytes over all of them in turn, 16 at a time.
 
 #[allow(dead_code)] // The tests use the rest of it.
 #[path = "../tests/engine/wire.rs"]
@@ -119,6 +120,14 @@ fn stream(kind: &str, rounds: u32) {
     }
 }
 
+/// Visits `qps` queue pairs in turn, [`BATCH`] at a time, and says nothing.
+fn spread(qps: u32, rounds: u32) {
+    let mut many = Many::new(qps);
+    for _ in 0..rounds {
+        assert_eq!(many.visit(BATCH).0, BATCH as usize);
+    }
+}
+
 fn main() {
     // `cargo bench` adds an argument of its own.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -127,6 +136,13 @@ fn main() {
     {
         stream(kind, rounds.parse().expect("a number of rounds"));
         return;
+    }
+    if let [kind, qps, rounds] = &arguments[..] {
+        if kind == "spread" {
+            let number = |text: &str| text.parse().expect("a number");
+            spread(number(qps), number(rounds));
+            return;
+        }
     }
     // Memory and clock of the processor get warm.
     Bench::new(0, 0).write_packet();
