@@ -9,6 +9,7 @@
 #include <linux/irq_poll.h>
 #include <linux/netdevice.h>
 #include <linux/pci.h>
+#include <net/devlink.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_cache.h>
 #include <rdma/ib_mad.h>

@@ -4,12 +4,14 @@
 #include <linux/completion.h>
 #include <linux/cpumask.h>
 #include <linux/cred.h>
+#include <linux/dim.h>
 #include <linux/dma-mapping.h>
 #include <linux/etherdevice.h>
 #include <linux/hmm.h>
 #include <linux/hmm-dma.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
+#include <linux/irq.h>
 #include <linux/memcontrol.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
@@ -23,11 +25,11 @@
 #include <linux/sched.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/task.h>
-#include <linux/semaphore.h>
 #include <linux/spinlock.h>
 #include <linux/user_namespace.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
+#include <net/devlink.h>
 #include <net/netlink.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_umem.h>
@@ -76,22 +78,6 @@ void rust_helper_reinit_completion(struct completion *x)
 	reinit_completion(x);
 }
 
-void rust_helper_sema_init(struct semaphore *sem, unsigned int count)
-{
-	sema_init(sem, count);
-}
-
-bool rust_helper_sema_is_waited_for(struct semaphore *sem)
-{
-	unsigned long flags;
-	bool waited_for;
-
-	raw_spin_lock_irqsave(&sem->lock, flags);
-	waited_for = sem->first_waiter;
-	raw_spin_unlock_irqrestore(&sem->lock, flags);
-	return waited_for;
-}
-
 unsigned int rust_helper_memalloc_noreclaim_save(void)
 {
 	return memalloc_noreclaim_save();
@@ -138,6 +124,11 @@ u64 rust_helper_current_accountable_user(void)
 	if (uid_eq(outermost->owner, GLOBAL_ROOT_UID))
 		return BIT_ULL(32) | outermost->ns.inum;
 	return from_kuid(&init_user_ns, outermost->owner);
+}
+
+bool rust_helper_current_is_kthread(void)
+{
+	return current->flags & PF_KTHREAD;
 }
 
 bool rust_helper_current_is_dying(void)
@@ -217,6 +208,12 @@ void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags)
 	xa_unlock_irqrestore(xa, flags);
 }
 
+struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,
+					       struct device *dev)
+{
+	return devlink_alloc(ops, 0, dev);
+}
+
 struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name)
 {
 	return alloc_ordered_workqueue("%s", WQ_MEM_RECLAIM, name);
@@ -260,6 +257,29 @@ int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu)
 void rust_helper_irq_clear_affinity_hint(unsigned int irq)
 {
 	irq_update_affinity_hint(irq, NULL);
+}
+
+const struct cpumask *
+rust_helper_irq_get_effective_affinity_mask(unsigned int irq)
+{
+	return irq_get_effective_affinity_mask(irq);
+}
+
+void rust_helper_dim_init_work(struct dim *dim,
+			       void (*func)(struct work_struct *work))
+{
+	INIT_WORK(&dim->work, func);
+}
+
+void rust_helper_dim_schedule_work(struct dim *dim)
+{
+	schedule_work(&dim->work);
+}
+
+void rust_helper_dim_update_sample(u16 event_ctr, u64 packets, u64 bytes,
+				   struct dim_sample *s)
+{
+	dim_update_sample(event_ctr, packets, bytes, s);
 }
 
 void rust_helper_rtnl_lock(void)
@@ -429,6 +449,19 @@ rust_helper_rdma_driver_udata(struct uverbs_attr_bundle *attrs)
 	return &attrs->driver_udata;
 }
 
+void *rust_helper_uverbs_attr_get_obj(const struct uverbs_attr_bundle *attrs,
+				      u16 idx)
+{
+	return uverbs_attr_get_obj(attrs, idx);
+}
+
+int rust_helper__uverbs_copy_from(void *to,
+				  const struct uverbs_attr_bundle *attrs,
+				  size_t idx, size_t size)
+{
+	return _uverbs_copy_from(to, attrs, idx, size);
+}
+
 int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata)
 {
 	return ib_is_udata_in_empty(udata);
@@ -564,18 +597,21 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_context_object, UVERBS_OBJECT_DEVICE,
 						 UA_MANDATORY),
 			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_CLOCK,
 						 UVERBS_ATTR_TYPE(u64),
+						 UA_OPTIONAL),
+			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_CLOCK_NOW,
+						 UVERBS_ATTR_TYPE(u64),
 						 UA_OPTIONAL));
 
-bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs)
+bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs,
+					  u16 attr)
 {
-	return uverbs_attr_is_valid(attrs, RDMA_CONTEXT_ATTR_CLOCK);
+	return uverbs_attr_is_valid(attrs, attr);
 }
 
 int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,
-					   u64 ticks)
+					   u16 attr, u64 ticks)
 {
-	return uverbs_copy_to(attrs, RDMA_CONTEXT_ATTR_CLOCK, &ticks,
-			      sizeof(ticks));
+	return uverbs_copy_to(attrs, attr, &ticks, sizeof(ticks));
 }
 
 static const struct uapi_definition rdma_definitions[] = {

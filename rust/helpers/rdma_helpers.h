@@ -9,8 +9,13 @@
 #include <linux/types.h>
 
 struct completion;
+struct cpumask;
 struct ratelimit_state;
 struct device;
+struct devlink;
+struct devlink_ops;
+struct dim;
+struct dim_sample;
 struct ib_ah;
 struct ib_block_iter;
 struct ib_cq;
@@ -31,10 +36,10 @@ struct notifier_block;
 struct pci_dev;
 struct rdma_user_mmap_entry;
 struct scatterlist;
-struct semaphore;
 struct sk_buff;
 struct uverbs_attr_bundle;
 struct vm_area_struct;
+struct work_struct;
 struct workqueue_struct;
 struct xarray;
 
@@ -44,11 +49,13 @@ void rust_helper_dma_rmb(void);
 void rust_helper_mb(void);
 void rust_helper_wmb(void);
 
-/* Completion, semaphore, spinlock, xarray and workqueue. */
+/* devlink. */
+struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,
+					       struct device *dev);
+
+/* Completion, spinlock, xarray and workqueue. */
 bool rust_helper_need_resched(void);
 void rust_helper_reinit_completion(struct completion *x);
-void rust_helper_sema_init(struct semaphore *sem, unsigned int count);
-bool rust_helper_sema_is_waited_for(struct semaphore *sem);
 void rust_helper_ratelimit_default_init(struct ratelimit_state *rs);
 unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock);
 void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
@@ -74,6 +81,7 @@ u64 rust_helper_current_accountable_user(void);
 bool rust_helper_capable_sys_resource(void);
 bool rust_helper_capable_sys_resource_noaudit(void);
 u64 rust_helper_total_memory(void);
+bool rust_helper_current_is_kthread(void);
 bool rust_helper_current_is_dying(void);
 
 /* BARs and device memory. */
@@ -89,6 +97,15 @@ void *rust_helper_rdma_nl_stat_start(struct sk_buff *msg);
 /* Interrupt affinity. */
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
 void rust_helper_irq_clear_affinity_hint(unsigned int irq);
+const struct cpumask *
+rust_helper_irq_get_effective_affinity_mask(unsigned int irq);
+
+/* Interrupt moderation. */
+void rust_helper_dim_init_work(struct dim *dim,
+			       void (*func)(struct work_struct *work));
+void rust_helper_dim_schedule_work(struct dim *dim);
+void rust_helper_dim_update_sample(u16 event_ctr, u64 packets, u64 bytes,
+				   struct dim_sample *s);
 
 /* Network devices. */
 void rust_helper_rtnl_lock(void);
@@ -127,6 +144,11 @@ struct uverbs_attr_bundle *
 rust_helper_rdma_udata_to_uverbs_attr_bundle(struct ib_udata *udata);
 struct ib_udata *
 rust_helper_rdma_driver_udata(struct uverbs_attr_bundle *attrs);
+void *rust_helper_uverbs_attr_get_obj(const struct uverbs_attr_bundle *attrs,
+				      u16 idx);
+int rust_helper__uverbs_copy_from(void *to,
+				  const struct uverbs_attr_bundle *attrs,
+				  size_t idx, size_t size);
 int rust_helper_ib_is_udata_in_empty(struct ib_udata *udata);
 int rust_helper_ib_respond_empty_udata(struct ib_udata *udata);
 struct ib_umem *rust_helper_ib_umem_get_va(struct ib_device *device,
@@ -190,6 +212,8 @@ enum {
 	RDMA_CONTEXT_ATTR_RESPONSE = 1U << UVERBS_ID_NS_SHIFT,
 	/* The time of the device's clock, for those who want it. */
 	RDMA_CONTEXT_ATTR_CLOCK,
+	/* The same, for those who want it at once or not at all. */
+	RDMA_CONTEXT_ATTR_CLOCK_NOW,
 };
 
 enum {
@@ -217,9 +241,10 @@ enum {
 	RDMA_DM_QUERY_ATTR_LENGTH,
 };
 
-bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs);
+bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs,
+					  u16 attr);
 int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,
-					   u64 ticks);
+					   u16 attr, u64 ticks);
 
 /* Device memory, and how a process gets at it. */
 struct rdma_dm {

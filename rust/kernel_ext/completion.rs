@@ -68,6 +68,16 @@ impl Completion {
         unsafe { bindings::wait_for_completion_timeout(self.inner.get(), timeout) != 0 }
     }
 
+    /// The same, but `EINTR` as soon as the task is killed. Sleeps.
+    #[inline]
+    pub fn wait_killable_timeout(&self, timeout: Jiffies) -> Result<bool> {
+        // SAFETY: By the type invariant the completion is initialised.
+        match unsafe { bindings::wait_for_completion_killable_timeout(self.inner.get(), timeout) } {
+            ..0 => Err(EINTR),
+            left => Ok(left != 0),
+        }
+    }
+
     /// Takes a signal if there is one, without waiting.
     #[inline]
     pub fn try_wait(&self) -> bool {

@@ -6,6 +6,7 @@
 use crate::bindings;
 use core::marker::PhantomPinned;
 use core::ptr;
+use kernel::cpu::CpuId;
 use kernel::error::to_result;
 use kernel::irq::IrqReturn;
 use kernel::prelude::*;
@@ -13,33 +14,95 @@ use kernel::sync::aref::ARef;
 use kernel::sync::Arc;
 use kernel::{device, pci};
 
-/// The MSI-X (or MSI) vectors of a PCI function, given back when dropped.
+/// A way in which a PCI function interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// MSI-X vectors.
+    MsiX,
+    /// MSI vectors.
+    Msi,
+    /// The interrupt pin: a level, on a line that others may share.
+    Intx,
+}
+
+impl Kind {
+    /// All of them, the best first.
+    const BEST_FIRST: [Self; 3] = [Self::MsiX, Self::Msi, Self::Intx];
+
+    fn flag(self) -> c_uint {
+        let flag = match self {
+            Self::MsiX => bindings::PCI_IRQ_MSIX,
+            Self::Msi => bindings::PCI_IRQ_MSI,
+            Self::Intx => bindings::PCI_IRQ_INTX,
+        };
+        flag as c_uint
+    }
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MsiX => "MSI-X",
+            Self::Msi => "MSI",
+            Self::Intx => "INTx",
+        }
+    }
+}
+
+/// The interrupt vectors of a PCI function, given back when dropped. The pin is one vector.
 ///
 /// # Invariants
 ///
-/// `dev` has `count` vectors allocated, and nothing else frees them.
+/// `dev` has `count` vectors of `kind` allocated, and nothing else frees them.
 pub struct Vectors {
     dev: ARef<pci::Device>,
+    kind: Kind,
     count: u32,
 }
 
 impl Vectors {
-    /// Allocates between `min` and `max` vectors.
+    /// Allocates up to `max` vectors of the best kind that the function and the host have: MSI-X,
+    /// MSI, or the pin.
     ///
     /// They must be dropped before the function is unbound from its driver: keep them in the
     /// driver's bound data.
-    pub fn new(dev: &pci::Device<device::Bound>, min: u32, max: u32) -> Result<Self> {
-        let flags = bindings::PCI_IRQ_MSIX | bindings::PCI_IRQ_MSI;
-        // SAFETY: The borrow keeps `dev` bound to its driver, which alone allocates its vectors.
-        let count =
-            unsafe { bindings::pci_alloc_irq_vectors(as_raw(dev), min, max, flags as c_uint) };
-        to_result(count.min(0))?;
-        let dev: &pci::Device = dev;
-        // INVARIANT: The call above allocated `count` vectors.
-        Ok(Self {
-            dev: dev.into(),
-            count: count as u32,
-        })
+    pub fn new(dev: &pci::Device<device::Bound>, max: u32) -> Result<Self> {
+        let mut last = ENODEV;
+        for kind in Kind::BEST_FIRST {
+            // SAFETY: The borrow keeps `dev` bound to its driver, which alone allocates its vectors
+            // and has none where another kind was refused.
+            let count =
+                unsafe { bindings::pci_alloc_irq_vectors(as_raw(dev), 1, max.max(1), kind.flag()) };
+            if let Err(error) = to_result(count.min(0)) {
+                last = error;
+                continue;
+            }
+            let dev: &pci::Device = dev;
+            // INVARIANT: The call above allocated `count` vectors of this kind.
+            let this = Self {
+                dev: dev.into(),
+                kind,
+                count: count as u32,
+            };
+            // Not before somebody handles it: it would be held, and the line is not ours alone.
+            this.enable_pin(false);
+            return Ok(this);
+        }
+        Err(last)
+    }
+
+    /// The kind that they are.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Lets the function assert its pin, or not, where that is what it interrupts by. What it has to
+    /// tell stays: it asserts the pin for it as soon as it may. Does not sleep.
+    pub fn enable_pin(&self, enable: bool) {
+        if self.kind == Kind::Intx {
+            // SAFETY: A reference to a device keeps it valid; config space of one that is gone takes
+            // writes and does nothing.
+            unsafe { bindings::pci_intx(as_raw(&self.dev), enable.into()) }
+        }
     }
 
     /// How many vectors there are.
@@ -63,6 +126,20 @@ impl Vectors {
         to_result(irq.min(0))?;
         Ok(irq as u32)
     }
+
+    /// Whether vector `index` arrives at processor `cpu`, as things are: anybody with the right may
+    /// steer it elsewhere at any time (`/proc/irq`).
+    pub fn arrives_at(&self, index: u32, cpu: CpuId) -> Result<bool> {
+        let irq = self.irq(index)?;
+        // SAFETY: The vectors are ours, so that the interrupt stays allocated, and its mask with it.
+        let mask = unsafe { bindings::irq_get_effective_affinity_mask(irq) };
+        if mask.is_null() {
+            return Ok(false);
+        }
+        // SAFETY: A mask that is there is valid; it may change while it is read, which changes
+        // single bits. `cpu` is less than the number of possible processors.
+        Ok(unsafe { bindings::cpumask_test_cpu(cpu.as_u32() as i32, mask.cast_mut()) })
+    }
 }
 
 impl Drop for Vectors {
@@ -82,7 +159,8 @@ fn as_raw<Ctx: device::DeviceContext>(dev: &pci::Device<Ctx>) -> *mut bindings::
 
 /// What runs when an interrupt arrives.
 pub trait Handler: Send + Sync {
-    /// Handles the interrupt. Runs in hard interrupt context.
+    /// Handles the interrupt. Runs in hard interrupt context, and for [`Kind::Intx`] also when
+    /// somebody else on the line interrupts.
     fn handle(&self) -> IrqReturn;
 }
 
@@ -116,7 +194,12 @@ impl<T: Handler + 'static> IrqHandler<T> {
             _pin: PhantomPinned,
             _: {
                 // SAFETY: All fields of `this` were initialised before this initialiser runs.
-                let irq = unsafe { (*this.as_ptr()).vectors.irq(index)? };
+                let vectors = unsafe { &(*this.as_ptr()).vectors };
+                let irq = vectors.irq(index)?;
+                let flags = match vectors.kind {
+                    Kind::Intx => bindings::IRQF_SHARED,
+                    Kind::Msi | Kind::MsiX => 0,
+                };
                 // SAFETY:
                 // - `irq` is a vector of a device of ours.
                 // - The cookie is pinned and its handler initialised; dropping it removes the
@@ -126,11 +209,12 @@ impl<T: Handler + 'static> IrqHandler<T> {
                     bindings::request_irq(
                         irq,
                         Some(Self::thunk),
-                        0,
+                        flags as c_ulong,
                         name.as_char_ptr(),
                         this.as_ptr().cast(),
                     )
                 })?;
+                vectors.enable_pin(true);
                 // INVARIANT: The handler was installed just now.
                 // SAFETY: `this` is being initialised; the interrupt handler does not read `irq`.
                 unsafe { (*this.as_ptr()).irq = Some(irq) };
@@ -180,6 +264,8 @@ impl<T: Handler + 'static> IrqHandler<T> {
 impl<T: Handler + 'static> PinnedDrop for IrqHandler<T> {
     fn drop(self: Pin<&mut Self>) {
         if let Some(irq) = self.irq {
+            // Before the handler goes: whoever shares the line could not make the level fall.
+            self.vectors.enable_pin(false);
             let cookie = ptr::from_ref(&*self).cast_mut().cast();
             // SAFETY: By the type invariant a handler with this cookie is installed.
             unsafe {

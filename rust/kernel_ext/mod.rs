@@ -8,6 +8,8 @@
 pub mod barrier;
 pub mod completion;
 pub mod cpu;
+pub mod devlink;
+pub mod dim;
 pub mod errno;
 pub mod io;
 pub mod irq;
@@ -16,7 +18,7 @@ pub mod memory;
 pub mod pci;
 pub mod random;
 pub mod ratelimit;
-pub mod semaphore;
+pub mod scoped;
 pub mod spinlock;
 pub mod table;
 pub mod user;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Resets of a PCI function, by its driver and by others (for `rust/kernel/pci.rs`).
+//! What a driver does to a PCI function outside the callbacks of the PCI core, and resets, by the driver and
+//! by others (for `rust/kernel/pci.rs`).
 
 use crate::bindings;
 use core::{marker::PhantomData, ptr};
 use kernel::{
     device,
+    dma::DmaMask,
     driver::{
         DriverLayout,
         RegistrationOps, //
@@ -28,6 +30,37 @@ pub fn clear_master(pdev: &pci::Device) {
     // SAFETY: A reference to a device keeps it valid; config space of one that is gone takes
     // writes and does nothing.
     unsafe { bindings::pci_clear_master(as_raw(pdev)) }
+}
+
+/// Gives a function the right to start transactions on the bus.
+pub fn set_master(pdev: &pci::Device<device::Bound>) {
+    // SAFETY: A reference to a device keeps it valid.
+    unsafe { bindings::pci_set_master(as_raw(pdev)) }
+}
+
+/// Sets which addresses a function can reach, for all of DMA.
+///
+/// # Safety
+///
+/// Nobody allocates or maps memory for the function meanwhile.
+pub unsafe fn set_dma_mask(pdev: &pci::Device<device::Bound>, mask: DmaMask) -> Result {
+    // SAFETY: A reference to a device keeps it valid; the caller vouches for the rest.
+    to_result(unsafe {
+        bindings::dma_set_mask_and_coherent(&raw mut (*as_raw(pdev)).dev, mask.value())
+    })
+}
+
+/// A function that is bound to its driver, for who is not called by the PCI core: work items, and callbacks
+/// of other subsystems.
+///
+/// # Safety
+///
+/// The function is bound for as long as the reference is used, and nothing that is managed for it is released:
+/// dropping the driver's `pci::Driver::Data`, which the driver core does before that, or the end of `probe`
+/// where there is none yet, waits for the caller.
+pub unsafe fn assume_bound(pdev: &pci::Device) -> &pci::Device<device::Bound> {
+    // SAFETY: `pci::Device` is a transparent wrapper, whatever its context; the caller vouches for this one.
+    unsafe { &*ptr::from_ref(pdev).cast::<pci::Device<device::Bound>>() }
 }
 
 /// The config space of a function, locked until this is dropped: processes do not reach it, and

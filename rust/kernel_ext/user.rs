@@ -13,6 +13,19 @@ pub fn accountable() -> u64 {
     unsafe { bindings::current_accountable_user() }
 }
 
+/// Stands for the kernel itself where [`accountable`] stands for a user; no user has this number.
+pub const KERNEL: u64 = u64::MAX;
+
+/// Who answers for the current task: [`accountable`], or [`KERNEL`] for a thread of the kernel.
+pub fn accountable_or_kernel() -> u64 {
+    // SAFETY: The function only looks at a flag of the current task.
+    if unsafe { bindings::current_is_kthread() } {
+        KERNEL
+    } else {
+        accountable()
+    }
+}
+
 /// Whether the current process may use resources beyond what others may.
 pub fn may_exceed_limits() -> bool {
     // SAFETY: The function only looks at the credentials of the current task.

@@ -41,6 +41,14 @@ impl<D: Driver> Object<kind::Cq, D> {
         unsafe { !(*self.as_raw()).uobject.is_null() }
     }
 
+    /// Whether the queue is one of the core's pool, which users inside the kernel have in common, one
+    /// after the other too.
+    pub fn is_shared(&self) -> bool {
+        // SAFETY: `&self` is a queue that is not freed. The core sets the flag before it puts the queue
+        // into its pool, with the flags beside it, and nobody changes them afterwards.
+        unsafe { (*self.as_raw()).shared() != 0 }
+    }
+
     /// How many entries the queue has.
     pub fn entries(&self) -> u32 {
         // SAFETY: `&self` is a queue that is not freed; a resize may change the number meanwhile,

@@ -3,6 +3,7 @@
 //! RDMA devices: what they are, making them known to the core, their ports.
 
 use super::counters::Descriptions;
+use super::method::Definitions;
 use super::netdev::{GidScan, Pairing};
 use super::{netdev, ops, Driver, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
 use crate::bindings;
@@ -22,7 +23,7 @@ use kernel::{device, ThisModule};
 ///
 /// # Invariants
 ///
-/// `beside`, `data` and `counters` are initialised wherever a reference exists, except inside
+/// `beside`, `definitions`, `data` and `counters` are initialised wherever a reference exists, except inside
 /// [`Unregistered::new`].
 #[repr(C)]
 pub struct Device<D: Driver> {
@@ -31,6 +32,8 @@ pub struct Device<D: Driver> {
     /// [`DeviceInfo::beside`].
     beside: UnsafeCell<Option<Beside>>,
     counters: UnsafeCell<MaybeUninit<Descriptions>>,
+    /// What the core reads of the driver's methods while the device is registered.
+    definitions: UnsafeCell<MaybeUninit<Definitions>>,
     data: UnsafeCell<MaybeUninit<D>>,
 }
 
@@ -82,6 +85,14 @@ impl<D: Driver> Device<D> {
         // SAFETY: The parent was set by `Unregistered::new`, whose caller keeps it bound for as long
         // as there is a device to get a reference of.
         unsafe { device::Device::from_raw(bindings::rdma_device_parent(self.as_raw())) }
+    }
+
+    /// Whether moderation is to adapt to the traffic (`rdma dev set DEV adaptive-moderation`). The core
+    /// sees to that for each completion queue that it polls, by [`Driver::modify_cq`].
+    pub fn adaptive_moderation(&self) -> bool {
+        // SAFETY: `&self` keeps the device; the bit may be changed meanwhile, and is read as it was or
+        // as it is.
+        unsafe { bindings::ib_device::use_cq_dim_raw(self.as_raw()) != 0 }
     }
 
     /// Which network interface shares the link of port 1, if one does.
@@ -160,6 +171,11 @@ impl<D: Driver> Device<D> {
     }
 }
 
+/// Whether a name is one: whoever may rename a device chose it, and the core takes some for a pattern.
+pub(super) fn is_plain(name: &CStr) -> bool {
+    !name.is_empty() && !name.to_bytes().contains(&b'%')
+}
+
 /// The name of a device, as it was when it was asked for: it can be renamed.
 #[derive(Clone, Copy)]
 pub struct DeviceName([u8; bindings::IB_DEVICE_NAME_MAX as usize]);
@@ -210,6 +226,7 @@ pub(super) unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib
         if *(*dev).initialised.get() {
             ptr::drop_in_place((*dev).data.get().cast::<D>());
             (*(*dev).counters.get()).assume_init_drop();
+            (*(*dev).definitions.get()).assume_init_drop();
         }
     }
 }
@@ -243,6 +260,9 @@ pub struct DeviceInfo {
     pub beside: Option<Beside>,
     /// Names of the counters that each port has ([`Driver::read_counters`]).
     pub counter_names: &'static [&'static str],
+    /// Whether moderation adapts to the traffic, until an administrator says otherwise
+    /// ([`Device::adaptive_moderation`]).
+    pub adaptive_moderation: bool,
 }
 
 /// A device that the core has allocated but does not know yet.
@@ -283,12 +303,14 @@ impl<D: Driver> Unregistered<D> {
                 // The core does not register a port with no counters in its list of them.
                 (*raw).ops.alloc_hw_port_stats = None;
             }
+            let definitions = Definitions::new::<D>()?;
             if D::HAS_ALLOC_UCONTEXT {
-                (*raw).driver_def = bindings::rdma_uapi();
+                (*raw).driver_def = definitions.as_ptr();
             }
             let counters = Descriptions::new(info.counter_names)?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
             (*(*dev.as_ptr()).counters.get()).write(counters);
+            (*(*dev.as_ptr()).definitions.get()).write(definitions);
             *(*dev.as_ptr()).beside.get() = info.beside;
             *(*dev.as_ptr()).initialised.get() = true;
             // `device::Device` is a transparent wrapper.
@@ -298,6 +320,7 @@ impl<D: Driver> Unregistered<D> {
             (*raw).phys_port_cnt = info.ports;
             (*raw).num_comp_vectors = info.comp_vectors as c_int;
             (*raw).local_dma_lkey = info.local_dma_lkey;
+            bindings::ib_device::set_use_cq_dim_raw(raw, info.adaptive_moderation.into());
             let node_desc = &mut (*raw).node_desc;
             let description = info.description.to_bytes();
             // The last byte stays zero.
@@ -316,10 +339,17 @@ impl<D: Driver> Unregistered<D> {
     }
 
     /// Makes the device known. From now on the core calls the driver's operations.
-    pub fn register(self, module: &'static ThisModule) -> Result<Pin<KBox<Registration<D>>>> {
+    ///
+    /// It is called `name`, if that is given and no other device is called so; else by the driver's
+    /// pattern.
+    pub fn register(
+        self,
+        module: &'static ThisModule,
+        name: Option<&CStr>,
+    ) -> Result<Pin<KBox<Registration<D>>>> {
         // SAFETY: The device is not registered, so that nobody else reads its operations.
         unsafe { (*self.device().as_raw()).ops.owner = module.as_ptr() };
-        KBox::pin_init(Registration::new(self), GFP_KERNEL)
+        KBox::pin_init(Registration::new(self, name), GFP_KERNEL)
     }
 }
 
@@ -380,7 +410,10 @@ unsafe impl<D: Driver> Send for Registration<D> {}
 unsafe impl<D: Driver> Sync for Registration<D> {}
 
 impl<D: Driver> Registration<D> {
-    fn new(unregistered: Unregistered<D>) -> impl PinInit<Self, Error> {
+    fn new(
+        unregistered: Unregistered<D>,
+        name: Option<&CStr>,
+    ) -> impl PinInit<Self, Error> + use<'_, D> {
         let init = move |slot: *mut Self| {
             let dev = unregistered.0;
             let paired = unregistered.device().beside().is_some();
@@ -404,7 +437,7 @@ impl<D: Driver> Registration<D> {
                 (*notifier).notifier_call = Some(Self::netdev_event);
                 // Before the core, which then asks which interface the port is paired with.
                 (*notifier).priority = 1;
-                let registered = Self::register_both(slot, &unregistered, paired);
+                let registered = Self::register_both(slot, &unregistered, paired, name);
                 if registered.is_err() {
                     ptr::drop_in_place(ptr::addr_of_mut!((*slot).gid_scan));
                     ptr::drop_in_place(ptr::addr_of_mut!((*slot).gid_scans));
@@ -450,8 +483,10 @@ impl<D: Driver> Registration<D> {
         slot: *mut Self,
         unregistered: &Unregistered<D>,
         paired: bool,
+        name: Option<&CStr>,
     ) -> Result {
         let raw = unregistered.device().as_raw();
+        let name = name.filter(|name| is_plain(name)).unwrap_or(D::NAME);
         // SAFETY: The caller vouches for `slot`, of which the notifier is a part. It is registered
         // while the device, which its callback uses, is valid: it is removed again on error.
         unsafe {
@@ -466,7 +501,11 @@ impl<D: Driver> Registration<D> {
                 Rtnl::with(|_| (*slot).gids.store(gids::NONE, Relaxed));
             }
             let parent = bindings::rdma_device_parent(raw);
-            let ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent);
+            let mut ret = bindings::ib_register_device(raw, name.as_char_ptr(), parent);
+            // A name that is taken is refused before anything else is done, and before it is noted.
+            if ret == ENFILE.to_errno() && unregistered.device().name().is_empty() {
+                ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent);
+            }
             if ret != 0 && paired {
                 bindings::rdma_unregister_netdevice_notifier(notifier);
             }

@@ -28,6 +28,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
     const DRIVER_ID: u32 = 0;
     /// Version of the user ABI.
     const ABI_VERSION: u32;
+    /// Methods that the driver adds to what processes may do with verbs objects.
+    const METHODS: &'static [MethodDef<Self>] = &[];
 
     /// Driver's data of a user context.
     type Ucontext: Send + Sync;

@@ -77,6 +77,17 @@ impl<D: Driver> EventSink<D> {
         }
     }
 
+    /// Calls `f` with the device while it is registered, with interrupts off. May be called in interrupt
+    /// context, but not by [`Driver::device_events`].
+    pub fn with_device<R>(&self, f: impl FnOnce(&Device<D>) -> R) -> Option<R> {
+        match &*self.mailbox.lock() {
+            // SAFETY: By the invariant of `Registered` the device is valid, and it stays so while the
+            // lock is held, because `detach` takes it.
+            Mailbox::Attached(Registered(device)) => Some(f(unsafe { device.as_ref() })),
+            _ => None,
+        }
+    }
+
     /// # Safety
     ///
     /// `device` must be registered, and [`Self::detach`] be called before it goes.

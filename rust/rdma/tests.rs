@@ -643,4 +643,17 @@ mod suite {
         assert_eq!(lock.try_lock().map(|guard| *guard), Some(2));
         Ok(())
     }
+
+    #[test]
+    fn a_name_that_the_core_takes_for_a_pattern_is_none() {
+        for (name, plain) in [
+            (c"ferrite0", true),
+            (c"roce p0", true),
+            (c"", false),
+            (c"ferrite%d", false),
+            (c"%s%s%n", false),
+        ] {
+            assert_eq!(super::super::device::is_plain(name), plain);
+        }
+    }
 }

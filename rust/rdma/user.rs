@@ -17,6 +17,16 @@ pub type Ucontext<D> = Object<kind::Ucontext, D>;
 /// A counted reference to a user context.
 pub type UcontextRef<D> = ObjectRef<kind::Ucontext, D>;
 
+/// How a process asks for the time of the device's clock.
+#[derive(Clone, Copy)]
+#[repr(u16)]
+pub enum ClockQuery {
+    /// However long that takes.
+    Patient = bindings::RDMA_CONTEXT_ATTR_CLOCK as u16,
+    /// Not (`EAGAIN`) where the device cannot be asked at once.
+    Now = bindings::RDMA_CONTEXT_ATTR_CLOCK_NOW as u16,
+}
+
 /// Where to answer a process that asks about its context.
 pub struct ContextResponse<'a> {
     attrs: *mut bindings::uverbs_attr_bundle,
@@ -48,16 +58,16 @@ impl ContextResponse<'_> {
         })
     }
 
-    /// Whether the process wants to know the time of the device's clock.
-    pub fn wants_clock(&self) -> bool {
+    /// Whether the process wants to know the time of the device's clock in this way.
+    pub fn wants_clock(&self, way: ClockQuery) -> bool {
         // SAFETY: `new` was given the attributes of a query that outlives `self`.
-        unsafe { bindings::rdma_context_wants_clock(self.attrs) }
+        unsafe { bindings::rdma_context_wants_clock(self.attrs, way as u16) }
     }
 
-    /// Tells the time of the device's clock to a process that wants to know it.
-    pub fn respond_clock(&self, ticks: u64) -> Result {
+    /// Tells the time of the device's clock to a process that wants to know it in this way.
+    pub fn respond_clock(&self, way: ClockQuery, ticks: u64) -> Result {
         // SAFETY: `new` was given the attributes of a query that outlives `self`.
-        to_result(unsafe { bindings::rdma_context_respond_clock(self.attrs, ticks) })
+        to_result(unsafe { bindings::rdma_context_respond_clock(self.attrs, way as u16, ticks) })
     }
 }
 

@@ -31,4 +31,6 @@ fn main() {
         .expect("bindgen must be installed (Debian: bindgen, libclang-dev, libibverbs-dev)");
     assert!(status.success(), "bindgen failed");
     println!("cargo::rustc-link-lib=dylib=ibverbs");
+    // Programs that call what is in ferritedv.h are linked with it by this name.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libferrite.so.1");
 }

@@ -67,12 +67,63 @@ numbers! {
         SetPort = 26,
         /// Fill a [`ClockReading`] at `reply`.
         QueryClock = 27,
+        /// [`SetVectorMap`].
+        SetVectorMap = 28,
+        /// [`QueryVectorMap`]; fills `count` [`VectorMapEntry`]s at `reply`.
+        QueryVectorMap = 29,
+        /// [`SwitchEventQueue`].
+        SwitchEventQueue = 32,
         /// Fill a [`PageFaults`] at `reply` with faults that were not taken yet.
         TakeFaults = 40,
         /// [`ResolveFault`].
         ResolveFault = 41,
         /// [`InvalidatePages`]; afterwards the device uses no older translation of them.
         InvalidatePages = 42,
+    }
+
+    /// What becomes of an event queue that has no room for an event.
+    pub enum EventOverflow: u8 {
+        /// The event is kept back in the device, and the driver is told by `EventQueueOverflow`.
+        Hold = 0,
+        /// The device stops.
+        Stop = 1,
+        /// The queue becomes undefined, the event is lost, and the driver is told by
+        /// `EventQueueOverflow`.
+        Undefine = 2,
+    }
+
+    /// Which event queues are served first where several have something.
+    pub enum EventPriority: u8 {
+        /// After the others.
+        Bulk = 0,
+        /// Before the others.
+        LowLatency = 1,
+    }
+
+    /// Rows of the vector map: the parts of a function's work.
+    pub enum SubFunction: u8 {
+        /// All that have no entry of their own.
+        Any = 0,
+        /// Answers to commands.
+        Commands = 1,
+        /// Global events: link, memory errors, overflow.
+        Global = 2,
+        /// Management.
+        Management = 3,
+        /// RDMA: asynchronous events.
+        Async = 4,
+        /// RDMA: completions of send queues.
+        SendCompletions = 5,
+        /// RDMA: completions of receive queues.
+        ReceiveCompletions = 6,
+        /// Ethernet: transmit.
+        Transmit = 7,
+        /// Ethernet: receive.
+        Receive = 8,
+        /// Plain TCP streams.
+        Stream = 9,
+        /// iSCSI.
+        Iscsi = 10,
     }
 
     /// How a command ended.
@@ -104,6 +155,10 @@ numbers! {
 
 /// `CommandEntry::flags`: the command's structure is at `request`, not in the entry.
 pub const COMMAND_INDIRECT: u16 = 1 << 0;
+/// Most entries of the vector map that one command sets or asks for.
+pub const VECTOR_MAP_ENTRIES: usize = 52;
+/// Processors that the vector map has columns for.
+pub const VECTOR_MAP_PROCESSORS: u16 = 512;
 /// Bytes of a structure that an entry holds.
 pub const COMMAND_PAYLOAD: usize = 224;
 /// Most bytes of a structure that is not in the entry.
@@ -146,8 +201,12 @@ layout! {
         2 => message: u16,
         /// Base-2 logarithm of its entries.
         4 => log_entries: u8,
+        /// What happens when it is full, [`EventOverflow`].
+        5 => overflow: u8,
+        /// Whether it is served before others, [`EventPriority`].
+        6 => priority: u8,
         /// Zero.
-        5 => reserved: [u8; 3],
+        7 => reserved: u8,
         /// The zeroed ring.
         8 => ring: Buffer,
     }
@@ -162,15 +221,73 @@ layout! {
         4 => moderation_microseconds: u16,
         /// Moderation: or until this many entries are unread, 0 or 1 for none.
         6 => moderation_count: u16,
+        /// What happens when it is full, [`EventOverflow`].
+        8 => overflow: u8,
+        /// Whether it is served before others, [`EventPriority`].
+        9 => priority: u8,
         /// Zero.
-        8 => reserved: u64,
+        10 => reserved: [u8; 6],
+    }
+
+    /// Gives an event queue another ring while events come, in one step: what was written stays in
+    /// the old one, the next entry and all after it go to the new one, each at the slot of its
+    /// index.
+    pub struct SwitchEventQueue: 32 {
+        /// Its number.
+        0 => eqn: u16,
+        /// Zero.
+        2 => reserved0: u16,
+        /// Base-2 logarithm of its new entries, no fewer than it has.
+        4 => log_entries: u8,
+        /// Zero.
+        5 => reserved1: [u8; 3],
+        /// The new ring, zeroed.
+        8 => ring: Buffer,
+    }
+
+    /// Where an event goes, and by which message its queue then interrupts.
+    pub struct VectorMapEntry: 4 {
+        /// Event queue, or [`super::EQ_NONE`] for an entry that is not there.
+        0 => eqn: u16,
+        /// Message number, or [`super::MESSAGE_OF_QUEUE`].
+        2 => message: u16,
+    }
+
+    /// Sets entries of the vector map: of one part of the work, for processors in a row.
+    pub struct SetVectorMap: 224 {
+        /// See [`SubFunction`].
+        0 => sub_function: u8,
+        /// Zero.
+        1 => reserved0: u8,
+        /// The first processor.
+        2 => first: u16,
+        /// How many entries there are, 1 to [`VECTOR_MAP_ENTRIES`].
+        4 => count: u16,
+        /// Zero.
+        6 => reserved1: [u16; 5],
+        /// The entries, followed by zeroes.
+        16 => entries: [VectorMapEntry; 52],
+    }
+
+    /// Asks for entries of the vector map.
+    pub struct QueryVectorMap: 8 {
+        /// See [`SubFunction`].
+        0 => sub_function: u8,
+        /// Zero.
+        1 => reserved0: u8,
+        /// The first processor.
+        2 => first: u16,
+        /// How many entries, 1 to [`VECTOR_MAP_ENTRIES`].
+        4 => count: u16,
+        /// Zero.
+        6 => reserved1: u16,
     }
 
     /// Makes a completion queue, unarmed.
     pub struct CreateCompletionQueue: 48 {
         /// Its number.
         0 => cqn: u32,
-        /// Event queue of its handler, or [`super::EQ_NONE`].
+        /// Event queue of its handler, [`super::EQ_NONE`] or [`super::EQ_MAPPED`].
         4 => eqn: u16,
         /// Base-2 logarithm of its entries.
         6 => log_entries: u8,
@@ -183,22 +300,26 @@ layout! {
         12 => record_offset: u32,
         /// Ring and record; the ring zeroed.
         16 => buffer: Buffer,
+        /// With [`super::EQ_MAPPED`]: the processor of its consumer; else zero.
+        40 => processor: u16,
         /// Zero.
-        40 => reserved1: u64,
+        42 => reserved1: [u16; 3],
     }
 
     /// Moves a completion queue to another handler or changes its moderation.
     pub struct ModifyCompletionQueue: 16 {
         /// Its number.
         0 => cqn: u32,
-        /// Event queue of its handler from now on, or [`super::EQ_NONE`].
+        /// Event queue of its handler from now on, [`super::EQ_NONE`] or [`super::EQ_MAPPED`].
         4 => eqn: u16,
         /// Raise its event after this many completions, 0 or 1 for each.
         6 => moderation_count: u16,
         /// Or after this many microseconds.
         8 => moderation_microseconds: u16,
+        /// With [`super::EQ_MAPPED`]: the processor of its consumer; else zero.
+        10 => processor: u16,
         /// Zero.
-        10 => reserved: [u16; 3],
+        12 => reserved: [u16; 2],
     }
 
     /// Gives a completion queue another ring. Entries not yet consumed are moved to it.
@@ -735,8 +856,15 @@ pub const FEATURE_RESIZE_SRQ: u64 = 1 << 13;
 pub const FEATURE_PORT_MTU: u64 = 1 << 14;
 /// Feature: regions whose pages come and go, [`REGION_ON_DEMAND`].
 pub const FEATURE_ON_DEMAND: u64 = 1 << 16;
+/// Where events go and by which message can be told by the vector map ([`SetVectorMap`]), and
+/// completion queues can be bound to it.
+pub const FEATURE_VECTOR_MAP: u64 = 1 << 18;
+/// Event queues can be given another ring while events come ([`SwitchEventQueue`]).
+pub const FEATURE_SWITCH_EQ: u64 = 1 << 19;
 /// Feature: event queues that are armed, but not for the answers to commands.
 pub const FEATURE_QUIET_COMMANDS: u64 = 1 << 20;
+/// Event queues have a choice of what an overflow does and a priority, and can be disarmed.
+pub const FEATURE_EQ_CONTROL: u64 = 1 << 26;
 
 /// Features that need another: `(feature, needed)`.
 const NEEDS: &[(u64, u64)] = &[
@@ -819,6 +947,9 @@ commands! {
     SetPort,
     ResolveFault,
     InvalidatePages,
+    SetVectorMap,
+    QueryVectorMap,
+    SwitchEventQueue,
 }
 
 impl CommandEntry {

@@ -77,7 +77,8 @@ impl CompletionDoorbell {
     }
 }
 
-/// Updates and arms an event queue: read index 31:0, number 47:32, relative 61, valid 62, arm 63.
+/// Updates and arms an event queue: read index 31:0, number 47:32, disarm 59, quiet 60,
+/// relative 61, valid 62, arm 63.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventDoorbell {
     /// Event queue number.
@@ -93,6 +94,8 @@ pub struct EventDoorbell {
     /// With `arm`: entries of [`super::EventCode::CommandDone`] that are written from now on do
     /// not raise it ([`super::FEATURE_QUIET_COMMANDS`]).
     pub quiet: bool,
+    /// Without `arm`: take the arming back ([`super::FEATURE_EQ_CONTROL`]).
+    pub disarm: bool,
 }
 
 impl EventDoorbell {
@@ -100,6 +103,7 @@ impl EventDoorbell {
     pub const fn encode(self) -> u64 {
         self.read_index as u64
             | ((self.eqn as u64) << 32)
+            | ((self.disarm as u64) << 59)
             | ((self.quiet as u64) << 60)
             | ((self.relative as u64) << 61)
             | ((self.valid as u64) << 62)
@@ -111,6 +115,7 @@ impl EventDoorbell {
         Self {
             eqn: (word >> 32) as u16,
             read_index: word as u32,
+            disarm: (word >> 59) & 1 != 0,
             quiet: (word >> 60) & 1 != 0,
             relative: (word >> 61) & 1 != 0,
             valid: (word >> 62) & 1 != 0,

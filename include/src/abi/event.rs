@@ -11,6 +11,14 @@ pub const EQ_FIRST_HANDLER: u16 = 2;
 /// In place of an event queue's number: a completion queue without a handler, which is polled only.
 /// Its arming is kept, and fires when the queue is bound to a handler.
 pub const EQ_NONE: u16 = 0xffff;
+/// In place of an event queue's number: a completion queue whose events go where the vector map says
+/// for its processor.
+pub const EQ_MAPPED: u16 = 0xfffe;
+/// In place of a message number in the vector map: the message that the event queue has itself.
+pub const MESSAGE_OF_QUEUE: u16 = 0xffff;
+/// The first bit of the number, in `param1` of an error of memory, of earlier ones that are not told
+/// for want of room.
+pub const MEMORY_ERRORS_UNTOLD: u32 = 32;
 /// Fewest and most entries, base-2 logarithm.
 pub const EQ_MIN_LOG_ENTRIES: u8 = 4;
 /// Most entries, base-2 logarithm.
@@ -51,6 +59,34 @@ numbers! {
         DeviceFatal = 0x41,
         /// Another event queue is out of room: `id` its number.
         EventQueueOverflow = 0x42,
+        /// The device's own memory failed somewhere, and what it held was corrected (`param1` 0) or
+        /// given up (1): `param0` is where, a number for people. From [`MEMORY_ERRORS_UNTOLD`] on
+        /// `param1` counts others.
+        MemoryErrorInternal = 0x43,
+        /// Host memory that the device read was poisoned: `param0` is its DMA address. From
+        /// [`MEMORY_ERRORS_UNTOLD`] on `param1` counts others.
+        MemoryErrorExternal = 0x44,
+        /// Packets came on channel `id`.
+        ChannelPackets = 0x50,
+        /// Descriptors were returned on channel `id`.
+        ChannelDescriptors = 0x51,
+        /// The pool of channel `id` has fewer buffers than its threshold.
+        ChannelPoolLow = 0x52,
+        /// The host posted buffers to the pool of channel `id` that it may not post.
+        ChannelBadBuffers = 0x53,
+        /// Somebody changed the device from outside, by its management: `id` is what was done, see
+        /// [`Management`].
+        ManagementAction = 0x70,
+    }
+}
+
+numbers! {
+    /// What was done by the device's management: `id` of [`EventCode::ManagementAction`].
+    pub enum Management: u32 {
+        /// The cable was pulled or plugged in.
+        Cable = 1,
+        /// Faults were set or cleared, for tests.
+        Faults = 2,
     }
 }
 

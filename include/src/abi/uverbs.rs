@@ -18,6 +18,8 @@ const FIRST_OF_DRIVER: u32 = 1 << 12;
 pub const UVERBS_CONTEXT_QUERY_RESPONSE: u32 = FIRST_OF_DRIVER;
 /// Attribute of querying a context: the time of the device's clock, 64 bits.
 pub const UVERBS_CONTEXT_QUERY_CLOCK: u32 = FIRST_OF_DRIVER + 1;
+/// Attribute of querying a context: the same, but `EAGAIN` where the device cannot be asked at once.
+pub const UVERBS_CONTEXT_QUERY_CLOCK_NOW: u32 = FIRST_OF_DRIVER + 2;
 /// Method of a protection domain: succeeds where there is one.
 pub const UVERBS_PD_QUERY: u32 = FIRST_OF_DRIVER;
 /// Attribute of it: the handle.
@@ -32,6 +34,24 @@ pub const UVERBS_DM_QUERY_HANDLE: u32 = FIRST_OF_DRIVER;
 pub const UVERBS_DM_QUERY_OFFSET: u32 = FIRST_OF_DRIVER + 1;
 /// Attribute of it: the bytes that were asked for, 64 bits.
 pub const UVERBS_DM_QUERY_LENGTH: u32 = FIRST_OF_DRIVER + 2;
+/// Method of a completion queue: moves it to another handler, or to none.
+pub const UVERBS_CQ_MOVE: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the handle.
+pub const UVERBS_CQ_MOVE_HANDLE: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the completion vector of the handler, [`UVERBS_CQ_VECTOR_LOCAL`] or
+/// [`UVERBS_CQ_VECTOR_NONE`], 32 bits.
+pub const UVERBS_CQ_MOVE_VECTOR: u32 = FIRST_OF_DRIVER + 1;
+/// Method of a completion queue: at which handler it is.
+pub const UVERBS_CQ_QUERY: u32 = FIRST_OF_DRIVER + 1;
+/// Attribute of it: the handle.
+pub const UVERBS_CQ_QUERY_HANDLE: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the completion vector of its handler or [`UVERBS_CQ_VECTOR_NONE`], 32 bits.
+pub const UVERBS_CQ_QUERY_VECTOR: u32 = FIRST_OF_DRIVER + 1;
+/// In place of a completion vector: that of the handler whose interrupt arrives at the processor that
+/// the caller runs on.
+pub const UVERBS_CQ_VECTOR_LOCAL: u32 = u32::MAX - 1;
+/// In place of a completion vector: no handler, the completion queue is polled only.
+pub const UVERBS_CQ_VECTOR_NONE: u32 = u32::MAX;
 
 layout! {
     /// Private request of allocating a user context.

@@ -43,6 +43,14 @@ fn header() -> String {
         ("DM_QUERY_HANDLE", ferrite_abi::UVERBS_DM_QUERY_HANDLE),
         ("DM_QUERY_OFFSET", ferrite_abi::UVERBS_DM_QUERY_OFFSET),
         ("DM_QUERY_LENGTH", ferrite_abi::UVERBS_DM_QUERY_LENGTH),
+        ("CQ_MOVE", ferrite_abi::UVERBS_CQ_MOVE),
+        ("CQ_MOVE_HANDLE", ferrite_abi::UVERBS_CQ_MOVE_HANDLE),
+        ("CQ_MOVE_VECTOR", ferrite_abi::UVERBS_CQ_MOVE_VECTOR),
+        ("CQ_QUERY", ferrite_abi::UVERBS_CQ_QUERY),
+        ("CQ_QUERY_HANDLE", ferrite_abi::UVERBS_CQ_QUERY_HANDLE),
+        ("CQ_QUERY_VECTOR", ferrite_abi::UVERBS_CQ_QUERY_VECTOR),
+        ("CQ_VECTOR_LOCAL", ferrite_abi::UVERBS_CQ_VECTOR_LOCAL),
+        ("CQ_VECTOR_NONE", ferrite_abi::UVERBS_CQ_VECTOR_NONE),
     ] {
         define(&mut text, &format!("FERRITE_{name}"), value);
     }
@@ -60,6 +68,11 @@ fn header() -> String {
 }
 
 fn define(text: &mut String, name: &str, value: u32) {
+    // What is larger than C's `int` says that it is unsigned.
+    let value = match i32::try_from(value) {
+        Ok(value) => value.to_string(),
+        Err(_) => format!("{value:#x}U"),
+    };
     writeln!(text, "#define {name} {value}").expect("writing to a string");
 }
 

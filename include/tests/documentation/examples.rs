@@ -90,7 +90,8 @@ fn command() -> Lines {
             page,
             u64::from(record_offset) + size_of::<CompletionRecord>() as u64,
         ),
-        reserved1: 0,
+        processor: 0,
+        reserved1: [0; 3],
     };
     let opcode = CommandOpcode::CreateCompletionQueue;
     let entry = CommandEntry::new(opcode, 0x2a, (0, 0), &create);
@@ -164,6 +165,7 @@ fn event_doorbell() -> Lines {
             valid: true,
             arm: true,
             quiet: false,
+            disarm: false,
         }
         .encode(),
     )

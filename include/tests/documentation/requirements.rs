@@ -287,7 +287,7 @@ fn every_number_of_the_sources_is_in_the_registry() {
             compare(&name, &rows.iter().collect::<Vec<_>>(), &registered);
         }
     }
-    assert_eq!(enums, 13);
+    assert_eq!(enums, 17);
 }
 
 /// Checks that what the sources assign is what the registry has as assigned.

@@ -491,6 +491,7 @@ impl<'a> Host<'a> {
             valid: true,
             arm: false,
             quiet: false,
+            disarm: false,
         })
     }
 
@@ -504,6 +505,7 @@ impl<'a> Host<'a> {
             valid: true,
             arm: true,
             quiet: false,
+            disarm: false,
         })
     }
 
@@ -567,7 +569,9 @@ impl<'a> Host<'a> {
             eqn,
             message,
             log_entries: EVENT_LOG_ENTRIES,
-            reserved: [0; 3],
+            overflow: 0,
+            priority: 0,
+            reserved: 0,
             ring: Buffer::contiguous(self.memory.allocate(length), length),
         }
     }

@@ -16,12 +16,20 @@ use vfio_user::Client;
 pub const CONFIG: u32 = 7;
 /// The vfio region of the expansion ROM.
 pub const ROM: u32 = 6;
+/// The vfio kind of interrupt INTx.
+pub const INTX: u32 = 0;
+/// The vfio kind of interrupt MSI.
+pub const MSI: u32 = 1;
 /// The vfio kind of interrupt MSI-X.
 pub const MSIX: u32 = 2;
 /// vfio: trigger, eventfds.
 pub const SET_EVENTFD: u32 = 0x24;
 /// vfio: trigger, no data.
 pub const SET_NONE: u32 = 0x21;
+/// vfio: unmask, no data.
+pub const UNMASK_NONE: u32 = 0x11;
+/// vfio: unmask, eventfd.
+pub const UNMASK_EVENTFD: u32 = 0x14;
 
 /// Configuration space: the Command register.
 pub const PCI_COMMAND: u64 = 0x04;
@@ -29,8 +37,18 @@ pub const PCI_COMMAND: u64 = 0x04;
 pub const COMMAND_MEMORY: u16 = 1 << 1;
 /// Command register: bus master.
 pub const COMMAND_MASTER: u16 = 1 << 2;
+/// Command register: Interrupt Disable.
+pub const COMMAND_NO_PIN: u16 = 1 << 10;
+/// Configuration space: the Status register.
+pub const PCI_STATUS: u64 = 0x06;
+/// Status register: Interrupt Status.
+pub const STATUS_PIN: u16 = 1 << 3;
+/// Configuration space: the interrupt pin.
+pub const PCI_PIN: u64 = 0x3d;
 /// Capability: power management.
 pub const CAPABILITY_POWER: u8 = 0x01;
+/// Capability: MSI.
+pub const CAPABILITY_MSI: u8 = 0x05;
 /// Capability: PCI Express.
 pub const CAPABILITY_EXPRESS: u8 = 0x10;
 /// Capability: MSI-X.
@@ -73,11 +91,33 @@ pub fn event() -> Result<OwnedFd, rustix::io::Errno> {
     eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
 }
 
+/// A way in which a function interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// By the entries of the MSI-X table.
+    MsiX,
+    /// By as many MSI vectors, as a power of two.
+    Msi(u16),
+    /// By the pin.
+    Pin,
+}
+
+impl Mode {
+    fn index(self) -> u32 {
+        match self {
+            Self::MsiX => MSIX,
+            Self::Msi(_) => MSI,
+            Self::Pin => INTX,
+        }
+    }
+}
+
 /// A connection to a device.
 pub struct Device {
     client: Client,
     interrupts: Vec<OwnedFd>,
     vectors: u16,
+    mode: Mode,
     stride: u32,
     doorbells: u64,
 }
@@ -95,17 +135,25 @@ impl Device {
                     Err(error) => Err(Stop::from(error)),
                 },
             )?;
-        let vectors = client.get_irq_info(MSIX)?.count as u16;
-        let interrupts = (0..MAX_INTERRUPTS.min(vectors.into()))
-            .map(|_| event())
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut vectors = [0; 3];
+        for (index, count) in (INTX..).zip(&mut vectors) {
+            *count = client.get_irq_info(index)?.count as u16;
+        }
+        let mode = match vectors {
+            [_, 0, 0] => Mode::Pin,
+            [_, vectors, 0] => Mode::Msi(vectors),
+            _ => Mode::MsiX,
+        };
         let mut transport = Self {
             client,
-            interrupts,
-            vectors,
+            interrupts: Vec::new(),
+            vectors: vectors[mode.index() as usize],
+            mode,
             stride: 0,
             doorbells: 0,
         };
+        let most = MAX_INTERRUPTS.min(transport.vectors.into());
+        transport.interrupts = (0..most).map(|_| event()).collect::<Result<_, _>>()?;
         transport.stride = transport.register32(REG_DOORBELL_STRIDE)?;
         transport.doorbells = transport.register64(REG_DOORBELL_OFFSET)?;
         Ok(transport)
@@ -116,9 +164,74 @@ impl Device {
         self.client.region(region).map_or(0, |region| region.size)
     }
 
-    /// Entries of the MSI-X table, as the bus has them.
+    /// Vectors of the mode, as the bus has them.
     pub fn vectors(&self) -> u16 {
         self.vectors
+    }
+
+    /// The mode that is enabled.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The modes that the function has, the best first.
+    pub fn modes(&mut self) -> Outcome<Vec<Mode>> {
+        let mut modes = Vec::new();
+        if self.client.get_irq_info(MSIX)?.count > 0 {
+            modes.push(Mode::MsiX);
+        }
+        let mut msi = self.client.get_irq_info(MSI)?.count as u16;
+        while msi > 0 {
+            modes.push(Mode::Msi(msi));
+            msi /= 2;
+        }
+        if self.client.get_irq_info(INTX)?.count > 0 {
+            modes.push(Mode::Pin);
+        }
+        Ok(modes)
+    }
+
+    /// Changes the mode, as a host does: what was there is disabled before.
+    pub fn set_mode(&mut self, mode: Mode) -> Outcome {
+        self.enable(false)?;
+        self.client
+            .set_irqs(self.mode.index(), SET_NONE, 0, 0, &[])?;
+        self.mode = mode;
+        self.vectors = match mode {
+            Mode::MsiX => self.client.get_irq_info(MSIX)?.count as u16,
+            Mode::Msi(vectors) => vectors,
+            Mode::Pin => 1,
+        };
+        let most = MAX_INTERRUPTS.min(self.vectors.into());
+        self.interrupts = (0..most).map(|_| event()).collect::<Result<_, _>>()?;
+        self.enable(true)?;
+        self.assign()
+    }
+
+    /// Gives the device the eventfds of the mode.
+    fn assign(&mut self) -> Outcome {
+        let fds: Vec<_> = self.interrupts.iter().map(AsRawFd::as_raw_fd).collect();
+        let index = self.mode.index();
+        Ok(self
+            .client
+            .set_irqs(index, SET_EVENTFD, 0, fds.len() as u32, &fds)?)
+    }
+
+    /// Enables the mode in configuration space, or disables it. The pin is what is left where
+    /// neither MSI nor MSI-X is.
+    fn enable(&mut self, on: bool) -> Outcome {
+        let (capability, bits) = match self.mode {
+            Mode::MsiX => (CAPABILITY_MSIX, 1 << 15),
+            Mode::Msi(vectors) => (CAPABILITY_MSI, 1 | ((vectors.ilog2() as u16) << 4)),
+            Mode::Pin => return Ok(()),
+        };
+        let at = self.capability(capability)?;
+        self.set_config16(at + 2, if on { bits } else { 0 })
+    }
+
+    /// Lets the pin tell of its level again, after it has told of it once.
+    pub fn unmask_pin(&mut self) -> Outcome {
+        Ok(self.client.set_irqs(INTX, UNMASK_NONE, 0, 1, &[])?)
     }
 
     /// Reads some bytes of a region at once.
@@ -230,20 +343,19 @@ impl Device {
         let express = self.capability(CAPABILITY_EXPRESS)?;
         let control = self.config16(express + DEVICE_CONTROL)?;
         self.set_config16(express + DEVICE_CONTROL, control | INITIATE)?;
-        self.wait_state(DeviceState::Ready)
+        self.wait_state(DeviceState::Ready)?;
+        // As a host restores what it had set.
+        self.enable(true)
     }
 
     /// Resets as the machine does, and takes the interrupts.
     pub fn reset(&mut self) -> Outcome {
         self.client.reset()?;
-        let fds: Vec<_> = self.interrupts.iter().map(AsRawFd::as_raw_fd).collect();
-        self.client
-            .set_irqs(MSIX, SET_EVENTFD, 0, fds.len() as u32, &fds)?;
-        self.client
-            .set_irqs(MSIX, SET_NONE, 0, 0, &[])
-            .map_err(Stop::from)?;
-        self.client
-            .set_irqs(MSIX, SET_EVENTFD, 0, fds.len() as u32, &fds)?;
+        let mode = self.modes()?.first().copied();
+        let Some(mode) = mode else {
+            return failed("the device has nothing to interrupt by");
+        };
+        self.set_mode(mode)?;
         for fd in &self.interrupts {
             let _ = rustix::io::read(fd, &mut [0; 8]);
         }

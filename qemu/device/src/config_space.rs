@@ -3,9 +3,10 @@
 //!
 //! The monitor emulates BARs, the MSI-X table and much of the header for the
 //! guest, and passes every write on to the device. The device keeps what it
-//! must act on: memory and bus-master enable, power state and function-level
-//! reset.
+//! must act on: memory and bus-master enable, the mode of its interrupts, power
+//! state and function-level reset.
 
+use crate::interrupts::{Kinds, Mode};
 use ferrite_abi as abi;
 use ferrite_engine::Config;
 
@@ -17,12 +18,16 @@ const STATUS: usize = 0x06;
 const BAR0: usize = 0x10;
 const SUBSYSTEM: usize = 0x2c;
 const CAPABILITIES: usize = 0x34;
+const INTERRUPT_LINE: usize = 0x3c;
+const INTERRUPT_PIN: usize = 0x3d;
 const CAP_PM: usize = 0x40;
 const CAP_MSIX: usize = 0x50;
 const CAP_PCIE: usize = 0x60;
+const CAP_MSI: usize = 0xa0;
 const CAP_DSN: usize = 0x100;
 
 const ID_PM: u8 = 0x01;
+const ID_MSI: u8 = 0x05;
 const ID_MSIX: u8 = 0x11;
 const ID_PCIE: u8 = 0x10;
 const EXT_ID_DSN: u16 = 0x0003;
@@ -30,6 +35,8 @@ const EXT_ID_DSN: u16 = 0x0003;
 /// Command: memory space, bus master, parity, SERR#, INTx disable.
 const COMMAND_WRITABLE: u16 = 0x0546;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
+const COMMAND_INTERRUPT_DISABLE: u16 = 1 << 10;
+const STATUS_INTERRUPT: u16 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 /// A memory BAR of 64 bits.
 const BAR_MEMORY_64: u32 = 0b100;
@@ -40,6 +47,16 @@ const PM_STATE: u16 = 3;
 const MSIX_CONTROL: usize = CAP_MSIX + 2;
 /// MSI-X enable and function mask.
 const MSIX_WRITABLE: u16 = 0xc000;
+const MSIX_ENABLE: u16 = 1 << 15;
+const MSI_CONTROL: usize = CAP_MSI + 2;
+const MSI_ADDRESS: usize = CAP_MSI + 4;
+const MSI_DATA: usize = CAP_MSI + 0xc;
+const MSI_ENABLE: u16 = 1 << 0;
+/// How many the function can send, and how many it may, as powers of two.
+const MSI_CAPABLE_SHIFT: u32 = 1;
+const MSI_ENABLED_SHIFT: u32 = 4;
+const MSI_64_BITS: u16 = 1 << 7;
+const MSI_WRITABLE: u16 = MSI_ENABLE | (7 << MSI_ENABLED_SHIFT);
 
 const DEVICE_CAPABILITIES: usize = CAP_PCIE + 4;
 const DEVICE_CONTROL: usize = CAP_PCIE + 8;
@@ -70,12 +87,14 @@ pub struct ConfigSpace {
     bytes: Box<[u8; SIZE]>,
     writable: Box<[u8; SIZE]>,
     initial: Box<[u8; SIZE]>,
+    kinds: Kinds,
 }
 
 impl ConfigSpace {
-    /// The space of a device that is made so.
-    pub fn new(config: &Config) -> Self {
+    /// The space of a device that is made so and interrupts in these ways.
+    pub fn new(config: &Config, kinds: Kinds) -> Self {
         let mut space = Self {
+            kinds,
             bytes: Box::new([0; SIZE]),
             writable: Box::new([0; SIZE]),
             initial: Box::new([0; SIZE]),
@@ -103,19 +122,39 @@ impl ConfigSpace {
             space.allow16(at + 6, (mask >> 48) as u16);
         }
 
-        space.capability(CAP_PM, ID_PM, CAP_MSIX);
+        let mut last = CAP_PM;
+        space.capability(CAP_PM, ID_PM);
         space.set16(CAP_PM + 2, 3);
         space.set16(PM_STATUS, PM_NO_SOFT_RESET);
         space.allow16(PM_STATUS, PM_STATE);
 
-        space.capability(CAP_MSIX, ID_MSIX, CAP_PCIE);
-        // A vector for each message.
-        space.set16(MSIX_CONTROL, config.messages.max(1) - 1);
-        space.allow16(MSIX_CONTROL, MSIX_WRITABLE);
-        space.set32(CAP_MSIX + 4, abi::BAR_MSIX);
-        space.set32(CAP_MSIX + 8, abi::MSIX_PBA_OFFSET as u32 | abi::BAR_MSIX);
+        if let Some(most) = kinds.msix.checked_sub(1) {
+            space.chain(&mut last, CAP_MSIX, ID_MSIX);
+            space.set16(MSIX_CONTROL, most);
+            space.allow16(MSIX_CONTROL, MSIX_WRITABLE);
+            space.set32(CAP_MSIX + 4, abi::BAR_MSIX);
+            space.set32(CAP_MSIX + 8, abi::MSIX_PBA_OFFSET as u32 | abi::BAR_MSIX);
+        }
+        if let Some(log) = kinds.msi.checked_ilog2() {
+            // Vectors are not masked one by one: QEMU does not keep such a mask where KVM
+            // delivers them.
+            space.chain(&mut last, CAP_MSI, ID_MSI);
+            space.set16(
+                MSI_CONTROL,
+                MSI_64_BITS | ((log as u16) << MSI_CAPABLE_SHIFT),
+            );
+            space.allow16(MSI_CONTROL, MSI_WRITABLE);
+            for at in [MSI_ADDRESS + 2, MSI_ADDRESS + 4, MSI_ADDRESS + 6, MSI_DATA] {
+                space.allow16(at, 0xffff);
+            }
+            space.allow16(MSI_ADDRESS, 0xfffc);
+        }
+        if kinds.pin {
+            space.bytes[INTERRUPT_PIN] = 1;
+            space.writable[INTERRUPT_LINE] = 0xff;
+        }
 
-        space.capability(CAP_PCIE, ID_PCIE, 0);
+        space.chain(&mut last, CAP_PCIE, ID_PCIE);
         // Version 2, endpoint.
         space.set16(CAP_PCIE + 2, 2);
         space.set32(
@@ -181,9 +220,42 @@ impl ConfigSpace {
         self.get16(COMMAND) & COMMAND_BUS_MASTER != 0 && self.get16(PM_STATUS) & PM_STATE == 0
     }
 
-    fn capability(&mut self, at: usize, id: u8, next: usize) {
+    /// How the guest wants to be interrupted.
+    pub fn mode(&self) -> Mode {
+        let msi = self.get16(MSI_CONTROL);
+        if self.get16(MSIX_CONTROL) & MSIX_ENABLE != 0 {
+            Mode::MsiX
+        } else if msi & MSI_ENABLE != 0 {
+            // A guest may ask for more than there are.
+            let asked = 1 << ((msi >> MSI_ENABLED_SHIFT) & 7);
+            Mode::Msi(self.kinds.msi.min(asked))
+        } else if self.kinds.pin && self.get16(COMMAND) & COMMAND_INTERRUPT_DISABLE == 0 {
+            Mode::Pin
+        } else {
+            Mode::None
+        }
+    }
+
+    /// Follows the pin bits with Interrupt Status, which only who has a pin has.
+    pub fn set_interrupt_status(&mut self, on: bool) {
+        let status = self.get16(STATUS) & !STATUS_INTERRUPT;
+        let bit = if on && self.kinds.pin {
+            STATUS_INTERRUPT
+        } else {
+            0
+        };
+        self.set16(STATUS, status | bit);
+    }
+
+    fn capability(&mut self, at: usize, id: u8) {
         self.bytes[at] = id;
-        self.bytes[at + 1] = next as u8;
+    }
+
+    /// Adds a capability behind the last one.
+    fn chain(&mut self, last: &mut usize, at: usize, id: u8) {
+        self.bytes[*last + 1] = at as u8;
+        self.capability(at, id);
+        *last = at;
     }
 
     fn get16(&self, at: usize) -> u16 {
@@ -228,18 +300,93 @@ mod tests {
         u32::from_le_bytes(read(space, at))
     }
 
-    #[test]
-    fn the_capability_list_holds_each_capability_once() {
-        let space = ConfigSpace::new(&Config::new(MAC, 64));
+    fn space(vectors: u16) -> ConfigSpace {
+        ConfigSpace::new(&Config::new(MAC, vectors), Kinds::all(vectors))
+    }
+
+    fn capabilities(space: &ConfigSpace) -> Vec<u8> {
         let mut found = Vec::new();
-        let mut at = usize::from(read::<1>(&space, CAPABILITIES)[0]);
+        let mut at = usize::from(read::<1>(space, CAPABILITIES)[0]);
         while at != 0 {
-            let [id, next] = read(&space, at);
+            let [id, next] = read(space, at);
             found.push(id);
             at = usize::from(next);
             assert!(found.len() < 10);
         }
-        assert_eq!(found, [ID_PM, ID_MSIX, ID_PCIE]);
+        found
+    }
+
+    #[test]
+    fn what_is_not_offered_is_not_told_of_and_cannot_be_enabled() {
+        let config = Config::new(MAC, 64);
+        let none = Kinds::default();
+        for (kinds, ids) in [
+            (Kinds::all(64), vec![ID_PM, ID_MSIX, ID_MSI, ID_PCIE]),
+            (
+                Kinds {
+                    msix: 0,
+                    ..Kinds::all(64)
+                },
+                vec![ID_PM, ID_MSI, ID_PCIE],
+            ),
+            (
+                Kinds {
+                    msi: 0,
+                    ..Kinds::all(64)
+                },
+                vec![ID_PM, ID_MSIX, ID_PCIE],
+            ),
+            (Kinds { pin: true, ..none }, vec![ID_PM, ID_PCIE]),
+        ] {
+            let mut space = ConfigSpace::new(&config, kinds);
+            assert_eq!(capabilities(&space), ids);
+            assert_eq!(read(&space, INTERRUPT_PIN), [u8::from(kinds.pin)]);
+            let quiet = if kinds.pin { Mode::Pin } else { Mode::None };
+            assert_eq!(space.mode(), quiet);
+            space.write(MSI_CONTROL as u64, &[0xff; 2]);
+            let msi = if kinds.msi > 0 { Mode::Msi(32) } else { quiet };
+            assert_eq!(space.mode(), msi);
+            space.write(MSIX_CONTROL as u64, &[0xff; 2]);
+            assert_eq!(space.mode(), if kinds.msix > 0 { Mode::MsiX } else { msi });
+            space.reset();
+            assert_eq!(space.mode(), quiet);
+        }
+    }
+
+    #[test]
+    fn the_mode_is_the_best_that_is_enabled() {
+        let mut space = space(16);
+        assert_eq!(
+            read16(&space, MSI_CONTROL),
+            MSI_64_BITS | (4 << MSI_CAPABLE_SHIFT)
+        );
+        for (enabled, vectors) in [(0, 1), (2, 4), (4, 16), (5, 16), (7, 16)] {
+            let control: u16 = MSI_ENABLE | (enabled << MSI_ENABLED_SHIFT);
+            space.write(MSI_CONTROL as u64, &control.to_le_bytes());
+            assert_eq!(space.mode(), Mode::Msi(vectors));
+        }
+        space.write(MSI_ADDRESS as u64, &[0xff; 12]);
+        assert_eq!(
+            read::<12>(&space, MSI_ADDRESS),
+            [0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]
+        );
+        space.write(MSI_CONTROL as u64, &[0, 0]);
+        assert_eq!(space.mode(), Mode::Pin);
+        space.write(COMMAND as u64, &COMMAND_INTERRUPT_DISABLE.to_le_bytes());
+        assert_eq!(space.mode(), Mode::None);
+        space.set_interrupt_status(true);
+        assert_eq!(
+            read16(&space, STATUS),
+            STATUS_CAPABILITIES | STATUS_INTERRUPT
+        );
+        space.set_interrupt_status(false);
+        assert_eq!(read16(&space, STATUS), STATUS_CAPABILITIES);
+    }
+
+    #[test]
+    fn the_capability_list_holds_each_capability_once() {
+        let space = space(64);
+        assert_eq!(capabilities(&space), [ID_PM, ID_MSIX, ID_MSI, ID_PCIE]);
         assert_eq!(read32(&space, CAP_DSN), 0x0001_0003);
         assert_eq!(
             read::<8>(&space, CAP_DSN + 4),
@@ -256,7 +403,7 @@ mod tests {
                 doorbell_log_stride: stride,
                 ..Config::new(MAC, 1)
             };
-            let mut space = ConfigSpace::new(&config);
+            let mut space = ConfigSpace::new(&config, Kinds::all(1));
             let at = BAR0 + 8;
             space.write(at as u64, &[0xff; 8]);
             let value = u64::from_le_bytes(read(&space, at));
@@ -267,7 +414,7 @@ mod tests {
 
     #[test]
     fn bus_master_follows_command_and_power_state() {
-        let mut space = ConfigSpace::new(&Config::new(MAC, 1));
+        let mut space = space(1);
         assert!(!space.bus_master());
         space.write(COMMAND as u64, &[6, 0]);
         assert!(space.bus_master());
@@ -279,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_function_reset_is_asked_for_by_one_bit() {
-        let mut space = ConfigSpace::new(&Config::new(MAC, 1));
+        let mut space = space(1);
         let at = DEVICE_CONTROL as u64;
         assert_eq!(space.write(at, &[0xff, 0x7f]), Effect::None);
         assert_eq!(space.write(at, &[0x10, 0x80]), Effect::FunctionReset);
@@ -295,7 +442,7 @@ mod tests {
 
     #[test]
     fn identity_is_read_only_and_nothing_lies_outside() {
-        let mut space = ConfigSpace::new(&Config::new(MAC, 1));
+        let mut space = space(1);
         space.write(0, &[0; 4]);
         assert_eq!(read16(&space, 0), abi::PCI_VENDOR_ID);
         space.write(SIZE as u64 - 1, &[1, 2, 3]);

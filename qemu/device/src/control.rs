@@ -3,7 +3,7 @@
 //! one JSON object a line.
 
 use crate::device::Core;
-use ferrite_engine::Misbehaviour;
+use ferrite_engine::{ChannelEvent, Misbehaviour};
 use serde::Deserialize;
 use serde_json::{json, Value};
 
@@ -23,8 +23,63 @@ pub enum Request {
     /// `{"cmd":"misbehave","seed":7,"answers":{"delay":0.5}}`: the device does not keep to its
     /// specification; `{"cmd":"misbehave"}` makes it behave again.
     Misbehave(Misbehaviour),
+    /// `{"cmd":"memory-error","where":"internal","address":7,"contained":true}`: the device tells
+    /// of an error of its own memory at that place, corrected or not; or with `"external"` of
+    /// poisoned host memory at that address.
+    MemoryError {
+        /// Whose memory.
+        r#where: Memory,
+        /// The place, or the DMA address.
+        address: u64,
+        /// What was there was corrected; of the device's own memory.
+        #[serde(default)]
+        contained: bool,
+    },
+    /// `{"cmd":"channel","event":"packets","channel":3}`: the device tells of something on a
+    /// channel, although it has none, for tests of drivers.
+    Channel {
+        /// What happened.
+        event: Happening,
+        /// Where.
+        channel: u16,
+    },
     /// `{"cmd":"die"}`: the process ends at once: surprise removal.
     Die,
+}
+
+/// Whose memory failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Memory {
+    /// The device's own.
+    Internal,
+    /// The host's.
+    External,
+}
+
+/// What happens on a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Happening {
+    /// Packets came.
+    Packets,
+    /// Descriptors were returned.
+    Descriptors,
+    /// The pool is below its threshold.
+    PoolLow,
+    /// Buffers were posted that may not be.
+    BadBuffers,
+}
+
+impl From<Happening> for ChannelEvent {
+    fn from(happening: Happening) -> Self {
+        match happening {
+            Happening::Packets => Self::Packets,
+            Happening::Descriptors => Self::Descriptors,
+            Happening::PoolLow => Self::PoolLow,
+            Happening::BadBuffers => Self::BadBuffers,
+        }
+    }
 }
 
 /// What to do beside sending the answer.
@@ -52,6 +107,21 @@ pub fn handle(line: &[u8], core: &mut Core) -> (Value, After) {
             Ok(()) => (json!({"ok": true}), After::GoOn),
             Err(error) => (json!({"ok": false, "error": error}), After::GoOn),
         },
+        Ok(Request::MemoryError {
+            r#where,
+            address,
+            contained,
+        }) => {
+            match r#where {
+                Memory::Internal => core.internal_memory_error(address, contained),
+                Memory::External => core.external_memory_error(address),
+            }
+            (json!({"ok": true}), After::GoOn)
+        }
+        Ok(Request::Channel { event, channel }) => {
+            core.channel_event(event.into(), channel);
+            (json!({"ok": true}), After::GoOn)
+        }
         Ok(Request::Die) => (json!({"ok": true}), After::Die),
         Err(error) => (
             json!({"ok": false, "error": format!("bad request: {error}")}),
@@ -74,6 +144,25 @@ mod tests {
             Some(Request::Link { up: false })
         );
         assert_eq!(parse(r#"{"cmd":"link"}"#), None);
+        assert_eq!(
+            parse(r#"{"cmd":"memory-error","where":"internal","address":7,"contained":true}"#),
+            Some(Request::MemoryError {
+                r#where: Memory::Internal,
+                address: 7,
+                contained: true
+            })
+        );
+        assert_eq!(
+            parse(r#"{"cmd":"channel","event":"pool-low","channel":3}"#),
+            Some(Request::Channel {
+                event: Happening::PoolLow,
+                channel: 3
+            })
+        );
+        assert_eq!(
+            parse(r#"{"cmd":"channel","event":"packets","channel":65536}"#),
+            None
+        );
         assert_eq!(parse(r#"{"cmd":"explode"}"#), None);
         assert_eq!(
             parse(r#"{"cmd":"misbehave"}"#),

@@ -4,14 +4,15 @@
 use crate::config_space::{self, ConfigSpace, Effect};
 use crate::counters::{LinkCounters, MmioCounters};
 use crate::guest_memory::GuestMemory;
-use crate::interrupts::Interrupts;
+use crate::interrupts::{Interrupts, Kinds};
 use crate::share;
 use crate::shortcuts::{self, Congestion, Inbound, Inbounds, Outbounds};
-use crate::vfio_user::{Backend, DmaMap, VectorChange, REGION_CONFIG};
+use crate::vfio_user::{Backend, DmaMap, Kind, PinChange, VectorChange, REGION_CONFIG};
 use ferrite_abi as abi;
+use ferrite_abi::Management;
 use ferrite_engine::memory::{DmaError, Host, HostMemory, Room, Way};
 use ferrite_engine::roce::{seal, Medium};
-use ferrite_engine::{Config, Disposition, Engine, Misbehaviour};
+use ferrite_engine::{ChannelEvent, Config, Disposition, Engine, Misbehaviour};
 use ferrite_fabric::connection::Connection;
 use ferrite_fabric::framing::{BadLength, Reader, Writer, MAX_FRAME};
 use ferrite_fabric::ring::Broken;
@@ -159,10 +160,7 @@ impl Host for HostSide {
     }
 
     fn raise(&mut self, message: u16) {
-        let vectors = self.interrupts.len() as u16;
-        if let Some(vector) = abi::fold_message(message, vectors) {
-            self.interrupts.raise(vector.into());
-        }
+        self.interrupts.raise(message);
     }
 }
 
@@ -185,17 +183,19 @@ pub struct Core {
     /// Whether the I/O thread waits for room in the uplink's socket.
     io_watches_uplink: bool,
     inbound: Inbounds,
+    /// The pin is to be unmasked when the monitor's requests are dealt with.
+    unmask_due: bool,
     /// The frame just taken from a ring.
     frame: Vec<u8>,
 }
 
 impl Core {
-    fn new(config: Config) -> Self {
+    fn new(config: Config, kinds: Kinds) -> Self {
         let mac = Mac(config.mac);
         Self {
             host: HostSide {
                 memory: GuestMemory::new(),
-                interrupts: Interrupts::new(config.messages.into()),
+                interrupts: Interrupts::new(kinds),
                 uplink: Writer::new(UPLINK_QUEUE),
                 uplink_counters: LinkCounters::default(),
                 uplink_congestion: Congestion::default(),
@@ -205,7 +205,7 @@ impl Core {
                 mac,
                 any_source: false,
             },
-            config: ConfigSpace::new(&config),
+            config: ConfigSpace::new(&config, kinds),
             engine: Engine::new(config),
             mmio: MmioCounters::default(),
             vm_counters: LinkCounters::default(),
@@ -217,6 +217,7 @@ impl Core {
             io_sleeps_until: Some(0),
             io_watches_uplink: false,
             inbound: Inbounds::default(),
+            unmask_due: false,
             frame: vec![0; MAX_FRAME],
         }
     }
@@ -410,8 +411,39 @@ impl Core {
 
     /// Pulls the cable, or plugs it in.
     pub fn set_cable(&mut self, plugged: bool) {
+        let changed = self.cable != plugged;
         self.cable = plugged;
+        if changed {
+            self.tell_of_management(Management::Cable, plugged);
+        }
         self.update_link();
+    }
+
+    /// Tells the driver that the device was changed from outside.
+    fn tell_of_management(&mut self, what: Management, on: bool) {
+        let now = self.now();
+        self.engine.managed(what, on, now, &mut self.host);
+    }
+
+    /// The device's own memory fails.
+    pub fn internal_memory_error(&mut self, place: u64, corrected: bool) {
+        let now = self.now();
+        self.engine
+            .internal_memory_error(place, corrected, now, &mut self.host);
+    }
+
+    /// Host memory turns out to be poisoned.
+    pub fn external_memory_error(&mut self, address: u64) {
+        let now = self.now();
+        self.engine
+            .external_memory_error(address, now, &mut self.host);
+    }
+
+    /// Something happens on a channel.
+    pub fn channel_event(&mut self, event: ChannelEvent, channel: u16) {
+        let now = self.now();
+        self.engine
+            .channel_event(event, channel, now, &mut self.host);
     }
 
     fn update_link(&mut self) {
@@ -435,8 +467,17 @@ impl Core {
     /// Sets what the device does wrong from now on.
     pub fn misbehave(&mut self, rules: Misbehaviour) -> Result<(), String> {
         rules.check()?;
+        let good = rules == Misbehaviour::default();
+        if !good {
+            // While it can still be relied on.
+            self.tell_of_management(Management::Faults, true);
+        }
         let now = self.now();
         self.engine.misbehave(rules, now, &mut self.host);
+        if good {
+            self.tell_of_management(Management::Faults, false);
+        }
+        self.follow_pin();
         Ok(())
     }
 
@@ -451,6 +492,7 @@ impl Core {
                 return;
             }
             self.engine.poll(now, &mut self.host);
+            self.follow_pin();
             now = self.now();
         }
         self.flush(now);
@@ -526,10 +568,37 @@ impl Core {
         earlier || self.uplink_blocked() && !self.io_watches_uplink
     }
 
-    fn follow_bus_master(&mut self) {
+    /// Follows what the guest has set in configuration space.
+    fn follow_config(&mut self) {
         let on = self.config.bus_master();
         self.host.memory.set_bus_master(on);
-        self.host.interrupts.set_bus_master(on);
+        if self.host.interrupts.follow(on, self.config.mode()) {
+            // In the mode before nobody may have been told.
+            self.engine.raise_again(&mut self.host);
+        }
+    }
+
+    /// Follows the pin bits down: who sets one raises a message.
+    fn follow_pin(&mut self) {
+        self.host.interrupts.set_pin(self.engine.pin());
+    }
+
+    /// The monitor unmasks the pin.
+    pub fn unmask_pin(&mut self) {
+        self.unmask_due = false;
+        self.host.interrupts.unmask_pin();
+    }
+
+    /// The monitor unmasks the pin once the requests that came before are dealt
+    /// with.
+    pub fn unmask_pin_later(&mut self) {
+        self.unmask_due = true;
+    }
+
+    /// What the monitor unmasks the pin by, if that has changed since
+    /// `generation`.
+    pub fn unmask_event(&self, generation: &mut u64) -> Option<Option<Arc<OwnedFd>>> {
+        self.host.interrupts.unmask_event(generation)
     }
 
     fn reset(&mut self) {
@@ -541,22 +610,18 @@ impl Core {
     fn reset_function(&mut self) {
         self.host.interrupts.reset();
         self.config.reset();
-        self.follow_bus_master();
+        self.follow_config();
     }
 
     /// All counters as one document.
     pub fn report(&self) -> Value {
-        let vectors = self.host.interrupts.counters();
         json!({
             "ok": true,
             "uptime_ns": self.now(),
             "link_up": self.host.link_up,
             "bus_master": self.config.bus_master(),
             "mmio": self.mmio,
-            "interrupts": {
-                "total": vectors.iter().sum::<u64>(),
-                "vectors": vectors,
-            },
+            "interrupts": self.host.interrupts.counters(),
             "dma": self.host.memory.counters(),
             "guest_memory_bytes": self.host.memory.mapped_bytes(),
             "heap_bytes": crate::heap::in_use(),
@@ -614,10 +679,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device that is made so.
-    pub fn new(config: Config) -> io::Result<Self> {
+    /// A device that is made so and interrupts in these ways.
+    pub fn new(config: Config, kinds: Kinds) -> io::Result<Self> {
         Ok(Self {
-            core: Mutex::new(Core::new(config)),
+            core: Mutex::new(Core::new(config, kinds)),
             turn: Mutex::new(()),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             end: Mutex::new(None),
@@ -733,6 +798,27 @@ impl Device {
         *self.door.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
     }
 
+    /// An event of what the monitor unmasks the pin by.
+    ///
+    /// It comes by another way than the doorbells before it: unmasked before they
+    /// are dealt with, the pin would tell of a level that the guest has seen to.
+    pub fn unmask_pin(&self) {
+        // Locked before it is asked: whoever reads what is unread now comes here
+        // when it is dealt with ([`Backend::batch_done`]), and finds what is due.
+        let mut core = self.lock();
+        let unread = match &*self.monitor() {
+            Monitor::Here(stream) => {
+                rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0)
+            }
+            _ => false,
+        };
+        if unread {
+            core.unmask_pin_later();
+        } else {
+            core.unmask_pin();
+        }
+    }
+
     /// Leaves the virtual machine monitor, and those that have connected and are
     /// not accepted: it reads the end of the connection,
     /// and what it has sent is taken off. A socket closed with something unread
@@ -801,7 +887,7 @@ pub struct Frontend<'a> {
     device: &'a Device,
     /// The monitor's process, if known.
     peer: Option<Pid>,
-    vectors: usize,
+    kinds: Kinds,
     doorbell_bar_size: u64,
 }
 
@@ -809,13 +895,13 @@ impl<'a> Frontend<'a> {
     /// The face of `device` toward the monitor `peer`.
     pub fn new(device: &'a Device, peer: Option<Pid>) -> Self {
         let core = device.lock();
-        let vectors = core.host.interrupts.len();
+        let kinds = core.host.interrupts.kinds();
         let doorbell_bar_size = core.engine.config().doorbell_bar_size();
         drop(core);
         Self {
             device,
             peer,
-            vectors,
+            kinds,
             doorbell_bar_size,
         }
     }
@@ -836,14 +922,19 @@ impl Backend for Frontend<'_> {
         }
     }
 
-    fn vectors(&self) -> usize {
-        self.vectors
+    fn vectors(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Pin => self.kinds.pin.into(),
+            Kind::Msi => self.kinds.msi.into(),
+            Kind::MsiX => self.kinds.msix.into(),
+        }
     }
 
     fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
         let mut core = self.device.lock();
         let core = &mut *core;
         if region == REGION_CONFIG {
+            core.config.set_interrupt_status(core.engine.pin());
             core.config.read(offset, data);
             return;
         }
@@ -869,7 +960,7 @@ impl Backend for Frontend<'_> {
                     core.reset_function();
                 }
             }
-            core.follow_bus_master();
+            core.follow_config();
             if !was && core.config.bus_master() && core.host.memory.is_unreachable() {
                 self.device.finish(Err(share::ADVICE.into()));
             }
@@ -889,6 +980,7 @@ impl Backend for Frontend<'_> {
                 now,
                 &mut core.host,
             );
+            core.follow_pin();
         }
     }
 
@@ -928,9 +1020,24 @@ impl Backend for Frontend<'_> {
         self.device.lock().host.memory.unmap_all()
     }
 
-    fn change_vectors(&mut self, change: VectorChange) -> io::Result<()> {
-        log::debug!("vectors: {change:?}");
-        self.device.lock().host.interrupts.change(change)
+    fn change_vectors(&mut self, kind: Kind, change: VectorChange) -> io::Result<()> {
+        log::debug!("{kind:?} vectors: {change:?}");
+        self.device.lock().host.interrupts.change(kind, change)?;
+        if kind == Kind::Pin {
+            // What unmasks it may be gone.
+            self.device.wake();
+        }
+        Ok(())
+    }
+
+    fn mask_pin(&mut self, change: PinChange) -> io::Result<()> {
+        log::debug!("pin: {change:?}");
+        let watched = matches!(change, PinChange::UnmaskBy(_));
+        self.device.lock().host.interrupts.mask_pin(change)?;
+        if watched {
+            self.device.wake();
+        }
+        Ok(())
     }
 
     fn reset(&mut self) {
@@ -943,6 +1050,9 @@ impl Backend for Frontend<'_> {
     fn batch_done(&mut self) {
         let mut core = self.device.lock();
         core.pump();
+        if core.unmask_due {
+            core.unmask_pin();
+        }
         let wake = core.io_must_wake();
         drop(core);
         if wake {
@@ -965,7 +1075,7 @@ mod tests {
 
     #[test]
     fn a_monitor_that_was_just_accepted_reads_the_end() {
-        let device = Device::new(Config::new([2; 6], 1)).unwrap();
+        let device = Device::new(Config::new([2; 6], 1), Kinds::all(1)).unwrap();
         let (listener, path) = listener("accepted");
         let mut peer = UnixStream::connect(&path).unwrap();
         device.listen(listener.try_clone().unwrap());
@@ -987,7 +1097,7 @@ mod tests {
 
     #[test]
     fn who_connects_all_the_time_does_not_keep_the_device() {
-        let device = Arc::new(Device::new(Config::new([2; 6], 1)).unwrap());
+        let device = Arc::new(Device::new(Config::new([2; 6], 1), Kinds::all(1)).unwrap());
         let (listener, path) = listener("again");
         device.listen(listener.try_clone().unwrap());
         device.attach(None);
@@ -1049,7 +1159,7 @@ mod tests {
 
     impl Wired {
         fn new() -> Self {
-            let device = Device::new(Config::new(MAC, 1)).unwrap();
+            let device = Device::new(Config::new(MAC, 1), Kinds::all(1)).unwrap();
             let (uplink, switch) = UnixStream::pair().unwrap();
             uplink.set_nonblocking(true).unwrap();
             switch.set_nonblocking(true).unwrap();

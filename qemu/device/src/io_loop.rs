@@ -63,6 +63,7 @@ mod token {
     pub const NET: u64 = 4;
     pub const COUNTERS: u64 = 5;
     pub const CONTROL: u64 = 6;
+    pub const UNMASK: u64 = 7;
     /// The first of the control connections.
     pub const CLIENT: u64 = 16;
     /// With this bit, the number of a shortcut.
@@ -181,6 +182,9 @@ pub struct IoLoop<'a> {
     /// What wakes this thread by shortcuts, and of which time that is.
     shortcuts: Vec<(ShortcutId, Arc<End>)>,
     shortcuts_generation: u64,
+    /// What the monitor unmasks the interrupt pin by, and of which time that is.
+    unmask: Option<Arc<OwnedFd>>,
+    unmask_generation: u64,
 }
 
 /// Which sockets have something.
@@ -192,6 +196,7 @@ struct Ready {
     vm: bool,
     counters: bool,
     control: bool,
+    unmask: bool,
     /// Some of the control connections, by their tokens.
     clients: Vec<u64>,
 }
@@ -240,6 +245,8 @@ impl<'a> IoLoop<'a> {
             events: Vec::with_capacity(16),
             shortcuts: Vec::new(),
             shortcuts_generation: 0,
+            unmask: None,
+            unmask_generation: 0,
         })
     }
 
@@ -348,6 +355,9 @@ impl<'a> IoLoop<'a> {
             if ready.signal {
                 return Ok(());
             }
+            if ready.unmask {
+                self.device.unmask_pin();
+            }
             if ready.net {
                 self.accept_vm();
             }
@@ -380,6 +390,9 @@ impl<'a> IoLoop<'a> {
             let mut core = self.device.lock();
             if let Some(shortcuts) = core.shortcut_events(&mut self.shortcuts_generation) {
                 self.watch_shortcuts(shortcuts);
+            }
+            if let Some(unmask) = core.unmask_event(&mut self.unmask_generation) {
+                self.watch_unmask(unmask);
             }
             let due = core.io_sleeps();
             let now = core.now();
@@ -427,6 +440,7 @@ impl<'a> IoLoop<'a> {
                 token::VM => ready.vm = true,
                 token::COUNTERS => ready.counters = true,
                 token::CONTROL => ready.control = true,
+                token::UNMASK => ready.unmask = true,
                 shortcut if shortcut & token::SHORTCUT != 0 => {
                     // To be awake is all: the rings are looked into after this.
                     let of =
@@ -483,6 +497,21 @@ impl<'a> IoLoop<'a> {
             }
         }
         self.shortcuts = shortcuts;
+    }
+
+    fn watch_unmask(&mut self, unmask: Option<Arc<OwnedFd>>) {
+        if let Some(event) = &self.unmask {
+            // It is in the set, unless it could not be added.
+            let _ = epoll::delete(&self.epoll, event);
+        }
+        if let Some(event) = &unmask {
+            // An edge for each event; the count need not be read.
+            let edges = EventFlags::IN | EventFlags::ET;
+            if let Err(error) = watch(&self.epoll, event, token::UNMASK, edges) {
+                log::warn!("the interrupt pin cannot be unmasked: {error}");
+            }
+        }
+        self.unmask = unmask;
     }
 
     fn read_uplink(&mut self) {

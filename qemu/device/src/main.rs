@@ -2,10 +2,11 @@
 //! The device process.
 
 use clap::builder::RangedI64ValueParser;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use ferrite_abi::{DOORBELL_MAX_LOG_STRIDE, MAX_MESSAGES, QUEUE_NUMBER_MASK};
 use ferrite_device::device::{Device, Frontend};
 use ferrite_device::heap;
+use ferrite_device::interrupts::Kinds;
 use ferrite_device::io_loop::IoLoop;
 use ferrite_device::logger;
 use ferrite_device::vfio_user::Connection;
@@ -69,16 +70,24 @@ struct Options {
     #[arg(long, value_name = "SOCKET")]
     counters: Option<PathBuf>,
     /// Unix socket for control: JSON lines {"cmd":"counters"}, {"cmd":"fatal"},
-    /// {"cmd":"link","up":false}, {"cmd":"misbehave",...}, {"cmd":"die"}
+    /// {"cmd":"link","up":false}, {"cmd":"misbehave",...}, {"cmd":"memory-error",...},
+    /// {"cmd":"channel",...}, {"cmd":"die"}
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     /// Do not keep to the specification, to see what the driver does: JSON as in the control
     /// request, e.g. {"seed":7,"answers":{"delay":0.5},"nonsense":{"replies":0.1}}
     #[arg(long, value_name = "JSON", value_parser = misbehaviour)]
     misbehave: Option<Misbehaviour>,
-    /// MSI-X vectors
+    /// Ways to interrupt that the device offers, of which a driver takes one
+    #[arg(long, value_name = "KINDS", value_enum, value_delimiter = ',', default_values_t = [Interrupt::Msix, Interrupt::Msi, Interrupt::Intx])]
+    interrupts: Vec<Interrupt>,
+    /// MSI-X vectors; MSI has the largest power of two of them, 32 at most
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=MAX_MESSAGES as i64))]
     vectors: u16,
+    /// Message numbers that event queues can have, no fewer than there are vectors, onto which
+    /// they fold; without it as many
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_MESSAGES as i64))]
+    messages: Option<u16>,
     /// First number of a queue pair; there are 16384 from there on, besides number 1
     #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = first(GSI_QPN + 1..=MULTICAST_QPN - 1, MAX_QP))]
     qp_first: u32,
@@ -107,6 +116,28 @@ struct Options {
     /// What to write to standard error
     #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = LEVELS)]
     log: String,
+}
+
+/// A way to interrupt.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Interrupt {
+    /// By the entries of the MSI-X table
+    Msix,
+    /// By MSI vectors
+    Msi,
+    /// By the interrupt pin
+    Intx,
+}
+
+/// The ways to interrupt of a device with these options.
+fn kinds(options: &Options) -> Kinds {
+    let all = Kinds::all(options.vectors);
+    let has = |kind| options.interrupts.contains(&kind);
+    Kinds {
+        msix: if has(Interrupt::Msix) { all.msix } else { 0 },
+        msi: if has(Interrupt::Msi) { all.msi } else { 0 },
+        pin: has(Interrupt::Intx),
+    }
 }
 
 /// The largest doorbell BAR: behind a PCIe port it has to find its place below 4 GiB, since reads
@@ -156,7 +187,15 @@ fn run(options: Options) -> Result<(), String> {
             .transpose()
             .map_err(text)
     };
-    let mut config = Config::new(options.mac.0, options.vectors);
+    let kinds = kinds(&options);
+    let messages = options.messages.unwrap_or(options.vectors);
+    if messages < options.vectors {
+        return Err(format!(
+            "--messages: {} vectors for {messages} message numbers are too many",
+            options.vectors
+        ));
+    }
+    let mut config = Config::new(options.mac.0, messages);
     config.qps.first = options.qp_first;
     config.cqs.first = options.cq_first;
     config.srqs.first = options.srq_first;
@@ -172,7 +211,7 @@ fn run(options: Options) -> Result<(), String> {
             MAX_DOORBELL_BAR >> 20,
         ));
     }
-    let device = Arc::new(Device::new(config).map_err(text)?);
+    let device = Arc::new(Device::new(config, kinds).map_err(text)?);
     if let Some(rules) = options.misbehave {
         device.lock().misbehave(rules)?;
     }

@@ -40,7 +40,8 @@ const REGIONS: u32 = 9;
 pub const REGION_CONFIG: u32 = 7;
 /// Interrupt kinds as vfio numbers them: INTx, MSI, MSI-X, error, request.
 const IRQS: u32 = 5;
-/// The interrupt kind MSI-X.
+const IRQ_INTX: u32 = 0;
+const IRQ_MSI: u32 = 1;
 const IRQ_MSIX: u32 = 2;
 /// The interrupt kind of uncorrected errors. The device never raises it (the
 /// monitor would stop the machine), but QEMU warns where it is missing.
@@ -51,9 +52,13 @@ const DEVICE_FLAG_PCI: u32 = 1 << 1;
 const REGION_FLAG_READ: u32 = 1 << 0;
 const REGION_FLAG_WRITE: u32 = 1 << 1;
 const IRQ_FLAG_EVENTFD: u32 = 1 << 0;
+const IRQ_FLAG_MASKABLE: u32 = 1 << 1;
+const IRQ_FLAG_AUTOMASKED: u32 = 1 << 2;
 const IRQ_FLAG_NORESIZE: u32 = 1 << 3;
 const SET_DATA_NONE: u32 = 1 << 0;
 const SET_DATA_EVENTFD: u32 = 1 << 2;
+const SET_ACTION_MASK: u32 = 1 << 3;
+const SET_ACTION_UNMASK: u32 = 1 << 4;
 const SET_ACTION_TRIGGER: u32 = 1 << 5;
 const MAP_FLAG_READ: u32 = 1 << 0;
 const MAP_FLAG_WRITE: u32 = 1 << 1;
@@ -95,7 +100,29 @@ pub struct DmaMap {
     pub fd: Option<OwnedFd>,
 }
 
-/// What is done to a range of MSI-X vectors.
+/// A kind of interrupts that the device raises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The interrupt pin: one vector.
+    Pin,
+    /// MSI vectors.
+    Msi,
+    /// MSI-X vectors.
+    MsiX,
+}
+
+/// What is done to the mask of the interrupt pin.
+#[derive(Debug)]
+pub enum PinChange {
+    /// It tells of nothing.
+    Mask,
+    /// It tells of its level, now and when that rises.
+    Unmask,
+    /// It is unmasked by each event of this, or of nothing more.
+    UnmaskBy(Option<OwnedFd>),
+}
+
+/// What is done to a range of vectors.
 #[derive(Debug)]
 pub enum VectorChange {
     /// One eventfd for each vector from `start` on.
@@ -127,8 +154,8 @@ pub enum VectorChange {
 pub trait Backend {
     /// Size of a region, zero if it does not exist.
     fn region_size(&self, region: u32) -> u64;
-    /// Number of MSI-X vectors.
-    fn vectors(&self) -> usize;
+    /// Number of vectors of a kind.
+    fn vectors(&self, kind: Kind) -> usize;
     /// Reads from a region; the range is inside it.
     fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]);
     /// Writes to a region; the range is inside it.
@@ -140,8 +167,10 @@ pub trait Backend {
     fn dma_unmap(&mut self, address: u64, size: u64) -> io::Result<u64>;
     /// All guest memory goes away; returns how much.
     fn dma_unmap_all(&mut self) -> u64;
-    /// MSI-X vectors change.
-    fn change_vectors(&mut self, change: VectorChange) -> io::Result<()>;
+    /// Vectors change.
+    fn change_vectors(&mut self, kind: Kind, change: VectorChange) -> io::Result<()>;
+    /// The mask of the pin changes; there is one.
+    fn mask_pin(&mut self, change: PinChange) -> io::Result<()>;
     /// The device returns to its state after power-on.
     fn reset(&mut self);
     /// All requests that have arrived are handled; more are waited for.
@@ -437,24 +466,38 @@ fn irq_info(body: &[u8], backend: &dyn Backend) -> Answer {
     if index >= IRQS {
         return Err(Errno::INVAL);
     }
-    let (flags, count) = match index {
-        IRQ_MSIX => (
-            IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE,
-            backend.vectors() as u32,
-        ),
-        IRQ_ERROR => (IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE, 1),
+    let (flags, count) = match (index, kind_of(index)) {
+        (IRQ_ERROR, _) => (IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE, 1),
+        (_, Some(kind)) => match (kind, backend.vectors(kind)) {
+            (_, 0) => (0, 0),
+            (Kind::Pin, _) => {
+                let level = IRQ_FLAG_MASKABLE | IRQ_FLAG_AUTOMASKED;
+                (IRQ_FLAG_EVENTFD | level, 1)
+            }
+            (_, count) => (IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE, count as u32),
+        },
         _ => (0, 0),
     };
     Ok(words(&[16, flags, index, count]))
 }
 
-fn set_irqs(body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result<(), Errno> {
+/// The kind of interrupts of this index, of those that are raised.
+fn kind_of(index: u32) -> Option<Kind> {
+    match index {
+        IRQ_INTX => Some(Kind::Pin),
+        IRQ_MSI => Some(Kind::Msi),
+        IRQ_MSIX => Some(Kind::MsiX),
+        _ => None,
+    }
+}
+
+fn set_irqs(body: &[u8], mut fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result<(), Errno> {
     expect_argsz(body, 20)?;
     let flags = u32_at(body, 4);
     let index = u32_at(body, 8);
     let start = u32_at(body, 12) as usize;
     let count = u32_at(body, 16) as usize;
-    if index != IRQ_MSIX {
+    let Some(kind) = kind_of(index) else {
         // The others have nothing to raise, and so nothing to keep.
         let most = usize::from(index == IRQ_ERROR);
         return if index < IRQS && start == 0 && count <= most {
@@ -462,16 +505,29 @@ fn set_irqs(body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result
         } else {
             Err(Errno::INVAL)
         };
-    }
+    };
     let inside = start
         .checked_add(count)
-        .is_some_and(|end| end <= backend.vectors());
+        .is_some_and(|end| end <= backend.vectors(kind));
     if !inside {
         return Err(Errno::INVAL);
     }
     // One kind of data and one action, and nothing that is not known.
     const NONE: u32 = SET_ACTION_TRIGGER | SET_DATA_NONE;
     const EVENTFD: u32 = SET_ACTION_TRIGGER | SET_DATA_EVENTFD;
+    const MASK: u32 = SET_ACTION_MASK | SET_DATA_NONE;
+    const UNMASK: u32 = SET_ACTION_UNMASK | SET_DATA_NONE;
+    const UNMASK_BY: u32 = SET_ACTION_UNMASK | SET_DATA_EVENTFD;
+    let is_pin = kind == Kind::Pin && count == 1;
+    let masked = match (flags, fds.len()) {
+        (MASK, 0) if is_pin => Some(PinChange::Mask),
+        (UNMASK, 0) if is_pin => Some(PinChange::Unmask),
+        (UNMASK_BY, 0 | 1) if is_pin => Some(PinChange::UnmaskBy(fds.pop())),
+        _ => None,
+    };
+    if let Some(change) = masked {
+        return backend.mask_pin(change).map_err(errno);
+    }
     let change = match (flags, fds.len()) {
         (EVENTFD, 0) => VectorChange::Remove { start, count },
         (EVENTFD, given) if given == count => VectorChange::Assign { start, fds },
@@ -479,7 +535,7 @@ fn set_irqs(body: &[u8], fds: Vec<OwnedFd>, backend: &mut dyn Backend) -> Result
         (NONE, 0) => VectorChange::Raise { start, count },
         _ => return Err(Errno::INVAL),
     };
-    backend.change_vectors(change).map_err(errno)
+    backend.change_vectors(kind, change).map_err(errno)
 }
 
 /// Checks that there are `count` bytes, at least one, from `offset` on in the region.
@@ -601,6 +657,7 @@ mod tests {
         maps: Vec<(u64, bool)>,
         unmapped_all: usize,
         changes: usize,
+        masks: Vec<String>,
         batches: usize,
         resets: usize,
         /// How many batches there are before the device leaves.
@@ -615,8 +672,12 @@ mod tests {
                 0
             }
         }
-        fn vectors(&self) -> usize {
-            4
+        fn vectors(&self, kind: Kind) -> usize {
+            match kind {
+                Kind::Pin => 1,
+                Kind::Msi => 2,
+                Kind::MsiX => 4,
+            }
         }
         fn region_read(&mut self, _region: u32, offset: u64, data: &mut [u8]) {
             data.fill(offset as u8);
@@ -635,8 +696,12 @@ mod tests {
             self.unmapped_all += 1;
             0x5000
         }
-        fn change_vectors(&mut self, _change: VectorChange) -> io::Result<()> {
+        fn change_vectors(&mut self, _kind: Kind, _change: VectorChange) -> io::Result<()> {
             self.changes += 1;
+            Ok(())
+        }
+        fn mask_pin(&mut self, change: PinChange) -> io::Result<()> {
+            self.masks.push(format!("{change:?}"));
             Ok(())
         }
         fn reset(&mut self) {
@@ -752,6 +817,17 @@ mod tests {
             (command::SET_IRQS, words(&[20, 0x01, 2, 0, 0])),
             (command::SET_IRQS, words(&[20, 0x61, 2, 0, 0])),
             (command::SET_IRQS, words(&[20, 0x21, 5, 0, 0])),
+            // More vectors than there are, and masks of what is no pin or by what is no
+            // eventfd.
+            (command::SET_IRQS, words(&[20, 0x21, 0, 0, 2])),
+            (command::SET_IRQS, words(&[20, 0x21, 0, 1, 1])),
+            (command::SET_IRQS, words(&[20, 0x21, 1, 2, 1])),
+            (command::SET_IRQS, words(&[20, 0x11, 1, 0, 1])),
+            (command::SET_IRQS, words(&[20, 0x09, 2, 0, 1])),
+            (command::SET_IRQS, words(&[20, 0x0c, 0, 0, 1])),
+            (command::SET_IRQS, words(&[20, 0x19, 0, 0, 1])),
+            (command::SET_IRQS, words(&[20, 0x12, 0, 0, 1])),
+            (command::SET_IRQS, words(&[20, 0x11, 0, 0, 0])),
             // Sizes that the peer gives and that are too small.
             (command::GET_INFO, words(&[15, 0, 0, 0])),
             (command::GET_REGION_INFO, words(&[31, 0, 0, 0, 0, 0, 0, 0])),
@@ -788,6 +864,22 @@ mod tests {
             assert!(recorder.writes.is_empty());
             let changed = (recorder.maps.len(), recorder.unmapped_all, recorder.changes);
             assert_eq!(changed, (0, 0, 0), "command {number}");
+            assert!(recorder.masks.is_empty(), "command {number}");
+        }
+    }
+
+    #[test]
+    fn each_kind_of_interrupts_is_told_of_as_it_is() {
+        for (index, flags, count) in [(0, 7, 1), (1, 9, 2), (2, 9, 4), (3, 9, 1), (4, 0, 0)] {
+            let info = words(&[16, 0, index, 0]);
+            let (_, _, replies) = exchange(&message(3, command::GET_IRQ_INFO, 0, &info));
+            assert_eq!(replies[HEADER..], words(&[16, flags, index, count]));
+        }
+        for (flags, name) in [(0x09, "Mask"), (0x11, "Unmask"), (0x14, "UnmaskBy(None)")] {
+            let request = words(&[20, flags, 0, 0, 1]);
+            let (recorder, _, replies) = exchange(&message(3, command::SET_IRQS, 0, &request));
+            assert_eq!(u32_at(&replies, 8), FLAG_REPLY);
+            assert_eq!(recorder.masks, [name]);
         }
     }
 
@@ -808,6 +900,8 @@ mod tests {
             (REGIONS, VFIO_PCI_NUM_REGIONS),
             (REGION_CONFIG, VFIO_PCI_CONFIG_REGION_INDEX),
             (IRQS, VFIO_PCI_NUM_IRQS),
+            (IRQ_INTX, VFIO_PCI_INTX_IRQ_INDEX),
+            (IRQ_MSI, VFIO_PCI_MSI_IRQ_INDEX),
             (IRQ_MSIX, VFIO_PCI_MSIX_IRQ_INDEX),
             (IRQ_ERROR, VFIO_PCI_ERR_IRQ_INDEX),
             (DEVICE_FLAG_RESET, VFIO_DEVICE_FLAGS_RESET),
@@ -815,9 +909,13 @@ mod tests {
             (REGION_FLAG_READ, VFIO_REGION_INFO_FLAG_READ),
             (REGION_FLAG_WRITE, VFIO_REGION_INFO_FLAG_WRITE),
             (IRQ_FLAG_EVENTFD, VFIO_IRQ_INFO_EVENTFD),
+            (IRQ_FLAG_MASKABLE, VFIO_IRQ_INFO_MASKABLE),
+            (IRQ_FLAG_AUTOMASKED, VFIO_IRQ_INFO_AUTOMASKED),
             (IRQ_FLAG_NORESIZE, VFIO_IRQ_INFO_NORESIZE),
             (SET_DATA_NONE, VFIO_IRQ_SET_DATA_NONE),
             (SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_EVENTFD),
+            (SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_MASK),
+            (SET_ACTION_UNMASK, VFIO_IRQ_SET_ACTION_UNMASK),
             (SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_TRIGGER),
             (MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_READ),
             (MAP_FLAG_WRITE, VFIO_DMA_MAP_FLAG_WRITE),
@@ -866,8 +964,12 @@ mod tests {
             ("VFIO_DMA_MAP_FLAG_WRITE", MAP_FLAG_WRITE),
             ("VFIO_IRQ_SET_DATA_NONE", SET_DATA_NONE),
             ("VFIO_IRQ_SET_DATA_EVENTFD", SET_DATA_EVENTFD),
+            ("VFIO_IRQ_SET_ACTION_MASK", SET_ACTION_MASK),
+            ("VFIO_IRQ_SET_ACTION_UNMASK", SET_ACTION_UNMASK),
             ("VFIO_IRQ_SET_ACTION_TRIGGER", SET_ACTION_TRIGGER),
             ("VFIO_IRQ_INFO_EVENTFD", IRQ_FLAG_EVENTFD),
+            ("VFIO_IRQ_INFO_MASKABLE", IRQ_FLAG_MASKABLE),
+            ("VFIO_IRQ_INFO_AUTOMASKED", IRQ_FLAG_AUTOMASKED),
             ("VFIO_IRQ_INFO_NORESIZE", IRQ_FLAG_NORESIZE),
         ] {
             // #define NAME (1 << N)

@@ -58,6 +58,30 @@ fn it_does_with_other_numbers_and_doorbell_pages_far_apart() {
 }
 
 #[test]
+fn it_interrupts_as_specified_with_whatever_it_offers() {
+    for (options, pin) in [
+        (
+            ["--interrupts", "msi", "--vectors", "4", "--messages", "9"],
+            false,
+        ),
+        (
+            ["--interrupts", "intx", "--vectors", "1", "--messages", "9"],
+            true,
+        ),
+        (
+            ["--interrupts", "msix", "--vectors", "2", "--messages", "9"],
+            false,
+        ),
+    ] {
+        let report = check(&options, Some("DEV-1"));
+        assert!(report.is_good(), "see the list above");
+        let kept = verdict(&report, "DEV-1-29") == Verdict::Kept;
+        assert_eq!(kept, pin, "{options:?}");
+        assert_eq!(verdict(&report, "DEV-1-26"), Verdict::Kept);
+    }
+}
+
+#[test]
 fn a_reset_that_takes_time_shows_that() {
     let slow = r#"{"reset":"slow","hold":100}"#;
     let report = check(&["--misbehave", slow], Some("DEV-2"));

@@ -7,7 +7,9 @@ mod namespaces;
 mod users;
 
 use ferrite_abi as abi;
-use ferrite_conformance::transport::{self, CONFIG, MSIX, SET_EVENTFD, SET_NONE};
+use ferrite_conformance::transport::{
+    self, CONFIG, INTX, MSI, MSIX, SET_EVENTFD, SET_NONE, UNMASK_EVENTFD, UNMASK_NONE,
+};
 use ferrite_engine::memory::ENOUGH_ROOM;
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
 use ferrite_engine::Medium;
@@ -161,6 +163,14 @@ fn set_bus_master(client: &mut Client) {
     client.region_write(CONFIG, 4, &6u16.to_le_bytes()).unwrap();
 }
 
+fn set_msix(client: &mut Client, on: bool) {
+    let control = capability(client, 0x11) + 2;
+    let value: u16 = if on { 1 << 15 } else { 0 };
+    client
+        .region_write(CONFIG, control, &value.to_le_bytes())
+        .unwrap();
+}
+
 fn event() -> OwnedFd {
     transport::event().unwrap()
 }
@@ -202,11 +212,16 @@ fn identity_regions_and_interrupts_are_announced() {
         assert!(region.file_offset.is_none());
         assert_eq!(region.flags & 4, 0);
     }
-    assert_eq!(client.get_irq_info(MSIX).unwrap().count, 17);
+    for (kind, count) in [(INTX, 1), (MSI, 16), (MSIX, 17)] {
+        assert_eq!(client.get_irq_info(kind).unwrap().count, count);
+    }
+    assert_eq!(read(&mut client, CONFIG, 0x3d), [1]);
     let msix = capability(&mut client, 0x11);
     assert_eq!((read32(&mut client, CONFIG, msix) >> 16) & 0x7ff, 16);
     capability(&mut client, 0x01);
     capability(&mut client, 0x10);
+    let msi = capability(&mut client, 0x05);
+    assert_eq!((read32(&mut client, CONFIG, msi) >> 17) & 7, 4);
     assert_eq!(register(&mut client, abi::REG_MAGIC), abi::MAGIC);
     assert_eq!(register(&mut client, abi::REG_MESSAGES), 17);
     let mac = read::<8>(&mut client, abi::BAR_REGISTERS, abi::REG_MAC as u64);
@@ -335,15 +350,23 @@ impl Driver {
     const SIZE: u64 = 0x10_0000;
 
     fn start(client: &mut Client, bus_master: bool) -> Self {
+        Self::start_with(client, bus_master, Some(5))
+    }
+
+    /// With an MSI-X vector for event queue 0, or none.
+    fn start_with(client: &mut Client, bus_master: bool, vector: Option<u32>) -> Self {
         use abi::Plain;
         let memory = memfd(Self::SIZE);
         client
             .dma_map(0, Self::BASE, Self::SIZE, memory.as_raw_fd())
             .unwrap();
         let interrupt = event();
-        client
-            .set_irqs(MSIX, SET_EVENTFD, 5, 1, &[interrupt.as_raw_fd()])
-            .unwrap();
+        if let Some(vector) = vector {
+            client
+                .set_irqs(MSIX, SET_EVENTFD, vector, 1, &[interrupt.as_raw_fd()])
+                .unwrap();
+            set_msix(client, true);
+        }
         if bus_master {
             set_bus_master(client);
         }
@@ -389,6 +412,7 @@ fn a_driver_starts_the_device_and_a_command_raises_its_vector() {
         valid: true,
         arm: true,
         quiet: false,
+        disarm: false,
     };
     let mut doorbell = |offset: usize, value: u64| {
         client
@@ -417,6 +441,161 @@ fn a_driver_starts_the_device_and_a_command_raises_its_vector() {
         )
         .unwrap();
     assert_eq!(status(&mut client).state(), Some(abi::DeviceState::Ready));
+}
+
+impl Driver {
+    /// Gives a command that raises the interrupt of event queue 0, and does not look at it.
+    fn provoke(&mut self, client: &mut Client) {
+        let arm = abi::EventDoorbell {
+            eqn: 0,
+            read_index: self.commands,
+            relative: false,
+            valid: true,
+            arm: true,
+            quiet: false,
+            disarm: false,
+        };
+        Self::doorbell(client, 0, abi::DOORBELL_EVENT_QUEUE, arm.encode());
+        self.commands += 1;
+        Self::doorbell(client, 0, abi::DOORBELL_CONTROL, self.commands.into());
+        let at = u64::from(self.commands - 1) * size_of::<abi::EventEntry>() as u64;
+        until(|| self.get::<abi::EventEntry>(Self::EVENTS + at).code != 0);
+        // Whoever wrote that has raised the interrupt, too, when a read is answered.
+        register(client, abi::REG_STATUS);
+    }
+
+    /// Rings for event queue 0, and nothing more.
+    fn let_go(client: &mut Client) {
+        let neither = abi::EventDoorbell {
+            eqn: 0,
+            read_index: 0,
+            relative: false,
+            valid: false,
+            arm: false,
+            quiet: false,
+            disarm: false,
+        };
+        Self::doorbell(client, 0, abi::DOORBELL_EVENT_QUEUE, neither.encode());
+    }
+}
+
+#[test]
+fn the_pin_holds_its_level_until_a_doorbell_and_is_unmasked_by_request_or_eventfd() {
+    let process = Process::start("pin", &["--interrupts", "intx"]);
+    let mut client = process.client();
+    for kind in [MSI, MSIX] {
+        assert_eq!(client.get_irq_info(kind).unwrap().count, 0);
+    }
+    let (pin, unmask) = (event(), event());
+    let give = |client: &mut Client, flags, fd: &OwnedFd| {
+        client
+            .set_irqs(INTX, flags, 0, 1, &[fd.as_raw_fd()])
+            .unwrap();
+    };
+    give(&mut client, SET_EVENTFD, &pin);
+    let mut driver = Driver::start_with(&mut client, true, None);
+    driver.provoke(&mut client);
+    assert!(fired(&pin));
+    assert_eq!(process.counters()["interrupts"]["mode"], "intx");
+    // It has told of it, and masks itself.
+    driver.provoke(&mut client);
+    assert!(!fired(&pin));
+    for _ in 0..3 {
+        client.set_irqs(INTX, UNMASK_NONE, 0, 1, &[]).unwrap();
+        assert!(fired(&pin), "it holds");
+    }
+    // As KVM does at the end of an interrupt.
+    give(&mut client, UNMASK_EVENTFD, &unmask);
+    for _ in 0..3 {
+        rustix::io::write(&unmask, &1u64.to_ne_bytes()).unwrap();
+        until(|| fired(&pin));
+    }
+    Driver::let_go(&mut client);
+    let total = |process: &Process| process.counters()["interrupts"]["intx"].as_u64().unwrap();
+    assert_eq!(total(&process), 7);
+    client.set_irqs(INTX, UNMASK_NONE, 0, 1, &[]).unwrap();
+    assert!(!fired(&pin), "it was let go");
+    // The next one is told of, and one that nobody could be told of meanwhile.
+    driver.provoke(&mut client);
+    assert!(fired(&pin));
+    client.set_irqs(INTX, SET_NONE, 0, 0, &[]).unwrap();
+    let pin = event();
+    give(&mut client, SET_EVENTFD, &pin);
+    assert!(fired(&pin));
+    assert_eq!(total(&process), 9);
+}
+
+#[test]
+fn a_device_that_failed_lets_go_of_the_pin_at_a_doorbell() {
+    let process = Process::start("failed-pin", &["--interrupts", "intx"]);
+    let mut client = process.client();
+    let pin = event();
+    client
+        .set_irqs(INTX, SET_EVENTFD, 0, 1, &[pin.as_raw_fd()])
+        .unwrap();
+    let _driver = Driver::start_with(&mut client, true, None);
+    assert_eq!(process.control(r#"{"cmd":"fatal"}"#)["ok"], true);
+    assert!(fired(&pin));
+    client.set_irqs(INTX, UNMASK_NONE, 0, 1, &[]).unwrap();
+    assert!(fired(&pin));
+    Driver::let_go(&mut client);
+    client.set_irqs(INTX, UNMASK_NONE, 0, 1, &[]).unwrap();
+    assert!(!fired(&pin));
+}
+
+#[test]
+fn no_interrupt_is_lost_whichever_way_the_mode_changes() {
+    let process = Process::start("modes", &["--vectors", "8"]);
+    let mut client = process.client();
+    let mut driver = Driver::start_with(&mut client, true, None);
+    let msi = capability(&mut client, 0x05) + 2;
+    let control = |client: &mut Client, at: u64, value: u16| {
+        client
+            .region_write(CONFIG, at, &value.to_le_bytes())
+            .unwrap();
+    };
+    // Each mode: the kind of interrupts, and how it is enabled and disabled.
+    type Step<'a> = (u32, u32, Box<dyn Fn(&mut Client, bool) + 'a>);
+    let steps: [Step<'_>; 4] = [
+        (INTX, 0, Box::new(|_, _| {})),
+        (
+            MSI,
+            1,
+            Box::new(|client, on| control(client, msi, if on { 0x21 } else { 0 })),
+        ),
+        (MSIX, 5, Box::new(set_msix)),
+        (
+            MSI,
+            0,
+            Box::new(|client, on| control(client, msi, u16::from(on))),
+        ),
+    ];
+    for eventfd_first in [false, true] {
+        for (kind, vector, enable) in steps.iter().cycle().take(9) {
+            let fd = event();
+            let give = |client: &mut Client| {
+                client
+                    .set_irqs(*kind, SET_EVENTFD, *vector, 1, &[fd.as_raw_fd()])
+                    .unwrap();
+            };
+            // What was raised in the mode before and got no doorbell comes in this one.
+            if eventfd_first {
+                give(&mut client);
+                enable(&mut client, true);
+            } else {
+                enable(&mut client, true);
+                give(&mut client);
+            }
+            let before = driver.commands > 0;
+            assert_eq!(fired(&fd), before, "kind {kind}");
+            Driver::let_go(&mut client);
+            client.set_irqs(INTX, UNMASK_NONE, 0, 1, &[]).unwrap();
+            driver.provoke(&mut client);
+            assert!(fired(&fd), "kind {kind}");
+            enable(&mut client, false);
+            client.set_irqs(*kind, SET_NONE, 0, 0, &[]).unwrap();
+        }
+    }
 }
 
 #[test]
@@ -1436,7 +1615,9 @@ impl Driver {
                 eqn: abi::EQ_FIRST_HANDLER,
                 message: 6,
                 log_entries: 6,
-                reserved: [0; 3],
+                overflow: 0,
+                priority: 0,
+                reserved: 0,
                 ring: abi::Buffer::contiguous(Self::BASE + Self::HANDLER_EVENTS, ring),
             },
         );
@@ -1483,7 +1664,8 @@ impl Driver {
                 doorbell_page,
                 record_offset: ring as u32,
                 buffer: abi::Buffer::contiguous(Self::BASE + Self::COMPLETIONS, length),
-                reserved1: 0,
+                processor: 0,
+                reserved1: [0; 3],
             },
         );
     }
@@ -1834,6 +2016,11 @@ fn bad_options_and_sockets_are_named() {
     assert!(run(&["--socket", "x", "--mac", "01:00:00:00:00:00"]).contains("address"));
     assert!(run(&["--socket", "x", "--vectors", "0"]).contains("--vectors"));
     assert!(run(&["--socket", "x", "--vectors", "513"]).contains("--vectors"));
+    let few = ["--socket", "x", "--vectors", "9", "--messages", "8"];
+    assert!(run(&few).contains("--messages"));
+    for kinds in ["msi,pin", ""] {
+        assert!(run(&["--socket", "x", "--interrupts", kinds]).contains("--interrupts"));
+    }
     for (option, values) in [
         ("--qp-first", ["1", "16760832"]),
         ("--cq-first", ["-1", "16760833"]),

@@ -18,6 +18,7 @@ use crate::roce::Mac;
 use crate::srq::{SharedReceiveQueues, MAX_SRQ};
 use crate::timers::{TimerOwner, Timers};
 use crate::tpt::{Domain, LocalAccess, Tpt, TptError, MAX_TAGS};
+use crate::vectors::VectorMap;
 use ferrite_abi::{
     complete_features, CompletionEntry, CompletionOpcode, CompletionStatus, DeviceState, EventCode,
     FatalCode, Plain, SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SOLICITED,
@@ -206,34 +207,81 @@ impl ReceiveCompletion {
     }
 }
 
+/// One turn in so many is of a bulk queue pair, where there is one, however many of low latency
+/// want theirs.
+pub const BULK_SHARE: u32 = 8;
+
+/// Whose turn it is: those of low latency first, but for one turn in [`BULK_SHARE`].
+#[derive(Debug, Default)]
+struct Turns {
+    /// Turns that those of low latency had since others wait.
+    urgent: u32,
+}
+
+impl Turns {
+    /// Whether the next turn is one of low latency, where there are such or others or both.
+    fn is_urgent(&mut self, urgent: bool, bulk: bool) -> bool {
+        if !urgent || bulk && self.urgent + 1 >= BULK_SHARE {
+            self.urgent = 0;
+            return false;
+        }
+        self.urgent = if bulk { self.urgent + 1 } else { 0 };
+        true
+    }
+}
+
 /// Queue pairs that have something to send, each at most once.
 #[derive(Debug, Default)]
 pub struct ReadyList {
-    queue: VecDeque<u32>,
+    /// Those with a completion queue of a handler of low latency.
+    urgent: VecDeque<u32>,
+    bulk: VecDeque<u32>,
+    turns: Turns,
 }
 
 impl ReadyList {
     /// How many are in it.
     pub fn len(&self) -> usize {
-        self.queue.len()
+        self.urgent.len() + self.bulk.len()
     }
 
     /// True when it is empty.
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.urgent.is_empty() && self.bulk.is_empty()
+    }
+
+    fn push(&mut self, qpn: u32, urgent: bool) {
+        if urgent {
+            self.urgent.push_back(qpn);
+        } else {
+            self.bulk.push_back(qpn);
+        }
     }
 
     pub(crate) fn pop(&mut self) -> Option<u32> {
-        self.queue.pop_front()
+        let (urgent, bulk) = (!self.urgent.is_empty(), !self.bulk.is_empty());
+        if self.turns.is_urgent(urgent, bulk) {
+            self.urgent.pop_front()
+        } else {
+            self.bulk.pop_front()
+        }
     }
 }
 
-/// Queue pairs that wait for room on the way to their peer: by way, then in the order they came.
+/// Where a queue pair stands among those that wait for room: the way, whether it is a bulk one, and
+/// its ticket.
+pub(crate) type RoomKey = (Way, bool, u64);
+
+/// Queue pairs that wait for room on the way to their peer: by way, those of low latency first (but
+/// for one turn in [`BULK_SHARE`] of a way), then in the order they came.
 ///
-/// Who waits sends no data before its turn, and nobody overtakes those who wait for the same way.
+/// Who waits sends no data before its turn, and nobody overtakes those of its kind who wait for the
+/// same way.
 #[derive(Debug, Default)]
 pub(crate) struct RoomList {
-    waiting: BTreeMap<(Way, u64), u32>,
+    waiting: BTreeMap<RoomKey, u32>,
+    /// Of each way: what one has no room for takes no turn from those who wait for another.
+    turns: BTreeMap<Way, Turns>,
     tickets: u64,
     /// There may be room where there was none.
     pub(crate) look: bool,
@@ -256,16 +304,29 @@ impl RoomList {
         !self.waiting.is_empty()
             && self
                 .waiting
-                .range((way, 0)..=(way, u64::MAX))
+                .range((way, false, 0)..=(way, true, u64::MAX))
                 .next()
                 .is_some()
     }
 
-    /// Takes who has waited longest for `way`.
+    /// Who of one kind has waited longest for `way`: where that is stuck, of those who have since
+    /// before.
+    fn first(&self, way: Way, bulk: bool) -> Option<RoomKey> {
+        let later = self.stuck.get(&way).copied().unwrap_or(u64::MAX);
+        let mut waiting = self.waiting.range((way, bulk, 0)..(way, bulk, later));
+        waiting.next().map(|(&key, _)| key)
+    }
+
+    /// Takes whose turn it is on `way`.
     pub(crate) fn pop(&mut self, way: Way) -> Option<u32> {
-        let (&key, &qpn) = self.waiting.range((way, 0)..=(way, u64::MAX)).next()?;
-        self.waiting.remove(&key);
-        Some(qpn)
+        let (urgent, bulk) = (self.first(way, false), self.first(way, true));
+        let turns = self.turns.entry(way).or_default();
+        let key = if turns.is_urgent(urgent.is_some(), bulk.is_some()) {
+            urgent
+        } else {
+            bulk
+        };
+        self.waiting.remove(&key?)
     }
 
     /// The ways that somebody waits for, each first in its turn.
@@ -273,14 +334,15 @@ impl RoomList {
         use std::ops::Bound::{Excluded, Unbounded};
         let mut ways = Vec::new();
         let mut behind = Unbounded;
-        while let Some((&(way, _), _)) = self.waiting.range((behind, Unbounded)).next() {
+        while let Some((&(way, ..), _)) = self.waiting.range((behind, Unbounded)).next() {
             ways.push(way);
-            behind = Excluded((way, u64::MAX));
+            behind = Excluded((way, true, u64::MAX));
         }
         let first = ways.iter().position(|&way| Some(way) > self.last);
         ways.rotate_left(first.unwrap_or(0));
         self.last = ways.first().copied();
         self.stuck.retain(|way, _| ways.contains(way));
+        self.turns.retain(|way, _| ways.contains(way));
         ways
     }
 
@@ -295,10 +357,10 @@ impl RoomList {
 
     /// Whether somebody has waited for `way` since before it was stuck.
     pub(crate) fn outwaited(&self, way: Way) -> bool {
-        let Some(&later) = self.stuck.get(&way) else {
-            return false;
-        };
-        self.waiting.range((way, 0)..(way, later)).next().is_some()
+        self.stuck.contains_key(&way)
+            && [false, true]
+                .into_iter()
+                .any(|bulk| self.first(way, bulk).is_some())
     }
 }
 
@@ -389,6 +451,10 @@ pub struct Core {
     pub(crate) log_mtu: u8,
     /// Features the driver said it will use.
     pub features: u64,
+    /// The minor version of the interface that the driver speaks.
+    pub(crate) driver_minor: u16,
+    /// Where events go, where the driver has said so.
+    pub(crate) vectors: VectorMap,
     /// Tags.
     pub tpt: Tpt,
     /// Completion queues.
@@ -407,6 +473,8 @@ pub struct Core {
     pub counters: Counters,
     /// Deadlines.
     pub timers: Timers,
+    /// Deadlines of bulk events that have come, while those of low latency are served.
+    pub(crate) late_timers: Vec<(TimerOwner, u64)>,
     /// Queue pairs with something to send.
     pub ready: ReadyList,
     /// Queue pairs with something to send and no room for it.
@@ -438,12 +506,15 @@ impl Core {
             link_up: true,
             log_mtu: MAX_LOG_MTU,
             features: 0,
+            driver_minor: 0,
+            vectors: VectorMap::default(),
             eqs: EventQueues::default(),
             groups: Groups::default(),
             paging: Paging::default(),
             gids: GidTable::default(),
             counters: Counters::default(),
             timers: Timers::default(),
+            late_timers: Vec::new(),
             ready: ReadyList::default(),
             room: RoomList::default(),
             naps: VecDeque::new(),
@@ -500,6 +571,7 @@ impl Core {
         self.fatal = Some(code);
         self.last_event(code, host);
         self.timers.clear();
+        self.late_timers.clear();
         self.ready = ReadyList::default();
         self.room = RoomList::default();
         self.naps.clear();
@@ -510,8 +582,17 @@ impl Core {
     pub fn schedule(&mut self, qp: &mut QueuePair) {
         if !qp.ready {
             qp.ready = true;
-            self.ready.queue.push_back(qp.number);
+            let urgent = self.is_urgent(qp);
+            self.ready.push(qp.number, urgent);
         }
+    }
+
+    /// Whether a queue pair is served before others: one of its completion queues has its events in
+    /// a queue of low latency.
+    fn is_urgent(&self, qp: &QueuePair) -> bool {
+        self.eqs.has_low_latency()
+            && (self.completes_urgently(qp.send_cqn, false)
+                || self.completes_urgently(qp.receive_cqn, true))
     }
 
     /// Whether a queue pair that has nothing to send stays awake a little longer. Whoever posts
@@ -541,6 +622,39 @@ impl Core {
     pub fn start_timer(&mut self, qp: &mut QueuePair, deadline: u64) {
         let owner = TimerOwner::QueuePair(qp.number);
         self.timers.start(&mut qp.timer, owner, deadline);
+    }
+
+    /// Whether the deadline is of an event that others come before.
+    pub(crate) fn is_bulk_event(&self, owner: TimerOwner) -> bool {
+        self.eqs.has_low_latency()
+            && match owner {
+                TimerOwner::QueuePair(_) => false,
+                TimerOwner::EventQueue(eqn) => !self.eqs.is_low_latency(eqn),
+                TimerOwner::CompletionQueue(cqn) => !self.tells_urgently(cqn),
+            }
+    }
+
+    /// The entry of a deadline came up that is of an event.
+    pub(crate) fn event_timer(&mut self, owner: TimerOwner, entry: u64, host: &mut dyn Host) {
+        let now = self.now;
+        match owner {
+            TimerOwner::EventQueue(eqn) => self.eq_timer(eqn, entry, now, host),
+            TimerOwner::CompletionQueue(cqn) => self.cq_timer(cqn, entry, now, host),
+            TimerOwner::QueuePair(_) => {}
+        }
+    }
+
+    /// Serves the deadlines of bulk events that were put off.
+    pub(crate) fn serve_late_timers(&mut self, host: &mut dyn Host) {
+        let mut late = std::mem::take(&mut self.late_timers);
+        for (owner, entry) in late.drain(..) {
+            // One of them may have stopped the device.
+            if self.is_running() {
+                self.event_timer(owner, entry, host);
+            }
+        }
+        // Its memory is used again.
+        self.late_timers = late;
     }
 
     /// What a frame to this address leaves by.
@@ -624,12 +738,12 @@ impl Core {
 
     /// Has `qp` wait for room on `way`.
     pub(crate) fn wait_for_room(&mut self, qp: &mut QueuePair, way: Way) {
-        if qp.waits_for_room.is_some_and(|(other, _)| other == way) {
+        if qp.waits_for_room.is_some_and(|(other, ..)| other == way) {
             return;
         }
         self.stop_waiting(qp);
         self.room.tickets += 1;
-        let key = (way, self.room.tickets);
+        let key = (way, !self.is_urgent(qp), self.room.tickets);
         qp.waits_for_room = Some(key);
         self.room.waiting.insert(key, qp.number);
     }

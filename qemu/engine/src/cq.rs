@@ -8,10 +8,12 @@ use crate::eq::{event, EventQueueState, Posted, MAX_EQ};
 use crate::memory::{Host, HostMemory};
 use crate::numbers::{Numbers, Table};
 use crate::timers::{Timer, TimerOwner};
+use crate::vectors::{completions, Route};
 use ferrite_abi::{
     phase_of, Buffer, CommandStatus, CompletionDoorbell, CompletionEntry, CompletionRecord,
     CreateCompletionQueue, EventCode, ModifyCompletionQueue, Plain, ResizeCompletionQueue,
-    COMPLETION_VALID_OFFSET, CQ_MAX_LOG_ENTRIES, EQ_NONE,
+    SubFunction, COMPLETION_RECEIVE, COMPLETION_VALID_OFFSET, CQ_MAX_LOG_ENTRIES, EQ_MAPPED,
+    EQ_NONE, FEATURE_VECTOR_MAP, VECTOR_MAP_PROCESSORS,
 };
 use std::mem::size_of;
 
@@ -118,7 +120,16 @@ impl CompletionRing {
 #[derive(Debug)]
 pub struct CompletionQueue {
     ring: CompletionRing,
+    /// Where its events go: an event queue, [`EQ_NONE`] or [`EQ_MAPPED`].
     eqn: u16,
+    /// The processor of its consumer, by which the map sends its events somewhere.
+    processor: u16,
+    /// The row of the map for its next event: that of the completion which made it due.
+    row: SubFunction,
+    /// The rows of its last completion, and of the last that a solicited arming waits for.
+    last_rows: [SubFunction; 2],
+    /// The event queue that its last event went to, or is waiting for.
+    place: u16,
     doorbell_page: u32,
     /// Entries written, free-running.
     producer: u32,
@@ -136,7 +147,7 @@ pub struct CompletionQueue {
     /// Completions since the arming, for moderation.
     since_armed: u32,
     timer: Timer,
-    /// The number of its last event in its event queue, if it had one there.
+    /// The number of its last event in the event queue `place`, if it had one there.
     last_event: Option<u32>,
     /// Its event waits in the event queue's list, under this ticket.
     waiting: Option<u64>,
@@ -174,9 +185,14 @@ impl CompletionQueues {
 
 impl Core {
     /// Refuses what cannot be the event queue of a completion queue.
-    fn check_handler(&self, eqn: u16) -> Result<(), CommandStatus> {
+    fn check_handler(&self, eqn: u16, processor: u16) -> Result<(), CommandStatus> {
+        let is_mapped = eqn == EQ_MAPPED && self.features & FEATURE_VECTOR_MAP != 0;
+        if processor != 0 && (!is_mapped || processor >= VECTOR_MAP_PROCESSORS) {
+            return Err(CommandStatus::BadParameter);
+        }
         match eqn {
             EQ_NONE => Ok(()),
+            EQ_MAPPED if is_mapped => Ok(()),
             MAX_EQ.. => Err(CommandStatus::BadNumber),
             _ if self.eqs.state(eqn) == EventQueueState::Undefined => Err(CommandStatus::NotFound),
             _ => Ok(()),
@@ -193,7 +209,7 @@ impl Core {
         if command.doorbell_page >= self.config.doorbell_pages {
             return Err(CommandStatus::BadParameter);
         }
-        self.check_handler(command.eqn)?;
+        self.check_handler(command.eqn, command.processor)?;
         if self.cqs.queues.get(command.cqn).is_some() {
             return Err(CommandStatus::Exists);
         }
@@ -206,6 +222,10 @@ impl Core {
         *self.cqs.queues.slot(command.cqn)? = Some(Box::new(CompletionQueue {
             ring,
             eqn: command.eqn,
+            processor: command.processor,
+            row: SubFunction::SendCompletions,
+            last_rows: [SubFunction::SendCompletions; 2],
+            place: EQ_NONE,
             doorbell_page: command.doorbell_page,
             producer: 0,
             consumer: 0,
@@ -232,7 +252,7 @@ impl Core {
             return Err(CommandStatus::Busy);
         }
         if let Some(ticket) = queue.waiting {
-            self.eqs.forget(queue.eqn, ticket);
+            self.eqs.forget(queue.place, ticket);
         }
         self.cqs.queues.take(cqn);
         self.forget_completion_queue_events(cqn);
@@ -246,23 +266,21 @@ impl Core {
         host: &mut dyn Host,
     ) -> Result<(), CommandStatus> {
         self.cqs.queues.check(command.cqn)?;
-        self.check_handler(command.eqn)?;
+        self.check_handler(command.eqn, command.processor)?;
         let queue = self.cqs.queues.find_mut(command.cqn)?;
         // An event already written to the old queue stays there; the arming moves along.
-        let old = std::mem::replace(&mut queue.eqn, command.eqn);
+        let old = (queue.eqn, queue.processor);
+        (queue.eqn, queue.processor) = (command.eqn, command.processor);
         queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
         queue.moderation_count = u32::from(command.moderation_count);
-        if old == command.eqn {
+        if old == (command.eqn, command.processor) {
+            self.cq_bound_again(command.cqn, host);
             return Ok(());
         }
-        // What is written to the old event queue does not hold it up in the new one, unless it was
-        // there before; what waits there moves.
-        if let Some(index) = queue.last_event.take() {
-            self.eqs.leave(old, command.cqn, index);
-        }
-        queue.last_event = self.eqs.come_back(command.eqn, command.cqn);
+        // What waits for the old event queue moves. What is written there does not hold the queue
+        // up in the new one, unless it was there before: see `cq_post`.
         if let Some(ticket) = queue.waiting.take() {
-            self.eqs.forget(old, ticket);
+            self.eqs.forget(queue.place, ticket);
             queue.owed = true;
         }
         let fulfilled = queue.arming != Arming::None && queue.since_armed > 0;
@@ -273,7 +291,7 @@ impl Core {
         if std::mem::take(&mut queue.owed) {
             self.cq_post(command.cqn, host);
         }
-        if old == EQ_NONE && fulfilled {
+        if old.0 == EQ_NONE && fulfilled {
             // What a later arming waited for has come while nobody was to be told.
             let now = self.now;
             self.cq_notify(command.cqn, now, host);
@@ -392,6 +410,7 @@ impl Core {
             _ => (Arming::Next, queue.since_armed.max(awaited)),
         };
         if awaited > 0 {
+            queue.row = queue.last_rows[usize::from(doorbell.solicited)];
             self.cq_notify(doorbell.cqn, now, host);
         }
     }
@@ -427,24 +446,68 @@ impl Core {
         }
     }
 
+    /// Where the event of a queue that has a handler goes.
+    fn completion_route(&self, queue: &CompletionQueue) -> Route {
+        if queue.eqn == EQ_MAPPED {
+            self.route_completion(queue.row, queue.processor)
+        } else {
+            Route::to(queue.eqn)
+        }
+    }
+
+    /// Whether the completions of a queue, of one kind, are told of in a queue of low latency.
+    pub(crate) fn completes_urgently(&self, cqn: u32, receive: bool) -> bool {
+        let Some(queue) = self.cqs.queues.get(cqn) else {
+            return false;
+        };
+        let eqn = match queue.eqn {
+            EQ_MAPPED => {
+                let row = completions(receive);
+                self.route_completion(row, queue.processor).eqn
+            }
+            eqn => eqn,
+        };
+        self.eqs.is_low_latency(eqn)
+    }
+
+    /// Whether the event of a queue that is held back goes to a queue of low latency.
+    pub(crate) fn tells_urgently(&self, cqn: u32) -> bool {
+        let queue = self.cqs.queues.get(cqn);
+        queue.is_some_and(|queue| self.eqs.is_low_latency(self.completion_route(queue).eqn))
+    }
+
     /// Writes the event of an arming that is fulfilled, or has it wait.
     fn cq_post(&mut self, cqn: u32, host: &mut dyn Host) {
+        let Some(queue) = self.cqs.queues.get(cqn) else {
+            return;
+        };
+        let (bound, place) = (queue.eqn, queue.place);
+        if queue
+            .waiting
+            .is_some_and(|ticket| self.eqs.is_waiting(place, ticket))
+        {
+            // One event is for both.
+            return;
+        }
+        let route = self.completion_route(queue);
         let Some(queue) = self.cqs.get_mut(cqn) else {
             return;
         };
-        if queue.eqn == EQ_NONE {
+        if bound == EQ_NONE {
             queue.owed = true;
             return;
         }
-        if queue
-            .waiting
-            .is_some_and(|ticket| self.eqs.is_waiting(queue.eqn, ticket))
-        {
-            return;
+        if place != route.eqn {
+            // There is one unread event of it in each event queue, wherever it was meanwhile.
+            if let Some(index) = queue.last_event.take() {
+                self.eqs.leave(place, cqn, index);
+            }
+            queue.last_event = self.eqs.come_back(route.eqn, cqn);
+            queue.place = route.eqn;
         }
-        let (eqn, last) = (queue.eqn, queue.last_event);
+        let last = queue.last_event;
         let entry = event(EventCode::Completion, cqn, u64::from(queue.sequence), 0);
-        let posted = self.post_completion_event(eqn, last, entry, host);
+        let posted = self.post_completion_event(route, last, entry, host);
         if let Some(queue) = self.cqs.get_mut(cqn) {
             queue.waiting = None;
             match posted {
@@ -452,6 +515,31 @@ impl Core {
                 Posted::Waiting(ticket) => queue.waiting = Some(ticket),
                 Posted::Not => {}
             }
+        }
+    }
+
+    /// A queue is bound to what it was bound to. Where its event waited in an event queue that is
+    /// gone, it is due in the one that is there instead by now.
+    fn cq_bound_again(&mut self, cqn: u32, host: &mut dyn Host) {
+        let Some(queue) = self.cqs.queues.get(cqn) else {
+            return;
+        };
+        let waits = queue
+            .waiting
+            .is_some_and(|ticket| !self.eqs.is_waiting(queue.place, ticket));
+        let eqn = self.completion_route(queue).eqn;
+        if waits && self.eqs.state(eqn) != EventQueueState::Undefined {
+            self.cq_post(cqn, host);
+        }
+    }
+
+    /// Event queue `eqn` is gone where a queue waited under `ticket`: what the map sends elsewhere
+    /// goes there.
+    pub(crate) fn cq_left_behind(&mut self, cqn: u32, ticket: u64, eqn: u16, host: &mut dyn Host) {
+        let waits = |queue: &&CompletionQueue| queue.waiting == Some(ticket);
+        let queue = self.cqs.queues.get(cqn).filter(waits);
+        if queue.is_some_and(|queue| self.completion_route(queue).eqn != eqn) {
+            self.cq_post(cqn, host);
         }
     }
 
@@ -493,6 +581,7 @@ impl Core {
             return Err(CompletionQueueDead);
         }
         entry.timestamp = now;
+        let is_receive = entry.flags & COMPLETION_RECEIVE != 0;
         if let Some(misbehaving) = &mut self.misbehaviour {
             if misbehaving.loses(&entry) {
                 return Ok(());
@@ -504,14 +593,17 @@ impl Core {
             .and_then(|()| queue.ring.write(host, queue.producer, &mut entry));
         if written.is_err() {
             if let Some(ticket) = queue.fail() {
-                self.eqs.forget(queue.eqn, ticket);
+                self.eqs.forget(queue.place, ticket);
             }
             self.async_event(EventCode::CompletionQueueError, cqn, host);
             return Err(CompletionQueueDead);
         }
         queue.producer = queue.producer.wrapping_add(1);
+        let row = completions(is_receive);
+        queue.last_rows[0] = row;
         if solicited {
             queue.solicited_end = queue.producer;
+            queue.last_rows[1] = row;
         }
         let fulfilled = match queue.arming {
             Arming::None => false,
@@ -520,6 +612,7 @@ impl Core {
         };
         self.counters.completions += 1;
         if fulfilled {
+            queue.row = row;
             queue.since_armed = queue.since_armed.saturating_add(1);
             self.cq_notify(cqn, now, host);
         }
@@ -1157,7 +1250,7 @@ mod tests {
             for _ in 0..1 << EQ_LOG_ENTRIES {
                 let entry = event(EventCode::Completion, 100, 0, 0);
                 let (core, host) = (&mut node.engine.core, &mut node.host);
-                core.post_completion_event(eqn, None, entry, host);
+                core.post_completion_event(Route::to(eqn), None, entry, host);
             }
         }
         complete(&mut node, 0, false).unwrap();
@@ -1169,7 +1262,8 @@ mod tests {
                     eqn,
                     moderation_microseconds: 0,
                     moderation_count: round,
-                    reserved: [0; 3],
+                    processor: 0,
+                    reserved: [0; 2],
                 });
                 node.arm_cq_from(1, 0, 1, false);
             }
@@ -1272,7 +1366,8 @@ mod tests {
             eqn: 3,
             moderation_count: 0,
             moderation_microseconds: 0,
-            reserved: [0; 3],
+            processor: 0,
+            reserved: [0; 2],
         });
         complete(&mut node, 0, false).unwrap();
         assert!(node.events(EQ).is_empty());
@@ -1288,7 +1383,8 @@ mod tests {
             eqn: EQ,
             moderation_count: 3,
             moderation_microseconds: 10,
-            reserved: [0; 3],
+            processor: 0,
+            reserved: [0; 2],
         });
         node.arm_cq(1, 1, false);
         complete(&mut node, 0, false).unwrap();
@@ -1341,7 +1437,8 @@ mod tests {
             doorbell_page: 1,
             record_offset: 64 * 16,
             buffer: Buffer::contiguous(buffer, 64 * 17),
-            reserved1: 0,
+            processor: 0,
+            reserved1: [0; 3],
         };
         type C = CreateCompletionQueue;
         let cases = [

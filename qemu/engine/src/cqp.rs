@@ -53,6 +53,7 @@ fn has_reply(opcode: CommandOpcode) -> bool {
             | CommandOpcode::QuerySrq
             | CommandOpcode::QueryCounters
             | CommandOpcode::TakeFaults
+            | CommandOpcode::QueryVectorMap
     )
 }
 
@@ -302,7 +303,8 @@ impl Engine {
             u64::from(status.number()),
             reply_bytes,
         );
-        self.core.post_event(EQ_CONTROL, done, host);
+        self.core
+            .post_event(self.core.route(EventCode::CommandDone), done, host);
     }
 
     /// Carries out a command; returns the bytes of its reply.
@@ -330,8 +332,22 @@ impl Engine {
                 return reply(core, entry, &reading, host);
             }
             CommandOpcode::CreateEventQueue => core.create_eq(&parse(request)?),
-            CommandOpcode::DestroyEventQueue => core.eqs.destroy(object_number(request)?),
+            CommandOpcode::DestroyEventQueue => core.destroy_eq(object_number(request)?, host),
             CommandOpcode::ModifyEventQueue => core.modify_eq(&parse(request)?, now, host),
+            CommandOpcode::SwitchEventQueue => {
+                offered(core, FEATURE_SWITCH_EQ)?;
+                core.switch_eq(&parse(request)?, now, host)
+            }
+            CommandOpcode::SetVectorMap => {
+                offered(core, FEATURE_VECTOR_MAP)?;
+                core.set_vector_map(&parse(request)?)
+            }
+            CommandOpcode::QueryVectorMap => {
+                offered(core, FEATURE_VECTOR_MAP)?;
+                let entries = core.query_vector_map(&parse(request)?)?;
+                let bytes: Vec<u8> = entries.iter().flat_map(Plain::as_bytes).copied().collect();
+                return reply_bytes(core, entry, &bytes, host);
+            }
             CommandOpcode::CreateCompletionQueue => core.create_cq(&parse(request)?, host),
             CommandOpcode::ModifyCompletionQueue => core.modify_cq(&parse(request)?, host),
             CommandOpcode::ResizeCompletionQueue => {

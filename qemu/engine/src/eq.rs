@@ -3,18 +3,22 @@
 //! Event queues: circular, in host memory, each with a message number.
 //!
 //! To the device a queue is undefined, unarmed or armed. Entries are written in every defined
-//! state; an interrupt is raised only for an armed queue, which is unarmed by that.
+//! state; an interrupt is raised only for an armed queue, which is unarmed by that. A queue can be
+//! given another ring while events come; its indices go on.
 
 use crate::att::Att;
 use crate::core::Core;
 use crate::memory::{Host, HostMemory};
+use crate::pins::PinBits;
 use crate::timers::{Timer, TimerOwner};
+use crate::vectors::Route;
 use ferrite_abi::{
-    Buffer, CommandStatus, CreateEventQueue, EventCode, EventDoorbell, EventEntry, FatalCode,
-    ModifyEventQueue, Plain, EQ_ASYNC, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES,
-    FEATURE_QUIET_COMMANDS,
+    Buffer, CommandStatus, CreateEventQueue, EventCode, EventDoorbell, EventEntry, EventOverflow,
+    EventPriority, FatalCode, Management, ModifyEventQueue, Plain, SwitchEventQueue, EQ_CONTROL,
+    EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_EQ_CONTROL, FEATURE_QUIET_COMMANDS,
+    MEMORY_ERRORS_UNTOLD, MESSAGE_OF_QUEUE,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem::{offset_of, size_of};
 
 /// Event queues, the fixed ones included.
@@ -62,7 +66,8 @@ pub(crate) enum Posted {
 /// never more than kinds of events and objects, however long a driver does not look.
 #[derive(Debug, Default)]
 struct Backlog {
-    entries: BTreeMap<u64, EventEntry>,
+    /// Each with the message that it interrupts by.
+    entries: BTreeMap<u64, (EventEntry, u16)>,
     /// Where the event of a kind and an object is.
     places: HashMap<(u32, u32), u64>,
     next: u64,
@@ -73,24 +78,95 @@ impl Backlog {
         self.entries.is_empty()
     }
 
-    fn push(&mut self, entry: EventEntry) {
+    fn push(&mut self, mut entry: EventEntry, message: u16) {
         let next = self.next;
         let place = *self.places.entry((entry.code, entry.id)).or_insert(next);
         if place == next {
             self.next += 1;
+        } else if let Some((earlier, _)) = self.entries.get(&place) {
+            entry.param1 |= untold(earlier);
         }
-        self.entries.insert(place, entry);
+        self.entries.insert(place, (entry, message));
     }
 
-    fn pop(&mut self) -> Option<EventEntry> {
-        let (_, entry) = self.entries.pop_first()?;
+    fn pop(&mut self) -> Option<(EventEntry, u16)> {
+        let (_, (entry, message)) = self.entries.pop_first()?;
         self.places.remove(&(entry.code, entry.id));
-        Some(entry)
+        Some((entry, message))
     }
 
-    fn forget(&mut self, code: EventCode, id: u32) {
-        if let Some(place) = self.places.remove(&(code.number(), id)) {
-            self.entries.remove(&place);
+    /// Drops the event of a kind and an object, if there is one.
+    fn remove(&mut self, code: u32, id: u32) -> Option<EventEntry> {
+        let place = self.places.remove(&(code, id))?;
+        self.entries.remove(&place).map(|(entry, _)| entry)
+    }
+}
+
+/// What the event that takes the place of `earlier` says of it: of errors of memory, that there is
+/// one more whose address is not told.
+fn untold(earlier: &EventEntry) -> u64 {
+    match EventCode::from_number(earlier.code) {
+        Some(EventCode::MemoryErrorInternal | EventCode::MemoryErrorExternal) => {
+            let before = (earlier.param1 >> MEMORY_ERRORS_UNTOLD) as u32;
+            u64::from(before.saturating_add(1)) << MEMORY_ERRORS_UNTOLD
+        }
+        _ => 0,
+    }
+}
+
+/// Runs of messages that are kept of a queue.
+const MAX_RUNS: usize = 1024;
+
+/// The messages that unread entries interrupt by: runs of entries with the same, each with the
+/// number of its first. What is before the first run has the queue's own message.
+///
+/// A host may tell of its reading late or never: of more than [`MAX_RUNS`] the last is for all that
+/// is written, by the queue's own message. Without the vector map there are none.
+#[derive(Debug, Default)]
+struct Messages {
+    runs: VecDeque<(u32, u16)>,
+}
+
+impl Messages {
+    /// Entry `index` is written.
+    fn push(&mut self, index: u32, message: u16) {
+        let last = self.runs.back().map_or(MESSAGE_OF_QUEUE, |run| run.1);
+        let message = if self.is_full() {
+            MESSAGE_OF_QUEUE
+        } else {
+            message
+        };
+        if message != last {
+            self.runs.push_back((index, message));
+        }
+    }
+
+    /// Whether what is written from now on has the queue's own message.
+    fn is_full(&self) -> bool {
+        self.runs.len() >= MAX_RUNS - 1
+    }
+
+    /// All before entry `index` were read.
+    fn read_to(&mut self, index: u32) {
+        let began = |first: u32| index.wrapping_sub(first) <= u32::MAX / 2;
+        while self.runs.get(1).is_some_and(|run| began(run.0)) {
+            self.runs.pop_front();
+        }
+        match self.runs.front_mut() {
+            Some(&mut (first, MESSAGE_OF_QUEUE)) if began(first) => {
+                self.runs.pop_front();
+            }
+            // However long a run is, it begins not far behind what is unread.
+            Some(run) if began(run.0) => run.0 = index,
+            _ => {}
+        }
+    }
+
+    /// The message of entry `index`, all before which were read.
+    fn of(&self, index: u32) -> u16 {
+        match self.runs.front() {
+            Some(&(first, message)) if first == index => message,
+            _ => MESSAGE_OF_QUEUE,
         }
     }
 }
@@ -101,6 +177,8 @@ struct EventQueue {
     ring: Att,
     log_entries: u8,
     message: u16,
+    overflow: EventOverflow,
+    priority: EventPriority,
     armed: bool,
     /// While armed: answers to commands raise no interrupt.
     quiet: bool,
@@ -108,9 +186,19 @@ struct EventQueue {
     write_index: u32,
     /// Entries the driver has said it consumed, free-running.
     read_index: u32,
+    /// Entries written to this ring, and not to those that it had before; no further than can be
+    /// counted.
+    in_ring: u32,
+    /// All before this entry were read, as the last switch found; the host may not have said so.
+    seen_read: u32,
+    messages: Messages,
     moderation_ns: u64,
     moderation_count: u32,
     timer: Timer,
+    /// While the timer runs: since when moderation holds an interrupt back.
+    held_since: u64,
+    /// What waited is being written: the interrupt is for all of it, and comes afterwards.
+    draining: bool,
     backlog: Backlog,
     /// Completion queues whose event waits for room, or for their last one to be read, by their
     /// tickets: each at most once, in the order they came.
@@ -118,6 +206,8 @@ struct EventQueue {
     /// Completion queues that went to another event queue, each with the number of the entry that
     /// was its last here: it may be unread when the queue comes back.
     left: HashMap<u32, u32>,
+    /// When so many have left, those whose entry was read are dropped.
+    left_limit: usize,
     /// The driver was told of the overflow.
     overflow_reported: bool,
 }
@@ -150,7 +240,9 @@ impl EventQueue {
     /// Whether the entry written as number `index` is known to be read without a look at it.
     fn is_past(&self, index: u32) -> bool {
         let behind = self.write_index.wrapping_sub(index);
-        behind > self.unread() || behind > self.entries()
+        // Once a slot of this ring was written again, all before what it held was read, what was
+        // in earlier rings too.
+        behind > self.unread() || behind > self.entries() && self.in_ring > self.entries()
     }
 
     /// Whether the entry written as number `index` was read.
@@ -158,7 +250,36 @@ impl EventQueue {
         if self.is_past(index) {
             return Ok(true);
         }
+        if self.write_index.wrapping_sub(index) > self.in_ring {
+            // It is in a ring that is not the device's any more.
+            return Ok(false);
+        }
         self.is_zeroed(memory, index)
+    }
+
+    /// The first entry that may be unread.
+    fn oldest_unread(&self) -> u32 {
+        if self.unread() > self.entries() && self.in_ring > self.entries() {
+            self.write_index.wrapping_sub(self.entries())
+        } else if self.seen_read.wrapping_sub(self.read_index) <= self.unread() {
+            self.seen_read
+        } else {
+            self.read_index
+        }
+    }
+
+    /// The message of an interrupt that is due for `cause`, or else for what is there already.
+    fn message_due(&mut self, cause: Option<u16>) -> u16 {
+        let message = cause.unwrap_or_else(|| {
+            let oldest = self.oldest_unread();
+            self.messages.read_to(oldest);
+            self.messages.of(oldest)
+        });
+        if message == MESSAGE_OF_QUEUE {
+            self.message
+        } else {
+            message
+        }
     }
 
     /// Whether the next slot is free. The read index may lag behind what the driver consumed; a
@@ -175,6 +296,7 @@ impl EventQueue {
         &mut self,
         memory: &M,
         entry: &EventEntry,
+        message: u16,
     ) -> Result<(), FatalCode> {
         let size = size_of::<EventEntry>() as u64;
         let address = self
@@ -186,17 +308,42 @@ impl EventQueue {
             .write(address + 8, &entry.as_bytes()[8..])
             .and_then(|()| memory.store_u64(address, valid))
             .map_err(|_| FatalCode::HostMemory)?;
+        if self.messages.is_full() {
+            self.messages.read_to(self.oldest_unread());
+        }
+        self.messages.push(self.write_index, message);
         self.write_index = self.write_index.wrapping_add(1);
+        self.in_ring = self.in_ring.saturating_add(1);
         Ok(())
     }
+}
+
+/// Checks the ring of a queue.
+fn check_ring(log_entries: u8, ring: &Buffer) -> Result<Att, CommandStatus> {
+    if !(EQ_MIN_LOG_ENTRIES..=EQ_MAX_LOG_ENTRIES).contains(&log_entries) {
+        return Err(CommandStatus::BadParameter);
+    }
+    let att = Att::new(ring).map_err(|_| CommandStatus::BadParameter)?;
+    let size = (size_of::<EventEntry>() as u64) << log_entries;
+    if att.length() < size || att.offset_in_page(0) % size_of::<EventEntry>() as u64 != 0 {
+        return Err(CommandStatus::BadParameter);
+    }
+    Ok(att)
 }
 
 /// All event queues.
 #[derive(Debug, Default)]
 pub struct EventQueues {
     queues: Vec<Option<Box<EventQueue>>>,
+    /// Queues that are undefined since they overflowed, each with the completion queues whose event
+    /// waited there; their numbers are free when they were destroyed.
+    lost: BTreeMap<u16, BTreeMap<u64, u32>>,
+    /// How many queues are of low latency.
+    low_latency: usize,
     /// Tickets handed out to completion queues that wait.
     tickets: u64,
+    /// Which have raised the interrupt pin.
+    pub(crate) pins: PinBits,
 }
 
 impl EventQueues {
@@ -234,6 +381,8 @@ impl EventQueues {
     pub(crate) fn forget(&mut self, eqn: u16, ticket: u64) {
         if let Some(queue) = self.get_mut(eqn) {
             queue.waiting.remove(&ticket);
+        } else if let Some(waiting) = self.lost.get_mut(&eqn) {
+            waiting.remove(&ticket);
         }
     }
 
@@ -243,9 +392,10 @@ impl EventQueues {
             return;
         };
         let mut left = std::mem::take(&mut queue.left);
-        if left.len() >= queue.entries() as usize {
-            // No more than the ring has entries are unread.
+        if left.len() >= queue.left_limit {
             left.retain(|_, &mut index| !queue.is_past(index));
+            // Not at each event, however many there are to keep.
+            queue.left_limit = (2 * left.len()).max(queue.entries() as usize);
         }
         left.insert(cqn, index);
         queue.left = left;
@@ -263,13 +413,66 @@ impl EventQueues {
         self.get(eqn).map_or(0, |queue| queue.waiting.len())
     }
 
-    /// Drops asynchronous events about an object that were kept back.
+    /// Drops asynchronous events about an object that were kept back, wherever they were to go.
     fn forget_events(&mut self, codes: &[EventCode], id: u32) {
-        if let Some(queue) = self.get_mut(EQ_ASYNC) {
+        let queues = self.queues.iter_mut().flatten();
+        for queue in queues.filter(|queue| !queue.backlog.is_empty()) {
             for &code in codes {
-                queue.backlog.forget(code, id);
+                queue.backlog.remove(code.number(), id);
             }
         }
+    }
+
+    /// Keeps an event back in queue `eqn`: one of the same kind about the same object that is kept
+    /// back anywhere goes.
+    fn keep_back(&mut self, eqn: u16, mut entry: EventEntry, message: u16, mapped: bool) {
+        if mapped {
+            // The map may have sent the earlier one elsewhere.
+            for (other, queue) in (0..).zip(&mut self.queues) {
+                let Some(queue) = queue.as_deref_mut().filter(|_| other != eqn) else {
+                    continue;
+                };
+                if let Some(earlier) = queue.backlog.remove(entry.code, entry.id) {
+                    entry.param1 |= untold(&earlier);
+                }
+            }
+        }
+        if let Some(queue) = self.get_mut(eqn) {
+            queue.backlog.push(entry, message);
+        }
+    }
+
+    /// Completion queue `cqn` is gone.
+    fn forget_completion_queue(&mut self, cqn: u32) {
+        for queue in self.queues.iter_mut().flatten() {
+            queue.left.remove(&cqn);
+        }
+    }
+
+    /// Whether a queue is of low latency.
+    pub(crate) fn is_low_latency(&self, eqn: u16) -> bool {
+        self.get(eqn)
+            .is_some_and(|queue| queue.priority == EventPriority::LowLatency)
+    }
+
+    /// Whether any is.
+    #[inline]
+    pub(crate) fn has_low_latency(&self) -> bool {
+        self.low_latency > 0
+    }
+
+    /// Counts those of low latency after a change.
+    fn count_low_latency(&mut self) {
+        let queues = self.queues.iter().flatten();
+        self.low_latency = queues
+            .filter(|queue| queue.priority == EventPriority::LowLatency)
+            .count();
+    }
+
+    /// Entries written to queue `eqn`, free-running.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn written(&self, eqn: u16) -> u32 {
+        self.get(eqn).map_or(0, |queue| queue.write_index)
     }
 
     /// The state of queue `eqn`.
@@ -289,14 +492,7 @@ impl EventQueues {
         log_entries: u8,
         ring: &Buffer,
     ) -> Result<(), CommandStatus> {
-        if !(EQ_MIN_LOG_ENTRIES..=EQ_MAX_LOG_ENTRIES).contains(&log_entries) {
-            return Err(CommandStatus::BadParameter);
-        }
-        let att = Att::new(ring).map_err(|_| CommandStatus::BadParameter)?;
-        let size = (size_of::<EventEntry>() as u64) << log_entries;
-        if att.length() < size || att.offset_in_page(0) % size_of::<EventEntry>() as u64 != 0 {
-            return Err(CommandStatus::BadParameter);
-        }
+        let att = check_ring(log_entries, ring)?;
         let index = usize::from(eqn);
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
@@ -305,37 +501,27 @@ impl EventQueues {
             ring: att,
             log_entries,
             message,
+            overflow: EventOverflow::Hold,
+            priority: EventPriority::Bulk,
             armed: false,
             quiet: false,
             write_index: 0,
             read_index: 0,
+            in_ring: 0,
+            seen_read: 0,
+            messages: Messages::default(),
             moderation_ns: 0,
             moderation_count: 0,
             timer: Timer::default(),
+            held_since: 0,
+            draining: false,
             backlog: Backlog::default(),
             waiting: BTreeMap::new(),
             left: HashMap::new(),
+            left_limit: 1 << log_entries,
             overflow_reported: false,
         }));
         Ok(())
-    }
-
-    /// Carries out `DestroyEventQueue`.
-    pub(crate) fn destroy(&mut self, eqn: u32) -> Result<(), CommandStatus> {
-        let eqn = u16::try_from(eqn)
-            .ok()
-            .filter(|&eqn| eqn < MAX_EQ)
-            .ok_or(CommandStatus::BadNumber)?;
-        if eqn == EQ_CONTROL {
-            return Err(CommandStatus::BadNumber);
-        }
-        match self.queues.get_mut(usize::from(eqn)) {
-            Some(slot @ Some(_)) => {
-                *slot = None;
-                Ok(())
-            }
-            _ => Err(CommandStatus::NotFound),
-        }
     }
 }
 
@@ -348,7 +534,9 @@ impl Core {
         if command.message >= self.config.messages {
             return Err(CommandStatus::BadParameter);
         }
-        if self.eqs.get(command.eqn).is_some() {
+        let (overflow, priority) =
+            self.eq_control(command.eqn, command.overflow, command.priority)?;
+        if self.eqs.get(command.eqn).is_some() || self.eqs.lost.contains_key(&command.eqn) {
             return Err(CommandStatus::Exists);
         }
         self.eqs.define(
@@ -356,7 +544,104 @@ impl Core {
             command.message,
             command.log_entries,
             &command.ring,
-        )
+        )?;
+        if let Some(queue) = self.eqs.get_mut(command.eqn) {
+            (queue.overflow, queue.priority) = (overflow, priority);
+        }
+        self.eqs.count_low_latency();
+        Ok(())
+    }
+
+    /// What a driver chooses for a queue where that was agreed on.
+    fn eq_control(
+        &self,
+        eqn: u16,
+        overflow: u8,
+        priority: u8,
+    ) -> Result<(EventOverflow, EventPriority), CommandStatus> {
+        let agreed = self.features & FEATURE_EQ_CONTROL != 0;
+        let overflow = EventOverflow::from_number(overflow);
+        let priority = EventPriority::from_number(priority);
+        match (overflow, priority) {
+            (Some(EventOverflow::Hold), Some(EventPriority::Bulk)) => {}
+            // Who would answer commands, or tell of the overflow?
+            (Some(EventOverflow::Undefine), _) if eqn == EQ_CONTROL => {
+                return Err(CommandStatus::BadParameter);
+            }
+            _ if !agreed => return Err(CommandStatus::BadParameter),
+            _ => {}
+        }
+        overflow.zip(priority).ok_or(CommandStatus::BadParameter)
+    }
+
+    /// Carries out `DestroyEventQueue`.
+    pub(crate) fn destroy_eq(
+        &mut self,
+        eqn: u32,
+        host: &mut dyn Host,
+    ) -> Result<(), CommandStatus> {
+        let eqn = u16::try_from(eqn)
+            .ok()
+            .filter(|&eqn| eqn < MAX_EQ && eqn != EQ_CONTROL)
+            .ok_or(CommandStatus::BadNumber)?;
+        let is_lost = self.eqs.lost.contains_key(&eqn);
+        if self.eqs.get(eqn).is_none() && !is_lost {
+            return Err(CommandStatus::NotFound);
+        }
+        if self.vectors.names(eqn) {
+            return Err(CommandStatus::Busy);
+        }
+        let lost = self.eqs.lost.remove(&eqn);
+        self.eqs.pins.clear(eqn);
+        let slot = self.eqs.queues.get_mut(usize::from(eqn));
+        let queue = slot.and_then(Option::take);
+        self.eqs.count_low_latency();
+        // Events of completion queues that the map sends elsewhere by now are due there.
+        let waiting = queue.map(|queue| queue.waiting).or(lost);
+        for (ticket, cqn) in waiting.into_iter().flatten() {
+            self.work += 1;
+            self.cq_left_behind(cqn, ticket, eqn, host);
+        }
+        Ok(())
+    }
+
+    /// Carries out `SwitchEventQueue`.
+    pub(crate) fn switch_eq(
+        &mut self,
+        command: &SwitchEventQueue,
+        now: u64,
+        host: &mut dyn Host,
+    ) -> Result<(), CommandStatus> {
+        let eqn = command.eqn;
+        if eqn >= MAX_EQ {
+            return Err(CommandStatus::BadNumber);
+        }
+        let queue = self.eqs.get_mut(eqn).ok_or(CommandStatus::NotFound)?;
+        let ring = check_ring(command.log_entries, &command.ring)?;
+        if command.log_entries < queue.log_entries {
+            return Err(CommandStatus::BadParameter);
+        }
+        // What is unread is in two rings at most, however often they change.
+        if queue.unread() > queue.in_ring {
+            return Err(CommandStatus::Busy);
+        }
+        queue.seen_read = queue.oldest_unread();
+        queue.ring = ring;
+        queue.log_entries = command.log_entries;
+        queue.in_ring = 0;
+        queue.overflow_reported = false;
+        self.drain_backlog(eqn, host);
+        self.drain_waiting(eqn, host);
+        let queue = self.eqs.get(eqn);
+        self.work += queue.map_or(0, |queue| u64::from(queue.in_ring));
+        if queue.is_some_and(|queue| {
+            let waits = !queue.backlog.is_empty() || !queue.waiting.is_empty();
+            waits && queue.has_room(host) == Ok(false)
+        }) {
+            self.report_overflow(eqn, host);
+        }
+        self.notify(eqn, None, now, host);
+        Ok(())
     }
 
     /// Carries out `ModifyEventQueue`.
@@ -372,16 +657,26 @@ impl Core {
         if command.message >= self.config.messages {
             return Err(CommandStatus::BadParameter);
         }
+        let (overflow, priority) =
+            self.eq_control(command.eqn, command.overflow, command.priority)?;
         let queue = self
             .eqs
             .get_mut(command.eqn)
             .ok_or(CommandStatus::NotFound)?;
         queue.message = command.message;
+        (queue.overflow, queue.priority) = (overflow, priority);
         queue.moderation_ns = u64::from(command.moderation_microseconds) * 1000;
         queue.moderation_count = u32::from(command.moderation_count);
+        // What was held back under the old moderation is judged by the new one, and not as if it
+        // had come just now: a driver may change its mind often.
+        let since = if queue.timer.is_running() {
+            queue.held_since
+        } else {
+            now
+        };
         queue.timer.stop();
-        // What was held back under the old moderation is judged by the new one.
-        self.notify(command.eqn, now, host);
+        self.eqs.count_low_latency();
+        self.notify(command.eqn, None, since, host);
         Ok(())
     }
 
@@ -400,6 +695,10 @@ impl Core {
             };
             if advance <= queue.unread() {
                 queue.read_index = queue.read_index.wrapping_add(advance);
+                queue.messages.read_to(queue.read_index);
+                if queue.seen_read.wrapping_sub(queue.read_index) > queue.unread() {
+                    queue.seen_read = queue.read_index;
+                }
             } else {
                 // Not a count of entries that were ever written.
                 self.counters.bad_doorbells += 1;
@@ -411,10 +710,13 @@ impl Core {
             let offered = self.features & FEATURE_QUIET_COMMANDS != 0;
             queue.quiet = offered && doorbell.quiet && !for_all;
             queue.armed = true;
+        } else if doorbell.disarm && self.features & FEATURE_EQ_CONTROL != 0 {
+            queue.armed = false;
+            queue.timer.stop();
         }
         self.drain_backlog(doorbell.eqn, host);
         self.drain_waiting(doorbell.eqn, host);
-        self.notify(doorbell.eqn, now, host);
+        self.notify(doorbell.eqn, None, now, host);
     }
 
     /// Writes events that had found no room before.
@@ -432,9 +734,9 @@ impl Core {
                 Ok(false) => break Ok(()),
                 Err(code) => break Err(code),
             }
-            if let Some(entry) = queue.backlog.pop() {
+            if let Some((entry, message)) = queue.backlog.pop() {
                 self.counters.events += 1;
-                if let Err(code) = queue.write(host, &entry) {
+                if let Err(code) = queue.write(host, &entry, message) {
                     break Err(code);
                 }
             }
@@ -446,6 +748,9 @@ impl Core {
 
     /// Writes the events of completion queues that wait and need wait no longer.
     fn drain_waiting(&mut self, eqn: u16, host: &mut dyn Host) {
+        if let Some(queue) = self.eqs.get_mut(eqn) {
+            queue.draining = true;
+        }
         // Those that have to wait on get new tickets, behind these.
         let last = self.eqs.tickets;
         while let Some(queue) = self.eqs.get_mut(eqn) {
@@ -460,6 +765,9 @@ impl Core {
             let (ticket, cqn) = first.remove_entry();
             self.cq_retry(cqn, ticket, host);
         }
+        if let Some(queue) = self.eqs.get_mut(eqn) {
+            queue.draining = false;
+        }
     }
 
     /// Writes the completion event of a queue, unless the last one, entry `last`, was not read or
@@ -469,7 +777,7 @@ impl Core {
     /// process arms it.
     pub(crate) fn post_completion_event(
         &mut self,
-        eqn: u16,
+        route: Route,
         last: Option<u32>,
         entry: EventEntry,
         host: &mut dyn Host,
@@ -477,6 +785,7 @@ impl Core {
         if !self.is_running() {
             return Posted::Not;
         }
+        let Route { eqn, message } = route;
         let Some(queue) = self.eqs.get_mut(eqn) else {
             self.fail(FatalCode::UndefinedEventQueue, host);
             return Posted::Not;
@@ -490,18 +799,19 @@ impl Core {
             (Ok(true), Ok(true)) if queue.backlog.is_empty() => {
                 let index = queue.write_index;
                 if self.misbehaviour.is_some() {
-                    self.post_event(eqn, entry, host);
+                    self.post_event(route, entry, host);
                     return Posted::Written(index);
                 }
                 self.counters.events += 1;
-                queue.write(host, &entry).map(|()| Some(index))
+                queue.write(host, &entry, message).map(|()| Some(index))
             }
+            (Ok(true), Ok(false)) if !self.holds(eqn, host) => return Posted::Not,
             (Ok(_), Ok(_)) => Ok(None),
             (Err(code), _) | (_, Err(code)) => Err(code),
         };
         match written {
             Ok(Some(index)) => {
-                self.notify(eqn, self.now, host);
+                self.notify(eqn, Some(message), self.now, host);
                 Posted::Written(index)
             }
             Ok(None) => {
@@ -518,6 +828,24 @@ impl Core {
         }
     }
 
+    /// A queue has no room: whether it holds events back. Else what the driver chose is done: the
+    /// device stops, or the queue is undefined from now on.
+    fn holds(&mut self, eqn: u16, host: &mut dyn Host) -> bool {
+        match self.eqs.get(eqn).map(|queue| queue.overflow) {
+            Some(EventOverflow::Hold) | None => return true,
+            Some(EventOverflow::Stop) => self.fail(FatalCode::EventQueueOverflow, host),
+            Some(EventOverflow::Undefine) => {
+                let queue = self.eqs.queues[usize::from(eqn)].take();
+                let waiting = queue.map(|queue| queue.waiting).unwrap_or_default();
+                self.eqs.lost.insert(eqn, waiting);
+                self.eqs.pins.clear(eqn);
+                self.eqs.count_low_latency();
+                self.tell_of_overflow(eqn, host);
+            }
+        }
+        false
+    }
+
     /// Tells the driver, once, that a queue other than 0 has no room.
     fn report_overflow(&mut self, eqn: u16, host: &mut dyn Host) {
         let Some(queue) = self.eqs.get_mut(eqn).filter(|_| eqn != EQ_CONTROL) else {
@@ -525,13 +853,29 @@ impl Core {
         };
         if !queue.overflow_reported {
             queue.overflow_reported = true;
-            self.global_event(EventCode::EventQueueOverflow, u32::from(eqn), 0, host);
+            self.tell_of_overflow(eqn, host);
         }
     }
 
+    fn tell_of_overflow(&mut self, eqn: u16, host: &mut dyn Host) {
+        let code = EventCode::EventQueueOverflow;
+        let mut route = self.route(code);
+        if route.eqn == eqn || self.eqs.get(route.eqn).is_none() {
+            // Not in the queue that it is about, nor in one that overflowed before.
+            route = Route::to(EQ_CONTROL);
+        }
+        self.post_event(route, event(code, u32::from(eqn), 0, 0), host);
+    }
+
     /// Raises the interrupt of an armed queue with unread entries, or holds it back by moderation.
-    fn notify(&mut self, eqn: u16, now: u64, host: &mut dyn Host) {
-        let Some(queue) = self.eqs.get_mut(eqn) else {
+    ///
+    /// `cause` is the message of an entry that was written just now; else what is raised is the
+    /// message of the oldest that is unread.
+    fn notify(&mut self, eqn: u16, cause: Option<u16>, now: u64, host: &mut dyn Host) {
+        // After the device has stopped nothing is raised.
+        let running = self.is_running();
+        let queue = self.eqs.get_mut(eqn);
+        let Some(queue) = queue.filter(|queue| running && !queue.draining) else {
             return;
         };
         let unread = queue.unread();
@@ -543,20 +887,34 @@ impl Core {
         if held {
             if !queue.timer.is_running() {
                 let deadline = now.saturating_add(queue.moderation_ns);
+                queue.held_since = now;
                 self.timers
                     .start(&mut queue.timer, TimerOwner::EventQueue(eqn), deadline);
             }
             return;
         }
-        self.interrupt(eqn, host);
+        self.interrupt(eqn, cause, host);
     }
 
-    fn interrupt(&mut self, eqn: u16, host: &mut dyn Host) {
+    fn interrupt(&mut self, eqn: u16, cause: Option<u16>, host: &mut dyn Host) {
         if let Some(queue) = self.eqs.get_mut(eqn) {
             queue.armed = false;
             queue.timer.stop();
             self.counters.interrupts += 1;
-            host.raise(queue.message);
+            host.raise(queue.message_due(cause));
+            self.eqs.pins.set(eqn);
+        }
+    }
+
+    /// Raises once more what was raised and got no doorbell since: the host has another mode.
+    pub(crate) fn raise_again(&mut self, host: &mut dyn Host) {
+        for eqn in 0..MAX_EQ {
+            if !self.eqs.pins.is_set(eqn) {
+                continue;
+            }
+            if let Some(queue) = self.eqs.get_mut(eqn) {
+                host.raise(queue.message_due(None));
+            }
         }
     }
 
@@ -570,23 +928,23 @@ impl Core {
             && queue.armed
             && queue.unread() > 0
         {
-            self.interrupt(eqn, host);
+            self.interrupt(eqn, None, host);
         }
     }
 
-    /// Writes an event to queue `eqn`.
-    pub(crate) fn post_event(&mut self, eqn: u16, entry: EventEntry, host: &mut dyn Host) {
+    /// Writes an event where it goes.
+    pub(crate) fn post_event(&mut self, route: Route, entry: EventEntry, host: &mut dyn Host) {
         if !self.is_running() {
             return;
         }
         if self.misbehaviour.is_none() {
-            self.write_event(eqn, entry, host);
+            self.write_event(route, entry, host);
             return;
         }
-        match self.event_to_write(eqn, entry) {
-            Some(same) if same == entry => self.write_event(eqn, entry, host),
+        match self.event_to_write(route.eqn, entry) {
+            Some(same) if same == entry => self.write_event(route, entry, host),
             // Nonsense is not kept back: there would be no end to what it may be about.
-            Some(other) => self.write_late_event(eqn, other, host),
+            Some(other) => self.write_late_event(route.eqn, other, host),
             None => {}
         }
         self.write_late_events(host);
@@ -599,11 +957,12 @@ impl Core {
             .get(eqn)
             .is_some_and(|queue| queue.backlog.is_empty() && queue.has_room(host) == Ok(true));
         if room && self.is_running() {
-            self.write_event(eqn, entry, host);
+            self.write_event(Route::to(eqn), entry, host);
         }
     }
 
-    fn write_event(&mut self, eqn: u16, entry: EventEntry, host: &mut dyn Host) {
+    fn write_event(&mut self, route: Route, entry: EventEntry, host: &mut dyn Host) {
+        let Route { eqn, message } = route;
         let Some(queue) = self.eqs.get_mut(eqn) else {
             self.fail(FatalCode::UndefinedEventQueue, host);
             return;
@@ -628,7 +987,7 @@ impl Core {
         };
         if room {
             self.counters.events += 1;
-            if let Err(code) = queue.write(host, &entry) {
+            if let Err(code) = queue.write(host, &entry, message) {
                 self.fail(code, host);
                 return;
             }
@@ -636,19 +995,22 @@ impl Core {
             // More commands than there is room for answers: that is for the driver to know.
             self.fail(FatalCode::EventQueueOverflow, host);
             return;
-        } else {
-            queue.backlog.push(entry);
+        } else if self.holds(eqn, host) {
+            let mapped = !self.vectors.is_empty();
+            self.eqs.keep_back(eqn, entry, message, mapped);
             self.report_overflow(eqn, host);
+        } else {
+            return;
         }
         let quiet = self.eqs.get(eqn).is_some_and(|queue| queue.quiet);
         if !(quiet && is_answer) {
-            self.notify(eqn, self.now, host);
+            self.notify(eqn, room.then_some(message), self.now, host);
         }
     }
 
     /// Writes an asynchronous RDMA event.
     pub fn async_event(&mut self, code: EventCode, id: u32, host: &mut dyn Host) {
-        self.post_event(EQ_ASYNC, event(code, id, 0, 0), host);
+        self.post_event(self.route(code), event(code, id, 0, 0), host);
     }
 
     /// A queue pair is gone: no event is written for it any more.
@@ -659,6 +1021,7 @@ impl Core {
     /// A completion queue is gone: no event is written for it any more.
     pub(crate) fn forget_completion_queue_events(&mut self, cqn: u32) {
         self.eqs.forget_events(&COMPLETION_QUEUE_EVENTS, cqn);
+        self.eqs.forget_completion_queue(cqn);
     }
 
     /// A shared receive queue is gone: no event is written for it any more.
@@ -666,7 +1029,7 @@ impl Core {
         self.eqs.forget_events(&SHARED_RECEIVE_EVENTS, srqn);
     }
 
-    /// Writes a global or management event.
+    /// Writes a global event.
     pub(crate) fn global_event(
         &mut self,
         code: EventCode,
@@ -674,18 +1037,56 @@ impl Core {
         param0: u64,
         host: &mut dyn Host,
     ) {
-        self.post_event(EQ_CONTROL, event(code, id, param0, 0), host);
+        self.post_event(self.route(code), event(code, id, param0, 0), host);
+    }
+
+    /// Writes an event that drivers know since version 1.1 of the interface.
+    fn later_event(&mut self, entry: EventEntry, host: &mut dyn Host) {
+        let code = EventCode::from_number(entry.code);
+        if let Some(code) = code.filter(|_| self.driver_minor >= 1) {
+            self.post_event(self.route(code), entry, host);
+        }
+    }
+
+    /// The device's own memory failed at `place`; what it held was corrected or lost.
+    pub(crate) fn internal_memory_error(
+        &mut self,
+        place: u64,
+        corrected: bool,
+        host: &mut dyn Host,
+    ) {
+        let code = EventCode::MemoryErrorInternal;
+        self.later_event(event(code, 0, place, u64::from(!corrected)), host);
+    }
+
+    /// Host memory was poisoned where the device read it.
+    pub(crate) fn external_memory_error(&mut self, address: u64, host: &mut dyn Host) {
+        let code = EventCode::MemoryErrorExternal;
+        self.later_event(event(code, 0, address, 0), host);
+    }
+
+    /// Something happened on a channel: `code` is one of those of channels.
+    pub(crate) fn channel_event(&mut self, code: EventCode, channel: u16, host: &mut dyn Host) {
+        self.later_event(event(code, channel.into(), 0, 0), host);
+    }
+
+    /// The device was changed from outside: `on` says to what.
+    pub(crate) fn management_event(&mut self, what: Management, on: bool, host: &mut dyn Host) {
+        let code = EventCode::ManagementAction;
+        self.later_event(event(code, what.number(), u64::from(on), 0), host);
     }
 
     /// Tells the driver that the device stops, as far as that is possible.
     pub(crate) fn last_event(&mut self, code: FatalCode, host: &mut dyn Host) {
         let entry = event(EventCode::DeviceFatal, 0, u64::from(code.number()), 0);
         if let Some(queue) = self.eqs.get_mut(EQ_CONTROL) {
-            if queue.has_room(host) == Ok(true) && queue.write(host, &entry).is_ok() {
+            if queue.has_room(host) == Ok(true)
+                && queue.write(host, &entry, MESSAGE_OF_QUEUE).is_ok()
+            {
                 self.counters.events += 1;
             }
             // Armed or not: there will be no other interrupt.
-            self.interrupt(EQ_CONTROL, host);
+            self.interrupt(EQ_CONTROL, Some(MESSAGE_OF_QUEUE), host);
         }
     }
 }
@@ -705,7 +1106,7 @@ pub(crate) fn event(code: EventCode, id: u32, param0: u64, param1: u64) -> Event
 mod tests {
     use super::*;
     use crate::testing::{Node, QpOptions, EQ_LOG_ENTRIES, MEMORY_BASE};
-    use ferrite_abi::{CommandOpcode, DeviceState, EQ_FIRST_HANDLER};
+    use ferrite_abi::{CommandOpcode, DeviceState, EQ_ASYNC, EQ_FIRST_HANDLER};
     use proptest::collection::vec;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
@@ -716,7 +1117,9 @@ mod tests {
     fn post(node: &mut Node, id: u32) {
         let entry = event(EventCode::Completion, id, 0, 0);
         node.engine.core.now = node.now;
-        node.engine.core.post_event(EQ, entry, &mut node.host);
+        node.engine
+            .core
+            .post_event(Route::to(EQ), entry, &mut node.host);
     }
 
     fn ids(node: &mut Node) -> Vec<u32> {
@@ -785,6 +1188,7 @@ mod tests {
                 valid: true,
                 arm: false,
                 quiet: false,
+                disarm: false,
             };
             node.doorbell(0, ferrite_abi::DOORBELL_EVENT_QUEUE, word.encode());
             node.engine.core.eqs.get(EQ).unwrap().unread()
@@ -809,12 +1213,17 @@ mod tests {
                 valid: true,
                 arm: true,
                 quiet,
+                disarm: false,
             };
             node.doorbell(0, ferrite_abi::DOORBELL_EVENT_QUEUE, word.encode());
         };
         let answer = |node: &mut Node| {
             let (core, host) = (&mut node.engine.core, &mut node.host);
-            core.post_event(EQ_CONTROL, event(EventCode::CommandDone, 7, 0, 0), host);
+            core.post_event(
+                Route::to(EQ_CONTROL),
+                event(EventCode::CommandDone, 7, 0, 0),
+                host,
+            );
         };
         let link = |node: &mut Node| {
             let (core, host) = (&mut node.engine.core, &mut node.host);
@@ -894,7 +1303,7 @@ mod tests {
         for cookie in 0..=ENTRIES {
             let (core, host) = (&mut node.engine.core, &mut node.host);
             core.post_event(
-                EQ_CONTROL,
+                Route::to(EQ_CONTROL),
                 event(EventCode::CommandDone, cookie, 0, 0),
                 host,
             );
@@ -1091,7 +1500,9 @@ mod tests {
             message: 3,
             moderation_microseconds: 10,
             moderation_count: 4,
-            reserved: 0,
+            overflow: 0,
+            priority: 0,
+            reserved: [0; 6],
         });
         node.ring_eq(EQ, true);
         for id in 0..3 {
@@ -1122,7 +1533,9 @@ mod tests {
             eqn: 5,
             message: 1,
             log_entries: EQ_LOG_ENTRIES,
-            reserved: [0; 3],
+            overflow: 0,
+            priority: 0,
+            reserved: 0,
             ring: Buffer::contiguous(ring, 32 << EQ_LOG_ENTRIES),
         };
         let mut refused =
@@ -1187,12 +1600,75 @@ mod tests {
             eqn: 5,
             message: 1,
             log_entries: EQ_LOG_ENTRIES,
-            reserved: [0; 3],
+            overflow: 0,
+            priority: 0,
+            reserved: 0,
             ring: Buffer::contiguous(MEMORY_BASE - 8192, 8192),
         });
         let entry = event(EventCode::Completion, 1, 0, 0);
         let (core, host) = (&mut node.engine.core, &mut node.host);
-        core.post_event(5, entry, host);
+        core.post_event(Route::to(5), entry, host);
         assert_eq!(node.status().fatal(), Some(FatalCode::HostMemory));
+    }
+
+    #[test]
+    fn messages_of_unread_entries_are_bounded() {
+        let mut messages = Messages::default();
+        for index in 0..10 * MAX_RUNS as u32 {
+            messages.push(index, (index % 2) as u16);
+            assert!(messages.runs.len() <= MAX_RUNS);
+        }
+        // The first are as they were written; what came when there were too many is the queue's.
+        for index in 0..MAX_RUNS as u32 - 1 {
+            messages.read_to(index);
+            assert_eq!(messages.of(index), (index % 2) as u16);
+        }
+        messages.read_to(MAX_RUNS as u32 - 1);
+        assert_eq!(messages.of(MAX_RUNS as u32 - 1), MESSAGE_OF_QUEUE);
+        // With room again they are told apart again.
+        messages.push(10 * MAX_RUNS as u32, 7);
+        messages.read_to(10 * MAX_RUNS as u32);
+        assert_eq!(messages.of(10 * MAX_RUNS as u32), 7);
+    }
+
+    #[test]
+    fn a_queue_keeps_few_messages_whatever_the_host_does_not_tell() {
+        let mut node = Node::new(1);
+        let zero = |node: &mut Node| {
+            let at = node.next_event_slot(EQ);
+            node.host.memory.put(at, &0u32);
+            node.skip_event(EQ);
+        };
+        for id in 0..4 * MAX_RUNS as u32 {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            let route = Route {
+                eqn: EQ,
+                message: (id % 2) as u16,
+            };
+            core.post_event(route, event(EventCode::SrqLimit, id, 0, 0), host);
+            zero(&mut node);
+        }
+        let queue = node.engine.core.eqs.get(EQ).unwrap();
+        assert!(queue.messages.runs.len() <= MAX_RUNS);
+        // What the slots say is known: the oldest that can be unread has its own message.
+        assert!(queue.unread() > queue.entries());
+        let oldest = queue.oldest_unread();
+        assert_eq!(oldest, queue.write_index - queue.entries());
+        // Nor is that forgotten with another ring.
+        assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES), CommandStatus::Ok);
+        let queue = node.engine.core.eqs.get(EQ).unwrap();
+        assert_eq!(queue.oldest_unread(), oldest);
+        node.host.raised.clear();
+        let bell = EventDoorbell {
+            eqn: EQ,
+            read_index: 0,
+            relative: false,
+            valid: false,
+            arm: true,
+            quiet: false,
+            disarm: false,
+        };
+        node.doorbell(0, ferrite_abi::DOORBELL_EVENT_QUEUE, bell.encode());
+        assert_eq!(node.host.raised, [(oldest % 2) as u16]);
     }
 }

@@ -24,8 +24,11 @@ pub mod gid;
 pub mod memory;
 pub mod misbehaviour;
 pub mod multicast;
+#[cfg(test)]
+mod notification;
 pub mod numbers;
 pub mod paging;
+pub mod pins;
 pub mod qp;
 pub mod queue;
 pub mod roce;
@@ -35,6 +38,7 @@ pub mod testing;
 pub mod timers;
 pub mod tpt;
 pub mod transport;
+mod vectors;
 
 pub use crate::core::{Config, Core};
 pub use crate::counters::Counters;
@@ -47,18 +51,22 @@ pub use crate::roce::Medium;
 
 use crate::timers::TimerOwner;
 use ferrite_abi::{
-    complete_features, BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventEntry,
-    FatalCode, Function, Plain, QueuePairStateCode, Reserved, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS,
-    BAR_REGISTERS, CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_COMPLETION,
-    DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND, DOORBELL_SRQ,
-    EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY,
-    FEATURE_FAST_REGISTER, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND, FEATURE_PORT_MTU,
-    FEATURE_QUIET_COMMANDS, FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_WINDOWS,
-    FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL,
-    REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET, REG_DOORBELL_PAGES,
-    REG_DOORBELL_STRIDE, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE,
-    REG_FUNCTION, REG_MAC, REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
+    complete_features, BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventDoorbell,
+    EventEntry, FatalCode, Function, Management, Plain, QueuePairStateCode, Reserved, ABI_MAJOR,
+    ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES,
+    DOORBELL_COMPLETION, DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND,
+    DOORBELL_SRQ, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY,
+    FEATURE_EQ_CONTROL, FEATURE_FAST_REGISTER, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND,
+    FEATURE_PORT_MTU, FEATURE_QUIET_COMMANDS, FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ,
+    FEATURE_SWITCH_EQ, FEATURE_VECTOR_MAP, FEATURE_WINDOWS, FUNCTION_RDMA, MAGIC,
+    QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL, REG_DEVICE_MEMORY_OFFSET,
+    REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET, REG_DOORBELL_PAGES, REG_DOORBELL_STRIDE,
+    REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE, REG_FUNCTION, REG_MAC,
+    REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
+
+/// Features that version 1.1 of the interface brought.
+const FEATURES_OF_1_1: u64 = FEATURE_VECTOR_MAP | FEATURE_SWITCH_EQ | FEATURE_EQ_CONTROL;
 
 /// The features this engine has.
 pub const FEATURES: u64 = FEATURE_RESIZE_CQ
@@ -71,6 +79,9 @@ pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_ON_DEMAND
     | FEATURE_PORT_MTU
     | FEATURE_QUIET_COMMANDS
+    | FEATURE_VECTOR_MAP
+    | FEATURE_SWITCH_EQ
+    | FEATURE_EQ_CONTROL
     | transport::FEATURES;
 
 // None is offered without what it needs.
@@ -116,6 +127,30 @@ pub enum Disposition {
     Consumed,
     /// It is for the ordinary network interface.
     PassToHost,
+}
+
+/// What happens on a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChannelEvent {
+    /// Packets came.
+    Packets,
+    /// Descriptors were returned.
+    Descriptors,
+    /// The pool has fewer buffers than its threshold.
+    PoolLow,
+    /// Buffers were posted that may not be.
+    BadBuffers,
+}
+
+impl ChannelEvent {
+    fn code(self) -> EventCode {
+        match self {
+            Self::Packets => EventCode::ChannelPackets,
+            Self::Descriptors => EventCode::ChannelDescriptors,
+            Self::PoolLow => EventCode::ChannelPoolLow,
+            Self::BadBuffers => EventCode::ChannelBadBuffers,
+        }
+    }
 }
 
 /// Where the transport's `send` left off.
@@ -250,9 +285,56 @@ impl Engine {
         self.core.room.len()
     }
 
+    /// The level of the interrupt pin, as the pin bits of event queues have it.
+    pub fn pin(&self) -> bool {
+        self.core.eqs.pins.any()
+    }
+
+    /// Raises the messages of event queues whose pin bits are set, when the host has changed the
+    /// mode of its interrupts.
+    pub fn raise_again(&mut self, host: &mut dyn Host) {
+        self.core.raise_again(host);
+    }
+
     /// Stops the device with a fatal error, to see what the driver does.
     pub fn inject_fatal(&mut self, host: &mut dyn Host) {
         self.core.fail(FatalCode::Injected, host);
+    }
+
+    /// The device's own memory failed at `place`, and what it held was corrected or lost.
+    pub fn internal_memory_error(
+        &mut self,
+        place: u64,
+        corrected: bool,
+        now: u64,
+        host: &mut dyn Host,
+    ) {
+        self.core.now = now;
+        self.core.internal_memory_error(place, corrected, host);
+    }
+
+    /// Host memory at `address` turned out to be poisoned when it was read.
+    pub fn external_memory_error(&mut self, address: u64, now: u64, host: &mut dyn Host) {
+        self.core.now = now;
+        self.core.external_memory_error(address, host);
+    }
+
+    /// Something happened on a channel.
+    pub fn channel_event(
+        &mut self,
+        event: ChannelEvent,
+        channel: u16,
+        now: u64,
+        host: &mut dyn Host,
+    ) {
+        self.core.now = now;
+        self.core.channel_event(event.code(), channel, host);
+    }
+
+    /// Somebody changed the device by its management: `on` says to what.
+    pub fn managed(&mut self, what: Management, on: bool, now: u64, host: &mut dyn Host) {
+        self.core.now = now;
+        self.core.management_event(what, on, host);
     }
 
     /// A read of `size` bytes at `offset` of a BAR. Reads of anything but a register or device
@@ -440,12 +522,22 @@ impl Engine {
             consumer: 0,
             producer: 0,
         });
+        self.core.driver_minor = self.driver_version as u16;
         self.core.features = self.driver_features;
+        if self.core.driver_minor == 0 {
+            // It cannot mean what later versions made of these bits.
+            self.core.features &= !FEATURES_OF_1_1;
+        }
         self.core.state = DeviceState::Running;
         Ok(())
     }
 
     fn ring_doorbell(&mut self, offset: usize, size: usize, word: u64, host: &mut dyn Host) {
+        // In every state: a device that failed must let go of the pin.
+        if size == 8 && offset == DOORBELL_EVENT_QUEUE {
+            let doorbell = EventDoorbell::decode(word);
+            self.core.eqs.pins.clear(doorbell.eqn);
+        }
         let config = &self.core.config;
         let (page, within) = (
             offset >> config.doorbell_log_stride,
@@ -540,10 +632,15 @@ impl Engine {
         }
         let start = self.core.work;
         // Those of many queue pairs may run out at once; what is left is due at the next poll.
+        // Where some event queues are of low latency, their interrupts and events come first.
         while self.core.work.wrapping_sub(start) < TIMER_WORK {
             let Some((entry, owner)) = self.core.timers.pop(now) else {
                 break;
             };
+            if self.core.is_bulk_event(owner) {
+                self.core.late_timers.push((owner, entry));
+                continue;
+            }
             match owner {
                 TimerOwner::QueuePair(qpn) => {
                     if let Some(qp) = self.qps.get_mut(qpn) {
@@ -553,10 +650,12 @@ impl Engine {
                         }
                     }
                 }
-                TimerOwner::EventQueue(eqn) => self.core.eq_timer(eqn, entry, now, host),
-                TimerOwner::CompletionQueue(cqn) => self.core.cq_timer(cqn, entry, now, host),
+                TimerOwner::EventQueue(_) | TimerOwner::CompletionQueue(_) => {
+                    self.core.event_timer(owner, entry, host);
+                }
             }
         }
+        self.core.serve_late_timers(host);
         while self.core.naps.front().is_some_and(|nap| nap.0 <= now) {
             let Some((_, qpn)) = self.core.naps.pop_front() else {
                 break;

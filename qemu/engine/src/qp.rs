@@ -3,9 +3,9 @@
 //! Queue pairs: context, states, and what happens to their queues on the way to the error state.
 
 use crate::att::{Att, AttError};
-use crate::core::{Core, Nap, ReceiveCompletion, SendCompletion, PORTS};
+use crate::core::{Core, Nap, ReceiveCompletion, RoomKey, SendCompletion, PORTS};
 use crate::gid::{ipv4_of, MAX_GIDS};
-use crate::memory::{Host, Way};
+use crate::memory::Host;
 use crate::numbers::{Numbers, Table};
 use crate::queue::{
     are_apart, Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest,
@@ -69,7 +69,7 @@ pub struct QueuePair {
     /// It is in the ready list.
     pub(crate) ready: bool,
     /// It waits for room on the way to its peer, in this place.
-    pub(crate) waits_for_room: Option<(Way, u64)>,
+    pub(crate) waits_for_room: Option<RoomKey>,
     /// Its wait for more to send.
     pub(crate) nap: Nap,
     /// Events to be raised when all that they are about is flushed.

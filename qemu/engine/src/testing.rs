@@ -436,7 +436,26 @@ impl Host for TestHost {
 #[derive(Clone, Debug)]
 struct DriverEq {
     ring: u64,
+    log_entries: u8,
+    /// The ring that was given to it since, as long as nothing was found there.
+    next: Option<(u64, u8)>,
     consumer: u32,
+}
+
+impl DriverEq {
+    fn new(ring: u64) -> Self {
+        Self {
+            ring,
+            log_entries: EQ_LOG_ENTRIES,
+            next: None,
+            consumer: 0,
+        }
+    }
+}
+
+/// Where the entry of an index is in a ring.
+fn event_slot(ring: u64, log_entries: u8, index: u32) -> u64 {
+    ring + u64::from(index & ((1 << log_entries) - 1)) * size_of::<EventEntry>() as u64
 }
 
 /// The driver's view of a completion queue.
@@ -880,7 +899,7 @@ impl Node {
         self.qps.clear();
         self.srqs.clear();
         let ring = self.allocate((size_of::<EventEntry>() as u64) << EQ_LOG_ENTRIES);
-        self.eqs.insert(EQ_CONTROL, DriverEq { ring, consumer: 0 });
+        self.eqs.insert(EQ_CONTROL, DriverEq::new(ring));
         let boot = self.allocate(64);
         let block = BootBlock {
             cqp_ring: self.control_ring,
@@ -892,7 +911,8 @@ impl Node {
             reserved1: [0; 5],
         };
         self.host.memory.put(boot, &block);
-        self.write_register(REG_DRIVER_VERSION, 4, u64::from(ABI_MAJOR) << 16);
+        let version = (u64::from(ABI_MAJOR) << 16) | u64::from(ABI_MINOR);
+        self.write_register(REG_DRIVER_VERSION, 4, version);
         self.write_register(REG_DRIVER_FEATURES, 8, features);
         self.write_register(REG_BOOT, 8, boot);
         self.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
@@ -969,7 +989,8 @@ impl Node {
             | CommandOpcode::QueryQueuePair
             | CommandOpcode::QuerySrq
             | CommandOpcode::QueryCounters
-            | CommandOpcode::TakeFaults => (self.reply, PAGE as u32),
+            | CommandOpcode::TakeFaults
+            | CommandOpcode::QueryVectorMap => (self.reply, PAGE as u32),
             _ => (0, 0),
         };
         let entry = CommandEntry::new(opcode, 0, reply, payload);
@@ -1012,10 +1033,12 @@ impl Node {
             eqn,
             message,
             log_entries: EQ_LOG_ENTRIES,
-            reserved: [0; 3],
+            overflow: 0,
+            priority: 0,
+            reserved: 0,
             ring: Buffer::contiguous(ring, size),
         });
-        self.eqs.insert(eqn, DriverEq { ring, consumer: 0 });
+        self.eqs.insert(eqn, DriverEq::new(ring));
     }
 
     /// Takes what is in an event queue; does not ring its doorbell.
@@ -1023,9 +1046,16 @@ impl Node {
         let eq = self.eqs.get_mut(&eqn).expect("no such event queue");
         let mut events = Vec::new();
         loop {
-            let slot = u64::from(eq.consumer & ((1 << EQ_LOG_ENTRIES) - 1));
-            let address = eq.ring + slot * size_of::<EventEntry>() as u64;
-            let entry: EventEntry = self.host.memory.get(address);
+            let mut address = event_slot(eq.ring, eq.log_entries, eq.consumer);
+            let mut entry: EventEntry = self.host.memory.get(address);
+            if let Some((ring, log_entries)) = eq.next.filter(|_| entry.code == 0) {
+                // The same index in the new ring; once there is one, the old one is forgotten.
+                address = event_slot(ring, log_entries, eq.consumer);
+                entry = self.host.memory.get(address);
+                if entry.code != 0 {
+                    (eq.ring, eq.log_entries, eq.next) = (ring, log_entries, None);
+                }
+            }
             if entry.code == 0 {
                 return events;
             }
@@ -1033,6 +1063,113 @@ impl Node {
             eq.consumer = eq.consumer.wrapping_add(1);
             events.push(entry);
         }
+    }
+
+    /// Gives an event queue another ring of `1 << log_entries` entries.
+    pub fn switch_eq(&mut self, eqn: u16, log_entries: u8) -> CommandStatus {
+        let size = (size_of::<EventEntry>() as u64) << log_entries;
+        let ring = self.allocate(size);
+        let eq = self.eqs.get_mut(&eqn).expect("no such event queue");
+        assert!(eq.next.is_none(), "two rings are enough");
+        eq.next = Some((ring, log_entries));
+        let status = self.command(
+            CommandOpcode::SwitchEventQueue,
+            &SwitchEventQueue {
+                eqn,
+                log_entries,
+                ring: Buffer::contiguous(ring, size),
+                ..SwitchEventQueue::zeroed()
+            },
+        );
+        if status != CommandStatus::Ok {
+            let eq = self.eqs.get_mut(&eqn).expect("no such event queue");
+            eq.next = None;
+        }
+        status
+    }
+
+    /// Whether the driver still consumes from the ring before a switch.
+    pub fn is_switching(&self, eqn: u16) -> bool {
+        self.eqs[&eqn].next.is_some()
+    }
+
+    /// Base-2 logarithm of the entries of the ring that an event queue has.
+    pub fn eq_log_entries(&self, eqn: u16) -> u8 {
+        let eq = &self.eqs[&eqn];
+        eq.next
+            .map_or(eq.log_entries, |(_, log_entries)| log_entries)
+    }
+
+    /// What is in an event queue and was not consumed, from entry `from` on; all of it stays.
+    pub fn unread_events(&self, eqn: u16, from: u32) -> Vec<EventEntry> {
+        let eq = &self.eqs[&eqn];
+        let end = self.engine.core().eqs.written(eqn);
+        let mut events = Vec::new();
+        for ahead in 0..end.wrapping_sub(eq.consumer) {
+            let index = eq.consumer.wrapping_add(ahead);
+            let at = |ring, log_entries| -> EventEntry {
+                self.host.memory.get(event_slot(ring, log_entries, index))
+            };
+            // In the old ring no further than a round from what was consumed.
+            let mut entry = at(eq.ring, eq.log_entries);
+            if let Some((ring, log_entries)) = eq.next {
+                if entry.code == 0 || ahead >> eq.log_entries != 0 {
+                    entry = at(ring, log_entries);
+                }
+            }
+            assert_ne!(entry.code, 0, "an entry that was written is not there");
+            if index.wrapping_sub(from) <= u32::MAX / 2 {
+                events.push(entry);
+            }
+        }
+        events
+    }
+
+    /// Where the next event of an event queue is, which is there.
+    pub fn next_event_slot(&mut self, eqn: u16) -> u64 {
+        let eq = self.eqs.get_mut(&eqn).expect("no such event queue");
+        let at = event_slot(eq.ring, eq.log_entries, eq.consumer);
+        if self.host.memory.get::<EventEntry>(at).code != 0 {
+            return at;
+        }
+        let (ring, log_entries) = eq.next.expect("there is no event");
+        (eq.ring, eq.log_entries, eq.next) = (ring, log_entries, None);
+        event_slot(ring, log_entries, eq.consumer)
+    }
+
+    /// The next event was consumed.
+    pub fn skip_event(&mut self, eqn: u16) {
+        let eq = self.eqs.get_mut(&eqn).expect("no such event queue");
+        eq.consumer = eq.consumer.wrapping_add(1);
+    }
+
+    /// Where replies to queries are.
+    pub fn reply(&self) -> u64 {
+        self.reply
+    }
+
+    /// How many events of an event queue were consumed.
+    pub fn consumed_events(&self, eqn: u16) -> u32 {
+        self.eqs[&eqn].consumer
+    }
+
+    /// Sets entries of the vector map from processor `first` on: event queue and message.
+    pub fn map_vectors(
+        &mut self,
+        row: SubFunction,
+        first: u16,
+        entries: &[(u16, u16)],
+    ) -> CommandStatus {
+        let mut command = SetVectorMap {
+            sub_function: row.number(),
+            first,
+            count: entries.len() as u16,
+            ..SetVectorMap::zeroed()
+        };
+        for (entry, &(eqn, message)) in command.entries.iter_mut().zip(entries) {
+            *entry = VectorMapEntry { eqn, message };
+        }
+        self.command(CommandOpcode::SetVectorMap, &command)
     }
 
     /// Takes what is in an event queue: codes and numbers.
@@ -1045,8 +1182,8 @@ impl Node {
 
     /// Where the ring of an event queue is.
     pub fn event_ring(&self, eqn: u16) -> Range<u64> {
-        let ring = self.eqs[&eqn].ring;
-        ring..ring + ((size_of::<EventEntry>() as u64) << EQ_LOG_ENTRIES)
+        let eq = &self.eqs[&eqn];
+        eq.ring..eq.ring + ((size_of::<EventEntry>() as u64) << eq.log_entries)
     }
 
     /// Where the ring of a completion queue is.
@@ -1082,6 +1219,7 @@ impl Node {
             valid: true,
             arm,
             quiet: false,
+            disarm: false,
         };
         self.doorbell(0, DOORBELL_EVENT_QUEUE, doorbell.encode());
     }
@@ -1099,7 +1237,8 @@ impl Node {
             doorbell_page: 1,
             record_offset: ring_size as u32,
             buffer: Buffer::contiguous(ring, length),
-            reserved1: 0,
+            processor: 0,
+            reserved1: [0; 3],
         }
     }
 

@@ -244,7 +244,8 @@ impl Hostile {
         node.host.memory.put(boot, &block);
         node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
         let features = node.read_register(REG_FEATURES, 8);
-        node.write_register(REG_DRIVER_VERSION, 4, u64::from(ABI_MAJOR) << 16);
+        let version = (u64::from(ABI_MAJOR) << 16) | u64::from(ABI_MINOR);
+        node.write_register(REG_DRIVER_VERSION, 4, version);
         node.write_register(REG_DRIVER_FEATURES, 8, features);
         node.write_register(REG_BOOT, 8, boot);
         node.write_register(REG_CONTROL, 4, u64::from(CONTROL_ENABLE));
@@ -254,7 +255,9 @@ impl Hostile {
                 eqn,
                 message: eqn,
                 log_entries: 5,
-                reserved: [0; 3],
+                overflow: 0,
+                priority: 0,
+                reserved: 0,
                 ring: Buffer::contiguous(MEMORY_BASE + 0x20_0000 + u64::from(eqn) * 4096, 1024),
             });
         }
@@ -278,7 +281,8 @@ impl Hostile {
                 doorbell_page: 1,
                 record_offset: 4096,
                 buffer: Buffer::contiguous(MEMORY_BASE + 0x30_0000 + u64::from(cqn) * 0x4000, 8192),
-                reserved1: 0,
+                processor: 0,
+                reserved1: [0; 3],
             });
         }
         self.moved = [false; 2];
@@ -434,6 +438,7 @@ impl Hostile {
             valid: true,
             arm: true,
             quiet: false,
+            disarm: false,
         };
         self.node.doorbell(0, DOORBELL_EVENT_QUEUE, word.encode());
     }
@@ -511,13 +516,15 @@ impl Hostile {
         let base = self.base;
         let random = &mut self.random;
         let number = random.number();
-        match random.below(14) {
+        match random.below(16) {
             0 => {
                 let command = CreateEventQueue {
                     eqn: number as u16,
                     message: random.number() as u16,
                     log_entries: random.log(5),
-                    reserved: [0; 3],
+                    overflow: random.pick(&[0, 0, 0, 0, 2, 9]),
+                    priority: random.pick(&[0, 1, 1, 9]),
+                    reserved: 0,
                     ring: random.buffer(),
                 };
                 self.command(&command);
@@ -528,7 +535,9 @@ impl Hostile {
                     message: random.number() as u16,
                     moderation_microseconds: random.nasty() as u16,
                     moderation_count: random.nasty() as u16,
-                    reserved: 0,
+                    overflow: random.pick(&[0, 0, 0, 0, 0, 0, 0, 1, 9]),
+                    priority: random.pick(&[0, 1, 1, 9]),
+                    reserved: [0; 6],
                 };
                 self.command(&command);
             }
@@ -541,7 +550,8 @@ impl Hostile {
                     doorbell_page: random.number(),
                     record_offset: random.pick(&[1024, 4096, 64, u32::MAX]),
                     buffer: random.buffer(),
-                    reserved1: 0,
+                    processor: 0,
+                    reserved1: [0; 3],
                 };
                 self.command(&command);
             }
@@ -551,7 +561,8 @@ impl Hostile {
                     eqn: Self::random_handler(random),
                     moderation_count: random.nasty() as u16,
                     moderation_microseconds: random.nasty() as u16,
-                    reserved: [0; 3],
+                    processor: random.pick(&[0, 0, 1, 512, u16::MAX]),
+                    reserved: [0; 2],
                 };
                 self.command(&command);
             }
@@ -694,6 +705,30 @@ impl Hostile {
                 ]);
                 self.raw_command(opcode as u16, member.as_bytes());
             }
+            13 => {
+                let command = SwitchEventQueue {
+                    eqn: random.pick(&[HANDLERS[0], HANDLERS[1], EQ_ASYNC, number as u16]),
+                    log_entries: random.log(5),
+                    ring: random.buffer(),
+                    ..SwitchEventQueue::zeroed()
+                };
+                if command.eqn != EQ_CONTROL {
+                    self.command(&command);
+                }
+            }
+            14 => {
+                let mut command = SetVectorMap {
+                    sub_function: random.below(12) as u8,
+                    first: random.pick(&[0, 0, 1, 511, u16::MAX]),
+                    count: random.pick(&[1, 1, 2, 52, 0, u16::MAX]),
+                    ..SetVectorMap::zeroed()
+                };
+                for entry in &mut command.entries[..usize::from(command.count).min(52)] {
+                    entry.eqn = Self::random_handler(random);
+                    entry.message = random.pick(&[MESSAGE_OF_QUEUE, 1, 7, u16::MAX - 1]);
+                }
+                self.command(&command);
+            }
             _ => {
                 // Some bytes, or all.
                 let mut payload = [0; COMMAND_PAYLOAD];
@@ -715,7 +750,7 @@ impl Hostile {
         if random.one_in(8) {
             return random.number() as u16;
         }
-        random.pick(&[HANDLERS[0], HANDLERS[1], EQ_NONE])
+        random.pick(&[HANDLERS[0], HANDLERS[1], EQ_NONE, EQ_MAPPED])
     }
 
     /// Arms a completion queue for what was not seen, and says who is to be told.
@@ -733,7 +768,8 @@ impl Hostile {
             eqn: Self::random_handler(random),
             moderation_count: random.pick(&[0, 0, 3]),
             moderation_microseconds: random.pick(&[0, 0, 50]),
-            reserved: [0; 3],
+            processor: 0,
+            reserved: [0; 2],
         };
         self.node.doorbell(1, DOORBELL_COMPLETION, arm.encode());
         if self.random.one_in(2) {
@@ -750,6 +786,7 @@ impl Hostile {
                     valid: true,
                     arm: true,
                     quiet: false,
+                    disarm: false,
                 };
                 self.node.doorbell(0, DOORBELL_EVENT_QUEUE, word.encode());
             }
@@ -1094,6 +1131,7 @@ impl Hostile {
                 valid: random.one_in(2),
                 arm: random.one_in(2),
                 quiet: random.one_in(2),
+                disarm: random.one_in(2),
             }
             .encode(),
             DOORBELL_SRQ => u64::from(base.srqn(random.number())),

@@ -20,7 +20,7 @@ use source::{Device, Machine};
 /// Shows what a Ferrite RDMA device is and does, from inside the machine that has it.
 ///
 /// Reads sysfs and the driver's debugfs files (root is needed for those), and asks the `rdma`
-/// program, where there is one, which process an object belongs to. Changes nothing.
+/// program, where there is one, which process an object belongs to. Only `cq move` changes something.
 #[derive(Parser)]
 #[command(name = "ferritectl", version, max_term_width = 100)]
 struct Arguments {
@@ -48,6 +48,11 @@ enum Action {
         #[arg(value_enum)]
         sections: Vec<Section>,
     },
+    /// Completion queues, of processes and of the kernel; for root
+    Cq {
+        #[command(subcommand)]
+        command: CqAction,
+    },
     /// What changes, per second: counters, events and interrupts by queue; until q or Ctrl-C
     Top {
         /// Seconds from one look to the next
@@ -57,6 +62,33 @@ enum Action {
         #[arg(short = 'n', long)]
         count: Option<u64>,
     },
+}
+
+#[derive(Subcommand)]
+enum CqAction {
+    /// The completion queues with the handler that each is at, as `show cqs`
+    List,
+    /// Moves a completion queue that is in use to another handler
+    ///
+    /// Without a handler nobody is woken for its completions: what only polls goes on, everything
+    /// else waits until the queue has a handler again, and misses nothing.
+    Move {
+        /// The number of the queue, as `cq list` shows it
+        cqn: u32,
+        /// A handler's number, as `show handlers` has them, `none`, or `local` for that of the
+        /// processor this runs on
+        #[arg(value_parser = handler)]
+        handler: String,
+    },
+}
+
+/// What a completion queue can be moved to.
+fn handler(text: &str) -> std::result::Result<String, String> {
+    if text == "none" || text == "local" || text.parse::<u32>().is_ok() {
+        Ok(text.to_owned())
+    } else {
+        Err("the number of a handler, 'none' or 'local' is needed".to_owned())
+    }
 }
 
 /// Seconds between a tenth and an hour.
@@ -115,6 +147,15 @@ fn run(arguments: &Arguments) -> Result<bool> {
     match &arguments.command {
         Action::List => Ok(true),
         Action::Show { sections } => show(&device, sections, arguments.json),
+        Action::Cq {
+            command: CqAction::List,
+        } => show(&device, &[Section::Cqs], arguments.json),
+        Action::Cq {
+            command: CqAction::Move { cqn, handler },
+        } => {
+            device.move_cq(*cqn, handler)?;
+            Ok(true)
+        }
         Action::Top { interval, count } => {
             let interval = Duration::from_secs_f64(*interval);
             top::run(&device, interval, *count, arguments.json)?;
@@ -149,6 +190,16 @@ mod tests {
         assert!(interval("1").is_ok());
         for bad in ["0", "-1", "nan", "x", "1e9"] {
             assert!(interval(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_queue_is_moved_to_a_handler_or_a_word() {
+        for good in ["0", "17", "none", "local"] {
+            assert_eq!(handler(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "-1", "None", "1 2", "4294967296"] {
+            assert!(handler(bad).is_err(), "{bad}");
         }
     }
 

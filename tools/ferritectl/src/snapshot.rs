@@ -110,7 +110,9 @@ impl Section {
                 "events",
                 "interrupts",
             ],
-            Self::Cqs => &["cqn", "owner", "eqn", "entries", "consumed", "pid", "comm"],
+            Self::Cqs => &[
+                "cqn", "owner", "shared", "handler", "eqn", "entries", "consumed", "pid", "comm",
+            ],
             Self::Qps => &[
                 "qpn",
                 "owner",
@@ -314,7 +316,7 @@ mod tests {
         );
         files.write(
             "sys/kernel/debug/ferrite0/cqs",
-            "cqn owner eqn entries consumed\n0 kernel 2 512 7\n1 user 2 64 -\n",
+            "cqn owner shared handler eqn entries consumed\n0 kernel yes 0 2 512 7\n1 user no none - 64 -\n",
         );
         files.write(
             "sys/kernel/debug/ferrite0/qps",
@@ -345,6 +347,9 @@ mod tests {
         assert_eq!(found["handlers"][0]["cpus"], "0");
         assert_eq!(found["handlers"][1]["cpus"], "0-1");
         assert_eq!(found["handlers"][1]["handler"], 1);
+        assert_eq!(found["cqs"][0]["handler"], 0);
+        assert_eq!(found["cqs"][1]["handler"], "none");
+        assert_eq!(found["cqs"][1]["eqn"], Value::Null);
         assert_eq!(found["cqs"][1]["consumed"], Value::Null);
         assert_eq!(found["qps"][0]["state"], "Rts");
         assert_eq!(found["tpt"]["used"], 3);

@@ -4,11 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use serde_json::Value;
 
 use crate::table::{self, Rows};
@@ -132,28 +132,62 @@ impl Device<'_> {
 
     /// A table of the driver in debugfs.
     pub fn table(&self, file: &str) -> Result<Rows> {
-        let debug = self.machine.root.join("sys/kernel/debug");
-        let path = debug.join(&self.name).join(file);
+        let path = self.debug_file(file);
         match fs::read_to_string(&path) {
             Ok(text) => table::parse(&text).with_context(|| format!("{}", path.display())),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => bail!(
                 "{} may only be read by root; run this as root, or ask for 'device' and 'counters' alone",
                 path.display()
             ),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                if is_empty(&debug) {
-                    bail!(
-                        "debugfs is not mounted; as root: mount -t debugfs debugfs {}",
-                        debug.display()
-                    );
-                }
-                bail!(
-                    "{} is not there: the kernel's debugfs is off, or the driver is another version",
-                    path.display()
-                )
-            }
-            Err(error) => Err(error).with_context(|| format!("{}", path.display())),
+            Err(error) => Err(self.debug_error(&path, error)),
         }
+    }
+
+    /// Has the driver move a completion queue to a handler, `none` or `local`.
+    pub fn move_cq(&self, cqn: u32, handler: &str) -> Result<()> {
+        let path = self.debug_file("cq_move");
+        let written = fs::OpenOptions::new().write(true).open(&path);
+        let written = match written {
+            // In one piece, as the driver reads it.
+            Ok(mut file) => file.write_all(format!("{cqn} {handler}\n").as_bytes()),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => bail!(
+                "only root may move completion queues of others, and only where the kernel lets debugfs be \
+                 written to (a locked-down one does not)"
+            ),
+            Err(error) => return Err(self.debug_error(&path, error)),
+        };
+        match written {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                bail!("{} has no completion queue {cqn} (any more)", self.name)
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                bail!("{} has no handler {handler}", self.name)
+            }
+            other => other.with_context(|| format!("moving completion queue {cqn}")),
+        }
+    }
+
+    fn debug_file(&self, file: &str) -> PathBuf {
+        let debug = self.machine.root.join("sys/kernel/debug");
+        debug.join(&self.name).join(file)
+    }
+
+    /// Why a file of the driver cannot be opened.
+    fn debug_error(&self, path: &Path, error: std::io::Error) -> anyhow::Error {
+        let debug = self.machine.root.join("sys/kernel/debug");
+        if error.kind() != ErrorKind::NotFound {
+            return anyhow::Error::new(error).context(format!("{}", path.display()));
+        }
+        if is_empty(&debug) {
+            return anyhow!(
+                "debugfs is not mounted; as root: mount -t debugfs debugfs {}",
+                debug.display()
+            );
+        }
+        anyhow!(
+            "{} is not there: the kernel's debugfs is off, or the driver is another version",
+            path.display()
+        )
     }
 
     /// The processors that take an interrupt.
@@ -268,6 +302,21 @@ pub mod tests {
         assert!(error(machine.device(Some("ferrite7"))).contains("there is: ferrite0"));
         let device = machine.device(None).unwrap();
         assert_eq!(device.pci_address().as_deref(), Some("0000:01:00.0"));
+    }
+
+    #[test]
+    fn a_move_is_written_in_one_line_to_a_file_that_is_there() {
+        let files = Files::new("move");
+        files.device("ferrite0", DRIVER);
+        let machine = Machine::new(&files.0);
+        let device = machine.device(None).unwrap();
+        assert!(error(device.move_cq(3, "1")).contains("not mounted"));
+        files.write("sys/kernel/debug/ferrite0/cqs", "");
+        assert!(error(device.move_cq(3, "1")).contains("another version"));
+        files.write("sys/kernel/debug/ferrite0/cq_move", "");
+        device.move_cq(3, "none").unwrap();
+        let path = files.0.join("sys/kernel/debug/ferrite0/cq_move");
+        assert_eq!(fs::read_to_string(path).unwrap(), "3 none\n");
     }
 
     #[test]

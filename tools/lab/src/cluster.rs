@@ -99,6 +99,8 @@ pub struct Options {
     pub pcap: bool,
     /// Further kernel parameters.
     pub kernel_args: String,
+    /// Those of single VMs, from the first on.
+    pub own_kernel_args: Vec<String>,
     /// Kernel modules built from this tree.
     pub modules: Vec<PathBuf>,
     /// Tests take the time to try everything.
@@ -121,6 +123,7 @@ impl Options {
             fabric_args: Vec::new(),
             pcap: false,
             kernel_args: String::new(),
+            own_kernel_args: Vec::new(),
             modules,
             thorough: false,
         }
@@ -191,7 +194,14 @@ impl Cluster {
                 disks: [root.clone(), disk.clone(), kernel.modules_image.clone()],
                 cpus: options.cpus,
                 memory_mib: options.memory_mib,
-                kernel_args: options.kernel_args.clone(),
+                kernel_args: format!(
+                    "{} {}",
+                    options.kernel_args,
+                    options
+                        .own_kernel_args
+                        .get(index - 1)
+                        .map_or("", String::as_str)
+                ),
                 net,
                 device,
                 patience: kernel.flavour.slowness(),

@@ -19,13 +19,22 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::context::query_clock;
+use crate::context::{query_clock, ClockQuery};
 use crate::sys::ibv_context;
 
 /// How long a comparison is good for, in nanoseconds.
 const GOOD_FOR: u64 = 1_000_000_000;
 /// Comparisons at the start; the quickest is the best.
 const FIRST_COMPARISONS: usize = 4;
+/// And so many more where none of those was quick enough to tell anything.
+const MORE_COMPARISONS: usize = 60;
+/// But none is begun after so long, in nanoseconds: somebody waits for his queue.
+const FIRST_FOR: u64 = 5_000_000_000;
+/// When a device is asked again that could not be asked at once, in nanoseconds.
+const AGAIN_AFTER: u64 = 10_000_000;
+/// For how long that is tried, before it is asked however long that takes: others may keep it at work
+/// all the time, and the clocks drift apart.
+const REFUSED_FOR: u64 = 5_000_000_000;
 
 /// The relation of the two clocks.
 pub struct Clock {
@@ -38,6 +47,10 @@ pub struct Clock {
     origin: AtomicU64,
     /// When they were compared last, by the host's clock in nanoseconds; 0 for never.
     compared: AtomicU64,
+    /// Since when the device could not be asked at once, and when that was tried last, by the host's
+    /// clock; 0 where it could.
+    refused: AtomicU64,
+    tried: AtomicU64,
     /// Held by who compares.
     comparing: Mutex<()>,
 }
@@ -110,6 +123,24 @@ fn now() -> u64 {
     time_of(libc::CLOCK_BOOTTIME).max(1)
 }
 
+/// The best of the first comparisons that `look` makes, by the clock `now`; `EAGAIN` where none of many
+/// tells anything.
+fn first(
+    now: impl Fn() -> u64,
+    mut look: impl FnMut() -> Result<Option<Bounds>, c_int>,
+) -> Result<Bounds, c_int> {
+    let begun = now();
+    let mut best: Option<Bounds> = None;
+    for at in 0..FIRST_COMPARISONS + MORE_COMPARISONS {
+        let late = now().saturating_sub(begun) > FIRST_FOR;
+        if late || at >= FIRST_COMPARISONS && best.is_some() {
+            break;
+        }
+        best = best.into_iter().chain(look()?).min_by_key(|b| b.width());
+    }
+    best.ok_or(libc::EAGAIN)
+}
+
 impl Clock {
     /// A clock with that many ticks per millisecond in so many bits, not compared yet.
     pub(crate) fn new(khz: u32, bits: u8) -> Self {
@@ -120,6 +151,8 @@ impl Clock {
             // So far from 0 that no time is before it.
             origin: AtomicU64::new(1u64.checked_shl(bits.into()).unwrap_or(0)),
             compared: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            tried: AtomicU64::new(0),
             comparing: Mutex::new(()),
         }
     }
@@ -161,15 +194,11 @@ impl Clock {
         Some(extended)
     }
 
-    /// Compares the clocks once; returns what that tells, if anything.
-    ///
-    /// # Safety
-    ///
-    /// `context` is open, and this clock is its; the caller holds `comparing`.
-    unsafe fn look(&self, context: *mut ibv_context) -> Result<Option<Bounds>, c_int> {
+    /// Compares the clocks once, the device's by `ask`; returns what that tells, if anything. The caller
+    /// holds `comparing`.
+    fn look(&self, ask: impl FnOnce() -> Result<u64, c_int>) -> Result<Option<Bounds>, c_int> {
         let (begun, before) = (now(), wall_clock());
-        // SAFETY: by the caller.
-        let ticks = unsafe { query_clock(context) }?;
+        let ticks = ask()?;
         let (after, done) = (wall_clock(), now());
         let ticks = self.note(ticks, begun, done);
         Ok(ticks.map(|ticks| Bounds::new(nanoseconds(ticks, self.khz), before, after)))
@@ -188,13 +217,9 @@ impl Clock {
         if self.compared.load(Ordering::Acquire) != 0 {
             return Ok(());
         }
-        let mut best: Option<Bounds> = None;
-        for _ in 0..FIRST_COMPARISONS {
-            // SAFETY: by the caller; the lock is held.
-            let bounds = unsafe { self.look(context) }?;
-            best = best.into_iter().chain(bounds).min_by_key(|b| b.width());
-        }
-        let best = best.ok_or(libc::EAGAIN)?;
+        // SAFETY: by the caller.
+        let ask = || unsafe { query_clock(context, ClockQuery::Patient) };
+        let best = first(now, || self.look(ask))?;
         self.difference.store(best.middle(), Ordering::Relaxed);
         // Release: who sees that there was a comparison sees its result.
         self.compared.store(now(), Ordering::Release);
@@ -207,20 +232,52 @@ impl Clock {
     ///
     /// `context` is open, and this clock is its.
     pub(crate) unsafe fn keep_up(&self, context: *mut ibv_context) {
-        let age = now().saturating_sub(self.compared.load(Ordering::Acquire));
-        if age <= GOOD_FOR {
+        // SAFETY: by the caller.
+        self.keep_up_at(now(), |way| unsafe { query_clock(context, way) });
+    }
+
+    /// As [`Clock::keep_up`], when the host's clock says `at`; `ask` asks the device.
+    #[inline]
+    fn keep_up_at(&self, at: u64, ask: impl Fn(ClockQuery) -> Result<u64, c_int>) {
+        if at.saturating_sub(self.compared.load(Ordering::Acquire)) > GOOD_FOR {
+            self.compare_again(at, ask);
+        }
+    }
+
+    #[cold]
+    fn compare_again(&self, at: u64, ask: impl Fn(ClockQuery) -> Result<u64, c_int>) {
+        let Ok(_comparing) = self.comparing.try_lock() else {
+            return;
+        };
+        let refused = self.refused.load(Ordering::Relaxed);
+        if refused != 0 && at.saturating_sub(self.tried.load(Ordering::Relaxed)) < AGAIN_AFTER {
             return;
         }
-        if let Ok(_comparing) = self.comparing.try_lock() {
-            // Where the device does not answer, or too late, what was known has to do.
-            // SAFETY: by the caller; the lock is held.
-            if let Ok(Some(bounds)) = unsafe { self.look(context) } {
-                let known = self.difference.load(Ordering::Relaxed);
-                self.difference
-                    .store(bounds.nearest(known), Ordering::Relaxed);
+        let told = if refused != 0 && at.saturating_sub(refused) > REFUSED_FOR {
+            self.look(|| ask(ClockQuery::Patient))
+        } else {
+            match self.look(|| ask(ClockQuery::Now)) {
+                // What was known has to do for the moment: the caller polls.
+                Err(libc::EAGAIN) => {
+                    if refused == 0 {
+                        self.refused.store(at, Ordering::Relaxed);
+                    }
+                    self.tried.store(at, Ordering::Relaxed);
+                    return;
+                }
+                // A driver that does not know of this way.
+                Err(_) => self.look(|| ask(ClockQuery::Patient)),
+                told => told,
             }
-            self.compared.store(now(), Ordering::Release);
+        };
+        if let Ok(Some(bounds)) = told {
+            let known = self.difference.load(Ordering::Relaxed);
+            self.difference
+                .store(bounds.nearest(known), Ordering::Relaxed);
         }
+        self.refused.store(0, Ordering::Relaxed);
+        // Where that took long, it is good for as long all the same.
+        self.compared.store(at.max(now()), Ordering::Release);
     }
 
     /// The wall-clock time, in nanoseconds, when the device's clock had that many ticks.
@@ -241,6 +298,7 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::cell::{Cell, RefCell};
 
     #[test]
     fn a_difference_is_kept_while_it_is_possible_and_changed_as_little_as_can_be() {
@@ -249,6 +307,80 @@ mod tests {
         assert_eq!(bounds.nearest(50_150), 50_150);
         assert_eq!(bounds.nearest(49_000), 50_000);
         assert_eq!(bounds.nearest(60_000), 50_200);
+    }
+
+    #[test]
+    fn the_quickest_of_the_first_comparisons_counts_and_more_are_made_where_none_tells() {
+        let wide = |width: u64| Some(Bounds::new(0, 0, width));
+        let run = |told: &dyn Fn(usize) -> Option<Bounds>| {
+            let mut looks = 0;
+            let best = first(
+                || 0,
+                || {
+                    looks += 1;
+                    Ok(told(looks))
+                },
+            );
+            (best.map(Bounds::width), looks)
+        };
+        assert_eq!(run(&|at| wide([9, 5, 7, 8][at - 1])), (Ok(5), 4));
+        assert_eq!(run(&|at| if at < 40 { None } else { wide(3) }), (Ok(3), 40));
+        let all = FIRST_COMPARISONS + MORE_COMPARISONS;
+        assert_eq!(run(&|_| None), (Err(libc::EAGAIN), all));
+        let failed = first(|| 0, || Err(libc::EIO));
+        assert_eq!(failed.map(Bounds::width), Err(libc::EIO));
+        // A device that takes two seconds for each.
+        let looks = Cell::new(0);
+        let late = first(
+            || looks.get() * 2_000_000_000,
+            || {
+                looks.set(looks.get() + 1);
+                Ok(None)
+            },
+        );
+        assert_eq!(late.map(Bounds::width), Err(libc::EAGAIN));
+        assert_eq!(looks.get(), 3);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_asked_at_once_is_asked_soon_again_and_at_last_patiently() {
+        let clock = Clock::new(1_000_000, 64);
+        let start = now();
+        clock.compared.store(start, Ordering::Relaxed);
+        let asked = RefCell::new(Vec::new());
+        let try_at = |at: u64, answer: &dyn Fn(ClockQuery) -> Result<u64, c_int>| {
+            asked.borrow_mut().clear();
+            clock.keep_up_at(start + at, |way| {
+                asked.borrow_mut().push(way as u32);
+                answer(way)
+            });
+            asked.borrow().clone()
+        };
+        let (patient, at_once) = (ClockQuery::Patient as u32, ClockQuery::Now as u32);
+        let busy = |way| match way {
+            ClockQuery::Now => Err(libc::EAGAIN),
+            ClockQuery::Patient => Ok(5),
+        };
+        let first = GOOD_FOR + 1;
+        assert_eq!(try_at(first, &busy), [at_once]);
+        // Not at each poll, nor after a second only.
+        assert_eq!(try_at(first + AGAIN_AFTER - 1, &busy), []);
+        assert_eq!(try_at(first + AGAIN_AFTER, &busy), [at_once]);
+        assert_eq!(try_at(first + REFUSED_FOR, &busy), [at_once]);
+        let last = first + REFUSED_FOR + AGAIN_AFTER;
+        assert_eq!(try_at(last, &busy), [patient]);
+        assert_eq!(try_at(last + GOOD_FOR, &busy), []);
+        // From the start.
+        assert_eq!(try_at(last + GOOD_FOR + 1, &busy), [at_once]);
+        assert_eq!(try_at(last + 2 * GOOD_FOR, &|_| Ok(5)), [at_once]);
+        // A driver that does not know how.
+        let old = |way| match way {
+            ClockQuery::Now => Err(libc::EPROTONOSUPPORT),
+            ClockQuery::Patient => Ok(5),
+        };
+        let later = last + 4 * GOOD_FOR;
+        assert_eq!(try_at(later, &old), [at_once, patient]);
+        assert_eq!(try_at(later + GOOD_FOR, &old), []);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use core::ptr;
 use ferrite_abi::{
     Plain, UverbsContextRequest, UverbsContextResponse, DOORBELL_PAGE_SIZE, MAX_INLINE,
     MAX_MESSAGE, MAX_SGE, UVERBS_ABI_VERSION, UVERBS_CONTEXT_QUERY_CLOCK,
-    UVERBS_CONTEXT_QUERY_RESPONSE,
+    UVERBS_CONTEXT_QUERY_CLOCK_NOW, UVERBS_CONTEXT_QUERY_RESPONSE,
 };
 
 use crate::clock::Clock;
@@ -240,12 +240,22 @@ unsafe fn query_context(context: *mut verbs_context) -> Result<UverbsContextResp
     Ok(response)
 }
 
+/// How the device is asked for the time of its clock.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+pub(crate) enum ClockQuery {
+    /// However long that takes.
+    Patient = UVERBS_CONTEXT_QUERY_CLOCK,
+    /// Not (`EAGAIN`) where it has so much to do that it cannot be asked at once.
+    Now = UVERBS_CONTEXT_QUERY_CLOCK_NOW,
+}
+
 /// Asks the device for the time of its clock.
 ///
 /// # Safety
 ///
 /// `context` is open.
-pub(crate) unsafe fn query_clock(context: *mut ibv_context) -> Result<u64, c_int> {
+pub(crate) unsafe fn query_clock(context: *mut ibv_context, way: ClockQuery) -> Result<u64, c_int> {
     let mut response = UverbsContextResponse::zeroed();
     let mut ticks = 0u64;
     let mut command = Command::new(
@@ -253,7 +263,7 @@ pub(crate) unsafe fn query_clock(context: *mut ibv_context) -> Result<u64, c_int
         UVERBS_METHOD_QUERY_CONTEXT,
         [
             ioctl::answer(UVERBS_CONTEXT_QUERY_RESPONSE, &mut response),
-            ioctl::answer(UVERBS_CONTEXT_QUERY_CLOCK, &mut ticks),
+            ioctl::answer(way as u32, &mut ticks),
         ],
     );
     // SAFETY: by the caller; the answers are local variables.
@@ -273,7 +283,7 @@ unsafe extern "C" fn query_rt_values(
         return 0;
     }
     // SAFETY: libibverbs passes an open context.
-    match unsafe { query_clock(context) } {
+    match unsafe { query_clock(context, ClockQuery::Patient) } {
         Ok(ticks) => {
             values.raw_clock.tv_sec = 0;
             values.raw_clock.tv_nsec = ticks as _;

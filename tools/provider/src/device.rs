@@ -8,6 +8,7 @@ use core::ptr;
 use ferrite_abi::{PCI_DEVICE_ID, PCI_VENDOR_ID, UVERBS_ABI_VERSION};
 
 use crate::private::*;
+use crate::sys::ibv_device;
 
 static MATCH_TABLE: [verbs_match_ent; 2] = [
     verbs_match_ent {
@@ -38,6 +39,22 @@ static DEVICE_OPS: verbs_device_ops = verbs_device_ops {
     alloc_device: Some(alloc_device),
     uninit_device: Some(uninit_device),
 };
+
+/// Whether a device is one that this provider answers for.
+///
+/// # Safety
+///
+/// `device` is a device of libibverbs, of any provider.
+pub(crate) unsafe fn is_ours(device: *mut ibv_device) -> bool {
+    // SAFETY: libibverbs makes each `ibv_device` the first field of a `verbs_device`.
+    unsafe { ptr::eq((*device.cast::<verbs_device>()).ops, &DEVICE_OPS) }
+}
+
+/// What libibverbs knows this provider by.
+#[cfg(test)]
+pub(crate) fn ops() -> *const verbs_device_ops {
+    &DEVICE_OPS
+}
 
 unsafe extern "C" fn alloc_device(_sysfs: *mut verbs_sysfs_dev) -> *mut verbs_device {
     // SAFETY: `calloc` has no preconditions. libibverbs fills the structure in, and checks for

@@ -26,8 +26,10 @@ verbs-check list                      names of the cases
 verbs-check serve [options]           the other end: serve until killed
 verbs-check run CASE|all [options]    run a case, or all
 verbs-check run stress [options]      traffic until killed, or for --seconds
+verbs-check run flood --go FILE       events of many objects at once, after FILE-1 and FILE-2 were made
 verbs-check run objects [options]     what one process sees by itself; no other end
 verbs-check run threads [options]     many threads of one process on the same objects
+verbs-check run move [options]        move completion queues while they are in use
 verbs-check run allocations [options] make and destroy things while the kernel has no memory
 verbs-check run removal [options]     be in the middle of things while the device goes
 
@@ -40,6 +42,7 @@ verbs-check run removal [options]     be in the middle of things while the devic
   --ack-timeout N  code of the time within which a peer acknowledges (default: 16)
   --seconds N      how long `stress` runs
   --sample N       how many of an operation's allocations fail in `allocations` (default: all)
+  --moves N        how often `move` moves a queue that is in use (default: 2000)
 
 A line for every check: `ok NAME`, `not ok NAME: why` or `skip NAME: why`; at the end
 `N passed, N failed`. The exit code is 0 if nothing failed.
@@ -53,7 +56,9 @@ struct Arguments {
     port: Option<u16>,
     mtu: Option<u32>,
     seconds: Option<u64>,
+    go: Option<String>,
     sample: Option<u32>,
+    moves: Option<u32>,
     options: Options,
 }
 
@@ -76,7 +81,9 @@ fn parse() -> Result<Arguments, String> {
                 bench::ACK_TIMEOUT.store(number(&word, value()?)?, Ordering::Relaxed);
             }
             "--seconds" => arguments.seconds = Some(number(&word, value()?)?),
+            "--go" => arguments.go = Some(value()?),
             "--sample" => arguments.sample = Some(number(&word, value()?)?),
+            "--moves" => arguments.moves = Some(number(&word, value()?)?),
             "--device" => arguments.options.device = Some(value()?),
             "--gid-index" => arguments.options.gid_index = Some(number(&word, value()?)?),
             "--help" | "-h" => arguments.words = vec!["help".into()],
@@ -109,6 +116,7 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         }
         ["serve"] => serve(arguments),
         ["run", "stress"] => stress(arguments),
+        ["run", "flood"] => flood(arguments),
         ["run", "objects"] => {
             let mut report = Report::default();
             checks::objects::run(&arguments.options, &mut report);
@@ -117,6 +125,15 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         ["run", "threads"] => {
             let mut report = Report::default();
             checks::threads::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "move"] => {
+            let mut report = Report::default();
+            checks::moving::run(
+                &arguments.options,
+                &mut report,
+                arguments.moves.unwrap_or(2000),
+            );
             Ok(report.finish())
         }
         ["run", "allocations"] => {
@@ -209,6 +226,14 @@ fn run(arguments: &Arguments, name: &str) -> Result<bool, String> {
     for case in cases {
         (case.run)(&mut bench, &mut report);
     }
+    Ok(report.finish())
+}
+
+fn flood(arguments: &Arguments) -> Result<bool, String> {
+    let go = arguments.go.as_deref().ok_or("flood wants --go FILE")?;
+    let mut bench = bench(arguments)?;
+    let mut report = Report::default();
+    checks::flood::run(&mut bench, &mut report, go);
     Ok(report.finish())
 }
 

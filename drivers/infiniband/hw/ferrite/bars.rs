@@ -76,6 +76,8 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SRQ
     | abi::FEATURE_FLUSH
     | abi::FEATURE_RESIZE_SRQ
     | abi::FEATURE_PORT_MTU
+    | abi::FEATURE_SWITCH_EQ
+    | abi::FEATURE_EQ_CONTROL
     | abi::FEATURE_QUIET_COMMANDS
     | if rdma::ON_DEMAND_AVAILABLE && PAGE_SHIFT == abi::ON_DEMAND_PAGE_SHIFT as usize {
         abi::FEATURE_ON_DEMAND
@@ -162,6 +164,11 @@ impl Registers {
             })?,
             bar: bar.into_devres()?,
         })
+    }
+
+    /// Finds out whether the device is still one that the driver can work with, as [`Self::map`] did.
+    pub(crate) fn check(&self, pdev: &pci::Device<Bound>) -> Result {
+        check(pdev, self.bar.access(pdev.as_ref())?)
     }
 
     fn status(&self) -> Result<Status> {
@@ -260,6 +267,7 @@ impl Registers {
 /// The doorbell BAR, of which the kernel writes its own page.
 pub(crate) struct Doorbells {
     bar: Devres<pci::Bar<'static>>,
+    said: doorbell_bar::Said,
     layout: DoorbellBar,
     /// Offset of the kernel's page.
     kernel_page: usize,
@@ -293,7 +301,17 @@ impl Doorbells {
                 .into_devres()?,
             kernel_page: usize::try_from(layout.kernel_page())?,
             layout,
+            said,
         })
+    }
+
+    /// Finds out whether a device that was reset says of its doorbells what it said when they were mapped.
+    pub(crate) fn check(&self, pdev: &pci::Device<Bound>, registers: &Registers) -> Result {
+        if registers.doorbell_bar()? == self.said {
+            return Ok(());
+        }
+        dev_err!(pdev, "doorbells are not where they were before the reset\n");
+        Err(EINVAL)
     }
 
     /// What is where in the BAR.

@@ -48,14 +48,17 @@ pub(crate) const MOST_COMMAND: u32 = 120_000;
 /// An answer is waited for so many times as long as the device says: a slow (emulated, overloaded)
 /// machine is not a dead device.
 const COMMAND_PATIENCE: u32 = 3;
-/// But no less than that, in milliseconds, and no longer than the most that it may say: memory
-/// management waits for some.
+/// But no less than that, in milliseconds, and no longer than the most that it may say, or so much
+/// longer than it does say: memory management waits for some.
 const LEAST_COMMAND_TIMEOUT: u32 = 30_000;
 
 /// How long the answer to a command is waited for, in milliseconds.
 pub(crate) fn command_timeout(caps: &DeviceCaps) -> u32 {
     let timeout = COMMAND_PATIENCE.saturating_mul(caps.command_timeout);
-    timeout.clamp(LEAST_COMMAND_TIMEOUT, MOST_COMMAND)
+    let least = caps.command_timeout.saturating_add(LEAST_COMMAND_TIMEOUT);
+    timeout
+        .clamp(LEAST_COMMAND_TIMEOUT, MOST_COMMAND)
+        .max(timeout.min(least))
 }
 
 /// Numbers from `first` on, `count` of them, if all are in `room`.
@@ -444,7 +447,8 @@ mod tests {
             (10_000, 30_000),
             (20_000, 60_000),
             (60_000, 120_000),
-            (120_000, 120_000),
+            (100_000, 130_000),
+            (120_000, 150_000),
         ] {
             assert_eq!(timeout(said), Some(taken));
         }

@@ -22,7 +22,11 @@ use crate::{
     bars::Doorbells,
     device::Ferrite,
     dma_types::Block,
-    hardware::DeviceObject,
+    handler::Choice,
+    hardware::{
+        DeviceObject,
+        Hardware, //
+    },
     kernel_ext::{
         barrier::{
             dma_rmb,
@@ -44,8 +48,12 @@ use crate::{
         Cq,
         CqInitAttr,
         Device,
+        Handle,
+        In,
+        Method,
         New,
         Notify,
+        Out,
         Qp,
         QpRef,
         Udata, //
@@ -63,7 +71,8 @@ use kernel::{
         atomic::{
             Acquire,
             Atomic,
-            Full, //
+            Full,
+            Relaxed, //
         },
         Mutex, //
     },
@@ -223,6 +232,47 @@ impl Gate {
     }
 }
 
+/// Where events of a queue go, and how many at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Binding {
+    /// The event queue of its handler, or `EQ_NONE`.
+    eqn: u16,
+    moderation_count: u16,
+    moderation_microseconds: u16,
+}
+
+impl Binding {
+    /// Of a new queue: each completion is an event.
+    const fn new(eqn: u16) -> Self {
+        Self {
+            eqn,
+            moderation_count: 0,
+            moderation_microseconds: 0,
+        }
+    }
+
+    /// Has the device, by `execute`, make the change to queue `cqn`. What the device refused is as if
+    /// nobody had asked.
+    fn change(
+        &mut self,
+        cqn: u32,
+        change: impl FnOnce(&mut Self),
+        execute: impl FnOnce(&ModifyCompletionQueue) -> Result,
+    ) -> Result {
+        let mut next = *self;
+        change(&mut next);
+        execute(&ModifyCompletionQueue {
+            cqn,
+            eqn: next.eqn,
+            moderation_count: next.moderation_count,
+            moderation_microseconds: next.moderation_microseconds,
+            ..ModifyCompletionQueue::zeroed()
+        })?;
+        *self = next;
+        Ok(())
+    }
+}
+
 /// Where ring and record are.
 enum Memory {
     /// Of a process; another one after the queue was resized.
@@ -233,14 +283,57 @@ enum Memory {
 /// The driver's data of a completion queue.
 ///
 /// The fields are dropped in order: the device lets go of the queue before its memory goes, and
-/// the number is free last.
+/// the number is free after that.
+#[pin_data]
 pub(crate) struct FerriteCq {
     object: DeviceObject,
     memory: Memory,
     number: Number,
     gate: Gate,
-    eqn: u16,
+    /// Held while the device is told of a change: what it was told last is what stands here.
+    #[pin]
+    binding: Mutex<Binding>,
+    /// The event queue of `binding`, for those who may not sleep.
+    eqn: Atomic<u32>,
     log_entries: u8,
+    progress: Progress,
+}
+
+/// How many completions the kernel has consumed, for those who want to know without the queue's lock.
+struct Progress {
+    consumed: Atomic<u32>,
+    /// What that was at the last event.
+    at_event: Atomic<u32>,
+}
+
+impl Progress {
+    /// No more were consumed between two events, or it does not matter that there were.
+    const MOST: i32 = 1 << 16;
+
+    const fn new() -> Self {
+        Self {
+            consumed: Atomic::new(0),
+            at_event: Atomic::new(0),
+        }
+    }
+
+    /// Notes that so many were consumed, free-running.
+    #[inline]
+    fn note(&self, consumed: u32) {
+        self.consumed.store(consumed, Relaxed);
+    }
+
+    /// An event came: how many were consumed since the last one, at least the one that it is about.
+    ///
+    /// Several may ask at once, as a queue that was moved has events at two handlers: what was consumed
+    /// may then seem to go back.
+    #[inline]
+    fn event(&self) -> u32 {
+        let consumed = self.consumed.load(Relaxed);
+        let before = self.at_event.load(Relaxed);
+        self.at_event.store(consumed, Relaxed);
+        (consumed.wrapping_sub(before) as i32).clamp(1, Self::MOST) as u32
+    }
 }
 
 impl FerriteCq {
@@ -249,9 +342,9 @@ impl FerriteCq {
         self.number.get()
     }
 
-    /// The event queue of its handler.
+    /// The event queue of its handler, or `EQ_NONE`.
     pub(crate) fn eqn(&self) -> u16 {
-        self.eqn
+        self.eqn.load(Relaxed) as u16
     }
 
     /// Completions consumed, for a queue that the kernel polls.
@@ -284,7 +377,8 @@ impl FerriteCq {
                 doorbell_page,
                 record_offset,
                 buffer,
-                reserved1: 0,
+                processor: 0,
+                reserved1: [0; 3],
             },
             CommandOpcode::DestroyCompletionQueue,
             cqn,
@@ -295,13 +389,15 @@ impl FerriteCq {
             // The handler of a process's queue needs nothing that is made later.
             Memory::User(_) => Gate::open(),
         };
-        let cq = new.init(Ok::<_, Error>(Self {
+        let cq = new.init(pin_init!(Self {
             object,
             memory,
             number,
             gate,
-            eqn,
+            binding <- new_mutex!(Binding::new(eqn), "ferrite_cq_binding"),
+            eqn: Atomic::new(eqn.into()),
             log_entries,
+            progress: Progress::new(),
         }))?;
         dev.hw.cqs.insert(cqn as usize, cq.get_ref())?;
         Ok(cq)
@@ -385,15 +481,54 @@ impl FerriteCq {
         )
     }
 
+    /// Changes where its events go, or how many at a time. Several changes are made one after the
+    /// other, and each starts from what the one before left.
+    fn rebind(cq: &Cq<Ferrite>, change: impl FnOnce(&mut Binding)) -> Result {
+        let mut binding = cq.binding.lock();
+        binding.change(cq.number(), change, |command| {
+            cq.device().hw.execute(command)
+        })?;
+        cq.eqn.store(binding.eqn.into(), Relaxed);
+        Ok(())
+    }
+
     /// Sets the moderation: an event after `count` completions, or `period` microseconds.
     pub(crate) fn moderate(cq: &Cq<Ferrite>, count: u16, period: u16) -> Result {
-        cq.device().hw.execute(&ModifyCompletionQueue {
-            cqn: cq.number(),
-            eqn: cq.eqn,
-            moderation_count: count,
-            moderation_microseconds: period,
-            ..ModifyCompletionQueue::zeroed()
+        Self::rebind(cq, |binding| {
+            binding.moderation_count = count;
+            binding.moderation_microseconds = period;
         })
+    }
+
+    /// Moves a queue, which may be in use, to another handler or to none. An arming moves along: one
+    /// that was fulfilled while there was no handler fires at the new one. `EINVAL` where there is no
+    /// such handler.
+    ///
+    /// An event that the device wrote before is still passed on by the handler it was written for.
+    ///
+    /// The core's `comp_vector` stays what the queue was made with: its pool of shared queues, which
+    /// alone reads it, goes on to give the queue to those who ask for that one.
+    pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice) -> Result {
+        let eqn = cq.device().handlers.choose(choice)?;
+        Self::rebind(cq, |binding| binding.eqn = eqn)
+    }
+
+    /// Gives all queues of the kernel that have no handler one again. Those who drain a queue pair, or
+    /// wait for the last of their sends, do so without end.
+    pub(crate) fn restore_handlers(hw: &Hardware) {
+        let mut next = hw.cqs.next_index(0);
+        while let Some(index) = next {
+            let cq = hw.cqs.get(index);
+            if let Some(cq) = cq.filter(|cq| !cq.is_user() && cq.eqn() == abi::EQ_NONE) {
+                // Any will do.
+                let vector = cq.number() % cq.device().handlers.count().max(1);
+                if Self::move_to(&cq, Choice::Vector(vector)).is_err() {
+                    // The device does not answer: consumers find their work requests flushed.
+                    Self::notify(&cq);
+                }
+            }
+            next = hw.cqs.next_index(index + 1);
+        }
     }
 
     /// Gives a queue of a process another ring. Completions that were not consumed are moved to
@@ -410,7 +545,7 @@ impl FerriteCq {
         let log_entries = checked_size(dev, &request, entries)?;
         let other = UserMemory::pin_rings(dev, request.buffer, request.length)?;
         let mut current = memory.lock();
-        dev.hw.execute(&ResizeCompletionQueue {
+        dev.hw.make_long(&ResizeCompletionQueue {
             cqn: cq.number(),
             log_entries,
             record_offset: request.record_offset,
@@ -432,12 +567,14 @@ impl FerriteCq {
         cq.object.destroy();
     }
 
-    /// Passes an event on to the consumer. May be called from any context.
+    /// Passes an event on to the consumer. Returns how many completions there were since the last one,
+    /// as far as is known: one where a process consumes them. May be called from any context.
     #[inline]
-    pub(crate) fn notify(cq: &Cq<Ferrite>) {
+    pub(crate) fn notify(cq: &Cq<Ferrite>) -> u32 {
         if cq.gate.pass() {
             cq.complete();
         }
+        cq.progress.event()
     }
 
     /// A work queue completes here from now on: the consumer is ready for events.
@@ -521,6 +658,7 @@ impl FerriteCq {
             // The device may overwrite the entries from now on: they have been read.
             mb();
             queue.ring.set_word(record, 0, consumer)?;
+            cq.progress.note(consumer);
         }
         // Not earlier: a consumer takes what was flushed for its own again.
         if cq.device().hw.is_stopped() {
@@ -554,6 +692,40 @@ impl FerriteCq {
         };
         cq.device().hw.doorbells.completion(doorbell);
         Ok(notify.report_missed && seen != polling.reader.consumer)
+    }
+}
+
+/// A process moves a completion queue of its own.
+pub(crate) struct MoveCq;
+
+impl Method<Ferrite> for MoveCq {
+    type Kind = kind::Cq;
+    const ID: u32 = abi::UVERBS_CQ_MOVE;
+    type Attributes<'a> = (
+        Handle<'a, kind::Cq, Ferrite, { abi::UVERBS_CQ_MOVE_HANDLE }>,
+        In<u32, { abi::UVERBS_CQ_MOVE_VECTOR }>,
+    );
+
+    fn call((cq, vector): Self::Attributes<'_>) -> Result {
+        FerriteCq::move_to(&cq, Choice::from_raw(*vector))
+    }
+}
+
+/// A process asks at which handler a completion queue of its own is.
+pub(crate) struct QueryCq;
+
+impl Method<Ferrite> for QueryCq {
+    type Kind = kind::Cq;
+    const ID: u32 = abi::UVERBS_CQ_QUERY;
+    type Attributes<'a> = (
+        Handle<'a, kind::Cq, Ferrite, { abi::UVERBS_CQ_QUERY_HANDLE }>,
+        Out<'a, u32, { abi::UVERBS_CQ_QUERY_VECTOR }>,
+    );
+
+    fn call((cq, vector): Self::Attributes<'_>) -> Result {
+        let handlers = &cq.device().handlers;
+        let found = handlers.vector_of_eqn(cq.eqn());
+        vector.write(&found.unwrap_or(abi::UVERBS_CQ_VECTOR_NONE))
     }
 }
 
@@ -634,6 +806,68 @@ mod tests {
         assert!(!gate.unlock());
         assert!(gate.pass());
         assert!(Gate::open().pass());
+    }
+
+    #[test]
+    fn a_queue_keeps_its_moderation_when_moved_and_its_handler_when_moderated() -> Result {
+        let mut binding = Binding::new(2);
+        let mut told = KVec::new();
+        let mut tell = |command: &ModifyCompletionQueue| {
+            let told_now = (
+                command.cqn,
+                command.eqn,
+                command.moderation_count,
+                command.moderation_microseconds,
+            );
+            told.push(told_now, GFP_KERNEL)?;
+            Ok(())
+        };
+        let moderate = |binding: &mut Binding| {
+            binding.moderation_count = 8;
+            binding.moderation_microseconds = 50;
+        };
+        binding.change(7, moderate, &mut tell)?;
+        binding.change(7, |binding| binding.eqn = abi::EQ_NONE, &mut tell)?;
+        binding.change(7, |binding| binding.moderation_count = 9, &mut tell)?;
+        binding.change(7, |binding| binding.eqn = 3, &mut tell)?;
+        assert_eq!(
+            &told[..],
+            &[
+                (7, 2, 8, 50),
+                (7, abi::EQ_NONE, 8, 50),
+                (7, abi::EQ_NONE, 9, 50),
+                (7, 3, 9, 50)
+            ]
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_change_that_the_device_refuses_is_none() {
+        let mut binding = Binding::new(2);
+        let refused = binding.change(7, |binding| binding.eqn = 3, |_| Err(EIO));
+        assert_eq!(refused, Err(EIO));
+        assert_eq!(binding, Binding::new(2));
+    }
+
+    #[test]
+    fn an_event_tells_how_many_completions_there_were_since_the_last_one() {
+        let progress = Progress::new();
+        // Nobody tells how many a process has consumed.
+        assert_eq!((progress.event(), progress.event()), (1, 1));
+        progress.note(5);
+        progress.note(12);
+        assert_eq!((progress.event(), progress.event()), (12, 1));
+        let progress = Progress::new();
+        progress.note(u32::MAX);
+        progress.event();
+        progress.note(9);
+        assert_eq!(progress.event(), 10);
+        // Another event was faster.
+        progress.at_event.store(20, Relaxed);
+        assert_eq!(progress.event(), 1);
+        progress.note(u32::MAX / 2 - 10);
+        assert_eq!(progress.event(), Progress::MOST as u32);
     }
 
     #[test]

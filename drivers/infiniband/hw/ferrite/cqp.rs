@@ -2,17 +2,17 @@
 
 //! The control queue pair: commands to the device, many at once.
 //!
-//! Each command has a slot from submission until its caller has seen the result. A slot has a
-//! completion to sleep on and room for a reply. The event of a finished command names the slot in
-//! its cookie; the rest of the cookie tells uses of the slot apart.
+//! Which command is put in the ring when, and whom an answer is for, is in [`requests`]: here are the
+//! memory, what the device is given and gives, and how long that is waited for.
 //!
 //! A caller looks for its event itself for a while, as most commands are done sooner than an
 //! interrupt could say so and a sleeper could wake. Only then it sleeps, and has interrupts raised.
+//!
+//! [`requests`]: crate::requests
 
 use crate::{
     abi,
     abi::{
-        Command,
         CommandEntry,
         CommandOpcode,
         CommandStatus,
@@ -24,29 +24,37 @@ use crate::{
         Doorbells,
         Registers, //
     },
-    caps::MOST_COMMAND,
     dma_types::{
         Counters,
         Nothing,
         Reply, //
     },
     eq::EventQueue,
+    growth,
     kernel_ext::{
         barrier::dma_wmb,
-        completion::Completion,
-        cpu, errno,
-        semaphore::Semaphore,
-        spinlock::{
-            new_irq_spinlock,
-            IrqSpinLock,
-            IrqSpinLockGuard, //
-        },
+        cpu,
+        errno,
+        user, //
     },
     lent::{
         DeviceReach,
         Lent, //
     },
+    requests::{
+        Class,
+        Outcome,
+        Position,
+        Request,
+        Requests,
+        Ring,
+        ENTRIES,
+        LOG_ENTRIES,
+        MOST_LONG,
+        SLOTS, //
+    },
 };
+use core::cell::Cell;
 use kernel::{
     device::{
         Bound,
@@ -59,8 +67,7 @@ use kernel::{
         atomic::{
             Acquire,
             Atomic,
-            Relaxed,
-            Release, //
+            Relaxed, //
         },
         Arc, //
     },
@@ -72,24 +79,22 @@ use kernel::{
         Msecs, //
     },
 };
+use pin_init::stack_pin_init;
 
-/// Base-2 logarithm of the entries of the control ring.
-pub(crate) const LOG_ENTRIES: u8 = 6;
-const ENTRIES: usize = 1 << LOG_ENTRIES;
-/// Commands in flight: fewer than the ring has entries.
-const SLOTS: usize = ENTRIES - 1;
-const SLOT_BITS: u32 = 8;
-const _: () = assert!(SLOTS <= 1 << SLOT_BITS && LOG_ENTRIES <= abi::CQP_MAX_LOG_ENTRIES);
+const _: () = assert!(LOG_ENTRIES <= abi::CQP_MAX_LOG_ENTRIES);
 
 /// Base-2 logarithm of the entries of the control event queue: room for an answer to each command
 /// in flight, and for the few other events of that queue.
 const EVENTS_LOG_ENTRIES: u8 = 8;
-const _: () = assert!(EVENTS_LOG_ENTRIES > LOG_ENTRIES);
+/// And of the fewest that it may have: a device stops that finds no room for an answer, and does not say
+/// of this queue that it is out of room for others.
+const LEAST_EVENTS_LOG_ENTRIES: u8 = LOG_ENTRIES + 1;
+const _: () = assert!(LEAST_EVENTS_LOG_ENTRIES <= EVENTS_LOG_ENTRIES);
 /// There is always a first message; nothing else is sure.
 const EVENTS_MESSAGE: u16 = 0;
 
 /// How long to look for an answer before sleeping, as long as nobody else wants the processor.
-const PATIENCE: Delta = Delta::from_micros(200);
+const POLLING: Delta = Delta::from_micros(200);
 
 /// How long the answer to the first command is waited for, in which the device says how long others
 /// take.
@@ -106,8 +111,6 @@ fn looks(timeout: Msecs) -> (Msecs, u32) {
     (look, timeout.div_ceil(look).max(1))
 }
 
-/// A result has not come yet; no [`CommandStatus`] has this number.
-const PENDING: u32 = u32::MAX;
 /// What stands for all that is no [`CommandStatus`].
 const NO_STATUS: u32 = 1 << u8::BITS;
 
@@ -123,196 +126,60 @@ pub(crate) struct Bars<'a> {
     /// Read only when the device does not answer.
     pub(crate) registers: &'a Registers,
     /// What is done about an event of the control event queue.
-    pub(crate) dispatch: &'a dyn Fn(&EventEntry),
+    pub(crate) dispatch: &'a dyn Fn(&EventEntry, &Answers<'_>),
 }
 
-/// Which slots are free, and how the next use of each is called.
-pub(crate) struct SlotPool {
-    free: u64,
-    uses: [u32; SLOTS],
-}
-
-impl SlotPool {
-    const _FITS: () = assert!(SLOTS <= u64::BITS as usize);
-
-    const fn new() -> Self {
-        Self {
-            free: u64::MAX >> (u64::BITS as usize - SLOTS),
-            uses: [0; SLOTS],
-        }
-    }
-
-    /// Takes a slot; returns its index and the cookie of this use.
-    fn take(&mut self) -> Option<(usize, u32)> {
-        if self.free == 0 {
-            return None;
-        }
-        let index = self.free.trailing_zeros() as usize;
-        self.free &= !(1 << index);
-        let uses = self.uses.get_mut(index)?;
-        *uses = uses.wrapping_add(1);
-        Some((index, *uses << SLOT_BITS | index as u32))
-    }
-
-    fn give_back(&mut self, index: usize) {
-        self.free |= 1 << index;
-    }
-}
-
-/// The slot that a cookie names.
-fn slot_of(cookie: u32) -> usize {
-    (cookie & ((1 << SLOT_BITS) - 1)) as usize
-}
-
-/// One command in flight.
-#[pin_data]
-struct Slot {
-    cookie: Atomic<u32>,
-    status: Atomic<u32>,
-    result: Atomic<u64>,
-    #[pin]
-    done: Completion,
-}
-
-impl Slot {
-    fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            cookie: Atomic::new(0),
-            status: Atomic::new(PENDING),
-            result: Atomic::new(0),
-            done <- Completion::new(),
-        })
-    }
-}
-
-/// What submitting a command changes.
-struct Submission {
-    /// Commands submitted, free-running.
-    producer: u32,
-    slots: SlotPool,
-}
-
-/// Who asks for a slot.
-#[derive(Clone, Copy, PartialEq)]
-enum Asker {
-    /// Somebody who may have to wait for what users do.
-    Anyone,
-    /// Memory management, which takes pages back, and for which all others wait.
-    Reclaim,
-}
-
-impl Asker {
-    fn of(opcode: CommandOpcode) -> Self {
-        match opcode {
-            CommandOpcode::InvalidatePages => Self::Reclaim,
-            _ => Self::Anyone,
-        }
-    }
-}
-
-/// The slots that one may wait for.
+/// How a command is asked for.
 #[derive(Clone, Copy)]
-enum Share {
-    All,
-    Last,
+pub(crate) struct Manner {
+    pub(crate) class: Class,
+    pub(crate) patience: Patience,
+    /// Who answers for it.
+    pub(crate) user: u64,
 }
 
-/// A slot that was taken.
-struct Taken {
-    index: usize,
-    /// Of this use of it.
-    cookie: u32,
-    share: Share,
-}
-
-/// [`Submission`] for those who submit, and for those who wait until they can.
-///
-/// They wait in turn: a user with many threads that ask for one slot after the other does not keep
-/// anybody from getting one.
-#[pin_data]
-struct Submissions {
-    #[pin]
-    state: IrqSpinLock<Submission>,
-    /// Slots that are free, but for one.
-    #[pin]
-    all: Semaphore,
-    /// That one, for [`Asker::Reclaim`].
-    #[pin]
-    last: Semaphore,
-}
-
-impl Submissions {
-    fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            state <- new_irq_spinlock!(
-                Submission { producer: 0, slots: SlotPool::new() },
-                "ferrite_cqp"
-            ),
-            all <- Semaphore::new(SLOTS as u32 - 1),
-            last <- Semaphore::new(1),
-        })
-    }
-
-    fn semaphore(&self, share: Share) -> &Semaphore {
-        match share {
-            Share::All => &self.all,
-            Share::Last => &self.last,
+impl Manner {
+    /// For the current task.
+    pub(crate) fn of_current(class: Class, patience: Patience) -> Self {
+        Self {
+            class,
+            patience,
+            user: user::accountable_or_kernel(),
         }
     }
+}
 
-    /// Waits for a slot, and takes it. `EIO` as soon as the device is `dead`
-    /// ([`Submissions::wake_all`] has to be called then). Sleeps.
-    fn take_slot(
-        &self,
-        asker: Asker,
-        dead: impl Fn() -> bool,
-    ) -> Result<(IrqSpinLockGuard<'_, Submission>, Taken)> {
-        if dead() {
-            return Err(EIO);
+/// Answers that are being taken out of the control event queue. When this is dropped, the slots that they
+/// made free are given to those who wait: all at once, as each write to the device takes its time. It
+/// belongs to what is called for each event, so that it is dropped while the queue is locked: whoever
+/// takes others' answers may not be running for a while afterwards.
+pub(crate) struct Answers<'a> {
+    cqp: &'a Cqp,
+    doorbells: &'a Doorbells,
+    any: Cell<bool>,
+}
+
+impl Drop for Answers<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.any.get() {
+            let cqp = self.cqp;
+            cqp.requests.put_waiting(&cqp.queue(self.doorbells));
         }
-        let share = match asker {
-            Asker::Anyone => {
-                self.all.down();
-                Share::All
-            }
-            Asker::Reclaim if self.all.try_down() => Share::All,
-            Asker::Reclaim => {
-                self.last.down();
-                Share::Last
-            }
-        };
-        let mut submission = self.state.lock();
-        let taken = if dead() {
-            None
-        } else {
-            submission.slots.take()
-        };
-        let Some((index, cookie)) = taken else {
-            drop(submission);
-            // For the next one who waits, who learns it as well.
-            self.semaphore(share).up();
-            return Err(EIO);
-        };
-        let taken = Taken {
-            index,
-            cookie,
-            share,
-        };
-        Ok((submission, taken))
     }
+}
 
-    /// Makes all who wait look, one after the other. The device must be dead: nobody gets a slot that
-    /// is not there. May be called from any context.
-    fn wake_all(&self) {
-        self.all.up();
-        self.last.up();
-    }
-
-    /// Frees a slot whose command is done.
-    fn give_back(&self, taken: Taken) {
-        self.state.lock().slots.give_back(taken.index);
-        self.semaphore(taken.share).up();
-    }
+/// How a command is to be dealt with where it cannot be given to the device at once.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Patience {
+    /// It has to be done, and waits for its turn however long that takes.
+    Endless,
+    /// It waits for its turn, but who is killed does not need it any more (`EINTR`). What the device has
+    /// is waited for all the same, as that may touch memory.
+    UntilKilled,
+    /// It is not worth waiting for a slot, nor for what takes the device its time (`EAGAIN`). What the
+    /// device has is waited for, behind other short commands.
+    None,
 }
 
 /// The control queue pair.
@@ -324,14 +191,43 @@ pub(crate) struct Cqp {
     replies: Lent<Coherent<[Reply]>>,
     /// Where the device tells that commands are done.
     events: Arc<EventQueue>,
-    slots: KVec<Arc<Slot>>,
     /// How long an answer is waited for, in milliseconds.
     timeout: Atomic<u32>,
-    /// Commands that were answered, free-running.
-    answers: Atomic<u32>,
     dead: Atomic<u32>,
     #[pin]
-    submissions: Submissions,
+    requests: Requests,
+}
+
+/// The memory of the control queue, and its doorbell.
+struct Queue<'a> {
+    cqp: &'a Cqp,
+    doorbells: &'a Doorbells,
+}
+
+impl Ring for Queue<'_> {
+    fn write(&self, at: usize, entry: &CommandEntry) -> Result {
+        kernel::dma_write!(self.cqp.ring, [try: at], *entry);
+        Ok(())
+    }
+
+    fn reply_address(&self, slot: usize) -> u64 {
+        self.cqp.replies.dma_handle() + (slot * core::mem::size_of::<Reply>()) as u64
+    }
+
+    fn reply(&self, slot: usize, reply: &mut [u8]) -> Result {
+        // Word by word: who takes memory back may get here, on a stack that has little left.
+        for (at, to) in reply.chunks_mut(size_of::<u64>()).enumerate() {
+            let word = kernel::dma_read!(self.cqp.replies, [try: slot].words[try: at]);
+            let from = word.to_ne_bytes();
+            to.copy_from_slice(&from[..to.len()]);
+        }
+        Ok(())
+    }
+
+    fn ring_doorbell(&self, producer: u32) {
+        dma_wmb();
+        self.doorbells.control(producer);
+    }
 }
 
 /// What a device answers to a query; each query has an answer of its own.
@@ -391,22 +287,14 @@ impl Cqp {
                     reach,
                     abi::EQ_CONTROL,
                     EVENTS_MESSAGE,
-                    EVENTS_LOG_ENTRIES,
+                    growth::first_log_entries(EVENTS_LOG_ENTRIES).max(LEAST_EVENTS_LOG_ENTRIES),
                     GFP_KERNEL
                 ),
                 GFP_KERNEL
             )?,
-            slots: {
-                let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
-                for _ in 0..SLOTS {
-                    slots.push(Arc::pin_init(Slot::new(), GFP_KERNEL)?, GFP_KERNEL)?;
-                }
-                slots
-            },
             timeout: Atomic::new(FIRST_TIMEOUT),
-            answers: Atomic::new(0),
             dead: Atomic::new(0),
-            submissions <- Submissions::new(),
+            requests <- Requests::new(),
         })
     }
 
@@ -438,177 +326,152 @@ impl Cqp {
         self.dead.load(Acquire) != 0
     }
 
-    /// Refuses all further commands and fails those in flight. Returns whether this was the first
-    /// call. May be called from any context.
+    /// Refuses all further commands, and fails those in flight and those that wait. Returns whether this
+    /// was the first call. May be called from any context.
     pub(crate) fn kill(&self) -> bool {
         let first = self.dead.xchg(1, kernel::sync::atomic::Full) == 0;
-        // A caller that did not see the flag has made its completion ready before it looked, so
-        // that this wakes it.
-        for slot in &self.slots {
-            slot.done.complete();
-        }
-        self.submissions.wake_all();
+        self.requests.close();
         first
     }
 
+    fn queue<'a>(&'a self, doorbells: &'a Doorbells) -> Queue<'a> {
+        Queue {
+            cqp: self,
+            doorbells,
+        }
+    }
+
+    /// Begins to take answers.
+    #[inline]
+    pub(crate) fn answers<'a>(&'a self, doorbells: &'a Doorbells) -> Answers<'a> {
+        Answers {
+            cqp: self,
+            doorbells,
+            any: Cell::new(false),
+        }
+    }
+
     /// Takes the event of a finished command. May be called from any context.
-    pub(crate) fn finished(&self, event: &EventEntry) {
-        let Some(slot) = self.slots.get(slot_of(event.id)) else {
-            return;
-        };
-        if slot.cookie.load(Acquire) != event.id || slot.status.load(Relaxed) != PENDING {
+    pub(crate) fn finished(&self, event: &EventEntry, answers: &Answers<'_>) {
+        let status = status_of(event.param0);
+        let ring = self.queue(answers.doorbells);
+        if self.requests.finish(event.id, status, event.param1, &ring) {
+            answers.any.set(true);
+        } else if !self.is_dead() {
+            // Those of a dead device are waited for no more.
             kernel::pr_warn_once!("ferrite: event of a command that is not in flight\n");
-            return;
         }
-        self.answers.fetch_add(1, Relaxed);
-        slot.result.store(event.param1, Relaxed);
-        // Pairs with the acquire in `wait`.
-        slot.status.store(status_of(event.param0), Release);
-        slot.done.complete();
     }
 
-    /// Puts a command in the ring that is answered by `reply_length` bytes; returns its slot. Sleeps.
-    fn submit<P: Plain>(
-        &self,
-        bars: Bars<'_>,
-        opcode: CommandOpcode,
-        payload: &P,
-        reply_length: usize,
-    ) -> Result<Taken> {
-        let (mut submission, taken) = self
-            .submissions
-            .take_slot(Asker::of(opcode), || self.is_dead())?;
-        let (index, cookie) = (taken.index, taken.cookie);
-        let prepared = (|| {
-            let slot = self.slots.get(index).ok_or(EINVAL)?;
-            slot.done.reinit();
-            slot.status.store(PENDING, Relaxed);
-            slot.cookie.store(cookie, Release);
-            if self.is_dead() {
-                return Err(EIO);
-            }
-            let reply = if reply_length != 0 {
-                self.replies.dma_handle() + (index * core::mem::size_of::<Reply>()) as u64
-            } else {
-                0
-            };
-            let at = submission.producer as usize & (ENTRIES - 1);
-            let entry = CommandEntry::new(opcode, cookie, (reply, reply_length as u32), payload);
-            kernel::dma_write!(self.ring, [try: at], entry);
-            Ok(())
-        })();
-        if let Err(error) = prepared {
-            drop(submission);
-            self.submissions.give_back(taken);
-            return Err(error);
-        }
-        submission.producer = submission.producer.wrapping_add(1);
-        dma_wmb();
-        bars.doorbells.control(submission.producer);
-        Ok(taken)
+    /// Takes the answers that are there.
+    fn poll(&self, bars: Bars<'_>) {
+        let answers = self.answers(bars.doorbells);
+        self.events.poll(bars.doorbells, move |event| {
+            (bars.dispatch)(event, &answers)
+        });
     }
 
-    /// Looks for the answer to the command in `slot` for a while; returns whether it came.
-    fn look_for_answer(&self, slot: &Slot, bars: Bars<'_>) -> bool {
+    /// Looks for answers for a while, if the device has the `request` already; returns whether its own
+    /// came.
+    fn look_for_answer(&self, request: &Request, in_ring: bool, bars: Bars<'_>) -> bool {
         let start = Instant::<Monotonic>::now();
         loop {
-            self.events.poll(bars.doorbells, bars.dispatch);
-            if slot.done.try_wait() {
+            // Others may not have seen theirs yet, and wait for the processor: so slots get free.
+            self.poll(bars);
+            if request.done.try_wait() {
                 return true;
             }
-            if cpu::need_resched() || start.elapsed() > PATIENCE {
+            if !in_ring || cpu::need_resched() || start.elapsed() > POLLING {
                 return false;
             }
             cpu_relax();
         }
     }
 
-    /// Waits until the command in `index` is done, or the device is not alive. Sleeps.
-    fn wait(&self, index: usize, bars: Bars<'_>) -> Result<u64> {
-        let slot = self.slots.get(index).ok_or(EINVAL)?;
-        let (look, looks) = looks(self.timeout());
-        let sleep = || {
-            wait_while(
-                looks,
-                all_looks(look, looks),
-                || slot.done.wait_timeout(msecs_to_jiffies(look)),
-                || bars.registers.is_running(),
-                || self.answers.load(Relaxed),
-            )
-        };
-        let in_time = self.look_for_answer(slot, bars) || self.events.sleep(bars.doorbells, sleep);
-        match slot.status.load(Acquire) {
-            PENDING if in_time => Err(EIO),
-            PENDING => Err(ETIMEDOUT),
-            status => {
-                let result = slot.result.load(Relaxed);
-                status_to_result(status).map(|()| result)
-            }
-        }
-    }
-
-    /// Runs a command that is answered by `length` bytes at the start of an `R`, of which a device may
-    /// write no more than `least`; `ETIMEDOUT` where no answer came (the caller then declares the
-    /// device dead). Sleeps.
-    fn run<P: Plain, R: Plain>(
+    /// Gives the device a command, as soon as it is its turn, and waits for the answer: `ETIMEDOUT`
+    /// where none came (the caller then declares the device dead). Of a reply, `answer` is the start; a
+    /// device may write no more of it than `least`, and the rest is left as it is. Sleeps.
+    fn run(
         &self,
         bars: Bars<'_>,
-        opcode: CommandOpcode,
-        payload: &P,
-        length: usize,
+        manner: Manner,
+        entry: CommandEntry,
         least: usize,
-    ) -> Result<R> {
-        let length = length.min(core::mem::size_of::<R>());
-        let taken = self.submit(bars, opcode, payload, length)?;
-        let index = taken.index;
-        let result = self.wait(index, bars);
-        if matches!(result, Err(error) if error == ETIMEDOUT) {
-            // The device may yet write to the slot: it is not used again.
-            return Err(ETIMEDOUT);
-        }
-        let answer = result.and_then(|written| {
-            if length == 0 {
-                return Ok(R::zeroed());
-            }
-            let Some(there) = answered(written, length, least) else {
-                kernel::pr_warn_once!(
-                    "ferrite: answer to {:?} has {} bytes, not {}\n",
-                    opcode,
-                    written,
-                    least.min(length)
-                );
-                return Err(EIO);
+        answer: &mut [u8],
+    ) -> Result {
+        let opcode = entry.opcode;
+        let Manner {
+            class,
+            patience,
+            user,
+        } = manner;
+        let ring = self.queue(bars.doorbells);
+        stack_pin_init!(let request = Request::new(&self.requests, user, class, entry));
+        let request = request.as_ref();
+        let in_ring = if patience == Patience::None {
+            self.requests.submit_now(request, &ring).or_else(|_| {
+                // What was answered is in the way no more.
+                self.poll(bars);
+                self.requests.submit_now(request, &ring)
+            })?;
+            true
+        } else {
+            self.requests.submit(request, &ring)?
+        };
+        if !self.look_for_answer(&request, in_ring, bars) {
+            let (look, looks) = looks(self.timeout());
+            let jiffies = msecs_to_jiffies(look);
+            let sleep = |killable: bool| match killable {
+                true => request.done.wait_killable_timeout(jiffies),
+                false => Ok(request.done.wait_timeout(jiffies)),
             };
-            Ok(kernel::dma_read!(self.replies, [try: index]).get(there))
-        });
-        self.submissions.give_back(taken);
-        answer
+            self.events.sleep(bars.doorbells, || {
+                wait_for(
+                    &self.requests,
+                    &request,
+                    patience == Patience::UntilKilled,
+                    looks,
+                    sleep,
+                    || bars.registers.is_running(),
+                )
+            })?;
+        }
+        take_answer(&self.requests, &request, opcode, least, answer)
     }
 
     /// Runs a command that has parameters and no reply. Sleeps.
-    pub(crate) fn execute<C: Command>(&self, bars: Bars<'_>, command: &C) -> Result {
-        self.execute_as(bars, C::OPCODE, command)
-    }
-
-    /// Runs a command whose payload more than one opcode takes. Sleeps.
-    pub(crate) fn execute_as<P: Plain>(
+    pub(crate) fn execute<P: Plain>(
         &self,
         bars: Bars<'_>,
+        manner: Manner,
         opcode: CommandOpcode,
         payload: &P,
     ) -> Result {
-        self.run::<_, Nothing>(bars, opcode, payload, 0, 0)
-            .map(|_| ())
+        let entry = CommandEntry::new(opcode, 0, (0, 0), payload);
+        self.run(bars, manner, entry, 0, &mut [])
     }
 
     /// Runs a query for the first `length` bytes of an answer, the rest of which is zero. Sleeps.
     pub(crate) fn query<R: Answer>(
         &self,
         bars: Bars<'_>,
+        patience: Patience,
         request: &R::Request,
         length: usize,
     ) -> Result<R> {
-        self.run(bars, R::QUERY, request, length, R::LEAST)
+        const { assert!(core::mem::size_of::<R>() <= Reply::SIZE) }
+        let length = length.min(core::mem::size_of::<R>());
+        let entry = CommandEntry::new(R::QUERY, 0, (0, length as u32), request);
+        let mut value = R::zeroed();
+        let manner = Manner::of_current(Class::Short, patience);
+        self.run(
+            bars,
+            manner,
+            entry,
+            R::LEAST,
+            &mut value.as_bytes_mut()[..length],
+        )?;
+        Ok(value)
     }
 }
 
@@ -620,40 +483,119 @@ fn answered(written: u64, wanted: usize, least: usize) -> Option<usize> {
     (there >= least.min(wanted)).then_some(there)
 }
 
-/// How many times as long a command is waited for, at most, while others are answered.
-const ROUNDS: u32 = 4;
-
-/// How many looks of so long there may be in all, of which `looks` fit in the time of a command: no more
-/// than the longest command may take, unless its own time is longer, as memory management waits for some.
-fn all_looks(look: Msecs, looks: u32) -> u32 {
-    let most = MOST_COMMAND / look.max(1);
-    looks.saturating_mul(ROUNDS).min(most).max(looks)
+/// What became of a request that is done, and its reply, as far as the device wrote it.
+fn take_answer(
+    requests: &Requests,
+    request: &Request,
+    opcode: u16,
+    least: usize,
+    answer: &mut [u8],
+) -> Result {
+    let Outcome::Answered { status, result } = requests.outcome(request) else {
+        return Err(EIO);
+    };
+    status_to_result(status)?;
+    let Some(there) = answered(result, answer.len(), least) else {
+        kernel::pr_warn_once!(
+            "ferrite: answer to command {} has {} bytes, not {}\n",
+            opcode,
+            result,
+            least.min(answer.len())
+        );
+        return Err(EIO);
+    };
+    if there != 0 {
+        requests.reply(request, &mut answer[..there]);
+    }
+    Ok(())
 }
 
-/// Calls `wait` until it returns true, at most `looks` times without any of the `answers` having
-/// come, as what others have asked for may take its time before, and at most `all` times; in between the
-/// device has to be `alive`. Returns whether `wait` did.
-fn wait_while(
+/// How many looks of so many there may be in all at a command that the device has: each of the long
+/// ones ahead of it may take its time, and then itself.
+fn all_looks(looks: u32) -> u32 {
+    looks.saturating_mul(MOST_LONG + 1)
+}
+
+/// When a command was waited for long enough.
+struct Watch {
     looks: u32,
-    all: u32,
-    wait: impl Fn() -> bool,
-    alive: impl Fn() -> bool,
-    answers: impl Fn() -> u32,
-) -> bool {
-    let mut seen = answers();
-    let mut left = looks;
-    for _ in 0..all {
-        if wait() {
-            return true;
+    left: u32,
+    /// For one command that the device has: this one, or that which is in its way.
+    left_for_one: u32,
+    seen: Position,
+}
+
+/// Whether it is the same command that is waited for.
+fn is_same(one: Position, other: Position) -> bool {
+    match (one, other) {
+        (Position::Queued { oldest: one, .. }, Position::Queued { oldest: other, .. }) => {
+            one == other
         }
-        let now = answers();
-        left = if now == seen { left - 1 } else { looks };
-        seen = now;
-        if left == 0 || !alive() {
-            break;
+        (Position::Queued { .. }, _) | (_, Position::Queued { .. }) => false,
+        _ => true,
+    }
+}
+
+impl Watch {
+    /// Over a command at `position`, for so many looks without anything done that it waits for.
+    fn new(looks: u32, position: Position) -> Self {
+        Self {
+            looks,
+            left: looks,
+            left_for_one: all_looks(looks),
+            seen: position,
         }
     }
-    false
+
+    /// Notes a look at a command that is at `position` now; returns whether it was the last one.
+    fn look(&mut self, position: Position) -> bool {
+        // Others may be answered all the time: what is lost is found out by whoever waits for it.
+        self.left_for_one = if is_same(position, self.seen) {
+            self.left_for_one.saturating_sub(1)
+        } else {
+            all_looks(self.looks)
+        };
+        self.left = if position == self.seen {
+            self.left.saturating_sub(1)
+        } else {
+            self.looks
+        };
+        self.seen = position;
+        self.left == 0 || self.left_for_one == 0
+    }
+}
+
+/// Waits until a request is done: `EINTR` where it was `killable` and is taken back, `ETIMEDOUT` where it
+/// is given up, as the device is not `alive` or did nothing for so many `looks`. `sleep` waits for a look,
+/// with `EINTR` if it is to end when the task is killed; it returns whether the request is done.
+///
+/// Who waits for his turn looks at the device as well: those whose commands it has may not be running.
+fn wait_for(
+    requests: &Requests,
+    request: &Request,
+    mut killable: bool,
+    looks: u32,
+    sleep: impl Fn(bool) -> Result<bool>,
+    alive: impl Fn() -> bool,
+) -> Result {
+    let mut watch = Watch::new(looks, requests.position(request));
+    loop {
+        match sleep(killable) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(_) => {
+                killable = false;
+                if requests.withdraw(request) {
+                    return Err(EINTR);
+                }
+                continue;
+            }
+        }
+        let last = watch.look(requests.position(request));
+        if (last || !alive()) && requests.give_up(request) {
+            return Err(ETIMEDOUT);
+        }
+    }
 }
 
 /// What a caller sees of a command's status.
@@ -674,217 +616,10 @@ fn status_to_result(status: u32) -> Result {
     })
 }
 
-/// Somebody who waits for a slot when the device dies, at the worst of times.
-#[cfg(CONFIG_KUNIT)]
-mod dying {
-    use super::*;
-    use crate::kernel_ext::workqueue::OwnedQueue;
-    use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
-
-    #[pin_data]
-    pub(super) struct Dying {
-        queue: OwnedQueue,
-        #[pin]
-        submissions: Submissions,
-        dead: Atomic<u32>,
-        woken: Atomic<u32>,
-        looks: Atomic<u32>,
-        pub(super) refused: Atomic<u32>,
-        #[pin]
-        pub(super) done: Completion,
-        #[pin]
-        waiter: Work<Dying, 0>,
-        #[pin]
-        killer: Work<Dying, 1>,
-    }
-
-    impl_has_work! {
-        impl HasWork<Self, 0> for Dying { self.waiter }
-        impl HasWork<Self, 1> for Dying { self.killer }
-    }
-
-    impl Dying {
-        /// All slots are taken, and somebody starts to wait for one of a device that dies.
-        pub(super) fn start() -> Result<Arc<Self>> {
-            Self::start_after(0)
-        }
-
-        /// The same, but the device stays alive.
-        pub(super) fn start_alive() -> Result<Arc<Self>> {
-            Self::start_after(1)
-        }
-
-        /// The same, after so many looks at the device, of which the first kills it.
-        fn start_after(looks: u32) -> Result<Arc<Self>> {
-            let this = Arc::pin_init(
-                try_pin_init!(Self {
-                    queue: OwnedQueue::unbound(c"dying")?,
-                    submissions <- Submissions::new(),
-                    dead: Atomic::new(0),
-                    woken: Atomic::new(0),
-                    looks: Atomic::new(looks),
-                    refused: Atomic::new(0),
-                    done <- Completion::new(),
-                    waiter <- new_work!("Dying::waiter"),
-                    killer <- new_work!("Dying::killer"),
-                }? Error),
-                GFP_KERNEL,
-            )?;
-            while this.submissions.all.try_down() {}
-            drop(this.queue.enqueue::<_, 0>(this.clone()));
-            Ok(this)
-        }
-
-        /// Says that the device is alive, while it dies.
-        fn look(self: &Arc<Self>) -> bool {
-            if self.looks.fetch_add(1, Relaxed) != 0 {
-                return self.dead.load(Acquire) != 0;
-            }
-            drop(self.queue.enqueue::<_, 1>(self.clone()));
-            let start = Instant::<Monotonic>::now();
-            while self.woken.load(Relaxed) == 0 && start.elapsed() < Delta::from_millis(50) {
-                cpu_relax();
-            }
-            false
-        }
-
-        /// Whether somebody waits for a slot.
-        pub(super) fn is_waited_for(&self) -> bool {
-            self.submissions.all.is_waited_for()
-        }
-
-        /// Ends a command of somebody else.
-        pub(super) fn give_one_back(&self) {
-            self.submissions.give_back(Taken {
-                index: 0,
-                cookie: 0,
-                share: Share::All,
-            });
-        }
-
-        /// Whether there is a slot without waiting for it.
-        pub(super) fn can_pass(&self) -> bool {
-            self.submissions.all.try_down()
-        }
-
-        /// Ends the test: nothing of it runs any more, and its queue is not dropped by itself.
-        pub(super) fn finish(&self) {
-            self.queue.flush();
-        }
-    }
-
-    impl WorkItem<0> for Dying {
-        type Pointer = Arc<Self>;
-
-        fn run(this: Arc<Self>) {
-            let taken = this.submissions.take_slot(Asker::Anyone, || this.look());
-            let refused = matches!(&taken, Err(error) if *error == EIO);
-            drop(taken);
-            this.refused.store(refused.into(), Relaxed);
-            this.done.complete();
-        }
-    }
-
-    impl WorkItem<1> for Dying {
-        type Pointer = Arc<Self>;
-
-        fn run(this: Arc<Self>) {
-            this.dead.store(1, Release);
-            this.submissions.wake_all();
-            this.woken.store(1, Relaxed);
-        }
-    }
-}
-
 #[kunit_tests(ferrite_cqp)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_waits_for_a_slot_learns_that_the_device_died() -> Result {
-        let dying = dying::Dying::start()?;
-        let woken = dying.done.wait_timeout(msecs_to_jiffies(10_000));
-        assert!(woken);
-        if woken {
-            assert_eq!(dying.refused.load(Relaxed), 1);
-            dying.finish();
-        } else {
-            // It waits for ever: what it waits on must not go.
-            core::mem::forget(dying);
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn there_are_fewer_slots_than_ring_entries() {
-        let mut pool = SlotPool::new();
-        let mut taken = 0;
-        while pool.take().is_some() {
-            taken += 1;
-        }
-        assert_eq!(taken, ENTRIES - 1);
-    }
-
-    #[test]
-    fn a_slot_in_flight_is_not_given_out() -> Result {
-        let mut pool = SlotPool::new();
-        let (first, _) = pool.take().ok_or(EINVAL)?;
-        let (second, _) = pool.take().ok_or(EINVAL)?;
-        assert!(first != second);
-        pool.give_back(first);
-        let (third, _) = pool.take().ok_or(EINVAL)?;
-        assert_eq!(third, first);
-        Ok(())
-    }
-
-    #[test]
-    fn each_use_of_a_slot_has_another_cookie() -> Result {
-        let mut pool = SlotPool::new();
-        let (index, cookie) = pool.take().ok_or(EINVAL)?;
-        pool.give_back(index);
-        let (again, other) = pool.take().ok_or(EINVAL)?;
-        assert_eq!(again, index);
-        assert!(cookie != other);
-        assert_eq!(slot_of(cookie), index);
-        assert_eq!(slot_of(other), index);
-        Ok(())
-    }
-
-    #[test]
-    fn a_dead_device_is_given_up_at_the_first_look() {
-        let waits = Atomic::new(0u32);
-        let count = || waits.fetch_add(1, Relaxed) + 1;
-        let answered = wait_while(
-            30,
-            120,
-            || {
-                count();
-                false
-            },
-            || false,
-            || 0,
-        );
-        assert!(!answered);
-        assert_eq!(waits.load(Relaxed), 1);
-        // One that is alive is waited for, and its answer ends the wait.
-        assert!(wait_while(30, 120, || count() == 4, || true, || 0));
-        assert_eq!(waits.load(Relaxed), 4);
-        assert!(!wait_while(5, 20, || count() == 0, || true, || 0));
-        assert_eq!(waits.load(Relaxed), 9);
-        // One that answers others is waited for longer: from its last answer on.
-        let answers = || waits.load(Relaxed).min(12);
-        assert!(!wait_while(5, 20, || count() == 0, || true, answers));
-        assert_eq!(waits.load(Relaxed), 12 + 5);
-        // But not for ever.
-        assert!(!wait_while(
-            5,
-            20,
-            || count() == 0,
-            || true,
-            || waits.load(Relaxed)
-        ));
-        assert_eq!(waits.load(Relaxed), 17 + 20);
-    }
+    use crate::requests::stage::Stage;
 
     #[test]
     fn a_time_out_is_divided_into_looks() {
@@ -892,49 +627,181 @@ mod tests {
         assert_eq!(looks(2_500), (1_000, 3));
         assert_eq!(looks(10), (10, 1));
         assert_eq!(looks(0), (1, 1));
-        assert_eq!(all_looks(1_000, 3), 12);
-        assert_eq!(all_looks(1_000, 30), 120);
-        // However long a device says that it takes.
-        assert_eq!(all_looks(1_000, 90), 120);
-        assert_eq!(all_looks(1_000, 120), 120);
-        // Unless the administrator says so.
-        assert_eq!(all_looks(1_000, 300), 300);
+        assert_eq!(all_looks(30), 150);
+        assert_eq!(all_looks(u32::MAX), u32::MAX);
+    }
+
+    /// Waits for a command of a stage's, with so many looks, answering the next command at each look that
+    /// `answers` says; returns the result, and the looks that took.
+    fn wait(
+        stage: &Stage,
+        who: usize,
+        looks: u32,
+        answers: impl Fn(u32) -> bool,
+        alive: impl Fn(u32) -> bool,
+    ) -> (Result, u32) {
+        let count = Atomic::new(0u32);
+        let request = stage.request(who);
+        let sleep = |_| {
+            if answers(count.fetch_add(1, Relaxed) + 1) {
+                stage.answer_next();
+            }
+            Ok(request.done.try_wait())
+        };
+        let alive = || alive(count.load(Relaxed));
+        let result = wait_for(&stage.requests, request, false, looks, sleep, alive);
+        (result, count.load(Relaxed))
     }
 
     #[test]
-    fn a_slot_that_is_given_back_is_of_who_has_waited() -> Result {
-        let dying = dying::Dying::start_alive()?;
-        let start = Instant::<Monotonic>::now();
-        while !dying.is_waited_for() && start.elapsed() < Delta::from_secs(10) {
-            cpu_relax();
+    fn a_dead_device_is_given_up_at_the_first_look() -> Result {
+        let stage = Stage::full_of(1, SLOTS + 1)?;
+        // By who has a slot as by who waits for one.
+        for who in [0, SLOTS] {
+            assert_eq!(
+                wait(&stage, who, 30, |_| false, |_| false),
+                (Err(ETIMEDOUT), 1)
+            );
         }
-        assert!(dying.is_waited_for());
-        // Who gives it back, and asks at once, comes after that one.
-        dying.give_one_back();
-        assert!(!dying.can_pass());
-        let woken = dying.done.wait_timeout(msecs_to_jiffies(10_000));
-        assert!(woken);
-        assert_eq!(dying.refused.load(Relaxed), 0);
-        dying.finish();
+        // One that seems alive is waited for.
+        for who in [1, SLOTS - 1] {
+            assert_eq!(
+                wait(&stage, who, 5, |_| false, |_| true),
+                (Err(ETIMEDOUT), 5)
+            );
+        }
         Ok(())
     }
 
     #[test]
-    fn memory_is_taken_back_while_others_have_all_slots() -> Result {
-        let submissions = KBox::pin_init(Submissions::new(), GFP_KERNEL)?;
-        while submissions.all.try_down() {
-            let _ = submissions.state.lock().slots.take();
+    fn time_counts_from_when_what_is_ahead_was_answered() -> Result {
+        // An answer at every fourth look: the last of ten is waited for as long as that takes.
+        let stage = Stage::full_of(1, 10)?;
+        assert_eq!(
+            wait(&stage, 9, 5 * 3, |at| at % 4 == 0, |_| true),
+            (Ok(()), 40)
+        );
+        // Who waits for a slot: however long, while there are answers.
+        let stage = Stage::full_of(1, 3 * SLOTS)?;
+        let last = 3 * SLOTS - 1;
+        let looks = (2 * SLOTS + 1 + SLOTS) as u32;
+        assert_eq!(wait(&stage, last, looks / 4, |_| true, |_| true).0, Ok(()));
+        // Answers to what is behind say nothing.
+        let mut stage = Stage::new()?;
+        let first = stage.ask(1, Class::Short)?;
+        for _ in 0..20 {
+            stage.ask(1, Class::Short)?;
         }
-        let asker = Asker::of(CommandOpcode::InvalidatePages);
-        let (guard, taken) = submissions.take_slot(asker, || false)?;
-        drop(guard);
-        assert!(!submissions.last.try_down());
-        submissions.give_back(taken);
-        assert!(submissions.last.try_down());
-        // There is none but those.
-        assert!(submissions.state.lock().slots.take().is_some());
-        assert!(submissions.state.lock().slots.take().is_none());
-        assert!(Asker::of(CommandOpcode::DestroyQueuePair) == Asker::Anyone);
+        let answers = |at: u32| {
+            stage.answer(at as usize);
+            false
+        };
+        assert_eq!(
+            wait(&stage, first, 5, answers, |_| true),
+            (Err(ETIMEDOUT), 5)
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_is_not_waited_for_without_end() {
+        let mut watch = Watch::new(5, Position::InRing { ahead: 50 });
+        let mut looks = 0;
+        for ahead in (0..50).rev() {
+            looks += 1;
+            if watch.look(Position::InRing { ahead }) {
+                break;
+            }
+        }
+        assert_eq!(looks, all_looks(5));
+        // In a queue, as long as there are answers to what is in the way; and then from the start.
+        let queued = |answers, oldest| Position::Queued { answers, oldest };
+        let mut watch = Watch::new(5, queued(0, 0));
+        for answers in 1..1000 {
+            assert!(!watch.look(queued(answers, answers / 20)));
+        }
+        for ahead in [3, 3, 3, 3, 3, 2, 2, 2, 2, 2] {
+            assert!(!watch.look(Position::InRing { ahead }));
+        }
+        assert!(watch.look(Position::InRing { ahead: 2 }));
+    }
+
+    #[test]
+    fn who_waits_for_a_slot_finds_out_that_commands_were_lost() -> Result {
+        // How many looks somebody takes while only commands of one class are answered.
+        let looks = |stage: &mut Stage, who, answered| -> Result<u32> {
+            let mut watch = Watch::new(5, stage.position(who));
+            let mut count = 0;
+            loop {
+                count += 1;
+                assert!(count < 100);
+                stage.ask(3, answered)?;
+                let last = stage.memory.given.borrow().len() - 1;
+                assert!(stage.answer(last));
+                if watch.look(stage.position(who)) {
+                    return Ok(count);
+                }
+            }
+        };
+        let mut stage = Stage::full_of(1, SLOTS)?;
+        let short = SLOTS - 1;
+        assert!(stage.is_queued(short));
+        assert_eq!(looks(&mut stage, short, Class::Reclaim)?, all_looks(5));
+        let mut stage = Stage::new()?;
+        for _ in 0..MOST_LONG {
+            stage.ask(1, Class::Long)?;
+        }
+        let long = stage.ask(2, Class::Long)?;
+        assert!(stage.is_queued(long));
+        assert_eq!(looks(&mut stage, long, Class::Short)?, all_looks(5));
+        Ok(())
+    }
+
+    #[test]
+    fn what_a_device_did_not_write_of_a_reply_is_not_taken() -> Result {
+        let mut stage = Stage::new()?;
+        let who = stage.ask(1, Class::Short)?;
+        stage.memory.reply.set(0xff);
+        assert!(stage.answer_some(0..1, 16));
+        let mut answer = [0; 128];
+        take_answer(&stage.requests, stage.request(who), 0, 16, &mut answer)?;
+        assert!(answer[..16].iter().all(|byte| *byte == 0xff));
+        assert!(answer[16..].iter().all(|byte| *byte == 0));
+        let request = stage.request(who);
+        let less = take_answer(&stage.requests, request, 0, 17, &mut answer);
+        assert_eq!(less, Err(EIO));
+        Ok(())
+    }
+
+    #[test]
+    fn who_is_killed_takes_back_what_waits_but_waits_for_what_the_device_has() -> Result {
+        let stage = Stage::full_of(1, SLOTS + 1)?;
+        let wait_killed = |who: usize, move_on: bool| {
+            let request = stage.request(who);
+            let looks = Atomic::new(0u32);
+            let sleep = |killable: bool| {
+                if move_on && !stage.is_in_ring(who) && looks.load(Relaxed) == 0 {
+                    stage.answer_next();
+                    stage.answer_next();
+                }
+                looks.fetch_add(1, Relaxed);
+                if killable {
+                    return Err(EINTR);
+                }
+                if looks.load(Relaxed) > 3 {
+                    while stage.position(who) != Position::Done {
+                        stage.answer_next();
+                    }
+                }
+                Ok(request.done.try_wait())
+            };
+            wait_for(&stage.requests, request, true, 30, sleep, || true)
+        };
+        // It is gone; the one before it is given to the device while it is being killed.
+        assert_eq!(wait_killed(SLOTS, false), Err(EINTR));
+        assert_eq!(stage.position(SLOTS), Position::Done);
+        assert!(stage.is_queued(SLOTS - 1));
+        assert_eq!(wait_killed(SLOTS - 1, true), Ok(()));
         Ok(())
     }
 
@@ -954,17 +821,6 @@ mod tests {
         // Only the start was asked for.
         assert_eq!(answered(128, 16, 128), Some(16));
         assert_eq!(answered(16, 16, 128), Some(16));
-        // What was not asked for may be what the slot was used for last.
-        let reply = Reply {
-            bytes: core::array::from_fn(|at| (at as u8).wrapping_add(1)),
-        };
-        let counters: Counters = reply.get(16);
-        assert_eq!(
-            counters.0[..2],
-            [0x0807_0605_0403_0201, 0x100f_0e0d_0c0b_0a09]
-        );
-        assert!(counters.0[2..].iter().all(|counter| *counter == 0));
-        assert_eq!(reply.get::<ObjectNumber>(usize::MAX).number, 0x0403_0201);
     }
 
     #[test]
@@ -986,10 +842,9 @@ mod tests {
             assert!(result(status).is_err());
         }
         assert_eq!(result(CommandStatus::Busy.number().into()), Err(EBUSY));
-        // What is no status at all is none that means something, nor no answer yet.
+        // What is no status at all is none that means something.
         for param in [0x100, 0x1_0000_0000, u64::from(u32::MAX), 1 << 63, u64::MAX] {
             assert_eq!(result(param), Err(EIO));
-            assert!(status_of(param) != PENDING);
         }
     }
 }

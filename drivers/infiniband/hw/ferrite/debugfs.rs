@@ -1,16 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What `/sys/kernel/debug/<device>/` shows: one line for each event queue, completion queue, queue
-//! pair and shared receive queue, and how full the tables of numbers are. `ferritectl` reads these
-//! files by the names in their first line: columns may be added, not renamed.
+//! What `/sys/kernel/debug/<device>/` shows: how the device interrupts, one line for each event
+//! queue, completion queue, queue pair and shared receive queue, and how full the tables of numbers
+//! are. `ferritectl` reads these files by the names in their first line: columns may be added, not
+//! renamed. Writing to `cq_move` moves a completion queue to another handler.
 
 use crate::{
+    abi,
+    abi::EventPriority,
+    cq::FerriteCq,
     device::Ferrite,
     dm::DeviceMemory,
     doorbell_pages::DoorbellPages,
     eq::EventQueue,
-    handler::Interrupts,
+    event_class::EventClass,
+    handler::{
+        Choice,
+        Interrupts, //
+    },
     hardware::Hardware,
+    kernel_ext::{
+        errno,
+        irq::Kind, //
+    },
     numbers::Numbers,
     rdma::QpType,
     tpt::Tags, //
@@ -19,11 +31,19 @@ use kernel::{
     debugfs::{
         Dir,
         File,
+        Reader,
         Writer, //
     },
     fmt,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
+    uaccess::UserSliceReader, //
 };
 
 /// Event queues by number, each with its Linux interrupt number.
@@ -36,16 +56,18 @@ impl Writer for EventQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "eqn message irq entries read_index events interrupts cqs"
+            "eqn message irq entries read_index events interrupts cqs overflows \
+             moderation_us moderation_count priority"
         )?;
         for (queue, irq) in &self.queues {
             let mut cqs = 0;
+            let settings = queue.settings();
             self.hw
                 .cqs
                 .for_each(|_, cq| cqs += u32::from(cq.eqn() == queue.number()));
             writeln!(
                 f,
-                "{} {} {} {} {} {} {} {}",
+                "{} {} {} {} {} {} {} {} {} {} {} {}",
                 queue.number(),
                 queue.message(),
                 irq,
@@ -53,10 +75,42 @@ impl Writer for EventQueues {
                 queue.read_index(),
                 queue.events(),
                 queue.interrupts(),
-                cqs
+                cqs,
+                queue.overflows(),
+                settings.moderation_microseconds,
+                settings.moderation_count,
+                priority_name(settings.priority)
             )?;
         }
         Ok(())
+    }
+}
+
+/// How many events there were that are about no queue, by class.
+struct Events(Arc<Hardware>);
+
+impl Writer for Events {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "class events")?;
+        for (class, name) in EventClass::ALL {
+            writeln!(f, "{} {}", name, self.0.event_counts.get(class))?;
+        }
+        Ok(())
+    }
+}
+
+/// How the device interrupts.
+struct InterruptMode {
+    kind: Kind,
+    vectors: u32,
+    unhandled: Arc<Atomic<u64>>,
+}
+
+impl Writer for InterruptMode {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "mode vectors unhandled")?;
+        let unhandled = self.unhandled.load(Relaxed);
+        writeln!(f, "{} {} {}", self.kind.name(), self.vectors, unhandled)
     }
 }
 
@@ -65,24 +119,52 @@ struct CompletionQueues(Arc<Hardware>);
 
 impl Writer for CompletionQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "cqn owner eqn entries consumed")?;
+        writeln!(f, "cqn owner shared handler eqn entries consumed")?;
         let mut result = Ok(());
         self.0.cqs.for_each(|cqn, cq| {
-            let line = write!(
-                f,
-                "{} {} {} {} ",
-                cqn,
-                owner(cq.is_user()),
-                cq.eqn(),
-                cq.entries()
-            )
-            .and_then(|()| match cq.consumed() {
-                Some(consumed) => writeln!(f, "{}", consumed),
-                None => writeln!(f, "-"),
-            });
+            let eqn = cq.eqn();
+            let shared = if cq.is_shared() { "yes" } else { "no" };
+            let line = write!(f, "{} {} {} ", cqn, owner(cq.is_user()), shared)
+                .and_then(|()| match cq.device().handlers.vector_of_eqn(eqn) {
+                    Some(handler) => write!(f, "{} {} ", handler, eqn),
+                    None => write!(f, "none - "),
+                })
+                .and_then(|()| write!(f, "{} ", cq.entries()))
+                .and_then(|()| match cq.consumed() {
+                    Some(consumed) => writeln!(f, "{}", consumed),
+                    None => writeln!(f, "-"),
+                });
             result = result.and(line);
         });
         result
+    }
+}
+
+/// Moves completion queues, of processes and of the kernel: `cqn vector` is written to it, or `none`
+/// or `local` in place of the vector.
+struct MoveCompletionQueue(Arc<Hardware>);
+
+impl Reader for MoveCompletionQueue {
+    fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
+        let mut text = [0; 32];
+        let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
+        reader.read_slice(text)?;
+        let (cqn, choice) = parse_move(text)?;
+        // The queue is not destroyed before the reference is gone; who destroys it waits.
+        let cq = self.0.cqs.get(cqn as usize).ok_or(ENOENT)?;
+        FerriteCq::move_to(&cq, choice)
+    }
+}
+
+/// The number of a completion queue and where it is to be moved.
+fn parse_move(text: &[u8]) -> Result<(u32, Choice)> {
+    let text = core::str::from_utf8(text).map_err(|_| EINVAL)?;
+    let mut words = text.split_ascii_whitespace();
+    match (words.next(), words.next(), words.next()) {
+        (Some(cqn), Some(choice), None) => {
+            Ok((cqn.parse().map_err(|_| EINVAL)?, Choice::parse(choice)?))
+        }
+        _ => Err(EINVAL),
     }
 }
 
@@ -167,6 +249,62 @@ impl Writer for Tables {
     }
 }
 
+/// What a priority is called.
+fn priority_name(priority: EventPriority) -> &'static str {
+    match priority {
+        EventPriority::Bulk => "bulk",
+        EventPriority::LowLatency => "low-latency",
+    }
+}
+
+/// Sets the priority of handlers: a line `eqn low-latency` or `eqn bulk`.
+struct HandlerPriority {
+    queues: KVec<Arc<EventQueue>>,
+    hw: Arc<Hardware>,
+    /// Whether the device has priorities.
+    offered: bool,
+}
+
+/// The event queue and the priority that a line names.
+fn parse_priority(line: &str) -> Option<(u16, EventPriority)> {
+    let mut words = line.split_ascii_whitespace();
+    let eqn = words.next()?.parse().ok()?;
+    let name = words.next()?;
+    let priority = [EventPriority::Bulk, EventPriority::LowLatency]
+        .into_iter()
+        .find(|priority| priority_name(*priority) == name)?;
+    words.next().is_none().then_some((eqn, priority))
+}
+
+impl Reader for HandlerPriority {
+    fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
+        let mut line = [0; 32];
+        let line = line.get_mut(..reader.len()).ok_or(EINVAL)?;
+        reader.read_slice(line)?;
+        let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
+        let (eqn, priority) = parse_priority(line).ok_or(EINVAL)?;
+        let queue = self
+            .queues
+            .iter()
+            .find(|queue| queue.number() == eqn && eqn >= abi::EQ_FIRST_HANDLER)
+            .ok_or(ENOENT)?;
+        if !self.offered {
+            return Err(errno::eopnotsupp());
+        }
+        queue.modify(
+            |settings| {
+                settings.priority = priority;
+                if priority == EventPriority::LowLatency {
+                    // It puts nothing off; see `moderation.rs`.
+                    settings.moderation_microseconds = 0;
+                    settings.moderation_count = 0;
+                }
+            },
+            |command| self.hw.execute(command),
+        )
+    }
+}
+
 fn owner(user: bool) -> &'static str {
     if user {
         "user"
@@ -175,13 +313,28 @@ fn owner(user: bool) -> &'static str {
     }
 }
 
-/// The files of one device, removed when dropped.
+/// What is to be done when nobody can move completion queues by file any more: whoever takes leave of
+/// the device waits for completions, so that queues of the kernel need a handler for that.
+struct EndOfMoves(Arc<Hardware>);
+
+impl Drop for EndOfMoves {
+    fn drop(&mut self) {
+        FerriteCq::restore_handlers(&self.0);
+    }
+}
+
+/// The files of one device, removed when dropped, in order.
 pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
+    _events: Pin<KBox<File<Events>>>,
+    _interrupts: Pin<KBox<File<InterruptMode>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
+    _move: Pin<KBox<File<MoveCompletionQueue>>>,
+    _end_of_moves: EndOfMoves,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
     _srqs: Pin<KBox<File<Srqs>>>,
     _tables: Pin<KBox<File<Tables>>>,
+    _handler_priority: Pin<KBox<File<HandlerPriority>>>,
     _dir: Dir,
 }
 
@@ -198,6 +351,21 @@ impl DebugFiles {
         let event_queues = EventQueues {
             queues: listed,
             hw: hw.clone(),
+        };
+        let mut queues = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
+        for queue in interrupts.queues() {
+            queues.push(queue.clone(), GFP_KERNEL)?;
+        }
+        let handler_priority = HandlerPriority {
+            queues,
+            hw: hw.clone(),
+            offered: ferrite.has(abi::FEATURE_EQ_CONTROL),
+        };
+        let (kind, vectors) = interrupts.kind();
+        let mode = InterruptMode {
+            kind,
+            vectors,
+            unhandled: interrupts.unhandled(),
         };
         let tables = Tables {
             tags: ferrite.tags.clone(),
@@ -216,10 +384,23 @@ impl DebugFiles {
                 dir.read_only_file(c"eqs", Ok::<_, Error>(event_queues)),
                 GFP_KERNEL,
             )?,
+            _events: KBox::pin_init(
+                dir.read_only_file(c"events", Ok::<_, Error>(Events(hw.clone()))),
+                GFP_KERNEL,
+            )?,
+            _interrupts: KBox::pin_init(
+                dir.read_only_file(c"interrupts", Ok::<_, Error>(mode)),
+                GFP_KERNEL,
+            )?,
             _completion_queues: KBox::pin_init(
                 dir.read_only_file(c"cqs", Ok::<_, Error>(CompletionQueues(hw.clone()))),
                 GFP_KERNEL,
             )?,
+            _move: KBox::pin_init(
+                dir.write_only_file(c"cq_move", Ok::<_, Error>(MoveCompletionQueue(hw.clone()))),
+                GFP_KERNEL,
+            )?,
+            _end_of_moves: EndOfMoves(hw.clone()),
             _queue_pairs: KBox::pin_init(
                 dir.read_only_file(c"qps", Ok::<_, Error>(QueuePairs(hw.clone()))),
                 GFP_KERNEL,
@@ -232,7 +413,58 @@ impl DebugFiles {
                 dir.read_only_file(c"tables", Ok::<_, Error>(tables)),
                 GFP_KERNEL,
             )?,
+            _handler_priority: KBox::pin_init(
+                dir.write_only_file(c"handler_priority", Ok::<_, Error>(handler_priority)),
+                GFP_KERNEL,
+            )?,
             _dir: dir,
         })
+    }
+}
+
+#[kunit_tests(ferrite_debugfs)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_is_a_number_and_a_handler_and_nothing_else() {
+        assert_eq!(parse_move(b"7 3\n"), Ok((7, Choice::Vector(3))));
+        assert_eq!(parse_move(b" 0  none"), Ok((0, Choice::None)));
+        assert_eq!(
+            parse_move(b"4294967295 local\n"),
+            Ok((u32::MAX, Choice::Local))
+        );
+        for bad in [
+            &b""[..],
+            b"7",
+            b"7 3 1",
+            b"7,3",
+            b"-7 3",
+            b"4294967296 0",
+            b"7 nowhere",
+            b"7 \xff",
+            b"\0\0\0",
+        ] {
+            assert_eq!(parse_move(bad), Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn a_priority_is_set_by_a_line_and_by_nothing_else() {
+        let low = Some((3, EventPriority::LowLatency));
+        assert_eq!(parse_priority("3 low-latency\n"), low);
+        assert_eq!(parse_priority("  3\tlow-latency"), low);
+        assert_eq!(parse_priority("2 bulk"), Some((2, EventPriority::Bulk)));
+        for line in [
+            "",
+            "3",
+            "low-latency",
+            "3 fast",
+            "-1 bulk",
+            "65536 bulk",
+            "3 bulk now",
+        ] {
+            assert_eq!(parse_priority(line), None);
+        }
     }
 }

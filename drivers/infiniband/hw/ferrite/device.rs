@@ -9,14 +9,21 @@ use crate::{
     ah::FerriteAh,
     bars::Identity,
     caps,
-    cq::FerriteCq,
+    cq::{
+        FerriteCq,
+        MoveCq,
+        QueryCq, //
+    },
     dm::{
         DeviceMemory,
         FerriteDm, //
     },
     doorbell_pages::DoorbellPages,
     gids::GidFollower,
-    handler::Handlers,
+    handler::{
+        Handlers,
+        Interrupts, //
+    },
     hardware::{
         device_event,
         Hardware, //
@@ -68,6 +75,7 @@ use crate::{
         ExtendedSrq,
         Gid,
         GidAttr,
+        MethodDef,
         Mr,
         Mw,
         Netdev,
@@ -142,14 +150,14 @@ impl Ferrite {
         hw: &Arc<Hardware>,
         identity: Identity,
         caps: DeviceCaps,
-        queues: &[Arc<crate::eq::EventQueue>],
+        interrupts: &Interrupts,
     ) -> Result<Self> {
         let layout = hw.doorbells.layout();
         Ok(Self {
             paging: PagingQueues::new()?,
             pager: Pager::new(hw, caps.qp_count)?,
             paging_memory: PagingMemory::new(memory::total())?,
-            handlers: Handlers::start(hw, queues)?,
+            handlers: Handlers::start(hw, interrupts)?,
             tags: Tags::new(caps::tags(&caps))?,
             // Protection domains are numbers only; the device sets no bound.
             pds: Numbers::new(1..caps.qp_count.max(1 << 16))?,
@@ -220,6 +228,8 @@ impl FerriteXrcd {
 impl rdma::Driver for Ferrite {
     const NAME: &'static CStr = c"ferrite%d";
     const ABI_VERSION: u32 = abi::UVERBS_ABI_VERSION;
+    const METHODS: &'static [MethodDef<Self>] =
+        &[MethodDef::new::<MoveCq>(), MethodDef::new::<QueryCq>()];
 
     type Ucontext = FerriteUcontext;
     type Pd = FerritePd;
@@ -283,7 +293,13 @@ impl rdma::Driver for Ferrite {
 
     fn describe_cq(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
         details.number(c"cqn", cq.number())?;
-        details.number(c"eqn", cq.eqn().into())?;
+        match cq.device().handlers.vector_of_eqn(cq.eqn()) {
+            Some(vector) => {
+                details.number(c"eqn", cq.eqn().into())?;
+                details.number(c"vector", vector)?;
+            }
+            None => details.text(c"vector", c"none")?,
+        }
         match cq.consumed() {
             Some(consumed) => details.number(c"consumed", consumed),
             None => Ok(()),

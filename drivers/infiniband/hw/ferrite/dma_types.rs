@@ -26,23 +26,12 @@ const _: () = assert!(core::mem::size_of::<Block>() == abi::BLOCK_SIZE);
 #[derive(Clone, Copy)]
 pub(crate) struct Reply {
     /// The reply, as the device wrote it.
-    pub(crate) bytes: [u8; Reply::SIZE],
+    pub(crate) words: [u64; Reply::SIZE / size_of::<u64>()],
 }
 
 impl Reply {
     /// The largest reply there is.
     pub(crate) const SIZE: usize = 256;
-
-    /// The first `length` bytes of the reply as what was asked for; the rest of that is zero.
-    pub(crate) fn get<R: Plain>(&self, length: usize) -> R {
-        const { assert!(core::mem::size_of::<R>() <= Reply::SIZE) }
-        let mut value = R::zeroed();
-        let bytes = value.as_bytes_mut().iter_mut().zip(self.bytes);
-        for (to, from) in bytes.take(length) {
-            *to = from;
-        }
-        value
-    }
 }
 
 /// The structure of a command that has none.

@@ -17,7 +17,7 @@ const _: () = assert!(PAGE_SIZE <= 1 << abi::DOORBELL_MAX_LOG_STRIDE);
 const MOST_MEMORY: u64 = 1 << 32;
 
 /// What the registers say about the doorbell BAR.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Said {
     /// `REG_DOORBELL_PAGES`.
     pub(crate) pages: u32,

@@ -23,10 +23,13 @@ mod dma_types;
 mod doorbell_bar;
 mod doorbell_pages;
 mod eq;
+mod event_class;
 mod gids;
+mod growth;
 mod handler;
 mod hardware;
 mod lent;
+mod moderation;
 mod mr;
 mod mw;
 mod numbers;
@@ -35,7 +38,10 @@ mod pci;
 mod port;
 mod qp;
 mod qp_event;
+mod recovery;
+mod requests;
 mod ring;
+mod service;
 mod shares;
 mod srq;
 mod tpt;
@@ -53,6 +59,10 @@ kernel::module_driver!(<T>, kernel_ext::pci::Adapter<T>, {
         command_timeout_ms: u32 {
             default: 0,
             description: "Milliseconds after which a device that does not answer a command is given up; 0 (default): as long as the device says",
+        },
+        eq_log_entries: u8 {
+            default: 0,
+            description: "Base-2 logarithm of the entries that event queues begin with but for the first, at least 4; 0 (default): room for what the device can raise",
         },
     },
 });

@@ -10,6 +10,7 @@ use crate::{
         DeviceCaps, //
     },
     eq::EventQueue,
+    growth,
     hardware::{
         DeviceObject,
         Hardware, //
@@ -19,9 +20,12 @@ use crate::{
         irq::{
             Handler,
             IrqHandler,
+            Kind,
             Vectors, //
         },
     },
+    service,
+    service::Served,
 };
 use core::ops::RangeInclusive;
 use kernel::{
@@ -29,11 +33,18 @@ use kernel::{
         flags::__GFP_NOWARN,
         Flags, //
     },
+    cpu::CpuId,
     device::Bound,
     irq::IrqReturn,
     pci,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
 };
 
 /// Base-2 logarithms of the fewest entries of an event queue, of the most of the asynchronous one
@@ -79,20 +90,73 @@ pub(crate) fn vector_of(eqn: u16, vectors: u16) -> u16 {
 /// How many messages a device may have to interrupt by.
 const MESSAGES: RangeInclusive<u32> = 1..=abi::MAX_MESSAGES as u32;
 
+/// Calls of a handler on a pin in a row that may find nothing, before the pin is taken for held by
+/// a queue that should not.
+const IDLE_CALLS: u32 = 16;
+
+/// How often in a row a handler on a pin was called and found nothing.
+struct Idle(u32);
+
+impl Idle {
+    /// A call found something, or not; returns which of `queues` is to be armed anew, if any.
+    ///
+    /// A queue that is empty and armed has not raised the pin (DRV-1-6), and most calls that find
+    /// nothing are for others on the line. But a device may fail with no room for its last event, and
+    /// a host that only takes an access for the end of the interrupt may be told of it after the
+    /// access: then nothing but a doorbell makes the level fall. One now and then costs little and is
+    /// no register read. Queues take turns, so that it costs others on the line no more where there
+    /// are many; all had theirs long before the kernel gives a line up, after 100000 calls.
+    fn note(&mut self, found: bool, queues: usize) -> Option<usize> {
+        self.0 = if found { 0 } else { self.0.wrapping_add(1) };
+        if self.0 == 0 || self.0 % IDLE_CALLS != 0 {
+            return None;
+        }
+        Some((self.0 / IDLE_CALLS - 1) as usize % queues.max(1))
+    }
+}
+
 /// What runs on one vector: the service of its event queues.
 struct Service {
     hw: Arc<Hardware>,
-    queues: KVec<Arc<EventQueue>>,
+    vectors: Arc<Vectors>,
+    queues: KVec<Served>,
+    /// [`Idle`] of the pin. Only the handler uses it, which does not run twice at a time.
+    idle: Atomic<u32>,
+    unhandled: Arc<Atomic<u64>>,
+}
+
+impl Service {
+    /// Calls on a pin: the line may be somebody else's interrupt.
+    fn handle_pin(&self, found: bool) -> IrqReturn {
+        let mut idle = Idle(self.idle.load(Relaxed));
+        let turn = idle.note(found, self.queues.len());
+        self.idle.store(idle.0, Relaxed);
+        if let Some(served) = turn.and_then(|turn| self.queues.get(turn)) {
+            served.queue().arm(&self.hw.doorbells);
+        }
+        if (found || turn.is_some()) && self.hw.is_dead() {
+            // It may ignore doorbells, too, and nothing it has to tell matters.
+            self.vectors.enable_pin(false);
+        }
+        if found {
+            IrqReturn::Handled
+        } else {
+            self.unhandled
+                .store(self.unhandled.load(Relaxed) + 1, Relaxed);
+            IrqReturn::None
+        }
+    }
 }
 
 impl Handler for Service {
     fn handle(&self) -> IrqReturn {
-        for queue in &self.queues {
-            queue.service(&self.hw.doorbells, |event| self.hw.dispatch(event));
+        let found = service::serve(&self.queues);
+        match self.vectors.kind() {
+            Kind::Intx => self.handle_pin(found),
+            // Message-signalled interrupts are ours alone. One that finds nothing was overtaken by
+            // the service of a queue that shares the vector.
+            Kind::Msi | Kind::MsiX => IrqReturn::Handled,
         }
-        // Message-signalled interrupts are ours alone. One that finds nothing was overtaken by
-        // the service of a queue that shares the vector.
-        IrqReturn::Handled
     }
 }
 
@@ -104,13 +168,19 @@ pub(crate) struct Interrupts {
     services: KVec<Pin<KBox<IrqHandler<Service>>>>,
     vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
+    /// Calls of the handler on a pin that were not ours.
+    unhandled: Arc<Atomic<u64>>,
     hw: Arc<Hardware>,
 }
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
         self.services.clear();
-        // Not earlier: a handler that finds that the device failed queues work.
+        for queue in &self.queues {
+            drop(self.hw.event_queues.remove(queue.number().into()));
+        }
+        // Not earlier: a handler that finds that the device failed, or that a queue is out of room,
+        // queues work.
         self.hw.flush();
     }
 }
@@ -129,13 +199,14 @@ impl Interrupts {
         }
         // A message is raised as the vector of its number, so that there are no more vectors.
         let wanted = u32::from(most_queues(cpu::online()));
-        let vectors = Vectors::new(pdev, 1, wanted.min(messages))?;
+        let vectors = Vectors::new(pdev, wanted.min(messages))?;
         let mut queues = KVec::new();
         queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
         let mut this = Self {
             services: KVec::new(),
             vectors: Arc::new(vectors, GFP_KERNEL)?,
             queues,
+            unhandled: Arc::new(Atomic::new(0), GFP_KERNEL)?,
             hw: hw.clone(),
         };
         this.install(hw)?;
@@ -143,22 +214,33 @@ impl Interrupts {
     }
 
     /// Makes the other event queues: the asynchronous one, and those of completion handlers. The
-    /// device knows none of them yet.
+    /// device knows none of them yet, and agreed on `features`.
     pub(crate) fn complete(
         &mut self,
         pdev: &pci::Device<Bound>,
         hw: &Arc<Hardware>,
+        features: u64,
         caps: &DeviceCaps,
     ) -> Result {
         let vectors = self.vectors.len() as u16;
         let wanted = queues_of(cpu::online(), caps);
-        if vectors < wanted {
-            dev_info!(pdev, "{} event queues share {} vectors\n", wanted, vectors);
-        }
+        dev_info!(
+            pdev,
+            "{} event queues, {} vectors of {}\n",
+            wanted,
+            vectors,
+            self.vectors.kind().name()
+        );
         for eqn in abi::EQ_ASYNC..wanted {
             let vector = vector_of(eqn, vectors);
-            let queue = make_queue(pdev, hw, eqn, vector, log_entries_of(eqn, caps))?;
+            let log_entries = growth::first_log_entries(log_entries_of(eqn, caps));
+            let queue = make_queue(pdev, hw, eqn, vector, log_entries)?;
             self.queues.push(queue, GFP_KERNEL)?;
+        }
+        for queue in &self.queues {
+            queue.may_grow(growth::most_log_entries(features, caps));
+            hw.event_queues
+                .insert(queue.number().into(), queue.clone())?;
         }
         // Queues that share a vector with queue 0 are served by its handler, which is made anew.
         self.services.clear();
@@ -174,7 +256,7 @@ impl Interrupts {
         for vector in 0..vectors {
             let mut served = KVec::new();
             for queue in self.queues.iter().filter(|queue| queue.message() == vector) {
-                served.push(queue.clone(), GFP_KERNEL)?;
+                served.push(Served::new(hw, queue)?, GFP_KERNEL)?;
             }
             if served.is_empty() {
                 continue;
@@ -187,7 +269,10 @@ impl Interrupts {
             };
             let service = Service {
                 hw: hw.clone(),
+                vectors: self.vectors.clone(),
                 queues: served,
+                idle: Atomic::new(0),
+                unhandled: self.unhandled.clone(),
             };
             let handler = IrqHandler::new(self.vectors.clone(), vector.into(), name, Ok(service));
             let handler = KBox::pin_init(handler, GFP_KERNEL)?;
@@ -204,6 +289,21 @@ impl Interrupts {
     /// The Linux interrupt number of a vector.
     pub(crate) fn irq(&self, vector: u16) -> Result<u32> {
         self.vectors.irq(vector.into())
+    }
+
+    /// The vectors.
+    pub(crate) fn vectors(&self) -> &Arc<Vectors> {
+        &self.vectors
+    }
+
+    /// What the device interrupts by, and how many vectors there are of it.
+    pub(crate) fn kind(&self) -> (Kind, u32) {
+        (self.vectors.kind(), self.vectors.len())
+    }
+
+    /// Counts the calls of the handler on a pin that were not for this device.
+    pub(crate) fn unhandled(&self) -> Arc<Atomic<u64>> {
+        self.unhandled.clone()
     }
 
     /// All event queues, by number.
@@ -260,11 +360,13 @@ struct ActiveQueue {
 /// The event queues made by command: the asynchronous one and the completion handlers'.
 pub(crate) struct Handlers {
     queues: KVec<ActiveQueue>,
+    vectors: Arc<Vectors>,
 }
 
 impl Handlers {
     /// Makes the queues known to the device, and arms them.
-    pub(crate) fn start(hw: &Arc<Hardware>, queues: &[Arc<EventQueue>]) -> Result<Self> {
+    pub(crate) fn start(hw: &Arc<Hardware>, interrupts: &Interrupts) -> Result<Self> {
+        let queues = interrupts.queues();
         let mut active = KVec::with_capacity(queues.len(), GFP_KERNEL)?;
         for queue in queues.iter().skip(abi::EQ_ASYNC.into()) {
             let object = DeviceObject::create(
@@ -282,7 +384,10 @@ impl Handlers {
                 GFP_KERNEL,
             )?;
         }
-        let handlers = Self { queues: active };
+        let handlers = Self {
+            queues: active,
+            vectors: interrupts.vectors().clone(),
+        };
         if handlers.count() == 0 {
             pr_err!("ferrite: the device has no event queue for completions\n");
             return Err(ENOSPC);
@@ -300,6 +405,86 @@ impl Handlers {
         let index = 1 + (vector % self.count()) as usize;
         Ok(self.queues.get(index).ok_or(EINVAL)?.queue.number())
     }
+
+    /// The handlers, by completion vector.
+    fn handlers(&self) -> impl Iterator<Item = &EventQueue> {
+        self.queues.iter().skip(1).map(|active| &*active.queue)
+    }
+
+    /// The event queue of a handler that is asked for by its completion vector, which has to be
+    /// there, or by where its interrupt arrives; `EQ_NONE` for none.
+    pub(crate) fn choose(&self, choice: Choice) -> Result<u16> {
+        let vector = match choice {
+            Choice::None => return Ok(abi::EQ_NONE),
+            Choice::Vector(vector) => vector,
+            Choice::Local => {
+                let cpu = CpuId::current();
+                local_vector(self.count(), cpu.as_u32(), |vector| {
+                    self.handlers().nth(vector as usize).is_some_and(|queue| {
+                        self.vectors
+                            .arrives_at(queue.message().into(), cpu)
+                            .unwrap_or(false)
+                    })
+                })
+            }
+        };
+        if vector >= self.count() {
+            return Err(EINVAL);
+        }
+        self.eqn(vector)
+    }
+
+    /// The completion vector of the handler with event queue `eqn`.
+    pub(crate) fn vector_of_eqn(&self, eqn: u16) -> Option<u32> {
+        let index = self.handlers().position(|queue| queue.number() == eqn)?;
+        Some(index as u32)
+    }
+}
+
+/// Which handler somebody wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// None: no events.
+    None,
+    /// That whose interrupt arrives at the processor of who asks.
+    Local,
+    /// That of a completion vector.
+    Vector(u32),
+}
+
+impl Choice {
+    /// As a process tells it.
+    pub(crate) fn from_raw(raw: u32) -> Self {
+        match raw {
+            abi::UVERBS_CQ_VECTOR_NONE => Self::None,
+            abi::UVERBS_CQ_VECTOR_LOCAL => Self::Local,
+            vector => Self::Vector(vector),
+        }
+    }
+
+    /// As people write it.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        match text {
+            "none" => Ok(Self::None),
+            "local" => Ok(Self::Local),
+            // Not one of the numbers that are other words.
+            number => match Self::from_raw(number.parse().map_err(|_| EINVAL)?) {
+                Self::Vector(vector) => Ok(Self::Vector(vector)),
+                _ => Err(EINVAL),
+            },
+        }
+    }
+}
+
+/// One of `count` vectors that arrives at processor `cpu`: where several do, or none does, as if they
+/// were dealt out in turn.
+fn local_vector(count: u32, cpu: u32, arrives: impl Fn(u32) -> bool) -> u32 {
+    let arriving = (0..count).filter(|vector| arrives(*vector)).count().max(1);
+    (0..count)
+        .filter(|vector| arrives(*vector))
+        .nth(cpu as usize % arriving)
+        // Somebody steers interrupts elsewhere meanwhile, or none arrives.
+        .unwrap_or(cpu % count.max(1))
 }
 
 #[kunit_tests(ferrite_handler)]
@@ -402,6 +587,66 @@ mod tests {
         }
         assert_eq!(vector_of(4, 4), 2);
         assert_eq!(vector_of(5, 4), 3);
+    }
+
+    #[test]
+    fn a_handler_is_chosen_by_a_number_or_a_word() {
+        assert_eq!(Choice::from_raw(0), Choice::Vector(0));
+        assert_eq!(Choice::from_raw(u32::MAX - 2), Choice::Vector(u32::MAX - 2));
+        assert_eq!(Choice::from_raw(u32::MAX - 1), Choice::Local);
+        assert_eq!(Choice::from_raw(u32::MAX), Choice::None);
+        assert_eq!(Choice::parse("none"), Ok(Choice::None));
+        assert_eq!(Choice::parse("local"), Ok(Choice::Local));
+        assert_eq!(Choice::parse("3"), Ok(Choice::Vector(3)));
+        for bad in [
+            "",
+            "-1",
+            "None",
+            "0x1",
+            "1 2",
+            "4294967294",
+            "4294967295",
+            "4294967296",
+        ] {
+            assert_eq!(Choice::parse(bad), Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn a_pin_that_nothing_is_found_for_gets_its_doorbells_now_and_then() {
+        let mut idle = Idle(0);
+        for round in 0..7usize {
+            for _ in 1..IDLE_CALLS {
+                assert_eq!(idle.note(false, 3), None);
+            }
+            assert_eq!(idle.note(false, 3), Some(round % 3));
+        }
+        // Calls that find something are what there is a handler for.
+        for _ in 0..100 * IDLE_CALLS {
+            assert_eq!(idle.note(true, 3), None);
+            assert_eq!(idle.note(false, 3), None);
+        }
+        // The count has no end, and a handler may have no queue.
+        let mut idle = Idle(u32::MAX);
+        assert_eq!(idle.note(false, 3), None);
+        let mut idle = Idle(IDLE_CALLS - 1);
+        assert_eq!(idle.note(false, 0), Some(0));
+    }
+
+    #[test]
+    fn the_local_handler_is_where_its_interrupt_arrives_and_else_in_turn() {
+        let at = |served: u32| move |vector| vector == served;
+        assert_eq!(local_vector(4, 0, at(2)), 2);
+        assert_eq!(local_vector(4, 3, at(0)), 0);
+        // In turn among several.
+        for (cpu, vector) in [(0, 1), (1, 2), (2, 3), (3, 1)] {
+            assert_eq!(local_vector(4, cpu, |vector| vector > 0), vector);
+        }
+        for cpu in 0..8 {
+            assert_eq!(local_vector(4, cpu, |_| false), cpu % 4);
+        }
+        assert_eq!(local_vector(1, 7, |_| false), 0);
+        assert_eq!(local_vector(0, 7, |_| true), 0);
     }
 
     #[test]

@@ -22,15 +22,26 @@ use crate::{
     cqp::{
         object,
         Answer,
+        Answers,
         Bars,
-        Cqp, //
+        Cqp,
+        Manner,
+        Patience, //
     },
     device::Ferrite,
+    eq::EventQueue,
+    event_class::{
+        Description,
+        EventClass,
+        EventCounts, //
+    },
+    growth,
     kernel_ext::{
         pci as pci_ext,
         pci::ConfigLock,
         ratelimit::RateLimit,
         table::IrqTable,
+        user,
         workqueue::OwnedQueue, //
     },
     lent::{
@@ -49,6 +60,8 @@ use crate::{
         QpRef,
         SrqRef, //
     },
+    recovery::Recovery,
+    requests::Class,
 };
 use kernel::{
     device::Bound,
@@ -74,7 +87,7 @@ use kernel::{
 /// How often the end of somebody else's reset of the function is looked for.
 const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
 /// How long that is waited for: longer than any reset takes that ends at all. It begins with ours
-/// ([`Hardware::reset_by_others`]); for that of the function the PCI core waits a minute.
+/// ([`Hardware::stop_for_reset`]); for that of the function the PCI core waits a minute.
 const OTHERS_RESET_TIMEOUT: Delta =
     Delta::from_nanos(MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
 
@@ -88,12 +101,67 @@ pub(crate) mod device_event {
     pub(crate) const PAGE_FAULTS: u32 = 1 << 2;
 }
 
-/// A device, from mapping its BARs to its last reset.
+/// Tells the work of giving event queues more room from that of a failure.
+const GROWTH: u64 = 1;
+
+/// Why a device was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// It said that it stopped, and perhaps why.
+    Stopped(Option<FatalCode>),
+    /// It did not answer a command.
+    Silent,
+    /// It is not there.
+    Gone,
+    /// Somebody else reset the function.
+    ResetByOthers,
+    /// It refused what it has no reason to refuse: it and the driver disagree about what exists.
+    Disagreement,
+}
+
+impl Cause {
+    const STOPPED: u32 = 1 << 8;
+
+    /// In a word: none is zero.
+    fn number(self) -> u32 {
+        match self {
+            Self::Stopped(code) => Self::STOPPED | code.map_or(0, |code| code as u32),
+            Self::Silent => 1,
+            Self::Gone => 2,
+            Self::ResetByOthers => 3,
+            Self::Disagreement => 4,
+        }
+    }
+
+    fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => return None,
+            1 => Self::Silent,
+            2 => Self::Gone,
+            3 => Self::ResetByOthers,
+            4 => Self::Disagreement,
+            _ => Self::Stopped(FatalCode::from_number(number as u8)),
+        })
+    }
+
+    /// For people.
+    pub(crate) fn text(self) -> &'static CStr {
+        match self {
+            Self::Stopped(_) => c"the device stopped itself",
+            Self::Silent => c"the device did not answer a command",
+            Self::Gone => c"the device is gone",
+            Self::ResetByOthers => c"the function was reset by others",
+            Self::Disagreement => c"the device and the driver disagree",
+        }
+    }
+}
+
+/// A device, from one reset to the next.
 #[pin_data]
 pub(crate) struct Hardware {
     pdev: ARef<pci::Device>,
-    pub(crate) registers: Registers,
-    pub(crate) doorbells: Doorbells,
+    pub(crate) registers: Arc<Registers>,
+    pub(crate) doorbells: Arc<Doorbells>,
     #[pin]
     pub(crate) cqp: Cqp,
     /// Completion queues by number, for events.
@@ -108,6 +176,9 @@ pub(crate) struct Hardware {
     /// On-demand regions by the index of their tag, for faults.
     #[pin]
     pub(crate) regions: IrqTable<MrRef<Ferrite>>,
+    /// Event queues by number, for those that are out of room.
+    #[pin]
+    pub(crate) event_queues: IrqTable<Arc<EventQueue>>,
     /// Where events of the device as a whole go.
     #[pin]
     pub(crate) sink: EventSink<Ferrite>,
@@ -118,12 +189,21 @@ pub(crate) struct Hardware {
     /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
     pub(crate) gid_work: OwnedQueue,
     link_up: Atomic<u32>,
+    /// The [`Cause::number`] for which it was given up, zero before.
+    cause: Atomic<u32>,
+    /// Whom it is up to to make it work again.
+    recovery: Arc<Recovery>,
     /// Of what is printed in interrupts, as often as the device likes: changes of the link.
     #[pin]
     link_prints: RateLimit,
     /// And events that it should not raise, which are not to hide those.
     #[pin]
     stray_prints: RateLimit,
+    /// And those about memory and management.
+    #[pin]
+    class_prints: RateLimit,
+    /// Events that are about no queue.
+    pub(crate) event_counts: EventCounts,
     /// What the device may still do to host memory.
     pub(crate) reach: Arc<DeviceReach>,
     /// Changes that when the device failed.
@@ -132,10 +212,14 @@ pub(crate) struct Hardware {
     /// What is left to do when the device failed.
     #[pin]
     failure: Work<Hardware>,
+    /// What is left to do when event queues are out of room.
+    #[pin]
+    growth: Work<Hardware, GROWTH>,
 }
 
 impl_has_work! {
     impl HasWork<Self> for Hardware { self.failure }
+    impl HasWork<Self, GROWTH> for Hardware { self.growth }
 }
 
 impl Hardware {
@@ -143,8 +227,9 @@ impl Hardware {
     pub(crate) fn new<'a>(
         pdev: &'a pci::Device<Bound>,
         reach: &'a Arc<DeviceReach>,
-        registers: Registers,
-        doorbells: Doorbells,
+        registers: Arc<Registers>,
+        doorbells: Arc<Doorbells>,
+        recovery: &'a Arc<Recovery>,
     ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
             registers,
@@ -154,16 +239,22 @@ impl Hardware {
             qps <- IrqTable::new(),
             srqs <- IrqTable::new(),
             regions <- IrqTable::new(),
+            event_queues <- IrqTable::new(),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
             gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
+            cause: Atomic::new(0),
+            recovery: recovery.clone(),
             link_prints <- RateLimit::new(),
             stray_prints <- RateLimit::new(),
+            class_prints <- RateLimit::new(),
+            event_counts: EventCounts::new(),
             reach: reach.clone(),
             stopper <- Stopper::new(reach),
             failure <- new_work!("ferrite_failure"),
+            growth <- new_work!("ferrite_growth"),
             pdev: ARef::from(&**pdev),
         })
     }
@@ -184,6 +275,11 @@ impl Hardware {
         self.cqp.is_dead()
     }
 
+    /// Why the device was given up, if it was.
+    pub(crate) fn cause(&self) -> Option<Cause> {
+        Cause::from_number(self.cause.load(Relaxed))
+    }
+
     /// Whether the device has failed, and all was done to make it leave memory alone: its consumers
     /// can be given back what they had posted.
     pub(crate) fn is_stopped(&self) -> bool {
@@ -194,7 +290,7 @@ impl Hardware {
         match result {
             Err(error) if error == ETIMEDOUT => {
                 dev_err!(self.pdev, "no answer to command {:?}\n", opcode);
-                self.fail();
+                self.fail_for(Cause::Silent);
                 // The caller frees what the command named.
                 self.ensure_stopped();
                 Err(EIO)
@@ -216,32 +312,72 @@ impl Hardware {
         give(Bars {
             doorbells: &self.doorbells,
             registers: &self.registers,
-            dispatch: &|event| self.dispatch(event),
+            dispatch: &|event, answers| {
+                self.dispatch(event, answers);
+            },
         })
     }
 
-    /// Runs a command. Sleeps.
-    pub(crate) fn execute<C: Command>(self: &Arc<Self>, command: &C) -> Result {
-        let result = self.command(|bars| self.cqp.execute(bars, command));
-        self.check(C::OPCODE, result)
+    fn run<P: Plain>(
+        self: &Arc<Self>,
+        manner: Manner,
+        opcode: CommandOpcode,
+        payload: &P,
+    ) -> Result {
+        let result = self.command(|bars| self.cqp.execute(bars, manner, opcode, payload));
+        self.check(opcode, result)
     }
 
-    /// Runs a command whose payload more than one opcode takes. Sleeps.
+    /// Runs a command that has to be done. Sleeps.
+    pub(crate) fn execute<C: Command>(self: &Arc<Self>, command: &C) -> Result {
+        self.execute_as(C::OPCODE, command)
+    }
+
+    /// Runs such a command whose payload more than one opcode takes. Sleeps.
     pub(crate) fn execute_as<P: Plain>(
         self: &Arc<Self>,
         opcode: CommandOpcode,
         payload: &P,
     ) -> Result {
-        let result = self.command(|bars| self.cqp.execute_as(bars, opcode, payload));
-        self.check(opcode, result)
+        let manner = Manner::of_current(Class::Short, Patience::Endless);
+        self.run(manner, opcode, payload)
     }
 
-    /// Runs a command about one object. Sleeps.
+    /// Runs such a command on behalf of `user`, in whose turn it is. Sleeps.
+    pub(crate) fn execute_for<C: Command>(self: &Arc<Self>, user: u64, command: &C) -> Result {
+        let manner = Manner {
+            class: Class::Short,
+            patience: Patience::Endless,
+            user,
+        };
+        self.run(manner, C::OPCODE, command)
+    }
+
+    /// Runs such a command about one object. Sleeps.
     pub(crate) fn execute_on(self: &Arc<Self>, opcode: CommandOpcode, number: u32) -> Result {
         self.execute_as(opcode, &object(number))
     }
 
-    /// Runs a query. Sleeps.
+    /// Runs such a command that takes the device its time. Sleeps.
+    pub(crate) fn execute_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
+        let manner = Manner::of_current(Class::Long, Patience::Endless);
+        self.run(manner, C::OPCODE, command)
+    }
+
+    /// Runs a command that makes something of the caller's, who does not need it when he is killed
+    /// (`EINTR`). Sleeps.
+    pub(crate) fn make<C: Command>(self: &Arc<Self>, command: &C) -> Result {
+        let manner = Manner::of_current(Class::Short, Patience::UntilKilled);
+        self.run(manner, C::OPCODE, command)
+    }
+
+    /// Runs such a command that takes the device its time. Sleeps.
+    pub(crate) fn make_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
+        let manner = Manner::of_current(Class::Long, Patience::UntilKilled);
+        self.run(manner, C::OPCODE, command)
+    }
+
+    /// Runs a query. `EINTR` if the caller is killed before it is its turn. Sleeps.
     pub(crate) fn query<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
         self.query_start(request, core::mem::size_of::<R>())
     }
@@ -252,14 +388,44 @@ impl Hardware {
         request: &R::Request,
         length: usize,
     ) -> Result<R> {
-        let result = self.command(|bars| self.cqp.query(bars, request, length));
+        self.query_with(Patience::UntilKilled, request, length)
+    }
+
+    /// Runs a query, but `EAGAIN` where it would have to wait until the device takes it, or for others
+    /// that take their time. Sleeps.
+    pub(crate) fn query_now<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
+        self.query_with(Patience::None, request, core::mem::size_of::<R>())
+    }
+
+    fn query_with<R: Answer>(
+        self: &Arc<Self>,
+        patience: Patience,
+        request: &R::Request,
+        length: usize,
+    ) -> Result<R> {
+        let result = self.command(|bars| self.cqp.query(bars, patience, request, length));
         self.check(R::QUERY, result)
     }
 
-    /// Makes the device use pages no more that were taken out of the tables of a region. Sleeps,
-    /// but allocates nothing.
-    pub(crate) fn forget_pages(self: &Arc<Self>, command: &InvalidatePages) {
-        match self.execute(command) {
+    /// Makes the device use pages no more that memory management takes back, and that were taken out of
+    /// the tables of a region: ahead of what others ask for. Sleeps, but allocates nothing.
+    pub(crate) fn take_pages_back(self: &Arc<Self>, command: &InvalidatePages) {
+        self.invalidate(Class::Reclaim, user::accountable_or_kernel(), command);
+    }
+
+    /// Makes the device use pages no more that were taken out of the tables of a region, on behalf of
+    /// `user`. Sleeps, but allocates nothing.
+    pub(crate) fn forget_pages(self: &Arc<Self>, user: u64, command: &InvalidatePages) {
+        self.invalidate(Class::Short, user, command);
+    }
+
+    fn invalidate(self: &Arc<Self>, class: Class, user: u64, command: &InvalidatePages) {
+        let manner = Manner {
+            class,
+            patience: Patience::Endless,
+            user,
+        };
+        match self.run(manner, InvalidatePages::OPCODE, command) {
             Ok(()) => {}
             // The region ended meanwhile, and the device has let go of all of it.
             Err(error) if error == ENOENT => {}
@@ -273,13 +439,20 @@ impl Hardware {
         }
     }
 
+    /// Gives up a device that refuses what it has no reason to refuse, as [`Self::fail_for`].
+    pub(crate) fn fail(self: &Arc<Self>) {
+        self.fail_for(Cause::Disagreement);
+    }
+
     /// Gives the device up: commands fail from now on, consumers are told. May be called from any
     /// context.
     ///
     /// The device is stopped from a work item, and consumers of the kernel get their work requests
     /// back after that; whoever frees memory that the device knows makes sure before that it is
     /// stopped, with [`Hardware::ensure_stopped`].
-    pub(crate) fn fail(self: &Arc<Self>) {
+    fn fail_for(self: &Arc<Self>, cause: Cause) {
+        // First, as whoever sees that it is dead asks why. The first cause is the one that counts.
+        let _ = self.cause.cmpxchg(0, cause.number(), Relaxed);
         if !self.cqp.kill() {
             return;
         }
@@ -287,7 +460,8 @@ impl Hardware {
         self.registers.request_reset();
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
-        drop(self.work.enqueue(self.clone()));
+        drop(self.work.enqueue::<_, 0>(self.clone()));
+        self.recovery.wake();
     }
 
     /// Lets kernel consumers look: they find their work requests flushed when they poll.
@@ -338,17 +512,20 @@ impl Hardware {
     pub(crate) fn check_presence(self: &Arc<Self>) {
         if !self.registers.is_present() {
             dev_err!(self.pdev, "device is gone\n");
-            self.fail();
+            self.fail_for(Cause::Gone);
         }
     }
 
-    /// Gives the device up, as somebody else is about to reset the function, with config space
-    /// locked. Sleeps.
-    pub(crate) fn reset_by_others(self: &Arc<Self>) {
+    /// Gives the device up, as somebody else is about to reset the function.
+    pub(crate) fn fail_for_reset(self: &Arc<Self>) {
         if !self.is_dead() {
             dev_err!(self.pdev, "function is being reset by others\n");
         }
-        self.fail();
+        self.fail_for(Cause::ResetByOthers);
+    }
+
+    /// Stops it then, by somebody who has config space locked. Sleeps.
+    pub(crate) fn stop_for_reset(&self) {
         // Now, while the device can be asked: who takes memory back in the course of that reset
         // cannot wait for its end. Where this fails, `ensure_stopped` does. A device that seems gone
         // may be behind a bridge that was closed, and have the bus back when that is opened.
@@ -368,6 +545,14 @@ impl Hardware {
         self.ensure_stopped();
     }
 
+    /// Sees to it that nothing of this runs any more. To be called when nobody gives it commands, raises its
+    /// interrupts, or tells it of a reset. Sleeps.
+    pub(crate) fn retire(&self) {
+        // Who finds it dead queues nothing.
+        self.cqp.kill();
+        self.flush();
+    }
+
     /// Waits for what was queued. To be called when nothing is queued any more, as the last
     /// reference to this is not to be dropped by its own workers. Sleeps.
     pub(crate) fn flush(&self) {
@@ -379,19 +564,26 @@ impl Hardware {
         self.events.flush();
     }
 
-    /// Acts on an event. Runs in the interrupt, or with interrupts off.
+    /// Begins to take answers, for [`Self::dispatch`].
     #[inline]
-    pub(crate) fn dispatch(self: &Arc<Self>, event: &EventEntry) {
+    pub(crate) fn answers(&self) -> Answers<'_> {
+        self.cqp.answers(&self.doorbells)
+    }
+
+    /// Acts on an event; `answers` is what it may be among. Returns how many completions it stands for.
+    /// Runs in the interrupt, or with interrupts off.
+    #[inline]
+    pub(crate) fn dispatch(self: &Arc<Self>, event: &EventEntry, answers: &Answers<'_>) -> u32 {
         match EventCode::from_number(event.code) {
             Some(EventCode::Completion) => {
-                if let Some(cq) = self.cqs.get(event.id as usize) {
-                    FerriteCq::notify(&cq);
-                }
+                let cq = self.cqs.get(event.id as usize);
+                return cq.map_or(0, |cq| FerriteCq::notify(&cq));
             }
-            Some(EventCode::CommandDone) => self.cqp.finished(event),
+            Some(EventCode::CommandDone) => self.cqp.finished(event, answers),
             Some(code) => self.dispatch_rare(code, event),
             None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
         }
+        0
     }
 
     #[cold]
@@ -440,22 +632,44 @@ impl Hardware {
                 self.sink.raise(device_event::LINK);
             }
             EventCode::DeviceFatal => {
+                let code = FatalCode::from_number(event.param0 as u8);
                 // It may say so as often as it likes.
                 if !self.is_dead() {
-                    let code = FatalCode::from_number(event.param0 as u8);
                     dev_err!(self.pdev, "device stopped: {:?}\n", code);
                 }
-                self.fail();
+                self.fail_for(Cause::Stopped(code));
             }
             EventCode::EventQueueOverflow => {
                 // The device keeps the events back until there is room.
-                kernel::pr_warn_once!("ferrite: event queue {} is out of room\n", event.id);
-            }
-            _ => {
-                if self.stray_prints.allows(c"ferrite events") {
-                    dev_warn!(self.pdev, "event {:?} was not asked for\n", code);
+                let noted = self
+                    .event_queues
+                    .with(event.id as usize, |queue| queue.note_overflow());
+                if noted.is_some() {
+                    // Where it is queued already, it has yet to look.
+                    drop(self.work.enqueue::<_, GROWTH>(self.clone()));
                 }
             }
+            _ => match EventClass::of(code) {
+                Some(class) => self.class_event(class, event),
+                None if self.stray_prints.allows(c"ferrite events") => {
+                    dev_warn!(self.pdev, "event {:?} was not asked for\n", code);
+                }
+                None => {}
+            },
+        }
+    }
+
+    /// Counts an event that is about no queue, and prints what it says, if not too often.
+    fn class_event(&self, class: EventClass, event: &EventEntry) {
+        self.event_counts.count(class);
+        let description = Description(class, event);
+        if !description.is_printed() || !self.class_prints.allows(c"ferrite classes") {
+            return;
+        }
+        if description.is_error() {
+            dev_err!(self.pdev, "{}\n", description);
+        } else {
+            dev_info!(self.pdev, "{}\n", description);
         }
     }
 
@@ -473,6 +687,17 @@ impl WorkItem for Hardware {
     fn run(this: Arc<Self>) {
         this.ensure_stopped();
         this.notify_all();
+    }
+}
+
+impl WorkItem<GROWTH> for Hardware {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let dev: &kernel::device::Device = this.pdev.as_ref();
+        // SAFETY: This is queued for events, and nobody looks for any once `Interrupts` are dropped,
+        // which waits for what is queued: they are the driver's data of the device that is bound to it.
+        growth::grow(&this, unsafe { dev.as_bound() });
     }
 }
 
@@ -517,7 +742,7 @@ impl DeviceObject {
         destroy: CommandOpcode,
         number: u32,
     ) -> Result<Self> {
-        hw.execute(create)?;
+        hw.make(create)?;
         Ok(Self {
             hw: hw.clone(),
             destroy,
@@ -567,5 +792,26 @@ impl DeviceObject {
 impl Drop for DeviceObject {
     fn drop(&mut self) {
         self.destroy();
+    }
+}
+
+#[kunit_tests(ferrite_hardware)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_what_it_was_noted_as() {
+        for cause in [
+            Cause::Stopped(None),
+            Cause::Stopped(Some(FatalCode::BadBootBlock)),
+            Cause::Stopped(Some(FatalCode::Injected)),
+            Cause::Silent,
+            Cause::Gone,
+            Cause::ResetByOthers,
+            Cause::Disagreement,
+        ] {
+            assert_eq!(Cause::from_number(cause.number()), Some(cause));
+        }
+        assert_eq!(Cause::from_number(0), None);
     }
 }

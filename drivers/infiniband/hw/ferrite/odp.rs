@@ -568,12 +568,14 @@ impl PageTables {
     /// says so: it may be looking at them. Sleeps.
     fn forget(&self, unlinked: impl Iterator<Item = Range<u64>>) {
         let forget = |pages: Range<u64>| {
-            self.hw.forget_pages(&InvalidatePages {
+            let command = InvalidatePages {
                 tag: self.tag,
                 reserved: 0,
                 first: pages.start,
                 count: pages.end.min(self.pages) - pages.start,
-            })
+            };
+            // Also where a worker does it: the kernel's turn is for what is nobody's.
+            self.hw.forget_pages(self.account.user, &command)
         };
         let mut joined = Joined(None);
         for pages in unlinked {
@@ -675,7 +677,7 @@ impl PageUser for PageTables {
         }
         if cleared > 0 {
             self.invalidations.fetch_add(cleared, Relaxed);
-            self.hw.forget_pages(&InvalidatePages {
+            self.hw.take_pages_back(&InvalidatePages {
                 tag: self.tag,
                 reserved: 0,
                 first,
@@ -1115,27 +1117,30 @@ impl WorkItem for FaultWork {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        deal_with(&this.mr, &this.fault);
-        this.mr.device().pager.finish(this.user);
+        deal_with(&this.mr, &this.fault, this.user);
+        this.mr.device().pager.finish(this.user, this.user);
     }
 }
 
-fn deal_with(mr: &MrRef<Ferrite>, fault: &PageFault) {
+fn deal_with(mr: &MrRef<Ferrite>, fault: &PageFault, user: u64) {
     let dev = mr.device();
     let failed = match mr.on_demand() {
         Some(region) => region.handle(dev, fault).is_err(),
         None => true,
     };
-    resolve(&dev.hw, fault, failed);
+    resolve(&dev.hw, user, fault, failed);
 }
 
-fn resolve(hw: &Arc<Hardware>, fault: &PageFault, failed: bool) {
-    // The queue pair may be gone meanwhile, or the device: then nobody waits.
-    let _ = hw.execute(&ResolveFault {
+/// Answers a fault in the turn of `user`: whose fault it is where a worker of his does it, and the kernel
+/// where the pager does, which is not to wait for what one user asks for.
+fn resolve(hw: &Arc<Hardware>, user: u64, fault: &PageFault, failed: bool) {
+    let command = ResolveFault {
         token: fault.token,
         failed: failed.into(),
         reserved: 0,
-    });
+    };
+    // The queue pair may be gone meanwhile, or the device: then nobody waits.
+    let _ = hw.execute_for(user, &command);
 }
 
 /// The faults of a user.
@@ -1416,30 +1421,30 @@ impl Pager {
             .regions
             .with(index_of(fault), |mr| owner_of(fault, key_and_user(mr)));
         let Some(user) = user.flatten() else {
-            resolve(&self.hw, fault, true);
+            resolve(&self.hw, user::KERNEL, fault, true);
             return;
         };
         let admission = self.backlogs.lock().admit(user, fault);
         match admission {
             Ok(Admission::Now) => {
-                if !self.begin(user, fault) {
-                    self.finish(user);
+                if !self.begin(user::KERNEL, user, fault) {
+                    self.finish(user::KERNEL, user);
                 }
             }
             Ok(Admission::Later) => {}
             // Without memory to note it there is none for the page.
-            Ok(Admission::Never) | Err(_) => resolve(&self.hw, fault, true),
+            Ok(Admission::Never) | Err(_) => resolve(&self.hw, user::KERNEL, fault, true),
         }
     }
 
-    /// Has a fault that counts among those of `user` dealt with by a worker. Returns false where
-    /// there is nothing to wait for.
-    fn begin(&self, user: u64, fault: &PageFault) -> bool {
+    /// Has a fault that counts among those of `user` dealt with by a worker, or answers it in the turn
+    /// of `caller`. Returns false where there is nothing to wait for.
+    fn begin(&self, caller: u64, user: u64, fault: &PageFault) -> bool {
         // It may have waited, and the region be gone: its index is another's then.
         let mr = self.hw.regions.get(index_of(fault));
         let mr = mr.filter(|mr| owner_of(fault, key_and_user(mr)) == Some(user));
         let Some(mr) = mr else {
-            resolve(&self.hw, fault, true);
+            resolve(&self.hw, caller, fault, true);
             return false;
         };
         let kept = mr.clone();
@@ -1460,18 +1465,19 @@ impl Pager {
             }
             Err(_) => {
                 // Dealt with here the page might keep up everybody.
-                resolve(&self.hw, fault, true);
+                resolve(&self.hw, caller, fault, true);
                 false
             }
         }
     }
 
-    /// A fault that counted among those of `user` was dealt with: the next one begins.
-    fn finish(&self, user: u64) {
+    /// A fault that counted among those of `user` was dealt with: the next one begins, as by
+    /// [`Pager::begin`].
+    fn finish(&self, caller: u64, user: u64) {
         loop {
             let next = self.backlogs.lock().finish(user);
             match next {
-                Some(fault) if self.begin(user, &fault) => return,
+                Some(fault) if self.begin(caller, user, &fault) => return,
                 Some(_) => {}
                 None => return,
             }

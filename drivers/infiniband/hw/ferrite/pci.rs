@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Binding to the PCI function: start, register, and take down in the reverse order.
+//! Binding to the PCI function, and the lives of its device: start, register, and take down in the reverse
+//! order.
 
 use crate::{
     abi,
@@ -9,17 +10,19 @@ use crate::{
         DeviceCaps, //
     },
     bars::{
-        Doorbells,
         Identity,
         Registers, //
     },
-    caps, cqp,
+    caps,
     debugfs::DebugFiles,
     device::Ferrite,
     dma_types::Nothing,
     handler::Interrupts,
     hardware::Hardware,
-    kernel_ext::pci::ResetHandlers,
+    kernel_ext::{
+        pci as pci_ext,
+        pci::ResetHandlers, //
+    },
     lent::{
         DeviceReach,
         Lent, //
@@ -28,9 +31,15 @@ use crate::{
     rdma::{
         Beside,
         DeviceInfo,
+        DeviceName,
         Registration,
         Unregistered, //
     },
+    recovery::{
+        Kept,
+        Recovery, //
+    },
+    requests, //
 };
 use kernel::{
     device::{
@@ -92,25 +101,71 @@ impl Drop for Started {
     }
 }
 
-/// What is bound to a PCI function.
+/// A device that is told of resets by others, and has the right to the bus, until this is dropped: nothing of
+/// it runs after that.
+struct Noted {
+    hw: Arc<Hardware>,
+    recovery: Arc<Recovery>,
+}
+
+impl Noted {
+    /// `EBUSY` where such a reset is under way.
+    fn new(
+        pdev: &pci::Device<Bound>,
+        recovery: &Arc<Recovery>,
+        hw: &Arc<Hardware>,
+    ) -> Result<Self> {
+        recovery.set_current(hw)?;
+        pci_ext::set_master(pdev);
+        Ok(Self {
+            hw: hw.clone(),
+            recovery: recovery.clone(),
+        })
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.recovery.part(&self.hw);
+    }
+}
+
+/// A device at work, from one reset to the next.
 ///
 /// Dropped in order: consumers lose the device first, then it is reset, then its interrupts and
 /// its memory go.
-pub(crate) struct BoundDevice {
+pub(crate) struct Life {
     _debug_files: Option<DebugFiles>,
     registration: Pin<KBox<Registration<Ferrite>>>,
     _started: Started,
     _interrupts: Interrupts,
+    _noted: Noted,
+}
+
+/// What is bound to a PCI function.
+pub(crate) struct BoundDevice {
+    recovery: Arc<Recovery>,
+}
+
+impl Drop for BoundDevice {
+    fn drop(&mut self) {
+        self.recovery.close();
+    }
 }
 
 /// Gives the device its control ring and event queue 0, and starts it.
-fn start(pdev: &pci::Device<Bound>, hw: &Arc<Hardware>, identity: &Identity) -> Result<Started> {
+fn start(
+    pdev: &pci::Device<Bound>,
+    recovery: &Recovery,
+    hw: &Arc<Hardware>,
+    identity: &Identity,
+) -> Result<Started> {
     let eq0 = hw.cqp.events();
     let mut boot: CoherentBox<BootBlock> = CoherentBox::zeroed(pdev.as_ref(), GFP_KERNEL)?;
     *boot = BootBlock {
         cqp_ring: hw.cqp.dma_address(),
         eq0_ring: eq0.dma_address(),
-        cqp_log_entries: cqp::LOG_ENTRIES,
+        cqp_log_entries: requests::LOG_ENTRIES,
         eq0_log_entries: eq0.log_entries(),
         eq0_message: eq0.message(),
         reserved0: 0,
@@ -119,12 +174,108 @@ fn start(pdev: &pci::Device<Bound>, hw: &Arc<Hardware>, identity: &Identity) -> 
     let boot: Lent<Coherent<BootBlock>> = Lent::new(&hw.reach, boot.into());
     // From here on the device may touch memory: reset it, whatever happens.
     let started = Started { hw: hw.clone() };
-    hw.registers.enable(identity.features, boot.dma_handle())?;
+    recovery.start(hw, || {
+        hw.registers.enable(identity.features, boot.dma_handle())
+    })?;
     if identity.features & abi::FEATURE_QUIET_COMMANDS != 0 {
         eq0.keep_quiet();
     }
     eq0.arm(&hw.doorbells);
     Ok(started)
+}
+
+impl Life {
+    /// Resets the device, starts it and registers it, as `name` if it can be; for the first time, or again
+    /// after what was registered before is gone.
+    ///
+    /// No life begins before the device has said itself that it was reset: it touches nothing then that it
+    /// was told of in another life.
+    pub(crate) fn begin(
+        pdev: &pci::Device<Bound>,
+        recovery: &Arc<Recovery>,
+        kept: &mut Kept,
+    ) -> Result<Self> {
+        set_first_mask(|mask| {
+            // SAFETY: Nothing allocates DMA memory for this device between two masks that are tried: only
+            // this function does, which one task runs at a time, and who uses a registered device, of
+            // which there is none.
+            unsafe { pci_ext::set_dma_mask(pdev, mask) }
+        })?;
+        let reach = DeviceReach::new()?;
+        let registers = recovery.registers();
+        registers.check(pdev)?;
+        registers
+            .reset()
+            .inspect_err(|error| dev_err!(pdev, "device does not reset: {:?}\n", error))?;
+        let identity = registers.identify()?;
+        let doorbells = kept.doorbells(pdev, registers)?;
+        let hw = Hardware::new(pdev, &reach, registers.clone(), doorbells, recovery);
+        let hw = Arc::pin_init(hw, GFP_KERNEL)?;
+        // Not before it was reset: who knows what it was told by another driver.
+        let noted = Noted::new(pdev, recovery, &hw)?;
+        hw.set_link(identity.link_up);
+        let mut interrupts = Interrupts::new(pdev, &hw, identity.messages)?;
+        let started = start(pdev, recovery, &hw, &identity)?;
+
+        let said: DeviceCaps = hw.query(&Nothing)?;
+        let caps = caps::bounded(&said, identity.offered).map_err(|why| {
+            dev_err!(pdev, "device cannot be used: {}\n", why);
+            EINVAL
+        })?;
+        hw.cqp.set_timeout(caps::command_timeout(&caps));
+        let mask = DmaMask::try_new(caps.dma_bits.into())?;
+        // SAFETY: Nobody else knows the device yet: nothing but this function allocates or maps
+        // memory for it.
+        unsafe { pci_ext::set_dma_mask(pdev, mask)? };
+        interrupts.complete(pdev, &hw, identity.features & caps.features, &caps)?;
+        let ferrite = Ferrite::new(&hw, identity, caps, &interrupts)?;
+        let info = DeviceInfo {
+            node_guid: ferrite.guid(),
+            ports: port::PORT,
+            comp_vectors: ferrite.handlers.count(),
+            description: c"Ferrite RDMA adapter",
+            local_dma_lkey: abi::TAG_ALL_MEMORY,
+            beside: Some(beside(&identity)),
+            counter_names: port::counter_names(&caps),
+            // Whoever wants it says so (`rdma dev set`): it makes single messages late at times.
+            adaptive_moderation: false,
+        };
+        let unregistered =
+            Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
+        let registration = unregistered.register(&crate::THIS_MODULE, kept.name())?;
+        // The port is what its interface says by the time the device is there.
+        hw.work.flush();
+
+        let name = registration.device().name();
+        let debug_files = DebugFiles::new(&name, registration.device(), &interrupts);
+        dev_info!(
+            pdev,
+            "{}: version {}.{}.{}, {} completion vectors\n",
+            name.to_str().unwrap_or("ferrite"),
+            identity.firmware.0,
+            identity.firmware.1,
+            identity.firmware.2,
+            info.comp_vectors
+        );
+        Ok(Self {
+            // Files to look at are no reason to fail.
+            _debug_files: debug_files.ok(),
+            registration,
+            _started: started,
+            _interrupts: interrupts,
+            _noted: noted,
+        })
+    }
+
+    /// What it is called: it can be renamed.
+    pub(crate) fn name(&self) -> DeviceName {
+        self.registration.device().name()
+    }
+
+    /// The device itself.
+    pub(crate) fn hw(&self) -> &Arc<Hardware> {
+        &self.registration.device().hw
+    }
 }
 
 impl pci::Driver for FerriteDriver {
@@ -142,92 +293,26 @@ impl pci::Driver for FerriteDriver {
             return Err(ENODEV);
         }
         pdev.enable_device_mem()?;
-        set_first_mask(|mask| {
-            // SAFETY: Nothing has allocated DMA memory for this device yet, and nothing does between two
-            // masks that are tried.
-            unsafe { pdev.dma_set_mask_and_coherent(mask) }
-        })?;
         // SAFETY: Nothing maps memory for this device yet.
         unsafe { pdev.dma_set_max_seg_size(MAX_SEGMENT) };
-
-        let reach = DeviceReach::new()?;
         let registers = Registers::map(pdev)?;
-        registers
-            .reset()
-            .inspect_err(|error| dev_err!(pdev, "device does not reset: {:?}\n", error))?;
-        let identity = registers.identify()?;
-        let doorbells = Doorbells::map(pdev, &registers)?;
-        let hw = Hardware::new(pdev, &reach, registers, doorbells);
-        let hw = Arc::pin_init(hw, GFP_KERNEL)?;
-        // Not before it was reset: who knows what it was told by another driver.
-        pdev.set_master();
-        hw.set_link(identity.link_up);
-        let mut interrupts = Interrupts::new(pdev, &hw, identity.messages)?;
-        let started = start(pdev, &hw, &identity)?;
-
-        let said: DeviceCaps = hw.query(&Nothing)?;
-        let caps = caps::bounded(&said, identity.offered).map_err(|why| {
-            dev_err!(pdev, "device cannot be used: {}\n", why);
-            EINVAL
-        })?;
-        hw.cqp.set_timeout(caps::command_timeout(&caps));
-        let mask = DmaMask::try_new(caps.dma_bits.into())?;
-        // SAFETY: Nobody else knows the device yet: nothing but this function allocates or maps
-        // memory for it.
-        unsafe { pdev.dma_set_mask_and_coherent(mask)? };
-        interrupts.complete(pdev, &hw, &caps)?;
-        let ferrite = Ferrite::new(&hw, identity, caps, interrupts.queues())?;
-        let info = DeviceInfo {
-            node_guid: ferrite.guid(),
-            ports: port::PORT,
-            comp_vectors: ferrite.handlers.count(),
-            description: c"Ferrite RDMA adapter",
-            local_dma_lkey: abi::TAG_ALL_MEMORY,
-            beside: Some(beside(&identity)),
-            counter_names: port::counter_names(&caps),
+        let bound = BoundDevice {
+            recovery: Recovery::new(pdev, registers)?,
         };
-        let unregistered =
-            Unregistered::<Ferrite>::new(pdev.as_ref(), &info, Ok::<_, Error>(ferrite))?;
-        let registration = unregistered.register(&crate::THIS_MODULE)?;
-        // The port is what its interface says by the time the device is there.
-        hw.work.flush();
-
-        let name = registration.device().name();
-        let debug_files = DebugFiles::new(&name, registration.device(), &interrupts);
-        dev_info!(
-            pdev,
-            "{}: version {}.{}.{}, {} completion vectors\n",
-            name.to_str().unwrap_or("ferrite"),
-            identity.firmware.0,
-            identity.firmware.1,
-            identity.firmware.2,
-            info.comp_vectors
-        );
-        Ok(BoundDevice {
-            // Files to look at are no reason to fail.
-            _debug_files: debug_files.ok(),
-            registration,
-            _started: started,
-            _interrupts: interrupts,
-        })
-    }
-
-    fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        // A device that was pulled out answers no command; there is no need to wait for it.
-        this.registration.device().hw.check_presence();
+        // SAFETY: `bound` calls `close` when it is dropped: here, where this fails, or as the data of this
+        // driver, which the driver core drops before it releases what is managed.
+        unsafe { bound.recovery.open(pdev)? };
+        Ok(bound)
     }
 }
 
 impl ResetHandlers for FerriteDriver {
     fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        this.registration.device().hw.reset_by_others();
+        this.recovery.hold();
     }
 
-    fn reset_done<'bound>(pdev: &'bound pci::Device<Core<'_>>, _this: Pin<&Self::Data<'bound>>) {
-        dev_info!(
-            pdev,
-            "reset by others: bind the driver again to use the device\n"
-        );
+    fn reset_done<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        this.recovery.release();
     }
 }
 

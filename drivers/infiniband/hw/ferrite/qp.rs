@@ -665,7 +665,14 @@ impl FerriteQp {
         command.qpn = qp.qpn();
         complete_extended(&mut command, qp_type, current, next);
         if command.mask != 0 {
-            match dev.hw.execute(&command) {
+            // What a send queue that had stopped still holds is flushed before it goes on.
+            let flushes = next == QpState::Rts && current != QpState::Rtr;
+            let done = if flushes {
+                dev.hw.execute_long(&command)
+            } else {
+                dev.hw.execute(&command)
+            };
+            match done {
                 // A failed device has stopped all its queue pairs: that much can be said.
                 Err(_) if dev.hw.is_dead() && next == QpState::Err => Self::stopped(qp),
                 Err(_) if dev.hw.is_dead() && next == QpState::Reset => {}

@@ -324,7 +324,7 @@ impl FerriteSrq {
         }
         let other = UserMemory::pin_rings(dev, request.buffer, request.length)?;
         let mut current = memory.lock();
-        dev.hw.execute(&ResizeSrq {
+        dev.hw.make_long(&ResizeSrq {
             srqn: srq.number(),
             log_entries: geometry.log_entries,
             reserved: [0; 3],

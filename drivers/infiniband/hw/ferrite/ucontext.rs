@@ -17,6 +17,7 @@ use crate::{
     rdma::{
         kind,
         Caching,
+        ClockQuery,
         ContextResponse,
         Device,
         New,
@@ -38,6 +39,7 @@ const _: () = {
     use crate::bindings as raw;
     assert!(raw::RDMA_CONTEXT_ATTR_RESPONSE == abi::UVERBS_CONTEXT_QUERY_RESPONSE);
     assert!(raw::RDMA_CONTEXT_ATTR_CLOCK == abi::UVERBS_CONTEXT_QUERY_CLOCK);
+    assert!(raw::RDMA_CONTEXT_ATTR_CLOCK_NOW == abi::UVERBS_CONTEXT_QUERY_CLOCK_NOW);
     assert!(raw::RDMA_METHOD_PD_QUERY == abi::UVERBS_PD_QUERY);
     assert!(raw::RDMA_PD_QUERY_ATTR_HANDLE == abi::UVERBS_PD_QUERY_HANDLE);
     assert!(raw::RDMA_DM_ATTR_OFFSET == abi::UVERBS_DM_ALLOC_OFFSET);
@@ -108,13 +110,19 @@ impl FerriteUcontext {
     /// Tells the device's time to those who ask for it.
     pub(crate) fn query(ctx: &Ucontext<Ferrite>, response: &ContextResponse<'_>) -> Result {
         response.respond(&Self::response(ctx))?;
-        if response.wants_clock() {
-            let dev = ctx.device();
+        let dev = ctx.device();
+        for way in [ClockQuery::Patient, ClockQuery::Now] {
+            if !response.wants_clock(way) {
+                continue;
+            }
             if dev.caps.clock_khz == 0 {
                 return Err(errno::eopnotsupp());
             }
-            let reading: ClockReading = dev.hw.query(&Nothing)?;
-            response.respond_clock(reading.ticks & caps::clock_mask(&dev.caps))?;
+            let reading: ClockReading = match way {
+                ClockQuery::Patient => dev.hw.query(&Nothing)?,
+                ClockQuery::Now => dev.hw.query_now(&Nothing)?,
+            };
+            response.respond_clock(way, reading.ticks & caps::clock_mask(&dev.caps))?;
         }
         Ok(())
     }

@@ -5,7 +5,10 @@ use super::checks;
 use crate::host::Host;
 use crate::memory::PAGE;
 use crate::outcome::{not_here, Outcome};
-use crate::transport::{CAPABILITY_EXPRESS, CAPABILITY_MSIX, CAPABILITY_POWER, PCI_COMMAND, ROM};
+use crate::transport::{
+    Mode, CAPABILITY_EXPRESS, CAPABILITY_MSI, CAPABILITY_MSIX, CAPABILITY_POWER, COMMAND_NO_PIN,
+    CONFIG, PCI_COMMAND, PCI_PIN, PCI_STATUS, ROM, STATUS_PIN,
+};
 use crate::{ensure, ensure_eq};
 use ferrite_abi::*;
 
@@ -37,11 +40,13 @@ checks! {
     "DEV-1-25" => msix_table,
     "DEV-1-26" => messages_fold,
     "DEV-1-28" => entry_before_interrupt,
-    "DEV-1-30" => no_pin_is_told,
+    "DEV-1-29" => pin_follows_doorbells,
+    "DEV-1-30" => modes_are_told,
     "DEV-1-31" => nothing_without_bus_mastering,
     "DEV-1-33" => addresses_beyond_dma_bits,
     "DEV-1-34" => power_states_reset_nothing,
     "DEV-1-35" => no_other_power_states,
+    "DEV-1-36" => modes_change_without_loss,
 }
 
 fn vendor_and_device(host: &mut Host) -> Outcome {
@@ -76,7 +81,10 @@ fn revision(host: &mut Host) -> Outcome {
 
 fn capabilities(host: &mut Host) -> Outcome {
     host.device.capability(CAPABILITY_POWER)?;
-    host.device.capability(CAPABILITY_MSIX)?;
+    ensure!(
+        !host.device.modes()?.is_empty(),
+        "there is nothing to interrupt by"
+    );
     let express = host.device.capability(CAPABILITY_EXPRESS)?;
     let kind = (host.device.config16(express + 2)? >> 4) & 0xf;
     ensure_eq!(
@@ -493,7 +501,9 @@ fn messages(host: &mut Host) -> Outcome {
 }
 
 fn msix_table(host: &mut Host) -> Outcome {
-    let msix = host.device.capability(CAPABILITY_MSIX)?;
+    let Some(msix) = host.device.find_capability(CAPABILITY_MSIX)? else {
+        return not_here("the device has no MSI-X");
+    };
     let entries = u32::from(host.device.config16(msix + 2)? & 0x7ff) + 1;
     let messages = host.device.register32(REG_MESSAGES)?;
     ensure!(
@@ -514,21 +524,142 @@ fn msix_table(host: &mut Host) -> Outcome {
 fn messages_fold(host: &mut Host) -> Outcome {
     host.start()?;
     let messages = host.device.register32(REG_MESSAGES)? as u16;
-    for message in [0, messages - 1] {
-        let entry = ModifyEventQueue {
-            message,
-            ..ModifyEventQueue::zeroed()
-        };
-        host.execute(&entry)?;
-        if let Some(ring) = host.queues.get_mut(&EQ_CONTROL) {
-            ring.message = message;
+    for mode in host.device.modes()? {
+        host.device.set_mode(mode)?;
+        for message in [0, messages / 2, messages - 1] {
+            let entry = ModifyEventQueue {
+                message,
+                ..ModifyEventQueue::zeroed()
+            };
+            host.execute(&entry)?;
+            if let Some(ring) = host.queues.get_mut(&EQ_CONTROL) {
+                ring.message = message;
+            }
+            quieten(host)?;
+            host.arm_eq(EQ_CONTROL)?;
+            host.nop()?;
+            let vectors = host.device.vectors();
+            let own = host.device.own_messages();
+            if fold_message(message, vectors).is_some_and(|vector| vector < own) {
+                host.interrupt(EQ_CONTROL)?;
+            }
+            for other in (0..own).filter(|other| *other != message % vectors) {
+                let raised = host.device.interrupts(other);
+                ensure_eq!(raised, 0, "{mode:?}: vector {other} for message {message}");
+            }
         }
-        host.interrupts(EQ_CONTROL);
+    }
+    Ok(())
+}
+
+/// Takes every interrupt that was raised so far, so that the next one is seen.
+fn quieten(host: &mut Host) -> Outcome {
+    // A doorbell that neither arms nor tells: it lets go of the pin alone.
+    host.event_doorbell(EventDoorbell {
+        eqn: EQ_CONTROL,
+        read_index: 0,
+        relative: false,
+        valid: false,
+        arm: false,
+        quiet: false,
+        disarm: false,
+    })?;
+    if host.device.mode() == Mode::Pin {
+        host.device.unmask_pin()?;
+    }
+    for message in 0..host.device.own_messages() {
+        host.device.interrupts(message);
+    }
+    Ok(())
+}
+
+fn pin_status(host: &mut Host) -> Outcome<bool> {
+    Ok(host.device.config16(PCI_STATUS)? & STATUS_PIN != 0)
+}
+
+/// Whether the pin is asserted: what tells of its level does so again each time it is let.
+fn pin_level(host: &mut Host) -> Outcome<bool> {
+    host.device.unmask_pin()?;
+    Ok(host.device.interrupts(0) > 0)
+}
+
+fn pin_follows_doorbells(host: &mut Host) -> Outcome {
+    if !host.device.modes()?.contains(&Mode::Pin) {
+        return not_here("the device has no interrupt pin");
+    }
+    host.start()?;
+    host.device.set_mode(Mode::Pin)?;
+    quieten(host)?;
+    ensure!(!pin_level(host)?, "the pin is asserted for nothing");
+    let ring = |host: &mut Host, eqn, valid, arm| {
+        host.event_doorbell(EventDoorbell {
+            eqn,
+            read_index: 0,
+            relative: true,
+            valid,
+            arm,
+            quiet: false,
+            disarm: false,
+        })
+    };
+    for (valid, arm) in [(false, false), (true, false), (false, true)] {
         host.arm_eq(EQ_CONTROL)?;
-        host.nop()?;
-        let vectors = host.device.vectors();
-        if fold_message(message, vectors).is_some_and(|v| v < host.device.own_messages()) {
+        let entry = host.bare_entry(CommandOpcode::Nop);
+        host.write_command(&entry);
+        host.ring_control()?;
+        host.interrupt(EQ_CONTROL)?;
+        for _ in 0..3 {
+            ensure!(pin_level(host)?, "the pin does not hold its level");
+        }
+        ensure!(pin_status(host)?, "Interrupt Status is clear");
+        ring(host, EQ_ASYNC, true, true)?;
+        ensure!(pin_level(host)?, "a doorbell for another queue let it go");
+        // Neither Interrupt Disable nor a change of the mode makes it forget.
+        let command = host.device.config16(PCI_COMMAND)?;
+        host.device
+            .set_config16(PCI_COMMAND, command | COMMAND_NO_PIN)?;
+        ensure!(!pin_level(host)?, "Interrupt Disable does not disable it");
+        ensure!(pin_status(host)?, "Interrupt Status follows the pin");
+        host.device.set_config16(PCI_COMMAND, command)?;
+        ensure!(pin_level(host)?, "the pin was forgotten meanwhile");
+        ring(host, EQ_CONTROL, valid, arm)?;
+        // Armed with an entry that was not read, it is raised again at once.
+        ensure_eq!(pin_level(host)?, arm, "the pin after a doorbell");
+        ensure_eq!(pin_status(host)?, arm, "Interrupt Status after a doorbell");
+        host.answer(entry.cookie)?;
+        quieten(host)?;
+        ensure!(!pin_level(host)?, "the pin after the last doorbell");
+    }
+    // A device that was reset lets go of it, too.
+    host.arm_eq(EQ_CONTROL)?;
+    let entry = host.bare_entry(CommandOpcode::Nop);
+    host.write_command(&entry);
+    host.ring_control()?;
+    host.interrupt(EQ_CONTROL)?;
+    host.device.control_reset()?;
+    ensure!(!pin_level(host)?, "the pin after a reset");
+    ensure!(!pin_status(host)?, "Interrupt Status after a reset");
+    Ok(())
+}
+
+fn modes_change_without_loss(host: &mut Host) -> Outcome {
+    let modes = host.device.modes()?;
+    host.start()?;
+    for before in &modes {
+        for after in &modes {
+            host.device.set_mode(*before)?;
+            quieten(host)?;
+            host.arm_eq(EQ_CONTROL)?;
+            let entry = host.bare_entry(CommandOpcode::Nop);
+            host.write_command(&entry);
+            host.ring_control()?;
             host.interrupt(EQ_CONTROL)?;
+            // Nobody has rung since: the host may have lost it with the mode.
+            if before != after {
+                host.device.set_mode(*after)?;
+                host.interrupt(EQ_CONTROL)?;
+            }
+            host.answer(entry.cookie)?;
         }
     }
     Ok(())
@@ -537,6 +668,8 @@ fn messages_fold(host: &mut Host) -> Outcome {
 fn entry_before_interrupt(host: &mut Host) -> Outcome {
     host.start()?;
     for _ in 0..64 {
+        // A pin that has told of its level does not before it is unmasked.
+        quieten(host)?;
         host.arm_eq(EQ_CONTROL)?;
         let entry = host.bare_entry(CommandOpcode::Nop);
         host.write_command(&entry);
@@ -552,13 +685,24 @@ fn entry_before_interrupt(host: &mut Host) -> Outcome {
     Ok(())
 }
 
-fn no_pin_is_told(host: &mut Host) -> Outcome {
-    let [pin] = host.device.read(crate::transport::CONFIG, 0x3d)?;
+fn modes_are_told(host: &mut Host) -> Outcome {
+    let modes = host.device.modes()?;
+    let [pin] = host.device.read(CONFIG, PCI_PIN)?;
     ensure!(pin <= 4, "interrupt pin {pin}");
-    if let Some(msi) = host.device.find_capability(0x05)? {
+    ensure_eq!(pin != 0, modes.contains(&Mode::Pin), "the pin");
+    let mut told = 0;
+    if let Some(msi) = host.device.find_capability(CAPABILITY_MSI)? {
         let control = host.device.config16(msi + 2)?;
         ensure!((control >> 1) & 7 <= 5, "MSI with more than 32 messages");
+        told = 1 << ((control >> 1) & 7);
     }
+    let most = modes.iter().find_map(|mode| match mode {
+        Mode::Msi(vectors) => Some(*vectors),
+        _ => None,
+    });
+    ensure_eq!(most.unwrap_or(0), told, "MSI vectors");
+    let msix = host.device.find_capability(CAPABILITY_MSIX)?;
+    ensure_eq!(msix.is_some(), modes.contains(&Mode::MsiX), "MSI-X");
     Ok(())
 }
 

@@ -67,7 +67,7 @@ const NEEDS: [(u64, u64); 3] = [
 ];
 
 /// The features that there are.
-const FEATURES: [u64; 17] = [
+const FEATURES: [u64; 20] = [
     FEATURE_SRQ,
     FEATURE_ATOMICS,
     FEATURE_WINDOWS,
@@ -85,6 +85,9 @@ const FEATURES: [u64; 17] = [
     FEATURE_PORT_MTU,
     FEATURE_ON_DEMAND,
     FEATURE_QUIET_COMMANDS,
+    FEATURE_VECTOR_MAP,
+    FEATURE_SWITCH_EQ,
+    FEATURE_EQ_CONTROL,
 ];
 
 fn magic(host: &mut Host) -> Outcome {

@@ -201,6 +201,48 @@ checks! {
     "DEV-3-94" => xrc_domains,
     "DEV-3-95" => who_has_no_shared_receive_queue,
     "DEV-3-144" => fields_without_meaning,
+    "DEV-3-145" => overflow_and_priority,
+    "DEV-3-146" => named_by_the_map,
+    "DEV-3-147" => switched,
+    "DEV-3-148" => |h| switches(h, BadParameter, |c, caps| vec![
+        SwitchEventQueue { log_entries: c.log_entries - 1, ..c },
+        SwitchEventQueue { log_entries: caps.eq_max_log_entries + 1, ..c },
+        SwitchEventQueue { log_entries: u8::MAX, ..c },
+    ]),
+    "DEV-3-149" => |h| switches(h, BadParameter, |c, _| {
+        let (mut short, mut askew) = (c, c);
+        short.ring.length -= 1;
+        askew.ring.fbo = 16;
+        vec![short, askew]
+    }),
+    "DEV-3-150" => switched_again,
+    "DEV-3-151" => map_in_one_step,
+    "DEV-3-152" => |h| maps(h, BadParameter, |c, _| vec![
+        SetVectorMap { sub_function: 11, ..c },
+        SetVectorMap { sub_function: u8::MAX, ..c },
+    ]),
+    "DEV-3-153" => |h| maps(h, BadParameter, |c, _| vec![
+        SetVectorMap { count: 0, ..c },
+        SetVectorMap { count: VECTOR_MAP_ENTRIES as u16 + 1, ..c },
+        SetVectorMap { first: VECTOR_MAP_PROCESSORS, ..c },
+        SetVectorMap { first: u16::MAX, ..c },
+    ]),
+    "DEV-3-154" => |h| maps(h, BadParameter, |c, _| {
+        let mut longer = c;
+        longer.entries[VECTOR_MAP_ENTRIES - 1] = longer.entries[0];
+        vec![longer]
+    }),
+    "DEV-3-155" => |h| maps(h, BadParameter, |c, messages| {
+        let mut other = c;
+        other.entries[0].message = messages;
+        vec![other]
+    }),
+    "DEV-3-156" => map_of_no_queue,
+    "DEV-3-157" => |h| maps(h, BadParameter, |c, _| vec![
+        SetVectorMap { sub_function: SubFunction::Commands.number(), ..c },
+    ]),
+    "DEV-3-158" => map_is_read,
+    "DEV-3-159" => processors,
     "DEV-3-96" => what_a_queue_pair_says,
     "DEV-3-97" => destroyed_in_every_state,
     "DEV-3-98" => destroyed_queue_pair,
@@ -428,9 +470,9 @@ fn reserved_fields(host: &mut Host) -> Outcome {
     host.start()?;
     let cq = host.create_cq()?;
     let mut queue = host.cq_command(6);
-    queue.reserved1 = 1;
+    queue.reserved1 = [1; 3];
     host.refuse(&queue, BadParameter)?;
-    queue.reserved1 = 0;
+    queue.reserved1 = [0; 3];
     queue.buffer.reserved = 1;
     host.refuse(&queue, BadParameter)?;
     let mut command = host.qp_command(Service::Rc, &cq);
@@ -1880,4 +1922,225 @@ fn faults_go_with_their_queue_pair(host: &mut Host) -> Outcome {
         tokens.push(fault.token);
     }
     Ok(())
+}
+
+fn overflow_and_priority(host: &mut Host) -> Outcome {
+    // Without the feature they are reserved.
+    host.start_with(!FEATURE_EQ_CONTROL)?;
+    for (overflow, priority) in [(1, 0), (2, 0), (0, 1)] {
+        let mut create = host.eq_command(3, 0);
+        (create.overflow, create.priority) = (overflow, priority);
+        host.refuse(&create, BadParameter)?;
+        let modify = ModifyEventQueue {
+            eqn: EQ_ASYNC,
+            overflow,
+            priority,
+            ..ModifyEventQueue::zeroed()
+        };
+        host.refuse(&modify, BadParameter)?;
+    }
+    host.device.control_reset()?;
+    host.start_needing(FEATURE_EQ_CONTROL)?;
+    for (overflow, priority) in [(3, 0), (u8::MAX, 0), (0, 2), (0, u8::MAX)] {
+        let mut create = host.eq_command(3, 0);
+        (create.overflow, create.priority) = (overflow, priority);
+        host.refuse(&create, BadParameter)?;
+    }
+    let mut modify = ModifyEventQueue {
+        eqn: EQ_CONTROL,
+        overflow: EventOverflow::Undefine.number(),
+        ..ModifyEventQueue::zeroed()
+    };
+    host.refuse(&modify, BadParameter)?;
+    modify.overflow = EventOverflow::Stop.number();
+    host.execute(&modify)?;
+    let mut create = host.eq_command(3, 0);
+    create.overflow = EventOverflow::Undefine.number();
+    create.priority = EventPriority::LowLatency.number();
+    host.execute(&create)
+}
+
+/// An entry of the map for completions, of processor 0, to event queue 2.
+fn map_of_completions() -> SetVectorMap {
+    let entry = (EQ_FIRST_HANDLER, MESSAGE_OF_QUEUE);
+    map_command(SubFunction::SendCompletions, 0, &[entry])
+}
+
+fn maps(
+    host: &mut Host,
+    status: CommandStatus,
+    wrong: fn(SetVectorMap, u16) -> Vec<SetVectorMap>,
+) -> Outcome {
+    host.start_needing(FEATURE_VECTOR_MAP)?;
+    let messages = host.device.register32(REG_MESSAGES)? as u16;
+    let right = map_of_completions();
+    for command in wrong(right, messages) {
+        host.refuse(&command, status)?;
+    }
+    host.execute(&right)
+}
+
+fn switches(
+    host: &mut Host,
+    status: CommandStatus,
+    wrong: fn(SwitchEventQueue, &DeviceCaps) -> Vec<SwitchEventQueue>,
+) -> Outcome {
+    host.start_needing(FEATURE_SWITCH_EQ)?;
+    let log_entries = host.queues[&EQ_FIRST_HANDLER].log_entries;
+    let right = switch_command(host, EQ_FIRST_HANDLER, log_entries);
+    let caps = host.caps;
+    for command in wrong(right, &caps) {
+        host.refuse(&command, status)?;
+    }
+    host.execute(&right)
+}
+
+fn switched(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_SWITCH_EQ)?;
+    let (mut cq, mut qp) = with_queue(host)?;
+    for round in 0..3 {
+        let log_entries = host.queues[&EQ_FIRST_HANDLER].log_entries;
+        let new = switch(host, EQ_FIRST_HANDLER, log_entries + round)?;
+        host.queues.insert(EQ_FIRST_HANDLER, new);
+        host.arm_cq(&cq, 0, false)?;
+        complete(host, &mut cq, &mut qp)?;
+        host.event(EQ_FIRST_HANDLER, EventCode::Completion, cq.cqn)?;
+    }
+    let mut command = switch_command(host, 9, 4);
+    host.refuse(&command, NotFound)?;
+    command.eqn = host.caps.max_eq;
+    host.refuse(&command, BadNumber)
+}
+
+fn switched_again(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_SWITCH_EQ)?;
+    let (mut cq, mut qp) = with_queue(host)?;
+    host.arm_cq(&cq, 0, false)?;
+    complete(host, &mut cq, &mut qp)?;
+    let mut old = host.queues[&EQ_FIRST_HANDLER].clone();
+    wait_for("the event", || Ok(old.peek(&host.memory)))?;
+    let mut new = switch(host, EQ_FIRST_HANDLER, old.log_entries)?;
+    let third = switch_command(host, EQ_FIRST_HANDLER, old.log_entries);
+    host.refuse(&third, Busy)?;
+    // Consumed is not told.
+    old.take(&host.memory);
+    host.refuse(&third, Busy)?;
+    host.tell_read(EQ_FIRST_HANDLER, old.read)?;
+    // What is in the present ring may be unread.
+    host.arm_cq(&cq, 1, false)?;
+    complete(host, &mut cq, &mut qp)?;
+    new.read = old.read;
+    wait_for("the event in the new ring", || Ok(new.peek(&host.memory)))?;
+    host.execute(&third)
+}
+
+fn named_by_the_map(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_VECTOR_MAP)?;
+    host.create_eq(3, 3)?;
+    let map = |eqn| map_command(SubFunction::Receive, 511, &[(eqn, MESSAGE_OF_QUEUE)]);
+    host.execute(&map(3))?;
+    host.object(Op::DestroyEventQueue, 3, Busy)?;
+    host.execute(&map(EQ_NONE))?;
+    host.destroy(Op::DestroyEventQueue, 3)
+}
+
+/// Reads entries of the map.
+fn read_map(host: &mut Host, row: SubFunction, first: u16, count: u16) -> Outcome<Vec<(u16, u16)>> {
+    let query = QueryVectorMap {
+        sub_function: row.number(),
+        first,
+        count,
+        ..QueryVectorMap::zeroed()
+    };
+    let mut entry = host.entry(Op::QueryVectorMap, &query);
+    (entry.reply, entry.reply_length) = (host.reply(), 256);
+    let (status, length) = host.submit(&entry)?;
+    ensure_eq!((status, length), (Done, u64::from(count) * 4), "the answer");
+    let at = |index| host.reply() + 4 * u64::from(index);
+    let entries = (0..count).map(|index| host.memory.get::<VectorMapEntry>(at(index)));
+    Ok(entries.map(|entry| (entry.eqn, entry.message)).collect())
+}
+
+fn map_in_one_step(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_VECTOR_MAP)?;
+    let row = SubFunction::SendCompletions;
+    let two = |second| map_command(row, 7, &[(EQ_FIRST_HANDLER, 0), (second, 0)]);
+    // One that cannot be: none is set.
+    host.refuse(&two(9), NotFound)?;
+    let absent = (EQ_NONE, MESSAGE_OF_QUEUE);
+    ensure_eq!(read_map(host, row, 7, 2)?, [absent; 2], "the map");
+    host.execute(&two(EQ_ASYNC))?;
+    let set = [(EQ_FIRST_HANDLER, 0), (EQ_ASYNC, 0)];
+    ensure_eq!(read_map(host, row, 7, 2)?, set, "the map");
+    host.device.control_reset()?;
+    host.start()?;
+    ensure_eq!(read_map(host, row, 7, 2)?, [absent; 2], "after a reset");
+    Ok(())
+}
+
+fn map_of_no_queue(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_VECTOR_MAP)?;
+    let map = |eqn| map_command(SubFunction::Any, 0, &[(eqn, MESSAGE_OF_QUEUE)]);
+    host.refuse(&map(9), NotFound)?;
+    host.refuse(&map(host.caps.max_eq), BadNumber)?;
+    host.refuse(&map(EQ_MAPPED), BadNumber)?;
+    host.execute(&map(EQ_NONE))
+}
+
+fn map_is_read(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_VECTOR_MAP)?;
+    let absent = (EQ_NONE, MESSAGE_OF_QUEUE);
+    let row = SubFunction::Transmit;
+    let here = (EQ_FIRST_HANDLER, 0);
+    host.execute(&map_command(row, 510, &[absent, here]))?;
+    ensure_eq!(
+        read_map(host, row, 509, 3)?,
+        [absent, absent, here],
+        "the row"
+    );
+    let other = read_map(host, SubFunction::Receive, 509, 3)?;
+    ensure_eq!(other, [absent; 3], "another row");
+    let all = VECTOR_MAP_ENTRIES as u16;
+    let count = read_map(host, row, 0, all)?.len();
+    ensure_eq!(count, VECTOR_MAP_ENTRIES, "entries");
+    for (sub_function, first, count) in [(11, 0, 1), (0, 0, 0), (0, 0, all + 1), (0, 512, 1)] {
+        let query = QueryVectorMap {
+            sub_function,
+            first,
+            count,
+            ..QueryVectorMap::zeroed()
+        };
+        let mut entry = host.entry(Op::QueryVectorMap, &query);
+        (entry.reply, entry.reply_length) = (host.reply(), 256);
+        host.submit_for(&entry, BadParameter)?;
+    }
+    Ok(())
+}
+
+fn processors(host: &mut Host) -> Outcome {
+    host.start_with(!FEATURE_VECTOR_MAP)?;
+    let mut command = host.cq_command(6);
+    command.processor = 1;
+    host.refuse(&command, BadParameter)?;
+    (command.eqn, command.processor) = (EQ_MAPPED, 0);
+    host.refuse(&command, BadNumber)?;
+    host.device.control_reset()?;
+    host.start_needing(FEATURE_VECTOR_MAP)?;
+    let mut command = host.cq_command(6);
+    command.processor = 1;
+    host.refuse(&command, BadParameter)?;
+    command.eqn = EQ_MAPPED;
+    command.processor = VECTOR_MAP_PROCESSORS;
+    host.refuse(&command, BadParameter)?;
+    command.processor -= 1;
+    host.execute(&command)?;
+    let mut modify = ModifyCompletionQueue {
+        cqn: command.cqn,
+        eqn: EQ_NONE,
+        processor: 1,
+        ..ModifyCompletionQueue::zeroed()
+    };
+    host.refuse(&modify, BadParameter)?;
+    modify.eqn = EQ_MAPPED;
+    host.execute(&modify)
 }

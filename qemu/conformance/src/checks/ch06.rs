@@ -134,6 +134,9 @@ checks! {
     "DEV-6-49" => |h| resized(h, 3),
     "DEV-6-50" => arming_and_resize,
     "DEV-6-51" => old_buffer,
+    "DEV-6-52" => by_the_map,
+    "DEV-6-53" => one_unread_event_by_the_map,
+    "DEV-6-54" => waiting_when_its_place_goes,
 }
 
 /// A queue of four entries that goes round several times.
@@ -570,7 +573,8 @@ fn modify(host: &mut Host, cq: &Cq, eqn: u16, count: u16, microseconds: u16) -> 
         eqn,
         moderation_count: count,
         moderation_microseconds: microseconds,
-        reserved: [0; 3],
+        processor: 0,
+        reserved: [0; 2],
     })
 }
 
@@ -860,5 +864,89 @@ fn rest_before_valid(host: &mut Host) -> Outcome {
         let right = (qp.qpn, index, Flushed.number(), VLAN_NONE);
         ensure_eq!(found, right, "completion {round}");
     }
+    Ok(())
+}
+
+/// A completion queue by the vector map, for processor 5, and a queue pair that completes in it.
+fn mapped(host: &mut Host) -> Outcome<(Cq, crate::rings::Qp)> {
+    host.start_needing(FEATURE_VECTOR_MAP)?;
+    host.create_eq(3, 3)?;
+    let mut command = host.cq_command(6);
+    (command.eqn, command.processor) = (EQ_MAPPED, 5);
+    with_queue_of(host, &command)
+}
+
+/// Sends completions of one kind, for processor 5, to an event queue.
+fn send_to(host: &mut Host, row: SubFunction, eqn: u16) -> Outcome {
+    host.execute(&map_command(row, 5, &[(eqn, MESSAGE_OF_QUEUE)]))
+}
+
+fn by_the_map(host: &mut Host) -> Outcome {
+    let (mut cq, mut qp) = mapped(host)?;
+    // Not by any entry yet.
+    host.arm_cq(&cq, 0, false)?;
+    complete(host, &mut cq, &mut qp)?;
+    host.event(EQ_ASYNC, EventCode::Completion, cq.cqn)?;
+    send_to(host, SubFunction::SendCompletions, EQ_FIRST_HANDLER)?;
+    send_to(host, SubFunction::ReceiveCompletions, 3)?;
+    for sequence in [1, 2] {
+        host.arm_cq(&cq, sequence, false)?;
+        complete(host, &mut cq, &mut qp)?;
+        host.event(EQ_FIRST_HANDLER, EventCode::Completion, cq.cqn)?;
+        host.arm_cq(&cq, sequence, false)?;
+        host.post_receive(&mut qp, &[])?;
+        host.completion(&mut cq)?;
+        host.event(3, EventCode::Completion, cq.cqn)?;
+    }
+    // What is there before the arming.
+    let seen = cq.clone();
+    host.post_receive(&mut qp, &[])?;
+    host.completion(&mut cq)?;
+    host.arm_cq(&seen, 3, false)?;
+    host.event(3, EventCode::Completion, cq.cqn)?;
+    host.no_event(EQ_FIRST_HANDLER)
+}
+
+fn one_unread_event_by_the_map(host: &mut Host) -> Outcome {
+    let (mut cq, mut qp) = mapped(host)?;
+    let row = SubFunction::SendCompletions;
+    let places = [EQ_FIRST_HANDLER, 3];
+    for round in 0..3 {
+        for eqn in places {
+            send_to(host, row, eqn)?;
+            host.arm_cq(&cq, round, false)?;
+            complete(host, &mut cq, &mut qp)?;
+        }
+    }
+    for eqn in places {
+        let ring = host.queues[&eqn].clone();
+        wait_for("the first event", || Ok(ring.peek(&host.memory)))?;
+        let second = ring.slot(ring.read + 1);
+        crate::outcome::watch("a second unread event", || {
+            Ok((host.memory.load32(second) != 0).then_some(()))
+        })?;
+    }
+    // The one that waits is written where the map says when it can be.
+    for eqn in places {
+        host.event(eqn, EventCode::Completion, cq.cqn)?;
+    }
+    host.event(3, EventCode::Completion, cq.cqn)?;
+    host.no_event(EQ_FIRST_HANDLER)?;
+    host.no_event(3)
+}
+
+fn waiting_when_its_place_goes(host: &mut Host) -> Outcome {
+    let (mut cq, mut qp) = mapped(host)?;
+    let row = SubFunction::SendCompletions;
+    send_to(host, row, 3)?;
+    for sequence in [1, 2] {
+        host.arm_cq(&cq, sequence, false)?;
+        complete(host, &mut cq, &mut qp)?;
+    }
+    send_to(host, row, EQ_FIRST_HANDLER)?;
+    host.no_event(EQ_FIRST_HANDLER)?;
+    host.destroy(CommandOpcode::DestroyEventQueue, 3)?;
+    let event = host.event(EQ_FIRST_HANDLER, EventCode::Completion, cq.cqn)?;
+    ensure_eq!(event.param0, 2, "the sequence");
     Ok(())
 }

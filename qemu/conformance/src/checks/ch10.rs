@@ -114,6 +114,7 @@ fn kernels_doorbells_elsewhere(host: &mut Host) -> Outcome {
         valid: true,
         arm: true,
         quiet: false,
+        disarm: false,
     };
     host.device
         .doorbell(USER_PAGE, DOORBELL_EVENT_QUEUE, arm.encode())?;

@@ -5,7 +5,7 @@ use crate::host::{Connection, Host, PD, QKEY};
 use crate::memory::PAGE;
 use crate::outcome::Outcome;
 use crate::packet::{aeth, rc, Packet};
-use crate::rings::{Cq, Qp, Region, Srq};
+use crate::rings::{Cq, EventRing, Qp, Region, Srq};
 use crate::wire::Neighbour;
 use crate::work::Work;
 use ferrite_abi::*;
@@ -434,6 +434,41 @@ pub fn complete_unread(host: &mut Host, cq: &Cq, qp: &mut Qp, count: u32) -> Out
     crate::outcome::wait_for("the last of the completions", || {
         Ok(cq.at(&host.memory, last).map(drop))
     })
+}
+
+/// Sets entries of one row of the vector map: event queue and message, from processor `first` on.
+pub fn map_command(row: SubFunction, first: u16, entries: &[(u16, u16)]) -> SetVectorMap {
+    let mut command = SetVectorMap {
+        sub_function: row.number(),
+        first,
+        count: entries.len() as u16,
+        ..SetVectorMap::zeroed()
+    };
+    for (entry, &(eqn, message)) in command.entries.iter_mut().zip(entries) {
+        *entry = VectorMapEntry { eqn, message };
+    }
+    command
+}
+
+/// The command that gives an event queue another ring, of `1 << log_entries` entries.
+pub fn switch_command(host: &mut Host, eqn: u16, log_entries: u8) -> SwitchEventQueue {
+    let length = (size_of::<EventEntry>() as u64) << log_entries;
+    SwitchEventQueue {
+        eqn,
+        log_entries,
+        ring: Buffer::contiguous(host.memory.allocate(length), length),
+        ..SwitchEventQueue::zeroed()
+    }
+}
+
+/// Gives an event queue other than 0 another ring, which is returned; the host goes on with the old
+/// one.
+pub fn switch(host: &mut Host, eqn: u16, log_entries: u8) -> Outcome<EventRing> {
+    let command = switch_command(host, eqn, log_entries);
+    host.execute(&command)?;
+    let mut ring = host.queues[&eqn].clone();
+    (ring.ring, ring.log_entries) = (command.ring.root, log_entries);
+    Ok(ring)
 }
 
 /// A write of nothing, which succeeds on every reliable connection.

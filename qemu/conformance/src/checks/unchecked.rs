@@ -8,10 +8,6 @@ pub const REASONS: &[(&str, &str)] = &[
         "over vfio-user the client has the MSI-X table, and masks and keeps pending itself",
     ),
     (
-        "DEV-1-29",
-        "there is no device with an interrupt pin to try a check with",
-    ),
-    (
         "DEV-1-32",
         "vfio-user has no bus whose attributes could be seen; the order itself is chapter 13's",
     ),
@@ -36,6 +32,23 @@ pub const REASONS: &[(&str, &str)] = &[
     (
         "DEV-4-88",
         "RoCE carries packets out in order only, so that none is placed ahead of others",
+    ),
+    (
+        "DEV-5-53",
+        "whose turn it is in the device is not seen from outside; when packets leave depends on \
+         more than that",
+    ),
+    (
+        "DEV-5-54",
+        "that two times end at once cannot be brought about from outside",
+    ),
+    (
+        "DEV-5-55",
+        "memory errors and management are the device's own: no host brings one about",
+    ),
+    (
+        "DEV-5-56",
+        "management is the device's own: no host brings it about",
     ),
     (
         "DEV-8-12",

@@ -73,6 +73,8 @@ fn samples() -> (Node, Vec<Sample>) {
         qpn: 77,
         reserved: 0,
     };
+    let mut no_such_queue = SetVectorMap::zeroed().entries;
+    no_such_queue[0].eqn = 77;
     let samples = vec![
         sample(
             O::CreateEventQueue,
@@ -80,11 +82,37 @@ fn samples() -> (Node, Vec<Sample>) {
                 eqn: EQ_ASYNC,
                 message: 0,
                 log_entries: 4,
-                reserved: [0; 3],
+                overflow: 0,
+                priority: 0,
+                reserved: 0,
                 ring,
             },
         ),
         object(O::DestroyEventQueue),
+        sample(
+            O::SwitchEventQueue,
+            SwitchEventQueue {
+                eqn: 77,
+                log_entries: 4,
+                ring,
+                ..SwitchEventQueue::zeroed()
+            },
+        ),
+        sample(
+            O::SetVectorMap,
+            SetVectorMap {
+                count: 1,
+                entries: no_such_queue,
+                ..SetVectorMap::zeroed()
+            },
+        ),
+        sample(
+            O::QueryVectorMap,
+            QueryVectorMap {
+                count: 1,
+                ..QueryVectorMap::zeroed()
+            },
+        ),
         sample(
             O::ModifyEventQueue,
             ModifyEventQueue {
@@ -210,6 +238,7 @@ fn is_query(opcode: CommandOpcode) -> bool {
             | O::QuerySrq
             | O::QueryCounters
             | O::TakeFaults
+            | O::QueryVectorMap
     )
 }
 

@@ -58,7 +58,7 @@ fn a_number_is_out_of_range_or_nobodys() {
         assert_eq!(node.object_command(opcode, number), status, "{opcode:?}");
     }
     // What a command names beside its own.
-    for (number, refused) in [(9, NotFound), (u32::MAX - 1, BadNumber)] {
+    for (number, refused) in [(9, NotFound), (u32::MAX - 2, BadNumber)] {
         let good = node.qp_template(QpOptions::default());
         let other_queue = CreateQueuePair {
             send_cqn: number,

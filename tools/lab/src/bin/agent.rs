@@ -63,6 +63,7 @@ fn set_up() {
          if [ -e $p ]; then
              mkdir -p /etc/libibverbs.d
              cp $p /usr/lib/x86_64-linux-gnu/libibverbs/
+             ln -sf libibverbs/libferrite-rdmav34.so /usr/lib/x86_64-linux-gnu/libferrite.so.1
              cp /ferrite/lib/ferrite.driver /etc/libibverbs.d/
          fi",
     );

@@ -21,6 +21,20 @@ const UNBIND: &str = "cd /sys/bus/pci/drivers/ferrite
 pub const BIND: &str = "cd /sys/bus/pci/drivers/ferrite
     for f in $(cat /run/functions); do [ -e $f ] || echo $f >bind || exit; done";
 
+/// Sets `reporters` to the devlink instances of what the driver has.
+pub const REPORTERS: &str =
+    "reporters=; for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do reporters+=\" pci/${f##*/}\"; done";
+
+/// Has a device that fails stay failed, until the driver is bound to it again.
+pub fn leave_failed(vm: &Vm) -> Result<()> {
+    vm.sh(&format!(
+        "{REPORTERS}; for r in $reporters; do
+             devlink health set $r reporter fatal auto_recover false || exit
+         done"
+    ))?;
+    Ok(())
+}
+
 /// Takes the device of a machine from its driver, if that has it.
 pub fn unbind(vm: &Vm) -> Result<()> {
     vm.sh_in(UNBIND, PATIENCE)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
-use super::driver::{bind, ended_well, program_in_the_middle, unbind};
+use super::driver::{bind, ended_well, leave_failed, program_in_the_middle, unbind};
 use super::{nvme, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::shell::LOAD_DRIVER;
@@ -99,9 +99,10 @@ fn unbound_under_a_program(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
-/// Makes the device of machine 1 fail.
-fn fail_device(cluster: &Cluster) -> Result<()> {
+/// Makes the device of machine 1 fail for good.
+pub(super) fn fail_device(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
+    leave_failed(one)?;
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
     one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(30))
 }

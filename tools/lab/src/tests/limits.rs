@@ -42,6 +42,12 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
+/// The same, of some minutes.
+pub const LONG: &[VmTest] = &[VmTest::new(
+    "users whose threads are not running do not hold up the commands of others",
+    commands_of_others,
+)];
+
 const TIME: Duration = Duration::from_secs(180);
 
 /// Puts a program into a machine.
@@ -161,6 +167,135 @@ fn contexts_for_all(cluster: &Cluster) -> Result<()> {
     let held = greedy.end_with(libc::SIGKILL);
     checked?;
     held?;
+    nothing_left(one)
+}
+
+/// A user with more processes than there are places for commands, which hardly ever run: they share a
+/// processor with others that never wait. They count what they have done; `ready` is made when all have.
+const CROWD: &str = "import mmap, os, struct, sys, time
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.cq import CQ
+from pyverbs.qp import QP, QPCap, QPInitAttr
+import pyverbs.enums as e
+COUNT = 90
+counts = mmap.mmap(-1, 8 * COUNT)
+cpu = max(os.sched_getaffinity(0))
+parent = os.getpid()
+os.sched_setaffinity(0, [cpu])
+def member(at):
+    context = Context(name=sys.argv[1])
+    pd, cq = PD(context), CQ(context, 4)
+    init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(1, 1, 1, 1))
+    qp = QP(pd, init)
+    done = 1
+    struct.pack_into('Q', counts, 8 * at, done)
+    while not os.path.exists('/run/crowd/go'):
+        time.sleep(0.1)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while os.getppid() == parent:
+        qp.query(e.IBV_QP_STATE)
+        done += 1
+        struct.pack_into('Q', counts, 8 * at, done)
+def spin():
+    while os.getppid() == parent:
+        pass
+def start(body, *arguments):
+    if os.fork() == 0:
+        try:
+            body(*arguments)
+        finally:
+            os._exit(0)
+def total():
+    return sum(struct.unpack('%dQ' % COUNT, counts))
+for at in range(COUNT):
+    start(member, at)
+while any(count == 0 for count in struct.unpack('%dQ' % COUNT, counts)):
+    time.sleep(0.1)
+for _ in range(6):
+    start(spin)
+open('/run/crowd/go', 'w').close()
+os.sched_setaffinity(0, [0])
+while True:
+    with open('/run/crowd/new', 'w') as new:
+        new.write(str(total()))
+    os.rename('/run/crowd/new', '/run/crowd/done')
+    time.sleep(0.1)
+";
+
+/// Somebody else, who asks for one thing after the other for a while; says how often that was answered,
+/// and how often those of the crowd were meanwhile.
+const VICTIM: &str = "import os, sys, time
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.cq import CQ
+from pyverbs.qp import QP, QPCap, QPInitAttr
+import pyverbs.enums as e
+os.sched_setaffinity(0, [0])
+context = Context(name=sys.argv[1])
+pd, cq = PD(context), CQ(context, 4)
+init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(1, 1, 1, 1))
+qp = QP(pd, init)
+crowd = lambda: int(open('/run/crowd/done').read())
+# Until the crowd has done a little of what it does.
+begin, start = crowd(), time.monotonic()
+while crowd() < begin + 1000 and time.monotonic() < start + 20:
+    time.sleep(0.1)
+begin, done, start = crowd(), 0, time.monotonic()
+while time.monotonic() < start + 20:
+    qp.query(e.IBV_QP_STATE)
+    done += 1
+print(done, crowd() - begin)
+";
+
+fn commands_of_others(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let as_user = |user: u32| format!("setpriv --reuid {user} --regid {user} --clear-groups");
+    one.sh("rm -rf /run/crowd; mkdir -m 777 /run/crowd")?;
+    write_program(one, "crowd.py", CROWD)?;
+    let crowd = one.spawn(
+        &format!(
+            "exec {} python3 /run/crowd.py $(ls /sys/class/infiniband)",
+            as_user(1000)
+        ),
+        TIME,
+    )?;
+    let checked = (|| -> Result<()> {
+        one.wait_for("test -e /run/crowd/done", TIME)?;
+        write_program(one, "victim.py", VICTIM)?;
+        let said = one.sh_in(
+            &format!(
+                "{} python3 /run/victim.py $(ls /sys/class/infiniband)",
+                as_user(1001)
+            ),
+            TIME,
+        )?;
+        let counts: Vec<u64> = said
+            .split_whitespace()
+            .map(|word| word.parse().context("no number"))
+            .collect::<Result<_>>()?;
+        let [own, others] = counts[..] else {
+            bail!("cannot read: {said}");
+        };
+        // Each of them is still there, those that keep the processor busy, and who started them.
+        let left = one.sh("pgrep -c -u 1000")?;
+        ensure!(
+            left.trim() == "97" && others > 0,
+            "{} of the crowd are left, and had {others} commands done",
+            left.trim()
+        );
+        // Theirs hardly run; in one line with all of them it would have a ninetieth.
+        ensure!(
+            own > others,
+            "one who runs had {own} commands done, 90 who hardly do {others}"
+        );
+        Ok(())
+    })();
+    // They end with it, those that wait for a command too.
+    let ended = crowd.end_with(libc::SIGKILL);
+    checked?;
+    ended?;
+    one.wait_for("! pgrep -u 1000", TIME)?;
     nothing_left(one)
 }
 

@@ -8,7 +8,9 @@ use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
 use super::basics::alone;
-use super::driver::{bind, ended_well, program_in_the_middle, unbind, BIND, PATIENCE};
+use super::driver::{
+    bind, ended_well, leave_failed, program_in_the_middle, unbind, BIND, PATIENCE,
+};
 use super::{nothing_left, nvme, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
@@ -79,14 +81,14 @@ const TRAFFIC: &str = "while :; do
         done
     done";
 
-fn misbehave(cluster: &Cluster, rules: &Value) -> Result<()> {
+pub(super) fn misbehave(cluster: &Cluster, rules: &Value) -> Result<()> {
     let mut request = rules.clone();
     request["cmd"] = json!("misbehave");
     cluster.device_command(1, &request)?;
     Ok(())
 }
 
-fn behave(cluster: &Cluster) -> Result<()> {
+pub(super) fn behave(cluster: &Cluster) -> Result<()> {
     misbehave(cluster, &json!({}))
 }
 
@@ -130,7 +132,7 @@ fn reload(vm: &Vm, parameters: &str) -> Result<()> {
 }
 
 /// Resets the function behind the driver's back.
-fn reset(vm: &Vm) -> Result<()> {
+pub(super) fn reset(vm: &Vm) -> Result<()> {
     vm.sh_in(
         "for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do echo 1 >$f/reset || exit; done",
         PATIENCE,
@@ -149,7 +151,7 @@ fn start_over(cluster: &Cluster, vm: &Vm) -> Result<()> {
 }
 
 /// Pages of user memory that are pinned.
-fn pinned(vm: &Vm) -> Result<u64> {
+pub(super) fn pinned(vm: &Vm) -> Result<u64> {
     let pages = vm.sh("cat /proc/sys/vm/stat_refresh
          awk '/^nr_foll_pin_acquired/ { n += $2 } /^nr_foll_pin_released/ { n -= $2 } END { print n }' \
              /proc/vmstat")?;
@@ -369,7 +371,7 @@ impl User {
 }
 
 /// How many commands machine 1 has given its device.
-fn commands_given(cluster: &Cluster) -> Result<u64> {
+pub(super) fn commands_given(cluster: &Cluster) -> Result<u64> {
     let counters = cluster.counters(1)?;
     counters["engine"]["commands"]
         .as_u64()
@@ -377,7 +379,7 @@ fn commands_given(cluster: &Cluster) -> Result<u64> {
 }
 
 /// Waits until machine 1 has given its device so many commands.
-fn wait_for_commands(cluster: &Cluster, count: u64) -> Result<()> {
+pub(super) fn wait_for_commands(cluster: &Cluster, count: u64) -> Result<()> {
     let patience = Duration::from_secs(30) * cluster.two()?.0.patience();
     let come = wait_until(Instant::now() + patience, || {
         Ok(commands_given(cluster)? >= count)
@@ -436,6 +438,8 @@ fn reset_under_a_drain(cluster: &Cluster) -> Result<()> {
         2 * PATIENCE,
     )?;
     one.wait_for("grep -q ferrite /run/events", PATIENCE)?;
+    // Else it is given commands when it comes back.
+    leave_failed(one)?;
     misbehave(cluster, &json!({"lose_flushes": true}))?;
     let sample = one.spawn("exec insmod /ferrite/modules/rust_rdma_loop.ko", PATIENCE)?;
     one.wait_for(
@@ -474,6 +478,7 @@ fn reset_under_a_program(cluster: &Cluster) -> Result<()> {
     wait_active(one)?;
     let before = pinned(one)?;
     let program = program_in_the_middle(one)?;
+    leave_failed(one)?;
     reset(one)?;
     one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(10))
         .context("the driver did not notice")?;
@@ -608,6 +613,7 @@ fn silence(cluster: &Cluster) -> Result<()> {
     let program = program_in_the_middle(one)?;
     let usual = reconfigure(one)?;
     wait_active(one)?;
+    leave_failed(one)?;
     misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
     one.sh("dmesg -C")?;
     let took = reconfigure(one)?;
@@ -631,6 +637,7 @@ fn let_go_with(cluster: &Cluster, rules: &Value) -> Result<(String, u64)> {
     let before = pinned(one)?;
     let program = program_in_the_middle(one)?;
     ensure!(pinned(one)? > before, "the program has no memory");
+    leave_failed(one)?;
     misbehave(cluster, rules)?;
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
     unbind(one)?;

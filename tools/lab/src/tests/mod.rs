@@ -7,14 +7,19 @@ mod clients;
 mod connections;
 mod driver;
 mod faults;
+mod growth;
 mod inside;
 mod interfaces;
+mod interrupts;
 mod lifecycle;
 mod limits;
 mod misbehaviour;
+mod moderation;
+mod moving;
 mod notification;
 mod numbers;
 mod nvme;
+mod recovery;
 mod wire;
 
 use std::time::{Duration, Instant};
@@ -115,7 +120,10 @@ pub fn groups() -> Vec<Group> {
                 ("clients", clients::TESTS),
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
+                ("moving", moving::TESTS),
+                ("clients", moderation::TESTS),
                 ("neighbours", lifecycle::FAILING),
+                ("moving", moving::FAILING),
             ],
         },
         Group {
@@ -129,6 +137,14 @@ pub fn groups() -> Vec<Group> {
             },
             long: true,
             tests: &[("reference", wire::REFERENCE)],
+        },
+        Group {
+            name: "crowds",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options { cpus: 1, ..o },
+            long: true,
+            tests: &[("neighbours", limits::LONG)],
         },
         Group {
             name: "interoperation",
@@ -148,14 +164,24 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options {
                 cpus: 4,
-                device_args: vec!["--vectors".into(), "3".into()],
+                own_device_args: vec![notification::vectors(3, 5), notification::vectors(1, 8)],
                 ..o
             },
             long: false,
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
+                ("four processors", moving::TESTS),
+                ("four processors", moving::SERVES),
                 ("four processors", basics::THREADS),
             ],
+        },
+        Group {
+            name: "interrupt modes",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: interrupts::options,
+            long: false,
+            tests: &[("interrupt modes", interrupts::MODES)],
         },
         Group {
             name: "other numbers",
@@ -166,6 +192,17 @@ pub fn groups() -> Vec<Group> {
             tests: &[("other numbers", numbers::TESTS)],
         },
         Group {
+            name: "recovery",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| o,
+            long: true,
+            tests: &[
+                ("recovery", recovery::LONG),
+                ("recovery", recovery::REMOVAL),
+            ],
+        },
+        Group {
             name: "checked",
             flavour: Flavour::Test,
             load_driver: true,
@@ -174,11 +211,15 @@ pub fn groups() -> Vec<Group> {
             tests: &[
                 ("checked", basics::CHECKED),
                 ("checked", notification::TESTS),
+                ("checked", moving::TESTS),
+                ("checked", growth::TESTS),
+                ("checked", moving::ENDING),
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),
                 ("allocations", allocations::TESTS),
                 ("checked", lifecycle::LOADING),
                 ("misbehaviour", misbehaviour::TESTS),
+                ("recovery", recovery::TESTS),
                 ("checked", lifecycle::REMOVAL),
                 ("misbehaviour", misbehaviour::LEAKING),
             ],

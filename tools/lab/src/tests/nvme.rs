@@ -71,6 +71,16 @@ pub fn disconnect(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
+/// Has `vm` listen again, after its device was taken from it: the kernel's target gives its port up then, and
+/// leaves the rest to the administrator.
+pub fn listen_again(vm: &Vm) -> Result<()> {
+    vm.sh("set -e
+         cd /sys/kernel/config/nvmet/ports/1/subsystems
+         rm disk
+         ln -s /sys/kernel/config/nvmet/subsystems/disk disk")?;
+    Ok(())
+}
+
 /// Takes the disk of `vm` back.
 pub fn end(vm: &Vm) -> Result<()> {
     vm.sh_in(

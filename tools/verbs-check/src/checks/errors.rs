@@ -94,7 +94,7 @@ fn beside(bench: &mut Bench, bystander: &Pair, body: Body) -> Check {
 }
 
 /// A work request between the buffers of a pair.
-fn work(pair: &Pair, opcode: u32, length: u32) -> SendWork {
+pub fn work(pair: &Pair, opcode: u32, length: u32) -> SendWork {
     SendWork {
         wr_id: 77,
         opcode,
@@ -108,7 +108,7 @@ fn work(pair: &Pair, opcode: u32, length: u32) -> SendWork {
 }
 
 /// A key that was never given out for this device: another index, so not merely a stale one.
-fn wrong(key: u32) -> u32 {
+pub fn wrong(key: u32) -> u32 {
     key ^ 0x7f_ff00
 }
 

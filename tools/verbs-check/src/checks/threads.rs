@@ -56,7 +56,7 @@ pub fn run(options: &Options, report: &mut Report) {
 }
 
 /// A pointer to an object of the verbs, which are made for use by many threads.
-struct Raw<T>(*mut T);
+pub(super) struct Raw<T>(pub(super) *mut T);
 
 impl<T> Clone for Raw<T> {
     fn clone(&self) -> Self {
@@ -71,14 +71,17 @@ impl<T> Copy for Raw<T> {}
 unsafe impl<T> Send for Raw<T> {}
 
 impl<T> Raw<T> {
-    fn get(self) -> *mut T {
+    pub(super) fn get(self) -> *mut T {
         self.0
     }
 }
 
 /// Runs `body` in a thread of its own. If it does not end, the check says so, and the thread is left
 /// behind.
-fn in_time<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'static) -> Check<T> {
+pub(super) fn in_time<T: Send + 'static>(
+    what: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Check<T> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(body()));
     receiver
@@ -86,7 +89,7 @@ fn in_time<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'sta
         .map_err(|_| format!("{what}: hangs").into())
 }
 
-fn post(context: *mut ibv_context, qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> i32 {
+pub(super) fn post(context: *mut ibv_context, qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> i32 {
     let mut bad = ptr::null_mut();
     // SAFETY: the queue pair lives, the work request and its list are complete.
     unsafe {

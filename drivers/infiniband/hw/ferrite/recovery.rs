@@ -1,0 +1,1143 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Coming back after a failure: what a PCI function has for as long as the driver is bound to it, the lives
+//! of its device, and when another one is tried.
+//!
+//! A device that failed leaves its consumers with errors. They are given a moment to notice and to let go by
+//! themselves; then the RDMA device is unregistered, and after a reset that the device has confirmed it is
+//! registered again, as a new one of the same name. devlink is told, and asked whether that is wanted; it can
+//! ask for it, too. A device that fails again and again is left alone in the end.
+
+use crate::{
+    bars::{
+        Doorbells,
+        Registers, //
+    },
+    hardware::{
+        Cause,
+        Hardware, //
+    },
+    kernel_ext::{
+        devlink::{
+            Devlink,
+            Diagnosis,
+            HealthReporter,
+            Refusal,
+            Standing, //
+        },
+        pci as pci_ext,
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock, //
+        },
+        workqueue::{
+            flush_delayed,
+            hasten,
+            OwnedQueue, //
+        },
+    },
+    lent::Reach,
+    pci::Life,
+    rdma::DeviceName,
+};
+use kernel::{
+    device::Bound,
+    impl_has_delayed_work, new_condvar, new_delayed_work, new_mutex, pci,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        ArcBorrow,
+        CondVar,
+        CondVarTimeoutResult,
+        Mutex, //
+    },
+    time::{
+        msecs_to_jiffies,
+        Instant,
+        Monotonic, //
+    },
+    workqueue::{
+        impl_has_work,
+        new_work,
+        DelayedWork,
+        Work,
+        WorkItem, //
+    },
+};
+
+/// Milliseconds from a failure to each attempt to come back, one after the other. The first lets consumers
+/// notice, and let go of what they have: those whose device is taken from them instead may not come back to
+/// it.
+const WAITS: [u32; 5] = [1_000, 2_000, 4_000, 8_000, 16_000];
+
+/// For so many milliseconds of life one attempt is forgiven: a device that keeps failing in less is left
+/// alone in the end.
+const FORGIVEN_AFTER: u64 = 60_000;
+
+/// For how many milliseconds who asks for an attempt waits for its end: devlink, and all of generic netlink
+/// that has a lock to write, wait with him, while a user can hold an attempt up for as long as he likes.
+const PATIENCE: u32 = 20_000;
+
+/// After so many milliseconds it is said that users take their time to let go.
+const LONG_PARTING: u64 = 5_000;
+
+/// Tells the work of talking to devlink from that of recovery.
+const TALK: u64 = 1;
+
+/// What is to be done about a device that does not work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// To wait, for so many milliseconds: an attempt was planned just now.
+    Planned(u32),
+    /// To wait for the rest of it.
+    Wait(u32),
+    /// To try.
+    Attempt,
+    /// To leave it as it is, from now on, and to say why.
+    GiveUp(&'static str),
+    /// Nothing.
+    Nothing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The device works, as far as is known.
+    Working,
+    /// It failed, and it is not known yet whether it is to be recovered.
+    Reported,
+    /// It failed, and is tried again at that time.
+    Waiting { due: u64 },
+    /// It failed, and is left alone.
+    Stays,
+}
+
+/// How an attempt to begin a life ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// A life has begun.
+    Began,
+    /// None has.
+    Failed,
+    /// None has, as others reset the function.
+    Interrupted,
+    /// None has, or none was to: the device did not stop, and may touch what it was told of.
+    Unstoppable,
+}
+
+/// What devlink says about the failure of a life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Verdict {
+    life: u32,
+    /// Whether the device is to be recovered.
+    wanted: bool,
+}
+
+/// When a device that failed is tried again. Times are in milliseconds since some moment.
+///
+/// One task changes it, that of the work item: what others want they leave in [`Exchange`].
+struct Plan {
+    phase: Phase,
+    /// Attempts that are not forgiven, since somebody asked for one.
+    attempts: usize,
+    /// The number of the last life that began.
+    life: u32,
+    /// When that was.
+    began: u64,
+}
+
+impl Plan {
+    const fn new() -> Self {
+        Self {
+            phase: Phase::Working,
+            attempts: 0,
+            life: 0,
+            began: 0,
+        }
+    }
+
+    /// A life begins.
+    fn begins(&mut self, now: u64) {
+        self.phase = Phase::Working;
+        self.life = self.life.saturating_add(1);
+        self.began = now;
+    }
+
+    /// The device is seen not to work at `now`. Gives whether that is news, which is to be reported.
+    fn notice(&mut self, now: u64) -> bool {
+        if self.phase != Phase::Working {
+            return false;
+        }
+        let forgiven = now.saturating_sub(self.began) / FORGIVEN_AFTER;
+        self.attempts = self.attempts.saturating_sub(forgiven as usize);
+        self.phase = Phase::Reported;
+        true
+    }
+
+    /// What is to be done at `now` about a device that does not work, with what others have to say.
+    fn step(&mut self, asked: bool, verdict: Option<Verdict>, now: u64) -> Step {
+        if asked {
+            // Whatever was before is forgotten.
+            self.attempts = 0;
+            return Step::Attempt;
+        }
+        match self.phase {
+            Phase::Reported => match verdict.filter(|verdict| verdict.life == self.life) {
+                Some(verdict) if verdict.wanted => self.again(now, "it does not work for long"),
+                Some(_) => self.give_up("devlink does not want it recovered"),
+                None => Step::Nothing,
+            },
+            Phase::Waiting { due } if now < due => Step::Wait((due - now) as u32),
+            Phase::Waiting { .. } => Step::Attempt,
+            Phase::Working | Phase::Stays => Step::Nothing,
+        }
+    }
+
+    /// An attempt has ended, which somebody `asked` for or not. Gives what is to be done then.
+    fn ended(&mut self, outcome: Outcome, asked: bool, now: u64) -> Step {
+        match outcome {
+            Outcome::Began => {
+                self.begins(now);
+                Step::Nothing
+            }
+            // Who asked is told, and may ask again.
+            _ if asked => self.give_up("an attempt that was asked for failed"),
+            Outcome::Failed => self.again(now, "it was tried often enough"),
+            Outcome::Interrupted => {
+                // It is not the device's fault.
+                self.attempts = self.attempts.saturating_sub(1);
+                self.phase = Phase::Waiting { due: now };
+                Step::Wait(0)
+            }
+            // All memory that it knows is lost with each life of such a device.
+            Outcome::Unstoppable => self.give_up("it cannot be stopped"),
+        }
+    }
+
+    /// Plans the next attempt, if there is one; else this is `why`.
+    fn again(&mut self, now: u64, why: &'static str) -> Step {
+        let Some(wait) = WAITS.get(self.attempts).copied() else {
+            return self.give_up(why);
+        };
+        self.attempts += 1;
+        self.phase = Phase::Waiting {
+            due: now + u64::from(wait),
+        };
+        Step::Planned(wait)
+    }
+
+    fn give_up(&mut self, why: &'static str) -> Step {
+        self.phase = Phase::Stays;
+        Step::GiveUp(why)
+    }
+}
+
+/// What passes between the work item, who talks to devlink, and who asks for an attempt.
+///
+/// None of them waits for the others but who asks, with the devlink instance locked. Who talks to devlink
+/// waits for that lock, and so has work of his own.
+struct Exchange {
+    /// Nobody listens any more.
+    closed: bool,
+    /// How often was asked for an attempt.
+    asked: u64,
+    /// How many of these were answered.
+    answered: u64,
+    /// The last answer: the life that is there.
+    answer: Result<u32, Refusal>,
+    verdict: Option<Verdict>,
+    /// The last life that began.
+    life: u32,
+    /// The last life that devlink knows of.
+    counted: u32,
+    /// Whether it has failed.
+    failed: bool,
+    /// Whether that was reported.
+    reported: bool,
+}
+
+impl Exchange {
+    const fn new() -> Self {
+        Self {
+            closed: false,
+            asked: 0,
+            answered: 0,
+            answer: Ok(0),
+            verdict: None,
+            life: 0,
+            counted: 0,
+            failed: false,
+            reported: false,
+        }
+    }
+
+    /// A life has begun.
+    fn begins(&mut self, life: u32) {
+        self.life = life;
+        self.failed = false;
+        self.reported = false;
+        self.verdict = None;
+    }
+
+    /// It has failed.
+    fn fails(&mut self) {
+        self.failed = true;
+    }
+
+    /// What devlink is to say and to count. To be called with its instance locked: whoever asked has taken
+    /// his answer by then, and devlink acted on it, or he never does.
+    fn standing(&mut self) -> Standing {
+        let recovered = self.life.saturating_sub(self.counted);
+        self.counted = self.counted.max(self.life);
+        Standing {
+            // What is about to be reported is news, so that devlink has to take the device for healthy
+            // before.
+            healthy: !(self.failed && self.reported),
+            recovered,
+        }
+    }
+
+    /// The life whose failure is to be reported, if there is one: once.
+    fn take_report(&mut self) -> Option<u32> {
+        if !self.failed || self.reported {
+            return None;
+        }
+        self.reported = true;
+        Some(self.life)
+    }
+
+    /// Somebody asks for an attempt. Gives the number of the question.
+    fn ask(&mut self) -> Result<u64, Refusal> {
+        if self.closed {
+            return Err(LET_GO);
+        }
+        self.asked += 1;
+        Ok(self.asked)
+    }
+
+    /// The question that is not answered, if there is one.
+    fn question(&self) -> Option<u64> {
+        (self.asked > self.answered).then_some(self.asked)
+    }
+
+    /// Answers all questions up to this one.
+    fn answer(&mut self, question: u64, answer: Result<u32, Refusal>) {
+        self.answered = question;
+        self.answer = answer;
+    }
+
+    /// The answer to a question, if there is one: devlink counts the life of which that tells.
+    fn take_answer(&mut self, question: u64) -> Option<Result<(), Refusal>> {
+        if self.closed {
+            return Some(Err(LET_GO));
+        }
+        (self.answered >= question).then(|| {
+            self.answer.map(|life| {
+                self.counted = self.counted.max(life);
+            })
+        })
+    }
+}
+
+const LET_GO: Refusal = Refusal::new(ENODEV, c"the driver lets go of the device");
+
+/// What is kept from one life to the next.
+pub(crate) struct Kept {
+    doorbells: Option<Arc<Doorbells>>,
+    name: Option<DeviceName>,
+}
+
+impl Kept {
+    /// The doorbells of a device that was reset, which are mapped once.
+    pub(crate) fn doorbells(
+        &mut self,
+        pdev: &pci::Device<Bound>,
+        registers: &Registers,
+    ) -> Result<Arc<Doorbells>> {
+        if let Some(doorbells) = &self.doorbells {
+            doorbells.check(pdev, registers)?;
+            return Ok(doorbells.clone());
+        }
+        let doorbells = Arc::new(Doorbells::map(pdev, registers)?, GFP_KERNEL)?;
+        self.doorbells = Some(doorbells.clone());
+        Ok(doorbells)
+    }
+
+    /// What the device was called last.
+    pub(crate) fn name(&self) -> Option<&CStr> {
+        self.name.as_deref()
+    }
+}
+
+/// The lives of a device: the present one, if there is one.
+struct Lives {
+    life: Option<Life>,
+    kept: Kept,
+}
+
+/// Who is to be told of resets by others.
+struct Current {
+    hw: Option<Arc<Hardware>>,
+    /// Somebody else is about to reset the function, or does.
+    held: bool,
+    /// The last one could not be stopped.
+    unstoppable: bool,
+}
+
+/// What devlink shows, beyond what it counts itself.
+struct Counts {
+    lives: u32,
+    attempts: u32,
+    cause: Option<Cause>,
+    /// Whether an attempt is under way.
+    trying: bool,
+    /// Why the last attempt failed, unless it did not.
+    error: Option<Error>,
+}
+
+/// What a PCI function has for as long as the driver is bound to it.
+///
+/// Locks are taken in this order: `devlink`, that of the devlink instance, `lives`, the others. `lives` is held
+/// while a device is taken down and started, for as long as consumers and the device take: only the work item
+/// takes it, and probe and unbind when that does not run.
+#[pin_data]
+pub(crate) struct Recovery {
+    pdev: ARef<pci::Device>,
+    registers: Arc<Registers>,
+    /// When this was made: what [`Plan`] counts from.
+    epoch: Instant<Monotonic>,
+    /// Where `work` runs: not where a [`Hardware`] has its own, which are flushed in the course of it.
+    queue: OwnedQueue,
+    #[pin]
+    work: DelayedWork<Recovery>,
+    /// Where `talk` runs: `work` does not wait for it, nor who asks for an attempt, whom it may wait for.
+    talk_queue: OwnedQueue,
+    /// Tells devlink what is new. Queued by `work` alone.
+    #[pin]
+    talk: Work<Recovery, TALK>,
+    /// Whether `work` may be queued. It can be when the device fails, in an interrupt.
+    #[pin]
+    open: IrqSpinLock<bool>,
+    #[pin]
+    lives: Mutex<Lives>,
+    #[pin]
+    current: Mutex<Current>,
+    #[pin]
+    plan: Mutex<Plan>,
+    #[pin]
+    exchange: Mutex<Exchange>,
+    /// A question was answered, or none will be.
+    #[pin]
+    answered: CondVar,
+    #[pin]
+    counts: Mutex<Counts>,
+    /// Taken out when the driver lets go.
+    #[pin]
+    devlink: Mutex<Option<Devlink<Recovery>>>,
+}
+
+impl_has_work! {
+    impl HasWork<Self, TALK> for Recovery { self.talk }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Self> for Recovery { self.work }
+}
+
+impl Recovery {
+    /// Of a function with these registers; there is no life yet.
+    pub(crate) fn new(pdev: &pci::Device<Bound>, registers: Registers) -> Result<Arc<Self>> {
+        let init = try_pin_init!(Self {
+            registers: Arc::new(registers, GFP_KERNEL)?,
+            epoch: Instant::now(),
+            queue: OwnedQueue::for_long_work(c"ferrite_recovery")?,
+            work <- new_delayed_work!("ferrite_recovery"),
+            talk_queue: OwnedQueue::for_long_work(c"ferrite_devlink")?,
+            talk <- new_work!("ferrite_devlink"),
+            open <- new_irq_spinlock!(false, "ferrite_recovery_open"),
+            lives <- new_mutex!(
+                Lives {
+                    life: None,
+                    kept: Kept {
+                        doorbells: None,
+                        name: None,
+                    },
+                },
+                "ferrite_lives"
+            ),
+            current <- new_mutex!(
+                Current {
+                    hw: None,
+                    held: false,
+                    unstoppable: false,
+                },
+                "ferrite_current"
+            ),
+            plan <- new_mutex!(Plan::new(), "ferrite_plan"),
+            exchange <- new_mutex!(Exchange::new(), "ferrite_exchange"),
+            answered <- new_condvar!("ferrite_answered"),
+            counts <- new_mutex!(
+                Counts {
+                    lives: 0,
+                    attempts: 0,
+                    cause: None,
+                    trying: false,
+                    error: None,
+                },
+                "ferrite_counts"
+            ),
+            devlink <- new_mutex!(None, "ferrite_devlink"),
+            pdev: ARef::from(&**pdev),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Begins the first life, on which everything depends, and watches over it. Sleeps.
+    ///
+    /// # Safety
+    ///
+    /// Whether or not this succeeds, [`Self::close`] is called before the driver core releases what is managed
+    /// for `pdev`: when what the driver has bound to it is dropped.
+    pub(crate) unsafe fn open(self: &Arc<Self>, pdev: &pci::Device<Bound>) -> Result {
+        {
+            let mut lives = self.lives.lock();
+            let life = Life::begin(pdev, self, &mut lives.kept);
+            self.note(&life);
+            lives.life = Some(life?);
+        }
+        self.plan.lock().begins(self.now());
+        {
+            let mut exchange = self.exchange.lock();
+            exchange.begins(1);
+            // The first life is no recovery.
+            exchange.counted = 1;
+        }
+        // SAFETY: The caller has `close` called before the device is unbound, which drops it.
+        let devlink = unsafe { Devlink::register(pdev.as_ref(), self.clone())? };
+        *self.devlink.lock() = Some(devlink);
+        *self.open.lock() = true;
+        // It may have failed before anybody was there to see it.
+        self.wake();
+        Ok(())
+    }
+
+    /// Ends the present life, and sees to it that there is no other. Sleeps.
+    pub(crate) fn close(self: &Arc<Self>) {
+        *self.open.lock() = false;
+        // Who asked for an attempt has devlink locked: he goes first.
+        self.exchange.lock().closed = true;
+        self.answered.notify_all();
+        // Nobody queues it from now on, as that is done with the lock held. Where it waits for its time it
+        // runs now, and does nothing.
+        flush_delayed(self);
+        // Nobody queues this any more, as that one did.
+        self.talk_queue.flush();
+        let devlink = self.devlink.lock().take();
+        // Nobody asks for anything by devlink after this.
+        drop(devlink);
+        let life = self.lives.lock().life.take();
+        if let Some(life) = &life {
+            // A device that was pulled out answers no command; there is no need to wait for it.
+            life.hw().check_presence();
+        }
+        drop(life);
+    }
+
+    /// The registers.
+    pub(crate) fn registers(&self) -> &Arc<Registers> {
+        &self.registers
+    }
+
+    /// Has it looked whether the device works. May be called from any context.
+    pub(crate) fn wake(self: &Arc<Self>) {
+        let open = self.open.lock();
+        if *open {
+            // Also where it waits for its time.
+            hasten::<_, 0>(&self.queue, self.clone());
+        }
+    }
+
+    /// The same after so many milliseconds, or sooner.
+    fn look_after(self: &Arc<Self>, wait: u32) {
+        let open = self.open.lock();
+        if *open {
+            // Where it is queued already that was done by `wake`, while it runs. It is not to come later for
+            // this: when it runs it sees how long it has to wait.
+            drop(
+                self.queue
+                    .enqueue_delayed::<_, 0>(self.clone(), msecs_to_jiffies(wait)),
+            );
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_millis() as u64
+    }
+
+    /// Notes the device of a life that begins, to be told of resets by others: `EBUSY` where one is under
+    /// way.
+    pub(crate) fn set_current(&self, hw: &Arc<Hardware>) -> Result {
+        let mut current = self.current.lock();
+        if current.held {
+            return Err(EBUSY);
+        }
+        let old = current.hw.replace(hw.clone());
+        drop(current);
+        // Not with the lock held: it may be the last reference.
+        drop(old);
+        Ok(())
+    }
+
+    /// Starts the device of a life that begins by `start`, unless others reset the function since it was
+    /// noted. Those wait, as they would take a device for stopped that is about to start. Sleeps.
+    pub(crate) fn start(&self, hw: &Hardware, start: impl FnOnce() -> Result) -> Result {
+        let current = self.current.lock();
+        if current.held || hw.is_dead() {
+            return Err(EBUSY);
+        }
+        start()
+    }
+
+    /// Parts with the device of a life that is over, or did not come to be: nobody tells it of anything from
+    /// now on, nothing of its own runs any more, and it has no right to the bus. Sleeps.
+    pub(crate) fn part(&self, hw: &Arc<Hardware>) {
+        let old = self.current.lock().hw.take();
+        drop(old);
+        hw.retire();
+        pci_ext::clear_master(&self.pdev);
+        self.current.lock().unstoppable = hw.reach.get() == Reach::Unstoppable;
+    }
+
+    /// Somebody else is about to reset the function, with its config space locked. Sleeps.
+    pub(crate) fn hold(&self) {
+        let hw = {
+            let mut current = self.current.lock();
+            current.held = true;
+            if let Some(hw) = &current.hw {
+                // With the lock held, so that it queues nothing that who parts with it does not wait for.
+                hw.fail_for_reset();
+            }
+            current.hw.clone()
+        };
+        if let Some(hw) = hw {
+            hw.stop_for_reset();
+        }
+    }
+
+    /// That is over.
+    pub(crate) fn release(self: &Arc<Self>) {
+        self.current.lock().held = false;
+        self.wake();
+    }
+
+    /// Notes how an attempt to begin a life ended.
+    fn note(&self, life: &Result<Life>) {
+        let mut counts = self.counts.lock();
+        counts.attempts = counts.attempts.saturating_add(1);
+        counts.error = life.as_ref().err().copied();
+        if life.is_ok() {
+            counts.lives = counts.lives.saturating_add(1);
+        }
+    }
+
+    /// Ends the life of a device that failed, and begins another, unless nothing stopped it and nobody `asked`
+    /// for that. Sleeps.
+    fn attempt(self: &Arc<Self>, asked: bool) -> (Outcome, Result) {
+        let mut lives = self.lives.lock();
+        let lives = &mut *lives;
+        if let Some(life) = lives.life.take() {
+            lives.kept.name = Some(life.name());
+            // Also where no other can begin: consumers are rid of it.
+            let parting = self.now();
+            drop(life);
+            let parting = self.now() - parting;
+            if parting > LONG_PARTING {
+                dev_warn!(
+                    self.pdev,
+                    "users took {} ms to let go of the device that failed\n",
+                    parting
+                );
+            }
+        }
+        if self.current.lock().unstoppable && !asked {
+            return (Outcome::Unstoppable, Err(EIO));
+        }
+        // SAFETY: Only the work item calls this, and what the driver has bound to the function waits for that
+        // when it is dropped, as who called `open` vouches: by `close`, after which it is not queued.
+        let pdev = unsafe { pci_ext::assume_bound(&self.pdev) };
+        let life = Life::begin(pdev, self, &mut lives.kept);
+        self.note(&life);
+        match life {
+            Ok(life) => {
+                lives.life = Some(life);
+                (Outcome::Began, Ok(()))
+            }
+            Err(error) => {
+                let current = self.current.lock();
+                let outcome = if current.held {
+                    Outcome::Interrupted
+                } else if current.unstoppable {
+                    Outcome::Unstoppable
+                } else {
+                    Outcome::Failed
+                };
+                (outcome, Err(error))
+            }
+        }
+    }
+
+    /// Whether there is a device at work, and else why there is none, if that is known.
+    fn works(&self) -> Result<(), Option<Cause>> {
+        match &self.lives.lock().life {
+            Some(life) if !life.hw().is_dead() => Ok(()),
+            Some(life) => Err(life.hw().cause()),
+            None => Err(None),
+        }
+    }
+
+    fn answer(&self, question: u64, answer: Result<u32, Refusal>) {
+        self.exchange.lock().answer(question, answer);
+        self.answered.notify_all();
+    }
+
+    /// Has devlink told what is new.
+    fn tell(self: &Arc<Self>) {
+        // Where it is queued already it has yet to look.
+        drop(self.talk_queue.enqueue::<_, TALK>(self.clone()));
+    }
+
+    /// Tries, because somebody asked that question or because it is time. Gives what is to be done then.
+    fn try_again(self: &Arc<Self>, question: Option<u64>) -> Step {
+        if self.current.lock().held {
+            // Whoever holds it has it looked after when that is over.
+            if let Some(question) = question {
+                self.answer(question, Err(HELD));
+            }
+            return Step::Nothing;
+        }
+        self.counts.lock().trying = true;
+        let (outcome, result) = self.attempt(question.is_some());
+        self.counts.lock().trying = false;
+        match result {
+            Ok(()) => dev_info!(self.pdev, "device works again\n"),
+            Err(error) => dev_err!(self.pdev, "device does not come back: {:?}\n", error),
+        }
+        let (step, life) = {
+            let mut plan = self.plan.lock();
+            let step = plan.ended(outcome, question.is_some(), self.now());
+            (step, plan.life)
+        };
+        if result.is_ok() {
+            self.exchange.lock().begins(life);
+        }
+        if let Some(question) = question {
+            let why = if outcome == Outcome::Unstoppable {
+                c"the device cannot be stopped"
+            } else {
+                c"the device does not start, see the log"
+            };
+            let answer = result.map(|()| life);
+            self.answer(question, answer.map_err(|error| Refusal::new(error, why)));
+        }
+        if result.is_ok() {
+            // After the answer: where that is taken devlink counts by itself.
+            self.tell();
+        }
+        step
+    }
+
+    /// Does what is to be done. Sleeps.
+    fn act(self: &Arc<Self>, step: Step, question: Option<u64>) {
+        let step = match step {
+            Step::Attempt => self.try_again(question),
+            step => step,
+        };
+        match step {
+            Step::Nothing | Step::Attempt => {}
+            Step::Wait(wait) => self.look_after(wait),
+            Step::Planned(wait) => {
+                dev_info!(self.pdev, "device is tried again in {} ms\n", wait);
+                self.look_after(wait);
+            }
+            Step::GiveUp(why) => dev_err!(
+                self.pdev,
+                "device stays failed ({}): 'devlink health recover' tries again\n",
+                why
+            ),
+        }
+    }
+}
+
+const HELD: Refusal = Refusal::new(EBUSY, c"the function is being reset by others");
+
+impl WorkItem for Recovery {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        // Not held while it is looked whether the device works, which sleeps.
+        let open = *this.open.lock();
+        if !open {
+            return;
+        }
+        let (question, verdict) = {
+            let mut exchange = this.exchange.lock();
+            (exchange.question(), exchange.verdict.take())
+        };
+        let Err(cause) = this.works() else {
+            if let Some(question) = question {
+                let life = this.plan.lock().life;
+                this.answer(question, Ok(life));
+            }
+            return;
+        };
+        let (news, step) = {
+            let mut plan = this.plan.lock();
+            let now = this.now();
+            let news = plan.notice(now);
+            (news, plan.step(question.is_some(), verdict, now))
+        };
+        if news {
+            this.counts.lock().cause = cause;
+            this.exchange.lock().fails();
+            this.tell();
+        }
+        this.act(step, question);
+    }
+}
+
+impl WorkItem<TALK> for Recovery {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let devlink = this.devlink.lock();
+        let Some(devlink) = &*devlink else {
+            return;
+        };
+        devlink.update(|| this.exchange.lock().standing());
+        let Some(life) = this.exchange.lock().take_report() else {
+            return;
+        };
+        let cause = this.counts.lock().cause;
+        let wanted = devlink.report(cause.map_or(c"the device failed", Cause::text));
+        this.exchange.lock().verdict = Some(Verdict { life, wanted });
+        this.wake();
+    }
+}
+
+impl HealthReporter for Recovery {
+    const NAME: &'static CStr = c"fatal";
+
+    fn recover(this: ArcBorrow<'_, Self>) -> Result<(), Refusal> {
+        let mut exchange = this.exchange.lock();
+        let question = exchange.ask()?;
+        Arc::<Self>::from(this).wake();
+        let mut left = msecs_to_jiffies(PATIENCE);
+        loop {
+            if let Some(answer) = exchange.take_answer(question) {
+                return answer;
+            }
+            match this
+                .answered
+                .wait_interruptible_timeout(&mut exchange, left)
+            {
+                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                CondVarTimeoutResult::Timeout => {
+                    let late = Refusal::new(ETIMEDOUT, c"the attempt is still under way");
+                    // It may have come at the last moment.
+                    return exchange.take_answer(question).unwrap_or(Err(late));
+                }
+                CondVarTimeoutResult::Signal { .. } => {
+                    let gone = Refusal::new(EINTR, c"the attempt goes on");
+                    return exchange.take_answer(question).unwrap_or(Err(gone));
+                }
+            }
+        }
+    }
+
+    fn diagnose(&self, diagnosis: &mut Diagnosis<'_>) {
+        let (phase, attempts) = {
+            let plan = self.plan.lock();
+            (plan.phase, plan.attempts)
+        };
+        let trying = self.counts.lock().trying;
+        diagnosis.text(
+            c"state",
+            match phase {
+                Phase::Working => c"working",
+                _ if trying => c"being tried",
+                Phase::Reported | Phase::Waiting { .. } => c"coming back",
+                Phase::Stays => c"failed",
+            },
+        );
+        diagnosis.number(c"attempts in a row", attempts as u32);
+        let counts = self.counts.lock();
+        diagnosis.number(c"attempts", counts.attempts);
+        diagnosis.number(c"lives", counts.lives);
+        if let Some(error) = counts.error {
+            diagnosis.number(
+                c"error of the last attempt",
+                error.to_errno().unsigned_abs(),
+            );
+        }
+        if let Some(cause) = counts.cause {
+            diagnosis.text(c"last failure", cause.text());
+            if let Cause::Stopped(Some(code)) = cause {
+                diagnosis.number(c"fatal code", code as u32);
+            }
+        }
+    }
+}
+
+#[kunit_tests(ferrite_recovery)]
+mod tests {
+    use super::*;
+
+    const WANTED: bool = true;
+
+    fn verdict(life: u32, wanted: bool) -> Option<Verdict> {
+        Some(Verdict { life, wanted })
+    }
+
+    /// A plan whose first life begins at `now`.
+    fn begun(now: u64) -> Plan {
+        let mut plan = Plan::new();
+        plan.begins(now);
+        plan
+    }
+
+    /// The device fails at `now`, and devlink wants it recovered.
+    fn fails(plan: &mut Plan, now: u64) -> Step {
+        assert!(plan.notice(now));
+        assert_eq!(plan.step(false, None, now), Step::Nothing);
+        let verdict = verdict(plan.life, WANTED);
+        plan.step(false, verdict, now)
+    }
+
+    #[test]
+    fn a_failure_is_reported_once_and_tried_again_when_its_time_has_come() {
+        let mut plan = begun(5);
+        assert_eq!(fails(&mut plan, 100), Step::Planned(WAITS[0]));
+        assert!(!plan.notice(100));
+        // Whoever looks sooner waits for the rest.
+        assert_eq!(plan.step(false, None, 100), Step::Wait(WAITS[0]));
+        let due = 100 + u64::from(WAITS[0]);
+        assert_eq!(plan.step(false, None, due - 1), Step::Wait(1));
+        assert_eq!(plan.step(false, None, due), Step::Attempt);
+        assert_eq!(plan.ended(Outcome::Began, false, due), Step::Nothing);
+        assert_eq!(plan.life, 2);
+        assert!(plan.notice(due));
+    }
+
+    #[test]
+    fn attempts_come_to_an_end_with_growing_waits() {
+        let mut plan = begun(0);
+        let mut now = 0;
+        let mut last = 0;
+        let mut step = fails(&mut plan, now);
+        let mut attempts = 0;
+        while let Step::Planned(wait) = step {
+            assert!(wait > last);
+            last = wait;
+            now += u64::from(wait);
+            assert_eq!(plan.step(false, None, now), Step::Attempt);
+            attempts += 1;
+            step = plan.ended(Outcome::Failed, false, now);
+        }
+        assert_eq!(attempts, WAITS.len());
+        assert!(matches!(step, Step::GiveUp(_)));
+        assert_eq!(plan.step(false, None, u64::MAX), Step::Nothing);
+    }
+
+    /// How many lives of so many milliseconds there are before the device is left alone, up to 100.
+    fn lives_of(length: u64) -> usize {
+        let mut plan = begun(0);
+        let mut now = length;
+        let mut lives = 0;
+        while let Step::Planned(wait) = fails(&mut plan, now) {
+            now += u64::from(wait);
+            assert_eq!(plan.step(false, None, now), Step::Attempt);
+            plan.ended(Outcome::Began, false, now);
+            now += length;
+            lives += 1;
+            if lives == 100 {
+                break;
+            }
+        }
+        lives
+    }
+
+    #[test]
+    fn a_device_that_keeps_failing_is_left_alone_and_one_that_works_between_is_not() {
+        assert_eq!(lives_of(0), WAITS.len());
+        assert_eq!(lives_of(10_000), WAITS.len());
+        assert_eq!(lives_of(FORGIVEN_AFTER - 1), WAITS.len());
+        assert_eq!(lives_of(FORGIVEN_AFTER), 100);
+    }
+
+    #[test]
+    fn attempts_are_forgiven_one_by_one() {
+        let mut plan = begun(0);
+        plan.attempts = 4;
+        assert_eq!(
+            fails(&mut plan, 2 * FORGIVEN_AFTER),
+            Step::Planned(WAITS[2])
+        );
+        plan.begins(0);
+        assert_eq!(
+            fails(&mut plan, 100 * FORGIVEN_AFTER),
+            Step::Planned(WAITS[0])
+        );
+    }
+
+    #[test]
+    fn a_failure_that_is_not_to_be_recovered_stays() {
+        let mut plan = begun(0);
+        assert!(plan.notice(7));
+        let step = plan.step(false, verdict(1, !WANTED), 7);
+        assert!(matches!(step, Step::GiveUp(_)));
+        assert_eq!(plan.step(false, None, u64::MAX), Step::Nothing);
+        // It is said once.
+        assert_eq!(plan.step(false, verdict(1, WANTED), 8), Step::Nothing);
+    }
+
+    #[test]
+    fn what_is_said_of_another_life_does_not_count() {
+        let mut plan = begun(0);
+        assert!(plan.notice(7));
+        assert_eq!(plan.step(true, None, 7), Step::Attempt);
+        plan.ended(Outcome::Began, true, 8);
+        assert!(plan.notice(9));
+        assert_eq!(plan.step(false, verdict(1, !WANTED), 9), Step::Nothing);
+        let step = plan.step(false, verdict(2, WANTED), 9);
+        assert_eq!(step, Step::Planned(WAITS[0]));
+    }
+
+    #[test]
+    fn who_asks_begins_anew_in_each_phase() {
+        let due = u64::from(WAITS[0]);
+        let phases = [Phase::Reported, Phase::Waiting { due }, Phase::Stays];
+        for phase in phases {
+            let mut plan = begun(0);
+            plan.attempts = WAITS.len();
+            plan.phase = phase;
+            assert_eq!(plan.step(true, None, 0), Step::Attempt);
+            plan.ended(Outcome::Began, true, 1);
+            assert_eq!(plan.phase, Phase::Working);
+            assert_eq!(fails(&mut plan, 1), Step::Planned(WAITS[0]));
+
+            // An attempt by hand that fails is not followed by others.
+            plan.phase = phase;
+            assert_eq!(plan.step(true, None, 0), Step::Attempt);
+            let step = plan.ended(Outcome::Failed, true, 1);
+            assert!(matches!(step, Step::GiveUp(_)));
+            assert_eq!(
+                plan.step(false, verdict(2, WANTED), u64::MAX),
+                Step::Nothing
+            );
+        }
+    }
+
+    #[test]
+    fn a_reset_by_others_uses_up_no_attempt() {
+        let mut plan = begun(0);
+        assert_eq!(fails(&mut plan, 0), Step::Planned(WAITS[0]));
+        let now = u64::from(WAITS[0]);
+        assert_eq!(plan.step(false, None, now), Step::Attempt);
+        assert_eq!(plan.ended(Outcome::Interrupted, false, now), Step::Wait(0));
+        assert_eq!(plan.attempts, 0);
+        assert_eq!(plan.step(false, None, now), Step::Attempt);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_stopped_is_not_tried_again() {
+        let mut plan = begun(0);
+        assert_eq!(fails(&mut plan, 0), Step::Planned(WAITS[0]));
+        let step = plan.ended(Outcome::Unstoppable, false, 1_000);
+        assert_eq!(step, Step::GiveUp("it cannot be stopped"));
+        assert_eq!(plan.step(false, None, u64::MAX), Step::Nothing);
+    }
+
+    /// As [`Recovery::open`] leaves it.
+    fn exchange() -> Exchange {
+        let mut exchange = Exchange::new();
+        exchange.begins(1);
+        exchange.counted = 1;
+        exchange
+    }
+
+    const HEALTHY: Standing = Standing {
+        healthy: true,
+        recovered: 0,
+    };
+    const FAILED: Standing = Standing {
+        healthy: false,
+        recovered: 0,
+    };
+
+    #[test]
+    fn a_failure_is_reported_of_a_device_that_devlink_takes_for_healthy() {
+        let mut exchange = exchange();
+        assert_eq!(exchange.take_report(), None);
+        exchange.fails();
+        assert_eq!(exchange.standing(), HEALTHY);
+        assert_eq!(exchange.take_report(), Some(1));
+        assert_eq!(exchange.take_report(), None);
+        assert_eq!(exchange.standing(), FAILED);
+        exchange.begins(2);
+        let recovered = Standing {
+            recovered: 1,
+            ..HEALTHY
+        };
+        assert_eq!(exchange.standing(), recovered);
+        assert_eq!(exchange.standing(), HEALTHY);
+    }
+
+    #[test]
+    fn who_asks_while_a_failure_is_reported_leaves_a_device_that_can_be_reported_again() {
+        let mut exchange = exchange();
+        exchange.fails();
+        assert_eq!(exchange.standing(), HEALTHY);
+        assert_eq!(exchange.take_report(), Some(1));
+        // Before devlink has said whether it wants that, somebody asks, and has it.
+        let question = exchange.ask().unwrap_or(0);
+        assert_eq!(exchange.question(), Some(question));
+        assert_eq!(exchange.take_answer(question), None);
+        exchange.begins(2);
+        exchange.answer(question, Ok(2));
+        assert_eq!(exchange.question(), None);
+        // That life fails as well, before he has his answer.
+        exchange.fails();
+        assert_eq!(exchange.take_answer(question), Some(Ok(())));
+        // devlink counted that one by itself, and the failure is news.
+        assert_eq!(exchange.standing(), HEALTHY);
+        assert_eq!(exchange.take_report(), Some(2));
+        assert_eq!(exchange.standing(), FAILED);
+    }
+
+    #[test]
+    fn what_nobody_waited_for_is_counted_all_the_same() {
+        let mut exchange = exchange();
+        exchange.fails();
+        assert_eq!(exchange.take_report(), Some(1));
+        let question = exchange.ask().unwrap_or(0);
+        exchange.begins(2);
+        exchange.answer(question, Ok(2));
+        assert_eq!(exchange.standing().recovered, 1);
+        // Who asks after him is not given his answer.
+        let next = exchange.ask().unwrap_or(0);
+        assert_eq!(exchange.take_answer(next), None);
+        assert_eq!(exchange.question(), Some(next));
+        exchange.answer(next, Err(HELD));
+        assert_eq!(exchange.take_answer(next), Some(Err(HELD)));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_driver_that_lets_go() {
+        let mut exchange = exchange();
+        exchange.fails();
+        let question = exchange.ask().unwrap_or(0);
+        exchange.closed = true;
+        assert_eq!(exchange.take_answer(question), Some(Err(LET_GO)));
+        assert_eq!(exchange.ask(), Err(LET_GO));
+    }
+}

@@ -1,0 +1,1145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Commands that were asked for: which is put in the control ring next, and whose answer is whose.
+//!
+//! What waits for room in the ring is the ready command, not the thread that asks for it, and the
+//! event of an answer makes the room: how the threads of a user are scheduled delays that user's own
+//! commands only. A request lies on the stack of who waits for it, as nothing can be allocated where
+//! memory is taken back. An answer is copied to it, and then its slot is free.
+//!
+//! Answers are taken many at a time. What waits is put in the ring after all of them, with one doorbell
+//! (a write to the device is an exit of a virtual machine), so that who takes them is done when there
+//! were as many as were in flight.
+
+use crate::{
+    abi::{
+        CommandEntry,
+        Plain, //
+    },
+    dma_types::Reply,
+    kernel_ext::{
+        completion::Completion,
+        scoped::{
+            Scoped,
+            ScopedRef, //
+        },
+        spinlock::{
+            new_irq_spinlock,
+            IrqSpinLock, //
+        },
+    },
+};
+use kernel::{
+    prelude::*,
+    sync::LockedBy, //
+};
+
+/// Base-2 logarithm of the entries of the control ring.
+pub(crate) const LOG_ENTRIES: u8 = 6;
+/// Entries of the control ring.
+pub(crate) const ENTRIES: usize = 1 << LOG_ENTRIES;
+/// Commands in flight: fewer than the ring has entries.
+pub(crate) const SLOTS: usize = ENTRIES - 1;
+const SLOT_BITS: u32 = 8;
+const _: () = assert!(SLOTS <= 1 << SLOT_BITS && SLOTS <= u64::BITS as usize);
+// A reply is kept where its command was.
+const _: () = assert!(Reply::SIZE <= core::mem::size_of::<CommandEntry>());
+
+/// Slots that only memory management gets.
+const KEPT: u32 = 1;
+/// Slots that it has at the most: others go on however much memory a user has taken back.
+const MOST_RECLAIM: u32 = SLOTS as u32 / 2;
+/// Long commands in flight, at the most: that many are ahead of any other.
+pub(crate) const MOST_LONG: u32 = 4;
+
+/// Users who wait at once and have a turn each, of every class; what is beyond shares.
+const QUEUES: usize = u64::BITS as usize;
+
+/// What kind of command it is, for the order in which they are put in the ring.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Class {
+    /// Memory management waits for it, and others wait for that.
+    Reclaim,
+    /// Any other: the device needs no longer for it because something of a user's is large.
+    Short,
+    /// The device works on it for a while, as it moves or flushes a ring of any length.
+    Long,
+}
+
+impl Class {
+    /// Those that get a slot first.
+    const ORDER: [Self; 3] = [Self::Reclaim, Self::Long, Self::Short];
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Outcome {
+    /// The device answered with this status and result.
+    Answered { status: u32, result: u64 },
+    /// It will not answer any more.
+    Lost,
+}
+
+/// Where a request is.
+enum Stage {
+    /// With nobody but its owner.
+    Apart,
+    Queued {
+        queue: usize,
+    },
+    InRing {
+        slot: usize,
+    },
+    Done(Outcome),
+}
+
+/// How far a request is, as its owner sees it. What does not change means that nothing is done.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Position {
+    /// It waits for a slot; so many commands were answered until now, free-running, and this one is
+    /// the oldest of those that are in its way (its place in the ring).
+    Queued {
+        answers: u32,
+        oldest: u32,
+    },
+    /// The device has it, and so many that were put in the ring before.
+    InRing {
+        ahead: u32,
+    },
+    Done,
+}
+
+/// What changes of a request.
+struct Progress {
+    stage: Stage,
+    /// Its neighbours in the queue.
+    previous: Option<ScopedRef<Request>>,
+    next: Option<ScopedRef<Request>>,
+    /// But for the cookie and the place of the reply, which are those of a slot. When it is done, the
+    /// reply stands here: stacks are short where memory is taken back.
+    entry: CommandEntry,
+}
+
+/// A command that somebody asks for.
+#[pin_data]
+pub(crate) struct Request {
+    class: Class,
+    /// Whether it is answered by a reply.
+    has_reply: bool,
+    user: u64,
+    progress: LockedBy<Progress, State>,
+    /// Signalled once, when it is done.
+    #[pin]
+    pub(crate) done: Completion,
+}
+
+impl Request {
+    /// A request that `user` answers for.
+    pub(crate) fn new<'a>(
+        requests: &'a Requests,
+        user: u64,
+        class: Class,
+        entry: CommandEntry,
+    ) -> impl PinInit<Scoped<Self>> + 'a {
+        let progress = Progress {
+            stage: Stage::Apart,
+            previous: None,
+            next: None,
+            entry,
+        };
+        Scoped::new(pin_init!(Self {
+            class,
+            has_reply: progress.entry.reply_length != 0,
+            user,
+            progress: LockedBy::new(&requests.state, progress),
+            done <- Completion::new(),
+        }))
+    }
+}
+
+/// The control ring, the memory for replies, and the doorbell.
+pub(crate) trait Ring {
+    /// Writes an entry.
+    fn write(&self, at: usize, entry: &CommandEntry) -> Result;
+    /// Where the device puts the reply to the command in a slot.
+    fn reply_address(&self, slot: usize) -> u64;
+    /// Copies what is there to `reply`.
+    fn reply(&self, slot: usize, reply: &mut [u8]) -> Result;
+    /// Tells the device of all entries before this one, free-running.
+    fn ring_doorbell(&self, producer: u32);
+}
+
+/// Requests of a user that wait, in the order they came.
+struct Queue {
+    user: u64,
+    first: Option<ScopedRef<Request>>,
+    last: Option<ScopedRef<Request>>,
+    length: u32,
+}
+
+/// Requests of one class that wait: users in turn.
+struct Turns {
+    queues: KVec<Queue>,
+    /// Which queues are not empty.
+    used: u64,
+    /// The queue whose turn it is.
+    next: usize,
+}
+
+impl Turns {
+    fn new() -> Result<Self> {
+        let mut queues = KVec::with_capacity(QUEUES, GFP_KERNEL)?;
+        for _ in 0..QUEUES {
+            let queue = Queue {
+                user: 0,
+                first: None,
+                last: None,
+                length: 0,
+            };
+            queues.push(queue, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            queues,
+            used: 0,
+            next: 0,
+        })
+    }
+
+    /// The queue of a user: the one that is, else a new one, else the shortest, which is shared.
+    fn queue_of(&mut self, user: u64) -> usize {
+        let used = |queue: usize| self.used & 1 << queue != 0;
+        let own = (0..QUEUES).find(|queue| used(*queue) && self.queues[*queue].user == user);
+        if let Some(own) = own {
+            return own;
+        }
+        match (0..QUEUES).find(|queue| !used(*queue)) {
+            Some(new) => {
+                self.queues[new].user = user;
+                new
+            }
+            None => (0..QUEUES)
+                .min_by_key(|queue| self.queues[*queue].length)
+                .unwrap_or(0),
+        }
+    }
+
+    /// The queue whose turn it is, which then is the next one's.
+    fn take_turn(&mut self) -> Option<usize> {
+        if self.used == 0 {
+            return None;
+        }
+        let ahead = self.used.rotate_right(self.next as u32).trailing_zeros();
+        let queue = (self.next + ahead as usize) % QUEUES;
+        self.next = (queue + 1) % QUEUES;
+        Some(queue)
+    }
+}
+
+/// A place for a command in flight.
+struct Slot {
+    /// Of its present use, or the last one.
+    cookie: u32,
+    /// When it was put in the ring: the producer index.
+    place: u32,
+    /// Whom its answer is for. Nobody, if the slot is free, and if it was given up.
+    request: Option<ScopedRef<Request>>,
+}
+
+/// The slot that a cookie names.
+fn slot_of(cookie: u32) -> usize {
+    (cookie & ((1 << SLOT_BITS) - 1)) as usize
+}
+
+/// All requests.
+///
+/// Nothing waits that could be put in the ring, but while answers are being taken
+/// ([`Requests::put_waiting`] ends that).
+struct State {
+    /// Commands put in the ring, free-running.
+    producer: u32,
+    /// Commands answered, free-running.
+    answers: u32,
+    /// Nothing is put in the ring any more.
+    closed: bool,
+    /// Slots that are free.
+    free: u64,
+    slots: KVec<Slot>,
+    /// Slots in use, by class.
+    in_ring: [u32; Class::ORDER.len()],
+    /// Those who wait, by class.
+    turns: [Turns; Class::ORDER.len()],
+}
+
+impl State {
+    fn new() -> Result<Self> {
+        let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL)?;
+        for index in 0..SLOTS {
+            let slot = Slot {
+                cookie: index as u32,
+                place: 0,
+                request: None,
+            };
+            slots.push(slot, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            producer: 0,
+            answers: 0,
+            closed: false,
+            free: u64::MAX >> (u64::BITS as usize - SLOTS),
+            slots,
+            in_ring: [0; Class::ORDER.len()],
+            turns: [Turns::new()?, Turns::new()?, Turns::new()?],
+        })
+    }
+
+    fn turns(&mut self, class: Class) -> &mut Turns {
+        &mut self.turns[class as usize]
+    }
+
+    /// Whether there is a slot for another command of a class.
+    fn fits(&self, class: Class) -> bool {
+        let free = self.free.count_ones();
+        match class {
+            Class::Reclaim => free > 0 && self.in_ring[class as usize] < MOST_RECLAIM,
+            Class::Short => free > KEPT,
+            Class::Long => free > KEPT && self.in_ring[class as usize] < MOST_LONG,
+        }
+    }
+
+    /// Puts a request at the end of its queue.
+    fn enqueue(&mut self, request: ScopedRef<Request>) {
+        let turns = self.turns(request.class);
+        let at = turns.queue_of(request.user);
+        turns.used |= 1 << at;
+        let queue = &mut turns.queues[at];
+        queue.length += 1;
+        let previous = queue.last.replace(request.clone());
+        match &previous {
+            Some(previous) => previous.progress.access_mut(self).next = Some(request.clone()),
+            None => queue.first = Some(request.clone()),
+        }
+        let progress = request.progress.access_mut(self);
+        progress.stage = Stage::Queued { queue: at };
+        progress.previous = previous;
+    }
+
+    /// Takes a request out of its queue; returns whether it was in one.
+    fn dequeue(&mut self, request: &Request) -> bool {
+        let progress = request.progress.access_mut(self);
+        let Stage::Queued { queue: at } = progress.stage else {
+            return false;
+        };
+        progress.stage = Stage::Apart;
+        let (previous, next) = (progress.previous.take(), progress.next.take());
+        if let Some(previous) = &previous {
+            previous.progress.access_mut(self).next = next.clone();
+        }
+        if let Some(next) = &next {
+            next.progress.access_mut(self).previous = previous.clone();
+        }
+        let turns = self.turns(request.class);
+        let queue = &mut turns.queues[at];
+        if previous.is_none() {
+            queue.first = next.clone();
+        }
+        if next.is_none() {
+            queue.last = previous;
+        }
+        queue.length -= 1;
+        if queue.length == 0 {
+            turns.used &= !(1 << at);
+        }
+        true
+    }
+
+    /// Takes the next request of a class out of the queues.
+    fn next(&mut self, class: Class) -> Option<ScopedRef<Request>> {
+        let turns = self.turns(class);
+        let queue = turns.take_turn()?;
+        let request = turns.queues[queue].first.clone()?;
+        self.dequeue(&request);
+        Some(request)
+    }
+
+    /// Tells a request's owner how it ended. The owner may be gone when `request` is dropped.
+    fn complete(&mut self, request: ScopedRef<Request>, outcome: Outcome) {
+        request.progress.access_mut(self).stage = Stage::Done(outcome);
+        request.done.complete();
+    }
+
+    /// Writes a request to the ring, for which there is a slot. The device is not told yet.
+    fn put(&mut self, request: ScopedRef<Request>, ring: &impl Ring) {
+        let index = self.free.trailing_zeros() as usize;
+        let place = self.producer;
+        let cookie = self.slots[index].cookie.wrapping_add(1 << SLOT_BITS);
+        let entry = &mut request.progress.access_mut(self).entry;
+        entry.cookie = cookie;
+        if request.has_reply {
+            entry.reply = ring.reply_address(index);
+        }
+        if ring.write(place as usize & (ENTRIES - 1), entry).is_err() {
+            self.complete(request, Outcome::Lost);
+            return;
+        }
+        self.slots[index] = Slot {
+            cookie,
+            place,
+            request: Some(request.clone()),
+        };
+        self.free &= !(1 << index);
+        self.in_ring[request.class as usize] += 1;
+        self.producer = place.wrapping_add(1);
+        request.progress.access_mut(self).stage = Stage::InRing { slot: index };
+    }
+
+    /// Whether somebody waits for a slot.
+    fn somebody_waits(&self) -> bool {
+        self.turns.iter().any(|turns| turns.used != 0)
+    }
+
+    /// The place of the oldest command that a waiting one of a class cannot do without an answer to;
+    /// that of the next one where there is none.
+    fn oldest_in_the_way(&self, class: Class) -> u32 {
+        let most = match class {
+            Class::Reclaim => MOST_RECLAIM,
+            Class::Long => MOST_LONG,
+            Class::Short => u32::MAX,
+        };
+        // Others are in the way of none that waits for those of its own class.
+        let own_only = self.in_ring[class as usize] >= most;
+        let age = |place: u32| self.producer.wrapping_sub(place);
+        self.slots
+            .iter()
+            .filter(|slot| match &slot.request {
+                Some(request) => !own_only || request.class == class,
+                None => false,
+            })
+            .map(|slot| slot.place)
+            .max_by_key(|place| age(*place))
+            .unwrap_or(self.producer)
+    }
+
+    /// Puts those who wait in the ring, as far as there are slots.
+    fn put_waiting(&mut self, ring: &impl Ring) {
+        if self.closed {
+            return;
+        }
+        let before = self.producer;
+        while let Some(class) = Class::ORDER
+            .into_iter()
+            .find(|class| self.turns[*class as usize].used != 0 && self.fits(*class))
+        {
+            let Some(request) = self.next(class) else {
+                break;
+            };
+            self.put(request, ring);
+        }
+        if self.producer != before {
+            ring.ring_doorbell(self.producer);
+        }
+    }
+}
+
+/// All requests, for those who ask and for who takes the answers.
+#[pin_data]
+pub(crate) struct Requests {
+    /// Taken in interrupts, with the lock of an event queue held.
+    #[pin]
+    state: IrqSpinLock<State>,
+}
+
+impl Requests {
+    /// How many are completed with the lock held.
+    const BATCH: usize = 64;
+
+    pub(crate) fn new() -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            state <- new_irq_spinlock!(State::new()?, "ferrite_cqp"),
+        })
+    }
+
+    /// Puts a request in the ring, or has it wait for that. Returns whether it is in the ring; `EIO` if
+    /// the requests were closed.
+    pub(crate) fn submit(&self, request: Pin<&Scoped<Request>>, ring: &impl Ring) -> Result<bool> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(EIO);
+        }
+        if !state.somebody_waits() && state.fits(request.class) {
+            state.put(request.reference(), ring);
+            ring.ring_doorbell(state.producer);
+            return Ok(true);
+        }
+        // It overtakes nobody, also where slots got free just now.
+        state.enqueue(request.reference());
+        state.put_waiting(ring);
+        let stage = &request.progress.access_mut(&mut state).stage;
+        Ok(!matches!(stage, Stage::Queued { .. }))
+    }
+
+    /// The same, but `EAGAIN` where it would have to wait: for a slot, or for the device to end a long
+    /// command.
+    pub(crate) fn submit_now(&self, request: Pin<&Scoped<Request>>, ring: &impl Ring) -> Result {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(EIO);
+        }
+        state.put_waiting(ring);
+        let long = state.in_ring[Class::Long as usize] != 0;
+        if long || state.turns(request.class).used != 0 || !state.fits(request.class) {
+            return Err(EAGAIN);
+        }
+        state.put(request.reference(), ring);
+        ring.ring_doorbell(state.producer);
+        Ok(())
+    }
+
+    /// Takes an answer: tells who waits for it. Returns whether there was a command of that name; then
+    /// [`Requests::put_waiting`] is to be called, once for all answers that there are, before anything
+    /// else is run on this processor. May be called from any context.
+    pub(crate) fn finish(&self, cookie: u32, status: u32, result: u64, ring: &impl Ring) -> bool {
+        let mut state = self.state.lock();
+        let index = slot_of(cookie);
+        let slot = state.slots.get_mut(index);
+        let Some(slot) = slot.filter(|slot| slot.cookie == cookie) else {
+            return false;
+        };
+        // Nobody, if it was answered before, or is waited for no more: the device may do anything then.
+        let Some(request) = slot.request.take() else {
+            return false;
+        };
+        let mut outcome = Outcome::Answered { status, result };
+        if request.has_reply {
+            // The slot's next command is answered there too.
+            let entry = &mut request.progress.access_mut(&mut state).entry;
+            if ring.reply(index, entry.as_bytes_mut()).is_err() {
+                outcome = Outcome::Lost;
+            }
+        }
+        state.free |= 1 << index;
+        state.in_ring[request.class as usize] -= 1;
+        state.answers = state.answers.wrapping_add(1);
+        state.complete(request, outcome);
+        true
+    }
+
+    /// Puts those who wait in the ring, as far as there are slots. May be called from any context.
+    pub(crate) fn put_waiting(&self, ring: &impl Ring) {
+        self.state.lock().put_waiting(ring);
+    }
+
+    /// Ends all requests, those that come later too. May be called from any context.
+    pub(crate) fn close(&self) {
+        loop {
+            let mut state = self.state.lock();
+            state.closed = true;
+            for index in 0..SLOTS {
+                if let Some(request) = state.slots[index].request.take() {
+                    state.complete(request, Outcome::Lost);
+                }
+            }
+            for _ in 0..Self::BATCH {
+                let next = Class::ORDER.into_iter().find_map(|class| state.next(class));
+                match next {
+                    Some(request) => state.complete(request, Outcome::Lost),
+                    None => return,
+                }
+            }
+        }
+    }
+
+    /// Takes a request back that waits; returns whether it did.
+    pub(crate) fn withdraw(&self, request: &Request) -> bool {
+        self.state.lock().dequeue(request)
+    }
+
+    /// Makes nothing be done about a request any more. Returns false where it is done already. The
+    /// slot it may have is not used again: what the device does about it is not known.
+    pub(crate) fn give_up(&self, request: &Request) -> bool {
+        let mut state = self.state.lock();
+        let slot = match request.progress.access_mut(&mut state).stage {
+            Stage::Apart => return true,
+            Stage::Queued { .. } => return state.dequeue(request),
+            Stage::Done(_) => return false,
+            Stage::InRing { slot } => slot,
+        };
+        request.progress.access_mut(&mut state).stage = Stage::Apart;
+        state.slots[slot].request = None;
+        true
+    }
+
+    /// How far a request is.
+    pub(crate) fn position(&self, request: &Request) -> Position {
+        let mut state = self.state.lock();
+        let slot = match request.progress.access_mut(&mut state).stage {
+            Stage::Queued { .. } => {
+                return Position::Queued {
+                    answers: state.answers,
+                    oldest: state.oldest_in_the_way(request.class),
+                }
+            }
+            Stage::InRing { slot } => slot,
+            Stage::Apart | Stage::Done(_) => return Position::Done,
+        };
+        let place = state.slots[slot].place;
+        let is_ahead =
+            |slot: &&Slot| slot.request.is_some() && place.wrapping_sub(slot.place) as i32 > 0;
+        Position::InRing {
+            ahead: state.slots.iter().filter(is_ahead).count() as u32,
+        }
+    }
+
+    /// How a request ended.
+    pub(crate) fn outcome(&self, request: &Request) -> Outcome {
+        match request.progress.access_mut(&mut self.state.lock()).stage {
+            Stage::Done(outcome) => outcome,
+            _ => Outcome::Lost,
+        }
+    }
+
+    /// Copies the start of the reply to a request that was answered, as much as there is room for.
+    pub(crate) fn reply(&self, request: &Request, reply: &mut [u8]) {
+        let mut state = self.state.lock();
+        let entry = &request.progress.access_mut(&mut state).entry;
+        for (to, from) in reply.iter_mut().zip(entry.as_bytes()) {
+            *to = *from;
+        }
+    }
+}
+
+/// A device that answers what it is told to, and users none of whose threads ever runs.
+#[cfg(CONFIG_KUNIT = "y")]
+pub(crate) mod stage {
+    use super::*;
+    use crate::{
+        abi::CommandOpcode,
+        cqp::object, //
+    };
+    use core::{
+        cell::{
+            Cell,
+            RefCell, //
+        },
+        ops::Range, //
+    };
+
+    /// What was put in the ring: who asked, and how the answer is called.
+    pub(crate) struct Memory {
+        pub(crate) given: RefCell<KVec<(usize, u32)>>,
+        answered: Cell<usize>,
+        pub(crate) told: Cell<u32>,
+        pub(crate) doorbells: Cell<u32>,
+        pub(crate) reply: Cell<u8>,
+    }
+
+    impl Ring for Memory {
+        fn write(&self, at: usize, entry: &CommandEntry) -> Result {
+            let mut given = self.given.borrow_mut();
+            assert_eq!(at, given.len() % ENTRIES);
+            let [a, b, c, d, ..] = entry.payload;
+            let who = u32::from_le_bytes([a, b, c, d]) as usize;
+            given.push((who, entry.cookie), GFP_ATOMIC)?;
+            Ok(())
+        }
+
+        fn reply_address(&self, slot: usize) -> u64 {
+            64 + slot as u64
+        }
+
+        fn reply(&self, _: usize, reply: &mut [u8]) -> Result {
+            reply.fill(self.reply.get());
+            Ok(())
+        }
+
+        fn ring_doorbell(&self, producer: u32) {
+            assert_eq!(self.given.borrow().len() as u32, producer);
+            self.told.set(producer);
+            self.doorbells.set(self.doorbells.get() + 1);
+        }
+    }
+
+    pub(crate) struct Stage {
+        pub(crate) requests: Pin<KBox<Requests>>,
+        pub(crate) memory: Memory,
+        asked: KVec<Pin<KBox<Scoped<Request>>>>,
+    }
+
+    impl Stage {
+        pub(crate) fn new() -> Result<Self> {
+            Ok(Self {
+                requests: KBox::pin_init(Requests::new(), GFP_KERNEL)?,
+                memory: Memory {
+                    given: RefCell::new(KVec::new()),
+                    answered: Cell::new(0),
+                    told: Cell::new(0),
+                    doorbells: Cell::new(0),
+                    reply: Cell::new(0),
+                },
+                asked: KVec::new(),
+            })
+        }
+
+        /// One with so many short commands of `user`, of which as many are in the ring as there can be.
+        pub(crate) fn full_of(user: u64, count: usize) -> Result<Self> {
+            let mut stage = Self::new()?;
+            for _ in 0..count {
+                stage.ask(user, Class::Short)?;
+            }
+            Ok(stage)
+        }
+
+        fn make(&mut self, user: u64, class: Class) -> Result<usize> {
+            let who = self.asked.len();
+            let (opcode, payload) = (CommandOpcode::QueryQueuePair, object(who as u32));
+            let entry = CommandEntry::new(opcode, 0, (0, 8), &payload);
+            let request = Request::new(&self.requests, user, class, entry);
+            let request = KBox::pin_init(request, GFP_KERNEL)?;
+            self.asked.push(request, GFP_KERNEL)?;
+            Ok(who)
+        }
+
+        /// Asks for a command; returns its number.
+        pub(crate) fn ask(&mut self, user: u64, class: Class) -> Result<usize> {
+            let who = self.make(user, class)?;
+            let in_ring = self
+                .requests
+                .submit(self.asked[who].as_ref(), &self.memory)?;
+            assert_eq!(in_ring, self.is_in_ring(who));
+            Ok(who)
+        }
+
+        /// Asks for one if it can be given at once.
+        pub(crate) fn ask_now(&mut self, user: u64, class: Class) -> Result<usize> {
+            let who = self.make(user, class)?;
+            let request = self.asked[who].as_ref();
+            self.requests.submit_now(request, &self.memory)?;
+            Ok(who)
+        }
+
+        pub(crate) fn request(&self, who: usize) -> &Request {
+            &self.asked[who]
+        }
+
+        pub(crate) fn position(&self, who: usize) -> Position {
+            self.requests.position(self.request(who))
+        }
+
+        pub(crate) fn is_in_ring(&self, who: usize) -> bool {
+            matches!(self.position(who), Position::InRing { .. })
+        }
+
+        pub(crate) fn is_queued(&self, who: usize) -> bool {
+            matches!(self.position(who), Position::Queued { .. })
+        }
+
+        /// Answers what was put in the ring as number `at`; returns whether that was waited for.
+        pub(crate) fn answer(&self, at: usize) -> bool {
+            self.answer_some(at..at + 1, 8)
+        }
+
+        /// Answers several at once, each with so many bytes; returns whether all were waited for.
+        pub(crate) fn answer_some(&self, mut which: Range<usize>, bytes: u64) -> bool {
+            let all = which.all(|at| {
+                let (_, cookie) = self.memory.given.borrow()[at];
+                self.requests.finish(cookie, 0, bytes, &self.memory)
+            });
+            self.requests.put_waiting(&self.memory);
+            all
+        }
+
+        /// Answers the oldest command.
+        pub(crate) fn answer_next(&self) {
+            let at = self.memory.answered.get();
+            self.memory.answered.set(at + 1);
+            assert!(self.answer(at));
+        }
+
+        /// Who asked for what is put in the ring by the next `count` answers.
+        pub(crate) fn next(&self, count: usize) -> Result<KVec<usize>> {
+            let mut next = KVec::new();
+            for _ in 0..count {
+                let before = self.memory.given.borrow().len();
+                self.answer_next();
+                for (who, _) in &self.memory.given.borrow()[before..] {
+                    next.push(*who, GFP_KERNEL)?;
+                }
+            }
+            Ok(next)
+        }
+    }
+
+    impl Drop for Stage {
+        fn drop(&mut self) {
+            // Those who ask go next.
+            self.requests.close();
+        }
+    }
+}
+
+#[kunit_tests(ferrite_requests)]
+mod tests {
+    use super::*;
+    use crate::kernel_ext::user;
+    use stage::Stage;
+
+    /// Slots for others than memory management.
+    const OTHERS: usize = SLOTS - KEPT as usize;
+
+    #[test]
+    fn a_command_passes_those_whose_callers_do_not_run() -> Result {
+        // None of them ever looks at its answer.
+        let mut stage = Stage::full_of(1, OTHERS + 70)?;
+        let victim = stage.ask(2, Class::Short)?;
+        assert!(stage.is_queued(victim));
+        stage.answer_next();
+        stage.answer_next();
+        assert!(stage.is_in_ring(victim));
+        for _ in 0..OTHERS {
+            stage.answer_next();
+        }
+        assert_eq!(stage.position(victim), Position::Done);
+        assert!(stage.request(victim).done.try_wait());
+        // The same again and again.
+        for _ in 0..3 {
+            let victim = stage.ask(2, Class::Short)?;
+            while stage.position(victim) != Position::Done {
+                stage.answer_next();
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_has_room_is_given_at_once_and_one_doorbell_is_rung_for_each() -> Result {
+        let mut stage = Stage::new()?;
+        for count in 1..=OTHERS as u32 {
+            let who = stage.ask(1, Class::Short)?;
+            assert!(stage.is_in_ring(who));
+            assert_eq!(stage.memory.told.get(), count);
+            assert_eq!(stage.memory.doorbells.get(), count);
+        }
+        let waits = stage.ask(1, Class::Short)?;
+        assert!(stage.is_queued(waits));
+        assert_eq!(stage.memory.doorbells.get(), OTHERS as u32);
+        // Nobody waits: nothing to tell.
+        stage.requests.withdraw(stage.request(waits));
+        stage.answer_next();
+        assert_eq!(stage.memory.doorbells.get(), OTHERS as u32);
+        Ok(())
+    }
+
+    #[test]
+    fn one_doorbell_is_rung_for_all_that_answers_make_room_for() -> Result {
+        let mut stage = Stage::full_of(1, OTHERS + 100)?;
+        let doorbells = stage.memory.doorbells.get();
+        // None is given while they are taken: a quick device does not keep up who takes them.
+        let (_, cookie) = stage.memory.given.borrow()[0];
+        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS);
+        // Who comes then is not ahead of those who wait.
+        assert_eq!(stage.ask_now(2, Class::Short).map(|_| ()), Err(EAGAIN));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS + 1);
+        let (_, cookie) = stage.memory.given.borrow()[1];
+        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        let late = stage.ask(1, Class::Short)?;
+        assert!(stage.is_queued(late));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS + 2);
+        assert_eq!(stage.memory.doorbells.get(), doorbells + 2);
+        assert!(stage.answer_some(2..OTHERS, 8));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS + OTHERS);
+        assert_eq!(stage.memory.told.get(), (OTHERS + OTHERS) as u32);
+        assert_eq!(stage.memory.doorbells.get(), doorbells + 3);
+        // Nor is anything given to a device that died while they were taken.
+        let (_, cookie) = stage.memory.given.borrow()[OTHERS];
+        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        stage.requests.state.lock().closed = true;
+        stage.requests.put_waiting(&stage.memory);
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS + OTHERS);
+        Ok(())
+    }
+
+    #[test]
+    fn there_are_fewer_slots_than_ring_entries() -> Result {
+        let mut stage = Stage::full_of(1, 2 * ENTRIES)?;
+        for _ in 0..ENTRIES {
+            stage.ask(1, Class::Reclaim)?;
+            stage.ask(1, Class::Long)?;
+        }
+        assert_eq!(stage.memory.given.borrow().len(), ENTRIES - 1);
+        Ok(())
+    }
+
+    #[test]
+    fn a_slot_in_flight_is_not_given_out() -> Result {
+        let stage = Stage::full_of(1, 5 * SLOTS)?;
+        let mut answered = 0;
+        // The first one is never answered.
+        for at in 1..3 * SLOTS {
+            assert!(stage.answer(at));
+            answered += 1;
+            let given = stage.memory.given.borrow();
+            assert_eq!(given.len(), OTHERS + answered);
+            let (_, new) = given[given.len() - 1];
+            let in_flight = given[..given.len() - 1].iter().enumerate();
+            for (_, (_, cookie)) in in_flight.filter(|(other, _)| *other == 0 || *other > at) {
+                assert!(slot_of(*cookie) != slot_of(new));
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn memory_is_taken_back_ahead_of_all_who_wait() -> Result {
+        let mut stage = Stage::full_of(1, OTHERS + 200)?;
+        // Who asks for the same on behalf of others waits.
+        let other = stage.ask(2, Class::Short)?;
+        let first = stage.ask(3, Class::Reclaim)?;
+        assert!(stage.is_in_ring(first));
+        assert!(stage.is_queued(other));
+        let (second, third) = (stage.ask(3, Class::Reclaim)?, stage.ask(4, Class::Reclaim)?);
+        assert!(stage.is_queued(second) && stage.is_queued(third));
+        // Any slot that gets free; who has had one comes after who has not.
+        assert_eq!(stage.next(2)?.as_slice(), [third, second].as_slice());
+        // Its own is not given to others.
+        let at = stage.memory.given.borrow().len() - 1;
+        let before = stage.memory.given.borrow().len();
+        assert!(stage.answer(at));
+        assert!(stage.answer(at - 1));
+        assert!(stage.answer(OTHERS));
+        let after = stage.memory.given.borrow().len();
+        // Three were given back, and one is kept.
+        assert_eq!(after - before, 2);
+        assert!(stage.ask_now(1, Class::Short).is_err());
+        assert!(stage.ask_now(3, Class::Reclaim).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn others_go_on_while_a_user_has_memory_taken_back_all_the_time() -> Result {
+        let mut stage = Stage::new()?;
+        for _ in 0..3 * SLOTS {
+            stage.ask(1, Class::Reclaim)?;
+        }
+        let other = stage.ask(2, Class::Short)?;
+        assert!(stage.is_in_ring(other));
+        for _ in 0..OTHERS {
+            stage.ask(2, Class::Short)?;
+        }
+        let last = stage.ask(2, Class::Short)?;
+        let mut answers = 0;
+        while !stage.is_in_ring(last) {
+            stage.answer_next();
+            stage.ask(1, Class::Reclaim)?;
+            answers += 1;
+            assert!(answers < 4 * SLOTS);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn users_have_their_turns_however_many_threads_each_has() -> Result {
+        let mut stage = Stage::full_of(1, OTHERS + 100)?;
+        let (a, b) = (stage.ask(2, Class::Short)?, stage.ask(2, Class::Short)?);
+        let c = stage.ask(user::KERNEL, Class::Short)?;
+        let first = OTHERS;
+        let expected = [first, a, c, first + 1, b, first + 2, first + 3];
+        assert_eq!(stage.next(7)?.as_slice(), expected.as_slice());
+        // Memory management too: it does not wait for all that one user has taken back.
+        let mut stage = Stage::full_of(1, OTHERS)?;
+        for _ in 0..100 {
+            stage.ask(1, Class::Reclaim)?;
+        }
+        let kernel = stage.ask(user::KERNEL, Class::Reclaim)?;
+        assert!(stage.next(2)?.contains(&kernel));
+        Ok(())
+    }
+
+    #[test]
+    fn more_users_than_queues_share_them() -> Result {
+        let mut stage = Stage::full_of(0, OTHERS)?;
+        for user in 0..3 * QUEUES as u64 {
+            stage.ask(user, Class::Short)?;
+            stage.ask(user, Class::Short)?;
+        }
+        let given = stage.next(6 * QUEUES)?;
+        assert_eq!(given.len(), 6 * QUEUES);
+        // Each of them once.
+        for who in OTHERS..OTHERS + 6 * QUEUES {
+            assert!(given.contains(&who));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn few_long_commands_are_ahead_of_anybody() -> Result {
+        let mut stage = Stage::new()?;
+        for _ in 0..MOST_LONG + 80 {
+            stage.ask(1, Class::Long)?;
+        }
+        assert_eq!(stage.memory.given.borrow().len(), MOST_LONG as usize);
+        let other = stage.ask(2, Class::Long)?;
+        let short = stage.ask(1, Class::Short)?;
+        assert_eq!(stage.position(short), Position::InRing { ahead: MOST_LONG });
+        // One for one; what is short makes no room for them.
+        assert!(stage.answer(MOST_LONG as usize));
+        assert_eq!(stage.memory.given.borrow().len(), MOST_LONG as usize + 1);
+        assert!(stage.next(2)?.contains(&other));
+        assert_eq!(stage.memory.given.borrow().len(), MOST_LONG as usize + 3);
+        // Who cannot wait does not: there are slots, but it would be behind them.
+        assert_eq!(stage.ask_now(2, Class::Short).map(|_| ()), Err(EAGAIN));
+        let mut stage = Stage::new()?;
+        stage.ask(1, Class::Long)?;
+        assert_eq!(stage.ask_now(2, Class::Short).map(|_| ()), Err(EAGAIN));
+        stage.answer_next();
+        assert!(stage.ask_now(2, Class::Short).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn all_learn_at_once_that_the_device_died() -> Result {
+        let mut stage = Stage::full_of(1, SLOTS + 300)?;
+        stage.ask(2, Class::Long)?;
+        stage.ask(2, Class::Reclaim)?;
+        let count = stage.ask(2, Class::Reclaim)? + 1;
+        // Nobody but who says so runs.
+        stage.requests.close();
+        for who in 0..count {
+            assert!(stage.request(who).done.try_wait());
+            let outcome = stage.requests.outcome(stage.request(who));
+            assert_eq!(outcome, Outcome::Lost);
+        }
+        assert_eq!(stage.ask(1, Class::Reclaim).map(|_| ()), Err(EIO));
+        assert_eq!(stage.ask_now(1, Class::Short).map(|_| ()), Err(EIO));
+        // What the device says later is nobody's.
+        let given = stage.memory.given.borrow().len();
+        assert!((0..given).all(|at| !stage.answer(at)));
+        assert_eq!(stage.memory.given.borrow().len(), given);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_taken_back_leaves_the_others_in_order() -> Result {
+        let stage = Stage::full_of(1, OTHERS + 6)?;
+        let first = OTHERS;
+        for who in [first, first + 2, first + 5] {
+            assert!(stage.requests.withdraw(stage.request(who)));
+            assert!(!stage.requests.withdraw(stage.request(who)));
+        }
+        assert!(!stage.requests.withdraw(stage.request(0)));
+        let next = stage.next(4)?;
+        assert_eq!(
+            next.as_slice(),
+            [first + 1, first + 3, first + 4].as_slice()
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn an_answer_is_for_one_use_of_a_slot() -> Result {
+        let mut stage = Stage::new()?;
+        for use_of_it in 0..200 {
+            stage.ask(1, Class::Short)?;
+            // Of before, or of none at all.
+            assert!((0..use_of_it).rev().take(5).all(|at| !stage.answer(at)));
+            for cookie in [SLOTS as u32, u32::MAX, 1, use_of_it as u32] {
+                assert!(!stage.requests.finish(cookie, 0, 0, &stage.memory));
+            }
+            assert!(stage.answer(use_of_it));
+            assert!(!stage.answer(use_of_it));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_late_answer_touches_nothing() -> Result {
+        let mut stage = Stage::full_of(1, OTHERS + 2)?;
+        assert!(stage.requests.give_up(stage.request(0)));
+        // Nor does one that waits.
+        assert!(stage.requests.give_up(stage.request(OTHERS + 1)));
+        let before = stage.memory.given.borrow().len();
+        assert!(!stage.answer(0));
+        assert_eq!(stage.memory.given.borrow().len(), before);
+        assert!(!stage.request(0).done.try_wait());
+        assert!(stage.answer(1));
+        assert_eq!(stage.memory.given.borrow().len(), before + 1);
+        // What is done was not given up.
+        assert!(!stage.requests.give_up(stage.request(1)));
+        let who = stage.ask(1, Class::Short)?;
+        for at in 2..OTHERS {
+            assert!(stage.answer(at));
+        }
+        assert!(stage.is_in_ring(who));
+        let cookie = stage.memory.given.borrow()[0].1;
+        let given = stage.memory.given.borrow();
+        assert!(given[1..]
+            .iter()
+            .all(|(_, c)| slot_of(*c) != slot_of(cookie)));
+        Ok(())
+    }
+
+    #[test]
+    fn a_reply_is_its_requests_own() -> Result {
+        let mut stage = Stage::new()?;
+        for at in 0..20u8 {
+            let who = stage.ask(1, Class::Short)?;
+            stage.memory.reply.set(at + 1);
+            assert!(stage.answer(who));
+            stage.memory.reply.set(0xff);
+        }
+        for at in 0..20u8 {
+            let outcome = stage.requests.outcome(stage.request(at.into()));
+            assert!(
+                outcome
+                    == Outcome::Answered {
+                        status: 0,
+                        result: 8
+                    }
+            );
+            let mut reply = [0; Reply::SIZE];
+            stage.requests.reply(stage.request(at.into()), &mut reply);
+            assert!(reply.iter().all(|byte| *byte == at + 1));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn who_waits_sees_the_oldest_command_in_his_way() -> Result {
+        let oldest = |stage: &Stage, who| match stage.position(who) {
+            Position::Queued { oldest, .. } => Some(oldest),
+            _ => None,
+        };
+        let mut stage = Stage::new()?;
+        stage.ask(1, Class::Short)?;
+        for _ in 0..MOST_LONG {
+            stage.ask(1, Class::Long)?;
+        }
+        // The short one is not in the way of a long one.
+        let long = stage.ask(1, Class::Long)?;
+        assert_eq!(oldest(&stage, long), Some(1));
+        for _ in 0..OTHERS {
+            stage.ask(1, Class::Short)?;
+        }
+        let short = stage.ask(1, Class::Short)?;
+        assert_eq!(oldest(&stage, short), Some(0));
+        assert!(stage.answer(20));
+        assert_eq!(oldest(&stage, short), Some(0));
+        assert!(stage.answer(0));
+        assert_eq!(oldest(&stage, short), Some(1));
+        assert_eq!(oldest(&stage, long), Some(1));
+        Ok(())
+    }
+
+    #[test]
+    fn only_what_was_given_before_is_ahead() -> Result {
+        let mut stage = Stage::full_of(1, 10)?;
+        assert_eq!(stage.position(5), Position::InRing { ahead: 5 });
+        assert!(stage.answer(7));
+        assert_eq!(stage.position(5), Position::InRing { ahead: 5 });
+        assert!(stage.answer(2));
+        stage.ask(1, Class::Short)?;
+        assert_eq!(stage.position(5), Position::InRing { ahead: 4 });
+        assert!(stage.answer(5));
+        assert_eq!(stage.position(5), Position::Done);
+        Ok(())
+    }
+}

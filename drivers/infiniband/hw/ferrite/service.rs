@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The service of event queues in an interrupt: which comes when, if several share a vector.
+//!
+//! A queue of low latency comes before each other one. Those others are served in small turns while
+//! there is one, and it is looked after between the turns: its event waits for no more than a turn of
+//! another queue.
+
+use crate::{
+    abi,
+    eq::{
+        EventQueue,
+        BUDGET, //
+    },
+    hardware::Hardware,
+    moderation::Moderation,
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// Events of a bulk queue that are handled while one of low latency may wait.
+const TURN: u32 = 16;
+const _: () = assert!(BUDGET % TURN == 0);
+
+/// How often queues of low latency are looked after between turns of others: an interrupt is to end. What
+/// they get after that raises another one.
+const LOOKS: u32 = BUDGET / TURN;
+
+/// What is served.
+pub(crate) trait Serve {
+    /// Whether it comes before others.
+    fn is_low_latency(&self) -> bool;
+    /// Serves it: handles up to [`BUDGET`] events, and arms it; returns whether it had to be.
+    fn serve(&self) -> bool;
+    /// Handles up to `budget` events; returns how many.
+    fn turn(&self, budget: u32) -> u32;
+    /// Arms it after turns in which so many events were handled; returns whether it had to be.
+    fn end_turns(&self, handled: u32) -> bool;
+}
+
+/// Serves queues that share a vector: each at least once, each bulk one for no more than [`BUDGET`] events,
+/// and those of low latency again between turns, [`LOOKS`] times in all. Returns whether there was something
+/// to do for any.
+pub(crate) fn serve(queues: &[impl Serve]) -> bool {
+    let mut found = false;
+    let low_latency = queues.first().is_some_and(Serve::is_low_latency);
+    if queues
+        .iter()
+        .all(|queue| queue.is_low_latency() == low_latency)
+    {
+        for queue in queues {
+            found |= queue.serve();
+        }
+        return found;
+    }
+    let serve_low_latency = || {
+        let mut found = false;
+        for queue in queues.iter().filter(|queue| queue.is_low_latency()) {
+            found |= queue.serve();
+        }
+        found
+    };
+    found |= serve_low_latency();
+    let mut looks = LOOKS;
+    for queue in queues {
+        if queue.is_low_latency() {
+            // It may be so since a moment ago: no queue is passed over, as its interrupt may be this one.
+            found |= queue.serve();
+            continue;
+        }
+        let mut handled = 0;
+        while handled < BUDGET {
+            let turn = queue.turn(TURN);
+            handled += turn;
+            if looks > 0 {
+                looks -= 1;
+                found |= serve_low_latency();
+            }
+            if turn < TURN {
+                break;
+            }
+        }
+        found |= queue.end_turns(handled);
+    }
+    found
+}
+
+/// An event queue that is served in an interrupt.
+pub(crate) struct Served {
+    hw: Arc<Hardware>,
+    queue: Arc<EventQueue>,
+    /// Of completion handlers: answers and asynchronous events are never put off.
+    moderation: Option<Pin<KBox<Moderation>>>,
+}
+
+impl Served {
+    /// Of a queue of `hw`.
+    pub(crate) fn new(hw: &Arc<Hardware>, queue: &Arc<EventQueue>) -> Result<Self> {
+        let moderation = if queue.number() >= abi::EQ_FIRST_HANDLER {
+            Some(KBox::pin_init(Moderation::new(hw, queue), GFP_KERNEL)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            hw: hw.clone(),
+            queue: queue.clone(),
+            moderation,
+        })
+    }
+}
+
+impl Served {
+    /// The queue.
+    pub(crate) fn queue(&self) -> &EventQueue {
+        &self.queue
+    }
+}
+
+impl Serve for Served {
+    #[inline]
+    fn is_low_latency(&self) -> bool {
+        self.queue.is_low_latency()
+    }
+
+    #[inline]
+    fn serve(&self) -> bool {
+        let (mut completions, answers) = (0, self.hw.answers());
+        let count = &mut completions;
+        // It has the answers, and is dropped before the queue is unlocked.
+        let served = self.queue.service(&self.hw.doorbells, move |event| {
+            *count += u64::from(self.hw.dispatch(event, &answers));
+        });
+        if let (true, Some(moderation)) = (served, &self.moderation) {
+            moderation.note(completions);
+            moderation.served();
+        }
+        served
+    }
+
+    fn turn(&self, budget: u32) -> u32 {
+        let (mut completions, answers) = (0, self.hw.answers());
+        let count = &mut completions;
+        let handled = self.queue.turn(budget, move |event| {
+            *count += u64::from(self.hw.dispatch(event, &answers));
+        });
+        if let Some(moderation) = &self.moderation {
+            moderation.note(completions);
+        }
+        handled
+    }
+
+    fn end_turns(&self, handled: u32) -> bool {
+        let served = self.queue.end_turns(&self.hw.doorbells, handled);
+        if let (true, Some(moderation)) = (served, &self.moderation) {
+            moderation.served();
+        }
+        served
+    }
+}
+
+#[kunit_tests(ferrite_service)]
+mod tests {
+    use super::*;
+    use core::cell::{Cell, RefCell};
+
+    /// Something with events to handle, and who was handled when.
+    struct Queue<'a> {
+        name: u8,
+        low_latency: bool,
+        events: Cell<u32>,
+        armed: Cell<u32>,
+        turns: &'a RefCell<KVec<(u8, u32)>>,
+    }
+
+    impl Queue<'_> {
+        fn take(&self, budget: u32) -> u32 {
+            let handled = self.events.get().min(budget);
+            self.events.set(self.events.get() - handled);
+            let _ = self
+                .turns
+                .borrow_mut()
+                .push((self.name, handled), GFP_KERNEL);
+            handled
+        }
+    }
+
+    impl Serve for Queue<'_> {
+        fn is_low_latency(&self) -> bool {
+            self.low_latency
+        }
+
+        fn serve(&self) -> bool {
+            let found = self.take(BUDGET) > 0;
+            self.armed.set(self.armed.get() + 1);
+            found
+        }
+
+        fn turn(&self, budget: u32) -> u32 {
+            self.take(budget)
+        }
+
+        fn end_turns(&self, handled: u32) -> bool {
+            self.armed.set(self.armed.get() + 1);
+            handled > 0
+        }
+    }
+
+    fn queue(
+        turns: &RefCell<KVec<(u8, u32)>>,
+        name: u8,
+        low_latency: bool,
+        events: u32,
+    ) -> Queue<'_> {
+        Queue {
+            name,
+            low_latency,
+            events: Cell::new(events),
+            armed: Cell::new(0),
+            turns,
+        }
+    }
+
+    #[test]
+    fn queues_of_one_priority_are_served_once_in_turn() {
+        let turns = RefCell::new(KVec::new());
+        let queues = [
+            queue(&turns, b'a', false, 3),
+            queue(&turns, b'b', false, 1000),
+            queue(&turns, b'c', false, 0),
+        ];
+        serve(&queues);
+        let expected = [(b'a', 3), (b'b', BUDGET), (b'c', 0)];
+        assert_eq!(turns.borrow().as_slice(), expected.as_slice());
+        assert!(queues.iter().all(|queue| queue.armed.get() == 1));
+        // And so are those that all come before others.
+        turns.borrow_mut().clear();
+        let queues = [queue(&turns, b'a', true, 1), queue(&turns, b'b', true, 2)];
+        serve(&queues);
+        assert_eq!(turns.borrow().as_slice(), [(b'a', 1), (b'b', 2)].as_slice());
+    }
+
+    #[test]
+    fn a_low_latency_queue_comes_first_and_after_each_turn_of_a_bulk_one() {
+        let turns = RefCell::new(KVec::new());
+        let queues = [
+            queue(&turns, b'b', false, TURN + 3),
+            queue(&turns, b'l', true, 2),
+            queue(&turns, b'c', false, 1),
+        ];
+        serve(&queues);
+        let expected = [
+            (b'l', 2),
+            (b'b', TURN),
+            (b'l', 0),
+            (b'b', 3),
+            (b'l', 0),
+            // Its place among all.
+            (b'l', 0),
+            (b'c', 1),
+            (b'l', 0),
+        ];
+        assert_eq!(turns.borrow().as_slice(), expected.as_slice());
+        assert_eq!((queues[0].armed.get(), queues[2].armed.get()), (1, 1));
+    }
+
+    #[test]
+    fn a_bulk_queue_with_no_end_has_its_budget_and_no_more() {
+        let turns = RefCell::new(KVec::new());
+        let queues = [
+            queue(&turns, b'b', false, u32::MAX),
+            queue(&turns, b'l', true, 0),
+        ];
+        serve(&queues);
+        let of = |name| {
+            let turns = turns.borrow();
+            let turns = turns.iter().filter(|turn| turn.0 == name);
+            turns.fold((0, 0), |(count, events), turn| (count + 1, events + turn.1))
+        };
+        assert_eq!(of(b'b'), (BUDGET / TURN, BUDGET));
+        // Once before, once after each turn, and in its place.
+        assert_eq!(of(b'l'), (BUDGET / TURN + 2, 0));
+        assert_eq!(queues[0].armed.get(), 1);
+    }
+
+    #[test]
+    fn queues_of_low_latency_do_not_hold_an_interrupt_for_ever() {
+        let turns = RefCell::new(KVec::new());
+        let queues = [
+            queue(&turns, b'a', false, u32::MAX),
+            queue(&turns, b'b', false, u32::MAX),
+            queue(&turns, b'c', false, u32::MAX),
+            queue(&turns, b'l', true, u32::MAX),
+        ];
+        serve(&queues);
+        let handled = u32::MAX - queues[3].events.get();
+        assert_eq!(handled, (LOOKS + 2) * BUDGET);
+    }
+
+    #[test]
+    fn a_queue_that_becomes_one_of_low_latency_meanwhile_is_served() {
+        struct Changing<'a>(Queue<'a>, Cell<bool>, Option<&'a Changing<'a>>);
+        impl Serve for &Changing<'_> {
+            fn is_low_latency(&self) -> bool {
+                self.1.get()
+            }
+            fn serve(&self) -> bool {
+                self.0.serve()
+            }
+            fn turn(&self, budget: u32) -> u32 {
+                self.0.turn(budget)
+            }
+            fn end_turns(&self, handled: u32) -> bool {
+                if let Some(other) = self.2 {
+                    other.1.set(true);
+                }
+                self.0.end_turns(handled)
+            }
+        }
+        let turns = RefCell::new(KVec::new());
+        let other = Changing(queue(&turns, b'o', false, 1), Cell::new(false), None);
+        let low = Changing(queue(&turns, b'l', true, 0), Cell::new(true), None);
+        let bulk = Changing(
+            queue(&turns, b'b', false, 1),
+            Cell::new(false),
+            Some(&other),
+        );
+        let queues = [&low, &bulk, &other];
+        serve(&queues);
+        assert_eq!(other.0.armed.get(), 1);
+        assert_eq!(other.0.events.get(), 0);
+    }
+}

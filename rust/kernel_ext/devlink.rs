@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! devlink: what an administrator can ask of a device as a whole, of which this has its health (for
+//! `rust/kernel/devlink.rs`).
+//!
+//! C header: [`include/net/devlink.h`](srctree/include/net/devlink.h)
+
+use crate::bindings;
+use core::{
+    cell::Cell,
+    marker::PhantomData,
+    ptr::{
+        self,
+        NonNull, //
+    },
+};
+use kernel::{
+    device,
+    error::{
+        from_err_ptr,
+        from_result, //
+    },
+    prelude::*,
+    str::as_char_ptr_in_const_context,
+    sync::{
+        Arc,
+        ArcBorrow, //
+    },
+};
+
+/// Somebody who knows whether a device works, and can make it work again. `devlink health` shows and
+/// asks it by its name.
+pub trait HealthReporter: Send + Sync + 'static {
+    /// What it is called.
+    const NAME: &'static CStr;
+
+    /// Makes the device work again, because somebody wants it now (`devlink health recover`), or says why
+    /// that failed. Asked only after a failure was [reported](Devlink::report). Sleeps, with the devlink
+    /// instance and a lock of all of generic netlink held: nothing of [`Devlink`] is to be called from here,
+    /// nor waited for who does, and nothing that may take for ever.
+    fn recover(this: ArcBorrow<'_, Self>) -> Result<(), Refusal>;
+
+    /// Says what there is to know (`devlink health diagnose`), with the devlink instance locked.
+    fn diagnose(&self, diagnosis: &mut Diagnosis<'_>);
+}
+
+/// Why what an administrator asks for is not done: an error, and a text for him.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    error: Error,
+    why: &'static CStr,
+}
+
+impl Refusal {
+    /// With this error and text.
+    pub const fn new(error: Error, why: &'static CStr) -> Self {
+        Self { error, why }
+    }
+}
+
+/// What devlink is to say of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Whether it works.
+    pub healthy: bool,
+    /// How often it was made to work again since devlink was told last.
+    pub recovered: u32,
+}
+
+/// What a reporter says about a device: pairs of a name and a value.
+///
+/// # Invariants
+///
+/// The pointer is a message that is being written, by nobody else for `'a`.
+pub struct Diagnosis<'a>(NonNull<bindings::devlink_fmsg>, PhantomData<&'a mut ()>);
+
+impl Diagnosis<'_> {
+    /// Adds a number.
+    pub fn number(&mut self, name: &CStr, value: u32) {
+        // SAFETY: The message is ours by the type invariant; the name is copied.
+        unsafe { bindings::devlink_fmsg_u32_pair_put(self.0.as_ptr(), name.as_char_ptr(), value) }
+    }
+
+    /// Adds a text.
+    pub fn text(&mut self, name: &CStr, value: &CStr) {
+        // SAFETY: The message is ours by the type invariant; both texts are copied.
+        unsafe {
+            bindings::devlink_fmsg_string_pair_put(
+                self.0.as_ptr(),
+                name.as_char_ptr(),
+                value.as_char_ptr(),
+            )
+        }
+    }
+}
+
+/// A devlink instance that is registered until this is dropped, with a reporter of its device's health.
+///
+/// Dropping it waits for callbacks of the reporter that run; none runs afterwards.
+///
+/// # Invariants
+///
+/// - `devlink` is a registered instance that this value owns.
+/// - `reporter` is a reporter of it, with `health` as its private data.
+pub struct Devlink<H: HealthReporter> {
+    devlink: NonNull<bindings::devlink>,
+    reporter: NonNull<bindings::devlink_health_reporter>,
+    _health: Arc<H>,
+}
+
+// SAFETY: devlink takes its own locks, whoever calls it; `H` is `Send` and `Sync`.
+unsafe impl<H: HealthReporter> Send for Devlink<H> {}
+// SAFETY: devlink takes its own locks, whoever calls it; `H` is `Send` and `Sync`.
+unsafe impl<H: HealthReporter> Sync for Devlink<H> {}
+
+impl<H: HealthReporter> Devlink<H> {
+    /// An instance does nothing by itself: what it can do is said by what is registered with it.
+    const OPS: bindings::devlink_ops = pin_init::zeroed();
+
+    const REPORTER_OPS: bindings::devlink_health_reporter_ops =
+        bindings::devlink_health_reporter_ops {
+            // devlink only reads it.
+            name: as_char_ptr_in_const_context(H::NAME).cast_mut(),
+            recover: Some(Self::recover_callback),
+            diagnose: Some(Self::diagnose_callback),
+            // No grace period unless the administrator wants one: how often is tried is the driver's
+            // to say.
+            ..pin_init::zeroed()
+        };
+
+    /// Registers an instance for `dev`, with `health` as reporter.
+    ///
+    /// # Safety
+    ///
+    /// What this gives is dropped before `dev` is unbound: when the bus driver's bound data is dropped.
+    pub unsafe fn register(dev: &device::Device<device::Bound>, health: Arc<H>) -> Result<Self> {
+        // SAFETY: The operations are static, and `device::Device` is a transparent wrapper of a valid
+        // `struct device`, of which the instance takes a reference.
+        let devlink = unsafe {
+            bindings::rdma_devlink_alloc(&Self::OPS, ptr::from_ref(dev).cast_mut().cast())
+        };
+        let devlink = NonNull::new(devlink).ok_or(ENOMEM)?;
+        // SAFETY: The instance was made just now. The operations are static, and the private data is a
+        // `H` that `_health` keeps until after the reporter is destroyed.
+        let reporter = from_err_ptr(unsafe {
+            bindings::devlink_health_reporter_create(
+                devlink.as_ptr(),
+                &Self::REPORTER_OPS,
+                Arc::as_ptr(&health).cast_mut().cast(),
+            )
+        });
+        let reporter = match reporter.map(NonNull::new) {
+            Ok(Some(reporter)) => reporter,
+            failed => {
+                // SAFETY: The instance was made above, is not registered, and not used afterwards.
+                unsafe { bindings::devlink_free(devlink.as_ptr()) };
+                return Err(failed.err().unwrap_or(ENOMEM));
+            }
+        };
+        // SAFETY: The instance was made above and is not registered yet.
+        unsafe { bindings::devlink_register(devlink.as_ptr()) };
+        // INVARIANT: Registered just now, with a reporter whose private data is `health`.
+        Ok(Self {
+            devlink,
+            reporter,
+            _health: health,
+        })
+    }
+
+    /// Reports that the device failed, and gives whether it is to be made to work again: not so where the
+    /// administrator turned that off, or set a grace period that has not passed, nor where devlink knows
+    /// already that it failed, or was told meanwhile that it works. Who makes it work says so by
+    /// [`Self::update`]. Sleeps.
+    pub fn report(&self, why: &CStr) -> bool {
+        let wanted = Cell::new(false);
+        // SAFETY: The reporter is ours and its instance registered, by the type invariants. The context is
+        // a `Cell<bool>`, which is what the callback takes it for, and is used before this returns.
+        // What is returned says no more than `wanted`.
+        let _ = unsafe {
+            bindings::devlink_health_report(
+                self.reporter.as_ptr(),
+                why.as_char_ptr(),
+                (&raw const wanted).cast_mut().cast(),
+            )
+        };
+        wanted.get()
+    }
+
+    /// Has devlink say what `standing` gives. That is called when no callback of the reporter runs, and none
+    /// does until devlink says so. Sleeps.
+    pub fn update(&self, standing: impl FnOnce() -> Standing) {
+        // SAFETY: The instance is registered, by the type invariants. The lock is given back below.
+        unsafe { bindings::devl_lock(self.devlink.as_ptr()) };
+        let standing = standing();
+        let state = if standing.healthy {
+            bindings::devlink_health_reporter_state_DEVLINK_HEALTH_REPORTER_STATE_HEALTHY
+        } else {
+            bindings::devlink_health_reporter_state_DEVLINK_HEALTH_REPORTER_STATE_ERROR
+        };
+        // SAFETY: The reporter is one of the instance, by the type invariants, whose lock was taken above.
+        unsafe {
+            for _ in 0..standing.recovered {
+                bindings::devlink_health_reporter_recovery_done(self.reporter.as_ptr());
+            }
+            bindings::devlink_health_reporter_state_update(self.reporter.as_ptr(), state);
+            bindings::devl_unlock(self.devlink.as_ptr());
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `reporter` must have been made by [`Self::register`], and not be destroyed for `'a`.
+    unsafe fn health<'a>(reporter: *mut bindings::devlink_health_reporter) -> ArcBorrow<'a, H> {
+        // SAFETY: The caller vouches for a reporter whose private data is that of an `Arc<H>`, which
+        // `Devlink::_health` keeps until the reporter is destroyed.
+        unsafe {
+            let health = bindings::devlink_health_reporter_priv(reporter).cast::<H>();
+            ArcBorrow::from_raw(health)
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Only for devlink: `reporter` must have been made by [`Self::register`], and `context` be null or
+    /// that of [`Self::report`]; `extack` must be null or valid.
+    unsafe extern "C" fn recover_callback(
+        reporter: *mut bindings::devlink_health_reporter,
+        context: *mut c_void,
+        extack: *mut bindings::netlink_ext_ack,
+    ) -> c_int {
+        if let Some(wanted) = NonNull::new(context.cast::<Cell<bool>>()) {
+            // SAFETY: The caller vouches for the context, which is a local of a function that waits for
+            // this to return, in the same task.
+            unsafe { wanted.as_ref() }.set(true);
+            // Later, and not by devlink, which would keep its instance locked meanwhile.
+            return EAGAIN.to_errno();
+        }
+        // SAFETY: The caller vouches for the reporter, which is not destroyed while it is called.
+        let health = unsafe { Self::health(reporter) };
+        match H::recover(health) {
+            Ok(()) => 0,
+            Err(refusal) => {
+                if let Some(extack) = NonNull::new(extack) {
+                    // SAFETY: The caller vouches for it. The text is static.
+                    unsafe { (*extack.as_ptr())._msg = refusal.why.as_char_ptr() };
+                }
+                refusal.error.to_errno()
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Only for devlink: `reporter` must have been made by [`Self::register`], and `fmsg` be a message that
+    /// nobody else writes.
+    unsafe extern "C" fn diagnose_callback(
+        reporter: *mut bindings::devlink_health_reporter,
+        fmsg: *mut bindings::devlink_fmsg,
+        _extack: *mut bindings::netlink_ext_ack,
+    ) -> c_int {
+        // SAFETY: The caller vouches for the reporter, which is not destroyed while it is called.
+        let health = unsafe { Self::health(reporter) };
+        from_result(|| {
+            // INVARIANT: The caller vouches for the message.
+            let mut diagnosis = Diagnosis(NonNull::new(fmsg).ok_or(EINVAL)?, PhantomData);
+            health.diagnose(&mut diagnosis);
+            Ok(0)
+        })
+    }
+}
+
+impl<H: HealthReporter> Drop for Devlink<H> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants the instance is registered and ours, and the reporter is one of it;
+        // neither is used afterwards. Unregistering takes the lock with which callbacks run.
+        unsafe {
+            bindings::devlink_unregister(self.devlink.as_ptr());
+            bindings::devlink_health_reporter_destroy(self.reporter.as_ptr());
+            bindings::devlink_free(self.devlink.as_ptr());
+        }
+    }
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Dynamic interrupt moderation, `lib/dim` (for `rust/kernel/dim.rs`).
+
+use crate::bindings;
+use core::marker::PhantomPinned;
+use core::mem::offset_of;
+use core::ptr;
+use kernel::prelude::*;
+use kernel::sync::atomic::{Acquire, Atomic, Release};
+use kernel::types::Opaque;
+
+/// How many profiles [`NetDim`] chooses from.
+pub const PROFILES: usize = bindings::NET_DIM_PARAMS_NUM_PROFILES as usize;
+
+/// What moderation is applied to.
+pub trait Moderated: Send + Sync {
+    /// Applies profile `profile`, less than [`PROFILES`]: 0 has the least moderation, the last one
+    /// the most. Runs in a work item, never twice at once. Sleeps.
+    fn apply(&self, profile: usize);
+}
+
+/// Moderation of one source of interrupts by `net_dim`: as much of it as makes interrupts fewer without
+/// making the traffic less.
+///
+/// It begins with profile 0, which is taken for applied.
+///
+/// # Invariants
+///
+/// `dim` is initialised, and its work is that of [`Self::run`]. Whoever has set `busy` alone uses what
+/// of it the work does not.
+#[pin_data(PinnedDrop)]
+pub struct NetDim<T: Moderated> {
+    #[pin]
+    dim: Opaque<bindings::dim>,
+    busy: Atomic<u32>,
+    target: T,
+    #[pin]
+    _pin: PhantomPinned,
+}
+
+// SAFETY: The work belongs to no task, and `T: Send`.
+unsafe impl<T: Moderated> Send for NetDim<T> {}
+// SAFETY: `busy` keeps users of `dim` apart, and its work is queued by at most one of them at a time;
+// `T: Sync`.
+unsafe impl<T: Moderated> Sync for NetDim<T> {}
+
+impl<T: Moderated> NetDim<T> {
+    /// Returns an initialiser for the moderation of `target`.
+    pub fn new(target: T) -> impl PinInit<Self> {
+        // INVARIANT: All is zero, which is profile 0 and the beginning of a measurement, but for the work.
+        pin_init!(Self {
+            dim <- Opaque::ffi_init(|dim: *mut bindings::dim| {
+                // SAFETY: `dim` is memory for a `struct dim` that nobody else knows; all zeroes are a
+                // valid one.
+                unsafe {
+                    dim.write(pin_init::zeroed());
+                    bindings::dim_init_work(dim, Some(Self::run));
+                }
+            }),
+            busy: Atomic::new(0),
+            target,
+            _pin: PhantomPinned,
+        })
+    }
+
+    /// What moderation is applied to.
+    pub fn target(&self) -> &T {
+        &self.target
+    }
+
+    /// Calls `f` with the state, unless somebody else has it.
+    fn with_state(&self, f: impl FnOnce(*mut bindings::dim)) {
+        if self.busy.cmpxchg(0, 1, Acquire).is_err() {
+            return;
+        }
+        f(self.dim.get());
+        self.busy.store(0, Release);
+    }
+
+    /// Takes a sample: so many `interrupts` and so much `traffic` there was by now, both free-running.
+    /// May be called in interrupt context. One that comes while another is taken is left out.
+    pub fn sample(&self, interrupts: u16, traffic: u64) {
+        self.with_state(|dim| {
+            let mut sample: bindings::dim_sample = pin_init::zeroed();
+            // SAFETY: `sample` is a local. By the type invariant `dim` is initialised, and nobody else
+            // takes a sample, as `busy` was free.
+            unsafe {
+                bindings::dim_update_sample(interrupts, traffic, traffic, &mut sample);
+                bindings::net_dim(dim, &sample);
+            }
+        });
+    }
+
+    /// Goes back to profile 0, where it is at another one. May be called in interrupt context.
+    pub fn rest(&self) {
+        self.with_state(|dim| {
+            // SAFETY: By the type invariant `dim` is initialised, and nobody else decides about the
+            // profile, as `busy` was free. The work reads it and writes the state, once it was queued: it
+            // is not, in any other state than this one.
+            unsafe {
+                let state = ptr::addr_of_mut!((*dim).state);
+                let applying = bindings::dim_state_DIM_APPLY_NEW_PROFILE as u8;
+                if (*dim).profile_ix == 0 || state.read_volatile() == applying {
+                    return;
+                }
+                (*dim).profile_ix = 0;
+                bindings::dim_park_on_top(dim);
+                state.write_volatile(applying);
+                bindings::dim_schedule_work(dim);
+            }
+        });
+    }
+
+    /// # Safety
+    ///
+    /// `work` must be that of the state of a `NetDim<T>`.
+    unsafe extern "C" fn run(work: *mut bindings::work_struct) {
+        // SAFETY: The caller vouches that `work` is in a `struct dim` in a `NetDim<T>`, which waits for
+        // the work before it goes.
+        let this = unsafe {
+            let dim = work
+                .byte_sub(offset_of!(bindings::dim, work))
+                .cast::<bindings::dim>();
+            &*dim.byte_sub(offset_of!(Self, dim)).cast::<Self>()
+        };
+        let dim = this.dim.get();
+        // SAFETY: By the type invariant `dim` is initialised. Its profile stays as it is while the state
+        // says that it is being applied.
+        let profile = unsafe { (*dim).profile_ix };
+        this.target.apply(usize::from(profile).min(PROFILES - 1));
+        // SAFETY: As above; others only read the state meanwhile.
+        unsafe {
+            ptr::addr_of_mut!((*dim).state)
+                .write_volatile(bindings::dim_state_DIM_START_MEASURE as u8)
+        };
+    }
+}
+
+#[pinned_drop]
+impl<T: Moderated> PinnedDrop for NetDim<T> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: By the type invariant `dim` and its work are initialised. Nobody has a reference to
+        // what is dropped, so that the work is not queued again.
+        unsafe { bindings::net_dim_work_cancel(self.dim.get()) }
+    }
+}

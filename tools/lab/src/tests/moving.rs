@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Completion queues that are moved to other handlers while they are in use.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::Value;
+
+use super::driver::{bind, unbind};
+use super::{basics, lifecycle, nvme, still_works, VmTest};
+use crate::cluster::Cluster;
+use crate::process::wait_until;
+use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::vm::{Running, Vm};
+
+/// With any number of processors and vectors.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "completion queues move under load, and nobody misses an event",
+        |c| basics::alone(c, "move"),
+    ),
+    VmTest::new(
+        "what is no queue, no handler and no sense is refused",
+        refused,
+    ),
+    VmTest::new(
+        "completion queues of the kernel move under a disk",
+        under_a_disk,
+    ),
+];
+
+/// Which handler serves, and where: nothing else moves meanwhile.
+pub const SERVES: &[VmTest] = &[VmTest::new(
+    "the handler that a queue was moved to serves it, on its processor",
+    serves,
+)];
+
+/// Where the driver lets go of the device.
+pub const ENDING: &[VmTest] = &[VmTest::new(
+    "the driver lets go of a device whose kernel queues have no handler",
+    unbound,
+)];
+
+/// Where the device is brought back afterwards.
+pub const FAILING: &[VmTest] = &[VmTest::new(
+    "a queue of a device that failed is not moved, and its program ends",
+    failed,
+)];
+
+const TIME: Duration = Duration::from_secs(60);
+const PORT: u16 = 18524;
+
+/// How often each vector of the device was taken by each processor, in the order of its table.
+fn interrupts(vm: &Vm) -> Result<Vec<Vec<u64>>> {
+    let text = vm.sh("dev=$(ls /sys/class/infiniband | head -n1)
+         for irq in $(ls /sys/class/infiniband/$dev/device/msi_irqs | sort -n); do
+             grep \"^ *$irq:\" /proc/interrupts || echo \"$irq:\"
+         done")?;
+    let cpus: usize = vm.sh("nproc")?.trim().parse()?;
+    text.lines()
+        .map(|line| {
+            let (_, counts) = line.split_once(':').context("no interrupt number")?;
+            let counts = counts.split_whitespace().take(cpus);
+            Ok(counts.filter_map(|word| word.parse().ok()).collect())
+        })
+        .collect()
+}
+
+/// What happened in a while.
+#[derive(Debug, Default, PartialEq)]
+struct Served {
+    /// The vectors that were taken, each with the processor.
+    vectors: Vec<(usize, usize)>,
+    /// The handlers whose event queues had events.
+    handlers: Vec<u64>,
+}
+
+impl Served {
+    /// By one handler.
+    fn by(handler: u64, vector: usize, cpu: usize) -> Self {
+        Self {
+            vectors: vec![(vector, cpu)],
+            handlers: vec![handler],
+        }
+    }
+
+    fn look(vm: &Vm) -> Result<Self> {
+        // What is on its way to the old handler, or processor, arrives.
+        std::thread::sleep(Duration::from_millis(200));
+        let (vectors, events) = (interrupts(vm)?, events(vm)?);
+        std::thread::sleep(Duration::from_millis(400));
+        let mut served = Self::default();
+        // Vectors 0 and 1 are for commands and asynchronous events.
+        for (vector, (before, after)) in vectors.iter().zip(&interrupts(vm)?).enumerate().skip(2) {
+            for (cpu, (before, after)) in before.iter().zip(after).enumerate() {
+                if after > before {
+                    served.vectors.push((vector, cpu));
+                }
+            }
+        }
+        for (handler, (before, after)) in events.iter().zip(&self::events(vm)?).enumerate() {
+            if after > before {
+                served.handlers.push(handler as u64);
+            }
+        }
+        Ok(served)
+    }
+
+    /// Looks until this is what happens: now and then a message of the connection manager comes between.
+    fn expect(&self, vm: &Vm, what: &str) -> Result<()> {
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            found.push(Self::look(vm)?);
+            if found.last() == Some(self) {
+                return Ok(());
+            }
+        }
+        bail!("{what}: {found:?}, expected {self:?}")
+    }
+}
+
+/// How many events each handler has had.
+fn events(vm: &Vm) -> Result<Vec<u64>> {
+    shown(vm, "handlers")?
+        .iter()
+        .map(|row| row["events"].as_u64().with_context(|| format!("{row}")))
+        .collect()
+}
+
+fn shown(vm: &Vm, section: &str) -> Result<Vec<Value>> {
+    let text = vm.sh(&format!("ferritectl show {section} --json"))?;
+    let shown: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let rows = shown[section].as_array().with_context(|| text.clone())?;
+    Ok(rows.clone())
+}
+
+/// The completion queue of a program.
+fn queue_of(vm: &Vm, program: &str) -> Result<Value> {
+    let cqs = shown(vm, "cqs")?;
+    let found = cqs.iter().find(|row| row["comm"] == program);
+    found
+        .cloned()
+        .with_context(|| format!("no queue of {program}: {cqs:?}"))
+}
+
+fn move_to(vm: &Vm, cqn: &Value, handler: &str) -> Result<()> {
+    vm.sh(&format!("ferritectl cq move {cqn} {handler}"))?;
+    Ok(())
+}
+
+/// Two programs that wake each other without end.
+struct Endless<'v>(Running<'v>, Running<'v>);
+
+impl<'v> Endless<'v> {
+    fn start(one: &'v Vm, two: &'v Vm) -> Result<Self> {
+        let endless = format!(
+            "{DEVICE_AND_GID} exec ibv_rc_pingpong -d $dev -g $gid -p {PORT} -s 64 -n 100000000 -e"
+        );
+        let time = Duration::from_secs(300);
+        let server = one.spawn(&endless, time)?;
+        wait_listening(one, PORT)?;
+        let client = two.spawn(&format!("{endless} {}", one.ip()), time)?;
+        one.wait_for("ferritectl show qps | grep -q Rts", TIME)?;
+        Ok(Self(server, client))
+    }
+
+    fn end(self) -> Result<()> {
+        for running in [self.1, self.0] {
+            running.end_with(libc::SIGKILL)?;
+        }
+        Ok(())
+    }
+}
+
+fn serves(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let running = Endless::start(one, two)?;
+    let served = follows(one);
+    running.end()?;
+    served?;
+    still_works(cluster)
+}
+
+fn follows(one: &Vm) -> Result<()> {
+    let queue = queue_of(one, "ibv_rc_pingpong")?;
+    let cqn = &queue["cqn"];
+    let handlers = shown(one, "handlers")?;
+    let vector = |handler: &Value| handler["eqn"].as_u64().map(|eqn| eqn as usize);
+    let vectors = interrupts(one)?.len();
+    // Where there are fewer vectors, handlers share those after the first two.
+    let vector = |handler: &Value| -> Result<usize> {
+        let eqn = vector(handler).context("no eqn")?;
+        ensure!(vectors > 2, "{vectors} vectors");
+        Ok(2 + (eqn - 2) % (vectors - 2))
+    };
+    let irq = |handler: &Value| handler["irq"].as_u64().context("no irq");
+    let cpus: usize = one.sh("nproc")?.trim().parse()?;
+    let arrives_at = |handler: &Value| -> Result<usize> {
+        let irq = irq(handler)?;
+        let list = one.sh(&format!("cat /proc/irq/{irq}/effective_affinity_list"))?;
+        list.trim().parse().with_context(|| list.clone())
+    };
+    for handler in &handlers {
+        let number = handler["handler"].as_u64().context("no number")?;
+        move_to(one, cqn, &number.to_string())?;
+        let now = queue_of(one, "ibv_rc_pingpong")?;
+        ensure!(
+            now["handler"] == handler["handler"],
+            "{now} after a move to {number}"
+        );
+        let home = arrives_at(handler)?;
+        let what = format!("at handler {number}");
+        Served::by(number, vector(handler)?, home).expect(one, &what)?;
+        // Whoever steers the interrupt elsewhere is followed, and so is the queue by name of place.
+        let away = (home + 1) % cpus;
+        let irq = irq(handler)?;
+        one.sh(&format!("echo {away} >/proc/irq/{irq}/smp_affinity_list"))?;
+        let steered = (|| {
+            let what = format!("at handler {number}, steered to {away}");
+            Served::by(number, vector(handler)?, away).expect(one, &what)?;
+            let mut all = Vec::new();
+            for handler in &handlers {
+                all.push(arrives_at(handler)?);
+            }
+            for cpu in 0..cpus {
+                one.sh(&format!("taskset -c {cpu} ferritectl cq move {cqn} local"))?;
+                let now = queue_of(one, "ibv_rc_pingpong")?;
+                let chosen = now["handler"].as_u64();
+                let at = chosen
+                    .and_then(|chosen| all.get(chosen as usize))
+                    .with_context(|| format!("{now} after a move to the local one"))?;
+                ensure!(
+                    *at == cpu || !all.contains(&cpu),
+                    "local to {cpu} is {now}, which arrives at {at}; all arrive at {all:?}"
+                );
+            }
+            Ok(())
+        })();
+        one.sh(&format!("echo {home} >/proc/irq/{irq}/smp_affinity_list"))?;
+        steered?;
+    }
+    move_to(one, cqn, "none")?;
+    let now = queue_of(one, "ibv_rc_pingpong")?;
+    ensure!(now["handler"] == "none", "{now} after a move to none");
+    let rdma = one.sh("rdma -dd resource show cq")?;
+    ensure!(rdma.contains("drv_vector none"), "rdma shows:\n{rdma}");
+    Served::default().expect(one, "without a handler")?;
+    move_to(one, cqn, "0")?;
+    let first = &handlers[0];
+    Served::by(0, vector(first)?, arrives_at(first)?).expect(one, "at a handler again")
+}
+
+fn refused(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let running = Endless::start(one, two)?;
+    let checked = (|| {
+        let queue = queue_of(one, "ibv_rc_pingpong")?;
+        let (cqn, before) = (&queue["cqn"], &queue["handler"]);
+        let handlers = shown(one, "handlers")?.len();
+        for (script, why) in [
+            (format!("ferritectl cq move {cqn} {handlers}"), "no handler"),
+            (format!("ferritectl cq move {cqn} 4294967293"), "no handler"),
+            (format!("ferritectl cq move {cqn} 4294967295"), "no handler"),
+            (
+                "ferritectl cq move 16777215 0".into(),
+                "no completion queue",
+            ),
+            (
+                "ferritectl cq move 4294967295 none".into(),
+                "no completion queue",
+            ),
+            (format!("ferritectl cq move {cqn} nowhere"), "is needed"),
+            (
+                format!("setpriv --reuid 65534 --clear-groups ferritectl cq move {cqn} none"),
+                "only root",
+            ),
+            (
+                "head -c 4096 /dev/zero >/sys/kernel/debug/ferrite0/cq_move".into(),
+                "nvalid argument",
+            ),
+            (
+                format!("echo {cqn} 0 0 >/sys/kernel/debug/ferrite0/cq_move"),
+                "nvalid argument",
+            ),
+        ] {
+            let outcome = one.run(&script, TIME)?;
+            ensure!(
+                !outcome.ok() && outcome.err.contains(why),
+                "{script}: {outcome:?}"
+            );
+        }
+        let now = queue_of(one, "ibv_rc_pingpong")?;
+        ensure!(now["handler"] == *before, "{now}, before {before}");
+        let served = Served::look(one)?;
+        ensure!(served != Served::default(), "the pingpong does not go on");
+        Ok(())
+    })();
+    running.end()?;
+    checked
+}
+
+/// The numbers of the completion queues of the kernel.
+fn kernel_queues(vm: &Vm) -> Result<Vec<Value>> {
+    let mut queues = shown(vm, "cqs")?;
+    queues.retain(|row| row["owner"] == "kernel");
+    ensure!(queues.len() > 1, "{}: {queues:?}", vm.name());
+    Ok(queues)
+}
+
+/// Moves all completion queues of the kernel to these handlers, one after the other, by the shell alone:
+/// a program for each move would take most of the time.
+fn move_all(vm: &Vm, turns: u32, handlers: &str) -> Result<()> {
+    let numbers: Vec<_> = kernel_queues(vm)?
+        .iter()
+        .map(|row| row["cqn"].to_string())
+        .collect();
+    let numbers = numbers.join(" ");
+    vm.sh(&format!(
+        "set -e
+         for turn in {{1..{turns}}}; do
+             for handler in {handlers}; do
+                 for cqn in {numbers}; do
+                     echo $cqn $handler >/sys/kernel/debug/ferrite0/cq_move
+                 done
+             done
+         done"
+    ))?;
+    Ok(())
+}
+
+/// Moves the queues of the kernel about in a machine with a disk that is busy.
+fn moved_about(vm: &Vm) -> Result<()> {
+    let last = shown(vm, "handlers")?.len() as u64 - 1;
+    // Every queue is without a handler for a moment, again and again.
+    move_all(vm, 20, &format!("none {{0..{last}}}"))?;
+    let queues = kernel_queues(vm)?;
+    ensure!(
+        queues.iter().all(|row| row["handler"] == last),
+        "{}: {queues:?} after moves to {last}",
+        vm.name()
+    );
+    let served = Served::look(vm)?.handlers;
+    ensure!(
+        served == [last],
+        "{}: handlers {served:?} have events, expected {last}",
+        vm.name()
+    );
+    move_all(vm, 1, "none")?;
+    let stands = Served::default().expect(vm, "queues of the kernel without a handler");
+    move_all(vm, 1, "0")?;
+    stands?;
+    let served = Served::look(vm)?.handlers;
+    ensure!(
+        served == [0],
+        "{}: handlers {served:?} have events, expected 0",
+        vm.name()
+    );
+    Ok(())
+}
+
+/// Reads and writes the same again and again, and looks at every byte.
+fn busy_disk(vm: &Vm) -> Result<Running<'_>> {
+    vm.sh("rm -f /run/stop /run/rounds
+         dd if=/dev/urandom of=/run/written bs=1M count=4 status=none
+         dd if=/run/written of=/dev/nvme0n1 bs=64k oflag=direct conv=nocreat status=none")?;
+    vm.spawn(
+        "set -e; n=0
+         until [ -e /run/stop ]; do
+             dd if=/dev/nvme0n1 of=/run/read bs=64k count=64 iflag=direct status=none
+             cmp /run/written /run/read
+             dd if=/run/written of=/dev/nvme0n1 bs=16k oflag=direct conv=nocreat status=none
+             n=$((n + 1)); echo $n >/run/rounds
+         done; echo rounds $n",
+        Duration::from_secs(300),
+    )
+}
+
+fn connected_disk(one: &Vm, two: &Vm) -> Result<()> {
+    nvme::serve(two)?;
+    nvme::connect(one, two)?;
+    one.wait_for("test -b /dev/nvme0n1", TIME)
+}
+
+fn under_a_disk(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    connected_disk(one, two)?;
+    one.sh("echo queues of the kernel move >/dev/kmsg")?;
+    let moved = (|| {
+        let busy = busy_disk(one)?;
+        let moving = (|| {
+            moved_about(one)?;
+            moved_about(two)?;
+            // It goes on.
+            let rounds = || -> Result<u64> {
+                let rounds = one.sh("cat /run/rounds 2>/dev/null || echo 0")?;
+                Ok(rounds.trim().parse()?)
+            };
+            let seen = rounds()?;
+            let goes_on = wait_until(Instant::now() + TIME, || Ok(rounds()? > seen))?;
+            ensure!(goes_on, "the disk stands still");
+            Ok(())
+        })();
+        for vm in [one, two] {
+            move_all(vm, 1, "0")?;
+        }
+        one.sh("touch /run/stop")?;
+        let rounds = busy.success();
+        moving?;
+        let rounds = rounds?;
+        ensure!(rounds.contains("rounds"), "{rounds}");
+        let said = one.sh("dmesg | tac | sed '/queues of the kernel move/q'")?;
+        if let Some(line) = said.lines().find(|line| {
+            line.contains("nvme") && ["timeout", "reset"].iter().any(|word| line.contains(word))
+        }) {
+            bail!("a request was lost: {line}");
+        }
+        Ok(())
+    })();
+    let ended = nvme::disconnect(one).and_then(|_| nvme::end(two));
+    moved.and(ended)?;
+    still_works(cluster)
+}
+
+/// Whoever ends a connection waits for completions. The driver lets go of the device all the same, also
+/// while somebody goes on to take handlers away.
+fn unbound(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    connected_disk(one, two)?;
+    let busy = busy_disk(one)?;
+    let numbers: Vec<_> = kernel_queues(one)?
+        .iter()
+        .map(|row| row["cqn"].to_string())
+        .collect();
+    let mover = one.spawn(
+        &format!(
+            "echo moving >/run/mover
+             while for cqn in {}; do echo $cqn none; done >/sys/kernel/debug/ferrite0/cq_move; do :; done
+             echo gone >>/run/mover",
+            numbers.join(" ")
+        ),
+        2 * TIME,
+    )?;
+    one.wait_for("grep -q moving /run/mover", TIME)?;
+    Served::default().expect(one, "all queues of the kernel without a handler")?;
+    unbind(one)?;
+    one.wait_for("grep -q gone /run/mover", TIME)?;
+    mover.wait()?;
+    one.sh("touch /run/stop")?;
+    // The disk went under it.
+    let outcome = busy.wait()?;
+    ensure!(!outcome.ok(), "the disk was there without the device");
+    bind(one)?;
+    nvme::disconnect(one)?;
+    nvme::end(two)?;
+    still_works(cluster)
+}
+
+fn failed(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let running = Endless::start(one, two)?;
+    let queue = queue_of(one, "ibv_rc_pingpong")?;
+    let cqn = &queue["cqn"];
+    move_to(one, cqn, "none")?;
+    lifecycle::fail_device(cluster)?;
+    let refused = (|| {
+        for handler in ["0", "none"] {
+            let outcome = one.run(&format!("ferritectl cq move {cqn} {handler}"), TIME)?;
+            ensure!(!outcome.ok(), "a dead device moved a queue to {handler}");
+        }
+        let now = queue_of(one, "ibv_rc_pingpong")?;
+        ensure!(now["handler"] == "none", "{now} after refusals");
+        Ok(())
+    })();
+    running.end()?;
+    unbind(one)?;
+    bind(one)?;
+    refused?;
+    still_works(cluster)
+}

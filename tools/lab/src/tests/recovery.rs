@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A device that failed: the driver resets it, registers it again, and whoever comes then is served.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use serde_json::{json, Value};
+
+use super::driver::{
+    bind, ended_well, leave_failed, program_in_the_middle, unbind, PATIENCE, REPORTERS,
+};
+use super::misbehaviour::{behave, commands_given, misbehave, pinned, reset, wait_for_commands};
+use super::{nothing_left, nvme, still_works, wait_active, VmTest};
+use crate::cluster::Cluster;
+use crate::process::wait_until;
+use crate::shell::LOAD_DRIVER;
+use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::vm::Vm;
+
+/// The driver is loaded when these begin and when they end.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "a device that comes back is called what it was called, and the kernel's users are shown it",
+        same_name,
+    ),
+    VmTest::new(
+        "a device is not recovered where devlink does not want it",
+        not_wanted,
+    ),
+    VmTest::new(
+        "a reset by others under a program: the device comes back",
+        comes_back_after_reset,
+    ),
+    VmTest::new(
+        "unbound and unloaded while the device comes back",
+        let_go_while_it_comes_back,
+    ),
+];
+
+/// The same, of some minutes each.
+pub const LONG: &[VmTest] = &[
+    VmTest::new(
+        "a device that fails under its users comes back, ten times in a row",
+        comes_back,
+    ),
+    VmTest::new(
+        "an NVMe initiator and a target find a device again that came back",
+        nvme_returns,
+    ),
+    VmTest::new(
+        "a device that fails again at once is left alone in the end, until somebody asks",
+        left_alone,
+    ),
+    VmTest::new(
+        "a device that fails while others ask for its recovery can still be recovered",
+        asked_meanwhile,
+    ),
+    VmTest::new("a device that does not answer comes back", silent),
+    VmTest::new(
+        "a device whose name was taken comes back by another",
+        name_taken,
+    ),
+];
+
+/// The device is gone after them, or what it knows is leaked on purpose.
+pub const REMOVAL: &[VmTest] = &[
+    VmTest::alone(
+        "a device that vanishes while it comes back is left alone",
+        vanishes_while_it_comes_back,
+    ),
+    VmTest::alone(
+        "a device that cannot be stopped is left alone until somebody asks",
+        unstoppable,
+    ),
+];
+
+/// How often the driver tries, and the longest that takes: `WAITS` of the driver.
+const ATTEMPTS: u64 = 5;
+
+/// What the reporter of machine `vm` says.
+fn diagnose(vm: &Vm) -> Result<Value> {
+    let said = vm.sh(&format!(
+        "{REPORTERS}; for r in $reporters; do devlink -j health diagnose $r reporter fatal; done"
+    ))?;
+    serde_json::from_str(&said).with_context(|| format!("devlink said: {said}"))
+}
+
+/// What devlink says of the reporter.
+fn shown(vm: &Vm) -> Result<String> {
+    vm.sh(&format!(
+        "{REPORTERS}; for r in $reporters; do devlink -j health show $r reporter fatal; done"
+    ))
+}
+
+/// Undoes [`leave_failed`].
+fn recover_again(vm: &Vm) -> Result<()> {
+    vm.sh(&format!(
+        "{REPORTERS}; for r in $reporters; do
+             devlink health set $r reporter fatal auto_recover true || exit
+         done"
+    ))?;
+    Ok(())
+}
+
+/// Asks for an attempt.
+const RECOVER: &str =
+    "for r in $reporters; do devlink health recover $r reporter fatal || exit; done";
+
+/// The same, whatever comes of it.
+const RECOVER_ANYHOW: &str =
+    "for r in $reporters; do devlink health recover $r reporter fatal 2>/dev/null; done";
+
+fn recover(vm: &Vm) -> Result<()> {
+    vm.sh_in(&format!("{REPORTERS}; {RECOVER}"), PATIENCE)?;
+    Ok(())
+}
+
+fn count(vm: &Vm, what: &str) -> Result<u64> {
+    let said = diagnose(vm)?;
+    said[what]
+        .as_u64()
+        .with_context(|| format!("no {what} in {said}"))
+}
+
+fn lives(vm: &Vm) -> Result<u64> {
+    count(vm, "lives")
+}
+
+fn fatal(cluster: &Cluster) -> Result<()> {
+    cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+    Ok(())
+}
+
+/// Waits until a life has begun after so many, and can be used.
+fn wait_back(vm: &Vm, before: u64) -> Result<()> {
+    wait_back_by_any_name(vm, before)?;
+    wait_active(vm)
+}
+
+/// Waits until a life has begun after so many.
+fn wait_back_by_any_name(vm: &Vm, before: u64) -> Result<()> {
+    let patience = PATIENCE * vm.patience();
+    let back = wait_until(Instant::now() + patience, || {
+        let said = diagnose(vm)?;
+        Ok(said["lives"].as_u64() > Some(before) && said["state"] == "working")
+    })?;
+    ensure!(
+        back,
+        "the device does not come back: {}\n{}",
+        diagnose(vm)?,
+        vm.sh("dmesg | tail -n 20")?
+    );
+    Ok(())
+}
+
+/// Waits until the driver has said that it does nothing more.
+fn wait_left_alone(vm: &Vm) -> Result<()> {
+    vm.wait_for("dmesg | grep -q 'device stays failed'", PATIENCE)
+        .context("the driver does not say that it gave up")?;
+    ensure!(diagnose(vm)?["state"] == "failed", "{}", diagnose(vm)?);
+    ensure!(shown(vm)?.contains("\"error\""), "{}", shown(vm)?);
+    Ok(())
+}
+
+/// What the device is known by.
+fn identity(vm: &Vm) -> Result<String> {
+    vm.sh(
+        "cd /sys/class/infiniband; for d in *; do
+            echo $d $(cat $d/node_guid) $(cat $d/ports/1/gids/* | grep -v ^0000:0000:0000:0000:0000:0000 | sort)
+        done",
+    )
+}
+
+/// A connection of rdma_cm.
+fn connects(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let server = super::once_it_listens(
+        one,
+        one.spawn("exec rping -s -C 20 -v", Duration::from_secs(60))?,
+    )?;
+    two.sh_in(
+        &format!("rping -c -a {} -C 20 -v", one.ip()),
+        Duration::from_secs(60),
+    )?;
+    server.success()?;
+    Ok(())
+}
+
+fn comes_back(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    bind_anew(one)?;
+    let before = identity(one)?;
+    let pages = pinned(one)?;
+    let program = "exec ib_write_bw -d $dev -x $gid -p 18520 -s 65536 -D 100 -F";
+    one.sh("dmesg -C")?;
+    for round in 1..=10 {
+        // The driver tries no more than that: who asks has it begin to count anew.
+        if round == ATTEMPTS + 1 {
+            leave_failed(one)?;
+            fatal(cluster)?;
+            wait_left_alone(one)?;
+            let count = lives(one)?;
+            recover(one)?;
+            wait_back(one, count)?;
+            recover_again(one)?;
+        }
+        let back_again = || -> Result<()> {
+            let count = lives(one)?;
+            let time = 2 * PATIENCE;
+            // The peer always has writes under way. The program at this end only looks at memory: it has
+            // its context open until somebody ends it.
+            let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
+            wait_listening(one, 18520)?;
+            let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
+            super::faults::wait_for_traffic(cluster, 2, &[&server, &client])?;
+            // This one is told, and ends what it has after that.
+            let holder = program_in_the_middle(one)?;
+            fatal(cluster)?;
+            ended_well(one, holder)?;
+            let peer = client.wait()?;
+            ensure!(
+                format!("{}{}", peer.out, peer.err).contains("Failed status 12"),
+                "the peer did not learn of it: {peer:?}"
+            );
+            wait_back(one, count)?;
+            server.end()?;
+            // Addresses come one after the other.
+            let same = wait_until(Instant::now() + Duration::from_secs(30), || {
+                Ok(identity(one)? == before)
+            })?;
+            ensure!(same, "it was {before}, it is {}", identity(one)?);
+            nothing_left(one)?;
+            still_works(cluster)
+        };
+        back_again().with_context(|| format!("round {round}"))?;
+    }
+    let stayed = pinned(one)?.saturating_sub(pages);
+    ensure!(stayed == 0, "{stayed} pages stay pinned");
+    ensure!(shown(one)?.contains("\"healthy\""), "{}", shown(one)?);
+    connects(cluster)
+}
+
+fn same_name(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    one.sh(
+        "dmesg -C; insmod /ferrite/modules/rust_rdma_loop.ko; rdma dev set ferrite0 name other7",
+    )?;
+    let count = lives(one)?;
+    fatal(cluster)?;
+    wait_back(one, count)?;
+    one.sh("rdma dev show other7")
+        .context("it came back by another name")?;
+    // The sample tries every device that it is shown.
+    one.wait_for(
+        "dmesg | grep -q 'ferrite_sample: other7: ok' && ! dmesg | grep 'ferrite_sample: .*not ok'",
+        PATIENCE,
+    )
+    .context("the kernel's users were not shown it")?;
+    one.sh("rmmod rust_rdma_loop")?;
+    // By its first name, which others here take for granted.
+    bind_anew(one)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+/// What the driver counts begins anew.
+fn bind_anew(vm: &Vm) -> Result<()> {
+    unbind(vm)?;
+    bind(vm)
+}
+
+/// Connects `vm` to the disk of `target`, again whenever the connection is lost.
+fn connect_for_good(vm: &Vm, target: &Vm) -> Result<()> {
+    nvme::prepare(vm)?;
+    vm.sh(&format!(
+        "echo transport=rdma,traddr={},trsvcid=4420,nqn=disk,nr_io_queues=1,ctrl_loss_tmo=300,\
+             reconnect_delay=1,keep_alive_tmo=5 >/dev/nvme-fabrics",
+        target.ip()
+    ))?;
+    vm.wait_for("test -b /dev/nvme0n1", Duration::from_secs(30))
+}
+
+const READ_DISK: &str = "dd if=/dev/nvme0n1 of=/dev/null bs=64k count=16 iflag=direct";
+
+fn nvme_returns(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    // The device fails under the initiator, and then under the target.
+    for (initiator, target) in [(one, two), (two, one)] {
+        bind_anew(one)?;
+        nvme::serve(target)?;
+        connect_for_good(initiator, target)?;
+        initiator.sh(READ_DISK)?;
+        let count = lives(one)?;
+        fatal(cluster)?;
+        wait_back(one, count)?;
+        if target.name() == one.name() {
+            nvme::listen_again(target)?;
+        }
+        initiator
+            .sh_in(READ_DISK, Duration::from_secs(120))
+            .with_context(|| format!("{} does not find its disk again", initiator.name()))?;
+        nvme::disconnect(initiator)?;
+        nvme::end(target)?;
+    }
+    // The core keeps completion queues of NVMe for others as long as there is the device.
+    bind_anew(one)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn left_alone(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    one.sh("dmesg -C")?;
+    let first = lives(one)?;
+    let tried = count(one, "attempts")?;
+    for life in 0..ATTEMPTS {
+        fatal(cluster)?;
+        wait_back(one, first + life)?;
+    }
+    fatal(cluster)?;
+    wait_left_alone(one)?;
+    ensure!(lives(one)? == first + ATTEMPTS, "{}", diagnose(one)?);
+    ensure!(
+        count(one, "attempts")? == tried + ATTEMPTS,
+        "{}",
+        diagnose(one)?
+    );
+    // The waits grew.
+    let waits = one.sh("dmesg | grep -o 'tried again in [0-9]*' | grep -o '[0-9]*$'")?;
+    let waits: Vec<u32> = waits
+        .lines()
+        .map(|wait| Ok(wait.parse()?))
+        .collect::<Result<_>>()?;
+    ensure!(
+        waits.len() as u64 == ATTEMPTS && waits.is_sorted() && waits[0] < waits[waits.len() - 1],
+        "waits of {waits:?} ms"
+    );
+    recover(one)?;
+    wait_back(one, first + ATTEMPTS)?;
+    ensure!(shown(one)?.contains("\"healthy\""), "{}", shown(one)?);
+    // Who asked has it tried as often as at first.
+    fatal(cluster)?;
+    wait_back(one, first + ATTEMPTS + 1)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn not_wanted(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    one.sh("dmesg -C")?;
+    leave_failed(one)?;
+    let count = lives(one)?;
+    let program = program_in_the_middle(one)?;
+    fatal(cluster)?;
+    wait_left_alone(one)?;
+    let said = diagnose(one)?;
+    ensure!(
+        said["fatal code"] == 7 && said["lives"] == count,
+        "not the failure that was asked for: {said}"
+    );
+    // The device is there, as one that failed.
+    one.sh("rdma link | grep -q 'state DOWN'")?;
+    recover(one)?;
+    ended_well(one, program)?;
+    wait_back(one, count)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn asked_meanwhile(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    // Whoever asks of a device that devlink takes for healthy has nothing done.
+    let asking = one.spawn(
+        &format!("{REPORTERS}; while [ ! -e /run/asked ]; do {RECOVER_ANYHOW}; done"),
+        4 * PATIENCE,
+    )?;
+    let asked = || -> Result<()> {
+        for _ in 0..10 {
+            let count = lives(one)?;
+            fatal(cluster)?;
+            wait_back(one, count)?;
+        }
+        Ok(())
+    }();
+    one.sh("touch /run/asked")?;
+    asking.wait()?;
+    one.sh("rm /run/asked")?;
+    asked?;
+    // Nobody asks for this one.
+    let healthy = || Ok(shown(one)?.contains("\"healthy\""));
+    ensure!(
+        wait_until(Instant::now() + PATIENCE, healthy)?,
+        "{}",
+        shown(one)?
+    );
+    let count = lives(one)?;
+    fatal(cluster)?;
+    wait_back(one, count)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+/// Loads the driver anew with these parameters.
+fn load_with(vm: &Vm, parameters: &str) -> Result<()> {
+    vm.sh_in(
+        &format!("rmmod ferrite; {LOAD_DRIVER} {parameters}"),
+        PATIENCE,
+    )?;
+    wait_active(vm)
+}
+
+fn silent(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    load_with(one, "command_timeout_ms=5000")?;
+    let count = lives(one)?;
+    one.sh("dmesg -C")?;
+    misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
+    // What it makes first is not answered.
+    let program = one.spawn(
+        &format!("{DEVICE_AND_GID} exec ib_write_bw -d $dev -x $gid -p 18521 -F"),
+        2 * PATIENCE,
+    )?;
+    one.wait_for("dmesg | grep -q 'no answer to command'", PATIENCE)?;
+    behave(cluster)?;
+    wait_back(one, count)?;
+    program.end()?;
+    let said = diagnose(one)?;
+    ensure!(
+        said["last failure"] == "the device did not answer a command",
+        "{said}"
+    );
+    load_with(one, "")?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn unstoppable(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    wait_active(one)?;
+    let tried = count(one, "attempts")?;
+    one.sh("dmesg -C")?;
+    misbehave(
+        cluster,
+        &json!({"reset": "never", "ignore_function_reset": true}),
+    )?;
+    fatal(cluster)?;
+    one.wait_for(
+        "dmesg | grep -q 'device stays failed (it cannot be stopped)'",
+        2 * PATIENCE,
+    )?;
+    ensure!(count(one, "attempts")? == tried, "{}", diagnose(one)?);
+    ensure!(shown(one)?.contains("\"error\""), "{}", shown(one)?);
+    // Who asks has it tried, and that works when the device does.
+    behave(cluster)?;
+    recover(one)?;
+    wait_active(one)?;
+    still_works(cluster)
+}
+
+fn name_taken(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let count = lives(one)?;
+    one.sh("dmesg -C; modprobe rdma_rxe; ip link add taker0 type dummy && ip link set taker0 up")?;
+    leave_failed(one)?;
+    // So that there is time between its going, which frees the name, and its coming.
+    misbehave(
+        cluster,
+        &json!({"seed": 1, "hold": 400, "answers": {"delay": 1.0}}),
+    )?;
+    fatal(cluster)?;
+    wait_left_alone(one)?;
+    let asking = one.spawn(&format!("{REPORTERS}; {RECOVER}"), PATIENCE)?;
+    one.sh_in(
+        "until rdma link add ferrite0 type rxe netdev taker0 2>/dev/null; do
+             [ -z \"$(dmesg | grep 'device works again')\" ] || exit 1
+         done",
+        PATIENCE,
+    )
+    .context("the name was not free while the device came back")?;
+    behave(cluster)?;
+    asking.success()?;
+    wait_back_by_any_name(one, count)?;
+    one.sh("rdma dev show ferrite1")
+        .context("it did not come back by the next name")?;
+    one.sh("rdma link delete ferrite0; ip link del taker0")?;
+    // By its first name, which others here take for granted.
+    bind_anew(one)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn comes_back_after_reset(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let before = pinned(one)?;
+    for _ in 0..3 {
+        let count = lives(one)?;
+        let program = program_in_the_middle(one)?;
+        reset(one)?;
+        ended_well(one, program)?;
+        wait_back(one, count)?;
+        let said = diagnose(one)?;
+        ensure!(
+            said["last failure"] == "the function was reset by others",
+            "{said}"
+        );
+    }
+    let stayed = pinned(one)?.saturating_sub(before);
+    ensure!(stayed == 0, "{stayed} pages stay pinned");
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+/// Has a device fail and waits until it is coming back, `commands` into its start.
+fn comes_back_slowly(cluster: &Cluster, commands: u64) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    // So that there is a moment between one command and the next.
+    misbehave(
+        cluster,
+        &json!({"seed": 1, "hold": 200, "answers": {"delay": 1.0}}),
+    )?;
+    one.sh("dmesg -C")?;
+    fatal(cluster)?;
+    one.wait_for("dmesg | grep -q 'tried again in'", PATIENCE)?;
+    let before = commands_given(cluster)?;
+    wait_for_commands(cluster, before + commands)
+}
+
+fn let_go_while_it_comes_back(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    for commands in [1, 4, 9] {
+        for unload in [false, true] {
+            comes_back_slowly(cluster, commands)?;
+            if unload {
+                one.sh_in("rmmod ferrite", PATIENCE)?;
+                behave(cluster)?;
+                one.sh_in(LOAD_DRIVER, PATIENCE)?;
+            } else {
+                unbind(one)?;
+                one.sh("! ls /sys/class/infiniband | grep .")
+                    .context("a device came back without a driver")?;
+                behave(cluster)?;
+                bind(one)?;
+            }
+            wait_active(one)?;
+            nothing_left(one)?;
+            still_works(cluster).with_context(|| format!("at command {commands}"))?;
+        }
+    }
+    // And while it waits for its time.
+    one.sh("dmesg -C")?;
+    fatal(cluster)?;
+    one.wait_for("dmesg | grep -q 'tried again in'", PATIENCE)?;
+    bind_anew(one)?;
+    still_works(cluster)
+}
+
+fn vanishes_while_it_comes_back(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    wait_active(one)?;
+    let program = program_in_the_middle(one)?;
+    comes_back_slowly(cluster, 4)?;
+    cluster.remove_device(1)?;
+    ended_well(one, program)?;
+    wait_left_alone(one)?;
+    let tried = count(one, "attempts")?;
+    // Who asks is told that it did not work.
+    let asked = one.run(&format!("{REPORTERS}; {RECOVER}"), PATIENCE)?;
+    ensure!(!asked.ok() && !asked.timed_out, "{asked:?}");
+    ensure!(count(one, "attempts")? == tried + 1, "{}", diagnose(one)?);
+    one.sh_in("rmmod ferrite", PATIENCE)?;
+    Ok(())
+}

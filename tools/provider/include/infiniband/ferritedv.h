@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What Ferrite devices can do beyond the verbs. Link with -lferrite.
+ *
+ * A completion queue belongs to a completion vector: a handler in the kernel,
+ * with an interrupt of its own, that wakes who waits for the events of the
+ * queue. ibv_create_cq() is told the first one; the functions here change it
+ * while the queue is in use, by any number of threads. No completion and no
+ * event is lost, none comes twice, and moderation (ibv_modify_cq()) stays.
+ */
+#ifndef FERRITEDV_H
+#define FERRITEDV_H
+
+#include <stdint.h>
+#include <infiniband/verbs.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * No vector: the queue is polled only. ibv_req_notify_cq() may be called; its
+ * event comes when the queue has a vector again.
+ */
+#define FERRITEDV_NO_VECTOR 0xffffffffU
+
+/*
+ * The vector whose interrupt arrives at the processor that the calling thread
+ * runs on, as /proc/irq has it at this moment; where none arrives there, the
+ * vectors are dealt out to processors in turn. Nothing follows when thread or
+ * interrupt go elsewhere later: call again.
+ */
+#define FERRITEDV_LOCAL_VECTOR 0xfffffffeU
+
+/*
+ * Moves a completion queue to a vector, less than num_comp_vectors of its
+ * context, or one of the above.
+ *
+ * Returns 0, or an errno value: EINVAL where there is no such vector,
+ * EOPNOTSUPP where the queue is of another provider or the kernel's driver
+ * is too old, EIO where the device does not answer any more. ibv_destroy_cq()
+ * says EBUSY while another thread is in one of these functions with the same
+ * queue, as it does with ibv_modify_cq().
+ */
+int ferritedv_modify_cq_vector(struct ibv_cq *cq, uint32_t vector);
+
+/*
+ * Tells the vector that a completion queue is at, FERRITEDV_NO_VECTOR for
+ * none. Returns 0 or an errno value, as above.
+ */
+int ferritedv_query_cq_vector(struct ibv_cq *cq, uint32_t *vector);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FERRITEDV_H */

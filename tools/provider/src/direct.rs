@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//! What programs may call beyond the verbs: `include/infiniband/ferritedv.h`.
+
+use core::ffi::c_int;
+
+use ferrite_abi::{
+    UVERBS_CQ_MOVE, UVERBS_CQ_MOVE_HANDLE, UVERBS_CQ_MOVE_VECTOR, UVERBS_CQ_QUERY,
+    UVERBS_CQ_QUERY_HANDLE, UVERBS_CQ_QUERY_VECTOR,
+};
+
+use crate::device;
+use crate::ioctl::{self, Command};
+use crate::sys::*;
+
+/// Has the kernel carry out a command; an errno value, or 0.
+///
+/// # Safety
+///
+/// `cq` is a live completion queue of any provider, and what the attributes point to is valid.
+unsafe fn execute<const N: usize>(cq: *mut ibv_cq, command: &mut Command<N>) -> c_int {
+    // SAFETY: by the caller; a live queue has an open context.
+    match unsafe { command.execute((*(*cq).context).cmd_fd) } {
+        Ok(()) => 0,
+        // What the kernel says to a method that it does not know.
+        Err(libc::EPROTONOSUPPORT) => libc::EOPNOTSUPP,
+        Err(errno) => errno,
+    }
+}
+
+/// Whether a completion queue is of this provider.
+///
+/// # Safety
+///
+/// `cq` is a live completion queue of any provider.
+unsafe fn is_ours(cq: *mut ibv_cq) -> bool {
+    // SAFETY: by the caller; a live queue has an open context, which has a device.
+    unsafe { device::is_ours((*(*cq).context).device) }
+}
+
+/// Moves a completion queue to a completion vector, or to none.
+///
+/// # Safety
+///
+/// `cq` is a live completion queue of any provider.
+#[no_mangle]
+pub unsafe extern "C" fn ferritedv_modify_cq_vector(cq: *mut ibv_cq, vector: u32) -> c_int {
+    // SAFETY: by the caller.
+    unsafe {
+        if !is_ours(cq) {
+            return libc::EOPNOTSUPP;
+        }
+        let mut command = Command::new(
+            UVERBS_OBJECT_CQ,
+            UVERBS_CQ_MOVE,
+            [
+                ioctl::handle(UVERBS_CQ_MOVE_HANDLE, (*cq).handle),
+                ioctl::number(UVERBS_CQ_MOVE_VECTOR, size_of_val(&vector), vector.into()),
+            ],
+        );
+        execute(cq, &mut command)
+    }
+}
+
+/// Tells the completion vector of a completion queue.
+///
+/// # Safety
+///
+/// `cq` is a live completion queue of any provider, and `vector` a place for a number.
+#[no_mangle]
+pub unsafe extern "C" fn ferritedv_query_cq_vector(cq: *mut ibv_cq, vector: *mut u32) -> c_int {
+    let mut found = 0u32;
+    // SAFETY: by the caller; `found` outlives the command.
+    unsafe {
+        if !is_ours(cq) {
+            return libc::EOPNOTSUPP;
+        }
+        let mut command = Command::new(
+            UVERBS_OBJECT_CQ,
+            UVERBS_CQ_QUERY,
+            [
+                ioctl::handle(UVERBS_CQ_QUERY_HANDLE, (*cq).handle),
+                ioctl::answer(UVERBS_CQ_QUERY_VECTOR, &mut found),
+            ],
+        );
+        let errno = execute(cq, &mut command);
+        if errno == 0 {
+            *vector = found;
+        }
+        errno
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::ptr;
+
+    /// A completion queue of a device with the operations of `ops`, as libibverbs lays them out.
+    fn with_queue(ops: *const crate::private::verbs_device_ops, check: impl FnOnce(*mut ibv_cq)) {
+        // SAFETY: the structures are plain numbers and pointers, for which zero is valid.
+        let (mut device, mut context, mut cq): (crate::private::verbs_device, ibv_context, ibv_cq) = unsafe {
+            (
+                core::mem::zeroed(),
+                core::mem::zeroed(),
+                core::mem::zeroed(),
+            )
+        };
+        device.ops = ops;
+        context.device = ptr::from_mut(&mut device).cast();
+        context.cmd_fd = -1;
+        cq.context = &mut context;
+        check(&mut cq);
+    }
+
+    #[test]
+    fn queues_of_other_providers_are_refused_before_the_kernel_is_asked() {
+        let mut vector = 7;
+        with_queue(ptr::null(), |cq| {
+            // SAFETY: the queue, its context and its device live.
+            unsafe {
+                assert_eq!(ferritedv_modify_cq_vector(cq, 0), libc::EOPNOTSUPP);
+                assert_eq!(ferritedv_query_cq_vector(cq, &mut vector), libc::EOPNOTSUPP);
+            }
+        });
+        assert_eq!(vector, 7);
+    }
+
+    #[test]
+    fn what_the_kernel_says_is_passed_on() {
+        let mut vector = 7;
+        with_queue(device::ops(), |cq| {
+            // SAFETY: the queue, its context and its device live; there is no command file.
+            unsafe {
+                assert_eq!(ferritedv_modify_cq_vector(cq, 0), libc::EBADF);
+                assert_eq!(ferritedv_query_cq_vector(cq, &mut vector), libc::EBADF);
+            }
+        });
+        assert_eq!(vector, 7);
+    }
+
+    #[test]
+    fn the_header_has_the_numbers_of_the_interface() {
+        let header = include_str!("../include/infiniband/ferritedv.h");
+        for (name, value) in [
+            ("FERRITEDV_NO_VECTOR", ferrite_abi::UVERBS_CQ_VECTOR_NONE),
+            (
+                "FERRITEDV_LOCAL_VECTOR",
+                ferrite_abi::UVERBS_CQ_VECTOR_LOCAL,
+            ),
+        ] {
+            let line = format!("#define {name} {value:#x}U\n");
+            assert!(header.contains(&line), "{line}");
+        }
+    }
+}
