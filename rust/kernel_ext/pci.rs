@@ -4,7 +4,7 @@
 //! by others (for `rust/kernel/pci.rs`).
 
 use crate::bindings;
-use core::{marker::PhantomData, ptr};
+use core::{cell::Cell, marker::PhantomData, ptr};
 use kernel::{
     device,
     dma::DmaMask,
@@ -70,9 +70,11 @@ pub unsafe fn assume_bound(pdev: &pci::Device) -> &pci::Device<device::Bound> {
 ///
 /// # Invariants
 ///
-/// The lock of `pdev` is held, and is this value's to give back.
+/// The lock of `pdev` is held, and is this value's to give back. If `saved`, the config space was saved
+/// under it.
 pub struct ConfigLock<'a> {
     pdev: &'a pci::Device,
+    saved: Cell<bool>,
 }
 
 impl<'a> ConfigLock<'a> {
@@ -83,33 +85,69 @@ impl<'a> ConfigLock<'a> {
     pub fn try_new(pdev: &'a pci::Device) -> Option<Self> {
         // SAFETY: A reference to a device keeps it valid.
         let taken = unsafe { bindings::pci_cfg_access_trylock(as_raw(pdev)) };
-        // INVARIANT: Taken just now. Nothing is made where it was not: that would give back what
-        // somebody else has.
-        taken.then(|| Self { pdev })
+        // INVARIANT: Taken just now, and nothing is saved. Nothing is made where it was not: that would
+        // give back what somebody else has.
+        taken.then(|| Self {
+            pdev,
+            saved: Cell::new(false),
+        })
     }
 
-    /// Resets the function by itself (FLR), and waits until it answers again. Its config space is
-    /// afterwards what it was before, the bus master bit included. `ENOTTY` where the function
-    /// cannot be reset this way. Its [`ResetHandlers`] are not called. Sleeps.
+    /// Resets the function by itself (FLR), and waits until it answers again. `ENOTTY` where it cannot
+    /// be reset this way. Its [`ResetHandlers`] are not called. Sleeps.
+    ///
+    /// Its BARs can be reached afterwards, but it has neither the bus nor interrupts. The rest of its
+    /// config space becomes what it was before when the lock is dropped, the bus master bit included:
+    /// that takes the lock of the function's interrupts, under which others allocate, and is not
+    /// for those whom memory management waits for.
     pub fn reset_function(&self) -> Result {
         let pdev = as_raw(self.pdev);
         // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves or
         // restores its config space meanwhile.
-        to_result(unsafe {
-            let mut ret = bindings::pci_save_state(pdev);
-            if ret == 0 {
-                ret = bindings::pcie_reset_flr(pdev, false);
-                bindings::pci_restore_state(pdev);
-            }
-            ret
-        })
+        to_result(unsafe { bindings::pci_save_state(pdev) })?;
+        // INVARIANT: It was saved just now.
+        self.saved.set(true);
+        // SAFETY: As above.
+        to_result(unsafe { bindings::pcie_reset_flr(pdev, false) })?;
+        self.restore_bars()
+    }
+
+    /// Makes the function answer at the addresses that it had when its config space was saved.
+    fn restore_bars(&self) -> Result {
+        const DWORD: u32 = 4;
+
+        let write = |offset: u32, mask: u32| {
+            let pdev = as_raw(self.pdev);
+            // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves its
+            // config space meanwhile.
+            let saved = unsafe { (*pdev).saved_config_space[(offset / DWORD) as usize] };
+            // SAFETY: As above.
+            to_result(unsafe {
+                bindings::pci_write_config_dword(pdev, offset as i32, saved & mask)
+            })
+        };
+        for bar in 0..bindings::PCI_STD_NUM_BARS {
+            write(bindings::PCI_BASE_ADDRESS_0 + bar * DWORD, u32::MAX)?;
+        }
+        // The other half is the status, of which what is written as one is cleared.
+        let command = u32::from(u16::MAX);
+        write(
+            bindings::PCI_COMMAND,
+            command & !bindings::PCI_COMMAND_MASTER,
+        )
     }
 }
 
 impl Drop for ConfigLock<'_> {
     fn drop(&mut self) {
+        let pdev = as_raw(self.pdev);
+        if self.saved.get() {
+            // SAFETY: By the type invariant its config space was saved, and nobody else restores it
+            // meanwhile.
+            unsafe { bindings::pci_restore_state(pdev) };
+        }
         // SAFETY: By the type invariant the lock is ours to give back.
-        unsafe { bindings::pci_cfg_access_unlock(as_raw(self.pdev)) }
+        unsafe { bindings::pci_cfg_access_unlock(pdev) }
     }
 }
 

@@ -483,17 +483,38 @@ impl Hardware {
         }
     }
 
-    /// Makes a device that failed leave host memory alone, if there is a way; else what it was told
-    /// of is never freed ([`crate::lent::Lent`]). Sleeps.
+    /// Makes sure that a device that failed leaves host memory alone, if there is a way; else what it was
+    /// told of is never freed ([`crate::lent::Lent`]). Sleeps, but allocates nothing: memory management
+    /// may wait for this, and what takes more than the device's own register is left to the work
+    /// item that [`Self::fail_for`] queues, and to [`Self::stop`].
     fn ensure_stopped(&self) {
-        // Somebody else's reset makes registers read as if the device were gone, and gives it the
-        // bus back that was taken from it: it is over before this begins, or begins afterwards. It
-        // is not waited for where it stops the device at its beginning, and not for ever: who takes
-        // memory back here may be waited for by it.
-        let claim = || ConfigLock::try_new(&self.pdev).map(|config| Stopping { hw: self, config });
+        let stopped =
+            self.stopper
+                .stop_or_wait(|| self.claim(), OTHERS_RESET_POLL, OTHERS_RESET_TIMEOUT);
+        self.explain(stopped);
+    }
+
+    /// The same by all means that there are. Sleeps, and is not for who takes memory back.
+    fn stop_by_all_means(&self) {
         let stopped = self
             .stopper
-            .stop(claim, OTHERS_RESET_POLL, OTHERS_RESET_TIMEOUT);
+            .stop(|| self.claim(), OTHERS_RESET_POLL, OTHERS_RESET_TIMEOUT);
+        self.explain(stopped);
+    }
+
+    /// Gets hold of the device to stop it, unless somebody else resets it.
+    ///
+    /// Somebody else's reset makes registers read as if the device were gone, and gives it the bus back
+    /// that was taken from it: it is over before ours begins, or begins afterwards. It is not waited for
+    /// where it stops the device at its beginning, and not for ever: who takes memory back here may be
+    /// waited for by it.
+    fn claim(&self) -> Option<Stopping<'_>> {
+        let config = ConfigLock::try_new(&self.pdev)?;
+        Some(Stopping { hw: self, config })
+    }
+
+    /// Says why the device cannot be stopped, if that is what was found.
+    fn explain(&self, stopped: Result) {
         if let Err(error) = stopped {
             let why = if error == ETIMEDOUT {
                 "timed out as others kept its config space locked"
@@ -542,7 +563,7 @@ impl Hardware {
     /// Stops the device for good. Sleeps.
     pub(crate) fn stop(&self) {
         self.cqp.kill();
-        self.ensure_stopped();
+        self.stop_by_all_means();
     }
 
     /// Sees to it that nothing of this runs any more. To be called when nobody gives it commands, raises its
@@ -685,7 +706,7 @@ impl WorkItem for Hardware {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        this.ensure_stopped();
+        this.stop_by_all_means();
         this.notify_all();
     }
 }

@@ -19,6 +19,7 @@ use kernel::{
         atomic::{
             Acquire,
             Atomic,
+            Relaxed,
             Release, //
         },
         Arc,
@@ -72,7 +73,9 @@ impl DeviceReach {
     }
 }
 
-/// The means to stop a device.
+/// The means to stop a device, which is got hold of as long as this lives.
+///
+/// Dropping it may take any lock of the kernel and allocate, after [`Stop::reset_function`].
 pub(crate) trait Stop {
     /// Resets the device by its own register, and waits for that: `ENODEV` where there is no
     /// device any more. Sleeps.
@@ -92,17 +95,29 @@ fn is_quiet(reset: Result) -> bool {
     }
 }
 
+/// By what a device may be stopped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Means {
+    /// By its own register.
+    Register,
+    /// By its own register, else by those of the bus. Not where memory is being taken back.
+    Any,
+}
+
 /// Stops a device: by a reset, else by taking the bus from it and a reset of the function, of
-/// which it has to say itself that it worked. Sleeps.
-fn stop(device: &impl Stop) -> Reach {
+/// which it has to say itself that it worked. Gives nothing where more is needed than `means`. Sleeps.
+fn stop(device: &impl Stop, means: Means) -> Option<Reach> {
     if is_quiet(device.reset()) {
-        return Reach::Quiet;
+        return Some(Reach::Quiet);
     }
     device.clear_bus_master();
+    if means != Means::Any {
+        return None;
+    }
     if device.reset_function().is_ok() && is_quiet(device.reset()) {
-        Reach::Quiet
+        Some(Reach::Quiet)
     } else {
-        Reach::Unstoppable
+        Some(Reach::Unstoppable)
     }
 }
 
@@ -113,6 +128,8 @@ pub(crate) struct Stopper {
     /// Held while the device is being stopped, and by who gives that up.
     #[pin]
     turn: Mutex<()>,
+    /// That its own register did not stop the device, once this is not zero.
+    resists: Atomic<u32>,
 }
 
 impl Stopper {
@@ -121,6 +138,7 @@ impl Stopper {
         pin_init!(Self {
             reach: reach.clone(),
             turn <- new_mutex!((), "ferrite_stopping"),
+            resists: Atomic::new(0),
         })
     }
 
@@ -129,57 +147,95 @@ impl Stopper {
     }
 
     /// Stops the device. `claim` gets hold of it, unless somebody else has it: then it is tried again
-    /// every `poll`, for up to `timeout`. Sleeps.
+    /// every `poll`, for up to `timeout`. Sleeps. Not where memory is being taken back.
     ///
     /// Where this is what makes the device [`Reach::Unstoppable`], it says why: `ETIMEDOUT` where nobody
     /// got hold of it, `EIO` where nothing stopped it.
     pub(crate) fn stop<S: Stop>(
         &self,
+        claim: impl FnMut() -> Option<S>,
+        poll: Delta,
+        timeout: Delta,
+    ) -> Result {
+        self.stop_by(Means::Any, claim, poll, timeout)
+    }
+
+    /// The same for everybody else: where its register does not stop the device, waits until
+    /// [`Self::stop`] does, which somebody has begun or is about to begin. Sleeps, but allocates nothing,
+    /// and takes no lock under which others allocate.
+    pub(crate) fn stop_or_wait<S: Stop>(
+        &self,
+        claim: impl FnMut() -> Option<S>,
+        poll: Delta,
+        timeout: Delta,
+    ) -> Result {
+        self.stop_by(Means::Register, claim, poll, timeout)
+    }
+
+    fn stop_by<S: Stop>(
+        &self,
+        means: Means,
         mut claim: impl FnMut() -> Option<S>,
         poll: Delta,
         timeout: Delta,
     ) -> Result {
         let tried = read_poll_timeout(
-            || Ok(self.try_stop(&mut claim)),
+            || Ok(self.try_stop(means, &mut claim)),
             |tried| tried.is_some(),
             poll,
             timeout,
         );
         match tried {
             Ok(Some(result)) => result,
-            _ => self.stop_or_give_up(claim),
+            _ => self.stop_or_give_up(means, claim),
         }
     }
 
-    /// Stops the device, if it can be got hold of now.
-    fn try_stop<S: Stop>(&self, claim: impl FnOnce() -> Option<S>) -> Option<Result> {
+    /// Stops the device, if it can be got hold of now and `means` are enough.
+    fn try_stop<S: Stop>(&self, means: Means, claim: impl FnOnce() -> Option<S>) -> Option<Result> {
         if self.is_stopped() {
             return Some(Ok(()));
         }
+        // Dropped after the turn: nobody waits for that any more.
+        let mut device = None;
         let _turn = self.turn.lock();
-        self.stop_in_turn(claim)
+        self.stop_in_turn(means, claim, &mut device)
     }
 
     /// The same, but gives the device up if it cannot.
-    fn stop_or_give_up<S: Stop>(&self, claim: impl FnOnce() -> Option<S>) -> Result {
+    fn stop_or_give_up<S: Stop>(&self, means: Means, claim: impl FnOnce() -> Option<S>) -> Result {
+        // Dropped after the turn, as above.
+        let mut device = None;
         let _turn = self.turn.lock();
-        self.stop_in_turn(claim).unwrap_or_else(|| {
-            // Who is to stop the device gets hold of it in his turn only, and this is ours: somebody
-            // has it for another reason.
-            self.reach.set(Reach::Unstoppable);
-            Err(ETIMEDOUT)
-        })
+        self.stop_in_turn(means, claim, &mut device)
+            .unwrap_or_else(|| {
+                // Who is to stop the device gets hold of it in his turn only, and this is ours: somebody
+                // has it for another reason, or nobody came to stop it.
+                self.reach.set(Reach::Unstoppable);
+                Err(ETIMEDOUT)
+            })
     }
 
-    /// [`Stopper::try_stop`] with the turn taken.
-    fn stop_in_turn<S: Stop>(&self, claim: impl FnOnce() -> Option<S>) -> Option<Result> {
+    /// [`Stopper::try_stop`] with the turn taken. What was got hold of is left in `device`.
+    fn stop_in_turn<S: Stop>(
+        &self,
+        means: Means,
+        claim: impl FnOnce() -> Option<S>,
+        device: &mut Option<S>,
+    ) -> Option<Result> {
         if self.is_stopped() {
             return Some(Ok(()));
         }
+        if means == Means::Register && self.resists.load(Relaxed) != 0 {
+            return None;
+        }
         // Held until it is known what became of the device.
-        let device = claim()?;
-        // Reclaim may wait for its turn to stop the device, and a reset may allocate.
-        let reach = memory::without_reclaim(|| stop(&device));
+        let device = device.insert(claim()?);
+        // Memory management may wait for its turn to stop the device, and a reset may allocate.
+        let Some(reach) = memory::without_reclaim(|| stop(device, means)) else {
+            self.resists.store(1, Relaxed);
+            return None;
+        };
         self.reach.set(reach);
         Some(match reach {
             Reach::Unstoppable => Err(EIO),
@@ -285,7 +341,7 @@ mod tests {
     fn a_reset_that_works_is_enough() -> Result {
         for answer in [Ok(()), Err(ENODEV)] {
             let device = Stubborn::new(&[answer], Err(EIO))?;
-            assert_eq!(stop(&device), Reach::Quiet);
+            assert_eq!(stop(&device, Means::Any), Some(Reach::Quiet));
             assert!(device.master.get());
             assert_eq!(device.function_resets.get(), 0);
         }
@@ -296,14 +352,14 @@ mod tests {
     fn a_reset_that_times_out_is_not_taken_for_quiet() -> Result {
         // Neither by the register nor by the bus.
         let device = Stubborn::new(&[Err(ETIMEDOUT)], Err(ENOTTY))?;
-        assert_eq!(stop(&device), Reach::Unstoppable);
+        assert_eq!(stop(&device, Means::Any), Some(Reach::Unstoppable));
         assert!(!device.master.get());
         // The bus says that it was reset, the device does not.
         let device = Stubborn::new(&[Err(ETIMEDOUT), Err(ETIMEDOUT)], Ok(()))?;
-        assert_eq!(stop(&device), Reach::Unstoppable);
+        assert_eq!(stop(&device, Means::Any), Some(Reach::Unstoppable));
         // Both do.
         let device = Stubborn::new(&[Ok(()), Err(ETIMEDOUT)], Ok(()))?;
-        assert_eq!(stop(&device), Reach::Quiet);
+        assert_eq!(stop(&device, Means::Any), Some(Reach::Quiet));
         assert!(!device.master.get());
         assert_eq!(device.function_resets.get(), 1);
         Ok(())
@@ -321,7 +377,7 @@ mod tests {
     fn who_gives_up_tries_once_more_in_turn() -> Result {
         let (reach, stopper) = stopper(Reach::Working)?;
         let claim = || Stubborn::new(&[Ok(())], Err(EIO)).ok();
-        assert_eq!(stopper.stop_or_give_up(claim), Ok(()));
+        assert_eq!(stopper.stop_or_give_up(Means::Any, claim), Ok(()));
         assert_eq!(reach.get(), Reach::Quiet);
         Ok(())
     }
@@ -364,6 +420,89 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_resists_its_register_is_left_to_those_with_other_means() -> Result {
+        let (reach, stopper) = stopper(Reach::Working)?;
+        let claims = Cell::new(0);
+        // Who may not reset the function tries the register once, and takes the bus away.
+        let gentle = || {
+            claims.set(claims.get() + 1);
+            Stubborn::new(&[Err(ETIMEDOUT)], Ok(())).ok()
+        };
+        for _ in 0..2 {
+            assert_eq!(stopper.try_stop(Means::Register, gentle), None);
+        }
+        assert_eq!(claims.get(), 1);
+        assert_eq!(reach.get(), Reach::Working);
+        let device = Stubborn::new(&[Err(ETIMEDOUT)], Ok(()))?;
+        assert_eq!(stop(&device, Means::Register), None);
+        assert!(!device.master.get());
+        assert_eq!(device.function_resets.get(), 0);
+        // Who may does, and those who waited find it stopped.
+        let any = || Stubborn::new(&[Ok(()), Err(ETIMEDOUT)], Ok(())).ok();
+        assert_eq!(stopper.stop(any, Delta::ZERO, Delta::ZERO), Ok(()));
+        assert_eq!(reach.get(), Reach::Quiet);
+        assert_eq!(stopper.try_stop(Means::Register, gentle), Some(Ok(())));
+        assert_eq!(claims.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn who_waits_in_vain_for_those_with_other_means_gives_the_device_up() -> Result {
+        let (reach, stopper) = stopper(Reach::Working)?;
+        let gentle = || Stubborn::new(&[Err(ETIMEDOUT)], Ok(())).ok();
+        assert_eq!(
+            stopper.stop_or_wait(gentle, Delta::ZERO, Delta::ZERO),
+            Err(ETIMEDOUT)
+        );
+        assert_eq!(reach.get(), Reach::Unstoppable);
+        Ok(())
+    }
+
+    /// A device that is let go of out of turn only.
+    struct Watched<'a>(Stubborn, &'a Stopper, &'a Cell<u32>);
+
+    impl Stop for Watched<'_> {
+        fn reset(&self) -> Result {
+            self.0.reset()
+        }
+
+        fn clear_bus_master(&self) {
+            self.0.clear_bus_master();
+        }
+
+        fn reset_function(&self) -> Result {
+            self.0.reset_function()
+        }
+    }
+
+    impl Drop for Watched<'_> {
+        fn drop(&mut self) {
+            assert!(self.1.turn.try_lock().is_some());
+            assert_eq!(self.1.reach.get(), Reach::Quiet);
+            self.2.set(self.2.get() + 1);
+        }
+    }
+
+    #[test]
+    fn a_device_is_let_go_of_when_nobody_waits_any_more() -> Result {
+        let dropped = Cell::new(0);
+        for gives_up in [false, true] {
+            let (_reach, stopper) = stopper(Reach::Working)?;
+            let claim = || {
+                let device = Stubborn::new(&[Ok(()), Err(ETIMEDOUT)], Ok(())).ok()?;
+                Some(Watched(device, &stopper, &dropped))
+            };
+            if gives_up {
+                assert_eq!(stopper.stop_or_give_up(Means::Any, claim), Ok(()));
+            } else {
+                assert_eq!(stopper.stop(claim, Delta::ZERO, Delta::ZERO), Ok(()));
+            }
+        }
+        assert_eq!(dropped.get(), 2);
+        Ok(())
+    }
+
+    #[test]
     fn what_is_stopped_is_left_alone() -> Result {
         for reach in [Reach::Quiet, Reach::Unstoppable] {
             let (device, stopper) = stopper(reach)?;
@@ -373,7 +512,7 @@ mod tests {
                 Stubborn::new(&[Ok(())], Err(EIO)).ok()
             };
             assert_eq!(stopper.stop(claim, Delta::ZERO, Delta::ZERO), Ok(()));
-            assert_eq!(stopper.stop_or_give_up(claim), Ok(()));
+            assert_eq!(stopper.stop_or_give_up(Means::Any, claim), Ok(()));
             stopper.stop_gently(|| {
                 claims.set(claims.get() + 1);
                 Ok(())

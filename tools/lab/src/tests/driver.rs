@@ -48,6 +48,12 @@ pub fn bind(vm: &Vm) -> Result<()> {
     wait_active(vm)
 }
 
+/// Takes the device from the driver and gives it back: what the driver counts begins anew.
+pub fn bind_anew(vm: &Vm) -> Result<()> {
+    unbind(vm)?;
+    bind(vm)
+}
+
 /// Starts a program with memory, queues and work under way, which waits for the device to go.
 pub fn program_in_the_middle(vm: &Vm) -> Result<Running<'_>> {
     // What the last one said is not what this one says.

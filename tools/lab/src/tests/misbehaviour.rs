@@ -637,11 +637,19 @@ fn let_go_with(cluster: &Cluster, rules: &Value) -> Result<(String, u64)> {
     let before = pinned(one)?;
     let program = program_in_the_middle(one)?;
     ensure!(pinned(one)? > before, "the program has no memory");
+    // One whose memory is taken back while the device is being stopped.
+    let killed = one.spawn(
+        "echo $$ >/run/killed.pid; exec verbs-check run removal >/run/killed 2>&1",
+        2 * PATIENCE,
+    )?;
+    one.wait_for("grep -q ready /run/killed", PATIENCE)?;
     leave_failed(one)?;
     misbehave(cluster, rules)?;
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
+    one.sh("kill -9 $(cat /run/killed.pid)")?;
     unbind(one)?;
     ended_well(one, program)?;
+    killed.wait()?;
     let stayed = pinned(one)?.saturating_sub(before);
     let said = one.sh("dmesg")?;
     start_over(cluster, one)?;

@@ -7,7 +7,7 @@ use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 
 use super::driver::{
-    bind, ended_well, leave_failed, program_in_the_middle, unbind, PATIENCE, REPORTERS,
+    bind, bind_anew, ended_well, leave_failed, program_in_the_middle, unbind, PATIENCE, REPORTERS,
 };
 use super::misbehaviour::{behave, commands_given, misbehave, pinned, reset, wait_for_commands};
 use super::{nothing_left, nvme, still_works, wait_active, VmTest};
@@ -262,12 +262,6 @@ fn same_name(cluster: &Cluster) -> Result<()> {
     bind_anew(one)?;
     nothing_left(one)?;
     still_works(cluster)
-}
-
-/// What the driver counts begins anew.
-fn bind_anew(vm: &Vm) -> Result<()> {
-    unbind(vm)?;
-    bind(vm)
 }
 
 /// Connects `vm` to the disk of `target`, again whenever the connection is lost.
