@@ -186,6 +186,8 @@ pub(crate) struct Hardware {
     pub(crate) events: OwnedQueue,
     /// Where everything else is done that may wait for the device.
     pub(crate) work: OwnedQueue,
+    /// Where event queues are given more room, which takes memory: what reclaim waits for is not behind it.
+    growth_work: OwnedQueue,
     /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
     pub(crate) gid_work: OwnedQueue,
     link_up: Atomic<u32>,
@@ -243,6 +245,7 @@ impl Hardware {
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
+            growth_work: OwnedQueue::for_long_work(c"ferrite_growth")?,
             gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
             cause: Atomic::new(0),
@@ -580,6 +583,7 @@ impl Hardware {
         // What is queued while another item runs is not waited for by one flush: a command that
         // was not answered has the failure queued.
         self.gid_work.flush();
+        self.growth_work.flush();
         self.work.flush();
         self.work.flush();
         self.events.flush();
@@ -667,7 +671,7 @@ impl Hardware {
                     .with(event.id as usize, |queue| queue.note_overflow());
                 if noted.is_some() {
                     // Where it is queued already, it has yet to look.
-                    drop(self.work.enqueue::<_, GROWTH>(self.clone()));
+                    drop(self.growth_work.enqueue::<_, GROWTH>(self.clone()));
                 }
             }
             _ => match EventClass::of(code) {
