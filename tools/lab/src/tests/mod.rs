@@ -144,7 +144,7 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
             long: true,
-            tests: &[("neighbours", limits::LONG)],
+            tests: &[("neighbours", limits::LONG), ("recovery", recovery::STOCK)],
         },
         Group {
             name: "interoperation",

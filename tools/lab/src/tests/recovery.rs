@@ -44,10 +44,6 @@ pub const LONG: &[VmTest] = &[
         comes_back,
     ),
     VmTest::new(
-        "an NVMe initiator and a target find a device again that came back",
-        nvme_returns,
-    ),
-    VmTest::new(
         "a device that fails again at once is left alone in the end, until somebody asks",
         left_alone,
     ),
@@ -61,6 +57,12 @@ pub const LONG: &[VmTest] = &[
         name_taken,
     ),
 ];
+
+/// On the stock kernel: the locks of the kernel's NVMe target are not as lockdep wants them.
+pub const STOCK: &[VmTest] = &[VmTest::new(
+    "an NVMe initiator and a target find a device again that came back",
+    nvme_returns,
+)];
 
 /// The device is gone after them, or what it knows is leaked on purpose.
 pub const REMOVAL: &[VmTest] = &[
@@ -413,9 +415,9 @@ fn silent(cluster: &Cluster) -> Result<()> {
     let count = lives(one)?;
     one.sh("dmesg -C")?;
     misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
-    // What it makes first is not answered.
+    // What it makes first, before it waits for anybody, is not answered.
     let program = one.spawn(
-        &format!("{DEVICE_AND_GID} exec ib_write_bw -d $dev -x $gid -p 18521 -F"),
+        &format!("{DEVICE_AND_GID} exec ibv_rc_pingpong -d $dev -g $gid -p 18521"),
         2 * PATIENCE,
     )?;
     one.wait_for("dmesg | grep -q 'no answer to command'", PATIENCE)?;
