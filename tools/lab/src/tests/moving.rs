@@ -456,6 +456,8 @@ fn unbound(cluster: &Cluster) -> Result<()> {
     bind(one)?;
     nvme::disconnect(one)?;
     nvme::end(two)?;
+    // As above.
+    bind_anew(two)?;
     still_works(cluster)
 }
 
