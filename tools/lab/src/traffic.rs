@@ -32,7 +32,7 @@ pub fn wait_listening(vm: &Vm, port: u16) -> Result<()> {
                  done <$table
              done; exit 1"
         ),
-        Duration::from_secs(30),
+        Duration::from_secs(90),
     )
     .with_context(|| format!("no server on port {port}"))
 }
