@@ -150,7 +150,13 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
                 ),
             },
         ));
-        let counts = ["instructions", "dma_reads", "dma_writes", "doorbells"];
+        let counts = [
+            "instructions",
+            "user",
+            "dma_reads",
+            "dma_writes",
+            "doorbells",
+        ];
         let tests = counts.map(|count| format!("{test}_{count}"));
         all.push((
             format!("{test}_counts"),
@@ -163,14 +169,36 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
                     results,
                     &[
                         (&tests[0], "instructions"),
-                        (&tests[1], "DMA reads"),
-                        (&tests[2], "DMA writes"),
-                        (&tests[3], "doorbells"),
+                        (&tests[1], "of user space"),
+                        (&tests[2], "DMA reads"),
+                        (&tests[3], "DMA writes"),
+                        (&tests[4], "doorbells"),
                     ],
                 ),
             },
         ));
     }
+    let handlers = |test: &str| format!("scale_handlers{test}");
+    all.push((
+        handlers("_counts"),
+        Plot {
+            title: "Counts of a 64 B write whose completion comes by an event".into(),
+            x_label: "handlers (one: all on one vector)".into(),
+            y_label: "per completion".into(),
+            x_name: plain_name,
+            series: lines(
+                results,
+                &[
+                    (&handlers("_instructions"), "instructions"),
+                    (&handlers("_one_instructions"), "instructions, one"),
+                    (&handlers("_interrupts"), "interrupts"),
+                    (&handlers("_one_interrupts"), "interrupts, one"),
+                    (&handlers("_busiest"), "busiest processor"),
+                    (&handlers("_one_busiest"), "busiest, one"),
+                ],
+            ),
+        },
+    ));
     all.push((
         "memory".into(),
         Plot {
@@ -226,7 +254,7 @@ fn bars_table(bars: &[Bar]) -> String {
 }
 
 /// Unit and records of a row, by driver.
-type Row<'a> = (&'static str, BTreeMap<&'static str, &'a Record>);
+type Row<'a> = (&'a str, BTreeMap<&'a str, &'a Record>);
 
 /// Tests that are not plotted, a row for each test and size, a column for each driver.
 fn other_table(results: &Results, plotted: &[String]) -> String {
@@ -236,8 +264,8 @@ fn other_table(results: &Results, plotted: &[String]) -> String {
             let key = (record.test.clone(), record.size, record.qps);
             let row = rows
                 .entry(key)
-                .or_insert_with(|| (record.unit, BTreeMap::new()));
-            row.1.insert(record.driver, record);
+                .or_insert_with(|| (&record.unit, BTreeMap::new()));
+            row.1.insert(&record.driver, record);
         }
     }
     let mut out = String::from("<table><tr><th>test</th><th>size</th><th>QPs</th>");
