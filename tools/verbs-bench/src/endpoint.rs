@@ -305,6 +305,27 @@ impl Queue {
         })
     }
 
+    /// Has the device put off an event until there are `count` completions, or for so long.
+    fn moderate(&self, (count, microseconds): (u16, u16)) -> Outcome {
+        let mut attributes = ibv_modify_cq_attr {
+            attr_mask: IBV_CQ_ATTR_MODERATE,
+            moderate: ibv_moderate_cq {
+                cq_count: count,
+                cq_period: microseconds,
+            },
+        };
+        // SAFETY: the queue is live and the attributes live through the call. Its context is the last
+        // field of a `verbs_context`, as all are that libibverbs opens.
+        check("ibv_modify_cq", unsafe {
+            let context = (*self.cq).context;
+            let extended = context.byte_sub(std::mem::offset_of!(verbs_context, context));
+            match (*extended.cast::<verbs_context>()).modify_cq {
+                Some(modify) => modify(self.cq, &mut attributes),
+                None => libc::EOPNOTSUPP,
+            }
+        })
+    }
+
     /// Sleeps until there is an event.
     pub fn wait(&mut self) -> Outcome {
         // SAFETY: the channel is live.
@@ -968,6 +989,12 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Moderates the completion queue of connections that were not given another one: so many
+    /// completions, or so many microseconds.
+    pub fn moderate(&self, moderation: (u16, u16)) -> Outcome {
+        self.shared().queue.moderate(moderation)
     }
 
     /// Sets the byte that [`Session::incoming`] looks at.

@@ -32,6 +32,7 @@ verbs-bench run   --rdma ADDRESS --control ADDRESS [options] TEST..
   --handlers N        completion queues that the cloned connections are spread over, each on a
                       completion vector of its own; for scale_handlers
   --one-vector        ... all on the first vector
+  --moderation N:US   events wait for N completions, or for so many microseconds; for load
 
 Tests; each prints one line of JSON:
   send_bw:BYTES write_bw:BYTES read_bw:BYTES       a stream, as many under way as is useful
@@ -47,6 +48,8 @@ Tests; each prints one line of JSON:
                       writes whose completions come by events, one after the other in a thread for
                       each handler: their time, then two counted spans as above
   scale_regions:N     the same with 64 B writes out of and into N regions of a page, in turn
+  load:N              64 B writes, N of them under way all the time, each with a completion; events
+                      are waited for: the time of each, and interrupts of the last run
   memory_qp:N memory_cq:N memory_mr:N
                       memory of this machine that N objects take; there is a counted span of
                       nothing while they are there
@@ -66,6 +69,7 @@ struct Arguments {
     shallow: bool,
     handlers: usize,
     one_vector: bool,
+    moderation: Option<(u16, u16)>,
 }
 
 fn parse() -> Outcome<Arguments> {
@@ -82,6 +86,7 @@ fn parse() -> Outcome<Arguments> {
         shallow: false,
         handlers: 0,
         one_vector: false,
+        moderation: None,
     };
     let mut given = std::env::args().skip(1);
     while let Some(word) = given.next() {
@@ -96,6 +101,7 @@ fn parse() -> Outcome<Arguments> {
             "--shallow" => arguments.shallow = true,
             "--handlers" => arguments.handlers = number(&value()?)?,
             "--one-vector" => arguments.one_vector = true,
+            "--moderation" => arguments.moderation = Some(moderation(&value()?)?),
             "--messages" => arguments.messages = number(&value()?)?,
             "--wait" => arguments.wait = Wait::parse(&value()?)?,
             "--help" | "-h" => arguments.words = vec!["help".into()],
@@ -104,6 +110,12 @@ fn parse() -> Outcome<Arguments> {
         }
     }
     Ok(arguments)
+}
+
+/// Completions and microseconds.
+fn moderation(text: &str) -> Outcome<(u16, u16)> {
+    let (count, microseconds) = text.split_once(':').ok_or("N:US is needed")?;
+    Ok((number(count)?, number(microseconds)?))
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Outcome<T> {
@@ -370,6 +382,9 @@ struct Client {
     ip: Ipv4Addr,
 }
 
+/// Messages of the first and shortest run under a load.
+const LOAD_START: u64 = 2048;
+
 /// Send work requests of a connection.
 const SEND_DEPTH: u32 = 512;
 
@@ -406,6 +421,9 @@ fn run(arguments: &Arguments) -> Outcome {
         control.say_numbers("clones", &own)?;
         control.expect("connected")?;
     }
+    if let Some(moderation) = arguments.moderation {
+        session.moderate(moderation)?;
+    }
     eprintln!("device {}", session.device());
     let mut client = Client {
         control,
@@ -439,7 +457,8 @@ impl Client {
     fn test(&mut self, test: &str) -> Outcome {
         let (name, size) = test.split_once(':').ok_or("NAME:BYTES is needed")?;
         let size: u32 = number(size)?;
-        let length = !matches!(name, "connect" | "scale_regions") && !name.starts_with("memory_");
+        let length =
+            !matches!(name, "connect" | "scale_regions" | "load") && !name.starts_with("memory_");
         if length && !(2..=endpoint::HALF).contains(&(size as usize)) {
             return Err(format!("a size is 2 to {}", endpoint::HALF));
         }
@@ -479,6 +498,28 @@ impl Client {
                     let (all, busiest) = between(&before, &interrupts());
                     more = format!(",\"interrupts\":{all},\"interrupts_busiest\":{busiest}");
                 }
+                timed
+            }
+            (None, _) if name == "load" => {
+                let under_way = self.under_load(size)?;
+                let remote = self.remote;
+                let (mut times, mut all) = (Vec::new(), 0);
+                // Long enough for moderation that adapts to have done so in the first run.
+                let timed = self.growing(LOAD_START.max(32 * under_way), |client, count| {
+                    times = Vec::with_capacity(count as usize);
+                    let before = interrupts();
+                    let load = (count, under_way);
+                    let session = &mut client.session;
+                    let time = traffic::write_under_load(session, load, 64, remote, &mut times)?;
+                    all = between(&before, &interrupts()).0;
+                    Ok(time.as_secs_f64())
+                })?;
+                let (middle, late) = traffic::middle_and_late(&mut times).ok_or("no times")?;
+                more = format!(
+                    ",\"interrupts\":{all},\"median_us\":{:.3},\"late_us\":{:.3}",
+                    middle.as_secs_f64() * 1e6,
+                    late.as_secs_f64() * 1e6
+                );
                 timed
             }
             (Some(kind), Some("lat")) => {
@@ -558,6 +599,15 @@ impl Client {
             self.session.len()
         );
         Ok(())
+    }
+
+    /// Messages to keep under way: as many as there is room for on all connections.
+    fn under_load(&self, wanted: u32) -> Outcome<u64> {
+        let room = u64::from(self.session.send_depth()) * self.session.len() as u64;
+        match u64::from(wanted) {
+            some if (1..=room).contains(&some) => Ok(some),
+            _ => Err(format!("1 to {room} can be under way")),
+        }
     }
 
     /// A stream of messages with as many under way as is useful, until it takes long enough.
@@ -698,6 +748,14 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn moderation_is_a_number_of_completions_and_a_time() {
+        assert_eq!(moderation("16:64"), Ok((16, 64)));
+        for wrong in ["", "16", "16:", ":64", "70000:1", "1:2:3"] {
+            assert!(moderation(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn interrupts_belong_to_the_processor_that_served_them() {

@@ -346,6 +346,60 @@ pub fn write_by_events(
     Ok(start.elapsed())
 }
 
+/// Writes of which `under_way` are always under way, each with a completion; whoever waits sleeps
+/// until there is an event. Gives the time of all, and appends that of each, from its post until its
+/// completion was taken.
+pub fn write_under_load(
+    session: &mut Session,
+    (count, under_way): (u64, u64),
+    size: u32,
+    remote: (u64, u32),
+    times: &mut Vec<Duration>,
+) -> Outcome<Duration> {
+    let connections = session.len() as u64;
+    let start = Instant::now();
+    let mut posts = vec![start; under_way as usize];
+    let mut free: Vec<u64> = (0..under_way).collect();
+    let (mut posted, mut completed) = (0, 0);
+    let mut quiet = 0;
+    while completed < count {
+        while posted < count {
+            let Some(slot) = free.pop() else { break };
+            posts[slot as usize] = Instant::now();
+            session.post(
+                // A slot is always of the same connection, so that none has more than its share.
+                (slot % connections) as usize,
+                &Work {
+                    opcode: IBV_WR_RDMA_WRITE,
+                    size,
+                    signalled: true,
+                    wr_id: slot,
+                    remote,
+                },
+            )?;
+            posted += 1;
+        }
+        let mut each = |_: &mut Session, done: Done| {
+            times.push(posts[done.wr_id as usize].elapsed());
+            free.push(done.wr_id);
+            completed += 1;
+            Ok(())
+        };
+        if session.poll(&mut each)? == 0 {
+            session.pause(Wait::Event, &mut each)?;
+            too_long(&mut quiet, start, count)?;
+        }
+    }
+    Ok(start.elapsed())
+}
+
+/// The time that half of them do not exceed, and that 99 of 100 do not.
+pub fn middle_and_late(times: &mut [Duration]) -> Option<(Duration, Duration)> {
+    times.sort_unstable();
+    let at = |percent: usize| times.get(times.len().saturating_sub(1) * percent / 100);
+    Some((*at(50)?, *at(99)?))
+}
+
 /// Keeps the calling thread on one processor.
 fn run_on(processor: usize) -> Outcome {
     // SAFETY: an empty set of processors is all zeros; the number is checked against its size.
@@ -584,5 +638,15 @@ mod tests {
         assert!(lanes.next().is_none());
         lanes.done(0, 4);
         assert_eq!((lanes.in_flight, lanes.next()), (0, Some(0)));
+    }
+
+    #[test]
+    fn half_of_the_times_and_nearly_all_of_them() {
+        let mut times: Vec<Duration> = (0..=200).rev().map(Duration::from_micros).collect();
+        let expected = (Duration::from_micros(100), Duration::from_micros(198));
+        assert_eq!(middle_and_late(&mut times), Some(expected));
+        assert_eq!(middle_and_late(&mut []), None);
+        let one = Duration::from_micros(7);
+        assert_eq!(middle_and_late(&mut [one]), Some((one, one)));
     }
 }

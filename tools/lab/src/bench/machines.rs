@@ -121,6 +121,13 @@ pub struct Line {
     /// Interrupts at the other end.
     #[serde(default)]
     pub interrupts_there: u64,
+    /// Microseconds from a post until its completion was taken: what half of the messages do not
+    /// exceed.
+    #[serde(default)]
+    pub median_us: f64,
+    /// The same of 99 out of 100.
+    #[serde(default)]
+    pub late_us: f64,
     /// Memory that objects took.
     #[serde(default)]
     pub bytes: u64,

@@ -5,6 +5,7 @@
 //! because QEMU's counting slows a guest down, most of all where the guest does most of the work.
 
 mod machines;
+mod moderation;
 mod page;
 mod plot;
 mod processes;
@@ -42,8 +43,8 @@ pub struct Options {
     pub build: bool,
     /// Look at what the device's time goes into.
     pub profile: bool,
-    /// Only parts whose names contain this: `time`, `count`, [`scale::PARTS`], `handlers`,
-    /// `profile`. What the others have measured before is kept.
+    /// Only parts whose names contain one of these, with `|` between them: `time`, `moderation`,
+    /// `count`, [`scale::PARTS`], `handlers`, `profile`. What the others have measured before is kept.
     pub only: Option<String>,
 }
 
@@ -56,6 +57,14 @@ impl Default for Options {
             profile: false,
             only: None,
         }
+    }
+}
+
+impl Options {
+    /// Whether a part is to be measured.
+    fn wants(&self, part: &str) -> bool {
+        let Some(only) = &self.only else { return true };
+        only.split('|').any(|word| part.contains(word))
     }
 }
 
@@ -73,6 +82,8 @@ struct Plan {
     scale_regions: Vec<u64>,
     /// Completion handlers.
     handlers: Vec<u64>,
+    /// Messages under way whose completions are moderated.
+    loads: Vec<u64>,
     /// Messages of a counted span.
     scale_messages: u64,
     /// Completion queues, regions and queue pairs whose memory is looked at.
@@ -107,7 +118,8 @@ impl Plan {
                 scale_qps: vec![1, 100, 10_000],
                 stream_qps: vec![256, 1024],
                 scale_regions: vec![10, 1000],
-                handlers: vec![1, 8],
+                handlers: vec![1, 2, 4, 8],
+                loads: vec![1, 4, 16, 64, 256],
                 scale_messages: 4096,
                 objects: [1000, 10_000, 500],
             };
@@ -123,6 +135,7 @@ impl Plan {
             stream_qps: vec![1, 16, 256, 1024],
             scale_regions: vec![10, 1000, 100_000, 1_000_000],
             handlers: vec![1, 2, 4, 8],
+            loads: vec![1, 2, 4, 8, 16, 32, 64, 128, 256],
             scale_messages: 16_384,
             objects: [4000, 30_000, 2000],
         }
@@ -152,7 +165,7 @@ impl Run {
 /// Measures everything and writes it down.
 pub fn run(options: &Options) -> Result<()> {
     let plan = Plan::new(options);
-    let wanted = |part: &str| options.only.as_ref().is_none_or(|only| part.contains(only));
+    let wanted = |part: &str| options.wants(part);
     let kernel = kernel::stock()?;
     crate::guest::image()?;
     let modules = if options.build {
@@ -173,7 +186,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut notes = Vec::new();
     let mut profile_text = None;
     let mut memcpy = Vec::new();
-    if wanted("time") || wanted("profile") {
+    if wanted("time") || wanted("moderation") || wanted("profile") {
         run.progress("booting the VMs that are timed");
         let counting = Counting::No;
         let machines = boot("time", (1, 2048), counting)?;
@@ -183,6 +196,12 @@ pub fn run(options: &Options) -> Result<()> {
             for round in 1..=plan.rounds {
                 memcpy.push(processes::memcpy_speed());
                 time_round(&machines, &mut serving, &plan, round, &mut run)?;
+            }
+        }
+        for round in 1..=plan.rounds {
+            if wanted("moderation") {
+                run.progress(&format!("moderation, round {round} of {}", plan.rounds));
+                moderation::round(&machines, &mut serving, &plan, &mut run)?;
             }
         }
         if options.profile && wanted("profile") {
@@ -569,19 +588,33 @@ fn commit() -> String {
 fn beside(earlier: &Value, header: Value, only: &str) -> Value {
     let mut both = earlier.clone();
     if let Some(fields) = both.as_object_mut() {
-        let line = ["date", "commit", "machine", "guests", "load_at_the_end"]
-            .map(|name| format!("{name}: {}", header[name].as_str().unwrap_or("unknown")));
-        let missing: Vec<&str> = header["missing"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect();
-        let missing = match &missing[..] {
-            [] => "nothing missing".to_owned(),
-            some => format!("missing: {}", some.join("; ")),
+        let line = [
+            "date",
+            "commit",
+            "machine",
+            "guests",
+            "rounds",
+            "quick",
+            "load_at_the_end",
+        ]
+        .map(|name| match header[name].as_str() {
+            Some(text) => format!("{name}: {text}"),
+            None => format!("{name}: {}", header[name]),
+        });
+        let list = |name: &str| {
+            let lines = header[name].as_array().into_iter().flatten();
+            let lines: Vec<&str> = lines.filter_map(Value::as_str).collect();
+            match &lines[..] {
+                [] => format!("{name}: nothing"),
+                some => format!("{name}: {}", some.join("; ")),
+            }
         };
-        let text = format!("{}; {missing}", line.join("; "));
+        let text = format!(
+            "{}; {}; {}",
+            line.join("; "),
+            list("limits"),
+            list("missing")
+        );
         fields.insert(format!("measured_again_{only}"), json!(text));
     }
     both
@@ -705,10 +738,23 @@ mod tests {
         );
         let text = both["measured_again_scale"].as_str().expect("text");
         assert!(text.contains("second") && text.contains("commit: b") && text.contains("x: y"));
+        assert!(text.contains("rounds: 1"));
         let third = json!({"date": "third"});
         let all = beside(&both, third, "handlers");
         assert_eq!(all["measured_again_scale"], both["measured_again_scale"]);
         let text = all["measured_again_handlers"].as_str().expect("text");
-        assert!(text.contains("third") && text.contains("nothing missing"));
+        assert!(text.contains("third") && text.contains("missing: nothing"));
+    }
+
+    #[test]
+    fn parts_are_wanted_by_any_of_their_words() {
+        let only = |words: Option<&str>| Options {
+            only: words.map(str::to_owned),
+            ..Options::default()
+        };
+        assert!(only(None).wants("count"));
+        let some = only(Some("scale|handlers"));
+        assert!(scale::PARTS.into_iter().all(|part| some.wants(part)));
+        assert!(some.wants("handlers") && !some.wants("time") && !some.wants("moderation"));
     }
 }

@@ -10,6 +10,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::machines::Driver;
+use super::moderation::Moderation;
 use super::plot::{Plot, Point, Series};
 use super::results::{human, short, Bar, Record, Results};
 
@@ -199,6 +200,32 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
             ),
         },
     ));
+    for (measure, what, y_label) in [
+        ("interrupts", "Interrupts", "per completion"),
+        (
+            "latency",
+            "Latency",
+            "microseconds from post to completion, median",
+        ),
+        (
+            "late",
+            "Late messages",
+            "microseconds from post to completion, 99 of 100",
+        ),
+    ] {
+        let tests = Moderation::ALL.map(|kind| (kind.test(measure), kind.words()));
+        let tests = tests.each_ref().map(|(test, words)| (&**test, &**words));
+        all.push((
+            format!("moderation_{measure}"),
+            Plot {
+                title: format!("{what} against load, 64 B writes waited for by events"),
+                x_label: "messages under way".into(),
+                y_label: y_label.into(),
+                x_name: plain_name,
+                series: lines(results, &tests),
+            },
+        ));
+    }
     all.push((
         "memory".into(),
         Plot {
