@@ -22,7 +22,8 @@ help:
 	@echo '                       SEEDS=n instead of 2000'
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=text as above'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
-	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into'
+	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into,'
+	@echo '                       ONLY=part for some: time, moderation, count, scale, handlers'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
 	@echo '                       KERNEL=test boots the kernel with the checkers'
 	@echo '  make prepare         fetch and build what is cached, and nothing else; KERNEL=name'
@@ -47,7 +48,7 @@ pyverbs:
 	@$(LAB) pyverbs $(if $(FILTER),--filter '$(FILTER)')
 
 bench:
-	@$(LAB) bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PROFILE),--profile)
+	@$(LAB) bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PROFILE),--profile) $(if $(ONLY),--only '$(ONLY)')
 
 shell:
 	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(KERNEL),--kernel '$(KERNEL)')

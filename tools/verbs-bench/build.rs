@@ -22,7 +22,7 @@ fn main() {
             "--use-core",
             "--with-derive-default",
         ])
-        .args(["--allowlist-type", "(ibv|rdma)_.*"])
+        .args(["--allowlist-type", "(ibv|rdma)_.*|verbs_context"])
         .args(["--allowlist-var", "(IBV|RDMA)_.*"])
         .args(["--allowlist-function", "(ibv|rdma)_.*"])
         .status()

@@ -25,7 +25,9 @@ usage: ferrite-lab <command> [options]
                           'N passed, N failed, N skipped'
   bench [--rounds N] [--quick] [--profile] [--only PART] [--no-build]
                           Ferrite beside rxe and siw; writes bench/results.json and
-                          bench/report.html. Parts: time, count, scale, profile
+                          bench/report.html. Parts: time, count, scale-objects, scale-qps,
+                          scale-streams, scale-regions, handlers, profile; what those that are
+                          left out have measured before is kept
   shell [--vm N] [--test] VMs up and a prompt in each
   try   [--test] [--plain] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
         [--kernel-args TEXT] [--keep] [--] SCRIPT..

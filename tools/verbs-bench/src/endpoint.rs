@@ -228,15 +228,150 @@ impl std::fmt::Display for Wait {
     }
 }
 
+/// A completion queue, and the channel that its events come by.
+pub struct Queue {
+    channel: *mut ibv_comp_channel,
+    cq: *mut ibv_cq,
+    /// Events that are not acknowledged.
+    events: u32,
+}
+
+impl Queue {
+    /// Makes one on a completion vector.
+    fn new(verbs: *mut ibv_context, entries: usize, vector: i32) -> Outcome<Self> {
+        let mut queue = Self {
+            channel: ptr::null_mut(),
+            cq: ptr::null_mut(),
+            events: 0,
+        };
+        // SAFETY: the context belongs to an identifier that outlives this; `drop` takes back what
+        // was made.
+        unsafe {
+            queue.channel = not_null("ibv_create_comp_channel", ibv_create_comp_channel(verbs))?;
+            queue.cq = not_null(
+                "ibv_create_cq",
+                ibv_create_cq(
+                    verbs,
+                    entries.clamp(16, 65_536) as i32,
+                    ptr::null_mut(),
+                    queue.channel,
+                    vector,
+                ),
+            )?;
+        }
+        Ok(queue)
+    }
+
+    /// Takes completions that are there; any that failed is an error.
+    #[inline]
+    pub fn poll<'w>(
+        &self,
+        entries: &'w mut Entries,
+    ) -> Outcome<impl ExactSizeIterator<Item = Outcome<Done>> + 'w> {
+        // SAFETY: the queue is live and there is room for as many entries as is said.
+        let count = unsafe {
+            match (*(*self.cq).context).ops.poll_cq {
+                Some(poll) => poll(self.cq, entries.len() as i32, entries.as_mut_ptr().cast()),
+                None => return Err("no poll_cq".into()),
+            }
+        };
+        let count = usize::try_from(count).map_err(|_| "ibv_poll_cq failed".to_string())?;
+        Ok(entries[..count].iter().map(|entry| {
+            // SAFETY: the first `count` entries were written.
+            let entry = unsafe { entry.assume_init_ref() };
+            if entry.status != IBV_WC_SUCCESS {
+                return Err(format!(
+                    "completion with status {} (vendor {:#x})",
+                    entry.status, entry.vendor_err
+                ));
+            }
+            Ok(Done {
+                wr_id: entry.wr_id,
+                receive: entry.opcode & IBV_WC_RECV != 0,
+                length: entry.byte_len,
+            })
+        }))
+    }
+
+    /// Asks for an event of the next completion.
+    #[inline]
+    pub fn arm(&self) -> Outcome {
+        // SAFETY: the queue is live.
+        check("ibv_req_notify_cq", unsafe {
+            match (*(*self.cq).context).ops.req_notify_cq {
+                Some(notify) => notify(self.cq, 0),
+                None => libc::ENOSYS,
+            }
+        })
+    }
+
+    /// Has the device put off an event until there are `count` completions, or for so long.
+    fn moderate(&self, (count, microseconds): (u16, u16)) -> Outcome {
+        let mut attributes = ibv_modify_cq_attr {
+            attr_mask: IBV_CQ_ATTR_MODERATE,
+            moderate: ibv_moderate_cq {
+                cq_count: count,
+                cq_period: microseconds,
+            },
+        };
+        // SAFETY: the queue is live and the attributes live through the call. Its context is the last
+        // field of a `verbs_context`, as all are that libibverbs opens.
+        check("ibv_modify_cq", unsafe {
+            let context = (*self.cq).context;
+            let extended = context.byte_sub(std::mem::offset_of!(verbs_context, context));
+            match (*extended.cast::<verbs_context>()).modify_cq {
+                Some(modify) => modify(self.cq, &mut attributes),
+                None => libc::EOPNOTSUPP,
+            }
+        })
+    }
+
+    /// Sleeps until there is an event.
+    pub fn wait(&mut self) -> Outcome {
+        // SAFETY: the channel is live.
+        if !readable(unsafe { (*self.channel).fd }, PATIENCE) {
+            return Err("no completion event came in time".into());
+        }
+        let (mut which, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel is live; the event is acknowledged in `drop`.
+        check("ibv_get_cq_event", unsafe {
+            ibv_get_cq_event(self.channel, &mut which, &mut context)
+        })?;
+        self.events += 1;
+        Ok(())
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: what is not null was made and is not used any more; connections are gone.
+        unsafe {
+            if !self.cq.is_null() {
+                ibv_ack_cq_events(self.cq, self.events);
+                ibv_destroy_cq(self.cq);
+            }
+            if !self.channel.is_null() {
+                ibv_destroy_comp_channel(self.channel);
+            }
+        }
+    }
+}
+
+/// Room for completions.
+pub type Entries = [MaybeUninit<ibv_wc>; 32];
+
+/// Room for completions, of which there are none yet.
+pub const fn no_entries() -> Entries {
+    [const { MaybeUninit::uninit() }; 32]
+}
+
 /// What is in the session but not in a connection.
 pub struct Shared {
     verbs: *mut ibv_context,
     pd: *mut ibv_pd,
-    channel: *mut ibv_comp_channel,
-    cq: *mut ibv_cq,
+    queue: Queue,
     mr: *mut ibv_mr,
     base: *mut u8,
-    cq_events: u32,
 }
 
 /// Two halves of memory: messages go out of the first and come into the second.
@@ -264,27 +399,14 @@ impl Shared {
         let mut shared = Self {
             verbs,
             pd: ptr::null_mut(),
-            channel: ptr::null_mut(),
-            cq: ptr::null_mut(),
+            queue: Queue::new(verbs, entries, 0)?,
             mr: ptr::null_mut(),
             base: ptr::null_mut(),
-            cq_events: 0,
         };
         // SAFETY: the context belongs to an identifier that outlives this; each object is made
         // from live ones, and `drop` takes back what was made.
         unsafe {
             shared.pd = not_null("ibv_alloc_pd", ibv_alloc_pd(verbs))?;
-            shared.channel = not_null("ibv_create_comp_channel", ibv_create_comp_channel(verbs))?;
-            shared.cq = not_null(
-                "ibv_create_cq",
-                ibv_create_cq(
-                    verbs,
-                    entries.clamp(16, 65_536) as i32,
-                    ptr::null_mut(),
-                    shared.channel,
-                    0,
-                ),
-            )?;
             shared.base = map_buffer()?;
             shared.mr = not_null("ibv_reg_mr", shared.register(2 * HALF))?;
         }
@@ -303,13 +425,6 @@ impl Drop for Shared {
         unsafe {
             if !self.mr.is_null() {
                 ibv_dereg_mr(self.mr);
-            }
-            if !self.cq.is_null() {
-                ibv_ack_cq_events(self.cq, self.cq_events);
-                ibv_destroy_cq(self.cq);
-            }
-            if !self.channel.is_null() {
-                ibv_destroy_comp_channel(self.channel);
             }
             if !self.pd.is_null() {
                 ibv_dealloc_pd(self.pd);
@@ -344,10 +459,84 @@ impl Drop for Connection {
     }
 }
 
+impl Connection {
+    /// Posts one send work request.
+    #[inline]
+    fn post(&self, shared: &Shared, work: &Work) -> Outcome {
+        let read = work.opcode == IBV_WR_RDMA_READ;
+        // What is read lands where messages come in.
+        let half = if read { HALF as u64 } else { 0 };
+        // SAFETY: the queue pair is live, and the list lives through the call.
+        unsafe {
+            let mut entry = ibv_sge {
+                addr: shared.base as u64 + half,
+                length: work.size,
+                lkey: (*shared.mr).lkey,
+            };
+            let mut wr = ibv_send_wr {
+                wr_id: work.wr_id,
+                sg_list: &mut entry,
+                num_sge: 1,
+                opcode: work.opcode,
+                ..Default::default()
+            };
+            if work.signalled {
+                wr.send_flags |= IBV_SEND_SIGNALED;
+            }
+            if !read && work.size <= self.inline {
+                wr.send_flags |= IBV_SEND_INLINE;
+            }
+            wr.wr.rdma.remote_addr = work.remote.0 + if read { 0 } else { HALF as u64 };
+            wr.wr.rdma.rkey = work.remote.1;
+            let mut bad = ptr::null_mut();
+            match (*(*self.qp).context).ops.post_send {
+                Some(post) => check("ibv_post_send", post(self.qp, &mut wr, &mut bad)),
+                None => Err("no post_send".into()),
+            }
+        }
+    }
+}
+
+/// A handler's completion queue and the connections that complete there, for a thread of its own.
+pub struct Handled<'s> {
+    queue: &'s mut Queue,
+    connections: Vec<&'s Connection>,
+    shared: &'s Shared,
+}
+
+// SAFETY: the functions of libibverbs may be called by any thread. A queue and its connections are
+// lent to one thread only; of what is shared, threads only read the region's key and address, which
+// do not change while it is lent.
+unsafe impl Send for Handled<'_> {}
+
+impl Handled<'_> {
+    /// Sends a message on one connection after the other, each when the last one's completion has
+    /// come by an event: so many completions, so many events.
+    pub fn one_by_one(&mut self, count: u64, work: &Work) -> Outcome {
+        let mut entries = no_entries();
+        for connection in self.connections.iter().cycle().take(count as usize) {
+            self.queue.arm()?;
+            connection.post(self.shared, work)?;
+            self.queue.wait()?;
+            let mut found = self.queue.poll(&mut entries)?;
+            match (found.next().transpose()?, found.len()) {
+                (Some(_), 0) => {}
+                (first, more) => {
+                    let seen = usize::from(first.is_some()) + more;
+                    return Err(format!("{seen} completions after an event, not one"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// One end of some connections.
 pub struct Session {
     connections: Vec<Connection>,
     regions: Vec<*mut ibv_mr>,
+    /// Completion queues of clones; where there are none, these have the shared one.
+    handlers: Vec<Queue>,
     shared: Option<Shared>,
     shape: Shape,
     /// Own channel; a server's connections have the listener's.
@@ -386,6 +575,7 @@ impl Session {
         Self {
             connections: Vec::new(),
             regions: Vec::new(),
+            handlers: Vec::new(),
             shared: None,
             shape,
             events: None,
@@ -475,14 +665,55 @@ impl Session {
         Ok(())
     }
 
+    /// Makes completion queues that the clones are spread over, each on a completion vector of its
+    /// own or all on the first one.
+    pub fn make_handlers(&mut self, count: usize, one_vector: bool) -> Outcome {
+        let verbs = self.shared().verbs;
+        // SAFETY: the context is open.
+        let vectors = usize::try_from(unsafe { (*verbs).num_comp_vectors }).unwrap_or(0);
+        if !one_vector && count > vectors {
+            return Err(format!("the device has {vectors} completion vectors"));
+        }
+        let of_each = self.shape.qps.div_ceil(count.max(1));
+        let entries = of_each * (self.shape.send_depth + self.shape.recv_depth) as usize;
+        for vector in 0..count {
+            let vector = if one_vector { 0 } else { vector as i32 };
+            self.handlers.push(Queue::new(verbs, entries, vector)?);
+        }
+        Ok(())
+    }
+
+    /// What each handler needs to work by itself: its queue and the clones that complete there.
+    pub fn handled(&mut self) -> Vec<Handled<'_>> {
+        let Some(shared) = &self.shared else {
+            return Vec::new();
+        };
+        let count = self.handlers.len();
+        // The first is rdma_cm's, and has the shared queue.
+        let clones = self.connections.get(1..).unwrap_or_default();
+        self.handlers
+            .iter_mut()
+            .enumerate()
+            .map(|(number, queue)| Handled {
+                queue,
+                connections: clones.iter().skip(number).step_by(count).collect(),
+                shared,
+            })
+            .collect()
+    }
+
     /// Makes queue pairs beside the first connection's, of the same device; gives their numbers.
     /// They are connected by [`Session::connect_clones`], without rdma_cm, which takes a fraction
     /// of the time.
     pub fn make_clones(&mut self, count: usize) -> Outcome<Vec<u32>> {
         let mut numbers = Vec::with_capacity(count);
-        for _ in 0..count {
+        for number in 0..count {
             let shared = self.shared();
-            let mut attributes = qp_attributes(shared, &self.shape);
+            let cq = match self.handlers.len() {
+                0 => shared.queue.cq,
+                handlers => self.handlers[number % handlers].cq,
+            };
+            let mut attributes = qp_attributes(cq, &self.shape);
             // SAFETY: all objects are live and of one context.
             let qp = not_null("ibv_create_qp", unsafe {
                 ibv_create_qp(shared.pd, &mut attributes)
@@ -718,69 +949,17 @@ impl Session {
     /// Posts one send work request.
     #[inline]
     pub fn post(&mut self, index: usize, work: &Work) -> Outcome {
-        let connection = &self.connections[index];
-        let shared = self.shared();
-        let read = work.opcode == IBV_WR_RDMA_READ;
-        // What is read lands where messages come in.
-        let half = if read { HALF as u64 } else { 0 };
-        // SAFETY: the queue pair is live, and the list lives through the call.
-        unsafe {
-            let mut entry = ibv_sge {
-                addr: shared.base as u64 + half,
-                length: work.size,
-                lkey: (*shared.mr).lkey,
-            };
-            let mut wr = ibv_send_wr {
-                wr_id: work.wr_id,
-                sg_list: &mut entry,
-                num_sge: 1,
-                opcode: work.opcode,
-                ..Default::default()
-            };
-            if work.signalled {
-                wr.send_flags |= IBV_SEND_SIGNALED;
-            }
-            if !read && work.size <= connection.inline {
-                wr.send_flags |= IBV_SEND_INLINE;
-            }
-            wr.wr.rdma.remote_addr = work.remote.0 + if read { 0 } else { HALF as u64 };
-            wr.wr.rdma.rkey = work.remote.1;
-            let mut bad = ptr::null_mut();
-            match (*(*connection.qp).context).ops.post_send {
-                Some(post) => check("ibv_post_send", post(connection.qp, &mut wr, &mut bad)),
-                None => Err("no post_send".into()),
-            }
-        }
+        self.connections[index].post(self.shared(), work)
     }
 
     /// Takes completions that are there; any that failed is an error.
     #[inline]
     pub fn poll(&mut self, each: &mut impl FnMut(&mut Self, Done) -> Outcome) -> Outcome<usize> {
-        let mut entries: [MaybeUninit<ibv_wc>; 32] = [const { MaybeUninit::uninit() }; 32];
-        let cq = self.shared().cq;
-        // SAFETY: the queue is live and there is room for as many entries as is said.
-        let count = unsafe {
-            match (*(*cq).context).ops.poll_cq {
-                Some(poll) => poll(cq, entries.len() as i32, entries.as_mut_ptr().cast()),
-                None => return Err("no poll_cq".into()),
-            }
-        };
-        let count = usize::try_from(count).map_err(|_| "ibv_poll_cq failed".to_string())?;
-        for entry in entries.iter().take(count) {
-            // SAFETY: the first `count` entries were written.
-            let entry = unsafe { entry.assume_init_ref() };
-            if entry.status != IBV_WC_SUCCESS {
-                return Err(format!(
-                    "completion with status {} (vendor {:#x})",
-                    entry.status, entry.vendor_err
-                ));
-            }
-            let done = Done {
-                wr_id: entry.wr_id,
-                receive: entry.opcode & IBV_WC_RECV != 0,
-                length: entry.byte_len,
-            };
-            each(self, done)?;
+        let mut entries = no_entries();
+        let found = self.shared().queue.poll(&mut entries)?;
+        let count = found.len();
+        for done in found {
+            each(self, done?)?;
         }
         Ok(count)
     }
@@ -800,32 +979,22 @@ impl Session {
             },
             Wait::Nap(ms) => std::thread::sleep(Duration::from_millis(ms)),
             Wait::Event => {
-                let (cq, channel) = (self.shared().cq, self.shared().channel);
-                // SAFETY: the queue is live.
-                check("ibv_req_notify_cq", unsafe {
-                    match (*(*cq).context).ops.req_notify_cq {
-                        Some(notify) => notify(cq, 0),
-                        None => libc::ENOSYS,
-                    }
-                })?;
+                self.shared().queue.arm()?;
                 if self.poll(each)? > 0 {
                     return Ok(());
                 }
-                // SAFETY: the channel is live.
-                if !readable(unsafe { (*channel).fd }, PATIENCE) {
-                    return Err("no completion event came in time".into());
-                }
-                let (mut which, mut context) = (ptr::null_mut(), ptr::null_mut());
-                // SAFETY: the channel is live; the event is acknowledged in `drop` of the queue.
-                check("ibv_get_cq_event", unsafe {
-                    ibv_get_cq_event(channel, &mut which, &mut context)
-                })?;
                 if let Some(shared) = &mut self.shared {
-                    shared.cq_events += 1;
+                    shared.queue.wait()?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Moderates the completion queue of connections that were not given another one: so many
+    /// completions, or so many microseconds.
+    pub fn moderate(&self, moderation: (u16, u16)) -> Outcome {
+        self.shared().queue.moderate(moderation)
     }
 
     /// Sets the byte that [`Session::incoming`] looks at.
@@ -863,6 +1032,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.close();
+        self.handlers.clear();
         // Before the identifiers' channel.
         self.shared = None;
     }
@@ -889,7 +1059,7 @@ fn make_qp(connection: &mut Connection, shared: &mut Option<Shared>, shape: &Sha
     let Some(shared) = shared else {
         return Err("no shared objects".into());
     };
-    let mut attributes = qp_attributes(shared, shape);
+    let mut attributes = qp_attributes(shared.queue.cq, shape);
     // SAFETY: the identifier is live, all objects belong to its context.
     check("rdma_create_qp", unsafe {
         rdma_create_qp(connection.id, shared.pd, &mut attributes)
@@ -900,10 +1070,10 @@ fn make_qp(connection: &mut Connection, shared: &mut Option<Shared>, shape: &Sha
     Ok(())
 }
 
-fn qp_attributes(shared: &Shared, shape: &Shape) -> ibv_qp_init_attr {
+fn qp_attributes(cq: *mut ibv_cq, shape: &Shape) -> ibv_qp_init_attr {
     ibv_qp_init_attr {
-        send_cq: shared.cq,
-        recv_cq: shared.cq,
+        send_cq: cq,
+        recv_cq: cq,
         cap: ibv_qp_cap {
             max_send_wr: shape.send_depth,
             max_recv_wr: shape.recv_depth,

@@ -29,6 +29,10 @@ verbs-bench run   --rdma ADDRESS --control ADDRESS [options] TEST..
   --clone             connections beyond the first without rdma_cm (RoCE only)
   --messages N        messages of a count (default 4096)
   --shallow           connections with room for 16 messages each way
+  --handlers N        completion queues that the cloned connections are spread over, each on a
+                      completion vector of its own; for scale_handlers
+  --one-vector        ... all on the first vector
+  --moderation N:US   events wait for N completions, or for so many microseconds; for load
 
 Tests; each prints one line of JSON:
   send_bw:BYTES write_bw:BYTES read_bw:BYTES       a stream, as many under way as is useful
@@ -39,8 +43,13 @@ Tests; each prints one line of JSON:
   reg:BYTES           registrations and deregistrations
   connect:0           connections made and ended
   scale_qps:BYTES     writes over all connections in turn: their time, then two counted spans, of
-                      a quarter of --messages and of all of them
+                      a quarter of --messages and of all of them, in batches of 256
+  scale_handlers:BYTES
+                      writes whose completions come by events, one after the other in a thread for
+                      each handler: their time, then two counted spans as above
   scale_regions:N     the same with 64 B writes out of and into N regions of a page, in turn
+  load:N              64 B writes, N of them under way all the time, each with a completion; events
+                      are waited for: the time of each, and interrupts of the last run
   memory_qp:N memory_cq:N memory_mr:N
                       memory of this machine that N objects take; there is a counted span of
                       nothing while they are there
@@ -58,6 +67,9 @@ struct Arguments {
     messages: u64,
     clone: bool,
     shallow: bool,
+    handlers: usize,
+    one_vector: bool,
+    moderation: Option<(u16, u16)>,
 }
 
 fn parse() -> Outcome<Arguments> {
@@ -72,6 +84,9 @@ fn parse() -> Outcome<Arguments> {
         messages: 4096,
         clone: false,
         shallow: false,
+        handlers: 0,
+        one_vector: false,
+        moderation: None,
     };
     let mut given = std::env::args().skip(1);
     while let Some(word) = given.next() {
@@ -84,6 +99,9 @@ fn parse() -> Outcome<Arguments> {
             "--ms" => arguments.ms = number(&value()?)?,
             "--clone" => arguments.clone = true,
             "--shallow" => arguments.shallow = true,
+            "--handlers" => arguments.handlers = number(&value()?)?,
+            "--one-vector" => arguments.one_vector = true,
+            "--moderation" => arguments.moderation = Some(moderation(&value()?)?),
             "--messages" => arguments.messages = number(&value()?)?,
             "--wait" => arguments.wait = Wait::parse(&value()?)?,
             "--help" | "-h" => arguments.words = vec!["help".into()],
@@ -92,6 +110,12 @@ fn parse() -> Outcome<Arguments> {
         }
     }
     Ok(arguments)
+}
+
+/// Completions and microseconds.
+fn moderation(text: &str) -> Outcome<(u16, u16)> {
+    let (count, microseconds) = text.split_once(':').ok_or("N:US is needed")?;
+    Ok((number(count)?, number(microseconds)?))
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Outcome<T> {
@@ -257,7 +281,8 @@ fn serve_one(control: &mut Control, listener: &Listener) -> Outcome {
                 if counting {
                     marker::end();
                 }
-                control.say(&format!("received {received} {}", interrupts() - before))?;
+                let (interrupts, _) = between(&before, &interrupts());
+                control.say(&format!("received {received} {interrupts}"))?;
             }
             (["ping", kind, size, count, wait], Some(session)) => {
                 let pings = Pings {
@@ -317,18 +342,36 @@ fn settled() -> u64 {
     available()
 }
 
-/// Interrupts of devices since this machine has started.
-fn interrupts() -> u64 {
-    let table = std::fs::read_to_string("/proc/interrupts").unwrap_or_default();
-    table
-        .lines()
-        .filter(|line| line.contains("MSI"))
-        .flat_map(|line| {
-            line.split_whitespace()
-                .skip(1)
-                .map_while(|word| word.parse::<u64>().ok())
-        })
-        .sum()
+/// Interrupts of devices since this machine has started, by the processor that served them.
+fn interrupts() -> Vec<u64> {
+    served(&std::fs::read_to_string("/proc/interrupts").unwrap_or_default())
+}
+
+/// The same of the kernel's table.
+fn served(table: &str) -> Vec<u64> {
+    let mut served = Vec::new();
+    for line in table.lines().filter(|line| line.contains("MSI")) {
+        let numbers = line
+            .split_whitespace()
+            .skip(1)
+            .map_while(|word| word.parse::<u64>().ok());
+        for (processor, number) in numbers.enumerate() {
+            if processor == served.len() {
+                served.push(0);
+            }
+            served[processor] += number;
+        }
+    }
+    served
+}
+
+/// Interrupts between two looks: of all processors, and of the one with most.
+fn between(before: &[u64], after: &[u64]) -> (u64, u64) {
+    let new = before
+        .iter()
+        .zip(after)
+        .map(|(before, after)| after.saturating_sub(*before));
+    (new.clone().sum(), new.max().unwrap_or(0))
 }
 
 struct Client {
@@ -338,6 +381,9 @@ struct Client {
     arguments: Arguments,
     ip: Ipv4Addr,
 }
+
+/// Messages of the first and shortest run under a load.
+const LOAD_START: u64 = 2048;
 
 /// Send work requests of a connection.
 const SEND_DEPTH: u32 = 512;
@@ -366,6 +412,7 @@ fn run(arguments: &Arguments) -> Outcome {
     let (address, rkey) = session.buffer();
     control.say(&format!("buffer {address} {rkey}"))?;
     let remote = buffer(&control.expect("buffer")?)?;
+    session.make_handlers(arguments.handlers, arguments.one_vector)?;
     if managed < shape.qps {
         control.say(&format!("clone {}", shape.qps - managed))?;
         let own = session.make_clones(shape.qps - managed)?;
@@ -373,6 +420,9 @@ fn run(arguments: &Arguments) -> Outcome {
         session.connect_clones(&peers)?;
         control.say_numbers("clones", &own)?;
         control.expect("connected")?;
+    }
+    if let Some(moderation) = arguments.moderation {
+        session.moderate(moderation)?;
     }
     eprintln!("device {}", session.device());
     let mut client = Client {
@@ -407,9 +457,13 @@ impl Client {
     fn test(&mut self, test: &str) -> Outcome {
         let (name, size) = test.split_once(':').ok_or("NAME:BYTES is needed")?;
         let size: u32 = number(size)?;
-        let length = !matches!(name, "connect" | "scale_regions") && !name.starts_with("memory_");
+        let length =
+            !matches!(name, "connect" | "scale_regions" | "load") && !name.starts_with("memory_");
         if length && !(2..=endpoint::HALF).contains(&(size as usize)) {
             return Err(format!("a size is 2 to {}", endpoint::HALF));
+        }
+        if (name == "scale_handlers") != (self.arguments.handlers > 0) {
+            return Err("--handlers and scale_handlers go together".into());
         }
         let parts = name.split_once('_');
         let kind = parts.and_then(|(kind, _)| Kind::parse(kind));
@@ -426,6 +480,46 @@ impl Client {
                 for count in [stream.count / 4, stream.count] {
                     self.stream(&Stream { count, ..stream }, true)?;
                 }
+                timed
+            }
+            (None, _) if name == "scale_handlers" => {
+                let remote = self.remote;
+                let timed =
+                    self.growing(64 * self.arguments.handlers as u64, |client, count| {
+                        let session = &mut client.session;
+                        Ok(traffic::write_by_events(session, count, size, remote)?.as_secs_f64())
+                    })?;
+                let messages = self.arguments.messages;
+                for count in [messages / 4, messages] {
+                    let before = interrupts();
+                    marker::begin();
+                    traffic::write_by_events(&mut self.session, count, size, remote)?;
+                    marker::end();
+                    let (all, busiest) = between(&before, &interrupts());
+                    more = format!(",\"interrupts\":{all},\"interrupts_busiest\":{busiest}");
+                }
+                timed
+            }
+            (None, _) if name == "load" => {
+                let under_way = self.under_load(size)?;
+                let remote = self.remote;
+                let (mut times, mut all) = (Vec::new(), 0);
+                // Long enough for moderation that adapts to have done so in the first run.
+                let timed = self.growing(LOAD_START.max(32 * under_way), |client, count| {
+                    times = Vec::with_capacity(count as usize);
+                    let before = interrupts();
+                    let load = (count, under_way);
+                    let session = &mut client.session;
+                    let time = traffic::write_under_load(session, load, 64, remote, &mut times)?;
+                    all = between(&before, &interrupts()).0;
+                    Ok(time.as_secs_f64())
+                })?;
+                let (middle, late) = traffic::middle_and_late(&mut times).ok_or("no times")?;
+                more = format!(
+                    ",\"interrupts\":{all},\"median_us\":{:.3},\"late_us\":{:.3}",
+                    middle.as_secs_f64() * 1e6,
+                    late.as_secs_f64() * 1e6
+                );
                 timed
             }
             (Some(kind), Some("lat")) => {
@@ -507,6 +601,15 @@ impl Client {
         Ok(())
     }
 
+    /// Messages to keep under way: as many as there is room for on all connections.
+    fn under_load(&self, wanted: u32) -> Outcome<u64> {
+        let room = u64::from(self.session.send_depth()) * self.session.len() as u64;
+        match u64::from(wanted) {
+            some if (1..=room).contains(&some) => Ok(some),
+            _ => Err(format!("1 to {room} can be under way")),
+        }
+    }
+
     /// A stream of messages with as many under way as is useful, until it takes long enough.
     fn bandwidth(&mut self, start: u64, kind: Kind, size: u32) -> Outcome<(u64, f64)> {
         self.growing(start, |client, count| {
@@ -518,6 +621,7 @@ impl Client {
                 size,
                 count,
                 depth,
+                width: u64::MAX,
                 signal: (depth / 2).min(16),
                 wait: client.arguments.wait,
                 batches: false,
@@ -526,13 +630,16 @@ impl Client {
         })
     }
 
-    /// Batches of messages, each with a completion, during which both ends sleep.
+    /// Batches of messages, each with a completion, during which both ends sleep. A batch is the
+    /// same however many connections it is spread over, so that its sleep is.
     fn counted_stream(&self, kind: Kind, size: u32) -> Stream {
+        const BATCH: u64 = 256;
         Stream {
             kind,
             size,
             count: self.arguments.messages,
-            depth: 256.min(u64::from(self.session.send_depth()) / 2),
+            depth: BATCH.min(u64::from(self.session.send_depth()) / 2),
+            width: BATCH,
             signal: 1,
             wait: Wait::Nap(20),
             batches: true,
@@ -586,7 +693,7 @@ impl Client {
         if counting {
             marker::end();
         }
-        let interrupts = interrupts() - before;
+        let (interrupts, _) = between(&before, &interrupts());
         let words = self.control.expect("received")?;
         Ok(Sent {
             seconds: time.as_secs_f64(),
@@ -635,5 +742,34 @@ impl Client {
             }
         }
         Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moderation_is_a_number_of_completions_and_a_time() {
+        assert_eq!(moderation("16:64"), Ok((16, 64)));
+        for wrong in ["", "16", "16:", ":64", "70000:1", "1:2:3"] {
+            assert!(moderation(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn interrupts_belong_to_the_processor_that_served_them() {
+        let table = |first: u64, second: u64| {
+            format!(
+                "           CPU0       CPU1\n  4:   7   9  IO-APIC  4-edge  ttyS0\n \
+                 24:   {first}   5  PCI-MSIX-0000:00:02.0  0-edge  ferrite-control\n \
+                 25:   1   {second}  PCI-MSIX-0000:00:02.0  1-edge  ferrite-completion\n\
+                 LOC:  99   99  Local timer interrupts\n"
+            )
+        };
+        let (before, after) = (served(&table(3, 10)), served(&table(4, 17)));
+        assert_eq!(before, [4, 15]);
+        assert_eq!(between(&before, &after), (8, 7));
+        assert_eq!(between(&[], &[]), (0, 0));
     }
 }

@@ -8,6 +8,7 @@
 //! Some devices have nothing that holds a sender back while no receive is posted. So the receiver
 //! says now and then, with a message of two bytes, that it has posted new ones.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::endpoint::{Done, Outcome, Session, Wait, Work, PATIENCE};
@@ -81,6 +82,8 @@ pub struct Stream {
     pub count: u64,
     /// Messages under way on a connection.
     pub depth: u64,
+    /// Messages under way on all of them together.
+    pub width: u64,
     /// One of so many wants a completion.
     pub signal: u64,
     /// How both ends wait.
@@ -94,6 +97,86 @@ struct Lane {
     in_flight: u64,
     unsignalled: u64,
     ahead: u64,
+    /// In [`Lanes::ready`].
+    ready: bool,
+}
+
+/// The connections of a stream, and which of them has its turn.
+///
+/// Nothing here looks at all of them: what a message costs in this program is to be the same
+/// however many connections there are, or it could not be seen whether it is in the driver.
+struct Lanes {
+    lanes: Vec<Lane>,
+    /// Those that have room for a message, in turn.
+    ready: VecDeque<u32>,
+    /// Messages under way on all of them.
+    in_flight: u64,
+    depth: u64,
+    /// Messages that a lane may be ahead of what the receiver has said.
+    window: u64,
+}
+
+impl Lanes {
+    fn new(count: usize, depth: u64, window: u64) -> Self {
+        Self {
+            lanes: vec![
+                Lane {
+                    ready: true,
+                    ..Lane::default()
+                };
+                count
+            ],
+            ready: (0..count as u32).collect(),
+            in_flight: 0,
+            depth,
+            window,
+        }
+    }
+
+    /// The next lane with room; it comes back by [`Lanes::posted`].
+    fn next(&mut self) -> Option<usize> {
+        let index = self.ready.pop_front()? as usize;
+        self.lanes[index].ready = false;
+        Some(index)
+    }
+
+    /// A message went out on a lane; `covers` messages will be done by its completion, if it has
+    /// one.
+    fn posted(&mut self, index: usize, signalled: bool, covers: u64) {
+        let lane = &mut self.lanes[index];
+        lane.unsignalled = if signalled { 0 } else { covers };
+        lane.in_flight += 1;
+        lane.ahead += 1;
+        self.in_flight += 1;
+        self.look(index);
+    }
+
+    /// Messages of a lane are done.
+    fn done(&mut self, index: usize, messages: u64) {
+        self.lanes[index].in_flight -= messages;
+        self.in_flight -= messages;
+        self.look(index);
+    }
+
+    /// All that was before a lane's last message is done.
+    fn ended(&mut self, index: usize) {
+        self.done(index, self.lanes[index].in_flight);
+    }
+
+    /// The receiver of a lane has room for more.
+    fn granted(&mut self, index: usize, messages: u64) {
+        let lane = &mut self.lanes[index];
+        lane.ahead = lane.ahead.saturating_sub(messages);
+        self.look(index);
+    }
+
+    fn look(&mut self, index: usize) {
+        let lane = &mut self.lanes[index];
+        if !lane.ready && lane.in_flight < self.depth && lane.ahead < self.window {
+            lane.ready = true;
+            self.ready.push_back(index as u32);
+        }
+    }
 }
 
 fn control(session: &mut Session, index: usize, size: u32) -> Outcome {
@@ -115,50 +198,42 @@ pub fn send_stream(
     stream: &Stream,
     remote: (u64, u32),
 ) -> Outcome<Duration> {
-    let lanes = session.len();
-    let (window, grant) = (window(session), grant(session));
-    let mut state = vec![Lane::default(); lanes];
+    let connections = session.len();
+    let grant = grant(session);
+    let window = match stream.kind {
+        Kind::Send => window(session),
+        // Nothing at the other end is used up.
+        _ => u64::MAX,
+    };
+    let mut lanes = Lanes::new(connections, stream.depth, window);
     let (mut posted, mut answered, mut controls) = (0, 0, 0_usize);
-    let mut next = 0;
     let mut ended = false;
     let start = Instant::now();
     let mut quiet = 0_u32;
-    while answered < lanes || controls > 0 {
-        let mut room = !stream.batches || state.iter().all(|lane| lane.in_flight == 0);
-        while posted < stream.count && room {
-            room = false;
-            for _ in 0..lanes {
-                let lane = &mut state[next];
-                let held = stream.kind == Kind::Send && lane.ahead >= window;
-                if posted < stream.count && lane.in_flight < stream.depth && !held {
-                    let signalled = lane.unsignalled + 1 >= stream.signal;
-                    let covers = lane.unsignalled + 1;
-                    session.post(
-                        next,
-                        &Work {
-                            opcode: stream.kind.opcode(),
-                            size: stream.size,
-                            signalled,
-                            wr_id: (covers << 32) | next as u64,
-                            remote,
-                        },
-                    )?;
-                    lane.unsignalled = if signalled { 0 } else { covers };
-                    lane.in_flight += 1;
-                    if stream.kind == Kind::Send {
-                        lane.ahead += 1;
-                    }
-                    posted += 1;
-                    room = true;
-                }
-                next = (next + 1) % lanes;
-            }
+    while answered < connections || controls > 0 {
+        let room = !stream.batches || lanes.in_flight == 0;
+        while room && posted < stream.count && lanes.in_flight < stream.width {
+            let Some(index) = lanes.next() else { break };
+            let covers = lanes.lanes[index].unsignalled + 1;
+            let signalled = covers >= stream.signal;
+            session.post(
+                index,
+                &Work {
+                    opcode: stream.kind.opcode(),
+                    size: stream.size,
+                    signalled,
+                    wr_id: (covers << 32) | index as u64,
+                    remote,
+                },
+            )?;
+            lanes.posted(index, signalled, covers);
+            posted += 1;
         }
         if posted == stream.count && !ended {
-            for index in 0..lanes {
+            for index in 0..connections {
                 control(session, index, 1)?;
             }
-            controls += lanes;
+            controls += connections;
             ended = true;
         }
         let mut each = |session: &mut Session, done: Done| {
@@ -168,13 +243,13 @@ pub fn send_stream(
                 if done.length == 1 {
                     answered += 1;
                 } else {
-                    state[index].ahead = state[index].ahead.saturating_sub(grant);
+                    lanes.granted(index, grant);
                 }
             } else if done.wr_id & CONTROL != 0 {
                 controls -= 1;
-                state[index].in_flight = 0;
+                lanes.ended(index);
             } else {
-                state[index].in_flight -= done.wr_id >> 32;
+                lanes.done(index, done.wr_id >> 32);
             }
             Ok(())
         };
@@ -234,6 +309,115 @@ pub fn write_between(
         }
     }
     Ok(start.elapsed())
+}
+
+/// Writes whose completions come by events, each handler's in a thread of its own, on the processor
+/// that has the handler's number.
+pub fn write_by_events(
+    session: &mut Session,
+    count: u64,
+    size: u32,
+    remote: (u64, u32),
+) -> Outcome<Duration> {
+    let handlers = session.handled();
+    let each = count / handlers.len().max(1) as u64;
+    let work = Work {
+        opcode: IBV_WR_RDMA_WRITE,
+        size,
+        signalled: true,
+        wr_id: 0,
+        remote,
+    };
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (number, mut handler) in handlers.into_iter().enumerate() {
+            threads.push(scope.spawn(move || {
+                run_on(number)?;
+                handler.one_by_one(each, &work)
+            }));
+        }
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err("a thread is gone".into()))
+        })
+    })?;
+    Ok(start.elapsed())
+}
+
+/// Writes of which `under_way` are always under way, each with a completion; whoever waits sleeps
+/// until there is an event. Gives the time of all, and appends that of each, from its post until its
+/// completion was taken.
+pub fn write_under_load(
+    session: &mut Session,
+    (count, under_way): (u64, u64),
+    size: u32,
+    remote: (u64, u32),
+    times: &mut Vec<Duration>,
+) -> Outcome<Duration> {
+    let connections = session.len() as u64;
+    let start = Instant::now();
+    let mut posts = vec![start; under_way as usize];
+    let mut free: Vec<u64> = (0..under_way).collect();
+    let (mut posted, mut completed) = (0, 0);
+    let mut quiet = 0;
+    while completed < count {
+        while posted < count {
+            let Some(slot) = free.pop() else { break };
+            posts[slot as usize] = Instant::now();
+            session.post(
+                // A slot is always of the same connection, so that none has more than its share.
+                (slot % connections) as usize,
+                &Work {
+                    opcode: IBV_WR_RDMA_WRITE,
+                    size,
+                    signalled: true,
+                    wr_id: slot,
+                    remote,
+                },
+            )?;
+            posted += 1;
+        }
+        let mut each = |_: &mut Session, done: Done| {
+            times.push(posts[done.wr_id as usize].elapsed());
+            free.push(done.wr_id);
+            completed += 1;
+            Ok(())
+        };
+        if session.poll(&mut each)? == 0 {
+            session.pause(Wait::Event, &mut each)?;
+            too_long(&mut quiet, start, count)?;
+        }
+    }
+    Ok(start.elapsed())
+}
+
+/// The time that half of them do not exceed, and that 99 of 100 do not.
+pub fn middle_and_late(times: &mut [Duration]) -> Option<(Duration, Duration)> {
+    times.sort_unstable();
+    let at = |percent: usize| times.get(times.len().saturating_sub(1) * percent / 100);
+    Some((*at(50)?, *at(99)?))
+}
+
+/// Keeps the calling thread on one processor.
+fn run_on(processor: usize) -> Outcome {
+    // SAFETY: an empty set of processors is all zeros; the number is checked against its size.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if processor >= libc::CPU_SETSIZE as usize {
+            return Err(format!("no processor {processor}"));
+        }
+        libc::CPU_SET(processor, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(format!(
+            "processor {processor}: {}",
+            std::io::Error::last_os_error()
+        )),
+    }
 }
 
 /// Fails when nothing has come for long. The clock is looked at now and then only: in a guest
@@ -404,4 +588,65 @@ pub fn ping(
         seen.step(session, Wait::Yield)?;
     }
     Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Posts until no lane has room; gives the lanes in order.
+    fn fill(lanes: &mut Lanes) -> Vec<usize> {
+        let mut order = Vec::new();
+        while let Some(index) = lanes.next() {
+            lanes.posted(index, true, 1);
+            order.push(index);
+        }
+        order
+    }
+
+    #[test]
+    fn lanes_have_their_turn_until_each_is_full() {
+        let mut lanes = Lanes::new(3, 2, u64::MAX);
+        assert_eq!(fill(&mut lanes), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(lanes.in_flight, 6);
+        lanes.done(1, 1);
+        lanes.done(1, 1);
+        assert_eq!(fill(&mut lanes), [1, 1]);
+        lanes.ended(2);
+        assert_eq!((lanes.in_flight, fill(&mut lanes)), (4, vec![2, 2]));
+    }
+
+    #[test]
+    fn a_lane_that_is_too_far_ahead_waits_for_its_receiver() {
+        let mut lanes = Lanes::new(2, 8, 2);
+        assert_eq!(fill(&mut lanes), [0, 1, 0, 1]);
+        lanes.done(0, 2);
+        assert!(fill(&mut lanes).is_empty());
+        lanes.granted(0, 1);
+        lanes.granted(0, 5);
+        assert_eq!(fill(&mut lanes), [0, 0]);
+    }
+
+    #[test]
+    fn a_completion_stands_for_all_since_the_last() {
+        let mut lanes = Lanes::new(1, 4, u64::MAX);
+        for covers in 1..=4 {
+            let index = lanes.next().expect("room");
+            assert_eq!(lanes.lanes[index].unsignalled + 1, covers);
+            lanes.posted(index, covers == 4, covers);
+        }
+        assert!(lanes.next().is_none());
+        lanes.done(0, 4);
+        assert_eq!((lanes.in_flight, lanes.next()), (0, Some(0)));
+    }
+
+    #[test]
+    fn half_of_the_times_and_nearly_all_of_them() {
+        let mut times: Vec<Duration> = (0..=200).rev().map(Duration::from_micros).collect();
+        let expected = (Duration::from_micros(100), Duration::from_micros(198));
+        assert_eq!(middle_and_late(&mut times), Some(expected));
+        assert_eq!(middle_and_late(&mut []), None);
+        let one = Duration::from_micros(7);
+        assert_eq!(middle_and_late(&mut [one]), Some((one, one)));
+    }
 }

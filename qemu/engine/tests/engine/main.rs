@@ -24,6 +24,7 @@ mod rc;
 mod registration;
 mod repetition;
 mod room;
+mod scale;
 mod services;
 mod windows;
 mod wire;

@@ -115,9 +115,19 @@ pub struct Line {
     /// Interrupts at the measuring end.
     #[serde(default)]
     pub interrupts: u64,
+    /// Those of the processor that served most.
+    #[serde(default)]
+    pub interrupts_busiest: u64,
     /// Interrupts at the other end.
     #[serde(default)]
     pub interrupts_there: u64,
+    /// Microseconds from a post until its completion was taken: what half of the messages do not
+    /// exceed.
+    #[serde(default)]
+    pub median_us: f64,
+    /// The same of 99 out of 100.
+    #[serde(default)]
+    pub late_us: f64,
     /// Memory that objects took.
     #[serde(default)]
     pub bytes: u64,
@@ -135,6 +145,15 @@ pub enum Counting {
     Instructions,
     /// Instructions and accesses to registers.
     All,
+}
+
+/// What the VMs of a part have.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    /// Processors of each.
+    pub cpus: usize,
+    /// Mebibytes of memory of each.
+    pub memory_mib: usize,
 }
 
 /// Two booted VMs with all drivers loaded.
@@ -200,21 +219,21 @@ fn qemu_args(vm: usize, counting: Counting) -> Vec<String> {
 }
 
 impl Machines {
-    /// Boots two VMs with one processor each and loads all drivers.
+    /// Boots two VMs and loads all drivers.
     pub fn boot(
         run: &RunDir,
         kernel: &Kernel,
         modules: &[PathBuf],
         label: &str,
-        memory_mib: usize,
+        size: Size,
         counting: Counting,
     ) -> Result<Self> {
         let cluster = Cluster::boot(
             run,
             kernel,
             &Options {
-                cpus: 1,
-                memory_mib,
+                cpus: size.cpus,
+                memory_mib: size.memory_mib,
                 qemu_args: vec![qemu_args(1, counting), qemu_args(2, counting)],
                 ..Options::pair(label, [modules, &[siw(kernel)?]].concat())
             },

@@ -5,6 +5,7 @@
 //! because QEMU's counting slows a guest down, most of all where the guest does most of the work.
 
 mod machines;
+mod moderation;
 mod page;
 mod plot;
 mod processes;
@@ -28,7 +29,7 @@ use crate::shell::build;
 use crate::step::say;
 use crate::vm::kvm_usable;
 use crate::PROJECT;
-use machines::{Counting, Driver, Line, Machines, Serving};
+use machines::{Counting, Driver, Line, Machines, Serving, Size};
 use results::{human, short, Results};
 
 /// Options of `bench`.
@@ -42,7 +43,8 @@ pub struct Options {
     pub build: bool,
     /// Look at what the device's time goes into.
     pub profile: bool,
-    /// Only parts whose names contain this: `time`, `count`, `scale`, `profile`.
+    /// Only parts whose names contain one of these, with `|` between them: `time`, `moderation`,
+    /// `count`, [`scale::PARTS`], `handlers`, `profile`. What the others have measured before is kept.
     pub only: Option<String>,
 }
 
@@ -58,6 +60,14 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Whether a part is to be measured.
+    fn wants(&self, part: &str) -> bool {
+        let Some(only) = &self.only else { return true };
+        only.split('|').any(|word| part.contains(word))
+    }
+}
+
 /// What is measured.
 struct Plan {
     rounds: usize,
@@ -70,6 +80,10 @@ struct Plan {
     /// Queue pairs that all have long messages to send.
     stream_qps: Vec<u64>,
     scale_regions: Vec<u64>,
+    /// Completion handlers.
+    handlers: Vec<u64>,
+    /// Messages under way whose completions are moderated.
+    loads: Vec<u64>,
     /// Messages of a counted span.
     scale_messages: u64,
     /// Completion queues, regions and queue pairs whose memory is looked at.
@@ -101,9 +115,11 @@ impl Plan {
                 qps: vec![1, 16],
                 count_rounds: 1,
                 count_sizes: vec![(64, 1024)],
-                scale_qps: vec![1, 100, 1000],
+                scale_qps: vec![1, 100, 10_000],
                 stream_qps: vec![256, 1024],
                 scale_regions: vec![10, 1000],
+                handlers: vec![1, 2, 4, 8],
+                loads: vec![1, 4, 16, 64, 256],
                 scale_messages: 4096,
                 objects: [1000, 10_000, 500],
             };
@@ -115,9 +131,11 @@ impl Plan {
             qps: vec![1, 4, 16, 64],
             count_rounds: 3,
             count_sizes: vec![(64, 4096), (4 << 10, 1024), (64 << 10, 256)],
-            scale_qps: vec![1, 100, 10_000],
+            scale_qps: vec![1, 10, 100, 1000, 10_000],
             stream_qps: vec![1, 16, 256, 1024],
             scale_regions: vec![10, 1000, 100_000, 1_000_000],
+            handlers: vec![1, 2, 4, 8],
+            loads: vec![1, 2, 4, 8, 16, 32, 64, 128, 256],
             scale_messages: 16_384,
             objects: [4000, 30_000, 2000],
         }
@@ -147,7 +165,7 @@ impl Run {
 /// Measures everything and writes it down.
 pub fn run(options: &Options) -> Result<()> {
     let plan = Plan::new(options);
-    let wanted = |part: &str| options.only.as_ref().is_none_or(|only| part.contains(only));
+    let wanted = |part: &str| options.wants(part);
     let kernel = kernel::stock()?;
     crate::guest::image()?;
     let modules = if options.build {
@@ -156,6 +174,10 @@ pub fn run(options: &Options) -> Result<()> {
         artifacts::modules(&artifacts::module_dir(&kernel))?
     };
     let folder = RunDir::new()?;
+    let boot = |label: &str, (cpus, memory_mib), counting| {
+        let size = Size { cpus, memory_mib };
+        Machines::boot(&folder, &kernel, &modules, label, size, counting)
+    };
     let mut run = Run {
         results: Results::default(),
         missing: Vec::new(),
@@ -164,16 +186,22 @@ pub fn run(options: &Options) -> Result<()> {
     let mut notes = Vec::new();
     let mut profile_text = None;
     let mut memcpy = Vec::new();
-    if wanted("time") || wanted("profile") {
+    if wanted("time") || wanted("moderation") || wanted("profile") {
         run.progress("booting the VMs that are timed");
         let counting = Counting::No;
-        let machines = Machines::boot(&folder, &kernel, &modules, "time", 2048, counting)?;
+        let machines = boot("time", (1, 2048), counting)?;
         let mut serving = Serving::all(&machines)?;
         if wanted("time") {
             idle(&machines, &mut run)?;
             for round in 1..=plan.rounds {
                 memcpy.push(processes::memcpy_speed());
                 time_round(&machines, &mut serving, &plan, round, &mut run)?;
+            }
+        }
+        for round in 1..=plan.rounds {
+            if wanted("moderation") {
+                run.progress(&format!("moderation, round {round} of {}", plan.rounds));
+                moderation::round(&machines, &mut serving, &plan, &mut run)?;
             }
         }
         if options.profile && wanted("profile") {
@@ -185,18 +213,27 @@ pub fn run(options: &Options) -> Result<()> {
         }
         report_kernels(&machines, &mut run);
     }
-    if wanted("scale") {
+    if scale::PARTS.into_iter().any(&wanted) {
         run.progress("booting the VMs with many queue pairs and regions");
         let counting = Counting::Instructions;
-        let machines = Machines::boot(&folder, &kernel, &modules, "scale", 4096, counting)?;
+        let machines = boot("scale", (1, 4096), counting)?;
         let mut serving = Serving::all(&machines)?;
-        notes = scale::run(&machines, &mut serving, &plan, &mut run)?;
+        notes = scale::run(&machines, &mut serving, &plan, wanted, &mut run)?;
+        report_kernels(&machines, &mut run);
+    }
+    if wanted("handlers") {
+        run.progress("booting the VMs with many handlers");
+        let most = plan.handlers.iter().copied().max().unwrap_or(1) as usize;
+        let counting = Counting::Instructions;
+        let machines = boot("handlers", (most, 1536), counting)?;
+        let mut serving = Serving::all(&machines)?;
+        scale::handlers(&machines, &mut serving, &plan, &mut run)?;
         report_kernels(&machines, &mut run);
     }
     if wanted("count") {
         run.progress("booting the VMs whose instructions are counted");
         let counting = Counting::All;
-        let machines = Machines::boot(&folder, &kernel, &modules, "count", 1024, counting)?;
+        let machines = boot("count", (1, 1024), counting)?;
         let mut serving = Serving::all(&machines)?;
         for round in 1..=plan.count_rounds {
             run.progress(&format!("counts, round {round} of {}", plan.count_rounds));
@@ -204,7 +241,8 @@ pub fn run(options: &Options) -> Result<()> {
         }
         report_kernels(&machines, &mut run);
     }
-    write_down(options, &plan, &kernel, &run, &memcpy, notes, profile_text)
+    let run = &mut run;
+    write_down(options, &plan, &kernel, run, &memcpy, notes, profile_text)
 }
 
 fn report_kernels(machines: &Machines, run: &mut Run) {
@@ -545,14 +583,51 @@ fn commit() -> String {
     }
 }
 
+/// The header of a run of everything, with that of a later run of parts beside it: figures of two
+/// runs are in one file, and each says which machine and commit it is of.
+fn beside(earlier: &Value, header: Value, only: &str) -> Value {
+    let mut both = earlier.clone();
+    if let Some(fields) = both.as_object_mut() {
+        let line = [
+            "date",
+            "commit",
+            "machine",
+            "guests",
+            "rounds",
+            "quick",
+            "load_at_the_end",
+        ]
+        .map(|name| match header[name].as_str() {
+            Some(text) => format!("{name}: {text}"),
+            None => format!("{name}: {}", header[name]),
+        });
+        let list = |name: &str| {
+            let lines = header[name].as_array().into_iter().flatten();
+            let lines: Vec<&str> = lines.filter_map(Value::as_str).collect();
+            match &lines[..] {
+                [] => format!("{name}: nothing"),
+                some => format!("{name}: {}", some.join("; ")),
+            }
+        };
+        let text = format!(
+            "{}; {}; {}",
+            line.join("; "),
+            list("limits"),
+            list("missing")
+        );
+        fields.insert(format!("measured_again_{only}"), json!(text));
+    }
+    both
+}
+
 fn write_down(
     options: &Options,
     plan: &Plan,
     kernel: &Kernel,
-    run: &Run,
+    run: &mut Run,
     memcpy: &[(f64, f64)],
     notes: Vec<String>,
-    profile: Option<String>,
+    mut profile: Option<String>,
 ) -> Result<()> {
     let mib = f64::from(1 << 20);
     let hot = results::median(&memcpy.iter().map(|speed| speed.0 / mib).collect::<Vec<_>>());
@@ -560,7 +635,7 @@ fn write_down(
     let writes = run.results.find(Driver::Ferrite, "write_bw", 1 << 20, 1);
     let share = writes.map(|record| record.median / hot * 100.0);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let header = json!({
+    let mut header = json!({
         "machine": machine(),
         "date": output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
         "commit": commit(),
@@ -569,7 +644,7 @@ fn write_down(
             kernel.release,
             if kvm_usable() { "KVM, -cpu host" } else { "TCG, -cpu qemu64" },
             "counts in VMs of their own with 1 GiB and a counting plugin; scale in others with 4 GiB, \
-             of which only instructions are counted"
+             of which only instructions are counted; handlers in others with a processor for each"
         ),
         "qemu": output("qemu-system-x86_64", &["--version"]),
         "compiler": output("rustc", &["--version"]),
@@ -589,9 +664,18 @@ fn write_down(
         "limits": notes,
         "missing": run.missing,
     });
-    let bars = run.results.bars();
     let folder = Path::new(PROJECT).join("bench");
     fs::create_dir_all(&folder)?;
+    if let Some(only) = &options.only {
+        if let Ok(text) = fs::read_to_string(folder.join("results.json")) {
+            let earlier: Value = serde_json::from_str(&text).context("bench/results.json")?;
+            header = beside(&earlier["header"], header, only);
+            run.results
+                .keep(serde_json::from_value(earlier["records"].clone())?);
+            profile = profile.or(earlier["profile"].as_str().map(str::to_owned));
+        }
+    }
+    let bars = run.results.bars();
     let document = json!({
         // Sorted to the top, where it is looked for.
         "_licence": "SPDX-License-Identifier: Apache-2.0 OR MIT",
@@ -637,4 +721,40 @@ fn write_down(
         println!("      without a result: {}", run.missing.len());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_one_part_leaves_the_header_of_the_others() {
+        let earlier = json!({"date": "first", "commit": "a", "rounds": 3});
+        let later = json!({"date": "second", "commit": "b", "rounds": 1, "missing": ["x: y"]});
+        let both = beside(&earlier, later, "scale");
+        assert_eq!(
+            (&both["date"], &both["rounds"]),
+            (&json!("first"), &json!(3))
+        );
+        let text = both["measured_again_scale"].as_str().expect("text");
+        assert!(text.contains("second") && text.contains("commit: b") && text.contains("x: y"));
+        assert!(text.contains("rounds: 1"));
+        let third = json!({"date": "third"});
+        let all = beside(&both, third, "handlers");
+        assert_eq!(all["measured_again_scale"], both["measured_again_scale"]);
+        let text = all["measured_again_handlers"].as_str().expect("text");
+        assert!(text.contains("third") && text.contains("missing: nothing"));
+    }
+
+    #[test]
+    fn parts_are_wanted_by_any_of_their_words() {
+        let only = |words: Option<&str>| Options {
+            only: words.map(str::to_owned),
+            ..Options::default()
+        };
+        assert!(only(None).wants("count"));
+        let some = only(Some("scale|handlers"));
+        assert!(scale::PARTS.into_iter().all(|part| some.wants(part)));
+        assert!(some.wants("handlers") && !some.wants("time") && !some.wants("moderation"));
+    }
 }

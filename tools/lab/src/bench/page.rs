@@ -10,6 +10,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::machines::Driver;
+use super::moderation::Moderation;
 use super::plot::{Plot, Point, Series};
 use super::results::{human, short, Bar, Record, Results};
 
@@ -150,7 +151,13 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
                 ),
             },
         ));
-        let counts = ["instructions", "dma_reads", "dma_writes", "doorbells"];
+        let counts = [
+            "instructions",
+            "user",
+            "dma_reads",
+            "dma_writes",
+            "doorbells",
+        ];
         let tests = counts.map(|count| format!("{test}_{count}"));
         all.push((
             format!("{test}_counts"),
@@ -163,11 +170,59 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
                     results,
                     &[
                         (&tests[0], "instructions"),
-                        (&tests[1], "DMA reads"),
-                        (&tests[2], "DMA writes"),
-                        (&tests[3], "doorbells"),
+                        (&tests[1], "of user space"),
+                        (&tests[2], "DMA reads"),
+                        (&tests[3], "DMA writes"),
+                        (&tests[4], "doorbells"),
                     ],
                 ),
+            },
+        ));
+    }
+    let handlers = |test: &str| format!("scale_handlers{test}");
+    all.push((
+        handlers("_counts"),
+        Plot {
+            title: "Counts of a 64 B write whose completion comes by an event".into(),
+            x_label: "handlers (one: all on one vector)".into(),
+            y_label: "per completion".into(),
+            x_name: plain_name,
+            series: lines(
+                results,
+                &[
+                    (&handlers("_instructions"), "instructions"),
+                    (&handlers("_one_instructions"), "instructions, one"),
+                    (&handlers("_interrupts"), "interrupts"),
+                    (&handlers("_one_interrupts"), "interrupts, one"),
+                    (&handlers("_busiest"), "busiest processor"),
+                    (&handlers("_one_busiest"), "busiest, one"),
+                ],
+            ),
+        },
+    ));
+    for (measure, what, y_label) in [
+        ("interrupts", "Interrupts", "per completion"),
+        (
+            "latency",
+            "Latency",
+            "microseconds from post to completion, median",
+        ),
+        (
+            "late",
+            "Late messages",
+            "microseconds from post to completion, 99 of 100",
+        ),
+    ] {
+        let tests = Moderation::ALL.map(|kind| (kind.test(measure), kind.words()));
+        let tests = tests.each_ref().map(|(test, words)| (&**test, &**words));
+        all.push((
+            format!("moderation_{measure}"),
+            Plot {
+                title: format!("{what} against load, 64 B writes waited for by events"),
+                x_label: "messages under way".into(),
+                y_label: y_label.into(),
+                x_name: plain_name,
+                series: lines(results, &tests),
             },
         ));
     }
@@ -226,7 +281,7 @@ fn bars_table(bars: &[Bar]) -> String {
 }
 
 /// Unit and records of a row, by driver.
-type Row<'a> = (&'static str, BTreeMap<&'static str, &'a Record>);
+type Row<'a> = (&'a str, BTreeMap<&'a str, &'a Record>);
 
 /// Tests that are not plotted, a row for each test and size, a column for each driver.
 fn other_table(results: &Results, plotted: &[String]) -> String {
@@ -236,8 +291,8 @@ fn other_table(results: &Results, plotted: &[String]) -> String {
             let key = (record.test.clone(), record.size, record.qps);
             let row = rows
                 .entry(key)
-                .or_insert_with(|| (record.unit, BTreeMap::new()));
-            row.1.insert(record.driver, record);
+                .or_insert_with(|| (&record.unit, BTreeMap::new()));
+            row.1.insert(&record.driver, record);
         }
     }
     let mut out = String::from("<table><tr><th>test</th><th>size</th><th>QPs</th>");

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What was measured: records with all samples, and the comparison with the bars.
 
-use serde::Serialize;
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
 
 use super::machines::Driver;
 
 /// One driver, one test, one size.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
     /// What was measured.
-    pub driver: &'static str,
+    pub driver: String,
     /// The test.
     pub test: String,
     /// Bytes of a message, or of a region.
@@ -17,7 +19,7 @@ pub struct Record {
     /// Connections.
     pub qps: u64,
     /// Of the samples.
-    pub unit: &'static str,
+    pub unit: String,
     /// Higher is better.
     pub higher_is_better: bool,
     /// One from each round.
@@ -42,7 +44,7 @@ pub struct Bar {
     /// Which that is.
     pub other_driver: String,
     /// Of both.
-    pub unit: &'static str,
+    pub unit: String,
     /// How many times better Ferrite is.
     pub factor: f64,
     /// How many times better it has to be.
@@ -87,11 +89,11 @@ impl Results {
             .position(|r| r.driver == driver && r.test == test && r.size == size && r.qps == qps);
         let index = found.unwrap_or_else(|| {
             self.records.push(Record {
-                driver,
+                driver: driver.to_owned(),
                 test: test.to_owned(),
                 size,
                 qps,
-                unit,
+                unit: unit.to_owned(),
                 higher_is_better,
                 samples: Vec::new(),
                 median: f64::NAN,
@@ -105,6 +107,18 @@ impl Results {
         record.median = median(&record.samples);
         record.min = record.min.min(sample);
         record.max = record.max.max(sample);
+    }
+
+    /// Puts what an earlier run has measured before it all, except for the tests that were measured
+    /// again: of these everything is new, so that no line has points of two runs.
+    pub fn keep(&mut self, earlier: Vec<Record>) {
+        let again: BTreeSet<&str> = self.records.iter().map(|r| r.test.as_str()).collect();
+        let mut kept: Vec<Record> = earlier
+            .into_iter()
+            .filter(|record| !again.contains(record.test.as_str()))
+            .collect();
+        kept.append(&mut self.records);
+        self.records = kept;
     }
 
     /// A record.
@@ -150,8 +164,8 @@ impl Results {
             what,
             ferrite: ferrite.median,
             other: other.median,
-            other_driver: other.driver.to_owned(),
-            unit: ferrite.unit,
+            other_driver: other.driver.clone(),
+            unit: ferrite.unit.clone(),
             factor,
             wanted,
             met: factor >= wanted,
@@ -284,6 +298,38 @@ mod tests {
         assert_eq!(record.samples.len(), 3);
         assert_eq!((record.median, record.min, record.max), (10.0, 9.0, 30.0));
         assert_eq!(median(&[1.0, 4.0]), 2.5);
+    }
+
+    #[test]
+    fn what_was_not_measured_again_is_kept() {
+        let mut results = Results::default();
+        for (test, qps) in [("scale_qps", 1), ("scale_qps", 100)] {
+            results.add(Driver::Ferrite, test, (64, qps), ("", false), 5.0);
+        }
+        let earlier = |test: &str, qps| Record {
+            test: test.into(),
+            qps,
+            median: 7.0,
+            ..results.records[0].clone()
+        };
+        let earlier = [("send_lat", 1), ("scale_qps", 1), ("scale_qps", 10_000)]
+            .map(|(test, qps)| earlier(test, qps))
+            .to_vec();
+        let text = serde_json::to_string(&earlier).expect("text");
+        results.keep(serde_json::from_str(&text).expect("the same again"));
+        let all: Vec<_> = results
+            .records
+            .iter()
+            .map(|r| (r.test.as_str(), r.qps, r.median))
+            .collect();
+        assert_eq!(
+            all,
+            [
+                ("send_lat", 1, 7.0),
+                ("scale_qps", 1, 5.0),
+                ("scale_qps", 100, 5.0)
+            ]
+        );
     }
 
     #[test]

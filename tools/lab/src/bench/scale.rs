@@ -5,6 +5,9 @@
 //! QEMU, accesses to memory and doorbells by the device, and the device's processor time. There are
 //! two spans for each number of objects, and the difference between them belongs to the messages
 //! that the second has more.
+//!
+//! Completions by events are looked at the same way, with more and more handlers: each in a thread
+//! on the processor that its vector interrupts, and all of them on one vector for comparison.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +24,8 @@ use crate::process::check_interrupted;
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Bytes of a message where many queue pairs stream.
 const STREAM: u64 = 256 << 10;
+/// Queue pairs that complete at each handler, in turn.
+const QPS_OF_A_HANDLER: u64 = 8;
 /// How often to look whether a span has begun or ended; spans are much longer.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -50,6 +55,10 @@ impl Span {
     fn instructions(&self) -> f64 {
         let counted = self.end.guest - self.begin.guest;
         (counted.user + counted.kernel) as f64
+    }
+
+    fn kernel(&self) -> f64 {
+        (self.end.guest - self.begin.guest).kernel as f64
     }
 
     /// Bytes of memory that the first device process has in use, beyond what it had.
@@ -116,20 +125,34 @@ fn measure(
     Ok((line, spans))
 }
 
-/// Measures; gives what is to be known of limits.
+/// What [`run`] consists of.
+pub const PARTS: [&str; 4] = [
+    "scale-objects",
+    "scale-qps",
+    "scale-streams",
+    "scale-regions",
+];
+
+/// Measures the parts that are wanted; gives what is to be known of limits.
 pub fn run<'m>(
     machines: &'m Machines,
     serving: &mut Serving<'m>,
     plan: &Plan,
+    wanted: impl Fn(&str) -> bool,
     run: &mut Run,
 ) -> Result<Vec<String>> {
+    let [objects, over_qps, over_streams, over_regions] = PARTS.map(wanted);
+    let only = |wanted: bool, sizes: Vec<u64>| if wanted { sizes } else { Vec::new() };
     let mut notes = vec![limits(machines)?];
     for (object, count) in ["cq", "mr", "qp"].into_iter().zip(plan.objects) {
+        if !objects {
+            break;
+        }
         memory(machines, serving, object, count, run)
             .unwrap_or_else(|error| run.miss(&format!("memory of a {object}"), &error));
     }
-    for qps in both_ways(&plan.scale_qps) {
-        let messages = plan.scale_messages.max(2 * qps);
+    for qps in only(over_qps, both_ways(&plan.scale_qps)) {
+        let messages = plan.scale_messages.max(4 * qps);
         let arguments = format!("--clone --qps {qps} --ms 300 --messages {messages} scale_qps:64");
         one(
             machines,
@@ -140,13 +163,13 @@ pub fn run<'m>(
             &mut notes,
         )?;
     }
-    for &qps in &plan.stream_qps {
+    for qps in only(over_streams, plan.stream_qps.clone()) {
         streams(machines, serving, qps, run)
             .unwrap_or_else(|error| run.miss(&format!("streams over {qps} QPs"), &error));
     }
     // Once is enough of what takes long, and of what fails.
     let mut enough = Vec::new();
-    for regions in both_ways(&plan.scale_regions) {
+    for regions in only(over_regions, both_ways(&plan.scale_regions)) {
         if enough.contains(&regions) {
             continue;
         }
@@ -210,7 +233,11 @@ fn one(
         add("_device", "us/message", per(&Span::processor) / 1000.0);
         // All that the guest does counts: what it did beside may be more than the difference.
         match per(&Span::instructions) {
-            count if count > 0.0 => add("_instructions", "/message", count),
+            count if count > 0.0 => {
+                add("_instructions", "/message", count);
+                let user = |span: &Span| span.instructions() - span.kernel();
+                add("_user", "/message", per(&user));
+            }
             _ => notes.push(format!(
                 "{number} {what}: no count of instructions, other work disturbed it"
             )),
@@ -249,6 +276,68 @@ fn one(
         }
     }
     Ok(true)
+}
+
+/// What a completion costs that comes by an event, over the number of handlers.
+pub fn handlers<'m>(
+    machines: &'m Machines,
+    serving: &mut Serving<'m>,
+    plan: &Plan,
+    run: &mut Run,
+) -> Result<()> {
+    let up = plan.handlers.iter();
+    let up_and_down: Vec<u64> = up.clone().chain(up.rev()).copied().collect();
+    let rounds = up_and_down.len() * plan.count_rounds;
+    for handlers in up_and_down.into_iter().cycle().take(rounds) {
+        for one_vector in [false, true] {
+            check_interrupted()?;
+            let vectors = if one_vector { 1 } else { handlers };
+            run.progress(&format!("{handlers} handlers on {vectors} vectors"));
+            handlers_on(machines, serving, plan, (handlers, one_vector), run).unwrap_or_else(
+                |error| run.miss(&format!("{handlers} handlers on {vectors} vectors"), &error),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn handlers_on(
+    machines: &Machines,
+    serving: &mut Serving<'_>,
+    plan: &Plan,
+    (handlers, one_vector): (u64, bool),
+    run: &mut Run,
+) -> Result<()> {
+    let messages = plan.scale_messages;
+    // One more for rdma_cm, which the others are made beside.
+    let qps = 1 + handlers * QPS_OF_A_HANDLER;
+    let arguments = format!(
+        "--clone --qps {qps} --ms 200 --messages {messages} --handlers {handlers}{} scale_handlers:64",
+        if one_vector { " --one-vector" } else { "" }
+    );
+    let (line, spans) = measure(machines, serving, &arguments)?;
+    let [short, long] = &spans[..] else {
+        bail!("{} spans, not two", spans.len());
+    };
+    let more = (messages - messages / 4) as f64;
+    let per = |of: &dyn Fn(&Span) -> f64| (of(long) - of(short)) / more;
+    let which = if one_vector { "_one" } else { "" };
+    for (name, value) in [
+        ("instructions", per(&Span::instructions)),
+        ("kernel", per(&Span::kernel)),
+        ("events", per(&|span| span.counter("/engine/events"))),
+        ("interrupts", line.interrupts as f64 / messages as f64),
+        ("busiest", line.interrupts_busiest as f64 / messages as f64),
+    ] {
+        if value <= 0.0 {
+            bail!("no count of {name}");
+        }
+        let test = format!("scale_handlers{which}_{name}");
+        let key = (64, handlers);
+        let unit = ("/completion", false);
+        run.results.add(Driver::Ferrite, &test, key, unit, value);
+    }
+    Ok(())
 }
 
 /// Long messages on many queue pairs that all want the wire at once: how fast they are together,
@@ -360,7 +449,7 @@ mod tests {
             end: sample(400, 17, 6),
         };
         assert_eq!(span.processor(), 300.0);
-        assert_eq!(span.instructions(), 10.0);
+        assert_eq!((span.instructions(), span.kernel()), (10.0, 0.0));
         assert_eq!(span.counter("/dma/reads"), 5.0);
         assert_eq!(span.grown(&serde_json::json!({"heap_bytes": 3})), 7.0);
         assert_eq!(span.counter("/dma/nothing"), 0.0);
