@@ -24,7 +24,9 @@ mod rc;
 mod registration;
 mod repetition;
 mod room;
+mod scale;
 mod services;
+mod steps;
 mod windows;
 mod wire;
 

@@ -194,6 +194,85 @@ impl Pair {
     }
 }
 
+/// Two nodes with many connected queue pairs, which have short messages to write in turn.
+pub struct Many {
+    pub pair: Pair,
+    /// Numbers at both ends.
+    qpns: Vec<(u32, u32)>,
+    next: usize,
+    work: SendWork,
+}
+
+impl Many {
+    /// So many, all of which complete at completion queue 1.
+    pub fn new(qps: u32) -> Self {
+        let mut pair = Pair::new(Setup::default());
+        let from = pair.a.register(0x101, PD, ALL, 4096);
+        let to = pair.b.register(0x201, PD, ALL, 4096);
+        let work = SendWork::new(SendOpcode::Write, &[from.sge(0, 64)])
+            .remote(to.address, to.tag)
+            .flags(SEND_SIGNALED);
+        let mut many = Self {
+            pair,
+            qpns: vec![(QPN_A, QPN_B)],
+            next: 0,
+            work,
+        };
+        for number in 1..qps {
+            many.add(0x100 + number, 1);
+        }
+        many
+    }
+
+    fn add(&mut self, qpn: u32, cqn: u32) {
+        for (node, cqn) in [(&mut self.pair.a, cqn), (&mut self.pair.b, 1)] {
+            node.create_qp(QpOptions {
+                qpn,
+                pd: PD,
+                cqn,
+                log_blocks: 4,
+                log_entries: 2,
+                ..QpOptions::default()
+            });
+        }
+        let (to_a, to_b) = (self.pair.a.as_peer(qpn), self.pair.b.as_peer(qpn));
+        self.pair.a.connect(qpn, &to_b);
+        self.pair.b.connect(qpn, &to_a);
+        self.qpns.push((qpn, qpn));
+    }
+
+    /// In their place, one for each of the completion queues 0x100 and following.
+    pub fn spread(&mut self, queues: u32) {
+        self.qpns.clear();
+        for number in 0..queues {
+            self.add(0x100 + number, 0x100 + number);
+        }
+    }
+
+    /// Posts a message.
+    pub fn post(&mut self, index: usize) {
+        let (qpn, _) = self.qpns[index];
+        self.pair.a.post_send(qpn, &self.work);
+    }
+
+    /// Posts a message on each of the next `batch` queue pairs, and lets everything happen; gives
+    /// the completions and the frames.
+    pub fn visit(&mut self, batch: u32) -> (usize, usize) {
+        for _ in 0..batch {
+            self.post(self.next);
+            self.next = (self.next + 1) % self.qpns.len();
+        }
+        let mut frames = 0;
+        self.pair.exchange_with(|_, frame| {
+            frames += 1;
+            vec![frame]
+        });
+        // Long enough for timers to run out, had they not been stopped.
+        self.pair.set_now(self.pair.a.now + 1_000_000);
+        (self.pair.completions_a().len(), frames)
+    }
+}
+
 fn peer(node: &Node, qpn: u32, setup: Setup, send_psn: u32, receive_psn: u32) -> Peer {
     Peer {
         send_psn,
