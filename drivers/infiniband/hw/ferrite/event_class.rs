@@ -6,7 +6,8 @@
 use crate::abi::{
     EventCode,
     EventEntry,
-    Management, //
+    Management,
+    MEMORY_ERRORS_UNTOLD, //
 };
 use kernel::{
     fmt,
@@ -63,9 +64,9 @@ impl EventCounts {
         Self([const { Atomic::new(0) }; EventClass::ALL.len()])
     }
 
-    /// One more. May be called in interrupt context.
-    pub(crate) fn count(&self, class: EventClass) {
-        self.0[class as usize].fetch_add(1, Relaxed);
+    /// So many more. May be called in interrupt context.
+    pub(crate) fn count(&self, class: EventClass, number: u64) {
+        self.0[class as usize].fetch_add(number, Relaxed);
     }
 
     /// How many there were.
@@ -83,10 +84,30 @@ impl Description<'_> {
         self.0 != EventClass::Channel
     }
 
+    /// How many there were before it that the device had no room to tell of.
+    fn untold(&self) -> u64 {
+        match self.0 {
+            EventClass::InternalMemory | EventClass::ExternalMemory => {
+                self.1.param1 >> MEMORY_ERRORS_UNTOLD
+            }
+            EventClass::Management | EventClass::Channel => 0,
+        }
+    }
+
+    /// How many it stands for.
+    pub(crate) fn number(&self) -> u64 {
+        1 + self.untold()
+    }
+
+    /// Whether what the device's memory held was given up. Of others that are not told it is not known.
+    fn is_given_up(&self) -> bool {
+        self.1.param1 & ((1 << MEMORY_ERRORS_UNTOLD) - 1) != 0
+    }
+
     /// Whether something was lost.
     pub(crate) fn is_error(&self) -> bool {
         match self.0 {
-            EventClass::InternalMemory => self.1.param1 != 0,
+            EventClass::InternalMemory => self.is_given_up(),
             EventClass::ExternalMemory => true,
             EventClass::Management | EventClass::Channel => false,
         }
@@ -101,10 +122,10 @@ impl fmt::Display for Description<'_> {
                 f,
                 "memory of the device failed at {:#x}: {}",
                 event.param0,
-                if event.param1 == 0 {
-                    "corrected"
-                } else {
+                if self.is_given_up() {
                     "given up"
+                } else {
+                    "corrected"
                 }
             ),
             EventClass::ExternalMemory => {
@@ -119,6 +140,10 @@ impl fmt::Display for Description<'_> {
                 None => write!(f, "changed by its management: {:#x}", event.id),
             },
             EventClass::Channel => write!(f, "channel {}", event.id),
+        }?;
+        match self.untold() {
+            0 => Ok(()),
+            untold => write!(f, " ({} before it are not told)", untold),
         }
     }
 }
@@ -142,7 +167,7 @@ mod tests {
         let counts = EventCounts::new();
         for (code, class) in codes {
             assert_eq!(EventClass::of(code), Some(class));
-            counts.count(class);
+            counts.count(class, 1);
         }
         for ((class, _), expected) in EventClass::ALL.into_iter().zip([1, 1, 1, 4]) {
             assert_eq!(counts.get(class), expected);
@@ -171,5 +196,30 @@ mod tests {
         assert!(!Description(EventClass::Management, &lost).is_error());
         assert!(Description(EventClass::Management, &lost).is_printed());
         assert!(!Description(EventClass::Channel, &lost).is_printed());
+    }
+
+    #[test]
+    fn an_event_stands_for_those_that_are_not_told_and_says_nothing_else_of_them() {
+        let event = |param1| EventEntry {
+            param1,
+            ..EventEntry::zeroed()
+        };
+        let untold = 7 << MEMORY_ERRORS_UNTOLD;
+        for (class, number) in [
+            (EventClass::InternalMemory, 8),
+            (EventClass::ExternalMemory, 8),
+            (EventClass::Management, 1),
+            (EventClass::Channel, 1),
+        ] {
+            assert_eq!(Description(class, &event(untold)).number(), number);
+            assert_eq!(Description(class, &event(1)).number(), 1);
+        }
+        // This one was corrected.
+        assert!(!Description(EventClass::InternalMemory, &event(untold)).is_error());
+        assert!(Description(EventClass::InternalMemory, &event(untold | 1)).is_error());
+        assert_eq!(
+            Description(EventClass::InternalMemory, &event(u64::MAX)).number(),
+            1 << 32
+        );
     }
 }

@@ -686,8 +686,8 @@ impl Hardware {
 
     /// Counts an event that is about no queue, and prints what it says, if not too often.
     fn class_event(&self, class: EventClass, event: &EventEntry) {
-        self.event_counts.count(class);
         let description = Description(class, event);
+        self.event_counts.count(class, description.number());
         if !description.is_printed() || !self.class_prints.allows(c"ferrite classes") {
             return;
         }
