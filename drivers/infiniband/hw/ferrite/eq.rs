@@ -742,9 +742,11 @@ mod tests {
         // Arming tells too.
         assert_eq!(consumer.rearm(0, true).read_index, 20);
         assert!(!consumer.polled);
-        memory.put(4, 1);
-        consumer.drain(|_| {});
-        assert!(consumer.note_polled(0).is_none());
+        for index in 20..28u32 {
+            memory.put(index as usize % 16, 1);
+            consumer.drain(|_| {});
+            assert_eq!(consumer.note_polled(0).is_some(), index == 27);
+        }
         Ok(())
     }
 

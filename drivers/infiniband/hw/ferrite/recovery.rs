@@ -1090,6 +1090,8 @@ mod tests {
         };
         assert_eq!(exchange.standing(), recovered);
         assert_eq!(exchange.standing(), HEALTHY);
+        // What there was to report is of the life before.
+        assert_eq!(exchange.take_report(), None);
     }
 
     #[test]

@@ -967,6 +967,18 @@ mod tests {
         for who in OTHERS..OTHERS + 6 * QUEUES {
             assert!(given.contains(&who));
         }
+        // Those who share do so with as few others as can be: each has the second turn of a queue.
+        let mut stage = Stage::full_of(0, OTHERS)?;
+        for users in [0..2 * QUEUES, 0..QUEUES] {
+            for user in users {
+                stage.ask(user as u64, Class::Short)?;
+            }
+        }
+        for round in 0..3 {
+            let given = stage.next(QUEUES)?;
+            let first = OTHERS + round * QUEUES;
+            assert!((first..first + QUEUES).all(|who| given.contains(&who)));
+        }
         Ok(())
     }
 
@@ -992,6 +1004,21 @@ mod tests {
         assert_eq!(stage.ask_now(2, Class::Short).map(|_| ()), Err(EAGAIN));
         stage.answer_next();
         assert!(stage.ask_now(2, Class::Short).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn a_long_command_is_not_behind_all_short_ones_that_wait() -> Result {
+        let mut stage = Stage::full_of(1, OTHERS + 100)?;
+        let long = stage.ask(2, Class::Long)?;
+        let reclaim = stage.ask(3, Class::Reclaim)?;
+        assert!(stage.is_in_ring(reclaim) && stage.is_queued(long));
+        let reclaim = stage.ask(3, Class::Reclaim)?;
+        // One answer makes room for none of them: the slot is kept.
+        assert_eq!(
+            stage.next(4)?.as_slice(),
+            [reclaim, long, OTHERS].as_slice()
+        );
         Ok(())
     }
 

@@ -299,6 +299,24 @@ mod tests {
     }
 
     #[test]
+    fn it_is_said_whether_any_queue_had_something() {
+        // A pin that nobody has anything for is another's.
+        let turns = RefCell::new(KVec::new());
+        for low_latency in [[false; 3], [true; 3], [false, true, false]] {
+            for busy in 0..4 {
+                let queue = |at: usize| {
+                    let events = u32::from(at == busy);
+                    queue(&turns, b'q', low_latency[at], events)
+                };
+                let queues = [queue(0), queue(1), queue(2)];
+                assert_eq!(serve(&queues), busy < queues.len());
+            }
+        }
+        let none: [Queue<'_>; 0] = [];
+        assert!(!serve(&none));
+    }
+
+    #[test]
     fn a_queue_that_becomes_one_of_low_latency_meanwhile_is_served() {
         struct Changing<'a>(Queue<'a>, Cell<bool>, Option<&'a Changing<'a>>);
         impl Serve for &Changing<'_> {
