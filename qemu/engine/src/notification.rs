@@ -1336,6 +1336,365 @@ fn a_new_completion_queue_has_nothing_of_one_that_had_its_number() {
     assert_eq!(ids(&mut node, EQ), [2, 2]);
 }
 
+#[test]
+fn errors_of_memory_are_counted_wherever_the_map_sent_them() {
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    for eqn in [EQ, 3] {
+        for id in 0..ENTRIES {
+            post(&mut node, eqn, 1000 + id);
+        }
+    }
+    let now = node.now;
+    for place in 0..6 {
+        let entry = ([EQ, 3][place as usize % 2], MESSAGE_OF_QUEUE);
+        let set = node.map_vectors(SubFunction::Global, 0, &[entry]);
+        assert_eq!(set, CommandStatus::Ok);
+        let (engine, host) = (&mut node.engine, &mut node.host);
+        engine.internal_memory_error(place, true, now, host);
+    }
+    for (eqn, kept) in [(EQ, None), (3, Some((5, 5 << MEMORY_ERRORS_UNTOLD)))] {
+        node.events(eqn);
+        node.ring_eq(eqn, false);
+        let told = node.events(eqn);
+        let told = told.iter().map(|event| (event.param0, event.param1));
+        assert_eq!(told.collect::<Vec<_>>(), Vec::from_iter(kept), "{eqn}");
+    }
+}
+
+#[test]
+fn a_completion_event_that_waits_for_another_is_no_overflow_of_a_full_queue() {
+    for overflow in [EventOverflow::Undefine, EventOverflow::Stop] {
+        let mut node = Node::new(1);
+        control(&mut node, EQ, overflow, EventPriority::Bulk);
+        // It has gone round before: what slots held is known to be read.
+        for id in 0..=ENTRIES {
+            post(&mut node, EQ, id);
+            node.events(EQ);
+        }
+        node.ring_eq(EQ, false);
+        node.arm_cq(1, 1, false);
+        complete(&mut node, 1, false, false);
+        for id in 1..ENTRIES {
+            post(&mut node, EQ, id);
+        }
+        node.arm_cq(1, 2, false);
+        complete(&mut node, 1, false, false);
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        assert_eq!(node.engine.core().eqs.state(EQ), EventQueueState::Unarmed);
+        // It comes when that was read.
+        assert_eq!(node.events(EQ).len(), ENTRIES as usize);
+        node.ring_eq(EQ, false);
+        assert_eq!(ids(&mut node, EQ), [1]);
+        // One that waits for nothing but room is.
+        for id in 0..ENTRIES {
+            post(&mut node, EQ, id);
+        }
+        node.arm_cq(1, 3, false);
+        complete(&mut node, 1, false, false);
+        match overflow {
+            EventOverflow::Stop => {
+                let fatal = node.status().fatal();
+                assert_eq!(fatal, Some(FatalCode::EventQueueOverflow));
+            }
+            _ => {
+                let state = node.engine.core().eqs.state(EQ);
+                assert_eq!(state, EventQueueState::Undefined);
+            }
+        }
+    }
+}
+
+#[test]
+fn who_is_undefined_holds_the_pin_no_more() {
+    let mut node = Node::new(1);
+    control(&mut node, EQ, EventOverflow::Undefine, EventPriority::Bulk);
+    node.ring_eq(EQ, true);
+    for id in 0..ENTRIES {
+        post(&mut node, EQ, id);
+        assert!(node.engine.pin());
+    }
+    post(&mut node, EQ, ENTRIES);
+    assert_eq!(node.engine.core().eqs.state(EQ), EventQueueState::Undefined);
+    assert!(!node.engine.pin());
+}
+
+#[test]
+fn a_mapped_queue_has_the_priority_of_where_its_row_and_processor_go() {
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    control(&mut node, 3, EventOverflow::Hold, EventPriority::LowLatency);
+    let own = MESSAGE_OF_QUEUE;
+    for (row, processor, eqn) in [
+        (SubFunction::ReceiveCompletions, 1, 3),
+        (SubFunction::SendCompletions, 1, EQ),
+        (SubFunction::Any, 0, EQ),
+    ] {
+        let set = node.map_vectors(row, processor, &[(eqn, own)]);
+        assert_eq!(set, CommandStatus::Ok);
+    }
+    let mapped = CreateCompletionQueue {
+        processor: 1,
+        ..node.cq_template(5, EQ_MAPPED, 4)
+    };
+    let create = CommandOpcode::CreateCompletionQueue;
+    assert_eq!(node.command(create, &mapped), CommandStatus::Ok);
+    // The queue pair that receives there is urgent, one that sends there is not.
+    for (qpn, send_cqn, receive_cqn) in [(20, 5, 1), (10, 1, 5)] {
+        node.create_qp(QpOptions {
+            qpn,
+            cqn: 1,
+            ..QpOptions::default()
+        });
+        let (core, qps) = (&mut node.engine.core, &mut node.engine.qps);
+        let qp = qps.get_mut(qpn).unwrap();
+        (qp.send_cqn, qp.receive_cqn) = (send_cqn, receive_cqn);
+        core.schedule(qp);
+    }
+    let ready = &mut node.engine.core.ready;
+    assert_eq!([ready.pop(), ready.pop()], [Some(10), Some(20)]);
+}
+
+#[test]
+fn events_held_back_for_low_latency_come_first_wherever_the_map_sends_them() {
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    control(&mut node, 3, EventOverflow::Hold, EventPriority::LowLatency);
+    let entry = (3, MESSAGE_OF_QUEUE);
+    let set = node.map_vectors(SubFunction::SendCompletions, 1, &[entry]);
+    assert_eq!(set, CommandStatus::Ok);
+    for (cqn, eqn, microseconds) in [(5, EQ, 10), (6, EQ_MAPPED, 20)] {
+        node.create_cq(cqn, EQ_NONE, 4);
+        node.execute(&ModifyCompletionQueue {
+            cqn,
+            eqn,
+            processor: u16::from(eqn == EQ_MAPPED),
+            moderation_count: 100,
+            moderation_microseconds: microseconds,
+            ..ModifyCompletionQueue::zeroed()
+        });
+        node.arm_cq(cqn, 0, false);
+        complete(&mut node, cqn, false, false);
+    }
+    for eqn in [EQ, 3] {
+        node.ring_eq(eqn, true);
+    }
+    assert!(node.host.raised.is_empty());
+    node.now += 1_000_000;
+    node.settle();
+    assert_eq!(node.host.raised, [3, 2]);
+}
+
+#[test]
+fn a_completion_event_waits_for_one_in_the_old_ring_however_far_behind() {
+    let mut node = Node::new(1);
+    node.arm_cq(1, 1, false);
+    complete(&mut node, 1, false, false);
+    for id in 1..ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES), CommandStatus::Ok);
+    for id in 0..3 {
+        post(&mut node, EQ, id);
+    }
+    node.arm_cq(1, 2, false);
+    complete(&mut node, 1, false, false);
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 1);
+}
+
+#[test]
+fn a_slot_that_was_zeroed_says_that_the_first_entry_of_a_ring_was_read() {
+    let mut node = Node::new(1);
+    for sequence in 0..2 {
+        node.arm_cq(1, sequence, false);
+        complete(&mut node, 1, false, false);
+        assert_eq!(ids(&mut node, EQ), [1]);
+        // Nobody has told that it was.
+        node.arm_cq(1, sequence + 2, false);
+        complete(&mut node, 1, false, false);
+        assert_eq!(node.engine.core.eqs.waiting(EQ), 0);
+        assert_eq!(ids(&mut node, EQ), [1]);
+        node.ring_eq(EQ, false);
+        assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES), CommandStatus::Ok);
+    }
+}
+
+#[test]
+fn moderation_by_count_raises_the_message_of_the_last_and_by_time_of_the_first() {
+    let mut node = Node::new(1);
+    for (part, row) in (0..).zip(PARTS) {
+        let set = node.map_vectors(row, 1, &[(EQ, 4 + part)]);
+        assert_eq!(set, CommandStatus::Ok);
+    }
+    for cqn in [2, 3] {
+        node.create_cq(cqn, EQ_NONE, 4);
+        bind(&mut node, cqn, EQ_MAPPED, 1);
+    }
+    for (round, count, message) in [(0, 2, 5), (1, 100, 4)] {
+        moderate(&mut node, EQ, 10, count);
+        node.ring_eq(EQ, true);
+        for (cqn, receive) in [(2, false), (3, true)] {
+            node.arm_cq(cqn, round, false);
+            complete(&mut node, cqn, receive, false);
+        }
+        node.now += 1_000_000;
+        node.settle();
+        assert_eq!(node.host.raised, [message]);
+        node.host.raised.clear();
+        assert_eq!(ids(&mut node, EQ), [2, 3]);
+        node.ring_eq(EQ, false);
+    }
+}
+
+#[test]
+fn a_queue_is_made_with_its_choice_of_overflow_and_priority() {
+    let mut node = Node::new(1);
+    let size = 32 << EQ_LOG_ENTRIES;
+    let create = CreateEventQueue {
+        eqn: 3,
+        message: 3,
+        log_entries: EQ_LOG_ENTRIES,
+        overflow: EventOverflow::Stop.number(),
+        priority: EventPriority::LowLatency.number(),
+        ring: Buffer::contiguous(node.allocate(size), size),
+        ..CreateEventQueue::zeroed()
+    };
+    let destroy = CommandOpcode::DestroyEventQueue;
+    for _ in 0..2 {
+        node.execute(&create);
+        assert!(node.engine.core().eqs.has_low_latency());
+        assert_eq!(node.object_command(destroy, 3), CommandStatus::Ok);
+        assert!(!node.engine.core().eqs.has_low_latency());
+    }
+    node.execute(&create);
+    for id in 0..ENTRIES {
+        post(&mut node, 3, id);
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+    }
+    post(&mut node, 3, ENTRIES);
+    assert_eq!(node.status().fatal(), Some(FatalCode::EventQueueOverflow));
+}
+
+#[test]
+fn completion_events_that_wait_for_room_are_in_the_new_ring() {
+    let mut node = Node::new(1);
+    let cqns = 100..100 + ENTRIES + 3;
+    for cqn in cqns.clone() {
+        node.create_cq(cqn, EQ, 2);
+    }
+    for id in 0..ENTRIES {
+        post(&mut node, EQ, 1000 + id);
+    }
+    for cqn in cqns.clone() {
+        node.arm_cq(cqn, 0, false);
+        complete(&mut node, cqn, false, false);
+    }
+    assert_eq!(node.engine.core.eqs.waiting(EQ), cqns.len());
+    let overflow = (EventCode::EventQueueOverflow, u32::from(EQ));
+    assert_eq!(node.event_codes(EQ_CONTROL), [overflow]);
+    let (work, written) = (
+        node.engine.core.work,
+        node.engine.core().eqs.written(EQ_CONTROL),
+    );
+    assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES), CommandStatus::Ok);
+    // As many as it has room for, which is work, and of the rest the driver is told again.
+    let found = node.unread_events(EQ, ENTRIES);
+    let found: Vec<u32> = found.iter().map(|event| event.id).collect();
+    assert_eq!(
+        found,
+        cqns.clone().take(ENTRIES as usize).collect::<Vec<_>>()
+    );
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 3);
+    assert!(node.engine.core.work - work >= u64::from(ENTRIES));
+    assert_eq!(node.engine.core().eqs.written(EQ_CONTROL) - written, 2);
+}
+
+#[test]
+fn another_moderation_holds_for_what_is_held_back() {
+    let mut node = Node::new(1);
+    for (microseconds, wait) in [(10, 10_000), (0, 0)] {
+        moderate(&mut node, EQ, 1000, 100);
+        node.ring_eq(EQ, true);
+        post(&mut node, EQ, 1);
+        moderate(&mut node, EQ, microseconds, 0);
+        if wait > 0 {
+            assert!(node.host.raised.is_empty());
+            node.now += wait;
+            node.settle();
+        }
+        assert_eq!(node.host.raised, [2], "{microseconds}");
+        node.host.raised.clear();
+        node.events(EQ);
+        node.ring_eq(EQ, false);
+    }
+}
+
+#[test]
+fn a_completion_event_does_not_overtake_what_is_kept_back() {
+    let mut node = Node::new(1);
+    for id in 0..=ENTRIES {
+        post(&mut node, EQ, 1000 + id);
+    }
+    // There is room, and the device was not told.
+    for _ in 0..3 {
+        take_one(&mut node, EQ);
+    }
+    node.arm_cq(1, 0, false);
+    complete(&mut node, 1, false, false);
+    node.ring_eq(EQ, false);
+    let mut told = ids(&mut node, EQ);
+    assert_eq!(told.split_off(told.len() - 2), [1000 + ENTRIES, 1]);
+}
+
+#[test]
+fn a_mapped_queue_that_goes_while_it_waits_leaves_nothing_behind() {
+    let mut node = Node::new(1);
+    let set = node.map_vectors(SubFunction::Any, 1, &[(EQ, MESSAGE_OF_QUEUE)]);
+    assert_eq!(set, CommandStatus::Ok);
+    for id in 0..ENTRIES {
+        post(&mut node, EQ, 1000 + id);
+    }
+    for round in 0..4 {
+        node.create_cq(2, EQ_NONE, 4);
+        bind(&mut node, 2, EQ_MAPPED, 1);
+        node.arm_cq(2, 0, false);
+        complete(&mut node, 2, false, false);
+        assert_eq!(node.engine.core.eqs.waiting(EQ), 1);
+        if round % 2 == 1 {
+            // Nor does one that is moved.
+            bind(&mut node, 2, EQ_ASYNC, 0);
+            assert_eq!(node.engine.core.eqs.waiting(EQ), 0);
+        }
+        let destroy = CommandOpcode::DestroyCompletionQueue;
+        assert_eq!(node.object_command(destroy, 2), CommandStatus::Ok);
+        assert_eq!(node.engine.core.eqs.waiting(EQ), 0);
+    }
+}
+
+#[test]
+fn what_came_before_the_arming_goes_by_the_row_of_what_is_waited_for() {
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    for (row, eqn) in PARTS.into_iter().zip([EQ, 3]) {
+        let set = node.map_vectors(row, 1, &[(eqn, MESSAGE_OF_QUEUE)]);
+        assert_eq!(set, CommandStatus::Ok);
+    }
+    node.create_cq(2, EQ_NONE, 4);
+    bind(&mut node, 2, EQ_MAPPED, 1);
+    // A solicited receive and then a send that is not, neither of which the host has seen.
+    for (round, solicited, eqn) in [(0, true, 3), (1, false, EQ)] {
+        let seen = 2 * round;
+        complete(&mut node, 2, true, true);
+        complete(&mut node, 2, false, false);
+        node.arm_cq_from(2, seen, round as u8, solicited);
+        assert_eq!(ids(&mut node, eqn), [2], "{solicited}");
+        for eqn in [EQ, 3] {
+            node.ring_eq(eqn, false);
+            assert!(node.events(eqn).is_empty());
+        }
+    }
+}
+
 /// What a host knows of an event queue.
 #[derive(Debug, Default)]
 struct Place {
