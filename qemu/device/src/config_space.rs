@@ -341,6 +341,13 @@ mod tests {
             let mut space = ConfigSpace::new(&config, kinds);
             assert_eq!(capabilities(&space), ids);
             assert_eq!(read(&space, INTERRUPT_PIN), [u8::from(kinds.pin)]);
+            // Interrupt Status and Interrupt Line are of the pin alone.
+            space.set_interrupt_status(true);
+            let pending = read16(&space, STATUS) & STATUS_INTERRUPT != 0;
+            assert_eq!(pending, kinds.pin);
+            space.write(INTERRUPT_LINE as u64, &[0x2b, 0xff]);
+            let line = if kinds.pin { 0x2b } else { 0 };
+            assert_eq!(read(&space, INTERRUPT_LINE), [line, u8::from(kinds.pin)]);
             let quiet = if kinds.pin { Mode::Pin } else { Mode::None };
             assert_eq!(space.mode(), quiet);
             space.write(MSI_CONTROL as u64, &[0xff; 2]);

@@ -438,6 +438,13 @@ mod tests {
         }
         let fd = assign(&mut interrupts, Kind::Pin, 1).remove(0);
         assert_eq!(fired(&fd), 1, "another eventfd");
+        // Who removes none keeps it.
+        for (count, stays) in [(0, 1), (1, 0)] {
+            let change = VectorChange::Remove { start: 0, count };
+            interrupts.change(Kind::Pin, change).unwrap();
+            interrupts.unmask_pin();
+            assert_eq!(fired(&fd), stays);
+        }
     }
 
     #[test]

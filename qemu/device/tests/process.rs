@@ -480,6 +480,82 @@ impl Driver {
 }
 
 #[test]
+fn what_is_done_to_the_device_from_outside_is_told_on_event_queue_0() {
+    use abi::{EventCode, Management};
+    let process = Process::start("classes", &[]);
+    let mut client = process.client();
+    let driver = Driver::start(&mut client, true);
+    let memory = |place: &str| format!(r#"{{"cmd":"memory-error","where":{place}}}"#);
+    let channel = |event: &str| format!(r#"{{"cmd":"channel","event":"{event}","channel":3}}"#);
+    let (cable, faults) = (Management::Cable.number(), Management::Faults.number());
+    let managed = EventCode::ManagementAction;
+    let told = [
+        (
+            memory(r#""internal","address":7,"contained":true"#),
+            Some((EventCode::MemoryErrorInternal, 0, 7, 0)),
+        ),
+        (
+            memory(r#""internal","address":8"#),
+            Some((EventCode::MemoryErrorInternal, 0, 8, 1)),
+        ),
+        (
+            memory(r#""external","address":4096"#),
+            Some((EventCode::MemoryErrorExternal, 0, 4096, 0)),
+        ),
+        (
+            channel("packets"),
+            Some((EventCode::ChannelPackets, 3, 0, 0)),
+        ),
+        (
+            channel("descriptors"),
+            Some((EventCode::ChannelDescriptors, 3, 0, 0)),
+        ),
+        (
+            channel("pool-low"),
+            Some((EventCode::ChannelPoolLow, 3, 0, 0)),
+        ),
+        (
+            channel("bad-buffers"),
+            Some((EventCode::ChannelBadBuffers, 3, 0, 0)),
+        ),
+        // The cable: only where that is news.
+        (r#"{"cmd":"link","up":true}"#.into(), None),
+        (
+            r#"{"cmd":"link","up":false}"#.into(),
+            Some((managed, cable, 0, 0)),
+        ),
+        (r#"{"cmd":"link","up":false}"#.into(), None),
+        (
+            r#"{"cmd":"link","up":true}"#.into(),
+            Some((managed, cable, 1, 0)),
+        ),
+        // Before faults begin, and when they have ended.
+        (
+            r#"{"cmd":"misbehave","events":{"drop":1.0}}"#.into(),
+            Some((managed, faults, 1, 0)),
+        ),
+        (
+            r#"{"cmd":"misbehave"}"#.into(),
+            Some((managed, faults, 0, 0)),
+        ),
+    ];
+    let mut index = 0;
+    for (request, event) in told {
+        assert_eq!(process.control(&request)["ok"], true, "{request}");
+        let entry = |index: u64| -> abi::EventEntry {
+            driver.get(Driver::EVENTS + index * size_of::<abi::EventEntry>() as u64)
+        };
+        if let Some((code, id, param0, param1)) = event {
+            let found = entry(index);
+            let found = (found.code, found.id, found.param0, found.param1);
+            assert_eq!(found, (code.number(), id, param0, param1), "{request}");
+            index += 1;
+        }
+        assert_eq!(entry(index).code, 0, "{request}");
+    }
+}
+
+#[test]
 fn the_pin_holds_its_level_until_a_doorbell_and_is_unmasked_by_request_or_eventfd() {
     let process = Process::start("pin", &["--interrupts", "intx"]);
     let mut client = process.client();

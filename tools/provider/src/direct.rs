@@ -19,7 +19,12 @@ use crate::sys::*;
 /// `cq` is a live completion queue of any provider, and what the attributes point to is valid.
 unsafe fn execute<const N: usize>(cq: *mut ibv_cq, command: &mut Command<N>) -> c_int {
     // SAFETY: by the caller; a live queue has an open context.
-    match unsafe { command.execute((*(*cq).context).cmd_fd) } {
+    errno_of(unsafe { command.execute((*(*cq).context).cmd_fd) })
+}
+
+/// What a program is told of a command.
+fn errno_of(result: Result<(), c_int>) -> c_int {
+    match result {
         Ok(()) => 0,
         // What the kernel says to a method that it does not know.
         Err(libc::EPROTONOSUPPORT) => libc::EOPNOTSUPP,
@@ -136,6 +141,13 @@ mod tests {
             }
         });
         assert_eq!(vector, 7);
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_know_the_command_does_not_support_it() {
+        assert_eq!(errno_of(Ok(())), 0);
+        assert_eq!(errno_of(Err(libc::EPROTONOSUPPORT)), libc::EOPNOTSUPP);
+        assert_eq!(errno_of(Err(libc::EINVAL)), libc::EINVAL);
     }
 
     #[test]

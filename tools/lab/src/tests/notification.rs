@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Completion handlers, their interrupts, and what an interrupt costs.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
-use serde_json::Value;
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::{json, Value};
 
 use super::VmTest;
 use crate::cluster::Cluster;
@@ -26,6 +27,10 @@ pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "a device wakes the other for frames alone",
         wakes_are_for_frames,
+    ),
+    VmTest::new(
+        "events about no queue are counted by class, and printed for who should know",
+        classes,
     ),
 ];
 
@@ -212,5 +217,68 @@ fn few_vectors(cluster: &Cluster) -> Result<()> {
     }
     pingpong(one, two, 4096, 200, true)?;
     pingpong(two, one, 65536, 20, true)?;
+    Ok(())
+}
+
+/// How many events of each class the driver has counted.
+fn class_counts(vm: &Vm) -> Result<BTreeMap<String, u64>> {
+    let text = vm.sh("tail -n +2 /sys/kernel/debug/ferrite0/events")?;
+    text.lines()
+        .map(|line| {
+            let (class, count) = line.split_once(' ').context("no count")?;
+            Ok((class.to_owned(), count.parse()?))
+        })
+        .collect()
+}
+
+fn classes(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let internal = |address: u64, contained: bool| {
+        json!({"cmd": "memory-error", "where": "internal", "address": address,
+               "contained": contained})
+    };
+    for (request, class, said) in [
+        (
+            internal(0x77, true),
+            "internal_memory",
+            "info: memory of the device failed at 0x77: corrected",
+        ),
+        (
+            internal(0x78, false),
+            "internal_memory",
+            "err: memory of the device failed at 0x78: given up",
+        ),
+        (
+            json!({"cmd": "memory-error", "where": "external", "address": 0x1000}),
+            "external_memory",
+            "err: host memory is poisoned: DMA address 0x1000",
+        ),
+        (
+            json!({"cmd": "channel", "event": "packets", "channel": 3}),
+            "channel",
+            "",
+        ),
+        // It behaves as it does.
+        (
+            json!({"cmd": "misbehave"}),
+            "management",
+            "info: changed by its management: Faults",
+        ),
+    ] {
+        one.sh("dmesg -C")?;
+        let mut expected = class_counts(one)?;
+        *expected.get_mut(class).context("no such class")? += 1;
+        cluster.device_command(1, &request)?;
+        let mut found = BTreeMap::new();
+        let counted = wait_until(Instant::now() + Duration::from_secs(10), || {
+            found = class_counts(one)?;
+            Ok(found == expected)
+        })?;
+        ensure!(counted, "{request}: {found:?}, expected {expected:?}");
+        // As "ferrite 0000:00:05.0: what it says", by level.
+        let log =
+            one.sh("dmesg -x | sed -n 's/^kern *:\\([a-z]*\\) *:.* ferrite [^ ]*: /\\1: /p'")?;
+        ensure!(log.trim() == said, "{request}: {log:?}");
+    }
     Ok(())
 }
