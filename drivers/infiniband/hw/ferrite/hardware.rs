@@ -186,6 +186,9 @@ pub(crate) struct Hardware {
     pub(crate) events: OwnedQueue,
     /// Where everything else is done that may wait for the device.
     pub(crate) work: OwnedQueue,
+    /// Where a device that failed is stopped, and nothing else is done: what is queued elsewhere may wait
+    /// for that, in the one worker that there is when memory is short.
+    failure_work: OwnedQueue,
     /// Where event queues are given more room, which takes memory: what reclaim waits for is not behind it.
     growth_work: OwnedQueue,
     /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
@@ -245,6 +248,7 @@ impl Hardware {
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,
+            failure_work: OwnedQueue::ordered(c"ferrite_failure")?,
             growth_work: OwnedQueue::for_long_work(c"ferrite_growth")?,
             gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
@@ -463,7 +467,7 @@ impl Hardware {
         self.registers.request_reset();
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
-        drop(self.work.enqueue::<_, 0>(self.clone()));
+        drop(self.failure_work.enqueue::<_, 0>(self.clone()));
         self.recovery.wake();
     }
 
@@ -580,12 +584,12 @@ impl Hardware {
     /// Waits for what was queued. To be called when nothing is queued any more, as the last
     /// reference to this is not to be dropped by its own workers. Sleeps.
     pub(crate) fn flush(&self) {
-        // What is queued while another item runs is not waited for by one flush: a command that
-        // was not answered has the failure queued.
+        // In the order in which one queues another: a command that was not answered has the failure
+        // queued.
         self.gid_work.flush();
         self.growth_work.flush();
         self.work.flush();
-        self.work.flush();
+        self.failure_work.flush();
         self.events.flush();
     }
 
