@@ -96,8 +96,8 @@ impl<'a> ConfigLock<'a> {
     /// Resets the function by itself (FLR), and waits until it answers again. `ENOTTY` where it cannot
     /// be reset this way. Its [`ResetHandlers`] are not called. Sleeps.
     ///
-    /// Its BARs can be reached afterwards, but it has neither the bus nor interrupts. The rest of its
-    /// config space becomes what it was before when the lock is dropped, the bus master bit included:
+    /// Its BARs can be reached afterwards, but it has neither the bus nor messages to interrupt by. The rest
+    /// of its config space becomes what it was before when the lock is dropped, the bus master bit included:
     /// that takes the lock of the function's interrupts, under which others allocate, and is not
     /// for those whom memory management waits for.
     pub fn reset_function(&self) -> Result {
@@ -107,7 +107,8 @@ impl<'a> ConfigLock<'a> {
         to_result(unsafe { bindings::pci_save_state(pdev) })?;
         // INVARIANT: It was saved just now.
         self.saved.set(true);
-        // SAFETY: As above.
+        // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else resets it
+        // meanwhile.
         to_result(unsafe { bindings::pcie_reset_flr(pdev, false) })?;
         self.restore_bars()
     }
@@ -121,7 +122,7 @@ impl<'a> ConfigLock<'a> {
             // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves its
             // config space meanwhile.
             let saved = unsafe { (*pdev).saved_config_space[(offset / DWORD) as usize] };
-            // SAFETY: As above.
+            // SAFETY: A reference to a device keeps it valid.
             to_result(unsafe {
                 bindings::pci_write_config_dword(pdev, offset as i32, saved & mask)
             })

@@ -86,10 +86,11 @@ pub struct ScopedRef<T> {
     scoped: NonNull<Scoped<T>>,
 }
 
-// SAFETY: All that it gives is `&T`; what it points to is dropped by its owner.
+// SAFETY: All that it gives is `&T`, which other threads may have, as `T` is `Sync`; what it points to is
+// dropped by its owner.
 unsafe impl<T: Sync> Send for ScopedRef<T> {}
 
-// SAFETY: As above.
+// SAFETY: All that a shared one gives is `&T`, which other threads may have, as `T` is `Sync`.
 unsafe impl<T: Sync> Sync for ScopedRef<T> {}
 
 impl<T> ScopedRef<T> {

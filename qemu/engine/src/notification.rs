@@ -1139,13 +1139,19 @@ fn nothing_is_raised_after_the_device_has_stopped() {
     assert_eq!(last.code, EventCode::DeviceFatal.number());
 }
 
-#[test]
-fn an_arming_raises_the_message_of_the_oldest_before_one_that_waited() {
+/// A device whose map has the same queue for each part, with a message of its own.
+fn mapped_parts() -> Node {
     let mut node = Node::new(1);
     for (part, row) in (0..).zip(PARTS) {
         let set = node.map_vectors(row, 1, &[(EQ, 4 + part)]);
         assert_eq!(set, CommandStatus::Ok);
     }
+    node
+}
+
+#[test]
+fn an_arming_raises_the_message_of_the_oldest_before_one_that_waited() {
+    let mut node = mapped_parts();
     for cqn in [2, 3] {
         node.create_cq(cqn, EQ_NONE, 4);
         bind(&mut node, cqn, EQ_MAPPED, 1);
@@ -1521,11 +1527,7 @@ fn a_slot_that_was_zeroed_says_that_the_first_entry_of_a_ring_was_read() {
 
 #[test]
 fn moderation_by_count_raises_the_message_of_the_last_and_by_time_of_the_first() {
-    let mut node = Node::new(1);
-    for (part, row) in (0..).zip(PARTS) {
-        let set = node.map_vectors(row, 1, &[(EQ, 4 + part)]);
-        assert_eq!(set, CommandStatus::Ok);
-    }
+    let mut node = mapped_parts();
     for cqn in [2, 3] {
         node.create_cq(cqn, EQ_NONE, 4);
         bind(&mut node, cqn, EQ_MAPPED, 1);
