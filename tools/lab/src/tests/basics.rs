@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::protocol::Outcome;
 use crate::skips::{self, Checks, Skips};
 use crate::traffic::{client_server, perftest, pingpong};
-use crate::vm::Vm;
+use crate::vm::{Running, Vm};
 
 /// On the unmodified Debian kernel.
 pub const STOCK: &[VmTest] = &[
@@ -347,8 +347,13 @@ pub(super) fn connection_manager(cluster: &Cluster) -> Result<()> {
 }
 
 /// A listener of rdma_cm has no TCP socket to wait for: the client, whose last argument is the
-/// server's address, tries until it is heard.
-pub(super) fn connect(one: &Vm, server: &str, two: &Vm, client: &str) -> Result<()> {
+/// server's address, tries until it is heard. Returns the server, whose client is done.
+pub(super) fn ask<'v>(
+    one: &'v Vm,
+    server: &str,
+    two: &Vm,
+    client: &str,
+) -> Result<Running<'v>> {
     let time = Duration::from_secs(60);
     let serving = one.spawn(&format!("timeout {} {server}", 50 * one.patience()), time)?;
     let serving = once_it_listens(one, serving)?;
@@ -361,8 +366,13 @@ pub(super) fn connect(one: &Vm, server: &str, two: &Vm, client: &str) -> Result<
         let served = serving.wait()?;
         bail!("{client}: {outcome:?}\nserver: {served:?}");
     }
+    Ok(serving)
+}
+
+/// Like [`ask`], with a server that notices that its client is done.
+pub(super) fn connect(one: &Vm, server: &str, two: &Vm, client: &str) -> Result<()> {
     // rping's server ends with an error when its client hangs up; what counts is the client.
-    let served = serving.wait()?;
+    let served = ask(one, server, two, client)?.wait()?;
     if served.timed_out || served.code == 124 || served.crashed() {
         bail!("{server} crashed or does not end: {served:?}");
     }

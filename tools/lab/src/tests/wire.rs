@@ -378,12 +378,16 @@ fn loss_with_rxe(cluster: &Cluster) -> Result<()> {
                 perftest_programs(server, client, std::slice::from_ref(program), PATIENCE)
             })?;
         }
-        super::basics::connect(
-            server,
-            "rping -s -a 0.0.0.0 -C 20 -V",
-            client,
-            "rping -c -C 20 -V -a",
-        )
+        let (serving, asking) = ("rping -s -a 0.0.0.0 -C 20 -V", "rping -c -C 20 -V -a");
+        let served = super::basics::ask(server, serving, client, asking)?;
+        // Linux repeats no request to disconnect of a program that is gone: where the first one is
+        // lost, the server waits for ever.
+        served.signal(libc::SIGTERM)?;
+        let served = served.wait()?;
+        if served.timed_out || served.crashed() {
+            bail!("{serving}: {served:?}");
+        }
+        Ok(())
     });
     let lost = lost(&cluster.fabric_command(&json!({"cmd": "stats"}))?);
     cluster.fabric_command(&json!({"cmd": "faults", "reset": true}))?;
