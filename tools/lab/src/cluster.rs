@@ -221,10 +221,12 @@ impl Cluster {
         for vm in &cluster.vms {
             vm.sh(&format!(
                 "set -e; hostname vm{0}; ip addr add {1}/24 dev eth0; ip link set eth0 up; \
-                 for n in $(seq {2}); do echo 10.77.0.$n vm$n; done >>/etc/hosts",
+                 for n in $(seq {2}); do echo 10.77.0.$n vm$n; done >>/etc/hosts
+                 test $(nproc) -eq {3}",
                 vm.index,
                 vm.ip(),
-                options.vms
+                options.vms,
+                options.cpus
             ))?;
         }
         Ok(cluster)

@@ -69,6 +69,21 @@ fn set_up() {
     );
 }
 
+/// Starts the processors that were left out at boot.
+fn start_processors() {
+    for number in 1.. {
+        let online = format!("/sys/devices/system/cpu/cpu{number}/online");
+        let Ok(state) = fs::read_to_string(&online) else {
+            return;
+        };
+        if state.trim() == "0" {
+            if let Err(error) = fs::write(&online, "1") {
+                eprintln!("init: processor {number} does not start: {error}");
+            }
+        }
+    }
+}
+
 /// The device node of the agent's port, once the driver has made it.
 fn port() -> Option<PathBuf> {
     for entry in fs::read_dir("/sys/class/virtio-ports").ok()?.flatten() {
@@ -306,6 +321,7 @@ fn main() {
         return;
     }
     set_up();
+    start_processors();
     thread::spawn(console);
     // The agent proper is a child: init's only work is to reap, which would steal the agent's
     // own children from it.
