@@ -105,6 +105,12 @@ impl<'a> ConfigLock<'a> {
         // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves or
         // restores its config space meanwhile.
         to_result(unsafe { bindings::pci_save_state(pdev) })?;
+        // SAFETY: As above.
+        let identity = unsafe { (*pdev).saved_config_space[0] };
+        if identity == u32::MAX {
+            // The function does not answer, and this is nothing to restore.
+            return Err(ENODEV);
+        }
         // INVARIANT: It was saved just now.
         self.saved.set(true);
         // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else resets it
@@ -123,9 +129,14 @@ impl<'a> ConfigLock<'a> {
             // config space meanwhile.
             let saved = unsafe { (*pdev).saved_config_space[(offset / DWORD) as usize] };
             // SAFETY: A reference to a device keeps it valid.
-            to_result(unsafe {
-                bindings::pci_write_config_dword(pdev, offset as i32, saved & mask)
-            })
+            let code =
+                unsafe { bindings::pci_write_config_dword(pdev, offset as i32, saved & mask) };
+            // Errors of the bus are positive.
+            if code == 0 {
+                Ok(())
+            } else {
+                Err(EIO)
+            }
         };
         for bar in 0..bindings::PCI_STD_NUM_BARS {
             write(bindings::PCI_BASE_ADDRESS_0 + bar * DWORD, u32::MAX)?;

@@ -45,8 +45,9 @@ impl<D: Driver> Object<kind::Cq, D> {
     /// after the other too.
     pub fn is_shared(&self) -> bool {
         // SAFETY: `&self` is a queue that is not freed. The core sets the flag before it puts the queue
-        // into its pool, with the flags beside it, and nobody changes them afterwards.
-        unsafe { (*self.as_raw()).shared() != 0 }
+        // into its pool, with the flags beside it, and nobody changes them afterwards. No reference is made
+        // to the fields that are changed.
+        unsafe { bindings::ib_cq::shared_raw(self.as_raw()) != 0 }
     }
 
     /// How many entries the queue has.

@@ -380,6 +380,8 @@ impl DebugFiles {
             ],
         };
         Ok(Self {
+            // Made first: where something cannot be made, what was made last goes first.
+            _end_of_moves: EndOfMoves(hw.clone()),
             _event_queues: KBox::pin_init(
                 dir.read_only_file(c"eqs", Ok::<_, Error>(event_queues)),
                 GFP_KERNEL,
@@ -400,7 +402,6 @@ impl DebugFiles {
                 dir.write_only_file(c"cq_move", Ok::<_, Error>(MoveCompletionQueue(hw.clone()))),
                 GFP_KERNEL,
             )?,
-            _end_of_moves: EndOfMoves(hw.clone()),
             _queue_pairs: KBox::pin_init(
                 dir.read_only_file(c"qps", Ok::<_, Error>(QueuePairs(hw.clone()))),
                 GFP_KERNEL,

@@ -23,7 +23,8 @@ use kernel::{
             Release, //
         },
         Arc,
-        Mutex, //
+        Mutex,
+        MutexGuard, //
     },
     time::Delta,
 };
@@ -107,14 +108,19 @@ enum Means {
 /// Stops a device: by a reset, else by taking the bus from it and a reset of the function, of
 /// which it has to say itself that it worked. Gives nothing where more is needed than `means`. Sleeps.
 fn stop(device: &impl Stop, means: Means) -> Option<Reach> {
-    if is_quiet(device.reset()) {
+    let reset = device.reset();
+    if reset.is_err() {
+        // One that seems gone may only be out of reach of its registers.
+        device.clear_bus_master();
+    }
+    if is_quiet(reset) {
         return Some(Reach::Quiet);
     }
-    device.clear_bus_master();
     if means != Means::Any {
         return None;
     }
-    if device.reset_function().is_ok() && is_quiet(device.reset()) {
+    // Registers that cannot be reached now may be so because of this reset.
+    if device.reset_function().is_ok() && device.reset().is_ok() {
         Some(Reach::Quiet)
     } else {
         Some(Reach::Unstoppable)
@@ -198,19 +204,30 @@ impl Stopper {
         }
         // Dropped after the turn: nobody waits for that any more.
         let mut device = None;
-        let _turn = self.turn.lock();
+        let _turn = self.take_turn(means)?;
         self.stop_in_turn(means, claim, &mut device)
+    }
+
+    /// Takes the turn, unless it is another's and is not to be waited for: a reset of the function may wait
+    /// for those who wait for memory.
+    fn take_turn(&self, means: Means) -> Option<MutexGuard<'_, ()>> {
+        match means {
+            Means::Register => self.turn.try_lock(),
+            Means::Any => Some(self.turn.lock()),
+        }
     }
 
     /// The same, but gives the device up if it cannot.
     fn stop_or_give_up<S: Stop>(&self, means: Means, claim: impl FnOnce() -> Option<S>) -> Result {
         // Dropped after the turn, as above.
         let mut device = None;
-        let _turn = self.turn.lock();
-        self.stop_in_turn(means, claim, &mut device)
+        let turn = self.take_turn(means);
+        turn.as_ref()
+            .and_then(|_| self.stop_in_turn(means, claim, &mut device))
             .unwrap_or_else(|| {
-                // Who is to stop the device gets hold of it in his turn only, and this is ours: somebody
-                // has it for another reason, or nobody came to stop it.
+                // Who is to stop the device gets hold of it in his turn only: either this is ours, and
+                // somebody has it for another reason or nobody came to stop it, or whose it is takes too
+                // long.
                 self.reach.set(Reach::Unstoppable);
                 Err(ETIMEDOUT)
             })
@@ -342,7 +359,8 @@ mod tests {
         for answer in [Ok(()), Err(ENODEV)] {
             let device = Stubborn::new(&[answer], Err(EIO))?;
             assert_eq!(stop(&device, Means::Any), Some(Reach::Quiet));
-            assert!(device.master.get());
+            // Who says so itself needs nothing taken.
+            assert_eq!(device.master.get(), answer.is_ok());
             assert_eq!(device.function_resets.get(), 0);
         }
         Ok(())
@@ -356,6 +374,9 @@ mod tests {
         assert!(!device.master.get());
         // The bus says that it was reset, the device does not.
         let device = Stubborn::new(&[Err(ETIMEDOUT), Err(ETIMEDOUT)], Ok(()))?;
+        assert_eq!(stop(&device, Means::Any), Some(Reach::Unstoppable));
+        // Its registers cannot be reached any more.
+        let device = Stubborn::new(&[Err(ENODEV), Err(ETIMEDOUT)], Ok(()))?;
         assert_eq!(stop(&device, Means::Any), Some(Reach::Unstoppable));
         // Both do.
         let device = Stubborn::new(&[Ok(()), Err(ETIMEDOUT)], Ok(()))?;
@@ -455,6 +476,22 @@ mod tests {
             Err(ETIMEDOUT)
         );
         assert_eq!(reach.get(), Reach::Unstoppable);
+        Ok(())
+    }
+
+    #[test]
+    fn who_may_be_waited_for_does_not_wait_for_the_turn() -> Result {
+        let (reach, stopper) = stopper(Reach::Working)?;
+        let gentle = || Stubborn::new(&[Ok(())], Ok(())).ok();
+        let turn = stopper.turn.lock();
+        assert_eq!(stopper.try_stop(Means::Register, gentle), None);
+        assert_eq!(reach.get(), Reach::Working);
+        assert_eq!(
+            stopper.stop_or_wait(gentle, Delta::ZERO, Delta::ZERO),
+            Err(ETIMEDOUT)
+        );
+        assert_eq!(reach.get(), Reach::Unstoppable);
+        drop(turn);
         Ok(())
     }
 

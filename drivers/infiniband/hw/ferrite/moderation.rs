@@ -18,6 +18,7 @@
 //! [`Driver::modify_cq`]: crate::rdma::Driver::modify_cq
 
 use crate::{
+    abi::EventPriority,
     eq::EventQueue,
     hardware::Hardware,
     kernel_ext::dim::{
@@ -54,10 +55,15 @@ struct Target {
 
 impl Moderated for Target {
     fn apply(&self, profile: usize) {
-        let (microseconds, count) = setting(profile);
         // What a device refuses stays as it is; one that failed has no interrupts.
         let _ = self.queue.modify(
             |settings| {
+                // It may have become one of low latency since the profile was chosen.
+                let profile = match settings.priority {
+                    EventPriority::LowLatency => 0,
+                    EventPriority::Bulk => profile,
+                };
+                let (microseconds, count) = setting(profile);
                 settings.moderation_microseconds = microseconds;
                 settings.moderation_count = count;
             },

@@ -200,15 +200,15 @@ impl Plan {
                 self.begins(now);
                 Step::Nothing
             }
-            // Who asked is told, and may ask again.
-            _ if asked => self.give_up("an attempt that was asked for failed"),
-            Outcome::Failed => self.again(now, "it was tried often enough"),
             Outcome::Interrupted => {
-                // It is not the device's fault.
+                // It is not the device's fault, nor that of who asked.
                 self.attempts = self.attempts.saturating_sub(1);
                 self.phase = Phase::Waiting { due: now };
                 Step::Wait(0)
             }
+            // Who asked is told, and may ask again.
+            _ if asked => self.give_up("an attempt that was asked for failed"),
+            Outcome::Failed => self.again(now, "it was tried often enough"),
             // All memory that it knows is lost with each life of such a device.
             Outcome::Unstoppable => self.give_up("it cannot be stopped"),
         }
@@ -318,6 +318,17 @@ impl Exchange {
     /// The question that is not answered, if there is one.
     fn question(&self) -> Option<u64> {
         (self.asked > self.answered).then_some(self.asked)
+    }
+
+    /// What is to be considered now: a question, else what devlink said. That is kept while there is a
+    /// question, as it may not come to an attempt.
+    fn take(&mut self) -> (Option<u64>, Option<Verdict>) {
+        let question = self.question();
+        let verdict = match question {
+            Some(_) => None,
+            None => self.verdict.take(),
+        };
+        (question, verdict)
     }
 
     /// Answers all questions up to this one.
@@ -731,13 +742,12 @@ impl Recovery {
             self.exchange.lock().begins(life);
         }
         if let Some(question) = question {
-            let why = if outcome == Outcome::Unstoppable {
-                c"the device cannot be stopped"
-            } else {
-                c"the device does not start, see the log"
-            };
-            let answer = result.map(|()| life);
-            self.answer(question, answer.map_err(|error| Refusal::new(error, why)));
+            let answer = result.map_err(|error| match outcome {
+                Outcome::Interrupted => HELD,
+                Outcome::Unstoppable => Refusal::new(error, c"the device cannot be stopped"),
+                _ => Refusal::new(error, c"the device does not start, see the log"),
+            });
+            self.answer(question, answer.map(|()| life));
         }
         if result.is_ok() {
             // After the answer: where that is taken devlink counts by itself.
@@ -781,7 +791,7 @@ impl WorkItem for Recovery {
         }
         let (question, verdict) = {
             let mut exchange = this.exchange.lock();
-            (exchange.question(), exchange.verdict.take())
+            exchange.take()
         };
         let Err(cause) = this.works() else {
             if let Some(question) = question {
@@ -1043,6 +1053,7 @@ mod tests {
         assert_eq!(fails(&mut plan, 0), Step::Planned(WAITS[0]));
         let now = u64::from(WAITS[0]);
         assert_eq!(plan.step(false, None, now), Step::Attempt);
+        assert_eq!(plan.ended(Outcome::Interrupted, true, now), Step::Wait(0));
         assert_eq!(plan.ended(Outcome::Interrupted, false, now), Step::Wait(0));
         assert_eq!(plan.attempts, 0);
         assert_eq!(plan.step(false, None, now), Step::Attempt);
@@ -1055,6 +1066,18 @@ mod tests {
         let step = plan.ended(Outcome::Unstoppable, false, 1_000);
         assert_eq!(step, Step::GiveUp("it cannot be stopped"));
         assert_eq!(plan.step(false, None, u64::MAX), Step::Nothing);
+    }
+
+    #[test]
+    fn a_question_that_comes_to_nothing_leaves_what_devlink_said() -> Result {
+        let mut exchange = exchange();
+        exchange.verdict = verdict(1, WANTED);
+        let question = exchange.ask().map_err(|_| EINVAL)?;
+        assert_eq!(exchange.take(), (Some(question), None));
+        exchange.answer(question, Err(HELD));
+        assert_eq!(exchange.take(), (None, verdict(1, WANTED)));
+        assert_eq!(exchange.take(), (None, None));
+        Ok(())
     }
 
     /// As [`Recovery::open`] leaves it.
