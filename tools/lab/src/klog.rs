@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Finds in a kernel log what a clean run must not have.
 
+/// Says that the leak detector found something.
+pub const NEW_LEAKS: &str = "new suspected memory leaks";
+
 /// Texts that mean trouble wherever they occur in a line.
 const TROUBLE: &[&str] = &[
     "BUG:",
@@ -40,7 +43,7 @@ const TROUBLE: &[&str] = &[
     "trap invalid opcode",
     "self-detected stall",
     "unreferenced object",
-    "new suspected memory leaks",
+    NEW_LEAKS,
     "refcount_t:",
     "list_add corruption",
     "list_del corruption",
@@ -147,9 +150,42 @@ pub fn readable(log: &[u8]) -> usize {
     }
 }
 
+/// What the leak detector reports.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Leaks<'a> {
+    /// Nodes of the radix tree of a device's methods that the RDMA core has lost (as of Linux 7.2): where
+    /// there is no memory for the next node on the way to an entry, those above stay, and nothing that frees
+    /// entries finds them.
+    pub of_the_core: usize,
+    /// All else.
+    pub others: Vec<&'a str>,
+}
+
+/// Reads what `/sys/kernel/debug/kmemleak` says.
+pub fn leaks(report: &str) -> Leaks<'_> {
+    const BEGINS: &str = "unreferenced object";
+    const WAY: [&str; 3] = [
+        "radix_tree_node_alloc.",
+        "radix_tree_insert+",
+        "uverbs_alloc_api+",
+    ];
+
+    let mut leaks = Leaks::default();
+    let mut starts: Vec<usize> = report.match_indices(BEGINS).map(|found| found.0).collect();
+    starts.push(report.len());
+    for object in starts.windows(2).map(|ends| &report[ends[0]..ends[1]]) {
+        if WAY.iter().all(|function| object.contains(function)) {
+            leaks.of_the_core += 1;
+        } else {
+            leaks.others.push(object);
+        }
+    }
+    leaks
+}
+
 #[cfg(test)]
 mod tests {
-    use super::read;
+    use super::{leaks, read, Leaks};
 
     fn findings(log: &str) -> Vec<String> {
         read(log).findings
@@ -159,6 +195,36 @@ mod tests {
     fn a_clean_log_has_no_findings() {
         let log = "[    0.0] Linux version 7.2\n[    1.0] ferrite: loading out-of-tree module taints kernel.\n";
         assert!(findings(log).is_empty());
+    }
+
+    #[test]
+    fn leaks_of_the_core_are_told_from_others() {
+        let core = "unreferenced object 0xffff88800052b6d0 (size 576):
+  backtrace (crc 314b4ee):
+    kmem_cache_alloc_noprof+0x23b/0x4d0
+    radix_tree_node_alloc.constprop.0+0x44/0xe0
+    radix_tree_insert+0xcf/0x1c0
+    uapi_merge_def+0x123/0x7f0
+    uverbs_alloc_api+0x89/0x750
+";
+        let others = [
+            "unreferenced object 0xffff888003d2a000 (size 512):
+    __kmalloc_noprof+0x1/0x2
+    uverbs_alloc_api+0x89/0x750
+",
+            "unreferenced object 0xffff888003d2b000 (size 576):
+    radix_tree_node_alloc.constprop.0+0x44/0xe0
+    radix_tree_insert+0xcf/0x1c0
+    ferrite_probe+0x1/0x2
+",
+        ];
+        let report = [core, others[0], core, others[1]].concat();
+        let expected = Leaks {
+            of_the_core: 2,
+            others: others.to_vec(),
+        };
+        assert_eq!(leaks(&report), expected);
+        assert_eq!(leaks("nothing\n"), Leaks::default());
     }
 
     #[test]
