@@ -249,9 +249,13 @@ int rust_helper_rdma_clear_io(u64 address, size_t length)
 
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu)
 {
+	int err;
+
 	if (cpu >= nr_cpu_ids || !cpu_online(cpu))
 		return -EINVAL;
-	return irq_set_affinity_and_hint(irq, cpumask_of(cpu));
+	/* irq_set_affinity_and_hint() does not tell whether the first worked. */
+	err = irq_set_affinity(irq, cpumask_of(cpu));
+	return err ?: irq_update_affinity_hint(irq, cpumask_of(cpu));
 }
 
 void rust_helper_irq_clear_affinity_hint(unsigned int irq)

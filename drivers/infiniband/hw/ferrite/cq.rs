@@ -61,6 +61,7 @@ use crate::{
     ring::RingMemory,
 };
 use kernel::{
+    cpu::CpuId,
     new_mutex,
     prelude::*,
     rbtree::{
@@ -237,15 +238,18 @@ impl Gate {
 struct Binding {
     /// The event queue of its handler, or `EQ_NONE`.
     eqn: u16,
+    /// The processor of its consumer, where it goes to the handler that arrives there.
+    follows: Option<CpuId>,
     moderation_count: u16,
     moderation_microseconds: u16,
 }
 
 impl Binding {
     /// Of a new queue: each completion is an event.
-    const fn new(eqn: u16) -> Self {
+    const fn new(eqn: u16, follows: Option<CpuId>) -> Self {
         Self {
             eqn,
+            follows,
             moderation_count: 0,
             moderation_microseconds: 0,
         }
@@ -273,6 +277,13 @@ impl Binding {
     }
 }
 
+/// In place of a processor's number: none.
+const NOWHERE: u32 = u32::MAX;
+
+fn number_of(cpu: Option<CpuId>) -> u32 {
+    cpu.map_or(NOWHERE, |cpu| cpu.as_u32())
+}
+
 /// Where ring and record are.
 enum Memory {
     /// Of a process; another one after the queue was resized.
@@ -295,6 +306,8 @@ pub(crate) struct FerriteCq {
     binding: Mutex<Binding>,
     /// The event queue of `binding`, for those who may not sleep.
     eqn: Atomic<u32>,
+    /// The processor of that, or [`NOWHERE`].
+    follows: Atomic<u32>,
     log_entries: u8,
     progress: Progress,
 }
@@ -366,7 +379,11 @@ impl FerriteCq {
     ) -> Result<&'a Cq<Ferrite>> {
         let number = dev.cqns.take()?;
         let cqn = number.get();
-        let eqn = dev.handlers.eqn(attr.comp_vector)?;
+        let is_user = matches!(memory, Memory::User(_));
+        // The core has seen that there is such a vector, of processes at least.
+        let vector = attr.comp_vector % dev.handlers.count().max(1);
+        let choice = Choice::of_new(vector, is_user);
+        let eqn = dev.handlers.choose(choice, abi::EQ_NONE)?;
         let object = DeviceObject::create(
             &dev.hw,
             &CreateCompletionQueue {
@@ -394,12 +411,15 @@ impl FerriteCq {
             memory,
             number,
             gate,
-            binding <- new_mutex!(Binding::new(eqn), "ferrite_cq_binding"),
+            binding <- new_mutex!(Binding::new(eqn, choice.follows()), "ferrite_cq_binding"),
             eqn: Atomic::new(eqn.into()),
+            follows: Atomic::new(number_of(choice.follows())),
             log_entries,
             progress: Progress::new(),
         }))?;
         dev.hw.cqs.insert(cqn as usize, cq.get_ref())?;
+        // An interrupt may have been steered elsewhere before it was there to follow.
+        let _ = Self::follow(cq);
         Ok(cq)
     }
 
@@ -484,11 +504,20 @@ impl FerriteCq {
     /// Changes where its events go, or how many at a time. Several changes are made one after the
     /// other, and each starts from what the one before left.
     fn rebind(cq: &Cq<Ferrite>, change: impl FnOnce(&mut Binding)) -> Result {
-        let mut binding = cq.binding.lock();
+        Self::change(cq, &mut cq.binding.lock(), change)
+    }
+
+    /// The same with the lock held.
+    fn change(
+        cq: &Cq<Ferrite>,
+        binding: &mut Binding,
+        change: impl FnOnce(&mut Binding),
+    ) -> Result {
         binding.change(cq.number(), change, |command| {
             cq.device().hw.execute(command)
         })?;
         cq.eqn.store(binding.eqn.into(), Relaxed);
+        cq.follows.store(number_of(binding.follows), Relaxed);
         Ok(())
     }
 
@@ -508,9 +537,49 @@ impl FerriteCq {
     ///
     /// The core's `comp_vector` stays what the queue was made with: its pool of shared queues, which
     /// alone reads it, goes on to give the queue to those who ask for that one.
+    ///
+    /// One that is moved to where a processor is follows: see [`Self::follow`].
     pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice) -> Result {
-        let eqn = cq.device().handlers.choose(choice)?;
-        Self::rebind(cq, |binding| binding.eqn = eqn)
+        // Chosen with the lock held: an interrupt that is steered elsewhere meanwhile is followed.
+        let mut binding = cq.binding.lock();
+        let eqn = cq.device().handlers.choose(choice, binding.eqn)?;
+        Self::change(cq, &mut binding, |binding| {
+            binding.eqn = eqn;
+            binding.follows = choice.follows();
+        })
+    }
+
+    /// Moves a queue that follows a processor to a handler that arrives there, where its own does not and
+    /// there is one.
+    fn follow(cq: &Cq<Ferrite>) -> Result {
+        let mut binding = cq.binding.lock();
+        let Some(cpu) = binding.follows else {
+            return Ok(());
+        };
+        let handlers = &cq.device().handlers;
+        let eqn = handlers.choose(Choice::Processor(cpu), binding.eqn)?;
+        if eqn == binding.eqn {
+            return Ok(());
+        }
+        Self::change(cq, &mut binding, |binding| binding.eqn = eqn)
+    }
+
+    /// The same for all queues: interrupts are steered elsewhere.
+    pub(crate) fn follow_all(hw: &Hardware) {
+        let mut next = hw.cqs.next_index(0);
+        while let Some(index) = next {
+            if let Some(cq) = hw.cqs.get(index) {
+                // What the device refuses stays where it is.
+                let _ = Self::follow(&cq);
+            }
+            next = hw.cqs.next_index(index + 1);
+        }
+    }
+
+    /// The processor that it follows, if it follows one.
+    pub(crate) fn follows(&self) -> Option<u32> {
+        let cpu = self.follows.load(Relaxed);
+        (cpu != NOWHERE).then_some(cpu)
     }
 
     /// Gives all queues of the kernel that have no handler one again. Those who drain a queue pair, or
@@ -810,7 +879,7 @@ mod tests {
 
     #[test]
     fn a_queue_keeps_its_moderation_when_moved_and_its_handler_when_moderated() -> Result {
-        let mut binding = Binding::new(2);
+        let mut binding = Binding::new(2, None);
         let mut told = KVec::new();
         let mut tell = |command: &ModifyCompletionQueue| {
             let told_now = (
@@ -844,10 +913,10 @@ mod tests {
 
     #[test]
     fn a_change_that_the_device_refuses_is_none() {
-        let mut binding = Binding::new(2);
+        let mut binding = Binding::new(2, None);
         let refused = binding.change(7, |binding| binding.eqn = 3, |_| Err(EIO));
         assert_eq!(refused, Err(EIO));
-        assert_eq!(binding, Binding::new(2));
+        assert_eq!(binding, Binding::new(2, None));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! What `/sys/kernel/debug/<device>/` shows: how the device interrupts, one line for each event
 //! queue, completion queue, queue pair and shared receive queue, and how full the tables of numbers
 //! are. `ferritectl` reads these files by the names in their first line: columns may be added, not
-//! renamed. Writing to `cq_move` moves a completion queue to another handler.
+//! renamed. Writing to `cq_move` moves a completion queue to another handler, to `balance` spreads handlers
+//! over processors.
 
 use crate::{
     abi,
@@ -25,6 +26,7 @@ use crate::{
     },
     numbers::Numbers,
     rdma::QpType,
+    steering::Steering,
     tpt::Tags, //
 };
 use kernel::{
@@ -119,7 +121,7 @@ struct CompletionQueues(Arc<Hardware>);
 
 impl Writer for CompletionQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "cqn owner shared handler eqn entries consumed")?;
+        writeln!(f, "cqn owner shared handler eqn entries consumed follows")?;
         let mut result = Ok(());
         self.0.cqs.for_each(|cqn, cq| {
             let eqn = cq.eqn();
@@ -131,7 +133,11 @@ impl Writer for CompletionQueues {
                 })
                 .and_then(|()| write!(f, "{} ", cq.entries()))
                 .and_then(|()| match cq.consumed() {
-                    Some(consumed) => writeln!(f, "{}", consumed),
+                    Some(consumed) => write!(f, "{} ", consumed),
+                    None => write!(f, "- "),
+                })
+                .and_then(|()| match cq.follows() {
+                    Some(cpu) => writeln!(f, "{}", cpu),
                     None => writeln!(f, "-"),
                 });
             result = result.and(line);
@@ -165,6 +171,22 @@ fn parse_move(text: &[u8]) -> Result<(u32, Choice)> {
             Ok((cqn.parse().map_err(|_| EINVAL)?, Choice::parse(choice)?))
         }
         _ => Err(EINVAL),
+    }
+}
+
+/// Spreads handlers over processors anew when `1` is written to it.
+struct Balance(Arc<Steering>);
+
+impl Reader for Balance {
+    fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
+        let mut text = [0; 8];
+        let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
+        reader.read_slice(text)?;
+        if text.trim_ascii() != b"1" {
+            return Err(EINVAL);
+        }
+        self.0.balance();
+        Ok(())
     }
 }
 
@@ -330,6 +352,7 @@ pub(crate) struct DebugFiles {
     _interrupts: Pin<KBox<File<InterruptMode>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _move: Pin<KBox<File<MoveCompletionQueue>>>,
+    _balance: Pin<KBox<File<Balance>>>,
     _end_of_moves: EndOfMoves,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
     _srqs: Pin<KBox<File<Srqs>>>,
@@ -400,6 +423,13 @@ impl DebugFiles {
                 dir.write_only_file(c"cq_move", Ok::<_, Error>(MoveCompletionQueue(hw.clone()))),
                 GFP_KERNEL,
             )?,
+            _balance: KBox::pin_init(
+                dir.write_only_file(
+                    c"balance",
+                    Ok::<_, Error>(Balance(interrupts.steering()?.clone())),
+                ),
+                GFP_KERNEL,
+            )?,
             _end_of_moves: EndOfMoves(hw.clone()),
             _queue_pairs: KBox::pin_init(
                 dir.read_only_file(c"qps", Ok::<_, Error>(QueuePairs(hw.clone()))),
@@ -430,10 +460,9 @@ mod tests {
     fn a_move_is_a_number_and_a_handler_and_nothing_else() {
         assert_eq!(parse_move(b"7 3\n"), Ok((7, Choice::Vector(3))));
         assert_eq!(parse_move(b" 0  none"), Ok((0, Choice::None)));
-        assert_eq!(
-            parse_move(b"4294967295 local\n"),
-            Ok((u32::MAX, Choice::Local))
-        );
+        let local = parse_move(b"4294967295 local\n");
+        assert!(local
+            .is_ok_and(|(cqn, choice)| cqn == u32::MAX && matches!(choice, Choice::Processor(_))));
         for bad in [
             &b""[..],
             b"7",

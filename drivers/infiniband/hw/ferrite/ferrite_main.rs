@@ -44,6 +44,7 @@ mod ring;
 mod service;
 mod shares;
 mod srq;
+mod steering;
 mod tpt;
 mod ucontext;
 mod wqe;

@@ -17,6 +17,7 @@ use crate::{
     },
     kernel_ext::{
         cpu,
+        cpu_hotplug::Following,
         irq::{
             Handler,
             IrqHandler,
@@ -26,6 +27,8 @@ use crate::{
     },
     service,
     service::Served,
+    steering,
+    steering::Steering, //
 };
 use core::ops::RangeInclusive;
 use kernel::{
@@ -34,6 +37,7 @@ use kernel::{
         Flags, //
     },
     cpu::CpuId,
+    cpumask::Cpumask,
     device::Bound,
     irq::IrqReturn,
     pci,
@@ -120,6 +124,9 @@ struct Service {
     hw: Arc<Hardware>,
     vectors: Arc<Vectors>,
     queues: KVec<Served>,
+    vector: u16,
+    /// Who wants to know where it is steered to, once there is somebody.
+    steering: Option<Arc<Steering>>,
     /// [`Idle`] of the pin. Only the handler uses it, which does not run twice at a time.
     idle: Atomic<u32>,
     unhandled: Arc<Atomic<u64>>,
@@ -158,13 +165,21 @@ impl Handler for Service {
             Kind::Msi | Kind::MsiX => IrqReturn::Handled,
         }
     }
+
+    fn steered(&self, mask: &Cpumask) {
+        if let Some(steering) = &self.steering {
+            steering.steered(self.vector, mask);
+        }
+    }
 }
 
 /// The interrupts of a device: its event queues' memory, vectors and installed handlers.
 ///
-/// Handlers are removed before vectors are given back and rings are freed: fields are dropped in
-/// order. What handlers have queued has run by then.
+/// Nothing is steered any more when handlers are removed, and those are before vectors are given back and
+/// rings are freed: fields are dropped in order. What handlers have queued has run by then.
 pub(crate) struct Interrupts {
+    following: Option<Pin<KBox<Following<Steering>>>>,
+    steering: Option<Arc<Steering>>,
     services: KVec<Pin<KBox<IrqHandler<Service>>>>,
     vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
@@ -175,12 +190,13 @@ pub(crate) struct Interrupts {
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
+        self.following = None;
         self.services.clear();
         for queue in &self.queues {
             drop(self.hw.event_queues.remove(queue.number().into()));
         }
         // Not earlier: a handler that finds that the device failed, or that a queue is out of room,
-        // queues work.
+        // queues work, and so does who steers.
         self.hw.flush();
     }
 }
@@ -198,11 +214,13 @@ impl Interrupts {
             return Err(EINVAL);
         }
         // A message is raised as the vector of its number, so that there are no more vectors.
-        let wanted = u32::from(most_queues(cpu::online()));
+        let wanted = u32::from(most_queues(cpu::present()));
         let vectors = Vectors::new(pdev, wanted.min(messages))?;
         let mut queues = KVec::new();
         queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
         let mut this = Self {
+            following: None,
+            steering: None,
             services: KVec::new(),
             vectors: Arc::new(vectors, GFP_KERNEL)?,
             queues,
@@ -223,7 +241,7 @@ impl Interrupts {
         caps: &DeviceCaps,
     ) -> Result {
         let vectors = self.vectors.len() as u16;
-        let wanted = queues_of(cpu::online(), caps);
+        let wanted = queues_of(cpu::present(), caps);
         dev_info!(
             pdev,
             "{} event queues, {} vectors of {}\n",
@@ -242,11 +260,23 @@ impl Interrupts {
             hw.event_queues
                 .insert(queue.number().into(), queue.clone())?;
         }
+        let last = self.queues.iter().map(|queue| queue.message()).max();
+        let used = last.map_or(0, |last| u32::from(last) + 1);
+        let steering = Steering::new(hw, &self.vectors, used)?;
+        self.steering = Some(steering.clone());
         // Queues that share a vector with queue 0 are served by its handler, which is made anew.
         self.services.clear();
         self.install(hw)?;
         // What came while there was no handler raises an interrupt now.
         hw.cqp.events().arm(&hw.doorbells);
+        // Where an interrupt arrives is a matter of speed only.
+        let following = Following::new(&steering::HOTPLUG, steering.clone());
+        match KBox::pin_init(following, GFP_KERNEL) {
+            Ok(following) => self.following = Some(following),
+            Err(error) => dev_warn!(pdev, "processors are not followed: {:?}\n", error),
+        }
+        // After it is followed which come and go.
+        steering.balance();
         Ok(())
     }
 
@@ -271,16 +301,13 @@ impl Interrupts {
                 hw: hw.clone(),
                 vectors: self.vectors.clone(),
                 queues: served,
+                vector,
+                steering: self.steering.clone(),
                 idle: Atomic::new(0),
                 unhandled: self.unhandled.clone(),
             };
             let handler = IrqHandler::new(self.vectors.clone(), vector.into(), name, Ok(service));
             let handler = KBox::pin_init(handler, GFP_KERNEL)?;
-            if vector >= abi::EQ_FIRST_HANDLER {
-                let cpu = cpu::nth_online(u32::from(vector - abi::EQ_FIRST_HANDLER));
-                // Where the interrupt arrives is a matter of speed only.
-                let _ = handler.set_affinity(cpu);
-            }
             self.services.push(handler, GFP_KERNEL)?;
         }
         Ok(())
@@ -291,9 +318,9 @@ impl Interrupts {
         self.vectors.irq(vector.into())
     }
 
-    /// The vectors.
-    pub(crate) fn vectors(&self) -> &Arc<Vectors> {
-        &self.vectors
+    /// Who steers the vectors. `ENXIO` before [`Self::complete`].
+    pub(crate) fn steering(&self) -> Result<&Arc<Steering>> {
+        self.steering.as_ref().ok_or(ENXIO)
     }
 
     /// What the device interrupts by, and how many vectors there are of it.
@@ -360,7 +387,7 @@ struct ActiveQueue {
 /// The event queues made by command: the asynchronous one and the completion handlers'.
 pub(crate) struct Handlers {
     queues: KVec<ActiveQueue>,
-    vectors: Arc<Vectors>,
+    steering: Arc<Steering>,
 }
 
 impl Handlers {
@@ -386,7 +413,7 @@ impl Handlers {
         }
         let handlers = Self {
             queues: active,
-            vectors: interrupts.vectors().clone(),
+            steering: interrupts.steering()?.clone(),
         };
         if handlers.count() == 0 {
             pr_err!("ferrite: the device has no event queue for completions\n");
@@ -412,21 +439,18 @@ impl Handlers {
     }
 
     /// The event queue of a handler that is asked for by its completion vector, which has to be
-    /// there, or by where its interrupt arrives; `EQ_NONE` for none.
-    pub(crate) fn choose(&self, choice: Choice) -> Result<u16> {
+    /// there, or by a processor, for a queue that is at event queue `current`; `EQ_NONE` for none. Sleeps.
+    pub(crate) fn choose(&self, choice: Choice, current: u16) -> Result<u16> {
         let vector = match choice {
             Choice::None => return Ok(abi::EQ_NONE),
             Choice::Vector(vector) => vector,
-            Choice::Local => {
-                let cpu = CpuId::current();
-                local_vector(self.count(), cpu.as_u32(), |vector| {
-                    self.handlers().nth(vector as usize).is_some_and(|queue| {
-                        self.vectors
-                            .arrives_at(queue.message().into(), cpu)
-                            .unwrap_or(false)
-                    })
+            Choice::Processor(cpu) => self.steering.with(|arrives| {
+                let current = self.vector_of_eqn(current);
+                local_vector(self.count(), cpu.as_u32(), current, |vector| {
+                    let queue = self.handlers().nth(vector as usize);
+                    queue.is_some_and(|queue| arrives(queue.message(), cpu))
                 })
-            }
+            }),
         };
         if vector >= self.count() {
             return Err(EINVAL);
@@ -446,18 +470,44 @@ impl Handlers {
 pub(crate) enum Choice {
     /// None: no events.
     None,
-    /// That whose interrupt arrives at the processor of who asks.
-    Local,
+    /// That whose interrupt arrives at a processor, now and whenever another one does.
+    Processor(CpuId),
     /// That of a completion vector.
     Vector(u32),
 }
 
 impl Choice {
+    /// That whose interrupt arrives at the processor of who asks.
+    pub(crate) fn local() -> Self {
+        Self::Processor(CpuId::current())
+    }
+
+    /// Of a new completion queue that is to have completion vector `vector`.
+    ///
+    /// Programs say zero who have no wish, as the verbs have no word for that, so that zero is none here: the
+    /// queue goes where the program runs. One that wants the first handler moves it there. What users inside
+    /// the kernel say is meant: the core has chosen, and finds shared queues by it.
+    pub(crate) fn of_new(vector: u32, is_user: bool) -> Self {
+        if is_user && vector == 0 {
+            Self::local()
+        } else {
+            Self::Vector(vector)
+        }
+    }
+
+    /// The processor that is followed, if one is.
+    pub(crate) fn follows(self) -> Option<CpuId> {
+        match self {
+            Self::Processor(cpu) => Some(cpu),
+            Self::None | Self::Vector(_) => None,
+        }
+    }
+
     /// As a process tells it.
     pub(crate) fn from_raw(raw: u32) -> Self {
         match raw {
             abi::UVERBS_CQ_VECTOR_NONE => Self::None,
-            abi::UVERBS_CQ_VECTOR_LOCAL => Self::Local,
+            abi::UVERBS_CQ_VECTOR_LOCAL => Self::local(),
             vector => Self::Vector(vector),
         }
     }
@@ -466,7 +516,7 @@ impl Choice {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         match text {
             "none" => Ok(Self::None),
-            "local" => Ok(Self::Local),
+            "local" => Ok(Self::local()),
             // Not one of the numbers that are other words.
             number => match Self::from_raw(number.parse().map_err(|_| EINVAL)?) {
                 Self::Vector(vector) => Ok(Self::Vector(vector)),
@@ -476,14 +526,18 @@ impl Choice {
     }
 }
 
-/// One of `count` vectors that arrives at processor `cpu`: where several do, or none does, as if they
-/// were dealt out in turn.
-fn local_vector(count: u32, cpu: u32, arrives: impl Fn(u32) -> bool) -> u32 {
+/// One of `count` vectors that arrives at processor `cpu`: the `current` one if that does. Where several
+/// others do, as if they were dealt out in turn, and where none does, the current one, if there is one, or
+/// as if all were dealt out in turn.
+fn local_vector(count: u32, cpu: u32, current: Option<u32>, arrives: impl Fn(u32) -> bool) -> u32 {
+    if let Some(current) = current.filter(|current| arrives(*current)) {
+        return current;
+    }
     let arriving = (0..count).filter(|vector| arrives(*vector)).count().max(1);
     (0..count)
         .filter(|vector| arrives(*vector))
         .nth(cpu as usize % arriving)
-        // Somebody steers interrupts elsewhere meanwhile, or none arrives.
+        .or(current)
         .unwrap_or(cpu % count.max(1))
 }
 
@@ -593,10 +647,10 @@ mod tests {
     fn a_handler_is_chosen_by_a_number_or_a_word() {
         assert_eq!(Choice::from_raw(0), Choice::Vector(0));
         assert_eq!(Choice::from_raw(u32::MAX - 2), Choice::Vector(u32::MAX - 2));
-        assert_eq!(Choice::from_raw(u32::MAX - 1), Choice::Local);
+        assert!(Choice::from_raw(u32::MAX - 1).follows().is_some());
         assert_eq!(Choice::from_raw(u32::MAX), Choice::None);
         assert_eq!(Choice::parse("none"), Ok(Choice::None));
-        assert_eq!(Choice::parse("local"), Ok(Choice::Local));
+        assert!(Choice::parse("local").is_ok_and(|choice| choice.follows().is_some()));
         assert_eq!(Choice::parse("3"), Ok(Choice::Vector(3)));
         for bad in [
             "",
@@ -610,6 +664,16 @@ mod tests {
         ] {
             assert_eq!(Choice::parse(bad), Err(EINVAL));
         }
+    }
+
+    #[test]
+    fn a_new_queue_of_a_process_without_a_wish_is_local_and_others_are_where_they_say() {
+        assert!(Choice::of_new(0, true).follows().is_some());
+        assert_eq!(Choice::of_new(1, true), Choice::Vector(1));
+        assert_eq!(Choice::of_new(0, false), Choice::Vector(0));
+        assert_eq!(Choice::of_new(1, false), Choice::Vector(1));
+        assert_eq!(Choice::Vector(0).follows(), None);
+        assert_eq!(Choice::None.follows(), None);
     }
 
     #[test]
@@ -636,17 +700,28 @@ mod tests {
     #[test]
     fn the_local_handler_is_where_its_interrupt_arrives_and_else_in_turn() {
         let at = |served: u32| move |vector| vector == served;
-        assert_eq!(local_vector(4, 0, at(2)), 2);
-        assert_eq!(local_vector(4, 3, at(0)), 0);
+        assert_eq!(local_vector(4, 0, None, at(2)), 2);
+        assert_eq!(local_vector(4, 3, None, at(0)), 0);
         // In turn among several.
         for (cpu, vector) in [(0, 1), (1, 2), (2, 3), (3, 1)] {
-            assert_eq!(local_vector(4, cpu, |vector| vector > 0), vector);
+            assert_eq!(local_vector(4, cpu, None, |vector| vector > 0), vector);
         }
         for cpu in 0..8 {
-            assert_eq!(local_vector(4, cpu, |_| false), cpu % 4);
+            assert_eq!(local_vector(4, cpu, None, |_| false), cpu % 4);
         }
-        assert_eq!(local_vector(1, 7, |_| false), 0);
-        assert_eq!(local_vector(0, 7, |_| true), 0);
+        assert_eq!(local_vector(1, 7, None, |_| false), 0);
+        assert_eq!(local_vector(0, 7, None, |_| true), 0);
+    }
+
+    #[test]
+    fn who_follows_a_processor_moves_only_where_another_handler_arrives_there() {
+        let at = |served: u32| move |vector| vector == served;
+        // Its own does, and so do others.
+        assert_eq!(local_vector(4, 0, Some(3), |_| true), 3);
+        assert_eq!(local_vector(4, 0, Some(3), at(3)), 3);
+        assert_eq!(local_vector(4, 0, Some(3), at(1)), 1);
+        // None does, as its processor is offline.
+        assert_eq!(local_vector(4, 0, Some(3), |_| false), 3);
     }
 
     #[test]

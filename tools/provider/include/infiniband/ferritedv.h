@@ -26,9 +26,11 @@ extern "C" {
 
 /*
  * The vector whose interrupt arrives at the processor that the calling thread
- * runs on, as /proc/irq has it at this moment; where none arrives there, the
- * vectors are dealt out to processors in turn. Nothing follows when thread or
- * interrupt go elsewhere later: call again.
+ * runs on, as /proc/irq has it; where none arrives there, the vectors are dealt
+ * out to processors in turn. The queue stays with that processor: where
+ * interrupts are steered elsewhere it goes to a vector that arrives there.
+ * Nothing follows when the thread goes elsewhere: call again. A new queue with
+ * vector 0 is treated the same way.
  */
 #define FERRITEDV_LOCAL_VECTOR 0xfffffffeU
 
