@@ -20,7 +20,8 @@ use source::{Device, Machine};
 /// Shows what a Ferrite RDMA device is and does, from inside the machine that has it.
 ///
 /// Reads sysfs and the driver's debugfs files (root is needed for those), and asks the `rdma`
-/// program, where there is one, which process an object belongs to. Only `cq move` changes something.
+/// program, where there is one, which process an object belongs to. Only `cq move` and
+/// `balance` change something.
 #[derive(Parser)]
 #[command(name = "ferritectl", version, max_term_width = 100)]
 struct Arguments {
@@ -53,6 +54,11 @@ enum Action {
         #[command(subcommand)]
         command: CqAction,
     },
+    /// Spreads handlers over the processors that are online, whatever was steered elsewhere; for root
+    ///
+    /// The interrupt of each handler is steered to its own processor, or where that is offline to one that
+    /// has few; completion queues that follow a processor go to the handler there. Nothing is lost.
+    Balance,
     /// What changes, per second: counters, events and interrupts by queue; until q or Ctrl-C
     Top {
         /// Seconds from one look to the next
@@ -154,6 +160,10 @@ fn run(arguments: &Arguments) -> Result<bool> {
             command: CqAction::Move { cqn, handler },
         } => {
             device.move_cq(*cqn, handler)?;
+            Ok(true)
+        }
+        Action::Balance => {
+            device.balance()?;
             Ok(true)
         }
         Action::Top { interval, count } => {
