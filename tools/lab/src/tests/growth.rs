@@ -142,7 +142,8 @@ fn flood_once(one: &Vm, two: &Vm, round: u32) -> Result<()> {
     let port = 18610 + round as u16;
     let server = one.spawn(
         &format!(
-            "{} exec verbs-check serve --port {port}",
+            // Its completion queues are at the first handler.
+            "{} exec taskset -c 0 verbs-check serve --port {port}",
             crate::traffic::DEVICE_AND_GID
         ),
         Duration::from_secs(300),

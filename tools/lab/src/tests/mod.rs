@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tests that need virtual machines, in groups that share booted machines.
 
+mod affinity;
 mod allocations;
 mod basics;
 mod clients;
@@ -164,7 +165,8 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options {
                 cpus: 4,
-                own_device_args: vec![notification::vectors(3, 5), notification::vectors(1, 8)],
+                // One has a vector for each processor and queue, the other has fewer.
+                own_device_args: vec![vec![], notification::vectors(3, 5)],
                 ..o
             },
             long: false,
@@ -172,6 +174,7 @@ pub fn groups() -> Vec<Group> {
                 ("few vectors", notification::FEW_VECTORS),
                 ("four processors", moving::TESTS),
                 ("four processors", moving::SERVES),
+                ("four processors", affinity::TESTS),
                 ("four processors", basics::THREADS),
             ],
         },
@@ -212,6 +215,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", basics::CHECKED),
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
+                ("checked", affinity::TESTS),
                 ("checked", growth::TESTS),
                 ("checked", moving::ENDING),
                 ("checked", faults::TESTS),

@@ -34,7 +34,7 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
-/// With three vectors for four processors, and with one.
+/// With three vectors for four processors, and with one for each.
 pub const FEW_VECTORS: &[VmTest] = &[VmTest::new(
     "events arrive with fewer vectors than processors",
     few_vectors,
@@ -73,14 +73,13 @@ fn vectors_move_apart(cluster: &Cluster) -> Result<()> {
         if before.len() < handlers + 2 {
             bail!("{} vectors for {handlers} handlers", before.len());
         }
-        perftest(
-            one,
-            two,
-            "ib_send_bw",
-            4096,
-            200,
-            &format!("-e -X {handler}"),
-        )?;
+        // Vector zero is no wish: it is had on its processor.
+        let program = if handler == 0 {
+            "taskset -c 0 ib_send_bw"
+        } else {
+            "ib_send_bw"
+        };
+        perftest(one, two, program, 4096, 200, &format!("-e -X {handler}"))?;
         let after = interrupts(two)?;
         // Vectors 0 and 1 are for commands and asynchronous events.
         for other in 0..handlers {
@@ -206,13 +205,10 @@ fn wakes_are_for_frames(cluster: &Cluster) -> Result<()> {
 
 fn few_vectors(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    for (vm, expected) in [(one, 3), (two, 1)] {
+    for (vm, expected) in [(one, 6), (two, 3)] {
         let vectors = interrupts(vm)?.len();
         if vectors != expected {
-            bail!(
-                "{}: {vectors} vectors, the device has {expected}",
-                vm.name()
-            );
+            bail!("{}: {vectors} vectors, expected were {expected}", vm.name());
         }
     }
     pingpong(one, two, 4096, 200, true)?;

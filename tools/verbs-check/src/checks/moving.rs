@@ -225,7 +225,9 @@ fn completes(rig: &Rig, pair: &Pair, id: u64) -> Check {
 fn places(rig: &Rig, direct: Direct, _options: &Options) -> Check {
     let (pair, channel) = pair(rig)?;
     let vectors = rig.context.comp_vectors();
-    expect!(direct.query(pair.cq)?, 0, "the vector it was made with");
+    // It was made with vector zero, which is no wish.
+    let made = direct.query(pair.cq)?;
+    expect!(made < vectors, true, "vector {made} of a new queue");
     let (mut id, mut before) = (0, 0);
     for vector in (0..vectors).chain([NONE]).chain((0..vectors).rev()) {
         well(direct.modify(pair.cq, vector), "moving it")?;
