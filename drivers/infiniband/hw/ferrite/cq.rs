@@ -37,6 +37,7 @@ use crate::{
             new_irq_spinlock,
             IrqSpinLock, //
         },
+        user,
     },
     lent::Lent,
     mr::UserMemory,
@@ -56,6 +57,7 @@ use crate::{
         Out,
         Qp,
         QpRef,
+        Ucontext,
         Udata, //
     },
     ring::RingMemory,
@@ -366,7 +368,14 @@ impl FerriteCq {
     ) -> Result<&'a Cq<Ferrite>> {
         let number = dev.cqns.take()?;
         let cqn = number.get();
-        let eqn = dev.handlers.eqn(attr.comp_vector)?;
+        let eqn = match &memory {
+            Memory::Kernel(_) => dev.handlers.eqn(attr.comp_vector)?,
+            // Most say a vector without a thought, and nothing is denied to them.
+            Memory::User(_) => dev.handlers.eqn_for_process(
+                attr.comp_vector % dev.handlers.count(),
+                user::may_administer_network_noaudit,
+            )?,
+        };
         let object = DeviceObject::create(
             &dev.hw,
             &CreateCompletionQueue {
@@ -706,8 +715,11 @@ impl Method<Ferrite> for MoveCq {
         In<u32, { abi::UVERBS_CQ_MOVE_VECTOR }>,
     );
 
-    fn call((cq, vector): Self::Attributes<'_>) -> Result {
-        FerriteCq::move_to(&cq, Choice::from_raw(*vector))
+    fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
+        let choice = Choice::from_raw(*vector);
+        let handlers = &cq.device().handlers;
+        let eqn = handlers.choose_for_process(choice, user::may_administer_network)?;
+        FerriteCq::rebind(&cq, |binding| binding.eqn = eqn)
     }
 }
 
@@ -722,7 +734,7 @@ impl Method<Ferrite> for QueryCq {
         Out<'a, u32, { abi::UVERBS_CQ_QUERY_VECTOR }>,
     );
 
-    fn call((cq, vector): Self::Attributes<'_>) -> Result {
+    fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
         let handlers = &cq.device().handlers;
         let found = handlers.vector_of_eqn(cq.eqn());
         vector.write(&found.unwrap_or(abi::UVERBS_CQ_VECTOR_NONE))

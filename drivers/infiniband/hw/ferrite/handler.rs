@@ -7,7 +7,8 @@ use crate::{
     abi,
     abi::{
         CommandOpcode,
-        DeviceCaps, //
+        DeviceCaps,
+        EventPriority, //
     },
     eq::EventQueue,
     growth,
@@ -119,13 +120,47 @@ impl Idle {
 struct Service {
     hw: Arc<Hardware>,
     vectors: Arc<Vectors>,
+    vector: u16,
     queues: KVec<Served>,
+    /// The event queues of all completion handlers.
+    handlers: Arc<KVec<Arc<EventQueue>>>,
     /// [`Idle`] of the pin. Only the handler uses it, which does not run twice at a time.
     idle: Atomic<u32>,
     unhandled: Arc<Atomic<u64>>,
 }
 
 impl Service {
+    /// Serves the queues where some of the device are of low latency: those that another vector has, but
+    /// whose interrupts arrive at this processor too, come first as well. Their own interrupt waits until
+    /// this one ends.
+    #[cold]
+    fn serve_by_priority(&self) -> bool {
+        let cpu = CpuId::current().as_u32();
+        for served in self.queues.iter() {
+            served.queue().note_processor(cpu);
+        }
+        let vector = self.vector;
+        let elsewhere = || {
+            self.handlers.iter().filter(move |queue| {
+                queue.message() != vector && queue.is_low_latency() && queue.is_served_at(cpu)
+            })
+        };
+        if elsewhere().next().is_none() {
+            return service::serve(&self.queues, None::<fn()>);
+        }
+        service::serve(
+            &self.queues,
+            Some(|| {
+                for queue in elsewhere() {
+                    let answers = self.hw.answers();
+                    queue.service(&self.hw.doorbells, move |event| {
+                        self.hw.dispatch(event, &answers);
+                    });
+                }
+            }),
+        )
+    }
+
     /// Calls on a pin: the line may be somebody else's interrupt.
     fn handle_pin(&self, found: bool) -> IrqReturn {
         let mut idle = Idle(self.idle.load(Relaxed));
@@ -150,7 +185,11 @@ impl Service {
 
 impl Handler for Service {
     fn handle(&self) -> IrqReturn {
-        let found = service::serve(&self.queues);
+        let found = if self.hw.has_low_latency() {
+            self.serve_by_priority()
+        } else {
+            service::serve(&self.queues, None::<fn()>)
+        };
         match self.vectors.kind() {
             Kind::Intx => self.handle_pin(found),
             // Message-signalled interrupts are ours alone. One that finds nothing was overtaken by
@@ -253,6 +292,11 @@ impl Interrupts {
     /// Installs a handler on each vector, for the queues that there are.
     fn install(&mut self, hw: &Arc<Hardware>) -> Result {
         let vectors = self.vectors.len() as u16;
+        let mut handlers = KVec::with_capacity(self.queues.len(), GFP_KERNEL)?;
+        for queue in self.queues.iter().skip(abi::EQ_FIRST_HANDLER.into()) {
+            handlers.push(queue.clone(), GFP_KERNEL)?;
+        }
+        let handlers = Arc::new(handlers, GFP_KERNEL)?;
         for vector in 0..vectors {
             let mut served = KVec::new();
             for queue in self.queues.iter().filter(|queue| queue.message() == vector) {
@@ -270,7 +314,9 @@ impl Interrupts {
             let service = Service {
                 hw: hw.clone(),
                 vectors: self.vectors.clone(),
+                vector,
                 queues: served,
+                handlers: handlers.clone(),
                 idle: Atomic::new(0),
                 unhandled: self.unhandled.clone(),
             };
@@ -406,6 +452,17 @@ impl Handlers {
         Ok(self.queues.get(index).ok_or(EINVAL)?.queue.number())
     }
 
+    /// The same for a queue of a process, which gets the next bulk one, if there is any, where that is of
+    /// low latency and it `may` not have those.
+    pub(crate) fn eqn_for_process(&self, vector: u32, may: impl FnOnce() -> bool) -> Result<u16> {
+        let is_low_latency = |vector: u32| {
+            let mut handlers = self.handlers();
+            let handler = handlers.nth(vector as usize);
+            handler.is_some_and(EventQueue::is_low_latency)
+        };
+        self.eqn(bulk_vector(self.count(), vector, is_low_latency, may))
+    }
+
     /// The handlers, by completion vector.
     fn handlers(&self) -> impl Iterator<Item = &EventQueue> {
         self.queues.iter().skip(1).map(|active| &*active.queue)
@@ -432,6 +489,44 @@ impl Handlers {
             return Err(EINVAL);
         }
         self.eqn(vector)
+    }
+
+    /// The same for a queue of a process: `EPERM` where it names a handler of low latency and `may` not have
+    /// those; by place it gets another one then, as [`Self::eqn_for_process`].
+    pub(crate) fn choose_for_process(
+        &self,
+        choice: Choice,
+        may: impl FnOnce() -> bool,
+    ) -> Result<u16> {
+        let eqn = self.choose(choice)?;
+        let Some(vector) = self.vector_of_eqn(eqn) else {
+            return Ok(eqn);
+        };
+        let allowed = self.eqn_for_process(vector, may)?;
+        if allowed != eqn && choice != Choice::Local {
+            return Err(EPERM);
+        }
+        Ok(allowed)
+    }
+
+    /// The handler of completion vector `vector`: `EINVAL` where there is none.
+    fn handler(&self, vector: u32) -> Result<&EventQueue> {
+        self.handlers().nth(vector as usize).ok_or(EINVAL)
+    }
+
+    /// The priority of the handler of completion vector `vector`.
+    pub(crate) fn priority(&self, vector: u32) -> Result<EventPriority> {
+        Ok(self.handler(vector)?.settings().priority)
+    }
+
+    /// Sets it. Sleeps.
+    pub(crate) fn set_priority(
+        &self,
+        hw: &Arc<Hardware>,
+        vector: u32,
+        priority: EventPriority,
+    ) -> Result {
+        hw.set_priority(self.handler(vector)?, priority)
     }
 
     /// The completion vector of the handler with event queue `eqn`.
@@ -474,6 +569,22 @@ impl Choice {
             },
         }
     }
+}
+
+/// The first of `count` vectors from `vector` on that is not of low latency; `vector` itself where all are,
+/// so that none comes before another, or where its user `may` have those.
+fn bulk_vector(
+    count: u32,
+    vector: u32,
+    is_low_latency: impl Fn(u32) -> bool,
+    may: impl FnOnce() -> bool,
+) -> u32 {
+    if !is_low_latency(vector) || may() {
+        return vector;
+    }
+    let others = (0..count).map(|next| (vector + next) % count);
+    let mut bulk = others.filter(|other| !is_low_latency(*other));
+    bulk.next().unwrap_or(vector)
 }
 
 /// One of `count` vectors that arrives at processor `cpu`: where several do, or none does, as if they
@@ -610,6 +721,22 @@ mod tests {
         ] {
             assert_eq!(Choice::parse(bad), Err(EINVAL));
         }
+    }
+
+    #[test]
+    fn a_process_gets_a_handler_of_low_latency_only_where_it_may() {
+        let low = |vectors: &'static [u32]| move |vector: u32| vectors.contains(&vector);
+        let (may, may_not) = (|| true, || false);
+        assert_eq!(bulk_vector(4, 1, low(&[]), may_not), 1);
+        assert_eq!(bulk_vector(4, 1, low(&[0, 2, 3]), may_not), 1);
+        assert_eq!(bulk_vector(4, 1, low(&[1]), may_not), 2);
+        assert_eq!(bulk_vector(4, 2, low(&[2, 3, 0]), may_not), 1);
+        assert_eq!(bulk_vector(4, 1, low(&[1]), may), 1);
+        // Nobody comes before others where all are alike.
+        assert_eq!(bulk_vector(4, 2, low(&[0, 1, 2, 3]), may_not), 2);
+        assert_eq!(bulk_vector(1, 0, low(&[0]), may_not), 0);
+        // Who asks for a bulk one is not looked at.
+        assert_eq!(bulk_vector(4, 0, low(&[1]), || unreachable!()), 0);
     }
 
     #[test]
