@@ -19,6 +19,7 @@ mod moving;
 mod notification;
 mod numbers;
 mod nvme;
+mod priority;
 mod recovery;
 mod wire;
 
@@ -122,6 +123,7 @@ pub fn groups() -> Vec<Group> {
                 ("clients", inside::TESTS),
                 ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
+                ("clients", growth::FAILING),
                 ("neighbours", lifecycle::FAILING),
                 ("moving", moving::FAILING),
             ],
@@ -144,7 +146,11 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
             long: true,
-            tests: &[("neighbours", limits::LONG), ("recovery", recovery::STOCK)],
+            tests: &[
+                ("neighbours", limits::LONG),
+                ("recovery", recovery::STOCK),
+                ("clients", growth::LONG),
+            ],
         },
         Group {
             name: "interoperation",
@@ -170,6 +176,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
+                ("few vectors", priority::SHARED),
                 ("four processors", moving::TESTS),
                 ("four processors", moving::SERVES),
                 ("four processors", basics::THREADS),
@@ -213,6 +220,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
                 ("checked", growth::TESTS),
+                ("checked", priority::APART),
                 ("checked", moving::ENDING),
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),
