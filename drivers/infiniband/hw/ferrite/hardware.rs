@@ -30,6 +30,7 @@ use crate::{
         Patience, //
     },
     device::Ferrite,
+    dma_types::Nothing,
     eq::EventQueue,
     event_class::{
         Description,
@@ -553,6 +554,19 @@ impl Hardware {
                 why
             );
         }
+    }
+
+    /// Has the device answer a command that does nothing, and gives it up where it does not: it may have stopped
+    /// with no way to say so, as where the queue of its last event is what failed, or be gone. Registers are not
+    /// read unless it does not answer, and nothing waits for this. Sleeps.
+    pub(crate) fn check_health(self: &Arc<Self>) {
+        let manner = Manner {
+            class: Class::Short,
+            patience: Patience::None,
+            user: user::KERNEL,
+        };
+        // Where there is no room for it (`EAGAIN`) others wait for their answers, and find out.
+        let _ = self.run(manner, CommandOpcode::Nop, &Nothing);
     }
 
     /// Gives the device up if it is not there any more. Sleeps.
