@@ -33,6 +33,12 @@ pub struct State<F: Follower> {
     _followers: PhantomData<fn(F)>,
 }
 
+impl<F: Follower> Default for State<F> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<F: Follower> State<F> {
     /// One that is not registered.
     pub const fn new() -> Self {
