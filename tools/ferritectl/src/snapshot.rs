@@ -109,6 +109,7 @@ impl Section {
                 "cqs",
                 "events",
                 "interrupts",
+                "priority",
             ],
             Self::Cqs => &[
                 "cqn", "owner", "shared", "handler", "eqn", "follows", "entries", "consumed",

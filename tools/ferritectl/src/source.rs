@@ -13,6 +13,9 @@ use serde_json::Value;
 
 use crate::table::{self, Rows};
 
+/// What the driver says of what the device has not.
+const EOPNOTSUPP: i32 = 95;
+
 /// Name of the kernel's driver.
 const DRIVER: &str = "ferrite";
 
@@ -175,6 +178,20 @@ impl Device<'_> {
     pub fn balance(&self) -> Result<()> {
         self.tell("balance", "1", "steer interrupts")?
             .context("spreading handlers over processors")
+    }
+
+    /// Has the driver set the priority of a handler.
+    pub fn set_priority(&self, handler: u32, priority: &str) -> Result<()> {
+        let what = "set priorities by this";
+        match self.tell("handler_priority", &format!("{handler} {priority}"), what)? {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                bail!("{} has no handler {handler}", self.name)
+            }
+            Err(error) if error.raw_os_error() == Some(EOPNOTSUPP) => {
+                bail!("{} has no priorities", self.name)
+            }
+            other => other.with_context(|| format!("the priority of handler {handler}")),
+        }
     }
 
     fn debug_file(&self, file: &str) -> PathBuf {
@@ -341,6 +358,19 @@ pub mod tests {
         device.balance().unwrap();
         let path = files.0.join("sys/kernel/debug/ferrite0/balance");
         assert_eq!(fs::read_to_string(path).unwrap(), "1\n");
+    }
+
+    #[test]
+    fn a_priority_is_written_in_one_line_to_a_file_that_is_there() {
+        let files = Files::new("priority");
+        files.device("ferrite0", DRIVER);
+        let machine = Machine::new(&files.0);
+        let device = machine.device(None).unwrap();
+        assert!(error(device.set_priority(1, "bulk")).contains("not mounted"));
+        files.write("sys/kernel/debug/ferrite0/handler_priority", "");
+        device.set_priority(1, "low-latency").unwrap();
+        let path = files.0.join("sys/kernel/debug/ferrite0/handler_priority");
+        assert_eq!(fs::read_to_string(path).unwrap(), "1 low-latency\n");
     }
 
     #[test]

@@ -37,6 +37,7 @@ use crate::{
             new_irq_spinlock,
             IrqSpinLock, //
         },
+        user,
     },
     lent::Lent,
     mr::UserMemory,
@@ -56,6 +57,7 @@ use crate::{
         Out,
         Qp,
         QpRef,
+        Ucontext,
         Udata, //
     },
     ring::RingMemory,
@@ -233,20 +235,29 @@ impl Gate {
     }
 }
 
+/// What a queue goes after that is where its consumer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Follows {
+    /// The processor of its consumer: it goes to the handler that arrives there.
+    cpu: CpuId,
+    /// That may be one of low latency: who put it there has the right.
+    may_have_any: bool,
+}
+
 /// Where events of a queue go, and how many at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Binding {
     /// The event queue of its handler, or `EQ_NONE`.
     eqn: u16,
-    /// The processor of its consumer, where it goes to the handler that arrives there.
-    follows: Option<CpuId>,
+    /// What it goes after, if it does.
+    follows: Option<Follows>,
     moderation_count: u16,
     moderation_microseconds: u16,
 }
 
 impl Binding {
     /// Of a new queue: each completion is an event.
-    const fn new(eqn: u16, follows: Option<CpuId>) -> Self {
+    const fn new(eqn: u16, follows: Option<Follows>) -> Self {
         Self {
             eqn,
             follows,
@@ -280,8 +291,8 @@ impl Binding {
 /// In place of a processor's number: none.
 const NOWHERE: u32 = u32::MAX;
 
-fn number_of(cpu: Option<CpuId>) -> u32 {
-    cpu.map_or(NOWHERE, |cpu| cpu.as_u32())
+fn number_of(follows: Option<Follows>) -> u32 {
+    follows.map_or(NOWHERE, |follows| follows.cpu.as_u32())
 }
 
 /// Where ring and record are.
@@ -379,16 +390,25 @@ impl FerriteCq {
     ) -> Result<&'a Cq<Ferrite>> {
         let number = dev.cqns.take()?;
         let cqn = number.get();
-        let is_user = matches!(memory, Memory::User(_));
         // The core has seen that there is such a vector, of processes at least.
-        let vector = attr.comp_vector % dev.handlers.count().max(1);
-        let choice = Choice::of_new(vector, is_user);
-        let eqn = dev.handlers.choose(choice, abi::EQ_NONE)?;
+        let vector = attr.comp_vector % dev.handlers.count();
+        let (choice, may_have_any) = match &memory {
+            Memory::Kernel(_) => (Choice::Vector(vector), true),
+            // Most say a vector without a thought: it is no request for what they may not have.
+            Memory::User(_) => (
+                Choice::of_process(vector),
+                user::may_administer_network_noaudit(),
+            ),
+        };
+        let first = Binding::new(
+            dev.handlers.choose(choice, abi::EQ_NONE, || may_have_any)?,
+            choice.follows().map(|cpu| Follows { cpu, may_have_any }),
+        );
         let object = DeviceObject::create(
             &dev.hw,
             &CreateCompletionQueue {
                 cqn,
-                eqn,
+                eqn: first.eqn,
                 log_entries,
                 reserved0: 0,
                 doorbell_page,
@@ -411,9 +431,9 @@ impl FerriteCq {
             memory,
             number,
             gate,
-            binding <- new_mutex!(Binding::new(eqn, choice.follows()), "ferrite_cq_binding"),
-            eqn: Atomic::new(eqn.into()),
-            follows: Atomic::new(number_of(choice.follows())),
+            binding <- new_mutex!(first, "ferrite_cq_binding"),
+            eqn: Atomic::new(first.eqn.into()),
+            follows: Atomic::new(number_of(first.follows)),
             log_entries,
             progress: Progress::new(),
         }))?;
@@ -539,13 +559,19 @@ impl FerriteCq {
     /// alone reads it, goes on to give the queue to those who ask for that one.
     ///
     /// One that is moved to where a processor is follows: see [`Self::follow`].
-    pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice) -> Result {
+    ///
+    /// `may` tells whether who moves it may have a handler of low latency; see `priority.rs`.
+    pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice, may: impl Fn() -> bool) -> Result {
         // Chosen with the lock held: an interrupt that is steered elsewhere meanwhile is followed.
         let mut binding = cq.binding.lock();
-        let eqn = cq.device().handlers.choose(choice, binding.eqn)?;
+        let eqn = cq.device().handlers.choose(choice, binding.eqn, &may)?;
+        let follows = choice.follows().map(|cpu| Follows {
+            cpu,
+            may_have_any: may(),
+        });
         Self::change(cq, &mut binding, |binding| {
             binding.eqn = eqn;
-            binding.follows = choice.follows();
+            binding.follows = follows;
         })
     }
 
@@ -553,11 +579,12 @@ impl FerriteCq {
     /// there is one.
     fn follow(cq: &Cq<Ferrite>) -> Result {
         let mut binding = cq.binding.lock();
-        let Some(cpu) = binding.follows else {
+        let Some(follows) = binding.follows else {
             return Ok(());
         };
+        let choice = Choice::Processor(follows.cpu);
         let handlers = &cq.device().handlers;
-        let eqn = handlers.choose(Choice::Processor(cpu), binding.eqn)?;
+        let eqn = handlers.choose(choice, binding.eqn, || follows.may_have_any)?;
         if eqn == binding.eqn {
             return Ok(());
         }
@@ -591,7 +618,7 @@ impl FerriteCq {
             if let Some(cq) = cq.filter(|cq| !cq.is_user() && cq.eqn() == abi::EQ_NONE) {
                 // Any will do.
                 let vector = cq.number() % cq.device().handlers.count().max(1);
-                if Self::move_to(&cq, Choice::Vector(vector)).is_err() {
+                if Self::move_to(&cq, Choice::Vector(vector), || true).is_err() {
                     // The device does not answer: consumers find their work requests flushed.
                     Self::notify(&cq);
                 }
@@ -775,8 +802,14 @@ impl Method<Ferrite> for MoveCq {
         In<u32, { abi::UVERBS_CQ_MOVE_VECTOR }>,
     );
 
-    fn call((cq, vector): Self::Attributes<'_>) -> Result {
-        FerriteCq::move_to(&cq, Choice::from_raw(*vector))
+    fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
+        let choice = Choice::from_raw(*vector);
+        let may: fn() -> bool = match choice {
+            Choice::Vector(_) => user::may_administer_network,
+            // Who names none asks for nothing that he may not have.
+            _ => user::may_administer_network_noaudit,
+        };
+        FerriteCq::move_to(&cq, choice, may)
     }
 }
 
@@ -791,7 +824,7 @@ impl Method<Ferrite> for QueryCq {
         Out<'a, u32, { abi::UVERBS_CQ_QUERY_VECTOR }>,
     );
 
-    fn call((cq, vector): Self::Attributes<'_>) -> Result {
+    fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
         let handlers = &cq.device().handlers;
         let found = handlers.vector_of_eqn(cq.eqn());
         vector.write(&found.unwrap_or(abi::UVERBS_CQ_VECTOR_NONE))

@@ -36,6 +36,7 @@ mod numbers;
 mod odp;
 mod pci;
 mod port;
+mod priority;
 mod qp;
 mod qp_event;
 mod recovery;

@@ -7,7 +7,8 @@ use crate::{
     abi,
     abi::{
         CommandOpcode,
-        DeviceCaps, //
+        DeviceCaps,
+        EventPriority, //
     },
     eq::EventQueue,
     growth,
@@ -123,8 +124,10 @@ impl Idle {
 struct Service {
     hw: Arc<Hardware>,
     vectors: Arc<Vectors>,
-    queues: KVec<Served>,
     vector: u16,
+    queues: KVec<Served>,
+    /// The event queues of all completion handlers.
+    handlers: Arc<KVec<Arc<EventQueue>>>,
     /// Who wants to know where it is steered to, once there is somebody.
     steering: Option<Arc<Steering>>,
     /// [`Idle`] of the pin. Only the handler uses it, which does not run twice at a time.
@@ -133,6 +136,37 @@ struct Service {
 }
 
 impl Service {
+    /// Serves the queues where some of the device are of low latency: those that another vector has, but
+    /// whose interrupts arrive at this processor too, come first as well. Their own interrupt waits until
+    /// this one ends.
+    #[cold]
+    fn serve_by_priority(&self) -> bool {
+        let cpu = CpuId::current().as_u32();
+        for served in self.queues.iter() {
+            served.queue().note_processor(cpu);
+        }
+        let vector = self.vector;
+        let elsewhere = || {
+            self.handlers.iter().filter(move |queue| {
+                queue.message() != vector && queue.is_low_latency() && queue.is_served_at(cpu)
+            })
+        };
+        if elsewhere().next().is_none() {
+            return service::serve(&self.queues, None::<fn()>);
+        }
+        service::serve(
+            &self.queues,
+            Some(|| {
+                for queue in elsewhere() {
+                    let answers = self.hw.answers();
+                    queue.service(&self.hw.doorbells, move |event| {
+                        self.hw.dispatch(event, &answers);
+                    });
+                }
+            }),
+        )
+    }
+
     /// Calls on a pin: the line may be somebody else's interrupt.
     fn handle_pin(&self, found: bool) -> IrqReturn {
         let mut idle = Idle(self.idle.load(Relaxed));
@@ -157,7 +191,11 @@ impl Service {
 
 impl Handler for Service {
     fn handle(&self) -> IrqReturn {
-        let found = service::serve(&self.queues);
+        let found = if self.hw.has_low_latency() {
+            self.serve_by_priority()
+        } else {
+            service::serve(&self.queues, None::<fn()>)
+        };
         match self.vectors.kind() {
             Kind::Intx => self.handle_pin(found),
             // Message-signalled interrupts are ours alone. One that finds nothing was overtaken by
@@ -283,6 +321,11 @@ impl Interrupts {
     /// Installs a handler on each vector, for the queues that there are.
     fn install(&mut self, hw: &Arc<Hardware>) -> Result {
         let vectors = self.vectors.len() as u16;
+        let mut handlers = KVec::with_capacity(self.queues.len(), GFP_KERNEL)?;
+        for queue in self.queues.iter().skip(abi::EQ_FIRST_HANDLER.into()) {
+            handlers.push(queue.clone(), GFP_KERNEL)?;
+        }
+        let handlers = Arc::new(handlers, GFP_KERNEL)?;
         for vector in 0..vectors {
             let mut served = KVec::new();
             for queue in self.queues.iter().filter(|queue| queue.message() == vector) {
@@ -300,8 +343,9 @@ impl Interrupts {
             let service = Service {
                 hw: hw.clone(),
                 vectors: self.vectors.clone(),
-                queues: served,
                 vector,
+                queues: served,
+                handlers: handlers.clone(),
                 steering: self.steering.clone(),
                 idle: Atomic::new(0),
                 unhandled: self.unhandled.clone(),
@@ -427,35 +471,52 @@ impl Handlers {
         (self.queues.len() as u32).saturating_sub(1)
     }
 
-    /// The event queue of the handler for completion vector `vector`.
-    pub(crate) fn eqn(&self, vector: u32) -> Result<u16> {
-        let index = 1 + (vector % self.count()) as usize;
-        Ok(self.queues.get(index).ok_or(EINVAL)?.queue.number())
-    }
-
     /// The handlers, by completion vector.
     fn handlers(&self) -> impl Iterator<Item = &EventQueue> {
         self.queues.iter().skip(1).map(|active| &*active.queue)
     }
 
-    /// The event queue of a handler that is asked for by its completion vector, which has to be
-    /// there, or by a processor, for a queue that is at event queue `current`; `EQ_NONE` for none. Sleeps.
-    pub(crate) fn choose(&self, choice: Choice, current: u16) -> Result<u16> {
-        let vector = match choice {
-            Choice::None => return Ok(abi::EQ_NONE),
-            Choice::Vector(vector) => vector,
-            Choice::Processor(cpu) => self.steering.with(|arrives| {
-                let current = self.vector_of_eqn(current);
-                local_vector(self.count(), cpu.as_u32(), current, |vector| {
-                    let queue = self.handlers().nth(vector as usize);
-                    queue.is_some_and(|queue| arrives(queue.message(), cpu))
-                })
-            }),
-        };
-        if vector >= self.count() {
-            return Err(EINVAL);
+    /// The event queue of the handler that somebody asks for, for a completion queue that is at event queue
+    /// `current`; `EQ_NONE` for none. `may` tells whether he may have one of low latency. `EINVAL` where there is
+    /// no such handler, `EPERM` where he names one that he may not have. Sleeps.
+    pub(crate) fn choose(
+        &self,
+        choice: Choice,
+        current: u16,
+        may: impl Fn() -> bool,
+    ) -> Result<u16> {
+        let current = self.vector_of_eqn(current);
+        let is = |vector, what: &dyn Fn(&EventQueue) -> bool| self.handler(vector).is_ok_and(what);
+        let is_bulk = |vector| is(vector, &|queue| !queue.is_low_latency());
+        let vector = self.steering.with(|arrives| {
+            let arrives = |vector, cpu| is(vector, &|queue| arrives(queue.message(), cpu));
+            choose(choice, self.count(), current, is_bulk, may, arrives)
+        })?;
+        match vector {
+            Some(vector) => Ok(self.handler(vector)?.number()),
+            None => Ok(abi::EQ_NONE),
         }
-        self.eqn(vector)
+    }
+
+    /// The handler of completion vector `vector`: `EINVAL` where there is none.
+    fn handler(&self, vector: u32) -> Result<&EventQueue> {
+        let active = self.queues.get(1 + vector as usize).ok_or(EINVAL)?;
+        Ok(&active.queue)
+    }
+
+    /// The priority of the handler of completion vector `vector`.
+    pub(crate) fn priority(&self, vector: u32) -> Result<EventPriority> {
+        Ok(self.handler(vector)?.settings().priority)
+    }
+
+    /// Sets it. Sleeps.
+    pub(crate) fn set_priority(
+        &self,
+        hw: &Arc<Hardware>,
+        vector: u32,
+        priority: EventPriority,
+    ) -> Result {
+        hw.set_priority(self.handler(vector)?, priority)
     }
 
     /// The completion vector of the handler with event queue `eqn`.
@@ -472,8 +533,10 @@ pub(crate) enum Choice {
     None,
     /// That whose interrupt arrives at a processor, now and whenever another one does.
     Processor(CpuId),
-    /// That of a completion vector.
+    /// That of a completion vector, and no other.
     Vector(u32),
+    /// That of a completion vector, or the next one where who asks may not have that.
+    Near(u32),
 }
 
 impl Choice {
@@ -482,16 +545,15 @@ impl Choice {
         Self::Processor(CpuId::current())
     }
 
-    /// Of a new completion queue that is to have completion vector `vector`.
+    /// Of a new completion queue of a process, which says completion vector `vector`.
     ///
     /// Programs say zero who have no wish, as the verbs have no word for that, so that zero is none here: the
     /// queue goes where the program runs. One that wants the first handler moves it there. What users inside
     /// the kernel say is meant: the core has chosen, and finds shared queues by it.
-    pub(crate) fn of_new(vector: u32, is_user: bool) -> Self {
-        if is_user && vector == 0 {
-            Self::local()
-        } else {
-            Self::Vector(vector)
+    pub(crate) fn of_process(vector: u32) -> Self {
+        match vector {
+            0 => Self::local(),
+            vector => Self::Near(vector),
         }
     }
 
@@ -499,7 +561,7 @@ impl Choice {
     pub(crate) fn follows(self) -> Option<CpuId> {
         match self {
             Self::Processor(cpu) => Some(cpu),
-            Self::None | Self::Vector(_) => None,
+            Self::None | Self::Near(_) | Self::Vector(_) => None,
         }
     }
 
@@ -526,19 +588,62 @@ impl Choice {
     }
 }
 
-/// One of `count` vectors that arrives at processor `cpu`: the `current` one if that does. Where several
-/// others do, as if they were dealt out in turn, and where none does, the current one, if there is one, or
-/// as if all were dealt out in turn.
-fn local_vector(count: u32, cpu: u32, current: Option<u32>, arrives: impl Fn(u32) -> bool) -> u32 {
+/// The first of `count` vectors from `vector` on that is `allowed`, or `vector` where none is.
+fn next_allowed(count: u32, vector: u32, allowed: impl Fn(u32) -> bool) -> u32 {
+    let mut vectors = (0..count).map(|next| (vector + next) % count);
+    vectors.find(|vector| allowed(*vector)).unwrap_or(vector)
+}
+
+/// One of `count` vectors that arrives at processor `cpu`: the `current` one if that does, else one that is
+/// `allowed`. Where several of those do, as if they were dealt out in turn, and where none does, the current
+/// one, if there is one, or as if all were dealt out in turn.
+fn local_vector(
+    count: u32,
+    cpu: u32,
+    current: Option<u32>,
+    allowed: impl Fn(u32) -> bool,
+    arrives: impl Fn(u32) -> bool,
+) -> u32 {
     if let Some(current) = current.filter(|current| arrives(*current)) {
         return current;
     }
-    let arriving = (0..count).filter(|vector| arrives(*vector)).count().max(1);
+    let here = |vector: &u32| arrives(*vector) && allowed(*vector);
+    let arriving = (0..count).filter(here).count().max(1);
     (0..count)
-        .filter(|vector| arrives(*vector))
+        .filter(here)
         .nth(cpu as usize % arriving)
         .or(current)
-        .unwrap_or(cpu % count.max(1))
+        .unwrap_or_else(|| next_allowed(count, cpu % count.max(1), allowed))
+}
+
+/// The vector, of `count`, that somebody gets who asks for a handler; `None` for none. `is_bulk` tells of a
+/// vector that it is not of low latency, `may` whether he may have those that are, and `arrives` of a vector and
+/// a processor whether it does there.
+///
+/// `EPERM` where he names one that he may not have; who leaves the choice to the driver gets another one. The
+/// `current` vector of his queue stays where it would do but for that.
+fn choose(
+    choice: Choice,
+    count: u32,
+    current: Option<u32>,
+    is_bulk: impl Fn(u32) -> bool,
+    may: impl Fn() -> bool,
+    arrives: impl Fn(u32, CpuId) -> bool,
+) -> Result<Option<u32>> {
+    // Nobody comes before others where all are alike.
+    let allowed = |vector| is_bulk(vector) || !(0..count).any(&is_bulk) || may();
+    match choice {
+        Choice::None => Ok(None),
+        Choice::Vector(vector) if vector >= count => Err(EINVAL),
+        Choice::Vector(vector) if !allowed(vector) => Err(EPERM),
+        Choice::Vector(vector) => Ok(Some(vector)),
+        Choice::Near(vector) => Ok(Some(next_allowed(count, vector, allowed))),
+        Choice::Processor(cpu) => {
+            let arrives = |vector| arrives(vector, cpu);
+            let vector = local_vector(count, cpu.as_u32(), current, allowed, arrives);
+            Ok(Some(vector))
+        }
+    }
 }
 
 #[kunit_tests(ferrite_handler)]
@@ -668,12 +773,68 @@ mod tests {
 
     #[test]
     fn a_new_queue_of_a_process_without_a_wish_is_local_and_others_are_where_they_say() {
-        assert!(Choice::of_new(0, true).follows().is_some());
-        assert_eq!(Choice::of_new(1, true), Choice::Vector(1));
-        assert_eq!(Choice::of_new(0, false), Choice::Vector(0));
-        assert_eq!(Choice::of_new(1, false), Choice::Vector(1));
-        assert_eq!(Choice::Vector(0).follows(), None);
-        assert_eq!(Choice::None.follows(), None);
+        assert!(Choice::of_process(0).follows().is_some());
+        assert_eq!(Choice::of_process(1), Choice::Near(1));
+        for choice in [Choice::Near(1), Choice::Vector(0), Choice::None] {
+            assert_eq!(choice.follows(), None);
+        }
+    }
+
+    #[test]
+    fn a_process_gets_a_handler_of_low_latency_only_where_it_may() {
+        let bulk = |low: &'static [u32]| move |vector: u32| !low.contains(&vector);
+        let nowhere = |_, _| false;
+        let (may, may_not) = (|| true, || false);
+        let near = |vector, low, may: fn() -> bool| {
+            choose(Choice::Near(vector), 4, None, bulk(low), may, nowhere)
+        };
+        assert_eq!(near(1, &[], may_not), Ok(Some(1)));
+        assert_eq!(near(1, &[0, 2, 3], may_not), Ok(Some(1)));
+        assert_eq!(near(1, &[1], may_not), Ok(Some(2)));
+        assert_eq!(near(2, &[2, 3, 0], may_not), Ok(Some(1)));
+        assert_eq!(near(1, &[1], may), Ok(Some(1)));
+        // Nobody comes before others where all are alike.
+        assert_eq!(near(2, &[0, 1, 2, 3], may_not), Ok(Some(2)));
+        // Who asks for a bulk one is not looked at.
+        assert_eq!(near(0, &[1], || unreachable!()), Ok(Some(0)));
+        let named = |vector, low, may: fn() -> bool| {
+            choose(Choice::Vector(vector), 4, None, bulk(low), may, nowhere)
+        };
+        assert_eq!(named(1, &[2], || unreachable!()), Ok(Some(1)));
+        assert_eq!(named(1, &[1], may), Ok(Some(1)));
+        assert_eq!(named(1, &[1], may_not), Err(EPERM));
+        assert_eq!(named(1, &[0, 1, 2, 3], may_not), Ok(Some(1)));
+        for vector in [4, u32::MAX] {
+            assert_eq!(named(vector, &[1], may), Err(EINVAL));
+        }
+        let none = choose(Choice::None, 4, Some(1), bulk(&[1]), may_not, nowhere);
+        assert_eq!(none, Ok(None));
+    }
+
+    #[test]
+    fn who_is_local_gets_a_handler_of_low_latency_only_where_he_may() -> Result {
+        let local = Choice::Processor(CpuId::from_u32(0).ok_or(EINVAL)?);
+        let (may, may_not) = (|| true, || false);
+        // Handlers 1 and 2 arrive, of which 1 is of low latency.
+        let with = |current, may: fn() -> bool| {
+            let arrives = |vector, cpu: CpuId| cpu.as_u32() == 0 && (1..=2).contains(&vector);
+            choose(local, 4, current, |vector| vector != 1, may, arrives)
+        };
+        assert_eq!(with(None, may), Ok(Some(1)));
+        assert_eq!(with(None, may_not), Ok(Some(2)));
+        assert_eq!(with(Some(3), may_not), Ok(Some(2)));
+        // What was there before stays.
+        assert_eq!(with(Some(1), may_not), Ok(Some(1)));
+        // Only one of low latency does: who follows stays where he is, and who is new is elsewhere.
+        let with = |current, may: fn() -> bool| {
+            let arrives = |vector, _| vector == 1;
+            choose(local, 4, current, |vector| vector > 1, may, arrives)
+        };
+        assert_eq!(with(Some(3), may), Ok(Some(1)));
+        assert_eq!(with(Some(3), may_not), Ok(Some(3)));
+        assert_eq!(with(Some(0), may_not), Ok(Some(0)));
+        assert_eq!(with(None, may_not), Ok(Some(2)));
+        Ok(())
     }
 
     #[test]
@@ -699,29 +860,31 @@ mod tests {
 
     #[test]
     fn the_local_handler_is_where_its_interrupt_arrives_and_else_in_turn() {
+        let any = |_| true;
         let at = |served: u32| move |vector| vector == served;
-        assert_eq!(local_vector(4, 0, None, at(2)), 2);
-        assert_eq!(local_vector(4, 3, None, at(0)), 0);
+        assert_eq!(local_vector(4, 0, None, any, at(2)), 2);
+        assert_eq!(local_vector(4, 3, None, any, at(0)), 0);
         // In turn among several.
         for (cpu, vector) in [(0, 1), (1, 2), (2, 3), (3, 1)] {
-            assert_eq!(local_vector(4, cpu, None, |vector| vector > 0), vector);
+            assert_eq!(local_vector(4, cpu, None, any, |vector| vector > 0), vector);
         }
         for cpu in 0..8 {
-            assert_eq!(local_vector(4, cpu, None, |_| false), cpu % 4);
+            assert_eq!(local_vector(4, cpu, None, any, |_| false), cpu % 4);
         }
-        assert_eq!(local_vector(1, 7, None, |_| false), 0);
-        assert_eq!(local_vector(0, 7, None, |_| true), 0);
+        assert_eq!(local_vector(1, 7, None, any, |_| false), 0);
+        assert_eq!(local_vector(0, 7, None, any, |_| true), 0);
     }
 
     #[test]
     fn who_follows_a_processor_moves_only_where_another_handler_arrives_there() {
+        let any = |_| true;
         let at = |served: u32| move |vector| vector == served;
         // Its own does, and so do others.
-        assert_eq!(local_vector(4, 0, Some(3), |_| true), 3);
-        assert_eq!(local_vector(4, 0, Some(3), at(3)), 3);
-        assert_eq!(local_vector(4, 0, Some(3), at(1)), 1);
+        assert_eq!(local_vector(4, 0, Some(3), any, |_| true), 3);
+        assert_eq!(local_vector(4, 0, Some(3), any, at(3)), 3);
+        assert_eq!(local_vector(4, 0, Some(3), any, at(1)), 1);
         // None does, as its processor is offline.
-        assert_eq!(local_vector(4, 0, Some(3), |_| false), 3);
+        assert_eq!(local_vector(4, 0, Some(3), any, |_| false), 3);
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! [`Driver::modify_cq`]: crate::rdma::Driver::modify_cq
 
 use crate::{
+    abi::EventPriority,
     eq::EventQueue,
     hardware::Hardware,
     kernel_ext::dim::{
@@ -58,6 +59,10 @@ impl Moderated for Target {
         // What a device refuses stays as it is; one that failed has no interrupts.
         let _ = self.queue.modify(
             |settings| {
+                if settings.priority == EventPriority::LowLatency {
+                    // It became so since this was queued.
+                    return;
+                }
                 settings.moderation_microseconds = microseconds;
                 settings.moderation_count = count;
             },

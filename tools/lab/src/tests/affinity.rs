@@ -23,6 +23,10 @@ pub const TESTS: &[VmTest] = &[
         "a handler goes on elsewhere while its processor is offline, and comes back with it",
         offline,
     ),
+    VmTest::new(
+        "a queue follows its processor to no handler of low latency that its program may not have",
+        not_everywhere,
+    ),
 ];
 
 const TIME: Duration = Duration::from_secs(60);
@@ -143,5 +147,28 @@ fn offline(cluster: &Cluster) -> Result<()> {
     set_online(one, last, true)?;
     running.end()?;
     goes_on?;
+    still_works(cluster)
+}
+
+fn not_everywhere(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    processors(one)?;
+    let nobody = "taskset -c 1 setpriv --reuid 65534 --clear-groups";
+    let running = Endless::start_by(one, nobody, two)?;
+    let stays = (|| {
+        served_by(one, 1, 1, "before")?;
+        one.sh("ferritectl handler priority 0 low-latency")?;
+        steer(one, 1, 0)?;
+        steer(one, 0, 1)?;
+        served_by(one, 1, 0, "only one of low latency is there")?;
+        one.sh("ferritectl handler priority 0 bulk")?;
+        // Queues are looked after when an interrupt goes somewhere.
+        steer(one, 0, 0)?;
+        steer(one, 0, 1)?;
+        served_by(one, 0, 1, "it is a bulk one")
+    })();
+    one.sh("ferritectl handler priority 0 bulk; ferritectl balance")?;
+    running.end()?;
+    stays?;
     still_works(cluster)
 }

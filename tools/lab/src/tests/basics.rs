@@ -348,12 +348,7 @@ pub(super) fn connection_manager(cluster: &Cluster) -> Result<()> {
 
 /// A listener of rdma_cm has no TCP socket to wait for: the client, whose last argument is the
 /// server's address, tries until it is heard. Returns the server, whose client is done.
-pub(super) fn ask<'v>(
-    one: &'v Vm,
-    server: &str,
-    two: &Vm,
-    client: &str,
-) -> Result<Running<'v>> {
+pub(super) fn ask<'v>(one: &'v Vm, server: &str, two: &Vm, client: &str) -> Result<Running<'v>> {
     let time = Duration::from_secs(60);
     let serving = one.spawn(&format!("timeout {} {server}", 50 * one.patience()), time)?;
     let serving = once_it_listens(one, serving)?;

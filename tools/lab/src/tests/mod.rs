@@ -20,6 +20,7 @@ mod moving;
 mod notification;
 mod numbers;
 mod nvme;
+mod priority;
 mod recovery;
 mod wire;
 
@@ -123,6 +124,7 @@ pub fn groups() -> Vec<Group> {
                 ("clients", inside::TESTS),
                 ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
+                ("clients", growth::FAILING),
                 ("neighbours", lifecycle::FAILING),
                 ("moving", moving::FAILING),
             ],
@@ -145,7 +147,11 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
             long: true,
-            tests: &[("neighbours", limits::LONG), ("recovery", recovery::STOCK)],
+            tests: &[
+                ("neighbours", limits::LONG),
+                ("recovery", recovery::STOCK),
+                ("clients", growth::LONG),
+            ],
         },
         Group {
             name: "interoperation",
@@ -172,6 +178,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
+                ("few vectors", priority::SHARED),
                 ("four processors", moving::TESTS),
                 ("four processors", moving::SERVES),
                 ("four processors", affinity::TESTS),
@@ -192,7 +199,10 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: numbers::options,
             long: false,
-            tests: &[("other numbers", numbers::TESTS)],
+            tests: &[
+                ("few vectors", notification::ONE_VECTOR),
+                ("other numbers", numbers::TESTS),
+            ],
         },
         Group {
             name: "recovery",
@@ -217,6 +227,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", moving::TESTS),
                 ("checked", affinity::TESTS),
                 ("checked", growth::TESTS),
+                ("checked", priority::APART),
                 ("checked", moving::ENDING),
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),

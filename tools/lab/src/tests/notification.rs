@@ -34,10 +34,16 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
-/// With three vectors for four processors, and with one for each.
+/// With a vector for each of four processors on one machine, and with three in all on the other.
 pub const FEW_VECTORS: &[VmTest] = &[VmTest::new(
     "events arrive with fewer vectors than processors",
-    few_vectors,
+    |cluster| vectors_of(cluster, 6, 3),
+)];
+
+/// With more vectors than two processors need on one machine, and with one in all on the other.
+pub const ONE_VECTOR: &[VmTest] = &[VmTest::new(
+    "events of all queues arrive by one vector",
+    |cluster| vectors_of(cluster, 4, 1),
 )];
 
 /// Options of a device with so many vectors, and so many messages that fold onto them.
@@ -203,9 +209,10 @@ fn wakes_are_for_frames(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-fn few_vectors(cluster: &Cluster) -> Result<()> {
+/// Events arrive at both machines, which take so many vectors.
+fn vectors_of(cluster: &Cluster, of_one: usize, of_two: usize) -> Result<()> {
     let (one, two) = cluster.two()?;
-    for (vm, expected) in [(one, 6), (two, 3)] {
+    for (vm, expected) in [(one, of_one), (two, of_two)] {
         let vectors = interrupts(vm)?.len();
         if vectors != expected {
             bail!("{}: {vectors} vectors, expected were {expected}", vm.name());
