@@ -51,13 +51,13 @@ pub const UVERBS_CQ_QUERY_VECTOR: u32 = FIRST_OF_DRIVER + 1;
 pub const UVERBS_VECTOR_MODIFY: u32 = FIRST_OF_DRIVER;
 /// Attribute of it: the completion vector of the handler, 32 bits.
 pub const UVERBS_VECTOR_MODIFY_VECTOR: u32 = FIRST_OF_DRIVER;
-/// Attribute of it: the number of an [`EventPriority`](crate::EventPriority), 32 bits.
+/// Attribute of it: the number of an `EventPriority`, 32 bits.
 pub const UVERBS_VECTOR_MODIFY_PRIORITY: u32 = FIRST_OF_DRIVER + 1;
 /// Method of a device: which priority a handler has.
 pub const UVERBS_VECTOR_QUERY: u32 = FIRST_OF_DRIVER + 1;
 /// Attribute of it: the completion vector of the handler, 32 bits.
 pub const UVERBS_VECTOR_QUERY_VECTOR: u32 = FIRST_OF_DRIVER;
-/// Attribute of it: the number of an [`EventPriority`](crate::EventPriority), 32 bits.
+/// Attribute of it: the number of an `EventPriority`, 32 bits.
 pub const UVERBS_VECTOR_QUERY_PRIORITY: u32 = FIRST_OF_DRIVER + 1;
 /// In place of a completion vector: that of the handler whose interrupt arrives at the processor that
 /// the caller runs on.

@@ -357,11 +357,11 @@ mod tests {
                     queue(&turns, b'q', low_latency[at], events)
                 };
                 let queues = [queue(0), queue(1), queue(2)];
-                assert_eq!(serve(&queues), busy < queues.len());
+                assert_eq!(serve(&queues, NOWHERE), busy < queues.len());
             }
         }
         let none: [Queue<'_>; 0] = [];
-        assert!(!serve(&none));
+        assert!(!serve(&none, NOWHERE));
     }
 
     #[test]
