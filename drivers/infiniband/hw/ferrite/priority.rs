@@ -7,7 +7,8 @@
 //! of low latency, by the verbs or by debugfs, and to put completion queues of processes there; who is root
 //! in a container only is not among them. Without the right a process can neither mark a handler, nor
 //! move a queue to one that is marked, nor make one there: it gets the next bulk handler instead, as
-//! most say a vector without a thought. What was there before stays.
+//! most say a vector without a thought. Nor does a queue of its follow a processor to such a handler. What
+//! was there before stays.
 
 use crate::{
     abi,
