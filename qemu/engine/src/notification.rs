@@ -502,6 +502,128 @@ fn the_map_takes_what_can_be_and_says_what_it_has() {
     assert_eq!(node.object_command(destroy, EQ.into()), CommandStatus::Ok);
 }
 
+#[test]
+fn the_map_is_set_by_commands_that_are_whole() {
+    let mut node = Node::new(1);
+    let row = SubFunction::SendCompletions;
+    let set = |node: &mut Node, first, count, used: usize| {
+        let mut command = SetVectorMap {
+            sub_function: row.number(),
+            first,
+            count,
+            ..SetVectorMap::zeroed()
+        };
+        for entry in &mut command.entries[..used] {
+            (entry.eqn, entry.message) = (EQ, 7);
+        }
+        node.command(CommandOpcode::SetVectorMap, &command)
+    };
+    let query = |node: &mut Node, first, count| {
+        let command = QueryVectorMap {
+            sub_function: row.number(),
+            first,
+            count,
+            ..QueryVectorMap::zeroed()
+        };
+        node.command(CommandOpcode::QueryVectorMap, &command)
+    };
+    let most = VECTOR_MAP_ENTRIES as u16;
+    let end = VECTOR_MAP_PROCESSORS;
+    for (status, first, count) in [
+        (CommandStatus::BadParameter, 0, 0),
+        (CommandStatus::BadParameter, end, 0),
+        (CommandStatus::BadParameter, end, 1),
+        (CommandStatus::BadParameter, end - 1, 2),
+        (CommandStatus::BadParameter, 0, most + 1),
+        (CommandStatus::BadParameter, u16::MAX, 1),
+        (CommandStatus::Ok, end - 1, 1),
+        (CommandStatus::Ok, end - most, most),
+    ] {
+        let used = usize::from(count).min(VECTOR_MAP_ENTRIES);
+        assert_eq!(
+            set(&mut node, first, count, used),
+            status,
+            "{first} {count}"
+        );
+        assert_eq!(query(&mut node, first, count), status, "{first} {count}");
+    }
+    // What is not counted is not looked at, and so has to be nothing.
+    for (count, used) in [(0, 1), (1, 2), (1, VECTOR_MAP_ENTRIES), (most - 1, 52)] {
+        let status = set(&mut node, 0, count, used);
+        assert_eq!(status, CommandStatus::BadParameter, "{count} of {used}");
+    }
+    let mut command = SetVectorMap {
+        sub_function: row.number(),
+        count: 1,
+        ..SetVectorMap::zeroed()
+    };
+    (command.entries[0].eqn, command.entries[1].message) = (EQ, 1);
+    let status = node.command(CommandOpcode::SetVectorMap, &command);
+    assert_eq!(status, CommandStatus::BadParameter);
+    command.entries[1].message = 0;
+    let status = node.command(CommandOpcode::SetVectorMap, &command);
+    assert_eq!(status, CommandStatus::Ok);
+}
+
+#[test]
+fn a_processor_is_one_of_the_map_and_of_who_is_bound_to_it() {
+    let mut node = Node::new(1);
+    let last = VECTOR_MAP_PROCESSORS - 1;
+    for (cqn, (status, eqn, processor)) in (10..).zip([
+        (CommandStatus::Ok, EQ_MAPPED, last),
+        (CommandStatus::BadParameter, EQ_MAPPED, last + 1),
+        (CommandStatus::BadParameter, EQ_MAPPED, u16::MAX),
+        (CommandStatus::BadParameter, EQ, 1),
+        (CommandStatus::BadParameter, EQ_NONE, 1),
+        (CommandStatus::Ok, EQ, 0),
+        (CommandStatus::Ok, EQ_NONE, 0),
+        (CommandStatus::Ok, EQ_MAPPED, 0),
+    ]) {
+        let create = CreateCompletionQueue {
+            processor,
+            ..node.cq_template(cqn, eqn, 4)
+        };
+        let opcode = CommandOpcode::CreateCompletionQueue;
+        assert_eq!(node.command(opcode, &create), status, "{eqn} {processor}");
+        let modify = ModifyCompletionQueue {
+            cqn: 1,
+            eqn,
+            processor,
+            ..ModifyCompletionQueue::zeroed()
+        };
+        let opcode = CommandOpcode::ModifyCompletionQueue;
+        assert_eq!(node.command(opcode, &modify), status, "{eqn} {processor}");
+    }
+}
+
+#[test]
+fn a_driver_of_version_1_0_has_nothing_of_1_1_whatever_it_asks_for() {
+    for minor in [0, 1] {
+        let mut node = Node::power_on(1);
+        node.boot_as(minor, FEATURES);
+        let core = node.engine.core();
+        let later = FEATURE_VECTOR_MAP | FEATURE_SWITCH_EQ | FEATURE_EQ_CONTROL;
+        let agreed = if minor == 0 { 0 } else { later };
+        assert_eq!(core.features & later, agreed);
+        assert_eq!(core.features & !later, FEATURES & !later);
+        let expected = if minor == 0 {
+            CommandStatus::Unsupported
+        } else {
+            CommandStatus::Ok
+        };
+        let map = node.map_vectors(SubFunction::Any, 0, &[(EQ_CONTROL, MESSAGE_OF_QUEUE)]);
+        assert_eq!(map, expected);
+        // Bits of it are reserved for one, and of use for the other.
+        let modify = ModifyEventQueue {
+            eqn: EQ_CONTROL,
+            priority: EventPriority::LowLatency.number(),
+            ..ModifyEventQueue::zeroed()
+        };
+        let status = node.command(CommandOpcode::ModifyEventQueue, &modify);
+        assert_eq!(status == CommandStatus::Ok, minor == 1);
+    }
+}
+
 /// The parts of the work, and processors, of the layouts.
 const PARTS: [SubFunction; 2] = [
     SubFunction::SendCompletions,

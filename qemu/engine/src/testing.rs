@@ -894,6 +894,11 @@ impl Node {
 
     /// The same for these features.
     pub fn boot_with(&mut self, features: u64) {
+        self.boot_as(ABI_MINOR, features);
+    }
+
+    /// The same by a driver of this minor version.
+    pub fn boot_as(&mut self, minor: u16, features: u64) {
         self.control_ring = self.allocate((size_of::<CommandEntry>() as u64) << CQP_LOG_ENTRIES);
         self.control_producer = 0;
         self.eqs.clear();
@@ -913,7 +918,7 @@ impl Node {
             reserved1: [0; 5],
         };
         self.host.memory.put(boot, &block);
-        let version = (u64::from(ABI_MAJOR) << 16) | u64::from(ABI_MINOR);
+        let version = (u64::from(ABI_MAJOR) << 16) | u64::from(minor);
         self.write_register(REG_DRIVER_VERSION, 4, version);
         self.write_register(REG_DRIVER_FEATURES, 8, features);
         self.write_register(REG_BOOT, 8, boot);
