@@ -22,6 +22,7 @@ mod numbers;
 mod nvme;
 mod priority;
 mod recovery;
+mod vector_map;
 mod wire;
 
 use std::time::{Duration, Instant};
@@ -182,6 +183,8 @@ pub fn groups() -> Vec<Group> {
                 ("four processors", moving::TESTS),
                 ("four processors", moving::SERVES),
                 ("four processors", affinity::TESTS),
+                ("vector map", vector_map::LAYOUTS),
+                ("few vectors", vector_map::FEW),
                 ("four processors", basics::THREADS),
             ],
         },
@@ -201,6 +204,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("few vectors", notification::ONE_VECTOR),
+                ("one vector", vector_map::FEW),
                 ("other numbers", numbers::TESTS),
             ],
         },
@@ -235,6 +239,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", lifecycle::LOADING),
                 ("misbehaviour", misbehaviour::TESTS),
                 ("recovery", recovery::TESTS),
+                ("vector map", vector_map::CHANGES),
                 ("checked", lifecycle::REMOVAL),
                 ("misbehaviour", misbehaviour::LEAKING),
             ],
