@@ -296,6 +296,20 @@ impl EventQueue {
         }
     }
 
+    /// Whether there is room for an event, and nothing that it must not overtake: what waits is
+    /// overtaken by answers alone, whose room is their own.
+    fn has_room_for<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        entry: &EventEntry,
+    ) -> Result<bool, FatalCode> {
+        if entry.code == EventCode::CommandDone.number() {
+            self.has_room_behind(memory, 0)
+        } else {
+            Ok(self.has_room(memory)? && self.backlog.is_empty())
+        }
+    }
+
     /// Whether there is room for an event that is no answer.
     fn has_room<M: HostMemory + ?Sized>(&self, memory: &M) -> Result<bool, FatalCode> {
         self.has_room_behind(memory, self.reserve())
@@ -984,10 +998,8 @@ impl Core {
 
     /// Writes an event that was held back, unless its queue is gone or full by now.
     pub(crate) fn write_late_event(&mut self, eqn: u16, entry: EventEntry, host: &mut dyn Host) {
-        let room = self
-            .eqs
-            .get(eqn)
-            .is_some_and(|queue| queue.backlog.is_empty() && queue.has_room(host) == Ok(true));
+        let queue = self.eqs.get(eqn);
+        let room = queue.is_some_and(|queue| queue.has_room_for(host, &entry) == Ok(true));
         if room && self.is_running() {
             self.write_event(Route::to(eqn), entry, host);
         }
@@ -1010,13 +1022,8 @@ impl Core {
         let Some(queue) = self.eqs.get_mut(eqn) else {
             return;
         };
-        let room = if is_answer {
-            queue.has_room_behind(host, 0)
-        } else {
-            queue.has_room(host)
-        };
-        let room = match room {
-            Ok(room) => room && (is_answer || queue.backlog.is_empty()),
+        let room = match queue.has_room_for(host, &entry) {
+            Ok(room) => room,
             Err(code) => {
                 self.fail(code, host);
                 return;
@@ -1387,9 +1394,7 @@ mod tests {
             core.management_event(Management::Cable, round % 2 == 0, host);
             core.internal_memory_error(round, true, host);
             core.external_memory_error(round, host);
-            for code in [EventCode::PageFaults, EventCode::LinkChange] {
-                core.global_event(code, round as u32, 0, host);
-            }
+            core.global_event(EventCode::LinkChange, 1 + round as u32, 0, host);
             // Another queue is out of room again and again.
             core.tell_of_overflow(EQ, host);
             core.tell_of_overflow(EQ_ASYNC, host);
@@ -1427,7 +1432,7 @@ mod tests {
         node.ring_eq(EQ_CONTROL, false);
         for id in 0..10 * ENTRIES {
             let (core, host) = (&mut node.engine.core, &mut node.host);
-            core.global_event(EventCode::PageFaults, id, 0, host);
+            core.global_event(EventCode::LinkChange, id, 0, host);
         }
         let others = (2 * ENTRIES - commands) as usize;
         assert_eq!(node.events(EQ_CONTROL).len(), others);
