@@ -102,10 +102,11 @@ impl<'a> ConfigLock<'a> {
     /// for those whom memory management waits for.
     pub fn reset_function(&self) -> Result {
         let pdev = as_raw(self.pdev);
-        // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves or
-        // restores its config space meanwhile.
+        // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid. Its
+        // config space is locked by this value (type invariant), so that nobody else saves or restores it.
         to_result(unsafe { bindings::pci_save_state(pdev) })?;
-        // SAFETY: As above.
+        // SAFETY: A reference to a device keeps it valid. Config space was saved just now, and by the type
+        // invariant nobody else saves it meanwhile.
         let identity = unsafe { (*pdev).saved_config_space[0] };
         if identity == u32::MAX {
             // The function does not answer, and this is nothing to restore.
