@@ -146,6 +146,16 @@ bool rust_helper_capable_sys_resource_noaudit(void)
 	return ns_capable_noaudit(&init_user_ns, CAP_SYS_RESOURCE);
 }
 
+bool rust_helper_capable_net_admin(void)
+{
+	return capable(CAP_NET_ADMIN);
+}
+
+bool rust_helper_capable_net_admin_noaudit(void)
+{
+	return ns_capable_noaudit(&init_user_ns, CAP_NET_ADMIN);
+}
+
 u64 rust_helper_total_memory(void)
 {
 	return (u64)totalram_pages() << PAGE_SHIFT;
@@ -249,9 +259,13 @@ int rust_helper_rdma_clear_io(u64 address, size_t length)
 
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu)
 {
+	int err;
+
 	if (cpu >= nr_cpu_ids || !cpu_online(cpu))
 		return -EINVAL;
-	return irq_set_affinity_and_hint(irq, cpumask_of(cpu));
+	/* irq_set_affinity_and_hint() does not tell whether the first worked. */
+	err = irq_set_affinity(irq, cpumask_of(cpu));
+	return err ?: irq_update_affinity_hint(irq, cpumask_of(cpu));
 }
 
 void rust_helper_irq_clear_affinity_hint(unsigned int irq)
@@ -601,6 +615,12 @@ ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_context_object, UVERBS_OBJECT_DEVICE,
 			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_CLOCK_NOW,
 						 UVERBS_ATTR_TYPE(u64),
 						 UA_OPTIONAL));
+
+struct ib_ucontext *
+rust_helper_ib_uverbs_get_ucontext(struct uverbs_attr_bundle *attrs)
+{
+	return ib_uverbs_get_ucontext(attrs);
+}
 
 bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs,
 					  u16 attr)

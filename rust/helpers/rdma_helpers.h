@@ -80,6 +80,8 @@ void rust_helper_memcg_put(void *memcg);
 u64 rust_helper_current_accountable_user(void);
 bool rust_helper_capable_sys_resource(void);
 bool rust_helper_capable_sys_resource_noaudit(void);
+bool rust_helper_capable_net_admin(void);
+bool rust_helper_capable_net_admin_noaudit(void);
 u64 rust_helper_total_memory(void);
 bool rust_helper_current_is_kthread(void);
 bool rust_helper_current_is_dying(void);
@@ -241,6 +243,8 @@ enum {
 	RDMA_DM_QUERY_ATTR_LENGTH,
 };
 
+struct ib_ucontext *
+rust_helper_ib_uverbs_get_ucontext(struct uverbs_attr_bundle *attrs);
 bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs,
 					  u16 attr);
 int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,

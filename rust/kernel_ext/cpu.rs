@@ -1,19 +1,51 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which processors are online (for `rust/kernel/cpu.rs`), and whether this one is wanted.
+//! Which processors there are, and are online (for `rust/kernel/cpu.rs`), and whether this one is wanted.
 
 use crate::bindings;
+use kernel::cpu::nr_cpu_ids;
+use kernel::prelude::*;
 
-/// How many processors are online at the moment; at least one.
-pub fn online() -> u32 {
+/// How many processors there are, online or not; at least one.
+pub fn present() -> u32 {
     // SAFETY: The mask is a static of the kernel; it is only read.
-    unsafe { bindings::cpumask_weight(&raw mut bindings::__cpu_online_mask) }.max(1)
+    unsafe { bindings::cpumask_weight(&raw mut bindings::__cpu_present_mask) }.max(1)
 }
 
-/// The `n`-th online processor, counted around.
-pub fn nth_online(n: u32) -> u32 {
-    // SAFETY: The function takes any number, and counts around itself.
-    unsafe { bindings::cpumask_local_spread(n, bindings::NUMA_NO_NODE) }
+/// The `n`-th processor that there is, online or not, counted around.
+pub fn nth_present(n: u32) -> u32 {
+    let n = (n % present()) as usize;
+    let mut processors = possible().filter(|cpu| is_present(*cpu));
+    // Somebody may have taken one out meanwhile.
+    processors.nth(n).unwrap_or(0)
+}
+
+/// The numbers that a processor can have.
+fn possible() -> core::ops::Range<u32> {
+    0..nr_cpu_ids()
+}
+
+fn is_present(cpu: u32) -> bool {
+    if !possible().contains(&cpu) {
+        return false;
+    }
+    // SAFETY: The mask is a static of the kernel, of which single bits are read; there is one for each number
+    // that a processor can have.
+    unsafe { bindings::cpumask_test_cpu(cpu as i32, &raw mut bindings::__cpu_present_mask) }
+}
+
+/// Whether processor `cpu` is online at the moment.
+pub fn is_online(cpu: u32) -> bool {
+    if !possible().contains(&cpu) {
+        return false;
+    }
+    // SAFETY: As in `is_present`.
+    unsafe { bindings::cpumask_test_cpu(cpu as i32, &raw mut bindings::__cpu_online_mask) }
+}
+
+/// The processors that are online when their turn comes.
+pub fn online() -> impl Iterator<Item = u32> {
+    possible().filter(|cpu| is_online(*cpu))
 }
 
 /// Whether another task wants this processor: who waits without sleeping should stop then.
@@ -21,4 +53,24 @@ pub fn nth_online(n: u32) -> u32 {
 pub fn need_resched() -> bool {
     // SAFETY: The function reads a flag of the current task, which is always there.
     unsafe { bindings::need_resched() }
+}
+
+#[kunit_tests(rust_cpu)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_counted_around_and_some_are_online() {
+        let present = present();
+        for n in 0..present {
+            let cpu = nth_present(n);
+            assert!(is_present(cpu));
+            assert_eq!(nth_present(n + present), cpu);
+            assert!((0..n).all(|before| nth_present(before) != cpu));
+        }
+        assert!(online().count() > 0);
+        assert!(online().all(is_present));
+        // Whatever is asked for.
+        assert!(!is_online(u32::MAX) && !is_present(u32::MAX));
+    }
 }

@@ -6,12 +6,15 @@
 use crate::bindings;
 use core::marker::PhantomPinned;
 use core::ptr;
+use kernel::container_of;
 use kernel::cpu::CpuId;
+use kernel::cpumask::Cpumask;
 use kernel::error::to_result;
 use kernel::irq::IrqReturn;
 use kernel::prelude::*;
 use kernel::sync::aref::ARef;
 use kernel::sync::Arc;
+use kernel::types::Opaque;
 use kernel::{device, pci};
 
 /// A way in which a PCI function interrupts.
@@ -127,6 +130,15 @@ impl Vectors {
         Ok(irq as u32)
     }
 
+    /// Steers vector `index` to processor `cpu`, which has to be online, and tells user space that it belongs
+    /// there, until the [`IrqHandler`] on it goes. It arrives there after the next interrupt at the latest.
+    pub fn steer(&self, index: u32, cpu: u32) -> Result {
+        let irq = self.irq(index)?;
+        // SAFETY: The vectors are ours, so that the interrupt stays allocated; the helper checks `cpu`, and the
+        // mask it hands on is static.
+        to_result(unsafe { bindings::irq_set_affinity_cpu(irq, cpu) })
+    }
+
     /// Whether vector `index` arrives at processor `cpu`, as things are: anybody with the right may
     /// steer it elsewhere at any time (`/proc/irq`).
     pub fn arrives_at(&self, index: u32, cpu: CpuId) -> Result<bool> {
@@ -162,22 +174,35 @@ pub trait Handler: Send + Sync {
     /// Handles the interrupt. Runs in hard interrupt context, and for [`Kind::Intx`] also when
     /// somebody else on the line interrupts.
     fn handle(&self) -> IrqReturn;
+
+    /// The interrupt was steered to processors of `mask`, by anybody: it arrives at one of them after the next
+    /// one at the latest. Not for [`Kind::Intx`], whose line may be others' as well. Sleeps.
+    fn steered(&self, _mask: &Cpumask) {}
 }
 
 /// An installed interrupt handler, removed when dropped.
 ///
 /// # Invariants
 ///
-/// While `irq` is `Some`, a handler with `self` as its cookie is installed on it.
+/// While `irq` is `Some`, a handler with `self` as its cookie is installed on it, and unless it is that of a
+/// pin `notify` is told where it is steered.
 #[pin_data(PinnedDrop)]
 pub struct IrqHandler<T: Handler + 'static> {
     vectors: Arc<Vectors>,
     irq: Option<u32>,
     #[pin]
+    notify: Opaque<bindings::irq_affinity_notify>,
+    #[pin]
     handler: T,
     #[pin]
     _pin: PhantomPinned,
 }
+
+// SAFETY: `notify` is the interrupt core's, which takes its own locks; the handler is `Send` and `Sync`, and so is
+// the rest.
+unsafe impl<T: Handler + 'static> Send for IrqHandler<T> {}
+// SAFETY: As above.
+unsafe impl<T: Handler + 'static> Sync for IrqHandler<T> {}
 
 impl<T: Handler + 'static> IrqHandler<T> {
     /// Installs `handler` on vector `index`. `name` is what `/proc/interrupts` shows.
@@ -190,6 +215,11 @@ impl<T: Handler + 'static> IrqHandler<T> {
         try_pin_init!(&this in Self {
             vectors,
             irq: None,
+            notify: Opaque::new(bindings::irq_affinity_notify {
+                notify: Some(Self::notify_callback),
+                release: Some(Self::release_callback),
+                ..Default::default()
+            }),
             handler <- handler,
             _pin: PhantomPinned,
             _: {
@@ -215,6 +245,14 @@ impl<T: Handler + 'static> IrqHandler<T> {
                     )
                 })?;
                 vectors.enable_pin(true);
+                if vectors.kind != Kind::Intx {
+                    // It is refused for interrupts that cannot be masked, which this is not.
+                    // SAFETY: The interrupt is ours alone, as it is no pin; `notify` is pinned and complete, and
+                    // taken back before the handler is removed.
+                    let _ = unsafe {
+                        bindings::irq_set_affinity_notifier(irq, (*this.as_ptr()).notify.get())
+                    };
+                }
                 // INVARIANT: The handler was installed just now.
                 // SAFETY: `this` is being initialised; the interrupt handler does not read `irq`.
                 unsafe { (*this.as_ptr()).irq = Some(irq) };
@@ -241,13 +279,22 @@ impl<T: Handler + 'static> IrqHandler<T> {
         }
     }
 
-    /// Steers the interrupt to `cpu` and tells user space that it belongs there.
-    pub fn set_affinity(&self, cpu: u32) -> Result {
-        let irq = self.irq.ok_or(EINVAL)?;
-        // SAFETY: `irq` is a valid interrupt number by the type invariant; the helper checks
-        // `cpu`, and the mask it hands on is static.
-        to_result(unsafe { bindings::irq_set_affinity_cpu(irq, cpu) })
+    /// # Safety
+    ///
+    /// Only for the interrupt core: `notify` must be that of an installed `IrqHandler<T>`, and `mask` valid.
+    unsafe extern "C" fn notify_callback(
+        notify: *mut bindings::irq_affinity_notify,
+        mask: *const bindings::cpumask_t,
+    ) {
+        let notify: *mut Opaque<bindings::irq_affinity_notify> = notify.cast();
+        // SAFETY: The caller vouches for what it is part of; dropping that waits until this has returned.
+        let this = unsafe { &*container_of!(notify, Self, notify) };
+        // SAFETY: The caller vouches for the mask, which is a copy of its own.
+        this.handler.steered(unsafe { Cpumask::from_raw(mask) });
     }
+
+    /// Does nothing: who takes the notification back knows by himself when it is over.
+    extern "C" fn release_callback(_kref: *mut bindings::kref) {}
 
     /// # Safety
     ///
@@ -267,6 +314,11 @@ impl<T: Handler + 'static> PinnedDrop for IrqHandler<T> {
             // Before the handler goes: whoever shares the line could not make the level fall.
             self.vectors.enable_pin(false);
             let cookie = ptr::from_ref(&*self).cast_mut().cast();
+            if self.vectors.kind != Kind::Intx {
+                // SAFETY: By the type invariants the interrupt is ours, and the notification to take back. This
+                // waits for one that runs, so that none does afterwards.
+                unsafe { bindings::irq_set_affinity_notifier(irq, ptr::null_mut()) };
+            }
             // SAFETY: By the type invariant a handler with this cookie is installed.
             unsafe {
                 bindings::irq_clear_affinity_hint(irq);

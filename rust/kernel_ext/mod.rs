@@ -8,6 +8,7 @@
 pub mod barrier;
 pub mod completion;
 pub mod cpu;
+pub mod cpu_hotplug;
 pub mod devlink;
 pub mod dim;
 pub mod errno;

@@ -185,12 +185,21 @@ pub trait ResetHandlers: pci::Driver {
     );
 }
 
-/// A [`pci::Adapter`] for a driver with [`ResetHandlers`], for [`kernel::module_driver`].
-pub struct Adapter<T: ResetHandlers>(PhantomData<T>);
+/// What a driver does once for all functions.
+pub trait Loading {
+    /// The driver is about to be registered.
+    fn load() -> Result;
+
+    /// It was unregistered, and no function is bound to it any more; or it could not be registered.
+    fn unload();
+}
+
+/// A [`pci::Adapter`] for a driver with [`ResetHandlers`] and [`Loading`], for [`kernel::module_driver`].
+pub struct Adapter<T: ResetHandlers + Loading>(PhantomData<T>);
 
 // SAFETY: The driver is registered by `pci::Adapter`, with that layout: `struct pci_driver`, in which
 // it says where the `struct device_driver` is; its `probe` stores a `T::Data`.
-unsafe impl<T: ResetHandlers> DriverLayout for Adapter<T> {
+unsafe impl<T: ResetHandlers + Loading> DriverLayout for Adapter<T> {
     type DriverType = bindings::pci_driver;
     type DriverData<'bound> = T::Data<'bound>;
     const DEVICE_DRIVER_OFFSET: usize = <pci::Adapter<T> as DriverLayout>::DEVICE_DRIVER_OFFSET;
@@ -198,7 +207,7 @@ unsafe impl<T: ResetHandlers> DriverLayout for Adapter<T> {
 
 // SAFETY: `register` succeeds only if that of `pci::Adapter` did, and `unregister` is that of
 // `pci::Adapter`.
-unsafe impl<T: ResetHandlers> RegistrationOps for Adapter<T> {
+unsafe impl<T: ResetHandlers + Loading> RegistrationOps for Adapter<T> {
     unsafe fn register(
         pdrv: &Opaque<Self::DriverType>,
         name: &'static CStr,
@@ -207,17 +216,19 @@ unsafe impl<T: ResetHandlers> RegistrationOps for Adapter<T> {
         // SAFETY: The driver is not registered yet, so that nobody else reads it. The handlers are
         // static, and `pci::Adapter` does not touch the field.
         unsafe { (*pdrv.get()).err_handler = &Self::HANDLERS };
+        T::load()?;
         // SAFETY: The caller keeps `pdrv` pinned and valid until `unregister`.
-        unsafe { pci::Adapter::<T>::register(pdrv, name, module) }
+        unsafe { pci::Adapter::<T>::register(pdrv, name, module) }.inspect_err(|_| T::unload())
     }
 
     unsafe fn unregister(pdrv: &Opaque<Self::DriverType>) {
         // SAFETY: The caller has registered `pdrv`, which was done by `pci::Adapter`.
         unsafe { pci::Adapter::<T>::unregister(pdrv) }
+        T::unload();
     }
 }
 
-impl<T: ResetHandlers> Adapter<T> {
+impl<T: ResetHandlers + Loading> Adapter<T> {
     const HANDLERS: bindings::pci_error_handlers = bindings::pci_error_handlers {
         reset_prepare: Some(Self::reset_prepare_callback),
         reset_done: Some(Self::reset_done_callback),

@@ -38,6 +38,19 @@ pub fn may_exceed_limits_noaudit() -> bool {
     unsafe { bindings::capable_sys_resource_noaudit() }
 }
 
+/// Whether the current process may set up what all users of a network device share: not who is root in a
+/// user namespace only.
+pub fn may_administer_network() -> bool {
+    // SAFETY: The function only looks at the credentials of the current task.
+    unsafe { bindings::capable_net_admin() }
+}
+
+/// The same, where nothing is asked for that needs it: it leaves no traces.
+pub fn may_administer_network_noaudit() -> bool {
+    // SAFETY: The function only looks at the credentials of the current task.
+    unsafe { bindings::capable_net_admin_noaudit() }
+}
+
 /// Whether the current task was killed: what it does for itself is not worth going on with.
 pub fn is_dying() -> bool {
     // SAFETY: The function only looks at the signals of the current task.

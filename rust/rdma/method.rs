@@ -17,7 +17,7 @@
 //!         In<u32, { uapi::ATTR_DEPTH }>,
 //!     );
 //!
-//!     fn call((cq, depth): Self::Attributes<'_>) -> Result {
+//!     fn call(_: &Ucontext<MyDriver>, (cq, depth): Self::Attributes<'_>) -> Result {
 //!         cq.set_depth(*depth)
 //!     }
 //! }
@@ -28,7 +28,7 @@
 //!
 //! C header: [`include/rdma/uverbs_ioctl.h`](srctree/include/rdma/uverbs_ioctl.h).
 
-use super::{kind, Driver, Kind, Object};
+use super::{kind, Driver, Kind, Object, Ucontext};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
@@ -38,36 +38,48 @@ use kernel::error::{from_err_ptr, from_result, to_result};
 use kernel::prelude::*;
 use kernel::transmute::{AsBytes, FromBytes};
 
-/// A method that driver `D` adds to a kind of object.
+/// A method that driver `D` adds to a kind of object, or to the device.
 pub trait Method<D: Driver>: 'static {
-    /// The kind of object that it is of.
-    type Kind: Handled<D>;
+    /// What it is of: a kind of object, or [`OfDevice`].
+    type Kind: Owner;
     /// Its number, one of those that are the drivers' (`UVERBS_ID_DRIVER_NS`).
     const ID: u32;
     /// Its attributes: a tuple of [`Handle`], [`In`] and [`Out`].
     type Attributes<'a>: Attributes<'a, D>;
 
-    /// Carries it out. May sleep; the device is registered meanwhile. `EPROTONOSUPPORT` is what the core
-    /// says of a method that there is not, and must not be returned.
-    fn call(attributes: Self::Attributes<'_>) -> Result;
+    /// Carries it out for a process with this context. May sleep; the device is registered meanwhile.
+    /// `EPROTONOSUPPORT` is what the core says of a method that there is not, and must not be returned.
+    fn call(context: &Ucontext<D>, attributes: Self::Attributes<'_>) -> Result;
+}
+
+/// What methods can be added to.
+pub trait Owner {
+    /// The core's number of its type.
+    const OBJECT: u16;
+}
+
+/// Methods of the device: of no object of a process.
+pub enum OfDevice {}
+
+impl Owner for OfDevice {
+    const OBJECT: u16 = bindings::uverbs_default_objects_UVERBS_OBJECT_DEVICE as u16;
+}
+
+impl Owner for kind::Cq {
+    const OBJECT: u16 = bindings::uverbs_default_objects_UVERBS_OBJECT_CQ as u16;
 }
 
 /// A kind of object that processes have handles of.
 ///
 /// # Safety
 ///
-/// `OBJECT` must be the core's number of a type of object whose handles stand for the `Self::Raw` of
-/// an [`Object`] that the driver has created.
-pub unsafe trait Handled<D: Driver>: Kind<D> {
-    /// The core's number of the type.
-    const OBJECT: u16;
-}
+/// [`Owner::OBJECT`] must be the core's number of a type of object whose handles stand for the `Self::Raw`
+/// of an [`Object`] that the driver has created.
+pub unsafe trait Handled<D: Driver>: Kind<D> + Owner {}
 
 // SAFETY: The core commits the handle of a completion queue after the driver has created it, with
 // its `struct ib_cq`.
-unsafe impl<D: Driver> Handled<D> for kind::Cq {
-    const OBJECT: u16 = bindings::uverbs_default_objects_UVERBS_OBJECT_CQ as u16;
-}
+unsafe impl<D: Driver> Handled<D> for kind::Cq {}
 
 /// An attribute of a method.
 ///
@@ -311,7 +323,7 @@ impl<D: Driver, M: Method<D>> Tree<D, M> {
 
     /// An object of the core with the one method: trees of the same object are merged.
     const OBJECT: &'static bindings::uverbs_object_def = &bindings::uverbs_object_def {
-        id: <M::Kind as Handled<D>>::OBJECT,
+        id: <M::Kind as Owner>::OBJECT,
         type_attrs: ptr::null(),
         num_methods: 1,
         methods: Self::METHODS.as_ptr().cast(),
@@ -322,9 +334,15 @@ impl<D: Driver, M: Method<D>> Tree<D, M> {
     /// To be called by the core as the handler of [`Self::METHOD`], for a device of `D`.
     unsafe extern "C" fn handler(bundle: *mut bindings::uverbs_attr_bundle) -> c_int {
         from_result(|| {
+            // SAFETY: The core has set the file of those whose method it carries out.
+            let context = unsafe { bindings::ib_uverbs_get_ucontext(bundle) };
+            // SAFETY: What is no error is the context of the file, of a device of `D`, which stays until
+            // this returns.
+            let context = unsafe { Ucontext::<D>::from_raw(from_err_ptr(context)?) };
             // SAFETY: The core has checked the attributes against those of `METHOD`, which are their
             // `SPECS`, and keeps them until this returns.
-            M::call(unsafe { <M::Attributes<'_> as Attributes<'_, D>>::get(bundle)? })?;
+            let attributes = unsafe { <M::Attributes<'_> as Attributes<'_, D>>::get(bundle)? };
+            M::call(context, attributes)?;
             Ok(0)
         })
     }

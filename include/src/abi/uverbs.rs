@@ -47,6 +47,18 @@ pub const UVERBS_CQ_QUERY: u32 = FIRST_OF_DRIVER + 1;
 pub const UVERBS_CQ_QUERY_HANDLE: u32 = FIRST_OF_DRIVER;
 /// Attribute of it: the completion vector of its handler or [`UVERBS_CQ_VECTOR_NONE`], 32 bits.
 pub const UVERBS_CQ_QUERY_VECTOR: u32 = FIRST_OF_DRIVER + 1;
+/// Method of a device: sets the priority of a handler.
+pub const UVERBS_VECTOR_MODIFY: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the completion vector of the handler, 32 bits.
+pub const UVERBS_VECTOR_MODIFY_VECTOR: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the number of an `EventPriority`, 32 bits.
+pub const UVERBS_VECTOR_MODIFY_PRIORITY: u32 = FIRST_OF_DRIVER + 1;
+/// Method of a device: which priority a handler has.
+pub const UVERBS_VECTOR_QUERY: u32 = FIRST_OF_DRIVER + 1;
+/// Attribute of it: the completion vector of the handler, 32 bits.
+pub const UVERBS_VECTOR_QUERY_VECTOR: u32 = FIRST_OF_DRIVER;
+/// Attribute of it: the number of an `EventPriority`, 32 bits.
+pub const UVERBS_VECTOR_QUERY_PRIORITY: u32 = FIRST_OF_DRIVER + 1;
 /// In place of a completion vector: that of the handler whose interrupt arrives at the processor that
 /// the caller runs on.
 pub const UVERBS_CQ_VECTOR_LOCAL: u32 = u32::MAX - 1;

@@ -49,6 +49,24 @@ fn header() -> String {
         ("CQ_QUERY", ferrite_abi::UVERBS_CQ_QUERY),
         ("CQ_QUERY_HANDLE", ferrite_abi::UVERBS_CQ_QUERY_HANDLE),
         ("CQ_QUERY_VECTOR", ferrite_abi::UVERBS_CQ_QUERY_VECTOR),
+        ("VECTOR_MODIFY", ferrite_abi::UVERBS_VECTOR_MODIFY),
+        (
+            "VECTOR_MODIFY_VECTOR",
+            ferrite_abi::UVERBS_VECTOR_MODIFY_VECTOR,
+        ),
+        (
+            "VECTOR_MODIFY_PRIORITY",
+            ferrite_abi::UVERBS_VECTOR_MODIFY_PRIORITY,
+        ),
+        ("VECTOR_QUERY", ferrite_abi::UVERBS_VECTOR_QUERY),
+        (
+            "VECTOR_QUERY_VECTOR",
+            ferrite_abi::UVERBS_VECTOR_QUERY_VECTOR,
+        ),
+        (
+            "VECTOR_QUERY_PRIORITY",
+            ferrite_abi::UVERBS_VECTOR_QUERY_PRIORITY,
+        ),
         ("CQ_VECTOR_LOCAL", ferrite_abi::UVERBS_CQ_VECTOR_LOCAL),
         ("CQ_VECTOR_NONE", ferrite_abi::UVERBS_CQ_VECTOR_NONE),
     ] {

@@ -36,8 +36,10 @@ pub const RECEIVE_PSN: u32 = 0x200;
 /// Queue key of datagram queue pairs.
 pub const QKEY: u32 = 0x1234_5678;
 
-const CONTROL_LOG_ENTRIES: u8 = 5;
-const EVENT_LOG_ENTRIES: u8 = 6;
+/// Base-2 logarithm of the entries of the control ring.
+pub const CONTROL_LOG_ENTRIES: u8 = 5;
+/// And of an event queue.
+pub const EVENT_LOG_ENTRIES: u8 = 6;
 
 /// What is written before the device is enabled.
 #[derive(Clone, Copy, Debug)]

@@ -210,6 +210,8 @@ struct EventQueue {
     left_limit: usize,
     /// The driver was told of the overflow.
     overflow_reported: bool,
+    /// The most answers to commands that may be unread, where they come here.
+    answers: u32,
 }
 
 impl EventQueue {
@@ -282,13 +284,49 @@ impl EventQueue {
         }
     }
 
-    /// Whether the next slot is free. The read index may lag behind what the driver consumed; a
-    /// slot it has zeroed is free whatever the read index says.
+    /// Slots that only answers to commands are written to. The device stops where there is no room
+    /// for one (DEV-5-21), and nothing else may bring that about: links that flap and queues that
+    /// overflow while the driver does not look, however often. Half of a queue that is too small for
+    /// so many is for the rest all the same.
+    fn reserve(&self) -> u32 {
+        match self.overflow {
+            EventOverflow::Hold => self.answers.min(self.entries() / 2),
+            // The driver wants to be stopped where there is no room for anything.
+            EventOverflow::Stop | EventOverflow::Undefine => 0,
+        }
+    }
+
+    /// Whether there is room for an event, and nothing that it must not overtake: what waits is
+    /// overtaken by answers alone, whose room is their own.
+    fn has_room_for<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        entry: &EventEntry,
+    ) -> Result<bool, FatalCode> {
+        if entry.code == EventCode::CommandDone.number() {
+            self.has_room_behind(memory, 0)
+        } else {
+            Ok(self.has_room(memory)? && self.backlog.is_empty())
+        }
+    }
+
+    /// Whether there is room for an event that is no answer.
     fn has_room<M: HostMemory + ?Sized>(&self, memory: &M) -> Result<bool, FatalCode> {
-        if self.unread() < self.entries() {
+        self.has_room_behind(memory, self.reserve())
+    }
+
+    /// Whether the next slot is free, and `reserve` more. The read index may lag behind what the
+    /// driver consumed; a slot it has zeroed is free whatever the read index says, and so are those
+    /// before it: it reads them in order.
+    fn has_room_behind<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        reserve: u32,
+    ) -> Result<bool, FatalCode> {
+        if self.unread() < self.entries() - reserve {
             return Ok(true);
         }
-        self.is_zeroed(memory, self.write_index)
+        self.is_zeroed(memory, self.write_index.wrapping_add(reserve))
     }
 
     /// Writes an entry; the first eight bytes last, together.
@@ -520,8 +558,16 @@ impl EventQueues {
             left: HashMap::new(),
             left_limit: 1 << log_entries,
             overflow_reported: false,
+            answers: 0,
         }));
         Ok(())
+    }
+
+    /// Keeps room in queue 0 for the answers to so many commands.
+    pub(crate) fn reserve_answers(&mut self, commands: u32) {
+        if let Some(queue) = self.get_mut(EQ_CONTROL) {
+            queue.answers = commands;
+        }
     }
 }
 
@@ -952,10 +998,8 @@ impl Core {
 
     /// Writes an event that was held back, unless its queue is gone or full by now.
     pub(crate) fn write_late_event(&mut self, eqn: u16, entry: EventEntry, host: &mut dyn Host) {
-        let room = self
-            .eqs
-            .get(eqn)
-            .is_some_and(|queue| queue.backlog.is_empty() && queue.has_room(host) == Ok(true));
+        let queue = self.eqs.get(eqn);
+        let room = queue.is_some_and(|queue| queue.has_room_for(host, &entry) == Ok(true));
         if room && self.is_running() {
             self.write_event(Route::to(eqn), entry, host);
         }
@@ -969,7 +1013,7 @@ impl Core {
         };
         let is_answer = entry.code == EventCode::CommandDone.number();
         if !queue.backlog.is_empty() {
-            // Order is kept: nothing overtakes what waits.
+            // Order is kept: nothing overtakes what waits but an answer, whose room is its own.
             self.drain_backlog(eqn, host);
         }
         if !self.is_running() {
@@ -978,8 +1022,8 @@ impl Core {
         let Some(queue) = self.eqs.get_mut(eqn) else {
             return;
         };
-        let room = match queue.has_room(host) {
-            Ok(room) => room && queue.backlog.is_empty(),
+        let room = match queue.has_room_for(host, &entry) {
+            Ok(room) => room,
             Err(code) => {
                 self.fail(code, host);
                 return;
@@ -1080,7 +1124,7 @@ impl Core {
     pub(crate) fn last_event(&mut self, code: FatalCode, host: &mut dyn Host) {
         let entry = event(EventCode::DeviceFatal, 0, u64::from(code.number()), 0);
         if let Some(queue) = self.eqs.get_mut(EQ_CONTROL) {
-            if queue.has_room(host) == Ok(true)
+            if queue.has_room_behind(host, 0) == Ok(true)
                 && queue.write(host, &entry, MESSAGE_OF_QUEUE).is_ok()
             {
                 self.counters.events += 1;
@@ -1105,7 +1149,7 @@ pub(crate) fn event(code: EventCode, id: u32, param0: u64, param1: u64) -> Event
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Node, QpOptions, EQ_LOG_ENTRIES, MEMORY_BASE};
+    use crate::testing::{Node, QpOptions, CQP_LOG_ENTRIES, EQ_LOG_ENTRIES, MEMORY_BASE};
     use ferrite_abi::{CommandOpcode, DeviceState, EQ_ASYNC, EQ_FIRST_HANDLER};
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -1324,7 +1368,8 @@ mod tests {
         assert_eq!(node.status().state(), Some(DeviceState::Running));
         let queue = node.engine.core.eqs.get(EQ_CONTROL).unwrap();
         assert_eq!(queue.backlog.entries.len(), 1);
-        assert_eq!(node.events(EQ_CONTROL).len(), ENTRIES as usize);
+        // The rest is for answers to commands.
+        assert_eq!(node.events(EQ_CONTROL).len(), ENTRIES as usize / 2);
         node.ring_eq(EQ_CONTROL, false);
         let last: Vec<u64> = node
             .events(EQ_CONTROL)
@@ -1332,6 +1377,65 @@ mod tests {
             .map(|event| event.param0)
             .collect();
         assert_eq!(last, [1]);
+    }
+
+    /// Whatever others do while the driver does not look: all commands that it may have given find
+    /// room for their answers, which come in their order, before what is kept back.
+    #[test]
+    fn nothing_takes_the_room_of_answers_in_queue_0() {
+        let mut node = Node::new(1);
+        node.events(EQ_CONTROL);
+        node.ring_eq(EQ_CONTROL, false);
+        let commands = 1 << CQP_LOG_ENTRIES;
+        let answers = 0..commands - 1;
+        for round in 0..100u64 {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.global_event(EventCode::LinkChange, 0, round % 2, host);
+            core.management_event(Management::Cable, round % 2 == 0, host);
+            core.internal_memory_error(round, true, host);
+            core.external_memory_error(round, host);
+            core.global_event(EventCode::LinkChange, 1 + round as u32, 0, host);
+            // Another queue is out of room again and again.
+            core.tell_of_overflow(EQ, host);
+            core.tell_of_overflow(EQ_ASYNC, host);
+        }
+        for cookie in answers.clone() {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            let answer = event(EventCode::CommandDone, cookie, 0, 0);
+            core.post_event(Route::to(EQ_CONTROL), answer, host);
+        }
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        let found = |node: &mut Node| -> Vec<u32> {
+            let events = node.events(EQ_CONTROL);
+            let done = EventCode::CommandDone.number();
+            let answers = events.iter().filter(|event| event.code == done);
+            answers.map(|event| event.id).collect()
+        };
+        assert_eq!(found(&mut node), answers.collect::<Vec<_>>());
+        // What was kept back comes as room is made, and only then.
+        let mut rest = 0;
+        loop {
+            node.ring_eq(EQ_CONTROL, false);
+            let events = node.events(EQ_CONTROL).len();
+            if events == 0 {
+                break;
+            }
+            rest += events;
+        }
+        assert!(rest > 100, "{rest}");
+        // A ring of twice the size has room for more of the others, too.
+        assert_eq!(
+            node.switch_eq(EQ_CONTROL, EQ_LOG_ENTRIES + 1),
+            CommandStatus::Ok
+        );
+        node.events(EQ_CONTROL);
+        node.ring_eq(EQ_CONTROL, false);
+        for id in 0..10 * ENTRIES {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.global_event(EventCode::LinkChange, id, 0, host);
+        }
+        let others = (2 * ENTRIES - commands) as usize;
+        assert_eq!(node.events(EQ_CONTROL).len(), others);
     }
 
     /// Takes everything from the asynchronous queue, as a driver that has got round to it.

@@ -516,6 +516,7 @@ impl Engine {
             .eqs
             .define(EQ_CONTROL, boot.eq0_message, boot.eq0_log_entries, &ring)
             .map_err(|_| FatalCode::BadBootBlock)?;
+        self.core.eqs.reserve_answers(1 << boot.cqp_log_entries);
         self.control = Some(ControlRing {
             address: boot.cqp_ring,
             log_entries: boot.cqp_log_entries,

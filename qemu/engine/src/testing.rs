@@ -22,8 +22,10 @@ pub const MESSAGES: u16 = 8;
 /// Base-2 logarithm of the entries of each event queue of a [`Node`].
 pub const EQ_LOG_ENTRIES: u8 = 6;
 
+/// And of its control ring.
+pub const CQP_LOG_ENTRIES: u8 = 5;
+
 const PAGE: u64 = 4096;
-const CQP_LOG_ENTRIES: u8 = 5;
 
 /// Bounds-checked memory.
 #[derive(Debug)]

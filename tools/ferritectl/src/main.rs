@@ -20,7 +20,8 @@ use source::{Device, Machine};
 /// Shows what a Ferrite RDMA device is and does, from inside the machine that has it.
 ///
 /// Reads sysfs and the driver's debugfs files (root is needed for those), and asks the `rdma`
-/// program, where there is one, which process an object belongs to. Only `cq move` changes something.
+/// program, where there is one, which process an object belongs to. Only `cq move`,
+/// `handler priority` and `balance` change something.
 #[derive(Parser)]
 #[command(name = "ferritectl", version, max_term_width = 100)]
 struct Arguments {
@@ -53,6 +54,16 @@ enum Action {
         #[command(subcommand)]
         command: CqAction,
     },
+    /// Completion handlers; for root
+    Handler {
+        #[command(subcommand)]
+        command: HandlerAction,
+    },
+    /// Spreads handlers over the processors that are online, whatever was steered elsewhere; for root
+    ///
+    /// The interrupt of each handler is steered to its own processor, or where that is offline to one that
+    /// has few; completion queues that follow a processor go to the handler there. Nothing is lost.
+    Balance,
     /// What changes, per second: counters, events and interrupts by queue; until q or Ctrl-C
     Top {
         /// Seconds from one look to the next
@@ -80,6 +91,43 @@ enum CqAction {
         #[arg(value_parser = handler)]
         handler: String,
     },
+}
+
+#[derive(Subcommand)]
+enum HandlerAction {
+    /// The handlers with their priorities, as `show handlers`
+    List,
+    /// Says whether a handler comes before others
+    ///
+    /// One of low latency is served before bulk ones by the device and by the driver. Put the few
+    /// completion queues there that somebody waits for (`cq move`): processes cannot do so by
+    /// themselves without CAP_NET_ADMIN. It stays so until it is said otherwise, or the driver lets go
+    /// of the device or recovers it.
+    Priority {
+        /// The number of the handler, as `handler list` shows it
+        handler: u32,
+        /// Which
+        #[arg(value_enum)]
+        priority: Priority,
+    },
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Priority {
+    /// After those of low latency
+    Bulk,
+    /// Before the others
+    LowLatency,
+}
+
+impl Priority {
+    /// As the driver calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bulk => "bulk",
+            Self::LowLatency => "low-latency",
+        }
+    }
 }
 
 /// What a completion queue can be moved to.
@@ -156,6 +204,19 @@ fn run(arguments: &Arguments) -> Result<bool> {
             device.move_cq(*cqn, handler)?;
             Ok(true)
         }
+        Action::Balance => {
+            device.balance()?;
+            Ok(true)
+        }
+        Action::Handler {
+            command: HandlerAction::List,
+        } => show(&device, &[Section::Handlers], arguments.json),
+        Action::Handler {
+            command: HandlerAction::Priority { handler, priority },
+        } => {
+            device.set_priority(*handler, priority.name())?;
+            Ok(true)
+        }
         Action::Top { interval, count } => {
             let interval = Duration::from_secs_f64(*interval);
             top::run(&device, interval, *count, arguments.json)?;
@@ -200,6 +261,15 @@ mod tests {
         }
         for bad in ["", "-1", "None", "1 2", "4294967296"] {
             assert!(handler(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn priorities_have_the_names_of_the_driver() {
+        use clap::ValueEnum;
+        for priority in Priority::value_variants() {
+            let value = priority.to_possible_value().unwrap();
+            assert_eq!(value.get_name(), priority.name());
         }
     }
 

@@ -109,9 +109,11 @@ impl Section {
                 "cqs",
                 "events",
                 "interrupts",
+                "priority",
             ],
             Self::Cqs => &[
-                "cqn", "owner", "shared", "handler", "eqn", "entries", "consumed", "pid", "comm",
+                "cqn", "owner", "shared", "handler", "eqn", "follows", "entries", "consumed",
+                "pid", "comm",
             ],
             Self::Qps => &[
                 "qpn",
@@ -316,7 +318,7 @@ mod tests {
         );
         files.write(
             "sys/kernel/debug/ferrite0/cqs",
-            "cqn owner shared handler eqn entries consumed\n0 kernel yes 0 2 512 7\n1 user no none - 64 -\n",
+            "cqn owner shared handler eqn entries consumed follows\n0 kernel yes 0 2 512 7 -\n1 user no none - 64 - 1\n",
         );
         files.write(
             "sys/kernel/debug/ferrite0/qps",
@@ -351,6 +353,7 @@ mod tests {
         assert_eq!(found["cqs"][1]["handler"], "none");
         assert_eq!(found["cqs"][1]["eqn"], Value::Null);
         assert_eq!(found["cqs"][1]["consumed"], Value::Null);
+        assert_eq!(found["cqs"][1]["follows"], 1);
         assert_eq!(found["qps"][0]["state"], "Rts");
         assert_eq!(found["tpt"]["used"], 3);
         assert_eq!(found["tpt"]["used_percent"], 0.07);

@@ -13,6 +13,9 @@ use serde_json::Value;
 
 use crate::table::{self, Rows};
 
+/// What the driver says of what the device has not.
+const EOPNOTSUPP: i32 = 95;
+
 /// Name of the kernel's driver.
 const DRIVER: &str = "ferrite";
 
@@ -143,20 +146,24 @@ impl Device<'_> {
         }
     }
 
+    /// Writes a line to a file of the driver in debugfs, to `what` it does.
+    fn tell(&self, file: &str, line: &str, what: &str) -> Result<std::io::Result<()>> {
+        let path = self.debug_file(file);
+        match fs::OpenOptions::new().write(true).open(&path) {
+            // In one piece, as the driver reads it.
+            Ok(mut file) => Ok(file.write_all(format!("{line}\n").as_bytes())),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => bail!(
+                "only root may {what}, and only where the kernel lets debugfs be written to (a locked-down one \
+                 does not)"
+            ),
+            Err(error) => Err(self.debug_error(&path, error)),
+        }
+    }
+
     /// Has the driver move a completion queue to a handler, `none` or `local`.
     pub fn move_cq(&self, cqn: u32, handler: &str) -> Result<()> {
-        let path = self.debug_file("cq_move");
-        let written = fs::OpenOptions::new().write(true).open(&path);
-        let written = match written {
-            // In one piece, as the driver reads it.
-            Ok(mut file) => file.write_all(format!("{cqn} {handler}\n").as_bytes()),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => bail!(
-                "only root may move completion queues of others, and only where the kernel lets debugfs be \
-                 written to (a locked-down one does not)"
-            ),
-            Err(error) => return Err(self.debug_error(&path, error)),
-        };
-        match written {
+        let line = format!("{cqn} {handler}");
+        match self.tell("cq_move", &line, "move completion queues of others")? {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 bail!("{} has no completion queue {cqn} (any more)", self.name)
             }
@@ -164,6 +171,26 @@ impl Device<'_> {
                 bail!("{} has no handler {handler}", self.name)
             }
             other => other.with_context(|| format!("moving completion queue {cqn}")),
+        }
+    }
+
+    /// Has the driver spread handlers over processors.
+    pub fn balance(&self) -> Result<()> {
+        self.tell("balance", "1", "steer interrupts")?
+            .context("spreading handlers over processors")
+    }
+
+    /// Has the driver set the priority of a handler.
+    pub fn set_priority(&self, handler: u32, priority: &str) -> Result<()> {
+        let what = "set priorities by this";
+        match self.tell("handler_priority", &format!("{handler} {priority}"), what)? {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                bail!("{} has no handler {handler}", self.name)
+            }
+            Err(error) if error.raw_os_error() == Some(EOPNOTSUPP) => {
+                bail!("{} has no priorities", self.name)
+            }
+            other => other.with_context(|| format!("the priority of handler {handler}")),
         }
     }
 
@@ -317,6 +344,33 @@ pub mod tests {
         device.move_cq(3, "none").unwrap();
         let path = files.0.join("sys/kernel/debug/ferrite0/cq_move");
         assert_eq!(fs::read_to_string(path).unwrap(), "3 none\n");
+    }
+
+    #[test]
+    fn balance_is_asked_for_in_a_file_that_is_there() {
+        let files = Files::new("balance");
+        files.device("ferrite0", DRIVER);
+        let machine = Machine::new(&files.0);
+        let device = machine.device(None).unwrap();
+        files.write("sys/kernel/debug/ferrite0/cqs", "");
+        assert!(error(device.balance()).contains("another version"));
+        files.write("sys/kernel/debug/ferrite0/balance", "");
+        device.balance().unwrap();
+        let path = files.0.join("sys/kernel/debug/ferrite0/balance");
+        assert_eq!(fs::read_to_string(path).unwrap(), "1\n");
+    }
+
+    #[test]
+    fn a_priority_is_written_in_one_line_to_a_file_that_is_there() {
+        let files = Files::new("priority");
+        files.device("ferrite0", DRIVER);
+        let machine = Machine::new(&files.0);
+        let device = machine.device(None).unwrap();
+        assert!(error(device.set_priority(1, "bulk")).contains("not mounted"));
+        files.write("sys/kernel/debug/ferrite0/handler_priority", "");
+        device.set_priority(1, "low-latency").unwrap();
+        let path = files.0.join("sys/kernel/debug/ferrite0/handler_priority");
+        assert_eq!(fs::read_to_string(path).unwrap(), "1 low-latency\n");
     }
 
     #[test]

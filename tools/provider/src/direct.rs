@@ -5,7 +5,9 @@ use core::ffi::c_int;
 
 use ferrite_abi::{
     UVERBS_CQ_MOVE, UVERBS_CQ_MOVE_HANDLE, UVERBS_CQ_MOVE_VECTOR, UVERBS_CQ_QUERY,
-    UVERBS_CQ_QUERY_HANDLE, UVERBS_CQ_QUERY_VECTOR,
+    UVERBS_CQ_QUERY_HANDLE, UVERBS_CQ_QUERY_VECTOR, UVERBS_VECTOR_MODIFY,
+    UVERBS_VECTOR_MODIFY_PRIORITY, UVERBS_VECTOR_MODIFY_VECTOR, UVERBS_VECTOR_QUERY,
+    UVERBS_VECTOR_QUERY_PRIORITY, UVERBS_VECTOR_QUERY_VECTOR,
 };
 
 use crate::device;
@@ -16,10 +18,10 @@ use crate::sys::*;
 ///
 /// # Safety
 ///
-/// `cq` is a live completion queue of any provider, and what the attributes point to is valid.
-unsafe fn execute<const N: usize>(cq: *mut ibv_cq, command: &mut Command<N>) -> c_int {
-    // SAFETY: by the caller; a live queue has an open context.
-    errno_of(unsafe { command.execute((*(*cq).context).cmd_fd) })
+/// `context` is an open context of any provider, and what the attributes point to is valid.
+unsafe fn execute<const N: usize>(context: *mut ibv_context, command: &mut Command<N>) -> c_int {
+    // SAFETY: by the caller.
+    errno_of(unsafe { command.execute((*context).cmd_fd) })
 }
 
 /// What a program is told of a command.
@@ -32,14 +34,14 @@ fn errno_of(result: Result<(), c_int>) -> c_int {
     }
 }
 
-/// Whether a completion queue is of this provider.
+/// Whether a context is of this provider.
 ///
 /// # Safety
 ///
-/// `cq` is a live completion queue of any provider.
-unsafe fn is_ours(cq: *mut ibv_cq) -> bool {
-    // SAFETY: by the caller; a live queue has an open context, which has a device.
-    unsafe { device::is_ours((*(*cq).context).device) }
+/// `context` is an open context of any provider.
+unsafe fn is_ours(context: *mut ibv_context) -> bool {
+    // SAFETY: by the caller; an open context has a device.
+    unsafe { device::is_ours((*context).device) }
 }
 
 /// Moves a completion queue to a completion vector, or to none.
@@ -49,9 +51,9 @@ unsafe fn is_ours(cq: *mut ibv_cq) -> bool {
 /// `cq` is a live completion queue of any provider.
 #[no_mangle]
 pub unsafe extern "C" fn ferritedv_modify_cq_vector(cq: *mut ibv_cq, vector: u32) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: by the caller; a live queue has an open context.
     unsafe {
-        if !is_ours(cq) {
+        if !is_ours((*cq).context) {
             return libc::EOPNOTSUPP;
         }
         let mut command = Command::new(
@@ -62,7 +64,7 @@ pub unsafe extern "C" fn ferritedv_modify_cq_vector(cq: *mut ibv_cq, vector: u32
                 ioctl::number(UVERBS_CQ_MOVE_VECTOR, size_of_val(&vector), vector.into()),
             ],
         );
-        execute(cq, &mut command)
+        execute((*cq).context, &mut command)
     }
 }
 
@@ -74,9 +76,9 @@ pub unsafe extern "C" fn ferritedv_modify_cq_vector(cq: *mut ibv_cq, vector: u32
 #[no_mangle]
 pub unsafe extern "C" fn ferritedv_query_cq_vector(cq: *mut ibv_cq, vector: *mut u32) -> c_int {
     let mut found = 0u32;
-    // SAFETY: by the caller; `found` outlives the command.
+    // SAFETY: by the caller; a live queue has an open context, and `found` outlives the command.
     unsafe {
-        if !is_ours(cq) {
+        if !is_ours((*cq).context) {
             return libc::EOPNOTSUPP;
         }
         let mut command = Command::new(
@@ -87,9 +89,82 @@ pub unsafe extern "C" fn ferritedv_query_cq_vector(cq: *mut ibv_cq, vector: *mut
                 ioctl::answer(UVERBS_CQ_QUERY_VECTOR, &mut found),
             ],
         );
-        let errno = execute(cq, &mut command);
+        let errno = execute((*cq).context, &mut command);
         if errno == 0 {
             *vector = found;
+        }
+        errno
+    }
+}
+
+/// Sets the priority of the handler of a completion vector.
+///
+/// # Safety
+///
+/// `context` is an open context of any provider.
+#[no_mangle]
+pub unsafe extern "C" fn ferritedv_modify_vector_priority(
+    context: *mut ibv_context,
+    vector: u32,
+    priority: u32,
+) -> c_int {
+    // SAFETY: by the caller.
+    unsafe {
+        if !is_ours(context) {
+            return libc::EOPNOTSUPP;
+        }
+        let mut command = Command::new(
+            UVERBS_OBJECT_DEVICE,
+            UVERBS_VECTOR_MODIFY,
+            [
+                ioctl::number(
+                    UVERBS_VECTOR_MODIFY_VECTOR,
+                    size_of_val(&vector),
+                    vector.into(),
+                ),
+                ioctl::number(
+                    UVERBS_VECTOR_MODIFY_PRIORITY,
+                    size_of_val(&priority),
+                    priority.into(),
+                ),
+            ],
+        );
+        execute(context, &mut command)
+    }
+}
+
+/// Tells the priority of the handler of a completion vector.
+///
+/// # Safety
+///
+/// `context` is an open context of any provider, and `priority` a place for a number.
+#[no_mangle]
+pub unsafe extern "C" fn ferritedv_query_vector_priority(
+    context: *mut ibv_context,
+    vector: u32,
+    priority: *mut u32,
+) -> c_int {
+    let mut found = 0u32;
+    // SAFETY: by the caller; `found` outlives the command.
+    unsafe {
+        if !is_ours(context) {
+            return libc::EOPNOTSUPP;
+        }
+        let mut command = Command::new(
+            UVERBS_OBJECT_DEVICE,
+            UVERBS_VECTOR_QUERY,
+            [
+                ioctl::number(
+                    UVERBS_VECTOR_QUERY_VECTOR,
+                    size_of_val(&vector),
+                    vector.into(),
+                ),
+                ioctl::answer(UVERBS_VECTOR_QUERY_PRIORITY, &mut found),
+            ],
+        );
+        let errno = execute(context, &mut command);
+        if errno == 0 {
+            *priority = found;
         }
         errno
     }
@@ -125,6 +200,10 @@ mod tests {
             unsafe {
                 assert_eq!(ferritedv_modify_cq_vector(cq, 0), libc::EOPNOTSUPP);
                 assert_eq!(ferritedv_query_cq_vector(cq, &mut vector), libc::EOPNOTSUPP);
+                let context = (*cq).context;
+                let modified = ferritedv_modify_vector_priority(context, 0, 1);
+                let queried = ferritedv_query_vector_priority(context, 0, &mut vector);
+                assert_eq!((modified, queried), (libc::EOPNOTSUPP, libc::EOPNOTSUPP));
             }
         });
         assert_eq!(vector, 7);
@@ -138,6 +217,10 @@ mod tests {
             unsafe {
                 assert_eq!(ferritedv_modify_cq_vector(cq, 0), libc::EBADF);
                 assert_eq!(ferritedv_query_cq_vector(cq, &mut vector), libc::EBADF);
+                let context = (*cq).context;
+                let modified = ferritedv_modify_vector_priority(context, 0, 1);
+                let queried = ferritedv_query_vector_priority(context, 0, &mut vector);
+                assert_eq!((modified, queried), (libc::EBADF, libc::EBADF));
             }
         });
         assert_eq!(vector, 7);
@@ -161,6 +244,16 @@ mod tests {
             ),
         ] {
             let line = format!("#define {name} {value:#x}U\n");
+            assert!(header.contains(&line), "{line}");
+        }
+        for (name, value) in [
+            ("FERRITEDV_BULK", ferrite_abi::EventPriority::Bulk),
+            (
+                "FERRITEDV_LOW_LATENCY",
+                ferrite_abi::EventPriority::LowLatency,
+            ),
+        ] {
+            let line = format!("#define {name} {}U\n", value.number());
             assert!(header.contains(&line), "{line}");
         }
     }

@@ -91,6 +91,8 @@ pub struct PairOptions {
     pub rnr_timer: u8,
     /// Completions raise events on a channel of their own.
     pub events: bool,
+    /// They raise them on this channel instead.
+    pub channel: Option<u64>,
     /// Completion vector.
     pub vector: u32,
 }
@@ -117,6 +119,7 @@ impl Default for PairOptions {
             rnr_retry: 7,
             rnr_timer: 12,
             events: false,
+            channel: None,
             vector: 0,
         }
     }
@@ -269,10 +272,10 @@ impl Bench {
     pub fn end(&mut self, end: End, options: &PairOptions) -> Check<PairEnd> {
         let side = self.side(end);
         let pd = side.pd().at("ibv_alloc_pd")?;
-        let channel = if options.events {
-            side.channel().at("ibv_create_comp_channel")?
-        } else {
-            NONE
+        let channel = match options.channel {
+            Some(channel) => channel,
+            None if options.events => side.channel().at("ibv_create_comp_channel")?,
+            None => NONE,
         };
         let mut cq = || {
             side.cq(

@@ -12,6 +12,7 @@ mod many;
 pub mod moving;
 pub mod objects;
 mod paging;
+pub mod priority;
 mod region;
 mod stress;
 pub mod threads;

@@ -30,6 +30,10 @@ verbs-check run flood --go FILE       events of many objects at once, after FILE
 verbs-check run objects [options]     what one process sees by itself; no other end
 verbs-check run threads [options]     many threads of one process on the same objects
 verbs-check run move [options]        move completion queues while they are in use
+verbs-check run priority [options]    who may have handlers of low latency
+verbs-check run turns --go FILE       how many events of one vector come before that of another, after each
+                                      of FILE-1 to FILE-ROUNDS was made
+verbs-check run failures [options]    many queue pairs that fail at once
 verbs-check run allocations [options] make and destroy things while the kernel has no memory
 verbs-check run removal [options]     be in the middle of things while the device goes
 
@@ -42,6 +46,9 @@ verbs-check run removal [options]     be in the middle of things while the devic
   --ack-timeout N  code of the time within which a peer acknowledges (default: 16)
   --seconds N      how long `stress` runs
   --sample N       how many of an operation's allocations fail in `allocations` (default: all)
+  --count N        how many queue pairs fail in `failures` (default: 1000)
+  --rounds N       how often `turns` counts (default: 1)
+  --vectors A,B    those of `turns` at the other end: of many queues, and of one (default: 0,1)
   --moves N        how often `move` moves a queue that is in use (default: 2000)
 
 A line for every check: `ok NAME`, `not ok NAME: why` or `skip NAME: why`; at the end
@@ -59,6 +66,9 @@ struct Arguments {
     go: Option<String>,
     sample: Option<u32>,
     moves: Option<u32>,
+    rounds: Option<u32>,
+    count: Option<usize>,
+    vectors: Option<(u32, u32)>,
     options: Options,
 }
 
@@ -84,6 +94,14 @@ fn parse() -> Result<Arguments, String> {
             "--go" => arguments.go = Some(value()?),
             "--sample" => arguments.sample = Some(number(&word, value()?)?),
             "--moves" => arguments.moves = Some(number(&word, value()?)?),
+            "--count" => arguments.count = Some(number(&word, value()?)?),
+            "--rounds" => arguments.rounds = Some(number(&word, value()?)?),
+            "--vectors" => {
+                let both = value()?;
+                let (one, other) = both.split_once(',').ok_or("--vectors wants two")?;
+                arguments.vectors =
+                    Some((number(&word, one.into())?, number(&word, other.into())?));
+            }
             "--device" => arguments.options.device = Some(value()?),
             "--gid-index" => arguments.options.gid_index = Some(number(&word, value()?)?),
             "--help" | "-h" => arguments.words = vec!["help".into()],
@@ -117,6 +135,18 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         ["serve"] => serve(arguments),
         ["run", "stress"] => stress(arguments),
         ["run", "flood"] => flood(arguments),
+        ["run", "failures"] => {
+            let mut report = Report::default();
+            let count = arguments.count.unwrap_or(1000);
+            checks::objects::failures(&arguments.options, &mut report, count);
+            Ok(report.finish())
+        }
+        ["run", "turns"] => turns(arguments),
+        ["run", "priority"] => {
+            let mut report = Report::default();
+            checks::priority::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
         ["run", "objects"] => {
             let mut report = Report::default();
             checks::objects::run(&arguments.options, &mut report);
@@ -234,6 +264,16 @@ fn flood(arguments: &Arguments) -> Result<bool, String> {
     let mut bench = bench(arguments)?;
     let mut report = Report::default();
     checks::flood::run(&mut bench, &mut report, go);
+    Ok(report.finish())
+}
+
+fn turns(arguments: &Arguments) -> Result<bool, String> {
+    let go = arguments.go.as_deref().ok_or("turns wants --go FILE")?;
+    let mut bench = bench(arguments)?;
+    let mut report = Report::default();
+    let rounds = arguments.rounds.unwrap_or(1);
+    let vectors = arguments.vectors.unwrap_or((0, 1));
+    checks::priority::turns(&mut bench, &mut report, go, rounds, vectors);
     Ok(report.finish())
 }
 

@@ -37,6 +37,7 @@ use crate::{
             new_irq_spinlock,
             IrqSpinLock, //
         },
+        user,
     },
     lent::Lent,
     mr::UserMemory,
@@ -56,11 +57,13 @@ use crate::{
         Out,
         Qp,
         QpRef,
+        Ucontext,
         Udata, //
     },
     ring::RingMemory,
 };
 use kernel::{
+    cpu::CpuId,
     new_mutex,
     prelude::*,
     rbtree::{
@@ -232,20 +235,32 @@ impl Gate {
     }
 }
 
+/// What a queue goes after that is where its consumer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Follows {
+    /// The processor of its consumer: it goes to the handler that arrives there.
+    cpu: CpuId,
+    /// That may be one of low latency: who put it there has the right.
+    may_have_any: bool,
+}
+
 /// Where events of a queue go, and how many at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Binding {
     /// The event queue of its handler, or `EQ_NONE`.
     eqn: u16,
+    /// What it goes after, if it does.
+    follows: Option<Follows>,
     moderation_count: u16,
     moderation_microseconds: u16,
 }
 
 impl Binding {
     /// Of a new queue: each completion is an event.
-    const fn new(eqn: u16) -> Self {
+    const fn new(eqn: u16, follows: Option<Follows>) -> Self {
         Self {
             eqn,
+            follows,
             moderation_count: 0,
             moderation_microseconds: 0,
         }
@@ -273,6 +288,13 @@ impl Binding {
     }
 }
 
+/// In place of a processor's number: none.
+const NOWHERE: u32 = u32::MAX;
+
+fn number_of(follows: Option<Follows>) -> u32 {
+    follows.map_or(NOWHERE, |follows| follows.cpu.as_u32())
+}
+
 /// Where ring and record are.
 enum Memory {
     /// Of a process; another one after the queue was resized.
@@ -295,6 +317,8 @@ pub(crate) struct FerriteCq {
     binding: Mutex<Binding>,
     /// The event queue of `binding`, for those who may not sleep.
     eqn: Atomic<u32>,
+    /// The processor of that, or [`NOWHERE`].
+    follows: Atomic<u32>,
     log_entries: u8,
     progress: Progress,
 }
@@ -366,12 +390,25 @@ impl FerriteCq {
     ) -> Result<&'a Cq<Ferrite>> {
         let number = dev.cqns.take()?;
         let cqn = number.get();
-        let eqn = dev.handlers.eqn(attr.comp_vector)?;
+        // The core has seen that there is such a vector, of processes at least.
+        let vector = attr.comp_vector % dev.handlers.count();
+        let (choice, may_have_any) = match &memory {
+            Memory::Kernel(_) => (Choice::Vector(vector), true),
+            // Most say a vector without a thought: it is no request for what they may not have.
+            Memory::User(_) => (
+                Choice::of_process(vector),
+                user::may_administer_network_noaudit(),
+            ),
+        };
+        let first = Binding::new(
+            dev.handlers.choose(choice, abi::EQ_NONE, || may_have_any)?,
+            choice.follows().map(|cpu| Follows { cpu, may_have_any }),
+        );
         let object = DeviceObject::create(
             &dev.hw,
             &CreateCompletionQueue {
                 cqn,
-                eqn,
+                eqn: first.eqn,
                 log_entries,
                 reserved0: 0,
                 doorbell_page,
@@ -394,12 +431,15 @@ impl FerriteCq {
             memory,
             number,
             gate,
-            binding <- new_mutex!(Binding::new(eqn), "ferrite_cq_binding"),
-            eqn: Atomic::new(eqn.into()),
+            binding <- new_mutex!(first, "ferrite_cq_binding"),
+            eqn: Atomic::new(first.eqn.into()),
+            follows: Atomic::new(number_of(first.follows)),
             log_entries,
             progress: Progress::new(),
         }))?;
         dev.hw.cqs.insert(cqn as usize, cq.get_ref())?;
+        // An interrupt may have been steered elsewhere before it was there to follow.
+        let _ = Self::follow(cq);
         Ok(cq)
     }
 
@@ -484,11 +524,20 @@ impl FerriteCq {
     /// Changes where its events go, or how many at a time. Several changes are made one after the
     /// other, and each starts from what the one before left.
     fn rebind(cq: &Cq<Ferrite>, change: impl FnOnce(&mut Binding)) -> Result {
-        let mut binding = cq.binding.lock();
+        Self::change(cq, &mut cq.binding.lock(), change)
+    }
+
+    /// The same with the lock held.
+    fn change(
+        cq: &Cq<Ferrite>,
+        binding: &mut Binding,
+        change: impl FnOnce(&mut Binding),
+    ) -> Result {
         binding.change(cq.number(), change, |command| {
             cq.device().hw.execute(command)
         })?;
         cq.eqn.store(binding.eqn.into(), Relaxed);
+        cq.follows.store(number_of(binding.follows), Relaxed);
         Ok(())
     }
 
@@ -508,9 +557,56 @@ impl FerriteCq {
     ///
     /// The core's `comp_vector` stays what the queue was made with: its pool of shared queues, which
     /// alone reads it, goes on to give the queue to those who ask for that one.
-    pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice) -> Result {
-        let eqn = cq.device().handlers.choose(choice)?;
-        Self::rebind(cq, |binding| binding.eqn = eqn)
+    ///
+    /// One that is moved to where a processor is follows: see [`Self::follow`].
+    ///
+    /// `may` tells whether who moves it may have a handler of low latency; see `priority.rs`.
+    pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice, may: impl Fn() -> bool) -> Result {
+        // Chosen with the lock held: an interrupt that is steered elsewhere meanwhile is followed.
+        let mut binding = cq.binding.lock();
+        let eqn = cq.device().handlers.choose(choice, binding.eqn, &may)?;
+        let follows = choice.follows().map(|cpu| Follows {
+            cpu,
+            may_have_any: may(),
+        });
+        Self::change(cq, &mut binding, |binding| {
+            binding.eqn = eqn;
+            binding.follows = follows;
+        })
+    }
+
+    /// Moves a queue that follows a processor to a handler that arrives there, where its own does not and
+    /// there is one.
+    fn follow(cq: &Cq<Ferrite>) -> Result {
+        let mut binding = cq.binding.lock();
+        let Some(follows) = binding.follows else {
+            return Ok(());
+        };
+        let choice = Choice::Processor(follows.cpu);
+        let handlers = &cq.device().handlers;
+        let eqn = handlers.choose(choice, binding.eqn, || follows.may_have_any)?;
+        if eqn == binding.eqn {
+            return Ok(());
+        }
+        Self::change(cq, &mut binding, |binding| binding.eqn = eqn)
+    }
+
+    /// The same for all queues: interrupts are steered elsewhere.
+    pub(crate) fn follow_all(hw: &Hardware) {
+        let mut next = hw.cqs.next_index(0);
+        while let Some(index) = next {
+            if let Some(cq) = hw.cqs.get(index) {
+                // What the device refuses stays where it is.
+                let _ = Self::follow(&cq);
+            }
+            next = hw.cqs.next_index(index + 1);
+        }
+    }
+
+    /// The processor that it follows, if it follows one.
+    pub(crate) fn follows(&self) -> Option<u32> {
+        let cpu = self.follows.load(Relaxed);
+        (cpu != NOWHERE).then_some(cpu)
     }
 
     /// Gives all queues of the kernel that have no handler one again. Those who drain a queue pair, or
@@ -522,7 +618,7 @@ impl FerriteCq {
             if let Some(cq) = cq.filter(|cq| !cq.is_user() && cq.eqn() == abi::EQ_NONE) {
                 // Any will do.
                 let vector = cq.number() % cq.device().handlers.count().max(1);
-                if Self::move_to(&cq, Choice::Vector(vector)).is_err() {
+                if Self::move_to(&cq, Choice::Vector(vector), || true).is_err() {
                     // The device does not answer: consumers find their work requests flushed.
                     Self::notify(&cq);
                 }
@@ -706,8 +802,14 @@ impl Method<Ferrite> for MoveCq {
         In<u32, { abi::UVERBS_CQ_MOVE_VECTOR }>,
     );
 
-    fn call((cq, vector): Self::Attributes<'_>) -> Result {
-        FerriteCq::move_to(&cq, Choice::from_raw(*vector))
+    fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
+        let choice = Choice::from_raw(*vector);
+        let may: fn() -> bool = match choice {
+            Choice::Vector(_) => user::may_administer_network,
+            // Who names none asks for nothing that he may not have.
+            _ => user::may_administer_network_noaudit,
+        };
+        FerriteCq::move_to(&cq, choice, may)
     }
 }
 
@@ -722,7 +824,7 @@ impl Method<Ferrite> for QueryCq {
         Out<'a, u32, { abi::UVERBS_CQ_QUERY_VECTOR }>,
     );
 
-    fn call((cq, vector): Self::Attributes<'_>) -> Result {
+    fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
         let handlers = &cq.device().handlers;
         let found = handlers.vector_of_eqn(cq.eqn());
         vector.write(&found.unwrap_or(abi::UVERBS_CQ_VECTOR_NONE))
@@ -810,7 +912,7 @@ mod tests {
 
     #[test]
     fn a_queue_keeps_its_moderation_when_moved_and_its_handler_when_moderated() -> Result {
-        let mut binding = Binding::new(2);
+        let mut binding = Binding::new(2, None);
         let mut told = KVec::new();
         let mut tell = |command: &ModifyCompletionQueue| {
             let told_now = (
@@ -844,10 +946,10 @@ mod tests {
 
     #[test]
     fn a_change_that_the_device_refuses_is_none() {
-        let mut binding = Binding::new(2);
+        let mut binding = Binding::new(2, None);
         let refused = binding.change(7, |binding| binding.eqn = 3, |_| Err(EIO));
         assert_eq!(refused, Err(EIO));
-        assert_eq!(binding, Binding::new(2));
+        assert_eq!(binding, Binding::new(2, None));
     }
 
     #[test]

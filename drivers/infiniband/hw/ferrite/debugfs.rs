@@ -3,11 +3,11 @@
 //! What `/sys/kernel/debug/<device>/` shows: how the device interrupts, one line for each event
 //! queue, completion queue, queue pair and shared receive queue, and how full the tables of numbers
 //! are. `ferritectl` reads these files by the names in their first line: columns may be added, not
-//! renamed. Writing to `cq_move` moves a completion queue to another handler.
+//! renamed. Writing to `cq_move` moves a completion queue to another handler, to `handler_priority` sets
+//! the priority of one, to `balance` spreads handlers over processors.
 
 use crate::{
     abi,
-    abi::EventPriority,
     cq::FerriteCq,
     device::Ferrite,
     dm::DeviceMemory,
@@ -24,7 +24,9 @@ use crate::{
         irq::Kind, //
     },
     numbers::Numbers,
+    priority,
     rdma::QpType,
+    steering::Steering,
     tpt::Tags, //
 };
 use kernel::{
@@ -79,7 +81,7 @@ impl Writer for EventQueues {
                 queue.overflows(),
                 settings.moderation_microseconds,
                 settings.moderation_count,
-                priority_name(settings.priority)
+                priority::name(settings.priority)
             )?;
         }
         Ok(())
@@ -119,7 +121,7 @@ struct CompletionQueues(Arc<Hardware>);
 
 impl Writer for CompletionQueues {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "cqn owner shared handler eqn entries consumed")?;
+        writeln!(f, "cqn owner shared handler eqn entries consumed follows")?;
         let mut result = Ok(());
         self.0.cqs.for_each(|cqn, cq| {
             let eqn = cq.eqn();
@@ -131,7 +133,11 @@ impl Writer for CompletionQueues {
                 })
                 .and_then(|()| write!(f, "{} ", cq.entries()))
                 .and_then(|()| match cq.consumed() {
-                    Some(consumed) => writeln!(f, "{}", consumed),
+                    Some(consumed) => write!(f, "{} ", consumed),
+                    None => write!(f, "- "),
+                })
+                .and_then(|()| match cq.follows() {
+                    Some(cpu) => writeln!(f, "{}", cpu),
                     None => writeln!(f, "-"),
                 });
             result = result.and(line);
@@ -152,7 +158,8 @@ impl Reader for MoveCompletionQueue {
         let (cqn, choice) = parse_move(text)?;
         // The queue is not destroyed before the reference is gone; who destroys it waits.
         let cq = self.0.cqs.get(cqn as usize).ok_or(ENOENT)?;
-        FerriteCq::move_to(&cq, choice)
+        // The file is root's.
+        FerriteCq::move_to(&cq, choice, || true)
     }
 }
 
@@ -165,6 +172,22 @@ fn parse_move(text: &[u8]) -> Result<(u32, Choice)> {
             Ok((cqn.parse().map_err(|_| EINVAL)?, Choice::parse(choice)?))
         }
         _ => Err(EINVAL),
+    }
+}
+
+/// Spreads handlers over processors anew when `1` is written to it.
+struct Balance(Arc<Steering>);
+
+impl Reader for Balance {
+    fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
+        let mut text = [0; 8];
+        let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
+        reader.read_slice(text)?;
+        if text.trim_ascii() != b"1" {
+            return Err(EINVAL);
+        }
+        self.0.balance();
+        Ok(())
     }
 }
 
@@ -249,31 +272,12 @@ impl Writer for Tables {
     }
 }
 
-/// What a priority is called.
-fn priority_name(priority: EventPriority) -> &'static str {
-    match priority {
-        EventPriority::Bulk => "bulk",
-        EventPriority::LowLatency => "low-latency",
-    }
-}
-
-/// Sets the priority of handlers: a line `eqn low-latency` or `eqn bulk`.
+/// Sets the priority of handlers: a line `handler low-latency` or `handler bulk`, by completion vector.
 struct HandlerPriority {
-    queues: KVec<Arc<EventQueue>>,
+    handlers: KVec<Arc<EventQueue>>,
     hw: Arc<Hardware>,
     /// Whether the device has priorities.
     offered: bool,
-}
-
-/// The event queue and the priority that a line names.
-fn parse_priority(line: &str) -> Option<(u16, EventPriority)> {
-    let mut words = line.split_ascii_whitespace();
-    let eqn = words.next()?.parse().ok()?;
-    let name = words.next()?;
-    let priority = [EventPriority::Bulk, EventPriority::LowLatency]
-        .into_iter()
-        .find(|priority| priority_name(*priority) == name)?;
-    words.next().is_none().then_some((eqn, priority))
 }
 
 impl Reader for HandlerPriority {
@@ -282,26 +286,12 @@ impl Reader for HandlerPriority {
         let line = line.get_mut(..reader.len()).ok_or(EINVAL)?;
         reader.read_slice(line)?;
         let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
-        let (eqn, priority) = parse_priority(line).ok_or(EINVAL)?;
-        let queue = self
-            .queues
-            .iter()
-            .find(|queue| queue.number() == eqn && eqn >= abi::EQ_FIRST_HANDLER)
-            .ok_or(ENOENT)?;
+        let (handler, priority) = priority::parse(line)?;
+        let queue = self.handlers.get(handler as usize).ok_or(ENOENT)?;
         if !self.offered {
             return Err(errno::eopnotsupp());
         }
-        queue.modify(
-            |settings| {
-                settings.priority = priority;
-                if priority == EventPriority::LowLatency {
-                    // It puts nothing off; see `moderation.rs`.
-                    settings.moderation_microseconds = 0;
-                    settings.moderation_count = 0;
-                }
-            },
-            |command| self.hw.execute(command),
-        )
+        self.hw.set_priority(queue, priority)
     }
 }
 
@@ -330,6 +320,7 @@ pub(crate) struct DebugFiles {
     _interrupts: Pin<KBox<File<InterruptMode>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _move: Pin<KBox<File<MoveCompletionQueue>>>,
+    _balance: Pin<KBox<File<Balance>>>,
     _end_of_moves: EndOfMoves,
     _queue_pairs: Pin<KBox<File<QueuePairs>>>,
     _srqs: Pin<KBox<File<Srqs>>>,
@@ -352,12 +343,14 @@ impl DebugFiles {
             queues: listed,
             hw: hw.clone(),
         };
-        let mut queues = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
+        let mut handlers = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
         for queue in interrupts.queues() {
-            queues.push(queue.clone(), GFP_KERNEL)?;
+            if queue.number() >= abi::EQ_FIRST_HANDLER {
+                handlers.push(queue.clone(), GFP_KERNEL)?;
+            }
         }
         let handler_priority = HandlerPriority {
-            queues,
+            handlers,
             hw: hw.clone(),
             offered: ferrite.has(abi::FEATURE_EQ_CONTROL),
         };
@@ -402,6 +395,13 @@ impl DebugFiles {
                 dir.write_only_file(c"cq_move", Ok::<_, Error>(MoveCompletionQueue(hw.clone()))),
                 GFP_KERNEL,
             )?,
+            _balance: KBox::pin_init(
+                dir.write_only_file(
+                    c"balance",
+                    Ok::<_, Error>(Balance(interrupts.steering()?.clone())),
+                ),
+                GFP_KERNEL,
+            )?,
             _queue_pairs: KBox::pin_init(
                 dir.read_only_file(c"qps", Ok::<_, Error>(QueuePairs(hw.clone()))),
                 GFP_KERNEL,
@@ -431,10 +431,9 @@ mod tests {
     fn a_move_is_a_number_and_a_handler_and_nothing_else() {
         assert_eq!(parse_move(b"7 3\n"), Ok((7, Choice::Vector(3))));
         assert_eq!(parse_move(b" 0  none"), Ok((0, Choice::None)));
-        assert_eq!(
-            parse_move(b"4294967295 local\n"),
-            Ok((u32::MAX, Choice::Local))
-        );
+        let local = parse_move(b"4294967295 local\n");
+        assert!(local
+            .is_ok_and(|(cqn, choice)| cqn == u32::MAX && matches!(choice, Choice::Processor(_))));
         for bad in [
             &b""[..],
             b"7",
@@ -447,25 +446,6 @@ mod tests {
             b"\0\0\0",
         ] {
             assert_eq!(parse_move(bad), Err(EINVAL));
-        }
-    }
-
-    #[test]
-    fn a_priority_is_set_by_a_line_and_by_nothing_else() {
-        let low = Some((3, EventPriority::LowLatency));
-        assert_eq!(parse_priority("3 low-latency\n"), low);
-        assert_eq!(parse_priority("  3\tlow-latency"), low);
-        assert_eq!(parse_priority("2 bulk"), Some((2, EventPriority::Bulk)));
-        for line in [
-            "",
-            "3",
-            "low-latency",
-            "3 fast",
-            "-1 bulk",
-            "65536 bulk",
-            "3 bulk now",
-        ] {
-            assert_eq!(parse_priority(line), None);
         }
     }
 }

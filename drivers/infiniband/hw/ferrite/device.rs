@@ -49,6 +49,10 @@ use crate::{
     },
     port,
     port::MtuFollower,
+    priority::{
+        ModifyVector,
+        QueryVector, //
+    },
     qp::FerriteQp,
     rdma,
     rdma::{
@@ -228,8 +232,12 @@ impl FerriteXrcd {
 impl rdma::Driver for Ferrite {
     const NAME: &'static CStr = c"ferrite%d";
     const ABI_VERSION: u32 = abi::UVERBS_ABI_VERSION;
-    const METHODS: &'static [MethodDef<Self>] =
-        &[MethodDef::new::<MoveCq>(), MethodDef::new::<QueryCq>()];
+    const METHODS: &'static [MethodDef<Self>] = &[
+        MethodDef::new::<MoveCq>(),
+        MethodDef::new::<QueryCq>(),
+        MethodDef::new::<ModifyVector>(),
+        MethodDef::new::<QueryVector>(),
+    ];
 
     type Ucontext = FerriteUcontext;
     type Pd = FerritePd;

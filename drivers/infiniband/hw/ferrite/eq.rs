@@ -313,6 +313,9 @@ pub(crate) struct Settings {
     pub(crate) priority: EventPriority,
 }
 
+/// Stands for the processor of a queue that had no interrupt.
+const NO_PROCESSOR: u32 = u32::MAX;
+
 /// An event queue.
 #[pin_data]
 pub(crate) struct EventQueue {
@@ -323,6 +326,8 @@ pub(crate) struct EventQueue {
     settings: Mutex<Settings>,
     /// The priority of those, for interrupts.
     low_latency: Atomic<u32>,
+    /// The processor of its last interrupt since some queue of the device is of low latency.
+    processor: Atomic<u32>,
     #[pin]
     consumer: IrqSpinLock<Consumer<RingMemory>>,
     /// The queue may be armed without regard to answers to commands.
@@ -366,6 +371,7 @@ impl EventQueue {
                 "ferrite_eq_settings"
             ),
             low_latency: Atomic::new(0),
+            processor: Atomic::new(NO_PROCESSOR),
             may_be_quiet: Atomic::new(0),
             sleepers: Atomic::new(0),
             events: Atomic::new(0),
@@ -509,6 +515,51 @@ impl EventQueue {
     #[inline]
     pub(crate) fn is_low_latency(&self) -> bool {
         self.low_latency.load(Relaxed) != 0
+    }
+
+    /// Notes the processor that its interrupt arrives at.
+    pub(crate) fn note_processor(&self, processor: u32) {
+        self.processor.store(processor, Relaxed);
+    }
+
+    /// Whether its last interrupt arrived at a processor.
+    pub(crate) fn is_served_at(&self, processor: u32) -> bool {
+        self.processor.load(Relaxed) == processor
+    }
+
+    /// Sets the priority, by a command that `execute` gives; counts it in `marked` where it is of low
+    /// latency. Sleeps.
+    pub(crate) fn set_priority(
+        &self,
+        priority: EventPriority,
+        marked: &Atomic<u32>,
+        execute: impl FnOnce(&ModifyEventQueue) -> Result,
+    ) -> Result {
+        let low_latency = priority == EventPriority::LowLatency;
+        self.modify(
+            |settings| {
+                settings.priority = priority;
+                if low_latency {
+                    // It puts nothing off; see `moderation.rs`.
+                    settings.moderation_microseconds = 0;
+                    settings.moderation_count = 0;
+                }
+            },
+            |command| {
+                execute(command)?;
+                // One at a time, as the settings are locked.
+                match (self.is_low_latency(), low_latency) {
+                    (false, true) => {
+                        marked.fetch_add(1, Relaxed);
+                    }
+                    (true, false) => {
+                        marked.fetch_sub(1, Relaxed);
+                    }
+                    _ => {}
+                }
+                Ok(())
+            },
+        )
     }
 
     /// Changes what the device knows of it, by a command that `execute` gives. Sleeps.

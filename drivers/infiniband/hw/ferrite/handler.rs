@@ -7,7 +7,8 @@ use crate::{
     abi,
     abi::{
         CommandOpcode,
-        DeviceCaps, //
+        DeviceCaps,
+        EventPriority, //
     },
     eq::EventQueue,
     growth,
@@ -17,6 +18,7 @@ use crate::{
     },
     kernel_ext::{
         cpu,
+        cpu_hotplug::Following,
         irq::{
             Handler,
             IrqHandler,
@@ -26,6 +28,8 @@ use crate::{
     },
     service,
     service::Served,
+    steering,
+    steering::Steering, //
 };
 use core::ops::RangeInclusive;
 use kernel::{
@@ -34,6 +38,7 @@ use kernel::{
         Flags, //
     },
     cpu::CpuId,
+    cpumask::Cpumask,
     device::Bound,
     irq::IrqReturn,
     pci,
@@ -119,13 +124,49 @@ impl Idle {
 struct Service {
     hw: Arc<Hardware>,
     vectors: Arc<Vectors>,
+    vector: u16,
     queues: KVec<Served>,
+    /// The event queues of all completion handlers.
+    handlers: Arc<KVec<Arc<EventQueue>>>,
+    /// Who wants to know where it is steered to, once there is somebody.
+    steering: Option<Arc<Steering>>,
     /// [`Idle`] of the pin. Only the handler uses it, which does not run twice at a time.
     idle: Atomic<u32>,
     unhandled: Arc<Atomic<u64>>,
 }
 
 impl Service {
+    /// Serves the queues where some of the device are of low latency: those that another vector has, but
+    /// whose interrupts arrive at this processor too, come first as well. Their own interrupt waits until
+    /// this one ends.
+    #[cold]
+    fn serve_by_priority(&self) -> bool {
+        let cpu = CpuId::current().as_u32();
+        for served in self.queues.iter() {
+            served.queue().note_processor(cpu);
+        }
+        let vector = self.vector;
+        let elsewhere = || {
+            self.handlers.iter().filter(move |queue| {
+                queue.message() != vector && queue.is_low_latency() && queue.is_served_at(cpu)
+            })
+        };
+        if elsewhere().next().is_none() {
+            return service::serve(&self.queues, None::<fn()>);
+        }
+        service::serve(
+            &self.queues,
+            Some(|| {
+                for queue in elsewhere() {
+                    let answers = self.hw.answers();
+                    queue.service(&self.hw.doorbells, move |event| {
+                        self.hw.dispatch(event, &answers);
+                    });
+                }
+            }),
+        )
+    }
+
     /// Calls on a pin: the line may be somebody else's interrupt.
     fn handle_pin(&self, found: bool) -> IrqReturn {
         let mut idle = Idle(self.idle.load(Relaxed));
@@ -150,7 +191,11 @@ impl Service {
 
 impl Handler for Service {
     fn handle(&self) -> IrqReturn {
-        let found = service::serve(&self.queues);
+        let found = if self.hw.has_low_latency() {
+            self.serve_by_priority()
+        } else {
+            service::serve(&self.queues, None::<fn()>)
+        };
         match self.vectors.kind() {
             Kind::Intx => self.handle_pin(found),
             // Message-signalled interrupts are ours alone. One that finds nothing was overtaken by
@@ -158,13 +203,21 @@ impl Handler for Service {
             Kind::Msi | Kind::MsiX => IrqReturn::Handled,
         }
     }
+
+    fn steered(&self, mask: &Cpumask) {
+        if let Some(steering) = &self.steering {
+            steering.steered(self.vector, mask);
+        }
+    }
 }
 
 /// The interrupts of a device: its event queues' memory, vectors and installed handlers.
 ///
-/// Handlers are removed before vectors are given back and rings are freed: fields are dropped in
-/// order. What handlers have queued has run by then.
+/// Nothing is steered any more when handlers are removed, and those are before vectors are given back and
+/// rings are freed: fields are dropped in order. What handlers have queued has run by then.
 pub(crate) struct Interrupts {
+    following: Option<Pin<KBox<Following<Steering>>>>,
+    steering: Option<Arc<Steering>>,
     services: KVec<Pin<KBox<IrqHandler<Service>>>>,
     vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
@@ -175,12 +228,13 @@ pub(crate) struct Interrupts {
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
+        self.following = None;
         self.services.clear();
         for queue in &self.queues {
             drop(self.hw.event_queues.remove(queue.number().into()));
         }
         // Not earlier: a handler that finds that the device failed, or that a queue is out of room,
-        // queues work.
+        // queues work, and so does who steers.
         self.hw.flush();
     }
 }
@@ -198,11 +252,13 @@ impl Interrupts {
             return Err(EINVAL);
         }
         // A message is raised as the vector of its number, so that there are no more vectors.
-        let wanted = u32::from(most_queues(cpu::online()));
+        let wanted = u32::from(most_queues(cpu::present()));
         let vectors = Vectors::new(pdev, wanted.min(messages))?;
         let mut queues = KVec::new();
         queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
         let mut this = Self {
+            following: None,
+            steering: None,
             services: KVec::new(),
             vectors: Arc::new(vectors, GFP_KERNEL)?,
             queues,
@@ -223,7 +279,7 @@ impl Interrupts {
         caps: &DeviceCaps,
     ) -> Result {
         let vectors = self.vectors.len() as u16;
-        let wanted = queues_of(cpu::online(), caps);
+        let wanted = queues_of(cpu::present(), caps);
         dev_info!(
             pdev,
             "{} event queues, {} vectors of {}\n",
@@ -242,17 +298,34 @@ impl Interrupts {
             hw.event_queues
                 .insert(queue.number().into(), queue.clone())?;
         }
+        let last = self.queues.iter().map(|queue| queue.message()).max();
+        let used = last.map_or(0, |last| u32::from(last) + 1);
+        let steering = Steering::new(hw, &self.vectors, used)?;
+        self.steering = Some(steering.clone());
         // Queues that share a vector with queue 0 are served by its handler, which is made anew.
         self.services.clear();
         self.install(hw)?;
         // What came while there was no handler raises an interrupt now.
         hw.cqp.events().arm(&hw.doorbells);
+        // Where an interrupt arrives is a matter of speed only.
+        let following = Following::new(&steering::HOTPLUG, steering.clone());
+        match KBox::pin_init(following, GFP_KERNEL) {
+            Ok(following) => self.following = Some(following),
+            Err(error) => dev_warn!(pdev, "processors are not followed: {:?}\n", error),
+        }
+        // After it is followed which come and go.
+        steering.balance();
         Ok(())
     }
 
     /// Installs a handler on each vector, for the queues that there are.
     fn install(&mut self, hw: &Arc<Hardware>) -> Result {
         let vectors = self.vectors.len() as u16;
+        let mut handlers = KVec::with_capacity(self.queues.len(), GFP_KERNEL)?;
+        for queue in self.queues.iter().skip(abi::EQ_FIRST_HANDLER.into()) {
+            handlers.push(queue.clone(), GFP_KERNEL)?;
+        }
+        let handlers = Arc::new(handlers, GFP_KERNEL)?;
         for vector in 0..vectors {
             let mut served = KVec::new();
             for queue in self.queues.iter().filter(|queue| queue.message() == vector) {
@@ -270,17 +343,15 @@ impl Interrupts {
             let service = Service {
                 hw: hw.clone(),
                 vectors: self.vectors.clone(),
+                vector,
                 queues: served,
+                handlers: handlers.clone(),
+                steering: self.steering.clone(),
                 idle: Atomic::new(0),
                 unhandled: self.unhandled.clone(),
             };
             let handler = IrqHandler::new(self.vectors.clone(), vector.into(), name, Ok(service));
             let handler = KBox::pin_init(handler, GFP_KERNEL)?;
-            if vector >= abi::EQ_FIRST_HANDLER {
-                let cpu = cpu::nth_online(u32::from(vector - abi::EQ_FIRST_HANDLER));
-                // Where the interrupt arrives is a matter of speed only.
-                let _ = handler.set_affinity(cpu);
-            }
             self.services.push(handler, GFP_KERNEL)?;
         }
         Ok(())
@@ -291,9 +362,9 @@ impl Interrupts {
         self.vectors.irq(vector.into())
     }
 
-    /// The vectors.
-    pub(crate) fn vectors(&self) -> &Arc<Vectors> {
-        &self.vectors
+    /// Who steers the vectors. `ENXIO` before [`Self::complete`].
+    pub(crate) fn steering(&self) -> Result<&Arc<Steering>> {
+        self.steering.as_ref().ok_or(ENXIO)
     }
 
     /// What the device interrupts by, and how many vectors there are of it.
@@ -360,7 +431,7 @@ struct ActiveQueue {
 /// The event queues made by command: the asynchronous one and the completion handlers'.
 pub(crate) struct Handlers {
     queues: KVec<ActiveQueue>,
-    vectors: Arc<Vectors>,
+    steering: Arc<Steering>,
 }
 
 impl Handlers {
@@ -386,7 +457,7 @@ impl Handlers {
         }
         let handlers = Self {
             queues: active,
-            vectors: interrupts.vectors().clone(),
+            steering: interrupts.steering()?.clone(),
         };
         if handlers.count() == 0 {
             pr_err!("ferrite: the device has no event queue for completions\n");
@@ -400,38 +471,52 @@ impl Handlers {
         (self.queues.len() as u32).saturating_sub(1)
     }
 
-    /// The event queue of the handler for completion vector `vector`.
-    pub(crate) fn eqn(&self, vector: u32) -> Result<u16> {
-        let index = 1 + (vector % self.count()) as usize;
-        Ok(self.queues.get(index).ok_or(EINVAL)?.queue.number())
-    }
-
     /// The handlers, by completion vector.
     fn handlers(&self) -> impl Iterator<Item = &EventQueue> {
         self.queues.iter().skip(1).map(|active| &*active.queue)
     }
 
-    /// The event queue of a handler that is asked for by its completion vector, which has to be
-    /// there, or by where its interrupt arrives; `EQ_NONE` for none.
-    pub(crate) fn choose(&self, choice: Choice) -> Result<u16> {
-        let vector = match choice {
-            Choice::None => return Ok(abi::EQ_NONE),
-            Choice::Vector(vector) => vector,
-            Choice::Local => {
-                let cpu = CpuId::current();
-                local_vector(self.count(), cpu.as_u32(), |vector| {
-                    self.handlers().nth(vector as usize).is_some_and(|queue| {
-                        self.vectors
-                            .arrives_at(queue.message().into(), cpu)
-                            .unwrap_or(false)
-                    })
-                })
-            }
-        };
-        if vector >= self.count() {
-            return Err(EINVAL);
+    /// The event queue of the handler that somebody asks for, for a completion queue that is at event queue
+    /// `current`; `EQ_NONE` for none. `may` tells whether he may have one of low latency. `EINVAL` where there is
+    /// no such handler, `EPERM` where he names one that he may not have. Sleeps.
+    pub(crate) fn choose(
+        &self,
+        choice: Choice,
+        current: u16,
+        may: impl Fn() -> bool,
+    ) -> Result<u16> {
+        let current = self.vector_of_eqn(current);
+        let is = |vector, what: &dyn Fn(&EventQueue) -> bool| self.handler(vector).is_ok_and(what);
+        let is_bulk = |vector| is(vector, &|queue| !queue.is_low_latency());
+        let vector = self.steering.with(|arrives| {
+            let arrives = |vector, cpu| is(vector, &|queue| arrives(queue.message(), cpu));
+            choose(choice, self.count(), current, is_bulk, may, arrives)
+        })?;
+        match vector {
+            Some(vector) => Ok(self.handler(vector)?.number()),
+            None => Ok(abi::EQ_NONE),
         }
-        self.eqn(vector)
+    }
+
+    /// The handler of completion vector `vector`: `EINVAL` where there is none.
+    fn handler(&self, vector: u32) -> Result<&EventQueue> {
+        let active = self.queues.get(1 + vector as usize).ok_or(EINVAL)?;
+        Ok(&active.queue)
+    }
+
+    /// The priority of the handler of completion vector `vector`.
+    pub(crate) fn priority(&self, vector: u32) -> Result<EventPriority> {
+        Ok(self.handler(vector)?.settings().priority)
+    }
+
+    /// Sets it. Sleeps.
+    pub(crate) fn set_priority(
+        &self,
+        hw: &Arc<Hardware>,
+        vector: u32,
+        priority: EventPriority,
+    ) -> Result {
+        hw.set_priority(self.handler(vector)?, priority)
     }
 
     /// The completion vector of the handler with event queue `eqn`.
@@ -446,18 +531,45 @@ impl Handlers {
 pub(crate) enum Choice {
     /// None: no events.
     None,
-    /// That whose interrupt arrives at the processor of who asks.
-    Local,
-    /// That of a completion vector.
+    /// That whose interrupt arrives at a processor, now and whenever another one does.
+    Processor(CpuId),
+    /// That of a completion vector, and no other.
     Vector(u32),
+    /// That of a completion vector, or the next one where who asks may not have that.
+    Near(u32),
 }
 
 impl Choice {
+    /// That whose interrupt arrives at the processor of who asks.
+    pub(crate) fn local() -> Self {
+        Self::Processor(CpuId::current())
+    }
+
+    /// Of a new completion queue of a process, which says completion vector `vector`.
+    ///
+    /// Programs say zero who have no wish, as the verbs have no word for that, so that zero is none here: the
+    /// queue goes where the program runs. One that wants the first handler moves it there. What users inside
+    /// the kernel say is meant: the core has chosen, and finds shared queues by it.
+    pub(crate) fn of_process(vector: u32) -> Self {
+        match vector {
+            0 => Self::local(),
+            vector => Self::Near(vector),
+        }
+    }
+
+    /// The processor that is followed, if one is.
+    pub(crate) fn follows(self) -> Option<CpuId> {
+        match self {
+            Self::Processor(cpu) => Some(cpu),
+            Self::None | Self::Near(_) | Self::Vector(_) => None,
+        }
+    }
+
     /// As a process tells it.
     pub(crate) fn from_raw(raw: u32) -> Self {
         match raw {
             abi::UVERBS_CQ_VECTOR_NONE => Self::None,
-            abi::UVERBS_CQ_VECTOR_LOCAL => Self::Local,
+            abi::UVERBS_CQ_VECTOR_LOCAL => Self::local(),
             vector => Self::Vector(vector),
         }
     }
@@ -466,7 +578,7 @@ impl Choice {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         match text {
             "none" => Ok(Self::None),
-            "local" => Ok(Self::Local),
+            "local" => Ok(Self::local()),
             // Not one of the numbers that are other words.
             number => match Self::from_raw(number.parse().map_err(|_| EINVAL)?) {
                 Self::Vector(vector) => Ok(Self::Vector(vector)),
@@ -476,15 +588,62 @@ impl Choice {
     }
 }
 
-/// One of `count` vectors that arrives at processor `cpu`: where several do, or none does, as if they
-/// were dealt out in turn.
-fn local_vector(count: u32, cpu: u32, arrives: impl Fn(u32) -> bool) -> u32 {
-    let arriving = (0..count).filter(|vector| arrives(*vector)).count().max(1);
+/// The first of `count` vectors from `vector` on that is `allowed`, or `vector` where none is.
+fn next_allowed(count: u32, vector: u32, allowed: impl Fn(u32) -> bool) -> u32 {
+    let mut vectors = (0..count).map(|next| (vector + next) % count);
+    vectors.find(|vector| allowed(*vector)).unwrap_or(vector)
+}
+
+/// One of `count` vectors that arrives at processor `cpu`: the `current` one if that does, else one that is
+/// `allowed`. Where several of those do, as if they were dealt out in turn, and where none does, the current
+/// one, if there is one, or as if all were dealt out in turn.
+fn local_vector(
+    count: u32,
+    cpu: u32,
+    current: Option<u32>,
+    allowed: impl Fn(u32) -> bool,
+    arrives: impl Fn(u32) -> bool,
+) -> u32 {
+    if let Some(current) = current.filter(|current| arrives(*current)) {
+        return current;
+    }
+    let here = |vector: &u32| arrives(*vector) && allowed(*vector);
+    let arriving = (0..count).filter(here).count().max(1);
     (0..count)
-        .filter(|vector| arrives(*vector))
+        .filter(here)
         .nth(cpu as usize % arriving)
-        // Somebody steers interrupts elsewhere meanwhile, or none arrives.
-        .unwrap_or(cpu % count.max(1))
+        .or(current)
+        .unwrap_or_else(|| next_allowed(count, cpu % count.max(1), allowed))
+}
+
+/// The vector, of `count`, that somebody gets who asks for a handler; `None` for none. `is_bulk` tells of a
+/// vector that it is not of low latency, `may` whether he may have those that are, and `arrives` of a vector and
+/// a processor whether it does there.
+///
+/// `EPERM` where he names one that he may not have; who leaves the choice to the driver gets another one. The
+/// `current` vector of his queue stays where it would do but for that.
+fn choose(
+    choice: Choice,
+    count: u32,
+    current: Option<u32>,
+    is_bulk: impl Fn(u32) -> bool,
+    may: impl Fn() -> bool,
+    arrives: impl Fn(u32, CpuId) -> bool,
+) -> Result<Option<u32>> {
+    // Nobody comes before others where all are alike.
+    let allowed = |vector| is_bulk(vector) || !(0..count).any(&is_bulk) || may();
+    match choice {
+        Choice::None => Ok(None),
+        Choice::Vector(vector) if vector >= count => Err(EINVAL),
+        Choice::Vector(vector) if !allowed(vector) => Err(EPERM),
+        Choice::Vector(vector) => Ok(Some(vector)),
+        Choice::Near(vector) => Ok(Some(next_allowed(count, vector, allowed))),
+        Choice::Processor(cpu) => {
+            let arrives = |vector| arrives(vector, cpu);
+            let vector = local_vector(count, cpu.as_u32(), current, allowed, arrives);
+            Ok(Some(vector))
+        }
+    }
 }
 
 #[kunit_tests(ferrite_handler)]
@@ -593,10 +752,10 @@ mod tests {
     fn a_handler_is_chosen_by_a_number_or_a_word() {
         assert_eq!(Choice::from_raw(0), Choice::Vector(0));
         assert_eq!(Choice::from_raw(u32::MAX - 2), Choice::Vector(u32::MAX - 2));
-        assert_eq!(Choice::from_raw(u32::MAX - 1), Choice::Local);
+        assert!(Choice::from_raw(u32::MAX - 1).follows().is_some());
         assert_eq!(Choice::from_raw(u32::MAX), Choice::None);
         assert_eq!(Choice::parse("none"), Ok(Choice::None));
-        assert_eq!(Choice::parse("local"), Ok(Choice::Local));
+        assert!(Choice::parse("local").is_ok_and(|choice| choice.follows().is_some()));
         assert_eq!(Choice::parse("3"), Ok(Choice::Vector(3)));
         for bad in [
             "",
@@ -610,6 +769,72 @@ mod tests {
         ] {
             assert_eq!(Choice::parse(bad), Err(EINVAL));
         }
+    }
+
+    #[test]
+    fn a_new_queue_of_a_process_without_a_wish_is_local_and_others_are_where_they_say() {
+        assert!(Choice::of_process(0).follows().is_some());
+        assert_eq!(Choice::of_process(1), Choice::Near(1));
+        for choice in [Choice::Near(1), Choice::Vector(0), Choice::None] {
+            assert_eq!(choice.follows(), None);
+        }
+    }
+
+    #[test]
+    fn a_process_gets_a_handler_of_low_latency_only_where_it_may() {
+        let bulk = |low: &'static [u32]| move |vector: u32| !low.contains(&vector);
+        let nowhere = |_, _| false;
+        let (may, may_not) = (|| true, || false);
+        let near = |vector, low, may: fn() -> bool| {
+            choose(Choice::Near(vector), 4, None, bulk(low), may, nowhere)
+        };
+        assert_eq!(near(1, &[], may_not), Ok(Some(1)));
+        assert_eq!(near(1, &[0, 2, 3], may_not), Ok(Some(1)));
+        assert_eq!(near(1, &[1], may_not), Ok(Some(2)));
+        assert_eq!(near(2, &[2, 3, 0], may_not), Ok(Some(1)));
+        assert_eq!(near(1, &[1], may), Ok(Some(1)));
+        // Nobody comes before others where all are alike.
+        assert_eq!(near(2, &[0, 1, 2, 3], may_not), Ok(Some(2)));
+        // Who asks for a bulk one is not looked at.
+        assert_eq!(near(0, &[1], || unreachable!()), Ok(Some(0)));
+        let named = |vector, low, may: fn() -> bool| {
+            choose(Choice::Vector(vector), 4, None, bulk(low), may, nowhere)
+        };
+        assert_eq!(named(1, &[2], || unreachable!()), Ok(Some(1)));
+        assert_eq!(named(1, &[1], may), Ok(Some(1)));
+        assert_eq!(named(1, &[1], may_not), Err(EPERM));
+        assert_eq!(named(1, &[0, 1, 2, 3], may_not), Ok(Some(1)));
+        for vector in [4, u32::MAX] {
+            assert_eq!(named(vector, &[1], may), Err(EINVAL));
+        }
+        let none = choose(Choice::None, 4, Some(1), bulk(&[1]), may_not, nowhere);
+        assert_eq!(none, Ok(None));
+    }
+
+    #[test]
+    fn who_is_local_gets_a_handler_of_low_latency_only_where_he_may() -> Result {
+        let local = Choice::Processor(CpuId::from_u32(0).ok_or(EINVAL)?);
+        let (may, may_not) = (|| true, || false);
+        // Handlers 1 and 2 arrive, of which 1 is of low latency.
+        let with = |current, may: fn() -> bool| {
+            let arrives = |vector, cpu: CpuId| cpu.as_u32() == 0 && (1..=2).contains(&vector);
+            choose(local, 4, current, |vector| vector != 1, may, arrives)
+        };
+        assert_eq!(with(None, may), Ok(Some(1)));
+        assert_eq!(with(None, may_not), Ok(Some(2)));
+        assert_eq!(with(Some(3), may_not), Ok(Some(2)));
+        // What was there before stays.
+        assert_eq!(with(Some(1), may_not), Ok(Some(1)));
+        // Only one of low latency does: who follows stays where he is, and who is new is elsewhere.
+        let with = |current, may: fn() -> bool| {
+            let arrives = |vector, _| vector == 1;
+            choose(local, 4, current, |vector| vector > 1, may, arrives)
+        };
+        assert_eq!(with(Some(3), may), Ok(Some(1)));
+        assert_eq!(with(Some(3), may_not), Ok(Some(3)));
+        assert_eq!(with(Some(0), may_not), Ok(Some(0)));
+        assert_eq!(with(None, may_not), Ok(Some(2)));
+        Ok(())
     }
 
     #[test]
@@ -635,18 +860,31 @@ mod tests {
 
     #[test]
     fn the_local_handler_is_where_its_interrupt_arrives_and_else_in_turn() {
+        let any = |_| true;
         let at = |served: u32| move |vector| vector == served;
-        assert_eq!(local_vector(4, 0, at(2)), 2);
-        assert_eq!(local_vector(4, 3, at(0)), 0);
+        assert_eq!(local_vector(4, 0, None, any, at(2)), 2);
+        assert_eq!(local_vector(4, 3, None, any, at(0)), 0);
         // In turn among several.
         for (cpu, vector) in [(0, 1), (1, 2), (2, 3), (3, 1)] {
-            assert_eq!(local_vector(4, cpu, |vector| vector > 0), vector);
+            assert_eq!(local_vector(4, cpu, None, any, |vector| vector > 0), vector);
         }
         for cpu in 0..8 {
-            assert_eq!(local_vector(4, cpu, |_| false), cpu % 4);
+            assert_eq!(local_vector(4, cpu, None, any, |_| false), cpu % 4);
         }
-        assert_eq!(local_vector(1, 7, |_| false), 0);
-        assert_eq!(local_vector(0, 7, |_| true), 0);
+        assert_eq!(local_vector(1, 7, None, any, |_| false), 0);
+        assert_eq!(local_vector(0, 7, None, any, |_| true), 0);
+    }
+
+    #[test]
+    fn who_follows_a_processor_moves_only_where_another_handler_arrives_there() {
+        let any = |_| true;
+        let at = |served: u32| move |vector| vector == served;
+        // Its own does, and so do others.
+        assert_eq!(local_vector(4, 0, Some(3), any, |_| true), 3);
+        assert_eq!(local_vector(4, 0, Some(3), any, at(3)), 3);
+        assert_eq!(local_vector(4, 0, Some(3), any, at(1)), 1);
+        // None does, as its processor is offline.
+        assert_eq!(local_vector(4, 0, Some(3), any, |_| false), 3);
     }
 
     #[test]

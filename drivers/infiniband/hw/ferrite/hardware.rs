@@ -9,6 +9,7 @@ use crate::{
         CommandOpcode,
         EventCode,
         EventEntry,
+        EventPriority,
         FatalCode,
         InvalidatePages,
         Plain, //
@@ -29,6 +30,7 @@ use crate::{
         Patience, //
     },
     device::Ferrite,
+    dma_types::Nothing,
     eq::EventQueue,
     event_class::{
         Description,
@@ -194,6 +196,8 @@ pub(crate) struct Hardware {
     /// Where the device is told of GIDs, of which there are many: nobody waits for all of them.
     pub(crate) gid_work: OwnedQueue,
     link_up: Atomic<u32>,
+    /// How many event queues are of low latency.
+    low_latency: Atomic<u32>,
     /// The [`Cause::number`] for which it was given up, zero before.
     cause: Atomic<u32>,
     /// Whom it is up to to make it work again.
@@ -252,6 +256,7 @@ impl Hardware {
             growth_work: OwnedQueue::for_long_work(c"ferrite_growth")?,
             gid_work: OwnedQueue::ordered(c"ferrite_gids")?,
             link_up: Atomic::new(0),
+            low_latency: Atomic::new(0),
             cause: Atomic::new(0),
             recovery: recovery.clone(),
             link_prints <- RateLimit::new(),
@@ -274,6 +279,21 @@ impl Hardware {
     /// Notes whether the link is up.
     pub(crate) fn set_link(&self, up: bool) {
         self.link_up.store(u32::from(up), Relaxed);
+    }
+
+    /// Whether there is an event queue of low latency.
+    #[inline]
+    pub(crate) fn has_low_latency(&self) -> bool {
+        self.low_latency.load(Relaxed) != 0
+    }
+
+    /// Sets the priority of an event queue. Sleeps.
+    pub(crate) fn set_priority(
+        self: &Arc<Self>,
+        queue: &EventQueue,
+        priority: EventPriority,
+    ) -> Result {
+        queue.set_priority(priority, &self.low_latency, |command| self.execute(command))
     }
 
     /// Whether the device has failed; nothing is expected of it any more. It may still touch
@@ -534,6 +554,19 @@ impl Hardware {
                 why
             );
         }
+    }
+
+    /// Has the device answer a command that does nothing, and gives it up where it does not: it may have stopped
+    /// with no way to say so, as where the queue of its last event is what failed, or be gone. Registers are not
+    /// read unless it does not answer, and nothing waits for this. Sleeps.
+    pub(crate) fn check_health(self: &Arc<Self>) {
+        let manner = Manner {
+            class: Class::Short,
+            patience: Patience::None,
+            user: user::KERNEL,
+        };
+        // Where there is no room for it (`EAGAIN`) others wait for their answers, and find out.
+        let _ = self.run(manner, CommandOpcode::Nop, &Nothing);
     }
 
     /// Gives the device up if it is not there any more. Sleeps.

@@ -21,7 +21,10 @@ use crate::{
     hardware::Hardware,
     kernel_ext::{
         pci as pci_ext,
-        pci::ResetHandlers, //
+        pci::{
+            Loading,
+            ResetHandlers, //
+        }, //
     },
     lent::{
         DeviceReach,
@@ -39,7 +42,8 @@ use crate::{
         Kept,
         Recovery, //
     },
-    requests, //
+    requests,
+    steering, //
 };
 use kernel::{
     device::{
@@ -303,6 +307,17 @@ impl pci::Driver for FerriteDriver {
         // driver, which the driver core drops before it releases what is managed.
         unsafe { bound.recovery.open(pdev)? };
         Ok(bound)
+    }
+}
+
+impl Loading for FerriteDriver {
+    fn load() -> Result {
+        steering::HOTPLUG.register(c"infiniband/ferrite:online")
+    }
+
+    fn unload() {
+        // SAFETY: Only bound devices have somebody who follows, which goes with them.
+        unsafe { steering::HOTPLUG.unregister() }
     }
 }
 

@@ -82,6 +82,9 @@ const PATIENCE: u32 = 20_000;
 /// After so many milliseconds it is said that users take their time to let go.
 const LONG_PARTING: u64 = 5_000;
 
+/// Every so many milliseconds a device that works is asked whether it does ([`Hardware::check_health`]).
+const HEALTH: u32 = 10_000;
+
 /// Tells the work of talking to devlink from that of recovery.
 const TALK: u64 = 1;
 
@@ -706,6 +709,21 @@ impl Recovery {
         }
     }
 
+    /// Asks a device that works whether it does, and has it asked again after a while. Sleeps.
+    fn check_health(self: &Arc<Self>) {
+        let hw = {
+            let lives = self.lives.lock();
+            lives.life.as_ref().map(|life| life.hw().clone())
+        };
+        // Without the lock, for as long as the device takes to answer. Its life does not end meanwhile: that
+        // is done here, or after this was waited for.
+        if let Some(hw) = hw {
+            hw.check_health();
+        }
+        // Where it turned out to have failed this is queued already, for now.
+        self.look_after(HEALTH);
+    }
+
     fn answer(&self, question: u64, answer: Result<u32, Refusal>) {
         self.exchange.lock().answer(question, answer);
         self.answered.notify_all();
@@ -752,6 +770,7 @@ impl Recovery {
         if result.is_ok() {
             // After the answer: where that is taken devlink counts by itself.
             self.tell();
+            self.look_after(HEALTH);
         }
         step
     }
@@ -798,6 +817,7 @@ impl WorkItem for Recovery {
                 let life = this.plan.lock().life;
                 this.answer(question, Ok(life));
             }
+            this.check_health();
             return;
         };
         let (news, step) = {

@@ -4,7 +4,8 @@
 //!
 //! A queue of low latency comes before each other one. Those others are served in small turns while
 //! there is one, and it is looked after between the turns: its event waits for no more than a turn of
-//! another queue.
+//! another queue. So is one with a vector of its own whose interrupt arrives at the same processor, and
+//! would have to wait for the end of this one.
 
 use crate::{
     abi,
@@ -41,15 +42,17 @@ pub(crate) trait Serve {
 }
 
 /// Serves queues that share a vector: each at least once, each bulk one for no more than [`BUDGET`] events,
-/// and those of low latency again between turns, [`LOOKS`] times in all. Returns whether there was something
-/// to do for any.
-pub(crate) fn serve(queues: &[impl Serve]) -> bool {
+/// and those of low latency again between turns, [`LOOKS`] times in all. `elsewhere` serves those of low
+/// latency of other vectors that this one is in the way of, if there are such. Returns whether there was
+/// something to do for any of `queues`.
+pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn()>) -> bool {
     let mut found = false;
     let low_latency = queues.first().is_some_and(Serve::is_low_latency);
-    if queues
+    let alike = queues
         .iter()
-        .all(|queue| queue.is_low_latency() == low_latency)
-    {
+        .all(|queue| queue.is_low_latency() == low_latency);
+    // Where all are of low latency, those of others do not come before them.
+    if alike && (low_latency || elsewhere.is_none()) {
         for queue in queues {
             found |= queue.serve();
         }
@@ -57,6 +60,9 @@ pub(crate) fn serve(queues: &[impl Serve]) -> bool {
     }
     let serve_low_latency = || {
         let mut found = false;
+        if let Some(serve) = &elsewhere {
+            serve();
+        }
         for queue in queues.iter().filter(|queue| queue.is_low_latency()) {
             found |= queue.serve();
         }
@@ -207,6 +213,8 @@ mod tests {
         }
     }
 
+    const NOWHERE: Option<fn()> = None;
+
     fn queue(
         turns: &RefCell<KVec<(u8, u32)>>,
         name: u8,
@@ -230,14 +238,14 @@ mod tests {
             queue(&turns, b'b', false, 1000),
             queue(&turns, b'c', false, 0),
         ];
-        serve(&queues);
+        serve(&queues, NOWHERE);
         let expected = [(b'a', 3), (b'b', BUDGET), (b'c', 0)];
         assert_eq!(turns.borrow().as_slice(), expected.as_slice());
         assert!(queues.iter().all(|queue| queue.armed.get() == 1));
         // And so are those that all come before others.
         turns.borrow_mut().clear();
         let queues = [queue(&turns, b'a', true, 1), queue(&turns, b'b', true, 2)];
-        serve(&queues);
+        serve(&queues, NOWHERE);
         assert_eq!(turns.borrow().as_slice(), [(b'a', 1), (b'b', 2)].as_slice());
     }
 
@@ -249,7 +257,7 @@ mod tests {
             queue(&turns, b'l', true, 2),
             queue(&turns, b'c', false, 1),
         ];
-        serve(&queues);
+        serve(&queues, NOWHERE);
         let expected = [
             (b'l', 2),
             (b'b', TURN),
@@ -266,13 +274,53 @@ mod tests {
     }
 
     #[test]
+    fn a_low_latency_queue_of_another_vector_comes_first_too() {
+        let turns = RefCell::new(KVec::new());
+        let other = queue(&turns, b'o', true, 2);
+        let elsewhere = || {
+            other.serve();
+        };
+        let queues = [queue(&turns, b'b', false, TURN + 3)];
+        assert!(serve(&queues, Some(elsewhere)));
+        let expected = [(b'o', 2), (b'b', TURN), (b'o', 0), (b'b', 3), (b'o', 0)];
+        assert_eq!(turns.borrow().as_slice(), expected.as_slice());
+        assert_eq!(queues[0].armed.get(), 1);
+        // What was found there is not this vector's: on a pin nobody else's interrupt is claimed.
+        other.events.set(1);
+        assert!(!serve(&queues, Some(elsewhere)));
+        // A queue of low latency has the processor to itself, as the other one would.
+        turns.borrow_mut().clear();
+        other.events.set(7);
+        let queues = [queue(&turns, b'l', true, 1)];
+        assert!(serve(&queues, Some(elsewhere)));
+        assert_eq!(turns.borrow().as_slice(), [(b'l', 1)].as_slice());
+    }
+
+    #[test]
+    fn those_of_other_vectors_do_not_hold_an_interrupt_for_ever() {
+        let turns = RefCell::new(KVec::new());
+        let other = queue(&turns, b'o', true, u32::MAX);
+        let queues = [
+            queue(&turns, b'a', false, u32::MAX),
+            queue(&turns, b'b', false, u32::MAX),
+        ];
+        serve(
+            &queues,
+            Some(|| {
+                other.serve();
+            }),
+        );
+        assert_eq!(u32::MAX - other.events.get(), (LOOKS + 1) * BUDGET);
+    }
+
+    #[test]
     fn a_bulk_queue_with_no_end_has_its_budget_and_no_more() {
         let turns = RefCell::new(KVec::new());
         let queues = [
             queue(&turns, b'b', false, u32::MAX),
             queue(&turns, b'l', true, 0),
         ];
-        serve(&queues);
+        serve(&queues, NOWHERE);
         let of = |name| {
             let turns = turns.borrow();
             let turns = turns.iter().filter(|turn| turn.0 == name);
@@ -293,7 +341,7 @@ mod tests {
             queue(&turns, b'c', false, u32::MAX),
             queue(&turns, b'l', true, u32::MAX),
         ];
-        serve(&queues);
+        serve(&queues, NOWHERE);
         let handled = u32::MAX - queues[3].events.get();
         assert_eq!(handled, (LOOKS + 2) * BUDGET);
     }
@@ -309,11 +357,11 @@ mod tests {
                     queue(&turns, b'q', low_latency[at], events)
                 };
                 let queues = [queue(0), queue(1), queue(2)];
-                assert_eq!(serve(&queues), busy < queues.len());
+                assert_eq!(serve(&queues, NOWHERE), busy < queues.len());
             }
         }
         let none: [Queue<'_>; 0] = [];
-        assert!(!serve(&none));
+        assert!(!serve(&none, NOWHERE));
     }
 
     #[test]
@@ -345,7 +393,7 @@ mod tests {
             Some(&other),
         );
         let queues = [&low, &bulk, &other];
-        serve(&queues);
+        serve(&queues, NOWHERE);
         assert_eq!(other.0.armed.get(), 1);
         assert_eq!(other.0.events.get(), 0);
     }

@@ -3,7 +3,7 @@
 
 use super::checks;
 use super::fixture::*;
-use crate::host::Host;
+use crate::host::{Host, CONTROL_LOG_ENTRIES, EVENT_LOG_ENTRIES};
 use crate::outcome::{not_here, wait_for, watch, Outcome};
 use crate::work::Work;
 use crate::{ensure, ensure_eq};
@@ -63,6 +63,7 @@ checks! {
     "DEV-5-50" => kept_back_and_switched,
     "DEV-5-51" => unread_in_the_old_ring,
     "DEV-5-52" => room_in_the_new_ring,
+    "DEV-5-57" => room_for_answers,
 }
 
 fn each_to_its_queue(host: &mut Host) -> Outcome {
@@ -419,6 +420,42 @@ fn no_room_for_an_answer(host: &mut Host) -> Outcome {
     }
     host.ring_control()?;
     host.is_fatal(FatalCode::EventQueueOverflow)
+}
+
+/// More events for queue 0 than leave room for the answers to as many commands as the ring takes.
+fn room_for_answers(host: &mut Host) -> Outcome {
+    host.start()?;
+    let mut queues = Vec::new();
+    for _ in 0..(1 << CONTROL_LOG_ENTRIES) + 8 {
+        let mut command = host.cq_command(6);
+        command.eqn = EQ_CONTROL;
+        queues.push(with_queue_of(host, &command)?);
+    }
+    for (cq, qp) in &mut queues {
+        host.arm_cq(cq, 0, false)?;
+        complete(host, cq, qp)?;
+    }
+    let mut cookies = Vec::new();
+    for _ in 1..1 << CONTROL_LOG_ENTRIES {
+        let entry = host.bare_entry(CommandOpcode::Nop);
+        host.write_command(&entry);
+        cookies.push(entry.cookie);
+    }
+    host.ring_control()?;
+    // All of them, before the host reads anything.
+    let ring = host.queues[&EQ_CONTROL].clone();
+    let last = ring.read + (1 << EVENT_LOG_ENTRIES) - 2;
+    wait_for("the answers to all commands", || {
+        let code = host.memory.load32(ring.slot(last));
+        Ok((code != 0).then_some(()))
+    })?;
+    for cookie in cookies {
+        host.answer(cookie)?;
+    }
+    for (cq, _) in &queues {
+        host.event(EQ_CONTROL, EventCode::Completion, cq.cqn)?;
+    }
+    host.no_event(EQ_CONTROL)
 }
 
 fn kept_back(host: &mut Host) -> Outcome {

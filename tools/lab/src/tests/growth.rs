@@ -23,6 +23,67 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
+/// On the unmodified Debian kernel.
+pub const FAILING: &[VmTest] = &[VmTest::new(
+    "a thousand queue pairs fail at once with tiny event queues, and others go on",
+    |cluster| with_tiny_queues(cluster, |one, two| all_fail(one, two, 1000)),
+)];
+
+/// The same, with as many as the device has, of some minutes.
+pub const LONG: &[VmTest] = &[VmTest::new(
+    "sixteen thousand queue pairs fail at once, and others go on",
+    |cluster| {
+        let (one, two) = cluster.two()?;
+        all_fail(one, two, 16_000)?;
+        with_tiny_queues(cluster, |one, two| all_fail(one, two, 16_000))
+    },
+)];
+
+/// Has so many queue pairs of one program fail while another one is served, which is not to notice.
+fn all_fail(one: &Vm, two: &Vm, count: u32) -> Result<()> {
+    const PORT: u16 = 18630;
+    let time = Duration::from_secs(600);
+    let pingpong = format!(
+        "{} exec ibv_rc_pingpong -d $dev -g $gid -p {PORT} -s 64 -n 100000000 -e",
+        crate::traffic::DEVICE_AND_GID
+    );
+    let server = one.spawn(&pingpong, time)?;
+    wait_listening(one, PORT)?;
+    let client = two.spawn(&format!("{pingpong} {}", one.ip()), time)?;
+    one.wait_for("ferritectl show qps | grep -q Rts", Duration::from_secs(60))?;
+    let events = |eqn| -> Result<u64> {
+        let queues = event_queues(one)?;
+        number(queues.get(&eqn).context("no such queue")?, "events")
+    };
+    let before = events(ASYNC)?;
+    let failed = one.sh_in(
+        &format!("verbs-check run failures --count {count} 2>&1"),
+        time,
+    );
+    // The other program goes on, by its interrupts.
+    let served = events(HANDLER)?;
+    let goes_on =
+        crate::process::wait_until(std::time::Instant::now() + Duration::from_secs(30), || {
+            Ok(events(HANDLER)? > served + 10)
+        });
+    for running in [client, server] {
+        running.end_with(libc::SIGKILL)?;
+    }
+    println!(
+        "          (entries, overflows): {:?}",
+        [room(one, 0)?, room(one, ASYNC)?]
+    );
+    failed.context("the queue pairs that fail")?;
+    if !goes_on? {
+        bail!("the other program stands still");
+    }
+    let told = events(ASYNC)? - before;
+    if told < u64::from(count) {
+        bail!("{told} asynchronous events of {count} queue pairs");
+    }
+    Ok(())
+}
+
 /// Entries of the smallest event queue.
 const TINY: u64 = 16;
 /// The event queues of asynchronous events and of the first completion handler.
@@ -30,10 +91,10 @@ const ASYNC: u64 = 1;
 const HANDLER: u64 = 2;
 
 /// A machine that does not run until this is dropped. Its device does.
-struct Stopped<'a>(&'a Vm);
+pub struct Stopped<'a>(&'a Vm);
 
 impl<'a> Stopped<'a> {
-    fn new(vm: &'a Vm) -> Self {
+    pub fn new(vm: &'a Vm) -> Self {
         signal(vm, libc::SIGSTOP);
         Self(vm)
     }
@@ -142,7 +203,8 @@ fn flood_once(one: &Vm, two: &Vm, round: u32) -> Result<()> {
     let port = 18610 + round as u16;
     let server = one.spawn(
         &format!(
-            "{} exec verbs-check serve --port {port}",
+            // Its completion queues are at the first handler.
+            "{} exec taskset -c 0 verbs-check serve --port {port}",
             crate::traffic::DEVICE_AND_GID
         ),
         Duration::from_secs(300),

@@ -22,6 +22,10 @@ pub const LOADING: &[VmTest] = &[
         "a program whose device goes is told, and can end what it has",
         unbound_under_a_program,
     ),
+    VmTest::new(
+        "a device that the driver let go of under load raises and writes nothing more",
+        silent_afterwards,
+    ),
 ];
 
 /// A device that fails under its users, who let go of it all the same. The driver is loaded when
@@ -96,6 +100,42 @@ fn unbound_under_a_program(cluster: &Cluster) -> Result<()> {
     unbind(one)?;
     ended_well(one, program)?;
     bind(one)?;
+    still_works(cluster)
+}
+
+fn silent_afterwards(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let time = Duration::from_secs(120);
+    let program = "exec ib_send_bw -e -d $dev -x $gid -p 18521 -s 1024 -D 100 -F";
+    let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
+    wait_listening(one, 18521)?;
+    let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
+    super::faults::wait_for_traffic(cluster, 2, &[&server, &client])?;
+    let raised = |wanted: &str| -> Result<u64> {
+        let counters = cluster.counters(1)?;
+        counters["engine"][wanted]
+            .as_u64()
+            .with_context(|| format!("no {wanted} in {counters}"))
+    };
+    let sample = || -> Result<Vec<u64>> {
+        let names = ["interrupts", "events", "completions"];
+        names.into_iter().map(raised).collect()
+    };
+    let start = sample()?;
+    ensure!(start.iter().all(|count| *count > 0), "{start:?}");
+    unbind(one)?;
+    // The peer sends on until it gives up.
+    let before = sample()?;
+    std::thread::sleep(Duration::from_secs(1));
+    let after = sample()?;
+    for running in [client, server] {
+        running.end_with(libc::SIGKILL)?;
+    }
+    bind(one)?;
+    ensure!(
+        before == after,
+        "interrupts, events, completions: {before:?}, then {after:?}"
+    );
     still_works(cluster)
 }
 

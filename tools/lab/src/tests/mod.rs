@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tests that need virtual machines, in groups that share booted machines.
 
+mod affinity;
 mod allocations;
 mod basics;
 mod clients;
@@ -19,6 +20,7 @@ mod moving;
 mod notification;
 mod numbers;
 mod nvme;
+mod priority;
 mod recovery;
 mod wire;
 
@@ -123,6 +125,7 @@ pub fn groups() -> Vec<Group> {
                 ("clients", inside::TESTS),
                 ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
+                ("clients", growth::FAILING),
                 ("neighbours", lifecycle::FAILING),
                 ("moving", moving::FAILING),
             ],
@@ -145,7 +148,11 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
             long: true,
-            tests: &[("neighbours", limits::LONG), ("recovery", recovery::STOCK)],
+            tests: &[
+                ("neighbours", limits::LONG),
+                ("recovery", recovery::STOCK),
+                ("clients", growth::LONG),
+            ],
         },
         Group {
             name: "interoperation",
@@ -165,14 +172,17 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: |o| Options {
                 cpus: 4,
-                own_device_args: vec![notification::vectors(3, 5), notification::vectors(1, 8)],
+                // One has a vector for each processor and queue, the other has fewer.
+                own_device_args: vec![vec![], notification::vectors(3, 5)],
                 ..o
             },
             long: false,
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
+                ("few vectors", priority::SHARED),
                 ("four processors", moving::TESTS),
                 ("four processors", moving::SERVES),
+                ("four processors", affinity::TESTS),
                 ("four processors", basics::THREADS),
             ],
         },
@@ -190,7 +200,11 @@ pub fn groups() -> Vec<Group> {
             load_driver: true,
             options: numbers::options,
             long: false,
-            tests: &[("other numbers", numbers::TESTS)],
+            tests: &[
+                ("few vectors", notification::ONE_VECTOR),
+                ("two processors", affinity::TESTS),
+                ("other numbers", numbers::TESTS),
+            ],
         },
         Group {
             name: "recovery",
@@ -214,6 +228,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
                 ("checked", growth::TESTS),
+                ("checked", priority::APART),
                 ("checked", moving::ENDING),
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),

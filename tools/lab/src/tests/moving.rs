@@ -68,7 +68,7 @@ fn interrupts(vm: &Vm) -> Result<Vec<Vec<u64>>> {
 
 /// What happened in a while.
 #[derive(Debug, Default, PartialEq)]
-struct Served {
+pub struct Served {
     /// The vectors that were taken, each with the processor.
     vectors: Vec<(usize, usize)>,
     /// The handlers whose event queues had events.
@@ -77,7 +77,7 @@ struct Served {
 
 impl Served {
     /// By one handler.
-    fn by(handler: u64, vector: usize, cpu: usize) -> Self {
+    pub fn by(handler: u64, vector: usize, cpu: usize) -> Self {
         Self {
             vectors: vec![(vector, cpu)],
             handlers: vec![handler],
@@ -107,7 +107,7 @@ impl Served {
     }
 
     /// Looks until this is what happens: now and then a message of the connection manager comes between.
-    fn expect(&self, vm: &Vm, what: &str) -> Result<()> {
+    pub fn expect(&self, vm: &Vm, what: &str) -> Result<()> {
         let mut found = Vec::new();
         for _ in 0..3 {
             found.push(Self::look(vm)?);
@@ -127,7 +127,7 @@ fn events(vm: &Vm) -> Result<Vec<u64>> {
         .collect()
 }
 
-fn shown(vm: &Vm, section: &str) -> Result<Vec<Value>> {
+pub fn shown(vm: &Vm, section: &str) -> Result<Vec<Value>> {
     let text = vm.sh(&format!("ferritectl show {section} --json"))?;
     let shown: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
     let rows = shown[section].as_array().with_context(|| text.clone())?;
@@ -135,7 +135,7 @@ fn shown(vm: &Vm, section: &str) -> Result<Vec<Value>> {
 }
 
 /// The completion queue of a program.
-fn queue_of(vm: &Vm, program: &str) -> Result<Value> {
+pub fn queue_of(vm: &Vm, program: &str) -> Result<Value> {
     let cqs = shown(vm, "cqs")?;
     let found = cqs.iter().find(|row| row["comm"] == program);
     found
@@ -149,22 +149,26 @@ fn move_to(vm: &Vm, cqn: &Value, handler: &str) -> Result<()> {
 }
 
 /// Two programs that wake each other without end.
-struct Endless<'v>(Running<'v>, Running<'v>);
+pub struct Endless<'v>(Running<'v>, Running<'v>);
 
 impl<'v> Endless<'v> {
     fn start(one: &'v Vm, two: &'v Vm) -> Result<Self> {
-        let endless = format!(
-            "{DEVICE_AND_GID} exec ibv_rc_pingpong -d $dev -g $gid -p {PORT} -s 64 -n 100000000 -e"
-        );
+        Self::start_by(one, "", two)
+    }
+
+    /// The one in the first machine is started by a command.
+    pub fn start_by(one: &'v Vm, command: &str, two: &'v Vm) -> Result<Self> {
+        let endless = format!("ibv_rc_pingpong -d $dev -g $gid -p {PORT} -s 64 -n 100000000 -e");
         let time = Duration::from_secs(300);
-        let server = one.spawn(&endless, time)?;
+        let server = one.spawn(&format!("{DEVICE_AND_GID} exec {command} {endless}"), time)?;
         wait_listening(one, PORT)?;
-        let client = two.spawn(&format!("{endless} {}", one.ip()), time)?;
+        let client = format!("{DEVICE_AND_GID} exec {endless} {}", one.ip());
+        let client = two.spawn(&client, time)?;
         one.wait_for("ferritectl show qps | grep -q Rts", TIME)?;
         Ok(Self(server, client))
     }
 
-    fn end(self) -> Result<()> {
+    pub fn end(self) -> Result<()> {
         for running in [self.1, self.0] {
             running.end_with(libc::SIGKILL)?;
         }
@@ -195,9 +199,10 @@ fn follows(one: &Vm) -> Result<()> {
     };
     let irq = |handler: &Value| handler["irq"].as_u64().context("no irq");
     let cpus: usize = one.sh("nproc")?.trim().parse()?;
+    // What is asked for: it is so after the next interrupt.
     let arrives_at = |handler: &Value| -> Result<usize> {
         let irq = irq(handler)?;
-        let list = one.sh(&format!("cat /proc/irq/{irq}/effective_affinity_list"))?;
+        let list = one.sh(&format!("cat /proc/irq/{irq}/smp_affinity_list"))?;
         list.trim().parse().with_context(|| list.clone())
     };
     for handler in &handlers {

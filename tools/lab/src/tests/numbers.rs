@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 
 use super::basics::{connection_manager, verbs_check};
 use super::limits::{hold_contexts, no_more};
-use super::{nothing_left, VmTest};
+use super::{nothing_left, notification, VmTest};
 use crate::cluster::{Cluster, Options};
 use crate::traffic::{client_server, pingpong};
 
@@ -84,11 +84,12 @@ impl Device {
     }
 }
 
-/// The machines that these tests need.
+/// The machines that these tests need. The second has one vector for all of its event queues.
 pub fn options(usual: Options) -> Options {
+    let [one, two] = DEVICES.map(|device| device.args());
     Options {
-        cpus: 1,
-        own_device_args: DEVICES.iter().map(Device::args).collect(),
+        cpus: 2,
+        own_device_args: vec![one, [two, notification::vectors(1, 8)].concat()],
         ..usual
     }
 }

@@ -53,6 +53,10 @@ pub const LONG: &[VmTest] = &[
     ),
     VmTest::new("a device that does not answer comes back", silent),
     VmTest::new(
+        "a device that falls silent while nobody asks is noticed, and comes back",
+        silent_alone,
+    ),
+    VmTest::new(
         "a device whose name was taken comes back by another",
         name_taken,
     ),
@@ -429,6 +433,20 @@ fn silent(cluster: &Cluster) -> Result<()> {
         said["last failure"] == "the device did not answer a command",
         "{said}"
     );
+    load_with(one, "")?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn silent_alone(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    load_with(one, "command_timeout_ms=3000")?;
+    let count = lives(one)?;
+    one.sh("dmesg -C")?;
+    misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;
+    one.wait_for("dmesg | grep -q 'no answer to command Nop'", PATIENCE)?;
+    behave(cluster)?;
+    wait_back(one, count)?;
     load_with(one, "")?;
     nothing_left(one)?;
     still_works(cluster)

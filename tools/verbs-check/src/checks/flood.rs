@@ -43,7 +43,7 @@ pub fn run(bench: &mut Bench, report: &mut Report, go: &str) {
     report.enter("flood: destroy", bench.reset());
 }
 
-fn say(line: &str) -> Check {
+pub(super) fn say(line: &str) -> Check {
     println!("{line}");
     std::io::stdout()
         .flush()
@@ -51,7 +51,7 @@ fn say(line: &str) -> Check {
 }
 
 /// Waits until somebody has made the file.
-fn wait_for(file: &str) -> Check {
+pub(super) fn wait_for(file: &str) -> Check {
     say(&format!("waits for {file}"))?;
     let deadline = Instant::now() + PATIENCE;
     while !Path::new(file).exists() {

@@ -2,6 +2,7 @@
 //! A completion queue that is moved from handler to handler, and to none, while it is in use
 //! (`ferritedv.h`). Both ends of each connection are in this process.
 
+use std::ffi::CStr;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -27,26 +28,34 @@ type Query = unsafe extern "C" fn(*mut ibv_cq, *mut u32) -> i32;
 
 /// The provider's functions.
 #[derive(Clone, Copy)]
-struct Direct {
+pub(super) struct Direct {
     modify: Move,
     query: Query,
 }
 
 impl Direct {
-    /// Finds them in the library that libibverbs has loaded already.
-    fn load() -> Check<Self> {
-        // SAFETY: the names are C strings; a symbol of that name is the function that ferritedv.h
-        // declares. The library is never closed.
+    /// Finds a function in the library that libibverbs has loaded already.
+    pub(super) fn symbol(name: &CStr) -> Check<*mut libc::c_void> {
+        // SAFETY: the names are C strings. The library is never closed.
         unsafe {
             let library = libc::dlopen(c"libferrite.so.1".as_ptr(), libc::RTLD_NOW);
             if library.is_null() {
                 return Err(Outcome::Skipped("there is no libferrite.so.1".into()));
             }
-            let modify = libc::dlsym(library, c"ferritedv_modify_cq_vector".as_ptr());
-            let query = libc::dlsym(library, c"ferritedv_query_cq_vector".as_ptr());
-            if modify.is_null() || query.is_null() {
+            let symbol = libc::dlsym(library, name.as_ptr());
+            if symbol.is_null() {
                 return Err("libferrite.so.1 has not the functions of ferritedv.h".into());
             }
+            Ok(symbol)
+        }
+    }
+
+    /// Finds the functions.
+    pub(super) fn load() -> Check<Self> {
+        let modify = Self::symbol(c"ferritedv_modify_cq_vector")?;
+        let query = Self::symbol(c"ferritedv_query_cq_vector")?;
+        // SAFETY: symbols of those names are the functions that ferritedv.h declares.
+        unsafe {
             Ok(Self {
                 modify: std::mem::transmute::<*mut libc::c_void, Move>(modify),
                 query: std::mem::transmute::<*mut libc::c_void, Query>(query),
@@ -55,13 +64,13 @@ impl Direct {
     }
 
     /// What a move says: 0 or an errno value.
-    fn modify(&self, cq: *mut ibv_cq, vector: u32) -> i32 {
+    pub(super) fn modify(&self, cq: *mut ibv_cq, vector: u32) -> i32 {
         // SAFETY: the queue lives.
         unsafe { (self.modify)(cq, vector) }
     }
 
     /// The vector of a queue.
-    fn query(&self, cq: *mut ibv_cq) -> Check<u32> {
+    pub(super) fn query(&self, cq: *mut ibv_cq) -> Check<u32> {
         let mut vector = 0;
         // SAFETY: the queue lives, and there is a place for the number.
         let errno = unsafe { (self.query)(cq, &mut vector) };
@@ -225,7 +234,9 @@ fn completes(rig: &Rig, pair: &Pair, id: u64) -> Check {
 fn places(rig: &Rig, direct: Direct, _options: &Options) -> Check {
     let (pair, channel) = pair(rig)?;
     let vectors = rig.context.comp_vectors();
-    expect!(direct.query(pair.cq)?, 0, "the vector it was made with");
+    // It was made with vector zero, which is no wish.
+    let made = direct.query(pair.cq)?;
+    expect!(made < vectors, true, "vector {made} of a new queue");
     let (mut id, mut before) = (0, 0);
     for vector in (0..vectors).chain([NONE]).chain((0..vectors).rev()) {
         well(direct.modify(pair.cq, vector), "moving it")?;

@@ -7,7 +7,7 @@
 //! Objects are not destroyed one by one: closing the context must do.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -1490,6 +1490,71 @@ fn failing_together(rig: &Rig) -> Check {
             Ok(None) => return Err(format!("{} were not told", untold.len()).into()),
             Err(errno) => return Err(format!("ibv_get_async_event: {errno}").into()),
         }
+    }
+    let good = rig.pair()?;
+    rig.write(good.a, 64)?;
+    rig.ends(good.cq, IBV_WC_SUCCESS, "a write afterwards")?;
+    Ok(())
+}
+
+pub fn failures(options: &Options, report: &mut Report, count: usize) {
+    let result = Rig::new(options).and_then(|rig| all_fail(&rig, count));
+    report.enter(
+        &format!("failures: {count} queue pairs that fail at once raise one event each"),
+        result,
+    );
+}
+
+/// Queue pairs whose completion queue is too small for all of them: when it overflows it is dead, and whoever
+/// completes there fails.
+fn all_fail(rig: &Rig, count: usize) -> Check {
+    let cq = rig.cq(16)?;
+    let ah = handle(rig)?;
+    let mut untold = BTreeMap::new();
+    for _ in 0..count {
+        let mut attr = ibv_qp_init_attr {
+            send_cq: cq,
+            recv_cq: cq,
+            cap: ibv_qp_cap {
+                max_send_wr: 2,
+                max_recv_wr: 1,
+                ..SMALL
+            },
+            qp_type: IBV_QPT_UD,
+            sq_sig_all: 1,
+            ..Default::default()
+        };
+        // SAFETY: the domain and the queue live.
+        let qp = made(unsafe { ibv_create_qp(rig.pd, &mut attr) }, "ibv_create_qp")?;
+        to_init(rig, qp)?;
+        start_datagrams(qp)?;
+        // SAFETY: the queue pair lives.
+        untold.insert(unsafe { (*qp).qp_num }, qp);
+    }
+    println!("{count} queue pairs are about to fail");
+    let all: Vec<*mut ibv_qp> = untold.values().copied().collect();
+    // The first have room for one completion, but none for two.
+    for _ in 0..2 {
+        for qp in &all {
+            datagram(rig, *qp, ah, 8, rig.lkey())?;
+        }
+    }
+    let mut dead = 0;
+    while !untold.is_empty() {
+        match rig.context.async_event(PATIENCE) {
+            Ok(Some((IBV_EVENT_QP_FATAL, qpn))) if untold.remove(&qpn).is_some() => {}
+            Ok(Some((IBV_EVENT_CQ_ERR, _))) => dead += 1,
+            Ok(Some((kind, qpn))) => return Err(format!("event {kind} of {qpn}").into()),
+            Ok(None) => return Err(format!("{} were not told", untold.len()).into()),
+            Err(errno) => return Err(format!("ibv_get_async_event: {errno}").into()),
+        }
+    }
+    expect!(dead, 1, "events of the completion queue");
+    let more = rig.context.async_event(Duration::ZERO);
+    expect!(more.map_err(|errno| errno.to_string())?, None, "one more");
+    for qp in all {
+        // SAFETY: it is not used any more.
+        well(unsafe { ibv_destroy_qp(qp) }, "ibv_destroy_qp")?;
     }
     let good = rig.pair()?;
     rig.write(good.a, 64)?;
