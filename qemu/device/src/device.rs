@@ -467,14 +467,16 @@ impl Core {
     /// Sets what the device does wrong from now on.
     pub fn misbehave(&mut self, rules: Misbehaviour) -> Result<(), String> {
         rules.check()?;
-        let good = rules == Misbehaviour::default();
-        if !good {
+        let good = rules.is_good();
+        let before = self.engine.core().misdeeds().map(|(rules, _)| *rules);
+        let is_news = before != (!good).then_some(rules);
+        if is_news && !good {
             // While it can still be relied on.
             self.tell_of_management(Management::Faults, true);
         }
         let now = self.now();
         self.engine.misbehave(rules, now, &mut self.host);
-        if good {
+        if is_news && good {
             self.tell_of_management(Management::Faults, false);
         }
         self.follow_pin();

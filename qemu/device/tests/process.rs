@@ -529,7 +529,23 @@ fn what_is_done_to_the_device_from_outside_is_told_on_event_queue_0() {
             r#"{"cmd":"link","up":true}"#.into(),
             Some((managed, cable, 1, 0)),
         ),
-        // Before faults begin, and when they have ended.
+        // Faults, too.
+        (r#"{"cmd":"misbehave"}"#.into(), None),
+        (
+            r#"{"cmd":"misbehave","lose_flushes":true}"#.into(),
+            Some((managed, faults, 1, 0)),
+        ),
+        (r#"{"cmd":"misbehave","lose_flushes":true}"#.into(), None),
+        (
+            r#"{"cmd":"misbehave","lose_flushes":true,"seed":1}"#.into(),
+            Some((managed, faults, 1, 0)),
+        ),
+        (
+            r#"{"cmd":"misbehave","hold":5.0}"#.into(),
+            Some((managed, faults, 0, 0)),
+        ),
+        (r#"{"cmd":"misbehave","hold":6.0}"#.into(), None),
+        // Before they begin, and when they have ended.
         (
             r#"{"cmd":"misbehave","events":{"drop":1.0}}"#.into(),
             Some((managed, faults, 1, 0)),

@@ -289,7 +289,7 @@ impl Core {
             return Ok(());
         }
         if std::mem::take(&mut queue.owed) {
-            self.cq_post(command.cqn, host);
+            self.cq_post(command.cqn, None, host);
         }
         if old.0 == EQ_NONE && fulfilled {
             // What a later arming waited for has come while nobody was to be told.
@@ -442,7 +442,7 @@ impl Core {
         if let Some(queue) = self.cqs.get_mut(cqn) {
             queue.arming = Arming::None;
             queue.timer.stop();
-            self.cq_post(cqn, host);
+            self.cq_post(cqn, None, host);
         }
     }
 
@@ -476,8 +476,9 @@ impl Core {
         queue.is_some_and(|queue| self.eqs.is_low_latency(self.completion_route(queue).eqn))
     }
 
-    /// Writes the event of an arming that is fulfilled, or has it wait.
-    fn cq_post(&mut self, cqn: u32, host: &mut dyn Host) {
+    /// Writes the event of an arming that is fulfilled, or has it wait: behind others who do, unless
+    /// it is its `turn` in that event queue.
+    fn cq_post(&mut self, cqn: u32, turn: Option<u16>, host: &mut dyn Host) {
         let Some(queue) = self.cqs.queues.get(cqn) else {
             return;
         };
@@ -507,7 +508,7 @@ impl Core {
         }
         let last = queue.last_event;
         let entry = event(EventCode::Completion, cqn, u64::from(queue.sequence), 0);
-        let posted = self.post_completion_event(route, last, entry, host);
+        let posted = self.post_completion_event(route, last, turn, entry, host);
         if let Some(queue) = self.cqs.get_mut(cqn) {
             queue.waiting = None;
             match posted {
@@ -529,7 +530,7 @@ impl Core {
             .is_some_and(|ticket| !self.eqs.is_waiting(queue.place, ticket));
         let eqn = self.completion_route(queue).eqn;
         if waits && self.eqs.state(eqn) != EventQueueState::Undefined {
-            self.cq_post(cqn, host);
+            self.cq_post(cqn, None, host);
         }
     }
 
@@ -539,15 +540,15 @@ impl Core {
         let waits = |queue: &&CompletionQueue| queue.waiting == Some(ticket);
         let queue = self.cqs.queues.get(cqn).filter(waits);
         if queue.is_some_and(|queue| self.completion_route(queue).eqn != eqn) {
-            self.cq_post(cqn, host);
+            self.cq_post(cqn, None, host);
         }
     }
 
-    /// Tries again to write an event that waited under `ticket`.
-    pub(crate) fn cq_retry(&mut self, cqn: u32, ticket: u64, host: &mut dyn Host) {
+    /// Tries again to write an event that waited under `ticket` in queue `eqn`, where it is its turn.
+    pub(crate) fn cq_retry(&mut self, cqn: u32, ticket: u64, eqn: u16, host: &mut dyn Host) {
         let queue = self.cqs.get_mut(cqn);
         if queue.is_some_and(|queue| queue.waiting == Some(ticket)) {
-            self.cq_post(cqn, host);
+            self.cq_post(cqn, Some(eqn), host);
         }
     }
 
@@ -1250,7 +1251,7 @@ mod tests {
             for _ in 0..1 << EQ_LOG_ENTRIES {
                 let entry = event(EventCode::Completion, 100, 0, 0);
                 let (core, host) = (&mut node.engine.core, &mut node.host);
-                core.post_completion_event(Route::to(eqn), None, entry, host);
+                core.post_completion_event(Route::to(eqn), None, None, entry, host);
             }
         }
         complete(&mut node, 0, false).unwrap();

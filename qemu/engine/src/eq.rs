@@ -18,7 +18,7 @@ use ferrite_abi::{
     EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_EQ_CONTROL, FEATURE_QUIET_COMMANDS,
     MEMORY_ERRORS_UNTOLD, MESSAGE_OF_QUEUE,
 };
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::mem::{offset_of, size_of};
 
 /// Event queues, the fixed ones included.
@@ -66,11 +66,10 @@ pub(crate) enum Posted {
 /// never more than kinds of events and objects, however long a driver does not look.
 #[derive(Debug, Default)]
 struct Backlog {
-    /// Each with the message that it interrupts by.
+    /// By their tickets, each with the message that it interrupts by.
     entries: BTreeMap<u64, (EventEntry, u16)>,
-    /// Where the event of a kind and an object is.
+    /// The ticket of the event of a kind and an object.
     places: HashMap<(u32, u32), u64>,
-    next: u64,
 }
 
 impl Backlog {
@@ -78,15 +77,18 @@ impl Backlog {
         self.entries.is_empty()
     }
 
-    fn push(&mut self, mut entry: EventEntry, message: u16) {
-        let next = self.next;
-        let place = *self.places.entry((entry.code, entry.id)).or_insert(next);
-        if place == next {
-            self.next += 1;
-        } else if let Some((earlier, _)) = self.entries.get(&place) {
+    fn push(&mut self, ticket: u64, mut entry: EventEntry, message: u16) {
+        let of = (entry.code, entry.id);
+        let place = *self.places.entry(of).or_insert(ticket);
+        if let Some((earlier, _)) = self.entries.get(&place) {
             entry.param1 |= untold(earlier);
         }
         self.entries.insert(place, (entry, message));
+    }
+
+    /// The ticket of the first.
+    fn first(&self) -> Option<u64> {
+        self.entries.first_key_value().map(|(ticket, _)| *ticket)
     }
 
     fn pop(&mut self) -> Option<(EventEntry, u16)> {
@@ -112,6 +114,70 @@ fn untold(earlier: &EventEntry) -> u64 {
         }
         _ => 0,
     }
+}
+
+/// Completion queues whose event waits, each at most once, by their tickets.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// For room.
+    room: BTreeMap<u64, u32>,
+    /// For their last event to be read, each with that entry.
+    unread: HashMap<u64, (u32, u64)>,
+    /// The same by their entries: what a doorbell does is by the entries that it tells of, and not
+    /// by how many wait.
+    entries: BTreeSet<(u64, u64)>,
+}
+
+impl Waiting {
+    fn contains(&self, ticket: u64) -> bool {
+        self.room.contains_key(&ticket) || self.unread.contains_key(&ticket)
+    }
+
+    fn for_room(&mut self, ticket: u64, cqn: u32) {
+        self.room.insert(ticket, cqn);
+    }
+
+    fn for_entry(&mut self, ticket: u64, cqn: u32, entry: u64) {
+        self.unread.insert(ticket, (cqn, entry));
+        self.entries.insert((entry, ticket));
+    }
+
+    fn remove(&mut self, ticket: u64) {
+        if let Some((_, entry)) = self.unread.remove(&ticket) {
+            self.entries.remove(&(entry, ticket));
+        } else {
+            self.room.remove(&ticket);
+        }
+    }
+
+    /// All entries before `end` were read: whoever waited for one waits for room from now on, in
+    /// the order in which all of them came. The last of them, in that order.
+    fn release(&mut self, end: u64) -> Option<u64> {
+        let mut last = None;
+        while let Some(&(entry, ticket)) = self.entries.first().filter(|first| first.0 < end) {
+            self.entries.remove(&(entry, ticket));
+            if let Some((cqn, _)) = self.unread.remove(&ticket) {
+                self.room.insert(ticket, cqn);
+                last = last.max(Some(ticket));
+            }
+        }
+        last
+    }
+
+    /// All, for whatever they wait.
+    fn all(self) -> BTreeMap<u64, u32> {
+        let mut all = self.room;
+        all.extend(self.unread.iter().map(|(&ticket, &(cqn, _))| (ticket, cqn)));
+        all
+    }
+}
+
+/// What found no room and is next.
+enum Next {
+    /// An event, with the message that it interrupts by.
+    Event(EventEntry, u16),
+    /// The event of a completion queue that waits under this ticket.
+    Completion(u64, u32),
 }
 
 /// Runs of messages that are kept of a queue.
@@ -184,8 +250,8 @@ struct EventQueue {
     quiet: bool,
     /// Entries written, free-running.
     write_index: u32,
-    /// Entries the driver has said it consumed, free-running.
-    read_index: u32,
+    /// Entries the driver has said it consumed, without an end to the count.
+    told: u64,
     /// Entries written to this ring, and not to those that it had before; no further than can be
     /// counted.
     in_ring: u32,
@@ -200,9 +266,7 @@ struct EventQueue {
     /// What waited is being written: the interrupt is for all of it, and comes afterwards.
     draining: bool,
     backlog: Backlog,
-    /// Completion queues whose event waits for room, or for their last one to be read, by their
-    /// tickets: each at most once, in the order they came.
-    waiting: BTreeMap<u64, u32>,
+    waiting: Waiting,
     /// Completion queues that went to another event queue, each with the number of the entry that
     /// was its last here: it may be unread when the queue comes back.
     left: HashMap<u32, u32>,
@@ -210,13 +274,25 @@ struct EventQueue {
     left_limit: usize,
     /// The driver was told of the overflow.
     overflow_reported: bool,
+    /// The message that was raised last.
+    raised: u16,
     /// The most answers to commands that may be unread, where they come here.
     answers: u32,
 }
 
 impl EventQueue {
+    /// Entries the driver has said it consumed, free-running.
+    fn read_index(&self) -> u32 {
+        self.told as u32
+    }
+
     fn unread(&self) -> u32 {
-        self.write_index.wrapping_sub(self.read_index)
+        self.write_index.wrapping_sub(self.read_index())
+    }
+
+    /// Entry `index`, which the driver has not said it consumed, without an end to the count.
+    fn entry(&self, index: u32) -> u64 {
+        self.told + u64::from(index.wrapping_sub(self.read_index()))
     }
 
     fn entries(&self) -> u32 {
@@ -242,6 +318,10 @@ impl EventQueue {
     /// Whether the entry written as number `index` is known to be read without a look at it.
     fn is_past(&self, index: u32) -> bool {
         let behind = self.write_index.wrapping_sub(index);
+        if behind == 0 {
+            // It was an entry of another queue of this number.
+            return true;
+        }
         // Once a slot of this ring was written again, all before what it held was read, what was
         // in earlier rings too.
         behind > self.unread() || behind > self.entries() && self.in_ring > self.entries()
@@ -263,10 +343,10 @@ impl EventQueue {
     fn oldest_unread(&self) -> u32 {
         if self.unread() > self.entries() && self.in_ring > self.entries() {
             self.write_index.wrapping_sub(self.entries())
-        } else if self.seen_read.wrapping_sub(self.read_index) <= self.unread() {
+        } else if self.seen_read.wrapping_sub(self.read_index()) <= self.unread() {
             self.seen_read
         } else {
-            self.read_index
+            self.read_index()
         }
     }
 
@@ -296,6 +376,29 @@ impl EventQueue {
         }
     }
 
+    /// Whether anything has found no room, and waits for it.
+    fn is_awaited(&self) -> bool {
+        !self.backlog.is_empty() || !self.waiting.room.is_empty()
+    }
+
+    /// Takes what came first of what waits for room; of completion queues, no ticket after `last`.
+    fn take_next(&mut self, last: u64) -> Option<Next> {
+        let event = self.backlog.first();
+        match self.waiting.room.first_entry() {
+            Some(first) if event.is_none_or(|event| *first.key() < event) => {
+                if *first.key() > last {
+                    return None;
+                }
+                let (ticket, cqn) = first.remove_entry();
+                Some(Next::Completion(ticket, cqn))
+            }
+            _ => {
+                let (entry, message) = self.backlog.pop()?;
+                Some(Next::Event(entry, message))
+            }
+        }
+    }
+
     /// Whether there is room for an event, and nothing that it must not overtake: what waits is
     /// overtaken by answers alone, whose room is their own.
     fn has_room_for<M: HostMemory + ?Sized>(
@@ -306,7 +409,7 @@ impl EventQueue {
         if entry.code == EventCode::CommandDone.number() {
             self.has_room_behind(memory, 0)
         } else {
-            Ok(self.has_room(memory)? && self.backlog.is_empty())
+            Ok(!self.is_awaited() && self.has_room(memory)?)
         }
     }
 
@@ -378,7 +481,7 @@ pub struct EventQueues {
     lost: BTreeMap<u16, BTreeMap<u64, u32>>,
     /// How many queues are of low latency.
     low_latency: usize,
-    /// Tickets handed out to completion queues that wait.
+    /// Tickets handed out to whatever waits.
     tickets: u64,
     /// Which have raised the interrupt pin.
     pub(crate) pins: PinBits,
@@ -398,27 +501,23 @@ impl EventQueues {
         self.get(eqn).map(|queue| queue.timer)
     }
 
-    /// Has completion queue `cqn` wait in the list of queue `eqn`; the ticket says where.
-    fn wait(&mut self, eqn: u16, cqn: u32) -> u64 {
+    /// The next ticket: a place behind all that wait.
+    fn ticket(&mut self) -> u64 {
         self.tickets += 1;
-        let ticket = self.tickets;
-        if let Some(queue) = self.get_mut(eqn) {
-            queue.waiting.insert(ticket, cqn);
-        }
-        ticket
+        self.tickets
     }
 
     /// Whether whoever has this ticket still waits in the list of queue `eqn`, which may be
     /// another queue of the same number by now.
     pub(crate) fn is_waiting(&self, eqn: u16, ticket: u64) -> bool {
         self.get(eqn)
-            .is_some_and(|queue| queue.waiting.contains_key(&ticket))
+            .is_some_and(|queue| queue.waiting.contains(ticket))
     }
 
     /// Takes whoever has this ticket out of the list of queue `eqn`.
     pub(crate) fn forget(&mut self, eqn: u16, ticket: u64) {
         if let Some(queue) = self.get_mut(eqn) {
-            queue.waiting.remove(&ticket);
+            queue.waiting.remove(ticket);
         } else if let Some(waiting) = self.lost.get_mut(&eqn) {
             waiting.remove(&ticket);
         }
@@ -448,7 +547,11 @@ impl EventQueues {
     /// Completion queues in the list of queue `eqn`.
     #[cfg(test)]
     pub(crate) fn waiting(&self, eqn: u16) -> usize {
-        self.get(eqn).map_or(0, |queue| queue.waiting.len())
+        self.get(eqn).map_or(0, |queue| {
+            let waiting = &queue.waiting;
+            assert_eq!(waiting.entries.len(), waiting.unread.len());
+            waiting.room.len() + waiting.unread.len()
+        })
     }
 
     /// Drops asynchronous events about an object that were kept back, wherever they were to go.
@@ -475,8 +578,9 @@ impl EventQueues {
                 }
             }
         }
+        let ticket = self.ticket();
         if let Some(queue) = self.get_mut(eqn) {
-            queue.backlog.push(entry, message);
+            queue.backlog.push(ticket, entry, message);
         }
     }
 
@@ -544,7 +648,7 @@ impl EventQueues {
             armed: false,
             quiet: false,
             write_index: 0,
-            read_index: 0,
+            told: 0,
             in_ring: 0,
             seen_read: 0,
             messages: Messages::default(),
@@ -554,10 +658,11 @@ impl EventQueues {
             held_since: 0,
             draining: false,
             backlog: Backlog::default(),
-            waiting: BTreeMap::new(),
+            waiting: Waiting::default(),
             left: HashMap::new(),
             left_limit: 1 << log_entries,
             overflow_reported: false,
+            raised: message,
             answers: 0,
         }));
         Ok(())
@@ -642,8 +747,11 @@ impl Core {
         let slot = self.eqs.queues.get_mut(usize::from(eqn));
         let queue = slot.and_then(Option::take);
         self.eqs.count_low_latency();
+        // Whatever has its number next has not overflowed.
+        self.eqs
+            .forget_events(&[EventCode::EventQueueOverflow], eqn.into());
         // Events of completion queues that the map sends elsewhere by now are due there.
-        let waiting = queue.map(|queue| queue.waiting).or(lost);
+        let waiting = queue.map(|queue| queue.waiting.all()).or(lost);
         for (ticket, cqn) in waiting.into_iter().flatten() {
             self.work += 1;
             self.cq_left_behind(cqn, ticket, eqn, host);
@@ -676,14 +784,8 @@ impl Core {
         queue.log_entries = command.log_entries;
         queue.in_ring = 0;
         queue.overflow_reported = false;
-        self.drain_backlog(eqn, host);
-        self.drain_waiting(eqn, host);
-        let queue = self.eqs.get(eqn);
-        self.work += queue.map_or(0, |queue| u64::from(queue.in_ring));
-        if queue.is_some_and(|queue| {
-            let waits = !queue.backlog.is_empty() || !queue.waiting.is_empty();
-            waits && queue.has_room(host) == Ok(false)
-        }) {
+        self.drain(eqn, host);
+        if self.eqs.get(eqn).is_some_and(EventQueue::is_awaited) {
             self.report_overflow(eqn, host);
         }
         self.notify(eqn, None, now, host);
@@ -733,18 +835,25 @@ impl Core {
             self.counters.bad_doorbells += 1;
             return;
         };
+        let mut released = None;
         if doorbell.valid {
             let advance = if doorbell.relative {
                 doorbell.read_index
             } else {
-                doorbell.read_index.wrapping_sub(queue.read_index)
+                doorbell.read_index.wrapping_sub(queue.read_index())
             };
             if advance <= queue.unread() {
-                queue.read_index = queue.read_index.wrapping_add(advance);
-                queue.messages.read_to(queue.read_index);
-                if queue.seen_read.wrapping_sub(queue.read_index) > queue.unread() {
-                    queue.seen_read = queue.read_index;
+                queue.told += u64::from(advance);
+                let read_index = queue.read_index();
+                queue.messages.read_to(read_index);
+                if queue.seen_read.wrapping_sub(read_index) > queue.unread() {
+                    queue.seen_read = read_index;
                 }
+                if queue.unread() == 0 {
+                    // Moderation holds back nothing: its time begins anew with the next entry.
+                    queue.timer.stop();
+                }
+                released = queue.waiting.release(queue.told);
             } else {
                 // Not a count of entries that were ever written.
                 self.counters.bad_doorbells += 1;
@@ -760,110 +869,132 @@ impl Core {
             queue.armed = false;
             queue.timer.stop();
         }
-        self.drain_backlog(doorbell.eqn, host);
-        self.drain_waiting(doorbell.eqn, host);
+        self.drain(doorbell.eqn, host);
+        // Where room was made for fewer than may be written now, the queue has overflowed.
+        let out_of_room = |queue: &EventQueue| {
+            released.is_some_and(|ticket| queue.waiting.room.contains_key(&ticket))
+        };
+        if self.eqs.get(doorbell.eqn).is_some_and(out_of_room) && self.holds(doorbell.eqn, host) {
+            self.report_overflow(doorbell.eqn, host);
+        }
         self.notify(doorbell.eqn, None, now, host);
     }
 
-    /// Writes events that had found no room before.
-    fn drain_backlog(&mut self, eqn: u16, host: &mut dyn Host) {
-        let Some(queue) = self.eqs.get_mut(eqn) else {
-            return;
-        };
-        let result = loop {
-            if queue.backlog.is_empty() {
-                queue.overflow_reported = false;
-                break Ok(());
-            }
-            match queue.has_room(host) {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(code) => break Err(code),
-            }
-            if let Some((entry, message)) = queue.backlog.pop() {
-                self.counters.events += 1;
-                if let Err(code) = queue.write(host, &entry, message) {
-                    break Err(code);
-                }
-            }
-        };
-        if let Err(code) = result {
-            self.fail(code, host);
-        }
-    }
-
-    /// Writes the events of completion queues that wait and need wait no longer.
-    fn drain_waiting(&mut self, eqn: u16, host: &mut dyn Host) {
+    /// Writes what had found no room before, in the order it came, as far as there is room by now.
+    fn drain(&mut self, eqn: u16, host: &mut dyn Host) {
         if let Some(queue) = self.eqs.get_mut(eqn) {
             queue.draining = true;
         }
-        // Those that have to wait on get new tickets, behind these.
+        // A completion queue that has to wait on gets a new ticket, behind these.
         let last = self.eqs.tickets;
-        while let Some(queue) = self.eqs.get_mut(eqn) {
-            // Without room nobody gets further, and everybody keeps their place.
-            if queue.waiting.is_empty() || queue.has_room(host) == Ok(false) {
+        let mut had_room = false;
+        while self.is_running() {
+            let Some(queue) = self.eqs.get_mut(eqn) else {
+                return;
+            };
+            if !queue.is_awaited() && !queue.overflow_reported {
                 break;
             }
-            let first = queue.waiting.first_entry();
-            let Some(first) = first.filter(|first| *first.key() <= last) else {
-                break;
-            };
-            let (ticket, cqn) = first.remove_entry();
-            self.cq_retry(cqn, ticket, host);
+            match queue.has_room(host) {
+                Ok(true) => had_room = true,
+                // Without room nobody gets further, and everybody keeps their place.
+                Ok(false) => break,
+                Err(code) => {
+                    self.fail(code, host);
+                    break;
+                }
+            }
+            match queue.take_next(last) {
+                Some(Next::Event(entry, message)) => {
+                    self.put_event(Route { eqn, message }, entry, host);
+                }
+                Some(Next::Completion(ticket, cqn)) => self.cq_retry(cqn, ticket, eqn, host),
+                None => break,
+            }
+            self.work += 1;
         }
         if let Some(queue) = self.eqs.get_mut(eqn) {
             queue.draining = false;
+            if had_room && !queue.is_awaited() {
+                queue.overflow_reported = false;
+            }
         }
     }
 
-    /// Writes the completion event of a queue, unless the last one, entry `last`, was not read or
-    /// there is no room: then the queue is remembered, to be tried again at the next doorbell.
+    /// Something is to be written to a queue: first what waits, where the host has zeroed slots and
+    /// not told yet.
+    fn drain_before(&mut self, eqn: u16, host: &mut dyn Host) {
+        let queue = self.eqs.get(eqn);
+        if queue.is_some_and(|queue| queue.is_awaited() && !queue.draining) {
+            self.drain(eqn, host);
+        }
+    }
+
+    /// Writes the completion event of a queue, unless the last one, entry `last`, was not read,
+    /// there is no room, or others wait for room and it is not its `turn` in that event queue: then
+    /// the queue is remembered, until a doorbell tells that it was read or of room.
     ///
     /// So there is never more than one unread entry for a completion queue, however often a
-    /// process arms it.
+    /// process arms it, and nobody is overtaken by those who fire more often.
     pub(crate) fn post_completion_event(
         &mut self,
         route: Route,
         last: Option<u32>,
+        turn: Option<u16>,
         entry: EventEntry,
         host: &mut dyn Host,
     ) -> Posted {
         if !self.is_running() {
             return Posted::Not;
         }
-        let Route { eqn, message } = route;
+        let eqn = route.eqn;
         let Some(queue) = self.eqs.get_mut(eqn) else {
             self.fail(FatalCode::UndefinedEventQueue, host);
             return Posted::Not;
         };
-        let read = match last {
-            Some(index) => queue.was_read(host, index),
-            None => Ok(true),
-        };
-        let room = queue.has_room(host);
-        let written = match (read, room) {
-            (Ok(true), Ok(true)) if queue.backlog.is_empty() => {
-                let index = queue.write_index;
-                if self.misbehaviour.is_some() {
-                    self.post_event(route, entry, host);
-                    return Posted::Written(index);
-                }
-                self.counters.events += 1;
-                queue.write(host, &entry, message).map(|()| Some(index))
+        let unread = match last.map(|index| (index, queue.was_read(host, index))) {
+            None | Some((_, Ok(true))) => None,
+            Some((index, Ok(false))) => Some(index),
+            Some((_, Err(code))) => {
+                self.fail(code, host);
+                return Posted::Not;
             }
-            (Ok(true), Ok(false)) if !self.holds(eqn, host) => return Posted::Not,
-            (Ok(_), Ok(_)) => Ok(None),
-            (Err(code), _) | (_, Err(code)) => Err(code),
         };
-        match written {
-            Ok(Some(index)) => {
-                self.notify(eqn, Some(message), self.now, host);
+        if let Some(index) = unread {
+            let index = queue.entry(index);
+            let ticket = self.eqs.ticket();
+            if let Some(queue) = self.eqs.get_mut(eqn) {
+                queue.waiting.for_entry(ticket, entry.id, index);
+            }
+            return Posted::Waiting(ticket);
+        }
+        if turn.is_none() {
+            self.drain_before(eqn, host);
+        }
+        let running = self.is_running();
+        let Some(queue) = self.eqs.get_mut(eqn).filter(|_| running) else {
+            return Posted::Not;
+        };
+        match queue.has_room(host) {
+            Ok(true) if turn == Some(eqn) || !queue.is_awaited() => {
+                let index = queue.write_index;
+                self.behave(route, entry, Self::put_event, host);
                 Posted::Written(index)
             }
-            Ok(None) => {
-                let ticket = self.eqs.wait(eqn, entry.id);
-                if room == Ok(false) {
-                    self.report_overflow(eqn, host);
+            Ok(room) => {
+                let holds = room || self.holds(eqn, host);
+                let ticket = self.eqs.ticket();
+                if let Some(queue) = self.eqs.get_mut(eqn) {
+                    queue.waiting.for_room(ticket, entry.id);
+                } else if let Some(waiting) = self.eqs.lost.get_mut(&eqn) {
+                    waiting.insert(ticket, entry.id);
+                }
+                if holds {
+                    if !room {
+                        self.report_overflow(eqn, host);
+                    }
+                    // Also where only answers to commands are unread, and raised nothing.
+                    self.notify(eqn, None, self.now, host);
                 }
                 Posted::Waiting(ticket)
             }
@@ -882,7 +1013,7 @@ impl Core {
             Some(EventOverflow::Stop) => self.fail(FatalCode::EventQueueOverflow, host),
             Some(EventOverflow::Undefine) => {
                 let queue = self.eqs.queues[usize::from(eqn)].take();
-                let waiting = queue.map(|queue| queue.waiting).unwrap_or_default();
+                let waiting = queue.map(|queue| queue.waiting.all()).unwrap_or_default();
                 self.eqs.lost.insert(eqn, waiting);
                 self.eqs.pins.clear(eqn);
                 self.eqs.count_low_latency();
@@ -892,12 +1023,12 @@ impl Core {
         false
     }
 
-    /// Tells the driver, once, that a queue other than 0 has no room.
+    /// Tells the driver, once, that a queue other than 0 has no room and holds events back.
     fn report_overflow(&mut self, eqn: u16, host: &mut dyn Host) {
         let Some(queue) = self.eqs.get_mut(eqn).filter(|_| eqn != EQ_CONTROL) else {
             return;
         };
-        if !queue.overflow_reported {
+        if queue.overflow == EventOverflow::Hold && !queue.overflow_reported {
             queue.overflow_reported = true;
             self.tell_of_overflow(eqn, host);
         }
@@ -947,7 +1078,8 @@ impl Core {
             queue.armed = false;
             queue.timer.stop();
             self.counters.interrupts += 1;
-            host.raise(queue.message_due(cause));
+            queue.raised = queue.message_due(cause);
+            host.raise(queue.raised);
             self.eqs.pins.set(eqn);
         }
     }
@@ -958,8 +1090,8 @@ impl Core {
             if !self.eqs.pins.is_set(eqn) {
                 continue;
             }
-            if let Some(queue) = self.eqs.get_mut(eqn) {
-                host.raise(queue.message_due(None));
+            if let Some(queue) = self.eqs.get(eqn) {
+                host.raise(queue.raised);
             }
         }
     }
@@ -980,15 +1112,25 @@ impl Core {
 
     /// Writes an event where it goes.
     pub(crate) fn post_event(&mut self, route: Route, entry: EventEntry, host: &mut dyn Host) {
-        if !self.is_running() {
-            return;
+        if self.is_running() {
+            self.behave(route, entry, Self::write_event, host);
         }
+    }
+
+    /// Has an event written by `write`, or what the device makes of it where it misbehaves.
+    fn behave(
+        &mut self,
+        route: Route,
+        entry: EventEntry,
+        write: fn(&mut Self, Route, EventEntry, &mut dyn Host),
+        host: &mut dyn Host,
+    ) {
         if self.misbehaviour.is_none() {
-            self.write_event(route, entry, host);
+            write(self, route, entry, host);
             return;
         }
         match self.event_to_write(route.eqn, entry) {
-            Some(same) if same == entry => self.write_event(route, entry, host),
+            Some(same) if same == entry => write(self, route, entry, host),
             // Nonsense is not kept back: there would be no end to what it may be about.
             Some(other) => self.write_late_event(route.eqn, other, host),
             None => {}
@@ -1005,50 +1147,49 @@ impl Core {
         }
     }
 
+    /// Writes an event, or keeps it back.
     fn write_event(&mut self, route: Route, entry: EventEntry, host: &mut dyn Host) {
         let Route { eqn, message } = route;
-        let Some(queue) = self.eqs.get_mut(eqn) else {
+        let Some(queue) = self.eqs.get(eqn) else {
             self.fail(FatalCode::UndefinedEventQueue, host);
             return;
         };
         let is_answer = entry.code == EventCode::CommandDone.number();
-        if !queue.backlog.is_empty() {
-            // Order is kept: nothing overtakes what waits but an answer, whose room is its own.
-            self.drain_backlog(eqn, host);
+        if !is_answer && queue.is_awaited() {
+            self.drain_before(eqn, host);
         }
-        if !self.is_running() {
-            return;
-        }
-        let Some(queue) = self.eqs.get_mut(eqn) else {
+        let Some(queue) = self.eqs.get(eqn).filter(|_| self.is_running()) else {
             return;
         };
-        let room = match queue.has_room_for(host, &entry) {
-            Ok(room) => room,
-            Err(code) => {
-                self.fail(code, host);
-                return;
-            }
-        };
-        if room {
-            self.counters.events += 1;
-            if let Err(code) = queue.write(host, &entry, message) {
-                self.fail(code, host);
-                return;
-            }
-        } else if is_answer {
+        match queue.has_room_for(host, &entry) {
+            Ok(true) => self.put_event(route, entry, host),
             // More commands than there is room for answers: that is for the driver to know.
-            self.fail(FatalCode::EventQueueOverflow, host);
+            Ok(false) if is_answer => self.fail(FatalCode::EventQueueOverflow, host),
+            Ok(false) => {
+                if self.holds(eqn, host) {
+                    let mapped = !self.vectors.is_empty();
+                    self.eqs.keep_back(eqn, entry, message, mapped);
+                    self.report_overflow(eqn, host);
+                    self.notify(eqn, None, self.now, host);
+                }
+            }
+            Err(code) => self.fail(code, host),
+        }
+    }
+
+    /// Writes an event to a queue that has room for it.
+    fn put_event(&mut self, route: Route, entry: EventEntry, host: &mut dyn Host) {
+        let Some(queue) = self.eqs.get_mut(route.eqn) else {
             return;
-        } else if self.holds(eqn, host) {
-            let mapped = !self.vectors.is_empty();
-            self.eqs.keep_back(eqn, entry, message, mapped);
-            self.report_overflow(eqn, host);
-        } else {
+        };
+        self.counters.events += 1;
+        if let Err(code) = queue.write(host, &entry, route.message) {
+            self.fail(code, host);
             return;
         }
-        let quiet = self.eqs.get(eqn).is_some_and(|queue| queue.quiet);
-        if !(quiet && is_answer) {
-            self.notify(eqn, room.then_some(message), self.now, host);
+        let is_answer = entry.code == EventCode::CommandDone.number();
+        if !(queue.quiet && is_answer) {
+            self.notify(route.eqn, Some(route.message), self.now, host);
         }
     }
 

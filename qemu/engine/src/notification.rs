@@ -1844,9 +1844,516 @@ fn what_came_before_the_arming_goes_by_the_row_of_what_is_waited_for() {
     }
 }
 
+/// Arms a completion queue and completes what it waits for.
+fn fire(node: &mut Node, cqn: u32, sequence: u8) {
+    node.arm_cq(cqn, sequence, false);
+    complete(node, cqn, false, false);
+}
+
+/// Takes the next event of a queue; what it is about.
+fn take_id(node: &mut Node, eqn: u16) -> u32 {
+    let at = node.next_event_slot(eqn);
+    let id = node.host.memory.get::<EventEntry>(at).id;
+    take_one(node, eqn);
+    id
+}
+
+/// A device with completion queues from 2 on, all for [`EQ`].
+fn with_queues(count: u32) -> Node {
+    let mut node = Node::new(1);
+    for cqn in 2..2 + count {
+        node.create_cq(cqn, EQ, 1);
+        node.ring_eq(EQ_CONTROL, false);
+    }
+    node
+}
+
+/// Gives a command that does nothing, and reads nothing.
+fn give_nop(node: &mut Node) {
+    let nop = CommandEntry::new(CommandOpcode::Nop, 0, (0, 0), &0u64);
+    node.put_command(&nop);
+    node.ring_control();
+    node.settle();
+}
+
+#[test]
+fn a_queue_that_overflows_again_and_again_leaves_room_for_answers() {
+    let mut node = with_queues(2 * ENTRIES);
+    for cqn in 2..2 + 2 * ENTRIES {
+        fire(&mut node, cqn, 0);
+    }
+    // The handler is served entry by entry, and queue 0 is not.
+    for _ in 0..3 * ENTRIES {
+        let cqn = take_id(&mut node, EQ);
+        node.ring_eq(EQ, true);
+        fire(&mut node, cqn, 1);
+    }
+    give_nop(&mut node);
+    assert_eq!(node.status().state(), Some(DeviceState::Running));
+    let events = node.event_codes(EQ_CONTROL);
+    assert_eq!(events.last(), Some(&(EventCode::CommandDone, 0)));
+}
+
+#[test]
+fn a_link_that_flaps_leaves_room_for_answers() {
+    let mut node = Node::new(1);
+    node.ring_eq(EQ_CONTROL, true);
+    for up in 0..1000 {
+        let (engine, host) = (&mut node.engine, &mut node.host);
+        engine.set_link(up % 2 == 0, 0, host);
+    }
+    give_nop(&mut node);
+    assert_eq!(node.status().state(), Some(DeviceState::Running));
+    let events = node.event_codes(EQ_CONTROL);
+    assert_eq!(events.last(), Some(&(EventCode::CommandDone, 0)));
+    // The last state is told in the end.
+    node.ring_eq(EQ_CONTROL, true);
+    let last = node.events(EQ_CONTROL).pop().unwrap();
+    assert_eq!(
+        (last.code, last.param0),
+        (EventCode::LinkChange.number(), 0)
+    );
+}
+
+#[test]
+fn an_overflow_is_told_of_once_until_nothing_waits_for_room() {
+    let told = |node: &mut Node| node.event_codes(EQ_CONTROL).len();
+    let mut node = with_queues(ENTRIES + 10);
+    for cqn in 2..2 + ENTRIES {
+        fire(&mut node, cqn, 0);
+    }
+    assert_eq!(told(&mut node), 0);
+    fire(&mut node, 2 + ENTRIES, 0);
+    assert_eq!(told(&mut node), 1);
+    // Neither a doorbell that makes no room nor one that makes too little begins that anew.
+    for more in 1..5 {
+        node.ring_eq(EQ, false);
+        fire(&mut node, 2 + ENTRIES + more, 0);
+        take_one(&mut node, EQ);
+        node.ring_eq(EQ, false);
+        fire(&mut node, 6 + ENTRIES + more, 0);
+        assert_eq!(told(&mut node), 0, "{more}");
+    }
+    for _ in 0..5 {
+        take_one(&mut node, EQ);
+    }
+    node.ring_eq(EQ, false);
+    fire(&mut node, 2, 1);
+    assert_eq!(told(&mut node), 1);
+}
+
+#[test]
+fn a_queue_that_is_large_enough_has_not_overflowed() {
+    for overflow in [EventOverflow::Hold, EventOverflow::Undefine] {
+        let mut node = with_queues(ENTRIES);
+        control(&mut node, EQ, overflow, EventPriority::Bulk);
+        for cqn in 2..2 + ENTRIES {
+            fire(&mut node, cqn, 0);
+        }
+        // Full, and some wait for their own entry.
+        for cqn in [2, 3, 4] {
+            fire(&mut node, cqn, 1);
+        }
+        assert!(node.event_codes(EQ_CONTROL).is_empty(), "{overflow:?}");
+        let state = node.engine.core().eqs.state(EQ);
+        assert_eq!(state, EventQueueState::Unarmed);
+        // As many as there is room for, when that is made.
+        for cqn in [2, 3] {
+            assert_eq!(take_id(&mut node, EQ), cqn);
+        }
+        node.ring_eq(EQ, false);
+        assert!(node.event_codes(EQ_CONTROL).is_empty(), "{overflow:?}");
+        let all: Vec<u32> = (4..2 + ENTRIES).chain([2, 3]).collect();
+        assert_eq!(ids(&mut node, EQ), all);
+        node.ring_eq(EQ, false);
+        assert_eq!(ids(&mut node, EQ), [4]);
+    }
+}
+
+#[test]
+fn a_new_ring_that_is_large_enough_has_not_overflowed() {
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    let entry = (3, MESSAGE_OF_QUEUE);
+    let set = node.map_vectors(SubFunction::Global, 0, &[entry]);
+    assert_eq!(set, CommandStatus::Ok);
+    fire(&mut node, 1, 0);
+    fire(&mut node, 1, 1);
+    for id in 1..2 * ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    assert_eq!(node.event_codes(3).len(), 1);
+    // What was kept back fills it, and who waits for its own entry does not ask for room.
+    assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES), CommandStatus::Ok);
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 1);
+    assert!(node.event_codes(3).is_empty());
+    post(&mut node, EQ, 2 * ENTRIES);
+    assert_eq!(node.event_codes(3).len(), 1);
+}
+
+#[test]
+fn an_event_that_may_be_written_and_finds_no_room_is_an_overflow() {
+    for overflow in [EventOverflow::Hold, EventOverflow::Undefine] {
+        let mut node = Node::new(1);
+        control(&mut node, EQ, overflow, EventPriority::Bulk);
+        // Its next event waits for this one to be read.
+        fire(&mut node, 1, 0);
+        fire(&mut node, 1, 1);
+        for id in 1..ENTRIES {
+            post(&mut node, EQ, id);
+        }
+        // When it was, another has taken the place.
+        take_one(&mut node, EQ);
+        post(&mut node, EQ, ENTRIES);
+        assert!(node.event_codes(EQ_CONTROL).is_empty());
+        node.ring_eq(EQ, true);
+        assert_eq!(
+            node.event_codes(EQ_CONTROL),
+            [(EventCode::EventQueueOverflow, u32::from(EQ))]
+        );
+        let state = node.engine.core().eqs.state(EQ);
+        if overflow == EventOverflow::Hold {
+            assert_eq!(state, EventQueueState::Unarmed);
+            assert_eq!(ids(&mut node, EQ), (1..=ENTRIES).collect::<Vec<_>>());
+            node.ring_eq(EQ, false);
+        } else {
+            assert_eq!(state, EventQueueState::Undefined);
+            let destroy = CommandOpcode::DestroyEventQueue;
+            assert_eq!(node.object_command(destroy, EQ.into()), CommandStatus::Ok);
+            node.create_eq(EQ, 2);
+            bind(&mut node, 1, EQ, 0);
+        }
+        assert_eq!(ids(&mut node, EQ), [1]);
+    }
+}
+
+#[test]
+fn a_completion_event_that_undefines_its_queue_is_not_lost() {
+    let mut node = Node::new(1);
+    control(&mut node, EQ, EventOverflow::Undefine, EventPriority::Bulk);
+    for id in 0..ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    fire(&mut node, 1, 0);
+    let state = node.engine.core().eqs.state(EQ);
+    assert_eq!(state, EventQueueState::Undefined);
+    let destroy = CommandOpcode::DestroyEventQueue;
+    assert_eq!(node.object_command(destroy, EQ.into()), CommandStatus::Ok);
+    node.create_eq(EQ, 2);
+    assert!(ids(&mut node, EQ).is_empty());
+    bind(&mut node, 1, EQ, 0);
+    assert_eq!(ids(&mut node, EQ), [1]);
+    // One that goes by the map comes where that says when the queue is destroyed.
+    node.create_eq(3, 3);
+    node.create_cq(2, EQ_NONE, 4);
+    let map = |node: &mut Node, eqn| {
+        let entry = (eqn, MESSAGE_OF_QUEUE);
+        let set = node.map_vectors(SubFunction::SendCompletions, 1, &[entry]);
+        assert_eq!(set, CommandStatus::Ok);
+    };
+    map(&mut node, EQ);
+    bind(&mut node, 2, EQ_MAPPED, 1);
+    control(&mut node, EQ, EventOverflow::Undefine, EventPriority::Bulk);
+    for id in 1..ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    node.ring_eq(EQ, false);
+    post(&mut node, EQ, ENTRIES);
+    fire(&mut node, 2, 0);
+    let state = node.engine.core().eqs.state(EQ);
+    assert_eq!(state, EventQueueState::Undefined);
+    map(&mut node, 3);
+    assert!(ids(&mut node, 3).is_empty());
+    assert_eq!(node.object_command(destroy, EQ.into()), CommandStatus::Ok);
+    assert_eq!(ids(&mut node, 3), [2]);
+}
+
+#[test]
+fn an_overflow_is_not_told_of_anew_without_room() {
+    let mut node = with_queues(ENTRIES + 2);
+    for cqn in 2..2 + ENTRIES + 1 {
+        fire(&mut node, cqn, 0);
+    }
+    assert_eq!(node.event_codes(EQ_CONTROL).len(), 1);
+    // Who waited is gone, and yet there is no room.
+    let destroy = CommandOpcode::DestroyCompletionQueue;
+    assert_eq!(node.object_command(destroy, 2 + ENTRIES), CommandStatus::Ok);
+    node.ring_eq(EQ, false);
+    fire(&mut node, 3 + ENTRIES, 0);
+    assert!(node.event_codes(EQ_CONTROL).is_empty());
+}
+
+#[test]
+fn a_queue_that_is_still_there_is_not_told_to_be_undefined() {
+    let mut node = Node::new(1);
+    node.create_eq(3, 3);
+    let entry = (3, MESSAGE_OF_QUEUE);
+    let set = node.map_vectors(SubFunction::Global, 0, &[entry]);
+    assert_eq!(set, CommandStatus::Ok);
+    for id in 0..3 * ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    assert_eq!(node.event_codes(3).len(), 1);
+    // Chosen while events are kept back already, not all of which the new ring has room for.
+    control(&mut node, EQ, EventOverflow::Undefine, EventPriority::Bulk);
+    assert_eq!(node.switch_eq(EQ, EQ_LOG_ENTRIES), CommandStatus::Ok);
+    let state = node.engine.core().eqs.state(EQ);
+    assert_eq!(state, EventQueueState::Unarmed);
+    assert!(node.event_codes(3).is_empty());
+    assert_eq!(ids(&mut node, EQ), (0..2 * ENTRIES).collect::<Vec<_>>());
+    node.ring_eq(EQ, false);
+    let rest = (2 * ENTRIES..3 * ENTRIES).collect::<Vec<_>>();
+    assert_eq!(ids(&mut node, EQ), rest);
+}
+
+#[test]
+fn nothing_is_written_once_an_event_that_waited_has_stopped_the_device() {
+    let mut node = mapped_parts();
+    node.create_eq(3, 3);
+    control(&mut node, 3, EventOverflow::Stop, EventPriority::Bulk);
+    node.create_cq(2, EQ_NONE, 4);
+    bind(&mut node, 2, EQ_MAPPED, 1);
+    for eqn in [EQ, 3] {
+        for id in 0..ENTRIES {
+            post(&mut node, eqn, id);
+        }
+    }
+    fire(&mut node, 2, 0);
+    post(&mut node, EQ, ENTRIES);
+    // When there is room, its event goes to a queue without.
+    for row in PARTS {
+        let set = node.map_vectors(row, 1, &[(3, MESSAGE_OF_QUEUE)]);
+        assert_eq!(set, CommandStatus::Ok);
+    }
+    node.events(EQ);
+    node.ring_eq(EQ, false);
+    assert_eq!(node.status().fatal(), Some(FatalCode::EventQueueOverflow));
+    assert!(ids(&mut node, EQ).is_empty());
+}
+
+#[test]
+fn nobody_overtakes_those_who_wait_for_room() {
+    let mut node = with_queues(ENTRIES + 1);
+    for cqn in 2..2 + ENTRIES + 1 {
+        fire(&mut node, cqn, 0);
+    }
+    // The last one waits. The others are read and fire again before the doorbell, as do events.
+    for round in 0..ENTRIES {
+        let cqn = take_id(&mut node, EQ);
+        assert_eq!(cqn, 2 + round);
+        fire(&mut node, cqn, 1);
+        post(&mut node, EQ, 1000 + round);
+        node.ring_eq(EQ, true);
+    }
+    // In the order in which they were raised.
+    let mut order = vec![2 + ENTRIES];
+    order.extend((0..ENTRIES).flat_map(|round| [2 + round, 1000 + round]));
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        all.extend(ids(&mut node, EQ));
+        node.ring_eq(EQ, true);
+    }
+    assert_eq!(all, order);
+}
+
+/// A device with so many completion queues that each have an unread event and have fired again.
+fn with_unread_events(count: u32) -> Node {
+    let mut node = Node::new(1);
+    let buffer = node.cq_template(2, EQ, 0).buffer;
+    assert_eq!(node.switch_eq(EQ, 11), CommandStatus::Ok);
+    for cqn in 2..2 + count {
+        node.execute(&CreateCompletionQueue {
+            cqn,
+            eqn: EQ,
+            doorbell_page: 1,
+            record_offset: 64,
+            buffer,
+            ..CreateCompletionQueue::zeroed()
+        });
+        node.ring_eq(EQ_CONTROL, false);
+        let (core, host) = (&mut node.engine.core, &mut node.host);
+        core.write_completion(cqn, CompletionEntry::zeroed(), false, host)
+            .unwrap();
+    }
+    for sequence in 0..2 {
+        for cqn in 2..2 + count {
+            let word = CompletionDoorbell {
+                cqn,
+                seen: 0,
+                sequence,
+                solicited: false,
+            };
+            node.doorbell(1, DOORBELL_COMPLETION, word.encode());
+        }
+    }
+    assert_eq!(node.engine.core.eqs.waiting(EQ), count as usize);
+    node
+}
+
+#[test]
+fn a_doorbell_costs_as_much_as_it_tells_of_however_many_wait() {
+    const COUNT: u32 = 1000;
+    let mut node = with_unread_events(COUNT);
+    let accesses = |node: &mut Node, bell: &mut dyn FnMut(&mut Node)| {
+        *node.host.accesses.borrow_mut() = Some(Vec::new());
+        let work = node.engine.core.work;
+        bell(node);
+        let accesses = node.host.accesses.borrow_mut().take().unwrap();
+        (accesses.len(), node.engine.core.work - work)
+    };
+    let nothing = accesses(&mut node, &mut |node| node.ring_eq(EQ, false));
+    assert_eq!(nothing, (0, 0));
+    for _ in 0..10 {
+        take_one(&mut node, EQ);
+    }
+    let (count, work) = accesses(&mut node, &mut |node| node.ring_eq(EQ, false));
+    assert_eq!(work, 10);
+    assert!(count <= 40, "{count}");
+    let (count, work) = accesses(&mut node, &mut |node| {
+        assert_eq!(node.switch_eq(EQ, 11), CommandStatus::Ok);
+    });
+    assert_eq!(work, 0);
+    assert!(count <= 40, "{count}");
+    let first: Vec<u32> = (12..2 + COUNT).chain(2..12).collect();
+    assert_eq!(ids(&mut node, EQ), first);
+    node.ring_eq(EQ, false);
+    assert_eq!(ids(&mut node, EQ), (12..2 + COUNT).collect::<Vec<_>>());
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 0);
+}
+
+#[test]
+fn an_entry_of_a_queue_that_is_gone_holds_nobody_up() {
+    let mut node = Node::new(1);
+    for id in 0..ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    node.events(EQ);
+    node.ring_eq(EQ, false);
+    fire(&mut node, 1, 0);
+    let destroy = CommandOpcode::DestroyEventQueue;
+    assert_eq!(node.object_command(destroy, EQ.into()), CommandStatus::Ok);
+    node.create_eq(EQ, 2);
+    // The next entry has the number that its last one had.
+    for id in 0..ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    fire(&mut node, 1, 1);
+    node.events(EQ);
+    node.ring_eq(EQ, false);
+    assert_eq!(ids(&mut node, EQ), [1]);
+}
+
+#[test]
+fn a_completion_event_without_room_ends_the_quiet_of_answers() {
+    let mut node = Node::new(1);
+    bind(&mut node, 1, EQ_CONTROL, 0);
+    let quiet = EventDoorbell {
+        eqn: EQ_CONTROL,
+        read_index: node.consumed_events(EQ_CONTROL),
+        valid: true,
+        arm: true,
+        quiet: true,
+        ..EventDoorbell::decode(0)
+    };
+    node.doorbell(0, DOORBELL_EVENT_QUEUE, quiet.encode());
+    for cookie in 0..ENTRIES / 2 {
+        let (core, host) = (&mut node.engine.core, &mut node.host);
+        let answer = event(EventCode::CommandDone, cookie, 0, 0);
+        core.post_event(Route::to(EQ_CONTROL), answer, host);
+    }
+    assert!(node.host.raised.is_empty());
+    fire(&mut node, 1, 0);
+    assert_eq!(node.engine.core.eqs.waiting(EQ_CONTROL), 1);
+    assert_eq!(node.host.raised.len(), 1);
+    node.events(EQ_CONTROL);
+    node.ring_eq(EQ_CONTROL, true);
+    assert_eq!(node.event_codes(EQ_CONTROL), [(EventCode::Completion, 1)]);
+}
+
+#[test]
+fn moderation_begins_anew_when_everything_was_read() {
+    let mut node = Node::new(1);
+    moderate(&mut node, EQ, 10, 100);
+    node.ring_eq(EQ, true);
+    post(&mut node, EQ, 1);
+    node.now += 9_000;
+    node.settle();
+    assert_eq!(ids(&mut node, EQ), [1]);
+    node.ring_eq(EQ, true);
+    node.now += 500;
+    post(&mut node, EQ, 2);
+    node.now += 9_999;
+    node.settle();
+    assert!(node.host.raised.is_empty());
+    // A doorbell that leaves something unread does not.
+    post(&mut node, EQ, 3);
+    assert_eq!(take_id(&mut node, EQ), 2);
+    node.ring_eq(EQ, true);
+    node.now += 1;
+    node.settle();
+    assert_eq!(node.host.raised, [2]);
+}
+
+#[test]
+fn an_overflow_of_a_queue_that_is_gone_is_not_told_of() {
+    let mut node = Node::new(1);
+    for eqn in [3, 4] {
+        node.create_eq(eqn, eqn);
+    }
+    let entry = (3, MESSAGE_OF_QUEUE);
+    let set = node.map_vectors(SubFunction::Global, 0, &[entry]);
+    assert_eq!(set, CommandStatus::Ok);
+    for eqn in [3, 4] {
+        for id in 0..ENTRIES {
+            post(&mut node, eqn, id);
+        }
+    }
+    control(&mut node, 4, EventOverflow::Undefine, EventPriority::Bulk);
+    post(&mut node, 4, ENTRIES);
+    let destroy = CommandOpcode::DestroyEventQueue;
+    assert_eq!(node.object_command(destroy, 4), CommandStatus::Ok);
+    node.create_eq(4, 4);
+    assert_eq!(ids(&mut node, 3), (0..ENTRIES).collect::<Vec<_>>());
+    node.ring_eq(3, false);
+    assert!(node.event_codes(3).is_empty());
+}
+
+#[test]
+fn what_is_raised_again_is_the_message_that_was_raised() {
+    let mut node = mapped_parts();
+    for cqn in [2, 3] {
+        node.create_cq(cqn, EQ_NONE, 4);
+        bind(&mut node, cqn, EQ_MAPPED, 1);
+        node.arm_cq(cqn, 0, false);
+    }
+    moderate(&mut node, EQ, 10, 2);
+    node.ring_eq(EQ, true);
+    complete(&mut node, 2, false, false);
+    complete(&mut node, 3, true, false);
+    // The second made it due; the first is the oldest that is unread.
+    assert_eq!(node.host.raised, [5]);
+    node.engine.raise_again(&mut node.host);
+    assert_eq!(node.host.raised, [5, 5]);
+}
+
+/// What was raised and not seen yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pending {
+    Event(u32),
+    Completion(u32),
+}
+
 /// What a host knows of an event queue.
 #[derive(Debug, Default)]
 struct Place {
+    /// What is to come here, by when it was raised.
+    pending: BTreeMap<u64, Pending>,
+    /// The device has told of an overflow since nothing waited for room.
+    reported: bool,
+    /// What was raised when the host looked last is before this.
+    before: u64,
+    /// It has ever told of one.
+    overflowed: bool,
     /// Entries that the device was seen to have written.
     written: u32,
     /// Entries that it was told as read.
@@ -1868,10 +2375,21 @@ struct Consumer {
     queued: bool,
     bound: u16,
     sequence: u8,
+    /// Its last entry in each event queue.
+    last: BTreeMap<u16, u32>,
+}
+
+impl Consumer {
+    /// Whether its last entry in an event queue is before `end`, or there is none.
+    fn is_read(&self, eqn: u16, end: u32) -> bool {
+        self.last.get(&eqn).is_none_or(|&index| index < end)
+    }
 }
 
 const PLACES: [u16; 4] = [EQ_ASYNC, 2, 3, 4];
-const CQNS: std::ops::Range<u32> = 10..14;
+/// The event queue that tells of overflows.
+const GLOBAL: u16 = 5;
+const CQNS: std::ops::Range<u32> = 10..18;
 const MODERATION: u64 = 30_000;
 
 struct Model {
@@ -1881,15 +2399,20 @@ struct Model {
     /// Asynchronous events raised, and seen.
     raised: u32,
     seen: u32,
+    /// Orders what is raised.
+    next: u64,
     interrupts: usize,
 }
 
 impl Model {
     fn new() -> Self {
         let mut node = Node::new(1);
-        for eqn in [3, 4] {
+        for eqn in [3, 4, GLOBAL] {
             node.create_eq(eqn, eqn);
         }
+        let entry = (GLOBAL, MESSAGE_OF_QUEUE);
+        let set = node.map_vectors(SubFunction::Global, 0, &[entry]);
+        assert_eq!(set, CommandStatus::Ok);
         for cqn in CQNS {
             node.create_cq(cqn, EQ, 4);
         }
@@ -1903,7 +2426,25 @@ impl Model {
             consumers: CQNS.map(|cqn| (cqn, consumer())).collect(),
             raised: 0,
             seen: 0,
+            next: 0,
             interrupts: 0,
+        }
+    }
+
+    /// What is to come to `eqn` from now on.
+    fn raise(&mut self, eqn: u16, pending: Pending) {
+        let place = self.places.get_mut(&eqn).expect("a queue of the test");
+        place.pending.insert(self.next, pending);
+        self.next += 1;
+    }
+
+    /// Raises events of one kind about objects of their own.
+    fn post(&mut self, eqn: u16, count: u32) {
+        for _ in 0..count {
+            self.raise(eqn, Pending::Event(self.raised));
+            post(&mut self.node, eqn, self.raised);
+            self.raised += 1;
+            self.look();
         }
     }
 
@@ -1911,24 +2452,44 @@ impl Model {
     fn look(&mut self) {
         for (&eqn, place) in &mut self.places {
             let events = self.node.unread_events(eqn, place.written);
-            place.written = place.written.wrapping_add(events.len() as u32);
             for event in events {
-                if event.code == EventCode::SrqLimit.number() {
-                    assert_eq!(event.id, self.seen, "out of order, lost or doubled");
-                    self.seen += 1;
-                    continue;
-                }
-                assert_eq!(event.code, EventCode::Completion.number());
-                let consumer = self
-                    .consumers
-                    .get_mut(&event.id)
-                    .expect("a queue of the test");
-                assert_eq!(event.param0, u64::from(consumer.sequence), "another arming");
-                if consumer.queued {
-                    consumer.queued = false;
+                let index = place.written;
+                place.written = place.written.wrapping_add(1);
+                let what = match EventCode::from_number(event.code) {
+                    Some(EventCode::SrqLimit) => Pending::Event(event.id),
+                    Some(EventCode::Completion) => Pending::Completion(event.id),
+                    _ => panic!("{event:?}"),
+                };
+                let mut pending = place.pending.iter();
+                let raised = pending.find(|(_, pending)| **pending == what);
+                let raised = raised.map(|(number, _)| *number);
+                // What the map sends here may have waited elsewhere.
+                let mut ordered = true;
+                if let Pending::Completion(cqn) = what {
+                    let consumer = self.consumers.get_mut(&cqn).expect("a queue of the test");
+                    ordered = consumer.bound != EQ_MAPPED;
+                    assert_eq!(event.param0, u64::from(consumer.sequence), "another arming");
+                    if consumer.queued {
+                        consumer.queued = false;
+                    } else {
+                        assert!(consumer.fulfilled, "an event for nothing: {event:?}");
+                        (consumer.armed, consumer.fulfilled) = (None, false);
+                    }
+                    consumer.last.insert(eqn, index);
                 } else {
-                    assert!(consumer.fulfilled, "an event for nothing: {event:?}");
-                    (consumer.armed, consumer.fulfilled) = (None, false);
+                    assert!(raised.is_some(), "doubled: {event:?}");
+                    self.seen += 1;
+                }
+                if let Some(number) = raised {
+                    place.pending.remove(&number);
+                }
+                let before = ..raised.unwrap_or(self.next);
+                for (_, earlier) in place.pending.range(before).filter(|_| ordered) {
+                    let waits_for_its_own = match earlier {
+                        Pending::Event(_) => false,
+                        Pending::Completion(cqn) => !self.consumers[cqn].is_read(eqn, place.told),
+                    };
+                    assert!(waits_for_its_own, "{what:?} has overtaken {earlier:?}");
                 }
             }
             let unread = self.node.unread_events(eqn, 0);
@@ -1939,12 +2500,21 @@ impl Model {
                 assert!(of_it.count() <= 1, "two unread events of {cqn}");
             }
         }
-        for consumer in self.consumers.values_mut() {
+        let mut fired = Vec::new();
+        for (&cqn, consumer) in &mut self.consumers {
             if consumer.fulfilled && consumer.bound != EQ_NONE {
-                // It has fired and waits: for room, or for the host to read.
+                // It has fired and waits: for room, or for the host to read. One event is for both
+                // where it has before.
+                if !consumer.queued && consumer.bound != EQ_MAPPED {
+                    fired.push((cqn, consumer.bound));
+                }
                 (consumer.armed, consumer.fulfilled, consumer.queued) = (None, false, true);
             }
         }
+        for (cqn, bound) in fired {
+            self.raise(bound, Pending::Completion(cqn));
+        }
+        self.look_at_overflows();
         // Each queue has its own message.
         for message in self.node.host.raised.split_off(self.interrupts) {
             let place = self.places.get_mut(&message).expect("a queue of the test");
@@ -1967,6 +2537,39 @@ impl Model {
             }
         }
         assert_eq!(self.node.status().state(), Some(DeviceState::Running));
+    }
+
+    /// Only a queue that something waits for has overflowed, and it is told of once.
+    fn look_at_overflows(&mut self) {
+        let reports = ids(&mut self.node, GLOBAL);
+        self.node.ring_eq(GLOBAL, false);
+        let mut mapped = self.consumers.values();
+        let mapped = mapped.any(|consumer| consumer.bound == EQ_MAPPED && consumer.queued);
+        for (&eqn, place) in &mut self.places {
+            // Whether anything waits for room, where what is before entry `end` was read.
+            let waits = |end, before| {
+                let mut pending = place.pending.range(..before).map(|(_, pending)| pending);
+                pending.any(|pending| match pending {
+                    Pending::Event(_) => true,
+                    Pending::Completion(cqn) => self.consumers[cqn].is_read(eqn, end),
+                })
+            };
+            let consumed = self.node.consumed_events(eqn);
+            let (may_wait, does_wait) = (
+                waits(consumed, self.next) || mapped,
+                waits(place.told, self.next),
+            );
+            // There was room for all that waited then.
+            place.reported &= waits(place.told, place.before);
+            place.before = self.next;
+            for _ in reports.iter().filter(|id| **id == u32::from(eqn)) {
+                assert!(may_wait, "{eqn} has not overflowed");
+                assert!(!place.reported, "told again of {eqn}");
+                (place.reported, place.overflowed) = (true, true);
+            }
+            assert!(!does_wait || place.overflowed, "not told of {eqn}");
+            place.reported &= does_wait;
+        }
     }
 
     fn tell(&mut self, eqn: u16, relative: bool, arm: bool, disarm: bool) {
@@ -2017,11 +2620,7 @@ impl Model {
             13 => {
                 let bound = [2, 3, 4, EQ_NONE, EQ_MAPPED, EQ_MAPPED][a % 6];
                 let processor = if bound == EQ_MAPPED { b % 2 } else { 0 };
-                self.consumers
-                    .get_mut(&cqn)
-                    .expect("a queue of the test")
-                    .bound = bound;
-                bind(&mut self.node, cqn, bound, processor as u16);
+                self.bind(cqn, bound, processor as u16);
             }
             14 => {
                 let row = PARTS[b % 2];
@@ -2034,6 +2633,9 @@ impl Model {
                 // The driver gives no third ring before the first is read, and says so.
                 if !self.node.is_switching(eqn) {
                     self.tell(eqn, c, false, false);
+                    self.look();
+                    let place = self.places.get_mut(&eqn).expect("a queue of the test");
+                    place.reported = false;
                     let now = self.node.eq_log_entries(eqn);
                     let log_entries = now + u8::from(c && now < EQ_LOG_ENTRIES + 2);
                     assert_eq!(self.node.switch_eq(eqn, log_entries), CommandStatus::Ok);
@@ -2049,24 +2651,46 @@ impl Model {
                 self.node.now += (a as u64 % 5) * MODERATION / 4;
                 self.node.settle();
             }
+            18 => self.post(eqn, a as u32),
+            19 => {
+                // Until it is exactly full, or one more. With two rings there may be more unread.
+                let unread = self.node.unread_events(eqn, 0).len() as u32;
+                let entries: u32 = 1 << self.node.eq_log_entries(eqn);
+                let free = entries.saturating_sub(unread);
+                self.post(eqn, free + u32::from(c));
+            }
             _ => {
-                for _ in 0..a {
-                    post(&mut self.node, EQ_ASYNC, self.raised);
-                    self.raised += 1;
-                }
+                let consumer = self.consumers.get_mut(&cqn).expect("a queue of the test");
+                consumer.sequence = (consumer.sequence + 1) % 4;
+                (consumer.armed, consumer.fulfilled) = (Some(true), true);
+                let sequence = consumer.sequence;
+                self.node.arm_cq(cqn, sequence, false);
+                complete(&mut self.node, cqn, a % 2 == 0, false);
             }
         }
         self.look();
     }
 
+    fn bind(&mut self, cqn: u32, bound: u16, processor: u16) {
+        let consumer = self.consumers.get_mut(&cqn).expect("a queue of the test");
+        let old = std::mem::replace(&mut consumer.bound, bound);
+        let queued = consumer.queued;
+        if old != bound {
+            if let Some(place) = self.places.get_mut(&old) {
+                let moves = Pending::Completion(cqn);
+                place.pending.retain(|_, pending| *pending != moves);
+            }
+            if queued && self.places.contains_key(&bound) {
+                self.raise(bound, Pending::Completion(cqn));
+            }
+        }
+        bind(&mut self.node, cqn, bound, processor);
+    }
+
     /// Everything is read in the end.
     fn finish(&mut self) {
         for cqn in CQNS {
-            self.consumers
-                .get_mut(&cqn)
-                .expect("a queue of the test")
-                .bound = EQ;
-            bind(&mut self.node, cqn, EQ, 0);
+            self.bind(cqn, EQ, 0);
             self.look();
         }
         for _ in 0..20 {
@@ -2092,11 +2716,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// Whatever is completed, armed, disarmed, moved, mapped, read, told, switched and moderated in
-    /// whatever order: nothing is lost, doubled or out of order, there is at most one interrupt
-    /// for an arming, and no wake-up is lost.
+    /// whatever order: nothing is lost, doubled, out of order or overtaken, there is at most one
+    /// interrupt for an arming, no wake-up is lost, and overflows are told of where there are any.
     #[test]
     fn nothing_is_lost_doubled_or_late_in_any_order(
-        steps in vec((0u8..20, 0usize..40, 0usize..8, any::<bool>()), 1..150),
+        steps in vec((0u8..23, 0usize..40, 0usize..8, any::<bool>()), 1..150),
     ) {
         let mut model = Model::new();
         for step in steps {
