@@ -219,9 +219,10 @@ void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags)
 }
 
 struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,
+					       size_t priv_size,
 					       struct device *dev)
 {
-	return devlink_alloc(ops, 0, dev);
+	return devlink_alloc(ops, priv_size, dev);
 }
 
 struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name)

@@ -51,6 +51,7 @@ void rust_helper_wmb(void);
 
 /* devlink. */
 struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,
+					       size_t priv_size,
 					       struct device *dev);
 
 /* Completion, spinlock, xarray and workqueue. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! devlink: what an administrator can ask of a device as a whole, of which this has its health (for
-//! `rust/kernel/devlink.rs`).
+//! devlink: what an administrator can ask of a device as a whole, of which this has its health and a
+//! parameter (for `rust/kernel/devlink.rs`).
 //!
 //! C header: [`include/net/devlink.h`](srctree/include/net/devlink.h)
 
@@ -18,7 +18,8 @@ use kernel::{
     device,
     error::{
         from_err_ptr,
-        from_result, //
+        from_result,
+        to_result, //
     },
     prelude::*,
     str::as_char_ptr_in_const_context,
@@ -44,6 +45,20 @@ pub trait HealthReporter: Send + Sync + 'static {
     fn diagnose(&self, diagnosis: &mut Diagnosis<'_>);
 }
 
+/// A parameter of a device that its driver has of its own: a word, which counts as soon as it is set
+/// (`devlink dev param set ... cmode runtime`).
+pub trait Parameter: Send + Sync + 'static {
+    /// What it is called.
+    const NAME_OF_PARAMETER: &'static CStr;
+
+    /// What it is; of a text that is too long for devlink the beginning is shown.
+    fn get(&self) -> &'static CStr;
+
+    /// Makes it `value`, or says why not. Sleeps, with the same locks held as for
+    /// [`HealthReporter::recover`], and with the same to beware of.
+    fn set(this: ArcBorrow<'_, Self>, value: &CStr) -> Result<(), Refusal>;
+}
+
 /// Why what an administrator asks for is not done: an error, and a text for him.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -55,6 +70,24 @@ impl Refusal {
     /// With this error and text.
     pub const fn new(error: Error, why: &'static CStr) -> Self {
         Self { error, why }
+    }
+
+    /// The error.
+    pub const fn error(self) -> Error {
+        self.error
+    }
+
+    /// Tells devlink by what a callback returns, and the administrator by `extack`.
+    ///
+    /// # Safety
+    ///
+    /// `extack` must be null or valid.
+    unsafe fn tell(self, extack: *mut bindings::netlink_ext_ack) -> c_int {
+        if let Some(extack) = NonNull::new(extack) {
+            // SAFETY: The caller vouches for it. The text is static.
+            unsafe { (*extack.as_ptr())._msg = self.why.as_char_ptr() };
+        }
+        self.error.to_errno()
     }
 }
 
@@ -94,26 +127,28 @@ impl Diagnosis<'_> {
     }
 }
 
-/// A devlink instance that is registered until this is dropped, with a reporter of its device's health.
+/// A devlink instance that is registered until this is dropped, with a reporter of its device's health and a
+/// parameter.
 ///
-/// Dropping it waits for callbacks of the reporter that run; none runs afterwards.
+/// Dropping it waits for callbacks that run; none runs afterwards.
 ///
 /// # Invariants
 ///
-/// - `devlink` is a registered instance that this value owns.
-/// - `reporter` is a reporter of it, with `health` as its private data.
-pub struct Devlink<H: HealthReporter> {
+/// - `devlink` is a registered instance that this value owns, with a pointer to what `_health` refers to as its
+///   private data, and with [`Self::PARAMETER`] registered.
+/// - `reporter` is a reporter of it, with the same as its private data.
+pub struct Devlink<H: HealthReporter + Parameter> {
     devlink: NonNull<bindings::devlink>,
     reporter: NonNull<bindings::devlink_health_reporter>,
     _health: Arc<H>,
 }
 
 // SAFETY: devlink takes its own locks, whoever calls it; `H` is `Send` and `Sync`.
-unsafe impl<H: HealthReporter> Send for Devlink<H> {}
+unsafe impl<H: HealthReporter + Parameter> Send for Devlink<H> {}
 // SAFETY: devlink takes its own locks, whoever calls it; `H` is `Send` and `Sync`.
-unsafe impl<H: HealthReporter> Sync for Devlink<H> {}
+unsafe impl<H: HealthReporter + Parameter> Sync for Devlink<H> {}
 
-impl<H: HealthReporter> Devlink<H> {
+impl<H: HealthReporter + Parameter> Devlink<H> {
     /// An instance does nothing by itself: what it can do is said by what is registered with it.
     const OPS: bindings::devlink_ops = pin_init::zeroed();
 
@@ -128,7 +163,19 @@ impl<H: HealthReporter> Devlink<H> {
             ..pin_init::zeroed()
         };
 
-    /// Registers an instance for `dev`, with `health` as reporter.
+    const PARAMETER: bindings::devlink_param = bindings::devlink_param {
+        // Numbers of a driver's own begin after those that have a meaning for all.
+        id: bindings::devlink_param_generic_id___DEVLINK_PARAM_GENERIC_ID_MAX,
+        name: as_char_ptr_in_const_context(H::NAME_OF_PARAMETER),
+        generic: false,
+        type_: bindings::devlink_param_type_DEVLINK_PARAM_TYPE_STRING,
+        supported_cmodes: 1 << bindings::devlink_param_cmode_DEVLINK_PARAM_CMODE_RUNTIME,
+        get: Some(Self::get_callback),
+        set: Some(Self::set_callback),
+        ..pin_init::zeroed()
+    };
+
+    /// Registers an instance for `dev`, with `health` as reporter and for its parameter.
     ///
     /// # Safety
     ///
@@ -137,9 +184,19 @@ impl<H: HealthReporter> Devlink<H> {
         // SAFETY: The operations are static, and `device::Device` is a transparent wrapper of a valid
         // `struct device`, of which the instance takes a reference.
         let devlink = unsafe {
-            bindings::rdma_devlink_alloc(&Self::OPS, ptr::from_ref(dev).cast_mut().cast())
+            bindings::rdma_devlink_alloc(
+                &Self::OPS,
+                size_of::<*const H>(),
+                ptr::from_ref(dev).cast_mut().cast(),
+            )
         };
         let devlink = NonNull::new(devlink).ok_or(ENOMEM)?;
+        // SAFETY: The instance was made just now with as much private data as this pointer takes, aligned for
+        // anything, and nobody else knows it yet.
+        unsafe {
+            let data = bindings::devlink_priv(devlink.as_ptr());
+            data.cast::<*const H>().write(Arc::as_ptr(&health));
+        }
         // SAFETY: The instance was made just now. The operations are static, and the private data is a
         // `H` that `_health` keeps until after the reporter is destroyed.
         let reporter = from_err_ptr(unsafe {
@@ -157,9 +214,23 @@ impl<H: HealthReporter> Devlink<H> {
                 return Err(failed.err().unwrap_or(ENOMEM));
             }
         };
+        // SAFETY: The instance was made above and is not registered yet. The parameter is static, and its
+        // callbacks find what they need in the private data.
+        let registered = to_result(unsafe {
+            bindings::devlink_params_register(devlink.as_ptr(), &Self::PARAMETER, 1)
+        });
+        if let Err(error) = registered {
+            // SAFETY: Both were made above and neither is used afterwards; the instance is not registered.
+            unsafe {
+                bindings::devlink_health_reporter_destroy(reporter.as_ptr());
+                bindings::devlink_free(devlink.as_ptr());
+            }
+            return Err(error);
+        }
         // SAFETY: The instance was made above and is not registered yet.
         unsafe { bindings::devlink_register(devlink.as_ptr()) };
-        // INVARIANT: Registered just now, with a reporter whose private data is `health`.
+        // INVARIANT: Registered just now, with a parameter, and with a reporter; the private data of the instance
+        // and of the reporter is `health`.
         Ok(Self {
             devlink,
             reporter,
@@ -239,13 +310,68 @@ impl<H: HealthReporter> Devlink<H> {
         let health = unsafe { Self::health(reporter) };
         match H::recover(health) {
             Ok(()) => 0,
-            Err(refusal) => {
-                if let Some(extack) = NonNull::new(extack) {
-                    // SAFETY: The caller vouches for it. The text is static.
-                    unsafe { (*extack.as_ptr())._msg = refusal.why.as_char_ptr() };
-                }
-                refusal.error.to_errno()
-            }
+            // SAFETY: The caller vouches for `extack`.
+            Err(refusal) => unsafe { refusal.tell(extack) },
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `devlink` must have been made by [`Self::register`], and not be freed for `'a`.
+    unsafe fn of_instance<'a>(devlink: *mut bindings::devlink) -> ArcBorrow<'a, H> {
+        // SAFETY: The caller vouches for an instance whose private data points to what an `Arc<H>` refers to,
+        // which `Devlink::_health` keeps until the instance is freed.
+        unsafe {
+            let data = bindings::devlink_priv(devlink).cast::<*const H>();
+            ArcBorrow::from_raw(data.read())
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Only for devlink: `devlink` must have been made by [`Self::register`], and `context` be valid.
+    unsafe extern "C" fn get_callback(
+        devlink: *mut bindings::devlink,
+        _id: u32,
+        context: *mut bindings::devlink_param_gset_ctx,
+        _extack: *mut bindings::netlink_ext_ack,
+    ) -> c_int {
+        // SAFETY: The caller vouches for the instance, which is not freed while it is called.
+        let value = unsafe { Self::of_instance(devlink) }.get();
+        // SAFETY: The caller vouches for the context, of which nobody else makes use meanwhile; as a text a
+        // value is any bytes.
+        let text = unsafe { (*context).val.vstr.as_mut() };
+        text.fill(0);
+        // The last one stays zero.
+        let room = text.len() - 1;
+        for (byte, value) in text.iter_mut().take(room).zip(value.to_bytes()) {
+            *byte = *value;
+        }
+        0
+    }
+
+    /// # Safety
+    ///
+    /// Only for devlink: `devlink` must have been made by [`Self::register`], `context` be valid, and `extack` be
+    /// null or valid.
+    unsafe extern "C" fn set_callback(
+        devlink: *mut bindings::devlink,
+        _id: u32,
+        context: *mut bindings::devlink_param_gset_ctx,
+        extack: *mut bindings::netlink_ext_ack,
+    ) -> c_int {
+        // SAFETY: The caller vouches for the instance, which is not freed while it is called.
+        let this = unsafe { Self::of_instance(devlink) };
+        // SAFETY: The caller vouches for the context, which nobody changes meanwhile; as a text a value is any bytes.
+        let text = unsafe { (*context).val.vstr.as_ref() };
+        let Ok(value) = CStr::from_bytes_until_nul(text) else {
+            // devlink takes none that has no end (`devlink_param_value_get_from_info`).
+            return EINVAL.to_errno();
+        };
+        match H::set(this, value) {
+            Ok(()) => 0,
+            // SAFETY: The caller vouches for `extack`.
+            Err(refusal) => unsafe { refusal.tell(extack) },
         }
     }
 
@@ -269,12 +395,14 @@ impl<H: HealthReporter> Devlink<H> {
     }
 }
 
-impl<H: HealthReporter> Drop for Devlink<H> {
+impl<H: HealthReporter + Parameter> Drop for Devlink<H> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants the instance is registered and ours, and the reporter is one of it;
-        // neither is used afterwards. Unregistering takes the lock with which callbacks run.
+        // SAFETY: By the type invariants the instance is registered and ours, with that parameter, and the
+        // reporter is one of it; neither is used afterwards. Unregistering takes the lock with which callbacks
+        // run.
         unsafe {
             bindings::devlink_unregister(self.devlink.as_ptr());
+            bindings::devlink_params_unregister(self.devlink.as_ptr(), &Self::PARAMETER, 1);
             bindings::devlink_health_reporter_destroy(self.reporter.as_ptr());
             bindings::devlink_free(self.devlink.as_ptr());
         }

@@ -71,26 +71,31 @@ impl Vectors {
     pub fn new(dev: &pci::Device<device::Bound>, max: u32) -> Result<Self> {
         let mut last = ENODEV;
         for kind in Kind::BEST_FIRST {
-            // SAFETY: The borrow keeps `dev` bound to its driver, which alone allocates its vectors
-            // and has none where another kind was refused.
-            let count =
-                unsafe { bindings::pci_alloc_irq_vectors(as_raw(dev), 1, max.max(1), kind.flag()) };
-            if let Err(error) = to_result(count.min(0)) {
-                last = error;
-                continue;
+            match Self::of_kind(dev, kind, max) {
+                Ok(vectors) => return Ok(vectors),
+                Err(error) => last = error,
             }
-            let dev: &pci::Device = dev;
-            // INVARIANT: The call above allocated `count` vectors of this kind.
-            let this = Self {
-                dev: dev.into(),
-                kind,
-                count: count as u32,
-            };
-            // Not before somebody handles it: it would be held, and the line is not ours alone.
-            this.enable_pin(false);
-            return Ok(this);
         }
         Err(last)
+    }
+
+    /// The same of one kind; an error where the function or the host does not have it.
+    pub fn of_kind(dev: &pci::Device<device::Bound>, kind: Kind, max: u32) -> Result<Self> {
+        // SAFETY: The borrow keeps `dev` bound to its driver, which alone allocates its vectors
+        // and has none where another kind was refused.
+        let count =
+            unsafe { bindings::pci_alloc_irq_vectors(as_raw(dev), 1, max.max(1), kind.flag()) };
+        to_result(count.min(0))?;
+        let dev: &pci::Device = dev;
+        // INVARIANT: The call above allocated `count` vectors of this kind.
+        let this = Self {
+            dev: dev.into(),
+            kind,
+            count: count as u32,
+        };
+        // Not before somebody handles it: it would be held, and the line is not ours alone.
+        this.enable_pin(false);
+        Ok(this)
     }
 
     /// The kind that they are.

@@ -247,7 +247,7 @@ struct Follows {
 /// Where events of a queue go, and how many at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Binding {
-    /// The event queue of its handler, or `EQ_NONE`.
+    /// The number of its handler, or `EQ_NONE`.
     eqn: u16,
     /// What it goes after, if it does.
     follows: Option<Follows>,
@@ -315,7 +315,7 @@ pub(crate) struct FerriteCq {
     /// Held while the device is told of a change: what it was told last is what stands here.
     #[pin]
     binding: Mutex<Binding>,
-    /// The event queue of `binding`, for those who may not sleep.
+    /// That of `binding`, for those who may not sleep.
     eqn: Atomic<u32>,
     /// The processor of that, or [`NOWHERE`].
     follows: Atomic<u32>,
@@ -366,7 +366,7 @@ impl FerriteCq {
         self.number.get()
     }
 
-    /// The event queue of its handler, or `EQ_NONE`.
+    /// The number of its handler, or `EQ_NONE`.
     pub(crate) fn eqn(&self) -> u16 {
         self.eqn.load(Relaxed) as u16
     }
@@ -404,17 +404,18 @@ impl FerriteCq {
             dev.handlers.choose(choice, abi::EQ_NONE, || may_have_any)?,
             choice.follows().map(|cpu| Follows { cpu, may_have_any }),
         );
+        let destination = dev.handlers.destination(first.eqn);
         let object = DeviceObject::create(
             &dev.hw,
             &CreateCompletionQueue {
                 cqn,
-                eqn: first.eqn,
+                eqn: destination.eqn,
                 log_entries,
                 reserved0: 0,
                 doorbell_page,
                 record_offset,
                 buffer,
-                processor: 0,
+                processor: destination.processor,
                 reserved1: [0; 3],
             },
             CommandOpcode::DestroyCompletionQueue,
@@ -533,8 +534,14 @@ impl FerriteCq {
         binding: &mut Binding,
         change: impl FnOnce(&mut Binding),
     ) -> Result {
+        let dev = cq.device();
         binding.change(cq.number(), change, |command| {
-            cq.device().hw.execute(command)
+            let destination = dev.handlers.destination(command.eqn);
+            dev.hw.execute(&ModifyCompletionQueue {
+                eqn: destination.eqn,
+                processor: destination.processor,
+                ..*command
+            })
         })?;
         cq.eqn.store(binding.eqn.into(), Relaxed);
         cq.follows.store(number_of(binding.follows), Relaxed);

@@ -27,7 +27,11 @@ use crate::{
     priority,
     rdma::QpType,
     steering::Steering,
-    tpt::Tags, //
+    tpt::Tags,
+    vector_map::{
+        Table,
+        PARTS, //
+    },
 };
 use kernel::{
     debugfs::{
@@ -64,9 +68,10 @@ impl Writer for EventQueues {
         for (queue, irq) in &self.queues {
             let mut cqs = 0;
             let settings = queue.settings();
-            self.hw
-                .cqs
-                .for_each(|_, cq| cqs += u32::from(cq.eqn() == queue.number()));
+            self.hw.cqs.for_each(|_, cq| {
+                let uses = cq.device().handlers.uses(cq.eqn(), queue.number());
+                cqs += u32::from(uses);
+            });
             writeln!(
                 f,
                 "{} {} {} {} {} {} {} {} {} {} {} {}",
@@ -116,6 +121,24 @@ impl Writer for InterruptMode {
     }
 }
 
+/// Where events of completion queues go, by what completes and by completion vector.
+struct VectorMap(Arc<Table>);
+
+impl Writer for VectorMap {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "part handler eqn message mapped")?;
+        for (part, row) in PARTS.iter().enumerate() {
+            for handler in 0..self.0.columns() {
+                let (eqn, message) = self.0.at(part, handler);
+                let mapped = self.0.destination(handler).eqn == abi::EQ_MAPPED;
+                let mapped = if mapped { "yes" } else { "no" };
+                writeln!(f, "{:?} {} {} {} {}", row, handler, eqn, message, mapped)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Completion queues by number.
 struct CompletionQueues(Arc<Hardware>);
 
@@ -127,9 +150,12 @@ impl Writer for CompletionQueues {
             let eqn = cq.eqn();
             let shared = if cq.is_shared() { "yes" } else { "no" };
             let line = write!(f, "{} {} {} ", cqn, owner(cq.is_user()), shared)
-                .and_then(|()| match cq.device().handlers.vector_of_eqn(eqn) {
-                    Some(handler) => write!(f, "{} {} ", handler, eqn),
-                    None => write!(f, "none - "),
+                .and_then(|()| {
+                    let handlers = &cq.device().handlers;
+                    match (handlers.vector_of_eqn(eqn), handlers.main_queue(eqn)) {
+                        (Some(handler), Some(queue)) => write!(f, "{} {} ", handler, queue),
+                        _ => write!(f, "none - "),
+                    }
                 })
                 .and_then(|()| write!(f, "{} ", cq.entries()))
                 .and_then(|()| match cq.consumed() {
@@ -274,7 +300,8 @@ impl Writer for Tables {
 
 /// Sets the priority of handlers: a line `handler low-latency` or `handler bulk`, by completion vector.
 struct HandlerPriority {
-    handlers: KVec<Arc<EventQueue>>,
+    queues: KVec<Arc<EventQueue>>,
+    table: Arc<Table>,
     hw: Arc<Hardware>,
     /// Whether the device has priorities.
     offered: bool,
@@ -287,11 +314,19 @@ impl Reader for HandlerPriority {
         reader.read_slice(line)?;
         let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
         let (handler, priority) = priority::parse(line)?;
-        let queue = self.handlers.get(handler as usize).ok_or(ENOENT)?;
+        let columns = u32::from(self.table.columns());
+        if handler >= columns {
+            return Err(ENOENT);
+        }
         if !self.offered {
             return Err(errno::eopnotsupp());
         }
-        self.hw.set_priority(queue, priority)
+        for queue in &self.queues {
+            if self.table.uses(handler as u16, queue.number()) {
+                self.hw.set_priority(queue, priority)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -318,6 +353,7 @@ pub(crate) struct DebugFiles {
     _event_queues: Pin<KBox<File<EventQueues>>>,
     _events: Pin<KBox<File<Events>>>,
     _interrupts: Pin<KBox<File<InterruptMode>>>,
+    _vector_map: Pin<KBox<File<VectorMap>>>,
     _completion_queues: Pin<KBox<File<CompletionQueues>>>,
     _move: Pin<KBox<File<MoveCompletionQueue>>>,
     _balance: Pin<KBox<File<Balance>>>,
@@ -343,14 +379,13 @@ impl DebugFiles {
             queues: listed,
             hw: hw.clone(),
         };
-        let mut handlers = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
+        let mut queues = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
         for queue in interrupts.queues() {
-            if queue.number() >= abi::EQ_FIRST_HANDLER {
-                handlers.push(queue.clone(), GFP_KERNEL)?;
-            }
+            queues.push(queue.clone(), GFP_KERNEL)?;
         }
         let handler_priority = HandlerPriority {
-            handlers,
+            queues,
+            table: interrupts.table()?.clone(),
             hw: hw.clone(),
             offered: ferrite.has(abi::FEATURE_EQ_CONTROL),
         };
@@ -385,6 +420,13 @@ impl DebugFiles {
             )?,
             _interrupts: KBox::pin_init(
                 dir.read_only_file(c"interrupts", Ok::<_, Error>(mode)),
+                GFP_KERNEL,
+            )?,
+            _vector_map: KBox::pin_init(
+                dir.read_only_file(
+                    c"vector_map",
+                    Ok::<_, Error>(VectorMap(interrupts.table()?.clone())),
+                ),
                 GFP_KERNEL,
             )?,
             _completion_queues: KBox::pin_init(

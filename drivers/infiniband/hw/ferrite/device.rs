@@ -301,9 +301,11 @@ impl rdma::Driver for Ferrite {
 
     fn describe_cq(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
         details.number(c"cqn", cq.number())?;
-        match cq.device().handlers.vector_of_eqn(cq.eqn()) {
+        let handlers = &cq.device().handlers;
+        match handlers.vector_of_eqn(cq.eqn()) {
             Some(vector) => {
-                details.number(c"eqn", cq.eqn().into())?;
+                let queue = handlers.main_queue(cq.eqn()).unwrap_or(abi::EQ_NONE);
+                details.number(c"eqn", queue.into())?;
                 details.number(c"vector", vector)?;
             }
             None => details.text(c"vector", c"none")?,

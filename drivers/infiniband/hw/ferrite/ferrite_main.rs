@@ -48,6 +48,7 @@ mod srq;
 mod steering;
 mod tpt;
 mod ucontext;
+mod vector_map;
 mod wqe;
 
 // As `module_pci_driver!`, for a driver that wants to know of resets.

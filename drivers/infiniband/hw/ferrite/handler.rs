@@ -29,7 +29,13 @@ use crate::{
     service,
     service::Served,
     steering,
-    steering::Steering, //
+    steering::Steering,
+    vector_map::{
+        Destination,
+        Layout,
+        Table,
+        ToldTable, //
+    },
 };
 use core::ops::RangeInclusive;
 use kernel::{
@@ -77,19 +83,6 @@ fn log_entries_of(eqn: u16, caps: &DeviceCaps) -> u8 {
     (entries.trailing_zeros() as u8)
         .max(LEAST_LOG_ENTRIES)
         .min(caps.eq_max_log_entries.max(abi::EQ_MIN_LOG_ENTRIES))
-}
-
-/// The vector of event queue `eqn` when there are `vectors`.
-///
-/// With enough of them each queue has its own; else handlers share, and last of all everything
-/// shares one.
-pub(crate) fn vector_of(eqn: u16, vectors: u16) -> u16 {
-    let first = abi::EQ_FIRST_HANDLER;
-    if eqn >= first && vectors > first {
-        first + (eqn - first) % (vectors - first)
-    } else {
-        eqn % vectors.max(1)
-    }
 }
 
 /// How many messages a device may have to interrupt by.
@@ -221,6 +214,9 @@ pub(crate) struct Interrupts {
     services: KVec<Pin<KBox<IrqHandler<Service>>>>,
     vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
+    layout: Layout,
+    /// Which queue interrupts by which vector, once there is more than queue 0.
+    table: Option<Arc<Table>>,
     /// Calls of the handler on a pin that were not ours.
     unhandled: Arc<Atomic<u64>>,
     hw: Arc<Hardware>,
@@ -246,14 +242,20 @@ impl Interrupts {
         pdev: &pci::Device<Bound>,
         hw: &Arc<Hardware>,
         messages: u32,
+        layout: Layout,
     ) -> Result<Self> {
         if !MESSAGES.contains(&messages) {
             dev_err!(pdev, "device has {} messages to interrupt by\n", messages);
             return Err(EINVAL);
         }
         // A message is raised as the vector of its number, so that there are no more vectors.
-        let wanted = u32::from(most_queues(cpu::present()));
-        let vectors = Vectors::new(pdev, wanted.min(messages))?;
+        let wanted = layout.vectors(cpu::present()).min(messages);
+        let vectors = if layout.wants_pin() {
+            // Where there is no pin, one message is the next best.
+            Vectors::of_kind(pdev, Kind::Intx, wanted).or_else(|_| Vectors::new(pdev, wanted))?
+        } else {
+            Vectors::new(pdev, wanted)?
+        };
         let mut queues = KVec::new();
         queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
         let mut this = Self {
@@ -262,6 +264,8 @@ impl Interrupts {
             services: KVec::new(),
             vectors: Arc::new(vectors, GFP_KERNEL)?,
             queues,
+            layout,
+            table: None,
             unhandled: Arc::new(Atomic::new(0), GFP_KERNEL)?,
             hw: hw.clone(),
         };
@@ -279,7 +283,11 @@ impl Interrupts {
         caps: &DeviceCaps,
     ) -> Result {
         let vectors = self.vectors.len() as u16;
-        let wanted = queues_of(cpu::present(), caps);
+        let has_table = features & abi::FEATURE_VECTOR_MAP != 0;
+        let processors = cpu::present();
+        let room = queue_room(caps);
+        let table = Table::new(self.layout, has_table, processors, room, vectors)?;
+        let wanted = abi::EQ_FIRST_HANDLER + table.queues();
         dev_info!(
             pdev,
             "{} event queues, {} vectors of {}\n",
@@ -287,8 +295,10 @@ impl Interrupts {
             vectors,
             self.vectors.kind().name()
         );
+        let table = Arc::new(table, GFP_KERNEL)?;
+        self.table = Some(table.clone());
         for eqn in abi::EQ_ASYNC..wanted {
-            let vector = vector_of(eqn, vectors);
+            let vector = table.vector_of_queue(eqn);
             let log_entries = growth::first_log_entries(log_entries_of(eqn, caps));
             let queue = make_queue(pdev, hw, eqn, vector, log_entries)?;
             self.queues.push(queue, GFP_KERNEL)?;
@@ -298,9 +308,7 @@ impl Interrupts {
             hw.event_queues
                 .insert(queue.number().into(), queue.clone())?;
         }
-        let last = self.queues.iter().map(|queue| queue.message()).max();
-        let used = last.map_or(0, |last| u32::from(last) + 1);
-        let steering = Steering::new(hw, &self.vectors, used)?;
+        let steering = Steering::new(hw, &self.vectors, table.used_vectors())?;
         self.steering = Some(steering.clone());
         // Queues that share a vector with queue 0 are served by its handler, which is made anew.
         self.services.clear();
@@ -328,8 +336,10 @@ impl Interrupts {
         let handlers = Arc::new(handlers, GFP_KERNEL)?;
         for vector in 0..vectors {
             let mut served = KVec::new();
-            for queue in self.queues.iter().filter(|queue| queue.message() == vector) {
-                served.push(Served::new(hw, queue)?, GFP_KERNEL)?;
+            for queue in &self.queues {
+                if self.interrupts_by(queue, vector) {
+                    served.push(Served::new(hw, queue, vector)?, GFP_KERNEL)?;
+                }
             }
             if served.is_empty() {
                 continue;
@@ -355,6 +365,19 @@ impl Interrupts {
             self.services.push(handler, GFP_KERNEL)?;
         }
         Ok(())
+    }
+
+    /// Whether a queue can interrupt by a vector.
+    fn interrupts_by(&self, queue: &EventQueue, vector: u16) -> bool {
+        match &self.table {
+            Some(table) => table.interrupts_by(queue.number(), vector),
+            None => queue.message() == vector,
+        }
+    }
+
+    /// Where events of completion queues go. `ENXIO` before [`Self::complete`].
+    pub(crate) fn table(&self) -> Result<&Arc<Table>> {
+        self.table.as_ref().ok_or(ENXIO)
     }
 
     /// The Linux interrupt number of a vector.
@@ -383,16 +406,10 @@ impl Interrupts {
     }
 }
 
-/// How many event queues there are at the most: two fixed ones, and one for each processor.
-fn most_queues(processors: u32) -> u16 {
-    const MOST: u32 = abi::MAX_MESSAGES as u32 - abi::EQ_FIRST_HANDLER as u32;
-    const _: () = assert!(abi::MAX_MESSAGES <= u16::MAX as usize);
-    abi::EQ_FIRST_HANDLER + processors.min(MOST) as u16
-}
-
-/// How many there are on a device that says how many handlers it has.
-fn queues_of(processors: u32, caps: &DeviceCaps) -> u16 {
-    most_queues(processors.min(caps.handlers)).min(caps.max_eq)
+/// How many event queues a device has for completions: those beyond the two fixed ones.
+fn queue_room(caps: &DeviceCaps) -> u32 {
+    let others = caps.max_eq.saturating_sub(abi::EQ_FIRST_HANDLER);
+    caps.handlers.min(others.into())
 }
 
 /// Makes the largest thing of up to `1 << log_entries` that there is memory for in one piece, by
@@ -429,7 +446,14 @@ struct ActiveQueue {
 }
 
 /// The event queues made by command: the asynchronous one and the completion handlers'.
+///
+/// A handler is a column of the table that says where events go, and has the number of a completion vector.
+/// Several can share an event queue, and one can have several. In place of an event queue they are known here
+/// by a number from `EQ_FIRST_HANDLER` on, [`Self::destination`] of which is what the device is told.
 pub(crate) struct Handlers {
+    /// Gone before the queues are.
+    _told: ToldTable,
+    table: Arc<Table>,
     queues: KVec<ActiveQueue>,
     steering: Arc<Steering>,
 }
@@ -455,7 +479,10 @@ impl Handlers {
                 GFP_KERNEL,
             )?;
         }
+        let table = interrupts.table()?;
         let handlers = Self {
+            _told: ToldTable::new(hw, table)?,
+            table: table.clone(),
             queues: active,
             steering: interrupts.steering()?.clone(),
         };
@@ -468,15 +495,30 @@ impl Handlers {
 
     /// How many completion handlers there are.
     pub(crate) fn count(&self) -> u32 {
-        (self.queues.len() as u32).saturating_sub(1)
+        self.table.columns().into()
     }
 
-    /// The handlers, by completion vector.
-    fn handlers(&self) -> impl Iterator<Item = &EventQueue> {
-        self.queues.iter().skip(1).map(|active| &*active.queue)
+    /// What the device is told of a completion queue at the handler of number `eqn`, or `EQ_NONE`.
+    pub(crate) fn destination(&self, eqn: u16) -> Destination {
+        match self.vector_of_eqn(eqn) {
+            Some(vector) => self.table.destination(vector as u16),
+            None => Destination { eqn, processor: 0 },
+        }
     }
 
-    /// The event queue of the handler that somebody asks for, for a completion queue that is at event queue
+    /// The event queue that a handler of number `eqn` is known by, if there is one.
+    pub(crate) fn main_queue(&self, eqn: u16) -> Option<u16> {
+        let vector = self.vector_of_eqn(eqn)?;
+        Some(self.table.main(vector as u16).0)
+    }
+
+    /// Whether the handler of number `eqn` has events in event queue `queue`.
+    pub(crate) fn uses(&self, eqn: u16, queue: u16) -> bool {
+        self.vector_of_eqn(eqn)
+            .is_some_and(|vector| self.table.uses(vector as u16, queue))
+    }
+
+    /// The number of the handler that somebody asks for, for a completion queue that is at that of number
     /// `current`; `EQ_NONE` for none. `may` tells whether he may have one of low latency. `EINVAL` where there is
     /// no such handler, `EPERM` where he names one that he may not have. Sleeps.
     pub(crate) fn choose(
@@ -486,22 +528,32 @@ impl Handlers {
         may: impl Fn() -> bool,
     ) -> Result<u16> {
         let current = self.vector_of_eqn(current);
-        let is = |vector, what: &dyn Fn(&EventQueue) -> bool| self.handler(vector).is_ok_and(what);
-        let is_bulk = |vector| is(vector, &|queue| !queue.is_low_latency());
+        let is_bulk = |vector| {
+            let handler = self.handler(vector);
+            handler.is_ok_and(|queue| !queue.is_low_latency())
+        };
         let vector = self.steering.with(|arrives| {
-            let arrives = |vector, cpu| is(vector, &|queue| arrives(queue.message(), cpu));
+            let arrives = |vector, cpu| {
+                let (_, message) = self.table.main(vector as u16);
+                arrives(message, cpu)
+            };
             choose(choice, self.count(), current, is_bulk, may, arrives)
         })?;
         match vector {
-            Some(vector) => Ok(self.handler(vector)?.number()),
+            Some(vector) => Ok(abi::EQ_FIRST_HANDLER + vector as u16),
             None => Ok(abi::EQ_NONE),
         }
     }
 
-    /// The handler of completion vector `vector`: `EINVAL` where there is none.
+    /// The event queue that the handler of completion vector `vector` is known by: `EINVAL` where there is none.
     fn handler(&self, vector: u32) -> Result<&EventQueue> {
-        let active = self.queues.get(1 + vector as usize).ok_or(EINVAL)?;
-        Ok(&active.queue)
+        if vector >= self.count() {
+            return Err(EINVAL);
+        }
+        let (eqn, _) = self.table.main(vector as u16);
+        let mut queues = self.queues.iter();
+        let active = queues.find(|active| active.queue.number() == eqn);
+        Ok(&active.ok_or(EINVAL)?.queue)
     }
 
     /// The priority of the handler of completion vector `vector`.
@@ -516,13 +568,21 @@ impl Handlers {
         vector: u32,
         priority: EventPriority,
     ) -> Result {
-        hw.set_priority(self.handler(vector)?, priority)
+        if vector >= self.count() {
+            return Err(EINVAL);
+        }
+        for active in &self.queues {
+            if self.table.uses(vector as u16, active.queue.number()) {
+                hw.set_priority(&active.queue, priority)?;
+            }
+        }
+        Ok(())
     }
 
-    /// The completion vector of the handler with event queue `eqn`.
+    /// The completion vector of the handler of number `eqn`.
     pub(crate) fn vector_of_eqn(&self, eqn: u16) -> Option<u32> {
-        let index = self.handlers().position(|queue| queue.number() == eqn)?;
-        Some(index as u32)
+        let vector = eqn.checked_sub(abi::EQ_FIRST_HANDLER)?;
+        (vector < self.table.columns()).then_some(vector.into())
     }
 }
 
@@ -717,35 +777,16 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_handlers_as_processors_and_the_device_has_room_for() {
+    fn the_device_says_how_many_event_queues_there_is_room_for() {
         let with = |handlers, max_eq| DeviceCaps {
             handlers,
             max_eq,
             ..DeviceCaps::zeroed()
         };
-        assert_eq!(queues_of(4, &with(64, 66)), 6);
-        assert_eq!(queues_of(4, &with(2, 66)), 4);
-        assert_eq!(queues_of(4, &with(64, 5)), 5);
-        assert_eq!(queues_of(u32::MAX, &with(u32::MAX, u16::MAX)), 512);
-        assert_eq!(most_queues(u32::MAX), 512);
-    }
-
-    #[test]
-    fn each_queue_has_its_own_vector_where_there_are_enough() {
-        for eqn in 0..6 {
-            assert_eq!(vector_of(eqn, 6), eqn);
-        }
-    }
-
-    #[test]
-    fn handlers_share_before_the_fixed_queues_do() {
-        assert_eq!(vector_of(0, 3), 0);
-        assert_eq!(vector_of(1, 3), 1);
-        for eqn in 2..10 {
-            assert_eq!(vector_of(eqn, 3), 2);
-        }
-        assert_eq!(vector_of(4, 4), 2);
-        assert_eq!(vector_of(5, 4), 3);
+        assert_eq!(queue_room(&with(64, 66)), 64);
+        assert_eq!(queue_room(&with(2, 66)), 2);
+        assert_eq!(queue_room(&with(64, 5)), 3);
+        assert_eq!(queue_room(&with(64, 0)), 0);
     }
 
     #[test]
@@ -885,13 +926,5 @@ mod tests {
         assert_eq!(local_vector(4, 0, Some(3), any, at(1)), 1);
         // None does, as its processor is offline.
         assert_eq!(local_vector(4, 0, Some(3), any, |_| false), 3);
-    }
-
-    #[test]
-    fn one_vector_serves_everything() {
-        for eqn in 0..10 {
-            assert_eq!(vector_of(eqn, 1), 0);
-        }
-        assert!((0..10).all(|eqn| vector_of(eqn, 2) < 2));
     }
 }

@@ -43,7 +43,8 @@ use crate::{
         Recovery, //
     },
     requests,
-    steering, //
+    steering,
+    vector_map::Layout, //
 };
 use kernel::{
     device::{
@@ -144,6 +145,7 @@ pub(crate) struct Life {
     _started: Started,
     _interrupts: Interrupts,
     _noted: Noted,
+    layout: Layout,
 }
 
 /// What is bound to a PCI function.
@@ -218,7 +220,9 @@ impl Life {
         // Not before it was reset: who knows what it was told by another driver.
         let noted = Noted::new(pdev, recovery, &hw)?;
         hw.set_link(identity.link_up);
-        let mut interrupts = Interrupts::new(pdev, &hw, identity.messages)?;
+        let has_table = identity.features & abi::FEATURE_VECTOR_MAP != 0;
+        let layout = recovery.layout_of_life(has_table);
+        let mut interrupts = Interrupts::new(pdev, &hw, identity.messages, layout)?;
         let started = start(pdev, recovery, &hw, &identity)?;
 
         let said: DeviceCaps = hw.query(&Nothing)?;
@@ -268,12 +272,18 @@ impl Life {
             _started: started,
             _interrupts: interrupts,
             _noted: noted,
+            layout,
         })
     }
 
     /// What it is called: it can be renamed.
     pub(crate) fn name(&self) -> DeviceName {
         self.registration.device().name()
+    }
+
+    /// How its event queues and vectors are spread.
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
     }
 
     /// The device itself.

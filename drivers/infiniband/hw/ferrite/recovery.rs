@@ -7,6 +7,9 @@
 //! themselves; then the RDMA device is unregistered, and after a reset that the device has confirmed it is
 //! registered again, as a new one of the same name. devlink is told, and asked whether that is wanted; it can
 //! ask for it, too. A device that fails again and again is left alone in the end.
+//!
+//! How event queues and vectors are spread is a parameter of devlink. It is a matter of a whole life: when another
+//! one is set, the present life ends in the same way and one with that begins.
 
 use crate::{
     bars::{
@@ -22,10 +25,11 @@ use crate::{
             Devlink,
             Diagnosis,
             HealthReporter,
+            Parameter,
             Refusal,
             Standing, //
         },
-        pci as pci_ext,
+        errno, pci as pci_ext,
         spinlock::{
             new_irq_spinlock,
             IrqSpinLock, //
@@ -39,6 +43,10 @@ use crate::{
     lent::Reach,
     pci::Life,
     rdma::DeviceName,
+    vector_map::{
+        self,
+        Layout, //
+    },
 };
 use kernel::{
     device::Bound,
@@ -353,6 +361,10 @@ impl Exchange {
     }
 }
 
+/// Who asked has waited for long enough, or was interrupted.
+const LATE: Refusal = Refusal::new(ETIMEDOUT, c"the attempt is still under way");
+const GONE: Refusal = Refusal::new(EINTR, c"the attempt goes on");
+
 const LET_GO: Refusal = Refusal::new(ENODEV, c"the driver lets go of the device");
 
 /// What is kept from one life to the next.
@@ -397,6 +409,47 @@ struct Current {
     /// The last one could not be stopped.
     unstoppable: bool,
 }
+
+/// The parameter.
+struct Spreading {
+    /// What was set last.
+    layout: Layout,
+    /// Whether the device of the last life has a vector map.
+    has_table: bool,
+}
+
+impl Spreading {
+    const fn new() -> Self {
+        Self {
+            layout: vector_map::DEFAULT,
+            has_table: false,
+        }
+    }
+
+    /// What a life has that begins.
+    fn of_life(&self) -> Layout {
+        if self.has_table {
+            self.layout
+        } else {
+            vector_map::DEFAULT
+        }
+    }
+
+    /// Sets it; gives what it was.
+    fn set(&mut self, name: &[u8]) -> Result<Layout, Refusal> {
+        let layout = Layout::parse(name).ok_or(NO_LAYOUT)?;
+        if layout != vector_map::DEFAULT && !self.has_table {
+            let why = c"the device has no vector map";
+            return Err(Refusal::new(errno::eopnotsupp(), why));
+        }
+        Ok(core::mem::replace(&mut self.layout, layout))
+    }
+}
+
+const NO_LAYOUT: Refusal = Refusal::new(
+    EINVAL,
+    c"no such layout: event queues/vectors, as one/cpu, cpu/cpu, function-cpu/function",
+);
 
 /// What devlink shows, beyond what it counts itself.
 struct Counts {
@@ -445,6 +498,8 @@ pub(crate) struct Recovery {
     answered: CondVar,
     #[pin]
     counts: Mutex<Counts>,
+    #[pin]
+    spreading: Mutex<Spreading>,
     /// Taken out when the driver lets go.
     #[pin]
     devlink: Mutex<Option<Devlink<Recovery>>>,
@@ -500,6 +555,7 @@ impl Recovery {
                 },
                 "ferrite_counts"
             ),
+            spreading <- new_mutex!(Spreading::new(), "ferrite_spreading"),
             devlink <- new_mutex!(None, "ferrite_devlink"),
             pdev: ARef::from(&**pdev),
         });
@@ -560,6 +616,13 @@ impl Recovery {
     /// The registers.
     pub(crate) fn registers(&self) -> &Arc<Registers> {
         &self.registers
+    }
+
+    /// How event queues and vectors are spread in a life that begins, of a device that `has_table` or not.
+    pub(crate) fn layout_of_life(&self, has_table: bool) -> Layout {
+        let mut spreading = self.spreading.lock();
+        spreading.has_table = has_table;
+        spreading.of_life()
     }
 
     /// Has it looked whether the device works. May be called from any context.
@@ -654,8 +717,8 @@ impl Recovery {
         }
     }
 
-    /// Ends the life of a device that failed, and begins another, unless nothing stopped it and nobody `asked`
-    /// for that. Sleeps.
+    /// Ends the life of a device that failed or is to be another, and begins one, unless nothing stopped it and
+    /// nobody `asked` for that. Sleeps.
     fn attempt(self: &Arc<Self>, asked: bool) -> (Outcome, Result) {
         let mut lives = self.lives.lock();
         let lives = &mut *lives;
@@ -668,7 +731,7 @@ impl Recovery {
             if parting > LONG_PARTING {
                 dev_warn!(
                     self.pdev,
-                    "users took {} ms to let go of the device that failed\n",
+                    "users took {} ms to let go of the device\n",
                     parting
                 );
             }
@@ -700,10 +763,13 @@ impl Recovery {
         }
     }
 
-    /// Whether there is a device at work, and else why there is none, if that is known.
-    fn works(&self) -> Result<(), Option<Cause>> {
+    /// Whether there is a device at work, and then whether it is as it is to be; else why there is none, if
+    /// that is known.
+    fn works(&self) -> Result<bool, Option<Cause>> {
         match &self.lives.lock().life {
-            Some(life) if !life.hw().is_dead() => Ok(()),
+            Some(life) if !life.hw().is_dead() => {
+                Ok(life.layout() == self.spreading.lock().of_life())
+            }
             Some(life) => Err(life.hw().cause()),
             None => Err(None),
         }
@@ -727,6 +793,32 @@ impl Recovery {
     fn answer(&self, question: u64, answer: Result<u32, Refusal>) {
         self.exchange.lock().answer(question, answer);
         self.answered.notify_all();
+    }
+
+    /// Asks for an attempt, and waits for its end. Sleeps.
+    fn ask(self: &Arc<Self>) -> Result<(), Refusal> {
+        let mut exchange = self.exchange.lock();
+        let question = exchange.ask()?;
+        self.wake();
+        let mut left = msecs_to_jiffies(PATIENCE);
+        loop {
+            if let Some(answer) = exchange.take_answer(question) {
+                return answer;
+            }
+            match self
+                .answered
+                .wait_interruptible_timeout(&mut exchange, left)
+            {
+                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                CondVarTimeoutResult::Timeout => {
+                    // It may have come at the last moment.
+                    return exchange.take_answer(question).unwrap_or(Err(LATE));
+                }
+                CondVarTimeoutResult::Signal { .. } => {
+                    return exchange.take_answer(question).unwrap_or(Err(GONE));
+                }
+            }
+        }
     }
 
     /// Has devlink told what is new.
@@ -758,6 +850,10 @@ impl Recovery {
         };
         if result.is_ok() {
             self.exchange.lock().begins(life);
+        } else {
+            // It may have worked before it was to be another, and devlink is to know that it can be recovered.
+            self.exchange.lock().fails();
+            self.tell();
         }
         if let Some(question) = question {
             let answer = result.map_err(|error| match outcome {
@@ -812,13 +908,25 @@ impl WorkItem for Recovery {
             let mut exchange = this.exchange.lock();
             exchange.take()
         };
-        let Err(cause) = this.works() else {
-            if let Some(question) = question {
-                let life = this.plan.lock().life;
-                this.answer(question, Ok(life));
+        let cause = match this.works() {
+            Ok(as_wanted) => {
+                match question {
+                    Some(question) if !as_wanted => {
+                        dev_info!(this.pdev, "device begins anew, with another vector map\n");
+                        let step = this.plan.lock().step(true, None, this.now());
+                        this.act(step, Some(question));
+                        return;
+                    }
+                    Some(question) => {
+                        let life = this.plan.lock().life;
+                        this.answer(question, Ok(life));
+                    }
+                    None => {}
+                }
+                this.check_health();
+                return;
             }
-            this.check_health();
-            return;
+            Err(cause) => cause,
         };
         let (news, step) = {
             let mut plan = this.plan.lock();
@@ -854,34 +962,36 @@ impl WorkItem<TALK> for Recovery {
     }
 }
 
+impl Parameter for Recovery {
+    const NAME_OF_PARAMETER: &'static CStr = c"vector_map";
+
+    fn get(&self) -> &'static CStr {
+        self.spreading.lock().layout.name()
+    }
+
+    fn set(this: ArcBorrow<'_, Self>, value: &CStr) -> Result<(), Refusal> {
+        let this = Arc::<Self>::from(this);
+        let before = this.spreading.lock().set(value.to_bytes())?;
+        let answer = this.ask();
+        match answer {
+            Ok(()) => {}
+            // It goes on, with what was set.
+            Err(refusal) if [LATE, GONE, LET_GO].contains(&refusal) => {}
+            Err(_) => {
+                this.spreading.lock().layout = before;
+                // As it was is better than not at all. Who asked is told why it is not as he wants it.
+                let _ = this.ask();
+            }
+        }
+        answer
+    }
+}
+
 impl HealthReporter for Recovery {
     const NAME: &'static CStr = c"fatal";
 
     fn recover(this: ArcBorrow<'_, Self>) -> Result<(), Refusal> {
-        let mut exchange = this.exchange.lock();
-        let question = exchange.ask()?;
-        Arc::<Self>::from(this).wake();
-        let mut left = msecs_to_jiffies(PATIENCE);
-        loop {
-            if let Some(answer) = exchange.take_answer(question) {
-                return answer;
-            }
-            match this
-                .answered
-                .wait_interruptible_timeout(&mut exchange, left)
-            {
-                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
-                CondVarTimeoutResult::Timeout => {
-                    let late = Refusal::new(ETIMEDOUT, c"the attempt is still under way");
-                    // It may have come at the last moment.
-                    return exchange.take_answer(question).unwrap_or(Err(late));
-                }
-                CondVarTimeoutResult::Signal { .. } => {
-                    let gone = Refusal::new(EINTR, c"the attempt goes on");
-                    return exchange.take_answer(question).unwrap_or(Err(gone));
-                }
-            }
-        }
+        Arc::<Self>::from(this).ask()
     }
 
     fn diagnose(&self, diagnosis: &mut Diagnosis<'_>) {
@@ -923,6 +1033,30 @@ mod tests {
     use super::*;
 
     const WANTED: bool = true;
+
+    #[test]
+    fn a_layout_is_one_that_there_is_and_that_the_device_can_have() {
+        let mut spreading = Spreading::new();
+        let refused = |spreading: &mut Spreading, name: &[u8], error| {
+            let refusal = spreading.set(name);
+            assert!(refusal.is_err_and(|refusal| refusal.error() == error));
+            assert_eq!(spreading.layout, vector_map::DEFAULT);
+        };
+        refused(&mut spreading, b"one/two", EINVAL);
+        // Without a table all is as always.
+        refused(&mut spreading, b"one/cpu", errno::eopnotsupp());
+        assert_eq!(spreading.set(b"cpu/cpu"), Ok(vector_map::DEFAULT));
+        spreading.has_table = true;
+        refused(&mut spreading, b"one/two", EINVAL);
+        assert_eq!(spreading.set(b"one/cpu"), Ok(vector_map::DEFAULT));
+        let layout = spreading.layout;
+        assert_eq!(layout.name().to_bytes(), b"one/cpu");
+        assert_eq!(spreading.of_life(), layout);
+        assert_eq!(spreading.set(b"one/one"), Ok(layout));
+        // A device that comes back without it.
+        spreading.has_table = false;
+        assert_eq!(spreading.of_life(), vector_map::DEFAULT);
+    }
 
     fn verdict(life: u32, wanted: bool) -> Option<Verdict> {
         Some(Verdict { life, wanted })

@@ -97,14 +97,16 @@ pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn()>) -> bool
 pub(crate) struct Served {
     hw: Arc<Hardware>,
     queue: Arc<EventQueue>,
-    /// Of completion handlers: answers and asynchronous events are never put off.
+    /// Of completion handlers: answers and asynchronous events are never put off. Of a queue that interrupts
+    /// by several vectors, what is served by its own counts.
     moderation: Option<Pin<KBox<Moderation>>>,
 }
 
 impl Served {
-    /// Of a queue of `hw`.
-    pub(crate) fn new(hw: &Arc<Hardware>, queue: &Arc<EventQueue>) -> Result<Self> {
-        let moderation = if queue.number() >= abi::EQ_FIRST_HANDLER {
+    /// Of a queue of `hw`, in the interrupt of `vector`.
+    pub(crate) fn new(hw: &Arc<Hardware>, queue: &Arc<EventQueue>, vector: u16) -> Result<Self> {
+        let is_handler = queue.number() >= abi::EQ_FIRST_HANDLER;
+        let moderation = if is_handler && queue.message() == vector {
             Some(KBox::pin_init(Moderation::new(hw, queue), GFP_KERNEL)?)
         } else {
             None

@@ -22,6 +22,7 @@ mod numbers;
 mod nvme;
 mod priority;
 mod recovery;
+mod vector_map;
 mod wire;
 
 use std::time::{Duration, Instant};
@@ -183,6 +184,8 @@ pub fn groups() -> Vec<Group> {
                 ("four processors", moving::TESTS),
                 ("four processors", moving::SERVES),
                 ("four processors", affinity::TESTS),
+                ("vector map", vector_map::LAYOUTS),
+                ("few vectors", vector_map::FEW),
                 ("four processors", basics::THREADS),
             ],
         },
@@ -203,6 +206,7 @@ pub fn groups() -> Vec<Group> {
             tests: &[
                 ("few vectors", notification::ONE_VECTOR),
                 ("two processors", affinity::TESTS),
+                ("one vector", vector_map::FEW),
                 ("other numbers", numbers::TESTS),
             ],
         },
@@ -236,6 +240,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", lifecycle::LOADING),
                 ("misbehaviour", misbehaviour::TESTS),
                 ("recovery", recovery::TESTS),
+                ("vector map", vector_map::CHANGES),
                 ("checked", lifecycle::REMOVAL),
                 ("misbehaviour", misbehaviour::LEAKING),
             ],

@@ -99,7 +99,7 @@ fn shown(vm: &Vm) -> Result<String> {
 }
 
 /// Undoes [`leave_failed`].
-fn recover_again(vm: &Vm) -> Result<()> {
+pub(super) fn recover_again(vm: &Vm) -> Result<()> {
     vm.sh(&format!(
         "{REPORTERS}; for r in $reporters; do
              devlink health set $r reporter fatal auto_recover true || exit
@@ -128,17 +128,17 @@ fn count(vm: &Vm, what: &str) -> Result<u64> {
         .with_context(|| format!("no {what} in {said}"))
 }
 
-fn lives(vm: &Vm) -> Result<u64> {
+pub(super) fn lives(vm: &Vm) -> Result<u64> {
     count(vm, "lives")
 }
 
-fn fatal(cluster: &Cluster) -> Result<()> {
+pub(super) fn fatal(cluster: &Cluster) -> Result<()> {
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
     Ok(())
 }
 
 /// Waits until a life has begun after so many, and can be used.
-fn wait_back(vm: &Vm, before: u64) -> Result<()> {
+pub(super) fn wait_back(vm: &Vm, before: u64) -> Result<()> {
     wait_back_by_any_name(vm, before)?;
     wait_active(vm)
 }
@@ -160,7 +160,7 @@ fn wait_back_by_any_name(vm: &Vm, before: u64) -> Result<()> {
 }
 
 /// Waits until the driver has said that it does nothing more.
-fn wait_left_alone(vm: &Vm) -> Result<()> {
+pub(super) fn wait_left_alone(vm: &Vm) -> Result<()> {
     vm.wait_for("dmesg | grep -q 'device stays failed'", PATIENCE)
         .context("the driver does not say that it gave up")?;
     ensure!(diagnose(vm)?["state"] == "failed", "{}", diagnose(vm)?);

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The vector map: which event queue and which vector serve completions in each of its layouts, and what becomes
+//! of who uses the device when another one is set.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::Value;
+
+use super::driver::{bind_anew, ended_well, leave_failed, program_in_the_middle};
+use super::driver::{PATIENCE, REPORTERS};
+use super::moving::{queue_of, Endless};
+use super::recovery::{fatal, lives, recover_again, wait_back, wait_left_alone};
+use super::{nothing_left, still_works, wait_active, VmTest};
+use crate::cluster::Cluster;
+use crate::vm::Vm;
+
+/// On machines of which the first has as many vectors as any layout is good for. They are left as they were.
+pub const LAYOUTS: &[VmTest] = &[VmTest::new(
+    "in each layout events come to the queue and by the vector that it says",
+    each_layout,
+)];
+
+/// On any.
+pub const CHANGES: &[VmTest] = &[
+    VmTest::new("a layout that there is none of is refused", refused),
+    VmTest::new(
+        "another layout under a program: it is told, and the device comes back with that",
+        in_use,
+    ),
+    VmTest::new(
+        "a layout stays when the device fails, and brings one back that stayed failed",
+        after_failures,
+    ),
+];
+
+/// On machines with few vectors.
+pub const FEW: &[VmTest] = &[VmTest::new(
+    "every layout works with fewer vectors than it is good for",
+    few_vectors,
+)];
+
+const DEFAULT: &str = "cpu/cpu";
+
+/// The layouts: how many event queues and vectors of completions there are on so many processors; no vectors is
+/// the pin.
+const ALL: [(&str, Count, Option<Count>); 18] = [
+    ("one/intx", one, None),
+    ("cpu/intx", each, None),
+    ("function/intx", two, None),
+    ("function-cpu/intx", two_each, None),
+    ("one/one", one, Some(one)),
+    ("one/cpu", one, Some(each)),
+    ("cpu/one", each, Some(one)),
+    (DEFAULT, each, Some(each)),
+    ("cpu/several", each, Some(two_each)),
+    ("several/several", two_each, Some(two_each)),
+    ("several/cpu", two_each, Some(each)),
+    ("function/one", two, Some(one)),
+    ("function/cpu", two, Some(each)),
+    ("function/function", two, Some(two)),
+    ("function-cpu/one", two_each, Some(one)),
+    ("function-cpu/cpu", two_each, Some(each)),
+    ("function-cpu/function", two_each, Some(two)),
+    ("function-cpu/function-cpu", two_each, Some(two_each)),
+];
+
+type Count = fn(usize) -> usize;
+
+fn one(_: usize) -> usize {
+    1
+}
+
+fn two(_: usize) -> usize {
+    2
+}
+
+fn each(processors: usize) -> usize {
+    processors
+}
+
+fn two_each(processors: usize) -> usize {
+    2 * processors
+}
+
+/// The command that sets a layout.
+fn setting(layout: &str) -> String {
+    format!(
+        "{REPORTERS}; for r in $reporters; do
+             devlink dev param set $r name vector_map value {layout} cmode runtime || exit
+         done"
+    )
+}
+
+/// Sets a layout, and waits until the device can be used.
+fn set(vm: &Vm, layout: &str) -> Result<()> {
+    vm.sh_in(&setting(layout), PATIENCE)
+        .with_context(|| format!("{layout} cannot be set"))?;
+    ensure!(get(vm)? == layout, "{} was set to {layout}", get(vm)?);
+    wait_active(vm)
+}
+
+/// The layout that is set.
+fn get(vm: &Vm) -> Result<String> {
+    let text = vm.sh(&format!(
+        "{REPORTERS}; for r in $reporters; do devlink -j dev param show $r name vector_map; done"
+    ))?;
+    let shown: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let of_device = shown["param"]
+        .as_object()
+        .and_then(|devices| devices.values().next());
+    let value = of_device.and_then(|params| params[0]["values"][0]["value"].as_str());
+    Ok(value.with_context(|| text.clone())?.to_owned())
+}
+
+/// An entry of the table that the driver has told the device of.
+#[derive(Debug)]
+struct Entry {
+    handler: usize,
+    eqn: usize,
+    vector: usize,
+}
+
+fn table(vm: &Vm) -> Result<Vec<Entry>> {
+    let text = vm.sh("tail -n +2 /sys/kernel/debug/ferrite0/vector_map")?;
+    text.lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [_part, handler, eqn, vector, _mapped] = words[..] else {
+                bail!("no entry: {line}");
+            };
+            Ok(Entry {
+                handler: handler.parse()?,
+                eqn: eqn.parse()?,
+                vector: vector.parse()?,
+            })
+        })
+        .collect()
+}
+
+/// The mode of interrupts, and how often each vector was taken by each processor, then the events of each event
+/// queue.
+fn state(vm: &Vm) -> Result<(String, Vec<Vec<u64>>, Vec<u64>)> {
+    let text = vm.sh("set -e; cd /sys/class/infiniband/ferrite0/device
+         sed -n 2p /sys/kernel/debug/ferrite0/interrupts; nproc
+         irqs=$(ls msi_irqs 2>/dev/null | sort -n); [ -n \"$irqs\" ] || irqs=$(cat irq)
+         for irq in $irqs; do grep \"^ *$irq:\" /proc/interrupts || echo \"$irq:\"; done
+         awk 'NR > 1 { print \"eq\", $6 }' /sys/kernel/debug/ferrite0/eqs")?;
+    let mut lines = text.lines();
+    let mode = lines.next().and_then(|line| line.split(' ').next());
+    let mode = mode.context("no mode")?.to_owned();
+    let cpus: usize = lines.next().context("no processors")?.trim().parse()?;
+    let (mut vectors, mut events) = (Vec::new(), Vec::new());
+    for line in lines {
+        if let Some(count) = line.strip_prefix("eq ") {
+            events.push(count.trim().parse()?);
+            continue;
+        }
+        let (_, counts) = line.split_once(':').context("no interrupt number")?;
+        let counts = counts.split_whitespace().take(cpus);
+        vectors.push(counts.filter_map(|word| word.parse().ok()).collect());
+    }
+    Ok((mode, vectors, events))
+}
+
+/// What happened in a while: event queues of completions that had events, and vectors with the processors that
+/// took them; but for those of commands and asynchronous events.
+type Happened = (BTreeSet<usize>, BTreeSet<(usize, usize)>);
+
+fn look(vm: &Vm) -> Result<Happened> {
+    std::thread::sleep(Duration::from_millis(200));
+    let (_, vectors, events) = state(vm)?;
+    std::thread::sleep(Duration::from_millis(400));
+    let (mode, vectors_after, events_after) = state(vm)?;
+    let first = if mode == "INTx" { 0 } else { 2 };
+    let taken = vectors.iter().zip(&vectors_after).enumerate().skip(first);
+    let taken = taken.flat_map(|(vector, (before, after))| {
+        let counts = before.iter().zip(after).enumerate();
+        let taken = counts.filter(|(_, (before, after))| after > before);
+        taken.map(move |(cpu, _)| (vector, cpu)).collect::<Vec<_>>()
+    });
+    let written = events.iter().zip(&events_after).enumerate().skip(2);
+    let written = written.filter(|(_, (before, after))| after > before);
+    Ok((written.map(|(eqn, _)| eqn).collect(), taken.collect()))
+}
+
+/// The queue of a program that waits for sends and receives is served as the table says of `handler`.
+fn serves(vm: &Vm, table: &[Entry], handler: usize, pin: bool) -> Result<()> {
+    let cqn = queue_of(vm, "ibv_rc_pingpong")?["cqn"].clone();
+    vm.sh(&format!("ferritectl cq move {cqn} {handler}"))?;
+    let cpus: usize = vm.sh("nproc")?.trim().parse()?;
+    let entries = || table.iter().filter(|entry| entry.handler == handler);
+    let queues: BTreeSet<usize> = entries().map(|entry| entry.eqn).collect();
+    // Each vector is at home on a processor, in turn; the pin is not.
+    let home = |vector| (vector, (vector - 2) % cpus);
+    let vectors: BTreeSet<_> = if pin {
+        BTreeSet::new()
+    } else {
+        entries().map(|entry| home(entry.vector)).collect()
+    };
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let (found_queues, found_vectors) = look(vm)?;
+        let as_said = if pin {
+            !found_vectors.is_empty() && found_vectors.iter().all(|(vector, _)| *vector == 0)
+        } else {
+            found_vectors == vectors
+        };
+        if found_queues == queues && as_said {
+            return Ok(());
+        }
+        seen.push((found_queues, found_vectors));
+    }
+    bail!("handler {handler}: {queues:?} by {vectors:?} expected, seen {seen:?}; {table:?}")
+}
+
+fn layout_serves(cluster: &Cluster, layout: &(&str, Count, Option<Count>)) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let (name, queues, vectors) = layout;
+    set(one, name)?;
+    let processors: usize = one.sh("nproc")?.trim().parse()?;
+    let (mode, ..) = state(one)?;
+    let pin = vectors.is_none();
+    ensure!((mode == "INTx") == pin, "{mode}");
+    let table = table(one)?;
+    let of = |what: fn(&Entry) -> usize| table.iter().map(what).collect::<BTreeSet<_>>().len();
+    ensure!(of(|entry| entry.eqn) == queues(processors), "{table:?}");
+    let expected = vectors.map_or(1, |vectors| vectors(processors));
+    ensure!(of(|entry| entry.vector) == expected, "{table:?}");
+    let last = table.iter().map(|entry| entry.handler).max();
+    let running = Endless::start_by(one, "", two)?;
+    let served = serves(one, &table, 0, pin)
+        .and_then(|()| serves(one, &table, last.context("no entry")?, pin));
+    running.end()?;
+    served?;
+    nothing_left(one)
+}
+
+fn each_layout(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let mut served = Ok(());
+    for layout in &ALL {
+        served = layout_serves(cluster, layout).with_context(|| layout.0);
+        if served.is_err() {
+            break;
+        }
+    }
+    set(one, DEFAULT)?;
+    served?;
+    still_works(cluster)
+}
+
+fn few_vectors(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for (layout, ..) in &ALL {
+        for vm in [one, two] {
+            set(vm, layout)?;
+        }
+        crate::traffic::pingpong(one, two, 4096, 100, true).with_context(|| *layout)?;
+    }
+    for vm in [one, two] {
+        set(vm, DEFAULT)?;
+        nothing_left(vm)?;
+    }
+    still_works(cluster)
+}
+
+fn refused(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    ensure!(get(one)? == DEFAULT, "{} at first", get(one)?);
+    let before = lives(one)?;
+    for wrong in [
+        "cpu",
+        "cpu/",
+        "one/two",
+        "CPU/CPU",
+        "intx/one",
+        "\"\"",
+        "function-cpu/function-cpu/function",
+    ] {
+        let said = one.sh(&format!("{{ {}; }} 2>&1; echo $?", setting(wrong)))?;
+        ensure!(
+            !said.trim().ends_with("\n0") && said.trim() != "0",
+            "{wrong} was taken: {said}"
+        );
+        if wrong.len() > 2 && wrong.len() < 32 {
+            ensure!(said.contains("no such layout"), "{wrong}: {said}");
+        }
+    }
+    // What it is already is nothing new.
+    set(one, DEFAULT)?;
+    ensure!(get(one)? == DEFAULT, "{}", get(one)?);
+    ensure!(lives(one)? == before, "it began anew");
+    still_works(cluster)
+}
+
+/// How often devlink says that the device was recovered.
+fn recoveries(vm: &Vm) -> Result<String> {
+    let shown = vm.sh(&format!(
+        "{REPORTERS}; for r in $reporters; do devlink -j health show $r reporter fatal; done"
+    ))?;
+    ensure!(shown.contains("\"healthy\""), "{shown}");
+    let shown: Value = serde_json::from_str(&shown)?;
+    Ok(shown.to_string())
+}
+
+fn in_use(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let health = recoveries(one)?;
+    for (round, layout) in (1..).zip(["one/cpu", "function-cpu/function", "one/intx", DEFAULT]) {
+        let before = lives(one)?;
+        let program = program_in_the_middle(one)?;
+        set(one, layout)?;
+        ended_well(one, program).with_context(|| format!("round {round}"))?;
+        ensure!(lives(one)? == before + 1, "{} lives", lives(one)?);
+        nothing_left(one)?;
+        still_works(cluster)?;
+    }
+    // It did not fail.
+    ensure!(recoveries(one)? == health, "{}", recoveries(one)?);
+    Ok(())
+}
+
+fn after_failures(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    set(one, "function/cpu")?;
+    let before = lives(one)?;
+    let entries = format!("{:?}", table(one)?);
+    fatal(cluster)?;
+    wait_back(one, before)?;
+    ensure!(get(one)? == "function/cpu", "{}", get(one)?);
+    ensure!(format!("{:?}", table(one)?) == entries, "{:?}", table(one)?);
+    still_works(cluster)?;
+    leave_failed(one)?;
+    one.sh("dmesg -C")?;
+    fatal(cluster)?;
+    wait_left_alone(one)?;
+    set(one, "one/cpu")?;
+    ensure!(lives(one)? == before + 2, "{} lives", lives(one)?);
+    still_works(cluster)?;
+    recover_again(one)?;
+    // As a device is at first.
+    bind_anew(one)?;
+    ensure!(get(one)? == DEFAULT, "{}", get(one)?);
+    still_works(cluster)
+}
