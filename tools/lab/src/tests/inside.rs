@@ -38,7 +38,8 @@ fn ferritectl(cluster: &Cluster) -> Result<()> {
         one.wait_for("ferritectl show qps | grep -q Rts", Duration::from_secs(20))?;
         let text = one.sh("ferritectl show --json")?;
         let shown: Value = serde_json::from_str(&text).context("show --json")?;
-        check(&shown).with_context(|| text.clone())?;
+        let processors = one.sh("nproc")?.trim().parse()?;
+        check(&shown, processors).with_context(|| text.clone())?;
         let text = one.sh("ferritectl top -n 1 -i 0.5 --json")?;
         let change: Value = serde_json::from_str(&text).context("top --json")?;
         let rate = &change["counters"]["tx_packets"]["per_second"];
@@ -78,18 +79,32 @@ fn terminal(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-fn check(shown: &Value) -> Result<()> {
+/// Whether `show` tells what a guest with so many processors has, and a pingpong that runs.
+fn check(shown: &Value, processors: usize) -> Result<()> {
     let version = shown["device"]["version"].as_str().unwrap_or_default();
     if version.split('.').count() != 3 {
         bail!("the version is '{version}'");
     }
     let queues = shown["eqs"].as_array().context("no event queues")?;
     let handlers = shown["handlers"].as_array().context("no handlers")?;
-    if queues.len() != 3 || handlers.len() != 1 {
-        bail!("{} event queues, {} handlers", queues.len(), handlers.len());
+    // A handler for each processor, beside the queues of answers and of other events.
+    if queues.len() != processors + 2 || handlers.len() != processors {
+        bail!(
+            "{} event queues and {} handlers for {processors} processors",
+            queues.len(),
+            handlers.len()
+        );
     }
-    if handlers[0]["cpus"].as_str() != Some("0") || handlers[0]["events"].as_u64() == Some(0) {
-        bail!("handler: {}", handlers[0]);
+    for (number, handler) in handlers.iter().enumerate() {
+        if handler["cpus"].as_str() != Some(&number.to_string()) {
+            bail!("handler {number}: {handler}");
+        }
+    }
+    if !handlers
+        .iter()
+        .any(|handler| handler["events"].as_u64() > Some(0))
+    {
+        bail!("no handler had events: {handlers:?}");
     }
     let owned = |section: &str| {
         let rows = shown[section].as_array().into_iter().flatten();
