@@ -274,7 +274,7 @@ struct EventQueue {
     left_limit: usize,
     /// The driver was told of the overflow.
     overflow_reported: bool,
-    /// The message that was raised last.
+    /// The message that was raised last, or that of the queue.
     raised: u16,
     /// The most answers to commands that may be unread, where they come here.
     answers: u32,
@@ -350,13 +350,15 @@ impl EventQueue {
         }
     }
 
-    /// The message of an interrupt that is due for `cause`, or else for what is there already.
-    fn message_due(&mut self, cause: Option<u16>) -> u16 {
-        let message = cause.unwrap_or_else(|| {
-            let oldest = self.oldest_unread();
-            self.messages.read_to(oldest);
-            self.messages.of(oldest)
-        });
+    /// The message of an interrupt that is due for what is there already, or that of the queue.
+    fn message_due(&mut self) -> u16 {
+        let oldest = self.oldest_unread();
+        self.messages.read_to(oldest);
+        self.messages.of(oldest)
+    }
+
+    /// The number of a message, which may be that of the queue.
+    fn resolved(&self, message: u16) -> u16 {
         if message == MESSAGE_OF_QUEUE {
             self.message
         } else {
@@ -662,7 +664,7 @@ impl EventQueues {
             left: HashMap::new(),
             left_limit: 1 << log_entries,
             overflow_reported: false,
-            raised: message,
+            raised: MESSAGE_OF_QUEUE,
             answers: 0,
         }));
         Ok(())
@@ -1078,8 +1080,8 @@ impl Core {
             queue.armed = false;
             queue.timer.stop();
             self.counters.interrupts += 1;
-            queue.raised = queue.message_due(cause);
-            host.raise(queue.raised);
+            queue.raised = cause.unwrap_or_else(|| queue.message_due());
+            host.raise(queue.resolved(queue.raised));
             self.eqs.pins.set(eqn);
         }
     }
@@ -1091,7 +1093,7 @@ impl Core {
                 continue;
             }
             if let Some(queue) = self.eqs.get(eqn) {
-                host.raise(queue.raised);
+                host.raise(queue.resolved(queue.raised));
             }
         }
     }
@@ -1166,11 +1168,16 @@ impl Core {
             // More commands than there is room for answers: that is for the driver to know.
             Ok(false) if is_answer => self.fail(FatalCode::EventQueueOverflow, host),
             Ok(false) => {
-                if self.holds(eqn, host) {
+                // An overflow of another queue that comes to light while this one is drained: it is behind
+                // those who wait here, and its turn comes before that ends.
+                let has_turn = queue.draining && queue.has_room(host) == Ok(true);
+                if has_turn || self.holds(eqn, host) {
                     let mapped = !self.vectors.is_empty();
                     self.eqs.keep_back(eqn, entry, message, mapped);
-                    self.report_overflow(eqn, host);
-                    self.notify(eqn, None, self.now, host);
+                    if !has_turn {
+                        self.report_overflow(eqn, host);
+                        self.notify(eqn, None, self.now, host);
+                    }
                 }
             }
             Err(code) => self.fail(code, host),

@@ -2156,6 +2156,87 @@ fn nobody_overtakes_those_who_wait_for_room() {
     assert_eq!(all, order);
 }
 
+#[test]
+fn who_waits_is_written_as_soon_as_there_is_room() {
+    let mut node = with_queues(ENTRIES + 1);
+    for cqn in 2..2 + ENTRIES + 1 {
+        fire(&mut node, cqn, 0);
+    }
+    // The last one waits. The host has read two entries and told of none when the next event comes.
+    assert_eq!([take_id(&mut node, EQ), take_id(&mut node, EQ)], [2, 3]);
+    post(&mut node, EQ, 1000);
+    let all: Vec<u32> = (4..2 + ENTRIES + 1).chain([1000]).collect();
+    assert_eq!(ids(&mut node, EQ), all);
+}
+
+/// A device whose queue that tells of overflows is being drained when another one overflows: it has had two
+/// entries, and is of the kind that `overflow` says. Gives what was told on queue 0.
+fn with_an_overflow_elsewhere(overflow: EventOverflow) -> (Node, Vec<(EventCode, u32)>) {
+    const FULL: u16 = 3;
+    let mut node = Node::new(1);
+    node.create_eq(FULL, 3);
+    let entry = (EQ, MESSAGE_OF_QUEUE);
+    let mapped = node.map_vectors(SubFunction::Global, 0, &[entry]);
+    assert_eq!(mapped, CommandStatus::Ok);
+    for row in PARTS {
+        assert_eq!(node.map_vectors(row, 1, &[entry]), CommandStatus::Ok);
+    }
+    for cqn in [2, 3] {
+        node.create_cq(cqn, EQ_NONE, 4);
+        bind(&mut node, cqn, EQ_MAPPED, 1);
+    }
+    control(&mut node, EQ, overflow, EventPriority::Bulk);
+    // Each has an entry and waits for that to be read.
+    for sequence in 0..2 {
+        for cqn in [2, 3] {
+            fire(&mut node, cqn, sequence);
+        }
+    }
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 2);
+    for id in 0..ENTRIES {
+        post(&mut node, FULL, id);
+    }
+    for row in PARTS {
+        let entry = (FULL, MESSAGE_OF_QUEUE);
+        assert_eq!(node.map_vectors(row, 1, &[entry]), CommandStatus::Ok);
+    }
+    node.event_codes(EQ_CONTROL);
+    assert_eq!(ids(&mut node, EQ), [2, 3]);
+    node.ring_eq(EQ, true);
+    let told = node.event_codes(EQ_CONTROL);
+    (node, told)
+}
+
+#[test]
+fn a_queue_that_tells_of_anothers_overflow_has_none_itself() {
+    let overflow = [(EventCode::EventQueueOverflow, 3)];
+    for kind in [
+        EventOverflow::Hold,
+        EventOverflow::Stop,
+        EventOverflow::Undefine,
+    ] {
+        let (mut node, told) = with_an_overflow_elsewhere(kind);
+        assert_eq!(told, [], "{kind:?}");
+        assert_eq!(node.event_codes(EQ), overflow, "{kind:?}");
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+    }
+}
+
+#[test]
+fn what_is_raised_again_is_the_message_that_the_queue_has_now() {
+    let mut node = Node::new(1);
+    node.ring_eq(EQ, true);
+    post(&mut node, EQ, 1);
+    assert_eq!(node.host.raised, [2]);
+    node.execute(&ferrite_abi::ModifyEventQueue {
+        eqn: EQ,
+        message: 6,
+        ..ferrite_abi::ModifyEventQueue::zeroed()
+    });
+    node.engine.raise_again(&mut node.host);
+    assert_eq!(node.host.raised, [2, 6]);
+}
+
 /// A device with so many completion queues that each have an unread event and have fired again.
 fn with_unread_events(count: u32) -> Node {
     let mut node = Node::new(1);
