@@ -18,6 +18,9 @@ use kernel::{
     types::Opaque, //
 };
 
+/// Bytes of a word of config space.
+const DWORD: u32 = 4;
+
 /// The raw pointer of a PCI device.
 fn as_raw(pdev: &pci::Device) -> *mut bindings::pci_dev {
     // `pci::Device` is a transparent wrapper of `struct pci_dev`.
@@ -102,14 +105,22 @@ impl<'a> ConfigLock<'a> {
     /// for those whom memory management waits for.
     pub fn reset_function(&self) -> Result {
         let pdev = as_raw(self.pdev);
+        // SAFETY: A reference to a device keeps it valid.
+        if !unsafe { bindings::pci_device_is_present(pdev) } {
+            // There is nothing to save.
+            return Err(ENODEV);
+        }
+        // What an earlier reset has saved is saved anew.
+        self.saved.set(false);
         // SAFETY: `pdev` is that of a `pci::Device`, to which `self` has a reference: the device is valid. Its
         // config space is locked by this value (type invariant), so that nobody else saves or restores it.
         to_result(unsafe { bindings::pci_save_state(pdev) })?;
         // SAFETY: A reference to a device keeps it valid. Config space was saved just now, and by the type
         // invariant nobody else saves it meanwhile.
-        let identity = unsafe { (*pdev).saved_config_space[0] };
-        if identity == u32::MAX {
-            // The function does not answer, and this is nothing to restore.
+        let command =
+            unsafe { (*pdev).saved_config_space[(bindings::PCI_COMMAND / DWORD) as usize] };
+        if command == u32::MAX {
+            // The function answers no more, and this is nothing to restore.
             return Err(ENODEV);
         }
         // INVARIANT: It was saved just now.
@@ -122,8 +133,6 @@ impl<'a> ConfigLock<'a> {
 
     /// Makes the function answer at the addresses that it had when its config space was saved.
     fn restore_bars(&self) -> Result {
-        const DWORD: u32 = 4;
-
         let write = |offset: u32, mask: u32| {
             let pdev = as_raw(self.pdev);
             // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves its

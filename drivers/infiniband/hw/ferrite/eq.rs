@@ -454,10 +454,20 @@ impl EventQueue {
     /// Notes that the device has no room for an event. May be called in interrupt context.
     pub(crate) fn note_overflow(&self) {
         self.overflows.fetch_add(1, Relaxed);
+        self.want_room();
+    }
+
+    /// Notes that the queue should have a larger ring.
+    pub(crate) fn want_room(&self) {
         self.out_of_room.store(1, Release);
     }
 
-    /// Whether the device had no room since this was called last.
+    /// Whether it should.
+    pub(crate) fn wants_room(&self) -> bool {
+        self.out_of_room.load(Relaxed) != 0
+    }
+
+    /// Whether it should, which is then forgotten.
     pub(crate) fn was_out_of_room(&self) -> bool {
         self.out_of_room.xchg(0, Full) != 0
     }

@@ -8,7 +8,8 @@
 //! answers to all commands. The queue is then given a ring of
 //! twice as many entries, from a work item, while its consumer goes on reading. Where there is no
 //! memory, or the device refuses, the queue stays as it is, and works: what is kept back comes as
-//! room is made. It is tried again when the device says so again.
+//! room is made. The device does not say so again until nothing is kept back, so that it is tried again
+//! with each look whether the device works.
 
 use crate::{
     abi,
@@ -68,6 +69,7 @@ pub(crate) fn grow(hw: &Arc<Hardware>, dev: &Device<Bound>) {
             if queue.was_out_of_room() {
                 if let Err(error) = grow_queue(hw, dev, &queue) {
                     dev_dbg!(dev, "event queue {}: {:?}\n", queue.number(), error);
+                    queue.want_room();
                 }
             }
         }
@@ -75,8 +77,23 @@ pub(crate) fn grow(hw: &Arc<Hardware>, dev: &Device<Bound>) {
     }
 }
 
+/// Whether there are queues that were not given the room that they want.
+pub(crate) fn is_due(hw: &Hardware) -> bool {
+    let mut next = hw.event_queues.next_index(0);
+    while let Some(index) = next {
+        if hw.event_queues.with(index, |queue| queue.wants_room()) == Some(true) {
+            return true;
+        }
+        next = hw.event_queues.next_index(index + 1);
+    }
+    false
+}
+
 fn grow_queue(hw: &Arc<Hardware>, dev: &Device<Bound>, queue: &EventQueue) -> Result {
-    let log_entries = larger(queue.log_entries(), queue.most_log_entries()).ok_or(ENOSPC)?;
+    let Some(log_entries) = larger(queue.log_entries(), queue.most_log_entries()) else {
+        // It has what there is to have.
+        return Ok(());
+    };
     let ring = Ring::new(dev, &hw.reach, log_entries, GFP_KERNEL | __GFP_NOWARN)?;
     let command = queue.offer(ring)?;
     let result = hw.execute(&command);

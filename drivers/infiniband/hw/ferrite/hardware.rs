@@ -89,9 +89,10 @@ use kernel::{
 /// How often the end of somebody else's reset of the function is looked for.
 const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
 /// How long that is waited for: longer than any reset takes that ends at all. It begins with ours
-/// ([`Hardware::stop_for_reset`]); for that of the function the PCI core waits a minute.
+/// ([`Hardware::stop_for_reset`]); for that of the function the PCI core waits a minute; and where that
+/// is our own, by another who stops the device, one by its register follows.
 const OTHERS_RESET_TIMEOUT: Delta =
-    Delta::from_nanos(MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
+    Delta::from_nanos(2 * MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
 
 /// Something about the device as a whole that its consumers are told of, as bits of a word.
 pub(crate) mod device_event {
@@ -544,7 +545,7 @@ impl Hardware {
     fn explain(&self, stopped: Result) {
         if let Err(error) = stopped {
             let why = if error == ETIMEDOUT {
-                "timed out as others kept its config space locked"
+                "timed out as others have it"
             } else {
                 "no reset works"
             };
@@ -567,6 +568,16 @@ impl Hardware {
         };
         // Where there is no room for it (`EAGAIN`) others wait for their answers, and find out.
         let _ = self.run(manner, CommandOpcode::Nop, &Nothing);
+        // The device says once that a queue is out of room, and there may have been no memory then.
+        if growth::is_due(self) {
+            self.queue_growth();
+        }
+    }
+
+    /// Has event queues grow that should.
+    fn queue_growth(self: &Arc<Self>) {
+        // Where it is queued already, it has yet to look.
+        drop(self.growth_work.enqueue::<_, GROWTH>(self.clone()));
     }
 
     /// Gives the device up if it is not there any more. Sleeps.
@@ -707,8 +718,7 @@ impl Hardware {
                     .event_queues
                     .with(event.id as usize, |queue| queue.note_overflow());
                 if noted.is_some() {
-                    // Where it is queued already, it has yet to look.
-                    drop(self.growth_work.enqueue::<_, GROWTH>(self.clone()));
+                    self.queue_growth();
                 }
             }
             _ => match EventClass::of(code) {
@@ -757,8 +767,9 @@ impl WorkItem<GROWTH> for Hardware {
 
     fn run(this: Arc<Self>) {
         let dev: &kernel::device::Device = this.pdev.as_ref();
-        // SAFETY: This is queued for events, and nobody looks for any once `Interrupts` are dropped,
-        // which waits for what is queued: they are the driver's data of the device that is bound to it.
+        // SAFETY: This is queued for events, and while it is looked whether a device works. Nobody does either
+        // once `Interrupts` are dropped, which waits for what is queued: they are of a life of the device, and
+        // so of the driver's data of the device that is bound to it.
         growth::grow(&this, unsafe { dev.as_bound() });
     }
 }

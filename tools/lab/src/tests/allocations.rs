@@ -104,13 +104,32 @@ fn faults(vm: &Vm) -> Result<u64> {
     Ok((2 * PLENTY).saturating_sub(left))
 }
 
+/// Fails all that the driver's work items ask for, and nothing of what programs do.
+pub(super) fn fail_work_items(vm: &Vm) -> Result<()> {
+    vm.sh(&format!(
+        "{ALL_KINDS}{OF_THE_DRIVER}
+         echo 0 >fail_page_alloc/min-order
+         # Workers that are yet to come have it from who makes them.
+         for pid in $(pgrep kworker) $(pgrep -x kthreadd); do
+             echo 1 >/proc/$pid/make-it-fail || true
+         done
+         for kind in failslab fail_page_alloc; do
+             echo Y >$kind/task-filter
+             echo {PLENTY} >$kind/times
+             echo 100 >$kind/probability
+         done"
+    ))?;
+    Ok(())
+}
+
 /// Everything as it was.
-fn fail_no_more(vm: &Vm) -> Result<()> {
+pub(super) fn fail_no_more(vm: &Vm) -> Result<()> {
     vm.sh("set -e
          cd /sys/kernel/debug
          for kind in failslab fail_page_alloc; do
              echo 0 >$kind/probability
              echo 1 >$kind/interval
+             echo N >$kind/task-filter
              echo 0 >$kind/require-start
              echo 0xffffffffffffffff >$kind/require-end
              echo 0 >$kind/reject-start

@@ -2,12 +2,13 @@
 //! Event queues that are out of room: they grow while events come, and none is lost.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 
-use super::{basics, wait_active, VmTest};
+use super::{allocations, basics, wait_active, VmTest};
 use crate::cluster::Cluster;
+use crate::process::wait_until;
 use crate::traffic::wait_listening;
 use crate::vm::Vm;
 
@@ -39,6 +40,12 @@ pub const LONG: &[VmTest] = &[VmTest::new(
     },
 )];
 
+/// With the kernel's fault injection.
+pub const STARVED: &[VmTest] = &[VmTest::new(
+    "an event queue that finds no memory to grow does when there is some",
+    starved,
+)];
+
 /// Has so many queue pairs of one program fail while another one is served, which is not to notice.
 fn all_fail(one: &Vm, two: &Vm, count: u32) -> Result<()> {
     const PORT: u16 = 18630;
@@ -62,10 +69,9 @@ fn all_fail(one: &Vm, two: &Vm, count: u32) -> Result<()> {
     );
     // The other program goes on, by its interrupts.
     let served = events(HANDLER)?;
-    let goes_on =
-        crate::process::wait_until(std::time::Instant::now() + Duration::from_secs(30), || {
-            Ok(events(HANDLER)? > served + 10)
-        });
+    let goes_on = wait_until(Instant::now() + Duration::from_secs(30), || {
+        Ok(events(HANDLER)? > served + 10)
+    });
     for running in [client, server] {
         running.end_with(libc::SIGKILL)?;
     }
@@ -194,6 +200,27 @@ fn flood(cluster: &Cluster) -> Result<()> {
             .any(|&(entries, overflows)| entries < 4 * TINY || overflows < 2)
         {
             bail!("queues have (entries, overflows) {found:?}");
+        }
+        super::still_works(cluster)
+    })
+}
+
+fn starved(cluster: &Cluster) -> Result<()> {
+    with_tiny_queues(cluster, |one, two| {
+        allocations::fail_work_items(one)?;
+        let flooded = flood_once(one, two, 0);
+        let found = room(one, HANDLER);
+        allocations::fail_no_more(one)?;
+        flooded?;
+        let (entries, overflows) = found?;
+        println!("          without memory: {entries} entries, {overflows} overflows");
+        if entries != TINY || overflows == 0 {
+            bail!("it was not out of room, or had memory for more");
+        }
+        // It need not be out of room once more for that.
+        let deadline = Instant::now() + Duration::from_secs(30) * one.patience();
+        if !wait_until(deadline, || Ok(room(one, HANDLER)?.0 > TINY))? {
+            bail!("it did not grow afterwards: {:?}", room(one, HANDLER)?);
         }
         super::still_works(cluster)
     })

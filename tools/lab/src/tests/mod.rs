@@ -218,6 +218,7 @@ pub fn groups() -> Vec<Group> {
             long: true,
             tests: &[
                 ("recovery", recovery::LONG),
+                ("recovery", growth::STARVED),
                 ("recovery", recovery::REMOVAL),
             ],
         },
