@@ -222,7 +222,7 @@ impl Cluster {
             vm.sh(&format!(
                 "set -e; hostname vm{0}; ip addr add {1}/24 dev eth0; ip link set eth0 up; \
                  for n in $(seq {2}); do echo 10.77.0.$n vm$n; done >>/etc/hosts
-                 test $(nproc) -eq {3}",
+                 [ $(nproc) -eq {3} ] || {{ echo \"$(nproc) of {3} processors\" >&2; exit 1; }}",
                 vm.index,
                 vm.ip(),
                 options.vms,

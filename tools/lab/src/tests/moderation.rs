@@ -115,6 +115,9 @@ fn disk(cluster: &Cluster) -> Result<()> {
         }
         let rate = |sample: Sample| sample.interrupts as f64 / sample.completions as f64;
         // A machine that is busy with other things is late by itself, and needs no moderation for that.
+        if rate(plain) < ENOUGH {
+            println!("  note    few interrupts without moderation: it is not seen to do anything");
+        }
         ensure!(
             rate(adaptive) < ENOUGH || rate(adaptive) < rate(plain),
             "{adaptive:?}; without moderation {plain:?}"
