@@ -2,6 +2,7 @@
 
 #include <linux/capability.h>
 #include <linux/completion.h>
+#include <linux/cpu.h>
 #include <linux/cpumask.h>
 #include <linux/cred.h>
 #include <linux/dim.h>
@@ -258,6 +259,17 @@ int rust_helper_rdma_clear_io(u64 address, size_t length)
 	return 0;
 }
 
+/* Static inlines without CONFIG_HOTPLUG_CPU. */
+void rust_helper_cpus_read_lock(void)
+{
+	cpus_read_lock();
+}
+
+void rust_helper_cpus_read_unlock(void)
+{
+	cpus_read_unlock();
+}
+
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu)
 {
 	int err;
@@ -272,6 +284,13 @@ int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu)
 void rust_helper_irq_clear_affinity_hint(unsigned int irq)
 {
 	irq_update_affinity_hint(irq, NULL);
+}
+
+/* A static inline without CONFIG_SMP. */
+int rust_helper_irq_set_affinity_notifier(unsigned int irq,
+					  struct irq_affinity_notify *notify)
+{
+	return irq_set_affinity_notifier(irq, notify);
 }
 
 const struct cpumask *

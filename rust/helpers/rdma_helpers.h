@@ -28,6 +28,7 @@ struct ib_qp;
 struct ib_udata;
 struct ib_umem;
 struct ib_umem_odp;
+struct irq_affinity_notify;
 struct mmu_interval_notifier;
 struct mmu_interval_notifier_ops;
 struct mmu_notifier_range;
@@ -97,9 +98,15 @@ void rust_helper_rdma_nl_driver_end(struct sk_buff *msg, void *nest);
 void rust_helper_rdma_nl_driver_cancel(struct sk_buff *msg, void *nest);
 void *rust_helper_rdma_nl_stat_start(struct sk_buff *msg);
 
+/* Processors that come and go. */
+void rust_helper_cpus_read_lock(void);
+void rust_helper_cpus_read_unlock(void);
+
 /* Interrupt affinity. */
 int rust_helper_irq_set_affinity_cpu(unsigned int irq, unsigned int cpu);
 void rust_helper_irq_clear_affinity_hint(unsigned int irq);
+int rust_helper_irq_set_affinity_notifier(unsigned int irq,
+					  struct irq_affinity_notify *notify);
 const struct cpumask *
 rust_helper_irq_get_effective_affinity_mask(unsigned int irq);
 

@@ -5,6 +5,7 @@
 use crate::bindings;
 use kernel::cpu::nr_cpu_ids;
 use kernel::prelude::*;
+use kernel::types::NotThreadSafe;
 
 /// How many processors there are, online or not; at least one.
 pub fn present() -> u32 {
@@ -46,6 +47,37 @@ pub fn is_online(cpu: u32) -> bool {
 /// The processors that are online when their turn comes.
 pub fn online() -> impl Iterator<Item = u32> {
     possible().filter(|cpu| is_online(*cpu))
+}
+
+/// Keeps processors from coming online and going offline until it is dropped.
+///
+/// # Invariants
+///
+/// The current task holds the lock of hotplug for reading, and it is this value's to give back.
+pub struct HotplugLock(NotThreadSafe);
+
+impl HotplugLock {
+    /// Waits until none comes or goes. Sleeps. Not for who runs in the course of that.
+    #[must_use = "processors come and go again as soon as it is dropped"]
+    pub fn new() -> Self {
+        // SAFETY: There are no preconditions but that this may sleep.
+        unsafe { bindings::cpus_read_lock() };
+        // INVARIANT: It was taken just now.
+        Self(NotThreadSafe)
+    }
+}
+
+impl Default for HotplugLock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for HotplugLock {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant this task has it; the value is not `Send`.
+        unsafe { bindings::cpus_read_unlock() };
+    }
 }
 
 /// Whether another task wants this processor: who waits without sleeping should stop then.

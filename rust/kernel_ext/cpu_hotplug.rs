@@ -48,15 +48,20 @@ impl<F: Follower> State<F> {
         }
     }
 
-    /// Registers it. Sleeps. To be called once, before anybody [follows](Following::new).
-    pub fn register(&'static self, name: &'static CStr) -> Result {
+    /// Registers it, before anybody [follows](Following::new). Sleeps.
+    ///
+    /// # Safety
+    ///
+    /// It is not registered, and nobody else registers it at the same time. It is
+    /// [unregistered](Self::unregister) before the module goes.
+    pub unsafe fn register(&'static self, name: &'static CStr) -> Result {
         type One = unsafe extern "C" fn(c_uint) -> c_int;
         type Multi = unsafe extern "C" fn(c_uint, *mut bindings::hlist_node) -> c_int;
         // SAFETY: A pointer to a function as well; hotplug takes those of a state with instances back for
         // what they are before it calls them (`cpuhp_invoke_callback`).
         let single = |multi: Multi| unsafe { core::mem::transmute::<Multi, One>(multi) };
         // SAFETY: Both functions are for a state with instances, as this one is, which are of `Following<F>`
-        // only. The name is static.
+        // only. The name is static, and the caller vouches that the functions are there until the state is removed.
         let number = unsafe {
             bindings::__cpuhp_setup_state(
                 bindings::cpuhp_state_CPUHP_AP_ONLINE_DYN,

@@ -189,12 +189,12 @@ pub trait Handler: Send + Sync {
 ///
 /// # Invariants
 ///
-/// While `irq` is `Some`, a handler with `self` as its cookie is installed on it, and unless it is that of a
-/// pin `notify` is told where it is steered.
+/// A handler with `self` as its cookie is installed on `irq`, and unless that is a pin's, `notify` is told where
+/// it is steered. From when it is installed until it is removed nothing here changes but `notify`.
 #[pin_data(PinnedDrop)]
 pub struct IrqHandler<T: Handler + 'static> {
     vectors: Arc<Vectors>,
-    irq: Option<u32>,
+    irq: u32,
     #[pin]
     notify: Opaque<bindings::irq_affinity_notify>,
     #[pin]
@@ -217,9 +217,10 @@ impl<T: Handler + 'static> IrqHandler<T> {
         name: &'static CStr,
         handler: impl PinInit<T, Error> + 'a,
     ) -> impl PinInit<Self, Error> + 'a {
+        let irq = vectors.irq(index);
         try_pin_init!(&this in Self {
             vectors,
-            irq: None,
+            irq: irq?,
             notify: Opaque::new(bindings::irq_affinity_notify {
                 notify: Some(Self::notify_callback),
                 release: Some(Self::release_callback),
@@ -228,17 +229,18 @@ impl<T: Handler + 'static> IrqHandler<T> {
             handler <- handler,
             _pin: PhantomPinned,
             _: {
-                // SAFETY: All fields of `this` were initialised before this initialiser runs.
-                let vectors = unsafe { &(*this.as_ptr()).vectors };
-                let irq = vectors.irq(index)?;
+                // SAFETY: All fields of `this` were initialised before this initialiser runs, and none is
+                // written any more.
+                let (vectors, irq) = unsafe { (&(*this.as_ptr()).vectors, (*this.as_ptr()).irq) };
                 let flags = match vectors.kind {
                     Kind::Intx => bindings::IRQF_SHARED,
                     Kind::Msi | Kind::MsiX => 0,
                 };
+                // INVARIANT: The handler is installed from here on. Where that fails the fields are dropped, but
+                // not what they are part of.
                 // SAFETY:
                 // - `irq` is a vector of a device of ours.
-                // - The cookie is pinned and its handler initialised; dropping it removes the
-                //   handler first.
+                // - The cookie is pinned and complete; dropping it removes the handler first.
                 // - `name` is static.
                 to_result(unsafe {
                     bindings::request_irq(
@@ -258,9 +260,6 @@ impl<T: Handler + 'static> IrqHandler<T> {
                         bindings::irq_set_affinity_notifier(irq, (*this.as_ptr()).notify.get())
                     };
                 }
-                // INVARIANT: The handler was installed just now.
-                // SAFETY: `this` is being initialised; the interrupt handler does not read `irq`.
-                unsafe { (*this.as_ptr()).irq = Some(irq) };
             },
         })
     }
@@ -272,16 +271,13 @@ impl<T: Handler + 'static> IrqHandler<T> {
 
     /// The Linux interrupt number.
     pub fn irq(&self) -> u32 {
-        self.irq.unwrap_or(0)
+        self.irq
     }
 
     /// Waits until no instance of the handler is running any more. Sleeps.
     pub fn synchronize(&self) {
-        if let Some(irq) = self.irq {
-            // SAFETY: By the type invariant the handler is installed on `irq`, so that the number
-            // is in use.
-            unsafe { bindings::synchronize_irq(irq) }
-        }
+        // SAFETY: By the type invariant the handler is installed on `irq`, so that the number is in use.
+        unsafe { bindings::synchronize_irq(self.irq) }
     }
 
     /// # Safety
@@ -315,20 +311,18 @@ impl<T: Handler + 'static> IrqHandler<T> {
 #[pinned_drop]
 impl<T: Handler + 'static> PinnedDrop for IrqHandler<T> {
     fn drop(self: Pin<&mut Self>) {
-        if let Some(irq) = self.irq {
-            // Before the handler goes: whoever shares the line could not make the level fall.
-            self.vectors.enable_pin(false);
-            let cookie = ptr::from_ref(&*self).cast_mut().cast();
-            if self.vectors.kind != Kind::Intx {
-                // SAFETY: By the type invariants the interrupt is ours, and the notification to take back. This
-                // waits for one that runs, so that none does afterwards.
-                unsafe { bindings::irq_set_affinity_notifier(irq, ptr::null_mut()) };
-            }
-            // SAFETY: By the type invariant a handler with this cookie is installed.
-            unsafe {
-                bindings::irq_clear_affinity_hint(irq);
-                bindings::free_irq(irq, cookie);
-            }
+        // Before the handler goes: whoever shares the line could not make the level fall.
+        self.vectors.enable_pin(false);
+        let cookie = ptr::from_ref(&*self).cast_mut().cast();
+        if self.vectors.kind != Kind::Intx {
+            // SAFETY: By the type invariants the interrupt is ours, and the notification to take back. This
+            // waits for one that runs, so that none does afterwards.
+            unsafe { bindings::irq_set_affinity_notifier(self.irq, ptr::null_mut()) };
+        }
+        // SAFETY: By the type invariant a handler with this cookie is installed.
+        unsafe {
+            bindings::irq_clear_affinity_hint(self.irq);
+            bindings::free_irq(self.irq, cookie);
         }
     }
 }

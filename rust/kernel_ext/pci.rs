@@ -197,10 +197,19 @@ pub trait ResetHandlers: pci::Driver {
 /// What a driver does once for all functions.
 pub trait Loading {
     /// The driver is about to be registered.
-    fn load() -> Result;
+    ///
+    /// # Safety
+    ///
+    /// It is not registered, and was not loaded, or was unloaded since. Where this succeeds [`Self::unload`] is
+    /// called before the module goes.
+    unsafe fn load() -> Result;
 
-    /// It was unregistered, and no function is bound to it any more; or it could not be registered.
-    fn unload();
+    /// It was unregistered, or could not be registered.
+    ///
+    /// # Safety
+    ///
+    /// It was loaded, and no function is bound to it, or will be.
+    unsafe fn unload();
 }
 
 /// A [`pci::Adapter`] for a driver with [`ResetHandlers`] and [`Loading`], for [`kernel::module_driver`].
@@ -225,15 +234,22 @@ unsafe impl<T: ResetHandlers + Loading> RegistrationOps for Adapter<T> {
         // SAFETY: The driver is not registered yet, so that nobody else reads it. The handlers are
         // static, and `pci::Adapter` does not touch the field.
         unsafe { (*pdrv.get()).err_handler = &Self::HANDLERS };
-        T::load()?;
+        // SAFETY: The caller registers the driver, which is not registered then. It unregisters it before the
+        // module goes, and where it cannot be registered it is unloaded here.
+        unsafe { T::load()? };
         // SAFETY: The caller keeps `pdrv` pinned and valid until `unregister`.
-        unsafe { pci::Adapter::<T>::register(pdrv, name, module) }.inspect_err(|_| T::unload())
+        let registered = unsafe { pci::Adapter::<T>::register(pdrv, name, module) };
+        registered.inspect_err(|_| {
+            // SAFETY: It was loaded above, and a driver that is not registered has no function.
+            unsafe { T::unload() }
+        })
     }
 
     unsafe fn unregister(pdrv: &Opaque<Self::DriverType>) {
         // SAFETY: The caller has registered `pdrv`, which was done by `pci::Adapter`.
         unsafe { pci::Adapter::<T>::unregister(pdrv) }
-        T::unload();
+        // SAFETY: `register` loaded it, and the driver core has unbound all functions.
+        unsafe { T::unload() }
     }
 }
 

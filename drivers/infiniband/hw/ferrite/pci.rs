@@ -321,12 +321,19 @@ impl pci::Driver for FerriteDriver {
 }
 
 impl Loading for FerriteDriver {
-    fn load() -> Result {
-        steering::HOTPLUG.register(c"infiniband/ferrite:online")
+    unsafe fn load() -> Result {
+        // SAFETY: The caller vouches for that nobody else did, and that `unload` is called before the module goes.
+        let registered = unsafe { steering::HOTPLUG.register(c"infiniband/ferrite:online") };
+        if let Err(error) = registered {
+            // Where an interrupt arrives is a matter of speed only, and hotplug has few states.
+            pr_warn!("ferrite: processors are not followed: {:?}\n", error);
+        }
+        Ok(())
     }
 
-    fn unload() {
-        // SAFETY: Only bound devices have somebody who follows, which goes with them.
+    unsafe fn unload() {
+        // SAFETY: Only bound devices have somebody who follows, which goes with them, and the caller vouches that
+        // there is none.
         unsafe { steering::HOTPLUG.unregister() }
     }
 }
