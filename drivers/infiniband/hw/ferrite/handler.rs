@@ -145,17 +145,19 @@ impl Service {
             })
         };
         if elsewhere().next().is_none() {
-            return service::serve(&self.queues, None::<fn()>);
+            return service::serve(&self.queues, None::<fn(u32) -> u32>);
         }
         service::serve(
             &self.queues,
-            Some(|| {
-                for queue in elsewhere() {
+            Some(|most| {
+                service::share(elsewhere(), most, |queue, most| {
                     let answers = self.hw.answers();
-                    queue.service(&self.hw.doorbells, move |event| {
+                    let handled = queue.turn(most, move |event| {
                         self.hw.dispatch(event, &answers);
                     });
-                }
+                    queue.end_turns(&self.hw.doorbells, handled);
+                    handled
+                })
             }),
         )
     }
@@ -187,7 +189,7 @@ impl Handler for Service {
         let found = if self.hw.has_low_latency() {
             self.serve_by_priority()
         } else {
-            service::serve(&self.queues, None::<fn()>)
+            service::serve(&self.queues, None::<fn(u32) -> u32>)
         };
         match self.vectors.kind() {
             Kind::Intx => self.handle_pin(found),

@@ -29,6 +29,9 @@ const _: () = assert!(BUDGET % TURN == 0);
 /// they get after that raises another one.
 const LOOKS: u32 = BUDGET / TURN;
 
+/// Events of queues of other vectors that are handled in an interrupt, however many queues there are.
+const MOST_ELSEWHERE: u32 = (LOOKS + 1) * BUDGET;
+
 /// What is served.
 pub(crate) trait Serve {
     /// Whether it comes before others.
@@ -43,9 +46,9 @@ pub(crate) trait Serve {
 
 /// Serves queues that share a vector: each at least once, each bulk one for no more than [`BUDGET`] events,
 /// and those of low latency again between turns, [`LOOKS`] times in all. `elsewhere` serves those of low
-/// latency of other vectors that this one is in the way of, if there are such. Returns whether there was
-/// something to do for any of `queues`.
-pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn()>) -> bool {
+/// latency of other vectors that this one is in the way of, if there are such: it is given how many events it
+/// may handle, and returns how many it has. Returns whether there was something to do for any of `queues`.
+pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn(u32) -> u32>) -> bool {
     let mut found = false;
     let low_latency = queues.first().is_some_and(Serve::is_low_latency);
     let alike = queues
@@ -58,10 +61,11 @@ pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn()>) -> bool
         }
         return found;
     }
-    let serve_low_latency = || {
+    let mut left_elsewhere = MOST_ELSEWHERE;
+    let mut serve_low_latency = || {
         let mut found = false;
         if let Some(serve) = &elsewhere {
-            serve();
+            left_elsewhere = left_elsewhere.saturating_sub(serve(left_elsewhere));
         }
         for queue in queues.iter().filter(|queue| queue.is_low_latency()) {
             found |= queue.serve();
@@ -91,6 +95,24 @@ pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn()>) -> bool
         found |= queue.end_turns(handled);
     }
     found
+}
+
+/// Gives each of `queues` a turn, `turn` being told how many events it may handle and telling how many it has, as
+/// long as there is something left of `most`; returns how many were handled in all. What gets none has an
+/// interrupt of its own coming.
+pub(crate) fn share<Q>(
+    queues: impl Iterator<Item = Q>,
+    most: u32,
+    turn: impl Fn(Q, u32) -> u32,
+) -> u32 {
+    let mut left = most;
+    for queue in queues {
+        if left == 0 {
+            break;
+        }
+        left = left.saturating_sub(turn(queue, left.min(BUDGET)));
+    }
+    most - left
 }
 
 /// An event queue that is served in an interrupt.
@@ -215,7 +237,7 @@ mod tests {
         }
     }
 
-    const NOWHERE: Option<fn()> = None;
+    const NOWHERE: Option<fn(u32) -> u32> = None;
 
     fn queue(
         turns: &RefCell<KVec<(u8, u32)>>,
@@ -279,9 +301,7 @@ mod tests {
     fn a_low_latency_queue_of_another_vector_comes_first_too() {
         let turns = RefCell::new(KVec::new());
         let other = queue(&turns, b'o', true, 2);
-        let elsewhere = || {
-            other.serve();
-        };
+        let elsewhere = |most| other.take(most);
         let queues = [queue(&turns, b'b', false, TURN + 3)];
         assert!(serve(&queues, Some(elsewhere)));
         let expected = [(b'o', 2), (b'b', TURN), (b'o', 0), (b'b', 3), (b'o', 0)];
@@ -301,18 +321,37 @@ mod tests {
     #[test]
     fn those_of_other_vectors_do_not_hold_an_interrupt_for_ever() {
         let turns = RefCell::new(KVec::new());
-        let other = queue(&turns, b'o', true, u32::MAX);
         let queues = [
             queue(&turns, b'a', false, u32::MAX),
             queue(&turns, b'b', false, u32::MAX),
         ];
-        serve(
-            &queues,
-            Some(|| {
-                other.serve();
-            }),
+        // However many there are: all of them together have as much as one.
+        let other = |_| queue(&turns, b'o', true, u32::MAX);
+        let others: [Queue<'_>; 20] = core::array::from_fn(other);
+        for count in [1, 2, 20] {
+            turns.borrow_mut().clear();
+            let others = &others[..count];
+            serve(
+                &queues,
+                Some(|most| share(others.iter(), most, |other, most| other.take(most))),
+            );
+            let turns = turns.borrow();
+            let elsewhere = turns.iter().filter(|turn| turn.0 == b'o');
+            let (mut handled, mut largest) = (0, 0);
+            for turn in elsewhere {
+                handled += turn.1;
+                largest = turn.1.max(largest);
+            }
+            assert_eq!((handled, largest), (MOST_ELSEWHERE, BUDGET));
+        }
+        // One that has little leaves the rest to the next.
+        let (few, many) = (
+            queue(&turns, b'f', true, 3),
+            queue(&turns, b'm', true, u32::MAX),
         );
-        assert_eq!(u32::MAX - other.events.get(), (LOOKS + 1) * BUDGET);
+        let take = |other: &Queue<'_>, most| other.take(most);
+        assert_eq!(share([&few, &many].into_iter(), 10, take), 10);
+        assert_eq!((few.events.get(), u32::MAX - many.events.get()), (0, 7));
     }
 
     #[test]
