@@ -20,6 +20,11 @@ use crate::{
         UverbsCqResponse, //
     },
     bars::Doorbells,
+    binding::{
+        Binding,
+        SharedBinding,
+        Who, //
+    },
     device::Ferrite,
     dma_types::Block,
     handler::Choice,
@@ -37,7 +42,6 @@ use crate::{
             new_irq_spinlock,
             IrqSpinLock, //
         },
-        user,
     },
     lent::Lent,
     mr::UserMemory,
@@ -235,64 +239,11 @@ impl Gate {
     }
 }
 
-/// What a queue goes after that is where its consumer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Follows {
-    /// The processor of its consumer: it goes to the handler that arrives there.
-    cpu: CpuId,
-    /// That may be one of low latency: who put it there has the right.
-    may_have_any: bool,
-}
-
-/// Where events of a queue go, and how many at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Binding {
-    /// The number of its handler, or `EQ_NONE`.
-    eqn: u16,
-    /// What it goes after, if it does.
-    follows: Option<Follows>,
-    moderation_count: u16,
-    moderation_microseconds: u16,
-}
-
-impl Binding {
-    /// Of a new queue: each completion is an event.
-    const fn new(eqn: u16, follows: Option<Follows>) -> Self {
-        Self {
-            eqn,
-            follows,
-            moderation_count: 0,
-            moderation_microseconds: 0,
-        }
-    }
-
-    /// Has the device, by `execute`, make the change to queue `cqn`. What the device refused is as if
-    /// nobody had asked.
-    fn change(
-        &mut self,
-        cqn: u32,
-        change: impl FnOnce(&mut Self),
-        execute: impl FnOnce(&ModifyCompletionQueue) -> Result,
-    ) -> Result {
-        let mut next = *self;
-        change(&mut next);
-        execute(&ModifyCompletionQueue {
-            cqn,
-            eqn: next.eqn,
-            moderation_count: next.moderation_count,
-            moderation_microseconds: next.moderation_microseconds,
-            ..ModifyCompletionQueue::zeroed()
-        })?;
-        *self = next;
-        Ok(())
-    }
-}
-
 /// In place of a processor's number: none.
 const NOWHERE: u32 = u32::MAX;
 
-fn number_of(follows: Option<Follows>) -> u32 {
-    follows.map_or(NOWHERE, |follows| follows.cpu.as_u32())
+fn number_of(follows: Option<CpuId>) -> u32 {
+    follows.map_or(NOWHERE, |cpu| cpu.as_u32())
 }
 
 /// Where ring and record are.
@@ -312,9 +263,8 @@ pub(crate) struct FerriteCq {
     memory: Memory,
     number: Number,
     gate: Gate,
-    /// Held while the device is told of a change: what it was told last is what stands here.
     #[pin]
-    binding: Mutex<Binding>,
+    binding: SharedBinding,
     /// That of `binding`, for those who may not sleep.
     eqn: Atomic<u32>,
     /// The processor of that, or [`NOWHERE`].
@@ -392,18 +342,14 @@ impl FerriteCq {
         let cqn = number.get();
         // The core has seen that there is such a vector, of processes at least.
         let vector = attr.comp_vector % dev.handlers.count();
-        let (choice, may_have_any) = match &memory {
-            Memory::Kernel(_) => (Choice::Vector(vector), true),
-            // Most say a vector without a thought: it is no request for what they may not have.
-            Memory::User(_) => (
-                Choice::of_process(vector),
-                user::may_administer_network_noaudit(),
-            ),
+        let (choice, who) = match &memory {
+            Memory::Kernel(_) => (Choice::Vector(vector), Who::Kernel),
+            Memory::User(_) => (Choice::of_process(vector), Who::Process),
         };
-        let first = Binding::new(
-            dev.handlers.choose(choice, abi::EQ_NONE, || may_have_any)?,
-            choice.follows().map(|cpu| Follows { cpu, may_have_any }),
-        );
+        // Most say a vector without a thought: it is no request for what they may not have.
+        let may_have_any = who.may_have_any(choice);
+        let eqn = dev.handlers.choose(choice, abi::EQ_NONE, || may_have_any)?;
+        let first = Binding::new(eqn, choice.follows(), may_have_any);
         let destination = dev.handlers.destination(first.eqn);
         let object = DeviceObject::create(
             &dev.hw,
@@ -432,15 +378,15 @@ impl FerriteCq {
             memory,
             number,
             gate,
-            binding <- new_mutex!(first, "ferrite_cq_binding"),
+            binding <- SharedBinding::new(first),
             eqn: Atomic::new(first.eqn.into()),
             follows: Atomic::new(number_of(first.follows)),
             log_entries,
             progress: Progress::new(),
         }))?;
         dev.hw.cqs.insert(cqn as usize, cq.get_ref())?;
-        // An interrupt may have been steered elsewhere before it was there to follow.
-        let _ = Self::follow(cq);
+        // An interrupt may have been steered elsewhere, or a handler marked, before it was there to be found.
+        Self::settle(cq);
         Ok(cq)
     }
 
@@ -522,13 +468,13 @@ impl FerriteCq {
         )
     }
 
-    /// Changes where its events go, or how many at a time. Several changes are made one after the
-    /// other, and each starts from what the one before left.
-    fn rebind(cq: &Cq<Ferrite>, change: impl FnOnce(&mut Binding)) -> Result {
-        Self::change(cq, &mut cq.binding.lock(), change)
+    /// Changes where its events go, or how many at a time, by `change`, which is given what they are.
+    fn rebind(cq: &Cq<Ferrite>, change: impl FnOnce(&mut Binding) -> Result) -> Result {
+        let settle = |binding: &mut Binding| Self::settle_binding(cq, binding);
+        cq.binding.change(change, settle)
     }
 
-    /// The same with the lock held.
+    /// Tells the device of a change of its binding.
     fn change(
         cq: &Cq<Ferrite>,
         binding: &mut Binding,
@@ -551,60 +497,61 @@ impl FerriteCq {
     /// Sets the moderation: an event after `count` completions, or `period` microseconds.
     pub(crate) fn moderate(cq: &Cq<Ferrite>, count: u16, period: u16) -> Result {
         Self::rebind(cq, |binding| {
-            binding.moderation_count = count;
-            binding.moderation_microseconds = period;
+            Self::change(cq, binding, |binding| {
+                binding.moderation_count = count;
+                binding.moderation_microseconds = period;
+            })
         })
     }
 
     /// Moves a queue, which may be in use, to another handler or to none. An arming moves along: one
     /// that was fulfilled while there was no handler fires at the new one. `EINVAL` where there is no
-    /// such handler.
+    /// such handler, `EPERM` where `who` may not have it.
     ///
     /// An event that the device wrote before is still passed on by the handler it was written for.
     ///
     /// The core's `comp_vector` stays what the queue was made with: its pool of shared queues, which
     /// alone reads it, goes on to give the queue to those who ask for that one.
     ///
-    /// One that is moved to where a processor is follows: see [`Self::follow`].
-    ///
-    /// `may` tells whether who moves it may have a handler of low latency; see `priority.rs`.
-    pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice, may: impl Fn() -> bool) -> Result {
-        // Chosen with the lock held: an interrupt that is steered elsewhere meanwhile is followed.
-        let mut binding = cq.binding.lock();
-        let eqn = cq.device().handlers.choose(choice, binding.eqn, &may)?;
-        let follows = choice.follows().map(|cpu| Follows {
-            cpu,
-            may_have_any: may(),
-        });
-        Self::change(cq, &mut binding, |binding| {
-            binding.eqn = eqn;
-            binding.follows = follows;
+    /// One that is moved to where a processor is follows: see [`Self::settle`].
+    pub(crate) fn move_to(cq: &Cq<Ferrite>, choice: Choice, who: Who) -> Result {
+        Self::rebind(cq, |binding| {
+            // Chosen with the lock held: an interrupt that is steered elsewhere meanwhile is followed.
+            let handlers = &cq.device().handlers;
+            let eqn = handlers.choose(choice, binding.eqn, || who.may_have(choice))?;
+            let may_have_any = who.may_have_any(choice);
+            Self::change(cq, binding, |binding| {
+                binding.eqn = eqn;
+                binding.follows = choice.follows();
+                binding.may_have_any = may_have_any;
+            })
         })
     }
 
-    /// Moves a queue that follows a processor to a handler that arrives there, where its own does not and
-    /// there is one.
-    fn follow(cq: &Cq<Ferrite>) -> Result {
-        let mut binding = cq.binding.lock();
-        let Some(follows) = binding.follows else {
-            return Ok(());
-        };
-        let choice = Choice::Processor(follows.cpu);
-        let handlers = &cq.device().handlers;
-        let eqn = handlers.choose(choice, binding.eqn, || follows.may_have_any)?;
-        if eqn == binding.eqn {
-            return Ok(());
-        }
-        Self::change(cq, &mut binding, |binding| binding.eqn = eqn)
+    /// Has a queue go where it belongs: one that follows a processor to a handler that arrives there, where its own
+    /// does not and there is one, and one that may not be at a handler of low latency to another one.
+    fn settle(cq: &Cq<Ferrite>) {
+        cq.binding
+            .settle(|binding| Self::settle_binding(cq, binding));
     }
 
-    /// The same for all queues: interrupts are steered elsewhere.
-    pub(crate) fn follow_all(hw: &Hardware) {
+    /// The same with the binding locked.
+    fn settle_binding(cq: &Cq<Ferrite>, binding: &mut Binding) {
+        let handlers = &cq.device().handlers;
+        let eqn = handlers.settle(binding.eqn, binding.follows, binding.may_have_any);
+        // What the device refuses stays where it is.
+        let _ = eqn.and_then(|eqn| Self::change(cq, binding, |binding| binding.eqn = eqn));
+    }
+
+    /// The same for all queues: interrupts arrive elsewhere, or handlers have another priority.
+    ///
+    /// The commands are the kernel's, one at a time, and not those of the queues' owners: behind all that one of them
+    /// has asked for, everybody else's queues would wait.
+    pub(crate) fn settle_all(hw: &Hardware) {
         let mut next = hw.cqs.next_index(0);
-        while let Some(index) = next {
+        while let Some(index) = next.filter(|_| !hw.is_dead()) {
             if let Some(cq) = hw.cqs.get(index) {
-                // What the device refuses stays where it is.
-                let _ = Self::follow(&cq);
+                Self::settle(&cq);
             }
             next = hw.cqs.next_index(index + 1);
         }
@@ -625,7 +572,7 @@ impl FerriteCq {
             if let Some(cq) = cq.filter(|cq| !cq.is_user() && cq.eqn() == abi::EQ_NONE) {
                 // Any will do.
                 let vector = cq.number() % cq.device().handlers.count().max(1);
-                if Self::move_to(&cq, Choice::Vector(vector), || true).is_err() {
+                if Self::move_to(&cq, Choice::Vector(vector), Who::Kernel).is_err() {
                     // The device does not answer: consumers find their work requests flushed.
                     Self::notify(&cq);
                 }
@@ -810,13 +757,7 @@ impl Method<Ferrite> for MoveCq {
     );
 
     fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
-        let choice = Choice::from_raw(*vector);
-        let may: fn() -> bool = match choice {
-            Choice::Vector(_) => user::may_administer_network,
-            // Who names none asks for nothing that he may not have.
-            _ => user::may_administer_network_noaudit,
-        };
-        FerriteCq::move_to(&cq, choice, may)
+        FerriteCq::move_to(&cq, Choice::from_raw(*vector), Who::Process)
     }
 }
 
@@ -915,48 +856,6 @@ mod tests {
         assert!(!gate.unlock());
         assert!(gate.pass());
         assert!(Gate::open().pass());
-    }
-
-    #[test]
-    fn a_queue_keeps_its_moderation_when_moved_and_its_handler_when_moderated() -> Result {
-        let mut binding = Binding::new(2, None);
-        let mut told = KVec::new();
-        let mut tell = |command: &ModifyCompletionQueue| {
-            let told_now = (
-                command.cqn,
-                command.eqn,
-                command.moderation_count,
-                command.moderation_microseconds,
-            );
-            told.push(told_now, GFP_KERNEL)?;
-            Ok(())
-        };
-        let moderate = |binding: &mut Binding| {
-            binding.moderation_count = 8;
-            binding.moderation_microseconds = 50;
-        };
-        binding.change(7, moderate, &mut tell)?;
-        binding.change(7, |binding| binding.eqn = abi::EQ_NONE, &mut tell)?;
-        binding.change(7, |binding| binding.moderation_count = 9, &mut tell)?;
-        binding.change(7, |binding| binding.eqn = 3, &mut tell)?;
-        assert_eq!(
-            &told[..],
-            &[
-                (7, 2, 8, 50),
-                (7, abi::EQ_NONE, 8, 50),
-                (7, abi::EQ_NONE, 9, 50),
-                (7, 3, 9, 50)
-            ]
-        );
-        Ok(())
-    }
-
-    #[test]
-    fn a_change_that_the_device_refuses_is_none() {
-        let mut binding = Binding::new(2, None);
-        let refused = binding.change(7, |binding| binding.eqn = 3, |_| Err(EIO));
-        assert_eq!(refused, Err(EIO));
-        assert_eq!(binding, Binding::new(2, None));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use crate::{
     abi,
+    binding::Who,
     cq::FerriteCq,
     device::Ferrite,
     dm::DeviceMemory,
@@ -185,7 +186,7 @@ impl Reader for MoveCompletionQueue {
         // The queue is not destroyed before the reference is gone; who destroys it waits.
         let cq = self.0.cqs.get(cqn as usize).ok_or(ENOENT)?;
         // The file is root's.
-        FerriteCq::move_to(&cq, choice, || true)
+        FerriteCq::move_to(&cq, choice, Who::Kernel)
     }
 }
 

@@ -13,6 +13,7 @@ pub mod rdma;
 
 mod ah;
 mod bars;
+mod binding;
 mod caps;
 mod cq;
 mod cqp;

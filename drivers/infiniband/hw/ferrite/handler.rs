@@ -121,14 +121,30 @@ struct Service {
     queues: KVec<Served>,
     /// The event queues of all completion handlers.
     handlers: Arc<KVec<Arc<EventQueue>>>,
-    /// Who wants to know where it is steered to, once there is somebody.
+    /// Who wants to know where it is steered to and arrives, once there is somebody.
     steering: Option<Arc<Steering>>,
+    /// The processor of its last interrupt.
+    processor: Atomic<u32>,
     /// [`Idle`] of the pin. Only the handler uses it, which does not run twice at a time.
     idle: Atomic<u32>,
     unhandled: Arc<Atomic<u64>>,
 }
 
 impl Service {
+    /// Notes the processor that an interrupt arrives at. Where it is not the one of the last time, completion
+    /// queues may have to follow: of an interrupt that is steered to several processors the kernel does not say which
+    /// it has chosen, nor when it chooses another one as that goes offline.
+    #[inline]
+    fn note_processor(&self) {
+        let cpu = CpuId::current().as_u32();
+        if self.processor.load(Relaxed) != cpu {
+            self.processor.store(cpu, Relaxed);
+            if let Some(steering) = &self.steering {
+                steering.settle_queues();
+            }
+        }
+    }
+
     /// Serves the queues where some of the device are of low latency: those that another vector has, but
     /// whose interrupts arrive at this processor too, come first as well. Their own interrupt waits until
     /// this one ends.
@@ -186,6 +202,7 @@ impl Service {
 
 impl Handler for Service {
     fn handle(&self) -> IrqReturn {
+        self.note_processor();
         let found = if self.hw.has_low_latency() {
             self.serve_by_priority()
         } else {
@@ -359,6 +376,7 @@ impl Interrupts {
                 queues: served,
                 handlers: handlers.clone(),
                 steering: self.steering.clone(),
+                processor: Atomic::new(u32::MAX),
                 idle: Atomic::new(0),
                 unhandled: self.unhandled.clone(),
             };
@@ -530,9 +548,10 @@ impl Handlers {
         may: impl Fn() -> bool,
     ) -> Result<u16> {
         let current = self.vector_of_eqn(current);
+        // Queue pairs come first where one of the event queues of a completion queue does.
         let is_bulk = |vector| {
-            let handler = self.handler(vector);
-            handler.is_ok_and(|queue| !queue.is_low_latency())
+            let mut queues = self.queues_of(vector);
+            queues.all(|queue| !queue.is_low_latency())
         };
         let vector = self.steering.with(|arrives| {
             let arrives = |vector, cpu| {
@@ -545,6 +564,19 @@ impl Handlers {
             Some(vector) => Ok(abi::EQ_FIRST_HANDLER + vector as u16),
             None => Ok(abi::EQ_NONE),
         }
+    }
+
+    /// The number of the handler where a completion queue belongs that is at that of number `current`, and that
+    /// follows processor `follows`, if it does. `may` tells whether it may be at one of low latency. Sleeps.
+    pub(crate) fn settle(&self, current: u16, follows: Option<CpuId>, may: bool) -> Result<u16> {
+        let choice = Choice::to_settle(self.vector_of_eqn(current), follows);
+        self.choose(choice, current, || may)
+    }
+
+    /// The event queues that the handler of completion vector `vector` has.
+    fn queues_of(&self, vector: u32) -> impl Iterator<Item = &EventQueue> {
+        let queues = self.queues.iter().map(|active| &*active.queue);
+        queues.filter(move |queue| self.table.uses(vector as u16, queue.number()))
     }
 
     /// The event queue that the handler of completion vector `vector` is known by: `EINVAL` where there is none.
@@ -560,10 +592,13 @@ impl Handlers {
 
     /// The priority of the handler of completion vector `vector`.
     pub(crate) fn priority(&self, vector: u32) -> Result<EventPriority> {
-        Ok(self.handler(vector)?.settings().priority)
+        Ok(match self.handler(vector)?.is_low_latency() {
+            true => EventPriority::LowLatency,
+            false => EventPriority::Bulk,
+        })
     }
 
-    /// Sets it. Sleeps.
+    /// Sets it, and has completion queues settle: one that may not be at a handler of low latency leaves. Sleeps.
     pub(crate) fn set_priority(
         &self,
         hw: &Arc<Hardware>,
@@ -573,12 +608,13 @@ impl Handlers {
         if vector >= self.count() {
             return Err(EINVAL);
         }
-        for active in &self.queues {
-            if self.table.uses(vector as u16, active.queue.number()) {
-                hw.set_priority(&active.queue, priority)?;
-            }
-        }
-        Ok(())
+        let set = self
+            .queues_of(vector)
+            .try_for_each(|queue| hw.set_priority(queue, priority));
+        // After it is set, and of some where it was not of all: who chooses from now on sees it, and who chose before
+        // is looked at.
+        self.steering.settle_queues();
+        set
     }
 
     /// The completion vector of the handler of number `eqn`.
@@ -619,6 +655,20 @@ impl Choice {
         }
     }
 
+    /// Of a completion queue that is to stay at the handler of vector `current`, or to follow a processor.
+    fn to_settle(current: Option<u32>, follows: Option<CpuId>) -> Self {
+        match (follows, current) {
+            (Some(cpu), _) => Self::Processor(cpu),
+            (None, Some(vector)) => Self::Near(vector),
+            (None, None) => Self::None,
+        }
+    }
+
+    /// Whether it is for a handler of one's own choice: only who names one gets one of low latency.
+    pub(crate) fn names_one(self) -> bool {
+        matches!(self, Self::Vector(_) | Self::Near(_))
+    }
+
     /// The processor that is followed, if one is.
     pub(crate) fn follows(self) -> Option<CpuId> {
         match self {
@@ -656,9 +706,9 @@ fn next_allowed(count: u32, vector: u32, allowed: impl Fn(u32) -> bool) -> u32 {
     vectors.find(|vector| allowed(*vector)).unwrap_or(vector)
 }
 
-/// One of `count` vectors that arrives at processor `cpu`: the `current` one if that does, else one that is
-/// `allowed`. Where several of those do, as if they were dealt out in turn, and where none does, the current
-/// one, if there is one, or as if all were dealt out in turn.
+/// One of `count` vectors that is `allowed` and arrives at processor `cpu`: the `current` one if that does. Where
+/// several do, as if they were dealt out in turn, and where none does, the current one, if there is one and it is
+/// allowed, or as if all were dealt out in turn.
 fn local_vector(
     count: u32,
     cpu: u32,
@@ -666,6 +716,7 @@ fn local_vector(
     allowed: impl Fn(u32) -> bool,
     arrives: impl Fn(u32) -> bool,
 ) -> u32 {
+    let current = current.filter(|current| allowed(*current));
     if let Some(current) = current.filter(|current| arrives(*current)) {
         return current;
     }
@@ -682,8 +733,8 @@ fn local_vector(
 /// vector that it is not of low latency, `may` whether he may have those that are, and `arrives` of a vector and
 /// a processor whether it does there.
 ///
-/// `EPERM` where he names one that he may not have; who leaves the choice to the driver gets another one. The
-/// `current` vector of his queue stays where it would do but for that.
+/// `EPERM` where he names one that he may not have; who leaves the choice to the driver gets another one. His queue
+/// stays at its `current` vector where that will do.
 fn choose(
     choice: Choice,
     count: u32,
@@ -824,6 +875,48 @@ mod tests {
     }
 
     #[test]
+    fn only_who_says_a_number_names_a_handler() {
+        assert!(Choice::Vector(0).names_one());
+        assert!(Choice::of_process(1).names_one());
+        for choice in [Choice::of_process(0), Choice::local(), Choice::None] {
+            assert!(!choice.names_one());
+        }
+    }
+
+    #[test]
+    fn a_queue_leaves_a_handler_of_low_latency_that_it_may_not_be_at() -> Result {
+        let bulk = |low: &'static [u32]| move |vector: u32| !low.contains(&vector);
+        let cpu = CpuId::from_u32(0).ok_or(EINVAL)?;
+        let settle = |current, follows, low, may: fn() -> bool| {
+            // Handlers 1 and 2 arrive at the processor that is followed.
+            let arrives = |vector, _| (1..=2).contains(&vector);
+            let choice = Choice::to_settle(current, follows);
+            choose(choice, 4, current, bulk(low), may, arrives)
+        };
+        let (may, may_not) = (|| true, || false);
+        for follows in [None, Some(cpu)] {
+            // Nothing is marked, others are, and its own.
+            assert_eq!(settle(Some(1), follows, &[], may_not), Ok(Some(1)));
+            assert_eq!(settle(Some(1), follows, &[0, 2, 3], may_not), Ok(Some(1)));
+            assert_eq!(settle(Some(1), follows, &[1], may_not), Ok(Some(2)));
+            assert_eq!(settle(Some(1), follows, &[1], may), Ok(Some(1)));
+            // All are alike.
+            assert_eq!(
+                settle(Some(1), follows, &[0, 1, 2, 3], may_not),
+                Ok(Some(1))
+            );
+        }
+        // All that arrive are marked.
+        assert_eq!(settle(Some(2), Some(cpu), &[1, 2], may_not), Ok(Some(0)));
+        // It comes back when one no longer is, if it follows.
+        assert_eq!(settle(Some(0), Some(cpu), &[1], may_not), Ok(Some(2)));
+        assert_eq!(settle(Some(0), None, &[1], may_not), Ok(Some(0)));
+        // What is at none stays there.
+        assert_eq!(settle(None, None, &[1], may_not), Ok(None));
+        Ok(())
+    }
+
+    #[test]
     fn a_process_gets_a_handler_of_low_latency_only_where_it_may() {
         let bulk = |low: &'static [u32]| move |vector: u32| !low.contains(&vector);
         let nowhere = |_, _| false;
@@ -866,8 +959,8 @@ mod tests {
         assert_eq!(with(None, may), Ok(Some(1)));
         assert_eq!(with(None, may_not), Ok(Some(2)));
         assert_eq!(with(Some(3), may_not), Ok(Some(2)));
-        // What was there before stays.
-        assert_eq!(with(Some(1), may_not), Ok(Some(1)));
+        assert_eq!(with(Some(1), may), Ok(Some(1)));
+        assert_eq!(with(Some(1), may_not), Ok(Some(2)));
         // Only one of low latency does: who follows stays where he is, and who is new is elsewhere.
         let with = |current, may: fn() -> bool| {
             let arrives = |vector, _| vector == 1;
@@ -875,7 +968,7 @@ mod tests {
         };
         assert_eq!(with(Some(3), may), Ok(Some(1)));
         assert_eq!(with(Some(3), may_not), Ok(Some(3)));
-        assert_eq!(with(Some(0), may_not), Ok(Some(0)));
+        assert_eq!(with(Some(0), may_not), Ok(Some(2)));
         assert_eq!(with(None, may_not), Ok(Some(2)));
         Ok(())
     }

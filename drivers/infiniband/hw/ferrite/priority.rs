@@ -7,8 +7,15 @@
 //! of low latency, by the verbs or by debugfs, and to put completion queues of processes there; who is root
 //! in a container only is not among them. Without the right a process can neither mark a handler, nor
 //! move a queue to one that is marked, nor make one there: it gets the next bulk handler instead, as
-//! most say a vector without a thought. Nor does a queue of its follow a processor to such a handler. What
-//! was there before stays.
+//! most say a vector without a thought.
+//!
+//! Who has the right gets such a handler only by its number: a queue that was made without a wish, or that is
+//! to be where its consumer is, goes to bulk ones, whose ever it is. So a handler that is marked has no queues
+//! but those that somebody put there.
+//!
+//! Each queue knows whether it may be there (`binding.rs`), and when a handler is marked those that may not
+//! leave it: else everybody would have the right who was there first. As long as all handlers are alike nobody
+//! comes before others, and everybody may be anywhere.
 
 use crate::{
     abi,

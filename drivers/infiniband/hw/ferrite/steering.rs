@@ -9,7 +9,8 @@
 //! counts until its home comes online again, or somebody asks for balance.
 //!
 //! Completion queues that were put where their consumer is follow: when another handler arrives there, and
-//! theirs does not, they go to that one.
+//! theirs does not, they go to that one. A work item sees to that, and to it that queues leave handlers of low
+//! latency that they may not be at.
 
 use crate::{
     abi,
@@ -17,6 +18,7 @@ use crate::{
     hardware::Hardware,
     kernel_ext::{
         cpu,
+        cpu::HotplugLock,
         cpu_hotplug::{
             Follower,
             State, //
@@ -123,7 +125,8 @@ impl Places {
         }
     }
 
-    /// Processor `cpu`, still one of `online`, goes: completion vectors that are steered to it go to others.
+    /// Processor `cpu`, still one of `online`, goes: completion vectors that are steered to it go to others. Where
+    /// other vectors go is the kernel's choice.
     fn goes<I: Iterator<Item = u32>>(
         &mut self,
         cpu: u32,
@@ -131,16 +134,21 @@ impl Places {
         mut steer: impl FnMut(u32, u32) -> Result,
     ) {
         for vector in 0..self.0.len() {
-            let place = self.0.get(vector);
-            if place.is_some_and(|p| p.home.is_some() && p.at == Some(cpu)) {
+            let place = self.0.get_mut(vector).filter(|p| p.at == Some(cpu));
+            let Some(place) = place else {
+                continue;
+            };
+            if place.home.is_some() {
                 let other = self.least(online().filter(|other| *other != cpu));
                 self.steer(vector, other, &mut steer);
+            } else {
+                place.at = None;
             }
         }
     }
 
     /// A vector was steered to processors of which `allows` says whether they are among them, and `only` is the
-    /// one where there are not several. Returns whether it was elsewhere.
+    /// one where there are not several. Returns whether it may be elsewhere now.
     fn steered(
         &mut self,
         vector: usize,
@@ -155,7 +163,8 @@ impl Places {
             return false;
         }
         let before = core::mem::replace(&mut place.at, only);
-        before != only
+        // From several to several it may be that it is at another one.
+        before != only || only.is_none()
     }
 
     /// The processor that a vector is steered to, where that is known.
@@ -172,7 +181,7 @@ pub(crate) struct Steering {
     /// Held while vectors are steered.
     #[pin]
     places: Mutex<Places>,
-    /// Has completion queues follow.
+    /// Has completion queues settle.
     #[pin]
     work: Work<Steering>,
 }
@@ -199,11 +208,15 @@ impl Steering {
     }
 
     /// Steers all vectors of completion handlers anew, whatever anybody else did, and has completion queues
-    /// follow. Sleeps.
+    /// settle. Sleeps.
     pub(crate) fn balance(self: &Arc<Self>) {
         let steer = |vector, cpu| self.vectors.steer(vector, cpu);
-        self.places.lock().balance(cpu::online, steer);
-        self.have_followed();
+        {
+            // One that is about to go is steered to by nobody, once those who follow it were told.
+            let _hotplug = HotplugLock::new();
+            self.places.lock().balance(cpu::online, steer);
+        }
+        self.settle_queues();
     }
 
     /// Calls `look` with a function that tells whether a vector arrives at a processor. Sleeps.
@@ -222,12 +235,13 @@ impl Steering {
         let only = online.next().filter(|_| online.next().is_none());
         let changed = self.places.lock().steered(vector.into(), only, allows);
         if changed {
-            self.have_followed();
+            self.settle_queues();
         }
     }
 
-    /// Has completion queues follow.
-    fn have_followed(self: &Arc<Self>) {
+    /// Has all completion queues go where they belong, soon: interrupts arrive elsewhere, or handlers have another
+    /// priority. May be called from any context.
+    pub(crate) fn settle_queues(self: &Arc<Self>) {
         // Where it is queued already, it has yet to look.
         drop(self.hw.work.enqueue(self.clone()));
     }
@@ -237,7 +251,7 @@ impl WorkItem for Steering {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        FerriteCq::follow_all(&this.hw);
+        FerriteCq::settle_all(&this.hw);
     }
 }
 
@@ -245,13 +259,13 @@ impl Follower for Steering {
     fn came(this: &Arc<Self>, cpu: u32) {
         let steer = |vector, cpu| this.vectors.steer(vector, cpu);
         this.places.lock().came(cpu, steer);
-        this.have_followed();
+        this.settle_queues();
     }
 
     fn goes(this: &Arc<Self>, cpu: u32) {
         let steer = |vector, cpu| this.vectors.steer(vector, cpu);
         this.places.lock().goes(cpu, cpu::online, steer);
-        this.have_followed();
+        this.settle_queues();
     }
 }
 
@@ -340,6 +354,9 @@ mod tests {
         assert_eq!(places.at(3), Some(1));
         assert!(places.steered(3, None, |cpu| cpu != 1));
         assert_eq!(places.at(3), None);
+        // To others, of which nobody knows either.
+        assert!(places.steered(3, None, |cpu| cpu > 1));
+        assert_eq!(places.at(3), None);
         // Another's processor.
         places.came(1, |vector, cpu| {
             assert_eq!((vector, cpu), (3, 1));
@@ -368,10 +385,11 @@ mod tests {
         // The last processor does not go; whoever says so gets nothing for it.
         places.goes(1, || 1..2, |_, _| Ok(()));
         assert_eq!(places.at(3), None);
-        // Those of commands and asynchronous events are the kernel's to steer.
+        // Those of commands and asynchronous events are the kernel's to steer, who does not say where to.
         assert!(places.steered(0, Some(1), |_| true));
-        places.goes(1, || 0..2, |_, _| Err(EINVAL));
-        assert_eq!(places.at(0), Some(1));
+        assert!(places.steered(1, Some(0), |_| true));
+        places.goes(1, || 0..2, |_, _| unreachable!());
+        assert_eq!((places.at(0), places.at(1)), (None, Some(0)));
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! Which processor serves: queues without a wish, processors that go and come back, interrupts that are
 //! steered elsewhere.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::moving::{queue_of, shown, Endless, Served};
 use super::{still_works, VmTest};
 use crate::cluster::Cluster;
+use crate::process::wait_until;
 use crate::vm::Vm;
 
 /// With a vector for each processor of the first machine, of which there are several. The machine is left with
@@ -24,10 +25,20 @@ pub const TESTS: &[VmTest] = &[
         offline,
     ),
     VmTest::new(
-        "a queue follows its processor to no handler of low latency that its program may not have",
+        "a queue follows its processor to no handler of low latency",
         not_everywhere,
     ),
+    VmTest::new(
+        "a queue leaves a handler that becomes one of low latency, unless root put it there",
+        leaves,
+    ),
 ];
+
+/// With three processors or more.
+pub const MORE: &[VmTest] = &[VmTest::new(
+    "a queue follows when its handler may arrive at several other processors",
+    several,
+)];
 
 const TIME: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "ibv_rc_pingpong";
@@ -58,8 +69,21 @@ fn steered_to(vm: &Vm, handler: usize) -> Result<String> {
 }
 
 fn steer(vm: &Vm, handler: usize, cpu: usize) -> Result<()> {
+    steer_to(vm, handler, &cpu.to_string())
+}
+
+/// Steers the interrupt of a handler to any of a list of processors.
+fn steer_to(vm: &Vm, handler: usize, cpus: &str) -> Result<()> {
     let irq = irq(vm, handler)?;
-    vm.sh(&format!("echo {cpu} >/proc/irq/{irq}/smp_affinity_list"))?;
+    vm.sh(&format!("echo {cpus} >/proc/irq/{irq}/smp_affinity_list"))?;
+    Ok(())
+}
+
+/// Waits until the queue of the program is at `handler`.
+fn comes_to(vm: &Vm, handler: usize, what: &str) -> Result<()> {
+    let is_there = || Ok(queue_of(vm, PROGRAM)?["handler"] == handler);
+    let came = wait_until(Instant::now() + TIME, is_there)?;
+    ensure!(came, "{what}: {}", queue_of(vm, PROGRAM)?);
     Ok(())
 }
 
@@ -164,14 +188,69 @@ fn not_everywhere(cluster: &Cluster) -> Result<()> {
         steer(one, 0, 1)?;
         served_by(one, 1, 0, "only one of low latency is there")?;
         one.sh("ferritectl handler priority 0 bulk")?;
-        // Queues are looked after when an interrupt goes somewhere.
-        steer(one, 0, 0)?;
-        steer(one, 0, 1)?;
+        comes_to(one, 0, "it is a bulk one")?;
         served_by(one, 0, 1, "it is a bulk one")
     })();
     one.sh("ferritectl handler priority 0 bulk; ferritectl balance")?;
     let ended = running.end();
     stays?;
+    ended?;
+    still_works(cluster)
+}
+
+fn leaves(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    processors(one)?;
+    let nobody = "taskset -c 1 setpriv --reuid 65534 --clear-groups";
+    let running = Endless::start_by(one, nobody, two)?;
+    let left = (|| {
+        let priority = |priority| one.sh(&format!("ferritectl handler priority 1 {priority}"));
+        served_by(one, 1, 1, "before")?;
+        priority("low-latency")?;
+        // Of those that do not arrive where it is.
+        comes_to(one, 2 % processors(one)?, "its handler is marked")?;
+        priority("bulk")?;
+        comes_to(one, 1, "its handler is a bulk one again")?;
+        served_by(one, 1, 1, "after it came back")?;
+        // What root puts there stays, marked before or after.
+        let queue = queue_of(one, PROGRAM)?;
+        let cqn = &queue["cqn"];
+        for marked in ["low-latency", "bulk"] {
+            priority(marked)?;
+            one.sh(&format!("ferritectl cq move {cqn} 1"))?;
+            priority("low-latency")?;
+            served_by(one, 1, 1, "root put it there")?;
+            one.sh(&format!("ferritectl cq move {cqn} local"))?;
+            let now = queue_of(one, PROGRAM)?;
+            ensure!(now["handler"] != 1, "nobody put it there: {now}");
+        }
+        Ok(())
+    })();
+    one.sh("ferritectl handler priority 1 bulk; ferritectl balance")?;
+    let ended = running.end();
+    left?;
+    ended?;
+    still_works(cluster)
+}
+
+fn several(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let last = processors(one)? - 1;
+    ensure!(last > 1, "{last} other processors");
+    let running = Endless::start_by(one, &format!("taskset -c {last}"), two)?;
+    let follows = (|| {
+        served_by(one, last, last, "before")?;
+        // Another one arrives there too: the queue has no reason to move.
+        steer(one, 0, last)?;
+        served_by(one, last, last, "with another one there")?;
+        // Its own goes, to one of several, once it is due: only its interrupts tell.
+        steer_to(one, last, &format!("0-{}", last - 1))?;
+        comes_to(one, 0, "its handler steered to several")?;
+        served_by(one, 0, last, "its handler steered to several")
+    })();
+    one.sh("ferritectl balance")?;
+    let ended = running.end();
+    follows?;
     ended?;
     still_works(cluster)
 }

@@ -184,6 +184,7 @@ pub fn groups() -> Vec<Group> {
                 ("four processors", moving::TESTS),
                 ("four processors", moving::SERVES),
                 ("four processors", affinity::TESTS),
+                ("four processors", affinity::MORE),
                 ("vector map", vector_map::LAYOUTS),
                 ("few vectors", vector_map::FEW),
                 ("four processors", basics::THREADS),

@@ -7,6 +7,7 @@ use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 
 use super::growth::Stopped;
+use super::moving::shown;
 use super::{basics, VmTest};
 use crate::cluster::Cluster;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
@@ -144,6 +145,14 @@ fn compare(machines: (&Vm, &Vm), bulk: u32, other: u32) -> Result<bool> {
         while !waited && unmarked.len() < ROUNDS as usize {
             unmarked.push(turns.next()?);
             waited = unmarked.last() >= Some(&(CROWD / 2));
+        }
+        // By its number: one that was made without a wish would leave.
+        for cq in shown(machines.0, "cqs")? {
+            if cq["comm"] == "verbs-check" && cq["handler"] == other {
+                machines
+                    .0
+                    .sh(&format!("ferritectl cq move {} {other}", cq["cqn"]))?;
+            }
         }
         set(machines.0, other, "low-latency")?;
         // The driver learns by its first interrupt where it is served.

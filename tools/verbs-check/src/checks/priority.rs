@@ -2,6 +2,7 @@
 //! Handlers of low latency (`ferritedv.h`): who may have them, and that they come first.
 
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use super::flood::{say, wait_for};
 use super::moving::Direct;
@@ -108,6 +109,21 @@ fn queue(rig: &Rig, vector: u32) -> Check<*mut ibv_cq> {
     made(cq, "ibv_create_cq")
 }
 
+/// Waits until a queue is at a vector for which `is_wanted`: the driver moves it when a priority has changed.
+fn settles(direct: Direct, cq: *mut ibv_cq, what: &str, is_wanted: impl Fn(u32) -> bool) -> Check {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let vector = direct.query(cq)?;
+        if is_wanted(vector) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(format!("{what}: it stays at vector {vector}").into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn rights(rig: &Rig, priorities: Priorities) -> Check {
     let direct = Direct::load()?;
     let vectors = rig.context.comp_vectors();
@@ -129,7 +145,8 @@ fn rights(rig: &Rig, priorities: Priorities) -> Check {
     let marked = vectors - 1;
     let before = queue(rig, marked)?;
     well(direct.modify(before, marked), "moving there")?;
-    {
+    let alone = vectors == 1;
+    let anybodys = {
         let _nobody = AsNobody::new()?;
         expect!(
             priorities.set(marked, LOW_LATENCY),
@@ -137,7 +154,11 @@ fn rights(rig: &Rig, priorities: Priorities) -> Check {
             "anybody marks"
         );
         expect!(priorities.get(marked), Ok(BULK), "after that");
-    }
+        let made = queue(rig, marked)?;
+        let moved = queue(rig, 0)?;
+        well(direct.modify(moved, marked), "anybody moves to a bulk one")?;
+        [made, moved]
+    };
     well(priorities.set(marked, LOW_LATENCY), "marking a vector")?;
     well(priorities.set(marked, LOW_LATENCY), "marking it again")?;
     expect!(
@@ -145,10 +166,16 @@ fn rights(rig: &Rig, priorities: Priorities) -> Check {
         Ok(LOW_LATENCY),
         "the one that is marked"
     );
+    // Who was there before has it no more than others, where all are not alike.
+    for cq in anybodys {
+        settles(direct, cq, "anybody's queue that was there", |vector| {
+            (vector == marked) == alone
+        })?;
+    }
     expect!(
         direct.query(before)?,
         marked,
-        "the vector of a queue that was there"
+        "the vector of root's queue that was there"
     );
     // Who may have it, has it.
     let own = queue(rig, marked)?;
@@ -158,7 +185,7 @@ fn rights(rig: &Rig, priorities: Priorities) -> Check {
         expect!(priorities.set(marked, BULK), libc::EPERM, "anybody unmarks");
         expect!(priorities.get(marked), Ok(LOW_LATENCY), "anybody asks");
         let other = queue(rig, marked)?;
-        if vectors == 1 {
+        if alone {
             // All are alike.
             expect!(direct.query(other)?, 0, "the only vector");
             well(direct.modify(other, 0), "moving to the only vector")?;
@@ -184,36 +211,42 @@ fn rights(rig: &Rig, priorities: Priorities) -> Check {
 
 /// The same for queues that are to be where the process is, which does not move.
 fn local_rights(rig: &Rig, priorities: Priorities, direct: Direct) -> Check {
-    let vectors = rig.context.comp_vectors();
+    let alone = rig.context.comp_vectors() == 1;
     let first = queue(rig, 0)?;
     let local = direct.query(first)?;
     well(priorities.set(local, LOW_LATENCY), "marking the local one")?;
-    expect!(
-        direct.query(queue(rig, 0)?)?,
-        local,
-        "the vector of root's local queue"
-    );
-    {
-        let _nobody = AsNobody::new()?;
+    settles(direct, first, "a queue that was local", |vector| {
+        (vector == local) == alone
+    })?;
+    // Who names none does not get it, whoever he is.
+    for anybody in [false, true] {
+        let _nobody = anybody.then(AsNobody::new).transpose()?;
         let other = queue(rig, 0)?;
         let found = direct.query(other)?;
         expect!(
             found == local,
-            vectors == 1,
-            "anybody's new local queue at {found}, marked is {local}"
+            alone,
+            "a new local queue at {found}, marked is {local} (anybody: {anybody})"
         );
         well(direct.modify(other, LOCAL), "moving to a local one")?;
         let found = direct.query(other)?;
         expect!(
             found == local,
-            vectors == 1,
-            "anybody's local queue at {found}, marked is {local}"
+            alone,
+            "a local queue at {found}, marked is {local} (anybody: {anybody})"
         );
-        // What was there before stays.
-        well(direct.modify(first, LOCAL), "moving to where it is")?;
-        expect!(direct.query(first)?, local, "a queue that was there");
     }
+    // By its number root does.
+    well(direct.modify(first, local), "moving to the marked one")?;
+    expect!(direct.query(first)?, local, "the vector it was moved to");
+    let follows = queue(rig, 0)?;
     well(priorities.set(local, BULK), "unmarking the local one")?;
+    settles(
+        direct,
+        follows,
+        "a local queue when all are bulk",
+        |vector| vector == local,
+    )?;
     let _nobody = AsNobody::new()?;
     expect!(
         direct.query(queue(rig, 0)?)?,
