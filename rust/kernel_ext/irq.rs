@@ -3,6 +3,7 @@
 //! All interrupt vectors of a PCI function, each with its own handler and processor (for
 //! `rust/kernel/pci/irq.rs`).
 
+use super::errno;
 use crate::bindings;
 use core::marker::PhantomPinned;
 use core::ptr;
@@ -64,13 +65,14 @@ pub struct Vectors {
 
 impl Vectors {
     /// Allocates up to `max` vectors of the best kind that the function and the host have: MSI-X,
-    /// MSI, or the pin.
+    /// MSI, or the pin; with `pin_first` the pin before the others.
     ///
     /// They must be dropped before the function is unbound from its driver: keep them in the
     /// driver's bound data.
-    pub fn new(dev: &pci::Device<device::Bound>, max: u32) -> Result<Self> {
+    pub fn new(dev: &pci::Device<device::Bound>, max: u32, pin_first: bool) -> Result<Self> {
         let mut last = ENODEV;
-        for kind in Kind::BEST_FIRST {
+        let pin = pin_first.then_some(Kind::Intx);
+        for kind in Iterator::chain(pin.into_iter(), Kind::BEST_FIRST) {
             match Self::of_kind(dev, kind, max) {
                 Ok(vectors) => return Ok(vectors),
                 Err(error) => last = error,
@@ -80,7 +82,7 @@ impl Vectors {
     }
 
     /// The same of one kind; an error where the function or the host does not have it.
-    pub fn of_kind(dev: &pci::Device<device::Bound>, kind: Kind, max: u32) -> Result<Self> {
+    fn of_kind(dev: &pci::Device<device::Bound>, kind: Kind, max: u32) -> Result<Self> {
         // SAFETY: The borrow keeps `dev` bound to its driver, which alone allocates its vectors
         // and has none where another kind was refused.
         let count =
@@ -95,6 +97,11 @@ impl Vectors {
         };
         // Not before somebody handles it: it would be held, and the line is not ours alone.
         this.enable_pin(false);
+        // SAFETY: The vectors were allocated above.
+        if unsafe { bindings::pci_irq_vector(as_raw(dev), 0) } < 0 {
+            // A pin that firmware says is connected to nothing (`IRQ_NOTCONNECTED`) is given all the same.
+            return Err(errno::enotconn());
+        }
         Ok(this)
     }
 

@@ -269,12 +269,10 @@ impl Interrupts {
         }
         // A message is raised as the vector of its number, so that there are no more vectors.
         let wanted = layout.vectors(cpu::present()).min(messages);
-        let vectors = if layout.wants_pin() {
-            // Where there is no pin, one message is the next best.
-            Vectors::of_kind(pdev, Kind::Intx, wanted).or_else(|_| Vectors::new(pdev, wanted))?
-        } else {
-            Vectors::new(pdev, wanted)?
-        };
+        let vectors = Vectors::new(pdev, wanted, layout.wants_pin())?;
+        if layout.wants_pin() && vectors.kind() != Kind::Intx {
+            dev_warn!(pdev, "no interrupt pin, one message serves instead\n");
+        }
         let mut queues = KVec::new();
         queues.push(hw.cqp.events().clone(), GFP_KERNEL)?;
         let mut this = Self {
