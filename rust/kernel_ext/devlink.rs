@@ -51,6 +51,10 @@ pub trait Parameter: Send + Sync + 'static {
     /// What it is called.
     const NAME_OF_PARAMETER: &'static CStr;
 
+    /// What it is where nobody has set it, and is again when that is asked for
+    /// (`devlink dev param set ... default`).
+    fn default_value() -> &'static CStr;
+
     /// What it is; of a text that is too long for devlink the beginning is shown.
     fn get(&self) -> &'static CStr;
 
@@ -127,6 +131,26 @@ impl Diagnosis<'_> {
     }
 }
 
+/// A text as the value of a parameter.
+type Text = [c_char; bindings::__DEVLINK_PARAM_MAX_STRING_VALUE as usize];
+const _: () = assert!(size_of::<Text>() <= size_of::<bindings::devlink_param_value>());
+
+/// Makes a text the value of a parameter: as much of it as there is room for.
+///
+/// # Safety
+///
+/// `context` must be valid, and nobody else make use of it meanwhile.
+unsafe fn put_text(context: *mut bindings::devlink_param_gset_ctx, value: &CStr) {
+    // SAFETY: The caller vouches for the context. A value has room for a text, at its beginning, which is any bytes.
+    let text = unsafe { &mut *(&raw mut (*context).val).cast::<Text>() };
+    text.fill(0);
+    // The last one stays zero.
+    let room = text.len() - 1;
+    for (byte, value) in text.iter_mut().take(room).zip(value.to_bytes()) {
+        *byte = *value;
+    }
+}
+
 /// A devlink instance that is registered until this is dropped, with a reporter of its device's health and a
 /// parameter.
 ///
@@ -150,10 +174,10 @@ unsafe impl<H: HealthReporter + Parameter> Sync for Devlink<H> {}
 
 impl<H: HealthReporter + Parameter> Devlink<H> {
     /// An instance does nothing by itself: what it can do is said by what is registered with it.
-    const OPS: bindings::devlink_ops = pin_init::zeroed();
+    const OPS: &'static bindings::devlink_ops = &pin_init::zeroed();
 
-    const REPORTER_OPS: bindings::devlink_health_reporter_ops =
-        bindings::devlink_health_reporter_ops {
+    const REPORTER_OPS: &'static bindings::devlink_health_reporter_ops =
+        &bindings::devlink_health_reporter_ops {
             // devlink only reads it.
             name: as_char_ptr_in_const_context(H::NAME).cast_mut(),
             recover: Some(Self::recover_callback),
@@ -163,7 +187,7 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
             ..pin_init::zeroed()
         };
 
-    const PARAMETER: bindings::devlink_param = bindings::devlink_param {
+    const PARAMETER: &'static bindings::devlink_param = &bindings::devlink_param {
         // Numbers of a driver's own begin after those that have a meaning for all.
         id: bindings::devlink_param_generic_id___DEVLINK_PARAM_GENERIC_ID_MAX,
         name: as_char_ptr_in_const_context(H::NAME_OF_PARAMETER),
@@ -172,6 +196,8 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
         supported_cmodes: 1 << bindings::devlink_param_cmode_DEVLINK_PARAM_CMODE_RUNTIME,
         get: Some(Self::get_callback),
         set: Some(Self::set_callback),
+        get_default: Some(Self::get_default_callback),
+        reset_default: Some(Self::reset_default_callback),
         ..pin_init::zeroed()
     };
 
@@ -185,7 +211,7 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
         // `struct device`, of which the instance takes a reference.
         let devlink = unsafe {
             bindings::rdma_devlink_alloc(
-                &Self::OPS,
+                Self::OPS,
                 size_of::<*const H>(),
                 ptr::from_ref(dev).cast_mut().cast(),
             )
@@ -202,7 +228,7 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
         let reporter = from_err_ptr(unsafe {
             bindings::devlink_health_reporter_create(
                 devlink.as_ptr(),
-                &Self::REPORTER_OPS,
+                Self::REPORTER_OPS,
                 Arc::as_ptr(&health).cast_mut().cast(),
             )
         });
@@ -217,7 +243,7 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
         // SAFETY: The instance was made above and is not registered yet. The parameter is static, and its
         // callbacks find what they need in the private data.
         let registered = to_result(unsafe {
-            bindings::devlink_params_register(devlink.as_ptr(), &Self::PARAMETER, 1)
+            bindings::devlink_params_register(devlink.as_ptr(), Self::PARAMETER, 1)
         });
         if let Err(error) = registered {
             // SAFETY: Both were made above and neither is used afterwards; the instance is not registered.
@@ -338,16 +364,41 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
     ) -> c_int {
         // SAFETY: The caller vouches for the instance, which is not freed while it is called.
         let value = unsafe { Self::of_instance(devlink) }.get();
-        // SAFETY: The caller vouches for the context, of which nobody else makes use meanwhile; as a text a
-        // value is any bytes.
-        let text = unsafe { (*context).val.vstr.as_mut() };
-        text.fill(0);
-        // The last one stays zero.
-        let room = text.len() - 1;
-        for (byte, value) in text.iter_mut().take(room).zip(value.to_bytes()) {
-            *byte = *value;
-        }
+        // SAFETY: The caller vouches for the context, of which nobody else makes use meanwhile.
+        unsafe { put_text(context, value) };
         0
+    }
+
+    /// # Safety
+    ///
+    /// Only for devlink: `context` must be valid.
+    unsafe extern "C" fn get_default_callback(
+        _devlink: *mut bindings::devlink,
+        _id: u32,
+        context: *mut bindings::devlink_param_gset_ctx,
+        _extack: *mut bindings::netlink_ext_ack,
+    ) -> c_int {
+        // SAFETY: The caller vouches for the context, of which nobody else makes use meanwhile.
+        unsafe { put_text(context, H::default_value()) };
+        0
+    }
+
+    /// # Safety
+    ///
+    /// Only for devlink: `devlink` must have been made by [`Self::register`], and `extack` be null or valid.
+    unsafe extern "C" fn reset_default_callback(
+        devlink: *mut bindings::devlink,
+        _id: u32,
+        _cmode: bindings::devlink_param_cmode,
+        extack: *mut bindings::netlink_ext_ack,
+    ) -> c_int {
+        // SAFETY: The caller vouches for the instance, which is not freed while it is called.
+        let this = unsafe { Self::of_instance(devlink) };
+        match H::set(this, H::default_value()) {
+            Ok(()) => 0,
+            // SAFETY: The caller vouches for `extack`.
+            Err(refusal) => unsafe { refusal.tell(extack) },
+        }
     }
 
     /// # Safety
@@ -362,8 +413,9 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
     ) -> c_int {
         // SAFETY: The caller vouches for the instance, which is not freed while it is called.
         let this = unsafe { Self::of_instance(devlink) };
-        // SAFETY: The caller vouches for the context, which nobody changes meanwhile; as a text a value is any bytes.
-        let text = unsafe { (*context).val.vstr.as_ref() };
+        // SAFETY: The caller vouches for the context, which nobody changes meanwhile. A value has room for a text, at
+        // its beginning, which is any bytes.
+        let text = unsafe { &*(&raw const (*context).val).cast::<Text>() };
         let Ok(value) = CStr::from_bytes_until_nul(text) else {
             // devlink takes none that has no end (`devlink_param_value_get_from_info`).
             return EINVAL.to_errno();
@@ -402,7 +454,7 @@ impl<H: HealthReporter + Parameter> Drop for Devlink<H> {
         // run.
         unsafe {
             bindings::devlink_unregister(self.devlink.as_ptr());
-            bindings::devlink_params_unregister(self.devlink.as_ptr(), &Self::PARAMETER, 1);
+            bindings::devlink_params_unregister(self.devlink.as_ptr(), Self::PARAMETER, 1);
             bindings::devlink_health_reporter_destroy(self.reporter.as_ptr());
             bindings::devlink_free(self.devlink.as_ptr());
         }

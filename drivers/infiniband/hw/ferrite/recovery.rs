@@ -965,6 +965,10 @@ impl WorkItem<TALK> for Recovery {
 impl Parameter for Recovery {
     const NAME_OF_PARAMETER: &'static CStr = c"vector_map";
 
+    fn default_value() -> &'static CStr {
+        vector_map::DEFAULT.name()
+    }
+
     fn get(&self) -> &'static CStr {
         self.spreading.lock().layout.name()
     }
