@@ -154,10 +154,13 @@ impl Service {
         for served in self.queues.iter() {
             served.queue().note_processor(cpu);
         }
-        let vector = self.vector;
+        let serves = |queue: &EventQueue| {
+            let mut queues = self.queues.iter();
+            queues.any(|served| served.queue().number() == queue.number())
+        };
         let elsewhere = || {
             self.handlers.iter().filter(move |queue| {
-                queue.message() != vector && queue.is_low_latency() && queue.is_served_at(cpu)
+                queue.is_low_latency() && queue.is_served_at(cpu) && !serves(queue)
             })
         };
         if elsewhere().next().is_none() {
@@ -351,15 +354,28 @@ impl Interrupts {
             handlers.push(queue.clone(), GFP_KERNEL)?;
         }
         let handlers = Arc::new(handlers, GFP_KERNEL)?;
+        let mut first = KVec::with_capacity(self.queues.len(), GFP_KERNEL)?;
+        for queue in &self.queues {
+            first.push(Served::new(hw, queue)?, GFP_KERNEL)?;
+        }
+        let by_vector = match &self.table {
+            Some(table) => Some(table.served_by_vector()?),
+            None => None,
+        };
         for vector in 0..vectors {
-            let mut served = KVec::new();
-            for queue in &self.queues {
-                if self.interrupts_by(queue, vector) {
-                    served.push(Served::new(hw, queue, vector)?, GFP_KERNEL)?;
-                }
-            }
-            if served.is_empty() {
+            let eqns: &[u16] = match &by_vector {
+                Some(by_vector) => by_vector.get(usize::from(vector)).ok_or(EINVAL)?,
+                // There is queue 0 alone.
+                None if vector == hw.cqp.events().message() => &[abi::EQ_CONTROL],
+                None => &[],
+            };
+            if eqns.is_empty() {
                 continue;
+            }
+            let mut served = KVec::with_capacity(eqns.len(), GFP_KERNEL)?;
+            for eqn in eqns {
+                let first = first.get(usize::from(*eqn)).ok_or(EINVAL)?;
+                served.push(first.by_another_vector(), GFP_KERNEL)?;
             }
             let name = match vector {
                 _ if vectors <= abi::EQ_FIRST_HANDLER => c"ferrite",
@@ -383,14 +399,6 @@ impl Interrupts {
             self.services.push(handler, GFP_KERNEL)?;
         }
         Ok(())
-    }
-
-    /// Whether a queue can interrupt by a vector.
-    fn interrupts_by(&self, queue: &EventQueue, vector: u16) -> bool {
-        match &self.table {
-            Some(table) => table.interrupts_by(queue.number(), vector),
-            None => queue.message() == vector,
-        }
     }
 
     /// Where events of completion queues go. `ENXIO` before [`Self::complete`].

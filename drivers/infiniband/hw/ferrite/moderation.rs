@@ -80,7 +80,8 @@ fn setting(profile: usize) -> (u16, u16) {
     }
 }
 
-/// Moderation of one queue that adapts to its traffic.
+/// Moderation of one queue that adapts to its traffic, by all vectors that it interrupts by: it may be served on
+/// several processors at once.
 #[pin_data]
 pub(crate) struct Moderation {
     #[pin]
@@ -107,8 +108,7 @@ impl Moderation {
     /// Events were handled that stand for so many `completions`. Runs in the interrupt.
     #[inline]
     pub(crate) fn note(&self, completions: u64) {
-        let sum = self.completions.load(Relaxed).wrapping_add(completions);
-        self.completions.store(sum, Relaxed);
+        self.completions.fetch_add(completions, Relaxed);
     }
 
     /// The queue was served in an interrupt. Runs in it.

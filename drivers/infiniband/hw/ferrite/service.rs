@@ -119,17 +119,16 @@ pub(crate) fn share<Q>(
 pub(crate) struct Served {
     hw: Arc<Hardware>,
     queue: Arc<EventQueue>,
-    /// Of completion handlers: answers and asynchronous events are never put off. Of a queue that interrupts
-    /// by several vectors, what is served by its own counts.
-    moderation: Option<Pin<KBox<Moderation>>>,
+    /// Of completion handlers: answers and asynchronous events are never put off.
+    moderation: Option<Arc<Moderation>>,
 }
 
 impl Served {
-    /// Of a queue of `hw`, in the interrupt of `vector`.
-    pub(crate) fn new(hw: &Arc<Hardware>, queue: &Arc<EventQueue>, vector: u16) -> Result<Self> {
+    /// Of a queue of `hw`, in one of its interrupts.
+    pub(crate) fn new(hw: &Arc<Hardware>, queue: &Arc<EventQueue>) -> Result<Self> {
         let is_handler = queue.number() >= abi::EQ_FIRST_HANDLER;
-        let moderation = if is_handler && queue.message() == vector {
-            Some(KBox::pin_init(Moderation::new(hw, queue), GFP_KERNEL)?)
+        let moderation = if is_handler {
+            Some(Arc::pin_init(Moderation::new(hw, queue), GFP_KERNEL)?)
         } else {
             None
         };
@@ -139,9 +138,17 @@ impl Served {
             moderation,
         })
     }
-}
 
-impl Served {
+    /// The same in another interrupt of the queue. There is one moderation, which adapts to all that the queue
+    /// tells of, by whichever vector.
+    pub(crate) fn by_another_vector(&self) -> Self {
+        Self {
+            hw: self.hw.clone(),
+            queue: self.queue.clone(),
+            moderation: self.moderation.clone(),
+        }
+    }
+
     /// The queue.
     pub(crate) fn queue(&self) -> &EventQueue {
         &self.queue

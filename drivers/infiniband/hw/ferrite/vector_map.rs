@@ -189,7 +189,7 @@ pub(crate) struct Table {
     vectors: u16,
     /// The vector that each event queue of completions has itself: that of the first entry which names it.
     own: KVec<u16>,
-    /// Whether the device has a table.
+    /// Whether the device is told: it has a table, and there are columns that are looked up there.
     told: bool,
 }
 
@@ -229,7 +229,7 @@ impl Table {
             columns: columns as u16,
             vectors,
             own,
-            told: has_table,
+            told: false,
         };
         for part in 0..PARTS.len() {
             for column in 0..this.columns {
@@ -241,6 +241,9 @@ impl Table {
                 }
             }
         }
+        let mut columns = 0..this.columns;
+        let looked_up = columns.any(|column| this.destination(column).eqn == abi::EQ_MAPPED);
+        this.told = has_table && looked_up;
         Ok(this)
     }
 
@@ -326,17 +329,39 @@ impl Table {
         self.at(PARTS.len() - 1, column)
     }
 
-    /// Whether an event queue can interrupt by a vector.
-    pub(crate) fn interrupts_by(&self, eqn: u16, vector: u16) -> bool {
-        let mut columns = 0..self.columns;
-        self.vector_of_queue(eqn) == vector
-            || columns
-                .any(|column| (0..PARTS.len()).any(|part| self.at(part, column) == (eqn, vector)))
+    /// The event queues that can interrupt by each vector: all of those that are not of completions, too.
+    pub(crate) fn served_by_vector(&self) -> Result<KVec<KVec<u16>>> {
+        let mut served: KVec<KVec<u16>> = KVec::with_capacity(self.vectors.into(), GFP_KERNEL)?;
+        for _ in 0..self.vectors.max(1) {
+            served.push(KVec::new(), GFP_KERNEL)?;
+        }
+        let mut serve = |(eqn, vector): (u16, u16)| -> Result {
+            let served = served.get_mut(usize::from(vector)).ok_or(EINVAL)?;
+            if !served.contains(&eqn) {
+                served.push(eqn, GFP_KERNEL)?;
+            }
+            Ok(())
+        };
+        for eqn in 0..abi::EQ_FIRST_HANDLER + self.queues() {
+            serve((eqn, self.vector_of_queue(eqn)))?;
+        }
+        for part in 0..PARTS.len() {
+            for column in 0..self.columns {
+                serve(self.at(part, column))?;
+            }
+        }
+        Ok(served)
+    }
+
+    /// The event queues that completion queues of a column have events in, one for each part of the work: they
+    /// may be the same.
+    pub(crate) fn queues_of(&self, column: u16) -> [u16; PARTS.len()] {
+        core::array::from_fn(|part| self.entry(part, column).eqn)
     }
 
     /// Whether completion queues of a column have events in an event queue.
     pub(crate) fn uses(&self, column: u16, eqn: u16) -> bool {
-        (0..PARTS.len()).any(|part| self.entry(part, column).eqn == eqn)
+        self.queues_of(column).contains(&eqn)
     }
 
     /// What completion queues of a column are bound to.
@@ -586,6 +611,9 @@ mod tests {
                         assert!(u32::from(table.queues()) <= queues.min(MOST_QUEUES));
                         assert!(u32::from(table.columns()) <= MOST_COLUMNS);
                         assert_eq!((table.columns() == 0), (queues == 0));
+                        // There is no event queue that nothing goes to.
+                        assert!(table.own.iter().all(|own| *own != abi::MESSAGE_OF_QUEUE));
+                        let served = table.served_by_vector()?;
                         let last = table.columns().saturating_sub(1);
                         for column in [0, last / 2, last] {
                             if column >= table.columns() {
@@ -595,8 +623,9 @@ mod tests {
                                 let (eqn, vector) = table.at(part, column);
                                 assert!((2..2 + table.queues()).contains(&eqn));
                                 assert!(vector < vectors.max(1));
+                                assert!(u32::from(vector) < table.used_vectors());
                                 // Nobody waits for an interrupt that nobody handles.
-                                assert!(table.uses(column, eqn));
+                                assert!(served[usize::from(vector)].contains(&eqn));
                                 let entry = table.entry(part, column);
                                 let own = table.vector_of_queue(eqn);
                                 let is_own = entry.message == abi::MESSAGE_OF_QUEUE;
@@ -672,9 +701,14 @@ mod tests {
     #[test]
     fn all_vectors_that_a_queue_interrupts_by_serve_it() -> Result {
         let by = |name, eqn, expected: [bool; 6]| -> Result {
-            let table = table(name, 2)?;
+            let served = table(name, 2)?.served_by_vector()?;
             for (vector, expected) in expected.iter().enumerate() {
-                assert_eq!(table.interrupts_by(eqn, vector as u16), *expected);
+                let served = served.get(vector);
+                let times = served.map_or(0, |served| {
+                    let same = served.iter().filter(|served| **served == eqn);
+                    same.count()
+                });
+                assert_eq!(times, usize::from(*expected));
             }
             Ok(())
         };
@@ -686,6 +720,38 @@ mod tests {
         by("function/cpu", 3, [false, false, true, true, false, false])?;
         by("one/intx", 1, [true, false, false, false, false, false])?;
         by("one/intx", 2, [true, false, false, false, false, false])
+    }
+
+    #[test]
+    fn columns_share_event_queues_crosswise_where_there_are_few() -> Result {
+        // Six are wanted: sends of three processors, then receives.
+        let table = Table::new(named("function-cpu/one")?, true, 3, 4, 3)?;
+        let of = [0, 1, 2].map(|column| table.queues_of(column));
+        assert_eq!(of, [[2, 5], [3, 2], [4, 3]]);
+        let uses = |eqn| [0, 1, 2].map(|column| table.uses(column, eqn));
+        assert_eq!(uses(2), [true, true, false]);
+        assert_eq!(uses(3), [false, true, true]);
+        assert_eq!(uses(5), [true, false, false]);
+        assert_eq!(uses(6), [false; 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_is_told_of_a_table_only_where_it_has_to_look_something_up() -> Result {
+        for (name, told) in [
+            ("cpu/cpu", false),
+            ("one/one", false),
+            ("cpu/one", false),
+            ("several/cpu", false),
+            ("one/intx", false),
+            ("one/cpu", true),
+            ("cpu/several", true),
+            ("function/one", true),
+        ] {
+            let commands = table(name, 2)?.commands(false, |_| Err(EIO));
+            assert_eq!(commands, if told { Err(EIO) } else { Ok(()) });
+        }
+        Ok(())
     }
 
     #[test]
