@@ -15,6 +15,7 @@ use crate::{
     doorbell_pages::DoorbellPages,
     eq::EventQueue,
     event_class::EventClass,
+    handler,
     handler::{
         Choice,
         Interrupts, //
@@ -322,12 +323,13 @@ impl Reader for HandlerPriority {
         if !self.offered {
             return Err(errno::eopnotsupp());
         }
-        for queue in &self.queues {
-            if self.table.uses(handler as u16, queue.number()) {
-                self.hw.set_priority(queue, priority)?;
-            }
-        }
-        Ok(())
+        let queue = |eqn| self.queues.get(usize::from(eqn)).ok_or(EINVAL);
+        handler::set_priorities(
+            self.table.queues_of(handler as u16),
+            priority,
+            |eqn: u16| Ok(queue(eqn)?.settings().priority),
+            |eqn, priority| self.hw.set_priority(queue(eqn)?, priority),
+        )
     }
 }
 

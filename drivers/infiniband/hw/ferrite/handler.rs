@@ -34,7 +34,8 @@ use crate::{
         Destination,
         Layout,
         Table,
-        ToldTable, //
+        ToldTable,
+        PARTS, //
     },
 };
 use core::ops::RangeInclusive;
@@ -554,11 +555,7 @@ impl Handlers {
         may: impl Fn() -> bool,
     ) -> Result<u16> {
         let current = self.vector_of_eqn(current);
-        // Queue pairs come first where one of the event queues of a completion queue does.
-        let is_bulk = |vector| {
-            let mut queues = self.queues_of(vector);
-            queues.all(|queue| !queue.is_low_latency())
-        };
+        let is_bulk = |vector| !self.is_low_latency(vector);
         let vector = self.steering.with(|arrives| {
             let arrives = |vector, cpu| {
                 let (_, message) = self.table.main(vector as u16);
@@ -579,28 +576,30 @@ impl Handlers {
         self.choose(choice, current, || may)
     }
 
-    /// The event queues that the handler of completion vector `vector` has.
-    fn queues_of(&self, vector: u32) -> impl Iterator<Item = &EventQueue> {
-        let queues = self.queues.iter().map(|active| &*active.queue);
-        queues.filter(move |queue| self.table.uses(vector as u16, queue.number()))
+    /// The event queue of that number.
+    fn queue(&self, eqn: u16) -> Result<&Arc<EventQueue>> {
+        // They are in order, and begin with the asynchronous one.
+        let at = eqn.checked_sub(abi::EQ_ASYNC).ok_or(EINVAL)?;
+        let active = self.queues.get(usize::from(at)).ok_or(EINVAL)?;
+        Ok(&active.queue)
     }
 
-    /// The event queue that the handler of completion vector `vector` is known by: `EINVAL` where there is none.
-    fn handler(&self, vector: u32) -> Result<&EventQueue> {
+    /// Whether any of the event queues of the handler of completion vector `vector` is of low latency: the queue
+    /// pair of a completion queue there comes before others by each of them.
+    fn is_low_latency(&self, vector: u32) -> bool {
+        let mut eqns = self.table.queues_of(vector as u16).into_iter();
+        eqns.any(|eqn| self.queue(eqn).is_ok_and(|queue| queue.is_low_latency()))
+    }
+
+    /// The priority of the handler of completion vector `vector`: `EINVAL` where there is none.
+    pub(crate) fn priority(&self, vector: u32) -> Result<EventPriority> {
         if vector >= self.count() {
             return Err(EINVAL);
         }
-        let (eqn, _) = self.table.main(vector as u16);
-        let mut queues = self.queues.iter();
-        let active = queues.find(|active| active.queue.number() == eqn);
-        Ok(&active.ok_or(EINVAL)?.queue)
-    }
-
-    /// The priority of the handler of completion vector `vector`.
-    pub(crate) fn priority(&self, vector: u32) -> Result<EventPriority> {
-        Ok(match self.handler(vector)?.is_low_latency() {
-            true => EventPriority::LowLatency,
-            false => EventPriority::Bulk,
+        Ok(if self.is_low_latency(vector) {
+            EventPriority::LowLatency
+        } else {
+            EventPriority::Bulk
         })
     }
 
@@ -614,11 +613,14 @@ impl Handlers {
         if vector >= self.count() {
             return Err(EINVAL);
         }
-        let set = self
-            .queues_of(vector)
-            .try_for_each(|queue| hw.set_priority(queue, priority));
-        // After it is set, and of some where it was not of all: who chooses from now on sees it, and who chose before
-        // is looked at.
+        let eqns = self.table.queues_of(vector as u16);
+        let set = set_priorities(
+            eqns,
+            priority,
+            |eqn| Ok(self.queue(eqn)?.settings().priority),
+            |eqn, priority| hw.set_priority(self.queue(eqn)?, priority),
+        );
+        // After it is set, and also where it was not: who chooses from now on sees it, and who chose before is looked at.
         self.steering.settle_queues();
         set
     }
@@ -628,6 +630,30 @@ impl Handlers {
         let vector = eqn.checked_sub(abi::EQ_FIRST_HANDLER)?;
         (vector < self.table.columns()).then_some(vector.into())
     }
+}
+
+/// Makes all event queues `eqns` of a handler of that priority by `set`, or none: what was done is undone where
+/// one is refused. `get` gives what they are before.
+pub(crate) fn set_priorities(
+    eqns: [u16; PARTS.len()],
+    priority: EventPriority,
+    get: impl Fn(u16) -> Result<EventPriority>,
+    mut set: impl FnMut(u16, EventPriority) -> Result,
+) -> Result {
+    let mut before = [priority; PARTS.len()];
+    for (before, eqn) in before.iter_mut().zip(eqns) {
+        *before = get(eqn)?;
+    }
+    for (done, eqn) in eqns.into_iter().enumerate() {
+        if let Err(error) = set(eqn, priority) {
+            for (eqn, before) in eqns.into_iter().zip(before).take(done) {
+                // A device that refuses this as well is as it says.
+                let _ = set(eqn, before);
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 /// Which handler somebody wants.
@@ -951,6 +977,44 @@ mod tests {
         }
         let none = choose(Choice::None, 4, Some(1), bulk(&[1]), may_not, nowhere);
         assert_eq!(none, Ok(None));
+    }
+
+    #[test]
+    fn all_event_queues_of_a_handler_have_its_priority_or_none() {
+        use EventPriority::{Bulk, LowLatency};
+        // Of queues 2 to 4, of which one may be refused; gives what they are then.
+        let with = |before: [EventPriority; 3], eqns, priority, refused: Option<u16>| {
+            let queues = before.map(core::cell::Cell::new);
+            let at = |eqn: u16| queues.get(usize::from(eqn) - 2).ok_or(EINVAL);
+            let result = set_priorities(
+                eqns,
+                priority,
+                |eqn| Ok(at(eqn)?.get()),
+                |eqn, priority| {
+                    if refused == Some(eqn) {
+                        return Err(EIO);
+                    }
+                    at(eqn)?.set(priority);
+                    Ok(())
+                },
+            );
+            (result, queues.map(|queue| queue.get()))
+        };
+        let bulk = [Bulk; 3];
+        let both = [LowLatency, Bulk, LowLatency];
+        assert_eq!(with(bulk, [2, 4], LowLatency, None), (Ok(()), both));
+        assert_eq!(with(both, [2, 4], Bulk, None), (Ok(()), bulk));
+        for refused in [2, 4] {
+            let found = with(bulk, [2, 4], LowLatency, Some(refused));
+            assert_eq!(found, (Err(EIO), bulk));
+        }
+        // What another handler that shares it has made of it stays.
+        let first = [LowLatency, Bulk, Bulk];
+        let found = with(first, [2, 4], LowLatency, Some(4));
+        assert_eq!(found, (Err(EIO), first));
+        // Both parts have one.
+        assert_eq!(with(bulk, [2, 2], LowLatency, None), (Ok(()), first));
+        assert_eq!(with(bulk, [2, 5], LowLatency, None), (Err(EINVAL), bulk));
     }
 
     #[test]
