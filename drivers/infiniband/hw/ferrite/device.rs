@@ -114,7 +114,7 @@ use kernel::{
 };
 
 /// The queue pair of general services.
-const GSI_QPN: u32 = 1;
+pub(crate) const GSI_QPN: u32 = 1;
 
 /// The driver's data of one device.
 pub(crate) struct Ferrite {

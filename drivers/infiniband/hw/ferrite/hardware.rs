@@ -29,7 +29,10 @@ use crate::{
         Manner,
         Patience, //
     },
-    device::Ferrite,
+    device::{
+        Ferrite,
+        GSI_QPN, //
+    },
     dma_types::Nothing,
     eq::EventQueue,
     event_class::{
@@ -120,6 +123,8 @@ pub(crate) enum Cause {
     ResetByOthers,
     /// It refused what it has no reason to refuse: it and the driver disagree about what exists.
     Disagreement,
+    /// It worked, and was to begin anew.
+    Renewal,
 }
 
 impl Cause {
@@ -133,6 +138,7 @@ impl Cause {
             Self::Gone => 2,
             Self::ResetByOthers => 3,
             Self::Disagreement => 4,
+            Self::Renewal => 5,
         }
     }
 
@@ -143,6 +149,7 @@ impl Cause {
             2 => Self::Gone,
             3 => Self::ResetByOthers,
             4 => Self::Disagreement,
+            5 => Self::Renewal,
             _ => Self::Stopped(FatalCode::from_number(number as u8)),
         })
     }
@@ -155,6 +162,7 @@ impl Cause {
             Self::Gone => c"the device is gone",
             Self::ResetByOthers => c"the function was reset by others",
             Self::Disagreement => c"the device and the driver disagree",
+            Self::Renewal => c"the device was to begin anew, and did not",
         }
     }
 }
@@ -484,7 +492,14 @@ impl Hardware {
         if !self.cqp.kill() {
             return;
         }
-        dev_err!(self.pdev, "device failed, its users are told to let go\n");
+        if cause == Cause::Renewal {
+            dev_info!(
+                self.pdev,
+                "device begins anew, its users are told to let go\n"
+            );
+        } else {
+            dev_err!(self.pdev, "device failed, its users are told to let go\n");
+        }
         self.registers.request_reset();
         self.sink.raise(device_event::FATAL);
         // It was never queued before: this is the first failure.
@@ -594,6 +609,17 @@ impl Hardware {
             dev_err!(self.pdev, "function is being reset by others\n");
         }
         self.fail_for(Cause::ResetByOthers);
+    }
+
+    /// Whether anybody has a queue pair, but for that of management, which the core has for as long as there is the
+    /// device.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.qps.next_index(GSI_QPN as usize + 1).is_some()
+    }
+
+    /// Gives up a device that works, as it is to begin anew: to its users that is a failure.
+    pub(crate) fn fail_for_renewal(self: &Arc<Self>) {
+        self.fail_for(Cause::Renewal);
     }
 
     /// Stops it then, by somebody who has config space locked. Sleeps.
@@ -882,6 +908,7 @@ mod tests {
             Cause::Gone,
             Cause::ResetByOthers,
             Cause::Disagreement,
+            Cause::Renewal,
         ] {
             assert_eq!(Cause::from_number(cause.number()), Some(cause));
         }

@@ -9,7 +9,8 @@
 //! ask for it, too. A device that fails again and again is left alone in the end.
 //!
 //! How event queues and vectors are spread is a parameter of devlink. It is a matter of a whole life: when another
-//! one is set, the present life ends in the same way and one with that begins.
+//! one is set, the present life ends in the same way, with the same moment to let go, and one with that begins.
+//! Where none does, the parameter is what it was before, and the device is tried again with that.
 
 use crate::{
     bars::{
@@ -61,7 +62,9 @@ use kernel::{
         Mutex, //
     },
     time::{
+        delay::fsleep,
         msecs_to_jiffies,
+        Delta,
         Instant,
         Monotonic, //
     },
@@ -290,6 +293,17 @@ impl Exchange {
         self.verdict = None;
     }
 
+    /// A life has begun in place of one that worked: there is nothing for devlink to count.
+    fn renews(&mut self, life: u32) {
+        self.begins(life);
+        self.counts(life);
+    }
+
+    /// devlink has counted the lives up to this one, or is not to.
+    fn counts(&mut self, life: u32) {
+        self.counted = self.counted.max(life);
+    }
+
     /// It has failed.
     fn fails(&mut self) {
         self.failed = true;
@@ -299,7 +313,7 @@ impl Exchange {
     /// his answer by then, and devlink acted on it, or he never does.
     fn standing(&mut self) -> Standing {
         let recovered = self.life.saturating_sub(self.counted);
-        self.counted = self.counted.max(self.life);
+        self.counts(self.life);
         Standing {
             // What is about to be reported is news, so that devlink has to take the device for healthy
             // before.
@@ -348,16 +362,12 @@ impl Exchange {
         self.answer = answer;
     }
 
-    /// The answer to a question, if there is one: devlink counts the life of which that tells.
-    fn take_answer(&mut self, question: u64) -> Option<Result<(), Refusal>> {
+    /// The answer to a question, if there is one.
+    fn take_answer(&self, question: u64) -> Option<Result<u32, Refusal>> {
         if self.closed {
             return Some(Err(LET_GO));
         }
-        (self.answered >= question).then(|| {
-            self.answer.map(|life| {
-                self.counted = self.counted.max(life);
-            })
-        })
+        (self.answered >= question).then_some(self.answer)
     }
 }
 
@@ -414,6 +424,9 @@ struct Current {
 struct Spreading {
     /// What was set last.
     layout: Layout,
+    /// What it is again where no life begins with that: what it was when the last one did. `None` where that is
+    /// the same.
+    before: Option<Layout>,
     /// Whether the device of the last life has a vector map.
     has_table: bool,
 }
@@ -422,6 +435,7 @@ impl Spreading {
     const fn new() -> Self {
         Self {
             layout: vector_map::DEFAULT,
+            before: None,
             has_table: false,
         }
     }
@@ -435,14 +449,34 @@ impl Spreading {
         }
     }
 
-    /// Sets it; gives what it was.
-    fn set(&mut self, name: &[u8]) -> Result<Layout, Refusal> {
+    /// Sets it.
+    fn set(&mut self, name: &[u8]) -> Result<(), Refusal> {
         let layout = Layout::parse(name).ok_or(NO_LAYOUT)?;
         if layout != vector_map::DEFAULT && !self.has_table {
             let why = c"the device has no vector map";
             return Err(Refusal::new(errno::eopnotsupp(), why));
         }
-        Ok(core::mem::replace(&mut self.layout, layout))
+        let before = self.before.unwrap_or(self.layout);
+        self.layout = layout;
+        self.before = (before != layout).then_some(before);
+        Ok(())
+    }
+
+    /// A life has begun, with that layout.
+    fn begins(&mut self, layout: Layout) {
+        // Somebody may have set another one meanwhile, which is tried next.
+        self.before = (layout != self.of_life()).then_some(layout);
+    }
+
+    /// No life has begun with `layout`: gives whether it is as before now. What somebody has set meanwhile stays,
+    /// and is tried next.
+    fn take_back(&mut self, layout: Layout) -> bool {
+        if self.layout != layout {
+            return false;
+        }
+        let before = self.before.take();
+        self.layout = before.unwrap_or(layout);
+        before.is_some()
     }
 }
 
@@ -717,8 +751,8 @@ impl Recovery {
         }
     }
 
-    /// Ends the life of a device that failed or is to be another, and begins one, unless nothing stopped it and
-    /// nobody `asked` for that. Sleeps.
+    /// Ends the life of a device that failed or is to have another layout, and begins one, unless nothing stopped
+    /// it and nobody `asked` for that. Sleeps.
     fn attempt(self: &Arc<Self>, asked: bool) -> (Outcome, Result) {
         let mut lives = self.lives.lock();
         let lives = &mut *lives;
@@ -746,6 +780,7 @@ impl Recovery {
         self.note(&life);
         match life {
             Ok(life) => {
+                self.spreading.lock().begins(life.layout());
                 lives.life = Some(life);
                 (Outcome::Began, Ok(()))
             }
@@ -795,8 +830,8 @@ impl Recovery {
         self.answered.notify_all();
     }
 
-    /// Asks for an attempt, and waits for its end. Sleeps.
-    fn ask(self: &Arc<Self>) -> Result<(), Refusal> {
+    /// Asks for an attempt, and waits for its end; gives the life that there is then. Sleeps.
+    fn ask(self: &Arc<Self>) -> Result<u32, Refusal> {
         let mut exchange = self.exchange.lock();
         let question = exchange.ask()?;
         self.wake();
@@ -827,38 +862,77 @@ impl Recovery {
         drop(self.talk_queue.enqueue::<_, TALK>(self.clone()));
     }
 
-    /// Tries, because somebody asked that question or because it is time. Gives what is to be done then.
-    fn try_again(self: &Arc<Self>, question: Option<u64>) -> Step {
+    /// Has who uses a device that works let go of it, as where it fails: they come back to the next one, which
+    /// those may not do whose device is taken from them ([`WAITS`]). Sleeps, where there is anybody.
+    fn let_go(&self) {
+        let hw = {
+            let lives = self.lives.lock();
+            lives.life.as_ref().map(|life| life.hw().clone())
+        };
+        let Some(hw) = hw else {
+            return;
+        };
+        let in_use = hw.is_in_use();
+        hw.fail_for_renewal();
+        if in_use {
+            fsleep(Delta::from_millis(WAITS[0].into()));
+        }
+    }
+
+    /// Tries, because somebody asked that question or because it is time; `renewal` where the device worked and
+    /// is to have another layout. Gives what is to be done then.
+    fn try_again(self: &Arc<Self>, question: Option<u64>, renewal: bool) -> Step {
+        self.counts.lock().trying = true;
+        if renewal {
+            self.let_go();
+        }
+        let layout = self.spreading.lock().layout;
         if self.current.lock().held {
+            self.counts.lock().trying = false;
             // Whoever holds it has it looked after when that is over.
             if let Some(question) = question {
+                self.spreading.lock().take_back(layout);
                 self.answer(question, Err(HELD));
             }
             return Step::Nothing;
         }
-        self.counts.lock().trying = true;
         let (outcome, result) = self.attempt(question.is_some());
         self.counts.lock().trying = false;
         match result {
+            Ok(()) if renewal => dev_info!(self.pdev, "device has another vector map\n"),
             Ok(()) => dev_info!(self.pdev, "device works again\n"),
             Err(error) => dev_err!(self.pdev, "device does not come back: {:?}\n", error),
         }
+        // Here, as who set it may not wait for this any more.
+        let taken_back = result.is_err() && self.spreading.lock().take_back(layout);
+        if taken_back {
+            dev_err!(self.pdev, "vector map is as before\n");
+        }
         let (step, life) = {
             let mut plan = self.plan.lock();
-            let step = plan.ended(outcome, question.is_some(), self.now());
-            (step, plan.life)
+            // With another layout it is another attempt than that which was asked for.
+            let asked = question.is_some() && !taken_back;
+            (plan.ended(outcome, asked, self.now()), plan.life)
         };
-        if result.is_ok() {
-            self.exchange.lock().begins(life);
-        } else {
-            // It may have worked before it was to be another, and devlink is to know that it can be recovered.
-            self.exchange.lock().fails();
-            self.tell();
+        match result {
+            Ok(()) if renewal => self.exchange.lock().renews(life),
+            Ok(()) => self.exchange.lock().begins(life),
+            Err(_) => {
+                if renewal {
+                    self.counts.lock().cause = Some(Cause::Renewal);
+                }
+                // It may have worked before, and devlink is to know that it can be recovered.
+                self.exchange.lock().fails();
+                self.tell();
+            }
         }
         if let Some(question) = question {
             let answer = result.map_err(|error| match outcome {
                 Outcome::Interrupted => HELD,
                 Outcome::Unstoppable => Refusal::new(error, c"the device cannot be stopped"),
+                _ if taken_back => {
+                    Refusal::new(error, c"the device does not start with it, see the log")
+                }
                 _ => Refusal::new(error, c"the device does not start, see the log"),
             });
             self.answer(question, answer.map(|()| life));
@@ -872,9 +946,9 @@ impl Recovery {
     }
 
     /// Does what is to be done. Sleeps.
-    fn act(self: &Arc<Self>, step: Step, question: Option<u64>) {
+    fn act(self: &Arc<Self>, step: Step, question: Option<u64>, renewal: bool) {
         let step = match step {
-            Step::Attempt => self.try_again(question),
+            Step::Attempt => self.try_again(question, renewal),
             step => step,
         };
         match step {
@@ -912,9 +986,8 @@ impl WorkItem for Recovery {
             Ok(as_wanted) => {
                 match question {
                     Some(question) if !as_wanted => {
-                        dev_info!(this.pdev, "device begins anew, with another vector map\n");
                         let step = this.plan.lock().step(true, None, this.now());
-                        this.act(step, Some(question));
+                        this.act(step, Some(question), true);
                         return;
                     }
                     Some(question) => {
@@ -939,7 +1012,7 @@ impl WorkItem for Recovery {
             this.exchange.lock().fails();
             this.tell();
         }
-        this.act(step, question);
+        this.act(step, question, false);
     }
 }
 
@@ -970,24 +1043,14 @@ impl Parameter for Recovery {
     }
 
     fn get(&self) -> &'static CStr {
-        self.spreading.lock().layout.name()
+        self.spreading.lock().of_life().name()
     }
 
     fn set(this: ArcBorrow<'_, Self>, value: &CStr) -> Result<(), Refusal> {
         let this = Arc::<Self>::from(this);
-        let before = this.spreading.lock().set(value.to_bytes())?;
-        let answer = this.ask();
-        match answer {
-            Ok(()) => {}
-            // It goes on, with what was set.
-            Err(refusal) if [LATE, GONE, LET_GO].contains(&refusal) => {}
-            Err(_) => {
-                this.spreading.lock().layout = before;
-                // As it was is better than not at all. Who asked is told why it is not as he wants it.
-                let _ = this.ask();
-            }
-        }
-        answer
+        this.spreading.lock().set(value.to_bytes())?;
+        // Where nobody waits for the answer, it goes on with what was set.
+        this.ask().map(|_| ())
     }
 }
 
@@ -995,7 +1058,11 @@ impl HealthReporter for Recovery {
     const NAME: &'static CStr = c"fatal";
 
     fn recover(this: ArcBorrow<'_, Self>) -> Result<(), Refusal> {
-        Arc::<Self>::from(this).ask()
+        let this = Arc::<Self>::from(this);
+        let life = this.ask()?;
+        // devlink does so by itself, when it gets the answer.
+        this.exchange.lock().counts(life);
+        Ok(())
     }
 
     fn diagnose(&self, diagnosis: &mut Diagnosis<'_>) {
@@ -1007,8 +1074,8 @@ impl HealthReporter for Recovery {
         diagnosis.text(
             c"state",
             match phase {
-                Phase::Working => c"working",
                 _ if trying => c"being tried",
+                Phase::Working => c"working",
                 Phase::Reported | Phase::Waiting { .. } => c"coming back",
                 Phase::Stays => c"failed",
             },
@@ -1049,17 +1116,102 @@ mod tests {
         refused(&mut spreading, b"one/two", EINVAL);
         // Without a table all is as always.
         refused(&mut spreading, b"one/cpu", errno::eopnotsupp());
-        assert_eq!(spreading.set(b"cpu/cpu"), Ok(vector_map::DEFAULT));
+        assert_eq!(spreading.set(b"cpu/cpu"), Ok(()));
         spreading.has_table = true;
         refused(&mut spreading, b"one/two", EINVAL);
-        assert_eq!(spreading.set(b"one/cpu"), Ok(vector_map::DEFAULT));
+        assert_eq!(spreading.set(b"one/cpu"), Ok(()));
         let layout = spreading.layout;
         assert_eq!(layout.name().to_bytes(), b"one/cpu");
         assert_eq!(spreading.of_life(), layout);
-        assert_eq!(spreading.set(b"one/one"), Ok(layout));
-        // A device that comes back without it.
+        // A device that comes back without it has what it can, and that does not count as what it was before.
         spreading.has_table = false;
         assert_eq!(spreading.of_life(), vector_map::DEFAULT);
+        spreading.begins(vector_map::DEFAULT);
+        assert!(!spreading.take_back(layout));
+        spreading.has_table = true;
+        assert_eq!(spreading.of_life(), layout);
+    }
+
+    /// A parameter with which a life has begun, and that layout.
+    fn spreading(name: &[u8]) -> Result<(Spreading, Layout)> {
+        let layout = Layout::parse(name).ok_or(EINVAL)?;
+        let mut spreading = Spreading {
+            has_table: true,
+            ..Spreading::new()
+        };
+        assert_eq!(spreading.set(name), Ok(()));
+        spreading.begins(layout);
+        assert_eq!(spreading.before, None);
+        Ok((spreading, layout))
+    }
+
+    #[test]
+    fn a_layout_with_which_no_life_begins_is_what_the_last_one_had() -> Result {
+        let (mut spreading, one) = spreading(b"one/cpu")?;
+        // Nothing is new, and nothing to take back.
+        assert!(!spreading.take_back(one));
+        assert_eq!(spreading.set(b"one/cpu"), Ok(()));
+        assert!(!spreading.take_back(one));
+        assert_eq!(spreading.layout, one);
+        assert_eq!(spreading.set(b"one/one"), Ok(()));
+        let two = spreading.layout;
+        assert!(spreading.take_back(two));
+        assert_eq!(spreading.layout, one);
+        // Once: the next failure is not for that.
+        assert!(!spreading.take_back(one));
+        // What a life has begun with stays.
+        assert_eq!(spreading.set(b"one/one"), Ok(()));
+        spreading.begins(two);
+        assert!(!spreading.take_back(two));
+        assert_eq!(spreading.layout, two);
+        Ok(())
+    }
+
+    #[test]
+    fn who_sets_a_layout_while_another_is_tried_has_it_tried() -> Result {
+        let (mut spreading, one) = spreading(b"one/cpu")?;
+        assert_eq!(spreading.set(b"one/one"), Ok(()));
+        let two = spreading.layout;
+        // Nobody waits for that, and another one is set before it fails.
+        assert_eq!(spreading.set(b"function/cpu"), Ok(()));
+        let three = spreading.layout;
+        assert!(!spreading.take_back(two));
+        assert_eq!(spreading.layout, three);
+        // That fails too: neither is what it was before.
+        assert!(spreading.take_back(three));
+        assert_eq!(spreading.layout, one);
+        // The first one succeeds, and is what it was before the second.
+        assert_eq!(spreading.set(b"one/one"), Ok(()));
+        assert_eq!(spreading.set(b"function/cpu"), Ok(()));
+        spreading.begins(two);
+        assert_eq!(spreading.layout, three);
+        assert!(spreading.take_back(three));
+        assert_eq!(spreading.layout, two);
+        // And who sets what it was before has nothing taken back.
+        assert_eq!(spreading.set(b"one/cpu"), Ok(()));
+        assert_eq!(spreading.set(b"one/one"), Ok(()));
+        assert!(!spreading.take_back(two));
+        assert_eq!(spreading.layout, two);
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_whose_layout_was_taken_back_is_tried_as_one_that_failed() {
+        let mut plan = begun(0);
+        assert_eq!(plan.step(true, None, 7), Step::Attempt);
+        // Not as an attempt that was asked for.
+        assert_eq!(
+            plan.ended(Outcome::Failed, false, 7),
+            Step::Planned(WAITS[0])
+        );
+        let due = 7 + u64::from(WAITS[0]);
+        // Whatever devlink says of the failure that it was told of.
+        assert_eq!(
+            plan.step(false, verdict(1, !WANTED), 8),
+            Step::Wait(WAITS[0] - 1)
+        );
+        assert_eq!(plan.step(false, None, due), Step::Attempt);
+        assert_eq!(plan.ended(Outcome::Began, false, due), Step::Nothing);
     }
 
     fn verdict(life: u32, wanted: bool) -> Option<Verdict> {
@@ -1290,7 +1442,8 @@ mod tests {
         assert_eq!(exchange.question(), None);
         // That life fails as well, before he has his answer.
         exchange.fails();
-        assert_eq!(exchange.take_answer(question), Some(Ok(())));
+        assert_eq!(exchange.take_answer(question), Some(Ok(2)));
+        exchange.counts(2);
         // devlink counted that one by itself, and the failure is news.
         assert_eq!(exchange.standing(), HEALTHY);
         assert_eq!(exchange.take_report(), Some(2));
@@ -1312,6 +1465,22 @@ mod tests {
         assert_eq!(exchange.question(), Some(next));
         exchange.answer(next, Err(HELD));
         assert_eq!(exchange.take_answer(next), Some(Err(HELD)));
+    }
+
+    #[test]
+    fn a_device_that_worked_and_begins_anew_is_not_counted_whoever_waits() {
+        let mut exchange = exchange();
+        let question = exchange.ask().unwrap_or(0);
+        exchange.renews(2);
+        exchange.answer(question, Ok(2));
+        assert_eq!(exchange.standing(), HEALTHY);
+        // One that failed before is, also where somebody set a layout.
+        exchange.fails();
+        let question = exchange.ask().unwrap_or(0);
+        exchange.begins(3);
+        exchange.answer(question, Ok(3));
+        assert_eq!(exchange.take_answer(question), Some(Ok(3)));
+        assert_eq!(exchange.standing().recovered, 1);
     }
 
     #[test]
