@@ -14,8 +14,8 @@ pub enum Section {
     Device,
     /// Event queues: ring, message, events and interrupts so far
     Eqs,
-    /// Completion handlers: the event queues that completion queues are spread over, with the
-    /// processors their interrupts go to
+    /// Completion handlers, which completion queues are spread over: the event queue and the processors of
+    /// the interrupt that each has for receives
     Handlers,
     /// Completion queues
     Cqs,
@@ -65,7 +65,7 @@ impl Section {
         Ok(match self {
             Self::Device => identity(device)?,
             Self::Eqs => rows(event_queues(device)?),
-            Self::Handlers => rows(handlers(event_queues(device)?)),
+            Self::Handlers => rows(handlers(device)?),
             Self::Cqs => rows(owned(
                 device.table("cqs")?,
                 "cqn",
@@ -202,8 +202,59 @@ fn event_queues(device: &Device<'_>) -> Result<Rows> {
     Ok(queues)
 }
 
-/// The completion handlers among the event queues, numbered as completion vectors are.
-fn handlers(queues: Rows) -> Rows {
+/// The row of the vector map by which a handler is known: who waits for an event nearly always waits for
+/// receives.
+const MAIN_PART: &str = "ReceiveCompletions";
+
+/// The completion handlers, numbered as completion vectors are.
+///
+/// Which event queues and which interrupt each has is in the vector map: several may share them, and one may have
+/// two event queues, of which one of low latency is enough. Without a map each event queue of completions is a
+/// handler.
+fn handlers(device: &Device<'_>) -> Result<Rows> {
+    let queues = event_queues(device)?;
+    let Ok(map) = device.table("vector_map") else {
+        return Ok(queues_as_handlers(queues));
+    };
+    let at: Vec<u64> = device
+        .table("cqs")?
+        .iter()
+        .filter_map(|row| row.get("handler").and_then(Value::as_u64))
+        .collect();
+    let queue = |entry: &Map<String, Value>| {
+        let eqn = number(entry, "eqn");
+        queues.iter().find(move |row| number(row, "eqn") == eqn)
+    };
+    let main = map
+        .iter()
+        .filter(|entry| entry.get("part").is_some_and(|part| part == MAIN_PART));
+    let handlers = main.filter_map(|entry| {
+        let handler = number(entry, "handler");
+        let mut row = queue(entry)?.clone();
+        let mut set = |name: &str, value: Value| row.insert(name.to_owned(), value);
+        set("handler", handler.into());
+        for name in ["message", "irq"] {
+            set(name, number(entry, name).into());
+        }
+        set("cpus", json!(device.processors(number(entry, "irq"))));
+        set("cqs", at.iter().filter(|at| **at == handler).count().into());
+        let mut parts = map
+            .iter()
+            .filter(|entry| number(entry, "handler") == handler)
+            .filter_map(queue);
+        if parts.any(|row| {
+            row.get("priority")
+                .is_some_and(|word| word == "low-latency")
+        }) {
+            set("priority", "low-latency".into());
+        }
+        Some(row)
+    });
+    Ok(handlers.collect())
+}
+
+/// The completion handlers among the event queues, of a driver that has no vector map.
+fn queues_as_handlers(queues: Rows) -> Rows {
     let mut handlers: Rows = queues
         .into_iter()
         .filter(|row| row.get("kind").is_some_and(|kind| kind == "completion"))
@@ -361,6 +412,64 @@ mod tests {
         for section in Section::ALL {
             assert!(!section.text(&found[section.name()]).is_empty());
         }
+    }
+
+    #[test]
+    fn handlers_are_those_of_the_vector_map_where_there_is_one() {
+        let files = machine();
+        let eqs = "eqn message irq entries read_index events interrupts cqs priority\n\
+                   0 0 24 256 9 9 9 0 bulk\n1 1 25 256 0 0 0 0 bulk\n";
+        let cqs = "cqn owner shared handler eqn entries consumed follows\n\
+                   0 kernel yes 3 2 512 7 -\n1 user no none - 64 - 1\n2 user no 3 2 64 - -\n";
+        files.write("sys/kernel/debug/ferrite0/cqs", cqs);
+        let with = |queues: &str, map: &[(&str, u64, u64, u64, u64)]| {
+            let rows = map.iter().map(|(part, handler, eqn, message, irq)| {
+                format!("{part}Completions {handler} {eqn} {message} {irq} yes\n")
+            });
+            let map = rows.fold(
+                "part handler eqn message irq mapped\n".to_owned(),
+                |map, row| map + &row,
+            );
+            files.write("sys/kernel/debug/ferrite0/eqs", &format!("{eqs}{queues}"));
+            files.write("sys/kernel/debug/ferrite0/vector_map", &map);
+            let machine = Machine::new(&files.0);
+            let device = machine.device(None).unwrap();
+            Section::Handlers.read(&device).unwrap()
+        };
+        // One event queue for four handlers, with an interrupt each.
+        let map: Vec<_> = ["Send", "Receive"]
+            .into_iter()
+            .flat_map(|part| {
+                (0..4).map(move |handler| (part, handler, 2, 2 + handler, 26 + handler))
+            })
+            .collect();
+        let found = with("2 2 26 4096 4 4 3 2 bulk\n", &map);
+        let of = |name: &str| -> Vec<Value> {
+            let rows = found.as_array().unwrap().iter();
+            rows.map(|row| row[name].clone()).collect()
+        };
+        assert_eq!(of("handler"), [0, 1, 2, 3]);
+        assert_eq!(of("eqn"), [2, 2, 2, 2]);
+        assert_eq!(of("irq"), [26, 27, 28, 29]);
+        assert_eq!(
+            of("cpus"),
+            [json!("0"), json!("0-1"), json!(null), json!(null)]
+        );
+        assert_eq!(of("cqs"), [0, 0, 0, 2]);
+        // Two for each of two handlers: known by that of receives, and of low latency by either.
+        let queues = "2 2 26 4096 4 4 3 2 low-latency\n3 3 27 4096 0 0 0 0 bulk\n\
+                      4 2 26 4096 7 7 3 2 bulk\n5 3 27 4096 0 0 0 0 bulk\n";
+        let map = [
+            ("Send", 0, 2, 2, 26),
+            ("Send", 1, 3, 3, 27),
+            ("Receive", 0, 4, 2, 26),
+            ("Receive", 1, 5, 3, 27),
+        ];
+        let found = with(queues, &map);
+        assert_eq!(found.as_array().unwrap().len(), 2);
+        assert_eq!(found[0]["eqn"], 4);
+        assert_eq!(found[0]["priority"], "low-latency");
+        assert_eq!(found[1]["priority"], "bulk");
     }
 
     #[test]

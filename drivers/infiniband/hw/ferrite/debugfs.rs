@@ -124,17 +124,26 @@ impl Writer for InterruptMode {
 }
 
 /// Where events of completion queues go, by what completes and by completion vector.
-struct VectorMap(Arc<Table>);
+struct VectorMap {
+    table: Arc<Table>,
+    /// The Linux interrupt number of each vector.
+    irqs: KVec<u32>,
+}
 
 impl Writer for VectorMap {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "part handler eqn message mapped")?;
+        writeln!(f, "part handler eqn message irq mapped")?;
         for (part, row) in PARTS.iter().enumerate() {
-            for handler in 0..self.0.columns() {
-                let (eqn, message) = self.0.at(part, handler);
-                let mapped = self.0.destination(handler).eqn == abi::EQ_MAPPED;
+            for handler in 0..self.table.columns() {
+                let (eqn, message) = self.table.at(part, handler);
+                let irq = self.irqs.get(usize::from(message)).copied().unwrap_or(0);
+                let mapped = self.table.destination(handler).eqn == abi::EQ_MAPPED;
                 let mapped = if mapped { "yes" } else { "no" };
-                writeln!(f, "{:?} {} {} {} {}", row, handler, eqn, message, mapped)?;
+                writeln!(
+                    f,
+                    "{:?} {} {} {} {} {}",
+                    row, handler, eqn, message, irq, mapped
+                )?;
             }
         }
         Ok(())
@@ -393,6 +402,14 @@ impl DebugFiles {
             offered: ferrite.has(abi::FEATURE_EQ_CONTROL),
         };
         let (kind, vectors) = interrupts.kind();
+        let mut irqs = KVec::with_capacity(vectors as usize, GFP_KERNEL)?;
+        for vector in 0..vectors {
+            irqs.push(interrupts.irq(vector as u16)?, GFP_KERNEL)?;
+        }
+        let vector_map = VectorMap {
+            table: interrupts.table()?.clone(),
+            irqs,
+        };
         let mode = InterruptMode {
             kind,
             vectors,
@@ -426,10 +443,7 @@ impl DebugFiles {
                 GFP_KERNEL,
             )?,
             _vector_map: KBox::pin_init(
-                dir.read_only_file(
-                    c"vector_map",
-                    Ok::<_, Error>(VectorMap(interrupts.table()?.clone())),
-                ),
+                dir.read_only_file(c"vector_map", Ok::<_, Error>(vector_map)),
                 GFP_KERNEL,
             )?,
             _completion_queues: KBox::pin_init(

@@ -127,7 +127,7 @@ fn table(vm: &Vm) -> Result<Vec<Entry>> {
     text.lines()
         .map(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let [_part, handler, eqn, vector, _mapped] = words[..] else {
+            let [_part, handler, eqn, vector, _irq, _mapped] = words[..] else {
                 bail!("no entry: {line}");
             };
             Ok(Entry {
@@ -215,6 +215,19 @@ fn serves(vm: &Vm, table: &[Entry], handler: usize, pin: bool) -> Result<()> {
     bail!("handler {handler}: {queues:?} by {vectors:?} expected, seen {seen:?}; {table:?}")
 }
 
+/// The numbers of the handlers that `ferritectl show handlers` has.
+fn rows_of_handlers(shown: &Value) -> Result<Vec<usize>> {
+    let rows = shown["handlers"].as_array();
+    let rows = rows
+        .with_context(|| format!("no handlers: {shown}"))?
+        .iter();
+    rows.map(|row| {
+        let number = row["handler"].as_u64().context("no number")?;
+        Ok(number as usize)
+    })
+    .collect()
+}
+
 fn layout_serves(cluster: &Cluster, layout: &(&str, Count, Option<Count>)) -> Result<()> {
     let (one, two) = cluster.two()?;
     let (name, queues, vectors) = layout;
@@ -229,6 +242,13 @@ fn layout_serves(cluster: &Cluster, layout: &(&str, Count, Option<Count>)) -> Re
     let expected = vectors.map_or(1, |vectors| vectors(processors));
     ensure!(of(|entry| entry.vector) == expected, "{table:?}");
     let last = table.iter().map(|entry| entry.handler).max();
+    // Who numbers them takes the numbers from there.
+    let shown: Value = serde_json::from_str(&one.sh("ferritectl --json show handlers")?)?;
+    let shown: Vec<_> = rows_of_handlers(&shown)?;
+    ensure!(
+        shown.iter().copied().eq(0..=last.context("no entry")?),
+        "handlers {shown:?} are shown of {table:?}"
+    );
     let running = Endless::start_by(one, "", two)?;
     let served = serves(one, &table, 0, pin)
         .and_then(|()| serves(one, &table, last.context("no entry")?, pin));
