@@ -70,6 +70,23 @@ for kind in failslab fail_page_alloc; do
     echo $end >$kind/require-end
 done";
 
+/// Lets the next life of the device fail for want of memory, and none after that.
+pub fn fail_next_life(vm: &Vm) -> Result<()> {
+    // Of the driver's functions by address, the one that begins a life, and that after it.
+    vm.sh(&format!(
+        "{ALL_KINDS}
+         read start end <<<\"$(grep '\\[ferrite\\]$' /proc/kallsyms | sort |
+             awk '$3 ~ /4Life5begin$/ {{ start = $1; next }}
+                  start && $1 != start {{ print \"0x\" start, \"0x\" $1; exit }}')\"
+         [ -n \"$end\" ]
+         echo $start >failslab/require-start
+         echo $end >failslab/require-end
+         echo 1 >failslab/times
+         echo 100 >failslab/probability"
+    ))?;
+    Ok(())
+}
+
 /// What counts as an allocation that can fail: all of the kernel's where there is time.
 fn choose(vm: &Vm, thorough: bool) -> Result<()> {
     let which = if thorough { "" } else { OF_THE_DRIVER };
@@ -105,7 +122,7 @@ fn faults(vm: &Vm) -> Result<u64> {
 }
 
 /// Fails all that the driver's work items ask for, and nothing of what programs do.
-pub(super) fn fail_work_items(vm: &Vm) -> Result<()> {
+pub fn fail_work_items(vm: &Vm) -> Result<()> {
     vm.sh(&format!(
         "{ALL_KINDS}{OF_THE_DRIVER}
          echo 0 >fail_page_alloc/min-order
@@ -123,7 +140,7 @@ pub(super) fn fail_work_items(vm: &Vm) -> Result<()> {
 }
 
 /// Everything as it was.
-pub(super) fn fail_no_more(vm: &Vm) -> Result<()> {
+pub fn fail_no_more(vm: &Vm) -> Result<()> {
     vm.sh("set -e
          cd /sys/kernel/debug
          for kind in failslab fail_page_alloc; do

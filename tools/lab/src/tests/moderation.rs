@@ -55,7 +55,7 @@ impl Sample {
 }
 
 /// Sets whether moderation adapts to the traffic.
-fn set_adaptive(vm: &Vm, adaptive: bool) -> Result<()> {
+pub fn set_adaptive(vm: &Vm, adaptive: bool) -> Result<()> {
     let word = if adaptive { "on" } else { "off" };
     vm.sh(&format!(
         "set -e

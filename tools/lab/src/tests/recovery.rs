@@ -10,7 +10,7 @@ use super::driver::{
     bind, bind_anew, ended_well, leave_failed, program_in_the_middle, unbind, PATIENCE, REPORTERS,
 };
 use super::misbehaviour::{behave, commands_given, misbehave, pinned, reset, wait_for_commands};
-use super::{nothing_left, nvme, still_works, wait_active, VmTest};
+use super::{nothing_left, nvme, still_works, vector_map, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
 use crate::shell::LOAD_DRIVER;
@@ -63,10 +63,16 @@ pub const LONG: &[VmTest] = &[
 ];
 
 /// On the stock kernel: the locks of the kernel's NVMe target are not as lockdep wants them.
-pub const STOCK: &[VmTest] = &[VmTest::new(
-    "an NVMe initiator and a target find a device again that came back",
-    nvme_returns,
-)];
+pub const STOCK: &[VmTest] = &[
+    VmTest::new(
+        "an NVMe initiator and a target find a device again that came back",
+        nvme_returns,
+    ),
+    VmTest::new(
+        "an NVMe initiator and a target find a device again that has another vector map",
+        nvme_finds_another_layout,
+    ),
+];
 
 /// The device is gone after them, or what it knows is leaked on purpose.
 pub const REMOVAL: &[VmTest] = &[
@@ -284,16 +290,30 @@ fn connect_for_good(vm: &Vm, target: &Vm) -> Result<()> {
 const READ_DISK: &str = "dd if=/dev/nvme0n1 of=/dev/null bs=64k count=16 iflag=direct";
 
 fn nvme_returns(cluster: &Cluster) -> Result<()> {
+    nvme_finds_it_again(cluster, |one, count| {
+        fatal(cluster)?;
+        wait_back(one, count)
+    })
+}
+
+fn nvme_finds_another_layout(cluster: &Cluster) -> Result<()> {
+    nvme_finds_it_again(cluster, |one, count| {
+        vector_map::set(one, "one/cpu")?;
+        ensure!(lives(one)? == count + 1, "{} lives", lives(one)?);
+        Ok(())
+    })
+}
+
+/// The device of the first machine begins anew by `renew`, which is given how many lives it had, under an initiator
+/// and under a target.
+fn nvme_finds_it_again(cluster: &Cluster, renew: impl Fn(&Vm, u64) -> Result<()>) -> Result<()> {
     let (one, two) = cluster.two()?;
-    // The device fails under the initiator, and then under the target.
     for (initiator, target) in [(one, two), (two, one)] {
         bind_anew(one)?;
         nvme::serve(target)?;
         connect_for_good(initiator, target)?;
         initiator.sh(READ_DISK)?;
-        let count = lives(one)?;
-        fatal(cluster)?;
-        wait_back(one, count)?;
+        renew(one, lives(one)?)?;
         if target.name() == one.name() {
             nvme::listen_again(target)?;
         }

@@ -8,8 +8,10 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 
+use super::allocations::{fail_next_life, fail_no_more};
 use super::driver::{bind_anew, ended_well, leave_failed, program_in_the_middle};
 use super::driver::{PATIENCE, REPORTERS};
+use super::moderation::set_adaptive;
 use super::moving::{queue_of, Endless};
 use super::recovery::{fatal, lives, recover_again, wait_back, wait_left_alone};
 use super::{nothing_left, still_works, wait_active, VmTest};
@@ -17,10 +19,16 @@ use crate::cluster::Cluster;
 use crate::vm::Vm;
 
 /// On machines of which the first has as many vectors as any layout is good for. They are left as they were.
-pub const LAYOUTS: &[VmTest] = &[VmTest::new(
-    "in each layout events come to the queue and by the vector that it says",
-    each_layout,
-)];
+pub const LAYOUTS: &[VmTest] = &[
+    VmTest::new(
+        "in each layout events come to the queue and by the vector that it says",
+        each_layout,
+    ),
+    VmTest::new(
+        "moderation of an event queue adapts by whichever of its vectors it interrupts",
+        moderated,
+    ),
+];
 
 /// On any.
 pub const CHANGES: &[VmTest] = &[
@@ -32,6 +40,10 @@ pub const CHANGES: &[VmTest] = &[
     VmTest::new(
         "a layout stays when the device fails, and brings one back that stayed failed",
         after_failures,
+    ),
+    VmTest::new(
+        "a layout with which the device does not start is taken back, whether or not somebody waits",
+        does_not_start,
     ),
 ];
 
@@ -94,7 +106,7 @@ fn setting(layout: &str) -> String {
 }
 
 /// Sets a layout, and waits until the device can be used.
-fn set(vm: &Vm, layout: &str) -> Result<()> {
+pub fn set(vm: &Vm, layout: &str) -> Result<()> {
     vm.sh_in(&setting(layout), PATIENCE)
         .with_context(|| format!("{layout} cannot be set"))?;
     ensure!(get(vm)? == layout, "{} was set to {layout}", get(vm)?);
@@ -274,9 +286,11 @@ fn each_layout(cluster: &Cluster) -> Result<()> {
 fn few_vectors(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     for (layout, ..) in &ALL {
-        for vm in [one, two] {
-            set(vm, layout)?;
-        }
+        // Both at a time.
+        let other = two.spawn(&setting(layout), PATIENCE)?;
+        set(one, layout)?;
+        other.success()?;
+        wait_active(two)?;
         crate::traffic::pingpong(one, two, 4096, 100, true).with_context(|| *layout)?;
     }
     for vm in [one, two] {
@@ -284,6 +298,35 @@ fn few_vectors(cluster: &Cluster) -> Result<()> {
         nothing_left(vm)?;
     }
     still_works(cluster)
+}
+
+/// For how many microseconds the event queue of completions in layout `one/cpu` puts its interrupts off.
+const MODERATION: &str = "moderation() { awk '
+    NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"moderation_us\") column = i }
+    $1 == 2 { print $column }' /sys/kernel/debug/ferrite0/eqs; }";
+
+fn moderated(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    set(one, "one/cpu")?;
+    set_adaptive(one, true)?;
+    let running = Endless::start_by(one, "", two)?;
+    let adapted: Result<()> = (|| {
+        // Not by the vector that the queue has itself, which is the first one.
+        let cqn = queue_of(one, "ibv_rc_pingpong")?["cqn"].clone();
+        one.sh(&format!("ferritectl cq move {cqn} 3"))?;
+        // Each answer is waited for, so that more of it is found to be worse and is taken back: at some moment it
+        // is there.
+        let any = "for n in {1..50}; do [ $(moderation) -gt 0 ] && exit; done; exit 1";
+        one.wait_for(&format!("{MODERATION}; {any}"), PATIENCE)
+            .context("it does not adapt")?;
+        set_adaptive(one, false)?;
+        one.wait_for(&format!("{MODERATION}; [ $(moderation) = 0 ]"), PATIENCE)
+            .context("it is put off for ever")
+    })();
+    running.end()?;
+    set(one, DEFAULT)?;
+    adapted?;
+    nothing_left(one)
 }
 
 fn refused(cluster: &Cluster) -> Result<()> {
@@ -367,4 +410,49 @@ fn after_failures(cluster: &Cluster) -> Result<()> {
     bind_anew(one)?;
     ensure!(get(one)? == DEFAULT, "{}", get(one)?);
     still_works(cluster)
+}
+
+fn does_not_start(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    for waits in [true, false] {
+        let before = lives(one)?;
+        let program = program_in_the_middle(one)?;
+        fail_next_life(one)?;
+        // Users are given a second to let go, in which who set it is ended.
+        let end = if waits {
+            ""
+        } else {
+            "until dmesg | grep -q 'device begins anew'; do sleep 0.02; done; kill $setting"
+        };
+        let said = one.sh_in(
+            &format!(
+                "{REPORTERS}; dmesg -C
+                 devlink dev param set $reporters name vector_map value one/cpu cmode runtime 2>&1 &
+                 setting=$!
+                 {end}
+                 wait $setting; echo $?"
+            ),
+            PATIENCE,
+        )?;
+        let expected = if waits {
+            "does not start with it"
+        } else {
+            // Ended by SIGTERM.
+            "143"
+        };
+        ensure!(said.contains(expected), "{said}");
+        // The first attempt fails, and the next one is with what it was before.
+        wait_back(one, before)?;
+        fail_no_more(one)?;
+        ended_well(one, program)?;
+        ensure!(get(one)? == DEFAULT, "{}", get(one)?);
+        ensure!(lives(one)? == before + 1, "{} lives", lives(one)?);
+        nothing_left(one)?;
+        still_works(cluster)?;
+    }
+    // It is none of the layout's fault.
+    set(one, "one/cpu")?;
+    still_works(cluster)?;
+    bind_anew(one)
 }
