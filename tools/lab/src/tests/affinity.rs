@@ -89,10 +89,9 @@ fn comes_to(vm: &Vm, handler: usize, what: &str) -> Result<()> {
 
 /// The queue of the program is at `handler`, which serves it on `cpu`.
 fn served_by(vm: &Vm, handler: usize, cpu: usize, what: &str) -> Result<()> {
-    let now = queue_of(vm, PROGRAM)?;
     Served::by(handler as u64, vector(handler), cpu)
         .expect(vm, what)
-        .with_context(|| format!("the queue was {now}"))?;
+        .with_context(|| format!("the queue is {:?}", queue_of(vm, PROGRAM)))?;
     let now = queue_of(vm, PROGRAM)?;
     ensure!(now["handler"] == handler, "{what}: {now}");
     Ok(())

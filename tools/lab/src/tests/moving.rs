@@ -7,6 +7,7 @@ use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 
 use super::driver::{bind, bind_anew, unbind};
+use super::vectors::{self, TAKEN};
 use super::{basics, lifecycle, nvme, still_works, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
@@ -50,22 +51,6 @@ pub const FAILING: &[VmTest] = &[VmTest::new(
 const TIME: Duration = Duration::from_secs(60);
 const PORT: u16 = 18524;
 
-/// How often each vector of the device was taken by each processor, in the order of its table.
-fn interrupts(vm: &Vm) -> Result<Vec<Vec<u64>>> {
-    let text = vm.sh("dev=$(ls /sys/class/infiniband | head -n1)
-         for irq in $(ls /sys/class/infiniband/$dev/device/msi_irqs | sort -n); do
-             grep \"^ *$irq:\" /proc/interrupts || echo \"$irq:\"
-         done")?;
-    let cpus: usize = vm.sh("nproc")?.trim().parse()?;
-    text.lines()
-        .map(|line| {
-            let (_, counts) = line.split_once(':').context("no interrupt number")?;
-            let counts = counts.split_whitespace().take(cpus);
-            Ok(counts.filter_map(|word| word.parse().ok()).collect())
-        })
-        .collect()
-}
-
 /// What happened in a while.
 #[derive(Debug, Default, PartialEq)]
 pub struct Served {
@@ -85,20 +70,27 @@ impl Served {
     }
 
     fn look(vm: &Vm) -> Result<Self> {
-        // What is on its way to the old handler, or processor, arrives.
-        std::thread::sleep(Duration::from_millis(200));
-        let (vectors, events) = (interrupts(vm)?, events(vm)?);
-        std::thread::sleep(Duration::from_millis(400));
+        let text = vm.sh(&vectors::twice(&format!(
+            "{TAKEN} ferritectl show handlers --json"
+        )))?;
+        let sample = |text: &str| -> Result<_> {
+            let mut lines = text.lines();
+            let vectors = vectors::read(&mut lines)?;
+            let rest: Vec<&str> = lines.collect();
+            Ok((vectors, events(&rows(&rest.join("\n"), "handlers")?)?))
+        };
+        let (before, after) = vectors::halves(&text)?;
+        let ((vectors, events), (vectors_after, events_after)) = (sample(before)?, sample(after)?);
         let mut served = Self::default();
         // Vectors 0 and 1 are for commands and asynchronous events.
-        for (vector, (before, after)) in vectors.iter().zip(&interrupts(vm)?).enumerate().skip(2) {
+        for (vector, (before, after)) in vectors.iter().zip(&vectors_after).enumerate().skip(2) {
             for (cpu, (before, after)) in before.iter().zip(after).enumerate() {
                 if after > before {
                     served.vectors.push((vector, cpu));
                 }
             }
         }
-        for (handler, (before, after)) in events.iter().zip(&self::events(vm)?).enumerate() {
+        for (handler, (before, after)) in events.iter().zip(&events_after).enumerate() {
             if after > before {
                 served.handlers.push(handler as u64);
             }
@@ -120,18 +112,25 @@ impl Served {
 }
 
 /// How many events each handler has had.
-fn events(vm: &Vm) -> Result<Vec<u64>> {
-    shown(vm, "handlers")?
+fn events(handlers: &[Value]) -> Result<Vec<u64>> {
+    handlers
         .iter()
         .map(|row| row["events"].as_u64().with_context(|| format!("{row}")))
         .collect()
 }
 
-pub fn shown(vm: &Vm, section: &str) -> Result<Vec<Value>> {
-    let text = vm.sh(&format!("ferritectl show {section} --json"))?;
-    let shown: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
-    let rows = shown[section].as_array().with_context(|| text.clone())?;
+/// The rows of a section of what ferritectl says.
+fn rows(text: &str, section: &str) -> Result<Vec<Value>> {
+    let shown: Value = serde_json::from_str(text).with_context(|| text.to_owned())?;
+    let rows = shown[section].as_array().with_context(|| text.to_owned())?;
     Ok(rows.clone())
+}
+
+pub fn shown(vm: &Vm, section: &str) -> Result<Vec<Value>> {
+    rows(
+        &vm.sh(&format!("ferritectl show {section} --json"))?,
+        section,
+    )
 }
 
 /// The completion queue of a program.
@@ -190,7 +189,7 @@ fn follows(one: &Vm) -> Result<()> {
     let cqn = &queue["cqn"];
     let handlers = shown(one, "handlers")?;
     let vector = |handler: &Value| handler["eqn"].as_u64().map(|eqn| eqn as usize);
-    let vectors = interrupts(one)?.len();
+    let vectors = vectors::taken(one)?.len();
     // Where there are fewer vectors, handlers share those after the first two.
     let vector = |handler: &Value| -> Result<usize> {
         let eqn = vector(handler).context("no eqn")?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
-use super::VmTest;
+use super::{vectors, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
 use crate::traffic::{perftest, pingpong};
@@ -54,21 +54,8 @@ pub fn vectors(vectors: u16, messages: u16) -> Vec<String> {
 
 /// How often each MSI-X vector of the device has been taken, in the order of its table.
 fn interrupts(vm: &Vm) -> Result<Vec<u64>> {
-    let text = vm.sh("dev=$(ls /sys/class/infiniband | head -n1)
-         for irq in $(ls /sys/class/infiniband/$dev/device/msi_irqs | sort -n); do
-             grep \"^ *$irq:\" /proc/interrupts || echo \"$irq:\"
-         done")?;
-    let cpus: usize = vm.sh("nproc")?.trim().parse()?;
-    text.lines()
-        .map(|line| {
-            let (_, counts) = line.split_once(':').context("no interrupt number")?;
-            Ok(counts
-                .split_whitespace()
-                .take(cpus)
-                .filter_map(|word| word.parse::<u64>().ok())
-                .sum())
-        })
-        .collect()
+    let taken = vectors::taken(vm)?;
+    Ok(taken.iter().map(|by_cpu| by_cpu.iter().sum()).collect())
 }
 
 fn vectors_move_apart(cluster: &Cluster) -> Result<()> {

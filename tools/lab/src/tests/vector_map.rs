@@ -3,7 +3,6 @@
 //! of who uses the device when another one is set.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
@@ -14,6 +13,7 @@ use super::driver::{PATIENCE, REPORTERS};
 use super::moderation::set_adaptive;
 use super::moving::{queue_of, Endless};
 use super::recovery::{fatal, lives, recover_again, wait_back, wait_left_alone};
+use super::vectors::{self, Taken, TAKEN};
 use super::{nothing_left, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::vm::Vm;
@@ -151,29 +151,25 @@ fn table(vm: &Vm) -> Result<Vec<Entry>> {
         .collect()
 }
 
-/// The mode of interrupts, and how often each vector was taken by each processor, then the events of each event
-/// queue.
-fn state(vm: &Vm) -> Result<(String, Vec<Vec<u64>>, Vec<u64>)> {
-    let text = vm.sh("set -e; cd /sys/class/infiniband/ferrite0/device
-         sed -n 2p /sys/kernel/debug/ferrite0/interrupts; nproc
-         irqs=$(ls msi_irqs 2>/dev/null | sort -n); [ -n \"$irqs\" ] || irqs=$(cat irq)
-         for irq in $irqs; do grep \"^ *$irq:\" /proc/interrupts || echo \"$irq:\"; done
-         awk 'NR > 1 { print \"eq\", $6 }' /sys/kernel/debug/ferrite0/eqs")?;
+/// Shell text that says the mode of interrupts, how often each vector was taken by each processor, then the
+/// events of each event queue.
+fn states() -> String {
+    format!(
+        "{{ read -r _; read -r mode _; }} </sys/kernel/debug/ferrite0/interrupts; echo $mode
+         {TAKEN}
+         while read -r eqn _ _ _ _ events _; do
+             [ $eqn = eqn ] || echo $events
+         done </sys/kernel/debug/ferrite0/eqs"
+    )
+}
+
+/// Reads what [`states`] said.
+fn state(text: &str) -> Result<(&str, Taken, Vec<u64>)> {
     let mut lines = text.lines();
-    let mode = lines.next().and_then(|line| line.split(' ').next());
-    let mode = mode.context("no mode")?.to_owned();
-    let cpus: usize = lines.next().context("no processors")?.trim().parse()?;
-    let (mut vectors, mut events) = (Vec::new(), Vec::new());
-    for line in lines {
-        if let Some(count) = line.strip_prefix("eq ") {
-            events.push(count.trim().parse()?);
-            continue;
-        }
-        let (_, counts) = line.split_once(':').context("no interrupt number")?;
-        let counts = counts.split_whitespace().take(cpus);
-        vectors.push(counts.filter_map(|word| word.parse().ok()).collect());
-    }
-    Ok((mode, vectors, events))
+    let mode = lines.next().context("no mode")?;
+    let vectors = vectors::read(&mut lines)?;
+    let events = lines.map(|count| Ok(count.parse()?));
+    Ok((mode, vectors, events.collect::<Result<_>>()?))
 }
 
 /// What happened in a while: event queues of completions that had events, and vectors with the processors that
@@ -181,10 +177,10 @@ fn state(vm: &Vm) -> Result<(String, Vec<Vec<u64>>, Vec<u64>)> {
 type Happened = (BTreeSet<usize>, BTreeSet<(usize, usize)>);
 
 fn look(vm: &Vm) -> Result<Happened> {
-    std::thread::sleep(Duration::from_millis(200));
-    let (_, vectors, events) = state(vm)?;
-    std::thread::sleep(Duration::from_millis(400));
-    let (mode, vectors_after, events_after) = state(vm)?;
+    let text = vm.sh(&vectors::twice(&states()))?;
+    let (before, after) = vectors::halves(&text)?;
+    let (_, vectors, events) = state(before)?;
+    let (mode, vectors_after, events_after) = state(after)?;
     let first = if mode == "INTx" { 0 } else { 2 };
     let taken = vectors.iter().zip(&vectors_after).enumerate().skip(first);
     let taken = taken.flat_map(|(vector, (before, after))| {
@@ -245,7 +241,8 @@ fn layout_serves(cluster: &Cluster, layout: &(&str, Count, Option<Count>)) -> Re
     let (name, queues, vectors) = layout;
     set(one, name)?;
     let processors: usize = one.sh("nproc")?.trim().parse()?;
-    let (mode, ..) = state(one)?;
+    let text = one.sh(&states())?;
+    let (mode, ..) = state(&text)?;
     let pin = vectors.is_none();
     ensure!((mode == "INTx") == pin, "{mode}");
     let table = table(one)?;
