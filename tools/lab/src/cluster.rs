@@ -135,7 +135,8 @@ impl Options {
 pub struct Cluster {
     /// The machines.
     pub vms: Vec<Vm>,
-    devices: Mutex<Vec<Daemon>>,
+    /// None where it was taken away.
+    devices: Mutex<Vec<Option<Daemon>>>,
     fabric: Option<Daemon>,
     dir: PathBuf,
     thorough: bool,
@@ -269,7 +270,7 @@ impl Cluster {
         let mut device = Daemon::start(&format!("ferrite-device {index}"), &mut device, &log)?;
         wait_for_socket(&vfio, &mut device)?;
         wait_for_socket(&net, &mut device)?;
-        lock(&self.devices).push(device);
+        lock(&self.devices).push(Some(device));
         Ok((net, Some(vfio)))
     }
 
@@ -330,7 +331,8 @@ impl Cluster {
 
     /// The device process of the VM with this number.
     pub fn device_pid(&self, index: usize) -> Option<u32> {
-        lock(&self.devices).get(index - 1).map(Daemon::pid)
+        let devices = lock(&self.devices);
+        devices.get(index - 1)?.as_ref().map(Daemon::pid)
     }
 
     /// The fabric's process.
@@ -342,15 +344,18 @@ impl Cluster {
     /// kills: QEMU itself ends when it reads a connection reset (see `Device::hang_up`).
     pub fn remove_device(&self, index: usize) -> Result<()> {
         self.device_command(index, &serde_json::json!({"cmd": "die"}))?;
-        match lock(&self.devices).get_mut(index - 1) {
-            Some(device) => device.wait_for_end(Duration::from_secs(10)),
+        let removed = lock(&self.devices)
+            .get_mut(index - 1)
+            .and_then(Option::take);
+        match removed {
+            Some(mut device) => device.wait_for_end(Duration::from_secs(10)),
             None => Ok(()),
         }
     }
 
-    /// Fails if a device process or the fabric has ended on its own.
+    /// Fails if the fabric or the process of a device that was not taken away has ended.
     pub fn check_processes(&mut self) -> Result<()> {
-        for device in lock(&self.devices).iter_mut() {
+        for device in lock(&self.devices).iter_mut().flatten() {
             device.check_alive()?;
         }
         if let Some(fabric) = &mut self.fabric {

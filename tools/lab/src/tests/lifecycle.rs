@@ -42,8 +42,8 @@ pub const FAILING: &[VmTest] = &[
     ),
 ];
 
-/// The last one takes the device away.
-pub const REMOVAL: &[VmTest] = &[VmTest::last(
+/// Takes the device of the second machine away. The driver is not loaded afterwards.
+pub const REMOVAL: &[VmTest] = &[VmTest::new(
     "the device vanishes under traffic: errors, no hang, unload works",
     surprise_removal,
 )];
