@@ -361,7 +361,7 @@ fn tables_for_nothing(cluster: &Cluster) -> Result<()> {
 before = available()
 refused = 0
 # One address in each gigabyte, where nothing is mapped: two tables each.
-for gigabyte in range(16, 8016):
+for gigabyte in range(16, 4016):
     try:
         advise(gigabyte << 30, FLUSH)
     except Exception:
@@ -369,11 +369,11 @@ for gigabyte in range(16, 8016):
 print(refused, before - available())"
     );
     let [refused, kilobytes] = numbers_of(one, "nothing.py", &text)?;
-    if refused != 8000 {
-        bail!("{refused} of 8000 were refused");
+    if refused != 4000 {
+        bail!("{refused} of 4000 were refused");
     }
-    // Kept, they would take 64 MB.
-    if kilobytes > 24_000 + kept_when_freed(one)? {
+    // Kept, they would take 32 MB.
+    if kilobytes > 16_000 + kept_when_freed(one)? {
         bail!("{kilobytes} KB of memory are gone");
     }
     nothing_left(one)
@@ -464,15 +464,15 @@ def visit(gigabyte):
 for gigabyte in range(1024, 1034):
     visit(gigabyte)
 before = available()
-visited = sum(visit(gigabyte) for gigabyte in range(2048, 8048))
+visited = sum(visit(gigabyte) for gigabyte in range(2048, 5048))
 print(visited, before - available())"
     );
     let [visited, kilobytes] = numbers_of(one, "wanderer.py", &text)?;
-    if visited < 5_900 {
-        bail!("only {visited} of 6000 pages were visited");
+    if visited < 2_900 {
+        bail!("only {visited} of 3000 pages were visited");
     }
-    // One table for each would take 24 MB; parts that are kept without use take 12.
-    if kilobytes > 24_000 + kept_when_freed(one)? {
+    // One table for each would take 12 MB; parts that are kept without use take 6.
+    if kilobytes > 12_000 + kept_when_freed(one)? {
         bail!("{kilobytes} KB of memory are gone");
     }
     nothing_left(one)

@@ -172,7 +172,8 @@ fn disorder(cluster: &Cluster) -> Result<()> {
     misbehave(
         cluster,
         &json!({
-            "seed": seed, "hold": 20,
+            // Late is late: a program gives thousands of commands.
+            "seed": seed, "hold": 5,
             "answers": {"double": 0.2, "reorder": 0.2, "delay": 0.2},
             "events": {"double": 0.2, "reorder": 0.1, "delay": 0.2},
         }),
@@ -520,7 +521,7 @@ fn fails_while_binding(cluster: &Cluster) -> Result<()> {
             // So that there is a moment between one command and the next.
             misbehave(
                 cluster,
-                &json!({"seed": moment, "hold": 200, "answers": {"delay": 1.0}}),
+                &json!({"seed": moment, "hold": 100, "answers": {"delay": 1.0}}),
             )?;
             let before = commands_given(cluster)?;
             let binding = one.spawn(BIND, PATIENCE)?;
@@ -614,7 +615,9 @@ fn reconfigure(vm: &Vm) -> Result<Duration> {
 
 fn silence(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
-    reload(one, "command_timeout_ms=15000")?;
+    // Longer than it takes where nobody waits for the device, by more than is made light of below.
+    let timeout = 8 * one.patience();
+    reload(one, &format!("command_timeout_ms={timeout}000"))?;
     // Which is not what takes time.
     one.sh("modprobe dummy")?;
     let program = program_in_the_middle(one)?;

@@ -332,11 +332,11 @@ fn move_all(vm: &Vm, turns: u32, handlers: &str) -> Result<()> {
     Ok(())
 }
 
-/// Moves the queues of the kernel about in a machine with a disk that is busy.
-fn moved_about(vm: &Vm) -> Result<()> {
+/// Moves the queues of the kernel about, so many times, in a machine with a disk that is busy.
+fn moved_about(vm: &Vm, turns: u32) -> Result<()> {
     let last = shown(vm, "handlers")?.len() as u64 - 1;
     // Every queue is without a handler for a moment, again and again.
-    move_all(vm, 20, &format!("none {{0..{last}}}"))?;
+    move_all(vm, turns, &format!("none {{0..{last}}}"))?;
     let queues = kernel_queues(vm)?;
     ensure!(
         queues.iter().all(|row| row["handler"] == last),
@@ -365,12 +365,12 @@ fn moved_about(vm: &Vm) -> Result<()> {
 /// Reads and writes the same again and again, and looks at every byte.
 fn busy_disk(vm: &Vm) -> Result<Running<'_>> {
     vm.sh("rm -f /run/stop /run/rounds
-         dd if=/dev/urandom of=/run/written bs=1M count=4 status=none
+         dd if=/dev/urandom of=/run/written bs=1M count=1 status=none
          dd if=/run/written of=/dev/nvme0n1 bs=64k oflag=direct conv=nocreat status=none")?;
     vm.spawn(
         "set -e; n=0
          until [ -e /run/stop ]; do
-             dd if=/dev/nvme0n1 of=/run/read bs=64k count=64 iflag=direct status=none
+             dd if=/dev/nvme0n1 of=/run/read bs=64k count=16 iflag=direct status=none
              cmp /run/written /run/read
              dd if=/run/written of=/dev/nvme0n1 bs=16k oflag=direct conv=nocreat status=none
              n=$((n + 1)); echo $n >/run/rounds
@@ -392,8 +392,9 @@ fn under_a_disk(cluster: &Cluster) -> Result<()> {
     let moved = (|| {
         let busy = busy_disk(one)?;
         let moving = (|| {
-            moved_about(one)?;
-            moved_about(two)?;
+            let turns = if cluster.thorough() { 20 } else { 8 };
+            moved_about(one, turns)?;
+            moved_about(two, turns)?;
             // It goes on.
             let rounds = || -> Result<u64> {
                 let rounds = one.sh("cat /run/rounds 2>/dev/null || echo 0")?;

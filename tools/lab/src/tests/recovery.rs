@@ -532,7 +532,9 @@ fn comes_back_after_reset(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     bind_anew(one)?;
     let before = pinned(one)?;
-    for _ in 0..3 {
+    // The driver waits longer each time.
+    let rounds = if cluster.thorough() { 3 } else { 2 };
+    for _ in 0..rounds {
         let count = lives(one)?;
         let program = program_in_the_middle(one)?;
         reset(one)?;
@@ -556,7 +558,7 @@ fn comes_back_slowly(cluster: &Cluster, commands: u64) -> Result<()> {
     // So that there is a moment between one command and the next.
     misbehave(
         cluster,
-        &json!({"seed": 1, "hold": 200, "answers": {"delay": 1.0}}),
+        &json!({"seed": 1, "hold": 100, "answers": {"delay": 1.0}}),
     )?;
     one.sh("dmesg -C")?;
     fatal(cluster)?;
