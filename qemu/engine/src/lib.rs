@@ -93,7 +93,7 @@ pub const FIRMWARE: u32 = 1 << 8;
 /// The most milliseconds that a reset takes, for `REG_RESET_TIMEOUT`.
 ///
 /// The device resets at once; the rest is for a process that does not get to run.
-pub const RESET_TIMEOUT: u32 = 10_000;
+pub const RESET_TIMEOUT: u32 = 5_000;
 
 /// Frames of the loopback delivered in one poll.
 const LOOPBACK_BUDGET: usize = 256;
@@ -865,7 +865,7 @@ mod tests {
         let function = Function(node.read_register(REG_FUNCTION, 4) as u32);
         assert_eq!(function.models(), FUNCTION_RDMA);
         assert_eq!((function.number(), function.partner()), (0, None));
-        assert_eq!(node.read_register(REG_RESET_TIMEOUT, 4), 10_000);
+        assert_eq!(node.read_register(REG_RESET_TIMEOUT, 4), 5_000);
         assert_eq!(node.read_register(0xff8, 8), 0);
         assert_eq!(node.engine.mmio_read(BAR_DOORBELLS, 0, 8), 0);
         assert_eq!(node.engine.mmio_read(BAR_REGISTERS, u64::MAX, 8), 0);
