@@ -313,6 +313,7 @@ impl Writer for Tables {
 struct HandlerPriority {
     queues: KVec<Arc<EventQueue>>,
     table: Arc<Table>,
+    steering: Arc<Steering>,
     hw: Arc<Hardware>,
     /// Whether the device has priorities.
     offered: bool,
@@ -333,12 +334,14 @@ impl Reader for HandlerPriority {
             return Err(errno::eopnotsupp());
         }
         let queue = |eqn| self.queues.get(usize::from(eqn)).ok_or(EINVAL);
-        handler::set_priorities(
+        let set = handler::set_priorities(
             self.table.queues_of(handler as u16),
             priority,
             |eqn: u16| Ok(queue(eqn)?.settings().priority),
             |eqn, priority| self.hw.set_priority(queue(eqn)?, priority),
-        )
+        );
+        self.steering.settle_queues();
+        set
     }
 }
 
@@ -398,6 +401,7 @@ impl DebugFiles {
         let handler_priority = HandlerPriority {
             queues,
             table: interrupts.table()?.clone(),
+            steering: interrupts.steering()?.clone(),
             hw: hw.clone(),
             offered: ferrite.has(abi::FEATURE_EQ_CONTROL),
         };
