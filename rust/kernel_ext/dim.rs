@@ -78,10 +78,12 @@ impl<T: Moderated> NetDim<T> {
         self.busy.store(0, Release);
     }
 
-    /// Takes a sample: so many `interrupts` and so much `traffic` there was by now, both free-running.
-    /// May be called in interrupt context. One that comes while another is taken is left out.
-    pub fn sample(&self, interrupts: u16, traffic: u64) {
+    /// Takes a sample of `counts`: how many interrupts and how much traffic there was by now, both free-running.
+    /// May be called in interrupt context. One that comes while another is taken is left out, and counts are
+    /// asked for only then, so that no sample is older than the one before.
+    pub fn sample(&self, counts: impl FnOnce() -> (u16, u64)) {
         self.with_state(|dim| {
+            let (interrupts, traffic) = counts();
             let mut sample: bindings::dim_sample = pin_init::zeroed();
             // SAFETY: `sample` is a local. By the type invariant `dim` is initialised, and nobody else
             // takes a sample, as `busy` was free.

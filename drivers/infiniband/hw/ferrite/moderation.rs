@@ -120,8 +120,11 @@ impl Moderation {
             self.look(target);
         }
         if self.adaptive.load(Relaxed) != 0 {
-            self.dim
-                .sample(interrupts as u16, self.completions.load(Relaxed));
+            let counts = || {
+                let interrupts = target.queue.interrupts();
+                (interrupts as u16, self.completions.load(Relaxed))
+            };
+            self.dim.sample(counts);
         }
     }
 

@@ -11,7 +11,7 @@
 //!
 //! Who has the right gets such a handler only by its number: a queue that was made without a wish, or that is
 //! to be where its consumer is, goes to bulk ones, whose ever it is. So a handler that is marked has no queues
-//! but those that somebody put there.
+//! but those that somebody put there, and those of the kernel that the RDMA core did.
 //!
 //! Each queue knows whether it may be there (`binding.rs`), and when a handler is marked those that may not
 //! leave it: else everybody would have the right who was there first. As long as all handlers are alike nobody

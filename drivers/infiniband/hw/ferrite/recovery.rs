@@ -293,10 +293,12 @@ impl Exchange {
         self.verdict = None;
     }
 
-    /// A life has begun in place of one that worked: there is nothing for devlink to count.
+    /// A life has begun in place of one that worked: there is nothing for devlink to count but what it has not
+    /// counted before.
     fn renews(&mut self, life: u32) {
+        let due = self.life.saturating_sub(self.counted);
         self.begins(life);
-        self.counts(life);
+        self.counts(life.saturating_sub(due));
     }
 
     /// devlink has counted the lives up to this one, or is not to.
@@ -456,7 +458,7 @@ impl Spreading {
             let why = c"the device has no vector map";
             return Err(Refusal::new(errno::eopnotsupp(), why));
         }
-        let before = self.before.unwrap_or(self.layout);
+        let before = self.before.unwrap_or_else(|| self.of_life());
         self.layout = layout;
         self.before = (before != layout).then_some(before);
         Ok(())
@@ -864,28 +866,28 @@ impl Recovery {
 
     /// Has who uses a device that works let go of it, as where it fails: they come back to the next one, which
     /// those may not do whose device is taken from them ([`WAITS`]). Sleeps, where there is anybody.
-    fn let_go(&self) {
+    /// Gives whether that is why it works no more: it may have failed just before.
+    fn let_go(&self) -> bool {
         let hw = {
             let lives = self.lives.lock();
             lives.life.as_ref().map(|life| life.hw().clone())
         };
         let Some(hw) = hw else {
-            return;
+            return false;
         };
-        let in_use = hw.is_in_use();
         hw.fail_for_renewal();
-        if in_use {
+        // Asked after that: nobody gets another queue pair now, and who has one has it until he lets go.
+        if hw.is_in_use() {
             fsleep(Delta::from_millis(WAITS[0].into()));
         }
+        hw.cause() == Some(Cause::Renewal)
     }
 
     /// Tries, because somebody asked that question or because it is time; `renewal` where the device worked and
     /// is to have another layout. Gives what is to be done then.
     fn try_again(self: &Arc<Self>, question: Option<u64>, renewal: bool) -> Step {
         self.counts.lock().trying = true;
-        if renewal {
-            self.let_go();
-        }
+        let renewal = renewal && self.let_go();
         let layout = self.spreading.lock().layout;
         if self.current.lock().held {
             self.counts.lock().trying = false;
@@ -1481,6 +1483,12 @@ mod tests {
         exchange.answer(question, Ok(3));
         assert_eq!(exchange.take_answer(question), Some(Ok(3)));
         assert_eq!(exchange.standing().recovered, 1);
+        // And stays so where it begins anew before devlink has counted that.
+        exchange.fails();
+        exchange.begins(4);
+        exchange.renews(5);
+        assert_eq!(exchange.standing().recovered, 1);
+        assert_eq!(exchange.standing(), HEALTHY);
     }
 
     #[test]
