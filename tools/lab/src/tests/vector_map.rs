@@ -363,13 +363,10 @@ fn refused(cluster: &Cluster) -> Result<()> {
         "\"\"",
         "function-cpu/function-cpu/function",
     ] {
-        let said = one.sh(&format!("{{ {}; }} 2>&1; echo $?", setting(wrong)))?;
-        ensure!(
-            !said.trim().ends_with("\n0") && said.trim() != "0",
-            "{wrong} was taken: {said}"
-        );
+        let outcome = one.run(&setting(wrong), PATIENCE)?;
+        ensure!(!outcome.ok(), "{wrong} was taken: {outcome:?}");
         if wrong.len() > 2 && wrong.len() < 32 {
-            ensure!(said.contains("no such layout"), "{wrong}: {said}");
+            ensure!(outcome.err.contains("no such layout"), "{outcome:?}");
         }
     }
     // What it is already is nothing new.
