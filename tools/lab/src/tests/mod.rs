@@ -182,6 +182,7 @@ pub fn groups() -> Vec<Group> {
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
                 ("few vectors", priority::SHARED),
+                ("four processors", priority::APART),
                 ("four processors", moving::TESTS),
                 ("four processors", moving::SERVES),
                 ("four processors", affinity::TESTS),
@@ -235,7 +236,6 @@ pub fn groups() -> Vec<Group> {
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
                 ("checked", growth::TESTS),
-                ("checked", priority::APART),
                 ("checked", moving::ENDING),
                 ("checked", faults::TESTS),
                 ("checked", basics::THREADS),
