@@ -121,8 +121,8 @@ fn faults(vm: &Vm) -> Result<u64> {
     Ok((2 * PLENTY).saturating_sub(left))
 }
 
-/// Fails all that the driver's work items ask for, and nothing of what programs do.
-pub fn fail_work_items(vm: &Vm) -> Result<()> {
+/// Fails all pages that the driver's work items ask for, and nothing of what programs do.
+pub fn fail_pages_of_work_items(vm: &Vm) -> Result<()> {
     vm.sh(&format!(
         "{ALL_KINDS}{OF_THE_DRIVER}
          echo 0 >fail_page_alloc/min-order
@@ -130,11 +130,10 @@ pub fn fail_work_items(vm: &Vm) -> Result<()> {
          for pid in $(pgrep kworker) $(pgrep -x kthreadd); do
              echo 1 >/proc/$pid/make-it-fail || true
          done
-         for kind in failslab fail_page_alloc; do
-             echo Y >$kind/task-filter
-             echo {PLENTY} >$kind/times
-             echo 100 >$kind/probability
-         done"
+         cd fail_page_alloc
+         echo Y >task-filter
+         echo {PLENTY} >times
+         echo 100 >probability"
     ))?;
     Ok(())
 }

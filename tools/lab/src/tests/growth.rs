@@ -207,7 +207,7 @@ fn flood(cluster: &Cluster) -> Result<()> {
 
 fn starved(cluster: &Cluster) -> Result<()> {
     with_tiny_queues(cluster, |one, two| {
-        allocations::fail_work_items(one)?;
+        allocations::fail_pages_of_work_items(one)?;
         // Whether its program hears of all: where the RDMA core has no memory for an event of a queue pair either,
         // that is lost.
         let flooded = flood_once(one, two, 0);
