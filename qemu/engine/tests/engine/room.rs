@@ -164,6 +164,67 @@ fn hundreds_of_streams_overrun_no_queue_and_all_get_on() {
     assert_eq!(ring.from.engine.waiting_for_room(), 0);
 }
 
+/// The longest that small writes take whose completion queue is of that priority, while hundreds of streams have the
+/// ring full. In nanoseconds.
+fn latency_under_load(priority: EventPriority) -> u64 {
+    const QPS: u32 = 240;
+    const EQ: u16 = 3;
+    const CQ: u32 = 2;
+    const SMALL: u32 = FIRST + QPS;
+    let mut ring = Ring::new(QPS);
+    ring.from.create_eq(EQ, 3);
+    ring.from.execute(&ModifyEventQueue {
+        eqn: EQ,
+        message: 3,
+        priority: priority.number(),
+        ..ModifyEventQueue::zeroed()
+    });
+    ring.from.create_cq(CQ, EQ, 4);
+    ring.from.create_qp(QpOptions {
+        qpn: SMALL,
+        cqn: CQ,
+        pd: PD,
+        ..QpOptions::default()
+    });
+    create(&mut ring.to, SMALL);
+    let (forth, back) = (peer(&ring.to, SMALL), peer(&ring.from, SMALL));
+    ring.from.connect(SMALL, &forth);
+    ring.to.connect(SMALL, &back);
+    for qpn in FIRST..FIRST + QPS {
+        ring.write(qpn, MESSAGE);
+    }
+    // Each stream has had its turn.
+    for _ in 0..QPS {
+        ring.turn();
+    }
+    let mut longest = 0;
+    for _ in 0..8 {
+        let posted = ring.from.now;
+        ring.write(SMALL, 64);
+        let done = loop {
+            ring.turn();
+            if let Some(done) = ring.from.poll_cq(CQ) {
+                break done;
+            }
+        };
+        assert_eq!(done.status, CompletionStatus::Success.number());
+        longest = longest.max(ring.from.now - posted);
+    }
+    assert!(ring.from.engine.waiting_for_room() > 0, "there was no load");
+    longest
+}
+
+#[test]
+fn a_write_of_low_latency_does_not_wait_for_the_streams_of_others() {
+    let bulk = latency_under_load(EventPriority::Bulk);
+    let low_latency = latency_under_load(EventPriority::LowLatency);
+    // Both wait for what is in the ring; the one besides for a turn of each stream.
+    let in_ring = FRAME_TIME * (RING / 4096) as u64;
+    println!("{bulk} ns as bulk, {low_latency} ns as low latency, {in_ring} ns for the ring");
+    assert!(low_latency < 2 * in_ring, "{low_latency} ns");
+    assert!(bulk > 4 * low_latency, "{bulk} and {low_latency} ns");
+}
+
 /// A device with a full way to one neighbour and one with room to another.
 fn with_a_full_neighbour() -> (Ring, Node) {
     let mut ring = Ring::new(3);
