@@ -481,6 +481,10 @@ impl FerriteCq {
         change: impl FnOnce(&mut Binding),
     ) -> Result {
         let dev = cq.device();
+        if dev.hw.is_dead() {
+            // Whether or not there is anything to tell it.
+            return Err(EIO);
+        }
         binding.change(cq.number(), change, |command| {
             let destination = dev.handlers.destination(command.eqn);
             dev.hw.execute(&ModifyCompletionQueue {
