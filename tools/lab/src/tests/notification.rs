@@ -248,7 +248,12 @@ fn classes(cluster: &Cluster) -> Result<()> {
             "channel",
             "",
         ),
-        // It behaves as it does.
+        // A fault that nobody meets, and none.
+        (
+            json!({"cmd": "misbehave", "lose_flushes": true}),
+            "management",
+            "info: changed by its management: Faults",
+        ),
         (
             json!({"cmd": "misbehave"}),
             "management",
