@@ -106,7 +106,7 @@ fn unbound_under_a_program(cluster: &Cluster) -> Result<()> {
 fn silent_afterwards(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     let time = Duration::from_secs(120);
-    let program = "exec ib_send_bw -e -d $dev -x $gid -p 18521 -s 1024 -D 100 -F";
+    let program = "exec ibv_rc_pingpong -e -d $dev -g $gid -p 18521 -s 4096 -n 100000000";
     let server = one.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
     wait_listening(one, 18521)?;
     let client = two.spawn(&format!("{DEVICE_AND_GID} {program} {}", one.ip()), time)?;
