@@ -129,7 +129,7 @@ fn silent_afterwards(cluster: &Cluster) -> Result<()> {
     std::thread::sleep(Duration::from_secs(1));
     let after = sample()?;
     for running in [client, server] {
-        running.end_with(libc::SIGKILL)?;
+        running.end()?;
     }
     bind(one)?;
     ensure!(
