@@ -116,7 +116,8 @@ pub struct Following<F: Follower> {
 
 // SAFETY: The node is hotplug's, which takes its own locks; the follower is `Send` and `Sync`.
 unsafe impl<F: Follower> Send for Following<F> {}
-// SAFETY: As above.
+// SAFETY: A shared reference reaches the number, which does not change, and the follower, which is `Sync`. The node
+// is read and written by hotplug alone, under its own locks.
 unsafe impl<F: Follower> Sync for Following<F> {}
 
 impl<F: Follower> Following<F> {

@@ -213,7 +213,8 @@ pub struct IrqHandler<T: Handler + 'static> {
 // SAFETY: `notify` is the interrupt core's, which takes its own locks; the handler is `Send` and `Sync`, and so is
 // the rest.
 unsafe impl<T: Handler + 'static> Send for IrqHandler<T> {}
-// SAFETY: As above.
+// SAFETY: A shared reference reaches the vectors and the handler, which are `Sync`, and `irq`, which does not change
+// while there is one. `notify` is read and written by the interrupt core alone, under its own locks.
 unsafe impl<T: Handler + 'static> Sync for IrqHandler<T> {}
 
 impl<T: Handler + 'static> IrqHandler<T> {

@@ -812,15 +812,17 @@ impl Recovery {
         }
     }
 
+    /// The device of the life that there is, if there is one.
+    fn hardware(&self) -> Option<Arc<Hardware>> {
+        let lives = self.lives.lock();
+        lives.life.as_ref().map(|life| life.hw().clone())
+    }
+
     /// Asks a device that works whether it does, and has it asked again after a while. Sleeps.
     fn check_health(self: &Arc<Self>) {
-        let hw = {
-            let lives = self.lives.lock();
-            lives.life.as_ref().map(|life| life.hw().clone())
-        };
         // Without the lock, for as long as the device takes to answer. Its life does not end meanwhile: that
         // is done here, or after this was waited for.
-        if let Some(hw) = hw {
+        if let Some(hw) = self.hardware() {
             hw.check_health();
         }
         // Where it turned out to have failed this is queued already, for now.
@@ -868,11 +870,7 @@ impl Recovery {
     /// those may not do whose device is taken from them ([`WAITS`]). Sleeps, where there is anybody.
     /// Gives whether that is why it works no more: it may have failed just before.
     fn let_go(&self) -> bool {
-        let hw = {
-            let lives = self.lives.lock();
-            lives.life.as_ref().map(|life| life.hw().clone())
-        };
-        let Some(hw) = hw else {
+        let Some(hw) = self.hardware() else {
             return false;
         };
         hw.fail_for_renewal();
