@@ -3,8 +3,8 @@
 //!
 //! A program in the guest brackets what it wants counted with two instructions that do nothing
 //! anywhere else ([`BEGIN`] and [`END`], see `tools/verbs-bench`). From one to the other the plugin
-//! counts instructions, of user space and of the kernel apart, and writes to the registers of
-//! devices. The sums are in a file that is mapped, so that the host may read them at any time.
+//! counts instructions, of user space, of the kernel and of its modules apart, and writes to the
+//! registers of devices. The sums are in a file that is mapped, so that the host may read them at any time.
 //!
 //! Use: `-plugin libferrite_count_plugin.so,counts=FILE[,registers=off]`. Without registers the
 //! guest is hardly slower than without the plugin.
@@ -28,6 +28,10 @@ const END: u8 = 0x32;
 /// no access to a device that a guest with hardware virtualisation would leave its processor for.
 const LOCAL_APIC: u64 = 0xfee0_0000;
 
+/// Where Linux loads modules: above its own image, which ends here at the latest, and below the
+/// fixed mappings (Documentation/arch/x86/x86_64/mm.rst).
+const MODULES: std::ops::Range<u64> = 0xffff_ffff_c000_0000..0xffff_ffff_ff00_0000;
+
 /// Words of the mapped file.
 #[derive(Clone, Copy)]
 #[repr(usize)]
@@ -44,7 +48,12 @@ enum Word {
     Writes,
     /// Reads of registers of devices.
     Reads,
+    /// Instructions of the kernel's modules, which are among those of the kernel.
+    Modules,
 }
+
+/// What QEMU counts by itself, for each virtual processor, and the sums of it.
+const INLINE: [Word; 3] = [Word::User, Word::Kernel, Word::Modules];
 
 /// Bytes of the mapped file.
 const FILE_SIZE: usize = 4096;
@@ -118,7 +127,7 @@ extern "C" {
 #[no_mangle]
 pub static qemu_plugin_version: c_int = 7;
 
-/// QEMU's counters, one set for each virtual processor: user space, kernel.
+/// QEMU's counters, one set for each virtual processor: those of [`INLINE`].
 static SCORE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// The mapped file.
 static FILE: AtomicUsize = AtomicUsize::new(0);
@@ -127,12 +136,22 @@ static REGISTERS: AtomicBool = AtomicBool::new(true);
 /// Between the markers.
 static COUNTING: AtomicBool = AtomicBool::new(false);
 /// What the counters said at the last [`BEGIN`].
-static AT_BEGIN: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+static AT_BEGIN: [AtomicU64; INLINE.len()] = [const { AtomicU64::new(0) }; INLINE.len()];
 
-fn entry(kernel: bool) -> Entry {
+/// The counter that has a place among [`INLINE`].
+fn entry(place: usize) -> Entry {
     Entry {
         score: SCORE.load(Ordering::Relaxed),
-        offset: usize::from(kernel) * size_of::<u64>(),
+        offset: place * size_of::<u64>(),
+    }
+}
+
+/// The counters, by their place, that an instruction at an address belongs to.
+fn counters(address: u64) -> &'static [usize] {
+    match address {
+        address if MODULES.contains(&address) => &[1, 2],
+        address if address >> 63 == 1 => &[1],
+        _ => &[0],
     }
 }
 
@@ -143,9 +162,9 @@ fn word(word: Word) -> &'static AtomicU64 {
 }
 
 extern "C" fn begin(_vcpu: c_uint, _userdata: *mut c_void) {
-    for (kernel, at) in AT_BEGIN.iter().enumerate() {
+    for (place, at) in AT_BEGIN.iter().enumerate() {
         // SAFETY: the scoreboard lives as long as QEMU.
-        let now = unsafe { qemu_plugin_u64_sum(entry(kernel == 1)) };
+        let now = unsafe { qemu_plugin_u64_sum(entry(place)) };
         at.store(now, Ordering::Relaxed);
     }
     word(Word::Begun).fetch_add(1, Ordering::Relaxed);
@@ -156,11 +175,11 @@ extern "C" fn end(_vcpu: c_uint, _userdata: *mut c_void) {
     if !COUNTING.swap(false, Ordering::Acquire) {
         return;
     }
-    for (kernel, sum) in [Word::User, Word::Kernel].into_iter().enumerate() {
+    for (place, sum) in INLINE.into_iter().enumerate() {
         // SAFETY: the scoreboard lives as long as QEMU.
-        let now = unsafe { qemu_plugin_u64_sum(entry(kernel == 1)) };
+        let now = unsafe { qemu_plugin_u64_sum(entry(place)) };
         word(sum).fetch_add(
-            now.wrapping_sub(AT_BEGIN[kernel].load(Ordering::Relaxed)),
+            now.wrapping_sub(AT_BEGIN[place].load(Ordering::Relaxed)),
             Ordering::Relaxed,
         );
     }
@@ -194,13 +213,14 @@ extern "C" fn translate(block: *mut c_void, _userdata: *mut c_void) {
     // the number of instructions.
     unsafe {
         let count = qemu_plugin_tb_n_insns(block);
-        let kernel = qemu_plugin_tb_vaddr(block) >> 63 == 1;
-        qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(
-            block,
-            INLINE_ADD,
-            entry(kernel),
-            count as u64,
-        );
+        for &place in counters(qemu_plugin_tb_vaddr(block)) {
+            qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(
+                block,
+                INLINE_ADD,
+                entry(place),
+                count as u64,
+            );
+        }
         for index in 0..count {
             let instruction = qemu_plugin_tb_get_insn(block, index);
             let mut bytes = [0; MARKER.len() + 1];
@@ -303,7 +323,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
     // SAFETY: QEMU is ready for registrations when it calls this function.
     unsafe {
         SCORE.store(
-            qemu_plugin_scoreboard_new(2 * size_of::<u64>()),
+            qemu_plugin_scoreboard_new(INLINE.len() * size_of::<u64>()),
             Ordering::Relaxed,
         );
         qemu_plugin_register_vcpu_tb_trans_cb(id, translate, ptr::null_mut());

@@ -84,6 +84,8 @@ pub struct Counted {
     pub writes: u64,
     /// Reads of registers of devices.
     pub reads: u64,
+    /// Instructions of the kernel's modules, which are among those of the kernel.
+    pub modules: u64,
 }
 
 impl std::ops::Sub for Counted {
@@ -95,6 +97,7 @@ impl std::ops::Sub for Counted {
             kernel: self.kernel - other.kernel,
             writes: self.writes - other.writes,
             reads: self.reads - other.reads,
+            modules: self.modules - other.modules,
         }
     }
 }
@@ -404,9 +407,9 @@ impl<'m> Serving<'m> {
 }
 
 /// The words that the plugin of a VM writes.
-fn words(path: &Path) -> Result<[u64; 6]> {
+fn words(path: &Path) -> Result<[u64; 7]> {
     let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-    let mut words = [0; 6];
+    let mut words = [0; 7];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = u64::from_ne_bytes(bytes.try_into().context("eight bytes")?);
     }
@@ -417,11 +420,12 @@ fn words(path: &Path) -> Result<[u64; 6]> {
 }
 
 fn counted(path: &Path) -> Result<Counted> {
-    let [_, _, user, kernel, writes, reads] = words(path)?;
+    let [_, _, user, kernel, writes, reads, modules] = words(path)?;
     Ok(Counted {
         user,
         kernel,
         writes,
         reads,
+        modules,
     })
 }

@@ -202,6 +202,7 @@ pub fn run(options: &Options) -> Result<()> {
             if wanted("moderation") {
                 run.progress(&format!("moderation, round {round} of {}", plan.rounds));
                 moderation::round(&machines, &mut serving, &plan, &mut run)?;
+                moderation::disk_round(&machines, &mut run)?;
             }
         }
         if options.profile && wanted("profile") {

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What moderation saves and what it costs: interrupts for a completion, and the time until a
-//! completion is taken, the more messages are under way.
+//! completion is taken, the more is under way. Two consumers are looked at: a program that polls
+//! before it sleeps, and a disk of the kernel's, whose completions are each waited for.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 
 use super::machines::{Driver, Line, Machines, Serving};
 use super::{Plan, Run};
 use crate::process::check_interrupted;
+use crate::tests::moderation::{set_adaptive, Sample};
+use crate::tests::nvme;
 use crate::vm::Vm;
 
 /// Connections that the messages are spread over; they share a completion queue.
@@ -81,13 +84,6 @@ fn values(line: &Line) -> Result<[f64; 3]> {
     ])
 }
 
-/// Says whether moderation adapts, which concerns what comes after.
-fn set_adaptive(vm: &Vm, adaptive: bool) -> Result<()> {
-    let word = if adaptive { "on" } else { "off" };
-    vm.sh(&format!("rdma dev set ferrite0 adaptive-moderation {word}"))?;
-    Ok(())
-}
-
 /// A round: all loads with each kind of moderation.
 pub fn round<'m>(
     machines: &'m Machines,
@@ -107,6 +103,80 @@ pub fn round<'m>(
         }
     }
     Ok(())
+}
+
+/// Readers of the disk, each of which waits for one block before it asks for the next.
+const READERS: [u64; 5] = [1, 2, 4, 8, 16];
+/// Bytes of a block.
+const BLOCK: u64 = 4096;
+/// Blocks that each reader reads, one after the other, and how far from each other readers begin: the
+/// disk has 4096.
+const BLOCKS: (u64, u64) = (1024, 192);
+
+/// What is drawn of the disk, with its unit.
+pub const DISK_MEASURES: [(&str, &str); 2] = [("interrupts", "/completion"), ("latency", "us")];
+
+impl Moderation {
+    /// Those that a disk of the kernel's can have: nobody but the driver sets how its queues wait.
+    pub const OF_A_DISK: [Self; 2] = [Self::Off, Self::Adaptive];
+
+    /// The test of a measure of the disk.
+    pub fn disk_test(self, measure: &str) -> String {
+        format!("disk_{}_{measure}", self.name())
+    }
+}
+
+/// A round: a disk over NVMe-oF that more and more readers read at a time.
+pub fn disk_round(machines: &Machines, run: &mut Run) -> Result<()> {
+    let (host, target) = machines.cluster.two()?;
+    nvme::serve(target)?;
+    for moderation in Moderation::OF_A_DISK {
+        check_interrupted()?;
+        run.progress(&format!("moderation: {}, a disk", moderation.words()));
+        // It concerns completion queues that are made afterwards.
+        set_adaptive(host, moderation == Moderation::Adaptive)?;
+        nvme::connect(host, target)?;
+        for readers in READERS {
+            match disk(host, readers) {
+                Ok(values) => {
+                    for ((measure, unit), value) in DISK_MEASURES.into_iter().zip(values) {
+                        let (test, key) = (moderation.disk_test(measure), (BLOCK, readers));
+                        run.results
+                            .add(Driver::Ferrite, &test, key, (unit, false), value);
+                    }
+                }
+                Err(error) => run.miss(&format!("a disk with {readers} readers"), &error),
+            }
+        }
+        nvme::disconnect(host)?;
+        set_adaptive(host, false)?;
+    }
+    nvme::end(target)
+}
+
+/// Interrupts for a completion, and microseconds that a block takes, in the order of
+/// [`DISK_MEASURES`].
+fn disk(vm: &Vm, readers: u64) -> Result<[f64; 2]> {
+    const TIME: Duration = Duration::from_secs(120);
+    vm.wait_for("test -b /dev/nvme0n1", TIME)?;
+    let (each, apart) = BLOCKS;
+    let read = format!(
+        "for n in $(seq 0 {last}); do
+             dd if=/dev/nvme0n1 of=/dev/null bs={BLOCK} iflag=direct status=none \
+                 skip=$((n * {apart})) count={each} &
+         done
+         wait",
+        last = readers - 1
+    );
+    // It takes a while to find out what is best.
+    vm.sh_in(&read, TIME)?;
+    let before = Sample::take(vm)?;
+    let start = Instant::now();
+    vm.sh_in(&read, TIME)?;
+    let time = start.elapsed();
+    let rate = Sample::take(vm)?.since(before).rate();
+    ensure!(rate.is_finite(), "nothing was read");
+    Ok([rate, time.as_secs_f64() * 1e6 / each as f64])
 }
 
 fn loads(serving: &mut Serving<'_>, plan: &Plan, moderation: Moderation) -> Result<Vec<Line>> {

@@ -181,6 +181,24 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
     }
     let handlers = |test: &str| format!("scale_handlers{test}");
     all.push((
+        handlers("_instructions"),
+        Plot {
+            title: "Instructions of a 64 B write whose completion comes by an event".into(),
+            x_label: "handlers (one: all on one vector)".into(),
+            y_label: "per completion".into(),
+            x_name: plain_name,
+            series: lines(
+                results,
+                &[
+                    (&handlers("_instructions"), "all"),
+                    (&handlers("_one_instructions"), "all, one"),
+                    (&handlers("_modules"), "of modules"),
+                    (&handlers("_one_modules"), "of modules, one"),
+                ],
+            ),
+        },
+    ));
+    all.push((
         handlers("_counts"),
         Plot {
             title: "Counts of a 64 B write whose completion comes by an event".into(),
@@ -190,8 +208,6 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
             series: lines(
                 results,
                 &[
-                    (&handlers("_instructions"), "instructions"),
-                    (&handlers("_one_instructions"), "instructions, one"),
                     (&handlers("_interrupts"), "interrupts"),
                     (&handlers("_one_interrupts"), "interrupts, one"),
                     (&handlers("_busiest"), "busiest processor"),
@@ -220,6 +236,23 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
             Plot {
                 title: format!("{what} against load, 64 B writes waited for by events"),
                 x_label: "messages under way".into(),
+                y_label: y_label.into(),
+                x_name: plain_name,
+                series: lines(results, &tests),
+            },
+        ));
+    }
+    for (measure, what, y_label) in [
+        ("interrupts", "Interrupts", "per completion"),
+        ("latency", "Time of a read", "microseconds, mean"),
+    ] {
+        let tests = Moderation::OF_A_DISK.map(|kind| (kind.disk_test(measure), kind.words()));
+        let tests = tests.each_ref().map(|(test, words)| (&**test, &**words));
+        all.push((
+            format!("disk_{measure}"),
+            Plot {
+                title: format!("{what} against load, 4 KiB reads of a disk over NVMe-oF"),
+                x_label: "readers with a block under way each".into(),
                 y_label: y_label.into(),
                 x_name: plain_name,
                 series: lines(results, &tests),

@@ -23,13 +23,14 @@ const ENOUGH: f64 = 0.1;
 
 /// Interrupts of completion handlers, and completions that the kernel has consumed.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+pub struct Sample {
     interrupts: u64,
     completions: u64,
 }
 
 impl Sample {
-    fn take(vm: &Vm) -> Result<Self> {
+    /// What there was so far.
+    pub fn take(vm: &Vm) -> Result<Self> {
         let mut interrupts = 0;
         for (eqn, row) in event_queues(vm)? {
             if eqn >= 2 {
@@ -46,11 +47,17 @@ impl Sample {
         })
     }
 
-    fn since(self, before: Self) -> Self {
+    /// What there was in between.
+    pub fn since(self, before: Self) -> Self {
         Self {
             interrupts: self.interrupts - before.interrupts,
             completions: self.completions - before.completions,
         }
+    }
+
+    /// Interrupts for a completion.
+    pub fn rate(self) -> f64 {
+        self.interrupts as f64 / self.completions as f64
     }
 }
 
@@ -113,13 +120,12 @@ fn disk(cluster: &Cluster) -> Result<()> {
                 sample.completions
             );
         }
-        let rate = |sample: Sample| sample.interrupts as f64 / sample.completions as f64;
         // A machine that is busy with other things is late by itself, and needs no moderation for that.
-        if rate(plain) < ENOUGH {
+        if plain.rate() < ENOUGH {
             println!("  note    few interrupts without moderation: it is not seen to do anything");
         }
         ensure!(
-            rate(adaptive) < ENOUGH || rate(adaptive) < rate(plain),
+            adaptive.rate() < ENOUGH || adaptive.rate() < plain.rate(),
             "{adaptive:?}; without moderation {plain:?}"
         );
         Ok(())
