@@ -15,7 +15,7 @@ help:
 	@echo '  make test            all checks and tests; ends "N passed, N failed"'
 	@echo '       STAGE=name      ... only one stage; FILTER=text ... only matching tests'
 	@echo '       REPEAT=n        ... each test in VMs so often, to find one that fails at times'
-	@echo '       LANES=n         ... so many pairs of VMs at a time; else one for every two cores'
+	@echo '       LANES=n         ... so many pairs of VMs at a time; else one for every two cores, and one more'
 	@echo '       KERNEL=name     ... all that runs in VMs on that kernel: stock, test, kasan, kcsan'
 	@echo '  make test-long       what takes hours: many seeds, 200 boots, everything in VMs on kernels'
 	@echo '                       with KASAN and with KCSAN; STAGE=seeds, boots, kasan, kcsan, FILTER=text,'

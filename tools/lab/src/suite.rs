@@ -67,12 +67,10 @@ impl Options {
         self.kernel.unwrap_or(usual)
     }
 
-    /// How many groups of machines run at a time: a pair of guests keeps two cores busy, or nearly so.
-    /// Under a sanitiser more of their time is spent on waiting for each other.
+    /// How many groups of machines run at a time. A pair of guests has little more than one core busy: one
+    /// of the two waits for the other mostly, and both for a device that is given time to answer.
     fn lanes(&self) -> usize {
-        let cores = kernel::jobs();
-        let spare = usize::from(self.flavour(Flavour::Stock).slowness() > 1);
-        self.lanes.unwrap_or(cores / 2 + spare).max(1)
+        self.lanes.unwrap_or(kernel::jobs() / 2 + 1).max(1)
     }
 
     fn stage_wanted(&self, stage: &str) -> bool {
