@@ -109,9 +109,8 @@ pub fn round<'m>(
 const READERS: [u64; 5] = [1, 2, 4, 8, 16];
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
-/// Blocks that each reader reads, one after the other, and how far from each other readers begin: the
-/// disk has 4096.
-const BLOCKS: (u64, u64) = (1024, 192);
+/// Blocks that are read, by all readers together: half of the disk.
+const BLOCKS: u64 = 2048;
 
 /// What is drawn of the disk, with its unit.
 pub const DISK_MEASURES: [(&str, &str); 2] = [("interrupts", "/completion"), ("latency", "us")];
@@ -159,11 +158,11 @@ pub fn disk_round(machines: &Machines, run: &mut Run) -> Result<()> {
 fn disk(vm: &Vm, readers: u64) -> Result<[f64; 2]> {
     const TIME: Duration = Duration::from_secs(120);
     vm.wait_for("test -b /dev/nvme0n1", TIME)?;
-    let (each, apart) = BLOCKS;
+    let each = BLOCKS / readers;
     let read = format!(
         "for n in $(seq 0 {last}); do
              dd if=/dev/nvme0n1 of=/dev/null bs={BLOCK} iflag=direct status=none \
-                 skip=$((n * {apart})) count={each} &
+                 skip=$((n * {each})) count={each} &
          done
          wait",
         last = readers - 1

@@ -615,13 +615,14 @@ fn reconfigure(vm: &Vm) -> Result<Duration> {
 
 fn silence(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
-    // Longer than it takes where nobody waits for the device, by more than is made light of below.
-    let timeout = 8 * one.patience();
-    reload(one, &format!("command_timeout_ms={timeout}000"))?;
     // Which is not what takes time.
     one.sh("modprobe dummy")?;
-    let program = program_in_the_middle(one)?;
     let usual = reconfigure(one)?;
+    // The first command that is not answered is the device's last. So that whoever waits for another one, at
+    // the end, still is late by more than is made light of below, the time begins with what all of it takes.
+    let timeout = usual + Duration::from_secs(8) * one.patience();
+    reload(one, &format!("command_timeout_ms={}", timeout.as_millis()))?;
+    let program = program_in_the_middle(one)?;
     wait_active(one)?;
     leave_failed(one)?;
     misbehave(cluster, &json!({"answers": {"drop": 1.0}}))?;

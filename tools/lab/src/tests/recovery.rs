@@ -561,9 +561,9 @@ fn comes_back_slowly(cluster: &Cluster, commands: u64) -> Result<()> {
         &json!({"seed": 1, "hold": 100, "answers": {"delay": 1.0}}),
     )?;
     one.sh("dmesg -C")?;
+    let before = commands_given(cluster)?;
     fatal(cluster)?;
     one.wait_for("dmesg | grep -q 'tried again in'", PATIENCE)?;
-    let before = commands_given(cluster)?;
     wait_for_commands(cluster, before + commands)
 }
 

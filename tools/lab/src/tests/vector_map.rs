@@ -436,19 +436,25 @@ fn does_not_start(cluster: &Cluster) -> Result<()> {
         let before = lives(one)?;
         let program = program_in_the_middle(one)?;
         fail_next_life(one)?;
-        // Users are given a second to let go, in which who set it is ended.
+        // Users are given a second to let go, in which who set it is ended: no time to start programs.
         let end = if waits {
             ""
         } else {
-            "until dmesg | grep -q 'device begins anew'; do sleep 0.02; done; kill $setting"
+            "while read -r line <&$log; do
+                 [[ $line != *'device begins anew'* ]] || break
+             done
+             kill $setting $listener"
         };
         let said = one.sh_in(
             &format!(
                 "{REPORTERS}; dmesg -C
+                 exec {{log}}< <(exec dmesg -W)
+                 listener=$!
                  devlink dev param set $reporters name vector_map value one/cpu cmode runtime 2>&1 &
                  setting=$!
                  {end}
-                 wait $setting; echo $?"
+                 wait $setting; echo $?
+                 kill $listener 2>/dev/null"
             ),
             PATIENCE,
         )?;
