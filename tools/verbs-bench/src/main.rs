@@ -412,6 +412,10 @@ fn run(arguments: &Arguments) -> Outcome {
     let (address, rkey) = session.buffer();
     control.say(&format!("buffer {address} {rkey}"))?;
     let remote = buffer(&control.expect("buffer")?)?;
+    if arguments.handlers > 0 {
+        // The first completion vector is no wish: such a queue is at the handler of who makes it.
+        traffic::run_on(0)?;
+    }
     session.make_handlers(arguments.handlers, arguments.one_vector)?;
     if managed < shape.qps {
         control.say(&format!("clone {}", shape.qps - managed))?;

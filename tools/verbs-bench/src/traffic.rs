@@ -401,7 +401,7 @@ pub fn middle_and_late(times: &mut [Duration]) -> Option<(Duration, Duration)> {
 }
 
 /// Keeps the calling thread on one processor.
-fn run_on(processor: usize) -> Outcome {
+pub fn run_on(processor: usize) -> Outcome {
     // SAFETY: an empty set of processors is all zeros; the number is checked against its size.
     let result = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();

@@ -105,11 +105,11 @@ pub fn round<'m>(
     Ok(())
 }
 
-/// Readers of the disk, each of which waits for one block before it asks for the next.
-const READERS: [u64; 5] = [1, 2, 4, 8, 16];
-/// Bytes of a block.
-const BLOCK: u64 = 4096;
-/// Blocks that are read, by all readers together: half of the disk.
+/// Blocks of the disk that are read at a time.
+const AT_A_TIME: [u64; 5] = [1, 4, 16, 64, 256];
+/// KiB of a block.
+const BLOCK: u64 = 4;
+/// Blocks that are read in all, half of the disk.
 const BLOCKS: u64 = 2048;
 
 /// What is drawn of the disk, with its unit.
@@ -125,7 +125,7 @@ impl Moderation {
     }
 }
 
-/// A round: a disk over NVMe-oF that more and more readers read at a time.
+/// A round: a disk over NVMe-oF of which more and more blocks are read at a time.
 pub fn disk_round(machines: &Machines, run: &mut Run) -> Result<()> {
     let (host, target) = machines.cluster.two()?;
     nvme::serve(target)?;
@@ -135,16 +135,16 @@ pub fn disk_round(machines: &Machines, run: &mut Run) -> Result<()> {
         // It concerns completion queues that are made afterwards.
         set_adaptive(host, moderation == Moderation::Adaptive)?;
         nvme::connect(host, target)?;
-        for readers in READERS {
-            match disk(host, readers) {
+        for blocks in AT_A_TIME {
+            match disk(host, blocks) {
                 Ok(values) => {
                     for ((measure, unit), value) in DISK_MEASURES.into_iter().zip(values) {
-                        let (test, key) = (moderation.disk_test(measure), (BLOCK, readers));
+                        let (test, key) = (moderation.disk_test(measure), (BLOCK << 10, blocks));
                         run.results
                             .add(Driver::Ferrite, &test, key, (unit, false), value);
                     }
                 }
-                Err(error) => run.miss(&format!("a disk with {readers} readers"), &error),
+                Err(error) => run.miss(&format!("{blocks} blocks of a disk"), &error),
             }
         }
         nvme::disconnect(host)?;
@@ -153,29 +153,29 @@ pub fn disk_round(machines: &Machines, run: &mut Run) -> Result<()> {
     nvme::end(target)
 }
 
-/// Interrupts for a completion, and microseconds that a block takes, in the order of
+/// Interrupts for a completion, and microseconds until all blocks of a read are there, in the order of
 /// [`DISK_MEASURES`].
-fn disk(vm: &Vm, readers: u64) -> Result<[f64; 2]> {
+fn disk(vm: &Vm, blocks: u64) -> Result<[f64; 2]> {
     const TIME: Duration = Duration::from_secs(120);
     vm.wait_for("test -b /dev/nvme0n1", TIME)?;
-    let each = BLOCKS / readers;
+    // A request for each block, whatever is read at a time.
+    vm.sh(&format!(
+        "echo {BLOCK} >/sys/block/nvme0n1/queue/max_sectors_kb"
+    ))?;
+    let reads = BLOCKS / blocks;
     let read = format!(
-        "for n in $(seq 0 {last}); do
-             dd if=/dev/nvme0n1 of=/dev/null bs={BLOCK} iflag=direct status=none \
-                 skip=$((n * {each})) count={each} &
-         done
-         wait",
-        last = readers - 1
+        "dd if=/dev/nvme0n1 of=/dev/null bs={}k count={reads} iflag=direct status=none",
+        blocks * BLOCK
     );
     // It takes a while to find out what is best.
-    vm.sh_in(&read, TIME)?;
+    vm.sh_in(&format!("{read}; {read}"), TIME)?;
     let before = Sample::take(vm)?;
     let start = Instant::now();
     vm.sh_in(&read, TIME)?;
     let time = start.elapsed();
     let rate = Sample::take(vm)?.since(before).rate();
     ensure!(rate.is_finite(), "nothing was read");
-    Ok([rate, time.as_secs_f64() * 1e6 / each as f64])
+    Ok([rate, time.as_secs_f64() * 1e6 / reads as f64])
 }
 
 fn loads(serving: &mut Serving<'_>, plan: &Plan, moderation: Moderation) -> Result<Vec<Line>> {

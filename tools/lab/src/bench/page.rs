@@ -244,15 +244,19 @@ fn plots(results: &Results) -> Vec<(String, Plot)> {
     }
     for (measure, what, y_label) in [
         ("interrupts", "Interrupts", "per completion"),
-        ("latency", "Time of a read", "microseconds, mean"),
+        (
+            "latency",
+            "Time of a read",
+            "microseconds until all of it is there, mean",
+        ),
     ] {
         let tests = Moderation::OF_A_DISK.map(|kind| (kind.disk_test(measure), kind.words()));
         let tests = tests.each_ref().map(|(test, words)| (&**test, &**words));
         all.push((
             format!("disk_{measure}"),
             Plot {
-                title: format!("{what} against load, 4 KiB reads of a disk over NVMe-oF"),
-                x_label: "readers with a block under way each".into(),
+                title: format!("{what} against load, a disk over NVMe-oF in requests of 4 KiB"),
+                x_label: "requests under way".into(),
                 y_label: y_label.into(),
                 x_name: plain_name,
                 series: lines(results, &tests),
