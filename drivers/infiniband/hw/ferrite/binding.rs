@@ -13,6 +13,7 @@ use crate::{
     },
     handler::Choice,
     kernel_ext::user,
+    vector_map::Destination,
 };
 use kernel::{
     cpu::CpuId,
@@ -62,8 +63,8 @@ impl Who {
 /// Where events of a queue go, and how many at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Binding {
-    /// The number of its handler, or `EQ_NONE`.
-    pub(crate) eqn: u16,
+    /// Its handler, if it has one.
+    pub(crate) handler: Option<u16>,
     /// The processor of its consumer, if it goes to handlers that arrive there.
     pub(crate) follows: Option<CpuId>,
     /// It may be at a handler of low latency: it was put where it is by number, by somebody with the right.
@@ -74,9 +75,13 @@ pub(crate) struct Binding {
 
 impl Binding {
     /// Of a new queue: each completion is an event.
-    pub(crate) const fn new(eqn: u16, follows: Option<CpuId>, may_have_any: bool) -> Self {
+    pub(crate) const fn new(
+        handler: Option<u16>,
+        follows: Option<CpuId>,
+        may_have_any: bool,
+    ) -> Self {
         Self {
-            eqn,
+            handler,
             follows,
             may_have_any,
             moderation_count: 0,
@@ -84,29 +89,32 @@ impl Binding {
         }
     }
 
-    /// The command that tells the device, of queue `cqn`.
-    fn command(&self, cqn: u32) -> ModifyCompletionQueue {
+    /// The command that tells the device, of queue `cqn`, where its handler is `destination` to the device.
+    fn command(&self, cqn: u32, destination: Destination) -> ModifyCompletionQueue {
         ModifyCompletionQueue {
             cqn,
-            eqn: self.eqn,
+            eqn: destination.eqn,
+            processor: destination.processor,
             moderation_count: self.moderation_count,
             moderation_microseconds: self.moderation_microseconds,
             ..ModifyCompletionQueue::zeroed()
         }
     }
 
-    /// Has the device, by `execute`, make the change to queue `cqn`, if it is one for the device. What the device
-    /// refused is as if nobody had asked.
+    /// Has the device, by `execute`, make the change to queue `cqn`, if it is one for the device, to which a handler is
+    /// its `destination`. What the device refused is as if nobody had asked.
     pub(crate) fn change(
         &mut self,
         cqn: u32,
         change: impl FnOnce(&mut Self),
+        destination: impl Fn(Option<u16>) -> Destination,
         execute: impl FnOnce(&ModifyCompletionQueue) -> Result,
     ) -> Result {
         let mut next = *self;
         change(&mut next);
-        let command = next.command(cqn);
-        if command.as_bytes() != self.command(cqn).as_bytes() {
+        let command = next.command(cqn, destination(next.handler));
+        let before = self.command(cqn, destination(self.handler));
+        if command.as_bytes() != before.as_bytes() {
             execute(&command)?;
         }
         *self = next;
@@ -186,35 +194,53 @@ mod tests {
     use super::*;
     use crate::abi;
 
+    /// Handlers 0 and 1 have an event queue each, 2 and 3 share one, and the device looks others up.
+    fn destination(handler: Option<u16>) -> Destination {
+        let bound = |eqn| Destination { eqn, processor: 0 };
+        match handler {
+            None => Destination::NONE,
+            Some(handler @ 0..=1) => bound(2 + handler),
+            Some(2..=3) => bound(4),
+            Some(handler) => Destination {
+                eqn: abi::EQ_MAPPED,
+                processor: handler,
+            },
+        }
+    }
+
     #[test]
     fn a_queue_keeps_its_moderation_when_moved_and_its_handler_when_moderated() -> Result {
-        let mut binding = Binding::new(2, None, false);
+        let mut binding = Binding::new(Some(0), None, false);
         let mut told = KVec::new();
         let mut tell = |command: &ModifyCompletionQueue| {
             let told_now = (
                 command.cqn,
                 command.eqn,
+                command.processor,
                 command.moderation_count,
                 command.moderation_microseconds,
             );
             told.push(told_now, GFP_KERNEL)?;
             Ok(())
         };
-        let moderate = |binding: &mut Binding| {
+        let mut change =
+            |change: &dyn Fn(&mut Binding)| binding.change(7, change, destination, &mut tell);
+        change(&|binding| {
             binding.moderation_count = 8;
             binding.moderation_microseconds = 50;
-        };
-        binding.change(7, moderate, &mut tell)?;
-        binding.change(7, |binding| binding.eqn = abi::EQ_NONE, &mut tell)?;
-        binding.change(7, |binding| binding.moderation_count = 9, &mut tell)?;
-        binding.change(7, |binding| binding.eqn = 3, &mut tell)?;
+        })?;
+        change(&|binding| binding.handler = None)?;
+        change(&|binding| binding.moderation_count = 9)?;
+        change(&|binding| binding.handler = Some(1))?;
+        change(&|binding| binding.handler = Some(5))?;
         assert_eq!(
             &told[..],
             &[
-                (7, 2, 8, 50),
-                (7, abi::EQ_NONE, 8, 50),
-                (7, abi::EQ_NONE, 9, 50),
-                (7, 3, 9, 50)
+                (7, 2, 0, 8, 50),
+                (7, abi::EQ_NONE, 0, 8, 50),
+                (7, abi::EQ_NONE, 0, 9, 50),
+                (7, 3, 0, 9, 50),
+                (7, abi::EQ_MAPPED, 5, 9, 50)
             ]
         );
         Ok(())
@@ -222,20 +248,23 @@ mod tests {
 
     #[test]
     fn a_change_that_the_device_refuses_is_none() {
-        let mut binding = Binding::new(2, None, false);
-        let refused = binding.change(7, |binding| binding.eqn = 3, |_| Err(EIO));
+        let mut binding = Binding::new(Some(0), None, false);
+        let change = |binding: &mut Binding| binding.handler = Some(1);
+        let refused = binding.change(7, change, destination, |_| Err(EIO));
         assert_eq!(refused, Err(EIO));
-        assert_eq!(binding, Binding::new(2, None, false));
+        assert_eq!(binding, Binding::new(Some(0), None, false));
     }
 
     #[test]
     fn the_device_is_not_told_what_it_knows_or_does_not_care_about() -> Result {
-        let mut binding = Binding::new(2, None, false);
+        let mut binding = Binding::new(Some(2), None, false);
         let cpu = CpuId::from_u32(0);
-        let change = |binding: &mut Binding| *binding = Binding::new(2, cpu, true);
-        binding.change(7, change, |_| Err(EIO))?;
-        assert_eq!(binding, Binding::new(2, cpu, true));
-        binding.change(7, |binding| binding.moderation_count = 0, |_| Err(EIO))
+        // Both handlers are the same to the device.
+        let change = |binding: &mut Binding| *binding = Binding::new(Some(3), cpu, true);
+        binding.change(7, change, destination, |_| Err(EIO))?;
+        assert_eq!(binding, Binding::new(Some(3), cpu, true));
+        let change = |binding: &mut Binding| binding.moderation_count = 0;
+        binding.change(7, change, destination, |_| Err(EIO))
     }
 
     #[test]
@@ -254,25 +283,31 @@ mod tests {
 
     #[test]
     fn who_finds_a_binding_taken_does_not_wait_and_who_has_it_settles_it() -> Result {
-        let first = Binding::new(2, None, false);
+        let first = Binding::new(Some(2), None, false);
         let shared = KBox::pin_init(SharedBinding::new(first), GFP_KERNEL)?;
-        let settle_to = |eqn| move |binding: &mut Binding| binding.eqn = eqn;
+        let settle_to = |handler| move |binding: &mut Binding| binding.handler = Some(handler);
         // Nobody asks: nothing is settled.
         shared.change(|binding| binding.moderation_count = 1, settle_to(9));
-        assert_eq!(shared.change(|binding| binding.eqn, settle_to(9)), 2);
+        assert_eq!(
+            shared.change(|binding| binding.handler, settle_to(9)),
+            Some(2)
+        );
         // Nobody has it.
         shared.settle(settle_to(3));
-        assert_eq!(shared.change(|binding| binding.eqn, settle_to(9)), 3);
+        assert_eq!(
+            shared.change(|binding| binding.handler, settle_to(9)),
+            Some(3)
+        );
         // Somebody has it, whatever he does, and settles it once.
         let mut settled = 0;
         shared.change(
             |binding| {
                 shared.settle(|_| unreachable!());
                 shared.settle(|_| unreachable!());
-                binding.eqn = 4;
+                binding.handler = Some(4);
             },
             |binding| {
-                assert_eq!(binding.eqn, 4);
+                assert_eq!(binding.handler, Some(4));
                 settled += 1;
             },
         );

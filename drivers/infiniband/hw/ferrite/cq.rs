@@ -13,7 +13,6 @@ use crate::{
         CompletionDoorbell,
         CompletionEntry,
         CreateCompletionQueue,
-        ModifyCompletionQueue,
         Plain,
         ResizeCompletionQueue,
         UverbsCqRequest,
@@ -67,7 +66,6 @@ use crate::{
     ring::RingMemory,
 };
 use kernel::{
-    cpu::CpuId,
     new_mutex,
     prelude::*,
     rbtree::{
@@ -239,11 +237,11 @@ impl Gate {
     }
 }
 
-/// In place of a processor's number: none.
+/// In place of the number of a processor or a handler: none.
 const NOWHERE: u32 = u32::MAX;
 
-fn number_of(follows: Option<CpuId>) -> u32 {
-    follows.map_or(NOWHERE, |cpu| cpu.as_u32())
+fn number_of(number: Option<impl Into<u32>>) -> u32 {
+    number.map_or(NOWHERE, Into::into)
 }
 
 /// Where ring and record are.
@@ -265,8 +263,8 @@ pub(crate) struct FerriteCq {
     gate: Gate,
     #[pin]
     binding: SharedBinding,
-    /// That of `binding`, for those who may not sleep.
-    eqn: Atomic<u32>,
+    /// That of `binding`, or [`NOWHERE`], for those who may not sleep.
+    handler: Atomic<u32>,
     /// The processor of that, or [`NOWHERE`].
     follows: Atomic<u32>,
     log_entries: u8,
@@ -316,9 +314,9 @@ impl FerriteCq {
         self.number.get()
     }
 
-    /// The number of its handler, or `EQ_NONE`.
-    pub(crate) fn eqn(&self) -> u16 {
-        self.eqn.load(Relaxed) as u16
+    /// Its handler, if it has one.
+    pub(crate) fn handler(&self) -> Option<u16> {
+        u16::try_from(self.handler.load(Relaxed)).ok()
     }
 
     /// Completions consumed, for a queue that the kernel polls.
@@ -348,9 +346,9 @@ impl FerriteCq {
         };
         // Most say a vector without a thought: it is no request for what they may not have.
         let may_have_any = who.may_have_any(choice);
-        let eqn = dev.handlers.choose(choice, abi::EQ_NONE, || may_have_any)?;
-        let first = Binding::new(eqn, choice.follows(), may_have_any);
-        let destination = dev.handlers.destination(first.eqn);
+        let handler = dev.handlers.choose(choice, None, || may_have_any)?;
+        let first = Binding::new(handler, choice.follows(), may_have_any);
+        let destination = dev.handlers.destination(handler);
         let object = DeviceObject::create(
             &dev.hw,
             &CreateCompletionQueue {
@@ -379,7 +377,7 @@ impl FerriteCq {
             number,
             gate,
             binding <- SharedBinding::new(first),
-            eqn: Atomic::new(first.eqn.into()),
+            handler: Atomic::new(number_of(handler)),
             follows: Atomic::new(number_of(first.follows)),
             log_entries,
             progress: Progress::new(),
@@ -485,15 +483,13 @@ impl FerriteCq {
             // Whether or not there is anything to tell it.
             return Err(EIO);
         }
-        binding.change(cq.number(), change, |command| {
-            let destination = dev.handlers.destination(command.eqn);
-            dev.hw.execute(&ModifyCompletionQueue {
-                eqn: destination.eqn,
-                processor: destination.processor,
-                ..*command
-            })
-        })?;
-        cq.eqn.store(binding.eqn.into(), Relaxed);
+        binding.change(
+            cq.number(),
+            change,
+            |handler| dev.handlers.destination(handler),
+            |command| dev.hw.execute(command),
+        )?;
+        cq.handler.store(number_of(binding.handler), Relaxed);
         cq.follows.store(number_of(binding.follows), Relaxed);
         Ok(())
     }
@@ -522,10 +518,10 @@ impl FerriteCq {
         Self::rebind(cq, |binding| {
             // Chosen with the lock held: an interrupt that is steered elsewhere meanwhile is followed.
             let handlers = &cq.device().handlers;
-            let eqn = handlers.choose(choice, binding.eqn, || who.may_have(choice))?;
+            let handler = handlers.choose(choice, binding.handler, || who.may_have(choice))?;
             let may_have_any = who.may_have_any(choice);
             Self::change(cq, binding, |binding| {
-                binding.eqn = eqn;
+                binding.handler = handler;
                 binding.follows = choice.follows();
                 binding.may_have_any = may_have_any;
             })
@@ -542,9 +538,10 @@ impl FerriteCq {
     /// The same with the binding locked.
     fn settle_binding(cq: &Cq<Ferrite>, binding: &mut Binding) {
         let handlers = &cq.device().handlers;
-        let eqn = handlers.settle(binding.eqn, binding.follows, binding.may_have_any);
+        let handler = handlers.settle(binding.handler, binding.follows, binding.may_have_any);
         // What the device refuses stays where it is.
-        let _ = eqn.and_then(|eqn| Self::change(cq, binding, |binding| binding.eqn = eqn));
+        let _ = handler
+            .and_then(|handler| Self::change(cq, binding, |binding| binding.handler = handler));
     }
 
     /// The same for all queues: interrupts arrive elsewhere, or handlers have another priority.
@@ -573,7 +570,7 @@ impl FerriteCq {
         let mut next = hw.cqs.next_index(0);
         while let Some(index) = next {
             let cq = hw.cqs.get(index);
-            if let Some(cq) = cq.filter(|cq| !cq.is_user() && cq.eqn() == abi::EQ_NONE) {
+            if let Some(cq) = cq.filter(|cq| !cq.is_user() && cq.handler().is_none()) {
                 // Any will do.
                 let vector = cq.number() % cq.device().handlers.count().max(1);
                 if Self::move_to(&cq, Choice::Vector(vector), Who::Kernel).is_err() {
@@ -777,8 +774,7 @@ impl Method<Ferrite> for QueryCq {
     );
 
     fn call(_: &Ucontext<Ferrite>, (cq, vector): Self::Attributes<'_>) -> Result {
-        let handlers = &cq.device().handlers;
-        let found = handlers.vector_of_eqn(cq.eqn());
+        let found = cq.handler().map(u32::from);
         vector.write(&found.unwrap_or(abi::UVERBS_CQ_VECTOR_NONE))
     }
 }

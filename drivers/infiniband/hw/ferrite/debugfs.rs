@@ -15,16 +15,13 @@ use crate::{
     doorbell_pages::DoorbellPages,
     eq::EventQueue,
     event_class::EventClass,
-    handler,
     handler::{
         Choice,
+        Handlers,
         Interrupts, //
     },
     hardware::Hardware,
-    kernel_ext::{
-        errno,
-        irq::Kind, //
-    },
+    kernel_ext::irq::Kind,
     numbers::Numbers,
     priority,
     rdma::QpType,
@@ -71,7 +68,9 @@ impl Writer for EventQueues {
             let mut cqs = 0;
             let settings = queue.settings();
             self.hw.cqs.for_each(|_, cq| {
-                let uses = cq.device().handlers.uses(cq.eqn(), queue.number());
+                let handlers = &cq.device().handlers;
+                let handler = cq.handler();
+                let uses = handler.is_some_and(|handler| handlers.uses(handler, queue.number()));
                 cqs += u32::from(uses);
             });
             writeln!(
@@ -158,15 +157,14 @@ impl Writer for CompletionQueues {
         writeln!(f, "cqn owner shared handler eqn entries consumed follows")?;
         let mut result = Ok(());
         self.0.cqs.for_each(|cqn, cq| {
-            let eqn = cq.eqn();
             let shared = if cq.is_shared() { "yes" } else { "no" };
             let line = write!(f, "{} {} {} ", cqn, owner(cq.is_user()), shared)
-                .and_then(|()| {
-                    let handlers = &cq.device().handlers;
-                    match (handlers.vector_of_eqn(eqn), handlers.main_queue(eqn)) {
-                        (Some(handler), Some(queue)) => write!(f, "{} {} ", handler, queue),
-                        _ => write!(f, "none - "),
+                .and_then(|()| match cq.handler() {
+                    Some(handler) => {
+                        let eqn = cq.device().handlers.main_queue(handler);
+                        write!(f, "{} {} ", handler, eqn)
                     }
+                    None => write!(f, "none - "),
                 })
                 .and_then(|()| write!(f, "{} ", cq.entries()))
                 .and_then(|()| match cq.consumed() {
@@ -310,14 +308,7 @@ impl Writer for Tables {
 }
 
 /// Sets the priority of handlers: a line `handler low-latency` or `handler bulk`, by completion vector.
-struct HandlerPriority {
-    queues: KVec<Arc<EventQueue>>,
-    table: Arc<Table>,
-    steering: Arc<Steering>,
-    hw: Arc<Hardware>,
-    /// Whether the device has priorities.
-    offered: bool,
-}
+struct HandlerPriority(Arc<Handlers>);
 
 impl Reader for HandlerPriority {
     fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
@@ -326,22 +317,11 @@ impl Reader for HandlerPriority {
         reader.read_slice(line)?;
         let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
         let (handler, priority) = priority::parse(line)?;
-        let columns = u32::from(self.table.columns());
-        if handler >= columns {
+        // Other than a line that says nothing.
+        if handler >= self.0.count() {
             return Err(ENOENT);
         }
-        if !self.offered {
-            return Err(errno::eopnotsupp());
-        }
-        let queue = |eqn| self.queues.get(usize::from(eqn)).ok_or(EINVAL);
-        let set = handler::set_priorities(
-            self.table.queues_of(handler as u16),
-            priority,
-            |eqn: u16| Ok(queue(eqn)?.settings().priority),
-            |eqn, priority| self.hw.set_priority(queue(eqn)?, priority),
-        );
-        self.steering.settle_queues();
-        set
+        self.0.set_priority(handler, priority)
     }
 }
 
@@ -394,17 +374,7 @@ impl DebugFiles {
             queues: listed,
             hw: hw.clone(),
         };
-        let mut queues = KVec::with_capacity(interrupts.queues().len(), GFP_KERNEL)?;
-        for queue in interrupts.queues() {
-            queues.push(queue.clone(), GFP_KERNEL)?;
-        }
-        let handler_priority = HandlerPriority {
-            queues,
-            table: interrupts.table()?.clone(),
-            steering: interrupts.steering()?.clone(),
-            hw: hw.clone(),
-            offered: ferrite.has(abi::FEATURE_EQ_CONTROL),
-        };
+        let handler_priority = HandlerPriority(ferrite.handlers.clone());
         let (kind, vectors) = interrupts.kind();
         let mut irqs = KVec::with_capacity(vectors as usize, GFP_KERNEL)?;
         for vector in 0..vectors {

@@ -122,8 +122,8 @@ pub(crate) struct Ferrite {
     pub(crate) paging: PagingQueues,
     pub(crate) pager: Arc<Pager>,
     pub(crate) paging_memory: Arc<PagingMemory>,
-    /// Taken down with the RDMA device, while the hardware still answers.
-    pub(crate) handlers: Handlers,
+    /// Taken down with the RDMA device, while the hardware still answers: files that refer to it are gone before.
+    pub(crate) handlers: Arc<Handlers>,
     pub(crate) hw: Arc<Hardware>,
     pub(crate) caps: DeviceCaps,
     pub(crate) identity: Identity,
@@ -161,7 +161,7 @@ impl Ferrite {
             paging: PagingQueues::new()?,
             pager: Pager::new(hw, caps.qp_count)?,
             paging_memory: PagingMemory::new(memory::total())?,
-            handlers: Handlers::start(hw, interrupts)?,
+            handlers: Handlers::start(hw, interrupts, identity.features & caps.features)?,
             tags: Tags::new(caps::tags(&caps))?,
             // Protection domains are numbers only; the device sets no bound.
             pds: Numbers::new(1..caps.qp_count.max(1 << 16))?,
@@ -302,11 +302,10 @@ impl rdma::Driver for Ferrite {
     fn describe_cq(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
         details.number(c"cqn", cq.number())?;
         let handlers = &cq.device().handlers;
-        match handlers.vector_of_eqn(cq.eqn()) {
-            Some(vector) => {
-                let queue = handlers.main_queue(cq.eqn()).unwrap_or(abi::EQ_NONE);
-                details.number(c"eqn", queue.into())?;
-                details.number(c"vector", vector)?;
+        match cq.handler() {
+            Some(handler) => {
+                details.number(c"eqn", handlers.main_queue(handler).into())?;
+                details.number(c"vector", handler.into())?;
             }
             None => details.text(c"vector", c"none")?,
         }

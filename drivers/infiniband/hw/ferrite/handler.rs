@@ -19,6 +19,7 @@ use crate::{
     kernel_ext::{
         cpu,
         cpu_hotplug::Following,
+        errno,
         irq::{
             Handler,
             IrqHandler,
@@ -48,6 +49,7 @@ use kernel::{
     cpumask::Cpumask,
     device::Bound,
     irq::IrqReturn,
+    new_mutex,
     pci,
     prelude::*,
     sync::{
@@ -55,7 +57,8 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
-        Arc, //
+        Arc,
+        Mutex, //
     }, //
 };
 
@@ -475,19 +478,32 @@ struct ActiveQueue {
 /// The event queues made by command: the asynchronous one and the completion handlers'.
 ///
 /// A handler is a column of the table that says where events go, and has the number of a completion vector.
-/// Several can share an event queue, and one can have several. In place of an event queue they are known here
-/// by a number from `EQ_FIRST_HANDLER` on, [`Self::destination`] of which is what the device is told.
+/// Several can share an event queue, and one can have several: [`Self::destination`] is what the device is told.
+///
+/// The device is told when the last reference goes, and has to be there: only what is gone by then has one.
+#[pin_data]
 pub(crate) struct Handlers {
     /// Gone before the queues are.
     _told: ToldTable,
     table: Arc<Table>,
     queues: KVec<ActiveQueue>,
     steering: Arc<Steering>,
+    hw: Arc<Hardware>,
+    /// Whether the device has priorities.
+    has_priorities: bool,
+    /// Held while a priority is set: handlers share event queues, and who takes back what he has set of one does not
+    /// take back what another has.
+    #[pin]
+    setting: Mutex<()>,
 }
 
 impl Handlers {
-    /// Makes the queues known to the device, and arms them.
-    pub(crate) fn start(hw: &Arc<Hardware>, interrupts: &Interrupts) -> Result<Self> {
+    /// Makes the queues known to the device, with which these `features` were agreed on, and arms them.
+    pub(crate) fn start(
+        hw: &Arc<Hardware>,
+        interrupts: &Interrupts,
+        features: u64,
+    ) -> Result<Arc<Self>> {
         let queues = interrupts.queues();
         let mut active = KVec::with_capacity(queues.len(), GFP_KERNEL)?;
         for queue in queues.iter().skip(abi::EQ_ASYNC.into()) {
@@ -507,17 +523,21 @@ impl Handlers {
             )?;
         }
         let table = interrupts.table()?;
-        let handlers = Self {
-            _told: ToldTable::new(hw, table)?,
-            table: table.clone(),
-            queues: active,
-            steering: interrupts.steering()?.clone(),
-        };
-        if handlers.count() == 0 {
+        if table.columns() == 0 {
             pr_err!("ferrite: the device has no event queue for completions\n");
             return Err(ENOSPC);
         }
-        Ok(handlers)
+        let steering = interrupts.steering()?;
+        let init = try_pin_init!(Self {
+            _told: ToldTable::new(hw, table)?,
+            table: table.clone(),
+            queues: active,
+            steering: steering.clone(),
+            hw: hw.clone(),
+            has_priorities: features & abi::FEATURE_EQ_CONTROL != 0,
+            setting <- new_mutex!((), "ferrite_priorities"),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
     }
 
     /// How many completion handlers there are.
@@ -525,36 +545,34 @@ impl Handlers {
         self.table.columns().into()
     }
 
-    /// What the device is told of a completion queue at the handler of number `eqn`, or `EQ_NONE`.
-    pub(crate) fn destination(&self, eqn: u16) -> Destination {
-        match self.vector_of_eqn(eqn) {
-            Some(vector) => self.table.destination(vector as u16),
-            None => Destination { eqn, processor: 0 },
+    /// What the device is told of a completion queue at a handler, or at none.
+    pub(crate) fn destination(&self, handler: Option<u16>) -> Destination {
+        match handler {
+            Some(handler) => self.table.destination(handler),
+            None => Destination::NONE,
         }
     }
 
-    /// The event queue that a handler of number `eqn` is known by, if there is one.
-    pub(crate) fn main_queue(&self, eqn: u16) -> Option<u16> {
-        let vector = self.vector_of_eqn(eqn)?;
-        Some(self.table.main(vector as u16).0)
+    /// The event queue that a handler is known by.
+    pub(crate) fn main_queue(&self, handler: u16) -> u16 {
+        self.table.main(handler).0
     }
 
-    /// Whether the handler of number `eqn` has events in event queue `queue`.
-    pub(crate) fn uses(&self, eqn: u16, queue: u16) -> bool {
-        self.vector_of_eqn(eqn)
-            .is_some_and(|vector| self.table.uses(vector as u16, queue))
+    /// Whether a handler has events in event queue `eqn`.
+    pub(crate) fn uses(&self, handler: u16, eqn: u16) -> bool {
+        self.table.uses(handler, eqn)
     }
 
-    /// The number of the handler that somebody asks for, for a completion queue that is at that of number
-    /// `current`; `EQ_NONE` for none. `may` tells whether he may have one of low latency. `EINVAL` where there is
-    /// no such handler, `EPERM` where he names one that he may not have. Sleeps.
+    /// The handler that somebody asks for, for a completion queue that is at the `current` one; `None` for none.
+    /// `may` tells whether he may have one of low latency. `EINVAL` where there is no such handler, `EPERM` where he
+    /// names one that he may not have. Sleeps.
     pub(crate) fn choose(
         &self,
         choice: Choice,
-        current: u16,
+        current: Option<u16>,
         may: impl Fn() -> bool,
-    ) -> Result<u16> {
-        let current = self.vector_of_eqn(current);
+    ) -> Result<Option<u16>> {
+        let current = current.map(u32::from);
         let is_bulk = |vector| !self.is_low_latency(vector);
         let vector = self.steering.with(|arrives| {
             let arrives = |vector, cpu| {
@@ -563,16 +581,18 @@ impl Handlers {
             };
             choose(choice, self.count(), current, is_bulk, may, arrives)
         })?;
-        match vector {
-            Some(vector) => Ok(abi::EQ_FIRST_HANDLER + vector as u16),
-            None => Ok(abi::EQ_NONE),
-        }
+        Ok(vector.map(|vector| vector as u16))
     }
 
-    /// The number of the handler where a completion queue belongs that is at that of number `current`, and that
-    /// follows processor `follows`, if it does. `may` tells whether it may be at one of low latency. Sleeps.
-    pub(crate) fn settle(&self, current: u16, follows: Option<CpuId>, may: bool) -> Result<u16> {
-        let choice = Choice::to_settle(self.vector_of_eqn(current), follows);
+    /// The handler where a completion queue belongs that is at the `current` one, if it is at one, and that follows
+    /// processor `follows`, if it does. `may` tells whether it may be at one of low latency. Sleeps.
+    pub(crate) fn settle(
+        &self,
+        current: Option<u16>,
+        follows: Option<CpuId>,
+        may: bool,
+    ) -> Result<Option<u16>> {
+        let choice = Choice::to_settle(current.map(u32::from), follows);
         self.choose(choice, current, || may)
     }
 
@@ -603,38 +623,34 @@ impl Handlers {
         })
     }
 
-    /// Sets it, and has completion queues settle: one that may not be at a handler of low latency leaves. Sleeps.
-    pub(crate) fn set_priority(
-        &self,
-        hw: &Arc<Hardware>,
-        vector: u32,
-        priority: EventPriority,
-    ) -> Result {
+    /// Sets it, and has completion queues settle: one that may not be at a handler of low latency leaves.
+    /// `EOPNOTSUPP` where the device has no priorities. Sleeps.
+    pub(crate) fn set_priority(&self, vector: u32, priority: EventPriority) -> Result {
+        if !self.has_priorities {
+            return Err(errno::eopnotsupp());
+        }
         if vector >= self.count() {
             return Err(EINVAL);
         }
         let eqns = self.table.queues_of(vector as u16);
-        let set = set_priorities(
-            eqns,
-            priority,
-            |eqn| Ok(self.queue(eqn)?.settings().priority),
-            |eqn, priority| hw.set_priority(self.queue(eqn)?, priority),
-        );
+        let set = {
+            let _setting = self.setting.lock();
+            set_priorities(
+                eqns,
+                priority,
+                |eqn| Ok(self.queue(eqn)?.settings().priority),
+                |eqn, priority| self.hw.set_priority(self.queue(eqn)?, priority),
+            )
+        };
         // After it is set, and also where it was not: who chooses from now on sees it, and who chose before is looked at.
         self.steering.settle_queues();
         set
-    }
-
-    /// The completion vector of the handler of number `eqn`.
-    pub(crate) fn vector_of_eqn(&self, eqn: u16) -> Option<u32> {
-        let vector = eqn.checked_sub(abi::EQ_FIRST_HANDLER)?;
-        (vector < self.table.columns()).then_some(vector.into())
     }
 }
 
 /// Makes all event queues `eqns` of a handler of that priority by `set`, or none: what was done is undone where
 /// one is refused. `get` gives what they are before.
-pub(crate) fn set_priorities(
+fn set_priorities(
     eqns: [u16; PARTS.len()],
     priority: EventPriority,
     get: impl Fn(u16) -> Result<EventPriority>,

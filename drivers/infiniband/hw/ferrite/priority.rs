@@ -21,10 +21,7 @@ use crate::{
     abi,
     abi::EventPriority,
     device::Ferrite,
-    kernel_ext::{
-        errno,
-        user, //
-    },
+    kernel_ext::user,
     rdma::{
         In,
         Method,
@@ -64,14 +61,6 @@ fn from_raw(raw: u32) -> Result<EventPriority> {
     EventPriority::from_number(number).ok_or(EINVAL)
 }
 
-/// Sets the priority of the handler of completion vector `vector`: `EINVAL` where there is none. Sleeps.
-pub(crate) fn set(ferrite: &Ferrite, vector: u32, priority: EventPriority) -> Result {
-    if !ferrite.has(abi::FEATURE_EQ_CONTROL) {
-        return Err(errno::eopnotsupp());
-    }
-    ferrite.handlers.set_priority(&ferrite.hw, vector, priority)
-}
-
 /// A process sets the priority of a handler.
 pub(crate) struct ModifyVector;
 
@@ -87,7 +76,8 @@ impl Method<Ferrite> for ModifyVector {
         if !user::may_administer_network() {
             return Err(EPERM);
         }
-        set(context.device(), *vector, from_raw(*priority)?)
+        let handlers = &context.device().handlers;
+        handlers.set_priority(*vector, from_raw(*priority)?)
     }
 }
 

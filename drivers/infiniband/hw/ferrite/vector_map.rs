@@ -181,6 +181,14 @@ pub(crate) struct Destination {
     pub(crate) processor: u16,
 }
 
+impl Destination {
+    /// Nothing: there are no events.
+    pub(crate) const NONE: Self = Self {
+        eqn: abi::EQ_NONE,
+        processor: 0,
+    };
+}
+
 /// A layout for so many processors, event queues and vectors.
 pub(crate) struct Table {
     layout: Layout,
