@@ -639,9 +639,14 @@ impl EventQueue {
     /// A queue with nothing in it, out of which nothing was taken since it was armed, is still
     /// armed, and is left alone: it shares its vector with the one that interrupted.
     #[inline]
-    pub(crate) fn service(&self, doorbells: &Doorbells, each: impl FnMut(&EventEntry)) -> bool {
+    pub(crate) fn service(
+        &self,
+        doorbells: &Doorbells,
+        budget: u32,
+        each: impl FnMut(&EventEntry),
+    ) -> bool {
         let mut consumer = self.consumer.lock();
-        let consumed = consumer.drain(each);
+        let consumed = consumer.drain_some(budget, each);
         if consumed == 0 && !consumer.polled {
             return false;
         }

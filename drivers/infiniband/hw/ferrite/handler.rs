@@ -127,6 +127,8 @@ struct Service {
     handlers: Arc<KVec<Arc<EventQueue>>>,
     /// Who wants to know where it is steered to and arrives, once there is somebody.
     steering: Option<Arc<Steering>>,
+    /// Whether one of the queues is of completions: else nobody follows it.
+    has_completions: bool,
     /// The processor of its last interrupt.
     processor: Atomic<u32>,
     /// [`Idle`] of the pin. Only the handler uses it, which does not run twice at a time.
@@ -143,7 +145,7 @@ impl Service {
         let cpu = CpuId::current().as_u32();
         if self.processor.load(Relaxed) != cpu {
             self.processor.store(cpu, Relaxed);
-            if let Some(steering) = &self.steering {
+            if let Some(steering) = self.steering.as_ref().filter(|_| self.has_completions) {
                 steering.settle_queues();
             }
         }
@@ -309,7 +311,7 @@ impl Interrupts {
         let vectors = self.vectors.len() as u16;
         let has_table = features & abi::FEATURE_VECTOR_MAP != 0;
         let processors = cpu::present();
-        let room = queue_room(caps);
+        let room = queue_room(caps, self.layout);
         let table = Table::new(self.layout, has_table, processors, room, vectors)?;
         let wanted = abi::EQ_FIRST_HANDLER + table.queues();
         dev_info!(
@@ -332,7 +334,7 @@ impl Interrupts {
             hw.event_queues
                 .insert(queue.number().into(), queue.clone())?;
         }
-        let steering = Steering::new(hw, &self.vectors, table.used_vectors())?;
+        let steering = Steering::new(hw, &self.vectors, &table)?;
         self.steering = Some(steering.clone());
         // Queues that share a vector with queue 0 are served by its handler, which is made anew.
         self.services.clear();
@@ -394,6 +396,7 @@ impl Interrupts {
                 queues: served,
                 handlers: handlers.clone(),
                 steering: self.steering.clone(),
+                has_completions: eqns.iter().any(|eqn| *eqn >= abi::EQ_FIRST_HANDLER),
                 processor: Atomic::new(u32::MAX),
                 idle: Atomic::new(0),
                 unhandled: self.unhandled.clone(),
@@ -436,10 +439,15 @@ impl Interrupts {
     }
 }
 
-/// How many event queues a device has for completions: those beyond the two fixed ones.
-fn queue_room(caps: &DeviceCaps) -> u32 {
-    let others = caps.max_eq.saturating_sub(abi::EQ_FIRST_HANDLER);
-    caps.handlers.min(others.into())
+/// How many event queues a device has for completions: those beyond the two fixed ones, with a message each where
+/// they do not share one in any case.
+fn queue_room(caps: &DeviceCaps, layout: Layout) -> u32 {
+    let others = caps.max_eq.saturating_sub(abi::EQ_FIRST_HANDLER).into();
+    if layout.has_one_vector() {
+        others
+    } else {
+        caps.handlers.min(others)
+    }
 }
 
 /// Makes the largest thing of up to `1 << log_entries` that there is memory for in one piece, by
@@ -878,16 +886,31 @@ mod tests {
     }
 
     #[test]
-    fn the_device_says_how_many_event_queues_there_is_room_for() {
+    fn the_device_says_how_many_event_queues_there_is_room_for() -> Result {
         let with = |handlers, max_eq| DeviceCaps {
             handlers,
             max_eq,
             ..DeviceCaps::zeroed()
         };
-        assert_eq!(queue_room(&with(64, 66)), 64);
-        assert_eq!(queue_room(&with(2, 66)), 2);
-        assert_eq!(queue_room(&with(64, 5)), 3);
-        assert_eq!(queue_room(&with(64, 0)), 0);
+        // With a message each, and where all share one.
+        for (handlers, max_eq, [each, shared]) in [
+            (64, 66, [64, 64]),
+            (2, 66, [2, 64]),
+            (64, 5, [3, 3]),
+            (64, 0, [0, 0]),
+        ] {
+            let caps = with(handlers, max_eq);
+            for (name, room) in [
+                ("cpu/cpu", each),
+                ("function-cpu/function", each),
+                ("cpu/one", shared),
+                ("function-cpu/intx", shared),
+            ] {
+                let layout = Layout::parse(name.as_bytes()).ok_or(EINVAL)?;
+                assert_eq!(queue_room(&caps, layout), room);
+            }
+        }
+        Ok(())
     }
 
     #[test]

@@ -119,7 +119,8 @@ fn stop(device: &impl Stop, means: Means) -> Option<Reach> {
     if means != Means::Any {
         return None;
     }
-    // Registers that cannot be reached now may be so because of this reset.
+    // Registers that cannot be reached now may be so because of this reset. A device that hung and is pulled out
+    // just now counts as one that nothing stopped: rather is its memory lost than that of others written to.
     if device.reset_function().is_ok() && device.reset().is_ok() {
         Some(Reach::Quiet)
     } else {

@@ -215,7 +215,8 @@ impl Plan {
                 Step::Nothing
             }
             Outcome::Interrupted => {
-                // It is not the device's fault, nor that of who asked.
+                // It is not the device's fault, nor that of who asked: what he wants is done when that is over, by
+                // itself, and he is told so.
                 self.attempts = self.attempts.saturating_sub(1);
                 self.phase = Phase::Waiting { due: now };
                 Step::Wait(0)
@@ -927,14 +928,7 @@ impl Recovery {
             }
         }
         if let Some(question) = question {
-            let answer = result.map_err(|error| match outcome {
-                Outcome::Interrupted => HELD,
-                Outcome::Unstoppable => Refusal::new(error, c"the device cannot be stopped"),
-                _ if taken_back => {
-                    Refusal::new(error, c"the device does not start with it, see the log")
-                }
-                _ => Refusal::new(error, c"the device does not start, see the log"),
-            });
+            let answer = result.map_err(|error| refusal(outcome, taken_back, error));
             self.answer(question, answer.map(|()| life));
         }
         if result.is_ok() {
@@ -968,6 +962,21 @@ impl Recovery {
 }
 
 const HELD: Refusal = Refusal::new(EBUSY, c"the function is being reset by others");
+
+/// What who asked is told of an attempt that ended so, by `error`, with a layout that is `taken_back` or not.
+fn refusal(outcome: Outcome, taken_back: bool, error: Error) -> Refusal {
+    match outcome {
+        // What was asked for is not done: the device comes back as it was before.
+        Outcome::Interrupted if taken_back => HELD,
+        Outcome::Interrupted => Refusal::new(
+            EBUSY,
+            c"the function is being reset by others, the device is tried again after that",
+        ),
+        Outcome::Unstoppable => Refusal::new(error, c"the device cannot be stopped"),
+        _ if taken_back => Refusal::new(error, c"the device does not start with it, see the log"),
+        _ => Refusal::new(error, c"the device does not start, see the log"),
+    }
+}
 
 impl WorkItem for Recovery {
     type Pointer = Arc<Self>;
@@ -1367,6 +1376,19 @@ mod tests {
         assert_eq!(plan.ended(Outcome::Interrupted, false, now), Step::Wait(0));
         assert_eq!(plan.attempts, 0);
         assert_eq!(plan.step(false, None, now), Step::Attempt);
+    }
+
+    #[test]
+    fn who_asked_is_told_whether_it_goes_on_without_him() {
+        let of = |outcome, taken_back| refusal(outcome, taken_back, EIO);
+        let on = of(Outcome::Interrupted, false);
+        assert!(on.error() == EBUSY && on != HELD);
+        // The layout that was asked for is not what it goes on with.
+        assert_eq!(of(Outcome::Interrupted, true), HELD);
+        for outcome in [Outcome::Failed, Outcome::Unstoppable] {
+            assert!([true, false].map(|back| of(outcome, back).error()) == [EIO; 2]);
+        }
+        assert!(of(Outcome::Failed, true) != of(Outcome::Failed, false));
     }
 
     #[test]

@@ -29,27 +29,44 @@ const _: () = assert!(BUDGET % TURN == 0);
 /// they get after that raises another one.
 const LOOKS: u32 = BUDGET / TURN;
 
-/// Events of queues of other vectors that are handled in an interrupt, however many queues there are.
-const MOST_ELSEWHERE: u32 = (LOOKS + 1) * BUDGET;
+/// Events that are handled in an interrupt, however many queues there are: of all queues of the vector, each in its
+/// place; of those of low latency among them beyond that, between turns; and of those of other vectors.
+const MOST: u32 = (LOOKS + 1) * BUDGET;
+
+/// How many queues may share a vector and have all of [`BUDGET`] each.
+const FEW: usize = (MOST / BUDGET) as usize;
+
+/// How many events of each of so many queues that share a vector are handled in its place: one at least. What is
+/// left raises the next interrupt.
+#[inline]
+fn budget_of_each(queues: usize) -> u32 {
+    if queues <= FEW {
+        BUDGET
+    } else {
+        (MOST / queues as u32).max(1)
+    }
+}
 
 /// What is served.
 pub(crate) trait Serve {
     /// Whether it comes before others.
     fn is_low_latency(&self) -> bool;
-    /// Serves it: handles up to [`BUDGET`] events, and arms it; returns whether it had to be.
-    fn serve(&self) -> bool;
+    /// Serves it: handles up to `budget` events, and arms it; returns whether it had to be.
+    fn serve(&self, budget: u32) -> bool;
     /// Handles up to `budget` events; returns how many.
     fn turn(&self, budget: u32) -> u32;
     /// Arms it after turns in which so many events were handled; returns whether it had to be.
     fn end_turns(&self, handled: u32) -> bool;
 }
 
-/// Serves queues that share a vector: each at least once, each bulk one for no more than [`BUDGET`] events,
-/// and those of low latency again between turns, [`LOOKS`] times in all. `elsewhere` serves those of low
-/// latency of other vectors that this one is in the way of, if there are such: it is given how many events it
-/// may handle, and returns how many it has. Returns whether there was something to do for any of `queues`.
+/// Serves queues that share a vector: each at least once, each bulk one for no more than [`BUDGET`] events and
+/// all of them for no more than [`MOST`], and those of low latency again between turns, [`LOOKS`] times in all.
+/// `elsewhere` serves those of low latency of other vectors that this one is in the way of, if there are such: it is
+/// given how many events it may handle, and returns how many it has. Returns whether there was something to do for
+/// any of `queues`.
 pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn(u32) -> u32>) -> bool {
     let mut found = false;
+    let each = budget_of_each(queues.len());
     let low_latency = queues.first().is_some_and(Serve::is_low_latency);
     let alike = queues
         .iter()
@@ -57,18 +74,24 @@ pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn(u32) -> u32
     // Where all are of low latency, those of others do not come before them.
     if alike && (low_latency || elsewhere.is_none()) {
         for queue in queues {
-            found |= queue.serve();
+            found |= queue.serve(each);
         }
         return found;
     }
-    let mut left_elsewhere = MOST_ELSEWHERE;
+    let (mut left, mut left_elsewhere) = (MOST, MOST);
     let mut serve_low_latency = || {
         let mut found = false;
         if let Some(serve) = &elsewhere {
             left_elsewhere = left_elsewhere.saturating_sub(serve(left_elsewhere));
         }
         for queue in queues.iter().filter(|queue| queue.is_low_latency()) {
-            found |= queue.serve();
+            if left == 0 {
+                // Each has its place besides.
+                break;
+            }
+            let handled = queue.turn(each.min(left));
+            left = left.saturating_sub(handled);
+            found |= queue.end_turns(handled);
         }
         found
     };
@@ -77,18 +100,19 @@ pub(crate) fn serve(queues: &[impl Serve], elsewhere: Option<impl Fn(u32) -> u32
     for queue in queues {
         if queue.is_low_latency() {
             // It may be so since a moment ago: no queue is passed over, as its interrupt may be this one.
-            found |= queue.serve();
+            found |= queue.serve(each);
             continue;
         }
         let mut handled = 0;
-        while handled < BUDGET {
-            let turn = queue.turn(TURN);
+        while handled < each {
+            let most = TURN.min(each - handled);
+            let turn = queue.turn(most);
             handled += turn;
             if looks > 0 {
                 looks -= 1;
                 found |= serve_low_latency();
             }
-            if turn < TURN {
+            if turn < most {
                 break;
             }
         }
@@ -162,11 +186,12 @@ impl Serve for Served {
     }
 
     #[inline]
-    fn serve(&self) -> bool {
+    fn serve(&self, budget: u32) -> bool {
         let (mut completions, answers) = (0, self.hw.answers());
         let count = &mut completions;
         // It has the answers, and is dropped before the queue is unlocked.
-        let served = self.queue.service(&self.hw.doorbells, move |event| {
+        let doorbells = &self.hw.doorbells;
+        let served = self.queue.service(doorbells, budget, move |event| {
             *count += u64::from(self.hw.dispatch(event, &answers));
         });
         if let (true, Some(moderation)) = (served, &self.moderation) {
@@ -228,8 +253,8 @@ mod tests {
             self.low_latency
         }
 
-        fn serve(&self) -> bool {
-            let found = self.take(BUDGET) > 0;
+        fn serve(&self, budget: u32) -> bool {
+            let found = self.take(budget) > 0;
             self.armed.set(self.armed.get() + 1);
             found
         }
@@ -349,7 +374,7 @@ mod tests {
                 handled += turn.1;
                 largest = turn.1.max(largest);
             }
-            assert_eq!((handled, largest), (MOST_ELSEWHERE, BUDGET));
+            assert_eq!((handled, largest), (MOST, BUDGET));
         }
         // One that has little leaves the rest to the next.
         let (few, many) = (
@@ -395,6 +420,41 @@ mod tests {
     }
 
     #[test]
+    fn however_many_queues_share_a_vector_its_interrupt_ends() -> Result {
+        let turns = RefCell::new(KVec::new());
+        for count in [1, FEW, FEW + 1, 64, 510] {
+            // None is of low latency, all are, and each other one.
+            for low_latency in [|_| false, |_| true, |at: usize| at % 2 == 0] {
+                let mut queues = KVec::with_capacity(count, GFP_KERNEL)?;
+                for at in 0..count {
+                    let queue = queue(&turns, b'q', low_latency(at), u32::MAX);
+                    queues.push(queue, GFP_KERNEL)?;
+                }
+                turns.borrow_mut().clear();
+                assert!(serve(&queues, NOWHERE));
+                let (mut all, mut most_of_one) = (0, 0);
+                for queue in &queues {
+                    let handled = u32::MAX - queue.events.get();
+                    // Each has its place, and is armed.
+                    assert!(handled >= budget_of_each(count) && queue.armed.get() > 0);
+                    if !queue.low_latency {
+                        assert_eq!(handled, budget_of_each(count));
+                    }
+                    all += handled;
+                    most_of_one = handled.max(most_of_one);
+                }
+                let alike = count == 1 || low_latency(0) == low_latency(1);
+                let most = if alike { MOST } else { 2 * MOST };
+                assert!(all <= most && (most_of_one <= BUDGET || !alike));
+            }
+        }
+        assert_eq!([1, FEW].map(budget_of_each), [BUDGET; 2]);
+        assert!(budget_of_each(FEW + 1) < BUDGET);
+        assert_eq!(budget_of_each(usize::from(u16::MAX)), 1);
+        Ok(())
+    }
+
+    #[test]
     fn it_is_said_whether_any_queue_had_something() {
         // A pin that nobody has anything for is another's.
         let turns = RefCell::new(KVec::new());
@@ -419,8 +479,8 @@ mod tests {
             fn is_low_latency(&self) -> bool {
                 self.1.get()
             }
-            fn serve(&self) -> bool {
-                self.0.serve()
+            fn serve(&self, budget: u32) -> bool {
+                self.0.serve(budget)
             }
             fn turn(&self, budget: u32) -> u32 {
                 self.0.turn(budget)

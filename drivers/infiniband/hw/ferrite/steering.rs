@@ -3,9 +3,10 @@
 //! Which processor the interrupt of each completion handler arrives at, and what follows when that
 //! changes.
 //!
-//! Each vector of completion handlers has a home, one of the processors that there are, in turn. It is
-//! steered there when the driver binds, and whenever that processor comes online. When the processor that it
-//! is steered to goes offline it goes to one that has few. Anybody may steer it elsewhere (`/proc/irq`): that
+//! Each vector of completion handlers has a home, one of the processors that there are, in turn, and all
+//! vectors of one handler have the same where they are no other's ([`Table::homes`]). It is steered there
+//! when the driver binds, and whenever that processor comes online. When the processor that it is steered to
+//! goes offline it goes to one that has few. Anybody may steer it elsewhere (`/proc/irq`): that
 //! counts until its home comes online again, or somebody asks for balance.
 //!
 //! Completion queues that were put where their consumer is follow: when another handler arrives there, and
@@ -13,7 +14,6 @@
 //! latency that they may not be at.
 
 use crate::{
-    abi,
     cq::FerriteCq,
     hardware::Hardware,
     kernel_ext::{
@@ -25,6 +25,7 @@ use crate::{
         },
         irq::Vectors, //
     },
+    vector_map::Table,
 };
 use kernel::{
     cpu::CpuId,
@@ -59,11 +60,10 @@ struct Place {
 struct Places(KVec<Place>);
 
 impl Places {
-    /// Of `vectors`, each of those from `first` on at home at the processor that `home` gives for its turn.
-    fn new(vectors: u32, first: u32, home: impl Fn(u32) -> u32) -> Result<Self> {
-        let mut places = KVec::with_capacity(vectors as usize, GFP_KERNEL)?;
-        for vector in 0..vectors {
-            let home = vector.checked_sub(first).map(&home);
+    /// Of vectors with these homes.
+    fn new(homes: impl ExactSizeIterator<Item = Option<u32>>) -> Result<Self> {
+        let mut places = KVec::with_capacity(homes.len(), GFP_KERNEL)?;
+        for home in homes {
             places.push(Place { home, at: None }, GFP_KERNEL)?;
         }
         Ok(Self(places))
@@ -191,13 +191,15 @@ impl_has_work! {
 }
 
 impl Steering {
-    /// Of `vectors`, of which the first `used` have handlers. Nothing is steered yet.
-    pub(crate) fn new(hw: &Arc<Hardware>, vectors: &Arc<Vectors>, used: u32) -> Result<Arc<Self>> {
-        let places = Places::new(
-            used.min(vectors.len()),
-            abi::EQ_FIRST_HANDLER.into(),
-            cpu::nth_present,
-        )?;
+    /// Of `vectors`, of which those of `table` have handlers. Nothing is steered yet.
+    pub(crate) fn new(
+        hw: &Arc<Hardware>,
+        vectors: &Arc<Vectors>,
+        table: &Table,
+    ) -> Result<Arc<Self>> {
+        let homes = table.homes()?;
+        let homes = homes.iter().take(vectors.len() as usize);
+        let places = Places::new(homes.map(|home| home.map(cpu::nth_present)))?;
         let init = pin_init!(Self {
             hw: hw.clone(),
             vectors: vectors.clone(),
@@ -289,7 +291,8 @@ mod tests {
     /// Vectors 0 and 1 for commands and asynchronous events, and `handlers` more, for `processors` in turn,
     /// steered with these online.
     fn balanced(handlers: u32, processors: u32, online: &[u32]) -> Result<Places> {
-        let mut places = Places::new(2 + handlers, 2, |turn| turn % processors)?;
+        let homes = (0..2 + handlers).map(|vector| Some(vector.checked_sub(2)? % processors));
+        let mut places = Places::new(homes)?;
         places.balance(|| online.iter().copied(), |_, _| Ok(()));
         Ok(places)
     }

@@ -135,6 +135,11 @@ impl Layout {
         self.vectors.is_none()
     }
 
+    /// Whether all event queues of completions interrupt by one vector.
+    pub(crate) fn has_one_vector(&self) -> bool {
+        matches!(self.vectors, None | Some(Spread::One))
+    }
+
     /// How many columns the table has, if there are event queues for them.
     fn columns(&self, processors: u32) -> u32 {
         let each = match self.queues {
@@ -311,6 +316,34 @@ impl Table {
         // `Init` of pin-init has a function of this name as well.
         let all = Iterator::chain(entries, others);
         u32::from(all.max().unwrap_or(0)) + 1
+    }
+
+    /// Where each vector up to the last one that is used is at home: a number to count processors by, if it is one of
+    /// completions.
+    ///
+    /// Where vectors are for columns it is the first column that has it, so that all parts of a column are at one
+    /// processor; else they are dealt out in turn.
+    pub(crate) fn homes(&self) -> Result<KVec<Option<u32>>> {
+        let used = self.used_vectors();
+        let mut homes = KVec::with_capacity(used as usize, GFP_KERNEL)?;
+        for vector in 0..used {
+            let turn = vector.checked_sub(abi::EQ_FIRST_HANDLER.into());
+            homes.push(turn, GFP_KERNEL)?;
+        }
+        match self.layout.vectors {
+            None | Some(Spread::One | Spread::Function) => return Ok(homes),
+            Some(Spread::Cpu | Spread::Several | Spread::FunctionCpu) => {}
+        }
+        // The first is the last to say so.
+        for part in (0..PARTS.len()).rev() {
+            for column in (0..self.columns).rev() {
+                let vector = usize::from(self.vector(part, column));
+                if let Some(Some(home)) = homes.get_mut(vector) {
+                    *home = column.into();
+                }
+            }
+        }
+        Ok(homes)
     }
 
     /// The entry of a part of the work, by its place in [`PARTS`], and a column.
@@ -704,6 +737,33 @@ mod tests {
         let one = Table::new(named("function-cpu/function-cpu")?, true, 2, 1, 6)?;
         check("1 queue", &one, &[&[(2, 2), (2, 3)], &[(2, 4), (2, 5)]]);
         Ok(())
+    }
+
+    #[test]
+    fn all_vectors_of_a_column_are_at_home_at_one_processor() -> Result {
+        let check = |name, processors, queues, vectors, expected: &[u32]| -> Result {
+            let table = Table::new(named(name)?, true, processors, queues, vectors)?;
+            let homes = table.homes()?;
+            // Those of commands and asynchronous events have none.
+            assert!(homes.iter().take(2).all(Option::is_none));
+            let homes = homes.iter().skip(2).copied();
+            assert!(homes.eq(expected.iter().copied().map(Some)));
+            Ok(())
+        };
+        check("cpu/cpu", 3, 64, 5, &[0, 1, 2])?;
+        // Fewer vectors, and fewer event queues.
+        check("cpu/cpu", 3, 64, 4, &[0, 1])?;
+        check("cpu/cpu", 3, 2, 5, &[0, 1])?;
+        check("several/cpu", 2, 64, 4, &[0, 1])?;
+        check("several/several", 2, 64, 6, &[0, 1, 2, 3])?;
+        check("cpu/several", 3, 64, 8, &[0, 1, 2, 0, 1, 2])?;
+        check("cpu/several", 6, 2, 14, &[0, 1, 0, 1])?;
+        check("function-cpu/function-cpu", 3, 64, 8, &[0, 1, 2, 0, 1, 2])?;
+        check("function-cpu/function-cpu", 4, 64, 7, &[0, 1, 2, 3, 0])?;
+        // For no column alone.
+        check("function/function", 3, 64, 4, &[0, 1])?;
+        check("one/one", 3, 64, 3, &[0])?;
+        check("one/intx", 3, 64, 1, &[])
     }
 
     #[test]
