@@ -97,6 +97,16 @@ impl Backlog {
         Some((entry, message))
     }
 
+    /// The event queues whose overflow is told of by what is here.
+    fn overflows(&self) -> Vec<u16> {
+        let code = EventCode::EventQueueOverflow.number();
+        let entries = self.entries.values().map(|(entry, _)| entry);
+        entries
+            .filter(|entry| entry.code == code)
+            .map(|entry| entry.id as u16)
+            .collect()
+    }
+
     /// Drops the event of a kind and an object, if there is one.
     fn remove(&mut self, code: u32, id: u32) -> Option<EventEntry> {
         let place = self.places.remove(&(code, id))?;
@@ -924,11 +934,17 @@ impl Core {
     }
 
     /// Something is to be written to a queue: first what waits, where the host has zeroed slots and
-    /// not told yet.
+    /// not told yet. That is due before it, and raised by its own message.
     fn drain_before(&mut self, eqn: u16, host: &mut dyn Host) {
         let queue = self.eqs.get(eqn);
-        if queue.is_some_and(|queue| queue.is_awaited() && !queue.draining) {
-            self.drain(eqn, host);
+        let queue = queue.filter(|queue| queue.is_awaited() && !queue.draining);
+        let Some(written) = queue.map(|queue| queue.write_index) else {
+            return;
+        };
+        self.drain(eqn, host);
+        let queue = self.eqs.get(eqn);
+        if queue.is_some_and(|queue| queue.write_index != written) {
+            self.notify(eqn, None, self.now, host);
         }
     }
 
@@ -1015,11 +1031,16 @@ impl Core {
             Some(EventOverflow::Stop) => self.fail(FatalCode::EventQueueOverflow, host),
             Some(EventOverflow::Undefine) => {
                 let queue = self.eqs.queues[usize::from(eqn)].take();
+                let overflows = queue.as_ref().map(|queue| queue.backlog.overflows());
                 let waiting = queue.map(|queue| queue.waiting.all()).unwrap_or_default();
                 self.eqs.lost.insert(eqn, waiting);
                 self.eqs.pins.clear(eqn);
                 self.eqs.count_low_latency();
                 self.tell_of_overflow(eqn, host);
+                // What it was to tell of others is told once, and not by it any more.
+                for other in overflows.into_iter().flatten() {
+                    self.tell_of_overflow(other, host);
+                }
             }
         }
         false
@@ -1178,6 +1199,9 @@ impl Core {
                         self.report_overflow(eqn, host);
                         self.notify(eqn, None, self.now, host);
                     }
+                } else if entry.code == EventCode::EventQueueOverflow.number() {
+                    // The queue that was to tell of it is gone just now.
+                    self.tell_of_overflow(entry.id as u16, host);
                 }
             }
             Err(code) => self.fail(code, host),

@@ -1505,6 +1505,42 @@ fn an_overflow_is_told_on_queue_0_where_the_queue_of_its_row_is_gone() {
 }
 
 #[test]
+fn an_overflow_is_told_on_queue_0_where_the_queue_that_was_to_tell_of_it_goes() {
+    let overflow = |eqn: u16| (EventCode::EventQueueOverflow, u32::from(eqn));
+    // It goes with what is kept back there, or by the overflow that it was to tell of.
+    for kept_back in [true, false] {
+        let mut node = Node::new(1);
+        let set = node.map_vectors(SubFunction::Global, 0, &[(EQ, MESSAGE_OF_QUEUE)]);
+        assert_eq!(set, CommandStatus::Ok);
+        for id in 0..ENTRIES {
+            post(&mut node, EQ, id);
+        }
+        let undefine = |node: &mut Node| {
+            control(node, EQ, EventOverflow::Undefine, EventPriority::Bulk);
+        };
+        if !kept_back {
+            undefine(&mut node);
+        }
+        for id in 0..=ENTRIES {
+            post(&mut node, EQ_ASYNC, id);
+        }
+        if kept_back {
+            // It has no room for that, and says so.
+            assert_eq!(node.event_codes(EQ_CONTROL), [overflow(EQ)]);
+            undefine(&mut node);
+            post(&mut node, EQ, ENTRIES);
+        }
+        assert_eq!(
+            node.event_codes(EQ_CONTROL),
+            [overflow(EQ), overflow(EQ_ASYNC)]
+        );
+        assert_eq!(node.status().state(), Some(DeviceState::Running));
+        let state = node.engine.core().eqs.state(EQ);
+        assert_eq!(state, EventQueueState::Undefined);
+    }
+}
+
+#[test]
 fn a_new_completion_queue_has_nothing_of_one_that_had_its_number() {
     let mut node = Node::new(1);
     node.create_eq(3, 3);
@@ -2167,6 +2203,31 @@ fn who_waits_is_written_as_soon_as_there_is_room() {
     post(&mut node, EQ, 1000);
     let all: Vec<u32> = (4..2 + ENTRIES + 1).chain([1000]).collect();
     assert_eq!(ids(&mut node, EQ), all);
+}
+
+#[test]
+fn what_waited_and_is_due_is_raised_before_a_newer_event_and_by_the_oldest() {
+    let mut node = mapped_parts();
+    for cqn in [2, 3] {
+        node.create_cq(cqn, EQ_NONE, 4);
+        bind(&mut node, cqn, EQ_MAPPED, 1);
+        node.arm_cq(cqn, 0, false);
+    }
+    for id in 0..ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    moderate(&mut node, EQ, 10, ENTRIES as u16 + 1);
+    node.ring_eq(EQ, true);
+    // A send waits for room, and is written when a receive comes, as the host has read and not told.
+    complete(&mut node, 2, false, false);
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 1);
+    take_one(&mut node, EQ);
+    take_one(&mut node, EQ);
+    assert_eq!(node.host.raised, []);
+    complete(&mut node, 3, true, false);
+    assert_eq!(node.engine.core.eqs.waiting(EQ), 0);
+    // The send was one too many; the oldest is none that went by the map.
+    assert_eq!(node.host.raised, [EQ]);
 }
 
 /// A device whose queue that tells of overflows is being drained when another one overflows: it has had two
