@@ -1139,6 +1139,11 @@ mod tests {
         assert!(!spreading.take_back(layout));
         spreading.has_table = true;
         assert_eq!(spreading.of_life(), layout);
+        // Nor does it where somebody sets the one that it has by now.
+        spreading.has_table = false;
+        assert_eq!(spreading.set(b"cpu/cpu"), Ok(()));
+        assert!(!spreading.take_back(vector_map::DEFAULT));
+        assert_eq!(spreading.layout, vector_map::DEFAULT);
     }
 
     /// A parameter with which a life has begun, and that layout.
