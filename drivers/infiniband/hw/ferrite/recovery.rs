@@ -882,11 +882,10 @@ impl Recovery {
         hw.cause() == Some(Cause::Renewal)
     }
 
-    /// Tries, because somebody asked that question or because it is time; `renewal` where the device worked and
-    /// is to have another layout. Gives what is to be done then.
+    /// Tries, because somebody asked that question or because it is time; `renewal` where the device worked, was
+    /// [let go of](Self::let_go) and is to have another layout. Gives what is to be done then.
     fn try_again(self: &Arc<Self>, question: Option<u64>, renewal: bool) -> Step {
         self.counts.lock().trying = true;
-        let renewal = renewal && self.let_go();
         let layout = self.spreading.lock().layout;
         if self.current.lock().held {
             self.counts.lock().trying = false;
@@ -992,18 +991,20 @@ impl WorkItem for Recovery {
             exchange.take()
         };
         let cause = match this.works() {
-            Ok(as_wanted) => {
-                match question {
-                    Some(question) if !as_wanted => {
-                        let step = this.plan.lock().step(true, None, this.now());
-                        this.act(step, Some(question), true);
-                        return;
-                    }
-                    Some(question) => {
-                        let life = this.plan.lock().life;
-                        this.answer(question, Ok(life));
-                    }
-                    None => {}
+            Ok(false) if question.is_some() => {
+                this.counts.lock().trying = true;
+                if this.let_go() {
+                    let step = this.plan.lock().step(true, None, this.now());
+                    this.act(step, question, true);
+                    return;
+                }
+                // That is a failure like others.
+                this.hardware().and_then(|hw| hw.cause())
+            }
+            Ok(_) => {
+                if let Some(question) = question {
+                    let life = this.plan.lock().life;
+                    this.answer(question, Ok(life));
                 }
                 this.check_health();
                 return;
