@@ -176,8 +176,7 @@ fn fail_each(fault: &Fault, ground: &Ground, make: Make, sample: Option<u32>) ->
         match result {
             Ok(mut made) => destroyed(made()).map_err(said)?,
             Err(errno) if !hit => return Err(said(format!("no fault, but {errno}").into())),
-            // The latter where the kernel cannot map a page of the device.
-            Err(Errno(libc::ENOMEM | libc::EAGAIN)) => refused += 1,
+            Err(Errno(errno)) if is_refusal(errno) => refused += 1,
             Err(errno) => return Err(said(format!("no memory, but {errno}").into())),
         }
         failed += u32::from(hit);
@@ -241,6 +240,16 @@ fn destroyed(result: i32) -> Check {
 /// What a destroy that may not fail said, as an errno value.
 fn code(result: i32) -> i32 {
     check(result).map_or_else(|errno| errno.0, |()| 0)
+}
+
+/// Whether this is how a verb may say that there was no memory for it: `EAGAIN` where the kernel cannot map a page
+/// of the device, `ENOBUFS` and `ENFILE` where it has no place for a neighbour that was not known, or no file for
+/// the socket by which that is asked for.
+fn is_refusal(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS | libc::ENFILE
+    )
 }
 
 impl Ground {
