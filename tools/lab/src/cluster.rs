@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{bail, Context, Result};
 
 use crate::artifacts::program;
-use crate::kernel::Kernel;
+use crate::kernel::{Flavour, Kernel};
 use crate::process::{lock, Daemon, FileLock};
 use crate::vm::{mac, wait_for_socket, BootFailed, Config, Vm};
 use crate::{guest, payload, OUT};
@@ -139,6 +139,7 @@ pub struct Cluster {
     devices: Mutex<Vec<Option<Daemon>>>,
     fabric: Option<Daemon>,
     dir: PathBuf,
+    flavour: Flavour,
     thorough: bool,
 }
 
@@ -178,6 +179,7 @@ impl Cluster {
             devices: Mutex::new(Vec::new()),
             fabric: None,
             dir: dir.clone(),
+            flavour: kernel.flavour,
             thorough: options.thorough,
         };
         cluster.start_fabric(options)?;
@@ -295,6 +297,11 @@ impl Cluster {
     /// Whether tests shall take the time to try everything.
     pub fn thorough(&self) -> bool {
         self.thorough
+    }
+
+    /// The guests' kernel.
+    pub fn flavour(&self) -> Flavour {
+        self.flavour
     }
 
     /// The cluster's folder.
