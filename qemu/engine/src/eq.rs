@@ -762,11 +762,16 @@ impl Core {
         // Whatever has its number next has not overflowed.
         self.eqs
             .forget_events(&[EventCode::EventQueueOverflow], eqn.into());
+        let overflows = queue.as_ref().map(|queue| queue.backlog.overflows());
         // Events of completion queues that the map sends elsewhere by now are due there.
         let waiting = queue.map(|queue| queue.waiting.all()).or(lost);
         for (ticket, cqn) in waiting.into_iter().flatten() {
             self.work += 1;
             self.cq_left_behind(cqn, ticket, eqn, host);
+        }
+        // So are overflows that it was to tell of.
+        for other in overflows.into_iter().flatten() {
+            self.tell_of_overflow(other, host);
         }
         Ok(())
     }
@@ -1181,7 +1186,15 @@ impl Core {
         if !is_answer && queue.is_awaited() {
             self.drain_before(eqn, host);
         }
-        let Some(queue) = self.eqs.get(eqn).filter(|_| self.is_running()) else {
+        if !self.is_running() {
+            return;
+        }
+        let is_overflow = entry.code == EventCode::EventQueueOverflow.number();
+        let Some(queue) = self.eqs.get(eqn) else {
+            // It is gone since it was drained, and so is what it was to tell of, but for this.
+            if is_overflow {
+                self.tell_of_overflow(entry.id as u16, host);
+            }
             return;
         };
         match queue.has_room_for(host, &entry) {
@@ -1199,7 +1212,7 @@ impl Core {
                         self.report_overflow(eqn, host);
                         self.notify(eqn, None, self.now, host);
                     }
-                } else if entry.code == EventCode::EventQueueOverflow.number() {
+                } else if is_overflow {
                     // The queue that was to tell of it is gone just now.
                     self.tell_of_overflow(entry.id as u16, host);
                 }

@@ -1541,6 +1541,32 @@ fn an_overflow_is_told_on_queue_0_where_the_queue_that_was_to_tell_of_it_goes() 
 }
 
 #[test]
+fn an_overflow_is_told_where_the_queue_that_was_to_tell_of_it_is_destroyed() {
+    let overflow = |eqn: u16| (EventCode::EventQueueOverflow, u32::from(eqn));
+    let mut node = Node::new(1);
+    let to = |node: &mut Node, eqn| {
+        let set = node.map_vectors(SubFunction::Global, 0, &[(eqn, MESSAGE_OF_QUEUE)]);
+        assert_eq!(set, CommandStatus::Ok);
+    };
+    to(&mut node, EQ);
+    for id in 0..ENTRIES {
+        post(&mut node, EQ, id);
+    }
+    for id in 0..=ENTRIES {
+        post(&mut node, EQ_ASYNC, id);
+    }
+    // It has no room for that, and says so.
+    assert_eq!(node.event_codes(EQ_CONTROL), [overflow(EQ)]);
+    to(&mut node, EQ_CONTROL);
+    let destroy = CommandOpcode::DestroyEventQueue;
+    assert_eq!(node.object_command(destroy, EQ.into()), CommandStatus::Ok);
+    assert_eq!(
+        node.event_codes(EQ_CONTROL),
+        [overflow(EQ), overflow(EQ_ASYNC)]
+    );
+}
+
+#[test]
 fn a_new_completion_queue_has_nothing_of_one_that_had_its_number() {
     let mut node = Node::new(1);
     node.create_eq(3, 3);

@@ -317,7 +317,7 @@ impl Reader for HandlerPriority {
         reader.read_slice(line)?;
         let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
         let (handler, priority) = priority::parse(line)?;
-        // Other than a line that says nothing.
+        // `EINVAL` is for a line that cannot be read.
         if handler >= self.0.count() {
             return Err(ENOENT);
         }

@@ -448,13 +448,13 @@ fn does_not_start(cluster: &Cluster) -> Result<()> {
         let said = one.sh_in(
             &format!(
                 "{REPORTERS}; dmesg -C
-                 exec {{log}}< <(exec dmesg -W)
+                 exec {{log}}< <(exec dmesg -w)
                  listener=$!
                  devlink dev param set $reporters name vector_map value one/cpu cmode runtime 2>&1 &
                  setting=$!
                  {end}
                  wait $setting; echo $?
-                 kill $listener 2>/dev/null"
+                 kill $listener 2>/dev/null || true"
             ),
             PATIENCE,
         )?;
