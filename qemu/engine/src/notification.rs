@@ -1542,28 +1542,27 @@ fn an_overflow_is_told_on_queue_0_where_the_queue_that_was_to_tell_of_it_goes() 
 
 #[test]
 fn an_overflow_is_told_where_the_queue_that_was_to_tell_of_it_is_destroyed() {
-    let overflow = |eqn: u16| (EventCode::EventQueueOverflow, u32::from(eqn));
     let mut node = Node::new(1);
+    for eqn in [3, 4] {
+        node.create_eq(eqn, eqn);
+    }
     let to = |node: &mut Node, eqn| {
         let set = node.map_vectors(SubFunction::Global, 0, &[(eqn, MESSAGE_OF_QUEUE)]);
         assert_eq!(set, CommandStatus::Ok);
     };
+    to(&mut node, 3);
+    for eqn in [3, 4] {
+        for id in 0..ENTRIES {
+            post(&mut node, eqn, id);
+        }
+    }
+    // The other one has no room to tell of it.
+    post(&mut node, 4, ENTRIES);
     to(&mut node, EQ);
-    for id in 0..ENTRIES {
-        post(&mut node, EQ, id);
-    }
-    for id in 0..=ENTRIES {
-        post(&mut node, EQ_ASYNC, id);
-    }
-    // It has no room for that, and says so.
-    assert_eq!(node.event_codes(EQ_CONTROL), [overflow(EQ)]);
-    to(&mut node, EQ_CONTROL);
+    assert!(node.event_codes(EQ).is_empty());
     let destroy = CommandOpcode::DestroyEventQueue;
-    assert_eq!(node.object_command(destroy, EQ.into()), CommandStatus::Ok);
-    assert_eq!(
-        node.event_codes(EQ_CONTROL),
-        [overflow(EQ), overflow(EQ_ASYNC)]
-    );
+    assert_eq!(node.object_command(destroy, 3), CommandStatus::Ok);
+    assert_eq!(node.event_codes(EQ), [(EventCode::EventQueueOverflow, 4)]);
 }
 
 #[test]

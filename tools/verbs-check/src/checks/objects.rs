@@ -712,6 +712,11 @@ pub(super) fn bind2(rig: &Rig, pair: &Pair, mw: *mut ibv_mw, rkey: u32) -> Check
     Ok(())
 }
 
+/// The key of the next binding of a window: only its instance changes, the last byte.
+fn next_key(rkey: u32) -> u32 {
+    rkey & !0xff | u32::from((rkey as u8).wrapping_add(1))
+}
+
 fn window2(rig: &Rig) -> Check {
     let base = rig.buffer.address() + 32768;
     // Invalidated by its owner, then by the peer.
@@ -719,7 +724,7 @@ fn window2(rig: &Rig) -> Check {
         let mw = window(rig, IBV_MW_TYPE_2)?;
         let pair = rig.pair()?;
         // SAFETY: the window lives.
-        let key = unsafe { (*mw).rkey.wrapping_add(1) };
+        let key = unsafe { next_key((*mw).rkey) };
         bind2(rig, &pair, mw, key)?;
         rig.write_to(pair.a, 100, base, key)?;
         rig.ends(pair.cq, IBV_WC_SUCCESS, "a write into the window")?;
@@ -753,7 +758,7 @@ fn window2(rig: &Rig) -> Check {
     let mw = window(rig, IBV_MW_TYPE_2)?;
     let (pair, other) = (rig.pair()?, rig.pair()?);
     // SAFETY: the window lives.
-    let key = unsafe { (*mw).rkey.wrapping_add(1) };
+    let key = unsafe { next_key((*mw).rkey) };
     bind2(rig, &pair, mw, key)?;
     rig.write_to(other.a, 100, base, key)?;
     refused(rig, &other, "a write through another queue pair")
