@@ -714,7 +714,7 @@ pub(super) fn bind2(rig: &Rig, pair: &Pair, mw: *mut ibv_mw, rkey: u32) -> Check
 
 /// The key of the next binding of a window: only its instance changes, the last byte.
 fn next_key(rkey: u32) -> u32 {
-    rkey & !0xff | u32::from((rkey as u8).wrapping_add(1))
+    (rkey & !0xff) | u32::from((rkey as u8).wrapping_add(1))
 }
 
 fn window2(rig: &Rig) -> Check {
