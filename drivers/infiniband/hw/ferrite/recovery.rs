@@ -286,20 +286,29 @@ impl Exchange {
         }
     }
 
-    /// A life has begun.
+    /// A life has begun. One whose failure was not reported is [replaced](Self::renews) silently: devlink counts
+    /// no recovery without an error.
     fn begins(&mut self, life: u32) {
+        if self.failed && !self.reported {
+            self.renews(life);
+        } else {
+            self.starts(life);
+        }
+    }
+
+    /// A life has begun in place of one that devlink takes for working: there is nothing to count but what it has
+    /// not counted before.
+    fn renews(&mut self, life: u32) {
+        let due = self.life.saturating_sub(self.counted);
+        self.starts(life);
+        self.counts(life.saturating_sub(due));
+    }
+
+    fn starts(&mut self, life: u32) {
         self.life = life;
         self.failed = false;
         self.reported = false;
         self.verdict = None;
-    }
-
-    /// A life has begun in place of one that worked: there is nothing for devlink to count but what it has not
-    /// counted before.
-    fn renews(&mut self, life: u32) {
-        let due = self.life.saturating_sub(self.counted);
-        self.begins(life);
-        self.counts(life.saturating_sub(due));
     }
 
     /// devlink has counted the lives up to this one, or is not to.
@@ -1504,6 +1513,7 @@ mod tests {
         assert_eq!(exchange.standing(), HEALTHY);
         // One that failed before is, also where somebody set a layout.
         exchange.fails();
+        assert_eq!(exchange.take_report(), Some(2));
         let question = exchange.ask().unwrap_or(0);
         exchange.begins(3);
         exchange.answer(question, Ok(3));
@@ -1511,8 +1521,26 @@ mod tests {
         assert_eq!(exchange.standing().recovered, 1);
         // And stays so where it begins anew before devlink has counted that.
         exchange.fails();
+        assert_eq!(exchange.take_report(), Some(3));
         exchange.begins(4);
         exchange.renews(5);
+        assert_eq!(exchange.standing().recovered, 1);
+        assert_eq!(exchange.standing(), HEALTHY);
+    }
+
+    #[test]
+    fn what_devlink_was_not_told_of_is_no_recovery() {
+        let mut exchange = exchange();
+        exchange.fails();
+        exchange.begins(2);
+        assert_eq!(exchange.standing(), HEALTHY);
+        assert_eq!(exchange.take_report(), None);
+        // The next failure is one, and what was to be counted before it is not lost.
+        exchange.fails();
+        assert_eq!(exchange.take_report(), Some(2));
+        exchange.begins(3);
+        exchange.fails();
+        exchange.begins(4);
         assert_eq!(exchange.standing().recovered, 1);
         assert_eq!(exchange.standing(), HEALTHY);
     }
