@@ -47,9 +47,10 @@ pub fn prepare(vm: &Vm) -> Result<()> {
 /// What connects a machine to the disk of `target`, after [`prepare`].
 pub fn connecting(target: &Vm) -> String {
     format!(
-        "echo transport=rdma,traddr={},trsvcid=4420,nqn=disk,nr_io_queues=1,ctrl_loss_tmo=0 \
-             >/dev/nvme-fabrics",
-        target.ip()
+        "echo transport=rdma,traddr={},trsvcid=4420,nqn=disk,nr_io_queues=1,ctrl_loss_tmo=0,\
+             keep_alive_tmo={} >/dev/nvme-fabrics",
+        target.ip(),
+        5 * target.patience()
     )
 }
 
