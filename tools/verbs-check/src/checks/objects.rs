@@ -89,6 +89,13 @@ pub fn removal(options: &Options) -> Check {
     let rig = Rig::new(options)?;
     let pair = rig.pair()?;
     let lazy = rig.on_demand()?;
+    // Memory that the device knows of until it is stopped, and that is taken from it once it has failed.
+    let known = rig.on_demand()?;
+    if let Some((buffer, mr)) = &known {
+        // SAFETY: the region lives.
+        rig.write_to(pair.a, 64, buffer.address(), unsafe { (**mr).rkey })?;
+        rig.ends(pair.cq, IBV_WC_SUCCESS, "a write to memory on demand")?;
+    }
     println!("ready for the device to go");
     let deadline = Instant::now() + PATIENCE;
     // Work goes on until the event tells that it cannot.
@@ -113,6 +120,11 @@ pub fn removal(options: &Options) -> Check {
         }
     };
     expect!(fatal, true, "IBV_EVENT_DEVICE_FATAL came");
+    if let Some((buffer, _)) = &known {
+        buffer
+            .change(Change::Discard, 0, LENGTH)
+            .map_err(|errno| format!("madvise: {errno}"))?;
+    }
     // From some moment on, the kernel refuses everything.
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -137,7 +149,10 @@ pub fn removal(options: &Options) -> Check {
             ibv_destroy_qp(pair.a),
             ibv_destroy_qp(pair.b),
             ibv_destroy_cq(pair.cq),
-            lazy.as_ref().map_or(0, |(_, mr)| ibv_dereg_mr(*mr)) | ibv_dereg_mr(rig.mr),
+            [lazy, known]
+                .iter()
+                .flatten()
+                .fold(ibv_dereg_mr(rig.mr), |sum, (_, mr)| sum | ibv_dereg_mr(*mr)),
             ibv_dealloc_pd(rig.pd),
         )
     };
