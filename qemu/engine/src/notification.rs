@@ -2748,6 +2748,10 @@ impl Model {
             relative: relative.then_some(consumed.wrapping_sub(place.told)),
         };
         place.told = consumed;
+        if consumed == place.written {
+            // Moderation begins anew with what comes next.
+            place.due_at = None;
+        }
         if arm {
             place.armed = true;
         } else if disarm {
