@@ -227,6 +227,9 @@ impl SendRequest {
             SendOpcode::FastRegister => (SendBody::Register(read(part)?), false, false),
             SendOpcode::Bind => (SendBody::Bind(read(part)?), false, false),
             SendOpcode::Flush => (SendBody::Flush(read(part)?), false, false),
+            SendOpcode::RegisterSend | SendOpcode::RegisterList | SendOpcode::RegisterListSend => {
+                return Err(QueueError::Opcode);
+            }
         };
         (self.immediate, self.tag) = immediate_and_tag(opcode, &self.body)?;
         let sge_count = usize::from(header.sge_count);
@@ -319,15 +322,17 @@ pub fn is_local(opcode: SendOpcode) -> bool {
 /// What a work request is called in its completion.
 pub fn completion_opcode(opcode: SendOpcode) -> CompletionOpcode {
     match opcode {
-        SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => {
-            CompletionOpcode::Send
-        }
+        SendOpcode::Send
+        | SendOpcode::SendImmediate
+        | SendOpcode::SendInvalidate
+        | SendOpcode::RegisterSend
+        | SendOpcode::RegisterListSend => CompletionOpcode::Send,
         SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::Write,
         SendOpcode::Read => CompletionOpcode::Read,
         SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
         SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
         SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
-        SendOpcode::FastRegister => CompletionOpcode::FastRegister,
+        SendOpcode::FastRegister | SendOpcode::RegisterList => CompletionOpcode::FastRegister,
         SendOpcode::Bind => CompletionOpcode::Bind,
         SendOpcode::AtomicWrite => CompletionOpcode::AtomicWrite,
         SendOpcode::Flush => CompletionOpcode::Flush,
@@ -885,7 +890,7 @@ mod tests {
     use super::*;
     use crate::memory::DmaError;
     use crate::testing::{SendWork, SharedMemory, TestMemory};
-    use ferrite_abi::{AddressVector, Buffer, Field, Layout};
+    use ferrite_abi::{AddressVector, Buffer, Field, Layout, ListPart};
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
@@ -1168,7 +1173,8 @@ mod tests {
                     | SendOpcode::Read
                     | SendOpcode::AtomicWrite => RemotePart::FIELDS,
                     SendOpcode::CompareSwap | SendOpcode::FetchAdd => AtomicPart::FIELDS,
-                    SendOpcode::FastRegister => FastRegisterPart::FIELDS,
+                    SendOpcode::FastRegister | SendOpcode::RegisterSend => FastRegisterPart::FIELDS,
+                    SendOpcode::RegisterList | SendOpcode::RegisterListSend => ListPart::FIELDS,
                     SendOpcode::Bind => BindPart::FIELDS,
                     SendOpcode::Flush => FlushPart::FIELDS,
                 };

@@ -436,6 +436,7 @@ impl Tpt {
         let pages = match kind {
             TagKind::Region => 1..=MAX_FAST_PAGES,
             TagKind::Window1 | TagKind::Window2B => 0..=0,
+            TagKind::List => return Err(CommandStatus::BadParameter),
         };
         if !pages.contains(&command.max_pages) {
             return Err(CommandStatus::BadParameter);

@@ -625,7 +625,10 @@ pub(super) fn wire_opcode(opcode: SendOpcode, position: Position) -> u8 {
         SendOpcode::AtomicWrite => [Opcode::RC_ATOMIC_WRITE; 4],
         SendOpcode::Flush => [Opcode::RC_FLUSH; 4],
         // Local operations are never sent.
-        SendOpcode::Read
+        SendOpcode::RegisterSend
+        | SendOpcode::RegisterList
+        | SendOpcode::RegisterListSend
+        | SendOpcode::Read
         | SendOpcode::LocalInvalidate
         | SendOpcode::FastRegister
         | SendOpcode::Bind => [Opcode::RC_READ_REQUEST; 4],
