@@ -11,9 +11,9 @@ use crate::memory::HostMemory;
 use crate::tpt::Domain;
 use ferrite_abi::{
     opcode_part, AtomicPart, BindPart, CompletionOpcode, DatagramPart, FastRegisterPart, FlushPart,
-    Plain, ReceiveHeader, RemotePart, Reserved, SendHeader, SendOpcode, SendPart, Service, Sge,
-    SrqRecord, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE, SEND_INLINE,
-    SEND_SIGNALED, SEND_SOLICITED,
+    ListPart, Plain, ReceiveHeader, RemotePart, Reserved, SendHeader, SendOpcode, SendPart,
+    Service, Sge, SrqRecord, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE,
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -79,12 +79,31 @@ pub enum SendBody {
     Atomic(AtomicPart),
     /// A datagram.
     Datagram(DatagramPart),
-    /// A registration.
-    Register(FastRegisterPart),
     /// A window bind.
     Bind(BindPart),
     /// A flush.
     Flush(FlushPart),
+    /// Nothing: it registers, and that is all.
+    None,
+}
+
+/// A registration: all that a work request does, or what it does before it sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// Of pages.
+    Region(FastRegisterPart),
+    /// Of [pieces](SendRequest::pieces) of regions.
+    List(ListPart),
+}
+
+impl Registration {
+    /// The tag that it makes valid.
+    pub fn tag(&self) -> u32 {
+        match self {
+            Self::Region(part) => part.tag,
+            Self::List(part) => part.tag,
+        }
+    }
 }
 
 /// A work request from a send queue, parsed and checked. Made once and filled again and again.
@@ -97,8 +116,12 @@ pub struct SendRequest {
     pub index: u32,
     /// Its blocks, 1 to [`MAX_BLOCKS`].
     pub blocks: u32,
-    /// What it does.
+    /// The opcode that it was posted with.
+    pub posted: SendOpcode,
+    /// What it does; of a registration and a send in one, what it does after the registration.
     pub opcode: SendOpcode,
+    /// What it registers.
+    pub registration: Option<Registration>,
     /// `SEND_*`.
     pub flags: u16,
     /// Immediate data in wire order.
@@ -109,8 +132,10 @@ pub struct SendRequest {
     pub srqn: u32,
     /// The opcode's own part.
     pub body: SendBody,
-    /// Bytes of the message: of all scatter/gather entries, or of the inline data.
+    /// Bytes of the message: of its scatter/gather entries, or of the inline data.
     pub length: u32,
+    /// How many of the entries are pieces of a list.
+    pieces: usize,
     sge_count: usize,
     sges: [Sge; MAX_SGE],
     raw: [u8; MAX_BLOCKS * BLOCK_SIZE],
@@ -122,13 +147,16 @@ impl Default for SendRequest {
         Self {
             index: 0,
             blocks: 1,
+            posted: SendOpcode::Send,
             opcode: SendOpcode::Send,
+            registration: None,
             flags: 0,
             immediate: 0,
             tag: 0,
             srqn: 0,
             body: SendBody::Plain(SendPart::zeroed()),
             length: 0,
+            pieces: 0,
             sge_count: 0,
             sges: [Sge::zeroed(); MAX_SGE],
             raw: [0; MAX_BLOCKS * BLOCK_SIZE],
@@ -138,9 +166,14 @@ impl Default for SendRequest {
 }
 
 impl SendRequest {
-    /// The scatter/gather entries; none with inline data.
+    /// The scatter/gather entries of the message; none with inline data.
     pub fn sges(&self) -> &[Sge] {
-        &self.sges[..self.sge_count]
+        &self.sges[self.pieces..self.sge_count]
+    }
+
+    /// The pieces of the list that it registers.
+    pub fn pieces(&self) -> &[Sge] {
+        &self.sges[..self.pieces]
     }
 
     /// The inline data, if the work request has its data so.
@@ -166,11 +199,21 @@ impl SendRequest {
     fn parse(&mut self, header: &SendHeader, service: Service) -> Result<(), QueueError> {
         let opcode = SendOpcode::from_number(header.opcode).ok_or(QueueError::Opcode)?;
         // What it is called in its completion, whatever else is wrong with it.
+        self.posted = opcode;
         self.opcode = opcode;
         self.parse_as(opcode, header, service)?;
         let allowed_on_datagrams = matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
-        if is_datagram(service) && !allowed_on_datagrams {
+        let registers_and_sends = registers(opcode) && !is_local(opcode);
+        if is_datagram(service) && !allowed_on_datagrams
+            || service == Service::Uc && registers_and_sends
+        {
             return Err(QueueError::Opcode);
+        }
+        if registers_and_sends {
+            self.opcode = match self.tag {
+                0 => SendOpcode::Send,
+                _ => SendOpcode::SendInvalidate,
+            };
         }
         Ok(())
     }
@@ -205,7 +248,9 @@ impl SendRequest {
             }
             Ok(part)
         }
-        // Whether a message with data follows, and whether it may stand inline.
+        self.registration = None;
+        (self.pieces, self.sge_count) = (0, 0);
+        // Whether entries follow, and whether data may stand inline in their place.
         let (has_data, may_inline);
         (self.body, has_data, may_inline) = match opcode {
             SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => {
@@ -224,17 +269,39 @@ impl SendRequest {
                 (SendBody::Atomic(read(part)?), true, false)
             }
             SendOpcode::LocalInvalidate => (SendBody::Plain(read(part)?), false, false),
-            SendOpcode::FastRegister => (SendBody::Register(read(part)?), false, false),
+            SendOpcode::FastRegister => {
+                self.registration = Some(Registration::Region(read(part)?));
+                (SendBody::None, false, false)
+            }
+            SendOpcode::RegisterSend => {
+                self.registration = Some(Registration::Region(read(part)?));
+                let send = &part[size_of::<FastRegisterPart>()..];
+                (SendBody::Plain(read(send)?), true, true)
+            }
+            SendOpcode::RegisterList => {
+                self.registration = Some(Registration::List(read(part)?));
+                (SendBody::None, true, false)
+            }
+            SendOpcode::RegisterListSend => {
+                self.registration = Some(Registration::List(read(part)?));
+                let send = &part[size_of::<ListPart>()..];
+                (SendBody::Plain(read(send)?), true, false)
+            }
             SendOpcode::Bind => (SendBody::Bind(read(part)?), false, false),
             SendOpcode::Flush => (SendBody::Flush(read(part)?), false, false),
-            SendOpcode::RegisterSend | SendOpcode::RegisterList | SendOpcode::RegisterListSend => {
-                return Err(QueueError::Opcode);
-            }
         };
         (self.immediate, self.tag) = immediate_and_tag(opcode, &self.body)?;
         let sge_count = usize::from(header.sge_count);
         if sge_count > MAX_SGE || (sge_count > 0 && !has_data) {
             return Err(QueueError::SgeCount);
+        }
+        let mut pieces = 0;
+        if let Some(Registration::List(part)) = &self.registration {
+            pieces = usize::from(part.pieces);
+            let all = opcode == SendOpcode::RegisterList;
+            if pieces == 0 || pieces > sge_count || all && pieces != sge_count {
+                return Err(QueueError::SgeCount);
+            }
         }
         if header.flags & SEND_INLINE != 0 {
             let length = usize::from(header.inline_length);
@@ -247,7 +314,6 @@ impl SendRequest {
             if opcode == SendOpcode::AtomicWrite && length != 8 {
                 return Err(QueueError::Inline);
             }
-            self.sge_count = 0;
             self.inline_at = data_at;
             self.length = header.inline_length.into();
             return Ok(());
@@ -259,15 +325,18 @@ impl SendRequest {
             .get(..sge_count * size_of::<Sge>())
             .ok_or(QueueError::Overrun)?;
         let mut length = 0u64;
-        for (slot, bytes) in self
+        for (n, (slot, bytes)) in self
             .sges
             .iter_mut()
             .zip(sges.chunks_exact(size_of::<Sge>()))
+            .enumerate()
         {
             *slot = read(bytes)?;
-            length += u64::from(slot.length);
+            if n >= pieces {
+                length += u64::from(slot.length);
+            }
         }
-        self.sge_count = sge_count;
+        (self.pieces, self.sge_count) = (pieces, sge_count);
         let eight_bytes = matches!(
             opcode,
             SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite
@@ -291,11 +360,14 @@ fn immediate_and_tag(opcode: SendOpcode, body: &SendBody) -> Result<(u32, u32), 
         SendBody::Remote(part) => (part.immediate, 0, 0),
         SendBody::Datagram(part) => (part.immediate, 0, 0),
         SendBody::Atomic(part) => (0, 0, part.compare),
-        SendBody::Register(_) | SendBody::Bind(_) | SendBody::Flush(_) => (0, 0, 0),
+        SendBody::Bind(_) | SendBody::Flush(_) | SendBody::None => (0, 0, 0),
     };
     let used = match opcode {
         SendOpcode::SendImmediate | SendOpcode::WriteImmediate => tag == 0,
-        SendOpcode::SendInvalidate | SendOpcode::LocalInvalidate => immediate == 0,
+        SendOpcode::SendInvalidate
+        | SendOpcode::LocalInvalidate
+        | SendOpcode::RegisterSend
+        | SendOpcode::RegisterListSend => immediate == 0,
         SendOpcode::CompareSwap => true,
         _ => immediate == 0 && tag == 0 && compare == 0,
     };
@@ -315,7 +387,21 @@ fn is_datagram(service: Service) -> bool {
 pub fn is_local(opcode: SendOpcode) -> bool {
     matches!(
         opcode,
-        SendOpcode::LocalInvalidate | SendOpcode::FastRegister | SendOpcode::Bind
+        SendOpcode::LocalInvalidate
+            | SendOpcode::FastRegister
+            | SendOpcode::RegisterList
+            | SendOpcode::Bind
+    )
+}
+
+/// Whether a work request posted with this opcode registers memory.
+pub fn registers(opcode: SendOpcode) -> bool {
+    matches!(
+        opcode,
+        SendOpcode::FastRegister
+            | SendOpcode::RegisterSend
+            | SendOpcode::RegisterList
+            | SendOpcode::RegisterListSend
     )
 }
 
@@ -571,6 +657,7 @@ impl SendQueue {
     ) -> Result<(), QueueError> {
         request.index = index;
         request.blocks = 1;
+        request.posted = SendOpcode::Send;
         request.opcode = SendOpcode::Send;
         request.flags = SEND_SIGNALED;
         let (first, rest) = request.raw.split_at_mut(BLOCK_SIZE);

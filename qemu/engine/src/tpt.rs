@@ -8,14 +8,15 @@ use crate::memory::HostMemory;
 use crate::numbers::{Numbers, Table};
 use crate::paging::{Fault, PageError, PagedAtt};
 use ferrite_abi::{
-    AllocateTag, AttOrder, BindPart, CommandStatus, FastRegisterPart, InvalidatePages,
-    RegisterRegion, Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE,
+    AllocateTag, AttOrder, BindPart, CommandStatus, FastRegisterPart, InvalidatePages, ListPart,
+    RegisterRegion, Sge, Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE,
     ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
     ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, FEATURE_ATOMICS, FEATURE_FLUSH, FEATURE_ONE_TOUCH,
-    REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
+    MAX_PIECES, REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
 };
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 
 /// Table entries.
 ///
@@ -26,6 +27,8 @@ pub const MAX_TAGS: u32 = 1 << 20;
 pub const MAX_REGION: u64 = 1 << 40;
 /// Most pages that `AllocateTag` may ask for.
 pub const MAX_FAST_PAGES: u32 = 1 << 16;
+/// Most pieces that all lists together have room for: what bounds the memory they take.
+pub const MAX_ALL_PIECES: u32 = 1 << 20;
 
 /// Why the table refuses an access. The order is that of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,14 @@ pub enum TptError {
     HasWindows,
     /// A second message to an entry that takes one.
     Touched,
+    /// A piece of a list to be registered fails the checks of a local access.
+    PieceRefused,
+    /// A piece has not all the rights that the list is to give.
+    PieceRights,
+    /// A piece is of the wrong kind: a window, another list, or the tag for all of memory.
+    PieceKind,
+    /// A piece has no bytes.
+    PieceEmpty,
     /// The description of the memory is impossible, or the memory is not there.
     Translation(AttError),
     /// A page of an on-demand region is not there, or may not be written.
@@ -78,6 +89,10 @@ impl fmt::Display for TptError {
             Self::AlreadyValid => "tag is valid already",
             Self::HasWindows => "windows are bound to the region",
             Self::Touched => "one-touch tag was used before",
+            Self::PieceRefused => "piece of a list may not be accessed",
+            Self::PieceRights => "piece of a list has not the rights of the list",
+            Self::PieceKind => "piece of a list is no region",
+            Self::PieceEmpty => "piece of a list has no bytes",
             Self::Translation(error) => return error.fmt(f),
             Self::Absent(_) => "page cannot be had",
         })
@@ -110,6 +125,10 @@ impl TptError {
             Self::WrongQueuePair => 12,
             Self::HasWindows => 13,
             Self::Touched => 14,
+            Self::PieceRefused => 15,
+            Self::PieceRights => 16,
+            Self::PieceKind => 17,
+            Self::PieceEmpty => 18,
             Self::Absent(_) => 20,
         }
     }
@@ -188,8 +207,8 @@ pub enum AtomicOperation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     tag: Tag,
-    /// Offset in the region's buffer, through a window too; with [`TAG_ALL_MEMORY`] the DMA
-    /// address.
+    /// Offset in the region's buffer, through a window too; of a list, in its pieces put together;
+    /// with [`TAG_ALL_MEMORY`] the DMA address.
     start: u64,
     length: u64,
     /// The registration that was checked: the same tag may stand for other memory meanwhile.
@@ -254,9 +273,47 @@ enum Target {
     Device { offset: u64, length: u64 },
     /// A part of a region.
     Window(Binding),
+    /// Pieces of regions: those of [`Entry::list`].
+    List,
 }
 
-/// The memory behind a span.
+/// A piece of a list.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    /// The region, and which registration of it.
+    region: Tag,
+    generation: u64,
+    /// Offset in the region's buffer, and bytes.
+    offset: u64,
+    length: u32,
+}
+
+/// The pieces of a list, one after another. It is made with its entry, so that registrations take no
+/// memory.
+#[derive(Clone, Debug)]
+struct List {
+    length: u64,
+    pieces: Vec<Piece>,
+}
+
+/// The memory behind a span, or behind what of it lies in one piece of a list.
+struct Part<'a> {
+    memory: Memory<'a>,
+    /// Where in that memory.
+    start: u64,
+    /// Where in that memory the span ends: how much of it will be wanted.
+    end: u64,
+}
+
+/// Where a part of a span is.
+enum Place<'a> {
+    Part(Part<'a>),
+    /// In the pieces of a list, from this byte of them on.
+    List(&'a List, u64),
+}
+
+/// What a span's memory is.
+#[derive(Clone, Copy)]
 enum Memory<'a> {
     /// All of host memory, by DMA address.
     All,
@@ -286,6 +343,10 @@ struct Entry {
     windows: u32,
     /// One-touch: where the first message ends, when its end has come before its beginning.
     touched: Option<u32>,
+    /// It was registered by a work request that is not complete because something before it is not.
+    early: bool,
+    /// Of a list: its pieces, of use while it is valid.
+    list: Option<Box<List>>,
 }
 
 impl Entry {
@@ -295,12 +356,13 @@ impl Entry {
             Some(Target::Paged(att)) => att.length(),
             Some(Target::Device { length, .. }) => *length,
             Some(Target::Window(binding)) => binding.length,
+            Some(Target::List) => self.list.as_ref().map_or(0, |list| list.length),
             None => 0,
         }
     }
 
     fn is_window(&self) -> bool {
-        self.kind != TagKind::Region
+        matches!(self.kind, TagKind::Window1 | TagKind::Window2B)
     }
 
     /// Offset of a range from the first byte, when it is all inside.
@@ -324,6 +386,10 @@ pub struct Tpt {
     generation: u64,
     /// Queue pairs with the indices of the type 2 windows that are bound to them.
     bound: BTreeSet<(u32, u32)>,
+    /// Pieces that lists have room for.
+    pieces: u32,
+    /// Registrations by work requests that are not complete because something before them is not.
+    early: u32,
     /// Device memory.
     pub device: DeviceMemory,
 }
@@ -335,13 +401,13 @@ fn att_status(error: AttError) -> CommandStatus {
     }
 }
 
-/// What a page error of an access to the region `tag` through `span` is.
-fn absent(error: PageError, span: &Span, tag: u32, write: bool) -> TptError {
+/// What a page error of an access to the region `tag` is, of which bytes up to `end` will be wanted.
+fn absent(error: PageError, end: u64, tag: u32, write: bool) -> TptError {
     match error {
         PageError::Att(error) => error.into(),
         PageError::Absent(offset) => {
-            // The offset lies in the span.
-            let rest = (span.start + span.length).saturating_sub(offset);
+            // The offset lies before the end.
+            let rest = end.saturating_sub(offset);
             TptError::Absent(Fault {
                 tag,
                 offset,
@@ -358,6 +424,8 @@ impl Tpt {
             entries: Table::new(indices),
             generation: 0,
             bound: BTreeSet::new(),
+            pieces: 0,
+            early: 0,
             device: DeviceMemory::default(),
         }
     }
@@ -410,7 +478,9 @@ impl Tpt {
         match slot {
             Some(_) if !replace => return Err(CommandStatus::Exists),
             None if replace => return Err(CommandStatus::NotFound),
-            Some(entry) if entry.is_window() => return Err(CommandStatus::BadParameter),
+            Some(entry) if entry.kind != TagKind::Region => {
+                return Err(CommandStatus::BadParameter);
+            }
             Some(entry) if entry.windows != 0 => return Err(CommandStatus::Busy),
             _ => {}
         }
@@ -425,6 +495,8 @@ impl Tpt {
             generation,
             windows: 0,
             touched: None,
+            early: false,
+            list: None,
         }));
         Ok(())
     }
@@ -436,7 +508,7 @@ impl Tpt {
         let pages = match kind {
             TagKind::Region => 1..=MAX_FAST_PAGES,
             TagKind::Window1 | TagKind::Window2B => 0..=0,
-            TagKind::List => return Err(CommandStatus::BadParameter),
+            TagKind::List => 1..=MAX_PIECES as u32,
         };
         if !pages.contains(&command.max_pages) {
             return Err(CommandStatus::BadParameter);
@@ -445,6 +517,19 @@ impl Tpt {
         if slot.is_some() {
             return Err(CommandStatus::Exists);
         }
+        let list = if kind == TagKind::List {
+            let pieces = self.pieces + command.max_pages;
+            if pieces > MAX_ALL_PIECES {
+                return Err(CommandStatus::NoResource);
+            }
+            self.pieces = pieces;
+            Some(Box::new(List {
+                length: 0,
+                pieces: Vec::with_capacity(command.max_pages as usize),
+            }))
+        } else {
+            None
+        };
         *slot = Some(Box::new(Entry {
             kind,
             instance: tag.instance(),
@@ -456,6 +541,8 @@ impl Tpt {
             generation: 0,
             windows: 0,
             touched: None,
+            early: false,
+            list,
         }));
         Ok(())
     }
@@ -471,6 +558,9 @@ impl Tpt {
                     || entry.max_pages != 0
                     || entry.instance == tag.instance() =>
             {
+                if entry.kind == TagKind::List {
+                    self.pieces = self.pieces.saturating_sub(entry.max_pages);
+                }
                 self.unbind(tag);
                 *self.entries.slot(tag.index())? = None;
                 Ok(())
@@ -489,7 +579,7 @@ impl Tpt {
         self.generation += 1;
         let generation = self.generation;
         let entry = self.entry_mut(tag)?;
-        if entry.max_pages == 0 {
+        if entry.kind != TagKind::Region || entry.max_pages == 0 {
             return Err(TptError::NotRegistrable);
         }
         if entry.pd != pd {
@@ -514,17 +604,165 @@ impl Tpt {
         entry.target = Some(Target::Host(att));
         entry.generation = generation;
         entry.touched = None;
+        entry.early = false;
         Ok(())
     }
 
-    /// True for the tag of a window, valid or not.
-    pub fn is_window(&self, tag: u32) -> bool {
-        self.entry(Tag(tag)).is_ok_and(Entry::is_window)
+    /// Carries out the registration of a list from the send queue of a queue pair in domain `pd`.
+    /// Nothing is changed when it is refused.
+    pub fn register_list(
+        &mut self,
+        part: &ListPart,
+        sges: &[Sge],
+        pd: u32,
+    ) -> Result<(), TptError> {
+        let tag = Tag(part.tag);
+        let entry = self.entry(tag)?;
+        if entry.kind != TagKind::List {
+            return Err(TptError::NotRegistrable);
+        }
+        if entry.pd != pd {
+            return Err(TptError::WrongDomain);
+        }
+        // One that lost a piece is as good as invalidated.
+        if entry.target.is_some() && self.has_all_pieces(entry) {
+            return Err(TptError::AlreadyValid);
+        }
+        if part.access & !(ACCESS_ALL & !ACCESS_WINDOW_BIND) != 0 {
+            return Err(TptError::AccessDenied);
+        }
+        if sges.is_empty() || sges.len() > entry.max_pages as usize {
+            return Err(TptError::NotRegistrable);
+        }
+        let mut pieces = [None; MAX_PIECES];
+        let mut length = 0;
+        for (slot, sge) in pieces.iter_mut().zip(sges) {
+            *slot = Some(self.check_piece(sge, part.access, pd)?);
+            length += u64::from(sge.length);
+        }
+        if part.address.checked_add(length).is_none() {
+            return Err(TptError::OutOfBounds);
+        }
+        self.generation += 1;
+        let generation = self.generation;
+        let entry = self.entry_mut(tag)?;
+        let list = entry.list.as_mut().ok_or(TptError::NotRegistrable)?;
+        list.length = length;
+        list.pieces.clear();
+        // Within the capacity it was made with.
+        list.pieces.extend(pieces.into_iter().flatten());
+        entry.instance = tag.instance();
+        entry.access = part.access;
+        entry.address = part.address;
+        entry.target = Some(Target::List);
+        entry.generation = generation;
+        entry.touched = None;
+        entry.early = false;
+        Ok(())
+    }
+
+    /// Checks a piece of a list that is to give the rights `access` in domain `pd`.
+    fn check_piece(&self, sge: &Sge, access: u32, pd: u32) -> Result<Piece, TptError> {
+        let region = Tag(sge.lkey);
+        if sge.length == 0 {
+            return Err(TptError::PieceEmpty);
+        }
+        if sge.lkey == TAG_ALL_MEMORY {
+            return Err(TptError::PieceKind);
+        }
+        let span = self
+            .check(region, pd, None, sge.address, sge.length.into(), 0)
+            .map_err(|error| match error {
+                TptError::WrongKind => TptError::PieceKind,
+                _ => TptError::PieceRefused,
+            })?;
+        let entry = self.entry(region)?;
+        if entry.kind != TagKind::Region {
+            return Err(TptError::PieceKind);
+        }
+        let mut needed = access & (ACCESS_REMOTE | ACCESS_LOCAL_WRITE | ACCESS_FLUSH_GLOBAL);
+        if access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0 {
+            needed |= ACCESS_LOCAL_WRITE;
+        }
+        if entry.access & needed != needed {
+            return Err(TptError::PieceRights);
+        }
+        Ok(Piece {
+            region,
+            generation: span.generation,
+            offset: span.start,
+            length: sge.length,
+        })
+    }
+
+    /// Whether every piece of a list is still the registration that it was made of.
+    fn has_all_pieces(&self, entry: &Entry) -> bool {
+        entry.list.as_ref().is_some_and(|list| {
+            let is_there = |piece: &Piece| self.target(piece.region, piece.generation).is_ok();
+            list.pieces.iter().all(is_there)
+        })
+    }
+
+    /// What a tag was made as, valid or not.
+    pub fn kind(&self, tag: u32) -> Option<TagKind> {
+        self.entry(Tag(tag)).ok().map(|entry| entry.kind)
+    }
+
+    /// Notes that the work request that has just registered `tag` is not complete because something
+    /// before it is not; until [`Tpt::settled`], to which the result is given.
+    pub(crate) fn unsettled(&mut self, tag: u32) -> u64 {
+        self.early += 1;
+        match self.entry_mut(Tag(tag)) {
+            Ok(entry) => {
+                entry.early = true;
+                entry.generation
+            }
+            // Nobody calls it for such a tag; no registration has this number.
+            Err(_) => 0,
+        }
+    }
+
+    /// Nothing before the work request that registered `tag` is open any more.
+    pub(crate) fn settled(&mut self, tag: u32, generation: u64) {
+        self.early = self.early.saturating_sub(1);
+        if let Ok(entry) = self.entry_mut(Tag(tag)) {
+            if entry.generation == generation {
+                entry.early = false;
+            }
+        }
+    }
+
+    /// Whether a use of `tag` is an early one: of a registration that is [not
+    /// settled](Tpt::unsettled), directly or through a window or list.
+    pub(crate) fn is_early(&self, tag: u32) -> bool {
+        // As it is nearly always.
+        if self.early == 0 {
+            return false;
+        }
+        let is_early = |tag: Tag| self.entry(tag).is_ok_and(|entry| entry.early);
+        let tag = Tag(tag);
+        let Ok(entry) = self.entry(tag) else {
+            return false;
+        };
+        entry.early
+            || match &entry.target {
+                Some(Target::Window(binding)) => is_early(binding.region),
+                Some(Target::List) => entry.list.as_ref().is_some_and(|list| {
+                    let mut pieces = list.pieces.iter();
+                    pieces.any(|piece| is_early(piece.region))
+                }),
+                _ => false,
+            }
+    }
+
+    /// The same of a span that passed its check.
+    pub(crate) fn is_early_span(&self, span: &Span) -> bool {
+        span.tag.0 != TAG_ALL_MEMORY && self.is_early(span.tag.0)
     }
 
     /// Invalidates a tag, for a work request (`LocalInvalidate`) or a peer (`SendInvalidate`) of
-    /// the queue pair `holder`. Only regions made with `AllocateTag` can be invalidated, and type 2
-    /// windows bound to that queue pair.
+    /// the queue pair `holder`. Only regions and lists made with `AllocateTag` can be invalidated,
+    /// and type 2 windows bound to that queue pair.
     pub fn invalidate(&mut self, tag: u32, holder: Holder) -> Result<(), TptError> {
         let tag = Tag(tag);
         let entry = self.entry(tag)?;
@@ -588,7 +826,7 @@ impl Tpt {
         if region.target.is_none() {
             return Err(TptError::NotValid);
         }
-        if region.is_window() {
+        if region.kind != TagKind::Region {
             return Err(TptError::WrongKind);
         }
         if region.pd != holder.pd {
@@ -680,12 +918,16 @@ impl Tpt {
         let entry = self.entry(tag)?;
         let target = entry.target.as_ref().ok_or(TptError::NotValid)?;
         let mut first = 0;
-        if let Target::Window(binding) = target {
-            let peer_of = peer_of.ok_or(TptError::WrongKind)?;
-            if binding.qpn.is_some_and(|qpn| qpn != peer_of) {
-                return Err(TptError::WrongQueuePair);
+        match target {
+            Target::Window(binding) => {
+                let peer_of = peer_of.ok_or(TptError::WrongKind)?;
+                if binding.qpn.is_some_and(|qpn| qpn != peer_of) {
+                    return Err(TptError::WrongQueuePair);
+                }
+                first = binding.offset;
             }
-            first = binding.offset;
+            Target::List if !self.has_all_pieces(entry) => return Err(TptError::NotValid),
+            _ => {}
         }
         if entry.pd != pd {
             return Err(TptError::WrongDomain);
@@ -789,14 +1031,9 @@ impl Tpt {
         Ok(())
     }
 
-    /// The memory behind a span, if its tag still stands for it, and the offset in that memory of
-    /// byte `offset` of the span.
-    fn locate(
-        &self,
-        span: &Span,
-        offset: u64,
-        length: usize,
-    ) -> Result<(Memory<'_>, u64), TptError> {
+    /// Where byte `offset` of a span is, if its tag still stands for it; `length` bytes from there on
+    /// are in the span.
+    fn locate(&self, span: &Span, offset: u64, length: usize) -> Result<Place<'_>, TptError> {
         if offset
             .checked_add(length as u64)
             .is_none_or(|end| end > span.length)
@@ -804,21 +1041,69 @@ impl Tpt {
             return Err(TptError::OutOfBounds);
         }
         let start = span.start + offset;
+        let end = span.start + span.length;
+        let part = |memory| Place::Part(Part { memory, start, end });
         if span.tag.0 == TAG_ALL_MEMORY {
-            return Ok((Memory::All, start));
+            return Ok(part(Memory::All));
         }
         let mut tag = span.tag;
         let mut target = self.target(tag, span.generation)?;
-        if let Target::Window(binding) = target {
-            tag = binding.region;
-            target = self.target(tag, binding.generation)?;
-        }
         match target {
-            Target::Paged(att) => Ok((Memory::Paged(att, tag.0), start)),
-            Target::Host(att) => Ok((Memory::Host(att), start)),
-            Target::Device { offset, .. } => Ok((Memory::Device(*offset), start)),
-            Target::Window(_) => Err(TptError::WrongKind),
+            Target::Window(binding) => {
+                tag = binding.region;
+                target = self.target(tag, binding.generation)?;
+            }
+            Target::List => {
+                let entry = self.entry(tag)?;
+                return match &entry.list {
+                    Some(list) if self.has_all_pieces(entry) => Ok(Place::List(list, start)),
+                    _ => Err(TptError::NotValid),
+                };
+            }
+            _ => {}
         }
+        Ok(part(Self::memory(target, tag)?))
+    }
+
+    /// The memory of a region.
+    fn memory(target: &Target, tag: Tag) -> Result<Memory<'_>, TptError> {
+        match target {
+            Target::Paged(att) => Ok(Memory::Paged(att, tag.0)),
+            Target::Host(att) => Ok(Memory::Host(att)),
+            Target::Device { offset, .. } => Ok(Memory::Device(*offset)),
+            Target::Window(_) | Target::List => Err(TptError::WrongKind),
+        }
+    }
+
+    /// Calls `each` for what of bytes `from..from + length` of a list lies in each of its pieces,
+    /// with the range of it in those bytes. `end` is how far the span reaches.
+    fn for_pieces<'a>(
+        &'a self,
+        list: &'a List,
+        from: u64,
+        length: usize,
+        end: u64,
+        mut each: impl FnMut(&Part<'a>, Range<usize>) -> Result<(), TptError>,
+    ) -> Result<(), TptError> {
+        let to = from + length as u64;
+        // Where the piece begins in the list.
+        let mut first = 0;
+        for piece in &list.pieces {
+            let behind = first + u64::from(piece.length);
+            let (low, high) = (from.max(first), to.min(behind));
+            if low < high {
+                let target = self.target(piece.region, piece.generation)?;
+                let part = Part {
+                    memory: Self::memory(target, piece.region)?,
+                    start: piece.offset + (low - first),
+                    end: piece.offset + (end.min(behind) - first),
+                };
+                // Both are less than `length` from the beginning.
+                each(&part, (low - from) as usize..(high - from) as usize)?;
+            }
+            first = behind;
+        }
+        Ok(())
     }
 
     /// What a tag stands for, if it is still the registration or bind that was checked.
@@ -849,17 +1134,28 @@ impl Tpt {
             return Ok(Touch::Place);
         }
         self.target(span.tag, span.generation)?;
-        let entry = self.entry_mut(span.tag)?;
-        if !last || entry.access & ACCESS_ONE_TOUCH == 0 {
+        if !last {
+            return Ok(Touch::Place);
+        }
+        if self.entry(span.tag)?.kind == TagKind::List {
+            return self.touch_list(span, arrival);
+        }
+        self.touch_entry(span.tag, arrival)
+    }
+
+    /// The same for the last packet of a message to the entry `tag`.
+    fn touch_entry(&mut self, tag: Tag, arrival: Arrival) -> Result<Touch, TptError> {
+        let entry = self.entry_mut(tag)?;
+        if entry.access & ACCESS_ONE_TOUCH == 0 {
             return Ok(Touch::Place);
         }
         if entry.touched.is_some() {
-            self.used_up(span.tag);
+            self.used_up(tag);
             return Err(TptError::Touched);
         }
         match arrival {
             Arrival::InOrder => {
-                self.used_up(span.tag);
+                self.used_up(tag);
                 Ok(Touch::Place)
             }
             Arrival::Ahead(sequence) => {
@@ -870,9 +1166,69 @@ impl Tpt {
         }
     }
 
+    /// The same for a list: the message touches it, and the regions that it wrote to through it. So
+    /// a region that takes one message takes no more by way of a list.
+    fn touch_list(&mut self, span: &Span, arrival: Arrival) -> Result<Touch, TptError> {
+        if !self.has_all_pieces(self.entry(span.tag)?) {
+            return Err(TptError::NotValid);
+        }
+        let mut touch = self.touch_entry(span.tag, arrival);
+        self.for_touched(span, |tpt, region| {
+            let piece = tpt.touch_entry(region, arrival);
+            touch = match (touch, piece) {
+                (Ok(Touch::Place), piece) => piece,
+                (touch, _) => touch,
+            };
+        });
+        touch
+    }
+
+    /// Calls `each` for every region, once, of which a span of a list has bytes.
+    fn for_touched(&mut self, span: &Span, mut each: impl FnMut(&mut Self, Tag)) {
+        let Some(list) = self.entry_mut(span.tag).ok().and_then(|e| e.list.take()) else {
+            return;
+        };
+        let (mut first, mut touched) = (0, None);
+        for (n, piece) in list.pieces.iter().enumerate() {
+            let behind = first + u64::from(piece.length);
+            if span.start < behind && first < span.start + span.length {
+                let earlier = &list.pieces[*touched.get_or_insert(n)..n];
+                if earlier.iter().all(|other| other.region != piece.region) {
+                    each(self, piece.region);
+                }
+            }
+            first = behind;
+        }
+        if let Ok(entry) = self.entry_mut(span.tag) {
+            entry.list = Some(list);
+        }
+    }
+
     /// The stream of the connection that touched `tag` has been received up to and including
-    /// `sequence`. True when that ends the tag's life.
+    /// `sequence`. True when that ends the tag's life, or that of a region of the list that it is.
     pub fn caught_up(&mut self, tag: Tag, sequence: u32) -> bool {
+        let mut ends = self.entry_caught_up(tag, sequence);
+        if let Ok(Entry {
+            kind: TagKind::List,
+            list: Some(list),
+            generation,
+            ..
+        }) = self.entry(tag)
+        {
+            let all = Span {
+                tag,
+                start: 0,
+                length: list.length,
+                generation: *generation,
+            };
+            self.for_touched(&all, |tpt, region| {
+                ends |= tpt.entry_caught_up(region, sequence);
+            });
+        }
+        ends
+    }
+
+    fn entry_caught_up(&mut self, tag: Tag, sequence: u32) -> bool {
         let ends = self.entry(tag).is_ok_and(|entry| {
             entry.instance == tag.instance()
                 && entry
@@ -885,14 +1241,24 @@ impl Tpt {
         ends
     }
 
-    /// A read of this work request's queue pair has filled memory under `lkey`: the message that
-    /// its answer is was complete, in order.
-    pub fn touch_local(&mut self, lkey: u32) {
-        let one_touch = self.entry(Tag(lkey)).is_ok_and(|entry| {
-            entry.instance == Tag(lkey).instance() && entry.access & ACCESS_ONE_TOUCH != 0
-        });
-        if one_touch {
-            self.used_up(Tag(lkey));
+    /// A read of this work request's queue pair has filled memory that a scatter/gather entry
+    /// describes: the message that its answer is was complete, in order.
+    pub fn touch_local(&mut self, sge: &Sge) {
+        let tag = Tag(sge.lkey);
+        let Ok(entry) = self.entry(tag) else {
+            return;
+        };
+        if entry.instance != tag.instance() {
+            return;
+        }
+        if entry.kind == TagKind::List {
+            let length = sge.length.into();
+            if let Ok(span) = self.check(tag, entry.pd, None, sge.address, length, 0) {
+                // What was touched before is not valid afterwards either.
+                let _ = self.touch_list(&span, Arrival::InOrder);
+            }
+        } else if entry.access & ACCESS_ONE_TOUCH != 0 {
+            self.used_up(tag);
         }
     }
 
@@ -913,14 +1279,29 @@ impl Tpt {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), TptError> {
-        let (place, start) = self.locate(span, offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
+        match self.locate(span, offset, bytes.len())? {
+            _ if bytes.is_empty() => Ok(()),
+            Place::Part(part) => self.read_part(memory, &part, bytes),
+            Place::List(list, from) => {
+                let end = span.start + span.length;
+                self.for_pieces(list, from, bytes.len(), end, |part, range| {
+                    self.read_part(memory, part, &mut bytes[range])
+                })
+            }
         }
-        Ok(match place {
+    }
+
+    fn read_part<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        part: &Part<'_>,
+        bytes: &mut [u8],
+    ) -> Result<(), TptError> {
+        let start = part.start;
+        Ok(match part.memory {
             Memory::Paged(att, tag) => {
                 let read = att.read(memory, start, bytes);
-                return read.map_err(|error| absent(error, span, tag, false));
+                return read.map_err(|error| absent(error, part.end, tag, false));
             }
             Memory::All => memory.read(start, bytes).map_err(AttError::from),
             Memory::Host(att) => att.read(memory, start, bytes),
@@ -937,14 +1318,33 @@ impl Tpt {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), TptError> {
-        let (place, start) = self.locate(span, offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
+        match self.locate(span, offset, bytes.len())? {
+            _ if bytes.is_empty() => Ok(()),
+            Place::Part(part) => self.write_part(memory, &part, bytes),
+            Place::List(list, from) => {
+                let end = span.start + span.length;
+                // Nothing is written unless all of the pages are there.
+                self.for_pieces(list, from, bytes.len(), end, |part, range| {
+                    Self::probe_part(memory, part, range.len(), true)
+                })?;
+                self.for_pieces(list, from, bytes.len(), end, |part, range| {
+                    self.write_part(memory, part, &bytes[range])
+                })
+            }
         }
-        Ok(match place {
+    }
+
+    fn write_part<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        part: &Part<'_>,
+        bytes: &[u8],
+    ) -> Result<(), TptError> {
+        let start = part.start;
+        Ok(match part.memory {
             Memory::Paged(att, tag) => {
                 let written = att.write(memory, start, bytes);
-                return written.map_err(|error| absent(error, span, tag, true));
+                return written.map_err(|error| absent(error, part.end, tag, true));
             }
             Memory::All => memory.write(start, bytes).map_err(AttError::from),
             Memory::Host(att) => att.write(memory, start, bytes),
@@ -963,9 +1363,26 @@ impl Tpt {
         write: bool,
     ) -> Result<(), TptError> {
         match self.locate(span, offset, length)? {
-            (Memory::Paged(att, tag), start) => att
-                .pieces(memory, start, length as u64, write, |_, _| {})
-                .map_err(|error| absent(error, span, tag, write)),
+            Place::Part(part) => Self::probe_part(memory, &part, length, write),
+            Place::List(list, from) => {
+                let end = span.start + span.length;
+                self.for_pieces(list, from, length, end, |part, range| {
+                    Self::probe_part(memory, part, range.len(), write)
+                })
+            }
+        }
+    }
+
+    fn probe_part<M: HostMemory + ?Sized>(
+        memory: &M,
+        part: &Part<'_>,
+        length: usize,
+        write: bool,
+    ) -> Result<(), TptError> {
+        match part.memory {
+            Memory::Paged(att, tag) => att
+                .pieces(memory, part.start, length as u64, write, |_, _| {})
+                .map_err(|error| absent(error, part.end, tag, write)),
             _ => Ok(()),
         }
     }
@@ -1007,20 +1424,36 @@ impl Tpt {
         span: &Span,
         operation: AtomicOperation,
     ) -> Result<u64, TptError> {
-        let address = match self.locate(span, 0, 8)? {
-            (Memory::All, start) => start,
-            (Memory::Paged(att, tag), start) => {
+        let mut found = None;
+        match self.locate(span, 0, 8)? {
+            Place::Part(part) => found = Some(part),
+            Place::List(list, from) => {
+                let end = span.start + span.length;
+                self.for_pieces(list, from, 8, end, |part, range| {
+                    // Else they are in several pieces, and not together anywhere.
+                    if range.len() == 8 {
+                        found = Some(Part { ..*part });
+                    }
+                    Ok(())
+                })?;
+            }
+        }
+        let part = found.ok_or(TptError::OutOfBounds)?;
+        let start = part.start;
+        let address = match part.memory {
+            Memory::All => start,
+            Memory::Paged(att, tag) => {
                 let mut found = None;
                 att.pieces(memory, start, 8, true, |address, length| {
                     if length == 8 {
                         found = Some(address);
                     }
                 })
-                .map_err(|error| absent(error, span, tag, true))?;
+                .map_err(|error| absent(error, part.end, tag, true))?;
                 found.ok_or(AttError::OutOfRange)?
             }
-            (Memory::Host(att), start) => att.address_of(memory, start, 8)?,
-            (Memory::Device(offset), start) => {
+            Memory::Host(att) => att.address_of(memory, start, 8)?,
+            Memory::Device(offset) => {
                 let changed = self.device.update(offset + start, |old| match operation {
                     AtomicOperation::CompareSwap { compare, new } if old == compare => new,
                     AtomicOperation::CompareSwap { .. } => old,
