@@ -952,6 +952,9 @@ impl Core {
     /// complete because something before it is not: a use that [`crate::Counters::early_uses`]
     /// counts.
     pub(crate) fn uses_early(&self, sges: &[Sge], offset: u64, length: usize) -> bool {
+        if !self.tpt.has_early() {
+            return false;
+        }
         let mut early = false;
         // What is not there was refused before.
         let _ = for_pieces(sges, offset, length, |sge, _, _| {

@@ -977,7 +977,7 @@ mod tests {
     use super::*;
     use crate::memory::DmaError;
     use crate::testing::{SendWork, SharedMemory, TestMemory};
-    use ferrite_abi::{AddressVector, Buffer, Field, Layout, ListPart};
+    use ferrite_abi::{AddressVector, Buffer, Field, Layout, ListPart, MAX_PIECES};
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
@@ -1246,6 +1246,7 @@ mod tests {
         let sent = |opcode| matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
         opcodes
             .filter(|&opcode| !datagram || sent(opcode))
+            .filter(|&opcode| service != Service::Uc || !registers(opcode) || is_local(opcode))
             .map(|opcode| {
                 let fields = match opcode {
                     SendOpcode::Send | SendOpcode::SendImmediate if datagram => {
@@ -1271,6 +1272,15 @@ mod tests {
                     _ => &[],
                 };
                 let mut work = SendWork::new(opcode, sges);
+                if matches!(
+                    opcode,
+                    SendOpcode::RegisterList | SendOpcode::RegisterListSend
+                ) {
+                    work = work.part(&ListPart {
+                        pieces: 1,
+                        ..ListPart::zeroed()
+                    });
+                }
                 if datagram {
                     work = work.datagram(&DatagramPart::zeroed());
                 }
@@ -1285,7 +1295,11 @@ mod tests {
             for (work, fields) in good_work(service) {
                 let good = work.encode();
                 assert!(fetch_by(&good, service).is_ok(), "{service:?} {work:?}");
-                let part = opcode_part(work.opcode, is_datagram(service));
+                let mut part = opcode_part(work.opcode, is_datagram(service));
+                if registers(work.opcode) && !is_local(work.opcode) {
+                    // The second part is looked at below.
+                    part -= size_of::<SendPart>();
+                }
                 let header = size_of::<SendHeader>();
                 let in_part = reserved_bytes(fields, part);
                 let reserved = reserved_bytes(SendHeader::FIELDS, header)
@@ -1357,6 +1371,132 @@ mod tests {
                     "{opcode:?}"
                 );
             }
+        }
+    }
+
+    fn list_part(pieces: u8) -> ListPart {
+        ListPart {
+            tag: 0x301,
+            pieces,
+            ..ListPart::zeroed()
+        }
+    }
+
+    #[test]
+    fn pieces_are_counted_among_the_entries_and_not_among_the_data() {
+        let sges: Vec<_> = (1..=MAX_SGE as u32).map(sge).collect();
+        let both = SendWork::new(SendOpcode::RegisterListSend, &sges).part(&list_part(5));
+        let request = fetch(&both.encode()).unwrap();
+        assert_eq!(request.pieces(), &sges[..5]);
+        assert_eq!(request.sges(), &sges[5..]);
+        assert_eq!(request.length, (6..=16).sum::<u32>());
+        assert_eq!(request.opcode, SendOpcode::Send);
+        assert_eq!(request.posted, SendOpcode::RegisterListSend);
+        let all = SendWork::new(SendOpcode::RegisterList, &sges).part(&list_part(16));
+        let request = fetch(&all.encode()).unwrap();
+        assert_eq!((request.pieces(), request.sges()), (&sges[..], &[][..]));
+        assert_eq!(request.length, 0);
+        // However long the pieces are, the message is not.
+        let long = SendWork::new(SendOpcode::RegisterListSend, &[sge(u32::MAX); MAX_PIECES]);
+        let request = fetch(&long.part(&list_part(16)).encode()).unwrap();
+        assert_eq!(request.length, 0);
+        // A request that has none leaves none behind.
+        let mut used = request;
+        let memory = memory();
+        let mut queue = queue(&memory);
+        memory
+            .write(0, &SendWork::new(SendOpcode::Send, &[sge(3)]).encode())
+            .unwrap();
+        memory.put(RECORD, &1u32);
+        queue.refresh(&memory).unwrap();
+        queue.fetch(&memory, 0, &mut used).unwrap();
+        assert_eq!(used.sges().len(), 1);
+        assert!(used.pieces().is_empty() && used.registration.is_none());
+    }
+
+    #[test]
+    fn a_list_has_as_many_pieces_as_it_says_among_its_entries() {
+        use SendOpcode::{RegisterList, RegisterListSend};
+        for (opcode, entries, pieces, good) in [
+            (RegisterList, 1, 1, true),
+            (RegisterList, 2, 1, false),
+            (RegisterList, 1, 2, false),
+            (RegisterList, 0, 0, false),
+            (RegisterListSend, 2, 1, true),
+            (RegisterListSend, 2, 2, true),
+            (RegisterListSend, 2, 3, false),
+            (RegisterListSend, 2, 0, false),
+            (RegisterListSend, 16, 255, false),
+            (RegisterListSend, 17, 16, false),
+        ] {
+            let work = SendWork::new(opcode, &vec![sge(8); entries]).part(&list_part(pieces));
+            let fetched = fetch(&work.encode());
+            let expected = good.then_some(()).ok_or(QueueError::SgeCount);
+            assert_eq!(
+                fetched.map(|_| ()),
+                expected,
+                "{opcode:?} {entries} {pieces}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_registration_that_sends_has_its_data_as_a_send_has_them() {
+        let register = SendWork::new(SendOpcode::RegisterSend, &[sge(5), sge(6)]);
+        let request = fetch(&register.encode()).unwrap();
+        assert_eq!((request.length, request.sges().len()), (11, 2));
+        assert_eq!(request.opcode, SendOpcode::Send);
+        assert!(matches!(
+            request.registration,
+            Some(Registration::Region(_))
+        ));
+        let request = fetch(&register.clone().invalidate(0x907).encode()).unwrap();
+        assert_eq!(
+            (request.opcode, request.tag),
+            (SendOpcode::SendInvalidate, 0x907)
+        );
+        let inline = SendWork::new(SendOpcode::RegisterSend, &[]).inline(&[7; MAX_INLINE]);
+        let request = fetch(&inline.encode()).unwrap();
+        assert_eq!(request.inline(), Some(&[7; MAX_INLINE][..]));
+        // Nothing else has data in place of entries that are pieces.
+        for opcode in [SendOpcode::RegisterList, SendOpcode::RegisterListSend] {
+            let inline = SendWork::new(opcode, &[])
+                .part(&list_part(1))
+                .inline(&[7; 8]);
+            let refused = fetch(&inline.encode()).unwrap_err();
+            assert!(matches!(refused, QueueError::SgeCount | QueueError::Inline));
+        }
+        // The part of the send is looked at too.
+        let at = size_of::<SendHeader>() + size_of::<FastRegisterPart>();
+        for offset in [
+            offset_of!(SendPart, immediate),
+            offset_of!(SendPart, reserved),
+        ] {
+            let mut bytes = register.encode();
+            bytes[at + offset] = 1;
+            assert_eq!(fetch(&bytes).unwrap_err(), QueueError::Reserved);
+        }
+        // Without blocks enough for it there is none.
+        let mut short = SendWork::new(SendOpcode::RegisterSend, &[]).encode();
+        short.truncate(BLOCK_SIZE);
+        short[offset_of!(SendHeader, blocks)] = 1;
+        assert_eq!(fetch(&short).unwrap_err(), QueueError::Overrun);
+    }
+
+    #[test]
+    fn only_reliable_connections_register_and_send() {
+        for (service, good) in [
+            (Service::Rc, true),
+            (Service::XrcIni, true),
+            (Service::Uc, false),
+        ] {
+            let list = SendWork::new(SendOpcode::RegisterListSend, &[sge(1)]).part(&list_part(1));
+            for work in [SendWork::new(SendOpcode::RegisterSend, &[]), list] {
+                let fetched = fetch_by(&work.encode(), service).map(|_| ());
+                assert_eq!(fetched, good.then_some(()).ok_or(QueueError::Opcode));
+            }
+            let list = SendWork::new(SendOpcode::RegisterList, &[sge(1)]).part(&list_part(1));
+            assert!(fetch_by(&list.encode(), service).is_ok());
         }
     }
 

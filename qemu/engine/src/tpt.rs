@@ -732,11 +732,15 @@ impl Tpt {
         }
     }
 
+    /// Whether any use may be an [early](Tpt::is_early) one; nearly always none is.
+    pub(crate) fn has_early(&self) -> bool {
+        self.early != 0
+    }
+
     /// Whether a use of `tag` is an early one: of a registration that is [not
     /// settled](Tpt::unsettled), directly or through a window or list.
     pub(crate) fn is_early(&self, tag: u32) -> bool {
-        // As it is nearly always.
-        if self.early == 0 {
+        if !self.has_early() {
             return false;
         }
         let is_early = |tag: Tag| self.entry(tag).is_ok_and(|entry| entry.early);
@@ -2438,14 +2442,714 @@ mod tests {
             tpt.check_local(TAG.0, ADDRESS, 1, DOMAIN, LocalAccess::Write)
                 .map(|_| ())
         };
-        tpt.touch_local(Tag::new(3, 8).0);
-        tpt.touch_local(Tag::new(4, 9).0);
+        tpt.touch_local(&sge(Tag::new(3, 8), ADDRESS, 1));
+        tpt.touch_local(&sge(Tag::new(4, 9), ADDRESS, 1));
         assert_eq!(check(&tpt), Ok(()));
-        tpt.touch_local(TAG.0);
+        tpt.touch_local(&sge(TAG, ADDRESS, 1));
         assert_eq!(check(&tpt), Err(TptError::NotValid));
         let mut tpt = table(ACCESS_LOCAL_WRITE);
-        tpt.touch_local(TAG.0);
+        tpt.touch_local(&sge(TAG, ADDRESS, 1));
         assert_eq!(check(&tpt), Ok(()));
+    }
+
+    fn sge(tag: Tag, address: u64, length: u32) -> Sge {
+        Sge {
+            address,
+            length,
+            lkey: tag.0,
+        }
+    }
+
+    /// All rights that a piece can give, and that windows may be bound.
+    const FULL: u32 = RIGHTS | ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL;
+    /// The tags of a list and of the regions that it has pieces of.
+    const LIST: Tag = Tag::new(7, 1);
+    const OTHER: Tag = Tag::new(8, 5);
+    const LIST_ADDRESS: u64 = 0x9000_0000;
+
+    fn list_part(tag: Tag) -> ListPart {
+        ListPart {
+            tag: tag.0,
+            access: FULL & !ACCESS_WINDOW_BIND,
+            address: LIST_ADDRESS,
+            pieces: 0,
+            reserved0: [0; 7],
+            reserved1: 0,
+        }
+    }
+
+    /// Two regions, and a list that is not registered.
+    fn with_list() -> Tpt {
+        let mut tpt = table(FULL);
+        tpt.register(&RegisterRegion {
+            buffer: Buffer::contiguous(0x2_0000, LENGTH),
+            address: ADDRESS * 2,
+            ..command(OTHER, FULL)
+        })
+        .unwrap();
+        assert_eq!(allocate_list(&mut tpt, LIST, 3), Ok(()));
+        tpt
+    }
+
+    fn allocate_list(tpt: &mut Tpt, tag: Tag, max_pages: u32) -> Result<(), CommandStatus> {
+        tpt.allocate(&AllocateTag {
+            tag: tag.0,
+            pd: PD,
+            kind: TagKind::List.number(),
+            reserved: [0; 3],
+            max_pages,
+        })
+    }
+
+    /// 100 bytes of the first region, 50 of the second, 30 of the first.
+    fn pieces() -> [Sge; 3] {
+        [
+            sge(TAG, ADDRESS + 4000, 100),
+            sge(OTHER, ADDRESS * 2 + LENGTH - 50, 50),
+            sge(TAG, ADDRESS, 30),
+        ]
+    }
+
+    fn listed() -> Tpt {
+        let mut tpt = with_list();
+        tpt.register_list(&list_part(LIST), &pieces(), PD).unwrap();
+        tpt
+    }
+
+    fn local_write(tpt: &Tpt, tag: Tag, address: u64, length: u64) -> Result<Span, TptError> {
+        tpt.check_local(tag.0, address, length, DOMAIN, LocalAccess::Write)
+    }
+
+    #[test]
+    fn a_list_is_its_pieces_one_after_another() {
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        let tpt = listed();
+        let span = local_write(&tpt, LIST, LIST_ADDRESS, 180).unwrap();
+        let data: Vec<u8> = (1..=180).collect();
+        tpt.write(&memory, &span, 0, &data).unwrap();
+        let at = |address: u64, length: usize| {
+            let mut bytes = vec![0; length];
+            memory.read(address, &mut bytes).unwrap();
+            bytes
+        };
+        assert_eq!(at(0x1_0000 + 4000, 100), data[..100]);
+        assert_eq!(at(0x2_0000 + LENGTH - 50, 50), data[100..150]);
+        assert_eq!(at(0x1_0000, 30), data[150..]);
+        // And nothing else.
+        assert_eq!(at(0x1_0000 + 4100, 1), [0]);
+        assert_eq!(at(0x2_0000 + LENGTH - 51, 1), [0]);
+        assert_eq!(at(0x1_0000 + 30, 1), [0]);
+        // From any byte to any byte, the borders among them.
+        for start in [0, 1, 98, 99, 100, 101, 149, 150, 179] {
+            for end in [1, 99, 100, 101, 149, 150, 151, 180] {
+                if start >= end {
+                    continue;
+                }
+                let (address, length) = (LIST_ADDRESS + start, end - start);
+                let mut read = vec![0; length as usize];
+                let span = local_write(&tpt, LIST, address, length).unwrap();
+                tpt.read(&memory, &span, 0, &mut read).unwrap();
+                assert_eq!(read, data[start as usize..end as usize]);
+                // The same byte by byte within one span.
+                for (n, expected) in read.iter().enumerate() {
+                    let mut byte = [0];
+                    tpt.read(&memory, &span, n as u64, &mut byte).unwrap();
+                    assert_eq!(byte[0], *expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_ends_with_its_last_byte() {
+        let tpt = listed();
+        for (address, length, good) in [
+            (LIST_ADDRESS, 180, true),
+            (LIST_ADDRESS, 181, false),
+            (LIST_ADDRESS + 179, 1, true),
+            (LIST_ADDRESS + 180, 1, false),
+            (LIST_ADDRESS - 1, 1, false),
+            (LIST_ADDRESS - 1, 2, false),
+            (u64::MAX, 2, false),
+            (0, u64::MAX, false),
+            (LIST_ADDRESS, u64::MAX, false),
+        ] {
+            let checked = local_write(&tpt, LIST, address, length).map(|_| ());
+            let expected = good.then_some(()).ok_or(TptError::OutOfBounds);
+            assert_eq!(checked, expected, "{address:#x} {length}");
+            let checked = remote(&tpt, LIST, address, length, 2).map(|_| ());
+            assert_eq!(checked, expected, "{address:#x} {length}");
+        }
+        // Addresses may be such that it ends just below 2^64, or count from zero.
+        let mut tpt = with_list();
+        for (address, expected) in [
+            (u64::MAX - 179, Err(TptError::OutOfBounds)),
+            (u64::MAX - 180, Ok(())),
+        ] {
+            let part = ListPart {
+                address,
+                ..list_part(LIST)
+            };
+            assert_eq!(tpt.register_list(&part, &pieces(), PD), expected);
+        }
+        assert!(local_write(&tpt, LIST, u64::MAX - 1, 1).is_ok());
+        assert_eq!(
+            local_write(&tpt, LIST, u64::MAX, 1),
+            Err(TptError::OutOfBounds)
+        );
+        tpt.invalidate(LIST.0, HOLDER).unwrap();
+        let part = ListPart {
+            access: list_part(LIST).access | ACCESS_ZERO_BASED,
+            ..list_part(LIST)
+        };
+        tpt.register_list(&part, &pieces(), PD).unwrap();
+        assert!(local_write(&tpt, LIST, 0, 180).is_ok());
+        assert_eq!(
+            local_write(&tpt, LIST, LIST_ADDRESS, 1),
+            Err(TptError::OutOfBounds)
+        );
+    }
+
+    #[test]
+    fn a_list_that_may_not_be_is_refused_and_changes_nothing() {
+        let mut tpt = with_list();
+        let right = list_part(LIST);
+        let region = |access| RegisterRegion {
+            address: 0,
+            ..command(Tag::new(9, 0), access)
+        };
+        tpt.register(&RegisterRegion {
+            pd: PD + 1,
+            ..command(Tag::new(10, 0), FULL)
+        })
+        .unwrap();
+        tpt.register(&region(FULL)).unwrap();
+        tpt.register(&command(Tag::new(11, 0), ACCESS_REMOTE))
+            .unwrap();
+        assert_eq!(allocate_list(&mut tpt, Tag::new(12, 0), 1), Ok(()));
+        tpt.register_list(&list_part(Tag::new(12, 0)), &pieces()[..1], PD)
+            .unwrap();
+        let window = AllocateTag {
+            tag: Tag::new(13, 0).0,
+            pd: PD,
+            kind: TagKind::Window1.number(),
+            reserved: [0; 3],
+            max_pages: 0,
+        };
+        tpt.allocate(&window).unwrap();
+        let bind = BindPart {
+            window: window.tag,
+            new_window: window.tag,
+            ..bind_part(0)
+        };
+        tpt.bind(&bind, HOLDER).unwrap();
+        let one = |lkey: Tag, address, length| vec![sge(lkey, address, length)];
+        let whole = (ADDRESS, LENGTH as u32);
+        let weak = Tag::new(11, 0);
+        let with = |access| ListPart { access, ..right };
+        let cases = [
+            // The list itself.
+            (
+                TptError::NoEntry,
+                list_part(Tag::new(99, 0)),
+                pieces().to_vec(),
+            ),
+            (TptError::NotRegistrable, list_part(TAG), pieces().to_vec()),
+            (TptError::NotRegistrable, right, vec![pieces()[0]; 4]),
+            (TptError::NotRegistrable, right, vec![]),
+            (
+                TptError::AccessDenied,
+                with(ACCESS_WINDOW_BIND),
+                pieces().to_vec(),
+            ),
+            (TptError::AccessDenied, with(1 << 20), pieces().to_vec()),
+            (
+                TptError::AlreadyValid,
+                list_part(Tag::new(12, 0)),
+                one(TAG, ADDRESS, 1),
+            ),
+            // A piece.
+            (TptError::PieceEmpty, right, one(TAG, ADDRESS, 0)),
+            (
+                TptError::PieceKind,
+                right,
+                one(Tag(TAG_ALL_MEMORY), ADDRESS, 1),
+            ),
+            (
+                TptError::PieceKind,
+                right,
+                one(Tag::new(12, 0), LIST_ADDRESS, 1),
+            ),
+            (
+                TptError::PieceKind,
+                right,
+                one(Tag(window.tag), ADDRESS + 100, 1),
+            ),
+            (
+                TptError::PieceRefused,
+                right,
+                one(Tag::new(98, 0), ADDRESS, 1),
+            ),
+            (TptError::PieceRefused, right, one(LIST, LIST_ADDRESS, 1)),
+            (
+                TptError::PieceRefused,
+                right,
+                one(Tag::new(10, 0), ADDRESS, 1),
+            ),
+            (
+                TptError::PieceRefused,
+                right,
+                one(Tag::new(3, 8), ADDRESS, 1),
+            ),
+            (TptError::PieceRefused, right, one(TAG, ADDRESS - 1, 1)),
+            (
+                TptError::PieceRefused,
+                right,
+                one(TAG, ADDRESS + 1, whole.1),
+            ),
+            (TptError::PieceRefused, right, one(TAG, ADDRESS + LENGTH, 1)),
+            (TptError::PieceRefused, right, one(TAG, u64::MAX, 2)),
+            (
+                TptError::PieceRefused,
+                right,
+                one(Tag::new(9, 0), u64::MAX, u32::MAX),
+            ),
+            // Whichever piece it is.
+            (
+                TptError::PieceEmpty,
+                right,
+                vec![pieces()[0], sge(TAG, ADDRESS, 0)],
+            ),
+            // One that gives less: each right, and what writing needs.
+            (
+                TptError::PieceRights,
+                with(ACCESS_LOCAL_WRITE),
+                one(weak, ADDRESS, 1),
+            ),
+            (
+                TptError::PieceRights,
+                with(ACCESS_REMOTE_WRITE),
+                one(weak, ADDRESS, 1),
+            ),
+            (
+                TptError::PieceRights,
+                with(ACCESS_REMOTE_ATOMIC),
+                one(weak, ADDRESS, 1),
+            ),
+            (
+                TptError::PieceRights,
+                with(ACCESS_FLUSH_GLOBAL),
+                one(weak, ADDRESS, 1),
+            ),
+        ];
+        for (error, part, sges) in cases {
+            assert_eq!(tpt.register_list(&part, &sges, PD), Err(error), "{sges:x?}");
+            assert_eq!(
+                local_write(&tpt, LIST, LIST_ADDRESS, 1),
+                Err(TptError::NotValid)
+            );
+        }
+        assert_eq!(
+            tpt.register_list(&right, &pieces(), PD + 1),
+            Err(TptError::WrongDomain)
+        );
+        // What the weak one has, it gives: and a whole region is a piece like any other.
+        let read = with(ACCESS_REMOTE_READ | ACCESS_ZERO_BASED | ACCESS_ONE_TOUCH);
+        let sges = [sge(weak, ADDRESS, whole.1), sge(TAG, whole.0, whole.1)];
+        assert_eq!(tpt.register_list(&read, &sges, PD), Ok(()));
+        assert_eq!(
+            local_write(&tpt, LIST, 0, 1),
+            Err(TptError::AccessDenied),
+            "the list gives less than its pieces"
+        );
+        // Each tells itself apart.
+        let syndromes = [
+            TptError::PieceRefused,
+            TptError::PieceRights,
+            TptError::PieceKind,
+            TptError::PieceEmpty,
+        ];
+        assert_eq!(syndromes.map(TptError::vendor_syndrome), [15, 16, 17, 18]);
+    }
+
+    #[test]
+    fn each_right_of_a_list_is_asked_of_each_piece() {
+        let rights = [
+            ACCESS_LOCAL_WRITE,
+            ACCESS_REMOTE_WRITE,
+            ACCESS_REMOTE_READ,
+            ACCESS_REMOTE_ATOMIC,
+            ACCESS_FLUSH_GLOBAL,
+        ];
+        let all = rights.iter().fold(0, |all, right| all | right);
+        for right in rights {
+            let mut tpt = with_list();
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                address: ADDRESS * 2,
+                ..command(OTHER, all & !right)
+            })
+            .unwrap();
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                ..command(TAG, all)
+            })
+            .unwrap();
+            let part = ListPart {
+                access: right,
+                ..list_part(LIST)
+            };
+            assert_eq!(
+                tpt.register_list(&part, &pieces(), PD),
+                Err(TptError::PieceRights),
+                "{right:#x}"
+            );
+            assert_eq!(tpt.register_list(&part, &pieces()[..1], PD), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_list_that_lost_a_piece_is_not_valid() {
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        let again = RegisterRegion {
+            buffer: Buffer::contiguous(0x2_0000, LENGTH),
+            address: ADDRESS * 2,
+            ..command(OTHER, FULL)
+        };
+        let replaced = RegisterRegion {
+            flags: REGION_REPLACE,
+            ..again
+        };
+        let losses: [&dyn Fn(&mut Tpt); 3] = [
+            &|tpt| tpt.release(OTHER).unwrap(),
+            // The same memory under the same tag is another registration all the same.
+            &|tpt| {
+                tpt.release(OTHER).unwrap();
+                tpt.register(&again).unwrap();
+            },
+            &|tpt| tpt.register(&replaced).unwrap(),
+        ];
+        for lose in losses {
+            let mut tpt = listed();
+            // Of a piece that is there, and checked before.
+            let span = remote(&tpt, LIST, LIST_ADDRESS, 10, 2).unwrap();
+            tpt.write(&memory, &span, 0, &[1]).unwrap();
+            lose(&mut tpt);
+            assert_eq!(
+                tpt.write(&memory, &span, 1, &[1]),
+                Err(TptError::NotValid),
+                "the next packet"
+            );
+            assert_eq!(
+                tpt.touch(&span, true, Arrival::InOrder).map(|_| ()),
+                Err(TptError::NotValid)
+            );
+            let refused = Err(TptError::NotValid);
+            assert_eq!(remote(&tpt, LIST, LIST_ADDRESS, 1, 2), refused);
+            assert_eq!(local_write(&tpt, LIST, LIST_ADDRESS, 1), refused);
+            assert_eq!(
+                tpt.check_flush(LIST.0, None, HOLDER).unwrap_err(),
+                TptError::NotValid
+            );
+            // It may be invalidated, or registered again without.
+            let mut other = listed();
+            lose(&mut other);
+            assert_eq!(other.invalidate(LIST.0, HOLDER), Ok(()));
+            let next = list_part(Tag::new(7, 2));
+            assert_eq!(tpt.register_list(&next, &pieces()[..1], PD), Ok(()));
+            assert!(remote(&tpt, Tag::new(7, 2), LIST_ADDRESS, 100, 2).is_ok());
+            assert_eq!(
+                remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+                Err(TptError::WrongInstance)
+            );
+        }
+    }
+
+    #[test]
+    fn a_piece_that_is_invalidated_or_used_up_is_lost() {
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        for used_up in [false, true] {
+            let mut tpt = with_list();
+            let fast = Tag::new(20, 0);
+            tpt.allocate(&AllocateTag {
+                tag: fast.0,
+                pd: PD,
+                kind: TagKind::Region.number(),
+                reserved: [0; 3],
+                max_pages: 4,
+            })
+            .unwrap();
+            let one_touch = if used_up { ACCESS_ONE_TOUCH } else { 0 };
+            let register = FastRegisterPart {
+                access: FULL | one_touch,
+                ..part(fast)
+            };
+            tpt.register_from_queue(&register, PD).unwrap();
+            let sges = [pieces()[0], sge(fast, register.address, 10)];
+            tpt.register_list(&list_part(LIST), &sges, PD).unwrap();
+            assert!(remote(&tpt, LIST, LIST_ADDRESS, 110, 2).is_ok());
+            if used_up {
+                // A message to the other piece leaves it; one that reaches it through the list does
+                // not, even with its first byte.
+                let span = remote(&tpt, LIST, LIST_ADDRESS, 100, 2).unwrap();
+                tpt.touch(&span, true, Arrival::InOrder).unwrap();
+                assert!(remote(&tpt, LIST, LIST_ADDRESS, 110, 2).is_ok());
+                let span = remote(&tpt, LIST, LIST_ADDRESS + 50, 51, 2).unwrap();
+                tpt.touch(&span, false, Arrival::InOrder).unwrap();
+                assert!(remote(&tpt, LIST, LIST_ADDRESS, 110, 2).is_ok());
+                tpt.write(&memory, &span, 0, &[1; 51]).unwrap();
+                tpt.touch(&span, true, Arrival::InOrder).unwrap();
+            } else {
+                tpt.invalidate(fast.0, HOLDER).unwrap();
+            }
+            assert_eq!(
+                remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+                Err(TptError::NotValid)
+            );
+            // Registered again under the same tag it is not what the list was made of.
+            tpt.register_from_queue(&register, PD).unwrap();
+            assert_eq!(
+                remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+                Err(TptError::NotValid)
+            );
+        }
+    }
+
+    #[test]
+    fn an_instance_that_comes_round_again_is_another_registration() {
+        let mut tpt = listed();
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        for round in 1..=256u32 {
+            tpt.invalidate(Tag::new(7, round as u8).0, HOLDER).unwrap();
+            let next = list_part(Tag::new(7, (round + 1) as u8));
+            tpt.register_list(&next, &pieces(), PD).unwrap();
+        }
+        // The same tag, and the same pieces.
+        assert!(remote(&tpt, LIST, LIST_ADDRESS, 180, 2).is_ok());
+        assert_eq!(tpt.write(&memory, &span, 0, &[1]), Err(TptError::NotValid));
+        // Likewise where it is a piece's instance that came round.
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        for round in 1..=256u32 {
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                ..command(Tag::new(3, (9 + round) as u8), FULL)
+            })
+            .unwrap();
+        }
+        assert!(local_write(&tpt, TAG, ADDRESS, 1).is_ok());
+        assert_eq!(tpt.write(&memory, &span, 0, &[1]), Err(TptError::NotValid));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+    }
+
+    #[test]
+    fn lists_are_of_their_own_kind() {
+        let mut tpt = listed();
+        // Neither registered like a region nor replaced by one, nor a place for windows.
+        let fast = FastRegisterPart { ..part(LIST) };
+        assert_eq!(
+            tpt.register_from_queue(&fast, PD),
+            Err(TptError::NotRegistrable)
+        );
+        let replace = RegisterRegion {
+            flags: REGION_REPLACE,
+            ..command(LIST, 0)
+        };
+        assert_eq!(tpt.register(&replace), Err(CommandStatus::BadParameter));
+        assert_eq!(tpt.register(&command(LIST, 0)), Err(CommandStatus::Exists));
+        let mut other = with_window(TagKind::Window1);
+        assert_eq!(allocate_list(&mut other, LIST, 1), Ok(()));
+        let weak = ListPart {
+            access: ACCESS_LOCAL_WRITE,
+            ..list_part(LIST)
+        };
+        other
+            .register_list(&weak, &[sge(TAG, ADDRESS, 100)], PD)
+            .unwrap();
+        let bind = BindPart {
+            region: LIST.0,
+            address: LIST_ADDRESS,
+            length: 10,
+            ..bind_part(0)
+        };
+        assert_eq!(other.bind(&bind, HOLDER), Err(TptError::WrongKind));
+        // Its domain, its instance.
+        let stranger = Domain {
+            pd: PD + 1,
+            privileged: true,
+        };
+        let check = |tpt: &Tpt, tag: Tag, domain| {
+            tpt.check_local(tag.0, LIST_ADDRESS, 1, domain, LocalAccess::Read)
+                .map(|_| ())
+        };
+        assert_eq!(check(&tpt, LIST, stranger), Err(TptError::WrongDomain));
+        let old = Tag::new(7, 0);
+        assert_eq!(check(&tpt, old, DOMAIN), Err(TptError::WrongInstance));
+        assert_eq!(tpt.invalidate(old.0, HOLDER), Err(TptError::WrongInstance));
+        let other_domain = Holder { pd: PD + 1, qpn: 2 };
+        assert_eq!(
+            tpt.invalidate(LIST.0, other_domain),
+            Err(TptError::WrongDomain)
+        );
+        assert_eq!(tpt.invalidate(LIST.0, HOLDER), Ok(()));
+        assert_eq!(check(&tpt, LIST, DOMAIN), Err(TptError::NotValid));
+        assert_eq!(tpt.invalidate(LIST.0, HOLDER), Err(TptError::NotValid));
+        // Released under any instance.
+        assert_eq!(tpt.release(Tag::new(7, 77)), Ok(()));
+        assert_eq!(check(&tpt, LIST, DOMAIN), Err(TptError::NoEntry));
+        assert_eq!(tpt.pieces, 0);
+    }
+
+    #[test]
+    fn an_atomic_of_a_list_lies_in_one_piece() {
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        let mut tpt = with_list();
+        let sges = [sge(TAG, ADDRESS, 12), sge(OTHER, ADDRESS * 2 + 8, 12)];
+        tpt.register_list(&list_part(LIST), &sges, PD).unwrap();
+        let mut add = |offset: u64| {
+            let span = tpt.check_remote(
+                LIST.0,
+                LIST_ADDRESS + offset,
+                8,
+                HOLDER,
+                RemoteAccess::Atomic,
+            )?;
+            tpt.atomic(&memory, &span, AtomicOperation::FetchAdd(5))
+        };
+        assert_eq!(add(0), Ok(0));
+        assert_eq!(add(0), Ok(5));
+        assert_eq!(add(8), Err(TptError::OutOfBounds));
+        // In one piece, but not at one multiple of eight in memory.
+        assert!(matches!(add(16), Err(TptError::Translation(_))));
+        assert_eq!(memory.get::<u64>(0x1_0000), 10);
+        assert_eq!(memory.get::<u64>(0x1_0008), 0);
+        assert_eq!(memory.get::<u64>(0x2_0008), 0);
+    }
+
+    #[test]
+    fn a_list_may_be_used_once() {
+        let mut tpt = with_list();
+        let part = ListPart {
+            access: list_part(LIST).access | ACCESS_ONE_TOUCH,
+            ..list_part(LIST)
+        };
+        tpt.register_list(&part, &pieces(), PD).unwrap();
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        assert_eq!(tpt.touch(&span, false, Arrival::InOrder), Ok(Touch::Place));
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+        // Its pieces are as they were, and it can be registered again.
+        assert!(remote(&tpt, TAG, ADDRESS, 1, 2).is_ok());
+        tpt.register_list(&part, &pieces(), PD).unwrap();
+        // So too by the answer to a read.
+        let elsewhere = sge(LIST, LIST_ADDRESS + 180, 1);
+        tpt.touch_local(&elsewhere);
+        assert!(remote(&tpt, LIST, LIST_ADDRESS, 1, 2).is_ok());
+        tpt.touch_local(&sge(LIST, LIST_ADDRESS + 100, 1));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+        // Ahead of its time: when the stream has come so far.
+        tpt.register_list(&part, &pieces(), PD).unwrap();
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::Ahead(7)), Ok(Touch::Place));
+        assert!(!tpt.caught_up(LIST, 6));
+        assert!(remote(&tpt, LIST, LIST_ADDRESS, 1, 2).is_ok());
+        assert!(tpt.caught_up(LIST, 7));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+    }
+
+    #[test]
+    fn a_region_that_takes_one_message_takes_no_more_through_a_list() {
+        let mut tpt = with_list();
+        tpt.register(&RegisterRegion {
+            flags: REGION_REPLACE,
+            ..command(TAG, FULL | ACCESS_ONE_TOUCH)
+        })
+        .unwrap();
+        // The first and the third piece are of it.
+        tpt.register_list(&list_part(LIST), &pieces(), PD).unwrap();
+        let span = remote(&tpt, LIST, LIST_ADDRESS + 100, 50, 2).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+        assert!(remote(&tpt, TAG, ADDRESS, 1, 2).is_ok());
+        // Ahead of its time a message that has bytes of both touches it once.
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::Ahead(3)), Ok(Touch::Place));
+        assert!(remote(&tpt, TAG, ADDRESS, 1, 2).is_ok());
+        // And a second one is too many.
+        let span = remote(&tpt, LIST, LIST_ADDRESS + 179, 1, 2).unwrap();
+        assert_eq!(
+            tpt.touch(&span, true, Arrival::InOrder),
+            Err(TptError::Touched)
+        );
+        assert_eq!(remote(&tpt, TAG, ADDRESS, 1, 2), Err(TptError::NotValid));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+    }
+
+    #[test]
+    fn what_lists_take_is_bounded() {
+        assert!(size_of::<Piece>() <= 32, "{}", size_of::<Piece>());
+        let mut tpt = empty();
+        for max_pages in [0, 17, u32::MAX] {
+            assert_eq!(
+                allocate_list(&mut tpt, LIST, max_pages),
+                Err(CommandStatus::BadParameter)
+            );
+        }
+        let most = MAX_ALL_PIECES / MAX_PIECES as u32;
+        for index in 1..=most {
+            assert_eq!(allocate_list(&mut tpt, Tag::new(index, 0), 16), Ok(()));
+        }
+        let more = Tag::new(most + 1, 0);
+        assert_eq!(
+            allocate_list(&mut tpt, more, 1),
+            Err(CommandStatus::NoResource)
+        );
+        assert_eq!(allocate_list(&mut tpt, LIST, 1), Err(CommandStatus::Exists));
+        // Other tags are to be had, and lists again when one is gone.
+        assert_eq!(tpt.register(&command(more, 0)), Ok(()));
+        assert_eq!(tpt.release(LIST), Ok(()));
+        assert_eq!(allocate_list(&mut tpt, LIST, 16), Ok(()));
+    }
+
+    #[test]
+    fn a_use_is_early_until_what_was_open_before_the_registration_is_not() {
+        let mut tpt = listed();
+        assert!(!tpt.is_early(LIST.0));
+        let generation = tpt.unsettled(LIST.0);
+        assert!(tpt.is_early(LIST.0) && !tpt.is_early(TAG.0));
+        // Another registration is not what is waited for.
+        tpt.invalidate(LIST.0, HOLDER).unwrap();
+        tpt.register_list(&list_part(LIST), &pieces(), PD).unwrap();
+        assert!(!tpt.is_early(LIST.0));
+        let second = tpt.unsettled(LIST.0);
+        tpt.settled(LIST.0, generation);
+        assert!(tpt.is_early(LIST.0));
+        tpt.settled(LIST.0, second);
+        assert!(!tpt.has_early());
+        // What is used through the list is used.
+        let generation = tpt.unsettled(TAG.0);
+        assert!(tpt.is_early(LIST.0) && tpt.is_early(TAG.0) && !tpt.is_early(OTHER.0));
+        tpt.settled(TAG.0, generation);
+        // Whatever became of the tag.
+        let generation = tpt.unsettled(OTHER.0);
+        tpt.release(OTHER).unwrap();
+        assert!(!tpt.is_early(OTHER.0));
+        tpt.settled(OTHER.0, generation);
+        assert!(!tpt.has_early());
     }
 
     /// What the table says of itself must agree: the windows of each region, those of each queue
@@ -2463,9 +3167,16 @@ mod tests {
             else {
                 continue;
             };
-            let Target::Window(binding) = target else {
-                assert_eq!(*kind, TagKind::Region);
-                continue;
+            let binding = match target {
+                Target::Window(binding) => binding,
+                Target::List => {
+                    assert_eq!(*kind, TagKind::List);
+                    continue;
+                }
+                _ => {
+                    assert_eq!(*kind, TagKind::Region);
+                    continue;
+                }
             };
             assert_eq!(binding.qpn.is_some(), *kind == TagKind::Window2B);
             windows[binding.region.index() as usize] += 1;
@@ -2479,10 +3190,32 @@ mod tests {
                 assert!(tpt.target(binding.region, binding.generation).is_err());
             }
         }
+        let mut pieces = 0;
         for (index, windows) in indices.zip(windows) {
             let entry = tpt.entries.get(index);
             assert_eq!(entry.map_or(0, |entry| entry.windows), windows);
+            let Some(entry) = entry else {
+                continue;
+            };
+            assert_eq!(entry.list.is_some(), entry.kind == TagKind::List);
+            let Some(list) = &entry.list else {
+                continue;
+            };
+            pieces += entry.max_pages;
+            let total: u64 = list.pieces.iter().map(|p| u64::from(p.length)).sum();
+            assert_eq!(list.length, total);
+            assert!(list.pieces.len() <= entry.max_pages as usize);
+            // What is still there of them has their bytes, and all the rights of the list.
+            for piece in &list.pieces {
+                if tpt.target(piece.region, piece.generation).is_ok() {
+                    let region = tpt.entry(piece.region).unwrap();
+                    assert_eq!((region.kind, region.pd), (TagKind::Region, entry.pd));
+                    assert!(piece.offset + u64::from(piece.length) <= region.length());
+                    assert_eq!(entry.access & ACCESS_REMOTE & !region.access, 0);
+                }
+            }
         }
+        assert_eq!(tpt.pieces, pieces);
         assert_eq!(tpt.bound, bound);
     }
 
@@ -2496,7 +3229,7 @@ mod tests {
             (state >> 16) % below
         };
         let mut tpt = empty();
-        let mut done = [0; 8];
+        let mut done = [0; 9];
         let mut spans = Vec::new();
         for _ in 0..50_000 {
             let tag = Tag::new(1 + random(6) as u32, random(2) as u8);
@@ -2504,28 +3237,28 @@ mod tests {
                 pd: PD,
                 qpn: random(3) as u32,
             };
-            let operation = random(8) as usize;
+            let operation = random(9) as usize;
             let succeeded = match operation {
                 0 => tpt
                     .register(&RegisterRegion {
                         flags: random(2) as u32,
-                        ..command(tag, RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH))
+                        ..command(tag, FULL | ((random(2) as u32) * ACCESS_ONE_TOUCH))
                     })
                     .is_ok(),
                 1 => {
-                    let kind = 1 + random(3) as u8;
+                    let kind = [1, 2, 3, 5][random(4) as usize];
                     tpt.allocate(&AllocateTag {
                         tag: tag.0,
                         pd: PD,
                         kind,
                         reserved: [0; 3],
-                        max_pages: u32::from(kind == 1) * 4,
+                        max_pages: u32::from(matches!(kind, 1 | 5)) * 4,
                     })
                     .is_ok()
                 }
                 2 => random(4) == 0 && tpt.release(tag).is_ok(),
                 3 => {
-                    let access = RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH);
+                    let access = FULL | ((random(2) as u32) * ACCESS_ONE_TOUCH);
                     tpt.register_from_queue(
                         &FastRegisterPart {
                             access,
@@ -2553,6 +3286,21 @@ mod tests {
                     }
                     true
                 }
+                7 => {
+                    let pieces: Vec<_> = (0..1 + random(3))
+                        .map(|_| {
+                            let region = Tag::new(1 + random(6) as u32, random(2) as u8);
+                            sge(region, ADDRESS + 100 * random(3), 50)
+                        })
+                        .collect();
+                    let access = ACCESS_REMOTE_WRITE | ((random(2) as u32) * ACCESS_ONE_TOUCH);
+                    let part = ListPart {
+                        access,
+                        address: ADDRESS + 100,
+                        ..list_part(tag)
+                    };
+                    tpt.register_list(&part, &pieces, PD).is_ok()
+                }
                 _ => {
                     // The newest first.
                     if let Ok(span) = remote(&tpt, tag, ADDRESS + 100, 50, holder.qpn) {
@@ -2564,7 +3312,7 @@ mod tests {
                         _ => Arrival::InOrder,
                     };
                     if random(4) == 0 {
-                        tpt.touch_local(tag.0);
+                        tpt.touch_local(&sge(tag, ADDRESS + 100, 50));
                         tpt.caught_up(tag, random(10) as u32);
                     }
                     spans
