@@ -1252,7 +1252,8 @@ impl Tpt {
         let Ok(entry) = self.entry(tag) else {
             return;
         };
-        if entry.instance != tag.instance() {
+        // A message without bytes touches nothing.
+        if sge.length == 0 || entry.instance != tag.instance() {
             return;
         }
         if entry.kind == TagKind::List {
@@ -2444,6 +2445,8 @@ mod tests {
         };
         tpt.touch_local(&sge(Tag::new(3, 8), ADDRESS, 1));
         tpt.touch_local(&sge(Tag::new(4, 9), ADDRESS, 1));
+        assert_eq!(check(&tpt), Ok(()));
+        tpt.touch_local(&sge(TAG, ADDRESS, 0));
         assert_eq!(check(&tpt), Ok(()));
         tpt.touch_local(&sge(TAG, ADDRESS, 1));
         assert_eq!(check(&tpt), Err(TptError::NotValid));

@@ -303,7 +303,11 @@ impl Hostile {
             self.command(&RegisterRegion {
                 tag: base.tag(tag),
                 pd: 1,
-                access: ACCESS_ALL & !ACCESS_ZERO_BASED,
+                // Some of them for as many messages as there are.
+                access: match tag {
+                    1 | 2 => ACCESS_ALL & !ACCESS_ZERO_BASED,
+                    _ => ACCESS_ALL & !(ACCESS_ZERO_BASED | ACCESS_ONE_TOUCH),
+                },
                 flags: 0,
                 address: 0,
                 buffer: Buffer::contiguous(MEMORY_BASE, MEMORY_SIZE as u64),
@@ -1111,6 +1115,10 @@ impl Hostile {
                 if atomic {
                     entry.length = 8;
                 }
+                if listed && !random.one_in(10) {
+                    entry.length = entry.length.max(1);
+                    entry.lkey = numbers.tag(3 + random.below(2) as u32);
+                }
                 sge.copy_from_slice(entry.as_bytes());
             }
             let blocks = u32::from(header.blocks.clamp(1, MAX_BLOCKS as u8));
@@ -1403,7 +1411,7 @@ fn a_hostile_guest_harms_nobody_else() {
         assert!(failed > runs && failed * 4 < commands);
         assert!(completions > 200 * runs);
         assert!(moves > 2 * runs && bindings > 8 * runs && resets > runs);
-        assert!(registrations > 2 * runs);
+        assert!(registrations > runs);
     }
     println!("{} bytes at most", PEAK.load(Ordering::Relaxed));
 }

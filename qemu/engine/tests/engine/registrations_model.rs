@@ -17,7 +17,7 @@ const BYTES: usize = 8192;
 const PIECES: usize = 4;
 /// The first of the indices that are used.
 const FIRST: u32 = 0x80;
-const INDICES: u64 = 6;
+const INDICES: u64 = 10;
 const RIGHTS: [u32; 5] = [
     ACCESS_LOCAL_WRITE,
     ACCESS_REMOTE_WRITE,
@@ -261,6 +261,21 @@ impl Run {
         Tag::new(FIRST + self.below(INDICES) as u32, self.below(2) as u8)
     }
 
+    /// The present tag of one that is like this, mostly; else any.
+    fn tag_like(&mut self, like: impl Fn(&Entry) -> bool) -> Tag {
+        let all: Vec<_> = self
+            .model
+            .entries
+            .iter()
+            .filter(|(_, entry)| like(entry))
+            .map(|(&index, entry)| Tag::new(index, entry.instance))
+            .collect();
+        match all.len() as u64 {
+            count if count > 0 && self.random.chance(80) => all[self.below(count) as usize],
+            _ => self.tag(),
+        }
+    }
+
     fn access(&mut self) -> u32 {
         let mut access = 0;
         for (n, right) in RIGHTS.into_iter().enumerate() {
@@ -280,23 +295,11 @@ impl Run {
 
     /// A part of what a tag stands for, mostly; else anything.
     fn sge(&mut self) -> Sge {
-        let tag = match self.below(4) {
-            0 => self.tag(),
-            _ => {
-                // One that is valid, if there is one.
-                let valid: Vec<_> = self
-                    .model
-                    .entries
-                    .iter()
-                    .filter(|(_, entry)| entry.valid.is_some())
-                    .map(|(&index, entry)| Tag::new(index, entry.instance))
-                    .collect();
-                match valid.len() {
-                    0 => self.tag(),
-                    count => valid[self.below(count as u64) as usize],
-                }
-            }
-        };
+        let tag = self.tag_like(|entry| entry.valid.is_some());
+        self.sge_of(tag)
+    }
+
+    fn sge_of(&mut self, tag: Tag) -> Sge {
         let (base, total) = match self.model.valid(tag) {
             Some(valid) => {
                 let zero_based = valid.access & ACCESS_ZERO_BASED != 0;
@@ -337,7 +340,9 @@ impl Run {
         }
         self.pair.a.publish_send(QPN_A);
         self.pair.exchange();
-        let done = statuses(&self.pair.completions_a());
+        let entries = self.pair.completions_a();
+        let syndromes: Vec<_> = entries.iter().map(|entry| entry.vendor_syndrome).collect();
+        let done = statuses(&entries);
         let found: Vec<_> = done.iter().map(|status| *status == Success).collect();
         let mut failed = false;
         let expected: Vec<_> = expected
@@ -348,7 +353,7 @@ impl Run {
                 good
             })
             .collect();
-        assert_eq!(found, expected, "{what}: {work:?} {done:?}");
+        assert_eq!(found, expected, "{what}: {done:?} {syndromes:?} {work:?}");
         self.note(what, !failed);
         if failed {
             let first = expected.iter().position(|good| !good).expect("a failure");
@@ -400,7 +405,8 @@ impl Run {
 
     /// A registration of pages: the work, and whether it is made.
     fn pages(&mut self) -> (SendWork, Tag, bool) {
-        let tag = self.tag();
+        let old = self.tag_like(|entry| entry.allocated && !entry.list && entry.valid.is_none());
+        let tag = Tag::new(old.index(), self.below(2) as u8);
         let (part, from) = self.fast_part(tag);
         let made = self.model.fast_register(&part, from);
         (
@@ -412,17 +418,26 @@ impl Run {
 
     /// A registration of a list.
     fn list(&mut self) -> (SendWork, Tag, bool) {
-        let tag = self.tag();
-        let count = 1 + self.below(PIECES as u64 + 1) as usize;
-        let pieces: Vec<_> = (0..count).map(|_| self.sge()).collect();
+        let old = self.tag_like(|entry| entry.list && entry.valid.is_none());
+        let tag = Tag::new(old.index(), self.below(2) as u8);
+        let count = 1 + self.below(PIECES as u64) as usize + usize::from(self.random.chance(5));
+        let (mut pieces, mut had) = (Vec::new(), u32::MAX);
+        for _ in 0..count {
+            let region = self.tag_like(|entry| !entry.list && entry.valid.is_some());
+            had &= self
+                .model
+                .valid(region)
+                .map_or(u32::MAX, |valid| valid.access);
+            pieces.push(self.sge_of(region));
+        }
+        // Mostly no more than the pieces have.
+        if had & ACCESS_LOCAL_WRITE == 0 {
+            had &= !ACCESS_REMOTE_WRITE;
+        }
+        had |= ACCESS_ZERO_BASED | ACCESS_ONE_TOUCH;
         let part = ListPart {
             tag: tag.0,
-            access: self.access()
-                & if self.random.chance(60) {
-                    !0
-                } else {
-                    ACCESS_REMOTE_READ
-                },
+            access: self.access() & if self.random.chance(80) { had } else { !0 },
             address: 0x10_0000 + self.below(1 << 20),
             pieces: count as u8,
             ..ListPart::zeroed()
@@ -450,10 +465,10 @@ impl Run {
 
     fn step(&mut self) {
         match self.below(15) {
-            0 | 1 => {
+            0 => {
                 let tag = self.tag();
                 let (part, from) = self.fast_part(tag);
-                let replace = self.random.chance(40);
+                let replace = self.random.chance(20);
                 let entry = self.model.entries.get(&tag.index());
                 let expected = match entry {
                     Some(entry) => replace && !entry.list,
@@ -497,7 +512,7 @@ impl Run {
                     self.model.entries.remove(&tag.index());
                 }
             }
-            3 | 4 => {
+            1 | 3 | 4 => {
                 let tag = self.tag();
                 let list = self.random.chance(50);
                 let kind = if list { TagKind::List } else { TagKind::Region };
@@ -590,13 +605,13 @@ impl Run {
                 }
             }
             9 => {
-                let tag = self.tag();
+                let tag = self.tag_like(|entry| entry.allocated && entry.valid.is_some());
                 let expected = self.model.invalidate(tag);
                 let work = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(tag.0);
                 self.near("invalidate", &[work], &[expected]);
             }
             10 => {
-                let tag = self.tag();
+                let tag = self.tag_like(|entry| entry.allocated && entry.valid.is_some());
                 let expected = self.model.invalidate(tag);
                 self.pair.a.post_recv(QPN_A, &[]);
                 let work = SendWork::new(SendOpcode::SendInvalidate, &[]).invalidate(tag.0);
