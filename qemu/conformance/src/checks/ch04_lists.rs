@@ -304,8 +304,11 @@ fn rights_of_pieces(host: &mut Host) -> Outcome {
     pair.ends(host, &list.work(SendOpcode::RegisterList), Success)
 }
 
+/// Makes a use wrong.
+type Spoil = fn(&mut Region);
+
 fn used_like_a_region(host: &mut Host) -> Outcome {
-    let uses: [(fn(&mut Region), CompletionStatus); 5] = [
+    let uses: [(Spoil, CompletionStatus); 5] = [
         (|_| (), Success),
         (|r| r.tag ^= 1, RemoteAccess),
         (|r| r.address -= 1, RemoteAccess),

@@ -199,48 +199,46 @@ fn send_of(region: &Region, length: u32) -> SendWork {
 
 #[test]
 fn the_tag_is_used_before_the_registration_is_complete_and_that_is_counted() {
-    for flags in [BOTH] {
-        let mut bench = bench(flags);
-        let pieces = bench.pieces();
-        let far = bench.far.clone();
-        let write = |sge| SendWork::new(SendOpcode::Write, &[sge]).remote(far.address, far.tag);
-        let fast = SendWork::new(SendOpcode::FastRegister, &[]).part(&bench.fast_part(1, 4096));
-        let fast_sge = Sge {
-            address: 0x5000,
-            length: 64,
-            lkey: fast_tag(1),
-        };
-        let data = pattern(8, 64);
-        bench.pair.a.host.memory.write(bench.page, &data).unwrap();
-        // What stands before them is on its way: its answer has not come.
-        bench.post(&[
-            write(bench.first.sge(0, 100)),
-            register(1, &pieces),
-            fast,
-            write(list_sge(1, 0, 100)),
-            write(fast_sge),
-            write(bench.first.sge(0, 100)),
-        ]);
-        bench.pair.a.settle();
-        assert_eq!(bench.count("sq_registrations"), 2);
-        assert_eq!(bench.count("early_uses"), 2);
-        assert!(bench.pair.completions_a().is_empty(), "nothing is complete");
-        bench.pair.exchange();
-        assert_eq!(statuses(&bench.pair.completions_a()), [Success; 6]);
-        // Now everything is complete, and a use is like any other.
-        assert_eq!(
-            bench.run(&[write(list_sge(1, 0, 100)), write(fast_sge)]),
-            [Success; 2]
-        );
-        assert_eq!(bench.pair.b.contents(&far, 0, 64), data);
-        assert_eq!(bench.count("early_uses"), 2);
-        // A registration that nothing stands before is complete at once.
-        let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(list_tag(1));
-        let again = [invalidate, register(2, &pieces), write(list_sge(2, 0, 9))];
-        assert_eq!(bench.run(&again), [Success; 3]);
-        assert_eq!(bench.count("early_uses"), 2);
-        assert_eq!(bench.count("sq_registrations"), 3);
-    }
+    let mut bench = bench(BOTH);
+    let pieces = bench.pieces();
+    let far = bench.far.clone();
+    let write = |sge| SendWork::new(SendOpcode::Write, &[sge]).remote(far.address, far.tag);
+    let fast = SendWork::new(SendOpcode::FastRegister, &[]).part(&bench.fast_part(1, 4096));
+    let fast_sge = Sge {
+        address: 0x5000,
+        length: 64,
+        lkey: fast_tag(1),
+    };
+    let data = pattern(8, 64);
+    bench.pair.a.host.memory.write(bench.page, &data).unwrap();
+    // What stands before them is on its way: its answer has not come.
+    bench.post(&[
+        write(bench.first.sge(0, 100)),
+        register(1, &pieces),
+        fast,
+        write(list_sge(1, 0, 100)),
+        write(fast_sge),
+        write(bench.first.sge(0, 100)),
+    ]);
+    bench.pair.a.settle();
+    assert_eq!(bench.count("sq_registrations"), 2);
+    assert_eq!(bench.count("early_uses"), 2);
+    assert!(bench.pair.completions_a().is_empty(), "nothing is complete");
+    bench.pair.exchange();
+    assert_eq!(statuses(&bench.pair.completions_a()), [Success; 6]);
+    // Now everything is complete, and a use is like any other.
+    assert_eq!(
+        bench.run(&[write(list_sge(1, 0, 100)), write(fast_sge)]),
+        [Success; 2]
+    );
+    assert_eq!(bench.pair.b.contents(&far, 0, 64), data);
+    assert_eq!(bench.count("early_uses"), 2);
+    // A registration that nothing stands before is complete at once.
+    let invalidate = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(list_tag(1));
+    let again = [invalidate, register(2, &pieces), write(list_sge(2, 0, 9))];
+    assert_eq!(bench.run(&again), [Success; 3]);
+    assert_eq!(bench.count("early_uses"), 2);
+    assert_eq!(bench.count("sq_registrations"), 3);
 }
 
 #[test]
