@@ -12,7 +12,7 @@ use ferrite_abi::{
     RegisterRegion, Sge, Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE,
     ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
     ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, FEATURE_ATOMICS, FEATURE_FLUSH, FEATURE_ONE_TOUCH,
-    MAX_PIECES, REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
+    MAX_PIECES, MAX_SGE, REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
 };
 use std::collections::BTreeSet;
 use std::fmt;
@@ -1187,7 +1187,8 @@ impl Tpt {
         touch
     }
 
-    /// Calls `each` for every region, once, of which a span of a list has bytes.
+    /// Calls `each` for every region, once, of which a span of a list has bytes and which is still
+    /// the registration that the list was made of.
     fn for_touched(&mut self, span: &Span, mut each: impl FnMut(&mut Self, Tag)) {
         let Some(list) = self.entry_mut(span.tag).ok().and_then(|e| e.list.take()) else {
             return;
@@ -1197,7 +1198,8 @@ impl Tpt {
             let behind = first + u64::from(piece.length);
             if span.start < behind && first < span.start + span.length {
                 let earlier = &list.pieces[*touched.get_or_insert(n)..n];
-                if earlier.iter().all(|other| other.region != piece.region) {
+                let is_first = earlier.iter().all(|other| other.region != piece.region);
+                if is_first && self.target(piece.region, piece.generation).is_ok() {
                     each(self, piece.region);
                 }
             }
@@ -1245,26 +1247,40 @@ impl Tpt {
         ends
     }
 
-    /// A read of this work request's queue pair has filled memory that a scatter/gather entry
-    /// describes: the message that its answer is was complete, in order.
-    pub fn touch_local(&mut self, sge: &Sge) {
+    /// A read or atomic of a queue pair in `domain` has filled the memory that scatter/gather entries
+    /// describe: the message that its answer is was complete, in order.
+    pub fn touch_local(&mut self, sges: &[Sge], domain: Domain) {
+        // All of it is found before any is touched: what one entry uses up may be a piece of the list
+        // that the next one is of.
+        let mut spans = [None; MAX_SGE];
+        for (span, sge) in spans.iter_mut().zip(sges) {
+            *span = self.filled(sge, domain);
+        }
+        for span in spans.into_iter().flatten() {
+            // What was touched before is not valid afterwards either.
+            let _ = self.touch_entry(span.tag, Arrival::InOrder);
+            self.for_touched(&span, |tpt, region| {
+                let _ = tpt.touch_entry(region, Arrival::InOrder);
+            });
+        }
+    }
+
+    /// What an entry that was filled stands for, if it has bytes and its tag still stands for
+    /// anything. A list that has lost a piece meanwhile still has others that were written.
+    fn filled(&self, sge: &Sge, domain: Domain) -> Option<Span> {
         let tag = Tag(sge.lkey);
-        let Ok(entry) = self.entry(tag) else {
-            return;
-        };
-        // A message without bytes touches nothing.
-        if sge.length == 0 || entry.instance != tag.instance() {
-            return;
+        let length = u64::from(sge.length);
+        let entry = self.entry(tag).ok()?;
+        let present = entry.target.is_some() && entry.instance == tag.instance();
+        if length == 0 || !present || entry.is_window() || entry.pd != domain.pd {
+            return None;
         }
-        if entry.kind == TagKind::List {
-            let length = sge.length.into();
-            if let Ok(span) = self.check(tag, entry.pd, None, sge.address, length, 0) {
-                // What was touched before is not valid afterwards either.
-                let _ = self.touch_list(&span, Arrival::InOrder);
-            }
-        } else if entry.access & ACCESS_ONE_TOUCH != 0 {
-            self.used_up(tag);
-        }
+        Some(Span {
+            tag,
+            start: entry.offset_of(sge.address, length)?,
+            length,
+            generation: entry.generation,
+        })
     }
 
     /// Makes a one-touch entry invalid.
@@ -2443,15 +2459,15 @@ mod tests {
             tpt.check_local(TAG.0, ADDRESS, 1, DOMAIN, LocalAccess::Write)
                 .map(|_| ())
         };
-        tpt.touch_local(&sge(Tag::new(3, 8), ADDRESS, 1));
-        tpt.touch_local(&sge(Tag::new(4, 9), ADDRESS, 1));
+        tpt.touch_local(&[sge(Tag::new(3, 8), ADDRESS, 1)], DOMAIN);
+        tpt.touch_local(&[sge(Tag::new(4, 9), ADDRESS, 1)], DOMAIN);
         assert_eq!(check(&tpt), Ok(()));
-        tpt.touch_local(&sge(TAG, ADDRESS, 0));
+        tpt.touch_local(&[sge(TAG, ADDRESS, 0)], DOMAIN);
         assert_eq!(check(&tpt), Ok(()));
-        tpt.touch_local(&sge(TAG, ADDRESS, 1));
+        tpt.touch_local(&[sge(TAG, ADDRESS, 1)], DOMAIN);
         assert_eq!(check(&tpt), Err(TptError::NotValid));
         let mut tpt = table(ACCESS_LOCAL_WRITE);
-        tpt.touch_local(&sge(TAG, ADDRESS, 1));
+        tpt.touch_local(&[sge(TAG, ADDRESS, 1)], DOMAIN);
         assert_eq!(check(&tpt), Ok(()));
     }
 
@@ -3052,9 +3068,9 @@ mod tests {
         tpt.register_list(&part, &pieces(), PD).unwrap();
         // So too by the answer to a read.
         let elsewhere = sge(LIST, LIST_ADDRESS + 180, 1);
-        tpt.touch_local(&elsewhere);
+        tpt.touch_local(&[elsewhere], DOMAIN);
         assert!(remote(&tpt, LIST, LIST_ADDRESS, 1, 2).is_ok());
-        tpt.touch_local(&sge(LIST, LIST_ADDRESS + 100, 1));
+        tpt.touch_local(&[sge(LIST, LIST_ADDRESS + 100, 1)], DOMAIN);
         assert_eq!(
             remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
             Err(TptError::NotValid)
@@ -3126,6 +3142,44 @@ mod tests {
         assert_eq!(tpt.register(&command(more, 0)), Ok(()));
         assert_eq!(tpt.release(LIST), Ok(()));
         assert_eq!(allocate_list(&mut tpt, LIST, 16), Ok(()));
+    }
+
+    #[test]
+    fn what_a_read_fills_touches_what_is_of_its_domain() {
+        let stranger = Domain {
+            pd: PD + 1,
+            privileged: true,
+        };
+        let mut tpt = with_list();
+        for tag in [TAG, OTHER] {
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                address: if tag == TAG { ADDRESS } else { ADDRESS * 2 },
+                ..command(tag, FULL | ACCESS_ONE_TOUCH)
+            })
+            .unwrap();
+        }
+        tpt.register_list(&list_part(LIST), &pieces(), PD).unwrap();
+        let fills = [
+            sge(LIST, LIST_ADDRESS, 180),
+            sge(TAG, ADDRESS, 1),
+            sge(OTHER, ADDRESS * 2, 1),
+        ];
+        // Nor does an entry without bytes, whatever it names.
+        tpt.touch_local(&fills, stranger);
+        tpt.touch_local(&fills.map(|fill| Sge { length: 0, ..fill }), DOMAIN);
+        for (tag, address) in [(LIST, LIST_ADDRESS), (TAG, ADDRESS), (OTHER, ADDRESS * 2)] {
+            assert!(remote(&tpt, tag, address, 1, 2).is_ok());
+        }
+        // What the first entry ends is found by the others.
+        tpt.touch_local(&[fills[1], sge(LIST, LIST_ADDRESS + 100, 1)], DOMAIN);
+        for (tag, address) in [(LIST, LIST_ADDRESS), (TAG, ADDRESS), (OTHER, ADDRESS * 2)] {
+            assert_eq!(
+                remote(&tpt, tag, address, 1, 2),
+                Err(TptError::NotValid),
+                "{tag:?}"
+            );
+        }
     }
 
     #[test]
@@ -3315,7 +3369,15 @@ mod tests {
                         _ => Arrival::InOrder,
                     };
                     if random(4) == 0 {
-                        tpt.touch_local(&sge(tag, ADDRESS + 100, 50));
+                        let entries = [
+                            sge(tag, ADDRESS + 100, 50),
+                            sge(
+                                Tag::new(1 + random(6) as u32, random(2) as u8),
+                                ADDRESS + 100,
+                                50,
+                            ),
+                        ];
+                        tpt.touch_local(&entries, DOMAIN);
                         tpt.caught_up(tag, random(10) as u32);
                     }
                     spans

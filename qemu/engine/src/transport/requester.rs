@@ -814,9 +814,7 @@ fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
         };
         requester.cursor = requester.cursor.saturating_sub(1);
         if message.brings_data() {
-            for sge in message.request.sges() {
-                core.tpt.touch_local(sge);
-            }
+            core.tpt.touch_local(message.request.sges(), qp.domain());
         }
         let completion = SendCompletion::of(&message.request, CompletionStatus::Success);
         if core.transport.spare.len() < MAX_SPARE {

@@ -137,6 +137,29 @@ impl Bench {
             .remote(ADDRESS + offset, list_tag(instance))
     }
 
+    /// What a read of machine `a` into these entries becomes.
+    fn read_into(&mut self, sges: &[Sge]) -> Vec<CompletionStatus> {
+        let read = SendWork::new(SendOpcode::Read, sges).remote(self.far.address, self.far.tag);
+        self.run(&[read])
+    }
+
+    /// Whether the peer may write to a region, with a connection that is as before.
+    fn far_may_write(&mut self, region: &Region) -> bool {
+        let write = SendWork::new(SendOpcode::Write, &[self.far.sge(0, 8)])
+            .remote(region.address, region.tag);
+        let done = self.far_run(&write);
+        if done == [Success] {
+            return true;
+        }
+        assert_eq!(done, [RemoteAccess]);
+        self.pair.completions_a();
+        for (node, qpn) in [(&mut self.pair.a, QPN_A), (&mut self.pair.b, QPN_B)] {
+            assert_eq!(node.set_state(qpn, State::Reset), CommandStatus::Ok);
+        }
+        self.pair.connect(setup(QP_FLAG_LISTS));
+        false
+    }
+
     fn release(&mut self, region: &Region) {
         let released = self
             .pair
@@ -926,6 +949,66 @@ fn a_list_is_received_into_through_a_shared_queue_of_its_domain() {
     assert_eq!(there[..1024], data[..1024]);
     assert_eq!(there[1024..], [0; 1976]);
     assert_eq!(bench.pair.a.contents(&first, 0, 8192), [0; 8192]);
+}
+
+#[test]
+fn a_read_into_several_entries_touches_all_that_it_fills() {
+    for access in [ALL, ALL | ACCESS_ONE_TOUCH] {
+        for by_region in [false, true] {
+            let mut bench = bench(QP_FLAG_LISTS);
+            let [one, two] = [0x501, 0x601]
+                .map(|tag| bench.pair.a.register(tag, PD, ALL | ACCESS_ONE_TOUCH, 4096));
+            let pieces = [one.sge(0, 100), two.sge(0, 100)];
+            let list = register(1, &pieces).part(&ListPart {
+                access,
+                ..list_part(1, 2)
+            });
+            assert_eq!(bench.run(&[list]), [Success]);
+            // The first of them ends the list, or a piece of it.
+            let begin = if by_region {
+                one.sge(0, 100)
+            } else {
+                list_sge(1, 0, 100)
+            };
+            assert_eq!(
+                bench.read_into(&[begin, list_sge(1, 100, 100)]),
+                [Success],
+                "{access:#x} {by_region}"
+            );
+            for region in [one, two] {
+                assert!(!bench.far_may_write(&region), "{access:#x} {by_region}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_read_touches_what_it_filled_of_a_list_that_lost_a_piece_since() {
+    let mut bench = bench(QP_FLAG_LISTS);
+    let [one, two, three] = [0x501, 0x601, 0x701]
+        .map(|tag| bench.pair.a.register(tag, PD, ALL | ACCESS_ONE_TOUCH, 4096));
+    let pieces = [one.sge(0, 100), two.sge(0, 100), three.sge(0, 100)];
+    assert_eq!(bench.run(&[register(1, &pieces)]), [Success]);
+    let far = bench.far.clone();
+    let entries = [list_sge(1, 0, 200), bench.second.sge(0, 3000)];
+    let read = SendWork::new(SendOpcode::Read, &entries).remote(far.address, far.tag);
+    bench.post(&[read]);
+    bench.pair.a.settle();
+    for frame in std::mem::take(&mut bench.pair.a.host.sent) {
+        bench.pair.b.receive(&frame);
+    }
+    let frames = bench.far_frames();
+    assert_eq!(frames.len(), 4);
+    // What goes to the list is all in the first packet; what comes afterwards does not need it.
+    bench.pair.a.receive(&frames[0]);
+    bench.release(&one);
+    for frame in &frames[1..] {
+        bench.pair.a.receive(frame);
+    }
+    bench.pair.exchange();
+    assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
+    assert!(!bench.far_may_write(&two));
+    assert!(bench.far_may_write(&three), "nothing was written there");
 }
 
 #[test]

@@ -42,7 +42,7 @@ struct Valid {
     bytes: Vec<Bytes>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
     list: bool,
     allocated: bool,
@@ -98,17 +98,31 @@ impl Model {
         Some(all.skip(offset).take(length).collect())
     }
 
-    /// A message that wrote a range is complete.
-    fn touch(&mut self, sge: &Sge, needed: u32) {
+    /// A message that wrote these ranges is complete. Returns what it has used up.
+    fn touch(&mut self, sges: &[Sge], needed: u32) -> Vec<Tag> {
+        let used_up: Vec<_> = sges
+            .iter()
+            .flat_map(|sge| self.touched(sge, needed))
+            .collect();
+        for tag in &used_up {
+            if let Some(entry) = self.entries.get_mut(&tag.index()) {
+                entry.valid = None;
+            }
+        }
+        used_up
+    }
+
+    /// What takes one message of that which a range is of.
+    fn touched(&self, sge: &Sge, needed: u32) -> Vec<Tag> {
         let (tag, length) = (Tag(sge.lkey), sge.length as usize);
+        let mut used_up = Vec::new();
         if length == 0 {
-            return;
+            return used_up;
         }
         let Some(offset) = self.offset(tag, sge.address, length, needed) else {
-            return;
+            return used_up;
         };
-        let valid = self.valid(tag).expect("just found").clone();
-        let mut used_up = Vec::new();
+        let valid = self.valid(tag).expect("just found");
         if valid.access & ACCESS_ONE_TOUCH != 0 {
             used_up.push(tag);
         }
@@ -123,11 +137,7 @@ impl Model {
             }
             first += bytes.length;
         }
-        for tag in used_up {
-            if let Some(entry) = self.entries.get_mut(&tag.index()) {
-                entry.valid = None;
-            }
-        }
+        used_up
     }
 
     fn make_valid(&mut self, tag: Tag, access: u32, address: u64, bytes: Vec<Bytes>) {
@@ -235,7 +245,7 @@ impl Run {
         let base = pair.a.allocate(BYTES as u64);
         let memory = pattern(seed, BYTES);
         pair.a.host.memory.write(base, &memory).unwrap();
-        let far = pair.b.register(0x201, PD, ALL, 8192);
+        let far = pair.b.register(0x201, PD, ALL, 32 << 10);
         Self {
             pair,
             setup,
@@ -280,7 +290,7 @@ impl Run {
         let mut access = 0;
         for (n, right) in RIGHTS.into_iter().enumerate() {
             // Most rights mostly; the last two now and then.
-            if self.random.chance(if n < 3 { 85 } else { 15 }) {
+            if self.random.chance([85, 85, 85, 15, 30][n]) {
                 access |= right;
             }
         }
@@ -320,6 +330,26 @@ impl Run {
             length: length.min(5000) as u32,
             lkey: tag.0,
         }
+    }
+
+    /// What lies in each piece of a list, as users of the list say it.
+    fn pieces_of(&self, list: Tag) -> Option<Vec<Sge>> {
+        let valid = self.model.valid(list)?;
+        let mut address = match valid.access & ACCESS_ZERO_BASED {
+            0 => valid.address,
+            _ => 0,
+        };
+        let pieces = valid.bytes.iter().map(|bytes| {
+            let length = bytes.length as u32;
+            let piece = Sge {
+                address,
+                length,
+                lkey: list.0,
+            };
+            address += u64::from(length);
+            piece
+        });
+        Some(pieces.collect())
     }
 
     fn note(&mut self, what: &'static str, success: bool) {
@@ -624,17 +654,46 @@ impl Run {
                 self.arrived(bytes);
             }
             12 => {
-                let sge = self.sge();
+                // Several parts of one, mostly; often all of a list.
+                let tag = self.tag_like(|entry| entry.valid.is_some());
+                let mut sges = vec![self.sge_of(tag)];
+                for _ in 0..self.below(3) {
+                    let another = self.random.chance(30);
+                    sges.push(if another {
+                        self.sge()
+                    } else {
+                        self.sge_of(tag)
+                    });
+                }
+                if self.random.chance(50) {
+                    let list = self.tag_like(|entry| entry.list && entry.valid.is_some());
+                    sges = self.pieces_of(list).unwrap_or(sges);
+                }
                 let seed = self.random.next();
-                let data = pattern(seed, sge.length as usize);
+                let total = sges.iter().map(|sge| sge.length as usize).sum();
+                let data = pattern(seed, total);
                 let far = self.far.clone();
                 self.pair.b.fill(&far, 0, &data);
-                let places = self.model.find(&sge, ACCESS_LOCAL_WRITE);
-                let work = SendWork::new(SendOpcode::Read, &[sge]).remote(far.address, far.tag);
+                let places: Option<Vec<_>> = sges
+                    .iter()
+                    .map(|sge| self.model.find(sge, ACCESS_LOCAL_WRITE))
+                    .collect();
+                let work = SendWork::new(SendOpcode::Read, &sges).remote(far.address, far.tag);
                 self.near("local write", &[work], &[places.is_some()]);
                 if let Some(places) = places {
-                    self.model.scatter(&places, &data);
-                    self.model.touch(&sge, ACCESS_LOCAL_WRITE);
+                    let before = self.model.entries.clone();
+                    self.model.scatter(&places.concat(), &data);
+                    for tag in self.model.touch(&sges, ACCESS_LOCAL_WRITE) {
+                        // It takes no other message.
+                        let valid = before[&tag.index()].valid.as_ref().expect("it was used");
+                        let address = match valid.access & ACCESS_ZERO_BASED {
+                            0 => valid.address,
+                            _ => 0,
+                        };
+                        let write = SendWork::new(SendOpcode::Write, &[far.sge(0, 1)])
+                            .remote(address, tag.0);
+                        self.far("used up", &write, false);
+                    }
                 }
             }
             13 => {
@@ -649,7 +708,7 @@ impl Run {
                 self.far("remote write", &work, places.is_some());
                 if let Some(places) = places {
                     self.model.scatter(&places, &data);
-                    self.model.touch(&sge, ACCESS_REMOTE_WRITE);
+                    self.model.touch(&[sge], ACCESS_REMOTE_WRITE);
                 }
             }
             _ => {
@@ -679,7 +738,7 @@ fn no_order_of_registrations_and_accesses_reaches_a_byte_that_it_should_not() {
     let mut seen: BTreeMap<(&'static str, bool), u32> = BTreeMap::new();
     for seed in 1..=10u64 {
         let mut run = Run::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        for step in 0..600 {
+        for step in 0..5000 {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.step()));
             if let Err(cause) = result {
                 eprintln!("seed {seed}, step {step}");
@@ -712,4 +771,5 @@ fn no_order_of_registrations_and_accesses_reaches_a_byte_that_it_should_not() {
         }
     }
     assert!(seen[&("drained", true)] > 50);
+    assert!(seen[&("used up", false)] > 50);
 }
