@@ -46,25 +46,7 @@ checks! {
     }),
     "DEV-8-62" => tag_of_a_registration_that_sends,
     "DEV-8-63" => completions_of_registrations,
-    "DEV-8-64" => |h| {
-        h.start_needing(FEATURE_LISTS)?;
-        for (opcode, entries, pieces) in [
-            (SendOpcode::RegisterList, 2, 1),
-            (SendOpcode::RegisterList, 1, 2),
-            (SendOpcode::RegisterList, 1, 0),
-            (SendOpcode::RegisterListSend, 1, 2),
-            (SendOpcode::RegisterListSend, 1, 0),
-            (SendOpcode::RegisterListSend, MAX_SGE, 17),
-        ] {
-            works(h, Malformed, |r| {
-                let part = ListPart { pieces, ..ListPart::zeroed() };
-                let sges = vec![r.sge(0, 1); entries];
-                let work = Work::with_part(SendOpcode::RegisterList, &part, &sges);
-                if opcode == SendOpcode::RegisterList { work } else { and_send(work, &[]) }
-            })?;
-        }
-        Ok(())
-    },
+    "DEV-8-64" => number_of_pieces,
     "DEV-8-61" => |h| {
         h.start_needing(FEATURE_ATOMICS)?;
         let part = AtomicPart { compare: 1, ..AtomicPart::zeroed() };
@@ -512,6 +494,38 @@ fn completions_of_registrations(host: &mut Host) -> Outcome {
     ensure_eq!(entry.status, LocalProtection.number(), "the status");
     ensure_eq!(entry.opcode, CompletionOpcode::Send.number(), "the opcode");
     host.no_completion(&mut pair.cq)
+}
+
+fn number_of_pieces(host: &mut Host) -> Outcome {
+    use SendOpcode::{RegisterList, RegisterListSend};
+    for (opcode, entries, pieces, status) in [
+        // What is right, so that nothing else is wrong with the others.
+        (RegisterList, 1, 1, Success),
+        (RegisterList, 3, 3, Success),
+        (RegisterListSend, 1, 1, Success),
+        (RegisterListSend, 3, 2, Success),
+        (RegisterList, 2, 1, Malformed),
+        (RegisterList, 1, 2, Malformed),
+        (RegisterList, 1, 0, Malformed),
+        (RegisterListSend, 1, 2, Malformed),
+        (RegisterListSend, 1, 0, Malformed),
+        (RegisterListSend, MAX_SGE, 17, Malformed),
+    ] {
+        host.device.control_reset()?;
+        let (mut pair, list, _) = list_and_send(host)?;
+        let part = ListPart {
+            pieces,
+            ..list.part
+        };
+        let sges = vec![list.pieces[0]; entries];
+        let mut work = Work::with_part(RegisterList, &part, &sges);
+        if opcode == RegisterListSend {
+            work = and_send(work, &[]);
+            host.post_receive(&mut pair.b, &[list.pieces[0]])?;
+        }
+        pair.ends(host, &work, status)?;
+    }
+    Ok(())
 }
 
 fn reserved_fields(host: &mut Host) -> Outcome {
