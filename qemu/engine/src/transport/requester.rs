@@ -27,8 +27,9 @@ use crate::tpt::{LocalAccess, TptError};
 use crate::Progress;
 use ferrite_abi::{
     CompletionStatus, ModifyQueuePair, QueuePairStateCode as State, SendOpcode, FEATURE_ATOMICS,
-    FEATURE_ATOMIC_WRITE, FEATURE_FLUSH, FEATURE_LISTS, FEATURE_REGISTER_SEND, FLUSH_GLOBAL,
-    FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION, MAX_MESSAGE, SEND_FENCE, SEND_SOLICITED,
+    FEATURE_ATOMIC_WRITE, FEATURE_FAST_REGISTER, FEATURE_FLUSH, FEATURE_LISTS,
+    FEATURE_REGISTER_SEND, FLUSH_GLOBAL, FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION, MAX_MESSAGE,
+    SEND_FENCE, SEND_SOLICITED,
 };
 use std::collections::VecDeque;
 
@@ -439,6 +440,7 @@ pub(super) fn is_agreed_on(core: &Core, opcode: SendOpcode) -> bool {
         SendOpcode::AtomicWrite => has(FEATURE_ATOMIC_WRITE),
         SendOpcode::Flush => has(FEATURE_FLUSH),
         SendOpcode::SendInvalidate => invalidates(core),
+        SendOpcode::FastRegister => has(FEATURE_FAST_REGISTER),
         SendOpcode::RegisterSend => has(FEATURE_REGISTER_SEND),
         SendOpcode::RegisterList | SendOpcode::RegisterListSend => has(FEATURE_LISTS),
         // The others are not optional, or are judged where they are carried out.

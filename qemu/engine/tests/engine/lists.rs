@@ -1339,6 +1339,61 @@ fn what_is_not_agreed_on_ends_like_what_is_unknown() {
 }
 
 #[test]
+fn what_is_not_agreed_on_does_not_drain_where_other_registrations_do() {
+    use SendOpcode::{FastRegister, RegisterList, RegisterListSend, RegisterSend};
+    for (features, flags, opcodes) in [
+        (
+            FEATURES & !(FEATURE_FAST_REGISTER | FEATURE_REGISTER_SEND),
+            QP_FLAG_LISTS,
+            [FastRegister, RegisterSend],
+        ),
+        (
+            FEATURES & !FEATURE_LISTS,
+            QP_FLAG_FAST_REGISTER,
+            [RegisterList, RegisterListSend],
+        ),
+    ] {
+        for (service, state) in [(Service::Rc, State::Error), (Service::Uc, State::Sqe)] {
+            for opcode in opcodes {
+                let mut node = Node::with_features(1, features);
+                let region = node.register(0x101, PD, ALL, 4096);
+                let qpn = 0x20;
+                node.create_qp(QpOptions {
+                    qpn,
+                    pd: PD,
+                    service,
+                    flags: flags | DRAINS,
+                    ..QpOptions::default()
+                });
+                let peer = node.as_peer(0x77);
+                match service {
+                    Service::Rc => node.connect(qpn, &peer),
+                    _ => node.connect_unreliable(qpn, &peer),
+                }
+                let work = match opcode {
+                    RegisterList => register(1, &[region.sge(0, 8)]),
+                    RegisterListSend => register_and_send(1, &[region.sge(0, 8)], &[]),
+                    _ => SendWork::new(opcode, &[]).part(&FastRegisterPart {
+                        tag: fast_tag(1),
+                        access: ALL,
+                        address: 0,
+                        buffer: Buffer::contiguous(region.pages[0], 4096),
+                        reserved: 0,
+                    }),
+                };
+                node.post_send(qpn, &work);
+                node.settle();
+                let entry = node.poll_cq(1).unwrap();
+                let failure = (entry.status, entry.vendor_syndrome);
+                let expected = (LocalQueuePairOperation.number(), 0x102);
+                assert_eq!(failure, expected, "{service:?} {opcode:?}");
+                assert_eq!(node.qp_state(qpn), state, "{service:?} {opcode:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_flag_that_is_alone_is_taken_and_needs_a_feature_of_its_own() {
     for (features, expected) in [
         (FEATURES & !FEATURE_LISTS, CommandStatus::Ok),
