@@ -933,7 +933,9 @@ pub fn execute_local(
     request: &SendRequest,
 ) -> Result<(), LocalError> {
     if request.registration.is_some() {
-        return register(core, qp, request);
+        let early = register(core, qp, request)?;
+        core.counters.early_uses += u64::from(early);
+        return Ok(());
     }
     match (&request.body, request.opcode) {
         (_, SendOpcode::LocalInvalidate) => {
@@ -947,9 +949,12 @@ pub fn execute_local(
             if allowed_by.is_some_and(|flags| qp.flags & flags == 0) {
                 return Err(LocalError::NotAllowed);
             }
+            let early = core.tpt.is_early(request.tag);
             core.tpt
                 .invalidate(request.tag, qp.holder())
-                .map_err(LocalError::Table)
+                .map_err(LocalError::Table)?;
+            core.counters.early_uses += u64::from(early);
+            Ok(())
         }
         (SendBody::Bind(part), SendOpcode::Bind) => {
             check_rights(core, part.access)?;
@@ -975,8 +980,13 @@ fn check_rights(core: &Core, access: u32) -> Result<(), LocalError> {
 }
 
 /// Carries out the registration of a work request: all that it does, or what it does before it
-/// sends.
-pub fn register(core: &mut Core, qp: &QueuePair, request: &SendRequest) -> Result<(), LocalError> {
+/// sends. Returns whether a piece was an [early use](crate::Counters::early_uses), which the caller
+/// counts together with what is sent.
+pub fn register(
+    core: &mut Core,
+    qp: &QueuePair,
+    request: &SendRequest,
+) -> Result<bool, LocalError> {
     let Some(registration) = &request.registration else {
         return Err(LocalError::NotAllowed);
     };
@@ -996,8 +1006,7 @@ pub fn register(core: &mut Core, qp: &QueuePair, request: &SendRequest) -> Resul
     }
     .map_err(LocalError::Table)?;
     core.counters.sq_registrations += 1;
-    core.counters.early_uses += u64::from(early);
-    Ok(())
+    Ok(early)
 }
 
 #[cfg(test)]

@@ -405,31 +405,29 @@ fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> 
         // What it sends may be under the tag that it registers.
         return None;
     }
-    check_data(core, qp, message)
+    check_data(core, qp, message, false)
 }
 
-/// What is wrong with the memory of a work request's data, before any of it is sent.
-fn check_data(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> {
+/// What is wrong with the memory of a work request's data, before any of it is sent. `early` when
+/// the work request has made an early use of something already.
+fn check_data(core: &mut Core, qp: &QueuePair, message: &Message, early: bool) -> Option<Failure> {
     let access = if message.brings_data() {
         LocalAccess::Write
     } else {
         LocalAccess::Read
     };
     let sges = message.request.sges();
-    match core.check_sges(qp.domain(), sges, access) {
-        Ok(()) => {
-            let early = core.uses_early(sges, 0, message.request.length as usize);
-            core.counters.early_uses += u64::from(early);
-            None
+    let result = core.check_sges(qp.domain(), sges, access);
+    let length = message.request.length as usize;
+    let early = early || result.is_ok() && core.uses_early(sges, 0, length);
+    core.counters.early_uses += u64::from(early);
+    result.err().map(|error| {
+        core.counters.access_errors += 1;
+        Failure {
+            status: CompletionStatus::LocalProtection,
+            vendor_syndrome: error.vendor_syndrome(),
         }
-        Err(error) => {
-            core.counters.access_errors += 1;
-            Some(Failure {
-                status: CompletionStatus::LocalProtection,
-                vendor_syndrome: error.vendor_syndrome(),
-            })
-        }
-    }
+    })
 }
 
 /// Whether host and device have agreed on what such a work request needs.
@@ -638,19 +636,22 @@ fn register(core: &mut Core, qp: &mut QueuePair) -> bool {
     let result = qp::register(core, qp, &message.request);
     let requester = &mut qp.transport.requester;
     let message = &mut requester.messages[cursor];
-    if let Err(error) = result {
-        message.failure = Some(error.into());
-        // It is the last one taken up, and nothing of it was sent: where the queue goes on, the next
-        // one has its sequence numbers.
-        message.packets = 0;
-        requester.unassigned = message.first_psn;
-        return false;
-    }
+    let early = match result {
+        Ok(early) => early,
+        Err(error) => {
+            message.failure = Some(error.into());
+            // It is the last one taken up, and nothing of it was sent: where the queue goes on, the
+            // next one has its sequence numbers.
+            message.packets = 0;
+            requester.unassigned = message.first_psn;
+            return false;
+        }
+    };
     message.done = true;
     if let (Some(registration), true) = (&message.request.registration, cursor > 0) {
         message.unsettled = Some(core.tpt.unsettled(registration.tag()));
     }
-    let failure = check_data(core, qp, &qp.transport.requester.messages[cursor]);
+    let failure = check_data(core, qp, &qp.transport.requester.messages[cursor], early);
     qp.transport.requester.messages[cursor].failure = failure;
     failure.is_none()
 }

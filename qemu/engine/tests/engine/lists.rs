@@ -336,6 +336,77 @@ fn a_peers_use_is_early_too_and_none_is_after_a_failure() {
 }
 
 #[test]
+fn a_request_that_uses_early_tags_in_more_than_one_way_counts_once() {
+    let mut bench = bench(BOTH);
+    let far = bench.far.clone();
+    let open =
+        SendWork::new(SendOpcode::Write, &[bench.first.sge(0, 8)]).remote(far.address, far.tag);
+    let fast = SendWork::new(SendOpcode::FastRegister, &[]).part(&bench.fast_part(1, 4096));
+    let fast_sge = Sge {
+        address: 0x5000,
+        length: 64,
+        lkey: fast_tag(1),
+    };
+    // A piece and the data, the data under the piece itself or under the list.
+    let plain = bench.first.sge(0, 64);
+    let mut counted = 0;
+    bench.post(&[open, fast]);
+    for (instance, data) in [(1, fast_sge), (2, list_sge(2, 0, 64)), (3, plain)] {
+        if instance > 1 {
+            // From another queue pair, which need not wait for what is open here.
+            let work =
+                SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(list_tag(instance - 1));
+            if instance == 2 {
+                let qpn = 0x55;
+                bench.pair.a.create_qp(QpOptions {
+                    qpn,
+                    pd: PD,
+                    flags: QP_FLAG_LISTS,
+                    ..QpOptions::default()
+                });
+                let peer = bench.pair.a.as_peer(qpn);
+                bench.pair.a.connect(qpn, &peer);
+            }
+            bench.pair.a.post_send(0x55, &work);
+            bench.pair.a.settle();
+            assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
+            counted += 1;
+            assert_eq!(bench.count("early_uses"), counted, "an invalidation");
+        }
+        bench.post(&[register_and_send(instance, &[fast_sge], &[data])]);
+        // The device looks for more by itself while something is open, though not at once.
+        bench.pair.a.now += 100_000;
+        bench.pair.a.settle();
+        counted += 1;
+        assert_eq!(bench.count("early_uses"), counted, "{data:?}");
+    }
+    assert_eq!(bench.count("sq_registrations"), 4);
+}
+
+#[test]
+fn a_peers_message_into_early_memory_that_invalidates_early_memory_counts_once() {
+    for length in [0, 8, 3000] {
+        let mut bench = bench(BOTH);
+        let pieces = bench.pieces();
+        let far = bench.far.clone();
+        let open =
+            SendWork::new(SendOpcode::Write, &[bench.first.sge(0, 8)]).remote(far.address, far.tag);
+        bench.post(&[open, register(1, &pieces)]);
+        bench.pair.a.settle();
+        bench.pair.a.host.sent.clear();
+        bench.pair.a.post_recv(QPN_A, &[list_sge(1, 0, 5000)]);
+        let sges = [far.sge(0, length)];
+        let answer = SendWork::new(SendOpcode::SendInvalidate, &sges).invalidate(list_tag(1));
+        bench.pair.b.post_send(QPN_B, &answer);
+        for frame in bench.far_frames() {
+            bench.pair.a.receive(&frame);
+        }
+        assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
+        assert_eq!(bench.count("early_uses"), 1, "{length} bytes");
+    }
+}
+
+#[test]
 fn a_registration_and_a_send_are_one_and_the_answer_invalidates() {
     for list in [false, true] {
         let mut bench = bench(BOTH | DRAINS);
