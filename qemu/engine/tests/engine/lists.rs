@@ -1083,6 +1083,45 @@ fn a_read_touches_what_it_filled_of_a_list_that_lost_a_piece_since() {
 }
 
 #[test]
+fn what_a_peer_ends_with_its_answer_cannot_be_sent_again() {
+    for under_the_list in [true, false] {
+        let mut bench = bench(QP_FLAG_LISTS);
+        let pieces = bench.pieces();
+        let (first, far) = (bench.first.clone(), bench.far.clone());
+        let data = pattern(13, 64);
+        bench.pair.a.fill(&first, 0, &data);
+        let list = [first.sge(0, 64), pieces[0]];
+        let from = if under_the_list {
+            list_sge(1, 0, 64)
+        } else {
+            first.sge(0, 64)
+        };
+        bench.pair.b.post_recv(QPN_B, &[far.sge(0, 64)]);
+        bench.pair.a.post_recv(QPN_A, &[]);
+        bench.post(&[register_and_send(1, &list, &[from])]);
+        bench.pair.a.settle();
+        for frame in std::mem::take(&mut bench.pair.a.host.sent) {
+            bench.pair.b.receive(&frame);
+        }
+        // The peer has it all; that it has is lost on the way, and its answer is not.
+        assert_eq!(bench.far_frames().len(), 1);
+        assert_eq!(statuses(&bench.pair.completions_b()), [Success]);
+        assert_eq!(bench.pair.b.contents(&far, 0, 64), data);
+        let answer = SendWork::new(SendOpcode::SendInvalidate, &[]).invalidate(list_tag(1));
+        bench.pair.b.post_send(QPN_B, &answer);
+        bench.pair.run();
+        assert_eq!(statuses(&bench.pair.completions_b()), [Success]);
+        let (done, state) = if under_the_list {
+            (LocalProtection, State::Error)
+        } else {
+            (Success, State::Rts)
+        };
+        assert_eq!(statuses(&bench.pair.completions_a()), [Success, done]);
+        assert_eq!(bench.pair.a.qp_state(QPN_A), state);
+    }
+}
+
+#[test]
 fn who_may_register_and_invalidate_what() {
     let invalidate = |tag| SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(tag);
     let not_allowed = [LocalQueuePairOperation];
