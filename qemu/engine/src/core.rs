@@ -877,7 +877,7 @@ impl Core {
 
     /// Copies `bytes` to bytes `offset..` of what scatter/gather entries describe (those of a
     /// receive, a read or an atomic), with the checks of what is touched of each entry. Nothing is
-    /// copied unless all of it may be.
+    /// copied unless all of it may be, and the pages of on-demand regions are there.
     pub fn scatter<M: HostMemory + ?Sized>(
         &self,
         memory: &M,
@@ -889,10 +889,17 @@ impl Core {
         let check = |sge: &Sge, within, length| {
             self.check_piece(sge, within, length, domain, LocalAccess::Write)
         };
+        // What goes to one entry is written when all of its pages are there, and not before.
         if sges.len() > 1 {
+            let mut pages = Ok(());
             for_pieces(sges, offset, bytes.len(), |sge, within, range| {
-                check(sge, within, range.len()).map(|_| ())
+                let length = range.len();
+                let span = check(sge, within, length)?;
+                // A page is not waited for in vain: all may be written before one is looked for.
+                pages = pages.and_then(|()| self.tpt.probe(memory, &span, 0, length, true));
+                Ok(())
             })?;
+            pages?;
         }
         for_pieces(sges, offset, bytes.len(), |sge, within, range| {
             let span = check(sge, within, range.len())?;

@@ -1354,6 +1354,57 @@ fn a_fault_through_a_list_names_the_region_and_nothing_is_written_before_all_is_
 }
 
 #[test]
+fn a_receive_of_several_entries_takes_nothing_of_a_packet_before_all_is_there() {
+    let mut bench = bench(QP_FLAG_LISTS);
+    let (table, page) = (bench.pair.a.allocate(4096), bench.pair.a.allocate(4096));
+    let tag = 0x7301;
+    bench.pair.a.execute(&RegisterRegion {
+        tag,
+        pd: PD,
+        access: ALL,
+        flags: REGION_ON_DEMAND,
+        address: 0x10_0000,
+        buffer: Buffer {
+            root: table,
+            length: 4096,
+            fbo: 0,
+            page_shift: ON_DEMAND_PAGE_SHIFT,
+            order: 1,
+            reserved: 0,
+        },
+    });
+    let piece = Sge {
+        address: 0x10_0000,
+        length: 100,
+        lkey: tag,
+    };
+    assert_eq!(bench.run(&[register(1, &[piece])]), [Success]);
+    let (first, far) = (bench.first.clone(), bench.far.clone());
+    let data = pattern(14, 20);
+    bench.pair.b.fill(&far, 0, &data);
+    let entries = [first.sge(0, 10), list_sge(1, 0, 100)];
+    bench.pair.a.post_recv(QPN_A, &entries);
+    bench.pair.b.post_send(QPN_B, &send_of(&far, 20));
+    bench.pair.exchange();
+    let faults: PageFaults = bench.pair.a.query(CommandOpcode::TakeFaults, 0).unwrap();
+    assert_eq!((faults.count, faults.faults[0].tag), (1, tag));
+    assert_eq!(bench.pair.a.contents(&first, 0, 10), [0; 10]);
+    let present = page | ON_DEMAND_PRESENT | ON_DEMAND_WRITE;
+    bench.pair.a.host.memory.put(table, &present);
+    bench.pair.a.execute(&ResolveFault {
+        token: faults.faults[0].token,
+        failed: 0,
+        reserved: 0,
+    });
+    bench.pair.run();
+    assert_eq!(statuses(&bench.pair.completions_b()), [Success]);
+    assert_eq!(bench.pair.a.contents(&first, 0, 10), data[..10]);
+    let mut there = [0; 10];
+    bench.pair.a.host.memory.read(page, &mut there).unwrap();
+    assert_eq!(there, data[10..]);
+}
+
+#[test]
 fn pieces_may_be_device_memory() {
     let mut bench = bench(QP_FLAG_LISTS);
     let tag = 0x7301;
