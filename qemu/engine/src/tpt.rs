@@ -27,8 +27,6 @@ pub const MAX_TAGS: u32 = 1 << 20;
 pub const MAX_REGION: u64 = 1 << 40;
 /// Most pages that `AllocateTag` may ask for.
 pub const MAX_FAST_PAGES: u32 = 1 << 16;
-/// Most pieces that all lists together have room for: what bounds the memory they take.
-pub const MAX_ALL_PIECES: u32 = 1 << 20;
 
 /// Why the table refuses an access. The order is that of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -386,8 +384,6 @@ pub struct Tpt {
     generation: u64,
     /// Queue pairs with the indices of the type 2 windows that are bound to them.
     bound: BTreeSet<(u32, u32)>,
-    /// Pieces that lists have room for.
-    pieces: u32,
     /// Registrations by work requests that are not complete because something before them is not.
     early: u32,
     /// Device memory.
@@ -424,7 +420,6 @@ impl Tpt {
             entries: Table::new(indices),
             generation: 0,
             bound: BTreeSet::new(),
-            pieces: 0,
             early: 0,
             device: DeviceMemory::default(),
         }
@@ -517,19 +512,14 @@ impl Tpt {
         if slot.is_some() {
             return Err(CommandStatus::Exists);
         }
-        let list = if kind == TagKind::List {
-            let pieces = self.pieces + command.max_pages;
-            if pieces > MAX_ALL_PIECES {
-                return Err(CommandStatus::NoResource);
-            }
-            self.pieces = pieces;
-            Some(Box::new(List {
+        // Every tag may be that of a list of the most pieces: pieces are nothing that one user could
+        // take from all others while there are tags.
+        let list = (kind == TagKind::List).then(|| {
+            Box::new(List {
                 length: 0,
                 pieces: Vec::with_capacity(command.max_pages as usize),
-            }))
-        } else {
-            None
-        };
+            })
+        });
         *slot = Some(Box::new(Entry {
             kind,
             instance: tag.instance(),
@@ -558,9 +548,6 @@ impl Tpt {
                     || entry.max_pages != 0
                     || entry.instance == tag.instance() =>
             {
-                if entry.kind == TagKind::List {
-                    self.pieces = self.pieces.saturating_sub(entry.max_pages);
-                }
                 self.unbind(tag);
                 *self.entries.slot(tag.index())? = None;
                 Ok(())
@@ -3019,7 +3006,6 @@ mod tests {
         // Released under any instance.
         assert_eq!(tpt.release(Tag::new(7, 77)), Ok(()));
         assert_eq!(check(&tpt, LIST, DOMAIN), Err(TptError::NoEntry));
-        assert_eq!(tpt.pieces, 0);
     }
 
     #[test]
@@ -3119,8 +3105,9 @@ mod tests {
     }
 
     #[test]
-    fn what_lists_take_is_bounded() {
-        assert!(size_of::<Piece>() <= 32, "{}", size_of::<Piece>());
+    fn what_lists_take_is_bounded_and_pieces_last_as_long_as_tags() {
+        // Documentation/device/14-limits.md says how much that is in all.
+        assert_eq!((size_of::<List>(), size_of::<Piece>()), (32, 24));
         let mut tpt = empty();
         for max_pages in [0, 17, u32::MAX] {
             assert_eq!(
@@ -3128,20 +3115,24 @@ mod tests {
                 Err(CommandStatus::BadParameter)
             );
         }
-        let most = MAX_ALL_PIECES / MAX_PIECES as u32;
-        for index in 1..=most {
+        for max_pages in 1..=16 {
+            let tag = Tag::new(100 + max_pages, 0);
+            assert_eq!(allocate_list(&mut tpt, tag, max_pages), Ok(()));
+            let list = tpt.entry(tag).unwrap().list.as_ref().unwrap();
+            assert_eq!(list.pieces.capacity(), max_pages as usize);
+        }
+        // More pieces than there are tags.
+        let tags = 1000..1001 + MAX_TAGS / 16;
+        for index in tags.clone() {
             assert_eq!(allocate_list(&mut tpt, Tag::new(index, 0), 16), Ok(()));
         }
-        let more = Tag::new(most + 1, 0);
+        let first = Tag::new(tags.start, 0);
         assert_eq!(
-            allocate_list(&mut tpt, more, 1),
-            Err(CommandStatus::NoResource)
+            allocate_list(&mut tpt, first, 1),
+            Err(CommandStatus::Exists)
         );
-        assert_eq!(allocate_list(&mut tpt, LIST, 1), Err(CommandStatus::Exists));
-        // Other tags are to be had, and lists again when one is gone.
-        assert_eq!(tpt.register(&command(more, 0)), Ok(()));
-        assert_eq!(tpt.release(LIST), Ok(()));
-        assert_eq!(allocate_list(&mut tpt, LIST, 16), Ok(()));
+        assert_eq!(tpt.release(first), Ok(()));
+        assert_eq!(allocate_list(&mut tpt, first, 16), Ok(()));
     }
 
     #[test]
@@ -3247,7 +3238,6 @@ mod tests {
                 assert!(tpt.target(binding.region, binding.generation).is_err());
             }
         }
-        let mut pieces = 0;
         for (index, windows) in indices.zip(windows) {
             let entry = tpt.entries.get(index);
             assert_eq!(entry.map_or(0, |entry| entry.windows), windows);
@@ -3258,7 +3248,6 @@ mod tests {
             let Some(list) = &entry.list else {
                 continue;
             };
-            pieces += entry.max_pages;
             let total: u64 = list.pieces.iter().map(|p| u64::from(p.length)).sum();
             assert_eq!(list.length, total);
             assert!(list.pieces.len() <= entry.max_pages as usize);
@@ -3272,7 +3261,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(tpt.pieces, pieces);
         assert_eq!(tpt.bound, bound);
     }
 

@@ -100,6 +100,9 @@ pub(crate) struct Message {
     unsettled: Option<u64>,
 }
 
+// Documentation/device/14-limits.md says what a guest can have its device take for them.
+const _: () = assert!(size_of::<Message>() <= 864);
+
 impl Message {
     /// The sequence number after its last.
     fn end_psn(&self) -> u32 {
