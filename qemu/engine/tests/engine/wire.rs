@@ -6,7 +6,7 @@ use ferrite_abi::*;
 use ferrite_engine::roce::{Bth, Frame, Opcode, Packet, Syndrome, Template};
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
 use ferrite_engine::Medium;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 pub const QPN_A: u32 = 0x11;
 pub const QPN_B: u32 = 0x22;
@@ -55,7 +55,7 @@ pub struct Pair {
 }
 
 /// Which way a frame goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
     AToB,
     BToA,
@@ -335,11 +335,17 @@ pub struct Faults {
     pub delay: u64,
 }
 
+/// How often [`BadWire`] keeps the same frame from arriving at once: with a request and its answer
+/// kept back so often, a requester has tries left, so that no test fails of mere bad luck.
+const KEPT_BACK: u32 = 2;
+
 /// A wire with faults: frames held back come out behind later ones.
 pub struct BadWire {
     random: Random,
     faults: Faults,
     held: [Vec<Vec<u8>>; 2],
+    /// How often the frames of each opcode and sequence number were lost or held back.
+    kept_back: HashMap<(Way, u8, u32), u32>,
 }
 
 impl BadWire {
@@ -348,6 +354,7 @@ impl BadWire {
             random: Random(seed | 1),
             faults,
             held: [Vec::new(), Vec::new()],
+            kept_back: HashMap::new(),
         }
     }
 
@@ -355,16 +362,30 @@ impl BadWire {
         let random = &mut self.random;
         let held = &mut self.held[way as usize];
         let mut out = Vec::new();
-        if random.chance(self.faults.corrupt) {
-            let at = random.next() as usize % frame.len();
-            frame[at] ^= 1 << (random.next() % 8);
-        }
-        if random.chance(self.faults.drop) {
-            // Gone.
-        } else if random.chance(self.faults.delay) {
-            held.push(frame.clone());
-        } else {
+        let corrupt = random.chance(self.faults.corrupt);
+        let drop = random.chance(self.faults.drop);
+        let delay = random.chance(self.faults.delay);
+        let parsed = Frame::parse(&frame).expect("RoCEv2 from a node");
+        let bth = Bth::parse(parsed.transport).expect("a base transport header");
+        let kept_back = self
+            .kept_back
+            .entry((way, bth.opcode, bth.psn))
+            .or_default();
+        if *kept_back == KEPT_BACK {
             out.push(frame.clone());
+        } else {
+            *kept_back += u32::from(corrupt || drop || delay);
+            if corrupt {
+                let at = random.next() as usize % frame.len();
+                frame[at] ^= 1 << (random.next() % 8);
+            }
+            if drop {
+                // Gone.
+            } else if delay {
+                held.push(frame.clone());
+            } else {
+                out.push(frame.clone());
+            }
         }
         if random.chance(self.faults.duplicate) {
             if random.chance(50) {
