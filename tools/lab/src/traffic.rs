@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 
+use crate::protocol::Outcome;
 use crate::vm::Vm;
+
+/// Where a server of `ibv_rc_pingpong` listens.
+const PINGPONG_PORT: u16 = 18515;
 
 /// Shell text that sets `dev` to the RDMA device and `gid` to the index of its RoCEv2 entry for
 /// the IPv4 address. It runs no other program: in an emulator that is what takes time.
@@ -47,6 +51,20 @@ pub fn client_server(
     port: u16,
     timeout: Duration,
 ) -> Result<(String, String)> {
+    let (asked, served) = outcomes(server, client, port, timeout)?;
+    if !asked.ok() || !served.ok() {
+        bail!(failure(server, client, &asked, &served));
+    }
+    Ok((asked.out, served.out))
+}
+
+/// Runs both scripts of [`client_server`]; says how they ended, the client's end first.
+fn outcomes(
+    server: (&Vm, &str),
+    client: (&Vm, &str),
+    port: u16,
+    timeout: Duration,
+) -> Result<(Outcome, Outcome)> {
     let (server_vm, server_script) = server;
     let (client_vm, client_script) = client;
     let serving = server_vm.spawn(
@@ -66,34 +84,37 @@ pub fn client_server(
         let _ = serving.signal(libc::SIGKILL);
         return Err(error);
     }
-    let outcome = client_vm.run(
+    let asked = client_vm.run(
         &format!(
             "{DEVICE_AND_GID} port={port} peer={}; {client_script}",
             server_vm.ip()
         ),
         timeout,
     )?;
-    if !outcome.ok() {
+    if !asked.ok() {
         // The server may wait for a client that is gone.
         let _ = serving.signal(libc::SIGTERM);
-        let other = serving.wait()?;
-        bail!(
-            "{}: {}: {client_script}\n{}{}--- server in {}:\n{}{}",
-            client_vm.name(),
-            if outcome.timed_out {
-                "timed out".to_owned()
-            } else {
-                format!("exit code {}", outcome.code)
-            },
-            outcome.out,
-            outcome.err,
-            server_vm.name(),
-            other.out,
-            other.err
-        );
     }
-    let served = serving.success()?;
-    Ok((outcome.out, served))
+    Ok((asked, serving.wait()?))
+}
+
+/// What both scripts said, of which one failed.
+fn failure(
+    (server, server_script): (&Vm, &str),
+    (client, client_script): (&Vm, &str),
+    asked: &Outcome,
+    served: &Outcome,
+) -> String {
+    let end = |role: &str, vm: &Vm, script: &str, outcome: &Outcome| {
+        let how = if outcome.timed_out {
+            "timed out".to_owned()
+        } else {
+            format!("exit code {}", outcome.code)
+        };
+        let (out, err) = (&outcome.out, &outcome.err);
+        format!("{role} in {}: {how}: {script}\n{out}{err}", vm.name())
+    };
+    end("client", client, client_script, asked) + &end("--- server", server, server_script, served)
 }
 
 /// The result of one `ibv_rc_pingpong`.
@@ -101,6 +122,15 @@ pub fn client_server(
 pub struct Pingpong {
     /// Microseconds for one message there and back.
     pub usec_per_iteration: f64,
+}
+
+/// The scripts of `ibv_rc_pingpong` with received data checked, the server's first.
+fn pingpong_scripts(size: usize, iterations: usize, events: bool) -> [String; 2] {
+    let flags = format!(
+        "-d $dev -g $gid -p $port -s {size} -n {iterations} -c{}",
+        if events { " -e" } else { "" }
+    );
+    ["", " $peer"].map(|peer| format!("exec ibv_rc_pingpong {flags}{peer}"))
 }
 
 /// Runs `ibv_rc_pingpong` with received data checked.
@@ -111,30 +141,47 @@ pub fn pingpong(
     iterations: usize,
     events: bool,
 ) -> Result<Pingpong> {
+    let [serve, ask] = pingpong_scripts(size, iterations, events);
     let time = Duration::from_secs(120);
-    pingpong_within(server, client, size, iterations, events, time)
+    let (out, _) = client_server((server, &serve), (client, &ask), PINGPONG_PORT, time)?;
+    result(&out)
 }
 
-/// [`pingpong`], but not for longer than `time`.
-pub fn pingpong_within(
+/// Runs `ibv_rc_pingpong` with received data checked over a wire that loses frames, not for longer
+/// than `time`.
+///
+/// Each side ends as soon as all its messages are there and acknowledged, and what comes for it
+/// later finds no queue pair: the side whose last acknowledgement was lost asks for it in vain. The
+/// other one's word is enough, since it had acknowledgements of all that it sent.
+pub fn pingpong_over_loss(
     server: &Vm,
     client: &Vm,
     size: usize,
     iterations: usize,
-    events: bool,
     time: Duration,
-) -> Result<Pingpong> {
-    let port = 18515;
-    let flags = format!(
-        "-d $dev -g $gid -p $port -s {size} -n {iterations} -c{}",
-        if events { " -e" } else { "" }
-    );
-    let (out, _) = client_server(
-        (server, &format!("exec ibv_rc_pingpong {flags}")),
-        (client, &format!("exec ibv_rc_pingpong {flags} $peer")),
-        port,
-        time,
-    )?;
+) -> Result<()> {
+    let [serve, ask] = pingpong_scripts(size, iterations, false);
+    let (server, client) = ((server, serve.as_str()), (client, ask.as_str()));
+    let (asked, served) = outcomes(server, client, PINGPONG_PORT, time)?;
+    let in_vain = |outcome: &Outcome| outcome.err.contains("transport retry counter exceeded");
+    match (asked.ok(), served.ok()) {
+        (true, true) => {
+            result(&served.out)?;
+            result(&asked.out)?;
+        }
+        (true, false) if in_vain(&served) => {
+            result(&asked.out)?;
+        }
+        (false, true) if in_vain(&asked) => {
+            result(&served.out)?;
+        }
+        _ => bail!(failure(server, client, &asked, &served)),
+    }
+    Ok(())
+}
+
+/// What `ibv_rc_pingpong` says at its end.
+fn result(out: &str) -> Result<Pingpong> {
     // "1000 iters in 0.05 seconds = 51.20 usec/iter"
     let line = out
         .lines()

@@ -11,7 +11,7 @@ use serde_json::{json, Value};
 use super::{still_works, VmTest};
 use crate::cluster::Cluster;
 use crate::step::output;
-use crate::traffic::{client_server, perftest, pingpong, pingpong_within};
+use crate::traffic::{client_server, perftest, pingpong, pingpong_over_loss};
 use crate::vm::Vm;
 
 /// On the unmodified Debian kernel.
@@ -369,8 +369,7 @@ fn loss_with_rxe(cluster: &Cluster) -> Result<()> {
         for (size, iterations) in [(1024, 100), (16384, 20)] {
             let what = format!("pingpong, size {size}");
             unless_rxe_falls_silent(cluster, &what, || {
-                pingpong_within(server, client, size, iterations, false, PATIENCE)?;
-                Ok(())
+                pingpong_over_loss(server, client, size, iterations, PATIENCE)
             })
             .with_context(|| what.clone())?;
         }
@@ -520,7 +519,7 @@ fn bad_wire(cluster: &Cluster) -> Result<()> {
     }))?;
     let result = || -> Result<()> {
         for (size, iterations) in [(1024, 200), (65536, 20), (1 << 20, 3)] {
-            pingpong(one, two, size, iterations, false)
+            pingpong_over_loss(one, two, size, iterations, 4 * PATIENCE)
                 .with_context(|| format!("size {size} over the bad wire"))?;
         }
         perftest(one, two, "ib_write_bw", 65536, 30, "")?;
