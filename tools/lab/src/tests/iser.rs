@@ -59,7 +59,7 @@ impl Disk for Iser {
         // One request for 1 MiB, as it is asked for.
         initiator.sh(&format!(
             "set -e
-             modprobe -a iscsi_tcp sd_mod
+             modprobe sd_mod
              modprobe ib_iser max_sectors=2048
              mkdir -p /run/lock/iscsi
              echo InitiatorName=iqn.2026-11.example.ferrite:{} >/etc/iscsi/initiatorname.iscsi
@@ -101,12 +101,12 @@ impl Disk for Iser {
                 "set -e
                  iscsiadm -m node -T {NAME} --logout
                  iscsiadm -m node -T {NAME} -o delete
-                 iscsiadm -k 0
-                 modprobe -r ib_iser"
+                 iscsiadm -k 0"
             ),
             PATIENCE,
         )?;
-        Ok(())
+        // Neither is over when that has returned.
+        initiator.wait_for("! pgrep -x iscsid && modprobe -r ib_iser", PATIENCE)
     }
 
     fn end(target: &Vm) -> Result<()> {

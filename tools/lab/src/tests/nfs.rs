@@ -62,7 +62,8 @@ fn end(vm: &Vm) -> Result<()> {
         "set -e
          rpc.nfsd 0
          exportfs -ua
-         killall rpc.mountd rpcbind
+         # Until they have ended: their ports are those of the next ones.
+         killall -w rpc.mountd rpcbind
          umount /export /proc/fs/nfsd",
         PATIENCE,
     )?;

@@ -159,8 +159,8 @@ impl Disk for Nvme {
 
     fn disconnect(initiator: &Vm) -> Result<()> {
         disconnect(initiator)?;
-        initiator.sh("modprobe -r nvme_rdma")?;
-        Ok(())
+        // A controller that is gone may still be held by who was told last.
+        initiator.wait_for("modprobe -r nvme_rdma", PATIENCE)
     }
 
     fn end(target: &Vm) -> Result<()> {

@@ -48,7 +48,8 @@ fn serve(vm: &Vm) -> Result<Running<'_>> {
 fn end(cluster: &Cluster, server: Running<'_>) -> Result<()> {
     server.end_with(libc::SIGKILL)?;
     for vm in &cluster.vms {
-        vm.sh_in("modprobe -r rds_rdma", PATIENCE)?;
+        // Sockets of a program that was killed are not gone at once.
+        vm.wait_for("modprobe -r rds_rdma", PATIENCE)?;
     }
     Ok(())
 }
