@@ -13,6 +13,7 @@ use super::faults::wait_for_traffic;
 use super::recovery::{lives, wait_back};
 use super::{nothing_left, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
+use crate::protocol::Outcome;
 use crate::vm::{Running, Vm};
 
 /// When all kernel users have ended.
@@ -107,15 +108,29 @@ impl<'v> Load<'v> {
         Ok(())
     }
 
+    /// Ends it, unless an error of its disk has: nothing that it read was wrong.
+    pub fn finish_or_fail(self) -> Result<()> {
+        self.fio.signal(libc::SIGINT)?;
+        self.ended()?;
+        Ok(())
+    }
+
     /// It ends by itself, with an error of its disk and not with wrong data.
     pub fn fails(self) -> Result<()> {
+        let end = self.ended()?;
+        ensure!(!end.ok(), "{end:?}");
+        Ok(())
+    }
+
+    /// How it ended, which was not with wrong data.
+    fn ended(self) -> Result<Outcome> {
         let end = self.fio.wait()?;
         let said = format!("{}{}", end.out, end.err);
         ensure!(
-            !end.ok() && !end.timed_out && !end.crashed() && !said.contains("verify"),
+            !end.timed_out && !end.crashed() && !said.contains("verify"),
             "{end:?}"
         );
-        Ok(())
+        Ok(end)
     }
 }
 
