@@ -21,6 +21,7 @@ const PACKAGES: &[&str] = &[
     "iproute2",
     "iputils-ping",
     "kmod",
+    "ksmbd-tools",
     "less",
     "libfabric-bin",
     "netcat-openbsd",

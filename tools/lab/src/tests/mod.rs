@@ -25,6 +25,9 @@ pub(crate) mod nvme;
 mod priority;
 mod rds;
 mod recovery;
+mod smb;
+mod smc;
+mod srp;
 mod storage;
 mod vector_map;
 mod vectors;
@@ -147,6 +150,19 @@ pub fn groups() -> Vec<Group> {
                 ("iSER", iser::TESTS),
                 ("NFS/RDMA", nfs::TESTS),
                 ("RDS", rds::TESTS),
+                ("SRP", srp::TESTS),
+                ("kernel users", storage::AFTERWARDS),
+            ],
+        },
+        Group {
+            name: "checked kernel users",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| Options { cpus: 1, ..o },
+            long: false,
+            tests: &[
+                ("SMB Direct", smb::TESTS),
+                ("SMC-R", smc::TESTS),
                 ("kernel users", storage::AFTERWARDS),
             ],
         },

@@ -157,7 +157,7 @@ pub trait Disk {
 }
 
 /// For so many seconds requests wait where a test brings the connection back.
-const LONG: u32 = 300;
+pub const LONG: u32 = 300;
 
 /// The same where nobody does.
 const SHORT: u32 = 2;
