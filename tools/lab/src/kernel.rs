@@ -80,8 +80,8 @@ impl Flavour {
         match self {
             Flavour::Stock => &[],
             Flavour::Test => &["test-kernel.config"],
-            Flavour::Kasan => &["test-kernel.config", "kasan.config"],
-            Flavour::Kcsan => &["test-kernel.config", "kcsan.config"],
+            Flavour::Kasan => &["test-kernel.config", "kernel-users.config", "kasan.config"],
+            Flavour::Kcsan => &["test-kernel.config", "kernel-users.config", "kcsan.config"],
         }
     }
 }

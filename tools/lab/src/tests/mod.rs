@@ -12,16 +12,23 @@ mod growth;
 mod inside;
 mod interfaces;
 mod interrupts;
+mod iser;
 mod lifecycle;
 mod limits;
 mod misbehaviour;
 pub(crate) mod moderation;
 mod moving;
+mod nfs;
 mod notification;
 mod numbers;
 pub(crate) mod nvme;
 mod priority;
+mod rds;
 mod recovery;
+mod smb;
+mod smc;
+mod srp;
+mod storage;
 mod vector_map;
 mod vectors;
 mod wire;
@@ -130,6 +137,33 @@ pub fn groups() -> Vec<Group> {
                 ("clients", growth::FAILING),
                 ("neighbours", lifecycle::FAILING),
                 ("moving", moving::FAILING),
+            ],
+        },
+        Group {
+            name: "kernel users",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options { cpus: 1, ..o },
+            long: false,
+            tests: &[
+                ("NVMe-oF", nvme::TESTS),
+                ("iSER", iser::TESTS),
+                ("NFS/RDMA", nfs::TESTS),
+                ("RDS", rds::TESTS),
+                ("SRP", srp::TESTS),
+                ("kernel users", storage::AFTERWARDS),
+            ],
+        },
+        Group {
+            name: "checked kernel users",
+            flavour: Flavour::Test,
+            load_driver: true,
+            options: |o| Options { cpus: 1, ..o },
+            long: false,
+            tests: &[
+                ("SMB Direct", smb::TESTS),
+                ("SMC-R", smc::TESTS),
+                ("kernel users", storage::AFTERWARDS),
             ],
         },
         Group {
