@@ -22,6 +22,8 @@ errno! {
     enobufs = ENOBUFS;
     /// The device was removed or does not answer any more (`ENOTCONN`).
     enotconn = ENOTCONN;
+    /// Network is down (`ENETDOWN`).
+    enetdown = ENETDOWN;
     /// Quota exceeded (`EDQUOT`).
     edquot = EDQUOT;
     /// Message too long (`EMSGSIZE`).

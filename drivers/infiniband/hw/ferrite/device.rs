@@ -228,6 +228,16 @@ impl FerriteXrcd {
     }
 }
 
+/// What a consumer in the kernel is told of an object that was to be made. Where the device has failed it is
+/// about to be taken from them, and to come back: those that connect again by themselves, such as the RPC
+/// client of NFS, wait for a network that is down, and give up what they were asked for on other errors.
+fn told_to_kernel<T>(dev: &Device<Ferrite>, made: Result<T>) -> Result<T> {
+    made.map_err(|error| match dev.hw.is_dead() {
+        true => errno::enetdown(),
+        false => error,
+    })
+}
+
 #[vtable]
 impl rdma::Driver for Ferrite {
     const NAME: &'static CStr = c"ferrite%d";
@@ -404,7 +414,7 @@ impl rdma::Driver for Ferrite {
         new: New<'a, kind::Cq, Self>,
         attr: &CqInitAttr,
     ) -> Result<&'a Cq<Self>> {
-        FerriteCq::create_kernel(dev, new, attr)
+        told_to_kernel(dev, FerriteCq::create_kernel(dev, new, attr))
     }
 
     fn create_user_cq<'a>(
@@ -443,7 +453,11 @@ impl rdma::Driver for Ferrite {
         attr: &mut QpInitAttr<'_, Self>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Qp<Self>> {
-        FerriteQp::create(dev, new, attr, udata)
+        let created = FerriteQp::create(dev, new, attr, udata);
+        match udata {
+            Some(_) => created,
+            None => told_to_kernel(dev, created),
+        }
     }
 
     fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, udata: Option<&Udata<'_, Self>>) -> Result {

@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result};
 
-use super::storage::{self, Disk, PATIENCE};
+use super::storage::{self, Disk, CONFIGFS, PATIENCE};
 use super::VmTest;
 use crate::vm::Vm;
 
@@ -39,6 +39,7 @@ impl Disk for Iser {
         target.sh(&format!(
             "set -e
              modprobe -a iscsi_target_mod ib_isert
+             {CONFIGFS}
              cd /sys/kernel/config/target
              mkdir -p core/rd_mcp_0/disk iscsi/{NAME}/tpgt_1/lun/lun_0
              echo rd_pages=8192 >core/rd_mcp_0/disk/control

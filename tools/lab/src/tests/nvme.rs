@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Result};
 
-use super::storage::{self, Disk};
+use super::storage::{self, Disk, CONFIGFS};
 use super::VmTest;
 use crate::cluster::Cluster;
 use crate::vm::Vm;
@@ -45,7 +45,7 @@ fn serve_at(vm: &Vm, address: &str, mebibytes: u32) -> Result<()> {
         "set -e
          modprobe nvmet_rdma use_srq=1
          grep -q Y /sys/module/nvmet_rdma/parameters/use_srq
-         mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+         {CONFIGFS}
          truncate -s {mebibytes}M /run/disk
          cd /sys/kernel/config/nvmet
          mkdir subsystems/disk subsystems/disk/namespaces/1 ports/1

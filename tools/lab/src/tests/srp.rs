@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::driver::bind_anew;
 use super::recovery::{lives, wait_back};
-use super::storage::{self, with_disk, Disk, Load, PATIENCE};
+use super::storage::{self, with_disk, Disk, Load, CONFIGFS, PATIENCE};
 use super::VmTest;
 use crate::cluster::Cluster;
 use crate::vm::Vm;
@@ -83,6 +83,7 @@ impl Disk for Srp {
         target.sh(&format!(
             "set -e
              modprobe -a target_core_mod ib_srpt
+             {CONFIGFS}
              cd /sys/kernel/config/target
              mkdir -p core/rd_mcp_0/disk srpt
              echo rd_pages=8192 >core/rd_mcp_0/disk/control

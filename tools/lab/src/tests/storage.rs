@@ -16,6 +16,10 @@ use crate::cluster::Cluster;
 use crate::protocol::Outcome;
 use crate::vm::{Running, Vm};
 
+/// Shell text that sees to it that the kernel's targets can be configured.
+pub const CONFIGFS: &str =
+    "mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config";
+
 /// When all kernel users have ended.
 pub const AFTERWARDS: &[VmTest] = &[VmTest::new(
     "none of them leaves anything of the device behind",
