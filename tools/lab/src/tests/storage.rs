@@ -13,7 +13,6 @@ use super::faults::wait_for_traffic;
 use super::recovery::{lives, wait_back};
 use super::{nothing_left, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
-use crate::protocol::Outcome;
 use crate::vm::{Running, Vm};
 
 /// Shell text that sees to it that the kernel's targets can be configured.
@@ -112,29 +111,15 @@ impl<'v> Load<'v> {
         Ok(())
     }
 
-    /// Ends it, unless an error of its disk has: nothing that it read was wrong.
-    pub fn finish_or_fail(self) -> Result<()> {
-        self.fio.signal(libc::SIGINT)?;
-        self.ended()?;
-        Ok(())
-    }
-
     /// It ends by itself, with an error of its disk and not with wrong data.
     pub fn fails(self) -> Result<()> {
-        let end = self.ended()?;
-        ensure!(!end.ok(), "{end:?}");
-        Ok(())
-    }
-
-    /// How it ended, which was not with wrong data.
-    fn ended(self) -> Result<Outcome> {
         let end = self.fio.wait()?;
         let said = format!("{}{}", end.out, end.err);
         ensure!(
-            !end.timed_out && !end.crashed() && !said.contains("verify"),
+            !end.ok() && !end.timed_out && !end.crashed() && !said.contains("verify"),
             "{end:?}"
         );
-        Ok(end)
+        Ok(())
     }
 }
 
@@ -243,15 +228,25 @@ pub fn cable_pulled(cluster: &Cluster, vm: &Vm, user: &Vm, connected: &str) -> R
         .context("the connection is not made again")
 }
 
+/// Shell text that says the numbers of the connections of a machine.
+const CONNECTIONS: &str =
+    "rdma res show qp | sed -n 's/.* lqpn \\([0-9]*\\) .*type RC .*state RTS.*/\\1/p'";
+
 /// Has the device of a machine stop with a fatal error, and waits until it is registered anew and `user` has
-/// the connection again that `connected` tells of.
+/// other connections, of which `connected` tells.
 pub fn begins_anew(cluster: &Cluster, vm: &Vm, user: &Vm, connected: &str) -> Result<()> {
     let count = lives(vm)?;
+    let old = user.sh(CONNECTIONS)?;
+    let old: Vec<&str> = old.split_whitespace().collect();
+    ensure!(!old.is_empty(), "{} has no connection", user.name());
     cluster.device_command(vm.index, &json!({"cmd": "fatal"}))?;
-    let lost = user.wait_for(&format!("! ({connected})"), PATIENCE);
     wait_back(vm, count)?;
-    lost.context("a connection without a device is not found dead")?;
-    user.wait_for(connected, PATIENCE)
+    // A device that came back begins with the same numbers again, and has nothing of what was before.
+    let left = match vm.index == user.index {
+        true => "false".to_owned(),
+        false => format!("{CONNECTIONS} | grep -qxF '{}'", old.join("\n")),
+    };
+    user.wait_for(&format!("({connected}) && ! ({left})"), PATIENCE)
         .context("the connection is not made again")
 }
 
