@@ -42,7 +42,6 @@ use crate::{
     },
     growth,
     kernel_ext::{
-        pci as pci_ext,
         pci::ConfigLock,
         ratelimit::RateLimit,
         table::IrqTable,
@@ -812,7 +811,7 @@ impl Stop for Stopping<'_> {
     }
 
     fn clear_bus_master(&self) {
-        pci_ext::clear_master(&self.hw.pdev);
+        self.config.clear_master();
     }
 
     fn reset_function(&self) -> Result {

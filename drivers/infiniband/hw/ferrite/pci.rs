@@ -22,6 +22,7 @@ use crate::{
     kernel_ext::{
         pci as pci_ext,
         pci::{
+            ConfigLock,
             Loading,
             ResetHandlers, //
         }, //
@@ -120,8 +121,9 @@ impl Noted {
         recovery: &Arc<Recovery>,
         hw: &Arc<Hardware>,
     ) -> Result<Self> {
+        let config = ConfigLock::new(pdev);
         recovery.set_current(hw)?;
-        pci_ext::set_master(pdev);
+        config.set_master();
         Ok(Self {
             hw: hw.clone(),
             recovery: recovery.clone(),

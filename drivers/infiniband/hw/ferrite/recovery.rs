@@ -31,6 +31,7 @@ use crate::{
             Standing, //
         },
         errno, pci as pci_ext,
+        pci::ConfigLock,
         spinlock::{
             new_irq_spinlock,
             IrqSpinLock, //
@@ -727,7 +728,7 @@ impl Recovery {
         let old = self.current.lock().hw.take();
         drop(old);
         hw.retire();
-        pci_ext::clear_master(&self.pdev);
+        ConfigLock::new(&self.pdev).clear_master();
         self.current.lock().unstoppable = hw.reach.get() == Reach::Unstoppable;
     }
 
