@@ -429,8 +429,53 @@ struct Current {
     hw: Option<Arc<Hardware>>,
     /// Somebody else is about to reset the function, or does.
     held: bool,
+    /// How often that has begun or ended.
+    changes: u64,
+    /// How often it had when the last attempt to begin a life began.
+    noted: u64,
     /// The last one could not be stopped.
     unstoppable: bool,
+}
+
+impl Current {
+    const fn new() -> Self {
+        Self {
+            hw: None,
+            held: false,
+            changes: 0,
+            noted: 0,
+            unstoppable: false,
+        }
+    }
+
+    /// Somebody else is about to reset the function, or that is over.
+    fn hold(&mut self, held: bool) {
+        self.held = held;
+        self.changes = self.changes.wrapping_add(1);
+    }
+
+    /// An attempt begins.
+    fn attempts(&mut self) {
+        self.noted = self.changes;
+    }
+
+    /// Whether others reset the function, or have since the attempt began: what was read meanwhile may be neither what
+    /// was before nor what is now.
+    fn is_interrupted(&self) -> bool {
+        self.held || self.changes != self.noted
+    }
+
+    /// What an attempt came to in which no life began.
+    fn outcome(&self) -> Outcome {
+        if self.unstoppable {
+            // First, as it is not tried again.
+            Outcome::Unstoppable
+        } else if self.is_interrupted() {
+            Outcome::Interrupted
+        } else {
+            Outcome::Failed
+        }
+    }
 }
 
 /// The parameter.
@@ -581,14 +626,7 @@ impl Recovery {
                 },
                 "ferrite_lives"
             ),
-            current <- new_mutex!(
-                Current {
-                    hw: None,
-                    held: false,
-                    unstoppable: false,
-                },
-                "ferrite_current"
-            ),
+            current <- new_mutex!(Current::new(), "ferrite_current"),
             plan <- new_mutex!(Plan::new(), "ferrite_plan"),
             exchange <- new_mutex!(Exchange::new(), "ferrite_exchange"),
             answered <- new_condvar!("ferrite_answered"),
@@ -699,10 +737,10 @@ impl Recovery {
     }
 
     /// Notes the device of a life that begins, to be told of resets by others: `EBUSY` where one is under
-    /// way.
+    /// way, or was since the attempt began.
     pub(crate) fn set_current(&self, hw: &Arc<Hardware>) -> Result {
         let mut current = self.current.lock();
-        if current.held {
+        if current.is_interrupted() {
             return Err(EBUSY);
         }
         let old = current.hw.replace(hw.clone());
@@ -716,7 +754,7 @@ impl Recovery {
     /// noted. Those wait, as they would take a device for stopped that is about to start. Sleeps.
     pub(crate) fn start(&self, hw: &Hardware, start: impl FnOnce() -> Result) -> Result {
         let current = self.current.lock();
-        if current.held || hw.is_dead() {
+        if current.is_interrupted() || hw.is_dead() {
             return Err(EBUSY);
         }
         start()
@@ -736,7 +774,7 @@ impl Recovery {
     pub(crate) fn hold(&self) {
         let hw = {
             let mut current = self.current.lock();
-            current.held = true;
+            current.hold(true);
             if let Some(hw) = &current.hw {
                 // With the lock held, so that it queues nothing that who parts with it does not wait for.
                 hw.fail_for_reset();
@@ -750,7 +788,7 @@ impl Recovery {
 
     /// That is over.
     pub(crate) fn release(self: &Arc<Self>) {
-        self.current.lock().held = false;
+        self.current.lock().hold(false);
         self.wake();
     }
 
@@ -783,8 +821,13 @@ impl Recovery {
                 );
             }
         }
-        if self.current.lock().unstoppable && !asked {
-            return (Outcome::Unstoppable, Err(EIO));
+        {
+            let mut current = self.current.lock();
+            if current.unstoppable && !asked {
+                return (Outcome::Unstoppable, Err(EIO));
+            }
+            // Not before users have let go: of a reset that is over by now nothing is left.
+            current.attempts();
         }
         // SAFETY: Only the work item calls this, and what the driver has bound to the function waits for that
         // when it is dropped, as who called `open` vouches: by `close`, after which it is not queued.
@@ -797,17 +840,7 @@ impl Recovery {
                 lives.life = Some(life);
                 (Outcome::Began, Ok(()))
             }
-            Err(error) => {
-                let current = self.current.lock();
-                let outcome = if current.held {
-                    Outcome::Interrupted
-                } else if current.unstoppable {
-                    Outcome::Unstoppable
-                } else {
-                    Outcome::Failed
-                };
-                (outcome, Err(error))
-            }
+            Err(error) => (self.current.lock().outcome(), Err(error)),
         }
     }
 
@@ -1392,6 +1425,35 @@ mod tests {
         assert_eq!(plan.ended(Outcome::Interrupted, false, now), Step::Wait(0));
         assert_eq!(plan.attempts, 0);
         assert_eq!(plan.step(false, None, now), Step::Attempt);
+    }
+
+    #[test]
+    fn an_attempt_that_others_reset_is_not_one_that_failed_however_short_that_was() {
+        let mut current = Current::new();
+        assert!(!current.is_interrupted());
+        assert_eq!(current.outcome(), Outcome::Failed);
+        current.hold(true);
+        assert!(current.is_interrupted());
+        assert_eq!(current.outcome(), Outcome::Interrupted);
+        // Also where it is over before the attempt is taken down.
+        current.hold(false);
+        assert!(current.is_interrupted());
+        assert_eq!(current.outcome(), Outcome::Interrupted);
+        // And where it began before the attempt.
+        current.hold(true);
+        current.attempts();
+        assert!(current.is_interrupted());
+        current.hold(false);
+        assert_eq!(current.outcome(), Outcome::Interrupted);
+        // What was over before is none of the next one's.
+        current.attempts();
+        assert!(!current.is_interrupted());
+        assert_eq!(current.outcome(), Outcome::Failed);
+        // A device that cannot be stopped is not tried again, whoever else resets it.
+        current.unstoppable = true;
+        assert_eq!(current.outcome(), Outcome::Unstoppable);
+        current.hold(true);
+        assert_eq!(current.outcome(), Outcome::Unstoppable);
     }
 
     #[test]
