@@ -322,8 +322,18 @@ impl Exchange {
         self.failed = true;
     }
 
-    /// What devlink is to say and to count. To be called with its instance locked: whoever asked has taken
-    /// his answer by then, and devlink acted on it, or he never does.
+    /// What devlink is to say and to count, and the life whose failure is to be reported after that, if there is one.
+    /// To be called with its instance locked: whoever asked has taken his answer by then, and devlink acted on it,
+    /// or he never does.
+    ///
+    /// Both at once, as a life may begin and fail between: devlink has to take the one for healthy whose failure it is
+    /// told, and would not want the device recovered.
+    fn news(&mut self) -> (Standing, Option<u32>) {
+        let standing = self.standing();
+        (standing, self.take_report())
+    }
+
+    /// What devlink is to say and to count.
     fn standing(&mut self) -> Standing {
         let recovered = self.life.saturating_sub(self.counted);
         self.counts(self.life);
@@ -1077,8 +1087,13 @@ impl WorkItem<TALK> for Recovery {
         let Some(devlink) = &*devlink else {
             return;
         };
-        devlink.update(|| this.exchange.lock().standing());
-        let Some(life) = this.exchange.lock().take_report() else {
+        let mut report = None;
+        devlink.update(|| {
+            let (standing, life) = this.exchange.lock().news();
+            report = life;
+            standing
+        });
+        let Some(life) = report else {
             return;
         };
         let cause = this.counts.lock().cause;
@@ -1525,6 +1540,24 @@ mod tests {
         assert_eq!(exchange.standing(), HEALTHY);
         // What there was to report is of the life before.
         assert_eq!(exchange.take_report(), None);
+    }
+
+    #[test]
+    fn what_fails_before_devlink_was_told_that_it_began_is_reported_of_a_healthy_device() {
+        let mut exchange = exchange();
+        assert_eq!(exchange.news(), (HEALTHY, None));
+        exchange.fails();
+        assert_eq!(exchange.news(), (HEALTHY, Some(1)));
+        assert_eq!(exchange.news(), (FAILED, None));
+        // Nobody has told devlink of this one when it fails as well.
+        exchange.begins(2);
+        exchange.fails();
+        let recovered = Standing {
+            recovered: 1,
+            ..HEALTHY
+        };
+        assert_eq!(exchange.news(), (recovered, Some(2)));
+        assert_eq!(exchange.news(), (FAILED, None));
     }
 
     #[test]
