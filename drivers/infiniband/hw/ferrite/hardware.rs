@@ -90,11 +90,12 @@ use kernel::{
 
 /// How often the end of somebody else's reset of the function is looked for.
 const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
-/// How long that is waited for: longer than any reset takes that ends at all. It begins with ours
-/// ([`Hardware::stop_for_reset`]); for that of the function the PCI core waits a minute; and where that
-/// is our own, by another who stops the device, one by its register follows.
+/// How long that is waited for: longer than any reset takes that ends at all. Who waits may have had the device
+/// resist a reset by its register; that of others begins with another one ([`Hardware::stop_for_reset`]), and for that
+/// of the function the PCI core waits a minute; ours, by another who stops the device, takes as long, and one by its
+/// register follows.
 const OTHERS_RESET_TIMEOUT: Delta =
-    Delta::from_nanos(2 * MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
+    Delta::from_nanos(3 * MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
 
 /// Something about the device as a whole that its consumers are told of, as bits of a word.
 pub(crate) mod device_event {
@@ -808,6 +809,10 @@ struct Stopping<'a> {
 impl Stop for Stopping<'_> {
     fn reset(&self) -> Result {
         self.hw.reset()
+    }
+
+    fn presence(&self) -> Result {
+        self.hw.registers.presence()
     }
 
     fn clear_bus_master(&self) {
