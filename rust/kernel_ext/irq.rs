@@ -127,12 +127,12 @@ impl Vectors {
         self.kind
     }
 
-    /// Lets the function assert its pin, or not, where that is what it interrupts by. Does not sleep.
-    pub fn enable_pin(&self, enable: bool) {
-        if self.kind == Kind::Intx {
-            // SAFETY: A reference to a device keeps it valid; config space of one that is gone takes
-            // writes and does nothing.
-            unsafe { bindings::pci_intx(as_raw(&self.dev), enable.into()) }
+    /// Keeps the function from asserting its pin, where that is what it interrupts by, until a handler is installed
+    /// anew. What it has to tell stays. Does nothing while somebody has config space locked, who may restore what
+    /// this would change: it is up to him then. May be called from any context.
+    pub fn disable_pin(&self) {
+        if let Some(config) = ConfigLock::try_new(&self.dev) {
+            self.kind.enable_pin(&config, false);
         }
     }
 

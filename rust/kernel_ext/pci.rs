@@ -224,7 +224,7 @@ impl<Ctx: DeviceContext> Drop for ConfigLock<'_, Ctx> {
 /// `reset` in sysfs, or resets the bus above. Register it by [`Adapter`].
 ///
 /// Both callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the
-/// same time. They may sleep.
+/// same time, and with config space locked. They may sleep.
 pub trait ResetHandlers: pci::Driver {
     /// The function is about to be reset. It may still be reached, unless the bus above a bridge is
     /// reset: that bridge was closed before. From when this returns until [`Self::reset_done`] it
@@ -232,6 +232,7 @@ pub trait ResetHandlers: pci::Driver {
     fn reset_prepare<'bound>(
         dev: &'bound pci::Device<device::Core<'_>>,
         this: Pin<&Self::Data<'bound>>,
+        config: &Config<'_>,
     );
 
     /// The function was reset, or the attempt failed. Its config space is what it was before.
@@ -319,7 +320,13 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     /// registered with [`Self::HANDLERS`].
     unsafe extern "C" fn reset_prepare_callback(pdev: *mut bindings::pci_dev) {
         // SAFETY: The caller vouches for the same.
-        unsafe { Self::tell(pdev, T::reset_prepare) }
+        unsafe {
+            Self::tell(pdev, |dev, this| {
+                // INVARIANT: The PCI core has config space locked until after `reset_done`, but for
+                // `pci_reset_function_locked`, which is for a driver's own function and has no safe wrapper.
+                T::reset_prepare(dev, this, &Config { pdev: dev });
+            })
+        }
     }
 
     /// # Safety
@@ -337,7 +344,7 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     /// As for [`Self::reset_prepare_callback`].
     unsafe fn tell(
         pdev: *mut bindings::pci_dev,
-        callback: for<'bound> fn(&'bound pci::Device<device::Core<'_>>, Pin<&T::Data<'bound>>),
+        callback: impl for<'bound> FnOnce(&'bound pci::Device<device::Core<'_>>, Pin<&T::Data<'bound>>),
     ) {
         // SAFETY: The caller vouches for a valid device.
         let data = unsafe { bindings::dev_get_drvdata(&raw const (*pdev).dev) };
@@ -593,7 +600,27 @@ mod tests {
         assert_eq!(function.registers.stray_writes.get(), 0);
         let ((), waited) = meanwhile(&function, || drop(vectors))?;
         assert!(waited);
+        assert_eq!(function.registers.stray_writes.get(), 0);
         // And nobody has it now.
+        assert!(ConfigLock::try_new(function.device()).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn a_pin_is_disabled_in_an_interrupt_unless_the_function_is_being_reset() -> Result {
+        let function = Function::new()?;
+        let vectors = Vectors::new(function.device(), 1, true)?;
+        ConfigLock::new(function.device()).enable_pin(true);
+        let before = function.registers.command.get();
+        assert!(!function.is_pin_disabled());
+        {
+            let _resetter = ConfigLock::new(function.device());
+            vectors.disable_pin();
+            assert_eq!(function.registers.command.get(), before);
+        }
+        vectors.disable_pin();
+        assert!(function.is_pin_disabled());
+        assert_eq!(function.registers.stray_writes.get(), 0);
         assert!(ConfigLock::try_new(function.device()).is_some());
         Ok(())
     }

@@ -42,7 +42,10 @@ use crate::{
     },
     growth,
     kernel_ext::{
-        pci::ConfigLock,
+        pci::{
+            Config,
+            ConfigLock, //
+        },
         ratelimit::RateLimit,
         table::IrqTable,
         user,
@@ -553,6 +556,8 @@ impl Hardware {
     /// waited for by it.
     fn claim(&self) -> Option<Stopping<'_>> {
         let config = ConfigLock::try_new(&self.pdev)?;
+        // The interrupt cannot, as long as config space is locked: a device that hangs may hold its line.
+        config.enable_pin(false);
         Some(Stopping { hw: self, config })
     }
 
@@ -623,7 +628,9 @@ impl Hardware {
     }
 
     /// Stops it then, by somebody who has config space locked. Sleeps.
-    pub(crate) fn stop_for_reset(&self) {
+    pub(crate) fn stop_for_reset(&self, config: &Config<'_>) {
+        // As in `claim`.
+        config.enable_pin(false);
         // Now, while the device can be asked: who takes memory back in the course of that reset
         // cannot wait for its end. Where this fails, `ensure_stopped` does. A device that seems gone
         // may be behind a bridge that was closed, and have the bus back when that is opened.

@@ -22,6 +22,7 @@ use crate::{
     kernel_ext::{
         pci as pci_ext,
         pci::{
+            Config,
             ConfigLock,
             Loading,
             ResetHandlers, //
@@ -341,8 +342,12 @@ impl Loading for FerriteDriver {
 }
 
 impl ResetHandlers for FerriteDriver {
-    fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        this.recovery.hold();
+    fn reset_prepare<'bound>(
+        _pdev: &'bound pci::Device<Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+        config: &Config<'_>,
+    ) {
+        this.recovery.hold(config);
     }
 
     fn reset_done<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {

@@ -31,7 +31,10 @@ use crate::{
             Standing, //
         },
         errno, pci as pci_ext,
-        pci::ConfigLock,
+        pci::{
+            Config,
+            ConfigLock, //
+        },
         spinlock::{
             new_irq_spinlock,
             IrqSpinLock, //
@@ -781,7 +784,7 @@ impl Recovery {
     }
 
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
-    pub(crate) fn hold(&self) {
+    pub(crate) fn hold(&self, config: &Config<'_>) {
         let hw = {
             let mut current = self.current.lock();
             current.hold(true);
@@ -792,7 +795,7 @@ impl Recovery {
             current.hw.clone()
         };
         if let Some(hw) = hw {
-            hw.stop_for_reset();
+            hw.stop_for_reset(config);
         }
     }
 
