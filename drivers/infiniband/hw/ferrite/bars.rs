@@ -193,9 +193,14 @@ impl Registers {
         Ok(status)
     }
 
+    /// `ENODEV` where the device is gone.
+    pub(crate) fn presence(&self) -> Result {
+        self.status().map(|_| ())
+    }
+
     /// Whether the device is still there.
     pub(crate) fn is_present(&self) -> bool {
-        self.status().is_ok()
+        self.presence().is_ok()
     }
 
     /// Whether the device is still there and at work.
