@@ -466,8 +466,8 @@ layout! {
         24 => buffer: Buffer,
     }
 
-    /// Reserves a table entry: a region to be registered, or a window to be bound, through a
-    /// send queue.
+    /// Reserves a table entry: a region or list to be registered, or a window to be bound, through
+    /// a send queue.
     pub struct AllocateTag: 16 {
         /// The tag; its index is reserved, its instance is that of the first registration.
         0 => tag: u32,
@@ -477,7 +477,8 @@ layout! {
         8 => kind: u8,
         /// Zero.
         9 => reserved: [u8; 3],
-        /// For a region: most pages it will have.
+        /// For a region: most pages it will have; for a list: most pieces, 1 to
+        /// [`super::MAX_PIECES`]; for a window zero.
         12 => max_pages: u32,
     }
 
@@ -772,6 +773,8 @@ pub const QP_FLAG_FAST_REGISTER: u16 = 1 << 2;
 /// `CreateQueuePair::flags`: a failed registration drains the send queue instead of failing the
 /// queue pair.
 pub const QP_FLAG_FAST_REGISTER_DRAINS: u16 = 1 << 3;
+/// `CreateQueuePair::flags`: registrations of lists through the send queue are allowed.
+pub const QP_FLAG_LISTS: u16 = 1 << 5;
 
 /// `RegisterRegion::flags`: the tag exists and is changed (or moved) in place.
 pub const REGION_REPLACE: u32 = 1 << 0;
@@ -865,12 +868,17 @@ pub const FEATURE_SWITCH_EQ: u64 = 1 << 19;
 pub const FEATURE_QUIET_COMMANDS: u64 = 1 << 20;
 /// Event queues have a choice of what an overflow does and a priority, and can be disarmed.
 pub const FEATURE_EQ_CONTROL: u64 = 1 << 26;
+/// Feature: [`super::SendOpcode::RegisterSend`].
+pub const FEATURE_REGISTER_SEND: u64 = 1 << 27;
+/// Feature: lists of pieces of regions, [`super::TagKind::List`].
+pub const FEATURE_LISTS: u64 = 1 << 28;
 
 /// Features that need another: `(feature, needed)`.
 const NEEDS: &[(u64, u64)] = &[
     (FEATURE_XRC, FEATURE_SRQ),
     (FEATURE_MULTICAST, FEATURE_UD),
     (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
+    (FEATURE_REGISTER_SEND, FEATURE_FAST_REGISTER),
 ];
 
 /// Those of `features` whose needs are met by others of them: a device offers no others, and a
@@ -895,7 +903,7 @@ pub const fn complete_features(mut features: u64) -> u64 {
 }
 
 /// Names of the counters that `QueryCounters` fills in, in order.
-pub const COUNTER_NAMES: [&str; 16] = [
+pub const COUNTER_NAMES: [&str; 18] = [
     "tx_packets",
     "tx_bytes",
     "rx_packets",
@@ -912,6 +920,8 @@ pub const COUNTER_NAMES: [&str; 16] = [
     "naks_received",
     "access_errors",
     "completions",
+    "sq_registrations",
+    "early_uses",
 ];
 
 /// A command with its opcode and reply; the payload types implement it.

@@ -61,6 +61,8 @@ numbers! {
         Window1 = 2,
         /// A memory window, type 2B: bound to a queue pair and a domain.
         Window2B = 3,
+        /// A list of pieces of regions, one after another.
+        List = 5,
     }
 }
 

@@ -65,6 +65,14 @@ pub const UVERBS_CQ_VECTOR_LOCAL: u32 = u32::MAX - 1;
 /// In place of a completion vector: no handler, the completion queue is polled only.
 pub const UVERBS_CQ_VECTOR_NONE: u32 = u32::MAX;
 
+/// `UverbsQpRequest::flags`: lists are registered through the send queue ([`super::QP_FLAG_LISTS`]).
+pub const UVERBS_QP_LISTS: u8 = 1 << 0;
+/// `UverbsQpRequest::flags`: a failed registration drains the send queue
+/// ([`super::QP_FLAG_FAST_REGISTER_DRAINS`]).
+pub const UVERBS_QP_REGISTER_DRAINS: u8 = 1 << 1;
+/// `UverbsMrRequest::kind`: a key for lists ([`super::TagKind::List`]).
+pub const UVERBS_MR_LIST: u32 = 1;
+
 layout! {
     /// Private request of allocating a user context.
     pub struct UverbsContextRequest: 8 {
@@ -148,10 +156,10 @@ layout! {
         29 => rq_log_entries: u8,
         /// Base-2 logarithm of the bytes of a receive queue entry.
         30 => rq_log_stride: u8,
+        /// See `UVERBS_QP_*`: what the queue pair is to be able to do beyond the verbs.
+        31 => flags: u8,
         /// Zero.
-        31 => reserved0: u8,
-        /// Zero.
-        32 => reserved1: u64,
+        32 => reserved: u64,
     }
 
     /// Private response of creating a queue pair.
@@ -160,6 +168,17 @@ layout! {
         0 => qpn: u32,
         /// Zero.
         4 => reserved: u32,
+    }
+
+    /// Private request of registering memory: what is to be made in place of a region. Without one, a
+    /// region.
+    pub struct UverbsMrRequest: 16 {
+        /// [`UVERBS_MR_LIST`].
+        0 => kind: u32,
+        /// Most pieces the list will have, 1 to [`super::MAX_PIECES`].
+        4 => max_pieces: u32,
+        /// Zero.
+        8 => reserved: u64,
     }
 
     /// Private request of creating a shared receive queue.

@@ -15,6 +15,8 @@ pub const BLOCK_SIZE: usize = 64;
 pub const MAX_BLOCKS: usize = 6;
 /// Most scatter/gather entries of a work request.
 pub const MAX_SGE: usize = 16;
+/// Most pieces of a list.
+pub const MAX_PIECES: usize = MAX_SGE;
 /// Most bytes of inline data.
 pub const MAX_INLINE: usize = 256;
 /// Most blocks of a send queue, base-2 logarithm.
@@ -55,6 +57,12 @@ numbers! {
         AtomicWrite = 12,
         /// Have the peer's memory hold, for all to see, what was written to it before.
         Flush = 13,
+        /// Register memory under a tag, then send a message.
+        RegisterSend = 15,
+        /// Register pieces of regions, one after another, under the tag of a list.
+        RegisterList = 28,
+        /// Register pieces of regions under the tag of a list, then send a message.
+        RegisterListSend = 29,
     }
 }
 
@@ -89,7 +97,9 @@ layout! {
         12 => srqn: u32,
     }
 
-    /// The part for sends on connected queue pairs, and for local invalidations.
+    /// The part for sends on connected queue pairs, and for local invalidations. Where a registration
+    /// and a send are one work request it follows the part for the registration, and `tag` is zero
+    /// where nothing is invalidated at the peer.
     pub struct SendPart: 16 {
         /// Immediate data in wire order: four bytes in the lower half; else zero.
         0 => immediate: u64,
@@ -158,7 +168,8 @@ layout! {
         56 => reserved: u64,
     }
 
-    /// The part for registrations; no scatter/gather entries follow.
+    /// The part for registrations; scatter/gather entries follow, after a [`SendPart`], with
+    /// [`SendOpcode::RegisterSend`] alone.
     pub struct FastRegisterPart: 48 {
         /// The tag to make valid; its index was reserved with `AllocateTag`.
         0 => tag: u32,
@@ -170,6 +181,24 @@ layout! {
         16 => buffer: super::Buffer,
         /// Zero.
         40 => reserved: u64,
+    }
+
+    /// The part for registrations of lists; scatter/gather entries follow, after a [`SendPart`] with
+    /// [`SendOpcode::RegisterListSend`]. The first of them are the pieces.
+    pub struct ListPart: 32 {
+        /// The tag to make valid; its index was reserved with `AllocateTag`.
+        0 => tag: u32,
+        /// See `ACCESS_*`.
+        4 => access: u32,
+        /// Address of the first byte.
+        8 => address: u64,
+        /// How many of the entries are pieces, 1 to [`MAX_PIECES`]; with
+        /// [`SendOpcode::RegisterList`] all of them.
+        16 => pieces: u8,
+        /// Zero.
+        17 => reserved0: [u8; 7],
+        /// Zero.
+        24 => reserved1: u64,
     }
 
     /// The part for window binds; no scatter/gather entries follow. Zero length unbinds.
@@ -268,6 +297,13 @@ pub const fn opcode_part(opcode: SendOpcode, datagram: bool) -> usize {
         SendOpcode::LocalInvalidate => core::mem::size_of::<SendPart>(),
         SendOpcode::FastRegister => core::mem::size_of::<FastRegisterPart>(),
         SendOpcode::Bind => core::mem::size_of::<BindPart>(),
+        SendOpcode::RegisterSend => {
+            core::mem::size_of::<FastRegisterPart>() + core::mem::size_of::<SendPart>()
+        }
+        SendOpcode::RegisterList => core::mem::size_of::<ListPart>(),
+        SendOpcode::RegisterListSend => {
+            core::mem::size_of::<ListPart>() + core::mem::size_of::<SendPart>()
+        }
     }
 }
 
@@ -289,7 +325,10 @@ pub const fn has_entries(opcode: SendOpcode) -> bool {
         | SendOpcode::WriteImmediate
         | SendOpcode::Read
         | SendOpcode::CompareSwap
-        | SendOpcode::FetchAdd => true,
+        | SendOpcode::FetchAdd
+        | SendOpcode::RegisterSend
+        | SendOpcode::RegisterList
+        | SendOpcode::RegisterListSend => true,
         SendOpcode::LocalInvalidate
         | SendOpcode::FastRegister
         | SendOpcode::Bind
@@ -298,7 +337,17 @@ pub const fn has_entries(opcode: SendOpcode) -> bool {
     }
 }
 
-/// Bytes of header and part before the entries of that work request with a list where they are most.
+/// Whether a work request has both what a registration needs and a list of entries: only queue pairs
+/// that asked for these have room for them, see [`blocks_per_registering_request`].
+pub const fn is_long_registration(opcode: SendOpcode) -> bool {
+    matches!(
+        opcode,
+        SendOpcode::RegisterSend | SendOpcode::RegisterList | SendOpcode::RegisterListSend
+    )
+}
+
+/// Bytes of header and part before the entries of that work request with a list where they are most,
+/// of those that every connected queue pair has room for.
 pub const fn longest_before_entries(datagram: bool) -> usize {
     let opcode = if datagram {
         SendOpcode::Send
@@ -309,7 +358,7 @@ pub const fn longest_before_entries(datagram: bool) -> usize {
 }
 
 /// Blocks that are enough for every work request, whatever it does, with up to `sges`
-/// scatter/gather entries or `inline` bytes of data.
+/// scatter/gather entries or `inline` bytes of data; but not for a registration with entries.
 pub const fn blocks_per_request(datagram: bool, sges: usize, inline: usize) -> usize {
     let entries = longest_before_entries(datagram) + sges * core::mem::size_of::<Sge>();
     let entries = entries.div_ceil(BLOCK_SIZE);
@@ -326,6 +375,16 @@ pub const fn blocks_per_request(datagram: bool, sges: usize, inline: usize) -> u
     }
 }
 
+/// The same of a connected queue pair on which registrations come with entries too
+/// ([`is_long_registration`]): `sges` are the most entries of a work request, of which pieces of a
+/// list are some.
+pub const fn blocks_per_registering_request(sges: usize, inline: usize) -> usize {
+    let entries = sges * core::mem::size_of::<Sge>();
+    let payload = if entries > inline { entries } else { inline };
+    // The longest part of all, whatever follows.
+    blocks_for(SendOpcode::RegisterSend, false, payload)
+}
+
 const _: () = {
     // What `blocks_per_request` reckons with: no other part before a list is longer than that of an
     // atomic, none before inline data longer than that of a write, and what has no list fits in a
@@ -334,7 +393,9 @@ const _: () = {
     while number < u8::MAX {
         if let Some(opcode) = SendOpcode::from_number(number) {
             let part = core::mem::size_of::<SendHeader>() + opcode_part(opcode, false);
-            if has_entries(opcode) {
+            if is_long_registration(opcode) {
+                assert!(opcode_part(opcode, false) <= opcode_part(SendOpcode::RegisterSend, false));
+            } else if has_entries(opcode) {
                 assert!(part <= longest_before_entries(false));
             } else {
                 assert!(part <= BLOCK_SIZE);
@@ -349,6 +410,8 @@ const _: () = {
     );
     assert!(blocks_per_request(false, MAX_SGE, MAX_INLINE) <= MAX_BLOCKS);
     assert!(blocks_per_request(true, MAX_SGE, MAX_INLINE) == MAX_BLOCKS);
+    assert!(longest_before_entries(false) <= opcode_part(SendOpcode::RegisterSend, false));
+    assert!(blocks_per_registering_request(MAX_SGE, MAX_INLINE) == MAX_BLOCKS);
 };
 
 const _: () = {

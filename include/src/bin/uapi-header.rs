@@ -69,6 +69,12 @@ fn header() -> String {
         ),
         ("CQ_VECTOR_LOCAL", ferrite_abi::UVERBS_CQ_VECTOR_LOCAL),
         ("CQ_VECTOR_NONE", ferrite_abi::UVERBS_CQ_VECTOR_NONE),
+        ("QP_LISTS", ferrite_abi::UVERBS_QP_LISTS.into()),
+        (
+            "QP_REGISTER_DRAINS",
+            ferrite_abi::UVERBS_QP_REGISTER_DRAINS.into(),
+        ),
+        ("MR_LIST", ferrite_abi::UVERBS_MR_LIST),
     ] {
         define(&mut text, &format!("FERRITE_{name}"), value);
     }
@@ -79,6 +85,7 @@ fn header() -> String {
     structure::<ferrite_abi::UverbsCqResponse>(&mut text);
     structure::<ferrite_abi::UverbsQpRequest>(&mut text);
     structure::<ferrite_abi::UverbsQpResponse>(&mut text);
+    structure::<ferrite_abi::UverbsMrRequest>(&mut text);
     structure::<ferrite_abi::UverbsSrqRequest>(&mut text);
     structure::<ferrite_abi::UverbsSrqResponse>(&mut text);
     text.push_str("\n#endif /* FERRITE_ABI_H */\n");

@@ -33,6 +33,9 @@
 #define FERRITE_VECTOR_QUERY_PRIORITY 4097
 #define FERRITE_CQ_VECTOR_LOCAL 0xfffffffeU
 #define FERRITE_CQ_VECTOR_NONE 0xffffffffU
+#define FERRITE_QP_LISTS 1
+#define FERRITE_QP_REGISTER_DRAINS 2
+#define FERRITE_MR_LIST 1
 
 struct ferrite_context_request {
 	__u32 abi_version;
@@ -80,13 +83,19 @@ struct ferrite_qp_request {
 	__u8 sq_log_blocks;
 	__u8 rq_log_entries;
 	__u8 rq_log_stride;
-	__u8 reserved0;
-	__aligned_u64 reserved1;
+	__u8 flags;
+	__aligned_u64 reserved;
 };
 
 struct ferrite_qp_response {
 	__u32 qpn;
 	__u32 reserved;
+};
+
+struct ferrite_mr_request {
+	__u32 kind;
+	__u32 max_pieces;
+	__aligned_u64 reserved;
 };
 
 struct ferrite_srq_request {

@@ -947,6 +947,23 @@ impl Core {
         })
     }
 
+    /// Whether bytes `offset..offset + length` of what these entries describe include memory whose
+    /// registration by work request is not
+    /// complete because something before it is not: a use that [`crate::Counters::early_uses`]
+    /// counts.
+    pub(crate) fn uses_early(&self, sges: &[Sge], offset: u64, length: usize) -> bool {
+        if !self.tpt.has_early() {
+            return false;
+        }
+        let mut early = false;
+        // What is not there was refused before.
+        let _ = for_pieces(sges, offset, length, |sge, _, _| {
+            early |= self.tpt.is_early(sge.lkey);
+            Ok(())
+        });
+        early
+    }
+
     /// Checks the `length` bytes from byte `within` of an entry.
     fn check_piece(
         &self,

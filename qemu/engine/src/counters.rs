@@ -40,6 +40,11 @@ pub struct Counters {
     pub access_errors: u64,
     /// Completion queue entries written.
     pub completions: u64,
+    /// Registrations by work request that were carried out.
+    pub sq_registrations: u64,
+    /// Work requests, and requests of peers, that used a tag whose registration by work request had
+    /// not completed yet.
+    pub early_uses: u64,
     /// Register reads.
     pub register_reads: u64,
     /// Register writes.
@@ -88,6 +93,8 @@ impl Counters {
             self.naks_received,
             self.access_errors,
             self.completions,
+            self.sq_registrations,
+            self.early_uses,
         ]
     }
 }

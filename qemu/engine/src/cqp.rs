@@ -385,10 +385,10 @@ impl Engine {
             }
             CommandOpcode::AllocateTag => {
                 let command: AllocateTag = parse(request)?;
-                let needed = if command.kind == TagKind::Region.number() {
-                    FEATURE_FAST_REGISTER
-                } else {
-                    FEATURE_WINDOWS
+                let needed = match TagKind::from_number(command.kind) {
+                    Some(TagKind::Region) => FEATURE_FAST_REGISTER,
+                    Some(TagKind::List) => FEATURE_LISTS,
+                    _ => FEATURE_WINDOWS,
                 };
                 offered(core, needed)?;
                 core.tpt.allocate(&command)

@@ -8,7 +8,7 @@ use crate::gid::{ipv4_of, MAX_GIDS};
 use crate::memory::Host;
 use crate::numbers::{Numbers, Table};
 use crate::queue::{
-    are_apart, Placement, QueueError, ReceiveQueue, SendBody, SendQueue, SendRequest,
+    are_apart, Placement, QueueError, ReceiveQueue, Registration, SendBody, SendQueue, SendRequest,
 };
 use crate::srq::MAX_XRCD;
 use crate::timers::Timer;
@@ -98,9 +98,9 @@ impl QueuePair {
         1 << self.attributes.log_mtu.clamp(8, 12)
     }
 
-    /// Does a failure of such a work request stop the send queue instead of failing the queue pair?
-    pub fn stops_at(&self, opcode: SendOpcode) -> bool {
-        self.flags & QP_FLAG_FAST_REGISTER_DRAINS != 0 && opcode == SendOpcode::FastRegister
+    /// Does a failure of a registration stop the send queue instead of failing the queue pair?
+    pub fn drains(&self) -> bool {
+        self.flags & QP_FLAG_FAST_REGISTER_DRAINS != 0
     }
 
     /// May new work requests be taken up?
@@ -354,8 +354,11 @@ pub(crate) fn create(
     if command.port >= PORTS {
         return Err(CommandStatus::BadNumber);
     }
-    let known =
-        QP_FLAG_PRIVILEGED | QP_FLAG_SRQ | QP_FLAG_FAST_REGISTER | QP_FLAG_FAST_REGISTER_DRAINS;
+    let known = QP_FLAG_PRIVILEGED
+        | QP_FLAG_SRQ
+        | QP_FLAG_FAST_REGISTER
+        | QP_FLAG_FAST_REGISTER_DRAINS
+        | QP_FLAG_LISTS;
     if command.flags & !known != 0 {
         return Err(CommandStatus::BadParameter);
     }
@@ -371,10 +374,15 @@ pub(crate) fn create(
     if shared {
         needed |= FEATURE_SRQ;
     }
-    if command.flags & (QP_FLAG_FAST_REGISTER | QP_FLAG_FAST_REGISTER_DRAINS) != 0 {
+    if command.flags & QP_FLAG_FAST_REGISTER != 0 {
         needed |= FEATURE_FAST_REGISTER;
     }
-    if core.features & needed != needed {
+    if command.flags & QP_FLAG_LISTS != 0 {
+        needed |= FEATURE_LISTS;
+    }
+    let drains = command.flags & QP_FLAG_FAST_REGISTER_DRAINS != 0;
+    let registers = core.features & (FEATURE_FAST_REGISTER | FEATURE_LISTS) != 0;
+    if core.features & needed != needed || drains && !registers {
         return Err(CommandStatus::Unsupported);
     }
     // Number 1 is the one that peers address management datagrams to.
@@ -681,7 +689,7 @@ fn reset(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 /// nobody else would ever learn what became of it.
 fn give_back(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     let taken = qp.transport.taken_receive();
-    qp.transport = Connection::default();
+    transport::forget(core, qp);
     core.paging.forget(qp.number);
     if let Some(completion) = taken {
         // Nobody is left to tell where the completion queue is dead.
@@ -710,7 +718,7 @@ fn enter_error_with(
     core.stop_waiting(qp);
     let taken = qp.transport.taken_receive();
     let refused = qp.transport.refused();
-    qp.transport = Connection::default();
+    transport::forget(core, qp);
     core.paging.forget(qp.number);
     if entered {
         // It will not come to what was to be told before.
@@ -764,7 +772,7 @@ pub fn fail(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
 }
 
 /// Stops the send queue after the completion of a registration that failed
-/// ([`QueuePair::stops_at`]), with all before it complete: to state SQD, with everything behind it
+/// ([`QueuePair::drains`]), with all before it complete: to state SQD, with everything behind it
 /// flushed. The peer's requests are served on.
 pub(crate) fn stop_sending(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     qp.state = State::Sqd;
@@ -924,34 +932,72 @@ pub fn execute_local(
     qp: &QueuePair,
     request: &SendRequest,
 ) -> Result<(), LocalError> {
-    // Without the feature there is no such flag, see `create`.
-    let may_register = qp.flags & QP_FLAG_FAST_REGISTER != 0;
-    let access = match &request.body {
-        SendBody::Register(part) => part.access,
-        SendBody::Bind(part) => part.access,
-        _ => 0,
-    };
+    if request.registration.is_some() {
+        return register(core, qp, request);
+    }
+    match (&request.body, request.opcode) {
+        (_, SendOpcode::LocalInvalidate) => {
+            // Without the features there are no such flags, see `create`.
+            let allowed_by = match core.tpt.kind(request.tag) {
+                Some(TagKind::Window1 | TagKind::Window2B) => None,
+                Some(TagKind::Region) => Some(QP_FLAG_FAST_REGISTER),
+                Some(TagKind::List) => Some(QP_FLAG_LISTS),
+                None => Some(QP_FLAG_FAST_REGISTER | QP_FLAG_LISTS),
+            };
+            if allowed_by.is_some_and(|flags| qp.flags & flags == 0) {
+                return Err(LocalError::NotAllowed);
+            }
+            core.tpt
+                .invalidate(request.tag, qp.holder())
+                .map_err(LocalError::Table)
+        }
+        (SendBody::Bind(part), SendOpcode::Bind) => {
+            check_rights(core, part.access)?;
+            if core.features & FEATURE_WINDOWS == 0 {
+                return Err(LocalError::Unsupported);
+            }
+            let early = part.length != 0 && core.tpt.is_early(part.region);
+            core.tpt.bind(part, qp.holder()).map_err(LocalError::Bind)?;
+            core.counters.early_uses += u64::from(early);
+            Ok(())
+        }
+        _ => Err(LocalError::NotAllowed),
+    }
+}
+
+/// Refuses rights that host and device have not agreed on.
+fn check_rights(core: &Core, access: u32) -> Result<(), LocalError> {
     let needed = access_features(access);
     if core.features & needed != needed {
         return Err(LocalError::Unsupported);
     }
-    match (&request.body, request.opcode) {
-        (SendBody::Register(part), SendOpcode::FastRegister) if may_register => core
-            .tpt
-            .register_from_queue(part, qp.pd)
-            .map_err(LocalError::Table),
-        (_, SendOpcode::LocalInvalidate) if may_register || core.tpt.is_window(request.tag) => core
-            .tpt
-            .invalidate(request.tag, qp.holder())
-            .map_err(LocalError::Table),
-        (SendBody::Bind(part), SendOpcode::Bind) => {
-            if core.features & FEATURE_WINDOWS == 0 {
-                return Err(LocalError::Unsupported);
-            }
-            core.tpt.bind(part, qp.holder()).map_err(LocalError::Bind)
-        }
-        _ => Err(LocalError::NotAllowed),
+    Ok(())
+}
+
+/// Carries out the registration of a work request: all that it does, or what it does before it
+/// sends.
+pub fn register(core: &mut Core, qp: &QueuePair, request: &SendRequest) -> Result<(), LocalError> {
+    let Some(registration) = &request.registration else {
+        return Err(LocalError::NotAllowed);
+    };
+    let (flag, access) = match registration {
+        Registration::Region(part) => (QP_FLAG_FAST_REGISTER, part.access),
+        Registration::List(part) => (QP_FLAG_LISTS, part.access),
+    };
+    check_rights(core, access)?;
+    if qp.flags & flag == 0 {
+        return Err(LocalError::NotAllowed);
     }
+    let pieces = request.pieces();
+    let early = pieces.iter().any(|piece| core.tpt.is_early(piece.lkey));
+    match registration {
+        Registration::Region(part) => core.tpt.register_from_queue(part, qp.pd),
+        Registration::List(part) => core.tpt.register_list(part, pieces, qp.pd),
+    }
+    .map_err(LocalError::Table)?;
+    core.counters.sq_registrations += 1;
+    core.counters.early_uses += u64::from(early);
+    Ok(())
 }
 
 #[cfg(test)]

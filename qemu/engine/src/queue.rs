@@ -11,9 +11,9 @@ use crate::memory::HostMemory;
 use crate::tpt::Domain;
 use ferrite_abi::{
     opcode_part, AtomicPart, BindPart, CompletionOpcode, DatagramPart, FastRegisterPart, FlushPart,
-    Plain, ReceiveHeader, RemotePart, Reserved, SendHeader, SendOpcode, SendPart, Service, Sge,
-    SrqRecord, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE, SEND_INLINE,
-    SEND_SIGNALED, SEND_SOLICITED,
+    ListPart, Plain, ReceiveHeader, RemotePart, Reserved, SendHeader, SendOpcode, SendPart,
+    Service, Sge, SrqRecord, BLOCK_SIZE, MAX_BLOCKS, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SEND_FENCE,
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -79,12 +79,31 @@ pub enum SendBody {
     Atomic(AtomicPart),
     /// A datagram.
     Datagram(DatagramPart),
-    /// A registration.
-    Register(FastRegisterPart),
     /// A window bind.
     Bind(BindPart),
     /// A flush.
     Flush(FlushPart),
+    /// Nothing: it registers, and that is all.
+    None,
+}
+
+/// A registration: all that a work request does, or what it does before it sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// Of pages.
+    Region(FastRegisterPart),
+    /// Of [pieces](SendRequest::pieces) of regions.
+    List(ListPart),
+}
+
+impl Registration {
+    /// The tag that it makes valid.
+    pub fn tag(&self) -> u32 {
+        match self {
+            Self::Region(part) => part.tag,
+            Self::List(part) => part.tag,
+        }
+    }
 }
 
 /// A work request from a send queue, parsed and checked. Made once and filled again and again.
@@ -97,8 +116,12 @@ pub struct SendRequest {
     pub index: u32,
     /// Its blocks, 1 to [`MAX_BLOCKS`].
     pub blocks: u32,
-    /// What it does.
+    /// The opcode that it was posted with.
+    pub posted: SendOpcode,
+    /// What it does; of a registration and a send in one, what it does after the registration.
     pub opcode: SendOpcode,
+    /// What it registers.
+    pub registration: Option<Registration>,
     /// `SEND_*`.
     pub flags: u16,
     /// Immediate data in wire order.
@@ -109,8 +132,10 @@ pub struct SendRequest {
     pub srqn: u32,
     /// The opcode's own part.
     pub body: SendBody,
-    /// Bytes of the message: of all scatter/gather entries, or of the inline data.
+    /// Bytes of the message: of its scatter/gather entries, or of the inline data.
     pub length: u32,
+    /// How many of the entries are pieces of a list.
+    pieces: usize,
     sge_count: usize,
     sges: [Sge; MAX_SGE],
     raw: [u8; MAX_BLOCKS * BLOCK_SIZE],
@@ -122,13 +147,16 @@ impl Default for SendRequest {
         Self {
             index: 0,
             blocks: 1,
+            posted: SendOpcode::Send,
             opcode: SendOpcode::Send,
+            registration: None,
             flags: 0,
             immediate: 0,
             tag: 0,
             srqn: 0,
             body: SendBody::Plain(SendPart::zeroed()),
             length: 0,
+            pieces: 0,
             sge_count: 0,
             sges: [Sge::zeroed(); MAX_SGE],
             raw: [0; MAX_BLOCKS * BLOCK_SIZE],
@@ -138,9 +166,14 @@ impl Default for SendRequest {
 }
 
 impl SendRequest {
-    /// The scatter/gather entries; none with inline data.
+    /// The scatter/gather entries of the message; none with inline data.
     pub fn sges(&self) -> &[Sge] {
-        &self.sges[..self.sge_count]
+        &self.sges[self.pieces..self.sge_count]
+    }
+
+    /// The pieces of the list that it registers.
+    pub fn pieces(&self) -> &[Sge] {
+        &self.sges[..self.pieces]
     }
 
     /// The inline data, if the work request has its data so.
@@ -166,11 +199,21 @@ impl SendRequest {
     fn parse(&mut self, header: &SendHeader, service: Service) -> Result<(), QueueError> {
         let opcode = SendOpcode::from_number(header.opcode).ok_or(QueueError::Opcode)?;
         // What it is called in its completion, whatever else is wrong with it.
+        self.posted = opcode;
         self.opcode = opcode;
         self.parse_as(opcode, header, service)?;
         let allowed_on_datagrams = matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
-        if is_datagram(service) && !allowed_on_datagrams {
+        let registers_and_sends = registers(opcode) && !is_local(opcode);
+        if is_datagram(service) && !allowed_on_datagrams
+            || service == Service::Uc && registers_and_sends
+        {
             return Err(QueueError::Opcode);
+        }
+        if registers_and_sends {
+            self.opcode = match self.tag {
+                0 => SendOpcode::Send,
+                _ => SendOpcode::SendInvalidate,
+            };
         }
         Ok(())
     }
@@ -205,7 +248,9 @@ impl SendRequest {
             }
             Ok(part)
         }
-        // Whether a message with data follows, and whether it may stand inline.
+        self.registration = None;
+        (self.pieces, self.sge_count) = (0, 0);
+        // Whether entries follow, and whether data may stand inline in their place.
         let (has_data, may_inline);
         (self.body, has_data, may_inline) = match opcode {
             SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => {
@@ -224,7 +269,24 @@ impl SendRequest {
                 (SendBody::Atomic(read(part)?), true, false)
             }
             SendOpcode::LocalInvalidate => (SendBody::Plain(read(part)?), false, false),
-            SendOpcode::FastRegister => (SendBody::Register(read(part)?), false, false),
+            SendOpcode::FastRegister => {
+                self.registration = Some(Registration::Region(read(part)?));
+                (SendBody::None, false, false)
+            }
+            SendOpcode::RegisterSend => {
+                self.registration = Some(Registration::Region(read(part)?));
+                let send = &part[size_of::<FastRegisterPart>()..];
+                (SendBody::Plain(read(send)?), true, true)
+            }
+            SendOpcode::RegisterList => {
+                self.registration = Some(Registration::List(read(part)?));
+                (SendBody::None, true, false)
+            }
+            SendOpcode::RegisterListSend => {
+                self.registration = Some(Registration::List(read(part)?));
+                let send = &part[size_of::<ListPart>()..];
+                (SendBody::Plain(read(send)?), true, false)
+            }
             SendOpcode::Bind => (SendBody::Bind(read(part)?), false, false),
             SendOpcode::Flush => (SendBody::Flush(read(part)?), false, false),
         };
@@ -232,6 +294,14 @@ impl SendRequest {
         let sge_count = usize::from(header.sge_count);
         if sge_count > MAX_SGE || (sge_count > 0 && !has_data) {
             return Err(QueueError::SgeCount);
+        }
+        let mut pieces = 0;
+        if let Some(Registration::List(part)) = &self.registration {
+            pieces = usize::from(part.pieces);
+            let all = opcode == SendOpcode::RegisterList;
+            if pieces == 0 || pieces > sge_count || all && pieces != sge_count {
+                return Err(QueueError::SgeCount);
+            }
         }
         if header.flags & SEND_INLINE != 0 {
             let length = usize::from(header.inline_length);
@@ -244,7 +314,6 @@ impl SendRequest {
             if opcode == SendOpcode::AtomicWrite && length != 8 {
                 return Err(QueueError::Inline);
             }
-            self.sge_count = 0;
             self.inline_at = data_at;
             self.length = header.inline_length.into();
             return Ok(());
@@ -256,15 +325,18 @@ impl SendRequest {
             .get(..sge_count * size_of::<Sge>())
             .ok_or(QueueError::Overrun)?;
         let mut length = 0u64;
-        for (slot, bytes) in self
+        for (n, (slot, bytes)) in self
             .sges
             .iter_mut()
             .zip(sges.chunks_exact(size_of::<Sge>()))
+            .enumerate()
         {
             *slot = read(bytes)?;
-            length += u64::from(slot.length);
+            if n >= pieces {
+                length += u64::from(slot.length);
+            }
         }
-        self.sge_count = sge_count;
+        (self.pieces, self.sge_count) = (pieces, sge_count);
         let eight_bytes = matches!(
             opcode,
             SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite
@@ -288,11 +360,14 @@ fn immediate_and_tag(opcode: SendOpcode, body: &SendBody) -> Result<(u32, u32), 
         SendBody::Remote(part) => (part.immediate, 0, 0),
         SendBody::Datagram(part) => (part.immediate, 0, 0),
         SendBody::Atomic(part) => (0, 0, part.compare),
-        SendBody::Register(_) | SendBody::Bind(_) | SendBody::Flush(_) => (0, 0, 0),
+        SendBody::Bind(_) | SendBody::Flush(_) | SendBody::None => (0, 0, 0),
     };
     let used = match opcode {
         SendOpcode::SendImmediate | SendOpcode::WriteImmediate => tag == 0,
-        SendOpcode::SendInvalidate | SendOpcode::LocalInvalidate => immediate == 0,
+        SendOpcode::SendInvalidate
+        | SendOpcode::LocalInvalidate
+        | SendOpcode::RegisterSend
+        | SendOpcode::RegisterListSend => immediate == 0,
         SendOpcode::CompareSwap => true,
         _ => immediate == 0 && tag == 0 && compare == 0,
     };
@@ -312,22 +387,38 @@ fn is_datagram(service: Service) -> bool {
 pub fn is_local(opcode: SendOpcode) -> bool {
     matches!(
         opcode,
-        SendOpcode::LocalInvalidate | SendOpcode::FastRegister | SendOpcode::Bind
+        SendOpcode::LocalInvalidate
+            | SendOpcode::FastRegister
+            | SendOpcode::RegisterList
+            | SendOpcode::Bind
+    )
+}
+
+/// Whether a work request posted with this opcode registers memory.
+pub fn registers(opcode: SendOpcode) -> bool {
+    matches!(
+        opcode,
+        SendOpcode::FastRegister
+            | SendOpcode::RegisterSend
+            | SendOpcode::RegisterList
+            | SendOpcode::RegisterListSend
     )
 }
 
 /// What a work request is called in its completion.
 pub fn completion_opcode(opcode: SendOpcode) -> CompletionOpcode {
     match opcode {
-        SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => {
-            CompletionOpcode::Send
-        }
+        SendOpcode::Send
+        | SendOpcode::SendImmediate
+        | SendOpcode::SendInvalidate
+        | SendOpcode::RegisterSend
+        | SendOpcode::RegisterListSend => CompletionOpcode::Send,
         SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::Write,
         SendOpcode::Read => CompletionOpcode::Read,
         SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
         SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
         SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
-        SendOpcode::FastRegister => CompletionOpcode::FastRegister,
+        SendOpcode::FastRegister | SendOpcode::RegisterList => CompletionOpcode::FastRegister,
         SendOpcode::Bind => CompletionOpcode::Bind,
         SendOpcode::AtomicWrite => CompletionOpcode::AtomicWrite,
         SendOpcode::Flush => CompletionOpcode::Flush,
@@ -566,6 +657,7 @@ impl SendQueue {
     ) -> Result<(), QueueError> {
         request.index = index;
         request.blocks = 1;
+        request.posted = SendOpcode::Send;
         request.opcode = SendOpcode::Send;
         request.flags = SEND_SIGNALED;
         let (first, rest) = request.raw.split_at_mut(BLOCK_SIZE);
@@ -885,7 +977,7 @@ mod tests {
     use super::*;
     use crate::memory::DmaError;
     use crate::testing::{SendWork, SharedMemory, TestMemory};
-    use ferrite_abi::{AddressVector, Buffer, Field, Layout};
+    use ferrite_abi::{AddressVector, Buffer, Field, Layout, ListPart, MAX_PIECES};
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
 
@@ -1154,6 +1246,7 @@ mod tests {
         let sent = |opcode| matches!(opcode, SendOpcode::Send | SendOpcode::SendImmediate);
         opcodes
             .filter(|&opcode| !datagram || sent(opcode))
+            .filter(|&opcode| service != Service::Uc || !registers(opcode) || is_local(opcode))
             .map(|opcode| {
                 let fields = match opcode {
                     SendOpcode::Send | SendOpcode::SendImmediate if datagram => {
@@ -1168,7 +1261,8 @@ mod tests {
                     | SendOpcode::Read
                     | SendOpcode::AtomicWrite => RemotePart::FIELDS,
                     SendOpcode::CompareSwap | SendOpcode::FetchAdd => AtomicPart::FIELDS,
-                    SendOpcode::FastRegister => FastRegisterPart::FIELDS,
+                    SendOpcode::FastRegister | SendOpcode::RegisterSend => FastRegisterPart::FIELDS,
+                    SendOpcode::RegisterList | SendOpcode::RegisterListSend => ListPart::FIELDS,
                     SendOpcode::Bind => BindPart::FIELDS,
                     SendOpcode::Flush => FlushPart::FIELDS,
                 };
@@ -1178,6 +1272,15 @@ mod tests {
                     _ => &[],
                 };
                 let mut work = SendWork::new(opcode, sges);
+                if matches!(
+                    opcode,
+                    SendOpcode::RegisterList | SendOpcode::RegisterListSend
+                ) {
+                    work = work.part(&ListPart {
+                        pieces: 1,
+                        ..ListPart::zeroed()
+                    });
+                }
                 if datagram {
                     work = work.datagram(&DatagramPart::zeroed());
                 }
@@ -1192,7 +1295,11 @@ mod tests {
             for (work, fields) in good_work(service) {
                 let good = work.encode();
                 assert!(fetch_by(&good, service).is_ok(), "{service:?} {work:?}");
-                let part = opcode_part(work.opcode, is_datagram(service));
+                let mut part = opcode_part(work.opcode, is_datagram(service));
+                if registers(work.opcode) && !is_local(work.opcode) {
+                    // The second part is looked at below.
+                    part -= size_of::<SendPart>();
+                }
                 let header = size_of::<SendHeader>();
                 let in_part = reserved_bytes(fields, part);
                 let reserved = reserved_bytes(SendHeader::FIELDS, header)
@@ -1264,6 +1371,132 @@ mod tests {
                     "{opcode:?}"
                 );
             }
+        }
+    }
+
+    fn list_part(pieces: u8) -> ListPart {
+        ListPart {
+            tag: 0x301,
+            pieces,
+            ..ListPart::zeroed()
+        }
+    }
+
+    #[test]
+    fn pieces_are_counted_among_the_entries_and_not_among_the_data() {
+        let sges: Vec<_> = (1..=MAX_SGE as u32).map(sge).collect();
+        let both = SendWork::new(SendOpcode::RegisterListSend, &sges).part(&list_part(5));
+        let request = fetch(&both.encode()).unwrap();
+        assert_eq!(request.pieces(), &sges[..5]);
+        assert_eq!(request.sges(), &sges[5..]);
+        assert_eq!(request.length, (6..=16).sum::<u32>());
+        assert_eq!(request.opcode, SendOpcode::Send);
+        assert_eq!(request.posted, SendOpcode::RegisterListSend);
+        let all = SendWork::new(SendOpcode::RegisterList, &sges).part(&list_part(16));
+        let request = fetch(&all.encode()).unwrap();
+        assert_eq!((request.pieces(), request.sges()), (&sges[..], &[][..]));
+        assert_eq!(request.length, 0);
+        // However long the pieces are, the message is not.
+        let long = SendWork::new(SendOpcode::RegisterListSend, &[sge(u32::MAX); MAX_PIECES]);
+        let request = fetch(&long.part(&list_part(16)).encode()).unwrap();
+        assert_eq!(request.length, 0);
+        // A request that has none leaves none behind.
+        let mut used = request;
+        let memory = memory();
+        let mut queue = queue(&memory);
+        memory
+            .write(0, &SendWork::new(SendOpcode::Send, &[sge(3)]).encode())
+            .unwrap();
+        memory.put(RECORD, &1u32);
+        queue.refresh(&memory).unwrap();
+        queue.fetch(&memory, 0, &mut used).unwrap();
+        assert_eq!(used.sges().len(), 1);
+        assert!(used.pieces().is_empty() && used.registration.is_none());
+    }
+
+    #[test]
+    fn a_list_has_as_many_pieces_as_it_says_among_its_entries() {
+        use SendOpcode::{RegisterList, RegisterListSend};
+        for (opcode, entries, pieces, good) in [
+            (RegisterList, 1, 1, true),
+            (RegisterList, 2, 1, false),
+            (RegisterList, 1, 2, false),
+            (RegisterList, 0, 0, false),
+            (RegisterListSend, 2, 1, true),
+            (RegisterListSend, 2, 2, true),
+            (RegisterListSend, 2, 3, false),
+            (RegisterListSend, 2, 0, false),
+            (RegisterListSend, 16, 255, false),
+            (RegisterListSend, 17, 16, false),
+        ] {
+            let work = SendWork::new(opcode, &vec![sge(8); entries]).part(&list_part(pieces));
+            let fetched = fetch(&work.encode());
+            let expected = good.then_some(()).ok_or(QueueError::SgeCount);
+            assert_eq!(
+                fetched.map(|_| ()),
+                expected,
+                "{opcode:?} {entries} {pieces}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_registration_that_sends_has_its_data_as_a_send_has_them() {
+        let register = SendWork::new(SendOpcode::RegisterSend, &[sge(5), sge(6)]);
+        let request = fetch(&register.encode()).unwrap();
+        assert_eq!((request.length, request.sges().len()), (11, 2));
+        assert_eq!(request.opcode, SendOpcode::Send);
+        assert!(matches!(
+            request.registration,
+            Some(Registration::Region(_))
+        ));
+        let request = fetch(&register.clone().invalidate(0x907).encode()).unwrap();
+        assert_eq!(
+            (request.opcode, request.tag),
+            (SendOpcode::SendInvalidate, 0x907)
+        );
+        let inline = SendWork::new(SendOpcode::RegisterSend, &[]).inline(&[7; MAX_INLINE]);
+        let request = fetch(&inline.encode()).unwrap();
+        assert_eq!(request.inline(), Some(&[7; MAX_INLINE][..]));
+        // Nothing else has data in place of entries that are pieces.
+        for opcode in [SendOpcode::RegisterList, SendOpcode::RegisterListSend] {
+            let inline = SendWork::new(opcode, &[])
+                .part(&list_part(1))
+                .inline(&[7; 8]);
+            let refused = fetch(&inline.encode()).unwrap_err();
+            assert!(matches!(refused, QueueError::SgeCount | QueueError::Inline));
+        }
+        // The part of the send is looked at too.
+        let at = size_of::<SendHeader>() + size_of::<FastRegisterPart>();
+        for offset in [
+            offset_of!(SendPart, immediate),
+            offset_of!(SendPart, reserved),
+        ] {
+            let mut bytes = register.encode();
+            bytes[at + offset] = 1;
+            assert_eq!(fetch(&bytes).unwrap_err(), QueueError::Reserved);
+        }
+        // Without blocks enough for it there is none.
+        let mut short = SendWork::new(SendOpcode::RegisterSend, &[]).encode();
+        short.truncate(BLOCK_SIZE);
+        short[offset_of!(SendHeader, blocks)] = 1;
+        assert_eq!(fetch(&short).unwrap_err(), QueueError::Overrun);
+    }
+
+    #[test]
+    fn only_reliable_connections_register_and_send() {
+        for (service, good) in [
+            (Service::Rc, true),
+            (Service::XrcIni, true),
+            (Service::Uc, false),
+        ] {
+            let list = SendWork::new(SendOpcode::RegisterListSend, &[sge(1)]).part(&list_part(1));
+            for work in [SendWork::new(SendOpcode::RegisterSend, &[]), list] {
+                let fetched = fetch_by(&work.encode(), service).map(|_| ());
+                assert_eq!(fetched, good.then_some(()).ok_or(QueueError::Opcode));
+            }
+            let list = SendWork::new(SendOpcode::RegisterList, &[sge(1)]).part(&list_part(1));
+            assert!(fetch_by(&list.encode(), service).is_ok());
         }
     }
 

@@ -692,6 +692,10 @@ impl SendWork {
             SendOpcode::SendInvalidate | SendOpcode::LocalInvalidate => {
                 Some(offset_of!(SendPart, tag))
             }
+            SendOpcode::RegisterSend => {
+                Some(size_of::<FastRegisterPart>() + offset_of!(SendPart, tag))
+            }
+            SendOpcode::RegisterListSend => Some(size_of::<ListPart>() + offset_of!(SendPart, tag)),
             _ => None,
         };
         for (at, word) in [(immediate_at, self.immediate), (tag_at, self.tag)] {

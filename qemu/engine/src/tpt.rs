@@ -8,14 +8,15 @@ use crate::memory::HostMemory;
 use crate::numbers::{Numbers, Table};
 use crate::paging::{Fault, PageError, PagedAtt};
 use ferrite_abi::{
-    AllocateTag, AttOrder, BindPart, CommandStatus, FastRegisterPart, InvalidatePages,
-    RegisterRegion, Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE,
+    AllocateTag, AttOrder, BindPart, CommandStatus, FastRegisterPart, InvalidatePages, ListPart,
+    RegisterRegion, Sge, Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE,
     ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
     ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, FEATURE_ATOMICS, FEATURE_FLUSH, FEATURE_ONE_TOUCH,
-    REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
+    MAX_PIECES, REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
 };
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 
 /// Table entries.
 ///
@@ -26,6 +27,8 @@ pub const MAX_TAGS: u32 = 1 << 20;
 pub const MAX_REGION: u64 = 1 << 40;
 /// Most pages that `AllocateTag` may ask for.
 pub const MAX_FAST_PAGES: u32 = 1 << 16;
+/// Most pieces that all lists together have room for: what bounds the memory they take.
+pub const MAX_ALL_PIECES: u32 = 1 << 20;
 
 /// Why the table refuses an access. The order is that of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,14 @@ pub enum TptError {
     HasWindows,
     /// A second message to an entry that takes one.
     Touched,
+    /// A piece of a list to be registered fails the checks of a local access.
+    PieceRefused,
+    /// A piece has not all the rights that the list is to give.
+    PieceRights,
+    /// A piece is of the wrong kind: a window, another list, or the tag for all of memory.
+    PieceKind,
+    /// A piece has no bytes.
+    PieceEmpty,
     /// The description of the memory is impossible, or the memory is not there.
     Translation(AttError),
     /// A page of an on-demand region is not there, or may not be written.
@@ -78,6 +89,10 @@ impl fmt::Display for TptError {
             Self::AlreadyValid => "tag is valid already",
             Self::HasWindows => "windows are bound to the region",
             Self::Touched => "one-touch tag was used before",
+            Self::PieceRefused => "piece of a list may not be accessed",
+            Self::PieceRights => "piece of a list has not the rights of the list",
+            Self::PieceKind => "piece of a list is no region",
+            Self::PieceEmpty => "piece of a list has no bytes",
             Self::Translation(error) => return error.fmt(f),
             Self::Absent(_) => "page cannot be had",
         })
@@ -110,6 +125,10 @@ impl TptError {
             Self::WrongQueuePair => 12,
             Self::HasWindows => 13,
             Self::Touched => 14,
+            Self::PieceRefused => 15,
+            Self::PieceRights => 16,
+            Self::PieceKind => 17,
+            Self::PieceEmpty => 18,
             Self::Absent(_) => 20,
         }
     }
@@ -188,8 +207,8 @@ pub enum AtomicOperation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     tag: Tag,
-    /// Offset in the region's buffer, through a window too; with [`TAG_ALL_MEMORY`] the DMA
-    /// address.
+    /// Offset in the region's buffer, through a window too; of a list, in its pieces put together;
+    /// with [`TAG_ALL_MEMORY`] the DMA address.
     start: u64,
     length: u64,
     /// The registration that was checked: the same tag may stand for other memory meanwhile.
@@ -254,9 +273,47 @@ enum Target {
     Device { offset: u64, length: u64 },
     /// A part of a region.
     Window(Binding),
+    /// Pieces of regions: those of [`Entry::list`].
+    List,
 }
 
-/// The memory behind a span.
+/// A piece of a list.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    /// The region, and which registration of it.
+    region: Tag,
+    generation: u64,
+    /// Offset in the region's buffer, and bytes.
+    offset: u64,
+    length: u32,
+}
+
+/// The pieces of a list, one after another. It is made with its entry, so that registrations take no
+/// memory.
+#[derive(Clone, Debug)]
+struct List {
+    length: u64,
+    pieces: Vec<Piece>,
+}
+
+/// The memory behind a span, or behind what of it lies in one piece of a list.
+struct Part<'a> {
+    memory: Memory<'a>,
+    /// Where in that memory.
+    start: u64,
+    /// Where in that memory the span ends: how much of it will be wanted.
+    end: u64,
+}
+
+/// Where a part of a span is.
+enum Place<'a> {
+    Part(Part<'a>),
+    /// In the pieces of a list, from this byte of them on.
+    List(&'a List, u64),
+}
+
+/// What a span's memory is.
+#[derive(Clone, Copy)]
 enum Memory<'a> {
     /// All of host memory, by DMA address.
     All,
@@ -286,6 +343,10 @@ struct Entry {
     windows: u32,
     /// One-touch: where the first message ends, when its end has come before its beginning.
     touched: Option<u32>,
+    /// It was registered by a work request that is not complete because something before it is not.
+    early: bool,
+    /// Of a list: its pieces, of use while it is valid.
+    list: Option<Box<List>>,
 }
 
 impl Entry {
@@ -295,12 +356,13 @@ impl Entry {
             Some(Target::Paged(att)) => att.length(),
             Some(Target::Device { length, .. }) => *length,
             Some(Target::Window(binding)) => binding.length,
+            Some(Target::List) => self.list.as_ref().map_or(0, |list| list.length),
             None => 0,
         }
     }
 
     fn is_window(&self) -> bool {
-        self.kind != TagKind::Region
+        matches!(self.kind, TagKind::Window1 | TagKind::Window2B)
     }
 
     /// Offset of a range from the first byte, when it is all inside.
@@ -324,6 +386,10 @@ pub struct Tpt {
     generation: u64,
     /// Queue pairs with the indices of the type 2 windows that are bound to them.
     bound: BTreeSet<(u32, u32)>,
+    /// Pieces that lists have room for.
+    pieces: u32,
+    /// Registrations by work requests that are not complete because something before them is not.
+    early: u32,
     /// Device memory.
     pub device: DeviceMemory,
 }
@@ -335,13 +401,13 @@ fn att_status(error: AttError) -> CommandStatus {
     }
 }
 
-/// What a page error of an access to the region `tag` through `span` is.
-fn absent(error: PageError, span: &Span, tag: u32, write: bool) -> TptError {
+/// What a page error of an access to the region `tag` is, of which bytes up to `end` will be wanted.
+fn absent(error: PageError, end: u64, tag: u32, write: bool) -> TptError {
     match error {
         PageError::Att(error) => error.into(),
         PageError::Absent(offset) => {
-            // The offset lies in the span.
-            let rest = (span.start + span.length).saturating_sub(offset);
+            // The offset lies before the end.
+            let rest = end.saturating_sub(offset);
             TptError::Absent(Fault {
                 tag,
                 offset,
@@ -358,6 +424,8 @@ impl Tpt {
             entries: Table::new(indices),
             generation: 0,
             bound: BTreeSet::new(),
+            pieces: 0,
+            early: 0,
             device: DeviceMemory::default(),
         }
     }
@@ -410,7 +478,9 @@ impl Tpt {
         match slot {
             Some(_) if !replace => return Err(CommandStatus::Exists),
             None if replace => return Err(CommandStatus::NotFound),
-            Some(entry) if entry.is_window() => return Err(CommandStatus::BadParameter),
+            Some(entry) if entry.kind != TagKind::Region => {
+                return Err(CommandStatus::BadParameter);
+            }
             Some(entry) if entry.windows != 0 => return Err(CommandStatus::Busy),
             _ => {}
         }
@@ -425,6 +495,8 @@ impl Tpt {
             generation,
             windows: 0,
             touched: None,
+            early: false,
+            list: None,
         }));
         Ok(())
     }
@@ -436,6 +508,7 @@ impl Tpt {
         let pages = match kind {
             TagKind::Region => 1..=MAX_FAST_PAGES,
             TagKind::Window1 | TagKind::Window2B => 0..=0,
+            TagKind::List => 1..=MAX_PIECES as u32,
         };
         if !pages.contains(&command.max_pages) {
             return Err(CommandStatus::BadParameter);
@@ -444,6 +517,19 @@ impl Tpt {
         if slot.is_some() {
             return Err(CommandStatus::Exists);
         }
+        let list = if kind == TagKind::List {
+            let pieces = self.pieces + command.max_pages;
+            if pieces > MAX_ALL_PIECES {
+                return Err(CommandStatus::NoResource);
+            }
+            self.pieces = pieces;
+            Some(Box::new(List {
+                length: 0,
+                pieces: Vec::with_capacity(command.max_pages as usize),
+            }))
+        } else {
+            None
+        };
         *slot = Some(Box::new(Entry {
             kind,
             instance: tag.instance(),
@@ -455,6 +541,8 @@ impl Tpt {
             generation: 0,
             windows: 0,
             touched: None,
+            early: false,
+            list,
         }));
         Ok(())
     }
@@ -470,6 +558,9 @@ impl Tpt {
                     || entry.max_pages != 0
                     || entry.instance == tag.instance() =>
             {
+                if entry.kind == TagKind::List {
+                    self.pieces = self.pieces.saturating_sub(entry.max_pages);
+                }
                 self.unbind(tag);
                 *self.entries.slot(tag.index())? = None;
                 Ok(())
@@ -488,7 +579,7 @@ impl Tpt {
         self.generation += 1;
         let generation = self.generation;
         let entry = self.entry_mut(tag)?;
-        if entry.max_pages == 0 {
+        if entry.kind != TagKind::Region || entry.max_pages == 0 {
             return Err(TptError::NotRegistrable);
         }
         if entry.pd != pd {
@@ -513,17 +604,169 @@ impl Tpt {
         entry.target = Some(Target::Host(att));
         entry.generation = generation;
         entry.touched = None;
+        entry.early = false;
         Ok(())
     }
 
-    /// True for the tag of a window, valid or not.
-    pub fn is_window(&self, tag: u32) -> bool {
-        self.entry(Tag(tag)).is_ok_and(Entry::is_window)
+    /// Carries out the registration of a list from the send queue of a queue pair in domain `pd`.
+    /// Nothing is changed when it is refused.
+    pub fn register_list(
+        &mut self,
+        part: &ListPart,
+        sges: &[Sge],
+        pd: u32,
+    ) -> Result<(), TptError> {
+        let tag = Tag(part.tag);
+        let entry = self.entry(tag)?;
+        if entry.kind != TagKind::List {
+            return Err(TptError::NotRegistrable);
+        }
+        if entry.pd != pd {
+            return Err(TptError::WrongDomain);
+        }
+        // One that lost a piece is as good as invalidated.
+        if entry.target.is_some() && self.has_all_pieces(entry) {
+            return Err(TptError::AlreadyValid);
+        }
+        if part.access & !(ACCESS_ALL & !ACCESS_WINDOW_BIND) != 0 {
+            return Err(TptError::AccessDenied);
+        }
+        if sges.is_empty() || sges.len() > entry.max_pages as usize {
+            return Err(TptError::NotRegistrable);
+        }
+        let mut pieces = [None; MAX_PIECES];
+        let mut length = 0;
+        for (slot, sge) in pieces.iter_mut().zip(sges) {
+            *slot = Some(self.check_piece(sge, part.access, pd)?);
+            length += u64::from(sge.length);
+        }
+        if part.address.checked_add(length).is_none() {
+            return Err(TptError::OutOfBounds);
+        }
+        self.generation += 1;
+        let generation = self.generation;
+        let entry = self.entry_mut(tag)?;
+        let list = entry.list.as_mut().ok_or(TptError::NotRegistrable)?;
+        list.length = length;
+        list.pieces.clear();
+        // Within the capacity it was made with.
+        list.pieces.extend(pieces.into_iter().flatten());
+        entry.instance = tag.instance();
+        entry.access = part.access;
+        entry.address = part.address;
+        entry.target = Some(Target::List);
+        entry.generation = generation;
+        entry.touched = None;
+        entry.early = false;
+        Ok(())
+    }
+
+    /// Checks a piece of a list that is to give the rights `access` in domain `pd`.
+    fn check_piece(&self, sge: &Sge, access: u32, pd: u32) -> Result<Piece, TptError> {
+        let region = Tag(sge.lkey);
+        if sge.length == 0 {
+            return Err(TptError::PieceEmpty);
+        }
+        if sge.lkey == TAG_ALL_MEMORY {
+            return Err(TptError::PieceKind);
+        }
+        let span = self
+            .check(region, pd, None, sge.address, sge.length.into(), 0)
+            .map_err(|error| match error {
+                TptError::WrongKind => TptError::PieceKind,
+                _ => TptError::PieceRefused,
+            })?;
+        let entry = self.entry(region)?;
+        if entry.kind != TagKind::Region {
+            return Err(TptError::PieceKind);
+        }
+        let mut needed = access & (ACCESS_REMOTE | ACCESS_LOCAL_WRITE | ACCESS_FLUSH_GLOBAL);
+        if access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0 {
+            needed |= ACCESS_LOCAL_WRITE;
+        }
+        if entry.access & needed != needed {
+            return Err(TptError::PieceRights);
+        }
+        Ok(Piece {
+            region,
+            generation: span.generation,
+            offset: span.start,
+            length: sge.length,
+        })
+    }
+
+    /// Whether every piece of a list is still the registration that it was made of.
+    fn has_all_pieces(&self, entry: &Entry) -> bool {
+        entry.list.as_ref().is_some_and(|list| {
+            let is_there = |piece: &Piece| self.target(piece.region, piece.generation).is_ok();
+            list.pieces.iter().all(is_there)
+        })
+    }
+
+    /// What a tag was made as, valid or not.
+    pub fn kind(&self, tag: u32) -> Option<TagKind> {
+        self.entry(Tag(tag)).ok().map(|entry| entry.kind)
+    }
+
+    /// Notes that the work request that has just registered `tag` is not complete because something
+    /// before it is not; until [`Tpt::settled`], to which the result is given.
+    pub(crate) fn unsettled(&mut self, tag: u32) -> u64 {
+        self.early += 1;
+        match self.entry_mut(Tag(tag)) {
+            Ok(entry) => {
+                entry.early = true;
+                entry.generation
+            }
+            // Nobody calls it for such a tag; no registration has this number.
+            Err(_) => 0,
+        }
+    }
+
+    /// Nothing before the work request that registered `tag` is open any more.
+    pub(crate) fn settled(&mut self, tag: u32, generation: u64) {
+        self.early = self.early.saturating_sub(1);
+        if let Ok(entry) = self.entry_mut(Tag(tag)) {
+            if entry.generation == generation {
+                entry.early = false;
+            }
+        }
+    }
+
+    /// Whether any use may be an [early](Tpt::is_early) one; nearly always none is.
+    pub(crate) fn has_early(&self) -> bool {
+        self.early != 0
+    }
+
+    /// Whether a use of `tag` is an early one: of a registration that is [not
+    /// settled](Tpt::unsettled), directly or through a window or list.
+    pub(crate) fn is_early(&self, tag: u32) -> bool {
+        if !self.has_early() {
+            return false;
+        }
+        let is_early = |tag: Tag| self.entry(tag).is_ok_and(|entry| entry.early);
+        let tag = Tag(tag);
+        let Ok(entry) = self.entry(tag) else {
+            return false;
+        };
+        entry.early
+            || match &entry.target {
+                Some(Target::Window(binding)) => is_early(binding.region),
+                Some(Target::List) => entry.list.as_ref().is_some_and(|list| {
+                    let mut pieces = list.pieces.iter();
+                    pieces.any(|piece| is_early(piece.region))
+                }),
+                _ => false,
+            }
+    }
+
+    /// The same of a span that passed its check.
+    pub(crate) fn is_early_span(&self, span: &Span) -> bool {
+        span.tag.0 != TAG_ALL_MEMORY && self.is_early(span.tag.0)
     }
 
     /// Invalidates a tag, for a work request (`LocalInvalidate`) or a peer (`SendInvalidate`) of
-    /// the queue pair `holder`. Only regions made with `AllocateTag` can be invalidated, and type 2
-    /// windows bound to that queue pair.
+    /// the queue pair `holder`. Only regions and lists made with `AllocateTag` can be invalidated,
+    /// and type 2 windows bound to that queue pair.
     pub fn invalidate(&mut self, tag: u32, holder: Holder) -> Result<(), TptError> {
         let tag = Tag(tag);
         let entry = self.entry(tag)?;
@@ -587,7 +830,7 @@ impl Tpt {
         if region.target.is_none() {
             return Err(TptError::NotValid);
         }
-        if region.is_window() {
+        if region.kind != TagKind::Region {
             return Err(TptError::WrongKind);
         }
         if region.pd != holder.pd {
@@ -679,12 +922,16 @@ impl Tpt {
         let entry = self.entry(tag)?;
         let target = entry.target.as_ref().ok_or(TptError::NotValid)?;
         let mut first = 0;
-        if let Target::Window(binding) = target {
-            let peer_of = peer_of.ok_or(TptError::WrongKind)?;
-            if binding.qpn.is_some_and(|qpn| qpn != peer_of) {
-                return Err(TptError::WrongQueuePair);
+        match target {
+            Target::Window(binding) => {
+                let peer_of = peer_of.ok_or(TptError::WrongKind)?;
+                if binding.qpn.is_some_and(|qpn| qpn != peer_of) {
+                    return Err(TptError::WrongQueuePair);
+                }
+                first = binding.offset;
             }
-            first = binding.offset;
+            Target::List if !self.has_all_pieces(entry) => return Err(TptError::NotValid),
+            _ => {}
         }
         if entry.pd != pd {
             return Err(TptError::WrongDomain);
@@ -788,14 +1035,9 @@ impl Tpt {
         Ok(())
     }
 
-    /// The memory behind a span, if its tag still stands for it, and the offset in that memory of
-    /// byte `offset` of the span.
-    fn locate(
-        &self,
-        span: &Span,
-        offset: u64,
-        length: usize,
-    ) -> Result<(Memory<'_>, u64), TptError> {
+    /// Where byte `offset` of a span is, if its tag still stands for it; `length` bytes from there on
+    /// are in the span.
+    fn locate(&self, span: &Span, offset: u64, length: usize) -> Result<Place<'_>, TptError> {
         if offset
             .checked_add(length as u64)
             .is_none_or(|end| end > span.length)
@@ -803,21 +1045,69 @@ impl Tpt {
             return Err(TptError::OutOfBounds);
         }
         let start = span.start + offset;
+        let end = span.start + span.length;
+        let part = |memory| Place::Part(Part { memory, start, end });
         if span.tag.0 == TAG_ALL_MEMORY {
-            return Ok((Memory::All, start));
+            return Ok(part(Memory::All));
         }
         let mut tag = span.tag;
         let mut target = self.target(tag, span.generation)?;
-        if let Target::Window(binding) = target {
-            tag = binding.region;
-            target = self.target(tag, binding.generation)?;
-        }
         match target {
-            Target::Paged(att) => Ok((Memory::Paged(att, tag.0), start)),
-            Target::Host(att) => Ok((Memory::Host(att), start)),
-            Target::Device { offset, .. } => Ok((Memory::Device(*offset), start)),
-            Target::Window(_) => Err(TptError::WrongKind),
+            Target::Window(binding) => {
+                tag = binding.region;
+                target = self.target(tag, binding.generation)?;
+            }
+            Target::List => {
+                let entry = self.entry(tag)?;
+                return match &entry.list {
+                    Some(list) if self.has_all_pieces(entry) => Ok(Place::List(list, start)),
+                    _ => Err(TptError::NotValid),
+                };
+            }
+            _ => {}
         }
+        Ok(part(Self::memory(target, tag)?))
+    }
+
+    /// The memory of a region.
+    fn memory(target: &Target, tag: Tag) -> Result<Memory<'_>, TptError> {
+        match target {
+            Target::Paged(att) => Ok(Memory::Paged(att, tag.0)),
+            Target::Host(att) => Ok(Memory::Host(att)),
+            Target::Device { offset, .. } => Ok(Memory::Device(*offset)),
+            Target::Window(_) | Target::List => Err(TptError::WrongKind),
+        }
+    }
+
+    /// Calls `each` for what of bytes `from..from + length` of a list lies in each of its pieces,
+    /// with the range of it in those bytes. `end` is how far the span reaches.
+    fn for_pieces<'a>(
+        &'a self,
+        list: &'a List,
+        from: u64,
+        length: usize,
+        end: u64,
+        mut each: impl FnMut(&Part<'a>, Range<usize>) -> Result<(), TptError>,
+    ) -> Result<(), TptError> {
+        let to = from + length as u64;
+        // Where the piece begins in the list.
+        let mut first = 0;
+        for piece in &list.pieces {
+            let behind = first + u64::from(piece.length);
+            let (low, high) = (from.max(first), to.min(behind));
+            if low < high {
+                let target = self.target(piece.region, piece.generation)?;
+                let part = Part {
+                    memory: Self::memory(target, piece.region)?,
+                    start: piece.offset + (low - first),
+                    end: piece.offset + (end.min(behind) - first),
+                };
+                // Both are less than `length` from the beginning.
+                each(&part, (low - from) as usize..(high - from) as usize)?;
+            }
+            first = behind;
+        }
+        Ok(())
     }
 
     /// What a tag stands for, if it is still the registration or bind that was checked.
@@ -848,17 +1138,28 @@ impl Tpt {
             return Ok(Touch::Place);
         }
         self.target(span.tag, span.generation)?;
-        let entry = self.entry_mut(span.tag)?;
-        if !last || entry.access & ACCESS_ONE_TOUCH == 0 {
+        if !last {
+            return Ok(Touch::Place);
+        }
+        if self.entry(span.tag)?.kind == TagKind::List {
+            return self.touch_list(span, arrival);
+        }
+        self.touch_entry(span.tag, arrival)
+    }
+
+    /// The same for the last packet of a message to the entry `tag`.
+    fn touch_entry(&mut self, tag: Tag, arrival: Arrival) -> Result<Touch, TptError> {
+        let entry = self.entry_mut(tag)?;
+        if entry.access & ACCESS_ONE_TOUCH == 0 {
             return Ok(Touch::Place);
         }
         if entry.touched.is_some() {
-            self.used_up(span.tag);
+            self.used_up(tag);
             return Err(TptError::Touched);
         }
         match arrival {
             Arrival::InOrder => {
-                self.used_up(span.tag);
+                self.used_up(tag);
                 Ok(Touch::Place)
             }
             Arrival::Ahead(sequence) => {
@@ -869,9 +1170,69 @@ impl Tpt {
         }
     }
 
+    /// The same for a list: the message touches it, and the regions that it wrote to through it. So
+    /// a region that takes one message takes no more by way of a list.
+    fn touch_list(&mut self, span: &Span, arrival: Arrival) -> Result<Touch, TptError> {
+        if !self.has_all_pieces(self.entry(span.tag)?) {
+            return Err(TptError::NotValid);
+        }
+        let mut touch = self.touch_entry(span.tag, arrival);
+        self.for_touched(span, |tpt, region| {
+            let piece = tpt.touch_entry(region, arrival);
+            touch = match (touch, piece) {
+                (Ok(Touch::Place), piece) => piece,
+                (touch, _) => touch,
+            };
+        });
+        touch
+    }
+
+    /// Calls `each` for every region, once, of which a span of a list has bytes.
+    fn for_touched(&mut self, span: &Span, mut each: impl FnMut(&mut Self, Tag)) {
+        let Some(list) = self.entry_mut(span.tag).ok().and_then(|e| e.list.take()) else {
+            return;
+        };
+        let (mut first, mut touched) = (0, None);
+        for (n, piece) in list.pieces.iter().enumerate() {
+            let behind = first + u64::from(piece.length);
+            if span.start < behind && first < span.start + span.length {
+                let earlier = &list.pieces[*touched.get_or_insert(n)..n];
+                if earlier.iter().all(|other| other.region != piece.region) {
+                    each(self, piece.region);
+                }
+            }
+            first = behind;
+        }
+        if let Ok(entry) = self.entry_mut(span.tag) {
+            entry.list = Some(list);
+        }
+    }
+
     /// The stream of the connection that touched `tag` has been received up to and including
-    /// `sequence`. True when that ends the tag's life.
+    /// `sequence`. True when that ends the tag's life, or that of a region of the list that it is.
     pub fn caught_up(&mut self, tag: Tag, sequence: u32) -> bool {
+        let mut ends = self.entry_caught_up(tag, sequence);
+        if let Ok(Entry {
+            kind: TagKind::List,
+            list: Some(list),
+            generation,
+            ..
+        }) = self.entry(tag)
+        {
+            let all = Span {
+                tag,
+                start: 0,
+                length: list.length,
+                generation: *generation,
+            };
+            self.for_touched(&all, |tpt, region| {
+                ends |= tpt.entry_caught_up(region, sequence);
+            });
+        }
+        ends
+    }
+
+    fn entry_caught_up(&mut self, tag: Tag, sequence: u32) -> bool {
         let ends = self.entry(tag).is_ok_and(|entry| {
             entry.instance == tag.instance()
                 && entry
@@ -884,14 +1245,25 @@ impl Tpt {
         ends
     }
 
-    /// A read of this work request's queue pair has filled memory under `lkey`: the message that
-    /// its answer is was complete, in order.
-    pub fn touch_local(&mut self, lkey: u32) {
-        let one_touch = self.entry(Tag(lkey)).is_ok_and(|entry| {
-            entry.instance == Tag(lkey).instance() && entry.access & ACCESS_ONE_TOUCH != 0
-        });
-        if one_touch {
-            self.used_up(Tag(lkey));
+    /// A read of this work request's queue pair has filled memory that a scatter/gather entry
+    /// describes: the message that its answer is was complete, in order.
+    pub fn touch_local(&mut self, sge: &Sge) {
+        let tag = Tag(sge.lkey);
+        let Ok(entry) = self.entry(tag) else {
+            return;
+        };
+        // A message without bytes touches nothing.
+        if sge.length == 0 || entry.instance != tag.instance() {
+            return;
+        }
+        if entry.kind == TagKind::List {
+            let length = sge.length.into();
+            if let Ok(span) = self.check(tag, entry.pd, None, sge.address, length, 0) {
+                // What was touched before is not valid afterwards either.
+                let _ = self.touch_list(&span, Arrival::InOrder);
+            }
+        } else if entry.access & ACCESS_ONE_TOUCH != 0 {
+            self.used_up(tag);
         }
     }
 
@@ -912,14 +1284,29 @@ impl Tpt {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), TptError> {
-        let (place, start) = self.locate(span, offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
+        match self.locate(span, offset, bytes.len())? {
+            _ if bytes.is_empty() => Ok(()),
+            Place::Part(part) => self.read_part(memory, &part, bytes),
+            Place::List(list, from) => {
+                let end = span.start + span.length;
+                self.for_pieces(list, from, bytes.len(), end, |part, range| {
+                    self.read_part(memory, part, &mut bytes[range])
+                })
+            }
         }
-        Ok(match place {
+    }
+
+    fn read_part<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        part: &Part<'_>,
+        bytes: &mut [u8],
+    ) -> Result<(), TptError> {
+        let start = part.start;
+        Ok(match part.memory {
             Memory::Paged(att, tag) => {
                 let read = att.read(memory, start, bytes);
-                return read.map_err(|error| absent(error, span, tag, false));
+                return read.map_err(|error| absent(error, part.end, tag, false));
             }
             Memory::All => memory.read(start, bytes).map_err(AttError::from),
             Memory::Host(att) => att.read(memory, start, bytes),
@@ -936,14 +1323,33 @@ impl Tpt {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), TptError> {
-        let (place, start) = self.locate(span, offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
+        match self.locate(span, offset, bytes.len())? {
+            _ if bytes.is_empty() => Ok(()),
+            Place::Part(part) => self.write_part(memory, &part, bytes),
+            Place::List(list, from) => {
+                let end = span.start + span.length;
+                // Nothing is written unless all of the pages are there.
+                self.for_pieces(list, from, bytes.len(), end, |part, range| {
+                    Self::probe_part(memory, part, range.len(), true)
+                })?;
+                self.for_pieces(list, from, bytes.len(), end, |part, range| {
+                    self.write_part(memory, part, &bytes[range])
+                })
+            }
         }
-        Ok(match place {
+    }
+
+    fn write_part<M: HostMemory + ?Sized>(
+        &self,
+        memory: &M,
+        part: &Part<'_>,
+        bytes: &[u8],
+    ) -> Result<(), TptError> {
+        let start = part.start;
+        Ok(match part.memory {
             Memory::Paged(att, tag) => {
                 let written = att.write(memory, start, bytes);
-                return written.map_err(|error| absent(error, span, tag, true));
+                return written.map_err(|error| absent(error, part.end, tag, true));
             }
             Memory::All => memory.write(start, bytes).map_err(AttError::from),
             Memory::Host(att) => att.write(memory, start, bytes),
@@ -962,9 +1368,26 @@ impl Tpt {
         write: bool,
     ) -> Result<(), TptError> {
         match self.locate(span, offset, length)? {
-            (Memory::Paged(att, tag), start) => att
-                .pieces(memory, start, length as u64, write, |_, _| {})
-                .map_err(|error| absent(error, span, tag, write)),
+            Place::Part(part) => Self::probe_part(memory, &part, length, write),
+            Place::List(list, from) => {
+                let end = span.start + span.length;
+                self.for_pieces(list, from, length, end, |part, range| {
+                    Self::probe_part(memory, part, range.len(), write)
+                })
+            }
+        }
+    }
+
+    fn probe_part<M: HostMemory + ?Sized>(
+        memory: &M,
+        part: &Part<'_>,
+        length: usize,
+        write: bool,
+    ) -> Result<(), TptError> {
+        match part.memory {
+            Memory::Paged(att, tag) => att
+                .pieces(memory, part.start, length as u64, write, |_, _| {})
+                .map_err(|error| absent(error, part.end, tag, write)),
             _ => Ok(()),
         }
     }
@@ -1006,20 +1429,36 @@ impl Tpt {
         span: &Span,
         operation: AtomicOperation,
     ) -> Result<u64, TptError> {
-        let address = match self.locate(span, 0, 8)? {
-            (Memory::All, start) => start,
-            (Memory::Paged(att, tag), start) => {
+        let mut found = None;
+        match self.locate(span, 0, 8)? {
+            Place::Part(part) => found = Some(part),
+            Place::List(list, from) => {
+                let end = span.start + span.length;
+                self.for_pieces(list, from, 8, end, |part, range| {
+                    // Else they are in several pieces, and not together anywhere.
+                    if range.len() == 8 {
+                        found = Some(Part { ..*part });
+                    }
+                    Ok(())
+                })?;
+            }
+        }
+        let part = found.ok_or(TptError::OutOfBounds)?;
+        let start = part.start;
+        let address = match part.memory {
+            Memory::All => start,
+            Memory::Paged(att, tag) => {
                 let mut found = None;
                 att.pieces(memory, start, 8, true, |address, length| {
                     if length == 8 {
                         found = Some(address);
                     }
                 })
-                .map_err(|error| absent(error, span, tag, true))?;
+                .map_err(|error| absent(error, part.end, tag, true))?;
                 found.ok_or(AttError::OutOfRange)?
             }
-            (Memory::Host(att), start) => att.address_of(memory, start, 8)?,
-            (Memory::Device(offset), start) => {
+            Memory::Host(att) => att.address_of(memory, start, 8)?,
+            Memory::Device(offset) => {
                 let changed = self.device.update(offset + start, |old| match operation {
                     AtomicOperation::CompareSwap { compare, new } if old == compare => new,
                     AtomicOperation::CompareSwap { .. } => old,
@@ -2004,14 +2443,716 @@ mod tests {
             tpt.check_local(TAG.0, ADDRESS, 1, DOMAIN, LocalAccess::Write)
                 .map(|_| ())
         };
-        tpt.touch_local(Tag::new(3, 8).0);
-        tpt.touch_local(Tag::new(4, 9).0);
+        tpt.touch_local(&sge(Tag::new(3, 8), ADDRESS, 1));
+        tpt.touch_local(&sge(Tag::new(4, 9), ADDRESS, 1));
         assert_eq!(check(&tpt), Ok(()));
-        tpt.touch_local(TAG.0);
+        tpt.touch_local(&sge(TAG, ADDRESS, 0));
+        assert_eq!(check(&tpt), Ok(()));
+        tpt.touch_local(&sge(TAG, ADDRESS, 1));
         assert_eq!(check(&tpt), Err(TptError::NotValid));
         let mut tpt = table(ACCESS_LOCAL_WRITE);
-        tpt.touch_local(TAG.0);
+        tpt.touch_local(&sge(TAG, ADDRESS, 1));
         assert_eq!(check(&tpt), Ok(()));
+    }
+
+    fn sge(tag: Tag, address: u64, length: u32) -> Sge {
+        Sge {
+            address,
+            length,
+            lkey: tag.0,
+        }
+    }
+
+    /// All rights that a piece can give, and that windows may be bound.
+    const FULL: u32 = RIGHTS | ACCESS_REMOTE | ACCESS_FLUSH_GLOBAL;
+    /// The tags of a list and of the regions that it has pieces of.
+    const LIST: Tag = Tag::new(7, 1);
+    const OTHER: Tag = Tag::new(8, 5);
+    const LIST_ADDRESS: u64 = 0x9000_0000;
+
+    fn list_part(tag: Tag) -> ListPart {
+        ListPart {
+            tag: tag.0,
+            access: FULL & !ACCESS_WINDOW_BIND,
+            address: LIST_ADDRESS,
+            pieces: 0,
+            reserved0: [0; 7],
+            reserved1: 0,
+        }
+    }
+
+    /// Two regions, and a list that is not registered.
+    fn with_list() -> Tpt {
+        let mut tpt = table(FULL);
+        tpt.register(&RegisterRegion {
+            buffer: Buffer::contiguous(0x2_0000, LENGTH),
+            address: ADDRESS * 2,
+            ..command(OTHER, FULL)
+        })
+        .unwrap();
+        assert_eq!(allocate_list(&mut tpt, LIST, 3), Ok(()));
+        tpt
+    }
+
+    fn allocate_list(tpt: &mut Tpt, tag: Tag, max_pages: u32) -> Result<(), CommandStatus> {
+        tpt.allocate(&AllocateTag {
+            tag: tag.0,
+            pd: PD,
+            kind: TagKind::List.number(),
+            reserved: [0; 3],
+            max_pages,
+        })
+    }
+
+    /// 100 bytes of the first region, 50 of the second, 30 of the first.
+    fn pieces() -> [Sge; 3] {
+        [
+            sge(TAG, ADDRESS + 4000, 100),
+            sge(OTHER, ADDRESS * 2 + LENGTH - 50, 50),
+            sge(TAG, ADDRESS, 30),
+        ]
+    }
+
+    fn listed() -> Tpt {
+        let mut tpt = with_list();
+        tpt.register_list(&list_part(LIST), &pieces(), PD).unwrap();
+        tpt
+    }
+
+    fn local_write(tpt: &Tpt, tag: Tag, address: u64, length: u64) -> Result<Span, TptError> {
+        tpt.check_local(tag.0, address, length, DOMAIN, LocalAccess::Write)
+    }
+
+    #[test]
+    fn a_list_is_its_pieces_one_after_another() {
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        let tpt = listed();
+        let span = local_write(&tpt, LIST, LIST_ADDRESS, 180).unwrap();
+        let data: Vec<u8> = (1..=180).collect();
+        tpt.write(&memory, &span, 0, &data).unwrap();
+        let at = |address: u64, length: usize| {
+            let mut bytes = vec![0; length];
+            memory.read(address, &mut bytes).unwrap();
+            bytes
+        };
+        assert_eq!(at(0x1_0000 + 4000, 100), data[..100]);
+        assert_eq!(at(0x2_0000 + LENGTH - 50, 50), data[100..150]);
+        assert_eq!(at(0x1_0000, 30), data[150..]);
+        // And nothing else.
+        assert_eq!(at(0x1_0000 + 4100, 1), [0]);
+        assert_eq!(at(0x2_0000 + LENGTH - 51, 1), [0]);
+        assert_eq!(at(0x1_0000 + 30, 1), [0]);
+        // From any byte to any byte, the borders among them.
+        for start in [0, 1, 98, 99, 100, 101, 149, 150, 179] {
+            for end in [1, 99, 100, 101, 149, 150, 151, 180] {
+                if start >= end {
+                    continue;
+                }
+                let (address, length) = (LIST_ADDRESS + start, end - start);
+                let mut read = vec![0; length as usize];
+                let span = local_write(&tpt, LIST, address, length).unwrap();
+                tpt.read(&memory, &span, 0, &mut read).unwrap();
+                assert_eq!(read, data[start as usize..end as usize]);
+                // The same byte by byte within one span.
+                for (n, expected) in read.iter().enumerate() {
+                    let mut byte = [0];
+                    tpt.read(&memory, &span, n as u64, &mut byte).unwrap();
+                    assert_eq!(byte[0], *expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_ends_with_its_last_byte() {
+        let tpt = listed();
+        for (address, length, good) in [
+            (LIST_ADDRESS, 180, true),
+            (LIST_ADDRESS, 181, false),
+            (LIST_ADDRESS + 179, 1, true),
+            (LIST_ADDRESS + 180, 1, false),
+            (LIST_ADDRESS - 1, 1, false),
+            (LIST_ADDRESS - 1, 2, false),
+            (u64::MAX, 2, false),
+            (0, u64::MAX, false),
+            (LIST_ADDRESS, u64::MAX, false),
+        ] {
+            let checked = local_write(&tpt, LIST, address, length).map(|_| ());
+            let expected = good.then_some(()).ok_or(TptError::OutOfBounds);
+            assert_eq!(checked, expected, "{address:#x} {length}");
+            let checked = remote(&tpt, LIST, address, length, 2).map(|_| ());
+            assert_eq!(checked, expected, "{address:#x} {length}");
+        }
+        // Addresses may be such that it ends just below 2^64, or count from zero.
+        let mut tpt = with_list();
+        for (address, expected) in [
+            (u64::MAX - 179, Err(TptError::OutOfBounds)),
+            (u64::MAX - 180, Ok(())),
+        ] {
+            let part = ListPart {
+                address,
+                ..list_part(LIST)
+            };
+            assert_eq!(tpt.register_list(&part, &pieces(), PD), expected);
+        }
+        assert!(local_write(&tpt, LIST, u64::MAX - 1, 1).is_ok());
+        assert_eq!(
+            local_write(&tpt, LIST, u64::MAX, 1),
+            Err(TptError::OutOfBounds)
+        );
+        tpt.invalidate(LIST.0, HOLDER).unwrap();
+        let part = ListPart {
+            access: list_part(LIST).access | ACCESS_ZERO_BASED,
+            ..list_part(LIST)
+        };
+        tpt.register_list(&part, &pieces(), PD).unwrap();
+        assert!(local_write(&tpt, LIST, 0, 180).is_ok());
+        assert_eq!(
+            local_write(&tpt, LIST, LIST_ADDRESS, 1),
+            Err(TptError::OutOfBounds)
+        );
+    }
+
+    #[test]
+    fn a_list_that_may_not_be_is_refused_and_changes_nothing() {
+        let mut tpt = with_list();
+        let right = list_part(LIST);
+        let region = |access| RegisterRegion {
+            address: 0,
+            ..command(Tag::new(9, 0), access)
+        };
+        tpt.register(&RegisterRegion {
+            pd: PD + 1,
+            ..command(Tag::new(10, 0), FULL)
+        })
+        .unwrap();
+        tpt.register(&region(FULL)).unwrap();
+        tpt.register(&command(Tag::new(11, 0), ACCESS_REMOTE))
+            .unwrap();
+        assert_eq!(allocate_list(&mut tpt, Tag::new(12, 0), 1), Ok(()));
+        tpt.register_list(&list_part(Tag::new(12, 0)), &pieces()[..1], PD)
+            .unwrap();
+        let window = AllocateTag {
+            tag: Tag::new(13, 0).0,
+            pd: PD,
+            kind: TagKind::Window1.number(),
+            reserved: [0; 3],
+            max_pages: 0,
+        };
+        tpt.allocate(&window).unwrap();
+        let bind = BindPart {
+            window: window.tag,
+            new_window: window.tag,
+            ..bind_part(0)
+        };
+        tpt.bind(&bind, HOLDER).unwrap();
+        let one = |lkey: Tag, address, length| vec![sge(lkey, address, length)];
+        let whole = (ADDRESS, LENGTH as u32);
+        let weak = Tag::new(11, 0);
+        let with = |access| ListPart { access, ..right };
+        let cases = [
+            // The list itself.
+            (
+                TptError::NoEntry,
+                list_part(Tag::new(99, 0)),
+                pieces().to_vec(),
+            ),
+            (TptError::NotRegistrable, list_part(TAG), pieces().to_vec()),
+            (TptError::NotRegistrable, right, vec![pieces()[0]; 4]),
+            (TptError::NotRegistrable, right, vec![]),
+            (
+                TptError::AccessDenied,
+                with(ACCESS_WINDOW_BIND),
+                pieces().to_vec(),
+            ),
+            (TptError::AccessDenied, with(1 << 20), pieces().to_vec()),
+            (
+                TptError::AlreadyValid,
+                list_part(Tag::new(12, 0)),
+                one(TAG, ADDRESS, 1),
+            ),
+            // A piece.
+            (TptError::PieceEmpty, right, one(TAG, ADDRESS, 0)),
+            (
+                TptError::PieceKind,
+                right,
+                one(Tag(TAG_ALL_MEMORY), ADDRESS, 1),
+            ),
+            (
+                TptError::PieceKind,
+                right,
+                one(Tag::new(12, 0), LIST_ADDRESS, 1),
+            ),
+            (
+                TptError::PieceKind,
+                right,
+                one(Tag(window.tag), ADDRESS + 100, 1),
+            ),
+            (
+                TptError::PieceRefused,
+                right,
+                one(Tag::new(98, 0), ADDRESS, 1),
+            ),
+            (TptError::PieceRefused, right, one(LIST, LIST_ADDRESS, 1)),
+            (
+                TptError::PieceRefused,
+                right,
+                one(Tag::new(10, 0), ADDRESS, 1),
+            ),
+            (
+                TptError::PieceRefused,
+                right,
+                one(Tag::new(3, 8), ADDRESS, 1),
+            ),
+            (TptError::PieceRefused, right, one(TAG, ADDRESS - 1, 1)),
+            (
+                TptError::PieceRefused,
+                right,
+                one(TAG, ADDRESS + 1, whole.1),
+            ),
+            (TptError::PieceRefused, right, one(TAG, ADDRESS + LENGTH, 1)),
+            (TptError::PieceRefused, right, one(TAG, u64::MAX, 2)),
+            (
+                TptError::PieceRefused,
+                right,
+                one(Tag::new(9, 0), u64::MAX, u32::MAX),
+            ),
+            // Whichever piece it is.
+            (
+                TptError::PieceEmpty,
+                right,
+                vec![pieces()[0], sge(TAG, ADDRESS, 0)],
+            ),
+            // One that gives less: each right, and what writing needs.
+            (
+                TptError::PieceRights,
+                with(ACCESS_LOCAL_WRITE),
+                one(weak, ADDRESS, 1),
+            ),
+            (
+                TptError::PieceRights,
+                with(ACCESS_REMOTE_WRITE),
+                one(weak, ADDRESS, 1),
+            ),
+            (
+                TptError::PieceRights,
+                with(ACCESS_REMOTE_ATOMIC),
+                one(weak, ADDRESS, 1),
+            ),
+            (
+                TptError::PieceRights,
+                with(ACCESS_FLUSH_GLOBAL),
+                one(weak, ADDRESS, 1),
+            ),
+        ];
+        for (error, part, sges) in cases {
+            assert_eq!(tpt.register_list(&part, &sges, PD), Err(error), "{sges:x?}");
+            assert_eq!(
+                local_write(&tpt, LIST, LIST_ADDRESS, 1),
+                Err(TptError::NotValid)
+            );
+        }
+        assert_eq!(
+            tpt.register_list(&right, &pieces(), PD + 1),
+            Err(TptError::WrongDomain)
+        );
+        // What the weak one has, it gives: and a whole region is a piece like any other.
+        let read = with(ACCESS_REMOTE_READ | ACCESS_ZERO_BASED | ACCESS_ONE_TOUCH);
+        let sges = [sge(weak, ADDRESS, whole.1), sge(TAG, whole.0, whole.1)];
+        assert_eq!(tpt.register_list(&read, &sges, PD), Ok(()));
+        assert_eq!(
+            local_write(&tpt, LIST, 0, 1),
+            Err(TptError::AccessDenied),
+            "the list gives less than its pieces"
+        );
+        // Each tells itself apart.
+        let syndromes = [
+            TptError::PieceRefused,
+            TptError::PieceRights,
+            TptError::PieceKind,
+            TptError::PieceEmpty,
+        ];
+        assert_eq!(syndromes.map(TptError::vendor_syndrome), [15, 16, 17, 18]);
+    }
+
+    #[test]
+    fn each_right_of_a_list_is_asked_of_each_piece() {
+        let rights = [
+            ACCESS_LOCAL_WRITE,
+            ACCESS_REMOTE_WRITE,
+            ACCESS_REMOTE_READ,
+            ACCESS_REMOTE_ATOMIC,
+            ACCESS_FLUSH_GLOBAL,
+        ];
+        let all = rights.iter().fold(0, |all, right| all | right);
+        for right in rights {
+            let mut tpt = with_list();
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                address: ADDRESS * 2,
+                ..command(OTHER, all & !right)
+            })
+            .unwrap();
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                ..command(TAG, all)
+            })
+            .unwrap();
+            let part = ListPart {
+                access: right,
+                ..list_part(LIST)
+            };
+            assert_eq!(
+                tpt.register_list(&part, &pieces(), PD),
+                Err(TptError::PieceRights),
+                "{right:#x}"
+            );
+            assert_eq!(tpt.register_list(&part, &pieces()[..1], PD), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_list_that_lost_a_piece_is_not_valid() {
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        let again = RegisterRegion {
+            buffer: Buffer::contiguous(0x2_0000, LENGTH),
+            address: ADDRESS * 2,
+            ..command(OTHER, FULL)
+        };
+        let replaced = RegisterRegion {
+            flags: REGION_REPLACE,
+            ..again
+        };
+        let losses: [&dyn Fn(&mut Tpt); 3] = [
+            &|tpt| tpt.release(OTHER).unwrap(),
+            // The same memory under the same tag is another registration all the same.
+            &|tpt| {
+                tpt.release(OTHER).unwrap();
+                tpt.register(&again).unwrap();
+            },
+            &|tpt| tpt.register(&replaced).unwrap(),
+        ];
+        for lose in losses {
+            let mut tpt = listed();
+            // Of a piece that is there, and checked before.
+            let span = remote(&tpt, LIST, LIST_ADDRESS, 10, 2).unwrap();
+            tpt.write(&memory, &span, 0, &[1]).unwrap();
+            lose(&mut tpt);
+            assert_eq!(
+                tpt.write(&memory, &span, 1, &[1]),
+                Err(TptError::NotValid),
+                "the next packet"
+            );
+            assert_eq!(
+                tpt.touch(&span, true, Arrival::InOrder).map(|_| ()),
+                Err(TptError::NotValid)
+            );
+            let refused = Err(TptError::NotValid);
+            assert_eq!(remote(&tpt, LIST, LIST_ADDRESS, 1, 2), refused);
+            assert_eq!(local_write(&tpt, LIST, LIST_ADDRESS, 1), refused);
+            assert_eq!(
+                tpt.check_flush(LIST.0, None, HOLDER).unwrap_err(),
+                TptError::NotValid
+            );
+            // It may be invalidated, or registered again without.
+            let mut other = listed();
+            lose(&mut other);
+            assert_eq!(other.invalidate(LIST.0, HOLDER), Ok(()));
+            let next = list_part(Tag::new(7, 2));
+            assert_eq!(tpt.register_list(&next, &pieces()[..1], PD), Ok(()));
+            assert!(remote(&tpt, Tag::new(7, 2), LIST_ADDRESS, 100, 2).is_ok());
+            assert_eq!(
+                remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+                Err(TptError::WrongInstance)
+            );
+        }
+    }
+
+    #[test]
+    fn a_piece_that_is_invalidated_or_used_up_is_lost() {
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        for used_up in [false, true] {
+            let mut tpt = with_list();
+            let fast = Tag::new(20, 0);
+            tpt.allocate(&AllocateTag {
+                tag: fast.0,
+                pd: PD,
+                kind: TagKind::Region.number(),
+                reserved: [0; 3],
+                max_pages: 4,
+            })
+            .unwrap();
+            let one_touch = if used_up { ACCESS_ONE_TOUCH } else { 0 };
+            let register = FastRegisterPart {
+                access: FULL | one_touch,
+                ..part(fast)
+            };
+            tpt.register_from_queue(&register, PD).unwrap();
+            let sges = [pieces()[0], sge(fast, register.address, 10)];
+            tpt.register_list(&list_part(LIST), &sges, PD).unwrap();
+            assert!(remote(&tpt, LIST, LIST_ADDRESS, 110, 2).is_ok());
+            if used_up {
+                // A message to the other piece leaves it; one that reaches it through the list does
+                // not, even with its first byte.
+                let span = remote(&tpt, LIST, LIST_ADDRESS, 100, 2).unwrap();
+                tpt.touch(&span, true, Arrival::InOrder).unwrap();
+                assert!(remote(&tpt, LIST, LIST_ADDRESS, 110, 2).is_ok());
+                let span = remote(&tpt, LIST, LIST_ADDRESS + 50, 51, 2).unwrap();
+                tpt.touch(&span, false, Arrival::InOrder).unwrap();
+                assert!(remote(&tpt, LIST, LIST_ADDRESS, 110, 2).is_ok());
+                tpt.write(&memory, &span, 0, &[1; 51]).unwrap();
+                tpt.touch(&span, true, Arrival::InOrder).unwrap();
+            } else {
+                tpt.invalidate(fast.0, HOLDER).unwrap();
+            }
+            assert_eq!(
+                remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+                Err(TptError::NotValid)
+            );
+            // Registered again under the same tag it is not what the list was made of.
+            tpt.register_from_queue(&register, PD).unwrap();
+            assert_eq!(
+                remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+                Err(TptError::NotValid)
+            );
+        }
+    }
+
+    #[test]
+    fn an_instance_that_comes_round_again_is_another_registration() {
+        let mut tpt = listed();
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        for round in 1..=256u32 {
+            tpt.invalidate(Tag::new(7, round as u8).0, HOLDER).unwrap();
+            let next = list_part(Tag::new(7, (round + 1) as u8));
+            tpt.register_list(&next, &pieces(), PD).unwrap();
+        }
+        // The same tag, and the same pieces.
+        assert!(remote(&tpt, LIST, LIST_ADDRESS, 180, 2).is_ok());
+        assert_eq!(tpt.write(&memory, &span, 0, &[1]), Err(TptError::NotValid));
+        // Likewise where it is a piece's instance that came round.
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        for round in 1..=256u32 {
+            tpt.register(&RegisterRegion {
+                flags: REGION_REPLACE,
+                ..command(Tag::new(3, (9 + round) as u8), FULL)
+            })
+            .unwrap();
+        }
+        assert!(local_write(&tpt, TAG, ADDRESS, 1).is_ok());
+        assert_eq!(tpt.write(&memory, &span, 0, &[1]), Err(TptError::NotValid));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+    }
+
+    #[test]
+    fn lists_are_of_their_own_kind() {
+        let mut tpt = listed();
+        // Neither registered like a region nor replaced by one, nor a place for windows.
+        let fast = FastRegisterPart { ..part(LIST) };
+        assert_eq!(
+            tpt.register_from_queue(&fast, PD),
+            Err(TptError::NotRegistrable)
+        );
+        let replace = RegisterRegion {
+            flags: REGION_REPLACE,
+            ..command(LIST, 0)
+        };
+        assert_eq!(tpt.register(&replace), Err(CommandStatus::BadParameter));
+        assert_eq!(tpt.register(&command(LIST, 0)), Err(CommandStatus::Exists));
+        let mut other = with_window(TagKind::Window1);
+        assert_eq!(allocate_list(&mut other, LIST, 1), Ok(()));
+        let weak = ListPart {
+            access: ACCESS_LOCAL_WRITE,
+            ..list_part(LIST)
+        };
+        other
+            .register_list(&weak, &[sge(TAG, ADDRESS, 100)], PD)
+            .unwrap();
+        let bind = BindPart {
+            region: LIST.0,
+            address: LIST_ADDRESS,
+            length: 10,
+            ..bind_part(0)
+        };
+        assert_eq!(other.bind(&bind, HOLDER), Err(TptError::WrongKind));
+        // Its domain, its instance.
+        let stranger = Domain {
+            pd: PD + 1,
+            privileged: true,
+        };
+        let check = |tpt: &Tpt, tag: Tag, domain| {
+            tpt.check_local(tag.0, LIST_ADDRESS, 1, domain, LocalAccess::Read)
+                .map(|_| ())
+        };
+        assert_eq!(check(&tpt, LIST, stranger), Err(TptError::WrongDomain));
+        let old = Tag::new(7, 0);
+        assert_eq!(check(&tpt, old, DOMAIN), Err(TptError::WrongInstance));
+        assert_eq!(tpt.invalidate(old.0, HOLDER), Err(TptError::WrongInstance));
+        let other_domain = Holder { pd: PD + 1, qpn: 2 };
+        assert_eq!(
+            tpt.invalidate(LIST.0, other_domain),
+            Err(TptError::WrongDomain)
+        );
+        assert_eq!(tpt.invalidate(LIST.0, HOLDER), Ok(()));
+        assert_eq!(check(&tpt, LIST, DOMAIN), Err(TptError::NotValid));
+        assert_eq!(tpt.invalidate(LIST.0, HOLDER), Err(TptError::NotValid));
+        // Released under any instance.
+        assert_eq!(tpt.release(Tag::new(7, 77)), Ok(()));
+        assert_eq!(check(&tpt, LIST, DOMAIN), Err(TptError::NoEntry));
+        assert_eq!(tpt.pieces, 0);
+    }
+
+    #[test]
+    fn an_atomic_of_a_list_lies_in_one_piece() {
+        let memory = TestMemory::new(0x1_0000, 0x2_0000);
+        let mut tpt = with_list();
+        let sges = [sge(TAG, ADDRESS, 12), sge(OTHER, ADDRESS * 2 + 8, 12)];
+        tpt.register_list(&list_part(LIST), &sges, PD).unwrap();
+        let mut add = |offset: u64| {
+            let span = tpt.check_remote(
+                LIST.0,
+                LIST_ADDRESS + offset,
+                8,
+                HOLDER,
+                RemoteAccess::Atomic,
+            )?;
+            tpt.atomic(&memory, &span, AtomicOperation::FetchAdd(5))
+        };
+        assert_eq!(add(0), Ok(0));
+        assert_eq!(add(0), Ok(5));
+        assert_eq!(add(8), Err(TptError::OutOfBounds));
+        // In one piece, but not at one multiple of eight in memory.
+        assert!(matches!(add(16), Err(TptError::Translation(_))));
+        assert_eq!(memory.get::<u64>(0x1_0000), 10);
+        assert_eq!(memory.get::<u64>(0x1_0008), 0);
+        assert_eq!(memory.get::<u64>(0x2_0008), 0);
+    }
+
+    #[test]
+    fn a_list_may_be_used_once() {
+        let mut tpt = with_list();
+        let part = ListPart {
+            access: list_part(LIST).access | ACCESS_ONE_TOUCH,
+            ..list_part(LIST)
+        };
+        tpt.register_list(&part, &pieces(), PD).unwrap();
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        assert_eq!(tpt.touch(&span, false, Arrival::InOrder), Ok(Touch::Place));
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+        // Its pieces are as they were, and it can be registered again.
+        assert!(remote(&tpt, TAG, ADDRESS, 1, 2).is_ok());
+        tpt.register_list(&part, &pieces(), PD).unwrap();
+        // So too by the answer to a read.
+        let elsewhere = sge(LIST, LIST_ADDRESS + 180, 1);
+        tpt.touch_local(&elsewhere);
+        assert!(remote(&tpt, LIST, LIST_ADDRESS, 1, 2).is_ok());
+        tpt.touch_local(&sge(LIST, LIST_ADDRESS + 100, 1));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+        // Ahead of its time: when the stream has come so far.
+        tpt.register_list(&part, &pieces(), PD).unwrap();
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::Ahead(7)), Ok(Touch::Place));
+        assert!(!tpt.caught_up(LIST, 6));
+        assert!(remote(&tpt, LIST, LIST_ADDRESS, 1, 2).is_ok());
+        assert!(tpt.caught_up(LIST, 7));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+    }
+
+    #[test]
+    fn a_region_that_takes_one_message_takes_no_more_through_a_list() {
+        let mut tpt = with_list();
+        tpt.register(&RegisterRegion {
+            flags: REGION_REPLACE,
+            ..command(TAG, FULL | ACCESS_ONE_TOUCH)
+        })
+        .unwrap();
+        // The first and the third piece are of it.
+        tpt.register_list(&list_part(LIST), &pieces(), PD).unwrap();
+        let span = remote(&tpt, LIST, LIST_ADDRESS + 100, 50, 2).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::InOrder), Ok(Touch::Place));
+        assert!(remote(&tpt, TAG, ADDRESS, 1, 2).is_ok());
+        // Ahead of its time a message that has bytes of both touches it once.
+        let span = remote(&tpt, LIST, LIST_ADDRESS, 180, 2).unwrap();
+        assert_eq!(tpt.touch(&span, true, Arrival::Ahead(3)), Ok(Touch::Place));
+        assert!(remote(&tpt, TAG, ADDRESS, 1, 2).is_ok());
+        // And a second one is too many.
+        let span = remote(&tpt, LIST, LIST_ADDRESS + 179, 1, 2).unwrap();
+        assert_eq!(
+            tpt.touch(&span, true, Arrival::InOrder),
+            Err(TptError::Touched)
+        );
+        assert_eq!(remote(&tpt, TAG, ADDRESS, 1, 2), Err(TptError::NotValid));
+        assert_eq!(
+            remote(&tpt, LIST, LIST_ADDRESS, 1, 2),
+            Err(TptError::NotValid)
+        );
+    }
+
+    #[test]
+    fn what_lists_take_is_bounded() {
+        assert!(size_of::<Piece>() <= 32, "{}", size_of::<Piece>());
+        let mut tpt = empty();
+        for max_pages in [0, 17, u32::MAX] {
+            assert_eq!(
+                allocate_list(&mut tpt, LIST, max_pages),
+                Err(CommandStatus::BadParameter)
+            );
+        }
+        let most = MAX_ALL_PIECES / MAX_PIECES as u32;
+        for index in 1..=most {
+            assert_eq!(allocate_list(&mut tpt, Tag::new(index, 0), 16), Ok(()));
+        }
+        let more = Tag::new(most + 1, 0);
+        assert_eq!(
+            allocate_list(&mut tpt, more, 1),
+            Err(CommandStatus::NoResource)
+        );
+        assert_eq!(allocate_list(&mut tpt, LIST, 1), Err(CommandStatus::Exists));
+        // Other tags are to be had, and lists again when one is gone.
+        assert_eq!(tpt.register(&command(more, 0)), Ok(()));
+        assert_eq!(tpt.release(LIST), Ok(()));
+        assert_eq!(allocate_list(&mut tpt, LIST, 16), Ok(()));
+    }
+
+    #[test]
+    fn a_use_is_early_until_what_was_open_before_the_registration_is_not() {
+        let mut tpt = listed();
+        assert!(!tpt.is_early(LIST.0));
+        let generation = tpt.unsettled(LIST.0);
+        assert!(tpt.is_early(LIST.0) && !tpt.is_early(TAG.0));
+        // Another registration is not what is waited for.
+        tpt.invalidate(LIST.0, HOLDER).unwrap();
+        tpt.register_list(&list_part(LIST), &pieces(), PD).unwrap();
+        assert!(!tpt.is_early(LIST.0));
+        let second = tpt.unsettled(LIST.0);
+        tpt.settled(LIST.0, generation);
+        assert!(tpt.is_early(LIST.0));
+        tpt.settled(LIST.0, second);
+        assert!(!tpt.has_early());
+        // What is used through the list is used.
+        let generation = tpt.unsettled(TAG.0);
+        assert!(tpt.is_early(LIST.0) && tpt.is_early(TAG.0) && !tpt.is_early(OTHER.0));
+        tpt.settled(TAG.0, generation);
+        // Whatever became of the tag.
+        let generation = tpt.unsettled(OTHER.0);
+        tpt.release(OTHER).unwrap();
+        assert!(!tpt.is_early(OTHER.0));
+        tpt.settled(OTHER.0, generation);
+        assert!(!tpt.has_early());
     }
 
     /// What the table says of itself must agree: the windows of each region, those of each queue
@@ -2029,9 +3170,16 @@ mod tests {
             else {
                 continue;
             };
-            let Target::Window(binding) = target else {
-                assert_eq!(*kind, TagKind::Region);
-                continue;
+            let binding = match target {
+                Target::Window(binding) => binding,
+                Target::List => {
+                    assert_eq!(*kind, TagKind::List);
+                    continue;
+                }
+                _ => {
+                    assert_eq!(*kind, TagKind::Region);
+                    continue;
+                }
             };
             assert_eq!(binding.qpn.is_some(), *kind == TagKind::Window2B);
             windows[binding.region.index() as usize] += 1;
@@ -2045,10 +3193,32 @@ mod tests {
                 assert!(tpt.target(binding.region, binding.generation).is_err());
             }
         }
+        let mut pieces = 0;
         for (index, windows) in indices.zip(windows) {
             let entry = tpt.entries.get(index);
             assert_eq!(entry.map_or(0, |entry| entry.windows), windows);
+            let Some(entry) = entry else {
+                continue;
+            };
+            assert_eq!(entry.list.is_some(), entry.kind == TagKind::List);
+            let Some(list) = &entry.list else {
+                continue;
+            };
+            pieces += entry.max_pages;
+            let total: u64 = list.pieces.iter().map(|p| u64::from(p.length)).sum();
+            assert_eq!(list.length, total);
+            assert!(list.pieces.len() <= entry.max_pages as usize);
+            // What is still there of them has their bytes, and all the rights of the list.
+            for piece in &list.pieces {
+                if tpt.target(piece.region, piece.generation).is_ok() {
+                    let region = tpt.entry(piece.region).unwrap();
+                    assert_eq!((region.kind, region.pd), (TagKind::Region, entry.pd));
+                    assert!(piece.offset + u64::from(piece.length) <= region.length());
+                    assert_eq!(entry.access & ACCESS_REMOTE & !region.access, 0);
+                }
+            }
         }
+        assert_eq!(tpt.pieces, pieces);
         assert_eq!(tpt.bound, bound);
     }
 
@@ -2062,7 +3232,7 @@ mod tests {
             (state >> 16) % below
         };
         let mut tpt = empty();
-        let mut done = [0; 8];
+        let mut done = [0; 9];
         let mut spans = Vec::new();
         for _ in 0..50_000 {
             let tag = Tag::new(1 + random(6) as u32, random(2) as u8);
@@ -2070,28 +3240,28 @@ mod tests {
                 pd: PD,
                 qpn: random(3) as u32,
             };
-            let operation = random(8) as usize;
+            let operation = random(9) as usize;
             let succeeded = match operation {
                 0 => tpt
                     .register(&RegisterRegion {
                         flags: random(2) as u32,
-                        ..command(tag, RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH))
+                        ..command(tag, FULL | ((random(2) as u32) * ACCESS_ONE_TOUCH))
                     })
                     .is_ok(),
                 1 => {
-                    let kind = 1 + random(3) as u8;
+                    let kind = [1, 2, 3, 5][random(4) as usize];
                     tpt.allocate(&AllocateTag {
                         tag: tag.0,
                         pd: PD,
                         kind,
                         reserved: [0; 3],
-                        max_pages: u32::from(kind == 1) * 4,
+                        max_pages: u32::from(matches!(kind, 1 | 5)) * 4,
                     })
                     .is_ok()
                 }
                 2 => random(4) == 0 && tpt.release(tag).is_ok(),
                 3 => {
-                    let access = RIGHTS | ((random(2) as u32) * ACCESS_ONE_TOUCH);
+                    let access = FULL | ((random(2) as u32) * ACCESS_ONE_TOUCH);
                     tpt.register_from_queue(
                         &FastRegisterPart {
                             access,
@@ -2119,6 +3289,21 @@ mod tests {
                     }
                     true
                 }
+                7 => {
+                    let pieces: Vec<_> = (0..1 + random(3))
+                        .map(|_| {
+                            let region = Tag::new(1 + random(6) as u32, random(2) as u8);
+                            sge(region, ADDRESS + 100 * random(3), 50)
+                        })
+                        .collect();
+                    let access = ACCESS_REMOTE_WRITE | ((random(2) as u32) * ACCESS_ONE_TOUCH);
+                    let part = ListPart {
+                        access,
+                        address: ADDRESS + 100,
+                        ..list_part(tag)
+                    };
+                    tpt.register_list(&part, &pieces, PD).is_ok()
+                }
                 _ => {
                     // The newest first.
                     if let Ok(span) = remote(&tpt, tag, ADDRESS + 100, 50, holder.qpn) {
@@ -2130,7 +3315,7 @@ mod tests {
                         _ => Arrival::InOrder,
                     };
                     if random(4) == 0 {
-                        tpt.touch_local(tag.0);
+                        tpt.touch_local(&sge(tag, ADDRESS + 100, 50));
                         tpt.caught_up(tag, random(10) as u32);
                     }
                     spans

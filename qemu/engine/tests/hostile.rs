@@ -116,6 +116,9 @@ struct Seen {
     resets: u64,
 }
 
+/// Tags made for registrations by work request: two of lists, one of a region.
+const LISTS: [u32; 3] = [5, 6, 7];
+
 /// A machine whose driver has lost its mind.
 struct Hostile {
     node: Node,
@@ -300,10 +303,27 @@ impl Hostile {
             self.command(&RegisterRegion {
                 tag: base.tag(tag),
                 pd: 1,
-                access: ACCESS_ALL & !ACCESS_ZERO_BASED,
+                // Some of them for as many messages as there are.
+                access: match tag {
+                    1 | 2 => ACCESS_ALL & !ACCESS_ZERO_BASED,
+                    _ => ACCESS_ALL & !(ACCESS_ZERO_BASED | ACCESS_ONE_TOUCH),
+                },
                 flags: 0,
                 address: 0,
                 buffer: Buffer::contiguous(MEMORY_BASE, MEMORY_SIZE as u64),
+            });
+        }
+        for (tag, kind) in [
+            (LISTS[0], TagKind::List),
+            (LISTS[1], TagKind::List),
+            (LISTS[2], TagKind::Region),
+        ] {
+            self.command(&AllocateTag {
+                tag: base.tag(tag),
+                pd: 1,
+                kind: kind.number(),
+                reserved: [0; 3],
+                max_pages: 4,
             });
         }
     }
@@ -338,6 +358,7 @@ impl Hostile {
             service: service_of(qpn).number(),
             transport: Transport::RoceV2.number(),
             flags: (self.random.below(16) as u16 & !QP_FLAG_SRQ)
+                | self.random.pick(&[0, QP_FLAG_LISTS, QP_FLAG_LISTS])
                 | if shared { QP_FLAG_SRQ } else { 0 },
             sq_log_blocks: 6,
             rq_log_entries: 5,
@@ -629,12 +650,12 @@ impl Hostile {
                 let command = AllocateTag {
                     tag: base.tag(number),
                     pd: 1,
-                    kind: random.below(5) as u8,
+                    kind: random.below(7) as u8,
                     reserved: [0; 3],
-                    max_pages: if random.one_in(2) {
-                        0
-                    } else {
-                        random.nasty() as u32
+                    max_pages: match random.below(3) {
+                        0 => 0,
+                        1 => 1 + random.below(17) as u32,
+                        _ => random.nasty() as u32,
                     },
                 };
                 self.command(&command);
@@ -855,7 +876,9 @@ impl Hostile {
             } else {
                 random.nasty() as u32
             },
-            lkey: if right {
+            lkey: if right && random.one_in(6) {
+                base.tag(random.pick(&LISTS)) | random.below(2) as u32
+            } else if right {
                 base.tag(1 + random.below(4) as u32)
             } else {
                 base.tag(random.number())
@@ -897,17 +920,24 @@ impl Hostile {
             let opcode = if datagram && !random.one_in(40) {
                 1 + random.below(2) as u8
             } else {
-                random.pick(&[1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 13])
+                random.pick(&[
+                    1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 13, 15, 15, 28, 28, 28, 29, 29,
+                ])
             };
             let parsed = SendOpcode::from_number(opcode).expect("an opcode");
             let atomic = matches!(
                 parsed,
                 SendOpcode::CompareSwap | SendOpcode::FetchAdd | SendOpcode::AtomicWrite
             );
-            let local = opcode >= 9;
+            let local = (9..=13).contains(&opcode);
+            let listed = matches!(
+                parsed,
+                SendOpcode::RegisterList | SendOpcode::RegisterListSend
+            );
             let count = match (atomic, local) {
                 (true, _) => 1,
                 (_, true) => 0,
+                _ if listed => 1 + random.below(5) as usize,
                 _ => random.below(4) as usize,
             };
             let mut bytes = [0u8; MAX_BLOCKS * BLOCK_SIZE];
@@ -921,7 +951,7 @@ impl Hostile {
             if (service_of(qpn) == Service::XrcIni) != random.one_in(RARELY) {
                 header.srqn = numbers.srqn(random.pick(&[2, 2, 2, 2, 2, 2, 1, 9]));
             }
-            if random.one_in(8) && matches!(opcode, 1..=5) {
+            if random.one_in(8) && matches!(opcode, 1..=5 | 15 | 29) {
                 header.flags |= SEND_INLINE;
                 header.sge_count = 0;
                 header.inline_length = random.below(257) as u16;
@@ -950,6 +980,8 @@ impl Hostile {
                     random.nasty() as u32
                 } else if qpn == 2 {
                     0x900
+                } else if random.one_in(6) {
+                    numbers.tag(random.pick(&LISTS)) | random.below(2) as u32
                 } else {
                     numbers.tag(1)
                 },
@@ -999,7 +1031,9 @@ impl Hostile {
                     );
                     let part = SendPart {
                         immediate,
-                        tag: if invalidates {
+                        tag: if invalidates && random.one_in(2) {
+                            numbers.tag(random.pick(&LISTS)) | random.below(2) as u32
+                        } else if invalidates {
                             numbers.tag(1 + random.below(4) as u32)
                         } else {
                             0
@@ -1019,6 +1053,45 @@ impl Hostile {
                     reserved: 0,
                 };
                 bytes[16..48].copy_from_slice(flush.as_bytes());
+            }
+            if listed {
+                let mut list = ListPart {
+                    tag: numbers.tag(random.pick(&LISTS)) | random.below(2) as u32,
+                    access: random.below(256) as u32 & !ACCESS_WINDOW_BIND,
+                    address: random.pick(&[0, 0, 0, u64::MAX - 5000, 12]),
+                    pieces: count as u8,
+                    ..ListPart::zeroed()
+                };
+                if parsed == SendOpcode::RegisterListSend && random.one_in(2) {
+                    list.pieces = 1;
+                }
+                if random.one_in(20) {
+                    list.pieces = random.next() as u8;
+                    list.access = random.nasty() as u32;
+                }
+                bytes[16..48].copy_from_slice(list.as_bytes());
+            }
+            if matches!(parsed, SendOpcode::FastRegister | SendOpcode::RegisterSend) {
+                let register = FastRegisterPart {
+                    tag: numbers.tag(random.pick(&LISTS)) | random.below(2) as u32,
+                    access: random.below(256) as u32,
+                    address: random.pick(&[0, 0, 0, u64::MAX - 5000, 12]),
+                    buffer: random.buffer(),
+                    reserved: 0,
+                };
+                bytes[16..64].copy_from_slice(register.as_bytes());
+            }
+            if matches!(
+                parsed,
+                SendOpcode::RegisterSend | SendOpcode::RegisterListSend
+            ) {
+                let there = numbers.tag(1 + random.below(4) as u32);
+                let send = SendPart {
+                    tag: random.pick(&[0, 0, there]),
+                    ..SendPart::zeroed()
+                };
+                let at = 16 + part - size_of::<SendPart>();
+                bytes[at..16 + part].copy_from_slice(send.as_bytes());
             }
             if parsed == SendOpcode::Bind {
                 let window = numbers.tag(random.number());
@@ -1041,6 +1114,10 @@ impl Hostile {
                 let mut entry = Self::random_sge(random, numbers);
                 if atomic {
                     entry.length = 8;
+                }
+                if listed && !random.one_in(10) {
+                    entry.length = entry.length.max(1);
+                    entry.lkey = numbers.tag(3 + random.below(2) as u32);
                 }
                 sge.copy_from_slice(entry.as_bytes());
             }
@@ -1195,8 +1272,9 @@ fn honest() -> Node {
 }
 
 /// Returns commands, those of them that failed, and completions of the hostile machine; and how
-/// often shared receive queues were moved, completion queues bound anew, and slow resets done.
-fn run(seed: u64, steps: usize) -> [u64; 6] {
+/// often shared receive queues were moved, completion queues bound anew, slow resets done, and
+/// registrations by work request made.
+fn run(seed: u64, steps: usize) -> [u64; 7] {
     let mut b = honest();
     let peer = Peer {
         receive_psn: 100,
@@ -1312,12 +1390,13 @@ fn run(seed: u64, steps: usize) -> [u64; 6] {
         a.seen.moves,
         a.seen.bindings,
         a.seen.resets,
+        counters.sq_registrations,
     ]
 }
 
 #[test]
 fn a_hostile_guest_harms_nobody_else() {
-    let (mut runs, mut all) = (0, [0; 6]);
+    let (mut runs, mut all) = (0, [0; 7]);
     for seed in seeds(&[1, 2, 3, 5, 8, 13, 21, 34], 8) {
         for (sum, count) in all.iter_mut().zip(run(seed, 600)) {
             *sum += count;
@@ -1325,13 +1404,14 @@ fn a_hostile_guest_harms_nobody_else() {
         runs += 1;
     }
     // What is refused at once tries little.
-    let [commands, failed, completions, moves, bindings, resets] = all;
+    let [commands, failed, completions, moves, bindings, resets, registrations] = all;
     println!("{commands} commands, {failed} failed, {completions} completions");
-    println!("{moves} moves, {bindings} bindings, {resets} resets");
+    println!("{moves} moves, {bindings} bindings, {resets} resets, {registrations} registrations");
     if runs > 4 {
         assert!(failed > runs && failed * 4 < commands);
         assert!(completions > 200 * runs);
         assert!(moves > 2 * runs && bindings > 8 * runs && resets > runs);
+        assert!(registrations > runs);
     }
     println!("{} bytes at most", PEAK.load(Ordering::Relaxed));
 }

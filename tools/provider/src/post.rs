@@ -170,7 +170,11 @@ impl Part {
 /// How the completion names an operation.
 fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
     match opcode {
-        SendOpcode::Send | SendOpcode::SendImmediate | SendOpcode::SendInvalidate => IBV_WC_SEND,
+        SendOpcode::Send
+        | SendOpcode::SendImmediate
+        | SendOpcode::SendInvalidate
+        | SendOpcode::RegisterSend
+        | SendOpcode::RegisterListSend => IBV_WC_SEND,
         SendOpcode::Write | SendOpcode::WriteImmediate => IBV_WC_RDMA_WRITE,
         SendOpcode::Read => IBV_WC_RDMA_READ,
         SendOpcode::CompareSwap => IBV_WC_COMP_SWAP,
@@ -180,7 +184,7 @@ fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
         SendOpcode::AtomicWrite => IBV_WC_ATOMIC_WRITE,
         SendOpcode::Flush => IBV_WC_FLUSH,
         // User space does not register through the queue.
-        SendOpcode::FastRegister => IBV_WC_DRIVER1,
+        SendOpcode::FastRegister | SendOpcode::RegisterList => IBV_WC_DRIVER1,
     }
 }
 
@@ -727,7 +731,10 @@ mod tests {
             }
             SendOpcode::Bind => Part::Bind(of(bytes)),
             SendOpcode::Flush => Part::Flush(of(bytes)),
-            SendOpcode::FastRegister => panic!("user space does not register"),
+            SendOpcode::FastRegister
+            | SendOpcode::RegisterSend
+            | SendOpcode::RegisterList
+            | SendOpcode::RegisterListSend => panic!("user space does not register"),
         };
         if matches!(opcode, SendOpcode::LocalInvalidate | SendOpcode::Bind) {
             assert_eq!(header.srqn, 0);

@@ -201,8 +201,8 @@ impl RingLayout {
         if layout.sq_log_blocks > caps.sq_max_log_blocks
             || layout.rq_log_entries > caps.rq_max_log_entries
             || !(abi::RQ_MIN_LOG_STRIDE..=abi::RQ_MAX_LOG_STRIDE).contains(&layout.rq_log_stride)
-            || request.reserved0 != 0
-            || request.reserved1 != 0
+            || request.flags != 0
+            || request.reserved != 0
         {
             return Err(EINVAL);
         }

@@ -2,6 +2,7 @@
 //! Reset, version handshake, features.
 
 use super::checks;
+use super::fixture::and_send;
 use crate::host::{region_of, Host};
 use crate::memory::{NOWHERE, PAGE, SIZE};
 use crate::outcome::{not_here, wait_for, Outcome};
@@ -60,14 +61,15 @@ checks! {
 }
 
 /// Features that need another, and which.
-const NEEDS: [(u64, u64); 3] = [
+const NEEDS: [(u64, u64); 4] = [
     (FEATURE_XRC, FEATURE_SRQ),
     (FEATURE_MULTICAST, FEATURE_UD),
     (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
+    (FEATURE_REGISTER_SEND, FEATURE_FAST_REGISTER),
 ];
 
 /// The features that there are.
-const FEATURES: [u64; 20] = [
+const FEATURES: [u64; 22] = [
     FEATURE_SRQ,
     FEATURE_ATOMICS,
     FEATURE_WINDOWS,
@@ -88,6 +90,8 @@ const FEATURES: [u64; 20] = [
     FEATURE_VECTOR_MAP,
     FEATURE_SWITCH_EQ,
     FEATURE_EQ_CONTROL,
+    FEATURE_REGISTER_SEND,
+    FEATURE_LISTS,
 ];
 
 fn magic(host: &mut Host) -> Outcome {
@@ -671,18 +675,28 @@ fn commands_without_their_feature(host: &mut Host) -> Outcome {
         let command = host.qp_command(service, &cq);
         host.refuse(&command, no)?;
     }
-    for flags in [QP_FLAG_SRQ, QP_FLAG_FAST_REGISTER] {
+    for flags in [
+        QP_FLAG_SRQ,
+        QP_FLAG_FAST_REGISTER,
+        QP_FLAG_FAST_REGISTER_DRAINS,
+        QP_FLAG_LISTS,
+    ] {
         let mut command = host.qp_command(Service::Rc, &cq);
         command.flags = flags;
         host.refuse(&command, no)?;
     }
-    for kind in [TagKind::Region, TagKind::Window1, TagKind::Window2B] {
+    for kind in [
+        TagKind::Region,
+        TagKind::Window1,
+        TagKind::Window2B,
+        TagKind::List,
+    ] {
         let command = AllocateTag {
             tag: host.fresh_tag(),
             pd: crate::host::PD,
             kind: kind.number(),
             reserved: [0; 3],
-            max_pages: u32::from(kind == TagKind::Region),
+            max_pages: u32::from(matches!(kind, TagKind::Region | TagKind::List)),
         };
         host.refuse(&command, no)?;
     }
@@ -740,6 +754,10 @@ fn work_without_its_feature(host: &mut Host) -> Outcome {
         placement: FLUSH_GLOBAL,
         ..FlushPart::zeroed()
     };
+    let list = ListPart {
+        pieces: 1,
+        ..ListPart::zeroed()
+    };
     let works = [
         (true, atomic),
         (false, Work::with_part(SendOpcode::Flush, &flush, &[])),
@@ -754,6 +772,18 @@ fn work_without_its_feature(host: &mut Host) -> Outcome {
         (
             false,
             Work::with_part(SendOpcode::FastRegister, &FastRegisterPart::zeroed(), &[]),
+        ),
+        (
+            false,
+            and_send(
+                Work::with_part(SendOpcode::FastRegister, &FastRegisterPart::zeroed(), &[]),
+                &[],
+            ),
+        ),
+        (true, Work::with_part(SendOpcode::RegisterList, &list, &[])),
+        (
+            true,
+            and_send(Work::with_part(SendOpcode::RegisterList, &list, &[]), &[]),
         ),
         (false, Work::invalidate(SendOpcode::LocalInvalidate, 0x100)),
         (false, Work::invalidate(SendOpcode::SendInvalidate, 0x100)),

@@ -6,7 +6,7 @@ use super::fixture::*;
 use crate::host::{region_of, Host, PEER_GID, RECEIVE_PSN};
 use crate::memory::{NOWHERE, PAGE};
 use crate::outcome::{not_here, wait_for, Outcome};
-use crate::packet::rc;
+use crate::packet::{aeth, rc, syndrome};
 use crate::rings::{Cq, Qp, Region, Srq};
 use crate::work::Work;
 use crate::{ensure, ensure_eq};
@@ -243,6 +243,14 @@ checks! {
     ]),
     "DEV-3-158" => map_is_read,
     "DEV-3-159" => processors,
+    "DEV-3-160" => |h| {
+        h.start_needing(FEATURE_LISTS)?;
+        let right = allocation(h, TagKind::List);
+        variants(h, right, BadParameter, |c, _| [0, MAX_PIECES as u32 + 1, u32::MAX]
+            .map(|max_pages| AllocateTag { max_pages, ..c }).to_vec())
+    },
+    "DEV-3-161" => registrations_are_counted,
+    "DEV-3-162" => early_uses_are_counted,
     "DEV-3-96" => what_a_queue_pair_says,
     "DEV-3-97" => destroyed_in_every_state,
     "DEV-3-98" => destroyed_queue_pair,
@@ -1529,6 +1537,66 @@ fn device_memory_descriptions(host: &mut Host) -> Outcome {
         host.refuse(&bad, BadParameter)?;
     }
     host.execute(&right)
+}
+
+fn registrations_are_counted(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_FAST_REGISTER | FEATURE_LISTS)?;
+    let mut pair = Pair::flagged(host, QP_FLAG_FAST_REGISTER | QP_FLAG_LISTS)?;
+    let before = host.counter("sq_registrations")?;
+    let tag = allocate(host, TagKind::Region)?;
+    let (work, region) = fast_register(host, tag, 0);
+    pair.ends(host, &work, CompletionStatus::Success)?;
+    let list = List {
+        part: ListPart {
+            tag: allocate(host, TagKind::List)?,
+            address: LIST_ADDRESS,
+            ..ListPart::zeroed()
+        },
+        pieces: vec![region.sge(0, 8)],
+    };
+    let mut bad = region.sge(0, 8);
+    bad.lkey ^= 1;
+    let status = CompletionStatus::LocalProtection;
+    // One that is made though its send fails; then one that is not.
+    let work = and_send(list.work(SendOpcode::RegisterList), &[bad]);
+    pair.ends(host, &work, status)?;
+    let mut pair = Pair::flagged(host, QP_FLAG_LISTS)?;
+    pair.ends(host, &list.work(SendOpcode::RegisterList), status)?;
+    let after = host.counter("sq_registrations")?;
+    ensure_eq!(after - before, 2, "sq_registrations");
+    Ok(())
+}
+
+fn early_uses_are_counted(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_FAST_REGISTER)?;
+    let mut cq = host.create_cq()?;
+    let mut command = host.qp_command(Service::Rc, &cq);
+    command.flags = QP_FLAG_FAST_REGISTER;
+    host.wire()?;
+    let mut qp = host.make_qp(&command)?;
+    let connection = host.to_neighbour();
+    host.bring(Service::Rc, &qp, QueuePairStateCode::Rts, &connection)?;
+    let tag = allocate(host, TagKind::Region)?;
+    let (work, region) = fast_register(host, tag, 0);
+    // The first is not acknowledged, so that the registration is not complete.
+    let before = host.counter("early_uses")?;
+    let first = host.post(&mut qp, &Work::send(&[]))?;
+    let second = host.post(&mut qp, &work)?;
+    let third = host.post(&mut qp, &Work::send(&[region.sge(0, 8)]))?;
+    host.wire()?.packet()?;
+    let last = host.wire()?.packet()?;
+    host.no_completion(&mut cq)?;
+    ensure_eq!(host.counter("early_uses")? - before, 1, "early_uses");
+    let neighbour = host.neighbour(&qp);
+    let ack = neighbour.packet(rc::ACKNOWLEDGE, last.psn, aeth(syndrome::ACK, 2));
+    host.wire()?.send(&ack.encode())?;
+    for index in [first, second, third] {
+        host.completes(&mut cq, (qp.qpn, index), CompletionStatus::Success)?;
+    }
+    host.post(&mut qp, &Work::send(&[region.sge(0, 8)]))?;
+    host.wire()?.packet()?;
+    ensure_eq!(host.counter("early_uses")? - before, 1, "early_uses");
+    Ok(())
 }
 
 fn allocated_tag(host: &mut Host) -> Outcome {

@@ -128,6 +128,7 @@ checks! {
     "DEV-7-66" => wrong_shared_receive_queue,
     "DEV-7-67" => |h| extended_without(h, Service::XrcIni),
     "DEV-7-68" => |h| extended_without(h, Service::XrcTgt),
+    "DEV-7-69" => registers_and_sends_and_fails,
 }
 
 /// Offset of `send_producer`.
@@ -723,6 +724,32 @@ fn after_a_failed_registration(host: &mut Host) -> Outcome {
     let (good, _) = fast_register(host, tag, 0);
     pair.ends(host, &good, Success)?;
     pair.ends(host, &empty_write(), Success)
+}
+
+fn registers_and_sends_and_fails(host: &mut Host) -> Outcome {
+    for made in [false, true] {
+        host.start_needing(FEATURE_LISTS)?;
+        let flags = QP_FLAG_LISTS | QP_FLAG_FAST_REGISTER_DRAINS;
+        let mut pair = Pair::flagged(host, flags)?;
+        let region = host.region(0, PAGE)?;
+        let (good, mut bad) = (region.sge(0, 8), region.sge(0, 8));
+        bad.lkey ^= 1;
+        let (piece, data) = if made { (good, bad) } else { (bad, good) };
+        let list = List {
+            part: ListPart {
+                tag: allocate(host, TagKind::List)?,
+                address: LIST_ADDRESS,
+                ..ListPart::zeroed()
+            },
+            pieces: vec![piece],
+        };
+        let work = and_send(list.work(SendOpcode::RegisterList), &[data]);
+        pair.ends(host, &work, LocalProtection)?;
+        let state = if made { Error } else { Sqd };
+        ensure_eq!(host.state(pair.a.qpn)?, state, "the state");
+        host.device.control_reset()?;
+    }
+    Ok(())
 }
 
 fn served_all_along(host: &mut Host) -> Outcome {

@@ -44,6 +44,27 @@ checks! {
     "DEV-8-21" => |h| works(h, Malformed, |_| {
         Work::with_part(SendOpcode::Send, &SendPart { tag: 0x100, ..SendPart::zeroed() }, &[])
     }),
+    "DEV-8-62" => tag_of_a_registration_that_sends,
+    "DEV-8-63" => completions_of_registrations,
+    "DEV-8-64" => |h| {
+        h.start_needing(FEATURE_LISTS)?;
+        for (opcode, entries, pieces) in [
+            (SendOpcode::RegisterList, 2, 1),
+            (SendOpcode::RegisterList, 1, 2),
+            (SendOpcode::RegisterList, 1, 0),
+            (SendOpcode::RegisterListSend, 1, 2),
+            (SendOpcode::RegisterListSend, 1, 0),
+            (SendOpcode::RegisterListSend, MAX_SGE, 17),
+        ] {
+            works(h, Malformed, |r| {
+                let part = ListPart { pieces, ..ListPart::zeroed() };
+                let sges = vec![r.sge(0, 1); entries];
+                let work = Work::with_part(SendOpcode::RegisterList, &part, &sges);
+                if opcode == SendOpcode::RegisterList { work } else { and_send(work, &[]) }
+            })?;
+        }
+        Ok(())
+    },
     "DEV-8-61" => |h| {
         h.start_needing(FEATURE_ATOMICS)?;
         let part = AtomicPart { compare: 1, ..AtomicPart::zeroed() };
@@ -432,6 +453,65 @@ fn works(host: &mut Host, status: CompletionStatus, make: impl Fn(&Region) -> Wo
     }
     let region = host.region(ACCESS_LOCAL_WRITE, PAGE)?;
     ends(host, &make(&region), status)
+}
+
+/// A pair that may register lists, and a registration that sends nothing.
+fn list_and_send(host: &mut Host) -> Outcome<(Pair, List, Work)> {
+    host.start_needing(FEATURE_LISTS)?;
+    let region = host.region(ACCESS_LOCAL_WRITE, PAGE)?;
+    let list = List {
+        part: ListPart {
+            tag: allocate(host, TagKind::List)?,
+            address: LIST_ADDRESS,
+            ..ListPart::zeroed()
+        },
+        pieces: vec![region.sge(0, 8)],
+    };
+    let pair = Pair::flagged(host, QP_FLAG_LISTS)?;
+    let work = and_send(list.work(SendOpcode::RegisterList), &[]);
+    Ok((pair, list, work))
+}
+
+fn tag_of_a_registration_that_sends(host: &mut Host) -> Outcome {
+    // With none.
+    let (mut pair, list, mut work) = list_and_send(host)?;
+    host.post_receive(&mut pair.b, &[])?;
+    pair.ends(host, &work, Success)?;
+    let received = pair.received(host)?;
+    ensure_eq!(received.flags & COMPLETION_INVALIDATED, 0, "the flags");
+    // With that of the list itself: both ends are of one device.
+    let invalidate = Work::invalidate(SendOpcode::LocalInvalidate, list.part.tag);
+    pair.ends(host, &invalidate, Success)?;
+    let at = size_of::<ListPart>() + 8;
+    work.part[at..at + 4].copy_from_slice(&list.part.tag.to_le_bytes());
+    host.post_receive(&mut pair.b, &[])?;
+    pair.ends(host, &work, Success)?;
+    let received = pair.received(host)?;
+    ensure!(
+        received.flags & COMPLETION_INVALIDATED != 0,
+        "COMPLETION_INVALIDATED"
+    );
+    ensure_eq!(received.tag, list.part.tag, "the tag that was invalidated");
+    send_ends(host, list.region().sge(0, 8), LocalProtection)
+}
+
+fn completions_of_registrations(host: &mut Host) -> Outcome {
+    let (mut pair, list, work) = list_and_send(host)?;
+    host.post_receive(&mut pair.b, &[])?;
+    let entry = pair.post(host, &work)?;
+    ensure_eq!(entry.opcode, CompletionOpcode::Send.number(), "the opcode");
+    pair.received(host)?;
+    host.no_completion(&mut pair.cq)?;
+    let invalidate = Work::invalidate(SendOpcode::LocalInvalidate, list.part.tag);
+    pair.ends(host, &invalidate, Success)?;
+    let entry = pair.post(host, &list.work(SendOpcode::RegisterList))?;
+    let opcode = CompletionOpcode::FastRegister.number();
+    ensure_eq!(entry.opcode, opcode, "the opcode");
+    // That of one that fails, its registration being there already.
+    let entry = pair.post(host, &work)?;
+    ensure_eq!(entry.status, LocalProtection.number(), "the status");
+    ensure_eq!(entry.opcode, CompletionOpcode::Send.number(), "the opcode");
+    host.no_completion(&mut pair.cq)
 }
 
 fn reserved_fields(host: &mut Host) -> Outcome {

@@ -235,7 +235,10 @@ pub fn allocation(host: &mut Host, kind: TagKind) -> AllocateTag {
         pd: PD,
         kind: kind.number(),
         reserved: [0; 3],
-        max_pages: if kind == TagKind::Region { 4 } else { 0 },
+        max_pages: match kind {
+            TagKind::Region | TagKind::List => 4,
+            TagKind::Window1 | TagKind::Window2B => 0,
+        },
     }
 }
 
@@ -266,6 +269,56 @@ pub fn fast_register(host: &mut Host, tag: u32, access: u32) -> (Work, Region) {
         Work::with_part(SendOpcode::FastRegister, &part, &[]),
         region,
     )
+}
+
+/// The same registration, and a send of these entries in one work request with it.
+pub fn and_send(registration: Work, data: &[Sge]) -> Work {
+    let mut work = registration;
+    let list = work.header.opcode == SendOpcode::RegisterList.number();
+    work.header.opcode = match list {
+        true => SendOpcode::RegisterListSend.number(),
+        false => SendOpcode::RegisterSend.number(),
+    };
+    work.part.extend(SendPart::zeroed().as_bytes());
+    work.sges.extend(data);
+    work
+}
+
+/// The first address of lists.
+pub const LIST_ADDRESS: u64 = 0x4000_0000_0000;
+
+/// A list to register.
+#[derive(Clone, Debug)]
+pub struct List {
+    /// What it is to be; the number of pieces is filled in.
+    pub part: ListPart,
+    /// Its pieces.
+    pub pieces: Vec<Sge>,
+}
+
+impl List {
+    /// The work request that registers it.
+    pub fn work(&self, opcode: SendOpcode) -> Work {
+        let part = ListPart {
+            pieces: self.pieces.len() as u8,
+            ..self.part
+        };
+        Work::with_part(opcode, &part, &self.pieces)
+    }
+
+    /// What it looks like to its users; it has no memory of its own.
+    pub fn region(&self) -> Region {
+        Region {
+            tag: self.part.tag,
+            address: self.part.address,
+            dma: 0,
+            length: self
+                .pieces
+                .iter()
+                .map(|piece| u64::from(piece.length))
+                .sum(),
+        }
+    }
 }
 
 /// A bind of all of a region.

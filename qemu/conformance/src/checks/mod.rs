@@ -5,6 +5,7 @@ mod ch01;
 mod ch02;
 mod ch03;
 mod ch04;
+mod ch04_lists;
 mod ch05;
 mod ch06;
 mod ch07;
@@ -64,6 +65,7 @@ pub fn all() -> Vec<&'static Check> {
         ch02::CHECKS,
         ch03::CHECKS,
         ch04::CHECKS,
+        ch04_lists::CHECKS,
         ch05::CHECKS,
         ch06::CHECKS,
         ch07::CHECKS,

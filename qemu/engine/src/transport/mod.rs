@@ -23,18 +23,18 @@ use crate::roce::{
 use crate::{Disposition, Medium, Progress};
 use ferrite_abi::{EventCode, QueuePairStateCode as State, Service};
 use ferrite_abi::{
-    FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_FAST_REGISTER, FEATURE_FLUSH, FEATURE_MULTICAST,
-    FEATURE_UC, FEATURE_UD, FEATURE_WINDOWS, FEATURE_XRC, MODIFY_ADDRESS_VECTOR, MODIFY_RETRY,
-    MODIFY_RNR_RETRY, VLAN_NONE,
+    FEATURE_ATOMICS, FEATURE_ATOMIC_WRITE, FEATURE_FAST_REGISTER, FEATURE_FLUSH, FEATURE_LISTS,
+    FEATURE_MULTICAST, FEATURE_UC, FEATURE_UD, FEATURE_WINDOWS, FEATURE_XRC, MODIFY_ADDRESS_VECTOR,
+    MODIFY_RETRY, MODIFY_RNR_RETRY, VLAN_NONE,
 };
 use requester::Requester;
 use responder::Responder;
 use unreliable::Sender;
 
 /// Whether host and device have agreed on something that tags are invalidated for: registration
-/// through send queues, or windows.
+/// through send queues, windows, or lists.
 fn invalidates(core: &Core) -> bool {
-    core.features & (FEATURE_FAST_REGISTER | FEATURE_WINDOWS) != 0
+    core.features & (FEATURE_FAST_REGISTER | FEATURE_WINDOWS | FEATURE_LISTS) != 0
 }
 
 /// The features that are this module's doing.
@@ -139,6 +139,12 @@ fn base_header(qp: &QueuePair, opcode: u8, psn: u32) -> Bth {
         psn,
         ..Bth::default()
     }
+}
+
+/// Forgets all that is under way on `qp`.
+pub(crate) fn forget(core: &mut Core, qp: &mut QueuePair) {
+    requester::settle_all(core, qp);
+    qp.transport = Connection::default();
 }
 
 /// A modification of `qp` was taken over: `from` is the state it was in.

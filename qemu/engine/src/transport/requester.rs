@@ -17,8 +17,8 @@ use super::{base_header, invalidates, send_packet};
 use crate::core::{Core, SendCompletion};
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
-use crate::qp::{self, QueuePair};
-use crate::queue::{is_local, QueueError, SendBody, SendRequest};
+use crate::qp::{self, LocalError, QueuePair};
+use crate::queue::{is_local, registers, QueueError, SendBody, SendRequest};
 use crate::roce::{
     psn_add, psn_diff, AtomicEth, Bth, Feth, NakCode, Opcode, Operation, Packet, Position, Reth,
     Syndrome,
@@ -27,8 +27,8 @@ use crate::tpt::{LocalAccess, TptError};
 use crate::Progress;
 use ferrite_abi::{
     CompletionStatus, ModifyQueuePair, QueuePairStateCode as State, SendOpcode, FEATURE_ATOMICS,
-    FEATURE_ATOMIC_WRITE, FEATURE_FLUSH, FLUSH_GLOBAL, FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION,
-    MAX_MESSAGE, SEND_FENCE, SEND_SOLICITED,
+    FEATURE_ATOMIC_WRITE, FEATURE_FLUSH, FEATURE_LISTS, FEATURE_REGISTER_SEND, FLUSH_GLOBAL,
+    FLUSH_PERSISTENT, FLUSH_RANGE, FLUSH_REGION, MAX_MESSAGE, SEND_FENCE, SEND_SOLICITED,
 };
 use std::collections::VecDeque;
 
@@ -61,6 +61,16 @@ impl From<CompletionStatus> for Failure {
     }
 }
 
+impl From<LocalError> for Failure {
+    fn from(error: LocalError) -> Self {
+        let (status, vendor_syndrome) = error.status();
+        Self {
+            status,
+            vendor_syndrome,
+        }
+    }
+}
+
 impl From<QueueError> for Failure {
     fn from(error: QueueError) -> Self {
         Self {
@@ -82,8 +92,11 @@ pub(crate) struct Message {
     packets: u32,
     /// It cannot be sent (any further); it fails once all before it are complete.
     failure: Option<Failure>,
-    /// It is a local operation and was carried out.
+    /// It is a local operation and was carried out, or has a registration that was.
     done: bool,
+    /// It has made a registration and something before it is open: what [`crate::tpt::Tpt`] calls
+    /// that.
+    unsettled: Option<u64>,
 }
 
 impl Message {
@@ -106,6 +119,11 @@ impl Message {
 
     fn is_local(&self) -> bool {
         is_local(self.request.opcode)
+    }
+
+    /// Whether it registers something and has not done so yet.
+    fn is_to_register(&self) -> bool {
+        self.request.registration.is_some() && !self.done
     }
 
     /// Whether it is complete only with an answer of its own, not with an acknowledgement.
@@ -340,6 +358,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     qp.send.advance(message.request.end());
     message.first_psn = requester.unassigned;
     message.done = false;
+    message.unsettled = None;
     message.packets = if message.is_local() {
         0
     } else {
@@ -360,10 +379,12 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 
 /// What is wrong with a well-formed work request, before any of it is sent.
 fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> {
-    let opcode = message.request.opcode;
+    let request = &message.request;
+    let opcode = request.opcode;
     // Extended connections have neither of these.
     let unknown_there = matches!(opcode, SendOpcode::AtomicWrite | SendOpcode::Flush);
-    if !is_agreed_on(core, opcode) || unknown_there && qp.is_extended() {
+    let agreed_on = is_agreed_on(core, request.posted) && is_agreed_on(core, opcode);
+    if !agreed_on || unknown_there && qp.is_extended() {
         return Some(QueueError::Opcode.into());
     }
     if let SendBody::Flush(part) = &message.request.body {
@@ -379,13 +400,27 @@ fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> 
     if message.is_answered() && qp.attributes.ord == 0 {
         return Some(CompletionStatus::LocalQueuePairOperation.into());
     }
+    if message.is_to_register() {
+        // What it sends may be under the tag that it registers.
+        return None;
+    }
+    check_data(core, qp, message)
+}
+
+/// What is wrong with the memory of a work request's data, before any of it is sent.
+fn check_data(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> {
     let access = if message.brings_data() {
         LocalAccess::Write
     } else {
         LocalAccess::Read
     };
-    match core.check_sges(qp.domain(), message.request.sges(), access) {
-        Ok(()) => None,
+    let sges = message.request.sges();
+    match core.check_sges(qp.domain(), sges, access) {
+        Ok(()) => {
+            let early = core.uses_early(sges, 0, message.request.length as usize);
+            core.counters.early_uses += u64::from(early);
+            None
+        }
         Err(error) => {
             core.counters.access_errors += 1;
             Some(Failure {
@@ -397,13 +432,15 @@ fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> 
 }
 
 /// Whether host and device have agreed on what such a work request needs.
-fn is_agreed_on(core: &Core, opcode: SendOpcode) -> bool {
+pub(super) fn is_agreed_on(core: &Core, opcode: SendOpcode) -> bool {
     let has = |feature| core.features & feature != 0;
     match opcode {
         SendOpcode::CompareSwap | SendOpcode::FetchAdd => has(FEATURE_ATOMICS),
         SendOpcode::AtomicWrite => has(FEATURE_ATOMIC_WRITE),
         SendOpcode::Flush => has(FEATURE_FLUSH),
         SendOpcode::SendInvalidate => invalidates(core),
+        SendOpcode::RegisterSend => has(FEATURE_REGISTER_SEND),
+        SendOpcode::RegisterList | SendOpcode::RegisterListSend => has(FEATURE_LISTS),
         // The others are not optional, or are judged where they are carried out.
         _ => true,
     }
@@ -431,6 +468,11 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     if message.is_local() {
         return local(core, qp);
     }
+    if message.is_to_register() && !register(core, qp) {
+        return false;
+    }
+    let requester = &qp.transport.requester;
+    let message = &requester.messages[cursor];
     let Some(template) = qp.transport.template else {
         let failure = CompletionStatus::LocalQueuePairOperation.into();
         qp.transport.requester.messages[cursor].failure = Some(failure);
@@ -571,18 +613,60 @@ fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
         }
         let result = qp::execute_local(core, qp, &message.request);
         let message = &mut qp.transport.requester.messages[cursor];
-        message.done = true;
         if let Err(error) = result {
-            let (status, vendor_syndrome) = error.status();
-            message.failure = Some(Failure {
-                status,
-                vendor_syndrome,
-            });
+            message.failure = Some(error.into());
             return false;
+        }
+        message.done = true;
+        if let Some(registration) = &message.request.registration {
+            if cursor > 0 {
+                message.unsettled = Some(core.tpt.unsettled(registration.tag()));
+            }
         }
     }
     qp.transport.requester.cursor += 1;
     true
+}
+
+/// Carries out the registration of the message under the cursor, which then sends, and checks what it
+/// sends; false when something is wrong with either.
+fn register(core: &mut Core, qp: &mut QueuePair) -> bool {
+    let cursor = qp.transport.requester.cursor;
+    let message = &qp.transport.requester.messages[cursor];
+    let result = qp::register(core, qp, &message.request);
+    let requester = &mut qp.transport.requester;
+    let message = &mut requester.messages[cursor];
+    if let Err(error) = result {
+        message.failure = Some(error.into());
+        // It is the last one taken up, and nothing of it was sent: where the queue goes on, the next
+        // one has its sequence numbers.
+        message.packets = 0;
+        requester.unassigned = message.first_psn;
+        return false;
+    }
+    message.done = true;
+    if let (Some(registration), true) = (&message.request.registration, cursor > 0) {
+        message.unsettled = Some(core.tpt.unsettled(registration.tag()));
+    }
+    let failure = check_data(core, qp, &qp.transport.requester.messages[cursor]);
+    qp.transport.requester.messages[cursor].failure = failure;
+    failure.is_none()
+}
+
+/// Forgets what registrations are waiting for, of a queue pair that forgets everything.
+pub(super) fn settle_all(core: &mut Core, qp: &mut QueuePair) {
+    for message in &mut qp.transport.requester.messages {
+        settle(core, message);
+    }
+}
+
+/// Nothing before this message is open.
+fn settle(core: &mut Core, message: &mut Message) {
+    if let (Some(generation), Some(registration)) =
+        (message.unsettled.take(), &message.request.registration)
+    {
+        core.tpt.settled(registration.tag(), generation);
+    }
 }
 
 /// The opcode on the wire.
@@ -625,7 +709,10 @@ pub(super) fn wire_opcode(opcode: SendOpcode, position: Position) -> u8 {
         SendOpcode::AtomicWrite => [Opcode::RC_ATOMIC_WRITE; 4],
         SendOpcode::Flush => [Opcode::RC_FLUSH; 4],
         // Local operations are never sent.
-        SendOpcode::Read
+        SendOpcode::RegisterSend
+        | SendOpcode::RegisterList
+        | SendOpcode::RegisterListSend
+        | SendOpcode::Read
         | SendOpcode::LocalInvalidate
         | SendOpcode::FastRegister
         | SendOpcode::Bind => [Opcode::RC_READ_REQUEST; 4],
@@ -706,9 +793,10 @@ pub(super) fn extend_headers(
 fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
     loop {
         let requester = &mut qp.transport.requester;
-        let Some(front) = requester.messages.front() else {
+        let Some(front) = requester.messages.front_mut() else {
             return;
         };
+        settle(core, front);
         if let Some(failure) = front.failure {
             fail(core, qp, failure, host);
             return;
@@ -727,7 +815,7 @@ fn complete(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) {
         requester.cursor = requester.cursor.saturating_sub(1);
         if message.brings_data() {
             for sge in message.request.sges() {
-                core.tpt.touch_local(sge.lkey);
+                core.tpt.touch_local(sge);
             }
         }
         let completion = SendCompletion::of(&message.request, CompletionStatus::Success);
@@ -751,8 +839,11 @@ fn fail(core: &mut Core, qp: &mut QueuePair, failure: Failure, host: &mut dyn Ho
         vendor_syndrome: failure.vendor_syndrome,
         ..SendCompletion::of(&message.request, failure.status)
     };
+    // Only what the registration itself did not survive: not what was sent after it.
+    let posted = message.request.posted;
+    let unregistered = message.failure.is_some() && registers(posted) && !message.done;
     match core.complete_send(qp, &completion, host) {
-        Ok(()) if qp.stops_at(message.request.opcode) => {
+        Ok(()) if unregistered && qp.drains() && is_agreed_on(core, posted) => {
             // It was the last one taken up.
             qp.transport.requester.cursor = 0;
             qp::stop_sending(core, qp, host);

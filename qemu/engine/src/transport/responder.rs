@@ -100,8 +100,8 @@ impl Answer {
 enum Incoming {
     #[default]
     None,
-    /// A send: bytes so far, into the receive taken.
-    Send { received: u32 },
+    /// A send: bytes so far, into the receive taken; and whether that was counted as an early use.
+    Send { received: u32, early: bool },
     /// A write: bytes so far of those announced.
     Write {
         span: Span,
@@ -683,9 +683,9 @@ fn send(
     if position.starts() {
         take_receive(core, qp, packet, host)?;
     }
-    let received = match qp.transport.responder.incoming {
-        Incoming::Send { received } => received,
-        _ => 0,
+    let (received, counted) = match qp.transport.responder.incoming {
+        Incoming::Send { received, early } => (received, early),
+        _ => (0, false),
     };
     let receive = &qp.transport.responder.receive;
     if receive
@@ -724,14 +724,20 @@ fn send(
             NakCode::RemoteOperation,
         ),
     })?;
+    let length = packet.payload.len();
+    let early = counted || core.uses_early(receive.sges(), received.into(), length);
+    core.counters.early_uses += u64::from(early && !counted);
     if !position.ends() {
-        qp.transport.responder.incoming = Incoming::Send { received: total };
+        let received = total;
+        qp.transport.responder.incoming = Incoming::Send { received, early };
         qp.transport.responder.advance(1);
         return Ok(());
     }
     if let Some(tag) = packet.invalidate {
         let holder = remote_holder(core, qp, packet)?;
+        let early = core.tpt.is_early(tag);
         core.tpt.invalidate(tag, holder)?;
+        core.counters.early_uses += u64::from(early);
     }
     qp.transport.responder.incoming = Incoming::None;
     complete_receive(core, qp, packet, CompletionOpcode::Receive, total, host)?;
@@ -785,6 +791,9 @@ fn write(
     }
     core.tpt
         .write(host, &span, received.into(), packet.payload)?;
+    if position.starts() {
+        core.counters.early_uses += u64::from(core.tpt.is_early_span(&span));
+    }
     // A packet out of order is not executed, so that one that is, is always in order.
     core.tpt.touch(&span, position.ends(), Arrival::InOrder)?;
     let responder = &mut qp.transport.responder;
@@ -847,6 +856,7 @@ fn read(
     // The peer is told to wait now, rather than left to wonder where its answer is.
     let probed = reth.length.min(PROBE) as usize;
     core.tpt.probe(&*host, &span, 0, probed, false)?;
+    core.counters.early_uses += u64::from(core.tpt.is_early_span(&span));
     let count = packets(reth.length, qp.attributes.log_mtu);
     let responder = &mut qp.transport.responder;
     responder.answers.push_back(Answer::Read {
@@ -906,7 +916,9 @@ fn carry_out(
     operation: AtomicOperation,
     host: &mut dyn Host,
 ) -> Result<(), Refusal> {
+    let early = core.tpt.is_early_span(&span);
     let original = core.tpt.atomic(host, &span, operation)?;
+    core.counters.early_uses += u64::from(early);
     let responder = &mut qp.transport.responder;
     let answer = match operation {
         AtomicOperation::Store(_) => Answer::Placed { psn },
@@ -987,6 +999,7 @@ fn flush(
     };
     let holder = remote_holder(core, qp, packet)?;
     core.tpt.check_flush(reth.rkey, range, holder)?;
+    core.counters.early_uses += u64::from(core.tpt.is_early(reth.rkey));
     // Writes are in host memory when they are carried out, and those before this one have been.
     host.fence();
     let responder = &mut qp.transport.responder;

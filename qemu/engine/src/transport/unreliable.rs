@@ -5,13 +5,13 @@
 //! A message is complete for its sender when its last packet has left. A work request that cannot
 //! be sent stops the send queue (state SQE) and nothing else.
 
-use super::requester::{extend_headers, wire_opcode, Failure};
+use super::requester::{extend_headers, is_agreed_on, wire_opcode, Failure};
 use super::{base_header, send_packet, template_of};
 use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, MAX_LOG_MTU};
 use crate::memory::{Host, Way};
 use crate::paging::{Outcome, Side};
 use crate::qp::{self, QueuePair};
-use crate::queue::{QueueError, ReceiveRequest, SendBody, SendRequest};
+use crate::queue::{registers, QueueError, ReceiveRequest, SendBody, SendRequest};
 use crate::roce::{self, psn_add, Bth, Deth, Frame, Packet, Position, Template, PKEY_DEFAULT};
 use crate::tpt::{LocalAccess, TptError};
 use crate::Progress;
@@ -92,6 +92,8 @@ pub(super) fn run(
                 (request, result)
             }
         };
+        // One that succeeds never stops the queue, so that it need not be told apart.
+        let stops = registers(request.posted) && is_agreed_on(core, request.posted) && qp.drains();
         let completion = match result {
             Ok(Sent::Part) => {
                 qp.transport.sender.request = Some(request);
@@ -120,7 +122,7 @@ pub(super) fn run(
             return Progress::Blocked;
         }
         if completion.status != CompletionStatus::Success {
-            if qp.stops_at(completion.opcode) {
+            if stops {
                 qp::stop_sending(core, qp, host);
             } else {
                 qp::enter_send_error(core, qp, host);
@@ -164,20 +166,20 @@ fn begin(
     host: &mut dyn Host,
 ) -> Result<Sent, Failure> {
     let connected = qp.service == Service::Uc;
+    if !is_agreed_on(core, request.posted) {
+        return Err(QueueError::Opcode.into());
+    }
     match request.opcode {
         SendOpcode::Send | SendOpcode::SendImmediate => {}
         SendOpcode::Write | SendOpcode::WriteImmediate if connected => {}
-        SendOpcode::LocalInvalidate | SendOpcode::FastRegister | SendOpcode::Bind if connected => {
-            return match qp::execute_local(core, qp, request) {
-                Ok(()) => Ok(Sent::All),
-                Err(error) => {
-                    let (status, vendor_syndrome) = error.status();
-                    Err(Failure {
-                        status,
-                        vendor_syndrome,
-                    })
-                }
-            };
+        SendOpcode::LocalInvalidate
+        | SendOpcode::FastRegister
+        | SendOpcode::RegisterList
+        | SendOpcode::Bind
+            if connected =>
+        {
+            qp::execute_local(core, qp, request)?;
+            return Ok(Sent::All);
         }
         _ => return Err(QueueError::Opcode.into()),
     }
@@ -191,6 +193,8 @@ fn begin(
             vendor_syndrome: error.vendor_syndrome(),
         });
     }
+    let early = core.uses_early(request.sges(), 0, request.length as usize);
+    core.counters.early_uses += u64::from(early);
     packet(core, qp, request, turn, host)
 }
 
@@ -378,6 +382,8 @@ fn place(
             let status = CompletionStatus::LocalProtection;
             return fail_receive(core, qp, receive, status, error.vendor_syndrome(), host);
         }
+        let early = core.uses_early(sges, 0, length);
+        core.counters.early_uses += u64::from(early);
         completion.status = CompletionStatus::Success;
         completion.byte_count = length as u32;
         completion.flags = COMPLETION_GRH;

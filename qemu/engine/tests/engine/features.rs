@@ -94,8 +94,13 @@ fn no_region_gives_a_right_that_was_not_agreed_on() {
 
 #[test]
 fn without_registration_through_send_queues_no_queue_pair_may_register() {
-    let mut node = Node::with_features(1, FEATURES & !FEATURE_FAST_REGISTER);
-    for flags in [QP_FLAG_FAST_REGISTER, QP_FLAG_FAST_REGISTER_DRAINS] {
+    let registering = FEATURE_FAST_REGISTER | FEATURE_REGISTER_SEND | FEATURE_LISTS;
+    let mut node = Node::with_features(1, FEATURES & !registering);
+    for flags in [
+        QP_FLAG_FAST_REGISTER,
+        QP_FLAG_FAST_REGISTER_DRAINS,
+        QP_FLAG_LISTS,
+    ] {
         let command = node.qp_template(QpOptions {
             flags,
             ..QpOptions::default()
@@ -114,25 +119,27 @@ fn without_registration_through_send_queues_no_queue_pair_may_register() {
         },
     );
     assert_eq!(status, CommandStatus::Unsupported);
-    let mut pair = pair_without(FEATURE_FAST_REGISTER, 0);
+    let mut pair = pair_without(registering, 0);
     let register = SendWork::new(SendOpcode::FastRegister, &[]);
     assert_eq!(status_of(&mut pair, &register), LocalQueuePairOperation);
 }
 
 #[test]
 fn nothing_is_invalidated_where_nothing_can_be() {
-    let both = FEATURE_FAST_REGISTER | FEATURE_WINDOWS;
+    let pages = FEATURE_FAST_REGISTER | FEATURE_REGISTER_SEND;
+    let all = pages | FEATURE_WINDOWS | FEATURE_LISTS;
     let invalidate = SendWork::new(SendOpcode::SendInvalidate, &[]).invalidate(0x301);
-    let mut pair = pair_without(both, 0);
+    let mut pair = pair_without(all, 0);
     assert_eq!(status_of(&mut pair, &invalidate), LocalQueuePairOperation);
-    let mut pair = pair_without(both, 0);
+    let mut pair = pair_without(all, 0);
     let local = SendWork::new(SendOpcode::LocalInvalidate, &[]).invalidate(0x301);
     assert_eq!(status_of(&mut pair, &local), LocalQueuePairOperation);
-    let mut pair = pair_without(0, both);
+    let mut pair = pair_without(0, all);
     pair.b.post_recv(QPN_B, &[]);
     assert_eq!(status_of(&mut pair, &invalidate), RemoteInvalidRequest);
-    // Either of the two is enough; but there is no such tag.
-    for missing in [FEATURE_FAST_REGISTER, FEATURE_WINDOWS] {
+    // One of the three is enough; but there is no such tag.
+    for there in [pages, FEATURE_WINDOWS, FEATURE_LISTS] {
+        let missing = all & !there;
         let mut pair = pair_without(missing, missing);
         pair.b.post_recv(QPN_B, &[]);
         let status = status_of(&mut pair, &invalidate);
