@@ -80,6 +80,9 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SRQ
     | abi::FEATURE_VECTOR_MAP
     | abi::FEATURE_EQ_CONTROL
     | abi::FEATURE_QUIET_COMMANDS
+    | abi::FEATURE_ONE_TOUCH
+    | abi::FEATURE_REGISTER_SEND
+    | abi::FEATURE_LISTS
     | if rdma::ON_DEMAND_AVAILABLE && PAGE_SHIFT == abi::ON_DEMAND_PAGE_SHIFT as usize {
         abi::FEATURE_ON_DEMAND
     } else {

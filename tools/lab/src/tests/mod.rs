@@ -22,6 +22,7 @@ mod numbers;
 pub(crate) mod nvme;
 mod priority;
 mod recovery;
+mod registration;
 mod vector_map;
 mod vectors;
 mod wire;
@@ -125,6 +126,7 @@ pub fn groups() -> Vec<Group> {
                 ("clients", clients::TESTS),
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
+                ("registration", registration::TESTS),
                 ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
                 ("clients", growth::FAILING),
