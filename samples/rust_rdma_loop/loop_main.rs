@@ -437,12 +437,14 @@ fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair<'_>) -> Result {
         check(there.rkey == mr.rkey() && Some(there.rkey) != old)?;
         // The peer takes it at its word, complete or not.
         let far = |op, range| pair.far.send(op, Memory::Buffer(&pair.sink, range));
-        let [read, wrote, answered] = [
-            far(Op::Read(there), 4096..4096 + LENGTH)?,
+        let read = far(Op::Read(there), 4096..4096 + LENGTH)?;
+        // What follows a read does not wait for its answer, which an invalidation would cut off.
+        good(read.wait(patience())?)?;
+        let [wrote, answered] = [
             far(Op::Write(there), 0..OFFER)?,
             far(Op::SendWithInvalidate(there.rkey), 0..4)?,
         ];
-        for ticket in [offered, read, wrote, answered] {
+        for ticket in [offered, wrote, answered] {
             good(ticket.wait(patience())?)?;
         }
         let moved = pattern(round + 50);
