@@ -14,6 +14,7 @@ mod interfaces;
 mod interrupts;
 mod lifecycle;
 mod limits;
+mod memory;
 mod misbehaviour;
 pub(crate) mod moderation;
 mod moving;
@@ -125,6 +126,8 @@ pub fn groups() -> Vec<Group> {
                 ("clients", clients::TESTS),
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
+                ("loopback", memory::WITHIN),
+                ("wire", memory::WIRE),
                 ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
                 ("clients", growth::FAILING),
@@ -233,6 +236,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("checked", basics::CHECKED),
+                ("memory", memory::BETWEEN),
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
                 ("checked", growth::TESTS),
