@@ -396,7 +396,10 @@ impl<'p> Mr<'p> {
         buffer: Arc<Buffer<'p>>,
         page_size: u32,
     ) -> Result<Arc<Self>> {
-        if !page_size.is_power_of_two() || !ptr::eq(buffer.device, pd.device()) {
+        // SAFETY: `pd` is borrowed, and with it the device, whose attributes do not change.
+        let sizes = unsafe { (*pd.device()).attrs.page_size_cap };
+        let known = page_size.is_power_of_two() && sizes & u64::from(page_size) != 0;
+        if !known || !ptr::eq(buffer.device, pd.device()) {
             return Err(EINVAL);
         }
         let length = u32::try_from(buffer.len()).map_err(|_| EINVAL)?;
@@ -475,8 +478,10 @@ impl Drop for Mr<'_> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the region is ours, and ended here and nowhere else: no work
         // request has it, as the last reference goes. The memory goes after it.
-        unsafe {
-            bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut());
+        let ended = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
+        if ended != 0 {
+            // A device that did not let go may still use the memory: it is lost.
+            core::mem::forget(self.buffer.clone());
         }
     }
 }

@@ -427,8 +427,39 @@ fn abi(options: &Options, report: &mut Report) -> Result<()> {
             )
         });
     }
+    let name = "C and C++ lay out ferritedv.h as the provider does";
+    if options.wanted(name) {
+        report.test(name, || {
+            let log = log_path("ferritedv-c");
+            let _ = fs::remove_file(&log);
+            run_step(&mut shell(FERRITEDV_LAYOUT), &log)
+        });
+    }
     Ok(())
 }
+
+/// The numbers are those that `tools/provider/src/list.rs` asserts.
+const FERRITEDV_LAYOUT: &str = r#"set -e; cd /tmp; cat >ferritedv.c <<'C'
+#include <stddef.h>
+#include <infiniband/ferritedv.h>
+#ifdef __cplusplus
+#define IS(what) static_assert(what, "layout")
+#else
+#define IS(what) _Static_assert(what, "layout")
+#endif
+IS(sizeof(struct ferritedv_list) == 40);
+IS(offsetof(struct ferritedv_list, address) == 16);
+IS(offsetof(struct ferritedv_list, pieces) == 24);
+IS(offsetof(struct ferritedv_list, comp_mask) == 36);
+IS(sizeof(struct ferritedv_message) == 24);
+IS(offsetof(struct ferritedv_message, remote_srqn) == 16);
+IS(sizeof(struct ferritedv_qp_init_attr) == 16);
+IS(offsetof(struct ferritedv_qp_init_attr, flags) == 8);
+int opcode(struct ibv_wc *wc);
+int opcode(struct ibv_wc *wc) { return wc->opcode == FERRITEDV_WC_REGISTER_LIST; }
+C
+flags='-Wall -Wextra -Werror -I /ferrite/tools/provider/include -c ferritedv.c -o ferritedv.o'
+gcc -std=gnu11 $flags; gcc -x c++ -std=c++11 $flags"#;
 
 /// Prints those lines of a log that tell of coverage: a sum, and each requirement without a check.
 fn print_coverage(log: &Path, sum: &str) -> Result<()> {

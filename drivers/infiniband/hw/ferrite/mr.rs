@@ -704,11 +704,10 @@ impl FerriteMr {
         })
     }
 
-    /// Tells details of a region to whoever lists them.
+    /// Tells details of a region to whoever lists them: not what would make its key known, which the core shows to
+    /// administrators alone.
     pub(crate) fn describe(mr: &Mr<Ferrite>, details: &mut Details<'_>) -> Result {
-        let tag = Tag(mr.lkey());
-        details.hex(c"index", tag.index())?;
-        details.hex(c"instance", tag.instance().into())?;
+        details.hex(c"index", Tag(mr.lkey()).index())?;
         match &mr.memory {
             Memory::User(state) => {
                 // Who changes it may wait for memory that a process keeps back, and is not waited for.

@@ -1634,7 +1634,10 @@ mod tests {
                 };
                 let device = abi::QP_FLAG_LISTS | abi::QP_FLAG_FAST_REGISTER_DRAINS;
                 assert_eq!(asked.flags() & !device, 0);
-                assert_eq!((asked.flags() & abi::QP_FLAG_LISTS != 0), (flags & lists != 0));
+                assert_eq!(
+                    (asked.flags() & abi::QP_FLAG_LISTS != 0),
+                    (flags & lists != 0)
+                );
                 let stops = abi::QP_FLAG_FAST_REGISTER_DRAINS;
                 assert_eq!((asked.flags() & stops != 0), (flags & drains != 0));
                 assert!(!asked.register_send);

@@ -14,6 +14,7 @@ mod interfaces;
 mod interrupts;
 mod lifecycle;
 mod limits;
+mod memory;
 mod misbehaviour;
 pub(crate) mod moderation;
 mod moving;
@@ -127,6 +128,8 @@ pub fn groups() -> Vec<Group> {
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
                 ("registration", registration::TESTS),
+                ("loopback", memory::WITHIN),
+                ("wire", memory::WIRE),
                 ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
                 ("clients", growth::FAILING),
@@ -235,6 +238,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("checked", basics::CHECKED),
+                ("memory", memory::BETWEEN),
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
                 ("checked", growth::TESTS),
