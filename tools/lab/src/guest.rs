@@ -13,7 +13,9 @@ use crate::step::run;
 /// What a guest has beyond Debian's essential packages.
 const PACKAGES: &[&str] = &[
     "bash",
+    "e2fsprogs",
     "ethtool",
+    "fio",
     "ibverbs-providers",
     "ibverbs-utils",
     "iproute2",
@@ -22,6 +24,9 @@ const PACKAGES: &[&str] = &[
     "less",
     "libfabric-bin",
     "netcat-openbsd",
+    "nfs-kernel-server",
+    "nvme-cli",
+    "open-iscsi",
     "openmpi-bin",
     "pciutils",
     "perftest",

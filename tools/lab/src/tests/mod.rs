@@ -12,18 +12,22 @@ mod growth;
 mod inside;
 mod interfaces;
 mod interrupts;
+mod iser;
 mod lifecycle;
 mod limits;
 mod memory;
 mod misbehaviour;
 pub(crate) mod moderation;
 mod moving;
+mod nfs;
 mod notification;
 mod numbers;
 pub(crate) mod nvme;
 mod priority;
+mod rds;
 mod recovery;
 mod registration;
+mod storage;
 mod vector_map;
 mod vectors;
 mod wire;
@@ -135,6 +139,20 @@ pub fn groups() -> Vec<Group> {
                 ("clients", growth::FAILING),
                 ("neighbours", lifecycle::FAILING),
                 ("moving", moving::FAILING),
+            ],
+        },
+        Group {
+            name: "kernel users",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: |o| Options { cpus: 1, ..o },
+            long: true,
+            tests: &[
+                ("NVMe-oF", nvme::TESTS),
+                ("iSER", iser::TESTS),
+                ("NFS/RDMA", nfs::TESTS),
+                ("RDS", rds::TESTS),
+                ("kernel users", storage::AFTERWARDS),
             ],
         },
         Group {

@@ -4,21 +4,49 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 
+use super::storage::{self, Disk};
+use super::VmTest;
+use crate::cluster::Cluster;
 use crate::vm::Vm;
+
+/// On machines with the driver loaded, on the stock kernel.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "discovery, connection, fio with verification in 4 KiB, 64 KiB and 1 MiB, a file system",
+        verified,
+    ),
+    VmTest::new(
+        "a verified load goes on after a pulled cable",
+        storage::cable::<Nvme>,
+    ),
+    VmTest::new(
+        "a verified load goes on after a fatal stop of the initiator's device, and of the target's",
+        storage::fatal::<Nvme>,
+    ),
+    VmTest::new(
+        "a load whose target is removed fails, and both sides let go",
+        storage::removed::<Nvme>,
+    ),
+];
 
 /// How long the target or the initiator may take to let go of connections that do not answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Offers a small disk in `vm`.
 pub fn serve(vm: &Vm) -> Result<()> {
+    serve_at(vm, &vm.ip(), 16)
+}
+
+/// Offers a disk of so many MiB in `vm` to whoever comes to `address`.
+fn serve_at(vm: &Vm, address: &str, mebibytes: u32) -> Result<()> {
     vm.sh(&format!(
         "set -e
          modprobe nvmet_rdma use_srq=1
          grep -q Y /sys/module/nvmet_rdma/parameters/use_srq
          mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
-         truncate -s 16M /run/disk
+         truncate -s {mebibytes}M /run/disk
          cd /sys/kernel/config/nvmet
          mkdir subsystems/disk subsystems/disk/namespaces/1 ports/1
          echo 1 >subsystems/disk/attr_allow_any_host
@@ -27,10 +55,9 @@ pub fn serve(vm: &Vm) -> Result<()> {
          echo 1 >subsystems/disk/namespaces/1/enable
          echo rdma >ports/1/addr_trtype
          echo ipv4 >ports/1/addr_adrfam
-         echo {} >ports/1/addr_traddr
+         echo {address} >ports/1/addr_traddr
          echo 4420 >ports/1/addr_trsvcid
-         ln -s /sys/kernel/config/nvmet/subsystems/disk ports/1/subsystems/disk",
-        vm.ip()
+         ln -s /sys/kernel/config/nvmet/subsystems/disk ports/1/subsystems/disk"
     ))?;
     Ok(())
 }
@@ -87,10 +114,74 @@ pub fn end(vm: &Vm) -> Result<()> {
     vm.sh_in(
         "set -e
          cd /sys/kernel/config/nvmet
-         rm ports/1/subsystems/disk
+         rm -f ports/1/subsystems/disk
          rmdir ports/1 subsystems/disk/namespaces/1 subsystems/disk
          modprobe -r nvmet_rdma",
         PATIENCE,
     )?;
     Ok(())
+}
+
+/// A disk for as long as both machines want it, whichever devices they have meanwhile.
+struct Nvme;
+
+impl Disk for Nvme {
+    fn serve(target: &Vm) -> Result<()> {
+        // Who listens at one address alone gives its port up together with the device.
+        serve_at(target, "0.0.0.0", 32)
+    }
+
+    fn connect(initiator: &Vm, target: &Vm, lost_after: u32) -> Result<String> {
+        prepare(initiator)?;
+        // Who tries again before a device that failed is taken away loses his disk with it: the driver gives
+        // its users a second.
+        initiator.sh(&format!(
+            "nvme connect -t rdma -a {} -s 4420 -n disk -i 1 --reconnect-delay=2 \
+                 --ctrl-loss-tmo={lost_after} --keep-alive-tmo={}",
+            target.ip(),
+            5 * target.patience()
+        ))?;
+        initiator.wait_for("test -b /dev/nvme0n1", PATIENCE)?;
+        Ok("/dev/nvme0n1".to_owned())
+    }
+
+    const CONNECTED: &str = "for state in /sys/class/nvme/nvme*/state; do
+            read -r state <$state && [ $state = live ] && exit
+        done; exit 1";
+
+    fn remove(target: &Vm) -> Result<()> {
+        target.sh_in(
+            "rm /sys/kernel/config/nvmet/ports/1/subsystems/disk",
+            PATIENCE,
+        )?;
+        Ok(())
+    }
+
+    fn disconnect(initiator: &Vm) -> Result<()> {
+        disconnect(initiator)?;
+        initiator.sh("modprobe -r nvme_rdma")?;
+        Ok(())
+    }
+
+    fn end(target: &Vm) -> Result<()> {
+        end(target)
+    }
+}
+
+fn verified(cluster: &Cluster) -> Result<()> {
+    storage::with_disk::<Nvme>(cluster, |one, two, disk| {
+        let offered = one.sh(&format!("nvme discover -t rdma -a {} -s 4420", two.ip()))?;
+        let listed = |name: &str, value: &str| {
+            offered.lines().any(|line| {
+                let mut words = line.split_whitespace();
+                words.next() == Some(name) && words.next() == Some(value)
+            })
+        };
+        ensure!(
+            listed("subnqn:", "disk") && listed("traddr:", &two.ip()),
+            "the disk is not listed:\n{offered}"
+        );
+        storage::verify(one, disk)?;
+        storage::file_system(one, disk)
+    })
 }

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Files of one machine in another, by NFS over RDMA: each call and its answer in one message, and data by the
+//! server's reads and writes of memory that the client registers.
+
+use anyhow::Result;
+
+use super::driver::bind_anew;
+use super::storage::{self, begins_anew, cable_pulled, Load, PATIENCE};
+use super::VmTest;
+use crate::cluster::Cluster;
+use crate::traffic::wait_listening;
+use crate::vm::Vm;
+
+/// On machines with the driver loaded, on the stock kernel.
+pub const TESTS: &[VmTest] = &[
+    VmTest::new(
+        "versions 3 and 4.2: fio with verification in 4 KiB, 64 KiB and 1 MiB; what one writes the other reads",
+        verified,
+    ),
+    VmTest::new("a verified load goes on after a pulled cable", cable),
+    VmTest::new(
+        "a verified load goes on after a fatal stop of the client's device, and of the server's",
+        fatal,
+    ),
+    VmTest::new(
+        "a verified load waits for a server that is stopped, and goes on when it is back",
+        stopped,
+    ),
+];
+
+const MOUNTD: u16 = 20048;
+const NFSD: u16 = 20049;
+
+/// Has the kernel's server take calls over RDMA.
+const START: &str = "rpc.nfsd 2 && echo rdma 20049 >/proc/fs/nfsd/portlist";
+
+/// Offers a folder in memory.
+fn serve(vm: &Vm) -> Result<()> {
+    vm.sh("set -e
+         modprobe -a nfsd rpcrdma
+         mkdir -p /export /run/rpcbind
+         mount -t tmpfs none /export
+         mountpoint -q /proc/fs/nfsd || mount -t nfsd nfsd /proc/fs/nfsd
+         rpcbind")?;
+    wait_listening(vm, 111)?;
+    // Whoever held something of a server that was here before gets little time to ask for it: there was none.
+    vm.sh(&format!(
+        "set -e
+         exportfs -o rw,no_root_squash,insecure,no_subtree_check,fsid=0 '*:/export'
+         echo 10 >/proc/fs/nfsd/nfsv4leasetime
+         echo 10 >/proc/fs/nfsd/nfsv4gracetime
+         rpc.mountd -p {MOUNTD}
+         {START}
+         echo Y >/proc/fs/nfsd/v4_end_grace"
+    ))?;
+    wait_listening(vm, MOUNTD)
+}
+
+/// Takes it back.
+fn end(vm: &Vm) -> Result<()> {
+    vm.sh_in(
+        "set -e
+         rpc.nfsd 0
+         exportfs -ua
+         killall rpc.mountd rpcbind
+         umount /export /proc/fs/nfsd",
+        PATIENCE,
+    )?;
+    Ok(())
+}
+
+/// Mounts the folder of `server` by a version of the protocol; gives where.
+fn mount(vm: &Vm, server: &Vm, version: &str) -> Result<String> {
+    let at = format!("/run/nfs-{version}");
+    let (folder, more) = match version {
+        "3" => (
+            "/export",
+            format!(",nolock,mountproto=tcp,mountport={MOUNTD}"),
+        ),
+        _ => ("/", String::new()),
+    };
+    vm.sh_in(
+        &format!(
+            "set -e
+             mkdir -p {at}
+             mount -t nfs -o vers={version},proto=rdma,port={NFSD}{more} {}:{folder} {at}
+             grep ' {at} ' /proc/mounts | grep vers={version}, | grep -q proto=rdma",
+            server.ip()
+        ),
+        PATIENCE,
+    )?;
+    Ok(at)
+}
+
+fn unmount(vm: &Vm, at: &str) -> Result<()> {
+    vm.sh_in(&format!("umount {at}"), PATIENCE)?;
+    Ok(())
+}
+
+/// Succeeds where the client is connected.
+const CONNECTED: &str =
+    "grep -qw CONNECTED /sys/kernel/sunrpc/xprt-switches/switch-*/xprt-*-rdma/xprt_state";
+
+fn verified(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    serve(two)?;
+    let three = mount(one, two, "3")?;
+    let four = mount(one, two, "4.2")?;
+    for at in [&three, &four] {
+        storage::verify(one, &format!("{at}/fio"))?;
+        one.sh(&format!("rm {at}/fio"))?;
+    }
+    for (writer, reader) in [(&three, &four), (&four, &three)] {
+        one.sh_in(
+            &format!(
+                "set -e
+                 cp -r /usr/lib/x86_64-linux-gnu/libibverbs /usr/sbin/*fs* {writer}
+                 (cd {writer}; find . -type f -exec sha256sum {{}} +) >/run/sums
+                 [ $(wc -l </run/sums) -gt 3 ]
+                 echo 3 >/proc/sys/vm/drop_caches
+                 cd {reader}; sha256sum --quiet -c /run/sums
+                 rm -r {reader}/*"
+            ),
+            PATIENCE,
+        )?;
+    }
+    // The server does it by itself, in this version.
+    one.sh(&format!(
+        "set -e; cd {four}
+         head -c 1M /dev/urandom >whole; fallocate -p -o 4096 -l 65536 whole
+         [ $(stat -c %b whole) -lt 2048 ]; cp whole copy; cmp whole copy; rm whole copy"
+    ))?;
+    unmount(one, &three)?;
+    unmount(one, &four)?;
+    end(two)
+}
+
+/// Uses files of the second machine in the first.
+fn with_files(
+    cluster: &Cluster,
+    version: &str,
+    test: impl FnOnce(&Vm, &Vm, &Load<'_>) -> Result<()>,
+) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    serve(two)?;
+    let at = mount(one, two, version)?;
+    let load = Load::start(cluster, one, &format!("{at}/load"))?;
+    test(one, two, &load)?;
+    load.goes_on(cluster)?;
+    load.finish()?;
+    unmount(one, &at)?;
+    end(two)
+}
+
+fn cable(cluster: &Cluster) -> Result<()> {
+    with_files(cluster, "4.2", |one, two, _| {
+        cable_pulled(cluster, two, one, CONNECTED)
+    })
+}
+
+fn fatal(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for vm in [one, two] {
+        bind_anew(vm)?;
+    }
+    with_files(cluster, "4.2", |one, two, load| {
+        begins_anew(cluster, one, one, CONNECTED)?;
+        load.goes_on(cluster)?;
+        begins_anew(cluster, two, one, CONNECTED)
+    })
+}
+
+fn stopped(cluster: &Cluster) -> Result<()> {
+    // This version has no state that the server could forget.
+    with_files(cluster, "3", |one, two, _| {
+        two.sh_in("rpc.nfsd 0", PATIENCE)?;
+        one.wait_for(&format!("! ({CONNECTED})"), PATIENCE)?;
+        two.sh(START)?;
+        one.wait_for(CONNECTED, PATIENCE)
+    })
+}
