@@ -127,7 +127,7 @@ fn huge_pages(cluster: &Cluster) -> Result<()> {
         let value = region[name].as_u64();
         value.with_context(|| format!("no {name} in {region}"))
     };
-    let (page_size, translations) = (number("page_size")?, number("translations")?);
+    let (page_size, translations) = (number("drv_page_size")?, number("drv_translations")?);
     // Pages may follow each other in memory, and then there are fewer of them.
     ensure!(
         page_size >= 2 << 20 && translations <= 4,
