@@ -232,6 +232,16 @@ fn deregistered(bench: &mut Bench, pair: &Pair, end: End, _: Operation) -> Check
     let access = rights(bench);
     let (mr, key, first) = region(bench, pair, end, access)?;
     bench.side(end).destroy(mr).at("ibv_dereg_mr")?;
+    // The table entry may be used again, the key may not.
+    let mut keys = vec![key];
+    for _ in 0..10 {
+        let (mr, key, _) = region(bench, pair, end, access)?;
+        if keys.contains(&key) {
+            return Err(format!("key {key:#x} was given out again at once").into());
+        }
+        keys.push(key);
+        bench.side(end).destroy(mr).at("ibv_dereg_mr")?;
+    }
     Ok(Broken {
         address: inside(first),
         key,
