@@ -542,7 +542,7 @@ mod tests {
 
     // SAFETY: The function is there for as long as this is used, and may be locked by any task.
     unsafe impl Send for Resetter {}
-    // SAFETY: As above.
+    // SAFETY: `pdev` is only read, and `done` is atomic.
     unsafe impl Sync for Resetter {}
 
     impl_has_work! {
