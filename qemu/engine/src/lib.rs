@@ -57,18 +57,18 @@ use ferrite_abi::{
     DOORBELL_COMPLETION, DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND,
     DOORBELL_SRQ, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY,
     FEATURE_EQ_CONTROL, FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND,
-    FEATURE_PORT_MTU, FEATURE_QUIET_COMMANDS, FEATURE_REGISTER_SEND, FEATURE_RESIZE_CQ,
-    FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_VECTOR_MAP, FEATURE_WINDOWS,
-    FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT, REG_CONTROL,
-    REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET, REG_DOORBELL_PAGES,
-    REG_DOORBELL_STRIDE, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES, REG_FIRMWARE,
-    REG_FUNCTION, REG_MAC, REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
+    FEATURE_PENDING_TAGS, FEATURE_PORT_MTU, FEATURE_QUIET_COMMANDS, FEATURE_REGISTER_SEND,
+    FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_VECTOR_MAP,
+    FEATURE_WINDOWS, FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT,
+    REG_CONTROL, REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET,
+    REG_DOORBELL_PAGES, REG_DOORBELL_STRIDE, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES,
+    REG_FIRMWARE, REG_FUNCTION, REG_MAC, REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
 
 /// Features that version 1.1 of the interface brought.
 const FEATURES_OF_1_1: u64 = FEATURE_VECTOR_MAP | FEATURE_SWITCH_EQ | FEATURE_EQ_CONTROL;
 /// Features that version 1.2 brought.
-const FEATURES_OF_1_2: u64 = FEATURE_REGISTER_SEND | FEATURE_LISTS;
+const FEATURES_OF_1_2: u64 = FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS;
 
 /// The features this engine has.
 pub const FEATURES: u64 = FEATURE_RESIZE_CQ
@@ -86,6 +86,7 @@ pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_EQ_CONTROL
     | FEATURE_REGISTER_SEND
     | FEATURE_LISTS
+    | FEATURE_PENDING_TAGS
     | transport::FEATURES;
 
 // None is offered without what it needs.
@@ -103,6 +104,8 @@ pub const RESET_TIMEOUT: u32 = 5_000;
 const LOOPBACK_BUDGET: usize = 256;
 /// Entries of queues that are flushed in one poll because timers ran out, before it is enough.
 const TIMER_WORK: u64 = 2048;
+/// Queue pairs that try again in one poll because a tag is no longer pending.
+const WAKE_BUDGET: usize = 256;
 /// What is done for queue pairs in one poll: each costs one, and each of its packets another.
 const TURN: u32 = 512;
 /// Packets a queue pair sends before it is another's turn: fewer, the more there are, so that a
@@ -176,7 +179,7 @@ pub enum Progress {
 struct ControlRing {
     address: u64,
     log_entries: u8,
-    /// Commands taken, free-running.
+    /// Commands taken up, free-running.
     consumer: u32,
     /// Commands posted, as far as the driver has said.
     producer: u32,
@@ -188,8 +191,8 @@ pub struct Engine {
     core: Core,
     qps: QueuePairs,
     control: Option<ControlRing>,
-    /// The command that is being carried out, if it takes more than one turn.
-    unfinished: Option<cqp::Unfinished>,
+    /// The commands that were taken up and are not finished.
+    commands: cqp::Commands,
     driver_version: u32,
     driver_features: u64,
     boot: u64,
@@ -202,7 +205,7 @@ impl Engine {
             qps: QueuePairs::new(config.qps),
             core: Core::new(config),
             control: None,
-            unfinished: None,
+            commands: cqp::Commands::default(),
             driver_version: 0,
             driver_features: 0,
             boot: 0,
@@ -260,7 +263,7 @@ impl Engine {
         self.core.reset();
         self.qps.clear();
         self.control = None;
-        self.unfinished = None;
+        self.commands = cqp::Commands::default();
         self.driver_version = 0;
         self.driver_features = 0;
         self.boot = 0;
@@ -678,6 +681,7 @@ impl Engine {
         if self.has_commands() {
             self.run_commands(host);
         }
+        self.try_again(host);
         self.deliver_loopback(host);
         // Half for those who wait for room and half for the others: neither holds up the other.
         self.serve_waiting(TURN / 2, host);
@@ -715,6 +719,18 @@ impl Engine {
                     break;
                 };
                 budget = budget.saturating_sub(self.serve(qpn, Some(way), host));
+            }
+        }
+    }
+
+    /// Has those try again who waited for a tag that something has become of.
+    fn try_again(&mut self, host: &mut dyn Host) {
+        for _ in 0..WAKE_BUDGET {
+            let Some((qpn, side)) = self.core.paging.next_woken() else {
+                break;
+            };
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                transport::page_resolved(&mut self.core, qp, side, host);
             }
         }
     }
@@ -824,6 +840,7 @@ impl Engine {
         }
         if !self.core.ready.is_empty()
             || self.has_commands()
+            || self.core.paging.has_woken()
             || self.core.loopback.len() > 0
             || self.core.room.look && !self.core.room.is_empty()
         {
@@ -836,6 +853,7 @@ impl Engine {
             .into_iter()
             .chain(nap)
             .chain(late)
+            .chain(self.next_command())
             .min()
     }
 }

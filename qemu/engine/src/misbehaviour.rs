@@ -5,7 +5,7 @@
 //! Answers to commands and all other events can be late, lost, doubled or out of order; flushed
 //! work requests can be forgotten; a reset can be slow or never end; and what the host
 //! reads from the device (events, completions, replies to queries, registers, wake words) can be
-//! nonsense. The specification is kept wherever nothing
+//! nonsense. Commands on tags can be slow. The specification is kept wherever nothing
 //! else is asked for: a late event is still written like any other.
 //!
 //! Each kind of thing has its own random numbers and draws the same count for each of them,
@@ -102,6 +102,10 @@ pub struct Misbehaviour {
     pub ignore_function_reset: bool,
     /// What is read.
     pub nonsense: Nonsense,
+    /// Commands on tags are carried out so many milliseconds after they were taken up. That is no
+    /// more than slow, as long as it is less than the device says that a command takes; but nothing
+    /// else is held up, so that it shows who waits for a pending tag.
+    pub hold_tags: f64,
 }
 
 impl Default for Misbehaviour {
@@ -115,6 +119,7 @@ impl Default for Misbehaviour {
             reset: Reset::default(),
             ignore_function_reset: false,
             nonsense: Nonsense::default(),
+            hold_tags: 0.0,
         }
     }
 }
@@ -150,11 +155,12 @@ impl Misbehaviour {
                 return Err(format!("{name} is a probability from 0 to 1, not {value}"));
             }
         }
-        if !(0.0..=MAX_HOLD).contains(&self.hold) {
-            return Err(format!(
-                "hold is in milliseconds from 0 to {MAX_HOLD}, not {}",
-                self.hold
-            ));
+        for (name, value) in [("hold", self.hold), ("hold_tags", self.hold_tags)] {
+            if !(0.0..=MAX_HOLD).contains(&value) {
+                return Err(format!(
+                    "{name} is in milliseconds from 0 to {MAX_HOLD}, not {value}"
+                ));
+            }
         }
         Ok(())
     }
@@ -191,6 +197,8 @@ pub struct Misdeeds {
     pub nonsense: Nonsense<u64>,
     /// Resets that were slow or had no effect.
     pub resets: u64,
+    /// Commands on tags that were carried out late.
+    pub held_tags: u64,
 }
 
 /// A small generator (splitmix64), the same everywhere for ever, as in the fabric's faults.
@@ -445,6 +453,16 @@ impl Misbehaving {
         self.answers.held.clear();
         self.events.held.clear();
         self.reset_at = None;
+    }
+
+    /// How long after it was taken up a command on a tag is carried out, in nanoseconds.
+    pub(crate) fn holds_tags(&self) -> u64 {
+        (self.rules.hold_tags * NANOSECONDS_PER_MS) as u64
+    }
+
+    /// A command on a tag was carried out.
+    pub(crate) fn held_tag(&mut self) {
+        self.misdeeds.held_tags += u64::from(self.rules.hold_tags > 0.0);
     }
 
     /// `CONTROL_RESET` was written; returns whether the device is to be reset now.

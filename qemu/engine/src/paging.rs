@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 
-//! On-demand regions: their tables, and the faults of those who found a page absent.
+//! On-demand regions: their tables, and the faults of those who found a page absent; and who waits
+//! for a pending tag, which is much the same.
 //!
 //! The tables are read at every access and nothing of them is kept, so that a page that the host
 //! takes out is gone for the next access. What a queue pair wanted with an absent page waits until
@@ -14,7 +15,7 @@ use ferrite_abi::{
     ATT_TABLE_ENTRIES, FAULT_WRITE, ON_DEMAND_ADDRESS, ON_DEMAND_MAX_LENGTH, ON_DEMAND_PAGE_SHIFT,
     ON_DEMAND_PRESENT, ON_DEMAND_WRITE,
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const PAGE_SIZE: u64 = 1 << ON_DEMAND_PAGE_SHIFT;
 const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
@@ -275,7 +276,7 @@ fn waiting_side(token: u64) -> (u32, Side) {
     }
 }
 
-/// The faults of all queue pairs.
+/// The faults of all queue pairs, and their waits for tags.
 #[derive(Debug, Default)]
 pub struct Paging {
     open: BTreeMap<(u32, Side), Open>,
@@ -286,9 +287,61 @@ pub struct Paging {
     last: Option<(u32, Side)>,
     parked: BTreeMap<u32, VecDeque<Parked>>,
     parked_frames: usize,
+    /// The index of the tag that each waits for.
+    tags: BTreeMap<(u32, Side), u32>,
+    /// The same by index.
+    waiting: BTreeSet<(u32, u32, Side)>,
+    /// Indices of tags that something has become of, each once: in the order it has.
+    woken: VecDeque<u32>,
+    is_woken: BTreeSet<u32>,
 }
 
 impl Paging {
+    /// Queue pair `qpn` waits for what becomes of the tag with this index.
+    pub(crate) fn wait_for_tag(&mut self, qpn: u32, side: Side, index: u32) {
+        if let Some(other) = self.tags.insert((qpn, side), index) {
+            self.waiting.remove(&(other, qpn, side));
+        }
+        self.waiting.insert((index, qpn, side));
+    }
+
+    /// Something has become of the tag with this index: those who wait for it try again.
+    pub(crate) fn wake(&mut self, index: u32) {
+        if self.of_tag(index).is_some() && self.is_woken.insert(index) {
+            self.woken.push_back(index);
+        }
+    }
+
+    fn of_tag(&self, index: u32) -> Option<(u32, Side)> {
+        let all = (index, 0, Side::Requester)..=(index, u32::MAX, Side::Responder);
+        let first = self.waiting.range(all).next();
+        first.map(|&(_, qpn, side)| (qpn, side))
+    }
+
+    /// Whether somebody is to try again.
+    pub(crate) fn has_woken(&self) -> bool {
+        !self.woken.is_empty()
+    }
+
+    /// Takes one who is to try again.
+    pub(crate) fn next_woken(&mut self) -> Option<(u32, Side)> {
+        loop {
+            let &index = self.woken.front()?;
+            if let Some((qpn, side)) = self.of_tag(index) {
+                self.stop_waiting(qpn, side);
+                return Some((qpn, side));
+            }
+            self.woken.pop_front();
+            self.is_woken.remove(&index);
+        }
+    }
+
+    fn stop_waiting(&mut self, qpn: u32, side: Side) {
+        if let Some(index) = self.tags.remove(&(qpn, side)) {
+            self.waiting.remove(&(index, qpn, side));
+        }
+    }
+
     /// An access of queue pair `qpn` faulted. The second result: the host is to be told.
     pub(crate) fn raise(&mut self, qpn: u32, side: Side, fault: Fault) -> (Outcome, bool) {
         let key = (qpn, side);
@@ -316,11 +369,11 @@ impl Paging {
         (Outcome::Wait, tell)
     }
 
-    /// Whether queue pair `qpn` waits for a page.
+    /// Whether queue pair `qpn` waits for a page or a tag.
     pub fn is_waiting(&self, qpn: u32, side: Side) -> bool {
-        self.open
-            .get(&(qpn, side))
-            .is_some_and(|open| open.stage != Stage::Failed)
+        let key = (qpn, side);
+        let of_page = self.open.get(&key);
+        of_page.is_some_and(|open| open.stage != Stage::Failed) || self.tags.contains_key(&key)
     }
 
     /// An access of queue pair `qpn` went well: a page that could not be had is of no concern.
@@ -432,6 +485,8 @@ impl Paging {
     pub(crate) fn forget(&mut self, qpn: u32) {
         self.open.remove(&(qpn, Side::Requester));
         self.open.remove(&(qpn, Side::Responder));
+        self.stop_waiting(qpn, Side::Requester);
+        self.stop_waiting(qpn, Side::Responder);
         drop(self.unpark(qpn));
     }
 }

@@ -939,6 +939,8 @@ pub fn execute_local(
     }
     match (&request.body, request.opcode) {
         (_, SendOpcode::LocalInvalidate) => {
+            // What it is made as counts.
+            core.tpt.ready(request.tag).map_err(LocalError::Table)?;
             // Without the features there are no such flags, see `create`.
             let allowed_by = match core.tpt.kind(request.tag) {
                 Some(TagKind::Window1 | TagKind::Window2B) => None,
@@ -1145,6 +1147,8 @@ mod tests {
         node.publish_send(QPN);
         node.engine.poll(node.now, &mut node.host);
         assert!(matches!(node.qp_state(QPN), State::Sqe | State::Sqd));
+        // What is posted from now on is good throughout.
+        node.write_blocks(QPN, &send);
         let command = ModifyQueuePair {
             qpn: QPN,
             mask: MODIFY_STATE,

@@ -4,6 +4,7 @@
 //! with real commands, posts and polls through real rings and doorbells.
 
 use crate::memory::{DmaError, Host, HostMemory, Room, Way, FRAME_OVERHEAD};
+use crate::misbehaviour::Misbehaviour;
 use crate::{Config, Disposition, Engine, Medium};
 use ferrite_abi::*;
 use std::cell::RefCell;
@@ -943,6 +944,35 @@ impl Node {
         self.doorbell(0, DOORBELL_CONTROL, u64::from(self.control_producer));
     }
 
+    /// Posts a command and rings for it; nobody waits for its end. Returns its cookie.
+    pub fn post_command<P: Plain>(&mut self, opcode: CommandOpcode, payload: &P) -> u32 {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        self.put_command(&CommandEntry::new(opcode, cookie, (0, 0), payload));
+        self.ring_control();
+        cookie
+    }
+
+    /// The commands that were answered since the last call: cookies and statuses.
+    pub fn answers(&mut self) -> Vec<(u32, CommandStatus)> {
+        let answered = |event: &EventEntry| event.code == EventCode::CommandDone.number();
+        let events = self.events(EQ_CONTROL).into_iter().filter(answered);
+        let status = |event: EventEntry| {
+            let status = CommandStatus::from_number(event.param0 as u8);
+            (event.id, status.expect("unknown status"))
+        };
+        events.map(status).collect()
+    }
+
+    /// Has commands on tags carried out so many milliseconds after they were taken up.
+    pub fn hold_tags(&mut self, milliseconds: f64) {
+        let rules = Misbehaviour {
+            hold_tags: milliseconds,
+            ..Misbehaviour::default()
+        };
+        self.engine.misbehave(rules, self.now, &mut self.host);
+    }
+
     /// Posts commands, rings once, and returns their statuses in order.
     pub fn commands(&mut self, entries: &[CommandEntry]) -> Vec<CommandStatus> {
         let mut cookies = Vec::new();
@@ -1367,6 +1397,19 @@ impl Node {
     /// Registers fresh memory of `length` bytes: scattered 4 KiB pages with a table, from an
     /// address and a first byte that are not multiples of the page.
     pub fn register(&mut self, tag: u32, pd: u32, access: u32, length: u64) -> Region {
+        let (command, region) = self.region(tag, pd, access, length);
+        self.execute(&command);
+        region
+    }
+
+    /// Such memory, and the command that registers it.
+    pub fn region(
+        &mut self,
+        tag: u32,
+        pd: u32,
+        access: u32,
+        length: u64,
+    ) -> (RegisterRegion, Region) {
         let fbo = 64u64;
         let pages = self.allocate_pages((fbo + length).div_ceil(PAGE) as usize);
         let tables: Vec<u64> = pages
@@ -1378,7 +1421,7 @@ impl Node {
             _ => (AttOrder::Second, self.table(&tables)),
         };
         let address = 0x7f00_0000_0000 + u64::from(tag) * 0x1000_0000 + fbo;
-        self.execute(&RegisterRegion {
+        let command = RegisterRegion {
             tag,
             pd,
             access,
@@ -1392,13 +1435,14 @@ impl Node {
                 order: order.number(),
                 reserved: 0,
             },
-        });
-        Region {
+        };
+        let region = Region {
             tag,
             address,
             length,
             pages,
-        }
+        };
+        (command, region)
     }
 
     /// A table of addresses.

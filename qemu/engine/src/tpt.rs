@@ -14,7 +14,7 @@ use ferrite_abi::{
     ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, FEATURE_ATOMICS, FEATURE_FLUSH, FEATURE_ONE_TOUCH,
     MAX_PIECES, MAX_SGE, REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -69,6 +69,10 @@ pub enum TptError {
     Translation(AttError),
     /// A page of an on-demand region is not there, or may not be written.
     Absent(Fault),
+    /// The command that registers the tag failed.
+    RegistrationFailed,
+    /// The command that makes what this index stands for is not finished.
+    Pending(u32),
 }
 
 impl fmt::Display for TptError {
@@ -93,6 +97,8 @@ impl fmt::Display for TptError {
             Self::PieceEmpty => "piece of a list has no bytes",
             Self::Translation(error) => return error.fmt(f),
             Self::Absent(_) => "page cannot be had",
+            Self::RegistrationFailed => "registration of the tag failed",
+            Self::Pending(_) => "tag is pending",
         })
     }
 }
@@ -110,7 +116,8 @@ impl TptError {
     pub fn vendor_syndrome(self) -> u32 {
         match self {
             Self::NoEntry => 1,
-            Self::NotValid => 2,
+            // What is pending is waited for, not refused.
+            Self::NotValid | Self::Pending(_) => 2,
             Self::WrongKind => 3,
             Self::WrongDomain => 4,
             Self::WrongInstance => 5,
@@ -127,6 +134,7 @@ impl TptError {
             Self::PieceRights => 16,
             Self::PieceKind => 17,
             Self::PieceEmpty => 18,
+            Self::RegistrationFailed => 19,
             Self::Absent(_) => 20,
         }
     }
@@ -343,6 +351,9 @@ struct Entry {
     touched: Option<u32>,
     /// It was registered by a work request that is not complete because something before it is not.
     early: bool,
+    /// There is nothing but the memory that its registration failed. Made by `RegisterRegion`
+    /// it has no `max_pages`, by `AllocateTag` it has.
+    failed: bool,
     /// Of a list: its pieces, of use while it is valid.
     list: Option<Box<List>>,
 }
@@ -363,6 +374,12 @@ impl Entry {
         matches!(self.kind, TagKind::Window1 | TagKind::Window2B)
     }
 
+    /// Whether `ReleaseTag` may name it so: what was made with `AllocateTag` under any instance, since
+    /// its registrations or binds change that.
+    fn is_released_by(&self, tag: Tag) -> bool {
+        self.is_window() || self.max_pages != 0 || self.instance == tag.instance()
+    }
+
     /// Offset of a range from the first byte, when it is all inside.
     fn offset_of(&self, address: u64, length: u64) -> Option<u64> {
         let base = if self.access & ACCESS_ZERO_BASED != 0 {
@@ -376,10 +393,51 @@ impl Entry {
     }
 }
 
+/// A registration by `RegisterRegion`, or a reservation by `AllocateTag`, that was taken up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Registration {
+    tag: Tag,
+    /// The tag can be used under any instance, as registrations and binds give it one.
+    any: bool,
+}
+
+impl Registration {
+    fn is_of(&self, tag: Tag) -> bool {
+        self.any || self.tag == tag
+    }
+}
+
+/// Commands on the tags of one index that were taken up and are not finished. Meanwhile the entry,
+/// if there is one, stands for nothing.
+#[derive(Debug, Default)]
+struct InFlight {
+    commands: u32,
+    /// The registrations among them that no release behind them undoes; each once, so that there are
+    /// hardly more than instances.
+    pending: Vec<Registration>,
+    /// A release of what the entry is is among them.
+    leaves: bool,
+    /// What the entry stood for.
+    aside: Option<Target>,
+}
+
+impl InFlight {
+    /// Whether a use of `tag` waits, where `entry` is what there is.
+    fn awaits(&self, tag: Tag, entry: Option<&Entry>) -> bool {
+        // A registration that is refused leaves what was there before it.
+        let may_stay = !self.leaves
+            && self.aside.is_some()
+            && entry.is_some_and(|entry| entry.instance == tag.instance());
+        may_stay || self.pending.iter().any(|pending| pending.is_of(tag))
+    }
+}
+
 /// The table.
 #[derive(Debug)]
 pub struct Tpt {
     entries: Table<Entry>,
+    /// By index. No more than commands fit in the control ring.
+    in_flight: BTreeMap<u32, InFlight>,
     /// Registrations and binds so far.
     generation: u64,
     /// Queue pairs with the indices of the type 2 windows that are bound to them.
@@ -418,6 +476,7 @@ impl Tpt {
     pub(crate) fn new(indices: Numbers) -> Self {
         Self {
             entries: Table::new(indices),
+            in_flight: BTreeMap::new(),
             generation: 0,
             bound: BTreeSet::new(),
             early: 0,
@@ -426,10 +485,166 @@ impl Tpt {
     }
 
     fn entry(&self, tag: Tag) -> Result<&Entry, TptError> {
-        self.entries.get(tag.index()).ok_or(TptError::NoEntry)
+        let entry = self.entries.get(tag.index());
+        entry.ok_or_else(|| self.not_valid(tag))
+    }
+
+    /// Why a tag stands for nothing.
+    #[cold]
+    fn not_valid(&self, tag: Tag) -> TptError {
+        let entry = self.entries.get(tag.index());
+        if let Some(in_flight) = self.in_flight.get(&tag.index()) {
+            if in_flight.awaits(tag, entry) {
+                return TptError::Pending(tag.index());
+            }
+        }
+        match entry {
+            Some(entry) if !entry.failed => TptError::NotValid,
+            Some(entry) if entry.max_pages != 0 || entry.instance == tag.instance() => {
+                TptError::RegistrationFailed
+            }
+            _ => TptError::NoEntry,
+        }
+    }
+
+    /// Refuses what would make a tag valid while commands on it are not finished, or after its
+    /// registration failed.
+    fn at_rest(&self, tag: Tag) -> Result<(), TptError> {
+        let failed = self.entry(tag)?.failed;
+        if failed || self.in_flight.contains_key(&tag.index()) {
+            return Err(self.not_valid(tag));
+        }
+        Ok(())
+    }
+
+    /// Refuses a use of a tag that has to wait; nearly always nothing has.
+    pub(crate) fn ready(&self, tag: u32) -> Result<(), TptError> {
+        if self.in_flight.is_empty() {
+            return Ok(());
+        }
+        let tag = Tag(tag);
+        match self.in_flight.get(&tag.index()) {
+            Some(in_flight) if in_flight.awaits(tag, self.entries.get(tag.index())) => {
+                Err(TptError::Pending(tag.index()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A registration of `tag` by `RegisterRegion` or, under `any` instance, a reservation by
+    /// `AllocateTag` was taken up: until it is [finished](Tpt::finish) the tag is pending. False when
+    /// there can be no such tag.
+    pub(crate) fn take_up_registration(&mut self, tag: Tag, any: bool) -> bool {
+        if self.entries.check(tag.index()).is_err() {
+            return false;
+        }
+        let in_flight = self.in_flight.entry(tag.index()).or_default();
+        // As many as the ring has entries at most.
+        in_flight.commands += 1;
+        let registration = Registration { tag, any };
+        if !in_flight.pending.contains(&registration) {
+            in_flight.pending.push(registration);
+        }
+        self.set_aside(tag.index());
+        true
+    }
+
+    /// A release of `tag` was taken up: until it is [finished](Tpt::finish) the tag is leaving. False
+    /// when it names nothing that there is or will be.
+    pub(crate) fn take_up_release(&mut self, tag: Tag) -> bool {
+        let entry = self.entries.get(tag.index());
+        let is_there = entry.is_some_and(|entry| entry.is_released_by(tag));
+        let will_be = self.in_flight.get(&tag.index()).is_some_and(|in_flight| {
+            let mut pending = in_flight.pending.iter();
+            pending.any(|pending| pending.is_of(tag))
+        });
+        if !is_there && !will_be {
+            return false;
+        }
+        let in_flight = self.in_flight.entry(tag.index()).or_default();
+        in_flight.commands += 1;
+        in_flight.leaves |= is_there;
+        in_flight.pending.retain(|pending| !pending.is_of(tag));
+        self.set_aside(tag.index());
+        true
+    }
+
+    /// The entry stands for nothing while there are commands on it.
+    fn set_aside(&mut self, index: u32) {
+        if let (Some(in_flight), Some(entry)) =
+            (self.in_flight.get_mut(&index), self.entries.get_mut(index))
+        {
+            if entry.target.is_some() {
+                in_flight.aside = entry.target.take();
+            }
+        }
+    }
+
+    /// The entry stands for what it did again, until [`Tpt::finish`] or [`Tpt::leave`]: a command on
+    /// it is carried out.
+    pub(crate) fn enter(&mut self, tag: Tag) {
+        if let Some(in_flight) = self.in_flight.get_mut(&tag.index()) {
+            let aside = in_flight.aside.take();
+            if let Some(entry) = self.entries.get_mut(tag.index()) {
+                if aside.is_some() {
+                    entry.target = aside;
+                }
+            }
+        }
+    }
+
+    /// A command that is not counted among those that were taken up was carried out.
+    pub(crate) fn leave(&mut self, tag: Tag) {
+        self.set_aside(tag.index());
+    }
+
+    /// A command that was taken up was carried out.
+    pub(crate) fn finish(&mut self, tag: Tag) {
+        let index = tag.index();
+        if let Some(in_flight) = self.in_flight.get_mut(&index) {
+            in_flight.commands = in_flight.commands.saturating_sub(1);
+            if in_flight.commands == 0 {
+                self.in_flight.remove(&index);
+            }
+        }
+        self.set_aside(index);
+    }
+
+    /// The registration of `tag`, or its reservation under `any` instance, failed. What else has its
+    /// index stays what it is.
+    pub(crate) fn registration_failed(&mut self, tag: Tag, any: bool) {
+        let Ok(slot) = self.entries.slot(tag.index()) else {
+            return;
+        };
+        if slot.as_ref().is_none_or(|entry| entry.failed) {
+            *slot = Some(Box::new(Entry {
+                kind: TagKind::Region,
+                instance: tag.instance(),
+                pd: 0,
+                access: 0,
+                address: 0,
+                target: None,
+                max_pages: any.into(),
+                generation: 0,
+                windows: 0,
+                touched: None,
+                early: false,
+                failed: true,
+                list: None,
+            }));
+        }
+    }
+
+    /// Commands that were taken up and are not finished, for tests of what is left over.
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
     fn entry_mut(&mut self, tag: Tag) -> Result<&mut Entry, TptError> {
+        if self.entries.get(tag.index()).is_none() {
+            return Err(self.not_valid(tag));
+        }
         self.entries.get_mut(tag.index()).ok_or(TptError::NoEntry)
     }
 
@@ -470,7 +685,7 @@ impl Tpt {
         let generation = self.generation;
         let replace = command.flags & REGION_REPLACE != 0;
         let slot = self.entries.slot(tag.index())?;
-        match slot {
+        match slot.as_ref().filter(|entry| !entry.failed) {
             Some(_) if !replace => return Err(CommandStatus::Exists),
             None if replace => return Err(CommandStatus::NotFound),
             Some(entry) if entry.kind != TagKind::Region => {
@@ -491,6 +706,7 @@ impl Tpt {
             windows: 0,
             touched: None,
             early: false,
+            failed: false,
             list: None,
         }));
         Ok(())
@@ -509,7 +725,7 @@ impl Tpt {
             return Err(CommandStatus::BadParameter);
         }
         let slot = self.entries.slot(tag.index())?;
-        if slot.is_some() {
+        if slot.as_ref().is_some_and(|entry| !entry.failed) {
             return Err(CommandStatus::Exists);
         }
         // Every tag may be that of a list of the most pieces: pieces are nothing that one user could
@@ -532,22 +748,18 @@ impl Tpt {
             windows: 0,
             touched: None,
             early: false,
+            failed: false,
             list,
         }));
         Ok(())
     }
 
-    /// Carries out `ReleaseTag`. A tag made with `AllocateTag` is released under any instance,
-    /// since its registrations or binds change that.
+    /// Carries out `ReleaseTag`.
     pub(crate) fn release(&mut self, tag: Tag) -> Result<(), CommandStatus> {
         self.entries.check(tag.index())?;
         match self.entry(tag) {
             Ok(entry) if entry.windows != 0 => Err(CommandStatus::Busy),
-            Ok(entry)
-                if entry.is_window()
-                    || entry.max_pages != 0
-                    || entry.instance == tag.instance() =>
-            {
+            Ok(entry) if entry.is_released_by(tag) => {
                 self.unbind(tag);
                 *self.entries.slot(tag.index())? = None;
                 Ok(())
@@ -563,6 +775,7 @@ impl Tpt {
         pd: u32,
     ) -> Result<(), TptError> {
         let tag = Tag(part.tag);
+        self.at_rest(tag)?;
         self.generation += 1;
         let generation = self.generation;
         let entry = self.entry_mut(tag)?;
@@ -604,6 +817,7 @@ impl Tpt {
         pd: u32,
     ) -> Result<(), TptError> {
         let tag = Tag(part.tag);
+        self.at_rest(tag)?;
         let entry = self.entry(tag)?;
         if entry.kind != TagKind::List {
             return Err(TptError::NotRegistrable);
@@ -612,8 +826,12 @@ impl Tpt {
             return Err(TptError::WrongDomain);
         }
         // One that lost a piece is as good as invalidated.
-        if entry.target.is_some() && self.has_all_pieces(entry) {
-            return Err(TptError::AlreadyValid);
+        if entry.target.is_some() {
+            match self.check_pieces(entry) {
+                Ok(()) => return Err(TptError::AlreadyValid),
+                Err(error @ TptError::Pending(_)) => return Err(error),
+                Err(_) => {}
+            }
         }
         if part.access & !(ACCESS_ALL & !ACCESS_WINDOW_BIND) != 0 {
             return Err(TptError::AccessDenied);
@@ -661,6 +879,7 @@ impl Tpt {
             .check(region, pd, None, sge.address, sge.length.into(), 0)
             .map_err(|error| match error {
                 TptError::WrongKind => TptError::PieceKind,
+                TptError::Pending(_) | TptError::RegistrationFailed => error,
                 _ => TptError::PieceRefused,
             })?;
         let entry = self.entry(region)?;
@@ -682,17 +901,25 @@ impl Tpt {
         })
     }
 
-    /// Whether every piece of a list is still the registration that it was made of.
-    fn has_all_pieces(&self, entry: &Entry) -> bool {
-        entry.list.as_ref().is_some_and(|list| {
-            let is_there = |piece: &Piece| self.target(piece.region, piece.generation).is_ok();
-            list.pieces.iter().all(is_there)
-        })
+    /// Checks that every piece of a list is still the registration that it was made of.
+    fn check_pieces(&self, entry: &Entry) -> Result<(), TptError> {
+        let list = entry.list.as_ref().ok_or(TptError::NotValid)?;
+        let mut pending = Ok(());
+        for piece in &list.pieces {
+            match self.target(piece.region, piece.generation) {
+                Ok(_) => {}
+                // Nothing is waited for in vain.
+                Err(error @ TptError::Pending(_)) => pending = Err(error),
+                Err(_) => return Err(TptError::NotValid),
+            }
+        }
+        pending
     }
 
     /// What a tag was made as, valid or not.
     pub fn kind(&self, tag: u32) -> Option<TagKind> {
-        self.entry(Tag(tag)).ok().map(|entry| entry.kind)
+        let entry = self.entry(Tag(tag)).ok();
+        entry.filter(|entry| !entry.failed).map(|entry| entry.kind)
     }
 
     /// Notes that the work request that has just registered `tag` is not complete because something
@@ -757,8 +984,8 @@ impl Tpt {
     pub fn invalidate(&mut self, tag: u32, holder: Holder) -> Result<(), TptError> {
         let tag = Tag(tag);
         let entry = self.entry(tag)?;
-        let target = entry.target.as_ref().ok_or(TptError::NotValid)?;
-        match target {
+        let target = entry.target.as_ref();
+        match target.ok_or_else(|| self.not_valid(tag))? {
             Target::Window(Binding { qpn: None, .. }) => return Err(TptError::WrongKind),
             Target::Window(Binding { qpn: Some(qpn), .. }) if *qpn != holder.qpn => {
                 return Err(TptError::WrongQueuePair);
@@ -786,6 +1013,7 @@ impl Tpt {
     pub fn bind(&mut self, part: &BindPart, holder: Holder) -> Result<(), TptError> {
         let tag = Tag(part.window);
         let new_tag = Tag(part.new_window);
+        self.at_rest(tag)?;
         let window = self.entry(tag)?;
         if !window.is_window() {
             return Err(TptError::WrongKind);
@@ -815,7 +1043,7 @@ impl Tpt {
         let region_tag = Tag(part.region);
         let region = self.entry(region_tag)?;
         if region.target.is_none() {
-            return Err(TptError::NotValid);
+            return Err(self.not_valid(region_tag));
         }
         if region.kind != TagKind::Region {
             return Err(TptError::WrongKind);
@@ -886,6 +1114,8 @@ impl Tpt {
     pub(crate) fn queue_pair_gone(&mut self, qpn: u32) {
         while let Some(&(_, index)) = self.bound.range((qpn, 0)..=(qpn, u32::MAX)).next() {
             let tag = Tag::new(index, 0);
+            // It may be leaving, or about to be replaced.
+            self.enter(tag);
             self.unbind(tag);
             // Taken away by `unbind` already, unless the table contradicts itself.
             self.bound.remove(&(qpn, index));
@@ -907,9 +1137,9 @@ impl Tpt {
         needed: u32,
     ) -> Result<Span, TptError> {
         let entry = self.entry(tag)?;
-        let target = entry.target.as_ref().ok_or(TptError::NotValid)?;
+        let target = entry.target.as_ref();
         let mut first = 0;
-        match target {
+        match target.ok_or_else(|| self.not_valid(tag))? {
             Target::Window(binding) => {
                 let peer_of = peer_of.ok_or(TptError::WrongKind)?;
                 if binding.qpn.is_some_and(|qpn| qpn != peer_of) {
@@ -917,7 +1147,7 @@ impl Tpt {
                 }
                 first = binding.offset;
             }
-            Target::List if !self.has_all_pieces(entry) => return Err(TptError::NotValid),
+            Target::List => self.check_pieces(entry)?,
             _ => {}
         }
         if entry.pd != pd {
@@ -1046,10 +1276,9 @@ impl Tpt {
             }
             Target::List => {
                 let entry = self.entry(tag)?;
-                return match &entry.list {
-                    Some(list) if self.has_all_pieces(entry) => Ok(Place::List(list, start)),
-                    _ => Err(TptError::NotValid),
-                };
+                self.check_pieces(entry)?;
+                let list = entry.list.as_ref().ok_or(TptError::NotValid)?;
+                return Ok(Place::List(list, start));
             }
             _ => {}
         }
@@ -1103,11 +1332,11 @@ impl Tpt {
         if entry.instance != tag.instance() {
             return Err(TptError::WrongInstance);
         }
-        entry
-            .target
-            .as_ref()
-            .filter(|_| entry.generation == generation)
-            .ok_or(TptError::NotValid)
+        match &entry.target {
+            Some(target) if entry.generation == generation => Ok(target),
+            Some(_) => Err(TptError::NotValid),
+            None => Err(self.not_valid(tag)),
+        }
     }
 
     /// The one-touch rule, for a packet of a message that writes to `span`: whether its payload is
@@ -1160,9 +1389,7 @@ impl Tpt {
     /// The same for a list: the message touches it, and the regions that it wrote to through it. So
     /// a region that takes one message takes no more by way of a list.
     fn touch_list(&mut self, span: &Span, arrival: Arrival) -> Result<Touch, TptError> {
-        if !self.has_all_pieces(self.entry(span.tag)?) {
-            return Err(TptError::NotValid);
-        }
+        self.check_pieces(self.entry(span.tag)?)?;
         let mut touch = self.touch_entry(span.tag, arrival);
         self.for_touched(span, |tpt, region| {
             let piece = tpt.touch_entry(region, arrival);
@@ -1400,7 +1627,7 @@ impl Tpt {
     pub(crate) fn invalidate_pages(&self, command: &InvalidatePages) -> Result<(), CommandStatus> {
         let tag = Tag(command.tag);
         let entry = self.entries.find(tag.index())?;
-        if entry.instance != tag.instance() {
+        if entry.failed || entry.instance != tag.instance() {
             return Err(CommandStatus::NotFound);
         }
         let Some(Target::Paged(att)) = &entry.target else {

@@ -92,6 +92,7 @@ const FEATURES: [u64; 22] = [
     FEATURE_EQ_CONTROL,
     FEATURE_REGISTER_SEND,
     FEATURE_LISTS,
+    FEATURE_PENDING_TAGS,
 ];
 
 fn magic(host: &mut Host) -> Outcome {

@@ -316,7 +316,7 @@ pub(crate) fn receive_frame(
     Disposition::Consumed
 }
 
-/// Whether frames for `qp` wait for a page: those of services that do not send again.
+/// Whether frames for `qp` wait for a page or a tag: those of services that do not send again.
 fn waits_in_line(core: &Core, qp: &QueuePair) -> bool {
     matches!(qp.service, Service::Uc | Service::Ud | Service::Gsi)
         && core.paging.is_waiting(qp.number, Side::Responder)
@@ -329,7 +329,8 @@ fn park(core: &mut Core, qp: &QueuePair, bytes: &[u8], multicast: Option<bool>) 
     }
 }
 
-/// The host has dealt with the page that `qp` waited for on this side.
+/// The host has dealt with the page that `qp` waited for on this side, or something has become of
+/// the tag.
 pub(crate) fn page_resolved(core: &mut Core, qp: &mut QueuePair, side: Side, host: &mut dyn Host) {
     if side == Side::Requester {
         requester::page_resolved(core, qp);

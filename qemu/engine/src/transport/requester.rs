@@ -95,6 +95,12 @@ pub(crate) struct Message {
     failure: Option<Failure>,
     /// It is a local operation and was carried out, or has a registration that was.
     done: bool,
+    /// What it sends from, or where its answer goes, is to be checked before any of it is sent.
+    unchecked: bool,
+    /// Its registration was an early use of something.
+    early: bool,
+    /// It had to wait for a pending tag.
+    waited: bool,
     /// It has made a registration and something before it is open: what [`crate::tpt::Tpt`] calls
     /// that.
     unsettled: Option<u64>,
@@ -180,7 +186,8 @@ pub(super) struct Requester {
     /// The timer stands for the end of a receiver-not-ready delay, not for a lost answer.
     waiting_for_receiver: bool,
     since_ack_request: u32,
-    /// A page of an on-demand region is not there; nothing is sent until it is.
+    /// A page of an on-demand region is not there, or the place of an answer is under a pending tag;
+    /// nothing is sent until that is over.
     waiting_for_page: bool,
     /// What is waited for is the place of an answer, which was thrown away: it has to be asked for
     /// again, and what comes until then is thrown away too.
@@ -362,6 +369,9 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     qp.send.advance(message.request.end());
     message.first_psn = requester.unassigned;
     message.done = false;
+    message.unchecked = false;
+    message.early = false;
+    message.waited = false;
     message.unsettled = None;
     message.packets = if message.is_local() {
         0
@@ -369,7 +379,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         packets(message.request.length, qp.attributes.log_mtu)
     };
     message.failure = match fetched {
-        Ok(()) => check(core, qp, &message),
+        Ok(()) => check(core, qp, &mut message),
         Err(error) => Some(error.into()),
     };
     if message.failure.is_some() {
@@ -382,7 +392,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 }
 
 /// What is wrong with a well-formed work request, before any of it is sent.
-fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> {
+fn check(core: &mut Core, qp: &QueuePair, message: &mut Message) -> Option<Failure> {
     let request = &message.request;
     let opcode = request.opcode;
     // Extended connections have neither of these.
@@ -408,12 +418,26 @@ fn check(core: &mut Core, qp: &QueuePair, message: &Message) -> Option<Failure> 
         // What it sends may be under the tag that it registers.
         return None;
     }
-    check_data(core, qp, message, false)
+    match check_data(core, qp, message) {
+        Ok(()) => None,
+        Err(Stop::Failed(failure)) => Some(failure),
+        Err(Stop::Pending(_)) => {
+            // It is looked at again in its turn, and waits then.
+            message.unchecked = true;
+            None
+        }
+    }
 }
 
-/// What is wrong with the memory of a work request's data, before any of it is sent. `early` when
-/// the work request has made an early use of something already.
-fn check_data(core: &mut Core, qp: &QueuePair, message: &Message, early: bool) -> Option<Failure> {
+/// Why a work request goes no further.
+enum Stop {
+    Failed(Failure),
+    /// What becomes of the tag with this index has to be seen.
+    Pending(u32),
+}
+
+/// What is wrong with the memory of a work request's data, before any of it is sent.
+fn check_data(core: &mut Core, qp: &QueuePair, message: &Message) -> Result<(), Stop> {
     let access = if message.brings_data() {
         LocalAccess::Write
     } else {
@@ -421,16 +445,51 @@ fn check_data(core: &mut Core, qp: &QueuePair, message: &Message, early: bool) -
     };
     let sges = message.request.sges();
     let result = core.check_sges(qp.domain(), sges, access);
+    if let Err(TptError::Pending(index)) = result {
+        return Err(Stop::Pending(index));
+    }
     let length = message.request.length as usize;
-    let early = early || result.is_ok() && core.uses_early(sges, 0, length);
+    let early = message.early || result.is_ok() && core.uses_early(sges, 0, length);
     core.counters.early_uses += u64::from(early);
-    result.err().map(|error| {
+    result.map_err(|error| {
         core.counters.access_errors += 1;
-        Failure {
+        Stop::Failed(Failure {
             status: CompletionStatus::LocalProtection,
             vendor_syndrome: error.vendor_syndrome(),
-        }
+        })
     })
+}
+
+/// The message under the cursor waits for what becomes of a tag; what was sent before it does not,
+/// nor does what has to be sent again.
+fn wait_for_tag(core: &mut Core, qp: &mut QueuePair, index: u32) -> bool {
+    let requester = &mut qp.transport.requester;
+    if let Some(message) = requester.messages.get_mut(requester.cursor) {
+        core.counters.pending_waits += u64::from(!message.waited);
+        message.waited = true;
+    }
+    core.paging.wait_for_tag(qp.number, Side::Requester, index);
+    false
+}
+
+/// Checks the memory of the message under the cursor, which could not be done when it was taken up;
+/// false when it waits, or something is wrong.
+fn check_now(core: &mut Core, qp: &mut QueuePair) -> bool {
+    let cursor = qp.transport.requester.cursor;
+    let checked = check_data(core, qp, &qp.transport.requester.messages[cursor]);
+    let requester = &mut qp.transport.requester;
+    let message = &mut requester.messages[cursor];
+    match checked {
+        Ok(()) => {
+            message.unchecked = false;
+            true
+        }
+        Err(Stop::Pending(index)) => wait_for_tag(core, qp, index),
+        Err(Stop::Failed(failure)) => {
+            message.failure = Some(failure);
+            false
+        }
+    }
 }
 
 /// Whether host and device have agreed on what such a work request needs.
@@ -474,6 +533,9 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     if message.is_to_register() && !register(core, qp) {
         return false;
     }
+    if qp.transport.requester.messages[cursor].unchecked && !check_now(core, qp) {
+        return false;
+    }
     let requester = &qp.transport.requester;
     let message = &requester.messages[cursor];
     let Some(template) = qp.transport.template else {
@@ -513,8 +575,10 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         // Whatever comes back should find its place.
         let sges = message.request.sges();
         let probed = core.probe(&*host, qp.domain(), sges, offset.into(), length as usize);
-        if let Err(TptError::Absent(fault)) = probed {
-            return absent(core, qp, fault, host);
+        match probed {
+            Err(TptError::Absent(fault)) => return absent(core, qp, fault, host),
+            Err(TptError::Pending(index)) => return wait_for_tag(core, qp, index),
+            _ => {}
         }
     }
     let requester = &qp.transport.requester;
@@ -537,8 +601,10 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         frame.resize(start + payload as usize, 0);
         core.gather(host, domain, request, offset.into(), &mut frame[start..])
     });
-    if let Err(TptError::Absent(fault)) = sent {
-        return absent(core, qp, fault, host);
+    match sent {
+        Err(TptError::Absent(fault)) => return absent(core, qp, fault, host),
+        Err(TptError::Pending(index)) => return wait_for_tag(core, qp, index),
+        _ => {}
     }
     core.paging.went_on(qp.number, Side::Requester);
     let requester = &mut qp.transport.requester;
@@ -615,6 +681,11 @@ fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
             return false;
         }
         let result = qp::execute_local(core, qp, &message.request);
+        if let Err(LocalError::Table(TptError::Pending(index)))
+        | Err(LocalError::Bind(TptError::Pending(index))) = result
+        {
+            return wait_for_tag(core, qp, index);
+        }
         let message = &mut qp.transport.requester.messages[cursor];
         if let Err(error) = result {
             message.failure = Some(error.into());
@@ -631,16 +702,19 @@ fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
     true
 }
 
-/// Carries out the registration of the message under the cursor, which then sends, and checks what it
-/// sends; false when something is wrong with either.
+/// Carries out the registration of the message under the cursor, which then sends; false when it waits,
+/// or something is wrong.
 fn register(core: &mut Core, qp: &mut QueuePair) -> bool {
     let cursor = qp.transport.requester.cursor;
     let message = &qp.transport.requester.messages[cursor];
     let result = qp::register(core, qp, &message.request);
+    if let Err(LocalError::Table(TptError::Pending(index))) = result {
+        return wait_for_tag(core, qp, index);
+    }
     let requester = &mut qp.transport.requester;
     let message = &mut requester.messages[cursor];
-    let early = match result {
-        Ok(early) => early,
+    match result {
+        Ok(early) => message.early = early,
         Err(error) => {
             message.failure = Some(error.into());
             // It is the last one taken up, and nothing of it was sent: where the queue goes on, the
@@ -649,14 +723,14 @@ fn register(core: &mut Core, qp: &mut QueuePair) -> bool {
             requester.unassigned = message.first_psn;
             return false;
         }
-    };
+    }
     message.done = true;
+    // What it sends may be under the tag that it has registered.
+    message.unchecked = true;
     if let (Some(registration), true) = (&message.request.registration, cursor > 0) {
         message.unsettled = Some(core.tpt.unsettled(registration.tag()));
     }
-    let failure = check_data(core, qp, &qp.transport.requester.messages[cursor], early);
-    qp.transport.requester.messages[cursor].failure = failure;
-    failure.is_none()
+    true
 }
 
 /// Forgets what registrations are waiting for, of a queue pair that forgets everything.
@@ -1164,17 +1238,29 @@ fn answer(
     }
     let offset = message.offset_of(psn, log_mtu);
     let placed = core.scatter(host, domain, request.sges(), offset.into(), data);
-    if let Err(TptError::Absent(fault)) = placed {
-        if core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait {
-            let requester = &mut qp.transport.requester;
-            requester.waiting_for_page = true;
-            requester.answer_lost = true;
-            requester.waiting_for_receiver = false;
-            qp.timer.stop();
-            return None;
+    let waits = match placed {
+        Err(TptError::Absent(fault)) => {
+            core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait
         }
-    } else {
-        core.paging.went_on(qp.number, Side::Requester);
+        Err(TptError::Pending(index)) => {
+            let first = qp.transport.requester.messages.front_mut();
+            let waited = first.is_none_or(|first| std::mem::replace(&mut first.waited, true));
+            core.counters.pending_waits += u64::from(!waited);
+            core.paging.wait_for_tag(qp.number, Side::Requester, index);
+            true
+        }
+        _ => {
+            core.paging.went_on(qp.number, Side::Requester);
+            false
+        }
+    };
+    if waits {
+        let requester = &mut qp.transport.requester;
+        requester.waiting_for_page = true;
+        requester.answer_lost = true;
+        requester.waiting_for_receiver = false;
+        qp.timer.stop();
+        return None;
     }
     if let Err(error) = placed {
         core.counters.access_errors += 1;

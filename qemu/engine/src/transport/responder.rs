@@ -134,20 +134,40 @@ enum Refusal {
     Absent(Fault),
     /// A page of a receive is not there, likewise.
     AbsentReceive(Fault),
+    /// The tag with this index is pending.
+    Pending(u32),
 }
 
 impl From<TptError> for Refusal {
     fn from(error: TptError) -> Self {
         match error {
             TptError::Absent(fault) => Self::Absent(fault),
+            TptError::Pending(index) => Self::Pending(index),
             _ => Self::Access,
         }
     }
 }
 
-/// Has the host see to a page that is not there; what is refused otherwise stays refused.
-fn settle(core: &mut Core, qp: &QueuePair, refusal: Refusal, host: &mut dyn Host) -> Refusal {
+/// Has the host see to a page that is not there, and waits for a pending tag; what is refused
+/// otherwise stays refused.
+fn settle(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    psn: u32,
+    refusal: Refusal,
+    host: &mut dyn Host,
+) -> Refusal {
     let (fault, otherwise) = match refusal {
+        Refusal::Pending(index) => {
+            let responder = &mut qp.transport.responder;
+            let waited = responder.waited.replace(psn) == Some(psn);
+            core.counters.pending_waits += u64::from(!waited);
+            if qp.service == Service::Uc {
+                // Others send again until it is over.
+                core.paging.wait_for_tag(qp.number, Side::Responder, index);
+            }
+            return Refusal::PageAbsent;
+        }
         Refusal::Absent(fault) => (fault, Refusal::Access),
         Refusal::AbsentReceive(fault) => (
             fault,
@@ -187,6 +207,8 @@ pub(super) struct Responder {
     established: bool,
     answers: VecDeque<Answer>,
     atomics: VecDeque<(u32, u64)>,
+    /// The last request that had to wait for a pending tag.
+    waited: Option<u32>,
 }
 
 impl Responder {
@@ -329,7 +351,7 @@ fn take_request(
             }
         }
         Err(refusal) => {
-            let refusal = settle(core, qp, refusal, host);
+            let refusal = settle(core, qp, packet.bth.psn, refusal, host);
             refuse(core, qp, packet, refusal, host);
         }
     }
@@ -372,7 +394,7 @@ fn take_unreliable(
             Some(())
         }
         Err(refusal) => {
-            let refusal = settle(core, qp, refusal, host);
+            let refusal = settle(core, qp, packet.bth.psn, refusal, host);
             if matches!(refusal, Refusal::PageAbsent) {
                 // It is looked at again as it is.
                 return None;
@@ -387,7 +409,10 @@ fn take_unreliable(
                 | Refusal::NotReady
                 | Refusal::PageAbsent
                 | Refusal::Invalid => {}
-                Refusal::Access | Refusal::Absent(_) | Refusal::AbsentReceive(_) => {
+                Refusal::Access
+                | Refusal::Absent(_)
+                | Refusal::AbsentReceive(_)
+                | Refusal::Pending(_) => {
                     core.counters.access_errors += 1;
                 }
                 Refusal::Receive {
@@ -680,6 +705,10 @@ fn send(
     if packet.invalidate.is_some() && !invalidates(core) {
         return Err(Refusal::Invalid);
     }
+    if let Some(tag) = packet.invalidate {
+        // Before anything is placed, which is done once.
+        core.tpt.ready(tag)?;
+    }
     if position.starts() {
         take_receive(core, qp, packet, host)?;
     }
@@ -718,6 +747,7 @@ fn send(
     )
     .map_err(|error| match error {
         TptError::Absent(fault) => Refusal::AbsentReceive(fault),
+        TptError::Pending(index) => Refusal::Pending(index),
         error => failed(
             CompletionStatus::LocalProtection,
             error.vendor_syndrome(),
@@ -1053,7 +1083,7 @@ fn refuse(
             NakCode::InvalidRequest,
             Some(EventCode::QueuePairRequestError),
         ),
-        Refusal::Access | Refusal::Absent(_) | Refusal::AbsentReceive(_) => {
+        Refusal::Access | Refusal::Absent(_) | Refusal::AbsentReceive(_) | Refusal::Pending(_) => {
             core.counters.access_errors += 1;
             (NakCode::RemoteAccess, Some(EventCode::QueuePairAccessError))
         }
@@ -1236,10 +1266,22 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         core.tpt
             .read(host, &span, offset.into(), &mut frame[start..])
     });
-    if let Err(TptError::Absent(fault)) = sent {
-        if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait {
+    match sent {
+        Err(TptError::Absent(fault)) => {
+            if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait {
+                return Data::Absent;
+            }
+        }
+        Err(TptError::Pending(index)) => {
+            let responder = &mut qp.transport.responder;
+            // A read has its last packet for a name here, which no other request has.
+            let last = psn_add(psn, packets(left, log_mtu) - 1);
+            let waited = responder.waited.replace(last) == Some(last);
+            core.counters.pending_waits += u64::from(!waited);
+            core.paging.wait_for_tag(qp.number, Side::Responder, index);
             return Data::Absent;
         }
+        _ => {}
     }
     if sent.is_err() && !fresh {
         // It was answered while that was allowed, and whether anybody still wants it is not known.

@@ -10,7 +10,7 @@ use super::{base_header, send_packet, template_of};
 use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, MAX_LOG_MTU};
 use crate::memory::{Host, Way};
 use crate::paging::{Outcome, Side};
-use crate::qp::{self, QueuePair};
+use crate::qp::{self, LocalError, QueuePair};
 use crate::queue::{registers, QueueError, ReceiveRequest, SendBody, SendRequest};
 use crate::roce::{self, psn_add, Bth, Deth, Frame, Packet, Position, Template, PKEY_DEFAULT};
 use crate::tpt::{LocalAccess, TptError};
@@ -37,6 +37,10 @@ const MAX_DATAGRAM: usize = 1 << MAX_LOG_MTU;
 pub(super) struct Sender {
     /// The work request being sent, if it takes more than one packet.
     request: Option<Box<SendRequest>>,
+    /// It was not begun, because it waits for a pending tag.
+    unbegun: bool,
+    /// It had to wait for a pending tag.
+    waited: bool,
     /// Bytes of it that have left.
     offset: u32,
     psn: u32,
@@ -74,7 +78,12 @@ pub(super) fn run(
         }
         let (request, result) = match qp.transport.sender.request.take() {
             Some(request) => {
-                let result = packet(core, qp, &request, turn, host);
+                let unbegun = std::mem::take(&mut qp.transport.sender.unbegun);
+                let result = if unbegun {
+                    begin(core, qp, &request, turn, host)
+                } else {
+                    packet(core, qp, &request, turn, host)
+                };
                 (request, result)
             }
             None => {
@@ -85,6 +94,7 @@ pub(super) fn run(
                 let fetched = qp.send.fetch(host, qp.send.next(), &mut request);
                 qp.send.advance(request.end());
                 qp.transport.sender.offset = 0;
+                qp.transport.sender.waited = false;
                 let result = match fetched {
                     Ok(()) => begin(core, qp, &request, turn, host),
                     Err(error) => Err(error.into()),
@@ -106,6 +116,14 @@ pub(super) fn run(
             Ok(Sent::Later(way)) => {
                 qp.transport.sender.request = Some(request);
                 return Progress::Full(way);
+            }
+            Ok(Sent::Pending(index)) => {
+                let sender = &mut qp.transport.sender;
+                core.counters.pending_waits += u64::from(!sender.waited);
+                sender.waited = true;
+                sender.request = Some(request);
+                core.paging.wait_for_tag(qp.number, Side::Requester, index);
+                return Progress::Blocked;
             }
             Ok(Sent::All) => SendCompletion::of(&request, CompletionStatus::Success),
             Err(failure) => SendCompletion {
@@ -155,6 +173,8 @@ enum Sent {
     Nothing,
     /// Nothing more: there is no room on this way.
     Later(Way),
+    /// Nothing more: what becomes of the tag with this index has to be seen.
+    Pending(u32),
 }
 
 /// Checks a work request, and carries it out or sends its first packet.
@@ -178,8 +198,17 @@ fn begin(
         | SendOpcode::Bind
             if connected =>
         {
-            qp::execute_local(core, qp, request)?;
-            return Ok(Sent::All);
+            return match qp::execute_local(core, qp, request) {
+                Ok(()) => Ok(Sent::All),
+                Err(
+                    LocalError::Table(TptError::Pending(index))
+                    | LocalError::Bind(TptError::Pending(index)),
+                ) => {
+                    qp.transport.sender.unbegun = true;
+                    Ok(Sent::Pending(index))
+                }
+                Err(error) => Err(error.into()),
+            };
         }
         _ => return Err(QueueError::Opcode.into()),
     }
@@ -187,6 +216,10 @@ fn begin(
         return Err(QueueError::TooLong.into());
     }
     if let Err(error) = core.check_sges(qp.domain(), request.sges(), LocalAccess::Read) {
+        if let TptError::Pending(index) = error {
+            qp.transport.sender.unbegun = true;
+            return Ok(Sent::Pending(index));
+        }
         core.counters.access_errors += 1;
         return Err(Failure {
             status: CompletionStatus::LocalProtection,
@@ -263,12 +296,14 @@ fn packet(
         frame.resize(start + payload as usize, 0);
         core.gather(host, domain, request, offset.into(), &mut frame[start..])
     });
-    if let Err(TptError::Absent(fault)) = sent {
-        if core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait {
-            return Ok(Sent::Nothing);
+    match sent {
+        Err(TptError::Absent(fault)) => {
+            if core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait {
+                return Ok(Sent::Nothing);
+            }
         }
-    } else {
-        core.paging.went_on(qp.number, Side::Requester);
+        Err(TptError::Pending(index)) => return Ok(Sent::Pending(index)),
+        _ => core.paging.went_on(qp.number, Side::Requester),
     }
     sent.map_err(|error| {
         core.counters.access_errors += 1;
@@ -313,6 +348,7 @@ pub(super) fn datagram(
     }
     // One may be left that was taken for a datagram whose page was not there.
     let kept = qp.transport.responder.take_kept();
+    let waited = kept.is_some();
     let mut receive = std::mem::take(&mut core.transport.receive);
     let taken = match kept {
         Some(kept) => {
@@ -322,7 +358,10 @@ pub(super) fn datagram(
         None => core.take_receive(host, qp, None, &mut receive),
     };
     let result = match taken {
-        Ok(true) => place(core, qp, frame, &packet, deth, &receive, host),
+        Ok(true) => {
+            let message = (&packet, deth);
+            place(core, qp, frame, message, (&receive, waited), host)
+        }
         // Datagrams nobody waits for are lost.
         Ok(false) => None,
         Err(QueueError::Producer) => {
@@ -338,14 +377,14 @@ pub(super) fn datagram(
     result
 }
 
-/// Places a datagram in a receive that was taken for it, and completes that.
+/// Places a datagram in a receive that was taken for it, or that has `waited` for its memory, and
+/// completes that.
 fn place(
     core: &mut Core,
     qp: &mut QueuePair,
     frame: &Frame<'_>,
-    packet: &Packet<'_>,
-    deth: Deth,
-    receive: &ReceiveRequest,
+    (packet, deth): (&Packet<'_>, Deth),
+    (receive, waited): (&ReceiveRequest, bool),
     host: &mut dyn Host,
 ) -> Option<()> {
     let mut header = [0; HEADER_AREA];
@@ -369,13 +408,23 @@ fn place(
                 let at = HEADER_AREA as u64;
                 core.scatter(&*host, receive.domain, sges, at, packet.payload)
             });
-        if let Err(TptError::Absent(fault)) = placed {
-            if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait {
-                qp.transport.responder.keep(receive);
-                return None;
+        let waits = match placed {
+            Err(TptError::Absent(fault)) => {
+                core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait
             }
-        } else {
-            core.paging.went_on(qp.number, Side::Responder);
+            Err(TptError::Pending(index)) => {
+                core.counters.pending_waits += u64::from(!waited);
+                core.paging.wait_for_tag(qp.number, Side::Responder, index);
+                true
+            }
+            _ => {
+                core.paging.went_on(qp.number, Side::Responder);
+                false
+            }
+        };
+        if waits {
+            qp.transport.responder.keep(receive);
+            return None;
         }
         if let Err(error) = placed {
             core.counters.access_errors += 1;

@@ -53,6 +53,8 @@ struct Entry {
 /// What the table should be like, and memory.
 struct Model {
     entries: BTreeMap<u32, Entry>,
+    /// Tags whose registration by command failed where nothing else was.
+    failed: BTreeMap<u32, Tag>,
     serial: u64,
     memory: Vec<u8>,
 }
@@ -251,6 +253,7 @@ impl Run {
             setup,
             model: Model {
                 entries: BTreeMap::new(),
+                failed: BTreeMap::new(),
                 serial: 0,
                 memory,
             },
@@ -512,7 +515,13 @@ impl Run {
                     address: part.address,
                     buffer: part.buffer,
                 };
+                let there = entry.is_some();
                 self.command("region", &command, expected);
+                if expected {
+                    self.model.failed.remove(&tag.index());
+                } else if !there {
+                    self.model.failed.insert(tag.index(), tag);
+                }
                 if expected {
                     let entry = Entry {
                         list: false,
@@ -533,12 +542,15 @@ impl Run {
             2 => {
                 let tag = self.tag();
                 let entry = self.model.entries.get(&tag.index());
-                let expected =
-                    entry.is_some_and(|entry| entry.allocated || entry.instance == tag.instance());
+                let failed = self.model.failed.get(&tag.index()) == Some(&tag);
+                let expected = failed
+                    || entry
+                        .is_some_and(|entry| entry.allocated || entry.instance == tag.instance());
                 let status = self.pair.a.object_command(CommandOpcode::ReleaseTag, tag.0);
                 assert_eq!(status == CommandStatus::Ok, expected, "release: {status:?}");
                 self.note("release", expected);
                 if expected {
+                    self.model.failed.remove(&tag.index());
                     self.model.entries.remove(&tag.index());
                 }
             }
@@ -556,6 +568,7 @@ impl Run {
                 };
                 self.command("allocate", &command, expected);
                 if expected {
+                    self.model.failed.remove(&tag.index());
                     let entry = Entry {
                         list,
                         allocated: true,
