@@ -987,9 +987,10 @@ void rust_helper_ib_destroy_qp(struct ib_qp *qp)
 	ib_destroy_qp(qp);
 }
 
-int rust_helper_ib_post_send(struct ib_qp *qp, const struct ib_send_wr *wr)
+int rust_helper_ib_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
+			     const struct ib_send_wr **bad_wr)
 {
-	return ib_post_send(qp, wr, NULL);
+	return ib_post_send(qp, wr, bad_wr);
 }
 
 int rust_helper_ib_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr)
@@ -1021,7 +1022,8 @@ void rust_helper_ib_dma_free_coherent(struct ib_device *dev, size_t size,
 }
 
 /* Maps a region to memory that is mapped for DMA already. */
-int rust_helper_rdma_map_mr_dma(struct ib_mr *mr, dma_addr_t addr, u32 length)
+int rust_helper_rdma_map_mr_dma(struct ib_mr *mr, dma_addr_t addr, u32 length,
+				u32 page_size)
 {
 	struct scatterlist sg;
 	int ret;
@@ -1029,13 +1031,8 @@ int rust_helper_rdma_map_mr_dma(struct ib_mr *mr, dma_addr_t addr, u32 length)
 	sg_init_table(&sg, 1);
 	sg_dma_address(&sg) = addr;
 	sg_dma_len(&sg) = length;
-	ret = ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE);
+	ret = ib_map_mr_sg(mr, &sg, 1, NULL, page_size);
 	if (ret < 0)
 		return ret;
 	return ret == 1 ? 0 : -EINVAL;
-}
-
-void rust_helper_ib_update_fast_reg_key(struct ib_mr *mr, u8 key)
-{
-	ib_update_fast_reg_key(mr, key);
 }

@@ -278,13 +278,14 @@ struct ib_cq *rust_helper_ib_alloc_cq(struct ib_device *device, int nr_cqe,
 struct ib_qp *rust_helper_ib_create_qp(struct ib_pd *pd,
 				       struct ib_qp_init_attr *attr);
 void rust_helper_ib_destroy_qp(struct ib_qp *qp);
-int rust_helper_ib_post_send(struct ib_qp *qp, const struct ib_send_wr *wr);
+int rust_helper_ib_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
+			     const struct ib_send_wr **bad_wr);
 int rust_helper_ib_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr);
 void *rust_helper_ib_dma_alloc_coherent(struct ib_device *dev, size_t size,
 					dma_addr_t *handle);
 void rust_helper_ib_dma_free_coherent(struct ib_device *dev, size_t size,
 				      void *cpu, dma_addr_t handle);
-int rust_helper_rdma_map_mr_dma(struct ib_mr *mr, dma_addr_t addr, u32 length);
-void rust_helper_ib_update_fast_reg_key(struct ib_mr *mr, u8 key);
+int rust_helper_rdma_map_mr_dma(struct ib_mr *mr, dma_addr_t addr, u32 length,
+				u32 page_size);
 
 #endif /* RUST_RDMA_HELPERS_H */

@@ -4,6 +4,7 @@
 //! `rust/kernel/pci/irq.rs`).
 
 use super::errno;
+use super::pci::{Config, ConfigLock};
 use crate::bindings;
 use core::marker::PhantomPinned;
 use core::ptr;
@@ -42,6 +43,13 @@ impl Kind {
         flag as c_uint
     }
 
+    /// Lets a function assert its pin, or not, where this is what it interrupts by.
+    fn enable_pin<Ctx: device::DeviceContext>(self, config: &Config<'_, Ctx>, enable: bool) {
+        if self == Self::Intx {
+            config.enable_pin(enable);
+        }
+    }
+
     /// What people call it.
     pub fn name(self) -> &'static str {
         match self {
@@ -53,6 +61,10 @@ impl Kind {
 }
 
 /// The interrupt vectors of a PCI function, given back when dropped. The pin is one vector.
+///
+/// They are made, given handlers and given back with config space locked: who resets the function restores what it
+/// had of them, and the kernel leaves it to drivers not to change that meanwhile. So nothing of this is to be done by
+/// who has that lock, or by who may be waited for with it. Sleeps.
 ///
 /// # Invariants
 ///
@@ -83,22 +95,27 @@ impl Vectors {
 
     /// The same of one kind; an error where the function or the host does not have it.
     fn of_kind(dev: &pci::Device<device::Bound>, kind: Kind, max: u32) -> Result<Self> {
-        // SAFETY: The borrow keeps `dev` bound to its driver, which alone allocates its vectors
-        // and has none where another kind was refused.
-        let count =
-            unsafe { bindings::pci_alloc_irq_vectors(as_raw(dev), 1, max.max(1), kind.flag()) };
-        to_result(count.min(0))?;
+        let dev_raw = as_raw(dev);
         let dev: &pci::Device = dev;
+        let count = {
+            let config = ConfigLock::new(dev);
+            // SAFETY: The borrow keeps `dev` bound to its driver, which alone allocates its vectors
+            // and has none where another kind was refused.
+            let count =
+                unsafe { bindings::pci_alloc_irq_vectors(dev_raw, 1, max.max(1), kind.flag()) };
+            to_result(count.min(0))?;
+            // Not before somebody handles it: it would be held, and the line is not ours alone.
+            kind.enable_pin(&config, false);
+            count
+        };
         // INVARIANT: The call above allocated `count` vectors of this kind.
         let this = Self {
             dev: dev.into(),
             kind,
             count: count as u32,
         };
-        // Not before somebody handles it: it would be held, and the line is not ours alone.
-        this.enable_pin(false);
         // SAFETY: The vectors were allocated above.
-        if unsafe { bindings::pci_irq_vector(as_raw(dev), 0) } < 0 {
+        if unsafe { bindings::pci_irq_vector(dev_raw, 0) } < 0 {
             // A pin that firmware says is connected to nothing (`IRQ_NOTCONNECTED`) is given all the same.
             return Err(errno::enotconn());
         }
@@ -110,13 +127,12 @@ impl Vectors {
         self.kind
     }
 
-    /// Lets the function assert its pin, or not, where that is what it interrupts by. What it has to
-    /// tell stays: it asserts the pin for it as soon as it may. Does not sleep.
-    pub fn enable_pin(&self, enable: bool) {
-        if self.kind == Kind::Intx {
-            // SAFETY: A reference to a device keeps it valid; config space of one that is gone takes
-            // writes and does nothing.
-            unsafe { bindings::pci_intx(as_raw(&self.dev), enable.into()) }
+    /// Keeps the function from asserting its pin, where that is what it interrupts by, until a handler is installed
+    /// anew. What it has to tell stays. Does nothing while somebody has config space locked, who may restore what
+    /// this would change: it is up to him then. May be called from any context.
+    pub fn disable_pin(&self) {
+        if let Some(config) = ConfigLock::try_new(&self.dev) {
+            self.kind.enable_pin(&config, false);
         }
     }
 
@@ -168,6 +184,7 @@ impl Vectors {
 
 impl Drop for Vectors {
     fn drop(&mut self) {
+        let _config = ConfigLock::new(&self.dev);
         // SAFETY: By the type invariant the vectors are ours to free; handlers hold a reference to
         // `self`, so none is installed any more.
         unsafe { bindings::pci_free_irq_vectors(as_raw(&self.dev)) }
@@ -244,6 +261,7 @@ impl<T: Handler + 'static> IrqHandler<T> {
                     Kind::Intx => bindings::IRQF_SHARED,
                     Kind::Msi | Kind::MsiX => 0,
                 };
+                let config = ConfigLock::new(&vectors.dev);
                 // INVARIANT: The handler is installed from here on. Where that fails the fields are dropped, but
                 // not what they are part of.
                 // SAFETY:
@@ -259,7 +277,8 @@ impl<T: Handler + 'static> IrqHandler<T> {
                         this.as_ptr().cast(),
                     )
                 })?;
-                vectors.enable_pin(true);
+                vectors.kind.enable_pin(&config, true);
+                drop(config);
                 if vectors.kind != Kind::Intx {
                     // It is refused for interrupts that cannot be masked, which this is not.
                     // SAFETY: The interrupt is ours alone, as it is no pin; `notify` is pinned and complete, and
@@ -319,14 +338,16 @@ impl<T: Handler + 'static> IrqHandler<T> {
 #[pinned_drop]
 impl<T: Handler + 'static> PinnedDrop for IrqHandler<T> {
     fn drop(self: Pin<&mut Self>) {
-        // Before the handler goes: whoever shares the line could not make the level fall.
-        self.vectors.enable_pin(false);
         let cookie = ptr::from_ref(&*self).cast_mut().cast();
         if self.vectors.kind != Kind::Intx {
             // SAFETY: By the type invariants the interrupt is ours, and the notification to take back. This
             // waits for one that runs, so that none does afterwards.
             unsafe { bindings::irq_set_affinity_notifier(self.irq, ptr::null_mut()) };
         }
+        // Not before that, which waits for the driver's own code.
+        let config = ConfigLock::new(&self.vectors.dev);
+        // Before the handler goes: whoever shares the line could not make the level fall.
+        self.vectors.kind.enable_pin(&config, false);
         // SAFETY: By the type invariant a handler with this cookie is installed.
         unsafe {
             bindings::irq_clear_affinity_hint(self.irq);

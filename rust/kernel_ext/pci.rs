@@ -4,9 +4,15 @@
 //! by others (for `rust/kernel/pci.rs`).
 
 use crate::bindings;
-use core::{cell::Cell, marker::PhantomData, ptr};
+use core::{
+    cell::Cell,
+    marker::PhantomData,
+    ops::Deref,
+    ptr, //
+};
 use kernel::{
     device,
+    device::DeviceContext,
     dma::DmaMask,
     driver::{
         DriverLayout,
@@ -22,23 +28,9 @@ use kernel::{
 const DWORD: u32 = 4;
 
 /// The raw pointer of a PCI device.
-fn as_raw(pdev: &pci::Device) -> *mut bindings::pci_dev {
+fn as_raw<Ctx: DeviceContext>(pdev: &pci::Device<Ctx>) -> *mut bindings::pci_dev {
     // `pci::Device` is a transparent wrapper of `struct pci_dev`.
     ptr::from_ref(pdev).cast_mut().cast()
-}
-
-/// Takes the right to start transactions on the bus from a function: it must neither read nor write
-/// memory any more, nor interrupt.
-pub fn clear_master(pdev: &pci::Device) {
-    // SAFETY: A reference to a device keeps it valid; config space of one that is gone takes
-    // writes and does nothing.
-    unsafe { bindings::pci_clear_master(as_raw(pdev)) }
-}
-
-/// Gives a function the right to start transactions on the bus.
-pub fn set_master(pdev: &pci::Device<device::Bound>) {
-    // SAFETY: A reference to a device keeps it valid.
-    unsafe { bindings::pci_set_master(as_raw(pdev)) }
 }
 
 /// Sets which addresses a function can reach, for all of DMA.
@@ -66,6 +58,44 @@ pub unsafe fn assume_bound(pdev: &pci::Device) -> &pci::Device<device::Bound> {
     unsafe { &*ptr::from_ref(pdev).cast::<pci::Device<device::Bound>>() }
 }
 
+/// The config space of a function, which is locked for as long as there is a reference to this.
+///
+/// What is changed here is part of a register with other bits, and read and written in two accesses. So does who
+/// resets the function, who also writes to it what it had before: neither is done while the other is.
+///
+/// # Invariants
+///
+/// The lock of `pdev` is held.
+pub struct Config<'a, Ctx: DeviceContext = device::Normal> {
+    pdev: &'a pci::Device<Ctx>,
+}
+
+impl<Ctx: DeviceContext> Config<'_, Ctx> {
+    /// Takes the right to start transactions on the bus from the function: it must neither read nor write
+    /// memory any more, nor interrupt.
+    pub fn clear_master(&self) {
+        // SAFETY: A reference to a device keeps it valid; config space of one that is gone takes
+        // writes and does nothing.
+        unsafe { bindings::pci_clear_master(as_raw(self.pdev)) }
+    }
+
+    /// Lets the function assert its pin, or not. What it has to tell stays: it asserts the pin for it as soon as
+    /// it may. Does not sleep.
+    pub fn enable_pin(&self, enable: bool) {
+        // SAFETY: A reference to a device keeps it valid; config space of one that is gone takes
+        // writes and does nothing.
+        unsafe { bindings::pci_intx(as_raw(self.pdev), enable.into()) }
+    }
+}
+
+impl Config<'_, device::Bound> {
+    /// Gives the function the right to start transactions on the bus.
+    pub fn set_master(&self) {
+        // SAFETY: A reference to a device keeps it valid.
+        unsafe { bindings::pci_set_master(as_raw(self.pdev)) }
+    }
+}
+
 /// The config space of a function, locked until this is dropped: processes do not reach it, and
 /// nobody else resets the function, as the PCI core takes the same lock for that.
 ///
@@ -73,25 +103,34 @@ pub unsafe fn assume_bound(pdev: &pci::Device) -> &pci::Device<device::Bound> {
 ///
 /// # Invariants
 ///
-/// The lock of `pdev` is held, and is this value's to give back. If `saved`, the config space was saved
-/// under it.
-pub struct ConfigLock<'a> {
-    pdev: &'a pci::Device,
+/// The lock is this value's to give back. If `saved`, the config space was saved under it.
+pub struct ConfigLock<'a, Ctx: DeviceContext = device::Normal> {
+    config: Config<'a, Ctx>,
     saved: Cell<bool>,
 }
 
-impl<'a> ConfigLock<'a> {
-    /// Takes the lock, unless somebody else has it.
+impl<'a, Ctx: DeviceContext> ConfigLock<'a, Ctx> {
+    /// Takes the lock. Sleeps, for as long as somebody else has it: who resets a function has it for seconds.
     ///
-    /// There is no way to wait for it: who resets a function has it for seconds, and may need
-    /// memory that somebody who waits in the course of taking memory back would have to give.
-    pub fn try_new(pdev: &'a pci::Device) -> Option<Self> {
+    /// Not for those whom he may wait for: who takes memory back, or has the lock already.
+    pub fn new(pdev: &'a pci::Device<Ctx>) -> Self {
+        // SAFETY: A reference to a device keeps it valid.
+        unsafe { bindings::pci_cfg_access_lock(as_raw(pdev)) };
+        // INVARIANT: Taken just now, and nothing is saved.
+        Self {
+            config: Config { pdev },
+            saved: Cell::new(false),
+        }
+    }
+
+    /// Takes the lock, unless somebody else has it. May be called from any context.
+    pub fn try_new(pdev: &'a pci::Device<Ctx>) -> Option<Self> {
         // SAFETY: A reference to a device keeps it valid.
         let taken = unsafe { bindings::pci_cfg_access_trylock(as_raw(pdev)) };
         // INVARIANT: Taken just now, and nothing is saved. Nothing is made where it was not: that would
         // give back what somebody else has.
         taken.then(|| Self {
-            pdev,
+            config: Config { pdev },
             saved: Cell::new(false),
         })
     }
@@ -104,7 +143,7 @@ impl<'a> ConfigLock<'a> {
     /// that takes the lock of the function's interrupts, under which others allocate, and is not
     /// for those whom memory management waits for.
     pub fn reset_function(&self) -> Result {
-        let pdev = as_raw(self.pdev);
+        let pdev = as_raw(self.config.pdev);
         // SAFETY: A reference to a device keeps it valid.
         if !unsafe { bindings::pci_device_is_present(pdev) } {
             // There is nothing to save.
@@ -134,7 +173,7 @@ impl<'a> ConfigLock<'a> {
     /// Makes the function answer at the addresses that it had when its config space was saved.
     fn restore_bars(&self) -> Result {
         let write = |offset: u32, mask: u32| {
-            let pdev = as_raw(self.pdev);
+            let pdev = as_raw(self.config.pdev);
             // SAFETY: A reference to a device keeps it valid. By the type invariant nobody else saves its
             // config space meanwhile.
             let saved = unsafe { (*pdev).saved_config_space[(offset / DWORD) as usize] };
@@ -160,9 +199,17 @@ impl<'a> ConfigLock<'a> {
     }
 }
 
-impl Drop for ConfigLock<'_> {
+impl<'a, Ctx: DeviceContext> Deref for ConfigLock<'a, Ctx> {
+    type Target = Config<'a, Ctx>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.config
+    }
+}
+
+impl<Ctx: DeviceContext> Drop for ConfigLock<'_, Ctx> {
     fn drop(&mut self) {
-        let pdev = as_raw(self.pdev);
+        let pdev = as_raw(self.config.pdev);
         if self.saved.get() {
             // SAFETY: By the type invariant its config space was saved, and nobody else restores it
             // meanwhile.
@@ -177,7 +224,7 @@ impl Drop for ConfigLock<'_> {
 /// `reset` in sysfs, or resets the bus above. Register it by [`Adapter`].
 ///
 /// Both callbacks run with the device lock held, so that neither `probe` nor `unbind` runs at the
-/// same time. They may sleep.
+/// same time, and with config space locked. They may sleep.
 pub trait ResetHandlers: pci::Driver {
     /// The function is about to be reset. It may still be reached, unless the bus above a bridge is
     /// reset: that bridge was closed before. From when this returns until [`Self::reset_done`] it
@@ -185,6 +232,7 @@ pub trait ResetHandlers: pci::Driver {
     fn reset_prepare<'bound>(
         dev: &'bound pci::Device<device::Core<'_>>,
         this: Pin<&Self::Data<'bound>>,
+        config: &Config<'_>,
     );
 
     /// The function was reset, or the attempt failed. Its config space is what it was before.
@@ -272,7 +320,13 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     /// registered with [`Self::HANDLERS`].
     unsafe extern "C" fn reset_prepare_callback(pdev: *mut bindings::pci_dev) {
         // SAFETY: The caller vouches for the same.
-        unsafe { Self::tell(pdev, T::reset_prepare) }
+        unsafe {
+            Self::tell(pdev, |dev, this| {
+                // INVARIANT: The PCI core has config space locked until after `reset_done`, but for
+                // `pci_reset_function_locked`, which is for a driver's own function and has no safe wrapper.
+                T::reset_prepare(dev, this, &Config { pdev: dev });
+            })
+        }
     }
 
     /// # Safety
@@ -290,7 +344,7 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     /// As for [`Self::reset_prepare_callback`].
     unsafe fn tell(
         pdev: *mut bindings::pci_dev,
-        callback: for<'bound> fn(&'bound pci::Device<device::Core<'_>>, Pin<&T::Data<'bound>>),
+        callback: impl for<'bound> FnOnce(&'bound pci::Device<device::Core<'_>>, Pin<&T::Data<'bound>>),
     ) {
         // SAFETY: The caller vouches for a valid device.
         let data = unsafe { bindings::dev_get_drvdata(&raw const (*pdev).dev) };
@@ -307,5 +361,267 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
         // the data stays, and no other thread has borrowed it.
         let data = unsafe { pdev.as_ref().drvdata_borrow::<T::Data<'_>>() };
         callback(pdev, data);
+    }
+}
+
+#[kunit_tests(rust_pci)]
+mod tests {
+    use super::{
+        super::{
+            irq::{
+                Kind,
+                Vectors, //
+            },
+            workqueue::OwnedQueue,
+        },
+        *,
+    };
+    use core::mem::MaybeUninit;
+    use kernel::{
+        alloc::flags::__GFP_ZERO,
+        impl_has_work, new_work,
+        sync::{
+            atomic::{
+                Atomic,
+                Relaxed, //
+            },
+            Arc,
+        },
+        time::{
+            delay::fsleep,
+            Delta, //
+        },
+        workqueue::{
+            Work,
+            WorkItem, //
+        },
+    };
+
+    /// What a function on no bus has for config space: the command register.
+    struct Registers {
+        command: Cell<u16>,
+        /// Writes to it while config space was not locked.
+        stray_writes: Cell<u32>,
+        pdev: *mut bindings::pci_dev,
+    }
+
+    /// A function with a pin that is connected to nothing, on a bus of its own.
+    struct Function {
+        registers: KBox<Registers>,
+        _ops: KBox<bindings::pci_ops>,
+        _bus: KBox<MaybeUninit<bindings::pci_bus>>,
+        pdev: KBox<MaybeUninit<bindings::pci_dev>>,
+    }
+
+    impl Function {
+        fn new() -> Result<Self> {
+            let zeroed = GFP_KERNEL | __GFP_ZERO;
+            let mut pdev = KBox::<bindings::pci_dev>::new_uninit(zeroed)?;
+            let mut bus = KBox::<bindings::pci_bus>::new_uninit(zeroed)?;
+            let mut registers = KBox::new(
+                Registers {
+                    command: Cell::new(bindings::PCI_COMMAND_MEMORY as u16),
+                    stray_writes: Cell::new(0),
+                    pdev: pdev.as_mut_ptr(),
+                },
+                GFP_KERNEL,
+            )?;
+            let mut ops = KBox::new(
+                bindings::pci_ops {
+                    read: Some(Self::read),
+                    write: Some(Self::write),
+                    ..pin_init::zeroed()
+                },
+                GFP_KERNEL,
+            )?;
+            // SAFETY: Both are zeroed memory of that type, and nobody else's. What they point to is kept until
+            // after they are no longer used, and does not move.
+            unsafe {
+                (*bus.as_mut_ptr()).ops = &raw mut *ops;
+                (*bus.as_mut_ptr()).sysdata = (&raw mut *registers).cast();
+                let pdev = pdev.as_mut_ptr();
+                (*pdev).bus = bus.as_mut_ptr();
+                (*pdev).irq = 1;
+                (*pdev).dev.release = Some(Self::release);
+                bindings::device_initialize(&raw mut (*pdev).dev);
+            }
+            Ok(Self {
+                registers,
+                _ops: ops,
+                _bus: bus,
+                pdev,
+            })
+        }
+
+        fn as_raw(&self) -> *mut bindings::pci_dev {
+            self.pdev.as_ptr().cast_mut()
+        }
+
+        fn device(&self) -> &pci::Device<device::Bound> {
+            // SAFETY: A transparent wrapper of what was initialised when this was made, as far as anything here
+            // makes use of it. It has no driver, but nothing else either that ends before it is dropped.
+            unsafe { &*self.as_raw().cast() }
+        }
+
+        fn is_pin_disabled(&self) -> bool {
+            u32::from(self.registers.command.get()) & bindings::PCI_COMMAND_INTX_DISABLE != 0
+        }
+
+        /// # Safety
+        ///
+        /// `bus` must be that of a `Function`.
+        unsafe fn registers<'a>(bus: *mut bindings::pci_bus) -> &'a Registers {
+            // SAFETY: The caller vouches for it.
+            unsafe { &*(*bus).sysdata.cast() }
+        }
+
+        /// # Safety
+        ///
+        /// `bus` must be that of a `Function`, and `value` valid.
+        unsafe extern "C" fn read(
+            bus: *mut bindings::pci_bus,
+            _devfn: c_uint,
+            offset: c_int,
+            _size: c_int,
+            value: *mut u32,
+        ) -> c_int {
+            // SAFETY: The caller vouches for it.
+            let registers = unsafe { Self::registers(bus) };
+            let is_command = offset as u32 == bindings::PCI_COMMAND;
+            let read = if is_command {
+                registers.command.get()
+            } else {
+                0
+            };
+            // SAFETY: The caller vouches for it.
+            unsafe { value.write(read.into()) };
+            0
+        }
+
+        /// # Safety
+        ///
+        /// `bus` must be that of a `Function`.
+        unsafe extern "C" fn write(
+            bus: *mut bindings::pci_bus,
+            _devfn: c_uint,
+            offset: c_int,
+            _size: c_int,
+            value: u32,
+        ) -> c_int {
+            // SAFETY: The caller vouches for it.
+            let registers = unsafe { Self::registers(bus) };
+            if offset as u32 == bindings::PCI_COMMAND {
+                registers.command.set(value as u16);
+                // SAFETY: The function is there for as long as its registers are.
+                if unsafe { bindings::pci_dev::block_cfg_access_raw(registers.pdev) } == 0 {
+                    registers.stray_writes.set(registers.stray_writes.get() + 1);
+                }
+            }
+            0
+        }
+
+        /// Does nothing: who made it frees it.
+        extern "C" fn release(_dev: *mut bindings::device) {}
+    }
+
+    impl Drop for Function {
+        fn drop(&mut self) {
+            // SAFETY: It was initialised when this was made, and nobody else has a reference any more.
+            unsafe { bindings::put_device(&raw mut (*self.as_raw()).dev) }
+        }
+    }
+
+    /// Somebody who has config space locked for a while.
+    #[pin_data]
+    struct Resetter {
+        pdev: *mut bindings::pci_dev,
+        done: Atomic<u32>,
+        #[pin]
+        work: Work<Resetter>,
+    }
+
+    // SAFETY: The function is there for as long as this is used, and may be locked by any task.
+    unsafe impl Send for Resetter {}
+    // SAFETY: `pdev` is only read, and `done` is atomic.
+    unsafe impl Sync for Resetter {}
+
+    impl_has_work! {
+        impl HasWork<Self> for Resetter { self.work }
+    }
+
+    impl WorkItem for Resetter {
+        type Pointer = Arc<Self>;
+
+        fn run(this: Arc<Self>) {
+            fsleep(Delta::from_millis(20));
+            this.done.store(1, Relaxed);
+            // SAFETY: `meanwhile` waits for this, with the function. It has locked it for this.
+            unsafe { bindings::pci_cfg_access_unlock(this.pdev) }
+        }
+    }
+
+    /// Does something while somebody else resets the function. Gives whether that was over when it was done.
+    fn meanwhile<T>(function: &Function, what: impl FnOnce() -> T) -> Result<(T, bool)> {
+        let queue = OwnedQueue::for_long_work(c"rust_pci")?;
+        let resetter = Arc::pin_init(
+            pin_init!(Resetter {
+                pdev: function.as_raw(),
+                done: Atomic::new(0),
+                work <- new_work!("rust_pci"),
+            }),
+            GFP_KERNEL,
+        )?;
+        // SAFETY: The function is valid. The lock is given back by the work item, which is waited for.
+        assert!(unsafe { bindings::pci_cfg_access_trylock(function.as_raw()) });
+        assert!(queue.enqueue(resetter.clone()).is_ok());
+        let result = what();
+        let done = resetter.done.load(Relaxed) != 0;
+        queue.flush();
+        Ok((result, done))
+    }
+
+    #[test]
+    fn who_locks_config_space_waits_for_who_has_it() -> Result {
+        let function = Function::new()?;
+        let (_config, waited) = meanwhile(&function, || ConfigLock::new(function.device()))?;
+        assert!(waited);
+        assert!(ConfigLock::try_new(function.device()).is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn vectors_are_made_and_given_back_when_nobody_resets_the_function() -> Result {
+        let function = Function::new()?;
+        let (vectors, waited) = meanwhile(&function, || Vectors::new(function.device(), 1, true))?;
+        let vectors = vectors?;
+        assert!(waited);
+        assert_eq!(vectors.kind(), Kind::Intx);
+        assert!(function.is_pin_disabled());
+        assert_eq!(function.registers.stray_writes.get(), 0);
+        let ((), waited) = meanwhile(&function, || drop(vectors))?;
+        assert!(waited);
+        assert_eq!(function.registers.stray_writes.get(), 0);
+        // And nobody has it now.
+        assert!(ConfigLock::try_new(function.device()).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn a_pin_is_disabled_in_an_interrupt_unless_the_function_is_being_reset() -> Result {
+        let function = Function::new()?;
+        let vectors = Vectors::new(function.device(), 1, true)?;
+        ConfigLock::new(function.device()).enable_pin(true);
+        let before = function.registers.command.get();
+        assert!(!function.is_pin_disabled());
+        {
+            let _resetter = ConfigLock::new(function.device());
+            vectors.disable_pin();
+            assert_eq!(function.registers.command.get(), before);
+        }
+        vectors.disable_pin();
+        assert!(function.is_pin_disabled());
+        assert_eq!(function.registers.stray_writes.get(), 0);
+        assert!(ConfigLock::try_new(function.device()).is_some());
+        Ok(())
     }
 }

@@ -5,7 +5,7 @@
 use super::counters::Descriptions;
 use super::method::Definitions;
 use super::netdev::{GidScan, Pairing};
-use super::{netdev, ops, Driver, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
+use super::{netdev, ops, Driver, Extensions, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
 use crate::bindings;
 use crate::kernel_ext::workqueue::OwnedQueue;
 use core::cell::UnsafeCell;
@@ -830,6 +830,8 @@ pub struct DeviceAttr {
     pub max_dm_size: u64,
     /// On-demand memory, where it has that.
     pub on_demand: Option<OnDemandAttr>,
+    /// What it has for kernel users that the core does not know of.
+    pub extensions: Extensions,
 }
 
 impl DeviceAttr {
@@ -844,11 +846,10 @@ impl DeviceAttr {
         raw.max_qp = self.max_qp as c_int;
         raw.max_qp_wr = self.max_qp_wr as c_int;
         raw.device_cap_flags = self.caps.as_raw();
-        raw.kernel_cap_flags = if self.local_dma_lkey {
-            u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY)
-        } else {
-            0
-        };
+        raw.kernel_cap_flags = self.extensions.as_raw();
+        if self.local_dma_lkey {
+            raw.kernel_cap_flags |= u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
+        }
         raw.max_send_sge = self.max_send_sge as c_int;
         raw.max_recv_sge = self.max_recv_sge as c_int;
         raw.max_sge_rd = self.max_sge_rd as c_int;

@@ -36,12 +36,12 @@ macro_rules! c_enum {
     };
 }
 
-/// A set of flags with the values of a C enumeration.
-macro_rules! c_flags {
+/// A set of flags.
+macro_rules! flags {
     (
         $(#[$meta:meta])*
         pub struct $name:ident($repr:ty) {
-            $($(#[$doc:meta])* $flag:ident = $value:ident,)*
+            $($(#[$doc:meta])* $flag:ident = $value:expr,)*
         }
     ) => {
         $(#[$meta])*
@@ -51,7 +51,7 @@ macro_rules! c_flags {
         impl $name {
             $(
                 $(#[$doc])*
-                pub const $flag: Self = Self($crate::bindings::$value as $repr);
+                pub const $flag: Self = Self($value);
             )*
 
             /// The flags of a raw word.
@@ -85,6 +85,23 @@ macro_rules! c_flags {
 
             fn bitor(self, other: Self) -> Self {
                 Self(self.0 | other.0)
+            }
+        }
+    };
+}
+
+/// A set of flags with the values of a C enumeration.
+macro_rules! c_flags {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident($repr:ty) {
+            $($(#[$doc:meta])* $flag:ident = $value:ident,)*
+        }
+    ) => {
+        flags! {
+            $(#[$meta])*
+            pub struct $name($repr) {
+                $($(#[$doc])* $flag = $crate::bindings::$value as $repr,)*
             }
         }
     };

@@ -960,15 +960,9 @@ impl<D: Driver> Table<D> {
         bad_wr: *mut *const bindings::ib_send_wr,
     ) -> c_int {
         // SAFETY: `qp` was made by `create_qp`, and the core destroys it only when no other call
-        // for it is under way. Its type does not change. The consumer keeps the list, and what it
-        // points to, until this returns; requests of a datagram queue pair are `ib_ud_wr`.
-        let (qp, mut list) = unsafe {
-            let datagram = matches!(
-                (*qp).qp_type,
-                bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI
-            );
-            (Object::from_raw(qp), SendList::new(wr, datagram))
-        };
+        // for it is under way. The consumer keeps the list, and what it points to, until this
+        // returns; requests of a datagram queue pair are `ib_ud_wr`.
+        let (qp, mut list) = unsafe { (Object::from_raw(qp), SendList::new(qp, wr)) };
         match D::post_send(qp, &mut list) {
             Ok(()) => 0,
             Err(err) => {

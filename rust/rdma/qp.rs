@@ -2,7 +2,10 @@
 
 //! Queue pairs, their attributes and states.
 
-use super::{kind, Access, AhAttr, Cq, Driver, Mtu, New, Object, ObjectRef, Path, Pd, Srq, Xrcd};
+use super::{
+    kind, Access, AhAttr, Cq, Driver, Mtu, New, Object, ObjectRef, Path, Pd, QpCreateFlags, Srq,
+    Xrcd,
+};
 use crate::bindings;
 use core::marker::PhantomData;
 
@@ -279,9 +282,9 @@ impl<'a, D: Driver> QpInitAttr<'a, D> {
         self.raw.port_num
     }
 
-    /// `IB_QP_CREATE_*`.
-    pub fn create_flags(&self) -> u32 {
-        self.raw.create_flags
+    /// `IB_QP_CREATE_*`, and those of drivers.
+    pub fn create_flags(&self) -> QpCreateFlags {
+        QpCreateFlags::from_raw(self.raw.create_flags)
     }
 }
 

@@ -5,6 +5,7 @@
 use super::*;
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
+use core::ptr::NonNull;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{Arc, SpinLock};
@@ -527,8 +528,9 @@ mod suite {
         unsafe { *send.ex.invalidate_rkey.as_mut() = 0x55 };
         send.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         send.next = &mut write.wr;
+        let mut qp = Memory::<kind::Qp>::new()?;
         // SAFETY: The list and what it points to are locals that outlive it.
-        let mut list = unsafe { SendList::<'_, Minimal>::new(&send, false) };
+        let mut list = unsafe { SendList::<'_, Minimal>::new(qp.raw(), &send) };
         assert!(core::ptr::eq(list.current(), &send));
         let first = list.next().ok_or(EINVAL)?;
         assert!(first.flags().contains(SendFlags::SIGNALED));
@@ -548,6 +550,119 @@ mod suite {
         Ok(())
     }
 
+    /// Posts a registration with that opcode, of a region as `change` leaves it, to a queue pair of a
+    /// type.
+    fn posted_registration<R>(
+        opcode: u32,
+        qp_type: QpType,
+        change: impl FnOnce(&mut bindings::ib_reg_wr, *mut bindings::ib_mr),
+        look: impl FnOnce(Result<SendOp<'_, Minimal>>) -> R,
+    ) -> Result<R> {
+        let (mut qp, mut mr) = (Memory::<kind::Qp>::new()?, Memory::<kind::Mr>::new()?);
+        // SAFETY: The memory is as the core's, and nobody else looks at it.
+        unsafe {
+            (*qp.raw()).qp_type = qp_type.as_raw();
+            (*qp.raw()).pd = NonNull::dangling().as_ptr();
+            (*qp.raw()).device = NonNull::dangling().as_ptr();
+            (*mr.raw()).pd = (*qp.raw()).pd;
+            (*mr.raw()).device = (*qp.raw()).device;
+            Object::<kind::Mr, Minimal>::prepare(mr.raw()).init(())?;
+        }
+        let mut wr: bindings::ib_reg_wr = pin_init::zeroed();
+        wr.wr.opcode = opcode;
+        wr.mr = mr.raw();
+        wr.key = 0x1234;
+        wr.access = Access::REMOTE_READ.as_raw() as c_int;
+        change(&mut wr, mr.raw());
+        // SAFETY: The list and what it points to are locals that outlive it.
+        let mut list = unsafe { SendList::<'_, Minimal>::new(qp.raw(), &wr.wr) };
+        let seen = look(list.next().ok_or(EINVAL)?.op());
+        // SAFETY: The object was prepared above, nobody has a reference to it, and it is not used
+        // afterwards.
+        unsafe { Object::<kind::Mr, Minimal>::finish(mr.raw()) };
+        Ok(seen)
+    }
+
+    #[test]
+    fn registrations_are_told_apart_with_all_they_say() -> Result {
+        let register = bindings::ib_wr_opcode_IB_WR_REG_MR;
+        let alone = posted_registration(
+            register,
+            QpType::Rc,
+            |_, _| {},
+            |op| {
+                let Ok(SendOp::RegMr { key, access, .. }) = op else {
+                    return false;
+                };
+                key == 0x1234 && access == Access::REMOTE_READ
+            },
+        )?;
+        assert!(alone);
+        for (said, expected) in [(0, None), (0x77, Some(0x77))] {
+            let with_send = posted_registration(
+                REGISTER_SEND_OPCODE,
+                QpType::Rc,
+                // SAFETY: All views of the union are plain data.
+                |wr, _| unsafe { *wr.wr.ex.invalidate_rkey.as_mut() = said },
+                |op| {
+                    let Ok(SendOp::RegisterSend {
+                        key,
+                        access,
+                        invalidate,
+                        ..
+                    }) = op
+                    else {
+                        return false;
+                    };
+                    (key, access, invalidate) == (0x1234, Access::REMOTE_READ, expected)
+                },
+            )?;
+            assert!(with_send);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_region_is_registered_in_its_own_domain_and_device_only() -> Result {
+        /// Elsewhere.
+        fn other<T>() -> *mut T {
+            NonNull::<T>::dangling().as_ptr().wrapping_add(1)
+        }
+        type Change = fn(&mut bindings::ib_reg_wr, *mut bindings::ib_mr);
+        let changes: [Change; 3] = [
+            |wr, _| wr.mr = core::ptr::null_mut(),
+            // SAFETY: The region is the test's own.
+            |_, mr| unsafe { (*mr).pd = other() },
+            // SAFETY: The region is the test's own.
+            |_, mr| unsafe { (*mr).device = other() },
+        ];
+        let refused = |op: Result<SendOp<'_, Minimal>>| matches!(op, Err(error) if error == EINVAL);
+        for opcode in [bindings::ib_wr_opcode_IB_WR_REG_MR, REGISTER_SEND_OPCODE] {
+            for change in changes {
+                assert!(posted_registration(opcode, QpType::Rc, change, refused)?);
+            }
+            // A datagram's request has something else in that place.
+            assert!(posted_registration(opcode, QpType::Ud, |_, _| {}, refused)?);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_core_does_not_know_of_a_device_is_told_besides_what_it_does() {
+        let attr = DeviceAttr {
+            local_dma_lkey: true,
+            extensions: Extensions::ONE_TOUCH | Extensions::REGISTER_DRAINS,
+            ..DeviceAttr::default()
+        };
+        let mut raw: bindings::ib_device_attr = pin_init::zeroed();
+        attr.fill(&mut raw);
+        assert_eq!(Extensions::of(&raw), attr.extensions);
+        let lkey = u64::from(bindings::ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY);
+        assert_eq!(raw.kernel_cap_flags & lkey, lkey);
+        DeviceAttr::default().fill(&mut raw);
+        assert_eq!(Extensions::of(&raw), Extensions::default());
+    }
+
     #[test]
     fn inline_data_is_copied_in_order_and_bounded() -> Result {
         let (one, two) = ([1u8, 2, 3], [4u8, 5]);
@@ -559,12 +674,13 @@ mod suite {
         let mut send: bindings::ib_send_wr = pin_init::zeroed();
         send.sg_list = sges.as_mut_ptr();
         send.num_sge = 2;
+        let mut qp = Memory::<kind::Qp>::new()?;
         // SAFETY: The list and what it points to are locals that outlive it.
-        let wr = unsafe { SendList::<'_, Minimal>::new(&send, false) }.next();
+        let wr = unsafe { SendList::<'_, Minimal>::new(qp.raw(), &send) }.next();
         assert!(wr.ok_or(EINVAL)?.copy_inline(&mut [0; 8]).is_err());
         send.send_flags = bindings::ib_send_flags_IB_SEND_INLINE;
         // SAFETY: The list and what it points to are locals that outlive it.
-        let wr = unsafe { SendList::<'_, Minimal>::new(&send, false) }.next();
+        let wr = unsafe { SendList::<'_, Minimal>::new(qp.raw(), &send) }.next();
         let wr = wr.ok_or(EINVAL)?;
         assert_eq!(wr.length(), 5);
         let mut data = [0; 5];

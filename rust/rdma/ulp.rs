@@ -5,12 +5,17 @@
 //! A [`Client`] is called with every device there is, and every one that comes later. What it makes
 //! of a device lives at most as long as that call, which the lifetimes say.
 //!
-//! Work requests are owned by their queue pair, with the [`Buffer`]s they use, until they complete;
-//! dropping a queue pair drains it first. [`Ticket::wait`] tells how one ended.
+//! Work requests are owned by their queue pair, with the [`Buffer`]s and regions ([`Mr`]) that they
+//! use, until they complete; dropping a queue pair drains it first. [`Ticket::wait`] tells how one
+//! ended.
 
-use super::{Access, DeviceName, Gid, GidAttr, GidType, Mtu, QpState, QpType, WcStatus};
+use super::{
+    Access, DeviceName, Extensions, Gid, GidAttr, GidType, Mtu, QpCreateFlags, QpState, QpType,
+    WcStatus, REGISTER_SEND_OPCODE,
+};
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
+use crate::kernel_ext::errno::eopnotsupp;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -129,6 +134,20 @@ impl<'a> Device<'a> {
         unsafe { (*self.raw).attrs.max_fast_reg_page_list_len }
     }
 
+    /// The page sizes that a region may have, a bit each.
+    pub fn page_sizes(&self) -> u64 {
+        // SAFETY: By the type invariant the device is registered, so that it is not freed; the
+        // attribute does not change.
+        unsafe { (*self.raw).attrs.page_size_cap }
+    }
+
+    /// What it can do that the core has no names for.
+    pub fn extensions(&self) -> Extensions {
+        // SAFETY: By the type invariant the device is registered, so that it is not freed; its
+        // attributes do not change.
+        Extensions::of(unsafe { &(*self.raw).attrs })
+    }
+
     /// Whether it has atomic operations.
     pub fn has_atomics(&self) -> bool {
         // SAFETY: The core does not free the device before the client's callback, which lent it,
@@ -204,6 +223,12 @@ impl<'a> Pd<'a> {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             _p: PhantomData,
         })
+    }
+
+    /// Its device.
+    fn device(&self) -> *mut bindings::ib_device {
+        // SAFETY: By the type invariant the domain is ours; its device does not change.
+        unsafe { self.raw.as_ref().device }
     }
 
     /// The key for all local memory, by DMA address.
@@ -342,6 +367,9 @@ impl Drop for Buffer<'_> {
 
 /// A region for fast registration, mapped to a buffer.
 ///
+/// What is mapped does not change: it may be registered, invalidated and registered again, and be in
+/// use meanwhile. It ends with the last reference; who posts it has one until the request is complete.
+///
 /// # Invariants
 ///
 /// `raw` is owned by this value.
@@ -350,11 +378,34 @@ pub struct Mr<'p> {
     buffer: Arc<Buffer<'p>>,
 }
 
+// SAFETY: `ib_dereg_mr_user` may be called by any task.
+unsafe impl Send for Mr<'_> {}
+// SAFETY: What changes of a region are its keys, whole words that are read and written as such.
+unsafe impl Sync for Mr<'_> {}
+
 impl<'p> Mr<'p> {
     /// Makes a region and maps it to `buffer`. It has to be registered by work request
-    /// ([`Op::Register`]) before it can be used.
-    pub fn new(pd: &'p Pd<'_>, buffer: Arc<Buffer<'p>>) -> Result<Self> {
-        let pages = buffer.len().div_ceil(kernel::page::PAGE_SIZE) as u32;
+    /// ([`Op::Register`], [`Op::RegisterSend`]) before it can be used.
+    pub fn new(pd: &'p Pd<'_>, buffer: Arc<Buffer<'p>>) -> Result<Arc<Self>> {
+        Self::with_page_size(pd, buffer, kernel::page::PAGE_SIZE as u32)
+    }
+
+    /// The same in pages of another size ([`Device::page_sizes`]).
+    pub fn with_page_size(
+        pd: &'p Pd<'_>,
+        buffer: Arc<Buffer<'p>>,
+        page_size: u32,
+    ) -> Result<Arc<Self>> {
+        // SAFETY: `pd` is borrowed, and with it the device, whose attributes do not change.
+        let sizes = unsafe { (*pd.device()).attrs.page_size_cap };
+        let known = page_size.is_power_of_two() && sizes & u64::from(page_size) != 0;
+        if !known || !ptr::eq(buffer.device, pd.device()) {
+            return Err(EINVAL);
+        }
+        let length = u32::try_from(buffer.len()).map_err(|_| EINVAL)?;
+        let offset = buffer.dma & u64::from(page_size - 1);
+        let pages = (offset + u64::from(length)).div_ceil(page_size.into());
+        let pages = u32::try_from(pages).map_err(|_| EINVAL)?;
         // SAFETY: `pd` is borrowed, so that the domain is not freed.
         let raw = from_err_ptr(unsafe {
             bindings::ib_alloc_mr(
@@ -369,44 +420,77 @@ impl<'p> Mr<'p> {
             buffer,
         };
         // SAFETY: The region is valid, and the memory is of the region's device.
-        to_result(unsafe {
-            bindings::rdma_map_mr_dma(raw, this.buffer.dma, this.buffer.len() as u32)
-        })?;
-        Ok(this)
+        to_result(unsafe { bindings::rdma_map_mr_dma(raw, this.buffer.dma, length, page_size) })?;
+        Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    /// The key for peers, as of the last registration.
+    /// The memory that it is mapped to.
+    pub fn buffer(&self) -> &Arc<Buffer<'p>> {
+        &self.buffer
+    }
+
+    /// Its device and domain.
+    fn home(&self) -> Home {
+        // SAFETY: By the type invariant the region is ours; neither changes.
+        unsafe {
+            Home {
+                device: (*self.raw.as_ptr()).device,
+                pd: (*self.raw.as_ptr()).pd,
+            }
+        }
+    }
+
+    /// The key for peers, as of the last registration or [`Mr::renew_key`].
     pub fn rkey(&self) -> u32 {
-        // SAFETY: By the type invariant the region is ours; a registration may change the key
-        // meanwhile, hence the volatile read.
+        // SAFETY: By the type invariant the region is ours; the key may be renewed meanwhile, hence
+        // the volatile read.
         unsafe { ptr::addr_of!((*self.raw.as_ptr()).rkey).read_volatile() }
+    }
+
+    /// The key for local work requests, likewise.
+    fn lkey(&self) -> u32 {
+        // SAFETY: By the type invariant the region is ours; the key may be renewed meanwhile, hence
+        // the volatile read.
+        unsafe { ptr::addr_of!((*self.raw.as_ptr()).lkey).read_volatile() }
     }
 
     /// The address of the first byte for peers.
     pub fn iova(&self) -> u64 {
-        // SAFETY: By the type invariant the region is ours; a registration may change the address
-        // meanwhile, hence the volatile read.
+        // SAFETY: By the type invariant the region is ours; the driver may look at it meanwhile, and
+        // nobody writes it after it was mapped.
         unsafe { ptr::addr_of!((*self.raw.as_ptr()).iova).read_volatile() }
     }
 
-    /// Gives the region another key for its next registration.
-    pub fn renew_key(&mut self) {
-        // SAFETY: By the type invariant the region is ours, and nobody else has it while it is
-        // borrowed mutably.
+    /// Gives the region another key for its next registration: the next of 256.
+    pub fn renew_key(&self) {
+        let next = |key: u32| (key & !0xff) | u32::from((key as u8).wrapping_add(1));
+        let (lkey, rkey) = (next(self.lkey()), next(self.rkey()));
+        // SAFETY: By the type invariant the region is ours. Others read the keys meanwhile, or renew
+        // them too, hence the volatile writes: each finds a key of the region.
         unsafe {
-            bindings::ib_update_fast_reg_key(self.raw.as_ptr(), (self.rkey() as u8).wrapping_add(1))
+            ptr::addr_of_mut!((*self.raw.as_ptr()).lkey).write_volatile(lkey);
+            ptr::addr_of_mut!((*self.raw.as_ptr()).rkey).write_volatile(rkey);
         }
     }
 }
 
 impl Drop for Mr<'_> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the region is ours, and ended here and nowhere else. The
-        // memory goes after it.
-        unsafe {
-            bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut());
+        // SAFETY: By the type invariant the region is ours, and ended here and nowhere else: no work
+        // request has it, as the last reference goes. The memory goes after it.
+        let ended = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
+        if ended != 0 {
+            // A device that did not let go may still use the memory: it is lost.
+            core::mem::forget(self.buffer.clone());
         }
     }
+}
+
+/// Where something belongs. What is used together belongs to the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Home {
+    device: *mut bindings::ib_device,
+    pd: *mut bindings::ib_pd,
 }
 
 /// A place in the peer's memory.
@@ -414,7 +498,7 @@ pub use super::Remote;
 
 /// What a send work request does.
 #[derive(Clone, Copy)]
-pub enum Op<'r> {
+pub enum Op<'r, 'p> {
     /// A message.
     Send,
     /// A message with immediate data.
@@ -431,10 +515,42 @@ pub enum Op<'r> {
     CompareSwap(Remote, u64, u64),
     /// A fetch and add.
     FetchAdd(Remote, u64),
-    /// The registration of a region.
-    Register(&'r Mr<'r>, Access),
+    /// The registration of a region. What is posted after it may use its key at once.
+    Register(&'r Arc<Mr<'p>>, Access),
+    /// The same, then a message, in one; see [`QpOptions::register_send`].
+    RegisterSend {
+        /// The region.
+        mr: &'r Arc<Mr<'p>>,
+        /// What may be done to it.
+        access: Access,
+        /// A key of the peer that the message invalidates.
+        invalidate: Option<u32>,
+    },
     /// The invalidation of a local key.
     Invalidate(u32),
+}
+
+impl<'r, 'p> Op<'r, 'p> {
+    /// The region that it registers, and the rights that it gives.
+    fn registers(&self) -> Option<(&'r Arc<Mr<'p>>, Access)> {
+        match *self {
+            Self::Register(mr, access) | Self::RegisterSend { mr, access, .. } => {
+                Some((mr, access))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The local memory of a work request.
+#[derive(Clone)]
+pub enum Memory<'r, 'p> {
+    /// None.
+    None,
+    /// Part of a buffer, which needs no registration.
+    Buffer(&'r Arc<Buffer<'p>>, Range<usize>),
+    /// Part of a region, by the key that it has now.
+    Region(&'r Arc<Mr<'p>>, Range<usize>),
 }
 
 /// How a work request ended.
@@ -442,6 +558,8 @@ pub enum Op<'r> {
 pub struct Outcome {
     /// Whether and why not.
     pub status: WcStatus,
+    /// The device's own number for why not.
+    pub vendor_err: u32,
     /// Bytes received.
     pub byte_len: u32,
     /// Immediate data.
@@ -458,16 +576,24 @@ struct Slot<'p> {
     cqe: Opaque<bindings::ib_cqe>,
     busy: Atomic<bool>,
     outcome: UnsafeCell<Option<Outcome>>,
-    buffer: UnsafeCell<Option<Arc<Buffer<'p>>>>,
+    held: UnsafeCell<Held<'p>>,
     #[pin]
     done: Completion,
 }
 
-// SAFETY: `outcome` and `buffer` belong to whoever took the slot, then to the completion handler,
-// then to whoever waits for it; `busy` and `done` order these.
+/// What a work request uses, and has to stay until it is complete.
+#[derive(Default)]
+struct Held<'p> {
+    _buffer: Option<Arc<Buffer<'p>>>,
+    _region: Option<Arc<Mr<'p>>>,
+    _registered: Option<Arc<Mr<'p>>>,
+}
+
+// SAFETY: `outcome` belongs to whoever took the slot, then to the completion handler, then to whoever
+// waits for it; `held` to whoever took the slot, then to whoever waits for it, and in the end to who
+// drops the queue pair. `busy` and `done` order these.
 unsafe impl Send for Slot<'_> {}
-// SAFETY: `outcome` and `buffer` are reached only by whose turn it is, which `busy` and `done`
-// order.
+// SAFETY: `outcome` and `held` are reached only by whose turn it is, which `busy` and `done` order.
 unsafe impl Sync for Slot<'_> {}
 
 impl<'p> Slot<'p> {
@@ -478,7 +604,7 @@ impl<'p> Slot<'p> {
             cqe: Opaque::new(cqe),
             busy: Atomic::new(false),
             outcome: UnsafeCell::new(None),
-            buffer: UnsafeCell::new(None),
+            held: UnsafeCell::new(Held::default()),
             done <- Completion::new(),
         })
     }
@@ -498,16 +624,15 @@ impl<'p> Slot<'p> {
         let ex = unsafe { *wc.ex.invalidate_rkey.as_ref() };
         let outcome = Outcome {
             status: WcStatus::from_raw(wc.status).unwrap_or(WcStatus::General),
+            vendor_err: wc.vendor_err,
             byte_len: wc.byte_len,
             imm_data: (flags & bindings::ib_wc_flags_IB_WC_WITH_IMM != 0)
                 .then_some(u32::from_be(ex)),
             invalidated: (flags & bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE != 0).then_some(ex),
         };
-        // SAFETY: The request is complete, so that the slot is the handler's until `done`.
-        unsafe {
-            *slot.outcome.get() = Some(outcome);
-            *slot.buffer.get() = None;
-        }
+        // SAFETY: The request is complete, so that the slot is the handler's until `done`. What it
+        // held is left to who waits: to end a region takes its time.
+        unsafe { *slot.outcome.get() = Some(outcome) };
         slot.done.complete();
     }
 }
@@ -524,8 +649,14 @@ impl Ticket<'_, '_> {
             return Err(ETIMEDOUT);
         }
         // SAFETY: `done` was waited for, which the handler signals last.
-        let outcome = unsafe { (*self.slot.outcome.get()).take() };
+        let (outcome, held) = unsafe {
+            (
+                (*self.slot.outcome.get()).take(),
+                core::mem::take(&mut *self.slot.held.get()),
+            )
+        };
         self.slot.busy.store(false, Release);
+        drop(held);
         outcome.ok_or(EIO)
     }
 }
@@ -537,6 +668,40 @@ pub struct QpLimits {
     pub sends: u32,
     /// Receive work requests.
     pub recvs: u32,
+}
+
+/// What a queue pair is to be able to do besides. Each needs a device that has it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QpOptions {
+    /// A failed registration drains the send queue and leaves the connection ([`Qp::resume`]); without
+    /// it the queue pair is in error. [`Extensions::REGISTER_DRAINS`].
+    pub registrations_drain: bool,
+    /// [`Op::RegisterSend`]. [`Extensions::REGISTER_SEND`].
+    pub register_send: bool,
+}
+
+impl QpOptions {
+    /// What the device has to have, and how it is told.
+    fn needs(&self) -> (Extensions, QpCreateFlags) {
+        let mut needed = (Extensions::default(), QpCreateFlags::default());
+        for (wanted, extension, flag) in [
+            (
+                self.registrations_drain,
+                Extensions::REGISTER_DRAINS,
+                QpCreateFlags::REGISTER_DRAINS,
+            ),
+            (
+                self.register_send,
+                Extensions::REGISTER_SEND,
+                QpCreateFlags::REGISTER_SEND,
+            ),
+        ] {
+            if wanted {
+                needed = (needed.0 | extension, needed.1 | flag);
+            }
+        }
+        needed
+    }
 }
 
 /// Where a connection goes.
@@ -561,7 +726,10 @@ pub struct Peer {
 /// `raw` is owned by this value.
 pub struct Qp<'p> {
     raw: NonNull<bindings::ib_qp>,
+    home: Home,
     lkey: u32,
+    extensions: Extensions,
+    options: QpOptions,
     /// Whether it left the reset state, before which nothing can be posted.
     used: Atomic<bool>,
     slots: KVec<Pin<KBox<Slot<'p>>>>,
@@ -570,6 +738,26 @@ pub struct Qp<'p> {
 impl<'p> Qp<'p> {
     /// Makes a queue pair for a reliable connection.
     pub fn new(pd: &'p Pd<'_>, cq: &'p Cq<'_>, limits: QpLimits) -> Result<Self> {
+        Self::with_options(pd, cq, limits, QpOptions::default())
+    }
+
+    /// The same with options; `EOPNOTSUPP` where the device does not have them.
+    pub fn with_options(
+        pd: &'p Pd<'_>,
+        cq: &'p Cq<'_>,
+        limits: QpLimits,
+        options: QpOptions,
+    ) -> Result<Self> {
+        let home = Home {
+            device: pd.device(),
+            pd: pd.raw.as_ptr(),
+        };
+        // SAFETY: `pd` is borrowed, and does not outlive its device, whose attributes do not change.
+        let extensions = Extensions::of(unsafe { &(*home.device).attrs });
+        let (needed, flags) = options.needs();
+        if !extensions.contains(needed) {
+            return Err(eopnotsupp());
+        }
         let mut slots = KVec::new();
         for _ in 0..u64::from(limits.sends) + u64::from(limits.recvs) {
             slots.push(KBox::pin_init(Slot::new(), GFP_KERNEL)?, GFP_KERNEL)?;
@@ -579,6 +767,7 @@ impl<'p> Qp<'p> {
         attr.recv_cq = cq.raw.as_ptr();
         attr.qp_type = QpType::Rc.as_raw();
         attr.sq_sig_type = bindings::ib_sig_type_IB_SIGNAL_ALL_WR;
+        attr.create_flags = flags.as_raw();
         // One more of each for draining.
         attr.cap.max_send_wr = limits.sends.saturating_add(1);
         attr.cap.max_recv_wr = limits.recvs.saturating_add(1);
@@ -589,7 +778,10 @@ impl<'p> Qp<'p> {
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
+            home,
             lkey: pd.local_dma_lkey(),
+            extensions,
+            options,
             used: Atomic::new(false),
             slots,
         })
@@ -666,43 +858,134 @@ impl<'p> Qp<'p> {
         )
     }
 
-    fn take_slot(&self, buffer: Option<&Arc<Buffer<'p>>>) -> Result<&Slot<'p>> {
+    /// Its state now, as the device says.
+    pub fn state(&self) -> Result<QpState> {
+        let mut attr: bindings::ib_qp_attr = pin_init::zeroed();
+        let mut init_attr: bindings::ib_qp_init_attr = pin_init::zeroed();
+        let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
+        // SAFETY: By the type invariant the queue pair is ours; the attributes are locals.
+        to_result(unsafe {
+            bindings::ib_query_qp(self.raw.as_ptr(), &mut attr, mask, &mut init_attr)
+        })?;
+        QpState::from_raw(attr.qp_state).ok_or(EIO)
+    }
+
+    /// Goes on after a failed registration has drained the send queue
+    /// ([`QpOptions::registrations_drain`]). What was posted until this returns is flushed or carried
+    /// out, in order; what is posted afterwards is carried out.
+    pub fn resume(&self) -> Result {
+        let mut attr: bindings::ib_qp_attr = pin_init::zeroed();
+        attr.cur_qp_state = QpState::Sqd.as_raw();
+        attr.qp_state = QpState::Rts.as_raw();
+        self.modify(
+            &mut attr,
+            bindings::ib_qp_attr_mask_IB_QP_STATE | bindings::ib_qp_attr_mask_IB_QP_CUR_STATE,
+        )
+    }
+
+    fn take_slot(&self, held: Held<'p>) -> Result<&Slot<'p>> {
         let slot = self
             .slots
             .iter()
             .find(|slot| slot.busy.cmpxchg(false, true, Acquire).is_ok())
             .ok_or(EBUSY)?;
         // SAFETY: `busy` was false and was set by us in one step, so that the slot is ours.
-        unsafe { *slot.buffer.get() = buffer.cloned() };
+        unsafe { *slot.held.get() = held };
         Ok(slot)
     }
 
     fn give_back(slot: &Slot<'p>) {
         // SAFETY: `busy` was set by us and nothing was posted, so that no handler uses the slot.
-        unsafe { *slot.buffer.get() = None };
+        unsafe { *slot.held.get() = Held::default() };
         slot.busy.store(false, Release);
     }
 
-    fn sge(&self, buffer: &Buffer<'_>, range: &Range<usize>) -> Result<bindings::ib_sge> {
+    /// Part of a buffer, by a key of which its first byte has the address `start`.
+    fn sge(
+        buffer: &Buffer<'_>,
+        range: &Range<usize>,
+        start: u64,
+        lkey: u32,
+    ) -> Result<bindings::ib_sge> {
         if range.start > range.end || range.end > buffer.len() {
             return Err(EINVAL);
         }
         Ok(bindings::ib_sge {
-            addr: buffer.dma + range.start as u64,
+            addr: start + range.start as u64,
             length: u32::try_from(range.len()).map_err(|_| EINVAL)?,
-            lkey: self.lkey,
+            lkey,
         })
+    }
+
+    /// Part of a buffer, which needs no registration.
+    fn buffer_sge(&self, buffer: &Buffer<'_>, range: &Range<usize>) -> Result<bindings::ib_sge> {
+        if !ptr::eq(buffer.device, self.home.device) {
+            return Err(EINVAL);
+        }
+        Self::sge(buffer, range, buffer.dma, self.lkey)
+    }
+
+    /// `EINVAL` for a region that the queue pair cannot use: of another device or domain.
+    fn check_region(&self, mr: &Mr<'_>) -> Result {
+        if mr.home() == self.home {
+            Ok(())
+        } else {
+            Err(EINVAL)
+        }
+    }
+
+    /// Checks what a request does and with what; gives what it holds, and its entry if it has one.
+    fn prepare(
+        &self,
+        op: &Op<'_, 'p>,
+        memory: &Memory<'_, 'p>,
+    ) -> Result<(Held<'p>, Option<bindings::ib_sge>)> {
+        let registered = match op.registers() {
+            Some((mr, access)) => {
+                self.check_region(mr)?;
+                let asked = access.contains(Access::ONE_TOUCH);
+                if asked && !self.extensions.contains(Extensions::ONE_TOUCH) {
+                    return Err(eopnotsupp());
+                }
+                Some(mr.clone())
+            }
+            None => None,
+        };
+        if matches!(op, Op::RegisterSend { .. }) && !self.options.register_send {
+            return Err(EINVAL);
+        }
+        let (buffer, region, sge) = match memory {
+            Memory::None => (None, None, None),
+            Memory::Buffer(buffer, range) => {
+                let sge = self.buffer_sge(buffer, range)?;
+                (Some((*buffer).clone()), None, Some(sge))
+            }
+            Memory::Region(mr, range) => {
+                self.check_region(mr)?;
+                let sge = Self::sge(&mr.buffer, range, mr.iova(), mr.lkey())?;
+                (None, Some((*mr).clone()), Some(sge))
+            }
+        };
+        let held = Held {
+            _buffer: buffer,
+            _region: region,
+            _registered: registered,
+        };
+        Ok((held, sge))
     }
 
     /// Posts a receive into `range` of `buffer`.
     pub fn recv(&self, buffer: &Arc<Buffer<'p>>, range: Range<usize>) -> Result<Ticket<'_, 'p>> {
-        let mut sge = self.sge(buffer, &range)?;
-        let slot = self.take_slot(Some(buffer))?;
+        let mut sge = self.buffer_sge(buffer, &range)?;
+        let slot = self.take_slot(Held {
+            _buffer: Some(buffer.clone()),
+            ..Held::default()
+        })?;
         let mut wr: bindings::ib_recv_wr = pin_init::zeroed();
         wr.sg_list = &mut sge;
         wr.num_sge = 1;
         // SAFETY: All views of the union are plain data. The core copies the request; the slot and
-        // its buffer live until it is complete.
+        // what it holds live until it is complete.
         let ret = unsafe {
             *wr.__bindgen_anon_1.wr_cqe.as_mut() = slot.cqe.get();
             bindings::ib_post_recv(self.raw.as_ptr(), &wr)
@@ -714,37 +997,84 @@ impl<'p> Qp<'p> {
         Ok(Ticket { slot })
     }
 
-    /// Posts a send work request with `range` of `buffer`.
-    ///
-    /// A region to be registered has to live until the request is complete, and be dropped before
-    /// the queue pair: wait for the ticket.
-    pub fn send(
+    /// Posts a send work request with local memory.
+    pub fn send(&self, op: Op<'_, 'p>, memory: Memory<'_, 'p>) -> Result<Ticket<'_, 'p>> {
+        let [ticket] = self.send_all([(op, memory)])?;
+        Ok(ticket)
+    }
+
+    /// Posts several at once: the device finds all of them when it looks for the first. If one is
+    /// refused those before it are carried out, and there is no ticket for any.
+    pub fn send_all<const N: usize>(
         &self,
-        op: Op<'_>,
-        memory: Option<(&Arc<Buffer<'p>>, Range<usize>)>,
+        posts: [(Op<'_, 'p>, Memory<'_, 'p>); N],
+    ) -> Result<[Ticket<'_, 'p>; N]> {
+        self.post(posts, None)
+    }
+
+    /// Posts the registration of a region under a key that need not be its own, to see what a device
+    /// does about it.
+    ///
+    /// # Safety
+    ///
+    /// The device must refuse it, or `key` be the region's own: what is registered under the key of
+    /// another region is there for peers when this one and its memory are gone.
+    pub unsafe fn register_under(
+        &self,
+        key: u32,
+        mr: &Arc<Mr<'p>>,
+        access: Access,
     ) -> Result<Ticket<'_, 'p>> {
-        let mut sge = match &memory {
-            Some((buffer, range)) => self.sge(buffer, range)?,
-            None => pin_init::zeroed(),
-        };
-        let slot = self.take_slot(memory.as_ref().map(|(buffer, _)| *buffer))?;
-        let mut wr = Request::new(op);
-        let raw = wr.raw();
-        // SAFETY: `raw` is the first member of each view of the union, which is a local; the core
-        // copies it; the slot and its buffer live until the request is complete.
-        let ret = unsafe {
-            *(*raw).__bindgen_anon_1.wr_cqe.as_mut() = slot.cqe.get();
-            if memory.is_some() {
-                (*raw).sg_list = &mut sge;
-                (*raw).num_sge = 1;
+        let post = (Op::Register(mr, access), Memory::None);
+        let [ticket] = self.post([post], Some(key))?;
+        Ok(ticket)
+    }
+
+    /// Posts requests in one list. Registrations are under `key`, if there is one, and else under that
+    /// of their region.
+    fn post<const N: usize>(
+        &self,
+        posts: [(Op<'_, 'p>, Memory<'_, 'p>); N],
+        key: Option<u32>,
+    ) -> Result<[Ticket<'_, 'p>; N]> {
+        let any: &Slot<'p> = self.slots.first().ok_or(EBUSY)?;
+        let mut slots = [any; N];
+        let mut sges: [Option<bindings::ib_sge>; N] = [const { None }; N];
+        for (at, (op, memory)) in posts.iter().enumerate() {
+            let taken = self.prepare(op, memory).and_then(|(held, sge)| {
+                sges[at] = sge;
+                self.take_slot(held)
+            });
+            match taken {
+                Ok(slot) => slots[at] = slot,
+                Err(error) => {
+                    slots[..at].iter().for_each(|slot| Self::give_back(slot));
+                    return Err(error);
+                }
             }
-            bindings::ib_post_send(self.raw.as_ptr(), raw)
-        };
+        }
+        let mut requests = posts.each_ref().map(|(op, _)| Request::new(op, key));
+        let mut first = ptr::null_mut();
+        for ((request, sge), slot) in requests.iter_mut().zip(&mut sges).zip(&slots).rev() {
+            first = request.link(slot.cqe.get(), sge.as_mut(), first);
+        }
+        let mut bad: *const bindings::ib_send_wr = ptr::null();
+        // SAFETY: By the type invariant the queue pair is ours. `first` is the first of a list of
+        // locals, with entries that are locals, and the core copies them. The slots and what they hold
+        // live until the requests are complete.
+        let ret = unsafe { bindings::ib_post_send(self.raw.as_ptr(), first, &mut bad) };
         if ret != 0 {
-            Self::give_back(slot);
+            // Those from the bad one on were not posted; the others keep their slots.
+            let not_posted = requests
+                .iter_mut()
+                .position(|request| ptr::eq(request.raw(), bad))
+                .unwrap_or(N);
+            slots[not_posted..]
+                .iter()
+                .for_each(|slot| Self::give_back(slot));
         }
         to_result(ret)?;
-        Ok(Ticket { slot })
+        Ok(slots.map(|slot| Ticket { slot }))
     }
 }
 
@@ -770,7 +1100,8 @@ enum Request {
 }
 
 impl Request {
-    fn new(op: Op<'_>) -> Self {
+    /// The form of an operation; a registration is under `key`, or that of its region.
+    fn new(op: &Op<'_, '_>, key: Option<u32>) -> Self {
         use bindings as b;
 
         let plain = |opcode, ex: u32| {
@@ -796,7 +1127,15 @@ impl Request {
             wr.swap = swap;
             Self::Atomic(wr)
         };
-        match op {
+        let register = |opcode, ex, mr: &Mr<'_>, access: Access| {
+            let mut wr: b::ib_reg_wr = pin_init::zeroed();
+            wr.wr = plain(opcode, ex);
+            wr.mr = mr.raw.as_ptr();
+            wr.key = key.unwrap_or_else(|| mr.rkey());
+            wr.access = access.as_raw() as c_int;
+            Self::Reg(wr)
+        };
+        match *op {
             Op::Send => Self::Plain(plain(b::ib_wr_opcode_IB_WR_SEND, 0)),
             Op::SendWithImm(imm) => {
                 Self::Plain(plain(b::ib_wr_opcode_IB_WR_SEND_WITH_IMM, imm.to_be()))
@@ -820,24 +1159,49 @@ impl Request {
             Op::FetchAdd(remote, add) => {
                 atomic(b::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD, remote, add, 0)
             }
-            Op::Register(mr, access) => {
-                let mut wr: b::ib_reg_wr = pin_init::zeroed();
-                wr.wr = plain(b::ib_wr_opcode_IB_WR_REG_MR, 0);
-                wr.mr = mr.raw.as_ptr();
-                wr.key = mr.rkey();
-                wr.access = access.as_raw() as c_int;
-                Self::Reg(wr)
-            }
+            Op::Register(mr, access) => register(b::ib_wr_opcode_IB_WR_REG_MR, 0, mr, access),
+            Op::RegisterSend {
+                mr,
+                access,
+                invalidate,
+            } => register(REGISTER_SEND_OPCODE, invalidate.unwrap_or(0), mr, access),
             Op::Invalidate(key) => Self::Plain(plain(b::ib_wr_opcode_IB_WR_LOCAL_INV, key)),
         }
     }
 
+    /// The part that all kinds begin with.
     fn raw(&mut self) -> *mut bindings::ib_send_wr {
         match self {
             Self::Plain(wr) => wr,
-            Self::Rdma(wr) => &mut wr.wr,
-            Self::Atomic(wr) => &mut wr.wr,
-            Self::Reg(wr) => &mut wr.wr,
+            Self::Rdma(wr) => ptr::from_mut(wr).cast(),
+            Self::Atomic(wr) => ptr::from_mut(wr).cast(),
+            Self::Reg(wr) => ptr::from_mut(wr).cast(),
         }
     }
+
+    /// Puts it in front of `next`, to be done with the memory of `sge` and completed by `cqe`. Returns
+    /// the whole list.
+    fn link(
+        &mut self,
+        cqe: *mut bindings::ib_cqe,
+        sge: Option<&mut bindings::ib_sge>,
+        next: *mut bindings::ib_send_wr,
+    ) -> *mut bindings::ib_send_wr {
+        let raw = self.raw();
+        // SAFETY: All kinds begin with an `ib_send_wr`, which is ours; all views of the union are plain
+        // data.
+        unsafe {
+            *(*raw).__bindgen_anon_1.wr_cqe.as_mut() = cqe;
+            (*raw).num_sge = c_int::from(sge.is_some());
+            (*raw).sg_list = sge.map_or(ptr::null_mut(), ptr::from_mut);
+            (*raw).next = next;
+        }
+        raw
+    }
 }
+
+const _: () = {
+    assert!(core::mem::offset_of!(bindings::ib_rdma_wr, wr) == 0);
+    assert!(core::mem::offset_of!(bindings::ib_atomic_wr, wr) == 0);
+    assert!(core::mem::offset_of!(bindings::ib_reg_wr, wr) == 0);
+};

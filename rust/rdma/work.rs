@@ -2,7 +2,7 @@
 
 //! Work requests of kernel consumers.
 
-use super::{kind, Access, Ah, Driver, Mr, Object};
+use super::{kind, Access, Ah, Driver, Mr, Object, REGISTER_SEND_OPCODE};
 use crate::bindings;
 use crate::kernel_ext::errno::eopnotsupp;
 use core::marker::PhantomData;
@@ -108,6 +108,17 @@ pub enum SendOp<'a, D: Driver> {
         /// What may be done to it.
         access: Access,
     },
+    /// The same, then a message ([`super::QpCreateFlags::REGISTER_SEND`]).
+    RegisterSend {
+        /// The region.
+        mr: &'a Mr<D>,
+        /// The key it is to have.
+        key: u32,
+        /// What may be done to it.
+        access: Access,
+        /// A key of the peer that the message invalidates.
+        invalidate: Option<u32>,
+    },
 }
 
 /// A place in the peer's memory.
@@ -134,8 +145,17 @@ pub struct Datagram<'a, D: Driver> {
 /// A send work request.
 pub struct SendWr<'a, D: Driver> {
     raw: &'a bindings::ib_send_wr,
-    datagram: bool,
+    qp: Poster,
     _p: PhantomData<&'a D>,
+}
+
+/// What there is to know of a queue pair to understand what is posted to it.
+#[derive(Clone, Copy)]
+struct Poster {
+    device: *const bindings::ib_device,
+    pd: *const bindings::ib_pd,
+    /// Whether it sends datagrams.
+    datagram: bool,
 }
 
 impl<'a, D: Driver> SendWr<'a, D> {
@@ -204,6 +224,29 @@ impl<'a, D: Driver> SendWr<'a, D> {
         // SAFETY: It is called for atomic opcodes only, whose requests are the first member of an
         // `ib_atomic_wr`.
         let atomic = || unsafe { &*raw.cast::<bindings::ib_atomic_wr>() };
+        let register = || {
+            if self.qp.datagram {
+                // Those are all part of an `ib_ud_wr`.
+                return Err(EINVAL);
+            }
+            // SAFETY: It is called for registrations only, whose requests are the first member of an
+            // `ib_reg_wr`.
+            let wr = unsafe { &*raw.cast::<bindings::ib_reg_wr>() };
+            if wr.mr.is_null() {
+                return Err(EINVAL);
+            }
+            // SAFETY: Whoever posts keeps the region until the request is complete; device and domain
+            // of one that the kernel has do not change.
+            let (device, pd) = unsafe { ((*wr.mr).device, (*wr.mr).pd) };
+            // That of another device need not be one of `D`. One of another domain is refused by the
+            // device, which ends the connection.
+            if !ptr::eq(device, self.qp.device) || !ptr::eq(pd, self.qp.pd) {
+                return Err(EINVAL);
+            }
+            // SAFETY: Whoever posts keeps it, and it is of the queue pair's device, which is one of `D`.
+            let mr = unsafe { Object::<kind::Mr, D>::from_raw(wr.mr) };
+            Ok((mr, wr.key, Access::from_raw(wr.access as u32)))
+        };
         Ok(match self.raw.opcode {
             bindings::ib_wr_opcode_IB_WR_SEND => SendOp::Send,
             bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => SendOp::SendWithImm(self.ex()),
@@ -236,14 +279,16 @@ impl<'a, D: Driver> SendWr<'a, D> {
             }
             bindings::ib_wr_opcode_IB_WR_LOCAL_INV => SendOp::LocalInvalidate(self.ex()),
             bindings::ib_wr_opcode_IB_WR_REG_MR => {
-                // SAFETY: The opcode says that the request is the first member of an `ib_reg_wr`.
-                let wr = unsafe { &*raw.cast::<bindings::ib_reg_wr>() };
-                SendOp::RegMr {
-                    // SAFETY: Whoever posts keeps the region until the request is complete, and it
-                    // was made by a device of `D`.
-                    mr: unsafe { Object::<kind::Mr, D>::from_raw(wr.mr) },
-                    key: wr.key,
-                    access: Access::from_raw(wr.access as u32),
+                let (mr, key, access) = register()?;
+                SendOp::RegMr { mr, key, access }
+            }
+            REGISTER_SEND_OPCODE => {
+                let (mr, key, access) = register()?;
+                SendOp::RegisterSend {
+                    mr,
+                    key,
+                    access,
+                    invalidate: (self.ex() != 0).then_some(self.ex()),
                 }
             }
             _ => return Err(eopnotsupp()),
@@ -252,7 +297,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
 
     /// Where it goes, if the queue pair sends datagrams.
     pub fn datagram(&self) -> Option<Datagram<'a, D>> {
-        if !self.datagram {
+        if !self.qp.datagram {
             return None;
         }
         // SAFETY: Work requests of datagram queue pairs are part of an `ib_ud_wr`, whose address
@@ -277,21 +322,35 @@ impl<'a, D: Driver> SendWr<'a, D> {
 pub struct SendList<'a, D: Driver> {
     next: *const bindings::ib_send_wr,
     current: *const bindings::ib_send_wr,
-    datagram: bool,
+    qp: Poster,
     _p: PhantomData<&'a D>,
 }
 
 impl<'a, D: Driver> SendList<'a, D> {
     /// # Safety
     ///
-    /// `first` must be null or a list of valid work requests for `'a`, of a queue pair that sends
-    /// datagrams if `datagram`.
-    pub(super) unsafe fn new(first: *const bindings::ib_send_wr, datagram: bool) -> Self {
+    /// `qp` must be a queue pair of a device of `D`, and `first` null or a list of valid work requests
+    /// that are posted to it, for `'a`.
+    pub(super) unsafe fn new(
+        qp: *const bindings::ib_qp,
+        first: *const bindings::ib_send_wr,
+    ) -> Self {
+        // SAFETY: The caller vouches for the queue pair; device, domain and type do not change.
+        let qp = unsafe {
+            Poster {
+                device: (*qp).device,
+                pd: (*qp).pd,
+                datagram: matches!(
+                    (*qp).qp_type,
+                    bindings::ib_qp_type_IB_QPT_UD | bindings::ib_qp_type_IB_QPT_GSI
+                ),
+            }
+        };
         // INVARIANT: The caller vouches for a list that is kept for `'a`.
         Self {
             next: first,
             current: first,
-            datagram,
+            qp,
             _p: PhantomData,
         }
     }
@@ -311,7 +370,7 @@ impl<'a, D: Driver> SendList<'a, D> {
         self.next = raw.next;
         Some(SendWr {
             raw,
-            datagram: self.datagram,
+            qp: self.qp,
             _p: PhantomData,
         })
     }

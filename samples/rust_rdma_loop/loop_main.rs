@@ -10,7 +10,9 @@
 //! ferrite_sample: N passed, M failed
 //! ```
 //!
-//! Loading fails if there was nothing to test with or anything failed.
+//! Loading fails if there was nothing to test with or anything failed. What a device need not have
+//! (`rust/rdma/extension.rs`) is skipped where it has not: registration and message in one work
+//! request, failed registrations that drain the send queue, regions for one message.
 
 use core::ops::Range;
 use kernel::prelude::*;
@@ -26,9 +28,10 @@ pub mod kernel_ext;
 pub mod rdma;
 
 use rdma::ulp::{
-    self, Buffer, Client, Cq, Device, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, Remote,
+    self, Buffer, Client, Cq, Device, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, QpOptions,
+    Remote, Ticket,
 };
-use rdma::{Access, WcStatus};
+use rdma::{Access, Extensions, QpState, WcStatus};
 
 static PASSED: Atomic<u32> = Atomic::new(0);
 static FAILED: Atomic<u32> = Atomic::new(0);
@@ -87,8 +90,8 @@ struct Pair<'p> {
     far: Qp<'p>,
     source: Arc<Buffer<'p>>,
     sink: Arc<Buffer<'p>>,
+    device: &'p Device<'p>,
     pd: &'p Pd<'p>,
-    atomics: bool,
 }
 
 impl<'p> Pair<'p> {
@@ -97,14 +100,15 @@ impl<'p> Pair<'p> {
         pd: &'p Pd<'p>,
         cq: &'p Cq<'p>,
         limits: QpLimits,
+        options: QpOptions,
     ) -> Result<Self> {
         let pair = Self {
-            near: Qp::new(pd, cq, limits)?,
-            far: Qp::new(pd, cq, limits)?,
+            near: Qp::with_options(pd, cq, limits, options)?,
+            far: Qp::with_options(pd, cq, limits, options)?,
             source: Buffer::new(device, BUFFER)?,
             sink: Buffer::new(device, BUFFER)?,
+            device,
             pd,
-            atomics: device.has_atomics(),
         };
         let (sgid_index, gid, mac) = device.roce_v2_gid(PORT)?;
         let mtu = device.port(PORT)?.active_mtu;
@@ -121,21 +125,27 @@ impl<'p> Pair<'p> {
     }
 
     /// Registers the sink, so that the near side can reach it.
-    fn expose(&self, access: Access) -> Result<Mr<'p>> {
+    fn expose(&self, access: Access) -> Result<Arc<Mr<'p>>> {
         let mr = Mr::new(self.pd, self.sink.clone())?;
         good(
             self.far
-                .send(Op::Register(&mr, access), None)?
+                .send(Op::Register(&mr, access), Memory::None)?
                 .wait(patience())?,
         )?;
         Ok(mr)
     }
 
     /// Does a request of the near side with `range` of the source.
-    fn run(&self, op: Op<'_>, range: Range<usize>) -> Result<Outcome> {
+    fn run(&self, op: Op<'_, 'p>, range: Range<usize>) -> Result<Outcome> {
         self.near
-            .send(op, Some((&self.source, range)))?
+            .send(op, Memory::Buffer(&self.source, range))?
             .wait(patience())
+    }
+
+    /// A region of the near side that is not registered yet, with memory of its own.
+    fn near_region(&self, pages: usize) -> Result<Arc<Mr<'p>>> {
+        let buffer = Buffer::new(self.device, pages * kernel::page::PAGE_SIZE)?;
+        Mr::new(self.pd, buffer)
     }
 }
 
@@ -182,7 +192,7 @@ fn many_requests_complete(pair: &Pair<'_>) -> Result {
             tickets.push(pair.far.recv(&pair.sink, piece(index))?, GFP_KERNEL)?;
         }
         for index in 0..DEPTH as usize {
-            let memory = Some((&pair.source, piece(index)));
+            let memory = Memory::Buffer(&pair.source, piece(index));
             tickets.push(pair.near.send(Op::Send, memory)?, GFP_KERNEL)?;
         }
         for ticket in tickets {
@@ -258,7 +268,7 @@ fn word(buffer: &Buffer<'_>) -> u64 {
 }
 
 fn atomics_are_done_once_and_return_what_was_there(pair: &Pair<'_>) -> Result {
-    if !pair.atomics {
+    if !pair.device.has_atomics() {
         return Ok(());
     }
     let mr = pair.expose(all_access())?;
@@ -287,17 +297,16 @@ fn send_with_invalidate_ends_the_peers_region(pair: &Pair<'_>) -> Result {
 }
 
 fn a_region_may_be_registered_again_under_another_key(pair: &Pair<'_>) -> Result {
-    let mut mr = pair.expose(all_access())?;
+    let mr = pair.expose(all_access())?;
     for _ in 0..4 {
         let old = mr.rkey();
         let far = &pair.far;
-        good(far.send(Op::Invalidate(old), None)?.wait(patience())?)?;
+        let invalidated = far.send(Op::Invalidate(old), Memory::None)?;
+        good(invalidated.wait(patience())?)?;
         mr.renew_key();
         check(mr.rkey() != old)?;
-        good(
-            far.send(Op::Register(&mr, all_access()), None)?
-                .wait(patience())?,
-        )?;
+        let registered = far.send(Op::Register(&mr, all_access()), Memory::None)?;
+        good(registered.wait(patience())?)?;
         good(pair.run(Op::Write(remote(&mr, 0)), 0..4096)?)?;
     }
     let mut stale = remote(&mr, 0);
@@ -344,14 +353,380 @@ fn a_message_longer_than_the_receive_fails_at_both_ends(pair: &Pair<'_>) -> Resu
     Ok(())
 }
 
-/// A test on a connected pair, with its name.
-type Test = (&'static str, fn(&Pair<'_>) -> Result);
-
-macro_rules! tests {
-    ($($test:ident),* $(,)?) => { [$((stringify!($test), $test)),*] };
+/// The key of a region that is registered may be used before the registration is complete: by what
+/// is posted after it, and by the peer that is told of it.
+fn a_region_is_used_before_its_registration_is_complete(pair: &Pair<'_>) -> Result {
+    const LENGTH: usize = 3 * 4096 + 17;
+    let exposed = pair.expose(all_access())?;
+    for seed in 0..4 {
+        let mr = pair.near_region(4)?;
+        mr.buffer().fill(pattern(seed + 40));
+        pair.sink.fill(|_| 0);
+        // The read has the device wait for its peer, and with it the completion of the registration,
+        // but not what comes after.
+        let begun = pair.near.send_all([
+            (
+                Op::Read(remote(&exposed, BUFFER / 2)),
+                Memory::Buffer(&pair.source, 0..BUFFER / 2),
+            ),
+            (Op::Register(&mr, Access::LOCAL_WRITE), Memory::None),
+            (
+                Op::Write(remote(&exposed, 5)),
+                Memory::Region(&mr, 0..LENGTH),
+            ),
+        ])?;
+        for ticket in begun {
+            good(ticket.wait(patience())?)?;
+        }
+        let moved = pattern(seed + 40);
+        let moved = |index: usize| moved(index - 5);
+        check(pair.sink.first_difference(5..5 + LENGTH, moved).is_none())?;
+        check(
+            pair.sink
+                .first_difference(5 + LENGTH..BUFFER, |_| 0)
+                .is_none(),
+        )?;
+    }
+    Ok(())
 }
 
-const TESTS: [Test; 12] = tests![
+/// A message that tells the peer where a region is, as a protocol would.
+const OFFER: usize = 16;
+
+/// Writes where a region is to the start of a buffer.
+fn write_offer(buffer: &Buffer<'_>, mr: &Mr<'_>) {
+    let (address, key) = (mr.iova().to_le_bytes(), mr.rkey().to_le_bytes());
+    buffer.fill(|index| match index {
+        0..8 => address[index],
+        8..12 => key[index - 8],
+        _ => 0,
+    });
+}
+
+/// What such a message says.
+fn read_offer(buffer: &Buffer<'_>) -> Remote {
+    let byte = |index| buffer.byte(index).unwrap_or(0);
+    Remote {
+        addr: u64::from_le_bytes(core::array::from_fn(byte)),
+        rkey: u32::from_le_bytes(core::array::from_fn(|index| byte(8 + index))),
+    }
+}
+
+/// One work request registers memory and offers it; the peer reads or writes it, and ends the offer
+/// with its answer.
+fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair<'_>) -> Result {
+    const LENGTH: usize = 2 * 4096;
+    let mr = pair.near_region(2)?;
+    let mut old = None;
+    for round in 0..3 {
+        mr.buffer().fill(pattern(round + 50));
+        write_offer(&pair.source, &mr);
+        let offer = pair.far.recv(&pair.sink, 0..OFFER)?;
+        let answer = pair.near.recv(&pair.source, BUFFER / 2..BUFFER / 2 + 4)?;
+        let offered = pair.near.send(
+            Op::RegisterSend {
+                mr: &mr,
+                access: all_access(),
+                invalidate: None,
+            },
+            Memory::Buffer(&pair.source, 0..OFFER),
+        )?;
+        let outcome = good(offer.wait(patience())?)?;
+        check(outcome.byte_len as usize == OFFER && outcome.invalidated.is_none())?;
+        let there = read_offer(&pair.sink);
+        check(there.rkey == mr.rkey() && Some(there.rkey) != old)?;
+        // The peer takes it at its word, complete or not.
+        let far = |op, range| pair.far.send(op, Memory::Buffer(&pair.sink, range));
+        let read = far(Op::Read(there), 4096..4096 + LENGTH)?;
+        // What follows a read does not wait for its answer, which an invalidation would cut off.
+        good(read.wait(patience())?)?;
+        let [wrote, answered] = [
+            far(Op::Write(there), 0..OFFER)?,
+            far(Op::SendWithInvalidate(there.rkey), 0..4)?,
+        ];
+        for ticket in [offered, wrote, answered] {
+            good(ticket.wait(patience())?)?;
+        }
+        let moved = pattern(round + 50);
+        let moved = |index: usize| moved(index - 4096);
+        check(
+            pair.sink
+                .first_difference(4096..4096 + LENGTH, moved)
+                .is_none(),
+        )?;
+        let said = |index| pair.sink.byte(index).unwrap_or(0);
+        check(mr.buffer().first_difference(0..OFFER, said).is_none())?;
+        let outcome = good(answer.wait(patience())?)?;
+        check(outcome.invalidated == Some(there.rkey) && outcome.byte_len == 4)?;
+        old = Some(there.rkey);
+        mr.renew_key();
+    }
+    // What was offered before is not there any more.
+    let stale = Remote {
+        addr: mr.iova(),
+        rkey: old.ok_or(EIO)?,
+    };
+    let late = Memory::Buffer(&pair.sink, 0..16);
+    let late = pair.far.send(Op::Read(stale), late)?;
+    expect(late.wait(patience())?, WcStatus::RemoteAccess)?;
+    Ok(())
+}
+
+/// The message of one may invalidate something at the peer, as any other.
+fn an_offer_may_answer_an_offer(pair: &Pair<'_>) -> Result {
+    let exposed = pair.expose(all_access())?;
+    let mr = pair.near_region(1)?;
+    let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
+    write_offer(&pair.source, &mr);
+    let offered = pair.near.send(
+        Op::RegisterSend {
+            mr: &mr,
+            access: all_access(),
+            invalidate: Some(exposed.rkey()),
+        },
+        Memory::Buffer(&pair.source, 0..OFFER),
+    )?;
+    good(offered.wait(patience())?)?;
+    let outcome = good(recv.wait(patience())?)?;
+    check(outcome.invalidated == Some(exposed.rkey()))?;
+    check(read_offer(&pair.sink).rkey == mr.rkey())?;
+    expect(
+        pair.run(Op::Write(remote(&exposed, 0)), 0..16)?,
+        WcStatus::RemoteAccess,
+    )?;
+    Ok(())
+}
+
+/// Why a registration fails.
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    /// No region has such a key.
+    NoSuchKey,
+    /// The key is in use.
+    AlreadyValid,
+    /// The region of that key has room for fewer pages.
+    NoRoom,
+}
+
+const CAUSES: [Cause; 3] = [Cause::NoSuchKey, Cause::AlreadyValid, Cause::NoRoom];
+
+/// Pages of the region that cannot be registered.
+const PAGES: usize = 8;
+
+/// Posts a registration of `mr`, which is not registered, that fails. Those that make it fail are to be
+/// kept until it has.
+fn post_failing<'q, 'p>(
+    pair: &'q Pair<'p>,
+    cause: Cause,
+    mr: &Arc<Mr<'p>>,
+) -> Result<(Ticket<'q, 'p>, Option<Arc<Mr<'p>>>)> {
+    let near = &pair.near;
+    match cause {
+        Cause::NoSuchKey => {
+            let key = pair.near_region(1)?.rkey();
+            // SAFETY: The region of that key is gone, and nobody else makes one in this domain. This is
+            // called on devices with `REGISTER_DRAINS`, which refuse a key that no region of the domain
+            // has.
+            let ticket = unsafe { near.register_under(key, mr, all_access())? };
+            Ok((ticket, None))
+        }
+        Cause::AlreadyValid => {
+            let first = near.send(Op::Register(mr, all_access()), Memory::None)?;
+            good(first.wait(patience())?)?;
+            let ticket = near.send(Op::Register(mr, all_access()), Memory::None)?;
+            Ok((ticket, None))
+        }
+        Cause::NoRoom => {
+            let small = pair.near_region(PAGES - 1)?;
+            // SAFETY: This is called on devices with `REGISTER_DRAINS`, which refuse more pages than
+            // the region of that key has room for.
+            let ticket = unsafe { near.register_under(small.rkey(), mr, all_access())? };
+            Ok((ticket, Some(small)))
+        }
+    }
+}
+
+/// What the near side does to show that it works: registers a region and has the far side write to it.
+fn registers_and_is_written_to<'p>(pair: &Pair<'p>, mr: &Arc<Mr<'p>>, seed: usize) -> Result {
+    let registered = pair
+        .near
+        .send(Op::Register(mr, all_access()), Memory::None)?;
+    good(registered.wait(patience())?)?;
+    pair.sink.fill(pattern(seed));
+    let memory = Memory::Buffer(&pair.sink, 0..4096);
+    let wrote = pair.far.send(Op::Write(remote(mr, 0)), memory)?;
+    good(wrote.wait(patience())?)?;
+    check(
+        mr.buffer()
+            .first_difference(0..4096, pattern(seed))
+            .is_none(),
+    )
+}
+
+/// A failed registration stops the send queue and nothing else; the consumer mends what was wrong and
+/// goes on, on the same connection.
+fn a_failed_registration_drains_and_is_tried_again(pair: &Pair<'_>) -> Result {
+    let exposed = pair.expose(all_access())?;
+    for (seed, cause) in CAUSES.into_iter().enumerate() {
+        let mr = pair.near_region(PAGES)?;
+        pair.source.fill(pattern(seed + 60));
+        pair.sink.fill(|_| 0);
+        let before = Memory::Buffer(&pair.source, 0..BUFFER);
+        let before = pair.near.send(Op::Write(remote(&exposed, 0)), before)?;
+        let (failing, _kept) = post_failing(pair, cause, &mr)?;
+        let behind = [
+            pair.near
+                .send(Op::Write(remote(&exposed, 0)), Memory::Region(&mr, 0..4096))?,
+            pair.near.send(Op::Invalidate(mr.rkey()), Memory::None)?,
+        ];
+        // What was before is done, what failed says so, the rest is not done.
+        good(before.wait(patience())?)?;
+        let failed = expect(failing.wait(patience())?, WcStatus::LocalProtection)?;
+        for ticket in behind {
+            expect(ticket.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+        }
+        let byte = pattern(seed + 60);
+        check(pair.sink.first_difference(0..BUFFER, &byte).is_none())?;
+        let state = pair.near.state()?;
+        check(state == QpState::Sqd)?;
+        pr_info!(
+            "ferrite_sample: drained by {cause:?}: {:?} {}, then {state:?}\n",
+            failed.status,
+            failed.vendor_err
+        );
+        // Nor is what is posted now.
+        let late = pair.near.send(Op::Send, Memory::None)?;
+        expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+        // The peer is served all along: receives, and reads of what is there.
+        let recv = pair.near.recv(&pair.source, 0..64)?;
+        let memory = Memory::Buffer(&pair.sink, 0..64);
+        good(pair.far.send(Op::Send, memory)?.wait(patience())?)?;
+        good(recv.wait(patience())?)?;
+        check(pair.near.state()? == QpState::Sqd)?;
+        pair.near.resume()?;
+        check(pair.near.state()? == QpState::Rts)?;
+        if matches!(cause, Cause::AlreadyValid) {
+            let mended = pair.near.send(Op::Invalidate(mr.rkey()), Memory::None)?;
+            good(mended.wait(patience())?)?;
+            mr.renew_key();
+        }
+        registers_and_is_written_to(pair, &mr, seed + 70)?;
+        pr_info!("ferrite_sample: mended after {cause:?}\n");
+    }
+    Ok(())
+}
+
+/// A registration that fails sends nothing, and is tried again as a whole.
+fn an_offer_that_fails_is_not_sent(pair: &Pair<'_>) -> Result {
+    let mr = pair.near_region(1)?;
+    registers_and_is_written_to(pair, &mr, 80)?;
+    let recv = pair.far.recv(&pair.sink, 0..OFFER)?;
+    let offer = || {
+        write_offer(&pair.source, &mr);
+        pair.near.send(
+            Op::RegisterSend {
+                mr: &mr,
+                access: all_access(),
+                invalidate: None,
+            },
+            Memory::Buffer(&pair.source, 0..OFFER),
+        )
+    };
+    // It is valid already.
+    expect(offer()?.wait(patience())?, WcStatus::LocalProtection)?;
+    check(pair.near.state()? == QpState::Sqd)?;
+    pair.near.resume()?;
+    let old = mr.rkey();
+    let mended = pair.near.send(Op::Invalidate(old), Memory::None)?;
+    good(mended.wait(patience())?)?;
+    mr.renew_key();
+    good(offer()?.wait(patience())?)?;
+    good(recv.wait(patience())?)?;
+    // Of the first there was nothing to receive.
+    let there = read_offer(&pair.sink);
+    check(there.rkey == mr.rkey() && there.rkey != old)
+}
+
+/// Without that mode, the connection ends: both queues are flushed.
+fn a_failed_registration_ends_the_connection(pair: &Pair<'_>, cause: Cause) -> Result {
+    let mr = pair.near_region(PAGES)?;
+    let recv = pair.near.recv(&pair.source, 0..64)?;
+    let (failing, _kept) = post_failing(pair, cause, &mr)?;
+    let behind = pair.near.send(Op::Send, Memory::None)?;
+    let failed = expect(failing.wait(patience())?, WcStatus::LocalProtection)?;
+    expect(behind.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+    expect(recv.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+    let state = pair.near.state()?;
+    check(state == QpState::Err && pair.near.resume().is_err())?;
+    pr_info!(
+        "ferrite_sample: ended by {cause:?}: {:?} {}, then {state:?}\n",
+        failed.status,
+        failed.vendor_err
+    );
+    Ok(())
+}
+
+fn no_such_key_ends_the_connection(pair: &Pair<'_>) -> Result {
+    a_failed_registration_ends_the_connection(pair, Cause::NoSuchKey)
+}
+
+fn a_key_in_use_ends_the_connection(pair: &Pair<'_>) -> Result {
+    a_failed_registration_ends_the_connection(pair, Cause::AlreadyValid)
+}
+
+fn too_many_pages_end_the_connection(pair: &Pair<'_>) -> Result {
+    a_failed_registration_ends_the_connection(pair, Cause::NoRoom)
+}
+
+/// A region for one message is there for one, and refused to the next.
+fn a_region_may_be_for_one_message(pair: &Pair<'_>) -> Result {
+    let mr = pair.expose(all_access() | Access::ONE_TOUCH)?;
+    pair.source.fill(pattern(90));
+    pair.sink.fill(|_| 0);
+    good(pair.run(Op::Write(remote(&mr, 0)), 0..100_003)?)?;
+    pair.source.fill(|_| 1);
+    expect(
+        pair.run(Op::Write(remote(&mr, 0)), 0..16)?,
+        WcStatus::RemoteAccess,
+    )?;
+    check(
+        pair.sink
+            .first_difference(0..100_003, pattern(90))
+            .is_none(),
+    )?;
+    check(pair.sink.first_difference(100_003..BUFFER, |_| 0).is_none())
+}
+
+/// A test on a connected pair.
+struct Test {
+    name: &'static str,
+    run: fn(&Pair<'_>) -> Result,
+    /// What the device has to have for it.
+    needs: Extensions,
+    /// What the queue pairs are made with.
+    options: QpOptions,
+}
+
+macro_rules! tests {
+    ($needs:expr, $options:expr; $($test:ident),* $(,)?) => {
+        [$(Test {
+            name: stringify!($test),
+            run: $test,
+            needs: $needs,
+            options: $options,
+        }),*]
+    };
+}
+
+/// Queue pairs as any device has them.
+const USUAL: QpOptions = QpOptions {
+    registrations_drain: false,
+    register_send: false,
+};
+
+/// What every device has to do.
+const TESTS: [Test; 13] = tests![
+    Extensions::from_raw(0), USUAL;
     sends_arrive,
     immediate_data_arrives,
     many_requests_complete,
@@ -364,18 +739,66 @@ const TESTS: [Test; 12] = tests![
     what_is_not_allowed_is_refused,
     beyond_the_region_is_refused,
     a_message_longer_than_the_receive_fails_at_both_ends,
+    a_region_is_used_before_its_registration_is_complete,
+];
+
+/// Registration and message in one.
+const OFFERS: [Test; 2] = tests![
+    Extensions::REGISTER_SEND,
+    QpOptions {
+        register_send: true,
+        ..USUAL
+    };
+    an_offer_is_one_request_and_ends_with_the_answer,
+    an_offer_may_answer_an_offer,
+];
+
+/// Failed registrations that leave the connection.
+const DRAINING: [Test; 1] = tests![
+    Extensions::REGISTER_DRAINS,
+    QpOptions {
+        registrations_drain: true,
+        ..USUAL
+    };
+    a_failed_registration_drains_and_is_tried_again,
+];
+
+/// Failed registrations that end it, on a device that says which fail.
+const ENDING: [Test; 3] = tests![
+    Extensions::REGISTER_DRAINS, USUAL;
+    no_such_key_ends_the_connection,
+    a_key_in_use_ends_the_connection,
+    too_many_pages_end_the_connection,
+];
+
+/// Registrations with a message that fail.
+const DRAINED_OFFERS: [Test; 1] = tests![
+    Extensions::from_raw(
+        Extensions::REGISTER_SEND.as_raw() | Extensions::REGISTER_DRAINS.as_raw()
+    ),
+    QpOptions {
+        registrations_drain: true,
+        register_send: true,
+    };
+    an_offer_that_fails_is_not_sent,
+];
+
+/// Regions for one message.
+const ONE_TOUCH: [Test; 1] = tests![
+    Extensions::ONE_TOUCH, USUAL;
+    a_region_may_be_for_one_message,
 ];
 
 /// Runs one test on queue pairs of its own, since some end in error.
-fn run<'p>(device: &'p Device<'p>, test: fn(&Pair<'_>) -> Result) -> Result {
+fn run<'p>(device: &'p Device<'p>, test: &Test) -> Result {
     let pd = Pd::new(device)?;
     let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
     let limits = QpLimits {
         sends: DEPTH,
         recvs: DEPTH,
     };
-    let pair = Pair::new(device, &pd, &cq, limits)?;
-    test(&pair)
+    let pair = Pair::new(device, &pd, &cq, limits, test.options)?;
+    (test.run)(&pair)
 }
 
 /// Rings that are larger than any piece of memory that can be had, and are gone through twice.
@@ -386,7 +809,7 @@ fn rings_may_be_large<'p>(device: &'p Device<'p>) -> Result {
         sends: LARGE_DEPTH,
         recvs: LARGE_DEPTH,
     };
-    let pair = Pair::new(device, &pd, &cq, limits)?;
+    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
     // Each time eight times the usual depth.
     for _ in 0..2 * LARGE_DEPTH / DEPTH / 8 {
         many_requests_complete(&pair)?;
@@ -402,11 +825,13 @@ fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
         sends: DEPTH,
         recvs: DEPTH,
     };
-    let pair = Pair::new(device, &pd, &cq, limits)?;
+    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
     let length = MANY_PAGES * kernel::page::PAGE_SIZE;
     let sink = Buffer::new(device, length)?;
     let mr = Mr::new(&pd, sink.clone())?;
-    let registered = pair.far.send(Op::Register(&mr, all_access()), None)?;
+    let registered = pair
+        .far
+        .send(Op::Register(&mr, all_access()), Memory::None)?;
     good(registered.wait(patience())?)?;
     for (seed, offset) in [0, length / 2, length - BUFFER].into_iter().enumerate() {
         let byte = pattern(seed);
@@ -423,6 +848,60 @@ fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
         WcStatus::RemoteAccess,
     )?;
     Ok(())
+}
+
+/// Regions in pages of every size that the device has, however little of one they are.
+fn regions_may_have_large_pages<'p>(device: &'p Device<'p>) -> Result {
+    let pd = Pd::new(device)?;
+    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
+    let limits = QpLimits {
+        sends: DEPTH,
+        recvs: DEPTH,
+    };
+    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
+    let sizes = (12..=30)
+        .map(|shift| 1u32 << shift)
+        .filter(|size| device.page_sizes() & u64::from(*size) != 0);
+    for (seed, size) in sizes.enumerate() {
+        let mr = Mr::with_page_size(&pd, pair.sink.clone(), size)?;
+        let registered = pair
+            .far
+            .send(Op::Register(&mr, all_access()), Memory::None)?;
+        good(registered.wait(patience())?)?;
+        pair.source.fill(pattern(seed + 100));
+        good(pair.run(Op::Write(remote(&mr, 0)), 0..BUFFER)?)?;
+        let byte = pattern(seed + 100);
+        check(pair.sink.first_difference(0..BUFFER, byte).is_none())?;
+    }
+    Ok(())
+}
+
+/// A queue pair takes no region of another domain: the device would end the connection.
+fn regions_of_other_domains_are_not_posted<'p>(device: &'p Device<'p>) -> Result {
+    let (pd, other) = (Pd::new(device)?, Pd::new(device)?);
+    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
+    let limits = QpLimits {
+        sends: DEPTH,
+        recvs: DEPTH,
+    };
+    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
+    let mr = Mr::new(&other, pair.sink.clone())?;
+    let refused = |posted: Result<Ticket<'_, '_>>| check(posted.err() == Some(EINVAL));
+    refused(
+        pair.near
+            .send(Op::Register(&mr, all_access()), Memory::None),
+    )?;
+    refused(pair.near.send(Op::Send, Memory::Region(&mr, 0..16)))?;
+    // Nor what it was not made for.
+    let own = pair.near_region(1)?;
+    let offer = Op::RegisterSend {
+        mr: &own,
+        access: all_access(),
+        invalidate: None,
+    };
+    refused(pair.near.send(offer, Memory::None))?;
+    // Nothing came of it.
+    sends_arrive(&pair)
 }
 
 /// The tests as a client of the RDMA core.
@@ -448,10 +927,30 @@ impl Client for Loop {
                 pr_err!("ferrite_sample: {name}: not ok {test}: {err:?}\n");
             }
         };
-        for (test, function) in TESTS {
-            say(test, run(device, function));
+        let groups: [&[Test]; 6] = [
+            &TESTS,
+            &OFFERS,
+            &DRAINING,
+            &ENDING,
+            &DRAINED_OFFERS,
+            &ONE_TOUCH,
+        ];
+        for test in groups.into_iter().flatten() {
+            if device.extensions().contains(test.needs) {
+                say(test.name, run(device, test));
+            } else {
+                pr_info!("ferrite_sample: {name}: skipped {}\n", test.name);
+            }
         }
         say("rings_may_be_large", rings_may_be_large(device));
+        say(
+            "regions_may_have_large_pages",
+            regions_may_have_large_pages(device),
+        );
+        say(
+            "regions_of_other_domains_are_not_posted",
+            regions_of_other_domains_are_not_posted(device),
+        );
         let test = "regions_may_have_many_pages";
         if device.max_registered_pages() as usize >= MANY_PAGES {
             say(test, regions_may_have_many_pages(device));

@@ -181,7 +181,10 @@ impl FileLock {
             }
             check_interrupted()?;
             if !said {
-                println!("      another run holds {}; waiting", path.display());
+                println!(
+                    "      another run, or a step beside this one, holds {}; waiting",
+                    path.display()
+                );
                 said = true;
             }
             std::thread::sleep(Duration::from_millis(200));

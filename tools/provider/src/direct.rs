@@ -4,15 +4,27 @@
 use core::ffi::c_int;
 
 use ferrite_abi::{
-    UVERBS_CQ_MOVE, UVERBS_CQ_MOVE_HANDLE, UVERBS_CQ_MOVE_VECTOR, UVERBS_CQ_QUERY,
-    UVERBS_CQ_QUERY_HANDLE, UVERBS_CQ_QUERY_VECTOR, UVERBS_VECTOR_MODIFY,
-    UVERBS_VECTOR_MODIFY_PRIORITY, UVERBS_VECTOR_MODIFY_VECTOR, UVERBS_VECTOR_QUERY,
-    UVERBS_VECTOR_QUERY_PRIORITY, UVERBS_VECTOR_QUERY_VECTOR,
+    FEATURE_LISTS, UVERBS_CQ_MOVE, UVERBS_CQ_MOVE_HANDLE, UVERBS_CQ_MOVE_VECTOR, UVERBS_CQ_QUERY,
+    UVERBS_CQ_QUERY_HANDLE, UVERBS_CQ_QUERY_VECTOR, UVERBS_QP_LISTS, UVERBS_QP_REGISTER_DRAINS,
+    UVERBS_VECTOR_MODIFY, UVERBS_VECTOR_MODIFY_PRIORITY, UVERBS_VECTOR_MODIFY_VECTOR,
+    UVERBS_VECTOR_QUERY, UVERBS_VECTOR_QUERY_PRIORITY, UVERBS_VECTOR_QUERY_VECTOR,
 };
 
+use crate::context::Context;
 use crate::device;
+use crate::fail;
 use crate::ioctl::{self, Command};
+use crate::qp;
 use crate::sys::*;
+
+/// Among the rights of a window or a list: it is gone when the first message that writes to it is
+/// complete. No right of the verbs or of the kernel has this number, and none can: it is above those
+/// that a device may ignore.
+pub const FERRITEDV_ACCESS_ONE_TOUCH: u32 = 1 << 30;
+/// Lists can be registered on the queue pair.
+pub const FERRITEDV_QP_LISTS: u32 = 1 << 0;
+/// A registration that fails drains the send queue.
+pub const FERRITEDV_QP_REGISTER_DRAINS: u32 = 1 << 1;
 
 /// Has the kernel carry out a command; an errno value, or 0.
 ///
@@ -39,9 +51,71 @@ fn errno_of(result: Result<(), c_int>) -> c_int {
 /// # Safety
 ///
 /// `context` is an open context of any provider.
-unsafe fn is_ours(context: *mut ibv_context) -> bool {
+pub(crate) unsafe fn is_ours(context: *mut ibv_context) -> bool {
     // SAFETY: by the caller; an open context has a device.
     unsafe { device::is_ours((*context).device) }
+}
+
+/// What a queue pair is to be able to do beyond the verbs: `struct ferritedv_qp_init_attr`.
+#[repr(C)]
+pub struct QpInitAttr {
+    /// Zero.
+    pub comp_mask: u64,
+    /// `FERRITEDV_QP_*`.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Makes a queue pair.
+///
+/// # Safety
+///
+/// `context` is an open context of any provider; the others are as for `ibv_create_qp_ex`, and a
+/// `struct ferritedv_qp_init_attr`.
+#[no_mangle]
+pub unsafe extern "C" fn ferritedv_create_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    more: *const QpInitAttr,
+) -> *mut ibv_qp {
+    // SAFETY: by the caller.
+    unsafe {
+        if !is_ours(context) {
+            return fail(libc::EOPNOTSUPP);
+        }
+        let features = Context::of(context).limits.features;
+        match qp_flags(&*more, (*attr).qp_type, features) {
+            Ok(flags) => qp::create_with(context, attr, flags),
+            Err(errno) => fail(errno),
+        }
+    }
+}
+
+/// What the driver calls what a queue pair is to be able to do.
+fn qp_flags(more: &QpInitAttr, qp_type: ibv_qp_type, features: u64) -> Result<u8, c_int> {
+    let known = FERRITEDV_QP_LISTS | FERRITEDV_QP_REGISTER_DRAINS;
+    if more.comp_mask != 0 || more.reserved != 0 || more.flags & !known != 0 {
+        return Err(libc::EINVAL);
+    }
+    if more.flags == 0 {
+        return Ok(0);
+    }
+    // All that is registered through the send queues of programs is lists.
+    if features & FEATURE_LISTS == 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if !matches!(qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND) {
+        return Err(libc::EINVAL);
+    }
+    let mut flags = 0;
+    if more.flags & FERRITEDV_QP_LISTS != 0 {
+        flags |= UVERBS_QP_LISTS;
+    }
+    if more.flags & FERRITEDV_QP_REGISTER_DRAINS != 0 {
+        flags |= UVERBS_QP_REGISTER_DRAINS;
+    }
+    Ok(flags)
 }
 
 /// Moves a completion queue to a completion vector, or to none.
@@ -204,9 +278,54 @@ mod tests {
                 let modified = ferritedv_modify_vector_priority(context, 0, 1);
                 let queried = ferritedv_query_vector_priority(context, 0, &mut vector);
                 assert_eq!((modified, queried), (libc::EOPNOTSUPP, libc::EOPNOTSUPP));
+                let mut attr = ibv_qp_init_attr_ex::default();
+                let more = core::mem::zeroed();
+                assert!(ferritedv_create_qp(context, &mut attr, &more).is_null());
+                assert_eq!(*libc::__errno_location(), libc::EOPNOTSUPP);
             }
         });
         assert_eq!(vector, 7);
+    }
+
+    #[test]
+    fn what_a_queue_pair_can_do_beyond_the_verbs_is_asked_for_in_the_drivers_words() {
+        let asked = |flags| QpInitAttr {
+            comp_mask: 0,
+            flags,
+            reserved: 0,
+        };
+        let of = |flags, qp_type, features| qp_flags(&asked(flags), qp_type, features);
+        let (lists, drains) = (FERRITEDV_QP_LISTS, FERRITEDV_QP_REGISTER_DRAINS);
+        let both = UVERBS_QP_LISTS | UVERBS_QP_REGISTER_DRAINS;
+        for qp_type in [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_XRC_SEND] {
+            assert_eq!(of(lists, qp_type, FEATURE_LISTS), Ok(UVERBS_QP_LISTS));
+            assert_eq!(of(lists | drains, qp_type, FEATURE_LISTS), Ok(both));
+            let only = of(drains, qp_type, FEATURE_LISTS);
+            assert_eq!(only, Ok(UVERBS_QP_REGISTER_DRAINS));
+        }
+        for qp_type in [IBV_QPT_UD, IBV_QPT_XRC_RECV] {
+            assert_eq!(of(lists, qp_type, FEATURE_LISTS), Err(libc::EINVAL));
+            assert_eq!(of(0, qp_type, FEATURE_LISTS), Ok(0));
+        }
+        for flags in [lists, drains] {
+            let without = of(flags, IBV_QPT_RC, !FEATURE_LISTS);
+            assert_eq!(without, Err(libc::EOPNOTSUPP));
+        }
+        assert_eq!(of(0, IBV_QPT_RC, 0), Ok(0));
+        assert_eq!(of(1 << 2, IBV_QPT_RC, FEATURE_LISTS), Err(libc::EINVAL));
+        for later in [
+            QpInitAttr {
+                comp_mask: 1,
+                ..asked(lists)
+            },
+            QpInitAttr {
+                reserved: 1,
+                ..asked(lists)
+            },
+        ] {
+            let result = qp_flags(&later, IBV_QPT_RC, FEATURE_LISTS);
+            assert_eq!(result, Err(libc::EINVAL));
+        }
     }
 
     #[test]
@@ -256,5 +375,15 @@ mod tests {
             let line = format!("#define {name} {}U\n", value.number());
             assert!(header.contains(&line), "{line}");
         }
+        for (name, value) in [
+            ("FERRITEDV_ACCESS_ONE_TOUCH", FERRITEDV_ACCESS_ONE_TOUCH),
+            ("FERRITEDV_QP_LISTS", FERRITEDV_QP_LISTS),
+            ("FERRITEDV_QP_REGISTER_DRAINS", FERRITEDV_QP_REGISTER_DRAINS),
+        ] {
+            let line = format!("#define {name} (1U << {})\n", value.trailing_zeros());
+            assert!(header.contains(&line), "{line}");
+        }
+        let line = format!("#define FERRITEDV_MAX_PIECES {}\n", ferrite_abi::MAX_PIECES);
+        assert!(header.contains(&line), "{line}");
     }
 }

@@ -12,7 +12,7 @@
 //! | [`device`] | which devices are ours, and how libibverbs learns of it |
 //! | [`context`] | what a process gets when it opens a device |
 //! | [`protection`], [`window`] | protection domains, memory regions and windows |
-//! | [`direct`] | what programs may call beyond the verbs |
+//! | [`direct`], [`list`] | what programs may call beyond the verbs |
 //! | [`device_memory`] | memory of the device itself |
 //! | [`ah`] | address handles |
 //! | [`ioctl`] | commands that libibverbs has no function for |
@@ -34,6 +34,7 @@ pub mod device_memory;
 pub mod direct;
 mod heap;
 mod ioctl;
+pub mod list;
 pub mod memory;
 pub mod post;
 pub mod post_ex;

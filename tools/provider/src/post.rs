@@ -8,9 +8,10 @@ use core::sync::atomic::{fence, Ordering};
 
 use ferrite_abi::{
     blocks_for, has_entries, queue_doorbell, send_doorbell, AtomicPart, BindPart, DatagramPart,
-    FlushPart, Plain, QueuePairRecord, ReceiveHeader, RemotePart, SendHeader, SendOpcode, SendPart,
-    Sge, BLOCK_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND, FEATURE_ATOMICS, FEATURE_FAST_REGISTER,
-    FEATURE_WINDOWS, MAX_BLOCKS, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    FlushPart, ListPart, Plain, QueuePairRecord, ReceiveHeader, RemotePart, SendHeader, SendOpcode,
+    SendPart, Sge, BLOCK_SIZE, DOORBELL_RECEIVE, DOORBELL_SEND, FEATURE_ATOMICS,
+    FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_WINDOWS, MAX_BLOCKS, MAX_PIECES, SEND_FENCE,
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
 };
 
 use crate::ah::Ah;
@@ -18,8 +19,9 @@ use crate::qp::{Qp, SendCount};
 use crate::sys::*;
 use crate::window::bind_part;
 
-/// Whoever makes regions by work request, or binds windows, has to be able to invalidate them.
-pub(crate) const INVALIDATING: u64 = FEATURE_FAST_REGISTER | FEATURE_WINDOWS;
+/// Whoever makes regions or lists by work request, or binds windows, has to be able to invalidate
+/// them.
+pub(crate) const INVALIDATING: u64 = FEATURE_FAST_REGISTER | FEATURE_WINDOWS | FEATURE_LISTS;
 
 // Scatter/gather entries are copied as they are.
 const _: () = {
@@ -35,6 +37,8 @@ pub(crate) struct SendQueue {
     pub(crate) posted: SendCount,
     /// The extended interface's unfinished work.
     pub(crate) session: crate::post_ex::Session,
+    /// The pieces of the list that it registers, if it registers one: as many as the part says.
+    pub(crate) pieces: [ibv_sge; MAX_PIECES],
 }
 
 /// The host's side of a receive queue.
@@ -48,6 +52,7 @@ impl SendQueue {
         Self {
             posted: SendCount::default(),
             session: crate::post_ex::Session::new(),
+            pieces: [ibv_sge::default(); MAX_PIECES],
         }
     }
 }
@@ -79,6 +84,9 @@ pub(crate) enum Part {
     Datagram(DatagramPart),
     Bind(BindPart),
     Flush(FlushPart),
+    List(ListPart),
+    /// A list, and then a message.
+    ListSend(ListPart, SendPart),
 }
 
 /// The data of a work request.
@@ -91,6 +99,8 @@ pub(crate) enum Data<'a> {
     CopyBuffers(&'a [ibv_data_buf]),
     /// These, which every work request has room for.
     Eight([u8; 8]),
+    /// Pieces of a list, and behind them what the device fetches for a message.
+    Pieces(&'a [ibv_sge], &'a [ibv_sge]),
 }
 
 impl Part {
@@ -155,7 +165,7 @@ impl Part {
         })
     }
 
-    fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         match self {
             Part::Send(part) => part.as_bytes(),
             Part::Remote(part) => part.as_bytes(),
@@ -163,6 +173,8 @@ impl Part {
             Part::Datagram(part) => part.as_bytes(),
             Part::Bind(part) => part.as_bytes(),
             Part::Flush(part) => part.as_bytes(),
+            // That for the message comes behind it.
+            Part::List(part) | Part::ListSend(part, _) => part.as_bytes(),
         }
     }
 }
@@ -183,8 +195,8 @@ fn completion_opcode(opcode: SendOpcode) -> ibv_wc_opcode {
         SendOpcode::Bind => IBV_WC_BIND_MW,
         SendOpcode::AtomicWrite => IBV_WC_ATOMIC_WRITE,
         SendOpcode::Flush => IBV_WC_FLUSH,
-        // User space does not register through the queue.
-        SendOpcode::FastRegister | SendOpcode::RegisterList => IBV_WC_DRIVER1,
+        // The verbs have no name for it (`FERRITEDV_WC_REGISTER_LIST`).
+        SendOpcode::RegisterList | SendOpcode::FastRegister => IBV_WC_DRIVER1,
     }
 }
 
@@ -232,7 +244,13 @@ impl Qp {
             Data::Entries(entries) if entries.len() > capacity.max_send_sge as usize => {
                 return Err(libc::EINVAL);
             }
-            Data::Entries(entries) | Data::Copy(entries) => {
+            Data::Pieces(pieces, message)
+                if pieces.len().saturating_add(message.len()) > capacity.max_send_sge as usize =>
+            {
+                return Err(libc::EINVAL);
+            }
+            // Pieces are not sent: a list may be longer than a message.
+            Data::Entries(entries) | Data::Copy(entries) | Data::Pieces(_, entries) => {
                 entries.iter().map(|entry| u64::from(entry.length)).sum()
             }
             Data::CopyBuffers(buffers) => buffers.iter().fold(0, |sum: u64, buffer| {
@@ -247,6 +265,13 @@ impl Qp {
                     return Err(libc::EINVAL);
                 }
                 (size_of_val(*entries), entries.len() as u8, 0)
+            }
+            Data::Pieces(pieces, message) => {
+                if total > u64::from(self.max_message) {
+                    return Err(libc::EINVAL);
+                }
+                let count = pieces.len() + message.len();
+                (count * size_of::<Sge>(), count as u8, 0)
             }
             Data::Copy(_) | Data::CopyBuffers(_) => {
                 if total > u64::from(capacity.max_inline_data)
@@ -305,6 +330,9 @@ impl Qp {
         unsafe {
             cursor.put(header.as_bytes());
             cursor.put(work.part.as_bytes());
+            if let Part::ListSend(_, send) = &work.part {
+                cursor.put(send.as_bytes());
+            }
             match data {
                 Data::Entries(entries) => cursor.put_from(entries.as_ptr().cast(), payload),
                 Data::Copy(entries) => {
@@ -318,6 +346,10 @@ impl Qp {
                     }
                 }
                 Data::Eight(bytes) => cursor.put(bytes),
+                Data::Pieces(pieces, message) => {
+                    cursor.put_from(pieces.as_ptr().cast(), size_of_val(*pieces));
+                    cursor.put_from(message.as_ptr().cast(), size_of_val(*message));
+                }
             }
         }
         if wraps {
@@ -427,7 +459,7 @@ impl Qp {
                     if bind.mw.is_null() || (*bind.mw).type_ != IBV_MW_TYPE_2 {
                         return Err(libc::EINVAL);
                     }
-                    bind_part(bind.mw, bind.rkey, &bind.bind_info)?
+                    bind_part(bind.mw, bind.rkey, &bind.bind_info, self.features)?
                 };
                 (SendOpcode::Bind, part)
             }
@@ -631,7 +663,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::memory::Doorbells;
     use crate::qp::tests::{alone, cap, datagrams_alone, extended};
@@ -639,19 +671,19 @@ mod tests {
     use ferrite_abi::{opcode_part, AddressVector, Reserved, FLUSH_RANGE, FLUSH_REGION};
 
     /// A page that stands for the doorbells.
-    struct Page(Vec<u64>);
+    pub(crate) struct Page(Vec<u64>);
 
     impl Page {
-        fn new() -> Self {
+        pub(crate) fn new() -> Self {
             Self(vec![0; ferrite_abi::DOORBELL_PAGE_SIZE / 8])
         }
 
-        fn doorbells(&mut self) -> Doorbells {
+        pub(crate) fn doorbells(&mut self) -> Doorbells {
             // SAFETY: the tests keep the page longer than the queue pair.
             unsafe { Doorbells::new(self.0.as_mut_ptr().cast()) }
         }
 
-        fn take(&self, offset: usize) -> u64 {
+        pub(crate) fn take(&self, offset: usize) -> u64 {
             let word = self.0.as_ptr().wrapping_add(offset / 8).cast_mut();
             // SAFETY: the word is inside the page, which only this thread uses.
             unsafe {
@@ -663,7 +695,7 @@ mod tests {
     }
 
     /// The bytes of a work request, as the device fetches them from the ring.
-    fn fetch(qp: &Qp, index: u32) -> Vec<u8> {
+    pub(crate) fn fetch(qp: &Qp, index: u32) -> Vec<u8> {
         let block = |index: u32| {
             let at = qp.send_block(index & (qp.geometry.sq_blocks - 1));
             // SAFETY: the block is inside the ring.
@@ -677,7 +709,7 @@ mod tests {
 
     /// What a device does that takes no work request in which anything stands where nothing
     /// belongs; gives the header, and the part as such.
-    fn taken(qp: &Qp, index: u32) -> (SendHeader, Part) {
+    pub(crate) fn taken(qp: &Qp, index: u32) -> (SendHeader, Part) {
         let bytes = fetch(qp, index);
         let header = SendHeader::from_prefix(&bytes).unwrap();
         assert!(header.reserved_is_zero(), "{header:?}");
@@ -731,19 +763,41 @@ mod tests {
             }
             SendOpcode::Bind => Part::Bind(of(bytes)),
             SendOpcode::Flush => Part::Flush(of(bytes)),
-            SendOpcode::FastRegister
-            | SendOpcode::RegisterSend
-            | SendOpcode::RegisterList
-            | SendOpcode::RegisterListSend => panic!("user space does not register"),
+            SendOpcode::RegisterList => {
+                let part: ListPart = of(bytes);
+                assert_eq!(part.pieces, header.sge_count);
+                Part::List(part)
+            }
+            SendOpcode::RegisterListSend => {
+                let (part, send): (ListPart, SendPart) =
+                    (of(bytes), of(&bytes[size_of::<ListPart>()..]));
+                assert!(part.pieces <= header.sge_count);
+                assert_eq!(send.immediate, 0);
+                Part::ListSend(part, send)
+            }
+            SendOpcode::FastRegister | SendOpcode::RegisterSend => {
+                panic!("user space does not name pages")
+            }
         };
-        if matches!(opcode, SendOpcode::LocalInvalidate | SendOpcode::Bind) {
+        let list = [SendOpcode::RegisterList, SendOpcode::RegisterListSend];
+        if list.contains(&opcode) {
+            let (Part::List(part) | Part::ListSend(part, _)) = part else {
+                unreachable!()
+            };
+            assert!((1..=MAX_PIECES).contains(&part.pieces.into()), "{part:?}");
+            assert_eq!(header.flags & SEND_INLINE, 0);
+        }
+        if matches!(
+            opcode,
+            SendOpcode::LocalInvalidate | SendOpcode::Bind | SendOpcode::RegisterList
+        ) {
             assert_eq!(header.srqn, 0);
         }
         (header, part)
     }
 
     /// The scatter/gather entries or inline data of a work request, and what is behind them.
-    fn payload(qp: &Qp, index: u32) -> Vec<u8> {
+    pub(crate) fn payload(qp: &Qp, index: u32) -> Vec<u8> {
         let bytes = fetch(qp, index);
         let header = SendHeader::from_prefix(&bytes).unwrap();
         let opcode = SendOpcode::from_number(header.opcode).unwrap();
@@ -751,13 +805,13 @@ mod tests {
     }
 
     /// Leaves nothing but ones in a send queue.
-    fn spoil(qp: &Qp) {
+    pub(crate) fn spoil(qp: &Qp) {
         let length = qp.geometry.sq_blocks as usize * BLOCK_SIZE;
         // SAFETY: the send queue is at the start of the buffer.
         unsafe { ptr::write_bytes(qp.buffer.base(), 0xff, length) };
     }
 
-    fn wr(opcode: ibv_wr_opcode, entries: &mut [ibv_sge], flags: u32) -> ibv_send_wr {
+    pub(crate) fn wr(opcode: ibv_wr_opcode, entries: &mut [ibv_sge], flags: u32) -> ibv_send_wr {
         let mut wr = ibv_send_wr {
             wr_id: 42,
             sg_list: entries.as_mut_ptr(),
@@ -772,7 +826,7 @@ mod tests {
         wr
     }
 
-    fn send(qp: &Qp, wr: &mut ibv_send_wr) -> c_int {
+    pub(crate) fn send(qp: &Qp, wr: &mut ibv_send_wr) -> c_int {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair lives, and the work request is complete.
         let result = unsafe { post_send(ptr::from_ref(qp).cast_mut().cast(), wr, &mut bad) };
@@ -780,7 +834,7 @@ mod tests {
         result
     }
 
-    fn sge(length: u32) -> ibv_sge {
+    pub(crate) fn sge(length: u32) -> ibv_sge {
         ibv_sge {
             addr: 0x7000_0000 + u64::from(length),
             length,
@@ -937,7 +991,11 @@ mod tests {
         for (features, refused) in [
             (FEATURE_FAST_REGISTER, false),
             (FEATURE_WINDOWS, false),
-            (!(FEATURE_FAST_REGISTER | FEATURE_WINDOWS), true),
+            (FEATURE_LISTS, false),
+            (
+                !(FEATURE_FAST_REGISTER | FEATURE_WINDOWS | FEATURE_LISTS),
+                true,
+            ),
         ] {
             let mut page = Page::new();
             let mut qp = alone(&cap(5, 1, 1, 1, 0), page.doorbells());
@@ -1275,7 +1333,7 @@ mod tests {
 
     /// Posts until the queue is full; every work request is found in the ring as it was written,
     /// and where it was promised to fit, it did.
-    fn fill(qp: &Qp, mut next: impl FnMut() -> Option<u32>) -> u32 {
+    pub(crate) fn fill(qp: &Qp, mut next: impl FnMut() -> Option<u32>) -> u32 {
         let before = qp.send.lock().posted;
         let mut starts = Vec::new();
         loop {
@@ -1337,7 +1395,7 @@ mod tests {
     }
 
     /// Has the last posted work request, and with it all, complete.
-    fn finish_all(qp: &Qp) {
+    pub(crate) fn finish_all(qp: &Qp) {
         let posted = qp.send.lock().posted;
         let last = (1..=MAX_BLOCKS as u32)
             .map(|back| posted.blocks.wrapping_sub(back))
@@ -1582,6 +1640,30 @@ mod tests {
         let bytes = fetch(&qp, 1);
         let part = BindPart::from_prefix(&bytes[16..]).unwrap();
         assert_eq!((part.window, part.new_window), (0x0005_0010, 0x0005_0011));
+    }
+
+    #[test]
+    fn a_window_is_of_one_touch_where_the_device_has_that() {
+        let mut page = Page::new();
+        let mut qp = alone(&cap(8, 1, 1, 1, 0), page.doorbells());
+        let mut binding = Binding::new();
+        let mut request = wr(IBV_WR_BIND_MW, &mut [], 0);
+        binding.put_into(&mut request);
+        let asked = IBV_ACCESS_REMOTE_WRITE | crate::direct::FERRITEDV_ACCESS_ONE_TOUCH;
+        request.__bindgen_anon_2.bind_mw.bind_info.mw_access_flags = asked;
+        assert_eq!(send(&qp, &mut request), 0);
+        let Part::Bind(part) = taken(&qp, 0).1 else {
+            panic!("no bind");
+        };
+        let expected = ferrite_abi::ACCESS_REMOTE_WRITE | ferrite_abi::ACCESS_ONE_TOUCH;
+        assert_eq!(part.access, expected);
+        qp.features = !ferrite_abi::FEATURE_ONE_TOUCH;
+        assert_eq!(send(&qp, &mut request), libc::EOPNOTSUPP);
+        // The device's own number for it is another right of the verbs, which windows have not.
+        let on_demand = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ON_DEMAND;
+        assert_eq!(ferrite_abi::ACCESS_ONE_TOUCH, IBV_ACCESS_ON_DEMAND);
+        request.__bindgen_anon_2.bind_mw.bind_info.mw_access_flags = on_demand;
+        assert_eq!(send(&qp, &mut request), libc::EINVAL);
     }
 
     /// Threads post to one queue pair while another takes the completions: each work request is

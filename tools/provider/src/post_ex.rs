@@ -144,7 +144,7 @@ pub(crate) unsafe fn enable(verbs: *mut verbs_qp, operations: u64) {
 ///
 /// `qp` is live, the calling thread is between `wr_start` and the end, and uses no other result
 /// of this function.
-unsafe fn held<'a>(qp: *mut ibv_qp_ex) -> (&'a Qp, &'a mut SendQueue) {
+pub(crate) unsafe fn held<'a>(qp: *mut ibv_qp_ex) -> (&'a Qp, &'a mut SendQueue) {
     // SAFETY: the `ibv_qp` is at the start of the `ibv_qp_ex`; the lock is held, by the caller.
     unsafe {
         let qp = Qp::of(qp.cast());
@@ -195,7 +195,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 /// # Safety
 ///
 /// As for [`held`].
-unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, part: Part) {
+pub(crate) unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, part: Part) {
     // SAFETY: by the caller.
     let (wr_id, flags, (_, queue)) = unsafe { ((*qp).wr_id, (*qp).wr_flags, held(qp)) };
     if queue.session.work.is_some() && queue.session.error == 0 {
@@ -215,13 +215,27 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, part: Part) {
 /// # Safety
 ///
 /// As for [`held`].
-unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
+pub(crate) unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
     // SAFETY: by the caller.
     let (qp, queue) = unsafe { held(qp) };
     let result = match queue.session.work.take() {
         _ if queue.session.error != 0 => return,
         // A datagram whose peer was not named.
         Some(work) if qp.datagram && !matches!(work.part, Part::Datagram(_)) => Err(libc::EINVAL),
+        // Its pieces are known already: what is given now is the message.
+        Some(
+            work @ Work {
+                part: Part::ListSend(list, _),
+                ..
+            },
+        ) => match data {
+            Data::Entries(message) => {
+                let pieces = queue.pieces;
+                let data = Data::Pieces(&pieces[..list.pieces.into()], message);
+                qp.write_send(queue, &work, &data)
+            }
+            _ => Err(libc::EINVAL),
+        },
         Some(work) => qp.write_send(queue, &work, data),
         None => Err(libc::EINVAL),
     };
@@ -354,7 +368,7 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: as in `wr_send`; the consumer passes a live window and what to bind it to.
     unsafe {
-        match bind_part(mw, rkey, &*info) {
+        match bind_part(mw, rkey, &*info, held(qp).0.features) {
             Ok(part) => {
                 begin(qp, SendOpcode::Bind, part);
                 finish(qp, &Data::Entries(&[]));
@@ -406,7 +420,7 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
 /// # Safety
 ///
 /// As for [`held`].
-unsafe fn refuse(qp: *mut ibv_qp_ex, errno: c_int) {
+pub(crate) unsafe fn refuse(qp: *mut ibv_qp_ex, errno: c_int) {
     // SAFETY: by the caller.
     let (_, queue) = unsafe { held(qp) };
     if queue.session.error == 0 {

@@ -8,9 +8,9 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_abi::{
-    blocks_per_request, longest_before_entries, opcode_part, Plain, QueuePairRecord, ReceiveHeader,
-    SendHeader, SendOpcode, Sge, UverbsContextResponse, UverbsQpRequest, UverbsQpResponse,
-    BLOCK_SIZE, RQ_MIN_LOG_STRIDE,
+    blocks_per_registering_request, blocks_per_request, longest_before_entries, opcode_part, Plain,
+    QueuePairRecord, ReceiveHeader, SendHeader, SendOpcode, Sge, UverbsContextResponse,
+    UverbsQpRequest, UverbsQpResponse, BLOCK_SIZE, RQ_MIN_LOG_STRIDE, UVERBS_QP_LISTS,
 };
 
 use crate::context::Context;
@@ -41,6 +41,8 @@ pub struct Qp {
     pub(crate) extended: bool,
     /// It has a receive queue of its own.
     pub(crate) receives: bool,
+    /// What it can do beyond the verbs, `UVERBS_QP_*`.
+    flags: u8,
     pub(crate) doorbells: Doorbells,
     pub(crate) geometry: Geometry,
     pub(crate) buffer: Buffer,
@@ -110,11 +112,56 @@ pub(crate) struct Geometry {
     length: usize,
 }
 
+/// What its work requests can be, which makes some longer than others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Requests {
+    /// Sends that name their peer.
+    Datagrams,
+    /// All that the verbs have for a connection.
+    Connected,
+    /// The same, and registrations of lists.
+    Registering,
+}
+
+impl Requests {
+    fn of(qp_type: ibv_qp_type, flags: u8) -> Self {
+        if qp_type == IBV_QPT_UD {
+            Self::Datagrams
+        } else if flags & UVERBS_QP_LISTS != 0 {
+            Self::Registering
+        } else {
+            Self::Connected
+        }
+    }
+
+    fn are_datagrams(self) -> bool {
+        self == Self::Datagrams
+    }
+
+    /// Blocks that are enough for each of them.
+    fn blocks(self, sges: usize, inline: usize) -> usize {
+        match self {
+            Self::Registering => blocks_per_registering_request(sges, inline),
+            _ => blocks_per_request(self.are_datagrams(), sges, inline),
+        }
+    }
+
+    /// The most bytes that any of them has before its entries.
+    fn before_entries(self) -> usize {
+        match self {
+            Self::Registering => {
+                size_of::<SendHeader>() + opcode_part(SendOpcode::RegisterListSend, false)
+            }
+            _ => longest_before_entries(self.are_datagrams()),
+        }
+    }
+}
+
 impl Geometry {
     fn new(
         wanted: &ibv_qp_cap,
         limits: &UverbsContextResponse,
-        datagram: bool,
+        requests: Requests,
     ) -> Result<Self, c_int> {
         if wanted.max_send_sge > limits.max_sge
             || wanted.max_recv_sge > limits.max_sge
@@ -123,8 +170,7 @@ impl Geometry {
             return Err(libc::EINVAL);
         }
         // Every work request may be of any kind: what is promised holds for all of them.
-        let request_blocks = blocks_per_request(
-            datagram,
+        let request_blocks = requests.blocks(
             wanted.max_send_sge.max(1) as usize,
             wanted.max_inline_data as usize,
         );
@@ -143,8 +189,9 @@ impl Geometry {
         .max(1 << RQ_MIN_LOG_STRIDE);
 
         let bytes = request_blocks * BLOCK_SIZE;
-        let room = bytes - longest_before_entries(datagram);
+        let room = bytes - requests.before_entries();
         // Of what takes inline data a write has most before them; datagrams are sends only.
+        let datagram = requests.are_datagrams();
         let with_data = if datagram {
             SendOpcode::Send
         } else {
@@ -197,6 +244,7 @@ impl Qp {
             datagram: false,
             extended: false,
             receives: true,
+            flags: 0,
             doorbells,
             buffer,
             send: SpinLock::new(SendQueue::new()),
@@ -219,6 +267,17 @@ impl Qp {
         // SAFETY: the field is initialised; libibverbs changes it only in a modify, which a
         // consumer does not run against its own posting.
         unsafe { ptr::read_volatile(&raw const (*self.verbs.get()).qp_ex.qp_base.state) }
+    }
+
+    /// Which service it has.
+    pub(crate) fn service(&self) -> ibv_qp_type {
+        // SAFETY: libibverbs writes the field once, when the queue pair is made.
+        unsafe { ptr::read(&raw const (*self.verbs.get()).qp_ex.qp_base.qp_type) }
+    }
+
+    /// Whether it was made to register lists.
+    pub(crate) fn registers_lists(&self) -> bool {
+        self.flags & UVERBS_QP_LISTS != 0
     }
 
     /// The shared receive queue, if it uses one.
@@ -345,7 +404,7 @@ impl Qp {
             sq_log_blocks: self.geometry.sq_blocks.trailing_zeros() as u8,
             rq_log_entries: self.geometry.rq_entries.trailing_zeros() as u8,
             rq_log_stride: self.geometry.rq_stride.trailing_zeros() as u8,
-            flags: 0,
+            flags: self.flags,
             reserved: 0,
         }
     }
@@ -364,7 +423,7 @@ impl Qp {
     }
 }
 
-/// Makes a queue pair; `attr.cap` becomes what it can do.
+/// Makes a queue pair; `attr.cap` becomes what it can do. `flags` are of `UVERBS_QP_*`.
 ///
 /// # Safety
 ///
@@ -372,8 +431,8 @@ impl Qp {
 unsafe fn create(
     context: *mut ibv_context,
     attr: &mut ibv_qp_init_attr_ex,
+    flags: u8,
 ) -> Result<*mut Qp, c_int> {
-    let datagram = attr.qp_type == IBV_QPT_UD;
     let target = attr.qp_type == IBV_QPT_XRC_RECV;
     let initiator = attr.qp_type == IBV_QPT_XRC_SEND;
     if !matches!(attr.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) && !target && !initiator {
@@ -399,7 +458,8 @@ unsafe fn create(
         attr.recv_cq = ptr::null_mut();
         attr.srq = ptr::null_mut();
     }
-    let mut geometry = Geometry::new(&attr.cap, &provider.limits, datagram)?;
+    let requests = Requests::of(attr.qp_type, flags);
+    let mut geometry = Geometry::new(&attr.cap, &provider.limits, requests)?;
     if !receives {
         geometry.capacity.max_recv_wr = 0;
         geometry.capacity.max_recv_sge = 0;
@@ -422,9 +482,10 @@ unsafe fn create(
     qp.features = provider.limits.features;
     qp.max_message = provider.limits.max_message;
     qp.signal_all = attr.sq_sig_all != 0;
-    qp.datagram = datagram;
+    qp.datagram = requests.are_datagrams();
     qp.extended = initiator;
     qp.receives = receives;
+    qp.flags = flags;
     let mut request = Request {
         header: ib_uverbs_cmd_hdr::default(),
         core: ib_uverbs_create_qp::default(),
@@ -476,7 +537,7 @@ unsafe fn create(
         Ok(Inserted::Taken) => {
             *attr = asked;
             // SAFETY: by the caller.
-            unsafe { create(context, attr) }
+            unsafe { create(context, attr, flags) }
         }
         Err(errno) => Err(errno),
     };
@@ -507,7 +568,7 @@ pub(crate) unsafe extern "C" fn create_qp(
         ..Default::default()
     };
     // SAFETY: the context of a live domain is open.
-    match unsafe { create(context, &mut extended) } {
+    match unsafe { create(context, &mut extended, 0) } {
         Ok(qp) => {
             attr.cap = extended.cap;
             qp.cast()
@@ -521,6 +582,20 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: the consumer passes an open context and its attributes.
+    unsafe { create_with(context, attr, 0) }
+}
+
+/// As `ibv_create_qp_ex`, for a queue pair that can do more: `flags` are of `UVERBS_QP_*`.
+///
+/// # Safety
+///
+/// `context` is an open context of this provider, and `attr` what its user asked for.
+pub(crate) unsafe fn create_with(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    flags: u8,
+) -> *mut ibv_qp {
+    // SAFETY: by the caller.
     let given = unsafe { &mut *attr };
     let mut attr = *given;
     // No flag is offered, but to ask for none is fine.
@@ -538,7 +613,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         return fail(libc::EOPNOTSUPP);
     }
     // SAFETY: as above.
-    let qp = match unsafe { create(context, &mut attr) } {
+    let qp = match unsafe { create(context, &mut attr, flags) } {
         Ok(qp) => qp,
         Err(errno) => return fail(errno),
     };
@@ -557,11 +632,15 @@ pub(crate) unsafe extern "C" fn open_qp(
 ) -> *mut ibv_qp {
     // SAFETY: the consumer passes an open context.
     let provider = unsafe { Context::of(context) };
-    let made =
-        Geometry::new(&ibv_qp_cap::default(), &provider.limits, false).and_then(|mut geometry| {
-            geometry.capacity = ibv_qp_cap::default();
-            Qp::boxed(geometry, provider.doorbells, Buffer::new(geometry.length)?)
-        });
+    let made = Geometry::new(
+        &ibv_qp_cap::default(),
+        &provider.limits,
+        Requests::Connected,
+    )
+    .and_then(|mut geometry| {
+        geometry.capacity = ibv_qp_cap::default();
+        Qp::boxed(geometry, provider.doorbells, Buffer::new(geometry.length)?)
+    });
     let mut qp = match made {
         Ok(qp) => qp,
         Err(errno) => return fail(errno),
@@ -671,28 +750,39 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use ferrite_abi::{blocks_for, has_entries, is_long_registration, MAX_BLOCKS};
+    use ferrite_abi::{
+        blocks_for, has_entries, is_long_registration, MAX_BLOCKS, UVERBS_QP_REGISTER_DRAINS,
+    };
 
     /// A queue pair in state RTS with a page of ordinary memory for doorbells, for tests of
     /// posting.
     pub(crate) fn alone(wanted: &ibv_qp_cap, doorbells: Doorbells) -> Box<Qp> {
-        let geometry = Geometry::new(wanted, &limits(), false).unwrap();
-        let mut qp = Qp::boxed(geometry, doorbells, Buffer::new(geometry.length).unwrap()).unwrap();
-        qp.features = u64::MAX;
-        qp.max_message = limits().max_message;
-        qp.qpn = 0x123;
-        qp.verbs.get_mut().qp_ex.qp_base.state = IBV_QPS_RTS;
-        qp
+        of_kind(Requests::Connected, wanted, doorbells)
     }
 
     /// As [`alone`], for datagrams.
     pub(crate) fn datagrams_alone(wanted: &ibv_qp_cap, doorbells: Doorbells) -> Box<Qp> {
-        let mut qp = alone(wanted, doorbells);
-        qp.geometry = Geometry::new(wanted, &limits(), true).unwrap();
-        qp.buffer = Buffer::new(qp.geometry.length).unwrap();
-        qp.send_slots =
-            heap::slice(qp.geometry.sq_blocks as usize, |_| SendSlot::default()).unwrap();
-        qp.datagram = true;
+        of_kind(Requests::Datagrams, wanted, doorbells)
+    }
+
+    /// As [`alone`], with lists.
+    pub(crate) fn registering(wanted: &ibv_qp_cap, doorbells: Doorbells) -> Box<Qp> {
+        of_kind(Requests::Registering, wanted, doorbells)
+    }
+
+    fn of_kind(requests: Requests, wanted: &ibv_qp_cap, doorbells: Doorbells) -> Box<Qp> {
+        let geometry = Geometry::new(wanted, &limits(), requests).unwrap();
+        let mut qp = Qp::boxed(geometry, doorbells, Buffer::new(geometry.length).unwrap()).unwrap();
+        qp.features = u64::MAX;
+        qp.max_message = limits().max_message;
+        qp.qpn = 0x123;
+        qp.datagram = requests.are_datagrams();
+        if requests == Requests::Registering {
+            qp.flags = UVERBS_QP_LISTS;
+        }
+        let verbs = &mut qp.verbs.get_mut().qp_ex.qp_base;
+        verbs.state = IBV_QPS_RTS;
+        verbs.qp_type = if qp.datagram { IBV_QPT_UD } else { IBV_QPT_RC };
         qp
     }
 
@@ -702,6 +792,26 @@ pub(crate) mod tests {
         // SAFETY: the caller has the only reference.
         unsafe { post_ex::enable(verbs, u64::MAX) };
         verbs.cast()
+    }
+
+    #[test]
+    fn only_connections_that_asked_have_room_for_lists() {
+        for (qp_type, flags, requests) in [
+            (IBV_QPT_UD, 0, Requests::Datagrams),
+            (IBV_QPT_RC, 0, Requests::Connected),
+            (IBV_QPT_UC, UVERBS_QP_REGISTER_DRAINS, Requests::Connected),
+            (IBV_QPT_RC, UVERBS_QP_LISTS, Requests::Registering),
+            (IBV_QPT_XRC_SEND, u8::MAX, Requests::Registering),
+        ] {
+            assert_eq!(Requests::of(qp_type, flags), requests);
+        }
+        let mut page = [0u64; ferrite_abi::DOORBELL_PAGE_SIZE / 8];
+        // SAFETY: the page lives longer than the queue pairs.
+        let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
+        let wanted = cap(4, 4, 1, 1, 0);
+        assert_eq!(alone(&wanted, doorbells).request().flags, 0);
+        let flags = registering(&wanted, doorbells).request().flags;
+        assert_eq!(flags, UVERBS_QP_LISTS);
     }
 
     #[test]
@@ -766,16 +876,21 @@ pub(crate) mod tests {
         for wr in [1, 2, 3, 100, 128, 4096] {
             for sge in [0, 1, 2, 3, 7, 16] {
                 for inline in [0, 1, 32, 33, 96, 97, 256] {
-                    for datagram in [false, true] {
-                        is_met(&cap(wr, wr, sge, sge, inline), datagram);
+                    for requests in [
+                        Requests::Connected,
+                        Requests::Datagrams,
+                        Requests::Registering,
+                    ] {
+                        is_met(&cap(wr, wr, sge, sge, inline), requests);
                     }
                 }
             }
         }
     }
 
-    fn is_met(wanted: &ibv_qp_cap, datagram: bool) {
-        let geometry = Geometry::new(wanted, &limits(), datagram).unwrap();
+    fn is_met(wanted: &ibv_qp_cap, requests: Requests) {
+        let geometry = Geometry::new(wanted, &limits(), requests).unwrap();
+        let datagram = requests.are_datagrams();
         let given = geometry.capacity;
         assert!(given.max_send_wr >= wanted.max_send_wr);
         assert!(given.max_recv_wr >= wanted.max_recv_wr);
@@ -785,7 +900,9 @@ pub(crate) mod tests {
         // The largest work request of every kind, as often as promised, fits in the ring.
         let sends = [SendOpcode::Send, SendOpcode::SendImmediate];
         for opcode in (0..u8::MAX).filter_map(SendOpcode::from_number) {
-            if (datagram && !sends.contains(&opcode)) || is_long_registration(opcode) {
+            // Programs register lists alone, and only where they have asked for it.
+            let registers = requests == Requests::Registering && opcode != SendOpcode::RegisterSend;
+            if datagram && !sends.contains(&opcode) || is_long_registration(opcode) && !registers {
                 continue;
             }
             let entries = given.max_send_sge as usize * size_of::<Sge>();
@@ -793,6 +910,7 @@ pub(crate) mod tests {
             let payload = match opcode {
                 SendOpcode::AtomicWrite => 8,
                 SendOpcode::Read | SendOpcode::CompareSwap | SendOpcode::FetchAdd => entries,
+                SendOpcode::RegisterList | SendOpcode::RegisterListSend => entries,
                 _ if has_entries(opcode) => entries.max(inline),
                 _ => 0,
             };
@@ -815,8 +933,8 @@ pub(crate) mod tests {
     /// What fits without taking more blocks is promised, and no more than that.
     #[test]
     fn capacities_are_those_of_the_blocks() {
-        let given = |sge, inline, datagram| {
-            let geometry = Geometry::new(&cap(64, 1, sge, 1, inline), &limits(), datagram);
+        let given = |sge, inline, requests| {
+            let geometry = Geometry::new(&cap(64, 1, sge, 1, inline), &limits(), requests);
             let geometry = geometry.unwrap();
             let capacity = geometry.capacity;
             (
@@ -827,13 +945,17 @@ pub(crate) mod tests {
             )
         };
         // A block has 16 bytes after the parts of a write and of an atomic.
-        assert_eq!(given(1, 0, false), (64, 64, 1, 16));
-        assert_eq!(given(1, 17, false), (128, 64, 5, 80));
-        assert_eq!(given(16, 256, false), (512, 102, 16, 256));
+        assert_eq!(given(1, 0, Requests::Connected), (64, 64, 1, 16));
+        assert_eq!(given(1, 17, Requests::Connected), (128, 64, 5, 80));
+        assert_eq!(given(16, 256, Requests::Connected), (512, 102, 16, 256));
         // The part of a datagram begins in one block and ends in the next.
-        assert_eq!(given(1, 0, true), (128, 64, 3, 48));
-        assert_eq!(given(3, 48, true), (128, 64, 3, 48));
-        assert_eq!(given(16, 256, true), (512, 85, 16, 256));
+        assert_eq!(given(1, 0, Requests::Datagrams), (128, 64, 3, 48));
+        assert_eq!(given(3, 48, Requests::Datagrams), (128, 64, 3, 48));
+        assert_eq!(given(16, 256, Requests::Datagrams), (512, 85, 16, 256));
+        // The parts of a list and of its message fill a block.
+        assert_eq!(given(1, 0, Requests::Registering), (128, 64, 4, 80));
+        assert_eq!(given(3, 80, Requests::Registering), (256, 85, 8, 144));
+        assert_eq!(given(16, 256, Requests::Registering), (512, 85, 16, 256));
     }
 
     impl Qp {
@@ -866,7 +988,7 @@ pub(crate) mod tests {
 
     #[test]
     fn without_memory_no_queue_pair_is_made() {
-        let geometry = Geometry::new(&cap(4, 4, 1, 1, 0), &limits(), false).unwrap();
+        let geometry = Geometry::new(&cap(4, 4, 1, 1, 0), &limits(), Requests::Connected).unwrap();
         let mut page = vec![0u64; 512];
         // SAFETY: the page outlives the queue pairs.
         let doorbells = unsafe { Doorbells::new(page.as_mut_ptr().cast()) };
@@ -888,11 +1010,14 @@ pub(crate) mod tests {
             cap(1, u32::MAX, 1, 1, 0),
         ] {
             assert_eq!(
-                Geometry::new(&wanted, &limits(), false).err(),
+                Geometry::new(&wanted, &limits(), Requests::Connected).err(),
                 Some(libc::EINVAL),
                 "{wanted:?}"
             );
         }
-        assert!(Geometry::new(&cap(1 << 17, 1 << 15, 1, 1, 0), &limits(), false).is_ok());
+        let most = cap(1 << 17, 1 << 15, 1, 1, 0);
+        assert!(Geometry::new(&most, &limits(), Requests::Connected).is_ok());
+        // With lists each takes two blocks.
+        assert!(Geometry::new(&most, &limits(), Requests::Registering).is_err());
     }
 }

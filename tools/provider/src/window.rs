@@ -4,8 +4,9 @@
 use core::ffi::c_int;
 use core::ptr;
 
-use ferrite_abi::{BindPart, SendOpcode, Tag};
+use ferrite_abi::{BindPart, SendOpcode, Tag, ACCESS_ONE_TOUCH, FEATURE_ONE_TOUCH};
 
+use crate::direct::FERRITEDV_ACCESS_ONE_TOUCH;
 use crate::fail;
 use crate::heap;
 use crate::post::{Data, Part, Work};
@@ -61,6 +62,7 @@ pub(crate) unsafe fn bind_part(
     mw: *mut ibv_mw,
     rkey: u32,
     info: &ibv_mw_bind_info,
+    features: u64,
 ) -> Result<Part, c_int> {
     // SAFETY: by the caller.
     let (present, region) =
@@ -71,21 +73,32 @@ pub(crate) unsafe fn bind_part(
         | IBV_ACCESS_REMOTE_ATOMIC
         | IBV_ACCESS_ZERO_BASED;
     // A window is for peers: the right to write locally means nothing for it.
-    if info.mw_access_flags & !(rights | IBV_ACCESS_LOCAL_WRITE) != 0
+    let known = rights | IBV_ACCESS_LOCAL_WRITE | FERRITEDV_ACCESS_ONE_TOUCH;
+    if info.mw_access_flags & !known != 0
         || Tag(present).index() != Tag(rkey).index()
         || (info.length != 0 && info.mr.is_null())
     {
         return Err(libc::EINVAL);
     }
+    let one_touch = one_touch(info.mw_access_flags, features)?;
     Ok(Part::Bind(BindPart {
         window: present,
         new_window: rkey,
         region,
-        access: info.mw_access_flags & rights,
+        access: info.mw_access_flags & rights | one_touch,
         address: info.addr,
         length: info.length,
         reserved: [0; 2],
     }))
+}
+
+/// What the device calls [`FERRITEDV_ACCESS_ONE_TOUCH`], where it is asked for.
+pub(crate) fn one_touch(access: u32, features: u64) -> Result<u32, c_int> {
+    match access & FERRITEDV_ACCESS_ONE_TOUCH {
+        0 => Ok(0),
+        _ if features & FEATURE_ONE_TOUCH == 0 => Err(libc::EOPNOTSUPP),
+        _ => Ok(ACCESS_ONE_TOUCH),
+    }
 }
 
 /// Binds a window of type 1, whose next key is the provider's to choose.
@@ -99,7 +112,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     let tag = Tag(window.rkey);
     let rkey = Tag::new(tag.index(), tag.instance().wrapping_add(1)).0;
     // SAFETY: as above.
-    let part = match unsafe { bind_part(mw, rkey, &bind.bind_info) } {
+    let part = match unsafe { bind_part(mw, rkey, &bind.bind_info, qp.features) } {
         Ok(part) => part,
         Err(errno) => return errno,
     };

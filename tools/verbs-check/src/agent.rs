@@ -9,11 +9,12 @@ use std::net::TcpStream;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::direct::ListWork;
 use crate::pattern;
-use crate::sys::IBV_WC_SUCCESS;
+use crate::sys::{IBV_MW_TYPE_1, IBV_WC_SUCCESS};
 use crate::verbs::{
-    Buffer, BufferKind, Change, Channel, Completion, Context, Cq, Errno, Mr, Options, Pd, Qp,
-    QpOptions, SendWork,
+    BindWork, Buffer, BufferKind, Change, Channel, Completion, Context, Cq, Errno, Mr, Mw, Options,
+    Pd, Qp, QpOptions, SendWork,
 };
 
 /// Stands for "none" where a number is expected.
@@ -43,6 +44,10 @@ operations! {
     MakeQp,
     MakeBuffer,
     MakeMr,
+    ChangeMr,
+    MakeList,
+    MakeWindow,
+    MakeForeign,
     ChangeMemory,
     Destroy,
     ToState,
@@ -55,12 +60,34 @@ operations! {
     Set,
     PostSend,
     PostRecv,
+    PostList,
+    Bind,
     Poll,
     Arm,
     Moderate,
     ResizeCq,
     ChannelEvent,
     AsyncEvent,
+    Counter,
+}
+
+/// What the device counts (chapter 3 of its specification).
+#[derive(Clone, Copy, Debug)]
+pub enum Counter {
+    /// Registrations by work request.
+    Registrations,
+    /// Uses of what had been registered so, and whose registration had not completed.
+    EarlyUses,
+}
+
+impl Counter {
+    /// What it is called in sysfs.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Registrations => "sq_registrations",
+            Self::EarlyUses => "early_uses",
+        }
+    }
 }
 
 enum Object {
@@ -69,7 +96,59 @@ enum Object {
     Cq(Rc<Cq>),
     Qp(Qp),
     Buffer(Rc<Buffer>),
-    Mr(#[allow(dead_code, reason = "held for its destructor")] Mr),
+    /// With its type, `ibv_mw_type`.
+    Window(Mw, u32),
+    Mr(Mr),
+    Foreign(#[allow(dead_code, reason = "held for its destructor")] Foreign),
+}
+
+/// Another process that has the device open and memory registered.
+struct Foreign(std::process::Child);
+
+impl Foreign {
+    /// Starts it; also gives its local key and the address of its memory.
+    fn new(device: &str) -> std::io::Result<(Self, u64, u64)> {
+        use std::io::BufRead;
+        let mut child = std::process::Command::new(std::env::current_exe()?)
+            .args(["hold", "--device", device])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()?;
+        let out = child.stdout.take();
+        let this = Self(child);
+        let mut line = String::new();
+        if let Some(out) = out {
+            std::io::BufReader::new(out).read_line(&mut line)?;
+        }
+        let mut words = line.split_whitespace().map(str::parse);
+        match (words.next(), words.next()) {
+            (Some(Ok(key)), Some(Ok(address))) => Ok((this, key, address)),
+            _ => Err(std::io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        // It ends when its input does.
+        drop(self.0.stdin.take());
+        match self.0.wait() {
+            Ok(status) if status.success() => {}
+            ended => crate::report::complaint(format!("the other process: {ended:?}")),
+        }
+    }
+}
+
+/// The other process: registers memory, says its key and address, and stays until its input ends.
+pub fn hold(options: &Options) -> Result<(), String> {
+    let say = |errno: Errno| errno.to_string();
+    let context = Context::open(options)?;
+    let pd = Pd::new(&context).map_err(say)?;
+    let buffer = Buffer::new(16 << 10, BufferKind::Plain).map_err(say)?;
+    let mr = Mr::new(&pd, &buffer, 0, 16 << 10, crate::bench::ALL_ACCESS).map_err(say)?;
+    println!("{} {}", mr.lkey(), buffer.address());
+    let waited = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    waited.map(drop).map_err(|error| error.to_string())
 }
 
 /// One end.
@@ -171,6 +250,31 @@ impl Agent {
         }
     }
 
+    fn mr(&self, number: u64) -> Result<&Mr, Errno> {
+        match self.object(number)? {
+            Object::Mr(mr) => Ok(mr),
+            _ => Err(Errno(libc::EPROTO)),
+        }
+    }
+
+    /// Whether lists can be made: another answer than that there are none is told when one is wanted.
+    fn has_lists(&self) -> Result<bool, Errno> {
+        let list = Mr::list(&Pd::new(&self.context)?, 1);
+        Ok(!matches!(list, Err(Errno(libc::EOPNOTSUPP))))
+    }
+
+    fn counter(&self, counter: Counter) -> Result<u64, Errno> {
+        let path = format!(
+            "/sys/class/infiniband/{}/ports/{}/hw_counters/{}",
+            self.context.name(),
+            self.context.port,
+            counter.name()
+        );
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        text.trim().parse().map_err(|_| Errno(libc::EPROTO))
+    }
+
     /// Does what a request says.
     pub fn serve(&mut self, operation: u64, words: &[u64]) -> Result<Vec<u64>, Errno> {
         let mut words = Words(words.iter());
@@ -193,6 +297,7 @@ impl Agent {
                     u64::from(device.vendor_id),
                     u64::from(device.vendor_part_id),
                     u64::from(device.atomic_cap),
+                    u64::from(self.has_lists()?),
                 ])
             }
             Operation::Reset => {
@@ -234,6 +339,7 @@ impl Agent {
                     inline: w.u32()?,
                     signal_all: w.next()? != 0,
                     extended: w.next()? != 0,
+                    direct: w.u32()?,
                 };
                 let (qp, cap) = Qp::new(pd, send, recv, &options)?;
                 let number = u64::from(qp.number());
@@ -264,6 +370,27 @@ impl Agent {
                 let mr = Mr::new(pd, buffer, offset, length, w.u32()?)?;
                 let (lkey, rkey) = (u64::from(mr.lkey()), u64::from(mr.rkey()));
                 Ok(vec![self.add(Object::Mr(mr)), lkey, rkey])
+            }
+            Operation::ChangeMr => {
+                let mr = self.mr(w.next()?)?;
+                mr.change_access(w.u32()?)?;
+                Ok(vec![u64::from(mr.lkey())])
+            }
+            Operation::MakeList => {
+                let mr = Mr::list(self.pd(w.next()?)?, w.u32()?)?;
+                let (lkey, rkey) = (u64::from(mr.lkey()), u64::from(mr.rkey()));
+                Ok(vec![self.add(Object::Mr(mr)), lkey, rkey])
+            }
+            Operation::MakeWindow => {
+                let (pd, kind) = (self.pd(w.next()?)?, w.u32()?);
+                let mw = Mw::new(pd, kind)?;
+                let rkey = u64::from(mw.rkey());
+                Ok(vec![self.add(Object::Window(mw, kind)), rkey])
+            }
+            Operation::MakeForeign => {
+                let (foreign, key, address) = Foreign::new(&self.context.name())
+                    .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+                Ok(vec![self.add(Object::Foreign(foreign)), key, address])
             }
             Operation::ChangeMemory => {
                 let buffer = self.buffer(w.next()?)?;
@@ -357,6 +484,45 @@ impl Agent {
                 qp.post_recv(wr_id, &w.entries()?)?;
                 Ok(Vec::new())
             }
+            Operation::PostList => {
+                let (qp, mr) = (self.qp(w.next()?)?, self.mr(w.next()?)?);
+                let mut work = ListWork {
+                    wr_id: w.next()?,
+                    flags: w.u32()?,
+                    key: w.u32()?,
+                    access: w.u32()?,
+                    address: w.next()?,
+                    pieces: w.entries()?,
+                    message: None,
+                };
+                if w.next()? != 0 {
+                    let invalidate_rkey = w.u32()?;
+                    work.message = Some((w.entries()?, invalidate_rkey));
+                }
+                qp.post_list(mr, &work)?;
+                Ok(Vec::new())
+            }
+            Operation::Bind => {
+                let qp = self.qp(w.next()?)?;
+                let window = w.next()?;
+                let Object::Window(mw, kind) = self.object(window)? else {
+                    return Err(Errno(libc::EPROTO));
+                };
+                let mr = self.mr(w.next()?)?;
+                let work = BindWork {
+                    wr_id: w.next()?,
+                    rkey: w.u32()?,
+                    address: w.next()?,
+                    length: w.next()?,
+                    access: w.u32()?,
+                };
+                let rkey = if *kind == IBV_MW_TYPE_1 {
+                    qp.bind1(mw, mr, &work)
+                } else {
+                    qp.bind2(mw, mr, &work)
+                };
+                Ok(vec![u64::from(rkey?)])
+            }
             Operation::Poll => {
                 let cq = self.cq(w.next()?)?;
                 Ok(match cq.wait(w.milliseconds()?)? {
@@ -369,6 +535,7 @@ impl Agent {
                         u64::from(c.immediate),
                         u64::from(c.qpn),
                         u64::from(c.flags),
+                        u64::from(c.vendor_err),
                     ],
                 })
             }
@@ -400,6 +567,13 @@ impl Agent {
                 None => Vec::new(),
                 Some((event, qpn)) => vec![u64::from(event), u64::from(qpn)],
             }),
+            Operation::Counter => {
+                let counter = match w.next()? {
+                    0 => Counter::Registrations,
+                    _ => Counter::EarlyUses,
+                };
+                Ok(vec![self.counter(counter)?])
+            }
         }
     }
 }
@@ -486,7 +660,14 @@ pub struct Hello {
     pub port_state: u32,
     /// Whether atomic operations are offered.
     pub atomics: bool,
+    /// Whether lists can be registered (`ferritedv.h`).
+    pub lists: bool,
+    /// Whether it is a Ferrite device, whose `vendor_err` is known.
+    pub ferrite: bool,
 }
+
+/// Vendor and device of a Ferrite device.
+const FERRITE: [u64; 2] = [0x1af4, 0x10f0];
 
 /// What a queue pair turned out to be.
 #[derive(Clone, Copy, Debug)]
@@ -554,7 +735,7 @@ impl Side {
     /// Asks who it is.
     pub fn hello(&mut self) -> Result<Hello, Errno> {
         let words = self.call(Operation::Hello, &[])?;
-        if words.len() < 10 {
+        if words.len() < 11 {
             return Err(Errno(libc::EPROTO));
         }
         Ok(Hello {
@@ -565,6 +746,8 @@ impl Side {
             max_sge: words[5] as u32,
             port_state: words[6] as u32,
             atomics: words[9] != u64::from(crate::sys::IBV_ATOMIC_NONE),
+            lists: words[10] != 0,
+            ferrite: words[7..9] == FERRITE,
         })
     }
 
@@ -609,6 +792,7 @@ impl Side {
                 u64::from(o.inline),
                 u64::from(o.signal_all),
                 u64::from(o.extended),
+                u64::from(o.direct),
             ],
         )?;
         if words.len() < 7 {
@@ -647,6 +831,81 @@ impl Side {
             [number, lkey, rkey] => Ok((number, lkey as u32, rkey as u32)),
             _ => Err(Errno(libc::EPROTO)),
         }
+    }
+
+    /// Registers the same memory anew, with other rights: the key.
+    pub fn change_mr(&mut self, mr: u64, access: u32) -> Result<u32, Errno> {
+        Ok(self.number(Operation::ChangeMr, &[mr, u64::from(access)])? as u32)
+    }
+
+    /// Makes a key for lists: number and key.
+    pub fn list(&mut self, pd: u64, max_pieces: usize) -> Result<(u64, u32), Errno> {
+        let words = self.call(Operation::MakeList, &[pd, max_pieces as u64])?;
+        match words[..] {
+            // They are one and the same.
+            [number, lkey, rkey] if lkey == rkey => Ok((number, lkey as u32)),
+            _ => Err(Errno(libc::EPROTO)),
+        }
+    }
+
+    /// Makes a window: number and key.
+    pub fn window(&mut self, pd: u64, kind: u32) -> Result<(u64, u32), Errno> {
+        let words = self.call(Operation::MakeWindow, &[pd, u64::from(kind)])?;
+        match words[..] {
+            [number, rkey] => Ok((number, rkey as u32)),
+            _ => Err(Errno(libc::EPROTO)),
+        }
+    }
+
+    /// Has another process register memory: number, key and address.
+    pub fn foreign(&mut self) -> Result<(u64, u32, u64), Errno> {
+        let words = self.call(Operation::MakeForeign, &[])?;
+        match words[..] {
+            [number, key, address] => Ok((number, key as u32, address)),
+            _ => Err(Errno(libc::EPROTO)),
+        }
+    }
+
+    /// Posts the registration of a list.
+    pub fn post_list(&mut self, qp: u64, list: u64, work: &ListWork) -> Result<(), Errno> {
+        let mut words = vec![
+            qp,
+            list,
+            work.wr_id,
+            u64::from(work.flags),
+            u64::from(work.key),
+            u64::from(work.access),
+            work.address,
+        ];
+        push_entries(&mut words, &work.pieces);
+        match &work.message {
+            None => words.push(0),
+            Some((entries, invalidate_rkey)) => {
+                words.extend([1, u64::from(*invalidate_rkey)]);
+                push_entries(&mut words, entries);
+            }
+        }
+        self.call(Operation::PostList, &words).map(drop)
+    }
+
+    /// Posts the bind of a window to a part of a region: its key afterwards.
+    pub fn bind(&mut self, qp: u64, window: u64, mr: u64, work: &BindWork) -> Result<u32, Errno> {
+        let words = [
+            qp,
+            window,
+            mr,
+            work.wr_id,
+            u64::from(work.rkey),
+            work.address,
+            work.length,
+            u64::from(work.access),
+        ];
+        Ok(self.number(Operation::Bind, &words)? as u32)
+    }
+
+    /// What the device has counted.
+    pub fn counter(&mut self, counter: Counter) -> Result<u64, Errno> {
+        self.number(Operation::Counter, &[counter as u64])
     }
 
     /// Changes what is behind a part of a buffer, in whole pages.
@@ -751,7 +1010,7 @@ impl Side {
         let words = self.call(Operation::Poll, &[cq, timeout.as_millis() as u64])?;
         match words[..] {
             [] => Ok(None),
-            [wr_id, status, opcode, byte_len, immediate, qpn, flags] => {
+            [wr_id, status, opcode, byte_len, immediate, qpn, flags, vendor_err] => {
                 let success = status as u32 == IBV_WC_SUCCESS;
                 Ok(Some(Completion {
                     wr_id,
@@ -762,6 +1021,7 @@ impl Side {
                     immediate: if success { immediate as u32 } else { 0 },
                     qpn: qpn as u32,
                     flags: if success { flags as u32 } else { 0 },
+                    vendor_err: if success { 0 } else { vendor_err as u32 },
                 }))
             }
             _ => Err(Errno(libc::EPROTO)),

@@ -111,6 +111,7 @@ impl Default for PairOptions {
                 inline: 0,
                 signal_all: false,
                 extended: false,
+                direct: 0,
             },
             cq_entries: 64,
             cq_extended: false,

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The cases, each a group of checks.
 
+mod access;
 pub mod allocations;
 mod atomics;
 mod data;
+mod drains;
 mod errors;
 mod events;
 mod extended;
 pub mod flood;
+mod lists;
 mod many;
 pub mod moving;
 pub mod objects;
+mod one_touch;
 mod paging;
 pub mod priority;
+mod refusal;
 mod region;
 mod stress;
 pub mod threads;
@@ -51,6 +56,26 @@ pub const CASES: &[Case] = &[
     Case {
         name: "errors",
         run: errors::run,
+    },
+    Case {
+        name: "access",
+        run: access::run,
+    },
+    Case {
+        name: "lists",
+        run: lists::run,
+    },
+    Case {
+        name: "drains",
+        run: drains::run,
+    },
+    Case {
+        name: "one-touch",
+        run: one_touch::run,
+    },
+    Case {
+        name: "touches",
+        run: one_touch::touches,
     },
     Case {
         name: "region",

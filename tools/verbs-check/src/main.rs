@@ -4,6 +4,7 @@
 mod agent;
 mod bench;
 mod checks;
+mod direct;
 mod pattern;
 mod report;
 mod sys;
@@ -133,6 +134,8 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
             Ok(true)
         }
         ["serve"] => serve(arguments),
+        // The other process of checks that need one.
+        ["hold"] => agent::hold(&arguments.options).map(|()| true),
         ["run", "stress"] => stress(arguments),
         ["run", "flood"] => flood(arguments),
         ["run", "failures"] => {

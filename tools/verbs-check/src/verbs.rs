@@ -7,6 +7,7 @@ use std::ptr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::direct::{self, ListWork};
 use crate::sys::*;
 
 /// An `errno` value.
@@ -158,6 +159,13 @@ impl Context {
             }
         })?;
         Ok(attr)
+    }
+
+    /// What the device is called.
+    pub fn name(&self) -> String {
+        // SAFETY: the context is open, and the names of devices are C strings.
+        let name = unsafe { CStr::from_ptr(ibv_get_device_name((*self.raw).device)) };
+        name.to_string_lossy().into_owned()
     }
 
     /// Completion vectors.
@@ -497,11 +505,11 @@ impl Drop for Buffer {
     }
 }
 
-/// A memory region.
+/// A memory region, or a key for lists of pieces of others.
 pub struct Mr {
     raw: *mut ibv_mr,
     _pd: Rc<Pd>,
-    _buffer: Rc<Buffer>,
+    _buffer: Option<Rc<Buffer>>,
 }
 
 impl Mr {
@@ -526,8 +534,40 @@ impl Mr {
         Ok(Self {
             raw,
             _pd: pd.clone(),
-            _buffer: buffer.clone(),
+            _buffer: Some(buffer.clone()),
         })
+    }
+
+    /// Makes a key for lists.
+    pub fn list(pd: &Rc<Pd>, max_pieces: u32) -> Result<Self, Errno> {
+        // SAFETY: the domain lives.
+        let raw = unsafe { direct::alloc_list(pd.raw, max_pieces) }?;
+        Ok(Self {
+            raw,
+            _pd: pd.clone(),
+            _buffer: None,
+        })
+    }
+
+    /// Registers the same memory anew, with other rights.
+    pub fn change_access(&self, access: u32) -> Result<(), Errno> {
+        let flags = IBV_REREG_MR_CHANGE_ACCESS as i32;
+        // SAFETY: the region is registered; memory and domain stay.
+        let result = unsafe {
+            ibv_rereg_mr(
+                self.raw,
+                flags,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0,
+                access as i32,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            // Which part of it failed; why is in `errno`.
+            _ => Err(last_errno()),
+        }
     }
 
     /// Local key.
@@ -549,6 +589,65 @@ impl Drop for Mr {
         let result = unsafe { ibv_dereg_mr(self.raw) };
         complain("ibv_dereg_mr", result);
     }
+}
+
+/// A memory window.
+pub struct Mw {
+    raw: *mut ibv_mw,
+    context: Rc<Context>,
+    _pd: Rc<Pd>,
+}
+
+impl Mw {
+    /// Makes one of a type (`ibv_mw_type`), bound to nothing.
+    pub fn new(pd: &Rc<Pd>, kind: u32) -> Result<Self, Errno> {
+        // SAFETY: the domain lives.
+        let raw = not_null(unsafe {
+            match (*pd.context.raw).ops.alloc_mw {
+                Some(alloc) => alloc(pd.raw, kind),
+                None => return Err(Errno(libc::ENOSYS)),
+            }
+        })?;
+        Ok(Self {
+            raw,
+            context: pd.context.clone(),
+            _pd: pd.clone(),
+        })
+    }
+
+    /// The key: of type 1 the present one, of type 2 the first.
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: the window lives.
+        unsafe { (*self.raw).rkey }
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        // SAFETY: the window lives.
+        let result = unsafe {
+            match (*self.context.raw).ops.dealloc_mw {
+                Some(dealloc) => dealloc(self.raw),
+                None => libc::ENOSYS,
+            }
+        };
+        complain("ibv_dealloc_mw", result);
+    }
+}
+
+/// What a window is bound to.
+#[derive(Clone, Copy, Debug)]
+pub struct BindWork {
+    /// Returned in the completion, which there is in any case.
+    pub wr_id: u64,
+    /// The key of a window of type 2 afterwards.
+    pub rkey: u32,
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// `ibv_access_flags` and [`direct::ONE_TOUCH`].
+    pub access: u32,
 }
 
 /// A completion channel.
@@ -604,12 +703,14 @@ pub struct Completion {
     pub opcode: u32,
     /// Bytes received or read.
     pub byte_len: u32,
-    /// Immediate data, if the flags say so.
+    /// Immediate data or the key that was invalidated, if the flags say so.
     pub immediate: u32,
     /// Queue pair.
     pub qpn: u32,
     /// `ibv_wc_flags`.
     pub flags: u32,
+    /// `vendor_err`; counts only with an error.
+    pub vendor_err: u32,
 }
 
 /// A completion queue.
@@ -696,6 +797,7 @@ impl Cq {
                 immediate: unsafe { wc.__bindgen_anon_1.imm_data },
                 qpn: wc.qp_num,
                 flags: wc.wc_flags,
+                vendor_err: wc.vendor_err,
             })),
             _ => Err(Errno(libc::EIO)),
         }
@@ -716,6 +818,7 @@ impl Cq {
                 Some(immediate),
                 Some(qpn),
                 Some(flags),
+                Some(vendor_err),
             ) = (
                 operations.start_poll,
                 operations.end_poll,
@@ -724,6 +827,7 @@ impl Cq {
                 operations.read_imm_data,
                 operations.read_qp_num,
                 operations.read_wc_flags,
+                operations.read_vendor_err,
             )
             else {
                 return Err(Errno(libc::ENOSYS));
@@ -743,9 +847,12 @@ impl Cq {
                 completion.opcode = opcode(cq);
                 completion.byte_len = length(cq);
                 completion.flags = flags(cq);
-                if completion.flags & IBV_WC_WITH_IMM != 0 {
+                // The key that a peer ended is told in the same place.
+                if completion.flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV) != 0 {
                     completion.immediate = immediate(cq);
                 }
+            } else {
+                completion.vendor_err = vendor_err(cq);
             }
             end(cq);
             Ok(Some(completion))
@@ -834,7 +941,12 @@ pub struct QpOptions {
     pub signal_all: bool,
     /// Post through the `ibv_wr_*` interface.
     pub extended: bool,
+    /// What it can do beyond the verbs: [`direct::LISTS`], [`direct::DRAINS`].
+    pub direct: u32,
 }
+
+/// A scatter/gather entry: address, length, key.
+pub type Entry = (u64, u32, u32);
 
 /// A send work request.
 #[derive(Clone, Debug, Default)]
@@ -845,7 +957,7 @@ pub struct SendWork {
     pub opcode: u32,
     /// `ibv_send_flags`.
     pub flags: u32,
-    /// Immediate data.
+    /// Immediate data, or the key to invalidate.
     pub immediate: u32,
     /// Address at the peer.
     pub remote_address: u64,
@@ -891,7 +1003,7 @@ impl Qp {
             pd: pd.raw,
             ..Default::default()
         };
-        let raw = if options.extended {
+        if options.extended {
             attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
             attr.send_ops_flags = u64::from(
                 IBV_QP_EX_WITH_SEND
@@ -900,6 +1012,15 @@ impl Qp {
                     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
                     | IBV_QP_EX_WITH_RDMA_READ,
             );
+            if options.direct != 0 {
+                attr.send_ops_flags |=
+                    u64::from(IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV);
+            }
+        }
+        let raw = if options.direct != 0 {
+            // SAFETY: the attributes are complete and all objects live.
+            unsafe { direct::create_qp(pd.context.raw, &mut attr, options.direct) }?
+        } else if options.extended {
             // SAFETY: the attributes are complete and all objects live.
             unsafe {
                 match (*pd.context.extended()).create_qp_ex {
@@ -1080,6 +1201,13 @@ impl Qp {
                 IBV_WR_SEND_WITH_IMM => {
                     operations.wr_send_imm.ok_or(missing)?(qp, work.immediate);
                 }
+                IBV_WR_SEND_WITH_INV => {
+                    operations.wr_send_inv.ok_or(missing)?(qp, work.immediate);
+                }
+                IBV_WR_LOCAL_INV => {
+                    operations.wr_local_inv.ok_or(missing)?(qp, work.immediate);
+                    return check(operations.wr_complete.ok_or(missing)?(qp));
+                }
                 IBV_WR_RDMA_WRITE => {
                     operations.wr_rdma_write.ok_or(missing)?(qp, work.rkey, work.remote_address);
                 }
@@ -1107,6 +1235,51 @@ impl Qp {
         }
     }
 
+    /// Posts the registration of a list under one of its keys.
+    pub fn post_list(&self, mr: &Mr, work: &ListWork) -> Result<(), Errno> {
+        // SAFETY: queue pair and key live.
+        unsafe { direct::post_list(self.raw, self.extended, mr.raw, work) }
+    }
+
+    /// Binds a window of type 1; its key afterwards.
+    pub fn bind1(&self, mw: &Mw, mr: &Mr, work: &BindWork) -> Result<u32, Errno> {
+        let mut bind = ibv_mw_bind {
+            wr_id: work.wr_id,
+            send_flags: IBV_SEND_SIGNALED,
+            bind_info: bind_info(mr, work),
+        };
+        // SAFETY: queue pair, window and region live.
+        check(unsafe {
+            match (*(*self.raw).context).ops.bind_mw {
+                Some(call) => call(self.raw, mw.raw, &mut bind),
+                None => libc::ENOSYS,
+            }
+        })?;
+        Ok(mw.rkey())
+    }
+
+    /// Binds a window of type 2, whose next key the program chooses.
+    pub fn bind2(&self, mw: &Mw, mr: &Mr, work: &BindWork) -> Result<u32, Errno> {
+        let mut wr = ibv_send_wr {
+            wr_id: work.wr_id,
+            opcode: IBV_WR_BIND_MW,
+            send_flags: IBV_SEND_SIGNALED,
+            ..Default::default()
+        };
+        wr.__bindgen_anon_2.bind_mw.mw = mw.raw;
+        wr.__bindgen_anon_2.bind_mw.rkey = work.rkey;
+        wr.__bindgen_anon_2.bind_mw.bind_info = bind_info(mr, work);
+        let mut bad = ptr::null_mut();
+        // SAFETY: as above.
+        check(unsafe {
+            match (*(*self.raw).context).ops.post_send {
+                Some(post) => post(self.raw, &mut wr, &mut bad),
+                None => libc::ENOSYS,
+            }
+        })?;
+        Ok(work.rkey)
+    }
+
     /// Posts a receive.
     pub fn post_recv(&self, wr_id: u64, entries: &[(u64, u32, u32)]) -> Result<(), Errno> {
         let mut entries = sges(entries);
@@ -1127,7 +1300,16 @@ impl Qp {
     }
 }
 
-fn sges(entries: &[(u64, u32, u32)]) -> Vec<ibv_sge> {
+fn bind_info(mr: &Mr, work: &BindWork) -> ibv_mw_bind_info {
+    ibv_mw_bind_info {
+        mr: mr.raw,
+        addr: work.address,
+        length: work.length,
+        mw_access_flags: work.access,
+    }
+}
+
+pub(crate) fn sges(entries: &[(u64, u32, u32)]) -> Vec<ibv_sge> {
     entries
         .iter()
         .map(|&(addr, length, lkey)| ibv_sge { addr, length, lkey })

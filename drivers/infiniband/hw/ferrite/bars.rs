@@ -80,6 +80,9 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SRQ
     | abi::FEATURE_VECTOR_MAP
     | abi::FEATURE_EQ_CONTROL
     | abi::FEATURE_QUIET_COMMANDS
+    | abi::FEATURE_ONE_TOUCH
+    | abi::FEATURE_REGISTER_SEND
+    | abi::FEATURE_LISTS
     | if rdma::ON_DEMAND_AVAILABLE && PAGE_SHIFT == abi::ON_DEMAND_PAGE_SHIFT as usize {
         abi::FEATURE_ON_DEMAND
     } else {
@@ -193,9 +196,14 @@ impl Registers {
         Ok(status)
     }
 
+    /// `ENODEV` where the device is gone.
+    pub(crate) fn presence(&self) -> Result {
+        self.status().map(|_| ())
+    }
+
     /// Whether the device is still there.
     pub(crate) fn is_present(&self) -> bool {
-        self.status().is_ok()
+        self.presence().is_ok()
     }
 
     /// Whether the device is still there and at work.

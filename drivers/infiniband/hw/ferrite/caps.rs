@@ -412,7 +412,7 @@ mod tests {
         );
         assert_eq!(
             without(|caps| caps.max_fast_register_pages = 0),
-            Some(abi::FEATURE_FAST_REGISTER)
+            Some(abi::FEATURE_FAST_REGISTER | abi::FEATURE_REGISTER_SEND)
         );
         assert_eq!(
             without(|caps| caps.max_multicast = 0),

@@ -316,9 +316,7 @@ impl rdma::Driver for Ferrite {
     }
 
     fn describe_mr(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
-        let tag = abi::Tag(mr.lkey());
-        details.hex(c"index", tag.index())?;
-        details.hex(c"instance", tag.instance().into())
+        FerriteMr::describe(mr, details)
     }
 
     fn count_mr(mr: &Mr<Self>, counts: &mut Counts<'_>) -> Result {
@@ -484,10 +482,7 @@ impl rdma::Driver for Ferrite {
         region: &UserRegion,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Mr<Self>> {
-        if let Some(udata) = udata {
-            udata.expect_empty()?;
-        }
-        FerriteMr::register(pd, new, region)
+        FerriteMr::register(pd, new, region, udata)
     }
 
     fn reg_user_mr_dmabuf<'a>(

@@ -73,6 +73,7 @@ dma_types! {
     abi::UverbsContextResponse,
     abi::UverbsCqRequest,
     abi::UverbsCqResponse,
+    abi::UverbsMrRequest,
     abi::UverbsPdResponse,
     abi::UverbsQpRequest,
     abi::UverbsQpResponse,

@@ -192,12 +192,14 @@ impl Service {
         let mut idle = Idle(self.idle.load(Relaxed));
         let turn = idle.note(found, self.queues.len());
         self.idle.store(idle.0, Relaxed);
-        if let Some(served) = turn.and_then(|turn| self.queues.get(turn)) {
+        if self.hw.is_dead() {
+            // It may ignore doorbells, too, and nothing it has to tell matters. Who stops it or resets it does the
+            // same first.
+            if found || turn.is_some() {
+                self.vectors.disable_pin();
+            }
+        } else if let Some(served) = turn.and_then(|turn| self.queues.get(turn)) {
             served.queue().arm(&self.hw.doorbells);
-        }
-        if (found || turn.is_some()) && self.hw.is_dead() {
-            // It may ignore doorbells, too, and nothing it has to tell matters.
-            self.vectors.enable_pin(false);
         }
         if found {
             IrqReturn::Handled

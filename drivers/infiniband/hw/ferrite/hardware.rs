@@ -42,8 +42,10 @@ use crate::{
     },
     growth,
     kernel_ext::{
-        pci as pci_ext,
-        pci::ConfigLock,
+        pci::{
+            Config,
+            ConfigLock, //
+        },
         ratelimit::RateLimit,
         table::IrqTable,
         user,
@@ -91,11 +93,12 @@ use kernel::{
 
 /// How often the end of somebody else's reset of the function is looked for.
 const OTHERS_RESET_POLL: Delta = Delta::from_millis(1);
-/// How long that is waited for: longer than any reset takes that ends at all. It begins with ours
-/// ([`Hardware::stop_for_reset`]); for that of the function the PCI core waits a minute; and where that
-/// is our own, by another who stops the device, one by its register follows.
+/// How long that is waited for: longer than any reset takes that ends at all. Who waits may have had the device
+/// resist a reset by its register; that of others begins with another one ([`Hardware::stop_for_reset`]), and for that
+/// of the function the PCI core waits a minute; ours, by another who stops the device, takes as long, and one by its
+/// register follows.
 const OTHERS_RESET_TIMEOUT: Delta =
-    Delta::from_nanos(2 * MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
+    Delta::from_nanos(3 * MOST_RESET_TIMEOUT.as_nanos() + 120_000_000_000);
 
 /// Something about the device as a whole that its consumers are told of, as bits of a word.
 pub(crate) mod device_event {
@@ -553,6 +556,8 @@ impl Hardware {
     /// waited for by it.
     fn claim(&self) -> Option<Stopping<'_>> {
         let config = ConfigLock::try_new(&self.pdev)?;
+        // The interrupt cannot, as long as config space is locked: a device that hangs may hold its line.
+        config.enable_pin(false);
         Some(Stopping { hw: self, config })
     }
 
@@ -623,7 +628,9 @@ impl Hardware {
     }
 
     /// Stops it then, by somebody who has config space locked. Sleeps.
-    pub(crate) fn stop_for_reset(&self) {
+    pub(crate) fn stop_for_reset(&self, config: &Config<'_>) {
+        // As in `claim`.
+        config.enable_pin(false);
         // Now, while the device can be asked: who takes memory back in the course of that reset
         // cannot wait for its end. Where this fails, `ensure_stopped` does. A device that seems gone
         // may be behind a bridge that was closed, and have the bus back when that is opened.
@@ -811,8 +818,12 @@ impl Stop for Stopping<'_> {
         self.hw.reset()
     }
 
+    fn presence(&self) -> Result {
+        self.hw.registers.presence()
+    }
+
     fn clear_bus_master(&self) {
-        pci_ext::clear_master(&self.hw.pdev);
+        self.config.clear_master();
     }
 
     fn reset_function(&self) -> Result {

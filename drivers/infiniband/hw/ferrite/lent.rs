@@ -81,6 +81,8 @@ pub(crate) trait Stop {
     /// Resets the device by its own register, and waits for that: `ENODEV` where there is no
     /// device any more. Sleeps.
     fn reset(&self) -> Result;
+    /// `ENODEV` where there is no device any more.
+    fn presence(&self) -> Result;
     /// Takes the right to start transfers on the bus from it.
     fn clear_bus_master(&self);
     /// Resets it by means of the bus, and waits for that. Sleeps.
@@ -107,8 +109,14 @@ enum Means {
 
 /// Stops a device: by a reset, else by taking the bus from it and a reset of the function, of
 /// which it has to say itself that it worked. Gives nothing where more is needed than `means`. Sleeps.
-fn stop(device: &impl Stop, means: Means) -> Option<Reach> {
-    let reset = device.reset();
+///
+/// One that `resists` its register, as was seen before, is not waited for once more: its function is reset first.
+fn stop(device: &impl Stop, means: Means, resists: bool) -> Option<Reach> {
+    let reset = if resists {
+        device.presence().and(Err(ETIMEDOUT))
+    } else {
+        device.reset()
+    };
     if reset.is_err() {
         // One that seems gone may only be out of reach of its registers.
         device.clear_bus_master();
@@ -119,9 +127,11 @@ fn stop(device: &impl Stop, means: Means) -> Option<Reach> {
     if means != Means::Any {
         return None;
     }
-    // Registers that cannot be reached now may be so because of this reset. A device that hung and is pulled out
-    // just now counts as one that nothing stopped: rather is its memory lost than that of others written to.
-    if device.reset_function().is_ok() && device.reset().is_ok() {
+    let function_reset = device.reset_function();
+    // Where there is no such reset, one that resisted may have taken its time only. Registers that cannot be reached
+    // now may be so because of this reset. A device that hung and is pulled out just now counts as one that nothing
+    // stopped: rather is its memory lost than that of others written to.
+    if (function_reset.is_ok() || resists) && device.reset().is_ok() {
         Some(Reach::Quiet)
     } else {
         Some(Reach::Unstoppable)
@@ -244,13 +254,14 @@ impl Stopper {
         if self.is_stopped() {
             return Some(Ok(()));
         }
-        if means == Means::Register && self.resists.load(Relaxed) != 0 {
+        let resists = self.resists.load(Relaxed) != 0;
+        if means == Means::Register && resists {
             return None;
         }
         // Held until it is known what became of the device.
         let device = device.insert(claim()?);
         // Memory management may wait for its turn to stop the device, and a reset may allocate.
-        let Some(reach) = memory::without_reclaim(|| stop(device, means)) else {
+        let Some(reach) = memory::without_reclaim(|| stop(device, means, resists)) else {
             self.resists.store(1, Relaxed);
             return None;
         };
@@ -344,6 +355,13 @@ mod tests {
             self.resets.borrow_mut().pop().unwrap_or(Err(EIO))
         }
 
+        fn presence(&self) -> Result {
+            match self.resets.borrow().last() {
+                Some(Err(error)) if *error == ENODEV => Err(ENODEV),
+                _ => Ok(()),
+            }
+        }
+
         fn clear_bus_master(&self) {
             self.master.set(false);
         }
@@ -359,7 +377,7 @@ mod tests {
     fn a_reset_that_works_is_enough() -> Result {
         for answer in [Ok(()), Err(ENODEV)] {
             let device = Stubborn::new(&[answer], Err(EIO))?;
-            assert_eq!(stop(&device, Means::Any), Some(Reach::Quiet));
+            assert_eq!(stop(&device, Means::Any, false), Some(Reach::Quiet));
             // Who says so itself needs nothing taken.
             assert_eq!(device.master.get(), answer.is_ok());
             assert_eq!(device.function_resets.get(), 0);
@@ -371,20 +389,39 @@ mod tests {
     fn a_reset_that_times_out_is_not_taken_for_quiet() -> Result {
         // Neither by the register nor by the bus.
         let device = Stubborn::new(&[Err(ETIMEDOUT)], Err(ENOTTY))?;
-        assert_eq!(stop(&device, Means::Any), Some(Reach::Unstoppable));
+        assert_eq!(stop(&device, Means::Any, false), Some(Reach::Unstoppable));
         assert!(!device.master.get());
         // The bus says that it was reset, the device does not.
         let device = Stubborn::new(&[Err(ETIMEDOUT), Err(ETIMEDOUT)], Ok(()))?;
-        assert_eq!(stop(&device, Means::Any), Some(Reach::Unstoppable));
+        assert_eq!(stop(&device, Means::Any, false), Some(Reach::Unstoppable));
         // Its registers cannot be reached any more.
         let device = Stubborn::new(&[Err(ENODEV), Err(ETIMEDOUT)], Ok(()))?;
-        assert_eq!(stop(&device, Means::Any), Some(Reach::Unstoppable));
+        assert_eq!(stop(&device, Means::Any, false), Some(Reach::Unstoppable));
         // Both do.
         let device = Stubborn::new(&[Ok(()), Err(ETIMEDOUT)], Ok(()))?;
-        assert_eq!(stop(&device, Means::Any), Some(Reach::Quiet));
+        assert_eq!(stop(&device, Means::Any, false), Some(Reach::Quiet));
         assert!(!device.master.get());
         assert_eq!(device.function_resets.get(), 1);
         Ok(())
+    }
+
+    /// A device that is looked at when it was stopped.
+    impl Stop for &Stubborn {
+        fn reset(&self) -> Result {
+            Stubborn::reset(self)
+        }
+
+        fn presence(&self) -> Result {
+            Stubborn::presence(self)
+        }
+
+        fn clear_bus_master(&self) {
+            Stubborn::clear_bus_master(self);
+        }
+
+        fn reset_function(&self) -> Result {
+            Stubborn::reset_function(self)
+        }
     }
 
     /// A device of a given reach, and who stops it.
@@ -456,15 +493,35 @@ mod tests {
         assert_eq!(claims.get(), 1);
         assert_eq!(reach.get(), Reach::Working);
         let device = Stubborn::new(&[Err(ETIMEDOUT)], Ok(()))?;
-        assert_eq!(stop(&device, Means::Register), None);
+        assert_eq!(stop(&device, Means::Register, false), None);
         assert!(!device.master.get());
         assert_eq!(device.function_resets.get(), 0);
-        // Who may does, and those who waited find it stopped.
-        let any = || Stubborn::new(&[Ok(()), Err(ETIMEDOUT)], Ok(())).ok();
+        // Who may does, without the register that did not help before, and those who waited find it stopped.
+        let device = Stubborn::new(&[Ok(())], Ok(()))?;
+        let any = || Some(&device);
         assert_eq!(stopper.stop(any, Delta::ZERO, Delta::ZERO), Ok(()));
         assert_eq!(reach.get(), Reach::Quiet);
+        assert_eq!(device.function_resets.get(), 1);
         assert_eq!(stopper.try_stop(Means::Register, gentle), Some(Ok(())));
         assert_eq!(claims.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn a_device_that_resisted_its_register_is_reset_by_it_after_all_where_the_bus_does_not(
+    ) -> Result {
+        for (answer, expected) in [(Ok(()), Reach::Quiet), (Err(ETIMEDOUT), Reach::Unstoppable)] {
+            let device = Stubborn::new(&[answer], Err(ENOTTY))?;
+            assert_eq!(stop(&device, Means::Any, true), Some(expected));
+            assert!(!device.master.get());
+            assert_eq!(device.function_resets.get(), 1);
+            assert!(device.resets.borrow().is_empty());
+        }
+        // Unless it is gone.
+        let device = Stubborn::new(&[Err(ENODEV)], Err(ENODEV))?;
+        assert_eq!(stop(&device, Means::Any, true), Some(Reach::Quiet));
+        assert!(!device.master.get());
+        assert_eq!(device.function_resets.get(), 0);
         Ok(())
     }
 
@@ -502,6 +559,10 @@ mod tests {
     impl Stop for Watched<'_> {
         fn reset(&self) -> Result {
             self.0.reset()
+        }
+
+        fn presence(&self) -> Result {
+            self.0.presence()
         }
 
         fn clear_bus_master(&self) {

@@ -13,6 +13,7 @@ use crate::{
         RegisterRegion,
         Tag,
         TagKind,
+        UverbsMrRequest,
         ATT_TABLE_ENTRIES, //
     },
     device::Ferrite,
@@ -24,6 +25,7 @@ use crate::{
     rdma::{
         kind,
         Access,
+        Details,
         Device,
         Dm,
         DmRegion,
@@ -32,6 +34,7 @@ use crate::{
         New,
         Pd,
         RegionChange,
+        Udata,
         Umem,
         UserRegion, //
     },
@@ -148,6 +151,18 @@ fn region_rights(access: Access, features: u64) -> Result<u32> {
         return Err(errno::eopnotsupp());
     }
     Ok(device_rights(given))
+}
+
+/// The same of a registration by work request, which may be for one message only.
+fn registered_access(access: Access, features: u64) -> Result<u32> {
+    let rights = device_access(access, features)?;
+    if !access.contains(Access::ONE_TOUCH) {
+        return Ok(rights);
+    }
+    if features & abi::FEATURE_ONE_TOUCH == 0 {
+        return Err(errno::eopnotsupp());
+    }
+    Ok(rights | abi::ACCESS_ONE_TOUCH)
 }
 
 /// Rights to flush.
@@ -306,6 +321,45 @@ enum Memory {
     OnDemand(OnDemand),
     /// Memory of the device.
     Device { _piece: Arc<Piece> },
+    /// Pieces of other regions of a process, whichever the last registration by work request said. The
+    /// device knows what they are, and looks at them each time.
+    Pieces { most: u32 },
+}
+
+/// What a process wants made when it registers memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// A region of its memory.
+    Region,
+    /// A key for lists of so many pieces of regions at the most.
+    List(u32),
+}
+
+impl Wanted {
+    /// What the private part of a request says. A process without one, or a provider of before, wants a
+    /// region.
+    fn new(request: &UverbsMrRequest, region: &UserRegion, features: u64) -> Result<Self> {
+        if request.reserved != 0 {
+            return Err(EINVAL);
+        }
+        match request.kind {
+            0 if request.max_pieces == 0 => Ok(Self::Region),
+            0 => Err(EINVAL),
+            abi::UVERBS_MR_LIST if features & abi::FEATURE_LISTS == 0 => Err(errno::eopnotsupp()),
+            abi::UVERBS_MR_LIST => {
+                // It has neither memory nor rights before it is registered.
+                let memory = (region.start, region.length, region.iova);
+                let is_empty = memory == (0, 0, 0) && region.access == Access::default();
+                let pieces = 1..=abi::MAX_PIECES as u32;
+                if is_empty && pieces.contains(&request.max_pieces) {
+                    Ok(Self::List(request.max_pieces))
+                } else {
+                    Err(EINVAL)
+                }
+            }
+            _ => Err(errno::eopnotsupp()),
+        }
+    }
 }
 
 /// The driver's data of a memory region.
@@ -336,8 +390,24 @@ impl FerriteMr {
         }))
     }
 
-    /// Registers memory of a process.
+    /// Registers memory of a process, or makes a key for it.
     pub(crate) fn register<'a>(
+        pd: &Pd<Ferrite>,
+        new: New<'a, kind::Mr, Ferrite>,
+        region: &UserRegion,
+        udata: Option<&Udata<'_, Ferrite>>,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let wanted = match udata {
+            Some(udata) => Wanted::new(&udata.read(0)?, region, pd.device().features())?,
+            None => Wanted::Region,
+        };
+        match wanted {
+            Wanted::Region => Self::register_memory(pd, new, region),
+            Wanted::List(pieces) => Self::allocate_list(pd, new, pieces),
+        }
+    }
+
+    fn register_memory<'a>(
         pd: &Pd<Ferrite>,
         new: New<'a, kind::Mr, Ferrite>,
         region: &UserRegion,
@@ -484,7 +554,8 @@ impl FerriteMr {
     pub(crate) fn change(mr: &Mr<Ferrite>, change: &RegionChange<'_, Ferrite>) -> Result {
         let dev = mr.device();
         let (Memory::User(state), Some(tag)) = (&mr.memory, &mr.tag) else {
-            // Memory whose pages come and go, or of the device, stays what it is.
+            // Memory whose pages come and go, or of the device, stays what it is; a list is changed by
+            // work requests.
             return Err(errno::eopnotsupp());
         };
         let tag = tag.get().0;
@@ -524,7 +595,7 @@ impl FerriteMr {
     /// Makes a region of up to `pages` pages that is registered by work request.
     pub(crate) fn allocate<'a>(
         pd: &Pd<Ferrite>,
-        mut new: New<'a, kind::Mr, Ferrite>,
+        new: New<'a, kind::Mr, Ferrite>,
         pages: u32,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
@@ -535,6 +606,29 @@ impl FerriteMr {
             tables: Lent::new(&dev.hw.reach, PageTables::new(dev, pages)?),
             used: Atomic::new(0),
         };
+        Self::allocate_tag(pd, new, TagKind::Region, pages, Memory::Listed(list))
+    }
+
+    /// Makes a key under which lists of up to `pieces` pieces of other regions are registered by work
+    /// request. Nothing is pinned for it.
+    fn allocate_list<'a>(
+        pd: &Pd<Ferrite>,
+        new: New<'a, kind::Mr, Ferrite>,
+        pieces: u32,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let memory = Memory::Pieces { most: pieces };
+        Self::allocate_tag(pd, new, TagKind::List, pieces, memory)
+    }
+
+    /// Reserves a tag for what is registered by work request.
+    fn allocate_tag<'a>(
+        pd: &Pd<Ferrite>,
+        mut new: New<'a, kind::Mr, Ferrite>,
+        kind: TagKind,
+        most: u32,
+        memory: Memory,
+    ) -> Result<&'a Mr<Ferrite>> {
+        let dev = pd.device();
         let taken = dev.tags.take()?;
         let tag = taken.get().0;
         let object = DeviceObject::create(
@@ -542,9 +636,9 @@ impl FerriteMr {
             &AllocateTag {
                 tag,
                 pd: pd.number(),
-                kind: TagKind::Region.number(),
+                kind: kind.number(),
                 reserved: [0; 3],
-                max_pages: pages,
+                max_pages: most,
             },
             CommandOpcode::ReleaseTag,
             tag,
@@ -552,7 +646,7 @@ impl FerriteMr {
         new.set_keys(tag, tag);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
-            memory: Memory::Listed(list),
+            memory,
             tag: Some(taken),
         }))
     }
@@ -585,7 +679,7 @@ impl FerriteMr {
             return Err(EINVAL);
         };
         let page_size = u64::from(mr.page_size());
-        if !page_size.is_power_of_two() {
+        if !page_size.is_power_of_two() || mr.device().caps.page_sizes & page_size == 0 {
             return Err(EINVAL);
         }
         let pages = list.used.load(Relaxed).into();
@@ -603,11 +697,30 @@ impl FerriteMr {
         }
         Ok(FastRegisterPart {
             tag: key,
-            access: device_access(access, mr.device().features())?,
+            access: registered_access(access, mr.device().features())?,
             address: mr.iova(),
             buffer,
             reserved: 0,
         })
+    }
+
+    /// Tells details of a region to whoever lists them: not what would make its key known, which the core shows to
+    /// administrators alone.
+    pub(crate) fn describe(mr: &Mr<Ferrite>, details: &mut Details<'_>) -> Result {
+        details.hex(c"index", Tag(mr.lkey()).index())?;
+        match &mr.memory {
+            Memory::User(state) => {
+                // Who changes it may wait for memory that a process keeps back, and is not waited for.
+                let buffer = state.try_lock().map(|state| state.memory.buffer());
+                if let Some((page_size, entries)) = buffer.and_then(|buffer| shape(&buffer)) {
+                    details.number(c"page_size", page_size)?;
+                    details.number(c"translations", entries)?;
+                }
+                Ok(())
+            }
+            Memory::Pieces { most } => details.number(c"max_pieces", *most),
+            Memory::All | Memory::Listed(_) | Memory::OnDemand(_) | Memory::Device { .. } => Ok(()),
+        }
     }
 
     /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
@@ -622,11 +735,24 @@ impl FerriteMr {
             // Whoever deals with a fault now has a reference of its own, and is waited for.
             drop(mr.device().hw.regions.remove(tag.get().index() as usize));
         }
-        if let Some(tag) = &mr.tag {
-            tag.note_latest(Tag(mr.lkey()));
+        match (&mr.memory, &mr.tag) {
+            // Work requests gave it others.
+            (Memory::Pieces { .. }, Some(tag)) => tag.note_farthest(),
+            (_, Some(tag)) => tag.note_latest(Tag(mr.lkey())),
+            (_, None) => {}
         }
         Ok(())
     }
+}
+
+/// The page size of a buffer, and how many addresses of pages the device was told of.
+fn shape(buffer: &Buffer) -> Option<(u32, u32)> {
+    let page_size = 1u32.checked_shl(buffer.page_shift.into())?;
+    let entries = match AttOrder::from_number(buffer.order)? {
+        AttOrder::Direct => 1,
+        AttOrder::First | AttOrder::Second => u32::try_from(buffer.pages()?).ok()?,
+    };
+    Some((page_size, entries))
 }
 
 #[kunit_tests(ferrite_mr)]
@@ -684,6 +810,122 @@ mod tests {
                 assert_eq!(place_in_leaves(beyond, pages), None);
             }
         }
+    }
+
+    #[test]
+    fn pages_are_told_of_one_by_one_unless_they_follow_each_other() {
+        let buffer = |pages: u64, page_shift: u8, order: AttOrder| Buffer {
+            root: 0x10_0000,
+            length: pages << page_shift,
+            fbo: 0,
+            page_shift,
+            order: order.number(),
+            reserved: 0,
+        };
+        for (shift, size) in [(12, 4096), (21, 1 << 21), (30, 1 << 30)] {
+            let direct = buffer(3, shift, AttOrder::Direct);
+            assert_eq!(shape(&direct), Some((size, 1)));
+            let listed = buffer(3, shift, AttOrder::First);
+            assert_eq!(shape(&listed), Some((size, 3)));
+        }
+        let large = buffer(1 << 20, 12, AttOrder::Second);
+        assert_eq!(shape(&large), Some((4096, 1 << 20)));
+        // The first byte may be anywhere in the first page.
+        let late = Buffer {
+            fbo: 4095,
+            ..buffer(3, 12, AttOrder::First)
+        };
+        assert_eq!(shape(&late), Some((4096, 4)));
+    }
+
+    #[test]
+    fn a_process_gets_a_region_or_a_key_for_lists_and_nothing_in_between() {
+        const FEATURES: u64 = abi::FEATURE_LISTS;
+        let region = UserRegion {
+            start: 0x1000,
+            length: 4096,
+            iova: 0x1000,
+            access: Access::LOCAL_WRITE,
+        };
+        let nothing = UserRegion {
+            start: 0,
+            length: 0,
+            iova: 0,
+            access: Access::default(),
+        };
+        let request = |kind, max_pieces| UverbsMrRequest {
+            kind,
+            max_pieces,
+            reserved: 0,
+        };
+        let (none, list) = (request(0, 0), request(abi::UVERBS_MR_LIST, 4));
+        // What a provider of before sends is a region, on any device and of any memory.
+        for memory in [&region, &nothing] {
+            for features in [0, ALL_FEATURES] {
+                assert_eq!(Wanted::new(&none, memory, features), Ok(Wanted::Region));
+            }
+        }
+        for pieces in 1..=abi::MAX_PIECES as u32 {
+            let wanted = Wanted::new(&request(1, pieces), &nothing, FEATURES);
+            assert_eq!(wanted, Ok(Wanted::List(pieces)));
+        }
+        let refused = Err(errno::eopnotsupp());
+        assert_eq!(Wanted::new(&list, &nothing, !FEATURES), refused);
+        assert_eq!(Wanted::new(&request(2, 4), &nothing, FEATURES), refused);
+        let over = abi::MAX_PIECES as u32 + 1;
+        for bad in [
+            request(0, 1),
+            request(1, 0),
+            request(1, over),
+            request(1, u32::MAX),
+            UverbsMrRequest {
+                reserved: 1,
+                ..list
+            },
+            UverbsMrRequest {
+                reserved: 1 << 63,
+                ..none
+            },
+        ] {
+            assert_eq!(Wanted::new(&bad, &nothing, FEATURES), Err(EINVAL));
+        }
+        // A key has no memory and no rights of its own.
+        let memories = [
+            region,
+            UserRegion {
+                start: 0x1000,
+                ..nothing
+            },
+            UserRegion {
+                length: 1,
+                ..nothing
+            },
+            UserRegion {
+                iova: 0x1000,
+                ..nothing
+            },
+            UserRegion {
+                access: Access::REMOTE_READ,
+                ..nothing
+            },
+        ];
+        for memory in &memories {
+            assert_eq!(Wanted::new(&list, memory, FEATURES), Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn one_message_only_is_for_registrations_by_work_request() {
+        let asked = Access::REMOTE_WRITE | Access::LOCAL_WRITE | Access::ONE_TOUCH;
+        let rights = abi::ACCESS_REMOTE_WRITE | abi::ACCESS_LOCAL_WRITE;
+        assert_eq!(
+            registered_access(asked, ALL_FEATURES),
+            Ok(rights | abi::ACCESS_ONE_TOUCH)
+        );
+        let without = ALL_FEATURES & !abi::FEATURE_ONE_TOUCH;
+        assert_eq!(registered_access(asked, without), Err(errno::eopnotsupp()));
+        let usual = asked.without(Access::ONE_TOUCH);
+        assert_eq!(registered_access(usual, without), Ok(rights));
     }
 
     #[test]

@@ -7,7 +7,6 @@ use crate::{
     abi::{
         AllocateTag,
         CommandOpcode,
-        Tag,
         TagKind, //
     },
     device::Ferrite,
@@ -140,11 +139,8 @@ impl FerriteMw {
     pub(crate) fn destroy(mw: &Mw<Ferrite>) {
         mw.object.destroy();
         mw.pd().windows.remove();
-        // Each bind gave it another instance, of which the kernel does not know: the farthest one
-        // is the one that stays refused longest.
-        let first = mw.tag.get();
-        mw.tag
-            .note_latest(Tag::new(first.index(), first.instance().wrapping_add(128)));
+        // Each bind gave it another instance.
+        mw.tag.note_farthest();
     }
 }
 

@@ -22,6 +22,8 @@ use crate::{
     kernel_ext::{
         pci as pci_ext,
         pci::{
+            Config,
+            ConfigLock,
             Loading,
             ResetHandlers, //
         }, //
@@ -120,8 +122,9 @@ impl Noted {
         recovery: &Arc<Recovery>,
         hw: &Arc<Hardware>,
     ) -> Result<Self> {
+        let config = ConfigLock::new(pdev);
         recovery.set_current(hw)?;
-        pci_ext::set_master(pdev);
+        config.set_master();
         Ok(Self {
             hw: hw.clone(),
             recovery: recovery.clone(),
@@ -339,8 +342,12 @@ impl Loading for FerriteDriver {
 }
 
 impl ResetHandlers for FerriteDriver {
-    fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        this.recovery.hold();
+    fn reset_prepare<'bound>(
+        _pdev: &'bound pci::Device<Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+        config: &Config<'_>,
+    ) {
+        this.recovery.hold(config);
     }
 
     fn reset_done<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {

@@ -18,6 +18,7 @@ use crate::{
         Device,
         DeviceAttr,
         DeviceCaps,
+        Extensions,
         GidAttr,
         GidType,
         Mtu,
@@ -119,6 +120,7 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         flags = flags | DeviceCaps::FLUSH_GLOBAL;
     }
     let offered = |feature, number: u32| if dev.has(feature) { number } else { 0 };
+    let extensions = extensions(dev.features());
     DeviceAttr {
         fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(patch),
         sys_image_guid: dev.guid(),
@@ -171,8 +173,23 @@ pub(crate) fn device_attributes(dev: &Device<Ferrite>) -> DeviceAttr {
         max_cq_moderation_count: u16::MAX,
         max_cq_moderation_period: u16::MAX,
         on_demand: dev.has(abi::FEATURE_ON_DEMAND).then(|| on_demand(dev)),
+        extensions,
         ..DeviceAttr::default()
     }
+}
+
+/// What a device with such features can do for kernel users beyond what the core has names for.
+fn extensions(features: u64) -> Extensions {
+    // One-touch is a way to register by work request here.
+    let one_touch = abi::FEATURE_ONE_TOUCH | abi::FEATURE_FAST_REGISTER;
+    [
+        (abi::FEATURE_FAST_REGISTER, Extensions::REGISTER_DRAINS),
+        (abi::FEATURE_REGISTER_SEND, Extensions::REGISTER_SEND),
+        (one_touch, Extensions::ONE_TOUCH),
+    ]
+    .into_iter()
+    .filter(|(needed, _)| features & needed == *needed)
+    .fold(Extensions::default(), |all, (_, extension)| all | extension)
 }
 
 /// What services can do with on-demand memory: all that they can do at all.
@@ -419,6 +436,32 @@ mod tests {
         assert_eq!(counter_names(&with(0)).len(), 0);
         assert_eq!(counter_names(&with(3)), &abi::COUNTER_NAMES[..3]);
         assert_eq!(counter_names(&with(u32::MAX)), &abi::COUNTER_NAMES[..]);
+        // A device of interface 1.1 has none of those of 1.2.
+        let newer = ["sq_registrations", "early_uses"];
+        assert!(counter_names(&with(18)).ends_with(&newer));
+        let older = counter_names(&with(16));
+        assert!(older.len() == 16 && !newer.iter().any(|name| older.contains(name)));
+    }
+
+    #[test]
+    fn kernel_users_are_offered_what_the_device_has() {
+        let (register, send) = (abi::FEATURE_FAST_REGISTER, abi::FEATURE_REGISTER_SEND);
+        let (drains, both) = (Extensions::REGISTER_DRAINS, Extensions::REGISTER_SEND);
+        for (features, expected) in [
+            (0, Extensions::default()),
+            (abi::FEATURE_ONE_TOUCH, Extensions::default()),
+            // Lists are for processes.
+            (abi::FEATURE_LISTS, Extensions::default()),
+            (register, drains),
+            (register | send, drains | both),
+            (
+                register | abi::FEATURE_ONE_TOUCH,
+                drains | Extensions::ONE_TOUCH,
+            ),
+            (u64::MAX, drains | both | Extensions::ONE_TOUCH),
+        ] {
+            assert_eq!(extensions(features), expected);
+        }
     }
 
     #[test]

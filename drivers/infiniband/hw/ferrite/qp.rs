@@ -68,6 +68,7 @@ use crate::{
         Qp,
         QpAttr,
         QpCap,
+        QpCreateFlags,
         QpEvent,
         QpInitAttr,
         QpQuery,
@@ -121,6 +122,106 @@ const _: () = {
     assert!(core::mem::offset_of!(QueuePairRecord, receive_wake) == BLOCK_SIZE + 4);
 };
 
+/// What kinds of work requests a send queue has to have room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendUse {
+    /// Those of connected queue pairs.
+    Connected,
+    /// The same, and registrations with a message.
+    Registering,
+    /// Datagrams.
+    Datagrams,
+}
+
+/// What a queue pair is to be able to do besides, and not all of its service are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Abilities {
+    /// A failed registration drains its send queue.
+    drains: bool,
+    /// Registrations come with messages.
+    register_send: bool,
+    /// Lists of pieces of regions are registered.
+    lists: bool,
+}
+
+impl Abilities {
+    /// What the kernel asks of a queue pair on a device with such features.
+    fn of_kernel(flags: QpCreateFlags, service: Service, features: u64) -> Result<Self> {
+        const KNOWN: QpCreateFlags = QpCreateFlags::from_raw(
+            QpCreateFlags::REGISTER_DRAINS.as_raw() | QpCreateFlags::REGISTER_SEND.as_raw(),
+        );
+        let asked = Self {
+            drains: flags.contains(QpCreateFlags::REGISTER_DRAINS),
+            register_send: flags.contains(QpCreateFlags::REGISTER_SEND),
+            lists: false,
+        };
+        let mut needed = 0;
+        if asked.drains {
+            needed |= abi::FEATURE_FAST_REGISTER;
+        }
+        if asked.register_send {
+            needed |= abi::FEATURE_REGISTER_SEND;
+        }
+        if flags.without(KNOWN) != QpCreateFlags::default() || features & needed != needed {
+            return Err(errno::eopnotsupp());
+        }
+        asked.checked(service)
+    }
+
+    /// What a process asks: registrations that name memory by key only.
+    fn of_process(flags: u8, service: Service, features: u64) -> Result<Self> {
+        const KNOWN: u8 = abi::UVERBS_QP_LISTS | abi::UVERBS_QP_REGISTER_DRAINS;
+        if flags & !KNOWN != 0 {
+            return Err(EINVAL);
+        }
+        if flags != 0 && features & abi::FEATURE_LISTS == 0 {
+            return Err(errno::eopnotsupp());
+        }
+        let asked = Self {
+            drains: flags & abi::UVERBS_QP_REGISTER_DRAINS != 0,
+            register_send: false,
+            lists: flags & abi::UVERBS_QP_LISTS != 0,
+        };
+        asked.checked(service)
+    }
+
+    /// Checks that the service has what is asked for.
+    fn checked(self, service: Service) -> Result<Self> {
+        let possible = match service {
+            Service::Rc | Service::XrcIni => true,
+            // Its messages invalidate nothing, and are not sent with a registration.
+            Service::Uc => !self.register_send,
+            Service::Gsi | Service::Ud | Service::XrcTgt => self == Self::default(),
+        };
+        if possible {
+            Ok(self)
+        } else {
+            Err(EINVAL)
+        }
+    }
+
+    /// How the device is told.
+    fn flags(self) -> u16 {
+        let mut flags = 0;
+        if self.drains {
+            flags |= abi::QP_FLAG_FAST_REGISTER_DRAINS;
+        }
+        if self.lists {
+            flags |= abi::QP_FLAG_LISTS;
+        }
+        flags
+    }
+
+    /// What its send queue has to have room for, where the kernel posts to it.
+    fn requests(self, service: Service) -> SendUse {
+        match service {
+            Service::Ud | Service::Gsi => SendUse::Datagrams,
+            _ if self.register_send => SendUse::Registering,
+            _ => SendUse::Connected,
+        }
+    }
+}
+
 /// Where the parts of a queue pair's buffer are, and how large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingLayout {
@@ -151,14 +252,15 @@ impl RingLayout {
         rq_log_stride: abi::RQ_MIN_LOG_STRIDE,
     };
 
-    /// The layout for a queue pair of the kernel that can hold `cap`. Receive entries are whole
-    /// blocks.
-    pub(crate) fn for_kernel(cap: &QpCap, datagram: bool) -> Self {
-        let per_request = abi::blocks_per_request(
-            datagram,
-            cap.max_send_sge as usize,
-            cap.max_inline_data as usize,
-        ) as u32;
+    /// The layout for a queue pair of the kernel that can hold `cap` of such requests. Receive entries
+    /// are whole blocks.
+    pub(crate) fn for_kernel(cap: &QpCap, requests: SendUse) -> Self {
+        let (sges, inline) = (cap.max_send_sge as usize, cap.max_inline_data as usize);
+        let per_request = match requests {
+            SendUse::Connected => abi::blocks_per_request(false, sges, inline),
+            SendUse::Registering => abi::blocks_per_registering_request(sges, inline),
+            SendUse::Datagrams => abi::blocks_per_request(true, sges, inline),
+        } as u32;
         let blocks = (cap.max_send_wr.max(1) * per_request).next_power_of_two();
         let entries = cap.max_recv_wr.max(1).next_power_of_two();
         let stride = core::mem::size_of::<abi::ReceiveHeader>()
@@ -201,7 +303,6 @@ impl RingLayout {
         if layout.sq_log_blocks > caps.sq_max_log_blocks
             || layout.rq_log_entries > caps.rq_max_log_entries
             || !(abi::RQ_MIN_LOG_STRIDE..=abi::RQ_MAX_LOG_STRIDE).contains(&layout.rq_log_stride)
-            || request.flags != 0
             || request.reserved != 0
         {
             return Err(EINVAL);
@@ -333,6 +434,8 @@ struct KernelRings {
     memory: Lent<RingMemory>,
     layout: RingLayout,
     signal_all: bool,
+    /// Whether it was made for registrations with messages.
+    register_send: bool,
     #[pin]
     sq: IrqSpinLock<WorkRing<SendSlot>>,
     /// Ids of the receives that the device has.
@@ -341,7 +444,12 @@ struct KernelRings {
 }
 
 impl KernelRings {
-    fn new(dev: &Device<Ferrite>, layout: RingLayout, signal_all: bool) -> Result<Pin<KBox<Self>>> {
+    fn new(
+        dev: &Device<Ferrite>,
+        layout: RingLayout,
+        signal_all: bool,
+        register_send: bool,
+    ) -> Result<Pin<KBox<Self>>> {
         let rings = KBox::pin_init(
             try_pin_init!(Self {
                 memory: Lent::new(
@@ -352,6 +460,7 @@ impl KernelRings {
                 rq <- new_irq_spinlock!(WorkRing::new(1 << layout.rq_log_entries)?, "ferrite_rq"),
                 layout,
                 signal_all,
+                register_send,
             }? Error),
             GFP_KERNEL,
         )?;
@@ -497,9 +606,24 @@ impl FerriteQp {
         udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Qp<Ferrite>> {
         let service = Self::service(dev, attr.qp_type())?;
-        if attr.create_flags() != 0 || (attr.srq().is_some() && !dev.has(abi::FEATURE_SRQ)) {
+        if attr.srq().is_some() && !dev.has(abi::FEATURE_SRQ) {
             return Err(errno::eopnotsupp());
         }
+        let request: Option<UverbsQpRequest> = match udata {
+            // A target has no queues to say anything about.
+            Some(udata) if service == Service::XrcTgt => Some(udata.read(0)?),
+            Some(udata) => Some(udata.read(core::mem::size_of::<UverbsQpRequest>())?),
+            None => None,
+        };
+        let features = dev.features();
+        let abilities = match &request {
+            // The core takes other flags of processes, none of which the device has.
+            Some(_) if attr.create_flags() != QpCreateFlags::default() => {
+                return Err(errno::eopnotsupp());
+            }
+            Some(request) => Abilities::of_process(request.flags, service, features)?,
+            None => Abilities::of_kernel(attr.create_flags(), service, features)?,
+        };
         let roles = Roles::new(service, attr)?;
         let mut cap = checked_cap(dev, &attr.cap())?;
         if !roles.receives {
@@ -512,12 +636,8 @@ impl FerriteQp {
         };
         let qpn = number.get();
 
-        let (memory, buffer, layout, doorbell_page, flags): (_, Buffer, _, _, _) = match udata {
+        let (memory, buffer, layout, doorbell_page, flags): (_, Buffer, _, _, _) = match &request {
             _ if service == Service::XrcTgt => {
-                if let Some(udata) = udata {
-                    // A target has no queues to say anything about.
-                    let _: UverbsQpRequest = udata.read(0)?;
-                }
                 let layout = RingLayout::RECORD_ONLY;
                 let memory: Coherent<[Block]> =
                     Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?;
@@ -526,27 +646,27 @@ impl FerriteQp {
                 let page = Doorbells::KERNEL_PAGE;
                 (Memory::Record { _memory: memory }, buffer, layout, page, 0)
             }
-            Some(udata) => {
-                let request: UverbsQpRequest =
-                    udata.read(core::mem::size_of::<UverbsQpRequest>())?;
-                let layout = RingLayout::from_request(&request, &dev.caps, roles.receives)?;
-                let page = udata.context().ok_or(EINVAL)?.doorbell_page();
+            Some(request) => {
+                let layout = RingLayout::from_request(request, &dev.caps, roles.receives)?;
+                let context = udata.and_then(|udata| udata.context());
+                let page = context.ok_or(EINVAL)?.doorbell_page();
                 let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
                 let buffer = memory.buffer();
                 (Memory::User { _memory: memory }, buffer, layout, page, 0)
             }
             None => {
-                let datagram = matches!(service, Service::Ud | Service::Gsi);
-                let layout = RingLayout::for_kernel(&cap, datagram);
+                let requests = abilities.requests(service);
+                let layout = RingLayout::for_kernel(&cap, requests);
                 if layout.sq_log_blocks > dev.caps.sq_max_log_blocks
                     || layout.rq_log_entries > dev.caps.rq_max_log_entries
                 {
                     return Err(EINVAL);
                 }
-                let rings = KernelRings::new(dev, layout, attr.signal_all())?;
+                let rings =
+                    KernelRings::new(dev, layout, attr.signal_all(), abilities.register_send)?;
                 let buffer = rings.memory.buffer();
                 let mut flags = abi::QP_FLAG_PRIVILEGED;
-                if !datagram && dev.has(abi::FEATURE_FAST_REGISTER) {
+                if requests != SendUse::Datagrams && dev.has(abi::FEATURE_FAST_REGISTER) {
                     flags |= abi::QP_FLAG_FAST_REGISTER;
                 }
                 let page = Doorbells::KERNEL_PAGE;
@@ -562,7 +682,7 @@ impl FerriteQp {
                 receive_cqn: roles.recv_cq.map_or(NO_CQ, |cq| cq.number()),
                 service: service.number(),
                 transport: Transport::RoceV2.number(),
-                flags: flags | roles.flags,
+                flags: flags | roles.flags | abilities.flags(),
                 sq_log_blocks: layout.sq_log_blocks,
                 rq_log_entries: layout.rq_log_entries,
                 rq_log_stride: layout.rq_log_stride,
@@ -793,7 +913,7 @@ impl FerriteQp {
         wr: &SendWr<'_, Ferrite>,
         features: u64,
     ) -> Result {
-        let (request, opcode) = build_send(wr, rings.signal_all, features)?;
+        let (request, opcode) = build_send(wr, rings, features)?;
         let blocks = request.blocks();
         if !sq.has_room(blocks) {
             return Err(ENOMEM);
@@ -975,12 +1095,12 @@ fn checked_cap(dev: &Device<Ferrite>, asked: &QpCap) -> Result<QpCap> {
 /// The device's form of a send work request, and how its completion is called.
 fn build_send(
     wr: &SendWr<'_, Ferrite>,
-    signal_all: bool,
+    rings: &KernelRings,
     features: u64,
 ) -> Result<(SendWqe, WcOpcode)> {
     let asked = wr.flags();
     let mut flags = 0;
-    if signal_all || asked.contains(SendFlags::SIGNALED) {
+    if rings.signal_all || asked.contains(SendFlags::SIGNALED) {
         flags |= abi::SEND_SIGNALED;
     }
     if asked.contains(SendFlags::SOLICITED) {
@@ -1070,6 +1190,17 @@ fn build_send(
             let part = FerriteMr::register_part(mr, key, access)?;
             return Ok((SendWqe::register(flags, &part), WcOpcode::RegMr));
         }
+        SendOp::RegisterSend { .. } if !rings.register_send => return Err(EINVAL),
+        SendOp::RegisterSend {
+            mr,
+            key,
+            access,
+            invalidate,
+        } => {
+            let part = FerriteMr::register_part(mr, key, access)?;
+            let request = SendWqe::register_send(flags, &part, invalidate);
+            (request, WcOpcode::Send)
+        }
     };
     add_data(&mut request, wr)?;
     Ok((request, opcode))
@@ -1081,8 +1212,9 @@ fn is_agreed_on(op: &SendOp<'_, Ferrite>, features: u64) -> bool {
     let needed = match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => abi::FEATURE_ATOMICS,
         SendOp::SendWithInvalidate(_) | SendOp::LocalInvalidate(_) => {
-            abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS
+            abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS | abi::FEATURE_LISTS
         }
+        SendOp::RegisterSend { .. } => abi::FEATURE_REGISTER_SEND,
         // Without the feature there are no regions to register.
         SendOp::RegMr { .. } => return true,
         SendOp::Send
@@ -1299,12 +1431,19 @@ mod tests {
             assert!(is_agreed_on(op, abi::FEATURE_ATOMICS));
             assert!(!is_agreed_on(op, !abi::FEATURE_ATOMICS));
         }
-        let invalidates = [abi::FEATURE_FAST_REGISTER, abi::FEATURE_WINDOWS];
+        let invalidates = [
+            abi::FEATURE_FAST_REGISTER,
+            abi::FEATURE_WINDOWS,
+            abi::FEATURE_LISTS,
+        ];
         for op in [SendOp::SendWithInvalidate(1), SendOp::LocalInvalidate(1)] {
             assert!(invalidates
                 .iter()
                 .all(|feature| is_agreed_on(&op, *feature)));
-            assert!(!is_agreed_on(&op, !(invalidates[0] | invalidates[1])));
+            let none = invalidates
+                .iter()
+                .fold(u64::MAX, |left, feature| left & !feature);
+            assert!(!is_agreed_on(&op, none));
         }
         for op in [SendOp::Send, SendOp::RdmaRead(remote)] {
             assert!(is_agreed_on(&op, 0));
@@ -1401,7 +1540,7 @@ mod tests {
                 max_recv_sge: 2,
                 max_inline_data: 0,
             },
-            false,
+            SendUse::Connected,
         );
         // Three entries take a second block.
         assert_eq!(layout.sq_log_blocks, 8);
@@ -1410,6 +1549,118 @@ mod tests {
         assert_eq!(layout.rq_offset, 256 * 64);
         assert_eq!(layout.record_offset, 256 * 64 + 64 * 64);
         assert_eq!(layout.blocks(), 256 + 64 + 2);
+    }
+
+    #[test]
+    fn a_send_queue_has_room_for_the_largest_of_what_it_was_made_for() {
+        for (requests, opcode) in [
+            (SendUse::Connected, SendOpcode::FetchAdd),
+            (SendUse::Registering, SendOpcode::RegisterSend),
+            (SendUse::Datagrams, SendOpcode::Send),
+        ] {
+            for sges in [0, 1, 3, abi::MAX_SGE as u32] {
+                let cap = QpCap {
+                    max_send_wr: 100,
+                    max_send_sge: sges,
+                    ..QpCap::default()
+                };
+                let layout = RingLayout::for_kernel(&cap, requests);
+                let entries = sges as usize * core::mem::size_of::<abi::Sge>();
+                let datagram = requests == SendUse::Datagrams;
+                let blocks = 100 * abi::blocks_for(opcode, datagram, entries);
+                assert!(blocks <= 1 << layout.sq_log_blocks);
+            }
+        }
+        // Who does not ask for registrations with messages has no room for them, and no larger rings.
+        let cap = QpCap {
+            max_send_wr: 64,
+            max_send_sge: 1,
+            ..QpCap::default()
+        };
+        let blocks = |requests| RingLayout::for_kernel(&cap, requests).sq_log_blocks;
+        assert_eq!(blocks(SendUse::Connected), 6);
+        assert_eq!(blocks(SendUse::Registering), 7);
+    }
+
+    #[test]
+    fn the_kernel_gets_what_it_asks_for_where_service_and_device_have_it() -> Result {
+        let (drains, sends) = (QpCreateFlags::REGISTER_DRAINS, QpCreateFlags::REGISTER_SEND);
+        let all = abi::FEATURE_FAST_REGISTER | abi::FEATURE_REGISTER_SEND;
+        let none = QpCreateFlags::default();
+        for service in [Service::Rc, Service::XrcIni] {
+            let asked = Abilities::of_kernel(drains | sends, service, all)?;
+            assert_eq!(asked.flags(), abi::QP_FLAG_FAST_REGISTER_DRAINS);
+            assert_eq!(asked.requests(service), SendUse::Registering);
+        }
+        let asked = Abilities::of_kernel(none, Service::Rc, all);
+        assert_eq!(asked, Ok(Abilities::default()));
+        assert!(Abilities::of_kernel(drains, Service::Uc, all).is_ok());
+        let refused = |flags, service, features| {
+            Abilities::of_kernel(flags, service, features)
+                .err()
+                .map(|error| error.to_errno())
+        };
+        let unknown = Some(errno::eopnotsupp().to_errno());
+        let impossible = Some(EINVAL.to_errno());
+        assert_eq!(refused(sends, Service::Uc, all), impossible);
+        for service in [Service::Ud, Service::Gsi, Service::XrcTgt] {
+            assert_eq!(refused(none, service, all), None);
+            assert_eq!(refused(drains, service, all), impossible);
+            assert_eq!(refused(sends, service, all), impossible);
+        }
+        let older = abi::FEATURE_FAST_REGISTER;
+        assert_eq!(refused(drains, Service::Rc, older), None);
+        assert_eq!(refused(sends, Service::Rc, older), unknown);
+        assert_eq!(refused(drains, Service::Rc, 0), unknown);
+        // Flags of the core, and those of other drivers.
+        for flag in (0..32).map(|bit| QpCreateFlags::from_raw(1 << bit)) {
+            if !(drains | sends).contains(flag) {
+                assert_eq!(refused(flag, Service::Rc, u64::MAX), unknown);
+                assert_eq!(refused(flag | drains, Service::Rc, u64::MAX), unknown);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_process_gets_lists_and_never_what_names_memory_by_address() {
+        let (lists, drains) = (abi::UVERBS_QP_LISTS, abi::UVERBS_QP_REGISTER_DRAINS);
+        let features = abi::FEATURE_LISTS;
+        for service in [Service::Rc, Service::Uc, Service::XrcIni] {
+            for flags in 0..=u8::MAX {
+                let Ok(asked) = Abilities::of_process(flags, service, u64::MAX) else {
+                    assert!(flags & !(lists | drains) != 0);
+                    continue;
+                };
+                let device = abi::QP_FLAG_LISTS | abi::QP_FLAG_FAST_REGISTER_DRAINS;
+                assert_eq!(asked.flags() & !device, 0);
+                assert_eq!(
+                    (asked.flags() & abi::QP_FLAG_LISTS != 0),
+                    (flags & lists != 0)
+                );
+                let stops = abi::QP_FLAG_FAST_REGISTER_DRAINS;
+                assert_eq!((asked.flags() & stops != 0), (flags & drains != 0));
+                assert!(!asked.register_send);
+            }
+        }
+        let refused = |flags, service, features| {
+            Abilities::of_process(flags, service, features)
+                .err()
+                .map(|error| error.to_errno())
+        };
+        let unknown = Some(errno::eopnotsupp().to_errno());
+        let impossible = Some(EINVAL.to_errno());
+        for flags in [lists, drains, lists | drains] {
+            assert_eq!(refused(flags, Service::Rc, features), None);
+            assert_eq!(refused(flags, Service::Rc, !features), unknown);
+            for service in [Service::Ud, Service::XrcTgt] {
+                assert_eq!(refused(flags, service, features), impossible);
+                assert_eq!(refused(0, service, features), None);
+            }
+        }
+        // A provider of before writes zero.
+        assert_eq!(refused(0, Service::Rc, 0), None);
+        assert_eq!(refused(1 << 7, Service::Rc, 0), impossible);
     }
 
     #[test]
@@ -1564,6 +1815,25 @@ mod tests {
         assert!(ring.complete(8).is_some_and(|slot| slot.id == 3));
         assert!(ring.complete(5).is_none());
         assert!(ring.has_room(8) && !ring.has_room(9));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_flushed_after_a_failed_registration_completes_and_makes_room() -> Result {
+        let mut ring = WorkRing::<SendSlot>::new(8)?;
+        // One that succeeds and does not say so, the registration that fails, and two behind it.
+        for (id, blocks) in [(1, 2), (2, 1), (3, 2), (4, 3)] {
+            ring.push(request(id, blocks), blocks.into());
+        }
+        assert!(!ring.has_room(1));
+        for (index, id) in [(2, 2), (3, 3), (5, 4)] {
+            assert!(ring.complete(index).is_some_and(|slot| slot.id == id));
+            assert!(ring.complete(index).is_none());
+        }
+        // All of it can be posted again, and goes on where the device is.
+        assert_eq!((ring.used(), ring.producer), (0, 8));
+        ring.push(request(2, 1), 1);
+        assert!(ring.complete(8).is_some_and(|slot| slot.id == 2));
         Ok(())
     }
 

@@ -31,6 +31,10 @@ use crate::{
             Standing, //
         },
         errno, pci as pci_ext,
+        pci::{
+            Config,
+            ConfigLock, //
+        },
         spinlock::{
             new_irq_spinlock,
             IrqSpinLock, //
@@ -321,8 +325,18 @@ impl Exchange {
         self.failed = true;
     }
 
-    /// What devlink is to say and to count. To be called with its instance locked: whoever asked has taken
-    /// his answer by then, and devlink acted on it, or he never does.
+    /// What devlink is to say and to count, and the life whose failure is to be reported after that, if there is one.
+    /// To be called with its instance locked: whoever asked has taken his answer by then, and devlink acted on it,
+    /// or he never does.
+    ///
+    /// Both at once, as a life may begin and fail between: devlink has to take the one for healthy whose failure it is
+    /// told, and would not want the device recovered.
+    fn news(&mut self) -> (Standing, Option<u32>) {
+        let standing = self.standing();
+        (standing, self.take_report())
+    }
+
+    /// What devlink is to say and to count.
     fn standing(&mut self) -> Standing {
         let recovered = self.life.saturating_sub(self.counted);
         self.counts(self.life);
@@ -428,8 +442,53 @@ struct Current {
     hw: Option<Arc<Hardware>>,
     /// Somebody else is about to reset the function, or does.
     held: bool,
+    /// How often that has begun or ended.
+    changes: u64,
+    /// How often it had when the last attempt to begin a life began.
+    noted: u64,
     /// The last one could not be stopped.
     unstoppable: bool,
+}
+
+impl Current {
+    const fn new() -> Self {
+        Self {
+            hw: None,
+            held: false,
+            changes: 0,
+            noted: 0,
+            unstoppable: false,
+        }
+    }
+
+    /// Somebody else is about to reset the function, or that is over.
+    fn hold(&mut self, held: bool) {
+        self.held = held;
+        self.changes = self.changes.wrapping_add(1);
+    }
+
+    /// An attempt begins.
+    fn attempts(&mut self) {
+        self.noted = self.changes;
+    }
+
+    /// Whether others reset the function, or have since the attempt began: what was read meanwhile may be neither what
+    /// was before nor what is now.
+    fn is_interrupted(&self) -> bool {
+        self.held || self.changes != self.noted
+    }
+
+    /// What an attempt came to in which no life began.
+    fn outcome(&self) -> Outcome {
+        if self.unstoppable {
+            // First, as it is not tried again.
+            Outcome::Unstoppable
+        } else if self.is_interrupted() {
+            Outcome::Interrupted
+        } else {
+            Outcome::Failed
+        }
+    }
 }
 
 /// The parameter.
@@ -580,14 +639,7 @@ impl Recovery {
                 },
                 "ferrite_lives"
             ),
-            current <- new_mutex!(
-                Current {
-                    hw: None,
-                    held: false,
-                    unstoppable: false,
-                },
-                "ferrite_current"
-            ),
+            current <- new_mutex!(Current::new(), "ferrite_current"),
             plan <- new_mutex!(Plan::new(), "ferrite_plan"),
             exchange <- new_mutex!(Exchange::new(), "ferrite_exchange"),
             answered <- new_condvar!("ferrite_answered"),
@@ -698,10 +750,10 @@ impl Recovery {
     }
 
     /// Notes the device of a life that begins, to be told of resets by others: `EBUSY` where one is under
-    /// way.
+    /// way, or was since the attempt began.
     pub(crate) fn set_current(&self, hw: &Arc<Hardware>) -> Result {
         let mut current = self.current.lock();
-        if current.held {
+        if current.is_interrupted() {
             return Err(EBUSY);
         }
         let old = current.hw.replace(hw.clone());
@@ -715,7 +767,7 @@ impl Recovery {
     /// noted. Those wait, as they would take a device for stopped that is about to start. Sleeps.
     pub(crate) fn start(&self, hw: &Hardware, start: impl FnOnce() -> Result) -> Result {
         let current = self.current.lock();
-        if current.held || hw.is_dead() {
+        if current.is_interrupted() || hw.is_dead() {
             return Err(EBUSY);
         }
         start()
@@ -727,15 +779,15 @@ impl Recovery {
         let old = self.current.lock().hw.take();
         drop(old);
         hw.retire();
-        pci_ext::clear_master(&self.pdev);
+        ConfigLock::new(&self.pdev).clear_master();
         self.current.lock().unstoppable = hw.reach.get() == Reach::Unstoppable;
     }
 
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
-    pub(crate) fn hold(&self) {
+    pub(crate) fn hold(&self, config: &Config<'_>) {
         let hw = {
             let mut current = self.current.lock();
-            current.held = true;
+            current.hold(true);
             if let Some(hw) = &current.hw {
                 // With the lock held, so that it queues nothing that who parts with it does not wait for.
                 hw.fail_for_reset();
@@ -743,13 +795,13 @@ impl Recovery {
             current.hw.clone()
         };
         if let Some(hw) = hw {
-            hw.stop_for_reset();
+            hw.stop_for_reset(config);
         }
     }
 
     /// That is over.
     pub(crate) fn release(self: &Arc<Self>) {
-        self.current.lock().held = false;
+        self.current.lock().hold(false);
         self.wake();
     }
 
@@ -782,8 +834,13 @@ impl Recovery {
                 );
             }
         }
-        if self.current.lock().unstoppable && !asked {
-            return (Outcome::Unstoppable, Err(EIO));
+        {
+            let mut current = self.current.lock();
+            if current.unstoppable && !asked {
+                return (Outcome::Unstoppable, Err(EIO));
+            }
+            // Not before users have let go: of a reset that is over by now nothing is left.
+            current.attempts();
         }
         // SAFETY: Only the work item calls this, and what the driver has bound to the function waits for that
         // when it is dropped, as who called `open` vouches: by `close`, after which it is not queued.
@@ -796,17 +853,7 @@ impl Recovery {
                 lives.life = Some(life);
                 (Outcome::Began, Ok(()))
             }
-            Err(error) => {
-                let current = self.current.lock();
-                let outcome = if current.held {
-                    Outcome::Interrupted
-                } else if current.unstoppable {
-                    Outcome::Unstoppable
-                } else {
-                    Outcome::Failed
-                };
-                (outcome, Err(error))
-            }
+            Err(error) => (self.current.lock().outcome(), Err(error)),
         }
     }
 
@@ -1043,8 +1090,13 @@ impl WorkItem<TALK> for Recovery {
         let Some(devlink) = &*devlink else {
             return;
         };
-        devlink.update(|| this.exchange.lock().standing());
-        let Some(life) = this.exchange.lock().take_report() else {
+        let mut report = None;
+        devlink.update(|| {
+            let (standing, life) = this.exchange.lock().news();
+            report = life;
+            standing
+        });
+        let Some(life) = report else {
             return;
         };
         let cause = this.counts.lock().cause;
@@ -1394,6 +1446,35 @@ mod tests {
     }
 
     #[test]
+    fn an_attempt_that_others_reset_is_not_one_that_failed_however_short_that_was() {
+        let mut current = Current::new();
+        assert!(!current.is_interrupted());
+        assert_eq!(current.outcome(), Outcome::Failed);
+        current.hold(true);
+        assert!(current.is_interrupted());
+        assert_eq!(current.outcome(), Outcome::Interrupted);
+        // Also where it is over before the attempt is taken down.
+        current.hold(false);
+        assert!(current.is_interrupted());
+        assert_eq!(current.outcome(), Outcome::Interrupted);
+        // And where it began before the attempt.
+        current.hold(true);
+        current.attempts();
+        assert!(current.is_interrupted());
+        current.hold(false);
+        assert_eq!(current.outcome(), Outcome::Interrupted);
+        // What was over before is none of the next one's.
+        current.attempts();
+        assert!(!current.is_interrupted());
+        assert_eq!(current.outcome(), Outcome::Failed);
+        // A device that cannot be stopped is not tried again, whoever else resets it.
+        current.unstoppable = true;
+        assert_eq!(current.outcome(), Outcome::Unstoppable);
+        current.hold(true);
+        assert_eq!(current.outcome(), Outcome::Unstoppable);
+    }
+
+    #[test]
     fn who_asked_is_told_whether_it_goes_on_without_him() {
         let of = |outcome, taken_back| refusal(outcome, taken_back, EIO);
         let on = of(Outcome::Interrupted, false);
@@ -1462,6 +1543,24 @@ mod tests {
         assert_eq!(exchange.standing(), HEALTHY);
         // What there was to report is of the life before.
         assert_eq!(exchange.take_report(), None);
+    }
+
+    #[test]
+    fn what_fails_before_devlink_was_told_that_it_began_is_reported_of_a_healthy_device() {
+        let mut exchange = exchange();
+        assert_eq!(exchange.news(), (HEALTHY, None));
+        exchange.fails();
+        assert_eq!(exchange.news(), (HEALTHY, Some(1)));
+        assert_eq!(exchange.news(), (FAILED, None));
+        // Nobody has told devlink of this one when it fails as well.
+        exchange.begins(2);
+        exchange.fails();
+        let recovered = Standing {
+            recovered: 1,
+            ..HEALTHY
+        };
+        assert_eq!(exchange.news(), (recovered, Some(2)));
+        assert_eq!(exchange.news(), (FAILED, None));
     }
 
     #[test]

@@ -146,6 +146,13 @@ impl TakenTag {
             self.latest.store(tag.0, Relaxed);
         }
     }
+
+    /// Notes that work requests of a process gave the tag instances of which the kernel does not know:
+    /// the farthest one is the one that stays refused longest.
+    pub(crate) fn note_farthest(&self) {
+        let instance = self.tag.instance().wrapping_add(128);
+        self.note_latest(Tag::new(self.tag.index(), instance));
+    }
 }
 
 impl Drop for TakenTag {

@@ -94,6 +94,21 @@ impl SendWqe {
         Self::with_part(SendOpcode::FastRegister, flags, part)
     }
 
+    /// A registration, then a message that invalidates a tag of the peer, if one is given.
+    pub(crate) fn register_send(
+        flags: u16,
+        part: &FastRegisterPart,
+        invalidate: Option<u32>,
+    ) -> Self {
+        let message = SendPart {
+            tag: invalidate.unwrap_or(0),
+            ..SendPart::zeroed()
+        };
+        let mut wqe = Self::with_part(SendOpcode::RegisterSend, flags, part);
+        wqe.append(message.as_bytes());
+        wqe
+    }
+
     /// Where the next bytes go.
     fn room(&mut self) -> &mut [u8] {
         self.bytes.get_mut(self.length..).unwrap_or_default()
@@ -198,7 +213,7 @@ pub(crate) fn write_receive(
 #[kunit_tests(ferrite_wqe)]
 mod tests {
     use super::*;
-    use crate::abi::{blocks_per_request, Reserved};
+    use crate::abi::{blocks_per_registering_request, blocks_per_request, Reserved};
 
     /// What the device sees.
     fn bytes_of(wqe: SendWqe) -> Result<KVec<u8>> {
@@ -376,6 +391,67 @@ mod tests {
         let bytes = bytes_of(SendWqe::register(0, &part))?;
         assert_eq!(bytes.len(), BLOCK_SIZE);
         assert_eq!(FastRegisterPart::from_prefix(&bytes[16..]), Some(part));
+        Ok(())
+    }
+
+    #[test]
+    fn a_registration_with_a_message_has_both_parts_and_then_entries() -> Result {
+        let part = FastRegisterPart {
+            tag: 0x1234_5601,
+            access: abi::ACCESS_REMOTE_READ,
+            address: 0xaabb,
+            ..FastRegisterPart::zeroed()
+        };
+        for (invalidate, tag) in [(None, 0), (Some(0x77), 0x77)] {
+            let mut wqe = SendWqe::register_send(abi::SEND_SIGNALED, &part, invalidate);
+            wqe.push_sge(&sge(1))?;
+            wqe.push_sge(&sge(2))?;
+            assert_eq!(wqe.blocks(), 2);
+            let bytes = bytes_of(wqe)?;
+            let header = SendHeader::from_prefix(&bytes).ok_or(EINVAL)?;
+            assert_eq!(header.opcode, SendOpcode::RegisterSend.number());
+            assert_eq!(header.flags, abi::SEND_SIGNALED);
+            assert_eq!((header.blocks, header.sge_count), (2, 2));
+            assert!(header.reserved_is_zero() && header.srqn == 0);
+            assert_eq!(FastRegisterPart::from_prefix(&bytes[16..]), Some(part));
+            let message = SendPart::from_prefix(&bytes[64..]).ok_or(EINVAL)?;
+            assert_eq!(
+                (message.tag, message.immediate, message.reserved),
+                (tag, 0, 0)
+            );
+            assert_eq!(Sge::from_prefix(&bytes[80..]), Some(sge(1)));
+            assert_eq!(Sge::from_prefix(&bytes[96..]), Some(sge(2)));
+            assert!(bytes[112..].iter().all(|byte| *byte == 0));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_registration_with_a_message_fits_where_it_was_reckoned_with_and_only_there() -> Result {
+        let part = FastRegisterPart::zeroed();
+        for sges in 0..=abi::MAX_SGE {
+            for inline in [0, 1, 48, 49, 176, 177, abi::MAX_INLINE] {
+                let most = blocks_per_registering_request(sges, inline);
+                assert!((blocks_per_request(false, sges, inline)..=MAX_BLOCKS).contains(&most));
+                // As many of them are offered as of the largest datagrams.
+                assert!(most <= blocks_per_request(true, sges, inline));
+                let mut wqe = SendWqe::register_send(0, &part, None);
+                for number in 0..sges as u32 {
+                    wqe.push_sge(&sge(number))?;
+                }
+                assert!(wqe.blocks() <= most);
+                let mut wqe = SendWqe::register_send(0, &part, None);
+                wqe.set_inline(|room| {
+                    assert_eq!(room.len(), abi::MAX_INLINE);
+                    Ok(inline)
+                })?;
+                assert!(wqe.blocks() <= most);
+            }
+        }
+        // A queue pair that did not ask for them has no room.
+        let mut wqe = SendWqe::register_send(0, &part, None);
+        wqe.push_sge(&sge(1))?;
+        assert!(wqe.blocks() > blocks_per_request(false, 1, 0));
         Ok(())
     }
 

@@ -541,7 +541,7 @@ fn failures(bench: &Bench) -> Vec<(SendWork, CompletionStatus, u32)> {
     bad_pieces(with_tag(fast_tag(1)), &good, 9);
     bad_pieces(part, &[good[0]; 5], 9);
     bad_pieces(with_access(ALL | ACCESS_WINDOW_BIND), &good, 7);
-    bad_pieces(with_access(ALL | 1 << 20), &good, 7);
+    bad_pieces(with_access(ALL | (1 << 20)), &good, 7);
     let address = u64::MAX - 100;
     bad_pieces(ListPart { address, ..part }, &good, 6);
     let piece = |change: &dyn Fn(&mut Sge)| {

@@ -305,6 +305,18 @@ pub(super) fn verbs_check_between(one: &Vm, two: &Vm, case: &str) -> Result<()> 
     Ok(())
 }
 
+/// The same within one machine: both ends are in one process, on one port.
+pub(super) fn verbs_check_within(vm: &Vm, case: &str) -> Result<()> {
+    let outcome = vm.run(
+        &format!(
+            "exec verbs-check run {case} --loopback --ack-timeout {}",
+            vm.ack_timeout()
+        ),
+        Duration::from_secs(580),
+    )?;
+    judge(&outcome, "")
+}
+
 /// Runs the checks that one process makes by itself.
 pub(super) fn alone(cluster: &Cluster, case: &str) -> Result<()> {
     let (one, _) = cluster.two()?;

@@ -7,6 +7,7 @@ use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
 use super::notification::accesses;
+use super::recovery::{lives, survives_resets_of_attempts, wait_back};
 use super::{driver, still_works, VmTest};
 use crate::cluster::{Cluster, Options};
 use crate::process::wait_until;
@@ -20,6 +21,14 @@ pub const MODES: &[VmTest] = &[
     VmTest::new(
         "a device that failed does not hold its line",
         failure_lets_go,
+    ),
+    VmTest::new(
+        "a device that hangs does not hold its line, and is stopped",
+        hung_lets_go,
+    ),
+    VmTest::new(
+        "a reset by others in the middle of an attempt, with MSI and with INTx: the device comes back",
+        survives_resets,
     ),
 ];
 
@@ -126,6 +135,19 @@ const NEIGHBOURS: &str = "modprobe virtio_rng; cd /sys/class/misc/hw_random
         case $rng in virtio*) echo $rng >rng_current; dd if=/dev/hwrng of=/dev/null bs=64 count=5;; esac
     done 2>&1";
 
+/// Does something while the neighbours on the lines of `vm` interrupt all the time.
+fn with_neighbours<T>(vm: &Vm, what: impl FnOnce() -> Result<T>) -> Result<T> {
+    vm.sh("rm -f /run/enough")?;
+    let busy = vm.spawn(
+        &format!("while [ ! -e /run/enough ]; do {NEIGHBOURS}\ndone >/dev/null"),
+        Duration::from_secs(120),
+    )?;
+    let result = what();
+    vm.sh("touch /run/enough")?;
+    busy.success()?;
+    result
+}
+
 fn shared_line(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     two.sh(NEIGHBOURS)?;
@@ -143,14 +165,7 @@ fn shared_line(cluster: &Cluster) -> Result<()> {
          done",
         before.irq()
     ))?;
-    let busy = two.spawn(
-        &format!("while [ ! -e /run/enough ]; do {NEIGHBOURS}\ndone >/dev/null"),
-        Duration::from_secs(120),
-    )?;
-    let traffic = pingpong(one, two, 4096, 200, true);
-    two.sh("touch /run/enough")?;
-    busy.success()?;
-    traffic?;
+    with_neighbours(two, || pingpong(one, two, 4096, 200, true))?;
     let after = interrupts(two)?;
     ensure!(
         after.unhandled > before.unhandled,
@@ -187,5 +202,34 @@ fn failure_lets_go(cluster: &Cluster) -> Result<()> {
     two.sh(NEIGHBOURS)?;
     nobody_screams(two)?;
     driver::bind(two)?;
+    still_works(cluster)
+}
+
+/// The interrupt is taken all the time while the device is being stopped, by what works in the end.
+fn hung_lets_go(cluster: &Cluster) -> Result<()> {
+    let (_, two) = cluster.two()?;
+    let count = lives(two)?;
+    two.sh("dmesg -C")?;
+    cluster.device_command(2, &json!({"cmd": "misbehave", "reset": "never"}))?;
+    with_neighbours(two, || {
+        cluster.device_command(2, &json!({"cmd": "fatal"}))?;
+        wait_back(two, count)
+    })?;
+    cluster.device_command(2, &json!({"cmd": "misbehave"}))?;
+    let said = two.sh("dmesg")?;
+    ensure!(
+        said.contains("reset failed") && !said.contains("cannot be stopped"),
+        "the function was not reset:\n{said}"
+    );
+    nobody_screams(two)?;
+    still_works(cluster)
+}
+
+fn survives_resets(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    for vm in [one, two] {
+        survives_resets_of_attempts(vm).with_context(|| vm.name())?;
+        nobody_screams(vm)?;
+    }
     still_works(cluster)
 }

@@ -15,6 +15,7 @@ mod interrupts;
 mod iser;
 mod lifecycle;
 mod limits;
+mod memory;
 mod misbehaviour;
 pub(crate) mod moderation;
 mod moving;
@@ -25,6 +26,7 @@ pub(crate) mod nvme;
 mod priority;
 mod rds;
 mod recovery;
+mod registration;
 mod smb;
 mod smc;
 mod srp;
@@ -132,6 +134,9 @@ pub fn groups() -> Vec<Group> {
                 ("clients", clients::TESTS),
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
+                ("registration", registration::TESTS),
+                ("loopback", memory::WITHIN),
+                ("wire", memory::WIRE),
                 ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
                 ("clients", growth::FAILING),
@@ -144,7 +149,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Stock,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
-            long: false,
+            long: true,
             tests: &[
                 ("NVMe-oF", nvme::TESTS),
                 ("iSER", iser::TESTS),
@@ -267,6 +272,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("checked", basics::CHECKED),
+                ("memory", memory::BETWEEN),
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
                 ("checked", growth::TESTS),

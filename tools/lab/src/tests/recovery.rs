@@ -32,6 +32,10 @@ pub const TESTS: &[VmTest] = &[
         comes_back_after_reset,
     ),
     VmTest::new(
+        "a reset by others in the middle of an attempt: the device comes back",
+        comes_back_after_resets_of_attempts,
+    ),
+    VmTest::new(
         "unbound and unloaded while the device comes back",
         let_go_while_it_comes_back,
     ),
@@ -549,6 +553,68 @@ fn comes_back_after_reset(cluster: &Cluster) -> Result<()> {
     let stayed = pinned(one)?.saturating_sub(before);
     ensure!(stayed == 0, "{stayed} pages stay pinned");
     nothing_left(one)?;
+    still_works(cluster)
+}
+
+/// For how many seconds others reset a function while somebody asks for attempts, at the least: for longer where none
+/// was met.
+const RESETS: u32 = 6;
+
+/// The bits of the command register of a function that decodes its memory and has the bus.
+const MEMORY_AND_BUS: u16 = 0x6;
+
+/// Others reset the function of machine `vm`, at all moments of attempts that somebody asks for.
+pub(super) fn survives_resets_of_attempts(vm: &Vm) -> Result<()> {
+    let count = lives(vm)?;
+    vm.sh("dmesg -C; rm -f /run/met")?;
+    // Whoever asks does not wait for a second before each of them.
+    leave_failed(vm)?;
+    vm.sh_in(
+        &format!(
+            "{REPORTERS}
+             until [ -e /run/met ]; do {RECOVER_ANYHOW}; done &
+             end=$((SECONDS + {RESETS})) last=$((SECONDS + 5 * {RESETS}))
+             while [ $SECONDS -lt $end ] ||
+                   {{ [ $SECONDS -lt $last ] && ! dmesg | grep -q 'does not come back'; }}; do
+                 for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do echo 1 >$f/reset; done
+                 sleep 0.$((RANDOM % 3))$((RANDOM % 10))
+             done
+             touch /run/met; wait"
+        ),
+        PATIENCE,
+    )?;
+    // The last one to ask may have been before the last reset.
+    let back = wait_until(Instant::now() + PATIENCE * vm.patience(), || {
+        vm.sh(&format!("{REPORTERS}; {RECOVER_ANYHOW}; true"))?;
+        let said = diagnose(vm)?;
+        Ok(said["lives"].as_u64() > Some(count) && said["state"] == "working")
+    })?;
+    let said = vm.sh("dmesg")?;
+    ensure!(back, "{}\n{said}", diagnose(vm)?);
+    recover_again(vm)?;
+    wait_active(vm)?;
+    let came = said.matches("device works again").count();
+    let met = said.matches("device does not come back").count();
+    println!("      {met} attempts were reset, {came} were not");
+    ensure!(met > 0, "no attempt was reset:\n{said}");
+    for wrong in ["an attempt that was asked for failed", "cannot be stopped"] {
+        ensure!(!said.contains(wrong), "{wrong}:\n{said}");
+    }
+    let command = vm.sh(
+        "for f in /sys/bus/pci/drivers/ferrite/*:*:*.*; do od -An -tu2 -j4 -N2 $f/config; done",
+    )?;
+    let command: u16 = command.trim().parse()?;
+    ensure!(
+        command & MEMORY_AND_BUS == MEMORY_AND_BUS,
+        "the command register is {command:#x}"
+    );
+    nothing_left(vm)
+}
+
+fn comes_back_after_resets_of_attempts(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    survives_resets_of_attempts(one)?;
     still_works(cluster)
 }
 

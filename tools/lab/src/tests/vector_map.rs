@@ -178,14 +178,15 @@ fn table(vm: &Vm) -> Result<Vec<Entry>> {
 }
 
 /// Shell text that says the mode of interrupts, how often each vector was taken by each processor, then the
-/// events of each event queue.
+/// events of each event queue. Each file is read as a whole first: `read` seeks back to where a line ended, and what
+/// is there then has numbers that have grown.
 fn states() -> String {
     format!(
-        "{{ read -r _; read -r mode _; }} </sys/kernel/debug/ferrite0/interrupts; echo $mode
+        r#"{{ read -r _; read -r mode _; }} <<<"$(</sys/kernel/debug/ferrite0/interrupts)"; echo $mode
          {TAKEN}
          while read -r eqn _ _ _ _ events _; do
              [ $eqn = eqn ] || echo $events
-         done </sys/kernel/debug/ferrite0/eqs"
+         done <<<"$(</sys/kernel/debug/ferrite0/eqs)""#
     )
 }
 

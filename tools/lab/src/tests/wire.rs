@@ -299,7 +299,7 @@ fn connections_with_rxe(cluster: &Cluster) -> Result<()> {
 }
 
 /// Frames that all ports of the fabric lost.
-fn lost(stats: &Value) -> u64 {
+pub(super) fn lost(stats: &Value) -> u64 {
     match stats {
         Value::Object(fields) => fields
             .iter()

@@ -2,6 +2,9 @@
 /*
  * What Ferrite devices can do beyond the verbs. Link with -lferrite.
  *
+ * Completion queues that move, priorities of vectors; further down, memory
+ * that is registered through a send queue.
+ *
  * A completion queue belongs to a completion vector: a handler in the kernel,
  * with an interrupt of its own, that wakes who waits for the events of the
  * queue. ibv_create_cq() is told the first one; the functions here change it
@@ -88,6 +91,159 @@ int ferritedv_modify_vector_priority(struct ibv_context *context,
  */
 int ferritedv_query_vector_priority(struct ibv_context *context,
 				    uint32_t vector, uint32_t *priority);
+
+/*
+ * Lists: registration through a send queue
+ *
+ * A list is a key that stands for pieces of regions, one after another, as if
+ * they lay in one piece. ferritedv_alloc_list() makes the key, once;
+ * a work request says what it stands for, as often as wanted, without the
+ * kernel and without pinning anything: the pieces are of regions that the
+ * program has registered already. The key can be used, here and by the peer,
+ * by whatever comes behind that work request on the same queue pair: nobody
+ * waits for its completion.
+ *
+ * A list gives no right that its pieces do not have. It ends with
+ * IBV_WR_LOCAL_INV, with a message of the peer that invalidates it
+ * (IBV_WR_SEND_WITH_INV), and with any of its regions: what was deregistered,
+ * or registered anew (ibv_rereg_mr()), is out of reach through the list too.
+ * Then another one can be registered under the same key, or better under the
+ * next of its 256 (ibv_inc_rkey()), so that who still has the old one is
+ * refused.
+ */
+
+/*
+ * Among the rights of a list, and of a memory window that is bound
+ * (ibv_mw_bind_info.mw_access_flags): one-touch. The list or window is gone
+ * when the first message that writes to it is complete: a peer's write or
+ * atomic, or the answer to a read of one's own that is placed there. A second
+ * message is refused, so that no message of its own is needed to end it. What
+ * a peer reads does not count. ibv_reg_mr() does not take it: register a list
+ * of one piece.
+ *
+ * EOPNOTSUPP where the device has no such entries.
+ */
+#define FERRITEDV_ACCESS_ONE_TOUCH (1U << 30)
+
+/* ibv_wc.opcode of ferritedv_post_register_list(). */
+#define FERRITEDV_WC_REGISTER_LIST IBV_WC_DRIVER1
+
+/* Most pieces of a list. */
+#define FERRITEDV_MAX_PIECES 16
+
+/* Lists can be registered. */
+#define FERRITEDV_QP_LISTS (1U << 0)
+/*
+ * What happens when a registration fails its checks. Without this the queue
+ * pair goes to the error state, and the connection has ended. With it the send
+ * queue is drained: what was posted before is finished, the registration
+ * completes with its error, what was posted behind it is flushed (and so is
+ * what is posted later), the queue pair is in state SQD and
+ * IBV_EVENT_SQ_DRAINED is told. Receives and the peer's requests go on. The
+ * program mends what was wrong, takes the queue pair to RTS (ibv_modify_qp(),
+ * IBV_QP_STATE alone) and posts again.
+ *
+ * Of no effect on work requests that fail in other ways.
+ */
+#define FERRITEDV_QP_REGISTER_DRAINS (1U << 1)
+
+struct ferritedv_qp_init_attr {
+	uint64_t comp_mask;	/* 0 */
+	uint32_t flags;		/* FERRITEDV_QP_* */
+	uint32_t reserved;	/* 0 */
+};
+
+/*
+ * As ibv_create_qp_ex(), of a queue pair that can do more. With
+ * FERRITEDV_QP_LISTS there is room for cap.max_send_wr work requests that are
+ * registrations too, pieces and entries of a message being at most
+ * cap.max_send_sge together; such a queue takes more memory.
+ *
+ * Returns NULL and sets errno, as ibv_create_qp_ex() does; EOPNOTSUPP where
+ * the context is of another provider, or the device or the kernel's driver has
+ * no lists, EINVAL with any flag for another type than IBV_QPT_RC, IBV_QPT_UC
+ * and IBV_QPT_XRC_SEND.
+ */
+struct ibv_qp *ferritedv_create_qp(struct ibv_context *context,
+				   struct ibv_qp_init_attr_ex *attr,
+				   const struct ferritedv_qp_init_attr *more);
+
+/*
+ * Makes a key for lists of up to max_pieces pieces, 1 to FERRITEDV_MAX_PIECES.
+ * It stands for nothing yet. Its first key is in lkey and rkey; these stay as
+ * they are, whatever is registered: the program keeps account of the present
+ * one. ibv_dereg_mr() gives it back, in use or not. It cannot be changed by
+ * ibv_rereg_mr(), nor have windows.
+ *
+ * Returns NULL and sets errno: EOPNOTSUPP as above, EINVAL, ENOMEM.
+ */
+struct ibv_mr *ferritedv_alloc_list(struct ibv_pd *pd, uint32_t max_pieces);
+
+struct ferritedv_list {
+	struct ibv_mr *mr;		/* of ferritedv_alloc_list() */
+	uint32_t key;			/* what its key is to be: ibv_inc_rkey() */
+	uint32_t access;		/* IBV_ACCESS_*, FERRITEDV_ACCESS_ONE_TOUCH */
+	uint64_t address;		/* of the first byte, to all who use it */
+	const struct ibv_sge *pieces;	/* of regions: not of lists or windows */
+	int num_pieces;			/* 1 to max_pieces */
+	uint32_t comp_mask;		/* 0 */
+};
+
+struct ferritedv_message {
+	const struct ibv_sge *sg_list;
+	int num_sge;
+	uint32_t invalidate_rkey;	/* a key of the peer's, as of IBV_WR_SEND_WITH_INV, or 0 */
+	uint32_t remote_srqn;		/* of IBV_QPT_XRC_SEND */
+	uint32_t comp_mask;		/* 0 */
+};
+
+/*
+ * Registers a list, in the order of the send queue. access may be of
+ * IBV_ACCESS_LOCAL_WRITE, _REMOTE_WRITE, _REMOTE_READ, _REMOTE_ATOMIC,
+ * _FLUSH_GLOBAL, _ZERO_BASED (addresses are then from 0 on) and the one above;
+ * each piece needs the same rights, and IBV_ACCESS_LOCAL_WRITE where the peer
+ * may write or run atomics. send_flags are of IBV_SEND_SIGNALED and
+ * IBV_SEND_FENCE.
+ *
+ * Returns 0, or an errno value, and then nothing was posted: EOPNOTSUPP where
+ * the queue pair is of another provider or the device has no lists, EINVAL
+ * where the queue pair was not made for them or is not in a state to send, the
+ * key is not of this list, a right has no meaning, or there are no pieces or
+ * too many; ENOMEM where the queue is full.
+ *
+ * What only the device can know is told by the completion: IBV_WC_LOC_PROT_ERR
+ * where a piece does not pass its checks, gives less than is asked for or is of
+ * another protection domain, or the list is still registered; vendor_err says
+ * which (chapter 4 of the device specification). Nothing has changed then.
+ */
+int ferritedv_post_register_list(struct ibv_qp *qp, uint64_t wr_id,
+				 unsigned int send_flags,
+				 const struct ferritedv_list *list);
+
+/*
+ * Registers a list and sends a message, as one work request with one
+ * completion (IBV_WC_SEND): the message tells the peer the key. Where the
+ * registration fails, nothing is sent. Where the message fails, it fails as
+ * any send does, and the list is registered. Not on IBV_QPT_UC. send_flags are
+ * those of a send, without IBV_SEND_INLINE. Returns as above.
+ */
+int ferritedv_post_register_list_and_send(struct ibv_qp *qp, uint64_t wr_id,
+					  unsigned int send_flags,
+					  const struct ferritedv_list *list,
+					  const struct ferritedv_message *message);
+
+/*
+ * The same between ibv_wr_start() and ibv_wr_complete(), which tells the
+ * error, of a queue pair of ferritedv_create_qp() with send_ops_flags; wr_id
+ * and wr_flags are set before. The message of the second is told by
+ * ibv_wr_set_sge() or ibv_wr_set_sge_list(), its shared receive queue by
+ * ibv_wr_set_xrc_srqn().
+ */
+void ferritedv_wr_register_list(struct ibv_qp_ex *qp,
+				const struct ferritedv_list *list);
+void ferritedv_wr_register_list_and_send(struct ibv_qp_ex *qp,
+					 const struct ferritedv_list *list,
+					 uint32_t invalidate_rkey);
 
 #ifdef __cplusplus
 }

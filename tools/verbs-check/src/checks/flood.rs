@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use super::errors::{work, wrong};
+use super::refusal::{work, wrong};
 use crate::bench::{At, Bench, End, Message, Pair, PairOptions, PATIENCE, SHORT};
 use crate::expect;
 use crate::report::{Check, Report};

@@ -36,17 +36,12 @@ pub(super) struct Direct {
 impl Direct {
     /// Finds a function in the library that libibverbs has loaded already.
     pub(super) fn symbol(name: &CStr) -> Check<*mut libc::c_void> {
-        // SAFETY: the names are C strings. The library is never closed.
-        unsafe {
-            let library = libc::dlopen(c"libferrite.so.1".as_ptr(), libc::RTLD_NOW);
-            if library.is_null() {
-                return Err(Outcome::Skipped("there is no libferrite.so.1".into()));
+        match crate::direct::symbol(name) {
+            None => Err(Outcome::Skipped("there is no libferrite.so.1".into())),
+            Some(symbol) if symbol.is_null() => {
+                Err("libferrite.so.1 has not the functions of ferritedv.h".into())
             }
-            let symbol = libc::dlsym(library, name.as_ptr());
-            if symbol.is_null() {
-                return Err("libferrite.so.1 has not the functions of ferritedv.h".into());
-            }
-            Ok(symbol)
+            Some(symbol) => Ok(symbol),
         }
     }
 

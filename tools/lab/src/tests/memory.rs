@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What programs do with memory beyond registering it, and every check that stands before an access.
+
+use anyhow::{bail, Result};
+use serde_json::json;
+
+use super::basics::{verbs_check, verbs_check_within};
+use super::{nothing_left, still_works, wire, VmTest};
+use crate::cluster::Cluster;
+
+/// Between two machines.
+pub const BETWEEN: &[VmTest] = &[
+    VmTest::new(
+        "each access check, broken alone, has its status and its number, and no byte moves",
+        |c| verbs_check(c, "access"),
+    ),
+    VmTest::new(
+        "lists of pieces of regions: reached by peers and here, used before they are complete, refused, ended",
+        |c| verbs_check(c, "lists"),
+    ),
+    VmTest::new(
+        "a registration that fails drains the send queue, whatever the cause; mended, the program goes on",
+        |c| verbs_check(c, "drains"),
+    ),
+    VmTest::new(
+        "a window or list of one touch takes one message, and no second one",
+        |c| verbs_check(c, "one-touch"),
+    ),
+    VmTest::new("lists and windows leave nothing behind", nothing_is_left),
+];
+
+/// Within one machine: both ends in one process, on one port.
+pub const WITHIN: &[VmTest] = &[
+    VmTest::new(
+        "each access check, broken alone, has its status and its number, and no byte moves",
+        |c| within(c, "access"),
+    ),
+    VmTest::new(
+        "lists of pieces of regions: reached, used before they are complete, refused, ended",
+        |c| within(c, "lists"),
+    ),
+    VmTest::new(
+        "a registration that fails drains the send queue, whatever the cause",
+        |c| within(c, "drains"),
+    ),
+    VmTest::new("a window or list of one touch takes one message", |c| {
+        within(c, "one-touch")
+    }),
+    VmTest::new("lists and windows leave nothing behind", nothing_is_left),
+];
+
+/// Over a wire that is no good.
+pub const WIRE: &[VmTest] = &[VmTest::new(
+    "frames lost, doubled and reordered are no second touch",
+    touches_over_a_bad_wire,
+)];
+
+fn within(cluster: &Cluster, case: &str) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    verbs_check_within(one, case)
+}
+
+fn touches_over_a_bad_wire(cluster: &Cluster) -> Result<()> {
+    cluster.fabric_command(&json!({
+        "cmd": "faults", "only": "roce",
+        "loss": 0.01, "duplicate": 0.05, "reorder": 0.05,
+    }))?;
+    let result = || -> Result<()> {
+        verbs_check(cluster, "touches")?;
+        let stats = cluster.fabric_command(&json!({"cmd": "stats"}))?;
+        if wire::lost(&stats) == 0 {
+            bail!("nothing was lost: {stats}");
+        }
+        Ok(())
+    }();
+    cluster.fabric_command(&json!({"cmd": "faults", "reset": true}))?;
+    result?;
+    still_works(cluster)
+}
+
+fn nothing_is_left(cluster: &Cluster) -> Result<()> {
+    for vm in &cluster.vms {
+        nothing_left(vm)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// A case that no test runs proves nothing.
+    #[test]
+    fn every_case_of_verbs_check_is_run() {
+        let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let cases = std::fs::read_to_string(tools.join("verbs-check/src/checks.rs")).unwrap();
+        let names: BTreeSet<&str> = cases
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("name: \"")?.strip_suffix("\","))
+            .collect();
+        assert!(names.contains("atomics") && names.len() > 8, "{names:?}");
+        let mut run = String::new();
+        for file in std::fs::read_dir(tools.join("lab/src/tests")).unwrap() {
+            run += &std::fs::read_to_string(file.unwrap().path()).unwrap();
+        }
+        let left_out: Vec<_> = names
+            .into_iter()
+            // As the last argument of what runs it on machines.
+            .filter(|name| !run.contains(&format!(", \"{name}\")")))
+            .collect();
+        assert_eq!(left_out, [""; 0], "no test runs them");
+    }
+}

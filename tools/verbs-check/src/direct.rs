@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What Ferrite's provider has beyond the verbs (`ferritedv.h`), found at run time: on machines
+//! without it the checks of it are skipped, and the others run.
+
+use std::ffi::CStr;
+
+use crate::sys::*;
+use crate::verbs::{check, not_null, Entry, Errno};
+
+/// `FERRITEDV_QP_LISTS`.
+pub const LISTS: u32 = 1 << 0;
+/// `FERRITEDV_QP_REGISTER_DRAINS`.
+pub const DRAINS: u32 = 1 << 1;
+/// `FERRITEDV_ACCESS_ONE_TOUCH`.
+pub const ONE_TOUCH: u32 = 1 << 30;
+/// `FERRITEDV_MAX_PIECES`.
+pub const MAX_PIECES: usize = 16;
+/// `FERRITEDV_WC_REGISTER_LIST`.
+pub const WC_REGISTER_LIST: u32 = IBV_WC_DRIVER1;
+
+/// Finds a function in the library that libibverbs has loaded already; null without the library, or
+/// without the function.
+pub fn symbol(name: &CStr) -> Option<*mut libc::c_void> {
+    // SAFETY: the names are C strings. The library is never closed.
+    unsafe {
+        let library = libc::dlopen(c"libferrite.so.1".as_ptr(), libc::RTLD_NOW);
+        if library.is_null() {
+            return None;
+        }
+        Some(libc::dlsym(library, name.as_ptr()))
+    }
+}
+
+/// The same; that it is not there is what the function would say of another provider's device.
+fn function(name: &CStr) -> Result<*mut libc::c_void, Errno> {
+    symbol(name)
+        .filter(|symbol| !symbol.is_null())
+        .ok_or(Errno(libc::EOPNOTSUPP))
+}
+
+/// `struct ferritedv_qp_init_attr`.
+#[repr(C)]
+struct QpInitAttr {
+    comp_mask: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+/// `struct ferritedv_list`.
+#[repr(C)]
+struct List {
+    mr: *mut ibv_mr,
+    key: u32,
+    access: u32,
+    address: u64,
+    pieces: *const ibv_sge,
+    num_pieces: i32,
+    comp_mask: u32,
+}
+
+/// `struct ferritedv_message`.
+#[repr(C)]
+struct Message {
+    sg_list: *const ibv_sge,
+    num_sge: i32,
+    invalidate_rkey: u32,
+    remote_srqn: u32,
+    comp_mask: u32,
+}
+
+type CreateQp = unsafe extern "C" fn(
+    *mut ibv_context,
+    *mut ibv_qp_init_attr_ex,
+    *const QpInitAttr,
+) -> *mut ibv_qp;
+type AllocList = unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mr;
+type PostList = unsafe extern "C" fn(*mut ibv_qp, u64, u32, *const List) -> i32;
+type PostListSend = unsafe extern "C" fn(*mut ibv_qp, u64, u32, *const List, *const Message) -> i32;
+type WriteList = unsafe extern "C" fn(*mut ibv_qp_ex, *const List);
+type WriteListSend = unsafe extern "C" fn(*mut ibv_qp_ex, *const List, u32);
+
+/// Makes a queue pair that can do more.
+///
+/// # Safety
+///
+/// As for `ibv_create_qp_ex`.
+pub unsafe fn create_qp(
+    context: *mut ibv_context,
+    attr: &mut ibv_qp_init_attr_ex,
+    flags: u32,
+) -> Result<*mut ibv_qp, Errno> {
+    let more = QpInitAttr {
+        comp_mask: 0,
+        flags,
+        reserved: 0,
+    };
+    let create = function(c"ferritedv_create_qp")?;
+    // SAFETY: by the caller; a symbol of that name is the function that ferritedv.h declares.
+    unsafe {
+        let create = std::mem::transmute::<*mut libc::c_void, CreateQp>(create);
+        not_null(create(context, attr, &more))
+    }
+}
+
+/// Makes a key for lists.
+///
+/// # Safety
+///
+/// `pd` lives.
+pub unsafe fn alloc_list(pd: *mut ibv_pd, max_pieces: u32) -> Result<*mut ibv_mr, Errno> {
+    let alloc = function(c"ferritedv_alloc_list")?;
+    // SAFETY: as above.
+    unsafe {
+        let alloc = std::mem::transmute::<*mut libc::c_void, AllocList>(alloc);
+        not_null(alloc(pd, max_pieces))
+    }
+}
+
+/// A registration of a list.
+#[derive(Clone, Debug, Default)]
+pub struct ListWork {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// `ibv_send_flags`.
+    pub flags: u32,
+    /// The key that the list has afterwards.
+    pub key: u32,
+    /// `ibv_access_flags` and [`ONE_TOUCH`].
+    pub access: u32,
+    /// Address of the first byte.
+    pub address: u64,
+    /// The pieces.
+    pub pieces: Vec<Entry>,
+    /// The message that goes with it: its entries, and the peer's key that it invalidates or 0.
+    pub message: Option<(Vec<Entry>, u32)>,
+}
+
+/// Posts a registration, in the extended way if the queue pair was made for it.
+///
+/// # Safety
+///
+/// Queue pair and key live.
+pub unsafe fn post_list(
+    qp: *mut ibv_qp,
+    extended: bool,
+    mr: *mut ibv_mr,
+    work: &ListWork,
+) -> Result<(), Errno> {
+    let pieces = crate::verbs::sges(&work.pieces);
+    let list = List {
+        mr,
+        key: work.key,
+        access: work.access,
+        address: work.address,
+        pieces: pieces.as_ptr(),
+        num_pieces: pieces.len() as i32,
+        comp_mask: 0,
+    };
+    if extended {
+        // SAFETY: by the caller.
+        return unsafe { write_list(qp.cast(), &list, work) };
+    }
+    // SAFETY: by the caller; symbols of these names are the functions that ferritedv.h declares, and
+    // lists are as long as they say.
+    check(unsafe {
+        match &work.message {
+            None => {
+                let post = function(c"ferritedv_post_register_list")?;
+                let post = std::mem::transmute::<*mut libc::c_void, PostList>(post);
+                post(qp, work.wr_id, work.flags, &list)
+            }
+            Some((entries, invalidate_rkey)) => {
+                let entries = crate::verbs::sges(entries);
+                let message = Message {
+                    sg_list: entries.as_ptr(),
+                    num_sge: entries.len() as i32,
+                    invalidate_rkey: *invalidate_rkey,
+                    remote_srqn: 0,
+                    comp_mask: 0,
+                };
+                let post = function(c"ferritedv_post_register_list_and_send")?;
+                let post = std::mem::transmute::<*mut libc::c_void, PostListSend>(post);
+                post(qp, work.wr_id, work.flags, &list, &message)
+            }
+        }
+    })
+}
+
+/// The same between start and completion.
+///
+/// # Safety
+///
+/// The queue pair lives and has the extended interface, and the key lives.
+unsafe fn write_list(qp: *mut ibv_qp_ex, list: &List, work: &ListWork) -> Result<(), Errno> {
+    let plain = function(c"ferritedv_wr_register_list")?;
+    let with_message = function(c"ferritedv_wr_register_list_and_send")?;
+    let missing = Errno(libc::ENOSYS);
+    // SAFETY: by the caller; the functions are those that ferritedv.h declares, called in their order.
+    unsafe {
+        let operations = std::ptr::read(qp);
+        operations.wr_start.ok_or(missing)?(qp);
+        (*qp).wr_id = work.wr_id;
+        (*qp).wr_flags = work.flags;
+        match &work.message {
+            None => {
+                let write = std::mem::transmute::<*mut libc::c_void, WriteList>(plain);
+                write(qp, list);
+            }
+            Some((entries, invalidate_rkey)) => {
+                let write = std::mem::transmute::<*mut libc::c_void, WriteListSend>(with_message);
+                write(qp, list, *invalidate_rkey);
+                let entries = crate::verbs::sges(entries);
+                operations.wr_set_sge_list.ok_or(missing)?(qp, entries.len(), entries.as_ptr());
+            }
+        }
+        check(operations.wr_complete.ok_or(missing)?(qp))
+    }
+}
