@@ -857,6 +857,9 @@ pub const FEATURE_FLUSH: u64 = 1 << 12;
 pub const FEATURE_RESIZE_SRQ: u64 = 1 << 13;
 /// Feature: `SetPort`.
 pub const FEATURE_PORT_MTU: u64 = 1 << 14;
+/// Feature: tags can be used as soon as the doorbell of the command that makes them is written: what
+/// uses one waits until the command is finished.
+pub const FEATURE_PENDING_TAGS: u64 = 1 << 15;
 /// Feature: regions whose pages come and go, [`REGION_ON_DEMAND`].
 pub const FEATURE_ON_DEMAND: u64 = 1 << 16;
 /// Where events go and by which message can be told by the vector map ([`SetVectorMap`]), and
@@ -903,7 +906,7 @@ pub const fn complete_features(mut features: u64) -> u64 {
 }
 
 /// Names of the counters that `QueryCounters` fills in, in order.
-pub const COUNTER_NAMES: [&str; 18] = [
+pub const COUNTER_NAMES: [&str; 19] = [
     "tx_packets",
     "tx_bytes",
     "rx_packets",
@@ -922,6 +925,7 @@ pub const COUNTER_NAMES: [&str; 18] = [
     "completions",
     "sq_registrations",
     "early_uses",
+    "pending_waits",
 ];
 
 /// A command with its opcode and reply; the payload types implement it.

@@ -45,6 +45,8 @@ pub struct Counters {
     /// Work requests, and requests of peers, that used a tag whose registration by work request had
     /// not completed yet.
     pub early_uses: u64,
+    /// Work requests, and requests of peers, that had to wait for a pending tag.
+    pub pending_waits: u64,
     /// Register reads.
     pub register_reads: u64,
     /// Register writes.
@@ -95,6 +97,7 @@ impl Counters {
             self.completions,
             self.sq_registrations,
             self.early_uses,
+            self.pending_waits,
         ]
     }
 }
