@@ -43,7 +43,8 @@ flags! {
     pub struct QpCreateFlags(u32) {
         /// A registration by work request that fails drains the send queue: state SQD, what is posted
         /// after it is flushed until the consumer goes on (SQD->RTS). Without it the queue pair is
-        /// in error.
+        /// in error. What is flushed has its completion, signalled or not: the completion queue needs
+        /// room for all sends that may be posted.
         REGISTER_DRAINS = FIRST_CREATE_FLAG,
         /// There is room for work requests that register and send, [`REGISTER_SEND_OPCODE`].
         REGISTER_SEND = FIRST_CREATE_FLAG << 1,

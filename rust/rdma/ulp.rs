@@ -22,7 +22,7 @@ use core::ops::Range;
 use core::ptr::{self, NonNull};
 use kernel::error::{from_err_ptr, from_result, to_result};
 use kernel::prelude::*;
-use kernel::sync::atomic::{Acquire, Atomic, Release};
+use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::Arc;
 use kernel::time::Jiffies;
 use kernel::types::Opaque;
@@ -253,12 +253,42 @@ impl Drop for Pd<'_> {
 /// `raw` is owned by this value.
 pub struct Cq<'a> {
     raw: NonNull<bindings::ib_cq>,
+    /// Entries that no queue pair has taken.
+    left: Atomic<u32>,
     _p: PhantomData<&'a Device<'a>>,
 }
 
+/// Entries of a completion queue that a queue pair has taken for all that it may post: it never overflows.
+struct Room<'p> {
+    left: &'p Atomic<u32>,
+    entries: u32,
+}
+
+impl<'p> Room<'p> {
+    /// Takes `entries` of those that are `left`; `EBUSY` where those are fewer.
+    fn take(left: &'p Atomic<u32>, entries: u64) -> Result<Self> {
+        let entries = u32::try_from(entries).map_err(|_| EINVAL)?;
+        let mut now = left.load(Relaxed);
+        loop {
+            let rest = now.checked_sub(entries).ok_or(EBUSY)?;
+            match left.cmpxchg(now, rest, Relaxed) {
+                Ok(_) => return Ok(Self { left, entries }),
+                Err(other) => now = other,
+            }
+        }
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.left.fetch_add(self.entries, Relaxed);
+    }
+}
+
 impl<'a> Cq<'a> {
-    /// Makes a completion queue.
+    /// Makes a completion queue, of which each queue pair takes as many entries as it may post requests, and two.
     pub fn new(device: &'a Device<'_>, entries: u32, vector: u32) -> Result<Self> {
+        let left = Atomic::new(entries);
         let entries = c_int::try_from(entries).map_err(|_| EINVAL)?;
         let vector = c_int::try_from(vector).map_err(|_| EINVAL)?;
         // SAFETY: The core does not free the device before the client's callback, which lent it,
@@ -267,6 +297,7 @@ impl<'a> Cq<'a> {
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
+            left,
             _p: PhantomData,
         })
     }
@@ -732,7 +763,35 @@ pub struct Qp<'p> {
     options: QpOptions,
     /// Whether it left the reset state, before which nothing can be posted.
     used: Atomic<bool>,
-    slots: KVec<Pin<KBox<Slot<'p>>>>,
+    sends: Slots<'p>,
+    recvs: Slots<'p>,
+    _room: Room<'p>,
+}
+
+/// Room for work requests of one queue: no more are posted to it, so that it has room for the one that drains
+/// it.
+struct Slots<'p>(KVec<Pin<KBox<Slot<'p>>>>);
+
+impl<'p> Slots<'p> {
+    fn new(count: u32) -> Result<Self> {
+        let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        for _ in 0..count {
+            slots.push(KBox::pin_init(Slot::new(), GFP_KERNEL)?, GFP_KERNEL)?;
+        }
+        Ok(Self(slots))
+    }
+
+    /// Takes a slot for a request that holds what it uses; `EBUSY` where there is none.
+    fn take(&self, held: Held<'p>) -> Result<&Slot<'p>> {
+        let slot = self
+            .0
+            .iter()
+            .find(|slot| slot.busy.cmpxchg(false, true, Acquire).is_ok())
+            .ok_or(EBUSY)?;
+        // SAFETY: `busy` was false and was set by us in one step, so that the slot is ours.
+        unsafe { *slot.held.get() = held };
+        Ok(slot)
+    }
 }
 
 impl<'p> Qp<'p> {
@@ -741,7 +800,8 @@ impl<'p> Qp<'p> {
         Self::with_options(pd, cq, limits, QpOptions::default())
     }
 
-    /// The same with options; `EOPNOTSUPP` where the device does not have them.
+    /// The same with options; `EOPNOTSUPP` where the device does not have them, `EBUSY` where `cq` has no room left for
+    /// the completions.
     pub fn with_options(
         pd: &'p Pd<'_>,
         cq: &'p Cq<'_>,
@@ -758,10 +818,10 @@ impl<'p> Qp<'p> {
         if !extensions.contains(needed) {
             return Err(eopnotsupp());
         }
-        let mut slots = KVec::new();
-        for _ in 0..u64::from(limits.sends) + u64::from(limits.recvs) {
-            slots.push(KBox::pin_init(Slot::new(), GFP_KERNEL)?, GFP_KERNEL)?;
-        }
+        // With those that drain it.
+        let requests = u64::from(limits.sends) + u64::from(limits.recvs) + 2;
+        let room = Room::take(&cq.left, requests)?;
+        let (sends, recvs) = (Slots::new(limits.sends)?, Slots::new(limits.recvs)?);
         let mut attr: bindings::ib_qp_init_attr = pin_init::zeroed();
         attr.send_cq = cq.raw.as_ptr();
         attr.recv_cq = cq.raw.as_ptr();
@@ -783,7 +843,9 @@ impl<'p> Qp<'p> {
             extensions,
             options,
             used: Atomic::new(false),
-            slots,
+            sends,
+            recvs,
+            _room: room,
         })
     }
 
@@ -883,17 +945,6 @@ impl<'p> Qp<'p> {
         )
     }
 
-    fn take_slot(&self, held: Held<'p>) -> Result<&Slot<'p>> {
-        let slot = self
-            .slots
-            .iter()
-            .find(|slot| slot.busy.cmpxchg(false, true, Acquire).is_ok())
-            .ok_or(EBUSY)?;
-        // SAFETY: `busy` was false and was set by us in one step, so that the slot is ours.
-        unsafe { *slot.held.get() = held };
-        Ok(slot)
-    }
-
     fn give_back(slot: &Slot<'p>) {
         // SAFETY: `busy` was set by us and nothing was posted, so that no handler uses the slot.
         unsafe { *slot.held.get() = Held::default() };
@@ -977,7 +1028,7 @@ impl<'p> Qp<'p> {
     /// Posts a receive into `range` of `buffer`.
     pub fn recv(&self, buffer: &Arc<Buffer<'p>>, range: Range<usize>) -> Result<Ticket<'_, 'p>> {
         let mut sge = self.buffer_sge(buffer, &range)?;
-        let slot = self.take_slot(Held {
+        let slot = self.recvs.take(Held {
             _buffer: Some(buffer.clone()),
             ..Held::default()
         })?;
@@ -1037,13 +1088,13 @@ impl<'p> Qp<'p> {
         posts: [(Op<'_, 'p>, Memory<'_, 'p>); N],
         key: Option<u32>,
     ) -> Result<[Ticket<'_, 'p>; N]> {
-        let any: &Slot<'p> = self.slots.first().ok_or(EBUSY)?;
+        let any: &Slot<'p> = self.sends.0.first().ok_or(EBUSY)?;
         let mut slots = [any; N];
         let mut sges: [Option<bindings::ib_sge>; N] = [const { None }; N];
         for (at, (op, memory)) in posts.iter().enumerate() {
             let taken = self.prepare(op, memory).and_then(|(held, sge)| {
                 sges[at] = sge;
-                self.take_slot(held)
+                self.sends.take(held)
             });
             match taken {
                 Ok(slot) => slots[at] = slot,
@@ -1205,3 +1256,39 @@ const _: () = {
     assert!(core::mem::offset_of!(bindings::ib_atomic_wr, wr) == 0);
     assert!(core::mem::offset_of!(bindings::ib_reg_wr, wr) == 0);
 };
+
+#[cfg(not(rdma_no_tests))]
+#[kunit_tests(rust_rdma_ulp)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_posted_than_a_queue_was_made_for() -> Result {
+        let slots = Slots::new(2)?;
+        let first = slots.take(Held::default())?;
+        slots.take(Held::default())?;
+        assert_eq!(slots.take(Held::default()).err(), Some(EBUSY));
+        Qp::give_back(first);
+        slots.take(Held::default())?;
+        assert_eq!(slots.take(Held::default()).err(), Some(EBUSY));
+        // One that was made for none has none.
+        let none = Slots::new(0)?;
+        assert_eq!(none.take(Held::default()).err(), Some(EBUSY));
+        Ok(())
+    }
+
+    #[test]
+    fn a_completion_queue_has_room_for_all_that_may_be_posted() -> Result {
+        let left = Atomic::new(10);
+        let room = Room::take(&left, 6)?;
+        assert_eq!(Room::take(&left, 5).err(), Some(EBUSY));
+        let rest = Room::take(&left, 4)?;
+        assert_eq!(Room::take(&left, 1).err(), Some(EBUSY));
+        drop(room);
+        assert_eq!(left.load(Relaxed), 6);
+        drop(rest);
+        assert_eq!(left.load(Relaxed), 10);
+        assert_eq!(Room::take(&left, 1 << 32).err(), Some(EINVAL));
+        Ok(())
+    }
+}

@@ -182,6 +182,20 @@ fn immediate_data_arrives(pair: &Pair<'_>) -> Result {
     check(outcome.imm_data == Some(0x1234_5678))
 }
 
+fn sends_and_receives_have_room_of_their_own(pair: &Pair<'_>) -> Result {
+    // The peer has nothing to receive them with, so that they stay until the connection ends.
+    let send = || pair.near.send(Op::Send, Memory::Buffer(&pair.source, 0..8));
+    for _ in 0..DEPTH {
+        send()?;
+    }
+    check(send().err() == Some(EBUSY))?;
+    let recv = || pair.near.recv(&pair.source, 64..128);
+    for _ in 0..DEPTH {
+        recv()?;
+    }
+    check(recv().err() == Some(EBUSY))
+}
+
 fn many_requests_complete(pair: &Pair<'_>) -> Result {
     pair.source.fill(pattern(5));
     pair.sink.fill(|_| 0);
@@ -725,7 +739,7 @@ const USUAL: QpOptions = QpOptions {
 };
 
 /// What every device has to do.
-const TESTS: [Test; 13] = tests![
+const TESTS: [Test; 14] = tests![
     Extensions::from_raw(0), USUAL;
     sends_arrive,
     immediate_data_arrives,
@@ -740,6 +754,7 @@ const TESTS: [Test; 13] = tests![
     beyond_the_region_is_refused,
     a_message_longer_than_the_receive_fails_at_both_ends,
     a_region_is_used_before_its_registration_is_complete,
+    sends_and_receives_have_room_of_their_own,
 ];
 
 /// Registration and message in one.

@@ -8,6 +8,9 @@
 //! A caller looks for its event itself for a while, as most commands are done sooner than an
 //! interrupt could say so and a sleeper could wake. Only then it sleeps, and has interrupts raised.
 //!
+//! Who posts a command ([`Cqp::post`]) looks for no answer, nor is there an interrupt for it: it is taken by
+//! whoever looks for another, at the latest when the device is asked whether it works.
+//!
 //! [`requests`]: crate::requests
 
 use crate::{
@@ -42,12 +45,15 @@ use crate::{
         Lent, //
     },
     requests::{
+        Answered,
+        Asked,
         Class,
         Outcome,
         Position,
         Request,
         Requests,
         Ring,
+        Ticket,
         ENTRIES,
         LOG_ENTRIES,
         MOST_LONG,
@@ -351,16 +357,23 @@ impl Cqp {
         }
     }
 
-    /// Takes the event of a finished command. May be called from any context.
-    pub(crate) fn finished(&self, event: &EventEntry, answers: &Answers<'_>) {
+    /// Takes the event of a finished command. Returns the number of the object that one was about which
+    /// was posted and failed, and why. May be called from any context.
+    pub(crate) fn finished(
+        &self,
+        event: &EventEntry,
+        answers: &Answers<'_>,
+    ) -> Option<(u32, Error)> {
         let status = status_of(event.param0);
         let ring = self.queue(answers.doorbells);
-        if self.requests.finish(event.id, status, event.param1, &ring) {
+        let answered = self.requests.finish(event.id, status, event.param1, &ring);
+        if answered.is_some() {
             answers.any.set(true);
         } else if !self.is_dead() {
             // Those of a dead device are waited for no more.
             kernel::pr_warn_once!("ferrite: event of a command that is not in flight\n");
         }
+        answered.and_then(|answered| failed_post(answered, status))
     }
 
     /// Takes the answers that are there.
@@ -371,14 +384,14 @@ impl Cqp {
         });
     }
 
-    /// Looks for answers for a while, if the device has the `request` already; returns whether its own
+    /// Looks for answers for a while, if the device has the command already; returns whether its own
     /// came.
-    fn look_for_answer(&self, request: &Request, in_ring: bool, bars: Bars<'_>) -> bool {
+    fn look_for_answer(&self, ticket: &Ticket, in_ring: bool, bars: Bars<'_>) -> bool {
         let start = Instant::<Monotonic>::now();
         loop {
             // Others may not have seen theirs yet, and wait for the processor: so slots get free.
             self.poll(bars);
-            if request.done.try_wait() {
+            if ticket.done.try_wait() {
                 return true;
             }
             if !in_ring || cpu::need_resched() || start.elapsed() > POLLING {
@@ -418,25 +431,74 @@ impl Cqp {
         } else {
             self.requests.submit(request, &ring)?
         };
-        if !self.look_for_answer(&request, in_ring, bars) {
-            let (look, looks) = looks(self.timeout());
-            let jiffies = msecs_to_jiffies(look);
-            let sleep = |killable: bool| match killable {
-                true => request.done.wait_killable_timeout(jiffies),
-                false => Ok(request.done.wait_timeout(jiffies)),
-            };
-            self.events.sleep(bars.doorbells, || {
-                wait_for(
-                    &self.requests,
-                    &request,
-                    patience == Patience::UntilKilled,
-                    looks,
-                    sleep,
-                    || bars.registers.is_running(),
-                )
-            })?;
-        }
+        let killable = patience == Patience::UntilKilled;
+        self.wait(bars, Asked::Request(&request), in_ring, killable)?;
         take_answer(&self.requests, &request, opcode, least, answer)
+    }
+
+    /// Waits until a command is done, which the device has already if it is `in_ring`: `ETIMEDOUT` where no
+    /// answer came, `EINTR` where it was `killable` and is taken back. Sleeps.
+    fn wait(&self, bars: Bars<'_>, asked: Asked<'_>, in_ring: bool, killable: bool) -> Result {
+        let done = &asked.ticket().done;
+        if self.look_for_answer(asked.ticket(), in_ring, bars) {
+            return Ok(());
+        }
+        let (look, looks) = looks(self.timeout());
+        let jiffies = msecs_to_jiffies(look);
+        let sleep = |killable: bool| match killable {
+            true => done.wait_killable_timeout(jiffies),
+            false => Ok(done.wait_timeout(jiffies)),
+        };
+        self.events.sleep(bars.doorbells, || {
+            wait_for(&self.requests, asked, killable, looks, sleep, || {
+                bars.registers.is_running()
+            })
+        })
+    }
+
+    /// Gives the device a command about the object of that `number`, and does not wait for the answer,
+    /// unless there is no place for a command that nobody waits for: then there is no ticket. What it names
+    /// stays until the ticket says that it is done. Sleeps.
+    pub(crate) fn post<P: Plain>(
+        &self,
+        bars: Bars<'_>,
+        manner: Manner,
+        opcode: CommandOpcode,
+        payload: &P,
+        number: u32,
+    ) -> Result<Option<Arc<Ticket>>> {
+        let mut entry = CommandEntry::new(opcode, 0, (0, 0), payload);
+        // Places of what was posted before get free, and who posts learns early what failed.
+        self.poll(bars);
+        let ticket = Ticket::new(&self.requests, manner.user, manner.class);
+        // Who has no memory for a ticket waits.
+        if let Ok(ticket) = Arc::pin_init(ticket, GFP_KERNEL_ACCOUNT) {
+            let ring = self.queue(bars.doorbells);
+            match self.requests.post(&ticket, number, &mut entry, &ring) {
+                Ok(()) => return Ok(Some(ticket)),
+                Err(error) if error == EAGAIN => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.run(bars, manner, entry, 0, &mut [])?;
+        Ok(None)
+    }
+
+    /// How a command ended that was posted, if that is known; answers that are there are taken.
+    pub(crate) fn look_at(&self, bars: Bars<'_>, ticket: &Ticket) -> Option<Result> {
+        if self.requests.outcome_yet(ticket).is_none() {
+            self.poll(bars);
+        }
+        self.requests.outcome_yet(ticket).map(outcome_to_result)
+    }
+
+    /// Waits until a command is done that was posted, and returns how it ended: `ETIMEDOUT` as
+    /// [`Self::execute`]. Sleeps.
+    pub(crate) fn settle(&self, bars: Bars<'_>, ticket: &Ticket) -> Result {
+        if self.requests.outcome_yet(ticket).is_none() {
+            self.wait(bars, Asked::Posted(ticket), true, false)?;
+        }
+        outcome_to_result(self.requests.outcome(ticket))
     }
 
     /// Runs a command that has parameters and no reply. Sleeps.
@@ -491,10 +553,11 @@ fn take_answer(
     least: usize,
     answer: &mut [u8],
 ) -> Result {
-    let Outcome::Answered { status, result } = requests.outcome(request) else {
+    let outcome = requests.outcome(&request.ticket);
+    outcome_to_result(outcome)?;
+    let Outcome::Answered { result, .. } = outcome else {
         return Err(EIO);
     };
-    status_to_result(status)?;
     let Some(there) = answered(result, answer.len(), least) else {
         kernel::pr_warn_once!(
             "ferrite: answer to command {} has {} bytes, not {}\n",
@@ -565,36 +628,56 @@ impl Watch {
     }
 }
 
-/// Waits until a request is done: `EINTR` where it was `killable` and is taken back, `ETIMEDOUT` where it
+/// Waits until a command is done: `EINTR` where it was `killable` and is taken back, `ETIMEDOUT` where it
 /// is given up, as the device is not `alive` or did nothing for so many `looks`. `sleep` waits for a look,
-/// with `EINTR` if it is to end when the task is killed; it returns whether the request is done.
+/// with `EINTR` if it is to end when the task is killed; it returns whether the command is done.
 ///
 /// Who waits for his turn looks at the device as well: those whose commands it has may not be running.
 fn wait_for(
     requests: &Requests,
-    request: &Request,
+    asked: Asked<'_>,
     mut killable: bool,
     looks: u32,
     sleep: impl Fn(bool) -> Result<bool>,
     alive: impl Fn() -> bool,
 ) -> Result {
-    let mut watch = Watch::new(looks, requests.position(request));
+    let position = || requests.position(asked.ticket());
+    let mut watch = Watch::new(looks, position());
     loop {
         match sleep(killable) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             Err(_) => {
                 killable = false;
-                if requests.withdraw(request) {
-                    return Err(EINTR);
+                match asked {
+                    Asked::Request(request) if requests.withdraw(request) => return Err(EINTR),
+                    _ => continue,
                 }
-                continue;
             }
         }
-        let last = watch.look(requests.position(request));
-        if (last || !alive()) && requests.give_up(request) {
+        let last = watch.look(position());
+        if (last || !alive()) && requests.give_up(asked) {
             return Err(ETIMEDOUT);
         }
+    }
+}
+
+/// Which object a command was about that was posted and failed, and why, by what was answered.
+fn failed_post(answered: Answered, status: u32) -> Option<(u32, Error)> {
+    match answered {
+        Answered::Request => None,
+        Answered::Posted { number } => {
+            let error = status_to_result(status).err()?;
+            Some((number, error))
+        }
+    }
+}
+
+/// What a caller sees of how a command ended.
+fn outcome_to_result(outcome: Outcome) -> Result {
+    match outcome {
+        Outcome::Answered { status, .. } => status_to_result(status),
+        Outcome::Lost => Err(EIO),
     }
 }
 
@@ -646,10 +729,11 @@ mod tests {
             if answers(count.fetch_add(1, Relaxed) + 1) {
                 stage.answer_next();
             }
-            Ok(request.done.try_wait())
+            Ok(request.ticket.done.try_wait())
         };
         let alive = || alive(count.load(Relaxed));
-        let result = wait_for(&stage.requests, request, false, looks, sleep, alive);
+        let asked = Asked::Request(request);
+        let result = wait_for(&stage.requests, asked, false, looks, sleep, alive);
         (result, count.load(Relaxed))
     }
 
@@ -773,6 +857,80 @@ mod tests {
         Ok(())
     }
 
+    /// Waits for a command that was posted, with so many looks, at each of which `at_look` is called; returns the
+    /// result, and the looks that took.
+    fn wait_posted(
+        stage: &Stage,
+        ticket: &Ticket,
+        looks: u32,
+        at_look: impl Fn(u32),
+        alive: bool,
+    ) -> (Result, u32) {
+        let count = Atomic::new(0u32);
+        let sleep = |killable: bool| {
+            assert!(!killable);
+            at_look(count.fetch_add(1, Relaxed) + 1);
+            Ok(ticket.done.try_wait())
+        };
+        let asked = Asked::Posted(ticket);
+        let result = wait_for(&stage.requests, asked, false, looks, sleep, || alive);
+        (result, count.load(Relaxed))
+    }
+
+    #[test]
+    fn what_was_posted_is_waited_for_as_often_as_one_likes() -> Result {
+        let stage = Stage::new()?;
+        let ticket = stage.post(1, 7)?;
+        let answer = |at| {
+            if at == 3 {
+                stage.answer_next();
+            }
+        };
+        assert_eq!(wait_posted(&stage, &ticket, 5, answer, true), (Ok(()), 3));
+        for _ in 0..2 {
+            let again = wait_posted(&stage, &ticket, 5, |_| (), false);
+            assert_eq!(again, (Ok(()), 1));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_posted_and_lost_is_found_out_by_who_waits_for_it() -> Result {
+        // Others are answered all the time.
+        let stage = Stage::new()?;
+        let lost = stage.post(1, 7)?;
+        let others = |at: u32| {
+            assert!(stage.post(2, at).is_ok());
+            stage.answer(at as usize);
+        };
+        let result = wait_posted(&stage, &lost, 5, others, true);
+        assert_eq!(result, (Err(ETIMEDOUT), 5));
+        // Its place is not used again, and what the device says later is nobody's.
+        assert_eq!(stage.requests.outcome_yet(&lost), Some(Outcome::Lost));
+        assert!(!stage.answer(0));
+        // A device that is gone is not waited for.
+        let stage = Stage::new()?;
+        let ticket = stage.post(1, 7)?;
+        let result = wait_posted(&stage, &ticket, 30, |_| (), false);
+        assert_eq!(result, (Err(ETIMEDOUT), 1));
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_posted_and_failed_is_told_and_nothing_else() {
+        let number = 0x1234;
+        let told = |answered, status: CommandStatus| failed_post(answered, status.number().into());
+        let posted = Answered::Posted { number };
+        assert_eq!(told(posted, CommandStatus::Ok), None);
+        let resource = told(posted, CommandStatus::NoResource);
+        assert_eq!(resource, Some((number, ENOMEM)));
+        assert_eq!(failed_post(posted, NO_STATUS), Some((number, EIO)));
+        // Who waits finds out himself.
+        assert_eq!(told(Answered::Request, CommandStatus::NoResource), None);
+        // One that the device never answered failed as well.
+        assert_eq!(outcome_to_result(Outcome::Lost), Err(EIO));
+    }
+
     #[test]
     fn who_is_killed_takes_back_what_waits_but_waits_for_what_the_device_has() -> Result {
         let stage = Stage::full_of(1, SLOTS + 1)?;
@@ -793,9 +951,10 @@ mod tests {
                         stage.answer_next();
                     }
                 }
-                Ok(request.done.try_wait())
+                Ok(request.ticket.done.try_wait())
             };
-            wait_for(&stage.requests, request, true, 30, sleep, || true)
+            let asked = Asked::Request(request);
+            wait_for(&stage.requests, asked, true, 30, sleep, || true)
         };
         // It is gone; the one before it is given to the device while it is being killed.
         assert_eq!(wait_killed(SLOTS, false), Err(EINTR));

@@ -12,7 +12,8 @@ use crate::{
         EventPriority,
         FatalCode,
         InvalidatePages,
-        Plain, //
+        Plain,
+        Tag, //
     },
     bars::{
         Doorbells,
@@ -68,7 +69,10 @@ use crate::{
         SrqRef, //
     },
     recovery::Recovery,
-    requests::Class,
+    requests::{
+        Class,
+        Ticket, //
+    },
 };
 use kernel::{
     device::Bound,
@@ -223,6 +227,9 @@ pub(crate) struct Hardware {
     /// And those about memory and management.
     #[pin]
     class_prints: RateLimit,
+    /// And registrations that were posted and failed, which processes may have as often as they like.
+    #[pin]
+    registration_prints: RateLimit,
     /// Events that are about no queue.
     pub(crate) event_counts: EventCounts,
     /// What the device may still do to host memory.
@@ -274,6 +281,7 @@ impl Hardware {
             link_prints <- RateLimit::new(),
             stray_prints <- RateLimit::new(),
             class_prints <- RateLimit::new(),
+            registration_prints <- RateLimit::new(),
             event_counts: EventCounts::new(),
             reach: reach.clone(),
             stopper <- Stopper::new(reach),
@@ -347,7 +355,7 @@ impl Hardware {
     }
 
     /// Calls `give` with what giving a command needs.
-    fn command<T>(self: &Arc<Self>, give: impl FnOnce(Bars<'_>) -> Result<T>) -> Result<T> {
+    fn command<T>(self: &Arc<Self>, give: impl FnOnce(Bars<'_>) -> T) -> T {
         give(Bars {
             doorbells: &self.doorbells,
             registers: &self.registers,
@@ -414,6 +422,27 @@ impl Hardware {
     pub(crate) fn make_long<C: Command>(self: &Arc<Self>, command: &C) -> Result {
         let manner = Manner::of_current(Class::Long, Patience::UntilKilled);
         self.run(manner, C::OPCODE, command)
+    }
+
+    /// Gives the device a command that makes something with a tag of that `number`, and returns as soon as the
+    /// device has it; none where it was waited for. `EINTR` as [`Self::make`]. Sleeps.
+    fn post<C: Command>(self: &Arc<Self>, command: &C, number: u32) -> Result<Option<Posted>> {
+        let manner = Manner::of_current(Class::Short, Patience::UntilKilled);
+        let opcode = C::OPCODE;
+        let result = self.command(|bars| self.cqp.post(bars, manner, opcode, command, number));
+        let ticket = self.check(opcode, result)?;
+        Ok(ticket.map(|ticket| Posted { opcode, ticket }))
+    }
+
+    /// Waits for the answer to a command that was posted. Sleeps.
+    fn settle(self: &Arc<Self>, posted: &Posted) -> Result {
+        let result = self.command(|bars| self.cqp.settle(bars, &posted.ticket));
+        self.check(posted.opcode, result)
+    }
+
+    /// How a command ended that was posted, if that is known.
+    fn look_at(self: &Arc<Self>, posted: &Posted) -> Option<Result> {
+        self.command(|bars| self.cqp.look_at(bars, &posted.ticket))
     }
 
     /// Runs a query. `EINTR` if the caller is killed before it is its turn. Sleeps.
@@ -685,7 +714,11 @@ impl Hardware {
                 let cq = self.cqs.get(event.id as usize);
                 return cq.map_or(0, |cq| FerriteCq::notify(&cq));
             }
-            Some(EventCode::CommandDone) => self.cqp.finished(event, answers),
+            Some(EventCode::CommandDone) => {
+                if let Some((number, error)) = self.cqp.finished(event, answers) {
+                    self.registration_failed(number, error);
+                }
+            }
             Some(code) => self.dispatch_rare(code, event),
             None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
         }
@@ -764,6 +797,22 @@ impl Hardware {
         }
     }
 
+    /// Tells of a registration that failed after its key was given out, if not too often: who has the key learns it
+    /// when he uses it.
+    #[cold]
+    fn registration_failed(&self, number: u32, error: Error) {
+        if self.registration_prints.allows(c"ferrite registrations") {
+            // The whole key is nobody's but its owner's.
+            let index = Tag(number).index();
+            dev_warn!(
+                self.pdev,
+                "registration of tag index {:#x} failed: {:?}\n",
+                index,
+                error
+            );
+        }
+    }
+
     /// Counts an event that is about no queue, and prints what it says, if not too often.
     fn class_event(&self, class: EventClass, event: &EventEntry) {
         let description = Description(class, event);
@@ -833,6 +882,59 @@ impl Stop for Stopping<'_> {
     }
 }
 
+/// A command that was posted.
+struct Posted {
+    opcode: CommandOpcode,
+    ticket: Arc<Ticket>,
+}
+
+/// How far the making of an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Making {
+    /// The device was told, and has not answered yet.
+    Pending,
+    /// It is there.
+    Made,
+    /// The device did not make it, and said why.
+    Failed(Error),
+}
+
+impl Making {
+    /// By how the command that makes it ended, if it did.
+    fn new(outcome: Option<Result>) -> Self {
+        match outcome {
+            None => Self::Pending,
+            Some(Ok(())) => Self::Made,
+            Some(Err(error)) => Self::Failed(error),
+        }
+    }
+}
+
+/// What the answer to the command that takes an object down means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parting {
+    /// The device has let go of it.
+    Gone,
+    /// Something uses it.
+    Busy,
+    /// That is no answer which there could be.
+    Disagreement,
+}
+
+impl Parting {
+    /// By that answer, for an object that is so far made as `making` says and that something `may_be`
+    /// using.
+    fn new(ended: Result, making: Making, may_be: impl FnOnce() -> bool) -> Self {
+        match (ended, making) {
+            (Ok(()), _) => Self::Gone,
+            // There never was any.
+            (Err(error), Making::Failed(_)) if error == ENOENT => Self::Gone,
+            (Err(error), _) if error == EBUSY && may_be() => Self::Busy,
+            (Err(_), _) => Self::Disagreement,
+        }
+    }
+}
+
 /// Something that was made in the device by a command, and is taken down by another.
 ///
 /// Dropping it takes it down at the latest; afterwards the device does not touch what belongs to
@@ -842,6 +944,10 @@ pub(crate) struct DeviceObject {
     destroy: CommandOpcode,
     number: u32,
     gone: Atomic<u32>,
+    /// The command that makes it, if that was posted.
+    making: Option<Posted>,
+    /// That it was made by another command, after the one that was posted failed, once this is not zero.
+    made_since: Atomic<u32>,
 }
 
 impl DeviceObject {
@@ -853,12 +959,67 @@ impl DeviceObject {
         number: u32,
     ) -> Result<Self> {
         hw.make(create)?;
-        Ok(Self {
+        Ok(Self::new(hw, destroy, number, None))
+    }
+
+    /// The same for what has a tag of that number, but does not wait for the device to make it: this is for
+    /// who agreed with it on [`FEATURE_PENDING_TAGS`], so that what uses the tag waits. Where many were
+    /// posted and not answered it waits all the same.
+    ///
+    /// What `create` names has to stay until this is dropped, whatever becomes of it.
+    ///
+    /// [`FEATURE_PENDING_TAGS`]: crate::abi::FEATURE_PENDING_TAGS
+    pub(crate) fn post<C: Command>(
+        hw: &Arc<Hardware>,
+        create: &C,
+        destroy: CommandOpcode,
+        number: u32,
+    ) -> Result<Self> {
+        let making = hw.post(create, number)?;
+        Ok(Self::new(hw, destroy, number, making))
+    }
+
+    fn new(
+        hw: &Arc<Hardware>,
+        destroy: CommandOpcode,
+        number: u32,
+        making: Option<Posted>,
+    ) -> Self {
+        Self {
             hw: hw.clone(),
             destroy,
             number,
             gone: Atomic::new(0),
-        })
+            making,
+            made_since: Atomic::new(0),
+        }
+    }
+
+    /// The command that was posted to make it, if it still counts.
+    fn posted(&self) -> Option<&Posted> {
+        let counts = self.made_since.load(Relaxed) == 0;
+        self.making.as_ref().filter(|_| counts)
+    }
+
+    /// How far its making is, as far as that is known.
+    pub(crate) fn making(&self) -> Making {
+        match self.posted() {
+            Some(posted) => Making::new(self.hw.look_at(posted)),
+            None => Making::Made,
+        }
+    }
+
+    /// Waits until it is made, or is known not to be. Sleeps.
+    pub(crate) fn settle(&self) -> Making {
+        match self.posted() {
+            Some(posted) => Making::new(Some(self.hw.settle(posted))),
+            None => Making::Made,
+        }
+    }
+
+    /// Notes that it was made by a command that was waited for, though the one that was posted failed.
+    pub(crate) fn note_made(&self) {
+        self.made_since.store(1, Relaxed);
     }
 
     /// Takes the object down. Sleeps.
@@ -875,24 +1036,29 @@ impl DeviceObject {
         if self.gone.xchg(1, kernel::sync::atomic::Full) != 0 {
             return Ok(());
         }
-        match self.hw.execute_on(self.destroy, self.number) {
-            Ok(()) => return Ok(()),
-            Err(error) if error == EBUSY && may_be() => {
-                self.gone.store(0, Relaxed);
-                return Err(EBUSY);
+        let ended = self.hw.execute_on(self.destroy, self.number);
+        // The device does what is about one object in order, so that this takes no time, unless it lost
+        // the command that was posted: then it is given up here.
+        let making = self.settle();
+        // Of a device that failed no other answer counts than that it has let go.
+        if !self.hw.is_dead() || (ended.is_ok() && making == Making::Made) {
+            match Parting::new(ended, making, may_be) {
+                Parting::Gone => return Ok(()),
+                Parting::Busy => {
+                    self.gone.store(0, Relaxed);
+                    return Err(EBUSY);
+                }
+                Parting::Disagreement => {
+                    // What the device would touch afterwards is anyone's guess.
+                    pr_err!(
+                        "ferrite: {:?} of {:#x} failed: {:?}\n",
+                        self.destroy,
+                        self.number,
+                        ended
+                    );
+                    self.hw.fail();
+                }
             }
-            Err(error) if !self.hw.is_dead() => {
-                // The device and the driver disagree about what exists: what the device would
-                // touch afterwards is anyone's guess.
-                pr_err!(
-                    "ferrite: {:?} of {:#x} failed: {:?}\n",
-                    self.destroy,
-                    self.number,
-                    error
-                );
-                self.hw.fail();
-            }
-            Err(_) => {}
         }
         self.hw.ensure_stopped();
         Ok(())
@@ -924,5 +1090,38 @@ mod tests {
             assert_eq!(Cause::from_number(cause.number()), Some(cause));
         }
         assert_eq!(Cause::from_number(0), None);
+    }
+
+    #[test]
+    fn what_was_never_made_need_not_be_found() {
+        let parting = |ended, making| Parting::new(ended, making, || false);
+        let failed = Making::Failed(ENOMEM);
+        for making in [Making::Made, failed, Making::Pending] {
+            assert_eq!(parting(Ok(()), making), Parting::Gone);
+            assert_eq!(parting(Err(EINVAL), making), Parting::Disagreement);
+        }
+        assert_eq!(parting(Err(ENOENT), failed), Parting::Gone);
+        for making in [Making::Made, Making::Pending] {
+            assert_eq!(parting(Err(ENOENT), making), Parting::Disagreement);
+        }
+    }
+
+    #[test]
+    fn only_what_may_be_in_use_is_busy() {
+        for making in [Making::Made, Making::Failed(EINVAL)] {
+            let parting = |may_be: bool| Parting::new(Err(EBUSY), making, || may_be);
+            assert_eq!(parting(true), Parting::Busy);
+            assert_eq!(parting(false), Parting::Disagreement);
+        }
+        // It is not asked where the device says otherwise.
+        let parting = Parting::new(Ok(()), Making::Made, || unreachable!());
+        assert_eq!(parting, Parting::Gone);
+    }
+
+    #[test]
+    fn an_object_is_made_when_the_device_says_so() {
+        assert_eq!(Making::new(None), Making::Pending);
+        assert_eq!(Making::new(Some(Ok(()))), Making::Made);
+        assert_eq!(Making::new(Some(Err(ENOMEM))), Making::Failed(ENOMEM));
     }
 }

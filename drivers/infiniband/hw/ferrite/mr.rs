@@ -8,7 +8,6 @@ use crate::{
         AllocateTag,
         AttOrder,
         Buffer,
-        CommandOpcode,
         FastRegisterPart,
         RegisterRegion,
         Tag,
@@ -18,7 +17,10 @@ use crate::{
     },
     device::Ferrite,
     dm::Piece,
-    hardware::DeviceObject,
+    hardware::{
+        DeviceObject,
+        Making, //
+    },
     kernel_ext::errno,
     lent::Lent,
     odp::OnDemand,
@@ -39,6 +41,7 @@ use crate::{
         UserRegion, //
     },
     tpt::{
+        self,
         Att,
         TakenTag, //
     },
@@ -294,19 +297,28 @@ struct UserState {
 impl UserState {
     fn command(&self, tag: u32, flags: u32, features: u64) -> Result<RegisterRegion> {
         let access = device_access(self.access, features)?;
+        let buffer = self.memory.buffer();
         Ok(RegisterRegion {
             tag,
             pd: self.pd,
             access,
             flags,
-            address: if access & abi::ACCESS_ZERO_BASED != 0 {
-                0
-            } else {
-                self.iova
-            },
-            buffer: self.memory.buffer(),
+            address: device_address(access, self.iova, buffer.length)?,
+            buffer,
         })
     }
+}
+
+/// The address of the first byte of a region with these rights, as the device is told. The last one has to have an
+/// address as well: the device would refuse that, perhaps only after the key was given out.
+fn device_address(access: u32, iova: u64, length: u64) -> Result<u64> {
+    let address = if access & abi::ACCESS_ZERO_BASED != 0 {
+        0
+    } else {
+        iova
+    };
+    address.checked_add(length).ok_or(EINVAL)?;
+    Ok(address)
 }
 
 /// Where the memory of a region is.
@@ -450,15 +462,12 @@ impl FerriteMr {
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
         let taken = dev.tags.take()?;
-        let tag = taken.get().0;
-        let object = DeviceObject::create(
-            &dev.hw,
-            &state.command(tag, 0, dev.features())?,
-            CommandOpcode::ReleaseTag,
-            tag,
-        )?;
+        let tag = taken.get();
+        let command = state.command(tag.0, 0, dev.features())?;
+        // First, so that it goes last where something fails: the device is told of the memory below.
         let state = KBox::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL)?;
-        new.set_keys(tag, tag);
+        let object = tpt::make(dev, &command, tag)?;
+        new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
             memory: Memory::User(state),
@@ -480,22 +489,18 @@ impl FerriteMr {
         let taken = dev.tags.take()?;
         let tag = taken.get();
         let memory = OnDemand::new(dev, pd.number(), tag.0, region)?;
-        let object = DeviceObject::create(
-            &dev.hw,
+        let buffer = memory.buffer()?;
+        let object = tpt::make(
+            dev,
             &RegisterRegion {
                 tag: tag.0,
                 pd: pd.number(),
                 access,
                 flags: abi::REGION_ON_DEMAND,
-                address: if access & abi::ACCESS_ZERO_BASED != 0 {
-                    0
-                } else {
-                    region.iova
-                },
-                buffer: memory.buffer()?,
+                address: device_address(access, region.iova, buffer.length)?,
+                buffer,
             },
-            CommandOpcode::ReleaseTag,
-            tag.0,
+            tag,
         )?;
         new.set_keys(tag.0, tag.0);
         let mr = new.init(Ok::<_, Error>(Self {
@@ -527,11 +532,11 @@ impl FerriteMr {
         let access = device_access(region.access, dev.features())?;
         let piece = dm.piece().clone();
         let taken = dev.tags.take()?;
-        let tag = taken.get().0;
-        let object = DeviceObject::create(
-            &dev.hw,
+        let tag = taken.get();
+        let object = tpt::make(
+            dev,
             &RegisterRegion {
-                tag,
+                tag: tag.0,
                 pd: pd.number(),
                 access,
                 flags: abi::REGION_DEVICE_MEMORY,
@@ -539,10 +544,9 @@ impl FerriteMr {
                 address: 0,
                 buffer: Buffer::contiguous(piece.offset() + region.offset, region.length),
             },
-            CommandOpcode::ReleaseTag,
             tag,
         )?;
-        new.set_keys(tag, tag);
+        new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
             memory: Memory::Device { _piece: piece },
@@ -553,7 +557,8 @@ impl FerriteMr {
     /// Registers a region of a process anew, under the same tag.
     pub(crate) fn change(mr: &Mr<Ferrite>, change: &RegionChange<'_, Ferrite>) -> Result {
         let dev = mr.device();
-        let (Memory::User(state), Some(tag)) = (&mr.memory, &mr.tag) else {
+        let (Memory::User(state), Some(tag), Some(object)) = (&mr.memory, &mr.tag, &mr.object)
+        else {
             // Memory whose pages come and go, or of the device, stays what it is; a list is changed by
             // work requests.
             return Err(errno::eopnotsupp());
@@ -569,20 +574,19 @@ impl FerriteMr {
                 None
             }
         };
+        // What is there to replace is known when the device has answered.
+        let flags = replacing(object.settle());
         // The command describes what will be; the state follows when the device agreed.
-        let mut command = state.command(tag, abi::REGION_REPLACE, dev.features())?;
+        let mut command = state.command(tag, flags, dev.features())?;
         command.access = rights;
         command.pd = change.pd.map_or(state.pd, |pd| pd.number());
         let iova = change.memory.map_or(state.iova, |region| region.iova);
-        command.address = if command.access & abi::ACCESS_ZERO_BASED != 0 {
-            0
-        } else {
-            iova
-        };
         if let Some(memory) = &memory {
             command.buffer = memory.buffer();
         }
+        command.address = device_address(rights, iova, command.buffer.length)?;
         dev.hw.execute(&command)?;
+        object.note_made();
         state.pd = command.pd;
         state.access = access;
         state.iova = iova;
@@ -630,20 +634,19 @@ impl FerriteMr {
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
         let taken = dev.tags.take()?;
-        let tag = taken.get().0;
-        let object = DeviceObject::create(
-            &dev.hw,
+        let tag = taken.get();
+        let object = tpt::make(
+            dev,
             &AllocateTag {
-                tag,
+                tag: tag.0,
                 pd: pd.number(),
                 kind: kind.number(),
                 reserved: [0; 3],
                 max_pages: most,
             },
-            CommandOpcode::ReleaseTag,
             tag,
         )?;
-        new.set_keys(tag, tag);
+        new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
             memory,
@@ -708,6 +711,15 @@ impl FerriteMr {
     /// administrators alone.
     pub(crate) fn describe(mr: &Mr<Ferrite>, details: &mut Details<'_>) -> Result {
         details.hex(c"index", Tag(mr.lkey()).index())?;
+        if let Some(making) = mr.object.as_ref().map(DeviceObject::making) {
+            let (word, errno) = registration(making);
+            if let Some(word) = word {
+                details.text(c"registration", word)?;
+            }
+            if let Some(errno) = errno {
+                details.number(c"registration_errno", errno)?;
+            }
+        }
         match &mr.memory {
             Memory::User(state) => {
                 // Who changes it may wait for memory that a process keeps back, and is not waited for.
@@ -742,6 +754,23 @@ impl FerriteMr {
             (_, None) => {}
         }
         Ok(())
+    }
+}
+
+/// How a region that a registration has got so far with is changed: one that the device did not make is made then.
+fn replacing(making: Making) -> u32 {
+    match making {
+        Making::Failed(_) => 0,
+        Making::Made | Making::Pending => abi::REGION_REPLACE,
+    }
+}
+
+/// What there is to tell about the registration of a region, and the number of its error: nothing where all is well.
+fn registration(making: Making) -> (Option<&'static CStr>, Option<u32>) {
+    match making {
+        Making::Made => (None, None),
+        Making::Pending => (Some(c"pending"), None),
+        Making::Failed(error) => (Some(c"failed"), Some(error.to_errno().unsigned_abs())),
     }
 }
 
@@ -926,6 +955,30 @@ mod tests {
         assert_eq!(registered_access(asked, without), Err(errno::eopnotsupp()));
         let usual = asked.without(Access::ONE_TOUCH);
         assert_eq!(registered_access(usual, without), Ok(rights));
+    }
+
+    #[test]
+    fn a_region_whose_registration_failed_is_made_when_it_is_changed() {
+        assert_eq!(replacing(Making::Made), abi::REGION_REPLACE);
+        assert_eq!(replacing(Making::Failed(ENOMEM)), 0);
+    }
+
+    #[test]
+    fn only_what_is_not_well_is_told_of_a_registration() {
+        assert_eq!(registration(Making::Made), (None, None));
+        assert!(registration(Making::Pending) == (Some(c"pending"), None));
+        assert!(registration(Making::Failed(ENOMEM)) == (Some(c"failed"), Some(12)));
+    }
+
+    #[test]
+    fn the_last_byte_of_a_region_has_an_address() {
+        assert_eq!(device_address(0, 0x1000, 0x1000), Ok(0x1000));
+        let last = u64::MAX - 0xfff;
+        assert_eq!(device_address(0, last, 0xfff), Ok(last));
+        assert_eq!(device_address(0, last, 0x1000), Err(EINVAL));
+        assert_eq!(device_address(0, u64::MAX, 1), Err(EINVAL));
+        // Addresses that count from zero are whatever they were asked to be.
+        assert_eq!(device_address(abi::ACCESS_ZERO_BASED, last, 0x1000), Ok(0));
     }
 
     #[test]

@@ -6,7 +6,6 @@ use crate::{
     abi,
     abi::{
         AllocateTag,
-        CommandOpcode,
         TagKind, //
     },
     device::Ferrite,
@@ -18,7 +17,10 @@ use crate::{
         New,
         Pd, //
     },
-    tpt::TakenTag,
+    tpt::{
+        self,
+        TakenTag, //
+    },
 };
 use kernel::{
     prelude::*,
@@ -118,20 +120,19 @@ impl FerriteMw {
     ) -> Result<&'a Mw<Ferrite>> {
         let dev = pd.device();
         let taken = dev.tags.take()?;
-        let tag = taken.get().0;
-        let object = DeviceObject::create(
-            &dev.hw,
+        let tag = taken.get();
+        let object = tpt::make(
+            dev,
             &AllocateTag {
-                tag,
+                tag: tag.0,
                 pd: pd.number(),
                 kind: kind.number(),
                 reserved: [0; 3],
                 max_pages: 0,
             },
-            CommandOpcode::ReleaseTag,
             tag,
         )?;
-        new.set_rkey(tag);
+        new.set_rkey(tag.0);
         new.init(Ok::<_, Error>(Self { object, tag: taken }))
     }
 

@@ -437,8 +437,8 @@ mod tests {
         assert_eq!(counter_names(&with(3)), &abi::COUNTER_NAMES[..3]);
         assert_eq!(counter_names(&with(u32::MAX)), &abi::COUNTER_NAMES[..]);
         // A device of interface 1.1 has none of those of 1.2.
-        let newer = ["sq_registrations", "early_uses"];
-        assert!(counter_names(&with(18)).ends_with(&newer));
+        let newer = ["sq_registrations", "early_uses", "pending_waits"];
+        assert!(counter_names(&with(19)).ends_with(&newer));
         let older = counter_names(&with(16));
         assert!(older.len() == 16 && !newer.iter().any(|name| older.contains(name)));
     }

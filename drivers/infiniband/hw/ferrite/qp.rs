@@ -60,6 +60,7 @@ use crate::{
     qp_event::QpEvents,
     rdma::{
         kind,
+        Access,
         Cq,
         Device,
         Gid,
@@ -784,7 +785,13 @@ impl FerriteQp {
         }
         command.qpn = qp.qpn();
         complete_extended(&mut command, qp_type, current, next);
-        if command.mask != 0 {
+        let told_later = tell_rights_once(
+            &mut command,
+            peer_rights(values.access, features),
+            qp_type,
+            (current, next),
+        );
+        if command.mask != 0 && !(told_later && !dev.hw.is_dead()) {
             // What a send queue that had stopped still holds is flushed before it goes on.
             let flushes = next == QpState::Rts && current != QpState::Rtr;
             let done = if flushes {
@@ -1211,9 +1218,12 @@ fn is_agreed_on(op: &SendOp<'_, Ferrite>, features: u64) -> bool {
     // Any of these will do.
     let needed = match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => abi::FEATURE_ATOMICS,
-        SendOp::SendWithInvalidate(_) | SendOp::LocalInvalidate(_) => {
+        // The peer may have a list.
+        SendOp::SendWithInvalidate(_) => {
             abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS | abi::FEATURE_LISTS
         }
+        // The kernel has none, nor queue pairs that are made for them.
+        SendOp::LocalInvalidate(_) => abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS,
         SendOp::RegisterSend { .. } => abi::FEATURE_REGISTER_SEND,
         // Without the feature there are no regions to register.
         SendOp::RegMr { .. } => return true,
@@ -1330,8 +1340,7 @@ fn translate(attr: &QpAttr<'_>, caps: &abi::DeviceCaps, features: u64) -> Result
     if let Some(access) = attr.access() {
         // What the device cannot do is left out, not refused: the connection manager gives a queue pair
         // every right there is.
-        command.access = device_rights(effective(access, features))
-            & (abi::ACCESS_REMOTE | abi::ACCESS_FLUSH_GLOBAL);
+        command.access = peer_rights(access, features);
         *mask |= abi::MODIFY_ACCESS;
     }
     if let Some(address) = attr.address() {
@@ -1342,6 +1351,38 @@ fn translate(attr: &QpAttr<'_>, caps: &abi::DeviceCaps, features: u64) -> Result
         return Err(EINVAL);
     }
     Ok(command)
+}
+
+/// The rights that a peer has by a queue pair, as the device says them.
+fn peer_rights(access: Access, features: u64) -> u32 {
+    device_rights(effective(access, features)) & (abi::ACCESS_REMOTE | abi::ACCESS_FLUSH_GLOBAL)
+}
+
+/// Rights of peers do not count before packets are taken. The connection manager changes them between state INIT and
+/// RTR each time (`cma_modify_qp_rtr`): returns whether that is all there is to a change, so that the device need not
+/// be told now. It is told with the next change, to which the `rights` in force are added that way.
+fn tell_rights_once(
+    command: &mut ModifyQueuePair,
+    rights: u32,
+    qp_type: QpType,
+    change: (QpState, QpState),
+) -> bool {
+    /// There is one partition, and the state is the same.
+    const SAYS_NOTHING: u32 = abi::MODIFY_STATE | abi::MODIFY_PKEY;
+    // Those of datagrams have none, and other changes with side effects.
+    let connected = !matches!(qp_type, QpType::Ud | QpType::Gsi);
+    match change {
+        _ if !connected => false,
+        (QpState::Init, QpState::Init) => command.mask & !(SAYS_NOTHING | abi::MODIFY_ACCESS) == 0,
+        (QpState::Init, QpState::Rtr) => {
+            if command.mask & abi::MODIFY_ACCESS == 0 {
+                command.access = rights;
+                command.mask |= abi::MODIFY_ACCESS;
+            }
+            false
+        }
+        _ => false,
+    }
 }
 
 /// Adds what the device wants of a transition of a reliable connection, and the verbs do not ask of
@@ -1373,10 +1414,7 @@ fn log_mtu(mtu: Mtu) -> u8 {
 #[kunit_tests(ferrite_qp)]
 mod tests {
     use super::*;
-    use crate::rdma::{
-        Access,
-        Remote, //
-    };
+    use crate::rdma::Remote;
 
     fn attr(
         mask: bindings::ib_qp_attr_mask,
@@ -1431,19 +1469,16 @@ mod tests {
             assert!(is_agreed_on(op, abi::FEATURE_ATOMICS));
             assert!(!is_agreed_on(op, !abi::FEATURE_ATOMICS));
         }
-        let invalidates = [
-            abi::FEATURE_FAST_REGISTER,
-            abi::FEATURE_WINDOWS,
-            abi::FEATURE_LISTS,
-        ];
-        for op in [SendOp::SendWithInvalidate(1), SendOp::LocalInvalidate(1)] {
-            assert!(invalidates
-                .iter()
-                .all(|feature| is_agreed_on(&op, *feature)));
-            let none = invalidates
-                .iter()
-                .fold(u64::MAX, |left, feature| left & !feature);
-            assert!(!is_agreed_on(&op, none));
+        let own = abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS;
+        for (op, features) in [
+            (SendOp::SendWithInvalidate(1), own | abi::FEATURE_LISTS),
+            (SendOp::LocalInvalidate(1), own),
+        ] {
+            for bit in 0..u64::BITS {
+                let feature = 1 << bit;
+                assert_eq!(is_agreed_on(&op, feature), features & feature != 0);
+            }
+            assert!(!is_agreed_on(&op, !features));
         }
         for op in [SendOp::Send, SendOp::RdmaRead(remote)] {
             assert!(is_agreed_on(&op, 0));
@@ -1493,6 +1528,41 @@ mod tests {
             command.mask,
             abi::MODIFY_ORD | abi::MODIFY_RETRY | abi::MODIFY_RNR_RETRY
         );
+    }
+
+    #[test]
+    fn rights_that_change_before_they_count_are_told_once() {
+        let (init, rtr, rts) = (QpState::Init, QpState::Rtr, QpState::Rts);
+        let change = |mask: u32, qp_type, change| {
+            let mut command = ModifyQueuePair::zeroed();
+            command.mask = mask;
+            command.access = abi::ACCESS_REMOTE_WRITE;
+            let later = tell_rights_once(&mut command, abi::ACCESS_REMOTE_READ, qp_type, change);
+            (later, command.mask, command.access)
+        };
+        let (state, access) = (abi::MODIFY_STATE, abi::MODIFY_ACCESS);
+        let (read, write) = (abi::ACCESS_REMOTE_READ, abi::ACCESS_REMOTE_WRITE);
+        for mask in [state | abi::MODIFY_PKEY | access, access] {
+            let later = change(mask, QpType::Rc, (init, init));
+            assert_eq!(later, (true, mask, write));
+        }
+        // What was not told is told then, unless there are others.
+        let told = change(state, QpType::Uc, (init, rtr));
+        assert_eq!(told, (false, state | access, read));
+        let told = change(state | access, QpType::Rc, (init, rtr));
+        assert_eq!(told, (false, state | access, write));
+        // All else is told at once: also that the consumer thinks it is in a state.
+        for (mask, qp_type, states) in [
+            (state | abi::MODIFY_CURRENT_STATE, QpType::Rc, (init, init)),
+            (state | abi::MODIFY_QKEY, QpType::Ud, (init, init)),
+            (state | abi::MODIFY_PKEY, QpType::Ud, (init, init)),
+            (state, QpType::Ud, (init, rtr)),
+            (state | access, QpType::Rc, (rts, rts)),
+            (state | access, QpType::Rc, (QpState::Reset, init)),
+            (state, QpType::Rc, (rtr, rts)),
+        ] {
+            assert_eq!(change(mask, qp_type, states), (false, mask, write));
+        }
     }
 
     #[test]

@@ -7,6 +7,11 @@
 //! commands only. A request lies on the stack of who waits for it, as nothing can be allocated where
 //! memory is taken back. An answer is copied to it, and then its slot is free.
 //!
+//! A command may also be posted, by who goes on without its answer. It is given to the device at once
+//! or not at all, and so is never among those that wait; a [`Ticket`] tells later what became of it,
+//! and its slot is free when whoever looks next takes its answer. As nobody may look for a while, those
+//! that were posted have some of the slots only, and those of one user fewer.
+//!
 //! Answers are taken many at a time. What waits is put in the ring after all of them, with one doorbell
 //! (a write to the device is an exit of a virtual machine), so that who takes them is done when there
 //! were as many as were in flight.
@@ -31,7 +36,10 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::LockedBy, //
+    sync::{
+        Arc,
+        LockedBy, //
+    },
 };
 
 /// Base-2 logarithm of the entries of the control ring.
@@ -51,6 +59,12 @@ const KEPT: u32 = 1;
 const MOST_RECLAIM: u32 = SLOTS as u32 / 2;
 /// Long commands in flight, at the most: that many are ahead of any other.
 pub(crate) const MOST_LONG: u32 = 4;
+/// Slots of commands that were posted, at the most: who waits for his has the others, also where nobody
+/// takes the answers to these.
+const MOST_POSTED: u32 = SLOTS as u32 / 2;
+/// And of those of one user: he alone keeps nobody else from posting.
+const MOST_POSTED_BY_ONE: u32 = MOST_POSTED / 2;
+const _: () = assert!(MOST_POSTED + MOST_RECLAIM < SLOTS as u32);
 
 /// Users who wait at once and have a turn each, of every class; what is beyond shares.
 const QUEUES: usize = u64::BITS as usize;
@@ -109,9 +123,31 @@ pub(crate) enum Position {
     Done,
 }
 
-/// What changes of a request.
+/// How far a command is and how it ended, for who asked for it.
+#[pin_data]
+pub(crate) struct Ticket {
+    class: Class,
+    user: u64,
+    stage: LockedBy<Stage, State>,
+    /// Signalled when it is done, for all who wait for that.
+    #[pin]
+    pub(crate) done: Completion,
+}
+
+impl Ticket {
+    /// Of a command that `user` answers for.
+    pub(crate) fn new(requests: &Requests, user: u64, class: Class) -> impl PinInit<Self> + '_ {
+        pin_init!(Self {
+            class,
+            user,
+            stage: LockedBy::new(&requests.state, Stage::Apart),
+            done <- Completion::new(),
+        })
+    }
+}
+
+/// What changes of a request, but for how far it is.
 struct Progress {
-    stage: Stage,
     /// Its neighbours in the queue.
     previous: Option<ScopedRef<Request>>,
     next: Option<ScopedRef<Request>>,
@@ -120,17 +156,14 @@ struct Progress {
     entry: CommandEntry,
 }
 
-/// A command that somebody asks for.
+/// A command that somebody asks for, and waits for.
 #[pin_data]
 pub(crate) struct Request {
-    class: Class,
+    #[pin]
+    pub(crate) ticket: Ticket,
     /// Whether it is answered by a reply.
     has_reply: bool,
-    user: u64,
     progress: LockedBy<Progress, State>,
-    /// Signalled once, when it is done.
-    #[pin]
-    pub(crate) done: Completion,
 }
 
 impl Request {
@@ -142,19 +175,44 @@ impl Request {
         entry: CommandEntry,
     ) -> impl PinInit<Scoped<Self>> + 'a {
         let progress = Progress {
-            stage: Stage::Apart,
             previous: None,
             next: None,
             entry,
         };
         Scoped::new(pin_init!(Self {
-            class,
+            ticket <- Ticket::new(requests, user, class),
             has_reply: progress.entry.reply_length != 0,
-            user,
             progress: LockedBy::new(&requests.state, progress),
-            done <- Completion::new(),
         }))
     }
+}
+
+/// What is waited for.
+#[derive(Clone, Copy)]
+pub(crate) enum Asked<'a> {
+    /// A command from when it was asked for.
+    Request(&'a Request),
+    /// One that was posted.
+    Posted(&'a Ticket),
+}
+
+impl<'a> Asked<'a> {
+    /// What tells how far it is.
+    pub(crate) fn ticket(self) -> &'a Ticket {
+        match self {
+            Self::Request(request) => &request.ticket,
+            Self::Posted(ticket) => ticket,
+        }
+    }
+}
+
+/// What an answer was to.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Answered {
+    /// A command that somebody waits for, and will find out about.
+    Request,
+    /// One that was posted, about the object of that number.
+    Posted { number: u32 },
 }
 
 /// The control ring, the memory for replies, and the doorbell.
@@ -235,6 +293,25 @@ impl Turns {
     }
 }
 
+/// Whom the answer to a command is for.
+enum Owner {
+    Request(ScopedRef<Request>),
+    /// Who asked may be gone.
+    Posted {
+        ticket: Arc<Ticket>,
+        number: u32,
+    },
+}
+
+impl Owner {
+    fn ticket(&self) -> &Ticket {
+        match self {
+            Self::Request(request) => &request.ticket,
+            Self::Posted { ticket, .. } => ticket,
+        }
+    }
+}
+
 /// A place for a command in flight.
 struct Slot {
     /// Of its present use, or the last one.
@@ -242,7 +319,7 @@ struct Slot {
     /// When it was put in the ring: the producer index.
     place: u32,
     /// Whom its answer is for. Nobody, if the slot is free, and if it was given up.
-    request: Option<ScopedRef<Request>>,
+    owner: Option<Owner>,
 }
 
 /// The slot that a cookie names.
@@ -263,6 +340,8 @@ struct State {
     closed: bool,
     /// Slots that are free.
     free: u64,
+    /// Slots of commands that were posted.
+    posted: u64,
     slots: KVec<Slot>,
     /// Slots in use, by class.
     in_ring: [u32; Class::ORDER.len()],
@@ -277,7 +356,7 @@ impl State {
             let slot = Slot {
                 cookie: index as u32,
                 place: 0,
-                request: None,
+                owner: None,
             };
             slots.push(slot, GFP_KERNEL)?;
         }
@@ -286,6 +365,7 @@ impl State {
             answers: 0,
             closed: false,
             free: u64::MAX >> (u64::BITS as usize - SLOTS),
+            posted: 0,
             slots,
             in_ring: [0; Class::ORDER.len()],
             turns: [Turns::new()?, Turns::new()?, Turns::new()?],
@@ -306,10 +386,23 @@ impl State {
         }
     }
 
+    /// Whether a user may post another command.
+    fn may_post(&self, user: u64) -> bool {
+        let mut left = self.posted;
+        let mut own = 0;
+        while left != 0 {
+            let slot = &self.slots[left.trailing_zeros() as usize];
+            let is_own = |owner: &Owner| owner.ticket().user == user;
+            own += u32::from(slot.owner.as_ref().is_some_and(is_own));
+            left &= left - 1;
+        }
+        self.posted.count_ones() < MOST_POSTED && own < MOST_POSTED_BY_ONE
+    }
+
     /// Puts a request at the end of its queue.
     fn enqueue(&mut self, request: ScopedRef<Request>) {
-        let turns = self.turns(request.class);
-        let at = turns.queue_of(request.user);
+        let turns = self.turns(request.ticket.class);
+        let at = turns.queue_of(request.ticket.user);
         turns.used |= 1 << at;
         let queue = &mut turns.queues[at];
         queue.length += 1;
@@ -318,18 +411,18 @@ impl State {
             Some(previous) => previous.progress.access_mut(self).next = Some(request.clone()),
             None => queue.first = Some(request.clone()),
         }
-        let progress = request.progress.access_mut(self);
-        progress.stage = Stage::Queued { queue: at };
-        progress.previous = previous;
+        request.progress.access_mut(self).previous = previous;
+        *request.ticket.stage.access_mut(self) = Stage::Queued { queue: at };
     }
 
     /// Takes a request out of its queue; returns whether it was in one.
     fn dequeue(&mut self, request: &Request) -> bool {
-        let progress = request.progress.access_mut(self);
-        let Stage::Queued { queue: at } = progress.stage else {
+        let stage = request.ticket.stage.access_mut(self);
+        let Stage::Queued { queue: at } = *stage else {
             return false;
         };
-        progress.stage = Stage::Apart;
+        *stage = Stage::Apart;
+        let progress = request.progress.access_mut(self);
         let (previous, next) = (progress.previous.take(), progress.next.take());
         if let Some(previous) = &previous {
             previous.progress.access_mut(self).next = next.clone();
@@ -337,7 +430,7 @@ impl State {
         if let Some(next) = &next {
             next.progress.access_mut(self).previous = previous.clone();
         }
-        let turns = self.turns(request.class);
+        let turns = self.turns(request.ticket.class);
         let queue = &mut turns.queues[at];
         if previous.is_none() {
             queue.first = next.clone();
@@ -361,35 +454,56 @@ impl State {
         Some(request)
     }
 
-    /// Tells a request's owner how it ended. The owner may be gone when `request` is dropped.
-    fn complete(&mut self, request: ScopedRef<Request>, outcome: Outcome) {
-        request.progress.access_mut(self).stage = Stage::Done(outcome);
-        request.done.complete();
+    /// Tells how a command ended. Who asked for it may be gone when `owner` is dropped.
+    fn complete(&mut self, owner: Owner, outcome: Outcome) {
+        let ticket = owner.ticket();
+        *ticket.stage.access_mut(self) = Stage::Done(outcome);
+        ticket.done.complete_all();
+    }
+
+    /// The slot that is used next, of which there has to be one, and the name of its use.
+    fn next_slot(&self) -> (usize, u32) {
+        let index = self.free.trailing_zeros() as usize;
+        let cookie = self.slots[index].cookie.wrapping_add(1 << SLOT_BITS);
+        (index, cookie)
+    }
+
+    /// Notes that the next slot is used by what was written to the ring.
+    fn occupy(&mut self, index: usize, cookie: u32, owner: Owner) {
+        let ticket = owner.ticket();
+        *ticket.stage.access_mut(self) = Stage::InRing { slot: index };
+        self.in_ring[ticket.class as usize] += 1;
+        if matches!(owner, Owner::Posted { .. }) {
+            self.posted |= 1 << index;
+        }
+        self.slots[index] = Slot {
+            cookie,
+            place: self.producer,
+            owner: Some(owner),
+        };
+        self.free &= !(1 << index);
+        self.producer = self.producer.wrapping_add(1);
+    }
+
+    /// Where in the ring the next entry is.
+    fn place(&self) -> usize {
+        self.producer as usize & (ENTRIES - 1)
     }
 
     /// Writes a request to the ring, for which there is a slot. The device is not told yet.
     fn put(&mut self, request: ScopedRef<Request>, ring: &impl Ring) {
-        let index = self.free.trailing_zeros() as usize;
-        let place = self.producer;
-        let cookie = self.slots[index].cookie.wrapping_add(1 << SLOT_BITS);
+        let (index, cookie) = self.next_slot();
+        let place = self.place();
         let entry = &mut request.progress.access_mut(self).entry;
         entry.cookie = cookie;
         if request.has_reply {
             entry.reply = ring.reply_address(index);
         }
-        if ring.write(place as usize & (ENTRIES - 1), entry).is_err() {
-            self.complete(request, Outcome::Lost);
+        if ring.write(place, entry).is_err() {
+            self.complete(Owner::Request(request), Outcome::Lost);
             return;
         }
-        self.slots[index] = Slot {
-            cookie,
-            place,
-            request: Some(request.clone()),
-        };
-        self.free &= !(1 << index);
-        self.in_ring[request.class as usize] += 1;
-        self.producer = place.wrapping_add(1);
-        request.progress.access_mut(self).stage = Stage::InRing { slot: index };
+        self.occupy(index, cookie, Owner::Request(request));
     }
 
     /// Whether somebody waits for a slot.
@@ -410,8 +524,8 @@ impl State {
         let age = |place: u32| self.producer.wrapping_sub(place);
         self.slots
             .iter()
-            .filter(|slot| match &slot.request {
-                Some(request) => !own_only || request.class == class,
+            .filter(|slot| match &slot.owner {
+                Some(owner) => !own_only || owner.ticket().class == class,
                 None => false,
             })
             .map(|slot| slot.place)
@@ -465,7 +579,7 @@ impl Requests {
         if state.closed {
             return Err(EIO);
         }
-        if !state.somebody_waits() && state.fits(request.class) {
+        if !state.somebody_waits() && state.fits(request.ticket.class) {
             state.put(request.reference(), ring);
             ring.ring_doorbell(state.producer);
             return Ok(true);
@@ -473,7 +587,7 @@ impl Requests {
         // It overtakes nobody, also where slots got free just now.
         state.enqueue(request.reference());
         state.put_waiting(ring);
-        let stage = &request.progress.access_mut(&mut state).stage;
+        let stage = request.ticket.stage.access_mut(&mut state);
         Ok(!matches!(stage, Stage::Queued { .. }))
     }
 
@@ -486,7 +600,8 @@ impl Requests {
         }
         state.put_waiting(ring);
         let long = state.in_ring[Class::Long as usize] != 0;
-        if long || state.turns(request.class).used != 0 || !state.fits(request.class) {
+        let class = request.ticket.class;
+        if long || state.turns(class).used != 0 || !state.fits(class) {
             return Err(EAGAIN);
         }
         state.put(request.reference(), ring);
@@ -494,33 +609,68 @@ impl Requests {
         Ok(())
     }
 
-    /// Takes an answer: tells who waits for it. Returns whether there was a command of that name; then
-    /// [`Requests::put_waiting`] is to be called, once for all answers that there are, before anything
-    /// else is run on this processor. May be called from any context.
-    pub(crate) fn finish(&self, cookie: u32, status: u32, result: u64, ring: &impl Ring) -> bool {
+    /// Gives the device a command about the object of that `number`, for which nobody waits and which
+    /// is answered without a reply. `EAGAIN` where it would have to wait for a slot, or its user has
+    /// posted many already: it is to be asked for as others are then.
+    pub(crate) fn post(
+        &self,
+        ticket: &Arc<Ticket>,
+        number: u32,
+        entry: &mut CommandEntry,
+        ring: &impl Ring,
+    ) -> Result {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(EIO);
+        }
+        if state.somebody_waits() || !state.fits(ticket.class) || !state.may_post(ticket.user) {
+            return Err(EAGAIN);
+        }
+        let (index, cookie) = state.next_slot();
+        entry.cookie = cookie;
+        ring.write(state.place(), entry)?;
+        let ticket = ticket.clone();
+        state.occupy(index, cookie, Owner::Posted { ticket, number });
+        ring.ring_doorbell(state.producer);
+        Ok(())
+    }
+
+    /// Takes an answer: tells who waits for it. Returns what it was to, if there was a command of that
+    /// name; then [`Requests::put_waiting`] is to be called, once for all answers that there are, before
+    /// anything else is run on this processor. May be called from any context.
+    pub(crate) fn finish(
+        &self,
+        cookie: u32,
+        status: u32,
+        result: u64,
+        ring: &impl Ring,
+    ) -> Option<Answered> {
         let mut state = self.state.lock();
         let index = slot_of(cookie);
         let slot = state.slots.get_mut(index);
-        let Some(slot) = slot.filter(|slot| slot.cookie == cookie) else {
-            return false;
-        };
+        let slot = slot.filter(|slot| slot.cookie == cookie)?;
         // Nobody, if it was answered before, or is waited for no more: the device may do anything then.
-        let Some(request) = slot.request.take() else {
-            return false;
-        };
+        let owner = slot.owner.take()?;
         let mut outcome = Outcome::Answered { status, result };
-        if request.has_reply {
-            // The slot's next command is answered there too.
-            let entry = &mut request.progress.access_mut(&mut state).entry;
-            if ring.reply(index, entry.as_bytes_mut()).is_err() {
-                outcome = Outcome::Lost;
+        let answered = match &owner {
+            Owner::Request(request) => {
+                if request.has_reply {
+                    // The slot's next command is answered there too.
+                    let entry = &mut request.progress.access_mut(&mut state).entry;
+                    if ring.reply(index, entry.as_bytes_mut()).is_err() {
+                        outcome = Outcome::Lost;
+                    }
+                }
+                Answered::Request
             }
-        }
+            Owner::Posted { number, .. } => Answered::Posted { number: *number },
+        };
         state.free |= 1 << index;
-        state.in_ring[request.class as usize] -= 1;
+        state.posted &= !(1 << index);
+        state.in_ring[owner.ticket().class as usize] -= 1;
         state.answers = state.answers.wrapping_add(1);
-        state.complete(request, outcome);
-        true
+        state.complete(owner, outcome);
+        Some(answered)
     }
 
     /// Puts those who wait in the ring, as far as there are slots. May be called from any context.
@@ -534,14 +684,14 @@ impl Requests {
             let mut state = self.state.lock();
             state.closed = true;
             for index in 0..SLOTS {
-                if let Some(request) = state.slots[index].request.take() {
-                    state.complete(request, Outcome::Lost);
+                if let Some(owner) = state.slots[index].owner.take() {
+                    state.complete(owner, Outcome::Lost);
                 }
             }
             for _ in 0..Self::BATCH {
                 let next = Class::ORDER.into_iter().find_map(|class| state.next(class));
                 match next {
-                    Some(request) => state.complete(request, Outcome::Lost),
+                    Some(request) => state.complete(Owner::Request(request), Outcome::Lost),
                     None => return,
                 }
             }
@@ -553,29 +703,35 @@ impl Requests {
         self.state.lock().dequeue(request)
     }
 
-    /// Makes nothing be done about a request any more. Returns false where it is done already. The
+    /// Makes nothing be done about a command any more. Returns false where it is done already. The
     /// slot it may have is not used again: what the device does about it is not known.
-    pub(crate) fn give_up(&self, request: &Request) -> bool {
+    pub(crate) fn give_up(&self, asked: Asked<'_>) -> bool {
         let mut state = self.state.lock();
-        let slot = match request.progress.access_mut(&mut state).stage {
-            Stage::Apart => return true,
-            Stage::Queued { .. } => return state.dequeue(request),
+        if let Asked::Request(request) = asked {
+            if state.dequeue(request) {
+                return true;
+            }
+        }
+        let stage = asked.ticket().stage.access_mut(&mut state);
+        let slot = match *stage {
             Stage::Done(_) => return false,
             Stage::InRing { slot } => slot,
+            // What is posted waits in no queue.
+            Stage::Apart | Stage::Queued { .. } => return true,
         };
-        request.progress.access_mut(&mut state).stage = Stage::Apart;
-        state.slots[slot].request = None;
+        *stage = Stage::Apart;
+        state.slots[slot].owner = None;
         true
     }
 
-    /// How far a request is.
-    pub(crate) fn position(&self, request: &Request) -> Position {
+    /// How far a command is.
+    pub(crate) fn position(&self, ticket: &Ticket) -> Position {
         let mut state = self.state.lock();
-        let slot = match request.progress.access_mut(&mut state).stage {
+        let slot = match *ticket.stage.access_mut(&mut state) {
             Stage::Queued { .. } => {
                 return Position::Queued {
                     answers: state.answers,
-                    oldest: state.oldest_in_the_way(request.class),
+                    oldest: state.oldest_in_the_way(ticket.class),
                 }
             }
             Stage::InRing { slot } => slot,
@@ -583,18 +739,25 @@ impl Requests {
         };
         let place = state.slots[slot].place;
         let is_ahead =
-            |slot: &&Slot| slot.request.is_some() && place.wrapping_sub(slot.place) as i32 > 0;
+            |slot: &&Slot| slot.owner.is_some() && place.wrapping_sub(slot.place) as i32 > 0;
         Position::InRing {
             ahead: state.slots.iter().filter(is_ahead).count() as u32,
         }
     }
 
-    /// How a request ended.
-    pub(crate) fn outcome(&self, request: &Request) -> Outcome {
-        match request.progress.access_mut(&mut self.state.lock()).stage {
-            Stage::Done(outcome) => outcome,
-            _ => Outcome::Lost,
+    /// How a command ended, if it did.
+    pub(crate) fn outcome_yet(&self, ticket: &Ticket) -> Option<Outcome> {
+        match *ticket.stage.access_mut(&mut self.state.lock()) {
+            Stage::Done(outcome) => Some(outcome),
+            // Nothing is done about it any more.
+            Stage::Apart => Some(Outcome::Lost),
+            Stage::Queued { .. } | Stage::InRing { .. } => None,
         }
+    }
+
+    /// How a command ended that is waited for no more.
+    pub(crate) fn outcome(&self, ticket: &Ticket) -> Outcome {
+        self.outcome_yet(ticket).unwrap_or(Outcome::Lost)
     }
 
     /// Copies the start of the reply to a request that was answered, as much as there is room for.
@@ -720,8 +883,18 @@ pub(crate) mod stage {
             &self.asked[who]
         }
 
+        /// Posts a command; its number is `who` to the ring.
+        pub(crate) fn post(&self, user: u64, who: u32) -> Result<Arc<Ticket>> {
+            let ticket = Ticket::new(&self.requests, user, Class::Short);
+            let ticket = Arc::pin_init(ticket, GFP_KERNEL)?;
+            let (opcode, payload) = (CommandOpcode::RegisterRegion, object(who));
+            let mut entry = CommandEntry::new(opcode, 0, (0, 0), &payload);
+            self.requests.post(&ticket, who, &mut entry, &self.memory)?;
+            Ok(ticket)
+        }
+
         pub(crate) fn position(&self, who: usize) -> Position {
-            self.requests.position(self.request(who))
+            self.requests.position(&self.request(who).ticket)
         }
 
         pub(crate) fn is_in_ring(&self, who: usize) -> bool {
@@ -741,10 +914,17 @@ pub(crate) mod stage {
         pub(crate) fn answer_some(&self, mut which: Range<usize>, bytes: u64) -> bool {
             let all = which.all(|at| {
                 let (_, cookie) = self.memory.given.borrow()[at];
-                self.requests.finish(cookie, 0, bytes, &self.memory)
+                let answered = self.requests.finish(cookie, 0, bytes, &self.memory);
+                answered.is_some()
             });
             self.requests.put_waiting(&self.memory);
             all
+        }
+
+        /// Takes an answer; nobody who waits is given its slot yet. Returns whether it was to a command.
+        pub(crate) fn finish(&self, cookie: u32) -> bool {
+            let answered = self.requests.finish(cookie, 0, 8, &self.memory);
+            answered.is_some()
         }
 
         /// Answers the oldest command.
@@ -798,7 +978,7 @@ mod tests {
             stage.answer_next();
         }
         assert_eq!(stage.position(victim), Position::Done);
-        assert!(stage.request(victim).done.try_wait());
+        assert!(stage.request(victim).ticket.done.try_wait());
         // The same again and again.
         for _ in 0..3 {
             let victim = stage.ask(2, Class::Short)?;
@@ -834,13 +1014,13 @@ mod tests {
         let doorbells = stage.memory.doorbells.get();
         // None is given while they are taken: a quick device does not keep up who takes them.
         let (_, cookie) = stage.memory.given.borrow()[0];
-        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        assert!(stage.finish(cookie));
         assert_eq!(stage.memory.given.borrow().len(), OTHERS);
         // Who comes then is not ahead of those who wait.
         assert_eq!(stage.ask_now(2, Class::Short).map(|_| ()), Err(EAGAIN));
         assert_eq!(stage.memory.given.borrow().len(), OTHERS + 1);
         let (_, cookie) = stage.memory.given.borrow()[1];
-        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        assert!(stage.finish(cookie));
         let late = stage.ask(1, Class::Short)?;
         assert!(stage.is_queued(late));
         assert_eq!(stage.memory.given.borrow().len(), OTHERS + 2);
@@ -851,7 +1031,7 @@ mod tests {
         assert_eq!(stage.memory.doorbells.get(), doorbells + 3);
         // Nor is anything given to a device that died while they were taken.
         let (_, cookie) = stage.memory.given.borrow()[OTHERS];
-        assert!(stage.requests.finish(cookie, 0, 8, &stage.memory));
+        assert!(stage.finish(cookie));
         stage.requests.state.lock().closed = true;
         stage.requests.put_waiting(&stage.memory);
         assert_eq!(stage.memory.given.borrow().len(), OTHERS + OTHERS);
@@ -1031,8 +1211,8 @@ mod tests {
         // Nobody but who says so runs.
         stage.requests.close();
         for who in 0..count {
-            assert!(stage.request(who).done.try_wait());
-            let outcome = stage.requests.outcome(stage.request(who));
+            assert!(stage.request(who).ticket.done.try_wait());
+            let outcome = stage.requests.outcome(&stage.request(who).ticket);
             assert_eq!(outcome, Outcome::Lost);
         }
         assert_eq!(stage.ask(1, Class::Reclaim).map(|_| ()), Err(EIO));
@@ -1069,7 +1249,7 @@ mod tests {
             // Of before, or of none at all.
             assert!((0..use_of_it).rev().take(5).all(|at| !stage.answer(at)));
             for cookie in [SLOTS as u32, u32::MAX, 1, use_of_it as u32] {
-                assert!(!stage.requests.finish(cookie, 0, 0, &stage.memory));
+                assert!(!stage.finish(cookie));
             }
             assert!(stage.answer(use_of_it));
             assert!(!stage.answer(use_of_it));
@@ -1080,17 +1260,19 @@ mod tests {
     #[test]
     fn a_late_answer_touches_nothing() -> Result {
         let mut stage = Stage::full_of(1, OTHERS + 2)?;
-        assert!(stage.requests.give_up(stage.request(0)));
+        assert!(stage.requests.give_up(Asked::Request(stage.request(0))));
         // Nor does one that waits.
-        assert!(stage.requests.give_up(stage.request(OTHERS + 1)));
+        assert!(stage
+            .requests
+            .give_up(Asked::Request(stage.request(OTHERS + 1))));
         let before = stage.memory.given.borrow().len();
         assert!(!stage.answer(0));
         assert_eq!(stage.memory.given.borrow().len(), before);
-        assert!(!stage.request(0).done.try_wait());
+        assert!(!stage.request(0).ticket.done.try_wait());
         assert!(stage.answer(1));
         assert_eq!(stage.memory.given.borrow().len(), before + 1);
         // What is done was not given up.
-        assert!(!stage.requests.give_up(stage.request(1)));
+        assert!(!stage.requests.give_up(Asked::Request(stage.request(1))));
         let who = stage.ask(1, Class::Short)?;
         for at in 2..OTHERS {
             assert!(stage.answer(at));
@@ -1114,7 +1296,7 @@ mod tests {
             stage.memory.reply.set(0xff);
         }
         for at in 0..20u8 {
-            let outcome = stage.requests.outcome(stage.request(at.into()));
+            let outcome = stage.requests.outcome(&stage.request(at.into()).ticket);
             assert!(
                 outcome
                     == Outcome::Answered {
@@ -1125,6 +1307,156 @@ mod tests {
             let mut reply = [0; Reply::SIZE];
             stage.requests.reply(stage.request(at.into()), &mut reply);
             assert!(reply.iter().all(|byte| *byte == at + 1));
+        }
+        Ok(())
+    }
+
+    /// Posts commands of a user's until one would have to wait; returns how many it were.
+    fn post_all(stage: &Stage, user: u64) -> Result<u32> {
+        let mut count = 0;
+        loop {
+            match stage.post(user, count) {
+                Ok(_) => count += 1,
+                Err(error) if error == EAGAIN => return Ok(count),
+                Err(error) => return Err(error),
+            }
+            assert!(count <= SLOTS as u32);
+        }
+    }
+
+    #[test]
+    fn what_is_posted_is_given_at_once_and_its_answer_kept() -> Result {
+        let stage = Stage::new()?;
+        let (one, other) = (stage.post(1, 11)?, stage.post(1, 12)?);
+        assert_eq!(
+            (stage.memory.told.get(), stage.memory.doorbells.get()),
+            (2, 2)
+        );
+        assert_eq!(
+            stage.requests.position(&other),
+            Position::InRing { ahead: 1 }
+        );
+        assert_eq!(stage.requests.outcome_yet(&one), None);
+        // In any order, and each is told apart.
+        let (_, cookie) = stage.memory.given.borrow()[1];
+        let answered = stage.requests.finish(cookie, 7, 0, &stage.memory);
+        assert_eq!(answered, Some(Answered::Posted { number: 12 }));
+        let outcome = Outcome::Answered {
+            status: 7,
+            result: 0,
+        };
+        assert_eq!(stage.requests.outcome_yet(&other), Some(outcome));
+        assert!(other.done.try_wait() && !one.done.try_wait());
+        assert_eq!(stage.requests.outcome_yet(&one), None);
+        assert!(stage.answer(0) && !stage.answer(1));
+        assert!(one.done.try_wait());
+        let state = stage.requests.state.lock();
+        assert_eq!(state.posted, 0);
+        assert_eq!(state.free.count_ones() as usize, SLOTS);
+        assert!(state.in_ring == [0; 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn who_posts_all_the_time_takes_nobodys_place() -> Result {
+        let mut stage = Stage::new()?;
+        assert_eq!(post_all(&stage, 1)?, MOST_POSTED_BY_ONE);
+        // Nobody takes the answers, and others post too.
+        assert_eq!(post_all(&stage, 2)?, MOST_POSTED_BY_ONE);
+        let rest = MOST_POSTED - 2 * MOST_POSTED_BY_ONE;
+        assert_eq!(post_all(&stage, 3)?, rest);
+        assert_eq!(post_all(&stage, user::KERNEL)?, 0);
+        // Then they wait as ever, in places that are left.
+        for _ in 0..OTHERS as u32 - MOST_POSTED {
+            let who = stage.ask(4, Class::Short)?;
+            assert!(stage.is_in_ring(who));
+        }
+        let reclaim = stage.ask(5, Class::Reclaim)?;
+        assert!(stage.is_in_ring(reclaim));
+        // An answer makes room for another of the same.
+        let mut stage = Stage::new()?;
+        assert_eq!(post_all(&stage, 1)?, MOST_POSTED_BY_ONE);
+        stage.answer_next();
+        assert_eq!(post_all(&stage, 1)?, 1);
+        // What is waited for does not count.
+        let who = stage.ask(1, Class::Short)?;
+        assert!(stage.is_in_ring(who));
+        assert_eq!(post_all(&stage, 2)?, MOST_POSTED_BY_ONE);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_posted_overtakes_nobody_and_waits_for_no_place() -> Result {
+        let stage = Stage::full_of(1, OTHERS)?;
+        assert_eq!(stage.post(2, 9).map(|_| ()), Err(EAGAIN));
+        assert_eq!(stage.memory.given.borrow().len(), OTHERS);
+        assert_eq!(stage.memory.doorbells.get(), OTHERS as u32);
+        let mut stage = Stage::full_of(1, OTHERS + 1)?;
+        // A place is free, but is another's.
+        let (_, cookie) = stage.memory.given.borrow()[0];
+        assert!(stage.finish(cookie));
+        assert_eq!(stage.post(2, 9).map(|_| ()), Err(EAGAIN));
+        stage.requests.put_waiting(&stage.memory);
+        assert!(stage.is_in_ring(OTHERS));
+        // Nor one that comes later.
+        let late = stage.ask(3, Class::Short)?;
+        assert!(stage.is_queued(late));
+        assert!(stage.answer(1));
+        assert!(stage.is_in_ring(late));
+        assert!(stage.answer(2));
+        assert!(stage.post(2, 9).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn who_posted_may_be_gone_when_the_answer_comes() -> Result {
+        let stage = Stage::new()?;
+        for round in 0..3 * ENTRIES {
+            drop(stage.post(1, round as u32)?);
+            assert!(stage.answer(round));
+            assert!(!stage.answer(round));
+        }
+        // Or when there will be none.
+        drop(stage.post(1, 5)?);
+        stage.requests.close();
+        assert!(!stage.answer(3 * ENTRIES));
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_posted_is_lost_with_the_device() -> Result {
+        let mut stage = Stage::new()?;
+        let (answered, lost) = (stage.post(1, 1)?, stage.post(1, 2)?);
+        stage.answer_next();
+        stage.ask(1, Class::Short)?;
+        stage.requests.close();
+        assert_eq!(stage.requests.outcome_yet(&lost), Some(Outcome::Lost));
+        assert!(lost.done.try_wait());
+        let outcome = Outcome::Answered {
+            status: 0,
+            result: 8,
+        };
+        assert_eq!(stage.requests.outcome_yet(&answered), Some(outcome));
+        assert!(!stage.answer(1));
+        assert_eq!(stage.post(1, 3).map(|_| ()), Err(EIO));
+        // It is known from then on, and not given up.
+        assert!(!stage.requests.give_up(Asked::Posted(&lost)));
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_posted_and_given_up_keeps_its_place() -> Result {
+        let stage = Stage::new()?;
+        let ticket = stage.post(1, 1)?;
+        assert!(stage.requests.give_up(Asked::Posted(&ticket)));
+        assert_eq!(stage.requests.outcome_yet(&ticket), Some(Outcome::Lost));
+        let (_, cookie) = stage.memory.given.borrow()[0];
+        assert!(!stage.answer(0));
+        for round in 1..2 * SLOTS {
+            stage.post(1, round as u32)?;
+            let (_, next) = stage.memory.given.borrow()[round];
+            assert!(slot_of(next) != slot_of(cookie));
+            assert!(stage.answer(round));
         }
         Ok(())
     }

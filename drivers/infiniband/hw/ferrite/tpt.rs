@@ -5,17 +5,23 @@
 
 use crate::{
     abi::{
+        self,
         AttOrder,
         Buffer,
+        Command,
+        CommandOpcode,
         Tag,
         ATT_MAX_ROOT_ENTRIES,
         ATT_TABLE_ENTRIES, //
     },
+    device::Ferrite,
+    hardware::DeviceObject,
     kernel_ext::random,
     numbers::{
         NumberPool,
         Shuffle, //
     },
+    rdma,
 };
 use core::ops::Range;
 use kernel::{
@@ -160,6 +166,21 @@ impl Drop for TakenTag {
         let latest = Tag(self.latest.load(Relaxed));
         self.tags.allocator.lock().give_back(latest);
     }
+}
+
+/// Has the device make what a tag is to stand for, by `command`. Where what uses a tag waits for that, this does not,
+/// and what the command names has to stay until the result is dropped, which goes first then. Sleeps.
+pub(crate) fn make<C: Command>(
+    dev: &rdma::Device<Ferrite>,
+    command: &C,
+    tag: Tag,
+) -> Result<DeviceObject> {
+    let make = if dev.has(abi::FEATURE_PENDING_TAGS) {
+        DeviceObject::post
+    } else {
+        DeviceObject::create
+    };
+    make(&dev.hw, command, CommandOpcode::ReleaseTag, tag.0)
 }
 
 /// Memory for tables of addresses that the device reads.

@@ -135,13 +135,19 @@ int ferritedv_query_vector_priority(struct ibv_context *context,
 #define FERRITEDV_QP_LISTS (1U << 0)
 /*
  * What happens when a registration fails its checks. Without this the queue
- * pair goes to the error state, and the connection has ended. With it the send
+ * pair goes to the error state, and the connection has ended (IBV_QPT_UC: to
+ * IBV_QPS_SQE, where receives go on). With it the send
  * queue is drained: what was posted before is finished, the registration
  * completes with its error, what was posted behind it is flushed (and so is
  * what is posted later), the queue pair is in state SQD and
  * IBV_EVENT_SQ_DRAINED is told. Receives and the peer's requests go on. The
  * program mends what was wrong, takes the queue pair to RTS (ibv_modify_qp(),
- * IBV_QP_STATE alone) and posts again.
+ * IBV_QP_STATE, and IBV_QP_CUR_STATE with IBV_QPS_SQD where another thread may
+ * have done so already: that is refused then) and posts again.
+ *
+ * What is flushed has its completion, signaled or not: the completion queue
+ * needs room for max_send_wr entries beside those of other queues, or it
+ * overflows and the connection ends all the same.
  *
  * Of no effect on work requests that fail in other ways.
  */
