@@ -72,6 +72,9 @@ pub const UVERBS_QP_LISTS: u8 = 1 << 0;
 pub const UVERBS_QP_REGISTER_DRAINS: u8 = 1 << 1;
 /// `UverbsMrRequest::kind`: a key for lists ([`super::TagKind::List`]).
 pub const UVERBS_MR_LIST: u32 = 1;
+/// `UverbsMrRequest::kind`: one more region of the pinned memory of another region, with rights and in
+/// a protection domain of its own. Both have one translation.
+pub const UVERBS_MR_SHARED: u32 = 2;
 
 layout! {
     /// Private request of allocating a user context.
@@ -173,12 +176,15 @@ layout! {
     /// Private request of registering memory: what is to be made in place of a region. Without one, a
     /// region.
     pub struct UverbsMrRequest: 16 {
-        /// [`UVERBS_MR_LIST`].
+        /// See `UVERBS_MR_*`; 0 for a region of the process's memory.
         0 => kind: u32,
-        /// Most pieces the list will have, 1 to [`super::MAX_PIECES`].
+        /// [`UVERBS_MR_LIST`]: most pieces the list will have, 1 to [`super::MAX_PIECES`]. Else zero.
         4 => max_pieces: u32,
+        /// [`UVERBS_MR_SHARED`]: key of the other region, which is of the same user context. Address and
+        /// length of the request are those that it has. Else zero.
+        8 => key: u32,
         /// Zero.
-        8 => reserved: u64,
+        12 => reserved: u32,
     }
 
     /// Private request of creating a shared receive queue.

@@ -75,6 +75,7 @@ fn header() -> String {
             ferrite_abi::UVERBS_QP_REGISTER_DRAINS.into(),
         ),
         ("MR_LIST", ferrite_abi::UVERBS_MR_LIST),
+        ("MR_SHARED", ferrite_abi::UVERBS_MR_SHARED),
     ] {
         define(&mut text, &format!("FERRITE_{name}"), value);
     }

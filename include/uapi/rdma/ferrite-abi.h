@@ -36,6 +36,7 @@
 #define FERRITE_QP_LISTS 1
 #define FERRITE_QP_REGISTER_DRAINS 2
 #define FERRITE_MR_LIST 1
+#define FERRITE_MR_SHARED 2
 
 struct ferrite_context_request {
 	__u32 abi_version;
@@ -95,7 +96,8 @@ struct ferrite_qp_response {
 struct ferrite_mr_request {
 	__u32 kind;
 	__u32 max_pieces;
-	__aligned_u64 reserved;
+	__u32 key;
+	__u32 reserved;
 };
 
 struct ferrite_srq_request {

@@ -14,7 +14,7 @@ use crate::fail;
 use crate::heap;
 use crate::ioctl::{self, Command};
 use crate::private::*;
-use crate::protection::new_mr;
+use crate::protection::make_mr;
 use crate::sys::*;
 
 /// The page size.
@@ -137,12 +137,8 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
-    let mr = match new_mr() {
-        Ok(mr) => Box::into_raw(mr),
-        Err(errno) => return fail(errno),
-    };
     // SAFETY: the consumer passes a live domain and memory of ours.
-    let result = unsafe {
+    make_mr(|mr| unsafe {
         let dm = dm.cast::<DeviceMemory>();
         ibv_cmd_reg_dm_mr(
             pd,
@@ -153,13 +149,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
             mr,
             ptr::null_mut(),
         )
-    };
-    if result != 0 {
-        // SAFETY: `mr` is the box from above; nobody else got it.
-        drop(unsafe { Box::from_raw(mr) });
-        return fail(result);
-    }
-    mr.cast()
+    })
 }
 
 impl DeviceMemory {

@@ -12,7 +12,7 @@
 //! | [`device`] | which devices are ours, and how libibverbs learns of it |
 //! | [`context`] | what a process gets when it opens a device |
 //! | [`protection`], [`window`] | protection domains, memory regions and windows |
-//! | [`direct`], [`list`] | what programs may call beyond the verbs |
+//! | [`direct`], [`list`], [`shared`] | what programs may call beyond the verbs |
 //! | [`device_memory`] | memory of the device itself |
 //! | [`ah`] | address handles |
 //! | [`ioctl`] | commands that libibverbs has no function for |
@@ -41,6 +41,7 @@ pub mod post_ex;
 pub mod private;
 pub mod protection;
 pub mod qp;
+pub mod shared;
 pub mod srq;
 pub mod sys;
 pub mod table;
@@ -55,6 +56,17 @@ fn fail<T>(errno: core::ffi::c_int) -> *mut T {
 
 #[cfg(test)]
 mod testing {
+    /// Numbers by chance below a limit, the same each time: xorshift, from a seed that is not zero.
+    pub(crate) fn draws(seed: u64) -> impl FnMut(u64) -> u64 {
+        let mut random = seed;
+        move |limit| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % limit
+        }
+    }
+
     /// What tests show to several threads: libibverbs gives programs pointers, which know no
     /// thread.
     pub(crate) struct Shared<'a, T>(pub(crate) &'a T);

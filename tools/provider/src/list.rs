@@ -18,8 +18,7 @@ use crate::direct::{is_ours, QpInitAttr, FERRITEDV_ACCESS_ONE_TOUCH};
 use crate::fail;
 use crate::post::{list as entries, Data, Part, SendQueue, Work};
 use crate::post_ex::{begin, finish, held, refuse};
-use crate::private::*;
-use crate::protection::new_mr;
+use crate::protection::register;
 use crate::qp::Qp;
 use crate::sys::*;
 use crate::window::one_touch;
@@ -83,48 +82,21 @@ pub unsafe extern "C" fn ferritedv_alloc_list(pd: *mut ibv_pd, max_pieces: u32) 
     if max_pieces == 0 || max_pieces as usize > MAX_PIECES {
         return fail(libc::EINVAL);
     }
-    let mut request = Request {
-        header: ib_uverbs_cmd_hdr::default(),
-        core: ib_uverbs_reg_mr::default(),
-        private: UverbsMrRequest {
-            kind: UVERBS_MR_LIST,
-            max_pieces,
-            reserved: 0,
-        },
+    let request = UverbsMrRequest {
+        kind: UVERBS_MR_LIST,
+        max_pieces,
+        ..UverbsMrRequest::zeroed()
     };
-    let mut response = Response::<ib_uverbs_reg_mr_resp, Nothing>::default();
-    let mr = match new_mr() {
-        Ok(mr) => Box::into_raw(mr),
-        Err(errno) => return fail(errno),
-    };
-    // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs; no
-    // memory is named.
-    let result = unsafe {
-        ibv_cmd_reg_mr(
-            pd,
-            ptr::null_mut(),
-            0,
-            0,
-            0,
-            mr,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-            ptr::from_mut(&mut response).cast(),
-            size_of_val(&response),
-        )
-    };
-    if result != 0 {
-        // SAFETY: `mr` is the box from above; nobody else got it.
-        drop(unsafe { Box::from_raw(mr) });
-        return fail(result);
-    }
+    // SAFETY: the domain is of this provider; no memory is named.
+    let mr = unsafe { register(pd, ptr::null_mut(), 0, 0, 0, request) };
     // What `ibv_reg_mr` fills in for its callers.
     // SAFETY: nobody else has `mr` yet; the domain lives.
     unsafe {
-        (*mr).ibv_mr.context = (*pd).context;
-        (*mr).ibv_mr.pd = pd;
+        if let Some(mr) = mr.as_mut() {
+            (mr.context, mr.pd) = ((*pd).context, pd);
+        }
     }
-    mr.cast()
+    mr
 }
 
 /// What the device calls the rights of a list.
@@ -350,7 +322,9 @@ mod tests {
     use super::*;
     use crate::post::post_send;
     use crate::post::tests::{fetch, fill, finish_all, payload, send, sge, spoil, taken, wr, Page};
+    use crate::private::verbs_device;
     use crate::qp::tests::{alone, cap, extended, registering};
+    use crate::testing::draws;
     use core::sync::atomic::Ordering;
     use ferrite_abi::{
         send_doorbell, QueuePairRecord, SendHeader, Sge, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH,
@@ -800,13 +774,7 @@ mod tests {
         let mut page = Page::new();
         let qp = registering(&cap(7, 1, 16, 1, 0), page.doorbells());
         qp.begin_at(u32::MAX - 100);
-        let mut random = 0x9e37_79b9_7f4a_7c15u64;
-        let mut draw = |limit: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % limit
-        };
+        let mut draw = draws(0x9e37_79b9_7f4a_7c15);
         let mut outstanding = std::collections::VecDeque::new();
         let mut wrapped = 0;
         for wr_id in 0..3000u64 {

@@ -1492,13 +1492,7 @@ pub(crate) mod tests {
         let mut page = Page::new();
         let qp = alone(&cap(7, 5, 6, 2, 0), page.doorbells());
         qp.begin_at(u32::MAX - 60);
-        let mut random = 0x2545_f491_4f6c_dd1du64;
-        let mut draw = |limit: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % limit
-        };
+        let mut draw = crate::testing::draws(0x2545_f491_4f6c_dd1d);
         let mut outstanding: std::collections::VecDeque<(u32, u64, u32)> = Default::default();
         for wr_id in 0..400u64 {
             let opcode = OPERATIONS[draw(8) as usize];

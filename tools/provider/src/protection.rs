@@ -61,12 +61,56 @@ impl Drop for PdUse {
     }
 }
 
-/// A region that is still to be filled in.
-pub(crate) fn new_mr() -> Result<Box<verbs_mr>, c_int> {
-    heap::boxed(verbs_mr {
+/// Makes a region that `fill` has the kernel make, which fills it in or tells an errno value.
+pub(crate) fn make_mr(fill: impl FnOnce(*mut verbs_mr) -> c_int) -> *mut ibv_mr {
+    let mut mr = match heap::boxed(verbs_mr {
         ibv_mr: ibv_mr::default(),
         mr_type: 0,
         access: 0,
+    }) {
+        Ok(mr) => mr,
+        Err(errno) => return fail(errno),
+    };
+    match fill(&raw mut *mr) {
+        0 => Box::into_raw(mr).cast(),
+        errno => fail(errno),
+    }
+}
+
+/// Has the kernel register memory, as its driver is told by a private request.
+///
+/// # Safety
+///
+/// `pd` is a domain of this provider.
+pub(crate) unsafe fn register<Private>(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    hca_va: u64,
+    access: c_int,
+    private: Private,
+) -> *mut ibv_mr {
+    let mut request = Request {
+        header: ib_uverbs_cmd_hdr::default(),
+        core: ib_uverbs_reg_mr::default(),
+        private,
+    };
+    let mut response = Response::<ib_uverbs_reg_mr_resp, Nothing>::default();
+    // SAFETY: by the caller; request and response are laid out as libibverbs expects and the sizes are
+    // theirs.
+    make_mr(|mr| unsafe {
+        ibv_cmd_reg_mr(
+            pd,
+            address,
+            length,
+            hca_va,
+            access,
+            mr,
+            ptr::from_mut(&mut request).cast(),
+            size_of_val(&request),
+            ptr::from_mut(&mut response).cast(),
+            size_of_val(&response),
+        )
     })
 }
 
@@ -304,33 +348,8 @@ pub(crate) unsafe extern "C" fn reg_mr(
     hca_va: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    let mut request = Request::<ib_uverbs_reg_mr, Nothing>::default();
-    let mut response = Response::<ib_uverbs_reg_mr_resp, Nothing>::default();
-    let mr = match new_mr() {
-        Ok(mr) => Box::into_raw(mr),
-        Err(errno) => return fail(errno),
-    };
-    // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
-    let result = unsafe {
-        ibv_cmd_reg_mr(
-            pd,
-            address,
-            length,
-            hca_va,
-            access,
-            mr,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-            ptr::from_mut(&mut response).cast(),
-            size_of_val(&response),
-        )
-    };
-    if result != 0 {
-        // SAFETY: `mr` is the box from above; nobody else got it.
-        drop(unsafe { Box::from_raw(mr) });
-        return fail(result);
-    }
-    mr.cast()
+    // SAFETY: libibverbs passes a domain of ours.
+    unsafe { register(pd, address, length, hca_va, access, Nothing::default()) }
 }
 
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
@@ -341,34 +360,15 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    let mr = match new_mr() {
-        Ok(mr) => Box::into_raw(mr),
-        Err(errno) => return fail(errno),
-    };
     // SAFETY: libibverbs passes a domain of ours; the region is filled in by the call.
-    let result =
-        unsafe { ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut()) };
-    if result != 0 {
-        // SAFETY: `mr` is the box from above; nobody else got it.
-        drop(unsafe { Box::from_raw(mr) });
-        return fail(result);
-    }
-    mr.cast()
+    make_mr(|mr| unsafe {
+        ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr, ptr::null_mut())
+    })
 }
 
 pub(crate) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
-    let mr = match new_mr() {
-        Ok(mr) => Box::into_raw(mr),
-        Err(errno) => return fail(errno),
-    };
     // SAFETY: libibverbs passes a domain of ours; the region is filled in by the call.
-    let result = unsafe { ibv_cmd_query_mr(pd, mr, handle) };
-    if result != 0 {
-        // SAFETY: `mr` is the box from above; nobody else got it.
-        drop(unsafe { Box::from_raw(mr) });
-        return fail(result);
-    }
-    mr.cast()
+    make_mr(|mr| unsafe { ibv_cmd_query_mr(pd, mr, handle) })
 }
 
 pub(crate) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
@@ -475,6 +475,38 @@ mod tests {
             })
         };
         assert_eq!(heap::tests::with_little_memory(make), 1);
-        assert_eq!(heap::tests::with_little_memory(new_mr), 1);
+    }
+
+    #[test]
+    fn a_region_that_is_not_made_leaves_nothing_behind() {
+        // SAFETY: the location of the calling thread's `errno` is always valid.
+        let errno = || unsafe { *libc::__errno_location() };
+        assert!(make_mr(|_| libc::EPERM).is_null());
+        assert_eq!(errno(), libc::EPERM);
+        let mr = make_mr(|mr| {
+            // SAFETY: it is there, and nobody else has it.
+            unsafe { (*mr).ibv_mr.lkey = 7 };
+            0
+        });
+        // SAFETY: it was made just now; `unimport_mr` gives back what the kernel does not know.
+        unsafe {
+            assert_eq!((*mr).lkey, 7);
+            unimport_mr(mr);
+        }
+        let make = || {
+            let mut asked = false;
+            let mr = make_mr(|_| {
+                asked = true;
+                libc::EPERM
+            });
+            assert!(mr.is_null());
+            // Without memory the kernel is not asked.
+            if asked {
+                Ok(())
+            } else {
+                Err(errno())
+            }
+        };
+        assert_eq!(heap::tests::with_little_memory(make), 1);
     }
 }

@@ -13,8 +13,8 @@ use crate::direct::ListWork;
 use crate::pattern;
 use crate::sys::{IBV_MW_TYPE_1, IBV_WC_SUCCESS};
 use crate::verbs::{
-    BindWork, Buffer, BufferKind, Change, Channel, Completion, Context, Cq, Errno, Mr, Mw, Options,
-    Pd, Qp, QpOptions, SendWork,
+    pinned, BindWork, Buffer, BufferKind, Change, Channel, Completion, Context, Cq, Errno, Mr, Mw,
+    Options, Pd, Qp, QpOptions, SendWork,
 };
 
 /// Stands for "none" where a number is expected.
@@ -45,7 +45,11 @@ operations! {
     MakeBuffer,
     MakeMr,
     ChangeMr,
+    MoveMr,
     MakeList,
+    MakeShared,
+    ShareByKey,
+    Pinned,
     MakeWindow,
     MakeForeign,
     ChangeMemory,
@@ -140,12 +144,20 @@ impl Drop for Foreign {
 }
 
 /// The other process: registers memory, says its key and address, and stays until its input ends.
-pub fn hold(options: &Options) -> Result<(), String> {
+pub fn hold(options: &Options, shares: Option<usize>) -> Result<(), String> {
     let say = |errno: Errno| errno.to_string();
     let context = Context::open(options)?;
     let pd = Pd::new(&context).map_err(say)?;
     let buffer = Buffer::new(16 << 10, BufferKind::Plain).map_err(say)?;
     let mr = Mr::new(&pd, &buffer, 0, 16 << 10, crate::bench::ALL_ACCESS).map_err(say)?;
+    let mut others = Vec::new();
+    if let Some(shares) = shares {
+        others.push(Mr::new(&pd, &buffer, 0, 16 << 10, 0).map_err(say)?);
+        for _ in 0..shares {
+            let domain = Pd::new(&context).map_err(say)?;
+            others.push(Mr::shared(&domain, &mr, 0).map_err(say)?);
+        }
+    }
     println!("{} {}", mr.lkey(), buffer.address());
     let waited = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     waited.map(drop).map_err(|error| error.to_string())
@@ -257,10 +269,26 @@ impl Agent {
         }
     }
 
+    /// Adds a region: number and keys.
+    fn add_mr(&mut self, mr: Mr) -> Vec<u64> {
+        let (lkey, rkey) = (u64::from(mr.lkey()), u64::from(mr.rkey()));
+        vec![self.add(Object::Mr(mr)), lkey, rkey]
+    }
+
     /// Whether lists can be made: another answer than that there are none is told when one is wanted.
     fn has_lists(&self) -> Result<bool, Errno> {
         let list = Mr::list(&Pd::new(&self.context)?, 1);
         Ok(!matches!(list, Err(Errno(libc::EOPNOTSUPP))))
+    }
+
+    /// Whether regions can share memory, as above.
+    fn has_sharing(&self) -> Result<bool, Errno> {
+        let (pd, buffer) = (
+            Pd::new(&self.context)?,
+            Buffer::new(4096, BufferKind::Plain)?,
+        );
+        let shared = Mr::shared(&pd, &Mr::new(&pd, &buffer, 0, 4096, 0)?, 0);
+        Ok(!matches!(shared, Err(Errno(libc::EOPNOTSUPP))))
     }
 
     fn counter(&self, counter: Counter) -> Result<u64, Errno> {
@@ -298,6 +326,7 @@ impl Agent {
                     u64::from(device.vendor_part_id),
                     u64::from(device.atomic_cap),
                     u64::from(self.has_lists()?),
+                    u64::from(self.has_sharing()?),
                 ])
             }
             Operation::Reset => {
@@ -368,19 +397,34 @@ impl Agent {
                 let (pd, buffer) = (self.pd(w.next()?)?, self.buffer(w.next()?)?);
                 let (offset, length) = (w.next()? as usize, w.next()? as usize);
                 let mr = Mr::new(pd, buffer, offset, length, w.u32()?)?;
-                let (lkey, rkey) = (u64::from(mr.lkey()), u64::from(mr.rkey()));
-                Ok(vec![self.add(Object::Mr(mr)), lkey, rkey])
+                Ok(self.add_mr(mr))
             }
             Operation::ChangeMr => {
                 let mr = self.mr(w.next()?)?;
                 mr.change_access(w.u32()?)?;
                 Ok(vec![u64::from(mr.lkey())])
             }
+            Operation::MoveMr => {
+                let (mr, buffer) = (self.mr(w.next()?)?, self.buffer(w.next()?)?);
+                mr.change_memory(buffer, w.next()? as usize)?;
+                Ok(vec![u64::from(mr.rkey())])
+            }
             Operation::MakeList => {
                 let mr = Mr::list(self.pd(w.next()?)?, w.u32()?)?;
-                let (lkey, rkey) = (u64::from(mr.lkey()), u64::from(mr.rkey()));
-                Ok(vec![self.add(Object::Mr(mr)), lkey, rkey])
+                Ok(self.add_mr(mr))
             }
+            Operation::MakeShared => {
+                let (pd, of) = (self.pd(w.next()?)?, self.mr(w.next()?)?);
+                let mr = Mr::shared(pd, of, w.u32()?)?;
+                Ok(self.add_mr(mr))
+            }
+            Operation::ShareByKey => {
+                let pd = self.pd(w.next()?)?;
+                let (key, address, length) = (w.u32()?, w.next()?, w.next()?);
+                pd.share_by_key(key, address, length, w.u32()?)?;
+                Ok(Vec::new())
+            }
+            Operation::Pinned => Ok(vec![pinned()?]),
             Operation::MakeWindow => {
                 let (pd, kind) = (self.pd(w.next()?)?, w.u32()?);
                 let mw = Mw::new(pd, kind)?;
@@ -662,6 +706,8 @@ pub struct Hello {
     pub atomics: bool,
     /// Whether lists can be registered (`ferritedv.h`).
     pub lists: bool,
+    /// Whether regions can share memory (`ferritedv.h`).
+    pub sharing: bool,
     /// Whether it is a Ferrite device, whose `vendor_err` is known.
     pub ferrite: bool,
 }
@@ -735,7 +781,7 @@ impl Side {
     /// Asks who it is.
     pub fn hello(&mut self) -> Result<Hello, Errno> {
         let words = self.call(Operation::Hello, &[])?;
-        if words.len() < 11 {
+        if words.len() < 12 {
             return Err(Errno(libc::EPROTO));
         }
         Ok(Hello {
@@ -747,6 +793,7 @@ impl Side {
             port_state: words[6] as u32,
             atomics: words[9] != u64::from(crate::sys::IBV_ATOMIC_NONE),
             lists: words[10] != 0,
+            sharing: words[11] != 0,
             ferrite: words[7..9] == FERRITE,
         })
     }
@@ -836,6 +883,37 @@ impl Side {
     /// Registers the same memory anew, with other rights: the key.
     pub fn change_mr(&mut self, mr: u64, access: u32) -> Result<u32, Errno> {
         Ok(self.number(Operation::ChangeMr, &[mr, u64::from(access)])? as u32)
+    }
+
+    /// Registers other memory under the same number, from its start on: the remote key.
+    pub fn move_mr(&mut self, mr: u64, buffer: u64, length: usize) -> Result<u32, Errno> {
+        Ok(self.number(Operation::MoveMr, &[mr, buffer, length as u64])? as u32)
+    }
+
+    /// Registers the memory of a region once more: number, lkey, rkey.
+    pub fn shared(&mut self, pd: u64, mr: u64, access: u32) -> Result<(u64, u32, u32), Errno> {
+        let words = self.call(Operation::MakeShared, &[pd, mr, u64::from(access)])?;
+        match words[..] {
+            [number, lkey, rkey] => Ok((number, lkey as u32, rkey as u32)),
+            _ => Err(Errno(libc::EPROTO)),
+        }
+    }
+
+    /// The same of a region that is named to the kernel by its key alone; ended at once.
+    pub fn share_by_key(
+        &mut self,
+        pd: u64,
+        key: u32,
+        at: (u64, usize),
+        access: u32,
+    ) -> Result<(), Errno> {
+        let words = [pd, u64::from(key), at.0, at.1 as u64, u64::from(access)];
+        self.call(Operation::ShareByKey, &words).map(drop)
+    }
+
+    /// How many bytes of memory are pinned.
+    pub fn pinned(&mut self) -> Result<u64, Errno> {
+        self.number(Operation::Pinned, &[])
     }
 
     /// Makes a key for lists: number and key.

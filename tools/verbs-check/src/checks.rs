@@ -19,6 +19,7 @@ mod paging;
 pub mod priority;
 mod refusal;
 mod region;
+mod shared;
 mod stress;
 pub mod threads;
 
@@ -76,6 +77,10 @@ pub const CASES: &[Case] = &[
     Case {
         name: "touches",
         run: one_touch::touches,
+    },
+    Case {
+        name: "shared",
+        run: shared::run,
     },
     Case {
         name: "region",

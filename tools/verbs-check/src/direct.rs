@@ -5,7 +5,7 @@
 use std::ffi::CStr;
 
 use crate::sys::*;
-use crate::verbs::{check, not_null, Entry, Errno};
+use crate::verbs::{check, last_errno, not_null, Entry, Errno};
 
 /// `FERRITEDV_QP_LISTS`.
 pub const LISTS: u32 = 1 << 0;
@@ -74,6 +74,7 @@ type CreateQp = unsafe extern "C" fn(
     *const QpInitAttr,
 ) -> *mut ibv_qp;
 type AllocList = unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mr;
+type RegShared = unsafe extern "C" fn(*mut ibv_pd, *mut ibv_mr, i32) -> *mut ibv_mr;
 type PostList = unsafe extern "C" fn(*mut ibv_qp, u64, u32, *const List) -> i32;
 type PostListSend = unsafe extern "C" fn(*mut ibv_qp, u64, u32, *const List, *const Message) -> i32;
 type WriteList = unsafe extern "C" fn(*mut ibv_qp_ex, *const List);
@@ -114,6 +115,121 @@ pub unsafe fn alloc_list(pd: *mut ibv_pd, max_pieces: u32) -> Result<*mut ibv_mr
         let alloc = std::mem::transmute::<*mut libc::c_void, AllocList>(alloc);
         not_null(alloc(pd, max_pieces))
     }
+}
+
+/// Registers the memory of a region once more.
+///
+/// # Safety
+///
+/// `pd` and `mr` live.
+pub unsafe fn reg_shared_mr(
+    pd: *mut ibv_pd,
+    mr: *mut ibv_mr,
+    access: u32,
+) -> Result<*mut ibv_mr, Errno> {
+    let register = function(c"ferritedv_reg_shared_mr")?;
+    // SAFETY: as above.
+    unsafe {
+        let register = std::mem::transmute::<*mut libc::c_void, RegShared>(register);
+        not_null(register(pd, mr, access as i32))
+    }
+}
+
+/// `UverbsMrRequest::kind`: a region of the memory of another.
+const MR_SHARED: u32 = 2;
+
+/// A command of the kernel's to register memory of another region, which is named by its key alone: as a
+/// program may send it that does not ask the provider.
+#[repr(C)]
+struct ShareByKey {
+    command: u32,
+    in_words: u16,
+    out_words: u16,
+    response: u64,
+    start: u64,
+    length: u64,
+    hca_va: u64,
+    pd_handle: u32,
+    access_flags: u32,
+    // What is the driver's: `UverbsMrRequest`.
+    kind: u32,
+    max_pieces: u32,
+    key: u32,
+    reserved: u32,
+}
+
+/// A command of the kernel's to end a region.
+#[repr(C)]
+struct Deregister {
+    command: u32,
+    in_words: u16,
+    out_words: u16,
+    mr_handle: u32,
+}
+
+/// `IB_USER_VERBS_CMD_REG_MR`, `IB_USER_VERBS_CMD_DEREG_MR`.
+const COMMANDS: [u32; 2] = [9, 13];
+
+/// Sends a command.
+///
+/// # Safety
+///
+/// The context of `pd` is open, and `command` is laid out as the kernel expects.
+unsafe fn send<T>(pd: *mut ibv_pd, command: &T) -> Result<(), Errno> {
+    let length = size_of::<T>();
+    // SAFETY: by the caller.
+    let sent = unsafe {
+        let fd = (*(*pd).context).cmd_fd;
+        libc::write(fd, std::ptr::from_ref(command).cast(), length)
+    };
+    match usize::try_from(sent) {
+        Ok(sent) if sent == length => Ok(()),
+        Ok(_) => Err(Errno(libc::EIO)),
+        Err(_) => Err(last_errno()),
+    }
+}
+
+/// Shares the memory of the region with this key, at this address and of this length, and ends that at
+/// once.
+///
+/// # Safety
+///
+/// `pd` lives.
+pub unsafe fn share_by_key(
+    pd: *mut ibv_pd,
+    key: u32,
+    address: u64,
+    length: u64,
+    access: u32,
+) -> Result<(), Errno> {
+    // Handle, local and remote key.
+    let mut response = [0u32; 3];
+    let share = ShareByKey {
+        command: COMMANDS[0],
+        in_words: (size_of::<ShareByKey>() / 4) as u16,
+        out_words: 3,
+        response: response.as_mut_ptr() as u64,
+        start: address,
+        length,
+        hca_va: address,
+        // SAFETY: by the caller.
+        pd_handle: unsafe { (*pd).handle },
+        access_flags: access,
+        kind: MR_SHARED,
+        max_pieces: 0,
+        key,
+        reserved: 0,
+    };
+    // SAFETY: by the caller; the response is as long as the command says.
+    unsafe { send(pd, &share)? };
+    let end = Deregister {
+        command: COMMANDS[1],
+        in_words: (size_of::<Deregister>() / 4) as u16,
+        out_words: 0,
+        mr_handle: response[0],
+    };
+    // SAFETY: as above.
+    unsafe { send(pd, &end) }
 }
 
 /// A registration of a list.

@@ -135,7 +135,7 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         }
         ["serve"] => serve(arguments),
         // The other process of checks that need one.
-        ["hold"] => agent::hold(&arguments.options).map(|()| true),
+        ["hold"] => agent::hold(&arguments.options, arguments.count).map(|()| true),
         ["run", "stress"] => stress(arguments),
         ["run", "flood"] => flood(arguments),
         ["run", "failures"] => {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Verbs objects that are destroyed when the last user drops them, and in the right order.
 
+use std::cell::RefCell;
 use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -20,7 +21,7 @@ impl std::fmt::Display for Errno {
     }
 }
 
-fn last_errno() -> Errno {
+pub(crate) fn last_errno() -> Errno {
     Errno(
         std::io::Error::last_os_error()
             .raw_os_error()
@@ -270,6 +271,18 @@ impl Pd {
             context: context.clone(),
         }))
     }
+
+    /// Shares the memory of the region that has this key; see [`direct::share_by_key`].
+    pub fn share_by_key(
+        &self,
+        key: u32,
+        address: u64,
+        length: u64,
+        access: u32,
+    ) -> Result<(), Errno> {
+        // SAFETY: the domain lives.
+        unsafe { direct::share_by_key(self.raw, key, address, length, access) }
+    }
 }
 
 impl Drop for Pd {
@@ -505,11 +518,22 @@ impl Drop for Buffer {
     }
 }
 
+/// How many bytes of this process's memory are pinned.
+pub fn pinned() -> Result<u64, Errno> {
+    let status = std::fs::read_to_string("/proc/self/status")
+        .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok());
+    kibibytes
+        .map(|kibibytes: u64| kibibytes << 10)
+        .ok_or(Errno(libc::EPROTO))
+}
+
 /// A memory region, or a key for lists of pieces of others.
 pub struct Mr {
     raw: *mut ibv_mr,
     _pd: Rc<Pd>,
-    _buffer: Option<Rc<Buffer>>,
+    buffer: RefCell<Option<Rc<Buffer>>>,
 }
 
 impl Mr {
@@ -534,7 +558,7 @@ impl Mr {
         Ok(Self {
             raw,
             _pd: pd.clone(),
-            _buffer: Some(buffer.clone()),
+            buffer: RefCell::new(Some(buffer.clone())),
         })
     }
 
@@ -545,21 +569,55 @@ impl Mr {
         Ok(Self {
             raw,
             _pd: pd.clone(),
-            _buffer: None,
+            buffer: RefCell::new(None),
+        })
+    }
+
+    /// Registers the memory of a region once more, with other rights or in another domain.
+    pub fn shared(pd: &Rc<Pd>, of: &Mr, access: u32) -> Result<Self, Errno> {
+        // SAFETY: the domain lives and the region is registered.
+        let raw = unsafe { direct::reg_shared_mr(pd.raw, of.raw, access) }?;
+        Ok(Self {
+            raw,
+            _pd: pd.clone(),
+            buffer: RefCell::new(of.buffer.borrow().clone()),
         })
     }
 
     /// Registers the same memory anew, with other rights.
     pub fn change_access(&self, access: u32) -> Result<(), Errno> {
-        let flags = IBV_REREG_MR_CHANGE_ACCESS as i32;
-        // SAFETY: the region is registered; memory and domain stay.
+        let none = ptr::null_mut();
+        // SAFETY: memory stays.
+        unsafe { self.change(IBV_REREG_MR_CHANGE_ACCESS, none, 0, access) }
+    }
+
+    /// Registers other memory, with the same rights.
+    pub fn change_memory(&self, buffer: &Rc<Buffer>, length: usize) -> Result<(), Errno> {
+        buffer.range(0, length)?;
+        // SAFETY: the range is mapped, and stays so as long as the region holds the buffer.
+        unsafe { self.change(IBV_REREG_MR_CHANGE_TRANSLATION, buffer.base, length, 0) }?;
+        self.buffer.replace(Some(buffer.clone()));
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// What memory is named stays mapped.
+    unsafe fn change(
+        &self,
+        flags: u32,
+        start: *mut u8,
+        length: usize,
+        access: u32,
+    ) -> Result<(), Errno> {
+        // SAFETY: the region is registered; the domain stays, and the rest is by the caller.
         let result = unsafe {
             ibv_rereg_mr(
                 self.raw,
-                flags,
+                flags as i32,
                 ptr::null_mut(),
-                ptr::null_mut(),
-                0,
+                start.cast(),
+                length,
                 access as i32,
             )
         };

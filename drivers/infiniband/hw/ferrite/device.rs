@@ -32,11 +32,15 @@ use crate::{
         errno,
         memory, //
     },
-    mr::FerriteMr,
+    mr::{
+        FerriteMr,
+        UserState, //
+    },
     mw::{
         FerriteMw,
         Windows, //
     },
+    named::Names,
     numbers::{
         Number,
         Numbers, //
@@ -110,7 +114,10 @@ use crate::{
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 /// The queue pair of general services.
@@ -207,6 +214,8 @@ impl Ferrite {
 pub(crate) struct FerritePd {
     number: Number,
     pub(crate) windows: Windows,
+    /// The regions of the user context that it is of, if it is of one.
+    pub(crate) regions: Option<Arc<Names<Mutex<UserState>>>>,
 }
 
 impl FerritePd {
@@ -395,6 +404,9 @@ impl rdma::Driver for Ferrite {
         let pd = new.init(Ok::<_, Error>(FerritePd {
             number,
             windows: Windows::new(),
+            regions: udata
+                .and_then(Udata::context)
+                .map(|context| context.regions.clone()),
         }))?;
         if let Some(udata) = udata {
             udata.expect_empty()?;

@@ -33,6 +33,7 @@ mod lent;
 mod moderation;
 mod mr;
 mod mw;
+mod named;
 mod numbers;
 mod odp;
 mod pci;

@@ -23,6 +23,7 @@ use crate::{
     },
     kernel_ext::errno,
     lent::Lent,
+    named::Named,
     odp::OnDemand,
     rdma::{
         kind,
@@ -67,7 +68,12 @@ pub(crate) struct UserMemory(Lent<Described>);
 struct Described {
     att: Att,
     umem: Umem,
+    /// Tells it from others, to who looks.
+    number: u32,
 }
+
+/// How many were described, by all devices.
+static DESCRIBED: Atomic<u32> = Atomic::new(0);
 
 impl UserMemory {
     /// Pins `length` bytes from `address` on, which the device knows as `iova`.
@@ -108,6 +114,7 @@ impl UserMemory {
         let described = Described {
             att: Att::new(dev.parent(), &pages, shift, fbo, length)?,
             umem,
+            number: DESCRIBED.fetch_add(1, Relaxed),
         };
         Ok(Self(Lent::new(&dev.hw.reach, described)))
     }
@@ -125,6 +132,11 @@ impl UserMemory {
     /// What to tell the device.
     pub(crate) fn buffer(&self) -> Buffer {
         self.0.att.buffer()
+    }
+
+    /// What tells it from other memory. It says nothing about where that is.
+    fn number(&self) -> u32 {
+        self.0.number
     }
 }
 
@@ -286,8 +298,9 @@ fn list_order(pages: u64) -> Option<AttOrder> {
 }
 
 /// A region of a process as it was registered last.
-struct UserState {
-    memory: UserMemory,
+pub(crate) struct UserState {
+    /// Other regions may be of it too.
+    memory: Arc<UserMemory>,
     pd: u32,
     access: Access,
     /// Address of the first byte, as work requests say it.
@@ -295,6 +308,21 @@ struct UserState {
 }
 
 impl UserState {
+    /// One more region of the same memory, with rights and in a domain of its own. It is to be at the same address, of
+    /// the same length: so the core shows it.
+    fn share(&self, pd: u32, region: &UserRegion) -> Result<Self> {
+        if (region.iova, region.length) != (self.iova, self.memory.buffer().length) {
+            return Err(EINVAL);
+        }
+        self.memory.check_access(region.access)?;
+        Ok(Self {
+            memory: self.memory.clone(),
+            pd,
+            access: region.access,
+            iova: self.iova,
+        })
+    }
+
     fn command(&self, tag: u32, flags: u32, features: u64) -> Result<RegisterRegion> {
         let access = device_access(self.access, features)?;
         let buffer = self.memory.buffer();
@@ -326,7 +354,11 @@ enum Memory {
     /// All of host memory, by DMA address.
     All,
     /// Pinned memory of a process.
-    User(Pin<KBox<Mutex<UserState>>>),
+    User {
+        state: Arc<Mutex<UserState>>,
+        /// So that others of the same memory can be made.
+        _named: Option<Named<Mutex<UserState>>>,
+    },
     /// Whatever the last registration by work request said.
     Listed(PageList),
     /// Memory of a process whose pages come and go.
@@ -345,13 +377,25 @@ enum Wanted {
     Region,
     /// A key for lists of so many pieces of regions at the most.
     List(u32),
+    /// A region of the memory that the region with this key is of.
+    Shared(u32),
 }
 
 impl Wanted {
     /// What the private part of a request says. A process without one, or a provider of before, wants a
     /// region.
     fn new(request: &UverbsMrRequest, region: &UserRegion, features: u64) -> Result<Self> {
-        if request.reserved != 0 {
+        // Of the others one field is used by each kind.
+        let is_shared = request.kind == abi::UVERBS_MR_SHARED;
+        let zeroes = (
+            request.reserved,
+            if is_shared {
+                request.max_pieces
+            } else {
+                request.key
+            },
+        );
+        if zeroes != (0, 0) {
             return Err(EINVAL);
         }
         match request.kind {
@@ -369,6 +413,7 @@ impl Wanted {
                     Err(EINVAL)
                 }
             }
+            abi::UVERBS_MR_SHARED => Ok(Self::Shared(request.key)),
             _ => Err(errno::eopnotsupp()),
         }
     }
@@ -416,7 +461,24 @@ impl FerriteMr {
         match wanted {
             Wanted::Region => Self::register_memory(pd, new, region),
             Wanted::List(pieces) => Self::allocate_list(pd, new, pieces),
+            Wanted::Shared(key) => Self::register_shared(pd, new, region, key),
         }
+    }
+
+    /// Registers the pinned memory of another region of the same user context, as another region that goes on when that
+    /// one ends: pages and tables are given back with the last.
+    fn register_shared<'a>(
+        pd: &Pd<Ferrite>,
+        new: New<'a, kind::Mr, Ferrite>,
+        region: &UserRegion,
+        key: u32,
+    ) -> Result<&'a Mr<Ferrite>> {
+        device_access(region.access, pd.device().features())?;
+        let other = pd.regions.as_ref().and_then(|regions| regions.get(key));
+        let other = other.ok_or(EINVAL)?;
+        // Who changes it may wait for memory that a process keeps back, and is not waited for.
+        let state = other.try_lock().ok_or(EBUSY)?.share(pd.number(), region)?;
+        Self::register_state(pd, new, state)
     }
 
     fn register_memory<'a>(
@@ -430,7 +492,7 @@ impl FerriteMr {
         // Before anything is pinned.
         device_access(region.access, pd.device().features())?;
         let state = UserState {
-            memory: pin_region(pd.device(), region)?,
+            memory: Arc::new(pin_region(pd.device(), region)?, GFP_KERNEL)?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,
@@ -446,7 +508,7 @@ impl FerriteMr {
     ) -> Result<&'a Mr<Ferrite>> {
         device_access(region.access, pd.device().features())?;
         let state = UserState {
-            memory: UserMemory::pin_dmabuf(pd.device(), region)?,
+            memory: Arc::new(UserMemory::pin_dmabuf(pd.device(), region)?, GFP_KERNEL)?,
             pd: pd.number(),
             access: region.access,
             iova: region.iova,
@@ -465,12 +527,19 @@ impl FerriteMr {
         let tag = taken.get();
         let command = state.command(tag.0, 0, dev.features())?;
         // First, so that it goes last where something fails: the device is told of the memory below.
-        let state = KBox::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL)?;
+        let state = Arc::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL)?;
         let object = tpt::make(dev, &command, tag)?;
+        let named = match &pd.regions {
+            Some(regions) => Some(regions.add(tag.0, state.clone())?),
+            None => None,
+        };
         new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
-            memory: Memory::User(state),
+            memory: Memory::User {
+                state,
+                _named: named,
+            },
             tag: Some(taken),
         }))
     }
@@ -557,7 +626,8 @@ impl FerriteMr {
     /// Registers a region of a process anew, under the same tag.
     pub(crate) fn change(mr: &Mr<Ferrite>, change: &RegionChange<'_, Ferrite>) -> Result {
         let dev = mr.device();
-        let (Memory::User(state), Some(tag), Some(object)) = (&mr.memory, &mr.tag, &mr.object)
+        let (Memory::User { state, .. }, Some(tag), Some(object)) =
+            (&mr.memory, &mr.tag, &mr.object)
         else {
             // Memory whose pages come and go, or of the device, stays what it is; a list is changed by
             // work requests.
@@ -568,7 +638,10 @@ impl FerriteMr {
         let access = change.access.unwrap_or(state.access);
         let rights = device_access(access, dev.features())?;
         let memory = match &change.memory {
-            Some(region) => Some(pin_region(dev, &UserRegion { access, ..*region })?),
+            Some(region) => {
+                let memory = pin_region(dev, &UserRegion { access, ..*region })?;
+                Some(Arc::new(memory, GFP_KERNEL)?)
+            }
             None => {
                 state.memory.check_access(access)?;
                 None
@@ -721,14 +794,17 @@ impl FerriteMr {
             }
         }
         match &mr.memory {
-            Memory::User(state) => {
+            Memory::User { state, .. } => {
                 // Who changes it may wait for memory that a process keeps back, and is not waited for.
-                let buffer = state.try_lock().map(|state| state.memory.buffer());
-                if let Some((page_size, entries)) = buffer.and_then(|buffer| shape(&buffer)) {
+                let Some(memory) = state.try_lock().map(|state| state.memory.clone()) else {
+                    return Ok(());
+                };
+                if let Some((page_size, entries)) = shape(&memory.buffer()) {
                     details.number(c"page_size", page_size)?;
                     details.number(c"translations", entries)?;
                 }
-                Ok(())
+                // The same of all regions that have one table of pages.
+                details.number(c"table", memory.number())
             }
             Memory::Pieces { most } => details.number(c"max_pieces", *most),
             Memory::All | Memory::Listed(_) | Memory::OnDemand(_) | Memory::Device { .. } => Ok(()),
@@ -885,6 +961,7 @@ mod tests {
         let request = |kind, max_pieces| UverbsMrRequest {
             kind,
             max_pieces,
+            key: 0,
             reserved: 0,
         };
         let (none, list) = (request(0, 0), request(abi::UVERBS_MR_LIST, 4));
@@ -900,7 +977,7 @@ mod tests {
         }
         let refused = Err(errno::eopnotsupp());
         assert_eq!(Wanted::new(&list, &nothing, !FEATURES), refused);
-        assert_eq!(Wanted::new(&request(2, 4), &nothing, FEATURES), refused);
+        assert_eq!(Wanted::new(&request(3, 4), &nothing, FEATURES), refused);
         let over = abi::MAX_PIECES as u32 + 1;
         for bad in [
             request(0, 1),
@@ -912,9 +989,12 @@ mod tests {
                 ..list
             },
             UverbsMrRequest {
-                reserved: 1 << 63,
+                reserved: 1 << 31,
                 ..none
             },
+            // These name no other region.
+            UverbsMrRequest { key: 1, ..list },
+            UverbsMrRequest { key: 1, ..none },
         ] {
             assert_eq!(Wanted::new(&bad, &nothing, FEATURES), Err(EINVAL));
         }
@@ -940,6 +1020,39 @@ mod tests {
         ];
         for memory in &memories {
             assert_eq!(Wanted::new(&list, memory, FEATURES), Err(EINVAL));
+        }
+    }
+
+    #[test]
+    fn a_region_of_the_memory_of_another_is_asked_for_by_its_key() {
+        let region = UserRegion {
+            start: 0x1000,
+            length: 4096,
+            iova: 0x1000,
+            access: Access::REMOTE_READ,
+        };
+        let request = UverbsMrRequest {
+            kind: abi::UVERBS_MR_SHARED,
+            max_pieces: 0,
+            key: 0x1234_5678,
+            reserved: 0,
+        };
+        // Any device can do that.
+        for features in [0, ALL_FEATURES] {
+            let wanted = Wanted::new(&request, &region, features);
+            assert_eq!(wanted, Ok(Wanted::Shared(0x1234_5678)));
+        }
+        for bad in [
+            UverbsMrRequest {
+                max_pieces: 1,
+                ..request
+            },
+            UverbsMrRequest {
+                reserved: 1,
+                ..request
+            },
+        ] {
+            assert_eq!(Wanted::new(&bad, &region, ALL_FEATURES), Err(EINVAL));
         }
     }
 

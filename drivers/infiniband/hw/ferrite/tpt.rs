@@ -378,6 +378,28 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_4_kib_to_1_gib_take_one_entry_each() -> Result {
+        for shift in 12..=30u8 {
+            let size = 1u64 << shift;
+            let pages = [7 * size, 3 * size, 5 * size];
+            let mut tables = Recorded(KVVec::new());
+            let fbo = size as u32 - 1;
+            let buffer = lay_out(&pages, shift, fbo, 2 * size + 1, &mut tables)?;
+            assert_eq!(tables.0.iter().map(|table| table.len()).sum::<usize>(), 3);
+            for (byte, place) in [
+                (0, pages[0] + size - 1),
+                (1, pages[1]),
+                (size, pages[1] + size - 1),
+                (size + 1, pages[2]),
+                (2 * size, pages[2] + size - 1),
+            ] {
+                assert_eq!(translate(&buffer, &tables, byte), Some(place));
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
     fn a_page_count_that_does_not_fit_the_length_is_refused() -> Result {
         let mut tables = Recorded(KVVec::new());
         let pages = scattered(3)?;

@@ -14,6 +14,8 @@ use crate::{
     dma_types::Nothing,
     doorbell_pages::DoorbellPage,
     kernel_ext::errno,
+    mr::UserState,
+    named::Names,
     rdma::{
         kind,
         Caching,
@@ -28,9 +30,13 @@ use crate::{
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::atomic::{
-        Atomic,
-        Relaxed, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
     },
 };
 
@@ -54,6 +60,8 @@ pub(crate) struct FerriteUcontext {
     page: DoorbellPage,
     /// Offset to map the doorbell page by.
     mapping: Atomic<u64>,
+    /// Its regions of pinned memory, by tag.
+    pub(crate) regions: Arc<Names<Mutex<UserState>>>,
 }
 
 impl FerriteUcontext {
@@ -78,6 +86,7 @@ impl FerriteUcontext {
         let ctx = new.init(Ok::<_, Error>(Self {
             page,
             mapping: Atomic::new(0),
+            regions: Names::new()?,
         }))?;
         let mapping = ctx.map_bar(abi::BAR_DOORBELLS, offset, PAGE_SIZE, Caching::Uncached)?;
         ctx.mapping.store(mapping, Relaxed);

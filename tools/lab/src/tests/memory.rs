@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What programs do with memory beyond registering it, and every check that stands before an access.
 
-use anyhow::{bail, Result};
-use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::{json, Value};
 
 use super::basics::{verbs_check, verbs_check_within};
 use super::{nothing_left, still_works, wire, VmTest};
@@ -26,7 +29,18 @@ pub const BETWEEN: &[VmTest] = &[
         "a window or list of one touch takes one message, and no second one",
         |c| verbs_check(c, "one-touch"),
     ),
-    VmTest::new("lists and windows leave nothing behind", nothing_is_left),
+    VmTest::new(
+        "regions share memory: own domain, rights and end, the same bytes, pinned once",
+        |c| verbs_check(c, "shared"),
+    ),
+    VmTest::new(
+        "regions that share memory have one table of pages, others their own",
+        one_table,
+    ),
+    VmTest::new(
+        "lists, windows and shared memory leave nothing behind",
+        nothing_is_left,
+    ),
 ];
 
 /// Within one machine: both ends in one process, on one port.
@@ -46,7 +60,14 @@ pub const WITHIN: &[VmTest] = &[
     VmTest::new("a window or list of one touch takes one message", |c| {
         within(c, "one-touch")
     }),
-    VmTest::new("lists and windows leave nothing behind", nothing_is_left),
+    VmTest::new(
+        "regions share memory: own domain, rights and end, the same bytes, pinned once",
+        |c| within(c, "shared"),
+    ),
+    VmTest::new(
+        "lists, windows and shared memory leave nothing behind",
+        nothing_is_left,
+    ),
 ];
 
 /// Over a wire that is no good.
@@ -76,6 +97,55 @@ fn touches_over_a_bad_wire(cluster: &Cluster) -> Result<()> {
     cluster.fabric_command(&json!({"cmd": "faults", "reset": true}))?;
     result?;
     still_works(cluster)
+}
+
+/// How many regions share the memory of another.
+const SHARES: usize = 5;
+
+/// Has a program make a region of 16 KiB, one more of the same memory that is registered anew, and
+/// others that share the first one's; shows what the kernel tells of them, before and after.
+fn shown() -> String {
+    format!(
+        "set -e
+         rm -f /tmp/input /tmp/output
+         mkfifo /tmp/input
+         verbs-check hold --count {SHARES} </tmp/input >/tmp/output &
+         exec 9>/tmp/input
+         until [ -s /tmp/output ]; do sleep 0.1; kill -0 $!; done
+         rdma -dd -j resource show mr
+         exec 9>&-
+         wait $!
+         echo
+         rdma -dd -j resource show mr"
+    )
+}
+
+/// Each region has the number of its table, by which tables are counted.
+fn one_table(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let text = one.sh_in(&shown(), Duration::from_secs(120))?;
+    let mut reports = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+    let mut tables = || -> Result<BTreeMap<u64, usize>> {
+        let report = reports.next().context("no report")??;
+        let mut tables = BTreeMap::new();
+        for region in report.as_array().into_iter().flatten() {
+            if region["mrlen"].as_u64() == Some(16 << 10) {
+                let table = region["drv_table"].as_u64();
+                let table = table.with_context(|| format!("no table in {region}"))?;
+                *tables.entry(table).or_default() += 1;
+            }
+        }
+        Ok(tables)
+    };
+    let mut regions: Vec<usize> = tables()?.into_values().collect();
+    regions.sort_unstable();
+    ensure!(
+        regions == [1, SHARES + 1],
+        "regions by table: {regions:?}\n{text}"
+    );
+    let left = tables()?;
+    ensure!(left.is_empty(), "tables that are left: {left:?}\n{text}");
+    Ok(())
 }
 
 fn nothing_is_left(cluster: &Cluster) -> Result<()> {

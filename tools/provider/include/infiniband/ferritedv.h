@@ -2,8 +2,9 @@
 /*
  * What Ferrite devices can do beyond the verbs. Link with -lferrite.
  *
- * Completion queues that move, priorities of vectors; further down, memory
- * that is registered through a send queue.
+ * Completion queues that move, priorities of vectors; further down, regions
+ * that share memory and its translation, and memory that is registered through
+ * a send queue.
  *
  * A completion queue belongs to a completion vector: a handler in the kernel,
  * with an interrupt of its own, that wakes who waits for the events of the
@@ -91,6 +92,33 @@ int ferritedv_modify_vector_priority(struct ibv_context *context,
  */
 int ferritedv_query_vector_priority(struct ibv_context *context,
 				    uint32_t vector, uint32_t *priority);
+
+/*
+ * Shared translation
+ *
+ * Registers the memory of mr once more: the same bytes at the same addresses,
+ * with keys of its own, in any protection domain of the same context and with
+ * the rights of access (as of ibv_reg_mr()), which may be fewer or more than mr
+ * has. Nothing is pinned: both regions have the same pages and one table of
+ * them in the device, however large they are, so that this takes neither the
+ * time nor the memory (RLIMIT_MEMLOCK) of another ibv_reg_mr().
+ *
+ * Each is a region like any other, and knows nothing of the other one: it is
+ * given back by ibv_dereg_mr(), in any order, and changed by ibv_rereg_mr();
+ * what happens to one does not change the other. The memory stays pinned until
+ * the last one is gone. Regions that share can be shared again.
+ *
+ * mr is of ibv_reg_mr(), ibv_reg_mr_iova(), ibv_reg_dmabuf_mr(),
+ * ibv_import_mr() or this function. Returns NULL and sets errno: EACCES where
+ * access would let anybody write to memory that was registered for reading
+ * only; EINVAL where mr is of another context, or is a list or of device
+ * memory, or a right needs another (as of ibv_reg_mr()); EBUSY while another
+ * thread is in ibv_rereg_mr() with mr; EOPNOTSUPP where pd is of another
+ * provider, mr or access is of on-demand memory, or the kernel's driver is too
+ * old; ENOMEM; EIO where the device does not answer any more.
+ */
+struct ibv_mr *ferritedv_reg_shared_mr(struct ibv_pd *pd, struct ibv_mr *mr,
+				       int access);
 
 /*
  * Lists: registration through a send queue

@@ -12,6 +12,7 @@ use std::ptr;
 use std::rc::Rc;
 use std::time::SystemTime;
 
+use crate::direct;
 use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
 use crate::verbs::{check, not_null, Buffer, BufferKind, Context, Errno, Options};
@@ -96,6 +97,7 @@ const OPERATIONS: &[(&str, Make)] = &[
     ("a region is registered", region),
     ("a region on demand is registered", paged_region),
     ("a region moves to other memory", moved_region),
+    ("a region shares the memory of another", shared_region),
     ("a window is allocated", window),
     ("a completion channel is made", channel),
     ("a completion queue is made", queue),
@@ -390,6 +392,11 @@ fn moved_region(ground: &Ground) -> Result<Made, Errno> {
         return Err(errno);
     }
     registered(mr)
+}
+
+fn shared_region(ground: &Ground) -> Result<Made, Errno> {
+    // SAFETY: domain and region live.
+    registered(unsafe { direct::reg_shared_mr(ground.pd, ground.mr, RIGHTS) }?)
 }
 
 fn window(ground: &Ground) -> Result<Made, Errno> {

@@ -7,12 +7,11 @@
 use std::time::Duration;
 
 use super::lists::{
-    by_peer, inbox, options, peer_is_refused, register, with_lists, Bad, Cause, Listed, Piece,
-    CAUSES,
+    by_peer, inbox, options, register, with_lists, Bad, Cause, Listed, Piece, CAUSES,
 };
 use super::refusal::{
     failed, flushes, flushes_later, from_there, in_error, in_state, mark, must_fail, next_key,
-    no_events, second, vendor, work, wrong, MARKED,
+    no_events, vendor, work, wrong, MARKED,
 };
 use crate::bench::{At, Bench, End, Message, Pair, PATIENCE};
 use crate::direct::{DRAINS, LISTS};
@@ -69,19 +68,7 @@ fn post(bench: &mut Bench, pair: &Pair, bad: &Bad) -> Check {
 
 /// Its error, and the flushes behind it; then the queue pair has drained, and said so once.
 fn drained(bench: &mut Bench, pair: &Pair, bad: &Bad) -> Check {
-    let (wr_id, cq) = (bad.work.wr_id, pair.here.send_cq);
-    failed(
-        bench,
-        End::Here,
-        cq,
-        wr_id,
-        IBV_WC_LOC_PROT_ERR,
-        bad.vendor_err,
-    )?;
-    for wr_id in [52, 53] {
-        let done = bench.status(End::Here, cq, IBV_WC_WR_FLUSH_ERR, "what is behind it")?;
-        expect!(done.wr_id, wr_id, "order of what is flushed");
-    }
+    bad.fails(bench, pair, bad.work.wr_id, &[52, 53])?;
     let event = bench.here.async_event(PATIENCE).at("events")?;
     expect!(
         event,
@@ -224,13 +211,7 @@ fn drains(bench: &mut Bench, cause: &Cause, with_message: bool) -> Check {
         .at("check")?;
     expect!(wrong, None, "first touched byte here");
     peer_goes_on(bench, &pair)?;
-    // Nothing has changed in the table: the key opens nothing.
-    let options = options(bench, LISTS);
-    let other = second(bench, &pair, &options)?;
-    let mut peers = work(&other, IBV_WR_RDMA_READ, 0);
-    peers.entries = vec![(other.there.address, 10, other.there.lkey)];
-    (peers.remote_address, peers.rkey) = (bad.work.address, bad.work.key);
-    peer_is_refused(bench, &other, &peers)?;
+    bad.opens_nothing(bench, &pair)?;
     flushes_later(bench, &pair)?;
 
     go_on(bench, &pair)?;
@@ -312,16 +293,7 @@ fn two(bench: &mut Bench) -> Check {
     inbox(bench, &pair)?;
     let cq = pair.here.send_cq;
     bench.status(End::Here, cq, IBV_WC_SUCCESS, "what is before")?;
-    failed(
-        bench,
-        End::Here,
-        cq,
-        60,
-        IBV_WC_LOC_PROT_ERR,
-        bad.vendor_err,
-    )?;
-    let done = bench.status(End::Here, cq, IBV_WC_WR_FLUSH_ERR, "the second")?;
-    expect!(done.wr_id, 61, "wr_id of the second");
+    bad.fails(bench, &pair, 60, &[61])?;
     let event = bench.here.async_event(PATIENCE).at("events")?;
     let told = Some((IBV_EVENT_SQ_DRAINED, pair.here.qp.qpn));
     expect!(event, told, "asynchronous event");

@@ -1187,6 +1187,35 @@ pub struct Bad {
     pub vendor_err: u32,
 }
 
+impl Bad {
+    /// It completes here as `wr_id` with its error, and what is behind it is flushed, in order.
+    pub fn fails(&self, bench: &mut Bench, pair: &Pair, wr_id: u64, behind: &[u64]) -> Check {
+        let cq = pair.here.send_cq;
+        failed(
+            bench,
+            End::Here,
+            cq,
+            wr_id,
+            IBV_WC_LOC_PROT_ERR,
+            self.vendor_err,
+        )?;
+        for wr_id in behind {
+            let done = bench.status(End::Here, cq, IBV_WC_WR_FLUSH_ERR, "what is behind it")?;
+            expect!(done.wr_id, *wr_id, "order of what is flushed");
+        }
+        Ok(())
+    }
+
+    /// Nothing has changed in the table: by its key the peer reaches nothing, on a connection of its own.
+    pub fn opens_nothing(&self, bench: &mut Bench, pair: &Pair) -> Check {
+        let other = another(bench, pair)?;
+        let mut peers = work(&other, IBV_WR_RDMA_READ, 0);
+        peers.entries = vec![(other.there.address, 10, other.there.lkey)];
+        (peers.remote_address, peers.rkey) = (self.work.address, self.work.key);
+        peer_is_refused(bench, &other, &peers)
+    }
+}
+
 /// What can be wrong with a registration, and nothing else with it.
 pub type Cause = (&'static str, fn(&mut Bench, &Pair) -> Check<Bad>);
 
@@ -1420,17 +1449,7 @@ fn refuses(bench: &mut Bench, cause: &Cause, with_message: bool) -> Check {
         .here
         .post_send(pair.here.qp.qp, &behind)
         .at("ibv_post_send")?;
-    let (wr_id, cq) = (bad.work.wr_id, pair.here.send_cq);
-    failed(
-        bench,
-        End::Here,
-        cq,
-        wr_id,
-        IBV_WC_LOC_PROT_ERR,
-        bad.vendor_err,
-    )?;
-    let done = bench.status(End::Here, cq, IBV_WC_WR_FLUSH_ERR, "what is behind it")?;
-    expect!(done.wr_id, 41, "wr_id of what is behind it");
+    bad.fails(bench, &pair, bad.work.wr_id, &[41])?;
     flushes(bench, &pair)?;
     untouched(bench, &pair)?;
     let received = bench
@@ -1443,9 +1462,5 @@ fn refuses(bench: &mut Bench, cause: &Cause, with_message: bool) -> Check {
     let result = bench.here.set_state(pair.here.qp.qp, IBV_QPS_RTS);
     must_fail(result, libc::EINVAL, "from ERR to RTS")?;
     // What is registered there stays, the flushed receive is nobody's any more.
-    let other = another(bench, &pair)?;
-    let mut peers = work(&other, IBV_WR_RDMA_READ, 0);
-    peers.entries = vec![(other.there.address, 10, other.there.lkey)];
-    (peers.remote_address, peers.rkey) = (bad.work.address, bad.work.key);
-    peer_is_refused(bench, &other, &peers)
+    bad.opens_nothing(bench, &pair)
 }

@@ -11,7 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use crate::bench::status_name;
+use super::refusal::must_fail;
+use crate::bench::{status_name, At};
+use crate::direct;
 use crate::expect;
 use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
@@ -919,6 +921,11 @@ fn device_memory(rig: &Rig) -> Check {
     expect!(got, [0x5a; 256], "what was written");
     rig.write_to(pair.a, 64, 8192 - 63, rkey)?;
     refused(rig, &pair, "a write past device memory")?;
+    if shares(rig)? {
+        // SAFETY: domain and region live.
+        let shared = unsafe { direct::reg_shared_mr(rig.pd, mr, IBV_ACCESS_REMOTE_READ) };
+        must_fail(shared, libc::EINVAL, "a share of device memory")?;
+    }
     // SAFETY: the region and the memory live, and are not used afterwards.
     unsafe {
         well(ibv_dereg_mr(mr), "ibv_dereg_mr")?;
@@ -1004,8 +1011,43 @@ fn dmabuf(rig: &Rig) -> Check {
     // SAFETY: the domain lives.
     let wrong = unsafe { ibv_reg_dmabuf_mr(rig.pd, 0, 4096, iova, 0, access) };
     not_made(wrong, libc::EINVAL, "a region of a file that is no buffer")?;
+    let shared = shares(rig)?.then(|| {
+        // SAFETY: domain and region live.
+        unsafe { direct::reg_shared_mr(rig.pd, mr, access as u32) }
+    });
     // SAFETY: the region lives and is not used afterwards.
-    well(unsafe { ibv_dereg_mr(mr) }, "ibv_dereg_mr")
+    well(unsafe { ibv_dereg_mr(mr) }, "ibv_dereg_mr")?;
+    if let Some(shared) = shared {
+        let shared = shared.at("a share of a DMA buffer")?;
+        let pair = rig.pair()?;
+        rig.set(0, &[0xab; 100])?;
+        // SAFETY: the region lives.
+        let rkey = unsafe { (*shared).rkey };
+        rig.write_to(pair.a, 100, iova + 4096, rkey)?;
+        rig.ends(
+            pair.cq,
+            IBV_WC_SUCCESS,
+            "a write by a share of a DMA buffer",
+        )?;
+        // SAFETY: the mapping has these bytes, which nobody changes now.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.add(4096), 100) };
+        expect!(bytes, [0xab; 100], "what was written by the share");
+        // SAFETY: the region lives and is not used afterwards.
+        well(unsafe { ibv_dereg_mr(shared) }, "ibv_dereg_mr")?;
+    }
+    Ok(())
+}
+
+/// Whether regions can share memory here.
+pub(super) fn shares(rig: &Rig) -> Check<bool> {
+    // SAFETY: domain and region live, and the share is not used.
+    unsafe {
+        match direct::reg_shared_mr(rig.pd, rig.mr, 0) {
+            Ok(shared) => well(ibv_dereg_mr(shared), "ibv_dereg_mr").map(|()| true),
+            Err(Errno(libc::EOPNOTSUPP)) => Ok(false),
+            Err(errno) => Err(format!("a share of a region: {errno}").into()),
+        }
+    }
 }
 
 fn concurrent_atomics(rig: &Rig) -> Check {
@@ -1789,6 +1831,20 @@ fn imports(rig: &Rig) -> Check {
         let mr = made(ibv_import_mr(pd, (*rig.mr).handle), "ibv_import_mr")?;
         expect!((*mr).lkey, rig.lkey(), "lkey of the imported region");
         expect!((*mr).rkey, rig.rkey(), "rkey of the imported region");
+        if shares(rig)? {
+            // What the maker knows of its place the importer asks the kernel for.
+            let shared = direct::reg_shared_mr(pd, mr, IBV_ACCESS_REMOTE_READ);
+            let shared = shared.at("a share of an imported region")?;
+            expect!((*shared).length, (*mr).length, "length of the share");
+            well(ibv_dereg_mr(shared), "ibv_dereg_mr")?;
+            // Another context does not have it by the same name.
+            let shared = direct::reg_shared_mr(rig.pd, mr, IBV_ACCESS_REMOTE_READ);
+            must_fail(
+                shared,
+                libc::EINVAL,
+                "a share of a region of another context",
+            )?;
+        }
         let none = ibv_import_pd(context, 99_999);
         not_made(none, libc::ENOENT, "an import of no domain")?;
         let none = ibv_import_mr(pd, 99_999);

@@ -9,7 +9,7 @@ use crate::verbs::{BufferKind, SendWork, REPEAT};
 
 /// More than a gibibyte, and not a whole number of anything.
 const LARGE: usize = (5 << 28) + (37 << 12);
-const CHUNK: usize = 10_000;
+pub const CHUNK: usize = 10_000;
 
 pub fn run(bench: &mut Bench, report: &mut Report) {
     let result = large(bench);
@@ -21,10 +21,11 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
 }
 
 /// The other end's region: address and key.
-struct Target {
-    buffer: u64,
-    address: u64,
-    rkey: u32,
+#[derive(Clone, Copy)]
+pub struct Target {
+    pub buffer: u64,
+    pub address: u64,
+    pub rkey: u32,
 }
 
 fn target(bench: &mut Bench, end: &PairEnd, length: usize, kind: BufferKind) -> Check<Target> {
@@ -46,7 +47,7 @@ fn target(bench: &mut Bench, end: &PairEnd, length: usize, kind: BufferKind) -> 
 }
 
 /// Does one operation between offset 0 here and `offset` there.
-fn operate(
+pub fn operate(
     bench: &mut Bench,
     pair: &Pair,
     target: &Target,
@@ -71,7 +72,7 @@ fn operate(
 }
 
 /// Writes at an offset and reads it back, verifying both.
-fn round_trip(bench: &mut Bench, pair: &Pair, target: &Target, offset: usize) -> Check {
+pub fn round_trip(bench: &mut Bench, pair: &Pair, target: &Target, offset: usize) -> Check {
     let seed = bench.seed();
     bench
         .here

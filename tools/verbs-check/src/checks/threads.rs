@@ -5,14 +5,18 @@
 use std::collections::HashSet;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
-use super::objects::{bind2, errno, made, query, to_state, well, window, work, Made, Pair, Rig};
+use super::objects::{
+    bind2, errno, made, query, shares, to_state, well, window, work, Made, Pair, Rig,
+};
+use crate::bench::At;
+use crate::direct;
 use crate::expect;
-use crate::report::{Check, Report};
+use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
-use crate::verbs::{Errno, Options};
+use crate::verbs::{check, last_errno, not_null, pinned, Errno, Options};
 
 type Body = fn(&Rig) -> Check;
 
@@ -43,6 +47,10 @@ const CHECKS: &[(&str, Body)] = &[
         bind_again,
     ),
     ("a completion queue that overflows tells so, once", overflow),
+    (
+        "regions share the memory of one that ends or changes meanwhile",
+        shared_meanwhile,
+    ),
 ];
 
 /// Whatever takes longer than this hangs.
@@ -703,5 +711,80 @@ fn overflow(rig: &Rig) -> Check {
         .async_event(Duration::ZERO)
         .map_err(|errno| errno.to_string())?;
     expect!(more, None, "one event too many");
+    Ok(())
+}
+
+/// One thread makes, changes and ends a region; others have its memory shared by its key, at any time.
+fn shared_meanwhile(rig: &Rig) -> Check {
+    const ROUNDS: u32 = 300;
+    const LENGTH: usize = 16 << 10;
+    if !shares(rig)? {
+        return Err(Outcome::Skipped("regions share no memory".into()));
+    }
+    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+    let (base, pd) = (rig.buffer.address(), Raw(rig.pd));
+    let before = pinned().at("VmPin")?;
+    // The key, and how many looked at it or shared by it.
+    let key = Arc::new(AtomicU64::new(0));
+    let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    let over = Arc::new(AtomicBool::new(false));
+    let sharers: Vec<_> = (0..2)
+        .map(|_| {
+            let (key, counts, over) = (key.clone(), counts.clone(), over.clone());
+            std::thread::spawn(move || -> Result<(), Errno> {
+                while !over.load(Ordering::Relaxed) {
+                    let key = key.load(Ordering::Relaxed) as u32;
+                    // SAFETY: the domain lives until the thread has ended.
+                    let shared =
+                        unsafe { direct::share_by_key(pd.get(), key, base, LENGTH as u64, access) };
+                    match shared {
+                        Ok(()) => counts[1].fetch_add(1, Ordering::Relaxed),
+                        // It has ended, or is elsewhere, or is about to be.
+                        Err(Errno(libc::EINVAL | libc::EBUSY)) => 0,
+                        Err(other) => return Err(other),
+                    };
+                    counts[0].fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            })
+        })
+        .collect();
+    let made = in_time("making and ending a region", {
+        let (key, counts) = (key.clone(), counts.clone());
+        move || -> Result<(), Errno> {
+            for round in 0..ROUNDS {
+                // SAFETY: the buffer is longer than twice this, and outlives the region.
+                unsafe {
+                    let start = base as *mut libc::c_void;
+                    let mr = not_null(ibv_reg_mr(pd.get(), start, LENGTH, access as i32))?;
+                    let looked = counts[0].load(Ordering::Relaxed);
+                    key.store((*mr).lkey.into(), Ordering::Relaxed);
+                    // Others look at it, then it goes at any time.
+                    while counts[0].load(Ordering::Relaxed) < looked + u64::from(round % 5) {
+                        std::thread::yield_now();
+                    }
+                    if round % 2 == 0 {
+                        let flags = IBV_REREG_MR_CHANGE_TRANSLATION as i32;
+                        let elsewhere = start.add(LENGTH);
+                        let none = ptr::null_mut();
+                        if ibv_rereg_mr(mr, flags, none, elsewhere, LENGTH, 0) != 0 {
+                            return Err(last_errno());
+                        }
+                    }
+                    check(ibv_dereg_mr(mr))?;
+                }
+            }
+            Ok(())
+        }
+    });
+    over.store(true, Ordering::Relaxed);
+    for sharer in sharers {
+        let result = sharer.join().map_err(|_| "a thread panicked".to_string())?;
+        result.at("a share by the key")?;
+    }
+    made?.at("a region that is shared")?;
+    let shared = counts[1].load(Ordering::Relaxed);
+    expect!(shared > 0, true, "something was shared");
+    expect!(pinned().at("VmPin")?, before, "bytes that are pinned");
     Ok(())
 }
