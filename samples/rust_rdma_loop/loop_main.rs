@@ -43,8 +43,8 @@ const DEPTH: u32 = 32;
 const LARGE_DEPTH: u32 = 1024;
 /// Eight megabytes of completions: twice what the page allocator has in one piece.
 const LARGE_CQ: u32 = 1 << 17;
-/// More pages than fit in a page of addresses.
-const MANY_PAGES: usize = 600;
+/// Pages whose addresses just fill a page, one more, and so many that another one is half full or full.
+const MANY_PAGES: [usize; 4] = [512, 513, 600, 1024];
 const LENGTHS: [usize; 8] = [0, 1, 255, 1024, 4096, 4097, 100_003, BUFFER];
 
 /// Long enough for a machine that emulates everything.
@@ -647,6 +647,31 @@ fn an_offer_that_fails_is_not_sent(pair: &Pair<'_>) -> Result {
     check(there.rkey == mr.rkey() && there.rkey != old)
 }
 
+/// The device fails while a send queue stands still: whoever asks it to is told when. What waits comes
+/// back, and so does what is posted then; nothing can be mended any more.
+fn a_device_may_fail_while_a_queue_stands_still(pair: &Pair<'_>) -> Result {
+    let mr = pair.near_region(PAGES)?;
+    let waiting = [
+        pair.near.recv(&pair.source, 0..64)?,
+        pair.far.recv(&pair.sink, 0..64)?,
+    ];
+    let (failing, _kept) = post_failing(pair, Cause::NoSuchKey, &mr)?;
+    expect(failing.wait(patience())?, WcStatus::LocalProtection)?;
+    check(pair.near.state()? == QpState::Sqd)?;
+    pr_info!("ferrite_sample: stands still until the device fails\n");
+    for ticket in waiting {
+        expect(ticket.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+    }
+    check(pair.near.resume().is_err())?;
+    for qp in [&pair.near, &pair.far] {
+        let late = qp.send(Op::Send, Memory::None)?;
+        expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+        let late = qp.recv(&pair.sink, 0..64)?;
+        expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+    }
+    Ok(())
+}
+
 /// Without that mode, the connection ends: both queues are flushed.
 fn a_failed_registration_ends_the_connection(pair: &Pair<'_>, cause: Cause) -> Result {
     let mr = pair.near_region(PAGES)?;
@@ -763,6 +788,16 @@ const DRAINING: [Test; 1] = tests![
     a_failed_registration_drains_and_is_tried_again,
 ];
 
+/// The same on a device that somebody has fail meanwhile: only for who asks for it.
+const FAILING: [Test; 1] = tests![
+    Extensions::REGISTER_DRAINS,
+    QpOptions {
+        registrations_drain: true,
+        ..USUAL
+    };
+    a_device_may_fail_while_a_queue_stands_still,
+];
+
 /// Failed registrations that end it, on a device that says which fail.
 const ENDING: [Test; 3] = tests![
     Extensions::REGISTER_DRAINS, USUAL;
@@ -825,28 +860,42 @@ fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
         sends: DEPTH,
         recvs: DEPTH,
     };
-    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
-    let length = MANY_PAGES * kernel::page::PAGE_SIZE;
-    let sink = Buffer::new(device, length)?;
-    let mr = Mr::new(&pd, sink.clone())?;
-    let registered = pair
-        .far
-        .send(Op::Register(&mr, all_access()), Memory::None)?;
-    good(registered.wait(patience())?)?;
-    for (seed, offset) in [0, length / 2, length - BUFFER].into_iter().enumerate() {
-        let byte = pattern(seed);
-        pair.source.fill(&byte);
-        good(pair.run(Op::Write(remote(&mr, offset)), 0..BUFFER)?)?;
-        let range = offset..offset + BUFFER;
-        check(
-            sink.first_difference(range, |index| byte(index - offset))
-                .is_none(),
+    for pages in MANY_PAGES {
+        // The last request ends the connection.
+        let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
+        let length = pages * kernel::page::PAGE_SIZE;
+        let sink = Buffer::new(device, length)?;
+        let mr = Mr::new(&pd, sink.clone())?;
+        let registered = pair
+            .far
+            .send(Op::Register(&mr, all_access()), Memory::None)?;
+        good(registered.wait(patience())?)?;
+        // The last but one goes from the first page of addresses to the second, where there is one.
+        let middle = MANY_PAGES[0] * kernel::page::PAGE_SIZE - BUFFER / 2;
+        let offsets = [
+            0,
+            length / 3 + 5,
+            middle.min(length - BUFFER),
+            length - BUFFER,
+        ];
+        for (seed, offset) in offsets.into_iter().enumerate() {
+            let byte = pattern(seed + pages);
+            pair.source.fill(&byte);
+            good(pair.run(Op::Write(remote(&mr, offset)), 0..BUFFER)?)?;
+            let range = offset..offset + BUFFER;
+            check(
+                sink.first_difference(range.clone(), |index| byte(index - offset))
+                    .is_none(),
+            )?;
+            pair.source.fill(|_| 0);
+            good(pair.run(Op::Read(remote(&mr, offset)), 0..BUFFER)?)?;
+            check(pair.source.first_difference(0..BUFFER, &byte).is_none())?;
+        }
+        expect(
+            pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
+            WcStatus::RemoteAccess,
         )?;
     }
-    expect(
-        pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
-        WcStatus::RemoteAccess,
-    )?;
     Ok(())
 }
 
@@ -927,6 +976,12 @@ impl Client for Loop {
                 pr_err!("ferrite_sample: {name}: not ok {test}: {err:?}\n");
             }
         };
+        if *module_parameters::device_fails.value() != 0 {
+            for test in &FAILING {
+                say(test.name, run(device, test));
+            }
+            return Ok(());
+        }
         let groups: [&[Test]; 6] = [
             &TESTS,
             &OFFERS,
@@ -952,7 +1007,7 @@ impl Client for Loop {
             regions_of_other_domains_are_not_posted(device),
         );
         let test = "regions_may_have_many_pages";
-        if device.max_registered_pages() as usize >= MANY_PAGES {
+        if device.max_registered_pages() as usize >= MANY_PAGES[3] {
             say(test, regions_may_have_many_pages(device));
         } else {
             // Other devices need not have as many.
@@ -987,4 +1042,10 @@ module! {
     authors: ["Ferrite contributors"],
     description: "Kernel queue pairs of one port, connected to each other",
     license: "GPL",
+    params: {
+        device_fails: u8 {
+            default: 0,
+            description: "Not 0: wait, with a queue that stands still, for somebody to have the device fail, and do nothing else",
+        },
+    },
 }

@@ -75,6 +75,7 @@ impl Listed {
             address: self.address,
             pieces: self.pieces.iter().map(entry).collect(),
             message: None,
+            remote_srqn: 0,
         }
     }
 
@@ -1374,6 +1375,7 @@ fn piece(
             address: ADDRESS,
             pieces: pieces.to_vec(),
             message: None,
+            remote_srqn: 0,
         },
         vendor_err,
     })
