@@ -31,7 +31,7 @@ use rdma::ulp::{
     self, Buffer, Client, Cq, Device, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, QpOptions,
     Remote, Ticket,
 };
-use rdma::{Access, Extensions, QpState, WcStatus};
+use rdma::{Access, Extensions, QpState, WcOpcode, WcStatus};
 
 static PASSED: Atomic<u32> = Atomic::new(0);
 static FAILED: Atomic<u32> = Atomic::new(0);
@@ -375,8 +375,10 @@ fn a_region_is_used_before_its_registration_is_complete(pair: &Pair<'_>) -> Resu
                 Memory::Region(&mr, 0..LENGTH),
             ),
         ])?;
-        for ticket in begun {
-            good(ticket.wait(patience())?)?;
+        let opcodes = [WcOpcode::RdmaRead, WcOpcode::RegMr, WcOpcode::RdmaWrite];
+        for (ticket, opcode) in begun.into_iter().zip(opcodes) {
+            let outcome = good(ticket.wait(patience())?)?;
+            check(outcome.opcode == Some(opcode))?;
         }
         let moved = pattern(seed + 40);
         let moved = |index: usize| moved(index - 5);
@@ -444,8 +446,14 @@ fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair<'_>) -> Result {
             far(Op::Write(there), 0..OFFER)?,
             far(Op::SendWithInvalidate(there.rkey), 0..4)?,
         ];
-        for ticket in [offered, wrote, answered] {
-            good(ticket.wait(patience())?)?;
+        // The registration and its message are one request, and complete as a message.
+        for (ticket, opcode) in [
+            (offered, WcOpcode::Send),
+            (wrote, WcOpcode::RdmaWrite),
+            (answered, WcOpcode::Send),
+        ] {
+            let outcome = good(ticket.wait(patience())?)?;
+            check(outcome.opcode == Some(opcode))?;
         }
         let moved = pattern(round + 50);
         let moved = |index: usize| moved(index - 4096);
@@ -672,6 +680,58 @@ fn a_device_may_fail_while_a_queue_stands_still(pair: &Pair<'_>) -> Result {
     Ok(())
 }
 
+/// Of a list of requests of which one is refused those before it are carried out, and what the others
+/// would have used is there for others.
+fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair<'_>) -> Result {
+    let exposed = pair.expose(all_access())?;
+    let mr = pair.near_region(1)?;
+    let write = |offset: usize| {
+        let memory = Memory::Buffer(&pair.source, offset..offset + 64);
+        (Op::Write(remote(&exposed, offset)), memory)
+    };
+    pair.source.fill(pattern(95));
+    pair.sink.fill(|_| 0);
+    // Of each of these one is posted, for which nobody has a ticket.
+    let lists = DEPTH as usize / 2;
+    for index in 0..lists {
+        let refused = pair.near.send_all([
+            write(index * 64),
+            // No device of this kind registers pages on demand so.
+            (Op::Register(&mr, Access::ON_DEMAND), Memory::None),
+            write(BUFFER / 2 + index * 64),
+        ]);
+        check(refused.is_err())?;
+    }
+    // The others count for nothing: there is room for all that is left.
+    let mut tickets = KVec::new();
+    for _ in 0..DEPTH {
+        tickets.push(pair.near.recv(&pair.source, 0..64)?, GFP_KERNEL)?;
+    }
+    let mut sent = KVec::new();
+    for index in 0..DEPTH as usize - lists {
+        let (op, memory) = write(BUFFER / 4 + index * 64);
+        sent.push(pair.near.send(op, memory)?, GFP_KERNEL)?;
+    }
+    for ticket in sent {
+        good(ticket.wait(patience())?)?;
+    }
+    let end = lists * 64;
+    check(pair.sink.first_difference(0..end, pattern(95)).is_none())?;
+    check(
+        pair.sink
+            .first_difference(BUFFER / 2..BUFFER, |_| 0)
+            .is_none(),
+    )?;
+    for _ in 0..DEPTH {
+        let memory = Memory::Buffer(&pair.sink, 0..64);
+        good(pair.far.send(Op::Send, memory)?.wait(patience())?)?;
+    }
+    for ticket in tickets {
+        good(ticket.wait(patience())?)?;
+    }
+    Ok(())
+}
+
 /// Without that mode, the connection ends: both queues are flushed.
 fn a_failed_registration_ends_the_connection(pair: &Pair<'_>, cause: Cause) -> Result {
     let mr = pair.near_region(PAGES)?;
@@ -798,9 +858,10 @@ const FAILING: [Test; 1] = tests![
     a_device_may_fail_while_a_queue_stands_still,
 ];
 
-/// Failed registrations that end it, on a device that says which fail.
-const ENDING: [Test; 3] = tests![
+/// Registrations that are refused and failed ones that end it, on a device that says which fail.
+const ENDING: [Test; 4] = tests![
     Extensions::REGISTER_DRAINS, USUAL;
+    a_refusal_in_the_middle_of_a_list_leaves_nothing_behind,
     no_such_key_ends_the_connection,
     a_key_in_use_ends_the_connection,
     too_many_pages_end_the_connection,
@@ -895,6 +956,39 @@ fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
             pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
             WcStatus::RemoteAccess,
         )?;
+    }
+    Ok(())
+}
+
+/// A region may have room for more pages than one table lists, and be of few, of as many or of more.
+fn regions_may_have_room_for_more_pages<'p>(device: &'p Device<'p>) -> Result {
+    let pd = Pd::new(device)?;
+    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
+    let limits = QpLimits {
+        sends: DEPTH,
+        recvs: DEPTH,
+    };
+    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
+    let room = MANY_PAGES[3] as u32;
+    for pages in [1, 3, MANY_PAGES[0], MANY_PAGES[1]] {
+        let length = pages * kernel::page::PAGE_SIZE;
+        let part = length.min(BUFFER);
+        let sink = Buffer::new(device, length)?;
+        let mr = Mr::with_room(&pd, sink.clone(), room)?;
+        let registered = pair
+            .far
+            .send(Op::Register(&mr, all_access()), Memory::None)?;
+        good(registered.wait(patience())?)?;
+        for offset in [0, length - part] {
+            let byte = pattern(pages + offset);
+            pair.source.fill(&byte);
+            good(pair.run(Op::Write(remote(&mr, offset)), 0..part)?)?;
+            let range = offset..offset + part;
+            check(
+                sink.first_difference(range, |index| byte(index - offset))
+                    .is_none(),
+            )?;
+        }
     }
     Ok(())
 }
@@ -1006,12 +1100,21 @@ impl Client for Loop {
             "regions_of_other_domains_are_not_posted",
             regions_of_other_domains_are_not_posted(device),
         );
-        let test = "regions_may_have_many_pages";
-        if device.max_registered_pages() as usize >= MANY_PAGES[3] {
-            say(test, regions_may_have_many_pages(device));
-        } else {
-            // Other devices need not have as many.
-            pr_info!("ferrite_sample: {name}: skipped {test}\n");
+        type Pages = for<'p> fn(&'p Device<'p>) -> Result;
+        let tests: [(&str, Pages); 2] = [
+            ("regions_may_have_many_pages", regions_may_have_many_pages),
+            (
+                "regions_may_have_room_for_more_pages",
+                regions_may_have_room_for_more_pages,
+            ),
+        ];
+        for (test, body) in tests {
+            if device.max_registered_pages() as usize >= MANY_PAGES[3] {
+                say(test, body(device));
+            } else {
+                // Other devices need not have as many.
+                pr_info!("ferrite_sample: {name}: skipped {test}\n");
+            }
         }
         Ok(())
     }

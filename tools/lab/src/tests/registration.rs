@@ -149,6 +149,8 @@ fn kernel_user(cluster: &Cluster) -> Result<()> {
         "too_many_pages_end_the_connection",
         "a_region_may_be_for_one_message",
         "regions_may_have_many_pages",
+        "regions_may_have_room_for_more_pages",
+        "a_refusal_in_the_middle_of_a_list_leaves_nothing_behind",
         "regions_may_have_large_pages",
         "regions_of_other_domains_are_not_posted",
     ] {
