@@ -664,6 +664,46 @@ mod suite {
     }
 
     #[test]
+    fn what_only_some_devices_have_is_asked_of_these_alone() {
+        for registrations_drain in [false, true] {
+            for register_send in [false, true] {
+                let options = ulp::QpOptions {
+                    registrations_drain,
+                    register_send,
+                };
+                let (extensions, flags) = options.needs();
+                // A number that is told to a device whose own it is not means something else there.
+                for (wanted, extension, flag) in [
+                    (
+                        registrations_drain,
+                        Extensions::REGISTER_DRAINS,
+                        QpCreateFlags::REGISTER_DRAINS,
+                    ),
+                    (
+                        register_send,
+                        Extensions::REGISTER_SEND,
+                        QpCreateFlags::REGISTER_SEND,
+                    ),
+                ] {
+                    assert_eq!(extensions.contains(extension), wanted);
+                    assert_eq!(flags.contains(flag), wanted);
+                }
+                assert!(!extensions.contains(Extensions::ONE_TOUCH));
+            }
+        }
+        // None is taken for one of the core's, nor for another.
+        let attr = |kernel_cap_flags| {
+            let mut raw: bindings::ib_device_attr = pin_init::zeroed();
+            raw.kernel_cap_flags = kernel_cap_flags;
+            Extensions::of(&raw)
+        };
+        assert_eq!(attr((1 << 61) - 1), Extensions::default());
+        assert_eq!(attr(1 << 61), Extensions::ONE_TOUCH);
+        assert_eq!(attr(1 << 62), Extensions::REGISTER_DRAINS);
+        assert_eq!(attr(1 << 63), Extensions::REGISTER_SEND);
+    }
+
+    #[test]
     fn inline_data_is_copied_in_order_and_bounded() -> Result {
         let (one, two) = ([1u8, 2, 3], [4u8, 5]);
         let mut sges: [bindings::ib_sge; 2] = pin_init::zeroed();

@@ -11,7 +11,7 @@
 
 use super::{
     Access, DeviceName, Extensions, Gid, GidAttr, GidType, Mtu, QpCreateFlags, QpState, QpType,
-    WcStatus, REGISTER_SEND_OPCODE,
+    WcOpcode, WcStatus, REGISTER_SEND_OPCODE,
 };
 use crate::bindings;
 use crate::kernel_ext::completion::Completion;
@@ -427,6 +427,20 @@ impl<'p> Mr<'p> {
         buffer: Arc<Buffer<'p>>,
         page_size: u32,
     ) -> Result<Arc<Self>> {
+        Self::make(pd, buffer, page_size, 0)
+    }
+
+    /// The same in pages of the usual size, with room for `pages` of them if the buffer has fewer.
+    pub fn with_room(pd: &'p Pd<'_>, buffer: Arc<Buffer<'p>>, pages: u32) -> Result<Arc<Self>> {
+        Self::make(pd, buffer, kernel::page::PAGE_SIZE as u32, pages)
+    }
+
+    fn make(
+        pd: &'p Pd<'_>,
+        buffer: Arc<Buffer<'p>>,
+        page_size: u32,
+        room: u32,
+    ) -> Result<Arc<Self>> {
         // SAFETY: `pd` is borrowed, and with it the device, whose attributes do not change.
         let sizes = unsafe { (*pd.device()).attrs.page_size_cap };
         let known = page_size.is_power_of_two() && sizes & u64::from(page_size) != 0;
@@ -442,7 +456,7 @@ impl<'p> Mr<'p> {
             bindings::ib_alloc_mr(
                 pd.raw.as_ptr(),
                 bindings::ib_mr_type_IB_MR_TYPE_MEM_REG,
-                pages,
+                pages.max(room),
             )
         })?;
         // INVARIANT: Made just now.
@@ -589,6 +603,8 @@ pub enum Memory<'r, 'p> {
 pub struct Outcome {
     /// Whether and why not.
     pub status: WcStatus,
+    /// What it was, of one that succeeded; else nobody says.
+    pub opcode: Option<WcOpcode>,
     /// The device's own number for why not.
     pub vendor_err: u32,
     /// Bytes received.
@@ -653,8 +669,10 @@ impl<'p> Slot<'p> {
         let flags = wc.wc_flags as u32;
         // SAFETY: All views of the union are plain data.
         let ex = unsafe { *wc.ex.invalidate_rkey.as_ref() };
+        let status = WcStatus::from_raw(wc.status).unwrap_or(WcStatus::General);
         let outcome = Outcome {
-            status: WcStatus::from_raw(wc.status).unwrap_or(WcStatus::General),
+            status,
+            opcode: WcOpcode::from_raw(wc.opcode).filter(|_| status == WcStatus::Success),
             vendor_err: wc.vendor_err,
             byte_len: wc.byte_len,
             imm_data: (flags & bindings::ib_wc_flags_IB_WC_WITH_IMM != 0)
@@ -713,7 +731,7 @@ pub struct QpOptions {
 
 impl QpOptions {
     /// What the device has to have, and how it is told.
-    fn needs(&self) -> (Extensions, QpCreateFlags) {
+    pub(super) fn needs(&self) -> (Extensions, QpCreateFlags) {
         let mut needed = (Extensions::default(), QpCreateFlags::default());
         for (wanted, extension, flag) in [
             (

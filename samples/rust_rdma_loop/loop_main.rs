@@ -31,7 +31,7 @@ use rdma::ulp::{
     self, Buffer, Client, Cq, Device, Memory, Mr, Op, Outcome, Pd, Peer, Qp, QpLimits, QpOptions,
     Remote, Ticket,
 };
-use rdma::{Access, Extensions, QpState, WcStatus};
+use rdma::{Access, Extensions, QpState, WcOpcode, WcStatus};
 
 static PASSED: Atomic<u32> = Atomic::new(0);
 static FAILED: Atomic<u32> = Atomic::new(0);
@@ -43,8 +43,8 @@ const DEPTH: u32 = 32;
 const LARGE_DEPTH: u32 = 1024;
 /// Eight megabytes of completions: twice what the page allocator has in one piece.
 const LARGE_CQ: u32 = 1 << 17;
-/// More pages than fit in a page of addresses.
-const MANY_PAGES: usize = 600;
+/// Pages whose addresses just fill a page, one more, and so many that another one is half full or full.
+const MANY_PAGES: [usize; 4] = [512, 513, 600, 1024];
 const LENGTHS: [usize; 8] = [0, 1, 255, 1024, 4096, 4097, 100_003, BUFFER];
 
 /// Long enough for a machine that emulates everything.
@@ -389,8 +389,10 @@ fn a_region_is_used_before_its_registration_is_complete(pair: &Pair<'_>) -> Resu
                 Memory::Region(&mr, 0..LENGTH),
             ),
         ])?;
-        for ticket in begun {
-            good(ticket.wait(patience())?)?;
+        let opcodes = [WcOpcode::RdmaRead, WcOpcode::RegMr, WcOpcode::RdmaWrite];
+        for (ticket, opcode) in begun.into_iter().zip(opcodes) {
+            let outcome = good(ticket.wait(patience())?)?;
+            check(outcome.opcode == Some(opcode))?;
         }
         let moved = pattern(seed + 40);
         let moved = |index: usize| moved(index - 5);
@@ -458,8 +460,14 @@ fn an_offer_is_one_request_and_ends_with_the_answer(pair: &Pair<'_>) -> Result {
             far(Op::Write(there), 0..OFFER)?,
             far(Op::SendWithInvalidate(there.rkey), 0..4)?,
         ];
-        for ticket in [offered, wrote, answered] {
-            good(ticket.wait(patience())?)?;
+        // The registration and its message are one request, and complete as a message.
+        for (ticket, opcode) in [
+            (offered, WcOpcode::Send),
+            (wrote, WcOpcode::RdmaWrite),
+            (answered, WcOpcode::Send),
+        ] {
+            let outcome = good(ticket.wait(patience())?)?;
+            check(outcome.opcode == Some(opcode))?;
         }
         let moved = pattern(round + 50);
         let moved = |index: usize| moved(index - 4096);
@@ -661,6 +669,83 @@ fn an_offer_that_fails_is_not_sent(pair: &Pair<'_>) -> Result {
     check(there.rkey == mr.rkey() && there.rkey != old)
 }
 
+/// The device fails while a send queue stands still: whoever asks it to is told when. What waits comes
+/// back, and so does what is posted then; nothing can be mended any more.
+fn a_device_may_fail_while_a_queue_stands_still(pair: &Pair<'_>) -> Result {
+    let mr = pair.near_region(PAGES)?;
+    let waiting = [
+        pair.near.recv(&pair.source, 0..64)?,
+        pair.far.recv(&pair.sink, 0..64)?,
+    ];
+    let (failing, _kept) = post_failing(pair, Cause::NoSuchKey, &mr)?;
+    expect(failing.wait(patience())?, WcStatus::LocalProtection)?;
+    check(pair.near.state()? == QpState::Sqd)?;
+    pr_info!("ferrite_sample: stands still until the device fails\n");
+    for ticket in waiting {
+        expect(ticket.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+    }
+    check(pair.near.resume().is_err())?;
+    for qp in [&pair.near, &pair.far] {
+        let late = qp.send(Op::Send, Memory::None)?;
+        expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+        let late = qp.recv(&pair.sink, 0..64)?;
+        expect(late.wait(patience())?, WcStatus::WorkRequestFlushed)?;
+    }
+    Ok(())
+}
+
+/// Of a list of requests of which one is refused those before it are carried out, and what the others
+/// would have used is there for others.
+fn a_refusal_in_the_middle_of_a_list_leaves_nothing_behind(pair: &Pair<'_>) -> Result {
+    let exposed = pair.expose(all_access())?;
+    let mr = pair.near_region(1)?;
+    let write = |offset: usize| {
+        let memory = Memory::Buffer(&pair.source, offset..offset + 64);
+        (Op::Write(remote(&exposed, offset)), memory)
+    };
+    pair.source.fill(pattern(95));
+    pair.sink.fill(|_| 0);
+    // Of each of these one is posted, for which nobody has a ticket.
+    let lists = DEPTH as usize / 2;
+    for index in 0..lists {
+        let refused = pair.near.send_all([
+            write(index * 64),
+            // No device of this kind registers pages on demand so.
+            (Op::Register(&mr, Access::ON_DEMAND), Memory::None),
+            write(BUFFER / 2 + index * 64),
+        ]);
+        check(refused.is_err())?;
+    }
+    // The others count for nothing: there is room for all that is left.
+    let mut tickets = KVec::new();
+    for _ in 0..DEPTH {
+        tickets.push(pair.near.recv(&pair.source, 0..64)?, GFP_KERNEL)?;
+    }
+    let mut sent = KVec::new();
+    for index in 0..DEPTH as usize - lists {
+        let (op, memory) = write(BUFFER / 4 + index * 64);
+        sent.push(pair.near.send(op, memory)?, GFP_KERNEL)?;
+    }
+    for ticket in sent {
+        good(ticket.wait(patience())?)?;
+    }
+    let end = lists * 64;
+    check(pair.sink.first_difference(0..end, pattern(95)).is_none())?;
+    check(
+        pair.sink
+            .first_difference(BUFFER / 2..BUFFER, |_| 0)
+            .is_none(),
+    )?;
+    for _ in 0..DEPTH {
+        let memory = Memory::Buffer(&pair.sink, 0..64);
+        good(pair.far.send(Op::Send, memory)?.wait(patience())?)?;
+    }
+    for ticket in tickets {
+        good(ticket.wait(patience())?)?;
+    }
+    Ok(())
+}
+
 /// Without that mode, the connection ends: both queues are flushed.
 fn a_failed_registration_ends_the_connection(pair: &Pair<'_>, cause: Cause) -> Result {
     let mr = pair.near_region(PAGES)?;
@@ -778,9 +863,20 @@ const DRAINING: [Test; 1] = tests![
     a_failed_registration_drains_and_is_tried_again,
 ];
 
-/// Failed registrations that end it, on a device that says which fail.
-const ENDING: [Test; 3] = tests![
+/// The same on a device that somebody has fail meanwhile: only for who asks for it.
+const FAILING: [Test; 1] = tests![
+    Extensions::REGISTER_DRAINS,
+    QpOptions {
+        registrations_drain: true,
+        ..USUAL
+    };
+    a_device_may_fail_while_a_queue_stands_still,
+];
+
+/// Registrations that are refused and failed ones that end it, on a device that says which fail.
+const ENDING: [Test; 4] = tests![
     Extensions::REGISTER_DRAINS, USUAL;
+    a_refusal_in_the_middle_of_a_list_leaves_nothing_behind,
     no_such_key_ends_the_connection,
     a_key_in_use_ends_the_connection,
     too_many_pages_end_the_connection,
@@ -840,28 +936,75 @@ fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
         sends: DEPTH,
         recvs: DEPTH,
     };
-    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
-    let length = MANY_PAGES * kernel::page::PAGE_SIZE;
-    let sink = Buffer::new(device, length)?;
-    let mr = Mr::new(&pd, sink.clone())?;
-    let registered = pair
-        .far
-        .send(Op::Register(&mr, all_access()), Memory::None)?;
-    good(registered.wait(patience())?)?;
-    for (seed, offset) in [0, length / 2, length - BUFFER].into_iter().enumerate() {
-        let byte = pattern(seed);
-        pair.source.fill(&byte);
-        good(pair.run(Op::Write(remote(&mr, offset)), 0..BUFFER)?)?;
-        let range = offset..offset + BUFFER;
-        check(
-            sink.first_difference(range, |index| byte(index - offset))
-                .is_none(),
+    for pages in MANY_PAGES {
+        // The last request ends the connection.
+        let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
+        let length = pages * kernel::page::PAGE_SIZE;
+        let sink = Buffer::new(device, length)?;
+        let mr = Mr::new(&pd, sink.clone())?;
+        let registered = pair
+            .far
+            .send(Op::Register(&mr, all_access()), Memory::None)?;
+        good(registered.wait(patience())?)?;
+        // The last but one goes from the first page of addresses to the second, where there is one.
+        let middle = MANY_PAGES[0] * kernel::page::PAGE_SIZE - BUFFER / 2;
+        let offsets = [
+            0,
+            length / 3 + 5,
+            middle.min(length - BUFFER),
+            length - BUFFER,
+        ];
+        for (seed, offset) in offsets.into_iter().enumerate() {
+            let byte = pattern(seed + pages);
+            pair.source.fill(&byte);
+            good(pair.run(Op::Write(remote(&mr, offset)), 0..BUFFER)?)?;
+            let range = offset..offset + BUFFER;
+            check(
+                sink.first_difference(range.clone(), |index| byte(index - offset))
+                    .is_none(),
+            )?;
+            pair.source.fill(|_| 0);
+            good(pair.run(Op::Read(remote(&mr, offset)), 0..BUFFER)?)?;
+            check(pair.source.first_difference(0..BUFFER, &byte).is_none())?;
+        }
+        expect(
+            pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
+            WcStatus::RemoteAccess,
         )?;
     }
-    expect(
-        pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
-        WcStatus::RemoteAccess,
-    )?;
+    Ok(())
+}
+
+/// A region may have room for more pages than one table lists, and be of few, of as many or of more.
+fn regions_may_have_room_for_more_pages<'p>(device: &'p Device<'p>) -> Result {
+    let pd = Pd::new(device)?;
+    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
+    let limits = QpLimits {
+        sends: DEPTH,
+        recvs: DEPTH,
+    };
+    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
+    let room = MANY_PAGES[3] as u32;
+    for pages in [1, 3, MANY_PAGES[0], MANY_PAGES[1]] {
+        let length = pages * kernel::page::PAGE_SIZE;
+        let part = length.min(BUFFER);
+        let sink = Buffer::new(device, length)?;
+        let mr = Mr::with_room(&pd, sink.clone(), room)?;
+        let registered = pair
+            .far
+            .send(Op::Register(&mr, all_access()), Memory::None)?;
+        good(registered.wait(patience())?)?;
+        for offset in [0, length - part] {
+            let byte = pattern(pages + offset);
+            pair.source.fill(&byte);
+            good(pair.run(Op::Write(remote(&mr, offset)), 0..part)?)?;
+            let range = offset..offset + part;
+            check(
+                sink.first_difference(range, |index| byte(index - offset))
+                    .is_none(),
+            )?;
+        }
+    }
     Ok(())
 }
 
@@ -942,6 +1085,12 @@ impl Client for Loop {
                 pr_err!("ferrite_sample: {name}: not ok {test}: {err:?}\n");
             }
         };
+        if *module_parameters::device_fails.value() != 0 {
+            for test in &FAILING {
+                say(test.name, run(device, test));
+            }
+            return Ok(());
+        }
         let groups: [&[Test]; 6] = [
             &TESTS,
             &OFFERS,
@@ -966,12 +1115,21 @@ impl Client for Loop {
             "regions_of_other_domains_are_not_posted",
             regions_of_other_domains_are_not_posted(device),
         );
-        let test = "regions_may_have_many_pages";
-        if device.max_registered_pages() as usize >= MANY_PAGES {
-            say(test, regions_may_have_many_pages(device));
-        } else {
-            // Other devices need not have as many.
-            pr_info!("ferrite_sample: {name}: skipped {test}\n");
+        type Pages = for<'p> fn(&'p Device<'p>) -> Result;
+        let tests: [(&str, Pages); 2] = [
+            ("regions_may_have_many_pages", regions_may_have_many_pages),
+            (
+                "regions_may_have_room_for_more_pages",
+                regions_may_have_room_for_more_pages,
+            ),
+        ];
+        for (test, body) in tests {
+            if device.max_registered_pages() as usize >= MANY_PAGES[3] {
+                say(test, body(device));
+            } else {
+                // Other devices need not have as many.
+                pr_info!("ferrite_sample: {name}: skipped {test}\n");
+            }
         }
         Ok(())
     }
@@ -1002,4 +1160,10 @@ module! {
     authors: ["Ferrite contributors"],
     description: "Kernel queue pairs of one port, connected to each other",
     license: "GPL",
+    params: {
+        device_fails: u8 {
+            default: 0,
+            description: "Not 0: wait, with a queue that stands still, for somebody to have the device fail, and do nothing else",
+        },
+    },
 }

@@ -537,7 +537,7 @@ impl Agent {
                     access: w.u32()?,
                     address: w.next()?,
                     pieces: w.entries()?,
-                    message: None,
+                    ..ListWork::default()
                 };
                 if w.next()? != 0 {
                     let invalidate_rkey = w.u32()?;

@@ -4,6 +4,7 @@
 mod access;
 pub mod allocations;
 mod atomics;
+pub mod by_hand;
 mod data;
 mod drains;
 mod errors;
@@ -16,7 +17,9 @@ pub mod moving;
 pub mod objects;
 mod one_touch;
 mod paging;
+pub mod pieces;
 pub mod priority;
+pub mod private;
 mod refusal;
 mod region;
 mod shared;

@@ -249,6 +249,8 @@ pub struct ListWork {
     pub pieces: Vec<Entry>,
     /// The message that goes with it: its entries, and the peer's key that it invalidates or 0.
     pub message: Option<(Vec<Entry>, u32)>,
+    /// The shared receive queue at the peer that the message goes to, on `IBV_QPT_XRC_SEND`.
+    pub remote_srqn: u32,
 }
 
 /// Posts a registration, in the extended way if the queue pair was made for it.
@@ -291,7 +293,7 @@ pub unsafe fn post_list(
                     sg_list: entries.as_ptr(),
                     num_sge: entries.len() as i32,
                     invalidate_rkey: *invalidate_rkey,
-                    remote_srqn: 0,
+                    remote_srqn: work.remote_srqn,
                     comp_mask: 0,
                 };
                 let post = function(c"ferritedv_post_register_list_and_send")?;

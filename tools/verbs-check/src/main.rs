@@ -36,7 +36,11 @@ verbs-check run turns --go FILE       how many events of one vector come before 
                                       of FILE-1 to FILE-ROUNDS was made
 verbs-check run failures [options]    many queue pairs that fail at once
 verbs-check run allocations [options] make and destroy things while the kernel has no memory
+verbs-check run private [options]     what may be said to the driver without its provider
+verbs-check run by-hand [options]     work requests that no provider writes
+verbs-check run pieces [options]      lists on other services than RC, and of memory of the device
 verbs-check run removal [options]     be in the middle of things while the device goes
+verbs-check run stopped [options]     stand still after a failed registration while the device goes
 
   --peer HOST      where `serve` runs
   --loopback       both ends in this process, on one port
@@ -174,6 +178,25 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
             checks::allocations::run(&arguments.options, arguments.sample, &mut report);
             Ok(report.finish())
         }
+        ["run", "private"] => {
+            let mut report = Report::default();
+            checks::private::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "by-hand"] => {
+            let mut report = Report::default();
+            checks::by_hand::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "pieces"] => {
+            let mut report = Report::default();
+            checks::pieces::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "stopped"] => match checks::pieces::stopped(&arguments.options) {
+            Ok(()) => Ok(true),
+            Err(Outcome::Failed(reason) | Outcome::Skipped(reason)) => Err(reason),
+        },
         ["run", "removal"] => match checks::objects::removal(&arguments.options) {
             Ok(()) => Ok(true),
             Err(Outcome::Failed(reason) | Outcome::Skipped(reason)) => Err(reason),

@@ -6,8 +6,12 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
-use super::{nothing_left, VmTest};
+use super::basics::alone;
+use super::driver::{bind_anew, leave_failed, unbind};
+use super::recovery::{fatal, lives, wait_back};
+use super::{driver, nothing_left, still_works, wait_active, VmTest};
 use crate::cluster::Cluster;
+use crate::shell::LOAD_DRIVER;
 use crate::vm::Vm;
 
 /// On the unmodified Debian kernel.
@@ -20,9 +24,89 @@ pub const TESTS: &[VmTest] = &[
         "huge pages are told to the device as such, not in pieces",
         huge_pages,
     ),
+    VmTest::new(
+        "private requests that are too short, too long or unknown have their errno and leave nothing",
+        |cluster| by_itself(cluster, "private"),
+    ),
+    VmTest::new(
+        "work requests that a process writes by hand register no pages and end nothing of others",
+        |cluster| by_itself(cluster, "by-hand"),
+    ),
+    VmTest::new(
+        "lists on UC and XRC, and of memory of the device",
+        |cluster| by_itself(cluster, "pieces"),
+    ),
+];
+
+/// The same, with a device that fails; it works when they end.
+pub const FAILING: &[VmTest] = &[
+    VmTest::new(
+        "the device fails under a program whose queue stands still after a failed registration",
+        fails_under_a_program,
+    ),
+    VmTest::new(
+        "the device fails under a kernel user whose queue stands still after a failed registration",
+        fails_under_a_kernel_user,
+    ),
 ];
 
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What one process checks by itself, and that nothing of it stays when it has ended.
+fn by_itself(cluster: &Cluster, case: &str) -> Result<()> {
+    alone(cluster, case)?;
+    let (one, _) = cluster.two()?;
+    nothing_left(one)
+}
+
+fn fails_under_a_program(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    let count = lives(one)?;
+    one.sh("rm -f /run/stopped")?;
+    let program = one.spawn(
+        "exec verbs-check run stopped >/run/stopped 2>&1",
+        2 * driver::PATIENCE,
+    )?;
+    one.wait_for("grep -q ready /run/stopped", driver::PATIENCE)?;
+    fatal(cluster)?;
+    let outcome = program.wait()?;
+    let said = one.sh("cat /run/stopped")?;
+    ensure!(
+        outcome.ok() && said.contains("done"),
+        "the program did not end well: {outcome:?}\n{said}"
+    );
+    wait_back(one, count)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
+
+fn fails_under_a_kernel_user(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    bind_anew(one)?;
+    // A device that came back would be shown to the sample again.
+    leave_failed(one)?;
+    one.sh("dmesg -C")?;
+    let user = one.spawn(
+        "exec insmod /ferrite/modules/rust_rdma_loop.ko device_fails=1",
+        2 * driver::PATIENCE,
+    )?;
+    one.wait_for("dmesg | grep -q 'stands still until'", PATIENCE)?;
+    fatal(cluster)?;
+    let outcome = user.wait()?;
+    let said = one.sh("dmesg")?;
+    ensure!(
+        outcome.ok() && said.contains("ok a_device_may_fail_while_a_queue_stands_still"),
+        "the user did not end well: {outcome:?}\n{said}"
+    );
+    one.sh_in("rmmod rust_rdma_loop", driver::PATIENCE)?;
+    // Unloading ends what it has of a failed device.
+    unbind(one)?;
+    one.sh_in(&format!("rmmod ferrite; {LOAD_DRIVER}"), driver::PATIENCE)?;
+    wait_active(one)?;
+    nothing_left(one)?;
+    still_works(cluster)
+}
 
 /// A counter of the device, as the kernel tells it.
 fn counter(vm: &Vm, name: &str) -> Result<u64> {
@@ -65,6 +149,8 @@ fn kernel_user(cluster: &Cluster) -> Result<()> {
         "too_many_pages_end_the_connection",
         "a_region_may_be_for_one_message",
         "regions_may_have_many_pages",
+        "regions_may_have_room_for_more_pages",
+        "a_refusal_in_the_middle_of_a_list_leaves_nothing_behind",
         "regions_may_have_large_pages",
         "regions_of_other_domains_are_not_posted",
     ] {

@@ -75,6 +75,7 @@ impl Listed {
             address: self.address,
             pieces: self.pieces.iter().map(entry).collect(),
             message: None,
+            remote_srqn: 0,
         }
     }
 
@@ -1403,6 +1404,7 @@ fn piece(
             address: ADDRESS,
             pieces: pieces.to_vec(),
             message: None,
+            remote_srqn: 0,
         },
         vendor_err,
     })

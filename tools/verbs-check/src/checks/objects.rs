@@ -61,12 +61,12 @@ const CHECKS: &[(&str, Body)] = &[
 ];
 
 /// All rights but those of datagrams.
-const RIGHTS: u32 = IBV_ACCESS_LOCAL_WRITE
+pub(super) const RIGHTS: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_ATOMIC
     | IBV_ACCESS_MW_BIND;
-const LENGTH: usize = 1 << 16;
+pub(super) const LENGTH: usize = 1 << 16;
 /// Queues that are made, and hardly used.
 const SMALL: ibv_qp_cap = ibv_qp_cap {
     max_send_wr: 16,
@@ -75,7 +75,7 @@ const SMALL: ibv_qp_cap = ibv_qp_cap {
     max_recv_sge: 1,
     max_inline_data: 0,
 };
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 const QKEY: u32 = 0x1234;
 
 pub fn run(options: &Options, report: &mut Report) {
@@ -178,7 +178,7 @@ pub(super) fn made<T>(pointer: *mut T, what: &str) -> Check<*mut T> {
 }
 
 /// The call that was to make something must have failed with this errno.
-fn not_made<T>(pointer: *mut T, errno: i32, what: &str) -> Check {
+pub(super) fn not_made<T>(pointer: *mut T, errno: i32, what: &str) -> Check {
     let why = self::errno();
     if !pointer.is_null() {
         return Err(format!("{what}: was allowed").into());
@@ -506,12 +506,12 @@ pub(super) fn work(opcode: u32) -> ibv_send_wr {
     }
 }
 
-fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: u32) -> i32 {
+pub(super) fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: u32) -> i32 {
     // SAFETY: the queue pair lives.
     unsafe { ibv_modify_qp(qp, &mut attr, mask as i32) }
 }
 
-fn to_init(rig: &Rig, qp: *mut ibv_qp) -> Check {
+pub(super) fn to_init(rig: &Rig, qp: *mut ibv_qp) -> Check {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_INIT,
         port_num: rig.context.port,
@@ -528,7 +528,7 @@ fn to_init(rig: &Rig, qp: *mut ibv_qp) -> Check {
     well(modify(qp, attr, mask), "to INIT")
 }
 
-fn to_rtr(rig: &Rig, qp: *mut ibv_qp, peer: *mut ibv_qp) -> Check {
+pub(super) fn to_rtr(rig: &Rig, qp: *mut ibv_qp, peer: *mut ibv_qp) -> Check {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
         path_mtu: IBV_MTU_1024,
@@ -550,7 +550,7 @@ fn to_rtr(rig: &Rig, qp: *mut ibv_qp, peer: *mut ibv_qp) -> Check {
     well(modify(qp, attr, mask), "to RTR")
 }
 
-fn to_rts(qp: *mut ibv_qp) -> Check {
+pub(super) fn to_rts(qp: *mut ibv_qp) -> Check {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
         sq_psn: 7,
@@ -634,7 +634,7 @@ fn queries(rig: &Rig) -> Check {
 }
 
 /// The peer refuses; afterwards the queue pair is of no use.
-fn refused(rig: &Rig, pair: &Pair, what: &str) -> Check {
+pub(super) fn refused(rig: &Rig, pair: &Pair, what: &str) -> Check {
     rig.ends(pair.cq, IBV_WC_REM_ACCESS_ERR, what)?;
     Ok(())
 }
