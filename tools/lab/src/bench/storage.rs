@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::machines::{Driver, Machines};
 use super::processes::processor_time;
-use super::results::human;
+use super::results::{human, short};
 use super::{difference, Plan, Run};
 use crate::process::check_interrupted;
 use crate::tests::{nfs, nvme};
@@ -358,6 +358,13 @@ fn timed(
     };
     let (unit, value) = job.value(many.0);
     run.results.add(driver, job.test, job.key(), unit, value);
+    println!(
+        "      {} {}: {} {}",
+        driver.name(),
+        job.words(),
+        short(value),
+        unit.0
+    );
     let more = many.0.requests.saturating_sub(few.0.requests) as f64;
     ensure!(more > 0.0, "too few requests to tell what one takes");
     let mut add = |name: &str, unit: &'static str, value: f64| {
@@ -447,6 +454,12 @@ fn counted(
             value as f64 / more,
         );
     };
+    println!(
+        "      {} {}: {} instructions",
+        driver.name(),
+        job.words(),
+        short((here.user + here.kernel) as f64 / more)
+    );
     add("instructions", here.user + here.kernel);
     add("instructions_user", here.user);
     add("instructions_modules", here.modules);
