@@ -23,7 +23,7 @@ help:
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=text as above'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
 	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into,'
-	@echo '                       ONLY=part for some: time, moderation, count, scale, handlers'
+	@echo '                       ONLY=part for some: time, moderation, count, control, storage, scale, handlers'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
 	@echo '                       KERNEL=test boots the kernel with the checkers'
 	@echo '  make prepare         fetch and build what is cached, and nothing else; KERNEL=name'

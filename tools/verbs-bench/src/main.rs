@@ -8,7 +8,7 @@ mod traffic;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use crate::endpoint::{Listener, Outcome, Session, Shape, Wait, PATIENCE};
@@ -19,6 +19,7 @@ Measures any verbs device between two machines.
 
 verbs-bench serve --rdma ADDRESS [--port N]      the other end; serves until killed
 verbs-bench run   --rdma ADDRESS --control ADDRESS [options] TEST..
+verbs-bench count COMMAND..                      runs a command between the markers of the counting plugin
 
   --rdma ADDRESS      of the device to measure: own (serve), the other end's (run)
   --control ADDRESS   where the other end is reached by TCP
@@ -42,6 +43,8 @@ Tests; each prints one line of JSON:
                       counting plugin; both ends sleep while they wait
   reg:BYTES           registrations and deregistrations
   connect:0           connections made and ended
+  reg_count:BYTES connect_count:0
+                      the same, --messages of them, between the markers
   scale_qps:BYTES     writes over all connections in turn: their time, then two counted spans, of
                       a quarter of --messages and of all of them, in batches of 256
   scale_handlers:BYTES
@@ -122,8 +125,27 @@ fn number<T: std::str::FromStr>(text: &str) -> Outcome<T> {
     text.parse().map_err(|_| format!("cannot read {text}"))
 }
 
-fn main() -> ExitCode {
-    let result = parse().and_then(
+/// Runs a command between the markers: all that the machine does meanwhile is counted.
+fn count(mut command: impl Iterator<Item = String>) -> Outcome {
+    let program = command.next().ok_or("a command is needed")?;
+    marker::begin();
+    let status = Command::new(&program).args(command).status();
+    marker::end();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{program}: {status}")),
+        Err(error) => Err(format!("{program}: {error}")),
+    }
+}
+
+/// Does what the arguments say.
+fn run_arguments() -> Outcome {
+    let mut given = std::env::args().skip(1);
+    // What follows belongs to the command.
+    if given.next().as_deref() == Some("count") {
+        return count(given);
+    }
+    parse().and_then(
         |arguments| match arguments.words.first().map(String::as_str) {
             Some("serve") => serve(&arguments),
             Some("run") => run(&arguments),
@@ -133,8 +155,11 @@ fn main() -> ExitCode {
             }
             _ => Err(format!("what shall be done?\n\n{HELP}")),
         },
-    );
-    match result {
+    )
+}
+
+fn main() -> ExitCode {
+    match run_arguments() {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("verbs-bench: {message}");
@@ -461,8 +486,8 @@ impl Client {
     fn test(&mut self, test: &str) -> Outcome {
         let (name, size) = test.split_once(':').ok_or("NAME:BYTES is needed")?;
         let size: u32 = number(size)?;
-        let length =
-            !matches!(name, "connect" | "scale_regions" | "load") && !name.starts_with("memory_");
+        let length = !matches!(name, "connect" | "connect_count" | "scale_regions" | "load")
+            && !name.starts_with("memory_");
         if length && !(2..=endpoint::HALF).contains(&(size as usize)) {
             return Err(format!("a size is 2 to {}", endpoint::HALF));
         }
@@ -552,6 +577,26 @@ impl Client {
                     .registrations(size as usize, count)?
                     .as_secs_f64())
             })?,
+            (None, _) if name == "reg_count" => {
+                let count = self.arguments.messages;
+                // The first make what the others find.
+                self.session.registrations(size as usize, 16)?;
+                let before = interrupts();
+                marker::begin();
+                let time = self.session.registrations(size as usize, count)?;
+                marker::end();
+                let (all, _) = between(&before, &interrupts());
+                more = format!(",\"interrupts\":{all}");
+                (count, time.as_secs_f64())
+            }
+            (None, _) if name == "connect_count" => {
+                let count = self.arguments.messages;
+                let before = interrupts();
+                let seconds = self.connections(count, true)?;
+                let (all, _) = between(&before, &interrupts());
+                more = format!(",\"interrupts\":{all}");
+                (count, seconds)
+            }
             (Some(_), _) => return Err("no such test".into()),
             (None, _) if name == "scale_regions" => {
                 let count = size as usize;
@@ -595,7 +640,9 @@ impl Client {
                 marker::end();
                 (u64::from(size), seconds)
             }
-            (None, _) if name == "connect" => self.growing(start, Self::connections)?,
+            (None, _) if name == "connect" => {
+                self.growing(start, |client, count| client.connections(count, false))?
+            }
             _ => return Err("no such test".into()),
         };
         println!(
@@ -730,8 +777,8 @@ impl Client {
     }
 
     /// Connects and disconnects; the queue pair is new each time, everything else is not. The
-    /// first makes that, and is not looked at.
-    fn connections(&mut self, count: u64) -> Outcome<f64> {
+    /// first makes that, and is not looked at. The others are between the markers if they are `counted`.
+    fn connections(&mut self, count: u64, counted: bool) -> Outcome<f64> {
         self.session = Session::empty(connect_shape());
         self.control.say(&format!("connect {count}"))?;
         self.control.expect("accepting")?;
@@ -743,9 +790,16 @@ impl Client {
             self.session.close();
             if number == 0 {
                 start = Instant::now();
+                if counted {
+                    marker::begin();
+                }
             }
         }
-        Ok(start.elapsed().as_secs_f64())
+        let time = start.elapsed().as_secs_f64();
+        if counted {
+            marker::end();
+        }
+        Ok(time)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::cluster::{Cluster, Options, RunDir};
 use crate::kernel::Kernel;
 use crate::shell::LOAD_DRIVER;
 use crate::step;
+use crate::tests::storage::Transport;
 use crate::tests::wait_active;
 use crate::traffic::{perftest_line, wait_listening};
 use crate::vm::{Running, Vm};
@@ -28,11 +29,18 @@ pub enum Driver {
     Rxe,
     /// iWARP in software, of Linux.
     Siw,
+    /// No RDMA at all: TCP over the interface that rxe has.
+    Tcp,
+    /// Nothing between: the client's own memory as a disk or a folder.
+    Local,
 }
 
 impl Driver {
-    /// All, in the order of a round.
+    /// All that have verbs, in the order of a round.
     pub const ALL: [Self; 3] = [Self::Ferrite, Self::Rxe, Self::Siw];
+
+    /// All that disks and files can be had by, in the order of a round.
+    pub const OF_STORAGE: [Self; 5] = [Self::Ferrite, Self::Rxe, Self::Siw, Self::Tcp, Self::Local];
 
     /// Its name in results.
     pub fn name(self) -> &'static str {
@@ -40,14 +48,16 @@ impl Driver {
             Self::Ferrite => "ferrite",
             Self::Rxe => "rxe",
             Self::Siw => "siw",
+            Self::Tcp => "tcp",
+            Self::Local => "local",
         }
     }
 
     /// Third number of its network's addresses.
     fn net(self) -> u8 {
         match self {
-            Self::Ferrite => 0,
-            Self::Rxe => 1,
+            Self::Ferrite | Self::Local => 0,
+            Self::Rxe | Self::Tcp => 1,
             Self::Siw => 2,
         }
     }
@@ -57,13 +67,22 @@ impl Driver {
         format!("10.77.{}.{vm}", self.net())
     }
 
+    /// What its disks and files come over; nothing where they are the client's own.
+    pub fn transport(self) -> Option<Transport> {
+        match self {
+            Self::Ferrite | Self::Rxe | Self::Siw => Some(Transport::Rdma),
+            Self::Tcp => Some(Transport::Tcp),
+            Self::Local => None,
+        }
+    }
+
     /// How its programs wait. The software drivers work in threads of the guest, which a program
     /// that never lets go of the only processor holds up, and events take time of their own: they
     /// are measured both ways, and the better result counts.
     pub fn waits(self) -> &'static [&'static str] {
         match self {
-            Self::Ferrite => &["spin"],
             Self::Rxe | Self::Siw => &["spin", "event"],
+            Self::Ferrite | Self::Tcp | Self::Local => &["spin"],
         }
     }
 
@@ -163,6 +182,8 @@ pub struct Size {
 pub struct Machines {
     /// The VMs, their devices and the fabric.
     pub cluster: Cluster,
+    /// What the plugin counts in them.
+    pub counting: Counting,
     counts: [PathBuf; 2],
 }
 
@@ -242,7 +263,11 @@ impl Machines {
             },
         )?;
         let counts = [1, 2].map(|vm| cluster.dir().join(format!("counts{vm}")));
-        let machines = Self { cluster, counts };
+        let machines = Self {
+            cluster,
+            counting,
+            counts,
+        };
         machines.load()?;
         Ok(machines)
     }

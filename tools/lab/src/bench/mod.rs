@@ -4,6 +4,7 @@
 //! Times are taken in VMs that nothing else is done to. Counts are taken in a second pair of VMs,
 //! because QEMU's counting slows a guest down, most of all where the guest does most of the work.
 
+mod control;
 mod machines;
 mod moderation;
 mod page;
@@ -12,6 +13,7 @@ mod processes;
 mod profile;
 mod results;
 mod scale;
+mod storage;
 
 use std::fs;
 use std::path::Path;
@@ -44,7 +46,8 @@ pub struct Options {
     /// Look at what the device's time goes into.
     pub profile: bool,
     /// Only parts whose names contain one of these, with `|` between them: `time`, `moderation`,
-    /// `count`, [`scale::PARTS`], `handlers`, `profile`. What the others have measured before is kept.
+    /// `count`, `control`, [`storage::PARTS`], [`scale::PARTS`], `handlers`, `profile`. What the others have
+    /// measured before is kept.
     pub only: Option<String>,
 }
 
@@ -88,6 +91,12 @@ struct Plan {
     scale_messages: u64,
     /// Completion queues, regions and queue pairs whose memory is looked at.
     objects: [u64; 3],
+    /// How long a disk or a file is used.
+    storage_milliseconds: u64,
+    /// Requests of 4 KiB whose instructions are counted; of large ones an eighth.
+    storage_requests: u64,
+    /// Registrations and connections whose instructions are counted.
+    control_counts: [u64; 2],
 }
 
 impl Plan {
@@ -122,6 +131,9 @@ impl Plan {
                 loads: vec![1, 4, 16, 64, 256],
                 scale_messages: 4096,
                 objects: [1000, 10_000, 500],
+                storage_milliseconds: 1000,
+                storage_requests: 2048,
+                control_counts: [128, 16],
             };
         }
         Self {
@@ -138,6 +150,9 @@ impl Plan {
             loads: vec![1, 2, 4, 8, 16, 32, 64, 128, 256],
             scale_messages: 16_384,
             objects: [4000, 30_000, 2000],
+            storage_milliseconds: 2000,
+            storage_requests: 8192,
+            control_counts: [512, 64],
         }
     }
 }
@@ -186,7 +201,9 @@ pub fn run(options: &Options) -> Result<()> {
     let mut notes = Vec::new();
     let mut profile_text = None;
     let mut memcpy = Vec::new();
-    if wanted("time") || wanted("moderation") || wanted("profile") {
+    let control = wanted("control");
+    let of_storage = storage::PARTS.into_iter().any(wanted);
+    if ["time", "moderation", "profile"].into_iter().any(wanted) || control || of_storage {
         run.progress("booting the VMs that are timed");
         let counting = Counting::No;
         let machines = boot("time", (1, 2048), counting)?;
@@ -205,6 +222,21 @@ pub fn run(options: &Options) -> Result<()> {
                 moderation::disk_round(&machines, &mut run)?;
             }
         }
+        if control {
+            for round in 1..=plan.rounds {
+                run.progress(&format!("control, round {round} of {}", plan.rounds));
+                control::time_round(&mut serving, &plan, &mut run)?;
+            }
+            control::split_round(&machines, &mut serving, &mut run)?;
+        }
+        if of_storage {
+            storage::serve(&machines)?;
+            for round in 1..=plan.rounds {
+                run.progress(&format!("storage, round {round} of {}", plan.rounds));
+                storage::time_round(&machines, &plan, wanted, &mut run)?;
+            }
+            storage::end(&machines)?;
+        }
         if options.profile && wanted("profile") {
             run.progress("where the device's time goes");
             match profile::run(&machines) {
@@ -214,12 +246,28 @@ pub fn run(options: &Options) -> Result<()> {
         }
         report_kernels(&machines, &mut run);
     }
-    if scale::PARTS.into_iter().any(&wanted) {
-        run.progress("booting the VMs with many queue pairs and regions");
+    let scaled = scale::PARTS.into_iter().any(wanted);
+    if scaled || control || of_storage {
+        run.progress("booting the VMs with many objects, and disks that are counted");
         let counting = Counting::Instructions;
         let machines = boot("scale", (1, 4096), counting)?;
         let mut serving = Serving::all(&machines)?;
-        notes = scale::run(&machines, &mut serving, &plan, wanted, &mut run)?;
+        if scaled {
+            notes = scale::run(&machines, &mut serving, &plan, wanted, &mut run)?;
+        }
+        if of_storage {
+            storage::serve(&machines)?;
+        }
+        for round in 1..=plan.count_rounds {
+            if control {
+                run.progress(&format!("control counts, round {round}"));
+                control::count_round(&machines, &mut serving, &plan, &mut run)?;
+            }
+            if of_storage {
+                run.progress(&format!("storage counts, round {round}"));
+                storage::count_round(&machines, &plan, wanted, &mut run)?;
+            }
+        }
         report_kernels(&machines, &mut run);
     }
     if wanted("handlers") {
@@ -396,12 +444,6 @@ fn time_round<'m>(
         rename: Some("event"),
         way: Some("event"),
     });
-    groups.push(Group {
-        what: "registrations, connections".into(),
-        arguments: "reg:4096 reg:1048576 connect:0".into(),
-        rename: None,
-        way: Some("spin"),
-    });
     for group in &groups {
         for driver in Driver::ALL {
             run.progress(&format!(
@@ -452,9 +494,13 @@ fn count_round<'m>(
             for driver in Driver::ALL {
                 check_interrupted()?;
                 let what = format!("{} {kind} counts, {}", driver.name(), human(*size));
-                if let Err(error) =
-                    count_one(machines, serving, driver, (kind, *size, *messages), run)
-                {
+                let counts = Counts {
+                    name: kind,
+                    test: kind,
+                    size: *size,
+                    count: *messages,
+                };
+                if let Err(error) = count_one(machines, serving, driver, &counts, run) {
                     run.miss(&what, &error);
                 }
             }
@@ -463,19 +509,38 @@ fn count_round<'m>(
     Ok(())
 }
 
+/// What is counted.
+struct Counts {
+    /// In results.
+    name: &'static str,
+    /// What `verbs-bench` calls it.
+    test: &'static str,
+    /// Bytes of one.
+    size: u64,
+    /// How many.
+    count: u64,
+}
+
 fn count_one<'m>(
     machines: &'m Machines,
     serving: &mut Serving<'m>,
     driver: Driver,
-    (kind, size, messages): (&str, u64, u64),
+    counts: &Counts,
     run: &mut Run,
 ) -> Result<()> {
+    let (test, size, messages) = (counts.test, counts.size, counts.count);
+    // What is no message has a name for many.
+    let unit = if counts.name == test {
+        "/message"
+    } else {
+        "each"
+    };
     let mut add = |name: &str, value: f64| {
         run.results.add(
             driver,
-            &format!("{kind}_{name}"),
+            &format!("{}_{name}", counts.name),
             (size, 1),
-            ("/message", false),
+            (unit, false),
             value,
         );
     };
@@ -485,7 +550,7 @@ fn count_one<'m>(
     for messages in [messages / 4, messages] {
         let before = [machines.counted(1)?, machines.counted(2)?];
         let device_before = machines.cluster.counters(1)?;
-        let arguments = format!("--messages {messages} {kind}_count:{size}");
+        let arguments = format!("--messages {messages} {test}_count:{size}");
         let lines = serving.measure(driver, &arguments, Duration::from_secs(150))?;
         let line = lines.first().context("no result")?;
         let after = [machines.counted(1)?, machines.counted(2)?];
@@ -498,12 +563,17 @@ fn count_one<'m>(
         let there = after[1] - before[1];
         add("instructions", per(here.user + here.kernel));
         add("instructions_user", per(here.user));
-        add("instructions_there", per(there.user + there.kernel));
-        add("register_writes", per(here.writes));
-        add("register_writes_there", per(there.writes));
-        add("register_reads", per(here.reads));
         add("interrupts", per(line.interrupts));
-        add("interrupts_there", per(line.interrupts_there));
+        // Only messages are counted at both ends.
+        if there.kernel > 0 {
+            add("instructions_there", per(there.user + there.kernel));
+            add("interrupts_there", per(line.interrupts_there));
+        }
+        if machines.counting == Counting::All {
+            add("register_writes", per(here.writes));
+            add("register_writes_there", per(there.writes));
+            add("register_reads", per(here.reads));
+        }
     }
     if driver == Driver::Ferrite {
         let messages = (messages - messages / 4) as f64;
@@ -519,6 +589,9 @@ fn count_one<'m>(
             ("device_completion_doorbells", "/mmio/cq_doorbell/writes"),
             ("device_packets_sent", "/engine/tx_packets"),
             ("device_packets_received", "/engine/rx_packets"),
+            ("device_register_writes", "/engine/register_writes"),
+            ("device_commands", "/engine/commands"),
+            ("device_control_doorbells", "/engine/control_doorbells"),
         ] {
             if let Some(value) = of(path) {
                 add(name, value);
@@ -704,7 +777,7 @@ fn write_down(
     ));
     for bar in &bars {
         println!(
-            "      {:<6} {:>6.1}x of {:>2.0}x  {}: {} against {} {} ({})",
+            "      {:<6} {:>6.2}x of {:>3}x  {}: {} against {} {} ({})",
             if bar.met { "met" } else { "missed" },
             bar.factor,
             bar.wanted,
@@ -757,5 +830,9 @@ mod tests {
         let some = only(Some("scale|handlers"));
         assert!(scale::PARTS.into_iter().all(|part| some.wants(part)));
         assert!(some.wants("handlers") && !some.wants("time") && !some.wants("moderation"));
+        assert!(storage::PARTS.into_iter().all(|part| !some.wants(part)));
+        let files = only(Some("nfs|control"));
+        assert_eq!(storage::PARTS.map(|part| files.wants(part)), [false, true]);
+        assert!(files.wants("control") && !files.wants("count"));
     }
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::machines::Driver;
+use super::storage;
 
 /// One driver, one test, one size.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -32,7 +33,8 @@ pub struct Record {
     pub max: f64,
 }
 
-/// A bar: a ratio to the better of the software drivers that has to be reached.
+/// A bar: a ratio to the better of the software drivers, and of TCP where it can do the same, that has to be
+/// reached.
 #[derive(Debug, Clone, Serialize)]
 pub struct Bar {
     /// What is compared.
@@ -142,7 +144,7 @@ impl Results {
     /// Ferrite against the better of the others, where all have a record.
     fn bar(&self, what: String, test: &str, size: u64, qps: u64, wanted: f64) -> Option<Bar> {
         let ferrite = self.find(Driver::Ferrite, test, size, qps)?;
-        let others = [Driver::Rxe, Driver::Siw];
+        let others = [Driver::Rxe, Driver::Siw, Driver::Tcp];
         let better = |a: &&Record, b: &&Record| {
             let order = a.median.total_cmp(&b.median);
             if ferrite.higher_is_better {
@@ -226,6 +228,24 @@ impl Results {
             1,
             10.0,
         ));
+        for record in self.series(Driver::Ferrite, "registrations") {
+            bars.extend(self.bar(
+                format!(
+                    "registrations and deregistrations of {}",
+                    human(record.size)
+                ),
+                "registrations",
+                record.size,
+                record.qps,
+                2.0,
+            ));
+        }
+        bars.extend(self.bar("connections".into(), "connections", 0, 1, 1.5));
+        for job in storage::JOBS {
+            let wanted = if job.is_small() { 2.0 } else { 3.0 };
+            let (size, depth) = job.key();
+            bars.extend(self.bar(job.words(), job.test, size, depth, wanted));
+        }
         bars
     }
 }

@@ -5,7 +5,7 @@
 use anyhow::Result;
 
 use super::driver::bind_anew;
-use super::storage::{self, begins_anew, cable_pulled, Load, PATIENCE};
+use super::storage::{self, begins_anew, cable_pulled, Load, Transport, PATIENCE};
 use super::VmTest;
 use crate::cluster::Cluster;
 use crate::traffic::wait_listening;
@@ -32,14 +32,17 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
+/// What is offered.
+pub const FOLDER: &str = "/export";
+
 const MOUNTD: u16 = 20048;
 const NFSD: u16 = 20049;
 
 /// Has the kernel's server take calls over RDMA.
 const START: &str = "rpc.nfsd 2 && echo rdma 20049 >/proc/fs/nfsd/portlist";
 
-/// Offers a folder in memory.
-fn serve(vm: &Vm) -> Result<()> {
+/// Offers a folder in memory, [`FOLDER`].
+pub fn serve(vm: &Vm) -> Result<()> {
     vm.sh("set -e
          modprobe -a nfsd rpcrdma
          mkdir -p /export /run/rpcbind
@@ -62,7 +65,7 @@ fn serve(vm: &Vm) -> Result<()> {
 }
 
 /// Takes it back.
-fn end(vm: &Vm) -> Result<()> {
+pub fn end(vm: &Vm) -> Result<()> {
     vm.sh_in(
         "set -e
          rpc.nfsd 0
@@ -77,28 +80,39 @@ fn end(vm: &Vm) -> Result<()> {
 
 /// Mounts the folder of `server` by a version of the protocol; gives where.
 fn mount(vm: &Vm, server: &Vm, version: &str) -> Result<String> {
+    mount_from(vm, (Transport::Rdma, &server.ip()), version)
+}
+
+/// The same from an address of the server's.
+pub fn mount_from(
+    vm: &Vm,
+    (transport, address): (Transport, &str),
+    version: &str,
+) -> Result<String> {
     let at = format!("/run/nfs-{version}");
     let (folder, more) = match version {
-        "3" => (
-            "/export",
-            format!(",nolock,mountproto=tcp,mountport={MOUNTD}"),
-        ),
+        "3" => (FOLDER, format!(",nolock,mountproto=tcp,mountport={MOUNTD}")),
         _ => ("/", String::new()),
+    };
+    let proto = transport.name();
+    let port = match transport {
+        Transport::Rdma => NFSD,
+        Transport::Tcp => 2049,
     };
     vm.sh_in(
         &format!(
             "set -e
              mkdir -p {at}
-             mount -t nfs -o vers={version},proto=rdma,port={NFSD}{more} {}:{folder} {at}
-             grep ' {at} ' /proc/mounts | grep vers={version}, | grep -q proto=rdma",
-            server.ip()
+             mount -t nfs -o vers={version},proto={proto},port={port}{more} {address}:{folder} {at}
+             grep ' {at} ' /proc/mounts | grep vers={version}, | grep -q proto={proto}"
         ),
         PATIENCE,
     )?;
     Ok(at)
 }
 
-fn unmount(vm: &Vm, at: &str) -> Result<()> {
+/// Takes back what was mounted.
+pub fn unmount(vm: &Vm, at: &str) -> Result<()> {
     vm.sh_in(&format!("umount {at}"), PATIENCE)?;
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Result};
 
-use super::storage::{self, Disk, CONFIGFS};
+use super::storage::{self, Disk, Transport, CONFIGFS};
 use super::VmTest;
 use crate::cluster::Cluster;
 use crate::vm::Vm;
@@ -41,24 +41,46 @@ pub fn serve(vm: &Vm) -> Result<()> {
 
 /// Offers a disk of so many MiB in `vm` to whoever comes to `address`.
 fn serve_at(vm: &Vm, address: &str, mebibytes: u32) -> Result<()> {
-    vm.sh(&format!(
+    vm.sh(&format!("truncate -s {mebibytes}M /run/disk"))?;
+    serve_disk(vm, "/run/disk", &[(Transport::Rdma, address)])
+}
+
+/// The service that a transport is listened for at. They differ: siw listens at a port of TCP's.
+fn service(transport: Transport) -> u16 {
+    match transport {
+        Transport::Rdma => 4420,
+        Transport::Tcp => 4421,
+    }
+}
+
+/// Offers a disk, or a file as one, to whoever comes to one of the addresses, each a port of its own.
+pub fn serve_disk(vm: &Vm, path: &str, listen: &[(Transport, &str)]) -> Result<()> {
+    let mut script = format!(
         "set -e
          modprobe nvmet_rdma use_srq=1
          grep -q Y /sys/module/nvmet_rdma/parameters/use_srq
          {CONFIGFS}
-         truncate -s {mebibytes}M /run/disk
          cd /sys/kernel/config/nvmet
-         mkdir subsystems/disk subsystems/disk/namespaces/1 ports/1
+         mkdir subsystems/disk subsystems/disk/namespaces/1
          echo 1 >subsystems/disk/attr_allow_any_host
-         echo /run/disk >subsystems/disk/namespaces/1/device_path
-         echo 1 >subsystems/disk/namespaces/1/buffered_io
-         echo 1 >subsystems/disk/namespaces/1/enable
-         echo rdma >ports/1/addr_trtype
-         echo ipv4 >ports/1/addr_adrfam
-         echo {address} >ports/1/addr_traddr
-         echo 4420 >ports/1/addr_trsvcid
-         ln -s /sys/kernel/config/nvmet/subsystems/disk ports/1/subsystems/disk"
-    ))?;
+         echo {path} >subsystems/disk/namespaces/1/device_path
+         [ -b {path} ] || echo 1 >subsystems/disk/namespaces/1/buffered_io
+         echo 1 >subsystems/disk/namespaces/1/enable\n"
+    );
+    for (port, (transport, address)) in (1..).zip(listen) {
+        script += &format!(
+            "modprobe nvmet_{name}
+             mkdir ports/{port}
+             echo {name} >ports/{port}/addr_trtype
+             echo ipv4 >ports/{port}/addr_adrfam
+             echo {address} >ports/{port}/addr_traddr
+             echo {service} >ports/{port}/addr_trsvcid
+             ln -s /sys/kernel/config/nvmet/subsystems/disk ports/{port}/subsystems/disk\n",
+            name = transport.name(),
+            service = service(*transport),
+        );
+    }
+    vm.sh(&script)?;
     Ok(())
 }
 
@@ -73,12 +95,29 @@ pub fn prepare(vm: &Vm) -> Result<()> {
 
 /// What connects a machine to the disk of `target`, after [`prepare`].
 pub fn connecting(target: &Vm) -> String {
+    connecting_to(Transport::Rdma, &target.ip(), 5 * target.patience())
+}
+
+/// The same to an address of the target's, which has so many seconds to answer.
+fn connecting_to(transport: Transport, address: &str, seconds: u32) -> String {
     format!(
-        "echo transport=rdma,traddr={},trsvcid=4420,nqn=disk,nr_io_queues=1,ctrl_loss_tmo=0,\
-             keep_alive_tmo={} >/dev/nvme-fabrics",
-        target.ip(),
-        5 * target.patience()
+        "echo transport={},traddr={address},trsvcid={},nqn=disk,nr_io_queues=1,ctrl_loss_tmo=0,\
+             keep_alive_tmo={seconds} >/dev/nvme-fabrics",
+        transport.name(),
+        service(transport),
     )
+}
+
+/// Connects `vm` to the disk at an address; gives its name. Nothing else is connected.
+pub fn connect_to(vm: &Vm, transport: Transport, address: &str) -> Result<&'static str> {
+    prepare(vm)?;
+    vm.sh(&format!(
+        "set -e; modprobe nvme_{}; {}",
+        transport.name(),
+        connecting_to(transport, address, PATIENCE.as_secs() as u32)
+    ))?;
+    vm.wait_for("test -b /dev/nvme0n1", PATIENCE)?;
+    Ok("/dev/nvme0n1")
 }
 
 /// What ends all connections of a machine.
@@ -114,8 +153,8 @@ pub fn end(vm: &Vm) -> Result<()> {
     vm.sh_in(
         "set -e
          cd /sys/kernel/config/nvmet
-         rm -f ports/1/subsystems/disk
-         rmdir ports/1 subsystems/disk/namespaces/1 subsystems/disk
+         rm -f ports/*/subsystems/disk
+         rmdir ports/* subsystems/disk/namespaces/1 subsystems/disk
          modprobe -r nvmet_rdma",
         PATIENCE,
     )?;

@@ -29,6 +29,25 @@ pub const AFTERWARDS: &[VmTest] = &[VmTest::new(
 /// seconds, and some users double the time between their attempts.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
+/// What carries requests and their data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// An RDMA device.
+    Rdma,
+    /// A network interface.
+    Tcp,
+}
+
+impl Transport {
+    /// As the kernel's users of both call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
 /// What every load has in common: many requests at a time past the page cache, each block with its checksum
 /// and the number of its write, so that data that is wrong, old or elsewhere is found.
 const VERIFYING: &str = "fio --thread --ioengine=libaio --direct=1 --iodepth=8 --rw=randwrite \
