@@ -229,13 +229,14 @@ pub fn run(options: &Options) -> Result<()> {
             }
             control::split_round(&machines, &mut serving, &mut run)?;
         }
-        if of_storage {
-            storage::serve(&machines)?;
+        if of_storage && served(&machines, &mut run) {
             for round in 1..=plan.rounds {
                 run.progress(&format!("storage, round {round} of {}", plan.rounds));
                 storage::time_round(&machines, &plan, wanted, &mut run)?;
             }
-            storage::end(&machines)?;
+            if let Err(error) = storage::end(&machines) {
+                run.miss("the end of disks and files", &error);
+            }
         }
         if options.profile && wanted("profile") {
             run.progress("where the device's time goes");
@@ -255,9 +256,7 @@ pub fn run(options: &Options) -> Result<()> {
         if scaled {
             notes = scale::run(&machines, &mut serving, &plan, wanted, &mut run)?;
         }
-        if of_storage {
-            storage::serve(&machines)?;
-        }
+        let of_storage = of_storage && served(&machines, &mut run);
         for round in 1..=plan.count_rounds {
             if control {
                 run.progress(&format!("control counts, round {round}"));
@@ -292,6 +291,15 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let run = &mut run;
     write_down(options, &plan, &kernel, run, &memcpy, notes, profile_text)
+}
+
+/// Offers disks and files; whether that went well.
+fn served(machines: &Machines, run: &mut Run) -> bool {
+    let served = storage::serve(machines);
+    if let Err(error) = &served {
+        run.miss("disks and files", error);
+    }
+    served.is_ok()
 }
 
 fn report_kernels(machines: &Machines, run: &mut Run) {
