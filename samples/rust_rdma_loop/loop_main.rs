@@ -946,13 +946,13 @@ fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
             .far
             .send(Op::Register(&mr, all_access()), Memory::None)?;
         good(registered.wait(patience())?)?;
-        // The last but one goes from the first page of addresses to the second, where there is one.
+        // The last goes from the first page of addresses to the second, where there is one.
         let middle = MANY_PAGES[0] * kernel::page::PAGE_SIZE - BUFFER / 2;
         let offsets = [
             0,
             length / 3 + 5,
-            middle.min(length - BUFFER),
             length - BUFFER,
+            middle.min(length - BUFFER),
         ];
         for (seed, offset) in offsets.into_iter().enumerate() {
             let byte = pattern(seed + pages);
@@ -960,13 +960,16 @@ fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
             good(pair.run(Op::Write(remote(&mr, offset)), 0..BUFFER)?)?;
             let range = offset..offset + BUFFER;
             check(
-                sink.first_difference(range.clone(), |index| byte(index - offset))
+                sink.first_difference(range, |index| byte(index - offset))
                     .is_none(),
             )?;
-            pair.source.fill(|_| 0);
-            good(pair.run(Op::Read(remote(&mr, offset)), 0..BUFFER)?)?;
-            check(pair.source.first_difference(0..BUFFER, &byte).is_none())?;
         }
+        // And out of it again.
+        let [.., last] = offsets;
+        let byte = pattern(offsets.len() - 1 + pages);
+        pair.source.fill(|_| 0);
+        good(pair.run(Op::Read(remote(&mr, last)), 0..BUFFER)?)?;
+        check(pair.source.first_difference(0..BUFFER, byte).is_none())?;
         expect(
             pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
             WcStatus::RemoteAccess,

@@ -16,7 +16,8 @@ use ferrite_abi::{
 };
 
 use super::objects::{
-    bind2, made, query, to_init, to_rtr, to_rts, to_state, well, window, Pair, Rig, LENGTH, RIGHTS,
+    bind2, in_state, made, to_init, to_rtr, to_rts, to_state, well, window, Pair, Rig, LENGTH,
+    RIGHTS,
 };
 use super::refusal::{next_key, vendor};
 use crate::bench::status_name;
@@ -685,7 +686,7 @@ fn refuses(beside: &Beside<'_>, flags: u32, bad: &Bad) -> Check {
     } else {
         IBV_QPS_ERR
     };
-    expect!(query(hand.qp)?.0.qp_state, state, "its state afterwards");
+    in_state(hand.qp, state)?;
     // What comes after it is flushed.
     rig.write(hand.qp, 64)?;
     let wc = rig.ends(hand.cq, IBV_WC_WR_FLUSH_ERR, "what is posted later")?;

@@ -586,6 +586,14 @@ pub(super) fn query(qp: *mut ibv_qp) -> Check<(ibv_qp_attr, ibv_qp_init_attr)> {
     Ok((attr, init))
 }
 
+/// Waits until a queue pair is in a state.
+pub(super) fn in_state(qp: *mut ibv_qp, state: u32) -> Check {
+    let deadline = Instant::now() + PATIENCE;
+    while query(qp)?.0.qp_state != state && Instant::now() < deadline {}
+    expect!(query(qp)?.0.qp_state, state, "the state");
+    Ok(())
+}
+
 fn unnamed_domain(rig: &Rig) -> Check {
     let said = rig.without_domain(rig.cq(16)?)?;
     expect!(said, libc::EINVAL, "ibv_create_qp_ex without a domain");

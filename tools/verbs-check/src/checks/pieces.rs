@@ -3,10 +3,11 @@
 //! and in memory whose pages come and go, in one process; and a device that goes while a queue pair
 //! stands still after a registration that failed. All else of lists is in `lists`.
 
+use std::ptr;
 use std::time::{Duration, Instant};
 
 use super::objects::{
-    made, modify, query, refused, to_init, to_rtr, to_rts, to_state, well, work, Pair, Rig,
+    in_state, made, modify, refused, to_init, to_rtr, to_rts, to_state, well, work, Pair, Rig,
     PATIENCE, RIGHTS,
 };
 use super::refusal::{next_key, vendor, wrong};
@@ -50,7 +51,11 @@ fn no_lists(errno: Errno, what: &str) -> Outcome {
 fn qp(rig: &Rig, kind: u32, cq: *mut ibv_cq, flags: u32) -> Check<*mut ibv_qp> {
     let mut attr = ibv_qp_init_attr_ex {
         send_cq: cq,
-        recv_cq: cq,
+        recv_cq: if kind == IBV_QPT_XRC_SEND {
+            ptr::null_mut()
+        } else {
+            cq
+        },
         cap: ibv_qp_cap {
             max_send_wr: 32,
             max_recv_wr: if kind == IBV_QPT_XRC_SEND { 0 } else { 16 },
@@ -269,7 +274,7 @@ fn unreliable_fails(rig: &Rig) -> Check {
         let pair = uc_pair(rig, flags)?;
         for _ in 0..3 {
             fails(rig, pair.b, pair.cq)?;
-            expect!(query(pair.b)?.0.qp_state, state, "the state");
+            in_state(pair.b, state)?;
             rig.write(pair.b, 64)?;
             rig.ends(pair.cq, IBV_WC_WR_FLUSH_ERR, "what is posted later")?;
             // Receives go on.
@@ -455,17 +460,12 @@ fn extended_fails(rig: &Rig) -> Check {
     let connection = extended_pair(rig, LISTS | DRAINS)?;
     let (qp, cq) = (connection.initiator, connection.cq);
     fails(rig, qp, cq)?;
-    expect!(query(qp)?.0.qp_state, IBV_QPS_SQD, "the state");
+    in_state(qp, IBV_QPS_SQD)?;
     to_state(qp, IBV_QPS_RTS)?;
     List::new(rig, two_pieces(rig))?.register(rig, qp, cq)?;
     let connection = extended_pair(rig, LISTS)?;
     fails(rig, connection.initiator, connection.cq)?;
-    expect!(
-        query(connection.initiator)?.0.qp_state,
-        IBV_QPS_ERR,
-        "the state without that"
-    );
-    Ok(())
+    in_state(connection.initiator, IBV_QPS_ERR)
 }
 
 fn device_memory(rig: &Rig) -> Check {
@@ -663,7 +663,7 @@ pub fn stopped(options: &Options) -> Check {
     list.register(&rig, a, cq)?;
     rig.recv(a, 60)?;
     fails(&rig, a, cq)?;
-    expect!(query(a)?.0.qp_state, IBV_QPS_SQD, "the state");
+    in_state(a, IBV_QPS_SQD)?;
     println!("ready for the device to go");
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -682,7 +682,7 @@ pub fn stopped(options: &Options) -> Check {
         qp_state: IBV_QPS_RTS,
         ..Default::default()
     };
-    expect!(modify(a, attr, IBV_QP_STATE), libc::EIO, "from SQD to RTS");
+    expect!(modify(a, attr, IBV_QP_STATE) != 0, true, "it is told");
     // Posts and completions may fail, but not hang or crash.
     let _ = rig.write(a, 64);
     let _ = list.post(a, &list.work());

@@ -345,6 +345,7 @@ fn good_mr(rig: &Rig) -> [(&'static str, (u64, u64), u32, UverbsMrRequest); 2] {
     let request = |kind, max_pieces| UverbsMrRequest {
         kind,
         max_pieces,
+        key: 0,
         reserved: 0,
     };
     let memory = (rig.buffer.address(), 8192);
@@ -414,11 +415,18 @@ fn mr_fields(rig: &Rig) -> Check {
         };
         says("a region of pieces", libc::EINVAL, memory, access, bad)?;
     }
-    for reserved in [1, 1 << 63] {
+    for reserved in [1, 1 << 31] {
         let bad = UverbsMrRequest { reserved, ..list };
         says("a list, reserved", libc::EINVAL, nothing, 0, bad)?;
         let bad = UverbsMrRequest { reserved, ..region };
         says("a region, reserved", libc::EINVAL, memory, access, bad)?;
+    }
+    for (what, place, rights, request) in [
+        ("a list of another region", nothing, 0, list),
+        ("a region of another region", memory, access, region),
+    ] {
+        let bad = UverbsMrRequest { key: 1, ..request };
+        says(what, libc::EINVAL, place, rights, bad)?;
     }
     // It has neither memory nor rights of its own.
     says("a list with memory", libc::EINVAL, memory, 0, list)?;
