@@ -513,17 +513,14 @@ impl FerriteMr {
         let dev = pd.device();
         let taken = dev.tags.take()?;
         let tag = taken.get().0;
-        let object = DeviceObject::create(
-            &dev.hw,
-            &state.command(tag, 0, dev.features())?,
-            CommandOpcode::ReleaseTag,
-            tag,
-        )?;
+        let command = state.command(tag, 0, dev.features())?;
+        // First, so that they go last where something fails: the device is told of the memory below.
         let state = Arc::pin_init(new_mutex!(state, "ferrite_mr"), GFP_KERNEL)?;
         let named = match &pd.regions {
             Some(regions) => Some(regions.add(tag, state.clone())?),
             None => None,
         };
+        let object = DeviceObject::create(&dev.hw, &command, CommandOpcode::ReleaseTag, tag)?;
         new.set_keys(tag, tag);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
