@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use anyhow::{ensure, Context, Result};
-use serde_json::Value;
+use anyhow::{ensure, Context, Error, Result};
+use serde_json::{json, Value};
 
 use super::basics::alone;
 use super::driver::{bind_anew, leave_failed, unbind};
@@ -35,6 +35,18 @@ pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "lists on UC and XRC, and of memory of the device",
         |cluster| by_itself(cluster, "pieces"),
+    ),
+];
+
+/// The same, with a device that takes its time for commands on tags.
+pub const SLOW: &[VmTest] = &[
+    VmTest::new(
+        "a program is given keys before the device has them",
+        keys_at_once,
+    ),
+    VmTest::new(
+        "what uses a key that the device does not have yet waits for it, of programs and of the kernel",
+        pending_keys,
     ),
 ];
 
@@ -108,6 +120,92 @@ fn fails_under_a_kernel_user(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
+/// Runs `test` with devices that carry out commands on tags so many milliseconds late.
+fn with_slow_tags(cluster: &Cluster, late: u32, test: impl FnOnce() -> Result<()>) -> Result<()> {
+    let devices = |rules: &Value| -> Result<()> {
+        for vm in &cluster.vms {
+            cluster.device_command(vm.index, rules)?;
+        }
+        Ok(())
+    };
+    devices(&json!({"cmd": "misbehave", "hold_tags": late}))?;
+    let result = test();
+    devices(&json!({"cmd": "misbehave"}))?;
+    result?;
+    for vm in &cluster.vms {
+        nothing_left(vm)?;
+    }
+    still_works(cluster)
+}
+
+/// Registers some regions, and says what the kernel tells of them; then waits to be told to end.
+const REGISTER_SOME: &str = r#"
+rm -f /run/registered /run/end
+python3 - <<'END'
+import os, subprocess, time
+from pyverbs.device import Context
+from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+
+with Context(name="ferrite0") as context, PD(context) as pd:
+    regions = [MR(pd, 4096, IBV_ACCESS_LOCAL_WRITE) for _ in range(5)]
+    shown = subprocess.check_output(["rdma", "-dd", "resource", "show", "mr"], text=True)
+    with open("/run/said", "w") as said:
+        said.write(shown)
+    os.rename("/run/said", "/run/registered")
+    while not os.path.exists("/run/end"):
+        time.sleep(0.05)
+    for region in regions:
+        region.close()
+END
+"#;
+
+/// None of five registrations is done when the last has returned: nobody waited.
+fn keys_at_once(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let mut program = None;
+    with_slow_tags(cluster, 60_000, || {
+        program = Some(one.spawn(REGISTER_SOME, PATIENCE)?);
+        one.wait_for("test -e /run/registered", PATIENCE)?;
+        let shown = one.sh("cat /run/registered; touch /run/end")?;
+        let pending = shown.matches("registration pending").count();
+        ensure!(pending == 5, "{pending} regions are pending:\n{shown}");
+        // What ends a region waits, and the device is slow no more.
+        cluster.device_command(one.index, &json!({"cmd": "misbehave"}))?;
+        if let Some(program) = program.take() {
+            program.success()?;
+        }
+        Ok(())
+    })
+}
+
+fn pending_keys(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    let waits = || Ok::<_, Error>(counter(one, "pending_waits")? + counter(two, "pending_waits")?);
+    let before = waits()?;
+    with_slow_tags(cluster, 20, || {
+        super::basics::verbs_check_between(one, two, "data")?;
+        let of_programs = waits()?;
+        ensure!(of_programs > before, "no program waited");
+        run_sample(one)?;
+        ensure!(waits()? > of_programs, "the kernel's user did not wait");
+        Ok(())
+    })
+}
+
+/// Loads and unloads the sample; gives what it said.
+fn run_sample(vm: &Vm) -> Result<String> {
+    vm.sh_in(
+        "set -e
+         dmesg -C
+         insmod /ferrite/modules/rust_rdma_loop.ko
+         rmmod rust_rdma_loop
+         dmesg",
+        PATIENCE,
+    )
+}
+
 /// A counter of the device, as the kernel tells it.
 fn counter(vm: &Vm, name: &str) -> Result<u64> {
     let text = vm.sh("rdma -j statistic show link ferrite0/1")?;
@@ -129,14 +227,7 @@ fn kernel_user(cluster: &Cluster) -> Result<()> {
         ])
     };
     let before = counted()?;
-    let said = one.sh_in(
-        "set -e
-         dmesg -C
-         insmod /ferrite/modules/rust_rdma_loop.ko
-         rmmod rust_rdma_loop
-         dmesg",
-        PATIENCE,
-    )?;
+    let said = run_sample(one)?;
     let after = counted()?;
     for test in [
         "a_region_is_used_before_its_registration_is_complete",
