@@ -90,6 +90,16 @@ fn a_reset_that_takes_time_shows_that() {
     }
 }
 
+#[test]
+fn tags_whose_commands_take_time_are_waited_for() {
+    let slow = r#"{"hold_tags":5}"#;
+    let report = check(&["--misbehave", slow], Some("DEV-4-11"));
+    for number in 112..=119 {
+        let number = format!("DEV-4-{number}");
+        assert_eq!(verdict(&report, &number), Verdict::Kept, "{number}");
+    }
+}
+
 /// Each check can fail: devices that do something wrong, and the requirements that they break.
 #[test]
 fn a_device_that_does_not_keep_to_its_specification_is_found_out() {

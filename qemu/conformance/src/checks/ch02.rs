@@ -69,7 +69,7 @@ const NEEDS: [(u64, u64); 4] = [
 ];
 
 /// The features that there are.
-const FEATURES: [u64; 22] = [
+const FEATURES: [u64; 23] = [
     FEATURE_SRQ,
     FEATURE_ATOMICS,
     FEATURE_WINDOWS,
