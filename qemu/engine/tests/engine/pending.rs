@@ -366,6 +366,36 @@ fn every_request_of_a_peer_for_a_pending_tag_is_answered_later() {
 }
 
 #[test]
+fn a_peer_invalidates_a_pending_tag_when_it_is_there() {
+    let mut bench = Bench::new();
+    // Allocated, and made valid by work requests that wait for that.
+    let allocation = allocation(0x52, TagKind::Region);
+    post(&mut bench.pair.b, &allocation);
+    let part = FastRegisterPart {
+        tag: Tag::new(0x52, 3).0,
+        access: ALL,
+        address: 0x9000,
+        buffer: Buffer::contiguous(bench.far.pages[0], 4096),
+        reserved: 0,
+    };
+    let register = SendWork::new(SendOpcode::FastRegister, &[]).part(&part);
+    bench
+        .pair
+        .b
+        .post_send(QPN_B, &register.flags(SEND_SIGNALED));
+    bench.pair.b.post_recv(QPN_B, &[bench.far.sge(0, 8)]);
+    let send = SendWork::new(SendOpcode::SendInvalidate, &[bench.near.sge(0, 8)]);
+    post_all(&mut bench.pair.a, vec![send.invalidate(part.tag)]);
+    bench.pair.exchange();
+    assert!(bench.pair.completions_a().is_empty() && bench.pair.completions_b().is_empty());
+    bench.pair.run();
+    assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
+    assert_eq!(statuses(&bench.pair.completions_b()), [Success, Success]);
+    // One of each side of the queue pair.
+    assert_eq!(bench.waits(), (0, 2));
+}
+
+#[test]
 fn a_leaving_tag_is_refused_at_once() {
     for remote in [false, true] {
         let mut bench = Bench::new();
