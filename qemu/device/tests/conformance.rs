@@ -90,6 +90,17 @@ fn a_reset_that_takes_time_shows_that() {
     }
 }
 
+#[test]
+fn tags_whose_commands_take_time_are_waited_for() {
+    let slow = r#"{"hold_tags":5}"#;
+    let of_tags = (112..=119).map(|number| format!("DEV-4-{number}"));
+    let of_commands = [163, 164].map(|number| format!("DEV-3-{number}"));
+    for number in of_tags.chain(of_commands) {
+        let report = check(&["--misbehave", slow], Some(&number));
+        assert_eq!(verdict(&report, &number), Verdict::Kept, "{number}");
+    }
+}
+
 /// Each check can fail: devices that do something wrong, and the requirements that they break.
 #[test]
 fn a_device_that_does_not_keep_to_its_specification_is_found_out() {

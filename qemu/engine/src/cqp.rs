@@ -23,6 +23,8 @@ const TURN_WORK: u32 = 2048;
 /// What a command costs at least.
 const COMMAND_WORK: u32 = 64;
 
+/// Short commands that come before a piece of a long one.
+const SHORT_COMMANDS: u32 = 8;
 /// Work of a command that takes long before it is another's turn.
 const PIECE: u32 = 512;
 
@@ -237,12 +239,15 @@ fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
         }),
         O::DestroyCompletionQueue => number(request, CompletionQueue),
         O::CreateQueuePair => named(request, |command: &CreateQueuePair| {
-            vec![
+            let mut objects = vec![
                 QueuePair(command.qpn),
                 CompletionQueue(command.send_cqn),
                 CompletionQueue(command.receive_cqn),
-                SharedReceiveQueue(command.srqn),
-            ]
+            ];
+            if command.flags & QP_FLAG_SRQ != 0 {
+                objects.push(SharedReceiveQueue(command.srqn));
+            }
+            objects
         }),
         O::ModifyQueuePair => named(request, |command: &ModifyQueuePair| {
             let mut objects = vec![QueuePair(command.qpn)];
@@ -254,10 +259,11 @@ fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
         O::QueryQueuePair | O::DestroyQueuePair => number(request, QueuePair),
         O::SetGid => named(request, |command: &SetGid| vec![Gid(command.index)]),
         O::CreateSrq => named(request, |command: &CreateSrq| {
-            vec![
-                SharedReceiveQueue(command.srqn),
-                CompletionQueue(command.cqn),
-            ]
+            let mut objects = vec![SharedReceiveQueue(command.srqn)];
+            if command.flags & SRQ_FLAG_XRC != 0 {
+                objects.push(CompletionQueue(command.cqn));
+            }
+            objects
         }),
         O::ModifySrq => named(request, |command: &ModifySrq| {
             vec![SharedReceiveQueue(command.srqn)]
@@ -270,6 +276,8 @@ fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
             vec![QueuePair(command.qpn)]
         }),
     };
+    // Numbers that stand for none, or for the vector map, are no objects.
+    objects.retain(|object| !matches!(object, EventQueue(eqn) if *eqn >= MAX_EQ));
     objects.sort_unstable();
     objects.dedup();
     objects
@@ -566,7 +574,7 @@ impl Engine {
             let Some(budget) = left(&self.core, commands) else {
                 break;
             };
-            // The next one, and then a piece of one that takes long.
+            // The next one, or a piece of one that takes long: in its turn, too, where there are many.
             let mut idle = true;
             let due = self.next_command().is_some_and(|due| due <= self.core.now);
             let (tag, fresh) = (self.commands.tags.front(), self.commands.fresh.front());
@@ -582,10 +590,11 @@ impl Engine {
                 }
                 (idle, commands) = (false, commands + 1);
             } else if let Some(taken) = self.commands.fresh.pop_front() {
-                self.begin(taken, budget, host);
+                self.begin(taken, budget.min(PIECE), host);
                 (idle, commands) = (false, commands + 1);
             }
-            if let Some(budget) = left(&self.core, commands) {
+            let piece = idle || commands % SHORT_COMMANDS == 0;
+            if let Some(budget) = left(&self.core, commands).filter(|_| piece) {
                 if let Some(sequence) = self.commands.turns.pop_front() {
                     commands += self.go_on(sequence, budget.min(PIECE), host);
                     idle = false;
@@ -1049,6 +1058,155 @@ mod tests {
             node.object_command(CommandOpcode::DestroyCompletionQueue, 2),
             CommandStatus::NotFound
         );
+    }
+
+    /// A completion queue full of unread entries, and a command that moves it.
+    fn slow_command(node: &mut Node, cqn: u32, cookie: u32) -> CommandEntry {
+        node.create_cq(cqn, EQ_FIRST_HANDLER, LOG_ENTRIES);
+        for _ in 0..1 << LOG_ENTRIES {
+            let (core, host) = (&mut node.engine.core, &mut node.host);
+            core.write_completion(cqn, CompletionEntry::zeroed(), false, host)
+                .unwrap();
+        }
+        let place = node.cq_template(cqn, EQ_FIRST_HANDLER, LOG_ENTRIES);
+        let command = ResizeCompletionQueue {
+            cqn,
+            log_entries: LOG_ENTRIES,
+            reserved: [0; 3],
+            record_offset: place.record_offset,
+            reserved1: 0,
+            buffer: place.buffer,
+        };
+        CommandEntry::new(
+            CommandOpcode::ResizeCompletionQueue,
+            cookie,
+            (0, 0),
+            &command,
+        )
+    }
+
+    #[test]
+    fn short_commands_overtake_long_ones_but_not_on_the_same_object() {
+        let mut node = Node::new(1);
+        let long = [(2, 100), (3, 101)].map(|(cqn, cookie)| slow_command(&mut node, cqn, cookie));
+        let modify = |cqn, cookie| {
+            let command = ModifyCompletionQueue {
+                cqn,
+                eqn: EQ_NONE,
+                ..ModifyCompletionQueue::zeroed()
+            };
+            CommandEntry::new(
+                CommandOpcode::ModifyCompletionQueue,
+                cookie,
+                (0, 0),
+                &command,
+            )
+        };
+        let destroy = |cqn, cookie| {
+            let number = ObjectNumber {
+                number: cqn,
+                reserved: 0,
+            };
+            let opcode = CommandOpcode::DestroyCompletionQueue;
+            CommandEntry::new(opcode, cookie, (0, 0), &number)
+        };
+        let nop = |cookie| CommandEntry::new(CommandOpcode::Nop, cookie, (0, 0), &0u64);
+        node.create_cq(9, EQ_FIRST_HANDLER, 2);
+        let tag = RegisterRegion {
+            tag: 0x101,
+            buffer: Buffer::contiguous(0x1000, 64),
+            ..RegisterRegion::zeroed()
+        };
+        node.answers();
+        for entry in long {
+            node.put_command(&entry);
+        }
+        // On the same object, one behind the other; and the last of all.
+        node.put_command(&modify(2, 102));
+        node.put_command(&destroy(2, 103));
+        node.put_command(&destroy(2, 104));
+        node.put_command(&nop(105));
+        // On others.
+        node.put_command(&modify(9, 106));
+        node.put_command(&CommandEntry::new(
+            RegisterRegion::OPCODE,
+            107,
+            (0, 0),
+            &tag,
+        ));
+        node.put_command(&destroy(9, 108));
+        node.put_command(&nop(109));
+        let mut both = false;
+        let mut answers = Vec::new();
+        node.ring_control();
+        while node.engine.has_commands() {
+            both |= node.engine.commands.turns.len() == 2;
+            answers.extend(node.answers());
+            node.engine.poll(node.now, &mut node.host);
+        }
+        answers.extend(node.answers());
+        assert!(both, "several are under way at once");
+        let place = |cookie: u32| {
+            answers
+                .iter()
+                .position(|(found, _)| *found == cookie)
+                .unwrap()
+        };
+        let status = |cookie: u32| answers[place(cookie)].1;
+        assert_eq!(answers.len(), 10, "{answers:?}");
+        for cookie in 100..110 {
+            let expected = if cookie == 104 {
+                CommandStatus::NotFound
+            } else {
+                CommandStatus::Ok
+            };
+            assert_eq!(status(cookie), expected, "{cookie}");
+        }
+        for short in [106, 107, 108] {
+            assert!(place(short) < place(100).min(place(101)), "{answers:?}");
+        }
+        assert!(place(100) < place(102) && place(102) < place(103) && place(103) < place(104));
+        assert!(place(106) < place(108));
+        for earlier in 100..105 {
+            assert!(place(earlier) < place(105), "{answers:?}");
+        }
+        assert_eq!(place(109), 9);
+        assert!(node.engine.commands.lines.is_empty() && node.engine.commands.begun.is_empty());
+    }
+
+    #[test]
+    fn commands_on_tags_can_be_held_up_and_nothing_else_is() {
+        let mut node = Node::new(1);
+        node.hold_tags(10.0);
+        let tag = RegisterRegion {
+            tag: 0x101,
+            buffer: Buffer::contiguous(0x1000, 64),
+            ..RegisterRegion::zeroed()
+        };
+        node.answers();
+        let held = node.post_command(RegisterRegion::OPCODE, &tag);
+        assert!(!node.engine.has_commands());
+        assert_eq!(node.engine.next_timeout(), Some(node.now + 10_000_000));
+        node.create_cq(9, EQ_FIRST_HANDLER, 2);
+        let nop = node.post_command(CommandOpcode::Nop, &0u64);
+        node.settle();
+        assert!(node.answers().is_empty());
+        assert_eq!(node.engine.core.tpt.in_flight(), 1);
+        node.now += 10_000_000;
+        node.settle();
+        let done = [held, nop].map(|cookie| (cookie, CommandStatus::Ok));
+        assert_eq!(node.answers(), done);
+        assert_eq!(node.engine.core.tpt.in_flight(), 0);
+        assert_eq!(node.engine.core.misdeeds().unwrap().1.held_tags, 1);
+        // Good behaviour ends it at once.
+        let number = ObjectNumber {
+            number: 0x101,
+            reserved: 0,
+        };
+        let held = node.post_command(CommandOpcode::ReleaseTag, &number);
+        node.hold_tags(0.0);
+        node.settle();
+        assert_eq!(node.answers(), [(held, CommandStatus::Ok)]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use ferrite_abi::{
     ATT_TABLE_ENTRIES, FAULT_WRITE, ON_DEMAND_ADDRESS, ON_DEMAND_MAX_LENGTH, ON_DEMAND_PAGE_SHIFT,
     ON_DEMAND_PRESENT, ON_DEMAND_WRITE,
 };
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 const PAGE_SIZE: u64 = 1 << ON_DEMAND_PAGE_SHIFT;
 const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
@@ -287,35 +287,37 @@ pub struct Paging {
     last: Option<(u32, Side)>,
     parked: BTreeMap<u32, VecDeque<Parked>>,
     parked_frames: usize,
-    /// The index of the tag that each waits for.
-    tags: BTreeMap<(u32, Side), u32>,
-    /// The same by index.
-    waiting: BTreeSet<(u32, u32, Side)>,
-    /// Indices of tags that something has become of, each once: in the order it has.
+    /// The index of the tag that each waits for, and its ticket.
+    tags: BTreeMap<(u32, Side), (u32, u64)>,
+    /// The same by index and ticket.
+    waiting: BTreeMap<(u32, u64), (u32, Side)>,
+    tickets: u64,
+    /// Indices of tags that something has become of, in the order it has; and for each the first
+    /// ticket of those who began to wait afterwards.
     woken: VecDeque<u32>,
-    is_woken: BTreeSet<u32>,
+    later: BTreeMap<u32, u64>,
 }
 
 impl Paging {
     /// Queue pair `qpn` waits for what becomes of the tag with this index.
     pub(crate) fn wait_for_tag(&mut self, qpn: u32, side: Side, index: u32) {
-        if let Some(other) = self.tags.insert((qpn, side), index) {
-            self.waiting.remove(&(other, qpn, side));
+        let waits = self.tags.get(&(qpn, side));
+        if waits.is_some_and(|(other, _)| *other == index) {
+            return;
         }
-        self.waiting.insert((index, qpn, side));
+        self.stop_waiting(qpn, side);
+        self.tickets += 1;
+        self.tags.insert((qpn, side), (index, self.tickets));
+        self.waiting.insert((index, self.tickets), (qpn, side));
     }
 
-    /// Something has become of the tag with this index: those who wait for it try again.
+    /// Something has become of the tag with this index: those who wait for it now try again.
     pub(crate) fn wake(&mut self, index: u32) {
-        if self.of_tag(index).is_some() && self.is_woken.insert(index) {
+        let later = self.tickets + 1;
+        let mut waiting = self.waiting.range((index, 0)..(index, later));
+        if waiting.next().is_some() && self.later.insert(index, later).is_none() {
             self.woken.push_back(index);
         }
-    }
-
-    fn of_tag(&self, index: u32) -> Option<(u32, Side)> {
-        let all = (index, 0, Side::Requester)..=(index, u32::MAX, Side::Responder);
-        let first = self.waiting.range(all).next();
-        first.map(|&(_, qpn, side)| (qpn, side))
     }
 
     /// Whether somebody is to try again.
@@ -327,18 +329,20 @@ impl Paging {
     pub(crate) fn next_woken(&mut self) -> Option<(u32, Side)> {
         loop {
             let &index = self.woken.front()?;
-            if let Some((qpn, side)) = self.of_tag(index) {
+            let later = self.later.get(&index).copied().unwrap_or(0);
+            let mut waiting = self.waiting.range((index, 0)..(index, later));
+            if let Some((_, &(qpn, side))) = waiting.next() {
                 self.stop_waiting(qpn, side);
                 return Some((qpn, side));
             }
             self.woken.pop_front();
-            self.is_woken.remove(&index);
+            self.later.remove(&index);
         }
     }
 
     fn stop_waiting(&mut self, qpn: u32, side: Side) {
-        if let Some(index) = self.tags.remove(&(qpn, side)) {
-            self.waiting.remove(&(index, qpn, side));
+        if let Some(ticket) = self.tags.remove(&(qpn, side)) {
+            self.waiting.remove(&ticket);
         }
     }
 
@@ -494,6 +498,36 @@ impl Paging {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_waits_for_a_tag_is_woken_once_for_each_time_that_something_becomes_of_it() {
+        let mut paging = Paging::default();
+        paging.wake(7);
+        assert!(!paging.has_woken());
+        for qpn in [1, 2, 3] {
+            paging.wait_for_tag(qpn, Side::Requester, 7);
+        }
+        paging.wait_for_tag(4, Side::Responder, 8);
+        paging.wait_for_tag(3, Side::Requester, 8);
+        paging.wake(7);
+        paging.wake(7);
+        assert_eq!(paging.next_woken(), Some((1, Side::Requester)));
+        assert!(!paging.is_waiting(1, Side::Requester));
+        assert!(paging.is_waiting(2, Side::Requester));
+        // Who waits on, for whatever else is to become of it, is not woken before that.
+        paging.wait_for_tag(1, Side::Requester, 7);
+        paging.wait_for_tag(2, Side::Requester, 7);
+        assert_eq!(paging.next_woken(), Some((2, Side::Requester)));
+        assert_eq!(paging.next_woken(), None);
+        assert!(!paging.has_woken());
+        paging.wake(7);
+        paging.wake(8);
+        paging.forget(4);
+        assert_eq!(paging.next_woken(), Some((1, Side::Requester)));
+        assert_eq!(paging.next_woken(), Some((3, Side::Requester)));
+        assert_eq!(paging.next_woken(), None);
+        assert!(paging.tags.is_empty() && paging.waiting.is_empty() && paging.later.is_empty());
+    }
 
     #[test]
     fn parked_frames_are_bounded_for_each_queue_pair_and_for_all() {

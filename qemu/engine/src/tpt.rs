@@ -415,8 +415,8 @@ struct InFlight {
     /// The registrations among them that no release behind them undoes; each once, so that there are
     /// hardly more than instances.
     pending: Vec<Registration>,
-    /// A release of what the entry is is among them.
-    leaves: bool,
+    /// The tags that are released among them, each once.
+    leaving: Vec<Tag>,
     /// What the entry stood for.
     aside: Option<Target>,
 }
@@ -425,9 +425,11 @@ impl InFlight {
     /// Whether a use of `tag` waits, where `entry` is what there is.
     fn awaits(&self, tag: Tag, entry: Option<&Entry>) -> bool {
         // A registration that is refused leaves what was there before it.
-        let may_stay = !self.leaves
-            && self.aside.is_some()
-            && entry.is_some_and(|entry| entry.instance == tag.instance());
+        let may_stay = self.aside.is_some()
+            && entry.is_some_and(|entry| {
+                let leaves = self.leaving.iter().any(|tag| entry.is_released_by(*tag));
+                entry.instance == tag.instance() && !leaves
+            });
         may_stay || self.pending.iter().any(|pending| pending.is_of(tag))
     }
 }
@@ -563,7 +565,9 @@ impl Tpt {
         }
         let in_flight = self.in_flight.entry(tag.index()).or_default();
         in_flight.commands += 1;
-        in_flight.leaves |= is_there;
+        if !in_flight.leaving.contains(&tag) {
+            in_flight.leaving.push(tag);
+        }
         in_flight.pending.retain(|pending| !pending.is_of(tag));
         self.set_aside(tag.index());
         true
@@ -1713,7 +1717,7 @@ impl Tpt {
 mod tests {
     use super::*;
     use crate::testing::TestMemory;
-    use ferrite_abi::Buffer;
+    use ferrite_abi::{Buffer, Plain};
 
     const PD: u32 = 7;
     const DOMAIN: Domain = Domain {
@@ -3605,5 +3609,179 @@ mod tests {
         }
         // Each of them did happen.
         assert!(done.iter().all(|&count| count > 20), "{done:?}");
+    }
+
+    /// A command on a tag.
+    #[derive(Clone, Copy, Debug)]
+    enum Posted {
+        Register(RegisterRegion),
+        Allocate(AllocateTag),
+        Release(Tag),
+    }
+
+    impl Posted {
+        fn tag(&self) -> Tag {
+            match self {
+                Self::Register(command) => Tag(command.tag),
+                Self::Allocate(command) => Tag(command.tag),
+                Self::Release(tag) => *tag,
+            }
+        }
+
+        fn take_up(&self, tpt: &mut Tpt) -> bool {
+            match self {
+                Self::Register(_) => tpt.take_up_registration(self.tag(), false),
+                Self::Allocate(_) => tpt.take_up_registration(self.tag(), true),
+                Self::Release(_) => tpt.take_up_release(self.tag()),
+            }
+        }
+
+        fn carry_out(&self, tpt: &mut Tpt) -> Result<(), CommandStatus> {
+            match self {
+                Self::Register(command) => tpt.register(command),
+                Self::Allocate(command) => tpt.allocate(command),
+                Self::Release(tag) => tpt.release(*tag),
+            }
+        }
+    }
+
+    /// The same commands, taken up and carried out later, or carried out alone by a table that knows
+    /// nothing of that: in the end both are the same, and on the way nothing is reached that should
+    /// not be.
+    #[test]
+    fn commands_that_are_taken_up_come_to_what_they_would_have_come_to() {
+        const WINDOW: u32 = 8;
+        let mut seen = [0; 5];
+        for seed in 1..=200u64 {
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let mut next = |end: u64| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 20) % end
+            };
+            let (mut tpt, mut plain) = (empty(), empty());
+            let window = AllocateTag {
+                tag: Tag::new(WINDOW, 0).0,
+                pd: PD,
+                kind: TagKind::Window2B.number(),
+                reserved: [0; 3],
+                max_pages: 0,
+            };
+            tpt.allocate(&window).unwrap();
+            plain.allocate(&window).unwrap();
+            let mut posted = std::collections::VecDeque::new();
+            for _ in 0..200 {
+                let tag = Tag::new(1 + next(3) as u32, next(3) as u8);
+                match next(12) {
+                    0..=2 => {
+                        let mut region = command(tag, ACCESS_WINDOW_BIND | ACCESS_LOCAL_WRITE);
+                        region.flags = if next(3) == 0 { REGION_REPLACE } else { 0 };
+                        region.access |= if next(4) == 0 { 1 << 31 } else { 0 };
+                        let command = match next(4) {
+                            0 => Posted::Allocate(AllocateTag {
+                                tag: tag.0,
+                                pd: PD,
+                                kind: TagKind::Region.number(),
+                                reserved: [0; 3],
+                                max_pages: 4 * next(2) as u32,
+                            }),
+                            1 => Posted::Release(tag),
+                            _ => Posted::Register(region),
+                        };
+                        let told = command.take_up(&mut tpt);
+                        posted.push_back((command, told));
+                        if matches!(command, Posted::Release(_)) {
+                            let use_of_it =
+                                tpt.check_local(tag.0, ADDRESS, 1, DOMAIN, LocalAccess::Read);
+                            assert!(
+                                !matches!(use_of_it, Ok(_) | Err(TptError::Pending(_))),
+                                "{use_of_it:?}"
+                            );
+                            seen[0] += 1;
+                        } else {
+                            let index = tag.index();
+                            assert_eq!(tpt.ready(tag.0), Err(TptError::Pending(index)));
+                            assert!(tpt
+                                .check_local(tag.0, ADDRESS, 1, DOMAIN, LocalAccess::Read)
+                                .is_err());
+                            seen[1] += 1;
+                        }
+                    }
+                    3..=6 => {
+                        let Some((command, told)) = posted.pop_front() else {
+                            continue;
+                        };
+                        let tag: Tag = command.tag();
+                        let expected = command.carry_out(&mut plain);
+                        tpt.enter(tag);
+                        let failed = tpt
+                            .entries
+                            .get(tag.index())
+                            .is_some_and(|entry| entry.failed);
+                        let result = command.carry_out(&mut tpt);
+                        let forgotten = failed && matches!(command, Posted::Release(_));
+                        assert!(
+                            result == expected || forgotten,
+                            "{command:?}: {result:?} {expected:?}"
+                        );
+                        if told {
+                            if result.is_err() && !matches!(command, Posted::Release(_)) {
+                                let any = matches!(command, Posted::Allocate(_));
+                                tpt.registration_failed(tag, any);
+                            }
+                            tpt.finish(tag);
+                        } else {
+                            tpt.leave(tag);
+                        }
+                        seen[2] += 1;
+                    }
+                    7 | 8 => {
+                        let part = BindPart {
+                            window: Tag::new(WINDOW, 0).0,
+                            new_window: Tag::new(WINDOW, 1).0,
+                            region: tag.0,
+                            access: ACCESS_REMOTE_READ,
+                            address: ADDRESS,
+                            length: 8,
+                            ..BindPart::zeroed()
+                        };
+                        // What is refused is not done by the other either.
+                        if tpt.bind(&part, HOLDER).is_ok() {
+                            plain.bind(&part, HOLDER).unwrap();
+                            seen[3] += 1;
+                        }
+                    }
+                    9 | 10 => {
+                        if tpt.register_from_queue(&part(tag), PD).is_ok() {
+                            plain.register_from_queue(&part(tag), PD).unwrap();
+                            seen[4] += 1;
+                        }
+                    }
+                    _ => {
+                        tpt.queue_pair_gone(HOLDER.qpn);
+                        plain.queue_pair_gone(HOLDER.qpn);
+                    }
+                }
+                for index in (1..4).chain([WINDOW]) {
+                    let windows =
+                        |tpt: &Tpt| tpt.entries.get(index).map_or(0, |entry| entry.windows);
+                    assert_eq!(windows(&tpt), windows(&plain), "seed {seed}");
+                    for instance in 0..3 {
+                        let tag = Tag::new(index, instance);
+                        let check = |tpt: &Tpt| {
+                            tpt.check_local(tag.0, ADDRESS, 1, DOMAIN, LocalAccess::Read)
+                        };
+                        match check(&tpt) {
+                            Ok(_) => assert!(check(&plain).is_ok(), "seed {seed}"),
+                            Err(_) if tpt.in_flight.contains_key(&index) => {}
+                            Err(TptError::Pending(_)) => panic!("nothing is waited for"),
+                            Err(_) => assert!(check(&plain).is_err(), "seed {seed}"),
+                        }
+                    }
+                }
+            }
+        }
+        assert!(seen.iter().all(|&count| count > 100), "{seen:?}");
     }
 }

@@ -6,6 +6,7 @@ mod ch02;
 mod ch03;
 mod ch04;
 mod ch04_lists;
+mod ch04_pending;
 mod ch05;
 mod ch06;
 mod ch07;
@@ -66,6 +67,7 @@ pub fn all() -> Vec<&'static Check> {
         ch03::CHECKS,
         ch04::CHECKS,
         ch04_lists::CHECKS,
+        ch04_pending::CHECKS,
         ch05::CHECKS,
         ch06::CHECKS,
         ch07::CHECKS,

@@ -1267,10 +1267,10 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
             .read(host, &span, offset.into(), &mut frame[start..])
     });
     match sent {
-        Err(TptError::Absent(fault)) => {
-            if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait {
-                return Data::Absent;
-            }
+        Err(TptError::Absent(fault))
+            if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait =>
+        {
+            return Data::Absent;
         }
         Err(TptError::Pending(index)) => {
             let responder = &mut qp.transport.responder;

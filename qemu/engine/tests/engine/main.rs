@@ -20,6 +20,7 @@ mod numbers;
 mod one_touch;
 mod ordering;
 mod paging;
+mod pending;
 mod placement;
 mod rc;
 mod registration;

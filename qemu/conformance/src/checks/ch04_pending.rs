@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Memory: tags that are used before the commands on them are finished.
+
+use super::checks;
+use super::fixture::*;
+use crate::host::{region_of, Host};
+use crate::memory::PAGE;
+use crate::outcome::Outcome;
+use crate::rings::Region;
+use crate::work::Work;
+use crate::{ensure, ensure_eq};
+use ferrite_abi::CommandOpcode as Op;
+use ferrite_abi::CommandStatus as Status;
+use ferrite_abi::CompletionStatus::{LocalProtection, RemoteAccess, Success};
+use ferrite_abi::*;
+
+checks! {
+    "DEV-3-163" => taken_up_with_the_doorbell,
+    "DEV-3-164" => waits_are_counted,
+    "DEV-4-112" => used_at_once,
+    "DEV-4-113" => in_the_order_of_the_queue,
+    "DEV-4-114" => peers_wait,
+    "DEV-4-115" => others_do_not_wait,
+    "DEV-4-116" => leaving,
+    "DEV-4-117" => failed,
+    "DEV-4-118" => after_a_failure,
+    "DEV-4-119" => what_is_there_stays,
+}
+
+const ALL: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+/// Commands that are given at once: fewer than the ring has entries, and more than a device may
+/// care to carry out while a doorbell is written.
+const MANY: usize = 30;
+
+/// Has the device register regions with one doorbell, whose answers nobody waits for; gives the last
+/// region and the cookies.
+fn post_regions(host: &mut Host, count: usize) -> Outcome<(Region, Vec<u32>)> {
+    let mut cookies = Vec::new();
+    let mut last = None;
+    for _ in 0..count {
+        let command = host.region_command(ALL, PAGE);
+        let entry = host.entry(Op::RegisterRegion, &command);
+        host.write_command(&entry);
+        cookies.push(entry.cookie);
+        last = Some(region_of(&command));
+    }
+    host.ring_control()?;
+    match last {
+        Some(region) => Ok((region, cookies)),
+        None => crate::outcome::failed("nothing was posted"),
+    }
+}
+
+/// Gives a command whose answer nobody waits for.
+fn post<P: Plain>(host: &mut Host, opcode: Op, payload: &P) -> Outcome<u32> {
+    let entry = host.entry(opcode, payload);
+    host.write_command(&entry);
+    host.ring_control()?;
+    Ok(entry.cookie)
+}
+
+fn post_release(host: &mut Host, tag: u32) -> Outcome<u32> {
+    let object = ObjectNumber {
+        number: tag,
+        reserved: 0,
+    };
+    post(host, Op::ReleaseTag, &object)
+}
+
+fn answered(host: &mut Host, cookie: u32, status: Status) -> Outcome {
+    let answer = host.answer(cookie)?;
+    let found = answer.param0;
+    ensure_eq!(found, u64::from(status.number()), "the status of a command");
+    Ok(())
+}
+
+fn all_done(host: &mut Host, cookies: Vec<u32>) -> Outcome {
+    for cookie in cookies {
+        answered(host, cookie, Status::Ok)?;
+    }
+    Ok(())
+}
+
+/// A pair and a place for what it sends.
+fn begin(host: &mut Host) -> Outcome<(Pair, Region)> {
+    host.start_needing(FEATURE_PENDING_TAGS)?;
+    let sink = host.region(ALL, PAGE)?;
+    Ok((Pair::new(host)?, sink))
+}
+
+fn taken_up_with_the_doorbell(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    for _ in 0..4 {
+        let (region, cookies) = post_regions(host, MANY)?;
+        let write = Work::remote(
+            SendOpcode::Write,
+            &[region.sge(0, 8)],
+            sink.address,
+            sink.tag,
+        );
+        pair.ends(host, &write, Success)?;
+        all_done(host, cookies)?;
+    }
+    Ok(())
+}
+
+fn waits_are_counted(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    let before = host.counter("pending_waits")?;
+    let (region, cookies) = post_regions(host, MANY)?;
+    let write = Work::remote(
+        SendOpcode::Write,
+        &[region.sge(0, 8)],
+        sink.address,
+        sink.tag,
+    );
+    pair.ends(host, &write, Success)?;
+    all_done(host, cookies)?;
+    let waited = host.counter("pending_waits")?;
+    // Whether the command was finished before is not known.
+    ensure!(waited - before <= 1, "one counts as {}", waited - before);
+    pair.ends(host, &write, Success)?;
+    let after = host.counter("pending_waits")?;
+    ensure_eq!(after, waited, "what had not to wait is counted");
+    Ok(())
+}
+
+fn used_at_once(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    let remote =
+        |opcode, region: &Region| Work::remote(opcode, &[region.sge(0, 8)], sink.address, sink.tag);
+    for opcode in [SendOpcode::Write, SendOpcode::Read] {
+        let (region, cookies) = post_regions(host, MANY)?;
+        pair.ends(host, &remote(opcode, &region), Success)?;
+        all_done(host, cookies)?;
+    }
+    let (region, cookies) = post_regions(host, MANY)?;
+    host.post_receive(&mut pair.b, &[sink.sge(0, 8)])?;
+    pair.ends(host, &Work::send(&[region.sge(0, 8)]), Success)?;
+    all_done(host, cookies)
+}
+
+fn in_the_order_of_the_queue(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    let (region, cookies) = post_regions(host, MANY)?;
+    let from = [sink.sge(16, 8), region.sge(0, 8), sink.sge(32, 8)];
+    let mut posted = Vec::new();
+    for sge in from {
+        let write = Work::remote(SendOpcode::Write, &[sge], sink.address, sink.tag);
+        posted.push(host.post(&mut pair.a, &write)?);
+    }
+    for index in posted {
+        let entry = host.completion(&mut pair.cq)?;
+        ensure_eq!(entry.index, index, "the next one");
+        ensure_eq!(entry.status, Success.number(), "its status");
+    }
+    all_done(host, cookies)
+}
+
+fn peers_wait(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    let (region, cookies) = post_regions(host, MANY)?;
+    pair.ends(host, &write8(region.address, region.tag), Success)?;
+    let bytes: u64 = host.memory.get(region.dma);
+    ensure_eq!(bytes, u64::from_le_bytes([0x5a; 8]), "what was written");
+    all_done(host, cookies)?;
+    let (region, cookies) = post_regions(host, MANY)?;
+    pair.ends(host, &read8(&sink, region.address, region.tag), Success)?;
+    all_done(host, cookies)?;
+    let (region, cookies) = post_regions(host, MANY)?;
+    host.post_receive(&mut pair.b, &[region.sge(0, 64)])?;
+    pair.ends(host, &Work::send(&[sink.sge(0, 64)]), Success)?;
+    let received = pair.received(host)?;
+    ensure_eq!(received.status, Success.number(), "the receive");
+    all_done(host, cookies)
+}
+
+fn others_do_not_wait(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    let mut other = Pair::new(host)?;
+    let (region, cookies) = post_regions(host, MANY)?;
+    let write = |region: &Region| {
+        Work::remote(
+            SendOpcode::Write,
+            &[region.sge(0, 8)],
+            sink.address,
+            sink.tag,
+        )
+    };
+    let index = host.post(&mut pair.a, &write(&region))?;
+    other.ends(host, &write(&sink), Success)?;
+    let entry = pair.of_a(host, index)?;
+    ensure_eq!(entry.status, Success.number(), "the one that may wait");
+    all_done(host, cookies)
+}
+
+fn leaving(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    let region = host.region(ALL, PAGE)?;
+    let cookie = post_release(host, region.tag)?;
+    let write = Work::remote(
+        SendOpcode::Write,
+        &[region.sge(0, 8)],
+        sink.address,
+        sink.tag,
+    );
+    pair.ends(host, &write, LocalProtection)?;
+    answered(host, cookie, Status::Ok)?;
+    // Behind its registration, too; and for a peer.
+    let mut pair = Pair::new(host)?;
+    let (region, cookies) = post_regions(host, MANY - 1)?;
+    let cookie = post_release(host, region.tag)?;
+    pair.ends(host, &write8(region.address, region.tag), RemoteAccess)?;
+    all_done(host, cookies)?;
+    answered(host, cookie, Status::Ok)?;
+    host.untouched(region.dma, 8)
+}
+
+/// Posts a registration that fails; gives its tag.
+fn post_bad(host: &mut Host) -> Outcome<(RegisterRegion, u32)> {
+    let command = host.region_command(ALL, PAGE);
+    let bad = RegisterRegion {
+        access: u32::MAX,
+        ..command
+    };
+    let cookie = post(host, Op::RegisterRegion, &bad)?;
+    Ok((command, cookie))
+}
+
+fn failed(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    for finished in [false, true] {
+        let (command, cookie) = post_bad(host)?;
+        if finished {
+            host.answer(cookie)?;
+        }
+        let region = region_of(&command);
+        let write = Work::remote(
+            SendOpcode::Write,
+            &[region.sge(0, 8)],
+            sink.address,
+            sink.tag,
+        );
+        pair.ends(host, &write, LocalProtection)?;
+        pair = Pair::new(host)?;
+        let (command, _) = post_bad(host)?;
+        pair.ends(host, &write8(command.address, command.tag), RemoteAccess)?;
+        pair = Pair::new(host)?;
+    }
+    Ok(())
+}
+
+fn after_a_failure(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    let (command, cookie) = post_bad(host)?;
+    let released = post_release(host, command.tag)?;
+    let answer = host.answer(cookie)?;
+    ensure!(answer.param0 != 0, "what cannot be registered was");
+    answered(host, released, Status::Ok)?;
+    host.object(Op::ReleaseTag, command.tag, Status::NotFound)?;
+    let (command, _) = post_bad(host)?;
+    host.execute(&command)?;
+    let region = region_of(&command);
+    let write = Work::remote(
+        SendOpcode::Write,
+        &[region.sge(0, 8)],
+        sink.address,
+        sink.tag,
+    );
+    pair.ends(host, &write, Success)
+}
+
+fn what_is_there_stays(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    let command = host.region_command(ALL, PAGE);
+    host.execute(&command)?;
+    let region = region_of(&command);
+    let write = Work::remote(
+        SendOpcode::Write,
+        &[region.sge(0, 8)],
+        sink.address,
+        sink.tag,
+    );
+    let replaced = RegisterRegion {
+        flags: REGION_REPLACE,
+        access: u32::MAX,
+        ..command
+    };
+    for (bad, status) in [(command, Status::Exists), (replaced, Status::BadParameter)] {
+        let cookie = post(host, Op::RegisterRegion, &bad)?;
+        pair.ends(host, &write, Success)?;
+        answered(host, cookie, status)?;
+        pair.ends(host, &write, Success)?;
+    }
+    Ok(())
+}
