@@ -91,6 +91,16 @@ impl<D: Driver> New<'_, kind::Mr, D> {
             (*self.as_raw()).rkey = rkey;
         }
     }
+
+    /// Tells the core which addresses the region has. It knows those of a process's memory without being
+    /// told, but not those of a DMA buffer.
+    pub(crate) fn set_range(&mut self, iova: u64, length: u64) {
+        // SAFETY: As in `set_keys`.
+        unsafe {
+            (*self.as_raw()).iova = iova;
+            (*self.as_raw()).length = length;
+        }
+    }
 }
 
 impl<D: Driver> Object<kind::Mr, D> {

@@ -1124,7 +1124,8 @@ impl<D: Driver> Table<D> {
         // SAFETY: `pd` was made by `alloc_pd`, and the core destroys it only when no other call for
         // it is under way. A null `udata` is none.
         unsafe {
-            Self::create_mr(pd, ptr::null_mut(), |pd, new, _| {
+            Self::create_mr(pd, ptr::null_mut(), |pd, mut new, _| {
+                new.set_range(region.iova, region.length);
                 D::reg_user_mr_dmabuf(pd, new, &region)
             })
         }
