@@ -389,7 +389,7 @@ fn mr_fields(rig: &Rig) -> Check {
             mr(rig, memory, access, request.as_bytes())
         })
     };
-    for kind in [2, 3, 0x100, 0x0100_0001, u32::MAX] {
+    for kind in [3, 4, 0x100, 0x0100_0001, u32::MAX] {
         let bad = UverbsMrRequest { kind, ..list };
         let what = format!("kind {kind:#x}");
         says(&what, libc::EOPNOTSUPP, nothing, 0, bad)?;
@@ -421,6 +421,11 @@ fn mr_fields(rig: &Rig) -> Check {
         let bad = UverbsMrRequest { reserved, ..region };
         says("a region, reserved", libc::EINVAL, memory, access, bad)?;
     }
+    let shared = UverbsMrRequest {
+        kind: UVERBS_MR_SHARED,
+        ..list
+    };
+    says("a share with pieces", libc::EINVAL, memory, access, shared)?;
     for (what, place, rights, request) in [
         ("a list of another region", nothing, 0, list),
         ("a region of another region", memory, access, region),
