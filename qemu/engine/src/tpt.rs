@@ -3611,6 +3611,37 @@ mod tests {
         assert!(done.iter().all(|&count| count > 20), "{done:?}");
     }
 
+    #[test]
+    fn a_leaving_window_lets_go_of_its_region_when_its_queue_pair_goes() {
+        let mut tpt = table(ACCESS_WINDOW_BIND);
+        let window = Tag::new(8, 0);
+        tpt.allocate(&AllocateTag {
+            tag: window.0,
+            pd: PD,
+            kind: TagKind::Window2B.number(),
+            reserved: [0; 3],
+            max_pages: 0,
+        })
+        .unwrap();
+        let part = BindPart {
+            window: window.0,
+            new_window: window.0,
+            region: TAG.0,
+            access: ACCESS_REMOTE_READ,
+            address: ADDRESS,
+            length: 8,
+            ..BindPart::zeroed()
+        };
+        tpt.bind(&part, HOLDER).unwrap();
+        assert!(tpt.take_up_release(window));
+        tpt.queue_pair_gone(HOLDER.qpn);
+        tpt.enter(window);
+        assert_eq!(tpt.release(window), Ok(()));
+        tpt.finish(window);
+        assert_eq!(tpt.release(TAG), Ok(()));
+        assert_eq!(tpt.in_flight(), 0);
+    }
+
     /// A command on a tag.
     #[derive(Clone, Copy, Debug)]
     enum Posted {

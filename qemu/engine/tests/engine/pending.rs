@@ -599,6 +599,44 @@ fn a_failed_tag_can_be_released_or_registered_again() {
 }
 
 #[test]
+fn a_command_before_a_release_finds_what_is_leaving() {
+    let mut node = Node::new(1);
+    let table = node.allocate_pages(1)[0];
+    node.execute(&RegisterRegion {
+        tag: TAG,
+        pd: PD,
+        access: ALL,
+        flags: REGION_ON_DEMAND,
+        address: 0x7000_0000,
+        buffer: Buffer {
+            root: table,
+            length: 8192,
+            fbo: 0,
+            page_shift: 12,
+            order: 1,
+            reserved: 0,
+        },
+    });
+    let invalidate = InvalidatePages {
+        tag: TAG,
+        reserved: 0,
+        first: 0,
+        count: 1,
+    };
+    let object = ObjectNumber {
+        number: TAG,
+        reserved: 0,
+    };
+    let commands = [
+        CommandEntry::new(InvalidatePages::OPCODE, 0, (0, 0), &invalidate),
+        CommandEntry::new(CommandOpcode::ReleaseTag, 0, (0, 0), &object),
+        CommandEntry::new(InvalidatePages::OPCODE, 0, (0, 0), &invalidate),
+    ];
+    let (ok, gone) = (CommandStatus::Ok, CommandStatus::NotFound);
+    assert_eq!(node.commands(&commands), [ok, ok, gone]);
+}
+
+#[test]
 fn without_the_feature_nothing_waits() {
     let mut pair = Pair::of(
         Setup::default(),
