@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ferrite_abi::{
     Plain, QueuePairRecord, UverbsMrRequest, UverbsQpRequest, MAX_PIECES, UVERBS_MR_LIST,
-    UVERBS_QP_LISTS, UVERBS_QP_REGISTER_DRAINS,
+    UVERBS_MR_SHARED, UVERBS_QP_LISTS, UVERBS_QP_REGISTER_DRAINS,
 };
 
 use super::objects::{errno, Rig, LENGTH, PATIENCE};
