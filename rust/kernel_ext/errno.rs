@@ -22,8 +22,8 @@ errno! {
     enobufs = ENOBUFS;
     /// The device was removed or does not answer any more (`ENOTCONN`).
     enotconn = ENOTCONN;
-    /// Network is down (`ENETDOWN`).
-    enetdown = ENETDOWN;
+    /// No route to host (`EHOSTUNREACH`).
+    ehostunreach = EHOSTUNREACH;
     /// Quota exceeded (`EDQUOT`).
     edquot = EDQUOT;
     /// Message too long (`EMSGSIZE`).

@@ -237,12 +237,14 @@ impl FerriteXrcd {
     }
 }
 
-/// What a consumer in the kernel is told of an object that was to be made. Where the device has failed it is
-/// about to be taken from them, and to come back: those that connect again by themselves, such as the RPC
-/// client of NFS, wait for a network that is down, and give up what they were asked for on other errors.
-fn told_to_kernel<T>(dev: &Device<Ferrite>, made: Result<T>) -> Result<T> {
-    made.map_err(|error| match dev.hw.is_dead() {
-        true => errno::enetdown(),
+/// What a consumer in the kernel is told of an object that was to be made or connected. Where the device has
+/// failed it is about to be taken from them, and to come back: those that connect again by themselves, such as
+/// the RPC client of NFS, try again later where there is no way to the peer, and give up what they were
+/// asked for on most other errors. (A network that is down is to that client, in a container, one that is
+/// gone for good.)
+fn told_to_kernel<T>(dev: &Device<Ferrite>, result: Result<T>) -> Result<T> {
+    result.map_err(|error| match dev.hw.is_dead() {
+        true => errno::ehostunreach(),
         false => error,
     })
 }
@@ -471,10 +473,13 @@ impl rdma::Driver for Ferrite {
     }
 
     fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, udata: Option<&Udata<'_, Self>>) -> Result {
-        if let Some(udata) = udata {
-            udata.expect_empty()?;
+        match udata {
+            Some(udata) => {
+                udata.expect_empty()?;
+                FerriteQp::modify(qp, attr)
+            }
+            None => told_to_kernel(qp.device(), FerriteQp::modify(qp, attr)),
         }
-        FerriteQp::modify(qp, attr)
     }
 
     fn query_qp(qp: &Qp<Self>, attr: &mut QpQuery<'_>) -> Result {

@@ -298,6 +298,7 @@ fn list_order(pages: u64) -> Option<AttOrder> {
 }
 
 /// A region of a process as it was registered last.
+#[derive(Clone)]
 pub(crate) struct UserState {
     /// Other regions may be of it too.
     memory: Arc<UserMemory>,
@@ -476,8 +477,7 @@ impl FerriteMr {
         device_access(region.access, pd.device().features())?;
         let other = pd.regions.as_ref().and_then(|regions| regions.get(key));
         let other = other.ok_or(EINVAL)?;
-        // Who changes it may wait for memory that a process keeps back, and is not waited for.
-        let state = other.try_lock().ok_or(EBUSY)?.share(pd.number(), region)?;
+        let state = other.lock().share(pd.number(), region)?;
         Self::register_state(pd, new, state)
     }
 
@@ -634,8 +634,10 @@ impl FerriteMr {
             return Err(errno::eopnotsupp());
         };
         let tag = tag.get().0;
-        let mut state = state.lock();
-        let access = change.access.unwrap_or(state.access);
+        // Of what it is now. Nobody else changes it before this returns, as the core holds the region for
+        // writing; it is not locked meanwhile, as a process may keep the memory back that is pinned here.
+        let before = state.lock().clone();
+        let access = change.access.unwrap_or(before.access);
         let rights = device_access(access, dev.features())?;
         let memory = match &change.memory {
             Some(region) => {
@@ -643,29 +645,32 @@ impl FerriteMr {
                 Some(Arc::new(memory, GFP_KERNEL)?)
             }
             None => {
-                state.memory.check_access(access)?;
+                before.memory.check_access(access)?;
                 None
             }
         };
         // What is there to replace is known when the device has answered.
         let flags = replacing(object.settle());
         // The command describes what will be; the state follows when the device agreed.
-        let mut command = state.command(tag, flags, dev.features())?;
+        let mut command = before.command(tag, flags, dev.features())?;
         command.access = rights;
-        command.pd = change.pd.map_or(state.pd, |pd| pd.number());
-        let iova = change.memory.map_or(state.iova, |region| region.iova);
+        command.pd = change.pd.map_or(before.pd, |pd| pd.number());
+        let iova = change.memory.map_or(before.iova, |region| region.iova);
         if let Some(memory) = &memory {
             command.buffer = memory.buffer();
         }
         command.address = device_address(rights, iova, command.buffer.length)?;
         dev.hw.execute(&command)?;
         object.note_made();
-        state.pd = command.pd;
-        state.access = access;
-        state.iova = iova;
-        if let Some(memory) = memory {
-            state.memory = memory;
-        }
+        let after = UserState {
+            memory: memory.unwrap_or_else(|| before.memory.clone()),
+            pd: command.pd,
+            access,
+            iova,
+        };
+        let replaced = core::mem::replace(&mut *state.lock(), after);
+        // Memory is given back when the lock is not held any more.
+        drop(replaced);
         Ok(())
     }
 
@@ -795,10 +800,7 @@ impl FerriteMr {
         }
         match &mr.memory {
             Memory::User { state, .. } => {
-                // Who changes it may wait for memory that a process keeps back, and is not waited for.
-                let Some(memory) = state.try_lock().map(|state| state.memory.clone()) else {
-                    return Ok(());
-                };
+                let memory = state.lock().memory.clone();
                 if let Some((page_size, entries)) = shape(&memory.buffer()) {
                     details.number(c"page_size", page_size)?;
                     details.number(c"translations", entries)?;

@@ -791,7 +791,7 @@ impl FerriteQp {
             qp_type,
             (current, next),
         );
-        if command.mask != 0 && !(told_later && !dev.hw.is_dead()) {
+        if command.mask != 0 && (!told_later || dev.hw.is_dead()) {
             // What a send queue that had stopped still holds is flushed before it goes on.
             let flushes = next == QpState::Rts && current != QpState::Rtr;
             let done = if flushes {

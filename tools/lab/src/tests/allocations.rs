@@ -298,8 +298,8 @@ fn connections(cluster: &Cluster) -> Result<()> {
     }
     // Each may fail as it likes, but must end.
     let time = Duration::from_secs(60 + 20 * rounds);
-    // One takes a second, and every other one meets a fault, of which some are waited for in vain.
-    let patience = 3 * two.patience();
+    // One takes a second on a quiet machine, and every other one meets a fault, of which some are waited for in vain.
+    let patience = 6 * two.patience();
     // One server for each client: what a fault leaves of it is not the next one's.
     let server = one.spawn(
         &format!(

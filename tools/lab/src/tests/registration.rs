@@ -128,6 +128,10 @@ fn with_slow_tags(cluster: &Cluster, late: u32, test: impl FnOnce() -> Result<()
         }
         Ok(())
     };
+    for vm in &cluster.vms {
+        // The core keeps completion queues of the kernel's users as long as there is the device.
+        bind_anew(vm)?;
+    }
     devices(&json!({"cmd": "misbehave", "hold_tags": late}))?;
     let result = test();
     devices(&json!({"cmd": "misbehave"}))?;

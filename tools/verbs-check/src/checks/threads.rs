@@ -740,7 +740,7 @@ fn shared_meanwhile(rig: &Rig) -> Check {
                     match shared {
                         Ok(()) => counts[1].fetch_add(1, Ordering::Relaxed),
                         // It has ended, or is elsewhere, or is about to be.
-                        Err(Errno(libc::EINVAL | libc::EBUSY)) => 0,
+                        Err(Errno(libc::EINVAL)) => 0,
                         Err(other) => return Err(other),
                     };
                     counts[0].fetch_add(1, Ordering::Relaxed);
