@@ -39,6 +39,7 @@ pub const TESTS: &[VmTest] = &[
 ];
 
 /// The same, with a device that takes its time for commands on tags.
+#[allow(dead_code)]
 pub const SLOW: &[VmTest] = &[
     VmTest::new(
         "a program is given keys before the device has them",

@@ -203,21 +203,22 @@ fn locally(bench: &mut Bench) -> Check {
 }
 
 fn own_domain(bench: &mut Bench) -> Check {
-    let shared = Shared::new(bench, ALL_ACCESS, ALL_ACCESS)?;
     for opcode in [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ] {
         let shared = Shared::new(bench, ALL_ACCESS, ALL_ACCESS)?;
         is_refused(bench, &shared.one, &shared.by_second(), opcode)?;
         is_refused(bench, &shared.other, &shared.by_first(), opcode)?;
     }
     // Nor does a queue pair use the local key of another domain.
-    for (pair, lkey) in [
-        (shared.one, shared.lkey),
-        (shared.other, shared.one.there.lkey),
-    ] {
-        let address = shared.one.there.address;
+    for of_first in [true, false] {
+        let shared = Shared::new(bench, ALL_ACCESS, ALL_ACCESS)?;
+        let memory = shared.one.there;
+        let (pair, lkey) = match of_first {
+            true => (shared.other, memory.lkey),
+            false => (shared.one, shared.lkey),
+        };
         from_there(bench, &pair, |bench, back| {
             let mut bad = work(back, IBV_WR_RDMA_WRITE, 0);
-            bad.entries = vec![(address, 100, lkey)];
+            bad.entries = vec![(memory.address, 100, lkey)];
             fails_locally(bench, back, &bad, vendor::WRONG_DOMAIN)
         })?;
     }
