@@ -21,7 +21,10 @@ use crate::{
         DeviceObject,
         Making, //
     },
-    kernel_ext::errno,
+    kernel_ext::{
+        errno,
+        random, //
+    },
     lent::Lent,
     named::Named,
     odp::OnDemand,
@@ -68,12 +71,9 @@ pub(crate) struct UserMemory(Lent<Described>);
 struct Described {
     att: Att,
     umem: Umem,
-    /// Tells it from others, to who looks.
+    /// Tells it from others, to who looks. It is drawn, so that it says nothing of how many others there are.
     number: u32,
 }
-
-/// How many were described, by all devices.
-static DESCRIBED: Atomic<u32> = Atomic::new(0);
 
 impl UserMemory {
     /// Pins `length` bytes from `address` on, which the device knows as `iova`.
@@ -114,7 +114,7 @@ impl UserMemory {
         let described = Described {
             att: Att::new(dev.parent(), &pages, shift, fbo, length)?,
             umem,
-            number: DESCRIBED.fetch_add(1, Relaxed),
+            number: random::get_u32(),
         };
         Ok(Self(Lent::new(&dev.hw.reach, described)))
     }

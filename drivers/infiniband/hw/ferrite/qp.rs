@@ -808,6 +808,10 @@ impl FerriteQp {
         }
         values.merge(attr);
         values.access = effective(values.access, features);
+        if told_later {
+            // The device was not asked, and may have found an error meanwhile: the state is what it is.
+            return Ok(());
+        }
         values.state = next;
         qp.state.store(next.as_raw(), Relaxed);
         if next == QpState::Reset {
