@@ -1033,7 +1033,9 @@ impl Core {
     }
 
     /// The table refuses a use of a tag: that counts if it has heard of every command that the driver
-    /// gave before the use was posted. Else what is to be waited for first.
+    /// gave before the use was posted. Else what is to be waited for first: they are taken up in the next
+    /// turn, whatever the doorbell says. A driver that stores one index after the other has a use of no
+    /// tag at all wait each time, and nothing else.
     ///
     /// Whoever posted the use, here or at the peer, had the tag after the driver had stored the index
     /// of its command; what made the device see the use so makes it see that index.

@@ -2,7 +2,8 @@
 
 //! The control queue: commands of the driver.
 //!
-//! Commands are taken up, that is copied, in order and as soon as the doorbell is written. They are
+//! Commands are taken up, that is copied, in order and as soon as the doorbell is written, or before
+//! that when a use of a tag is looked at that one of them may make ([`Core::confirm`]). They are
 //! begun in that order too, but one that takes long is carried out in pieces, and does not hold up
 //! those behind it that are about other objects; those about the same object wait for it. Commands
 //! on tags, which are short and many, are a line of their own. What is done in one turn is bounded,
