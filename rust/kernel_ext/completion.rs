@@ -7,7 +7,8 @@ use kernel::prelude::*;
 use kernel::time::Jiffies;
 use kernel::types::Opaque;
 
-/// A [`struct completion`] for one waiter and one signal at a time, reusable.
+/// A [`struct completion`]: for one waiter and one signal at a time, reusable; or for all who wait, with
+/// one signal for good ([`Completion::complete_all`]).
 ///
 /// # Invariants
 ///

@@ -164,6 +164,11 @@ pub const COMMAND_PAYLOAD: usize = 224;
 /// Most bytes of a structure that is not in the entry.
 pub const COMMAND_MAX_REQUEST: u32 = 4096;
 
+/// Bytes from the start of a control ring with this logarithm of entries to its [`ControlRecord`].
+pub const fn control_record_offset(log_entries: u8) -> u64 {
+    (core::mem::size_of::<CommandEntry>() as u64) << log_entries
+}
+
 layout! {
     /// An entry of the control ring.
     pub struct CommandEntry: 256 {
@@ -183,6 +188,16 @@ layout! {
         24 => request: u64,
         /// Without it: the structure itself, followed by zeroes.
         32 => payload: [u8; 224],
+    }
+
+    /// The control record: behind the last entry of the control ring ([`control_record_offset`]), with
+    /// [`FEATURE_PENDING_TAGS`]. The driver writes it, the device reads it.
+    pub struct ControlRecord: 64 {
+        /// Commands posted, free-running: stored after the entries that it covers were written, and
+        /// before the doorbell that tells the same.
+        0 => producer: u32,
+        /// Zero.
+        4 => reserved: [u32; 15],
     }
 
     /// An object to query or destroy.
@@ -857,8 +872,8 @@ pub const FEATURE_FLUSH: u64 = 1 << 12;
 pub const FEATURE_RESIZE_SRQ: u64 = 1 << 13;
 /// Feature: `SetPort`.
 pub const FEATURE_PORT_MTU: u64 = 1 << 14;
-/// Feature: tags can be used as soon as the doorbell of the command that makes them is written: what
-/// uses one waits until the command is finished.
+/// Feature: tags can be used as soon as the command that makes them is covered by the
+/// [`ControlRecord`]: what uses one waits until the command is finished.
 pub const FEATURE_PENDING_TAGS: u64 = 1 << 15;
 /// Feature: regions whose pages come and go, [`REGION_ON_DEMAND`].
 pub const FEATURE_ON_DEMAND: u64 = 1 << 16;

@@ -180,7 +180,8 @@ layout! {
     /// What the device needs to take its first command: where the control queue and event queue 0
     /// are. 64-byte aligned, in host memory, read once.
     pub struct BootBlock: 64 {
-        /// DMA address of the control ring: contiguous, entries of [`super::CommandEntry`].
+        /// DMA address of the control ring: contiguous, entries of [`super::CommandEntry`], and with
+        /// [`super::FEATURE_PENDING_TAGS`] a [`super::ControlRecord`] behind them.
         0 => cqp_ring: u64,
         /// DMA address of event queue 0: contiguous, zeroed, entries of [`super::EventEntry`].
         8 => eq0_ring: u64,

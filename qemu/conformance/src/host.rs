@@ -197,9 +197,9 @@ impl<'a> Host<'a> {
         let mut block = BootBlock::zeroed();
         block.cqp_log_entries = CONTROL_LOG_ENTRIES;
         block.eq0_log_entries = EVENT_LOG_ENTRIES;
-        block.cqp_ring = self
-            .memory
-            .allocate((size_of::<CommandEntry>() as u64) << CONTROL_LOG_ENTRIES);
+        block.cqp_ring = self.memory.allocate(
+            control_record_offset(CONTROL_LOG_ENTRIES) + size_of::<ControlRecord>() as u64,
+        );
         block.eq0_ring = self
             .memory
             .allocate((size_of::<EventEntry>() as u64) << EVENT_LOG_ENTRIES);
@@ -359,8 +359,22 @@ impl<'a> Host<'a> {
         self.commands = self.commands.wrapping_add(1);
     }
 
+    /// Where the index of the control record is.
+    pub fn control_record(&self) -> u64 {
+        let record = self.control_ring + control_record_offset(CONTROL_LOG_ENTRIES);
+        record + offset_of!(ControlRecord, producer) as u64
+    }
+
+    /// Stores how many commands were written in the control record.
+    pub fn store_commands(&mut self) {
+        self.memory.store32(self.control_record(), self.commands);
+    }
+
     /// Tells the device of the commands written.
     pub fn ring_control(&mut self) -> Outcome {
+        if self.features & FEATURE_PENDING_TAGS != 0 {
+            self.store_commands();
+        }
         self.memory.barrier();
         self.device
             .doorbell(0, DOORBELL_CONTROL, self.commands.into())

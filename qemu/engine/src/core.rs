@@ -20,11 +20,13 @@ use crate::timers::{TimerOwner, Timers};
 use crate::tpt::{Domain, LocalAccess, Tpt, TptError, MAX_TAGS};
 use crate::vectors::VectorMap;
 use ferrite_abi::{
-    complete_features, CompletionEntry, CompletionOpcode, CompletionStatus, DeviceState, EventCode,
-    FatalCode, Plain, SendOpcode, Sge, Status, COMPLETION_RECEIVE, COMPLETION_SOLICITED,
-    COMPLETION_SRQ, DOORBELL_MAX_LOG_STRIDE, DOORBELL_PAGE_SIZE, FEATURE_DEVICE_MEMORY, VLAN_NONE,
+    complete_features, control_record_offset, CompletionEntry, CompletionOpcode, CompletionStatus,
+    ControlRecord, DeviceState, EventCode, FatalCode, Plain, SendOpcode, Sge, Status,
+    COMPLETION_RECEIVE, COMPLETION_SOLICITED, COMPLETION_SRQ, DOORBELL_MAX_LOG_STRIDE,
+    DOORBELL_PAGE_SIZE, FEATURE_DEVICE_MEMORY, VLAN_NONE,
 };
 use std::collections::{BTreeMap, VecDeque};
+use std::mem::offset_of;
 
 /// Base-2 logarithm of the largest MTU there is.
 pub const MAX_LOG_MTU: u8 = 12;
@@ -438,6 +440,87 @@ impl Loopback {
     }
 }
 
+/// The index of a tag that stands for the commands that were not taken up yet: who waits for it tries
+/// again when they are. No tag has it.
+pub(crate) const COMMANDS: u32 = 0;
+
+/// A producer index that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BadIndex;
+
+/// The control ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ControlRing {
+    pub(crate) address: u64,
+    pub(crate) log_entries: u8,
+    /// It has a [`ferrite_abi::ControlRecord`].
+    has_record: bool,
+    /// Commands taken up, free-running.
+    pub(crate) consumer: u32,
+    /// Commands posted, as far as the driver has said.
+    pub(crate) producer: u32,
+    /// What the last doorbell said.
+    rung: u32,
+    /// Commands that were taken up because of the record, and whose doorbell is still to come.
+    early: u32,
+}
+
+impl ControlRing {
+    /// An empty one.
+    pub(crate) fn new(address: u64, log_entries: u8, has_record: bool) -> Self {
+        Self {
+            address,
+            log_entries,
+            has_record,
+            consumer: 0,
+            producer: 0,
+            rung: 0,
+            early: 0,
+        }
+    }
+
+    /// Commands before `producer` that were not taken up, unless there cannot be that many.
+    fn ahead(&self, producer: u32) -> Result<u32, BadIndex> {
+        let ahead = producer.wrapping_sub(self.consumer);
+        if ahead > 1 << self.log_entries {
+            return Err(BadIndex);
+        }
+        Ok(ahead)
+    }
+
+    /// A doorbell says that commands were posted up to `producer`.
+    pub(crate) fn ring(&mut self, producer: u32) -> Result<(), BadIndex> {
+        let behind = self.consumer.wrapping_sub(producer);
+        if self.ahead(producer).is_ok() {
+            self.producer = producer;
+            self.early = 0;
+        } else if behind <= self.early {
+            // The record said so before.
+            self.early = behind;
+        } else {
+            return Err(BadIndex);
+        }
+        self.rung = producer;
+        Ok(())
+    }
+
+    /// The record says so.
+    fn read_record(&mut self, producer: u32) -> Result<(), BadIndex> {
+        if self.ahead(producer)? > self.producer.wrapping_sub(self.consumer) {
+            self.producer = producer;
+        }
+        Ok(())
+    }
+
+    /// The next command was taken up.
+    pub(crate) fn taken_up(&mut self) {
+        if self.early != 0 || self.consumer == self.rung {
+            self.early = self.early.saturating_add(1);
+        }
+        self.consumer = self.consumer.wrapping_add(1);
+    }
+}
+
 /// Everything but the queue pairs.
 #[derive(Debug)]
 pub struct Core {
@@ -453,6 +536,8 @@ pub struct Core {
     pub features: u64,
     /// The minor version of the interface that the driver speaks.
     pub(crate) driver_minor: u16,
+    /// Where commands come from.
+    pub(crate) control: Option<ControlRing>,
     /// Where events go, where the driver has said so.
     pub(crate) vectors: VectorMap,
     /// Tags.
@@ -507,6 +592,7 @@ impl Core {
             log_mtu: MAX_LOG_MTU,
             features: 0,
             driver_minor: 0,
+            control: None,
             vectors: VectorMap::default(),
             eqs: EventQueues::default(),
             groups: Groups::default(),
@@ -938,6 +1024,40 @@ impl Core {
             self.async_event(EventCode::PageFaults, 0, host);
         }
         outcome
+    }
+
+    /// Whether all commands were taken up that the device knows of.
+    pub(crate) fn has_taken_up_all(&self) -> bool {
+        let ring = self.control.as_ref();
+        ring.is_none_or(|ring| ring.consumer == ring.producer)
+    }
+
+    /// The table refuses a use of a tag: that counts if it has heard of every command that the driver
+    /// gave before the use was posted. Else what is to be waited for first: they are taken up in the next
+    /// turn, whatever the doorbell says. A driver that stores one index after the other has a use of no
+    /// tag at all wait each time, and nothing else.
+    ///
+    /// Whoever posted the use, here or at the peer, had the tag after the driver had stored the index
+    /// of its command; what made the device see the use so makes it see that index.
+    #[cold]
+    pub(crate) fn confirm(&mut self, error: TptError, host: &mut dyn Host) -> TptError {
+        let ring = self.control.as_mut().filter(|ring| ring.has_record);
+        let (Some(ring), true) = (ring, error.is_of_no_tag()) else {
+            return error;
+        };
+        // Cannot wrap: it was read at the start.
+        let record = ring.address + control_record_offset(ring.log_entries);
+        let at = record + offset_of!(ControlRecord, producer) as u64;
+        let fatal = match host.load_u32(at).map(|producer| ring.read_record(producer)) {
+            Ok(Ok(())) if ring.consumer == ring.producer => return error,
+            Ok(Ok(())) => None,
+            Ok(Err(BadIndex)) => Some(FatalCode::BadCommandIndex),
+            Err(_) => Some(FatalCode::HostMemory),
+        };
+        if let Some(code) = fatal {
+            self.fail(code, host);
+        }
+        TptError::Pending(COMMANDS)
     }
 
     /// Checks every entry that has bytes, before anything is sent or asked of a peer. Not for

@@ -2,14 +2,15 @@
 
 //! The control queue: commands of the driver.
 //!
-//! Commands are taken up, that is copied, in order and as soon as the doorbell is written. They are
+//! Commands are taken up, that is copied, in order and as soon as the doorbell is written, or before
+//! that when a use of a tag is looked at that one of them may make ([`Core::confirm`]). They are
 //! begun in that order too, but one that takes long is carried out in pieces, and does not hold up
 //! those behind it that are about other objects; those about the same object wait for it. Commands
 //! on tags, which are short and many, are a line of their own. What is done in one turn is bounded,
 //! however many there are and whatever they ask for: the rest is done in the turns that follow,
 //! between the work of others.
 
-use crate::core::{Core, MAX_LOG_MTU, PORTS};
+use crate::core::{Core, COMMANDS, MAX_LOG_MTU, PORTS};
 use crate::eq::{event, MAX_EQ};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
@@ -472,16 +473,15 @@ fn caps(core: &Core) -> DeviceCaps {
 }
 
 impl Engine {
-    /// The driver has posted commands up to `producer`.
+    /// The doorbell says that the driver has posted commands up to `producer`.
     pub(crate) fn control_doorbell(&mut self, producer: u32, host: &mut dyn Host) {
-        let Some(ring) = self.control else {
+        let Some(ring) = &mut self.core.control else {
             return;
         };
-        if producer.wrapping_sub(ring.consumer) > 1 << ring.log_entries {
+        if ring.ring(producer).is_err() {
             self.core.fail(FatalCode::BadCommandIndex, host);
             return;
         }
-        self.control = Some(crate::ControlRing { producer, ..ring });
         self.take_up(host);
         self.run_commands(host);
     }
@@ -490,6 +490,7 @@ impl Engine {
     pub(crate) fn has_commands(&self) -> bool {
         !self.commands.fresh.is_empty()
             || !self.commands.turns.is_empty()
+            || self.may_take_up()
             || self.next_command().is_some_and(|due| due <= self.core.now)
     }
 
@@ -501,13 +502,20 @@ impl Engine {
         next.map(|command| command.since.saturating_add(held))
     }
 
+    /// Whether a command can be taken up: no more are unfinished than the ring has entries.
+    fn may_take_up(&self) -> bool {
+        self.core.control.as_ref().is_some_and(|ring| {
+            ring.consumer != ring.producer && self.commands.len() < 1 << ring.log_entries
+        })
+    }
+
     /// Takes up the commands that were posted, as far as no more are unfinished than the ring has
     /// entries: a driver that keeps to its bounds has all of them taken up.
     fn take_up(&mut self, host: &mut dyn Host) {
-        while let Some(ring) = self.control.filter(|ring| ring.consumer != ring.producer) {
-            if !self.core.is_running() || self.commands.len() >= 1 << ring.log_entries {
+        while self.core.is_running() && self.may_take_up() {
+            let Some(ring) = &mut self.core.control else {
                 return;
-            }
+            };
             let slot = u64::from(ring.consumer & ((1 << ring.log_entries) - 1));
             let mut entry = CommandEntry::zeroed();
             // Cannot wrap: the whole ring was checked at the start.
@@ -516,8 +524,7 @@ impl Engine {
                 self.core.fail(FatalCode::HostMemory, host);
                 return;
             }
-            let consumer = ring.consumer.wrapping_add(1);
-            self.control = Some(crate::ControlRing { consumer, ..ring });
+            ring.taken_up();
             let opcode = complete(&mut entry, host);
             let taken = Taken {
                 sequence: self.commands.taken,
@@ -535,6 +542,10 @@ impl Engine {
                 }
                 _ => self.commands.fresh.push_back(taken),
             }
+        }
+        if self.core.has_taken_up_all() {
+            // What they make is known now, and so is what they do not make.
+            self.core.paging.wake(COMMANDS);
         }
     }
 
@@ -1215,12 +1226,12 @@ mod tests {
         let mut node = Node::new(1);
         let commands = slow_commands(&mut node);
         let before = node.engine.counters().commands;
-        let first = node.engine.control.unwrap().consumer;
+        let first = node.engine.core.control.unwrap().consumer;
         for entry in commands.iter().cycle().take(RING as usize) {
             node.put_command(entry);
         }
         node.ring_control();
-        assert_eq!(node.engine.control.unwrap().consumer, first + RING);
+        assert_eq!(node.engine.core.control.unwrap().consumer, first + RING);
         assert!(node.engine.commands.len() > 20);
         // The driver has more unfinished than it may have: those are not taken up, and can be taken
         // back.
@@ -1228,7 +1239,7 @@ mod tests {
             node.put_command(entry);
         }
         node.ring_control();
-        let copied = node.engine.control.unwrap().consumer;
+        let copied = node.engine.core.control.unwrap().consumer;
         assert!(copied < first + 2 * RING, "{copied}");
         assert_eq!(node.engine.commands.len(), RING as usize);
         node.doorbell(0, DOORBELL_CONTROL, u64::from(copied));

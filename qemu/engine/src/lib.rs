@@ -51,12 +51,13 @@ pub use crate::roce::Medium;
 
 use crate::timers::TimerOwner;
 use ferrite_abi::{
-    complete_features, BootBlock, Buffer, CommandEntry, DeviceState, EventCode, EventDoorbell,
-    EventEntry, FatalCode, Function, Management, Plain, QueuePairStateCode, Reserved, ABI_MAJOR,
-    ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS, CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES,
-    DOORBELL_COMPLETION, DOORBELL_CONTROL, DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND,
-    DOORBELL_SRQ, EQ_CONTROL, EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY,
-    FEATURE_EQ_CONTROL, FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND,
+    complete_features, control_record_offset, BootBlock, Buffer, ControlRecord, DeviceState,
+    EventCode, EventDoorbell, EventEntry, FatalCode, Function, Management, Plain,
+    QueuePairStateCode, Reserved, ABI_MAJOR, ABI_MINOR, BAR_DOORBELLS, BAR_REGISTERS,
+    CONTROL_ENABLE, CONTROL_RESET, CQP_MAX_LOG_ENTRIES, DOORBELL_COMPLETION, DOORBELL_CONTROL,
+    DOORBELL_EVENT_QUEUE, DOORBELL_RECEIVE, DOORBELL_SEND, DOORBELL_SRQ, EQ_CONTROL,
+    EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY, FEATURE_EQ_CONTROL,
+    FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND,
     FEATURE_PENDING_TAGS, FEATURE_PORT_MTU, FEATURE_QUIET_COMMANDS, FEATURE_REGISTER_SEND,
     FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_VECTOR_MAP,
     FEATURE_WINDOWS, FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT,
@@ -174,23 +175,11 @@ pub enum Progress {
     Full(Way),
 }
 
-/// The control ring.
-#[derive(Clone, Copy, Debug)]
-struct ControlRing {
-    address: u64,
-    log_entries: u8,
-    /// Commands taken up, free-running.
-    consumer: u32,
-    /// Commands posted, as far as the driver has said.
-    producer: u32,
-}
-
 /// One RNIC.
 #[derive(Debug)]
 pub struct Engine {
     core: Core,
     qps: QueuePairs,
-    control: Option<ControlRing>,
     /// The commands that were taken up and are not finished.
     commands: cqp::Commands,
     driver_version: u32,
@@ -204,7 +193,6 @@ impl Engine {
         Self {
             qps: QueuePairs::new(config.qps),
             core: Core::new(config),
-            control: None,
             commands: cqp::Commands::default(),
             driver_version: 0,
             driver_features: 0,
@@ -255,6 +243,7 @@ impl Engine {
         if self.core.is_resetting() {
             self.reset();
         }
+        self.take_held_doorbells(u64::MAX, host);
         self.core.misbehave(rules, host);
     }
 
@@ -262,7 +251,6 @@ impl Engine {
     pub fn reset(&mut self) {
         self.core.reset();
         self.qps.clear();
-        self.control = None;
         self.commands = cqp::Commands::default();
         self.driver_version = 0;
         self.driver_features = 0;
@@ -510,7 +498,22 @@ impl Engine {
         {
             return Err(FatalCode::BadBootBlock);
         }
-        let cqp_bytes = (size_of::<CommandEntry>() as u64) << boot.cqp_log_entries;
+        let mut features = self.driver_features;
+        let driver_minor = self.driver_version as u16;
+        for (minor, brought) in [(1, FEATURES_OF_1_1), (2, FEATURES_OF_1_2)] {
+            if driver_minor < minor {
+                // It cannot mean what later versions made of these bits.
+                features &= !brought;
+            }
+        }
+        let record_offset = control_record_offset(boot.cqp_log_entries);
+        let has_record = features & FEATURE_PENDING_TAGS != 0;
+        let record_bytes = if has_record {
+            size_of::<ControlRecord>() as u64
+        } else {
+            0
+        };
+        let cqp_bytes = record_offset + record_bytes;
         let eq_bytes = (size_of::<EventEntry>() as u64) << boot.eq0_log_entries;
         if !is_host_memory(host, boot.cqp_ring, cqp_bytes)
             || !is_host_memory(host, boot.eq0_ring, eq_bytes)
@@ -524,20 +527,13 @@ impl Engine {
             .define(EQ_CONTROL, boot.eq0_message, boot.eq0_log_entries, &ring)
             .map_err(|_| FatalCode::BadBootBlock)?;
         self.core.eqs.reserve_answers(1 << boot.cqp_log_entries);
-        self.control = Some(ControlRing {
-            address: boot.cqp_ring,
-            log_entries: boot.cqp_log_entries,
-            consumer: 0,
-            producer: 0,
-        });
-        self.core.driver_minor = self.driver_version as u16;
-        self.core.features = self.driver_features;
-        for (minor, brought) in [(1, FEATURES_OF_1_1), (2, FEATURES_OF_1_2)] {
-            if self.core.driver_minor < minor {
-                // It cannot mean what later versions made of these bits.
-                self.core.features &= !brought;
-            }
-        }
+        self.core.control = Some(core::ControlRing::new(
+            boot.cqp_ring,
+            boot.cqp_log_entries,
+            has_record,
+        ));
+        self.core.driver_minor = driver_minor;
+        self.core.features = features;
         self.core.state = DeviceState::Running;
         Ok(())
     }
@@ -588,7 +584,11 @@ impl Engine {
             }
             DOORBELL_CONTROL if page == 0 => {
                 counters.control_doorbells += 1;
-                self.control_doorbell(word as u32, host);
+                let misbehaviour = self.core.misbehaviour.as_mut();
+                let held = misbehaviour.is_some_and(|m| m.hold_control(word as u32, now));
+                if !held {
+                    self.control_doorbell(word as u32, host);
+                }
             }
             _ => counters.bad_doorbells += 1,
         }
@@ -637,6 +637,7 @@ impl Engine {
             }
             self.core.write_late_events(host);
         }
+        self.take_held_doorbells(now, host);
         if !self.core.is_running() {
             return;
         }
@@ -696,6 +697,16 @@ impl Engine {
             budget = budget.saturating_sub(self.serve(qpn, None, host));
         }
         self.deliver_loopback(host);
+    }
+
+    /// Takes the control doorbells that were held back until then at the latest.
+    fn take_held_doorbells(&mut self, until: u64, host: &mut dyn Host) {
+        let next = |core: &mut Core| core.misbehaviour.as_mut()?.held_doorbell(until);
+        while let Some(producer) = next(&mut self.core) {
+            if self.core.is_running() {
+                self.control_doorbell(producer, host);
+            }
+        }
     }
 
     /// Serves queue pairs that wait for room, as far as there is some.

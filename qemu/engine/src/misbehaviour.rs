@@ -18,10 +18,13 @@ use ferrite_abi::{
     CompletionEntry, CompletionStatus, EventCode, EventEntry, Plain, COMPLETION_VALID_OFFSET,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::mem::{offset_of, size_of};
 
 /// Entries held back at most; beyond, they are lost.
 const MAX_HELD: usize = 4096;
+/// Control doorbells that are held back at most.
+const MAX_HELD_DOORBELLS: usize = 4096;
 /// An entry out of order is overtaken by one to this many later ones of its kind.
 const REORDER_DEPTH: u64 = 4;
 /// Most places of an entry or reply that are changed at once.
@@ -106,6 +109,10 @@ pub struct Misbehaviour {
     /// more than slow, as long as it is less than the device says that a command takes; but nothing
     /// else is held up, so that it shows who waits for a pending tag.
     pub hold_tags: f64,
+    /// The doorbell of the control queue takes so many milliseconds to get to the device, and nothing
+    /// else does. No order of doorbells and memory is broken by that, so that it shows whether the
+    /// device knows of commands by their record.
+    pub hold_control: f64,
 }
 
 impl Default for Misbehaviour {
@@ -120,6 +127,7 @@ impl Default for Misbehaviour {
             ignore_function_reset: false,
             nonsense: Nonsense::default(),
             hold_tags: 0.0,
+            hold_control: 0.0,
         }
     }
 }
@@ -155,7 +163,11 @@ impl Misbehaviour {
                 return Err(format!("{name} is a probability from 0 to 1, not {value}"));
             }
         }
-        for (name, value) in [("hold", self.hold), ("hold_tags", self.hold_tags)] {
+        for (name, value) in [
+            ("hold", self.hold),
+            ("hold_tags", self.hold_tags),
+            ("hold_control", self.hold_control),
+        ] {
             if !(0.0..=MAX_HOLD).contains(&value) {
                 return Err(format!(
                     "{name} is in milliseconds from 0 to {MAX_HOLD}, not {value}"
@@ -199,6 +211,8 @@ pub struct Misdeeds {
     pub resets: u64,
     /// Commands on tags that were carried out late.
     pub held_tags: u64,
+    /// Doorbells of the control queue that came late.
+    pub held_control: u64,
 }
 
 /// A small generator (splitmix64), the same everywhere for ever, as in the fabric's faults.
@@ -426,6 +440,8 @@ pub(crate) struct Misbehaving {
     completions: Spoiler,
     registers: Spoiler,
     records: Spoiler,
+    /// Doorbells of the control queue that are on their way: when each comes, and its index.
+    control: VecDeque<(u64, u32)>,
     /// When a slow reset ends.
     reset_at: Option<u64>,
     misdeeds: Misdeeds,
@@ -443,6 +459,7 @@ impl Misbehaving {
             completions: spoiler(stream::COMPLETIONS),
             registers: spoiler(stream::REGISTERS),
             records: spoiler(stream::RECORDS),
+            control: VecDeque::new(),
             reset_at: None,
             misdeeds: Misdeeds::default(),
         }
@@ -452,6 +469,7 @@ impl Misbehaving {
     pub(crate) fn was_reset(&mut self) {
         self.answers.held.clear();
         self.events.held.clear();
+        self.control.clear();
         self.reset_at = None;
     }
 
@@ -463,6 +481,29 @@ impl Misbehaving {
     /// A command on a tag was carried out.
     pub(crate) fn held_tag(&mut self) {
         self.misdeeds.held_tags += u64::from(self.rules.hold_tags > 0.0);
+    }
+
+    /// The doorbell of the control queue was written; returns whether it is held back. None overtakes
+    /// another.
+    pub(crate) fn hold_control(&mut self, producer: u32, now: u64) -> bool {
+        let hold = (self.rules.hold_control * NANOSECONDS_PER_MS) as u64;
+        if hold == 0 && self.control.is_empty() {
+            return false;
+        }
+        if self.control.len() >= MAX_HELD_DOORBELLS {
+            // A later one says what those before it do.
+            self.control.pop_back();
+        }
+        self.control.push_back((now.saturating_add(hold), producer));
+        self.misdeeds.held_control += 1;
+        true
+    }
+
+    /// Takes the next doorbell that is due.
+    pub(crate) fn held_doorbell(&mut self, now: u64) -> Option<u32> {
+        let due = self.control.front().is_some_and(|(due, _)| *due <= now);
+        let next = if due { self.control.pop_front() } else { None };
+        next.map(|(_, producer)| producer)
     }
 
     /// `CONTROL_RESET` was written; returns whether the device is to be reset now.
@@ -500,7 +541,9 @@ impl Misbehaving {
     /// When something that was held back is due.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         let lines = [self.answers.next_timeout(), self.events.next_timeout()];
-        lines.into_iter().flatten().chain(self.reset_at).min()
+        let doorbell = self.control.front().map(|(due, _)| *due);
+        let lines = lines.into_iter().flatten();
+        lines.chain(doorbell).chain(self.reset_at).min()
     }
 
     fn pass(&mut self, eqn: u16, entry: EventEntry, now: u64) -> Option<(u16, EventEntry)> {

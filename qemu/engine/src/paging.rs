@@ -287,7 +287,8 @@ pub struct Paging {
     last: Option<(u32, Side)>,
     parked: BTreeMap<u32, VecDeque<Parked>>,
     parked_frames: usize,
-    /// The index of the tag that each waits for, and its ticket.
+    /// The index of the tag that each waits for ([`crate::core::COMMANDS`] where it may be one that a
+    /// command is about to make), and its ticket.
     tags: BTreeMap<(u32, Side), (u32, u64)>,
     /// The same by index and ticket.
     waiting: BTreeMap<(u32, u64), (u32, Side)>,

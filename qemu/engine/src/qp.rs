@@ -931,9 +931,10 @@ pub fn execute_local(
     core: &mut Core,
     qp: &QueuePair,
     request: &SendRequest,
+    host: &mut dyn Host,
 ) -> Result<(), LocalError> {
     if request.registration.is_some() {
-        let early = register(core, qp, request)?;
+        let early = register(core, qp, request, host)?;
         core.counters.early_uses += u64::from(early);
         return Ok(());
     }
@@ -941,6 +942,11 @@ pub fn execute_local(
         (_, SendOpcode::LocalInvalidate) => {
             // What it is made as counts.
             core.tpt.ready(request.tag).map_err(LocalError::Table)?;
+            if let Err(error) = core.tpt.stands(request.tag) {
+                if let error @ TptError::Pending(_) = core.confirm(error, host) {
+                    return Err(LocalError::Table(error));
+                }
+            }
             // Without the features there are no such flags, see `create`.
             let allowed_by = match core.tpt.kind(request.tag) {
                 Some(TagKind::Window1 | TagKind::Window2B) => None,
@@ -964,7 +970,8 @@ pub fn execute_local(
                 return Err(LocalError::Unsupported);
             }
             let early = part.length != 0 && core.tpt.is_early(part.region);
-            core.tpt.bind(part, qp.holder()).map_err(LocalError::Bind)?;
+            let bound = core.tpt.bind(part, qp.holder());
+            bound.map_err(|error| LocalError::Bind(core.confirm(error, host)))?;
             core.counters.early_uses += u64::from(early);
             Ok(())
         }
@@ -988,6 +995,7 @@ pub fn register(
     core: &mut Core,
     qp: &QueuePair,
     request: &SendRequest,
+    host: &mut dyn Host,
 ) -> Result<bool, LocalError> {
     let Some(registration) = &request.registration else {
         return Err(LocalError::NotAllowed);
@@ -1002,11 +1010,11 @@ pub fn register(
     }
     let pieces = request.pieces();
     let early = pieces.iter().any(|piece| core.tpt.is_early(piece.lkey));
-    match registration {
+    let registered = match registration {
         Registration::Region(part) => core.tpt.register_from_queue(part, qp.pd),
         Registration::List(part) => core.tpt.register_list(part, pieces, qp.pd),
-    }
-    .map_err(LocalError::Table)?;
+    };
+    registered.map_err(|error| LocalError::Table(core.confirm(error, host)))?;
     core.counters.sq_registrations += 1;
     Ok(early)
 }

@@ -904,7 +904,8 @@ impl Node {
 
     /// The same by a driver of this minor version.
     pub fn boot_as(&mut self, minor: u16, features: u64) {
-        self.control_ring = self.allocate((size_of::<CommandEntry>() as u64) << CQP_LOG_ENTRIES);
+        let record = control_record_offset(CQP_LOG_ENTRIES);
+        self.control_ring = self.allocate(record + size_of::<ControlRecord>() as u64);
         self.control_producer = 0;
         self.eqs.clear();
         self.cqs.clear();
@@ -939,8 +940,15 @@ impl Node {
         self.control_producer = self.control_producer.wrapping_add(1);
     }
 
-    /// Rings for the commands in the ring.
+    /// The address of the word of the control record.
+    pub fn control_record(&self) -> u64 {
+        self.control_ring + control_record_offset(CQP_LOG_ENTRIES)
+    }
+
+    /// Rings for the commands in the ring, which the record tells of first.
     pub fn ring_control(&mut self) {
+        let record = self.control_record();
+        self.host.memory.put(record, &self.control_producer);
         self.doorbell(0, DOORBELL_CONTROL, u64::from(self.control_producer));
     }
 
@@ -968,6 +976,15 @@ impl Node {
     pub fn hold_tags(&mut self, milliseconds: f64) {
         let rules = Misbehaviour {
             hold_tags: milliseconds,
+            ..Misbehaviour::default()
+        };
+        self.engine.misbehave(rules, self.now, &mut self.host);
+    }
+
+    /// Has the doorbells of the control queue come so many milliseconds late.
+    pub fn hold_control(&mut self, milliseconds: f64) {
+        let rules = Misbehaviour {
+            hold_control: milliseconds,
             ..Misbehaviour::default()
         };
         self.engine.misbehave(rules, self.now, &mut self.host);

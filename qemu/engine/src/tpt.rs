@@ -112,6 +112,19 @@ impl From<AttError> for TptError {
 }
 
 impl TptError {
+    /// Whether it says that a tag stands for nothing, or a piece of a list may not be used: what a
+    /// command that the device has not taken up could have changed.
+    pub(crate) fn is_of_no_tag(self) -> bool {
+        matches!(
+            self,
+            Self::NoEntry
+                | Self::NotValid
+                | Self::WrongInstance
+                | Self::RegistrationFailed
+                | Self::PieceRefused
+        )
+    }
+
     /// A number for `CompletionEntry::vendor_syndrome`.
     pub fn vendor_syndrome(self) -> u32 {
         match self {
@@ -531,6 +544,19 @@ impl Tpt {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses a tag that stands for nothing, whatever it would be used for.
+    pub(crate) fn stands(&self, tag: u32) -> Result<(), TptError> {
+        let tag = Tag(tag);
+        let entry = self.entry(tag)?;
+        if entry.target.is_none() {
+            return Err(self.not_valid(tag));
+        }
+        if entry.instance != tag.instance() {
+            return Err(TptError::WrongInstance);
+        }
+        Ok(())
     }
 
     /// A registration of `tag` by `RegisterRegion` or, under `any` instance, a reservation by

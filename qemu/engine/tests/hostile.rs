@@ -449,6 +449,8 @@ impl Hostile {
         let at = self.control + slot * size_of::<CommandEntry>() as u64;
         self.node.host.memory.put(at, &entry);
         self.producer = self.producer.wrapping_add(1);
+        let record = self.control + control_record_offset(CONTROL_LOG_ENTRIES);
+        self.node.host.memory.put(record, &self.producer);
         self.node
             .doorbell(0, DOORBELL_CONTROL, u64::from(self.producer));
         // Event queue 0 is served, or the device would stop for want of room.

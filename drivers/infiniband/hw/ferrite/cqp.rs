@@ -28,6 +28,7 @@ use crate::{
         Registers, //
     },
     dma_types::{
+        ControlRing,
         Counters,
         Nothing,
         Reply, //
@@ -54,7 +55,6 @@ use crate::{
         Requests,
         Ring,
         Ticket,
-        ENTRIES,
         LOG_ENTRIES,
         MOST_LONG,
         SLOTS, //
@@ -191,8 +191,9 @@ pub(crate) enum Patience {
 /// The control queue pair.
 #[pin_data]
 pub(crate) struct Cqp {
-    /// Written by the driver at `producer`, copied by the device up to the doorbell.
-    ring: Lent<Coherent<[CommandEntry]>>,
+    /// Written by the driver at `producer`, copied by the device up to the doorbell, or to what the
+    /// record says.
+    ring: Lent<Coherent<ControlRing>>,
     /// One per slot; the device's while the slot's command is in flight.
     replies: Lent<Coherent<[Reply]>>,
     /// Where the device tells that commands are done.
@@ -212,7 +213,7 @@ struct Queue<'a> {
 
 impl Ring for Queue<'_> {
     fn write(&self, at: usize, entry: &CommandEntry) -> Result {
-        kernel::dma_write!(self.cqp.ring, [try: at], *entry);
+        kernel::dma_write!(self.cqp.ring, .entries[try: at], *entry);
         Ok(())
     }
 
@@ -230,7 +231,14 @@ impl Ring for Queue<'_> {
         Ok(())
     }
 
+    fn store_producer(&self, producer: u32) {
+        // A release: who sees it sees the entries.
+        dma_wmb();
+        kernel::dma_write!(self.cqp.ring, .record.producer, producer);
+    }
+
     fn ring_doorbell(&self, producer: u32) {
+        // And who has the doorbell sees the record.
         dma_wmb();
         self.doorbells.control(producer);
     }
@@ -285,7 +293,7 @@ impl Cqp {
         reach: &'a Arc<DeviceReach>,
     ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
-            ring: Lent::new(reach, Coherent::zeroed_slice(dev, ENTRIES, GFP_KERNEL)?),
+            ring: Lent::new(reach, Coherent::zeroed(dev, GFP_KERNEL)?),
             replies: Lent::new(reach, Coherent::zeroed_slice(dev, SLOTS, GFP_KERNEL)?),
             events: Arc::pin_init(
                 EventQueue::new(

@@ -5,6 +5,10 @@
 
 use crate::abi;
 use crate::abi::Plain;
+use crate::requests::{
+    ENTRIES,
+    LOG_ENTRIES, //
+};
 
 /// One 64-byte block of a ring, as the words it is written in.
 #[repr(C, align(64))]
@@ -20,6 +24,21 @@ impl Block {
 }
 
 const _: () = assert!(core::mem::size_of::<Block>() == abi::BLOCK_SIZE);
+
+/// The control ring, and the record behind it.
+#[repr(C)]
+pub(crate) struct ControlRing {
+    pub(crate) entries: [abi::CommandEntry; ENTRIES],
+    pub(crate) record: abi::ControlRecord,
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    let record = abi::control_record_offset(LOG_ENTRIES) as usize;
+    assert!(offset_of!(ControlRing, record) == record);
+    // There is no padding.
+    assert!(size_of::<ControlRing>() == record + size_of::<abi::ControlRecord>());
+};
 
 /// Room for the reply of a query.
 #[repr(C, align(64))]
@@ -64,6 +83,7 @@ macro_rules! dma_types {
 
 dma_types! {
     Block,
+    ControlRing,
     Reply,
     abi::BootBlock,
     abi::CommandEntry,

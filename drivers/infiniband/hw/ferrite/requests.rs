@@ -61,10 +61,11 @@ const MOST_RECLAIM: u32 = SLOTS as u32 / 2;
 pub(crate) const MOST_LONG: u32 = 4;
 /// Slots of commands that were posted, at the most: who waits for his has the others, also where nobody
 /// takes the answers to these.
-const MOST_POSTED: u32 = SLOTS as u32 / 2;
+const MOST_POSTED: u32 = SLOTS as u32 / 2 - KEPT;
 /// And of those of one user: he alone keeps nobody else from posting.
 const MOST_POSTED_BY_ONE: u32 = MOST_POSTED / 2;
-const _: () = assert!(MOST_POSTED + MOST_RECLAIM < SLOTS as u32);
+// One is left for the others then, which is not the kept one.
+const _: () = assert!(MOST_POSTED + MOST_RECLAIM + KEPT < SLOTS as u32);
 
 /// Users who wait at once and have a turn each, of every class; what is beyond shares.
 const QUEUES: usize = u64::BITS as usize;
@@ -129,7 +130,7 @@ pub(crate) struct Ticket {
     class: Class,
     user: u64,
     stage: LockedBy<Stage, State>,
-    /// Signalled when it is done, for all who wait for that.
+    /// Signalled when it is done, for all who wait for that, now or later.
     #[pin]
     pub(crate) done: Completion,
 }
@@ -223,7 +224,10 @@ pub(crate) trait Ring {
     fn reply_address(&self, slot: usize) -> u64;
     /// Copies what is there to `reply`.
     fn reply(&self, slot: usize, reply: &mut [u8]) -> Result;
-    /// Tells the device of all entries before this one, free-running.
+    /// Stores the index of the next entry, free-running, where the device finds it that has met with
+    /// what was made of a command before it has seen the doorbell: after all entries before this one.
+    fn store_producer(&self, producer: u32);
+    /// Tells the device of all entries before this one: after that store.
     fn ring_doorbell(&self, producer: u32);
 }
 
@@ -533,6 +537,13 @@ impl State {
             .unwrap_or(self.producer)
     }
 
+    /// Tells the device of the entries in the ring. The lock is held, so that nobody has what a command
+    /// makes before the device can know of it.
+    fn tell(&self, ring: &impl Ring) {
+        ring.store_producer(self.producer);
+        ring.ring_doorbell(self.producer);
+    }
+
     /// Puts those who wait in the ring, as far as there are slots.
     fn put_waiting(&mut self, ring: &impl Ring) {
         if self.closed {
@@ -549,7 +560,7 @@ impl State {
             self.put(request, ring);
         }
         if self.producer != before {
-            ring.ring_doorbell(self.producer);
+            self.tell(ring);
         }
     }
 }
@@ -581,7 +592,7 @@ impl Requests {
         }
         if !state.somebody_waits() && state.fits(request.ticket.class) {
             state.put(request.reference(), ring);
-            ring.ring_doorbell(state.producer);
+            state.tell(ring);
             return Ok(true);
         }
         // It overtakes nobody, also where slots got free just now.
@@ -605,7 +616,7 @@ impl Requests {
             return Err(EAGAIN);
         }
         state.put(request.reference(), ring);
-        ring.ring_doorbell(state.producer);
+        state.tell(ring);
         Ok(())
     }
 
@@ -631,7 +642,7 @@ impl Requests {
         ring.write(state.place(), entry)?;
         let ticket = ticket.clone();
         state.occupy(index, cookie, Owner::Posted { ticket, number });
-        ring.ring_doorbell(state.producer);
+        state.tell(ring);
         Ok(())
     }
 
@@ -790,6 +801,8 @@ pub(crate) mod stage {
     pub(crate) struct Memory {
         pub(crate) given: RefCell<KVec<(usize, u32)>>,
         answered: Cell<usize>,
+        /// What the record says.
+        stored: Cell<u32>,
         pub(crate) told: Cell<u32>,
         pub(crate) doorbells: Cell<u32>,
         pub(crate) reply: Cell<u8>,
@@ -814,8 +827,15 @@ pub(crate) mod stage {
             Ok(())
         }
 
-        fn ring_doorbell(&self, producer: u32) {
+        fn store_producer(&self, producer: u32) {
+            // The entries are there, and the device was told of none of those that are new.
             assert_eq!(self.given.borrow().len() as u32, producer);
+            assert!(self.told.get() < producer);
+            self.stored.set(producer);
+        }
+
+        fn ring_doorbell(&self, producer: u32) {
+            assert_eq!(self.stored.get(), producer);
             self.told.set(producer);
             self.doorbells.set(self.doorbells.get() + 1);
         }
@@ -834,6 +854,7 @@ pub(crate) mod stage {
                 memory: Memory {
                     given: RefCell::new(KVec::new()),
                     answered: Cell::new(0),
+                    stored: Cell::new(0),
                     told: Cell::new(0),
                     doorbells: Cell::new(0),
                     reply: Cell::new(0),
@@ -1373,6 +1394,17 @@ mod tests {
         }
         let reclaim = stage.ask(5, Class::Reclaim)?;
         assert!(stage.is_in_ring(reclaim));
+        // Nor do they and memory management together.
+        let mut stage = Stage::new()?;
+        for who in 1..4 {
+            post_all(&stage, who)?;
+        }
+        for _ in 0..MOST_RECLAIM {
+            let reclaim = stage.ask(5, Class::Reclaim)?;
+            assert!(stage.is_in_ring(reclaim));
+        }
+        let who = stage.ask(4, Class::Short)?;
+        assert!(stage.is_in_ring(who));
         // An answer makes room for another of the same.
         let mut stage = Stage::new()?;
         assert_eq!(post_all(&stage, 1)?, MOST_POSTED_BY_ONE);

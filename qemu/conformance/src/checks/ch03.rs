@@ -312,7 +312,10 @@ checks! {
     "DEV-3-139" => |h| faults(h, ResolveFault { token: 77, ..ResolveFault::zeroed() }, NotFound),
     "DEV-3-140" => faults_go_with_their_queue_pair,
     "DEV-3-141" => no_access_after_invalidation,
-    "DEV-3-142" => |h| invalidations(h, NotFound, |c| c.tag ^= 1),
+    "DEV-3-142" => |h| {
+        invalidations(h, NotFound, |c| c.tag ^= 1)?;
+        invalidation_of_a_failed_tag(h)
+    },
     "DEV-3-143" => |h| invalidations(h, BadParameter, |c| c.count = 1 << 40),
 }
 
@@ -1839,6 +1842,22 @@ fn invalidations(
         ..right
     };
     host.refuse(&bad, BadParameter)
+}
+
+fn invalidation_of_a_failed_tag(host: &mut Host) -> Outcome {
+    let command = host.region_command(0, PAGE);
+    let bad = RegisterRegion {
+        access: u32::MAX,
+        ..command
+    };
+    host.refuse(&bad, BadParameter)?;
+    let invalidate = InvalidatePages {
+        tag: command.tag,
+        reserved: 0,
+        first: 0,
+        count: 1,
+    };
+    host.refuse(&invalidate, NotFound)
 }
 
 fn flush_that_finds_no_room(host: &mut Host) -> Outcome {

@@ -17,6 +17,10 @@ use ferrite_abi::*;
 checks! {
     "DEV-3-163" => taken_up_with_the_doorbell,
     "DEV-3-164" => waits_are_counted,
+    "DEV-3-165" => used_before_the_doorbell,
+    "DEV-3-166" => doorbells_behind_the_record,
+    "DEV-3-167" => bad_records,
+    "DEV-3-168" => no_record,
     "DEV-4-112" => used_at_once,
     "DEV-4-113" => in_the_order_of_the_queue,
     "DEV-4-114" => peers_wait,
@@ -25,6 +29,7 @@ checks! {
     "DEV-4-117" => failed,
     "DEV-4-118" => after_a_failure,
     "DEV-4-119" => what_is_there_stays,
+    "DEV-13-26" => used_before_the_doorbell,
 }
 
 const ALL: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
@@ -100,6 +105,90 @@ fn taken_up_with_the_doorbell(host: &mut Host) -> Outcome {
         );
         pair.ends(host, &write, Success)?;
         all_done(host, cookies)?;
+    }
+    Ok(())
+}
+
+/// Has the device learn by the record alone that it is to register a region.
+fn untold_region(host: &mut Host) -> Outcome<(Region, u32)> {
+    let command = host.region_command(ALL, PAGE);
+    let entry = host.entry(Op::RegisterRegion, &command);
+    host.write_command(&entry);
+    host.store_commands();
+    Ok((region_of(&command), entry.cookie))
+}
+
+fn used_before_the_doorbell(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    for opcode in [SendOpcode::Write, SendOpcode::Read] {
+        let (region, cookie) = untold_region(host)?;
+        let sges = [region.sge(0, 8)];
+        let work = Work::remote(opcode, &sges, sink.address, sink.tag);
+        pair.ends(host, &work, Success)?;
+        answered(host, cookie, Status::Ok)?;
+    }
+    let (region, cookie) = untold_region(host)?;
+    pair.ends(host, &write8(region.address, region.tag), Success)?;
+    answered(host, cookie, Status::Ok)?;
+    let (region, cookie) = untold_region(host)?;
+    pair.ends(host, &read8(&sink, region.address, region.tag), Success)?;
+    answered(host, cookie, Status::Ok)?;
+    let (region, cookie) = untold_region(host)?;
+    host.post_receive(&mut pair.b, &[region.sge(0, 64)])?;
+    pair.ends(host, &Work::send(&[sink.sge(0, 64)]), Success)?;
+    let received = pair.received(host)?;
+    ensure_eq!(received.status, Success.number(), "the receive");
+    answered(host, cookie, Status::Ok)?;
+    // What none of the commands makes is refused when they are taken up.
+    let (region, cookie) = untold_region(host)?;
+    pair.ends(host, &write8(region.address, region.tag ^ 1), RemoteAccess)?;
+    answered(host, cookie, Status::Ok)?;
+    host.is_alive()
+}
+
+fn doorbells_behind_the_record(host: &mut Host) -> Outcome {
+    let (mut pair, _) = begin(host)?;
+    let first = host.commands;
+    for _ in 0..4 {
+        let (region, cookie) = untold_region(host)?;
+        pair.ends(host, &write8(region.address, region.tag), Success)?;
+        answered(host, cookie, Status::Ok)?;
+    }
+    for index in [first + 1, first + 1, first + 3, first + 4] {
+        host.device.doorbell(0, DOORBELL_CONTROL, index.into())?;
+    }
+    host.no_event(EQ_CONTROL)?;
+    host.is_alive()?;
+    let behind = host.commands - 1;
+    host.device.doorbell(0, DOORBELL_CONTROL, behind.into())?;
+    host.is_fatal(FatalCode::BadCommandIndex)
+}
+
+fn bad_records(host: &mut Host) -> Outcome {
+    for ahead in [33, u32::MAX] {
+        let (mut pair, sink) = begin(host)?;
+        let index = host.commands.wrapping_add(ahead);
+        host.memory.store32(host.control_record(), index);
+        // Nobody looks for what is there.
+        pair.ends(host, &write8(sink.address, sink.tag), Success)?;
+        host.post(&mut pair.a, &write8(sink.address, sink.tag ^ 1))?;
+        host.is_fatal(FatalCode::BadCommandIndex)?;
+        host.device.control_reset()?;
+    }
+    Ok(())
+}
+
+fn no_record(host: &mut Host) -> Outcome {
+    host.start_with(!FEATURE_PENDING_TAGS)?;
+    let sink = host.region(ALL, PAGE)?;
+    let mut pair = Pair::new(host)?;
+    for ahead in [1, 33] {
+        let index = host.commands.wrapping_add(ahead);
+        host.memory.store32(host.control_record(), index);
+        let work = write8(sink.address, sink.tag ^ 1);
+        pair.ends(host, &work, RemoteAccess)?;
+        host.is_alive()?;
+        pair = Pair::new(host)?;
     }
     Ok(())
 }

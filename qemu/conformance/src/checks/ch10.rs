@@ -145,6 +145,7 @@ fn bits_without_meaning(host: &mut Host) -> Outcome {
     host.event(EQ_FIRST_HANDLER, EventCode::Completion, cq.cqn)?;
     let entry = host.bare_entry(CommandOpcode::Nop);
     host.write_command(&entry);
+    host.store_commands();
     let word = u64::from(host.commands) | (0xabcd << 48);
     host.device.doorbell(0, DOORBELL_CONTROL, word)?;
     host.answer(entry.cookie)?;

@@ -379,7 +379,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         packets(message.request.length, qp.attributes.log_mtu)
     };
     message.failure = match fetched {
-        Ok(()) => check(core, qp, &mut message),
+        Ok(()) => check(core, qp, &mut message, host),
         Err(error) => Some(error.into()),
     };
     if message.failure.is_some() {
@@ -392,7 +392,12 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 }
 
 /// What is wrong with a well-formed work request, before any of it is sent.
-fn check(core: &mut Core, qp: &QueuePair, message: &mut Message) -> Option<Failure> {
+fn check(
+    core: &mut Core,
+    qp: &QueuePair,
+    message: &mut Message,
+    host: &mut dyn Host,
+) -> Option<Failure> {
     let request = &message.request;
     let opcode = request.opcode;
     // Extended connections have neither of these.
@@ -418,7 +423,7 @@ fn check(core: &mut Core, qp: &QueuePair, message: &mut Message) -> Option<Failu
         // What it sends may be under the tag that it registers.
         return None;
     }
-    match check_data(core, qp, message) {
+    match check_data(core, qp, message, host) {
         Ok(()) => None,
         Err(Stop::Failed(failure)) => Some(failure),
         Err(Stop::Pending(_)) => {
@@ -437,7 +442,12 @@ enum Stop {
 }
 
 /// What is wrong with the memory of a work request's data, before any of it is sent.
-fn check_data(core: &mut Core, qp: &QueuePair, message: &Message) -> Result<(), Stop> {
+fn check_data(
+    core: &mut Core,
+    qp: &QueuePair,
+    message: &Message,
+    host: &mut dyn Host,
+) -> Result<(), Stop> {
     let access = if message.brings_data() {
         LocalAccess::Write
     } else {
@@ -445,6 +455,7 @@ fn check_data(core: &mut Core, qp: &QueuePair, message: &Message) -> Result<(), 
     };
     let sges = message.request.sges();
     let result = core.check_sges(qp.domain(), sges, access);
+    let result = result.map_err(|error| core.confirm(error, host));
     if let Err(TptError::Pending(index)) = result {
         return Err(Stop::Pending(index));
     }
@@ -474,9 +485,9 @@ fn wait_for_tag(core: &mut Core, qp: &mut QueuePair, index: u32) -> bool {
 
 /// Checks the memory of the message under the cursor, which could not be done when it was taken up;
 /// false when it waits, or something is wrong.
-fn check_now(core: &mut Core, qp: &mut QueuePair) -> bool {
+fn check_now(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let cursor = qp.transport.requester.cursor;
-    let checked = check_data(core, qp, &qp.transport.requester.messages[cursor]);
+    let checked = check_data(core, qp, &qp.transport.requester.messages[cursor], host);
     let requester = &mut qp.transport.requester;
     let message = &mut requester.messages[cursor];
     match checked {
@@ -528,12 +539,12 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         return false;
     }
     if message.is_local() {
-        return local(core, qp);
+        return local(core, qp, host);
     }
-    if message.is_to_register() && !register(core, qp) {
+    if message.is_to_register() && !register(core, qp, host) {
         return false;
     }
-    if qp.transport.requester.messages[cursor].unchecked && !check_now(core, qp) {
+    if qp.transport.requester.messages[cursor].unchecked && !check_now(core, qp, host) {
         return false;
     }
     let requester = &qp.transport.requester;
@@ -601,6 +612,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         frame.resize(start + payload as usize, 0);
         core.gather(host, domain, request, offset.into(), &mut frame[start..])
     });
+    let sent = sent.map_err(|error| core.confirm(error, host));
     match sent {
         Err(TptError::Absent(fault)) => return absent(core, qp, fault, host),
         Err(TptError::Pending(index)) => return wait_for_tag(core, qp, index),
@@ -672,7 +684,7 @@ pub(super) fn page_resolved(core: &mut Core, qp: &mut QueuePair) {
 }
 
 /// Carries out the local operation under the cursor, if its turn has come.
-fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
+fn local(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let cursor = qp.transport.requester.cursor;
     let message = &qp.transport.requester.messages[cursor];
     if !message.done {
@@ -680,7 +692,7 @@ fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
         if message.request.opcode == SendOpcode::LocalInvalidate && cursor > 0 {
             return false;
         }
-        let result = qp::execute_local(core, qp, &message.request);
+        let result = qp::execute_local(core, qp, &message.request, host);
         if let Err(LocalError::Table(TptError::Pending(index)))
         | Err(LocalError::Bind(TptError::Pending(index))) = result
         {
@@ -704,10 +716,10 @@ fn local(core: &mut Core, qp: &mut QueuePair) -> bool {
 
 /// Carries out the registration of the message under the cursor, which then sends; false when it waits,
 /// or something is wrong.
-fn register(core: &mut Core, qp: &mut QueuePair) -> bool {
+fn register(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let cursor = qp.transport.requester.cursor;
     let message = &qp.transport.requester.messages[cursor];
-    let result = qp::register(core, qp, &message.request);
+    let result = qp::register(core, qp, &message.request, host);
     if let Err(LocalError::Table(TptError::Pending(index))) = result {
         return wait_for_tag(core, qp, index);
     }
@@ -1238,6 +1250,7 @@ fn answer(
     }
     let offset = message.offset_of(psn, log_mtu);
     let placed = core.scatter(host, domain, request.sges(), offset.into(), data);
+    let placed = placed.map_err(|error| core.confirm(error, host));
     let waits = match placed {
         Err(TptError::Absent(fault)) => {
             core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait

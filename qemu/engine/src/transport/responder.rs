@@ -136,6 +136,10 @@ enum Refusal {
     AbsentReceive(Fault),
     /// The tag with this index is pending.
     Pending(u32),
+    /// The table refuses what the peer names, as far as it knows.
+    Table(TptError),
+    /// The table refuses a receive, likewise.
+    TableReceive(TptError),
 }
 
 impl From<TptError> for Refusal {
@@ -143,13 +147,22 @@ impl From<TptError> for Refusal {
         match error {
             TptError::Absent(fault) => Self::Absent(fault),
             TptError::Pending(index) => Self::Pending(index),
-            _ => Self::Access,
+            error => Self::Table(error),
         }
     }
 }
 
-/// Has the host see to a page that is not there, and waits for a pending tag; what is refused
-/// otherwise stays refused.
+/// That a receive cannot be placed.
+fn receive_refused(error: TptError) -> Refusal {
+    Refusal::Receive {
+        status: CompletionStatus::LocalProtection,
+        vendor_syndrome: error.vendor_syndrome(),
+        code: NakCode::RemoteOperation,
+    }
+}
+
+/// Has the host see to a page that is not there, and waits for a pending tag, and for commands that
+/// may make one; what is refused otherwise stays refused.
 fn settle(
     core: &mut Core,
     qp: &mut QueuePair,
@@ -157,6 +170,17 @@ fn settle(
     refusal: Refusal,
     host: &mut dyn Host,
 ) -> Refusal {
+    let refusal = match refusal {
+        Refusal::Table(error) => match core.confirm(error, host) {
+            TptError::Pending(index) => Refusal::Pending(index),
+            _ => Refusal::Access,
+        },
+        Refusal::TableReceive(error) => match core.confirm(error, host) {
+            TptError::Pending(index) => Refusal::Pending(index),
+            error => receive_refused(error),
+        },
+        refusal => refusal,
+    };
     let (fault, otherwise) = match refusal {
         Refusal::Pending(index) => {
             let responder = &mut qp.transport.responder;
@@ -169,14 +193,7 @@ fn settle(
             return Refusal::PageAbsent;
         }
         Refusal::Absent(fault) => (fault, Refusal::Access),
-        Refusal::AbsentReceive(fault) => (
-            fault,
-            Refusal::Receive {
-                status: CompletionStatus::LocalProtection,
-                vendor_syndrome: TptError::Absent(fault).vendor_syndrome(),
-                code: NakCode::RemoteOperation,
-            },
-        ),
+        Refusal::AbsentReceive(fault) => (fault, receive_refused(TptError::Absent(fault))),
         refusal => return refusal,
     };
     match core.page_fault(qp.number, Side::Responder, fault, host) {
@@ -412,7 +429,9 @@ fn take_unreliable(
                 Refusal::Access
                 | Refusal::Absent(_)
                 | Refusal::AbsentReceive(_)
-                | Refusal::Pending(_) => {
+                | Refusal::Pending(_)
+                | Refusal::Table(_)
+                | Refusal::TableReceive(_) => {
                     core.counters.access_errors += 1;
                 }
                 Refusal::Receive {
@@ -708,6 +727,11 @@ fn send(
     if let Some(tag) = packet.invalidate {
         // Before anything is placed, which is done once.
         core.tpt.ready(tag)?;
+        if let Err(error) = core.tpt.stands(tag) {
+            if let TptError::Pending(index) = core.confirm(error, host) {
+                return Err(Refusal::Pending(index));
+            }
+        }
     }
     if position.starts() {
         take_receive(core, qp, packet, host)?;
@@ -748,11 +772,7 @@ fn send(
     .map_err(|error| match error {
         TptError::Absent(fault) => Refusal::AbsentReceive(fault),
         TptError::Pending(index) => Refusal::Pending(index),
-        error => failed(
-            CompletionStatus::LocalProtection,
-            error.vendor_syndrome(),
-            NakCode::RemoteOperation,
-        ),
+        error => Refusal::TableReceive(error),
     })?;
     let length = packet.payload.len();
     let early = counted || core.uses_early(receive.sges(), received.into(), length);
@@ -767,7 +787,9 @@ fn send(
         let holder = remote_holder(core, qp, packet)?;
         // Once for a message, which may have gone to memory that is early too.
         let another = !early && core.tpt.is_early(tag);
-        core.tpt.invalidate(tag, holder)?;
+        // What could be waited for was looked for before anything was placed.
+        let invalidated = core.tpt.invalidate(tag, holder);
+        invalidated.map_err(|_| Refusal::Access)?;
         core.counters.early_uses += u64::from(another);
     }
     qp.transport.responder.incoming = Incoming::None;
@@ -1083,7 +1105,12 @@ fn refuse(
             NakCode::InvalidRequest,
             Some(EventCode::QueuePairRequestError),
         ),
-        Refusal::Access | Refusal::Absent(_) | Refusal::AbsentReceive(_) | Refusal::Pending(_) => {
+        Refusal::Access
+        | Refusal::Absent(_)
+        | Refusal::AbsentReceive(_)
+        | Refusal::Pending(_)
+        | Refusal::Table(_)
+        | Refusal::TableReceive(_) => {
             core.counters.access_errors += 1;
             (NakCode::RemoteAccess, Some(EventCode::QueuePairAccessError))
         }

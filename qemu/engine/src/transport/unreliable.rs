@@ -198,7 +198,7 @@ fn begin(
         | SendOpcode::Bind
             if connected =>
         {
-            return match qp::execute_local(core, qp, request) {
+            return match qp::execute_local(core, qp, request, host) {
                 Ok(()) => Ok(Sent::All),
                 Err(
                     LocalError::Table(TptError::Pending(index))
@@ -216,6 +216,7 @@ fn begin(
         return Err(QueueError::TooLong.into());
     }
     if let Err(error) = core.check_sges(qp.domain(), request.sges(), LocalAccess::Read) {
+        let error = core.confirm(error, host);
         if let TptError::Pending(index) = error {
             qp.transport.sender.unbegun = true;
             return Ok(Sent::Pending(index));
@@ -296,6 +297,7 @@ fn packet(
         frame.resize(start + payload as usize, 0);
         core.gather(host, domain, request, offset.into(), &mut frame[start..])
     });
+    let sent = sent.map_err(|error| core.confirm(error, host));
     match sent {
         Err(TptError::Absent(fault)) => {
             if core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait {
@@ -407,7 +409,8 @@ fn place(
             .and_then(|()| {
                 let at = HEADER_AREA as u64;
                 core.scatter(&*host, receive.domain, sges, at, packet.payload)
-            });
+            })
+            .map_err(|error| core.confirm(error, host));
         let waits = match placed {
             Err(TptError::Absent(fault)) => {
                 core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait

@@ -7,6 +7,7 @@ mod accesses;
 #[allow(dead_code)] // The hostile tests, another program, use the rest of it.
 mod attack;
 mod commands;
+mod control_record;
 mod details;
 mod device_memory;
 mod errors;

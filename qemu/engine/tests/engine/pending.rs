@@ -14,26 +14,26 @@ use CompletionStatus::{
 };
 
 /// Milliseconds that commands on tags take here.
-const HOLD: f64 = 20.0;
+pub(crate) const HOLD: f64 = 20.0;
 const MILLISECOND: u64 = 1_000_000;
 /// Another connection of the same machines.
 const OTHER: u32 = 0x77;
-const TAG: u32 = 0x901;
-const FLAGS: u16 = QP_FLAG_FAST_REGISTER | QP_FLAG_LISTS;
+pub(crate) const TAG: u32 = 0x901;
+pub(crate) const FLAGS: u16 = QP_FLAG_FAST_REGISTER | QP_FLAG_LISTS;
 /// What a tag whose registration failed is refused with.
 const FAILED: u32 = 19;
-const RIGHTS: u32 = ALL | ACCESS_WINDOW_BIND;
+pub(crate) const RIGHTS: u32 = ALL | ACCESS_WINDOW_BIND;
 
-struct Bench {
-    pair: Pair,
+pub(crate) struct Bench {
+    pub(crate) pair: Pair,
     /// Of the machine that posts.
-    near: Region,
+    pub(crate) near: Region,
     /// Of the other.
-    far: Region,
+    pub(crate) far: Region,
 }
 
 impl Bench {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut pair = Pair::new(Setup {
             flags: FLAGS,
             ..Setup::default()
@@ -58,7 +58,7 @@ impl Bench {
     }
 
     /// Others are served as ever.
-    fn others_go_on(&mut self) {
+    pub(crate) fn others_go_on(&mut self) {
         // Where nobody else writes.
         const AT: u64 = 8000;
         let write = SendWork::new(SendOpcode::Write, &[self.near.sge(AT, 64)])
@@ -80,21 +80,21 @@ impl Bench {
         }
     }
 
-    fn waits(&self) -> (u64, u64) {
+    pub(crate) fn waits(&self) -> (u64, u64) {
         let waits = |node: &Node| node.engine.counters().pending_waits;
         (waits(&self.pair.a), waits(&self.pair.b))
     }
 }
 
 /// The same with a value that no registration takes.
-fn spoiled(command: RegisterRegion) -> RegisterRegion {
+pub(crate) fn spoiled(command: RegisterRegion) -> RegisterRegion {
     RegisterRegion {
         access: u32::MAX,
         ..command
     }
 }
 
-fn allocation(index: u32, kind: TagKind) -> AllocateTag {
+pub(crate) fn allocation(index: u32, kind: TagKind) -> AllocateTag {
     AllocateTag {
         tag: Tag::new(index, 0).0,
         pd: PD,
@@ -107,7 +107,7 @@ fn allocation(index: u32, kind: TagKind) -> AllocateTag {
     }
 }
 
-fn post<P: Command>(node: &mut Node, command: &P) -> u32 {
+pub(crate) fn post<P: Command>(node: &mut Node, command: &P) -> u32 {
     node.post_command(P::OPCODE, command)
 }
 
@@ -121,7 +121,7 @@ fn release(node: &mut Node, tag: u32) -> u32 {
 
 /// Uses of a region of the machine that posts. A tag of each kind is reserved by commands that are
 /// held up like all others.
-const LOCAL: [&str; 8] = [
+pub(crate) const LOCAL: [&str; 8] = [
     "send",
     "write",
     "read",
@@ -133,7 +133,7 @@ const LOCAL: [&str; 8] = [
 ];
 
 /// Work requests that use `region` so.
-fn local_uses(bench: &mut Bench, what: &str, region: &Region) -> Vec<SendWork> {
+pub(crate) fn local_uses(bench: &mut Bench, what: &str, region: &Region) -> Vec<SendWork> {
     let far = (bench.far.address, bench.far.tag);
     let sge = region.sge(8, 64);
     let (near, node) = (bench.near.sge(0, 64), &mut bench.pair.a);
@@ -224,7 +224,7 @@ impl ExecuteNow for Node {
     }
 }
 
-fn post_all(node: &mut Node, work: Vec<SendWork>) {
+pub(crate) fn post_all(node: &mut Node, work: Vec<SendWork>) {
     for work in work {
         node.write_blocks(QPN_A, &work.flags(SEND_SIGNALED).encode());
     }

@@ -142,6 +142,7 @@ pub fn groups() -> Vec<Group> {
                 ("clients", growth::FAILING),
                 ("neighbours", lifecycle::FAILING),
                 ("moving", moving::FAILING),
+                ("registration", registration::SLOW),
                 ("registration", registration::FAILING),
             ],
         },

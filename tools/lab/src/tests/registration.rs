@@ -39,7 +39,6 @@ pub const TESTS: &[VmTest] = &[
 ];
 
 /// The same, with a device that takes its time for commands on tags.
-#[allow(dead_code)]
 pub const SLOW: &[VmTest] = &[
     VmTest::new(
         "a program is given keys before the device has them",
@@ -48,6 +47,10 @@ pub const SLOW: &[VmTest] = &[
     VmTest::new(
         "what uses a key that the device does not have yet waits for it, of programs and of the kernel",
         pending_keys,
+    ),
+    VmTest::new(
+        "control doorbells come late: what uses a key waits for it",
+        overtaken_doorbells,
     ),
 ];
 
@@ -121,8 +124,13 @@ fn fails_under_a_kernel_user(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
-/// Runs `test` with devices that carry out commands on tags so many milliseconds late.
-fn with_slow_tags(cluster: &Cluster, late: u32, test: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Runs `test` with devices that hold something (`hold_tags`, `hold_control`) back for so many
+/// milliseconds.
+fn with_held(
+    cluster: &Cluster,
+    (what, late): (&str, u32),
+    test: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let devices = |rules: &Value| -> Result<()> {
         for vm in &cluster.vms {
             cluster.device_command(vm.index, rules)?;
@@ -133,7 +141,7 @@ fn with_slow_tags(cluster: &Cluster, late: u32, test: impl FnOnce() -> Result<()
         // The core keeps completion queues of the kernel's users as long as there is the device.
         bind_anew(vm)?;
     }
-    devices(&json!({"cmd": "misbehave", "hold_tags": late}))?;
+    devices(&json!({"cmd": "misbehave", what: late}))?;
     let result = test();
     devices(&json!({"cmd": "misbehave"}))?;
     result?;
@@ -170,7 +178,7 @@ END
 fn keys_at_once(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     let mut program = None;
-    with_slow_tags(cluster, 60_000, || {
+    with_held(cluster, ("hold_tags", 60_000), || {
         program = Some(one.spawn(REGISTER_SOME, PATIENCE)?);
         one.wait_for("test -e /run/registered", PATIENCE)?;
         let shown = one.sh("cat /run/registered; touch /run/end")?;
@@ -186,10 +194,20 @@ fn keys_at_once(cluster: &Cluster) -> Result<()> {
 }
 
 fn pending_keys(cluster: &Cluster) -> Result<()> {
+    keys_are_waited_for(cluster, ("hold_tags", 20))
+}
+
+/// Work requests overtake the doorbell of the command that makes their key: the device learns of that
+/// by the control record, and nobody is refused.
+fn overtaken_doorbells(cluster: &Cluster) -> Result<()> {
+    keys_are_waited_for(cluster, ("hold_control", 20))
+}
+
+fn keys_are_waited_for(cluster: &Cluster, held: (&str, u32)) -> Result<()> {
     let (one, two) = cluster.two()?;
     let waits = || Ok::<_, Error>(counter(one, "pending_waits")? + counter(two, "pending_waits")?);
     let before = waits()?;
-    with_slow_tags(cluster, 20, || {
+    with_held(cluster, held, || {
         super::basics::verbs_check_between(one, two, "data")?;
         let of_programs = waits()?;
         ensure!(of_programs > before, "no program waited");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Every operation with every size around a boundary, verified byte by byte.
 
-use crate::bench::{Bench, Message, Pair, PairOptions, Pieces};
+use crate::bench::{At, Bench, End, Message, Pair, PairOptions, Pieces};
 use crate::report::{Check, Outcome, Report};
 use crate::sys::*;
 use crate::verbs::{Errno, QpOptions, SendWork};
@@ -67,6 +67,11 @@ pub fn run(bench: &mut Bench, report: &mut Report) {
     for (name, opcode) in &OPERATIONS[..4] {
         let result = inline(bench, *opcode);
         bench.conclude(report, &format!("data: {name} inline"), result);
+    }
+    for (name, opcode) in OPERATIONS {
+        let result = new_keys(bench, opcode);
+        let name = format!("data: {name} under keys made right before");
+        bench.conclude(report, &name, result);
     }
     let result = unsignaled(bench);
     bench.conclude(
@@ -171,6 +176,30 @@ fn inline(bench: &mut Bench, opcode: u32) -> Check {
 }
 
 /// A write work request between the buffers of a pair.
+/// Each end has its memory registered when the connection is there, and uses the key at once: nothing is
+/// waited for between the two.
+fn new_keys(bench: &mut Bench, opcode: u32) -> Check {
+    let options = PairOptions::default();
+    let pair = bench.pair(&options)?;
+    for _ in 0..4 {
+        let mut with_new = pair;
+        for (end, own) in [
+            (End::There, &mut with_new.there),
+            (End::Here, &mut with_new.here),
+        ] {
+            (own.mr, own.lkey, own.rkey) = bench
+                .side(end)
+                .mr(own.pd, own.buffer, 0, options.size, options.mr_access)
+                .at("ibv_reg_mr")?;
+        }
+        bench.transfer(&with_new, &Message::simple(opcode, PAGE + 1))?;
+        for (end, own) in [(End::There, with_new.there), (End::Here, with_new.here)] {
+            bench.side(end).destroy(own.mr).at("ibv_dereg_mr")?;
+        }
+    }
+    Ok(())
+}
+
 fn write_work(pair: &Pair, offset: usize, length: usize, wr_id: u64, flags: u32) -> SendWork {
     SendWork {
         wr_id,
@@ -204,12 +233,7 @@ fn unsignaled(bench: &mut Bench) -> Check {
                 .post_send(pair.here.qp.qp, &work)
                 .map_err(|errno| Outcome::Failed(format!("post in round {round}: {errno}")))?;
         }
-        let done = bench.status(
-            crate::bench::End::Here,
-            pair.here.send_cq,
-            IBV_WC_SUCCESS,
-            "write",
-        )?;
+        let done = bench.status(End::Here, pair.here.send_cq, IBV_WC_SUCCESS, "write")?;
         crate::expect!(done.wr_id, round, "wr_id");
     }
     let more = bench
@@ -273,12 +297,7 @@ fn pipelined(bench: &mut Bench) -> Check {
                 })?;
         }
         for index in 0..depth {
-            let done = bench.status(
-                crate::bench::End::Here,
-                pair.here.send_cq,
-                IBV_WC_SUCCESS,
-                "write",
-            )?;
+            let done = bench.status(End::Here, pair.here.send_cq, IBV_WC_SUCCESS, "write")?;
             crate::expect!(done.wr_id, (round << 32) | index, "order of completions");
         }
         let wrong = bench
@@ -321,7 +340,7 @@ fn limit(bench: &mut Bench) -> Check {
         Err(Errno(libc::EINVAL)) => bench.exchange(&pair),
         Err(errno) => Err(format!("refused with {errno} instead of EINVAL").into()),
         Ok(()) => {
-            let done = bench.completion(crate::bench::End::Here, pair.here.send_cq)?;
+            let done = bench.completion(End::Here, pair.here.send_cq)?;
             if done.status == IBV_WC_SUCCESS {
                 Err("more than the longest message went through".into())
             } else {
