@@ -29,6 +29,7 @@ fn serve(vm: &Vm) -> Result<()> {
          mkdir -p /export
          mount -t tmpfs none /export
          printf '%s\\n' '[global]' '[share]' 'path = /export' 'read only = no' >/run/ksmbd.conf
+         rm -f /run/ksmbd.users
          ksmbd.adduser -C /run/ksmbd.conf -P /run/ksmbd.users -a -p secret user
          ksmbd.mountd -C /run/ksmbd.conf -P /run/ksmbd.users")?;
     vm.wait_for(
