@@ -23,7 +23,7 @@ pub const TESTS: &[VmTest] = &[
         storage::cable::<Srp>,
     ),
     VmTest::new(
-        "after a fatal stop of the initiator's device, and of the target's, who logs in again finds his data",
+        "a verified load goes on after a fatal stop of the target's device, whose port is made again",
         fatal,
     ),
     VmTest::new(
@@ -150,41 +150,30 @@ impl Disk for Srp {
     }
 }
 
+/// Not of the initiator's: Linux's initiator (as of 7.2) looks for requests in the tags of its host after the host
+/// has given them back (`srp_remove_target` ends the host before it ends what is left of a connection that is being
+/// made again), whatever the device that is taken from it, and oopses.
 fn fatal(cluster: &Cluster) -> Result<()> {
-    let (one, two) = cluster.two()?;
-    for vm in [one, two] {
-        bind_anew(vm)?;
-    }
+    let (_, two) = cluster.two()?;
+    bind_anew(two)?;
     with_disk::<Srp>(cluster, |one, two, disk| {
-        let begin_anew = |vm: &Vm| -> Result<()> {
-            let count = lives(vm)?;
-            cluster.device_command(vm.index, &json!({"cmd": "fatal"}))?;
-            wait_back(vm, count)
-        };
         one.sh(&format!(
             "head -c 1M /dev/urandom >/run/written
              dd if=/run/written of={disk} bs=64k seek=256 oflag=direct status=none"
         ))?;
-        let as_written = |disk: &str| {
-            one.sh(&format!(
-                "dd if={disk} bs=64k skip=256 count=16 iflag=direct status=none | cmp /run/written -"
-            ))
-        };
         let load = Load::start(cluster, one, disk)?;
-        begin_anew(one)?;
-        load.fails()?;
-        Srp::disconnect(one)?;
-        let disk = Srp::connect(one, two, storage::LONG)?;
-        as_written(&disk)?;
-        let load = Load::start(cluster, one, &disk)?;
-        begin_anew(two)?;
+        let count = lives(two)?;
+        cluster.device_command(two.index, &json!({"cmd": "fatal"}))?;
+        wait_back(two, count)?;
         end_port(two)?;
         make_port(two)?;
         // The initiator tries again by itself.
         one.wait_for(Srp::CONNECTED, PATIENCE)?;
         load.goes_on(cluster)?;
         load.finish()?;
-        as_written(&disk)?;
+        one.sh(&format!(
+            "dd if={disk} bs=64k skip=256 count=16 iflag=direct status=none | cmp /run/written -"
+        ))?;
         Ok(())
     })
 }
