@@ -205,6 +205,37 @@ fn every_request_of_a_peer_overtakes_the_doorbell() {
 }
 
 #[test]
+fn a_read_whose_tag_goes_is_refused_when_the_commands_are_taken_up() {
+    for told in [false, true] {
+        let mut bench = Bench::new();
+        bench.pair.b.hold_tags(0.0);
+        let work = SendWork::new(SendOpcode::Read, &[bench.near.sge(0, 3000)])
+            .remote(bench.far.address, bench.far.tag);
+        post_all(&mut bench.pair.a, vec![work]);
+        bench.pair.a.settle();
+        let request = bench.pair.a.host.sent.pop_front().unwrap();
+        bench.pair.b.receive(&request);
+        // It was taken, and nothing of the answer was sent.
+        let number = bench.far.tag;
+        let status = bench
+            .pair
+            .b
+            .object_command(CommandOpcode::ReleaseTag, number);
+        assert_eq!(status, CommandStatus::Ok);
+        bench.pair.b.answers();
+        if told {
+            nop(&mut bench.pair.b);
+            bench.pair.b.tell_of_commands();
+        }
+        bench.pair.exchange();
+        assert_eq!(bench.pair.b.answers().len(), usize::from(told));
+        assert_eq!(bench.waits(), (0, u64::from(told)));
+        bench.pair.run();
+        assert_eq!(statuses(&bench.pair.completions_a()), [RemoteAccess]);
+    }
+}
+
+#[test]
 fn a_peer_invalidates_nothing_before_the_record_was_looked_at() {
     let mut bench = bench();
     bench.pair.b.hold_control(10_000.0);
