@@ -945,10 +945,15 @@ impl Node {
         self.control_ring + control_record_offset(CQP_LOG_ENTRIES)
     }
 
-    /// Rings for the commands in the ring, which the record tells of first.
-    pub fn ring_control(&mut self) {
+    /// Has the record tell of the commands in the ring.
+    pub fn tell_of_commands(&mut self) {
         let record = self.control_record();
         self.host.memory.put(record, &self.control_producer);
+    }
+
+    /// Rings for the commands in the ring, which the record tells of first.
+    pub fn ring_control(&mut self) {
+        self.tell_of_commands();
         self.doorbell(0, DOORBELL_CONTROL, u64::from(self.control_producer));
     }
 

@@ -1293,6 +1293,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         core.tpt
             .read(host, &span, offset.into(), &mut frame[start..])
     });
+    let sent = sent.map_err(|error| core.confirm(error, host));
     match sent {
         Err(TptError::Absent(fault))
             if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait =>

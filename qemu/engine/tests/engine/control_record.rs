@@ -3,6 +3,7 @@
 //! Tags that are used before the device has seen the doorbell of the command that makes them: it
 //! learns of the command by the control record, and refuses nothing before it has looked there.
 
+use crate::attack::Random;
 use crate::pending::{
     allocation, local_uses, post, post_all, spoiled, Bench, FLAGS, HOLD, LOCAL, RIGHTS, TAG,
 };
@@ -200,6 +201,37 @@ fn every_request_of_a_peer_overtakes_the_doorbell() {
             }
             doorbells_come(&mut bench);
         }
+    }
+}
+
+#[test]
+fn a_read_whose_tag_goes_is_refused_when_the_commands_are_taken_up() {
+    for told in [false, true] {
+        let mut bench = Bench::new();
+        bench.pair.b.hold_tags(0.0);
+        let work = SendWork::new(SendOpcode::Read, &[bench.near.sge(0, 3000)])
+            .remote(bench.far.address, bench.far.tag);
+        post_all(&mut bench.pair.a, vec![work]);
+        bench.pair.a.settle();
+        let request = bench.pair.a.host.sent.pop_front().unwrap();
+        bench.pair.b.receive(&request);
+        // It was taken, and nothing of the answer was sent.
+        let number = bench.far.tag;
+        let status = bench
+            .pair
+            .b
+            .object_command(CommandOpcode::ReleaseTag, number);
+        assert_eq!(status, CommandStatus::Ok);
+        bench.pair.b.answers();
+        if told {
+            nop(&mut bench.pair.b);
+            bench.pair.b.tell_of_commands();
+        }
+        bench.pair.exchange();
+        assert_eq!(bench.pair.b.answers().len(), usize::from(told));
+        assert_eq!(bench.waits(), (0, u64::from(told)));
+        bench.pair.run();
+        assert_eq!(statuses(&bench.pair.completions_a()), [RemoteAccess]);
     }
 }
 
@@ -544,4 +576,76 @@ fn held_doorbells_come_in_their_order_and_at_once_when_nothing_is_held() {
     node.post_send(2, &SendWork::new(SendOpcode::Send, &[]));
     node.settle();
     assert_ne!(node.engine.counters().tx_packets, 0);
+}
+
+#[test]
+fn no_order_of_doorbells_and_records_refuses_a_tag_that_was_told_of() {
+    for seed in 0..16 {
+        let mut random = Random::new(seed);
+        let mut bench = bench();
+        bench.pair.a.answers();
+        let (mut index, mut open, mut posted) = (0x100u32, 0, 0);
+        for _ in 0..400 {
+            let node = &mut bench.pair.a;
+            match random.below(8) {
+                // Commands, with a doorbell or without, and perhaps a use of what the last one makes.
+                0..5 if open + 3 < RING as usize && posted < 8 => {
+                    for _ in 0..random.below(3) {
+                        nop(node);
+                        open += 1;
+                    }
+                    index += 1;
+                    let command = RegisterRegion {
+                        tag: Tag::new(index, 1).0,
+                        pd: PD,
+                        access: RIGHTS,
+                        address: 0x1000,
+                        buffer: Buffer::contiguous(bench.near.pages[0], 4096),
+                        ..RegisterRegion::zeroed()
+                    };
+                    let entry = CommandEntry::new(RegisterRegion::OPCODE, index, (0, 0), &command);
+                    node.put_command(&entry);
+                    open += 1;
+                    if random.below(3) == 0 {
+                        node.tell_of_commands();
+                    } else {
+                        node.ring_control();
+                    }
+                    if random.below(4) != 0 {
+                        let sge = Sge {
+                            address: 0x1000,
+                            length: 8,
+                            lkey: command.tag,
+                        };
+                        let work = SendWork::new(SendOpcode::Write, &[sge])
+                            .remote(bench.far.address, bench.far.tag);
+                        post_all(node, vec![work]);
+                        posted += 1;
+                    }
+                }
+                5 => {
+                    let late = random.below(4) as f64;
+                    node.hold_control(late);
+                }
+                6 => {
+                    let now = node.now + random.below(2_000_000);
+                    bench.pair.set_now(now);
+                }
+                _ => bench.pair.exchange(),
+            }
+            open -= bench.pair.a.answers().len();
+            let done = statuses(&bench.pair.completions_a());
+            assert!(done.iter().all(|status| *status == Success), "{done:?}");
+            posted -= done.len();
+            assert!(is_running(&bench.pair.a), "{seed}");
+        }
+        // All that nobody rang for, too.
+        bench.pair.run();
+        bench.pair.a.hold_control(0.0);
+        bench.pair.a.ring_control();
+        bench.pair.run();
+        assert_eq!(bench.pair.a.answers().len(), open, "{seed}");
+        assert_eq!(statuses(&bench.pair.completions_a()), vec![Success; posted]);
+        assert!(is_running(&bench.pair.a), "{seed}");
+    }
 }
