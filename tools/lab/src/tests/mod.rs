@@ -166,7 +166,7 @@ pub fn groups() -> Vec<Group> {
             flavour: Flavour::Test,
             load_driver: true,
             options: |o| Options { cpus: 1, ..o },
-            long: false,
+            long: true,
             tests: &[
                 ("SMB Direct", smb::TESTS),
                 ("SMC-R", smc::TESTS),
