@@ -268,51 +268,16 @@ fn a_peer_invalidates_nothing_before_the_record_was_looked_at() {
 
 #[test]
 fn services_without_acknowledgement_overtake_the_doorbell() {
-    const QKEY: u32 = 7;
     for service in [Service::Uc, Service::Ud] {
         for near in [true, false] {
-            let mut nodes = [Node::new(1), Node::new(2)];
-            for (node, qpn) in nodes.iter_mut().zip([QPN_A, QPN_B]) {
-                node.create_qp(QpOptions {
-                    qpn,
-                    pd: PD,
-                    service,
-                    flags: FLAGS,
-                    ..QpOptions::default()
-                });
-            }
-            let [a, b] = nodes;
-            let mut pair = Pair {
-                a,
-                b,
-                passed: Vec::new(),
-            };
-            let (to_a, to_b) = (pair.a.as_peer(QPN_A), pair.b.as_peer(QPN_B));
-            if service == Service::Uc {
-                pair.a.connect_unreliable(QPN_A, &to_b);
-                pair.b.connect_unreliable(QPN_B, &to_a);
-            } else {
-                pair.a.start_datagrams(QPN_A, QKEY);
-                pair.b.start_datagrams(QPN_B, QKEY);
-            }
+            let mut pair = Pair::unacknowledged(service, FLAGS);
             let (from, from_region) = pair.a.region(0x101, PD, RIGHTS, 4096);
             let (into, into_region) = pair.b.region(0x201, PD, RIGHTS, 8192);
             let node = if near { &mut pair.a } else { &mut pair.b };
             node.hold_control(HOLD);
             post(&mut pair.a, &from);
             post(&mut pair.b, &into);
-            for n in 0..3u64 {
-                let data = pattern(n, 100);
-                pair.a.fill(&from_region, n * 100, &data);
-                pair.b.post_recv(QPN_B, &[into_region.sge(n * 200, 140)]);
-                let work = SendWork::new(SendOpcode::Send, &[from_region.sge(n * 100, 100)])
-                    .flags(SEND_SIGNALED);
-                let work = match service {
-                    Service::Ud => work.datagram(&to_b.datagram(QKEY)),
-                    _ => work,
-                };
-                pair.a.post_send(QPN_A, &work);
-            }
+            pair.send_three(service, &from_region, &into_region);
             // Without time passing.
             pair.exchange();
             assert_eq!(statuses(&pair.completions_a()), [Success; 3]);

@@ -11,6 +11,8 @@ use std::collections::{HashMap, VecDeque};
 pub const QPN_A: u32 = 0x11;
 pub const QPN_B: u32 = 0x22;
 pub const PD: u32 = 1;
+/// The queue key of datagrams between the nodes of a pair.
+pub const QKEY: u32 = 7;
 pub const ALL: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE;
 
 /// How two queue pairs are set up.
@@ -62,6 +64,51 @@ pub enum Way {
 }
 
 impl Pair {
+    /// Two nodes with a queue pair each of a service that has no acknowledgements.
+    pub fn unacknowledged(service: Service, flags: u16) -> Self {
+        let mut nodes = [Node::new(1), Node::new(2)];
+        for (node, qpn) in nodes.iter_mut().zip([QPN_A, QPN_B]) {
+            node.create_qp(QpOptions {
+                qpn,
+                pd: PD,
+                service,
+                flags,
+                ..QpOptions::default()
+            });
+        }
+        let [a, b] = nodes;
+        let mut pair = Self {
+            a,
+            b,
+            passed: Vec::new(),
+        };
+        let (to_a, to_b) = (pair.a.as_peer(QPN_A), pair.b.as_peer(QPN_B));
+        if service == Service::Uc {
+            pair.a.connect_unreliable(QPN_A, &to_b);
+            pair.b.connect_unreliable(QPN_B, &to_a);
+        } else {
+            pair.a.start_datagrams(QPN_A, QKEY);
+            pair.b.start_datagrams(QPN_B, QKEY);
+        }
+        pair
+    }
+
+    /// Posts three messages of 100 bytes of such a pair, and receives for them 200 bytes apart.
+    pub fn send_three(&mut self, service: Service, from: &Region, into: &Region) {
+        for n in 0..3u64 {
+            let data = pattern(n, 100);
+            self.a.fill(from, n * 100, &data);
+            self.b.post_recv(QPN_B, &[into.sge(n * 200, 140)]);
+            let work =
+                SendWork::new(SendOpcode::Send, &[from.sge(n * 100, 100)]).flags(SEND_SIGNALED);
+            let work = match service {
+                Service::Ud => work.datagram(&self.b.as_peer(QPN_B).datagram(QKEY)),
+                _ => work,
+            };
+            self.a.post_send(QPN_A, &work);
+        }
+    }
+
     /// Two nodes with a queue pair each, in state RESET.
     pub fn unconnected(setup: Setup) -> Self {
         Self::of(setup, Node::new(1), Node::new(2))
