@@ -114,6 +114,15 @@ impl Group {
     }
 }
 
+/// One has a vector for each processor and queue, the other has fewer.
+fn four_processors(usual: Options) -> Options {
+    Options {
+        cpus: 4,
+        own_device_args: vec![vec![], notification::vectors(3, 5)],
+        ..usual
+    }
+}
+
 /// All groups. What a checker of the kernel can find runs on the test kernel, where everything is some
 /// times slower; what only the wire or the programs show runs on the stock kernel. A boot takes as long
 /// as many tests, so that what can share machines does.
@@ -135,9 +144,8 @@ pub fn groups() -> Vec<Group> {
                 ("clients", connections::TESTS),
                 ("clients", inside::TESTS),
                 ("registration", registration::TESTS),
-                ("loopback", memory::WITHIN),
+                ("memory", memory::BETWEEN),
                 ("wire", memory::WIRE),
-                ("moving", moving::TESTS),
                 ("clients", moderation::TESTS),
                 ("clients", growth::FAILING),
                 ("neighbours", lifecycle::FAILING),
@@ -192,6 +200,8 @@ pub fn groups() -> Vec<Group> {
             options: |o| Options { cpus: 1, ..o },
             long: true,
             tests: &[
+                ("one processor", moving::TESTS),
+                ("one processor", moving::OF_THE_KERNEL),
                 ("neighbours", limits::LONG),
                 ("recovery", recovery::STOCK),
                 ("clients", growth::LONG),
@@ -213,18 +223,14 @@ pub fn groups() -> Vec<Group> {
             name: "four processors",
             flavour: Flavour::Stock,
             load_driver: true,
-            options: |o| Options {
-                cpus: 4,
-                // One has a vector for each processor and queue, the other has fewer.
-                own_device_args: vec![vec![], notification::vectors(3, 5)],
-                ..o
-            },
+            options: four_processors,
             long: false,
             tests: &[
                 ("few vectors", notification::FEW_VECTORS),
                 ("few vectors", priority::SHARED),
                 ("four processors", priority::APART),
                 ("four processors", moving::TESTS),
+                ("four processors", moving::OF_THE_KERNEL),
                 ("four processors", moving::SERVES),
                 ("four processors", affinity::TESTS),
                 ("four processors", affinity::MORE),
@@ -232,6 +238,14 @@ pub fn groups() -> Vec<Group> {
                 ("few vectors", vector_map::FEW),
                 ("four processors", basics::THREADS),
             ],
+        },
+        Group {
+            name: "all layouts",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: four_processors,
+            long: true,
+            tests: &[("vector map", vector_map::ALL_LAYOUTS)],
         },
         Group {
             name: "interrupt modes",
@@ -249,10 +263,17 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("few vectors", notification::ONE_VECTOR),
-                ("two processors", affinity::TESTS),
                 ("one vector", vector_map::FEW),
                 ("other numbers", numbers::TESTS),
             ],
+        },
+        Group {
+            name: "two processors",
+            flavour: Flavour::Stock,
+            load_driver: true,
+            options: numbers::options,
+            long: true,
+            tests: &[("two processors", affinity::TESTS)],
         },
         Group {
             name: "recovery",
@@ -261,6 +282,9 @@ pub fn groups() -> Vec<Group> {
             options: |o| o,
             long: true,
             tests: &[
+                ("checked", moving::OF_THE_KERNEL),
+                ("checked", growth::THREADS),
+                ("vector map", vector_map::MORE_CHANGES),
                 ("recovery", recovery::LONG),
                 ("recovery", growth::STARVED),
                 ("recovery", recovery::REMOVAL),
@@ -274,7 +298,7 @@ pub fn groups() -> Vec<Group> {
             long: false,
             tests: &[
                 ("checked", basics::CHECKED),
-                ("memory", memory::BETWEEN),
+                ("loopback", memory::WITHIN),
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
                 ("checked", growth::TESTS),

@@ -24,11 +24,13 @@ pub const TESTS: &[VmTest] = &[
         "what is no queue, no handler and no sense is refused",
         refused,
     ),
-    VmTest::new(
-        "completion queues of the kernel move under a disk",
-        under_a_disk,
-    ),
 ];
+
+/// The same with queues of the kernel.
+pub const OF_THE_KERNEL: &[VmTest] = &[VmTest::new(
+    "completion queues of the kernel move under a disk",
+    under_a_disk,
+)];
 
 /// Which handler serves, and where: nothing else moves meanwhile.
 pub const SERVES: &[VmTest] = &[VmTest::new(
