@@ -191,6 +191,11 @@ fn with_disk_lost_after<D: Disk>(
     D::end(two)
 }
 
+/// Every size of block.
+pub fn blocks<D: Disk>(cluster: &Cluster) -> Result<()> {
+    with_disk::<D>(cluster, |one, _, disk| verify(one, disk))
+}
+
 /// Every size of block, and a file system.
 pub fn verified<D: Disk>(cluster: &Cluster) -> Result<()> {
     with_disk::<D>(cluster, |one, _, disk| {
