@@ -81,17 +81,28 @@ fn all_of_perftest(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Where a server's words go.
+const SERVER: &str = "/run/server";
+
 /// A client that is repeated until its server, which has no TCP socket to wait for, has heard it.
 pub(super) fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()> {
     let (server_vm, server_script) = server;
     let (client_vm, client_script) = client;
     let prelude = crate::traffic::DEVICE_AND_GID;
+    // Each line as it is said.
     let serving = server_vm.spawn(
-        &format!("{prelude} me={}; exec {server_script}", server_vm.ip()),
+        &format!(
+            "{prelude} me={}; exec stdbuf -oL {server_script} >{SERVER} 2>&1",
+            server_vm.ip()
+        ),
         TIME,
     )?;
-    // Who waits for datagrams to a group listens to nothing else.
+    // Who waits for datagrams to a group listens to nothing else. Its peer waits three seconds before it sends, and
+    // does not learn that nobody was there.
     let serving = if server_script.starts_with("mckey") {
+        server_vm
+            .wait_for(&format!("grep -q joined {SERVER}"), TIME)
+            .context("the member does not join")?;
         serving
     } else {
         once_it_listens(server_vm, serving)?
@@ -111,11 +122,12 @@ pub(super) fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()
     let served = serving.wait()?;
     if !outcome.ok() || !served.ok() {
         bail!(
-            "{client_script}\n{}{}--- server:\n{}{}",
+            "{client_script}\n{}{}--- server ({}):\n{}{}",
             outcome.out,
             outcome.err,
-            served.out,
-            served.err
+            served.code,
+            served.err,
+            server_vm.sh(&format!("cat {SERVER}"))?
         );
     }
     Ok(())

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::clients::until_heard;
 use super::faults::wait_for_traffic;
 use super::wire::{captured, frames};
-use super::{still_works, tried_until_heard, wait_active, VmTest};
+use super::{once_it_listens, still_works, tried_until_heard, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::traffic::{client_server, wait_listening, DEVICE_AND_GID};
 use crate::vm::{Running, Vm};
@@ -69,7 +69,8 @@ impl<'v> Traffic<'v> {
         let (one, two) = cluster.two()?;
         let send = "exec ib_send_bw -d $dev -x $gid -p 18520 -s 65536 -u 17 -D 6 -F";
         let server = one.spawn(&format!("{DEVICE_AND_GID} {send}"), TIME)?;
-        let pong = one.spawn("exec rping -s -a 0.0.0.0", TIME)?;
+        // A client of rping that is early does not end.
+        let pong = once_it_listens(one, one.spawn("exec rping -s -a 0.0.0.0", TIME)?)?;
         wait_listening(one, 18520)?;
         let ping = two.spawn(
             &format!(
@@ -254,6 +255,7 @@ fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
             )?;
             let address = of(addition.address, one);
             let server = one.spawn(&format!("exec rping -s -a {address} -C 10"), TIME)?;
+            let server = once_it_listens(one, server)?;
             let outcome = two.run(
                 &tried_until_heard(two, &format!("rping -c -a {address} -C 10 -V")),
                 TIME,
