@@ -208,6 +208,7 @@ pub fn groups() -> Vec<Group> {
             tests: &[
                 ("one processor", moving::TESTS),
                 ("one processor", moving::OF_THE_KERNEL),
+                ("clients", clients::LONG),
                 ("neighbours", limits::LONG),
                 ("recovery", recovery::STOCK),
                 ("clients", growth::LONG),
