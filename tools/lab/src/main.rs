@@ -19,16 +19,18 @@ usage: ferrite-lab <command> [options]
   test  --long [--stage NAME] [--filter TEXT] [--seeds N] [--lanes N]
                           the long ones: many seeds, 200 boots, and everything in VMs with the
                           address and the data-race sanitiser
-  test  --list            names of all tests
+  test  --list            names of all tests in VMs; those of the long run are marked
   pyverbs [--filter TEXT] [--test] [--no-build]
                           rdma-core's own tests on the device; ends with
                           'N passed, N failed, N skipped'
   bench [--rounds N] [--quick] [--profile] [--only PART] [--no-build]
                           Ferrite beside rxe and siw; writes bench/results.json and
-                          bench/report.html. Parts: time, count, scale-objects, scale-qps,
-                          scale-streams, scale-regions, handlers, profile; what those that are
-                          left out have measured before is kept
-  shell [--vm N] [--test] VMs up and a prompt in each
+                          bench/report.html. Parts: time, moderation, count, control,
+                          storage-nvme, storage-nfs, scale-objects, scale-qps, scale-streams,
+                          scale-regions, handlers, profile; what those that are left out have
+                          measured before is kept
+  shell [--vm N] [--test] [--kernel NAME]
+                          VMs up and a prompt in each
   try   [--test] [--plain] [--vms N] [--cpus N] [--no-build] [--no-insmod] [--pcap]
         [--kernel-args TEXT] [--keep] [--] SCRIPT..
                           boot VMs, load the driver, run SCRIPT n in VM n (the last one in all

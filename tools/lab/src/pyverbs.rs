@@ -3,8 +3,9 @@
 //!
 //! The suite is that of the rdma-core source package whose libraries the guests have. All its
 //! traffic is loopback, so one VM does; as a part of `make test` its modules are spread over two.
-//! Each test module has its own process; one that dies or hangs costs the test it was at, and the
-//! rest of the module runs in a new one. Results are what the runner prints for each test: exit
+//! Each test module has its own process, where several are run a copy of one that has loaded what all of
+//! them need; one that dies or hangs costs the test it was at, and the rest of the module runs in a new
+//! one. Results are what the runner prints for each test: exit
 //! codes mean nothing here, because some of the libraries the suite loads crash on their way out.
 
 use std::collections::BTreeMap;
@@ -45,12 +46,14 @@ const TEST_SECONDS: u32 = 60;
 const AT_LEAST: usize = 150;
 /// Time for one module's process.
 const MODULE: Duration = Duration::from_secs(420);
+/// Modules that one process is loaded for: to load one takes seconds in an emulator.
+const BATCH: usize = 4;
 
-/// Runs the tests of one module, given as first argument, but for those listed in the file given
-/// as second one; says what becomes of each.
+/// Runs the tests of a module, given as first argument, but for those listed in the file given as second
+/// one; says what becomes of each. Of names that each end with a comma, what each says is behind its name.
 const RUNNER: &str = r#"
-import faulthandler, os, sys, types, unittest
-place, module, done, seconds, only = sys.argv[1:6]
+import faulthandler, importlib, os, sys, types, unittest
+place, modules, done, seconds, only = sys.argv[1:6]
 sys.argv[1:6] = []
 sys.path[:0] = [place, os.path.join(place, 'tests')]
 # The package's own start would load all modules, those for other devices too.
@@ -96,12 +99,39 @@ def flat(suite):
         else:
             yield test
 
-faulthandler.enable()
-tests = list(flat(unittest.defaultTestLoader.loadTestsFromName('tests.' + module)))
-tests = [test for test in tests if only in test.id()]
-for test in tests:
-    say('list', test)
-unittest.TestSuite(test for test in tests if test.id() not in done).run(Result())
+def run(module):
+    faulthandler.enable()
+    tests = list(flat(unittest.defaultTestLoader.loadTestsFromName('tests.' + module)))
+    tests = [test for test in tests if only in test.id()]
+    for test in tests:
+        say('list', test)
+    unittest.TestSuite(test for test in tests if test.id() not in done).run(Result())
+
+def run_each(modules):
+    for common in ('tests.base', 'tests.utils', 'tests.base_rdmacm'):
+        try:
+            importlib.import_module(common)
+        except ImportError:
+            pass
+    said = os.path.join(place, 'said')
+    for module in modules:
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            output = os.open(said, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            run(module)
+            # Ends as any program does.
+            return
+        os.waitpid(child, 0)
+        with open(said, errors='replace') as output:
+            sys.stdout.write('\n@@ module %s\n%s\n' % (module, output.read()))
+
+if modules.endswith(','):
+    run_each(modules[:-1].split(','))
+else:
+    run(modules)
 "#;
 
 /// Options of `pyverbs`.
@@ -327,6 +357,48 @@ fn install(vm: &Vm, suite: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The modules that were run by one command, and what each of them said.
+fn of_each_module(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let parts = text.split("\n@@ module ").skip(1);
+    parts.filter_map(|part| part.split_once('\n'))
+}
+
+/// A command that runs a module, or several as [`RUNNER`] takes them, but for the tests that `results` has.
+fn command(vm: &Vm, modules: &str, only: &str, results: &BTreeMap<String, Outcome>) -> String {
+    let mut done = String::new();
+    for test in results.keys() {
+        let _ = writeln!(done, "{test}");
+    }
+    let seconds = TEST_SECONDS * vm.patience();
+    format!(
+        "cd {PLACE} && cat >done <<'END'\n{done}END\n{DEVICE_AND_GID}\n\
+         exec python3 run.py {PLACE} {modules} {PLACE}/done {seconds} \
+         '{only}' --dev $dev --port 1 --gid $gid"
+    )
+}
+
+/// The tests that a module has, as it said.
+fn listed(text: &str) -> Vec<String> {
+    let lines = lines(text).into_iter().filter(|line| line.what == "list");
+    lines.map(|line| line.test.to_owned()).collect()
+}
+
+/// Runs all tests of some modules; what a process leaves of its module runs in others.
+fn run_modules(vm: &Vm, modules: &[String], results: &mut BTreeMap<String, Outcome>) -> Result<()> {
+    let script = command(vm, &format!("{},", modules.join(",")), "", &BTreeMap::new());
+    let outcome = vm.run(&script, MODULE * modules.len() as u32)?;
+    let said: BTreeMap<&str, &str> = of_each_module(&outcome.out).collect();
+    for module in modules {
+        let said = said.get(module.as_str()).copied().unwrap_or_default();
+        judge(said, &end(said, 30), results);
+        let tests = listed(said);
+        if tests.is_empty() || tests.iter().any(|test| !results.contains_key(test)) {
+            run_module(vm, module, "", results)?;
+        }
+    }
+    Ok(())
+}
+
 /// Runs the tests of one module whose names contain `only`, in as many processes as it takes.
 fn run_module(
     vm: &Vm,
@@ -335,26 +407,10 @@ fn run_module(
     results: &mut BTreeMap<String, Outcome>,
 ) -> Result<()> {
     loop {
-        let mut done = String::new();
-        for test in results.keys() {
-            let _ = writeln!(done, "{test}");
-        }
-        let seconds = TEST_SECONDS * vm.patience();
-        let outcome = vm.run(
-            &format!(
-                "cd {PLACE} && cat >done <<'END'\n{done}END\n{DEVICE_AND_GID}\n\
-                 exec python3 run.py {PLACE} {module} {PLACE}/done {seconds} \
-                 '{only}' --dev $dev --port 1 --gid $gid"
-            ),
-            MODULE,
-        )?;
+        let outcome = vm.run(&command(vm, module, only, results), MODULE)?;
         let before = results.len();
         let words = end(&outcome.err, 30);
-        let listed: Vec<String> = lines(&outcome.out)
-            .into_iter()
-            .filter(|line| line.what == "list")
-            .map(|line| line.test.to_owned())
-            .collect();
+        let listed = listed(&outcome.out);
         if listed.is_empty() && !only.is_empty() && outcome.ok() {
             return Ok(());
         }
@@ -414,10 +470,16 @@ pub fn on_all(cluster: &Cluster) -> Result<()> {
                 scope.spawn(|| -> Result<()> {
                     set_up(vm, &suite)?;
                     loop {
-                        let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                        let Some(module) = next else { break };
+                        let next = {
+                            let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                            let rest = left.len().saturating_sub(BATCH);
+                            left.split_off(rest)
+                        };
+                        if next.is_empty() {
+                            break;
+                        }
                         let mut of_module = BTreeMap::new();
-                        run_module(vm, &module, "", &mut of_module)?;
+                        run_modules(vm, &next, &mut of_module)?;
                         results
                             .lock()
                             .unwrap_or_else(PoisonError::into_inner)
@@ -582,6 +644,16 @@ mod tests {
         assert!(
             matches!(&results["tests.a.B.f"], Outcome::Failed(text) if text.contains("Segmentation"))
         );
+    }
+
+    #[test]
+    fn modules_that_share_a_process_are_told_apart() {
+        let text = "noise\n@@ module test_a\n\n@@ list tests.test_a.B.c \nmore\n\n\
+                    @@ module test_b\n\n@@ list tests.test_b.B.d \n@@ list tests.test_b.B.e \n";
+        let found: Vec<_> = of_each_module(text)
+            .map(|(module, said)| (module, listed(said).len()))
+            .collect();
+        assert_eq!(found, [("test_a", 1), ("test_b", 2)]);
     }
 
     #[test]

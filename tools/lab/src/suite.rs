@@ -108,8 +108,11 @@ pub fn prepare_all() -> Result<()> {
 /// Runs the tests; false when one failed.
 pub fn run(options: &Options) -> Result<bool> {
     if options.list {
-        for (name, _) in groups().iter().flat_map(Group::tests) {
-            println!("{name}");
+        for group in groups() {
+            let mark = if group.long { " (long)" } else { "" };
+            for (name, _) in group.tests() {
+                println!("{name}{mark}");
+            }
         }
         return Ok(true);
     }

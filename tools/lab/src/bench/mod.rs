@@ -232,7 +232,7 @@ pub fn run(options: &Options) -> Result<()> {
         if of_storage && served(&machines, &mut run) {
             for round in 1..=plan.rounds {
                 run.progress(&format!("storage, round {round} of {}", plan.rounds));
-                storage::time_round(&machines, &plan, wanted, &mut run)?;
+                storage::round(&machines, &plan, (wanted, storage::timed), &mut run)?;
             }
             if let Err(error) = storage::end(&machines) {
                 run.miss("the end of disks and files", &error);
@@ -264,7 +264,7 @@ pub fn run(options: &Options) -> Result<()> {
             }
             if of_storage {
                 run.progress(&format!("storage counts, round {round}"));
-                storage::count_round(&machines, &plan, wanted, &mut run)?;
+                storage::round(&machines, &plan, (wanted, storage::counted), &mut run)?;
             }
         }
         report_kernels(&machines, &mut run);

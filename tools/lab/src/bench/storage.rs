@@ -213,30 +213,11 @@ pub fn end(machines: &Machines) -> Result<()> {
     Ok(())
 }
 
-/// What is done with each job: it is timed, or it is counted.
+/// What is done with each job: it is [`timed`], or it is [`counted`].
 type Measure = fn(&Machines, &Plan, (Driver, &str), &Job, &mut Run) -> Result<()>;
 
-/// A round of timed jobs of all candidates.
-pub fn time_round(
-    machines: &Machines,
-    plan: &Plan,
-    wanted: impl Fn(&str) -> bool,
-    run: &mut Run,
-) -> Result<()> {
-    round(machines, plan, (wanted, timed), run)
-}
-
-/// A round of counted ones.
-pub fn count_round(
-    machines: &Machines,
-    plan: &Plan,
-    wanted: impl Fn(&str) -> bool,
-    run: &mut Run,
-) -> Result<()> {
-    round(machines, plan, (wanted, counted), run)
-}
-
-fn round(
+/// A round of the jobs of all candidates, as far as their part is wanted.
+pub fn round(
     machines: &Machines,
     plan: &Plan,
     (wanted, measure): (impl Fn(&str) -> bool, Measure),
@@ -327,7 +308,8 @@ const COUNTERS: [(&str, &str); 16] = [
     ("uplink_drops", "/uplink/tx_drops"),
 ];
 
-fn timed(
+/// Times a job, and tells what a request of it takes beside time.
+pub fn timed(
     machines: &Machines,
     plan: &Plan,
     (driver, path): (Driver, &str),
@@ -400,7 +382,8 @@ fn timed(
 /// Waits on the server, counting, until it is told to end.
 const SPAN: &str = "/run/span";
 
-fn counted(
+/// Counts the instructions of both machines for a request.
+pub fn counted(
     machines: &Machines,
     plan: &Plan,
     (driver, path): (Driver, &str),

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::clients::until_heard;
 use super::faults::wait_for_traffic;
 use super::wire::{captured, frames};
-use super::{still_works, tried_until_heard, wait_active, VmTest};
+use super::{once_it_listens, still_works, tried_until_heard, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::traffic::{client_server, wait_listening, DEVICE_AND_GID};
 use crate::vm::{Running, Vm};
@@ -69,7 +69,8 @@ impl<'v> Traffic<'v> {
         let (one, two) = cluster.two()?;
         let send = "exec ib_send_bw -d $dev -x $gid -p 18520 -s 65536 -u 17 -D 6 -F";
         let server = one.spawn(&format!("{DEVICE_AND_GID} {send}"), TIME)?;
-        let pong = one.spawn("exec rping -s -a 0.0.0.0", TIME)?;
+        // A client of rping that is early does not end.
+        let pong = once_it_listens(one, one.spawn("exec rping -s -a 0.0.0.0", TIME)?)?;
         wait_listening(one, 18520)?;
         let ping = two.spawn(
             &format!(
@@ -177,7 +178,7 @@ struct Addition {
     add: &'static str,
     remove: &'static str,
     address: &'static str,
-    /// As in `ibv_devinfo -v`.
+    /// As the kernel shows it.
     gid: &'static str,
     /// What its frames are tagged with.
     vlan: Option<u16>,
@@ -189,7 +190,7 @@ const ADDITIONS: &[Addition] = &[
         add: "ip addr add 10.79.0.{n}/24 dev eth0",
         remove: "ip addr del 10.79.0.{n}/24 dev eth0",
         address: "10.79.0.{n}",
-        gid: "::ffff:10.79.0.{n}",
+        gid: "0000:0000:0000:0000:0000:ffff:0a4f:000{n}",
         vlan: None,
     },
     Addition {
@@ -197,7 +198,7 @@ const ADDITIONS: &[Addition] = &[
         add: "ip addr add fd77::{n}/64 dev eth0 nodad",
         remove: "ip addr del fd77::{n}/64 dev eth0",
         address: "fd77::{n}",
-        gid: "fd77::{n}",
+        gid: "fd77:0000:0000:0000:0000:0000:0000:000{n}",
         vlan: None,
     },
     Addition {
@@ -206,7 +207,7 @@ const ADDITIONS: &[Addition] = &[
               ip addr add 10.78.0.{n}/24 dev eth0.7 && ip link set eth0.7 up",
         remove: "ip link del eth0.7",
         address: "10.78.0.{n}",
-        gid: "::ffff:10.78.0.{n}",
+        gid: "0000:0000:0000:0000:0000:ffff:0a4e:000{n}",
         vlan: Some(7),
     },
 ];
@@ -231,8 +232,9 @@ fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
     for addition in ADDITIONS {
         let of = |text: &str, vm: &Vm| text.replace("{n}", &vm.index.to_string());
         let listed = |vm: &Vm| {
+            // The file of its entry. `ibv_devinfo` would ask for each of 256, with a call.
             format!(
-                "ibv_devinfo -v | grep -F 'GID[' | tr '\\t' ' ' | grep -F ' {},'",
+                "grep -slxF {} /sys/class/infiniband/*/ports/1/gids/* | grep .",
                 of(addition.gid, vm)
             )
         };
@@ -242,9 +244,7 @@ fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
                 .with_context(|| format!("{}: no GID", addition.what))?;
         }
         let used = || -> Result<()> {
-            // "GID[  2]: ..."
-            let index =
-                |vm: &Vm| format!("gid=$({} | sed 's/.*GID\\[ *//; s/\\].*//')", listed(vm));
+            let index = |vm: &Vm| format!("gid=$({}); gid=${{gid##*/}}", listed(vm));
             let command = "exec ibv_rc_pingpong -d $dev -g $gid -p $port -s 4096 -n 20 -c";
             client_server(
                 (one, &format!("{}; {command}", index(one))),
@@ -254,6 +254,7 @@ fn gids_follow_addresses(cluster: &Cluster) -> Result<()> {
             )?;
             let address = of(addition.address, one);
             let server = one.spawn(&format!("exec rping -s -a {address} -C 10"), TIME)?;
+            let server = once_it_listens(one, server)?;
             let outcome = two.run(
                 &tried_until_heard(two, &format!("rping -c -a {address} -C 10 -V")),
                 TIME,

@@ -9,6 +9,12 @@ use super::VmTest;
 use crate::vm::Vm;
 
 /// On machines with the driver loaded, on the stock kernel.
+pub const SHORT: &[VmTest] = &[VmTest::new(
+    "discovery, login, fio with verification in 4 KiB, 64 KiB and 1 MiB",
+    storage::blocks::<Iser>,
+)];
+
+/// The same with all that users see go wrong.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "discovery, login, fio with verification in 4 KiB, 64 KiB and 1 MiB, a file system",

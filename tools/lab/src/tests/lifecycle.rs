@@ -15,7 +15,7 @@ use crate::traffic::{wait_listening, DEVICE_AND_GID};
 /// The driver is loaded when these begin and when they end.
 pub const LOADING: &[VmTest] = &[
     VmTest::new("loads and unloads", |cluster| {
-        cycles(cluster, if cluster.thorough() { 20 } else { 5 })
+        cycles(cluster, if cluster.thorough() { 20 } else { 3 })
     }),
     VmTest::new("traffic between loads", traffic_between_loads),
     VmTest::new(

@@ -371,7 +371,7 @@ fn tables_for_nothing(cluster: &Cluster) -> Result<()> {
 before = available()
 refused = 0
 # One address in each gigabyte, where nothing is mapped: two tables each.
-for gigabyte in range(16, 4016):
+for gigabyte in range(16, 2016):
     try:
         advise(gigabyte << 30, FLUSH)
     except Exception:
@@ -379,11 +379,11 @@ for gigabyte in range(16, 4016):
 print(refused, gone_since(before))"
     );
     let [refused, kilobytes] = numbers_of(one, "nothing.py", &text)?;
-    if refused != 4000 {
-        bail!("{refused} of 4000 were refused");
+    if refused != 2000 {
+        bail!("{refused} of 2000 were refused");
     }
-    // Kept, they would take 32 MB.
-    if kilobytes > 16_000 + kept_when_freed(one)? {
+    // Kept, they would take 16 MB.
+    if kilobytes > 8_000 + kept_when_freed(one)? {
         bail!("{kilobytes} KB of memory are gone");
     }
     nothing_left(one)
@@ -432,7 +432,7 @@ fn asked_for_while_unmapped(cluster: &Cluster) -> Result<()> {
 import threading
 NO_FAULT, START, STEP, PARTS = 2, 2 << 40, 32 << 20, 8
 last = START + (PARTS - 1) * STEP
-end = time.time() + 5
+end = time.time() + 3
 rounds = asked = 0
 while time.time() < end:
     if not map_at(START, PARTS * STEP):
@@ -474,16 +474,16 @@ def visit(gigabyte):
 for gigabyte in range(1024, 1034):
     visit(gigabyte)
 before = available()
-visited = sum(visit(gigabyte) for gigabyte in range(2048, 6048))
+visited = sum(visit(gigabyte) for gigabyte in range(2048, 4048))
 print(visited, gone_since(before))"
     );
     let [visited, kilobytes] = numbers_of(one, "wanderer.py", &text)?;
-    if visited < 3_900 {
-        bail!("only {visited} of 4000 pages were visited");
+    if visited < 1_900 {
+        bail!("only {visited} of 2000 pages were visited");
     }
     println!("          {kilobytes} KB");
-    // One table for each would take 16 MB; parts that are kept without use take 6.
-    if kilobytes > 11_000 + kept_when_freed(one)? {
+    // One table for each would take 8 MB; parts that are kept without use take 3.
+    if kilobytes > 5_500 + kept_when_freed(one)? {
         bail!("{kilobytes} KB of memory are gone");
     }
     nothing_left(one)

@@ -34,7 +34,7 @@ pub const TESTS: &[VmTest] = &[
     ),
     VmTest::new(
         "the device goes or is taken at random moments, and comes back",
-        |cluster| chaos_by(cluster, first_seed(cluster), rounds(cluster, 4, 48)),
+        |cluster| chaos_by(cluster, first_seed(cluster), rounds(cluster, 3, 48)),
     ),
     VmTest::new(
         "a device that answers nothing is given up, and does not stop network configuration",
@@ -202,13 +202,16 @@ fn late_events(cluster: &Cluster) -> Result<()> {
     )?;
     // Makes and ends completion queues of the kernel, in every way of polling.
     one.sh_in(
-        "set -e
-         for n in 1 2; do
-             insmod /ferrite/modules/rust_rdma_loop.ko
-             rmmod rust_rdma_loop
-         done
-         # This device has all that it tests.
-         ! dmesg | grep 'ferrite_sample: .*: skipped'",
+        &format!(
+            "set -e
+             for n in $(seq {}); do
+                 insmod /ferrite/modules/rust_rdma_loop.ko
+                 rmmod rust_rdma_loop
+             done
+             # This device has all that it tests.
+             ! dmesg | grep 'ferrite_sample: .*: skipped'",
+            rounds(cluster, 1, 2)
+        ),
         Duration::from_secs(120),
     )?;
     let done = misdeeds(cluster)?;
@@ -312,7 +315,9 @@ enum User {
 }
 
 impl User {
-    const ALL: [Self; 4] = [Self::Programs, Self::Multicast, Self::Sample, Self::Nvme];
+    /// By seed: a short run, of seeds 1 to 3, is without the first one, whose connections take many seconds to be
+    /// found dead.
+    const ALL: [Self; 4] = [Self::Nvme, Self::Programs, Self::Multicast, Self::Sample];
 
     /// How many commands it gives the device before it begins again, about.
     fn commands(self) -> u64 {
@@ -512,7 +517,7 @@ fn fails_while_binding(cluster: &Cluster) -> Result<()> {
     bind(one)?;
     let all = commands_given(cluster)? - before;
     ensure!(all > 8, "only {all} commands bind a driver");
-    let count = rounds(cluster, 4, 24);
+    let count = rounds(cluster, 3, 24);
     for moment in 0..count {
         let command = 1 + all * moment / count;
         let round = || -> Result<()> {

@@ -12,6 +12,12 @@ use crate::traffic::wait_listening;
 use crate::vm::Vm;
 
 /// On machines with the driver loaded, on the stock kernel.
+pub const SHORT: &[VmTest] = &[VmTest::new(
+    "versions 3 and 4.2: what one writes in 4 KiB and 1 MiB the other reads",
+    exchanged,
+)];
+
+/// The same with all that users see go wrong.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "versions 3 and 4.2: fio with verification in 4 KiB, 64 KiB and 1 MiB; what one writes the other reads",
@@ -25,6 +31,10 @@ pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "a verified load goes on after a fatal stop of the client's device",
         client_fatal,
+    ),
+    VmTest::new(
+        "a verified load in a container goes on after a fatal stop of the client's device",
+        container_fatal,
     ),
     VmTest::new(
         "a verified load waits for a server that is stopped, and goes on when it is back",
@@ -84,11 +94,14 @@ fn mount(vm: &Vm, server: &Vm, version: &str) -> Result<String> {
 }
 
 /// The same from an address of the server's.
-pub fn mount_from(
-    vm: &Vm,
-    (transport, address): (Transport, &str),
-    version: &str,
-) -> Result<String> {
+pub fn mount_from(vm: &Vm, from: (Transport, &str), version: &str) -> Result<String> {
+    let (at, script) = mounting(from, version);
+    vm.sh_in(&script, PATIENCE)?;
+    Ok(at)
+}
+
+/// Where the folder is mounted, and the script that does it.
+fn mounting((transport, address): (Transport, &str), version: &str) -> (String, String) {
     let at = format!("/run/nfs-{version}");
     let (folder, more) = match version {
         "3" => (FOLDER, format!(",nolock,mountproto=tcp,mountport={MOUNTD}")),
@@ -99,16 +112,13 @@ pub fn mount_from(
         Transport::Rdma => NFSD,
         Transport::Tcp => 2049,
     };
-    vm.sh_in(
-        &format!(
-            "set -e
-             mkdir -p {at}
-             mount -t nfs -o vers={version},proto={proto},port={port}{more} {address}:{folder} {at}
-             grep ' {at} ' /proc/mounts | grep vers={version}, | grep -q proto={proto}"
-        ),
-        PATIENCE,
-    )?;
-    Ok(at)
+    let script = format!(
+        "set -e
+         mkdir -p {at}
+         mount -t nfs -o vers={version},proto={proto},port={port}{more} {address}:{folder} {at}
+         grep ' {at} ' /proc/mounts | grep vers={version}, | grep -q proto={proto}"
+    );
+    (at, script)
 }
 
 /// Takes back what was mounted.
@@ -120,6 +130,32 @@ pub fn unmount(vm: &Vm, at: &str) -> Result<()> {
 /// Succeeds where the client is connected.
 const CONNECTED: &str =
     "grep -qw CONNECTED /sys/kernel/sunrpc/xprt-switches/switch-*/xprt-*-rdma/xprt_state";
+
+fn exchanged(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    serve(two)?;
+    let three = mount(one, two, "3")?;
+    let four = mount(one, two, "4.2")?;
+    for (turn, writer, reader) in [(1, &three, &four), (2, &four, &three)] {
+        // What one has named and removed the other may remember for a while.
+        one.sh_in(
+            &format!(
+                "set -e
+                 head -c 4M /dev/urandom >/run/written
+                 dd if=/run/written of={writer}/small-{turn} bs=4k count=128 oflag=direct status=none
+                 dd if=/run/written of={writer}/large-{turn} bs=1M oflag=direct status=none
+                 cmp -n $((128 * 4096)) /run/written {reader}/small-{turn}
+                 cmp /run/written {reader}/large-{turn}
+                 [ $(stat -c %s {reader}/small-{turn}) = $((128 * 4096)) ]
+                 rm {writer}/small-{turn} {writer}/large-{turn}"
+            ),
+            PATIENCE,
+        )?;
+    }
+    unmount(one, &three)?;
+    unmount(one, &four)?;
+    end(two)
+}
 
 fn verified(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
@@ -194,6 +230,66 @@ fn client_fatal(cluster: &Cluster) -> Result<()> {
     with_files(cluster, "4.2", |one, _| {
         begins_anew(cluster, one, one, CONNECTED)
     })
+}
+
+/// Has a command run in the container's network and among its mounts.
+const INSIDE: &str = "nsenter -t $(cat /run/container) -n -m";
+
+/// A network and mounts of its own, as a container's runtime makes them, with a VLAN of the card for the network: the
+/// RDMA device is everybody's. For who mounts there the kernel takes a network that is down, or to which there is no
+/// way (`ENETDOWN`, `ENETUNREACH`), for one that is gone for good, and fails all requests; so the driver says of a
+/// device that failed that it is the host that cannot be reached (`EHOSTUNREACH`).
+fn container_fatal(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    bind_anew(one)?;
+    serve(two)?;
+    let add = "modprobe 8021q; ip link add link eth0 name lan9 type vlan id 9";
+    two.sh(&format!(
+        "set -e; {add}; ip addr add 10.77.9.2/24 dev lan9; ip link set lan9 up"
+    ))?;
+    one.sh(&format!(
+        "set -e; {add}
+         ip netns add container
+         ip link set lan9 netns container
+         ip -n container addr add 10.77.9.1/24 dev lan9
+         ip -n container link set lo up
+         ip -n container link set lan9 up
+         rm -f /run/container"
+    ))?;
+    let container = one.spawn(
+        "exec ip netns exec container bash -c 'echo $$ >/run/container; exec sleep infinity'",
+        8 * PATIENCE,
+    )?;
+    one.wait_for("test -s /run/container", PATIENCE)?;
+    for (vm, address) in [(one, "0a4d:0901"), (two, "0a4d:0902")] {
+        let listed = format!("cat /sys/class/infiniband/*/ports/1/gids/* | grep -q ffff:{address}");
+        vm.wait_for(&listed, PATIENCE)?;
+    }
+    let (at, mount) = mounting((Transport::Rdma, "10.77.9.2"), "4.2");
+    one.sh_in(
+        &format!(
+            "{INSIDE} bash <<'END'
+{mount}
+grep ' {at} ' /proc/mounts | grep -q fatal_neterrors=ENETDOWN:ENETUNREACH
+END"
+        ),
+        PATIENCE,
+    )?;
+    let load = Load::start_by(cluster, one, INSIDE, &format!("{at}/load"))?;
+    begins_anew(
+        cluster,
+        one,
+        one,
+        &format!("{INSIDE} bash -c '{CONNECTED}'"),
+    )?;
+    load.goes_on(cluster)?;
+    load.finish()?;
+    one.sh_in(&format!("{INSIDE} umount {at}"), PATIENCE)?;
+    container.end_with(libc::SIGKILL)?;
+    // With its network goes what it had of the card.
+    one.sh("ip netns del container")?;
+    two.sh("ip link del lan9")?;
+    end(two)
 }
 
 fn stopped(cluster: &Cluster) -> Result<()> {

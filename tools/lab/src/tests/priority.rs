@@ -201,8 +201,13 @@ fn same_processor(cluster: &Cluster) -> Result<()> {
         // Which of two interrupts that wait is taken first is the processor's choice: it is the same each
         // time, and one of the two has to wait.
         let machines = (one, two);
-        let waited = [compare(machines, 0, 1)?, compare(machines, 1, 0)?];
-        ensure!(waited != [false, false], "no bulk handler had to wait");
+        let waited = compare(machines, 0, 1)?;
+        // Where there is no time, only the one that has to wait is tried.
+        if waited && !cluster.thorough() {
+            return Ok(());
+        }
+        let other_waited = compare(machines, 1, 0)?;
+        ensure!(waited || other_waited, "no bulk handler had to wait");
         Ok(())
     })();
     for (irq, home) in &homes {

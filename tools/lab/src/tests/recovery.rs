@@ -537,7 +537,7 @@ fn comes_back_after_reset(cluster: &Cluster) -> Result<()> {
     bind_anew(one)?;
     let before = pinned(one)?;
     // The driver waits longer each time.
-    let rounds = if cluster.thorough() { 3 } else { 2 };
+    let rounds = if cluster.thorough() { 3 } else { 1 };
     for _ in 0..rounds {
         let count = lives(one)?;
         let program = program_in_the_middle(one)?;

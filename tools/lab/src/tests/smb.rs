@@ -10,6 +10,12 @@ use crate::cluster::Cluster;
 use crate::vm::Vm;
 
 /// On the test kernel, whose client can do it. The driver is loaded.
+pub const SHORT: &[VmTest] = &[VmTest::new(
+    "what was written in 4 KiB and 1 MiB is read from a share that was away",
+    exchanged,
+)];
+
+/// The same with all that users see go wrong.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "fio with verification in 4 KiB, 64 KiB and 1 MiB; files are as they were written",
@@ -75,6 +81,34 @@ fn unmount(vm: &Vm) -> Result<()> {
 
 /// Succeeds where the client is connected: nobody else in the kernel is.
 const CONNECTED: &str = "rdma resource show qp | grep -q 'state RTS.*rdma_cm'";
+
+fn exchanged(cluster: &Cluster) -> Result<()> {
+    let (one, two) = cluster.two()?;
+    serve(two)?;
+    mount(one, two)?;
+    one.sh_in(
+        &format!(
+            "set -e
+             head -c 2M /dev/urandom >/run/written
+             dd if=/run/written of={AT}/small bs=4k count=64 status=none
+             dd if=/run/written of={AT}/large bs=1M status=none
+             umount {AT}"
+        ),
+        PATIENCE,
+    )?;
+    mount(one, two)?;
+    one.sh_in(
+        &format!(
+            "set -e
+             cmp -n $((64 * 4096)) /run/written {AT}/small
+             cmp /run/written {AT}/large
+             [ $(stat -c %s {AT}/small) = $((64 * 4096)) ]"
+        ),
+        PATIENCE,
+    )?;
+    unmount(one)?;
+    end(two)
+}
 
 fn verified(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
 use serde_json::json;
 
 use super::driver::bind_anew;
@@ -16,8 +16,13 @@ use crate::traffic::wait_listening;
 use crate::vm::{Running, Vm};
 
 /// On the test kernel: Debian's has no SMC. The driver is loaded.
+pub const SHORT: &[VmTest] = &[VmTest::new(
+    "a socket's bytes arrive, and go by RDMA",
+    bytes,
+)];
+
+/// The same with what users see go wrong.
 pub const TESTS: &[VmTest] = &[
-    VmTest::new("a socket's bytes arrive, and go by RDMA", bytes),
     VmTest::new(
         "a socket whose cable is pulled fails, and the next one goes by RDMA again",
         cable,
@@ -34,8 +39,12 @@ const PORT: u16 = 7518;
 /// Succeeds where SMC has a link by RDMA.
 const LINKED: &str = "rdma resource show qp | grep -q 'state RTS.*smc'";
 
-fn serve(vm: &Vm) -> Result<Running<'_>> {
-    vm.sh("modprobe smc")?;
+/// Starts what answers in the second machine; both have SMC.
+fn serve(cluster: &Cluster) -> Result<Running<'_>> {
+    let (one, vm) = cluster.two()?;
+    for vm in [one, vm] {
+        vm.sh("modprobe smc")?;
+    }
     let server = vm.spawn(&format!("exec {PROGRAM} serve {PORT}"), 6 * PATIENCE)?;
     wait_listening(vm, PORT)?;
     Ok(server)
@@ -50,35 +59,44 @@ fn end(cluster: &Cluster, server: Running<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sends some megabytes and has them back; they went by RDMA.
-fn exchange(one: &Vm, two: &Vm) -> Result<()> {
-    one.sh_in(
-        &format!("modprobe smc; exec {PROGRAM} run {} {PORT}", two.ip()),
-        PATIENCE,
-    )?;
+/// Sends some megabytes and has them back; says whether they went by RDMA.
+fn exchange(one: &Vm, two: &Vm) -> Result<bool> {
+    one.sh_in(&format!("exec {PROGRAM} run {} {PORT}", two.ip()), PATIENCE)?;
     for vm in [one, two] {
         // A link is kept for the next socket.
-        vm.sh(LINKED)
-            .with_context(|| format!("{}: the socket went by TCP", vm.name()))?;
+        if !vm.run(LINKED, PATIENCE)?.ok() {
+            return Ok(false);
+        }
     }
-    Ok(())
+    Ok(true)
 }
 
-/// The same after a device was gone for a while: SMC learns late that it is back, and its sockets go by TCP until then.
-fn exchange_again(one: &Vm, two: &Vm) -> Result<()> {
-    for _ in 0..20 {
-        if exchange(one, two).is_ok() {
-            return Ok(());
+/// How often sockets are tried until one goes by RDMA, a second apart.
+const ATTEMPTS: usize = 20;
+
+/// The same until a socket goes by RDMA: SMC looks at a port in its own time when it or the device has come, and its
+/// sockets go by TCP until then. With `lost`, the link that was before may fail one more of them; none has other bytes
+/// than were sent.
+fn exchange_by_rdma(one: &Vm, two: &Vm, lost: bool) -> Result<()> {
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        match exchange(one, two) {
+            Ok(true) => return Ok(()),
+            Ok(false) => last = None,
+            Err(error) if lost && !format!("{error:#}").contains("not what was sent") => {
+                last = Some(error);
+            }
+            Err(error) => return Err(error),
         }
         std::thread::sleep(Duration::from_secs(1));
     }
-    exchange(one, two)
+    Err(last.unwrap_or_else(|| anyhow!("all sockets went by TCP")))
 }
 
 fn bytes(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    let server = serve(two)?;
-    exchange(one, two)?;
+    let server = serve(cluster)?;
+    exchange_by_rdma(one, two, false)?;
     end(cluster, server)
 }
 
@@ -86,7 +104,7 @@ fn bytes(cluster: &Cluster) -> Result<()> {
 fn fails_when(cluster: &Cluster, happens: impl FnOnce() -> Result<()>) -> Result<()> {
     let (one, two) = cluster.two()?;
     let client = one.spawn(
-        &format!("modprobe smc; exec {PROGRAM} stream {} {PORT}", two.ip()),
+        &format!("exec {PROGRAM} stream {} {PORT}", two.ip()),
         2 * PATIENCE,
     )?;
     wait_for_traffic(cluster, one.index, &[&client])?;
@@ -101,7 +119,7 @@ fn fails_when(cluster: &Cluster, happens: impl FnOnce() -> Result<()>) -> Result
 
 fn cable(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    let server = serve(two)?;
+    let server = serve(cluster)?;
     fails_when(cluster, || {
         cluster.device_command(2, &json!({"cmd": "link", "up": false}))?;
         let lost = one.wait_for(&format!("! {LINKED}"), PATIENCE);
@@ -109,7 +127,7 @@ fn cable(cluster: &Cluster) -> Result<()> {
         lost.context("a link without a cable is not found dead")
     })?;
     wait_active(two)?;
-    exchange_again(one, two)?;
+    exchange_by_rdma(one, two, true)?;
     end(cluster, server)
 }
 
@@ -118,14 +136,14 @@ fn fatal(cluster: &Cluster) -> Result<()> {
     for vm in [one, two] {
         bind_anew(vm)?;
     }
-    let server = serve(two)?;
+    let server = serve(cluster)?;
     for vm in [one, two] {
         let count = lives(vm)?;
         fails_when(cluster, || {
             cluster.device_command(vm.index, &json!({"cmd": "fatal"}))?;
             wait_back(vm, count)
         })?;
-        exchange_again(one, two)
+        exchange_by_rdma(one, two, true)
             .with_context(|| format!("after {} had another device", vm.name()))?;
     }
     end(cluster, server)

@@ -13,6 +13,12 @@ use crate::cluster::Cluster;
 use crate::vm::Vm;
 
 /// On machines with the driver loaded, on the stock kernel.
+pub const SHORT: &[VmTest] = &[VmTest::new(
+    "login, fio with verification in 4 KiB, 64 KiB and 1 MiB",
+    storage::blocks::<Srp>,
+)];
+
+/// The same with all that users see go wrong.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
         "login, fio with verification in 4 KiB, 64 KiB and 1 MiB, a file system",

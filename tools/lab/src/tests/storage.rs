@@ -102,9 +102,14 @@ pub struct Load<'v> {
 impl<'v> Load<'v> {
     /// Begins to write and to read back a disk or a file, and waits until that is under way.
     pub fn start(cluster: &Cluster, vm: &'v Vm, path: &str) -> Result<Self> {
+        Self::start_by(cluster, vm, "", path)
+    }
+
+    /// The same, started by a command.
+    pub fn start_by(cluster: &Cluster, vm: &'v Vm, command: &str, path: &str) -> Result<Self> {
         let fio = vm.spawn(
             &format!(
-                "exec {VERIFYING} --filename={path} --name=load --bs=64k --size=4m --loops=1000000"
+                "exec {command} {VERIFYING} --filename={path} --name=load --bs=64k --size=4m --loops=1000000"
             ),
             4 * PATIENCE,
         )?;
@@ -189,6 +194,11 @@ fn with_disk_lost_after<D: Disk>(
     test(one, two, &disk)?;
     D::disconnect(one)?;
     D::end(two)
+}
+
+/// Every size of block.
+pub fn blocks<D: Disk>(cluster: &Cluster) -> Result<()> {
+    with_disk::<D>(cluster, |one, _, disk| verify(one, disk))
 }
 
 /// Every size of block, and a file system.

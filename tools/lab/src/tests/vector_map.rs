@@ -21,8 +21,8 @@ use crate::vm::Vm;
 /// On machines of which the first has as many vectors as any layout is good for. They are left as they were.
 pub const LAYOUTS: &[VmTest] = &[
     VmTest::new(
-        "in each layout events come to the queue and by the vector that it says",
-        each_layout,
+        "in some layouts, each kind among them, events come to the queue and by the vector that it says",
+        |cluster| layouts_serve(cluster, |layout| SOME.contains(&layout)),
     ),
     VmTest::new(
         "moderation of an event queue adapts by whichever of its vectors it interrupts",
@@ -30,20 +30,45 @@ pub const LAYOUTS: &[VmTest] = &[
     ),
 ];
 
+/// On the same, of a minute and more.
+pub const ALL_LAYOUTS: &[VmTest] = &[VmTest::new(
+    "in each layout events come to the queue and by the vector that it says",
+    |cluster| layouts_serve(cluster, |_| true),
+)];
+
 /// On any.
 pub const CHANGES: &[VmTest] = &[
     VmTest::new("a layout that there is none of is refused", refused),
     VmTest::new(
         "another layout under a program: it is told, and the device comes back with that",
-        in_use,
+        |cluster| changed_in_use(cluster, &["one/intx", DEFAULT]),
     ),
     VmTest::new(
         "a layout stays when the device fails, and brings one back that stayed failed",
         after_failures,
     ),
     VmTest::new(
-        "a layout with which the device does not start is taken back, whether or not somebody waits",
-        does_not_start,
+        "a layout with which the device does not start is taken back, and who waits is told",
+        |cluster| does_not_start(cluster, true),
+    ),
+];
+
+/// The same, where a device begins anew more often than others have the time for.
+pub const MORE_CHANGES: &[VmTest] = &[
+    VmTest::new(
+        "layouts of each kind, one after the other under a program: it is told, each time",
+        |cluster| changed_in_use(cluster, &["one/cpu", "function-cpu/function", "one/intx", DEFAULT]),
+    ),
+    VmTest::new(
+        "a layout with which the device does not start is taken back, though nobody waits; later it is taken",
+        |cluster| {
+            does_not_start(cluster, false)?;
+            // It is none of the layout's fault.
+            let (one, _) = cluster.two()?;
+            set(one, "one/cpu")?;
+            still_works(cluster)?;
+            bind_anew(one)
+        },
     ),
 ];
 
@@ -78,8 +103,8 @@ const ALL: [(&str, Count, Option<Count>); 18] = [
     ("function-cpu/function-cpu", two_each, Some(two_each)),
 ];
 
-/// Of these, those that machines with few vectors try where there is no time for all: each number of event
-/// queues and each of vectors is among them.
+/// Of these, those that are tried where there is no time for all: each number of event queues and each of vectors
+/// is among them.
 const SOME: [&str; 6] = [
     "function/intx",
     "cpu/one",
@@ -293,10 +318,10 @@ fn layout_serves(cluster: &Cluster, layout: &(&str, Count, Option<Count>)) -> Re
     nothing_left(one)
 }
 
-fn each_layout(cluster: &Cluster) -> Result<()> {
+fn layouts_serve(cluster: &Cluster, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let (one, _) = cluster.two()?;
     let mut served = Ok(());
-    for layout in &ALL {
+    for layout in ALL.iter().filter(|(name, ..)| wanted(name)) {
         served = layout_serves(cluster, layout).with_context(|| layout.0);
         if served.is_err() {
             break;
@@ -387,11 +412,12 @@ fn recoveries(vm: &Vm) -> Result<String> {
     Ok(shown.to_string())
 }
 
-fn in_use(cluster: &Cluster) -> Result<()> {
+/// Sets these layouts, one after the other, each under a program.
+fn changed_in_use(cluster: &Cluster, layouts: &[&str]) -> Result<()> {
     let (one, _) = cluster.two()?;
     bind_anew(one)?;
     let health = recoveries(one)?;
-    for (round, layout) in (1..).zip(["one/cpu", "function-cpu/function", "one/intx", DEFAULT]) {
+    for (round, layout) in (1..).zip(layouts) {
         let before = lives(one)?;
         let program = program_in_the_middle(one)?;
         set(one, layout)?;
@@ -430,53 +456,48 @@ fn after_failures(cluster: &Cluster) -> Result<()> {
     still_works(cluster)
 }
 
-fn does_not_start(cluster: &Cluster) -> Result<()> {
+/// The device does not start with a layout, for want of memory; `waits` says whether who set it is still there then.
+fn does_not_start(cluster: &Cluster, waits: bool) -> Result<()> {
     let (one, _) = cluster.two()?;
     bind_anew(one)?;
-    for waits in [true, false] {
-        let before = lives(one)?;
-        let program = program_in_the_middle(one)?;
-        fail_next_life(one)?;
-        // Users are given a second to let go, in which who set it is ended: no time to start programs.
-        let end = if waits {
-            ""
-        } else {
-            "while read -r line <&$log; do
-                 [[ $line != *'device begins anew'* ]] || break
-             done
-             kill $setting $listener"
-        };
-        let said = one.sh_in(
-            &format!(
-                "{REPORTERS}; dmesg -C
-                 exec {{log}}< <(exec dmesg -w)
-                 listener=$!
-                 devlink dev param set $reporters name vector_map value one/cpu cmode runtime 2>&1 &
-                 setting=$!
-                 {end}
-                 wait $setting; echo $?
-                 kill $listener 2>/dev/null || true"
-            ),
-            PATIENCE,
-        )?;
-        let expected = if waits {
-            "does not start with it"
-        } else {
-            // Ended by SIGTERM.
-            "143"
-        };
-        ensure!(said.contains(expected), "{said}");
-        // The first attempt fails, and the next one is with what it was before.
-        wait_back(one, before)?;
-        fail_no_more(one)?;
-        ended_well(one, program)?;
-        ensure!(get(one)? == DEFAULT, "{}", get(one)?);
-        ensure!(lives(one)? == before + 1, "{} lives", lives(one)?);
-        nothing_left(one)?;
-        still_works(cluster)?;
-    }
-    // It is none of the layout's fault.
-    set(one, "one/cpu")?;
-    still_works(cluster)?;
-    bind_anew(one)
+    let before = lives(one)?;
+    let program = program_in_the_middle(one)?;
+    fail_next_life(one)?;
+    // Users are given a second to let go, in which who set it is ended: no time to start programs.
+    let end = if waits {
+        ""
+    } else {
+        "while read -r line <&$log; do
+             [[ $line != *'device begins anew'* ]] || break
+         done
+         kill $setting $listener"
+    };
+    let said = one.sh_in(
+        &format!(
+            "{REPORTERS}; dmesg -C
+             exec {{log}}< <(exec dmesg -w)
+             listener=$!
+             devlink dev param set $reporters name vector_map value one/cpu cmode runtime 2>&1 &
+             setting=$!
+             {end}
+             wait $setting; echo $?
+             kill $listener 2>/dev/null || true"
+        ),
+        PATIENCE,
+    )?;
+    let expected = if waits {
+        "does not start with it"
+    } else {
+        // Ended by SIGTERM.
+        "143"
+    };
+    ensure!(said.contains(expected), "{said}");
+    // The first attempt fails, and the next one is with what it was before.
+    wait_back(one, before)?;
+    fail_no_more(one)?;
+    ended_well(one, program)?;
+    ensure!(get(one)? == DEFAULT, "{}", get(one)?);
+    ensure!(lives(one)? == before + 1, "{} lives", lives(one)?);
+    nothing_left(one)?;
+    still_works(cluster)
 }

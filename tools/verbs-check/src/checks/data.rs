@@ -175,7 +175,6 @@ fn inline(bench: &mut Bench, opcode: u32) -> Check {
     }
 }
 
-/// A write work request between the buffers of a pair.
 /// Each end has its memory registered when the connection is there, and uses the key at once: nothing is
 /// waited for between the two.
 fn new_keys(bench: &mut Bench, opcode: u32) -> Check {
@@ -200,6 +199,7 @@ fn new_keys(bench: &mut Bench, opcode: u32) -> Check {
     Ok(())
 }
 
+/// A write work request between the buffers of a pair.
 fn write_work(pair: &Pair, offset: usize, length: usize, wr_id: u64, flags: u32) -> SendWork {
     SendWork {
         wr_id,

@@ -20,7 +20,8 @@ use crate::sys::*;
 use crate::verbs::{Buffer, BufferKind, Change, Context, Errno, Options};
 use std::rc::Rc;
 
-type Body = fn(&Rig) -> Check;
+/// What makes a check.
+pub(super) type Body = fn(&Rig) -> Check;
 
 const CHECKS: &[(&str, Body)] = &[
     ("queries tell what was set", queries),
@@ -79,9 +80,19 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 const QKEY: u32 = 0x1234;
 
 pub fn run(options: &Options, report: &mut Report) {
-    for (name, body) in CHECKS {
+    each_on_its_own(options, report, "objects: ", CHECKS);
+}
+
+/// Makes each check on a rig of its own; their names begin with `prefix`.
+pub(super) fn each_on_its_own(
+    options: &Options,
+    report: &mut Report,
+    prefix: &str,
+    checks: &[(&str, Body)],
+) {
+    for (name, body) in checks {
         let result = Rig::new(options).and_then(|rig| body(&rig));
-        report.enter(&format!("objects: {name}"), result);
+        report.enter(&format!("{prefix}{name}"), result);
     }
 }
 
@@ -878,31 +889,77 @@ fn rereg(rig: &Rig) -> Check {
     well(unsafe { ibv_dereg_mr(mr) }, "ibv_dereg_mr")
 }
 
+/// Memory of the device, of [`DeviceMemory::LENGTH`] bytes.
+pub(super) struct DeviceMemory<'r> {
+    rig: &'r Rig,
+    dm: *mut ibv_dm,
+    free: unsafe extern "C" fn(*mut ibv_dm) -> libc::c_int,
+}
+
+impl<'r> DeviceMemory<'r> {
+    pub(super) const LENGTH: usize = 8192;
+
+    /// Skips a check where there is none.
+    pub(super) fn new(rig: &'r Rig) -> Check<Self> {
+        let verbs = rig.extended();
+        let (Some(alloc), Some(free)) = (verbs.alloc_dm, verbs.free_dm) else {
+            return Err(Outcome::Skipped("device memory is not offered".into()));
+        };
+        let mut attr = ibv_alloc_dm_attr {
+            length: Self::LENGTH,
+            log_align_req: 0,
+            comp_mask: 0,
+        };
+        // SAFETY: the context is open and the attributes complete.
+        let dm = made(unsafe { alloc(rig.raw(), &mut attr) }, "ibv_alloc_dm")?;
+        Ok(Self { rig, dm, free })
+    }
+
+    /// Registers all of it, from address zero on, with every right that memory of the device can have.
+    pub(super) fn register(&self) -> Check<*mut ibv_mr> {
+        let access = RIGHTS & !IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED;
+        let register = self.rig.extended().reg_dm_mr;
+        let register = register.ok_or("device memory cannot be registered")?;
+        // SAFETY: domain and memory live: whoever has this has not freed it.
+        let mr = unsafe { register(self.rig.pd, self.dm, 0, Self::LENGTH, access) };
+        made(mr, "ibv_reg_dm_mr")
+    }
+
+    /// Has the processor write some of it.
+    pub(super) fn set(&self, at: u64, bytes: &[u8]) -> Check {
+        // SAFETY: the memory lives, and the bytes are as many as said.
+        let copied = unsafe {
+            (*self.dm).memcpy_to_dm.map_or(libc::ENOSYS, |copy| {
+                copy(self.dm, at, bytes.as_ptr().cast(), bytes.len())
+            })
+        };
+        well(copied, "ibv_memcpy_to_dm")
+    }
+
+    /// Has the processor read some of it.
+    pub(super) fn get(&self, at: u64, length: usize) -> Check<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        // SAFETY: the memory lives, and there is room for as many bytes as said.
+        let copied = unsafe {
+            (*self.dm).memcpy_from_dm.map_or(libc::ENOSYS, |copy| {
+                copy(bytes.as_mut_ptr().cast(), self.dm, at, length)
+            })
+        };
+        well(copied, "ibv_memcpy_from_dm")?;
+        Ok(bytes)
+    }
+
+    /// Gives it back, which has no region any more.
+    pub(super) fn free(self) -> Check {
+        // SAFETY: the memory lives, and nobody has it afterwards.
+        well(unsafe { (self.free)(self.dm) }, "ibv_free_dm")
+    }
+}
+
 fn device_memory(rig: &Rig) -> Check {
-    let verbs = rig.extended();
-    let (Some(alloc), Some(register), Some(free)) =
-        (verbs.alloc_dm, verbs.reg_dm_mr, verbs.free_dm)
-    else {
-        return Err(Outcome::Skipped("device memory is not offered".into()));
-    };
-    let mut attr = ibv_alloc_dm_attr {
-        length: 8192,
-        log_align_req: 0,
-        comp_mask: 0,
-    };
-    // SAFETY: the context is open and the attributes complete.
-    let dm = made(unsafe { alloc(rig.raw(), &mut attr) }, "ibv_alloc_dm")?;
-    let access = RIGHTS & !IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED;
-    // SAFETY: all objects live.
-    let mr = unsafe { register(rig.pd, dm, 0, 8192, access) };
-    let mr = made(mr, "ibv_reg_dm_mr")?;
-    // SAFETY: the memory lives, and the bytes are as many as said.
-    let copied = unsafe {
-        (*dm).memcpy_to_dm.map_or(libc::ENOSYS, |copy| {
-            copy(dm, 4096, [0x5a_u8; 256].as_ptr().cast(), 256)
-        })
-    };
-    well(copied, "ibv_memcpy_to_dm")?;
+    let memory = DeviceMemory::new(rig)?;
+    let mr = memory.register()?;
+    memory.set(4096, &[0x5a; 256])?;
     let pair = rig.pair()?;
     // SAFETY: the region lives.
     let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
@@ -918,15 +975,7 @@ fn device_memory(rig: &Rig) -> Check {
     write.wr.rdma.rkey = rkey;
     rig.send(pair.a, write, (4096, 256, lkey))?;
     rig.ends(pair.cq, IBV_WC_SUCCESS, "a write from and to device memory")?;
-    let mut got = [0u8; 256];
-    // SAFETY: as above.
-    let copied = unsafe {
-        (*dm).memcpy_from_dm.map_or(libc::ENOSYS, |copy| {
-            copy(got.as_mut_ptr().cast(), dm, 64, 256)
-        })
-    };
-    well(copied, "ibv_memcpy_from_dm")?;
-    expect!(got, [0x5a; 256], "what was written");
+    expect!(memory.get(64, 256)?, vec![0x5a; 256], "what was written");
     rig.write_to(pair.a, 64, 8192 - 63, rkey)?;
     refused(rig, &pair, "a write past device memory")?;
     if shares(rig)? {
@@ -934,11 +983,9 @@ fn device_memory(rig: &Rig) -> Check {
         let shared = unsafe { direct::reg_shared_mr(rig.pd, mr, IBV_ACCESS_REMOTE_READ) };
         must_fail(shared, libc::EINVAL, "a share of device memory")?;
     }
-    // SAFETY: the region and the memory live, and are not used afterwards.
-    unsafe {
-        well(ibv_dereg_mr(mr), "ibv_dereg_mr")?;
-        well(free(dm), "ibv_free_dm")
-    }
+    // SAFETY: the region lives and is not used afterwards.
+    well(unsafe { ibv_dereg_mr(mr) }, "ibv_dereg_mr")?;
+    memory.free()
 }
 
 /// The argument of the request that makes a DMA buffer of a memory file.

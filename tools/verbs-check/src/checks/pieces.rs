@@ -7,8 +7,8 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use super::objects::{
-    in_state, made, modify, refused, to_init, to_rtr, to_rts, to_state, well, work, Pair, Rig,
-    PATIENCE, RIGHTS,
+    each_on_its_own, in_state, made, modify, refused, to_init, to_rtr, to_rts, to_state, well,
+    work, Body, DeviceMemory, Pair, Rig, PATIENCE, RIGHTS,
 };
 use super::refusal::{next_key, vendor, wrong};
 use crate::bench::status_name;
@@ -19,7 +19,6 @@ use crate::sys::*;
 use crate::verbs::{Change, Entry, Errno, Options};
 
 pub fn run(options: &Options, report: &mut Report) {
-    type Body = fn(&Rig) -> Check;
     let checks: &[(&str, Body)] = &[
         ("on a connection that is not reliable", unreliable),
         ("that fail on such a connection", unreliable_fails),
@@ -28,10 +27,7 @@ pub fn run(options: &Options, report: &mut Report) {
         ("of memory of the device", device_memory),
         ("of pages that come and go, on UC", on_demand),
     ];
-    for (name, body) in checks {
-        let result = Rig::new(options).and_then(|rig| body(&rig));
-        report.enter(&format!("pieces: lists {name}"), result);
-    }
+    each_on_its_own(options, report, "pieces: lists ", checks);
 }
 
 /// Rights of lists: of RIGHTS, those of windows are not for them.
@@ -469,45 +465,11 @@ fn extended_fails(rig: &Rig) -> Check {
 }
 
 fn device_memory(rig: &Rig) -> Check {
-    let verbs = rig.extended();
-    let (Some(alloc), Some(register), Some(free)) =
-        (verbs.alloc_dm, verbs.reg_dm_mr, verbs.free_dm)
-    else {
-        return Err(Outcome::Skipped("device memory is not offered".into()));
-    };
-    let mut attr = ibv_alloc_dm_attr {
-        length: 8192,
-        log_align_req: 0,
-        comp_mask: 0,
-    };
-    // SAFETY: the context is open and the attributes complete.
-    let dm = made(unsafe { alloc(rig.raw(), &mut attr) }, "ibv_alloc_dm")?;
-    let access = LIST_RIGHTS | IBV_ACCESS_ZERO_BASED;
-    // SAFETY: all objects live.
-    let mr = unsafe { register(rig.pd, dm, 0, 8192, access) };
-    let mr = made(mr, "ibv_reg_dm_mr")?;
+    const LENGTH: usize = DeviceMemory::LENGTH;
+    let memory = DeviceMemory::new(rig)?;
+    let mr = memory.register()?;
     // SAFETY: the region lives.
     let lkey = unsafe { (*mr).lkey };
-    let set = |at: u64, bytes: &[u8]| {
-        // SAFETY: the memory lives, and the bytes are as many as said.
-        let copied = unsafe {
-            (*dm).memcpy_to_dm.map_or(libc::ENOSYS, |copy| {
-                copy(dm, at, bytes.as_ptr().cast(), bytes.len())
-            })
-        };
-        well(copied, "ibv_memcpy_to_dm")
-    };
-    let get = |at: u64, length: usize| -> Check<Vec<u8>> {
-        let mut bytes = vec![0; length];
-        // SAFETY: as above.
-        let copied = unsafe {
-            (*dm).memcpy_from_dm.map_or(libc::ENOSYS, |copy| {
-                copy(bytes.as_mut_ptr().cast(), dm, at, length)
-            })
-        };
-        well(copied, "ibv_memcpy_from_dm")?;
-        Ok(bytes)
-    };
     let base = rig.buffer.address();
     // In turns: of the device, of the host, of the device over the end of a page.
     let list = List::new(
@@ -530,16 +492,17 @@ fn device_memory(rig: &Rig) -> Check {
         to_rts(qp)?;
     }
     list.register(rig, owner, cq)?;
-    set(0, &[0xa5; 8192])?;
+    memory.set(0, &[0xa5; LENGTH])?;
     rig.set(32_768, &[0xa5; 16_384])?;
     let bytes: Vec<u8> = (0..ALL).map(|at| (at as u8).wrapping_mul(11)).collect();
     rig.set(0, &bytes)?;
     rig.write_to(peer, ALL as u32, ADDRESS, list.key)?;
     rig.ends(cq, IBV_WC_SUCCESS, "a write over all pieces")?;
-    let mut expected = vec![0xa5; 8192];
+    let mut expected = vec![0xa5; LENGTH];
     expected[4..1008].copy_from_slice(&bytes[..1004]);
     expected[4000..4996].copy_from_slice(&bytes[3004..]);
-    expect!(get(0, 8192)? == expected, true, "memory of the device");
+    let found = memory.get(0, LENGTH)?;
+    expect!(found == expected, true, "memory of the device");
     let mut expected = vec![0xa5; 16_384];
     expected[40_000 - 32_768..][..2000].copy_from_slice(&bytes[1004..3004]);
     expect!(rig.get(32_768, 16_384)? == expected, true, "memory here");
@@ -578,8 +541,7 @@ fn device_memory(rig: &Rig) -> Check {
     // A part that does not reach the memory of the device.
     rig.write_to(peer, 16, ADDRESS + 1500, list.key)?;
     rig.ends(cq, IBV_WC_REM_ACCESS_ERR, "a write after its region ended")?;
-    // SAFETY: no region of the memory is left, nor is it used afterwards.
-    well(unsafe { free(dm) }, "ibv_free_dm")
+    memory.free()
 }
 
 /// On a connection that does not send again: what comes to a page that is not there may be lost, and the

@@ -11,34 +11,35 @@ use ferrite_abi::{
     UVERBS_MR_SHARED, UVERBS_QP_LISTS, UVERBS_QP_REGISTER_DRAINS,
 };
 
-use super::objects::{errno, Rig, LENGTH, PATIENCE};
+use super::objects::{each_on_its_own, errno, Rig, LENGTH, PATIENCE};
 use crate::expect;
 use crate::report::{Check, Report};
 use crate::sys::*;
 use crate::verbs::{Buffer, BufferKind, Errno, Options};
 
 pub fn run(options: &Options, report: &mut Report) {
-    type Body = fn(&Rig) -> Check;
-    let checks: &[(&str, Body)] = &[
-        ("queue pairs: as long as it is to be, and else", qp_lengths),
-        ("queue pairs: flags, and fields that are zero", qp_fields),
-        ("queue pairs: flags on services without them", qp_services),
-        ("queue pairs: rings that are not there", qp_rings),
-        ("regions: as long as it is to be, and else", mr_lengths),
-        ("regions: kinds, and fields that are zero", mr_fields),
-        ("an answer that cannot be written", unanswerable),
-    ];
-    for (name, body) in checks {
-        let result = Rig::new(options).and_then(|rig| {
-            body(&rig)?;
-            // Whatever was refused, the context is as good as before.
-            let pair = rig.pair()?;
-            rig.write(pair.a, 100)?;
-            rig.ends(pair.cq, IBV_WC_SUCCESS, "a write afterwards")?;
-            Ok(())
-        });
-        report.enter(&format!("private: {name}"), result);
-    }
+    each_on_its_own(
+        options,
+        report,
+        "private: ",
+        &[
+            ("queue pairs: as long as it is to be, and else", qp_lengths),
+            ("queue pairs: flags, and fields that are zero", qp_fields),
+            ("queue pairs: flags on services without them", qp_services),
+            ("queue pairs: rings that are not there", qp_rings),
+            ("regions: as long as it is to be, and else", mr_lengths),
+            ("regions: kinds, and fields that are zero", mr_fields),
+            ("an answer that cannot be written", unanswerable),
+        ],
+    );
+}
+
+/// Whatever was refused, the context is as good as before.
+fn still_good(rig: &Rig) -> Check {
+    let pair = rig.pair()?;
+    rig.write(pair.a, 100)?;
+    rig.ends(pair.cq, IBV_WC_SUCCESS, "a write afterwards")?;
+    Ok(())
 }
 
 /// `enum ib_uverbs_write_cmds`.
@@ -205,6 +206,27 @@ fn longer(request: &[u8], by: usize, last: u8) -> Vec<u8> {
 /// More than a page, which the kernel looks through all the same.
 const TAILS: [usize; 4] = [4, 8, 64, 5000];
 
+/// A request that is longer than the driver knows: it is carried out where the rest is zero.
+fn with_tails(
+    rig: &Rig,
+    what: &str,
+    bytes: &[u8],
+    request: impl Fn(&[u8]) -> Result<(), i32>,
+) -> Check {
+    for by in TAILS {
+        for (last, how, expected) in [(0, "zero", 0), (1, "not zero", libc::EOPNOTSUPP)] {
+            let bytes = longer(bytes, by, last);
+            ends(
+                rig,
+                &format!("{what}: {by} bytes more, {how}"),
+                expected,
+                || request(&bytes),
+            )?;
+        }
+    }
+    Ok(())
+}
+
 fn qp_lengths(rig: &Rig) -> Check {
     let (_buffer, made, request) = good_qp(rig)?;
     let bytes = request.as_bytes();
@@ -214,16 +236,8 @@ fn qp_lengths(rig: &Rig) -> Check {
         })?;
     }
     ends(rig, "all of it", 0, || qp(rig, made, bytes))?;
-    for by in TAILS {
-        ends(rig, &format!("{by} bytes more, zero"), 0, || {
-            qp(rig, made, &longer(bytes, by, 0))
-        })?;
-        let what = format!("{by} bytes more, not zero");
-        ends(rig, &what, libc::EOPNOTSUPP, || {
-            qp(rig, made, &longer(bytes, by, 1))
-        })?;
-    }
-    Ok(())
+    with_tails(rig, "a queue pair", bytes, |bytes| qp(rig, made, bytes))?;
+    still_good(rig)
 }
 
 fn qp_fields(rig: &Rig) -> Check {
@@ -245,7 +259,7 @@ fn qp_fields(rig: &Rig) -> Check {
             || qp(rig, made, request.as_bytes()),
         )?;
     }
-    Ok(())
+    still_good(rig)
 }
 
 fn qp_services(rig: &Rig) -> Check {
@@ -272,7 +286,7 @@ fn qp_services(rig: &Rig) -> Check {
             )?;
         }
     }
-    Ok(())
+    still_good(rig)
 }
 
 fn qp_rings(rig: &Rig) -> Check {
@@ -337,7 +351,7 @@ fn qp_rings(rig: &Rig) -> Check {
     for (what, errno, request) in bad {
         ends(rig, what, errno, || qp(rig, made, request.as_bytes()))?;
     }
-    Ok(())
+    still_good(rig)
 }
 
 /// Of a region that a provider of before would make, and of a key for lists.
@@ -371,15 +385,9 @@ fn mr_lengths(rig: &Rig) -> Check {
                 made(&bytes[..length])
             })?;
         }
-        for by in TAILS {
-            ends(rig, &format!("{what}: {by} bytes more, zero"), 0, || {
-                made(&longer(bytes, by, 0))
-            })?;
-            let what = format!("{what}: {by} bytes more, not zero");
-            ends(rig, &what, libc::EOPNOTSUPP, || made(&longer(bytes, by, 1)))?;
-        }
+        with_tails(rig, what, bytes, made)?;
     }
-    Ok(())
+    still_good(rig)
 }
 
 fn mr_fields(rig: &Rig) -> Check {
@@ -443,7 +451,8 @@ fn mr_fields(rig: &Rig) -> Check {
         nothing,
         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ,
         list,
-    )
+    )?;
+    still_good(rig)
 }
 
 /// The kernel makes what was asked for, cannot say so, and takes it back.
@@ -452,5 +461,6 @@ fn unanswerable(rig: &Rig) -> Check {
     const NOWHERE: Answer = (4096, 10);
     ends(rig, "a queue pair", libc::EFAULT, || {
         create_qp(rig, made, request.as_bytes(), NOWHERE)
-    })
+    })?;
+    still_good(rig)
 }
