@@ -51,6 +51,8 @@ use crate::{
         Class,
         Outcome,
         Position,
+        Post,
+        Posted,
         Request,
         Requests,
         Ring,
@@ -465,8 +467,8 @@ impl Cqp {
     }
 
     /// Gives the device a command about the object of that `number`, and does not wait for the answer,
-    /// unless there is no place for a command that nobody waits for: then there is no ticket. What it names
-    /// stays until the ticket says that it is done. Sleeps.
+    /// unless there is no place for a command that nobody waits for: then it is done, and has no name. What it
+    /// is about stays until it is known to be done. Sleeps.
     pub(crate) fn post<P: Plain>(
         &self,
         bars: Bars<'_>,
@@ -474,16 +476,21 @@ impl Cqp {
         opcode: CommandOpcode,
         payload: &P,
         number: u32,
-    ) -> Result<Option<Arc<Ticket>>> {
+    ) -> Result<Option<Posted>> {
         let mut entry = CommandEntry::new(opcode, 0, (0, 0), payload);
         // Places of what was posted before get free, and who posts learns early what failed.
         self.poll(bars);
-        let ticket = Ticket::new(&self.requests, manner.user, manner.class);
-        // Who has no memory for a ticket waits.
-        if let Ok(ticket) = Arc::pin_init(ticket, GFP_KERNEL_ACCOUNT) {
+        let post = Post::new(
+            &self.requests,
+            manner.user,
+            manner.class,
+            GFP_KERNEL_ACCOUNT,
+        );
+        // Who has no memory for that waits.
+        if let Ok(post) = post {
             let ring = self.queue(bars.doorbells);
-            match self.requests.post(&ticket, number, &mut entry, &ring) {
-                Ok(()) => return Ok(Some(ticket)),
+            match self.requests.post(post, number, &mut entry, &ring) {
+                Ok(posted) => return Ok(Some(posted)),
                 Err(error) if error == EAGAIN => {}
                 Err(error) => return Err(error),
             }
@@ -493,20 +500,27 @@ impl Cqp {
     }
 
     /// How a command ended that was posted, if that is known; answers that are there are taken.
-    pub(crate) fn look_at(&self, bars: Bars<'_>, ticket: &Ticket) -> Option<Result> {
-        if self.requests.outcome_yet(ticket).is_none() {
-            self.poll(bars);
+    pub(crate) fn look_at(&self, bars: Bars<'_>, posted: &Posted) -> Option<Outcome> {
+        let outcome = self.requests.outcome_yet(posted);
+        if outcome.is_some() {
+            return outcome;
         }
-        self.requests.outcome_yet(ticket).map(outcome_to_result)
+        self.poll(bars);
+        self.requests.outcome_yet(posted)
     }
 
     /// Waits until a command is done that was posted, and returns how it ended: `ETIMEDOUT` as
     /// [`Self::execute`]. Sleeps.
-    pub(crate) fn settle(&self, bars: Bars<'_>, ticket: &Ticket) -> Result {
-        if self.requests.outcome_yet(ticket).is_none() {
-            self.wait(bars, Asked::Posted(ticket), true, false)?;
+    pub(crate) fn settle(&self, bars: Bars<'_>, posted: &Posted) -> Result<Outcome> {
+        if let Some(ticket) = self.requests.ticket(posted) {
+            self.wait(bars, Asked::Posted(&ticket), true, false)?;
         }
-        outcome_to_result(self.requests.outcome(ticket))
+        Ok(self.requests.outcome_yet(posted).unwrap_or(Outcome::Lost))
+    }
+
+    /// Forgets how a command ended that was posted: from now on it did what it was to do.
+    pub(crate) fn forget(&self, posted: &Posted) {
+        self.requests.forget(posted);
     }
 
     /// Runs a command that has parameters and no reply. Sleeps.
@@ -682,7 +696,7 @@ fn failed_post(answered: Answered, status: u32) -> Option<(u32, Error)> {
 }
 
 /// What a caller sees of how a command ended.
-fn outcome_to_result(outcome: Outcome) -> Result {
+pub(crate) fn outcome_to_result(outcome: Outcome) -> Result {
     match outcome {
         Outcome::Answered { status, .. } => status_to_result(status),
         Outcome::Lost => Err(EIO),
@@ -869,36 +883,39 @@ mod tests {
     /// result, and the looks that took.
     fn wait_posted(
         stage: &Stage,
-        ticket: &Ticket,
+        posted: &Posted,
         looks: u32,
         at_look: impl Fn(u32),
         alive: bool,
-    ) -> (Result, u32) {
+    ) -> Result<(Result, u32)> {
+        let ticket = stage.ticket(posted)?;
         let count = Atomic::new(0u32);
         let sleep = |killable: bool| {
             assert!(!killable);
             at_look(count.fetch_add(1, Relaxed) + 1);
             Ok(ticket.done.try_wait())
         };
-        let asked = Asked::Posted(ticket);
+        let asked = Asked::Posted(&ticket);
         let result = wait_for(&stage.requests, asked, false, looks, sleep, || alive);
-        (result, count.load(Relaxed))
+        let looks = count.load(Relaxed);
+        // From then on there is nothing to wait for.
+        let again = wait_for(&stage.requests, asked, false, 5, sleep, || alive);
+        assert_eq!((again, count.load(Relaxed)), (Ok(()), looks + 1));
+        assert!(stage.ticket(posted).is_err());
+        Ok((result, looks))
     }
 
     #[test]
     fn what_was_posted_is_waited_for_as_often_as_one_likes() -> Result {
         let stage = Stage::new()?;
-        let ticket = stage.post(1, 7)?;
+        let posted = stage.post(1, 7)?;
         let answer = |at| {
             if at == 3 {
                 stage.answer_next();
             }
         };
-        assert_eq!(wait_posted(&stage, &ticket, 5, answer, true), (Ok(()), 3));
-        for _ in 0..2 {
-            let again = wait_posted(&stage, &ticket, 5, |_| (), false);
-            assert_eq!(again, (Ok(()), 1));
-        }
+        let result = wait_posted(&stage, &posted, 5, answer, true)?;
+        assert_eq!(result, (Ok(()), 3));
         Ok(())
     }
 
@@ -911,15 +928,15 @@ mod tests {
             assert!(stage.post(2, at).is_ok());
             stage.answer(at as usize);
         };
-        let result = wait_posted(&stage, &lost, 5, others, true);
+        let result = wait_posted(&stage, &lost, 5, others, true)?;
         assert_eq!(result, (Err(ETIMEDOUT), 5));
         // Its place is not used again, and what the device says later is nobody's.
         assert_eq!(stage.requests.outcome_yet(&lost), Some(Outcome::Lost));
         assert!(!stage.answer(0));
         // A device that is gone is not waited for.
         let stage = Stage::new()?;
-        let ticket = stage.post(1, 7)?;
-        let result = wait_posted(&stage, &ticket, 30, |_| (), false);
+        let posted = stage.post(1, 7)?;
+        let result = wait_posted(&stage, &posted, 30, |_| (), false)?;
         assert_eq!(result, (Err(ETIMEDOUT), 1));
         Ok(())
     }
