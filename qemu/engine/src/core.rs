@@ -463,11 +463,15 @@ pub(crate) struct ControlRing {
     rung: u32,
     /// Commands that were taken up because of the record, and whose doorbell is still to come.
     early: u32,
+    /// The driver is shown turns.
+    shows_turns: bool,
+    /// What it was shown last: odd within a turn.
+    turn: u32,
 }
 
 impl ControlRing {
     /// An empty one.
-    pub(crate) fn new(address: u64, log_entries: u8, has_record: bool) -> Self {
+    pub(crate) fn new(address: u64, log_entries: u8, has_record: bool, shows_turns: bool) -> Self {
         Self {
             address,
             log_entries,
@@ -476,7 +480,32 @@ impl ControlRing {
             producer: 0,
             rung: 0,
             early: 0,
+            shows_turns,
+            turn: 0,
         }
+    }
+
+    /// The address of a word of the record.
+    fn record(&self, offset: usize) -> u64 {
+        // Cannot wrap: the record was looked for at the start.
+        self.address + control_record_offset(self.log_entries) + offset as u64
+    }
+
+    /// Looks at what the record says of the commands.
+    fn look_at_record<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), FatalCode> {
+        let producer = memory
+            .load_u32(self.record(offset_of!(ControlRecord, producer)))
+            .map_err(|_| FatalCode::HostMemory)?;
+        self.read_record(producer)
+            .map_err(|BadIndex| FatalCode::BadCommandIndex)
+    }
+
+    /// Shows the driver that a turn begins, or ends.
+    fn show_turn<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), FatalCode> {
+        self.turn = self.turn.wrapping_add(1);
+        memory
+            .store_u32(self.record(offset_of!(ControlRecord, turn)), self.turn)
+            .map_err(|_| FatalCode::HostMemory)
     }
 
     /// Commands before `producer` that were not taken up, unless there cannot be that many.
@@ -1045,19 +1074,43 @@ impl Core {
         let (Some(ring), true) = (ring, error.is_of_no_tag()) else {
             return error;
         };
-        // Cannot wrap: it was read at the start.
-        let record = ring.address + control_record_offset(ring.log_entries);
-        let at = record + offset_of!(ControlRecord, producer) as u64;
-        let fatal = match host.load_u32(at).map(|producer| ring.read_record(producer)) {
-            Ok(Ok(())) if ring.consumer == ring.producer => return error,
-            Ok(Ok(())) => None,
-            Ok(Err(BadIndex)) => Some(FatalCode::BadCommandIndex),
-            Err(_) => Some(FatalCode::HostMemory),
-        };
-        if let Some(code) = fatal {
-            self.fail(code, host);
+        match ring.look_at_record(host) {
+            Ok(()) if ring.consumer == ring.producer => return error,
+            Ok(()) => {}
+            Err(code) => self.fail(code, host),
         }
         TptError::Pending(COMMANDS)
+    }
+
+    /// A turn begins. Returns whether there are commands to take up.
+    pub(crate) fn begin_turn(&mut self, host: &mut dyn Host) -> bool {
+        let running = self.is_running();
+        let ring = self.control.as_mut().filter(|ring| ring.shows_turns);
+        let Some(ring) = ring.filter(|ring| running && ring.turn % 2 == 0) else {
+            return false;
+        };
+        let shown = ring.show_turn(host).and_then(|()| {
+            // Against that of who stores an index and looks for a turn: one of the two sees the other's.
+            host.fence();
+            ring.look_at_record(host)
+        });
+        let more = ring.consumer != ring.producer;
+        if let Err(code) = shown {
+            self.fail(code, host);
+        }
+        more
+    }
+
+    /// The turn ends.
+    pub(crate) fn end_turn(&mut self, host: &mut dyn Host) {
+        let running = self.is_running();
+        let ring = self.control.as_mut().filter(|ring| ring.shows_turns);
+        // A device that failed shows nothing: the driver finds that out in another way.
+        if let Some(ring) = ring.filter(|ring| running && ring.turn % 2 == 1) {
+            if let Err(code) = ring.show_turn(host) {
+                self.fail(code, host);
+            }
+        }
     }
 
     /// Checks every entry that has bytes, before anything is sent or asked of a peer. Not for

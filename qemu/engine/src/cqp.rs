@@ -511,7 +511,7 @@ impl Engine {
 
     /// Takes up the commands that were posted, as far as no more are unfinished than the ring has
     /// entries: a driver that keeps to its bounds has all of them taken up.
-    fn take_up(&mut self, host: &mut dyn Host) {
+    pub(crate) fn take_up(&mut self, host: &mut dyn Host) {
         while self.core.is_running() && self.may_take_up() {
             let Some(ring) = &mut self.core.control else {
                 return;

@@ -59,9 +59,9 @@ use ferrite_abi::{
     EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY, FEATURE_EQ_CONTROL,
     FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND,
     FEATURE_PENDING_TAGS, FEATURE_PORT_MTU, FEATURE_QUIET_COMMANDS, FEATURE_REGISTER_SEND,
-    FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_VECTOR_MAP,
-    FEATURE_WINDOWS, FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT,
-    REG_CONTROL, REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET,
+    FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_TURNS,
+    FEATURE_VECTOR_MAP, FEATURE_WINDOWS, FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION,
+    REG_BOOT, REG_CONTROL, REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET,
     REG_DOORBELL_PAGES, REG_DOORBELL_STRIDE, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES,
     REG_FIRMWARE, REG_FUNCTION, REG_MAC, REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
@@ -69,7 +69,8 @@ use ferrite_abi::{
 /// Features that version 1.1 of the interface brought.
 const FEATURES_OF_1_1: u64 = FEATURE_VECTOR_MAP | FEATURE_SWITCH_EQ | FEATURE_EQ_CONTROL;
 /// Features that version 1.2 brought.
-const FEATURES_OF_1_2: u64 = FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS;
+const FEATURES_OF_1_2: u64 =
+    FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS | FEATURE_TURNS;
 
 /// The features this engine has.
 pub const FEATURES: u64 = FEATURE_RESIZE_CQ
@@ -88,6 +89,7 @@ pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_REGISTER_SEND
     | FEATURE_LISTS
     | FEATURE_PENDING_TAGS
+    | FEATURE_TURNS
     | transport::FEATURES;
 
 // None is offered without what it needs.
@@ -182,6 +184,8 @@ pub struct Engine {
     qps: QueuePairs,
     /// The commands that were taken up and are not finished.
     commands: cqp::Commands,
+    /// How many turns were begun within each other.
+    turns: u32,
     driver_version: u32,
     driver_features: u64,
     boot: u64,
@@ -194,6 +198,7 @@ impl Engine {
             qps: QueuePairs::new(config.qps),
             core: Core::new(config),
             commands: cqp::Commands::default(),
+            turns: 0,
             driver_version: 0,
             driver_features: 0,
             boot: 0,
@@ -531,6 +536,7 @@ impl Engine {
             boot.cqp_ring,
             boot.cqp_log_entries,
             has_record,
+            features & FEATURE_TURNS != 0,
         ));
         self.core.driver_minor = driver_minor;
         self.core.features = features;
@@ -621,16 +627,47 @@ impl Engine {
         host: &mut dyn Host,
     ) -> Disposition {
         self.core.now = now;
-        if !self.core.is_running() {
-            return Disposition::PassToHost;
+        self.begin_turn(host);
+        let disposition = if self.core.is_running() {
+            transport::receive_frame(&mut self.core, &mut self.qps, frame, medium, host)
+        } else {
+            Disposition::PassToHost
+        };
+        self.end_turn(host);
+        disposition
+    }
+
+    /// Begins a turn: from now on tags may be used. [`Self::receive_frame`] and [`Self::poll`] are turns
+    /// of their own, but for those that come before [`Self::end_turn`].
+    ///
+    /// Where that was agreed on the driver is shown that a turn has begun, and then the control record is
+    /// looked at. So a driver that has stored an index there and then sees no turn knows that the commands
+    /// before it are taken up before any tag is used again.
+    pub fn begin_turn(&mut self, host: &mut dyn Host) {
+        self.turns += 1;
+        if self.turns == 1 && self.core.begin_turn(host) {
+            self.take_up(host);
         }
-        transport::receive_frame(&mut self.core, &mut self.qps, frame, medium, host)
+    }
+
+    /// Ends a turn: no tag is in use.
+    pub fn end_turn(&mut self, host: &mut dyn Host) {
+        self.turns = self.turns.saturating_sub(1);
+        if self.turns == 0 {
+            self.core.end_turn(host);
+        }
     }
 
     /// Does what is due: timers, frames to itself, and a burst for each queue pair that has
     /// something to send. Call it after input, and when [`Engine::next_timeout`] has come.
     pub fn poll(&mut self, now: u64, host: &mut dyn Host) {
         self.core.now = now;
+        self.begin_turn(host);
+        self.do_what_is_due(now, host);
+        self.end_turn(host);
+    }
+
+    fn do_what_is_due(&mut self, now: u64, host: &mut dyn Host) {
         if let Some(misbehaving) = &self.core.misbehaviour {
             if misbehaving.reset_due(now) {
                 self.reset();

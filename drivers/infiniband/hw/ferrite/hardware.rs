@@ -29,7 +29,8 @@ use crate::{
         Bars,
         Cqp,
         Manner,
-        Patience, //
+        Patience,
+        Released, //
     },
     device::{
         Ferrite,
@@ -73,7 +74,8 @@ use crate::{
     requests::{
         Class,
         Outcome,
-        Posted, //
+        Posted,
+        PostedFor, //
     },
 };
 use kernel::{
@@ -435,9 +437,21 @@ impl Hardware {
     ) -> Result<Option<MakingCommand>> {
         let manner = Manner::of_current(Class::Short, Patience::UntilKilled);
         let opcode = C::OPCODE;
-        let result = self.command(|bars| self.cqp.post(bars, manner, opcode, command, number));
+        let about = (PostedFor::Making, number);
+        let result = self.command(|bars| self.cqp.post(bars, manner, opcode, command, about));
         let posted = self.check(opcode, result)?;
         Ok(posted.map(|posted| MakingCommand { opcode, posted }))
+    }
+
+    /// Has the device let go of a tag that nothing can be in the way of, and returns when it uses that no
+    /// more. Sleeps.
+    fn release(self: &Arc<Self>, opcode: CommandOpcode, number: u32) -> Result<Released> {
+        if !self.cqp.has_turns() {
+            return self.execute_on(opcode, number).map(|()| Released::Answered);
+        }
+        let manner = Manner::of_current(Class::Short, Patience::Endless);
+        let result = self.command(|bars| self.cqp.release(bars, manner, opcode, number));
+        self.check(opcode, result)
     }
 
     /// Waits for the answer to a command that was posted. Sleeps.
@@ -722,11 +736,15 @@ impl Hardware {
                 let cq = self.cqs.get(event.id as usize);
                 return cq.map_or(0, |cq| FerriteCq::notify(&cq));
             }
-            Some(EventCode::CommandDone) => {
-                if let Some((number, error)) = self.cqp.finished(event, answers) {
+            Some(EventCode::CommandDone) => match self.cqp.finished(event, answers) {
+                Some((PostedFor::Making, number, error)) => {
                     self.registration_failed(number, error);
                 }
-            }
+                Some((PostedFor::Release, number, error)) => {
+                    self.release_failed(number, error);
+                }
+                None => {}
+            },
             Some(code) => self.dispatch_rare(code, event),
             None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
         }
@@ -823,6 +841,19 @@ impl Hardware {
             // To release the tag would end what the device has under that number.
             self.fail();
         }
+    }
+
+    /// A device does not let go of a tag whose memory it was seen not to use: it is given up.
+    #[cold]
+    fn release_failed(self: &Arc<Self>, number: u32, error: Error) {
+        let index = Tag(number).index();
+        dev_err!(
+            self.pdev,
+            "release of tag index {:#x} failed: {:?}\n",
+            index,
+            error
+        );
+        self.fail();
     }
 
     /// Counts an event that is about no queue, and prints what it says, if not too often.
@@ -1057,6 +1088,27 @@ impl DeviceObject {
             return Ok(());
         }
         let ended = self.hw.execute_on(self.destroy, self.number);
+        self.part(ended, may_be)
+    }
+
+    /// Releases a tag that nothing can be in the way of. Where the device shows its turns this does not wait
+    /// for it. Sleeps.
+    ///
+    /// This always succeeds, as [`Self::destroy`].
+    pub(crate) fn release(&self) {
+        if self.gone.xchg(1, kernel::sync::atomic::Full) != 0 {
+            return;
+        }
+        let ended = match self.hw.release(self.destroy, self.number) {
+            // It does what is about one tag in order: should it still have to make it, it will.
+            Ok(Released::Unanswered) => return,
+            ended => ended.map(|_| ()),
+        };
+        let _ = self.part(ended, || false);
+    }
+
+    /// Does what follows from how the command ended that takes the object down.
+    fn part(&self, ended: Result, may_be: impl Fn() -> bool) -> Result {
         // The device does what is about one object in order, so that this takes no time, unless it lost
         // the command that was posted: then it is given up here.
         let making = self.settle();

@@ -381,6 +381,18 @@ enum Memory {
     Pieces { most: u32 },
 }
 
+impl Memory {
+    /// Whether windows may be bound to the region. The device refuses that for one without the right to it,
+    /// and to take the right from one that has windows.
+    fn takes_windows(&self) -> bool {
+        match self {
+            Self::User { state, .. } => state.lock().access.contains(Access::MW_BIND),
+            // Its tags are made by work requests, of which the driver does not know all.
+            _ => true,
+        }
+    }
+}
+
 /// What a process wants made when it registers memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
@@ -826,10 +838,14 @@ impl FerriteMr {
     /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
     pub(crate) fn deregister(mr: &Mr<Ferrite>, pd: &Pd<Ferrite>) -> Result {
         if let Some(object) = &mr.object {
-            // A window may be made and bound while the command is on its way.
-            let windows = &pd.windows;
-            let seen = windows.look();
-            object.destroy_unless_busy(|| windows.any_since(seen))?;
+            if mr.memory.takes_windows() {
+                // A window may be made and bound while the command is on its way.
+                let windows = &pd.windows;
+                let seen = windows.look();
+                object.destroy_unless_busy(|| windows.any_since(seen))?;
+            } else {
+                object.release();
+            }
         }
         if let (Memory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
             // Whoever deals with a fault now has a reference of its own, and is waited for.

@@ -249,7 +249,26 @@ pub(crate) enum Answered {
     /// A command that somebody waits for, and will find out about.
     Request,
     /// One that was posted, about the object of that number.
-    Posted { number: u32 },
+    Posted { what: PostedFor, number: u32 },
+}
+
+/// What a command is for that was posted.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum PostedFor {
+    /// It makes an object, which is there when it is done.
+    Making,
+    /// It takes one down, of which nothing is left here.
+    Release,
+}
+
+/// Whether the device is told of a command that is posted.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Telling {
+    /// By the doorbell.
+    Doorbell,
+    /// It looks for it before it uses what the command is about. Otherwise it learns of it with the next
+    /// command that somebody waits for.
+    Record,
 }
 
 /// The control ring, the memory for replies, and the doorbell.
@@ -340,8 +359,11 @@ enum Owner {
     Posted {
         post: Post,
         name: u64,
+        what: PostedFor,
         /// Of the object that the command is about.
         number: u32,
+        /// Nobody will ask what became of it.
+        forgotten: bool,
     },
 }
 
@@ -394,6 +416,8 @@ struct State {
     posted: u64,
     /// How many were: the name of the next one.
     posts: u64,
+    /// What the last doorbell said.
+    told: u32,
     /// What became of those that failed or were lost, by name, until whoever posted them forgets them.
     failures: RBTree<u64, Outcome>,
     slots: KVec<Slot>,
@@ -421,6 +445,7 @@ impl State {
             free: u64::MAX >> (u64::BITS as usize - SLOTS),
             posted: 0,
             posts: 0,
+            told: 0,
             failures: RBTree::new(),
             slots,
             in_ring: [0; Class::ORDER.len()],
@@ -529,7 +554,12 @@ impl State {
         *ticket.stage.access_mut(self) = Stage::Done(outcome);
         ticket.done.complete_all();
         match owner {
-            Owner::Posted { post, name, .. } if !outcome.is_success() => {
+            Owner::Posted {
+                post,
+                name,
+                forgotten: false,
+                ..
+            } if !outcome.is_success() => {
                 self.failures.insert(post.failure.into_node(name, outcome));
             }
             _ => {}
@@ -610,9 +640,15 @@ impl State {
 
     /// Tells the device of the entries in the ring. The lock is held, so that nobody has what a command
     /// makes before the device can know of it.
-    fn tell(&self, ring: &impl Ring) {
+    fn tell(&mut self, ring: &impl Ring) {
         ring.store_producer(self.producer);
+        self.ring(ring);
+    }
+
+    /// Rings the doorbell for all that stands in the ring.
+    fn ring(&mut self, ring: &impl Ring) {
         ring.ring_doorbell(self.producer);
+        self.told = self.producer;
     }
 
     /// Puts those who wait in the ring, as far as there are slots.
@@ -697,8 +733,9 @@ impl Requests {
     pub(crate) fn post(
         &self,
         post: Post,
-        number: u32,
+        (what, number): (PostedFor, u32),
         entry: &mut CommandEntry,
+        telling: Telling,
         ring: &impl Ring,
     ) -> Result<Posted> {
         let mut state = self.state.lock();
@@ -714,9 +751,27 @@ impl Requests {
         ring.write(state.place(), entry)?;
         let name = state.posts;
         state.posts += 1;
-        state.occupy(index, cookie, Owner::Posted { post, name, number });
-        state.tell(ring);
+        let owner = Owner::Posted {
+            post,
+            name,
+            what,
+            number,
+            forgotten: false,
+        };
+        state.occupy(index, cookie, owner);
+        match telling {
+            Telling::Doorbell => state.tell(ring),
+            Telling::Record => ring.store_producer(state.producer),
+        }
         Ok(Posted(name))
+    }
+
+    /// Rings the doorbell, if there are commands that the device was told of by the record alone.
+    pub(crate) fn ring_for_posted(&self, ring: &impl Ring) {
+        let mut state = self.state.lock();
+        if !state.closed && state.told != state.producer {
+            state.ring(ring);
+        }
     }
 
     /// What to wait for the end of a command by that was posted; none if it is done.
@@ -737,10 +792,27 @@ impl Requests {
         Some(state.failures.get(&posted.0).copied().unwrap_or(done))
     }
 
-    /// Forgets what became of a command that was posted, which is as if it had done what was asked for.
+    /// Forgets what became of a command that was posted, or will: that is as if it had done what was asked
+    /// for.
     pub(crate) fn forget(&self, posted: &Posted) {
-        let forgotten = self.state.lock().failures.remove_node(&posted.0);
-        drop(forgotten);
+        let mut state = self.state.lock();
+        let mut left = state.posted;
+        while left != 0 {
+            let slot = &mut state.slots[left.trailing_zeros() as usize];
+            left &= left - 1;
+            if let Some(Owner::Posted {
+                name, forgotten, ..
+            }) = &mut slot.owner
+            {
+                if *name == posted.0 {
+                    *forgotten = true;
+                    return;
+                }
+            }
+        }
+        let failure = state.failures.remove_node(&posted.0);
+        drop(state);
+        drop(failure);
     }
 
     /// Takes an answer: tells who waits for it. Returns what it was to, if there was a command of that
@@ -771,7 +843,10 @@ impl Requests {
                 }
                 Answered::Request
             }
-            Owner::Posted { number, .. } => Answered::Posted { number: *number },
+            Owner::Posted { what, number, .. } => Answered::Posted {
+                what: *what,
+                number: *number,
+            },
         };
         state.free |= 1 << index;
         state.posted &= !(1 << index);
@@ -896,7 +971,7 @@ pub(crate) mod stage {
         pub(crate) given: RefCell<KVec<(usize, u32)>>,
         answered: Cell<usize>,
         /// What the record says.
-        stored: Cell<u32>,
+        pub(crate) stored: Cell<u32>,
         pub(crate) told: Cell<u32>,
         pub(crate) doorbells: Cell<u32>,
         pub(crate) reply: Cell<u8>,
@@ -1000,10 +1075,21 @@ pub(crate) mod stage {
 
         /// Posts a command; its number is `who` to the ring.
         pub(crate) fn post(&self, user: u64, who: u32) -> Result<Posted> {
+            self.post_for(user, (PostedFor::Making, who), Telling::Doorbell)
+        }
+
+        /// Posts a command for something; the number is that of who asks.
+        pub(crate) fn post_for(
+            &self,
+            user: u64,
+            about: (PostedFor, u32),
+            telling: Telling,
+        ) -> Result<Posted> {
             let post = Post::new(&self.requests, user, Class::Short, GFP_KERNEL)?;
-            let (opcode, payload) = (CommandOpcode::RegisterRegion, object(who));
+            let (opcode, payload) = (CommandOpcode::RegisterRegion, object(about.1));
             let mut entry = CommandEntry::new(opcode, 0, (0, 0), &payload);
-            self.requests.post(post, who, &mut entry, &self.memory)
+            self.requests
+                .post(post, about, &mut entry, telling, &self.memory)
         }
 
         /// What to wait for a posted command by that is in flight.
@@ -1465,7 +1551,13 @@ mod tests {
         // In any order, and each is told apart.
         let (_, cookie) = stage.memory.given.borrow()[1];
         let answered = stage.requests.finish(cookie, 7, 0, &stage.memory);
-        assert_eq!(answered, Some(Answered::Posted { number: 12 }));
+        assert_eq!(
+            answered,
+            Some(Answered::Posted {
+                what: PostedFor::Making,
+                number: 12
+            })
+        );
         let outcome = Outcome::Answered {
             status: 7,
             result: 0,
@@ -1618,6 +1710,56 @@ mod tests {
             assert_eq!(stage.requests.outcome_yet(one), Some(DONE));
         }
         assert!(stage.requests.state.lock().failures.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_posted_by_the_record_is_told_with_the_next_doorbell() -> Result {
+        let mut stage = Stage::new()?;
+        let seen = |stage: &Stage| {
+            (
+                stage.memory.stored.get(),
+                stage.memory.told.get(),
+                stage.memory.doorbells.get(),
+            )
+        };
+        let about = |number| (PostedFor::Release, number);
+        stage.post_for(1, about(1), Telling::Record)?;
+        stage.post_for(1, about(2), Telling::Record)?;
+        assert_eq!(seen(&stage), (2, 0, 0));
+        // One doorbell, with which all is told, by who waits for another command.
+        stage.ask(2, Class::Short)?;
+        assert_eq!(seen(&stage), (3, 3, 1));
+        // And by who waits for what was posted; no second one for the same.
+        stage.post_for(1, about(4), Telling::Record)?;
+        for _ in 0..2 {
+            stage.requests.ring_for_posted(&stage.memory);
+            assert_eq!(seen(&stage), (4, 4, 2));
+        }
+        // A device that is dead is told nothing.
+        stage.post_for(1, about(5), Telling::Record)?;
+        stage.requests.close();
+        stage.requests.ring_for_posted(&stage.memory);
+        assert_eq!(seen(&stage), (5, 4, 2));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_forgotten_in_flight_leaves_nothing_behind() -> Result {
+        let stage = Stage::new()?;
+        for (at, fails) in [false, true].into_iter().enumerate() {
+            let posted = stage.post_for(1, (PostedFor::Release, 7), Telling::Record)?;
+            stage.requests.forget(&posted);
+            // It still has its place.
+            assert!(stage.requests.ticket(&posted).is_some());
+            let (_, cookie) = stage.memory.given.borrow()[at];
+            let answered = stage
+                .requests
+                .finish(cookie, u32::from(fails), 0, &stage.memory);
+            let what = PostedFor::Release;
+            assert_eq!(answered, Some(Answered::Posted { what, number: 7 }));
+            assert!(stage.requests.state.lock().failures.is_empty());
+        }
         Ok(())
     }
 
