@@ -953,7 +953,7 @@ impl Engine {
                 offered(core, FEATURE_ON_DEMAND)?;
                 let (qpn, side) = core.paging.resolve(&parse(request)?)?;
                 if let Some(qp) = self.qps.get_mut(qpn) {
-                    crate::transport::page_resolved(core, qp, side, host);
+                    crate::transport::page_resolved(core, qp, side);
                 }
                 Ok(())
             }

@@ -30,6 +30,7 @@ mod repetition;
 mod room;
 mod scale;
 mod services;
+mod waiting_peers;
 mod windows;
 mod wire;
 

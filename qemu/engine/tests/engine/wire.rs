@@ -22,6 +22,7 @@ pub struct Setup {
     pub timeout: u8,
     pub retry_count: u8,
     pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
     pub psn_a: u32,
     pub psn_b: u32,
     /// Reads and atomics in flight, each way.
@@ -38,6 +39,7 @@ impl Default for Setup {
             timeout: 10,
             retry_count: 7,
             rnr_retry: 7,
+            min_rnr_timer: 1,
             psn_a: 0xff_fff0,
             psn_b: 5,
             depth: 16,
@@ -320,6 +322,7 @@ fn peer(node: &Node, qpn: u32, setup: Setup, send_psn: u32, receive_psn: u32) ->
         timeout: setup.timeout,
         retry_count: setup.retry_count,
         rnr_retry: setup.rnr_retry,
+        min_rnr_timer: setup.min_rnr_timer,
         depth: setup.depth,
         ..node.as_peer(qpn)
     }
