@@ -444,6 +444,17 @@ impl Loopback {
 /// again when they are. No tag has it.
 pub(crate) const COMMANDS: u32 = 0;
 
+/// How a use of a tag has waited so far; it begins with the use.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Waited {
+    #[default]
+    No,
+    /// For a pending tag.
+    ForTag,
+    /// For the commands before this index to be taken up, whatever else.
+    ForCommands(u32),
+}
+
 /// A producer index that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadIndex;
@@ -531,6 +542,12 @@ impl ControlRing {
         }
         self.rung = producer;
         Ok(())
+    }
+
+    /// Whether the commands before this index were taken up.
+    fn has_taken_up(&self, index: u32) -> bool {
+        // Those are never ahead by more than the ring is long, nor behind by more than a wait is.
+        self.consumer.wrapping_sub(index) <= u32::MAX / 2
     }
 
     /// The record says so.
@@ -1063,17 +1080,29 @@ impl Core {
 
     /// The table refuses a use of a tag: that counts if it has heard of every command that the driver
     /// gave before the use was posted. Else what is to be waited for first: they are taken up in the next
-    /// turn, whatever the doorbell says. A driver that stores one index after the other has a use of no
-    /// tag at all wait each time, and nothing else.
+    /// turn, whatever the doorbell says. A use that has `waited` for that does not wait for commands that
+    /// were given later.
     ///
     /// Whoever posted the use, here or at the peer, had the tag after the driver had stored the index
     /// of its command; what made the device see the use so makes it see that index.
     #[cold]
-    pub(crate) fn confirm(&mut self, error: TptError, host: &mut dyn Host) -> TptError {
+    pub(crate) fn confirm(
+        &mut self,
+        error: TptError,
+        waited: Waited,
+        host: &mut dyn Host,
+    ) -> TptError {
         let ring = self.control.as_mut().filter(|ring| ring.has_record);
         let (Some(ring), true) = (ring, error.is_of_no_tag()) else {
             return error;
         };
+        if let Waited::ForCommands(index) = waited {
+            return if ring.has_taken_up(index) {
+                error
+            } else {
+                TptError::Pending(COMMANDS)
+            };
+        }
         match ring.look_at_record(host) {
             Ok(()) if ring.consumer == ring.producer => return error,
             Ok(()) => {}
@@ -1111,6 +1140,17 @@ impl Core {
                 self.fail(code, host);
             }
         }
+    }
+
+    /// A use of queue pair `qpn` waits for what becomes of the tag with this index; it is counted once.
+    pub(crate) fn wait_for_tag(&mut self, qpn: u32, side: Side, index: u32, waited: &mut Waited) {
+        self.counters.pending_waits += u64::from(matches!(waited, Waited::No));
+        match (&self.control, &waited) {
+            (_, Waited::ForCommands(_)) => {}
+            (Some(ring), _) if index == COMMANDS => *waited = Waited::ForCommands(ring.producer),
+            _ => *waited = Waited::ForTag,
+        }
+        self.paging.wait_for_tag(qpn, side, index);
     }
 
     /// Checks every entry that has bytes, before anything is sent or asked of a peer. Not for

@@ -49,6 +49,7 @@ pub use crate::qp::{QueuePair, QueuePairs};
 pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
 pub use crate::roce::Medium;
 
+use crate::paging::Side;
 use crate::timers::TimerOwner;
 use ferrite_abi::{
     complete_features, control_record_offset, BootBlock, Buffer, ControlRecord, DeviceState,
@@ -109,6 +110,10 @@ const LOOPBACK_BUDGET: usize = 256;
 const TIMER_WORK: u64 = 2048;
 /// Queue pairs that try again in one poll because a tag is no longer pending.
 const WAKE_BUDGET: usize = 256;
+/// Frames that have waited and are looked at again in one poll, and those of a queue pair before it
+/// is another's turn.
+const PARKED_BUDGET: u32 = 256;
+const PARKED_BURST: u32 = 16;
 /// What is done for queue pairs in one poll: each costs one, and each of its packets another.
 const TURN: u32 = 512;
 /// Packets a queue pair sends before it is another's turn: fewer, the more there are, so that a
@@ -629,7 +634,7 @@ impl Engine {
         self.core.now = now;
         self.begin_turn(host);
         let disposition = if self.core.is_running() {
-            transport::receive_frame(&mut self.core, &mut self.qps, frame, medium, host)
+            self.take_frame(frame, medium, host)
         } else {
             Disposition::PassToHost
         };
@@ -656,6 +661,20 @@ impl Engine {
         if self.turns == 0 {
             self.core.end_turn(host);
         }
+    }
+
+    fn take_frame(&mut self, frame: &[u8], medium: Medium, host: &mut dyn Host) -> Disposition {
+        let (core, qps) = (&mut self.core, &mut self.qps);
+        let disposition = transport::receive_frame(core, qps, frame, medium, host);
+        if std::mem::take(&mut self.core.paging.request_waits) && self.has_commands() {
+            // What a doorbell would do if it had come: mostly nobody waits then. But what was posted
+            // here and waits, too, comes first.
+            self.run_commands(host);
+            if !self.try_again() {
+                self.deliver_parked(host);
+            }
+        }
+        disposition
     }
 
     /// Does what is due: timers, frames to itself, and a burst for each queue pair that has
@@ -719,7 +738,7 @@ impl Engine {
         if self.has_commands() {
             self.run_commands(host);
         }
-        self.try_again(host);
+        self.try_again();
         self.deliver_loopback(host);
         // Half for those who wait for room and half for the others: neither holds up the other.
         self.serve_waiting(TURN / 2, host);
@@ -733,6 +752,7 @@ impl Engine {
             };
             budget = budget.saturating_sub(self.serve(qpn, None, host));
         }
+        self.deliver_parked(host);
         self.deliver_loopback(host);
     }
 
@@ -771,16 +791,36 @@ impl Engine {
         }
     }
 
-    /// Has those try again who waited for a tag that something has become of.
-    fn try_again(&mut self, host: &mut dyn Host) {
+    /// Has those try again who waited for a tag that something has become of; true when work requests
+    /// are among them.
+    fn try_again(&mut self) -> bool {
+        let mut work_requests = false;
         for _ in 0..WAKE_BUDGET {
             let Some((qpn, side)) = self.core.paging.next_woken() else {
                 break;
             };
             if let Some(qp) = self.qps.get_mut(qpn) {
-                transport::page_resolved(&mut self.core, qp, side, host);
+                transport::page_resolved(&mut self.core, qp, side);
+            }
+            work_requests |= side == Side::Requester;
+        }
+        work_requests
+    }
+
+    /// Looks again at frames that waited, as far as what they waited for has come.
+    fn deliver_parked(&mut self, host: &mut dyn Host) {
+        let mut budget = PARKED_BUDGET;
+        while budget > 0 {
+            let Some(qpn) = self.core.paging.next_due() else {
+                break;
+            };
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                let most = budget.min(PARKED_BURST);
+                budget -= transport::deliver_parked(&mut self.core, qp, most, host);
             }
         }
+        // They were looked at after the commands.
+        self.core.paging.request_waits = false;
     }
 
     fn sweep_timers(&mut self) {
@@ -798,8 +838,7 @@ impl Engine {
             let Some(frame) = self.core.loopback.pop() else {
                 break;
             };
-            let (core, qps) = (&mut self.core, &mut self.qps);
-            transport::receive_frame(core, qps, &frame, Medium::Memory, host);
+            self.take_frame(&frame, Medium::Memory, host);
             self.core.loopback.recycle(frame);
             self.core.room.look = true;
         }
@@ -889,6 +928,7 @@ impl Engine {
         if !self.core.ready.is_empty()
             || self.has_commands()
             || self.core.paging.has_woken()
+            || self.core.paging.has_due()
             || self.core.loopback.len() > 0
             || self.core.room.look && !self.core.room.is_empty()
         {

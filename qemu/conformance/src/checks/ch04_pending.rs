@@ -86,6 +86,12 @@ fn all_done(host: &mut Host, cookies: Vec<u32>) -> Outcome {
     Ok(())
 }
 
+/// A write of eight bytes from a region to a place.
+fn write_from(region: &Region, sink: &Region) -> Work {
+    let sges = [region.sge(0, 8)];
+    Work::remote(SendOpcode::Write, &sges, sink.address, sink.tag)
+}
+
 /// A pair and a place for what it sends.
 fn begin(host: &mut Host) -> Outcome<(Pair, Region)> {
     host.start_needing(FEATURE_PENDING_TAGS)?;
@@ -97,12 +103,7 @@ fn taken_up_with_the_doorbell(host: &mut Host) -> Outcome {
     let (mut pair, sink) = begin(host)?;
     for _ in 0..4 {
         let (region, cookies) = post_regions(host, MANY)?;
-        let write = Work::remote(
-            SendOpcode::Write,
-            &[region.sge(0, 8)],
-            sink.address,
-            sink.tag,
-        );
+        let write = write_from(&region, &sink);
         pair.ends(host, &write, Success)?;
         all_done(host, cookies)?;
     }
@@ -197,12 +198,7 @@ fn waits_are_counted(host: &mut Host) -> Outcome {
     let (mut pair, sink) = begin(host)?;
     let before = host.counter("pending_waits")?;
     let (region, cookies) = post_regions(host, MANY)?;
-    let write = Work::remote(
-        SendOpcode::Write,
-        &[region.sge(0, 8)],
-        sink.address,
-        sink.tag,
-    );
+    let write = write_from(&region, &sink);
     pair.ends(host, &write, Success)?;
     all_done(host, cookies)?;
     let waited = host.counter("pending_waits")?;
@@ -247,7 +243,10 @@ fn in_the_order_of_the_queue(host: &mut Host) -> Outcome {
 }
 
 fn peers_wait(host: &mut Host) -> Outcome {
-    let (mut pair, sink) = begin(host)?;
+    let (_, sink) = begin(host)?;
+    let before = host.counter("rnr_naks_sent")?;
+    // One who is told that the receiver is not ready has lost.
+    let mut pair = Pair::by(host, Service::Rc, |_, _| (), |c| c.rnr_retry = 0)?;
     let (region, cookies) = post_regions(host, MANY)?;
     pair.ends(host, &write8(region.address, region.tag), Success)?;
     let bytes: u64 = host.memory.get(region.dma);
@@ -261,23 +260,32 @@ fn peers_wait(host: &mut Host) -> Outcome {
     pair.ends(host, &Work::send(&[sink.sge(0, 64)]), Success)?;
     let received = pair.received(host)?;
     ensure_eq!(received.status, Success.number(), "the receive");
-    all_done(host, cookies)
+    all_done(host, cookies)?;
+    let (region, cookie) = untold_region(host)?;
+    pair.ends(host, &write8(region.address, region.tag), Success)?;
+    answered(host, cookie, Status::Ok)?;
+    // What stands behind a request that waits does too: it reads what that has written.
+    let (region, cookies) = post_regions(host, MANY)?;
+    let write = host.post(&mut pair.a, &write8(region.address, region.tag))?;
+    let read = host.post(&mut pair.a, &read8(&sink, region.address, region.tag))?;
+    for index in [write, read] {
+        let entry = pair.of_a(host, index)?;
+        ensure_eq!(entry.status, Success.number(), "one of two");
+    }
+    let bytes: u64 = host.memory.get(sink.dma);
+    ensure_eq!(bytes, u64::from_le_bytes([0x5a; 8]), "what was read");
+    all_done(host, cookies)?;
+    let after = host.counter("rnr_naks_sent")?;
+    ensure_eq!(after, before, "peers that were told to wait");
+    Ok(())
 }
 
 fn others_do_not_wait(host: &mut Host) -> Outcome {
     let (mut pair, sink) = begin(host)?;
     let mut other = Pair::new(host)?;
     let (region, cookies) = post_regions(host, MANY)?;
-    let write = |region: &Region| {
-        Work::remote(
-            SendOpcode::Write,
-            &[region.sge(0, 8)],
-            sink.address,
-            sink.tag,
-        )
-    };
-    let index = host.post(&mut pair.a, &write(&region))?;
-    other.ends(host, &write(&sink), Success)?;
+    let index = host.post(&mut pair.a, &write_from(&region, &sink))?;
+    other.ends(host, &write_from(&sink, &sink), Success)?;
     let entry = pair.of_a(host, index)?;
     ensure_eq!(entry.status, Success.number(), "the one that may wait");
     all_done(host, cookies)
@@ -287,12 +295,7 @@ fn leaving(host: &mut Host) -> Outcome {
     let (mut pair, sink) = begin(host)?;
     let region = host.region(ALL, PAGE)?;
     let cookie = post_release(host, region.tag)?;
-    let write = Work::remote(
-        SendOpcode::Write,
-        &[region.sge(0, 8)],
-        sink.address,
-        sink.tag,
-    );
+    let write = write_from(&region, &sink);
     pair.ends(host, &write, LocalProtection)?;
     answered(host, cookie, Status::Ok)?;
     // Behind its registration, too; and for a peer.
@@ -324,12 +327,7 @@ fn failed(host: &mut Host) -> Outcome {
             host.answer(cookie)?;
         }
         let region = region_of(&command);
-        let write = Work::remote(
-            SendOpcode::Write,
-            &[region.sge(0, 8)],
-            sink.address,
-            sink.tag,
-        );
+        let write = write_from(&region, &sink);
         pair.ends(host, &write, LocalProtection)?;
         pair = Pair::new(host)?;
         let (command, _) = post_bad(host)?;
@@ -350,12 +348,7 @@ fn after_a_failure(host: &mut Host) -> Outcome {
     let (command, _) = post_bad(host)?;
     host.execute(&command)?;
     let region = region_of(&command);
-    let write = Work::remote(
-        SendOpcode::Write,
-        &[region.sge(0, 8)],
-        sink.address,
-        sink.tag,
-    );
+    let write = write_from(&region, &sink);
     pair.ends(host, &write, Success)
 }
 
@@ -364,12 +357,7 @@ fn what_is_there_stays(host: &mut Host) -> Outcome {
     let command = host.region_command(ALL, PAGE);
     host.execute(&command)?;
     let region = region_of(&command);
-    let write = Work::remote(
-        SendOpcode::Write,
-        &[region.sge(0, 8)],
-        sink.address,
-        sink.tag,
-    );
+    let write = write_from(&region, &sink);
     let replaced = RegisterRegion {
         flags: REGION_REPLACE,
         access: u32::MAX,
