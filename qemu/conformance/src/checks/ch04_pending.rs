@@ -5,7 +5,7 @@ use super::checks;
 use super::fixture::*;
 use crate::host::{region_of, Host};
 use crate::memory::PAGE;
-use crate::outcome::Outcome;
+use crate::outcome::{wait_for, Outcome};
 use crate::rings::Region;
 use crate::work::Work;
 use crate::{ensure, ensure_eq};
@@ -13,6 +13,7 @@ use ferrite_abi::CommandOpcode as Op;
 use ferrite_abi::CommandStatus as Status;
 use ferrite_abi::CompletionStatus::{LocalProtection, RemoteAccess, Success};
 use ferrite_abi::*;
+use std::mem::offset_of;
 
 checks! {
     "DEV-3-163" => taken_up_with_the_doorbell,
@@ -21,6 +22,9 @@ checks! {
     "DEV-3-166" => doorbells_behind_the_record,
     "DEV-3-167" => bad_records,
     "DEV-3-168" => no_record,
+    "DEV-3-169" => turns_end,
+    "DEV-3-170" => turns_begin_with_the_record,
+    "DEV-3-171" => no_turns,
     "DEV-4-112" => used_at_once,
     "DEV-4-113" => in_the_order_of_the_queue,
     "DEV-4-114" => peers_wait,
@@ -94,7 +98,8 @@ fn write_from(region: &Region, sink: &Region) -> Work {
 
 /// A pair and a place for what it sends.
 fn begin(host: &mut Host) -> Outcome<(Pair, Region)> {
-    host.start_needing(FEATURE_PENDING_TAGS)?;
+    // One that looks at the record in any case has nothing to wait for.
+    host.start_needing_without(FEATURE_PENDING_TAGS, FEATURE_TURNS)?;
     let sink = host.region(ALL, PAGE)?;
     Ok((Pair::new(host)?, sink))
 }
@@ -180,7 +185,7 @@ fn bad_records(host: &mut Host) -> Outcome {
 }
 
 fn no_record(host: &mut Host) -> Outcome {
-    host.start_with(!FEATURE_PENDING_TAGS)?;
+    host.start_with(!(FEATURE_PENDING_TAGS | FEATURE_TURNS))?;
     let sink = host.region(ALL, PAGE)?;
     let mut pair = Pair::new(host)?;
     for ahead in [1, 33] {
@@ -191,6 +196,56 @@ fn no_record(host: &mut Host) -> Outcome {
         host.is_alive()?;
         pair = Pair::new(host)?;
     }
+    Ok(())
+}
+
+/// Where `turn` of the control record is.
+fn turn(host: &Host) -> u64 {
+    let (turn, producer) = (
+        offset_of!(ControlRecord, turn),
+        offset_of!(ControlRecord, producer),
+    );
+    host.control_record() + (turn - producer) as u64
+}
+
+fn turns_end(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_TURNS)?;
+    let sink = host.region(ALL, PAGE)?;
+    let mut pair = Pair::new(host)?;
+    let before = host.memory.load32(turn(host));
+    pair.ends(host, &write8(sink.address, sink.tag), Success)?;
+    let last = wait_for("the end of a turn", || {
+        let turn = host.memory.load32(turn(host));
+        Ok((turn % 2 == 0).then_some(turn))
+    })?;
+    ensure!(last.wrapping_sub(before) >= 2, "no turn was shown");
+    Ok(())
+}
+
+fn turns_begin_with_the_record(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_TURNS)?;
+    for _ in 0..8 {
+        let (sink, source) = (host.region(ALL, PAGE)?, host.region(ALL, PAGE)?);
+        let mut pair = Pair::new(host)?;
+        pair.ends(host, &write_from(&source, &sink), Success)?;
+        let release = ObjectNumber {
+            number: sink.tag,
+            reserved: 0,
+        };
+        let entry = host.entry(Op::ReleaseTag, &release);
+        host.write_command(&entry);
+        host.store_commands();
+        host.memory.barrier();
+        pair.ends(host, &write_from(&source, &sink), RemoteAccess)?;
+        answered(host, entry.cookie, Status::Ok)?;
+    }
+    host.is_alive()
+}
+
+fn no_turns(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    pair.ends(host, &write8(sink.address, sink.tag), Success)?;
+    ensure_eq!(host.memory.load32(turn(host)), 0, "the word for turns");
     Ok(())
 }
 
