@@ -54,6 +54,12 @@ impl Details<'_> {
         to_result(unsafe { bindings::rdma_nl_put_driver_u32(self.msg, name.as_char_ptr(), value) })
     }
 
+    /// A number of up to 64 bits.
+    pub fn large_number(&mut self, name: &CStr, value: u64) -> Result {
+        // SAFETY: By the type invariant the core is filling the message; the name is copied.
+        to_result(unsafe { bindings::rdma_nl_put_driver_u64(self.msg, name.as_char_ptr(), value) })
+    }
+
     /// A number that is read in hexadecimal.
     pub fn hex(&mut self, name: &CStr, value: u32) -> Result {
         // SAFETY: By the type invariant the core is filling the message; the name is copied.

@@ -191,13 +191,16 @@ layout! {
     }
 
     /// The control record: behind the last entry of the control ring ([`control_record_offset`]), with
-    /// [`FEATURE_PENDING_TAGS`]. The driver writes it, the device reads it.
+    /// [`FEATURE_PENDING_TAGS`].
     pub struct ControlRecord: 64 {
         /// Commands posted, free-running: stored after the entries that it covers were written, and
-        /// before the doorbell that tells the same.
+        /// before the doorbell that tells the same. The driver writes it, the device reads it.
         0 => producer: u32,
+        /// With [`FEATURE_TURNS`] the device's turns, free-running: odd while it is in one, even between
+        /// them. The device writes it, the driver reads it. Else zero.
+        4 => turn: u32,
         /// Zero.
-        4 => reserved: [u32; 15],
+        8 => reserved: [u32; 14],
     }
 
     /// An object to query or destroy.
@@ -890,6 +893,9 @@ pub const FEATURE_EQ_CONTROL: u64 = 1 << 26;
 pub const FEATURE_REGISTER_SEND: u64 = 1 << 27;
 /// Feature: lists of pieces of regions, [`super::TagKind::List`].
 pub const FEATURE_LISTS: u64 = 1 << 28;
+/// Feature: the device uses tags in turns, which it shows in the [`ControlRecord`], and takes up the
+/// commands that the record covers when a turn begins.
+pub const FEATURE_TURNS: u64 = 1 << 29;
 
 /// Features that need another: `(feature, needed)`.
 const NEEDS: &[(u64, u64)] = &[
@@ -897,6 +903,7 @@ const NEEDS: &[(u64, u64)] = &[
     (FEATURE_MULTICAST, FEATURE_UD),
     (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
     (FEATURE_REGISTER_SEND, FEATURE_FAST_REGISTER),
+    (FEATURE_TURNS, FEATURE_PENDING_TAGS),
 ];
 
 /// Those of `features` whose needs are met by others of them: a device offers no others, and a

@@ -281,10 +281,21 @@ impl<'a> Host<'a> {
 
     /// The same, for what needs a feature.
     pub fn start_needing(&mut self, feature: u64) -> Outcome {
+        self.needs(feature)?;
+        self.start()
+    }
+
+    fn needs(&mut self, feature: u64) -> Outcome {
         if self.device.register64(REG_FEATURES)? & feature != feature {
             return not_here(format!("the device does not offer feature {feature:#x}"));
         }
-        self.start()
+        Ok(())
+    }
+
+    /// The same, for what needs a feature and is to be seen without another one.
+    pub fn start_needing_without(&mut self, feature: u64, other: u64) -> Outcome {
+        self.needs(feature)?;
+        self.start_with(!other)
     }
 
     /// The device is in `Fatal` for this reason.

@@ -321,12 +321,15 @@ impl Core {
         let now = self.now();
         let mut inbound = std::mem::take(&mut self.inbound);
         let mut over = Vec::new();
+        // One turn of the engine for all frames.
+        self.engine.begin_turn(&mut self.host);
         for ring in inbound.open().filter(|ring| wanted(ring)) {
             let read = self.read_ring(ring, look, now, to_vm);
             if let Some(answer) = ring.answer(read) {
                 over.push((ring.id(), answer));
             }
         }
+        self.engine.end_turn(&mut self.host);
         self.inbound = inbound;
         for (id, answer) in over {
             if answer == Message::Released(id) {

@@ -444,6 +444,17 @@ impl Loopback {
 /// again when they are. No tag has it.
 pub(crate) const COMMANDS: u32 = 0;
 
+/// How a use of a tag has waited so far; it begins with the use.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Waited {
+    #[default]
+    No,
+    /// For a pending tag.
+    ForTag,
+    /// For the commands before this index to be taken up, whatever else.
+    ForCommands(u32),
+}
+
 /// A producer index that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadIndex;
@@ -463,11 +474,15 @@ pub(crate) struct ControlRing {
     rung: u32,
     /// Commands that were taken up because of the record, and whose doorbell is still to come.
     early: u32,
+    /// The driver is shown turns.
+    shows_turns: bool,
+    /// What it was shown last: odd within a turn.
+    turn: u32,
 }
 
 impl ControlRing {
     /// An empty one.
-    pub(crate) fn new(address: u64, log_entries: u8, has_record: bool) -> Self {
+    pub(crate) fn new(address: u64, log_entries: u8, has_record: bool, shows_turns: bool) -> Self {
         Self {
             address,
             log_entries,
@@ -476,7 +491,32 @@ impl ControlRing {
             producer: 0,
             rung: 0,
             early: 0,
+            shows_turns,
+            turn: 0,
         }
+    }
+
+    /// The address of a word of the record.
+    fn record(&self, offset: usize) -> u64 {
+        // Cannot wrap: the record was looked for at the start.
+        self.address + control_record_offset(self.log_entries) + offset as u64
+    }
+
+    /// Looks at what the record says of the commands.
+    fn look_at_record<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), FatalCode> {
+        let producer = memory
+            .load_u32(self.record(offset_of!(ControlRecord, producer)))
+            .map_err(|_| FatalCode::HostMemory)?;
+        self.read_record(producer)
+            .map_err(|BadIndex| FatalCode::BadCommandIndex)
+    }
+
+    /// Shows the driver that a turn begins, or ends.
+    fn show_turn<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), FatalCode> {
+        self.turn = self.turn.wrapping_add(1);
+        memory
+            .store_u32(self.record(offset_of!(ControlRecord, turn)), self.turn)
+            .map_err(|_| FatalCode::HostMemory)
     }
 
     /// Commands before `producer` that were not taken up, unless there cannot be that many.
@@ -502,6 +542,12 @@ impl ControlRing {
         }
         self.rung = producer;
         Ok(())
+    }
+
+    /// Whether the commands before this index were taken up.
+    fn has_taken_up(&self, index: u32) -> bool {
+        // Those are never ahead by more than the ring is long, nor behind by more than a wait is.
+        self.consumer.wrapping_sub(index) <= u32::MAX / 2
     }
 
     /// The record says so.
@@ -1034,30 +1080,77 @@ impl Core {
 
     /// The table refuses a use of a tag: that counts if it has heard of every command that the driver
     /// gave before the use was posted. Else what is to be waited for first: they are taken up in the next
-    /// turn, whatever the doorbell says. A driver that stores one index after the other has a use of no
-    /// tag at all wait each time, and nothing else.
+    /// turn, whatever the doorbell says. A use that has `waited` for that does not wait for commands that
+    /// were given later.
     ///
     /// Whoever posted the use, here or at the peer, had the tag after the driver had stored the index
     /// of its command; what made the device see the use so makes it see that index.
     #[cold]
-    pub(crate) fn confirm(&mut self, error: TptError, host: &mut dyn Host) -> TptError {
+    pub(crate) fn confirm(
+        &mut self,
+        error: TptError,
+        waited: Waited,
+        host: &mut dyn Host,
+    ) -> TptError {
         let ring = self.control.as_mut().filter(|ring| ring.has_record);
         let (Some(ring), true) = (ring, error.is_of_no_tag()) else {
             return error;
         };
-        // Cannot wrap: it was read at the start.
-        let record = ring.address + control_record_offset(ring.log_entries);
-        let at = record + offset_of!(ControlRecord, producer) as u64;
-        let fatal = match host.load_u32(at).map(|producer| ring.read_record(producer)) {
-            Ok(Ok(())) if ring.consumer == ring.producer => return error,
-            Ok(Ok(())) => None,
-            Ok(Err(BadIndex)) => Some(FatalCode::BadCommandIndex),
-            Err(_) => Some(FatalCode::HostMemory),
-        };
-        if let Some(code) = fatal {
-            self.fail(code, host);
+        if let Waited::ForCommands(index) = waited {
+            return if ring.has_taken_up(index) {
+                error
+            } else {
+                TptError::Pending(COMMANDS)
+            };
+        }
+        match ring.look_at_record(host) {
+            Ok(()) if ring.consumer == ring.producer => return error,
+            Ok(()) => {}
+            Err(code) => self.fail(code, host),
         }
         TptError::Pending(COMMANDS)
+    }
+
+    /// A turn begins. Returns whether there are commands to take up.
+    pub(crate) fn begin_turn(&mut self, host: &mut dyn Host) -> bool {
+        let running = self.is_running();
+        let ring = self.control.as_mut().filter(|ring| ring.shows_turns);
+        let Some(ring) = ring.filter(|ring| running && ring.turn % 2 == 0) else {
+            return false;
+        };
+        let shown = ring.show_turn(host).and_then(|()| {
+            // Against that of who stores an index and looks for a turn: one of the two sees the other's.
+            host.fence();
+            ring.look_at_record(host)
+        });
+        let more = ring.consumer != ring.producer;
+        if let Err(code) = shown {
+            self.fail(code, host);
+        }
+        more
+    }
+
+    /// The turn ends.
+    pub(crate) fn end_turn(&mut self, host: &mut dyn Host) {
+        let running = self.is_running();
+        let ring = self.control.as_mut().filter(|ring| ring.shows_turns);
+        // A device that failed shows nothing: the driver finds that out in another way.
+        if let Some(ring) = ring.filter(|ring| running && ring.turn % 2 == 1) {
+            if let Err(code) = ring.show_turn(host) {
+                self.fail(code, host);
+            }
+        }
+    }
+
+    /// A use of queue pair `qpn` waits for what becomes of the tag with this index; it is counted once.
+    pub(crate) fn wait_for_tag(&mut self, qpn: u32, side: Side, index: u32, waited: &mut Waited) {
+        self.counters.pending_waits += u64::from(matches!(waited, Waited::No));
+        match (&self.control, &waited) {
+            (_, Waited::ForCommands(_)) => {}
+            (Some(ring), _) if index == COMMANDS => *waited = Waited::ForCommands(ring.producer),
+            _ => *waited = Waited::ForTag,
+        }
+        self.paging.wait_for_tag(qpn, side, index);
     }
 
     /// Checks every entry that has bytes, before anything is sent or asked of a peer. Not for

@@ -511,7 +511,7 @@ impl Engine {
 
     /// Takes up the commands that were posted, as far as no more are unfinished than the ring has
     /// entries: a driver that keeps to its bounds has all of them taken up.
-    fn take_up(&mut self, host: &mut dyn Host) {
+    pub(crate) fn take_up(&mut self, host: &mut dyn Host) {
         while self.core.is_running() && self.may_take_up() {
             let Some(ring) = &mut self.core.control else {
                 return;
@@ -953,7 +953,7 @@ impl Engine {
                 offered(core, FEATURE_ON_DEMAND)?;
                 let (qpn, side) = core.paging.resolve(&parse(request)?)?;
                 if let Some(qp) = self.qps.get_mut(qpn) {
-                    crate::transport::page_resolved(core, qp, side, host);
+                    crate::transport::page_resolved(core, qp, side);
                 }
                 Ok(())
             }
@@ -1223,7 +1223,7 @@ mod tests {
     #[test]
     fn commands_are_taken_up_with_the_doorbell_as_far_as_the_ring_is_long() {
         const RING: u32 = 1 << CQP_LOG_ENTRIES;
-        let mut node = Node::new(1);
+        let mut node = Node::with_features(1, crate::FEATURES & !FEATURE_TURNS);
         let commands = slow_commands(&mut node);
         let before = node.engine.counters().commands;
         let first = node.engine.core.control.unwrap().consumer;

@@ -49,6 +49,7 @@ pub use crate::qp::{QueuePair, QueuePairs};
 pub use crate::queue::{QueueError, ReceiveRequest, SendRequest};
 pub use crate::roce::Medium;
 
+use crate::paging::Side;
 use crate::timers::TimerOwner;
 use ferrite_abi::{
     complete_features, control_record_offset, BootBlock, Buffer, ControlRecord, DeviceState,
@@ -59,9 +60,9 @@ use ferrite_abi::{
     EQ_MAX_LOG_ENTRIES, EQ_MIN_LOG_ENTRIES, FEATURE_DEVICE_MEMORY, FEATURE_EQ_CONTROL,
     FEATURE_FAST_REGISTER, FEATURE_LISTS, FEATURE_ONE_TOUCH, FEATURE_ON_DEMAND,
     FEATURE_PENDING_TAGS, FEATURE_PORT_MTU, FEATURE_QUIET_COMMANDS, FEATURE_REGISTER_SEND,
-    FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_VECTOR_MAP,
-    FEATURE_WINDOWS, FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION, REG_BOOT,
-    REG_CONTROL, REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET,
+    FEATURE_RESIZE_CQ, FEATURE_RESIZE_SRQ, FEATURE_SRQ, FEATURE_SWITCH_EQ, FEATURE_TURNS,
+    FEATURE_VECTOR_MAP, FEATURE_WINDOWS, FUNCTION_RDMA, MAGIC, QUEUE_NUMBER_MASK, REG_ABI_VERSION,
+    REG_BOOT, REG_CONTROL, REG_DEVICE_MEMORY_OFFSET, REG_DEVICE_MEMORY_SIZE, REG_DOORBELL_OFFSET,
     REG_DOORBELL_PAGES, REG_DOORBELL_STRIDE, REG_DRIVER_FEATURES, REG_DRIVER_VERSION, REG_FEATURES,
     REG_FIRMWARE, REG_FUNCTION, REG_MAC, REG_MAGIC, REG_MESSAGES, REG_RESET_TIMEOUT, REG_STATUS,
 };
@@ -69,7 +70,8 @@ use ferrite_abi::{
 /// Features that version 1.1 of the interface brought.
 const FEATURES_OF_1_1: u64 = FEATURE_VECTOR_MAP | FEATURE_SWITCH_EQ | FEATURE_EQ_CONTROL;
 /// Features that version 1.2 brought.
-const FEATURES_OF_1_2: u64 = FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS;
+const FEATURES_OF_1_2: u64 =
+    FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS | FEATURE_TURNS;
 
 /// The features this engine has.
 pub const FEATURES: u64 = FEATURE_RESIZE_CQ
@@ -88,6 +90,7 @@ pub const FEATURES: u64 = FEATURE_RESIZE_CQ
     | FEATURE_REGISTER_SEND
     | FEATURE_LISTS
     | FEATURE_PENDING_TAGS
+    | FEATURE_TURNS
     | transport::FEATURES;
 
 // None is offered without what it needs.
@@ -107,6 +110,10 @@ const LOOPBACK_BUDGET: usize = 256;
 const TIMER_WORK: u64 = 2048;
 /// Queue pairs that try again in one poll because a tag is no longer pending.
 const WAKE_BUDGET: usize = 256;
+/// Frames that have waited and are looked at again in one poll, and those of a queue pair before it
+/// is another's turn.
+const PARKED_BUDGET: u32 = 256;
+const PARKED_BURST: u32 = 16;
 /// What is done for queue pairs in one poll: each costs one, and each of its packets another.
 const TURN: u32 = 512;
 /// Packets a queue pair sends before it is another's turn: fewer, the more there are, so that a
@@ -182,6 +189,8 @@ pub struct Engine {
     qps: QueuePairs,
     /// The commands that were taken up and are not finished.
     commands: cqp::Commands,
+    /// How many turns were begun within each other.
+    turns: u32,
     driver_version: u32,
     driver_features: u64,
     boot: u64,
@@ -194,6 +203,7 @@ impl Engine {
             qps: QueuePairs::new(config.qps),
             core: Core::new(config),
             commands: cqp::Commands::default(),
+            turns: 0,
             driver_version: 0,
             driver_features: 0,
             boot: 0,
@@ -531,6 +541,7 @@ impl Engine {
             boot.cqp_ring,
             boot.cqp_log_entries,
             has_record,
+            features & FEATURE_TURNS != 0,
         ));
         self.core.driver_minor = driver_minor;
         self.core.features = features;
@@ -621,16 +632,61 @@ impl Engine {
         host: &mut dyn Host,
     ) -> Disposition {
         self.core.now = now;
-        if !self.core.is_running() {
-            return Disposition::PassToHost;
+        self.begin_turn(host);
+        let disposition = if self.core.is_running() {
+            self.take_frame(frame, medium, host)
+        } else {
+            Disposition::PassToHost
+        };
+        self.end_turn(host);
+        disposition
+    }
+
+    /// Begins a turn: from now on tags may be used. [`Self::receive_frame`] and [`Self::poll`] are turns
+    /// of their own, but for those that come before [`Self::end_turn`].
+    ///
+    /// Where that was agreed on the driver is shown that a turn has begun, and then the control record is
+    /// looked at. So a driver that has stored an index there and then sees no turn knows that the commands
+    /// before it are taken up before any tag is used again.
+    pub fn begin_turn(&mut self, host: &mut dyn Host) {
+        self.turns += 1;
+        if self.turns == 1 && self.core.begin_turn(host) {
+            self.take_up(host);
         }
-        transport::receive_frame(&mut self.core, &mut self.qps, frame, medium, host)
+    }
+
+    /// Ends a turn: no tag is in use.
+    pub fn end_turn(&mut self, host: &mut dyn Host) {
+        self.turns = self.turns.saturating_sub(1);
+        if self.turns == 0 {
+            self.core.end_turn(host);
+        }
+    }
+
+    fn take_frame(&mut self, frame: &[u8], medium: Medium, host: &mut dyn Host) -> Disposition {
+        let (core, qps) = (&mut self.core, &mut self.qps);
+        let disposition = transport::receive_frame(core, qps, frame, medium, host);
+        if std::mem::take(&mut self.core.paging.request_waits) && self.has_commands() {
+            // What a doorbell would do if it had come: mostly nobody waits then. But what was posted
+            // here and waits, too, comes first.
+            self.run_commands(host);
+            if !self.try_again() {
+                self.deliver_parked(host);
+            }
+        }
+        disposition
     }
 
     /// Does what is due: timers, frames to itself, and a burst for each queue pair that has
     /// something to send. Call it after input, and when [`Engine::next_timeout`] has come.
     pub fn poll(&mut self, now: u64, host: &mut dyn Host) {
         self.core.now = now;
+        self.begin_turn(host);
+        self.do_what_is_due(now, host);
+        self.end_turn(host);
+    }
+
+    fn do_what_is_due(&mut self, now: u64, host: &mut dyn Host) {
         if let Some(misbehaving) = &self.core.misbehaviour {
             if misbehaving.reset_due(now) {
                 self.reset();
@@ -682,7 +738,7 @@ impl Engine {
         if self.has_commands() {
             self.run_commands(host);
         }
-        self.try_again(host);
+        self.try_again();
         self.deliver_loopback(host);
         // Half for those who wait for room and half for the others: neither holds up the other.
         self.serve_waiting(TURN / 2, host);
@@ -696,6 +752,7 @@ impl Engine {
             };
             budget = budget.saturating_sub(self.serve(qpn, None, host));
         }
+        self.deliver_parked(host);
         self.deliver_loopback(host);
     }
 
@@ -734,16 +791,36 @@ impl Engine {
         }
     }
 
-    /// Has those try again who waited for a tag that something has become of.
-    fn try_again(&mut self, host: &mut dyn Host) {
+    /// Has those try again who waited for a tag that something has become of; true when work requests
+    /// are among them.
+    fn try_again(&mut self) -> bool {
+        let mut work_requests = false;
         for _ in 0..WAKE_BUDGET {
             let Some((qpn, side)) = self.core.paging.next_woken() else {
                 break;
             };
             if let Some(qp) = self.qps.get_mut(qpn) {
-                transport::page_resolved(&mut self.core, qp, side, host);
+                transport::page_resolved(&mut self.core, qp, side);
+            }
+            work_requests |= side == Side::Requester;
+        }
+        work_requests
+    }
+
+    /// Looks again at frames that waited, as far as what they waited for has come.
+    fn deliver_parked(&mut self, host: &mut dyn Host) {
+        let mut budget = PARKED_BUDGET;
+        while budget > 0 {
+            let Some(qpn) = self.core.paging.next_due() else {
+                break;
+            };
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                let most = budget.min(PARKED_BURST);
+                budget -= transport::deliver_parked(&mut self.core, qp, most, host);
             }
         }
+        // They were looked at after the commands.
+        self.core.paging.request_waits = false;
     }
 
     fn sweep_timers(&mut self) {
@@ -761,8 +838,7 @@ impl Engine {
             let Some(frame) = self.core.loopback.pop() else {
                 break;
             };
-            let (core, qps) = (&mut self.core, &mut self.qps);
-            transport::receive_frame(core, qps, &frame, Medium::Memory, host);
+            self.take_frame(&frame, Medium::Memory, host);
             self.core.loopback.recycle(frame);
             self.core.room.look = true;
         }
@@ -852,6 +928,7 @@ impl Engine {
         if !self.core.ready.is_empty()
             || self.has_commands()
             || self.core.paging.has_woken()
+            || self.core.paging.has_due()
             || self.core.loopback.len() > 0
             || self.core.room.look && !self.core.room.is_empty()
         {

@@ -598,7 +598,7 @@ fn a_processor_is_one_of_the_map_and_of_who_is_bound_to_it() {
 
 #[test]
 fn a_driver_of_an_older_version_has_nothing_of_a_later_one_whatever_it_asks_for() {
-    let of_1_2 = FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS;
+    let of_1_2 = FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS | FEATURE_TURNS;
     for minor in [0, 1, 2, 3] {
         let mut node = Node::power_on(1);
         node.boot_as(minor, FEATURES);

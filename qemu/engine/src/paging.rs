@@ -10,6 +10,7 @@
 
 use crate::att::AttError;
 use crate::memory::HostMemory;
+use crate::roce::psn_diff;
 use ferrite_abi::{
     on_demand_levels, Buffer, CommandStatus, PageFault, PageFaults, Plain, ResolveFault,
     ATT_TABLE_ENTRIES, FAULT_WRITE, ON_DEMAND_ADDRESS, ON_DEMAND_MAX_LENGTH, ON_DEMAND_PAGE_SHIFT,
@@ -20,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 const PAGE_SIZE: u64 = 1 << ON_DEMAND_PAGE_SHIFT;
 const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
 
-/// Frames that wait for pages, for one queue pair and for all.
+/// Frames that wait for pages and tags, for one queue pair and for all.
 const MAX_PARKED: usize = 64;
 const MAX_PARKED_ALL: usize = 4096;
 
@@ -255,12 +256,29 @@ struct Open {
     stage: Stage,
 }
 
-/// A frame that waits until a receive can be placed.
+/// A frame that waits until what it asks for can be done.
 #[derive(Debug)]
 pub(crate) struct Parked {
     pub(crate) frame: Vec<u8>,
-    /// It is for a group the queue pair is in; and comes from this device.
-    pub(crate) multicast: Option<bool>,
+    pub(crate) place: Place,
+}
+
+/// Where a frame stands among those that wait for the same queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the order of arrival. With `Some` it is for a group the queue pair is in, and this says
+    /// whether it comes from this device.
+    Last(Option<bool>),
+    /// In the order of sequence numbers, each once: it has this one.
+    Psn(u32),
+}
+
+/// The frames that wait for a queue pair.
+#[derive(Debug, Default)]
+struct Line {
+    frames: VecDeque<Parked>,
+    /// What they waited for has come; it is among [`Paging::due`].
+    due: bool,
 }
 
 /// Bits of a token: queue pair, side, then a number that does not come again.
@@ -285,8 +303,12 @@ pub struct Paging {
     told: bool,
     /// Whose fault was taken last: the next taken is that of another.
     last: Option<(u32, Side)>,
-    parked: BTreeMap<u32, VecDeque<Parked>>,
+    parked: BTreeMap<u32, Line>,
     parked_frames: usize,
+    /// Queue pairs whose frames can be looked at again, in turn.
+    due: VecDeque<u32>,
+    /// A request of a peer began to wait for a tag just now.
+    pub(crate) request_waits: bool,
     /// The index of the tag that each waits for ([`crate::core::COMMANDS`] where it may be one that a
     /// command is about to make), and its ticket.
     tags: BTreeMap<(u32, Side), (u32, u64)>,
@@ -307,6 +329,7 @@ impl Paging {
             return;
         }
         self.stop_waiting(qpn, side);
+        self.request_waits |= side == Side::Responder;
         self.tickets += 1;
         self.tags.insert((qpn, side), (index, self.tickets));
         self.waiting.insert((index, self.tickets), (qpn, side));
@@ -456,34 +479,88 @@ impl Paging {
         }
     }
 
-    /// Keeps a frame until the page that queue pair `qpn` waits for is there; false when there
-    /// are too many.
-    pub(crate) fn park(&mut self, qpn: u32, frame: &[u8], multicast: Option<bool>) -> bool {
-        let queue = self.parked.entry(qpn).or_default();
-        if queue.len() >= MAX_PARKED || self.parked_frames >= MAX_PARKED_ALL {
+    /// Keeps a frame until what queue pair `qpn` waits for is there. False when it is lost: there are
+    /// too many, or the same was kept before.
+    pub(crate) fn park(&mut self, qpn: u32, frame: &[u8], place: Place) -> bool {
+        let frames = self.parked.get(&qpn).map(|line| &line.frames);
+        let count = frames.map_or(0, VecDeque::len);
+        if count >= MAX_PARKED || self.parked_frames >= MAX_PARKED_ALL {
             return false;
         }
-        self.parked_frames += 1;
-        queue.push_back(Parked {
-            frame: frame.to_vec(),
-            multicast,
-        });
+        let at = match (place, frames) {
+            (Place::Psn(psn), Some(frames)) => {
+                let from = |parked: &Parked| match parked.place {
+                    Place::Psn(other) => psn_diff(other, psn),
+                    Place::Last(_) => -1,
+                };
+                let at = frames.partition_point(|parked| from(parked) < 0);
+                if frames.get(at).is_some_and(|parked| from(parked) == 0) {
+                    return false;
+                }
+                at
+            }
+            _ => count,
+        };
+        self.put(qpn, at, frame.to_vec(), place);
         true
     }
 
-    /// The frames kept for a queue pair.
-    pub(crate) fn unpark(&mut self, qpn: u32) -> VecDeque<Parked> {
-        let frames = self.parked.remove(&qpn).unwrap_or_default();
-        self.parked_frames -= frames.len();
-        frames
+    fn put(&mut self, qpn: u32, at: usize, frame: Vec<u8>, place: Place) {
+        self.parked_frames += 1;
+        let line = self.parked.entry(qpn).or_default();
+        line.frames.insert(at, Parked { frame, place });
     }
 
-    /// Puts frames back that were not looked at, in front of those that came meanwhile.
-    pub(crate) fn park_again(&mut self, qpn: u32, mut frames: VecDeque<Parked>) {
-        self.parked_frames += frames.len();
-        let queue = self.parked.entry(qpn).or_default();
-        frames.append(queue);
-        *queue = frames;
+    /// Whether frames wait for queue pair `qpn`.
+    pub(crate) fn has_parked(&self, qpn: u32) -> bool {
+        // None is kept without frames.
+        self.parked.contains_key(&qpn)
+    }
+
+    /// Whether a request with this sequence number has to stand behind one that waits.
+    pub(crate) fn stands_behind(&self, qpn: u32, psn: u32) -> bool {
+        let first = self.parked.get(&qpn).and_then(|line| line.frames.front());
+        first.is_some_and(
+            |first| matches!(first.place, Place::Psn(first) if psn_diff(psn, first) >= 0),
+        )
+    }
+
+    /// What queue pair `qpn` waited for has come: its frames are looked at in their turn.
+    pub(crate) fn deliver(&mut self, qpn: u32) {
+        if let Some(line) = self.parked.get_mut(&qpn).filter(|line| !line.due) {
+            line.due = true;
+            self.due.push_back(qpn);
+        }
+    }
+
+    /// Whether frames are to be looked at again.
+    pub(crate) fn has_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Takes a queue pair whose frames are to be looked at again. (They may be gone meanwhile.)
+    pub(crate) fn next_due(&mut self) -> Option<u32> {
+        let qpn = self.due.pop_front()?;
+        if let Some(line) = self.parked.get_mut(&qpn) {
+            line.due = false;
+        }
+        Some(qpn)
+    }
+
+    /// Takes the first frame that waits for queue pair `qpn`.
+    pub(crate) fn unpark(&mut self, qpn: u32) -> Option<Parked> {
+        let line = self.parked.get_mut(&qpn)?;
+        let first = line.frames.pop_front();
+        if line.frames.is_empty() {
+            self.parked.remove(&qpn);
+        }
+        self.parked_frames -= usize::from(first.is_some());
+        first
+    }
+
+    /// Puts the first frame back, which waits for something else.
+    pub(crate) fn park_again(&mut self, qpn: u32, parked: Parked) {
+        self.put(qpn, 0, parked.frame, parked.place);
     }
 
     /// Queue pair `qpn` waits for nothing any more.
@@ -492,7 +569,8 @@ impl Paging {
         self.open.remove(&(qpn, Side::Responder));
         self.stop_waiting(qpn, Side::Requester);
         self.stop_waiting(qpn, Side::Responder);
-        drop(self.unpark(qpn));
+        let line = self.parked.remove(&qpn).unwrap_or_default();
+        self.parked_frames -= line.frames.len();
     }
 }
 
@@ -534,9 +612,10 @@ mod tests {
     fn parked_frames_are_bounded_for_each_queue_pair_and_for_all() {
         let mut paging = Paging::default();
         let mut parked = 0;
+        let last = Place::Last(None);
         for qpn in 1..=100 {
             let kept = (0..100)
-                .filter(|_| paging.park(qpn, &[0; 64], None))
+                .filter(|_| paging.park(qpn, &[0; 64], last))
                 .count();
             assert!(kept <= MAX_PARKED);
             parked += kept;
@@ -544,18 +623,65 @@ mod tests {
         assert_eq!(parked, MAX_PARKED_ALL);
         assert_eq!(paging.parked_frames, MAX_PARKED_ALL);
         // Room for others comes from those who are done with waiting, however they are.
-        assert_eq!(paging.unpark(1).len(), MAX_PARKED);
-        assert!(paging.park(100, &[0; 64], None));
+        let frames = std::iter::from_fn(|| paging.unpark(1)).count();
+        assert_eq!(frames, MAX_PARKED);
+        assert!(!paging.has_parked(1));
+        assert!(paging.park(100, &[0; 64], last));
         paging.forget(2);
         paging.forget(100);
         assert_eq!(paging.parked_frames, MAX_PARKED_ALL - 2 * MAX_PARKED);
-        let frames = paging.unpark(3);
-        paging.park_again(3, frames);
+        let first = paging.unpark(3).unwrap();
+        paging.park_again(3, first);
         assert_eq!(paging.parked_frames, MAX_PARKED_ALL - 2 * MAX_PARKED);
         for qpn in 1..=100 {
             paging.forget(qpn);
         }
         assert_eq!(paging.parked_frames, 0);
         assert!(paging.parked.is_empty());
+    }
+
+    #[test]
+    fn requests_wait_in_the_order_of_their_sequence_numbers_each_once() {
+        let mut paging = Paging::default();
+        // Through the end of the numbers, in any order, some of them twice.
+        for (psn, kept) in [
+            (0xff_fffe, true),
+            (2, true),
+            (0, true),
+            (0xff_fffe, false),
+            (0xff_ffff, true),
+            (2, false),
+            (1, true),
+            (0, false),
+        ] {
+            assert_eq!(paging.park(7, &[0; 64], Place::Psn(psn)), kept, "{psn:#x}");
+        }
+        for (psn, behind) in [(0xff_fffd, false), (0xff_fffe, true), (0, true), (3, true)] {
+            assert_eq!(paging.stands_behind(7, psn), behind, "{psn:#x}");
+            assert!(!paging.stands_behind(8, psn));
+        }
+        let places = std::iter::from_fn(|| paging.unpark(7)).map(|parked| parked.place);
+        let expected = [0xff_fffe, 0xff_ffff, 0, 1, 2].map(Place::Psn);
+        assert!(places.eq(expected));
+    }
+
+    #[test]
+    fn frames_are_due_once_and_not_when_they_are_gone() {
+        let mut paging = Paging::default();
+        paging.deliver(1);
+        assert!(!paging.has_due(), "there is nothing to look at");
+        for qpn in [1, 2] {
+            assert!(paging.park(qpn, &[0; 64], Place::Last(None)));
+            paging.deliver(qpn);
+            paging.deliver(qpn);
+        }
+        paging.forget(1);
+        assert_eq!(paging.next_due(), Some(1));
+        assert!(paging.unpark(1).is_none());
+        assert_eq!(paging.next_due(), Some(2));
+        assert_eq!(paging.next_due(), None);
+        // Not all of them were: the rest has another turn.
+        paging.deliver(2);
+        assert_eq!(paging.next_due(), Some(2));
     }
 }

@@ -3,7 +3,7 @@
 //! Queue pairs: context, states, and what happens to their queues on the way to the error state.
 
 use crate::att::{Att, AttError};
-use crate::core::{Core, Nap, ReceiveCompletion, RoomKey, SendCompletion, PORTS};
+use crate::core::{Core, Nap, ReceiveCompletion, RoomKey, SendCompletion, Waited, PORTS};
 use crate::gid::{ipv4_of, MAX_GIDS};
 use crate::memory::Host;
 use crate::numbers::{Numbers, Table};
@@ -927,14 +927,15 @@ impl LocalError {
 /// Carries out a work request that no packet is sent for: a registration, local invalidation or
 /// bind.
 /// The transport calls it when the request's turn comes, and completes it.
-pub fn execute_local(
+pub(crate) fn execute_local(
     core: &mut Core,
     qp: &QueuePair,
     request: &SendRequest,
+    waited: Waited,
     host: &mut dyn Host,
 ) -> Result<(), LocalError> {
     if request.registration.is_some() {
-        let early = register(core, qp, request, host)?;
+        let early = register(core, qp, request, waited, host)?;
         core.counters.early_uses += u64::from(early);
         return Ok(());
     }
@@ -943,7 +944,7 @@ pub fn execute_local(
             // What it is made as counts.
             core.tpt.ready(request.tag).map_err(LocalError::Table)?;
             if let Err(error) = core.tpt.stands(request.tag) {
-                if let error @ TptError::Pending(_) = core.confirm(error, host) {
+                if let error @ TptError::Pending(_) = core.confirm(error, waited, host) {
                     return Err(LocalError::Table(error));
                 }
             }
@@ -971,7 +972,7 @@ pub fn execute_local(
             }
             let early = part.length != 0 && core.tpt.is_early(part.region);
             let bound = core.tpt.bind(part, qp.holder());
-            bound.map_err(|error| LocalError::Bind(core.confirm(error, host)))?;
+            bound.map_err(|error| LocalError::Bind(core.confirm(error, waited, host)))?;
             core.counters.early_uses += u64::from(early);
             Ok(())
         }
@@ -991,10 +992,11 @@ fn check_rights(core: &Core, access: u32) -> Result<(), LocalError> {
 /// Carries out the registration of a work request: all that it does, or what it does before it
 /// sends. Returns whether a piece was an [early use](crate::Counters::early_uses), which the caller
 /// counts together with what is sent.
-pub fn register(
+pub(crate) fn register(
     core: &mut Core,
     qp: &QueuePair,
     request: &SendRequest,
+    waited: Waited,
     host: &mut dyn Host,
 ) -> Result<bool, LocalError> {
     let Some(registration) = &request.registration else {
@@ -1014,7 +1016,7 @@ pub fn register(
         Registration::Region(part) => core.tpt.register_from_queue(part, qp.pd),
         Registration::List(part) => core.tpt.register_list(part, pieces, qp.pd),
     };
-    registered.map_err(|error| LocalError::Table(core.confirm(error, host)))?;
+    registered.map_err(|error| LocalError::Table(core.confirm(error, waited, host)))?;
     core.counters.sq_registrations += 1;
     Ok(early)
 }

@@ -558,6 +558,8 @@ pub struct Peer {
     pub retry_count: u8,
     /// Retries while the receiver is not ready.
     pub rnr_retry: u8,
+    /// What it is told to wait at least, where a receive is not there: a code of the wire.
+    pub min_rnr_timer: u8,
     /// Reads and atomics in flight, each way.
     pub depth: u8,
 }
@@ -1774,7 +1776,7 @@ impl Node {
             destination_qpn: peer.qpn,
             receive_psn: peer.receive_psn,
             ird: peer.depth,
-            min_rnr_timer: 1,
+            min_rnr_timer: peer.min_rnr_timer,
             address_vector: AddressVector {
                 mac: peer.mac,
                 vlan: VLAN_NONE,
@@ -1826,6 +1828,7 @@ impl Node {
             timeout: 10,
             retry_count: 7,
             rnr_retry: 7,
+            min_rnr_timer: 1,
             depth: crate::qp::MAX_READ,
         }
     }

@@ -36,7 +36,10 @@ use crate::{
     eq::EventQueue,
     growth,
     kernel_ext::{
-        barrier::dma_wmb,
+        barrier::{
+            dma_wmb,
+            mb, //
+        },
         cpu,
         errno,
         user, //
@@ -51,9 +54,13 @@ use crate::{
         Class,
         Outcome,
         Position,
+        Post,
+        Posted,
+        PostedFor,
         Request,
         Requests,
         Ring,
+        Telling,
         Ticket,
         LOG_ENTRIES,
         MOST_LONG,
@@ -115,6 +122,33 @@ const LOOK: Msecs = 1_000;
 fn looks(timeout: Msecs) -> (Msecs, u32) {
     let look = timeout.clamp(1, LOOK);
     (look, timeout.div_ceil(look).max(1))
+}
+
+/// How long a turn of the device is waited for; most take some microseconds. A longer one takes as long as the
+/// answer to a command.
+const TURN: Delta = Delta::from_micros(50);
+
+/// Whether the turn that the device shows first is over, or is none; looks for that until `give_up` says so.
+fn is_over(first: u32, turn: impl Fn() -> u32, give_up: impl Fn() -> bool) -> bool {
+    // Any later one has begun after the record was stored, and so with a look at it.
+    let is_over = || first % 2 == 0 || turn() != first;
+    loop {
+        if is_over() {
+            return true;
+        }
+        if give_up() {
+            return false;
+        }
+    }
+}
+
+/// How a release ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// With the answer.
+    Answered,
+    /// Before it, but the device uses the tag no more.
+    Unanswered,
 }
 
 /// What stands for all that is no [`CommandStatus`].
@@ -200,6 +234,8 @@ pub(crate) struct Cqp {
     events: Arc<EventQueue>,
     /// How long an answer is waited for, in milliseconds.
     timeout: Atomic<u32>,
+    /// Not zero if the device shows its turns.
+    turns: Atomic<u32>,
     dead: Atomic<u32>,
     #[pin]
     requests: Requests,
@@ -307,6 +343,7 @@ impl Cqp {
                 GFP_KERNEL
             )?,
             timeout: Atomic::new(FIRST_TIMEOUT),
+            turns: Atomic::new(0),
             dead: Atomic::new(0),
             requests <- Requests::new(),
         })
@@ -315,6 +352,16 @@ impl Cqp {
     /// From now on an answer is waited for so many milliseconds.
     pub(crate) fn set_timeout(&self, timeout: Msecs) {
         self.timeout.store(timeout, Relaxed);
+    }
+
+    /// Notes that driver and device agreed on [`FEATURE_TURNS`](abi::FEATURE_TURNS).
+    pub(crate) fn use_turns(&self) {
+        self.turns.store(1, Relaxed);
+    }
+
+    /// Whether the device shows in the record when it uses tags.
+    pub(crate) fn has_turns(&self) -> bool {
+        self.turns.load(Relaxed) != 0
     }
 
     /// How long an answer is waited for.
@@ -365,13 +412,13 @@ impl Cqp {
         }
     }
 
-    /// Takes the event of a finished command. Returns the number of the object that one was about which
-    /// was posted and failed, and why. May be called from any context.
+    /// Takes the event of a finished command. Returns what one was for which was posted and failed, the number
+    /// of the object that it was about, and why. May be called from any context.
     pub(crate) fn finished(
         &self,
         event: &EventEntry,
         answers: &Answers<'_>,
-    ) -> Option<(u32, Error)> {
+    ) -> Option<(PostedFor, u32, Error)> {
         let status = status_of(event.param0);
         let ring = self.queue(answers.doorbells);
         let answered = self.requests.finish(event.id, status, event.param1, &ring);
@@ -448,6 +495,9 @@ impl Cqp {
     /// answer came, `EINTR` where it was `killable` and is taken back. Sleeps.
     fn wait(&self, bars: Bars<'_>, asked: Asked<'_>, in_ring: bool, killable: bool) -> Result {
         let done = &asked.ticket().done;
+        if let Asked::Posted(_) = asked {
+            self.requests.ring_for_posted(&self.queue(bars.doorbells));
+        }
         if self.look_for_answer(asked.ticket(), in_ring, bars) {
             return Ok(());
         }
@@ -465,25 +515,36 @@ impl Cqp {
     }
 
     /// Gives the device a command about the object of that `number`, and does not wait for the answer,
-    /// unless there is no place for a command that nobody waits for: then there is no ticket. What it names
-    /// stays until the ticket says that it is done. Sleeps.
+    /// unless there is no place for a command that nobody waits for: then it is done, and has no name. What it
+    /// is about stays until it is known to be done. Sleeps.
     pub(crate) fn post<P: Plain>(
         &self,
         bars: Bars<'_>,
         manner: Manner,
         opcode: CommandOpcode,
         payload: &P,
-        number: u32,
-    ) -> Result<Option<Arc<Ticket>>> {
+        about: (PostedFor, u32),
+    ) -> Result<Option<Posted>> {
         let mut entry = CommandEntry::new(opcode, 0, (0, 0), payload);
         // Places of what was posted before get free, and who posts learns early what failed.
         self.poll(bars);
-        let ticket = Ticket::new(&self.requests, manner.user, manner.class);
-        // Who has no memory for a ticket waits.
-        if let Ok(ticket) = Arc::pin_init(ticket, GFP_KERNEL_ACCOUNT) {
+        let post = Post::new(
+            &self.requests,
+            manner.user,
+            manner.class,
+            GFP_KERNEL_ACCOUNT,
+        );
+        // Who has no memory for that waits.
+        if let Ok(post) = post {
             let ring = self.queue(bars.doorbells);
-            match self.requests.post(&ticket, number, &mut entry, &ring) {
-                Ok(()) => return Ok(Some(ticket)),
+            // A write to the device is an exit of a virtual machine, and wakes who may have nothing else to do.
+            let telling = if self.has_turns() {
+                Telling::Record
+            } else {
+                Telling::Doorbell
+            };
+            match self.requests.post(post, about, &mut entry, telling, &ring) {
+                Ok(posted) => return Ok(Some(posted)),
                 Err(error) if error == EAGAIN => {}
                 Err(error) => return Err(error),
             }
@@ -493,20 +554,70 @@ impl Cqp {
     }
 
     /// How a command ended that was posted, if that is known; answers that are there are taken.
-    pub(crate) fn look_at(&self, bars: Bars<'_>, ticket: &Ticket) -> Option<Result> {
-        if self.requests.outcome_yet(ticket).is_none() {
-            self.poll(bars);
+    pub(crate) fn look_at(&self, bars: Bars<'_>, posted: &Posted) -> Option<Outcome> {
+        let outcome = self.requests.outcome_yet(posted);
+        if outcome.is_some() {
+            return outcome;
         }
-        self.requests.outcome_yet(ticket).map(outcome_to_result)
+        self.requests.ring_for_posted(&self.queue(bars.doorbells));
+        self.poll(bars);
+        self.requests.outcome_yet(posted)
     }
 
     /// Waits until a command is done that was posted, and returns how it ended: `ETIMEDOUT` as
     /// [`Self::execute`]. Sleeps.
-    pub(crate) fn settle(&self, bars: Bars<'_>, ticket: &Ticket) -> Result {
-        if self.requests.outcome_yet(ticket).is_none() {
-            self.wait(bars, Asked::Posted(ticket), true, false)?;
+    pub(crate) fn settle(&self, bars: Bars<'_>, posted: &Posted) -> Result<Outcome> {
+        if let Some(ticket) = self.requests.ticket(posted) {
+            self.wait(bars, Asked::Posted(&ticket), true, false)?;
         }
-        outcome_to_result(self.requests.outcome(ticket))
+        Ok(self.requests.outcome_yet(posted).unwrap_or(Outcome::Lost))
+    }
+
+    /// Has the device let go of what has a tag of that `number`, by a command that cannot but succeed, and
+    /// returns when the device uses it no more: with the answer, or before where the device shows that it
+    /// uses no tag just now ([`FEATURE_TURNS`]). `ETIMEDOUT` as [`Self::execute`]. Sleeps.
+    ///
+    /// [`FEATURE_TURNS`]: abi::FEATURE_TURNS
+    pub(crate) fn release(
+        &self,
+        bars: Bars<'_>,
+        manner: Manner,
+        opcode: CommandOpcode,
+        number: u32,
+    ) -> Result<Released> {
+        let about = (PostedFor::Release, number);
+        let tag = object(number);
+        let Some(posted) = self.post(bars, manner, opcode, &tag, about)? else {
+            return Ok(Released::Answered);
+        };
+        let released = if self.has_turns() && self.uses_no_tag() {
+            Ok(Released::Unanswered)
+        } else {
+            let ended = self.settle(bars, &posted).and_then(outcome_to_result);
+            ended.map(|()| Released::Answered)
+        };
+        self.forget(&posted);
+        released
+    }
+
+    /// Whether the device was seen to use no tag, after what was stored in the record: when it does so again,
+    /// it has seen that.
+    fn uses_no_tag(&self) -> bool {
+        // Against that of the device, which shows its turn and then looks at the record: one of the two sees
+        // what the other stored.
+        mb();
+        let turn = || kernel::dma_read!(self.ring, .record.turn);
+        let first = turn();
+        let start = Instant::<Monotonic>::now();
+        is_over(first, turn, || {
+            cpu_relax();
+            cpu::need_resched() || start.elapsed() > TURN
+        })
+    }
+
+    /// Forgets how a command ended that was posted: from now on it did what it was to do.
+    pub(crate) fn forget(&self, posted: &Posted) {
+        self.requests.forget(posted);
     }
 
     /// Runs a command that has parameters and no reply. Sleeps.
@@ -671,18 +782,18 @@ fn wait_for(
 }
 
 /// Which object a command was about that was posted and failed, and why, by what was answered.
-fn failed_post(answered: Answered, status: u32) -> Option<(u32, Error)> {
+fn failed_post(answered: Answered, status: u32) -> Option<(PostedFor, u32, Error)> {
     match answered {
         Answered::Request => None,
-        Answered::Posted { number } => {
+        Answered::Posted { what, number } => {
             let error = status_to_result(status).err()?;
-            Some((number, error))
+            Some((what, number, error))
         }
     }
 }
 
 /// What a caller sees of how a command ended.
-fn outcome_to_result(outcome: Outcome) -> Result {
+pub(crate) fn outcome_to_result(outcome: Outcome) -> Result {
     match outcome {
         Outcome::Answered { status, .. } => status_to_result(status),
         Outcome::Lost => Err(EIO),
@@ -711,6 +822,26 @@ fn status_to_result(status: u32) -> Result {
 mod tests {
     use super::*;
     use crate::requests::stage::Stage;
+
+    #[test]
+    fn a_turn_is_over_when_another_one_or_none_is_shown() {
+        let looks = Atomic::new(0u32);
+        let wait = |first: u32, then: &[u32]| {
+            looks.store(0, Relaxed);
+            let turn = || {
+                let at = looks.fetch_add(1, Relaxed) as usize;
+                then.get(at).copied().unwrap_or(first)
+            };
+            is_over(first, turn, || looks.load(Relaxed) >= 5)
+        };
+        // None is under way, whatever comes afterwards.
+        assert!(wait(0, &[]) && wait(6, &[7, 7, 7]));
+        assert_eq!(looks.load(Relaxed), 0);
+        // It ends, or another one has begun since.
+        assert!(wait(7, &[7, 7, 8]) && wait(7, &[9]) && wait(u32::MAX, &[u32::MAX, 0]));
+        // It does not.
+        assert!(!wait(7, &[]) && !wait(u32::MAX, &[]));
+    }
 
     #[test]
     fn a_time_out_is_divided_into_looks() {
@@ -869,36 +1000,39 @@ mod tests {
     /// result, and the looks that took.
     fn wait_posted(
         stage: &Stage,
-        ticket: &Ticket,
+        posted: &Posted,
         looks: u32,
         at_look: impl Fn(u32),
         alive: bool,
-    ) -> (Result, u32) {
+    ) -> Result<(Result, u32)> {
+        let ticket = stage.ticket(posted)?;
         let count = Atomic::new(0u32);
         let sleep = |killable: bool| {
             assert!(!killable);
             at_look(count.fetch_add(1, Relaxed) + 1);
             Ok(ticket.done.try_wait())
         };
-        let asked = Asked::Posted(ticket);
+        let asked = Asked::Posted(&ticket);
         let result = wait_for(&stage.requests, asked, false, looks, sleep, || alive);
-        (result, count.load(Relaxed))
+        let looks = count.load(Relaxed);
+        // From then on there is nothing to wait for.
+        let again = wait_for(&stage.requests, asked, false, 5, sleep, || alive);
+        assert_eq!((again, count.load(Relaxed)), (Ok(()), looks + 1));
+        assert!(stage.ticket(posted).is_err());
+        Ok((result, looks))
     }
 
     #[test]
     fn what_was_posted_is_waited_for_as_often_as_one_likes() -> Result {
         let stage = Stage::new()?;
-        let ticket = stage.post(1, 7)?;
+        let posted = stage.post(1, 7)?;
         let answer = |at| {
             if at == 3 {
                 stage.answer_next();
             }
         };
-        assert_eq!(wait_posted(&stage, &ticket, 5, answer, true), (Ok(()), 3));
-        for _ in 0..2 {
-            let again = wait_posted(&stage, &ticket, 5, |_| (), false);
-            assert_eq!(again, (Ok(()), 1));
-        }
+        let result = wait_posted(&stage, &posted, 5, answer, true)?;
+        assert_eq!(result, (Ok(()), 3));
         Ok(())
     }
 
@@ -911,15 +1045,15 @@ mod tests {
             assert!(stage.post(2, at).is_ok());
             stage.answer(at as usize);
         };
-        let result = wait_posted(&stage, &lost, 5, others, true);
+        let result = wait_posted(&stage, &lost, 5, others, true)?;
         assert_eq!(result, (Err(ETIMEDOUT), 5));
         // Its place is not used again, and what the device says later is nobody's.
         assert_eq!(stage.requests.outcome_yet(&lost), Some(Outcome::Lost));
         assert!(!stage.answer(0));
         // A device that is gone is not waited for.
         let stage = Stage::new()?;
-        let ticket = stage.post(1, 7)?;
-        let result = wait_posted(&stage, &ticket, 30, |_| (), false);
+        let posted = stage.post(1, 7)?;
+        let result = wait_posted(&stage, &posted, 30, |_| (), false)?;
         assert_eq!(result, (Err(ETIMEDOUT), 1));
         Ok(())
     }
@@ -928,11 +1062,13 @@ mod tests {
     fn what_was_posted_and_failed_is_told_and_nothing_else() {
         let number = 0x1234;
         let told = |answered, status: CommandStatus| failed_post(answered, status.number().into());
-        let posted = Answered::Posted { number };
-        assert_eq!(told(posted, CommandStatus::Ok), None);
-        let resource = told(posted, CommandStatus::NoResource);
-        assert_eq!(resource, Some((number, ENOMEM)));
-        assert_eq!(failed_post(posted, NO_STATUS), Some((number, EIO)));
+        for what in [PostedFor::Making, PostedFor::Release] {
+            let posted = Answered::Posted { what, number };
+            assert_eq!(told(posted, CommandStatus::Ok), None);
+            let resource = told(posted, CommandStatus::NoResource);
+            assert_eq!(resource, Some((what, number, ENOMEM)));
+            assert_eq!(failed_post(posted, NO_STATUS), Some((what, number, EIO)));
+        }
         // Who waits finds out himself.
         assert_eq!(told(Answered::Request, CommandStatus::NoResource), None);
         // One that the device never answered failed as well.

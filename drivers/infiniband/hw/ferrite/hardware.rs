@@ -23,12 +23,14 @@ use crate::{
     cq::FerriteCq,
     cqp::{
         object,
+        outcome_to_result,
         Answer,
         Answers,
         Bars,
         Cqp,
         Manner,
-        Patience, //
+        Patience,
+        Released, //
     },
     device::{
         Ferrite,
@@ -71,7 +73,9 @@ use crate::{
     recovery::Recovery,
     requests::{
         Class,
-        Ticket, //
+        Outcome,
+        Posted,
+        PostedFor, //
     },
 };
 use kernel::{
@@ -426,23 +430,41 @@ impl Hardware {
 
     /// Gives the device a command that makes something with a tag of that `number`, and returns as soon as the
     /// device has it; none where it was waited for. `EINTR` as [`Self::make`]. Sleeps.
-    fn post<C: Command>(self: &Arc<Self>, command: &C, number: u32) -> Result<Option<Posted>> {
+    fn post<C: Command>(
+        self: &Arc<Self>,
+        command: &C,
+        number: u32,
+    ) -> Result<Option<MakingCommand>> {
         let manner = Manner::of_current(Class::Short, Patience::UntilKilled);
         let opcode = C::OPCODE;
-        let result = self.command(|bars| self.cqp.post(bars, manner, opcode, command, number));
-        let ticket = self.check(opcode, result)?;
-        Ok(ticket.map(|ticket| Posted { opcode, ticket }))
+        let about = (PostedFor::Making, number);
+        let result = self.command(|bars| self.cqp.post(bars, manner, opcode, command, about));
+        let posted = self.check(opcode, result)?;
+        Ok(posted.map(|posted| MakingCommand { opcode, posted }))
+    }
+
+    /// Has the device let go of a tag that nothing can be in the way of, and returns when it uses that no
+    /// more. Sleeps.
+    fn release(self: &Arc<Self>, opcode: CommandOpcode, number: u32) -> Result<Released> {
+        if !self.cqp.has_turns() {
+            return self.execute_on(opcode, number).map(|()| Released::Answered);
+        }
+        let manner = Manner::of_current(Class::Short, Patience::Endless);
+        let result = self.command(|bars| self.cqp.release(bars, manner, opcode, number));
+        self.check(opcode, result)
     }
 
     /// Waits for the answer to a command that was posted. Sleeps.
-    fn settle(self: &Arc<Self>, posted: &Posted) -> Result {
-        let result = self.command(|bars| self.cqp.settle(bars, &posted.ticket));
-        self.check(posted.opcode, result)
+    fn settle(self: &Arc<Self>, making: &MakingCommand) -> Making {
+        let ended = self.command(|bars| self.cqp.settle(bars, &making.posted));
+        // A device that does not answer is given up here.
+        let _ = self.check(making.opcode, ended.and_then(outcome_to_result));
+        Making::new(Some(ended.unwrap_or(Outcome::Lost)))
     }
 
-    /// How a command ended that was posted, if that is known.
-    fn look_at(self: &Arc<Self>, posted: &Posted) -> Option<Result> {
-        self.command(|bars| self.cqp.look_at(bars, &posted.ticket))
+    /// How far what a command makes that was posted is, if that is known.
+    fn look_at(self: &Arc<Self>, making: &MakingCommand) -> Making {
+        Making::new(self.command(|bars| self.cqp.look_at(bars, &making.posted)))
     }
 
     /// Runs a query. `EINTR` if the caller is killed before it is its turn. Sleeps.
@@ -714,11 +736,15 @@ impl Hardware {
                 let cq = self.cqs.get(event.id as usize);
                 return cq.map_or(0, |cq| FerriteCq::notify(&cq));
             }
-            Some(EventCode::CommandDone) => {
-                if let Some((number, error)) = self.cqp.finished(event, answers) {
+            Some(EventCode::CommandDone) => match self.cqp.finished(event, answers) {
+                Some((PostedFor::Making, number, error)) => {
                     self.registration_failed(number, error);
                 }
-            }
+                Some((PostedFor::Release, number, error)) => {
+                    self.release_failed(number, error);
+                }
+                None => {}
+            },
             Some(code) => self.dispatch_rare(code, event),
             None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
         }
@@ -800,7 +826,7 @@ impl Hardware {
     /// Tells of a registration that failed after its key was given out, if not too often: who has the key learns it
     /// when he uses it.
     #[cold]
-    fn registration_failed(&self, number: u32, error: Error) {
+    fn registration_failed(self: &Arc<Self>, number: u32, error: Error) {
         if self.registration_prints.allows(c"ferrite registrations") {
             // The whole key is nobody's but its owner's.
             let index = Tag(number).index();
@@ -811,6 +837,23 @@ impl Hardware {
                 error
             );
         }
+        if is_disagreement(error) {
+            // To release the tag would end what the device has under that number.
+            self.fail();
+        }
+    }
+
+    /// A device does not let go of a tag whose memory it was seen not to use: it is given up.
+    #[cold]
+    fn release_failed(self: &Arc<Self>, number: u32, error: Error) {
+        let index = Tag(number).index();
+        dev_err!(
+            self.pdev,
+            "release of tag index {:#x} failed: {:?}\n",
+            index,
+            error
+        );
+        self.fail();
     }
 
     /// Counts an event that is about no queue, and prints what it says, if not too often.
@@ -882,10 +925,10 @@ impl Stop for Stopping<'_> {
     }
 }
 
-/// A command that was posted.
-struct Posted {
+/// A command that makes an object and was posted.
+struct MakingCommand {
     opcode: CommandOpcode,
-    ticket: Arc<Ticket>,
+    posted: Posted,
 }
 
 /// How far the making of an object is.
@@ -897,17 +940,28 @@ pub(crate) enum Making {
     Made,
     /// The device did not make it, and said why.
     Failed(Error),
+    /// The device failed before it answered, and nobody knows.
+    Lost,
 }
 
 impl Making {
     /// By how the command that makes it ended, if it did.
-    fn new(outcome: Option<Result>) -> Self {
+    fn new(outcome: Option<Outcome>) -> Self {
         match outcome {
             None => Self::Pending,
-            Some(Ok(())) => Self::Made,
-            Some(Err(error)) => Self::Failed(error),
+            Some(Outcome::Lost) => Self::Lost,
+            Some(outcome @ Outcome::Answered { .. }) => match outcome_to_result(outcome) {
+                Ok(()) => Self::Made,
+                Err(error) => Self::Failed(error),
+            },
         }
     }
+}
+
+/// Whether a device that refuses to make something with a tag for this reason, though the driver has just taken the
+/// tag, has something there of which the driver does not know.
+fn is_disagreement(error: Error) -> bool {
+    error == EEXIST
 }
 
 /// What the answer to the command that takes an object down means.
@@ -926,6 +980,10 @@ impl Parting {
     /// using.
     fn new(ended: Result, making: Making, may_be: impl FnOnce() -> bool) -> Self {
         match (ended, making) {
+            // It was another's that the device let go of.
+            (_, Making::Failed(error)) if is_disagreement(error) => Self::Disagreement,
+            // It answers in order, and so gave no answer to what was before.
+            (_, Making::Lost) => Self::Disagreement,
             (Ok(()), _) => Self::Gone,
             // There never was any.
             (Err(error), Making::Failed(_)) if error == ENOENT => Self::Gone,
@@ -945,9 +1003,7 @@ pub(crate) struct DeviceObject {
     number: u32,
     gone: Atomic<u32>,
     /// The command that makes it, if that was posted.
-    making: Option<Posted>,
-    /// That it was made by another command, after the one that was posted failed, once this is not zero.
-    made_since: Atomic<u32>,
+    making: Option<MakingCommand>,
 }
 
 impl DeviceObject {
@@ -983,7 +1039,7 @@ impl DeviceObject {
         hw: &Arc<Hardware>,
         destroy: CommandOpcode,
         number: u32,
-        making: Option<Posted>,
+        making: Option<MakingCommand>,
     ) -> Self {
         Self {
             hw: hw.clone(),
@@ -991,35 +1047,30 @@ impl DeviceObject {
             number,
             gone: Atomic::new(0),
             making,
-            made_since: Atomic::new(0),
         }
-    }
-
-    /// The command that was posted to make it, if it still counts.
-    fn posted(&self) -> Option<&Posted> {
-        let counts = self.made_since.load(Relaxed) == 0;
-        self.making.as_ref().filter(|_| counts)
     }
 
     /// How far its making is, as far as that is known.
     pub(crate) fn making(&self) -> Making {
-        match self.posted() {
-            Some(posted) => Making::new(self.hw.look_at(posted)),
+        match &self.making {
+            Some(making) => self.hw.look_at(making),
             None => Making::Made,
         }
     }
 
     /// Waits until it is made, or is known not to be. Sleeps.
     pub(crate) fn settle(&self) -> Making {
-        match self.posted() {
-            Some(posted) => Making::new(Some(self.hw.settle(posted))),
+        match &self.making {
+            Some(making) => self.hw.settle(making),
             None => Making::Made,
         }
     }
 
     /// Notes that it was made by a command that was waited for, though the one that was posted failed.
     pub(crate) fn note_made(&self) {
-        self.made_since.store(1, Relaxed);
+        if let Some(making) = &self.making {
+            self.hw.cqp.forget(&making.posted);
+        }
     }
 
     /// Takes the object down. Sleeps.
@@ -1037,6 +1088,27 @@ impl DeviceObject {
             return Ok(());
         }
         let ended = self.hw.execute_on(self.destroy, self.number);
+        self.part(ended, may_be)
+    }
+
+    /// Releases a tag that nothing can be in the way of. Where the device shows its turns this does not wait
+    /// for it. Sleeps.
+    ///
+    /// This always succeeds, as [`Self::destroy`].
+    pub(crate) fn release(&self) {
+        if self.gone.xchg(1, kernel::sync::atomic::Full) != 0 {
+            return;
+        }
+        let ended = match self.hw.release(self.destroy, self.number) {
+            // It does what is about one tag in order: should it still have to make it, it will.
+            Ok(Released::Unanswered) => return,
+            ended => ended.map(|_| ()),
+        };
+        let _ = self.part(ended, || false);
+    }
+
+    /// Does what follows from how the command ended that takes the object down.
+    fn part(&self, ended: Result, may_be: impl Fn() -> bool) -> Result {
         // The device does what is about one object in order, so that this takes no time, unless it lost
         // the command that was posted: then it is given up here.
         let making = self.settle();
@@ -1068,12 +1140,16 @@ impl DeviceObject {
 impl Drop for DeviceObject {
     fn drop(&mut self) {
         self.destroy();
+        if let Some(making) = &self.making {
+            self.hw.cqp.forget(&making.posted);
+        }
     }
 }
 
 #[kunit_tests(ferrite_hardware)]
 mod tests {
     use super::*;
+    use crate::abi::CommandStatus;
 
     #[test]
     fn a_cause_is_what_it_was_noted_as() {
@@ -1119,9 +1195,33 @@ mod tests {
     }
 
     #[test]
+    fn what_the_driver_did_not_make_is_never_taken_for_its_own() {
+        for making in [Making::Failed(EEXIST), Making::Lost] {
+            for ended in [Ok(()), Err(ENOENT), Err(EBUSY)] {
+                let parting = Parting::new(ended, making, || true);
+                assert_eq!(parting, Parting::Disagreement);
+            }
+        }
+        assert!(is_disagreement(EEXIST));
+        // Of these the device has nothing, or no room for it.
+        for error in [EINVAL, ENOMEM, EFAULT, ENOENT, EBUSY, EIO] {
+            assert!(!is_disagreement(error));
+        }
+    }
+
+    #[test]
     fn an_object_is_made_when_the_device_says_so() {
+        let answered = |status: CommandStatus| {
+            Making::new(Some(Outcome::Answered {
+                status: status.number().into(),
+                result: 0,
+            }))
+        };
         assert_eq!(Making::new(None), Making::Pending);
-        assert_eq!(Making::new(Some(Ok(()))), Making::Made);
-        assert_eq!(Making::new(Some(Err(ENOMEM))), Making::Failed(ENOMEM));
+        assert_eq!(answered(CommandStatus::Ok), Making::Made);
+        assert_eq!(answered(CommandStatus::NoResource), Making::Failed(ENOMEM));
+        assert_eq!(answered(CommandStatus::Exists), Making::Failed(EEXIST));
+        // What the device failed to say is no failure that it told of.
+        assert_eq!(Making::new(Some(Outcome::Lost)), Making::Lost);
     }
 }

@@ -71,8 +71,18 @@ pub(crate) struct UserMemory(Lent<Described>);
 struct Described {
     att: Att,
     umem: Umem,
-    /// Tells it from others, to who looks. It is drawn, so that it says nothing of how many others there are.
-    number: u32,
+    /// Tells it from others, to who looks.
+    number: u64,
+}
+
+/// How many bits of a number those keep who read it in JSON.
+const NUMBER_BITS: u32 = 53;
+
+/// A number that no other memory has, out of random words. It is drawn, so that it says nothing of how many others
+/// there are: of 53 bits two of a million are the same in one of twenty thousand cases.
+fn drawn_number(words: [u32; 2]) -> u64 {
+    let [low, high] = words.map(u64::from);
+    (high << 32 | low) >> (u64::BITS - NUMBER_BITS)
 }
 
 impl UserMemory {
@@ -114,7 +124,7 @@ impl UserMemory {
         let described = Described {
             att: Att::new(dev.parent(), &pages, shift, fbo, length)?,
             umem,
-            number: random::get_u32(),
+            number: drawn_number([random::get_u32(), random::get_u32()]),
         };
         Ok(Self(Lent::new(&dev.hw.reach, described)))
     }
@@ -135,7 +145,7 @@ impl UserMemory {
     }
 
     /// What tells it from other memory. It says nothing about where that is.
-    fn number(&self) -> u32 {
+    fn number(&self) -> u64 {
         self.0.number
     }
 }
@@ -369,6 +379,18 @@ enum Memory {
     /// Pieces of other regions of a process, whichever the last registration by work request said. The
     /// device knows what they are, and looks at them each time.
     Pieces { most: u32 },
+}
+
+impl Memory {
+    /// Whether windows may be bound to the region. The device refuses that for one without the right to it,
+    /// and to take the right from one that has windows.
+    fn takes_windows(&self) -> bool {
+        match self {
+            Self::User { state, .. } => state.lock().access.contains(Access::MW_BIND),
+            // Its tags are made by work requests, of which the driver does not know all.
+            _ => true,
+        }
+    }
 }
 
 /// What a process wants made when it registers memory.
@@ -806,7 +828,7 @@ impl FerriteMr {
                     details.number(c"translations", entries)?;
                 }
                 // The same of all regions that have one table of pages.
-                details.number(c"table", memory.number())
+                details.large_number(c"table", memory.number())
             }
             Memory::Pieces { most } => details.number(c"max_pieces", *most),
             Memory::All | Memory::Listed(_) | Memory::OnDemand(_) | Memory::Device { .. } => Ok(()),
@@ -816,10 +838,14 @@ impl FerriteMr {
     /// Ends a region: afterwards its keys are refused. `EBUSY` while windows are bound to it.
     pub(crate) fn deregister(mr: &Mr<Ferrite>, pd: &Pd<Ferrite>) -> Result {
         if let Some(object) = &mr.object {
-            // A window may be made and bound while the command is on its way.
-            let windows = &pd.windows;
-            let seen = windows.look();
-            object.destroy_unless_busy(|| windows.any_since(seen))?;
+            if mr.memory.takes_windows() {
+                // A window may be made and bound while the command is on its way.
+                let windows = &pd.windows;
+                let seen = windows.look();
+                object.destroy_unless_busy(|| windows.any_since(seen))?;
+            } else {
+                object.release();
+            }
         }
         if let (Memory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
             // Whoever deals with a fault now has a reference of its own, and is waited for.
@@ -839,7 +865,7 @@ impl FerriteMr {
 fn replacing(making: Making) -> u32 {
     match making {
         Making::Failed(_) => 0,
-        Making::Made | Making::Pending => abi::REGION_REPLACE,
+        Making::Made | Making::Pending | Making::Lost => abi::REGION_REPLACE,
     }
 }
 
@@ -849,6 +875,8 @@ fn registration(making: Making) -> (Option<&'static CStr>, Option<u32>) {
         Making::Made => (None, None),
         Making::Pending => (Some(c"pending"), None),
         Making::Failed(error) => (Some(c"failed"), Some(error.to_errno().unsigned_abs())),
+        // The device may well have made it, before it failed.
+        Making::Lost => (Some(c"unanswered"), None),
     }
 }
 
@@ -1083,6 +1111,18 @@ mod tests {
         assert_eq!(registration(Making::Made), (None, None));
         assert!(registration(Making::Pending) == (Some(c"pending"), None));
         assert!(registration(Making::Failed(ENOMEM)) == (Some(c"failed"), Some(12)));
+        assert!(registration(Making::Lost) == (Some(c"unanswered"), None));
+    }
+
+    #[test]
+    fn the_number_of_memory_has_all_the_bits_that_readers_keep() {
+        assert_eq!(drawn_number([u32::MAX; 2]), (1 << 53) - 1);
+        // Both words count.
+        assert_eq!(drawn_number([1 << 11, 0]), 1);
+        assert_eq!(drawn_number([0, 1]), 1 << 21);
+        assert_eq!(drawn_number([0, 1 << 31]), 1 << 52);
+        let numbers = [(); 2].map(|_| drawn_number([random::get_u32(), random::get_u32()]));
+        assert!(numbers[0] != numbers[1]);
     }
 
     #[test]

@@ -138,7 +138,7 @@ impl FerriteMw {
 
     /// Ends a window: afterwards its keys are refused.
     pub(crate) fn destroy(mw: &Mw<Ferrite>) {
-        mw.object.destroy();
+        mw.object.release();
         mw.pd().windows.remove();
         // Each bind gave it another instance.
         mw.tag.note_farthest();

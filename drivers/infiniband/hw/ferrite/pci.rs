@@ -234,6 +234,9 @@ impl Life {
             EINVAL
         })?;
         hw.cqp.set_timeout(caps::command_timeout(&caps));
+        if identity.features & caps.features & abi::FEATURE_TURNS != 0 {
+            hw.cqp.use_turns();
+        }
         let mask = DmaMask::try_new(caps.dma_bits.into())?;
         // SAFETY: Nobody else knows the device yet: nothing but this function allocates or maps
         // memory for it.

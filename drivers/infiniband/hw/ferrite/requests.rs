@@ -8,9 +8,11 @@
 //! memory is taken back. An answer is copied to it, and then its slot is free.
 //!
 //! A command may also be posted, by who goes on without its answer. It is given to the device at once
-//! or not at all, and so is never among those that wait; a [`Ticket`] tells later what became of it,
-//! and its slot is free when whoever looks next takes its answer. As nobody may look for a while, those
-//! that were posted have some of the slots only, and those of one user fewer.
+//! or not at all, and so is never among those that wait; by its name ([`Posted`]) it is told later what
+//! became of it, and its slot is free when whoever looks next takes its answer. As nobody may look for a
+//! while, those that were posted have some of the slots only, and those of one user fewer. What was done is
+//! not remembered: a command that is neither in flight nor known to have failed was. So what a command that
+//! succeeds takes of memory is given back with its answer, however long there is what it made.
 //!
 //! Answers are taken many at a time. What waits is put in the ring after all of them, with one doorbell
 //! (a write to the device is an exit of a virtual machine), so that who takes them is done when there
@@ -19,6 +21,7 @@
 use crate::{
     abi::{
         CommandEntry,
+        CommandStatus,
         Plain, //
     },
     dma_types::Reply,
@@ -35,7 +38,12 @@ use crate::{
     },
 };
 use kernel::{
+    alloc::Flags,
     prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    },
     sync::{
         Arc,
         LockedBy, //
@@ -95,6 +103,13 @@ pub(crate) enum Outcome {
     Lost,
 }
 
+impl Outcome {
+    /// Whether what was asked for was done.
+    fn is_success(self) -> bool {
+        matches!(self, Self::Answered { status, .. } if status == u32::from(CommandStatus::Ok.number()))
+    }
+}
+
 /// Where a request is.
 enum Stage {
     /// With nobody but its owner.
@@ -146,6 +161,27 @@ impl Ticket {
         })
     }
 }
+
+/// What posting a command takes. It is made before: nothing can be allocated where an answer is taken.
+pub(crate) struct Post {
+    ticket: Arc<Ticket>,
+    failure: RBTreeNodeReservation<u64, Outcome>,
+}
+
+impl Post {
+    /// For a command that `user` answers for.
+    pub(crate) fn new(requests: &Requests, user: u64, class: Class, flags: Flags) -> Result<Self> {
+        Ok(Self {
+            ticket: Arc::pin_init(Ticket::new(requests, user, class), flags)?,
+            failure: RBTreeNodeReservation::new(flags)?,
+        })
+    }
+}
+
+/// The name of a command that was posted, by which it is asked what became of it until that is forgotten
+/// ([`Requests::forget`]).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Posted(u64);
 
 /// What changes of a request, but for how far it is.
 struct Progress {
@@ -213,7 +249,26 @@ pub(crate) enum Answered {
     /// A command that somebody waits for, and will find out about.
     Request,
     /// One that was posted, about the object of that number.
-    Posted { number: u32 },
+    Posted { what: PostedFor, number: u32 },
+}
+
+/// What a command is for that was posted.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum PostedFor {
+    /// It makes an object, which is there when it is done.
+    Making,
+    /// It takes one down, of which nothing is left here.
+    Release,
+}
+
+/// Whether the device is told of a command that is posted.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Telling {
+    /// By the doorbell.
+    Doorbell,
+    /// It looks for it before it uses what the command is about. Otherwise it learns of it with the next
+    /// command that somebody waits for.
+    Record,
 }
 
 /// The control ring, the memory for replies, and the doorbell.
@@ -302,8 +357,13 @@ enum Owner {
     Request(ScopedRef<Request>),
     /// Who asked may be gone.
     Posted {
-        ticket: Arc<Ticket>,
+        post: Post,
+        name: u64,
+        what: PostedFor,
+        /// Of the object that the command is about.
         number: u32,
+        /// Nobody will ask what became of it.
+        forgotten: bool,
     },
 }
 
@@ -311,7 +371,15 @@ impl Owner {
     fn ticket(&self) -> &Ticket {
         match self {
             Self::Request(request) => &request.ticket,
-            Self::Posted { ticket, .. } => ticket,
+            Self::Posted { post, .. } => &post.ticket,
+        }
+    }
+
+    /// The name of the command, if it was posted.
+    fn name(&self) -> Option<u64> {
+        match self {
+            Self::Request(_) => None,
+            Self::Posted { name, .. } => Some(*name),
         }
     }
 }
@@ -346,6 +414,12 @@ struct State {
     free: u64,
     /// Slots of commands that were posted.
     posted: u64,
+    /// How many were: the name of the next one.
+    posts: u64,
+    /// What the last doorbell said.
+    told: u32,
+    /// What became of those that failed or were lost, by name, until whoever posted them forgets them.
+    failures: RBTree<u64, Outcome>,
     slots: KVec<Slot>,
     /// Slots in use, by class.
     in_ring: [u32; Class::ORDER.len()],
@@ -370,6 +444,9 @@ impl State {
             closed: false,
             free: u64::MAX >> (u64::BITS as usize - SLOTS),
             posted: 0,
+            posts: 0,
+            told: 0,
+            failures: RBTree::new(),
             slots,
             in_ring: [0; Class::ORDER.len()],
             turns: [Turns::new()?, Turns::new()?, Turns::new()?],
@@ -390,17 +467,30 @@ impl State {
         }
     }
 
+    /// Those whose commands were posted and are in flight.
+    fn posters(&self) -> impl Iterator<Item = &Owner> {
+        let mut left = self.posted;
+        core::iter::from_fn(move || {
+            let next = (left != 0).then_some(left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(next)
+        })
+        .filter_map(|slot| self.slots[slot].owner.as_ref())
+    }
+
     /// Whether a user may post another command.
     fn may_post(&self, user: u64) -> bool {
-        let mut left = self.posted;
-        let mut own = 0;
-        while left != 0 {
-            let slot = &self.slots[left.trailing_zeros() as usize];
-            let is_own = |owner: &Owner| owner.ticket().user == user;
-            own += u32::from(slot.owner.as_ref().is_some_and(is_own));
-            left &= left - 1;
-        }
+        let is_own = |owner: &&Owner| owner.ticket().user == user;
+        let own = self.posters().filter(is_own).count() as u32;
         self.posted.count_ones() < MOST_POSTED && own < MOST_POSTED_BY_ONE
+    }
+
+    /// The ticket of a command that was posted, if it is in flight.
+    fn in_flight(&self, posted: &Posted) -> Option<&Arc<Ticket>> {
+        self.posters().find_map(|owner| match owner {
+            Owner::Posted { post, name, .. } if *name == posted.0 => Some(&post.ticket),
+            _ => None,
+        })
     }
 
     /// Puts a request at the end of its queue.
@@ -463,6 +553,17 @@ impl State {
         let ticket = owner.ticket();
         *ticket.stage.access_mut(self) = Stage::Done(outcome);
         ticket.done.complete_all();
+        match owner {
+            Owner::Posted {
+                post,
+                name,
+                forgotten: false,
+                ..
+            } if !outcome.is_success() => {
+                self.failures.insert(post.failure.into_node(name, outcome));
+            }
+            _ => {}
+        }
     }
 
     /// The slot that is used next, of which there has to be one, and the name of its use.
@@ -477,7 +578,7 @@ impl State {
         let ticket = owner.ticket();
         *ticket.stage.access_mut(self) = Stage::InRing { slot: index };
         self.in_ring[ticket.class as usize] += 1;
-        if matches!(owner, Owner::Posted { .. }) {
+        if owner.name().is_some() {
             self.posted |= 1 << index;
         }
         self.slots[index] = Slot {
@@ -539,9 +640,15 @@ impl State {
 
     /// Tells the device of the entries in the ring. The lock is held, so that nobody has what a command
     /// makes before the device can know of it.
-    fn tell(&self, ring: &impl Ring) {
+    fn tell(&mut self, ring: &impl Ring) {
         ring.store_producer(self.producer);
+        self.ring(ring);
+    }
+
+    /// Rings the doorbell for all that stands in the ring.
+    fn ring(&mut self, ring: &impl Ring) {
         ring.ring_doorbell(self.producer);
+        self.told = self.producer;
     }
 
     /// Puts those who wait in the ring, as far as there are slots.
@@ -625,25 +732,87 @@ impl Requests {
     /// posted many already: it is to be asked for as others are then.
     pub(crate) fn post(
         &self,
-        ticket: &Arc<Ticket>,
-        number: u32,
+        post: Post,
+        (what, number): (PostedFor, u32),
         entry: &mut CommandEntry,
+        telling: Telling,
         ring: &impl Ring,
-    ) -> Result {
+    ) -> Result<Posted> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(EIO);
         }
-        if state.somebody_waits() || !state.fits(ticket.class) || !state.may_post(ticket.user) {
+        let (class, user) = (post.ticket.class, post.ticket.user);
+        if state.somebody_waits() || !state.fits(class) || !state.may_post(user) {
             return Err(EAGAIN);
         }
         let (index, cookie) = state.next_slot();
         entry.cookie = cookie;
         ring.write(state.place(), entry)?;
-        let ticket = ticket.clone();
-        state.occupy(index, cookie, Owner::Posted { ticket, number });
-        state.tell(ring);
-        Ok(())
+        let name = state.posts;
+        state.posts += 1;
+        let owner = Owner::Posted {
+            post,
+            name,
+            what,
+            number,
+            forgotten: false,
+        };
+        state.occupy(index, cookie, owner);
+        match telling {
+            Telling::Doorbell => state.tell(ring),
+            Telling::Record => ring.store_producer(state.producer),
+        }
+        Ok(Posted(name))
+    }
+
+    /// Rings the doorbell, if there are commands that the device was told of by the record alone.
+    pub(crate) fn ring_for_posted(&self, ring: &impl Ring) {
+        let mut state = self.state.lock();
+        if !state.closed && state.told != state.producer {
+            state.ring(ring);
+        }
+    }
+
+    /// What to wait for the end of a command by that was posted; none if it is done.
+    pub(crate) fn ticket(&self, posted: &Posted) -> Option<Arc<Ticket>> {
+        self.state.lock().in_flight(posted).cloned()
+    }
+
+    /// What became of a command that was posted, if that is known.
+    pub(crate) fn outcome_yet(&self, posted: &Posted) -> Option<Outcome> {
+        let state = self.state.lock();
+        if state.in_flight(posted).is_some() {
+            return None;
+        }
+        let done = Outcome::Answered {
+            status: CommandStatus::Ok.number().into(),
+            result: 0,
+        };
+        Some(state.failures.get(&posted.0).copied().unwrap_or(done))
+    }
+
+    /// Forgets what became of a command that was posted, or will: that is as if it had done what was asked
+    /// for.
+    pub(crate) fn forget(&self, posted: &Posted) {
+        let mut state = self.state.lock();
+        let mut left = state.posted;
+        while left != 0 {
+            let slot = &mut state.slots[left.trailing_zeros() as usize];
+            left &= left - 1;
+            if let Some(Owner::Posted {
+                name, forgotten, ..
+            }) = &mut slot.owner
+            {
+                if *name == posted.0 {
+                    *forgotten = true;
+                    return;
+                }
+            }
+        }
+        let failure = state.failures.remove_node(&posted.0);
+        drop(state);
+        drop(failure);
     }
 
     /// Takes an answer: tells who waits for it. Returns what it was to, if there was a command of that
@@ -674,7 +843,10 @@ impl Requests {
                 }
                 Answered::Request
             }
-            Owner::Posted { number, .. } => Answered::Posted { number: *number },
+            Owner::Posted { what, number, .. } => Answered::Posted {
+                what: *what,
+                number: *number,
+            },
         };
         state.free |= 1 << index;
         state.posted &= !(1 << index);
@@ -731,7 +903,10 @@ impl Requests {
             Stage::Apart | Stage::Queued { .. } => return true,
         };
         *stage = Stage::Apart;
-        state.slots[slot].owner = None;
+        if let Some(owner @ Owner::Posted { .. }) = state.slots[slot].owner.take() {
+            // Others may wait for it, or ask later.
+            state.complete(owner, Outcome::Lost);
+        }
         true
     }
 
@@ -756,19 +931,13 @@ impl Requests {
         }
     }
 
-    /// How a command ended, if it did.
-    pub(crate) fn outcome_yet(&self, ticket: &Ticket) -> Option<Outcome> {
-        match *ticket.stage.access_mut(&mut self.state.lock()) {
-            Stage::Done(outcome) => Some(outcome),
-            // Nothing is done about it any more.
-            Stage::Apart => Some(Outcome::Lost),
-            Stage::Queued { .. } | Stage::InRing { .. } => None,
-        }
-    }
-
     /// How a command ended that is waited for no more.
     pub(crate) fn outcome(&self, ticket: &Ticket) -> Outcome {
-        self.outcome_yet(ticket).unwrap_or(Outcome::Lost)
+        match *ticket.stage.access_mut(&mut self.state.lock()) {
+            Stage::Done(outcome) => outcome,
+            // Nothing is done about it any more.
+            Stage::Apart | Stage::Queued { .. } | Stage::InRing { .. } => Outcome::Lost,
+        }
     }
 
     /// Copies the start of the reply to a request that was answered, as much as there is room for.
@@ -802,7 +971,7 @@ pub(crate) mod stage {
         pub(crate) given: RefCell<KVec<(usize, u32)>>,
         answered: Cell<usize>,
         /// What the record says.
-        stored: Cell<u32>,
+        pub(crate) stored: Cell<u32>,
         pub(crate) told: Cell<u32>,
         pub(crate) doorbells: Cell<u32>,
         pub(crate) reply: Cell<u8>,
@@ -905,13 +1074,27 @@ pub(crate) mod stage {
         }
 
         /// Posts a command; its number is `who` to the ring.
-        pub(crate) fn post(&self, user: u64, who: u32) -> Result<Arc<Ticket>> {
-            let ticket = Ticket::new(&self.requests, user, Class::Short);
-            let ticket = Arc::pin_init(ticket, GFP_KERNEL)?;
-            let (opcode, payload) = (CommandOpcode::RegisterRegion, object(who));
+        pub(crate) fn post(&self, user: u64, who: u32) -> Result<Posted> {
+            self.post_for(user, (PostedFor::Making, who), Telling::Doorbell)
+        }
+
+        /// Posts a command for something; the number is that of who asks.
+        pub(crate) fn post_for(
+            &self,
+            user: u64,
+            about: (PostedFor, u32),
+            telling: Telling,
+        ) -> Result<Posted> {
+            let post = Post::new(&self.requests, user, Class::Short, GFP_KERNEL)?;
+            let (opcode, payload) = (CommandOpcode::RegisterRegion, object(about.1));
             let mut entry = CommandEntry::new(opcode, 0, (0, 0), &payload);
-            self.requests.post(&ticket, who, &mut entry, &self.memory)?;
-            Ok(ticket)
+            self.requests
+                .post(post, about, &mut entry, telling, &self.memory)
+        }
+
+        /// What to wait for a posted command by that is in flight.
+        pub(crate) fn ticket(&self, posted: &Posted) -> Result<Arc<Ticket>> {
+            self.requests.ticket(posted).ok_or(ENOENT)
         }
 
         pub(crate) fn position(&self, who: usize) -> Position {
@@ -982,6 +1165,12 @@ mod tests {
     use super::*;
     use crate::kernel_ext::user;
     use stage::Stage;
+
+    /// How a command ended that did what it was to do, as it is remembered.
+    const DONE: Outcome = Outcome::Answered {
+        status: 0,
+        result: 0,
+    };
 
     /// Slots for others than memory management.
     const OTHERS: usize = SLOTS - KEPT as usize;
@@ -1349,28 +1538,37 @@ mod tests {
     fn what_is_posted_is_given_at_once_and_its_answer_kept() -> Result {
         let stage = Stage::new()?;
         let (one, other) = (stage.post(1, 11)?, stage.post(1, 12)?);
+        let (first, second) = (stage.ticket(&one)?, stage.ticket(&other)?);
         assert_eq!(
             (stage.memory.told.get(), stage.memory.doorbells.get()),
             (2, 2)
         );
         assert_eq!(
-            stage.requests.position(&other),
+            stage.requests.position(&second),
             Position::InRing { ahead: 1 }
         );
         assert_eq!(stage.requests.outcome_yet(&one), None);
         // In any order, and each is told apart.
         let (_, cookie) = stage.memory.given.borrow()[1];
         let answered = stage.requests.finish(cookie, 7, 0, &stage.memory);
-        assert_eq!(answered, Some(Answered::Posted { number: 12 }));
+        assert_eq!(
+            answered,
+            Some(Answered::Posted {
+                what: PostedFor::Making,
+                number: 12
+            })
+        );
         let outcome = Outcome::Answered {
             status: 7,
             result: 0,
         };
         assert_eq!(stage.requests.outcome_yet(&other), Some(outcome));
-        assert!(other.done.try_wait() && !one.done.try_wait());
+        assert!(second.done.try_wait() && !first.done.try_wait());
         assert_eq!(stage.requests.outcome_yet(&one), None);
         assert!(stage.answer(0) && !stage.answer(1));
-        assert!(one.done.try_wait());
+        assert!(first.done.try_wait());
+        assert_eq!(stage.requests.outcome_yet(&one), Some(DONE));
+        assert_eq!(stage.requests.outcome_yet(&other), Some(outcome));
         let state = stage.requests.state.lock();
         assert_eq!(state.posted, 0);
         assert_eq!(state.free.count_ones() as usize, SLOTS);
@@ -1459,29 +1657,121 @@ mod tests {
     fn what_was_posted_is_lost_with_the_device() -> Result {
         let mut stage = Stage::new()?;
         let (answered, lost) = (stage.post(1, 1)?, stage.post(1, 2)?);
+        let waiting = stage.ticket(&lost)?;
         stage.answer_next();
         stage.ask(1, Class::Short)?;
         stage.requests.close();
         assert_eq!(stage.requests.outcome_yet(&lost), Some(Outcome::Lost));
-        assert!(lost.done.try_wait());
-        let outcome = Outcome::Answered {
-            status: 0,
-            result: 8,
-        };
-        assert_eq!(stage.requests.outcome_yet(&answered), Some(outcome));
+        assert!(waiting.done.try_wait());
+        assert_eq!(stage.requests.outcome_yet(&answered), Some(DONE));
         assert!(!stage.answer(1));
         assert_eq!(stage.post(1, 3).map(|_| ()), Err(EIO));
         // It is known from then on, and not given up.
-        assert!(!stage.requests.give_up(Asked::Posted(&lost)));
+        assert!(!stage.requests.give_up(Asked::Posted(&waiting)));
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_is_kept_of_what_was_posted_and_done() -> Result {
+        let stage = Stage::new()?;
+        let mut posted = KVec::new();
+        for at in 0..4 * ENTRIES {
+            posted.push(stage.post(1, at as u32)?, GFP_KERNEL)?;
+            let ticket = stage.ticket(&posted[at])?;
+            assert!(stage.answer(at));
+            // The one here is the last of it.
+            assert!(Arc::into_unique_or_drop(ticket).is_some());
+        }
+        for one in &posted {
+            assert_eq!(stage.requests.outcome_yet(one), Some(DONE));
+        }
+        assert!(stage.requests.state.lock().failures.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_posted_and_failed_is_known_until_it_is_forgotten() -> Result {
+        let stage = Stage::new()?;
+        let outcome = |status| Outcome::Answered { status, result: 0 };
+        let mut posted = KVec::new();
+        for at in 0..2 * ENTRIES {
+            posted.push(stage.post(1, at as u32)?, GFP_KERNEL)?;
+            let (_, cookie) = stage.memory.given.borrow()[at];
+            // Every third of them is done.
+            let finished = stage
+                .requests
+                .finish(cookie, at as u32 % 3, 0, &stage.memory);
+            assert!(finished.is_some());
+        }
+        for (at, one) in posted.iter().enumerate() {
+            let expected = outcome(at as u32 % 3);
+            assert_eq!(stage.requests.outcome_yet(one), Some(expected));
+            stage.requests.forget(one);
+            assert_eq!(stage.requests.outcome_yet(one), Some(DONE));
+        }
+        assert!(stage.requests.state.lock().failures.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_posted_by_the_record_is_told_with_the_next_doorbell() -> Result {
+        let mut stage = Stage::new()?;
+        let seen = |stage: &Stage| {
+            (
+                stage.memory.stored.get(),
+                stage.memory.told.get(),
+                stage.memory.doorbells.get(),
+            )
+        };
+        let about = |number| (PostedFor::Release, number);
+        stage.post_for(1, about(1), Telling::Record)?;
+        stage.post_for(1, about(2), Telling::Record)?;
+        assert_eq!(seen(&stage), (2, 0, 0));
+        // One doorbell, with which all is told, by who waits for another command.
+        stage.ask(2, Class::Short)?;
+        assert_eq!(seen(&stage), (3, 3, 1));
+        // And by who waits for what was posted; no second one for the same.
+        stage.post_for(1, about(4), Telling::Record)?;
+        for _ in 0..2 {
+            stage.requests.ring_for_posted(&stage.memory);
+            assert_eq!(seen(&stage), (4, 4, 2));
+        }
+        // A device that is dead is told nothing.
+        stage.post_for(1, about(5), Telling::Record)?;
+        stage.requests.close();
+        stage.requests.ring_for_posted(&stage.memory);
+        assert_eq!(seen(&stage), (5, 4, 2));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_forgotten_in_flight_leaves_nothing_behind() -> Result {
+        let stage = Stage::new()?;
+        for (at, fails) in [false, true].into_iter().enumerate() {
+            let posted = stage.post_for(1, (PostedFor::Release, 7), Telling::Record)?;
+            stage.requests.forget(&posted);
+            // It still has its place.
+            assert!(stage.requests.ticket(&posted).is_some());
+            let (_, cookie) = stage.memory.given.borrow()[at];
+            let answered = stage
+                .requests
+                .finish(cookie, u32::from(fails), 0, &stage.memory);
+            let what = PostedFor::Release;
+            assert_eq!(answered, Some(Answered::Posted { what, number: 7 }));
+            assert!(stage.requests.state.lock().failures.is_empty());
+        }
         Ok(())
     }
 
     #[test]
     fn what_was_posted_and_given_up_keeps_its_place() -> Result {
         let stage = Stage::new()?;
-        let ticket = stage.post(1, 1)?;
+        let posted = stage.post(1, 1)?;
+        let ticket = stage.ticket(&posted)?;
         assert!(stage.requests.give_up(Asked::Posted(&ticket)));
-        assert_eq!(stage.requests.outcome_yet(&ticket), Some(Outcome::Lost));
+        assert_eq!(stage.requests.outcome_yet(&posted), Some(Outcome::Lost));
+        // Whoever else waits for it is told.
+        assert!(ticket.done.try_wait());
         let (_, cookie) = stage.memory.given.borrow()[0];
         assert!(!stage.answer(0));
         for round in 1..2 * SLOTS {

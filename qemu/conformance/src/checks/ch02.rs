@@ -61,15 +61,16 @@ checks! {
 }
 
 /// Features that need another, and which.
-const NEEDS: [(u64, u64); 4] = [
+const NEEDS: [(u64, u64); 5] = [
     (FEATURE_XRC, FEATURE_SRQ),
     (FEATURE_MULTICAST, FEATURE_UD),
     (FEATURE_RESIZE_SRQ, FEATURE_SRQ),
     (FEATURE_REGISTER_SEND, FEATURE_FAST_REGISTER),
+    (FEATURE_TURNS, FEATURE_PENDING_TAGS),
 ];
 
 /// The features that there are.
-const FEATURES: [u64; 23] = [
+const FEATURES: [u64; 24] = [
     FEATURE_SRQ,
     FEATURE_ATOMICS,
     FEATURE_WINDOWS,
@@ -93,6 +94,7 @@ const FEATURES: [u64; 23] = [
     FEATURE_REGISTER_SEND,
     FEATURE_LISTS,
     FEATURE_PENDING_TAGS,
+    FEATURE_TURNS,
 ];
 
 fn magic(host: &mut Host) -> Outcome {

@@ -5,7 +5,7 @@ use super::checks;
 use super::fixture::*;
 use crate::host::{region_of, Host};
 use crate::memory::PAGE;
-use crate::outcome::Outcome;
+use crate::outcome::{wait_for, Outcome};
 use crate::rings::Region;
 use crate::work::Work;
 use crate::{ensure, ensure_eq};
@@ -13,6 +13,7 @@ use ferrite_abi::CommandOpcode as Op;
 use ferrite_abi::CommandStatus as Status;
 use ferrite_abi::CompletionStatus::{LocalProtection, RemoteAccess, Success};
 use ferrite_abi::*;
+use std::mem::offset_of;
 
 checks! {
     "DEV-3-163" => taken_up_with_the_doorbell,
@@ -21,6 +22,9 @@ checks! {
     "DEV-3-166" => doorbells_behind_the_record,
     "DEV-3-167" => bad_records,
     "DEV-3-168" => no_record,
+    "DEV-3-169" => turns_end,
+    "DEV-3-170" => turns_begin_with_the_record,
+    "DEV-3-171" => no_turns,
     "DEV-4-112" => used_at_once,
     "DEV-4-113" => in_the_order_of_the_queue,
     "DEV-4-114" => peers_wait,
@@ -86,9 +90,16 @@ fn all_done(host: &mut Host, cookies: Vec<u32>) -> Outcome {
     Ok(())
 }
 
+/// A write of eight bytes from a region to a place.
+fn write_from(region: &Region, sink: &Region) -> Work {
+    let sges = [region.sge(0, 8)];
+    Work::remote(SendOpcode::Write, &sges, sink.address, sink.tag)
+}
+
 /// A pair and a place for what it sends.
 fn begin(host: &mut Host) -> Outcome<(Pair, Region)> {
-    host.start_needing(FEATURE_PENDING_TAGS)?;
+    // One that looks at the record in any case has nothing to wait for.
+    host.start_needing_without(FEATURE_PENDING_TAGS, FEATURE_TURNS)?;
     let sink = host.region(ALL, PAGE)?;
     Ok((Pair::new(host)?, sink))
 }
@@ -97,12 +108,7 @@ fn taken_up_with_the_doorbell(host: &mut Host) -> Outcome {
     let (mut pair, sink) = begin(host)?;
     for _ in 0..4 {
         let (region, cookies) = post_regions(host, MANY)?;
-        let write = Work::remote(
-            SendOpcode::Write,
-            &[region.sge(0, 8)],
-            sink.address,
-            sink.tag,
-        );
+        let write = write_from(&region, &sink);
         pair.ends(host, &write, Success)?;
         all_done(host, cookies)?;
     }
@@ -179,7 +185,7 @@ fn bad_records(host: &mut Host) -> Outcome {
 }
 
 fn no_record(host: &mut Host) -> Outcome {
-    host.start_with(!FEATURE_PENDING_TAGS)?;
+    host.start_with(!(FEATURE_PENDING_TAGS | FEATURE_TURNS))?;
     let sink = host.region(ALL, PAGE)?;
     let mut pair = Pair::new(host)?;
     for ahead in [1, 33] {
@@ -193,16 +199,61 @@ fn no_record(host: &mut Host) -> Outcome {
     Ok(())
 }
 
+/// Where `turn` of the control record is.
+fn turn(host: &Host) -> u64 {
+    let (turn, producer) = (
+        offset_of!(ControlRecord, turn),
+        offset_of!(ControlRecord, producer),
+    );
+    host.control_record() + (turn - producer) as u64
+}
+
+fn turns_end(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_TURNS)?;
+    let sink = host.region(ALL, PAGE)?;
+    let mut pair = Pair::new(host)?;
+    let before = host.memory.load32(turn(host));
+    pair.ends(host, &write8(sink.address, sink.tag), Success)?;
+    let last = wait_for("the end of a turn", || {
+        let turn = host.memory.load32(turn(host));
+        Ok((turn % 2 == 0).then_some(turn))
+    })?;
+    ensure!(last.wrapping_sub(before) >= 2, "no turn was shown");
+    Ok(())
+}
+
+fn turns_begin_with_the_record(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_TURNS)?;
+    for _ in 0..8 {
+        let (sink, source) = (host.region(ALL, PAGE)?, host.region(ALL, PAGE)?);
+        let mut pair = Pair::new(host)?;
+        pair.ends(host, &write_from(&source, &sink), Success)?;
+        let release = ObjectNumber {
+            number: sink.tag,
+            reserved: 0,
+        };
+        let entry = host.entry(Op::ReleaseTag, &release);
+        host.write_command(&entry);
+        host.store_commands();
+        host.memory.barrier();
+        pair.ends(host, &write_from(&source, &sink), RemoteAccess)?;
+        answered(host, entry.cookie, Status::Ok)?;
+    }
+    host.is_alive()
+}
+
+fn no_turns(host: &mut Host) -> Outcome {
+    let (mut pair, sink) = begin(host)?;
+    pair.ends(host, &write8(sink.address, sink.tag), Success)?;
+    ensure_eq!(host.memory.load32(turn(host)), 0, "the word for turns");
+    Ok(())
+}
+
 fn waits_are_counted(host: &mut Host) -> Outcome {
     let (mut pair, sink) = begin(host)?;
     let before = host.counter("pending_waits")?;
     let (region, cookies) = post_regions(host, MANY)?;
-    let write = Work::remote(
-        SendOpcode::Write,
-        &[region.sge(0, 8)],
-        sink.address,
-        sink.tag,
-    );
+    let write = write_from(&region, &sink);
     pair.ends(host, &write, Success)?;
     all_done(host, cookies)?;
     let waited = host.counter("pending_waits")?;
@@ -247,7 +298,10 @@ fn in_the_order_of_the_queue(host: &mut Host) -> Outcome {
 }
 
 fn peers_wait(host: &mut Host) -> Outcome {
-    let (mut pair, sink) = begin(host)?;
+    let (_, sink) = begin(host)?;
+    let before = host.counter("rnr_naks_sent")?;
+    // One who is told that the receiver is not ready has lost.
+    let mut pair = Pair::by(host, Service::Rc, |_, _| (), |c| c.rnr_retry = 0)?;
     let (region, cookies) = post_regions(host, MANY)?;
     pair.ends(host, &write8(region.address, region.tag), Success)?;
     let bytes: u64 = host.memory.get(region.dma);
@@ -261,23 +315,32 @@ fn peers_wait(host: &mut Host) -> Outcome {
     pair.ends(host, &Work::send(&[sink.sge(0, 64)]), Success)?;
     let received = pair.received(host)?;
     ensure_eq!(received.status, Success.number(), "the receive");
-    all_done(host, cookies)
+    all_done(host, cookies)?;
+    let (region, cookie) = untold_region(host)?;
+    pair.ends(host, &write8(region.address, region.tag), Success)?;
+    answered(host, cookie, Status::Ok)?;
+    // What stands behind a request that waits does too: it reads what that has written.
+    let (region, cookies) = post_regions(host, MANY)?;
+    let write = host.post(&mut pair.a, &write8(region.address, region.tag))?;
+    let read = host.post(&mut pair.a, &read8(&sink, region.address, region.tag))?;
+    for index in [write, read] {
+        let entry = pair.of_a(host, index)?;
+        ensure_eq!(entry.status, Success.number(), "one of two");
+    }
+    let bytes: u64 = host.memory.get(sink.dma);
+    ensure_eq!(bytes, u64::from_le_bytes([0x5a; 8]), "what was read");
+    all_done(host, cookies)?;
+    let after = host.counter("rnr_naks_sent")?;
+    ensure_eq!(after, before, "peers that were told to wait");
+    Ok(())
 }
 
 fn others_do_not_wait(host: &mut Host) -> Outcome {
     let (mut pair, sink) = begin(host)?;
     let mut other = Pair::new(host)?;
     let (region, cookies) = post_regions(host, MANY)?;
-    let write = |region: &Region| {
-        Work::remote(
-            SendOpcode::Write,
-            &[region.sge(0, 8)],
-            sink.address,
-            sink.tag,
-        )
-    };
-    let index = host.post(&mut pair.a, &write(&region))?;
-    other.ends(host, &write(&sink), Success)?;
+    let index = host.post(&mut pair.a, &write_from(&region, &sink))?;
+    other.ends(host, &write_from(&sink, &sink), Success)?;
     let entry = pair.of_a(host, index)?;
     ensure_eq!(entry.status, Success.number(), "the one that may wait");
     all_done(host, cookies)
@@ -287,12 +350,7 @@ fn leaving(host: &mut Host) -> Outcome {
     let (mut pair, sink) = begin(host)?;
     let region = host.region(ALL, PAGE)?;
     let cookie = post_release(host, region.tag)?;
-    let write = Work::remote(
-        SendOpcode::Write,
-        &[region.sge(0, 8)],
-        sink.address,
-        sink.tag,
-    );
+    let write = write_from(&region, &sink);
     pair.ends(host, &write, LocalProtection)?;
     answered(host, cookie, Status::Ok)?;
     // Behind its registration, too; and for a peer.
@@ -324,12 +382,7 @@ fn failed(host: &mut Host) -> Outcome {
             host.answer(cookie)?;
         }
         let region = region_of(&command);
-        let write = Work::remote(
-            SendOpcode::Write,
-            &[region.sge(0, 8)],
-            sink.address,
-            sink.tag,
-        );
+        let write = write_from(&region, &sink);
         pair.ends(host, &write, LocalProtection)?;
         pair = Pair::new(host)?;
         let (command, _) = post_bad(host)?;
@@ -350,12 +403,7 @@ fn after_a_failure(host: &mut Host) -> Outcome {
     let (command, _) = post_bad(host)?;
     host.execute(&command)?;
     let region = region_of(&command);
-    let write = Work::remote(
-        SendOpcode::Write,
-        &[region.sge(0, 8)],
-        sink.address,
-        sink.tag,
-    );
+    let write = write_from(&region, &sink);
     pair.ends(host, &write, Success)
 }
 
@@ -364,12 +412,7 @@ fn what_is_there_stays(host: &mut Host) -> Outcome {
     let command = host.region_command(ALL, PAGE);
     host.execute(&command)?;
     let region = region_of(&command);
-    let write = Work::remote(
-        SendOpcode::Write,
-        &[region.sge(0, 8)],
-        sink.address,
-        sink.tag,
-    );
+    let write = write_from(&region, &sink);
     let replaced = RegisterRegion {
         flags: REGION_REPLACE,
         access: u32::MAX,

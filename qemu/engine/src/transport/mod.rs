@@ -15,7 +15,7 @@ mod unreliable;
 use crate::core::{Allowance, Core, ReceiveCompletion, PORTS};
 use crate::memory::{Host, Way};
 use crate::multicast::{is_multicast, MULTICAST_QPN};
-use crate::paging::Side;
+use crate::paging::{Place, Side};
 use crate::qp::{QueuePair, QueuePairs};
 use crate::roce::{
     self, Bth, Frame, Packet, PacketError, Path, Template, PKEY_DEFAULT, VLAN_ID_MASK,
@@ -45,6 +45,15 @@ pub const FEATURES: u64 = FEATURE_ATOMICS
     | FEATURE_FLUSH
     | FEATURE_MULTICAST
     | FEATURE_UC;
+
+/// Why a frame was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// It is lost.
+    Dropped,
+    /// It is looked at again when what it waits for is there.
+    Waits(Place),
+}
 
 /// The protocol state of a queue pair.
 #[derive(Debug, Default)]
@@ -302,60 +311,74 @@ pub(crate) fn receive_frame(
         core.counters.rx_icrc_errors += 1;
         return Disposition::Consumed;
     }
-    if waits_in_line(core, qp) {
-        park(core, qp, bytes, None);
-        return Disposition::Consumed;
-    }
-    if deliver(core, qp, &frame, host).is_none() {
-        if waits_in_line(core, qp) {
-            park(core, qp, bytes, None);
-        } else {
-            core.counters.rx_dropped += 1;
-        }
-    }
+    let delivered = if waits_in_line(core, qp) {
+        Err(Left::Waits(Place::Last(None)))
+    } else {
+        deliver(core, qp, &frame, host)
+    };
+    keep(core, qp, bytes, delivered);
     Disposition::Consumed
 }
 
-/// Whether frames for `qp` wait for a page or a tag: those of services that do not send again.
+/// Whether all frames for `qp` wait behind one that waits for a page or a tag: those of services
+/// without acknowledgement. Requests of connections are told apart when they are looked at.
 fn waits_in_line(core: &Core, qp: &QueuePair) -> bool {
     matches!(qp.service, Service::Uc | Service::Ud | Service::Gsi)
-        && core.paging.is_waiting(qp.number, Side::Responder)
+        && (core.paging.is_waiting(qp.number, Side::Responder) || core.paging.has_parked(qp.number))
 }
 
-/// Keeps a frame for `qp` until its page is there.
-fn park(core: &mut Core, qp: &QueuePair, bytes: &[u8], multicast: Option<bool>) {
-    if !core.paging.park(qp.number, bytes, multicast) {
-        core.counters.rx_dropped += 1;
-    }
+/// Keeps a frame for `qp` that waits.
+fn keep(core: &mut Core, qp: &QueuePair, bytes: &[u8], delivered: Result<(), Left>) {
+    let kept = match delivered {
+        Ok(()) => true,
+        Err(Left::Dropped) => false,
+        Err(Left::Waits(place)) => core.paging.park(qp.number, bytes, place),
+    };
+    core.counters.rx_dropped += u64::from(!kept);
 }
 
 /// The host has dealt with the page that `qp` waited for on this side, or something has become of
 /// the tag.
-pub(crate) fn page_resolved(core: &mut Core, qp: &mut QueuePair, side: Side, host: &mut dyn Host) {
+pub(crate) fn page_resolved(core: &mut Core, qp: &mut QueuePair, side: Side) {
     if side == Side::Requester {
         requester::page_resolved(core, qp);
         core.schedule(qp);
         return;
     }
     core.schedule(qp);
-    let mut frames = core.paging.unpark(qp.number);
-    while let Some(parked) = frames.pop_front() {
+    core.paging.deliver(qp.number);
+}
+
+/// Looks again at frames that waited, at so many at most; returns at how many.
+pub(crate) fn deliver_parked(
+    core: &mut Core,
+    qp: &mut QueuePair,
+    most: u32,
+    host: &mut dyn Host,
+) -> u32 {
+    for done in 0..most {
+        let Some(parked) = core.paging.unpark(qp.number) else {
+            return done;
+        };
         let Some(frame) = Frame::parse(&parked.frame) else {
             continue;
         };
-        let delivered = match parked.multicast {
-            Some(own) => unreliable::datagram(core, qp, &frame, own, host),
-            None => deliver(core, qp, &frame, host),
+        let delivered = match parked.place {
+            Place::Last(group @ Some(_)) => unreliable::datagram(core, qp, &frame, group, host),
+            _ => deliver(core, qp, &frame, host),
         };
-        if delivered.is_none() {
-            if waits_in_line(core, qp) {
-                frames.push_front(parked);
-                core.paging.park_again(qp.number, frames);
-                return;
+        match delivered {
+            Ok(()) => {}
+            Err(Left::Dropped) => core.counters.rx_dropped += 1,
+            Err(Left::Waits(_)) => {
+                core.paging.park_again(qp.number, parked);
+                return done + 1;
             }
-            core.counters.rx_dropped += 1;
         }
     }
+    // The rest has another turn.
+    core.paging.deliver(qp.number);
+    most
 }
 
 /// Looks at a frame to all members of a group.
@@ -380,73 +403,69 @@ fn receive_multicast(
         core.counters.rx_icrc_errors += 1;
         return Disposition::Consumed;
     }
-    let own = core.gids.contains(&frame.source, frame.vlan_id());
+    let group = Some(core.gids.contains(&frame.source, frame.vlan_id()));
     for qpn in members {
         let Some(qp) = qps.get_mut(qpn) else {
             continue;
         };
-        if waits_in_line(core, qp) {
-            park(core, qp, bytes, Some(own));
-            continue;
-        }
-        if unreliable::datagram(core, qp, frame, own, host).is_none() {
-            if waits_in_line(core, qp) {
-                park(core, qp, bytes, Some(own));
-            } else {
-                core.counters.rx_dropped += 1;
-            }
-        }
+        let delivered = if waits_in_line(core, qp) {
+            Err(Left::Waits(Place::Last(group)))
+        } else {
+            unreliable::datagram(core, qp, frame, group, host)
+        };
+        keep(core, qp, bytes, delivered);
     }
     Disposition::Consumed
 }
 
-/// Hands a packet to the requester or responder it is for; `None` when it is dropped.
+/// Hands a packet to the requester or responder it is for.
 fn deliver(
     core: &mut Core,
     qp: &mut QueuePair,
     frame: &Frame<'_>,
     host: &mut dyn Host,
-) -> Option<()> {
+) -> Result<(), Left> {
     if !qp.may_receive() {
-        return None;
+        return Err(Left::Dropped);
     }
     let service = match qp.service {
         Service::Rc => roce::Service::Rc,
         Service::Uc => roce::Service::Uc,
         Service::XrcIni | Service::XrcTgt => roce::Service::Xrc,
         Service::Ud | Service::Gsi => {
-            return unreliable::datagram(core, qp, frame, false, host);
+            return unreliable::datagram(core, qp, frame, None, host);
         }
     };
     // Only the peer may speak on a connection, and only to the address it was given, in the VLAN
     // that this side sends into.
     let path = &qp.attributes.address_vector;
-    let own = core.gids.get(path.source_gid_index)?;
+    let own = core.gids.get(path.source_gid_index);
+    let own = own.ok_or(Left::Dropped)?;
     let vlan = match path.vlan {
         VLAN_NONE => own.vlan_id(),
         tag => tag & VLAN_ID_MASK,
     };
     if frame.source != path.gid || frame.destination != own.gid || frame.vlan_id() != vlan {
-        return None;
+        return Err(Left::Dropped);
     }
     let packet = match Packet::parse(frame.transport) {
         Ok(packet) => packet,
         Err(PacketError::Opcode(bth)) => {
-            return responder::unknown(core, qp, &bth);
+            return responder::unknown(core, qp, &bth).ok_or(Left::Dropped);
         }
-        Err(PacketError::Truncated | PacketError::Version) => return None,
+        Err(PacketError::Truncated | PacketError::Version) => return Err(Left::Dropped),
     };
     // The membership bit is no part of the key.
     if packet.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {
-        return None;
+        return Err(Left::Dropped);
     }
     if packet.info.service != service {
-        return None;
+        return Err(Left::Dropped);
     }
     match (qp.service, packet.info.is_request()) {
         (Service::Uc, true) => responder::unreliable_request(core, qp, &packet, host),
-        (Service::XrcIni, true) | (Service::XrcTgt, false) => None,
+        (Service::XrcIni, true) | (Service::XrcTgt, false) => Err(Left::Dropped),
         (_, true) => responder::request(core, qp, &packet, host),
-        (_, false) => requester::response(core, qp, &packet, host),
+        (_, false) => requester::response(core, qp, &packet, host).ok_or(Left::Dropped),
     }
 }

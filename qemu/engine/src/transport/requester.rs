@@ -14,7 +14,7 @@
 
 use super::delay::{ack_timeout, rnr_delay};
 use super::{base_header, invalidates, send_packet};
-use crate::core::{Core, SendCompletion};
+use crate::core::{Core, SendCompletion, Waited};
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
 use crate::qp::{self, LocalError, QueuePair};
@@ -99,15 +99,15 @@ pub(crate) struct Message {
     unchecked: bool,
     /// Its registration was an early use of something.
     early: bool,
-    /// It had to wait for a pending tag.
-    waited: bool,
+    /// How it has waited for tags.
+    waited: Waited,
     /// It has made a registration and something before it is open: what [`crate::tpt::Tpt`] calls
     /// that.
     unsettled: Option<u64>,
 }
 
 // Documentation/device/14-limits.md says what a guest can have its device take for them.
-const _: () = assert!(size_of::<Message>() <= 864);
+const _: () = assert!(size_of::<Message>() <= 872);
 
 impl Message {
     /// The sequence number after its last.
@@ -371,7 +371,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     message.done = false;
     message.unchecked = false;
     message.early = false;
-    message.waited = false;
+    message.waited = Waited::default();
     message.unsettled = None;
     message.packets = if message.is_local() {
         0
@@ -455,7 +455,7 @@ fn check_data(
     };
     let sges = message.request.sges();
     let result = core.check_sges(qp.domain(), sges, access);
-    let result = result.map_err(|error| core.confirm(error, host));
+    let result = result.map_err(|error| core.confirm(error, message.waited, host));
     if let Err(TptError::Pending(index)) = result {
         return Err(Stop::Pending(index));
     }
@@ -476,10 +476,8 @@ fn check_data(
 fn wait_for_tag(core: &mut Core, qp: &mut QueuePair, index: u32) -> bool {
     let requester = &mut qp.transport.requester;
     if let Some(message) = requester.messages.get_mut(requester.cursor) {
-        core.counters.pending_waits += u64::from(!message.waited);
-        message.waited = true;
+        core.wait_for_tag(qp.number, Side::Requester, index, &mut message.waited);
     }
-    core.paging.wait_for_tag(qp.number, Side::Requester, index);
     false
 }
 
@@ -601,7 +599,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         ..base_header(qp, wire_opcode(message.request.opcode, position), psn)
     };
     let domain = qp.domain();
-    let request = &message.request;
+    let (request, waited) = (&message.request, message.waited);
     let extended = qp.is_extended();
     let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
         if extended {
@@ -612,7 +610,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         frame.resize(start + payload as usize, 0);
         core.gather(host, domain, request, offset.into(), &mut frame[start..])
     });
-    let sent = sent.map_err(|error| core.confirm(error, host));
+    let sent = sent.map_err(|error| core.confirm(error, waited, host));
     match sent {
         Err(TptError::Absent(fault)) => return absent(core, qp, fault, host),
         Err(TptError::Pending(index)) => return wait_for_tag(core, qp, index),
@@ -692,7 +690,7 @@ fn local(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         if message.request.opcode == SendOpcode::LocalInvalidate && cursor > 0 {
             return false;
         }
-        let result = qp::execute_local(core, qp, &message.request, host);
+        let result = qp::execute_local(core, qp, &message.request, message.waited, host);
         if let Err(LocalError::Table(TptError::Pending(index)))
         | Err(LocalError::Bind(TptError::Pending(index))) = result
         {
@@ -719,7 +717,7 @@ fn local(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 fn register(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let cursor = qp.transport.requester.cursor;
     let message = &qp.transport.requester.messages[cursor];
-    let result = qp::register(core, qp, &message.request, host);
+    let result = qp::register(core, qp, &message.request, message.waited, host);
     if let Err(LocalError::Table(TptError::Pending(index))) = result {
         return wait_for_tag(core, qp, index);
     }
@@ -1213,7 +1211,7 @@ fn answer(
     // A local operation may stand before it, carried out and not completed: never, as `complete`
     // takes those away. So the oldest message is the one that is answered.
     let message = requester.messages.front()?;
-    let request = &message.request;
+    let (request, waited) = (&message.request, message.waited);
     let acknowledged = packet
         .aeth
         .is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
@@ -1250,16 +1248,15 @@ fn answer(
     }
     let offset = message.offset_of(psn, log_mtu);
     let placed = core.scatter(host, domain, request.sges(), offset.into(), data);
-    let placed = placed.map_err(|error| core.confirm(error, host));
+    let placed = placed.map_err(|error| core.confirm(error, waited, host));
     let waits = match placed {
         Err(TptError::Absent(fault)) => {
             core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait
         }
         Err(TptError::Pending(index)) => {
-            let first = qp.transport.requester.messages.front_mut();
-            let waited = first.is_none_or(|first| std::mem::replace(&mut first.waited, true));
-            core.counters.pending_waits += u64::from(!waited);
-            core.paging.wait_for_tag(qp.number, Side::Requester, index);
+            if let Some(first) = qp.transport.requester.messages.front_mut() {
+                core.wait_for_tag(qp.number, Side::Requester, index, &mut first.waited);
+            }
             true
         }
         _ => {

@@ -14,11 +14,11 @@
 //! its requester content long ago.
 
 use super::requester::packets;
-use super::{base_header, invalidates, send_packet};
-use crate::core::{Allowance, Core, ReceiveCompletion};
+use super::{base_header, invalidates, send_packet, Left};
+use crate::core::{Allowance, Core, ReceiveCompletion, Waited};
 use crate::cq::CompletionQueueDead;
 use crate::memory::Host;
-use crate::paging::{Fault, Outcome, Side};
+use crate::paging::{Fault, Outcome, Place, Side};
 use crate::qp::{self, QueuePair};
 use crate::queue::ReceiveRequest;
 use crate::roce::{
@@ -134,7 +134,7 @@ enum Refusal {
     Absent(Fault),
     /// A page of a receive is not there, likewise.
     AbsentReceive(Fault),
-    /// The tag with this index is pending.
+    /// The tag with this index is pending: the request waits.
     Pending(u32),
     /// The table refuses what the peer names, as far as it knows.
     Table(TptError),
@@ -170,12 +170,13 @@ fn settle(
     refusal: Refusal,
     host: &mut dyn Host,
 ) -> Refusal {
+    let mut waited = qp.transport.responder.waited(psn);
     let refusal = match refusal {
-        Refusal::Table(error) => match core.confirm(error, host) {
+        Refusal::Table(error) => match core.confirm(error, waited, host) {
             TptError::Pending(index) => Refusal::Pending(index),
             _ => Refusal::Access,
         },
-        Refusal::TableReceive(error) => match core.confirm(error, host) {
+        Refusal::TableReceive(error) => match core.confirm(error, waited, host) {
             TptError::Pending(index) => Refusal::Pending(index),
             error => receive_refused(error),
         },
@@ -183,14 +184,9 @@ fn settle(
     };
     let (fault, otherwise) = match refusal {
         Refusal::Pending(index) => {
-            let responder = &mut qp.transport.responder;
-            let waited = responder.waited.replace(psn) == Some(psn);
-            core.counters.pending_waits += u64::from(!waited);
-            if qp.service == Service::Uc {
-                // Others send again until it is over.
-                core.paging.wait_for_tag(qp.number, Side::Responder, index);
-            }
-            return Refusal::PageAbsent;
+            core.wait_for_tag(qp.number, Side::Responder, index, &mut waited);
+            qp.transport.responder.request_waited = Some((psn, waited));
+            return Refusal::Pending(index);
         }
         Refusal::Absent(fault) => (fault, Refusal::Access),
         Refusal::AbsentReceive(fault) => (fault, receive_refused(TptError::Absent(fault))),
@@ -224,8 +220,10 @@ pub(super) struct Responder {
     established: bool,
     answers: VecDeque<Answer>,
     atomics: VecDeque<(u32, u64)>,
-    /// The last request that had to wait for a pending tag.
-    waited: Option<u32>,
+    /// How the request with this sequence number has waited for tags.
+    request_waited: Option<(u32, Waited)>,
+    /// How the read whose last packet has this sequence number has.
+    read_waited: Option<(u32, Waited)>,
 }
 
 impl Responder {
@@ -253,15 +251,24 @@ impl Responder {
             .then(|| ReceiveCompletion::failed(&self.receive, CompletionStatus::Flushed, 0))
     }
 
-    /// Keeps a receive that was taken for a datagram until its page is there.
-    pub(super) fn keep(&mut self, receive: &ReceiveRequest) {
+    /// Keeps a receive that was taken for a datagram until its page or tag is there.
+    pub(super) fn keep(&mut self, receive: &ReceiveRequest, waited: Waited) {
         self.receive = receive.clone();
         self.taken = true;
+        // Datagrams are kept in the order of arrival, whatever their numbers.
+        self.request_waited = Some((0, waited));
     }
 
-    /// The receive that was kept.
-    pub(super) fn take_kept(&mut self) -> Option<ReceiveRequest> {
-        std::mem::take(&mut self.taken).then(|| std::mem::take(&mut self.receive))
+    /// The receive that was kept, and how it has waited.
+    pub(super) fn take_kept(&mut self) -> Option<(ReceiveRequest, Waited)> {
+        let (_, waited) = self.request_waited.take().unwrap_or_default();
+        std::mem::take(&mut self.taken).then(|| (std::mem::take(&mut self.receive), waited))
+    }
+
+    /// How the request with this sequence number has waited.
+    fn waited(&self, psn: u32) -> Waited {
+        let waited = self.request_waited.filter(|(other, _)| *other == psn);
+        waited.unwrap_or_default().1
     }
 
     fn acknowledge(&mut self) {
@@ -304,18 +311,19 @@ impl Responder {
     fn advance(&mut self, count: u32) {
         self.expected = psn_add(self.expected, count);
         self.told = false;
+        self.request_waited = None;
     }
 }
 
-/// A request; `None` when it is dropped.
+/// A request.
 pub(super) fn request(
     core: &mut Core,
     qp: &mut QueuePair,
     packet: &Packet<'_>,
     host: &mut dyn Host,
-) -> Option<()> {
+) -> Result<(), Left> {
     if qp.transport.responder.closing {
-        return None;
+        return Err(Left::Dropped);
     }
     let outcome = take_request(core, qp, packet, host);
     tell_of_first(core, qp, host);
@@ -336,15 +344,20 @@ fn take_request(
     qp: &mut QueuePair,
     packet: &Packet<'_>,
     host: &mut dyn Host,
-) -> Option<()> {
+) -> Result<(), Left> {
+    let psn = packet.bth.psn;
     let responder = &mut qp.transport.responder;
     if responder.answers.len() >= MAX_ANSWERS {
-        return None;
+        return Err(Left::Dropped);
     }
-    let ahead = psn_diff(packet.bth.psn, responder.expected);
+    let ahead = psn_diff(psn, responder.expected);
     if ahead < 0 {
         core.counters.duplicate_requests += 1;
-        return duplicate(core, qp, packet);
+        return duplicate(core, qp, packet).ok_or(Left::Dropped);
+    }
+    if core.paging.stands_behind(qp.number, psn) {
+        // It has not been missed: all before it may have come.
+        return Err(Left::Waits(Place::Psn(psn)));
     }
     if ahead > 0 {
         core.counters.out_of_sequence += 1;
@@ -357,7 +370,7 @@ fn take_request(
             });
             core.schedule(qp);
         }
-        return None;
+        return Err(Left::Dropped);
     }
     match execute(core, qp, packet, host) {
         Ok(()) => {
@@ -367,21 +380,22 @@ fn take_request(
                 core.schedule(qp);
             }
         }
-        Err(refusal) => {
-            let refusal = settle(core, qp, packet.bth.psn, refusal, host);
-            refuse(core, qp, packet, refusal, host);
-        }
+        Err(refusal) => match settle(core, qp, psn, refusal, host) {
+            // The peer is told nothing, so that it loses nothing: no retry, and no time.
+            Refusal::Pending(_) => return Err(Left::Waits(Place::Psn(psn))),
+            refusal => refuse(core, qp, packet, refusal, host),
+        },
     }
-    Some(())
+    Ok(())
 }
 
-/// A packet of an unreliable connection; `None` when it is dropped, and its message with it.
+/// A packet of an unreliable connection. When it is dropped its message is, too.
 pub(super) fn unreliable_request(
     core: &mut Core,
     qp: &mut QueuePair,
     packet: &Packet<'_>,
     host: &mut dyn Host,
-) -> Option<()> {
+) -> Result<(), Left> {
     let outcome = take_unreliable(core, qp, packet, host);
     tell_of_first(core, qp, host);
     outcome
@@ -392,7 +406,7 @@ fn take_unreliable(
     qp: &mut QueuePair,
     packet: &Packet<'_>,
     host: &mut dyn Host,
-) -> Option<()> {
+) -> Result<(), Left> {
     let responder = &mut qp.transport.responder;
     if packet.info.position.starts() {
         // Whatever was coming in lost its end.
@@ -403,20 +417,21 @@ fn take_unreliable(
             core.counters.out_of_sequence += 1;
         }
         responder.incoming = Incoming::None;
-        return None;
+        return Err(Left::Dropped);
     }
     match execute(core, qp, packet, host) {
         Ok(()) => {
             core.paging.went_on(qp.number, Side::Responder);
-            Some(())
+            Ok(())
         }
         Err(refusal) => {
             let refusal = settle(core, qp, packet.bth.psn, refusal, host);
-            if matches!(refusal, Refusal::PageAbsent) {
+            if matches!(refusal, Refusal::PageAbsent | Refusal::Pending(_)) {
                 // It is looked at again as it is.
-                return None;
+                return Err(Left::Waits(Place::Last(None)));
             }
             qp.transport.responder.incoming = Incoming::None;
+            qp.transport.responder.request_waited = None;
             match refusal {
                 // The receive is there for the next message.
                 Refusal::Receive {
@@ -444,7 +459,7 @@ fn take_unreliable(
                 },
                 Refusal::Failed | Refusal::QueueDead => qp::fail(core, qp, host),
             }
-            None
+            Err(Left::Dropped)
         }
     }
 }
@@ -728,7 +743,8 @@ fn send(
         // Before anything is placed, which is done once.
         core.tpt.ready(tag)?;
         if let Err(error) = core.tpt.stands(tag) {
-            if let TptError::Pending(index) = core.confirm(error, host) {
+            let waited = qp.transport.responder.waited(packet.bth.psn);
+            if let TptError::Pending(index) = core.confirm(error, waited, host) {
                 return Err(Refusal::Pending(index));
             }
         }
@@ -1293,7 +1309,12 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         core.tpt
             .read(host, &span, offset.into(), &mut frame[start..])
     });
-    let sent = sent.map_err(|error| core.confirm(error, host));
+    // A read has its last packet for a name here.
+    let last = psn_add(psn, packets(left, log_mtu) - 1);
+    let responder = &qp.transport.responder;
+    let waited = responder.read_waited.filter(|(other, _)| *other == last);
+    let (_, mut waited) = waited.unwrap_or_default();
+    let sent = sent.map_err(|error| core.confirm(error, waited, host));
     match sent {
         Err(TptError::Absent(fault))
             if core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait =>
@@ -1301,12 +1322,8 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
             return Data::Absent;
         }
         Err(TptError::Pending(index)) => {
-            let responder = &mut qp.transport.responder;
-            // A read has its last packet for a name here, which no other request has.
-            let last = psn_add(psn, packets(left, log_mtu) - 1);
-            let waited = responder.waited.replace(last) == Some(last);
-            core.counters.pending_waits += u64::from(!waited);
-            core.paging.wait_for_tag(qp.number, Side::Responder, index);
+            core.wait_for_tag(qp.number, Side::Responder, index, &mut waited);
+            qp.transport.responder.read_waited = Some((last, waited));
             return Data::Absent;
         }
         _ => {}
@@ -1332,6 +1349,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         *starts = false;
     }
     if ends {
+        qp.transport.responder.read_waited = None;
         Data::Last
     } else {
         Data::More

@@ -6,10 +6,10 @@
 //! be sent stops the send queue (state SQE) and nothing else.
 
 use super::requester::{extend_headers, is_agreed_on, wire_opcode, Failure};
-use super::{base_header, send_packet, template_of};
-use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, MAX_LOG_MTU};
+use super::{base_header, send_packet, template_of, Left};
+use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, Waited, MAX_LOG_MTU};
 use crate::memory::{Host, Way};
-use crate::paging::{Outcome, Side};
+use crate::paging::{Outcome, Place, Side};
 use crate::qp::{self, LocalError, QueuePair};
 use crate::queue::{registers, QueueError, ReceiveRequest, SendBody, SendRequest};
 use crate::roce::{self, psn_add, Bth, Deth, Frame, Packet, Position, Template, PKEY_DEFAULT};
@@ -39,8 +39,8 @@ pub(super) struct Sender {
     request: Option<Box<SendRequest>>,
     /// It was not begun, because it waits for a pending tag.
     unbegun: bool,
-    /// It had to wait for a pending tag.
-    waited: bool,
+    /// How it has waited for tags.
+    waited: Waited,
     /// Bytes of it that have left.
     offset: u32,
     psn: u32,
@@ -94,7 +94,7 @@ pub(super) fn run(
                 let fetched = qp.send.fetch(host, qp.send.next(), &mut request);
                 qp.send.advance(request.end());
                 qp.transport.sender.offset = 0;
-                qp.transport.sender.waited = false;
+                qp.transport.sender.waited = Waited::default();
                 let result = match fetched {
                     Ok(()) => begin(core, qp, &request, turn, host),
                     Err(error) => Err(error.into()),
@@ -119,10 +119,8 @@ pub(super) fn run(
             }
             Ok(Sent::Pending(index)) => {
                 let sender = &mut qp.transport.sender;
-                core.counters.pending_waits += u64::from(!sender.waited);
-                sender.waited = true;
                 sender.request = Some(request);
-                core.paging.wait_for_tag(qp.number, Side::Requester, index);
+                core.wait_for_tag(qp.number, Side::Requester, index, &mut sender.waited);
                 return Progress::Blocked;
             }
             Ok(Sent::All) => SendCompletion::of(&request, CompletionStatus::Success),
@@ -198,7 +196,8 @@ fn begin(
         | SendOpcode::Bind
             if connected =>
         {
-            return match qp::execute_local(core, qp, request, host) {
+            let waited = qp.transport.sender.waited;
+            return match qp::execute_local(core, qp, request, waited, host) {
                 Ok(()) => Ok(Sent::All),
                 Err(
                     LocalError::Table(TptError::Pending(index))
@@ -216,7 +215,7 @@ fn begin(
         return Err(QueueError::TooLong.into());
     }
     if let Err(error) = core.check_sges(qp.domain(), request.sges(), LocalAccess::Read) {
-        let error = core.confirm(error, host);
+        let error = core.confirm(error, qp.transport.sender.waited, host);
         if let TptError::Pending(index) = error {
             qp.transport.sender.unbegun = true;
             return Ok(Sent::Pending(index));
@@ -297,7 +296,8 @@ fn packet(
         frame.resize(start + payload as usize, 0);
         core.gather(host, domain, request, offset.into(), &mut frame[start..])
     });
-    let sent = sent.map_err(|error| core.confirm(error, host));
+    let waited = qp.transport.sender.waited;
+    let sent = sent.map_err(|error| core.confirm(error, waited, host));
     match sent {
         Err(TptError::Absent(fault)) => {
             if core.page_fault(qp.number, Side::Requester, fault, host) == Outcome::Wait {
@@ -320,41 +320,41 @@ fn packet(
     Ok(if ends { Sent::All } else { Sent::Part })
 }
 
-/// A datagram for `qp`, addressed to it or to a group it is in; `None` when it is dropped. With
-/// `own` it comes from this device and is not given to its very sender.
+/// A datagram for `qp`, addressed to it or, with `group`, to a group it is in: that says whether it
+/// comes from this device. It is not given to its very sender then.
 pub(super) fn datagram(
     core: &mut Core,
     qp: &mut QueuePair,
     frame: &Frame<'_>,
-    own: bool,
+    group: Option<bool>,
     host: &mut dyn Host,
-) -> Option<()> {
+) -> Result<(), Left> {
     if !qp.may_receive() {
-        return None;
+        return Err(Left::Dropped);
     }
-    let packet = Packet::parse(frame.transport).ok()?;
+    let packet = Packet::parse(frame.transport).map_err(|_| Left::Dropped)?;
     if packet.info.service != roce::Service::Ud || packet.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff
     {
-        return None;
+        return Err(Left::Dropped);
     }
-    let deth = packet.deth?;
+    let deth = packet.deth.ok_or(Left::Dropped)?;
     let qkey = match qp.service {
         Service::Gsi => GSI_QKEY,
         _ => qp.attributes.qkey,
     };
     if deth.qkey != qkey || packet.payload.len() > MAX_DATAGRAM {
-        return None;
+        return Err(Left::Dropped);
     }
-    if own && deth.source_qpn == qp.number {
-        return None;
+    if group == Some(true) && deth.source_qpn == qp.number {
+        return Err(Left::Dropped);
     }
     // One may be left that was taken for a datagram whose page was not there.
     let kept = qp.transport.responder.take_kept();
-    let waited = kept.is_some();
     let mut receive = std::mem::take(&mut core.transport.receive);
+    let mut waited = Waited::default();
     let taken = match kept {
         Some(kept) => {
-            receive = kept;
+            (receive, waited) = kept;
             Ok(true)
         }
         None => core.take_receive(host, qp, None, &mut receive),
@@ -362,36 +362,38 @@ pub(super) fn datagram(
     let result = match taken {
         Ok(true) => {
             let message = (&packet, deth);
-            place(core, qp, frame, message, (&receive, waited), host)
+            place(core, qp, (frame, group), message, (&receive, waited), host)
         }
         // Datagrams nobody waits for are lost.
-        Ok(false) => None,
+        Ok(false) => Err(Left::Dropped),
         Err(QueueError::Producer) => {
             qp::fail(core, qp, host);
-            None
+            Err(Left::Dropped)
         }
         Err(error) => {
             let status = CompletionStatus::LocalQueuePairOperation;
-            fail_receive(core, qp, &receive, status, error.vendor_syndrome(), host)
+            fail_receive(core, qp, &receive, status, error.vendor_syndrome(), host);
+            Err(Left::Dropped)
         }
     };
     core.transport.receive = receive;
     result
 }
 
-/// Places a datagram in a receive that was taken for it, or that has `waited` for its memory, and
+/// Places a datagram in a receive that was taken for it, and that may have `waited` for its memory, and
 /// completes that.
 fn place(
     core: &mut Core,
     qp: &mut QueuePair,
-    frame: &Frame<'_>,
+    (frame, group): (&Frame<'_>, Option<bool>),
     (packet, deth): (&Packet<'_>, Deth),
-    (receive, waited): (&ReceiveRequest, bool),
+    (receive, mut waited): (&ReceiveRequest, Waited),
     host: &mut dyn Host,
-) -> Option<()> {
+) -> Result<(), Left> {
     let mut header = [0; HEADER_AREA];
     // An IPv6 header fills it; an IPv4 header stands at its end.
-    let at = HEADER_AREA.checked_sub(frame.network_header.len())?;
+    let at = HEADER_AREA.checked_sub(frame.network_header.len());
+    let at = at.ok_or(Left::Dropped)?;
     header[at..].copy_from_slice(frame.network_header);
     let length = HEADER_AREA + packet.payload.len();
     let mut completion = ReceiveCompletion {
@@ -410,14 +412,13 @@ fn place(
                 let at = HEADER_AREA as u64;
                 core.scatter(&*host, receive.domain, sges, at, packet.payload)
             })
-            .map_err(|error| core.confirm(error, host));
+            .map_err(|error| core.confirm(error, waited, host));
         let waits = match placed {
             Err(TptError::Absent(fault)) => {
                 core.page_fault(qp.number, Side::Responder, fault, host) == Outcome::Wait
             }
             Err(TptError::Pending(index)) => {
-                core.counters.pending_waits += u64::from(!waited);
-                core.paging.wait_for_tag(qp.number, Side::Responder, index);
+                core.wait_for_tag(qp.number, Side::Responder, index, &mut waited);
                 true
             }
             _ => {
@@ -426,13 +427,14 @@ fn place(
             }
         };
         if waits {
-            qp.transport.responder.keep(receive);
-            return None;
+            qp.transport.responder.keep(receive, waited);
+            return Err(Left::Waits(Place::Last(group)));
         }
         if let Err(error) = placed {
             core.counters.access_errors += 1;
             let status = CompletionStatus::LocalProtection;
-            return fail_receive(core, qp, receive, status, error.vendor_syndrome(), host);
+            fail_receive(core, qp, receive, status, error.vendor_syndrome(), host);
+            return Err(Left::Dropped);
         }
         let early = core.uses_early(sges, 0, length);
         core.counters.early_uses += u64::from(early);
@@ -452,9 +454,9 @@ fn place(
     }
     if core.complete_receive(qp, &completion, host).is_err() {
         qp::fail(core, qp, host);
-        return None;
+        return Err(Left::Dropped);
     }
-    Some(())
+    Ok(())
 }
 
 /// Ends a receive with an error that is the fault of this side, and with it the queue pair.
@@ -465,11 +467,10 @@ fn fail_receive(
     status: CompletionStatus,
     vendor_syndrome: u32,
     host: &mut dyn Host,
-) -> Option<()> {
+) {
     let completion = ReceiveCompletion::failed(receive, status, vendor_syndrome);
     match core.complete_receive(qp, &completion, host) {
         Ok(()) => qp::enter_error(core, qp, host),
         Err(_) => qp::fail(core, qp, host),
     }
-    None
 }

@@ -30,6 +30,8 @@ mod repetition;
 mod room;
 mod scale;
 mod services;
+mod turns;
+mod waiting_peers;
 mod windows;
 mod wire;
 

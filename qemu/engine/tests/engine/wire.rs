@@ -5,7 +5,7 @@
 use ferrite_abi::*;
 use ferrite_engine::roce::{Bth, Frame, Opcode, Packet, Syndrome, Template};
 use ferrite_engine::testing::{Node, Peer, QpOptions, Region, SendWork};
-use ferrite_engine::Medium;
+use ferrite_engine::{Medium, FEATURES};
 use std::collections::{HashMap, VecDeque};
 
 pub const QPN_A: u32 = 0x11;
@@ -22,6 +22,7 @@ pub struct Setup {
     pub timeout: u8,
     pub retry_count: u8,
     pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
     pub psn_a: u32,
     pub psn_b: u32,
     /// Reads and atomics in flight, each way.
@@ -38,6 +39,7 @@ impl Default for Setup {
             timeout: 10,
             retry_count: 7,
             rnr_retry: 7,
+            min_rnr_timer: 1,
             psn_a: 0xff_fff0,
             psn_b: 5,
             depth: 16,
@@ -64,9 +66,11 @@ pub enum Way {
 }
 
 impl Pair {
-    /// Two nodes with a queue pair each of a service that has no acknowledgements.
+    /// Two nodes with a queue pair each of a service that has no acknowledgements. They do not look for
+    /// commands at every turn.
     pub fn unacknowledged(service: Service, flags: u16) -> Self {
-        let mut nodes = [Node::new(1), Node::new(2)];
+        let node = |number| Node::with_features(number, FEATURES & !FEATURE_TURNS);
+        let mut nodes = [node(1), node(2)];
         for (node, qpn) in nodes.iter_mut().zip([QPN_A, QPN_B]) {
             node.create_qp(QpOptions {
                 qpn,
@@ -320,6 +324,7 @@ fn peer(node: &Node, qpn: u32, setup: Setup, send_psn: u32, receive_psn: u32) ->
         timeout: setup.timeout,
         retry_count: setup.retry_count,
         rnr_retry: setup.rnr_retry,
+        min_rnr_timer: setup.min_rnr_timer,
         depth: setup.depth,
         ..node.as_peer(qpn)
     }
