@@ -531,8 +531,11 @@ impl ControlRing {
     /// A doorbell says that commands were posted up to `producer`.
     pub(crate) fn ring(&mut self, producer: u32) -> Result<(), BadIndex> {
         let behind = self.consumer.wrapping_sub(producer);
-        if self.ahead(producer).is_ok() {
-            self.producer = producer;
+        if let Ok(ahead) = self.ahead(producer) {
+            // What the record has said is not taken back by a doorbell that was written before.
+            if !self.has_record || ahead > self.producer.wrapping_sub(self.consumer) {
+                self.producer = producer;
+            }
             self.early = 0;
         } else if behind <= self.early {
             // The record said so before.
@@ -1254,4 +1257,76 @@ fn for_pieces(
         return Err(TptError::OutOfBounds);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A ring of 16 entries that has come to this index.
+    fn ring(at: u32, has_record: bool) -> ControlRing {
+        ControlRing {
+            consumer: at,
+            producer: at,
+            rung: at,
+            ..ControlRing::new(0x1000, 4, has_record)
+        }
+    }
+
+    fn take_up(ring: &mut ControlRing, count: u32) {
+        for _ in 0..count {
+            assert_ne!(ring.consumer, ring.producer);
+            ring.taken_up();
+        }
+    }
+
+    #[test]
+    fn the_control_ring_goes_through_the_end_of_its_index() {
+        // From before it, at it and behind it.
+        for back in 0..8 {
+            let at = |n: u32| 4u32.wrapping_sub(back).wrapping_add(n);
+            // Doorbells alone: all, none, too many, behind what was taken up.
+            let mut alone = ring(at(0), false);
+            assert_eq!(alone.ring(at(16)), Ok(()));
+            assert_eq!(alone.ring(at(17)), Err(BadIndex));
+            take_up(&mut alone, 6);
+            assert_eq!(alone.ring(at(16)), Ok(()));
+            assert_eq!(alone.ring(at(5)), Err(BadIndex));
+            assert_eq!(alone.ring(at(7)), Ok(()));
+            take_up(&mut alone, 1);
+            assert_eq!(alone.consumer, at(7));
+            // The record first, then the doorbells that were written before it.
+            let mut early = ring(at(0), true);
+            assert_eq!(early.read_record(at(17)), Err(BadIndex));
+            assert_eq!(early.read_record(at(0).wrapping_sub(1)), Err(BadIndex));
+            assert_eq!(early.read_record(at(9)), Ok(()));
+            assert!(!early.has_taken_up(at(9)) && early.has_taken_up(at(0)));
+            take_up(&mut early, 9);
+            assert!(early.has_taken_up(at(9)) && !early.has_taken_up(at(10)));
+            for n in [1, 1, 4, 9] {
+                assert_eq!(early.ring(at(n)), Ok(()), "{n}");
+                assert_eq!(early.producer, at(9));
+            }
+            assert_eq!(early.ring(at(8)), Err(BadIndex));
+            assert_eq!(early.ring(at(11)), Ok(()));
+            take_up(&mut early, 2);
+            assert_eq!(early.ring(at(10)), Err(BadIndex));
+        }
+    }
+
+    #[test]
+    fn a_doorbell_takes_back_what_was_not_taken_up_unless_there_is_a_record() {
+        for has_record in [false, true] {
+            let mut ring = ring(u32::MAX - 2, has_record);
+            assert_eq!(ring.ring(5), Ok(()));
+            assert_eq!(ring.ring(1), Ok(()));
+            assert_eq!(ring.producer, if has_record { 5 } else { 1 });
+            // A late one of what the record said is in order.
+            if has_record {
+                assert_eq!(ring.read_record(7), Ok(()));
+                assert_eq!(ring.ring(6), Ok(()));
+                assert_eq!(ring.producer, 7);
+            }
+        }
+    }
 }

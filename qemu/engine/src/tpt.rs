@@ -578,7 +578,7 @@ impl Tpt {
     }
 
     /// A release of `tag` was taken up: until it is [finished](Tpt::finish) the tag is leaving. False
-    /// when it names nothing that there is or will be.
+    /// when it names nothing that there is or will be, or something that will stay.
     pub(crate) fn take_up_release(&mut self, tag: Tag) -> bool {
         let entry = self.entries.get(tag.index());
         let is_there = entry.is_some_and(|entry| entry.is_released_by(tag));
@@ -586,7 +586,7 @@ impl Tpt {
             let mut pending = in_flight.pending.iter();
             pending.any(|pending| pending.is_of(tag))
         });
-        if !is_there && !will_be {
+        if !is_there && !will_be || self.is_busy(tag) {
             return false;
         }
         let in_flight = self.in_flight.entry(tag.index()).or_default();
@@ -597,6 +597,23 @@ impl Tpt {
         in_flight.pending.retain(|pending| !pending.is_of(tag));
         self.set_aside(tag.index());
         true
+    }
+
+    /// Whether a release that is taken up now will find windows bound to the region, as far as can be
+    /// said: nothing else becomes of it before, nor of so many windows.
+    fn is_busy(&self, tag: Tag) -> bool {
+        let entry = self.entries.get(tag.index());
+        let windows = entry.map_or(0, |entry| entry.windows as usize);
+        if windows == 0 || self.in_flight.contains_key(&tag.index()) {
+            return false;
+        }
+        let of_region = |in_flight: &&InFlight| matches!(&in_flight.aside, Some(Target::Window(window)) if window.region.index() == tag.index());
+        self.in_flight
+            .values()
+            .filter(of_region)
+            .take(windows)
+            .count()
+            < windows
     }
 
     /// The entry stands for nothing while there are commands on it.
@@ -2461,6 +2478,46 @@ mod tests {
     }
 
     #[test]
+    fn a_window_with_a_command_under_way_is_unbound_with_its_queue_pair() {
+        let mut tpt = with_window(TagKind::Window2B);
+        let bound = Tag::new(5, 2);
+        assert_eq!(tpt.bind(&bind_part(1), HOLDER), Ok(()));
+        // One that will be refused, and leave what is there.
+        assert!(tpt.take_up_registration(WINDOW, true));
+        tpt.queue_pair_gone(HOLDER.qpn);
+        assert!(tpt.bound.is_empty());
+        tpt.enter(WINDOW);
+        tpt.finish(WINDOW);
+        assert_eq!(
+            remote(&tpt, bound, ADDRESS + 100, 1, HOLDER.qpn),
+            Err(TptError::NotValid)
+        );
+        assert_eq!(tpt.release(TAG), Ok(()));
+    }
+
+    #[test]
+    fn a_region_with_windows_leaves_when_they_do() {
+        let mut tpt = with_window(TagKind::Window2B);
+        let bound = Tag::new(5, 2);
+        assert_eq!(tpt.bind(&bind_part(1), HOLDER), Ok(()));
+        let window = |tpt: &Tpt| remote(tpt, bound, ADDRESS + 100, 1, HOLDER.qpn);
+        // It will be found busy, and so do peers find it meanwhile.
+        assert!(!tpt.take_up_release(TAG));
+        assert!(window(&tpt).is_ok());
+        assert_eq!(tpt.release(TAG), Err(CommandStatus::Busy));
+        // The window's own release stands before it.
+        assert!(tpt.take_up_release(bound));
+        assert!(tpt.take_up_release(TAG));
+        assert_eq!(window(&tpt).err(), Some(TptError::NotValid));
+        for tag in [bound, TAG] {
+            tpt.enter(tag);
+            assert_eq!(tpt.release(tag), Ok(()));
+            tpt.finish(tag);
+        }
+        assert!(tpt.in_flight.is_empty() && tpt.bound.is_empty());
+    }
+
+    #[test]
     fn windows_of_type_1_and_impossible_ones_are_refused() {
         let mut tpt = with_window(TagKind::Window1);
         assert_eq!(tpt.bind(&bind_part(1), HOLDER), Ok(()));
@@ -3708,7 +3765,7 @@ mod tests {
     #[test]
     fn commands_that_are_taken_up_come_to_what_they_would_have_come_to() {
         const WINDOW: u32 = 8;
-        let mut seen = [0; 5];
+        let mut seen = [0; 6];
         for seed in 1..=200u64 {
             let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
             let mut next = |end: u64| {
@@ -3751,11 +3808,18 @@ mod tests {
                         if matches!(command, Posted::Release(_)) {
                             let use_of_it =
                                 tpt.check_local(tag.0, ADDRESS, 1, DOMAIN, LocalAccess::Read);
+                            let windows = tpt.entries.get(tag.index()).map(|entry| entry.windows);
+                            // One that is bound stays until the release finds otherwise.
+                            let stays = !told && windows.is_some_and(|windows| windows != 0);
                             assert!(
-                                !matches!(use_of_it, Ok(_) | Err(TptError::Pending(_))),
+                                match use_of_it {
+                                    Ok(_) => stays,
+                                    Err(error) => !matches!(error, TptError::Pending(_)),
+                                },
                                 "{use_of_it:?}"
                             );
                             seen[0] += 1;
+                            seen[5] += u64::from(stays);
                         } else {
                             let index = tag.index();
                             assert_eq!(tpt.ready(tag.0), Err(TptError::Pending(index)));

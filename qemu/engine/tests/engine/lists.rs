@@ -1266,38 +1266,60 @@ fn windows_are_not_bound_to_lists() {
     );
 }
 
+/// An on-demand region of whole pages, of which nothing is present.
+struct OnDemand {
+    tag: u32,
+    table: u64,
+    pages: Vec<u64>,
+}
+
+impl OnDemand {
+    const ADDRESS: u64 = 0x10_0000;
+
+    fn new(node: &mut Node, pages: usize) -> Self {
+        let region = Self {
+            tag: 0x7301,
+            table: node.allocate(4096),
+            pages: node.allocate_pages(pages),
+        };
+        node.execute(&RegisterRegion {
+            tag: region.tag,
+            pd: PD,
+            access: ALL,
+            flags: REGION_ON_DEMAND,
+            address: Self::ADDRESS,
+            buffer: Buffer {
+                root: region.table,
+                length: pages as u64 * 4096,
+                fbo: 0,
+                page_shift: ON_DEMAND_PAGE_SHIFT,
+                order: 1,
+                reserved: 0,
+            },
+        });
+        region
+    }
+
+    fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge {
+            address: Self::ADDRESS + offset,
+            length,
+            lkey: self.tag,
+        }
+    }
+
+    fn bring_in(&self, node: &Node, page: usize) {
+        let entry = self.pages[page] | ON_DEMAND_PRESENT | ON_DEMAND_WRITE;
+        node.host.memory.put(self.table + page as u64 * 8, &entry);
+    }
+}
+
 #[test]
 fn a_fault_through_a_list_names_the_region_and_nothing_is_written_before_all_is_there() {
     let mut bench = bench(QP_FLAG_LISTS);
-    let table = bench.pair.a.allocate(4096);
-    let page = bench.pair.a.allocate(4096);
-    let tag = 0x7301;
-    bench.pair.a.execute(&RegisterRegion {
-        tag,
-        pd: PD,
-        access: ALL,
-        flags: REGION_ON_DEMAND,
-        address: 0x10_0000,
-        buffer: Buffer {
-            root: table,
-            length: 2 * 4096,
-            fbo: 0,
-            page_shift: ON_DEMAND_PAGE_SHIFT,
-            order: 1,
-            reserved: 0,
-        },
-    });
-    let piece = Sge {
-        address: 0x10_0000 + 4090,
-        length: 100,
-        lkey: tag,
-    };
-    bench
-        .pair
-        .a
-        .host
-        .memory
-        .put(table, &(page | ON_DEMAND_PRESENT | ON_DEMAND_WRITE));
+    let paged = OnDemand::new(&mut bench.pair.a, 2);
+    paged.bring_in(&bench.pair.a, 0);
+    let piece = paged.sge(4090, 100);
     let pieces = [bench.first.sge(0, 50), piece];
     assert_eq!(bench.run(&[register(1, &pieces)]), [Success]);
     let far = bench.far.clone();
@@ -1308,14 +1330,12 @@ fn a_fault_through_a_list_names_the_region_and_nothing_is_written_before_all_is_
     let faults: PageFaults = bench.pair.a.query(CommandOpcode::TakeFaults, 0).unwrap();
     assert_eq!(faults.count, 1);
     let fault = faults.faults[0];
-    assert_eq!((fault.tag, fault.offset), (tag, 4096));
+    assert_eq!((fault.tag, fault.offset), (paged.tag, 4096));
     // 6 bytes are in the first page, 64 of the message in the second.
     assert_eq!((fault.length, fault.flags), (64, FAULT_WRITE));
     let first = bench.first.clone();
     assert_eq!(bench.pair.a.contents(&first, 0, 50), [0; 50]);
-    let second_page = bench.pair.a.allocate(4096);
-    let entry = second_page | ON_DEMAND_PRESENT | ON_DEMAND_WRITE;
-    bench.pair.a.host.memory.put(table + 8, &entry);
+    paged.bring_in(&bench.pair.a, 1);
     bench.pair.a.execute(&ResolveFault {
         token: fault.token,
         failed: 0,
@@ -1330,11 +1350,11 @@ fn a_fault_through_a_list_names_the_region_and_nothing_is_written_before_all_is_
         .a
         .host
         .memory
-        .read(second_page, &mut there)
+        .read(paged.pages[1], &mut there)
         .unwrap();
     assert_eq!(there, pattern(7, 120)[56..]);
     // A page that is not to be had fails what wants it, as it does without a list.
-    bench.pair.a.host.memory.put(table + 8, &0u64);
+    bench.pair.a.host.memory.put(paged.table + 8, &0u64);
     let read =
         SendWork::new(SendOpcode::Write, &[list_sge(1, 0, 120)]).remote(far.address, far.tag);
     bench.post(&[read]);
@@ -1356,28 +1376,8 @@ fn a_fault_through_a_list_names_the_region_and_nothing_is_written_before_all_is_
 #[test]
 fn a_receive_of_several_entries_takes_nothing_of_a_packet_before_all_is_there() {
     let mut bench = bench(QP_FLAG_LISTS);
-    let (table, page) = (bench.pair.a.allocate(4096), bench.pair.a.allocate(4096));
-    let tag = 0x7301;
-    bench.pair.a.execute(&RegisterRegion {
-        tag,
-        pd: PD,
-        access: ALL,
-        flags: REGION_ON_DEMAND,
-        address: 0x10_0000,
-        buffer: Buffer {
-            root: table,
-            length: 4096,
-            fbo: 0,
-            page_shift: ON_DEMAND_PAGE_SHIFT,
-            order: 1,
-            reserved: 0,
-        },
-    });
-    let piece = Sge {
-        address: 0x10_0000,
-        length: 100,
-        lkey: tag,
-    };
+    let paged = OnDemand::new(&mut bench.pair.a, 1);
+    let piece = paged.sge(0, 100);
     assert_eq!(bench.run(&[register(1, &[piece])]), [Success]);
     let (first, far) = (bench.first.clone(), bench.far.clone());
     let data = pattern(14, 20);
@@ -1387,10 +1387,9 @@ fn a_receive_of_several_entries_takes_nothing_of_a_packet_before_all_is_there() 
     bench.pair.b.post_send(QPN_B, &send_of(&far, 20));
     bench.pair.exchange();
     let faults: PageFaults = bench.pair.a.query(CommandOpcode::TakeFaults, 0).unwrap();
-    assert_eq!((faults.count, faults.faults[0].tag), (1, tag));
+    assert_eq!((faults.count, faults.faults[0].tag), (1, paged.tag));
     assert_eq!(bench.pair.a.contents(&first, 0, 10), [0; 10]);
-    let present = page | ON_DEMAND_PRESENT | ON_DEMAND_WRITE;
-    bench.pair.a.host.memory.put(table, &present);
+    paged.bring_in(&bench.pair.a, 0);
     bench.pair.a.execute(&ResolveFault {
         token: faults.faults[0].token,
         failed: 0,
@@ -1400,7 +1399,8 @@ fn a_receive_of_several_entries_takes_nothing_of_a_packet_before_all_is_there() 
     assert_eq!(statuses(&bench.pair.completions_b()), [Success]);
     assert_eq!(bench.pair.a.contents(&first, 0, 10), data[..10]);
     let mut there = [0; 10];
-    bench.pair.a.host.memory.read(page, &mut there).unwrap();
+    let memory = &bench.pair.a.host.memory;
+    memory.read(paged.pages[0], &mut there).unwrap();
     assert_eq!(there, data[10..]);
 }
 

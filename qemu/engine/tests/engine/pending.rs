@@ -446,6 +446,56 @@ fn a_leaving_tag_is_refused_at_once() {
 }
 
 #[test]
+fn a_release_that_is_refused_because_of_a_window_harms_nobody() {
+    for window_first in [false, true] {
+        let mut bench = Bench::new();
+        let node = &mut bench.pair.b;
+        node.execute_now(&allocation(0x51, TagKind::Window2B));
+        let part = BindPart {
+            window: Tag::new(0x51, 0).0,
+            new_window: Tag::new(0x51, 1).0,
+            region: bench.far.tag,
+            access: ACCESS_REMOTE_WRITE,
+            address: bench.far.address,
+            length: 64,
+            ..BindPart::zeroed()
+        };
+        let bind = SendWork::new(SendOpcode::Bind, &[]).part(&part);
+        node.post_send(QPN_B, &bind.flags(SEND_SIGNALED));
+        bench.pair.exchange();
+        assert_eq!(statuses(&bench.pair.completions_b()), [Success]);
+        bench.pair.b.answers();
+        let mut released = Vec::new();
+        if window_first {
+            released.push(release(&mut bench.pair.b, part.new_window));
+        }
+        released.push(release(&mut bench.pair.b, bench.far.tag));
+        let near = bench.near.sge(0, 8);
+        let write = SendWork::new(SendOpcode::Write, &[near]);
+        let work = [part.new_window, bench.far.tag]
+            .map(|tag| write.clone().remote(bench.far.address, tag));
+        post_all(&mut bench.pair.a, work.to_vec());
+        bench.pair.exchange();
+        assert!(bench.pair.b.answers().is_empty(), "it is held up");
+        let done = statuses(&bench.pair.completions_a());
+        let expected = if window_first {
+            [RemoteAccess, Flushed]
+        } else {
+            [Success, Success]
+        };
+        assert_eq!(done, expected);
+        bench.pair.run();
+        let status = if window_first {
+            CommandStatus::Ok
+        } else {
+            CommandStatus::Busy
+        };
+        let answers = released.into_iter().map(|cookie| (cookie, status));
+        assert!(bench.pair.b.answers().into_iter().eq(answers));
+    }
+}
+
+#[test]
 fn a_release_behind_a_pending_registration_ends_the_wait_for_it() {
     let mut bench = Bench::new();
     let (command, region) = bench.pair.a.region(TAG, PD, RIGHTS, 4096);
