@@ -1269,7 +1269,7 @@ mod tests {
             consumer: at,
             producer: at,
             rung: at,
-            ..ControlRing::new(0x1000, 4, has_record)
+            ..ControlRing::new(0x1000, 4, has_record, false)
         }
     }
 
