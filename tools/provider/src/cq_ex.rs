@@ -6,8 +6,9 @@
 use core::ffi::{c_int, c_uint};
 use ferrite_abi::{CompletionEntry, VLAN_NONE};
 
+use crate::completion::{service_level, Completion};
 use crate::context::Context;
-use crate::cq::{create, service_level, Completion, Cq};
+use crate::cq::{create, Cq};
 use crate::fail;
 use crate::protection::Pd;
 use crate::sys::*;
@@ -214,7 +215,7 @@ unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
     unsafe { entry(cq).byte_count }
 }
 
-/// The immediate data in wire order, or the invalidated tag.
+/// The immediate data in wire order, or the invalidated rkey.
 unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> __be32 {
     // SAFETY: as in `read_opcode`.
     unsafe { current(cq).imm_data() }
@@ -268,9 +269,9 @@ unsafe extern "C" fn read_cvlan(cq: *mut ibv_cq_ex) -> u16 {
 mod tests {
     use super::*;
     use crate::cq::poll_cq;
-    use crate::cq::tests::{alone, Page};
-    use crate::qp::tests as qp;
+    use crate::cq::tests::alone;
     use crate::table::{Inserted, Table};
+    use crate::testing::{self, Page};
     use ferrite_abi::{
         CompletionOpcode, CompletionStatus, Plain, COMPLETION_GRH, COMPLETION_IMMEDIATE,
         COMPLETION_INVALIDATED, COMPLETION_RECEIVE, COMPLETION_SOLICITED,
@@ -281,7 +282,7 @@ mod tests {
         let mut page = Page::new();
         let (table, srqs) = (Table::new().unwrap(), Table::new().unwrap());
         let cq = alone(4, page.doorbells(), &table, &srqs);
-        let mut qp = qp::alone(&qp::cap(1, 4, 1, 1, 0), page.doorbells());
+        let mut qp = testing::rc(&testing::cap(1, 4, 1, 1, 0), page.doorbells());
         let qpn = qp.qpn;
         assert_eq!(table.insert(qpn, &raw mut *qp), Ok(Inserted::Yes));
         let entry = CompletionEntry {

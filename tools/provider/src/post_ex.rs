@@ -13,11 +13,13 @@ use ferrite_abi::{
     FLUSH_REGION,
 };
 
-use crate::post::{Data, Part, SendQueue, Work, INVALIDATING};
+use crate::post::INVALIDATING;
 use crate::private::{verbs_qp, VERBS_QP_EX};
-use crate::qp::{Qp, SendCount};
+use crate::qp::Qp;
+use crate::send_queue::{SendCount, SendQueue};
 use crate::sys::*;
 use crate::window::bind_part;
+use crate::wqe::{Data, Part, Work};
 
 /// What is under way between start and completion.
 pub(crate) struct Session {
@@ -43,7 +45,7 @@ const EVERYWHERE: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
-const DATAGRAM: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+const UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 const RELIABLE: u64 = IBV_QP_EX_WITH_RDMA_READ as u64;
 const ATOMICS: u64 =
     (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) as u64;
@@ -52,7 +54,7 @@ const INVALIDATION: u64 = (IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_I
 /// The operations that a queue pair of this type may be made with.
 pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
     match qp_type {
-        IBV_QPT_UD => return DATAGRAM,
+        IBV_QPT_UD => return UD,
         IBV_QPT_XRC_RECV => return 0,
         _ => {}
     }
@@ -221,7 +223,7 @@ pub(crate) unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
     let result = match queue.session.work.take() {
         _ if queue.session.error != 0 => return,
         // A datagram whose peer was not named.
-        Some(work) if qp.datagram && !matches!(work.part, Part::Datagram(_)) => Err(libc::EINVAL),
+        Some(work) if qp.ud && !matches!(work.part, Part::Datagram(_)) => Err(libc::EINVAL),
         // Its pieces are known already: what is given now is the message.
         Some(
             work @ Work {
@@ -229,7 +231,7 @@ pub(crate) unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
                 ..
             },
         ) => match data {
-            Data::Entries(message) => {
+            Data::Sges(message) => {
                 let pieces = queue.pieces;
                 let data = Data::Pieces(&pieces[..list.pieces.into()], message);
                 qp.write_send(queue, &work, &data)
@@ -346,7 +348,7 @@ unsafe extern "C" fn wr_flush(
     // SAFETY: as in `wr_send`.
     unsafe {
         begin(qp, SendOpcode::Flush, part);
-        finish(qp, &Data::Entries(&[]));
+        finish(qp, &Data::Sges(&[]));
     }
 }
 
@@ -355,7 +357,7 @@ unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: as in `wr_send`.
     unsafe {
         begin(qp, SendOpcode::LocalInvalidate, Part::invalidate(rkey));
-        finish(qp, &Data::Entries(&[]));
+        finish(qp, &Data::Sges(&[]));
     }
 }
 
@@ -371,7 +373,7 @@ unsafe extern "C" fn wr_bind_mw(
         match bind_part(mw, rkey, &*info, held(qp).0.features) {
             Ok(part) => {
                 begin(qp, SendOpcode::Bind, part);
-                finish(qp, &Data::Entries(&[]));
+                finish(qp, &Data::Sges(&[]));
             }
             Err(errno) => refuse(qp, errno),
         }
@@ -389,7 +391,7 @@ unsafe extern "C" fn wr_set_ud_addr(
     unsafe {
         let (this, queue) = held(qp);
         match &mut queue.session.work {
-            Some(work) if this.datagram && !ah.is_null() => {
+            Some(work) if this.ud && !ah.is_null() => {
                 let immediate = match work.part {
                     Part::Send(part) => part.immediate,
                     // The peer is named once more.
@@ -403,13 +405,13 @@ unsafe extern "C" fn wr_set_ud_addr(
     }
 }
 
-/// Names the shared receive queue at the peer, on an extended connection.
+/// XRC: names the SRQ at the peer.
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
     // SAFETY: as in `wr_send`.
     unsafe {
         let (this, queue) = held(qp);
         match &mut queue.session.work {
-            Some(work) if this.extended => work.srqn = srqn,
+            Some(work) if this.xrc => work.srqn = srqn,
             _ => refuse(qp, libc::EINVAL),
         }
     }
@@ -431,12 +433,12 @@ pub(crate) unsafe fn refuse(qp: *mut ibv_qp_ex, errno: c_int) {
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let entries = [ibv_sge { addr, length, lkey }];
     // SAFETY: as in `wr_send`.
-    unsafe { finish(qp, &Data::Entries(&entries)) };
+    unsafe { finish(qp, &Data::Sges(&entries)) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, entries: *const ibv_sge) {
     // SAFETY: as in `wr_send`; the list has `count` entries.
-    unsafe { finish(qp, &Data::Entries(slice(entries, count))) };
+    unsafe { finish(qp, &Data::Sges(slice(entries, count))) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
