@@ -91,7 +91,7 @@ impl Tables {
                 return Some(received(entry, srq.done(entry.index)));
             }
         }
-        // SAFETY: as above, for the queue pair.
+        // SAFETY: the tables live (`new`); the queue pair does, as the caller holds the lock.
         let qp = unsafe { (*self.queue_pairs).get(entry.qpn).as_ref() }?;
         Some(resolve(qp, entry))
     }

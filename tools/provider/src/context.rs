@@ -122,7 +122,7 @@ pub unsafe extern "C" fn alloc_context(
     cmd_fd: c_int,
     _private: *mut c_void,
 ) -> *mut verbs_context {
-    // SAFETY: by the caller.
+    // SAFETY: the arguments are those of libibverbs, by the caller.
     unsafe { make_context(device, cmd_fd, get_context) }
 }
 
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn import_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
 ) -> *mut verbs_context {
-    // SAFETY: by the caller.
+    // SAFETY: the arguments are those of libibverbs, by the caller.
     unsafe { make_context(device, cmd_fd, query_context) }
 }
 
@@ -184,28 +184,15 @@ unsafe fn make_context(
 ///
 /// `context` is initialised.
 unsafe fn get_context(context: *mut verbs_context) -> Result<UverbsContextResponse, c_int> {
-    let mut request = Request {
-        header: ib_uverbs_cmd_hdr::default(),
-        core: ib_uverbs_get_context::default(),
-        private: UverbsContextRequest {
-            abi_version: UVERBS_ABI_VERSION,
-            reserved: 0,
-        },
-    };
-    let mut response = Response {
-        core: ib_uverbs_get_context_resp::default(),
-        private: UverbsContextResponse::zeroed(),
-    };
-    // SAFETY: both structures are laid out as libibverbs expects and the sizes are theirs.
-    let result = unsafe {
-        ibv_cmd_get_context(
-            context,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-            ptr::from_mut(&mut response).cast(),
-            size_of_val(&response),
-        )
-    };
+    let mut request = Request::<ib_uverbs_get_context, _>::with(UverbsContextRequest {
+        abi_version: UVERBS_ABI_VERSION,
+        reserved: 0,
+    });
+    let mut response =
+        Response::<ib_uverbs_get_context_resp, _>::with(UverbsContextResponse::zeroed());
+    // SAFETY: the context is initialised, by the caller; request and response have the layout that the
+    // command has in libibverbs (`private`).
+    let result = unsafe { command!(ibv_cmd_get_context(context), request, response) };
     match result {
         0 => Ok(response.private),
         errno => Err(errno),
@@ -418,16 +405,9 @@ unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
 ) -> c_int {
     let mut request = Request::<ib_uverbs_query_port, Nothing>::default();
-    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
-    unsafe {
-        ibv_cmd_query_port(
-            context,
-            port,
-            attr,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-        )
-    }
+    // SAFETY: libibverbs passes an open context and room for the answer; the request has the layout that
+    // the command has in libibverbs (`private`).
+    unsafe { command!(ibv_cmd_query_port(context, port, attr), request) }
 }
 
 #[cfg(test)]

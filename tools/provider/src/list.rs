@@ -137,7 +137,7 @@ unsafe fn list_part<'a>(qp: &Qp, list: &List) -> Result<(ListPart, &'a [ibv_sge]
     if !qp.has(FEATURE_LISTS) {
         return Err(libc::EOPNOTSUPP);
     }
-    // SAFETY: by the caller.
+    // SAFETY: the key lives, and there are as many pieces as the list says, by the caller.
     let (present, pieces) = unsafe { ((*list.mr).lkey, sge_list(list.pieces, list.num_pieces)?) };
     if !qp.registers_lists()
         || list.comp_mask != 0
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn ferritedv_post_register_list(
     list: *const List,
 ) -> c_int {
     let write = |qp: &Qp, queue: &mut SendQueue| {
-        // SAFETY: by the caller.
+        // SAFETY: the list is as the header demands, by the caller of the whole function.
         let (part, pieces) = unsafe { list_part(qp, &*list) }?;
         let work = Work {
             wr_id,
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn ferritedv_post_register_list(
         };
         qp.write_send(queue, &work, &Data::Pieces(pieces, &[]))
     };
-    // SAFETY: by the caller.
+    // SAFETY: the queue pair is live, by the caller.
     unsafe { post(qp, flags, write) }
 }
 
@@ -250,7 +250,7 @@ pub unsafe extern "C" fn ferritedv_post_register_list_and_send(
     message: *const Message,
 ) -> c_int {
     let write = |qp: &Qp, queue: &mut SendQueue| {
-        // SAFETY: by the caller.
+        // SAFETY: list and message are as the header demands, by the caller of the whole function.
         let ((part, pieces), message, sent) = unsafe {
             let sent = sge_list((*message).sg_list, (*message).num_sge)?;
             (list_part(qp, &*list)?, &*message, sent)
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn ferritedv_post_register_list_and_send(
         };
         qp.write_send(queue, &work, &Data::Pieces(pieces, sent))
     };
-    // SAFETY: by the caller.
+    // SAFETY: the queue pair is live, by the caller.
     unsafe { post(qp, flags, write) }
 }
 
@@ -278,7 +278,8 @@ pub unsafe extern "C" fn ferritedv_post_register_list_and_send(
 /// `qp` is a queue pair between the two, and `list` as for [`ferritedv_post_register_list`].
 #[no_mangle]
 pub unsafe extern "C" fn ferritedv_wr_register_list(qp: *mut ibv_qp_ex, list: *const List) {
-    // SAFETY: by the caller. The pieces are written before this returns.
+    // SAFETY: by the caller this thread holds the lock since `ibv_wr_start`, and the list is as the header
+    // demands; its pieces are written before this returns.
     unsafe {
         match list_part(held(qp).0, &*list) {
             Ok((part, pieces)) => {
@@ -302,7 +303,8 @@ pub unsafe extern "C" fn ferritedv_wr_register_list_and_send(
     list: *const List,
     invalidate_rkey: u32,
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: by the caller this thread holds the lock since `ibv_wr_start`, and the list is as the header
+    // demands. `begin` and `refuse` borrow the queue anew, when `queue` is not used any more.
     unsafe {
         let (this, queue) = held(qp);
         let parts = list_part(this, &*list)

@@ -88,7 +88,7 @@ pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
 ///
 /// `verbs` is a queue pair of this provider that nobody else uses yet.
 pub(crate) unsafe fn enable(verbs: *mut verbs_qp, operations: u64) {
-    // SAFETY: by the caller.
+    // SAFETY: the queue pair is of this provider and nobody else uses it, by the caller.
     let verbs = unsafe { &mut *verbs };
     verbs.comp_mask |= VERBS_QP_EX;
     let qp = &mut verbs.qp_ex;
@@ -198,7 +198,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 ///
 /// As for [`held`].
 pub(crate) unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, part: Part) {
-    // SAFETY: by the caller.
+    // SAFETY: this thread holds the lock since `wr_start`, by the caller.
     let (wr_id, flags, (_, queue)) = unsafe { ((*qp).wr_id, (*qp).wr_flags, held(qp)) };
     if queue.session.work.is_some() && queue.session.error == 0 {
         queue.session.error = libc::EINVAL;
@@ -218,7 +218,7 @@ pub(crate) unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, part: Part) {
 ///
 /// As for [`held`].
 pub(crate) unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
-    // SAFETY: by the caller.
+    // SAFETY: this thread holds the lock since `wr_start`, by the caller.
     let (qp, queue) = unsafe { held(qp) };
     let result = match queue.session.work.take() {
         _ if queue.session.error != 0 => return,
@@ -247,22 +247,22 @@ pub(crate) unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
-    // SAFETY: called between start and completion, as the verbs demand.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::Send, Part::send(0)) };
 }
 
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: __be32) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::SendImmediate, Part::send(immediate)) };
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::SendInvalidate, Part::invalidate(rkey)) };
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::Write, Part::remote(address, rkey, 0)) };
 }
 
@@ -273,12 +273,12 @@ unsafe extern "C" fn wr_rdma_write_imm(
     immediate: __be32,
 ) {
     let part = Part::remote(address, rkey, immediate);
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::WriteImmediate, part) };
 }
 
 unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::Read, Part::remote(address, rkey, 0)) };
 }
 
@@ -290,13 +290,13 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
     swap: u64,
 ) {
     let part = Part::compare_swap(address, rkey, compare, swap);
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::CompareSwap, part) };
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address: u64, add: u64) {
     let part = Part::fetch_add(address, rkey, add);
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::FetchAdd, part) };
 }
 
@@ -307,7 +307,8 @@ unsafe extern "C" fn wr_atomic_write(
     address: u64,
     value: *const c_void,
 ) {
-    // SAFETY: as in `wr_send`; the consumer passes eight bytes.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the consumer passes eight bytes.
     unsafe {
         let value = value.cast::<[u8; 8]>().read_unaligned();
         begin(qp, SendOpcode::AtomicWrite, Part::remote(address, rkey, 0));
@@ -330,10 +331,10 @@ unsafe extern "C" fn wr_flush(
     } else {
         (address, length)
     };
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     let most = unsafe { held(qp) }.0.max_message;
     let Some(length) = u32::try_from(length).ok().filter(|&n| n <= most) else {
-        // SAFETY: as in `wr_send`.
+        // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
         unsafe { refuse(qp, libc::EINVAL) };
         return;
     };
@@ -345,7 +346,7 @@ unsafe extern "C" fn wr_flush(
         selectivity: selectivity.into(),
         reserved: 0,
     });
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe {
         begin(qp, SendOpcode::Flush, part);
         finish(qp, &Data::Sges(&[]));
@@ -354,7 +355,7 @@ unsafe extern "C" fn wr_flush(
 
 /// Has no data: complete at once.
 unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe {
         begin(qp, SendOpcode::LocalInvalidate, Part::invalidate(rkey));
         finish(qp, &Data::Sges(&[]));
@@ -368,7 +369,8 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: as in `wr_send`; the consumer passes a live window and what to bind it to.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the consumer passes a live window and what to bind it to.
     unsafe {
         match bind_part(mw, rkey, &*info, held(qp).0.features) {
             Ok(part) => {
@@ -387,7 +389,8 @@ unsafe extern "C" fn wr_set_ud_addr(
     remote_qpn: u32,
     remote_qkey: u32,
 ) {
-    // SAFETY: as in `wr_send`; the consumer passes a live address handle.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the consumer passes a live address handle.
     unsafe {
         let (this, queue) = held(qp);
         match &mut queue.session.work {
@@ -407,7 +410,7 @@ unsafe extern "C" fn wr_set_ud_addr(
 
 /// XRC: names the SRQ at the peer.
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe {
         let (this, queue) = held(qp);
         match &mut queue.session.work {
@@ -423,7 +426,7 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
 ///
 /// As for [`held`].
 pub(crate) unsafe fn refuse(qp: *mut ibv_qp_ex, errno: c_int) {
-    // SAFETY: by the caller.
+    // SAFETY: this thread holds the lock since `wr_start`, by the caller.
     let (_, queue) = unsafe { held(qp) };
     if queue.session.error == 0 {
         queue.session.error = errno;
@@ -432,18 +435,19 @@ pub(crate) unsafe fn refuse(qp: *mut ibv_qp_ex, errno: c_int) {
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let entries = [ibv_sge { addr, length, lkey }];
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { finish(qp, &Data::Sges(&entries)) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, entries: *const ibv_sge) {
-    // SAFETY: as in `wr_send`; the list has `count` entries.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the list has `count` entries.
     unsafe { finish(qp, &Data::Sges(slice(entries, count))) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
     let buffers = [ibv_data_buf { addr, length }];
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { finish(qp, &Data::CopyBuffers(&buffers)) };
 }
 
@@ -452,7 +456,8 @@ unsafe extern "C" fn wr_set_inline_data_list(
     count: usize,
     buffers: *const ibv_data_buf,
 ) {
-    // SAFETY: as in `wr_send`; the list has `count` buffers.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the list has `count` buffers.
     unsafe { finish(qp, &Data::CopyBuffers(slice(buffers, count))) };
 }
 
@@ -463,7 +468,7 @@ unsafe fn slice<'a, T>(list: *const T, count: usize) -> &'a [T] {
     if count == 0 {
         &[]
     } else {
-        // SAFETY: by the caller.
+        // SAFETY: that so many are there is the caller's promise.
         unsafe { core::slice::from_raw_parts(list, count) }
     }
 }

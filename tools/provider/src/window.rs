@@ -43,7 +43,7 @@ pub(crate) unsafe fn bind_part(
     info: &ibv_mw_bind_info,
     features: u64,
 ) -> Result<Part, c_int> {
-    // SAFETY: by the caller.
+    // SAFETY: the window is live, and so is the region, if there is one, by the caller.
     let (present, region) =
         unsafe { ((*mw).rkey, info.mr.as_ref().map_or(0, |region| region.lkey)) };
     // The numbers of the rights are those of the verbs, but only of these.
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     let (qp, window, bind) = unsafe { (Qp::of(qp), &mut *mw, &*bind) };
     let tag = Tag(window.rkey);
     let rkey = Tag::new(tag.index(), tag.instance().wrapping_add(1)).0;
-    // SAFETY: as above.
+    // SAFETY: the consumer passes a live window, and names a live region or none.
     let part = match unsafe { bind_part(mw, rkey, &bind.bind_info, qp.features) } {
         Ok(part) => part,
         Err(errno) => return errno,
