@@ -130,12 +130,11 @@ impl Qp {
 
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_send_wr,
+    wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the consumer passes a live queue pair.
     let qp = unsafe { Qp::of(qp) };
-    let mut result = 0;
     let mut queue = qp.send.lock();
     let before = queue.posted;
     if !qp.may_send() {
@@ -143,11 +142,10 @@ pub(crate) unsafe extern "C" fn post_send(
         unsafe { *bad = wr };
         return libc::EINVAL;
     }
-    // SAFETY: the consumer passes work requests of which each names a live next one or null.
-    while let Some(request) = unsafe { wr.as_ref() } {
+    let write = |request: &ibv_send_wr| {
         // SAFETY: `ibv_post_send` demands of its caller that a work request is as its opcode wants it,
         // and its list as long as it says.
-        let written = unsafe {
+        unsafe {
             qp.work(request).and_then(|work| {
                 // Where the operation has no list, what stands there is left over from another.
                 let sges = if has_entries(work.opcode) {
@@ -163,15 +161,11 @@ pub(crate) unsafe extern "C" fn post_send(
                 };
                 qp.write_send(&mut queue, &work, &data)
             })
-        };
-        if let Err(errno) = written {
-            // SAFETY: the consumer passes a place for the work request that failed.
-            unsafe { *bad = wr };
-            result = errno;
-            break;
         }
-        wr = request.next;
-    }
+    };
+    // SAFETY: the consumer passes work requests of which each names a live next one or null, and a place
+    // for the one that failed.
+    let result = unsafe { each(wr, bad, |request| request.next, write) };
     if queue.posted != before {
         qp.publish_send(&queue);
     }
@@ -180,12 +174,11 @@ pub(crate) unsafe extern "C" fn post_send(
 
 pub(crate) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_recv_wr,
+    wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the consumer passes a live queue pair.
     let qp = unsafe { Qp::of(qp) };
-    let mut result = 0;
     let mut queue = qp.receive.lock();
     let before = queue.producer;
     if qp.state() == IBV_QPS_RESET || !qp.receives {
@@ -193,20 +186,38 @@ pub(crate) unsafe extern "C" fn post_recv(
         unsafe { *bad = wr };
         return libc::EINVAL;
     }
-    // SAFETY: the consumer passes work requests of which each names a live next one or null.
-    while let Some(request) = unsafe { wr.as_ref() } {
-        if let Err(errno) = qp.write_receive(&mut queue, request) {
-            // SAFETY: the consumer passes a place for the work request that failed.
-            unsafe { *bad = wr };
-            result = errno;
-            break;
-        }
-        wr = request.next;
-    }
+    let write = |request: &ibv_recv_wr| qp.write_receive(&mut queue, request);
+    // SAFETY: the consumer passes work requests of which each names a live next one or null, and a place
+    // for the one that failed.
+    let result = unsafe { each(wr, bad, |request| request.next, write) };
     if queue.producer != before {
         qp.publish_receive(&queue);
     }
     result
+}
+
+/// Writes work requests up to the last, or to the first that is refused: `bad` then names that.
+///
+/// # Safety
+///
+/// `wr` is null or a live work request, and so is the next of each; `bad` may be written.
+#[inline(always)]
+pub(crate) unsafe fn each<Wr>(
+    mut wr: *mut Wr,
+    bad: *mut *mut Wr,
+    next: impl Fn(&Wr) -> *mut Wr,
+    mut write: impl FnMut(&Wr) -> Result<(), c_int>,
+) -> c_int {
+    // SAFETY: it is null or lives, by the caller.
+    while let Some(request) = unsafe { wr.as_ref() } {
+        if let Err(errno) = write(request) {
+            // SAFETY: `bad` may be written, by the caller.
+            unsafe { *bad = wr };
+            return errno;
+        }
+        wr = next(request);
+    }
+    0
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::fail;
 use crate::heap;
 use crate::memory::{Doorbells, SpinLock};
 use crate::object::{self, or_null};
+use crate::post::each;
 use crate::private::*;
 use crate::srq_ring::{SrqRing, SrqState};
 use crate::sys::*;
@@ -266,24 +267,23 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
 
 pub(crate) unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
-    mut wr: *mut ibv_recv_wr,
+    wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the consumer passes a live queue.
     let srq = unsafe { Srq::of(srq) };
-    let mut result = 0;
     let mut state = srq.state.lock();
     let before = state.producer;
-    // SAFETY: the consumer passes work requests of which each names a live next one or null.
-    while let Some(request) = unsafe { wr.as_ref() } {
-        if let Err(errno) = state.write(request) {
-            // SAFETY: the consumer passes a place for the work request that failed.
-            unsafe { *bad = wr };
-            result = errno;
-            break;
-        }
-        wr = request.next;
-    }
+    // SAFETY: the consumer passes work requests of which each names a live next one or null, and a place
+    // for the one that failed.
+    let result = unsafe {
+        each(
+            wr,
+            bad,
+            |request| request.next,
+            |request| state.write(request),
+        )
+    };
     if state.producer != before {
         state.publish(|| srq.doorbells.ring(DOORBELL_SRQ, queue_doorbell(srq.srqn)));
     }
