@@ -7,6 +7,7 @@
 
 mod coverage;
 mod examples;
+mod glossary;
 mod layouts;
 mod requirements;
 mod sources;

@@ -348,15 +348,19 @@ mod tests {
             space.write(INTERRUPT_LINE as u64, &[0x2b, 0xff]);
             let line = if kinds.pin { 0x2b } else { 0 };
             assert_eq!(read(&space, INTERRUPT_LINE), [line, u8::from(kinds.pin)]);
-            let quiet = if kinds.pin { Mode::Pin } else { Mode::None };
-            assert_eq!(space.mode(), quiet);
+            let without_messages = if kinds.pin { Mode::Pin } else { Mode::None };
+            assert_eq!(space.mode(), without_messages);
             space.write(MSI_CONTROL as u64, &[0xff; 2]);
-            let msi = if kinds.msi > 0 { Mode::Msi(32) } else { quiet };
+            let msi = if kinds.msi > 0 {
+                Mode::Msi(32)
+            } else {
+                without_messages
+            };
             assert_eq!(space.mode(), msi);
             space.write(MSIX_CONTROL as u64, &[0xff; 2]);
             assert_eq!(space.mode(), if kinds.msix > 0 { Mode::MsiX } else { msi });
             space.reset();
-            assert_eq!(space.mode(), quiet);
+            assert_eq!(space.mode(), without_messages);
         }
     }
 

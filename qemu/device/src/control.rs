@@ -28,7 +28,7 @@ pub enum Request {
     /// poisoned host memory at that address.
     MemoryError {
         /// Whose memory.
-        r#where: Memory,
+        r#where: FailedMemory,
         /// The place, or the DMA address.
         address: u64,
         /// What was there was corrected; of the device's own memory.
@@ -50,7 +50,7 @@ pub enum Request {
 /// Whose memory failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Memory {
+pub enum FailedMemory {
     /// The device's own.
     Internal,
     /// The host's.
@@ -113,8 +113,8 @@ pub fn handle(line: &[u8], core: &mut Core) -> (Value, After) {
             contained,
         }) => {
             match r#where {
-                Memory::Internal => core.internal_memory_error(address, contained),
-                Memory::External => core.external_memory_error(address),
+                FailedMemory::Internal => core.internal_memory_error(address, contained),
+                FailedMemory::External => core.external_memory_error(address),
             }
             (json!({"ok": true}), After::GoOn)
         }
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(
             parse(r#"{"cmd":"memory-error","where":"internal","address":7,"contained":true}"#),
             Some(Request::MemoryError {
-                r#where: Memory::Internal,
+                r#where: FailedMemory::Internal,
                 address: 7,
                 contained: true
             })

@@ -128,7 +128,7 @@ pub struct SendRequest {
     pub immediate: u32,
     /// The tag to invalidate, here or at the peer.
     pub tag: u32,
-    /// Extended connections: the shared receive queue at the peer.
+    /// XRC: the SRQ at the peer.
     pub srqn: u32,
     /// The opcode's own part.
     pub body: SendBody,

@@ -317,7 +317,7 @@ struct List {
 
 /// The memory behind a span, or behind what of it lies in one piece of a list.
 struct Part<'a> {
-    memory: Memory<'a>,
+    memory: Backing<'a>,
     /// Where in that memory.
     start: u64,
     /// Where in that memory the span ends: how much of it will be wanted.
@@ -331,9 +331,9 @@ enum Place<'a> {
     List(&'a List, u64),
 }
 
-/// What a span's memory is.
+/// What is behind a span.
 #[derive(Clone, Copy)]
-enum Memory<'a> {
+enum Backing<'a> {
     /// All of host memory, by DMA address.
     All,
     Host(&'a Att),
@@ -1312,7 +1312,7 @@ impl Tpt {
         let end = span.start + span.length;
         let part = |memory| Place::Part(Part { memory, start, end });
         if span.tag.0 == TAG_ALL_MEMORY {
-            return Ok(part(Memory::All));
+            return Ok(part(Backing::All));
         }
         let mut tag = span.tag;
         let mut target = self.target(tag, span.generation)?;
@@ -1333,11 +1333,11 @@ impl Tpt {
     }
 
     /// The memory of a region.
-    fn memory(target: &Target, tag: Tag) -> Result<Memory<'_>, TptError> {
+    fn memory(target: &Target, tag: Tag) -> Result<Backing<'_>, TptError> {
         match target {
-            Target::Paged(att) => Ok(Memory::Paged(att, tag.0)),
-            Target::Host(att) => Ok(Memory::Host(att)),
-            Target::Device { offset, .. } => Ok(Memory::Device(*offset)),
+            Target::Paged(att) => Ok(Backing::Paged(att, tag.0)),
+            Target::Host(att) => Ok(Backing::Host(att)),
+            Target::Device { offset, .. } => Ok(Backing::Device(*offset)),
             Target::Window(_) | Target::List => Err(TptError::WrongKind),
         }
     }
@@ -1581,14 +1581,14 @@ impl Tpt {
     ) -> Result<(), TptError> {
         let start = part.start;
         Ok(match part.memory {
-            Memory::Paged(att, tag) => {
+            Backing::Paged(att, tag) => {
                 let read = att.read(memory, start, bytes);
                 return read.map_err(|error| absent(error, part.end, tag, false));
             }
-            Memory::All => memory.read(start, bytes).map_err(AttError::from),
-            Memory::Host(att) => att.read(memory, start, bytes),
+            Backing::All => memory.read(start, bytes).map_err(AttError::from),
+            Backing::Host(att) => att.read(memory, start, bytes),
             // Inside device memory, whose size is bounded.
-            Memory::Device(offset) => self.device.read(offset + start, bytes),
+            Backing::Device(offset) => self.device.read(offset + start, bytes),
         }?)
     }
 
@@ -1624,13 +1624,13 @@ impl Tpt {
     ) -> Result<(), TptError> {
         let start = part.start;
         Ok(match part.memory {
-            Memory::Paged(att, tag) => {
+            Backing::Paged(att, tag) => {
                 let written = att.write(memory, start, bytes);
                 return written.map_err(|error| absent(error, part.end, tag, true));
             }
-            Memory::All => memory.write(start, bytes).map_err(AttError::from),
-            Memory::Host(att) => att.write(memory, start, bytes),
-            Memory::Device(offset) => self.device.write(offset + start, bytes),
+            Backing::All => memory.write(start, bytes).map_err(AttError::from),
+            Backing::Host(att) => att.write(memory, start, bytes),
+            Backing::Device(offset) => self.device.write(offset + start, bytes),
         }?)
     }
 
@@ -1662,7 +1662,7 @@ impl Tpt {
         write: bool,
     ) -> Result<(), TptError> {
         match part.memory {
-            Memory::Paged(att, tag) => att
+            Backing::Paged(att, tag) => att
                 .pieces(memory, part.start, length as u64, write, |_, _| {})
                 .map_err(|error| absent(error, part.end, tag, write)),
             _ => Ok(()),
@@ -1723,8 +1723,8 @@ impl Tpt {
         let part = found.ok_or(TptError::OutOfBounds)?;
         let start = part.start;
         let address = match part.memory {
-            Memory::All => start,
-            Memory::Paged(att, tag) => {
+            Backing::All => start,
+            Backing::Paged(att, tag) => {
                 let mut found = None;
                 att.pieces(memory, start, 8, true, |address, length| {
                     if length == 8 {
@@ -1734,8 +1734,8 @@ impl Tpt {
                 .map_err(|error| absent(error, part.end, tag, true))?;
                 found.ok_or(AttError::OutOfRange)?
             }
-            Memory::Host(att) => att.address_of(memory, start, 8)?,
-            Memory::Device(offset) => {
+            Backing::Host(att) => att.address_of(memory, start, 8)?,
+            Backing::Device(offset) => {
                 let changed = self.device.update(offset + start, |old| match operation {
                     AtomicOperation::CompareSwap { compare, new } if old == compare => new,
                     AtomicOperation::CompareSwap { .. } => old,

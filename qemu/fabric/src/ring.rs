@@ -98,7 +98,8 @@ struct Mapping {
 // SAFETY: the mapping belongs to the process, not to a thread; all accesses
 // tolerate concurrent ones.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: threads of this process are no worse than the other process, which
+// accesses the same memory at any time.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {

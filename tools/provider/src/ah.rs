@@ -10,6 +10,7 @@ use ferrite_abi::{AddressVector, Plain, VLAN_NONE};
 
 use crate::fail;
 use crate::heap;
+use crate::object::or_null;
 use crate::sys::*;
 
 /// An address handle.
@@ -26,7 +27,8 @@ impl Ah {
     ///
     /// `ah` is a live handle of this provider.
     pub(crate) unsafe fn address_vector(ah: *mut ibv_ah) -> AddressVector {
-        // SAFETY: the `ibv_ah` is at the start of an `Ah`.
+        // SAFETY: the handle is live, by the caller; `create_ah` made it, with the `ibv_ah` at the start of
+        // an `Ah`.
         unsafe { (*ah.cast::<Ah>()).address_vector }
     }
 }
@@ -186,17 +188,15 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     if let Some(vlan) = vlan {
         address_vector.vlan = vlan | (u16::from(given.sl & 7) << 13);
     }
-    match heap::boxed(Ah {
+    let ah = heap::boxed(Ah {
         verbs: ibv_ah {
             context,
             pd,
             handle: 0,
         },
         address_vector,
-    }) {
-        Ok(ah) => Box::into_raw(ah).cast(),
-        Err(errno) => fail(errno),
-    }
+    });
+    or_null(ah.map(Box::into_raw))
 }
 
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {

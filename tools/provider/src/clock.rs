@@ -217,7 +217,7 @@ impl Clock {
         if self.compared.load(Ordering::Acquire) != 0 {
             return Ok(());
         }
-        // SAFETY: by the caller.
+        // SAFETY: the context is open, by the caller.
         let ask = || unsafe { query_clock(context, ClockQuery::Patient) };
         let best = first(now, || self.look(ask))?;
         self.difference.store(best.middle(), Ordering::Relaxed);
@@ -232,7 +232,7 @@ impl Clock {
     ///
     /// `context` is open, and this clock is its.
     pub(crate) unsafe fn keep_up(&self, context: *mut ibv_context) {
-        // SAFETY: by the caller.
+        // SAFETY: the context is open, by the caller.
         self.keep_up_at(now(), |way| unsafe { query_clock(context, way) });
     }
 

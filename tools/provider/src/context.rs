@@ -18,7 +18,7 @@ use crate::memory::Doorbells;
 use crate::private::*;
 use crate::sys::*;
 use crate::table::Table;
-use crate::{ah, cq, cq_ex, device_memory, fail, post, protection, qp, srq, window};
+use crate::{ah, cq, cq_ex, device_memory, fail, post, protection, qp, srq, window, xrc};
 
 /// What an opened device is to this provider. libibverbs allocates it, with its own part first.
 #[repr(C)]
@@ -30,8 +30,8 @@ pub struct Context {
     pub limits: UverbsContextResponse,
     /// The queue pairs by number.
     pub queue_pairs: Box<Table<qp::Qp>>,
-    /// The shared receive queues of extended connections by number.
-    pub extended_srqs: Box<Table<srq::Srq>>,
+    /// The SRQs of XRC by number.
+    pub xrc_srqs: Box<Table<srq::Srq>>,
     /// What the device's clock is to the wall clock.
     pub clock: Clock,
 }
@@ -62,7 +62,7 @@ const OPS: verbs_context_ops = verbs_context_ops {
     alloc_td: Some(protection::alloc_td),
     attach_mcast: Some(ibv_cmd_attach_mcast),
     bind_mw: Some(window::bind_mw),
-    close_xrcd: Some(srq::close_xrcd),
+    close_xrcd: Some(xrc::close_xrcd),
     cq_event: Some(cq::cq_event),
     create_ah: Some(ah::create_ah),
     create_cq: Some(cq::create_cq),
@@ -89,8 +89,8 @@ const OPS: verbs_context_ops = verbs_context_ops {
     modify_cq: Some(cq::modify_cq),
     modify_qp: Some(qp::modify_qp),
     modify_srq: Some(srq::modify_srq),
-    open_qp: Some(qp::open_qp),
-    open_xrcd: Some(srq::open_xrcd),
+    open_qp: Some(xrc::open_qp),
+    open_xrcd: Some(xrc::open_xrcd),
     poll_cq: Some(cq::poll_cq),
     post_recv: Some(post::post_recv),
     post_send: Some(post::post_send),
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn alloc_context(
     cmd_fd: c_int,
     _private: *mut c_void,
 ) -> *mut verbs_context {
-    // SAFETY: by the caller.
+    // SAFETY: the arguments are those of libibverbs, by the caller.
     unsafe { make_context(device, cmd_fd, get_context) }
 }
 
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn import_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
 ) -> *mut verbs_context {
-    // SAFETY: by the caller.
+    // SAFETY: the arguments are those of libibverbs, by the caller.
     unsafe { make_context(device, cmd_fd, query_context) }
 }
 
@@ -184,28 +184,15 @@ unsafe fn make_context(
 ///
 /// `context` is initialised.
 unsafe fn get_context(context: *mut verbs_context) -> Result<UverbsContextResponse, c_int> {
-    let mut request = Request {
-        header: ib_uverbs_cmd_hdr::default(),
-        core: ib_uverbs_get_context::default(),
-        private: UverbsContextRequest {
-            abi_version: UVERBS_ABI_VERSION,
-            reserved: 0,
-        },
-    };
-    let mut response = Response {
-        core: ib_uverbs_get_context_resp::default(),
-        private: UverbsContextResponse::zeroed(),
-    };
-    // SAFETY: both structures are laid out as libibverbs expects and the sizes are theirs.
-    let result = unsafe {
-        ibv_cmd_get_context(
-            context,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-            ptr::from_mut(&mut response).cast(),
-            size_of_val(&response),
-        )
-    };
+    let mut request = Request::<ib_uverbs_get_context, _>::with(UverbsContextRequest {
+        abi_version: UVERBS_ABI_VERSION,
+        reserved: 0,
+    });
+    let mut response =
+        Response::<ib_uverbs_get_context_resp, _>::with(UverbsContextResponse::zeroed());
+    // SAFETY: the context is initialised, by the caller; request and response have the layout that the
+    // command has in libibverbs (`private`).
+    let result = unsafe { command!(ibv_cmd_get_context(context), request, response) };
     match result {
         0 => Ok(response.private),
         errno => Err(errno),
@@ -318,7 +305,7 @@ fn usable(mut limits: UverbsContextResponse) -> Result<UverbsContextResponse, c_
 /// kernel's.
 unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Result<(), c_int> {
     let limits = usable(limits)?;
-    let (queue_pairs, extended_srqs) = (Table::new()?, Table::new()?);
+    let (queue_pairs, xrc_srqs) = (Table::new()?, Table::new()?);
     // SAFETY: `verbs` is initialised; a fresh mapping touches no memory in use.
     let page = unsafe {
         libc::mmap(
@@ -341,7 +328,7 @@ unsafe fn fill_in(context: *mut Context, limits: UverbsContextResponse) -> Resul
         (&raw mut (*context).doorbells).write(Doorbells::new(page.cast()));
         (&raw mut (*context).limits).write(limits);
         (&raw mut (*context).queue_pairs).write(queue_pairs);
-        (&raw mut (*context).extended_srqs).write(extended_srqs);
+        (&raw mut (*context).xrc_srqs).write(xrc_srqs);
         (&raw mut (*context).clock).write(Clock::new(limits.clock_khz, limits.clock_bits));
         verbs_set_ops(context.cast(), &OPS);
     }
@@ -358,7 +345,7 @@ unsafe extern "C" fn free_context(context: *mut ibv_context) {
         let doorbells = (*context).doorbells.page().cast();
         libc::munmap(doorbells, (*context).limits.doorbell_size as usize);
         ptr::drop_in_place(&raw mut (*context).queue_pairs);
-        ptr::drop_in_place(&raw mut (*context).extended_srqs);
+        ptr::drop_in_place(&raw mut (*context).xrc_srqs);
         verbs_uninit_context(context.cast());
         libc::free(context.cast());
     }
@@ -418,16 +405,9 @@ unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
 ) -> c_int {
     let mut request = Request::<ib_uverbs_query_port, Nothing>::default();
-    // SAFETY: the request is laid out as libibverbs expects and the size is its own.
-    unsafe {
-        ibv_cmd_query_port(
-            context,
-            port,
-            attr,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-        )
-    }
+    // SAFETY: libibverbs passes an open context and room for the answer; the request has the layout that
+    // the command has in libibverbs (`private`).
+    unsafe { command!(ibv_cmd_query_port(context, port, attr), request) }
 }
 
 #[cfg(test)]

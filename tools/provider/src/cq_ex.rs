@@ -6,8 +6,9 @@
 use core::ffi::{c_int, c_uint};
 use ferrite_abi::{CompletionEntry, VLAN_NONE};
 
+use crate::completion::{service_level, Completion};
 use crate::context::Context;
-use crate::cq::{create, service_level, Completion, Cq};
+use crate::cq::{create, Cq};
 use crate::fail;
 use crate::protection::Pd;
 use crate::sys::*;
@@ -110,9 +111,9 @@ pub(crate) unsafe extern "C" fn start_poll(
     }
     // SAFETY: the consumer passes a live queue.
     let this = unsafe { Cq::of(cq.cast()) };
-    // SAFETY: as above; the context of a live queue is open.
+    // SAFETY: the queue is live; the field was set when it was made (`create_cq_ex`).
     if unsafe { (*cq).read_completion_wallclock_ns }.is_some() {
-        // SAFETY: as above.
+        // SAFETY: the context of a live queue is open, and the clock is in it.
         unsafe {
             let context = (*cq).context;
             Context::of(context).clock.keep_up(context);
@@ -145,7 +146,7 @@ pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
         Some(completion) => {
             state.current = completion;
             this.session_has_taken(state.consumer);
-            // SAFETY: as in `start_poll`.
+            // SAFETY: `cq` is live, and the thread that holds the lock is the only user of these fields.
             unsafe { show(cq, &completion) };
             0
         }
@@ -169,7 +170,7 @@ pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 ///
 /// `cq` is live and only the calling thread uses it.
 unsafe fn show(cq: *mut ibv_cq_ex, completion: &Completion) {
-    // SAFETY: by the caller.
+    // SAFETY: the queue is live and no other thread uses it, by the caller.
     unsafe {
         (*cq).wr_id = completion.wr_id;
         (*cq).status = u32::from(completion.entry.status);
@@ -180,7 +181,8 @@ unsafe fn show(cq: *mut ibv_cq_ex, completion: &Completion) {
 ///
 /// As for the readers below: called between `start_poll` and `end_poll`, by the polling thread.
 unsafe fn current(cq: *mut ibv_cq_ex) -> Completion {
-    // SAFETY: the consumer passes a live queue whose lock it holds.
+    // SAFETY: the queue is live; the calling thread holds its lock since `start_poll`, by the caller, and
+    // the reference ends here.
     unsafe { Cq::of(cq.cast()).state.held_mut().current }
 }
 
@@ -190,43 +192,43 @@ unsafe fn current(cq: *mut ibv_cq_ex) -> Completion {
 ///
 /// As for [`current`].
 unsafe fn entry(cq: *mut ibv_cq_ex) -> CompletionEntry {
-    // SAFETY: by the caller.
+    // SAFETY: the calling thread holds the lock since `start_poll`, by the caller.
     unsafe { current(cq).entry }
 }
 
 unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
-    // SAFETY: called between `start_poll` and `end_poll`, as the verbs demand.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     unsafe { current(cq).opcode }
 }
 
 unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     unsafe { current(cq).wc_flags() }
 }
 
 unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     unsafe { entry(cq).vendor_syndrome }
 }
 
 unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     unsafe { entry(cq).byte_count }
 }
 
-/// The immediate data in wire order, or the invalidated tag.
+/// The immediate data in wire order, or the invalidated rkey.
 unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> __be32 {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     unsafe { current(cq).imm_data() }
 }
 
 unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     unsafe { entry(cq).qpn }
 }
 
 unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     unsafe { entry(cq).source_qpn }
 }
 
@@ -235,7 +237,7 @@ unsafe extern "C" fn read_slid(_cq: *mut ibv_cq_ex) -> u32 {
 }
 
 unsafe extern "C" fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     service_level(unsafe { &entry(cq) })
 }
 
@@ -244,12 +246,13 @@ unsafe extern "C" fn read_dlid_path_bits(_cq: *mut ibv_cq_ex) -> u8 {
 }
 
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     unsafe { entry(cq).timestamp & Cq::of(cq.cast()).clock_mask }
 }
 
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: as in `read_opcode`; the context of a live queue is open.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`; the
+    // context of a live queue is open.
     unsafe {
         let clock = &Context::of((*cq).context).clock;
         clock.wall_time(read_completion_ts(cq))
@@ -257,7 +260,7 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
 }
 
 unsafe extern "C" fn read_cvlan(cq: *mut ibv_cq_ex) -> u16 {
-    // SAFETY: as in `read_opcode`.
+    // SAFETY: `ibv_wc_read_*` is for the polling thread, between `start_poll` and `end_poll`.
     match unsafe { entry(cq).vlan } {
         VLAN_NONE => 0,
         vlan => vlan,
@@ -268,9 +271,9 @@ unsafe extern "C" fn read_cvlan(cq: *mut ibv_cq_ex) -> u16 {
 mod tests {
     use super::*;
     use crate::cq::poll_cq;
-    use crate::cq::tests::{alone, Page};
-    use crate::qp::tests as qp;
+    use crate::cq::tests::alone;
     use crate::table::{Inserted, Table};
+    use crate::testing::{self, Page};
     use ferrite_abi::{
         CompletionOpcode, CompletionStatus, Plain, COMPLETION_GRH, COMPLETION_IMMEDIATE,
         COMPLETION_INVALIDATED, COMPLETION_RECEIVE, COMPLETION_SOLICITED,
@@ -281,7 +284,7 @@ mod tests {
         let mut page = Page::new();
         let (table, srqs) = (Table::new().unwrap(), Table::new().unwrap());
         let cq = alone(4, page.doorbells(), &table, &srqs);
-        let mut qp = qp::alone(&qp::cap(1, 4, 1, 1, 0), page.doorbells());
+        let mut qp = testing::rc(&testing::cap(1, 4, 1, 1, 0), page.doorbells());
         let qpn = qp.qpn;
         assert_eq!(table.insert(qpn, &raw mut *qp), Ok(Inserted::Yes));
         let entry = CompletionEntry {

@@ -13,6 +13,7 @@ use ferrite_abi::{
 use crate::fail;
 use crate::heap;
 use crate::ioctl::{self, Command};
+use crate::object::or_null;
 use crate::private::*;
 use crate::protection::make_mr;
 use crate::sys::*;
@@ -108,10 +109,7 @@ pub(crate) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
             .execute((*context).cmd_fd)
             .and_then(|()| DeviceMemory::map(context, handle, mapping, length as usize))
     };
-    match made {
-        Ok(memory) => Box::into_raw(memory).cast(),
-        Err(errno) => fail(errno),
-    }
+    or_null(made.map(Box::into_raw))
 }
 
 pub(crate) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
@@ -208,7 +206,7 @@ impl DeviceMemory {
     ///
     /// `memory` came from [`Self::map`] and is not used any more.
     unsafe fn unmap(memory: *mut Self) {
-        // SAFETY: by the caller.
+        // SAFETY: `map` made the mapping and the box; nobody else has them, by the caller.
         unsafe {
             libc::munmap((*memory).base.cast(), (*memory).mapped);
             drop(Box::from_raw(memory));
@@ -250,8 +248,8 @@ unsafe extern "C" fn memcpy_to_dm(
     };
     let from = from.cast::<u8>();
     accesses(to as usize, length, |at, wide| {
-        // SAFETY: the range was checked on this side and is the consumer's word on the other; wide
-        // accesses to the device are aligned.
+        // SAFETY: `range` has checked that the device's side is inside the mapping, and the consumer says
+        // that `from` may be read; wide accesses to the device are aligned.
         unsafe {
             if wide {
                 let word = ptr::read_unaligned(from.add(at).cast::<u64>());
@@ -278,7 +276,8 @@ unsafe extern "C" fn memcpy_from_dm(
     };
     let to = to.cast::<u8>();
     accesses(from as usize, length, |at, wide| {
-        // SAFETY: as in `memcpy_to_dm`.
+        // SAFETY: `range` has checked that the device's side is inside the mapping, and the consumer says
+        // that there is room at `to`; wide accesses to the device are aligned.
         unsafe {
             if wide {
                 let word = ptr::read_volatile(from.add(at).cast::<u64>());

@@ -32,7 +32,7 @@ pub const FERRITEDV_QP_REGISTER_DRAINS: u32 = 1 << 1;
 ///
 /// `context` is an open context of any provider, and what the attributes point to is valid.
 unsafe fn execute<const N: usize>(context: *mut ibv_context, command: &mut Command<N>) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: the context is open, and what the attributes point to is valid, by the caller.
     errno_of(unsafe { command.execute((*context).cmd_fd) })
 }
 
@@ -79,7 +79,8 @@ pub unsafe extern "C" fn ferritedv_create_qp(
     attr: *mut ibv_qp_init_attr_ex,
     more: *const QpInitAttr,
 ) -> *mut ibv_qp {
-    // SAFETY: by the caller.
+    // SAFETY: the context is open, by the caller; where it is ours, it is a `Context`. Attributes are as
+    // the header demands.
     unsafe {
         if !is_ours(context) {
             return fail(libc::EOPNOTSUPP);
@@ -182,7 +183,7 @@ pub unsafe extern "C" fn ferritedv_modify_vector_priority(
     vector: u32,
     priority: u32,
 ) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: the context is open, by the caller; the command has no attribute that points anywhere.
     unsafe {
         if !is_ours(context) {
             return libc::EOPNOTSUPP;

@@ -74,12 +74,12 @@ pub(crate) mod tests {
             if Self::refuses() {
                 return core::ptr::null_mut();
             }
-            // SAFETY: by the caller.
+            // SAFETY: the layout is as `GlobalAlloc::alloc` demands, by the caller.
             unsafe { System.alloc(layout) }
         }
 
         unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-            // SAFETY: by the caller; it came from `alloc`.
+            // SAFETY: by the caller it came from `alloc` with this layout, and so from the system.
             unsafe { System.dealloc(memory, layout) };
         }
     }

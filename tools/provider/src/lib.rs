@@ -18,17 +18,25 @@
 //! | [`ioctl`] | commands that libibverbs has no function for |
 //! | [`heap`] | memory of the process, which may come to an end |
 //! | [`memory`] | buffers shared with the device, the doorbell page, the lock |
+//! | [`ring`] | the rings and the record that a queue has in such a buffer |
+//! | [`object`] | making, entering and destroying what the kernel makes, and its unwinding |
 //! | [`table`] | finding a queue by its number |
 //! | [`cq`], [`cq_ex`] | completion queues, and their extended way of polling |
+//! | [`cq_ring`], [`completion`] | the entries of one, and what a completion tells |
 //! | [`clock`] | what the device's time is by the wall clock |
-//! | [`qp`], [`srq`] | queue pairs and shared receive queues |
+//! | [`qp`], [`srq`], [`xrc`] | queue pairs, shared receive queues (SRQ), and those of XRC |
+//! | [`qp_layout`] | what a queue pair takes, and how large that makes it |
+//! | [`send_queue`], [`receive_queue`], [`srq_ring`] | how far a queue is, and what it remembers |
+//! | [`wqe`] | a work request as the device sees it |
 //! | [`post`], [`post_ex`] | posting work, and the extended way of it |
 
 pub mod ah;
 pub mod clock;
+mod completion;
 pub mod context;
 pub mod cq;
 pub mod cq_ex;
+mod cq_ring;
 pub mod device;
 pub mod device_memory;
 pub mod direct;
@@ -36,16 +44,24 @@ mod heap;
 mod ioctl;
 pub mod list;
 pub mod memory;
+mod object;
 pub mod post;
 pub mod post_ex;
 pub mod private;
 pub mod protection;
 pub mod qp;
+mod qp_layout;
+mod receive_queue;
+mod ring;
+mod send_queue;
 pub mod shared;
 pub mod srq;
+mod srq_ring;
 pub mod sys;
 pub mod table;
 pub mod window;
+mod wqe;
+mod xrc;
 
 /// Sets `errno` and gives the null pointer that goes with it.
 fn fail<T>(errno: core::ffi::c_int) -> *mut T {
@@ -55,39 +71,4 @@ fn fail<T>(errno: core::ffi::c_int) -> *mut T {
 }
 
 #[cfg(test)]
-mod testing {
-    /// Numbers by chance below a limit, the same each time: xorshift, from a seed that is not zero.
-    pub(crate) fn draws(seed: u64) -> impl FnMut(u64) -> u64 {
-        let mut random = seed;
-        move |limit| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % limit
-        }
-    }
-
-    /// What tests show to several threads: libibverbs gives programs pointers, which know no
-    /// thread.
-    pub(crate) struct Shared<'a, T>(pub(crate) &'a T);
-
-    impl<T> Clone for Shared<'_, T> {
-        fn clone(&self) -> Self {
-            *self
-        }
-    }
-
-    impl<T> Copy for Shared<'_, T> {}
-
-    // SAFETY: `Qp` and `Cq` are made to be used by threads at the same time; what is the consumer's
-    // to order in them, the tests order.
-    unsafe impl<T> Send for Shared<'_, T> {}
-
-    impl<T> core::ops::Deref for Shared<'_, T> {
-        type Target = T;
-
-        fn deref(&self) -> &T {
-            self.0
-        }
-    }
-}
+mod testing;

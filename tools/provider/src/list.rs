@@ -16,12 +16,13 @@ use ferrite_abi::{
 use crate::context::Context;
 use crate::direct::{is_ours, QpInitAttr, FERRITEDV_ACCESS_ONE_TOUCH};
 use crate::fail;
-use crate::post::{list as entries, Data, Part, SendQueue, Work};
 use crate::post_ex::{begin, finish, held, refuse};
 use crate::protection::register;
 use crate::qp::Qp;
+use crate::send_queue::SendQueue;
 use crate::sys::*;
 use crate::window::one_touch;
+use crate::wqe::{sge_list, Data, Part, Work};
 
 /// What a list is to be: `struct ferritedv_list`.
 #[repr(C)]
@@ -51,7 +52,7 @@ pub struct Message {
     pub num_sge: c_int,
     /// A key of the peer's that the message invalidates, or zero.
     pub invalidate_rkey: u32,
-    /// Extended connections: the shared receive queue at the peer.
+    /// XRC: the SRQ at the peer.
     pub remote_srqn: u32,
     /// Zero.
     pub comp_mask: u32,
@@ -136,8 +137,8 @@ unsafe fn list_part<'a>(qp: &Qp, list: &List) -> Result<(ListPart, &'a [ibv_sge]
     if !qp.has(FEATURE_LISTS) {
         return Err(libc::EOPNOTSUPP);
     }
-    // SAFETY: by the caller.
-    let (present, pieces) = unsafe { ((*list.mr).lkey, entries(list.pieces, list.num_pieces)?) };
+    // SAFETY: the key lives, and there are as many pieces as the list says, by the caller.
+    let (present, pieces) = unsafe { ((*list.mr).lkey, sge_list(list.pieces, list.num_pieces)?) };
     if !qp.registers_lists()
         || list.comp_mask != 0
         || pieces.is_empty()
@@ -219,7 +220,7 @@ pub unsafe extern "C" fn ferritedv_post_register_list(
     list: *const List,
 ) -> c_int {
     let write = |qp: &Qp, queue: &mut SendQueue| {
-        // SAFETY: by the caller.
+        // SAFETY: the list is as the header demands, by the caller of the whole function.
         let (part, pieces) = unsafe { list_part(qp, &*list) }?;
         let work = Work {
             wr_id,
@@ -230,7 +231,7 @@ pub unsafe extern "C" fn ferritedv_post_register_list(
         };
         qp.write_send(queue, &work, &Data::Pieces(pieces, &[]))
     };
-    // SAFETY: by the caller.
+    // SAFETY: the queue pair is live, by the caller.
     unsafe { post(qp, flags, write) }
 }
 
@@ -249,9 +250,9 @@ pub unsafe extern "C" fn ferritedv_post_register_list_and_send(
     message: *const Message,
 ) -> c_int {
     let write = |qp: &Qp, queue: &mut SendQueue| {
-        // SAFETY: by the caller.
+        // SAFETY: list and message are as the header demands, by the caller of the whole function.
         let ((part, pieces), message, sent) = unsafe {
-            let sent = entries((*message).sg_list, (*message).num_sge)?;
+            let sent = sge_list((*message).sg_list, (*message).num_sge)?;
             (list_part(qp, &*list)?, &*message, sent)
         };
         if message.comp_mask != 0 {
@@ -261,12 +262,12 @@ pub unsafe extern "C" fn ferritedv_post_register_list_and_send(
             wr_id,
             opcode: SendOpcode::RegisterListSend,
             flags,
-            srqn: if qp.extended { message.remote_srqn } else { 0 },
+            srqn: if qp.xrc { message.remote_srqn } else { 0 },
             part: Part::ListSend(part, send_part(qp, message.invalidate_rkey)?),
         };
         qp.write_send(queue, &work, &Data::Pieces(pieces, sent))
     };
-    // SAFETY: by the caller.
+    // SAFETY: the queue pair is live, by the caller.
     unsafe { post(qp, flags, write) }
 }
 
@@ -277,7 +278,8 @@ pub unsafe extern "C" fn ferritedv_post_register_list_and_send(
 /// `qp` is a queue pair between the two, and `list` as for [`ferritedv_post_register_list`].
 #[no_mangle]
 pub unsafe extern "C" fn ferritedv_wr_register_list(qp: *mut ibv_qp_ex, list: *const List) {
-    // SAFETY: by the caller. The pieces are written before this returns.
+    // SAFETY: by the caller this thread holds the lock since `ibv_wr_start`, and the list is as the header
+    // demands; its pieces are written before this returns.
     unsafe {
         match list_part(held(qp).0, &*list) {
             Ok((part, pieces)) => {
@@ -301,7 +303,8 @@ pub unsafe extern "C" fn ferritedv_wr_register_list_and_send(
     list: *const List,
     invalidate_rkey: u32,
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: by the caller this thread holds the lock since `ibv_wr_start`, and the list is as the header
+    // demands. `begin` and `refuse` borrow the queue anew, when `queue` is not used any more.
     unsafe {
         let (this, queue) = held(qp);
         let parts = list_part(this, &*list)
@@ -321,10 +324,12 @@ pub unsafe extern "C" fn ferritedv_wr_register_list_and_send(
 mod tests {
     use super::*;
     use crate::post::post_send;
-    use crate::post::tests::{fetch, fill, finish_all, payload, send, sge, spoil, taken, wr, Page};
     use crate::private::verbs_device;
-    use crate::qp::tests::{alone, cap, extended, registering};
     use crate::testing::draws;
+    use crate::testing::{
+        self, cap, fetch, fill, finish_all, payload, rc, registering, send, sge, spoil, taken, wr,
+        Page,
+    };
     use core::sync::atomic::Ordering;
     use ferrite_abi::{
         send_doorbell, QueuePairRecord, SendHeader, Sge, ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH,
@@ -462,8 +467,8 @@ mod tests {
         spoil(&qp);
         let three = Described::new(3);
         let sent = [sge(7), sge(8)];
-        for (extended, srqn) in [(false, 0), (true, 0x55)] {
-            qp.extended = extended;
+        for (xrc, srqn) in [(false, 0), (true, 0x55)] {
+            qp.xrc = xrc;
             let start = qp.send.lock().posted.blocks;
             let flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
             let message = message(&sent);
@@ -497,8 +502,8 @@ mod tests {
         let mut qp = registering(&cap(8, 1, 5, 1, 16), page.doorbells());
         spoil(&qp);
         let two = Described::new(2);
-        let ex = extended(&mut qp);
-        // SAFETY: the operations were filled in by `extended` and are called in their order; what is
+        let ex = testing::ex(&mut qp);
+        // SAFETY: the operations were filled in by `ex` and are called in their order; what is
         // registered is complete.
         unsafe {
             let operations = ptr::read(ex);
@@ -585,7 +590,7 @@ mod tests {
     fn what_a_work_request_cannot_say_is_refused_and_leaves_no_trace() {
         let mut page = Page::new();
         let mut qp = registering(&cap(4, 1, 4, 1, 0), page.doorbells());
-        let most = qp.geometry.capacity.max_send_sge as usize;
+        let most = qp.layout.capacity.max_send_sge as usize;
         assert!(most < MAX_PIECES);
         let change = |change: &dyn Fn(&mut List)| {
             let mut described = Described::new(2);
@@ -643,7 +648,7 @@ mod tests {
         assert_eq!(refused(&qp, 0, None), 0);
 
         // Of a queue pair that was not made for it, of a device that cannot, of another provider.
-        let mut plain = alone(&cap(4, 1, 4, 1, 0), page.doorbells());
+        let mut plain = rc(&cap(4, 1, 4, 1, 0), page.doorbells());
         assert_eq!(post_list(&plain, 1, 0, &two.list, None), libc::EINVAL);
         plain.features = !FEATURE_LISTS;
         assert_eq!(post_list(&plain, 1, 0, &two.list, None), libc::EOPNOTSUPP);
@@ -744,7 +749,7 @@ mod tests {
         for wr_count in [1, 2, 3, 8, 37] {
             for sge_count in [1, 2, 3, 6, 7, 16] {
                 let qp = registering(&cap(wr_count, 1, sge_count, 1, 0), page.doorbells());
-                let given = qp.geometry.capacity;
+                let given = qp.layout.capacity;
                 let most = given.max_send_sge as usize;
                 for pieces in [1, most.div_ceil(2), most] {
                     let described = Described::new(pieces);
@@ -807,12 +812,12 @@ mod tests {
             if result == 0 {
                 let blocks = fetch(&qp, start).len() / BLOCK_SIZE;
                 assert!(blocks <= MAX_BLOCKS);
-                let first = start & (qp.geometry.sq_blocks - 1);
-                wrapped += u32::from(first + blocks as u32 > qp.geometry.sq_blocks);
+                let first = start & (qp.layout.send.entries - 1);
+                wrapped += u32::from(first + blocks as u32 > qp.layout.send.entries);
                 outstanding.push_back((start, wr_id, expected));
             } else {
                 assert_eq!(result, libc::ENOMEM);
-                assert_eq!(outstanding.len(), qp.geometry.capacity.max_send_wr as usize);
+                assert_eq!(outstanding.len(), qp.layout.capacity.max_send_wr as usize);
                 let done = 1 + draw(outstanding.len() as u64) as usize;
                 let mut last = None;
                 for (start, wr_id, expected) in outstanding.drain(..done) {
@@ -823,7 +828,7 @@ mod tests {
                 let (start, wr_id) = last.unwrap();
                 assert_eq!(qp.send_done(start).0, wr_id);
             }
-            let shown = qp.record(offset_of!(QueuePairRecord, send_producer));
+            let shown = qp.memory.record(offset_of!(QueuePairRecord, send_producer));
             assert_eq!(shown.load(Ordering::Relaxed), qp.send.lock().posted.blocks);
         }
         assert!(

@@ -53,7 +53,7 @@ const QUEUES: u64 = 1;
 // SAFETY: the mapping belongs to the process, not to a thread. What is read and written in it, and
 // when, is for its users to order.
 unsafe impl Send for Buffer {}
-// SAFETY: as above; `&Buffer` gives only pointers and atomics.
+// SAFETY: `&Buffer` gives only pointers and atomics; who follows a pointer has its own reasons.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -177,7 +177,7 @@ pub struct Doorbells(*mut u8);
 // SAFETY: doorbells are single 64-bit stores; the device takes them from any processor in any
 // order.
 unsafe impl Send for Doorbells {}
-// SAFETY: as above.
+// SAFETY: `&Doorbells` is as good as the copy that threads may have (`Send`).
 unsafe impl Sync for Doorbells {}
 
 impl Doorbells {

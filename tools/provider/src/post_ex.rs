@@ -13,11 +13,13 @@ use ferrite_abi::{
     FLUSH_REGION,
 };
 
-use crate::post::{Data, Part, SendQueue, Work, INVALIDATING};
+use crate::post::INVALIDATING;
 use crate::private::{verbs_qp, VERBS_QP_EX};
-use crate::qp::{Qp, SendCount};
+use crate::qp::Qp;
+use crate::send_queue::{SendCount, SendQueue};
 use crate::sys::*;
 use crate::window::bind_part;
+use crate::wqe::{Data, Part, Work};
 
 /// What is under way between start and completion.
 pub(crate) struct Session {
@@ -43,7 +45,7 @@ const EVERYWHERE: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
-const DATAGRAM: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+const UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 const RELIABLE: u64 = IBV_QP_EX_WITH_RDMA_READ as u64;
 const ATOMICS: u64 =
     (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) as u64;
@@ -52,7 +54,7 @@ const INVALIDATION: u64 = (IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_I
 /// The operations that a queue pair of this type may be made with.
 pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
     match qp_type {
-        IBV_QPT_UD => return DATAGRAM,
+        IBV_QPT_UD => return UD,
         IBV_QPT_XRC_RECV => return 0,
         _ => {}
     }
@@ -86,7 +88,7 @@ pub(crate) fn supported(qp_type: ibv_qp_type, features: u64) -> u64 {
 ///
 /// `verbs` is a queue pair of this provider that nobody else uses yet.
 pub(crate) unsafe fn enable(verbs: *mut verbs_qp, operations: u64) {
-    // SAFETY: by the caller.
+    // SAFETY: the queue pair is of this provider and nobody else uses it, by the caller.
     let verbs = unsafe { &mut *verbs };
     verbs.comp_mask |= VERBS_QP_EX;
     let qp = &mut verbs.qp_ex;
@@ -196,7 +198,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 ///
 /// As for [`held`].
 pub(crate) unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, part: Part) {
-    // SAFETY: by the caller.
+    // SAFETY: this thread holds the lock since `wr_start`, by the caller.
     let (wr_id, flags, (_, queue)) = unsafe { ((*qp).wr_id, (*qp).wr_flags, held(qp)) };
     if queue.session.work.is_some() && queue.session.error == 0 {
         queue.session.error = libc::EINVAL;
@@ -216,12 +218,12 @@ pub(crate) unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, part: Part) {
 ///
 /// As for [`held`].
 pub(crate) unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
-    // SAFETY: by the caller.
+    // SAFETY: this thread holds the lock since `wr_start`, by the caller.
     let (qp, queue) = unsafe { held(qp) };
     let result = match queue.session.work.take() {
         _ if queue.session.error != 0 => return,
         // A datagram whose peer was not named.
-        Some(work) if qp.datagram && !matches!(work.part, Part::Datagram(_)) => Err(libc::EINVAL),
+        Some(work) if qp.ud && !matches!(work.part, Part::Datagram(_)) => Err(libc::EINVAL),
         // Its pieces are known already: what is given now is the message.
         Some(
             work @ Work {
@@ -229,7 +231,7 @@ pub(crate) unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
                 ..
             },
         ) => match data {
-            Data::Entries(message) => {
+            Data::Sges(message) => {
                 let pieces = queue.pieces;
                 let data = Data::Pieces(&pieces[..list.pieces.into()], message);
                 qp.write_send(queue, &work, &data)
@@ -245,22 +247,22 @@ pub(crate) unsafe fn finish(qp: *mut ibv_qp_ex, data: &Data<'_>) {
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
-    // SAFETY: called between start and completion, as the verbs demand.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::Send, Part::send(0)) };
 }
 
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, immediate: __be32) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::SendImmediate, Part::send(immediate)) };
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::SendInvalidate, Part::invalidate(rkey)) };
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::Write, Part::remote(address, rkey, 0)) };
 }
 
@@ -271,12 +273,12 @@ unsafe extern "C" fn wr_rdma_write_imm(
     immediate: __be32,
 ) {
     let part = Part::remote(address, rkey, immediate);
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::WriteImmediate, part) };
 }
 
 unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::Read, Part::remote(address, rkey, 0)) };
 }
 
@@ -288,13 +290,13 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
     swap: u64,
 ) {
     let part = Part::compare_swap(address, rkey, compare, swap);
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::CompareSwap, part) };
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address: u64, add: u64) {
     let part = Part::fetch_add(address, rkey, add);
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { begin(qp, SendOpcode::FetchAdd, part) };
 }
 
@@ -305,7 +307,8 @@ unsafe extern "C" fn wr_atomic_write(
     address: u64,
     value: *const c_void,
 ) {
-    // SAFETY: as in `wr_send`; the consumer passes eight bytes.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the consumer passes eight bytes.
     unsafe {
         let value = value.cast::<[u8; 8]>().read_unaligned();
         begin(qp, SendOpcode::AtomicWrite, Part::remote(address, rkey, 0));
@@ -328,10 +331,10 @@ unsafe extern "C" fn wr_flush(
     } else {
         (address, length)
     };
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     let most = unsafe { held(qp) }.0.max_message;
     let Some(length) = u32::try_from(length).ok().filter(|&n| n <= most) else {
-        // SAFETY: as in `wr_send`.
+        // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
         unsafe { refuse(qp, libc::EINVAL) };
         return;
     };
@@ -343,19 +346,19 @@ unsafe extern "C" fn wr_flush(
         selectivity: selectivity.into(),
         reserved: 0,
     });
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe {
         begin(qp, SendOpcode::Flush, part);
-        finish(qp, &Data::Entries(&[]));
+        finish(qp, &Data::Sges(&[]));
     }
 }
 
 /// Has no data: complete at once.
 unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe {
         begin(qp, SendOpcode::LocalInvalidate, Part::invalidate(rkey));
-        finish(qp, &Data::Entries(&[]));
+        finish(qp, &Data::Sges(&[]));
     }
 }
 
@@ -366,12 +369,13 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: as in `wr_send`; the consumer passes a live window and what to bind it to.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the consumer passes a live window and what to bind it to.
     unsafe {
         match bind_part(mw, rkey, &*info, held(qp).0.features) {
             Ok(part) => {
                 begin(qp, SendOpcode::Bind, part);
-                finish(qp, &Data::Entries(&[]));
+                finish(qp, &Data::Sges(&[]));
             }
             Err(errno) => refuse(qp, errno),
         }
@@ -385,11 +389,12 @@ unsafe extern "C" fn wr_set_ud_addr(
     remote_qpn: u32,
     remote_qkey: u32,
 ) {
-    // SAFETY: as in `wr_send`; the consumer passes a live address handle.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the consumer passes a live address handle.
     unsafe {
         let (this, queue) = held(qp);
         match &mut queue.session.work {
-            Some(work) if this.datagram && !ah.is_null() => {
+            Some(work) if this.ud && !ah.is_null() => {
                 let immediate = match work.part {
                     Part::Send(part) => part.immediate,
                     // The peer is named once more.
@@ -403,13 +408,13 @@ unsafe extern "C" fn wr_set_ud_addr(
     }
 }
 
-/// Names the shared receive queue at the peer, on an extended connection.
+/// XRC: names the SRQ at the peer.
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe {
         let (this, queue) = held(qp);
         match &mut queue.session.work {
-            Some(work) if this.extended => work.srqn = srqn,
+            Some(work) if this.xrc => work.srqn = srqn,
             _ => refuse(qp, libc::EINVAL),
         }
     }
@@ -421,7 +426,7 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
 ///
 /// As for [`held`].
 pub(crate) unsafe fn refuse(qp: *mut ibv_qp_ex, errno: c_int) {
-    // SAFETY: by the caller.
+    // SAFETY: this thread holds the lock since `wr_start`, by the caller.
     let (_, queue) = unsafe { held(qp) };
     if queue.session.error == 0 {
         queue.session.error = errno;
@@ -430,18 +435,19 @@ pub(crate) unsafe fn refuse(qp: *mut ibv_qp_ex, errno: c_int) {
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let entries = [ibv_sge { addr, length, lkey }];
-    // SAFETY: as in `wr_send`.
-    unsafe { finish(qp, &Data::Entries(&entries)) };
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
+    unsafe { finish(qp, &Data::Sges(&entries)) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, entries: *const ibv_sge) {
-    // SAFETY: as in `wr_send`; the list has `count` entries.
-    unsafe { finish(qp, &Data::Entries(slice(entries, count))) };
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the list has `count` entries.
+    unsafe { finish(qp, &Data::Sges(slice(entries, count))) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
     let buffers = [ibv_data_buf { addr, length }];
-    // SAFETY: as in `wr_send`.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`.
     unsafe { finish(qp, &Data::CopyBuffers(&buffers)) };
 }
 
@@ -450,7 +456,8 @@ unsafe extern "C" fn wr_set_inline_data_list(
     count: usize,
     buffers: *const ibv_data_buf,
 ) {
-    // SAFETY: as in `wr_send`; the list has `count` buffers.
+    // SAFETY: `ibv_wr_*` is for the thread that holds the lock since `wr_start`;
+    // the list has `count` buffers.
     unsafe { finish(qp, &Data::CopyBuffers(slice(buffers, count))) };
 }
 
@@ -461,7 +468,7 @@ unsafe fn slice<'a, T>(list: *const T, count: usize) -> &'a [T] {
     if count == 0 {
         &[]
     } else {
-        // SAFETY: by the caller.
+        // SAFETY: that so many are there is the caller's promise.
         unsafe { core::slice::from_raw_parts(list, count) }
     }
 }

@@ -106,7 +106,7 @@ pub struct verbs_srq {
     pub srq_num: u32,
 }
 
-/// A domain of extended connections.
+/// An XRC domain.
 #[repr(C)]
 pub struct verbs_xrcd {
     pub xrcd: ibv_xrcd,
@@ -369,6 +369,61 @@ pub struct Response<Core, Private> {
 
 /// No private part.
 pub type Nothing = [u32; 0];
+
+impl<Core: Default, Private> Request<Core, Private> {
+    /// The command with this private part; libibverbs fills in the rest.
+    pub fn with(private: Private) -> Self {
+        Self {
+            header: ib_uverbs_cmd_hdr::default(),
+            core: Core::default(),
+            private,
+        }
+    }
+}
+
+impl<Core: Default, Private> ExtendedRequest<Core, Private> {
+    /// As [`Request::with`].
+    pub fn with(private: Private) -> Self {
+        Self {
+            header: ib_uverbs_cmd_hdr::default(),
+            extended_header: ib_uverbs_ex_cmd_hdr::default(),
+            core: Core::default(),
+            private,
+        }
+    }
+}
+
+impl<Core: Default, Private> Response<Core, Private> {
+    /// Room for a response with this private part.
+    pub fn with(private: Private) -> Self {
+        Self {
+            core: Core::default(),
+            private,
+        }
+    }
+}
+
+/// Calls a function of libibverbs that sends a command to the kernel. Behind its own arguments it takes
+/// the command with its size and, where there is one, room for the response with its size; then what may
+/// follow.
+macro_rules! command {
+    (
+        $function:ident($($argument:expr),* $(,)?),
+        $request:expr $(, $response:expr)? $(,)? $(; $last:expr)?
+    ) => {
+        $function(
+            $($argument,)*
+            core::ptr::from_mut(&mut $request).cast(),
+            size_of_val(&$request),
+            $(
+                core::ptr::from_mut(&mut $response).cast(),
+                size_of_val(&$response),
+            )?
+            $($last)?
+        )
+    };
+}
+pub(crate) use command;
 
 const _: () = {
     // Where libibverbs looks for the private part: the size of its own structures.

@@ -11,6 +11,7 @@ use crate::fail;
 use crate::heap;
 use crate::ioctl::{self, Command};
 use crate::memory::{Allocator, Buffer};
+use crate::object::{self, or_null};
 use crate::private::*;
 use crate::sys::*;
 
@@ -39,7 +40,7 @@ pub struct PdUse(*const Pd);
 
 // SAFETY: it stands for a count that any thread may change.
 unsafe impl Send for PdUse {}
-// SAFETY: as above.
+// SAFETY: `&PdUse` gives nothing.
 unsafe impl Sync for PdUse {}
 
 impl PdUse {
@@ -63,18 +64,12 @@ impl Drop for PdUse {
 
 /// Makes a region that `fill` has the kernel make, which fills it in or tells an errno value.
 pub(crate) fn make_mr(fill: impl FnOnce(*mut verbs_mr) -> c_int) -> *mut ibv_mr {
-    let mut mr = match heap::boxed(verbs_mr {
+    let mr = heap::boxed(verbs_mr {
         ibv_mr: ibv_mr::default(),
         mr_type: 0,
         access: 0,
-    }) {
-        Ok(mr) => mr,
-        Err(errno) => return fail(errno),
-    };
-    match fill(&raw mut *mr) {
-        0 => Box::into_raw(mr).cast(),
-        errno => fail(errno),
-    }
+    });
+    or_null(mr.and_then(|mr| object::make(mr, fill)))
 }
 
 /// Has the kernel register memory, as its driver is told by a private request.
@@ -90,27 +85,19 @@ pub(crate) unsafe fn register<Private>(
     access: c_int,
     private: Private,
 ) -> *mut ibv_mr {
-    let mut request = Request {
-        header: ib_uverbs_cmd_hdr::default(),
-        core: ib_uverbs_reg_mr::default(),
-        private,
-    };
+    let mut request = Request::<ib_uverbs_reg_mr, _>::with(private);
     let mut response = Response::<ib_uverbs_reg_mr_resp, Nothing>::default();
-    // SAFETY: by the caller; request and response are laid out as libibverbs expects and the sizes are
-    // theirs.
-    make_mr(|mr| unsafe {
-        ibv_cmd_reg_mr(
-            pd,
-            address,
-            length,
-            hca_va,
-            access,
-            mr,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-            ptr::from_mut(&mut response).cast(),
-            size_of_val(&response),
-        )
+    make_mr(|mr| {
+        // SAFETY: the domain is live, by the caller, and `make_mr` passes a region that nobody else has;
+        // request and response have the layout that the command has in libibverbs (`private`). The memory
+        // itself is for the kernel to look at.
+        unsafe {
+            command!(
+                ibv_cmd_reg_mr(pd, address, length, hca_va, access, mr),
+                request,
+                response
+            )
+        }
     })
 }
 
@@ -125,13 +112,12 @@ struct Td {
 }
 
 impl Pd {
-    fn boxed(parent: Option<Parent>) -> Result<*mut Self, c_int> {
-        let pd = heap::boxed(Self {
+    fn boxed(parent: Option<Parent>) -> Result<Box<Self>, c_int> {
+        heap::boxed(Self {
             verbs: ibv_pd::default(),
             users: AtomicU32::new(0),
             parent,
-        })?;
-        Ok(Box::into_raw(pd))
+        })
     }
 
     /// Frees it, or leaves that to its last user.
@@ -179,31 +165,15 @@ impl Pd {
 
 pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let mut request = Request::<ib_uverbs_alloc_pd, Nothing>::default();
-    let mut response = Response {
-        core: ib_uverbs_alloc_pd_resp::default(),
-        private: UverbsPdResponse::zeroed(),
-    };
-    let pd = match Pd::boxed(None) {
-        Ok(pd) => pd,
-        Err(errno) => return fail(errno),
-    };
-    // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
-    let result = unsafe {
-        ibv_cmd_alloc_pd(
-            context,
-            pd.cast(),
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-            ptr::from_mut(&mut response).cast(),
-            size_of_val(&response),
-        )
-    };
-    if result != 0 {
-        // SAFETY: `pd` is the box from above; nobody else got it.
-        drop(unsafe { Box::from_raw(pd) });
-        return fail(result);
-    }
-    pd.cast()
+    let mut response = Response::<ib_uverbs_alloc_pd_resp, _>::with(UverbsPdResponse::zeroed());
+    or_null(Pd::boxed(None).and_then(|pd| {
+        object::make(pd, |pd| {
+            // SAFETY: libibverbs passes an open context, `make` a domain that nobody else has and that
+            // has the `ibv_pd` at its start; request and response have the layout that the command has
+            // in libibverbs (`private`).
+            unsafe { command!(ibv_cmd_alloc_pd(context, pd.cast()), request, response) }
+        })
+    }))
 }
 
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
@@ -233,7 +203,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         td: attr.td,
         allocator: None,
     })) {
-        Ok(pd) => pd,
+        Ok(pd) => Box::into_raw(pd),
         Err(errno) => return fail(errno),
     };
     // SAFETY: nobody else has `pd` yet.
@@ -273,7 +243,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
             }
             0
         }
-        // SAFETY: as above.
+        // SAFETY: the domain is one of ours that the kernel knows, as it has no parent.
         None => unsafe { ibv_cmd_dealloc_pd(pd) },
     };
     if result == 0 {
@@ -293,16 +263,11 @@ pub(crate) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
     if let Err(errno) = unsafe { command.execute((*context).cmd_fd) } {
         return fail(errno);
     }
-    let pd = match Pd::boxed(None) {
-        Ok(pd) => pd,
-        Err(errno) => return fail(errno),
-    };
-    // SAFETY: nobody else has `pd` yet.
-    unsafe {
-        (*pd).verbs.context = context;
-        (*pd).verbs.handle = handle;
-    }
-    pd.cast()
+    or_null(Pd::boxed(None).map(|mut pd| {
+        pd.verbs.context = context;
+        pd.verbs.handle = handle;
+        Box::into_raw(pd)
+    }))
 }
 
 pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
@@ -320,13 +285,11 @@ pub(crate) unsafe extern "C" fn alloc_td(
     if unsafe { (*attr).comp_mask } != 0 {
         return fail(libc::EINVAL);
     }
-    match heap::boxed(Td {
+    let td = heap::boxed(Td {
         verbs: ibv_td { context },
         parents: AtomicU32::new(0),
-    }) {
-        Ok(td) => Box::into_raw(td).cast(),
-        Err(errno) => fail(errno),
-    }
+    });
+    or_null(td.map(Box::into_raw))
 }
 
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
@@ -387,32 +350,28 @@ pub(crate) unsafe extern "C" fn rereg_mr(
 ) -> c_int {
     let mut request = Request::<ib_uverbs_rereg_mr, Nothing>::default();
     let mut response = Response::<ib_uverbs_rereg_mr_resp, Nothing>::default();
-    // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
+    // SAFETY: the consumer passes a live region, and a live domain where it changes that; request and
+    // response have the layout that the command has in libibverbs (`private`).
     unsafe {
-        ibv_cmd_rereg_mr(
-            mr,
-            flags as u32,
-            address,
-            length,
-            address as u64,
-            access,
-            pd,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-            ptr::from_mut(&mut response).cast(),
-            size_of_val(&response),
+        command!(
+            ibv_cmd_rereg_mr(
+                mr,
+                flags as u32,
+                address,
+                length,
+                address as u64,
+                access,
+                pd
+            ),
+            request,
+            response
         )
     }
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
-    // SAFETY: libibverbs passes a region of ours.
-    let result = unsafe { ibv_cmd_dereg_mr(mr) };
-    if result == 0 {
-        // SAFETY: it came from `reg_mr` and is gone for the kernel too.
-        drop(unsafe { Box::from_raw(mr) });
-    }
-    result
+    // SAFETY: libibverbs passes a region from `make_mr`, which its consumer does not use any more.
+    unsafe { object::destroy(mr, || ibv_cmd_dereg_mr(mr), |_| {}) }
 }
 
 #[cfg(test)]
@@ -427,15 +386,17 @@ mod tests {
 
     #[test]
     fn an_imported_domain_lives_as_long_as_it_is_used() {
-        let real = Pd::boxed(None).unwrap();
+        let real = Box::into_raw(Pd::boxed(None).unwrap());
         // SAFETY: it was made just now, and lives to the end of the test.
         let kept = PdUse::new(unsafe { &*real });
-        let imported = Pd::boxed(Some(Parent {
-            _pd: kept,
-            td: ptr::null_mut(),
-            allocator: None,
-        }))
-        .unwrap();
+        let imported = Box::into_raw(
+            Pd::boxed(Some(Parent {
+                _pd: kept,
+                td: ptr::null_mut(),
+                allocator: None,
+            }))
+            .unwrap(),
+        );
         assert_eq!(users(real), 1);
         // SAFETY: the domain lives, and goes on doing so for its buffers.
         let (one, two) = unsafe {
@@ -456,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_domain_in_use_is_not_given_up() {
-        let pd = Pd::boxed(None).unwrap();
+        let pd = Box::into_raw(Pd::boxed(None).unwrap());
         // SAFETY: the domain lives; the kernel is not asked where there are users.
         unsafe {
             let buffer = Pd::buffer(pd.cast(), 100).unwrap();
@@ -471,7 +432,7 @@ mod tests {
         let make = || {
             Pd::boxed(None).map(|pd| {
                 // SAFETY: nobody else has it.
-                unsafe { Pd::give_up(pd) }
+                unsafe { Pd::give_up(Box::into_raw(pd)) }
             })
         };
         assert_eq!(heap::tests::with_little_memory(make), 1);

@@ -82,9 +82,10 @@ pub unsafe extern "C" fn ferritedv_reg_shared_mr(
 
 /// # Safety
 ///
-/// As above, and both are of one context of this provider.
+/// `pd` is a live domain and `mr` a live region, both of one context of this provider.
 unsafe fn share(pd: *mut ibv_pd, mr: *mut ibv_mr, access: c_int) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: by the caller.
+    // SAFETY: domain and region are live, by the caller, and their context open; a region of this
+    // provider is a `verbs_mr`, and so is what `register` gives, which nobody else has yet.
     unsafe {
         let place = place(mr)?;
         let request = UverbsMrRequest {

@@ -2,53 +2,32 @@
 //! Memory windows: made by the kernel, bound and unbound through a send queue.
 
 use core::ffi::c_int;
-use core::ptr;
 
 use ferrite_abi::{BindPart, SendOpcode, Tag, ACCESS_ONE_TOUCH, FEATURE_ONE_TOUCH};
 
 use crate::direct::FERRITEDV_ACCESS_ONE_TOUCH;
-use crate::fail;
 use crate::heap;
-use crate::post::{Data, Part, Work};
+use crate::object::{self, or_null};
 use crate::private::*;
 use crate::qp::Qp;
 use crate::sys::*;
+use crate::wqe::{Data, Part, Work};
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     let mut request = Request::<ib_uverbs_alloc_mw, Nothing>::default();
     let mut response = Response::<ib_uverbs_alloc_mw_resp, Nothing>::default();
-    let mw = match heap::boxed(ibv_mw::default()) {
-        Ok(mw) => Box::into_raw(mw),
-        Err(errno) => return fail(errno),
-    };
-    // SAFETY: request and response are laid out as libibverbs expects and the sizes are theirs.
-    let result = unsafe {
-        ibv_cmd_alloc_mw(
-            pd,
-            kind,
-            mw,
-            ptr::from_mut(&mut request).cast(),
-            size_of_val(&request),
-            ptr::from_mut(&mut response).cast(),
-            size_of_val(&response),
-        )
-    };
-    if result != 0 {
-        // SAFETY: `mw` is the box from above; nobody else got it.
-        drop(unsafe { Box::from_raw(mw) });
-        return fail(result);
-    }
-    mw
+    or_null(heap::boxed(ibv_mw::default()).and_then(|mw| {
+        object::make(mw, |mw| {
+            // SAFETY: the consumer passes a live domain, `make` a window that nobody else has; request
+            // and response have the layout that the command has in libibverbs (`private`).
+            unsafe { command!(ibv_cmd_alloc_mw(pd, kind, mw), request, response) }
+        })
+    }))
 }
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: libibverbs passes a window of ours.
-    let result = unsafe { ibv_cmd_dealloc_mw(mw) };
-    if result == 0 {
-        // SAFETY: it came from `alloc_mw` and is gone for the kernel too.
-        drop(unsafe { Box::from_raw(mw) });
-    }
-    result
+    // SAFETY: libibverbs passes a window from `alloc_mw`, which its consumer does not use any more.
+    unsafe { object::destroy(mw, || ibv_cmd_dealloc_mw(mw), |_| {}) }
 }
 
 /// The part of a bind; `rkey` is the window's key when it was carried out. Whether and when that
@@ -64,7 +43,7 @@ pub(crate) unsafe fn bind_part(
     info: &ibv_mw_bind_info,
     features: u64,
 ) -> Result<Part, c_int> {
-    // SAFETY: by the caller.
+    // SAFETY: the window is live, and so is the region, if there is one, by the caller.
     let (present, region) =
         unsafe { ((*mw).rkey, info.mr.as_ref().map_or(0, |region| region.lkey)) };
     // The numbers of the rights are those of the verbs, but only of these.
@@ -111,7 +90,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     let (qp, window, bind) = unsafe { (Qp::of(qp), &mut *mw, &*bind) };
     let tag = Tag(window.rkey);
     let rkey = Tag::new(tag.index(), tag.instance().wrapping_add(1)).0;
-    // SAFETY: as above.
+    // SAFETY: the consumer passes a live window, and names a live region or none.
     let part = match unsafe { bind_part(mw, rkey, &bind.bind_info, qp.features) } {
         Ok(part) => part,
         Err(errno) => return errno,
@@ -127,7 +106,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     if !qp.may_send() {
         return libc::EINVAL;
     }
-    if let Err(errno) = qp.write_send(&mut queue, &work, &Data::Entries(&[])) {
+    if let Err(errno) = qp.write_send(&mut queue, &work, &Data::Sges(&[])) {
         return errno;
     }
     qp.publish_send(&queue);

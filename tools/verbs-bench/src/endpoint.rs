@@ -67,12 +67,12 @@ struct Event(*mut rdma_cm_event);
 
 impl Event {
     fn kind(&self) -> u32 {
-        // SAFETY: the event is not acknowledged yet.
+        // SAFETY: the event is not acknowledged before it is dropped.
         unsafe { (*self.0).event }
     }
 
     fn id(&self) -> *mut rdma_cm_id {
-        // SAFETY: as above.
+        // SAFETY: the event is not acknowledged before it is dropped.
         unsafe { (*self.0).id }
     }
 }
@@ -1006,14 +1006,14 @@ impl Session {
     /// The last byte of a message of a size, where it comes in.
     #[inline]
     pub fn incoming(&self, size: usize) -> u8 {
-        // SAFETY: as above. The device writes there, hence volatile.
+        // SAFETY: sizes are at most a half of the buffer. The device writes there, hence volatile.
         unsafe { self.shared().base.add(HALF + size - 1).read_volatile() }
     }
 
     /// Sets the last byte of a message of a size that goes out.
     #[inline]
     pub fn set_outgoing(&mut self, size: usize, value: u8) {
-        // SAFETY: as above.
+        // SAFETY: sizes are at most a half of the buffer.
         unsafe { self.shared().base.add(size - 1).write_volatile(value) };
     }
 

@@ -209,7 +209,7 @@ pub fn send_stream(
     let (mut posted, mut answered, mut controls) = (0, 0, 0_usize);
     let mut ended = false;
     let start = Instant::now();
-    let mut quiet = 0_u32;
+    let mut idle_polls = 0_u32;
     while answered < connections || controls > 0 {
         let room = !stream.batches || lanes.in_flight == 0;
         while room && posted < stream.count && lanes.in_flight < stream.width {
@@ -254,10 +254,10 @@ pub fn send_stream(
             Ok(())
         };
         if session.poll(&mut each)? > 0 {
-            quiet = 0;
+            idle_polls = 0;
         } else {
             session.pause(stream.wait, &mut each)?;
-            too_long(&mut quiet, start, stream.count)?;
+            too_long(&mut idle_polls, start, stream.count)?;
         }
     }
     Ok(start.elapsed())
@@ -279,7 +279,7 @@ pub fn write_between(
     };
     let start = Instant::now();
     let (mut posted, mut completed) = (0, 0);
-    let mut quiet = 0;
+    let mut idle_polls = 0;
     let count = count.next_multiple_of(SIGNAL);
     // So that neighbours in time are none in the table.
     let stride = 7919;
@@ -305,7 +305,7 @@ pub fn write_between(
         };
         if session.poll(&mut each)? == 0 {
             session.pause(wait, &mut each)?;
-            too_long(&mut quiet, start, count)?;
+            too_long(&mut idle_polls, start, count)?;
         }
     }
     Ok(start.elapsed())
@@ -361,7 +361,7 @@ pub fn write_under_load(
     let mut posts = vec![start; under_way as usize];
     let mut free: Vec<u64> = (0..under_way).collect();
     let (mut posted, mut completed) = (0, 0);
-    let mut quiet = 0;
+    let mut idle_polls = 0;
     while completed < count {
         while posted < count {
             let Some(slot) = free.pop() else { break };
@@ -387,7 +387,7 @@ pub fn write_under_load(
         };
         if session.poll(&mut each)? == 0 {
             session.pause(Wait::Event, &mut each)?;
-            too_long(&mut quiet, start, count)?;
+            too_long(&mut idle_polls, start, count)?;
         }
     }
     Ok(start.elapsed())
@@ -422,9 +422,9 @@ pub fn run_on(processor: usize) -> Outcome {
 
 /// Fails when nothing has come for long. The clock is looked at now and then only: in a guest
 /// that takes a while.
-fn too_long(quiet: &mut u32, start: Instant, count: u64) -> Outcome {
-    *quiet += 1;
-    if *quiet % (1 << 20) == 0 && start.elapsed() > 2 * PATIENCE {
+fn too_long(idle_polls: &mut u32, start: Instant, count: u64) -> Outcome {
+    *idle_polls += 1;
+    if *idle_polls % (1 << 20) == 0 && start.elapsed() > 2 * PATIENCE {
         return Err(format!("a run of {count} messages does not end"));
     }
     Ok(())
@@ -437,7 +437,7 @@ pub fn receive_stream(session: &mut Session, wait: Wait) -> Outcome<u64> {
     let mut since = vec![0; lanes];
     let (mut ends, mut controls, mut received) = (0, 0_u64, 0);
     let start = Instant::now();
-    let mut quiet = 0;
+    let mut idle_polls = 0;
     while ends < lanes || controls > 0 {
         let mut each = |session: &mut Session, done: Done| {
             let index = (done.wr_id & 0xffff_ffff) as usize;
@@ -461,10 +461,10 @@ pub fn receive_stream(session: &mut Session, wait: Wait) -> Outcome<u64> {
             Ok(())
         };
         if session.poll(&mut each)? > 0 {
-            quiet = 0;
+            idle_polls = 0;
         } else {
             session.pause(wait, &mut each)?;
-            too_long(&mut quiet, start, received)?;
+            too_long(&mut idle_polls, start, received)?;
         }
     }
     Ok(received)
@@ -540,7 +540,7 @@ pub fn ping(
     for number in 0..pings.count {
         let mark = (number % 250 + 1) as u8;
         for sending in [first, !first] {
-            let mut quiet = 0;
+            let mut idle_polls = 0;
             if sending {
                 let signal = pings.kind == Kind::Read || number % SIGNAL_PINGS == 0;
                 if pings.kind == Kind::Write {
@@ -563,7 +563,7 @@ pub fn ping(
                 };
                 while signalled - seen.completed > outstanding {
                     seen.step(session, pings.wait)?;
-                    too_long(&mut quiet, part_start, pings.count)?;
+                    too_long(&mut idle_polls, part_start, pings.count)?;
                 }
                 continue;
             }
@@ -575,7 +575,7 @@ pub fn ping(
                     }
                     _ => break,
                 }
-                too_long(&mut quiet, part_start, pings.count)?;
+                too_long(&mut idle_polls, part_start, pings.count)?;
             }
         }
         if (number + 1) % part == 0 {

@@ -96,7 +96,8 @@ pub unsafe fn create_qp(
         reserved: 0,
     };
     let create = function(c"ferritedv_create_qp")?;
-    // SAFETY: by the caller; a symbol of that name is the function that ferritedv.h declares.
+    // SAFETY: a symbol of that name is the function that ferritedv.h declares; context and
+    // attributes are as it demands, by the caller.
     unsafe {
         let create = std::mem::transmute::<*mut libc::c_void, CreateQp>(create);
         not_null(create(context, attr, &more))
@@ -110,7 +111,8 @@ pub unsafe fn create_qp(
 /// `pd` lives.
 pub unsafe fn alloc_list(pd: *mut ibv_pd, max_pieces: u32) -> Result<*mut ibv_mr, Errno> {
     let alloc = function(c"ferritedv_alloc_list")?;
-    // SAFETY: as above.
+    // SAFETY: a symbol of that name is the function that ferritedv.h declares; the domain lives, by
+    // the caller.
     unsafe {
         let alloc = std::mem::transmute::<*mut libc::c_void, AllocList>(alloc);
         not_null(alloc(pd, max_pieces))
@@ -128,7 +130,8 @@ pub unsafe fn reg_shared_mr(
     access: u32,
 ) -> Result<*mut ibv_mr, Errno> {
     let register = function(c"ferritedv_reg_shared_mr")?;
-    // SAFETY: as above.
+    // SAFETY: a symbol of that name is the function that ferritedv.h declares; domain and region live,
+    // by the caller.
     unsafe {
         let register = std::mem::transmute::<*mut libc::c_void, RegShared>(register);
         not_null(register(pd, mr, access as i32))
@@ -177,7 +180,7 @@ const COMMANDS: [u32; 2] = [9, 13];
 /// The context of `pd` is open, and `command` is laid out as the kernel expects.
 unsafe fn send<T>(pd: *mut ibv_pd, command: &T) -> Result<(), Errno> {
     let length = size_of::<T>();
-    // SAFETY: by the caller.
+    // SAFETY: the context is open, by the caller; the command may be read for its own size.
     let sent = unsafe {
         let fd = (*(*pd).context).cmd_fd;
         libc::write(fd, std::ptr::from_ref(command).cast(), length)
@@ -212,7 +215,7 @@ pub unsafe fn share_by_key(
         start: address,
         length,
         hca_va: address,
-        // SAFETY: by the caller.
+        // SAFETY: the domain lives, by the caller.
         pd_handle: unsafe { (*pd).handle },
         access_flags: access,
         kind: MR_SHARED,
@@ -220,7 +223,8 @@ pub unsafe fn share_by_key(
         key,
         reserved: 0,
     };
-    // SAFETY: by the caller; the response is as long as the command says.
+    // SAFETY: the domain lives, by the caller; the command is the kernel's for a registration, and the
+    // response as long as it says.
     unsafe { send(pd, &share)? };
     let end = Deregister {
         command: COMMANDS[1],
@@ -228,7 +232,7 @@ pub unsafe fn share_by_key(
         out_words: 0,
         mr_handle: response[0],
     };
-    // SAFETY: as above.
+    // SAFETY: the domain lives, by the caller; the command is the kernel's, and has no response.
     unsafe { send(pd, &end) }
 }
 
@@ -275,11 +279,11 @@ pub unsafe fn post_list(
         comp_mask: 0,
     };
     if extended {
-        // SAFETY: by the caller.
+        // SAFETY: queue pair and key live, by the caller; who says `extended` has that interface.
         return unsafe { write_list(qp.cast(), &list, work) };
     }
-    // SAFETY: by the caller; symbols of these names are the functions that ferritedv.h declares, and
-    // lists are as long as they say.
+    // SAFETY: symbols of these names are the functions that ferritedv.h declares; queue pair and key live,
+    // by the caller, and lists are as long as they say.
     check(unsafe {
         match &work.message {
             None => {
@@ -313,7 +317,8 @@ unsafe fn write_list(qp: *mut ibv_qp_ex, list: &List, work: &ListWork) -> Result
     let plain = function(c"ferritedv_wr_register_list")?;
     let with_message = function(c"ferritedv_wr_register_list_and_send")?;
     let missing = Errno(libc::ENOSYS);
-    // SAFETY: by the caller; the functions are those that ferritedv.h declares, called in their order.
+    // SAFETY: the functions are those that ferritedv.h declares, called in their order; queue pair and key
+    // live, by the caller.
     unsafe {
         let operations = std::ptr::read(qp);
         operations.wr_start.ok_or(missing)?(qp);

@@ -498,7 +498,8 @@ impl Buffer {
     /// Copies bytes out.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Errno> {
         self.range(offset, bytes.len())?;
-        // SAFETY: as in `write`.
+        // SAFETY: `range` has checked that so many bytes are in the buffer from `offset` on; a slice that is
+        // borrowed to be written is not the buffer.
         unsafe { ptr::copy_nonoverlapping(self.base.add(offset), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -1087,7 +1088,8 @@ impl Qp {
                 }
             }
         } else {
-            // SAFETY: as above; the plain attributes are the start of the extended ones.
+            // SAFETY: the attributes are complete and all objects live; the plain attributes are the start
+            // of the extended ones.
             unsafe { ibv_create_qp(pd.raw, (&raw mut attr).cast()) }
         };
         Ok((
@@ -1328,7 +1330,8 @@ impl Qp {
         wr.__bindgen_anon_2.bind_mw.rkey = work.rkey;
         wr.__bindgen_anon_2.bind_mw.bind_info = bind_info(mr, work);
         let mut bad = ptr::null_mut();
-        // SAFETY: as above.
+        // SAFETY: the queue pair, the window and the region live, as they are borrowed, and the work
+        // request is complete.
         check(unsafe {
             match (*(*self.raw).context).ops.post_send {
                 Some(post) => post(self.raw, &mut wr, &mut bad),
@@ -1348,7 +1351,7 @@ impl Qp {
             num_sge: entries.len() as i32,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: as in `post_send`.
+        // SAFETY: the queue pair lives, and the list until the call returns.
         check(unsafe {
             match (*(*self.raw).context).ops.post_recv {
                 Some(post) => post(self.raw, &mut wr, &mut bad),

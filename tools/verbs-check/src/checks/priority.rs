@@ -81,7 +81,7 @@ impl AsNobody {
 
 impl Drop for AsNobody {
     fn drop(&mut self) {
-        // SAFETY: as above.
+        // SAFETY: it only changes the credentials of this process.
         unsafe { libc::seteuid(0) };
     }
 }

@@ -667,7 +667,7 @@ fn bind_again(rig: &Rig) -> Check {
     rig.send(bad.b, wr, (0, 0, 0))?;
     rig.ends(bad.cq, IBV_WC_MW_BIND_ERR, "a bind that is too long")?;
     rig.ends(bad.cq, IBV_WC_WR_FLUSH_ERR, "the bind behind it")?;
-    // SAFETY: as above.
+    // SAFETY: the window lives; nobody else looks at it.
     expect!(unsafe { (*mw).rkey }, first, "the window's key afterwards");
     let pair = rig.pair()?;
     bind2(rig, &pair, mw, key)?;
