@@ -191,7 +191,11 @@ impl Registers {
         };
         let status = read_poll_timeout(|| self.status(), reached, POLL, START_TIMEOUT)?;
         if status.state() != Some(state) {
-            pr_err!("ferrite: device stopped itself: {:?}\n", status.fatal());
+            dev_err!(
+                self.bar.device(),
+                "device stopped itself: {:?}\n",
+                status.fatal()
+            );
             return Err(EIO);
         }
         Ok(status)

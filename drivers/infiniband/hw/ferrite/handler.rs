@@ -534,7 +534,7 @@ impl Handlers {
         }
         let table = interrupts.table()?;
         if table.columns() == 0 {
-            pr_err!("ferrite: the device has no event queue for completions\n");
+            dev_err!(hw.pdev, "device has no event queue for completions\n");
             return Err(ENOSPC);
         }
         let steering = interrupts.steering()?;

@@ -177,7 +177,7 @@ impl Cause {
 /// A device, from one reset to the next.
 #[pin_data]
 pub(crate) struct Hardware {
-    pdev: ARef<pci::Device>,
+    pub(crate) pdev: ARef<pci::Device>,
     pub(crate) registers: Arc<Registers>,
     pub(crate) doorbells: Arc<Doorbells>,
     #[pin]
@@ -720,7 +720,9 @@ impl Hardware {
                 }
             }
             Some(code) => self.dispatch_rare(code, event),
-            None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
+            None => kernel::do_once_lite! {
+                dev_warn!(self.pdev, "event {:#x} is not known\n", event.code)
+            },
         }
         0
     }
@@ -1050,8 +1052,9 @@ impl DeviceObject {
                 }
                 Parting::Disagreement => {
                     // What the device would touch afterwards is anyone's guess.
-                    pr_err!(
-                        "ferrite: {:?} of {:#x} failed: {:?}\n",
+                    dev_err!(
+                        self.hw.pdev,
+                        "{:?} of {:#x} failed: {:?}\n",
                         self.destroy,
                         self.number,
                         ended

@@ -1497,7 +1497,7 @@ impl WorkItem for Pager {
         if let Err(error) = taken {
             if !this.hw.is_dead() {
                 // It may have faults left, and says so only once.
-                pr_err!("ferrite: faults cannot be taken: {:?}\n", error);
+                dev_err!(this.hw.pdev, "faults cannot be taken: {:?}\n", error);
                 this.hw.fail();
             }
         }

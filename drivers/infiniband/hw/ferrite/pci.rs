@@ -329,7 +329,8 @@ impl Loading for FerriteDriver {
         let registered = unsafe { steering::HOTPLUG.register(c"infiniband/ferrite:online") };
         if let Err(error) = registered {
             // Where an interrupt arrives is a matter of speed only, and hotplug has few states.
-            pr_warn!("ferrite: processors are not followed: {:?}\n", error);
+            // There is no device yet.
+            pr_warn!("processors are not followed: {:?}\n", error);
         }
         Ok(())
     }

@@ -872,7 +872,7 @@ impl FerriteQp {
         let hw = &qp.device().hw;
         if let Err(error) = Self::tell_membership(qp, CommandOpcode::DetachMulticast, gid) {
             if !hw.is_dead() {
-                pr_err!("ferrite: a member cannot leave its group: {:?}\n", error);
+                dev_err!(hw.pdev, "a member cannot leave its group: {:?}\n", error);
                 hw.fail();
             }
         }
