@@ -849,7 +849,7 @@ impl FerriteQp {
         }
         let mut groups = qp.groups.lock();
         let member = groups.contains(&gid);
-        groups.push(gid, GFP_KERNEL)?;
+        groups.push(gid, GFP_KERNEL_ACCOUNT)?;
         if !member {
             let told = Self::tell_membership(qp, CommandOpcode::AttachMulticast, gid);
             if told.is_err() {
