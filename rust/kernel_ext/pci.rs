@@ -377,9 +377,14 @@ mod tests {
         *,
     };
     use core::mem::MaybeUninit;
+                Handler,
+                IrqHandler,
     use kernel::{
         alloc::flags::__GFP_ZERO,
-        impl_has_work, new_work,
+        impl_has_work, irq,
+        irq::IrqReturn,
+        new_work,
+        str::CString,
         sync::{
             atomic::{
                 Atomic,
@@ -471,6 +476,28 @@ mod tests {
         ///
         /// `bus` must be that of a `Function`.
         unsafe fn registers<'a>(bus: *mut bindings::pci_bus) -> &'a Registers {
+        fn as_generic(&self) -> *mut bindings::device {
+            // SAFETY: The function is valid; this makes no reference.
+            unsafe { &raw mut (*self.as_raw()).dev }
+        }
+
+        /// Calls `f`, and releases what is managed for the function since, as when it is unbound.
+        fn bound<T>(&self, f: impl FnOnce() -> T) -> T {
+            // SAFETY: The device was initialised when this was made.
+            let group = unsafe {
+                bindings::devres_open_group(
+                    self.as_generic(),
+                    ptr::null_mut(),
+                    bindings::GFP_KERNEL,
+                )
+            };
+            assert!(!group.is_null());
+            let result = f();
+            // SAFETY: The group was opened above. Nothing here makes use of what is released: that is in a `Devres`.
+            unsafe { bindings::devres_release_group(self.as_generic(), group) };
+            result
+        }
+
             // SAFETY: The caller vouches for it.
             unsafe { &*(*bus).sysdata.cast() }
         }
@@ -614,6 +641,81 @@ mod tests {
         let before = function.registers.command.get();
         assert!(!function.is_pin_disabled());
         {
+    #[test]
+    fn vectors_that_are_kept_do_nothing_when_the_function_was_unbound() -> Result {
+        let function = Function::new()?;
+        let vectors = function.bound(|| Vectors::new(function.device(), 1, true))?;
+        ConfigLock::new(function.device()).enable_pin(true);
+        vectors.disable_pin();
+        assert!(!function.is_pin_disabled());
+        assert_eq!(vectors.steer(0, 0), Err(ENODEV));
+        let current = kernel::cpu::CpuId::current();
+        assert_eq!(vectors.arrives_at(0, current), Err(ENODEV));
+        let vectors = Arc::new(vectors, GFP_KERNEL)?;
+        let ended = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        let handler = Ok(Idle(ended.clone()));
+        let name = CString::try_from_fmt(fmt!("rust_pci"))?;
+        let late = IrqHandler::install(function.device(), &vectors, 0, name, handler);
+        assert!(late.is_err());
+        assert_eq!(ended.load(Relaxed), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn vectors_of_others_are_neither_taken_nor_freed() -> Result {
+        let function = Function::new()?;
+        let pin = Vectors::new(function.device(), 1, true)?;
+        // SAFETY: The function is valid, and nobody else makes use of it.
+        let set = |enabled| unsafe {
+            bindings::pci_dev::set_msix_enabled_raw(function.as_raw(), enabled);
+        };
+        set(1);
+        let another = Vectors::new(function.device(), 1, true).map(|_| ());
+        // Were they freed, this would not end well: there are none.
+        drop(pin);
+        set(0);
+        assert_eq!(another, Err(EBUSY));
+        Ok(())
+    }
+
+    /// A handler that says when it goes.
+    struct Idle(Arc<Atomic<u32>>);
+
+    impl irq::Handler for Idle {
+        fn handle(&self, _dev: &device::Device<device::Bound>) -> IrqReturn {
+            IrqReturn::None
+        }
+    }
+
+    impl Handler for Idle {}
+
+    impl Drop for Idle {
+        fn drop(&mut self) {
+            self.0.store(1, Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_handler_that_nobody_removes_is_removed_when_the_function_is_unbound() -> Result {
+        let function = Function::new()?;
+        let ended = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        function.bound(|| -> Result {
+            let vectors = Arc::new(Vectors::new(function.device(), 1, true)?, GFP_KERNEL)?;
+            let name = CString::try_from_fmt(fmt!("rust_pci"))?;
+            let handler = Ok(Idle(ended.clone()));
+            let handler = IrqHandler::install(function.device(), &vectors, 0, name, handler)?;
+            assert!(!function.is_pin_disabled());
+            core::mem::forget(vectors);
+            core::mem::forget(handler);
+            assert_eq!(ended.load(Relaxed), 0);
+            Ok(())
+        })?;
+        assert_eq!(ended.load(Relaxed), 1);
+        assert!(function.is_pin_disabled());
+        assert_eq!(function.registers.stray_writes.get(), 0);
+        Ok(())
+    }
+
             let _resetter = ConfigLock::new(function.device());
             vectors.disable_pin();
             assert_eq!(function.registers.command.get(), before);
