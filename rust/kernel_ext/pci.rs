@@ -7,6 +7,7 @@ use crate::bindings;
 use core::{
     cell::Cell,
     marker::PhantomData,
+    num::NonZero,
     ops::Deref,
     ptr, //
 };
@@ -43,6 +44,13 @@ pub unsafe fn set_dma_mask(pdev: &pci::Device<device::Bound>, mask: DmaMask) -> 
     to_result(unsafe {
         bindings::dma_set_mask_and_coherent(&raw mut (*as_raw(pdev)).dev, mask.value())
     })
+}
+
+/// The number that a function has among all that there are, if it has one (Device Serial Number). It is read from
+/// config space.
+pub fn serial_number(pdev: &pci::Device<device::Bound>) -> Option<NonZero<u64>> {
+    // SAFETY: A reference to a device keeps it valid.
+    NonZero::new(unsafe { bindings::pci_get_dsn(as_raw(pdev)) })
 }
 
 /// A function that is bound to its driver, for who is not called by the PCI core: work items, and callbacks
@@ -369,6 +377,8 @@ mod tests {
     use super::{
         super::{
             irq::{
+                Handler,
+                IrqHandler,
                 Kind,
                 Vectors, //
             },
@@ -377,8 +387,6 @@ mod tests {
         *,
     };
     use core::mem::MaybeUninit;
-                Handler,
-                IrqHandler,
     use kernel::{
         alloc::flags::__GFP_ZERO,
         impl_has_work, irq,
@@ -468,14 +476,6 @@ mod tests {
             unsafe { &*self.as_raw().cast() }
         }
 
-        fn is_pin_disabled(&self) -> bool {
-            u32::from(self.registers.command.get()) & bindings::PCI_COMMAND_INTX_DISABLE != 0
-        }
-
-        /// # Safety
-        ///
-        /// `bus` must be that of a `Function`.
-        unsafe fn registers<'a>(bus: *mut bindings::pci_bus) -> &'a Registers {
         fn as_generic(&self) -> *mut bindings::device {
             // SAFETY: The function is valid; this makes no reference.
             unsafe { &raw mut (*self.as_raw()).dev }
@@ -498,6 +498,14 @@ mod tests {
             result
         }
 
+        fn is_pin_disabled(&self) -> bool {
+            u32::from(self.registers.command.get()) & bindings::PCI_COMMAND_INTX_DISABLE != 0
+        }
+
+        /// # Safety
+        ///
+        /// `bus` must be that of a `Function`.
+        unsafe fn registers<'a>(bus: *mut bindings::pci_bus) -> &'a Registers {
             // SAFETY: The caller vouches for it.
             unsafe { &*(*bus).sysdata.cast() }
         }
@@ -634,14 +642,6 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_is_disabled_in_an_interrupt_unless_the_function_is_being_reset() -> Result {
-        let function = Function::new()?;
-        let vectors = Vectors::new(function.device(), 1, true)?;
-        ConfigLock::new(function.device()).enable_pin(true);
-        let before = function.registers.command.get();
-        assert!(!function.is_pin_disabled());
-        {
-    #[test]
     fn vectors_that_are_kept_do_nothing_when_the_function_was_unbound() -> Result {
         let function = Function::new()?;
         let vectors = function.bound(|| Vectors::new(function.device(), 1, true))?;
@@ -716,6 +716,14 @@ mod tests {
         Ok(())
     }
 
+    #[test]
+    fn a_pin_is_disabled_in_an_interrupt_unless_the_function_is_being_reset() -> Result {
+        let function = Function::new()?;
+        let vectors = Vectors::new(function.device(), 1, true)?;
+        ConfigLock::new(function.device()).enable_pin(true);
+        let before = function.registers.command.get();
+        assert!(!function.is_pin_disabled());
+        {
             let _resetter = ConfigLock::new(function.device());
             vectors.disable_pin();
             assert_eq!(function.registers.command.get(), before);
