@@ -19,6 +19,7 @@
 #include <linux/mmu_notifier.h>
 #include <linux/netdevice.h>
 #include <linux/pci-p2pdma.h>
+#include <linux/percpu.h>
 #include <linux/pid.h>
 #include <linux/ratelimit.h>
 #include <linux/rtnetlink.h>
@@ -162,24 +163,70 @@ u64 rust_helper_total_memory(void)
 	return (u64)totalram_pages() << PAGE_SHIFT;
 }
 
-unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock)
-	__acquires(lock)
+/*
+ * Guards in Rust can be dropped in any order: what the first lock found is
+ * restored by who gives the last one back. For as long as the kernel has no
+ * local_interrupt_disable() that counts.
+ */
+#ifdef CONFIG_PREEMPT_RT
+/* Nothing runs in an interrupt, and locks leave it on. */
+static inline void interrupts_disable(void) { }
+static inline void interrupts_enable(void) { }
+#else
+struct interrupts_off {
+	unsigned long flags;
+	unsigned int depth;
+};
+
+static DEFINE_PER_CPU(struct interrupts_off, interrupts_off);
+
+static inline void interrupts_disable(void)
 {
 	unsigned long flags;
 
-	spin_lock_irqsave(lock, flags);
-	return flags;
+	/* Outermost, so that who was woken meanwhile runs as soon as he may. */
+	preempt_disable();
+	local_irq_save(flags);
+	if (__this_cpu_inc_return(interrupts_off.depth) == 1)
+		__this_cpu_write(interrupts_off.flags, flags);
 }
 
-void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags)
+static inline void interrupts_enable(void)
+{
+	unsigned long flags = __this_cpu_read(interrupts_off.flags);
+
+	if (!__this_cpu_dec_return(interrupts_off.depth))
+		local_irq_restore(flags);
+	preempt_enable();
+}
+#endif
+
+bool rust_helper_irqs_disabled(void)
+{
+	return irqs_disabled();
+}
+
+void rust_helper_spin_lock_irq_disable(spinlock_t *lock)
+	__acquires(lock)
+{
+	interrupts_disable();
+	spin_lock(lock);
+}
+
+void rust_helper_spin_unlock_irq_enable(spinlock_t *lock)
 	__releases(lock)
 {
-	spin_unlock_irqrestore(lock, flags);
+	spin_unlock(lock);
+	interrupts_enable();
 }
 
-bool rust_helper_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags)
+bool rust_helper_spin_trylock_irq_disable(spinlock_t *lock)
 {
-	return spin_trylock_irqsave(lock, *flags);
+	interrupts_disable();
+	if (spin_trylock(lock))
+		return true;
+	interrupts_enable();
+	return false;
 }
 
 void rust_helper_xa_init_irq(struct xarray *xa)
@@ -204,19 +251,18 @@ void *rust_helper_xa_erase_irqsave(struct xarray *xa, unsigned long index)
 	return entry;
 }
 
-unsigned long rust_helper_xa_lock_irqsave(struct xarray *xa)
+void rust_helper_xa_lock_irq_disable(struct xarray *xa)
 	__acquires(&xa->xa_lock)
 {
-	unsigned long flags;
-
-	xa_lock_irqsave(xa, flags);
-	return flags;
+	interrupts_disable();
+	xa_lock(xa);
 }
 
-void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags)
+void rust_helper_xa_unlock_irq_enable(struct xarray *xa)
 	__releases(&xa->xa_lock)
 {
-	xa_unlock_irqrestore(xa, flags);
+	xa_unlock(xa);
+	interrupts_enable();
 }
 
 struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,

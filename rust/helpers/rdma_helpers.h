@@ -59,15 +59,16 @@ struct devlink *rust_helper_rdma_devlink_alloc(const struct devlink_ops *ops,
 bool rust_helper_need_resched(void);
 void rust_helper_reinit_completion(struct completion *x);
 void rust_helper_ratelimit_default_init(struct ratelimit_state *rs);
-unsigned long rust_helper_spin_lock_irqsave(spinlock_t *lock);
-void rust_helper_spin_unlock_irqrestore(spinlock_t *lock, unsigned long flags);
-bool rust_helper_spin_trylock_irqsave(spinlock_t *lock, unsigned long *flags);
+bool rust_helper_irqs_disabled(void);
+void rust_helper_spin_lock_irq_disable(spinlock_t *lock);
+void rust_helper_spin_unlock_irq_enable(spinlock_t *lock);
+bool rust_helper_spin_trylock_irq_disable(spinlock_t *lock);
 void rust_helper_xa_init_irq(struct xarray *xa);
 int rust_helper_xa_insert_irq(struct xarray *xa, unsigned long index,
 			      void *entry);
 void *rust_helper_xa_erase_irqsave(struct xarray *xa, unsigned long index);
-unsigned long rust_helper_xa_lock_irqsave(struct xarray *xa);
-void rust_helper_xa_unlock_irqrestore(struct xarray *xa, unsigned long flags);
+void rust_helper_xa_lock_irq_disable(struct xarray *xa);
+void rust_helper_xa_unlock_irq_enable(struct xarray *xa);
 struct workqueue_struct *rust_helper_rdma_alloc_ordered_workqueue(const char *name);
 struct workqueue_struct *rust_helper_rdma_alloc_unbound_workqueue(const char *name);
 struct workqueue_struct *rust_helper_rdma_alloc_fault_workqueue(const char *name,

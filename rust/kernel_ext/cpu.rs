@@ -40,7 +40,8 @@ pub fn is_online(cpu: u32) -> bool {
     if !possible().contains(&cpu) {
         return false;
     }
-    // SAFETY: As in `is_present`.
+    // SAFETY: The mask is a static of the kernel, of which single bits are read; there is one for each number
+    // that a processor can have.
     unsafe { bindings::cpumask_test_cpu(cpu as i32, &raw mut bindings::__cpu_online_mask) }
 }
 

@@ -7,6 +7,8 @@
 use crate::bindings;
 use core::marker::{PhantomData, PhantomPinned};
 use kernel::container_of;
+use kernel::device::{Bound, Device};
+use kernel::devres::Devres;
 use kernel::error::to_result;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
@@ -48,7 +50,7 @@ impl<F: Follower> State<F> {
         }
     }
 
-    /// Registers it, before anybody [follows](Following::new). Sleeps.
+    /// Registers it, before anybody [follows](Following::start). Sleeps.
     ///
     /// # Safety
     ///
@@ -99,7 +101,8 @@ impl<F: Follower> State<F> {
     }
 }
 
-/// Somebody who follows processors until this is dropped.
+/// Somebody who follows processors until this is dropped. Only in a [`Devres`], so that nobody follows for a device
+/// that is unbound.
 ///
 /// # Invariants
 ///
@@ -121,9 +124,17 @@ unsafe impl<F: Follower> Send for Following<F> {}
 unsafe impl<F: Follower> Sync for Following<F> {}
 
 impl<F: Follower> Following<F> {
-    /// Has `follower` told from now on of what comes and goes; not of what is there. `ENODEV` where `state` is
-    /// not registered. Sleeps.
-    pub fn new(state: &'static State<F>, follower: Arc<F>) -> impl PinInit<Self, Error> {
+    /// Has `follower` told from now on of what comes and goes, on behalf of `dev`; not of what is there. `ENODEV`
+    /// where `state` is not registered. Sleeps.
+    pub fn start(
+        dev: &Device<Bound>,
+        state: &'static State<F>,
+        follower: Arc<F>,
+    ) -> Result<Devres<Self>> {
+        Devres::new(dev, Self::new(state, follower))
+    }
+
+    fn new(state: &'static State<F>, follower: Arc<F>) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             node: Opaque::zeroed(),
             number: state.number()?,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! devlink: what an administrator can ask of a device as a whole, of which this has its health and a
+//! devlink: what an administrator can ask of a device as a whole, of which this has what it is, its health and a
 //! parameter (for `rust/kernel/devlink.rs`).
 //!
 //! C header: [`include/net/devlink.h`](srctree/include/net/devlink.h)
@@ -63,6 +63,12 @@ pub trait Parameter: Send + Sync + 'static {
     fn set(this: ArcBorrow<'_, Self>, value: &CStr) -> Result<(), Refusal>;
 }
 
+/// Somebody who knows what a device is (`devlink dev info`). The name of its driver is known to devlink.
+pub trait Information: Send + Sync + 'static {
+    /// Says so, with the devlink instance locked.
+    fn inform(&self, info: &mut Info<'_>) -> Result;
+}
+
 /// Why what an administrator asks for is not done: an error, and a text for him.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -88,10 +94,53 @@ impl Refusal {
     /// `extack` must be null or valid.
     unsafe fn tell(self, extack: *mut bindings::netlink_ext_ack) -> c_int {
         if let Some(extack) = NonNull::new(extack) {
-            // SAFETY: The caller vouches for it. The text is static.
+            // SAFETY: The caller vouches that it is valid where it is not null. The text is static.
             unsafe { (*extack.as_ptr())._msg = self.why.as_char_ptr() };
         }
         self.error.to_errno()
+    }
+}
+
+/// What there is to say about what a device is.
+///
+/// # Invariants
+///
+/// The pointer is a request that is being answered, by nobody else for `'a`.
+pub struct Info<'a>(NonNull<bindings::devlink_info_req>, PhantomData<&'a mut ()>);
+
+impl Info<'_> {
+    /// The version of what runs in the device.
+    pub const FIRMWARE: &'static CStr = generic_name(bindings::DEVLINK_INFO_VERSION_GENERIC_FW);
+    /// The version of the interface between that and the driver.
+    pub const INTERFACE: &'static CStr =
+        generic_name(bindings::DEVLINK_INFO_VERSION_GENERIC_FW_MGMT_API);
+
+    /// Says the serial number.
+    pub fn serial_number(&mut self, number: &CStr) -> Result {
+        // SAFETY: The request is ours by the type invariant; the text is copied.
+        to_result(unsafe {
+            bindings::devlink_info_serial_number_put(self.0.as_ptr(), number.as_char_ptr())
+        })
+    }
+
+    /// Says which version of a component runs.
+    pub fn running_version(&mut self, component: &CStr, version: &CStr) -> Result {
+        // SAFETY: The request is ours by the type invariant; both texts are copied.
+        to_result(unsafe {
+            bindings::devlink_info_version_running_put(
+                self.0.as_ptr(),
+                component.as_char_ptr(),
+                version.as_char_ptr(),
+            )
+        })
+    }
+}
+
+/// A name that has a meaning for all drivers, as C has it.
+const fn generic_name(name: &'static [u8]) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name) {
+        Ok(name) => name,
+        Err(_) => panic!("a string of C ends with a zero"),
     }
 }
 
@@ -161,20 +210,23 @@ unsafe fn put_text(context: *mut bindings::devlink_param_gset_ctx, value: &CStr)
 /// - `devlink` is a registered instance that this value owns, with a pointer to what `_health` refers to as its
 ///   private data, and with [`Self::PARAMETER`] registered.
 /// - `reporter` is a reporter of it, with the same as its private data.
-pub struct Devlink<H: HealthReporter + Parameter> {
+pub struct Devlink<H: HealthReporter + Parameter + Information> {
     devlink: NonNull<bindings::devlink>,
     reporter: NonNull<bindings::devlink_health_reporter>,
     _health: Arc<H>,
 }
 
 // SAFETY: devlink takes its own locks, whoever calls it; `H` is `Send` and `Sync`.
-unsafe impl<H: HealthReporter + Parameter> Send for Devlink<H> {}
+unsafe impl<H: HealthReporter + Parameter + Information> Send for Devlink<H> {}
 // SAFETY: devlink takes its own locks, whoever calls it; `H` is `Send` and `Sync`.
-unsafe impl<H: HealthReporter + Parameter> Sync for Devlink<H> {}
+unsafe impl<H: HealthReporter + Parameter + Information> Sync for Devlink<H> {}
 
-impl<H: HealthReporter + Parameter> Devlink<H> {
-    /// An instance does nothing by itself: what it can do is said by what is registered with it.
-    const OPS: &'static bindings::devlink_ops = &pin_init::zeroed();
+impl<H: HealthReporter + Parameter + Information> Devlink<H> {
+    /// What else an instance can do is said by what is registered with it.
+    const OPS: &'static bindings::devlink_ops = &bindings::devlink_ops {
+        info_get: Some(Self::info_callback),
+        ..pin_init::zeroed()
+    };
 
     const REPORTER_OPS: &'static bindings::devlink_health_reporter_ops =
         &bindings::devlink_health_reporter_ops {
@@ -217,12 +269,11 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
             )
         };
         let devlink = NonNull::new(devlink).ok_or(ENOMEM)?;
-        // SAFETY: The instance was made just now with as much private data as this pointer takes, aligned for
+        // SAFETY: The instance was made just now.
+        let data = unsafe { bindings::devlink_priv(devlink.as_ptr()) };
+        // SAFETY: The instance was made with as much private data as this pointer takes, aligned for
         // anything, and nobody else knows it yet.
-        unsafe {
-            let data = bindings::devlink_priv(devlink.as_ptr());
-            data.cast::<*const H>().write(Arc::as_ptr(&health));
-        }
+        unsafe { data.cast::<*const H>().write(Arc::as_ptr(&health)) };
         // SAFETY: The instance was made just now. The operations are static, and the private data is a
         // `H` that `_health` keeps until after the reporter is destroyed.
         let reporter = from_err_ptr(unsafe {
@@ -246,11 +297,10 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
             bindings::devlink_params_register(devlink.as_ptr(), Self::PARAMETER, 1)
         });
         if let Err(error) = registered {
-            // SAFETY: Both were made above and neither is used afterwards; the instance is not registered.
-            unsafe {
-                bindings::devlink_health_reporter_destroy(reporter.as_ptr());
-                bindings::devlink_free(devlink.as_ptr());
-            }
+            // SAFETY: It was made above, of an instance that is not registered, and is not used afterwards.
+            unsafe { bindings::devlink_health_reporter_destroy(reporter.as_ptr()) };
+            // SAFETY: The instance was made above, is not registered, and not used afterwards.
+            unsafe { bindings::devlink_free(devlink.as_ptr()) };
             return Err(error);
         }
         // SAFETY: The instance was made above and is not registered yet.
@@ -294,26 +344,25 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
         } else {
             bindings::devlink_health_reporter_state_DEVLINK_HEALTH_REPORTER_STATE_ERROR
         };
-        // SAFETY: The reporter is one of the instance, by the type invariants, whose lock was taken above.
-        unsafe {
-            for _ in 0..standing.recovered {
-                bindings::devlink_health_reporter_recovery_done(self.reporter.as_ptr());
-            }
-            bindings::devlink_health_reporter_state_update(self.reporter.as_ptr(), state);
-            bindings::devl_unlock(self.devlink.as_ptr());
+        for _ in 0..standing.recovered {
+            // SAFETY: The reporter is one of the instance, by the type invariants, whose lock was taken above.
+            unsafe { bindings::devlink_health_reporter_recovery_done(self.reporter.as_ptr()) };
         }
+        // SAFETY: The reporter is one of the instance, by the type invariants, whose lock was taken above.
+        unsafe { bindings::devlink_health_reporter_state_update(self.reporter.as_ptr(), state) };
+        // SAFETY: The lock was taken above, by this task.
+        unsafe { bindings::devl_unlock(self.devlink.as_ptr()) };
     }
 
     /// # Safety
     ///
     /// `reporter` must have been made by [`Self::register`], and not be destroyed for `'a`.
     unsafe fn health<'a>(reporter: *mut bindings::devlink_health_reporter) -> ArcBorrow<'a, H> {
-        // SAFETY: The caller vouches for a reporter whose private data is that of an `Arc<H>`, which
-        // `Devlink::_health` keeps until the reporter is destroyed.
-        unsafe {
-            let health = bindings::devlink_health_reporter_priv(reporter).cast::<H>();
-            ArcBorrow::from_raw(health)
-        }
+        // SAFETY: The caller vouches for a reporter that is not destroyed.
+        let health = unsafe { bindings::devlink_health_reporter_priv(reporter) };
+        // SAFETY: `register` has made what an `Arc<H>` refers to its private data, which `Devlink::_health` keeps
+        // until the reporter is destroyed.
+        unsafe { ArcBorrow::from_raw(health.cast::<H>()) }
     }
 
     /// # Safety
@@ -345,12 +394,32 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
     ///
     /// `devlink` must have been made by [`Self::register`], and not be freed for `'a`.
     unsafe fn of_instance<'a>(devlink: *mut bindings::devlink) -> ArcBorrow<'a, H> {
-        // SAFETY: The caller vouches for an instance whose private data points to what an `Arc<H>` refers to,
-        // which `Devlink::_health` keeps until the instance is freed.
-        unsafe {
-            let data = bindings::devlink_priv(devlink).cast::<*const H>();
-            ArcBorrow::from_raw(data.read())
-        }
+        // SAFETY: The caller vouches for an instance that is not freed.
+        let data = unsafe { bindings::devlink_priv(devlink) }.cast::<*const H>();
+        // SAFETY: `register` has written such a pointer there before it registered anything that is called back, and
+        // nobody writes to it after that.
+        let health = unsafe { data.read() };
+        // SAFETY: It points to what an `Arc<H>` refers to, which `Devlink::_health` keeps until the instance is freed.
+        unsafe { ArcBorrow::from_raw(health) }
+    }
+
+    /// # Safety
+    ///
+    /// Only for devlink: `devlink` must have been made by [`Self::register`], and `request` be one that nobody
+    /// else answers.
+    unsafe extern "C" fn info_callback(
+        devlink: *mut bindings::devlink,
+        request: *mut bindings::devlink_info_req,
+        _extack: *mut bindings::netlink_ext_ack,
+    ) -> c_int {
+        // SAFETY: The caller vouches for the instance, which is not freed while it is called.
+        let this = unsafe { Self::of_instance(devlink) };
+        from_result(|| {
+            // INVARIANT: The caller vouches for the request.
+            let mut info = Info(NonNull::new(request).ok_or(EINVAL)?, PhantomData);
+            this.inform(&mut info)?;
+            Ok(0)
+        })
     }
 
     /// # Safety
@@ -447,16 +516,17 @@ impl<H: HealthReporter + Parameter> Devlink<H> {
     }
 }
 
-impl<H: HealthReporter + Parameter> Drop for Devlink<H> {
+impl<H: HealthReporter + Parameter + Information> Drop for Devlink<H> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants the instance is registered and ours, with that parameter, and the
-        // reporter is one of it; neither is used afterwards. Unregistering takes the lock with which callbacks
+        let devlink = self.devlink.as_ptr();
+        // SAFETY: By the type invariants the instance is registered and ours. This takes the lock with which callbacks
         // run.
-        unsafe {
-            bindings::devlink_unregister(self.devlink.as_ptr());
-            bindings::devlink_params_unregister(self.devlink.as_ptr(), Self::PARAMETER, 1);
-            bindings::devlink_health_reporter_destroy(self.reporter.as_ptr());
-            bindings::devlink_free(self.devlink.as_ptr());
-        }
+        unsafe { bindings::devlink_unregister(devlink) };
+        // SAFETY: By the type invariants it has that parameter.
+        unsafe { bindings::devlink_params_unregister(devlink, Self::PARAMETER, 1) };
+        // SAFETY: By the type invariants it is a reporter of the instance. It is not used afterwards.
+        unsafe { bindings::devlink_health_reporter_destroy(self.reporter.as_ptr()) };
+        // SAFETY: By the type invariants the instance is ours. It was unregistered above, and is not used afterwards.
+        unsafe { bindings::devlink_free(devlink) };
     }
 }

@@ -51,12 +51,10 @@ impl<T: Moderated> NetDim<T> {
         // INVARIANT: All is zero, which is profile 0 and the beginning of a measurement, but for the work.
         pin_init!(Self {
             dim <- Opaque::ffi_init(|dim: *mut bindings::dim| {
-                // SAFETY: `dim` is memory for a `struct dim` that nobody else knows; all zeroes are a
-                // valid one.
-                unsafe {
-                    dim.write(pin_init::zeroed());
-                    bindings::dim_init_work(dim, Some(Self::run));
-                }
+                // SAFETY: `dim` is memory for a `struct dim` that nobody else knows.
+                unsafe { dim.write(pin_init::zeroed()) };
+                // SAFETY: It was written just now, and nobody else knows it.
+                unsafe { bindings::dim_init_work(dim, Some(Self::run)) };
             }),
             busy: Atomic::new(0),
             target,
@@ -85,32 +83,37 @@ impl<T: Moderated> NetDim<T> {
         self.with_state(|dim| {
             let (interrupts, traffic) = counts();
             let mut sample: bindings::dim_sample = pin_init::zeroed();
-            // SAFETY: `sample` is a local. By the type invariant `dim` is initialised, and nobody else
-            // takes a sample, as `busy` was free.
-            unsafe {
-                bindings::dim_update_sample(interrupts, traffic, traffic, &mut sample);
-                bindings::net_dim(dim, &sample);
-            }
+            // SAFETY: `sample` is a local.
+            unsafe { bindings::dim_update_sample(interrupts, traffic, traffic, &mut sample) };
+            // SAFETY: By the type invariant `dim` is initialised, and nobody else takes a sample, as `busy` was free.
+            unsafe { bindings::net_dim(dim, &sample) };
         });
     }
 
     /// Goes back to profile 0, where it is at another one. May be called in interrupt context.
     pub fn rest(&self) {
         self.with_state(|dim| {
-            // SAFETY: By the type invariant `dim` is initialised, and nobody else decides about the
-            // profile, as `busy` was free. The work reads it and writes the state, once it was queued: it
-            // is not, in any other state than this one.
-            unsafe {
-                let state = ptr::addr_of_mut!((*dim).state);
-                let applying = bindings::dim_state_DIM_APPLY_NEW_PROFILE as u8;
-                if (*dim).profile_ix == 0 || state.read_volatile() == applying {
-                    return;
-                }
-                (*dim).profile_ix = 0;
-                bindings::dim_park_on_top(dim);
-                state.write_volatile(applying);
-                bindings::dim_schedule_work(dim);
+            let applying = bindings::dim_state_DIM_APPLY_NEW_PROFILE as u8;
+            // SAFETY: By the type invariant `dim` is initialised; this makes no reference to it.
+            let (profile, state) = unsafe { (&raw mut (*dim).profile_ix, &raw mut (*dim).state) };
+            // SAFETY: Only who has set `busy` writes the profile.
+            if unsafe { profile.read() } == 0 {
+                return;
             }
+            // SAFETY: The field is initialised. The work writes it at the same time, a byte, of which an old or a new
+            // value is found.
+            if unsafe { state.read_volatile() } == applying {
+                return;
+            }
+            // SAFETY: Nobody else decides about the profile, as `busy` was free. The work reads it once it was queued,
+            // which it is in no other state than the one that was looked for.
+            unsafe { profile.write(0) };
+            // SAFETY: The same holds for the rest of what a decision is made by.
+            unsafe { bindings::dim_park_on_top(dim) };
+            // SAFETY: The work writes the field when it has run, and is not queued.
+            unsafe { state.write_volatile(applying) };
+            // SAFETY: By the type invariant the work is initialised.
+            unsafe { bindings::dim_schedule_work(dim) };
         });
     }
 
@@ -118,20 +121,18 @@ impl<T: Moderated> NetDim<T> {
     ///
     /// `work` must be that of the state of a `NetDim<T>`.
     unsafe extern "C" fn run(work: *mut bindings::work_struct) {
-        // SAFETY: The caller vouches that `work` is in a `struct dim` in a `NetDim<T>`, which waits for
-        // the work before it goes.
-        let this = unsafe {
-            let dim = work
-                .byte_sub(offset_of!(bindings::dim, work))
-                .cast::<bindings::dim>();
-            &*dim.byte_sub(offset_of!(Self, dim)).cast::<Self>()
-        };
+        // SAFETY: The caller vouches that `work` is in a `struct dim`.
+        let dim = unsafe { work.byte_sub(offset_of!(bindings::dim, work)) };
+        // SAFETY: The caller vouches that this is in a `NetDim<T>`.
+        let this = unsafe { dim.byte_sub(offset_of!(Self, dim)) }.cast::<Self>();
+        // SAFETY: It is valid, as it waits for the work before it goes (`net_dim_work_cancel`).
+        let this = unsafe { &*this };
         let dim = this.dim.get();
         // SAFETY: By the type invariant `dim` is initialised. Its profile stays as it is while the state
         // says that it is being applied.
         let profile = unsafe { (*dim).profile_ix };
         this.target.apply(usize::from(profile).min(PROFILES - 1));
-        // SAFETY: As above; others only read the state meanwhile.
+        // SAFETY: By the type invariant `dim` is initialised; others only read the state meanwhile.
         unsafe {
             ptr::addr_of_mut!((*dim).state)
                 .write_volatile(bindings::dim_state_DIM_START_MEASURE as u8)

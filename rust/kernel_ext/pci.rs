@@ -7,6 +7,7 @@ use crate::bindings;
 use core::{
     cell::Cell,
     marker::PhantomData,
+    num::NonZero,
     ops::Deref,
     ptr, //
 };
@@ -43,6 +44,13 @@ pub unsafe fn set_dma_mask(pdev: &pci::Device<device::Bound>, mask: DmaMask) -> 
     to_result(unsafe {
         bindings::dma_set_mask_and_coherent(&raw mut (*as_raw(pdev)).dev, mask.value())
     })
+}
+
+/// The number that a function has among all that there are, if it has one (Device Serial Number). It is read from
+/// config space.
+pub fn serial_number(pdev: &pci::Device<device::Bound>) -> Option<NonZero<u64>> {
+    // SAFETY: A reference to a device keeps it valid.
+    NonZero::new(unsafe { bindings::pci_get_dsn(as_raw(pdev)) })
 }
 
 /// A function that is bound to its driver, for who is not called by the PCI core: work items, and callbacks
@@ -319,7 +327,7 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     /// Only for the PCI core: `pdev` must be valid, locked, and `pci_dev::driver` the driver that was
     /// registered with [`Self::HANDLERS`].
     unsafe extern "C" fn reset_prepare_callback(pdev: *mut bindings::pci_dev) {
-        // SAFETY: The caller vouches for the same.
+        // SAFETY: The PCI core calls this with a valid function, locked, of the driver that has these handlers.
         unsafe {
             Self::tell(pdev, |dev, this| {
                 // INVARIANT: The PCI core has config space locked until after `reset_done`, but for
@@ -333,7 +341,7 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     ///
     /// As for [`Self::reset_prepare_callback`].
     unsafe extern "C" fn reset_done_callback(pdev: *mut bindings::pci_dev) {
-        // SAFETY: The caller vouches for the same.
+        // SAFETY: The PCI core calls this with a valid function, locked, of the driver that has these handlers.
         unsafe { Self::tell(pdev, T::reset_done) }
     }
 
@@ -369,6 +377,8 @@ mod tests {
     use super::{
         super::{
             irq::{
+                Handler,
+                IrqHandler,
                 Kind,
                 Vectors, //
             },
@@ -379,7 +389,10 @@ mod tests {
     use core::mem::MaybeUninit;
     use kernel::{
         alloc::flags::__GFP_ZERO,
-        impl_has_work, new_work,
+        impl_has_work, irq,
+        irq::IrqReturn,
+        new_work,
+        str::CString,
         sync::{
             atomic::{
                 Atomic,
@@ -434,17 +447,17 @@ mod tests {
                 },
                 GFP_KERNEL,
             )?;
-            // SAFETY: Both are zeroed memory of that type, and nobody else's. What they point to is kept until
-            // after they are no longer used, and does not move.
-            unsafe {
-                (*bus.as_mut_ptr()).ops = &raw mut *ops;
-                (*bus.as_mut_ptr()).sysdata = (&raw mut *registers).cast();
-                let pdev = pdev.as_mut_ptr();
-                (*pdev).bus = bus.as_mut_ptr();
-                (*pdev).irq = 1;
-                (*pdev).dev.release = Some(Self::release);
-                bindings::device_initialize(&raw mut (*pdev).dev);
-            }
+            // SAFETY: It is zeroed memory of that type, which is a valid value of it, and nobody else's.
+            let raw_bus = unsafe { &mut *bus.as_mut_ptr() };
+            raw_bus.ops = &raw mut *ops;
+            raw_bus.sysdata = (&raw mut *registers).cast();
+            // SAFETY: It is zeroed memory of that type, which is a valid value of it, and nobody else's.
+            let raw_pdev = unsafe { &mut *pdev.as_mut_ptr() };
+            raw_pdev.bus = &raw mut *raw_bus;
+            raw_pdev.irq = 1;
+            raw_pdev.dev.release = Some(Self::release);
+            // SAFETY: It is zeroed memory, and nobody else's. It is kept until after its last use, and does not move.
+            unsafe { bindings::device_initialize(&raw mut raw_pdev.dev) };
             Ok(Self {
                 registers,
                 _ops: ops,
@@ -463,6 +476,28 @@ mod tests {
             unsafe { &*self.as_raw().cast() }
         }
 
+        fn as_generic(&self) -> *mut bindings::device {
+            // SAFETY: The function is valid; this makes no reference.
+            unsafe { &raw mut (*self.as_raw()).dev }
+        }
+
+        /// Calls `f`, and releases what is managed for the function since, as when it is unbound.
+        fn bound<T>(&self, f: impl FnOnce() -> T) -> T {
+            // SAFETY: The device was initialised when this was made.
+            let group = unsafe {
+                bindings::devres_open_group(
+                    self.as_generic(),
+                    ptr::null_mut(),
+                    bindings::GFP_KERNEL,
+                )
+            };
+            assert!(!group.is_null());
+            let result = f();
+            // SAFETY: The group was opened above. Nothing here makes use of what is released: that is in a `Devres`.
+            unsafe { bindings::devres_release_group(self.as_generic(), group) };
+            result
+        }
+
         fn is_pin_disabled(&self) -> bool {
             u32::from(self.registers.command.get()) & bindings::PCI_COMMAND_INTX_DISABLE != 0
         }
@@ -471,7 +506,7 @@ mod tests {
         ///
         /// `bus` must be that of a `Function`.
         unsafe fn registers<'a>(bus: *mut bindings::pci_bus) -> &'a Registers {
-            // SAFETY: The caller vouches for it.
+            // SAFETY: The caller vouches for a bus of a `Function`, which has its registers there.
             unsafe { &*(*bus).sysdata.cast() }
         }
 
@@ -485,7 +520,7 @@ mod tests {
             _size: c_int,
             value: *mut u32,
         ) -> c_int {
-            // SAFETY: The caller vouches for it.
+            // SAFETY: The caller vouches for a bus of a `Function`.
             let registers = unsafe { Self::registers(bus) };
             let is_command = offset as u32 == bindings::PCI_COMMAND;
             let read = if is_command {
@@ -493,7 +528,7 @@ mod tests {
             } else {
                 0
             };
-            // SAFETY: The caller vouches for it.
+            // SAFETY: The caller vouches that a value can be written there.
             unsafe { value.write(read.into()) };
             0
         }
@@ -508,7 +543,7 @@ mod tests {
             _size: c_int,
             value: u32,
         ) -> c_int {
-            // SAFETY: The caller vouches for it.
+            // SAFETY: The caller vouches for a bus of a `Function`.
             let registers = unsafe { Self::registers(bus) };
             if offset as u32 == bindings::PCI_COMMAND {
                 registers.command.set(value as u16);
@@ -603,6 +638,81 @@ mod tests {
         assert_eq!(function.registers.stray_writes.get(), 0);
         // And nobody has it now.
         assert!(ConfigLock::try_new(function.device()).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn vectors_that_are_kept_do_nothing_when_the_function_was_unbound() -> Result {
+        let function = Function::new()?;
+        let vectors = function.bound(|| Vectors::new(function.device(), 1, true))?;
+        ConfigLock::new(function.device()).enable_pin(true);
+        vectors.disable_pin();
+        assert!(!function.is_pin_disabled());
+        assert_eq!(vectors.steer(0, 0), Err(ENODEV));
+        let current = kernel::cpu::CpuId::current();
+        assert_eq!(vectors.arrives_at(0, current), Err(ENODEV));
+        let vectors = Arc::new(vectors, GFP_KERNEL)?;
+        let ended = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        let handler = Ok(Idle(ended.clone()));
+        let name = CString::try_from_fmt(fmt!("rust_pci"))?;
+        let late = IrqHandler::install(function.device(), &vectors, 0, name, handler);
+        assert!(late.is_err());
+        assert_eq!(ended.load(Relaxed), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn vectors_of_others_are_neither_taken_nor_freed() -> Result {
+        let function = Function::new()?;
+        let pin = Vectors::new(function.device(), 1, true)?;
+        // SAFETY: The function is valid, and nobody else makes use of it.
+        let set = |enabled| unsafe {
+            bindings::pci_dev::set_msix_enabled_raw(function.as_raw(), enabled);
+        };
+        set(1);
+        let another = Vectors::new(function.device(), 1, true).map(|_| ());
+        // Were they freed, this would not end well: there are none.
+        drop(pin);
+        set(0);
+        assert_eq!(another, Err(EBUSY));
+        Ok(())
+    }
+
+    /// A handler that says when it goes.
+    struct Idle(Arc<Atomic<u32>>);
+
+    impl irq::Handler for Idle {
+        fn handle(&self, _dev: &device::Device<device::Bound>) -> IrqReturn {
+            IrqReturn::None
+        }
+    }
+
+    impl Handler for Idle {}
+
+    impl Drop for Idle {
+        fn drop(&mut self) {
+            self.0.store(1, Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_handler_that_nobody_removes_is_removed_when_the_function_is_unbound() -> Result {
+        let function = Function::new()?;
+        let ended = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        function.bound(|| -> Result {
+            let vectors = Arc::new(Vectors::new(function.device(), 1, true)?, GFP_KERNEL)?;
+            let name = CString::try_from_fmt(fmt!("rust_pci"))?;
+            let handler = Ok(Idle(ended.clone()));
+            let handler = IrqHandler::install(function.device(), &vectors, 0, name, handler)?;
+            assert!(!function.is_pin_disabled());
+            core::mem::forget(vectors);
+            core::mem::forget(handler);
+            assert_eq!(ended.load(Relaxed), 0);
+            Ok(())
+        })?;
+        assert_eq!(ended.load(Relaxed), 1);
+        assert!(function.is_pin_disabled());
+        assert_eq!(function.registers.stray_writes.get(), 0);
         Ok(())
     }
 

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! A spinlock that keeps interrupts off while held (for `rust/kernel/sync/lock/spinlock.rs`).
+//!
+//! What `spin_lock_irqsave` finds is restored by who unlocks, so that guards of two locks would have to be dropped in
+//! the reverse order, which no type says. Here it is counted how many guards a processor has: the last one lets
+//! interrupts in again, whichever that is, if they were on before the first one.
 
 use crate::bindings;
 use kernel::ffi;
 use kernel::sync::lock::{Backend, Guard, Lock};
 
-/// A `spinlock_t` taken with `spin_lock_irqsave`: may be shared with interrupt handlers.
-pub type IrqSpinLock<T> = Lock<T, IrqSaveBackend>;
+/// A `spinlock_t` taken with interrupts off: may be shared with interrupt handlers.
+pub type IrqSpinLock<T> = Lock<T, IrqDisableBackend>;
 
-/// What locking an [`IrqSpinLock`] returns.
-pub type IrqSpinLockGuard<'a, T> = Guard<'a, T, IrqSaveBackend>;
+/// What locking an [`IrqSpinLock`] returns. Interrupts stay off until the last one of a processor is dropped.
+pub type IrqSpinLockGuard<'a, T> = Guard<'a, T, IrqDisableBackend>;
 
 /// The backend of [`IrqSpinLock`].
-pub struct IrqSaveBackend;
+pub struct IrqDisableBackend;
 
 /// Initialiser of an [`IrqSpinLock`] with a lock class of its own.
 #[macro_export]
@@ -30,9 +34,9 @@ pub use new_irq_spinlock;
 
 // SAFETY: A `spinlock_t` gives mutual exclusion. `relock` is the default one, which takes the lock
 // by `lock`.
-unsafe impl Backend for IrqSaveBackend {
+unsafe impl Backend for IrqDisableBackend {
     type State = bindings::spinlock_t;
-    type GuardState = ffi::c_ulong;
+    type GuardState = ();
 
     #[inline]
     unsafe fn init(
@@ -48,26 +52,90 @@ unsafe impl Backend for IrqSaveBackend {
     #[inline]
     unsafe fn lock(ptr: *mut Self::State) -> Self::GuardState {
         // SAFETY: The caller vouches that `init` was called.
-        unsafe { bindings::spin_lock_irqsave(ptr) }
+        unsafe { bindings::spin_lock_irq_disable(ptr) }
     }
 
     #[inline]
-    unsafe fn unlock(ptr: *mut Self::State, guard_state: &Self::GuardState) {
-        // SAFETY: The caller vouches that it holds the lock, and that `guard_state` is what taking
-        // it returned.
-        unsafe { bindings::spin_unlock_irqrestore(ptr, *guard_state) }
+    unsafe fn unlock(ptr: *mut Self::State, _guard_state: &Self::GuardState) {
+        // SAFETY: The caller vouches that it holds the lock, which was taken by one of the functions here: with
+        // interrupts off on this processor, which it so has not left since.
+        unsafe { bindings::spin_unlock_irq_enable(ptr) }
     }
 
     #[inline]
     unsafe fn try_lock(ptr: *mut Self::State) -> Option<Self::GuardState> {
-        let mut flags = 0;
-        // SAFETY: The caller vouches that `init` was called; `flags` is a local.
-        unsafe { bindings::spin_trylock_irqsave(ptr, &mut flags) }.then_some(flags)
+        // SAFETY: The caller vouches that `init` was called.
+        unsafe { bindings::spin_trylock_irq_disable(ptr) }.then_some(())
     }
 
     #[inline]
     unsafe fn assert_is_held(ptr: *mut Self::State) {
         // SAFETY: The caller vouches that `init` was called.
         unsafe { bindings::spin_assert_is_held(ptr) }
+    }
+}
+
+#[kernel::prelude::kunit_tests(rust_irq_spinlock)]
+mod tests {
+    use super::*;
+    use crate::kernel_ext::table::IrqTable;
+    use kernel::prelude::*;
+    use kernel::sync::Arc;
+
+    fn lock() -> Result<Arc<IrqSpinLock<u32>>> {
+        Arc::pin_init(new_irq_spinlock!(0, "rust_irq_spinlock_test"), GFP_KERNEL)
+    }
+
+    fn other_lock() -> Result<Arc<IrqSpinLock<u32>>> {
+        Arc::pin_init(new_irq_spinlock!(0, "rust_irq_spinlock_other"), GFP_KERNEL)
+    }
+
+    fn interrupts_are_on() -> bool {
+        // SAFETY: The function looks at a flag of this processor.
+        !unsafe { bindings::irqs_disabled() }
+    }
+
+    #[test]
+    fn interrupts_stay_off_until_the_last_guard_is_dropped() -> Result {
+        let (first, second) = (lock()?, other_lock()?);
+        assert!(interrupts_are_on());
+        let outer = first.lock();
+        let inner = second.lock();
+        drop(outer);
+        let off = !interrupts_are_on();
+        drop(inner);
+        assert!(off);
+        assert!(interrupts_are_on());
+        Ok(())
+    }
+
+    #[test]
+    fn a_lock_that_is_not_had_leaves_interrupts_as_they_are() -> Result {
+        let (first, second) = (lock()?, other_lock()?);
+        let outer = first.lock();
+        assert!(first.try_lock().is_none());
+        let inner = second.try_lock();
+        drop(outer);
+        let off = !interrupts_are_on();
+        assert!(inner.is_some());
+        drop(inner);
+        assert!(off);
+        assert!(interrupts_are_on());
+        Ok(())
+    }
+
+    #[test]
+    fn a_guard_that_is_dropped_under_the_lock_of_a_table_leaves_interrupts_off() -> Result {
+        let lock = lock()?;
+        let table = KBox::pin_init(IrqTable::<Arc<u32>>::new(), GFP_KERNEL)?;
+        table.insert(1, Arc::new(2, GFP_KERNEL)?)?;
+        let guard = lock.lock();
+        let off = table.with(1, |value| {
+            drop(guard);
+            (*value, !interrupts_are_on())
+        });
+        assert_eq!(off, Some((2, true)));
+        assert!(interrupts_are_on());
+        Ok(())
     }
 }

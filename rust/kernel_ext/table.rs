@@ -63,9 +63,12 @@ impl<T: ForeignOwnable> IrqTable<T> {
     }
 
     /// Calls `f` with the value at `index`, under the lock and with interrupts off.
+    ///
+    /// The lock is one for the whole table. It is what keeps the value: RCU would keep the array only, and what `T`
+    /// stands for is freed when its owner likes, not after a grace period.
     pub fn with<R>(&self, index: usize, f: impl FnOnce(T::Borrowed<'_>) -> R) -> Option<R> {
         // SAFETY: By the type invariant the array is initialised.
-        let flags = unsafe { bindings::xa_lock_irqsave(self.xa.get()) };
+        unsafe { bindings::xa_lock_irq_disable(self.xa.get()) };
         // SAFETY: By the type invariant the array is initialised; its lock was taken above.
         let entry = unsafe { bindings::xa_load(self.xa.get(), index) };
         let result = if entry.is_null() {
@@ -74,8 +77,8 @@ impl<T: ForeignOwnable> IrqTable<T> {
             // SAFETY: The entry came from `into_foreign` and stays in the table while locked.
             Some(f(unsafe { T::borrow(entry) }))
         };
-        // SAFETY: The lock was taken above, by this task and with these flags.
-        unsafe { bindings::xa_unlock_irqrestore(self.xa.get(), flags) };
+        // SAFETY: The lock was taken above, by this task.
+        unsafe { bindings::xa_unlock_irq_enable(self.xa.get()) };
         result
     }
 

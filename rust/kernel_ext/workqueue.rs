@@ -14,10 +14,13 @@ use kernel::workqueue::{HasDelayedWork, Queue, RawDelayedWorkItem, Work};
 ///
 /// What it queues itself is not waited for.
 pub fn flush_delayed<T: HasDelayedWork<T>>(item: &Arc<T>) {
-    // SAFETY: The reference keeps the item, of which `HasDelayedWork` says that its work is part of a
-    // `struct delayed_work`.
+    // SAFETY: The reference keeps the item valid.
+    let work = unsafe { T::raw_get_work(Arc::as_ptr(item).cast_mut()) };
+    // SAFETY: It is that of a valid item; this makes no reference.
+    let work = unsafe { Work::raw_get(work) };
+    // SAFETY: `HasDelayedWork` says that the work is part of a `struct delayed_work`, which is valid for as long as the
+    // item, and initialised with it.
     unsafe {
-        let work = Work::raw_get(T::raw_get_work(Arc::as_ptr(item).cast_mut()));
         bindings::flush_delayed_work(container_of!(work, bindings::delayed_work, work));
     }
 }

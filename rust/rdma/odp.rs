@@ -167,9 +167,9 @@ pub const ON_DEMAND_BYTES_PER_PAGE: usize =
 impl MappedPages {
     /// Of memory of so many pages, none of which is mapped.
     fn new(pages: usize) -> Result<Self> {
-        let mut words = KVVec::with_capacity(pages, GFP_KERNEL)?;
+        let mut words = KVVec::with_capacity(pages, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..pages {
-            words.push(Atomic::new(0), GFP_KERNEL)?;
+            words.push(Atomic::new(0), GFP_KERNEL_ACCOUNT)?;
         }
         Ok(Self {
             words,

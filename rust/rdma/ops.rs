@@ -1223,7 +1223,7 @@ impl<D: Driver> Table<D> {
         let flush = bindings::ib_uverbs_advise_mr_flag_IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
         from_result(|| {
             let advice = Advice::from_raw(advice).ok_or(errno::eopnotsupp())?;
-            let mut advised = KVVec::with_capacity(count as usize, GFP_KERNEL)?;
+            let mut advised = KVVec::with_capacity(count as usize, GFP_KERNEL_ACCOUNT)?;
             for index in 0..count as usize {
                 // SAFETY: The caller vouches for `count` entries, and `index` is less.
                 let range = unsafe { &*ranges.add(index) };
@@ -1233,7 +1233,7 @@ impl<D: Driver> Table<D> {
                         length: range.length,
                         lkey: range.lkey,
                     },
-                    GFP_KERNEL,
+                    GFP_KERNEL_ACCOUNT,
                 )?;
             }
             // SAFETY: `pd` was made by `alloc_pd`, and the core destroys it only when no other call

@@ -100,6 +100,8 @@ pub(crate) struct Identity {
     pub(crate) function: Function,
     /// Message numbers that event queues may have.
     pub(crate) messages: u32,
+    /// Version of the interface: major, minor.
+    pub(crate) interface: (u16, u16),
     /// Model version: major, minor, patch.
     pub(crate) firmware: (u16, u8, u8),
     /// The features that the device offers.
@@ -192,7 +194,11 @@ impl Registers {
         };
         let status = read_poll_timeout(|| self.status(), reached, POLL, START_TIMEOUT)?;
         if status.state() != Some(state) {
-            pr_err!("ferrite: device stopped itself: {:?}\n", status.fatal());
+            dev_err!(
+                self.bar.device(),
+                "device stopped itself: {:?}\n",
+                status.fatal()
+            );
             return Err(EIO);
         }
         Ok(status)
@@ -231,6 +237,7 @@ impl Registers {
     /// Reads what a device that was reset says about itself.
     pub(crate) fn identify(&self) -> Result<Identity> {
         let bar = self.bar.try_access().ok_or(ENXIO)?;
+        let interface = bar.read32(abi::REG_ABI_VERSION);
         let firmware = bar.read32(abi::REG_FIRMWARE);
         let mac = bar.read64(abi::REG_MAC).to_le_bytes();
         let offered = bar.read64(abi::REG_FEATURES);
@@ -238,6 +245,7 @@ impl Registers {
             mac: [mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]],
             function: Function(bar.read32(abi::REG_FUNCTION)),
             messages: bar.read32(abi::REG_MESSAGES),
+            interface: ((interface >> 16) as u16, interface as u16),
             firmware: (
                 (firmware >> 16) as u16,
                 (firmware >> 8) as u8,

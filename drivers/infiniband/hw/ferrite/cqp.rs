@@ -77,6 +77,7 @@ use kernel::{
     prelude::*,
     processor::cpu_relax,
     sync::{
+        aref::ARef,
         atomic::{
             Acquire,
             Atomic,
@@ -225,6 +226,7 @@ pub(crate) enum Patience {
 /// The control queue pair.
 #[pin_data]
 pub(crate) struct Cqp {
+    dev: ARef<Device>,
     /// Written by the driver at `producer`, copied by the device up to the doorbell, or to what the
     /// record says.
     ring: Lent<Coherent<ControlRing>>,
@@ -346,6 +348,7 @@ impl Cqp {
             turns: Atomic::new(0),
             dead: Atomic::new(0),
             requests <- Requests::new(),
+            dev: dev.into(),
         })
     }
 
@@ -426,7 +429,9 @@ impl Cqp {
             answers.any.set(true);
         } else if !self.is_dead() {
             // Those of a dead device are waited for no more.
-            kernel::pr_warn_once!("ferrite: event of a command that is not in flight\n");
+            kernel::do_once_lite! {
+                dev_warn!(self.dev, "event of a command that is not in flight\n")
+            }
         }
         answered.and_then(|answered| failed_post(answered, status))
     }
@@ -488,7 +493,18 @@ impl Cqp {
         };
         let killable = patience == Patience::UntilKilled;
         self.wait(bars, Asked::Request(&request), in_ring, killable)?;
-        take_answer(&self.requests, &request, opcode, least, answer)
+        let least = least.min(answer.len());
+        take_answer(&self.requests, &request, least, answer, |written| {
+            kernel::do_once_lite! {
+                dev_warn!(
+                    self.dev,
+                    "answer to command {} has {} bytes, not {}\n",
+                    opcode,
+                    written,
+                    least
+                )
+            }
+        })
     }
 
     /// Waits until a command is done, which the device has already if it is `in_ring`: `ETIMEDOUT` where no
@@ -664,13 +680,14 @@ fn answered(written: u64, wanted: usize, least: usize) -> Option<usize> {
     (there >= least.min(wanted)).then_some(there)
 }
 
-/// What became of a request that is done, and its reply, as far as the device wrote it.
+/// What became of a request that is done, and its reply, as far as the device wrote it. `too_short` is told how
+/// many bytes that are, where it is too little.
 fn take_answer(
     requests: &Requests,
     request: &Request,
-    opcode: u16,
     least: usize,
     answer: &mut [u8],
+    too_short: impl FnOnce(u64),
 ) -> Result {
     let outcome = requests.outcome(&request.ticket);
     outcome_to_result(outcome)?;
@@ -678,12 +695,7 @@ fn take_answer(
         return Err(EIO);
     };
     let Some(there) = answered(result, answer.len(), least) else {
-        kernel::pr_warn_once!(
-            "ferrite: answer to command {} has {} bytes, not {}\n",
-            opcode,
-            result,
-            least.min(answer.len())
-        );
+        too_short(result);
         return Err(EIO);
     };
     if there != 0 {
@@ -987,12 +999,21 @@ mod tests {
         stage.memory.reply.set(0xff);
         assert!(stage.answer_some(0..1, 16));
         let mut answer = [0; 128];
-        take_answer(&stage.requests, stage.request(who), 0, 16, &mut answer)?;
+        let request = stage.request(who);
+        take_answer(
+            &stage.requests,
+            request,
+            16,
+            &mut answer,
+            |_| unreachable!(),
+        )?;
         assert!(answer[..16].iter().all(|byte| *byte == 0xff));
         assert!(answer[16..].iter().all(|byte| *byte == 0));
+        let told = Cell::new(None);
+        let too_short = |written| told.set(Some(written));
         let request = stage.request(who);
-        let less = take_answer(&stage.requests, request, 0, 17, &mut answer);
-        assert_eq!(less, Err(EIO));
+        let less = take_answer(&stage.requests, request, 17, &mut answer, too_short);
+        assert_eq!((less, told.get()), (Err(EIO), Some(16)));
         Ok(())
     }
 

@@ -371,7 +371,7 @@ impl WorkItem for GidFollower {
             }
             let told = this.hw.execute(wanted);
             if told.is_err() && !this.hw.is_dead() {
-                pr_warn!("ferrite: the device does not take GID {}\n", wanted.index);
+                dev_warn!(this.hw.pdev, "device does not take GID {}\n", wanted.index);
             }
             told
         };

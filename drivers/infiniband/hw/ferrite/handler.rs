@@ -47,11 +47,18 @@ use kernel::{
     },
     cpu::CpuId,
     cpumask::Cpumask,
-    device::Bound,
+    device::{
+        Bound,
+        Device, //
+    },
+    devres::Devres,
+    fmt,
+    irq,
     irq::IrqReturn,
     new_mutex,
     pci,
     prelude::*,
+    str::CString,
     sync::{
         atomic::{
             Atomic,
@@ -211,8 +218,8 @@ impl Service {
     }
 }
 
-impl Handler for Service {
-    fn handle(&self) -> IrqReturn {
+impl irq::Handler for Service {
+    fn handle(&self, _dev: &Device<Bound>) -> IrqReturn {
         self.note_processor();
         let found = if self.hw.has_low_latency() {
             self.serve_by_priority()
@@ -226,10 +233,48 @@ impl Handler for Service {
             Kind::Msi | Kind::MsiX => IrqReturn::Handled,
         }
     }
+}
 
+impl Handler for Service {
     fn steered(&self, mask: &Cpumask) {
         if let Some(steering) = &self.steering {
             steering.steered(self.vector, mask);
+        }
+    }
+}
+
+/// What a vector is there for, as it is shown to people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// All there is, where there are not enough to tell them apart.
+    Everything,
+    /// Commands and the device as a whole.
+    Control,
+    /// Asynchronous events.
+    Async,
+    /// Completions, of which vector among those.
+    Completions(u16),
+}
+
+impl Purpose {
+    /// Of one of so many vectors.
+    fn new(vector: u16, vectors: u16) -> Self {
+        match vector {
+            _ if vectors <= abi::EQ_FIRST_HANDLER => Self::Everything,
+            abi::EQ_CONTROL => Self::Control,
+            abi::EQ_ASYNC => Self::Async,
+            _ => Self::Completions(vector - abi::EQ_FIRST_HANDLER),
+        }
+    }
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Everything => f.write_str("ferrite"),
+            Self::Control => f.write_str("ferrite-control"),
+            Self::Async => f.write_str("ferrite-async"),
+            Self::Completions(number) => write!(f, "ferrite-comp{number}"),
         }
     }
 }
@@ -239,9 +284,9 @@ impl Handler for Service {
 /// Nothing is steered any more when handlers are removed, and those are before vectors are given back and
 /// rings are freed: fields are dropped in order. What handlers have queued has run by then.
 pub(crate) struct Interrupts {
-    following: Option<Pin<KBox<Following<Steering>>>>,
+    following: Option<Devres<Following<Steering>>>,
     steering: Option<Arc<Steering>>,
-    services: KVec<Pin<KBox<IrqHandler<Service>>>>,
+    services: KVec<Devres<IrqHandler<Service>>>,
     vectors: Arc<Vectors>,
     queues: KVec<Arc<EventQueue>>,
     layout: Layout,
@@ -297,7 +342,7 @@ impl Interrupts {
             unhandled: Arc::new(Atomic::new(0), GFP_KERNEL)?,
             hw: hw.clone(),
         };
-        this.install(hw)?;
+        this.install(pdev, hw)?;
         Ok(this)
     }
 
@@ -340,12 +385,11 @@ impl Interrupts {
         self.steering = Some(steering.clone());
         // Queues that share a vector with queue 0 are served by its handler, which is made anew.
         self.services.clear();
-        self.install(hw)?;
+        self.install(pdev, hw)?;
         // What came while there was no handler raises an interrupt now.
         hw.cqp.events().arm(&hw.doorbells);
         // Where an interrupt arrives is a matter of speed only.
-        let following = Following::new(&steering::HOTPLUG, steering.clone());
-        match KBox::pin_init(following, GFP_KERNEL) {
+        match Following::start(pdev.as_ref(), &steering::HOTPLUG, steering.clone()) {
             Ok(following) => self.following = Some(following),
             Err(error) => dev_warn!(pdev, "processors are not followed: {:?}\n", error),
         }
@@ -355,7 +399,7 @@ impl Interrupts {
     }
 
     /// Installs a handler on each vector, for the queues that there are.
-    fn install(&mut self, hw: &Arc<Hardware>) -> Result {
+    fn install(&mut self, pdev: &pci::Device<Bound>, hw: &Arc<Hardware>) -> Result {
         let vectors = self.vectors.len() as u16;
         let mut handlers = KVec::with_capacity(self.queues.len(), GFP_KERNEL)?;
         for queue in self.queues.iter().skip(abi::EQ_FIRST_HANDLER.into()) {
@@ -385,12 +429,6 @@ impl Interrupts {
                 let first = first.get(usize::from(*eqn)).ok_or(EINVAL)?;
                 served.push(first.by_another_vector(), GFP_KERNEL)?;
             }
-            let name = match vector {
-                _ if vectors <= abi::EQ_FIRST_HANDLER => c"ferrite",
-                abi::EQ_CONTROL => c"ferrite-control",
-                abi::EQ_ASYNC => c"ferrite-async",
-                _ => c"ferrite-completion",
-            };
             let service = Service {
                 hw: hw.clone(),
                 vectors: self.vectors.clone(),
@@ -403,8 +441,14 @@ impl Interrupts {
                 idle: Atomic::new(0),
                 unhandled: self.unhandled.clone(),
             };
-            let handler = IrqHandler::new(self.vectors.clone(), vector.into(), name, Ok(service));
-            let handler = KBox::pin_init(handler, GFP_KERNEL)?;
+            let device: &Device<Bound> = pdev.as_ref();
+            let name = CString::try_from_fmt(fmt!(
+                "{}@pci:{}",
+                Purpose::new(vector, vectors),
+                device.name()
+            ))?;
+            let handler =
+                IrqHandler::install(pdev, &self.vectors, vector.into(), name, Ok(service))?;
             self.services.push(handler, GFP_KERNEL)?;
         }
         Ok(())
@@ -534,7 +578,7 @@ impl Handlers {
         }
         let table = interrupts.table()?;
         if table.columns() == 0 {
-            pr_err!("ferrite: the device has no event queue for completions\n");
+            dev_err!(hw.pdev, "device has no event queue for completions\n");
             return Err(ENOSPC);
         }
         let steering = interrupts.steering()?;
@@ -821,6 +865,23 @@ fn choose(
 mod tests {
     use super::*;
     use crate::abi::Plain;
+
+    #[test]
+    fn a_vector_is_named_after_what_it_is_for() -> Result {
+        for (vector, vectors, name) in [
+            (0, 1, c"ferrite"),
+            (1, 2, c"ferrite"),
+            (0, 3, c"ferrite-control"),
+            (1, 3, c"ferrite-async"),
+            (2, 3, c"ferrite-comp0"),
+            (17, 18, c"ferrite-comp15"),
+        ] {
+            let purpose = Purpose::new(vector, vectors);
+            let text = CString::try_from_fmt(fmt!("{purpose}"))?;
+            assert_eq!(text.to_bytes(), name.to_bytes());
+        }
+        Ok(())
+    }
 
     #[test]
     fn event_queues_hold_what_can_be_raised() {

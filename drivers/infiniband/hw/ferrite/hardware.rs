@@ -181,7 +181,7 @@ impl Cause {
 /// A device, from one reset to the next.
 #[pin_data]
 pub(crate) struct Hardware {
-    pdev: ARef<pci::Device>,
+    pub(crate) pdev: ARef<pci::Device>,
     pub(crate) registers: Arc<Registers>,
     pub(crate) doorbells: Arc<Doorbells>,
     #[pin]
@@ -746,7 +746,9 @@ impl Hardware {
                 None => {}
             },
             Some(code) => self.dispatch_rare(code, event),
-            None => kernel::pr_warn_once!("ferrite: event {:#x} is not known\n", event.code),
+            None => kernel::do_once_lite! {
+                dev_warn!(self.pdev, "event {:#x} is not known\n", event.code)
+            },
         }
         0
     }
@@ -1122,8 +1124,9 @@ impl DeviceObject {
                 }
                 Parting::Disagreement => {
                     // What the device would touch afterwards is anyone's guess.
-                    pr_err!(
-                        "ferrite: {:?} of {:#x} failed: {:?}\n",
+                    dev_err!(
+                        self.hw.pdev,
+                        "{:?} of {:#x} failed: {:?}\n",
                         self.destroy,
                         self.number,
                         ended

@@ -115,9 +115,9 @@ impl UserMemory {
             .best_page_size(dev.caps.page_sizes, iova)
             .ok_or(EINVAL)?;
         let count = umem.num_blocks(page_size);
-        let mut pages = KVVec::with_capacity(count, GFP_KERNEL)?;
+        let mut pages = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for page in umem.blocks(page_size) {
-            pages.push(page, GFP_KERNEL)?;
+            pages.push(page, GFP_KERNEL_ACCOUNT)?;
         }
         let fbo = (iova & (page_size as u64 - 1)) as u32;
         let shift = page_size.trailing_zeros() as u8;

@@ -34,7 +34,7 @@ impl<T> Names<T> {
 
     /// Has something be found by `number`, which nothing else has, until the result is dropped.
     pub(crate) fn add(self: &Arc<Self>, number: u32, named: Arc<T>) -> Result<Named<T>> {
-        let node = RBTreeNode::new(number, named, GFP_KERNEL)?;
+        let node = RBTreeNode::new(number, named, GFP_KERNEL_ACCOUNT)?;
         let before = self.by_number.lock().insert(node);
         // What was there would not be found any more, and would take the new one with it.
         debug_assert!(before.is_none());

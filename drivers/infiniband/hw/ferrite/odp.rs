@@ -508,12 +508,12 @@ impl PageTables {
                     if *count >= MOST_TABLES {
                         return Err(ENOMEM);
                     }
-                    made.reserve(1, GFP_KERNEL)?;
+                    made.reserve(1, GFP_KERNEL_ACCOUNT)?;
                     let table = Table::new(parent, &self.hw, &self.account)?;
                     let entry = table.dma_address() | abi::ON_DEMAND_PRESENT;
                     self.tables.insert(key, table)?;
                     *count += 1;
-                    made.push((level, page), GFP_KERNEL)?;
+                    made.push((level, page), GFP_KERNEL_ACCOUNT)?;
                     let linked = self.tables.with(table_key(above, page), |parent| {
                         parent.set(table_index(above, page), entry)
                     });
@@ -916,7 +916,8 @@ impl OnDemand {
         let memory = OdpRoot::new(dev, region.access)?;
         let parts = Region::new(tables.clone())?;
         let number = dev.paging_memory.next_number.fetch_add(1, Relaxed);
-        let node = RBTreeNode::new((tables.account.user, number), parts.clone(), GFP_KERNEL)?;
+        let name = (tables.account.user, number);
+        let node = RBTreeNode::new(name, parts.clone(), GFP_KERNEL_ACCOUNT)?;
         dev.paging_memory.regions.lock().insert(node);
         Ok(Self {
             root: memory,
@@ -972,8 +973,8 @@ impl OnDemand {
                 _charge: charge,
             })
         })?;
-        let part = Arc::new(part, GFP_KERNEL)?;
-        let node = RBTreeNode::new(number, part.clone(), GFP_KERNEL)?;
+        let part = Arc::new(part, GFP_KERNEL_ACCOUNT)?;
+        let node = RBTreeNode::new(number, part.clone(), GFP_KERNEL_ACCOUNT)?;
         let in_use = {
             let mut parts = self.region.parts.lock();
             // Somebody may have been faster: then ours is given back, without the lock.
@@ -1497,7 +1498,7 @@ impl WorkItem for Pager {
         if let Err(error) = taken {
             if !this.hw.is_dead() {
                 // It may have faults left, and says so only once.
-                pr_err!("ferrite: faults cannot be taken: {:?}\n", error);
+                dev_err!(this.hw.pdev, "faults cannot be taken: {:?}\n", error);
                 this.hw.fail();
             }
         }
@@ -1566,7 +1567,7 @@ pub(crate) fn advise(
     if !dev.has(abi::FEATURE_ON_DEMAND) {
         return Err(errno::eopnotsupp());
     }
-    let mut found = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
+    let mut found = KVVec::with_capacity(ranges.len(), GFP_KERNEL_ACCOUNT)?;
     for range in ranges {
         let index = abi::Tag(range.lkey).index() as usize;
         let mr = dev.hw.regions.get(index).ok_or(EINVAL)?;
@@ -1577,7 +1578,7 @@ pub(crate) fn advise(
         if advice == Advice::PrefetchWrite && !region.writable {
             return Err(EPERM);
         }
-        found.push((mr, *range), GFP_KERNEL)?;
+        found.push((mr, *range), GFP_KERNEL_ACCOUNT)?;
     }
     let leave = if wait { None } else { Later::new(&dev.pager) };
     let Some(leave) = leave else {

@@ -217,6 +217,7 @@ impl Life {
             .reset()
             .inspect_err(|error| dev_err!(pdev, "device does not reset: {:?}\n", error))?;
         let identity = registers.identify()?;
+        recovery.note_identity(&identity);
         let doorbells = kept.doorbells(pdev, registers)?;
         let hw = Hardware::new(pdev, &reach, registers.clone(), doorbells, recovery);
         let hw = Arc::pin_init(hw, GFP_KERNEL)?;
@@ -332,7 +333,8 @@ impl Loading for FerriteDriver {
         let registered = unsafe { steering::HOTPLUG.register(c"infiniband/ferrite:online") };
         if let Err(error) = registered {
             // Where an interrupt arrives is a matter of speed only, and hotplug has few states.
-            pr_warn!("ferrite: processors are not followed: {:?}\n", error);
+            // There is no device yet.
+            pr_warn!("processors are not followed: {:?}\n", error);
         }
         Ok(())
     }
@@ -388,6 +390,7 @@ mod tests {
             mac,
             function: Function::new(abi::FUNCTION_RDMA, 1, partner),
             messages: 1,
+            interface: (0, 0),
             firmware: (0, 0, 0),
             offered: 0,
             features: 0,

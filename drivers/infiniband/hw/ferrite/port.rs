@@ -269,7 +269,10 @@ impl WorkItem for MtuFollower {
         });
         // A device that does not answer is dealt with elsewhere, and has no port any more.
         if told.is_err() && !this.hw.is_dead() {
-            pr_warn!("ferrite: the device does not take the MTU of its interface\n");
+            dev_warn!(
+                this.hw.pdev,
+                "device does not take the MTU of its interface\n"
+            );
         }
     }
 }

@@ -849,7 +849,7 @@ impl FerriteQp {
         }
         let mut groups = qp.groups.lock();
         let member = groups.contains(&gid);
-        groups.push(gid, GFP_KERNEL)?;
+        groups.push(gid, GFP_KERNEL_ACCOUNT)?;
         if !member {
             let told = Self::tell_membership(qp, CommandOpcode::AttachMulticast, gid);
             if told.is_err() {
@@ -872,7 +872,7 @@ impl FerriteQp {
         let hw = &qp.device().hw;
         if let Err(error) = Self::tell_membership(qp, CommandOpcode::DetachMulticast, gid) {
             if !hw.is_dead() {
-                pr_err!("ferrite: a member cannot leave its group: {:?}\n", error);
+                dev_err!(hw.pdev, "a member cannot leave its group: {:?}\n", error);
                 hw.fail();
             }
         }

@@ -15,6 +15,7 @@
 use crate::{
     bars::{
         Doorbells,
+        Identity,
         Registers, //
     },
     hardware::{
@@ -26,6 +27,8 @@ use crate::{
             Devlink,
             Diagnosis,
             HealthReporter,
+            Info,
+            Information,
             Parameter,
             Refusal,
             Standing, //
@@ -53,10 +56,12 @@ use crate::{
         Layout, //
     },
 };
+use core::num::NonZero;
 use kernel::{
     device::Bound,
     impl_has_delayed_work, new_condvar, new_delayed_work, new_mutex, pci,
     prelude::*,
+    str::CString,
     sync::{
         aref::ARef,
         Arc,
@@ -567,6 +572,23 @@ struct Counts {
     error: Option<Error>,
 }
 
+/// What devlink shows of what a device is.
+#[derive(Clone, Copy)]
+struct Versions {
+    /// Of the interface: major, minor.
+    interface: (u16, u16),
+    /// Of the model: major, minor, patch.
+    firmware: (u16, u8, u8),
+}
+
+/// A serial number of PCI Express as people write it: pairs of digits, the first of them that of who made it.
+fn serial_number(number: u64) -> Result<CString> {
+    let [a, b, c, d, e, f, g, h] = number.to_be_bytes();
+    CString::try_from_fmt(fmt!(
+        "{a:02x}-{b:02x}-{c:02x}-{d:02x}-{e:02x}-{f:02x}-{g:02x}-{h:02x}"
+    ))
+}
+
 /// What a PCI function has for as long as the driver is bound to it.
 ///
 /// Locks are taken in this order: `devlink`, that of the devlink instance, `lives`, the others. `lives` is held
@@ -605,6 +627,11 @@ pub(crate) struct Recovery {
     counts: Mutex<Counts>,
     #[pin]
     spreading: Mutex<Spreading>,
+    /// The device's number among all that there are, if it has one.
+    serial_number: Option<NonZero<u64>>,
+    /// Of the device that was reset last, if one was.
+    #[pin]
+    versions: Mutex<Option<Versions>>,
     /// Taken out when the driver lets go.
     #[pin]
     devlink: Mutex<Option<Devlink<Recovery>>>,
@@ -654,6 +681,8 @@ impl Recovery {
                 "ferrite_counts"
             ),
             spreading <- new_mutex!(Spreading::new(), "ferrite_spreading"),
+            serial_number: pci_ext::serial_number(pdev),
+            versions <- new_mutex!(None, "ferrite_versions"),
             devlink <- new_mutex!(None, "ferrite_devlink"),
             pdev: ARef::from(&**pdev),
         });
@@ -721,6 +750,14 @@ impl Recovery {
         let mut spreading = self.spreading.lock();
         spreading.has_table = has_table;
         spreading.of_life()
+    }
+
+    /// Notes what a device that was reset says that it is.
+    pub(crate) fn note_identity(&self, identity: &Identity) {
+        *self.versions.lock() = Some(Versions {
+            interface: identity.interface,
+            firmware: identity.firmware,
+        });
     }
 
     /// Has it looked whether the device works. May be called from any context.
@@ -1125,6 +1162,24 @@ impl Parameter for Recovery {
     }
 }
 
+impl Information for Recovery {
+    fn inform(&self, info: &mut Info<'_>) -> Result {
+        if let Some(number) = self.serial_number {
+            info.serial_number(&serial_number(number.get())?)?;
+        }
+        let versions = *self.versions.lock();
+        let Some(versions) = versions else {
+            return Ok(());
+        };
+        let (major, minor, patch) = versions.firmware;
+        let firmware = CString::try_from_fmt(fmt!("{major}.{minor}.{patch}"))?;
+        info.running_version(Info::FIRMWARE, &firmware)?;
+        let (major, minor) = versions.interface;
+        let interface = CString::try_from_fmt(fmt!("{major}.{minor}"))?;
+        info.running_version(Info::INTERFACE, &interface)
+    }
+}
+
 impl HealthReporter for Recovery {
     const NAME: &'static CStr = c"fatal";
 
@@ -1175,6 +1230,13 @@ mod tests {
     use super::*;
 
     const WANTED: bool = true;
+
+    #[test]
+    fn a_serial_number_is_written_as_that_of_other_devices() -> Result {
+        let text = serial_number(0x5254_00ff_fe12_3456)?;
+        assert_eq!(text.to_bytes(), b"52-54-00-ff-fe-12-34-56");
+        Ok(())
+    }
 
     #[test]
     fn a_layout_is_one_that_there_is_and_that_the_device_can_have() {

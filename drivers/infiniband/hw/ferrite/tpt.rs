@@ -198,9 +198,10 @@ struct CoherentTables<'a> {
 impl Tables for CoherentTables<'_> {
     fn table(&mut self, entries: &[u64]) -> Result<u64> {
         // Coherent memory is page-aligned, as the device wants a table.
-        let table: Coherent<[u64]> = CoherentBox::from_slice(self.dev, entries, GFP_KERNEL)?.into();
+        let table: Coherent<[u64]> =
+            CoherentBox::from_slice(self.dev, entries, GFP_KERNEL_ACCOUNT)?.into();
         let address = table.dma_handle();
-        self.tables.push(table, GFP_KERNEL)?;
+        self.tables.push(table, GFP_KERNEL_ACCOUNT)?;
         Ok(address)
     }
 }
@@ -245,9 +246,9 @@ pub(crate) fn lay_out(
             if count > ATT_MAX_ROOT_ENTRIES {
                 return Err(EFBIG);
             }
-            let mut root = KVVec::with_capacity(count, GFP_KERNEL)?;
+            let mut root = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
             for leaf in pages.chunks(ATT_TABLE_ENTRIES) {
-                root.push(tables.table(leaf)?, GFP_KERNEL)?;
+                root.push(tables.table(leaf)?, GFP_KERNEL_ACCOUNT)?;
             }
             tables.table(&root)?
         }
