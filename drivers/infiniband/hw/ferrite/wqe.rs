@@ -18,7 +18,16 @@ use crate::{
         BLOCK_SIZE,
         MAX_BLOCKS, //
     },
+    ah::FerriteAh,
+    device::Ferrite,
     dma_types::Block,
+    mr::FerriteMr,
+    rdma::{
+        SendFlags,
+        SendOp,
+        SendWr,
+        WcOpcode, //
+    },
 };
 use kernel::prelude::*;
 
@@ -210,10 +219,174 @@ pub(crate) fn write_receive(
     Ok(())
 }
 
+/// What a send queue was made for, as far as its work requests depend on it.
+pub(crate) struct SendTerms {
+    /// All of them have completions.
+    pub(crate) signal_all: bool,
+    /// There is room for registrations with messages.
+    pub(crate) register_send: bool,
+    /// Of the device, as agreed on.
+    pub(crate) features: u64,
+}
+
+/// The device's form of a send work request, and how its completion is called.
+pub(crate) fn build_send(
+    wr: &SendWr<'_, Ferrite>,
+    terms: &SendTerms,
+) -> Result<(SendWqe, WcOpcode)> {
+    let asked = wr.flags();
+    let mut flags = 0;
+    if terms.signal_all || asked.contains(SendFlags::SIGNALED) {
+        flags |= abi::SEND_SIGNALED;
+    }
+    if asked.contains(SendFlags::SOLICITED) {
+        flags |= abi::SEND_SOLICITED;
+    }
+    if asked.contains(SendFlags::FENCE) {
+        flags |= abi::SEND_FENCE;
+    }
+    if let Some(to) = wr.datagram() {
+        let (opcode, immediate) = match wr.op()? {
+            SendOp::Send => (SendOpcode::Send, 0),
+            SendOp::SendWithImm(immediate) => (SendOpcode::SendImmediate, immediate),
+            _ => return Err(EINVAL),
+        };
+        let part = FerriteAh::part(&to, immediate)?;
+        let mut request = SendWqe::datagram(opcode, flags, &part);
+        add_data(&mut request, wr)?;
+        return Ok((request, WcOpcode::Send));
+    }
+    let op = wr.op()?;
+    if !is_agreed_on(&op, terms.features) {
+        return Err(EINVAL);
+    }
+    let (mut request, opcode) = match op {
+        SendOp::Send => (SendWqe::send(SendOpcode::Send, flags, 0), WcOpcode::Send),
+        SendOp::SendWithImm(immediate) => (
+            SendWqe::send(SendOpcode::SendImmediate, flags, immediate),
+            WcOpcode::Send,
+        ),
+        SendOp::SendWithInvalidate(tag) => (
+            SendWqe::invalidate(SendOpcode::SendInvalidate, flags, tag),
+            WcOpcode::Send,
+        ),
+        SendOp::RdmaWrite(to) => (
+            SendWqe::remote(SendOpcode::Write, flags, 0, to.addr, to.rkey),
+            WcOpcode::RdmaWrite,
+        ),
+        SendOp::RdmaWriteWithImm(to, immediate) => (
+            SendWqe::remote(
+                SendOpcode::WriteImmediate,
+                flags,
+                immediate,
+                to.addr,
+                to.rkey,
+            ),
+            WcOpcode::RdmaWrite,
+        ),
+        SendOp::RdmaRead(from) => (
+            SendWqe::remote(SendOpcode::Read, flags, 0, from.addr, from.rkey),
+            WcOpcode::RdmaRead,
+        ),
+        SendOp::CompareSwap {
+            remote,
+            compare,
+            swap,
+        } => {
+            let part = AtomicPart {
+                address: remote.addr,
+                rkey: remote.rkey,
+                reserved: 0,
+                operand: swap,
+                compare,
+            };
+            (
+                SendWqe::atomic(SendOpcode::CompareSwap, flags, &part),
+                WcOpcode::CompareSwap,
+            )
+        }
+        SendOp::FetchAdd { remote, add } => {
+            let part = AtomicPart {
+                address: remote.addr,
+                rkey: remote.rkey,
+                reserved: 0,
+                operand: add,
+                compare: 0,
+            };
+            (
+                SendWqe::atomic(SendOpcode::FetchAdd, flags, &part),
+                WcOpcode::FetchAdd,
+            )
+        }
+        SendOp::LocalInvalidate(tag) => {
+            let request = SendWqe::invalidate(SendOpcode::LocalInvalidate, flags, tag);
+            return Ok((request, WcOpcode::LocalInvalidate));
+        }
+        SendOp::RegMr { mr, key, access } => {
+            let part = FerriteMr::register_part(mr, key, access)?;
+            return Ok((SendWqe::register(flags, &part), WcOpcode::RegMr));
+        }
+        SendOp::RegisterSend { .. } if !terms.register_send => return Err(EINVAL),
+        SendOp::RegisterSend {
+            mr,
+            key,
+            access,
+            invalidate,
+        } => {
+            let part = FerriteMr::register_part(mr, key, access)?;
+            let request = SendWqe::register_send(flags, &part, invalidate);
+            (request, WcOpcode::Send)
+        }
+    };
+    add_data(&mut request, wr)?;
+    Ok((request, opcode))
+}
+
+/// Whether the device has what an operation needs. One that it does not know would end the queue pair.
+fn is_agreed_on(op: &SendOp<'_, Ferrite>, features: u64) -> bool {
+    // Any of these will do.
+    let needed = match op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => abi::FEATURE_ATOMICS,
+        // The peer may have a list.
+        SendOp::SendWithInvalidate(_) => {
+            abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS | abi::FEATURE_LISTS
+        }
+        // The kernel has none, nor queue pairs that are made for them.
+        SendOp::LocalInvalidate(_) => abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS,
+        SendOp::RegisterSend { .. } => abi::FEATURE_REGISTER_SEND,
+        // Without the feature there are no regions to register.
+        SendOp::RegMr { .. } => return true,
+        SendOp::Send
+        | SendOp::SendWithImm(_)
+        | SendOp::RdmaWrite(_)
+        | SendOp::RdmaWriteWithImm(..)
+        | SendOp::RdmaRead(_) => return true,
+    };
+    features & needed != 0
+}
+
+/// Adds the data of a work request, or where they are.
+fn add_data(request: &mut SendWqe, wr: &SendWr<'_, Ferrite>) -> Result {
+    if wr.flags().contains(SendFlags::INLINE) {
+        return request.set_inline(|room| wr.copy_inline(room));
+    }
+    for sge in wr.sges() {
+        request.push_sge(&device_sge(sge))?;
+    }
+    Ok(())
+}
+
 #[kunit_tests(ferrite_wqe)]
 mod tests {
     use super::*;
-    use crate::abi::{blocks_per_registering_request, blocks_per_request, Reserved};
+    use crate::{
+        abi::{
+            blocks_per_registering_request,
+            blocks_per_request,
+            Reserved, //
+        },
+        rdma::Remote,
+    };
 
     /// What the device sees.
     fn bytes_of(wqe: SendWqe) -> Result<KVec<u8>> {
@@ -473,5 +646,37 @@ mod tests {
         assert_eq!(header.sge_count, 4);
         assert_eq!(Sge::from_prefix(&bytes[64..]), Some(sge(4)));
         Ok(())
+    }
+
+    #[test]
+    fn operations_that_the_device_does_not_have_are_not_posted() {
+        let remote = Remote { addr: 0, rkey: 0 };
+        let (compare, swap, add) = (0, 0, 0);
+        let atomics = [
+            SendOp::CompareSwap {
+                remote,
+                compare,
+                swap,
+            },
+            SendOp::FetchAdd { remote, add },
+        ];
+        for op in &atomics {
+            assert!(is_agreed_on(op, abi::FEATURE_ATOMICS));
+            assert!(!is_agreed_on(op, !abi::FEATURE_ATOMICS));
+        }
+        let own = abi::FEATURE_FAST_REGISTER | abi::FEATURE_WINDOWS;
+        for (op, features) in [
+            (SendOp::SendWithInvalidate(1), own | abi::FEATURE_LISTS),
+            (SendOp::LocalInvalidate(1), own),
+        ] {
+            for bit in 0..u64::BITS {
+                let feature = 1 << bit;
+                assert_eq!(is_agreed_on(&op, feature), features & feature != 0);
+            }
+            assert!(!is_agreed_on(&op, !features));
+        }
+        for op in [SendOp::Send, SendOp::RdmaRead(remote)] {
+            assert!(is_agreed_on(&op, 0));
+        }
     }
 }
