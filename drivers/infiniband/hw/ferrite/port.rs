@@ -515,7 +515,6 @@ mod tests {
             messages: 1,
             interface: (0, 0),
             firmware: (0, 0, 0),
-            firmware: (0, 0, 0),
             offered: 0,
             features: 0,
             link_up: true,
