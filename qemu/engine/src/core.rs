@@ -7,7 +7,7 @@ use crate::cq::{CompletionQueueDead, CompletionQueues, MAX_CQ};
 use crate::device_memory::DEVICE_MEMORY_SIZE;
 use crate::eq::EventQueues;
 use crate::gid::GidTable;
-use crate::memory::{Host, HostMemory, Room, Way, FRAME_OVERHEAD};
+use crate::memory::{DmaError, Host, HostMemory, Room, Way, FRAME_OVERHEAD};
 use crate::misbehaviour::Misbehaving;
 use crate::multicast::Groups;
 use crate::numbers::Numbers;
@@ -509,6 +509,14 @@ impl ControlRing {
             .map_err(|_| FatalCode::HostMemory)?;
         self.read_record(producer)
             .map_err(|BadIndex| FatalCode::BadCommandIndex)
+    }
+
+    /// Shows the driver, where that was agreed on, that there was no turn yet.
+    pub(crate) fn show_no_turn<M: HostMemory + ?Sized>(&self, memory: &M) -> Result<(), DmaError> {
+        if !self.shows_turns {
+            return Ok(());
+        }
+        memory.store_u32(self.record(offset_of!(ControlRecord, turn)), self.turn)
     }
 
     /// Shows the driver that a turn begins, or ends.

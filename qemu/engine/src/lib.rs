@@ -262,6 +262,7 @@ impl Engine {
         self.core.reset();
         self.qps.clear();
         self.commands = cqp::Commands::default();
+        self.turns = 0;
         self.driver_version = 0;
         self.driver_features = 0;
         self.boot = 0;
@@ -537,12 +538,16 @@ impl Engine {
             .define(EQ_CONTROL, boot.eq0_message, boot.eq0_log_entries, &ring)
             .map_err(|_| FatalCode::BadBootBlock)?;
         self.core.eqs.reserve_answers(1 << boot.cqp_log_entries);
-        self.core.control = Some(core::ControlRing::new(
+        let control = core::ControlRing::new(
             boot.cqp_ring,
             boot.cqp_log_entries,
             has_record,
             features & FEATURE_TURNS != 0,
-        ));
+        );
+        control
+            .show_no_turn(host)
+            .map_err(|_| FatalCode::BadBootBlock)?;
+        self.core.control = Some(control);
         self.core.driver_minor = driver_minor;
         self.core.features = features;
         self.core.state = DeviceState::Running;
@@ -632,6 +637,9 @@ impl Engine {
         host: &mut dyn Host,
     ) -> Disposition {
         self.core.now = now;
+        if self.turns == 0 && roce::Frame::parse(frame).is_none() {
+            return Disposition::PassToHost;
+        }
         self.begin_turn(host);
         let disposition = if self.core.is_running() {
             self.take_frame(frame, medium, host)

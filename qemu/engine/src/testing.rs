@@ -777,6 +777,8 @@ pub struct Node {
     next_page: u64,
     control_ring: u64,
     control_producer: u32,
+    /// What the driver stores in `turn` of the control record before it starts the device.
+    pub first_turn: u32,
     reply: u64,
     eqs: HashMap<u16, DriverEq>,
     cqs: HashMap<u32, DriverCq>,
@@ -822,6 +824,7 @@ impl Node {
             next_page: MEMORY_BASE,
             control_ring: 0,
             control_producer: 0,
+            first_turn: u32::MAX,
             reply: 0,
             eqs: HashMap::new(),
             cqs: HashMap::new(),
@@ -909,6 +912,11 @@ impl Node {
         let record = control_record_offset(CQP_LOG_ENTRIES);
         self.control_ring = self.allocate(record + size_of::<ControlRecord>() as u64);
         self.control_producer = 0;
+        let record = ControlRecord {
+            turn: self.first_turn,
+            ..ControlRecord::zeroed()
+        };
+        self.host.memory.put(self.control_record(), &record);
         self.eqs.clear();
         self.cqs.clear();
         self.qps.clear();

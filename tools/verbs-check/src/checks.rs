@@ -6,6 +6,7 @@ pub mod allocations;
 mod atomics;
 pub mod by_hand;
 mod data;
+pub mod dereg;
 mod drains;
 mod errors;
 mod events;

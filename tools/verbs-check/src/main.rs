@@ -39,6 +39,7 @@ verbs-check run allocations [options] make and destroy things while the kernel h
 verbs-check run private [options]     what may be said to the driver without its provider
 verbs-check run by-hand [options]     work requests that no provider writes
 verbs-check run pieces [options]      lists on other services than RC, and of memory of the device
+verbs-check run dereg [options]       take memory back while it is in use
 verbs-check run removal [options]     be in the middle of things while the device goes
 verbs-check run stopped [options]     stand still after a failed registration while the device goes
 
@@ -191,6 +192,11 @@ fn dispatch(arguments: &Arguments) -> Result<bool, String> {
         ["run", "pieces"] => {
             let mut report = Report::default();
             checks::pieces::run(&arguments.options, &mut report);
+            Ok(report.finish())
+        }
+        ["run", "dereg"] => {
+            let mut report = Report::default();
+            checks::dereg::run(&arguments.options, &mut report);
             Ok(report.finish())
         }
         ["run", "stopped"] => match checks::pieces::stopped(&arguments.options) {

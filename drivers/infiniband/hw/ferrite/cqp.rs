@@ -37,6 +37,7 @@ use crate::{
     growth,
     kernel_ext::{
         barrier::{
+            dma_rmb,
             dma_wmb,
             mb, //
         },
@@ -331,7 +332,12 @@ impl Cqp {
         reach: &'a Arc<DeviceReach>,
     ) -> impl PinInit<Self, Error> + 'a {
         try_pin_init!(Self {
-            ring: Lent::new(reach, Coherent::zeroed(dev, GFP_KERNEL)?),
+            ring: Lent::new(reach, {
+                let ring: Coherent<ControlRing> = Coherent::zeroed(dev, GFP_KERNEL)?;
+                // In a turn that does not end, until the device shows others.
+                kernel::dma_write!(ring, .record.turn, u32::MAX);
+                ring
+            }),
             replies: Lent::new(reach, Coherent::zeroed_slice(dev, SLOTS, GFP_KERNEL)?),
             events: Arc::pin_init(
                 EventQueue::new(
@@ -606,7 +612,8 @@ impl Cqp {
         let Some(posted) = self.post(bars, manner, opcode, &tag, about)? else {
             return Ok(Released::Answered);
         };
-        let released = if self.has_turns() && self.uses_no_tag() {
+        // Of a device that was given up meanwhile it is not known what it does.
+        let released = if self.has_turns() && self.uses_no_tag() && !self.is_dead() {
             Ok(Released::Unanswered)
         } else {
             let ended = self.settle(bars, &posted).and_then(outcome_to_result);
@@ -625,10 +632,13 @@ impl Cqp {
         let turn = || kernel::dma_read!(self.ring, .record.turn);
         let first = turn();
         let start = Instant::<Monotonic>::now();
-        is_over(first, turn, || {
+        let over = is_over(first, turn, || {
             cpu_relax();
             cpu::need_resched() || start.elapsed() > TURN
-        })
+        });
+        // What the device wrote in that turn is seen by whoever gets the memory.
+        dma_rmb();
+        over
     }
 
     /// Forgets how a command ended that was posted: from now on it did what it was to do.

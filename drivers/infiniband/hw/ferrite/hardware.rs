@@ -848,6 +848,10 @@ impl Hardware {
     /// A device does not let go of a tag whose memory it was seen not to use: it is given up.
     #[cold]
     fn release_failed(self: &Arc<Self>, number: u32, error: Error) {
+        if error == ENOENT {
+            // It was never made, and there is nothing that the device could use.
+            return;
+        }
         let index = Tag(number).index();
         dev_err!(
             self.pdev,

@@ -444,7 +444,7 @@ impl Wanted {
 
 /// The driver's data of a memory region.
 ///
-/// The fields are dropped in order: the device lets go of the tag, then the memory is given back,
+/// The fields are dropped in order: the device uses the tag no more, then the memory is given back,
 /// then the tag.
 pub(crate) struct FerriteMr {
     object: Option<DeviceObject>,

@@ -33,7 +33,7 @@ use kernel::{
 
 /// The driver's data of a memory window.
 ///
-/// The fields are dropped in order: the device lets go of the tag before it can be used again.
+/// The fields are dropped in order: the device is told to let go of the tag before it can be used again.
 pub(crate) struct FerriteMw {
     object: DeviceObject,
     tag: TakenTag,

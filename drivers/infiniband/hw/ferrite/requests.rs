@@ -72,6 +72,9 @@ pub(crate) const MOST_LONG: u32 = 4;
 const MOST_POSTED: u32 = SLOTS as u32 / 2 - KEPT;
 /// And of those of one user: he alone keeps nobody else from posting.
 const MOST_POSTED_BY_ONE: u32 = MOST_POSTED / 2;
+/// Commands that the device was told of by the record alone, at the most: it has answered these when their user
+/// has posted as many as he may have.
+const MOST_UNTOLD: u32 = MOST_POSTED_BY_ONE / 2;
 // One is left for the others then, which is not the kept one.
 const _: () = assert!(MOST_POSTED + MOST_RECLAIM + KEPT < SLOTS as u32);
 
@@ -267,7 +270,7 @@ pub(crate) enum Telling {
     /// By the doorbell.
     Doorbell,
     /// It looks for it before it uses what the command is about. Otherwise it learns of it with the next
-    /// command that somebody waits for.
+    /// command that somebody waits for, or when there are some.
     Record,
 }
 
@@ -759,9 +762,11 @@ impl Requests {
             forgotten: false,
         };
         state.occupy(index, cookie, owner);
-        match telling {
-            Telling::Doorbell => state.tell(ring),
-            Telling::Record => ring.store_producer(state.producer),
+        let untold = state.producer.wrapping_sub(state.told);
+        if telling == Telling::Doorbell || untold >= MOST_UNTOLD {
+            state.tell(ring);
+        } else {
+            ring.store_producer(state.producer);
         }
         Ok(Posted(name))
     }
@@ -1736,11 +1741,19 @@ mod tests {
             stage.requests.ring_for_posted(&stage.memory);
             assert_eq!(seen(&stage), (4, 4, 2));
         }
+        // When there are some, without anybody who waits.
+        for at in 1..MOST_UNTOLD {
+            stage.post_for(1, about(at), Telling::Record)?;
+            assert_eq!(seen(&stage), (4 + at, 4, 2));
+        }
+        stage.post_for(2, about(0), Telling::Record)?;
+        let all = 4 + MOST_UNTOLD;
+        assert_eq!(seen(&stage), (all, all, 3));
         // A device that is dead is told nothing.
-        stage.post_for(1, about(5), Telling::Record)?;
+        stage.post_for(2, about(5), Telling::Record)?;
         stage.requests.close();
         stage.requests.ring_for_posted(&stage.memory);
-        assert_eq!(seen(&stage), (5, 4, 2));
+        assert_eq!(seen(&stage), (all + 1, all, 3));
         Ok(())
     }
 

@@ -33,6 +33,7 @@ checks! {
     "DEV-4-117" => failed,
     "DEV-4-118" => after_a_failure,
     "DEV-4-119" => what_is_there_stays,
+    "DEV-4-120" => tables_that_are_gone,
     "DEV-13-26" => used_before_the_doorbell,
 }
 
@@ -239,6 +240,26 @@ fn turns_begin_with_the_record(host: &mut Host) -> Outcome {
         pair.ends(host, &write_from(&source, &sink), RemoteAccess)?;
         answered(host, entry.cookie, Status::Ok)?;
     }
+    host.is_alive()
+}
+
+/// A region whose tables are nowhere when the device comes to make it, as it is released behind that.
+fn tables_that_are_gone(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_TURNS)?;
+    let mut command = host.region_command(ALL, 16 * PAGE);
+    command.buffer.order = AttOrder::Second.number();
+    command.buffer.root = !0 << 40;
+    let register = host.entry(Op::RegisterRegion, &command);
+    host.write_command(&register);
+    let number = ObjectNumber {
+        number: command.tag,
+        reserved: 0,
+    };
+    let release = host.entry(Op::ReleaseTag, &number);
+    host.write_command(&release);
+    host.ring_control()?;
+    answered(host, register.cookie, Status::Ok)?;
+    answered(host, release.cookie, Status::Ok)?;
     host.is_alive()
 }
 

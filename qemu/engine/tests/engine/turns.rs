@@ -200,7 +200,8 @@ fn without_the_feature_no_turn_is_shown() {
     let mut bench = bench(FEATURES & !FEATURE_TURNS);
     let work = bench.write(bench.near.tag, bench.far.tag);
     assert_eq!(bench.run(&work), [Success]);
-    assert_eq!((turn(&bench.pair.a), turn(&bench.pair.b)), (0, 0));
+    let shown = (turn(&bench.pair.a), turn(&bench.pair.b));
+    assert_eq!(shown, (bench.pair.a.first_turn, bench.pair.b.first_turn));
 }
 
 #[test]
@@ -220,6 +221,24 @@ fn a_record_that_cannot_be_stops_the_device_when_its_turn_begins() {
 }
 
 #[test]
+fn a_device_that_is_started_shows_that_there_is_no_turn() {
+    let mut node = Node::power_on(1);
+    node.boot();
+    assert_eq!(turn(&node), 0);
+    node.write_register(REG_CONTROL, 4, u64::from(CONTROL_RESET));
+    node.boot_with(FEATURES & !FEATURE_TURNS);
+    assert_eq!(turn(&node), node.first_turn);
+}
+
+#[test]
+fn what_is_no_packet_is_no_turn() {
+    let mut bench = bench(FEATURES);
+    let before = turn(&bench.pair.b);
+    bench.pair.b.receive(&[0xff; 64]);
+    assert_eq!(turn(&bench.pair.b), before);
+}
+
+#[test]
 fn a_reset_within_a_turn_ends_it() {
     let mut bench = bench(FEATURES);
     let node = &mut bench.pair.a;
@@ -228,6 +247,9 @@ fn a_reset_within_a_turn_ends_it() {
     let last = turn(node);
     node.engine.end_turn(&mut node.host);
     assert_eq!(turn(node), last);
+    // A turn that never ends is forgotten, too.
+    node.engine.begin_turn(&mut node.host);
+    node.engine.reset();
     node.boot();
     assert_eq!(turn(node), 0);
     node.engine.poll(node.now, &mut node.host);

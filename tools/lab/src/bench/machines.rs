@@ -107,16 +107,17 @@ pub struct Counted {
     pub modules: u64,
 }
 
+// What one span counts more than another, which may be less than what the two differ by anyhow.
 impl std::ops::Sub for Counted {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
         Self {
-            user: self.user - other.user,
-            kernel: self.kernel - other.kernel,
-            writes: self.writes - other.writes,
-            reads: self.reads - other.reads,
-            modules: self.modules - other.modules,
+            user: self.user.saturating_sub(other.user),
+            kernel: self.kernel.saturating_sub(other.kernel),
+            writes: self.writes.saturating_sub(other.writes),
+            reads: self.reads.saturating_sub(other.reads),
+            modules: self.modules.saturating_sub(other.modules),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
-use super::basics::{verbs_check, verbs_check_within};
+use super::basics::{alone, verbs_check, verbs_check_within};
 use super::{nothing_left, still_works, wire, VmTest};
 use crate::cluster::Cluster;
 
@@ -36,6 +36,10 @@ pub const BETWEEN: &[VmTest] = &[
     VmTest::new(
         "regions that share memory have one table of pages, others their own",
         one_table,
+    ),
+    VmTest::new(
+        "after deregistration no access comes, whatever is under way",
+        |c| alone(c, "dereg"),
     ),
     VmTest::new(
         "lists, windows and shared memory leave nothing behind",

@@ -36,6 +36,10 @@ pub const TESTS: &[VmTest] = &[
         "lists on UC and XRC, and of memory of the device",
         |cluster| by_itself(cluster, "pieces"),
     ),
+    VmTest::new(
+        "after deregistration no access comes, whatever is under way",
+        |cluster| by_itself(cluster, "dereg"),
+    ),
 ];
 
 /// The same, with a device that takes its time for commands on tags.

@@ -670,15 +670,26 @@ pub(super) fn window(rig: &Rig, kind: u32) -> Check<*mut ibv_mw> {
 }
 
 fn bind1(rig: &Rig, pair: &Pair, mw: *mut ibv_mw, offset: u64, length: u64) -> Check {
+    let place = ibv_mw_bind_info {
+        mr: rig.mr,
+        addr: rig.buffer.address() + offset,
+        length,
+        mw_access_flags: IBV_ACCESS_REMOTE_WRITE,
+    };
+    bind1_to(rig, pair, mw, place)
+}
+
+/// Binds a window of type 1 through the second of the queue pairs, and waits for that.
+pub(super) fn bind1_to(
+    rig: &Rig,
+    pair: &Pair,
+    mw: *mut ibv_mw,
+    bind_info: ibv_mw_bind_info,
+) -> Check {
     let mut bind = ibv_mw_bind {
         wr_id: 5,
         send_flags: IBV_SEND_SIGNALED,
-        bind_info: ibv_mw_bind_info {
-            mr: rig.mr,
-            addr: rig.buffer.address() + offset,
-            length,
-            mw_access_flags: IBV_ACCESS_REMOTE_WRITE,
-        },
+        bind_info,
     };
     // SAFETY: all objects live.
     let result = unsafe {
@@ -691,6 +702,17 @@ fn bind1(rig: &Rig, pair: &Pair, mw: *mut ibv_mw, offset: u64, length: u64) -> C
     let wc = rig.ends(pair.cq, IBV_WC_SUCCESS, "the bind")?;
     expect!((wc.opcode, wc.wr_id), (IBV_WC_BIND_MW, 5), "completion");
     Ok(())
+}
+
+pub(super) fn close_window(rig: &Rig, mw: *mut ibv_mw) -> Check {
+    // SAFETY: the window lives and is not used afterwards.
+    let result = unsafe {
+        match (*rig.raw()).ops.dealloc_mw {
+            Some(dealloc) => dealloc(mw),
+            None => libc::ENOSYS,
+        }
+    };
+    well(result, "ibv_dealloc_mw")
 }
 
 fn window1(rig: &Rig) -> Check {
@@ -723,14 +745,7 @@ fn window1(rig: &Rig) -> Check {
     bind1(rig, &pair, mw, 0, 0)?;
     rig.write_to(pair.a, 100, base + 40960, second)?;
     refused(rig, &pair, "a write into no window")?;
-    // SAFETY: the window lives and is not used afterwards.
-    let result = unsafe {
-        match (*rig.raw()).ops.dealloc_mw {
-            Some(dealloc) => dealloc(mw),
-            None => libc::ENOSYS,
-        }
-    };
-    well(result, "ibv_dealloc_mw")
+    close_window(rig, mw)
 }
 
 pub(super) fn bind2(rig: &Rig, pair: &Pair, mw: *mut ibv_mw, rkey: u32) -> Check {
