@@ -79,9 +79,12 @@ fn destroy(pair: &Pair) -> Check {
     Ok(())
 }
 
-fn register(rig: &Rig, address: u64, length: usize) -> Check<*mut ibv_mr> {
+/// All rights, but no windows: what may have some ends another way, since they could be in its way.
+const PLAIN: u32 = RIGHTS & !IBV_ACCESS_MW_BIND;
+
+fn register(rig: &Rig, address: u64, length: usize, access: u32) -> Check<*mut ibv_mr> {
     // SAFETY: the domain lives, and the caller's memory longer than the region.
-    let mr = unsafe { ibv_reg_mr(rig.pd, address as *mut _, length, RIGHTS as i32) };
+    let mr = unsafe { ibv_reg_mr(rig.pd, address as *mut _, length, access as i32) };
     made(mr, "ibv_reg_mr")
 }
 
@@ -122,6 +125,8 @@ const EMPTY: u8 = 0x33;
 enum Kind {
     /// A peer writes.
     Writes,
+    /// The same, where the region could have had windows.
+    WindowsPossible,
     /// A peer writes and sends, and the memory is where that is received.
     Receives,
     /// A peer writes and reads.
@@ -132,8 +137,9 @@ enum Kind {
     Window,
 }
 
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 6] = [
     Kind::Writes,
+    Kind::WindowsPossible,
     Kind::Receives,
     Kind::Reads,
     Kind::Sources,
@@ -141,10 +147,19 @@ const KINDS: [Kind; 5] = [
 ];
 
 impl Kind {
+    fn access(self) -> u32 {
+        match self {
+            Kind::WindowsPossible | Kind::Window => RIGHTS,
+            _ => PLAIN,
+        }
+    }
+
     /// Whether the first message that is refused may have this status.
     fn fails_with(self, status: u32) -> bool {
         match self {
-            Kind::Writes | Kind::Reads | Kind::Window => status == IBV_WC_REM_ACCESS_ERR,
+            Kind::Writes | Kind::WindowsPossible | Kind::Reads | Kind::Window => {
+                status == IBV_WC_REM_ACCESS_ERR
+            }
             // It depends on what it was: the peer of a receive that fails has not done wrong.
             Kind::Receives => matches!(status, IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR),
             Kind::Sources => status == IBV_WC_LOC_PROT_ERR,
@@ -302,7 +317,7 @@ fn stream(rig: &Rig, cq: *mut ibv_cq, round: u64, random: &mut Random) -> Check<
 
     let pair = connected(rig, cq)?;
     let address = memory.address();
-    let mr = register(rig, address, LENGTH)?;
+    let mr = register(rig, address, LENGTH, kind.access())?;
     // SAFETY: the region lives.
     let (lkey, mut rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
     let mut mw = None;
@@ -402,7 +417,7 @@ fn churn(
         };
         let address = memory + half * PIECE as u64;
         // SAFETY: the domain lives, and so does the memory.
-        let mr = unsafe { ibv_reg_mr(pd.get(), address as *mut _, PIECE, RIGHTS as i32) };
+        let mr = unsafe { ibv_reg_mr(pd.get(), address as *mut _, PIECE, PLAIN as i32) };
         if mr.is_null() {
             return Err(format!("ibv_reg_mr: {}", crate::verbs::last_errno()));
         }
@@ -502,7 +517,7 @@ fn regions(rig: &Rig) -> Check {
         let mut all = Vec::new();
         for n in 0..CROWD {
             let address = memory.address() + (n * PAGE) as u64;
-            let mr = register(rig, address, PAGE)?;
+            let mr = register(rig, address, PAGE, [PLAIN, RIGHTS][n % 2])?;
             // SAFETY: the region lives.
             all.push((address, unsafe { (*mr).rkey }, mr));
         }
@@ -537,37 +552,42 @@ fn regions(rig: &Rig) -> Check {
 fn windows(rig: &Rig) -> Check {
     let cq = rig.cq(512)?;
     let mut random = Random::new();
-    let base = rig.buffer.address();
+    let address = rig.buffer.address() + SINK as u64;
     for _ in 0..3 {
         let pair = connected(rig, cq)?;
         let mut all = Vec::new();
         let mut open = Vec::new();
         for n in 0..CROWD {
-            let kind = [IBV_MW_TYPE_1, IBV_MW_TYPE_2][n % 2];
-            let mw = window(rig, kind)?;
-            if n % 40 == 0 {
+            let mw = window(rig, [IBV_MW_TYPE_1, IBV_MW_TYPE_2][n % 2])?;
+            // Some are of a region of their own, which ends with them.
+            let own = match n % 40 {
+                20 => Some(register(rig, address, LENGTH - SINK, RIGHTS)?),
+                _ => None,
+            };
+            if n % 20 == 0 {
                 let place = ibv_mw_bind_info {
-                    mr: rig.mr,
-                    addr: base + SINK as u64,
+                    mr: own.unwrap_or(rig.mr),
+                    addr: address,
                     length: FEW.into(),
                     mw_access_flags: IBV_ACCESS_REMOTE_WRITE,
                 };
                 bind1_to(rig, &pair, mw, place)?;
                 // SAFETY: the window lives.
                 let rkey = unsafe { (*mw).rkey };
-                rig.write_to(pair.a, FEW, base + SINK as u64, rkey)?;
+                rig.write_to(pair.a, FEW, address, rkey)?;
                 rig.ends(cq, IBV_WC_SUCCESS, "a write into a window")?;
                 open.push(rkey);
             }
-            all.push(mw);
+            all.push((mw, own));
         }
         random.shuffle(&mut all);
-        for mw in all {
+        for (mw, own) in all {
             close_window(rig, mw)?;
+            // It is not busy: its window is no more.
+            own.map_or(Ok(()), deregister)?;
         }
         for rkey in open {
-            let what = "a write into a window that ended";
-            is_refused(rig, cq, base + SINK as u64, rkey, what)?;
+            is_refused(rig, cq, address, rkey, "a write into a window that ended")?;
         }
         destroy(&pair)?;
     }
