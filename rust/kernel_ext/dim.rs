@@ -55,7 +55,13 @@ impl<T: Moderated> NetDim<T> {
                 // valid one.
                 unsafe {
                     dim.write(pin_init::zeroed());
-                    bindings::dim_init_work(dim, Some(Self::run));
+                    bindings::init_work_with_key(
+                        ptr::addr_of_mut!((*dim).work),
+                        Some(Self::run),
+                        false,
+                        c"rust_dim".as_char_ptr(),
+                        kernel::static_lock_class!().as_ptr(),
+                    );
                 }
             }),
             busy: Atomic::new(0),
@@ -109,7 +115,11 @@ impl<T: Moderated> NetDim<T> {
                 (*dim).profile_ix = 0;
                 bindings::dim_park_on_top(dim);
                 state.write_volatile(applying);
-                bindings::dim_schedule_work(dim);
+                bindings::queue_work_on(
+                    bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
+                    bindings::system_percpu_wq,
+                    ptr::addr_of_mut!((*dim).work),
+                );
             }
         });
     }

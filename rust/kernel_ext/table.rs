@@ -35,7 +35,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
         pin_init!(Self {
             xa <- Opaque::ffi_init(|xa: *mut bindings::xarray| {
                 // SAFETY: `xa` is memory for a `struct xarray` that nobody else knows.
-                unsafe { bindings::xa_init_irq(xa) };
+                unsafe { bindings::xa_init_flags(xa, bindings::xa_lock_type_XA_LOCK_IRQ) };
             }),
             _p: PhantomData,
         })
@@ -45,7 +45,8 @@ impl<T: ForeignOwnable> IrqTable<T> {
     pub fn insert(&self, index: usize, value: T) -> Result {
         let entry = value.into_foreign();
         // SAFETY: The array is initialised; `entry` is a pointer aligned enough to be stored.
-        let ret = unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry) };
+        let ret =
+            unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry, bindings::GFP_KERNEL) };
         if ret != 0 {
             // SAFETY: `entry` came from `into_foreign` above and was not stored.
             drop(unsafe { T::from_foreign(entry) });
@@ -55,8 +56,12 @@ impl<T: ForeignOwnable> IrqTable<T> {
 
     /// Takes the value at `index` out.
     pub fn remove(&self, index: usize) -> Option<T> {
-        // SAFETY: By the type invariant the array is initialised; the helper takes its lock.
-        let entry = unsafe { bindings::xa_erase_irqsave(self.xa.get(), index) };
+        // SAFETY: By the type invariant the array is initialised.
+        let flags = unsafe { bindings::xa_lock_irqsave(self.xa.get()) };
+        // SAFETY: By the type invariant the array is initialised; its lock was taken above.
+        let entry = unsafe { bindings::__xa_erase(self.xa.get(), index) };
+        // SAFETY: The lock was taken above, by this task and with these flags.
+        unsafe { bindings::xa_unlock_irqrestore(self.xa.get(), flags) };
         // SAFETY: By the type invariant an entry came from `into_foreign`; it is out of the array
         // now.
         unsafe { T::try_from_foreign(entry) }

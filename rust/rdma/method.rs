@@ -400,8 +400,7 @@ impl Definitions {
             assert!(D::METHODS.is_empty() || D::HAS_ALLOC_UCONTEXT);
         }
         let mut lines = KVec::with_capacity(D::METHODS.len() + 2, GFP_KERNEL)?;
-        // SAFETY: The function returns the address of a constant.
-        let chain = unsafe { bindings::rdma_uapi() };
+        let chain = super::uapi::definitions();
         let common = Self::line(
             bindings::uapi_definition_kind_UAPI_DEF_CHAIN,
             Line { chain },
