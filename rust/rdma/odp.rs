@@ -33,6 +33,7 @@ pub const ON_DEMAND_AVAILABLE: bool = cfg!(CONFIG_INFINIBAND_ON_DEMAND_PAGING);
 /// Stands for what a kernel without on-demand memory does not have: there is no root, so that nothing
 /// else is called.
 #[cfg(not(CONFIG_INFINIBAND_ON_DEMAND_PAGING))]
+#[allow(clippy::missing_safety_doc)]
 mod absent {
     use crate::bindings::{
         device, dma_addr_t, hmm_dma_map, hmm_range, ib_device, ib_umem_odp, mmu_interval_notifier,

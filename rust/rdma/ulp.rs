@@ -222,8 +222,8 @@ impl<'a> Pd<'a> {
         let client = device.client;
         // SAFETY: By the type invariant of `Device` it is registered for as long as the domain borrows it;
         // the name is static.
-        let raw =
-            from_err_ptr(unsafe { bindings::__ib_alloc_pd(device.raw, 0, client.as_char_ptr()) })?;
+        let raw = unsafe { bindings::__ib_alloc_pd(device.raw, 0, client.as_char_ptr()) };
+        let raw = from_err_ptr(raw)?;
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
