@@ -34,3 +34,6 @@ unsafe impl<Storage: Zeroable> Zeroable for __BindgenBitfieldUnit<Storage> {}
 unsafe impl<T> Zeroable for __BindgenUnionField<T> {}
 
 include!(env!("RDMA_BINDINGS"));
+
+mod inlines;
+pub use inlines::*;

@@ -5,19 +5,24 @@
 #include <linux/hrtimer_types.h>
 
 #include <linux/hmm.h>
+#include <linux/hmm-dma.h>
+#include <linux/if_arp.h>
 #include <linux/if_link.h>
 #include <linux/irq_poll.h>
 #include <linux/netdevice.h>
 #include <linux/pci.h>
+#include <linux/rtnetlink.h>
 #include <net/devlink.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_cache.h>
 #include <rdma/ib_mad.h>
 #include <rdma/ib_umem.h>
+#include <rdma/ib_umem_odp.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/iter.h>
 #include <rdma/iw_cm.h>
+#include <rdma/rdma_netlink.h>
 #include <rdma/uverbs_ioctl.h>
 #include <rdma/uverbs_types.h>
 
-#include "../helpers/rdma_helpers.h"
+#include "rdma_uapi.h"

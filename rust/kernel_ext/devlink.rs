@@ -262,9 +262,10 @@ impl<H: HealthReporter + Parameter + Information> Devlink<H> {
         // SAFETY: The operations are static, and `device::Device` is a transparent wrapper of a valid
         // `struct device`, of which the instance takes a reference.
         let devlink = unsafe {
-            bindings::rdma_devlink_alloc(
+            bindings::devlink_alloc_ns(
                 Self::OPS,
                 size_of::<*const H>(),
+                &raw mut bindings::init_net,
                 ptr::from_ref(dev).cast_mut().cast(),
             )
         };

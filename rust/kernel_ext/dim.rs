@@ -53,8 +53,16 @@ impl<T: Moderated> NetDim<T> {
             dim <- Opaque::ffi_init(|dim: *mut bindings::dim| {
                 // SAFETY: `dim` is memory for a `struct dim` that nobody else knows.
                 unsafe { dim.write(pin_init::zeroed()) };
-                // SAFETY: It was written just now, and nobody else knows it.
-                unsafe { bindings::dim_init_work(dim, Some(Self::run)) };
+                // SAFETY: It was written just now, and nobody else knows it. Name and class are static.
+                unsafe {
+                    bindings::init_work_with_key(
+                        &raw mut (*dim).work,
+                        Some(Self::run),
+                        false,
+                        c"rust_dim".as_char_ptr(),
+                        kernel::static_lock_class!().as_ptr(),
+                    )
+                };
             }),
             busy: Atomic::new(0),
             target,
@@ -112,8 +120,15 @@ impl<T: Moderated> NetDim<T> {
             unsafe { bindings::dim_park_on_top(dim) };
             // SAFETY: The work writes the field when it has run, and is not queued.
             unsafe { state.write_volatile(applying) };
-            // SAFETY: By the type invariant the work is initialised.
-            unsafe { bindings::dim_schedule_work(dim) };
+            // SAFETY: By the type invariant the work is initialised, and whoever drops it cancels it first. The queue is
+            // the kernel's, and there for good.
+            unsafe {
+                bindings::queue_work_on(
+                    bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
+                    bindings::system_percpu_wq,
+                    &raw mut (*dim).work,
+                )
+            };
         });
     }
 

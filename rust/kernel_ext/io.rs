@@ -3,7 +3,6 @@
 //! Ranges of BARs (for `rust/kernel/pci/io.rs`).
 
 use crate::bindings;
-use kernel::error::to_result;
 use kernel::prelude::*;
 use kernel::{device, pci};
 
@@ -25,9 +24,9 @@ fn memory_bar(pdev: &pci::Device<device::Bound>, bar: u32) -> Result<(u64, u64)>
     // Both find out whether there is a BAR of that number.
     let (start, length) = (pdev.resource_start(bar)?, pdev.resource_len(bar)?);
     // `pci::Device` is a transparent wrapper of `struct pci_dev`.
-    let raw = core::ptr::from_ref(pdev).cast_mut().cast();
+    let raw = core::ptr::from_ref(pdev).cast::<bindings::pci_dev>();
     // SAFETY: The borrow keeps the device; the number is that of a BAR, as was found out above.
-    let flags = unsafe { bindings::pci_bar_flags(raw, bar as c_int) };
+    let flags = unsafe { (*raw).resource[bar as usize].flags };
     place_of(flags, start, length)
 }
 
@@ -65,7 +64,15 @@ pub fn clear_bar(
 ) -> Result {
     let address = bar_range(pdev, bar, offset, length)?;
     // SAFETY: The range is inside a BAR of a device that is bound, which is memory, by the check above.
-    to_result(unsafe { bindings::rdma_clear_io(address, length) })
+    let io = unsafe { bindings::ioremap(address, length) };
+    if io.is_null() {
+        return Err(ENOMEM);
+    }
+    // SAFETY: As many bytes were mapped just now, and nobody else knows of that.
+    unsafe { bindings::memset_io(io, 0, length) };
+    // SAFETY: It was mapped above, and is not used any more.
+    unsafe { bindings::iounmap(io) };
+    Ok(())
 }
 
 #[kernel::prelude::kunit_tests(rust_bar_range)]

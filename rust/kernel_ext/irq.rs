@@ -216,10 +216,19 @@ impl Vectors {
     /// there, until the [`IrqHandler`] on it goes. It arrives there after the next interrupt at the latest.
     pub fn steer(&self, index: u32, cpu: u32) -> Result {
         let irq = self.irq(index)?;
+        if !super::cpu::is_online(cpu) {
+            return Err(EINVAL);
+        }
+        // SAFETY: The processor is one that there is, whose mask is a static of the kernel.
+        let mask = unsafe { bindings::cpumask_of(cpu) };
         let steered = self.allocation.try_access_with(|_| {
+            // `irq_set_affinity_and_hint` does not tell whether the first worked.
             // SAFETY: By the type invariant the number is that of a vector, which is not freed while the allocation is
-            // accessed. The helper checks `cpu`, and the mask it hands on is static. It takes no lock that sleeps.
-            to_result(unsafe { bindings::irq_set_affinity_cpu(irq, cpu) })
+            // accessed. The mask is static. The function takes no lock that sleeps.
+            to_result(unsafe { bindings::irq_set_affinity(irq, mask) })?;
+            // SAFETY: The vector is still accessed. The mask is static, as what is kept of it until the hint is cleared
+            // has to be. The function takes no lock that sleeps.
+            to_result(unsafe { bindings::irq_update_affinity_hint(irq, mask) })
         });
         steered.ok_or(ENODEV)?
     }
@@ -416,7 +425,7 @@ impl<T: Handler> PinnedDrop for IrqHandler<T> {
         self.vectors.kind.enable_pin(&config, false);
         // SAFETY: By the type invariant a handler is installed on the interrupt, which so is in use. The hint that
         // it has, if any, is ours.
-        unsafe { bindings::irq_clear_affinity_hint(self.irq) };
+        unsafe { bindings::irq_update_affinity_hint(self.irq, ptr::null()) };
         // SAFETY: By the type invariant a handler with this cookie is installed.
         unsafe { bindings::free_irq(self.irq, cookie) };
     }

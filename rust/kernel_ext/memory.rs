@@ -7,7 +7,7 @@ use crate::bindings;
 /// How many bytes the kernel has in all.
 pub fn total() -> u64 {
     // SAFETY: The function only reads a counter.
-    unsafe { bindings::total_memory() }
+    unsafe { (bindings::totalram_pages() as u64) << kernel::page::PAGE_SHIFT }
 }
 
 /// Calls `f`, in which allocations of the current task start no reclaim, and may use reserves instead.

@@ -35,17 +35,24 @@ impl<T: ForeignOwnable> IrqTable<T> {
         pin_init!(Self {
             xa <- Opaque::ffi_init(|xa: *mut bindings::xarray| {
                 // SAFETY: `xa` is memory for a `struct xarray` that nobody else knows.
-                unsafe { bindings::xa_init_irq(xa) };
+                unsafe { bindings::xa_init_flags(xa, bindings::xa_lock_type_XA_LOCK_IRQ) };
             }),
             _p: PhantomData,
         })
+    }
+
+    /// The lock of the array, `xa_lock`.
+    fn lock(&self) -> *mut bindings::spinlock_t {
+        // SAFETY: By the type invariant there is an array, of which this is a part; this makes no reference to it.
+        unsafe { &raw mut (*self.xa.get()).xa_lock }
     }
 
     /// Puts `value` at `index`, which must be free (`EBUSY` else). May sleep.
     pub fn insert(&self, index: usize, value: T) -> Result {
         let entry = value.into_foreign();
         // SAFETY: The array is initialised; `entry` is a pointer aligned enough to be stored.
-        let ret = unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry) };
+        let ret =
+            unsafe { bindings::xa_insert_irq(self.xa.get(), index, entry, bindings::GFP_KERNEL) };
         if ret != 0 {
             // SAFETY: `entry` came from `into_foreign` above and was not stored.
             drop(unsafe { T::from_foreign(entry) });
@@ -55,8 +62,12 @@ impl<T: ForeignOwnable> IrqTable<T> {
 
     /// Takes the value at `index` out.
     pub fn remove(&self, index: usize) -> Option<T> {
-        // SAFETY: By the type invariant the array is initialised; the helper takes its lock.
-        let entry = unsafe { bindings::xa_erase_irqsave(self.xa.get(), index) };
+        // SAFETY: By the type invariant the array is initialised, and its lock with it.
+        unsafe { bindings::spin_lock_irq_disable(self.lock()) };
+        // SAFETY: By the type invariant the array is initialised; its lock was taken above.
+        let entry = unsafe { bindings::__xa_erase(self.xa.get(), index) };
+        // SAFETY: The lock was taken above, by this task.
+        unsafe { bindings::spin_unlock_irq_enable(self.lock()) };
         // SAFETY: By the type invariant an entry came from `into_foreign`; it is out of the array
         // now.
         unsafe { T::try_from_foreign(entry) }
@@ -67,8 +78,8 @@ impl<T: ForeignOwnable> IrqTable<T> {
     /// The lock is one for the whole table. It is what keeps the value: RCU would keep the array only, and what `T`
     /// stands for is freed when its owner likes, not after a grace period.
     pub fn with<R>(&self, index: usize, f: impl FnOnce(T::Borrowed<'_>) -> R) -> Option<R> {
-        // SAFETY: By the type invariant the array is initialised.
-        unsafe { bindings::xa_lock_irq_disable(self.xa.get()) };
+        // SAFETY: By the type invariant the array is initialised, and its lock with it.
+        unsafe { bindings::spin_lock_irq_disable(self.lock()) };
         // SAFETY: By the type invariant the array is initialised; its lock was taken above.
         let entry = unsafe { bindings::xa_load(self.xa.get(), index) };
         let result = if entry.is_null() {
@@ -78,7 +89,7 @@ impl<T: ForeignOwnable> IrqTable<T> {
             Some(f(unsafe { T::borrow(entry) }))
         };
         // SAFETY: The lock was taken above, by this task.
-        unsafe { bindings::xa_unlock_irq_enable(self.xa.get()) };
+        unsafe { bindings::spin_unlock_irq_enable(self.lock()) };
         result
     }
 

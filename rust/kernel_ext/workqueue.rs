@@ -61,20 +61,27 @@ unsafe impl Send for OwnedQueue {}
 unsafe impl Sync for OwnedQueue {}
 
 impl OwnedQueue {
-    /// Makes an ordered queue: its work items run one after the other, never at once.
-    pub fn ordered(name: &CStr) -> Result<Self> {
-        // SAFETY: `name` is a C string; the format of the helper takes one.
-        let queue = unsafe { bindings::rdma_alloc_ordered_workqueue(name.as_char_ptr()) };
+    /// Makes a queue; `most_active` is 0 for the usual limit.
+    fn new(name: &CStr, flags: bindings::wq_flags, most_active: c_int) -> Result<Self> {
+        let format = c"%s".as_char_ptr();
+        // SAFETY: The format takes one C string, which `name` is; both are copied.
+        let queue = unsafe {
+            bindings::alloc_workqueue_noprof(format, flags, most_active, name.as_char_ptr())
+        };
         // INVARIANT: The queue was made just now.
         NonNull::new(queue).map(Self).ok_or(ENOMEM)
     }
 
+    /// Makes an ordered queue: its work items run one after the other, never at once.
+    pub fn ordered(name: &CStr) -> Result<Self> {
+        let ordered = bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags___WQ_ORDERED;
+        Self::new(name, ordered | bindings::wq_flags_WQ_MEM_RECLAIM, 1)
+    }
+
     /// Makes an unbound queue.
     pub fn unbound(name: &CStr) -> Result<Self> {
-        // SAFETY: `name` is a C string; the format of the helper takes one.
-        let queue = unsafe { bindings::rdma_alloc_unbound_workqueue(name.as_char_ptr()) };
-        // INVARIANT: The queue was made just now.
-        NonNull::new(queue).map(Self).ok_or(ENOMEM)
+        let flags = bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags_WQ_MEM_RECLAIM;
+        Self::new(name, flags, 0)
     }
 
     /// As many work items as an unbound queue runs at once, at the most. Each NUMA node has a part
@@ -82,14 +89,11 @@ impl OwnedQueue {
     pub const MOST_ACTIVE: u32 = bindings::wq_consts_WQ_MAX_ACTIVE;
 
     /// Makes an unbound queue for work that brings pages in, `most_active` at once. It has no worker
-    /// of its own for when memory is short.
+    /// of its own for when memory is short: bringing pages in needs memory, and is no part of giving
+    /// memory back.
     pub fn for_faults(name: &CStr, most_active: u32) -> Result<Self> {
         let most_active = most_active.clamp(1, Self::MOST_ACTIVE) as c_int;
-        // SAFETY: `name` is a C string; the format of the helper takes one.
-        let queue =
-            unsafe { bindings::rdma_alloc_fault_workqueue(name.as_char_ptr(), most_active) };
-        // INVARIANT: The queue was made just now.
-        NonNull::new(queue).map(Self).ok_or(ENOMEM)
+        Self::new(name, bindings::wq_flags_WQ_UNBOUND, most_active)
     }
 
     /// Makes an unbound queue for work that allocates memory and waits for others, one item at a time. It

@@ -548,7 +548,7 @@ impl<D: Driver> Registration<D> {
                 // device is being registered, must not make it a second time.
                 unregistered.device().set_netdev(netdev::PORT, None)?;
                 // Reports all interfaces that there are, so that the port is paired now.
-                to_result(bindings::rdma_register_netdevice_notifier(notifier))?;
+                to_result(bindings::register_netdevice_notifier(notifier))?;
                 // The core looks for the GIDs of what is paired by now.
                 Rtnl::with(|_| (*slot).gids.store(gids::NONE, Relaxed));
             }
@@ -563,7 +563,7 @@ impl<D: Driver> Registration<D> {
                 ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), dma);
             }
             if ret != 0 && paired {
-                bindings::rdma_unregister_netdevice_notifier(notifier);
+                bindings::unregister_netdevice_notifier(notifier);
             }
             to_result(ret)
         }
@@ -639,7 +639,7 @@ impl<D: Driver> PinnedDrop for Registration<D> {
                 // then nobody gives up the port's reference to its interface: who removes that waits
                 // for the slowest of them.
                 Rtnl::with(|_| self.gids.store(gids::GOING, Relaxed));
-                bindings::rdma_unregister_netdevice_notifier(self.notifier.get());
+                bindings::unregister_netdevice_notifier(self.notifier.get());
             }
             // Nothing is queued any more.
             self.gid_scans.flush();

@@ -399,8 +399,7 @@ impl Definitions {
     pub(super) fn new<D: Driver>() -> Result<Self> {
         let methods = D::OPS.methods;
         let mut lines = KVec::with_capacity(methods.len() + 2, GFP_KERNEL)?;
-        // SAFETY: The function returns the address of a constant.
-        let chain = unsafe { bindings::rdma_uapi() };
+        let chain = super::uapi::definitions();
         let common = Self::line(
             bindings::uapi_definition_kind_UAPI_DEF_CHAIN,
             Line { chain },

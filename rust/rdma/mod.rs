@@ -36,6 +36,7 @@ mod restrack;
 mod srq;
 #[cfg(all(CONFIG_KUNIT, not(rdma_no_tests)))]
 mod tests;
+mod uapi;
 mod udata;
 pub mod ulp;
 mod umem;

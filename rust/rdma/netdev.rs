@@ -6,6 +6,7 @@ use super::{Device, Driver, GidOps, Ops};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
+use kernel::container_of;
 use kernel::error::from_err_ptr;
 use kernel::prelude::*;
 use kernel::sync::{rcu, Arc};
@@ -43,9 +44,9 @@ impl Netdev {
     ///
     /// `info` must be what a network device notifier was called with, during the call.
     pub(super) unsafe fn from_notifier(info: *mut c_void) -> Option<Self> {
-        // SAFETY: The caller vouches for the information of a notifier call, in which the interface
-        // stays.
-        unsafe { Self::get(bindings::rdma_notifier_netdev(info)) }
+        // SAFETY: The caller vouches for the information of a notifier call, which begins so for all
+        // events, and during which the interface stays.
+        unsafe { Self::get((*info.cast::<bindings::netdev_notifier_info>()).dev) }
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::net_device {
@@ -60,44 +61,78 @@ impl Netdev {
     unsafe fn get(raw: *mut bindings::net_device) -> Option<Self> {
         let netdev = NonNull::new(raw)?;
         // SAFETY: The caller vouches that the interface stays until this returns.
-        unsafe { bindings::rdma_netdev_hold(netdev.as_ptr()) };
+        unsafe { bindings::dev_hold(netdev.as_ptr()) };
         // INVARIANT: The count was taken just now.
         Some(Self(netdev))
     }
 
-    /// Whether it is the interface of a device, and none that was stacked on one or made up.
+    /// The device on the bus that it is the interface of; null where there is none.
+    fn parent(&self) -> *mut bindings::device {
+        // SAFETY: By the type invariant we own a count, which keeps the interface; its parent is set before
+        // it is registered, by `SET_NETDEV_DEV`.
+        unsafe { bindings::netdev_parent(self.as_raw()) }
+    }
+
+    /// Whether it is the interface of a device on some bus, and none that was stacked on one or made up.
+    /// Anybody may make those, of any address: ipvlan, macvlan and MACsec take even the permanent one of
+    /// what they are stacked on. A failover interface has the parent of the interface it hides, and is made
+    /// before it.
     pub fn is_hardware(&self) -> bool {
         // SAFETY: By the type invariant we own a count, which keeps the interface.
-        unsafe { bindings::rdma_netdev_is_hardware(self.as_raw()) }
+        let failover = unsafe { bindings::netif_is_failover(self.as_raw()) };
+        !self.parent().is_null() && !failover
+    }
+
+    /// Whether this is an Ethernet interface.
+    fn is_ethernet(&self) -> bool {
+        // SAFETY: By the type invariant we own a count, which keeps the interface.
+        unsafe { bindings::netdev_type(self.as_raw()) == bindings::ARPHRD_ETHER as u16 }
     }
 
     /// Whether this is an Ethernet interface with that permanent address.
     pub fn has_permanent_mac(&self, mac: &[u8; 6]) -> bool {
-        // SAFETY: By the type invariant we own a count, which keeps the interface; the function
-        // reads six bytes.
-        unsafe { bindings::rdma_netdev_matches(self.as_raw(), mac.as_ptr()) }
+        let raw = self.as_raw();
+        // SAFETY: By the type invariant we own a count, which keeps the interface.
+        let length = unsafe { bindings::netdev_addr_len(raw) };
+        if !self.is_ethernet() || usize::from(length) != mac.len() {
+            return false;
+        }
+        // SAFETY: As above; an interface has room for `MAX_ADDR_LEN` bytes of permanent address, which is
+        // more than six, and keeps it from before it is registered.
+        let permanent = unsafe { bindings::netdev_perm_addr(raw).cast::<[u8; 6]>().read() };
+        permanent == *mac
     }
 
     /// The largest packet.
     pub fn mtu(&self) -> u32 {
         // SAFETY: By the type invariant we own a count, which keeps the interface.
-        unsafe { bindings::rdma_netdev_mtu(self.as_raw()) }
+        unsafe { bindings::netdev_mtu(self.as_raw()) }
     }
 
     /// Whether it is up and has a carrier.
     pub fn is_up(&self) -> bool {
         // SAFETY: By the type invariant we own a count, which keeps the interface.
-        unsafe { bindings::rdma_netdev_is_up(self.as_raw()) }
+        let running = unsafe { bindings::netif_running(self.as_raw()) };
+        // SAFETY: As above.
+        running && unsafe { bindings::netif_carrier_ok(self.as_raw()) }
     }
 
     /// Its address now. Where RTNL is not held it may be part old and part new; `ChangeAddr` tells
     /// when it is new.
     pub fn mac(&self) -> [u8; 6] {
-        let mut mac = [0; 6];
-        // SAFETY: By the type invariant we own a count, which keeps the interface; the function
-        // writes six bytes.
-        unsafe { bindings::rdma_netdev_mac(self.as_raw(), mac.as_mut_ptr()) };
-        mac
+        // SAFETY: By the type invariant we own a count, which keeps the interface and its address, for
+        // which it has room for `MAX_ADDR_LEN` bytes, more than six. They may be written meanwhile, hence
+        // the volatile read.
+        unsafe {
+            let address = bindings::netdev_dev_addr(self.as_raw());
+            address.cast::<[u8; 6]>().read_volatile()
+        }
+    }
+
+    /// Its network namespace, to compare it with others.
+    fn namespace(&self) -> *mut bindings::net {
+        // SAFETY: By the type invariant we own a count, which keeps the interface.
+        unsafe { bindings::dev_net(self.as_raw()) }
     }
 }
 
@@ -110,7 +145,7 @@ impl PartialEq for Netdev {
 impl Drop for Netdev {
     fn drop(&mut self) {
         // SAFETY: By the type invariant we own a count, which is given back here and nowhere else.
-        unsafe { bindings::rdma_netdev_put(self.as_raw()) }
+        unsafe { bindings::dev_put(self.as_raw()) }
     }
 }
 
@@ -150,8 +185,9 @@ pub struct Rtnl(PhantomData<*mut ()>);
 impl Rtnl {
     /// Runs `f` with RTNL held. Sleeps.
     pub(super) fn with<R>(f: impl FnOnce(&Self) -> R) -> R {
-        // SAFETY: No caller of this holds the lock: it is called where a device is registered or
-        // enabled, not in notifiers.
+        // SAFETY: `rtnl_lock` may be called by any task that does not hold the lock. No caller of this does:
+        // it is called where a device is registered, unregistered or enabled (`enable_driver`, which the core
+        // calls with its own locks only), not in notifiers.
         unsafe { bindings::rtnl_lock() };
         let result = f(&Self(PhantomData));
         // SAFETY: This task took the lock above.
@@ -187,6 +223,57 @@ c_enum! {
     }
 }
 
+/// A counted reference to a PCI function.
+///
+/// # Invariants
+///
+/// The pointer is a PCI device, of which this value owns one count.
+struct PciFunction(NonNull<bindings::pci_dev>);
+
+impl PciFunction {
+    /// Function `function` of the slot that `own` is in, if there is one.
+    ///
+    /// # Safety
+    ///
+    /// `own` must be the `dev` of a PCI device that stays until this returns.
+    unsafe fn beside(own: *mut bindings::device, function: u8) -> Option<Self> {
+        // SAFETY: The caller vouches for the device.
+        let own = unsafe { container_of!(own, bindings::pci_dev, dev) };
+        // SAFETY: The caller vouches for the device, which keeps its bus; its place does not change.
+        let (bus, devfn) = unsafe { ((*own).bus, (*own).devfn) };
+        // SAFETY: The bus is valid, as above.
+        let devfn = if unsafe { bindings::pci_ari_enabled(bus) } {
+            u32::from(function)
+        } else if function < 8 {
+            // `PCI_DEVFN(PCI_SLOT(devfn), function)`.
+            (devfn & 0xf8) | u32::from(function)
+        } else {
+            return None;
+        };
+        // Not `pci_get_slot`: error recovery takes RTNL with `pci_bus_sem` held.
+        // SAFETY: The bus is valid, as above; of the device that is found the function takes a count.
+        let found = unsafe {
+            let (domain, number) = (bindings::pci_domain_nr(bus), (*bus).number);
+            bindings::pci_get_domain_bus_and_slot(domain, number.into(), devfn)
+        };
+        // INVARIANT: The count is ours.
+        NonNull::new(found).map(Self)
+    }
+
+    /// Its `dev`.
+    fn device(&self) -> *mut bindings::device {
+        // SAFETY: By the type invariant the function is valid; the pointer is to a part of it.
+        unsafe { ptr::addr_of_mut!((*self.0.as_ptr()).dev) }
+    }
+}
+
+impl Drop for PciFunction {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant we own a count, which is given back here and nowhere else.
+        unsafe { bindings::pci_dev_put(self.0.as_ptr()) }
+    }
+}
+
 /// What is to be done about the pairing of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pairing {
@@ -219,17 +306,34 @@ pub(super) const PORT: u32 = 1;
 impl<D: Driver> Device<D> {
     /// Whether an interface is in the network namespace of the device.
     fn shares_namespace(&self, netdev: &Netdev) -> bool {
-        // SAFETY: `&self` keeps the device and the count of `netdev` the interface; namespaces are
-        // compared, not followed.
-        unsafe { bindings::rdma_netdev_in_net(netdev.as_raw(), self.as_raw()) }
+        netdev.namespace() == self.namespace()
+    }
+
+    /// The network namespace of the device, to compare it with others.
+    fn namespace(&self) -> *mut bindings::net {
+        // SAFETY: `&self` keeps the device.
+        unsafe { bindings::rdma_dev_net(self.as_raw()) }
     }
 
     /// Whether an interface that is registered is that of a PCI function beside the device's: of the
     /// same slot, or of any of the bus where functions have numbers of eight bits (ARI).
     pub fn is_of_function(&self, _rtnl: &Rtnl, netdev: &Netdev, function: u8) -> bool {
-        // SAFETY: `&self` keeps the device with its parent. The interface is registered, and stays so
-        // with RTNL held: it keeps its own parent, of which alone anything is read.
-        unsafe { bindings::rdma_netdev_of_function(netdev.as_raw(), self.as_raw(), function) }
+        let parent = netdev.parent();
+        // SAFETY: `&self` keeps the device, which has a parent that is set before it is registered.
+        let own = unsafe { bindings::rdma_device_parent(self.as_raw()) };
+        // SAFETY: `&self` keeps the device with its parent.
+        if parent.is_null() || !unsafe { bindings::dev_is_pci(own) } {
+            return false;
+        }
+        // SAFETY: It was found to be a PCI device, which the device keeps.
+        let Some(other) = (unsafe { PciFunction::beside(own, function) }) else {
+            return false;
+        };
+        // There may be a bus of the function's own in between, as virtio's. The interface keeps its
+        // parent, and nothing above that: pointers are compared, not followed.
+        // SAFETY: The interface is registered, and stays so with RTNL held: it keeps its parent.
+        let above = unsafe { (*parent).parent };
+        netdev.is_ethernet() && [parent, above].contains(&other.device())
     }
 
     /// Whether an interface that is registered is the one that the port shares its link with.
@@ -242,14 +346,15 @@ impl<D: Driver> Device<D> {
 
     /// The interface that the port shares its link with, if there is one.
     fn find_own(&self, rtnl: &Rtnl) -> Option<Netdev> {
-        // SAFETY: The device is valid; with RTNL held an interface in the list stays there.
-        let mut next = unsafe { Netdev::get(bindings::rdma_netdev_first(self.as_raw())) };
+        // SAFETY: The device has a count of its namespace; with RTNL held an interface in the list of that
+        // stays there.
+        let mut next = unsafe { Netdev::get(bindings::first_net_device(self.namespace())) };
         while let Some(netdev) = next {
             if self.is_own(rtnl, &netdev) {
                 return Some(netdev);
             }
             // SAFETY: With RTNL held both this interface and the next one stay in the list.
-            next = unsafe { Netdev::get(bindings::rdma_netdev_next(netdev.as_raw())) };
+            next = unsafe { Netdev::get(bindings::next_net_device(netdev.as_raw())) };
         }
         None
     }
@@ -305,8 +410,10 @@ impl<D: Driver> Device<D> {
         if paired.as_raw() == netdev {
             return true;
         }
-        // SAFETY: The count of `paired` keeps it; `netdev` is compared, not followed.
-        unsafe { bindings::rdma_netdev_is_above(paired.as_raw(), netdev) }
+        let _rcu = rcu::read_lock();
+        // SAFETY: The count of `paired` keeps it, the RCU read lock the list of what is above it; `netdev`
+        // is compared, not followed.
+        unsafe { bindings::netdev_has_upper_dev_all_rcu(paired.as_raw(), netdev) }
     }
 
     /// The interface that entry `index` of the port's GID table belongs to, if it is set. `EINVAL`
@@ -340,12 +447,13 @@ impl<D: Driver> Device<D> {
         // Takes the lock of the table, and removes nothing, as every GID of this kind of port is
         // that of an interface: who adds one now was asked whether it is the port's before that was
         // unpaired, and is seen below, or is refused.
-        // SAFETY: The device is valid and has a GID table; no interface is looked at.
+        // SAFETY: `&self` keeps the device, which has a GID table, as the caller sees to; no interface is
+        // looked at.
         unsafe { bindings::roce_del_all_netdev_gids(self.as_raw(), PORT, ptr::null_mut()) };
         for index in 0.. {
             match self.netdev_of_gid(index) {
-                // SAFETY: The device is valid and has a GID table, from which the entry was read;
-                // the interface is kept by its count.
+                // SAFETY: `&self` keeps the device; it has a GID table, from which the entry was read.
+                // The interface is kept by its count.
                 Ok(Some(netdev)) => unsafe {
                     bindings::roce_del_all_netdev_gids(self.as_raw(), PORT, netdev.as_raw());
                 },

@@ -9,16 +9,78 @@ use super::{Access, Device, Driver};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ops::Range;
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
+use kernel::container_of;
 use kernel::error::{from_err_ptr, to_result};
+use kernel::mm::{Mm, MmWithUser};
 use kernel::page::{PAGE_SHIFT, PAGE_SIZE};
 use kernel::prelude::*;
+use kernel::sync::aref::ARef;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::Arc;
+use kernel::task::Task;
 use kernel::time::{Delta, Instant, Monotonic};
+use kernel::types::NotThreadSafe;
+
+#[cfg(not(CONFIG_INFINIBAND_ON_DEMAND_PAGING))]
+use absent as core_odp;
+#[cfg(CONFIG_INFINIBAND_ON_DEMAND_PAGING)]
+use bindings as core_odp;
 
 /// Whether the kernel has on-demand memory.
 pub const ON_DEMAND_AVAILABLE: bool = cfg!(CONFIG_INFINIBAND_ON_DEMAND_PAGING);
+
+/// Stands for what a kernel without on-demand memory does not have: there is no root, so that nothing
+/// else is called.
+#[cfg(not(CONFIG_INFINIBAND_ON_DEMAND_PAGING))]
+#[allow(clippy::missing_safety_doc)]
+mod absent {
+    use crate::bindings::{
+        device, dma_addr_t, hmm_dma_map, hmm_range, ib_device, ib_umem_odp, mmu_interval_notifier,
+        mmu_interval_notifier_ops, pci_p2pdma_map_state,
+    };
+    use crate::kernel_ext::errno::eopnotsupp;
+    use kernel::ffi::{c_int, c_ulong};
+
+    pub(super) unsafe fn ib_umem_odp_alloc_implicit(
+        _: *mut ib_device,
+        _: c_int,
+    ) -> *mut ib_umem_odp {
+        eopnotsupp().to_ptr()
+    }
+
+    pub(super) unsafe fn ib_umem_odp_alloc_child(
+        _: *mut ib_umem_odp,
+        _: c_ulong,
+        _: usize,
+        _: *const mmu_interval_notifier_ops,
+    ) -> *mut ib_umem_odp {
+        eopnotsupp().to_ptr()
+    }
+
+    pub(super) unsafe fn ib_umem_odp_release(_: *mut ib_umem_odp) {}
+
+    pub(super) unsafe fn mmu_interval_read_begin(_: *mut mmu_interval_notifier) -> c_ulong {
+        0
+    }
+
+    pub(super) unsafe fn hmm_range_fault(_: *mut hmm_range) -> c_int {
+        eopnotsupp().to_errno()
+    }
+
+    pub(super) unsafe fn hmm_dma_map_pfn(
+        _: *mut device,
+        _: *mut hmm_dma_map,
+        _: usize,
+        _: *mut pci_p2pdma_map_state,
+    ) -> dma_addr_t {
+        dma_addr_t::MAX
+    }
+
+    pub(super) unsafe fn hmm_dma_unmap_pfn(_: *mut device, _: *mut hmm_dma_map, _: usize) -> bool {
+        false
+    }
+}
 
 /// Who uses the pages of on-demand memory: the part of a driver that tells its device of them.
 pub trait PageUser: Send + Sync {
@@ -57,7 +119,11 @@ struct Patience(Delta);
 impl Patience {
     /// Calls `attempt` until it does not fail with `EBUSY`, or time is up. `clock` says how long some
     /// moment is ago, always the same.
-    fn retry(&mut self, clock: impl Fn() -> Delta, mut attempt: impl FnMut() -> Result) -> Result {
+    fn retry<R>(
+        &mut self,
+        clock: impl Fn() -> Delta,
+        mut attempt: impl FnMut() -> Result<R>,
+    ) -> Result<R> {
         let mut begun = clock();
         loop {
             match attempt() {
@@ -82,6 +148,11 @@ mod flag {
     pub(super) const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID;
     /// It may be written.
     pub(super) const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE;
+    /// It is mapped for the device.
+    pub(super) const DMA_MAPPED: usize = bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED;
+    /// It is to be made present, or writable.
+    pub(super) const REQ_FAULT: usize = bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT;
+    pub(super) const REQ_WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE;
     /// All bits that are not the number.
     pub(super) const ALL: usize = bindings::hmm_pfn_flags_HMM_PFN_FLAGS;
 }
@@ -95,6 +166,17 @@ pub enum BringIn {
     Write,
     /// Only those that are present.
     Present,
+}
+
+impl BringIn {
+    /// What is asked of each page, in the kernel's words.
+    fn flags(self) -> usize {
+        match self {
+            Self::Read => flag::REQ_FAULT,
+            Self::Write => flag::REQ_FAULT | flag::REQ_WRITE,
+            Self::Present => 0,
+        }
+    }
 }
 
 /// A page that is mapped for the device.
@@ -126,24 +208,35 @@ impl<T: PageUser> Notify<T> {
         range: *const bindings::mmu_notifier_range,
         seq: c_ulong,
     ) -> bool {
-        let (mut start, mut end) = (0, 0);
-        // SAFETY: The kernel calls notifiers with what was registered: one that is part of an
-        // `ib_umem_odp`, which is not freed before the notifier is removed. `start` and `end` are
-        // locals.
-        let odp = unsafe { bindings::rdma_odp_begin(notifier, range, seq, &mut start, &mut end) };
-        if odp.is_null() {
+        // SAFETY: `range` is that of the invalidation, which whoever invalidates keeps until this returns.
+        if !unsafe { bindings::mmu_notifier_range_blockable(range) } {
+            // Taking the lock sleeps.
             return false;
         }
-        if start < end {
-            // SAFETY: The range is not empty, so that the private pointer was set before: to a
-            // `Mapping<T>` that lives until after the notifier is removed.
-            let mapping = unsafe { &*bindings::rdma_odp_private(odp).cast::<Mapping<T>>() };
-            // SAFETY: `odp` is valid while its notifier is called, and `rdma_odp_begin` has taken
-            // `umem_mutex`.
-            mapping.take_back(&unsafe { Locked::new(odp) }, start..end);
+        // SAFETY: `OPS` is given to `ib_umem_odp_alloc_child` only, which makes the notifier part of an
+        // `ib_umem_odp`; `ib_umem_odp_release` removes the notifier, which waits for this, before it frees
+        // that.
+        let odp = unsafe { container_of!(notifier, bindings::ib_umem_odp, notifier) };
+        let Some(odp) = NonNull::new(odp) else {
+            return false;
+        };
+        // SAFETY: As above, the memory stays until this returns.
+        let locked = unsafe { Locked::lock(odp) };
+        // SAFETY: `notifier` is valid, and the lock is held under which `bring_in` compares the number.
+        unsafe { bindings::mmu_interval_set_seq(notifier, seq) };
+        // SAFETY: The pointer is set with the lock held, which is held here: to a `Mapping<T>`, by
+        // `OdpRoot::part` for the `T` of `OPS`. It lives until after the notifier is removed. Until it is
+        // set nothing is mapped.
+        let mapping = unsafe { (*odp.as_ptr()).private.cast::<Mapping<T>>().as_ref() };
+        if let Some(mapping) = mapping {
+            // SAFETY: `range` is valid, as above.
+            let (start, end) = unsafe { ((*range).start as u64, (*range).end as u64) };
+            let covered = locked.addresses();
+            let taken = start.max(covered.start)..end.min(covered.end);
+            if !taken.is_empty() {
+                mapping.take_back(&locked, taken);
+            }
         }
-        // SAFETY: `rdma_odp_begin` has taken `umem_mutex`.
-        unsafe { bindings::rdma_odp_unlock(odp) };
         true
     }
 }
@@ -223,8 +316,9 @@ impl MappedPages {
         }
         let noted = self.words.get(page).ok_or(EFAULT)?;
         let before = noted.load(Relaxed);
-        // SAFETY: It only compares.
-        if before != 0 && !unsafe { bindings::rdma_odp_is_same_page(before, word) } {
+        if before != 0 && (before ^ word) & !flag::ALL != 0 {
+            // A page is taken back before another takes its place.
+            kernel::do_once_lite! { kernel::warn_on!(true); };
             return Err(EFAULT);
         }
         let dma = self.change(page, || {
@@ -258,42 +352,149 @@ trait LockedPages {
     fn unmap(&self, mapped: &MappedPages, page: usize);
 }
 
-/// Locked memory of the kernel's.
+/// Memory of the kernel's, locked until this is dropped.
 ///
 /// # Invariants
 ///
-/// The pointer is valid, and `umem_mutex` held.
-struct Locked(*mut bindings::ib_umem_odp);
+/// The pointer is valid for `'a`, and the current task holds its `umem_mutex`.
+struct Locked<'a> {
+    odp: NonNull<bindings::ib_umem_odp>,
+    _odp: PhantomData<&'a bindings::ib_umem_odp>,
+    _task: NotThreadSafe,
+}
 
-impl Locked {
+impl Locked<'_> {
+    /// Locks on-demand memory. Sleeps.
+    ///
     /// # Safety
     ///
-    /// `odp` must be valid and `umem_mutex` held for as long as the result is used.
-    unsafe fn new(odp: *mut bindings::ib_umem_odp) -> Self {
-        // INVARIANT: The caller vouches for both.
-        Self(odp)
+    /// `odp` must be memory of `ib_umem_odp_alloc_child` that is not released for as long as the result
+    /// exists.
+    unsafe fn lock(odp: NonNull<bindings::ib_umem_odp>) -> Self {
+        // SAFETY: The caller vouches for the memory, whose mutex was initialised when it was made.
+        unsafe { bindings::mutex_lock(ptr::addr_of_mut!((*odp.as_ptr()).umem_mutex)) };
+        // INVARIANT: The caller vouches for the pointer; the mutex was taken just now.
+        Self {
+            odp,
+            _odp: PhantomData,
+            _task: NotThreadSafe,
+        }
+    }
+
+    /// The addresses of the process that it covers, in whole pages.
+    fn addresses(&self) -> Range<u64> {
+        // SAFETY: Valid by the type invariant.
+        unsafe { addresses(self.odp) }
+    }
+
+    /// The device that does the DMA.
+    fn device(&self) -> *mut bindings::device {
+        // SAFETY: Valid by the type invariant; `ib_umem_odp_alloc_child` sets the RDMA device, which
+        // outlives the memory, and neither is changed afterwards.
+        unsafe { (*(*self.odp.as_ptr()).umem.ibdev).dma_device }
+    }
+
+    /// Calls `f` with the mappings of the memory, with `mapped` for the list of pages, of which zero is a
+    /// page that is not mapped. The memory's own list is never written: releasing the memory finds nothing
+    /// to unmap.
+    fn with_mappings<R>(
+        &self,
+        mapped: &MappedPages,
+        f: impl FnOnce(*mut bindings::device, *mut bindings::hmm_dma_map) -> R,
+    ) -> R {
+        let own = self.odp.as_ptr();
+        // SAFETY: Valid by the type invariant; mappings are used with the lock held, which is held. The
+        // lists that the copy points to are there as long as the memory.
+        let mut map = unsafe { ptr::addr_of!((*own).map).read() };
+        map.pfn_list = mapped.as_ptr();
+        let result = f(self.device(), &mut map);
+        // SAFETY: As above.
+        unsafe { (*own).map.state = map.state };
+        result
+    }
+
+    /// Maps a page that is noted in `mapped`, unless it is; returns its address for the device. One that
+    /// cannot be mapped is noted no more.
+    fn map(&self, mapped: &MappedPages, page: usize) -> Result<u64> {
+        let noted = mapped.words.get(page).ok_or(EFAULT)?;
+        let mut p2pdma: bindings::pci_p2pdma_map_state = pin_init::zeroed();
+        let dma = self.with_mappings(mapped, |dev, map| {
+            // SAFETY: Device and mappings are those of memory that is locked, of which `mapped` has a word
+            // for each page, `page` among them. That word was noted by what `hmm_range_fault` said, and the
+            // page is the process's as long as the lock is held. `p2pdma` is a local, and zeroed, as it is
+            // to begin with.
+            unsafe { core_odp::hmm_dma_map_pfn(dev, map, page, &mut p2pdma) }
+        });
+        // SAFETY: The device is valid, and the address one that it was given.
+        if unsafe { bindings::dma_mapping_error(self.device(), dma) } != 0 {
+            if noted.load(Relaxed) & flag::DMA_MAPPED == 0 {
+                noted.store(0, Relaxed);
+            }
+            return Err(EFAULT);
+        }
+        Ok(dma)
     }
 }
 
-impl LockedPages for Locked {
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the memory is valid and this task has the mutex.
+        unsafe { bindings::mutex_unlock(ptr::addr_of_mut!((*self.odp.as_ptr()).umem_mutex)) };
+    }
+}
+
+impl LockedPages for Locked<'_> {
     fn start(&self) -> u64 {
-        // SAFETY: Valid by the type invariant; addresses do not change.
-        unsafe { bindings::rdma_odp_start(self.0) as u64 }
+        self.addresses().start
     }
 
     fn keep(&self, word: usize) {
-        // SAFETY: Words that are not zero are written by `MappedPages::take_in` only, for pages that are
-        // mapped, and back to zero with the memory locked before such a page goes: it is there.
-        unsafe { bindings::rdma_odp_keep_page(word) }
+        if word & flag::VALID == 0 {
+            return;
+        }
+        // SAFETY: Words with this bit are written by `MappedPages::take_in` only, for pages that are mapped,
+        // and back to zero with the memory locked before such a page goes: it is there.
+        let page = unsafe { bindings::hmm_pfn_to_page(word) };
+        // SAFETY: As above, it is the page of something that is there.
+        if !unsafe { bindings::is_pci_p2pdma_page(page) } {
+            // SAFETY: The page is mapped in the process, which has a count of it until the invalidation
+            // has returned.
+            unsafe { bindings::get_page(page) };
+        }
     }
 
     fn unmap(&self, mapped: &MappedPages, page: usize) {
-        if page < mapped.pages() {
-            // SAFETY: Valid and locked by the type invariant; there are as many words as the memory
-            // has pages, and `page` is one of them.
-            unsafe { bindings::rdma_odp_unmap_page(self.0, mapped.as_ptr(), page) }
+        let Some(noted) = mapped.words.get(page) else {
+            return;
+        };
+        let word = noted.load(Relaxed);
+        let unmapped = self.with_mappings(mapped, |dev, map| {
+            // SAFETY: Device and mappings are those of memory that is locked, of which `mapped` has a word
+            // for each page, `page` among them.
+            unsafe { core_odp::hmm_dma_unmap_pfn(dev, map, page) }
+        });
+        if unmapped && word & flag::WRITE != 0 {
+            // SAFETY: The page was mapped until now, so that it is there: it is taken from the process
+            // after this.
+            unsafe { bindings::set_page_dirty(bindings::hmm_pfn_to_page(word)) };
         }
+        noted.store(0, Relaxed);
     }
+}
+
+/// The addresses of the process that on-demand memory covers, in whole pages.
+///
+/// # Safety
+///
+/// `odp` must be memory of `ib_umem_odp_alloc_child`.
+unsafe fn addresses(odp: NonNull<bindings::ib_umem_odp>) -> Range<u64> {
+    // SAFETY: The caller vouches for the memory; `mmu_interval_notifier_insert` set the addresses of its
+    // notifier, which do not change.
+    let (start, last) = unsafe {
+        let interval = ptr::addr_of!((*odp.as_ptr()).notifier.interval_tree);
+        ((*interval).start, (*interval).last)
+    };
+    start as u64..last as u64 + 1
 }
 
 /// Who uses the pages of on-demand memory, and which of them.
@@ -373,14 +574,71 @@ impl<T: PageUser> OdpUmem<T> {
 
     /// The addresses of the process that it covers, in whole pages.
     pub fn addresses(&self) -> Range<u64> {
-        // SAFETY: By the type invariant the memory is ours; its addresses do not change.
-        let (start, end) = unsafe {
-            (
-                bindings::rdma_odp_start(self.raw.as_ptr()),
-                bindings::rdma_odp_end(self.raw.as_ptr()),
-            )
+        // SAFETY: By the type invariant the memory is ours, made by `ib_umem_odp_alloc_child`.
+        unsafe { addresses(self.raw) }
+    }
+
+    /// Locks the memory. Sleeps.
+    fn lock(&self) -> Locked<'_> {
+        // SAFETY: By the type invariant the memory is ours, and released only when this is dropped.
+        unsafe { Locked::lock(self.raw) }
+    }
+
+    /// Tries to bring in the pages of a range, and takes the lock: what `pfns` says of them holds as long
+    /// as that is held. `EBUSY` where some were taken back meanwhile: then try again.
+    ///
+    /// As `ib_umem_odp_map_dma_and_lock`, but with a list of the caller's own. `hmm_range_fault` writes it
+    /// without the lock, so that those who bring pages in at the same time would spoil a list for all of
+    /// them, or wait for each other's pages.
+    fn bring_in(
+        &self,
+        addresses: &Range<u64>,
+        pfns: &mut [c_ulong],
+        how: BringIn,
+    ) -> Result<Locked<'_>> {
+        let covered = self.addresses();
+        if addresses.start < covered.start || addresses.end > covered.end {
+            return Err(EFAULT);
+        }
+        if (addresses.end - addresses.start) >> PAGE_SHIFT > pfns.len() as u64 {
+            return Err(EINVAL);
+        }
+        let raw = self.raw.as_ptr();
+        // SAFETY: The memory is ours by the type invariant, and has a count of the process's number.
+        let task = unsafe { bindings::get_pid_task((*raw).tgid, bindings::pid_type_PIDTYPE_PID) };
+        let task = NonNull::new(task.cast::<Task>()).ok_or(EINVAL)?;
+        // SAFETY: `Task` is a transparent wrapper, and `get_pid_task` has counted it for us.
+        let _task = unsafe { ARef::from_raw(task) };
+        // SAFETY: The notifier of the memory keeps the memory map, until it is removed when this is dropped.
+        let mm = unsafe { Mm::from_raw((*raw).umem.owning_mm) };
+        let mm = MmWithUser::into_mmput_async(mm.mmget_not_zero().ok_or(EINVAL)?);
+
+        // SAFETY: The notifier is part of the memory.
+        let notifier = unsafe { ptr::addr_of_mut!((*raw).notifier) };
+        // SAFETY: `ib_umem_odp_alloc_child` has inserted the notifier, and it is removed when this is
+        // dropped.
+        let notifier_seq = unsafe { core_odp::mmu_interval_read_begin(notifier) };
+        let mut range = bindings::hmm_range {
+            notifier,
+            notifier_seq,
+            start: usize::try_from(addresses.start)?,
+            end: usize::try_from(addresses.end)?,
+            hmm_pfns: pfns.as_mut_ptr(),
+            default_flags: how.flags(),
+            ..pin_init::zeroed()
         };
-        start as u64..end as u64
+        {
+            let _mmap = mm.mmap_read_lock();
+            // SAFETY: The memory map is that of the notifier, has a user and is locked. There are as many
+            // words as the range has pages, by the check above.
+            to_result(unsafe { core_odp::hmm_range_fault(&mut range) })?;
+        }
+        let locked = self.lock();
+        // SAFETY: The notifier is inserted, and the lock is held under which invalidations set its number.
+        if unsafe { bindings::mmu_interval_read_retry(notifier, notifier_seq) } {
+            return Err(EBUSY);
+        }
+        Ok(locked)
     }
 
     /// Maps the pages of `length` bytes from `address` on, and calls `each` for every one that is
@@ -415,74 +673,37 @@ impl<T: PageUser> OdpUmem<T> {
         patience: &mut Patience,
         each: &mut impl FnMut(MappedPage),
     ) -> Result {
-        let raw = self.raw.as_ptr();
         let mut pfns = [0; AT_A_TIME];
         let count = ((addresses.end - addresses.start) >> PAGE_SHIFT) as usize;
         let pfns = pfns.get_mut(..count).ok_or(EINVAL)?;
-        let write = how == BringIn::Write;
-        let fault = how != BringIn::Present;
-        let first = usize::try_from(addresses.start)?;
-        let list = pfns.as_mut_ptr();
         let begun = Instant::<Monotonic>::now();
-        let attempt = || {
-            // SAFETY: Valid by the type invariant; the range is checked by the callee, and there are as
-            // many words as it has pages.
-            to_result(unsafe {
-                bindings::rdma_odp_bring_in_and_lock(raw, first, list, count, write, fault)
-            })
-        };
-        patience.retry(|| begun.elapsed(), attempt)?;
-        // SAFETY: Valid by the type invariant; what it is for does not change.
-        let writable = unsafe { bindings::rdma_odp_writable(raw) };
-        let start = self.addresses().start;
+        let locked = patience.retry(|| begun.elapsed(), || self.bring_in(&addresses, pfns, how))?;
+        // SAFETY: The memory is ours by the type invariant; what it is for does not change.
+        let writable = unsafe { (*self.raw.as_ptr()).umem.writable() } != 0;
+        let start = locked.start();
         let mapped = &self.mapping.mapped;
-        let mut result = Ok(());
         for (page, pfn) in addresses.step_by(PAGE_SIZE).zip(pfns.iter()) {
             let index = ((page - start) >> PAGE_SHIFT) as usize;
-            let taken = mapped.take_in(index, *pfn, || {
-                let mut dma = 0;
-                // SAFETY: `rdma_odp_bring_in_and_lock` has taken `umem_mutex`, and `index` lies in
-                // the range that it was for, so that the memory has such a page, and as many words
-                // as pages. The word of this one was just noted: the page holds as long as the mutex
-                // is held. `dma` is a local.
-                to_result(unsafe {
-                    bindings::rdma_odp_map_page(raw, mapped.as_ptr(), index, &mut dma)
-                })?;
-                Ok(dma)
-            });
-            match taken {
-                Ok(None) => {}
-                Ok(Some((dma, write))) => each(MappedPage {
+            let taken = mapped.take_in(index, *pfn, || locked.map(mapped, index))?;
+            if let Some((dma, write)) = taken {
+                each(MappedPage {
                     address: page,
                     dma,
                     writable: write && writable,
-                }),
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
+                });
             }
         }
-        // SAFETY: `rdma_odp_bring_in_and_lock` has taken `umem_mutex`.
-        unsafe { bindings::rdma_odp_unlock(raw) };
-        result
+        Ok(())
     }
 }
 
 impl<T: PageUser> Drop for OdpUmem<T> {
     fn drop(&mut self) {
-        let raw = self.raw.as_ptr();
-        // SAFETY: By the type invariant the memory is ours; `umem_mutex` is taken before it is used
-        // and given back after.
-        unsafe {
-            bindings::rdma_odp_lock(raw);
-            self.mapping
-                .give_back(&Locked::new(raw), 0..self.mapping.mapped.pages());
-            bindings::rdma_odp_unlock(raw);
-        }
-        // SAFETY: Ours by the type invariant. The mapping lives until the notifier is
-        // removed: it is dropped after this.
-        unsafe { bindings::rdma_odp_release(raw) }
+        let all = 0..self.mapping.mapped.pages();
+        self.mapping.give_back(&self.lock(), all);
+        // SAFETY: Ours by the type invariant, and not locked any more. This removes the notifier, which is
+        // the last to use the mapping: that is dropped after it.
+        unsafe { core_odp::ib_umem_odp_release(self.raw.as_ptr()) }
     }
 }
 
@@ -490,8 +711,12 @@ impl<T: PageUser> Drop for OdpUmem<T> {
 ///
 /// # Invariants
 ///
-/// The pointer is a root that this value owns.
-pub struct OdpRoot(NonNull<bindings::ib_umem_odp>);
+/// `raw` is a root that this value owns, of the memory map `mm`.
+pub struct OdpRoot {
+    raw: NonNull<bindings::ib_umem_odp>,
+    /// A root has no notifier that would keep it.
+    _mm: ARef<Mm>,
+}
 
 // SAFETY: A root belongs to no task: it holds the process's memory map itself.
 unsafe impl Send for OdpRoot {}
@@ -504,10 +729,16 @@ impl OdpRoot {
         let access = access.as_raw() & !Access::HUGETLB.as_raw();
         let dev = dev.as_raw();
         // SAFETY: `dev` comes from a reference to a device, which the root does not outlive.
-        let root = unsafe { bindings::rdma_odp_alloc_root(dev, access as c_int) };
-        let root = from_err_ptr(root)?;
-        // INVARIANT: Made just now.
-        NonNull::new(root).map(Self).ok_or(ENOMEM)
+        let root = unsafe { core_odp::ib_umem_odp_alloc_implicit(dev, access as c_int) };
+        let raw = NonNull::new(from_err_ptr(root)?).ok_or(ENOMEM)?;
+        // SAFETY: The root was made just now, for the memory map of the current task, which keeps it
+        // meanwhile.
+        let mm = unsafe { Mm::from_raw((*raw.as_ptr()).umem.owning_mm) };
+        // INVARIANT: Made just now, of that memory map.
+        Ok(Self {
+            raw,
+            _mm: mm.into(),
+        })
     }
 
     /// On-demand memory of `length` bytes from `address` on. Fails when the process is gone.
@@ -515,20 +746,20 @@ impl OdpRoot {
         let end = address.checked_add(length).ok_or(EOVERFLOW)?;
         let pages = end.div_ceil(PAGE_SIZE as u64) - address / PAGE_SIZE as u64;
         let mapping = Mapping::new(user, usize::try_from(pages)?)?;
-        // SAFETY: The root is valid by the type invariant, and keeps the process's memory map.
+        let (address, length) = (usize::try_from(address)?, usize::try_from(length)?);
+        // SAFETY: The root is ours by the type invariant, and keeps the process's memory map. The operations
+        // are constants.
         let raw = from_err_ptr(unsafe {
-            bindings::rdma_odp_alloc_child(
-                self.0.as_ptr(),
-                usize::try_from(address)?,
-                usize::try_from(length)?,
-                &Notify::<T>::OPS,
-            )
+            core_odp::ib_umem_odp_alloc_child(self.raw.as_ptr(), address, length, &Notify::<T>::OPS)
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        let private = core::ptr::from_ref(&*mapping).cast_mut().cast();
-        // SAFETY: The memory was made just now; who is told of invalidations reads the pointer with
-        // the mutex held, as it is written.
-        unsafe { bindings::rdma_odp_set_private(raw.as_ptr(), private) };
+        {
+            // Invalidations may come since the memory was made.
+            // SAFETY: Made just now, and nobody else can release it.
+            let _locked = unsafe { Locked::lock(raw) };
+            // SAFETY: The memory is valid, and the lock held under which invalidations read the pointer.
+            unsafe { (*raw.as_ptr()).private = ptr::from_ref(&*mapping).cast_mut().cast() };
+        }
         // INVARIANT: Made just now, and the pointer was set.
         Ok(OdpUmem { raw, mapping })
     }
@@ -536,9 +767,9 @@ impl OdpRoot {
 
 impl Drop for OdpRoot {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the root is ours, and its children hold the memory map
-        // themselves.
-        unsafe { bindings::rdma_odp_release_root(self.0.as_ptr()) }
+        // SAFETY: By the type invariant the root is ours. Parts hold the memory map themselves, by their
+        // notifiers.
+        unsafe { core_odp::ib_umem_odp_release(self.raw.as_ptr()) }
     }
 }
 
@@ -794,7 +1025,8 @@ mod tests {
         }
         // Other errors are not tried again.
         let mut patience = Patience(Delta::from_millis(10));
-        assert_eq!(patience.retry(clock, || Err(EFAULT)), Err(EFAULT));
+        let refused = || -> Result { Err(EFAULT) };
+        assert_eq!(patience.retry(clock, refused), Err(EFAULT));
     }
 
     #[test]

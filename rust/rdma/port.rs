@@ -193,7 +193,7 @@ impl Mtu {
     /// The largest one whose packets fit an interface of that MTU, if any does.
     pub fn from_netdev(mtu: u32) -> Option<Self> {
         // SAFETY: The function only computes with its argument.
-        Self::from_raw(unsafe { bindings::rdma_iboe_get_mtu(mtu as c_int) } as u32)
+        Self::from_raw(unsafe { bindings::iboe_get_mtu(mtu as c_int) } as u32)
     }
 
     /// The bytes.

@@ -61,13 +61,15 @@ impl<T: Client> Registration<T> {
         // INVARIANT: Registered here.
         try_pin_init!(Self {
             client <- Opaque::try_ffi_init(|client: *mut bindings::ib_client| {
-                // SAFETY: `client` is valid for writes and pinned until it is unregistered.
-                to_result(unsafe {
-                    ptr::write_bytes(client, 0, 1);
-                    (*client).name = T::NAME.as_char_ptr();
-                    (*client).add = Some(Self::add);
-                    bindings::ib_register_client(client)
-                })
+                let described = bindings::ib_client {
+                    name: T::NAME.as_char_ptr(),
+                    add: Some(Self::add),
+                    ..pin_init::zeroed()
+                };
+                // SAFETY: `client` is memory for a client that nobody else knows yet.
+                unsafe { client.write(described) };
+                // SAFETY: It was described just now, and is pinned until `drop` unregisters it.
+                to_result(unsafe { bindings::ib_register_client(client) })
             }),
             _p: PhantomData,
         })
@@ -75,11 +77,13 @@ impl<T: Client> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the core.
+    /// To be called by the core as `add` of a client, with a device that is registered until this returns.
     unsafe extern "C" fn add(device: *mut bindings::ib_device) -> c_int {
         from_result(|| {
+            // INVARIANT: The caller vouches for the device; what `T::add` makes of it borrows it.
             T::add(&Device {
                 raw: device,
+                client: T::NAME,
                 _p: PhantomData,
             })?;
             Ok(0)
@@ -103,6 +107,8 @@ impl<T: Client> PinnedDrop for Registration<T> {
 /// `raw` is registered for `'a`.
 pub struct Device<'a> {
     raw: *mut bindings::ib_device,
+    /// Who uses it, as those see who list what it uses (`rdma res`).
+    client: &'static CStr,
     _p: PhantomData<&'a ()>,
 }
 
@@ -122,8 +128,7 @@ pub struct Port {
 impl<'a> Device<'a> {
     /// The name.
     pub fn name(&self) -> DeviceName {
-        // SAFETY: The core does not free the device before the client's callback, which lent it, has
-        // returned.
+        // SAFETY: By the type invariant the device is registered, so that it is not freed.
         unsafe { DeviceName::read(self.raw) }
     }
 
@@ -150,16 +155,16 @@ impl<'a> Device<'a> {
 
     /// Whether it has atomic operations.
     pub fn has_atomics(&self) -> bool {
-        // SAFETY: The core does not free the device before the client's callback, which lent it,
-        // has returned; the attribute does not change.
+        // SAFETY: By the type invariant the device is registered, so that it is not freed; the
+        // attribute does not change.
         unsafe { (*self.raw).attrs.atomic_cap != bindings::ib_atomic_cap_IB_ATOMIC_NONE }
     }
 
     /// The state of a port.
     pub fn port(&self, port: u32) -> Result<Port> {
         let mut attr: bindings::ib_port_attr = pin_init::zeroed();
-        // SAFETY: The core does not free the device before the client's callback, which lent it,
-        // has returned; `attr` is a local.
+        // SAFETY: By the type invariant the device is registered, so that it is not freed; `attr` is a
+        // local, and the function checks `port`.
         to_result(unsafe { bindings::ib_query_port(self.raw, port, &mut attr) })?;
         Ok(Port {
             active: attr.state == bindings::ib_port_state_IB_PORT_ACTIVE,
@@ -174,20 +179,18 @@ impl<'a> Device<'a> {
     pub fn roce_v2_gid(&self, port: u32) -> Result<(u8, Gid, [u8; 6])> {
         let mut found = None;
         for index in 0..self.port(port)?.gid_tbl_len.min(256) {
-            // SAFETY: The core does not free the device before the client's callback, which lent
-            // it, has returned; the function checks port and index.
+            // SAFETY: By the type invariant the device is registered, so that it is not freed; the
+            // function checks port and index.
             let attr = unsafe { bindings::rdma_get_gid_attr(self.raw, port, index as c_int) };
             let Ok(attr) = from_err_ptr(attr.cast_mut()) else {
                 continue;
             };
-            // SAFETY: `rdma_get_gid_attr` has counted the entry for us, which is given back here,
-            // after its last use.
-            let (gid, gid_type, l2) = unsafe {
-                let entry = GidAttr::from_raw(attr);
-                let values = (entry.gid(), entry.gid_type(), entry.l2());
-                bindings::rdma_put_gid_attr(attr);
-                values
-            };
+            // SAFETY: `rdma_get_gid_attr` has counted the entry for us, until it is put below; an entry
+            // that is counted does not change.
+            let entry = unsafe { GidAttr::from_raw(attr) };
+            let (gid, gid_type, l2) = (entry.gid(), entry.gid_type(), entry.l2());
+            // SAFETY: `rdma_get_gid_attr` has counted the entry for us, and it is not used any more.
+            unsafe { bindings::rdma_put_gid_attr(attr) };
             let Ok((_, mac)) = l2 else {
                 continue;
             };
@@ -209,18 +212,22 @@ impl<'a> Device<'a> {
 /// `raw` is owned by this value.
 pub struct Pd<'a> {
     raw: NonNull<bindings::ib_pd>,
+    client: &'static CStr,
     _p: PhantomData<&'a Device<'a>>,
 }
 
 impl<'a> Pd<'a> {
     /// Makes a protection domain.
     pub fn new(device: &'a Device<'_>) -> Result<Self> {
-        // SAFETY: The core does not free the device before the client's callback, which lent it,
-        // has returned.
-        let raw = from_err_ptr(unsafe { bindings::ib_alloc_pd(device.raw) })?;
+        let client = device.client;
+        // SAFETY: By the type invariant of `Device` it is registered for as long as the domain borrows it;
+        // the name is static.
+        let raw = unsafe { bindings::__ib_alloc_pd(device.raw, 0, client.as_char_ptr()) };
+        let raw = from_err_ptr(raw)?;
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
+            client,
             _p: PhantomData,
         })
     }
@@ -291,9 +298,18 @@ impl<'a> Cq<'a> {
         let left = Atomic::new(entries);
         let entries = c_int::try_from(entries).map_err(|_| EINVAL)?;
         let vector = c_int::try_from(vector).map_err(|_| EINVAL)?;
-        // SAFETY: The core does not free the device before the client's callback, which lent it,
-        // has returned.
-        let raw = from_err_ptr(unsafe { bindings::ib_alloc_cq(device.raw, entries, vector) })?;
+        // SAFETY: By the type invariant of `Device` it is registered for as long as the queue borrows it;
+        // the name is static.
+        let raw = from_err_ptr(unsafe {
+            bindings::__ib_alloc_cq(
+                device.raw,
+                ptr::null_mut(),
+                entries,
+                vector,
+                bindings::ib_poll_context_IB_POLL_WORKQUEUE,
+                device.client.as_char_ptr(),
+            )
+        })?;
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
@@ -305,7 +321,7 @@ impl<'a> Cq<'a> {
 
 impl Drop for Cq<'_> {
     fn drop(&mut self) {
-        // SAFETY: Ours by the type invariant; queue pairs that use it borrow it.
+        // SAFETY: By the type invariant the queue is ours; queue pairs that use it borrow it, and are gone.
         unsafe { bindings::ib_free_cq(self.raw.as_ptr()) }
     }
 }
@@ -314,33 +330,50 @@ impl Drop for Cq<'_> {
 ///
 /// # Invariants
 ///
-/// `cpu` is `length` bytes of coherent memory at `dma` for the device, owned by this value.
+/// `cpu` is `length` bytes of memory at `dma` for the device, owned by this value: `virt`, or else
+/// coherent memory of the device that does the DMA.
 pub struct Buffer<'a> {
     device: *mut bindings::ib_device,
     cpu: NonNull<u8>,
     dma: u64,
     length: usize,
+    /// Of a software device, which takes kernel addresses for DMA addresses.
+    virt: Option<KVec<u8>>,
     _p: PhantomData<&'a Device<'a>>,
 }
 
-// SAFETY: The memory may be used by any task; access is by copies.
+// SAFETY: The memory belongs to no task, and is freed by any.
 unsafe impl Send for Buffer<'_> {}
-// SAFETY: The memory may be used by any task; access is by copies.
+// SAFETY: The memory is read and written in single bytes, by volatile accesses, as the device may do at
+// any time itself.
 unsafe impl Sync for Buffer<'_> {}
 
 impl<'a> Buffer<'a> {
     /// Allocates zeroed memory.
     pub fn new(device: &'a Device<'_>, length: usize) -> Result<Arc<Self>> {
-        let mut dma = 0;
-        // SAFETY: The core does not free the device before the client's callback, which lent it,
-        // has returned; `dma` is a local.
-        let cpu = unsafe { bindings::ib_dma_alloc_coherent(device.raw, length, &mut dma) };
+        // SAFETY: By the type invariant the device is registered, so that it is not freed.
+        let is_virt = unsafe { bindings::ib_uses_virt_dma(device.raw) };
+        let (cpu, dma, virt) = if is_virt {
+            let mut memory = KVec::from_elem(0, length, GFP_KERNEL)?;
+            let cpu: *mut u8 = memory.as_mut_ptr();
+            (cpu, cpu as u64, Some(memory))
+        } else {
+            let mut dma = 0;
+            // SAFETY: By the type invariant the device is registered, so that the one that does its DMA is
+            // bound; `dma` is a local.
+            let cpu = unsafe {
+                let dev = (*device.raw).dma_device;
+                bindings::dma_alloc_attrs(dev, length, &mut dma, bindings::GFP_KERNEL, 0)
+            };
+            (cpu.cast(), dma, None)
+        };
         // INVARIANT: Allocated just now.
         let this = Self {
             device: device.raw,
-            cpu: NonNull::new(cpu.cast()).ok_or(ENOMEM)?,
+            cpu: NonNull::new(cpu).ok_or(ENOMEM)?,
             dma,
             length,
+            virt,
             _p: PhantomData,
         };
         Ok(Arc::new(this, GFP_KERNEL)?)
@@ -382,15 +415,19 @@ impl<'a> Buffer<'a> {
 
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the memory came from `ib_dma_alloc_coherent` with this
-        // device and length; whoever posted it holds a reference to this, so that no request uses
-        // it.
+        if self.virt.is_some() {
+            return;
+        }
+        // SAFETY: By the type invariant the memory came from `dma_alloc_attrs` for the device that does the
+        // DMA of this one, which is registered while this borrows it, with this length and no attributes.
+        // Whoever posted it holds a reference to this, so that no request uses it.
         unsafe {
-            bindings::ib_dma_free_coherent(
-                self.device,
+            bindings::dma_free_attrs(
+                (*self.device).dma_device,
                 self.length,
                 self.cpu.as_ptr().cast(),
                 self.dma,
+                0,
             );
         }
     }
@@ -441,7 +478,7 @@ impl<'p> Mr<'p> {
         page_size: u32,
         room: u32,
     ) -> Result<Arc<Self>> {
-        // SAFETY: `pd` is borrowed, and with it the device, whose attributes do not change.
+        // SAFETY: `pd` borrows its device, which is registered meanwhile; its attributes do not change.
         let sizes = unsafe { (*pd.device()).attrs.page_size_cap };
         let known = page_size.is_power_of_two() && sizes & u64::from(page_size) != 0;
         if !known || !ptr::eq(buffer.device, pd.device()) {
@@ -464,9 +501,35 @@ impl<'p> Mr<'p> {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             buffer,
         };
-        // SAFETY: The region is valid, and the memory is of the region's device.
-        to_result(unsafe { bindings::rdma_map_mr_dma(raw, this.buffer.dma, length, page_size) })?;
+        this.map(length, page_size)?;
         Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+
+    /// Maps the region to its memory, which is mapped for DMA already.
+    fn map(&self, length: u32, page_size: u32) -> Result {
+        let mut entry: bindings::scatterlist = pin_init::zeroed();
+        // SAFETY: `entry` is a list of one.
+        unsafe { bindings::sg_init_table(&mut entry, 1) };
+        entry.dma_address = self.buffer.dma;
+        #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
+        {
+            entry.dma_length = length;
+        }
+        #[cfg(not(CONFIG_NEED_SG_DMA_LENGTH))]
+        {
+            entry.length = length;
+        }
+        // SAFETY: By the type invariant the region is ours, and nobody else has it yet. The list has one
+        // entry, of memory of the region's device, as `make` has compared them; the offset is none.
+        let mapped = unsafe {
+            bindings::ib_map_mr_sg(self.raw.as_ptr(), &mut entry, 1, ptr::null_mut(), page_size)
+        };
+        to_result(mapped.min(0))?;
+        if mapped == 1 {
+            Ok(())
+        } else {
+            Err(EINVAL)
+        }
     }
 
     /// The memory that it is mapped to.
@@ -660,12 +723,13 @@ impl<'p> Slot<'p> {
     ///
     /// To be called by the core with a completion of a request that was posted with a slot.
     unsafe extern "C" fn complete(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-        // SAFETY: The caller vouches for a completion of a request that was posted with a slot; the
-        // queue pair, which owns the slot, is drained before it drops it.
-        let (wc, slot) = unsafe {
-            let cqe = *(*wc).__bindgen_anon_1.wr_cqe.as_ref();
-            (&*wc, &*cqe.cast::<Self>())
-        };
+        // SAFETY: The caller vouches for the completion, which is its own until this returns.
+        let wc = unsafe { &*wc };
+        // SAFETY: Both views of the union are eight bytes of plain data, and this one was posted.
+        let cqe = unsafe { *wc.__bindgen_anon_1.wr_cqe.as_ref() };
+        // SAFETY: The caller vouches for a request that was posted with a slot, which begins with what the
+        // core hands back; the queue pair, which owns the slot, is drained before it drops it.
+        let slot = unsafe { &*cqe.cast::<Self>() };
         let flags = wc.wc_flags as u32;
         // SAFETY: All views of the union are plain data.
         let ex = unsafe { *wc.ex.invalidate_rkey.as_ref() };
@@ -851,8 +915,11 @@ impl<'p> Qp<'p> {
         attr.cap.max_recv_wr = limits.recvs.saturating_add(1);
         attr.cap.max_send_sge = 1;
         attr.cap.max_recv_sge = 1;
-        // SAFETY: Protection domain and completion queue are valid, and outlive the queue pair.
-        let raw = from_err_ptr(unsafe { bindings::ib_create_qp(pd.raw.as_ptr(), &mut attr) })?;
+        // SAFETY: Protection domain and completion queue are borrowed for longer than the queue pair; the
+        // attributes are a local, and the name is static.
+        let raw = from_err_ptr(unsafe {
+            bindings::ib_create_qp_kernel(pd.raw.as_ptr(), &mut attr, pd.client.as_char_ptr())
+        })?;
         // INVARIANT: Made just now.
         Ok(Self {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
@@ -1053,12 +1120,11 @@ impl<'p> Qp<'p> {
         let mut wr: bindings::ib_recv_wr = pin_init::zeroed();
         wr.sg_list = &mut sge;
         wr.num_sge = 1;
-        // SAFETY: All views of the union are plain data. The core copies the request; the slot and
-        // what it holds live until it is complete.
-        let ret = unsafe {
-            *wr.__bindgen_anon_1.wr_cqe.as_mut() = slot.cqe.get();
-            bindings::ib_post_recv(self.raw.as_ptr(), &wr)
-        };
+        // SAFETY: Both views of the union are eight bytes of plain data.
+        unsafe { *wr.__bindgen_anon_1.wr_cqe.as_mut() = slot.cqe.get() };
+        // SAFETY: By the type invariant the queue pair is ours. The request and its entry are locals, which
+        // the driver copies; the slot and what it holds live until the request is complete.
+        let ret = unsafe { bindings::ib_post_recv(self.raw.as_ptr(), &wr, ptr::null_mut()) };
         if ret != 0 {
             Self::give_back(slot);
         }
@@ -1149,14 +1215,15 @@ impl<'p> Qp<'p> {
 
 impl Drop for Qp<'_> {
     fn drop(&mut self) {
-        // SAFETY: Ours by the type invariant. Draining completes all requests, so that slots and
-        // buffers can go afterwards. There is no way from reset to error, which draining takes.
-        unsafe {
-            if self.used.load(Acquire) {
-                bindings::ib_drain_qp(self.raw.as_ptr());
-            }
-            bindings::ib_destroy_qp(self.raw.as_ptr());
+        // There is no way from reset to error, which draining takes.
+        if self.used.load(Acquire) {
+            // SAFETY: By the type invariant the queue pair is ours; both queues have room for the request
+            // that drains them.
+            unsafe { bindings::ib_drain_qp(self.raw.as_ptr()) };
         }
+        // SAFETY: By the type invariant the queue pair is ours, and destroyed here and nowhere else. It was
+        // drained, so that all requests are complete: slots and what they hold can go afterwards.
+        unsafe { bindings::ib_destroy_qp_user(self.raw.as_ptr(), ptr::null_mut()) };
     }
 }
 
@@ -1238,7 +1305,7 @@ impl Request {
         }
     }
 
-    /// The part that all kinds begin with.
+    /// The part that all kinds begin with (`rust/rdma/work.rs` looks whether they do).
     fn raw(&mut self) -> *mut bindings::ib_send_wr {
         match self {
             Self::Plain(wr) => wr,
@@ -1268,12 +1335,6 @@ impl Request {
         raw
     }
 }
-
-const _: () = {
-    assert!(core::mem::offset_of!(bindings::ib_rdma_wr, wr) == 0);
-    assert!(core::mem::offset_of!(bindings::ib_atomic_wr, wr) == 0);
-    assert!(core::mem::offset_of!(bindings::ib_reg_wr, wr) == 0);
-};
 
 #[cfg(not(rdma_no_tests))]
 #[kunit_tests(rust_rdma_ulp)]

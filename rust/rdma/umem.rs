@@ -34,7 +34,9 @@ impl Umem {
         access: Access,
     ) -> Result<Self> {
         let address = usize::try_from(address).map_err(|_| EINVAL)?;
-        // SAFETY: `dev` is a reference to a device, which the umem does not outlive.
+        // SAFETY: `dev` is a reference to a device, which the umem does not outlive: the core destroys all
+        // objects, and waits for the contexts of processes, before it frees a device. Address and length
+        // are checked by the callee.
         let umem = from_err_ptr(unsafe {
             bindings::ib_umem_get_va(dev.as_raw(), address, length, access.as_raw() as c_int)
         })?;
@@ -52,7 +54,8 @@ impl Umem {
         access: Access,
     ) -> Result<Self> {
         let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
-        // SAFETY: The device is valid; the descriptor is looked up in the current process.
+        // SAFETY: `dev` is a reference to a device, which the umem does not outlive, as in `get`; the
+        // descriptor is looked up in the current process, offset and length are checked by the callee.
         let umem = from_err_ptr(unsafe {
             bindings::ib_umem_dmabuf_get_pinned(
                 dev.as_raw(),
@@ -130,7 +133,11 @@ impl Umem {
             // SAFETY: By the type invariant the umem is ours, and the iterator borrows it; the
             // function initialises the iterator.
             unsafe {
-                bindings::rdma_umem_block_iter_start(iter.as_mut_ptr(), self.0.as_ptr(), page_size);
+                bindings::__rdma_umem_block_iter_start(
+                    iter.as_mut_ptr(),
+                    self.0.as_ptr(),
+                    page_size,
+                );
             }
         }
         Blocks {
@@ -159,9 +166,8 @@ impl Iterator for Blocks<'_> {
 
     fn next(&mut self) -> Option<u64> {
         // SAFETY: `blocks` has initialised the iterator, and it borrows the umem that it walks.
-        unsafe {
-            bindings::rdma_umem_block_iter_next(&mut self.iter)
-                .then(|| bindings::rdma_block_iter_dma_address(&mut self.iter))
-        }
+        let more = unsafe { bindings::__rdma_umem_block_iter_next(&mut self.iter) };
+        // SAFETY: The iterator is initialised, and it was found to be at a block.
+        more.then(|| unsafe { bindings::rdma_block_iter_dma_address(&mut self.iter) })
     }
 }

@@ -6,6 +6,7 @@ use super::{kind, Access, Ah, AhOps, Driver, Mr, MrOps, Object, REGISTER_SEND_OP
 use crate::bindings;
 use crate::kernel_ext::errno::eopnotsupp;
 use core::marker::PhantomData;
+use core::mem::offset_of;
 use core::ptr;
 use core::slice;
 use kernel::prelude::*;
@@ -172,8 +173,8 @@ impl<'a, D: Driver> SendWr<'a, D> {
 
     /// The gather list (scatter list of a read).
     pub fn sges(&self) -> &'a [Sge] {
-        // SAFETY: Whoever posts keeps the list of elements until posting returns, and `'a` ends
-        // before.
+        // SAFETY: Whoever posts keeps the list of elements, of that length, until posting returns
+        // (`ib_post_send`, `ib_post_recv`, `ib_post_srq_recv`), and `'a` ends before.
         unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
     }
 
@@ -209,44 +210,52 @@ impl<'a, D: Driver> SendWr<'a, D> {
         unsafe { *self.raw.ex.invalidate_rkey.as_ref() }
     }
 
+    /// The request that this is the first member of; `EINVAL` on a queue pair that sends datagrams, where
+    /// all are part of an `ib_ud_wr`.
+    ///
+    /// # Safety
+    ///
+    /// Consumers of connections must post the opcode of this request as a `T`.
+    unsafe fn whole<T>(&self) -> Result<&'a T> {
+        if self.qp.datagram {
+            return Err(EINVAL);
+        }
+        // SAFETY: The queue pair is one of a connection, so that the caller vouches that it was posted as a
+        // `T`, which the consumer keeps until posting returns; `'a` ends before.
+        Ok(unsafe { &*ptr::from_ref(self.raw).cast::<T>() })
+    }
+
     /// What it is; `EOPNOTSUPP` for a kind that this module does not know.
     pub fn op(&self) -> Result<SendOp<'a, D>>
     where
         D: MrOps,
     {
-        let raw = ptr::from_ref(self.raw);
-        // SAFETY: It is called for the opcodes of RDMA only, whose requests are the first member of
-        // an `ib_rdma_wr`.
-        let rdma = || unsafe {
-            let wr = &*raw.cast::<bindings::ib_rdma_wr>();
-            Remote {
+        let rdma = || -> Result<Remote> {
+            // SAFETY: This is called for the opcodes of RDMA only, which consumers post as `ib_rdma_wr`.
+            let wr = unsafe { self.whole::<bindings::ib_rdma_wr>() }?;
+            Ok(Remote {
                 addr: wr.remote_addr,
                 rkey: wr.rkey,
-            }
+            })
         };
-        // SAFETY: It is called for atomic opcodes only, whose requests are the first member of an
-        // `ib_atomic_wr`.
-        let atomic = || unsafe { &*raw.cast::<bindings::ib_atomic_wr>() };
+        // SAFETY: This is called for atomic opcodes only, which consumers post as `ib_atomic_wr`.
+        let atomic = || unsafe { self.whole::<bindings::ib_atomic_wr>() };
         let register = || {
-            if self.qp.datagram {
-                // Those are all part of an `ib_ud_wr`.
-                return Err(EINVAL);
-            }
-            // SAFETY: It is called for registrations only, whose requests are the first member of an
-            // `ib_reg_wr`.
-            let wr = unsafe { &*raw.cast::<bindings::ib_reg_wr>() };
+            // SAFETY: This is called for registrations only, which consumers post as `ib_reg_wr`.
+            let wr = unsafe { self.whole::<bindings::ib_reg_wr>() }?;
             if wr.mr.is_null() {
                 return Err(EINVAL);
             }
-            // SAFETY: Whoever posts keeps the region until the request is complete; device and domain
-            // of one that the kernel has do not change.
+            // SAFETY: Whoever posts a registration keeps the region until the request is complete. Device
+            // and domain are set by `ib_alloc_mr`, and do not change.
             let (device, pd) = unsafe { ((*wr.mr).device, (*wr.mr).pd) };
             // That of another device need not be one of `D`. One of another domain is refused by the
             // device, which ends the connection.
             if !ptr::eq(device, self.qp.device) || !ptr::eq(pd, self.qp.pd) {
                 return Err(EINVAL);
             }
-            // SAFETY: Whoever posts keeps it, and it is of the queue pair's device, which is one of `D`.
+            // SAFETY: Whoever posts keeps it, for longer than `'a`. It is of the queue pair's device, which
+            // is one of `D`, so that `alloc_mr` of `D` has made it.
             let mr = unsafe { Object::<kind::Mr, D>::from_raw(wr.mr) };
             Ok((mr, wr.key, Access::from_raw(wr.access as u32)))
         };
@@ -254,13 +263,13 @@ impl<'a, D: Driver> SendWr<'a, D> {
             bindings::ib_wr_opcode_IB_WR_SEND => SendOp::Send,
             bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM => SendOp::SendWithImm(self.ex()),
             bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV => SendOp::SendWithInvalidate(self.ex()),
-            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => SendOp::RdmaWrite(rdma()),
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => SendOp::RdmaWrite(rdma()?),
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => {
-                SendOp::RdmaWriteWithImm(rdma(), self.ex())
+                SendOp::RdmaWriteWithImm(rdma()?, self.ex())
             }
-            bindings::ib_wr_opcode_IB_WR_RDMA_READ => SendOp::RdmaRead(rdma()),
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ => SendOp::RdmaRead(rdma()?),
             bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP => {
-                let wr = atomic();
+                let wr = atomic()?;
                 SendOp::CompareSwap {
                     remote: Remote {
                         addr: wr.remote_addr,
@@ -271,7 +280,7 @@ impl<'a, D: Driver> SendWr<'a, D> {
                 }
             }
             bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
-                let wr = atomic();
+                let wr = atomic()?;
                 SendOp::FetchAdd {
                     remote: Remote {
                         addr: wr.remote_addr,
@@ -306,19 +315,26 @@ impl<'a, D: Driver> SendWr<'a, D> {
         if !self.qp.datagram {
             return None;
         }
-        // SAFETY: Work requests of datagram queue pairs are part of an `ib_ud_wr`, whose address
-        // handle is valid while posting.
-        unsafe {
-            let wr = &*ptr::from_ref(self.raw).cast::<bindings::ib_ud_wr>();
-            Some(Datagram {
-                ah: Object::<kind::Ah, D>::from_raw(wr.ah),
-                remote_qpn: wr.remote_qpn,
-                remote_qkey: wr.remote_qkey,
-                pkey_index: wr.pkey_index,
-            })
-        }
+        // SAFETY: Consumers of datagram queue pairs post `ib_ud_wr`, of which this is the first member, and
+        // keep them until posting returns; `'a` ends before.
+        let wr = unsafe { &*ptr::from_ref(self.raw).cast::<bindings::ib_ud_wr>() };
+        Some(Datagram {
+            // SAFETY: The address handle of a request is one of the queue pair's device, which is one of `D`,
+            // and is not destroyed before the request is complete.
+            ah: unsafe { Object::<kind::Ah, D>::from_raw(wr.ah) },
+            remote_qpn: wr.remote_qpn,
+            remote_qkey: wr.remote_qkey,
+            pkey_index: wr.pkey_index,
+        })
     }
 }
+
+const _: () = {
+    assert!(offset_of!(bindings::ib_rdma_wr, wr) == 0);
+    assert!(offset_of!(bindings::ib_atomic_wr, wr) == 0);
+    assert!(offset_of!(bindings::ib_reg_wr, wr) == 0);
+    assert!(offset_of!(bindings::ib_ud_wr, wr) == 0);
+};
 
 /// Send work requests that a consumer posts at once.
 ///
@@ -341,7 +357,8 @@ impl<'a, D: Driver> SendList<'a, D> {
         qp: *const bindings::ib_qp,
         first: *const bindings::ib_send_wr,
     ) -> Self {
-        // SAFETY: The caller vouches for the queue pair; device, domain and type do not change.
+        // SAFETY: The caller vouches for the queue pair; device, domain and type are set before the core
+        // calls `create_qp`, and do not change.
         let qp = unsafe {
             Poster {
                 device: (*qp).device,
@@ -396,8 +413,8 @@ impl<'a> RecvWr<'a> {
 
     /// The scatter list.
     pub fn sges(&self) -> &'a [Sge] {
-        // SAFETY: Whoever posts keeps the list of elements until posting returns, and `'a` ends
-        // before.
+        // SAFETY: Whoever posts keeps the list of elements, of that length, until posting returns
+        // (`ib_post_send`, `ib_post_recv`, `ib_post_srq_recv`), and `'a` ends before.
         unsafe { sges(self.raw.sg_list, self.raw.num_sge) }
     }
 }

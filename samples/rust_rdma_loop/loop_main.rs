@@ -127,11 +127,7 @@ impl<'p> Pair<'p> {
     /// Registers the sink, so that the near side can reach it.
     fn expose(&self, access: Access) -> Result<Arc<Mr<'p>>> {
         let mr = Mr::new(self.pd, self.sink.clone())?;
-        good(
-            self.far
-                .send(Op::Register(&mr, access), Memory::None)?
-                .wait(patience())?,
-        )?;
+        register(&self.far, &mr, access)?;
         Ok(mr)
     }
 
@@ -147,6 +143,13 @@ impl<'p> Pair<'p> {
         let buffer = Buffer::new(self.device, pages * kernel::page::PAGE_SIZE)?;
         Mr::new(self.pd, buffer)
     }
+}
+
+/// Registers a region, and waits until it is.
+fn register<'p>(qp: &Qp<'p>, mr: &Arc<Mr<'p>>, access: Access) -> Result {
+    let registered = qp.send(Op::Register(mr, access), Memory::None)?;
+    good(registered.wait(patience())?)?;
+    Ok(())
 }
 
 /// The sink from `offset` on, as the near side has to name it.
@@ -319,8 +322,7 @@ fn a_region_may_be_registered_again_under_another_key(pair: &Pair<'_>) -> Result
         good(invalidated.wait(patience())?)?;
         mr.renew_key();
         check(mr.rkey() != old)?;
-        let registered = far.send(Op::Register(&mr, all_access()), Memory::None)?;
-        good(registered.wait(patience())?)?;
+        register(far, &mr, all_access())?;
         good(pair.run(Op::Write(remote(&mr, 0)), 0..4096)?)?;
     }
     let mut stale = remote(&mr, 0);
@@ -553,8 +555,7 @@ fn post_failing<'q, 'p>(
             Ok((ticket, None))
         }
         Cause::AlreadyValid => {
-            let first = near.send(Op::Register(mr, all_access()), Memory::None)?;
-            good(first.wait(patience())?)?;
+            register(near, mr, all_access())?;
             let ticket = near.send(Op::Register(mr, all_access()), Memory::None)?;
             Ok((ticket, None))
         }
@@ -570,10 +571,7 @@ fn post_failing<'q, 'p>(
 
 /// What the near side does to show that it works: registers a region and has the far side write to it.
 fn registers_and_is_written_to<'p>(pair: &Pair<'p>, mr: &Arc<Mr<'p>>, seed: usize) -> Result {
-    let registered = pair
-        .near
-        .send(Op::Register(mr, all_access()), Memory::None)?;
-    good(registered.wait(patience())?)?;
+    register(&pair.near, mr, all_access())?;
     pair.sink.fill(pattern(seed));
     let memory = Memory::Buffer(&pair.sink, 0..4096);
     let wrote = pair.far.send(Op::Write(remote(mr, 0)), memory)?;
@@ -900,20 +898,31 @@ const ONE_TOUCH: [Test; 1] = tests![
     a_region_may_be_for_one_message,
 ];
 
-/// Runs one test on queue pairs of its own, since some end in error.
-fn run<'p>(device: &'p Device<'p>, test: &Test) -> Result {
+/// Completions of two queue pairs of the usual depth, and what drains them.
+fn usual_cq<'p>(device: &'p Device<'p>) -> Result<Cq<'p>> {
+    Cq::new(device, 4 * DEPTH + 4, 0)
+}
+
+/// The usual depth.
+const LIMITS: QpLimits = QpLimits {
+    sends: DEPTH,
+    recvs: DEPTH,
+};
+
+/// Runs a test on queue pairs of its own, since some end in error.
+fn with_pair(
+    device: &Device<'_>,
+    options: QpOptions,
+    test: impl FnOnce(&Pair<'_>) -> Result,
+) -> Result {
     let pd = Pd::new(device)?;
-    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
-    let limits = QpLimits {
-        sends: DEPTH,
-        recvs: DEPTH,
-    };
-    let pair = Pair::new(device, &pd, &cq, limits, test.options)?;
-    (test.run)(&pair)
+    let cq = usual_cq(device)?;
+    let pair = Pair::new(device, &pd, &cq, LIMITS, options)?;
+    test(&pair)
 }
 
 /// Rings that are larger than any piece of memory that can be had, and are gone through twice.
-fn rings_may_be_large<'p>(device: &'p Device<'p>) -> Result {
+fn rings_may_be_large(device: &Device<'_>) -> Result {
     let pd = Pd::new(device)?;
     let cq = Cq::new(device, LARGE_CQ, 0)?;
     let limits = QpLimits {
@@ -928,124 +937,98 @@ fn rings_may_be_large<'p>(device: &'p Device<'p>) -> Result {
     Ok(())
 }
 
+/// Writes the source to `offset` of a region of the far side, and looks for it there.
+fn write_is_found<'p>(
+    pair: &Pair<'p>,
+    mr: &Mr<'p>,
+    offset: usize,
+    length: usize,
+    seed: usize,
+) -> Result {
+    let byte = pattern(seed);
+    pair.source.fill(&byte);
+    good(pair.run(Op::Write(remote(mr, offset)), 0..length)?)?;
+    let moved = |index| byte(index - offset);
+    check(
+        mr.buffer()
+            .first_difference(offset..offset + length, moved)
+            .is_none(),
+    )
+}
+
 /// A region of more pages than one table lists.
-fn regions_may_have_many_pages<'p>(device: &'p Device<'p>) -> Result {
-    let pd = Pd::new(device)?;
-    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
-    let limits = QpLimits {
-        sends: DEPTH,
-        recvs: DEPTH,
-    };
-    for pages in MANY_PAGES {
-        // The last request ends the connection.
-        let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
-        let length = pages * kernel::page::PAGE_SIZE;
-        let sink = Buffer::new(device, length)?;
-        let mr = Mr::new(&pd, sink.clone())?;
-        let registered = pair
-            .far
-            .send(Op::Register(&mr, all_access()), Memory::None)?;
-        good(registered.wait(patience())?)?;
-        // The last goes from the first page of addresses to the second, where there is one.
-        let middle = MANY_PAGES[0] * kernel::page::PAGE_SIZE - BUFFER / 2;
-        let offsets = [
-            0,
-            length / 3 + 5,
-            length - BUFFER,
-            middle.min(length - BUFFER),
-        ];
-        for (seed, offset) in offsets.into_iter().enumerate() {
-            let byte = pattern(seed + pages);
-            pair.source.fill(&byte);
-            good(pair.run(Op::Write(remote(&mr, offset)), 0..BUFFER)?)?;
-            let range = offset..offset + BUFFER;
-            check(
-                sink.first_difference(range, |index| byte(index - offset))
-                    .is_none(),
-            )?;
-        }
-        // And out of it again.
-        let [.., last] = offsets;
-        let byte = pattern(offsets.len() - 1 + pages);
-        pair.source.fill(|_| 0);
-        good(pair.run(Op::Read(remote(&mr, last)), 0..BUFFER)?)?;
-        check(pair.source.first_difference(0..BUFFER, byte).is_none())?;
-        expect(
-            pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
-            WcStatus::RemoteAccess,
-        )?;
+fn region_of_pages(pair: &Pair<'_>, pages: usize) -> Result {
+    let length = pages * kernel::page::PAGE_SIZE;
+    let mr = Mr::new(pair.pd, Buffer::new(pair.device, length)?)?;
+    register(&pair.far, &mr, all_access())?;
+    // The last goes from the first page of addresses to the second, where there is one.
+    let middle = MANY_PAGES[0] * kernel::page::PAGE_SIZE - BUFFER / 2;
+    let offsets = [
+        0,
+        length / 3 + 5,
+        length - BUFFER,
+        middle.min(length - BUFFER),
+    ];
+    for (seed, offset) in offsets.into_iter().enumerate() {
+        write_is_found(pair, &mr, offset, BUFFER, seed + pages)?;
     }
+    // And out of it again.
+    let [.., last] = offsets;
+    let byte = pattern(offsets.len() - 1 + pages);
+    pair.source.fill(|_| 0);
+    good(pair.run(Op::Read(remote(&mr, last)), 0..BUFFER)?)?;
+    check(pair.source.first_difference(0..BUFFER, byte).is_none())?;
+    // This ends the connection.
+    expect(
+        pair.run(Op::Write(remote(&mr, length - 8)), 0..16)?,
+        WcStatus::RemoteAccess,
+    )?;
     Ok(())
+}
+
+fn regions_may_have_many_pages(device: &Device<'_>) -> Result {
+    MANY_PAGES
+        .into_iter()
+        .try_for_each(|pages| with_pair(device, USUAL, |pair| region_of_pages(pair, pages)))
 }
 
 /// A region may have room for more pages than one table lists, and be of few, of as many or of more.
-fn regions_may_have_room_for_more_pages<'p>(device: &'p Device<'p>) -> Result {
-    let pd = Pd::new(device)?;
-    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
-    let limits = QpLimits {
-        sends: DEPTH,
-        recvs: DEPTH,
-    };
-    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
-    let room = MANY_PAGES[3] as u32;
-    for pages in [1, 3, MANY_PAGES[0], MANY_PAGES[1]] {
-        let length = pages * kernel::page::PAGE_SIZE;
-        let part = length.min(BUFFER);
-        let sink = Buffer::new(device, length)?;
-        let mr = Mr::with_room(&pd, sink.clone(), room)?;
-        let registered = pair
-            .far
-            .send(Op::Register(&mr, all_access()), Memory::None)?;
-        good(registered.wait(patience())?)?;
-        for offset in [0, length - part] {
-            let byte = pattern(pages + offset);
-            pair.source.fill(&byte);
-            good(pair.run(Op::Write(remote(&mr, offset)), 0..part)?)?;
-            let range = offset..offset + part;
-            check(
-                sink.first_difference(range, |index| byte(index - offset))
-                    .is_none(),
-            )?;
+fn regions_may_have_room_for_more_pages(device: &Device<'_>) -> Result {
+    with_pair(device, USUAL, |pair| {
+        let room = MANY_PAGES[3] as u32;
+        for pages in [1, 3, MANY_PAGES[0], MANY_PAGES[1]] {
+            let length = pages * kernel::page::PAGE_SIZE;
+            let part = length.min(BUFFER);
+            let mr = Mr::with_room(pair.pd, Buffer::new(pair.device, length)?, room)?;
+            register(&pair.far, &mr, all_access())?;
+            for offset in [0, length - part] {
+                write_is_found(pair, &mr, offset, part, pages + offset)?;
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Regions in pages of every size that the device has, however little of one they are.
-fn regions_may_have_large_pages<'p>(device: &'p Device<'p>) -> Result {
-    let pd = Pd::new(device)?;
-    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
-    let limits = QpLimits {
-        sends: DEPTH,
-        recvs: DEPTH,
-    };
-    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
-    let sizes = (12..=30)
-        .map(|shift| 1u32 << shift)
-        .filter(|size| device.page_sizes() & u64::from(*size) != 0);
-    for (seed, size) in sizes.enumerate() {
-        let mr = Mr::with_page_size(&pd, pair.sink.clone(), size)?;
-        let registered = pair
-            .far
-            .send(Op::Register(&mr, all_access()), Memory::None)?;
-        good(registered.wait(patience())?)?;
-        pair.source.fill(pattern(seed + 100));
-        good(pair.run(Op::Write(remote(&mr, 0)), 0..BUFFER)?)?;
-        let byte = pattern(seed + 100);
-        check(pair.sink.first_difference(0..BUFFER, byte).is_none())?;
-    }
-    Ok(())
+fn regions_may_have_large_pages(device: &Device<'_>) -> Result {
+    with_pair(device, USUAL, |pair| {
+        let sizes = (12..=30)
+            .map(|shift| 1u32 << shift)
+            .filter(|size| device.page_sizes() & u64::from(*size) != 0);
+        for (seed, size) in sizes.enumerate() {
+            let mr = Mr::with_page_size(pair.pd, pair.sink.clone(), size)?;
+            register(&pair.far, &mr, all_access())?;
+            write_is_found(pair, &mr, 0, BUFFER, seed + 100)?;
+        }
+        Ok(())
+    })
 }
 
 /// A queue pair takes no region of another domain: the device would end the connection.
-fn regions_of_other_domains_are_not_posted<'p>(device: &'p Device<'p>) -> Result {
+fn regions_of_other_domains_are_not_posted(device: &Device<'_>) -> Result {
     let (pd, other) = (Pd::new(device)?, Pd::new(device)?);
-    let cq = Cq::new(device, 4 * DEPTH + 4, 0)?;
-    let limits = QpLimits {
-        sends: DEPTH,
-        recvs: DEPTH,
-    };
-    let pair = Pair::new(device, &pd, &cq, limits, USUAL)?;
+    let cq = usual_cq(device)?;
+    let pair = Pair::new(device, &pd, &cq, LIMITS, USUAL)?;
     let mr = Mr::new(&other, pair.sink.clone())?;
     let refused = |posted: Result<Ticket<'_, '_>>| check(posted.err() == Some(EINVAL));
     refused(
@@ -1090,7 +1073,7 @@ impl Client for Loop {
         };
         if *module_parameters::device_fails.value() != 0 {
             for test in &FAILING {
-                say(test.name, run(device, test));
+                say(test.name, with_pair(device, test.options, test.run));
             }
             return Ok(());
         }
@@ -1104,7 +1087,7 @@ impl Client for Loop {
         ];
         for test in groups.into_iter().flatten() {
             if device.extensions().contains(test.needs) {
-                say(test.name, run(device, test));
+                say(test.name, with_pair(device, test.options, test.run));
             } else {
                 pr_info!("ferrite_sample: {name}: skipped {}\n", test.name);
             }
@@ -1118,7 +1101,7 @@ impl Client for Loop {
             "regions_of_other_domains_are_not_posted",
             regions_of_other_domains_are_not_posted(device),
         );
-        type Pages = for<'p> fn(&'p Device<'p>) -> Result;
+        type Pages = fn(&Device<'_>) -> Result;
         let tests: [(&str, Pages); 2] = [
             ("regions_may_have_many_pages", regions_may_have_many_pages),
             (

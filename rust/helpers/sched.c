@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+
+__rust_helper bool rust_helper_need_resched(void)
+{
+	return need_resched();
+}
+
+__rust_helper int rust_helper_fatal_signal_pending(struct task_struct *p)
+{
+	return fatal_signal_pending(p);
+}
