@@ -820,8 +820,8 @@ mod tests {
         let table = |first: u64, second: u64| {
             format!(
                 "           CPU0       CPU1\n  4:   7   9  IO-APIC  4-edge  ttyS0\n \
-                 24:   {first}   5  PCI-MSIX-0000:00:02.0  0-edge  ferrite-control\n \
-                 25:   1   {second}  PCI-MSIX-0000:00:02.0  1-edge  ferrite-completion\n\
+                 24:   {first}   5  PCI-MSIX-0000:00:02.0  0-edge  ferrite-control@pci:0000:00:02.0\n \
+                 25:   1   {second}  PCI-MSIX-0000:00:02.0  1-edge  ferrite-comp0@pci:0000:00:02.0\n\
                  LOC:  99   99  Local timer interrupts\n"
             )
         };

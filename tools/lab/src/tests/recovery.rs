@@ -20,6 +20,10 @@ use crate::vm::Vm;
 /// The driver is loaded when these begin and when they end.
 pub const TESTS: &[VmTest] = &[
     VmTest::new(
+        "devlink and the table of interrupts say which device it is",
+        what_it_is,
+    ),
+    VmTest::new(
         "a device that comes back is called what it was called, and the kernel's users are shown it",
         same_name,
     ),
@@ -254,6 +258,40 @@ fn comes_back(cluster: &Cluster) -> Result<()> {
     ensure!(stayed == 0, "{stayed} pages stay pinned");
     ensure!(shown(one)?.contains("\"healthy\""), "{}", shown(one)?);
     connects(cluster)
+}
+
+/// The address of a machine's device, widened as its serial number is.
+fn serial_number(mac: &str) -> String {
+    let bytes: Vec<&str> = mac.split(':').collect();
+    let (maker, number) = bytes.split_at(3);
+    [maker, &["ff", "fe"], number].concat().join("-")
+}
+
+fn what_it_is(cluster: &Cluster) -> Result<()> {
+    let (one, _) = cluster.two()?;
+    let said = one.sh(&format!("{REPORTERS}; devlink -j dev info $reporters"))?;
+    let info: Value =
+        serde_json::from_str(&said).with_context(|| format!("devlink said: {said}"))?;
+    let info = info["info"].as_object().and_then(|all| all.iter().next());
+    let (handle, info) = info.with_context(|| format!("devlink said: {said}"))?;
+    ensure!(info["driver"] == "ferrite", "{said}");
+    ensure!(
+        info["serial_number"] == serial_number(&crate::vm::mac(1)),
+        "{said}"
+    );
+    let running = &info["versions"]["running"];
+    let version = one.sh("cat /sys/class/infiniband/ferrite0/fw_ver")?;
+    ensure!(running["fw"] == version.trim(), "{said}, not {version}");
+    ensure!(running["fw.mgmt.api"].is_string(), "{said}");
+    // Of each device its own.
+    let (_, function) = handle.split_once('/').context("no handle")?;
+    for purpose in ["control", "async", "comp0"] {
+        one.sh(&format!(
+            "grep -q ' ferrite-{purpose}@pci:{function}$' /proc/interrupts"
+        ))
+        .with_context(|| format!("no vector for {purpose}"))?;
+    }
+    Ok(())
 }
 
 fn same_name(cluster: &Cluster) -> Result<()> {
