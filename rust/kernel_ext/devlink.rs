@@ -94,7 +94,7 @@ impl Refusal {
     /// `extack` must be null or valid.
     unsafe fn tell(self, extack: *mut bindings::netlink_ext_ack) -> c_int {
         if let Some(extack) = NonNull::new(extack) {
-            // SAFETY: The caller vouches for it. The text is static.
+            // SAFETY: The caller vouches that it is valid where it is not null. The text is static.
             unsafe { (*extack.as_ptr())._msg = self.why.as_char_ptr() };
         }
         self.error.to_errno()

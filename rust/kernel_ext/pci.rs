@@ -327,7 +327,7 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     /// Only for the PCI core: `pdev` must be valid, locked, and `pci_dev::driver` the driver that was
     /// registered with [`Self::HANDLERS`].
     unsafe extern "C" fn reset_prepare_callback(pdev: *mut bindings::pci_dev) {
-        // SAFETY: The caller vouches for the same.
+        // SAFETY: The PCI core calls this with a valid function, locked, of the driver that has these handlers.
         unsafe {
             Self::tell(pdev, |dev, this| {
                 // INVARIANT: The PCI core has config space locked until after `reset_done`, but for
@@ -341,7 +341,7 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     ///
     /// As for [`Self::reset_prepare_callback`].
     unsafe extern "C" fn reset_done_callback(pdev: *mut bindings::pci_dev) {
-        // SAFETY: The caller vouches for the same.
+        // SAFETY: The PCI core calls this with a valid function, locked, of the driver that has these handlers.
         unsafe { Self::tell(pdev, T::reset_done) }
     }
 
@@ -447,17 +447,17 @@ mod tests {
                 },
                 GFP_KERNEL,
             )?;
-            // SAFETY: Both are zeroed memory of that type, and nobody else's. What they point to is kept until
-            // after they are no longer used, and does not move.
-            unsafe {
-                (*bus.as_mut_ptr()).ops = &raw mut *ops;
-                (*bus.as_mut_ptr()).sysdata = (&raw mut *registers).cast();
-                let pdev = pdev.as_mut_ptr();
-                (*pdev).bus = bus.as_mut_ptr();
-                (*pdev).irq = 1;
-                (*pdev).dev.release = Some(Self::release);
-                bindings::device_initialize(&raw mut (*pdev).dev);
-            }
+            // SAFETY: It is zeroed memory of that type, which is a valid value of it, and nobody else's.
+            let raw_bus = unsafe { &mut *bus.as_mut_ptr() };
+            raw_bus.ops = &raw mut *ops;
+            raw_bus.sysdata = (&raw mut *registers).cast();
+            // SAFETY: It is zeroed memory of that type, which is a valid value of it, and nobody else's.
+            let raw_pdev = unsafe { &mut *pdev.as_mut_ptr() };
+            raw_pdev.bus = &raw mut *raw_bus;
+            raw_pdev.irq = 1;
+            raw_pdev.dev.release = Some(Self::release);
+            // SAFETY: It is zeroed memory, and nobody else's. It is kept until after its last use, and does not move.
+            unsafe { bindings::device_initialize(&raw mut raw_pdev.dev) };
             Ok(Self {
                 registers,
                 _ops: ops,
@@ -506,7 +506,7 @@ mod tests {
         ///
         /// `bus` must be that of a `Function`.
         unsafe fn registers<'a>(bus: *mut bindings::pci_bus) -> &'a Registers {
-            // SAFETY: The caller vouches for it.
+            // SAFETY: The caller vouches for a bus of a `Function`, which has its registers there.
             unsafe { &*(*bus).sysdata.cast() }
         }
 
@@ -520,7 +520,7 @@ mod tests {
             _size: c_int,
             value: *mut u32,
         ) -> c_int {
-            // SAFETY: The caller vouches for it.
+            // SAFETY: The caller vouches for a bus of a `Function`.
             let registers = unsafe { Self::registers(bus) };
             let is_command = offset as u32 == bindings::PCI_COMMAND;
             let read = if is_command {
@@ -528,7 +528,7 @@ mod tests {
             } else {
                 0
             };
-            // SAFETY: The caller vouches for it.
+            // SAFETY: The caller vouches that a value can be written there.
             unsafe { value.write(read.into()) };
             0
         }
@@ -543,7 +543,7 @@ mod tests {
             _size: c_int,
             value: u32,
         ) -> c_int {
-            // SAFETY: The caller vouches for it.
+            // SAFETY: The caller vouches for a bus of a `Function`.
             let registers = unsafe { Self::registers(bus) };
             if offset as u32 == bindings::PCI_COMMAND {
                 registers.command.set(value as u16);

@@ -246,7 +246,7 @@ impl Handler for Service {
 /// What a vector is there for, as it is shown to people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// All there is, but for completions where there are handlers for those.
+    /// All there is, where there are not enough to tell them apart.
     Everything,
     /// Commands and the device as a whole.
     Control,
@@ -865,6 +865,23 @@ fn choose(
 mod tests {
     use super::*;
     use crate::abi::Plain;
+
+    #[test]
+    fn a_vector_is_named_after_what_it_is_for() -> Result {
+        for (vector, vectors, name) in [
+            (0, 1, c"ferrite"),
+            (1, 2, c"ferrite"),
+            (0, 3, c"ferrite-control"),
+            (1, 3, c"ferrite-async"),
+            (2, 3, c"ferrite-comp0"),
+            (17, 18, c"ferrite-comp15"),
+        ] {
+            let purpose = Purpose::new(vector, vectors);
+            let text = CString::try_from_fmt(fmt!("{purpose}"))?;
+            assert_eq!(text.to_bytes(), name.to_bytes());
+        }
+        Ok(())
+    }
 
     #[test]
     fn event_queues_hold_what_can_be_raised() {
