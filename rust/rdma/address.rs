@@ -2,7 +2,7 @@
 
 //! GIDs and where packets go.
 
-use super::{kind, Driver, Object, ObjectRef, Pd};
+use super::{kind, AhOps, Object, ObjectRef, Pd};
 use crate::bindings;
 use kernel::error::to_result;
 use kernel::prelude::*;
@@ -13,7 +13,7 @@ pub type Ah<D> = Object<kind::Ah, D>;
 /// A counted reference to an address handle.
 pub type AhRef<D> = ObjectRef<kind::Ah, D>;
 
-impl<D: Driver> Object<kind::Ah, D> {
+impl<D: AhOps> Object<kind::Ah, D> {
     /// Its protection domain.
     pub fn pd(&self) -> &Pd<D> {
         // SAFETY: The core set the domain before the driver made the handle, and counts the handle

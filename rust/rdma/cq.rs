@@ -2,15 +2,229 @@
 
 //! Completion queues and completions.
 
-use super::{kind, Driver, New, Object, ObjectRef, Qp};
+use super::ops::op_if;
+use super::restrack::fill_entry;
+use super::udata::expect_none;
+use super::{kind, Details, Device, Driver, New, Object, ObjectRef, Ops, Qp, QpOps};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ptr;
+use kernel::build_error;
+use kernel::error::{from_result, VTABLE_DEFAULT_ERROR};
+use kernel::prelude::*;
 
 /// A completion queue.
 pub type Cq<D> = Object<kind::Cq, D>;
 /// A counted reference to a completion queue.
 pub type CqRef<D> = ObjectRef<kind::Cq, D>;
+
+/// Completion queues, which every device has.
+#[vtable]
+pub trait CqOps: Driver {
+    /// Driver's data of a completion queue.
+    type Cq: Send + Sync;
+
+    /// Makes a completion queue for the kernel; for a process too, where the driver has no
+    /// [`super::UserOps::create_user_cq`]: then the core polls it for the process.
+    fn create_cq<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+    ) -> Result<&'a Cq<Self>>;
+
+    /// Ends a completion queue, that of a kernel user without fail: takes it out of every table
+    /// that events find it by, the device's and the driver's.
+    ///
+    /// The data stays until the core has stopped polling the queue: [`CqOps::poll_cq`] and
+    /// [`CqOps::req_notify_cq`] may still be called.
+    fn destroy_cq(cq: &Cq<Self>) -> Result;
+
+    /// Takes completions off a queue of the kernel. Atomic context.
+    fn poll_cq(cq: &Cq<Self>, completions: &mut Completions<'_>) -> Result;
+
+    /// Asks for an event at the next completion. Returns whether there are completions already,
+    /// if that was asked for. Atomic context.
+    fn req_notify_cq(cq: &Cq<Self>, notify: Notify) -> Result<bool>;
+
+    /// Sets the moderation of a completion queue: events after `count` completions or `period`
+    /// microseconds.
+    fn modify_cq(_cq: &Cq<Self>, _count: u16, _period: u16) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a completion queue to whoever lists them. May be called while it is
+    /// destroyed.
+    fn describe_cq(_cq: &Cq<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+}
+
+impl<D: CqOps> Ops<D> {
+    pub(super) const fn with_cqs(mut self) -> Self {
+        self.raw.create_cq = Some(create_cq::<D>);
+        self.raw.pre_destroy_cq = Some(pre_destroy_cq::<D>);
+        self.raw.destroy_cq = Some(destroy_cq::<D>);
+        self.raw.post_destroy_cq = Some(post_destroy_cq::<D>);
+        self.raw.poll_cq = Some(poll_cq::<D>);
+        self.raw.req_notify_cq = Some(req_notify_cq::<D>);
+        self.raw.modify_cq = op_if!(D::HAS_MODIFY_CQ, modify_cq::<D>);
+        self.raw.fill_res_cq_entry = op_if!(D::HAS_DESCRIBE_CQ, fill_res_cq::<D>);
+        self.raw.size_ib_cq = Cq::<D>::SIZE;
+        self
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` for a queue that it has just
+/// allocated; `attr` must be valid for reads, `attrs` null or those of the command.
+unsafe extern "C" fn create_cq<D: CqOps>(
+    cq: *mut bindings::ib_cq,
+    attr: *const bindings::ib_cq_init_attr,
+    attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    from_result(|| {
+        if !attrs.is_null() {
+            // SAFETY: `attrs` are those of a uverbs command, which waits; the driver's part is in
+            // them.
+            unsafe { expect_none::<D>(bindings::rdma_driver_udata(attrs))? };
+        }
+        // SAFETY: `__ib_alloc_cq`, `__ib_create_cq` and the uverbs commands have set the device, which
+        // is a `Device<D>` as it has this table, and which they keep registered meanwhile.
+        let dev = unsafe { Device::from_raw((*cq).device) };
+        // SAFETY: `attr` is a local of who calls, or its own caller's.
+        let attr = unsafe { CqInitAttr::from_raw(attr) };
+        // SAFETY: All of them got `cq` from `rdma_zalloc_drv_obj`: zeroed, `size_ib_cq` bytes. They
+        // show it to nobody before this returns.
+        unsafe { Cq::create(cq, |new| D::create_cq(dev, new, &attr)) }?;
+        Ok(0)
+    })
+}
+
+/// Makes sure that the consumer's handler does not run any more, and will not: the core takes
+/// away what the handler needs next.
+///
+/// # Safety
+///
+/// `cq` must be a completion queue that `D` made and that nobody uses any more.
+unsafe fn silence_cq<D: CqOps>(cq: *mut bindings::ib_cq) -> Result {
+    // SAFETY: The caller vouches that `D` made the queue, and it is ended only after this.
+    D::destroy_cq(unsafe { Object::from_raw(cq) })?;
+    // SAFETY: The caller vouches that `D` made the queue, and it is ended only after this. Only
+    // events take references, which the driver found by its tables; the queue is in none of them any
+    // more, as `destroy_cq` promises.
+    unsafe { Cq::<D>::quiesce(cq) };
+    Ok(())
+}
+
+/// # Safety
+///
+/// To be called by the core for a completion queue of the kernel, before it cancels the work
+/// that the handler of the queue starts.
+unsafe extern "C" fn pre_destroy_cq<D: CqOps>(cq: *mut bindings::ib_cq) -> c_int {
+    from_result(|| {
+        // SAFETY: `create_cq` made the queue; `ib_free_cq` calls this only for one whose `usecnt` and
+        // `cqe_used` are zero.
+        unsafe { silence_cq::<D>(cq)? };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core for a completion queue of the kernel, after `pre_destroy_cq`.
+unsafe extern "C" fn post_destroy_cq<D: CqOps>(cq: *mut bindings::ib_cq) {
+    // SAFETY: `create_cq` made the queue; `ib_free_cq` has cancelled what polled it, and frees it
+    // right after this.
+    unsafe { Cq::<D>::finish(cq) };
+}
+
+/// # Safety
+///
+/// To be called by the core for a completion queue that `D` made: one of a process, or of a
+/// kernel user that has a handler of its own.
+unsafe extern "C" fn destroy_cq<D: CqOps>(
+    cq: *mut bindings::ib_cq,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
+        unsafe { expect_none::<D>(udata)? };
+        // SAFETY: `ib_destroy_cq_user` ends only a queue whose `usecnt` is zero.
+        unsafe { silence_cq::<D>(cq)? };
+        // SAFETY: `create_cq` or `create_user_cq` made it, and `ib_destroy_cq_user` frees it next.
+        unsafe { Cq::<D>::finish(cq) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `wc` must have room for
+/// `entries` completions.
+unsafe extern "C" fn poll_cq<D: CqOps>(
+    cq: *mut bindings::ib_cq,
+    entries: c_int,
+    wc: *mut bindings::ib_wc,
+) -> c_int {
+    // SAFETY: `D` made the queue. Who calls `ib_poll_cq` has it: a consumer, which does not free it
+    // meanwhile, or the core's own work, which `ib_free_cq` cancels before it ends the queue.
+    let cq = unsafe { Object::from_raw(cq) };
+    // SAFETY: The caller of `ib_poll_cq` gives room for `entries` completions at `wc`, and waits.
+    let mut completions = unsafe { Completions::new(wc, entries.max(0) as usize) };
+    match D::poll_cq(cq, &mut completions) {
+        // What was taken off the queue has to be told even if the next one failed.
+        Err(err) if completions.is_empty() => err.to_errno(),
+        _ => completions.len() as c_int,
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn req_notify_cq<D: CqOps>(
+    cq: *mut bindings::ib_cq,
+    flags: bindings::ib_cq_notify_flags,
+) -> c_int {
+    from_result(|| {
+        let notify = Notify::from_raw(flags);
+        // SAFETY: `D` made the queue. Who calls `ib_req_notify_cq` has it: a consumer, which does not
+        // free it meanwhile, or the core's own work, which `ib_free_cq` cancels before it ends it.
+        let cq = unsafe { Object::from_raw(cq) };
+        let missed = D::req_notify_cq(cq, notify)?;
+        Ok(c_int::from(missed && notify.report_missed))
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn modify_cq<D: CqOps>(
+    cq: *mut bindings::ib_cq,
+    count: u16,
+    period: u16,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `D` made the queue. Who calls `rdma_set_cq_moderation` has it and does not free it
+        // meanwhile; the work of its `dim` is cancelled by `ib_free_cq` before it ends the queue.
+        D::modify_cq(unsafe { Object::from_raw(cq) }, count, period)?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` for a resource that it holds a
+/// count of, while it fills `msg`.
+unsafe extern "C" fn fill_res_cq<D: CqOps>(
+    msg: *mut bindings::sk_buff,
+    cq: *mut bindings::ib_cq,
+) -> c_int {
+    // SAFETY: `nldev` has a count of the resource, by `rdma_restrack_get`, for which
+    // `rdma_restrack_del` or `rdma_restrack_commit_del` waits before the queue is freed; it is listed by `rdma_restrack_add`, after
+    // `D` made it. `msg` is the message that `nldev` is filling.
+    unsafe { fill_entry::<kind::Cq, D>(msg, cq, D::describe_cq) }
+}
 
 /// What is asked of a new completion queue.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +237,22 @@ pub struct CqInitAttr {
     pub flags: u32,
 }
 
-impl<D: Driver> New<'_, kind::Cq, D> {
+impl CqInitAttr {
+    /// # Safety
+    ///
+    /// `raw` must be valid for reads.
+    pub(super) unsafe fn from_raw(raw: *const bindings::ib_cq_init_attr) -> Self {
+        // SAFETY: The caller vouches that it can be read.
+        let raw = unsafe { &*raw };
+        Self {
+            entries: raw.cqe,
+            comp_vector: raw.comp_vector,
+            flags: raw.flags,
+        }
+    }
+}
+
+impl<D: CqOps> New<'_, kind::Cq, D> {
     /// Tells the core how many entries the queue has; consumers may rely on `entries` completions
     /// fitting.
     pub fn set_entries(&mut self, entries: u32) {
@@ -33,7 +262,7 @@ impl<D: Driver> New<'_, kind::Cq, D> {
     }
 }
 
-impl<D: Driver> Object<kind::Cq, D> {
+impl<D: CqOps> Object<kind::Cq, D> {
     /// Whether the queue belongs to a process.
     pub fn is_user(&self) -> bool {
         // SAFETY: `&self` is a queue that is not freed; `uobject` is set before it is made and
@@ -72,16 +301,18 @@ impl<D: Driver> Object<kind::Cq, D> {
     /// likes (`IB_POLL_DIRECT`) has no use for the call, and none is made.
     pub fn complete(&self) {
         let cq = self.as_raw();
-        // SAFETY: `&self` is a queue that is not freed. The core sets handler and context of a queue
-        // of the kernel after the driver made it; the caller has kept events back until somebody
-        // uses it, which is later. They do not change afterwards.
-        unsafe {
-            if (*cq).poll_ctx == bindings::ib_poll_context_IB_POLL_DIRECT {
-                return;
-            }
-            if let Some(handler) = (*cq).comp_handler {
-                handler(cq, (*cq).cq_context);
-            }
+        // SAFETY: `&self` is a queue that is not freed. `__ib_alloc_cq` sets how it is polled before it
+        // has the driver make it; queues of others have zero there. Nobody changes it.
+        if unsafe { (*cq).poll_ctx } == bindings::ib_poll_context_IB_POLL_DIRECT {
+            return;
+        }
+        // SAFETY: `&self` is a queue that is not freed. `__ib_alloc_cq` sets handler and context after
+        // the driver made the queue; the caller has kept events back until somebody uses it, which is
+        // later. All others set them before. They do not change afterwards.
+        let (handler, context) = unsafe { ((*cq).comp_handler, (*cq).cq_context) };
+        if let Some(handler) = handler {
+            // SAFETY: A handler is called with its queue and the context that was set with it.
+            unsafe { handler(cq, context) };
         }
     }
 
@@ -89,16 +320,19 @@ impl<D: Driver> Object<kind::Cq, D> {
     pub fn report_error(&self) {
         let cq = self.as_raw();
         let mut event: bindings::ib_event = pin_init::zeroed();
-        // SAFETY: `&self` is a queue that is not freed; its handler of events was set before the
-        // driver made it or, for a queue that the core polls, is null for ever. It only reads the
-        // event.
-        unsafe {
-            event.device = (*cq).device;
-            event.event = bindings::ib_event_type_IB_EVENT_CQ_ERR;
-            *event.element.cq.as_mut() = cq;
-            if let Some(handler) = (*cq).event_handler {
-                handler(&mut event, (*cq).cq_context);
-            }
+        // SAFETY: `&self` is a queue that is not freed; its device does not change.
+        event.device = unsafe { (*cq).device };
+        event.event = bindings::ib_event_type_IB_EVENT_CQ_ERR;
+        // SAFETY: The event is a local, of whose union all views are plain data.
+        unsafe { *event.element.cq.as_mut() = cq };
+        // SAFETY: `&self` is a queue that is not freed. `__ib_create_cq` and the uverbs commands set
+        // handler and context before the driver makes the queue; one that the core polls
+        // (`__ib_alloc_cq`) has no handler of events, ever.
+        let (handler, context) = unsafe { ((*cq).event_handler, (*cq).cq_context) };
+        if let Some(handler) = handler {
+            // SAFETY: A handler is called with the context that was set with it, and only reads the
+            // event.
+            unsafe { handler(&mut event, context) };
         }
     }
 }
@@ -187,7 +421,7 @@ c_enum! {
 }
 
 /// A completion, as the driver tells it.
-pub struct Wc<'a, D: Driver> {
+pub struct Wc<'a, D: QpOps> {
     /// The work request's id.
     pub id: u64,
     /// How it ended.
@@ -222,7 +456,7 @@ pub struct Wc<'a, D: Driver> {
     pub ipv4: Option<bool>,
 }
 
-impl<'a, D: Driver> Wc<'a, D> {
+impl<'a, D: QpOps> Wc<'a, D> {
     /// A successful completion with nothing else to tell.
     pub fn new(qp: &'a Qp<D>, id: u64, opcode: WcOpcode) -> Self {
         Self {
@@ -288,23 +522,22 @@ impl Completions<'_> {
     }
 
     /// Adds a completion; returns whether there was room for it.
-    pub fn push<D: Driver>(&mut self, wc: &Wc<'_, D>) -> bool {
+    pub fn push<D: QpOps>(&mut self, wc: &Wc<'_, D>) -> bool {
         if self.is_full() {
             return false;
         }
         let mut raw: bindings::ib_wc = pin_init::zeroed();
         let mut flags = 0;
-        // The fields of a union do not need `unsafe` to be written.
-        // SAFETY: `raw` is a local; all views of its unions are plain integers.
-        unsafe {
-            *raw.__bindgen_anon_1.wr_id.as_mut() = wc.id;
-            if let Some(imm) = wc.imm_data {
-                *raw.ex.imm_data.as_mut() = imm;
-                flags |= bindings::ib_wc_flags_IB_WC_WITH_IMM;
-            } else if let Some(key) = wc.invalidated {
-                *raw.ex.invalidate_rkey.as_mut() = key;
-                flags |= bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE;
-            }
+        // SAFETY: `raw` is a local; the id is one of two views of a union, of eight bytes each.
+        unsafe { *raw.__bindgen_anon_1.wr_id.as_mut() = wc.id };
+        if let Some(imm) = wc.imm_data {
+            // SAFETY: `raw` is a local; all views of the union are integers of four bytes.
+            unsafe { *raw.ex.imm_data.as_mut() = imm };
+            flags |= bindings::ib_wc_flags_IB_WC_WITH_IMM;
+        } else if let Some(key) = wc.invalidated {
+            // SAFETY: As above.
+            unsafe { *raw.ex.invalidate_rkey.as_mut() = key };
+            flags |= bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE;
         }
         raw.status = wc.status.as_raw();
         raw.opcode = wc.opcode.as_raw();

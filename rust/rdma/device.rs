@@ -5,14 +5,18 @@
 use super::counters::Descriptions;
 use super::method::Definitions;
 use super::netdev::{GidScan, Pairing};
-use super::{netdev, ops, Driver, Extensions, Netdev, NetdevEvent, OnDemandAttr, Rtnl};
+use super::ops::op_if;
+use super::udata::expect_none;
+use super::{
+    netdev, Driver, EthernetPort, Extensions, Netdev, NetdevEvent, OnDemandAttr, Ops, Rtnl,
+};
 use crate::bindings;
 use crate::kernel_ext::workqueue::OwnedQueue;
 use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
-use kernel::error::to_result;
+use kernel::error::{from_result, to_result};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::Arc;
@@ -23,14 +27,13 @@ use kernel::{device, ThisModule};
 ///
 /// # Invariants
 ///
-/// `beside`, `definitions`, `data` and `counters` are initialised wherever a reference exists, except inside
+/// `definitions`, `data` and `counters` are initialised wherever a reference exists, except inside
 /// [`Unregistered::new`].
 #[repr(C)]
 pub struct Device<D: Driver> {
     raw: Opaque<bindings::ib_device>,
     initialised: UnsafeCell<bool>,
-    /// [`DeviceInfo::beside`].
-    beside: UnsafeCell<Option<Beside>>,
+    virtual_dma: UnsafeCell<bool>,
     counters: UnsafeCell<MaybeUninit<Descriptions>>,
     /// What the core reads of the driver's methods while the device is registered.
     definitions: UnsafeCell<MaybeUninit<Definitions>>,
@@ -88,17 +91,11 @@ impl<D: Driver> Device<D> {
     }
 
     /// Whether moderation is to adapt to the traffic (`rdma dev set DEV adaptive-moderation`). The core
-    /// sees to that for each completion queue that it polls, by [`Driver::modify_cq`].
+    /// sees to that for each completion queue that it polls, by [`super::CqOps::modify_cq`].
     pub fn adaptive_moderation(&self) -> bool {
         // SAFETY: `&self` keeps the device; the bit may be changed meanwhile, and is read as it was or
         // as it is.
         unsafe { bindings::ib_device::use_cq_dim_raw(self.as_raw()) != 0 }
-    }
-
-    /// Which network interface shares the link of port 1, if one does.
-    pub(super) fn beside(&self) -> Option<Beside> {
-        // SAFETY: Written by `Unregistered::new` before there was a reference, and never since.
-        unsafe { *self.beside.get() }
     }
 
     /// The network interface that a port is paired with.
@@ -214,35 +211,91 @@ impl<D: Driver> Deref for Device<D> {
     }
 }
 
+impl<D: Driver> Ops<D> {
+    pub(super) const fn with_device(mut self) -> Self {
+        self.raw.driver_id = D::DRIVER_ID;
+        self.raw.uverbs_abi_ver = D::ABI_VERSION;
+        self.raw.query_device = Some(query_device::<D>);
+        self.raw.get_dev_fw_str = op_if!(D::HAS_FIRMWARE_VERSION, get_dev_fw_str::<D>);
+        self.raw.enable_driver = Some(enable_driver::<D>);
+        self.raw.dealloc_driver = Some(dealloc_driver::<D>);
+        self
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `attr` must be valid for
+/// writes.
+unsafe extern "C" fn query_device<D: Driver>(
+    dev: *mut bindings::ib_device,
+    attr: *mut bindings::ib_device_attr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `udata` is null, or that of `ib_uverbs_ex_query_device`, which waits.
+        unsafe { expect_none::<D>(udata)? };
+        // SAFETY: The device is a `Device<D>`, as it has this table. `ib_register_device` calls this (in
+        // `setup_device`), or a uverbs command, which keeps the device from being unregistered.
+        let dev = unsafe { Device::from_raw(dev) };
+        // SAFETY: `attr` is of `setup_device`, in the device before anybody reads it, or a local of the
+        // command.
+        D::query_device(dev)?.fill(unsafe { &mut *attr });
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `text` must have room for
+/// `IB_FW_VERSION_NAME_MAX` bytes.
+unsafe extern "C" fn get_dev_fw_str<D: Driver>(dev: *mut bindings::ib_device, text: *mut c_char) {
+    // SAFETY: The device is a `Device<D>`, as it has this table. Who calls `ib_get_device_fw_str` holds the
+    // device, or reads a file of it in sysfs, which `ib_unregister_device` removes first.
+    let (major, minor, patch) = D::firmware_version(unsafe { Device::from_raw(dev) });
+    // SAFETY: The helper writes `IB_FW_VERSION_NAME_MAX` bytes at the most, which is what callers of
+    // `ib_get_device_fw_str` give.
+    unsafe { bindings::rdma_format_version(text, major, minor, patch) };
+}
+
+/// Called when the device is registered, and each time it has come to another network
+/// namespace.
+///
+/// # Safety
+///
+/// `dev` must be a `Device<D>` that is being enabled.
+unsafe extern "C" fn enable_driver<D: Driver>(dev: *mut bindings::ib_device) -> c_int {
+    if Ops::<D>::of().port.is_some() {
+        // SAFETY: The device is a `Device<D>`, as it has this table; `enable_device_and_get`, which calls
+        // this, has a count of it.
+        unsafe { Device::<D>::from_raw(dev) }.follow_namespace();
+    }
+    0
+}
+
 /// Drops the driver's data, as the last thing before the core frees the device.
 ///
 /// # Safety
 ///
 /// To be called by the core as `dealloc_driver`, for a `Device<D>`.
-pub(super) unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib_device) {
+unsafe extern "C" fn dealloc_driver<D: Driver>(raw: *mut bindings::ib_device) {
     let dev = raw.cast::<Device<D>>();
-    // SAFETY: The core has no more use for the data. It is initialised where the flag says so.
+    // SAFETY: The memory of the device was zeroed, and is freed after this: the flag can be read.
+    if !unsafe { *(*dev).initialised.get() } {
+        return;
+    }
+    // SAFETY: The flag says that all three are initialised. `ib_dealloc_device` calls this once, when the
+    // device was never registered, or when `__ib_unregister_device` has waited for the last user and has
+    // removed what it showed of it.
     unsafe {
-        if *(*dev).initialised.get() {
-            ptr::drop_in_place((*dev).data.get().cast::<D>());
-            (*(*dev).counters.get()).assume_init_drop();
-            (*(*dev).definitions.get()).assume_init_drop();
-        }
+        ptr::drop_in_place((*dev).data.get().cast::<D>());
+        (*(*dev).counters.get()).assume_init_drop();
+        (*(*dev).definitions.get()).assume_init_drop();
     }
 }
 
-/// How the network interface is found that a port shares its link with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beside {
-    /// By its permanent address.
-    Mac([u8; 6]),
-    /// It is that of another PCI function of the same slot, or of any of the bus where functions have
-    /// numbers of eight bits (ARI).
-    Function(u8),
-}
-
 /// What the core has to know about a device before it is registered.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceInfo {
     /// The node's GUID.
     pub node_guid: u64,
@@ -255,10 +308,9 @@ pub struct DeviceInfo {
     /// The key for all local memory, if the device has one
     /// ([`DeviceAttr::local_dma_lkey`] says so).
     pub local_dma_lkey: u32,
-    /// The network interface that port 1 shares its link with. The port is paired with that
-    /// interface whenever it is there, in the namespace of the device.
-    pub beside: Option<Beside>,
-    /// Names of the counters that each port has ([`Driver::read_counters`]).
+    /// Whether the device is made of software, for which addresses of the kernel are DMA addresses.
+    pub virtual_dma: bool,
+    /// Names of the counters that each port has ([`super::CounterOps`]).
     pub counter_names: &'static [&'static str],
     /// Whether moderation adapts to the traffic, until an administrator says otherwise
     /// ([`Device::adaptive_moderation`]).
@@ -297,21 +349,21 @@ impl<D: Driver> Unregistered<D> {
         let this = Self(dev);
         // SAFETY: The device is not shared yet. Its memory is zeroed and stays where it is.
         unsafe {
-            bindings::ib_set_device_ops(raw, &ops::Table::<D>::OPS);
+            bindings::ib_set_device_ops(raw, &Ops::<D>::of().raw);
             (*raw).ops.set_uverbs_robust_udata(1);
             if info.counter_names.is_empty() {
                 // The core does not register a port with no counters in its list of them.
                 (*raw).ops.alloc_hw_port_stats = None;
             }
             let definitions = Definitions::new::<D>()?;
-            if D::HAS_ALLOC_UCONTEXT {
+            if Ops::<D>::of().raw.alloc_ucontext.is_some() {
                 (*raw).driver_def = definitions.as_ptr();
             }
             let counters = Descriptions::new(info.counter_names)?;
             data.__pinned_init((*dev.as_ptr()).data.get().cast::<D>())?;
             (*(*dev.as_ptr()).counters.get()).write(counters);
             (*(*dev.as_ptr()).definitions.get()).write(definitions);
-            *(*dev.as_ptr()).beside.get() = info.beside;
+            *(*dev.as_ptr()).virtual_dma.get() = info.virtual_dma;
             *(*dev.as_ptr()).initialised.get() = true;
             // `device::Device` is a transparent wrapper.
             bindings::rdma_device_set_parent(raw, ptr::from_ref(parent).cast_mut().cast());
@@ -368,7 +420,7 @@ impl<D: Driver> Drop for Unregistered<D> {
 /// # Invariants
 ///
 /// - `dev` is registered.
-/// - If `dev` has an interface `beside` it, `notifier` is registered, with a pointer to this value behind it.
+/// - If `D` has [`super::NetdevOps`], `notifier` is registered.
 #[pin_data(PinnedDrop)]
 pub struct Registration<D: Driver> {
     dev: NonNull<Device<D>>,
@@ -416,7 +468,7 @@ impl<D: Driver> Registration<D> {
     ) -> impl PinInit<Self, Error> + use<'_, D> {
         let init = move |slot: *mut Self| {
             let dev = unregistered.0;
-            let paired = unregistered.device().beside().is_some();
+            let paired = Ops::<D>::of().port.is_some();
             let gid_scans = OwnedQueue::ordered(c"rdma_gids")?;
             // SAFETY: `update_gids` queues it, with RTNL held where the device has a GID table.
             // After the notifier is gone nobody does, and dropping the registration flushes the
@@ -449,9 +501,9 @@ impl<D: Driver> Registration<D> {
             // SAFETY: `Unregistered::new` has initialised the device, and it is registered until
             // the registration is dropped.
             let dev = unsafe { dev.as_ref() };
-            if let Some(sink) = D::event_sink(dev) {
+            if let Some(events) = &Ops::<D>::of().events {
                 // SAFETY: Detached by dropping the registration, before the device goes.
-                unsafe { sink.attach(dev) };
+                unsafe { (events.attach)(dev) };
             }
             if paired {
                 // SAFETY: All fields are initialised.
@@ -500,11 +552,15 @@ impl<D: Driver> Registration<D> {
                 // The core looks for the GIDs of what is paired by now.
                 Rtnl::with(|_| (*slot).gids.store(gids::NONE, Relaxed));
             }
-            let parent = bindings::rdma_device_parent(raw);
-            let mut ret = bindings::ib_register_device(raw, name.as_char_ptr(), parent);
+            let dma = if *unregistered.device().virtual_dma.get() {
+                ptr::null_mut()
+            } else {
+                bindings::rdma_device_parent(raw)
+            };
+            let mut ret = bindings::ib_register_device(raw, name.as_char_ptr(), dma);
             // A name that is taken is refused before anything else is done, and before it is noted.
             if ret == ENFILE.to_errno() && unregistered.device().name().is_empty() {
-                ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), parent);
+                ret = bindings::ib_register_device(raw, D::NAME.as_char_ptr(), dma);
             }
             if ret != 0 && paired {
                 bindings::rdma_unregister_netdevice_notifier(notifier);
@@ -574,10 +630,10 @@ impl<D: Driver> PinnedDrop for Registration<D> {
         // SAFETY: By the type invariants; the device is not used afterwards. Unregistering it ends
         // in `dealloc_driver`.
         unsafe {
-            if let Some(sink) = D::event_sink(self.device()) {
-                sink.detach();
+            if let Some(events) = &Ops::<D>::of().events {
+                (events.detach)(self.device());
             }
-            if self.device().beside().is_some() {
+            if Ops::<D>::of().port.is_some() {
                 // From now on pairing and GIDs stay as they are: what consumers still send and
                 // receive needs them. The core takes both back after its clients are gone. Until
                 // then nobody gives up the port's reference to its interface: who removes that waits
@@ -588,165 +644,6 @@ impl<D: Driver> PinnedDrop for Registration<D> {
             // Nothing is queued any more.
             self.gid_scans.flush();
             bindings::ib_unregister_device(self.dev.as_ptr().cast());
-        }
-    }
-}
-
-c_enum! {
-    /// The largest payload of a packet.
-    pub enum Mtu {
-        /// 256 bytes.
-        Bytes256 = ib_mtu_IB_MTU_256,
-        /// 512 bytes.
-        Bytes512 = ib_mtu_IB_MTU_512,
-        /// 1024 bytes.
-        Bytes1024 = ib_mtu_IB_MTU_1024,
-        /// 2048 bytes.
-        Bytes2048 = ib_mtu_IB_MTU_2048,
-        /// 4096 bytes.
-        Bytes4096 = ib_mtu_IB_MTU_4096,
-    }
-}
-
-impl Mtu {
-    /// The largest one whose packets fit an interface of that MTU, if any does.
-    pub fn from_netdev(mtu: u32) -> Option<Self> {
-        // SAFETY: The function only computes with its argument.
-        Self::from_raw(unsafe { bindings::rdma_iboe_get_mtu(mtu as c_int) } as u32)
-    }
-
-    /// The bytes.
-    pub const fn bytes(self) -> u32 {
-        128 << self.as_raw()
-    }
-}
-
-c_enum! {
-    /// What kind of link a port has.
-    pub enum LinkLayer {
-        /// InfiniBand.
-        Infiniband = rdma_link_layer_IB_LINK_LAYER_INFINIBAND,
-        /// Ethernet.
-        Ethernet = rdma_link_layer_IB_LINK_LAYER_ETHERNET,
-    }
-}
-
-/// What a network interface says about an RDMA port.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct EthernetPort {
-    /// Whether frames can be sent.
-    pub up: bool,
-    /// The interface's MTU.
-    pub mtu: u32,
-    /// `IB_SPEED_*` that comes nearest.
-    pub speed: u16,
-    /// `IB_WIDTH_*` that comes nearest.
-    pub width: u8,
-}
-
-/// The state of a port.
-#[derive(Clone, Copy, Debug)]
-pub struct PortAttr {
-    /// Whether the port can send and receive.
-    pub active: bool,
-    /// The largest payload the device can do.
-    pub max_mtu: Mtu,
-    /// The largest payload that fits the link.
-    pub active_mtu: Mtu,
-    /// The link's MTU.
-    pub phys_mtu: u32,
-    /// Entries of the GID table.
-    pub gid_tbl_len: u32,
-    /// Entries of the partition key table.
-    pub pkey_tbl_len: u16,
-    /// The largest message.
-    pub max_msg_size: u32,
-    /// `IB_SPEED_*`.
-    pub speed: u16,
-    /// `IB_WIDTH_*`.
-    pub width: u8,
-    /// `IB_PORT_*` capabilities beyond [`PortAttr::CM_SUP`].
-    pub cap_flags: u32,
-}
-
-impl PortAttr {
-    /// The port has a communication manager.
-    pub const CM_SUP: u32 = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP;
-
-    /// The attributes of a RoCE port behind a network interface.
-    pub fn ethernet(port: &EthernetPort, max_mtu: Mtu, gid_tbl_len: u32) -> Self {
-        let fits = Mtu::from_netdev(port.mtu).unwrap_or(Mtu::Bytes256);
-        Self {
-            active: port.up,
-            max_mtu,
-            active_mtu: if fits.as_raw() < max_mtu.as_raw() {
-                fits
-            } else {
-                max_mtu
-            },
-            phys_mtu: port.mtu,
-            gid_tbl_len,
-            pkey_tbl_len: 1,
-            max_msg_size: 1 << 31,
-            speed: port.speed,
-            width: port.width,
-            cap_flags: Self::CM_SUP,
-        }
-    }
-
-    pub(super) fn fill(&self, raw: &mut bindings::ib_port_attr) {
-        let (state, phys) = if self.active {
-            (
-                bindings::ib_port_state_IB_PORT_ACTIVE,
-                bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_LINK_UP,
-            )
-        } else {
-            (
-                bindings::ib_port_state_IB_PORT_DOWN,
-                bindings::ib_port_phys_state_IB_PORT_PHYS_STATE_DISABLED,
-            )
-        };
-        raw.state = state;
-        raw.phys_state = phys as u8;
-        raw.max_mtu = self.max_mtu.as_raw();
-        raw.active_mtu = self.active_mtu.as_raw();
-        raw.phys_mtu = self.phys_mtu;
-        raw.gid_tbl_len = self.gid_tbl_len as c_int;
-        raw.pkey_tbl_len = self.pkey_tbl_len;
-        raw.max_msg_sz = self.max_msg_size;
-        raw.active_speed = self.speed;
-        raw.active_width = self.width;
-        raw.port_cap_flags = self.cap_flags;
-        raw.max_vl_num = 1;
-        raw.set_ip_gids(1);
-    }
-}
-
-/// What never changes about a port.
-#[derive(Clone, Copy, Debug)]
-pub struct PortImmutable {
-    /// Entries of the partition key table.
-    pub pkey_tbl_len: u32,
-    /// Entries of the GID table.
-    pub gid_tbl_len: u32,
-    /// The protocol, `RDMA_CORE_PORT_*`.
-    pub core_cap_flags: u32,
-    /// The largest management datagram.
-    pub max_mad_size: u32,
-}
-
-impl PortImmutable {
-    /// A RoCEv2 port.
-    pub fn roce_v2(gid_tbl_len: u32) -> Self {
-        Self {
-            pkey_tbl_len: 1,
-            gid_tbl_len,
-            core_cap_flags: bindings::RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP
-                | bindings::RDMA_CORE_CAP_IB_MAD
-                | bindings::RDMA_CORE_CAP_IB_CM
-                | bindings::RDMA_CORE_CAP_AF_IB
-                | bindings::RDMA_CORE_CAP_ETH_AH,
-            max_mad_size: bindings::IB_MGMT_MAD_SIZE,
         }
     }
 }

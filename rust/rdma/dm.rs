@@ -2,16 +2,163 @@
 
 //! Memory of a device that processes use.
 
-use super::{kind, Access, Object, ObjectRef};
+use super::memory::create_mr;
+use super::{kind, Access, Device, Mr, MrOps, New, Object, ObjectRef, Ops, Pd, Ucontext, UserOps};
 use crate::bindings;
 use core::marker::PhantomData;
-use kernel::error::to_result;
+use core::mem::MaybeUninit;
+use core::ptr;
+use kernel::error::{from_result, to_result};
 use kernel::prelude::*;
 
 /// A piece of a device's memory.
 pub type Dm<D> = Object<kind::Dm, D>;
 /// A counted reference to a piece of a device's memory.
 pub type DmRef<D> = ObjectRef<kind::Dm, D>;
+
+/// Memory of the device that processes use (DM).
+pub trait DmOps: UserOps + MrOps {
+    /// Driver's data of a piece of device memory.
+    type Dm: Send + Sync;
+
+    /// Allocates memory of the device for a process.
+    fn alloc_dm<'a>(
+        dev: &Device<Self>,
+        context: &Ucontext<Self>,
+        new: New<'a, kind::Dm, Self>,
+        attr: &DmAllocAttr,
+        response: &DmResponse<'_>,
+    ) -> Result<&'a Dm<Self>>;
+
+    /// Frees memory of the device.
+    fn dealloc_dm(dm: &Dm<Self>) -> Result;
+
+    /// Registers memory of the device.
+    fn reg_dm_mr<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Mr, Self>,
+        dm: &Dm<Self>,
+        region: &DmRegion,
+    ) -> Result<&'a Mr<Self>>;
+}
+
+impl<D: DmOps> Ops<D> {
+    /// Offers device memory.
+    pub const fn with_dm(mut self) -> Self {
+        self.raw.alloc_dm = Some(alloc_dm::<D>);
+        self.raw.dealloc_dm = Some(dealloc_dm::<D>);
+        self.raw.reg_dm_mr = Some(reg_dm_mr::<D>);
+        self
+    }
+}
+
+/// Lets the driver allocate a piece, of which the driver's side allocates the object.
+///
+/// # Safety
+///
+/// `dev` must be a device of `D` and `attrs` the attributes of the command that allocates the piece
+/// for `context`.
+unsafe fn create_dm<D: DmOps>(
+    dev: *mut bindings::ib_device,
+    context: &Ucontext<D>,
+    attr: &DmAllocAttr,
+    attrs: *mut bindings::uverbs_attr_bundle,
+) -> Result<*mut bindings::ib_dm> {
+    let dm = KBox::into_raw(KBox::<Dm<D>>::new_uninit(GFP_KERNEL)?);
+    let raw = dm.cast::<bindings::rdma_dm>();
+    // SAFETY: The memory was allocated just now, for a `Dm<D>`.
+    unsafe { ptr::write_bytes(dm, 0, 1) };
+    // SAFETY: The memory is ours, and of the core's part all zeroes are a value. The device is what the
+    // core will set it to.
+    unsafe {
+        (*raw).dm.device = dev;
+        (*raw).length = attr.length;
+    }
+    // SAFETY: The caller vouches for a device of `D`, which the command keeps registered.
+    let dev = unsafe { Device::from_raw(dev) };
+    // SAFETY: The caller vouches for the attributes of the command, which waits.
+    let response = unsafe { DmResponse::new(attrs, raw) };
+    // SAFETY: All of the memory but what was written of the core's part is zero, and nobody else has
+    // it.
+    let created = unsafe { Dm::create(raw, |new| D::alloc_dm(dev, context, new, attr, &response)) };
+    if created.is_err() {
+        // SAFETY: It came from `into_raw` above, and `create` has dropped what was initialised in
+        // it.
+        drop(unsafe { KBox::from_raw(dm) });
+    }
+    // The core's structure is first in it.
+    created.map(|()| raw.cast())
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` with the attributes of the
+/// command; `attr` must be valid for reads.
+unsafe extern "C" fn alloc_dm<D: DmOps>(
+    dev: *mut bindings::ib_device,
+    context: *mut bindings::ib_ucontext,
+    attr: *mut bindings::ib_dm_alloc_attr,
+    attrs: *mut bindings::uverbs_attr_bundle,
+) -> *mut bindings::ib_dm {
+    // SAFETY: `attr` is a local of the uverbs method (`UVERBS_METHOD_DM_ALLOC`), which waits.
+    let attr = unsafe { &*attr };
+    let attr = DmAllocAttr {
+        length: attr.length,
+        log_alignment: attr.alignment,
+    };
+    // SAFETY: `alloc_ucontext` made the context, and the method that is called for it keeps it.
+    let context = unsafe { Object::from_raw(context) };
+    // SAFETY: The device is a `Device<D>`, as it has this table; `attrs` are those of the method.
+    let dm = unsafe { create_dm::<D>(dev, context, &attr, attrs) };
+    dm.unwrap_or_else(Error::to_ptr)
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn dealloc_dm<D: DmOps>(
+    dm: *mut bindings::ib_dm,
+    _attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `create_dm` made the piece, and returned the first member of an `rdma_dm`.
+        // `uverbs_free_dm` calls this only for one whose `usecnt` is zero, and does not touch it any
+        // more where this succeeds; else it is as before.
+        unsafe { Dm::destroy(dm.cast(), D::dealloc_dm) }?;
+        // SAFETY: The memory came from `create_dm`, and nothing in it is initialised any more.
+        drop(unsafe { KBox::from_raw(dm.cast::<MaybeUninit<Dm<D>>>()) });
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `attr` must be valid for reads.
+unsafe extern "C" fn reg_dm_mr<D: DmOps>(
+    pd: *mut bindings::ib_pd,
+    dm: *mut bindings::ib_dm,
+    attr: *mut bindings::ib_dm_mr_attr,
+    _attrs: *mut bindings::uverbs_attr_bundle,
+) -> *mut bindings::ib_mr {
+    // SAFETY: `attr` is a local of the uverbs method (`UVERBS_METHOD_DM_MR_REG`), which waits.
+    let attr = unsafe { &*attr };
+    let region = DmRegion {
+        offset: attr.offset,
+        length: attr.length,
+        access: Access::from_raw(attr.access_flags),
+    };
+    // SAFETY: `create_dm` made the piece, and returned the first member of an `rdma_dm`; the method holds
+    // its object until this returns.
+    let dm = unsafe { Object::from_raw(dm.cast()) };
+    // SAFETY: `alloc_pd` made the domain, and the method holds its object until this returns. A null
+    // `udata` is none.
+    let mr = unsafe {
+        create_mr(pd, ptr::null_mut(), |pd, new, _| {
+            D::reg_dm_mr(pd, new, dm, &region)
+        })
+    };
+    mr.unwrap_or_else(Error::to_ptr)
+}
 
 /// What is asked of a new piece of device memory.
 #[derive(Clone, Copy, Debug)]

@@ -23,12 +23,12 @@
 //! }
 //! ```
 //!
-//! and in the driver's [`Driver`]: `const METHODS: &'static [MethodDef<Self>] =
+//! and in the driver's [`UserOps`]: `const METHODS: &'static [MethodDef<Self>] =
 //! &[MethodDef::new::<SetDepth>()];`.
 //!
 //! C header: [`include/rdma/uverbs_ioctl.h`](srctree/include/rdma/uverbs_ioctl.h).
 
-use super::{kind, Driver, Kind, Object, Ucontext};
+use super::{kind, CqOps, Driver, Kind, Object, Ucontext, UserOps};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
@@ -39,7 +39,7 @@ use kernel::prelude::*;
 use kernel::transmute::{AsBytes, FromBytes};
 
 /// A method that driver `D` adds to a kind of object, or to the device.
-pub trait Method<D: Driver>: 'static {
+pub trait Method<D: UserOps>: 'static {
     /// What it is of: a kind of object, or [`OfDevice`].
     type Kind: Owner;
     /// Its number, one of those that are the drivers' (`UVERBS_ID_DRIVER_NS`).
@@ -79,7 +79,7 @@ pub unsafe trait Handled<D: Driver>: Kind<D> + Owner {}
 
 // SAFETY: The core commits the handle of a completion queue after the driver has created it, with
 // its `struct ib_cq`.
-unsafe impl<D: Driver> Handled<D> for kind::Cq {}
+unsafe impl<D: CqOps> Handled<D> for kind::Cq {}
 
 /// An attribute of a method.
 ///
@@ -292,9 +292,9 @@ pub struct MethodDef<D: Driver> {
 }
 
 /// The constants that describe method `M`, one pointing to the next.
-struct Tree<D: Driver, M: Method<D>>(PhantomData<(D, M)>);
+struct Tree<D: UserOps, M: Method<D>>(PhantomData<(D, M)>);
 
-impl<D: Driver, M: Method<D>> Tree<D, M> {
+impl<D: UserOps, M: Method<D>> Tree<D, M> {
     const METHOD: &'static bindings::uverbs_method_def = &{
         let specs = <M::Attributes<'static> as Attributes<'static, D>>::SPECS;
         let first = bindings::uapi_radix_data_UVERBS_API_NS_FLAG;
@@ -350,7 +350,10 @@ impl<D: Driver, M: Method<D>> Tree<D, M> {
 
 impl<D: Driver> MethodDef<D> {
     /// Describes `M`.
-    pub const fn new<M: Method<D>>() -> Self {
+    pub const fn new<M: Method<D>>() -> Self
+    where
+        D: UserOps,
+    {
         Self {
             object: Tree::<D, M>::OBJECT,
             id: M::ID,
@@ -359,7 +362,7 @@ impl<D: Driver> MethodDef<D> {
     }
 
     /// Whether the core can make use of all of them: each object's methods have numbers of their own.
-    const fn are_distinct(methods: &[Self]) -> bool {
+    pub(super) const fn are_distinct(methods: &[Self]) -> bool {
         let mut one = 0;
         while one < methods.len() {
             let mut other = 0;
@@ -394,12 +397,8 @@ impl Definitions {
 
     /// What all drivers here add, and the methods of `D`.
     pub(super) fn new<D: Driver>() -> Result<Self> {
-        const {
-            assert!(MethodDef::are_distinct(D::METHODS));
-            // Without contexts there are no handles.
-            assert!(D::METHODS.is_empty() || D::HAS_ALLOC_UCONTEXT);
-        }
-        let mut lines = KVec::with_capacity(D::METHODS.len() + 2, GFP_KERNEL)?;
+        let methods = D::OPS.methods;
+        let mut lines = KVec::with_capacity(methods.len() + 2, GFP_KERNEL)?;
         // SAFETY: The function returns the address of a constant.
         let chain = unsafe { bindings::rdma_uapi() };
         let common = Self::line(
@@ -407,7 +406,7 @@ impl Definitions {
             Line { chain },
         );
         lines.push(common, GFP_KERNEL)?;
-        for method in D::METHODS {
+        for method in methods {
             let mut line = Self::line(
                 bindings::uapi_definition_kind_UAPI_DEF_CHAIN_OBJ_TREE,
                 Line {

@@ -2,8 +2,8 @@
 
 //! Abstractions of the RDMA core, for drivers of RDMA devices.
 //!
-//! A driver implements [`Driver`] for the type of its per-device data, makes an [`Unregistered`]
-//! device and registers it. From then on the core calls the driver's operations with typed
+//! A driver implements [`Driver`], and the traits of what its device has, for the type of its
+//! per-device data, makes an [`Unregistered`] device and registers it. From then on the core calls the driver's operations with typed
 //! references to verbs objects: each [`Object`] is the core's structure with the driver's own data
 //! behind it.
 //!
@@ -14,6 +14,7 @@
 mod macros;
 
 mod address;
+mod ah;
 mod counters;
 mod cq;
 mod device;
@@ -23,10 +24,13 @@ mod event;
 mod extension;
 mod memory;
 mod method;
+mod mw;
 mod netdev;
 mod object;
 mod odp;
 mod ops;
+mod pd;
+mod port;
 mod qp;
 mod restrack;
 mod srq;
@@ -37,8 +41,11 @@ pub mod ulp;
 mod umem;
 mod user;
 mod work;
+mod xrc;
 
 pub use address::*;
+pub use ah::*;
+pub use counters::*;
 pub use cq::*;
 pub use device::*;
 pub use dm::*;
@@ -47,9 +54,13 @@ pub use event::*;
 pub use extension::*;
 pub use memory::*;
 pub use method::*;
+pub use mw::*;
 pub use netdev::*;
 pub use object::*;
 pub use odp::*;
+pub use ops::*;
+pub use pd::*;
+pub use port::*;
 pub use qp::*;
 pub use restrack::*;
 pub use srq::*;
@@ -57,8 +68,4 @@ pub use udata::*;
 pub use umem::*;
 pub use user::*;
 pub use work::*;
-
-/// A protection domain.
-pub type Pd<D> = Object<kind::Pd, D>;
-/// A counted reference to a protection domain.
-pub type PdRef<D> = ObjectRef<kind::Pd, D>;
+pub use xrc::*;

@@ -2,7 +2,7 @@
 
 //! The network interface beside a RoCE port.
 
-use super::{Beside, Device, Driver};
+use super::{Device, Driver, GidOps, Ops};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
@@ -114,8 +114,38 @@ impl Drop for Netdev {
     }
 }
 
+/// A port that shares its link with a network interface: port 1 is paired with that interface
+/// whenever it is there, in the namespace of the device.
+pub trait NetdevOps: GidOps {
+    /// Whether an interface that is registered is the one that port 1 shares its link with.
+    ///
+    /// Anybody's interfaces are asked about, also those that somebody made up or stacked on another
+    /// ([`Netdev::is_hardware`]).
+    fn shares_link(dev: &Device<Self>, rtnl: &Rtnl, netdev: &Netdev) -> bool;
+
+    /// Something happened to the interface that the port is paired with. Under RTNL.
+    fn netdev_event(_dev: &Device<Self>, _netdev: &Netdev, _event: NetdevEvent) {}
+}
+
+impl<D: NetdevOps> Ops<D> {
+    /// Has port 1 paired with the network interface that it shares its link with.
+    pub const fn with_netdev(mut self) -> Self {
+        self.port = Some(Port {
+            shares_link: D::shares_link,
+            event: D::netdev_event,
+        });
+        self
+    }
+}
+
+/// What a driver says of its port's interface.
+pub(super) struct Port<D: Driver> {
+    shares_link: fn(&Device<D>, &Rtnl, &Netdev) -> bool,
+    event: fn(&Device<D>, &Netdev, NetdevEvent),
+}
+
 /// RTNL is held: interfaces neither come nor go, nor change their namespace.
-pub(super) struct Rtnl(PhantomData<*mut ()>);
+pub struct Rtnl(PhantomData<*mut ()>);
 
 impl Rtnl {
     /// Runs `f` with RTNL held. Sleeps.
@@ -194,8 +224,9 @@ impl<D: Driver> Device<D> {
         unsafe { bindings::rdma_netdev_in_net(netdev.as_raw(), self.as_raw()) }
     }
 
-    /// Whether an interface that is registered is that of a PCI function beside the device's.
-    fn is_of_function(&self, _rtnl: &Rtnl, netdev: &Netdev, function: u8) -> bool {
+    /// Whether an interface that is registered is that of a PCI function beside the device's: of the
+    /// same slot, or of any of the bus where functions have numbers of eight bits (ARI).
+    pub fn is_of_function(&self, _rtnl: &Rtnl, netdev: &Netdev, function: u8) -> bool {
         // SAFETY: `&self` keeps the device with its parent. The interface is registered, and stays so
         // with RTNL held: it keeps its own parent, of which alone anything is read.
         unsafe { bindings::rdma_netdev_of_function(netdev.as_raw(), self.as_raw(), function) }
@@ -203,13 +234,10 @@ impl<D: Driver> Device<D> {
 
     /// Whether an interface that is registered is the one that the port shares its link with.
     fn is_own(&self, rtnl: &Rtnl, netdev: &Netdev) -> bool {
-        // A function is looked for among all: last, as anybody's interfaces come here.
-        netdev.is_hardware()
-            && self.shares_namespace(netdev)
-            && self.beside().is_some_and(|beside| match beside {
-                Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
-                Beside::Function(function) => self.is_of_function(rtnl, netdev, function),
-            })
+        let Some(port) = &Ops::<D>::of().port else {
+            return false;
+        };
+        self.shares_namespace(netdev) && (port.shares_link)(self, rtnl, netdev)
     }
 
     /// The interface that the port shares its link with, if there is one.
@@ -224,6 +252,13 @@ impl<D: Driver> Device<D> {
             next = unsafe { Netdev::get(bindings::rdma_netdev_next(netdev.as_raw())) };
         }
         None
+    }
+
+    /// Tells the driver what happened to the interface that the port is paired with.
+    fn tell_netdev_event(&self, netdev: &Netdev, event: NetdevEvent) {
+        if let Some(port) = &Ops::<D>::of().port {
+            (port.event)(self, netdev, event);
+        }
     }
 
     /// Acts on what happened to an interface; returns what became of the pairing.
@@ -248,7 +283,7 @@ impl<D: Driver> Device<D> {
             Pairing::Part => self.set_netdev(PORT, None).is_ok(),
         };
         if followed {
-            D::netdev_event(self, netdev, event);
+            self.tell_netdev_event(netdev, event);
         }
         pairing
     }
@@ -261,7 +296,7 @@ impl<D: Driver> Device<D> {
     /// `netdev` must be null or a valid interface.
     pub(super) unsafe fn takes_gids_of(&self, netdev: *mut bindings::net_device) -> bool {
         // Ports that are not paired by this module are the driver's matter.
-        if self.beside().is_none() {
+        if Ops::<D>::of().port.is_none() {
             return true;
         }
         let Some(paired) = self.netdev(PORT) else {
@@ -339,7 +374,7 @@ impl<D: Driver> Device<D> {
             let set = self.set_netdev(PORT, own.as_ref());
             match own {
                 Some(own) if set.is_ok() => {
-                    D::netdev_event(self, &own, NetdevEvent::Register);
+                    self.tell_netdev_event(&own, NetdevEvent::Register);
                     true
                 }
                 _ => false,

@@ -10,7 +10,9 @@
 //! about. [`ObjectRef`] is a counted reference for them: destroying an object ends by waiting until
 //! the last one is gone.
 
-use super::{Device, Driver};
+use super::{
+    AhOps, CqOps, Device, DmOps, Driver, MrOps, MwOps, PdOps, QpOps, SrqOps, Udata, UserOps, XrcOps,
+};
 use crate::bindings;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -65,10 +67,10 @@ pub unsafe trait Kind<D: Driver> {
 }
 
 macro_rules! kinds {
-    ($($kind:ident: $raw:ident;)*) => {$(
-        // SAFETY: The core sets `device` before it has an object created (`create_mr` does for
-        // regions), and it is what `device` returns.
-        unsafe impl<D: Driver> Kind<D> for kind::$kind {
+    ($($ops:ident::$kind:ident is $raw:ident;)*) => {$(
+        // SAFETY: `device` returns the field of that name. The core sets it before it calls the
+        // operation that creates the object; for regions `create_mr` does.
+        unsafe impl<D: $ops> Kind<D> for kind::$kind {
             type Raw = bindings::$raw;
             type Data = D::$kind;
 
@@ -81,20 +83,20 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Ucontext: ib_ucontext;
-    Pd: ib_pd;
-    Cq: ib_cq;
-    Qp: ib_qp;
-    Mr: ib_mr;
-    Ah: ib_ah;
-    Srq: ib_srq;
-    Mw: ib_mw;
-    Xrcd: ib_xrcd;
+    UserOps::Ucontext is ib_ucontext;
+    PdOps::Pd is ib_pd;
+    CqOps::Cq is ib_cq;
+    QpOps::Qp is ib_qp;
+    MrOps::Mr is ib_mr;
+    AhOps::Ah is ib_ah;
+    SrqOps::Srq is ib_srq;
+    MwOps::Mw is ib_mw;
+    XrcOps::Xrcd is ib_xrcd;
 }
 
-// SAFETY: `alloc_dm` sets `device` before it has the object created, and it is what `device`
-// returns.
-unsafe impl<D: Driver> Kind<D> for kind::Dm {
+// SAFETY: `device` returns the field of that name, which `alloc_dm` sets before it has the driver
+// create the object.
+unsafe impl<D: DmOps> Kind<D> for kind::Dm {
     // The core's structure is first in it.
     type Raw = bindings::rdma_dm;
     type Data = D::Dm;
@@ -147,6 +149,14 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
         unsafe { &*raw.cast::<Self>() }
     }
 
+    /// # Safety
+    ///
+    /// `raw` must be null or as for [`Self::from_raw`].
+    pub(super) unsafe fn from_nullable<'a>(raw: *mut K::Raw) -> Option<&'a Self> {
+        // SAFETY: The caller vouches for what is not null.
+        (!raw.is_null()).then(|| unsafe { Self::from_raw(raw) })
+    }
+
     /// The core's structure.
     pub(super) fn as_raw(&self) -> *mut K::Raw {
         self.raw.get()
@@ -168,6 +178,69 @@ impl<K: Kind<D>, D: Driver> Object<K, D> {
         // SAFETY: The caller vouches that the memory stays for `'a`. All fields except `data`,
         // which is `MaybeUninit`, are initialised.
         New(unsafe { &*this })
+    }
+
+    /// Lets the driver create an object in memory of the core.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::prepare`]; nobody else may have the object before this returns.
+    pub(super) unsafe fn create(
+        raw: *mut K::Raw,
+        create: impl for<'a> FnOnce(New<'a, K, D>) -> Result<&'a Self>,
+    ) -> Result {
+        // SAFETY: The caller vouches for zeroed memory of the size of an `Object<K, D>`.
+        let new = unsafe { Self::prepare(raw) };
+        let result = match create(new) {
+            // A driver could only return another object by keeping one from before.
+            Ok(object) if ptr::eq(object.as_raw(), raw) => Ok(()),
+            Ok(_) => Err(EINVAL),
+            Err(err) => Err(err),
+        };
+        if result.is_err() {
+            // SAFETY: Prepared above; the driver failed, so that nobody will use it.
+            unsafe { Self::finish(raw) };
+        }
+        result
+    }
+
+    /// As [`Self::create`], with the user's part of the request.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::create`] and [`Udata::from_raw`].
+    pub(super) unsafe fn create_with(
+        raw: *mut K::Raw,
+        udata: *mut bindings::ib_udata,
+        create: impl for<'a> FnOnce(New<'a, K, D>, Option<&Udata<'_, D>>) -> Result<&'a Self>,
+    ) -> Result {
+        // SAFETY: The caller vouches that it is null or of a command that lasts until this returns.
+        let udata = unsafe { Udata::<D>::from_raw(udata) };
+        // SAFETY: The caller vouches for zeroed memory of the size of an `Object<K, D>`.
+        unsafe { Self::create(raw, |new| create(new, udata.as_ref())) }?;
+        // The response buffer was zeroed by the driver's response, or has to be now. Failing here
+        // would leak the object, and an unwritable buffer is the process's own loss.
+        if let Some(udata) = udata {
+            let _ = udata.finish();
+        }
+        Ok(())
+    }
+
+    /// Lets the driver end an object, and ends its data where the driver did.
+    ///
+    /// # Safety
+    ///
+    /// The driver must have created the object. Where this succeeds the object must not be used
+    /// afterwards, and there must be no reference to it other than [`ObjectRef`]s.
+    pub(super) unsafe fn destroy(
+        raw: *mut K::Raw,
+        destroy: impl FnOnce(&Self) -> Result,
+    ) -> Result {
+        // SAFETY: The caller vouches that the driver created the object, and nobody else ends it.
+        destroy(unsafe { Self::from_raw(raw) })?;
+        // SAFETY: What the driver created was prepared; the caller vouches for the rest.
+        unsafe { Self::finish(raw) };
+        Ok(())
     }
 
     /// Ends the life of the driver's data: waits for the last [`ObjectRef`], then drops it.

@@ -2,17 +2,310 @@
 
 //! Queue pairs, their attributes and states.
 
+use super::ops::op_if;
+use super::restrack::fill_entry;
+use super::udata::expect_none;
 use super::{
-    kind, Access, AhAttr, Cq, Driver, Mtu, New, Object, ObjectRef, Path, Pd, QpCreateFlags, Srq,
-    Xrcd,
+    kind, Access, AhAttr, Cq, CqOps, Details, Device, Driver, Gid, Mtu, New, Object, ObjectRef,
+    Ops, Path, Pd, PdOps, QpCreateFlags, RecvList, SendList, Srq, SrqOps, Udata, XrcOps, Xrcd,
 };
 use crate::bindings;
 use core::marker::PhantomData;
+use kernel::build_error;
+use kernel::error::{from_result, VTABLE_DEFAULT_ERROR};
+use kernel::prelude::*;
 
 /// A queue pair.
 pub type Qp<D> = Object<kind::Qp, D>;
 /// A counted reference to a queue pair.
 pub type QpRef<D> = ObjectRef<kind::Qp, D>;
+
+/// Queue pairs, which every device has.
+#[vtable]
+pub trait QpOps: PdOps + CqOps {
+    /// Driver's data of a queue pair.
+    type Qp: Send + Sync;
+
+    /// Makes a queue pair. `attr` may be written: capabilities are what was granted.
+    fn create_qp<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Qp, Self>,
+        attr: &mut QpInitAttr<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Qp<Self>>;
+
+    /// Changes state and attributes of a queue pair.
+    fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, udata: Option<&Udata<'_, Self>>) -> Result;
+
+    /// Tells state and attributes of a queue pair.
+    fn query_qp(_qp: &Qp<Self>, _attr: &mut QpQuery<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Ends a queue pair.
+    fn destroy_qp(qp: &Qp<Self>) -> Result;
+
+    /// Posts work requests on the send queue of the kernel. On failure the request that
+    /// [`SendList::next`] returned last is reported as the bad one. Atomic context.
+    fn post_send(qp: &Qp<Self>, list: &mut SendList<'_, Self>) -> Result;
+
+    /// Posts work requests on the receive queue of the kernel, as for `post_send`.
+    fn post_recv(qp: &Qp<Self>, list: &mut RecvList<'_>) -> Result;
+
+    /// Waits until all send work requests of a queue pair in error are completed.
+    fn drain_sq(_qp: &Qp<Self>) {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Waits until all receive work requests of a queue pair in error are completed.
+    fn drain_rq(_qp: &Qp<Self>) {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Tells details of a queue pair to whoever lists them. May be called while it is destroyed.
+    fn describe_qp(_qp: &Qp<Self>, _details: &mut Details<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+}
+
+impl<D: QpOps> Ops<D> {
+    pub(super) const fn with_qps(mut self) -> Self {
+        self.raw.create_qp = Some(create_qp::<D>);
+        self.raw.modify_qp = Some(modify_qp::<D>);
+        self.raw.query_qp = op_if!(D::HAS_QUERY_QP, query_qp::<D>);
+        self.raw.destroy_qp = Some(destroy_qp::<D>);
+        self.raw.post_send = Some(post_send::<D>);
+        self.raw.post_recv = Some(post_recv::<D>);
+        self.raw.drain_sq = op_if!(D::HAS_DRAIN_SQ, drain_sq::<D>);
+        self.raw.drain_rq = op_if!(D::HAS_DRAIN_RQ, drain_rq::<D>);
+        self.raw.fill_res_qp_entry = op_if!(D::HAS_DESCRIBE_QP, fill_res_qp::<D>);
+        self.raw.size_ib_qp = Qp::<D>::SIZE;
+        self
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` for a queue pair that it has
+/// just allocated; `attr` must be valid for reads and writes.
+unsafe extern "C" fn create_qp<D: QpOps>(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_init_attr,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `create_qp` of the core has set the device, which is a `Device<D>` as it has this
+        // table, and which its caller keeps registered meanwhile.
+        let dev = unsafe { Device::from_raw((*qp).device) };
+        // SAFETY: `attr` is of the caller of `ib_create_qp_kernel` or `ib_create_qp_user`, who waits
+        // and looks at it only afterwards; `qp` is what the core creates with it.
+        let mut attr = unsafe { QpInitAttr::new(&mut *attr, qp) };
+        // SAFETY: `create_qp` of the core got `qp` from `rdma_zalloc_drv_obj_numa`: zeroed,
+        // `size_ib_qp` bytes. It shows it to nobody before this returns. `udata` is null or that of
+        // the uverbs command, which waits.
+        unsafe {
+            Qp::create_with(qp, udata, |new, udata| {
+                D::create_qp(dev, new, &mut attr, udata)
+            })
+        }?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `attr` must be valid for reads.
+unsafe extern "C" fn modify_qp<D: QpOps>(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    mask: c_int,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `create_qp` made the queue pair, and the caller of `ib_modify_qp` has it: it does not
+        // destroy it meanwhile, and a uverbs command holds the object of a process's.
+        let qp = unsafe { Object::from_raw(qp) };
+        // SAFETY: `attr` is of the caller of `ib_modify_qp`, or a local of the core, which waits.
+        let attr = QpAttr::new(unsafe { &*attr }, mask as u32);
+        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
+        let udata = unsafe { Udata::<D>::from_raw(udata) };
+        D::modify_qp(qp, &attr, udata.as_ref())?;
+        if let Some(udata) = udata {
+            udata.finish()?;
+        }
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `attr` and `init_attr` must be
+/// valid for writes.
+unsafe extern "C" fn query_qp<D: QpOps>(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    _mask: c_int,
+    init_attr: *mut bindings::ib_qp_init_attr,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `attr` and `init_attr` are of the caller of `ib_query_qp`, who waits; both are plain
+        // data and pointers, of which any bytes will do.
+        let (attr, init_attr) = unsafe { (&mut *attr, &mut *init_attr) };
+        // SAFETY: `create_qp` made the queue pair, and the caller of `ib_query_qp` has it.
+        let qp = unsafe { Qp::<D>::from_raw(qp) };
+        let mut query = QpQuery::new(attr, init_attr);
+        query.copy_of(qp);
+        D::query_qp(qp, &mut query)?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn destroy_qp<D: QpOps>(
+    qp: *mut bindings::ib_qp,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `udata` is null or that of the uverbs command, which waits for this.
+        unsafe { expect_none::<D>(udata)? };
+        // SAFETY: `create_qp` made the queue pair. `ib_destroy_qp_user` is called when nobody uses it any
+        // more (`usecnt`), and frees it where this succeeds; else it is as before.
+        unsafe { Qp::destroy(qp, D::destroy_qp) }?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` with a list of requests;
+/// `bad_wr` must be valid for writes.
+unsafe extern "C" fn post_send<D: QpOps>(
+    qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_send_wr,
+    bad_wr: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: `create_qp` made the queue pair, of a device of `D`. The caller of `ib_post_send` keeps
+    // the list, and what it points to, until this returns; requests of a datagram queue pair are
+    // `ib_ud_wr`.
+    let mut list = unsafe { SendList::new(qp, wr) };
+    // SAFETY: `create_qp` made the queue pair, and the caller of `ib_post_send` has it: it does not
+    // destroy it meanwhile.
+    match D::post_send(unsafe { Object::from_raw(qp) }, &mut list) {
+        Ok(()) => 0,
+        Err(err) => {
+            // SAFETY: `bad_wr` is the consumer's, or a local of `ib_post_send`.
+            unsafe { *bad_wr = list.current() };
+            err.to_errno()
+        }
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` with a list of requests;
+/// `bad_wr` must be valid for writes.
+unsafe extern "C" fn post_recv<D: QpOps>(
+    qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_recv_wr,
+    bad_wr: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: The caller of `ib_post_recv` keeps the list, and what it points to, until this returns.
+    let mut list = unsafe { RecvList::new(wr) };
+    // SAFETY: `create_qp` made the queue pair, and the caller of `ib_post_recv` has it: it does not
+    // destroy it meanwhile.
+    match D::post_recv(unsafe { Object::from_raw(qp) }, &mut list) {
+        Ok(()) => 0,
+        Err(err) => {
+            // SAFETY: `bad_wr` is the consumer's, or a local of `ib_post_recv`.
+            unsafe { *bad_wr = list.current() };
+            err.to_errno()
+        }
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn drain_sq<D: QpOps>(qp: *mut bindings::ib_qp) {
+    // SAFETY: `create_qp` made the queue pair, and the caller of `ib_drain_sq` has it.
+    D::drain_sq(unsafe { Object::from_raw(qp) })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn drain_rq<D: QpOps>(qp: *mut bindings::ib_qp) {
+    // SAFETY: `create_qp` made the queue pair, and the caller of `ib_drain_rq` has it.
+    D::drain_rq(unsafe { Object::from_raw(qp) })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` for a resource that it holds a
+/// count of, while it fills `msg`.
+unsafe extern "C" fn fill_res_qp<D: QpOps>(
+    msg: *mut bindings::sk_buff,
+    qp: *mut bindings::ib_qp,
+) -> c_int {
+    // SAFETY: `nldev` has a count of the resource, by `rdma_restrack_get`, for which
+    // `rdma_restrack_commit_del` waits before the queue pair is freed; it is listed by `rdma_restrack_add`,
+    // after `D` made it. `msg` is the message that `nldev` is filling.
+    unsafe { fill_entry::<kind::Qp, D>(msg, qp, D::describe_qp) }
+}
+
+/// Multicast groups.
+pub trait McastOps: QpOps {
+    /// Lets a datagram queue pair receive what is sent to a multicast group.
+    fn attach_mcast(qp: &Qp<Self>, gid: Gid) -> Result;
+
+    /// Undoes `attach_mcast`.
+    fn detach_mcast(qp: &Qp<Self>, gid: Gid) -> Result;
+}
+
+impl<D: McastOps> Ops<D> {
+    /// Offers multicast groups.
+    pub const fn with_mcast(mut self) -> Self {
+        self.raw.attach_mcast = Some(attach_mcast::<D>);
+        self.raw.detach_mcast = Some(detach_mcast::<D>);
+        self
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `gid` must be valid for reads.
+unsafe extern "C" fn attach_mcast<D: McastOps>(
+    qp: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `gid` is of the caller of `ib_attach_mcast`, who waits.
+        let gid = unsafe { Gid::from_raw(gid) };
+        // SAFETY: `create_qp` made the queue pair, and the caller of `ib_attach_mcast` has it.
+        D::attach_mcast(unsafe { Object::from_raw(qp) }, gid)?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`; `gid` must be valid for reads.
+unsafe extern "C" fn detach_mcast<D: McastOps>(
+    qp: *mut bindings::ib_qp,
+    gid: *mut bindings::ib_gid,
+    _lid: u16,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `gid` is of the caller of `ib_detach_mcast`, who waits.
+        let gid = unsafe { Gid::from_raw(gid) };
+        // SAFETY: `create_qp` made the queue pair, and the caller of `ib_detach_mcast` has it.
+        D::detach_mcast(unsafe { Object::from_raw(qp) }, gid)?;
+        Ok(0)
+    })
+}
 
 c_enum! {
     /// The service of a queue pair.
@@ -74,7 +367,7 @@ c_enum! {
     }
 }
 
-impl<D: Driver> New<'_, kind::Qp, D> {
+impl<D: QpOps> New<'_, kind::Qp, D> {
     /// Tells the core the queue pair's number.
     pub fn set_number(&mut self, number: u32) {
         // SAFETY: The core is creating the queue pair and shows it to nobody before the operation
@@ -83,7 +376,7 @@ impl<D: Driver> New<'_, kind::Qp, D> {
     }
 }
 
-impl<D: Driver> Object<kind::Qp, D> {
+impl<D: QpOps> Object<kind::Qp, D> {
     /// Its number.
     pub fn number(&self) -> u32 {
         // SAFETY: `&self` is a queue pair that is not freed; the field does not change after
@@ -102,40 +395,31 @@ impl<D: Driver> Object<kind::Qp, D> {
     pub fn pd(&self) -> Option<&Pd<D>> {
         // SAFETY: The domain was set before the driver made the queue pair. Its creator holds it
         // until the core counts the queue pair as a user of it. Only XRC targets have none.
-        unsafe {
-            let pd = (*self.as_raw()).pd;
-            (!pd.is_null()).then(|| Object::from_raw(pd))
-        }
+        unsafe { Object::from_nullable((*self.as_raw()).pd) }
     }
 
     /// The completion queue of its send queue.
     pub fn send_cq(&self) -> Option<&Cq<D>> {
         // SAFETY: While the queue pair is being made its creator holds the completion queue; then the
         // core counts the queue pair as a user of it, until the queue pair is gone.
-        unsafe {
-            let cq = (*self.as_raw()).send_cq;
-            (!cq.is_null()).then(|| Object::from_raw(cq))
-        }
+        unsafe { Object::from_nullable((*self.as_raw()).send_cq) }
     }
 
     /// The completion queue of its receive queue.
     pub fn recv_cq(&self) -> Option<&Cq<D>> {
         // SAFETY: While the queue pair is being made its creator holds the completion queue; then the
         // core counts the queue pair as a user of it, until the queue pair is gone.
-        unsafe {
-            let cq = (*self.as_raw()).recv_cq;
-            (!cq.is_null()).then(|| Object::from_raw(cq))
-        }
+        unsafe { Object::from_nullable((*self.as_raw()).recv_cq) }
     }
 
     /// Its shared receive queue.
-    pub fn srq(&self) -> Option<&Srq<D>> {
+    pub fn srq(&self) -> Option<&Srq<D>>
+    where
+        D: SrqOps,
+    {
         // SAFETY: While the queue pair is being made its creator holds the shared receive queue; then
         // the core counts the queue pair as a user of it, until the queue pair is gone.
-        unsafe {
-            let srq = (*self.as_raw()).srq;
-            (!srq.is_null()).then(|| Object::from_raw(srq))
-        }
+        unsafe { Object::from_nullable((*self.as_raw()).srq) }
     }
 
     /// Whether it belongs to a process.
@@ -149,15 +433,19 @@ impl<D: Driver> Object<kind::Qp, D> {
     pub fn report(&self, what: QpEvent) {
         let qp = self.as_raw();
         let mut event: bindings::ib_event = pin_init::zeroed();
-        // SAFETY: `&self` is a queue pair that is not freed; its handler was set before the driver
-        // made it, and only reads the event.
-        unsafe {
-            event.device = (*qp).device;
-            event.event = what.as_raw();
-            *event.element.qp.as_mut() = qp;
-            if let Some(handler) = (*qp).event_handler {
-                handler(&mut event, (*qp).qp_context);
-            }
+        // SAFETY: `&self` is a queue pair that is not freed; its device does not change.
+        event.device = unsafe { (*qp).device };
+        event.event = what.as_raw();
+        // SAFETY: The event is a local, of whose union all views are plain data.
+        unsafe { *event.element.qp.as_mut() = qp };
+        // SAFETY: `&self` is a queue pair that is not freed; `create_qp` of the core set handler and
+        // context before it had the driver make it. `create_xrc_qp_user` sets those of an XRC target
+        // anew, before anybody who could connect it has it.
+        let (handler, context) = unsafe { ((*qp).event_handler, (*qp).qp_context) };
+        if let Some(handler) = handler {
+            // SAFETY: A handler is called with the context that was set with it, and only reads the
+            // event.
+            unsafe { handler(&mut event, context) };
         }
     }
 }
@@ -204,7 +492,7 @@ pub struct QpInitAttr<'a, D: Driver> {
     _p: PhantomData<&'a D>,
 }
 
-impl<'a, D: Driver> QpInitAttr<'a, D> {
+impl<'a, D: QpOps> QpInitAttr<'a, D> {
     /// # Safety
     ///
     /// The core must be creating `qp` with the attributes `raw`, for `'a`.
@@ -228,38 +516,41 @@ impl<'a, D: Driver> QpInitAttr<'a, D> {
     pub fn pd(&self) -> Option<&'a Pd<D>> {
         // SAFETY: The core set the field before it called the driver; the protection domain
         // outlives the queue pair.
-        unsafe {
-            let pd = (*self.qp).pd;
-            (!pd.is_null()).then(|| Object::from_raw(pd))
-        }
+        unsafe { Object::from_nullable((*self.qp).pd) }
     }
 
     /// The completion queue of the send queue.
     pub fn send_cq(&self) -> Option<&'a Cq<D>> {
         // SAFETY: Whoever has the queue pair created holds the completion queue, and the core
         // counts the queue pair as a user of it until it is gone.
-        (!self.raw.send_cq.is_null()).then(|| unsafe { Object::from_raw(self.raw.send_cq) })
+        unsafe { Object::from_nullable(self.raw.send_cq) }
     }
 
     /// The completion queue of the receive queue.
     pub fn recv_cq(&self) -> Option<&'a Cq<D>> {
         // SAFETY: Whoever has the queue pair created holds the completion queue, and the core
         // counts the queue pair as a user of it until it is gone.
-        (!self.raw.recv_cq.is_null()).then(|| unsafe { Object::from_raw(self.raw.recv_cq) })
+        unsafe { Object::from_nullable(self.raw.recv_cq) }
     }
 
     /// The shared receive queue.
-    pub fn srq(&self) -> Option<&'a Srq<D>> {
+    pub fn srq(&self) -> Option<&'a Srq<D>>
+    where
+        D: SrqOps,
+    {
         // SAFETY: Whoever has the queue pair created holds the shared receive queue, and the core
         // counts the queue pair as a user of it until it is gone.
-        (!self.raw.srq.is_null()).then(|| unsafe { Object::from_raw(self.raw.srq) })
+        unsafe { Object::from_nullable(self.raw.srq) }
     }
 
     /// The domain, of the target of an extended reliable connection.
-    pub fn xrcd(&self) -> Option<&'a Xrcd<D>> {
+    pub fn xrcd(&self) -> Option<&'a Xrcd<D>>
+    where
+        D: XrcOps,
+    {
         // SAFETY: Whoever has the queue pair created holds the domain, and the core counts the
         // queue pair as a user of it until it is gone.
-        (!self.raw.xrcd.is_null()).then(|| unsafe { Object::from_raw(self.raw.xrcd) })
+        unsafe { Object::from_nullable(self.raw.xrcd) }
     }
 
     /// How much it has to hold.
@@ -494,6 +785,20 @@ impl<'a> QpQuery<'a> {
         init: &'a mut bindings::ib_qp_init_attr,
     ) -> Self {
         Self { raw, init }
+    }
+
+    /// Tells what the core set when the queue pair was made.
+    fn copy_of<D: QpOps>(&mut self, qp: &Qp<D>) {
+        // SAFETY: `qp` is not freed, and these fields do not change after creation. No reference is
+        // made to others, which may.
+        unsafe {
+            let qp = qp.as_raw();
+            self.init.qp_type = (*qp).qp_type;
+            self.init.send_cq = (*qp).send_cq;
+            self.init.recv_cq = (*qp).recv_cq;
+            self.init.srq = (*qp).srq;
+            self.init.qp_context = (*qp).qp_context;
+        }
     }
 
     /// Writes all attributes.

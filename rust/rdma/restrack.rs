@@ -2,9 +2,10 @@
 
 //! What a driver tells about its objects to those who list them.
 
+use super::{Driver, Kind, Object};
 use crate::bindings;
 use core::marker::PhantomData;
-use kernel::error::to_result;
+use kernel::error::{from_result, to_result};
 use kernel::prelude::*;
 
 /// Room for details of an object, in an answer to whoever lists the objects.
@@ -119,4 +120,47 @@ impl Counts<'_> {
             bindings::rdma_nl_stat_hwcounter_entry(self.msg, name.as_char_ptr(), value)
         })
     }
+}
+
+/// Lets the driver describe an object that is listed. The core keeps its memory meanwhile, but the
+/// driver may be destroying it.
+///
+/// # Safety
+///
+/// As for [`Object::try_ref`] and [`Details::write`].
+pub(super) unsafe fn fill_entry<K: Kind<D>, D: Driver>(
+    msg: *mut bindings::sk_buff,
+    raw: *mut K::Raw,
+    describe: fn(&Object<K, D>, &mut Details<'_>) -> Result,
+) -> c_int {
+    // SAFETY: The caller vouches that the object was created and that its memory stays.
+    let Some(object) = (unsafe { Object::<K, D>::try_ref(raw) }) else {
+        return 0;
+    };
+    from_result(|| {
+        // SAFETY: The caller vouches that the core is filling the message.
+        unsafe { Details::write(msg, |details| describe(&object, details)) }?;
+        Ok(0)
+    })
+}
+
+/// The same for its counters.
+///
+/// # Safety
+///
+/// As for [`Object::try_ref`] and [`Counts::write`].
+pub(super) unsafe fn fill_counts<K: Kind<D>, D: Driver>(
+    msg: *mut bindings::sk_buff,
+    raw: *mut K::Raw,
+    count: fn(&Object<K, D>, &mut Counts<'_>) -> Result,
+) -> c_int {
+    // SAFETY: The caller vouches that the object was created and that its memory stays.
+    let Some(object) = (unsafe { Object::<K, D>::try_ref(raw) }) else {
+        return 0;
+    };
+    from_result(|| {
+        // SAFETY: The caller vouches that the core is filling the message.
+        unsafe { Counts::write(msg, |counts| count(&object, counts)) }?;
+        Ok(0)
+    })
 }

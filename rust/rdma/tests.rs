@@ -38,17 +38,7 @@ struct Minimal;
 impl Driver for Minimal {
     const NAME: &'static CStr = c"minimal%d";
     const ABI_VERSION: u32 = 1;
-
-    type Ucontext = ();
-    type Pd = Tracked;
-    type Cq = ();
-    type Qp = ();
-    type Mr = ();
-    type Ah = ();
-    type Srq = ();
-    type Mw = ();
-    type Xrcd = ();
-    type Dm = ();
+    const OPS: Ops<Self> = Ops::new();
 
     fn query_device(_dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(DeviceAttr::default())
@@ -65,6 +55,10 @@ impl Driver for Minimal {
     fn port_immutable(_dev: &Device<Self>, _port: u32) -> Result<PortImmutable> {
         Ok(PortImmutable::roce_v2(16))
     }
+}
+
+impl PdOps for Minimal {
+    type Pd = Tracked;
 
     fn alloc_pd<'a>(
         _dev: &Device<Self>,
@@ -77,6 +71,11 @@ impl Driver for Minimal {
     fn dealloc_pd(_pd: &Pd<Self>) -> Result {
         Ok(())
     }
+}
+
+#[vtable]
+impl CqOps for Minimal {
+    type Cq = ();
 
     fn create_cq<'a>(
         _dev: &Device<Self>,
@@ -98,6 +97,11 @@ impl Driver for Minimal {
     fn req_notify_cq(_cq: &Cq<Self>, notify: Notify) -> Result<bool> {
         Ok(notify.report_missed)
     }
+}
+
+#[vtable]
+impl QpOps for Minimal {
+    type Qp = ();
 
     fn create_qp<'a>(
         _dev: &Device<Self>,
@@ -123,6 +127,11 @@ impl Driver for Minimal {
     fn post_recv(_qp: &Qp<Self>, _list: &mut RecvList<'_>) -> Result {
         Err(EINVAL)
     }
+}
+
+#[vtable]
+impl MrOps for Minimal {
+    type Mr = ();
 
     fn get_dma_mr<'a>(
         _pd: &Pd<Self>,
@@ -143,6 +152,52 @@ impl Driver for Minimal {
 
     fn dereg_mr(_mr: &Mr<Self>, _pd: &Pd<Self>) -> Result {
         Ok(())
+    }
+}
+
+// What `Minimal` could offer besides, and does not.
+
+impl AhOps for Minimal {
+    type Ah = ();
+
+    fn create_ah<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Ah, Self>,
+        _attr: &AhAttr,
+        _sleepable: bool,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Ah<Self>> {
+        Err(ENOMEM)
+    }
+
+    fn destroy_ah(_ah: &Ah<Self>, _sleepable: bool) -> Result {
+        Ok(())
+    }
+}
+
+#[vtable]
+impl SrqOps for Minimal {
+    type Srq = ();
+
+    fn create_srq<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Srq, Self>,
+        _attr: &mut SrqAttr,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Srq<Self>> {
+        Err(ENOMEM)
+    }
+
+    fn query_srq(_srq: &Srq<Self>) -> Result<SrqAttr> {
+        Ok(SrqAttr::default())
+    }
+
+    fn destroy_srq(_srq: &Srq<Self>) -> Result {
+        Ok(())
+    }
+
+    fn post_srq_recv(_srq: &Srq<Self>, _list: &mut RecvList<'_>) -> Result {
+        Err(EINVAL)
     }
 }
 
@@ -214,7 +269,7 @@ mod suite {
 
     #[test]
     fn mandatory_operations_are_in_the_table_and_absent_ones_are_not() {
-        let ops = &ops::Table::<Minimal>::OPS;
+        let ops = &Ops::<Minimal>::of().raw;
         assert!(ops.query_device.is_some());
         assert!(ops.query_port.is_some());
         assert!(ops.alloc_pd.is_some() && ops.dealloc_pd.is_some());
@@ -234,12 +289,35 @@ mod suite {
     }
 
     #[test]
+    fn what_is_implemented_is_offered_only_where_the_driver_says_so() {
+        let without = &Ops::<Minimal>::of().raw;
+        assert!(without.create_srq.is_none() && without.destroy_srq.is_none());
+        assert!(without.post_srq_recv.is_none() && without.query_srq.is_none());
+        assert!(without.create_ah.is_none() && without.destroy_ah.is_none());
+        assert_eq!(without.size_ib_srq, 0);
+
+        let srq = &Ops::<Minimal>::new().with_srq().raw;
+        assert!(srq.create_srq.is_some() && srq.destroy_srq.is_some());
+        assert!(srq.post_srq_recv.is_some() && srq.query_srq.is_some());
+        assert!(srq.size_ib_srq > core::mem::size_of::<bindings::ib_srq>());
+        // Not overridden in it.
+        assert!(srq.modify_srq.is_none() && srq.fill_res_srq_entry.is_none());
+        // Of another trait.
+        assert!(srq.create_ah.is_none() && srq.alloc_xrcd.is_none());
+        assert!(srq.alloc_pd.is_some());
+
+        let ah = &Ops::<Minimal>::new().with_ah().raw;
+        assert!(ah.create_ah.is_some() && ah.create_user_ah.is_some());
+        assert!(ah.destroy_ah.is_some() && ah.create_srq.is_none());
+    }
+
+    #[test]
     fn driver_data_lives_from_create_to_destroy() -> Result {
         let before = LIVE.load(Relaxed);
         let mut memory = Memory::<kind::Pd>::new()?;
         let raw = memory.raw();
-        let alloc = ops::Table::<Minimal>::OPS.alloc_pd.ok_or(EINVAL)?;
-        let dealloc = ops::Table::<Minimal>::OPS.dealloc_pd.ok_or(EINVAL)?;
+        let alloc = Ops::<Minimal>::of().raw.alloc_pd.ok_or(EINVAL)?;
+        let dealloc = Ops::<Minimal>::of().raw.dealloc_pd.ok_or(EINVAL)?;
         // SAFETY: The memory is as the core's; the operation does not look at the device.
         assert_eq!(unsafe { alloc(raw, core::ptr::null_mut()) }, 0);
         assert_eq!(LIVE.load(Relaxed), before + 1);
@@ -259,7 +337,7 @@ mod suite {
         // SAFETY: `memory` is as the core allocates it: zeroed, of the size of the object, and
         // nobody else's.
         let result = unsafe {
-            ops::Table::<Minimal>::create::<kind::Pd>(memory.raw(), |new| {
+            Object::<kind::Pd, Minimal>::create(memory.raw(), |new| {
                 new.init(Tracked::new(1))?;
                 Err(EBUSY)
             })
@@ -276,7 +354,7 @@ mod suite {
         // SAFETY: The memory is as the core's; the reference is not used after `finish`.
         unsafe {
             let first = Object::<kind::Pd, Minimal>::prepare(one.raw()).init(Tracked::new(1))?;
-            let result = ops::Table::<Minimal>::create::<kind::Pd>(other.raw(), |_new| Ok(first));
+            let result = Object::<kind::Pd, Minimal>::create(other.raw(), |_new| Ok(first));
             assert_eq!(result, Err(EINVAL));
             Object::<kind::Pd, Minimal>::finish(one.raw());
         }
@@ -334,7 +412,7 @@ mod suite {
         let queue = OwnedQueue::unbound(c"slow_event")?;
         drop(queue.enqueue(event.clone()));
         event.started.wait();
-        let ops = &ops::Table::<Minimal>::OPS;
+        let ops = &Ops::<Minimal>::of().raw;
         let (before, after) = (ops.pre_destroy_cq, ops.post_destroy_cq);
         // SAFETY: The queue was made above, and is no longer used but by the event.
         assert_eq!(unsafe { before.ok_or(EINVAL)?(raw) }, 0);

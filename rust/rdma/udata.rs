@@ -2,7 +2,7 @@
 
 //! The driver's part of a request that a process made.
 
-use super::{kind, Driver, Object, Ucontext};
+use super::{kind, Driver, Object, Ucontext, UserOps};
 use crate::bindings;
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -86,14 +86,18 @@ impl<'a, D: Driver> Udata<'a, D> {
     }
 
     /// The user context that the request came through; `None` while it is being made.
-    pub fn context(&self) -> Option<&Ucontext<D>> {
+    pub fn context(&self) -> Option<&Ucontext<D>>
+    where
+        D: UserOps,
+    {
         // SAFETY: By the type invariant the udata is part of the command's attributes.
-        let context = unsafe {
-            let bundle = bindings::rdma_udata_to_uverbs_attr_bundle(self.raw);
-            (*bundle).__bindgen_anon_1.__bindgen_anon_1.context
-        };
-        // SAFETY: A context that is set is initialised, and lives for as long as the command.
-        (!context.is_null()).then(|| unsafe { Object::<kind::Ucontext, D>::from_raw(context) })
+        let bundle = unsafe { bindings::rdma_udata_to_uverbs_attr_bundle(self.raw) };
+        // SAFETY: By the type invariant the command is being carried out; the core has set its context
+        // before it called anybody, and does not change it.
+        let context = unsafe { (*bundle).__bindgen_anon_1.__bindgen_anon_1.context };
+        // SAFETY: `alloc_ucontext` has initialised a context that is set, and the file of the command
+        // keeps it.
+        unsafe { Object::<kind::Ucontext, D>::from_nullable(context) }
     }
 }
 

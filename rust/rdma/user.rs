@@ -2,12 +2,16 @@
 
 //! User contexts and what they map.
 
-use super::{kind, Driver, Object, ObjectRef};
+use super::ops::op_if;
+use super::{
+    kind, Cq, CqInitAttr, CqOps, Device, MethodDef, New, Object, ObjectRef, Ops, PdOps, Udata,
+};
 use crate::bindings;
 use crate::kernel_ext::io::bar_range;
 use core::marker::PhantomData;
 use core::ptr;
-use kernel::error::to_result;
+use kernel::build_error;
+use kernel::error::{from_result, to_result, VTABLE_DEFAULT_ERROR};
 use kernel::prelude::*;
 use kernel::transmute::AsBytes;
 use kernel::{device, pci};
@@ -16,6 +20,184 @@ use kernel::{device, pci};
 pub type Ucontext<D> = Object<kind::Ucontext, D>;
 /// A counted reference to a user context.
 pub type UcontextRef<D> = ObjectRef<kind::Ucontext, D>;
+
+/// Processes that use the device.
+#[vtable]
+pub trait UserOps: PdOps + CqOps {
+    /// Driver's data of a user context.
+    type Ucontext: Send + Sync;
+    /// Methods that the driver adds to what processes may do with verbs objects.
+    const METHODS: &'static [MethodDef<Self>] = &[];
+
+    /// A process opened the device.
+    fn alloc_ucontext<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Ucontext, Self>,
+        udata: &Udata<'_, Self>,
+    ) -> Result<&'a Ucontext<Self>>;
+
+    /// A process asks about its context: one that was given the context of another for what the
+    /// other was told when it opened the device, any for the time of the device.
+    fn query_ucontext(_ctx: &Ucontext<Self>, _response: &ContextResponse<'_>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// A process closed the device. Its mappings are removed before the data is dropped.
+    fn dealloc_ucontext(_ctx: &Ucontext<Self>) {}
+
+    /// Makes a completion queue that a process polls itself. Without this the core polls those of
+    /// processes for them, with [`CqOps::poll_cq`], and has them made by [`CqOps::create_cq`].
+    fn create_user_cq<'a>(
+        _dev: &Device<Self>,
+        _new: New<'a, kind::Cq, Self>,
+        _attr: &CqInitAttr,
+        _udata: &Udata<'_, Self>,
+    ) -> Result<&'a Cq<Self>> {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Gives a completion queue of a process another buffer, and tells by [`Cq::set_entries`] how
+    /// many entries it has. The process may do that several times at once.
+    fn resize_user_cq(_cq: &Cq<Self>, _entries: u32, _udata: &Udata<'_, Self>) -> Result {
+        build_error!(VTABLE_DEFAULT_ERROR)
+    }
+}
+
+impl<D: UserOps> Ops<D> {
+    /// Lets processes use the device.
+    pub const fn with_user(mut self) -> Self {
+        assert!(MethodDef::are_distinct(D::METHODS));
+        self.methods = D::METHODS;
+        self.raw.alloc_ucontext = Some(alloc_ucontext::<D>);
+        self.raw.query_ucontext = op_if!(D::HAS_QUERY_UCONTEXT, query_ucontext::<D>);
+        self.raw.dealloc_ucontext = Some(dealloc_ucontext::<D>);
+        self.raw.mmap = Some(mmap);
+        self.raw.mmap_free = Some(free_range);
+        self.raw.disassociate_ucontext = Some(disassociate_ucontext);
+        self.raw.create_user_cq = op_if!(D::HAS_CREATE_USER_CQ, create_user_cq::<D>);
+        self.raw.resize_user_cq = op_if!(D::HAS_RESIZE_USER_CQ, resize_user_cq::<D>);
+        self.raw.size_ib_ucontext = Ucontext::<D>::SIZE;
+        self
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` for a context that it has just
+/// allocated.
+unsafe extern "C" fn alloc_ucontext<D: UserOps>(
+    ctx: *mut bindings::ib_ucontext,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `ib_alloc_ucontext` has set the device, which is a `Device<D>` as it has this table; the
+        // command, whose file `ib_init_ucontext` looks at, keeps it from being unregistered.
+        let dev = unsafe { Device::from_raw((*ctx).device) };
+        // SAFETY: `ib_alloc_ucontext` got `ctx` from `rdma_zalloc_drv_obj`: zeroed, `size_ib_ucontext` bytes.
+        // `ib_init_ucontext` shows it to nobody before this returns. `udata` is that of the command,
+        // which waits.
+        let created = unsafe {
+            Ucontext::<D>::create_with(ctx, udata, |new, udata| {
+                D::alloc_ucontext(dev, new, udata.ok_or(EINVAL)?)
+            })
+        };
+        if created.is_err() {
+            // SAFETY: Nobody has seen the context, so that nobody can have mapped a range. The core only
+            // frees it, with `kfree`.
+            unsafe { remove_ranges(ctx) };
+            // SAFETY: Nobody else has the context, and the core gives back the task that it finds in it
+            // only.
+            unsafe { bindings::rdma_forget_task(ctx) };
+        }
+        created?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` with the attributes of a query.
+unsafe extern "C" fn query_ucontext<D: UserOps>(
+    ctx: *mut bindings::ib_ucontext,
+    attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `attrs` are those of the uverbs method (`UVERBS_METHOD_QUERY_CONTEXT`), which waits.
+        let response = unsafe { ContextResponse::new(attrs) };
+        // SAFETY: `alloc_ucontext` made the context, and the method got it from its file, which keeps it.
+        D::query_ucontext(unsafe { Object::from_raw(ctx) }, &response)?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>`.
+unsafe extern "C" fn dealloc_ucontext<D: UserOps>(ctx: *mut bindings::ib_ucontext) {
+    // SAFETY: `alloc_ucontext` made the context, which is ended below.
+    D::dealloc_ucontext(unsafe { Object::from_raw(ctx) });
+    // SAFETY: `ufile_destroy_ucontext` calls this when all objects of the context are gone, and the
+    // context is not freed yet.
+    unsafe { remove_ranges(ctx) };
+    // SAFETY: `ufile_destroy_ucontext` calls this as the last thing before it frees the context; commands
+    // that use it are kept out by its lock (`hw_destroy_rwsem`).
+    unsafe { Ucontext::<D>::finish(ctx) };
+}
+
+/// Being there tells the core that mappings may be revoked, which it does by itself.
+///
+/// # Safety
+///
+/// None; it is `unsafe` because operations are.
+unsafe extern "C" fn disassociate_ucontext(_ctx: *mut bindings::ib_ucontext) {}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` for a queue that it has just
+/// allocated, with the attributes of the command; `attr` must be valid for reads.
+unsafe extern "C" fn create_user_cq<D: UserOps>(
+    cq: *mut bindings::ib_cq,
+    attr: *const bindings::ib_cq_init_attr,
+    attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `create_cq` of uverbs and its method (`UVERBS_METHOD_CQ_CREATE`) have set the device, which is
+        // a `Device<D>` as it has this table; the command keeps it from being unregistered.
+        let dev = unsafe { Device::from_raw((*cq).device) };
+        // SAFETY: `attr` is a local of who calls.
+        let attr = unsafe { CqInitAttr::from_raw(attr) };
+        // SAFETY: `attrs` are those of the command, which waits; the driver's part is in them.
+        let udata = unsafe { bindings::rdma_driver_udata(attrs) };
+        // SAFETY: Who calls got `cq` from `rdma_zalloc_drv_obj`: zeroed, `size_ib_cq` bytes. It shows it to
+        // nobody before this returns. `udata` is that of the command, which waits.
+        unsafe {
+            Cq::create_with(cq, udata, |new, udata| {
+                D::create_user_cq(dev, new, &attr, udata.ok_or(EINVAL)?)
+            })
+        }?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` with the user's part of the
+/// command.
+unsafe extern "C" fn resize_user_cq<D: UserOps>(
+    cq: *mut bindings::ib_cq,
+    entries: c_uint,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `udata` is that of `ib_uverbs_resize_cq`, which waits.
+        let udata = unsafe { Udata::<D>::from_raw(udata) }.ok_or(EINVAL)?;
+        // SAFETY: `D` made the queue, and `ib_uverbs_resize_cq` holds its object for reading: nobody ends it
+        // before this returns.
+        D::resize_user_cq(unsafe { Object::from_raw(cq) }, entries, &udata)?;
+        let _ = udata.finish();
+        Ok(0)
+    })
+}
 
 /// How a process asks for the time of the device's clock.
 #[derive(Clone, Copy)]
@@ -90,7 +272,7 @@ struct BarRange {
     keep: Option<KBox<dyn Send>>,
 }
 
-impl<D: Driver> Object<kind::Ucontext, D> {
+impl<D: UserOps> Object<kind::Ucontext, D> {
     /// Lets the process map `length` bytes of a BAR of the device's parent, which has to be a PCI
     /// device; `offset` and `length` have to be multiples of a page. Returns the offset to map them
     /// by.
@@ -181,7 +363,7 @@ impl<D: Driver> Object<kind::Ucontext, D> {
 /// # Safety
 ///
 /// To be called by the core as `mmap`.
-pub(super) unsafe extern "C" fn mmap(
+unsafe extern "C" fn mmap(
     ctx: *mut bindings::ib_ucontext,
     vma: *mut bindings::vm_area_struct,
 ) -> c_int {
@@ -206,7 +388,7 @@ pub(super) unsafe extern "C" fn mmap(
 /// # Safety
 ///
 /// To be called by the core as `mmap_free`.
-pub(super) unsafe extern "C" fn free_range(entry: *mut bindings::rdma_user_mmap_entry) {
+unsafe extern "C" fn free_range(entry: *mut bindings::rdma_user_mmap_entry) {
     // SAFETY: All entries are `BarRange`s from `map_bar`, and the core is done with this one.
     drop(unsafe { KBox::from_raw(entry.cast::<BarRange>()) });
 }
@@ -216,7 +398,7 @@ pub(super) unsafe extern "C" fn free_range(entry: *mut bindings::rdma_user_mmap_
 /// # Safety
 ///
 /// The context must be about to go.
-pub(super) unsafe fn remove_ranges(ctx: *mut bindings::ib_ucontext) {
+unsafe fn remove_ranges(ctx: *mut bindings::ib_ucontext) {
     let mut index = 0;
     loop {
         // SAFETY: The caller vouches that the context is not freed yet; `index` is a local.

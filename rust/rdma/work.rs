@@ -2,7 +2,7 @@
 
 //! Work requests of kernel consumers.
 
-use super::{kind, Access, Ah, Driver, Mr, Object, REGISTER_SEND_OPCODE};
+use super::{kind, Access, Ah, AhOps, Driver, Mr, MrOps, Object, REGISTER_SEND_OPCODE};
 use crate::bindings;
 use crate::kernel_ext::errno::eopnotsupp;
 use core::marker::PhantomData;
@@ -68,7 +68,7 @@ c_flags! {
 }
 
 /// What a send work request is.
-pub enum SendOp<'a, D: Driver> {
+pub enum SendOp<'a, D: MrOps> {
     /// A message.
     Send,
     /// A message with immediate data, in network byte order.
@@ -131,7 +131,7 @@ pub struct Remote {
 }
 
 /// Where a datagram goes.
-pub struct Datagram<'a, D: Driver> {
+pub struct Datagram<'a, D: AhOps> {
     /// The path.
     pub ah: &'a Ah<D>,
     /// The queue pair there.
@@ -210,7 +210,10 @@ impl<'a, D: Driver> SendWr<'a, D> {
     }
 
     /// What it is; `EOPNOTSUPP` for a kind that this module does not know.
-    pub fn op(&self) -> Result<SendOp<'a, D>> {
+    pub fn op(&self) -> Result<SendOp<'a, D>>
+    where
+        D: MrOps,
+    {
         let raw = ptr::from_ref(self.raw);
         // SAFETY: It is called for the opcodes of RDMA only, whose requests are the first member of
         // an `ib_rdma_wr`.
@@ -296,7 +299,10 @@ impl<'a, D: Driver> SendWr<'a, D> {
     }
 
     /// Where it goes, if the queue pair sends datagrams.
-    pub fn datagram(&self) -> Option<Datagram<'a, D>> {
+    pub fn datagram(&self) -> Option<Datagram<'a, D>>
+    where
+        D: AhOps,
+    {
         if !self.qp.datagram {
             return None;
         }

@@ -90,6 +90,7 @@ use crate::{
         NetdevEvent,
         New,
         Notify,
+        Ops,
         Pd,
         PortAttr,
         PortImmutable,
@@ -99,6 +100,7 @@ use crate::{
         QpQuery,
         RecvList,
         RegionChange,
+        Rtnl,
         SendList,
         Srq,
         SrqAttr,
@@ -253,23 +255,20 @@ fn told_to_kernel<T>(dev: &Device<Ferrite>, result: Result<T>) -> Result<T> {
 impl rdma::Driver for Ferrite {
     const NAME: &'static CStr = c"ferrite%d";
     const ABI_VERSION: u32 = abi::UVERBS_ABI_VERSION;
-    const METHODS: &'static [MethodDef<Self>] = &[
-        MethodDef::new::<MoveCq>(),
-        MethodDef::new::<QueryCq>(),
-        MethodDef::new::<ModifyVector>(),
-        MethodDef::new::<QueryVector>(),
-    ];
-
-    type Ucontext = FerriteUcontext;
-    type Pd = FerritePd;
-    type Cq = FerriteCq;
-    type Qp = FerriteQp;
-    type Mr = FerriteMr;
-    type Ah = FerriteAh;
-    type Srq = FerriteSrq;
-    type Mw = FerriteMw;
-    type Xrcd = FerriteXrcd;
-    type Dm = FerriteDm;
+    const OPS: Ops<Self> = Ops::new()
+        .with_user()
+        .with_ah()
+        .with_gids()
+        .with_netdev()
+        .with_counters()
+        .with_events()
+        .with_fast_registration()
+        .with_odp()
+        .with_mw()
+        .with_srq()
+        .with_xrc()
+        .with_dm()
+        .with_mcast();
 
     fn query_device(dev: &Device<Self>) -> Result<DeviceAttr> {
         Ok(port::device_attributes(dev))
@@ -287,6 +286,13 @@ impl rdma::Driver for Ferrite {
         port::partition_key(index)
     }
 
+    fn firmware_version(dev: &Device<Self>) -> (u16, u16, u16) {
+        let (major, minor, patch) = dev.identity.firmware;
+        (major, minor.into(), patch.into())
+    }
+}
+
+impl rdma::GidOps for Ferrite {
     fn add_gid(dev: &Device<Self>, attr: &GidAttr) -> Result {
         port::add_gid(dev, attr)
     }
@@ -294,64 +300,11 @@ impl rdma::Driver for Ferrite {
     fn del_gid(dev: &Device<Self>, attr: &GidAttr) -> Result {
         port::del_gid(dev, attr)
     }
+}
 
-    fn firmware_version(dev: &Device<Self>) -> (u16, u16, u16) {
-        let (major, minor, patch) = dev.identity.firmware;
-        (major, minor.into(), patch.into())
-    }
-
-    fn read_counters(dev: &Device<Self>, port: u32, values: &mut [u64]) -> Result {
-        port::read_counters(dev, port, values)
-    }
-
-    fn describe_qp(qp: &Qp<Self>, details: &mut Details<'_>) -> Result {
-        let (send_log_blocks, receive_log_entries) = qp.ring_sizes();
-        details.number(c"send_blocks", 1 << send_log_blocks)?;
-        details.number(c"receive_entries", 1 << receive_log_entries)?;
-        if let Some(srq) = qp.srq() {
-            details.number(c"srqn", srq.number())?;
-        }
-        match qp.outstanding() {
-            Some((sends, receives)) => {
-                details.number(c"send_blocks_used", sends)?;
-                details.number(c"receives_posted", receives)
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn describe_cq(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
-        details.number(c"cqn", cq.number())?;
-        let handlers = &cq.device().handlers;
-        match cq.handler() {
-            Some(handler) => {
-                details.number(c"eqn", handlers.main_queue(handler).into())?;
-                details.number(c"vector", handler.into())?;
-            }
-            None => details.text(c"vector", c"none")?,
-        }
-        match cq.consumed() {
-            Some(consumed) => details.number(c"consumed", consumed),
-            None => Ok(()),
-        }
-    }
-
-    fn describe_mr(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
-        FerriteMr::describe(mr, details)
-    }
-
-    fn count_mr(mr: &Mr<Self>, counts: &mut Counts<'_>) -> Result {
-        let Some(region) = mr.on_demand() else {
-            return Ok(());
-        };
-        let (faults, invalidations, prefetches) = region.counts();
-        counts.counter(c"page_faults", faults)?;
-        counts.counter(c"page_invalidations", invalidations)?;
-        counts.counter(c"page_prefetch", prefetches)
-    }
-
-    fn describe_srq(srq: &Srq<Self>, details: &mut Details<'_>) -> Result {
-        details.number(c"srqn", srq.number())
+impl rdma::NetdevOps for Ferrite {
+    fn shares_link(dev: &Device<Self>, rtnl: &Rtnl, netdev: &Netdev) -> bool {
+        port::shares_link(dev, rtnl, netdev)
     }
 
     fn netdev_event(dev: &Device<Self>, netdev: &Netdev, event: NetdevEvent) {
@@ -362,9 +315,17 @@ impl rdma::Driver for Ferrite {
             port::follow_mtu(dev, netdev);
         }
     }
+}
 
-    fn event_sink(dev: &Device<Self>) -> Option<&EventSink<Self>> {
-        Some(&dev.hw.sink)
+impl rdma::CounterOps for Ferrite {
+    fn read_counters(dev: &Device<Self>, port: u32, values: &mut [u64]) -> Result {
+        port::read_counters(dev, port, values)
+    }
+}
+
+impl rdma::EventOps for Ferrite {
+    fn event_sink(dev: &Device<Self>) -> &EventSink<Self> {
+        &dev.hw.sink
     }
 
     fn device_events(dev: &Device<Self>, events: u32) {
@@ -378,6 +339,17 @@ impl rdma::Driver for Ferrite {
             dev.take_faults();
         }
     }
+}
+
+#[vtable]
+impl rdma::UserOps for Ferrite {
+    type Ucontext = FerriteUcontext;
+    const METHODS: &'static [MethodDef<Self>] = &[
+        MethodDef::new::<MoveCq>(),
+        MethodDef::new::<QueryCq>(),
+        MethodDef::new::<ModifyVector>(),
+        MethodDef::new::<QueryVector>(),
+    ];
 
     fn alloc_ucontext<'a>(
         dev: &Device<Self>,
@@ -391,7 +363,22 @@ impl rdma::Driver for Ferrite {
         FerriteUcontext::query(ctx, response)
     }
 
-    fn dealloc_ucontext(_ctx: &Ucontext<Self>) {}
+    fn create_user_cq<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+        udata: &Udata<'_, Self>,
+    ) -> Result<&'a Cq<Self>> {
+        FerriteCq::create_user(dev, new, attr, udata)
+    }
+
+    fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result {
+        FerriteCq::resize(cq, entries, udata)
+    }
+}
+
+impl rdma::PdOps for Ferrite {
+    type Pd = FerritePd;
 
     fn alloc_pd<'a>(
         dev: &Device<Self>,
@@ -420,6 +407,11 @@ impl rdma::Driver for Ferrite {
     fn dealloc_pd(_pd: &Pd<Self>) -> Result {
         Ok(())
     }
+}
+
+#[vtable]
+impl rdma::CqOps for Ferrite {
+    type Cq = FerriteCq;
 
     fn create_cq<'a>(
         dev: &Device<Self>,
@@ -427,15 +419,6 @@ impl rdma::Driver for Ferrite {
         attr: &CqInitAttr,
     ) -> Result<&'a Cq<Self>> {
         told_to_kernel(dev, FerriteCq::create_kernel(dev, new, attr))
-    }
-
-    fn create_user_cq<'a>(
-        dev: &Device<Self>,
-        new: New<'a, kind::Cq, Self>,
-        attr: &CqInitAttr,
-        udata: &Udata<'_, Self>,
-    ) -> Result<&'a Cq<Self>> {
-        FerriteCq::create_user(dev, new, attr, udata)
     }
 
     fn destroy_cq(cq: &Cq<Self>) -> Result {
@@ -455,9 +438,26 @@ impl rdma::Driver for Ferrite {
         FerriteCq::moderate(cq, count, period)
     }
 
-    fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result {
-        FerriteCq::resize(cq, entries, udata)
+    fn describe_cq(cq: &Cq<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"cqn", cq.number())?;
+        let handlers = &cq.device().handlers;
+        match cq.handler() {
+            Some(handler) => {
+                details.number(c"eqn", handlers.main_queue(handler).into())?;
+                details.number(c"vector", handler.into())?;
+            }
+            None => details.text(c"vector", c"none")?,
+        }
+        match cq.consumed() {
+            Some(consumed) => details.number(c"consumed", consumed),
+            None => Ok(()),
+        }
     }
+}
+
+#[vtable]
+impl rdma::QpOps for Ferrite {
+    type Qp = FerriteQp;
 
     fn create_qp<'a>(
         dev: &Device<Self>,
@@ -499,6 +499,37 @@ impl rdma::Driver for Ferrite {
         FerriteQp::post_receive(qp, list)
     }
 
+    fn describe_qp(qp: &Qp<Self>, details: &mut Details<'_>) -> Result {
+        let (send_log_blocks, receive_log_entries) = qp.ring_sizes();
+        details.number(c"send_blocks", 1 << send_log_blocks)?;
+        details.number(c"receive_entries", 1 << receive_log_entries)?;
+        if let Some(srq) = qp.srq() {
+            details.number(c"srqn", srq.number())?;
+        }
+        match qp.outstanding() {
+            Some((sends, receives)) => {
+                details.number(c"send_blocks_used", sends)?;
+                details.number(c"receives_posted", receives)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl rdma::McastOps for Ferrite {
+    fn attach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
+        FerriteQp::join(qp, gid)
+    }
+
+    fn detach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
+        FerriteQp::leave(qp, gid)
+    }
+}
+
+#[vtable]
+impl rdma::MrOps for Ferrite {
+    type Mr = FerriteMr;
+
     fn get_dma_mr<'a>(
         pd: &Pd<Self>,
         new: New<'a, kind::Mr, Self>,
@@ -524,10 +555,37 @@ impl rdma::Driver for Ferrite {
         FerriteMr::register_dmabuf(pd, new, region)
     }
 
+    fn rereg_user_mr(
+        mr: &Mr<Self>,
+        change: &RegionChange<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result {
+        if let Some(udata) = udata {
+            udata.expect_empty()?;
+        }
+        FerriteMr::change(mr, change)
+    }
+
     fn dereg_mr(mr: &Mr<Self>, pd: &Pd<Self>) -> Result {
         FerriteMr::deregister(mr, pd)
     }
 
+    fn describe_mr(mr: &Mr<Self>, details: &mut Details<'_>) -> Result {
+        FerriteMr::describe(mr, details)
+    }
+
+    fn count_mr(mr: &Mr<Self>, counts: &mut Counts<'_>) -> Result {
+        let Some(region) = mr.on_demand() else {
+            return Ok(());
+        };
+        let (faults, invalidations, prefetches) = region.counts();
+        counts.counter(c"page_faults", faults)?;
+        counts.counter(c"page_invalidations", invalidations)?;
+        counts.counter(c"page_prefetch", prefetches)
+    }
+}
+
+impl rdma::FastRegOps for Ferrite {
     fn alloc_mr<'a>(
         pd: &Pd<Self>,
         new: New<'a, kind::Mr, Self>,
@@ -546,21 +604,16 @@ impl rdma::Driver for Ferrite {
     fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result {
         mr.push_page(addr)
     }
+}
 
+impl rdma::OdpOps for Ferrite {
     fn advise_mr(pd: &Pd<Self>, advice: Advice, wait: bool, ranges: &[AdvisedRange]) -> Result {
         odp::advise(pd, advice, wait, ranges)
     }
+}
 
-    fn rereg_user_mr(
-        mr: &Mr<Self>,
-        change: &RegionChange<'_, Self>,
-        udata: Option<&Udata<'_, Self>>,
-    ) -> Result {
-        if let Some(udata) = udata {
-            udata.expect_empty()?;
-        }
-        FerriteMr::change(mr, change)
-    }
+impl rdma::MwOps for Ferrite {
+    type Mw = FerriteMw;
 
     fn alloc_mw<'a>(
         pd: &Pd<Self>,
@@ -578,6 +631,10 @@ impl rdma::Driver for Ferrite {
         FerriteMw::destroy(mw);
         Ok(())
     }
+}
+
+impl rdma::DmOps for Ferrite {
+    type Dm = FerriteDm;
 
     fn alloc_dm<'a>(
         dev: &Device<Self>,
@@ -602,6 +659,10 @@ impl rdma::Driver for Ferrite {
     ) -> Result<&'a Mr<Self>> {
         FerriteMr::register_device_memory(pd, new, dm, region)
     }
+}
+
+impl rdma::AhOps for Ferrite {
+    type Ah = FerriteAh;
 
     fn create_ah<'a>(
         pd: &Pd<Self>,
@@ -619,15 +680,19 @@ impl rdma::Driver for Ferrite {
     fn destroy_ah(_ah: &Ah<Self>, _sleepable: bool) -> Result {
         Ok(())
     }
+}
+
+#[vtable]
+impl rdma::SrqOps for Ferrite {
+    type Srq = FerriteSrq;
 
     fn create_srq<'a>(
         pd: &Pd<Self>,
         new: New<'a, kind::Srq, Self>,
         attr: &mut SrqAttr,
-        extended: Option<&ExtendedSrq<'_, Self>>,
         udata: Option<&Udata<'_, Self>>,
     ) -> Result<&'a Srq<Self>> {
-        FerriteSrq::create(pd, new, attr, extended, udata)
+        FerriteSrq::create(pd, new, attr, None, udata)
     }
 
     fn modify_srq_limit(srq: &Srq<Self>, limit: u32) -> Result {
@@ -651,6 +716,14 @@ impl rdma::Driver for Ferrite {
         FerriteSrq::post(srq, list)
     }
 
+    fn describe_srq(srq: &Srq<Self>, details: &mut Details<'_>) -> Result {
+        details.number(c"srqn", srq.number())
+    }
+}
+
+impl rdma::XrcOps for Ferrite {
+    type Xrcd = FerriteXrcd;
+
     fn alloc_xrcd<'a>(
         dev: &Device<Self>,
         new: New<'a, kind::Xrcd, Self>,
@@ -670,11 +743,13 @@ impl rdma::Driver for Ferrite {
         Ok(())
     }
 
-    fn attach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
-        FerriteQp::join(qp, gid)
-    }
-
-    fn detach_mcast(qp: &Qp<Self>, gid: Gid) -> Result {
-        FerriteQp::leave(qp, gid)
+    fn create_xrc_srq<'a>(
+        pd: &Pd<Self>,
+        new: New<'a, kind::Srq, Self>,
+        attr: &mut SrqAttr,
+        extended: &ExtendedSrq<'_, Self>,
+        udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Srq<Self>> {
+        FerriteSrq::create(pd, new, attr, Some(extended), udata)
     }
 }

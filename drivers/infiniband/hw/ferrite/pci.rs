@@ -34,7 +34,6 @@ use crate::{
     },
     port,
     rdma::{
-        Beside,
         DeviceInfo,
         DeviceName,
         Registration,
@@ -86,15 +85,6 @@ kernel::pci_device_table!(
 fn set_first_mask(mut set: impl FnMut(DmaMask) -> Result) -> Result {
     set(DmaMask::new::<{ *caps::DMA_BITS.start() as u32 }>())
         .or_else(|_| set(DmaMask::new::<{ *caps::DMA_BITS.end() as u32 }>()))
-}
-
-/// The network interface that shares the link of the port: that of the partner, or of the address
-/// where there is none.
-fn beside(identity: &Identity) -> Beside {
-    match identity.function.partner() {
-        Some(function) => Beside::Function(function),
-        None => Beside::Mac(identity.mac),
-    }
 }
 
 /// A device from start to reset: dropping it stops the device for good.
@@ -246,7 +236,7 @@ impl Life {
             comp_vectors: ferrite.handlers.count(),
             description: c"Ferrite RDMA adapter",
             local_dma_lkey: abi::TAG_ALL_MEMORY,
-            beside: Some(beside(&identity)),
+            virtual_dma: false,
             counter_names: port::counter_names(&caps),
             // Whoever wants it says so (`rdma dev set`): it makes single messages late at times.
             adaptive_moderation: false,
@@ -358,7 +348,6 @@ impl ResetHandlers for FerriteDriver {
 #[kunit_tests(ferrite_pci)]
 mod tests {
     use super::*;
-    use crate::abi::Function;
 
     #[test]
     fn a_host_without_memory_below_4_gib_is_no_reason_to_fail() {
@@ -376,22 +365,5 @@ mod tests {
             });
             assert_eq!(set, expected);
         }
-    }
-
-    #[test]
-    fn a_function_with_a_partner_is_paired_by_it_and_not_by_an_address() {
-        let mac = [2, 0, 0, 0, 0, 1];
-        let with = |partner| Identity {
-            mac,
-            function: Function::new(abi::FUNCTION_RDMA, 1, partner),
-            messages: 1,
-            firmware: (0, 0, 0),
-            offered: 0,
-            features: 0,
-            link_up: true,
-        };
-        assert_eq!(beside(&with(None)), Beside::Mac(mac));
-        assert_eq!(beside(&with(Some(0))), Beside::Function(0));
-        assert_eq!(beside(&with(Some(7))), Beside::Function(7));
     }
 }

@@ -10,6 +10,7 @@ use crate::{
         SetGid,
         SetPort, //
     },
+    bars::Identity,
     bindings, caps,
     device::Ferrite,
     dma_types::Counters,
@@ -26,7 +27,8 @@ use crate::{
         OdpCaps,
         OnDemandAttr,
         PortAttr,
-        PortImmutable, //
+        PortImmutable,
+        Rtnl, //
     },
 };
 use kernel::{
@@ -367,10 +369,41 @@ pub(crate) fn read_counters(dev: &Device<Ferrite>, port: u32, values: &mut [u64]
     Ok(())
 }
 
+/// How the network interface is found that the port shares its link with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beside {
+    /// By its permanent address.
+    Mac([u8; 6]),
+    /// It is that of another PCI function.
+    Function(u8),
+}
+
+/// The network interface that shares the link of the port: that of the partner, or of the address
+/// where there is none.
+fn beside(identity: &Identity) -> Beside {
+    match identity.function.partner() {
+        Some(function) => Beside::Function(function),
+        None => Beside::Mac(identity.mac),
+    }
+}
+
+/// Whether an interface is the one that shares the link of the port.
+pub(crate) fn shares_link(dev: &Device<Ferrite>, rtnl: &Rtnl, netdev: &Netdev) -> bool {
+    // A function is looked for among all: last, as anybody's interfaces come here.
+    netdev.is_hardware()
+        && match beside(&dev.identity) {
+            Beside::Mac(mac) => netdev.has_permanent_mac(&mac),
+            Beside::Function(function) => dev.is_of_function(rtnl, netdev, function),
+        }
+}
+
 #[kunit_tests(ferrite_port)]
 mod tests {
     use super::*;
-    use crate::abi::Plain;
+    use crate::abi::{
+        Function,
+        Plain, //
+    };
 
     #[test]
     fn the_guid_is_the_eui64_of_the_mac() {
@@ -468,5 +501,22 @@ mod tests {
     fn there_is_one_partition() {
         assert_eq!(partition_key(0), Ok(0xffff));
         assert!(partition_key(1).is_err());
+    }
+
+    #[test]
+    fn a_function_with_a_partner_is_paired_by_it_and_not_by_an_address() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        let with = |partner| Identity {
+            mac,
+            function: Function::new(abi::FUNCTION_RDMA, 1, partner),
+            messages: 1,
+            firmware: (0, 0, 0),
+            offered: 0,
+            features: 0,
+            link_up: true,
+        };
+        assert_eq!(beside(&with(None)), Beside::Mac(mac));
+        assert_eq!(beside(&with(Some(0))), Beside::Function(0));
+        assert_eq!(beside(&with(Some(7))), Beside::Function(7));
     }
 }
