@@ -120,36 +120,50 @@ fn sources() -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
+/// The files of an entry of a patch: itself, or all of a folder (`name/`) that there are.
+fn files_of<'a>(entry: &'a str, sources: &'a BTreeSet<String>) -> Vec<&'a str> {
+    if !entry.ends_with('/') {
+        return vec![entry];
+    }
+    let all = sources.iter().map(String::as_str);
+    all.filter(|name| name.starts_with(entry)).collect()
+}
+
 /// Errors of the table: files without a patch, with two, or that are not there.
 fn unaccounted(sources: &BTreeSet<String>, steps: &[Step], out_of_tree: &[(&str, &str)]) -> String {
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
-    let listed = steps.iter().flat_map(|step| step.files.iter().copied());
+    let entries = steps.iter().flat_map(|step| step.files);
+    for name in entries.flat_map(|entry| files_of(entry, sources)) {
+        *times.entry(name).or_default() += 1;
+    }
     // Parts of one file (`Kconfig#NAME`) are listed apart.
-    let mut parts = BTreeSet::new();
-    for name in listed {
-        *times.entry(name).or_default() += 1;
-        parts.insert(name.split('#').next().unwrap_or(name));
-    }
-    for (name, _) in out_of_tree {
-        *times.entry(name).or_default() += 1;
-        parts.insert(name);
-    }
+    let whole = |name: &str| name.split('#').next().unwrap_or_default().to_owned();
+    let mut listed: BTreeSet<String> = times.keys().map(|name| whole(name)).collect();
+    listed.extend(out_of_tree.iter().map(|(name, _)| (*name).to_owned()));
     let mut wrong = String::new();
-    for name in sources {
-        if !parts.contains(name.as_str()) {
-            wrong += &format!("{name} is in no patch (tools/lab/src/patches/series.rs)\n");
-        }
+    for name in sources.difference(&listed) {
+        wrong += &format!("{name} is in no patch (tools/lab/src/patches/series.rs)\n");
     }
     for (name, times) in times {
-        if times > 1 {
-            wrong += &format!("{name} is in {times} patches\n");
+        if times > 1 || out_of_tree.iter().any(|(out, _)| *out == name) {
+            wrong += &format!("{name} is in a patch, and in another or in none\n");
         }
-        let file = name.split('#').next().unwrap_or(name);
-        if !sources.contains(file) {
+        if !sources.contains(&whole(name)) {
             wrong += &format!("{name} is in a patch, but not there\n");
         }
     }
     wrong
+}
+
+/// The objects of the helpers, as a Makefile lists them.
+fn helpers(sources: &BTreeSet<String>) -> String {
+    let names: Vec<String> = sources
+        .iter()
+        .filter_map(|name| name.strip_prefix("rust/")?.strip_suffix(".c"))
+        .map(|name| format!("{name}.o"))
+        .collect();
+    let lines: Vec<String> = names.chunks(3).map(|names| names.join(" ")).collect();
+    lines.join(" \\\n\t")
 }
 
 /// Where a file of the project is in a kernel tree.
@@ -180,7 +194,7 @@ fn config_block(text: &str, name: &str) -> Result<String> {
 }
 
 /// A file of the project as it is in a kernel tree.
-fn in_tree_text(name: &str) -> Result<String> {
+fn in_tree_text(name: &str, sources: &BTreeSet<String>) -> Result<String> {
     let (file, part) = match name.split_once('#') {
         Some((file, part)) => (file, Some(part)),
         None => (name, None),
@@ -192,7 +206,7 @@ fn in_tree_text(name: &str) -> Result<String> {
     }
     for rewrite in REWRITES.iter().filter(|rewrite| rewrite.file == name) {
         ensure!(
-            text.contains(rewrite.from),
+            rewrite.optional || text.contains(rewrite.from),
             "{name} has no {:?} any more, which is another one in a kernel tree",
             rewrite.from
         );
@@ -201,7 +215,7 @@ fn in_tree_text(name: &str) -> Result<String> {
     if name.ends_with(".rs") {
         text = narrowed(&text);
     }
-    Ok(text)
+    Ok(text.replace("{helpers}", &helpers(sources)))
 }
 
 /// The name of the module that a line declares, uses, or says something of.
@@ -264,7 +278,8 @@ fn edited(text: &str, edit: &Edit, author: &str) -> Result<String> {
 
 /// The tree before the first patch and after each one.
 fn trees(source: &Path, author: &str) -> Result<Vec<Tree>> {
-    let wrong = unaccounted(&sources()?, STEPS, OUT_OF_TREE);
+    let sources = sources()?;
+    let wrong = unaccounted(&sources, STEPS, OUT_OF_TREE);
     ensure!(wrong.is_empty(), "the series is not whole:\n{wrong}");
     let mut tree = Tree::new();
     for edit in STEPS.iter().flat_map(|step| step.edits) {
@@ -275,13 +290,14 @@ fn trees(source: &Path, author: &str) -> Result<Vec<Tree>> {
     let mut trees = vec![tree.clone()];
     let mut growing = Tree::new();
     for step in STEPS {
-        for name in step.files {
-            let (path, text) = (place(name)?, in_tree_text(name)?);
+        let files = step.files.iter();
+        for name in files.flat_map(|entry| files_of(entry, &sources)) {
+            let (path, text) = (place(name)?, in_tree_text(name, &sources)?);
             ensure!(
                 !source.join(&path).exists(),
                 "the kernel has a {path} already"
             );
-            if GROWING.contains(name) {
+            if GROWING.contains(&name) {
                 growing.insert(path, text);
             } else {
                 tree.insert(path, text);
@@ -711,10 +727,19 @@ mod tests {
         let fewer = names(&["rust/a.rs"]);
         assert!(unaccounted(&fewer, &steps, &[]).contains("Kconfig#A is in a patch, but not there"));
         let twice = [step(&["rust/a.rs"]), step(&["rust/a.rs"])];
+        let wrong = unaccounted(&fewer, &twice, &[]);
         assert_eq!(
-            unaccounted(&fewer, &twice, &[]),
-            "rust/a.rs is in 2 patches\n"
+            wrong,
+            "rust/a.rs is in a patch, and in another or in none\n"
         );
+        // A folder is all that is in it, and of two patches only one may have a file.
+        let more = names(&["rust/a.rs", "rust/b/c.rs", "rust/b/d.rs"]);
+        assert_eq!(
+            unaccounted(&more, &[step(&["rust/a.rs", "rust/b/"])], &[]),
+            ""
+        );
+        let wrong = unaccounted(&more, &[step(&["rust/"]), step(&["rust/b/"])], &[]);
+        assert_eq!(wrong.lines().count(), 2, "{wrong}");
     }
 
     #[test]

@@ -13,7 +13,8 @@ pub(super) struct Step {
     pub subject: &'static str,
     /// Why it is there.
     pub body: &'static str,
-    /// Files of the project that it adds; `Kconfig#NAME` is one option of that file.
+    /// Files of the project that it adds; `name/` is a folder with all that is in it, and
+    /// `Kconfig#NAME` one option of that file.
     pub files: &'static [&'static str],
     /// What it adds to files of the kernel.
     pub edits: &'static [Edit],
@@ -34,6 +35,8 @@ pub(super) struct Rewrite {
     pub file: &'static str,
     pub from: &'static str,
     pub to: &'static str,
+    /// Whether it need not be there.
+    pub optional: bool,
 }
 
 /// What is configured and built once its Makefile is there.
@@ -63,6 +66,10 @@ pub(super) const OUT_OF_TREE: &[(&str, &str)] = &[
         "samples/rust_rdma_loop/helpers.c",
         "in a kernel tree the helpers are a module that exports them",
     ),
+    (
+        "samples/rust_rdma_soft/helpers.c",
+        "in a kernel tree the helpers are a module that exports them",
+    ),
 ];
 
 /// Where files are in a kernel tree; the first that fits counts.
@@ -75,11 +82,16 @@ pub(super) const PLACES: &[(&str, &str)] = &[
         "Kconfig#SAMPLE_RUST_RDMA_LOOP",
         "samples/rust/rdma_loop/Kconfig",
     ),
+    (
+        "Kconfig#SAMPLE_RUST_RDMA_SOFT",
+        "samples/rust/rdma_soft/Kconfig",
+    ),
     ("drivers/", "drivers/"),
     ("include/src/abi/", "drivers/infiniband/hw/ferrite/abi/"),
     ("include/uapi/", "include/uapi/"),
     ("rust/", "drivers/infiniband/rust/"),
     ("samples/rust_rdma_loop/", "samples/rust/rdma_loop/"),
+    ("samples/rust_rdma_soft/", "samples/rust/rdma_soft/"),
     ("tools/patches/tree/", ""),
 ];
 
@@ -95,36 +107,68 @@ pub(super) const REWRITES: &[Rewrite] = &[
         file: "Kconfig#INFINIBAND_FERRITE",
         from: "\tselect NET_DEVLINK\n",
         to: "\tselect INFINIBAND_RUST\n",
+        optional: false,
     },
     Rewrite {
         file: "Kconfig#SAMPLE_RUST_RDMA_LOOP",
         from: "\tdepends on RUST && INFINIBAND && m\n",
         to: "\tdepends on INFINIBAND_ADDR_TRANS && PCI && m\n\tselect INFINIBAND_RUST\n",
+        optional: false,
+    },
+    Rewrite {
+        file: "Kconfig#SAMPLE_RUST_RDMA_SOFT",
+        from: "\tdepends on RUST && INFINIBAND && m\n",
+        to: "\tdepends on INFINIBAND_ADDR_TRANS && PCI && m\n\tselect INFINIBAND_RUST\n",
+        optional: false,
+    },
+    Rewrite {
+        file: "samples/rust_rdma_soft/soft_main.rs",
+        from: "#[path = \"../../rust/",
+        to: "#[path = \"../../../drivers/infiniband/rust/",
+        optional: false,
+    },
+    Rewrite {
+        file: "samples/rust_rdma_soft/soft_main.rs",
+        from: "Documentation/rust-rdma-driver.md",
+        to: "Documentation/infiniband/rust.rst",
+        optional: false,
     },
     Rewrite {
         file: "rust/bindings/Makefile.bindgen",
         from: "$(src)/rust/bindings/",
         to: "$(rdma-rust)/bindings/",
+        optional: false,
     },
     Rewrite {
         file: "drivers/infiniband/hw/ferrite/ferrite_main.rs",
         from: "#[path = \"../../../../include/src/abi/mod.rs\"]\n",
         to: "",
+        optional: false,
     },
     Rewrite {
         file: "drivers/infiniband/hw/ferrite/ferrite_main.rs",
         from: "../../../../rust/",
         to: "../../rust/",
+        optional: false,
     },
     Rewrite {
         file: "samples/rust_rdma_loop/loop_main.rs",
         from: "#[path = \"../../rust/",
         to: "#[path = \"../../../drivers/infiniband/rust/",
+        optional: false,
     },
     Rewrite {
         file: "samples/rust_rdma_loop/loop_main.rs",
         from: "(`rust/rdma/extension.rs`)",
         to: "(`extension.rs` of the abstractions)",
+        optional: false,
+    },
+    // Helpers in files of their own, listed by the Makefile.
+    Rewrite {
+        file: "rust/bindings/Makefile.bindgen",
+        from: "$(addprefix $(src)/, $(rdma-helpers",
+        to: "$(addprefix $(rdma-rust)/, $(rdma-helpers",
+        optional: true,
     },
 ];
 
@@ -150,6 +194,11 @@ pub(super) const CONFIGURED: &[Module] = &[
             "module SAMPLE_RUST_RDMA_LOOP",
         ],
         goals: &["samples/rust/rdma_loop/rust_rdma_loop.ko"],
+    },
+    Module {
+        makefile: "samples/rust/rdma_soft/Makefile",
+        options: &["module SAMPLE_RUST_RDMA_SOFT"],
+        goals: &["samples/rust/rdma_soft/rust_rdma_soft.ko"],
     },
 ];
 
@@ -235,12 +284,8 @@ The KUnit module compiles what following patches add. For now this is
 the bindings, whose layouts bindgen asserts at compile time.
 ",
         files: &[
-            "rust/bindings/Makefile.bindgen",
-            "rust/bindings/bindgen_parameters",
-            "rust/bindings/mod.rs",
-            "rust/bindings/rdma_bindings.h",
-            "rust/helpers/rdma_helpers.c",
-            "rust/helpers/rdma_helpers.h",
+            "rust/bindings/",
+            "rust/helpers/",
             "tools/patches/tree/drivers/infiniband/rust/Kconfig",
             "tools/patches/tree/drivers/infiniband/rust/Makefile",
             "tools/patches/tree/drivers/infiniband/rust/Makefile.rdma",
@@ -350,6 +395,7 @@ refers.
             "rust/rdma/counters.rs",
             "rust/rdma/extension.rs",
             "rust/rdma/macros.rs",
+            "rust/rdma/port.rs",
             "rust/rdma/udata.rs",
         ],
         edits: &[],
@@ -363,12 +409,16 @@ uninitialised and has to initialise it, or give it back; afterwards it
 is only seen by reference, or by a counted one.
 ",
         files: &[
+            "rust/rdma/ah.rs",
             "rust/rdma/cq.rs",
             "rust/rdma/memory.rs",
+            "rust/rdma/mw.rs",
             "rust/rdma/object.rs",
+            "rust/rdma/pd.rs",
             "rust/rdma/qp.rs",
             "rust/rdma/srq.rs",
             "rust/rdma/work.rs",
+            "rust/rdma/xrc.rs",
         ],
         edits: &[],
     },
@@ -437,19 +487,7 @@ layout and each constant is written here and nowhere else, with its size
 and offsets asserted. Device, provider and tests are compiled from the
 same files, which is why they may be used under the MIT licence as well.
 ",
-        files: &[
-            "include/src/abi/buffer.rs",
-            "include/src/abi/command.rs",
-            "include/src/abi/completion.rs",
-            "include/src/abi/doorbell.rs",
-            "include/src/abi/event.rs",
-            "include/src/abi/memory.rs",
-            "include/src/abi/mod.rs",
-            "include/src/abi/pci.rs",
-            "include/src/abi/registers.rs",
-            "include/src/abi/uverbs.rs",
-            "include/src/abi/work.rs",
-        ],
+        files: &["include/src/abi/"],
         edits: &[Edit {
             file: "MAINTAINERS",
             before: "FILE LOCKING (flock() and fcntl()/lockf())\n",
@@ -561,6 +599,7 @@ that others want.
         files: &[
             "drivers/infiniband/hw/ferrite/cq.rs",
             "drivers/infiniband/hw/ferrite/qp.rs",
+            "drivers/infiniband/hw/ferrite/qp/",
             "drivers/infiniband/hw/ferrite/srq.rs",
             "drivers/infiniband/hw/ferrite/wqe.rs",
         ],
@@ -634,6 +673,38 @@ tests any RoCE device.
                 file: "samples/rust/Makefile",
                 before: "\nrust_print-y := ",
                 insert: "obj-$(CONFIG_SAMPLE_RUST_RDMA_LOOP)\t\t+= rdma_loop/\n",
+            },
+        ],
+    },
+    Step {
+        subject: "samples: rust: Add an RDMA device made of software",
+        body: "\
+The smallest driver on the abstractions: protection domains, completion
+queues, reliable connections within the device, fast registration, and a
+port beside a network interface. It has no hardware to know, so that what
+is left is what a driver has to say to the RDMA core.
+
+The other sample passes its tests on it.
+",
+        files: &[
+            "Kconfig#SAMPLE_RUST_RDMA_SOFT",
+            "samples/rust_rdma_soft/driver.rs",
+            "samples/rust_rdma_soft/engine.rs",
+            "samples/rust_rdma_soft/memory.rs",
+            "samples/rust_rdma_soft/queue.rs",
+            "samples/rust_rdma_soft/soft_main.rs",
+            "tools/patches/tree/samples/rust/rdma_soft/Makefile",
+        ],
+        edits: &[
+            Edit {
+                file: "samples/rust/Kconfig",
+                before: "config SAMPLE_RUST_HOSTPROGS\n",
+                insert: "source \"samples/rust/rdma_soft/Kconfig\"\n\n",
+            },
+            Edit {
+                file: "samples/rust/Makefile",
+                before: "\nrust_print-y := ",
+                insert: "obj-$(CONFIG_SAMPLE_RUST_RDMA_SOFT)\t\t+= rdma_soft/\n",
             },
         ],
     },
