@@ -6,7 +6,7 @@
 
 LAB := tools/lab/bootstrap
 
-.PHONY: help demo test test-long pyverbs bench shell prepare clean distclean
+.PHONY: help demo test test-long pyverbs bench patches shell prepare clean distclean
 
 help:
 	@echo 'Ferrite: an RDMA device, its Linux driver and everything to try them in VMs.'
@@ -20,12 +20,13 @@ help:
 	@echo '       LANES=n         ... so many pairs of VMs at a time; else one for every two cores, and one more'
 	@echo '       KERNEL=name     ... all that runs in VMs on that kernel: stock, test, kasan, kcsan'
 	@echo '  make test-long       what takes hours: many seeds, 200 boots, everything in VMs, long tests too,'
-	@echo '                       on kernels with KASAN and with KCSAN; STAGE=seeds, boots, kasan, kcsan,'
-	@echo '                       FILTER=text, SEEDS=n instead of 2000, LANES=n'
+	@echo '                       on kernels with KASAN and with KCSAN; STAGE=seeds, boots, patches,'
+	@echo '                       kasan, kcsan, FILTER=text, SEEDS=n instead of 2000, LANES=n'
 	@echo '  make pyverbs         rdma-core'"'"'s own tests on the device in a VM; FILTER=part of a name'
 	@echo '  make bench           Ferrite beside rxe and siw, measured in the same VMs: bench/report.html;'
 	@echo '                       ROUNDS=n, QUICK=1 for a short run, PROFILE=1 for what the time goes into,'
 	@echo '                       ONLY=part for some: time, moderation, count, control, storage, scale, handlers'
+	@echo '  make patches         the kernel side as patches for a kernel tree, as they would be sent'
 	@echo '  make shell           VMs up, a prompt in each; VM=2 starts in the second,'
 	@echo '                       KERNEL=test boots the kernel with the checkers'
 	@echo '  make prepare         fetch and build what is cached, and nothing else; KERNEL=name'
@@ -51,6 +52,9 @@ pyverbs:
 
 bench:
 	@$(LAB) bench $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(if $(PROFILE),--profile) $(if $(ONLY),--only '$(ONLY)')
+
+patches:
+	@$(LAB) patches
 
 shell:
 	@$(LAB) shell $(if $(VM),--vm $(VM)) $(if $(KERNEL),--kernel '$(KERNEL)')

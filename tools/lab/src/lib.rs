@@ -14,6 +14,7 @@ pub mod guest;
 pub mod kernel;
 pub mod klog;
 pub mod ktap;
+pub mod patches;
 pub mod payload;
 pub mod process;
 pub mod protocol;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Result};
 use ferrite_lab::kernel::Flavour;
-use ferrite_lab::{bench, boots, demo, process, pyverbs, shell, suite};
+use ferrite_lab::{bench, boots, demo, patches, process, pyverbs, shell, suite};
 
 const USAGE: &str = "\
 usage: ferrite-lab <command> [options]
@@ -38,6 +38,7 @@ usage: ferrite-lab <command> [options]
   boots [--count N] [--vms N] [--cpus N] [--kernel NAME] [--kernel-args TEXT] [--seconds N]
                           boot machines without the device, N at a time, and count which come
                           up; begins no further ones after so many seconds
+  patches                 the kernel side as a series of patches to a kernel tree
   clean [--all]           remove build output (or the whole cache)
 ";
 
@@ -143,6 +144,13 @@ fn command(mut args: impl Iterator<Item = String>) -> Result<bool> {
                 }
             }
             boots::run(&options)
+        }
+        "patches" => {
+            if let Some(other) = args.next() {
+                bail!("patches: unknown option {other}");
+            }
+            patches::run()?;
+            Ok(true)
         }
         "shell" => {
             let mut options = shell::Options::default();

@@ -45,7 +45,7 @@ pub struct Options {
 pub const STAGES: &[&str] = &["lint", "abi", "unit", "conformance", "kunit", "vm"];
 
 /// All stages of the long run.
-pub const LONG_STAGES: &[&str] = &["seeds", "boots", "kasan", "kcsan"];
+pub const LONG_STAGES: &[&str] = &["seeds", "boots", "patches", "kasan", "kcsan"];
 
 /// How many seeds of hostile guests and wires the long run tries, and how many cases of each
 /// property.
@@ -194,6 +194,10 @@ fn long_stages(options: &Options, report: &mut Report) -> Result<()> {
         crate::artifacts::build_fabric()?;
         guest::image()?;
         crate::boots::boots(&Default::default(), &kernel::get(Flavour::Stock)?, report)?;
+    }
+    if options.stage_wanted("patches") {
+        report.stage("patches: the kernel builds after each");
+        crate::patches::build_tests(|name| options.wanted(name), report)?;
     }
     for flavour in [Flavour::Kasan, Flavour::Kcsan] {
         if options.stage_wanted(flavour.name()) {
@@ -398,6 +402,7 @@ fn lint(options: &Options, report: &mut Report) -> Result<()> {
             .args(&sources);
         run_step(&mut checkpatch, log)
     });
+    crate::patches::tests(|name| options.wanted(name), report);
     Ok(())
 }
 

@@ -133,7 +133,7 @@ fn check(said: &DeviceCaps, offered: u64) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What is made use of of a device that offers features `offered` in its registers; or why a driver
+/// What is used of a device that offers features `offered` in its registers; or why a driver
 /// can do nothing with it.
 ///
 /// The ends of the ranges of numbers fit in 24 bits, and one.

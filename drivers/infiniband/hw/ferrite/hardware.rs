@@ -220,7 +220,7 @@ pub(crate) struct Hardware {
     low_latency: Atomic<u32>,
     /// The [`Cause::number`] for which it was given up, zero before.
     cause: Atomic<u32>,
-    /// Whom it is up to to make it work again.
+    /// Who has to make it work again.
     recovery: Arc<Recovery>,
     /// Of what is printed in interrupts, as often as the device likes: changes of the link.
     #[pin]

@@ -29,6 +29,7 @@ mod recovery;
 mod registration;
 mod smb;
 mod smc;
+mod soft;
 mod srp;
 pub(crate) mod storage;
 mod vector_map;
@@ -314,6 +315,7 @@ pub fn groups() -> Vec<Group> {
                 ("checked", basics::THREADS),
                 ("allocations", allocations::TESTS),
                 ("checked", lifecycle::LOADING),
+                ("sample", soft::TESTS),
                 ("misbehaviour", misbehaviour::TESTS),
                 ("recovery", recovery::TESTS),
                 ("vector map", vector_map::CHANGES),

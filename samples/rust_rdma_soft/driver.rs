@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The driver: what the core asks of a device, trait by trait.
+
+use crate::bindings;
+use crate::engine::Engine;
+use crate::kernel_ext::errno::eopnotsupp;
+use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
+use crate::kernel_ext::workqueue::OwnedQueue;
+use crate::memory::{Local, Pages, MAX_SGE};
+use crate::queue::{Cqe, Op, Recv, Ring, Send};
+use crate::rdma::{
+    kind, Access, Completions, Cq, CqInitAttr, CqOps, Device, DeviceAttr, DeviceCaps, Driver,
+    FastRegOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops,
+    Pd, PdOps, PortAttr, PortImmutable, Qp, QpAttr, QpCap, QpInitAttr, QpOps, QpQuery, QpState,
+    QpType, QpValues, RecvList, Rtnl, SendFlags, SendList, SendOp, Udata, UserRegion, Wc, WcStatus,
+};
+use kernel::prelude::*;
+use kernel::sync::atomic::{Atomic, Relaxed};
+use kernel::sync::{new_mutex, Arc, Mutex};
+
+/// Entries of the GID table.
+const GIDS: u32 = 16;
+/// Entries of a send or receive queue, at the most.
+const MAX_WR: u32 = 1 << 14;
+/// Entries of a completion queue, at the most.
+const MAX_CQE: u32 = 1 << 18;
+/// Pages of a region, at the most.
+const MAX_PAGES: u32 = 1 << 11;
+/// Objects of a kind that are told to be possible: there are as many as memory has room for.
+const MANY: u32 = 1 << 16;
+
+/// The driver's data of the device.
+pub(crate) struct Soft {
+    // Dropped first, which waits for the engine.
+    queue: OwnedQueue,
+    engine: Arc<Engine>,
+    pds: Atomic<u32>,
+}
+
+impl Soft {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            queue: OwnedQueue::ordered(c"rust_rdma_soft")?,
+            engine: Engine::new()?,
+            pds: Atomic::new(0),
+        })
+    }
+
+    /// Has the engine look at what was posted. May be called in atomic context.
+    fn kick(&self) {
+        // Where it is queued already, it has yet to look.
+        drop(self.queue.enqueue(self.engine.clone()));
+    }
+}
+
+#[vtable]
+impl Driver for Soft {
+    const NAME: &'static CStr = c"soft%d";
+    const ABI_VERSION: u32 = 1;
+    const OPS: Ops<Self> = Ops::new()
+        .with_gids()
+        .with_netdev()
+        .with_fast_registration();
+
+    fn query_device(_dev: &Device<Self>) -> Result<DeviceAttr> {
+        Ok(DeviceAttr {
+            max_mr_size: u64::from(MAX_PAGES) * kernel::page::PAGE_SIZE as u64,
+            page_size_cap: kernel::page::PAGE_SIZE as u64,
+            vendor_id: 0x1af4,
+            vendor_part_id: 1,
+            max_qp: MANY,
+            max_qp_wr: MAX_WR,
+            caps: DeviceCaps::MEM_MGT_EXTENSIONS,
+            local_dma_lkey: true,
+            max_send_sge: MAX_SGE as u32,
+            max_recv_sge: MAX_SGE as u32,
+            max_sge_rd: MAX_SGE as u32,
+            max_cq: MANY,
+            max_cqe: MAX_CQE,
+            max_mr: MANY,
+            max_pd: MANY,
+            max_qp_rd_atom: 16,
+            max_qp_init_rd_atom: 16,
+            max_res_rd_atom: 16 * MANY,
+            atomic_hca: true,
+            max_fast_reg_page_list_len: MAX_PAGES,
+            max_pkeys: 1,
+            ..DeviceAttr::default()
+        })
+    }
+
+    fn query_port(dev: &Device<Self>, port: u32) -> Result<PortAttr> {
+        let attr = PortAttr::ethernet(&dev.ethernet_port(port), Mtu::Bytes4096, GIDS);
+        Ok(PortAttr {
+            cap_flags: 0,
+            ..attr
+        })
+    }
+
+    fn port_immutable(_dev: &Device<Self>, _port: u32) -> Result<PortImmutable> {
+        Ok(PortImmutable {
+            // Without datagrams there is no communication manager.
+            core_cap_flags: bindings::RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP
+                | bindings::RDMA_CORE_CAP_ETH_AH,
+            max_mad_size: 0,
+            ..PortImmutable::roce_v2(GIDS)
+        })
+    }
+
+    fn query_pkey(_dev: &Device<Self>, _port: u32, _index: u16) -> Result<u16> {
+        Ok(0xffff)
+    }
+}
+
+// The core keeps the table; nothing leaves this device that would need the addresses.
+impl GidOps for Soft {
+    fn add_gid(_dev: &Device<Self>, _attr: &GidAttr) -> Result {
+        Ok(())
+    }
+
+    fn del_gid(_dev: &Device<Self>, _attr: &GidAttr) -> Result {
+        Ok(())
+    }
+}
+
+impl NetdevOps for Soft {
+    fn shares_link(_dev: &Device<Self>, _rtnl: &Rtnl, netdev: &Netdev) -> bool {
+        netdev.is_hardware()
+    }
+
+    fn netdev_event(dev: &Device<Self>, netdev: &Netdev, event: NetdevEvent) {
+        if matches!(
+            event,
+            NetdevEvent::Up | NetdevEvent::Down | NetdevEvent::Change
+        ) {
+            dev.report_port(1, netdev.is_up());
+        }
+    }
+}
+
+/// Data of a protection domain.
+pub(crate) struct SoftPd {
+    pub(crate) number: u32,
+}
+
+impl PdOps for Soft {
+    type Pd = SoftPd;
+
+    fn alloc_pd<'a>(
+        dev: &Device<Self>,
+        new: New<'a, kind::Pd, Self>,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Pd<Self>> {
+        let number = dev.pds.fetch_add(1, Relaxed);
+        new.init(SoftPd { number })
+    }
+
+    fn dealloc_pd(_pd: &Pd<Self>) -> Result {
+        Ok(())
+    }
+}
+
+/// Data of a completion queue.
+#[pin_data]
+pub(crate) struct SoftCq {
+    #[pin]
+    pub(crate) state: IrqSpinLock<CqState>,
+}
+
+pub(crate) struct CqState {
+    ring: Ring<Cqe>,
+    /// Set where the consumer waits: whether for solicited completions only.
+    armed: Option<bool>,
+}
+
+/// Puts a completion into a queue, and wakes who waits for it.
+pub(crate) fn add_completion(cq: &Cq<Soft>, cqe: Cqe, solicited: bool) {
+    let solicited = solicited || cqe.status != WcStatus::Success;
+    let mut state = cq.state.lock();
+    if state.ring.push(cqe).is_err() {
+        drop(state);
+        // There is no room: the consumer posted more than it said.
+        cq.report_error();
+        return;
+    }
+    let wakes = state.armed.is_some_and(|only| solicited || !only);
+    if wakes {
+        state.armed = None;
+    }
+    // The handler may poll.
+    drop(state);
+    if wakes {
+        cq.complete();
+    }
+}
+
+#[vtable]
+impl CqOps for Soft {
+    type Cq = SoftCq;
+
+    fn create_cq<'a>(
+        _dev: &Device<Self>,
+        mut new: New<'a, kind::Cq, Self>,
+        attr: &CqInitAttr,
+    ) -> Result<&'a Cq<Self>> {
+        if attr.entries == 0 || attr.entries > MAX_CQE || attr.flags != 0 {
+            return Err(EINVAL);
+        }
+        let ring = Ring::new(attr.entries as usize)?;
+        new.set_entries(attr.entries);
+        new.init(pin_init!(SoftCq {
+            state <- new_irq_spinlock!(CqState { ring, armed: None }, "rust_rdma_soft::cq"),
+        }))
+    }
+
+    fn destroy_cq(_cq: &Cq<Self>) -> Result {
+        // It is in no table: queue pairs lead to it, and there is none any more.
+        Ok(())
+    }
+
+    fn poll_cq(cq: &Cq<Self>, completions: &mut Completions<'_>) -> Result {
+        let mut state = cq.state.lock();
+        while !completions.is_full() {
+            let Some(cqe) = state.ring.pop() else { break };
+            completions.push(&Wc {
+                status: cqe.status,
+                byte_len: cqe.byte_len,
+                imm_data: cqe.imm,
+                invalidated: cqe.invalidated,
+                ..Wc::new(&*cqe.qp, cqe.id, cqe.opcode)
+            });
+        }
+        Ok(())
+    }
+
+    fn req_notify_cq(cq: &Cq<Self>, notify: Notify) -> Result<bool> {
+        let mut state = cq.state.lock();
+        state.armed = Some(notify.solicited);
+        Ok(!state.ring.is_empty())
+    }
+}
+
+/// Data of a queue pair.
+#[pin_data]
+pub(crate) struct SoftQp {
+    /// The number of its protection domain.
+    pub(crate) pd: u32,
+    /// Its attributes.
+    #[pin]
+    pub(crate) values: Mutex<QpValues>,
+    #[pin]
+    pub(crate) queues: IrqSpinLock<Queues>,
+}
+
+pub(crate) struct Queues {
+    /// As in the attributes, for those who may not sleep.
+    pub(crate) state: QpState,
+    pub(crate) sends: Ring<Send>,
+    pub(crate) recvs: Ring<Recv>,
+}
+
+/// Takes completions of a queue pair out of its completion queues.
+fn purge(qp: &Qp<Soft>) {
+    for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
+        let number = qp.number();
+        cq.state.lock().ring.retain(|cqe| cqe.qp.number() != number);
+    }
+}
+
+#[vtable]
+impl QpOps for Soft {
+    type Qp = SoftQp;
+
+    fn create_qp<'a>(
+        dev: &Device<Self>,
+        mut new: New<'a, kind::Qp, Self>,
+        attr: &mut QpInitAttr<'_, Self>,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Qp<Self>> {
+        if attr.qp_type() != Some(QpType::Rc) || attr.create_flags().as_raw() != 0 {
+            return Err(eopnotsupp());
+        }
+        let cap = attr.cap();
+        let (wrs, sges) = (
+            cap.max_send_wr.max(cap.max_recv_wr),
+            cap.max_send_sge.max(cap.max_recv_sge),
+        );
+        if wrs > MAX_WR || sges as usize > MAX_SGE || cap.max_inline_data != 0 {
+            return Err(EINVAL);
+        }
+        let cap = QpCap {
+            max_send_sge: MAX_SGE as u32,
+            max_recv_sge: MAX_SGE as u32,
+            ..cap
+        };
+        attr.set_cap(&cap);
+        let values = QpValues {
+            cap,
+            signal_all: attr.signal_all(),
+            ..QpValues::default()
+        };
+        let queues = Queues {
+            state: QpState::Reset,
+            sends: Ring::new(cap.max_send_wr as usize)?,
+            recvs: Ring::new(cap.max_recv_wr as usize)?,
+        };
+        let pd = attr.pd().ok_or(EINVAL)?.number;
+        let mut objects = dev.engine.objects.lock();
+        let number = objects.qps.reserve()?;
+        new.set_number(number);
+        let qp = new.init(pin_init!(SoftQp {
+            pd,
+            values <- new_mutex!(values, "rust_rdma_soft::qp"),
+            queues <- new_irq_spinlock!(queues, "rust_rdma_soft::queues"),
+        }))?;
+        objects.qps.set(number, Some(qp.get_ref()));
+        Ok(qp)
+    }
+
+    fn modify_qp(qp: &Qp<Self>, attr: &QpAttr<'_>, _udata: Option<&Udata<'_, Self>>) -> Result {
+        // Nothing is done meanwhile.
+        let _objects = qp.device().engine.objects.lock();
+        let mut values = qp.values.lock();
+        let next = attr.state().unwrap_or(values.state);
+        if !attr.transition_is_ok(values.state, next, QpType::Rc) {
+            return Err(EINVAL);
+        }
+        values.merge(attr);
+        values.state = next;
+        let mut queues = qp.queues.lock();
+        queues.state = next;
+        if next == QpState::Reset {
+            queues.sends.clear();
+            queues.recvs.clear();
+            drop(queues);
+            purge(qp);
+        }
+        qp.device().kick();
+        Ok(())
+    }
+
+    fn query_qp(qp: &Qp<Self>, attr: &mut QpQuery<'_>) -> Result {
+        attr.fill(&qp.values.lock());
+        Ok(())
+    }
+
+    fn destroy_qp(qp: &Qp<Self>) -> Result {
+        let mut objects = qp.device().engine.objects.lock();
+        objects.qps.set(qp.number(), None);
+        // Of those that it is counted by, the completions are left.
+        purge(qp);
+        Ok(())
+    }
+
+    fn post_send(qp: &Qp<Self>, list: &mut SendList<'_, Self>) -> Result {
+        let posted = (|| {
+            while let Some(wr) = list.next() {
+                if wr.flags().contains(SendFlags::INLINE) {
+                    return Err(EINVAL);
+                }
+                let op = match wr.op()? {
+                    SendOp::Send => Op::Send {
+                        imm: None,
+                        invalidate: None,
+                    },
+                    SendOp::SendWithImm(imm) => Op::Send {
+                        imm: Some(imm),
+                        invalidate: None,
+                    },
+                    SendOp::SendWithInvalidate(key) => Op::Send {
+                        imm: None,
+                        invalidate: Some(key),
+                    },
+                    SendOp::RdmaWrite(remote) => Op::Write { remote, imm: None },
+                    SendOp::RdmaWriteWithImm(remote, imm) => Op::Write {
+                        remote,
+                        imm: Some(imm),
+                    },
+                    SendOp::RdmaRead(remote) => Op::Read(remote),
+                    SendOp::CompareSwap {
+                        remote,
+                        compare,
+                        swap,
+                    } => Op::CompareSwap {
+                        remote,
+                        compare,
+                        swap,
+                    },
+                    SendOp::FetchAdd { remote, add } => Op::FetchAdd { remote, add },
+                    SendOp::LocalInvalidate(key) => Op::Invalidate(key),
+                    SendOp::RegMr { mr, key, access } => Op::Register {
+                        mr: mr.get_ref(),
+                        key,
+                        access,
+                    },
+                    SendOp::RegisterSend { .. } => return Err(eopnotsupp()),
+                };
+                let send = Send {
+                    id: wr.id(),
+                    flags: wr.flags(),
+                    op,
+                    local: Local::new(wr.sges())?,
+                };
+                let mut queues = qp.queues.lock();
+                if !matches!(queues.state, QpState::Rts | QpState::Err) {
+                    return Err(EINVAL);
+                }
+                queues.sends.push(send)?;
+            }
+            Ok(())
+        })();
+        // Also what was posted before one that cannot be.
+        qp.device().kick();
+        posted
+    }
+
+    fn post_recv(qp: &Qp<Self>, list: &mut RecvList<'_>) -> Result {
+        let posted = (|| {
+            while let Some(wr) = list.next() {
+                let recv = Recv {
+                    id: wr.id(),
+                    local: Local::new(wr.sges())?,
+                };
+                let mut queues = qp.queues.lock();
+                if queues.state == QpState::Reset {
+                    return Err(EINVAL);
+                }
+                queues.recvs.push(recv)?;
+            }
+            Ok(())
+        })();
+        qp.device().kick();
+        posted
+    }
+}
+
+/// Data of a memory region.
+#[pin_data]
+pub(crate) struct SoftMr {
+    /// Its place in the table, which its keys begin with.
+    pub(crate) number: u32,
+    /// The number of its protection domain.
+    pub(crate) pd: u32,
+    #[pin]
+    pub(crate) pages: IrqSpinLock<Pages>,
+}
+
+#[vtable]
+impl MrOps for Soft {
+    type Mr = SoftMr;
+
+    fn get_dma_mr<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Mr, Self>,
+        _access: Access,
+    ) -> Result<&'a Mr<Self>> {
+        // Asked for only where peers shall have all memory: there is a key for local use.
+        Err(eopnotsupp())
+    }
+
+    fn reg_user_mr<'a>(
+        _pd: &Pd<Self>,
+        _new: New<'a, kind::Mr, Self>,
+        _region: &UserRegion,
+        _udata: Option<&Udata<'_, Self>>,
+    ) -> Result<&'a Mr<Self>> {
+        // Processes cannot open the device.
+        Err(eopnotsupp())
+    }
+
+    fn dereg_mr(mr: &Mr<Self>, _pd: &Pd<Self>) -> Result {
+        mr.device().engine.objects.lock().mrs.set(mr.number, None);
+        Ok(())
+    }
+}
+
+impl FastRegOps for Soft {
+    fn alloc_mr<'a>(
+        pd: &Pd<Self>,
+        mut new: New<'a, kind::Mr, Self>,
+        pages: u32,
+    ) -> Result<&'a Mr<Self>> {
+        if pages > MAX_PAGES {
+            return Err(EINVAL);
+        }
+        let pages = Pages::new(pages as usize)?;
+        let mut objects = pd.device().engine.objects.lock();
+        let number = objects.mrs.reserve()?;
+        // The last byte is the consumer's.
+        new.set_keys(number << 8, number << 8);
+        let mr = new.init(pin_init!(SoftMr {
+            number,
+            pd: pd.number,
+            pages <- new_irq_spinlock!(pages, "rust_rdma_soft::mr"),
+        }))?;
+        objects.mrs.set(number, Some(mr.get_ref()));
+        Ok(mr)
+    }
+
+    fn begin_mr_map(mr: &Mr<Self>) {
+        mr.pages.lock().clear();
+    }
+
+    fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result {
+        mr.pages.lock().push(addr)
+    }
+}

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The device: a work item that does what was posted, one request after the other.
+
+use crate::driver::{add_completion, Soft};
+use crate::memory::{copy, Span, Spans};
+use crate::queue::{Cqe, Op, Recv, Send};
+use crate::rdma::{
+    Access, MrRef, Qp, QpRef, QpState, QpValues, Remote, SendFlags, WcOpcode, WcStatus,
+};
+use kernel::prelude::*;
+use kernel::sync::{new_mutex, Arc, Mutex};
+use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
+
+/// The device.
+#[pin_data]
+pub(crate) struct Engine {
+    /// Queue pairs and regions by number. Held while a request is done: what is taken out is not used
+    /// any more.
+    #[pin]
+    pub(crate) objects: Mutex<Objects>,
+    #[pin]
+    work: Work<Engine>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Engine { self.work }
+}
+
+/// What requests find by number.
+pub(crate) struct Objects {
+    pub(crate) qps: Table<QpRef<Soft>>,
+    pub(crate) mrs: Table<MrRef<Soft>>,
+}
+
+/// Objects by number, beginning with [`FIRST`].
+pub(crate) struct Table<T>(KVVec<Option<T>>);
+
+/// Numbers before it are those of special queue pairs, and key 0 is that of all local memory.
+const FIRST: u32 = 2;
+
+impl<T> Table<T> {
+    fn new() -> Self {
+        Self(KVVec::new())
+    }
+
+    /// A number that is free, with room for its object.
+    pub(crate) fn reserve(&mut self) -> Result<u32> {
+        let free = self.0.iter().position(Option::is_none);
+        let at = match free {
+            Some(at) => at,
+            None => {
+                self.0.push(None, GFP_KERNEL)?;
+                self.0.len() - 1
+            }
+        };
+        Ok(at as u32 + FIRST)
+    }
+
+    pub(crate) fn set(&mut self, number: u32, object: Option<T>) {
+        if let Some(place) = number
+            .checked_sub(FIRST)
+            .and_then(|at| self.0.get_mut(at as usize))
+        {
+            *place = object;
+        }
+    }
+
+    fn get(&self, number: u32) -> Option<&T> {
+        self.0.get(number.checked_sub(FIRST)? as usize)?.as_ref()
+    }
+}
+
+/// What became of a request.
+enum End {
+    /// It is done, and had so many bytes.
+    Done(u32),
+    /// The peer has nothing to receive it with yet.
+    Waits,
+    /// It failed.
+    Failed(WcStatus),
+}
+
+impl Engine {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let init = pin_init!(Self {
+            objects <- new_mutex!(Objects {
+                qps: Table::new(),
+                mrs: Table::new(),
+            }, "rust_rdma_soft::objects"),
+            work <- new_work!("rust_rdma_soft::Engine"),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+}
+
+impl WorkItem for Engine {
+    type Pointer = Arc<Self>;
+
+    /// Does one request of each queue pair at a time, until none can be done.
+    fn run(this: Arc<Self>) {
+        loop {
+            let objects = this.objects.lock();
+            let mut any = false;
+            for qp in objects.qps.0.iter().flatten() {
+                any |= objects.step(qp);
+            }
+            if !any {
+                return;
+            }
+        }
+    }
+}
+
+impl Objects {
+    /// Does the first request of a queue pair; returns whether anything was done.
+    fn step(&self, qp: &Qp<Soft>) -> bool {
+        let mut queues = qp.queues.lock();
+        match queues.state {
+            QpState::Rts => {}
+            QpState::Err => {
+                let any = !queues.sends.is_empty() || !queues.recvs.is_empty();
+                drop(queues);
+                flush(qp);
+                return any;
+            }
+            _ => return false,
+        }
+        let Some(send) = queues.sends.lend() else {
+            return false;
+        };
+        drop(queues);
+        let values = *qp.values.lock();
+        match self.execute(qp, &values, &send) {
+            End::Waits => {
+                qp.queues.lock().sends.give_back(send);
+                false
+            }
+            End::Done(byte_len) => {
+                qp.queues.lock().sends.end_loan();
+                if values.signal_all || send.flags.contains(SendFlags::SIGNALED) {
+                    complete_send(qp, &send, WcStatus::Success, byte_len);
+                }
+                true
+            }
+            End::Failed(status) => {
+                qp.queues.lock().sends.end_loan();
+                complete_send(qp, &send, status, 0);
+                fail(qp);
+                true
+            }
+        }
+    }
+
+    /// The region that `key` is of, if it is one of domain `pd` and allows that.
+    fn find(&self, pd: u32, key: u32, addr: u64, length: u64, access: Access) -> Option<Span> {
+        let mr = self.mrs.get(key >> 8)?;
+        let allowed = mr.pd == pd && mr.pages.lock().allows(key, addr, length, access);
+        allowed.then(|| Span::of_region(mr.clone(), addr, length))
+    }
+
+    /// The peer's memory that a request names.
+    fn remote(
+        &self,
+        peer: &Peer<'_>,
+        remote: Remote,
+        length: u64,
+        access: Access,
+    ) -> Result<Spans, WcStatus> {
+        if length == 0 {
+            return Ok(Spans::default());
+        }
+        let allowed = peer.values.access.contains(access);
+        let span = allowed
+            .then(|| self.find(peer.qp.pd, remote.rkey, remote.addr, length, access))
+            .flatten();
+        match span {
+            Some(span) => Ok(span.into()),
+            None => {
+                // A peer whose memory was asked for wrongly ends the connection, too.
+                fail(peer.qp);
+                Err(WcStatus::RemoteAccess)
+            }
+        }
+    }
+
+    /// The queue pair that one is connected with.
+    fn peer(&self, qp: &Qp<Soft>, values: &QpValues) -> Result<Peer<'_>, WcStatus> {
+        let peer = self.qps.get(values.dest_qp_num);
+        let peer = peer.map(|peer| Peer {
+            values: *peer.values.lock(),
+            qp: peer,
+        });
+        peer.filter(|peer| {
+            let receives = matches!(peer.values.state, QpState::Rtr | QpState::Rts);
+            receives && peer.values.dest_qp_num == qp.number()
+        })
+        // Nobody answers.
+        .ok_or(WcStatus::RetryExceeded)
+    }
+
+    fn execute(&self, qp: &Qp<Soft>, values: &QpValues, send: &Send) -> End {
+        match self.try_execute(qp, values, send) {
+            Ok(end) => end,
+            Err(status) => End::Failed(status),
+        }
+    }
+
+    fn try_execute(&self, qp: &Qp<Soft>, values: &QpValues, send: &Send) -> Result<End, WcStatus> {
+        let length = send.local.length();
+        let local = |access: Access| {
+            let find = |key, addr, length| self.find(qp.pd, key, addr, length, access);
+            send.local.spans(find).ok_or(WcStatus::LocalProtection)
+        };
+        let failed = |good: bool| good.then_some(()).ok_or(WcStatus::LocalProtection);
+        Ok(match &send.op {
+            Op::Send { imm, invalidate } => {
+                let from = local(Access::default())?;
+                let peer = self.peer(qp, values)?;
+                let message = Message {
+                    from: &from,
+                    length,
+                    imm: *imm,
+                    invalidate: *invalidate,
+                    solicited: send.flags.contains(SendFlags::SOLICITED),
+                };
+                self.deliver(&peer, &message)?
+            }
+            Op::Write { remote, imm } => {
+                let from = local(Access::default())?;
+                let peer = self.peer(qp, values)?;
+                if imm.is_some() && peer.qp.queues.lock().recvs.is_empty() {
+                    return Ok(End::Waits);
+                }
+                let to = self.remote(&peer, *remote, length, Access::REMOTE_WRITE)?;
+                failed(copy(&from, &to, length))?;
+                if let Some(imm) = imm {
+                    let recv = peer.qp.queues.lock().recvs.pop();
+                    if let Some(recv) = recv {
+                        let cqe = Cqe {
+                            byte_len: length as u32,
+                            imm: Some(*imm),
+                            ..received(peer.qp, &recv, WcOpcode::RecvRdmaWithImm)
+                        };
+                        let solicited = send.flags.contains(SendFlags::SOLICITED);
+                        complete_recv(peer.qp, cqe, solicited);
+                    }
+                }
+                End::Done(length as u32)
+            }
+            Op::Read(remote) => {
+                let to = local(Access::LOCAL_WRITE)?;
+                let peer = self.peer(qp, values)?;
+                let from = self.remote(&peer, *remote, length, Access::REMOTE_READ)?;
+                failed(copy(&from, &to, length))?;
+                End::Done(length as u32)
+            }
+            Op::CompareSwap {
+                remote,
+                compare,
+                swap,
+            } => {
+                let to = local(Access::LOCAL_WRITE)?;
+                let new = |old| if old == *compare { *swap } else { old };
+                self.atomic(&self.peer(qp, values)?, *remote, &to, new)?
+            }
+            Op::FetchAdd { remote, add } => {
+                let to = local(Access::LOCAL_WRITE)?;
+                let new = |old: u64| old.wrapping_add(*add);
+                self.atomic(&self.peer(qp, values)?, *remote, &to, new)?
+            }
+            Op::Register { mr, key, access } => {
+                let (iova, length) = (mr.iova(), mr.length());
+                failed(mr.pd == qp.pd && key >> 8 == mr.number)?;
+                failed(mr.pages.lock().register(*key, *access, iova, length))?;
+                End::Done(0)
+            }
+            Op::Invalidate(key) => {
+                failed(self.invalidate(qp.pd, *key))?;
+                End::Done(0)
+            }
+        })
+    }
+
+    /// Ends the registration under `key`; returns whether there was one in domain `pd`.
+    fn invalidate(&self, pd: u32, key: u32) -> bool {
+        let mr = self.mrs.get(key >> 8).filter(|mr| mr.pd == pd);
+        mr.is_some_and(|mr| mr.pages.lock().invalidate(key))
+    }
+
+    /// Puts a message into the peer's first receive.
+    fn deliver(&self, peer: &Peer<'_>, message: &Message<'_>) -> Result<End, WcStatus> {
+        let recv = peer.qp.queues.lock().recvs.pop();
+        let Some(recv) = recv else {
+            // As with `rnr_retry` 7, however long that takes.
+            return Ok(End::Waits);
+        };
+        let refuse = |status, answer| {
+            let cqe = Cqe {
+                status,
+                ..received(peer.qp, &recv, WcOpcode::Recv)
+            };
+            complete_recv(peer.qp, cqe, true);
+            fail(peer.qp);
+            Err(answer)
+        };
+        if message.length > recv.local.length() {
+            return refuse(WcStatus::LocalLength, WcStatus::RemoteInvalidRequest);
+        }
+        let pd = peer.qp.pd;
+        let find = |key, addr, length| self.find(pd, key, addr, length, Access::LOCAL_WRITE);
+        let copied = recv
+            .local
+            .spans(find)
+            .is_some_and(|to| copy(message.from, &to, message.length));
+        if !copied {
+            return refuse(WcStatus::LocalProtection, WcStatus::RemoteOperation);
+        }
+        if message
+            .invalidate
+            .is_some_and(|key| !self.invalidate(pd, key))
+        {
+            return refuse(WcStatus::LocalProtection, WcStatus::RemoteOperation);
+        }
+        let cqe = Cqe {
+            byte_len: message.length as u32,
+            imm: message.imm,
+            invalidated: message.invalidate,
+            ..received(peer.qp, &recv, WcOpcode::Recv)
+        };
+        complete_recv(peer.qp, cqe, message.solicited);
+        Ok(End::Done(message.length as u32))
+    }
+
+    /// Changes eight bytes of the peer's memory, and tells what they were. The engine does one request at
+    /// a time, which makes it atomic among all of the device.
+    fn atomic(
+        &self,
+        peer: &Peer<'_>,
+        remote: Remote,
+        to: &Spans,
+        new: impl FnOnce(u64) -> u64,
+    ) -> Result<End, WcStatus> {
+        const LENGTH: u64 = size_of::<u64>() as u64;
+        if remote.addr % LENGTH != 0 {
+            fail(peer.qp);
+            return Err(WcStatus::RemoteInvalidRequest);
+        }
+        let memory = self.remote(peer, remote, LENGTH, Access::REMOTE_ATOMIC)?;
+        let mut old = 0u64;
+        let was: Spans = Span::of_kernel(&raw mut old as u64, LENGTH).into();
+        let mut good = copy(&memory, &was, LENGTH) && copy(&was, to, LENGTH);
+        let mut new = new(old);
+        let is: Spans = Span::of_kernel(&raw mut new as u64, LENGTH).into();
+        good &= copy(&is, &memory, LENGTH);
+        if !good {
+            return Err(WcStatus::LocalProtection);
+        }
+        Ok(End::Done(LENGTH as u32))
+    }
+}
+
+/// The other end of a connection.
+struct Peer<'a> {
+    qp: &'a Qp<Soft>,
+    values: QpValues,
+}
+
+/// A message on its way.
+struct Message<'a> {
+    from: &'a Spans,
+    length: u64,
+    imm: Option<u32>,
+    invalidate: Option<u32>,
+    solicited: bool,
+}
+
+/// The completion of a receive, with nothing else to tell.
+fn received(qp: &Qp<Soft>, recv: &Recv, opcode: WcOpcode) -> Cqe {
+    Cqe {
+        qp: qp.get_ref(),
+        id: recv.id,
+        status: WcStatus::Success,
+        opcode,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+    }
+}
+
+fn complete_send(qp: &Qp<Soft>, send: &Send, status: WcStatus, byte_len: u32) {
+    if let Some(cq) = qp.send_cq() {
+        let cqe = Cqe {
+            qp: qp.get_ref(),
+            id: send.id,
+            status,
+            opcode: send.op.opcode(),
+            byte_len,
+            imm: None,
+            invalidated: None,
+        };
+        add_completion(cq, cqe, false);
+    }
+}
+
+fn complete_recv(qp: &Qp<Soft>, cqe: Cqe, solicited: bool) {
+    if let Some(cq) = qp.recv_cq() {
+        add_completion(cq, cqe, solicited);
+    }
+}
+
+/// A queue pair failed: what is posted to it is flushed when its turn comes.
+fn fail(qp: &Qp<Soft>) {
+    qp.values.lock().state = QpState::Err;
+    qp.queues.lock().state = QpState::Err;
+}
+
+/// Completes all that was posted to a queue pair in error.
+fn flush(qp: &Qp<Soft>) {
+    loop {
+        // Not held while completing.
+        let send = qp.queues.lock().sends.pop();
+        let Some(send) = send else { break };
+        complete_send(qp, &send, WcStatus::WorkRequestFlushed, 0);
+    }
+    loop {
+        let recv = qp.queues.lock().recvs.pop();
+        let Some(recv) = recv else { break };
+        let cqe = Cqe {
+            status: WcStatus::WorkRequestFlushed,
+            ..received(qp, &recv, WcOpcode::Recv)
+        };
+        complete_recv(qp, cqe, false);
+    }
+}
+
+#[kunit_tests(rust_rdma_soft_engine)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_used_again_and_begin_behind_special_ones() -> Result {
+        let mut table = Table::new();
+        for expected in FIRST..FIRST + 3 {
+            assert_eq!(table.reserve()?, expected);
+            table.set(expected, Some(10 * expected));
+        }
+        assert_eq!(
+            (table.get(0), table.get(3), table.get(5)),
+            (None, Some(&30), None)
+        );
+        table.set(3, None);
+        table.set(0, Some(1));
+        assert_eq!(table.get(3), None);
+        assert_eq!(table.reserve()?, 3);
+        Ok(())
+    }
+}

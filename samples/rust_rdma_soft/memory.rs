@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that work requests name, and the copying of it.
+//!
+//! The device is registered as one whose DMA addresses are addresses of the kernel
+//! ([`crate::rdma::DeviceInfo::virtual_dma`]): what a work request names can be copied by the processor.
+
+use crate::driver::Soft;
+use crate::rdma::{Access, MrRef, Sge};
+use core::ptr;
+use kernel::page::PAGE_SIZE;
+use kernel::prelude::*;
+
+/// Entries of a gather or scatter list.
+pub(crate) const MAX_SGE: usize = 4;
+
+/// The key for all local memory.
+pub(crate) const LOCAL_DMA_LKEY: u32 = 0;
+
+/// A gather or scatter list, as posted.
+#[derive(Clone, Copy)]
+pub(crate) struct Local {
+    entries: [Entry; MAX_SGE],
+    count: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    addr: u64,
+    length: u32,
+    key: u32,
+}
+
+impl Local {
+    /// A copy of a list; `EINVAL` where it has too many entries.
+    pub(crate) fn new(sges: &[Sge]) -> Result<Self> {
+        let mut entries = [Entry {
+            addr: 0,
+            length: 0,
+            key: 0,
+        }; MAX_SGE];
+        if sges.len() > MAX_SGE {
+            return Err(EINVAL);
+        }
+        for (entry, sge) in entries.iter_mut().zip(sges) {
+            *entry = Entry {
+                addr: sge.addr(),
+                length: sge.length(),
+                key: sge.lkey(),
+            };
+        }
+        Ok(Self {
+            entries,
+            count: sges.len(),
+        })
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn length(&self) -> u64 {
+        let entries = &self.entries[..self.count];
+        entries.iter().map(|entry| u64::from(entry.length)).sum()
+    }
+
+    /// The memory of it, if `find` finds what each entry names.
+    pub(crate) fn spans(&self, find: impl Fn(u32, u64, u64) -> Option<Span>) -> Option<Spans> {
+        let mut spans = Spans::default();
+        let entries = &self.entries[..self.count];
+        for (span, entry) in spans.0.iter_mut().zip(entries) {
+            let length = u64::from(entry.length);
+            *span = Some(if entry.key == LOCAL_DMA_LKEY {
+                Span::of_kernel(entry.addr, length)
+            } else {
+                find(entry.key, entry.addr, length)?
+            });
+        }
+        Some(spans)
+    }
+}
+
+/// The pages of a region: what its consumer mapped last, and what a work request registered it with.
+pub(crate) struct Pages {
+    /// Addresses of pages; there is room for as many as the region may have.
+    list: KVVec<u64>,
+    room: usize,
+    iova: u64,
+    length: u64,
+    /// Set while it is registered.
+    valid: Option<(u32, Access)>,
+}
+
+impl Pages {
+    /// Room for so many pages.
+    pub(crate) fn new(room: usize) -> Result<Self> {
+        Ok(Self {
+            list: KVVec::with_capacity(room, GFP_KERNEL)?,
+            room,
+            iova: 0,
+            length: 0,
+            valid: None,
+        })
+    }
+
+    /// Forgets all pages.
+    pub(crate) fn clear(&mut self) {
+        self.list.clear();
+    }
+
+    /// Adds a page; `ENOMEM` where there is no room.
+    pub(crate) fn push(&mut self, addr: u64) -> Result {
+        if self.list.len() == self.room {
+            return Err(ENOMEM);
+        }
+        self.list.push_within_capacity(addr).map_err(|_| ENOMEM)
+    }
+
+    /// Registers what was mapped; returns whether that could be: not while it is registered.
+    pub(crate) fn register(&mut self, key: u32, access: Access, iova: u64, length: u64) -> bool {
+        let pages = (iova % PAGE_SIZE as u64 + length).div_ceil(PAGE_SIZE as u64);
+        if self.valid.is_some() || pages > self.list.len() as u64 {
+            return false;
+        }
+        (self.iova, self.length) = (iova, length);
+        self.valid = Some((key, access));
+        true
+    }
+
+    /// Ends the registration under `key`; returns whether there was one.
+    pub(crate) fn invalidate(&mut self, key: u32) -> bool {
+        let was = self.valid.is_some_and(|(valid, _)| valid == key);
+        if was {
+            self.valid = None;
+        }
+        was
+    }
+
+    /// Whether `length` bytes from `addr` on may be used so under `key`.
+    pub(crate) fn allows(&self, key: u32, addr: u64, length: u64, access: Access) -> bool {
+        let Some(offset) = addr.checked_sub(self.iova) else {
+            return false;
+        };
+        let inside = offset <= self.length && length <= self.length - offset;
+        self.valid
+            .is_some_and(|(valid, allowed)| valid == key && allowed.contains(access) && inside)
+    }
+
+    /// Where a byte is, and how many follow it there.
+    fn at(&self, addr: u64) -> Option<(u64, usize)> {
+        let in_page = addr % PAGE_SIZE as u64;
+        let first = self.iova - self.iova % PAGE_SIZE as u64;
+        let page = addr.checked_sub(first)? / PAGE_SIZE as u64;
+        let page = *self.list.get(usize::try_from(page).ok()?)?;
+        Some((page + in_page, PAGE_SIZE - in_page as usize))
+    }
+}
+
+/// Memory in one piece, as somebody sees it.
+pub(crate) struct Span {
+    /// The region that addresses are of; those of the kernel without.
+    mr: Option<MrRef<Soft>>,
+    addr: u64,
+    length: u64,
+}
+
+impl Span {
+    /// Memory of the kernel's.
+    pub(crate) fn of_kernel(addr: u64, length: u64) -> Self {
+        Self {
+            mr: None,
+            addr,
+            length,
+        }
+    }
+
+    /// Memory of a region, which must be found to allow that.
+    pub(crate) fn of_region(mr: MrRef<Soft>, addr: u64, length: u64) -> Self {
+        Self {
+            mr: Some(mr),
+            addr,
+            length,
+        }
+    }
+
+    /// Where byte `offset` is, and how many follow it there.
+    fn at(&self, offset: u64) -> Option<(u64, usize)> {
+        let left = self.length.checked_sub(offset).filter(|left| *left != 0)?;
+        let addr = self.addr + offset;
+        let (addr, there) = match &self.mr {
+            None => (addr, usize::MAX),
+            Some(mr) => mr.pages.lock().at(addr)?,
+        };
+        Some((addr, there.min(usize::try_from(left).unwrap_or(usize::MAX))))
+    }
+}
+
+/// Memory in several pieces, one behind the other.
+#[derive(Default)]
+pub(crate) struct Spans([Option<Span>; MAX_SGE]);
+
+impl From<Span> for Spans {
+    fn from(span: Span) -> Self {
+        let mut spans = Self::default();
+        spans.0[0] = Some(span);
+        spans
+    }
+}
+
+impl Spans {
+    fn at(&self, mut offset: u64) -> Option<(u64, usize)> {
+        for span in self.0.iter().flatten() {
+            if offset < span.length {
+                return span.at(offset);
+            }
+            offset -= span.length;
+        }
+        None
+    }
+}
+
+/// Copies `length` bytes; returns whether both sides had as many.
+pub(crate) fn copy(from: &Spans, to: &Spans, length: u64) -> bool {
+    let mut done = 0;
+    while done < length {
+        let (Some((source, have)), Some((sink, room))) = (from.at(done), to.at(done)) else {
+            return false;
+        };
+        let left = usize::try_from(length - done).unwrap_or(usize::MAX);
+        let part = have.min(room).min(left);
+        // SAFETY: All addresses are those of the kernel, as the device is registered as one for which
+        // they are. Consumers post memory of theirs, and pages that they have mapped, and leave both until
+        // the work request is complete, as they must for any device; it is not complete yet. `at` has
+        // told how many bytes are there. Source and sink may be the same.
+        unsafe { ptr::copy(source as *const u8, sink as *mut u8, part) };
+        done += part as u64;
+    }
+    true
+}
+
+#[kunit_tests(rust_rdma_soft_memory)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    #[test]
+    fn a_region_is_used_as_it_was_registered() -> Result {
+        let all = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let mut pages = Pages::new(2)?;
+        pages.push(7 * PAGE)?;
+        pages.push(3 * PAGE)?;
+        assert_eq!(pages.push(5 * PAGE), Err(ENOMEM));
+        // More than was mapped.
+        assert!(!pages.register(0x101, all, PAGE + 10, 2 * PAGE));
+        assert!(pages.register(0x101, all, PAGE + 10, PAGE));
+        assert!(!pages.register(0x102, all, PAGE + 10, PAGE));
+        assert!(pages.allows(0x101, PAGE + 10, PAGE, Access::REMOTE_READ));
+        assert!(pages.allows(0x101, 2 * PAGE + 10, 0, Access::REMOTE_READ));
+        assert!(!pages.allows(0x101, PAGE + 9, 1, Access::REMOTE_READ));
+        assert!(!pages.allows(0x101, PAGE + 11, PAGE, Access::REMOTE_READ));
+        assert!(!pages.allows(0x101, PAGE + 10, u64::MAX, Access::REMOTE_READ));
+        assert!(!pages.allows(0x101, PAGE + 10, 1, Access::REMOTE_WRITE));
+        assert!(!pages.allows(0x102, PAGE + 10, 1, Access::REMOTE_READ));
+        assert_eq!(pages.at(PAGE + 10), Some((7 * PAGE + 10, PAGE_SIZE - 10)));
+        assert_eq!(pages.at(2 * PAGE + 3), Some((3 * PAGE + 3, PAGE_SIZE - 3)));
+        assert_eq!(pages.at(3 * PAGE), None);
+        assert!(!pages.invalidate(0x102) && pages.invalidate(0x101));
+        assert!(!pages.allows(0x101, PAGE + 10, 1, Access::REMOTE_READ));
+        Ok(())
+    }
+
+    #[test]
+    fn bytes_are_copied_from_piece_to_piece() {
+        let source = [1u8, 2, 3, 4, 5, 6];
+        let mut sink = [0u8; 8];
+        let at = |bytes: &[u8]| bytes.as_ptr() as u64;
+        let mut from = Spans::from(Span::of_kernel(at(&source), 2));
+        from.0[1] = Some(Span::of_kernel(at(&source[3..]), 3));
+        let target = sink.as_mut_ptr() as u64;
+        let mut to = Spans::from(Span::of_kernel(target + 1, 4));
+        to.0[1] = Some(Span::of_kernel(target + 7, 1));
+        assert!(copy(&from, &to, 5));
+        assert_eq!(sink, [0, 1, 2, 4, 5, 0, 0, 6]);
+        // One side is too short.
+        assert!(!copy(&from, &to, 6));
+    }
+}

@@ -1,0 +1,726 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The series: which file is in which patch, where it is in a kernel tree, and what the patches say.
+//!
+//! The order is that of reading: nothing is used before it is there. Modules of `kernel_ext` are
+//! compiled from the patch on that adds them. Those of `rdma` refer to each other (an object to the
+//! trait of its driver, that trait to the objects), and so do those of the driver: they are compiled
+//! from the patch on that adds the file which names them, as new drivers in C are wired up by their
+//! last patch.
+
+/// One patch.
+pub(super) struct Step {
+    /// The first line of its message.
+    pub subject: &'static str,
+    /// Why it is there.
+    pub body: &'static str,
+    /// Files of the project that it adds; `name/` is a folder with all that is in it, and
+    /// `Kconfig#NAME` one option of that file.
+    pub files: &'static [&'static str],
+    /// What it adds to files of the kernel.
+    pub edits: &'static [Edit],
+}
+
+/// Lines that are added to a file of the kernel.
+pub(super) struct Edit {
+    /// The file.
+    pub file: &'static str,
+    /// The lines before which they come.
+    pub before: &'static str,
+    /// The lines; `{author}` is the author of the series.
+    pub insert: &'static str,
+}
+
+/// Text that is another one in a kernel tree.
+pub(super) struct Rewrite {
+    pub file: &'static str,
+    pub from: &'static str,
+    pub to: &'static str,
+    /// Whether it need not be there.
+    pub optional: bool,
+}
+
+/// What is configured and built once its Makefile is there.
+pub(super) struct Module {
+    pub makefile: &'static str,
+    /// For `scripts/config`.
+    pub options: &'static [&'static str],
+    pub goals: &'static [&'static str],
+}
+
+/// Folders and files of the project of which each file is in a patch or [`OUT_OF_TREE`].
+pub(super) const ROOMS: &[&str] = &[
+    "Kbuild",
+    "Kconfig",
+    "drivers",
+    "include/src/abi",
+    "include/uapi",
+    "rust",
+    "samples",
+    "tools/patches/tree",
+];
+
+/// Files that a kernel tree does not need, and why.
+pub(super) const OUT_OF_TREE: &[(&str, &str)] =
+    &[("Kbuild", "in a kernel tree each folder has a Makefile")];
+
+/// Where files are in a kernel tree; the first that fits counts.
+pub(super) const PLACES: &[(&str, &str)] = &[
+    (
+        "Kconfig#INFINIBAND_FERRITE",
+        "drivers/infiniband/hw/ferrite/Kconfig",
+    ),
+    (
+        "Kconfig#SAMPLE_RUST_RDMA_LOOP",
+        "samples/rust/rdma_loop/Kconfig",
+    ),
+    (
+        "Kconfig#SAMPLE_RUST_RDMA_SOFT",
+        "samples/rust/rdma_soft/Kconfig",
+    ),
+    ("drivers/", "drivers/"),
+    ("include/src/abi/", "drivers/infiniband/hw/ferrite/abi/"),
+    ("include/uapi/", "include/uapi/"),
+    ("rust/", "drivers/infiniband/rust/"),
+    ("samples/rust_rdma_loop/", "samples/rust/rdma_loop/"),
+    ("samples/rust_rdma_soft/", "samples/rust/rdma_soft/"),
+    ("tools/patches/tree/", ""),
+];
+
+/// Files that name modules of which some come with later patches.
+pub(super) const GROWING: &[&str] = &[
+    "rust/kernel_ext/mod.rs",
+    "rust/rdma/mod.rs",
+    "tools/patches/tree/drivers/infiniband/rust/rdma_kunit.rs",
+];
+
+pub(super) const REWRITES: &[Rewrite] = &[
+    Rewrite {
+        file: "Kconfig#INFINIBAND_FERRITE",
+        from: "\tselect NET_DEVLINK\n",
+        to: "\tselect INFINIBAND_RUST\n",
+        optional: false,
+    },
+    Rewrite {
+        file: "Kconfig#SAMPLE_RUST_RDMA_LOOP",
+        from: "\tdepends on RUST && INFINIBAND && m\n",
+        to: "\tdepends on INFINIBAND_ADDR_TRANS && PCI && m\n\tselect INFINIBAND_RUST\n",
+        optional: false,
+    },
+    Rewrite {
+        file: "Kconfig#SAMPLE_RUST_RDMA_SOFT",
+        from: "\tdepends on RUST && INFINIBAND && m\n",
+        to: "\tdepends on INFINIBAND_ADDR_TRANS && PCI && m\n\tselect INFINIBAND_RUST\n",
+        optional: false,
+    },
+    Rewrite {
+        file: "samples/rust_rdma_soft/soft_main.rs",
+        from: "#[path = \"../../rust/",
+        to: "#[path = \"../../../drivers/infiniband/rust/",
+        optional: false,
+    },
+    Rewrite {
+        file: "samples/rust_rdma_soft/soft_main.rs",
+        from: "Documentation/rust-rdma-driver.md",
+        to: "Documentation/infiniband/rust.rst",
+        optional: false,
+    },
+    Rewrite {
+        file: "rust/bindings/Makefile.bindgen",
+        from: "$(src)/rust/bindings/",
+        to: "$(rdma-rust)/bindings/",
+        optional: false,
+    },
+    Rewrite {
+        file: "drivers/infiniband/hw/ferrite/ferrite_main.rs",
+        from: "#[path = \"../../../../include/src/abi/mod.rs\"]\n",
+        to: "",
+        optional: false,
+    },
+    Rewrite {
+        file: "drivers/infiniband/hw/ferrite/ferrite_main.rs",
+        from: "../../../../rust/",
+        to: "../../rust/",
+        optional: false,
+    },
+    Rewrite {
+        file: "samples/rust_rdma_loop/loop_main.rs",
+        from: "#[path = \"../../rust/",
+        to: "#[path = \"../../../drivers/infiniband/rust/",
+        optional: false,
+    },
+    Rewrite {
+        file: "samples/rust_rdma_loop/loop_main.rs",
+        from: "(`rust/rdma/extension.rs`)",
+        to: "(`extension.rs` of the abstractions)",
+        optional: false,
+    },
+    // Helpers in files of their own, listed by the Makefile.
+    Rewrite {
+        file: "rust/bindings/Makefile.bindgen",
+        from: "$(addprefix $(src)/, $(rdma-helpers",
+        to: "$(addprefix $(rdma-rust)/, $(rdma-helpers",
+        optional: true,
+    },
+];
+
+pub(super) const CONFIGURED: &[Module] = &[
+    Module {
+        makefile: "drivers/infiniband/rust/Makefile",
+        options: &["module INFINIBAND_RUST_KUNIT_TEST"],
+        goals: &[
+            "drivers/infiniband/rust/rdma_rust.ko",
+            "drivers/infiniband/rust/rdma_rust_kunit.ko",
+        ],
+    },
+    Module {
+        makefile: "drivers/infiniband/hw/ferrite/Makefile",
+        options: &["module INFINIBAND_FERRITE"],
+        goals: &["drivers/infiniband/hw/ferrite/ferrite.ko"],
+    },
+    Module {
+        makefile: "samples/rust/rdma_loop/Makefile",
+        options: &[
+            "enable SAMPLES",
+            "enable SAMPLES_RUST",
+            "module SAMPLE_RUST_RDMA_LOOP",
+        ],
+        goals: &["samples/rust/rdma_loop/rust_rdma_loop.ko"],
+    },
+    Module {
+        makefile: "samples/rust/rdma_soft/Makefile",
+        options: &["module SAMPLE_RUST_RDMA_SOFT"],
+        goals: &["samples/rust/rdma_soft/rust_rdma_soft.ko"],
+    },
+];
+
+/// What checkpatch says and is not followed: the kind, what the patch's name has, and why.
+pub(super) const CHECKPATCH_EXCEPTIONS: &[(&str, &str, &str)] = &[
+    (
+        "FILE_PATH_CHANGES",
+        "",
+        "asks at each new file whether MAINTAINERS knows it: the first patch with a folder names it there",
+    ),
+    (
+        "EMBEDDED_FILENAME",
+        "bindings-and-helpers",
+        "Makefile.rdma is included by its name",
+    ),
+    (
+        "EXPORT_SYMBOL",
+        "bindings-and-helpers",
+        "exports are generated, as those of rust/exports.c are",
+    ),
+    (
+        "TYPO_SPELLING",
+        "",
+        "the list of words knows one of two spellings, as of acknowledgement",
+    ),
+];
+
+pub(super) const COVER_SUBJECT: &str =
+    "RDMA: Rust abstractions, and a driver for the Ferrite adapter";
+
+pub(super) const COVER: &str = "\
+This series lets drivers of RDMA devices, and kernel users of them, be
+written in Rust, and adds a driver that is.
+
+Ferrite is a RoCEv2 adapter that exists in software: a process that
+stock QEMU attaches to a guest as a PCI function (vfio-user). Its
+interface is specified for others to make drivers or devices against. A
+provider for rdma-core, the device and the tests are kept outside of the
+kernel.
+
+The abstractions turn the table of operations that the RDMA core calls
+into traits. A verbs object is the core's structure and the driver's
+data in one allocation, created by the core, with a lifetime and
+references that the compiler checks; what belongs to a process is
+pinned, mapped and given back by types. The driver is written on them
+and has a handful of unsafe blocks.
+
+Where the abstractions are: in drivers/infiniband/rust, as modules that
+each user makes part of its crate, and not in rust/kernel. The kernel
+crate is always built in, and can call only what is built in, too: DRM,
+USB and I2C have Rust abstractions only if they are =y. INFINIBAND is a
+module in about every configuration, so that abstractions in rust/kernel
+would be there for nobody. When Kbuild can build a library crate as a
+module, they become one without a change of their own; their paths are
+crate::rdma already. The same holds for the bindings: they come from a
+bindgen run of their own, and take each type that the kernel crate has
+from there. Helpers for static inlines are a module that exports them.
+
+kernel_ext has what rust/kernel lacks today and this series needs. Each
+of its files names the file of rust/kernel that it is meant for, and can
+go there on its own, through the tree it belongs to, whenever that
+suits.
+
+Patches are in the order of reading, and the kernel builds after each.
+The abstractions are compiled and tested by a KUnit module that grows
+with them. Modules of rdma, and those of the driver, refer to each
+other; they are compiled from the patch on that adds the last of them.
+";
+
+pub(super) const STEPS: &[Step] = &[
+    Step {
+        subject: "RDMA/rust: Add bindings and helpers for the RDMA core",
+        body: "\
+The kernel crate binds nothing of the RDMA core, and cannot, as it is
+built in while the core is a module mostly. Run bindgen for the headers
+of the core alone, and take types that the kernel crate binds from
+there: a device or a pci_dev is one type everywhere.
+
+Static inlines and macros get helpers, as in rust/helpers. These are a
+module that exports them, so that all users share one copy.
+
+The KUnit module compiles what following patches add. For now this is
+the bindings, whose layouts bindgen asserts at compile time.
+",
+        files: &[
+            "rust/bindings/",
+            "rust/helpers/",
+            "tools/patches/tree/drivers/infiniband/rust/Kconfig",
+            "tools/patches/tree/drivers/infiniband/rust/Makefile",
+            "tools/patches/tree/drivers/infiniband/rust/Makefile.rdma",
+            "tools/patches/tree/drivers/infiniband/rust/exports.c",
+            "tools/patches/tree/drivers/infiniband/rust/rdma_kunit.rs",
+        ],
+        edits: &[
+            Edit {
+                file: "MAINTAINERS",
+                before: "INGENIC JZ4780 NAND DRIVER\n",
+                insert: "\
+INFINIBAND SUBSYSTEM [RUST]
+M:	{author}
+L:	linux-rdma@vger.kernel.org
+L:	rust-for-linux@vger.kernel.org
+S:	Maintained
+F:	Documentation/infiniband/rust.rst
+F:	drivers/infiniband/rust/
+F:	samples/rust/rdma_*/
+
+",
+            },
+            Edit {
+                file: "drivers/infiniband/Kconfig",
+                before: "if INFINIBAND_USER_ACCESS || !INFINIBAND_USER_ACCESS\n",
+                insert: "source \"drivers/infiniband/rust/Kconfig\"\n\n",
+            },
+            Edit {
+                file: "drivers/infiniband/Makefile",
+                before: "obj-$(CONFIG_INFINIBAND)\t\t+= hw/\n",
+                insert: "obj-$(CONFIG_INFINIBAND_RUST)\t\t+= rust/\n",
+            },
+        ],
+    },
+    Step {
+        subject: "RDMA/rust: Add synchronisation that the kernel crate lacks",
+        body: "\
+Completions with a timeout, spinlocks that keep interrupts off,
+workqueues of one's own, tables that interrupt handlers may look into,
+barriers against devices, and values on a stack that others refer to for
+a while.
+
+Each file names the one of rust/kernel that it is meant for.
+",
+        files: &[
+            "rust/kernel_ext/barrier.rs",
+            "rust/kernel_ext/completion.rs",
+            "rust/kernel_ext/errno.rs",
+            "rust/kernel_ext/mod.rs",
+            "rust/kernel_ext/scoped.rs",
+            "rust/kernel_ext/spinlock.rs",
+            "rust/kernel_ext/table.rs",
+            "rust/kernel_ext/workqueue.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add what drivers need of the machine",
+        body: "\
+Processors and their coming and going, memory and whom it is charged to,
+who the current process works for, random numbers, and how often
+something may be said.
+
+Each file names the one of rust/kernel that it is meant for.
+",
+        files: &[
+            "rust/kernel_ext/cpu.rs",
+            "rust/kernel_ext/cpu_hotplug.rs",
+            "rust/kernel_ext/memcg.rs",
+            "rust/kernel_ext/memory.rs",
+            "rust/kernel_ext/random.rs",
+            "rust/kernel_ext/ratelimit.rs",
+            "rust/kernel_ext/user.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add PCI, interrupts, moderation and devlink",
+        body: "\
+All vectors of a PCI function with a handler and a processor each,
+resets by the driver and by others, ranges of BARs, dynamic interrupt
+moderation, and the health and parameters of devlink.
+
+Each file names the one of rust/kernel that it is meant for.
+",
+        files: &[
+            "rust/kernel_ext/devlink.rs",
+            "rust/kernel_ext/dim.rs",
+            "rust/kernel_ext/io.rs",
+            "rust/kernel_ext/irq.rs",
+            "rust/kernel_ext/pci.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add typed views of what verbs are called with",
+        body: "\
+The core's enumerations and flag words as types that hold known values
+only, addresses, and the part of a request that only driver and provider
+know.
+
+It is compiled together with the traits of drivers, to which all of it
+refers.
+",
+        files: &[
+            "rust/rdma/address.rs",
+            "rust/rdma/counters.rs",
+            "rust/rdma/extension.rs",
+            "rust/rdma/macros.rs",
+            "rust/rdma/port.rs",
+            "rust/rdma/udata.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add verbs objects",
+        body: "\
+A verbs object is the core's structure with the driver's data behind it,
+in the one allocation that the core makes. The driver gets it
+uninitialised and has to initialise it, or give it back; afterwards it
+is only seen by reference, or by a counted one.
+",
+        files: &[
+            "rust/rdma/ah.rs",
+            "rust/rdma/cq.rs",
+            "rust/rdma/memory.rs",
+            "rust/rdma/mw.rs",
+            "rust/rdma/object.rs",
+            "rust/rdma/pd.rs",
+            "rust/rdma/qp.rs",
+            "rust/rdma/srq.rs",
+            "rust/rdma/work.rs",
+            "rust/rdma/xrc.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add memory of processes",
+        body: "\
+Memory that is pinned and mapped for a device, memory that is not pinned
+and whose pages come and go (ODP), what a user context maps, and memory
+of the device that processes use.
+",
+        files: &[
+            "rust/rdma/dm.rs",
+            "rust/rdma/odp.rs",
+            "rust/rdma/umem.rs",
+            "rust/rdma/user.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add devices and the traits of their drivers",
+        body: "\
+A driver implements traits for the type of its per-device data; from
+these the table of operations is made at compile time. The device is
+registered by a value whose drop unregisters it, so that no operation
+outlives the data.
+
+With it all of the abstractions for drivers is compiled.
+",
+        files: &[
+            "rust/rdma/device.rs",
+            "rust/rdma/driver.rs",
+            "rust/rdma/event.rs",
+            "rust/rdma/method.rs",
+            "rust/rdma/mod.rs",
+            "rust/rdma/netdev.rs",
+            "rust/rdma/ops.rs",
+            "rust/rdma/restrack.rs",
+            "rust/rdma/uapi.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add abstractions for kernel users of RDMA devices",
+        body: "\
+The other side of verbs: a client that is told of devices, protection
+domains, completion and receive queues, queue pairs and regions that
+keep each other alive for as long as the device may use them.
+",
+        files: &["rust/rdma/ulp.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/rust: Add KUnit tests",
+        body: "\
+Tests of what needs no device: the table of operations of drivers with
+more and with fewer capabilities, conversions both ways, references and
+drops.
+",
+        files: &["rust/rdma/tests.rs"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add the device interface",
+        body: "\
+Registers, doorbells, queue entries, commands and the uverbs ABI: each
+layout and each constant is written here and nowhere else, with its size
+and offsets asserted. Device, provider and tests are compiled from the
+same files, which is why they may be used under the MIT licence as well.
+",
+        files: &["include/src/abi/"],
+        edits: &[Edit {
+            file: "MAINTAINERS",
+            before: "FILE LOCKING (flock() and fcntl()/lockf())\n",
+            insert: "\
+FERRITE RDMA DRIVER
+M:	{author}
+L:	linux-rdma@vger.kernel.org
+L:	rust-for-linux@vger.kernel.org
+S:	Maintained
+F:	Documentation/infiniband/ferrite.rst
+F:	drivers/infiniband/hw/ferrite/
+F:	include/uapi/rdma/ferrite-abi.h
+
+",
+        }],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add the uAPI header",
+        body: "\
+What the provider and the driver say to each other through uverbs, for
+providers in C. It is generated from the interface in Rust.
+",
+        files: &["include/uapi/rdma/ferrite-abi.h"],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add registers, doorbells and capabilities",
+        body: "\
+What a device says it can do is checked against what the interface has
+room for, once, so that nothing is reckoned with other numbers. Doorbell
+pages are given to user contexts, numbers of objects rest before they
+are used again.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/bars.rs",
+            "drivers/infiniband/hw/ferrite/caps.rs",
+            "drivers/infiniband/hw/ferrite/dma_types.rs",
+            "drivers/infiniband/hw/ferrite/doorbell_bar.rs",
+            "drivers/infiniband/hw/ferrite/doorbell_pages.rs",
+            "drivers/infiniband/hw/ferrite/lent.rs",
+            "drivers/infiniband/hw/ferrite/named.rs",
+            "drivers/infiniband/hw/ferrite/numbers.rs",
+            "drivers/infiniband/hw/ferrite/ring.rs",
+            "drivers/infiniband/hw/ferrite/shares.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add the control queue",
+        body: "\
+Commands are types that know their reply. Many are under way at once,
+each process has its share of the ring, and a device that does not
+answer is given up.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/cqp.rs",
+            "drivers/infiniband/hw/ferrite/hardware.rs",
+            "drivers/infiniband/hw/ferrite/requests.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add event queues and completion handlers",
+        body: "\
+Interrupts read events, dispatch and drain them, and re-arm with one
+write; no register is read. Completion queues are bound to handlers,
+which have a vector, a processor, moderation and a priority, and can be
+moved while they are used.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/binding.rs",
+            "drivers/infiniband/hw/ferrite/eq.rs",
+            "drivers/infiniband/hw/ferrite/event_class.rs",
+            "drivers/infiniband/hw/ferrite/growth.rs",
+            "drivers/infiniband/hw/ferrite/handler.rs",
+            "drivers/infiniband/hw/ferrite/moderation.rs",
+            "drivers/infiniband/hw/ferrite/priority.rs",
+            "drivers/infiniband/hw/ferrite/qp_event.rs",
+            "drivers/infiniband/hw/ferrite/service.rs",
+            "drivers/infiniband/hw/ferrite/steering.rs",
+            "drivers/infiniband/hw/ferrite/vector_map.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add memory regions and windows",
+        body: "\
+The translation and protection table: regions of pinned memory, of DMA
+buffers, of memory of the device, on-demand regions (ODP), fast
+registration and windows.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/dm.rs",
+            "drivers/infiniband/hw/ferrite/mr.rs",
+            "drivers/infiniband/hw/ferrite/mw.rs",
+            "drivers/infiniband/hw/ferrite/odp.rs",
+            "drivers/infiniband/hw/ferrite/tpt.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add queues and their work requests",
+        body: "\
+Completion queues, queue pairs (RC, UC, UD, XRC and GSI) and shared
+receive queues. Rings of processes are in their memory and never looked
+at by the kernel; those of kernel users are posted to without a lock
+that others want.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/cq.rs",
+            "drivers/infiniband/hw/ferrite/qp.rs",
+            "drivers/infiniband/hw/ferrite/qp/",
+            "drivers/infiniband/hw/ferrite/srq.rs",
+            "drivers/infiniband/hw/ferrite/wqe.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add the device, its port and user contexts",
+        body: "\
+The operations of the RDMA device, each of which is carried out by the
+file of its object; the port, which follows the network interface beside
+it; GIDs and address handles.
+",
+        files: &[
+            "drivers/infiniband/hw/ferrite/ah.rs",
+            "drivers/infiniband/hw/ferrite/device.rs",
+            "drivers/infiniband/hw/ferrite/gids.rs",
+            "drivers/infiniband/hw/ferrite/port.rs",
+            "drivers/infiniband/hw/ferrite/ucontext.rs",
+        ],
+        edits: &[],
+    },
+    Step {
+        subject: "RDMA/ferrite: Add the PCI driver and build it",
+        body: "\
+Binding to the PCI function, recovery after failures and resets, what
+debugfs shows, and the entries of Kconfig and Makefile, with which all
+of the driver is compiled.
+",
+        files: &[
+            "Kconfig#INFINIBAND_FERRITE",
+            "drivers/infiniband/hw/ferrite/debugfs.rs",
+            "drivers/infiniband/hw/ferrite/ferrite_main.rs",
+            "drivers/infiniband/hw/ferrite/pci.rs",
+            "drivers/infiniband/hw/ferrite/recovery.rs",
+            "tools/patches/tree/drivers/infiniband/hw/ferrite/Makefile",
+        ],
+        edits: &[
+            Edit {
+                file: "drivers/infiniband/Kconfig",
+                before: "source \"drivers/infiniband/hw/hfi1/Kconfig\"\n",
+                insert: "source \"drivers/infiniband/hw/ferrite/Kconfig\"\n",
+            },
+            Edit {
+                file: "drivers/infiniband/hw/Makefile",
+                before: "obj-$(CONFIG_INFINIBAND_IONIC)\t\t+= ionic/\n",
+                insert: "obj-$(CONFIG_INFINIBAND_FERRITE)\t+= ferrite/\n",
+            },
+        ],
+    },
+    Step {
+        subject: "samples: rust: Add a kernel user of RDMA devices",
+        body: "\
+A module that connects two queue pairs of each RoCE port with each
+other, takes them through sends, writes, reads, atomics, fast
+registration and the errors that go with them, and says how many tests
+passed. It shows how the abstractions for kernel users are used, and
+tests any RoCE device.
+",
+        files: &[
+            "Kconfig#SAMPLE_RUST_RDMA_LOOP",
+            "samples/rust_rdma_loop/loop_main.rs",
+            "tools/patches/tree/samples/rust/rdma_loop/Makefile",
+        ],
+        edits: &[
+            Edit {
+                file: "samples/rust/Kconfig",
+                before: "config SAMPLE_RUST_HOSTPROGS\n",
+                insert: "source \"samples/rust/rdma_loop/Kconfig\"\n\n",
+            },
+            Edit {
+                file: "samples/rust/Makefile",
+                before: "\nrust_print-y := ",
+                insert: "obj-$(CONFIG_SAMPLE_RUST_RDMA_LOOP)\t\t+= rdma_loop/\n",
+            },
+        ],
+    },
+    Step {
+        subject: "samples: rust: Add an RDMA device made of software",
+        body: "\
+The smallest driver on the abstractions: protection domains, completion
+queues, reliable connections within the device, fast registration, and a
+port beside a network interface. It has no hardware to know, so that what
+is left is what a driver has to say to the RDMA core.
+
+The other sample passes its tests on it.
+",
+        files: &[
+            "Kconfig#SAMPLE_RUST_RDMA_SOFT",
+            "samples/rust_rdma_soft/driver.rs",
+            "samples/rust_rdma_soft/engine.rs",
+            "samples/rust_rdma_soft/memory.rs",
+            "samples/rust_rdma_soft/queue.rs",
+            "samples/rust_rdma_soft/soft_main.rs",
+            "tools/patches/tree/samples/rust/rdma_soft/Makefile",
+        ],
+        edits: &[
+            Edit {
+                file: "samples/rust/Kconfig",
+                before: "config SAMPLE_RUST_HOSTPROGS\n",
+                insert: "source \"samples/rust/rdma_soft/Kconfig\"\n\n",
+            },
+            Edit {
+                file: "samples/rust/Makefile",
+                before: "\nrust_print-y := ",
+                insert: "obj-$(CONFIG_SAMPLE_RUST_RDMA_SOFT)\t\t+= rdma_soft/\n",
+            },
+        ],
+    },
+    Step {
+        subject: "Documentation: infiniband: Describe drivers in Rust, and ferrite",
+        body: "\
+How drivers and users of RDMA devices are written in Rust, and what
+there is to know of the Ferrite adapter and its driver.
+",
+        files: &[
+            "tools/patches/tree/Documentation/infiniband/ferrite.rst",
+            "tools/patches/tree/Documentation/infiniband/rust.rst",
+        ],
+        edits: &[
+            Edit {
+                file: "Documentation/infiniband/index.rst",
+                before: "   ipoib\n",
+                insert: "   ferrite\n",
+            },
+            Edit {
+                file: "Documentation/infiniband/index.rst",
+                before: "   sysfs\n",
+                insert: "   rust\n",
+            },
+        ],
+    },
+];
