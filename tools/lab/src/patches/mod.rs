@@ -22,7 +22,7 @@ use self::series::{
 use crate::kernel::{self, Flavour, Kernel};
 use crate::process::tie;
 use crate::report::Report;
-use crate::step::{log_path, output, outside, run as run_step};
+use crate::step::{log_path, output, outside, run as run_step, shell};
 use crate::{OUT, PROJECT};
 
 /// Whose patches they are if nobody is known: such a series is only good for tests.
@@ -540,35 +540,27 @@ fn check_format(kernel: &Kernel, author: &str) -> Result<()> {
     if dir.exists() {
         fs::remove_dir_all(&dir)?;
     }
+    fs::create_dir_all(&dir)?;
     let mut changed: BTreeSet<&str> = GROWING.iter().copied().collect();
     changed.extend(REWRITES.iter().map(|rewrite| rewrite.file));
     changed.retain(|name| name.ends_with(".rs"));
-    let mut files = Vec::new();
-    for (at, tree) in trees(&kernel.source, author)?.iter().enumerate() {
+    // Each as it is after any of the patches.
+    let mut texts = BTreeSet::new();
+    for tree in trees(&kernel.source, author)? {
         for name in &changed {
-            let path = place(name)?;
-            if let Some(text) = tree.get(&path) {
-                let file = dir.join(format!("{at:02}")).join(path);
-                fs::create_dir_all(file.parent().unwrap_or(&dir))?;
-                // Modules are not followed: those files are the project's.
-                let text: String = text
-                    .split_inclusive('\n')
-                    .filter(|line| {
-                        !line.trim_end().ends_with(';') || module_of(line.trim_end()).is_none()
-                    })
-                    .filter(|line| !line.starts_with("#["))
-                    .collect();
-                fs::write(&file, text)?;
-                files.push(file);
-            }
+            texts.extend(tree.get(&place(name)?).cloned());
         }
     }
-    let mut rustfmt = Command::new("rustfmt");
-    rustfmt
-        .args(["--check", "--edition", "2021", "--config-path"])
-        .arg(kernel.source.join(".rustfmt.toml"))
-        .args(files);
-    run_step(&mut rustfmt, &log)
+    for (at, text) in texts.iter().enumerate() {
+        fs::write(dir.join(format!("{at}.rs")), text)?;
+    }
+    // From standard input, for which modules are not followed: their files are the project's.
+    let script = format!(
+        "for file in {}/*.rs; do rustfmt --check --edition 2021 --config-path {} <$file; done",
+        dir.display(),
+        kernel.source.join(".rustfmt.toml").display()
+    );
+    run_step(&mut shell(&script), &log)
 }
 
 /// The patches, applied by `git am` to the kernel's files, give what they were made of.
