@@ -206,7 +206,7 @@ fn in_tree_text(name: &str, sources: &BTreeSet<String>) -> Result<String> {
     }
     for rewrite in REWRITES.iter().filter(|rewrite| rewrite.file == name) {
         ensure!(
-            rewrite.optional || text.contains(rewrite.from),
+            text.contains(rewrite.from),
             "{name} has no {:?} any more, which is another one in a kernel tree",
             rewrite.from
         );

@@ -35,8 +35,6 @@ pub(super) struct Rewrite {
     pub file: &'static str,
     pub from: &'static str,
     pub to: &'static str,
-    /// Whether it need not be there.
-    pub optional: bool,
 }
 
 /// What is configured and built once its Makefile is there.
@@ -98,68 +96,56 @@ pub(super) const REWRITES: &[Rewrite] = &[
         file: "Kconfig#INFINIBAND_FERRITE",
         from: "\tselect NET_DEVLINK\n",
         to: "\tselect INFINIBAND_RUST\n",
-        optional: false,
     },
     Rewrite {
         file: "Kconfig#SAMPLE_RUST_RDMA_LOOP",
         from: "\tdepends on RUST && INFINIBAND && m\n",
         to: "\tdepends on INFINIBAND_ADDR_TRANS && PCI && m\n\tselect INFINIBAND_RUST\n",
-        optional: false,
     },
     Rewrite {
         file: "Kconfig#SAMPLE_RUST_RDMA_SOFT",
         from: "\tdepends on RUST && INFINIBAND && m\n",
         to: "\tdepends on INFINIBAND_ADDR_TRANS && PCI && m\n\tselect INFINIBAND_RUST\n",
-        optional: false,
     },
     Rewrite {
         file: "samples/rust_rdma_soft/soft_main.rs",
         from: "#[path = \"../../rust/",
         to: "#[path = \"../../../drivers/infiniband/rust/",
-        optional: false,
     },
     Rewrite {
         file: "samples/rust_rdma_soft/soft_main.rs",
         from: "Documentation/rust-rdma-driver.md",
         to: "Documentation/infiniband/rust.rst",
-        optional: false,
     },
     Rewrite {
         file: "rust/bindings/Makefile.bindgen",
         from: "$(src)/rust/bindings/",
         to: "$(rdma-rust)/bindings/",
-        optional: false,
     },
     Rewrite {
         file: "drivers/infiniband/hw/ferrite/ferrite_main.rs",
         from: "#[path = \"../../../../include/src/abi/mod.rs\"]\n",
         to: "",
-        optional: false,
     },
     Rewrite {
         file: "drivers/infiniband/hw/ferrite/ferrite_main.rs",
         from: "../../../../rust/",
         to: "../../rust/",
-        optional: false,
     },
     Rewrite {
         file: "samples/rust_rdma_loop/loop_main.rs",
         from: "#[path = \"../../rust/",
         to: "#[path = \"../../../drivers/infiniband/rust/",
-        optional: false,
     },
     Rewrite {
         file: "samples/rust_rdma_loop/loop_main.rs",
         from: "(`rust/rdma/extension.rs`)",
         to: "(`extension.rs` of the abstractions)",
-        optional: false,
     },
-    // Helpers in files of their own, listed by the Makefile.
     Rewrite {
         file: "rust/bindings/Makefile.bindgen",
         from: "$(addprefix $(src)/, $(rdma-helpers",
         to: "$(addprefix $(rdma-rust)/, $(rdma-helpers",
-        optional: true,
     },
 ];
 
