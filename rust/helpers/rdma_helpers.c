@@ -40,9 +40,6 @@
 #include <rdma/rdma_netlink.h>
 #include <rdma/uverbs_ioctl.h>
 
-#define UVERBS_MODULE_NAME rust_rdma
-#include <rdma/uverbs_named_ioctl.h>
-
 #include <asm/barrier.h>
 
 #include "rdma_helpers.h"
@@ -574,105 +571,16 @@ int rust_helper_rdma_user_mmap_bar(struct ib_ucontext *ucontext,
 				 entry->npages * PAGE_SIZE, prot, entry);
 }
 
-ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_dm_object, UVERBS_OBJECT_DM,
-			     UVERBS_METHOD_DM_ALLOC,
-			     UVERBS_ATTR_PTR_OUT(RDMA_DM_ATTR_OFFSET,
-						 UVERBS_ATTR_TYPE(u64),
-						 UA_OPTIONAL));
-
-static int
-UVERBS_HANDLER(RDMA_METHOD_DM_QUERY)(struct uverbs_attr_bundle *attrs)
-{
-	struct ib_dm *dm = uverbs_attr_get_obj(attrs, RDMA_DM_QUERY_ATTR_HANDLE);
-	struct rdma_dm *rdm = container_of(dm, struct rdma_dm, dm);
-	int ret;
-
-	ret = uverbs_copy_to(attrs, RDMA_DM_QUERY_ATTR_OFFSET, &rdm->offset,
-			     sizeof(rdm->offset));
-	if (ret)
-		return ret;
-	return uverbs_copy_to(attrs, RDMA_DM_QUERY_ATTR_LENGTH, &rdm->length,
-			      sizeof(rdm->length));
-}
-
-DECLARE_UVERBS_NAMED_METHOD(RDMA_METHOD_DM_QUERY,
-			    UVERBS_ATTR_IDR(RDMA_DM_QUERY_ATTR_HANDLE,
-					    UVERBS_OBJECT_DM,
-					    UVERBS_ACCESS_READ, UA_MANDATORY),
-			    UVERBS_ATTR_PTR_OUT(RDMA_DM_QUERY_ATTR_OFFSET,
-						UVERBS_ATTR_TYPE(u64),
-						UA_MANDATORY),
-			    UVERBS_ATTR_PTR_OUT(RDMA_DM_QUERY_ATTR_LENGTH,
-						UVERBS_ATTR_TYPE(u64),
-						UA_MANDATORY));
-
-DECLARE_UVERBS_GLOBAL_METHODS(UVERBS_OBJECT_DM,
-			      &UVERBS_METHOD(RDMA_METHOD_DM_QUERY));
-
-static int
-UVERBS_HANDLER(RDMA_METHOD_PD_QUERY)(struct uverbs_attr_bundle *attrs)
-{
-	/* The handle was looked up before, and that is all there is to it. */
-	return 0;
-}
-
-DECLARE_UVERBS_NAMED_METHOD(RDMA_METHOD_PD_QUERY,
-			    UVERBS_ATTR_IDR(RDMA_PD_QUERY_ATTR_HANDLE,
-					    UVERBS_OBJECT_PD,
-					    UVERBS_ACCESS_READ, UA_MANDATORY));
-
-DECLARE_UVERBS_GLOBAL_METHODS(UVERBS_OBJECT_PD,
-			      &UVERBS_METHOD(RDMA_METHOD_PD_QUERY));
-
-ADD_UVERBS_ATTRIBUTES_SIMPLE(rdma_context_object, UVERBS_OBJECT_DEVICE,
-			     UVERBS_METHOD_QUERY_CONTEXT,
-			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_RESPONSE,
-						 UVERBS_ATTR_MIN_SIZE(1),
-						 UA_MANDATORY),
-			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_CLOCK,
-						 UVERBS_ATTR_TYPE(u64),
-						 UA_OPTIONAL),
-			     UVERBS_ATTR_PTR_OUT(RDMA_CONTEXT_ATTR_CLOCK_NOW,
-						 UVERBS_ATTR_TYPE(u64),
-						 UA_OPTIONAL));
-
 struct ib_ucontext *
 rust_helper_ib_uverbs_get_ucontext(struct uverbs_attr_bundle *attrs)
 {
 	return ib_uverbs_get_ucontext(attrs);
 }
 
-bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs,
-					  u16 attr)
+bool rust_helper_uverbs_attr_is_valid(const struct uverbs_attr_bundle *attrs,
+				      unsigned int idx)
 {
-	return uverbs_attr_is_valid(attrs, attr);
-}
-
-int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,
-					   u16 attr, u64 ticks)
-{
-	return uverbs_copy_to(attrs, attr, &ticks, sizeof(ticks));
-}
-
-static const struct uapi_definition rdma_definitions[] = {
-	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &rdma_context_object),
-	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_PD),
-	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DM, &rdma_dm_object),
-	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(UVERBS_OBJECT_DM),
-	{},
-};
-
-const struct uapi_definition *rust_helper_rdma_uapi(void)
-{
-	return rdma_definitions;
-}
-
-int rust_helper_rdma_dm_respond(struct uverbs_attr_bundle *attrs, u64 offset)
-{
-	int ret = uverbs_copy_to(attrs, RDMA_DM_ATTR_OFFSET, &offset,
-				 sizeof(offset));
-
-	return ret == -ENOENT ? 0 : ret;
+	return uverbs_attr_is_valid(attrs, idx);
 }
 
 void *rust_helper_rdma_nl_driver_start(struct sk_buff *msg)

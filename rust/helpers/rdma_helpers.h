@@ -212,63 +212,11 @@ void rust_helper_rdma_odp_unmap_page(struct ib_umem_odp *odp,
 				     unsigned long *mapped, size_t index);
 void rust_helper_rdma_odp_keep_page(unsigned long pfn);
 
-/*
- * What drivers here add to the ioctl interface. A process that shares the
- * context of another asks for what the other was told when it made context,
- * protection domain or device memory.
- */
-enum {
-	/* Of querying a context: what the driver answers. */
-	RDMA_CONTEXT_ATTR_RESPONSE = 1U << UVERBS_ID_NS_SHIFT,
-	/* The time of the device's clock, for those who want it. */
-	RDMA_CONTEXT_ATTR_CLOCK,
-	/* The same, for those who want it at once or not at all. */
-	RDMA_CONTEXT_ATTR_CLOCK_NOW,
-};
-
-enum {
-	/* On a protection domain: finds out whether there is one. */
-	RDMA_METHOD_PD_QUERY = 1U << UVERBS_ID_NS_SHIFT,
-};
-
-enum {
-	RDMA_PD_QUERY_ATTR_HANDLE = 1U << UVERBS_ID_NS_SHIFT,
-};
-
-enum {
-	/* Of allocating device memory: the offset to map it by. */
-	RDMA_DM_ATTR_OFFSET = 1U << UVERBS_ID_NS_SHIFT,
-};
-
-enum {
-	/* On device memory: what its maker was told. */
-	RDMA_METHOD_DM_QUERY = 1U << UVERBS_ID_NS_SHIFT,
-};
-
-enum {
-	RDMA_DM_QUERY_ATTR_HANDLE = 1U << UVERBS_ID_NS_SHIFT,
-	RDMA_DM_QUERY_ATTR_OFFSET,
-	RDMA_DM_QUERY_ATTR_LENGTH,
-};
-
+/* Methods of the ioctl interface. */
 struct ib_ucontext *
 rust_helper_ib_uverbs_get_ucontext(struct uverbs_attr_bundle *attrs);
-bool rust_helper_rdma_context_wants_clock(struct uverbs_attr_bundle *attrs,
-					  u16 attr);
-int rust_helper_rdma_context_respond_clock(struct uverbs_attr_bundle *attrs,
-					   u16 attr, u64 ticks);
-
-/* Device memory, and how a process gets at it. */
-struct rdma_dm {
-	struct ib_dm dm;
-	u64 offset;
-	u64 length;
-};
-
-struct uapi_definition;
-
-const struct uapi_definition *rust_helper_rdma_uapi(void);
-int rust_helper_rdma_dm_respond(struct uverbs_attr_bundle *attrs, u64 offset);
+bool rust_helper_uverbs_attr_is_valid(const struct uverbs_attr_bundle *attrs,
+				      unsigned int idx);
 
 /* The kernel consumer's side of verbs. */
 struct ib_pd *rust_helper_ib_alloc_pd(struct ib_device *device);
