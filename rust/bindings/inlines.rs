@@ -132,59 +132,6 @@ pub unsafe fn rdma_user_mmap_bar(
     }
 }
 
-/// Whether a query of a context asks for the time by attribute `attr`.
-///
-/// # Safety
-///
-/// `attrs` must be those of a query of a context that is being carried out.
-pub unsafe fn rdma_context_wants_clock(attrs: *mut uverbs_attr_bundle, attr: u16) -> bool {
-    // SAFETY: The caller vouches for the attributes.
-    unsafe { uverbs_attr_is_valid(attrs, attr.into()) }
-}
-
-/// Answers it.
-///
-/// # Safety
-///
-/// As for [`rdma_context_wants_clock`].
-pub unsafe fn rdma_context_respond_clock(
-    attrs: *mut uverbs_attr_bundle,
-    attr: u16,
-    ticks: u64,
-) -> ffi::c_int {
-    // SAFETY: The caller vouches for the attributes; `ticks` is a local of that size.
-    unsafe {
-        uverbs_copy_to(
-            attrs,
-            attr.into(),
-            ptr::from_ref(&ticks).cast(),
-            size_of::<u64>(),
-        )
-    }
-}
-
-/// Tells whoever allocates device memory the offset to map it by, if that was asked for.
-///
-/// # Safety
-///
-/// `attrs` must be those of an allocation that is being carried out.
-pub unsafe fn rdma_dm_respond(attrs: *mut uverbs_attr_bundle, offset: u64) -> ffi::c_int {
-    // SAFETY: The caller vouches for the attributes; `offset` is a local of that size.
-    let ret = unsafe {
-        uverbs_copy_to(
-            attrs,
-            RDMA_DM_ATTR_OFFSET as usize,
-            ptr::from_ref(&offset).cast(),
-            size_of::<u64>(),
-        )
-    };
-    if ret == -(ENOENT as ffi::c_int) {
-        0
-    } else {
-        ret
-    }
-}
-
 /// Opens the nest for details of a driver; null where there is no room.
 ///
 /// # Safety

@@ -24,5 +24,3 @@
 #include <rdma/rdma_netlink.h>
 #include <rdma/uverbs_ioctl.h>
 #include <rdma/uverbs_types.h>
-
-#include "rdma_uapi.h"

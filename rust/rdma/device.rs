@@ -355,7 +355,7 @@ impl<D: Driver> Unregistered<D> {
                 // The core does not register a port with no counters in its list of them.
                 (*raw).ops.alloc_hw_port_stats = None;
             }
-            let definitions = Definitions::new::<D>()?;
+            let definitions = Definitions::new(Ops::<D>::of())?;
             if Ops::<D>::of().raw.alloc_ucontext.is_some() {
                 (*raw).driver_def = definitions.as_ptr();
             }

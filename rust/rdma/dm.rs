@@ -3,12 +3,15 @@
 //! Memory of a device that processes use.
 
 use super::memory::create_mr;
-use super::{kind, Access, Device, Mr, MrOps, New, Object, ObjectRef, Ops, Pd, Ucontext, UserOps};
+use super::method::Addition;
+use super::{
+    kind, ops, Access, Attributes, Device, Mr, MrOps, New, Object, ObjectRef, Ops, Pd, Ucontext,
+    UserOps,
+};
 use crate::bindings;
-use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::ptr;
-use kernel::error::{from_result, to_result};
+use kernel::error::from_result;
 use kernel::prelude::*;
 
 /// A piece of a device's memory.
@@ -20,6 +23,8 @@ pub type DmRef<D> = ObjectRef<kind::Dm, D>;
 pub trait DmOps: UserOps + MrOps {
     /// Driver's data of a piece of device memory.
     type Dm: Send + Sync;
+    /// Attributes that the driver adds to the method that allocates device memory; `()` for none.
+    type AllocAttributes<'a>: Attributes<'a, Self>;
 
     /// Allocates memory of the device for a process.
     fn alloc_dm<'a>(
@@ -27,7 +32,7 @@ pub trait DmOps: UserOps + MrOps {
         context: &Ucontext<Self>,
         new: New<'a, kind::Dm, Self>,
         attr: &DmAllocAttr,
-        response: &DmResponse<'_>,
+        attributes: Self::AllocAttributes<'_>,
     ) -> Result<&'a Dm<Self>>;
 
     /// Frees memory of the device.
@@ -48,6 +53,12 @@ impl<D: DmOps> Ops<D> {
         self.raw.alloc_dm = Some(alloc_dm::<D>);
         self.raw.dealloc_dm = Some(dealloc_dm::<D>);
         self.raw.reg_dm_mr = Some(reg_dm_mr::<D>);
+        self.additions[ops::ALLOC_DM] = Addition::<
+            D,
+            kind::Dm,
+            D::AllocAttributes<'static>,
+            { bindings::uverbs_methods_dm_UVERBS_METHOD_DM_ALLOC },
+        >::OBJECT;
         self
     }
 }
@@ -64,30 +75,28 @@ unsafe fn create_dm<D: DmOps>(
     attr: &DmAllocAttr,
     attrs: *mut bindings::uverbs_attr_bundle,
 ) -> Result<*mut bindings::ib_dm> {
+    // SAFETY: The caller vouches for the attributes of the command, which the core has checked against
+    // what `with_dm` adds to those of its own, and which it keeps until this returns.
+    let attributes = unsafe { <D::AllocAttributes<'_> as Attributes<'_, D>>::get(attrs)? };
     let dm = KBox::into_raw(KBox::<Dm<D>>::new_uninit(GFP_KERNEL)?);
-    let raw = dm.cast::<bindings::rdma_dm>();
+    let raw = dm.cast::<bindings::ib_dm>();
     // SAFETY: The memory was allocated just now, for a `Dm<D>`.
     unsafe { ptr::write_bytes(dm, 0, 1) };
     // SAFETY: The memory is ours, and of the core's part all zeroes are a value. The device is what the
     // core will set it to.
-    unsafe {
-        (*raw).dm.device = dev;
-        (*raw).length = attr.length;
-    }
+    unsafe { (*raw).device = dev };
     // SAFETY: The caller vouches for a device of `D`, which the command keeps registered.
     let dev = unsafe { Device::from_raw(dev) };
-    // SAFETY: The caller vouches for the attributes of the command, which waits.
-    let response = unsafe { DmResponse::new(attrs, raw) };
     // SAFETY: All of the memory but what was written of the core's part is zero, and nobody else has
     // it.
-    let created = unsafe { Dm::create(raw, |new| D::alloc_dm(dev, context, new, attr, &response)) };
+    let created =
+        unsafe { Dm::create(raw, |new| D::alloc_dm(dev, context, new, attr, attributes)) };
     if created.is_err() {
         // SAFETY: It came from `into_raw` above, and `create` has dropped what was initialised in
         // it.
         drop(unsafe { KBox::from_raw(dm) });
     }
-    // The core's structure is first in it.
-    created.map(|()| raw.cast())
+    created.map(|()| raw)
 }
 
 /// # Safety
@@ -121,10 +130,9 @@ unsafe extern "C" fn dealloc_dm<D: DmOps>(
     _attrs: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: `create_dm` made the piece, and returned the first member of an `rdma_dm`.
-        // `uverbs_free_dm` calls this only for one whose `usecnt` is zero, and does not touch it any
-        // more where this succeeds; else it is as before.
-        unsafe { Dm::destroy(dm.cast(), D::dealloc_dm) }?;
+        // SAFETY: `create_dm` made the piece. `uverbs_free_dm` calls this only for one whose `usecnt` is
+        // zero, and does not touch it any more where this succeeds; else it is as before.
+        unsafe { Dm::destroy(dm, D::dealloc_dm) }?;
         // SAFETY: The memory came from `create_dm`, and nothing in it is initialised any more.
         drop(unsafe { KBox::from_raw(dm.cast::<MaybeUninit<Dm<D>>>()) });
         Ok(0)
@@ -147,9 +155,8 @@ unsafe extern "C" fn reg_dm_mr<D: DmOps>(
         length: attr.length,
         access: Access::from_raw(attr.access_flags),
     };
-    // SAFETY: `create_dm` made the piece, and returned the first member of an `rdma_dm`; the method holds
-    // its object until this returns.
-    let dm = unsafe { Object::from_raw(dm.cast()) };
+    // SAFETY: `create_dm` made the piece, and the method holds its object until this returns.
+    let dm = unsafe { Object::from_raw(dm) };
     // SAFETY: `alloc_pd` made the domain, and the method holds its object until this returns. A null
     // `udata` is none.
     let mr = unsafe {
@@ -178,37 +185,4 @@ pub struct DmRegion {
     pub length: u64,
     /// What may be done to it; addresses count from zero always.
     pub access: Access,
-}
-
-/// Where to tell a process how to map device memory.
-pub struct DmResponse<'a> {
-    attrs: *mut bindings::uverbs_attr_bundle,
-    dm: *mut bindings::rdma_dm,
-    _p: PhantomData<&'a ()>,
-}
-
-impl DmResponse<'_> {
-    /// # Safety
-    ///
-    /// `attrs` must be those of the allocation of `dm` that is being carried out.
-    pub(super) unsafe fn new(
-        attrs: *mut bindings::uverbs_attr_bundle,
-        dm: *mut bindings::rdma_dm,
-    ) -> Self {
-        Self {
-            attrs,
-            dm,
-            _p: PhantomData,
-        }
-    }
-
-    /// Tells the process the offset to map the memory by, if it asked for it; and whoever shares
-    /// its context, if they ask later.
-    pub fn set_offset(&self, offset: u64) -> Result {
-        // SAFETY: `new` was given the memory that is being allocated; it is the caller's alone
-        // until the operation returns.
-        unsafe { (*self.dm).offset = offset };
-        // SAFETY: `new` was given the attributes of a command that outlives `self`.
-        to_result(unsafe { bindings::rdma_dm_respond(self.attrs, offset) })
-    }
 }

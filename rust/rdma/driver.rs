@@ -16,6 +16,7 @@ use kernel::prelude::*;
 /// | trait | offers | by |
 /// |---|---|---|
 /// | [`UserOps`] | processes: contexts, their queues, mappings, methods | [`Ops::with_user`] |
+/// | [`QueryContextOps`] | what processes ask about their context | [`Ops::with_context_query`] |
 /// | [`AhOps`] | address handles: datagrams, the communication manager | [`Ops::with_ah`] |
 /// | [`GidOps`] | a GID table that the device keeps: RoCE | [`Ops::with_gids`] |
 /// | [`NetdevOps`] | a port that shares its link with a network interface | [`Ops::with_netdev`] |

@@ -26,9 +26,12 @@
 //! and in the driver's [`UserOps`]: `const METHODS: &'static [MethodDef<Self>] =
 //! &[MethodDef::new::<SetDepth>()];`.
 //!
+//! Attributes that a driver adds to a method of the core are such a tuple, too
+//! ([`super::QueryContextOps::QueryAttributes`], [`super::DmOps::AllocAttributes`]).
+//!
 //! C header: [`include/rdma/uverbs_ioctl.h`](srctree/include/rdma/uverbs_ioctl.h).
 
-use super::{kind, CqOps, Driver, Kind, Object, Ucontext, UserOps};
+use super::{kind, CqOps, DmOps, Driver, Kind, Object, Ops, PdOps, Ucontext, UserOps};
 use crate::bindings;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
@@ -44,7 +47,7 @@ pub trait Method<D: UserOps>: 'static {
     type Kind: Owner;
     /// Its number, one of those that are the drivers' (`UVERBS_ID_DRIVER_NS`).
     const ID: u32;
-    /// Its attributes: a tuple of [`Handle`], [`In`] and [`Out`].
+    /// Its attributes: a tuple of [`Handle`], [`In`], [`Out`] and [`OutStruct`].
     type Attributes<'a>: Attributes<'a, D>;
 
     /// Carries it out for a process with this context. May sleep; the device is registered meanwhile.
@@ -65,8 +68,16 @@ impl Owner for OfDevice {
     const OBJECT: u16 = bindings::uverbs_default_objects_UVERBS_OBJECT_DEVICE as u16;
 }
 
+impl Owner for kind::Pd {
+    const OBJECT: u16 = bindings::uverbs_default_objects_UVERBS_OBJECT_PD as u16;
+}
+
 impl Owner for kind::Cq {
     const OBJECT: u16 = bindings::uverbs_default_objects_UVERBS_OBJECT_CQ as u16;
+}
+
+impl Owner for kind::Dm {
+    const OBJECT: u16 = bindings::uverbs_default_objects_UVERBS_OBJECT_DM as u16;
 }
 
 /// A kind of object that processes have handles of.
@@ -77,9 +88,17 @@ impl Owner for kind::Cq {
 /// of an [`Object`] that the driver has created.
 pub unsafe trait Handled<D: Driver>: Kind<D> + Owner {}
 
+// SAFETY: `ib_uverbs_alloc_pd` finalizes the handle of a domain after the driver has created it, with
+// its `struct ib_pd`.
+unsafe impl<D: PdOps> Handled<D> for kind::Pd {}
+
 // SAFETY: The core commits the handle of a completion queue after the driver has created it, with
 // its `struct ib_cq`.
 unsafe impl<D: CqOps> Handled<D> for kind::Cq {}
+
+// SAFETY: The core commits the handle of device memory after the driver has created it, with the
+// `struct ib_dm` that `alloc_dm` returned.
+unsafe impl<D: DmOps> Handled<D> for kind::Dm {}
 
 /// An attribute of a method.
 ///
@@ -110,39 +129,52 @@ impl AttributeSpec {
     /// Where `mandatory` is among the one-bit fields of `struct uverbs_attr_spec`.
     const MANDATORY_BIT: u32 = 2;
 
-    /// An attribute that has to be there. `words` are the two of the union after the flags.
-    const fn mandatory(id: u32, kind: bindings::uverbs_attr_type, words: [u16; 2]) -> Self {
+    /// An attribute that need not be there. `words` are the two of the union after the flags.
+    const fn optional(id: u32, kind: bindings::uverbs_attr_type, words: [u16; 2]) -> Self {
         let first = bindings::uapi_radix_data_UVERBS_API_NS_FLAG;
         assert!(first <= id && id < first + Self::COUNT);
+        let mut def: bindings::uverbs_attr_def = pin_init::zeroed();
+        def.id = id as u16;
+        def.attr.type_ = kind as u8;
+        def.attr.u.bindgen_union_field = words;
+        Self(def)
+    }
+
+    /// The same, and it has to be there.
+    const fn mandatory(self) -> Self {
         let flags = if cfg!(target_endian = "big") {
             0x80 >> Self::MANDATORY_BIT
         } else {
             1 << Self::MANDATORY_BIT
         };
-        let mut def: bindings::uverbs_attr_def = pin_init::zeroed();
-        def.id = id as u16;
-        def.attr.type_ = kind as u8;
+        let Self(mut def) = self;
         def.attr._bitfield_1 = bindings::__BindgenBitfieldUnit::new([flags]);
-        def.attr.u.bindgen_union_field = words;
         Self(def)
     }
 
     /// A handle of an object of type `object` that others may use meanwhile.
     const fn handle(id: u32, object: u16) -> Self {
         let access = bindings::uverbs_obj_access_UVERBS_ACCESS_READ as u8;
-        Self::mandatory(
+        Self::optional(
             id,
             bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_IDR,
             [object, u16::from_ne_bytes([access, 0])],
         )
+        .mandatory()
     }
 
-    /// One of exactly the bytes of a `T`.
+    /// One of exactly the bytes of a `T`, that need not be there.
     const fn of_size<T>(id: u32, kind: bindings::uverbs_attr_type) -> Self {
         assert!(size_of::<T>() <= u16::MAX as usize);
         let size = size_of::<T>() as u16;
         // The length, and the least length.
-        Self::mandatory(id, kind, [size, size])
+        Self::optional(id, kind, [size, size])
+    }
+
+    /// Room for any number of bytes but none.
+    const fn room(id: u32) -> Self {
+        let kind = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT;
+        Self::optional(id, kind, [u16::MAX, 1]).mandatory()
     }
 }
 
@@ -186,7 +218,8 @@ impl<T, const ID: u32> Deref for In<T, ID> {
 // SAFETY: The core lets only values of exactly the bytes of a `T` pass, and any bytes make one.
 unsafe impl<D: Driver, T: FromBytes, const ID: u32> Attribute<'_, D> for In<T, ID> {
     const SPEC: AttributeSpec =
-        AttributeSpec::of_size::<T>(ID, bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_IN);
+        AttributeSpec::of_size::<T>(ID, bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_IN)
+            .mandatory();
 
     unsafe fn get(bundle: *mut bindings::uverbs_attr_bundle) -> Result<Self> {
         let mut value = MaybeUninit::<T>::zeroed();
@@ -231,7 +264,8 @@ impl<T: AsBytes, const ID: u32> Out<'_, T, ID> {
 // SAFETY: The core lets only room for exactly the bytes of a `T` pass.
 unsafe impl<'a, D: Driver, T: AsBytes, const ID: u32> Attribute<'a, D> for Out<'a, T, ID> {
     const SPEC: AttributeSpec =
-        AttributeSpec::of_size::<T>(ID, bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT);
+        AttributeSpec::of_size::<T>(ID, bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT)
+            .mandatory();
 
     unsafe fn get(bundle: *mut bindings::uverbs_attr_bundle) -> Result<Self> {
         Ok(Self {
@@ -239,6 +273,52 @@ unsafe impl<'a, D: Driver, T: AsBytes, const ID: u32> Attribute<'a, D> for Out<'
             _method: PhantomData,
             _value: PhantomData,
         })
+    }
+}
+
+// SAFETY: The core lets only room for exactly the bytes of a `T` pass, or nothing, which `get` finds
+// out.
+unsafe impl<'a, D: Driver, T: AsBytes, const ID: u32> Attribute<'a, D> for Option<Out<'a, T, ID>> {
+    const SPEC: AttributeSpec =
+        AttributeSpec::of_size::<T>(ID, bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT);
+
+    unsafe fn get(bundle: *mut bindings::uverbs_attr_bundle) -> Result<Self> {
+        // SAFETY: The caller vouches for the attributes, among which the core has noted the present ones.
+        if !unsafe { bindings::uverbs_attr_is_valid(bundle, ID) } {
+            return Ok(None);
+        }
+        // SAFETY: The caller vouches for the attributes, and this one is there.
+        unsafe { <Out<'a, T, ID> as Attribute<'a, D>>::get(bundle) }.map(Some)
+    }
+}
+
+/// Room of the process for a structure, of which a process that is older, or newer, knows another
+/// length.
+pub struct OutStruct<'a, T, const ID: u32>(Out<'a, T, ID>);
+
+impl<T: AsBytes, const ID: u32> OutStruct<'_, T, ID> {
+    /// Tells the process the value, cut or padded with zeroes to what it gave room for.
+    pub fn write(&self, value: &T) -> Result {
+        // SAFETY: `get` was given the attributes of a method that outlives `self`; `value` is as many
+        // bytes as announced, all initialised.
+        to_result(unsafe {
+            bindings::uverbs_copy_to_struct_or_zero(
+                self.0.bundle,
+                ID as usize,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        })
+    }
+}
+
+// SAFETY: The core lets any room pass, and so does what writes to it.
+unsafe impl<'a, D: Driver, T: AsBytes, const ID: u32> Attribute<'a, D> for OutStruct<'a, T, ID> {
+    const SPEC: AttributeSpec = AttributeSpec::room(ID);
+
+    unsafe fn get(bundle: *mut bindings::uverbs_attr_bundle) -> Result<Self> {
+        // SAFETY: The caller vouches for the attributes.
+        unsafe { <Out<'a, T, ID> as Attribute<'a, D>>::get(bundle) }.map(Self)
     }
 }
 
@@ -277,6 +357,15 @@ macro_rules! tuples {
     )*};
 }
 
+// SAFETY: Nothing is read.
+unsafe impl<'a, D: Driver> Attributes<'a, D> for () {
+    const SPECS: &'static [&'static AttributeSpec] = &[];
+
+    unsafe fn get(_bundle: *mut bindings::uverbs_attr_bundle) -> Result<Self> {
+        Ok(())
+    }
+}
+
 tuples! {
     (A);
     (A, B);
@@ -294,40 +383,75 @@ pub struct MethodDef<D: Driver> {
 /// The constants that describe method `M`, one pointing to the next.
 struct Tree<D: UserOps, M: Method<D>>(PhantomData<(D, M)>);
 
+/// What a method does.
+type Handler = unsafe extern "C" fn(*mut bindings::uverbs_attr_bundle) -> c_int;
+
+/// A method with these attributes; one of the core where there is no handler.
+const fn method_def(
+    id: u32,
+    specs: &'static [&'static AttributeSpec],
+    handler: Option<Handler>,
+) -> bindings::uverbs_method_def {
+    let mut one = 0;
+    while one < specs.len() {
+        let mut other = 0;
+        while other < one {
+            // Each attribute has a number of its own.
+            assert!(specs[one].0.id != specs[other].0.id);
+            other += 1;
+        }
+        one += 1;
+    }
+    bindings::uverbs_method_def {
+        id: id as u16,
+        flags: 0,
+        num_attrs: specs.len(),
+        attrs: specs.as_ptr().cast(),
+        handler,
+    }
+}
+
+/// An object of the core with one method: trees of the same object are merged.
+const fn object_def(
+    id: u16,
+    methods: &'static [&'static bindings::uverbs_method_def; 1],
+) -> bindings::uverbs_object_def {
+    bindings::uverbs_object_def {
+        id,
+        type_attrs: ptr::null(),
+        num_methods: methods.len(),
+        methods: methods.as_ptr().cast(),
+    }
+}
+
+/// The constants that describe attributes `A` that a driver adds to method `ID` of the core, of what
+/// `O` stands for.
+pub(super) struct Addition<D, O, A, const ID: u32>(PhantomData<(D, O, A)>);
+
+impl<D: UserOps, O: Owner, A: Attributes<'static, D>, const ID: u32> Addition<D, O, A, ID> {
+    const METHOD: &'static bindings::uverbs_method_def = &method_def(ID, A::SPECS, None);
+
+    const TREE: &'static bindings::uverbs_object_def = &object_def(O::OBJECT, &[Self::METHOD]);
+
+    /// For the core, if there are any.
+    pub(super) const OBJECT: Option<&'static bindings::uverbs_object_def> = if A::SPECS.is_empty() {
+        None
+    } else {
+        Some(Self::TREE)
+    };
+}
+
 impl<D: UserOps, M: Method<D>> Tree<D, M> {
     const METHOD: &'static bindings::uverbs_method_def = &{
-        let specs = <M::Attributes<'static> as Attributes<'static, D>>::SPECS;
         let first = bindings::uapi_radix_data_UVERBS_API_NS_FLAG;
         let count = bindings::uapi_radix_data_UVERBS_API_METHOD_KEY_NUM_DRIVER;
         assert!(first <= M::ID && M::ID < first + count);
-        let mut one = 0;
-        while one < specs.len() {
-            let mut other = 0;
-            while other < one {
-                // Each attribute has a number of its own.
-                assert!(specs[one].0.id != specs[other].0.id);
-                other += 1;
-            }
-            one += 1;
-        }
-        bindings::uverbs_method_def {
-            id: M::ID as u16,
-            flags: 0,
-            num_attrs: specs.len(),
-            attrs: specs.as_ptr().cast(),
-            handler: Some(Self::handler),
-        }
+        let specs = <M::Attributes<'static> as Attributes<'static, D>>::SPECS;
+        method_def(M::ID, specs, Some(Self::handler))
     };
 
-    const METHODS: &'static [&'static bindings::uverbs_method_def; 1] = &[Self::METHOD];
-
-    /// An object of the core with the one method: trees of the same object are merged.
-    const OBJECT: &'static bindings::uverbs_object_def = &bindings::uverbs_object_def {
-        id: <M::Kind as Owner>::OBJECT,
-        type_attrs: ptr::null(),
-        num_methods: 1,
-        methods: Self::METHODS.as_ptr().cast(),
-    };
+    const OBJECT: &'static bindings::uverbs_object_def =
+        &object_def(<M::Kind as Owner>::OBJECT, &[Self::METHOD]);
 
     /// # Safety
     ///
@@ -395,26 +519,26 @@ impl Definitions {
         }
     }
 
-    /// What all drivers here add, and the methods of `D`.
-    pub(super) fn new<D: Driver>() -> Result<Self> {
-        let methods = D::OPS.methods;
-        let mut lines = KVec::with_capacity(methods.len() + 2, GFP_KERNEL)?;
-        let chain = super::uapi::definitions();
-        let common = Self::line(
-            bindings::uapi_definition_kind_UAPI_DEF_CHAIN,
-            Line { chain },
+    /// The line of an object with a method.
+    fn tree(object: &'static bindings::uverbs_object_def) -> bindings::uapi_definition {
+        let mut line = Self::line(
+            bindings::uapi_definition_kind_UAPI_DEF_CHAIN_OBJ_TREE,
+            Line {
+                chain_obj_tree: object,
+            },
         );
-        lines.push(common, GFP_KERNEL)?;
-        for method in methods {
-            let mut line = Self::line(
-                bindings::uapi_definition_kind_UAPI_DEF_CHAIN_OBJ_TREE,
-                Line {
-                    chain_obj_tree: method.object,
-                },
-            );
-            // The object's number is first in either view of the union.
-            line.__bindgen_anon_1.bindgen_union_field[0] = method.object.id;
-            lines.push(line, GFP_KERNEL)?;
+        // The object's number is first in either view of the union.
+        line.__bindgen_anon_1.bindgen_union_field[0] = object.id;
+        line
+    }
+
+    /// What the driver says that it offers.
+    pub(super) fn new<D: Driver>(ops: &Ops<D>) -> Result<Self> {
+        let additions = ops.additions.iter().flatten().copied();
+        let methods = ops.methods.iter().map(|method| method.object);
+        let mut lines = KVec::new();
+        for object in Iterator::chain(additions, methods) {
+            lines.push(Self::tree(object), GFP_KERNEL)?;
         }
         let end = bindings::uapi_definition_kind_UAPI_DEF_END;
         lines.push(Self::line(end, pin_init::zeroed()), GFP_KERNEL)?;
@@ -439,7 +563,8 @@ mod tests {
         let spec = AttributeSpec::of_size::<u32>(
             FIRST + 1,
             bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_IN,
-        );
+        )
+        .mandatory();
         assert_eq!(u32::from(spec.0.id), FIRST + 1);
         let attr = &spec.0.attr;
         assert_eq!(
@@ -471,5 +596,25 @@ mod tests {
             u32::from(access),
             bindings::uverbs_obj_access_UVERBS_ACCESS_READ
         );
+    }
+
+    #[test]
+    fn a_value_that_need_not_be_there_is_not_mandatory() {
+        let kind = bindings::uverbs_attr_type_UVERBS_ATTR_TYPE_PTR_OUT;
+        let spec = AttributeSpec::of_size::<u64>(FIRST, kind);
+        assert_eq!(u32::from(spec.0.attr.type_), kind);
+        assert_eq!(spec.0.attr.mandatory(), 0);
+        // SAFETY: All views of the union are plain numbers.
+        let room = unsafe { spec.0.attr.u.ptr.as_ref() };
+        assert_eq!((room.len, room.min_len), (8, 8));
+    }
+
+    #[test]
+    fn room_for_a_structure_is_of_any_length() {
+        let spec = AttributeSpec::room(FIRST + 2);
+        assert_eq!(spec.0.attr.mandatory(), 1);
+        // SAFETY: All views of the union are plain numbers.
+        let room = unsafe { spec.0.attr.u.ptr.as_ref() };
+        assert_eq!((room.len, room.min_len), (u16::MAX, 1));
     }
 }

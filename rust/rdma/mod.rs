@@ -36,7 +36,6 @@ mod restrack;
 mod srq;
 #[cfg(all(CONFIG_KUNIT, not(rdma_no_tests)))]
 mod tests;
-mod uapi;
 mod udata;
 pub mod ulp;
 mod umem;

@@ -69,7 +69,8 @@ pub unsafe trait Kind<D: Driver> {
 macro_rules! kinds {
     ($($ops:ident::$kind:ident is $raw:ident;)*) => {$(
         // SAFETY: `device` returns the field of that name. The core sets it before it calls the
-        // operation that creates the object; for regions `create_mr` does.
+        // operation that creates the object; for regions `create_mr` does, for device memory
+        // `create_dm`.
         unsafe impl<D: $ops> Kind<D> for kind::$kind {
             type Raw = bindings::$raw;
             type Data = D::$kind;
@@ -92,19 +93,7 @@ kinds! {
     SrqOps::Srq is ib_srq;
     MwOps::Mw is ib_mw;
     XrcOps::Xrcd is ib_xrcd;
-}
-
-// SAFETY: `device` returns the field of that name, which `alloc_dm` sets before it has the driver
-// create the object.
-unsafe impl<D: DmOps> Kind<D> for kind::Dm {
-    // The core's structure is first in it.
-    type Raw = bindings::rdma_dm;
-    type Data = D::Dm;
-
-    unsafe fn device(raw: *const Self::Raw) -> *mut bindings::ib_device {
-        // SAFETY: The caller vouches that it can be read.
-        unsafe { (*raw).dm.device }
-    }
+    DmOps::Dm is ib_dm;
 }
 
 /// A verbs object of kind `K` of a device driven by `D`.

@@ -21,13 +21,22 @@ use crate::bindings;
 /// a driver in C.
 pub struct Ops<D: Driver> {
     pub(super) raw: bindings::ib_device_ops,
-    /// What the driver adds to the `ioctl` interface.
+    /// Methods that the driver adds to the `ioctl` interface.
     pub(super) methods: &'static [MethodDef<D>],
+    /// Attributes that it adds to methods of the core.
+    pub(super) additions: [Option<&'static bindings::uverbs_object_def>; ADDITIONS],
     /// Set where the driver has an [`super::EventSink`].
     pub(super) events: Option<Hooks<D>>,
     /// Set where a port shares its link with a network interface.
     pub(super) port: Option<Port<D>>,
 }
+
+/// Where attributes are in [`Ops::additions`] that belong to the query of a context.
+pub(super) const QUERY_CONTEXT: usize = 0;
+/// The same of the allocation of device memory.
+pub(super) const ALLOC_DM: usize = 1;
+/// To how many methods of the core attributes can be added.
+const ADDITIONS: usize = 2;
 
 impl<D: Driver> Ops<D> {
     /// The operations without which the core lets no kernel user have a device
@@ -40,6 +49,7 @@ impl<D: Driver> Ops<D> {
         Self {
             raw: pin_init::zeroed(),
             methods: &[],
+            additions: [None; ADDITIONS],
             events: None,
             port: None,
         }

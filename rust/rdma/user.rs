@@ -2,19 +2,17 @@
 
 //! User contexts and what they map.
 
+use super::method::Addition;
 use super::ops::op_if;
 use super::{
-    kind, Cq, CqInitAttr, CqOps, Device, MethodDef, New, Object, ObjectRef, Ops, PdOps, Udata,
+    kind, ops, Attributes, Cq, CqInitAttr, CqOps, Device, MethodDef, New, Object, ObjectRef,
+    OfDevice, Ops, PdOps, Udata,
 };
 use crate::bindings;
-use crate::kernel_ext::io::bar_range;
-use core::marker::PhantomData;
 use core::ptr;
 use kernel::build_error;
 use kernel::error::{from_result, to_result, VTABLE_DEFAULT_ERROR};
 use kernel::prelude::*;
-use kernel::transmute::AsBytes;
-use kernel::{device, pci};
 
 /// A process's open handle of a device.
 pub type Ucontext<D> = Object<kind::Ucontext, D>;
@@ -35,12 +33,6 @@ pub trait UserOps: PdOps + CqOps {
         new: New<'a, kind::Ucontext, Self>,
         udata: &Udata<'_, Self>,
     ) -> Result<&'a Ucontext<Self>>;
-
-    /// A process asks about its context: one that was given the context of another for what the
-    /// other was told when it opened the device, any for the time of the device.
-    fn query_ucontext(_ctx: &Ucontext<Self>, _response: &ContextResponse<'_>) -> Result {
-        build_error!(VTABLE_DEFAULT_ERROR)
-    }
 
     /// A process closed the device. Its mappings are removed before the data is dropped.
     fn dealloc_ucontext(_ctx: &Ucontext<Self>) {}
@@ -69,7 +61,6 @@ impl<D: UserOps> Ops<D> {
         assert!(MethodDef::are_distinct(D::METHODS));
         self.methods = D::METHODS;
         self.raw.alloc_ucontext = Some(alloc_ucontext::<D>);
-        self.raw.query_ucontext = op_if!(D::HAS_QUERY_UCONTEXT, query_ucontext::<D>);
         self.raw.dealloc_ucontext = Some(dealloc_ucontext::<D>);
         self.raw.mmap = Some(mmap);
         self.raw.mmap_free = Some(free_range);
@@ -110,22 +101,6 @@ unsafe extern "C" fn alloc_ucontext<D: UserOps>(
             unsafe { bindings::rdma_forget_task(ctx) };
         }
         created?;
-        Ok(0)
-    })
-}
-
-/// # Safety
-///
-/// To be called by the core through the table of a `Device<D>` with the attributes of a query.
-unsafe extern "C" fn query_ucontext<D: UserOps>(
-    ctx: *mut bindings::ib_ucontext,
-    attrs: *mut bindings::uverbs_attr_bundle,
-) -> c_int {
-    from_result(|| {
-        // SAFETY: `attrs` are those of the uverbs method (`UVERBS_METHOD_QUERY_CONTEXT`), which waits.
-        let response = unsafe { ContextResponse::new(attrs) };
-        // SAFETY: `alloc_ucontext` made the context, and the method got it from its file, which keeps it.
-        D::query_ucontext(unsafe { Object::from_raw(ctx) }, &response)?;
         Ok(0)
     })
 }
@@ -199,58 +174,45 @@ unsafe extern "C" fn resize_user_cq<D: UserOps>(
     })
 }
 
-/// How a process asks for the time of the device's clock.
-#[derive(Clone, Copy)]
-#[repr(u16)]
-pub enum ClockQuery {
-    /// However long that takes.
-    Patient = bindings::RDMA_CONTEXT_ATTR_CLOCK as u16,
-    /// Not (`EAGAIN`) where the device cannot be asked at once.
-    Now = bindings::RDMA_CONTEXT_ATTR_CLOCK_NOW as u16,
+/// Contexts that processes ask about: one that was given the context of another, for what the other
+/// was told when it opened the device.
+pub trait QueryContextOps: UserOps {
+    /// Attributes that the driver adds to the method, which has none of its own.
+    type QueryAttributes<'a>: Attributes<'a, Self>;
+
+    /// A process asks about its context.
+    fn query_ucontext(ctx: &Ucontext<Self>, attributes: Self::QueryAttributes<'_>) -> Result;
 }
 
-/// Where to answer a process that asks about its context.
-pub struct ContextResponse<'a> {
+impl<D: QueryContextOps> Ops<D> {
+    /// Answers processes that ask about their context.
+    pub const fn with_context_query(mut self) -> Self {
+        self.raw.query_ucontext = Some(query_ucontext::<D>);
+        self.additions[ops::QUERY_CONTEXT] = Addition::<
+            D,
+            OfDevice,
+            D::QueryAttributes<'static>,
+            { bindings::uverbs_methods_device_UVERBS_METHOD_QUERY_CONTEXT },
+        >::OBJECT;
+        self
+    }
+}
+
+/// # Safety
+///
+/// To be called by the core through the table of a `Device<D>` with the attributes of a query.
+unsafe extern "C" fn query_ucontext<D: QueryContextOps>(
+    ctx: *mut bindings::ib_ucontext,
     attrs: *mut bindings::uverbs_attr_bundle,
-    _p: PhantomData<&'a ()>,
-}
-
-impl ContextResponse<'_> {
-    /// # Safety
-    ///
-    /// `attrs` must be those of a query of a context that is being carried out.
-    pub(super) unsafe fn new(attrs: *mut bindings::uverbs_attr_bundle) -> Self {
-        Self {
-            attrs,
-            _p: PhantomData,
-        }
-    }
-
-    /// Writes the response, cut or padded with zeroes to what the process gave room for.
-    pub fn respond<T: AsBytes>(&self, response: &T) -> Result {
-        // SAFETY: `new` was given the attributes of a query that outlives `self`; `response` is as
-        // many bytes as announced, all initialised.
-        to_result(unsafe {
-            bindings::uverbs_copy_to_struct_or_zero(
-                self.attrs,
-                bindings::RDMA_CONTEXT_ATTR_RESPONSE as usize,
-                ptr::from_ref(response).cast(),
-                size_of::<T>(),
-            )
-        })
-    }
-
-    /// Whether the process wants to know the time of the device's clock in this way.
-    pub fn wants_clock(&self, way: ClockQuery) -> bool {
-        // SAFETY: `new` was given the attributes of a query that outlives `self`.
-        unsafe { bindings::rdma_context_wants_clock(self.attrs, way as u16) }
-    }
-
-    /// Tells the time of the device's clock to a process that wants to know it in this way.
-    pub fn respond_clock(&self, way: ClockQuery, ticks: u64) -> Result {
-        // SAFETY: `new` was given the attributes of a query that outlives `self`.
-        to_result(unsafe { bindings::rdma_context_respond_clock(self.attrs, way as u16, ticks) })
-    }
+) -> c_int {
+    from_result(|| {
+        // SAFETY: `attrs` are those of the uverbs method (`UVERBS_METHOD_QUERY_CONTEXT`), which the core has
+        // checked against what `with_context_query` adds to its own, and keeps until this returns.
+        let attributes = unsafe { <D::QueryAttributes<'_> as Attributes<'_, D>>::get(attrs)? };
+        // SAFETY: `alloc_ucontext` made the context, and the method got it from its file, which keeps it.
+        D::query_ucontext(unsafe { Object::from_raw(ctx) }, attributes)?;
+        Ok(0)
+    })
 }
 
 /// How a processor accesses a mapped page of a device.
@@ -262,9 +224,38 @@ pub enum Caching {
     WriteCombining,
 }
 
-/// A range of a BAR that a process may map.
+/// Memory of a device that processes may be given, in whole pages.
+///
+/// # Invariants
+///
+/// It is memory of a device, by the address that processors use; neither it nor its pages are
+/// anything else's.
+#[derive(Clone, Copy)]
+pub struct IoRange {
+    address: u64,
+    length: usize,
+}
+
+impl IoRange {
+    /// `length` bytes from `address` on; `EINVAL` where these are not whole pages, or none.
+    ///
+    /// # Safety
+    ///
+    /// They must be memory of the device that the range is to be given to processes of, for as long as
+    /// the device is registered, and whatever processes do there must be harmless to others.
+    pub unsafe fn new(address: u64, length: usize) -> Result<Self> {
+        let within = (kernel::page::PAGE_SIZE - 1) as u64;
+        if length == 0 || (length as u64 | address) & within != 0 {
+            return Err(EINVAL);
+        }
+        // INVARIANT: The caller vouches for the device's memory, which is whole pages.
+        Ok(Self { address, length })
+    }
+}
+
+/// An entry of a context's table of what can be mapped.
 #[repr(C)]
-struct BarRange {
+struct RangeEntry {
     entry: bindings::rdma_user_mmap_entry,
     address: u64,
     write_combine: bool,
@@ -273,88 +264,72 @@ struct BarRange {
 }
 
 impl<D: UserOps> Object<kind::Ucontext, D> {
-    /// Lets the process map `length` bytes of a BAR of the device's parent, which has to be a PCI
-    /// device; `offset` and `length` have to be multiples of a page. Returns the offset to map them
-    /// by.
+    /// Lets the process map a range. Returns the offset to map it by.
     ///
     /// Two processes may see each other's accesses only if they are given the same page. Mappings
     /// are revoked when the context goes.
-    pub fn map_bar(&self, bar: u32, offset: u64, length: usize, caching: Caching) -> Result<u64> {
-        self.insert_range(bar, offset, length, caching, None)
+    pub fn map_range(&self, range: IoRange, caching: Caching) -> Result<u64> {
+        self.insert_range(range, caching, None)
     }
 
-    /// As [`Self::map_bar`]; `keep` is dropped when the range can neither be mapped any more nor is
+    /// As [`Self::map_range`]; `keep` is dropped when the range can neither be mapped any more nor is
     /// mapped.
-    pub fn map_bar_keeping<T: Send + 'static>(
+    pub fn map_range_keeping<T: Send + 'static>(
         &self,
-        bar: u32,
-        offset: u64,
-        length: usize,
+        range: IoRange,
         caching: Caching,
         keep: KBox<T>,
     ) -> Result<u64> {
         let keep = KBox::into_raw(keep);
         // SAFETY: The pointer came from `into_raw` just now.
         let keep: KBox<dyn Send> = unsafe { KBox::from_raw(keep as *mut dyn Send) };
-        self.insert_range(bar, offset, length, caching, Some(keep))
+        self.insert_range(range, caching, Some(keep))
     }
 
     /// Ends a range: it cannot be mapped any more. Mappings that exist stay.
-    pub fn unmap_bar(&self, offset: u64) {
+    pub fn unmap_range(&self, offset: u64) {
         let page = offset as usize / kernel::page::PAGE_SIZE;
         // SAFETY: `&self` is a context that is not freed; the function takes the lock of its
         // entries.
         let entry = unsafe { bindings::rdma_user_mmap_entry_get_pgoff(self.as_raw(), page) };
-        if !entry.is_null() {
-            // SAFETY: The entry is ours until it is put. It was not removed before, else it would
-            // not have been found.
-            unsafe {
-                bindings::rdma_user_mmap_entry_remove(entry);
-                bindings::rdma_user_mmap_entry_put(entry);
-            }
+        if entry.is_null() {
+            return;
         }
+        // SAFETY: `rdma_user_mmap_entry_get_pgoff` has taken a count of the entry, and finds none that was
+        // removed before.
+        unsafe { bindings::rdma_user_mmap_entry_remove(entry) };
+        // SAFETY: The count was taken above, and the entry is not used afterwards.
+        unsafe { bindings::rdma_user_mmap_entry_put(entry) };
     }
 
     fn insert_range(
         &self,
-        bar: u32,
-        offset: u64,
-        length: usize,
+        range: IoRange,
         caching: Caching,
         keep: Option<KBox<dyn Send>>,
     ) -> Result<u64> {
-        let page_mask = kernel::page::PAGE_SIZE - 1;
-        if length == 0 || (length | offset as usize) & page_mask != 0 {
-            return Err(EINVAL);
-        }
-        let parent: &pci::Device<device::Bound> = self.device().parent().try_into()?;
-        let address = bar_range(parent, bar, offset, length)?;
-        let range = KBox::<BarRange>::new_uninit(GFP_KERNEL)?;
-        let range = KBox::into_raw(range).cast::<BarRange>();
-        // SAFETY: The memory is ours; a zeroed entry is what the core expects.
-        unsafe {
-            ptr::write_bytes(range, 0, 1);
-            (*range).address = address;
-            (*range).write_combine = caching == Caching::WriteCombining;
-            ptr::addr_of_mut!((*range).keep).write(keep);
-        }
-        // SAFETY: `&self` is a context that is not freed; the entry is freed by `free_range`, when
-        // the core has no more use for it.
-        let ret = unsafe {
-            bindings::rdma_user_mmap_entry_insert(
-                self.as_raw(),
-                ptr::addr_of_mut!((*range).entry),
-                length,
-            )
-        };
+        let entry = KBox::new(
+            RangeEntry {
+                entry: pin_init::zeroed(),
+                address: range.address,
+                write_combine: caching == Caching::WriteCombining,
+                keep,
+            },
+            GFP_KERNEL,
+        )?;
+        let entry = KBox::into_raw(entry).cast::<bindings::rdma_user_mmap_entry>();
+        // SAFETY: `&self` is a context that is not freed. The entry is the first member of what was
+        // allocated above; `free_range` frees it, when the core has no more use for it.
+        let ret =
+            unsafe { bindings::rdma_user_mmap_entry_insert(self.as_raw(), entry, range.length) };
         if ret != 0 {
             // SAFETY: The entry was not taken, so that the memory is still ours.
-            drop(unsafe { KBox::from_raw(range) });
+            drop(unsafe { KBox::from_raw(entry.cast::<RangeEntry>()) });
             to_result(ret)?;
         }
         // SAFETY: The entry was inserted above, and is not removed before the context goes: its
         // offset is not told to anybody yet.
-        Ok(unsafe { bindings::rdma_user_mmap_get_offset(ptr::addr_of!((*range).entry)) })
+        Ok(unsafe { bindings::rdma_user_mmap_get_offset(entry) })
     }
 }
 
@@ -367,20 +342,23 @@ unsafe extern "C" fn mmap(
     ctx: *mut bindings::ib_ucontext,
     vma: *mut bindings::vm_area_struct,
 ) -> c_int {
-    // SAFETY: The core calls this with the context of the file, which it holds, and with the VMA
-    // that is being mapped.
+    // SAFETY: `ib_uverbs_mmap` calls this with the context of the file, which it keeps meanwhile, and
+    // with the VMA that is being mapped.
     let entry = unsafe { bindings::rdma_user_mmap_entry_get(ctx, vma) };
     if entry.is_null() {
         return EINVAL.to_errno();
     }
-    let range = entry.cast::<BarRange>();
-    // SAFETY: All entries are `BarRange`s; this one is held until it is put below.
-    unsafe {
-        let ret =
-            bindings::rdma_user_mmap_bar(ctx, vma, (*range).address, (*range).write_combine, entry);
-        bindings::rdma_user_mmap_entry_put(entry);
-        ret
-    }
+    // SAFETY: All entries are in `RangeEntry`s, which `insert_range` made; a count of this one is put
+    // below.
+    let range = unsafe { &*entry.cast::<RangeEntry>() };
+    // SAFETY: Context and VMA are those that this was called for, and the entry is that of the VMA's offset;
+    // the range is memory of the device, as `IoRange` says.
+    let ret = unsafe {
+        bindings::rdma_user_mmap_bar(ctx, vma, range.address, range.write_combine, entry)
+    };
+    // SAFETY: `rdma_user_mmap_entry_get` has taken the count, and the entry is not used afterwards.
+    unsafe { bindings::rdma_user_mmap_entry_put(entry) };
+    ret
 }
 
 /// Frees an entry that is neither in its context nor mapped any more.
@@ -389,8 +367,9 @@ unsafe extern "C" fn mmap(
 ///
 /// To be called by the core as `mmap_free`.
 unsafe extern "C" fn free_range(entry: *mut bindings::rdma_user_mmap_entry) {
-    // SAFETY: All entries are `BarRange`s from `map_bar`, and the core is done with this one.
-    drop(unsafe { KBox::from_raw(entry.cast::<BarRange>()) });
+    // SAFETY: All entries are in `RangeEntry`s that `insert_range` gave away, and the core calls this when the
+    // last count of this one is gone.
+    drop(unsafe { KBox::from_raw(entry.cast::<RangeEntry>()) });
 }
 
 /// Removes all entries of a context.
@@ -414,13 +393,20 @@ unsafe fn remove_ranges(ctx: *mut bindings::ib_ucontext) {
             break;
         }
         let entry = entry.cast::<bindings::rdma_user_mmap_entry>();
-        // SAFETY: The entry is in the context, so it is valid. One that was removed before waits
-        // for its mappings to go; removing it twice would drop its count twice.
-        unsafe {
-            index = (*entry).start_pgoff + (*entry).npages;
-            if !(*entry).driver_removed {
-                bindings::rdma_user_mmap_entry_remove(entry);
-            }
+        // SAFETY: The entry is in the context, so it is valid; nobody else removes it, as the context is
+        // about to go.
+        let (end, removed) = unsafe {
+            (
+                (*entry).start_pgoff + (*entry).npages,
+                (*entry).driver_removed,
+            )
+        };
+        index = end;
+        // One that was removed before waits for its mappings to go: removing it twice would drop its
+        // count twice.
+        if !removed {
+            // SAFETY: The entry is in the context, and was not removed.
+            unsafe { bindings::rdma_user_mmap_entry_remove(entry) };
         }
     }
 }

@@ -14,9 +14,11 @@ use crate::{
         MoveCq,
         QueryCq, //
     },
+    dm,
     dm::{
         DeviceMemory,
-        FerriteDm, //
+        FerriteDm,
+        QueryDm, //
     },
     doorbell_pages::DoorbellPages,
     gids::GidFollower,
@@ -67,7 +69,6 @@ use crate::{
         Ah,
         AhAttr,
         Completions,
-        ContextResponse,
         Counts,
         Cq,
         CqInitAttr,
@@ -77,12 +78,13 @@ use crate::{
         Dm,
         DmAllocAttr,
         DmRegion,
-        DmResponse,
         DmabufRegion,
         EventSink,
         ExtendedSrq,
         Gid,
         GidAttr,
+        Handle,
+        Method,
         MethodDef,
         Mr,
         Mw,
@@ -111,6 +113,7 @@ use crate::{
     },
     srq::FerriteSrq,
     tpt::Tags,
+    ucontext,
     ucontext::FerriteUcontext,
 };
 use kernel::{
@@ -227,6 +230,20 @@ impl FerritePd {
     }
 }
 
+/// A process that shares the context of another finds out whether there is a protection domain: its
+/// handle is looked up before, and that is all there is to it.
+pub(crate) struct QueryPd;
+
+impl Method<Ferrite> for QueryPd {
+    type Kind = kind::Pd;
+    const ID: u32 = abi::UVERBS_PD_QUERY;
+    type Attributes<'a> = (Handle<'a, kind::Pd, Ferrite, { abi::UVERBS_PD_QUERY_HANDLE }>,);
+
+    fn call(_: &Ucontext<Ferrite>, _: Self::Attributes<'_>) -> Result {
+        Ok(())
+    }
+}
+
 /// The driver's data of a domain of extended reliable connections.
 pub(crate) struct FerriteXrcd {
     number: Number,
@@ -257,6 +274,7 @@ impl rdma::Driver for Ferrite {
     const ABI_VERSION: u32 = abi::UVERBS_ABI_VERSION;
     const OPS: Ops<Self> = Ops::new()
         .with_user()
+        .with_context_query()
         .with_ah()
         .with_gids()
         .with_netdev()
@@ -349,6 +367,8 @@ impl rdma::UserOps for Ferrite {
         MethodDef::new::<QueryCq>(),
         MethodDef::new::<ModifyVector>(),
         MethodDef::new::<QueryVector>(),
+        MethodDef::new::<QueryPd>(),
+        MethodDef::new::<QueryDm>(),
     ];
 
     fn alloc_ucontext<'a>(
@@ -357,10 +377,6 @@ impl rdma::UserOps for Ferrite {
         udata: &Udata<'_, Self>,
     ) -> Result<&'a Ucontext<Self>> {
         FerriteUcontext::create(dev, new, udata)
-    }
-
-    fn query_ucontext(ctx: &Ucontext<Self>, response: &ContextResponse<'_>) -> Result {
-        FerriteUcontext::query(ctx, response)
     }
 
     fn create_user_cq<'a>(
@@ -374,6 +390,14 @@ impl rdma::UserOps for Ferrite {
 
     fn resize_user_cq(cq: &Cq<Self>, entries: u32, udata: &Udata<'_, Self>) -> Result {
         FerriteCq::resize(cq, entries, udata)
+    }
+}
+
+impl rdma::QueryContextOps for Ferrite {
+    type QueryAttributes<'a> = ucontext::QueryAttributes<'a>;
+
+    fn query_ucontext(ctx: &Ucontext<Self>, attributes: Self::QueryAttributes<'_>) -> Result {
+        FerriteUcontext::query(ctx, attributes)
     }
 }
 
@@ -635,15 +659,16 @@ impl rdma::MwOps for Ferrite {
 
 impl rdma::DmOps for Ferrite {
     type Dm = FerriteDm;
+    type AllocAttributes<'a> = dm::AllocAttributes<'a>;
 
     fn alloc_dm<'a>(
         dev: &Device<Self>,
         context: &Ucontext<Self>,
         new: New<'a, kind::Dm, Self>,
         attr: &DmAllocAttr,
-        response: &DmResponse<'_>,
+        attributes: Self::AllocAttributes<'_>,
     ) -> Result<&'a Dm<Self>> {
-        FerriteDm::create(dev, context, new, attr, response)
+        FerriteDm::create(dev, context, new, attr, attributes)
     }
 
     fn dealloc_dm(dm: &Dm<Self>) -> Result {

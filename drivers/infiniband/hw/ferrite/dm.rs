@@ -16,11 +16,14 @@ use crate::{
         Device,
         Dm,
         DmAllocAttr,
-        DmResponse,
+        Handle,
+        Method,
         New,
+        Out,
         Ucontext,
         UcontextRef, //
     },
+    ucontext::doorbell_range,
 };
 use kernel::{
     new_mutex,
@@ -138,6 +141,29 @@ pub(crate) struct FerriteDm {
     piece: Arc<Piece>,
     context: UcontextRef<Ferrite>,
     mapping: u64,
+    /// As the process asked for.
+    length: u64,
+}
+
+/// What a process is told of the piece that it allocates: the offset to map it by, if it asks.
+pub(crate) type AllocAttributes<'a> = (Option<Out<'a, u64, { abi::UVERBS_DM_ALLOC_OFFSET }>>,);
+
+/// A process that shares the context of another asks what the maker of a piece was told.
+pub(crate) struct QueryDm;
+
+impl Method<Ferrite> for QueryDm {
+    type Kind = kind::Dm;
+    const ID: u32 = abi::UVERBS_DM_QUERY;
+    type Attributes<'a> = (
+        Handle<'a, kind::Dm, Ferrite, { abi::UVERBS_DM_QUERY_HANDLE }>,
+        Out<'a, u64, { abi::UVERBS_DM_QUERY_OFFSET }>,
+        Out<'a, u64, { abi::UVERBS_DM_QUERY_LENGTH }>,
+    );
+
+    fn call(_: &Ucontext<Ferrite>, (dm, offset, length): Self::Attributes<'_>) -> Result {
+        offset.write(&dm.mapping)?;
+        length.write(&dm.length)
+    }
 }
 
 impl FerriteDm {
@@ -147,7 +173,7 @@ impl FerriteDm {
         context: &Ucontext<Ferrite>,
         new: New<'a, kind::Dm, Ferrite>,
         attr: &DmAllocAttr,
-        response: &DmResponse<'_>,
+        (told_offset,): AllocAttributes<'_>,
     ) -> Result<&'a Dm<Ferrite>> {
         if !dev.has(abi::FEATURE_DEVICE_MEMORY) {
             return Err(errno::eopnotsupp());
@@ -164,24 +190,27 @@ impl FerriteDm {
         clear_bar(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, bytes)?;
         // The mapping keeps the pages until it is gone from the process too.
         let keep = KBox::new(piece.clone(), GFP_KERNEL)?;
-        let mapping =
-            context.map_bar_keeping(abi::BAR_DOORBELLS, offset, bytes, Caching::Uncached, keep)?;
-        let told = response.set_offset(mapping).and_then(|()| {
-            new.init(Ok::<_, Error>(Self {
-                piece,
-                context: context.get_ref(),
-                mapping,
-            }))
-        });
+        let range = doorbell_range(dev, offset, bytes)?;
+        let mapping = context.map_range_keeping(range, Caching::Uncached, keep)?;
+        let told = told_offset
+            .map_or(Ok(()), |told| told.write(&mapping))
+            .and_then(|()| {
+                new.init(Ok::<_, Error>(Self {
+                    piece,
+                    context: context.get_ref(),
+                    mapping,
+                    length: attr.length,
+                }))
+            });
         if told.is_err() {
-            context.unmap_bar(mapping);
+            context.unmap_range(mapping);
         }
         told
     }
 
     /// Ends a piece of device memory: it cannot be mapped any more.
     pub(crate) fn destroy(dm: &Dm<Ferrite>) {
-        dm.context.unmap_bar(dm.mapping);
+        dm.context.unmap_range(dm.mapping);
     }
 
     /// The pages.

@@ -7,7 +7,7 @@
 //! administrator wants it (`rdma dev set DEV adaptive-moderation on`).
 //!
 //! - Completion queues that the kernel polls: the RDMA core sees what each of them does, and has the
-//!   device put off its event by up to 32 microseconds, or that many completions ([`Driver::modify_cq`]).
+//!   device put off its event by up to 32 microseconds, or that many completions ([`CqOps::modify_cq`]).
 //!   A busy queue does not make another one late. What a process has, it moderates by itself
 //!   (`ibv_modify_cq`).
 //! - Event queues, here: many completion queues with little to do each, those of processes among them,
@@ -15,7 +15,7 @@
 //!   completions there are: who waits for each single one before it asks for the next has fewer of them
 //!   as soon as interrupts are late, and is left alone then. So is a queue of low latency.
 //!
-//! [`Driver::modify_cq`]: crate::rdma::Driver::modify_cq
+//! [`CqOps::modify_cq`]: crate::rdma::CqOps::modify_cq
 
 use crate::{
     abi::EventPriority,

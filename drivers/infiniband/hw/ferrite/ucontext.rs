@@ -13,16 +13,20 @@ use crate::{
     device::Ferrite,
     dma_types::Nothing,
     doorbell_pages::DoorbellPage,
-    kernel_ext::errno,
+    kernel_ext::{
+        errno,
+        io::bar_range, //
+    },
     mr::UserState,
     named::Names,
     rdma::{
         kind,
         Caching,
-        ClockQuery,
-        ContextResponse,
         Device,
+        IoRange,
         New,
+        Out,
+        OutStruct,
         Ucontext,
         Udata, //
     },
@@ -40,20 +44,21 @@ use kernel::{
     },
 };
 
-// The numbers that providers use are those of the abstractions.
-const _: () = {
-    use crate::bindings as raw;
-    assert!(raw::RDMA_CONTEXT_ATTR_RESPONSE == abi::UVERBS_CONTEXT_QUERY_RESPONSE);
-    assert!(raw::RDMA_CONTEXT_ATTR_CLOCK == abi::UVERBS_CONTEXT_QUERY_CLOCK);
-    assert!(raw::RDMA_CONTEXT_ATTR_CLOCK_NOW == abi::UVERBS_CONTEXT_QUERY_CLOCK_NOW);
-    assert!(raw::RDMA_METHOD_PD_QUERY == abi::UVERBS_PD_QUERY);
-    assert!(raw::RDMA_PD_QUERY_ATTR_HANDLE == abi::UVERBS_PD_QUERY_HANDLE);
-    assert!(raw::RDMA_DM_ATTR_OFFSET == abi::UVERBS_DM_ALLOC_OFFSET);
-    assert!(raw::RDMA_METHOD_DM_QUERY == abi::UVERBS_DM_QUERY);
-    assert!(raw::RDMA_DM_QUERY_ATTR_HANDLE == abi::UVERBS_DM_QUERY_HANDLE);
-    assert!(raw::RDMA_DM_QUERY_ATTR_OFFSET == abi::UVERBS_DM_QUERY_OFFSET);
-    assert!(raw::RDMA_DM_QUERY_ATTR_LENGTH == abi::UVERBS_DM_QUERY_LENGTH);
-};
+/// What a process may ask about its context: what its maker was told, and the time of the device's
+/// clock, however long that takes or only where the device can be asked at once.
+pub(crate) type QueryAttributes<'a> = (
+    OutStruct<'a, UverbsContextResponse, { abi::UVERBS_CONTEXT_QUERY_RESPONSE }>,
+    Option<Out<'a, u64, { abi::UVERBS_CONTEXT_QUERY_CLOCK }>>,
+    Option<Out<'a, u64, { abi::UVERBS_CONTEXT_QUERY_CLOCK_NOW }>>,
+);
+
+/// Memory of the doorbell BAR for processes: of whole pages.
+pub(crate) fn doorbell_range(dev: &Device<Ferrite>, offset: u64, length: usize) -> Result<IoRange> {
+    let address = bar_range(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, length)?;
+    // SAFETY: The range is inside a BAR of the device, which is memory. What lies there but for doorbells of
+    // processes is memory of the device; neither does anything to those who use other pages.
+    unsafe { IoRange::new(address, length) }
+}
 
 /// The driver's data of a user context.
 pub(crate) struct FerriteUcontext {
@@ -88,7 +93,7 @@ impl FerriteUcontext {
             mapping: Atomic::new(0),
             regions: Names::new()?,
         }))?;
-        let mapping = ctx.map_bar(abi::BAR_DOORBELLS, offset, PAGE_SIZE, Caching::Uncached)?;
+        let mapping = ctx.map_range(doorbell_range(dev, offset, PAGE_SIZE)?, Caching::Uncached)?;
         ctx.mapping.store(mapping, Relaxed);
         udata.respond(&Self::response(ctx))?;
         Ok(ctx)
@@ -117,21 +122,24 @@ impl FerriteUcontext {
 
     /// Tells a process that shares the context what its maker was told: both use one doorbell page.
     /// Tells the device's time to those who ask for it.
-    pub(crate) fn query(ctx: &Ucontext<Ferrite>, response: &ContextResponse<'_>) -> Result {
-        response.respond(&Self::response(ctx))?;
+    pub(crate) fn query(
+        ctx: &Ucontext<Ferrite>,
+        (response, clock, clock_now): QueryAttributes<'_>,
+    ) -> Result {
+        response.write(&Self::response(ctx))?;
         let dev = ctx.device();
-        for way in [ClockQuery::Patient, ClockQuery::Now] {
-            if !response.wants_clock(way) {
-                continue;
-            }
-            if dev.caps.clock_khz == 0 {
-                return Err(errno::eopnotsupp());
-            }
-            let reading: ClockReading = match way {
-                ClockQuery::Patient => dev.hw.query(&Nothing)?,
-                ClockQuery::Now => dev.hw.query_now(&Nothing)?,
-            };
-            response.respond_clock(way, reading.ticks & caps::clock_mask(&dev.caps))?;
+        if clock.is_none() && clock_now.is_none() {
+            return Ok(());
+        }
+        if dev.caps.clock_khz == 0 {
+            return Err(errno::eopnotsupp());
+        }
+        let ticks = |reading: ClockReading| reading.ticks & caps::clock_mask(&dev.caps);
+        if let Some(clock) = clock {
+            clock.write(&ticks(dev.hw.query(&Nothing)?))?;
+        }
+        if let Some(clock) = clock_now {
+            clock.write(&ticks(dev.hw.query_now(&Nothing)?))?;
         }
         Ok(())
     }

@@ -433,7 +433,6 @@ With it all of the abstractions for drivers is compiled.
             "rust/rdma/netdev.rs",
             "rust/rdma/ops.rs",
             "rust/rdma/restrack.rs",
-            "rust/rdma/uapi.rs",
         ],
         edits: &[],
     },
