@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What C would have as static inlines of the RDMA headers: fields that bindgen shows as parts of
+//! What C would have as static inlines: fields that bindgen shows as parts of
 //! unions, and exported functions together with the constants that they are called with.
 
 use super::*;
@@ -225,4 +225,65 @@ pub unsafe fn rdma_nl_driver_end(msg: *mut sk_buff, nest: *mut nlattr) {
 pub unsafe fn rdma_nl_driver_cancel(msg: *mut sk_buff, nest: *mut nlattr) {
     // SAFETY: The caller vouches for message and nest.
     unsafe { nla_nest_cancel(msg, nest) };
+}
+
+/// Initialises the work of `dim`.
+///
+/// # Safety
+///
+/// `dim` must be memory for a `dim` that nobody else uses, and stay where it is until its work is
+/// cancelled; `func` must be sound to call with that work.
+pub unsafe fn dim_init_work(dim: *mut dim, func: work_func_t) {
+    // SAFETY: The caller vouches for memory and function; name and class are static.
+    unsafe {
+        init_work_with_key(
+            ptr::addr_of_mut!((*dim).work),
+            func,
+            false,
+            c"dim".as_ptr().cast(),
+            kernel::static_lock_class!().as_ptr(),
+        )
+    };
+}
+
+/// Queues the work of `dim`, as `net_dim` does: `schedule_work`.
+///
+/// # Safety
+///
+/// The work of `dim` must be initialised, and `dim` stay until it is cancelled.
+pub unsafe fn dim_schedule_work(dim: *mut dim) {
+    let any = wq_misc_consts_WORK_CPU_UNBOUND as ffi::c_int;
+    // SAFETY: The caller vouches for the work; the queue is one of the kernel's, which are never destroyed.
+    unsafe { queue_work_on(any, system_percpu_wq, ptr::addr_of_mut!((*dim).work)) };
+}
+
+/// Steers an interrupt to processor `cpu`, and tells user space that it belongs there. `EINVAL` for a
+/// processor that is not online.
+///
+/// # Safety
+///
+/// `irq` must be allocated, and its hint be cleared before it is freed.
+pub unsafe fn irq_set_affinity_cpu(irq: ffi::c_uint, cpu: ffi::c_uint) -> ffi::c_int {
+    if !crate::kernel_ext::cpu::is_online(cpu) {
+        return -(EINVAL as ffi::c_int);
+    }
+    // SAFETY: The processor is one that there is, whose mask is a static of the kernel.
+    let mask = unsafe { cpumask_of(cpu) };
+    // `irq_set_affinity_and_hint` does not tell whether the first worked.
+    // SAFETY: The caller vouches for the interrupt; the mask is static.
+    match unsafe { irq_set_affinity(irq, mask) } {
+        // SAFETY: As above; the mask is kept until the hint is cleared.
+        0 => unsafe { irq_update_affinity_hint(irq, mask) },
+        error => error,
+    }
+}
+
+/// Clears the hint of [`irq_set_affinity_cpu`].
+///
+/// # Safety
+///
+/// `irq` must be allocated.
+pub unsafe fn irq_clear_affinity_hint(irq: ffi::c_uint) {
+    // SAFETY: The caller vouches for the interrupt.
+    unsafe { irq_update_affinity_hint(irq, ptr::null()) };
 }

@@ -55,13 +55,7 @@ impl<T: Moderated> NetDim<T> {
                 // valid one.
                 unsafe {
                     dim.write(pin_init::zeroed());
-                    bindings::init_work_with_key(
-                        ptr::addr_of_mut!((*dim).work),
-                        Some(Self::run),
-                        false,
-                        c"rust_dim".as_char_ptr(),
-                        kernel::static_lock_class!().as_ptr(),
-                    );
+                    bindings::dim_init_work(dim, Some(Self::run));
                 }
             }),
             busy: Atomic::new(0),
@@ -115,11 +109,7 @@ impl<T: Moderated> NetDim<T> {
                 (*dim).profile_ix = 0;
                 bindings::dim_park_on_top(dim);
                 state.write_volatile(applying);
-                bindings::queue_work_on(
-                    bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
-                    bindings::system_percpu_wq,
-                    ptr::addr_of_mut!((*dim).work),
-                );
+                bindings::dim_schedule_work(dim);
             }
         });
     }

@@ -162,16 +162,9 @@ impl Vectors {
     /// there, until the [`IrqHandler`] on it goes. It arrives there after the next interrupt at the latest.
     pub fn steer(&self, index: u32, cpu: u32) -> Result {
         let irq = self.irq(index)?;
-        if !super::cpu::is_online(cpu) {
-            return Err(EINVAL);
-        }
-        // SAFETY: The processor is one that there is, whose mask is a static of the kernel.
-        let mask = unsafe { bindings::cpumask_of(cpu) };
-        // `irq_set_affinity_and_hint` does not tell whether the first worked.
-        // SAFETY: The vectors are ours, so that the interrupt stays allocated; the mask is static.
-        to_result(unsafe { bindings::irq_set_affinity(irq, mask) })?;
-        // SAFETY: As above; static, as what is kept of it until the hint is cleared has to be.
-        to_result(unsafe { bindings::irq_update_affinity_hint(irq, mask) })
+        // SAFETY: The vectors are ours, so that the interrupt stays allocated; the helper checks `cpu`, and the
+        // mask it hands on is static.
+        to_result(unsafe { bindings::irq_set_affinity_cpu(irq, cpu) })
     }
 
     /// Whether vector `index` arrives at processor `cpu`, as things are: anybody with the right may
@@ -357,7 +350,7 @@ impl<T: Handler + 'static> PinnedDrop for IrqHandler<T> {
         self.vectors.kind.enable_pin(&config, false);
         // SAFETY: By the type invariant a handler with this cookie is installed.
         unsafe {
-            bindings::irq_update_affinity_hint(self.irq, ptr::null());
+            bindings::irq_clear_affinity_hint(self.irq);
             bindings::free_irq(self.irq, cookie);
         }
     }
