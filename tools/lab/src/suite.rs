@@ -64,6 +64,9 @@ const CONFORMANCE_TEST: &str = "the_device_keeps_every_requirement_of_its_specif
 /// How long the conformance test may take, some ten seconds usually.
 const CONFORMANCE_LIMIT: Duration = Duration::from_secs(10 * 60);
 
+/// A command that loads modules runs all of their tests, of which there are hundreds.
+const KUNIT_LIMIT: Duration = Duration::from_secs(5 * 60);
+
 impl Options {
     /// The kernel that tests meant for another one run on.
     fn flavour(&self, usual: Flavour) -> Flavour {
@@ -694,12 +697,13 @@ fn kunit(options: &Options, report: &mut Report) -> Result<()> {
             forget_leaks(&cluster)?;
         }
         let vm = &cluster.vms[0];
-        let log = vm.sh("dmesg -C
+        let script = "dmesg -C
              for ko in /ferrite/modules/*.ko; do
                  for m in $(modinfo -F depends $ko | tr , ' '); do modprobe -q $m || true; done
                  insmod $ko || exit 1
              done
-             dmesg")?;
+             dmesg";
+        let log = vm.sh_in(script, KUNIT_LIMIT)?;
         last_look(&cluster, kernel.flavour)?;
         Ok(log)
     };
