@@ -639,11 +639,10 @@ impl<'k> InTree<'k> {
             .filter(|module| tree.contains_key(module.makefile))
             .collect();
         ensure!(!there.is_empty(), "nothing of the series is built yet");
-        let enable: String = there
-            .iter()
-            .flat_map(|module| module.options)
-            .map(|option| format!(" --{option}"))
-            .collect();
+        let mut enable = String::new();
+        for option in there.iter().flat_map(|module| module.options) {
+            enable += &format!(" --{option}");
+        }
         let configure = if enable == self.options {
             "true"
         } else {
@@ -652,11 +651,10 @@ impl<'k> InTree<'k> {
                 self.kernel.source.display()
             )
         };
-        let goals: String = there
-            .iter()
-            .flat_map(|module| module.goals)
-            .map(|goal| format!(" {goal}"))
-            .collect();
+        let mut goals = String::new();
+        for goal in there.iter().flat_map(|module| module.goals) {
+            goals += &format!(" {goal}");
+        }
         let (source, build) = (self.kernel.source.display(), self.kernel.build.display());
         let dir = self.dir.display();
         let layer = |of: &str, name: &str| {
