@@ -13,6 +13,11 @@ __rust_helper struct net *rust_helper_rdma_dev_net(struct ib_device *device)
 	return rdma_dev_net(device);
 }
 
+__rust_helper bool rust_helper_ib_device_try_get(struct ib_device *dev)
+{
+	return ib_device_try_get(dev);
+}
+
 __rust_helper bool rust_helper_ib_uses_virt_dma(struct ib_device *dev)
 {
 	return ib_uses_virt_dma(dev);

@@ -140,7 +140,8 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// Tells all consumers that a port changed state. May be called in interrupt context.
+    /// Tells all consumers that a port changed state. There are none before the device is registered, nor
+    /// afterwards. May be called in interrupt context.
     pub fn report_port(&self, port: u32, active: bool) {
         let event = if active {
             bindings::ib_event_type_IB_EVENT_PORT_ACTIVE
@@ -150,12 +151,18 @@ impl<D: Driver> Device<D> {
         self.report(event, port);
     }
 
-    /// Tells all consumers that the device failed. May be called in interrupt context.
+    /// Tells all consumers that the device failed, as [`Self::report_port`].
     pub fn report_fatal(&self) {
         self.report(bindings::ib_event_type_IB_EVENT_DEVICE_FATAL, 1);
     }
 
     fn report(&self, kind: bindings::ib_event_type, port: u32) {
+        // The core works on an event later, and waits for that when it unregisters a device: one that was
+        // never registered could be freed before.
+        // SAFETY: `self` is a device that `_ib_alloc_device` made.
+        if !unsafe { bindings::ib_device_try_get(self.as_raw()) } {
+            return;
+        }
         let mut event: bindings::ib_event = pin_init::zeroed();
         event.device = self.as_raw();
         event.event = kind;
@@ -165,6 +172,8 @@ impl<D: Driver> Device<D> {
             *event.element.port_num.as_mut() = port;
             bindings::ib_dispatch_event(&event);
         }
+        // SAFETY: The count was taken above.
+        unsafe { bindings::ib_device_put(self.as_raw()) };
     }
 }
 

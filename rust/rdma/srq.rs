@@ -62,7 +62,10 @@ pub trait SrqOps: PdOps {
 impl<D: SrqOps> Ops<D> {
     /// Offers shared receive queues.
     pub const fn with_srq(mut self) -> Self {
-        self.raw.create_srq = Some(create_srq::<D>);
+        // That of XRC makes both kinds.
+        if self.raw.create_srq.is_none() {
+            self.raw.create_srq = Some(create_srq::<D>);
+        }
         self.raw.modify_srq = op_if!(
             D::HAS_MODIFY_SRQ_LIMIT || D::HAS_RESIZE_SRQ,
             modify_srq::<D>
