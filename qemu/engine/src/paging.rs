@@ -279,6 +279,15 @@ struct Line {
     frames: VecDeque<Parked>,
     /// What they waited for has come; it is among [`Paging::due`].
     due: bool,
+    /// The last sequence number of those there was no room for: nobody else knows that it is missing.
+    lost: Option<u32>,
+}
+
+impl Line {
+    fn lose(&mut self, psn: u32) {
+        let later = self.lost.filter(|&lost| psn_diff(lost, psn) > 0);
+        self.lost = Some(later.unwrap_or(psn));
+    }
 }
 
 /// Bits of a token: queue pair, side, then a number that does not come again.
@@ -484,9 +493,6 @@ impl Paging {
     pub(crate) fn park(&mut self, qpn: u32, frame: &[u8], place: Place) -> bool {
         let frames = self.parked.get(&qpn).map(|line| &line.frames);
         let count = frames.map_or(0, VecDeque::len);
-        if count >= MAX_PARKED || self.parked_frames >= MAX_PARKED_ALL {
-            return false;
-        }
         let at = match (place, frames) {
             (Place::Psn(psn), Some(frames)) => {
                 let from = |parked: &Parked| match parked.place {
@@ -501,6 +507,12 @@ impl Paging {
             }
             _ => count,
         };
+        if count >= MAX_PARKED || self.parked_frames >= MAX_PARKED_ALL {
+            if let Place::Psn(psn) = place {
+                self.parked.entry(qpn).or_default().lose(psn);
+            }
+            return false;
+        }
         self.put(qpn, at, frame.to_vec(), place);
         true
     }
@@ -513,16 +525,22 @@ impl Paging {
 
     /// Whether frames wait for queue pair `qpn`.
     pub(crate) fn has_parked(&self, qpn: u32) -> bool {
-        // None is kept without frames.
-        self.parked.contains_key(&qpn)
+        let line = self.parked.get(&qpn);
+        line.is_some_and(|line| !line.frames.is_empty())
     }
 
     /// Whether a request with this sequence number has to stand behind one that waits.
     pub(crate) fn stands_behind(&self, qpn: u32, psn: u32) -> bool {
-        let first = self.parked.get(&qpn).and_then(|line| line.frames.front());
-        first.is_some_and(
-            |first| matches!(first.place, Place::Psn(first) if psn_diff(psn, first) >= 0),
-        )
+        let Some(line) = self.parked.get(&qpn) else {
+            return false;
+        };
+        match line.frames.front() {
+            Some(first) => {
+                matches!(first.place, Place::Psn(first) if psn_diff(psn, first) >= 0)
+            }
+            // There was no room for the one that waits.
+            None => self.tags.contains_key(&(qpn, Side::Responder)),
+        }
     }
 
     /// What queue pair `qpn` waited for has come: its frames are looked at in their turn.
@@ -551,11 +569,18 @@ impl Paging {
     pub(crate) fn unpark(&mut self, qpn: u32) -> Option<Parked> {
         let line = self.parked.get_mut(&qpn)?;
         let first = line.frames.pop_front();
-        if line.frames.is_empty() {
+        if line.frames.is_empty() && line.lost.is_none() {
             self.parked.remove(&qpn);
         }
         self.parked_frames -= usize::from(first.is_some());
         first
+    }
+
+    /// Once no frame waits for queue pair `qpn` any more: the last sequence number that was lost behind
+    /// them.
+    pub(crate) fn take_lost(&mut self, qpn: u32) -> Option<u32> {
+        let drained = self.parked.get(&qpn)?.frames.is_empty();
+        drained.then(|| self.parked.remove(&qpn)?.lost).flatten()
     }
 
     /// Puts the first frame back, which waits for something else.
@@ -663,6 +688,57 @@ mod tests {
         let places = std::iter::from_fn(|| paging.unpark(7)).map(|parked| parked.place);
         let expected = [0xff_fffe, 0xff_ffff, 0, 1, 2].map(Place::Psn);
         assert!(places.eq(expected));
+    }
+
+    #[test]
+    fn what_is_lost_behind_those_that_wait_is_known_when_they_are_gone() {
+        let mut paging = Paging::default();
+        let full = MAX_PARKED as u32;
+        for psn in 0..full + 3 {
+            let kept = paging.park(7, &[0; 64], Place::Psn(psn));
+            assert_eq!(kept, psn < full, "{psn}");
+        }
+        assert!(!paging.park(7, &[0; 64], Place::Psn(full)), "once more");
+        for psn in 0..full {
+            assert_eq!(paging.take_lost(7), None);
+            assert_eq!(paging.unpark(7).unwrap().place, Place::Psn(psn));
+        }
+        assert!(!paging.has_parked(7) && !paging.stands_behind(7, full));
+        // They are due until somebody has asked.
+        paging.deliver(7);
+        assert_eq!(paging.next_due(), Some(7));
+        assert!(paging.unpark(7).is_none());
+        assert_eq!(paging.take_lost(7), Some(full + 2));
+        assert_eq!(paging.take_lost(7), None);
+        assert!(paging.parked.is_empty());
+        // One that was there before is not lost when it comes again, nor is one without a number.
+        for place in [Place::Psn(1), Place::Last(None)] {
+            for _ in 0..2 * MAX_PARKED {
+                paging.park(8, &[0; 64], place);
+            }
+            while paging.unpark(8).is_some() {}
+            assert_eq!(paging.take_lost(8), None);
+        }
+        assert!(paging.parked.is_empty());
+    }
+
+    #[test]
+    fn requests_stand_behind_one_that_waits_and_found_no_room() {
+        let mut paging = Paging::default();
+        let mut others = 100;
+        while paging.park(others, &[0; 64], Place::Psn(others)) {
+            others += 1;
+        }
+        paging.wait_for_tag(7, Side::Responder, 1);
+        assert!(!paging.park(7, &[0; 64], Place::Psn(5)));
+        assert!(!paging.has_parked(7));
+        assert!(paging.stands_behind(7, 6), "and is not missed");
+        paging.wake(1);
+        assert_eq!(paging.next_woken(), Some((7, Side::Responder)));
+        paging.deliver(7);
+        assert_eq!(paging.next_due(), Some(7));
+        assert!(!paging.stands_behind(7, 5));
+        assert_eq!(paging.take_lost(7), Some(5));
     }
 
     #[test]

@@ -358,6 +358,9 @@ pub(crate) fn deliver_parked(
 ) -> u32 {
     for done in 0..most {
         let Some(parked) = core.paging.unpark(qp.number) else {
+            if let Some(lost) = core.paging.take_lost(qp.number) {
+                responder::lost(core, qp, lost);
+            }
             return done;
         };
         let Some(frame) = Frame::parse(&parked.frame) else {

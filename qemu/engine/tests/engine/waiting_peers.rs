@@ -71,6 +71,14 @@ fn pending_region(bench: &mut Bench) -> Region {
     region
 }
 
+/// Connects `a` anew, as this says.
+fn peer_with(bench: &mut Bench, setup: Setup) {
+    let status = bench.pair.a.set_state(QPN_A, State::Reset);
+    assert_eq!(status, CommandStatus::Ok);
+    let peer = bench.pair.peer_of_a(setup);
+    bench.pair.a.connect(QPN_A, &peer);
+}
+
 fn rnr_naks(node: &Node) -> u64 {
     node.engine.counters().rnr_naks_sent
 }
@@ -214,8 +222,17 @@ fn what_was_lost_meanwhile_is_put_in_its_place() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_lost_and_comes_again() {
+fn more_than_there_is_room_for_is_lost_and_asked_for_at_once() {
     let mut bench = Bench::new();
+    // 67 ms.
+    let timeout = 14;
+    peer_with(
+        &mut bench,
+        Setup {
+            timeout,
+            ..Setup::default()
+        },
+    );
     let (command, region) = bench.pair.b.region(TAG, PD, RIGHTS, 100 << 10);
     let from = bench.pair.a.region(0x301, PD, RIGHTS, 100 << 10);
     bench.pair.a.hold_tags(0.0);
@@ -224,6 +241,7 @@ fn more_than_there_is_room_for_is_lost_and_comes_again() {
     bench.pair.a.fill(&from.1, 0, &data);
     post(&mut bench.pair.b, &command);
     let work = SendWork::new(SendOpcode::Write, &[from.1.sge(0, 100 << 10)]);
+    let start = bench.pair.a.now;
     post_all(
         &mut bench.pair.a,
         vec![work.remote(region.address, region.tag)],
@@ -231,10 +249,19 @@ fn more_than_there_is_room_for_is_lost_and_comes_again() {
     bench.pair.exchange();
     let lost = bench.pair.b.engine.counters().rx_dropped;
     assert_eq!(lost as usize, 100 - MAX_PARKED);
-    bench.pair.run();
-    assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
+    let mut done = Vec::new();
+    while done.is_empty() {
+        assert!(bench.pair.pass_time());
+        bench.pair.exchange();
+        done = statuses(&bench.pair.completions_a());
+    }
+    assert_eq!(done, [Success]);
     assert_eq!(bench.pair.b.contents(&region, 0, 100 << 10), data);
     assert_eq!(rnr_naks(&bench.pair.b), 0);
+    // Not by the peer's timer.
+    let took = bench.pair.a.now - start;
+    assert!(took < 30 * MILLISECOND, "{took}");
+    assert_eq!(bench.pair.b.engine.counters().naks_sent, 1);
 }
 
 #[test]

@@ -225,15 +225,7 @@ fn take_request(
     }
     if ahead > 0 {
         core.counters.out_of_sequence += 1;
-        if !responder.told {
-            responder.told = true;
-            let psn = responder.expected;
-            responder.answers.push_back(Answer::NotNow {
-                psn,
-                syndrome: Syndrome::Nak(NakCode::Sequence),
-            });
-            core.schedule(qp);
-        }
+        ask_again(core, qp);
         return Err(Left::Dropped);
     }
     match execute(core, qp, packet, host) {
@@ -251,6 +243,29 @@ fn take_request(
         },
     }
     Ok(())
+}
+
+/// Has the requester send again from the sequence number that is expected, which it is told once.
+fn ask_again(core: &mut Core, qp: &mut QueuePair) {
+    let responder = &mut qp.transport.responder;
+    if !responder.told {
+        responder.told = true;
+        let psn = responder.expected;
+        responder.answers.push_back(Answer::NotNow {
+            psn,
+            syndrome: Syndrome::Nak(NakCode::Sequence),
+        });
+        core.schedule(qp);
+    }
+}
+
+/// There was no room for requests up to this sequence number behind those that waited, and these are
+/// done. The requester may have nothing more to send that would show that some are missing.
+pub(super) fn lost(core: &mut Core, qp: &mut QueuePair, psn: u32) {
+    let responder = &qp.transport.responder;
+    if !responder.closing && psn_diff(psn, responder.expected) >= 0 {
+        ask_again(core, qp);
+    }
 }
 
 /// A packet of an unreliable connection. When it is dropped its message is, too.
