@@ -135,6 +135,14 @@ impl Responder {
         waited.unwrap_or_default().1
     }
 
+    /// What the request has waited for says nothing of a receive that is posted from now on: its tags may
+    /// be of later commands.
+    fn waits_anew(&mut self) {
+        if let Some((_, waited)) = &mut self.request_waited {
+            *waited = Waited::ForTag;
+        }
+    }
+
     fn acknowledge(&mut self) {
         let psn = psn_add(self.expected, 0xff_ffff);
         if let Some(Answer::Acknowledge { psn: last }) = self.answers.back_mut() {
