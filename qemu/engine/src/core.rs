@@ -719,6 +719,8 @@ impl Core {
         self.room = RoomList::default();
         self.naps.clear();
         self.loopback = Loopback::default();
+        // What waited is not looked at again: that could touch memory.
+        self.paging = Paging::default();
     }
 
     /// Has the transport's `send` called for this queue pair by the next poll.

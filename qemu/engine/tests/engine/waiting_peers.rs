@@ -4,7 +4,7 @@
 //! the request waits, those behind it do too, and nothing is done twice or out of order. So a peer that
 //! takes no RNR NAK loses nothing.
 
-use crate::pending::{allocation, post, post_all, spoiled, Bench, FLAGS, HOLD, RIGHTS, TAG};
+use crate::pending::{allocation, post, post_all, spoiled, Bench, FLAGS, HOLD, OTHER, RIGHTS, TAG};
 use crate::wire::*;
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
@@ -311,6 +311,37 @@ fn a_queue_pair_that_ends_takes_the_requests_that_wait_with_it() {
         );
         assert!(bench.pair.completions_b().is_empty());
     }
+}
+
+#[test]
+fn a_device_that_fails_looks_at_no_request_that_waits() {
+    let mut bench = Bench::new();
+    let region = pending_region(&mut bench);
+    bench.pair.b.fill(&region, 0, &[0; 16]);
+    bench.pair.a.fill(&bench.near, 0, &[7; 8]);
+    let from = bench.near.sge(0, 8);
+    let write =
+        |at, tag| SendWork::new(SendOpcode::Write, &[from]).remote(region.address + at, tag);
+    let no_tag = Tag::new(0x999, 1).0;
+    let work = vec![write(0, region.tag), write(0, no_tag)];
+    post_all(&mut bench.pair.a, work);
+    bench.pair.exchange();
+    bench.pair.a.post_send(OTHER, &write(8, region.tag));
+    bench.pair.exchange();
+    assert_eq!(bench.waits(), (0, 2));
+    // That there is no such tag is not said before a look at the record, where a wrong index is.
+    let node = &mut bench.pair.b;
+    let record = node.control_record();
+    let producer: u32 = node.host.memory.get(record);
+    node.host
+        .memory
+        .put(record, &producer.wrapping_add(u32::MAX / 2));
+    node.now += 21 * MILLISECOND;
+    node.settle();
+    let fatal = node.status().fatal();
+    assert_eq!(fatal, Some(FatalCode::BadCommandIndex));
+    assert_eq!(node.contents(&region, 0, 8), [7; 8], "before that");
+    assert_eq!(node.contents(&region, 8, 8), [0; 8], "and afterwards");
 }
 
 #[test]
