@@ -488,8 +488,8 @@ impl Paging {
         }
     }
 
-    /// Keeps a frame until what queue pair `qpn` waits for is there. False when it is lost: there are
-    /// too many, or the same was kept before.
+    /// Keeps a frame until what queue pair `qpn` waits for is there. False when one is lost: there are
+    /// too many, of which the earliest are kept, or the same was kept before.
     pub(crate) fn park(&mut self, qpn: u32, frame: &[u8], place: Place) -> bool {
         let frames = self.parked.get(&qpn).map(|line| &line.frames);
         let count = frames.map_or(0, VecDeque::len);
@@ -508,9 +508,20 @@ impl Paging {
             _ => count,
         };
         if count >= MAX_PARKED || self.parked_frames >= MAX_PARKED_ALL {
-            if let Place::Psn(psn) = place {
-                self.parked.entry(qpn).or_default().lose(psn);
+            let Place::Psn(psn) = place else {
+                return false;
+            };
+            let line = self.parked.entry(qpn).or_default();
+            if at == count {
+                line.lose(psn);
+                return false;
             }
+            // Those further ahead do not keep out the next ones.
+            if let Some(Place::Psn(last)) = line.frames.pop_back().map(|parked| parked.place) {
+                line.lose(last);
+            }
+            self.parked_frames -= 1;
+            self.put(qpn, at, frame.to_vec(), place);
             return false;
         }
         self.put(qpn, at, frame.to_vec(), place);
@@ -720,6 +731,23 @@ mod tests {
             assert_eq!(paging.take_lost(8), None);
         }
         assert!(paging.parked.is_empty());
+    }
+
+    #[test]
+    fn the_earliest_are_kept_in_whatever_order_they_come() {
+        let mut paging = Paging::default();
+        let full = MAX_PARKED as u32;
+        assert!(paging.park(7, &[0; 64], Place::Psn(0)));
+        // Those furthest ahead come first; each of the next ones is kept and one of those lost.
+        for psn in (1..2 * full).rev() {
+            let kept = paging.park(7, &[0; 64], Place::Psn(psn));
+            assert_eq!(kept, psn > full, "{psn}");
+        }
+        assert_eq!(paging.parked_frames, MAX_PARKED);
+        let places = std::iter::from_fn(|| paging.unpark(7)).map(|parked| parked.place);
+        assert!(places.eq((0..full).map(Place::Psn)));
+        assert_eq!(paging.take_lost(7), Some(2 * full - 1));
+        assert_eq!(paging.parked_frames, 0);
     }
 
     #[test]

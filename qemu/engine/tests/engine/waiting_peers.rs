@@ -265,6 +265,38 @@ fn more_than_there_is_room_for_is_lost_and_asked_for_at_once() {
 }
 
 #[test]
+fn the_next_requests_find_room_whatever_came_before_them() {
+    let mut bench = Bench::new();
+    let (command, region) = bench.pair.b.region(TAG, PD, RIGHTS, 100 << 10);
+    bench.pair.a.hold_tags(0.0);
+    let from = bench.pair.a.register(0x301, PD, RIGHTS, 100 << 10);
+    let data = pattern(5, 100 << 10);
+    bench.pair.a.fill(&from, 0, &data);
+    post(&mut bench.pair.b, &command);
+    let work = SendWork::new(SendOpcode::Write, &[from.sge(0, 100 << 10)]);
+    let work = work.remote(region.address, region.tag);
+    post_all(&mut bench.pair.a, vec![work]);
+    bench.pair.a.settle();
+    let frames = std::mem::take(&mut bench.pair.a.host.sent);
+    assert_eq!(frames.len(), 100);
+    let node = &mut bench.pair.b;
+    node.receive(&frames[0]);
+    for frame in frames.iter().skip(1).rev() {
+        node.receive(frame);
+    }
+    assert_eq!(node.engine.counters().rx_dropped as usize, 100 - MAX_PARKED);
+    node.now += 21 * MILLISECOND;
+    node.settle();
+    assert!(node.contents(&region, 0, 64 << 10) == data[..64 << 10]);
+    let now = node.now;
+    bench.pair.set_now(now);
+    bench.pair.run();
+    assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
+    assert_eq!(bench.pair.b.contents(&region, 0, 100 << 10), data);
+    assert_eq!(bench.pair.b.engine.counters().naks_sent, 1);
+}
+
+#[test]
 fn a_queue_pair_that_ends_takes_the_requests_that_wait_with_it() {
     for end in ["error", "reset", "destroy", "device"] {
         let mut bench = Bench::new();
