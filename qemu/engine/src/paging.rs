@@ -528,6 +528,13 @@ impl Paging {
         true
     }
 
+    /// A frame is not kept, though it waits for queue pair `qpn`.
+    pub(crate) fn lose(&mut self, qpn: u32, place: Place) {
+        if let Place::Psn(psn) = place {
+            self.parked.entry(qpn).or_default().lose(psn);
+        }
+    }
+
     fn put(&mut self, qpn: u32, at: usize, frame: Vec<u8>, place: Place) {
         self.parked_frames += 1;
         let line = self.parked.entry(qpn).or_default();

@@ -297,6 +297,34 @@ fn the_next_requests_find_room_whatever_came_before_them() {
 }
 
 #[test]
+fn a_request_longer_than_the_mtu_is_not_kept_and_refused_in_its_turn() {
+    let mut bench = Bench::new();
+    // The peer believes in another MTU.
+    let log_mtu = 12;
+    peer_with(
+        &mut bench,
+        Setup {
+            log_mtu,
+            ..Setup::default()
+        },
+    );
+    let region = pending_region(&mut bench);
+    let write = |length| {
+        let work = SendWork::new(SendOpcode::Write, &[bench.near.sge(0, length)]);
+        work.remote(region.address, region.tag)
+    };
+    let work = vec![write(8), write(4096)];
+    post_all(&mut bench.pair.a, work);
+    bench.pair.exchange();
+    assert_eq!(bench.pair.b.engine.counters().rx_dropped, 1);
+    bench.pair.run();
+    let expected = [Success, CompletionStatus::RemoteInvalidRequest];
+    assert_eq!(statuses(&bench.pair.completions_a()), expected);
+    // One that it was lost, and one that it cannot be done.
+    assert_eq!(bench.pair.b.engine.counters().naks_sent, 2);
+}
+
+#[test]
 fn a_queue_pair_that_ends_takes_the_requests_that_wait_with_it() {
     for end in ["error", "reset", "destroy", "device"] {
         let mut bench = Bench::new();
