@@ -21,9 +21,11 @@ use std::collections::{BTreeMap, VecDeque};
 const PAGE_SIZE: u64 = 1 << ON_DEMAND_PAGE_SHIFT;
 const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
 
-/// Frames that wait for pages and tags, for one queue pair and for all.
+/// Frames that wait for pages and tags, for one queue pair.
 const MAX_PARKED: usize = 64;
-const MAX_PARKED_ALL: usize = 4096;
+/// The same for all queue pairs, in the order of arrival, and again in that of sequence numbers: pages may
+/// be waited for as long as a process likes, and those who wait for tags alone do not depend on it.
+const MAX_PARKED_ALL: usize = 2048;
 
 /// An access that found a page absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,6 +275,16 @@ pub(crate) enum Place {
     Psn(u32),
 }
 
+impl Place {
+    /// Which of [`Paging::parked_frames`] it is counted in.
+    fn lot(self) -> usize {
+        match self {
+            Self::Last(_) => 0,
+            Self::Psn(_) => 1,
+        }
+    }
+}
+
 /// The frames that wait for a queue pair.
 #[derive(Debug, Default)]
 struct Line {
@@ -313,7 +325,8 @@ pub struct Paging {
     /// Whose fault was taken last: the next taken is that of another.
     last: Option<(u32, Side)>,
     parked: BTreeMap<u32, Line>,
-    parked_frames: usize,
+    /// How many they are, by [`Place::lot`].
+    parked_frames: [usize; 2],
     /// Queue pairs whose frames can be looked at again, in turn.
     due: VecDeque<u32>,
     /// A request of a peer began to wait for a tag just now.
@@ -507,7 +520,7 @@ impl Paging {
             }
             _ => count,
         };
-        if count >= MAX_PARKED || self.parked_frames >= MAX_PARKED_ALL {
+        if count >= MAX_PARKED || self.parked_frames[place.lot()] >= MAX_PARKED_ALL {
             let Place::Psn(psn) = place else {
                 return false;
             };
@@ -520,7 +533,7 @@ impl Paging {
             if let Some(Place::Psn(last)) = line.frames.pop_back().map(|parked| parked.place) {
                 line.lose(last);
             }
-            self.parked_frames -= 1;
+            self.parked_frames[place.lot()] -= 1;
             self.put(qpn, at, frame.to_vec(), place);
             return false;
         }
@@ -536,7 +549,7 @@ impl Paging {
     }
 
     fn put(&mut self, qpn: u32, at: usize, frame: Vec<u8>, place: Place) {
-        self.parked_frames += 1;
+        self.parked_frames[place.lot()] += 1;
         let line = self.parked.entry(qpn).or_default();
         line.frames.insert(at, Parked { frame, place });
     }
@@ -590,7 +603,9 @@ impl Paging {
         if line.frames.is_empty() && line.lost.is_none() {
             self.parked.remove(&qpn);
         }
-        self.parked_frames -= usize::from(first.is_some());
+        if let Some(first) = &first {
+            self.parked_frames[first.place.lot()] -= 1;
+        }
         first
     }
 
@@ -613,7 +628,9 @@ impl Paging {
         self.stop_waiting(qpn, Side::Requester);
         self.stop_waiting(qpn, Side::Responder);
         let line = self.parked.remove(&qpn).unwrap_or_default();
-        self.parked_frames -= line.frames.len();
+        for parked in line.frames {
+            self.parked_frames[parked.place.lot()] -= 1;
+        }
     }
 }
 
@@ -664,7 +681,7 @@ mod tests {
             parked += kept;
         }
         assert_eq!(parked, MAX_PARKED_ALL);
-        assert_eq!(paging.parked_frames, MAX_PARKED_ALL);
+        assert_eq!(paging.parked_frames, [MAX_PARKED_ALL, 0]);
         // Room for others comes from those who are done with waiting, however they are.
         let frames = std::iter::from_fn(|| paging.unpark(1)).count();
         assert_eq!(frames, MAX_PARKED);
@@ -672,15 +689,35 @@ mod tests {
         assert!(paging.park(100, &[0; 64], last));
         paging.forget(2);
         paging.forget(100);
-        assert_eq!(paging.parked_frames, MAX_PARKED_ALL - 2 * MAX_PARKED);
+        let left = MAX_PARKED_ALL - 2 * MAX_PARKED;
+        assert_eq!(paging.parked_frames, [left, 0]);
         let first = paging.unpark(3).unwrap();
         paging.park_again(3, first);
-        assert_eq!(paging.parked_frames, MAX_PARKED_ALL - 2 * MAX_PARKED);
+        assert_eq!(paging.parked_frames, [left, 0]);
         for qpn in 1..=100 {
             paging.forget(qpn);
         }
-        assert_eq!(paging.parked_frames, 0);
+        assert_eq!(paging.parked_frames, [0; 2]);
         assert!(paging.parked.is_empty());
+    }
+
+    #[test]
+    fn those_in_the_order_of_arrival_leave_room_for_requests_in_sequence() {
+        let mut paging = Paging::default();
+        let fill = |paging: &mut Paging, qpns: std::ops::Range<u32>, place: fn(u32) -> Place| {
+            let each = |qpn| (0..MAX_PARKED as u32).map(move |n| (qpn, place(n)));
+            let frames = qpns.flat_map(each);
+            let kept = frames.filter(|&(qpn, place)| paging.park(qpn, &[0; 64], place));
+            kept.count()
+        };
+        let most = MAX_PARKED_ALL;
+        assert_eq!(fill(&mut paging, 1..100, |_| Place::Last(None)), most);
+        assert_eq!(fill(&mut paging, 100..200, Place::Psn), most);
+        assert_eq!(paging.parked_frames, [most; 2]);
+        for qpn in 1..200 {
+            paging.forget(qpn);
+        }
+        assert_eq!(paging.parked_frames, [0; 2]);
     }
 
     #[test]
@@ -750,11 +787,11 @@ mod tests {
             let kept = paging.park(7, &[0; 64], Place::Psn(psn));
             assert_eq!(kept, psn > full, "{psn}");
         }
-        assert_eq!(paging.parked_frames, MAX_PARKED);
+        assert_eq!(paging.parked_frames, [0, MAX_PARKED]);
         let places = std::iter::from_fn(|| paging.unpark(7)).map(|parked| parked.place);
         assert!(places.eq((0..full).map(Place::Psn)));
         assert_eq!(paging.take_lost(7), Some(2 * full - 1));
-        assert_eq!(paging.parked_frames, 0);
+        assert_eq!(paging.parked_frames, [0; 2]);
     }
 
     #[test]
