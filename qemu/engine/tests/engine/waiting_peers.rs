@@ -265,6 +265,61 @@ fn more_than_there_is_room_for_is_lost_and_asked_for_at_once() {
 }
 
 #[test]
+fn a_request_that_finds_no_room_to_wait_is_asked_for_when_its_tag_is_there() {
+    const QPS: u32 = 32;
+    const BYTES: u32 = (MAX_PARKED as u32) << 10;
+    let mut bench = Bench::new();
+    let timeout = 14;
+    peer_with(
+        &mut bench,
+        Setup {
+            timeout,
+            ..Setup::default()
+        },
+    );
+    let peers: Vec<u32> = (0..QPS).map(|n| 0x400 + n).collect();
+    for &qpn in &peers {
+        for node in [&mut bench.pair.a, &mut bench.pair.b] {
+            node.create_qp(QpOptions {
+                qpn,
+                pd: PD,
+                cqn: 2,
+                ..QpOptions::default()
+            });
+        }
+        let (a, b) = (bench.pair.a.as_peer(qpn), bench.pair.b.as_peer(qpn));
+        bench.pair.a.connect(qpn, &b);
+        bench.pair.b.connect(qpn, &a);
+    }
+    bench.pair.a.hold_tags(0.0);
+    let from = bench.pair.a.register(0x301, PD, RIGHTS, BYTES.into());
+    let (command, region) = bench.pair.b.region(TAG, PD, RIGHTS, BYTES.into());
+    post(&mut bench.pair.b, &command);
+    let write = |length| {
+        let work = SendWork::new(SendOpcode::Write, &[from.sge(0, length)]);
+        work.remote(region.address, region.tag)
+    };
+    for &qpn in &peers {
+        bench.pair.a.post_send(qpn, &write(BYTES));
+    }
+    bench.pair.exchange();
+    assert_eq!(bench.pair.b.engine.counters().rx_dropped, 0);
+    let start = bench.pair.a.now;
+    post_all(&mut bench.pair.a, vec![write(8), write(8), write(8)]);
+    let mut done = Vec::new();
+    while done.len() < 3 {
+        bench.pair.exchange();
+        done.extend(statuses(&bench.pair.completions_a()));
+        assert!(done.len() == 3 || bench.pair.pass_time());
+    }
+    assert_eq!(done, [Success; 3]);
+    let took = bench.pair.a.now - start;
+    assert!(took < 30 * MILLISECOND, "{took}");
+    let counters = bench.pair.b.engine.counters();
+    assert_eq!((counters.naks_sent, counters.rnr_naks_sent), (1, 0));
+}
+
+#[test]
 fn the_next_requests_find_room_whatever_came_before_them() {
     let mut bench = Bench::new();
     let (command, region) = bench.pair.b.region(TAG, PD, RIGHTS, 100 << 10);
