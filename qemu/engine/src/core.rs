@@ -376,7 +376,7 @@ pub(crate) struct Allowance {
 }
 
 /// Bytes of headers in front of and behind the data of a packet at most.
-const HEADERS: usize = 128;
+pub(crate) const HEADERS: usize = 128;
 /// Bytes of [`Room`] that an answer takes at most.
 const ANSWER_SIZE: usize = HEADERS + FRAME_OVERHEAD;
 /// Bytes of [`Room`] that are for answers alone: an acknowledgement does not wait behind the data
@@ -719,6 +719,8 @@ impl Core {
         self.room = RoomList::default();
         self.naps.clear();
         self.loopback = Loopback::default();
+        // What waited is not looked at again: that could touch memory.
+        self.paging = Paging::default();
     }
 
     /// Has the transport's `send` called for this queue pair by the next poll.

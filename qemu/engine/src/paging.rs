@@ -21,9 +21,11 @@ use std::collections::{BTreeMap, VecDeque};
 const PAGE_SIZE: u64 = 1 << ON_DEMAND_PAGE_SHIFT;
 const TABLE_BITS: u32 = ATT_TABLE_ENTRIES.ilog2();
 
-/// Frames that wait for pages and tags, for one queue pair and for all.
+/// Frames that wait for pages and tags, for one queue pair.
 const MAX_PARKED: usize = 64;
-const MAX_PARKED_ALL: usize = 4096;
+/// The same for all queue pairs, in the order of arrival, and again in that of sequence numbers: pages may
+/// be waited for as long as a process likes, and those who wait for tags alone do not depend on it.
+const MAX_PARKED_ALL: usize = 2048;
 
 /// An access that found a page absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,12 +275,31 @@ pub(crate) enum Place {
     Psn(u32),
 }
 
+impl Place {
+    /// Which of [`Paging::parked_frames`] it is counted in.
+    fn lot(self) -> usize {
+        match self {
+            Self::Last(_) => 0,
+            Self::Psn(_) => 1,
+        }
+    }
+}
+
 /// The frames that wait for a queue pair.
 #[derive(Debug, Default)]
 struct Line {
     frames: VecDeque<Parked>,
     /// What they waited for has come; it is among [`Paging::due`].
     due: bool,
+    /// The last sequence number of those there was no room for: nobody else knows that it is missing.
+    lost: Option<u32>,
+}
+
+impl Line {
+    fn lose(&mut self, psn: u32) {
+        let later = self.lost.filter(|&lost| psn_diff(lost, psn) > 0);
+        self.lost = Some(later.unwrap_or(psn));
+    }
 }
 
 /// Bits of a token: queue pair, side, then a number that does not come again.
@@ -304,7 +325,8 @@ pub struct Paging {
     /// Whose fault was taken last: the next taken is that of another.
     last: Option<(u32, Side)>,
     parked: BTreeMap<u32, Line>,
-    parked_frames: usize,
+    /// How many they are, by [`Place::lot`].
+    parked_frames: [usize; 2],
     /// Queue pairs whose frames can be looked at again, in turn.
     due: VecDeque<u32>,
     /// A request of a peer began to wait for a tag just now.
@@ -479,14 +501,11 @@ impl Paging {
         }
     }
 
-    /// Keeps a frame until what queue pair `qpn` waits for is there. False when it is lost: there are
-    /// too many, or the same was kept before.
+    /// Keeps a frame until what queue pair `qpn` waits for is there. False when one is lost: there are
+    /// too many, of which the earliest are kept, or the same was kept before.
     pub(crate) fn park(&mut self, qpn: u32, frame: &[u8], place: Place) -> bool {
         let frames = self.parked.get(&qpn).map(|line| &line.frames);
         let count = frames.map_or(0, VecDeque::len);
-        if count >= MAX_PARKED || self.parked_frames >= MAX_PARKED_ALL {
-            return false;
-        }
         let at = match (place, frames) {
             (Place::Psn(psn), Some(frames)) => {
                 let from = |parked: &Parked| match parked.place {
@@ -501,28 +520,58 @@ impl Paging {
             }
             _ => count,
         };
+        if count >= MAX_PARKED || self.parked_frames[place.lot()] >= MAX_PARKED_ALL {
+            let Place::Psn(psn) = place else {
+                return false;
+            };
+            let line = self.parked.entry(qpn).or_default();
+            if at == count {
+                line.lose(psn);
+                return false;
+            }
+            // Those further ahead do not keep out the next ones.
+            if let Some(Place::Psn(last)) = line.frames.pop_back().map(|parked| parked.place) {
+                line.lose(last);
+            }
+            self.parked_frames[place.lot()] -= 1;
+            self.put(qpn, at, frame.to_vec(), place);
+            return false;
+        }
         self.put(qpn, at, frame.to_vec(), place);
         true
     }
 
+    /// A frame is not kept, though it waits for queue pair `qpn`.
+    pub(crate) fn lose(&mut self, qpn: u32, place: Place) {
+        if let Place::Psn(psn) = place {
+            self.parked.entry(qpn).or_default().lose(psn);
+        }
+    }
+
     fn put(&mut self, qpn: u32, at: usize, frame: Vec<u8>, place: Place) {
-        self.parked_frames += 1;
+        self.parked_frames[place.lot()] += 1;
         let line = self.parked.entry(qpn).or_default();
         line.frames.insert(at, Parked { frame, place });
     }
 
     /// Whether frames wait for queue pair `qpn`.
     pub(crate) fn has_parked(&self, qpn: u32) -> bool {
-        // None is kept without frames.
-        self.parked.contains_key(&qpn)
+        let line = self.parked.get(&qpn);
+        line.is_some_and(|line| !line.frames.is_empty())
     }
 
     /// Whether a request with this sequence number has to stand behind one that waits.
     pub(crate) fn stands_behind(&self, qpn: u32, psn: u32) -> bool {
-        let first = self.parked.get(&qpn).and_then(|line| line.frames.front());
-        first.is_some_and(
-            |first| matches!(first.place, Place::Psn(first) if psn_diff(psn, first) >= 0),
-        )
+        let Some(line) = self.parked.get(&qpn) else {
+            return false;
+        };
+        match line.frames.front() {
+            Some(first) => {
+                matches!(first.place, Place::Psn(first) if psn_diff(psn, first) >= 0)
+            }
+            // There was no room for the one that waits.
+            None => self.tags.contains_key(&(qpn, Side::Responder)),
+        }
     }
 
     /// What queue pair `qpn` waited for has come: its frames are looked at in their turn.
@@ -551,11 +600,20 @@ impl Paging {
     pub(crate) fn unpark(&mut self, qpn: u32) -> Option<Parked> {
         let line = self.parked.get_mut(&qpn)?;
         let first = line.frames.pop_front();
-        if line.frames.is_empty() {
+        if line.frames.is_empty() && line.lost.is_none() {
             self.parked.remove(&qpn);
         }
-        self.parked_frames -= usize::from(first.is_some());
+        if let Some(first) = &first {
+            self.parked_frames[first.place.lot()] -= 1;
+        }
         first
+    }
+
+    /// Once no frame waits for queue pair `qpn` any more: the last sequence number that was lost behind
+    /// them.
+    pub(crate) fn take_lost(&mut self, qpn: u32) -> Option<u32> {
+        let drained = self.parked.get(&qpn)?.frames.is_empty();
+        drained.then(|| self.parked.remove(&qpn)?.lost).flatten()
     }
 
     /// Puts the first frame back, which waits for something else.
@@ -570,7 +628,9 @@ impl Paging {
         self.stop_waiting(qpn, Side::Requester);
         self.stop_waiting(qpn, Side::Responder);
         let line = self.parked.remove(&qpn).unwrap_or_default();
-        self.parked_frames -= line.frames.len();
+        for parked in line.frames {
+            self.parked_frames[parked.place.lot()] -= 1;
+        }
     }
 }
 
@@ -621,7 +681,7 @@ mod tests {
             parked += kept;
         }
         assert_eq!(parked, MAX_PARKED_ALL);
-        assert_eq!(paging.parked_frames, MAX_PARKED_ALL);
+        assert_eq!(paging.parked_frames, [MAX_PARKED_ALL, 0]);
         // Room for others comes from those who are done with waiting, however they are.
         let frames = std::iter::from_fn(|| paging.unpark(1)).count();
         assert_eq!(frames, MAX_PARKED);
@@ -629,15 +689,35 @@ mod tests {
         assert!(paging.park(100, &[0; 64], last));
         paging.forget(2);
         paging.forget(100);
-        assert_eq!(paging.parked_frames, MAX_PARKED_ALL - 2 * MAX_PARKED);
+        let left = MAX_PARKED_ALL - 2 * MAX_PARKED;
+        assert_eq!(paging.parked_frames, [left, 0]);
         let first = paging.unpark(3).unwrap();
         paging.park_again(3, first);
-        assert_eq!(paging.parked_frames, MAX_PARKED_ALL - 2 * MAX_PARKED);
+        assert_eq!(paging.parked_frames, [left, 0]);
         for qpn in 1..=100 {
             paging.forget(qpn);
         }
-        assert_eq!(paging.parked_frames, 0);
+        assert_eq!(paging.parked_frames, [0; 2]);
         assert!(paging.parked.is_empty());
+    }
+
+    #[test]
+    fn those_in_the_order_of_arrival_leave_room_for_requests_in_sequence() {
+        let mut paging = Paging::default();
+        let fill = |paging: &mut Paging, qpns: std::ops::Range<u32>, place: fn(u32) -> Place| {
+            let each = |qpn| (0..MAX_PARKED as u32).map(move |n| (qpn, place(n)));
+            let frames = qpns.flat_map(each);
+            let kept = frames.filter(|&(qpn, place)| paging.park(qpn, &[0; 64], place));
+            kept.count()
+        };
+        let most = MAX_PARKED_ALL;
+        assert_eq!(fill(&mut paging, 1..100, |_| Place::Last(None)), most);
+        assert_eq!(fill(&mut paging, 100..200, Place::Psn), most);
+        assert_eq!(paging.parked_frames, [most; 2]);
+        for qpn in 1..200 {
+            paging.forget(qpn);
+        }
+        assert_eq!(paging.parked_frames, [0; 2]);
     }
 
     #[test]
@@ -663,6 +743,74 @@ mod tests {
         let places = std::iter::from_fn(|| paging.unpark(7)).map(|parked| parked.place);
         let expected = [0xff_fffe, 0xff_ffff, 0, 1, 2].map(Place::Psn);
         assert!(places.eq(expected));
+    }
+
+    #[test]
+    fn what_is_lost_behind_those_that_wait_is_known_when_they_are_gone() {
+        let mut paging = Paging::default();
+        let full = MAX_PARKED as u32;
+        for psn in 0..full + 3 {
+            let kept = paging.park(7, &[0; 64], Place::Psn(psn));
+            assert_eq!(kept, psn < full, "{psn}");
+        }
+        assert!(!paging.park(7, &[0; 64], Place::Psn(full)), "once more");
+        for psn in 0..full {
+            assert_eq!(paging.take_lost(7), None);
+            assert_eq!(paging.unpark(7).unwrap().place, Place::Psn(psn));
+        }
+        assert!(!paging.has_parked(7) && !paging.stands_behind(7, full));
+        // They are due until somebody has asked.
+        paging.deliver(7);
+        assert_eq!(paging.next_due(), Some(7));
+        assert!(paging.unpark(7).is_none());
+        assert_eq!(paging.take_lost(7), Some(full + 2));
+        assert_eq!(paging.take_lost(7), None);
+        assert!(paging.parked.is_empty());
+        // One that was there before is not lost when it comes again, nor is one without a number.
+        for place in [Place::Psn(1), Place::Last(None)] {
+            for _ in 0..2 * MAX_PARKED {
+                paging.park(8, &[0; 64], place);
+            }
+            while paging.unpark(8).is_some() {}
+            assert_eq!(paging.take_lost(8), None);
+        }
+        assert!(paging.parked.is_empty());
+    }
+
+    #[test]
+    fn the_earliest_are_kept_in_whatever_order_they_come() {
+        let mut paging = Paging::default();
+        let full = MAX_PARKED as u32;
+        assert!(paging.park(7, &[0; 64], Place::Psn(0)));
+        // Those furthest ahead come first; each of the next ones is kept and one of those lost.
+        for psn in (1..2 * full).rev() {
+            let kept = paging.park(7, &[0; 64], Place::Psn(psn));
+            assert_eq!(kept, psn > full, "{psn}");
+        }
+        assert_eq!(paging.parked_frames, [0, MAX_PARKED]);
+        let places = std::iter::from_fn(|| paging.unpark(7)).map(|parked| parked.place);
+        assert!(places.eq((0..full).map(Place::Psn)));
+        assert_eq!(paging.take_lost(7), Some(2 * full - 1));
+        assert_eq!(paging.parked_frames, [0; 2]);
+    }
+
+    #[test]
+    fn requests_stand_behind_one_that_waits_and_found_no_room() {
+        let mut paging = Paging::default();
+        let mut others = 100;
+        while paging.park(others, &[0; 64], Place::Psn(others)) {
+            others += 1;
+        }
+        paging.wait_for_tag(7, Side::Responder, 1);
+        assert!(!paging.park(7, &[0; 64], Place::Psn(5)));
+        assert!(!paging.has_parked(7));
+        assert!(paging.stands_behind(7, 6), "and is not missed");
+        paging.wake(1);
+        assert_eq!(paging.next_woken(), Some((7, Side::Responder)));
+        paging.deliver(7);
+        assert_eq!(paging.next_due(), Some(7));
+        assert!(!paging.stands_behind(7, 5));
+        assert_eq!(paging.take_lost(7), Some(5));
     }
 
     #[test]

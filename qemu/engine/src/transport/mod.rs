@@ -12,7 +12,7 @@ mod requester;
 mod responder;
 mod unreliable;
 
-use crate::core::{Allowance, Core, ReceiveCompletion, PORTS};
+use crate::core::{Allowance, Core, ReceiveCompletion, HEADERS, MAX_LOG_MTU, PORTS};
 use crate::memory::{Host, Way};
 use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::paging::{Place, Side};
@@ -327,11 +327,25 @@ fn waits_in_line(core: &Core, qp: &QueuePair) -> bool {
         && (core.paging.is_waiting(qp.number, Side::Responder) || core.paging.has_parked(qp.number))
 }
 
+/// Bytes of a frame for `qp` at most, if its peer keeps to the MTU.
+fn longest_frame(qp: &QueuePair) -> usize {
+    let mtu = match qp.service {
+        Service::Ud | Service::Gsi => 1 << MAX_LOG_MTU,
+        _ => qp.mtu(),
+    };
+    mtu + HEADERS
+}
+
 /// Keeps a frame for `qp` that waits.
 fn keep(core: &mut Core, qp: &QueuePair, bytes: &[u8], delivered: Result<(), Left>) {
     let kept = match delivered {
         Ok(()) => true,
         Err(Left::Dropped) => false,
+        // Not looked at yet: in its turn, when it comes again, it is refused.
+        Err(Left::Waits(place)) if bytes.len() > longest_frame(qp) => {
+            core.paging.lose(qp.number, place);
+            false
+        }
         Err(Left::Waits(place)) => core.paging.park(qp.number, bytes, place),
     };
     core.counters.rx_dropped += u64::from(!kept);
@@ -358,6 +372,9 @@ pub(crate) fn deliver_parked(
 ) -> u32 {
     for done in 0..most {
         let Some(parked) = core.paging.unpark(qp.number) else {
+            if let Some(lost) = core.paging.take_lost(qp.number) {
+                responder::lost(core, qp, lost);
+            }
             return done;
         };
         let Some(frame) = Frame::parse(&parked.frame) else {

@@ -266,6 +266,73 @@ fn a_peer_invalidates_nothing_before_the_record_was_looked_at() {
 }
 
 #[test]
+fn a_receive_posted_after_the_request_has_waited_is_refused_by_none_but_the_record() {
+    let mut bench = bench();
+    post(&mut bench.pair.b, &allocation(0x52, TagKind::Region));
+    let part = FastRegisterPart {
+        tag: Tag::new(0x52, 3).0,
+        access: ALL,
+        address: 0x9000,
+        buffer: Buffer::contiguous(bench.far.pages[0], 4096),
+        reserved: 0,
+    };
+    bench.pair.a.fill(&bench.near, 0, &[7; 8]);
+    let send = SendWork::new(SendOpcode::SendInvalidate, &[bench.near.sge(0, 8)]);
+    post_all(&mut bench.pair.a, vec![send.invalidate(part.tag)]);
+    bench.pair.a.settle();
+    let request = bench.pair.a.host.sent.pop_front().unwrap();
+    let register = SendWork::new(SendOpcode::FastRegister, &[]).part(&part);
+    let register = register.flags(SEND_SIGNALED);
+    let node = &mut bench.pair.b;
+    node.post_send(QPN_B, &register);
+    node.engine.poll(node.now, &mut node.host);
+    // The request waits for the commands that may make its tag, and then finds no receive.
+    node.receive(&request);
+    assert_eq!(node.engine.counters().pending_waits, 2);
+    node.settle();
+    assert_eq!(node.engine.counters().rnr_naks_sent, 1);
+    // The receive that is posted for it is of a later command, which nobody has rung for either.
+    let (command, region) = node.region(TAG, PD, RIGHTS, 4096);
+    post(node, &command);
+    node.post_recv(QPN_B, &[region.sge(0, 8)]);
+    node.receive(&request);
+    bench.pair.b.settle();
+    assert_eq!(statuses(&bench.pair.completions_b()), [Success, Success]);
+    assert_eq!(bench.pair.b.contents(&region, 0, 8), [7; 8]);
+    assert_eq!(bench.waits(), (0, 2), "a request is counted once");
+}
+
+#[test]
+fn each_repetition_of_a_read_waits_for_the_record_anew() {
+    let mut bench = Bench::new();
+    bench.pair.b.hold_tags(0.0);
+    let region = bench.pair.b.register(TAG, PD, RIGHTS, 4096);
+    let work = SendWork::new(SendOpcode::Read, &[bench.near.sge(0, 3000)]);
+    post_all(
+        &mut bench.pair.a,
+        vec![work.remote(region.address, region.tag)],
+    );
+    bench.pair.a.settle();
+    let request = bench.pair.a.host.sent.pop_front().unwrap();
+    let node = &mut bench.pair.b;
+    node.receive(&request);
+    node.settle();
+    assert_eq!(node.host.sent.len(), 3);
+    node.host.sent.clear();
+    for again in 1..=2 {
+        node.receive(&request);
+        let status = node.object_command(CommandOpcode::ReleaseTag, TAG);
+        assert_eq!(status, CommandStatus::Ok);
+        nop(node);
+        node.tell_of_commands();
+        node.settle();
+        assert!(node.host.sent.is_empty(), "{again}");
+        assert_eq!(node.engine.counters().pending_waits, again);
+        node.register(TAG, PD, RIGHTS, 4096);
+    }
+}
+
+#[test]
 fn services_without_acknowledgement_overtake_the_doorbell() {
     for service in [Service::Uc, Service::Ud] {
         for near in [true, false] {

@@ -17,7 +17,7 @@ use CompletionStatus::{
 pub(crate) const HOLD: f64 = 20.0;
 const MILLISECOND: u64 = 1_000_000;
 /// Another connection of the same machines.
-const OTHER: u32 = 0x77;
+pub(crate) const OTHER: u32 = 0x77;
 pub(crate) const TAG: u32 = 0x901;
 pub(crate) const FLAGS: u16 = QP_FLAG_FAST_REGISTER | QP_FLAG_LISTS;
 /// What a tag whose registration failed is refused with.

@@ -4,7 +4,7 @@
 //! the request waits, those behind it do too, and nothing is done twice or out of order. So a peer that
 //! takes no RNR NAK loses nothing.
 
-use crate::pending::{allocation, post, post_all, spoiled, Bench, FLAGS, HOLD, RIGHTS, TAG};
+use crate::pending::{allocation, post, post_all, spoiled, Bench, FLAGS, HOLD, OTHER, RIGHTS, TAG};
 use crate::wire::*;
 use ferrite_abi::QueuePairStateCode as State;
 use ferrite_abi::*;
@@ -69,6 +69,14 @@ fn pending_region(bench: &mut Bench) -> Region {
     let (command, region) = bench.pair.b.region(TAG, PD, RIGHTS, 8192);
     post(&mut bench.pair.b, &command);
     region
+}
+
+/// Connects `a` anew, as this says.
+fn peer_with(bench: &mut Bench, setup: Setup) {
+    let status = bench.pair.a.set_state(QPN_A, State::Reset);
+    assert_eq!(status, CommandStatus::Ok);
+    let peer = bench.pair.peer_of_a(setup);
+    bench.pair.a.connect(QPN_A, &peer);
 }
 
 fn rnr_naks(node: &Node) -> u64 {
@@ -214,8 +222,17 @@ fn what_was_lost_meanwhile_is_put_in_its_place() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_lost_and_comes_again() {
+fn more_than_there_is_room_for_is_lost_and_asked_for_at_once() {
     let mut bench = Bench::new();
+    // 67 ms.
+    let timeout = 14;
+    peer_with(
+        &mut bench,
+        Setup {
+            timeout,
+            ..Setup::default()
+        },
+    );
     let (command, region) = bench.pair.b.region(TAG, PD, RIGHTS, 100 << 10);
     let from = bench.pair.a.region(0x301, PD, RIGHTS, 100 << 10);
     bench.pair.a.hold_tags(0.0);
@@ -224,6 +241,7 @@ fn more_than_there_is_room_for_is_lost_and_comes_again() {
     bench.pair.a.fill(&from.1, 0, &data);
     post(&mut bench.pair.b, &command);
     let work = SendWork::new(SendOpcode::Write, &[from.1.sge(0, 100 << 10)]);
+    let start = bench.pair.a.now;
     post_all(
         &mut bench.pair.a,
         vec![work.remote(region.address, region.tag)],
@@ -231,10 +249,134 @@ fn more_than_there_is_room_for_is_lost_and_comes_again() {
     bench.pair.exchange();
     let lost = bench.pair.b.engine.counters().rx_dropped;
     assert_eq!(lost as usize, 100 - MAX_PARKED);
+    let mut done = Vec::new();
+    while done.is_empty() {
+        assert!(bench.pair.pass_time());
+        bench.pair.exchange();
+        done = statuses(&bench.pair.completions_a());
+    }
+    assert_eq!(done, [Success]);
+    assert_eq!(bench.pair.b.contents(&region, 0, 100 << 10), data);
+    assert_eq!(rnr_naks(&bench.pair.b), 0);
+    // Not by the peer's timer.
+    let took = bench.pair.a.now - start;
+    assert!(took < 30 * MILLISECOND, "{took}");
+    assert_eq!(bench.pair.b.engine.counters().naks_sent, 1);
+}
+
+#[test]
+fn a_request_that_finds_no_room_to_wait_is_asked_for_when_its_tag_is_there() {
+    const QPS: u32 = 32;
+    const BYTES: u32 = (MAX_PARKED as u32) << 10;
+    let mut bench = Bench::new();
+    let timeout = 14;
+    peer_with(
+        &mut bench,
+        Setup {
+            timeout,
+            ..Setup::default()
+        },
+    );
+    let peers: Vec<u32> = (0..QPS).map(|n| 0x400 + n).collect();
+    for &qpn in &peers {
+        for node in [&mut bench.pair.a, &mut bench.pair.b] {
+            node.create_qp(QpOptions {
+                qpn,
+                pd: PD,
+                cqn: 2,
+                ..QpOptions::default()
+            });
+        }
+        let (a, b) = (bench.pair.a.as_peer(qpn), bench.pair.b.as_peer(qpn));
+        bench.pair.a.connect(qpn, &b);
+        bench.pair.b.connect(qpn, &a);
+    }
+    bench.pair.a.hold_tags(0.0);
+    let from = bench.pair.a.register(0x301, PD, RIGHTS, BYTES.into());
+    let (command, region) = bench.pair.b.region(TAG, PD, RIGHTS, BYTES.into());
+    post(&mut bench.pair.b, &command);
+    let write = |length| {
+        let work = SendWork::new(SendOpcode::Write, &[from.sge(0, length)]);
+        work.remote(region.address, region.tag)
+    };
+    for &qpn in &peers {
+        bench.pair.a.post_send(qpn, &write(BYTES));
+    }
+    bench.pair.exchange();
+    assert_eq!(bench.pair.b.engine.counters().rx_dropped, 0);
+    let start = bench.pair.a.now;
+    post_all(&mut bench.pair.a, vec![write(8), write(8), write(8)]);
+    let mut done = Vec::new();
+    while done.len() < 3 {
+        bench.pair.exchange();
+        done.extend(statuses(&bench.pair.completions_a()));
+        assert!(done.len() == 3 || bench.pair.pass_time());
+    }
+    assert_eq!(done, [Success; 3]);
+    let took = bench.pair.a.now - start;
+    assert!(took < 30 * MILLISECOND, "{took}");
+    let counters = bench.pair.b.engine.counters();
+    assert_eq!((counters.naks_sent, counters.rnr_naks_sent), (1, 0));
+}
+
+#[test]
+fn the_next_requests_find_room_whatever_came_before_them() {
+    let mut bench = Bench::new();
+    let (command, region) = bench.pair.b.region(TAG, PD, RIGHTS, 100 << 10);
+    bench.pair.a.hold_tags(0.0);
+    let from = bench.pair.a.register(0x301, PD, RIGHTS, 100 << 10);
+    let data = pattern(5, 100 << 10);
+    bench.pair.a.fill(&from, 0, &data);
+    post(&mut bench.pair.b, &command);
+    let work = SendWork::new(SendOpcode::Write, &[from.sge(0, 100 << 10)]);
+    let work = work.remote(region.address, region.tag);
+    post_all(&mut bench.pair.a, vec![work]);
+    bench.pair.a.settle();
+    let frames = std::mem::take(&mut bench.pair.a.host.sent);
+    assert_eq!(frames.len(), 100);
+    let node = &mut bench.pair.b;
+    node.receive(&frames[0]);
+    for frame in frames.iter().skip(1).rev() {
+        node.receive(frame);
+    }
+    assert_eq!(node.engine.counters().rx_dropped as usize, 100 - MAX_PARKED);
+    node.now += 21 * MILLISECOND;
+    node.settle();
+    assert!(node.contents(&region, 0, 64 << 10) == data[..64 << 10]);
+    let now = node.now;
+    bench.pair.set_now(now);
     bench.pair.run();
     assert_eq!(statuses(&bench.pair.completions_a()), [Success]);
     assert_eq!(bench.pair.b.contents(&region, 0, 100 << 10), data);
-    assert_eq!(rnr_naks(&bench.pair.b), 0);
+    assert_eq!(bench.pair.b.engine.counters().naks_sent, 1);
+}
+
+#[test]
+fn a_request_longer_than_the_mtu_is_not_kept_and_refused_in_its_turn() {
+    let mut bench = Bench::new();
+    // The peer believes in another MTU.
+    let log_mtu = 12;
+    peer_with(
+        &mut bench,
+        Setup {
+            log_mtu,
+            ..Setup::default()
+        },
+    );
+    let region = pending_region(&mut bench);
+    let write = |length| {
+        let work = SendWork::new(SendOpcode::Write, &[bench.near.sge(0, length)]);
+        work.remote(region.address, region.tag)
+    };
+    let work = vec![write(8), write(4096)];
+    post_all(&mut bench.pair.a, work);
+    bench.pair.exchange();
+    assert_eq!(bench.pair.b.engine.counters().rx_dropped, 1);
+    bench.pair.run();
+    let expected = [Success, CompletionStatus::RemoteInvalidRequest];
+    assert_eq!(statuses(&bench.pair.completions_a()), expected);
+    // One that it was lost, and one that it cannot be done.
+    assert_eq!(bench.pair.b.engine.counters().naks_sent, 2);
 }
 
 #[test]
@@ -284,6 +426,37 @@ fn a_queue_pair_that_ends_takes_the_requests_that_wait_with_it() {
         );
         assert!(bench.pair.completions_b().is_empty());
     }
+}
+
+#[test]
+fn a_device_that_fails_looks_at_no_request_that_waits() {
+    let mut bench = Bench::new();
+    let region = pending_region(&mut bench);
+    bench.pair.b.fill(&region, 0, &[0; 16]);
+    bench.pair.a.fill(&bench.near, 0, &[7; 8]);
+    let from = bench.near.sge(0, 8);
+    let write =
+        |at, tag| SendWork::new(SendOpcode::Write, &[from]).remote(region.address + at, tag);
+    let no_tag = Tag::new(0x999, 1).0;
+    let work = vec![write(0, region.tag), write(0, no_tag)];
+    post_all(&mut bench.pair.a, work);
+    bench.pair.exchange();
+    bench.pair.a.post_send(OTHER, &write(8, region.tag));
+    bench.pair.exchange();
+    assert_eq!(bench.waits(), (0, 2));
+    // That there is no such tag is not said before a look at the record, where a wrong index is.
+    let node = &mut bench.pair.b;
+    let record = node.control_record();
+    let producer: u32 = node.host.memory.get(record);
+    node.host
+        .memory
+        .put(record, &producer.wrapping_add(u32::MAX / 2));
+    node.now += 21 * MILLISECOND;
+    node.settle();
+    let fatal = node.status().fatal();
+    assert_eq!(fatal, Some(FatalCode::BadCommandIndex));
+    assert_eq!(node.contents(&region, 0, 8), [7; 8], "before that");
+    assert_eq!(node.contents(&region, 8, 8), [0; 8], "and afterwards");
 }
 
 #[test]

@@ -232,6 +232,7 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
     }
     if sent.is_err() && !fresh {
         // It was answered while that was allowed, and whether anybody still wants it is not known.
+        qp.transport.responder.read_waited = None;
         return Data::Last;
     }
     if sent.is_err() {

@@ -69,6 +69,7 @@ fn take_receive(
         // Left over from a message that lost its end.
         Ok(true)
     } else {
+        qp.transport.responder.waits_anew();
         core.take_receive(host, qp, packet.srqn, &mut receive)
     };
     qp.transport.responder.taken =

@@ -135,6 +135,14 @@ impl Responder {
         waited.unwrap_or_default().1
     }
 
+    /// What the request has waited for says nothing of a receive that is posted from now on: its tags may
+    /// be of later commands.
+    fn waits_anew(&mut self) {
+        if let Some((_, waited)) = &mut self.request_waited {
+            *waited = Waited::ForTag;
+        }
+    }
+
     fn acknowledge(&mut self) {
         let psn = psn_add(self.expected, 0xff_ffff);
         if let Some(Answer::Acknowledge { psn: last }) = self.answers.back_mut() {
@@ -225,15 +233,7 @@ fn take_request(
     }
     if ahead > 0 {
         core.counters.out_of_sequence += 1;
-        if !responder.told {
-            responder.told = true;
-            let psn = responder.expected;
-            responder.answers.push_back(Answer::NotNow {
-                psn,
-                syndrome: Syndrome::Nak(NakCode::Sequence),
-            });
-            core.schedule(qp);
-        }
+        ask_again(core, qp);
         return Err(Left::Dropped);
     }
     match execute(core, qp, packet, host) {
@@ -251,6 +251,29 @@ fn take_request(
         },
     }
     Ok(())
+}
+
+/// Has the requester send again from the sequence number that is expected, which it is told once.
+fn ask_again(core: &mut Core, qp: &mut QueuePair) {
+    let responder = &mut qp.transport.responder;
+    if !responder.told {
+        responder.told = true;
+        let psn = responder.expected;
+        responder.answers.push_back(Answer::NotNow {
+            psn,
+            syndrome: Syndrome::Nak(NakCode::Sequence),
+        });
+        core.schedule(qp);
+    }
+}
+
+/// There was no room for requests up to this sequence number behind those that waited, and these are
+/// done. The requester may have nothing more to send that would show that some are missing.
+pub(super) fn lost(core: &mut Core, qp: &mut QueuePair, psn: u32) {
+    let responder = &qp.transport.responder;
+    if !responder.closing && psn_diff(psn, responder.expected) >= 0 {
+        ask_again(core, qp);
+    }
 }
 
 /// A packet of an unreliable connection. When it is dropped its message is, too.
