@@ -38,10 +38,6 @@ pub const BETWEEN: &[VmTest] = &[
         one_table,
     ),
     VmTest::new(
-        "after deregistration no access comes, whatever is under way",
-        |c| alone(c, "dereg"),
-    ),
-    VmTest::new(
         "lists, windows and shared memory leave nothing behind",
         nothing_is_left,
     ),
@@ -49,6 +45,10 @@ pub const BETWEEN: &[VmTest] = &[
 
 /// Within one machine: both ends in one process, on one port.
 pub const WITHIN: &[VmTest] = &[
+    VmTest::new(
+        "after deregistration no access comes, whatever is under way",
+        |c| alone(c, "dereg"),
+    ),
     VmTest::new(
         "each access check, broken alone, has its status and its number, and no byte moves",
         |c| within(c, "access"),

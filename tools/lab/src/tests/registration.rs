@@ -178,6 +178,13 @@ with Context(name="ferrite0") as context, PD(context) as pd:
 END
 "#;
 
+/// How much of one kind the device of a machine has held back so far, and then done.
+fn held(cluster: &Cluster, vm: &Vm, what: &str) -> Result<u64> {
+    let report = cluster.device_command(vm.index, &json!({"cmd": "counters"}))?;
+    let done = report["misbehaviour"]["done"][what].as_u64();
+    done.with_context(|| format!("no {what} in {report}"))
+}
+
 /// None of five registrations is done when the last has returned, nor any deregistration when the program
 /// has ended: nobody waited.
 fn keys_at_once(cluster: &Cluster) -> Result<()> {
@@ -192,12 +199,8 @@ fn keys_at_once(cluster: &Cluster) -> Result<()> {
         if let Some(program) = program.take() {
             program.success()?;
         }
-        let held = cluster.device_command(one.index, &json!({"cmd": "counters"}))?;
-        let done = held["misbehaviour"]["done"]["held_tags"].as_u64();
-        ensure!(
-            done == Some(0),
-            "the device has done commands on tags meanwhile: {held}"
-        );
+        let done = held(cluster, one, "held_tags")?;
+        ensure!(done == 0, "the device has done {done} commands on tags");
         Ok(())
     })
 }
@@ -208,7 +211,14 @@ fn overtaken_doorbells(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     with_held(cluster, ("hold_control", 20), || {
         super::basics::verbs_check_between(one, two, "data")?;
-        run_sample(one).map(drop)
+        run_sample(one)?;
+        for vm in [one, two] {
+            ensure!(
+                held(cluster, vm, "held_control")? > 0,
+                "no doorbell was held"
+            );
+        }
+        Ok(())
     })
 }
 
