@@ -699,19 +699,19 @@ mod tests {
     fn a_handler_that_nobody_removes_is_removed_when_the_function_is_unbound() -> Result {
         let function = Function::new()?;
         let ended = Arc::new(Atomic::new(0), GFP_KERNEL)?;
-        function.bound(|| -> Result {
+        let kept = function.bound(|| -> Result<_> {
             let vectors = Arc::new(Vectors::new(function.device(), 1, true)?, GFP_KERNEL)?;
             let name = CString::try_from_fmt(fmt!("rust_pci"))?;
             let handler = Ok(Idle(ended.clone()));
             let handler = IrqHandler::install(function.device(), &vectors, 0, name, handler)?;
             assert!(!function.is_pin_disabled());
-            core::mem::forget(vectors);
-            core::mem::forget(handler);
             assert_eq!(ended.load(Relaxed), 0);
-            Ok(())
+            Ok((vectors, handler))
         })?;
         assert_eq!(ended.load(Relaxed), 1);
         assert!(function.is_pin_disabled());
+        // Which does nothing any more.
+        drop(kept);
         assert_eq!(function.registers.stray_writes.get(), 0);
         Ok(())
     }
