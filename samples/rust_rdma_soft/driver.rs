@@ -15,6 +15,7 @@ use crate::rdma::{
     Pd, PdOps, PortAttr, PortImmutable, Qp, QpAttr, QpCap, QpInitAttr, QpOps, QpQuery, QpState,
     QpType, QpValues, RecvList, Rtnl, SendFlags, SendList, SendOp, Udata, UserRegion, Wc, WcStatus,
 };
+use kernel::page::PAGE_SIZE;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 use kernel::sync::{new_mutex, Arc, Mutex};
@@ -350,6 +351,9 @@ impl QpOps for Soft {
         objects.qps.set(qp.number(), None);
         // Of those that it is counted by, the completions are left.
         purge(qp);
+        drop(objects);
+        // Whoever waits for it waits no more.
+        qp.device().kick();
         Ok(())
     }
 
@@ -503,6 +507,10 @@ impl FastRegOps for Soft {
     }
 
     fn push_mr_page(mr: &Mr<Self>, addr: u64) -> Result {
+        // The core leaves it to the driver which sizes of pages there are.
+        if mr.page_size() as usize != PAGE_SIZE {
+            return Err(EINVAL);
+        }
         mr.pages.lock().push(addr)
     }
 }

@@ -145,8 +145,9 @@ impl Objects {
             }
             End::Failed(status) => {
                 qp.queues.lock().sends.end_loan();
-                complete_send(qp, &send, status, 0);
+                // Who sees the completion finds the queue pair in error.
                 fail(qp);
+                complete_send(qp, &send, status, 0);
                 true
             }
         }
@@ -300,8 +301,8 @@ impl Objects {
                 status,
                 ..received(peer.qp, &recv, WcOpcode::Recv)
             };
-            complete_recv(peer.qp, cqe, true);
             fail(peer.qp);
+            complete_recv(peer.qp, cqe, true);
             Err(answer)
         };
         if message.length > recv.local.length() {

@@ -555,8 +555,10 @@ fn check_format(kernel: &Kernel, author: &str) -> Result<()> {
         fs::write(dir.join(format!("{at}.rs")), text)?;
     }
     // From standard input, for which modules are not followed: their files are the project's.
+    // So it succeeds whatever it finds, and what it says decides.
     let script = format!(
-        "for file in {}/*.rs; do rustfmt --check --edition 2021 --config-path {} <$file; done",
+        "said=$(for file in {}/*.rs; do rustfmt --check --edition 2021 --config-path {} <$file; done 2>&1); \
+         echo \"$said\"; test -z \"$said\"",
         dir.display(),
         kernel.source.join(".rustfmt.toml").display()
     );

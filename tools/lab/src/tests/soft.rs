@@ -91,7 +91,8 @@ fn shown(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     with_sample(one, || {
         one.sh(
-            "rdma dev show soft0 | grep -q 'node_type ca' || { rdma dev; exit 1; }
+            "set -e
+             rdma dev show soft0 | grep -q 'node_type ca' || { rdma dev; exit 1; }
              grep -q 'RDMA device of software' /sys/class/infiniband/soft0/node_desc
              grep -q RoCE /sys/class/infiniband/soft0/ports/1/gid_attrs/types/0
              rdma resource show | grep -q 'soft0: .*qp 0' || { rdma resource show; exit 1; }

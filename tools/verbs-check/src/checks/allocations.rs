@@ -19,6 +19,9 @@ use crate::verbs::{check, not_null, Buffer, BufferKind, Context, Errno, Options}
 
 /// No operation allocates so often.
 const ENDLESS: u32 = 20_000;
+/// What the driver keeps of a command that it does not wait for: a ticket, and a place for why it failed. It can
+/// do without them: then it waits.
+const FOR_A_POST: u32 = 2;
 
 const LENGTH: usize = 1 << 20;
 const RIGHTS: u32 = IBV_ACCESS_LOCAL_WRITE
@@ -206,8 +209,7 @@ fn fail_each(fault: &Fault, ground: &Ground, make: Make, sample: Option<u32>) ->
             return Err("there is no end of allocations while destroying".into());
         }
     }
-    // The driver can do without what it keeps of a command that it does not wait for: then it waits.
-    if failed > 1 && refused == 0 {
+    if failed > FOR_A_POST && refused == 0 {
         return Err(format!("{failed} allocations failed, and none was needed").into());
     }
     Ok(Seen {
