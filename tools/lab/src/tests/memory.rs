@@ -129,12 +129,13 @@ fn one_table(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     let text = one.sh_in(&shown(), Duration::from_secs(120))?;
     let mut reports = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
-    let mut tables = || -> Result<BTreeMap<u64, usize>> {
+    let mut tables = || -> Result<BTreeMap<i64, usize>> {
         let report = reports.next().context("no report")??;
         let mut tables = BTreeMap::new();
         for region in report.as_array().into_iter().flatten() {
             if region["mrlen"].as_u64() == Some(16 << 10) {
-                let table = region["drv_table"].as_u64();
+                // The tool shows the lower half of it, as a number with a sign.
+                let table = region["drv_table"].as_i64();
                 let table = table.with_context(|| format!("no table in {region}"))?;
                 *tables.entry(table).or_default() += 1;
             }

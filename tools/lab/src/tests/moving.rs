@@ -378,7 +378,7 @@ fn busy_disk(vm: &Vm) -> Result<Running<'_>> {
              dd if=/dev/nvme0n1 of=/run/read bs=64k count=16 iflag=direct status=none
              cmp /run/written /run/read
              dd if=/run/written of=/dev/nvme0n1 bs=16k oflag=direct conv=nocreat status=none
-             n=$((n + 1)); echo $n >/run/rounds
+             n=$((n + 1)); echo $n >/run/rounds.new; mv /run/rounds.new /run/rounds
          done; echo rounds $n",
         Duration::from_secs(300),
     )
