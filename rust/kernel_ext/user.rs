@@ -24,7 +24,8 @@ pub fn accountable() -> u64 {
         namespace = parent.as_ptr();
     }
     let user = match outermost {
-        // SAFETY: As above.
+        // SAFETY: The credentials that the walk began with keep this namespace, as one that is a parent of their
+        // own or that itself; its owner and number do not change.
         Some(outermost) => unsafe {
             if (*outermost).owner.val == ROOT {
                 // By a number beyond those of users.

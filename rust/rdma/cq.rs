@@ -535,7 +535,7 @@ impl Completions<'_> {
             unsafe { *raw.ex.imm_data.as_mut() = imm };
             flags |= bindings::ib_wc_flags_IB_WC_WITH_IMM;
         } else if let Some(key) = wc.invalidated {
-            // SAFETY: As above.
+            // SAFETY: `raw` is a local; the key is a view of that union of four bytes, too.
             unsafe { *raw.ex.invalidate_rkey.as_mut() = key };
             flags |= bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE;
         }

@@ -113,7 +113,7 @@ impl Netdev {
     pub fn is_up(&self) -> bool {
         // SAFETY: By the type invariant we own a count, which keeps the interface.
         let running = unsafe { bindings::netif_running(self.as_raw()) };
-        // SAFETY: As above.
+        // SAFETY: The count that we own by the type invariant keeps the interface here, too.
         running && unsafe { bindings::netif_carrier_ok(self.as_raw()) }
     }
 

@@ -408,7 +408,8 @@ impl Locked<'_> {
         let mut map = unsafe { ptr::addr_of!((*own).map).read() };
         map.pfn_list = mapped.as_ptr();
         let result = f(self.device(), &mut map);
-        // SAFETY: As above.
+        // SAFETY: The memory is valid by the type invariant, and the lock under which its mappings are used is still
+        // held: nobody else looks at their state.
         unsafe { (*own).map.state = map.state };
         result
     }
