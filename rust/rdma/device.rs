@@ -16,6 +16,7 @@ use core::cell::UnsafeCell;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::Deref;
 use core::ptr::{self, NonNull};
+use kernel::devres::Devres;
 use kernel::error::{from_result, to_result};
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
@@ -27,8 +28,11 @@ use kernel::{device, ThisModule};
 ///
 /// # Invariants
 ///
-/// `definitions`, `data` and `counters` are initialised wherever a reference exists, except inside
-/// [`Unregistered::new`].
+/// - `definitions`, `data` and `counters` are initialised wherever a reference exists, except inside
+///   [`Unregistered::new`].
+/// - The parent is bound wherever a reference exists: those to an [`Unregistered`] device borrow the parent
+///   as bound, and a [`Registration`], which exists in a [`Devres`] of the parent only, is dropped before the
+///   parent is unbound, at the latest.
 #[repr(C)]
 pub struct Device<D: Driver> {
     raw: Opaque<bindings::ib_device>,
@@ -81,12 +85,9 @@ impl<D: Driver> Device<D> {
     }
 
     /// The device on the bus, which does the DMA.
-    ///
-    /// Operations run while the device is registered, which is within the time that its parent is
-    /// bound.
     pub fn parent(&self) -> &device::Device<device::Bound> {
-        // SAFETY: The parent was set by `Unregistered::new`, whose caller keeps it bound for as long
-        // as there is a device to get a reference of.
+        // SAFETY: The parent was set by `Unregistered::new`. By the type invariant it is bound for as long as
+        // `self` is borrowed.
         unsafe { device::Device::from_raw(bindings::rdma_device_parent(self.as_raw())) }
     }
 
@@ -330,20 +331,22 @@ pub struct DeviceInfo {
 ///
 /// # Invariants
 ///
-/// The device is initialised, not registered, and owned by this value.
-pub struct Unregistered<D: Driver>(NonNull<Device<D>>);
+/// The device `dev` is initialised, not registered, and owned by this value; `parent` is its parent.
+pub struct Unregistered<'a, D: Driver> {
+    dev: NonNull<Device<D>>,
+    parent: &'a device::Device<device::Bound>,
+}
 
-// SAFETY: Nobody else has a device that is not registered, and `D` is `Send`.
-unsafe impl<D: Driver> Send for Unregistered<D> {}
+// SAFETY: Nobody else has a device that is not registered, and `D` is `Send`; a device on a bus may be used by any
+// task.
+unsafe impl<D: Driver> Send for Unregistered<'_, D> {}
 
-impl<D: Driver> Unregistered<D> {
+impl<'a, D: Driver> Unregistered<'a, D> {
     /// Allocates a device and initialises the driver's data of it.
     ///
-    /// `parent` is the device on the bus, which does the DMA. What this returns, and the
-    /// [`Registration`] it becomes, have to be dropped before it is unbound: keep them in the bus
-    /// driver's bound data.
+    /// `parent` is the device on the bus, which does the DMA.
     pub fn new<E>(
-        parent: &device::Device<device::Bound>,
+        parent: &'a device::Device<device::Bound>,
         info: &DeviceInfo,
         data: impl PinInit<D, E>,
     ) -> Result<Self>
@@ -355,7 +358,7 @@ impl<D: Driver> Unregistered<D> {
         let raw = unsafe { bindings::rdma_alloc_device(Device::<D>::SIZE) };
         let dev = NonNull::new(raw.cast::<Device<D>>()).ok_or(ENOMEM)?;
         // INVARIANT: Allocated just now; initialised below, or dropped before anybody sees it.
-        let this = Self(dev);
+        let this = Self { dev, parent };
         // SAFETY: The device is not shared yet. Its memory is zeroed and stays where it is.
         unsafe {
             bindings::ib_set_device_ops(raw, &Ops::<D>::of().raw);
@@ -396,39 +399,43 @@ impl<D: Driver> Unregistered<D> {
     pub fn device(&self) -> &Device<D> {
         // SAFETY: By the type invariant the device is initialised, and freed only when `self` is
         // dropped.
-        unsafe { self.0.as_ref() }
+        unsafe { self.dev.as_ref() }
     }
 
     /// Makes the device known. From now on the core calls the driver's operations.
     ///
     /// It is called `name`, if that is given and no other device is called so; else by the driver's
     /// pattern.
+    ///
+    /// It is known until what this returns is dropped, and at the latest until its parent is unbound, whatever became
+    /// of that: what the parent was given to manage before goes after it.
     pub fn register(
         self,
         module: &'static ThisModule,
         name: Option<&CStr>,
-    ) -> Result<Pin<KBox<Registration<D>>>> {
+    ) -> Result<Devres<Registration<D>>> {
         // SAFETY: The device is not registered, so that nobody else reads its operations.
         unsafe { (*self.device().as_raw()).ops.owner = module.as_ptr() };
-        KBox::pin_init(Registration::new(self, name), GFP_KERNEL)
+        Devres::new(self.parent, Registration::new(self, name))
     }
 }
 
-impl<D: Driver> Drop for Unregistered<D> {
+impl<D: Driver> Drop for Unregistered<'_, D> {
     fn drop(&mut self) {
         // SAFETY: The device is ours and not registered; this ends in `dealloc_driver`.
-        unsafe { bindings::ib_dealloc_device(self.0.as_ptr().cast()) }
+        unsafe { bindings::ib_dealloc_device(self.dev.as_ptr().cast()) }
     }
 }
 
-/// A device that the core knows, until this is dropped.
+/// A device that the core knows, until this is dropped. Only in a [`Devres`] of its parent, so that it is dropped at the
+/// latest when that is unbound.
 ///
 /// Dropping it takes every object from consumers and processes, drops the driver's data and frees
 /// the device. It sleeps, for as long as consumers take.
 ///
 /// # Invariants
 ///
-/// - `dev` is registered.
+/// - `dev` is registered, and its parent bound.
 /// - If `D` has [`super::NetdevOps`], `notifier` is registered.
 #[pin_data(PinnedDrop)]
 pub struct Registration<D: Driver> {
@@ -471,12 +478,13 @@ unsafe impl<D: Driver> Send for Registration<D> {}
 unsafe impl<D: Driver> Sync for Registration<D> {}
 
 impl<D: Driver> Registration<D> {
-    fn new(
-        unregistered: Unregistered<D>,
-        name: Option<&CStr>,
-    ) -> impl PinInit<Self, Error> + use<'_, D> {
+    /// To be put in a [`Devres`] of the parent, and nowhere else.
+    fn new<'a>(
+        unregistered: Unregistered<'a, D>,
+        name: Option<&'a CStr>,
+    ) -> impl PinInit<Self, Error> + use<'a, D> {
         let init = move |slot: *mut Self| {
-            let dev = unregistered.0;
+            let dev = unregistered.dev;
             let paired = Ops::<D>::of().port.is_some();
             let gid_scans = OwnedQueue::ordered(c"rdma_gids")?;
             // SAFETY: `update_gids` queues it, with RTNL held where the device has a GID table.
@@ -485,8 +493,7 @@ impl<D: Driver> Registration<D> {
             let gid_scan = unsafe { GidScan::new(dev)? };
             // SAFETY: `slot` is valid for writes and pinned, and all its fields are written before
             // the notifier, which uses them, is registered. Where that fails those that need it are
-            // dropped, and not used afterwards. The parent is bound for as long as the registration,
-            // which the caller drops when it is unbound.
+            // dropped, and not used afterwards. `unregistered` borrows the parent as bound.
             unsafe {
                 ptr::addr_of_mut!((*slot).dev).write(dev);
                 ptr::addr_of_mut!((*slot).gids).write(Atomic::new(gids::NONE));
@@ -542,7 +549,7 @@ impl<D: Driver> Registration<D> {
     /// device, and the device's parent be bound.
     unsafe fn register_both(
         slot: *mut Self,
-        unregistered: &Unregistered<D>,
+        unregistered: &Unregistered<'_, D>,
         paired: bool,
         name: Option<&CStr>,
     ) -> Result {

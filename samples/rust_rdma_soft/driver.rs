@@ -35,7 +35,7 @@ const MANY: u32 = 1 << 16;
 pub(crate) struct Soft {
     // Dropped first, which waits for the engine.
     queue: OwnedQueue,
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     pds: Atomic<u32>,
 }
 

@@ -26,37 +26,42 @@ mod memory;
 mod queue;
 
 use driver::Soft;
+use kernel::devres::Devres;
 use kernel::faux;
 use kernel::prelude::*;
 use rdma::{DeviceInfo, Registration, Unregistered};
 
 /// The module: one device, for as long as it is loaded.
 struct SoftModule {
-    // Dropped before its parent.
-    _device: Pin<KBox<Registration<Soft>>>,
+    _device: Devres<Registration<Soft>>,
     _parent: faux::Registration,
+}
+
+/// Makes the device known, until what this returns is dropped or its parent goes.
+fn register(
+    module: &'static ThisModule,
+    parent: &faux::Registration,
+) -> Result<Devres<Registration<Soft>>> {
+    // SAFETY: `faux_device_create` has bound the device to the driver of its bus, which has no files to unbind it
+    // by: it stays bound until the registration, which is borrowed, is dropped.
+    let parent = unsafe { parent.as_ref().as_bound() };
+    let info = DeviceInfo {
+        node_guid: 0x0200_00ff_fe00_0001,
+        ports: 1,
+        comp_vectors: 1,
+        description: c"RDMA device of software, in Rust",
+        local_dma_lkey: memory::LOCAL_DMA_LKEY,
+        virtual_dma: true,
+        ..DeviceInfo::default()
+    };
+    Unregistered::new(parent, &info, Soft::new()?)?.register(module, None)
 }
 
 impl kernel::Module for SoftModule {
     fn init(module: &'static ThisModule) -> Result<Self> {
         let parent = faux::Registration::new(c"rust_rdma_soft", None)?;
-        let info = DeviceInfo {
-            node_guid: 0x0200_00ff_fe00_0001,
-            ports: 1,
-            comp_vectors: 1,
-            description: c"RDMA device of software, in Rust",
-            local_dma_lkey: memory::LOCAL_DMA_LKEY,
-            virtual_dma: true,
-            ..DeviceInfo::default()
-        };
-        let device = {
-            // SAFETY: `faux_device_create` has bound the device to the bus's driver, which has it until
-            // the registration is dropped: after the RDMA device, by the order of the fields below.
-            let parent = unsafe { parent.as_ref().as_bound() };
-            Unregistered::new(parent, &info, Soft::new()?)?.register(module, None)?
-        };
         Ok(Self {
-            _device: device,
+            _device: register(module, &parent)?,
             _parent: parent,
         })
     }
@@ -68,4 +73,40 @@ module! {
     authors: ["Ferrite contributors"],
     description: "RDMA device of software",
     license: "GPL",
+}
+
+#[kunit_tests(rust_rdma_soft)]
+mod tests {
+    use super::*;
+    use kernel::sync::Arc;
+
+    /// Whether the engine of a device is all that is left of it, where its registration was given to `done_with`, and
+    /// then its parent was unbound.
+    fn is_gone_with_its_parent(done_with: impl FnOnce(Devres<Registration<Soft>>)) -> Result<bool> {
+        let parent = faux::Registration::new(c"rust_rdma_soft_test", None)?;
+        let device = register(&THIS_MODULE, &parent)?;
+        let engine = device
+            .try_access_with(|registration| registration.device().engine.clone())
+            .ok_or(ENODEV)?;
+        done_with(device);
+        drop(parent);
+        Ok(Arc::into_unique_or_drop(engine).is_some())
+    }
+
+    #[test]
+    fn a_registration_that_nobody_drops_ends_when_its_parent_is_unbound() -> Result {
+        assert!(is_gone_with_its_parent(core::mem::forget)?);
+        assert!(is_gone_with_its_parent(drop)?);
+        Ok(())
+    }
+
+    #[test]
+    fn a_registration_outlives_no_parent_that_goes_first() -> Result {
+        let mut kept = None;
+        assert!(is_gone_with_its_parent(|device| kept = Some(device))?);
+        // There is nothing left in it.
+        let device = kept.ok_or(EINVAL)?;
+        assert!(device.try_access_with(|_| ()).is_none());
+        Ok(())
+    }
 }

@@ -52,6 +52,7 @@ use kernel::{
         Bound,
         Core, //
     },
+    devres::Devres,
     dma::{
         Coherent,
         CoherentBox,
@@ -134,7 +135,8 @@ impl Drop for Noted {
 /// its memory go.
 pub(crate) struct Life {
     _debug_files: Option<DebugFiles>,
-    registration: Pin<KBox<Registration<Ferrite>>>,
+    registration: Devres<Registration<Ferrite>>,
+    hw: Arc<Hardware>,
     _started: Started,
     _interrupts: Interrupts,
     _noted: Noted,
@@ -251,8 +253,9 @@ impl Life {
         // The port is what its interface says by the time the device is there.
         hw.work.flush();
 
-        let name = registration.device().name();
-        let debug_files = DebugFiles::new(&name, registration.device(), &interrupts);
+        let device = registration.access(pdev.as_ref())?.device();
+        let name = device.name();
+        let debug_files = DebugFiles::new(&name, device, &interrupts);
         dev_info!(
             pdev,
             "{}: version {}.{}.{}, {} completion vectors\n",
@@ -266,6 +269,7 @@ impl Life {
             // Files to look at are no reason to fail.
             _debug_files: debug_files.ok(),
             registration,
+            hw,
             _started: started,
             _interrupts: interrupts,
             _noted: noted,
@@ -273,9 +277,10 @@ impl Life {
         })
     }
 
-    /// What it is called: it can be renamed.
-    pub(crate) fn name(&self) -> DeviceName {
-        self.registration.device().name()
+    /// What it is called, while it is registered: it can be renamed.
+    pub(crate) fn name(&self) -> Option<DeviceName> {
+        self.registration
+            .try_access_with(|registration| registration.device().name())
     }
 
     /// How its event queues and vectors are spread.
@@ -285,7 +290,7 @@ impl Life {
 
     /// The device itself.
     pub(crate) fn hw(&self) -> &Arc<Hardware> {
-        &self.registration.device().hw
+        &self.hw
     }
 }
 

@@ -858,7 +858,7 @@ impl Recovery {
         let mut lives = self.lives.lock();
         let lives = &mut *lives;
         if let Some(life) = lives.life.take() {
-            lives.kept.name = Some(life.name());
+            lives.kept.name = life.name();
             // Also where no other can begin: consumers are rid of it.
             let parting = self.now();
             drop(life);
