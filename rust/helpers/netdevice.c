@@ -43,6 +43,11 @@ __rust_helper bool rust_helper_netif_carrier_ok(const struct net_device *dev)
 }
 
 /* Of struct net_device the bindings have the name only; these are its fields. */
+__rust_helper bool rust_helper_netdev_is_registered(const struct net_device *dev)
+{
+	return READ_ONCE(dev->reg_state) == NETREG_REGISTERED;
+}
+
 __rust_helper struct device *rust_helper_netdev_parent(const struct net_device *dev)
 {
 	return dev->dev.parent;

@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 use core::ptr;
 use kernel::error::to_result;
 use kernel::prelude::*;
+use kernel::sync::LockClassKey;
 use kernel::types::{ForeignOwnable, Opaque};
 
 /// A sparse table of `T`, locked with interrupts off.
@@ -28,14 +29,33 @@ unsafe impl<T: ForeignOwnable + Send> Send for IrqTable<T> {}
 // what only looks for indices holds the RCU read lock, as the array allows.
 unsafe impl<T: ForeignOwnable + Send + Sync> Sync for IrqTable<T> {}
 
+/// Initialiser of an [`IrqTable`] whose lock has a class of its own.
+#[macro_export]
+macro_rules! new_irq_table {
+    ($($name:literal)?) => {
+        $crate::kernel_ext::table::IrqTable::new(
+            kernel::optional_name!($($name)?),
+            kernel::static_lock_class!(),
+        )
+    };
+}
+pub use new_irq_table;
+
 impl<T: ForeignOwnable> IrqTable<T> {
-    /// Returns an initialiser for an empty table.
-    pub fn new() -> impl PinInit<Self> {
+    /// Returns an initialiser for an empty table; [`new_irq_table`] says the class of its lock.
+    ///
+    /// `xa_init_flags` has one class for all arrays that are made in Rust, some of which are locked with interrupts on.
+    pub fn new(name: &'static CStr, key: Pin<&'static LockClassKey>) -> impl PinInit<Self> {
         // INVARIANT: The array is initialised and empty.
         pin_init!(Self {
-            xa <- Opaque::ffi_init(|xa: *mut bindings::xarray| {
+            xa <- Opaque::ffi_init(move |xa: *mut bindings::xarray| {
                 // SAFETY: `xa` is memory for a `struct xarray` that nobody else knows.
                 unsafe { bindings::xa_init_flags(xa, bindings::xa_lock_type_XA_LOCK_IRQ) };
+                // SAFETY: The lock is part of the array, and nobody has taken it; name and key are static.
+                unsafe {
+                    let lock = &raw mut (*xa).xa_lock;
+                    bindings::__spin_lock_init(lock, name.as_char_ptr(), key.as_ptr());
+                }
             }),
             _p: PhantomData,
         })

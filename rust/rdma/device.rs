@@ -3,6 +3,7 @@
 //! RDMA devices: what they are, making them known to the core, their ports.
 
 use super::counters::Descriptions;
+use super::event::Attached;
 use super::method::Definitions;
 use super::netdev::{GidScan, Pairing};
 use super::ops::op_if;
@@ -447,6 +448,8 @@ pub struct Registration<D: Driver> {
     gid_scan: Arc<GidScan<D>>,
     /// Where `gid_scan` runs; flushed while `dev` is registered.
     gid_scans: OwnedQueue,
+    /// Where events of the device come from, if the driver has [`super::EventOps`].
+    sink: Option<Attached>,
 }
 
 /// What is known of the GID table of a device.
@@ -500,6 +503,7 @@ impl<D: Driver> Registration<D> {
                 // Dropped below where this fails.
                 ptr::addr_of_mut!((*slot).gid_scan).write(gid_scan);
                 ptr::addr_of_mut!((*slot).gid_scans).write(gid_scans);
+                ptr::addr_of_mut!((*slot).sink).write(None);
                 let notifier = Opaque::cast_into(ptr::addr_of!((*slot).notifier));
                 ptr::write_bytes(notifier, 0, 1);
                 (*notifier).notifier_call = Some(Self::netdev_event);
@@ -517,9 +521,18 @@ impl<D: Driver> Registration<D> {
             // SAFETY: `Unregistered::new` has initialised the device, and it is registered until
             // the registration is dropped.
             let dev = unsafe { dev.as_ref() };
-            if let Some(events) = &Ops::<D>::of().events {
-                // SAFETY: Detached by dropping the registration, before the device goes.
-                unsafe { (events.attach)(dev) };
+            if let Some(attach) = Ops::<D>::of().events {
+                // SAFETY: The device is registered just now; dropping the registration drops what this returns before
+                // it unregisters the device.
+                match unsafe { attach(dev) } {
+                    // SAFETY: The field is initialised, and nobody else has it.
+                    Ok(sink) => unsafe { (*slot).sink = Some(sink) },
+                    Err(error) => {
+                        // SAFETY: All fields are initialised, the invariants hold, and nothing is used afterwards.
+                        unsafe { ptr::drop_in_place(slot) };
+                        return Err(error);
+                    }
+                }
             }
             if paired {
                 // SAFETY: All fields are initialised.
@@ -642,13 +655,12 @@ impl<D: Driver> Registration<D> {
 
 #[pinned_drop]
 impl<D: Driver> PinnedDrop for Registration<D> {
-    fn drop(self: Pin<&mut Self>) {
+    fn drop(mut self: Pin<&mut Self>) {
+        // Before the device goes, to which it leads.
+        drop(self.as_mut().project().sink.take());
         // SAFETY: By the type invariants; the device is not used afterwards. Unregistering it ends
         // in `dealloc_driver`.
         unsafe {
-            if let Some(events) = &Ops::<D>::of().events {
-                (events.detach)(self.device());
-            }
             if Ops::<D>::of().port.is_some() {
                 // From now on pairing and GIDs stay as they are: what consumers still send and
                 // receive needs them. The core takes both back after its clients are gone. Until

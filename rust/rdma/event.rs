@@ -20,32 +20,65 @@ pub trait EventOps: Driver {
 impl<D: EventOps> Ops<D> {
     /// Has the driver's event sink used while the device is registered.
     pub const fn with_events(mut self) -> Self {
-        self.events = Some(Hooks {
-            attach: attach::<D>,
-            detach: detach::<D>,
-        });
+        self.events = Some(attach::<D>);
         self
     }
 }
 
-/// What is done with a driver's event sink when a device comes and goes.
-pub(super) struct Hooks<D: Driver> {
-    /// The device is registered. `detach` must be called before it goes.
-    pub(super) attach: unsafe fn(&Device<D>),
-    /// It is about to go.
-    pub(super) detach: fn(&Device<D>),
+/// Has events passed to the driver of a device that was registered, until the result is dropped.
+///
+/// # Safety
+///
+/// The device must be registered, and the result be dropped before it, or its data, goes.
+pub(super) type Attach<D> = unsafe fn(&Device<D>) -> Result<Attached>;
+
+/// An event sink that leads to a device, until this is dropped.
+///
+/// It is the one that the driver named when it was attached: a driver that is asked again may name another.
+///
+/// # Invariants
+///
+/// `sink` is an `EventSink` of the type that `detach` is for, and outlives this.
+pub(super) struct Attached {
+    sink: NonNull<()>,
+    detach: unsafe fn(NonNull<()>),
+}
+
+// SAFETY: A sink is `Sync`, and detached by a shared reference.
+unsafe impl Send for Attached {}
+// SAFETY: A reference to this leads to nothing.
+unsafe impl Sync for Attached {}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the sink is valid, and of that type.
+        unsafe { (self.detach)(self.sink) }
+    }
+}
+
+/// `EBUSY` where the sink leads to another device.
+///
+/// # Safety
+///
+/// As for [`Attach`].
+unsafe fn attach<D: EventOps>(dev: &Device<D>) -> Result<Attached> {
+    // By the signature of `event_sink` it is there for as long as the device can be borrowed: until its data goes.
+    let sink = D::event_sink(dev);
+    // SAFETY: The caller vouches that the device is registered until the result is dropped, which detaches it.
+    unsafe { sink.attach(dev)? };
+    // INVARIANT: The sink is of that type. The caller vouches that the result is dropped before the data goes.
+    Ok(Attached {
+        sink: NonNull::from(sink).cast(),
+        detach: detach::<D>,
+    })
 }
 
 /// # Safety
 ///
-/// As for [`EventSink::attach`].
-unsafe fn attach<D: EventOps>(dev: &Device<D>) {
-    // SAFETY: The caller vouches that the device is registered until `detach`.
-    unsafe { D::event_sink(dev).attach(dev) }
-}
-
-fn detach<D: EventOps>(dev: &Device<D>) {
-    D::event_sink(dev).detach();
+/// `sink` must be a valid `EventSink<D>`.
+unsafe fn detach<D: EventOps>(sink: NonNull<()>) {
+    // SAFETY: The caller vouches for the sink.
+    unsafe { sink.cast::<EventSink<D>>().as_ref() }.detach();
 }
 
 /// Where events of a device as a whole go, from before it is registered until after.
@@ -90,12 +123,15 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Somebody comes; returns what was kept, to be told of now.
-    pub(super) fn attach(&mut self, target: T) -> u32 {
-        match core::mem::replace(self, Self::Attached(target)) {
-            Self::Before(kept) => kept,
-            _ => 0,
-        }
+    /// Somebody comes; returns what was kept, to be told of now. `EBUSY` where somebody is there.
+    pub(super) fn attach(&mut self, target: T) -> Result<u32> {
+        let kept = match self {
+            Self::Before(kept) => *kept,
+            Self::Attached(_) => return Err(EBUSY),
+            Self::After => 0,
+        };
+        *self = Self::Attached(target);
+        Ok(kept)
     }
 }
 
@@ -131,19 +167,20 @@ impl<D: EventOps> EventSink<D> {
 
     /// # Safety
     ///
-    /// `device` must be registered, and [`Self::detach`] be called before it goes.
-    pub(super) unsafe fn attach(&self, device: &Device<D>) {
+    /// `device` must be registered, and [`Self::detach`] be called before it goes, if this succeeds.
+    unsafe fn attach(&self, device: &Device<D>) -> Result {
         let mut mailbox = self.mailbox.lock();
         // INVARIANT: The caller vouches that the device is registered until `detach`.
-        let kept = mailbox.attach(Registered(NonNull::from(device)));
+        let kept = mailbox.attach(Registered(NonNull::from(device)))?;
         if kept != 0 {
             // With the lock held: what happens next is told after this.
             D::device_events(device, kept);
         }
+        Ok(())
     }
 
     /// Forgets the device. Nobody uses it through the sink once this returns.
-    pub(super) fn detach(&self) {
+    fn detach(&self) {
         *self.mailbox.lock() = Mailbox::After;
     }
 }

@@ -14,7 +14,7 @@ use kernel::workqueue::{impl_has_work, new_work, Work, WorkItem};
 
 /// A counted reference to a network interface.
 ///
-/// Not to be kept: an interface does not go while there is a reference to it.
+/// Not to be kept: an interface is not freed while there is a reference to it, and who removes it waits for that.
 ///
 /// # Invariants
 ///
@@ -71,6 +71,13 @@ impl Netdev {
         // SAFETY: By the type invariant we own a count, which keeps the interface; its parent is set before
         // it is registered, by `SET_NETDEV_DEV`.
         unsafe { bindings::netdev_parent(self.as_raw()) }
+    }
+
+    /// Whether it is registered, which it is until RTNL is given back then: it may be kept by a count for long after
+    /// that.
+    fn is_registered(&self, _rtnl: &Rtnl) -> bool {
+        // SAFETY: By the type invariant we own a count, which keeps the interface.
+        unsafe { bindings::netdev_is_registered(self.as_raw()) }
     }
 
     /// Whether it is the interface of a device on some bus, and none that was stacked on one or made up.
@@ -315,9 +322,13 @@ impl<D: Driver> Device<D> {
         unsafe { bindings::rdma_dev_net(self.as_raw()) }
     }
 
-    /// Whether an interface that is registered is that of a PCI function beside the device's: of the
+    /// Whether an interface is registered, and that of a PCI function beside the device's: of the
     /// same slot, or of any of the bus where functions have numbers of eight bits (ARI).
-    pub fn is_of_function(&self, _rtnl: &Rtnl, netdev: &Netdev, function: u8) -> bool {
+    pub fn is_of_function(&self, rtnl: &Rtnl, netdev: &Netdev, function: u8) -> bool {
+        if !netdev.is_registered(rtnl) {
+            // It may have let go of its parent, of which a count of the interface is none.
+            return false;
+        }
         let parent = netdev.parent();
         // SAFETY: `&self` keeps the device, which has a parent that is set before it is registered.
         let own = unsafe { bindings::rdma_device_parent(self.as_raw()) };
@@ -331,7 +342,8 @@ impl<D: Driver> Device<D> {
         };
         // There may be a bus of the function's own in between, as virtio's. The interface keeps its
         // parent, and nothing above that: pointers are compared, not followed.
-        // SAFETY: The interface is registered, and stays so with RTNL held: it keeps its parent.
+        // SAFETY: The interface was found registered, and stays so with RTNL held: what is registered keeps its parent,
+        // which `netdev_unregister_kobject` lets go of after it is not registered any more.
         let above = unsafe { (*parent).parent };
         netdev.is_ethernet() && [parent, above].contains(&other.device())
     }
@@ -346,8 +358,9 @@ impl<D: Driver> Device<D> {
 
     /// The interface that the port shares its link with, if there is one.
     fn find_own(&self, rtnl: &Rtnl) -> Option<Netdev> {
-        // SAFETY: The device has a count of its namespace; with RTNL held an interface in the list of that
-        // stays there.
+        // SAFETY: The namespace is there while the device is being enabled in it: it is the initial one, or who moves the
+        // device has a count of it, and `rdma_dev_exit_net` moves devices out of one that goes. With RTNL held an
+        // interface in its list stays there.
         let mut next = unsafe { Netdev::get(bindings::first_net_device(self.namespace())) };
         while let Some(netdev) = next {
             if self.is_own(rtnl, &netdev) {

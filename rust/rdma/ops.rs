@@ -5,7 +5,7 @@
 //! What is between an operation of the core and the driver stands in the file of the object that it
 //! is about, and so does the function that puts it into the table.
 
-use super::event::Hooks;
+use super::event::Attach;
 use super::netdev::Port;
 use super::{CqOps, Driver, MethodDef, MrOps, PdOps, QpOps};
 use crate::bindings;
@@ -25,8 +25,8 @@ pub struct Ops<D: Driver> {
     pub(super) methods: &'static [MethodDef<D>],
     /// Attributes that it adds to methods of the core.
     pub(super) additions: [Option<&'static bindings::uverbs_object_def>; ADDITIONS],
-    /// Set where the driver has an [`super::EventSink`].
-    pub(super) events: Option<Hooks<D>>,
+    /// Set where the driver has an [`super::EventSink`]: attaches it.
+    pub(super) events: Option<Attach<D>>,
     /// Set where a port shares its link with a network interface.
     pub(super) port: Option<Port<D>>,
 }

@@ -263,7 +263,7 @@ unsafe extern "C" fn count_call(_cq: *mut bindings::ib_cq, _context: *mut c_void
 mod suite {
     use super::*;
     use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
-    use crate::kernel_ext::table::IrqTable;
+    use crate::kernel_ext::table::{new_irq_table, IrqTable};
     use crate::kernel_ext::workqueue::OwnedQueue;
     use kernel::new_spinlock;
 
@@ -370,7 +370,8 @@ mod suite {
         // nobody else's.
         let new = unsafe { Object::<kind::Pd, Minimal>::prepare(memory.raw()) };
         let pd = new.init(Tracked::new(3))?;
-        let table = KBox::pin_init(IrqTable::<PdRef<Minimal>>::new(), GFP_KERNEL)?;
+        let table: Pin<KBox<IrqTable<PdRef<Minimal>>>> =
+            KBox::pin_init(new_irq_table!("rust_rdma_table"), GFP_KERNEL)?;
         assert!(table.is_empty());
         table.insert(5, pd.get_ref())?;
         assert_eq!(table.insert(5, pd.get_ref()), Err(EBUSY));
@@ -453,12 +454,16 @@ mod suite {
         assert!(mailbox.raise(1).is_none());
         assert!(mailbox.raise(4).is_none());
         assert!(mailbox.raise(1).is_none());
-        assert_eq!(mailbox.attach(7), 5);
+        assert_eq!(mailbox.attach(7), Ok(5));
         assert_eq!(mailbox.raise(2), Some(&7));
-        // Told once.
-        assert_eq!(mailbox.attach(8), 0);
+        // It leads to one at a time.
+        assert_eq!(mailbox.attach(8), Err(EBUSY));
+        assert_eq!(mailbox.raise(2), Some(&7));
         mailbox = event::Mailbox::After;
         assert!(mailbox.raise(2).is_none());
+        // Told once.
+        assert_eq!(mailbox.attach(8), Ok(0));
+        assert_eq!(mailbox.raise(2), Some(&8));
     }
 
     #[test]
@@ -468,7 +473,8 @@ mod suite {
         // nobody else's.
         let new = unsafe { Object::<kind::Pd, Minimal>::prepare(memory.raw()) };
         let pd = new.init(Tracked::new(3))?;
-        let table = KBox::pin_init(IrqTable::<PdRef<Minimal>>::new(), GFP_KERNEL)?;
+        let table: Pin<KBox<IrqTable<PdRef<Minimal>>>> =
+            KBox::pin_init(new_irq_table!("rust_rdma_table"), GFP_KERNEL)?;
         for index in [0, 1, 1 << 20, u32::MAX as usize] {
             table.insert(index, pd.get_ref())?;
         }

@@ -228,28 +228,32 @@ pub enum Caching {
 ///
 /// # Invariants
 ///
-/// It is memory of a device, by the address that processors use; neither it nor its pages are
+/// It is memory of `dev`, by the address that processors use, until that goes; neither it nor its pages are
 /// anything else's.
-#[derive(Clone, Copy)]
-pub struct IoRange {
+pub struct IoRange<'a, D: UserOps> {
+    dev: &'a Device<D>,
     address: u64,
     length: usize,
 }
 
-impl IoRange {
+impl<'a, D: UserOps> IoRange<'a, D> {
     /// `length` bytes from `address` on; `EINVAL` where these are not whole pages, or none.
     ///
     /// # Safety
     ///
-    /// They must be memory of the device that the range is to be given to processes of, for as long as
-    /// the device is registered, and whatever processes do there must be harmless to others.
-    pub unsafe fn new(address: u64, length: usize) -> Result<Self> {
+    /// They must be memory of `dev` for as long as that is registered, and whatever processes do there must be
+    /// harmless to others.
+    pub unsafe fn new(dev: &'a Device<D>, address: u64, length: usize) -> Result<Self> {
         let within = (kernel::page::PAGE_SIZE - 1) as u64;
         if length == 0 || (length as u64 | address) & within != 0 {
             return Err(EINVAL);
         }
         // INVARIANT: The caller vouches for the device's memory, which is whole pages.
-        Ok(Self { address, length })
+        Ok(Self {
+            dev,
+            address,
+            length,
+        })
     }
 }
 
@@ -264,11 +268,11 @@ struct RangeEntry {
 }
 
 impl<D: UserOps> Object<kind::Ucontext, D> {
-    /// Lets the process map a range. Returns the offset to map it by.
+    /// Lets the process map a range of its device (`EINVAL` for another's). Returns the offset to map it by.
     ///
     /// Two processes may see each other's accesses only if they are given the same page. Mappings
     /// are revoked when the context goes.
-    pub fn map_range(&self, range: IoRange, caching: Caching) -> Result<u64> {
+    pub fn map_range(&self, range: IoRange<'_, D>, caching: Caching) -> Result<u64> {
         self.insert_range(range, caching, None)
     }
 
@@ -276,7 +280,7 @@ impl<D: UserOps> Object<kind::Ucontext, D> {
     /// mapped.
     pub fn map_range_keeping<T: Send + 'static>(
         &self,
-        range: IoRange,
+        range: IoRange<'_, D>,
         caching: Caching,
         keep: KBox<T>,
     ) -> Result<u64> {
@@ -304,10 +308,14 @@ impl<D: UserOps> Object<kind::Ucontext, D> {
 
     fn insert_range(
         &self,
-        range: IoRange,
+        range: IoRange<'_, D>,
         caching: Caching,
         keep: Option<KBox<dyn Send>>,
     ) -> Result<u64> {
+        // The context goes before its device, and another device may go before the context.
+        if !ptr::eq(range.dev, self.device()) {
+            return Err(EINVAL);
+        }
         let entry = KBox::new(
             RangeEntry {
                 entry: pin_init::zeroed(),
@@ -352,7 +360,7 @@ unsafe extern "C" fn mmap(
     // below.
     let range = unsafe { &*entry.cast::<RangeEntry>() };
     // SAFETY: Context and VMA are those that this was called for, and the entry is that of the VMA's offset;
-    // the range is memory of the device, as `IoRange` says.
+    // the range is memory of the context's device, as `insert_range` has found out, which is registered.
     let ret = unsafe {
         bindings::rdma_user_mmap_bar(ctx, vma, range.address, range.write_combine, entry)
     };

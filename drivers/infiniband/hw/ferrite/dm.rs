@@ -23,7 +23,7 @@ use crate::{
         Ucontext,
         UcontextRef, //
     },
-    ucontext::doorbell_range,
+    ucontext::Part,
 };
 use kernel::{
     new_mutex,
@@ -128,6 +128,16 @@ impl Piece {
     pub(crate) fn offset(&self) -> u64 {
         (self.first * PAGE_SIZE) as u64
     }
+
+    /// Where it starts in the doorbell BAR.
+    pub(crate) fn bar_offset(&self) -> u64 {
+        self.memory.offset + self.offset()
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn length(&self) -> usize {
+        self.pages * PAGE_SIZE
+    }
 }
 
 impl Drop for Piece {
@@ -184,13 +194,12 @@ impl FerriteDm {
         }
         let align = (1usize << attr.log_alignment).div_ceil(PAGE_SIZE);
         let piece = dev.memory.take(pages, align)?;
-        let offset = dev.memory.offset + piece.offset();
-        let bytes = pages * PAGE_SIZE;
+        let (offset, length) = (piece.bar_offset(), piece.length());
         // What another process left there is not for this one.
-        clear_bar(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, bytes)?;
+        clear_bar(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, length)?;
         // The mapping keeps the pages until it is gone from the process too.
         let keep = KBox::new(piece.clone(), GFP_KERNEL)?;
-        let range = doorbell_range(dev, offset, bytes)?;
+        let range = Part::Memory(&piece).range(dev)?;
         let mapping = context.map_range_keeping(range, Caching::Uncached, keep)?;
         let told = told_offset
             .map_or(Ok(()), |told| told.write(&mapping))

@@ -50,7 +50,10 @@ use crate::{
             ConfigLock, //
         },
         ratelimit::RateLimit,
-        table::IrqTable,
+        table::{
+            new_irq_table,
+            IrqTable, //
+        },
         user,
         workqueue::OwnedQueue, //
     },
@@ -267,11 +270,11 @@ impl Hardware {
             registers,
             doorbells,
             cqp <- Cqp::new(pdev.as_ref(), reach),
-            cqs <- IrqTable::new(),
-            qps <- IrqTable::new(),
-            srqs <- IrqTable::new(),
-            regions <- IrqTable::new(),
-            event_queues <- IrqTable::new(),
+            cqs <- new_irq_table!("ferrite_cqs"),
+            qps <- new_irq_table!("ferrite_qps"),
+            srqs <- new_irq_table!("ferrite_srqs"),
+            regions <- new_irq_table!("ferrite_regions"),
+            event_queues <- new_irq_table!("ferrite_event_queues"),
             sink <- EventSink::new(),
             events: OwnedQueue::ordered(c"ferrite")?,
             work: OwnedQueue::unbound(c"ferrite_work")?,

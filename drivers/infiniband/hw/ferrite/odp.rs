@@ -27,7 +27,10 @@ use crate::{
     kernel_ext::{
         errno,
         memcg::MemoryGroup,
-        table::IrqTable,
+        table::{
+            new_irq_table,
+            IrqTable, //
+        },
         user,
         workqueue::OwnedQueue, //
     },
@@ -450,7 +453,7 @@ impl PageTables {
                 levels,
                 payer: MemoryGroup::of_current(),
                 account,
-                tables <- IrqTable::new(),
+                tables <- new_irq_table!("ferrite_odp_tables"),
                 count <- new_mutex!(1, "ferrite_page_tables"),
                 unused: UnusedParts::new(),
                 faults: Atomic::new(0),

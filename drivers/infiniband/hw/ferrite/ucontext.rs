@@ -11,6 +11,7 @@ use crate::{
     },
     caps,
     device::Ferrite,
+    dm::Piece,
     dma_types::Nothing,
     doorbell_pages::DoorbellPage,
     kernel_ext::{
@@ -52,12 +53,27 @@ pub(crate) type QueryAttributes<'a> = (
     Option<Out<'a, u64, { abi::UVERBS_CONTEXT_QUERY_CLOCK_NOW }>>,
 );
 
-/// Memory of the doorbell BAR for processes: of whole pages.
-pub(crate) fn doorbell_range(dev: &Device<Ferrite>, offset: u64, length: usize) -> Result<IoRange> {
-    let address = bar_range(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, length)?;
-    // SAFETY: The range is inside a BAR of the device, which is memory. What lies there but for doorbells of
-    // processes is memory of the device; neither does anything to those who use other pages.
-    unsafe { IoRange::new(address, length) }
+/// What a process may have of the doorbell BAR.
+pub(crate) enum Part<'a> {
+    /// The doorbells of its queues.
+    Doorbells(&'a DoorbellPage),
+    /// Memory of the device.
+    Memory(&'a Piece),
+}
+
+impl Part<'_> {
+    /// Where it is, to be mapped by a process: whole pages.
+    pub(crate) fn range<'a>(&self, dev: &'a Device<Ferrite>) -> Result<IoRange<'a, Ferrite>> {
+        let (offset, length) = match self {
+            Self::Doorbells(page) => (page.offset(), PAGE_SIZE),
+            Self::Memory(piece) => (piece.bar_offset(), piece.length()),
+        };
+        let address = bar_range(dev.parent().try_into()?, abi::BAR_DOORBELLS, offset, length)?;
+        // SAFETY: The range is inside a BAR of the device, which is memory. It is a page of doorbells that is for
+        // processes, or memory that lies apart from all doorbells; neither does anything to those who use other
+        // pages.
+        unsafe { IoRange::new(dev, address, length) }
+    }
 }
 
 /// The driver's data of a user context.
@@ -87,13 +103,13 @@ impl FerriteUcontext {
             return Err(EINVAL);
         }
         let page = dev.doorbell_pages.take()?;
-        let offset = page.offset();
         let ctx = new.init(Ok::<_, Error>(Self {
             page,
             mapping: Atomic::new(0),
             regions: Names::new()?,
         }))?;
-        let mapping = ctx.map_range(doorbell_range(dev, offset, PAGE_SIZE)?, Caching::Uncached)?;
+        let range = Part::Doorbells(&ctx.page).range(dev)?;
+        let mapping = ctx.map_range(range, Caching::Uncached)?;
         ctx.mapping.store(mapping, Relaxed);
         udata.respond(&Self::response(ctx))?;
         Ok(ctx)

@@ -263,6 +263,8 @@ the bindings, whose layouts bindgen asserts at compile time.
         files: &[
             "rust/bindings/",
             "rust/helpers/",
+            "rust/interrupts.c",
+            "rust/interrupts.h",
             "tools/patches/tree/drivers/infiniband/rust/Kconfig",
             "tools/patches/tree/drivers/infiniband/rust/Makefile",
             "tools/patches/tree/drivers/infiniband/rust/Makefile.rdma",
