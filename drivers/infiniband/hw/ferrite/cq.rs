@@ -8,7 +8,6 @@
 use crate::{
     abi,
     abi::{
-        Buffer,
         CommandOpcode,
         CompletionDoorbell,
         CompletionEntry,
@@ -18,7 +17,6 @@ use crate::{
         UverbsCqRequest,
         UverbsCqResponse, //
     },
-    bars::Doorbells,
     binding::{
         Binding,
         SharedBinding,
@@ -43,9 +41,14 @@ use crate::{
         },
     },
     lent::Lent,
-    mr::UserMemory,
     numbers::Number,
     qp::FerriteQp,
+    queue::{
+        announce,
+        Extent,
+        Place,
+        QueueMemory, //
+    },
     rdma::{
         kind,
         Completions,
@@ -66,20 +69,16 @@ use crate::{
     ring::RingMemory,
 };
 use kernel::{
-    new_mutex,
     prelude::*,
     rbtree::{
         RBTree,
         RBTreeNode, //
     },
-    sync::{
-        atomic::{
-            Acquire,
-            Atomic,
-            Full,
-            Relaxed, //
-        },
-        Mutex, //
+    sync::atomic::{
+        Acquire,
+        Atomic,
+        Full,
+        Relaxed, //
     },
 };
 
@@ -244,13 +243,6 @@ fn number_of(number: Option<impl Into<u32>>) -> u32 {
     number.map_or(NOWHERE, Into::into)
 }
 
-/// Where ring and record are.
-enum Memory {
-    /// Of a process; another one after the queue was resized.
-    User(Pin<KBox<Mutex<UserMemory>>>),
-    Kernel(Pin<KBox<KernelQueue>>),
-}
-
 /// The driver's data of a completion queue.
 ///
 /// The fields are dropped in order: the device lets go of the queue before its memory goes, and
@@ -258,7 +250,7 @@ enum Memory {
 #[pin_data]
 pub(crate) struct FerriteCq {
     object: DeviceObject,
-    memory: Memory,
+    memory: QueueMemory<KernelQueue>,
     number: Number,
     gate: Gate,
     #[pin]
@@ -321,28 +313,26 @@ impl FerriteCq {
 
     /// Completions consumed, for a queue that the kernel polls.
     pub(crate) fn consumed(&self) -> Option<u32> {
-        match &self.memory {
-            Memory::Kernel(queue) => Some(queue.polling.lock().reader.consumer),
-            Memory::User(_) => None,
-        }
+        let queue = self.memory.kernel()?;
+        Some(queue.polling.lock().reader.consumer)
     }
 
     fn create<'a>(
         dev: &Device<Ferrite>,
         mut new: New<'a, kind::Cq, Ferrite>,
         attr: &CqInitAttr,
-        log_entries: u8,
-        record_offset: u32,
-        doorbell_page: u32,
-        (memory, buffer): (Memory, Buffer),
+        size: Size,
+        (memory, place): (QueueMemory<KernelQueue>, Place),
+        udata: Option<&Udata<'_, Ferrite>>,
     ) -> Result<&'a Cq<Ferrite>> {
+        let log_entries = size.log_entries;
         let number = dev.cqns.take()?;
         let cqn = number.get();
         // The core has seen that there is such a vector, of processes at least.
         let vector = attr.comp_vector % dev.handlers.count();
-        let (choice, who) = match &memory {
-            Memory::Kernel(_) => (Choice::Vector(vector), Who::Kernel),
-            Memory::User(_) => (Choice::of_process(vector), Who::Process),
+        let (choice, who) = match udata {
+            None => (Choice::Vector(vector), Who::Kernel),
+            Some(_) => (Choice::of_process(vector), Who::Process),
         };
         // Most say a vector without a thought: it is no request for what they may not have.
         let may_have_any = who.may_have_any(choice);
@@ -356,9 +346,9 @@ impl FerriteCq {
                 eqn: destination.eqn,
                 log_entries,
                 reserved0: 0,
-                doorbell_page,
-                record_offset,
-                buffer,
+                doorbell_page: place.doorbell_page,
+                record_offset: size.record_offset,
+                buffer: place.buffer,
                 processor: destination.processor,
                 reserved1: [0; 3],
             },
@@ -366,10 +356,10 @@ impl FerriteCq {
             cqn,
         )?;
         new.set_entries(1 << log_entries);
-        let gate = match &memory {
-            Memory::Kernel(_) => Gate::closed(),
+        let gate = match udata {
+            None => Gate::closed(),
             // The handler of a process's queue needs nothing that is made later.
-            Memory::User(_) => Gate::open(),
+            Some(_) => Gate::open(),
         };
         let cq = new.init(pin_init!(Self {
             object,
@@ -382,9 +372,17 @@ impl FerriteCq {
             log_entries,
             progress: Progress::new(),
         }))?;
-        dev.hw.cqs.insert(cqn as usize, cq.get_ref())?;
-        // An interrupt may have been steered elsewhere, or a handler marked, before it was there to be found.
-        Self::settle(cq);
+        announce(&dev.hw.cqs, cqn, cq.get_ref(), || {
+            // An interrupt may have been steered elsewhere, or a handler marked, before it was there to be found.
+            Self::settle(cq);
+            match udata {
+                Some(udata) => udata.respond(&UverbsCqResponse {
+                    cqn,
+                    entries: 1 << log_entries,
+                }),
+                None => Ok(()),
+            }
+        })?;
         Ok(cq)
     }
 
@@ -398,31 +396,9 @@ impl FerriteCq {
         if attr.flags != 0 {
             return Err(errno::eopnotsupp());
         }
-        let request: UverbsCqRequest = udata.read(core::mem::size_of::<UverbsCqRequest>())?;
-        let log_entries = checked_size(dev, &request, attr.entries)?;
-        let page = udata.context().ok_or(EINVAL)?.doorbell_page();
-        let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
-        let buffer = memory.buffer();
-        let memory = KBox::pin_init(new_mutex!(memory, "ferrite_cq_memory"), GFP_KERNEL)?;
-        let memory = Memory::User(memory);
-        let cq = Self::create(
-            dev,
-            new,
-            attr,
-            log_entries,
-            request.record_offset,
-            page,
-            (memory, buffer),
-        )?;
-        let response = UverbsCqResponse {
-            cqn: cq.number(),
-            entries: 1 << log_entries,
-        };
-        if let Err(error) = udata.respond(&response) {
-            Self::destroy(cq);
-            return Err(error);
-        }
-        Ok(cq)
+        let (size, extent) = checked_request(dev, udata, attr.entries)?;
+        let memory = QueueMemory::of_process(dev, udata, extent)?;
+        Self::create(dev, new, attr, size, memory, Some(udata))
     }
 
     /// Makes a queue for the kernel.
@@ -436,12 +412,14 @@ impl FerriteCq {
         }
         let entries = attr.entries.next_power_of_two() as usize;
         let log_entries = entries.trailing_zeros() as u8;
-        let queue = KBox::pin_init(
+        // The ring, then the record.
+        let size = Size {
+            log_entries,
+            record_offset: (entries * abi::BLOCK_SIZE) as u32,
+        };
+        let memory = QueueMemory::<KernelQueue>::of_kernel(dev, entries + 1, |ring| {
             try_pin_init!(KernelQueue {
-                ring: Lent::new(
-                    &dev.hw.reach,
-                    RingMemory::new(dev.parent(), entries + 1)?
-                ),
+                ring,
                 polling <- new_irq_spinlock!(
                     Polling {
                         reader: Reader::new(log_entries),
@@ -450,20 +428,9 @@ impl FerriteCq {
                     },
                     "ferrite_cq"
                 ),
-            }? Error),
-            GFP_KERNEL,
-        )?;
-        let buffer = queue.ring.buffer();
-        let record_offset = (entries * abi::BLOCK_SIZE) as u32;
-        Self::create(
-            dev,
-            new,
-            attr,
-            log_entries,
-            record_offset,
-            Doorbells::KERNEL_PAGE,
-            (Memory::Kernel(queue), buffer),
-        )
+            }? Error)
+        })?;
+        Self::create(dev, new, attr, size, memory, None)
     }
 
     /// Changes where its events go, or how many at a time, by `change`, which is given what they are.
@@ -586,28 +553,21 @@ impl FerriteCq {
     /// it by the device. Returns its entries.
     pub(crate) fn resize(cq: &Cq<Ferrite>, entries: u32, udata: &Udata<'_, Ferrite>) -> Result {
         let dev = cq.device();
-        let Memory::User(memory) = &cq.memory else {
-            return Err(EINVAL);
-        };
         if !dev.has(abi::FEATURE_RESIZE_CQ) {
             return Err(errno::eopnotsupp());
         }
-        let request: UverbsCqRequest = udata.read(core::mem::size_of::<UverbsCqRequest>())?;
-        let log_entries = checked_size(dev, &request, entries)?;
-        let other = UserMemory::pin_rings(dev, request.buffer, request.length)?;
-        let mut current = memory.lock();
-        dev.hw.make_long(&ResizeCompletionQueue {
-            cqn: cq.number(),
-            log_entries,
-            record_offset: request.record_offset,
-            buffer: other.buffer(),
-            ..ResizeCompletionQueue::zeroed()
-        })?;
-        // The device has left the old ring.
-        *current = other;
-        // With the lock held, as others may be resizing it too.
-        cq.set_entries(1 << log_entries);
-        Ok(())
+        let (size, extent) = checked_request(dev, udata, entries)?;
+        cq.memory.resize(dev, extent, |buffer| {
+            dev.hw.make_long(&ResizeCompletionQueue {
+                cqn: cq.number(),
+                log_entries: size.log_entries,
+                record_offset: size.record_offset,
+                buffer,
+                ..ResizeCompletionQueue::zeroed()
+            })?;
+            cq.set_entries(1 << size.log_entries);
+            Ok(())
+        })
     }
 
     /// Ends a queue: afterwards no event finds it and its memory is left alone.
@@ -637,7 +597,7 @@ impl FerriteCq {
 
     /// Lets completions of `qp` be found, where the kernel polls the queue.
     pub(crate) fn attach(cq: &Cq<Ferrite>, qp: &Qp<Ferrite>) -> Result {
-        if let Memory::Kernel(queue) = &cq.memory {
+        if let Some(queue) = cq.memory.kernel() {
             let node = RBTreeNode::new(qp.number(), qp.get_ref(), GFP_KERNEL)?;
             let replaced = queue.polling.lock().qps.insert(node);
             // The same queue pair, where both its queues complete here.
@@ -649,7 +609,7 @@ impl FerriteCq {
 
     /// Drops the completions of a queue pair that is going: they are skipped from now on.
     pub(crate) fn detach(cq: &Cq<Ferrite>, qpn: u32) {
-        if let Memory::Kernel(queue) = &cq.memory {
+        if let Some(queue) = cq.memory.kernel() {
             let removed = queue.polling.lock().qps.remove(&qpn);
             drop(removed);
         }
@@ -657,7 +617,7 @@ impl FerriteCq {
 
     /// Makes completions of a queue pair that was reset belong to none, so that they are skipped.
     pub(crate) fn purge(cq: &Cq<Ferrite>, qpn: u32, mut forget: impl FnMut(&CompletionEntry)) {
-        let Memory::Kernel(queue) = &cq.memory else {
+        let Some(queue) = cq.memory.kernel() else {
             return;
         };
         let polling = queue.polling.lock();
@@ -680,9 +640,7 @@ impl FerriteCq {
 
     /// Takes completions off the queue.
     pub(crate) fn poll(cq: &Cq<Ferrite>, completions: &mut Completions<'_>) -> Result {
-        let Memory::Kernel(queue) = &cq.memory else {
-            return Err(EINVAL);
-        };
+        let queue = cq.memory.kernel().ok_or(EINVAL)?;
         let mut polling = queue.polling.lock();
         let polling = &mut *polling;
         let before = polling.reader.consumer;
@@ -728,9 +686,7 @@ impl FerriteCq {
     /// Asks for an event for what comes from now on. Returns true where that is wanted and there
     /// are completions that the caller has not polled: no event comes for those.
     pub(crate) fn request_notification(cq: &Cq<Ferrite>, notify: Notify) -> Result<bool> {
-        let Memory::Kernel(queue) = &cq.memory else {
-            return Err(EINVAL);
-        };
+        let queue = cq.memory.kernel().ok_or(EINVAL)?;
         let mut polling = queue.polling.lock();
         polling.armings = polling.armings.wrapping_add(1);
         // The device makes up for what comes between this look and the doorbell.
@@ -779,23 +735,46 @@ impl Method<Ferrite> for QueryCq {
     }
 }
 
-/// Checks what a process says about its ring; returns the base-2 logarithm of its entries.
-fn checked_size(dev: &Device<Ferrite>, request: &UverbsCqRequest, asked: u32) -> Result<u8> {
-    if request.log_entries > u32::from(dev.caps.cq_max_log_entries) {
-        return Err(EINVAL);
+/// How large a queue is, and where its record; the ring is first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    log_entries: u8,
+    record_offset: u32,
+}
+
+impl Size {
+    /// What a process says its buffer has, if it makes sense and is enough for those it `asked` for.
+    fn of_process(
+        request: &UverbsCqRequest,
+        asked: u32,
+        max_log_entries: u8,
+    ) -> Result<(Self, Extent)> {
+        if request.log_entries > max_log_entries.into() {
+            return Err(EINVAL);
+        }
+        let ring = (abi::BLOCK_SIZE as u64) << request.log_entries;
+        if asked > 1 << request.log_entries || u64::from(request.record_offset) < ring {
+            return Err(EINVAL);
+        }
+        let record = core::mem::size_of::<abi::CompletionRecord>() as u64;
+        let parts = [(0, ring), (request.record_offset, record)];
+        let extent = Extent::new(request.buffer, request.length, &parts)?;
+        let size = Self {
+            log_entries: request.log_entries as u8,
+            record_offset: request.record_offset,
+        };
+        Ok((size, extent))
     }
-    let ring = u64::from(abi::BLOCK_SIZE as u32) << request.log_entries;
-    let record = u64::from(request.record_offset);
-    let end = record + core::mem::size_of::<abi::CompletionRecord>() as u64;
-    if asked > 1 << request.log_entries
-        || record < ring
-        || record % abi::BLOCK_SIZE as u64 != 0
-        || request.buffer % abi::BLOCK_SIZE as u64 != 0
-        || end > request.length
-    {
-        return Err(EINVAL);
-    }
-    Ok(request.log_entries as u8)
+}
+
+/// What a process asks for, if it makes sense.
+fn checked_request(
+    dev: &Device<Ferrite>,
+    udata: &Udata<'_, Ferrite>,
+    asked: u32,
+) -> Result<(Size, Extent)> {
+    let request: UverbsCqRequest = udata.read(core::mem::size_of::<UverbsCqRequest>())?;
+    Size::of_process(&request, asked, dev.caps.cq_max_log_entries)
 }
 
 #[kunit_tests(ferrite_cq)]
@@ -838,6 +817,38 @@ mod tests {
         fn disown(&self, slot: usize) -> Result {
             self.0.borrow_mut().get_mut(slot).ok_or(EINVAL)?.qpn = NO_QUEUE_PAIR;
             Ok(())
+        }
+    }
+
+    #[test]
+    fn a_process_cannot_place_its_ring_or_record_outside_its_buffer() {
+        let check = |change: &dyn Fn(&mut UverbsCqRequest)| {
+            let mut request = UverbsCqRequest::zeroed();
+            request.buffer = 0x1_0000;
+            request.length = 16 * 64 + 64;
+            request.record_offset = 16 * 64;
+            request.log_entries = 4;
+            change(&mut request);
+            Size::of_process(&request, 16, 5).map(|(size, _)| size)
+        };
+        let good = Size {
+            log_entries: 4,
+            record_offset: 16 * 64,
+        };
+        assert_eq!(check(&|_| {}), Ok(good));
+        let bad: [&dyn Fn(&mut UverbsCqRequest); 8] = [
+            &|request| request.length -= 1,
+            &|request| request.record_offset += 64,
+            &|request| request.record_offset -= 64,
+            &|request| request.record_offset += 8,
+            &|request| request.buffer += 8,
+            // Fewer than were asked for, more than there is room for, more than the device has.
+            &|request| request.log_entries = 3,
+            &|request| request.log_entries = 5,
+            &|request| request.log_entries = u32::MAX,
+        ];
+        for change in bad {
+            assert_eq!(check(change), Err(EINVAL));
         }
     }
 

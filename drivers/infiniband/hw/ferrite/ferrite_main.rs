@@ -41,6 +41,7 @@ mod port;
 mod priority;
 mod qp;
 mod qp_event;
+mod queue;
 mod recovery;
 mod requests;
 mod ring;

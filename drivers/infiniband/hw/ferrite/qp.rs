@@ -20,7 +20,6 @@ use self::{
 use crate::{
     abi,
     abi::{
-        Buffer,
         CommandOpcode,
         CompletionEntry,
         CreateQueuePair,
@@ -30,17 +29,17 @@ use crate::{
         UverbsQpRequest,
         UverbsQpResponse, //
     },
-    bars::Doorbells,
     cq::FerriteCq,
     device::Ferrite,
-    dma_types::Block,
     hardware::DeviceObject,
     kernel_ext::errno,
-    lent::Lent,
-    mr::UserMemory,
     numbers::Number,
     port::DEVICE_PORT,
     qp_event::QpEvents,
+    queue::{
+        announce,
+        QueueMemory, //
+    },
     rdma::{
         kind,
         Cq,
@@ -61,7 +60,6 @@ use crate::{
     wqe::SendTerms,
 };
 use kernel::{
-    dma::Coherent,
     new_mutex,
     prelude::*,
     sync::{
@@ -73,22 +71,11 @@ use kernel::{
         Arc,
         Mutex, //
     },
+    types::ScopeGuard,
 };
 
 /// Completion queue of a queue that is not there.
 const NO_CQ: u32 = u32::MAX;
-
-/// Where rings and record are.
-enum Memory {
-    User {
-        _memory: UserMemory,
-    },
-    Kernel(Pin<KBox<KernelRings>>),
-    /// Of a queue pair that nobody posts to. It may outlive the process that made it.
-    Record {
-        _memory: Lent<Coherent<[Block]>>,
-    },
-}
 
 /// The driver's data of a queue pair.
 ///
@@ -97,7 +84,7 @@ enum Memory {
 #[pin_data]
 pub(crate) struct FerriteQp {
     object: DeviceObject,
-    memory: Memory,
+    memory: QueueMemory<KernelRings>,
     number: Number,
     layout: RingLayout,
     /// The state that the consumer brought the queue pair to; the device may have gone on to the
@@ -194,25 +181,18 @@ impl FerriteQp {
         };
         let qpn = number.get();
 
-        let (memory, buffer, layout, doorbell_page, flags): (_, Buffer, _, _, _) = match &request {
+        let mut flags = 0;
+        let (layout, (memory, place)) = match (udata, &request) {
             _ if service == Service::XrcTgt => {
                 let layout = RingLayout::RECORD_ONLY;
-                let memory: Coherent<[Block]> =
-                    Coherent::zeroed_slice(dev.parent(), layout.blocks(), GFP_KERNEL)?;
-                let memory = Lent::new(&dev.hw.reach, memory);
-                let buffer = Buffer::contiguous(memory.dma_handle(), memory.size() as u64);
-                let page = Doorbells::KERNEL_PAGE;
-                (Memory::Record { _memory: memory }, buffer, layout, page, 0)
+                (layout, QueueMemory::of_nobody(dev, layout.blocks())?)
             }
-            Some(request) => {
-                let layout = RingLayout::from_request(request, &dev.caps, roles.receives)?;
-                let context = udata.and_then(|udata| udata.context());
-                let page = context.ok_or(EINVAL)?.doorbell_page();
-                let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
-                let buffer = memory.buffer();
-                (Memory::User { _memory: memory }, buffer, layout, page, 0)
+            (Some(udata), Some(request)) => {
+                let (layout, extent) =
+                    RingLayout::from_request(request, &dev.caps, roles.receives)?;
+                (layout, QueueMemory::of_process(dev, udata, extent)?)
             }
-            None => {
+            _ => {
                 let requests = abilities.requests(service);
                 let layout = RingLayout::for_kernel(&cap, requests);
                 if layout.sq_log_blocks > dev.caps.sq_max_log_blocks
@@ -225,14 +205,11 @@ impl FerriteQp {
                     register_send: abilities.register_send,
                     features,
                 };
-                let rings = KernelRings::new(dev, layout, terms)?;
-                let buffer = rings.memory.buffer();
-                let mut flags = abi::QP_FLAG_PRIVILEGED;
+                flags |= abi::QP_FLAG_PRIVILEGED;
                 if requests != SendUse::Datagrams && dev.has(abi::FEATURE_FAST_REGISTER) {
                     flags |= abi::QP_FLAG_FAST_REGISTER;
                 }
-                let page = Doorbells::KERNEL_PAGE;
-                (Memory::Kernel(rings), buffer, layout, page, flags)
+                (layout, KernelRings::new(dev, layout, terms)?)
             }
         };
         let object = DeviceObject::create(
@@ -250,8 +227,8 @@ impl FerriteQp {
                 rq_log_stride: layout.rq_log_stride,
                 port: DEVICE_PORT,
                 srqn: roles.srqn,
-                doorbell_page,
-                buffer,
+                doorbell_page: place.doorbell_page,
+                buffer: place.buffer,
                 sq_offset: layout.sq_offset,
                 rq_offset: layout.rq_offset,
                 record_offset: layout.record_offset,
@@ -280,18 +257,13 @@ impl FerriteQp {
             groups <- new_mutex!(KVec::new(), "ferrite_qp_groups"),
         }? Error))?;
         let cqs = || [roles.send_cq, roles.recv_cq].into_iter().flatten();
-        let known = cqs()
-            .try_for_each(|cq| FerriteCq::attach(cq, qp))
-            .and_then(|()| dev.hw.qps.insert(qpn as usize, qp.get_ref()))
-            .and_then(|()| match udata {
-                Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
-                None => Ok(()),
-            });
-        if let Err(error) = known {
-            dev.hw.qps.remove(qpn as usize);
-            cqs().for_each(|cq| FerriteCq::detach(cq, qpn));
-            return Err(error);
-        }
+        let attached = ScopeGuard::new(|| cqs().for_each(|cq| FerriteCq::detach(cq, qpn)));
+        cqs().try_for_each(|cq| FerriteCq::attach(cq, qp))?;
+        announce(&dev.hw.qps, qpn, qp.get_ref(), || match udata {
+            Some(udata) => udata.respond(&UverbsQpResponse { qpn, reserved: 0 }),
+            None => Ok(()),
+        })?;
+        attached.dismiss();
         Ok(qp)
     }
 

@@ -18,7 +18,6 @@ use crate::{
         UverbsSrqResponse,
         BLOCK_SIZE, //
     },
-    bars::Doorbells,
     cq::FerriteCq,
     cqp::object,
     device::Ferrite,
@@ -32,8 +31,13 @@ use crate::{
         },
     },
     lent::Lent,
-    mr::UserMemory,
     numbers::Number,
+    queue::{
+        announce,
+        Extent,
+        Place,
+        QueueMemory, //
+    },
     rdma::{
         kind,
         Device,
@@ -49,14 +53,10 @@ use crate::{
     wqe,
 };
 use kernel::{
-    new_mutex,
     prelude::*,
-    sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
-        Mutex, //
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
     },
 };
 
@@ -175,19 +175,13 @@ impl KernelRing {
     }
 }
 
-/// Where ring and record are.
-enum Memory {
-    User(Pin<KBox<Mutex<UserMemory>>>),
-    Kernel(Pin<KBox<KernelRing>>),
-}
-
 /// The driver's data of a shared receive queue.
 ///
 /// The fields are dropped in order: the device lets go of the queue before its memory goes, and
 /// the number is free last.
 pub(crate) struct FerriteSrq {
     object: DeviceObject,
-    memory: Memory,
+    memory: QueueMemory<KernelRing>,
     number: Number,
     /// Work requests it holds; changes with a process's memory.
     max_wr: Atomic<u32>,
@@ -195,11 +189,49 @@ pub(crate) struct FerriteSrq {
 }
 
 /// The numbers of a queue's ring.
+#[derive(Clone, Copy)]
 struct Geometry {
     log_entries: u8,
     log_stride: u8,
     ring_offset: u32,
     record_offset: u32,
+}
+
+impl Geometry {
+    /// Of a ring for the kernel that holds `attr`: the ring, then the record.
+    fn for_kernel(attr: &SrqAttr) -> Self {
+        let entries = attr.max_wr.next_power_of_two() as usize;
+        let stride = core::mem::size_of::<abi::ReceiveHeader>()
+            + attr.max_sge as usize * core::mem::size_of::<abi::Sge>();
+        let stride = stride.next_power_of_two().max(BLOCK_SIZE);
+        Self {
+            log_entries: entries.trailing_zeros() as u8,
+            log_stride: stride.trailing_zeros() as u8,
+            ring_offset: 0,
+            record_offset: (entries * stride) as u32,
+        }
+    }
+
+    /// What a process says its buffer has, if it makes sense.
+    fn of_process(request: &UverbsSrqRequest, max_log_entries: u8) -> Result<(Self, Extent)> {
+        if request.log_entries > max_log_entries
+            || !(abi::RQ_MIN_LOG_STRIDE..=abi::RQ_MAX_LOG_STRIDE).contains(&request.log_stride)
+            || request.reserved != [0; 3]
+        {
+            return Err(EINVAL);
+        }
+        let ring = 1u64 << (request.log_entries + request.log_stride);
+        let record = core::mem::size_of::<SrqRecord>() as u64;
+        let parts = [(request.ring_offset, ring), (request.record_offset, record)];
+        let extent = Extent::new(request.buffer, request.length, &parts)?;
+        let geometry = Self {
+            log_entries: request.log_entries,
+            log_stride: request.log_stride,
+            ring_offset: request.ring_offset,
+            record_offset: request.record_offset,
+        };
+        Ok((geometry, extent))
+    }
 }
 
 impl FerriteSrq {
@@ -226,22 +258,14 @@ impl FerriteSrq {
         {
             return Err(EINVAL);
         }
-        let (memory, buffer, geometry, doorbell_page) = match udata {
+        let (geometry, (memory, place)) = match udata {
             Some(udata) => {
-                let request: UverbsSrqRequest =
-                    udata.read(core::mem::size_of::<UverbsSrqRequest>())?;
-                let geometry = checked_request(&request, dev.caps.rq_max_log_entries)?;
-                let page = udata.context().ok_or(EINVAL)?.doorbell_page();
-                let memory = UserMemory::pin_rings(dev, request.buffer, request.length)?;
-                let buffer = memory.buffer();
-                let memory = KBox::pin_init(new_mutex!(memory, "ferrite_srq"), GFP_KERNEL)?;
-                (Memory::User(memory), buffer, geometry, page)
+                let (geometry, extent) = checked_request(udata, dev.caps.rq_max_log_entries)?;
+                (geometry, QueueMemory::of_process(dev, udata, extent)?)
             }
             None => {
-                let (ring, geometry) = kernel_ring(dev, attr)?;
-                let buffer = ring.memory.buffer();
-                let page = Doorbells::KERNEL_PAGE;
-                (Memory::Kernel(ring), buffer, geometry, page)
+                let geometry = Geometry::for_kernel(attr);
+                (geometry, kernel_ring(dev, &geometry)?)
             }
         };
         let number = dev.srqns.take()?;
@@ -258,8 +282,8 @@ impl FerriteSrq {
                 } else {
                     0
                 },
-                doorbell_page,
-                buffer,
+                doorbell_page: place.doorbell_page,
+                buffer: place.buffer,
                 ring_offset: geometry.ring_offset,
                 record_offset: geometry.record_offset,
                 xrcd: extended.map_or(0, |extended| extended.xrcd.number()),
@@ -283,13 +307,10 @@ impl FerriteSrq {
         if let Some(extended) = extended {
             FerriteCq::unlock(extended.cq);
         }
-        dev.hw.srqs.insert(srqn as usize, srq.get_ref())?;
-        if let Some(udata) = udata {
-            if let Err(error) = udata.respond(&UverbsSrqResponse { srqn, reserved: 0 }) {
-                dev.hw.srqs.remove(srqn as usize);
-                return Err(error);
-            }
-        }
+        announce(&dev.hw.srqs, srqn, srq.get_ref(), || match udata {
+            Some(udata) => udata.respond(&UverbsSrqResponse { srqn, reserved: 0 }),
+            None => Ok(()),
+        })?;
         Ok(srq)
     }
 
@@ -312,30 +333,27 @@ impl FerriteSrq {
         if !dev.has(abi::FEATURE_RESIZE_SRQ) {
             return Err(errno::eopnotsupp());
         }
-        let (Memory::User(memory), Some(udata)) = (&srq.memory, udata) else {
+        let Some(udata) = udata else {
             // The kernel posts in any context, and could not be kept from it while the device
             // moves.
             return Err(errno::eopnotsupp());
         };
-        let request: UverbsSrqRequest = udata.read(core::mem::size_of::<UverbsSrqRequest>())?;
-        let geometry = checked_request(&request, dev.caps.rq_max_log_entries)?;
+        let (geometry, extent) = checked_request(udata, dev.caps.rq_max_log_entries)?;
         if max_wr == 0 || max_wr > 1 << geometry.log_entries {
             return Err(EINVAL);
         }
-        let other = UserMemory::pin_rings(dev, request.buffer, request.length)?;
-        let mut current = memory.lock();
-        dev.hw.make_long(&ResizeSrq {
-            srqn: srq.number(),
-            log_entries: geometry.log_entries,
-            reserved: [0; 3],
-            ring_offset: geometry.ring_offset,
-            record_offset: geometry.record_offset,
-            buffer: other.buffer(),
-        })?;
-        // The device has left the old ring.
-        *current = other;
-        srq.max_wr.store(1 << geometry.log_entries, Relaxed);
-        Ok(())
+        srq.memory.resize(dev, extent, |buffer| {
+            dev.hw.make_long(&ResizeSrq {
+                srqn: srq.number(),
+                log_entries: geometry.log_entries,
+                reserved: [0; 3],
+                ring_offset: geometry.ring_offset,
+                record_offset: geometry.record_offset,
+                buffer,
+            })?;
+            srq.max_wr.store(1 << geometry.log_entries, Relaxed);
+            Ok(())
+        })
     }
 
     /// Tells the attributes.
@@ -357,9 +375,7 @@ impl FerriteSrq {
 
     /// Posts receive work requests.
     pub(crate) fn post(srq: &Srq<Ferrite>, list: &mut RecvList<'_>) -> Result {
-        let Memory::Kernel(ring) = &srq.memory else {
-            return Err(EINVAL);
-        };
+        let ring = srq.memory.kernel().ok_or(EINVAL)?;
         let mut slots = ring.slots.lock();
         let before = slots.producer;
         let mut result = Ok(());
@@ -390,65 +406,32 @@ impl FerriteSrq {
 
     /// What the consumer called the receive that the device knows as `index`.
     pub(crate) fn complete(srq: &Srq<Ferrite>, index: u32) -> Option<u64> {
-        match &srq.memory {
-            Memory::Kernel(ring) => ring.slots.lock().complete(index),
-            Memory::User(_) => None,
-        }
+        srq.memory.kernel()?.slots.lock().complete(index)
     }
 }
 
-/// A ring for the kernel that holds `attr`.
-fn kernel_ring(dev: &Device<Ferrite>, attr: &SrqAttr) -> Result<(Pin<KBox<KernelRing>>, Geometry)> {
-    let entries = attr.max_wr.next_power_of_two() as usize;
-    let stride = core::mem::size_of::<abi::ReceiveHeader>()
-        + attr.max_sge as usize * core::mem::size_of::<abi::Sge>();
-    let stride = stride.next_power_of_two().max(BLOCK_SIZE);
-    let record = entries * stride / BLOCK_SIZE;
-    let ring = KBox::pin_init(
+/// A ring for the kernel.
+fn kernel_ring(
+    dev: &Device<Ferrite>,
+    geometry: &Geometry,
+) -> Result<(QueueMemory<KernelRing>, Place)> {
+    let record = geometry.record_offset as usize / BLOCK_SIZE;
+    let stride = (1 << geometry.log_stride) / BLOCK_SIZE;
+    let entries = 1 << geometry.log_entries;
+    QueueMemory::<KernelRing>::of_kernel(dev, record + RECORD_BLOCKS, |memory| {
         try_pin_init!(KernelRing {
-            memory: Lent::new(
-                &dev.hw.reach,
-                RingMemory::new(dev.parent(), record + RECORD_BLOCKS)?
-            ),
-            stride: stride / BLOCK_SIZE,
+            memory,
+            stride,
             record,
             slots <- new_irq_spinlock!(Slots::new(entries)?, "ferrite_srq"),
-        }? Error),
-        GFP_KERNEL,
-    )?;
-    let geometry = Geometry {
-        log_entries: entries.trailing_zeros() as u8,
-        log_stride: stride.trailing_zeros() as u8,
-        ring_offset: 0,
-        record_offset: (entries * stride) as u32,
-    };
-    Ok((ring, geometry))
+        }? Error)
+    })
 }
 
-/// What a process says its buffer has, if it makes sense.
-fn checked_request(request: &UverbsSrqRequest, max_log_entries: u8) -> Result<Geometry> {
-    let block = BLOCK_SIZE as u64;
-    if request.log_entries > max_log_entries
-        || !(abi::RQ_MIN_LOG_STRIDE..=abi::RQ_MAX_LOG_STRIDE).contains(&request.log_stride)
-        || request.reserved != [0; 3]
-        || request.buffer % block != 0
-    {
-        return Err(EINVAL);
-    }
-    let fits = |offset: u32, bytes: u64| {
-        u64::from(offset) % block == 0 && u64::from(offset) + bytes <= request.length
-    };
-    let ring = 1u64 << (request.log_entries + request.log_stride);
-    let record = core::mem::size_of::<SrqRecord>() as u64;
-    if !fits(request.ring_offset, ring) || !fits(request.record_offset, record) {
-        return Err(EINVAL);
-    }
-    Ok(Geometry {
-        log_entries: request.log_entries,
-        log_stride: request.log_stride,
-        ring_offset: request.ring_offset,
-        record_offset: request.record_offset,
-    })
+/// What a process asks for, if it makes sense.
+fn checked_request(udata: &Udata<'_, Ferrite>, max_log_entries: u8) -> Result<(Geometry, Extent)> {
+    let request: UverbsSrqRequest = udata.read(core::mem::size_of::<UverbsSrqRequest>())?;
+    Geometry::of_process(&request, max_log_entries)
 }
 
 #[kunit_tests(ferrite_srq)]
@@ -517,14 +500,28 @@ mod tests {
     }
 
     #[test]
+    fn the_ring_of_the_kernel_holds_what_was_asked_for() {
+        let geometry = Geometry::for_kernel(&SrqAttr {
+            max_wr: 33,
+            max_sge: 4,
+            limit: 0,
+        });
+        assert_eq!((geometry.log_entries, geometry.log_stride), (6, 7));
+        assert_eq!(
+            (geometry.ring_offset, geometry.record_offset),
+            (0, 64 * 128)
+        );
+    }
+
+    #[test]
     fn a_process_cannot_place_its_ring_outside_its_buffer() {
-        assert!(checked_request(&request(|_| {}), 15).is_ok());
-        assert!(checked_request(&request(|r| r.length -= 1), 15).is_err());
-        assert!(checked_request(&request(|r| r.ring_offset = 64), 15).is_ok());
-        assert!(checked_request(&request(|r| r.ring_offset = 256), 15).is_err());
-        assert!(checked_request(&request(|r| r.record_offset = 32), 15).is_err());
-        assert!(checked_request(&request(|r| r.log_entries = 16), 15).is_err());
-        assert!(checked_request(&request(|r| r.log_stride = 10), 15).is_err());
-        assert!(checked_request(&request(|r| r.buffer += 8), 15).is_err());
+        assert!(Geometry::of_process(&request(|_| {}), 15).is_ok());
+        assert!(Geometry::of_process(&request(|r| r.length -= 1), 15).is_err());
+        assert!(Geometry::of_process(&request(|r| r.ring_offset = 64), 15).is_ok());
+        assert!(Geometry::of_process(&request(|r| r.ring_offset = 256), 15).is_err());
+        assert!(Geometry::of_process(&request(|r| r.record_offset = 32), 15).is_err());
+        assert!(Geometry::of_process(&request(|r| r.log_entries = 16), 15).is_err());
+        assert!(Geometry::of_process(&request(|r| r.log_stride = 10), 15).is_err());
+        assert!(Geometry::of_process(&request(|r| r.buffer += 8), 15).is_err());
     }
 }

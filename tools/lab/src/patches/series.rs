@@ -579,6 +579,7 @@ that others want.
             "drivers/infiniband/hw/ferrite/cq.rs",
             "drivers/infiniband/hw/ferrite/qp.rs",
             "drivers/infiniband/hw/ferrite/qp/",
+            "drivers/infiniband/hw/ferrite/queue.rs",
             "drivers/infiniband/hw/ferrite/srq.rs",
             "drivers/infiniband/hw/ferrite/wqe.rs",
         ],

@@ -11,6 +11,7 @@ use crate::{
         BLOCK_SIZE, //
     },
     kernel_ext::errno,
+    queue::Extent,
     rdma::{
         QpCap,
         QpCreateFlags, //
@@ -185,7 +186,7 @@ impl RingLayout {
         request: &UverbsQpRequest,
         caps: &abi::DeviceCaps,
         receives: bool,
-    ) -> Result<Self> {
+    ) -> Result<(Self, Extent)> {
         let mut layout = Self {
             sq_offset: request.sq_offset,
             rq_offset: request.rq_offset,
@@ -206,19 +207,14 @@ impl RingLayout {
         {
             return Err(EINVAL);
         }
-        let aligned = |offset: u64| offset % BLOCK_SIZE as u64 == 0;
-        let fits = |offset: u32, bytes: u64| {
-            aligned(offset.into()) && u64::from(offset) + bytes <= request.length
-        };
         let record = core::mem::size_of::<QueuePairRecord>() as u64;
-        if !aligned(request.buffer)
-            || !fits(layout.sq_offset, layout.sq_bytes())
-            || !fits(layout.rq_offset, layout.rq_bytes())
-            || !fits(layout.record_offset, record)
-        {
-            return Err(EINVAL);
-        }
-        Ok(layout)
+        let parts = [
+            (layout.sq_offset, layout.sq_bytes()),
+            (layout.rq_offset, layout.rq_bytes()),
+            (layout.record_offset, record),
+        ];
+        let extent = Extent::new(request.buffer, request.length, &parts)?;
+        Ok((layout, extent))
     }
 
     /// Blocks of the whole buffer, where the record is last.

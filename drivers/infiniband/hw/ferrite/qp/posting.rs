@@ -4,8 +4,7 @@
 
 use super::{
     layout::RingLayout,
-    FerriteQp,
-    Memory, //
+    FerriteQp, //
 };
 use crate::{
     abi,
@@ -27,6 +26,10 @@ use crate::{
     },
     lent::Lent,
     port::PORT,
+    queue::{
+        Place,
+        QueueMemory, //
+    },
     rdma::{
         Device,
         Qp,
@@ -160,7 +163,7 @@ impl WorkRing<SendSlot> {
 #[pin_data]
 pub(super) struct KernelRings {
     /// Both rings, written by the driver, and the record, of which each side writes one half.
-    pub(super) memory: Lent<RingMemory>,
+    memory: Lent<RingMemory>,
     layout: RingLayout,
     terms: SendTerms,
     #[pin]
@@ -171,26 +174,25 @@ pub(super) struct KernelRings {
 }
 
 impl KernelRings {
+    /// Rings of that layout, for sends on those terms.
     pub(super) fn new(
         dev: &Device<Ferrite>,
         layout: RingLayout,
         terms: SendTerms,
-    ) -> Result<Pin<KBox<Self>>> {
-        let rings = KBox::pin_init(
+    ) -> Result<(QueueMemory<Self>, Place)> {
+        let (memory, place) = QueueMemory::<Self>::of_kernel(dev, layout.blocks(), |memory| {
             try_pin_init!(Self {
-                memory: Lent::new(
-                    &dev.hw.reach,
-                    RingMemory::new(dev.parent(), layout.blocks())?
-                ),
+                memory,
                 sq <- new_irq_spinlock!(WorkRing::new(1 << layout.sq_log_blocks)?, "ferrite_sq"),
                 rq <- new_irq_spinlock!(WorkRing::new(1 << layout.rq_log_entries)?, "ferrite_rq"),
                 layout,
                 terms,
-            }? Error),
-            GFP_KERNEL,
-        )?;
-        rings.set_record(SEND_WAKE, 1)?;
-        Ok(rings)
+            }? Error)
+        })?;
+        if let Some(rings) = memory.kernel() {
+            rings.set_record(SEND_WAKE, 1)?;
+        }
+        Ok((memory, place))
     }
 
     fn set_record(&self, (block, word): (usize, usize), value: u32) -> Result {
@@ -236,10 +238,7 @@ impl FerriteQp {
 
     /// The rings that the kernel posts to; `EINVAL` where it does not.
     pub(super) fn rings(&self) -> Result<&KernelRings> {
-        match &self.memory {
-            Memory::Kernel(rings) => Ok(rings),
-            Memory::User { .. } | Memory::Record { .. } => Err(EINVAL),
-        }
+        self.memory.kernel().ok_or(EINVAL)
     }
 
     /// Posts send work requests.
