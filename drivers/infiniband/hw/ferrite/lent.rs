@@ -35,7 +35,7 @@ pub(crate) enum Reach {
     /// It is at work, or was never started: it touches what it was told of and has not let go of.
     Working,
     /// It was seen to be reset, or is gone: it touches nothing.
-    Quiet,
+    Stopped,
     /// Nothing stops it, as far as can be seen: it may touch anything that it was ever told of.
     Unstoppable,
 }
@@ -46,7 +46,7 @@ pub(crate) struct DeviceReach(Atomic<u32>);
 
 impl DeviceReach {
     const WORKING: u32 = 0;
-    const QUIET: u32 = 1;
+    const STOPPED: u32 = 1;
     const UNSTOPPABLE: u32 = 2;
 
     /// Of a device that was told of nothing yet.
@@ -58,7 +58,7 @@ impl DeviceReach {
     pub(crate) fn get(&self) -> Reach {
         match self.0.load(Acquire) {
             Self::WORKING => Reach::Working,
-            Self::QUIET => Reach::Quiet,
+            Self::STOPPED => Reach::Stopped,
             _ => Reach::Unstoppable,
         }
     }
@@ -67,7 +67,7 @@ impl DeviceReach {
     pub(crate) fn set(&self, reach: Reach) {
         let number = match reach {
             Reach::Working => return,
-            Reach::Quiet => Self::QUIET,
+            Reach::Stopped => Self::STOPPED,
             Reach::Unstoppable => Self::UNSTOPPABLE,
         };
         let _ = self.0.cmpxchg(Self::WORKING, number, Release);
@@ -90,7 +90,7 @@ pub(crate) trait Stop {
 }
 
 /// Whether a device touches no memory any more, by how [`Stop::reset`] ended.
-fn is_quiet(reset: Result) -> bool {
+fn touches_nothing(reset: Result) -> bool {
     match reset {
         Ok(()) => true,
         // Nothing is left to touch memory.
@@ -121,8 +121,8 @@ fn stop(device: &impl Stop, means: Means, resists: bool) -> Option<Reach> {
         // One that seems gone may only be out of reach of its registers.
         device.clear_bus_master();
     }
-    if is_quiet(reset) {
-        return Some(Reach::Quiet);
+    if touches_nothing(reset) {
+        return Some(Reach::Stopped);
     }
     if means != Means::Any {
         return None;
@@ -132,7 +132,7 @@ fn stop(device: &impl Stop, means: Means, resists: bool) -> Option<Reach> {
     // now may be so because of this reset. A device that hung and is pulled out just now counts as one that nothing
     // stopped: rather is its memory lost than that of others written to.
     if (function_reset.is_ok() || resists) && device.reset().is_ok() {
-        Some(Reach::Quiet)
+        Some(Reach::Stopped)
     } else {
         Some(Reach::Unstoppable)
     }
@@ -277,7 +277,7 @@ impl Stopper {
     pub(crate) fn stop_gently(&self, reset: impl FnOnce() -> Result) {
         let _turn = self.turn.lock();
         if !self.is_stopped() && memory::without_reclaim(reset).is_ok() {
-            self.reach.set(Reach::Quiet);
+            self.reach.set(Reach::Stopped);
         }
     }
 }
@@ -377,7 +377,7 @@ mod tests {
     fn a_reset_that_works_is_enough() -> Result {
         for answer in [Ok(()), Err(ENODEV)] {
             let device = Stubborn::new(&[answer], Err(EIO))?;
-            assert_eq!(stop(&device, Means::Any, false), Some(Reach::Quiet));
+            assert_eq!(stop(&device, Means::Any, false), Some(Reach::Stopped));
             // Who says so itself needs nothing taken.
             assert_eq!(device.master.get(), answer.is_ok());
             assert_eq!(device.function_resets.get(), 0);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_that_times_out_is_not_taken_for_quiet() -> Result {
+    fn a_reset_that_times_out_is_not_taken_for_a_stop() -> Result {
         // Neither by the register nor by the bus.
         let device = Stubborn::new(&[Err(ETIMEDOUT)], Err(ENOTTY))?;
         assert_eq!(stop(&device, Means::Any, false), Some(Reach::Unstoppable));
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(stop(&device, Means::Any, false), Some(Reach::Unstoppable));
         // Both do.
         let device = Stubborn::new(&[Ok(()), Err(ETIMEDOUT)], Ok(()))?;
-        assert_eq!(stop(&device, Means::Any, false), Some(Reach::Quiet));
+        assert_eq!(stop(&device, Means::Any, false), Some(Reach::Stopped));
         assert!(!device.master.get());
         assert_eq!(device.function_resets.get(), 1);
         Ok(())
@@ -437,7 +437,7 @@ mod tests {
         let (reach, stopper) = stopper(Reach::Working)?;
         let claim = || Stubborn::new(&[Ok(())], Err(EIO)).ok();
         assert_eq!(stopper.stop_or_give_up(Means::Any, claim), Ok(()));
-        assert_eq!(reach.get(), Reach::Quiet);
+        assert_eq!(reach.get(), Reach::Stopped);
         Ok(())
     }
 
@@ -459,7 +459,7 @@ mod tests {
             Ok(())
         );
         assert_eq!(claims, 2);
-        assert_eq!(reach.get(), Reach::Quiet);
+        assert_eq!(reach.get(), Reach::Stopped);
         Ok(())
     }
 
@@ -500,7 +500,7 @@ mod tests {
         let device = Stubborn::new(&[Ok(())], Ok(()))?;
         let any = || Some(&device);
         assert_eq!(stopper.stop(any, Delta::ZERO, Delta::ZERO), Ok(()));
-        assert_eq!(reach.get(), Reach::Quiet);
+        assert_eq!(reach.get(), Reach::Stopped);
         assert_eq!(device.function_resets.get(), 1);
         assert_eq!(stopper.try_stop(Means::Register, gentle), Some(Ok(())));
         assert_eq!(claims.get(), 1);
@@ -510,7 +510,10 @@ mod tests {
     #[test]
     fn a_device_that_resisted_its_register_is_reset_by_it_after_all_where_the_bus_does_not(
     ) -> Result {
-        for (answer, expected) in [(Ok(()), Reach::Quiet), (Err(ETIMEDOUT), Reach::Unstoppable)] {
+        for (answer, expected) in [
+            (Ok(()), Reach::Stopped),
+            (Err(ETIMEDOUT), Reach::Unstoppable),
+        ] {
             let device = Stubborn::new(&[answer], Err(ENOTTY))?;
             assert_eq!(stop(&device, Means::Any, true), Some(expected));
             assert!(!device.master.get());
@@ -519,7 +522,7 @@ mod tests {
         }
         // Unless it is gone.
         let device = Stubborn::new(&[Err(ENODEV)], Err(ENODEV))?;
-        assert_eq!(stop(&device, Means::Any, true), Some(Reach::Quiet));
+        assert_eq!(stop(&device, Means::Any, true), Some(Reach::Stopped));
         assert!(!device.master.get());
         assert_eq!(device.function_resets.get(), 0);
         Ok(())
@@ -577,7 +580,7 @@ mod tests {
     impl Drop for Watched<'_> {
         fn drop(&mut self) {
             assert!(self.1.turn.try_lock().is_some());
-            assert_eq!(self.1.reach.get(), Reach::Quiet);
+            assert_eq!(self.1.reach.get(), Reach::Stopped);
             self.2.set(self.2.get() + 1);
         }
     }
@@ -603,7 +606,7 @@ mod tests {
 
     #[test]
     fn what_is_stopped_is_left_alone() -> Result {
-        for reach in [Reach::Quiet, Reach::Unstoppable] {
+        for reach in [Reach::Stopped, Reach::Unstoppable] {
             let (device, stopper) = stopper(reach)?;
             let claims = Cell::new(0);
             let claim = || {
@@ -628,7 +631,7 @@ mod tests {
         stopper.stop_gently(|| Err(ENODEV));
         assert_eq!(reach.get(), Reach::Working);
         stopper.stop_gently(|| Ok(()));
-        assert_eq!(reach.get(), Reach::Quiet);
+        assert_eq!(reach.get(), Reach::Stopped);
         Ok(())
     }
 
@@ -655,7 +658,7 @@ mod tests {
     fn what_an_unstoppable_device_knows_is_never_freed() -> Result {
         for (reach, is_freed) in [
             (Reach::Working, true),
-            (Reach::Quiet, true),
+            (Reach::Stopped, true),
             (Reach::Unstoppable, false),
         ] {
             let device = DeviceReach::new()?;
@@ -665,7 +668,7 @@ mod tests {
             device.set(reach);
             // What was said first holds.
             if reach != Reach::Working {
-                device.set(Reach::Quiet);
+                device.set(Reach::Stopped);
             }
             assert_eq!(device.get(), reach);
             drop(lent);

@@ -223,14 +223,14 @@ pub(crate) fn device_rights(access: Access) -> u32 {
         .fold(0, |rights, (_, right)| rights | right)
 }
 
-/// The pages of a region that is registered by work request.
-struct PageList {
-    tables: Lent<PageTables>,
+/// The pages of a region that is registered by work request (FRWR).
+struct FrwrPages {
+    tables: Lent<FrwrTables>,
     used: Atomic<u32>,
 }
 
-/// Room for the addresses of pages.
-struct PageTables {
+/// Room for the addresses of those pages.
+struct FrwrTables {
     /// All but the last are full tables.
     leaves: KVec<Coherent<[u64]>>,
     /// The addresses of those, where there are several.
@@ -253,7 +253,7 @@ fn place_in_leaves(index: u32, pages: u32) -> Option<(usize, usize)> {
     (index < pages).then_some((at / ATT_TABLE_ENTRIES, at % ATT_TABLE_ENTRIES))
 }
 
-impl PageTables {
+impl FrwrTables {
     /// Room for `pages` pages, at least one.
     fn new(dev: &Device<Ferrite>, pages: u32) -> Result<Self> {
         let parent = dev.parent();
@@ -361,7 +361,7 @@ fn device_address(access: u32, iova: u64, length: u64) -> Result<u64> {
 }
 
 /// Where the memory of a region is.
-enum Memory {
+enum RegionMemory {
     /// All of host memory, by DMA address.
     All,
     /// Pinned memory of a process.
@@ -370,8 +370,8 @@ enum Memory {
         /// So that others of the same memory can be made.
         _named: Option<Named<Mutex<UserState>>>,
     },
-    /// Whatever the last registration by work request said.
-    Listed(PageList),
+    /// Whatever the last registration by work request (FRWR) said.
+    Frwr(FrwrPages),
     /// Memory of a process whose pages come and go.
     OnDemand(OnDemand),
     /// Memory of the device.
@@ -381,7 +381,7 @@ enum Memory {
     Pieces { most: u32 },
 }
 
-impl Memory {
+impl RegionMemory {
     /// Whether windows may be bound to the region. The device refuses that for one without the right to it,
     /// and to take the right from one that has windows.
     fn takes_windows(&self) -> bool {
@@ -448,7 +448,7 @@ impl Wanted {
 /// then the tag.
 pub(crate) struct FerriteMr {
     object: Option<DeviceObject>,
-    memory: Memory,
+    memory: RegionMemory,
     tag: Option<TakenTag>,
 }
 
@@ -465,7 +465,7 @@ impl FerriteMr {
         new.set_keys(abi::TAG_ALL_MEMORY, abi::TAG_ALL_MEMORY);
         new.init(Ok::<_, Error>(Self {
             object: None,
-            memory: Memory::All,
+            memory: RegionMemory::All,
             tag: None,
         }))
     }
@@ -558,7 +558,7 @@ impl FerriteMr {
         new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
-            memory: Memory::User {
+            memory: RegionMemory::User {
                 state,
                 _named: named,
             },
@@ -596,7 +596,7 @@ impl FerriteMr {
         new.set_keys(tag.0, tag.0);
         let mr = new.init(Ok::<_, Error>(Self {
             object: Some(object),
-            memory: Memory::OnDemand(memory),
+            memory: RegionMemory::OnDemand(memory),
             tag: Some(taken),
         }))?;
         // Last: from now on its faults are dealt with.
@@ -607,7 +607,7 @@ impl FerriteMr {
     /// The on-demand memory of the region, if it is of such.
     pub(crate) fn on_demand(&self) -> Option<&OnDemand> {
         match &self.memory {
-            Memory::OnDemand(memory) => Some(memory),
+            RegionMemory::OnDemand(memory) => Some(memory),
             _ => None,
         }
     }
@@ -640,7 +640,7 @@ impl FerriteMr {
         new.set_keys(tag.0, tag.0);
         new.init(Ok::<_, Error>(Self {
             object: Some(object),
-            memory: Memory::Device { _piece: piece },
+            memory: RegionMemory::Device { _piece: piece },
             tag: Some(taken),
         }))
     }
@@ -648,7 +648,7 @@ impl FerriteMr {
     /// Registers a region of a process anew, under the same tag.
     pub(crate) fn change(mr: &Mr<Ferrite>, change: &RegionChange<'_, Ferrite>) -> Result {
         let dev = mr.device();
-        let (Memory::User { state, .. }, Some(tag), Some(object)) =
+        let (RegionMemory::User { state, .. }, Some(tag), Some(object)) =
             (&mr.memory, &mr.tag, &mr.object)
         else {
             // Memory whose pages come and go, or of the device, stays what it is; a list is changed by
@@ -706,11 +706,11 @@ impl FerriteMr {
         if pages == 0 || pages > dev.caps.max_fast_register_pages {
             return Err(EINVAL);
         }
-        let list = PageList {
-            tables: Lent::new(&dev.hw.reach, PageTables::new(dev, pages)?),
+        let list = FrwrPages {
+            tables: Lent::new(&dev.hw.reach, FrwrTables::new(dev, pages)?),
             used: Atomic::new(0),
         };
-        Self::allocate_tag(pd, new, TagKind::Region, pages, Memory::Listed(list))
+        Self::allocate_tag(pd, new, TagKind::Region, pages, RegionMemory::Frwr(list))
     }
 
     /// Makes a key under which lists of up to `pieces` pieces of other regions are registered by work
@@ -720,7 +720,7 @@ impl FerriteMr {
         new: New<'a, kind::Mr, Ferrite>,
         pieces: u32,
     ) -> Result<&'a Mr<Ferrite>> {
-        let memory = Memory::Pieces { most: pieces };
+        let memory = RegionMemory::Pieces { most: pieces };
         Self::allocate_tag(pd, new, TagKind::List, pieces, memory)
     }
 
@@ -730,7 +730,7 @@ impl FerriteMr {
         mut new: New<'a, kind::Mr, Ferrite>,
         kind: TagKind,
         most: u32,
-        memory: Memory,
+        memory: RegionMemory,
     ) -> Result<&'a Mr<Ferrite>> {
         let dev = pd.device();
         let taken = dev.tags.take()?;
@@ -756,14 +756,14 @@ impl FerriteMr {
 
     /// Forgets the pages that were listed.
     pub(crate) fn begin_pages(&self) {
-        if let Memory::Listed(list) = &self.memory {
+        if let RegionMemory::Frwr(list) = &self.memory {
             list.used.store(0, Relaxed);
         }
     }
 
     /// Adds the page at `address` to the list; `ENOMEM` when it is full.
     pub(crate) fn push_page(&self, address: u64) -> Result {
-        let Memory::Listed(list) = &self.memory else {
+        let RegionMemory::Frwr(list) = &self.memory else {
             return Err(EINVAL);
         };
         let index = list.used.load(Relaxed);
@@ -778,7 +778,7 @@ impl FerriteMr {
         key: u32,
         access: Access,
     ) -> Result<FastRegisterPart> {
-        let Memory::Listed(list) = &mr.memory else {
+        let RegionMemory::Frwr(list) = &mr.memory else {
             return Err(EINVAL);
         };
         let page_size = u64::from(mr.page_size());
@@ -821,7 +821,7 @@ impl FerriteMr {
             }
         }
         match &mr.memory {
-            Memory::User { state, .. } => {
+            RegionMemory::User { state, .. } => {
                 let memory = state.lock().memory.clone();
                 if let Some((page_size, entries)) = shape(&memory.buffer()) {
                     details.number(c"page_size", page_size)?;
@@ -830,8 +830,11 @@ impl FerriteMr {
                 // The same of all regions that have one table of pages.
                 details.large_number(c"table", memory.number())
             }
-            Memory::Pieces { most } => details.number(c"max_pieces", *most),
-            Memory::All | Memory::Listed(_) | Memory::OnDemand(_) | Memory::Device { .. } => Ok(()),
+            RegionMemory::Pieces { most } => details.number(c"max_pieces", *most),
+            RegionMemory::All
+            | RegionMemory::Frwr(_)
+            | RegionMemory::OnDemand(_)
+            | RegionMemory::Device { .. } => Ok(()),
         }
     }
 
@@ -847,13 +850,13 @@ impl FerriteMr {
                 object.release();
             }
         }
-        if let (Memory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
+        if let (RegionMemory::OnDemand(_), Some(tag)) = (&mr.memory, &mr.tag) {
             // Whoever deals with a fault now has a reference of its own, and is waited for.
             drop(mr.device().hw.regions.remove(tag.get().index() as usize));
         }
         match (&mr.memory, &mr.tag) {
             // Work requests gave it others.
-            (Memory::Pieces { .. }, Some(tag)) => tag.note_farthest(),
+            (RegionMemory::Pieces { .. }, Some(tag)) => tag.note_farthest(),
             (_, Some(tag)) => tag.note_latest(Tag(mr.lkey())),
             (_, None) => {}
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory windows. They are bound and unbound by work requests of processes.
+//! Memory windows (MW). They are bound and unbound by work requests of processes, and have an rkey only.
 
 use crate::{
     abi,

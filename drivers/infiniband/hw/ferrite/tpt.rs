@@ -45,8 +45,8 @@ use kernel::{
     },
 };
 
-/// Hands out tags, which are the keys that peers name memory by: index and instance are hard to
-/// guess from other keys. Each time an index is used again its instance is another one, so that a
+/// Hands out tags, which are the keys (lkey, rkey) that work requests and peers name memory by: index and
+/// instance are hard to guess from other keys. Each time an index is used again its instance is another one, so that a
 /// key that was given away earlier stays refused.
 pub(crate) struct TagAllocator {
     /// The least index.
@@ -183,19 +183,19 @@ pub(crate) fn make<C: Command>(
     make(&dev.hw, command, CommandOpcode::ReleaseTag, tag.0)
 }
 
-/// Memory for tables of addresses that the device reads.
-pub(crate) trait Tables {
+/// Memory for address translation tables (ATT), which the device reads.
+pub(crate) trait AttTables {
     /// Puts `entries` in a table of its own; returns the table's DMA address.
     fn table(&mut self, entries: &[u64]) -> Result<u64>;
 }
 
 /// Tables in coherent memory.
-struct CoherentTables<'a> {
+struct CoherentAttTables<'a> {
     dev: &'a Device<Bound>,
     tables: KVVec<Coherent<[u64]>>,
 }
 
-impl Tables for CoherentTables<'_> {
+impl AttTables for CoherentAttTables<'_> {
     fn table(&mut self, entries: &[u64]) -> Result<u64> {
         // Coherent memory is page-aligned, as the device wants a table.
         let table: Coherent<[u64]> =
@@ -219,7 +219,7 @@ pub(crate) fn lay_out(
     page_shift: u8,
     fbo: u32,
     length: u64,
-    tables: &mut impl Tables,
+    tables: &mut impl AttTables,
 ) -> Result<Buffer> {
     let mut buffer = Buffer {
         root: 0,
@@ -274,7 +274,7 @@ impl Att {
         fbo: u32,
         length: u64,
     ) -> Result<Self> {
-        let mut tables = CoherentTables {
+        let mut tables = CoherentAttTables {
             dev,
             tables: KVVec::new(),
         };
@@ -298,7 +298,7 @@ mod tests {
     /// Tables in ordinary memory; table `n` has address `(n + 1) << 32`.
     struct Recorded(KVVec<KVVec<u64>>);
 
-    impl Tables for Recorded {
+    impl AttTables for Recorded {
         fn table(&mut self, entries: &[u64]) -> Result<u64> {
             let mut table = KVVec::with_capacity(entries.len(), GFP_KERNEL)?;
             table.extend_from_slice(entries, GFP_KERNEL)?;

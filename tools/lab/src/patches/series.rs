@@ -563,6 +563,7 @@ registration and windows.
             "drivers/infiniband/hw/ferrite/mr.rs",
             "drivers/infiniband/hw/ferrite/mw.rs",
             "drivers/infiniband/hw/ferrite/odp.rs",
+            "drivers/infiniband/hw/ferrite/odp/",
             "drivers/infiniband/hw/ferrite/tpt.rs",
         ],
         edits: &[],
