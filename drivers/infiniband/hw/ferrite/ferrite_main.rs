@@ -37,6 +37,7 @@ mod named;
 mod numbers;
 mod odp;
 mod pci;
+mod pd;
 mod port;
 mod priority;
 mod qp;
@@ -53,6 +54,7 @@ mod tpt;
 mod ucontext;
 mod vector_map;
 mod wqe;
+mod xrc;
 
 // As `module_pci_driver!`, for a driver that wants to know of resets.
 kernel::module_driver!(<T>, kernel_ext::pci::Adapter<T>, {
