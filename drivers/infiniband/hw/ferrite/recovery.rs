@@ -50,7 +50,10 @@ use crate::{
     },
     lent::Reach,
     pci::Life,
-    rdma::DeviceName,
+    rdma::{
+        DeviceName,
+        QpState, //
+    },
     vector_map::{
         self,
         Layout, //
@@ -102,6 +105,15 @@ const PATIENCE: u32 = 20_000;
 /// After so many milliseconds it is said that users take their time to let go.
 const LONG_PARTING: u64 = 5_000;
 
+/// For how many milliseconds at most those are waited for who are letting go of their queue pairs when a life is to
+/// end, and how often it is looked whether they have.
+const LETTING_GO: u64 = 10_000;
+const LETTING_GO_POLL: Delta = Delta::from_millis(100);
+
+/// Who disconnects has said so to the peer so many milliseconds later. It is less than the core waits for the answer
+/// before it tries again (4.6 s).
+const DISCONNECTED: u64 = 4_000;
+
 /// Every so many milliseconds a device that works is asked whether it does ([`Hardware::check_health`]).
 const HEALTH: u32 = 10_000;
 
@@ -121,6 +133,68 @@ enum Step {
     GiveUp(&'static str),
     /// Nothing.
     Nothing,
+}
+
+/// What consumers in the kernel do with the queue pairs of a device that failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Consumers {
+    /// Somebody has brought one to its end, and not destroyed it yet.
+    leaving: bool,
+    /// Somebody has one that he uses, as far as he knows.
+    using: bool,
+}
+
+impl Consumers {
+    /// Counts one queue pair in.
+    pub(crate) fn add(&mut self, state: QpState) {
+        match state {
+            QpState::Err => self.leaving = true,
+            QpState::Reset => {}
+            _ => self.using = true,
+        }
+    }
+}
+
+/// Whether to wait for those who let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// No longer.
+    Over,
+    Longer,
+    /// And nobody has to say anything to peers any more ([`Hardware::refuse_management`]).
+    WithoutManagement,
+}
+
+/// The time that those who let go of a device are given.
+struct Farewell {
+    began: u64,
+    /// Since when nobody uses a queue pair.
+    unused: Option<u64>,
+}
+
+impl Farewell {
+    const fn new(now: u64) -> Self {
+        Self {
+            began: now,
+            unused: None,
+        }
+    }
+
+    /// What to do at a time at which consumers do that.
+    fn look(&mut self, now: u64, consumers: Consumers) -> Wait {
+        // Those that use what they have wait for being told, which happens when the device is taken from them.
+        if !consumers.leaving || now - self.began >= LETTING_GO {
+            return Wait::Over;
+        }
+        if consumers.using {
+            self.unused = None;
+            return Wait::Longer;
+        }
+        match now - *self.unused.get_or_insert(now) {
+            DISCONNECTED.. => Wait::WithoutManagement,
+            _ => Wait::Longer,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,13 +260,17 @@ impl Plan {
         self.began = now;
     }
 
-    /// The device is seen not to work at `now`. Gives whether that is news, which is to be reported.
-    fn notice(&mut self, now: u64) -> bool {
+    /// The device is seen not to work at `now`, and why. Gives whether that is news, which is to be reported.
+    fn notice(&mut self, now: u64, cause: Option<Cause>) -> bool {
         if self.phase != Phase::Working {
             return false;
         }
         let forgiven = now.saturating_sub(self.began) / FORGIVEN_AFTER;
-        self.attempts = self.attempts.saturating_sub(forgiven as usize);
+        self.attempts = match cause {
+            // Its own failures have nothing to do with that, however often the machine sleeps.
+            Some(Cause::Sleep) => 0,
+            _ => self.attempts.saturating_sub(forgiven as usize),
+        };
         self.phase = Phase::Reported;
         true
     }
@@ -822,12 +900,22 @@ impl Recovery {
 
     /// Somebody else is about to reset the function, with its config space locked. Sleeps.
     pub(crate) fn hold(&self, config: &Config<'_>) {
+        self.hold_for(config, Hardware::fail_for_reset);
+    }
+
+    /// The machine is about to sleep. Until it is [awake](Self::release) the function may be without power, and when it
+    /// is back the bus is given to the device before anybody here can say anything: it has stopped by then. Sleeps.
+    pub(crate) fn sleep(&self) {
+        self.hold_for(&ConfigLock::new(&self.pdev), Hardware::fail_for_sleep);
+    }
+
+    fn hold_for(&self, config: &Config<'_>, fail: fn(&Arc<Hardware>)) {
         let hw = {
             let mut current = self.current.lock();
             current.hold(true);
             if let Some(hw) = &current.hw {
                 // With the lock held, so that it queues nothing that who parts with it does not wait for.
-                hw.fail_for_reset();
+                fail(hw);
             }
             current.hw.clone()
         };
@@ -852,9 +940,32 @@ impl Recovery {
         }
     }
 
+    /// Waits for consumers in the kernel that are letting go of a device that failed, for a while. Who has done
+    /// so when the device is taken away looks for it again; of the others, some delete what they made of it (disks of
+    /// NVMe), and some tell their own users that there is no network (mounts of NFS in a container). Sleeps.
+    fn see_off(&self, hw: &Hardware) {
+        let mut farewell = Farewell::new(self.now());
+        loop {
+            match farewell.look(self.now(), hw.consumers()) {
+                Wait::Over => return,
+                Wait::Longer => {}
+                Wait::WithoutManagement => hw.refuse_management(),
+            }
+            // Who takes the driver away takes the device from all of them.
+            if self.exchange.lock().closed {
+                return;
+            }
+            fsleep(LETTING_GO_POLL);
+        }
+    }
+
     /// Ends the life of a device that failed or is to have another layout, and begins one, unless nothing stopped
     /// it and nobody `asked` for that. Sleeps.
     fn attempt(self: &Arc<Self>, asked: bool) -> (Outcome, Result) {
+        // Without the lock: its life does not end meanwhile, that is done here, or after this was waited for.
+        if let Some(hw) = self.hardware().filter(|hw| hw.is_dead()) {
+            self.see_off(&hw);
+        }
         let mut lives = self.lives.lock();
         let lives = &mut *lives;
         if let Some(life) = lives.life.take() {
@@ -1053,7 +1164,7 @@ impl Recovery {
     }
 }
 
-const HELD: Refusal = Refusal::new(EBUSY, c"the function is being reset by others");
+const HELD: Refusal = Refusal::new(EBUSY, c"the function is being reset by others, or sleeps");
 
 /// What who asked is told of an attempt that ended so, by `error`, with a layout that is `taken_back` or not.
 fn refusal(outcome: Outcome, taken_back: bool, error: Error) -> Refusal {
@@ -1107,7 +1218,7 @@ impl WorkItem for Recovery {
         let (news, step) = {
             let mut plan = this.plan.lock();
             let now = this.now();
-            let news = plan.notice(now);
+            let news = plan.notice(now, cause);
             (news, plan.step(question.is_some(), verdict, now))
         };
         if news {
@@ -1365,7 +1476,7 @@ mod tests {
 
     /// The device fails at `now`, and devlink wants it recovered.
     fn fails(plan: &mut Plan, now: u64) -> Step {
-        assert!(plan.notice(now));
+        assert!(plan.notice(now, None));
         assert_eq!(plan.step(false, None, now), Step::Nothing);
         let verdict = verdict(plan.life, WANTED);
         plan.step(false, verdict, now)
@@ -1375,7 +1486,7 @@ mod tests {
     fn a_failure_is_reported_once_and_tried_again_when_its_time_has_come() {
         let mut plan = begun(5);
         assert_eq!(fails(&mut plan, 100), Step::Planned(WAITS[0]));
-        assert!(!plan.notice(100));
+        assert!(!plan.notice(100, None));
         // Whoever looks sooner waits for the rest.
         assert_eq!(plan.step(false, None, 100), Step::Wait(WAITS[0]));
         let due = 100 + u64::from(WAITS[0]);
@@ -1383,7 +1494,7 @@ mod tests {
         assert_eq!(plan.step(false, None, due), Step::Attempt);
         assert_eq!(plan.ended(Outcome::Began, false, due), Step::Nothing);
         assert_eq!(plan.life, 2);
-        assert!(plan.notice(due));
+        assert!(plan.notice(due, None));
     }
 
     #[test]
@@ -1450,7 +1561,7 @@ mod tests {
     #[test]
     fn a_failure_that_is_not_to_be_recovered_stays() {
         let mut plan = begun(0);
-        assert!(plan.notice(7));
+        assert!(plan.notice(7, None));
         let step = plan.step(false, verdict(1, !WANTED), 7);
         assert!(matches!(step, Step::GiveUp(_)));
         assert_eq!(plan.step(false, None, u64::MAX), Step::Nothing);
@@ -1461,10 +1572,10 @@ mod tests {
     #[test]
     fn what_is_said_of_another_life_does_not_count() {
         let mut plan = begun(0);
-        assert!(plan.notice(7));
+        assert!(plan.notice(7, None));
         assert_eq!(plan.step(true, None, 7), Step::Attempt);
         plan.ended(Outcome::Began, true, 8);
-        assert!(plan.notice(9));
+        assert!(plan.notice(9, None));
         assert_eq!(plan.step(false, verdict(1, !WANTED), 9), Step::Nothing);
         let step = plan.step(false, verdict(2, WANTED), 9);
         assert_eq!(step, Step::Planned(WAITS[0]));
@@ -1704,6 +1815,71 @@ mod tests {
         exchange.begins(4);
         assert_eq!(exchange.standing().recovered, 1);
         assert_eq!(exchange.standing(), HEALTHY);
+    }
+
+    #[test]
+    fn however_often_the_machine_sleeps_the_device_is_tried_again() {
+        let mut plan = Plan::new();
+        let wanted = |life| Some(Verdict { life, wanted: true });
+        for round in 0..2 * WAITS.len() as u32 {
+            assert!(plan.notice(0, Some(Cause::Sleep)));
+            assert_eq!(plan.step(false, wanted(round), 0), Step::Planned(WAITS[0]));
+            plan.begins(0);
+        }
+        // Other causes count.
+        for round in 0.. {
+            assert!(plan.notice(0, Some(Cause::Silent)));
+            let step = plan.step(false, wanted(2 * WAITS.len() as u32 + round), 0);
+            if matches!(step, Step::GiveUp(_)) {
+                assert!((1..=WAITS.len() as u32).contains(&round));
+                break;
+            }
+            plan.begins(0);
+        }
+    }
+
+    fn consumers(states: &[QpState]) -> Consumers {
+        let mut consumers = Consumers::default();
+        for state in states {
+            consumers.add(*state);
+        }
+        consumers
+    }
+
+    #[test]
+    fn who_lets_go_is_waited_for_and_nobody_else() {
+        let nobody = consumers(&[]);
+        let idle = consumers(&[QpState::Rts, QpState::Reset]);
+        let leaving = consumers(&[QpState::Reset, QpState::Err]);
+        let mut farewell = Farewell::new(500);
+        assert_eq!(farewell.look(500, nobody), Wait::Over);
+        assert_eq!(farewell.look(500, idle), Wait::Over);
+        assert_eq!(farewell.look(500, leaving), Wait::Longer);
+        assert_eq!(farewell.look(600, nobody), Wait::Over);
+        // Not for ever.
+        assert_ne!(farewell.look(500 + LETTING_GO - 1, leaving), Wait::Over);
+        assert_eq!(farewell.look(500 + LETTING_GO, leaving), Wait::Over);
+    }
+
+    #[test]
+    fn peers_are_told_nothing_more_when_all_who_disconnect_have_said_so() {
+        let leaving = consumers(&[QpState::Err]);
+        let some = consumers(&[QpState::Err, QpState::Rts]);
+        let mut farewell = Farewell::new(0);
+        assert_eq!(farewell.look(0, some), Wait::Longer);
+        // The last one has only now begun.
+        assert_eq!(farewell.look(1000, leaving), Wait::Longer);
+        assert_eq!(
+            farewell.look(1000 + DISCONNECTED - 1, leaving),
+            Wait::Longer
+        );
+        assert_eq!(
+            farewell.look(1000 + DISCONNECTED, leaving),
+            Wait::WithoutManagement
+        );
+        // Another one comes by.
+        assert_eq!(farewell.look(1001 + DISCONNECTED, some), Wait::Longer);
+        assert_eq!(farewell.look(1002 + DISCONNECTED, leaving), Wait::Longer);
     }
 
     #[test]
