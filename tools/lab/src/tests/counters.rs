@@ -30,6 +30,8 @@ pub const TESTS: &[VmTest] = &[
 
 const LINK: &str = "ferrite0/1";
 const TIME: Duration = Duration::from_secs(120);
+/// How long what comes soon may take.
+const SOON: Duration = Duration::from_secs(10);
 
 /// Runs `rdma` for JSON.
 fn rdma(vm: &Vm, arguments: &str) -> Result<Vec<Value>> {
@@ -99,6 +101,21 @@ fn of_port(vm: &Vm, name: &str) -> Result<u64> {
     Ok(value)
 }
 
+/// The port has so many completions, soon: the last message is acknowledged when its sender has ended.
+fn wait_port(vm: &Vm, completions: u64) -> Result<()> {
+    let mut last = 0;
+    let deadline = Instant::now() + SOON;
+    let reached = wait_until(deadline, || {
+        last = of_port(vm, "completions")?;
+        Ok(last >= completions)
+    })?;
+    ensure!(
+        reached && last == completions,
+        "the port has {last} completions, not {completions}"
+    );
+    Ok(())
+}
+
 /// The counters that queue pairs are bound to.
 fn counters(vm: &Vm) -> Result<Vec<Value>> {
     rdma(vm, &format!("statistic qp show link {LINK}"))
@@ -137,11 +154,10 @@ fn check(counter: &Value, expected: &[u64], completions: u64) -> Result<()> {
     Ok(())
 }
 
-/// The only counter has these members, and has counted so many completions: soon, as the last message is
-/// acknowledged when its sender has ended.
+/// The only counter has these members, and has counted so many completions, soon.
 fn wait_counted(vm: &Vm, members: &[u64], completions: u64) -> Result<()> {
     let mut last = Ok(());
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + SOON;
     let reached = wait_until(deadline, || {
         last = counter(vm).and_then(|counter| check(&counter, members, completions));
         Ok(last.is_ok())
@@ -170,7 +186,7 @@ fn by_hand(one: &Vm, two: &Vm) -> Result<()> {
     // What is not bound counts for the port, and nowhere else.
     second.talk(two, 100)?;
     ensure!(counters(one)?.is_empty(), "a counter that nobody made");
-    ensure!(of_port(one, "completions")? - before == 200, "of the port");
+    wait_port(one, before + 200)?;
     let unbound = of_port(two, "tx_packets")? - packets;
     let unbound_bytes = of_port(two, "tx_bytes")? - bytes;
 
@@ -192,7 +208,7 @@ fn by_hand(one: &Vm, two: &Vm) -> Result<()> {
         "{sent} packets of {sent_bytes} bytes were sent to it: {counted}"
     );
     // The port has all of it, once.
-    ensure!(of_port(one, "completions")? - before == 1200, "of the port");
+    wait_port(one, before + 1200)?;
 
     // Another comes to the same counter: what it did before is not counted.
     one.sh(&format!(
@@ -208,14 +224,14 @@ fn by_hand(one: &Vm, two: &Vm) -> Result<()> {
     ))?;
     let left = counters(one)?;
     ensure!(left.is_empty(), "after the last one has left: {left:?}");
-    ensure!(of_port(one, "completions")? - before == 1200, "of the port");
+    wait_port(one, before + 1200)?;
     // It may be bound again, to a counter of its own.
     one.sh(&format!("rdma statistic qp bind link {LINK} lqpn {a}"))?;
     wait_counted(one, &[a], 0)?;
     first.kill()?;
     let left = counters(one)?;
     ensure!(left.is_empty(), "after the last one has ended: {left:?}");
-    ensure!(of_port(one, "completions")? - before == 1200, "of the port");
+    wait_port(one, before + 1200)?;
     Ok(())
 }
 
@@ -227,18 +243,19 @@ fn by_rule(one: &Vm, two: &Vm) -> Result<()> {
         let second = Server::start(one, 18544, &[first.qpn])?;
         let (a, b) = (first.qpn, second.qpn);
         wait_counted(one, &[a, b], 0)?;
-        ensure!(counter(one)?["qp-type"] == "RC", "{}", counter(one)?);
+        let shown = counter(one)?;
+        ensure!(shown["qp-type"] == "RC", "no type: {shown}");
         first.talk(two, 200)?;
         second.talk(two, 100)?;
         wait_counted(one, &[a, b], 600)?;
         // What one of them counted stays when it ends.
         first.kill()?;
         wait_counted(one, &[b], 600)?;
-        ensure!(of_port(one, "completions")? - before == 600, "of the port");
+        wait_port(one, before + 600)?;
         second.kill()?;
         let left = counters(one)?;
         ensure!(left.is_empty(), "after the last one has ended: {left:?}");
-        ensure!(of_port(one, "completions")? - before == 600, "of the port");
+        wait_port(one, before + 600)?;
         Ok(())
     })();
     let off = one.sh(&format!("rdma statistic qp set link {LINK} auto off"));
