@@ -100,6 +100,11 @@ impl Descriptions {
         })
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.descs.len()
+    }
+
     /// A structure for values of the counters, which the core frees.
     pub(super) fn alloc_stats(&self) -> *mut bindings::rdma_hw_stats {
         // The core reads them again at most this often.
@@ -116,6 +121,21 @@ impl Descriptions {
     }
 }
 
+/// How many values there are, and where the first is.
+///
+/// # Safety
+///
+/// `stats` must be of [`Descriptions::alloc_stats`], and not freed.
+pub(super) unsafe fn value_places(stats: *mut bindings::rdma_hw_stats) -> (usize, *mut u64) {
+    // SAFETY: The caller vouches for the structure; the number does not change after it was made.
+    unsafe {
+        (
+            (*stats).num_counters.max(0) as usize,
+            ptr::addr_of_mut!((*stats).value).cast::<u64>(),
+        )
+    }
+}
+
 /// The values to be filled in.
 ///
 /// # Safety
@@ -123,12 +143,7 @@ impl Descriptions {
 /// `stats` must be valid and not in use elsewhere for `'a`.
 pub(super) unsafe fn values<'a>(stats: *mut bindings::rdma_hw_stats) -> &'a mut [u64] {
     // SAFETY: The caller vouches that the structure is ours for `'a`.
-    let (count, first) = unsafe {
-        (
-            (*stats).num_counters.max(0) as usize,
-            ptr::addr_of_mut!((*stats).value).cast::<u64>(),
-        )
-    };
+    let (count, first) = unsafe { value_places(stats) };
     // SAFETY: `rdma_alloc_hw_stats_struct` has made room for `num_counters` values behind the structure,
     // zeroed, and the caller vouches that they are ours for `'a`.
     unsafe { core::slice::from_raw_parts_mut(first, count) }

@@ -29,6 +29,8 @@ use kernel::prelude::*;
 /// | [`DmOps`] | device memory (DM) | [`Ops::with_dm`] |
 /// | [`McastOps`] | multicast groups | [`Ops::with_mcast`] |
 /// | [`CounterOps`] | counters of ports | [`Ops::with_counters`] |
+/// | [`QpCounterOps`] | counters of queue pairs | [`Ops::with_qp_counters`] |
+/// | [`RawDumpOps`], [`RawSrqDumpOps`] | what the device has of an object | [`Ops::with_raw_dumps`], [`Ops::with_raw_srq_dumps`] |
 /// | [`EventOps`] | events of the device as a whole | [`Ops::with_events`] |
 ///
 /// Operations that create an object get a [`New`], initialise it with [`New::init`] and return what

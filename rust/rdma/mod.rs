@@ -32,6 +32,8 @@ mod ops;
 mod pd;
 mod port;
 mod qp;
+mod qp_counters;
+mod raw_dump;
 mod restrack;
 mod srq;
 #[cfg(all(CONFIG_KUNIT, not(rdma_no_tests)))]
@@ -62,6 +64,8 @@ pub use ops::*;
 pub use pd::*;
 pub use port::*;
 pub use qp::*;
+pub use qp_counters::*;
+pub use raw_dump::*;
 pub use restrack::*;
 pub use srq::*;
 pub use udata::*;

@@ -11,7 +11,8 @@
 //! the last one is gone.
 
 use super::{
-    AhOps, CqOps, Device, DmOps, Driver, MrOps, MwOps, PdOps, QpOps, SrqOps, Udata, UserOps, XrcOps,
+    AhOps, CqOps, Device, DmOps, Driver, MrOps, MwOps, PdOps, QpCounterOps, QpOps, SrqOps, Udata,
+    UserOps, XrcOps,
 };
 use crate::bindings;
 use core::cell::UnsafeCell;
@@ -45,6 +46,8 @@ pub mod kind {
     pub enum Xrcd {}
     /// A piece of a device's memory.
     pub enum Dm {}
+    /// A set of counters that queue pairs are bound to.
+    pub enum Counter {}
 }
 
 /// What the core's and the driver's part of a kind of object are.
@@ -94,6 +97,7 @@ kinds! {
     MwOps::Mw is ib_mw;
     XrcOps::Xrcd is ib_xrcd;
     DmOps::Dm is ib_dm;
+    QpCounterOps::Counter is rdma_counter;
 }
 
 /// A verbs object of kind `K` of a device driven by `D`.

@@ -79,6 +79,12 @@ numbers! {
         ResolveFault = 41,
         /// [`InvalidatePages`]; afterwards the device uses no older translation of them.
         InvalidatePages = 42,
+        /// [`ObjectNumber`] holding a tag of any instance; fills a [`TagState`] at `reply`.
+        QueryTag = 43,
+        /// [`ObjectNumber`]; fills a [`CompletionQueueState`] at `reply`.
+        QueryCompletionQueue = 128,
+        /// [`QueryQueuePairCounters`]; fills as many 64-bit counters at `reply` as `QueryCounters`.
+        QueryQueuePairCounters = 129,
     }
 
     /// What becomes of an event queue that has no room for an event.
@@ -161,6 +167,8 @@ pub const VECTOR_MAP_ENTRIES: usize = 52;
 pub const VECTOR_MAP_PROCESSORS: u16 = 512;
 /// Bytes of a structure that an entry holds.
 pub const COMMAND_PAYLOAD: usize = 224;
+/// Most queue pairs whose counters one command asks for.
+pub const COUNTED_QUEUE_PAIRS: usize = 54;
 /// Most bytes of a structure that is not in the entry.
 pub const COMMAND_MAX_REQUEST: u32 = 4096;
 
@@ -452,8 +460,8 @@ layout! {
         128 => reserved2: [u64; 4],
     }
 
-    /// Reply of `QueryQueuePair`.
-    pub struct QueuePairState: 192 {
+    /// Reply of `QueryQueuePair`: what it is made of from `pd` on is there with [`FEATURE_CONTEXTS`].
+    pub struct QueuePairState: 256 {
         /// The attributes, as they were set; `state` is the present state.
         0 => attributes: ModifyQueuePair,
         /// The next sequence number to send.
@@ -466,6 +474,78 @@ layout! {
         169 => reserved0: [u8; 7],
         /// Zero.
         176 => reserved1: [u64; 2],
+        /// Protection domain.
+        192 => pd: u32,
+        /// Completion queue of the send queue; [`QUEUE_NONE`] where it has none.
+        196 => send_cqn: u32,
+        /// Completion queue of the receive queue; [`QUEUE_NONE`] where it has none.
+        200 => receive_cqn: u32,
+        /// Shared receive queue, with `QP_FLAG_SRQ`; else zero.
+        204 => srqn: u32,
+        /// XRC domain of an extended reliable connection's target; else zero.
+        208 => xrcd: u32,
+        /// Doorbell page it is posted to from.
+        212 => doorbell_page: u32,
+        /// See `QP_FLAG_*`.
+        216 => flags: u16,
+        /// See [`Service`].
+        218 => service: u8,
+        /// See [`Transport`].
+        219 => transport: u8,
+        /// Base-2 logarithm of the send queue's blocks; 0 where it has none.
+        220 => sq_log_blocks: u8,
+        /// Base-2 logarithm of the receive queue's entries; 0 where it has none.
+        221 => rq_log_entries: u8,
+        /// Base-2 logarithm of the bytes of a receive queue entry; 0 where it has none.
+        222 => rq_log_stride: u8,
+        /// 1 while a failed registration has the send queue stopped.
+        223 => stopped: u8,
+        /// Send queue: the producer index that the device knows of.
+        224 => send_producer: u32,
+        /// Send queue: the first block that was not taken up.
+        228 => send_next: u32,
+        /// Send queue: the first block of the oldest work request without completion.
+        232 => send_retired: u32,
+        /// Receive queue: the producer index that the device knows of.
+        236 => receive_producer: u32,
+        /// Receive queue: the first entry that was not taken.
+        240 => receive_next: u32,
+        /// Receive queue: the oldest entry without completion.
+        244 => receive_retired: u32,
+        /// Zero.
+        248 => reserved2: u64,
+    }
+
+    /// Reply of `QueryCompletionQueue`.
+    pub struct CompletionQueueState: 64 {
+        /// Its number.
+        0 => cqn: u32,
+        /// Event queue of its handler, [`super::EQ_NONE`] or [`super::EQ_MAPPED`].
+        4 => eqn: u16,
+        /// With [`super::EQ_MAPPED`]: the processor of its consumer; else zero.
+        6 => processor: u16,
+        /// Doorbell page it is armed from.
+        8 => doorbell_page: u32,
+        /// Entries written, free-running.
+        12 => producer: u32,
+        /// Entries that the device knows to be consumed, free-running.
+        16 => consumer: u32,
+        /// Send and receive queues that complete to it.
+        20 => users: u32,
+        /// Moderation: completions until its event.
+        24 => moderation_count: u16,
+        /// Moderation: microseconds until its event.
+        26 => moderation_microseconds: u16,
+        /// Base-2 logarithm of its entries.
+        28 => log_entries: u8,
+        /// What raises its event: 0 nothing, 1 the next completion, 2 the next solicited one.
+        29 => arming: u8,
+        /// The sequence number of its last arming.
+        30 => sequence: u8,
+        /// 1 when it has failed.
+        31 => failed: u8,
+        /// Zero.
+        32 => reserved: [u64; 4],
     }
 
     /// Makes a table entry valid as a region.
@@ -567,14 +647,76 @@ layout! {
         16 => buffer: Buffer,
     }
 
-    /// Reply of `QuerySrq`.
+    /// Reply of `QuerySrq`: what it is made of from `srqn` on is there with [`FEATURE_CONTEXTS`].
     pub struct SrqState: 64 {
         /// The armed limit.
         0 => limit: u32,
         /// Entries not consumed.
         4 => available: u32,
+        /// Its number.
+        8 => srqn: u32,
+        /// Protection domain.
+        12 => pd: u32,
+        /// Doorbell page it is posted to from.
+        16 => doorbell_page: u32,
+        /// Queue pairs that use it.
+        20 => users: u32,
+        /// The producer index that the device knows of.
+        24 => producer: u32,
+        /// The first entry that was not taken.
+        28 => next: u32,
+        /// XRC domain, with [`SRQ_FLAG_XRC`].
+        32 => xrcd: u32,
+        /// Completion queue of what it receives, with [`SRQ_FLAG_XRC`].
+        36 => cqn: u32,
+        /// See `SRQ_FLAG_*`.
+        40 => flags: u16,
+        /// Base-2 logarithm of its entries.
+        42 => log_entries: u8,
+        /// Base-2 logarithm of the bytes of an entry.
+        43 => log_stride: u8,
+        /// 1 when it has failed.
+        44 => failed: u8,
         /// Zero.
-        8 => reserved: [u64; 7],
+        45 => reserved0: [u8; 3],
+        /// Zero.
+        48 => reserved1: [u64; 2],
+    }
+
+    /// Reply of `QueryTag`.
+    pub struct TagState: 64 {
+        /// The tag, with its present instance.
+        0 => tag: u32,
+        /// Protection domain.
+        4 => pd: u32,
+        /// See `ACCESS_*`.
+        8 => access: u32,
+        /// What memory it is: [`REGION_DEVICE_MEMORY`], [`REGION_ON_DEMAND`], or neither.
+        12 => flags: u32,
+        /// Address of the first byte, as work requests and peers say it.
+        16 => address: u64,
+        /// Bytes; 0 while it is not valid.
+        24 => length: u64,
+        /// See [`super::TagKind`].
+        32 => kind: u8,
+        /// 1 when it is valid.
+        33 => valid: u8,
+        /// 1 when its registration by command has failed.
+        34 => failed: u8,
+        /// Zero.
+        35 => reserved0: u8,
+        /// What `AllocateTag` reserved: pages, or pieces; 0 for a window and a region by command.
+        36 => max_pages: u32,
+        /// Windows bound to the region.
+        40 => windows: u32,
+        /// Of a window that is bound: the region's tag; else zero.
+        44 => region: u32,
+        /// Of a type 2 window that is bound: its queue pair; else zero.
+        48 => qpn: u32,
+        /// Zero.
+        52 => reserved1: u32,
+        /// Zero.
+        56 => reserved2: u64,
     }
 
     /// Whose counters are asked for.
@@ -583,6 +725,16 @@ layout! {
         0 => port: u8,
         /// Zero.
         1 => reserved: [u8; 7],
+    }
+
+    /// Asks for the counters of queue pairs, added up.
+    pub struct QueryQueuePairCounters: 224 {
+        /// How many queue pairs there are, 1 to [`COUNTED_QUEUE_PAIRS`].
+        0 => count: u32,
+        /// Zero.
+        4 => reserved: u32,
+        /// Their numbers, followed by zeroes.
+        8 => qpns: [u32; 54],
     }
 
     /// Tells what the port's link takes.
@@ -735,8 +887,10 @@ layout! {
         112 => counters: u32,
         /// Completion handlers: event queues from [`super::EQ_FIRST_HANDLER`] on with a message each.
         116 => handlers: u32,
+        /// Counters that `QueryQueuePairCounters` has: bit n for the n-th of [`COUNTER_NAMES`].
+        120 => qp_counters: u64,
         /// Zero.
-        120 => reserved: [u64; 17],
+        128 => reserved: [u64; 16],
     }
 }
 
@@ -793,6 +947,9 @@ pub const QP_FLAG_FAST_REGISTER: u16 = 1 << 2;
 pub const QP_FLAG_FAST_REGISTER_DRAINS: u16 = 1 << 3;
 /// `CreateQueuePair::flags`: registrations of lists through the send queue are allowed.
 pub const QP_FLAG_LISTS: u16 = 1 << 5;
+
+/// `QueuePairState::send_cqn`, `QueuePairState::receive_cqn`: the queue pair has no such queue.
+pub const QUEUE_NONE: u32 = 0xffff_ffff;
 
 /// `RegisterRegion::flags`: the tag exists and is changed (or moved) in place.
 pub const REGION_REPLACE: u32 = 1 << 0;
@@ -896,6 +1053,11 @@ pub const FEATURE_LISTS: u64 = 1 << 28;
 /// Feature: the device uses tags in turns, which it shows in the [`ControlRecord`], and takes up the
 /// commands that the record covers when a turn begins.
 pub const FEATURE_TURNS: u64 = 1 << 29;
+/// Feature: counters of queue pairs, `QueryQueuePairCounters`.
+pub const FEATURE_QP_COUNTERS: u64 = 1 << 30;
+/// Feature: what the device has of an object can be read: `QueryCompletionQueue`, `QueryTag`, and all of
+/// [`QueuePairState`] and [`SrqState`].
+pub const FEATURE_CONTEXTS: u64 = 1 << 31;
 
 /// Features that need another: `(feature, needed)`.
 const NEEDS: &[(u64, u64)] = &[
@@ -980,6 +1142,7 @@ commands! {
     ModifySrq,
     ResizeSrq,
     QueryCounters,
+    QueryQueuePairCounters,
     SetPort,
     ResolveFault,
     InvalidatePages,

@@ -285,7 +285,8 @@ impl<'a> Host<'a> {
         self.start()
     }
 
-    fn needs(&mut self, feature: u64) -> Outcome {
+    /// Whatever else is there, the check needs this feature.
+    pub fn needs(&mut self, feature: u64) -> Outcome {
         if self.device.register64(REG_FEATURES)? & feature != feature {
             return not_here(format!("the device does not offer feature {feature:#x}"));
         }
@@ -473,8 +474,18 @@ impl<'a> Host<'a> {
 
     /// The device's counters.
     pub fn counters(&mut self) -> Outcome<Vec<u64>> {
+        let entry = self.entry(CommandOpcode::QueryCounters, &QueryCounters::zeroed());
+        self.read_counters(entry)
+    }
+
+    /// The counters of queue pairs, added up.
+    pub fn qp_counters(&mut self, command: &QueryQueuePairCounters) -> Outcome<Vec<u64>> {
+        let entry = self.entry(CommandOpcode::QueryQueuePairCounters, command);
+        self.read_counters(entry)
+    }
+
+    fn read_counters(&mut self, mut entry: CommandEntry) -> Outcome<Vec<u64>> {
         let length = 8 * self.caps.counters;
-        let mut entry = self.entry(CommandOpcode::QueryCounters, &QueryCounters::zeroed());
         (entry.reply, entry.reply_length) = (self.reply, length);
         self.submit_for(&entry, CommandStatus::Ok)?;
         let bytes = self.memory.bytes(self.reply, length.into());

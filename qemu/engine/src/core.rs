@@ -2,7 +2,7 @@
 
 //! Everything of an engine but its queue pairs, so that work on one queue pair can borrow both.
 
-use crate::counters::Counters;
+use crate::counters::{Counters, QpCounters};
 use crate::cq::{CompletionQueueDead, CompletionQueues, MAX_CQ};
 use crate::device_memory::DEVICE_MEMORY_SIZE;
 use crate::eq::EventQueues;
@@ -900,13 +900,16 @@ impl Core {
         }
     }
 
-    /// Sends a frame: to the wire, or, where it is addressed to this device, to itself.
-    pub fn transmit(&mut self, frame: &[u8], host: &mut dyn Host) {
+    /// Sends a frame of the queue pair with these counters: to the wire, or, where it is addressed to
+    /// this device, to itself.
+    pub fn transmit(&mut self, frame: &[u8], counters: &mut QpCounters, host: &mut dyn Host) {
         if !self.is_running() {
             return;
         }
         self.counters.tx_packets += 1;
         self.counters.tx_bytes += frame.len() as u64;
+        counters.tx_packets += 1;
+        counters.tx_bytes += frame.len() as u64;
         if frame.get(..6) == Some(&self.config.mac[..]) {
             self.loopback.push(frame);
             return;
@@ -945,7 +948,9 @@ impl Core {
                 vlan: VLAN_NONE,
                 ..CompletionEntry::zeroed()
             };
-            self.write_completion(qp.send_cqn, entry, failed, host)
+            let written = self.write_completion(qp.send_cqn, entry, failed, host);
+            qp.counters.completions += u64::from(written.is_ok());
+            written
         } else {
             Ok(())
         };
@@ -992,7 +997,9 @@ impl Core {
             vlan: completion.origin.map_or(VLAN_NONE, |origin| origin.vlan),
             ..CompletionEntry::zeroed()
         };
-        self.write_completion(cqn, entry, solicited, host)
+        let written = self.write_completion(cqn, entry, solicited, host);
+        qp.counters.completions += u64::from(written.is_ok());
+        written
     }
 
     /// Copies bytes `offset..` of the message that `request` sends (its scatter/gather entries or

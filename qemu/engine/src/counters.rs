@@ -75,6 +75,75 @@ pub struct Counters {
     pub resets: u64,
 }
 
+/// Declares the counters that queue pairs have of their own: names of [`COUNTER_NAMES`].
+macro_rules! of_queue_pairs {
+    ($($name:ident,)*) => {
+        /// What a queue pair counts since it was made, as [`Counters`] does for all of them together. They
+        /// are its own, and plain numbers: nothing is shared with others on the way of a packet.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub struct QpCounters {
+            $(pub $name: u64,)*
+        }
+
+        impl QpCounters {
+            /// Those that there are, for `DeviceCaps::qp_counters`.
+            pub const COUNTED: u64 = $(1 << place(stringify!($name)))|*;
+
+            /// Adds them to those of others, in the order of [`COUNTER_NAMES`].
+            pub fn add_to(&self, sums: &mut [u64; COUNTER_NAMES.len()]) {
+                $({
+                    const PLACE: usize = place(stringify!($name));
+                    sums[PLACE] = sums[PLACE].wrapping_add(self.$name);
+                })*
+            }
+        }
+    };
+}
+
+of_queue_pairs! {
+    tx_packets,
+    tx_bytes,
+    rx_packets,
+    rx_bytes,
+    duplicate_requests,
+    out_of_sequence,
+    retransmissions,
+    ack_timeouts,
+    rnr_naks_sent,
+    rnr_naks_received,
+    naks_sent,
+    naks_received,
+    access_errors,
+    completions,
+}
+
+/// Where a name stands among [`COUNTER_NAMES`].
+const fn place(name: &str) -> usize {
+    let mut at = 0;
+    while !is_same(COUNTER_NAMES[at].as_bytes(), name.as_bytes()) {
+        at += 1;
+    }
+    at
+}
+
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+/// Counts something for the device and for the queue pair that it is about.
+macro_rules! count {
+    ($core:expr, $qp:expr, $name:ident) => {{
+        $core.counters.$name += 1;
+        $qp.counters.$name += 1;
+    }};
+}
+pub(crate) use count;
+
 impl Counters {
     /// The counters in the order of [`COUNTER_NAMES`].
     pub fn named(&self) -> [u64; COUNTER_NAMES.len()] {

@@ -10,10 +10,10 @@ use crate::numbers::{Numbers, Table};
 use crate::timers::{Timer, TimerOwner};
 use crate::vectors::{completions, Route};
 use ferrite_abi::{
-    phase_of, Buffer, CommandStatus, CompletionDoorbell, CompletionEntry, CompletionRecord,
-    CreateCompletionQueue, EventCode, ModifyCompletionQueue, Plain, ResizeCompletionQueue,
-    SubFunction, COMPLETION_RECEIVE, COMPLETION_VALID_OFFSET, CQ_MAX_LOG_ENTRIES, EQ_MAPPED,
-    EQ_NONE, FEATURE_VECTOR_MAP, VECTOR_MAP_PROCESSORS,
+    phase_of, Buffer, CommandStatus, CompletionDoorbell, CompletionEntry, CompletionQueueState,
+    CompletionRecord, CreateCompletionQueue, EventCode, ModifyCompletionQueue, Plain,
+    ResizeCompletionQueue, SubFunction, COMPLETION_RECEIVE, COMPLETION_VALID_OFFSET,
+    CQ_MAX_LOG_ENTRIES, EQ_MAPPED, EQ_NONE, FEATURE_VECTOR_MAP, VECTOR_MAP_PROCESSORS,
 };
 use std::mem::size_of;
 
@@ -243,6 +243,32 @@ impl Core {
             owed: false,
         }));
         Ok(())
+    }
+
+    /// Carries out `QueryCompletionQueue`.
+    pub(crate) fn query_cq(&self, cqn: u32) -> Result<CompletionQueueState, CommandStatus> {
+        let queue = self.cqs.queues.find(cqn)?;
+        Ok(CompletionQueueState {
+            cqn,
+            eqn: queue.eqn,
+            processor: queue.processor,
+            doorbell_page: queue.doorbell_page,
+            producer: queue.producer,
+            consumer: queue.consumer,
+            users: queue.users,
+            // They were told in so many bits.
+            moderation_count: queue.moderation_count as u16,
+            moderation_microseconds: (queue.moderation_ns / 1000) as u16,
+            log_entries: queue.ring.log_entries,
+            arming: match queue.arming {
+                Arming::None => 0,
+                Arming::Next => 1,
+                Arming::Solicited => 2,
+            },
+            sequence: queue.sequence,
+            failed: u8::from(queue.dead),
+            reserved: [0; 4],
+        })
     }
 
     /// Carries out `DestroyCompletionQueue`.

@@ -11,6 +11,7 @@
 //! between the work of others.
 
 use crate::core::{Core, COMMANDS, MAX_LOG_MTU, PORTS};
+use crate::counters::QpCounters;
 use crate::eq::{event, MAX_EQ};
 use crate::gid::MAX_GIDS;
 use crate::memory::Host;
@@ -172,6 +173,7 @@ fn is_on_tag(opcode: CommandOpcode) -> bool {
             | CommandOpcode::AllocateTag
             | CommandOpcode::ReleaseTag
             | CommandOpcode::InvalidatePages
+            | CommandOpcode::QueryTag
     )
 }
 
@@ -211,7 +213,8 @@ fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
         | O::RegisterRegion
         | O::AllocateTag
         | O::ReleaseTag
-        | O::InvalidatePages => Vec::new(),
+        | O::InvalidatePages
+        | O::QueryTag => Vec::new(),
         O::CreateEventQueue => named(request, |command: &CreateEventQueue| {
             vec![EventQueue(command.eqn)]
         }),
@@ -238,7 +241,7 @@ fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
         O::ResizeCompletionQueue => named(request, |command: &ResizeCompletionQueue| {
             vec![CompletionQueue(command.cqn)]
         }),
-        O::DestroyCompletionQueue => number(request, CompletionQueue),
+        O::QueryCompletionQueue | O::DestroyCompletionQueue => number(request, CompletionQueue),
         O::CreateQueuePair => named(request, |command: &CreateQueuePair| {
             let mut objects = vec![
                 QueuePair(command.qpn),
@@ -258,6 +261,10 @@ fn objects(opcode: CommandOpcode, request: &[u8]) -> Vec<Object> {
             objects
         }),
         O::QueryQueuePair | O::DestroyQueuePair => number(request, QueuePair),
+        O::QueryQueuePairCounters => named(request, |command: &QueryQueuePairCounters| {
+            let named = command.qpns.iter().take(command.count as usize);
+            named.map(|qpn| QueuePair(*qpn)).collect()
+        }),
         O::SetGid => named(request, |command: &SetGid| vec![Gid(command.index)]),
         O::CreateSrq => named(request, |command: &CreateSrq| {
             let mut objects = vec![SharedReceiveQueue(command.srqn)];
@@ -304,6 +311,9 @@ fn has_reply(opcode: CommandOpcode) -> bool {
             | CommandOpcode::QueryCounters
             | CommandOpcode::TakeFaults
             | CommandOpcode::QueryVectorMap
+            | CommandOpcode::QueryCompletionQueue
+            | CommandOpcode::QueryTag
+            | CommandOpcode::QueryQueuePairCounters
     )
 }
 
@@ -414,6 +424,19 @@ fn reply_bytes(
     Ok(bytes.len() as u64)
 }
 
+fn reply_counters(
+    core: &mut Core,
+    entry: &CommandEntry,
+    counters: [u64; COUNTER_NAMES.len()],
+    host: &dyn Host,
+) -> Result<u64, CommandStatus> {
+    let mut bytes = [0; COUNTER_NAMES.len() * 8];
+    for (bytes, value) in bytes.chunks_exact_mut(8).zip(counters) {
+        bytes.copy_from_slice(&value.to_le_bytes());
+    }
+    reply_bytes(core, entry, &bytes, host)
+}
+
 /// Refuses what the driver did not say it would use.
 fn offered(core: &Core, feature: u64) -> Result<(), CommandStatus> {
     if core.features & feature != feature {
@@ -468,7 +491,8 @@ fn caps(core: &Core) -> DeviceCaps {
         handlers: u32::from(config.messages.min(MAX_EQ))
             .saturating_sub(EQ_FIRST_HANDLER.into())
             .max(1),
-        reserved: [0; 17],
+        qp_counters: QpCounters::COUNTED,
+        reserved: [0; 16],
     }
 }
 
@@ -746,7 +770,7 @@ impl Engine {
         }
         self.core.tpt.enter(tag);
         let opcode = taken.opcode;
-        let done = opcode.and_then(|opcode| self.execute_on_tag(opcode, &taken.entry));
+        let done = opcode.and_then(|opcode| self.execute_on_tag(opcode, &taken.entry, host));
         let tpt = &mut self.core.tpt;
         if *told {
             match (opcode, done) {
@@ -761,17 +785,19 @@ impl Engine {
         } else {
             tpt.leave(tag);
         }
-        self.finish_command(taken.entry.cookie, done.map(|()| 0), host);
+        self.finish_command(taken.entry.cookie, done, host);
     }
 
+    /// Carries out a command on a tag; returns the bytes of its reply.
     fn execute_on_tag(
         &mut self,
         opcode: CommandOpcode,
         entry: &CommandEntry,
-    ) -> Result<(), CommandStatus> {
+        host: &dyn Host,
+    ) -> Result<u64, CommandStatus> {
         let core = &mut self.core;
         let request = structure(entry);
-        match opcode {
+        let done = match opcode {
             CommandOpcode::RegisterRegion => {
                 let command: RegisterRegion = parse(request)?;
                 offered(core, tpt::access_features(command.access))?;
@@ -797,8 +823,14 @@ impl Engine {
                 offered(core, FEATURE_ON_DEMAND)?;
                 core.tpt.invalidate_pages(&parse(request)?)
             }
+            CommandOpcode::QueryTag => {
+                offered(core, FEATURE_CONTEXTS)?;
+                let state = core.tpt.query(Tag(object_number(request)?))?;
+                return reply(core, entry, &state, host);
+            }
             _ => core.tpt.release(Tag(object_number(request)?)),
-        }
+        };
+        done.map(|()| 0)
     }
 
     fn finish_command(
@@ -841,7 +873,8 @@ impl Engine {
             | CommandOpcode::RegisterRegion
             | CommandOpcode::AllocateTag
             | CommandOpcode::ReleaseTag
-            | CommandOpcode::InvalidatePages => without_structure(request),
+            | CommandOpcode::InvalidatePages
+            | CommandOpcode::QueryTag => without_structure(request),
             CommandOpcode::QueryDevice => {
                 without_structure(request)?;
                 let caps = caps(core);
@@ -879,6 +912,11 @@ impl Engine {
                 let resize = core.begin_resize(&parse(request)?, host)?;
                 return Ok(Outcome::Begun(Rest::ResizeCompletionQueue(resize)));
             }
+            CommandOpcode::QueryCompletionQueue => {
+                offered(core, FEATURE_CONTEXTS)?;
+                let state = core.query_cq(object_number(request)?)?;
+                return reply(core, entry, &state, host).map(Outcome::Done);
+            }
             CommandOpcode::DestroyCompletionQueue => core.destroy_cq(object_number(request)?),
             CommandOpcode::CreateQueuePair => {
                 qp::create(core, &mut self.qps, &parse(request)?, host)
@@ -888,7 +926,8 @@ impl Engine {
                 return Ok(Outcome::Begun(Rest::ModifyQueuePair(modification)));
             }
             CommandOpcode::QueryQueuePair => {
-                let state = qp::query(&self.qps, object_number(request)?)?;
+                let context = core.features & FEATURE_CONTEXTS != 0;
+                let state = qp::query(&self.qps, object_number(request)?, context)?;
                 return reply(core, entry, &state, host).map(Outcome::Done);
             }
             CommandOpcode::DestroyQueuePair => {
@@ -960,11 +999,13 @@ impl Engine {
             CommandOpcode::QueryCounters => {
                 let command: QueryCounters = parse(request)?;
                 check_port(command.port)?;
-                let mut bytes = [0; COUNTER_NAMES.len() * 8];
-                for (bytes, value) in bytes.chunks_exact_mut(8).zip(core.counters.named()) {
-                    bytes.copy_from_slice(&value.to_le_bytes());
-                }
-                return reply_bytes(core, entry, &bytes, host).map(Outcome::Done);
+                let counters = core.counters.named();
+                return reply_counters(core, entry, counters, host).map(Outcome::Done);
+            }
+            CommandOpcode::QueryQueuePairCounters => {
+                offered(core, FEATURE_QP_COUNTERS)?;
+                let sums = qp::query_counters(&self.qps, &parse(request)?)?;
+                return reply_counters(core, entry, sums, host).map(Outcome::Done);
             }
         };
         done.map(|()| Outcome::Done(0))

@@ -599,7 +599,8 @@ fn a_processor_is_one_of_the_map_and_of_who_is_bound_to_it() {
 #[test]
 fn a_driver_of_an_older_version_has_nothing_of_a_later_one_whatever_it_asks_for() {
     let of_1_2 = FEATURE_REGISTER_SEND | FEATURE_LISTS | FEATURE_PENDING_TAGS | FEATURE_TURNS;
-    for minor in [0, 1, 2, 3] {
+    let of_1_3 = FEATURE_QP_COUNTERS | FEATURE_CONTEXTS;
+    for minor in [0, 1, 2, 3, 4] {
         let mut node = Node::power_on(1);
         node.boot_as(minor, FEATURES);
         let core = node.engine.core();
@@ -607,7 +608,8 @@ fn a_driver_of_an_older_version_has_nothing_of_a_later_one_whatever_it_asks_for(
         let agreed = if minor == 0 { 0 } else { later };
         assert_eq!(core.features & later, agreed);
         assert_eq!(core.features & of_1_2, if minor < 2 { 0 } else { of_1_2 });
-        let others = !(later | of_1_2);
+        assert_eq!(core.features & of_1_3, if minor < 3 { 0 } else { of_1_3 });
+        let others = !(later | of_1_2 | of_1_3);
         assert_eq!(core.features & others, FEATURES & others);
         let expected = if minor == 0 {
             CommandStatus::Unsupported

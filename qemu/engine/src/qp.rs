@@ -4,6 +4,7 @@
 
 use crate::att::{Att, AttError};
 use crate::core::{Core, Nap, ReceiveCompletion, RoomKey, SendCompletion, Waited, PORTS};
+use crate::counters::QpCounters;
 use crate::gid::{ipv4_of, MAX_GIDS};
 use crate::memory::Host;
 use crate::numbers::{Numbers, Table};
@@ -24,7 +25,7 @@ pub const GSI_QPN: u32 = 1;
 /// Entries of a queue that are flushed in one turn.
 const MAX_FLUSH: u32 = 1024;
 /// The number of no completion queue.
-const NO_CQ: u32 = u32::MAX;
+const NO_CQ: u32 = QUEUE_NONE;
 /// Reads and atomics in flight, each way.
 pub const MAX_READ: u8 = 16;
 
@@ -72,6 +73,8 @@ pub struct QueuePair {
     pub(crate) waits_for_room: Option<RoomKey>,
     /// Its wait for more to send.
     pub(crate) nap: Nap,
+    /// What it has counted.
+    pub(crate) counters: QpCounters,
     /// Events to be raised when all that they are about is flushed.
     owed: Vec<EventCode>,
 }
@@ -479,6 +482,7 @@ pub(crate) fn create(
         ready: false,
         waits_for_room: None,
         nap: Nap::default(),
+        counters: QpCounters::default(),
         owed: Vec::new(),
     }));
     for cqn in [send_cqn, receive_cqn] {
@@ -518,11 +522,15 @@ pub(crate) fn destroy(
     Ok(())
 }
 
-/// Carries out `QueryQueuePair`.
-pub(crate) fn query(qps: &QueuePairs, qpn: u32) -> Result<QueuePairState, CommandStatus> {
+/// Carries out `QueryQueuePair`; with `context` it tells what the queue pair is made of, too.
+pub(crate) fn query(
+    qps: &QueuePairs,
+    qpn: u32,
+    context: bool,
+) -> Result<QueuePairState, CommandStatus> {
     let qp = qps.find(qpn)?;
     let (send_psn, receive_psn) = qp.transport.sequence_numbers();
-    Ok(QueuePairState {
+    let state = QueuePairState {
         attributes: ModifyQueuePair {
             state: qp.state.number(),
             current_state: qp.state.number(),
@@ -531,9 +539,53 @@ pub(crate) fn query(qps: &QueuePairs, qpn: u32) -> Result<QueuePairState, Comman
         send_psn,
         receive_psn,
         draining: u8::from(qp.draining),
-        reserved0: [0; 7],
-        reserved1: [0; 2],
+        ..QueuePairState::zeroed()
+    };
+    if !context {
+        return Ok(state);
+    }
+    // What is in place of a queue that it has not is nobody's business.
+    let send = qp.has_send_queue().then_some(&qp.send);
+    let receive = qp.has_receive_queue().then_some(&qp.receive);
+    Ok(QueuePairState {
+        pd: qp.pd,
+        send_cqn: qp.send_cqn,
+        receive_cqn: qp.receive_cqn,
+        srqn: qp.srqn.unwrap_or(0),
+        xrcd: qp.xrcd,
+        doorbell_page: qp.doorbell_page,
+        flags: qp.flags,
+        service: qp.service.number(),
+        transport: Transport::RoceV2.number(),
+        sq_log_blocks: send.map_or(0, SendQueue::log_blocks),
+        rq_log_entries: receive.map_or(0, ReceiveQueue::log_entries),
+        rq_log_stride: receive.map_or(0, ReceiveQueue::log_stride),
+        stopped: u8::from(qp.stopped),
+        send_producer: send.map_or(0, SendQueue::producer),
+        send_next: send.map_or(0, SendQueue::next),
+        send_retired: send.map_or(0, SendQueue::retired),
+        receive_producer: receive.map_or(0, ReceiveQueue::producer),
+        receive_next: receive.map_or(0, ReceiveQueue::next),
+        receive_retired: receive.map_or(0, ReceiveQueue::retired),
+        ..state
     })
+}
+
+/// Carries out `QueryQueuePairCounters`.
+pub(crate) fn query_counters(
+    qps: &QueuePairs,
+    command: &QueryQueuePairCounters,
+) -> Result<[u64; COUNTER_NAMES.len()], CommandStatus> {
+    let (named, _) = command
+        .qpns
+        .split_at_checked(command.count as usize)
+        .filter(|(named, rest)| !named.is_empty() && rest.iter().all(|&qpn| qpn == 0))
+        .ok_or(CommandStatus::BadParameter)?;
+    let mut sums = [0; COUNTER_NAMES.len()];
+    for &qpn in named {
+        qps.find(qpn)?.counters.add_to(&mut sums);
+    }
+    Ok(sums)
 }
 
 /// A `ModifyQueuePair` that is under way.

@@ -616,6 +616,11 @@ impl SendQueue {
         })
     }
 
+    /// Base-2 logarithm of its blocks.
+    pub(crate) fn log_blocks(&self) -> u8 {
+        self.ring.log_entries
+    }
+
     /// The index after the last block known to be posted; see [`SendQueue::refresh`].
     pub fn producer(&self) -> u32 {
         self.ring.producer
@@ -827,6 +832,11 @@ impl ReceiveQueue {
     /// Entries it holds.
     pub fn entries(&self) -> u32 {
         self.ring.entries()
+    }
+
+    /// Base-2 logarithm of its entries.
+    pub(crate) fn log_entries(&self) -> u8 {
+        self.ring.log_entries
     }
 
     /// Base-2 logarithm of the bytes of an entry.

@@ -9,8 +9,8 @@ use crate::numbers::{Numbers, Table};
 use crate::queue::{are_apart, Placement, QueueError, ReceiveQueue, ReceiveRequest, SharedId};
 use crate::tpt::Domain;
 use ferrite_abi::{
-    CommandStatus, CreateSrq, EventCode, ModifySrq, Plain, ResizeSrq, SrqState, FEATURE_XRC,
-    RQ_MAX_LOG_ENTRIES, RQ_MAX_LOG_STRIDE, RQ_MIN_LOG_STRIDE, SRQ_FLAG_XRC,
+    CommandStatus, CreateSrq, EventCode, ModifySrq, Plain, ResizeSrq, SrqState, FEATURE_CONTEXTS,
+    FEATURE_XRC, RQ_MAX_LOG_ENTRIES, RQ_MAX_LOG_STRIDE, RQ_MIN_LOG_STRIDE, SRQ_FLAG_XRC,
 };
 
 /// Shared receive queues.
@@ -289,10 +289,29 @@ impl Core {
         let queue = self.srqs.queues.find_mut(srqn)?;
         // Where the record makes no sense, what is known is what counts.
         let _ = queue.ring.refresh(host);
-        Ok(SrqState {
+        let state = SrqState {
             limit: queue.limit,
             available: queue.available(),
             ..SrqState::zeroed()
+        };
+        if self.features & FEATURE_CONTEXTS == 0 {
+            return Ok(state);
+        }
+        let extended = queue.extended;
+        Ok(SrqState {
+            srqn,
+            pd: queue.pd,
+            doorbell_page: queue.doorbell_page,
+            users: queue.users,
+            producer: queue.ring.producer(),
+            next: queue.ring.next(),
+            xrcd: extended.map_or(0, |extended| extended.xrcd),
+            cqn: extended.map_or(0, |extended| extended.cqn),
+            flags: extended.map_or(0, |_| SRQ_FLAG_XRC),
+            log_entries: queue.ring.log_entries(),
+            log_stride: queue.ring.log_stride(),
+            failed: u8::from(queue.dead),
+            ..state
         })
     }
 

@@ -1063,7 +1063,10 @@ impl Node {
             | CommandOpcode::QuerySrq
             | CommandOpcode::QueryCounters
             | CommandOpcode::TakeFaults
-            | CommandOpcode::QueryVectorMap => (self.reply, PAGE as u32),
+            | CommandOpcode::QueryVectorMap
+            | CommandOpcode::QueryCompletionQueue
+            | CommandOpcode::QueryTag
+            | CommandOpcode::QueryQueuePairCounters => (self.reply, PAGE as u32),
             _ => (0, 0),
         };
         let entry = CommandEntry::new(opcode, 0, reply, payload);

@@ -9,10 +9,11 @@ use crate::numbers::{Numbers, Table};
 use crate::paging::{Fault, PageError, PagedAtt};
 use ferrite_abi::{
     AllocateTag, AttOrder, BindPart, CommandStatus, FastRegisterPart, InvalidatePages, ListPart,
-    RegisterRegion, Sge, Tag, TagKind, ACCESS_ALL, ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE,
-    ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
-    ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, FEATURE_ATOMICS, FEATURE_FLUSH, FEATURE_ONE_TOUCH,
-    MAX_PIECES, MAX_SGE, REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE, TAG_ALL_MEMORY,
+    Plain, RegisterRegion, Sge, Tag, TagKind, TagState, ACCESS_ALL, ACCESS_FLUSH_GLOBAL,
+    ACCESS_LOCAL_WRITE, ACCESS_ONE_TOUCH, ACCESS_REMOTE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    ACCESS_REMOTE_WRITE, ACCESS_WINDOW_BIND, ACCESS_ZERO_BASED, FEATURE_ATOMICS, FEATURE_FLUSH,
+    FEATURE_ONE_TOUCH, MAX_PIECES, MAX_SGE, REGION_DEVICE_MEMORY, REGION_ON_DEMAND, REGION_REPLACE,
+    TAG_ALL_MEMORY,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -813,6 +814,34 @@ impl Tpt {
             }
             _ => Err(CommandStatus::NotFound),
         }
+    }
+
+    /// Carries out `QueryTag`, whatever the instance.
+    pub(crate) fn query(&self, tag: Tag) -> Result<TagState, CommandStatus> {
+        let entry = self.entries.find(tag.index())?;
+        let (flags, binding) = match &entry.target {
+            Some(Target::Paged(_)) => (REGION_ON_DEMAND, None),
+            Some(Target::Device { .. }) => (REGION_DEVICE_MEMORY, None),
+            Some(Target::Window(binding)) => (0, Some(binding)),
+            Some(Target::Host(_) | Target::List) | None => (0, None),
+        };
+        Ok(TagState {
+            tag: Tag::new(tag.index(), entry.instance).0,
+            pd: entry.pd,
+            access: entry.access,
+            flags,
+            address: entry.address,
+            length: entry.length(),
+            kind: entry.kind.number(),
+            valid: u8::from(entry.target.is_some()),
+            failed: u8::from(entry.failed),
+            // One that failed has it for a mark only.
+            max_pages: if entry.failed { 0 } else { entry.max_pages },
+            windows: entry.windows,
+            region: binding.map_or(0, |binding| binding.region.0),
+            qpn: binding.and_then(|binding| binding.qpn).unwrap_or(0),
+            ..TagState::zeroed()
+        })
     }
 
     /// Carries out a registration from the send queue of a queue pair in domain `pd`.

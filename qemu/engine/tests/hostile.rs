@@ -419,6 +419,9 @@ impl Hostile {
             CommandOpcode::QuerySrq,
             CommandOpcode::QueryCounters,
             CommandOpcode::TakeFaults,
+            CommandOpcode::QueryCompletionQueue,
+            CommandOpcode::QueryTag,
+            CommandOpcode::QueryQueuePairCounters,
         ];
         let careless = std::mem::take(&mut self.careless);
         let queries = queries.iter().any(|query| *query as u16 == opcode);
@@ -677,13 +680,27 @@ impl Hostile {
                     CommandOpcode::ReleaseTag,
                     CommandOpcode::QueryDevice,
                     CommandOpcode::QueryCounters,
+                    CommandOpcode::QueryCompletionQueue,
+                    CommandOpcode::QueryTag,
+                    CommandOpcode::QueryQueuePairCounters,
                 ]);
                 if opcode == CommandOpcode::DestroyEventQueue && !random.one_in(20) {
                     return;
                 }
                 let number = match opcode {
-                    CommandOpcode::ReleaseTag => base.tag(number),
-                    CommandOpcode::DestroyCompletionQueue => base.cqn(number),
+                    CommandOpcode::ReleaseTag | CommandOpcode::QueryTag => base.tag(number),
+                    CommandOpcode::DestroyCompletionQueue | CommandOpcode::QueryCompletionQueue => {
+                        base.cqn(number)
+                    }
+                    CommandOpcode::QueryQueuePairCounters => {
+                        let mut command = QueryQueuePairCounters::zeroed();
+                        command.count = random.pick(&[1, 2, 54, 55, u32::MAX]);
+                        for qpn in command.qpns.iter_mut().take(random.pick(&[1, 2, 54])) {
+                            *qpn = base.qpn(random.number());
+                        }
+                        self.command(&command);
+                        return;
+                    }
                     CommandOpcode::DestroyQueuePair | CommandOpcode::QueryQueuePair => {
                         base.qpn(number)
                     }

@@ -43,7 +43,8 @@ enum Action {
     /// counters and version, once
     ///
     /// Without sections, all of them. `device` and `counters` can be read by anyone; the others
-    /// need root.
+    /// need root. Counters of single queue pairs are shown by `rdma statistic qp`, what the device
+    /// has of a queue by `rdma -r resource show`.
     Show {
         /// What to show
         #[arg(value_enum)]

@@ -85,6 +85,8 @@ const WANTED_FEATURES: u64 = abi::FEATURE_SRQ
     | abi::FEATURE_LISTS
     | abi::FEATURE_PENDING_TAGS
     | abi::FEATURE_TURNS
+    | abi::FEATURE_QP_COUNTERS
+    | abi::FEATURE_CONTEXTS
     | if rdma::ON_DEMAND_AVAILABLE && PAGE_SHIFT == abi::ON_DEMAND_PAGE_SHIFT as usize {
         abi::FEATURE_ON_DEMAND
     } else {

@@ -31,6 +31,7 @@ use crate::{
         ControlRing,
         Counters,
         Nothing,
+        QpCounters,
         Reply, //
     },
     eq::EventQueue,
@@ -311,6 +312,9 @@ answers! {
     QueryDevice(Nothing) -> abi::DeviceCaps: 256,
     QueryQueuePair(ObjectNumber) -> abi::QueuePairState: 192,
     QuerySrq(ObjectNumber) -> abi::SrqState: 64,
+    QueryCompletionQueue(ObjectNumber) -> abi::CompletionQueueState: 64,
+    QueryTag(ObjectNumber) -> abi::TagState: 64,
+    QueryQueuePairCounters(abi::QueryQueuePairCounters) -> QpCounters: 152,
     // As many as the device said that it has, all of which are asked for.
     QueryCounters(abi::QueryCounters) -> Counters: 128,
     QueryClock(Nothing) -> abi::ClockReading: 64,

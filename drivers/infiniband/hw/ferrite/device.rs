@@ -31,7 +31,7 @@ use crate::{
     },
     port,
     port::MtuFollower,
-    rdma,
+    qp_counters, rdma,
     rdma::{
         Device,
         DeviceAttr,
@@ -74,6 +74,7 @@ pub(crate) struct Ferrite {
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) mtu: Arc<MtuFollower>,
     pub(crate) gids: Arc<GidFollower>,
+    pub(crate) qp_counters: Arc<qp_counters::Sets>,
 }
 
 impl Drop for Ferrite {
@@ -110,6 +111,7 @@ impl Ferrite {
             memory: DeviceMemory::new(layout.memory())?,
             mtu: MtuFollower::new(hw)?,
             gids: GidFollower::new(hw, caps.max_gid)?,
+            qp_counters: qp_counters::Sets::new(hw)?,
             hw: hw.clone(),
             caps,
             identity,
@@ -162,6 +164,9 @@ impl rdma::Driver for Ferrite {
         .with_gids()
         .with_netdev()
         .with_counters()
+        .with_qp_counters()
+        .with_raw_dumps()
+        .with_raw_srq_dumps()
         .with_events()
         .with_fast_registration()
         .with_odp()

@@ -69,6 +69,14 @@ pub(crate) struct Counters(pub(crate) [u64; abi::COUNTER_NAMES.len()]);
 // SAFETY: an array of integers has no padding and accepts every bit pattern.
 unsafe impl Plain for Counters {}
 
+/// The reply of a query for counters of queue pairs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct QpCounters(pub(crate) [u64; abi::COUNTER_NAMES.len()]);
+
+// SAFETY: an array of integers has no padding and accepts every bit pattern.
+unsafe impl Plain for QpCounters {}
+
 /// Says that any bytes make a value of a type, and that all of its bytes are initialised.
 macro_rules! dma_types {
     ($($type:ty),* $(,)?) => {$(

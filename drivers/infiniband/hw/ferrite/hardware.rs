@@ -502,6 +502,11 @@ impl Hardware {
         self.query_with(Patience::None, request, core::mem::size_of::<R>())
     }
 
+    /// Runs a query whose answer is wanted by others, too, when who runs it is killed. Sleeps.
+    pub(crate) fn query_for_others<R: Answer>(self: &Arc<Self>, request: &R::Request) -> Result<R> {
+        self.query_with(Patience::Endless, request, core::mem::size_of::<R>())
+    }
+
     fn query_with<R: Answer>(
         self: &Arc<Self>,
         patience: Patience,

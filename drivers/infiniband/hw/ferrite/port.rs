@@ -15,6 +15,7 @@ use crate::{
     device::Ferrite,
     dma_types::Counters,
     hardware::Hardware,
+    qp_counters,
     rdma::{
         Device,
         DeviceAttr,
@@ -346,7 +347,10 @@ pub(crate) fn read_counters(dev: &Device<Ferrite>, port: u32, values: &mut [u64]
         reserved: [0; 7],
     };
     let length = core::mem::size_of_val(values);
-    let counters: Counters = dev.hw.query_start(&request, length)?;
+    // First, so that it is no more than what all have counted.
+    let of_sets = dev.qp_counters.read_all()?;
+    let mut counters: Counters = dev.hw.query_start(&request, length)?;
+    qp_counters::take_away(&mut counters.0, &of_sets);
     for (value, counter) in values.iter_mut().zip(counters.0) {
         *value = counter;
     }

@@ -70,7 +70,7 @@ const NEEDS: [(u64, u64); 5] = [
 ];
 
 /// The features that there are.
-const FEATURES: [u64; 24] = [
+const FEATURES: [u64; 26] = [
     FEATURE_SRQ,
     FEATURE_ATOMICS,
     FEATURE_WINDOWS,
@@ -95,6 +95,8 @@ const FEATURES: [u64; 24] = [
     FEATURE_LISTS,
     FEATURE_PENDING_TAGS,
     FEATURE_TURNS,
+    FEATURE_QP_COUNTERS,
+    FEATURE_CONTEXTS,
 ];
 
 fn magic(host: &mut Host) -> Outcome {
@@ -732,6 +734,20 @@ fn commands_without_their_feature(host: &mut Host) -> Outcome {
     host.refuse(&ResolveFault::zeroed(), no)?;
     host.refuse(&InvalidatePages::zeroed(), no)?;
     let entry = host.query_entry(CommandOpcode::TakeFaults, None, 256);
+    host.submit_for(&entry, no)?;
+    let region = host.region(0, PAGE)?;
+    for (opcode, number) in [
+        (CommandOpcode::QueryCompletionQueue, cq.cqn),
+        (CommandOpcode::QueryTag, region.tag),
+    ] {
+        let entry = host.query_entry(opcode, Some(number), 64);
+        host.submit_for(&entry, no)?;
+    }
+    let qp = host.create_qp(Service::Rc, &cq)?;
+    let mut counted = QueryQueuePairCounters::zeroed();
+    (counted.count, counted.qpns[0]) = (1, qp.qpn);
+    let mut entry = host.entry(CommandOpcode::QueryQueuePairCounters, &counted);
+    (entry.reply, entry.reply_length) = (host.reply(), 256);
     host.submit_for(&entry, no)?;
     let command = ResizeCompletionQueue {
         cqn: cq.cqn,

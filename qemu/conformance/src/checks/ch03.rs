@@ -251,6 +251,27 @@ checks! {
     },
     "DEV-3-161" => registrations_are_counted,
     "DEV-3-162" => early_uses_are_counted,
+    "DEV-3-172" => counters_of_queue_pairs_are_added_up,
+    "DEV-3-173" => |h| counted(h, |c| vec![
+        QueryQueuePairCounters::zeroed(),
+        QueryQueuePairCounters { count: COUNTED_QUEUE_PAIRS as u32 + 1, ..c },
+        QueryQueuePairCounters { count: u32::MAX, ..c },
+    ]),
+    "DEV-3-174" => |h| counted(h, |c| {
+        let mut longer = c;
+        longer.qpns[COUNTED_QUEUE_PAIRS - 1] = c.qpns[0];
+        vec![longer]
+    }),
+    "DEV-3-175" => counters_of_a_queue_pair_over_its_life,
+    "DEV-3-176" => queue_pairs_count_what_they_do,
+    "DEV-3-177" => queue_pairs_count_what_is_told,
+    "DEV-3-178" => |h| caps(h, |c| {
+        let offered = c.features & FEATURE_QP_COUNTERS != 0;
+        (offered || c.qp_counters == 0) && c.qp_counters.checked_shr(c.counters).unwrap_or(0) == 0
+    }),
+    "DEV-3-179" => what_a_completion_queue_says,
+    "DEV-3-180" => what_a_queue_pair_is_made_of,
+    "DEV-3-181" => what_a_tag_says,
     "DEV-3-96" => what_a_queue_pair_says,
     "DEV-3-97" => destroyed_in_every_state,
     "DEV-3-98" => destroyed_queue_pair,
@@ -905,6 +926,243 @@ fn counters_never_go_back(host: &mut Host) -> Outcome {
         !back,
         "counters went back by a reset: {before:?}, {after:?}"
     );
+    Ok(())
+}
+
+/// Asks for counters of queue pairs.
+fn of_queue_pairs(qpns: &[u32]) -> QueryQueuePairCounters {
+    let mut command = QueryQueuePairCounters::zeroed();
+    command.count = qpns.len() as u32;
+    command.qpns[..qpns.len()].copy_from_slice(qpns);
+    command
+}
+
+/// One of the counters, by name.
+fn rise_of(counters: &[u64], name: &str) -> u64 {
+    let at = COUNTER_NAMES.iter().position(|other| *other == name);
+    at.and_then(|at| counters.get(at)).copied().unwrap_or(0)
+}
+
+/// Refuses spoiled variants of a query for the counters of a queue pair that is there.
+fn counted(
+    host: &mut Host,
+    variants: fn(QueryQueuePairCounters) -> Vec<QueryQueuePairCounters>,
+) -> Outcome {
+    host.start_needing(FEATURE_QP_COUNTERS)?;
+    let cq = host.create_cq()?;
+    let qp = host.create_qp(Service::Rc, &cq)?;
+    let right = of_queue_pairs(&[qp.qpn]);
+    for command in variants(right) {
+        let mut entry = host.entry(Op::QueryQueuePairCounters, &command);
+        (entry.reply, entry.reply_length) = (host.reply(), 4096);
+        host.submit_for(&entry, BadParameter)?;
+    }
+    host.qp_counters(&right).map(|_| ())
+}
+
+/// Two connections of the device with itself, of which the first has sent a message.
+fn counted_traffic(host: &mut Host) -> Outcome<[Qp; 4]> {
+    host.start_needing(FEATURE_QP_COUNTERS)?;
+    let mut cq = host.create_cq()?;
+    let (mut a, mut b) = host.pair(Service::Rc, &cq)?;
+    let (c, d) = host.pair(Service::Rc, &cq)?;
+    host.post_receive(&mut b, &[])?;
+    host.post(&mut a, &Work::send(&[]))?;
+    host.completion(&mut cq)?;
+    host.completion(&mut cq)?;
+    Ok([a, b, c, d])
+}
+
+fn counters_of_queue_pairs_are_added_up(host: &mut Host) -> Outcome {
+    let [a, b, ..] = counted_traffic(host)?;
+    let mut entry = host.entry(Op::QueryQueuePairCounters, &of_queue_pairs(&[a.qpn]));
+    (entry.reply, entry.reply_length) = (host.reply(), 4096);
+    let length = 8 * u64::from(host.caps.counters);
+    ensure_eq!(host.submit(&entry)?, (Done, length), "status and length");
+    let of_a = host.qp_counters(&of_queue_pairs(&[a.qpn]))?;
+    let of_b = host.qp_counters(&of_queue_pairs(&[b.qpn]))?;
+    let sum = |factor: u64| -> Vec<u64> {
+        let both = of_a.iter().zip(&of_b);
+        both.map(|(a, b)| factor * a + b).collect()
+    };
+    let both = host.qp_counters(&of_queue_pairs(&[a.qpn, b.qpn]))?;
+    ensure_eq!(both, sum(1), "the counters of both");
+    let twice = host.qp_counters(&of_queue_pairs(&[a.qpn, b.qpn, a.qpn]))?;
+    ensure_eq!(twice, sum(2), "with one of them named twice");
+    for (number, status) in [
+        (host.caps.qp_first + host.caps.qp_count - 1, NotFound),
+        (host.caps.qp_first + host.caps.qp_count, BadNumber),
+    ] {
+        let command = of_queue_pairs(&[a.qpn, number]);
+        let mut entry = host.entry(Op::QueryQueuePairCounters, &command);
+        (entry.reply, entry.reply_length) = (host.reply(), 4096);
+        host.submit_for(&entry, status)?;
+    }
+    Ok(())
+}
+
+fn counters_of_a_queue_pair_over_its_life(host: &mut Host) -> Outcome {
+    let [a, _, c, _] = counted_traffic(host)?;
+    let fresh = host.qp_counters(&of_queue_pairs(&[c.qpn]))?;
+    ensure!(
+        fresh.iter().all(|counter| *counter == 0),
+        "a queue pair that has done nothing: {fresh:?}"
+    );
+    let asked = of_queue_pairs(&[a.qpn]);
+    let before = host.qp_counters(&asked)?;
+    let mut reset = ModifyQueuePair::zeroed();
+    (reset.qpn, reset.mask) = (a.qpn, MODIFY_STATE);
+    reset.state = QueuePairStateCode::Reset.number();
+    host.execute(&reset)?;
+    let after = host.qp_counters(&asked)?;
+    let back = before
+        .iter()
+        .zip(&after)
+        .any(|(before, after)| after < before);
+    ensure!(!back, "back by a reset: {before:?}, {after:?}");
+    Ok(())
+}
+
+fn queue_pairs_count_what_they_do(host: &mut Host) -> Outcome {
+    let [a, b, ..] = counted_traffic(host)?;
+    let has = |host: &Host, name: &str| {
+        let at = COUNTER_NAMES.iter().position(|other| *other == name);
+        at.is_some_and(|at| host.caps.qp_counters & 1 << at != 0)
+    };
+    for (qp, what) in [(&a, "the sender"), (&b, "the receiver")] {
+        let counters = host.qp_counters(&of_queue_pairs(&[qp.qpn]))?;
+        for (name, exactly) in [
+            ("completions", Some(1)),
+            ("tx_packets", None),
+            ("rx_packets", None),
+        ] {
+            let value = rise_of(&counters, name);
+            let right = exactly.map_or(value >= 1, |exactly| value == exactly);
+            ensure!(
+                right || !has(host, name),
+                "{name} of {what} of one message: {value}"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn queue_pairs_count_what_is_told(host: &mut Host) -> Outcome {
+    let [a, b, ..] = counted_traffic(host)?;
+    let counters = host.qp_counters(&of_queue_pairs(&[a.qpn, b.qpn]))?;
+    for (at, counter) in counters.iter().enumerate() {
+        ensure!(
+            host.caps.qp_counters & 1 << at != 0 || *counter == 0,
+            "counter {at} is {counter}, and queue pairs have none such"
+        );
+    }
+    Ok(())
+}
+
+fn what_a_completion_queue_says(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_CONTEXTS)?;
+    let cq = host.create_cq()?;
+    let qp = host.create_qp(Service::Rc, &cq)?;
+    host.execute(&ModifyCompletionQueue {
+        cqn: cq.cqn,
+        eqn: EQ_NONE,
+        moderation_count: 3,
+        moderation_microseconds: 40,
+        ..ModifyCompletionQueue::zeroed()
+    })?;
+    let entry = host.query_entry(Op::QueryCompletionQueue, Some(cq.cqn), 4096);
+    ensure_eq!(host.submit(&entry)?, (Done, 64), "status and length");
+    let state: CompletionQueueState = host.query(Op::QueryCompletionQueue, Some(cq.cqn))?;
+    ensure!(state.reserved_is_zero(), "reserved fields");
+    ensure_eq!(
+        (state.cqn, state.eqn),
+        (cq.cqn, EQ_NONE),
+        "queue and handler"
+    );
+    ensure_eq!(state.users, 2, "its users: both queues of a queue pair");
+    ensure_eq!((state.producer, state.consumer), (0, 0), "its indices");
+    ensure_eq!(
+        (state.moderation_count, state.moderation_microseconds),
+        (3, 40),
+        "moderation"
+    );
+    host.destroy(Op::DestroyQueuePair, qp.qpn)?;
+    let last = host.caps.cq_first + host.caps.cq_count - 1;
+    for (number, status) in [(last, NotFound), (last + 1, BadNumber)] {
+        let entry = host.query_entry(Op::QueryCompletionQueue, Some(number), 64);
+        host.submit_for(&entry, status)?;
+    }
+    Ok(())
+}
+
+fn what_a_queue_pair_is_made_of(host: &mut Host) -> Outcome {
+    host.needs(FEATURE_CONTEXTS)?;
+    for agreed in [true, false] {
+        match agreed {
+            true => host.start()?,
+            false => {
+                host.device.control_reset()?;
+                host.start_with(!FEATURE_CONTEXTS)?;
+            }
+        }
+        let cq = host.create_cq()?;
+        let command = host.qp_command(Service::Rc, &cq);
+        host.execute(&command)?;
+        let state: QueuePairState = host.query(Op::QueryQueuePair, Some(command.qpn))?;
+        ensure!(state.reserved_is_zero(), "reserved fields");
+        let expected = match agreed {
+            true => QueuePairState {
+                pd: command.pd,
+                send_cqn: command.send_cqn,
+                receive_cqn: command.receive_cqn,
+                doorbell_page: command.doorbell_page,
+                flags: command.flags,
+                service: command.service,
+                transport: command.transport,
+                sq_log_blocks: command.sq_log_blocks,
+                rq_log_entries: command.rq_log_entries,
+                rq_log_stride: command.rq_log_stride,
+                attributes: state.attributes,
+                ..QueuePairState::zeroed()
+            },
+            false => QueuePairState {
+                attributes: state.attributes,
+                ..QueuePairState::zeroed()
+            },
+        };
+        ensure!(state == expected, "with the feature {agreed}: {state:x?}");
+    }
+    Ok(())
+}
+
+fn what_a_tag_says(host: &mut Host) -> Outcome {
+    host.start_needing(FEATURE_CONTEXTS)?;
+    let command = host.region_command(ACCESS_LOCAL_WRITE, PAGE);
+    host.execute(&command)?;
+    let tag = Tag(command.tag);
+    let entry = host.query_entry(Op::QueryTag, Some(tag.0), 4096);
+    ensure_eq!(host.submit(&entry)?, (Done, 64), "status and length");
+    for instance in [tag.instance(), tag.instance().wrapping_add(1)] {
+        let asked = Tag::new(tag.index(), instance).0;
+        let state: TagState = host.query(Op::QueryTag, Some(asked))?;
+        let expected = TagState {
+            tag: command.tag,
+            pd: command.pd,
+            access: command.access,
+            address: command.address,
+            length: command.buffer.length,
+            kind: TagKind::Region.number(),
+            valid: 1,
+            ..TagState::zeroed()
+        };
+        ensure!(state == expected, "the tag: {state:x?}");
+    }
+    host.destroy(Op::ReleaseTag, command.tag)?;
+    let beyond = Tag::new(host.caps.tag_first + host.caps.tag_count, 0).0;
+    for (number, status) in [(command.tag, NotFound), (beyond, BadNumber)] {
+        let entry = host.query_entry(Op::QueryTag, Some(number), 64);
+        host.submit_for(&entry, status)?;
+    }
     Ok(())
 }
 

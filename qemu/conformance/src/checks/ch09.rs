@@ -266,6 +266,13 @@ fn what_it_says(host: &mut Host) -> Outcome {
     shared.takes(host, 0)?;
     let state: SrqState = host.query(Op::QuerySrq, Some(srqn))?;
     ensure_eq!((state.limit, state.available), (3, 4), "limit and entries");
+    ensure!(state.reserved_is_zero(), "reserved fields");
+    let made = (state.srqn, state.users, state.producer);
+    let known = match host.features & FEATURE_CONTEXTS {
+        0 => (0, 0, 0),
+        _ => (srqn, 1, 5),
+    };
+    ensure_eq!(made, known, "its number, users and producer index");
     Ok(())
 }
 

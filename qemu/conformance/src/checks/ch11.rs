@@ -81,7 +81,7 @@ fn bad_packets(host: &mut Host) -> Outcome {
 
 fn bad_commands(host: &mut Host) -> Outcome {
     host.start()?;
-    for opcode in [0, 30, 39, 43, u16::MAX] {
+    for opcode in [0, 30, 39, 44, 127, 130, u16::MAX] {
         let mut entry = host.bare_entry(CommandOpcode::Nop);
         entry.opcode = opcode;
         host.submit_for(&entry, CommandStatus::BadOpcode)?;

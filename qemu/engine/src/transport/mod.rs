@@ -13,6 +13,7 @@ mod responder;
 mod unreliable;
 
 use crate::core::{Allowance, Core, ReceiveCompletion, HEADERS, MAX_LOG_MTU, PORTS};
+use crate::counters::QpCounters;
 use crate::memory::{Host, Way};
 use crate::multicast::{is_multicast, MULTICAST_QPN};
 use crate::paging::{Place, Side};
@@ -106,10 +107,11 @@ pub struct Shared {
     receive: crate::queue::ReceiveRequest,
 }
 
-/// Writes a frame of a path and sends it: `fill` appends what follows the base header and returns
+/// Writes a frame of a path and sends it, for the queue pair with these counters: `fill` appends what follows the base header and returns
 /// the padding, which must be that of `bth`.
 fn send_packet<E>(
     core: &mut Core,
+    counters: &mut QpCounters,
     template: &Template,
     bth: &Bth,
     host: &mut dyn Host,
@@ -122,7 +124,7 @@ fn send_packet<E>(
         core.transport.identification = core.transport.identification.wrapping_add(1);
         let medium = core.way(&template.destination_mac(), host).medium();
         template.finish(&mut frame, bth.pad, core.transport.identification, medium);
-        core.transmit(&frame, host);
+        core.transmit(&frame, counters, host);
     }
     core.transport.frame = frame;
     filled
@@ -311,6 +313,8 @@ pub(crate) fn receive_frame(
         core.counters.rx_icrc_errors += 1;
         return Disposition::Consumed;
     }
+    // Whose it is is known now that it is known to be whole.
+    count_received(qp, bytes);
     let delivered = if waits_in_line(core, qp) {
         Err(Left::Waits(Place::Last(None)))
     } else {
@@ -318,6 +322,11 @@ pub(crate) fn receive_frame(
     };
     keep(core, qp, bytes, delivered);
     Disposition::Consumed
+}
+
+fn count_received(qp: &mut QueuePair, bytes: &[u8]) {
+    qp.counters.rx_packets += 1;
+    qp.counters.rx_bytes += bytes.len() as u64;
 }
 
 /// Whether all frames for `qp` wait behind one that waits for a page or a tag: those of services
@@ -425,6 +434,7 @@ fn receive_multicast(
         let Some(qp) = qps.get_mut(qpn) else {
             continue;
         };
+        count_received(qp, bytes);
         let delivered = if waits_in_line(core, qp) {
             Err(Left::Waits(Place::Last(group)))
         } else {

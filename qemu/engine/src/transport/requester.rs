@@ -15,6 +15,7 @@
 use super::delay::{ack_timeout, rnr_delay};
 use super::{base_header, invalidates, send_packet};
 use crate::core::{Core, SendCompletion, Waited};
+use crate::counters::count;
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
 use crate::qp::{self, LocalError, QueuePair};
@@ -394,7 +395,7 @@ fn take_up(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
 /// What is wrong with a well-formed work request, before any of it is sent.
 fn check(
     core: &mut Core,
-    qp: &QueuePair,
+    qp: &mut QueuePair,
     message: &mut Message,
     host: &mut dyn Host,
 ) -> Option<Failure> {
@@ -425,7 +426,10 @@ fn check(
     }
     match check_data(core, qp, message, host) {
         Ok(()) => None,
-        Err(Stop::Failed(failure)) => Some(failure),
+        Err(Stop::Failed(failure)) => {
+            count!(core, qp, access_errors);
+            Some(failure)
+        }
         Err(Stop::Pending(_)) => {
             // It is looked at again in its turn, and waits then.
             message.unchecked = true;
@@ -463,7 +467,6 @@ fn check_data(
     let early = message.early || result.is_ok() && core.uses_early(sges, 0, length);
     core.counters.early_uses += u64::from(early);
     result.map_err(|error| {
-        core.counters.access_errors += 1;
         Stop::Failed(Failure {
             status: CompletionStatus::LocalProtection,
             vendor_syndrome: error.vendor_syndrome(),
@@ -495,6 +498,7 @@ fn check_now(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         }
         Err(Stop::Pending(index)) => wait_for_tag(core, qp, index),
         Err(Stop::Failed(failure)) => {
+            count!(core, qp, access_errors);
             message.failure = Some(failure);
             false
         }
@@ -601,15 +605,22 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     let domain = qp.domain();
     let (request, waited) = (&message.request, message.waited);
     let extended = qp.is_extended();
-    let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
-        if extended {
-            frame.extend_from_slice(&(request.srqn & 0xff_ffff).to_be_bytes());
-        }
-        extend_headers(frame, request, position, offset, length);
-        let start = frame.len();
-        frame.resize(start + payload as usize, 0);
-        core.gather(host, domain, request, offset.into(), &mut frame[start..])
-    });
+    let sent = send_packet(
+        core,
+        &mut qp.counters,
+        &template,
+        &bth,
+        host,
+        |frame, core, host| {
+            if extended {
+                frame.extend_from_slice(&(request.srqn & 0xff_ffff).to_be_bytes());
+            }
+            extend_headers(frame, request, position, offset, length);
+            let start = frame.len();
+            frame.resize(start + payload as usize, 0);
+            core.gather(host, domain, request, offset.into(), &mut frame[start..])
+        },
+    );
     let sent = sent.map_err(|error| core.confirm(error, waited, host));
     match sent {
         Err(TptError::Absent(fault)) => return absent(core, qp, fault, host),
@@ -619,7 +630,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
     core.paging.went_on(qp.number, Side::Requester);
     let requester = &mut qp.transport.requester;
     if let Err(error) = sent {
-        core.counters.access_errors += 1;
+        count!(core, qp, access_errors);
         requester.messages[cursor].failure = Some(Failure {
             status: CompletionStatus::LocalProtection,
             vendor_syndrome: error.vendor_syndrome(),
@@ -627,7 +638,7 @@ fn step(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> bool {
         return false;
     }
     if psn_diff(requester.fresh, psn) > 0 {
-        core.counters.retransmissions += 1;
+        count!(core, qp, retransmissions);
     }
     if answered {
         requester.reads.push_back(after);
@@ -655,7 +666,7 @@ fn absent(core: &mut Core, qp: &mut QueuePair, fault: Fault, host: &mut dyn Host
     match outcome {
         Outcome::Wait => requester.waiting_for_page = true,
         Outcome::Fail => {
-            core.counters.access_errors += 1;
+            count!(core, qp, access_errors);
             if let Some(message) = requester.messages.get_mut(requester.cursor) {
                 message.failure = Some(Failure {
                     status: CompletionStatus::LocalProtection,
@@ -998,7 +1009,7 @@ pub(super) fn expired(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) 
         watch(core, qp, true);
         return;
     }
-    core.counters.ack_timeouts += 1;
+    count!(core, qp, ack_timeouts);
     requester.timeouts = requester.timeouts.saturating_add(1);
     if in_line {
         // Nothing could be sent again now, and what is missing may not have got further than the
@@ -1120,14 +1131,14 @@ pub(super) fn response(
                     acknowledge(core, qp, psn_add(psn, 1), host);
                 }
                 Syndrome::ReceiverNotReady(code) => {
-                    core.counters.rnr_naks_received += 1;
+                    count!(core, qp, rnr_naks_received);
                     if stale {
                         return None;
                     }
                     receiver_not_ready(core, qp, psn, code, host);
                 }
                 Syndrome::Nak(code) => {
-                    core.counters.naks_received += 1;
+                    count!(core, qp, naks_received);
                     if stale {
                         return None;
                     }
@@ -1273,7 +1284,7 @@ fn answer(
         return None;
     }
     if let Err(error) = placed {
-        core.counters.access_errors += 1;
+        count!(core, qp, access_errors);
         let failure = Failure {
             status: CompletionStatus::LocalAccess,
             vendor_syndrome: error.vendor_syndrome(),

@@ -8,6 +8,7 @@
 use super::requester::{extend_headers, is_agreed_on, wire_opcode, Failure};
 use super::{base_header, send_packet, template_of, Left};
 use crate::core::{Core, Origin, ReceiveCompletion, SendCompletion, Waited, MAX_LOG_MTU};
+use crate::counters::count;
 use crate::memory::{Host, Way};
 use crate::paging::{Outcome, Place, Side};
 use crate::qp::{self, LocalError, QueuePair};
@@ -220,7 +221,7 @@ fn begin(
             qp.transport.sender.unbegun = true;
             return Ok(Sent::Pending(index));
         }
-        core.counters.access_errors += 1;
+        count!(core, qp, access_errors);
         return Err(Failure {
             status: CompletionStatus::LocalProtection,
             vendor_syndrome: error.vendor_syndrome(),
@@ -287,15 +288,22 @@ fn packet(
         )
     };
     let domain = qp.domain();
-    let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
-        if let Some(deth) = deth {
-            frame.extend_from_slice(&deth.to_bytes());
-        }
-        extend_headers(frame, request, position, offset, payload);
-        let start = frame.len();
-        frame.resize(start + payload as usize, 0);
-        core.gather(host, domain, request, offset.into(), &mut frame[start..])
-    });
+    let sent = send_packet(
+        core,
+        &mut qp.counters,
+        &template,
+        &bth,
+        host,
+        |frame, core, host| {
+            if let Some(deth) = deth {
+                frame.extend_from_slice(&deth.to_bytes());
+            }
+            extend_headers(frame, request, position, offset, payload);
+            let start = frame.len();
+            frame.resize(start + payload as usize, 0);
+            core.gather(host, domain, request, offset.into(), &mut frame[start..])
+        },
+    );
     let waited = qp.transport.sender.waited;
     let sent = sent.map_err(|error| core.confirm(error, waited, host));
     match sent {
@@ -308,7 +316,7 @@ fn packet(
         _ => core.paging.went_on(qp.number, Side::Requester),
     }
     sent.map_err(|error| {
-        core.counters.access_errors += 1;
+        count!(core, qp, access_errors);
         Failure {
             status: CompletionStatus::LocalProtection,
             vendor_syndrome: error.vendor_syndrome(),
@@ -431,7 +439,7 @@ fn place(
             return Err(Left::Waits(Place::Last(group)));
         }
         if let Err(error) = placed {
-            core.counters.access_errors += 1;
+            count!(core, qp, access_errors);
             let status = CompletionStatus::LocalProtection;
             fail_receive(core, qp, receive, status, error.vendor_syndrome(), host);
             return Err(Left::Dropped);

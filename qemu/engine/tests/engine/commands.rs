@@ -139,6 +139,7 @@ fn samples() -> (Node, Vec<Sample>) {
                 ..ResizeCompletionQueue::zeroed()
             },
         ),
+        object(O::QueryCompletionQueue),
         object(O::DestroyCompletionQueue),
         sample(O::CreateQueuePair, node.qp_template(QpOptions::default())),
         sample(
@@ -149,6 +150,18 @@ fn samples() -> (Node, Vec<Sample>) {
             },
         ),
         object(O::QueryQueuePair),
+        sample(
+            O::QueryQueuePairCounters,
+            QueryQueuePairCounters {
+                count: 1,
+                qpns: {
+                    let mut qpns = [0; COUNTED_QUEUE_PAIRS];
+                    qpns[0] = 77;
+                    qpns
+                },
+                ..QueryQueuePairCounters::zeroed()
+            },
+        ),
         object(O::DestroyQueuePair),
         sample(
             O::RegisterRegion,
@@ -171,6 +184,7 @@ fn samples() -> (Node, Vec<Sample>) {
                 max_pages: 1,
             },
         ),
+        tag(O::QueryTag),
         tag(O::ReleaseTag),
         sample(
             O::SetGid,
@@ -239,6 +253,9 @@ fn is_query(opcode: CommandOpcode) -> bool {
             | O::QueryCounters
             | O::TakeFaults
             | O::QueryVectorMap
+            | O::QueryCompletionQueue
+            | O::QueryTag
+            | O::QueryQueuePairCounters
     )
 }
 
@@ -444,6 +461,9 @@ fn a_reply_is_written_as_far_as_there_is_room_and_its_length_told() {
     let mut node = Node::new(1);
     node.create_qp(QpOptions::default());
     node.create_srq(3, 4, None);
+    node.register(0x101, 1, ACCESS_LOCAL_WRITE, 4096);
+    let mut counted = QueryQueuePairCounters::zeroed();
+    (counted.count, counted.qpns[0]) = (1, 2);
     let object = |number| {
         ObjectNumber {
             number,
@@ -467,6 +487,21 @@ fn a_reply_is_written_as_far_as_there_is_room_and_its_length_told() {
             8 * COUNTER_NAMES.len(),
         ),
         (CommandOpcode::TakeFaults, vec![], size_of::<PageFaults>()),
+        (
+            CommandOpcode::QueryCompletionQueue,
+            object(1),
+            size_of::<CompletionQueueState>(),
+        ),
+        (
+            CommandOpcode::QueryTag,
+            object(0x101),
+            size_of::<TagState>(),
+        ),
+        (
+            CommandOpcode::QueryQueuePairCounters,
+            counted.as_bytes().to_vec(),
+            8 * COUNTER_NAMES.len(),
+        ),
     ] {
         let query = entry(opcode, &request);
         for length in [1, 8, size - 1, size, size + 1, 4096] {

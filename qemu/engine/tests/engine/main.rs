@@ -7,6 +7,7 @@ mod accesses;
 #[allow(dead_code)] // The hostile tests, another program, use the rest of it.
 mod attack;
 mod commands;
+mod contexts;
 mod control_record;
 mod details;
 mod device_memory;
@@ -23,6 +24,7 @@ mod ordering;
 mod paging;
 mod pending;
 mod placement;
+mod qp_counters;
 mod rc;
 mod registration;
 mod registrations_model;

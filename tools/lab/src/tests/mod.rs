@@ -6,6 +6,7 @@ mod allocations;
 mod basics;
 mod clients;
 mod connections;
+mod counters;
 mod driver;
 mod faults;
 mod growth;
@@ -309,6 +310,7 @@ pub fn groups() -> Vec<Group> {
                 ("loopback", memory::WITHIN),
                 ("checked", notification::TESTS),
                 ("checked", moving::TESTS),
+                ("checked", counters::TESTS),
                 ("checked", growth::TESTS),
                 ("checked", moving::ENDING),
                 ("checked", faults::TESTS),

@@ -5,6 +5,7 @@
 
 use super::refusals::revoked;
 use crate::core::{Allowance, Core};
+use crate::counters::count;
 use crate::memory::Host;
 use crate::paging::{Outcome, Side};
 use crate::qp::{self, QueuePair};
@@ -102,14 +103,14 @@ pub(in crate::transport) fn run(
             }
             Answer::NotNow { psn, syndrome } => {
                 match syndrome {
-                    Syndrome::ReceiverNotReady(_) => core.counters.rnr_naks_sent += 1,
-                    _ => core.counters.naks_sent += 1,
+                    Syndrome::ReceiverNotReady(_) => count!(core, qp, rnr_naks_sent),
+                    _ => count!(core, qp, naks_sent),
                 }
                 say(core, qp, psn, Opcode::RC_ACKNOWLEDGE, syndrome, None, host);
             }
             Answer::Atomic { .. } | Answer::Placed { .. } => say_result(core, qp, answer, host),
             Answer::Refuse { psn, code } => {
-                core.counters.naks_sent += 1;
+                count!(core, qp, naks_sent);
                 let syndrome = Syndrome::Nak(code);
                 say(core, qp, psn, Opcode::RC_ACKNOWLEDGE, syndrome, None, host);
                 qp::enter_error(core, qp, host);
@@ -145,13 +146,20 @@ fn say(
     };
     let bth = base_header(qp, opcode, psn);
     let msn = qp.transport.responder.msn;
-    let sent = send_packet(core, &template, &bth, host, |frame, _, _| {
-        frame.extend_from_slice(&Aeth { syndrome, msn }.to_bytes());
-        if let Some(original) = original {
-            frame.extend_from_slice(&AtomicAckEth { original }.to_bytes());
-        }
-        Ok::<(), std::convert::Infallible>(())
-    });
+    let sent = send_packet(
+        core,
+        &mut qp.counters,
+        &template,
+        &bth,
+        host,
+        |frame, _, _| {
+            frame.extend_from_slice(&Aeth { syndrome, msn }.to_bytes());
+            if let Some(original) = original {
+                frame.extend_from_slice(&AtomicAckEth { original }.to_bytes());
+            }
+            Ok::<(), std::convert::Infallible>(())
+        },
+    );
     let Ok(()) = sent;
 }
 
@@ -202,15 +210,22 @@ fn send_data(core: &mut Core, qp: &mut QueuePair, host: &mut dyn Host) -> Data {
         syndrome: Syndrome::Ack(CREDIT_UNLIMITED),
         msn: qp.transport.responder.msn,
     };
-    let sent = send_packet(core, &template, &bth, host, |frame, core, host| {
-        if starts || ends {
-            frame.extend_from_slice(&aeth.to_bytes());
-        }
-        let start = frame.len();
-        frame.resize(start + payload as usize, 0);
-        core.tpt
-            .read(host, &span, offset.into(), &mut frame[start..])
-    });
+    let sent = send_packet(
+        core,
+        &mut qp.counters,
+        &template,
+        &bth,
+        host,
+        |frame, core, host| {
+            if starts || ends {
+                frame.extend_from_slice(&aeth.to_bytes());
+            }
+            let start = frame.len();
+            frame.resize(start + payload as usize, 0);
+            core.tpt
+                .read(host, &span, offset.into(), &mut frame[start..])
+        },
+    );
     // A read has its last packet for a name here.
     let last = psn_add(psn, packets(left, log_mtu) - 1);
     let responder = &qp.transport.responder;

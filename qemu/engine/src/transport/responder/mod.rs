@@ -26,6 +26,7 @@ mod refusals;
 pub(super) use answers::run;
 
 use crate::core::{Core, ReceiveCompletion, Waited};
+use crate::counters::count;
 use crate::memory::Host;
 use crate::paging::{Place, Side};
 use crate::qp::{self, QueuePair};
@@ -224,7 +225,7 @@ fn take_request(
     }
     let ahead = psn_diff(psn, responder.expected);
     if ahead < 0 {
-        core.counters.duplicate_requests += 1;
+        count!(core, qp, duplicate_requests);
         return duplicate(core, qp, packet).ok_or(Left::Dropped);
     }
     if core.paging.stands_behind(qp.number, psn) {
@@ -232,7 +233,7 @@ fn take_request(
         return Err(Left::Waits(Place::Psn(psn)));
     }
     if ahead > 0 {
-        core.counters.out_of_sequence += 1;
+        count!(core, qp, out_of_sequence);
         ask_again(core, qp);
         return Err(Left::Dropped);
     }
@@ -301,7 +302,7 @@ fn take_unreliable(
         responder.expected = packet.bth.psn;
     } else if packet.bth.psn != responder.expected {
         if !matches!(responder.incoming, Incoming::None) {
-            core.counters.out_of_sequence += 1;
+            count!(core, qp, out_of_sequence);
         }
         responder.incoming = Incoming::None;
         return Err(Left::Dropped);
@@ -334,7 +335,7 @@ fn take_unreliable(
                 | Refusal::Pending(_)
                 | Refusal::Table(_)
                 | Refusal::TableReceive(_) => {
-                    core.counters.access_errors += 1;
+                    count!(core, qp, access_errors);
                 }
                 Refusal::Receive {
                     status,

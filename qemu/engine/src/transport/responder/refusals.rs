@@ -5,6 +5,7 @@
 
 use super::answers::Answer;
 use crate::core::{Core, ReceiveCompletion};
+use crate::counters::count;
 use crate::cq::CompletionQueueDead;
 use crate::memory::Host;
 use crate::paging::{Fault, Outcome, Side};
@@ -165,7 +166,7 @@ pub(super) fn refuse(
         | Refusal::Pending(_)
         | Refusal::Table(_)
         | Refusal::TableReceive(_) => {
-            core.counters.access_errors += 1;
+            count!(core, qp, access_errors);
             (NakCode::RemoteAccess, Some(EventCode::QueuePairAccessError))
         }
         Refusal::Receive {
@@ -201,7 +202,7 @@ pub(super) fn close(
 
 /// The tag of the request at `psn` was revoked before all of it was carried out.
 pub(super) fn revoked(core: &mut Core, qp: &mut QueuePair, psn: u32) {
-    core.counters.access_errors += 1;
+    count!(core, qp, access_errors);
     qp.transport.responder.answers.clear();
     let event = EventCode::QueuePairAccessError;
     close(core, qp, psn, NakCode::RemoteAccess, Some(event));
