@@ -18,10 +18,13 @@ use crate::vm::{mac, wait_for_socket, BootFailed, Config, Vm};
 use crate::{guest, payload, OUT};
 
 /// How long guests may take to boot.
-const BOOT: Duration = Duration::from_secs(180);
+const BOOT: Duration = Duration::from_secs(600);
 
 /// How often guests that hang while booting are started.
-const BOOT_ATTEMPTS: usize = 3;
+const BOOT_ATTEMPTS: usize = 5;
+
+/// How long a process may take to answer, or to end.
+const ANSWER: Duration = Duration::from_secs(120);
 
 /// How many runs' logs are kept.
 const KEEP_RUNS: usize = 4;
@@ -314,7 +317,7 @@ impl Cluster {
         let path = self.counters_socket(index);
         let mut stream = UnixStream::connect(&path)
             .with_context(|| format!("connecting to {}", path.display()))?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_read_timeout(Some(ANSWER))?;
         let mut text = String::new();
         stream
             .read_to_string(&mut text)
@@ -355,7 +358,7 @@ impl Cluster {
             .get_mut(index - 1)
             .and_then(Option::take);
         match removed {
-            Some(mut device) => device.wait_for_end(Duration::from_secs(10)),
+            Some(mut device) => device.wait_for_end(ANSWER),
             None => Ok(()),
         }
     }
@@ -395,7 +398,7 @@ impl Cluster {
 /// Sends a request to a control socket and gives the answer.
 fn control(socket: &Path, request: &serde_json::Value) -> Result<serde_json::Value> {
     let mut stream = UnixStream::connect(socket).context("its control socket")?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.set_read_timeout(Some(ANSWER))?;
     stream.write_all(format!("{request}\n").as_bytes())?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;

@@ -101,6 +101,8 @@ pub(super) fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()
     let (server_vm, server_script) = server;
     let (client_vm, client_script) = client;
     let prelude = crate::traffic::DEVICE_AND_GID;
+    // What the last one said is not what this one says.
+    server_vm.sh(&format!("rm -f {SERVER}"))?;
     // Each line as it is said.
     let serving = server_vm.spawn(
         &format!(
@@ -113,7 +115,7 @@ pub(super) fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()
     // does not learn that nobody was there.
     let serving = if server_script.starts_with("mckey") {
         server_vm
-            .wait_for(&format!("grep -q joined {SERVER}"), TIME)
+            .wait_for(&format!("grep -qs joined {SERVER}"), TIME)
             .context("the member does not join")?;
         serving
     } else {
@@ -161,7 +163,7 @@ fn perftest_connected(cluster: &Cluster) -> Result<()> {
 }
 
 /// How often a program is run whose client connects before its server listens.
-const EARLY: usize = 5;
+const EARLY: usize = 10;
 
 /// perftest with `-R` connects twice: to agree on what is to be done, and to do it. Nothing makes its client wait
 /// until the server listens for the second time; one that comes early is rejected, tries again and crashes in

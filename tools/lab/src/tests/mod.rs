@@ -336,7 +336,7 @@ pub fn wait_active(vm: &Vm) -> Result<()> {
             "rdma link | grep -q 'state ACTIVE' && ({})",
             crate::traffic::DEVICE_AND_GID
         ),
-        Duration::from_secs(30),
+        Duration::from_secs(60),
     );
     active.map_err(|error| {
         let state = vm.sh("rdma link; ip addr
@@ -346,12 +346,12 @@ pub fn wait_active(vm: &Vm) -> Result<()> {
     })
 }
 
-/// Waits until a server takes connections of rdma_cm. Of several that a client makes too early it might
-/// get some, and wait for what they send.
+/// Waits until a server, which is a program, takes connections of rdma_cm: the kernel may listen, too. Of several
+/// that a client makes too early it might get some, and wait for what they send.
 fn once_it_listens<'v>(vm: &Vm, server: Running<'v>) -> Result<Running<'v>> {
     let listens = vm.wait_for(
-        "rdma resource show cm_id | grep -q LISTEN",
-        Duration::from_secs(20),
+        "rdma resource show cm_id | grep LISTEN | grep -q ' pid '",
+        Duration::from_secs(60),
     );
     if let Err(error) = listens {
         server.signal(libc::SIGTERM)?;
@@ -376,9 +376,12 @@ fn tried_until_heard(vm: &Vm, client: &str) -> String {
              [ $rc -lt 128 ] && grep -qE '{NOT_HEARD}' /run/client-$$ || exit $rc
              sleep 0.3
          done; exit 1",
-        20 * vm.patience()
+        vm.at_most(Duration::from_secs(20)).as_secs()
     )
 }
+
+/// How often memory that seems leaked is looked for again.
+const RESCANS: usize = 3;
 
 /// Fails when the kernel's leak detector finds something in any machine.
 pub fn no_leaks(cluster: &Cluster) -> Result<()> {
@@ -396,11 +399,25 @@ pub fn no_leaks(cluster: &Cluster) -> Result<()> {
     }
     let mut found = String::new();
     for (vm, scan) in scans {
-        let text = scan.success()?;
+        let mut text = scan.success()?;
+        // What is leaked stays so: what a later scan finds was on the move, or about to be freed.
+        for _ in 0..RESCANS {
+            if klog::leaks(&text).others.is_empty() {
+                break;
+            }
+            text = vm.sh_in(
+                "set -e
+                 k=/sys/kernel/debug/kmemleak; sleep 5; echo scan >$k
+                 head -c 100000 $k",
+                Duration::from_secs(240),
+            )?;
+        }
         let leaks = klog::leaks(&text);
         if !leaks.others.is_empty() {
             found += &format!("{}:\n{}", vm.name(), leaks.others.concat());
-        } else if leaks.of_the_core > 0 {
+            continue;
+        }
+        if leaks.of_the_core > 0 {
             println!(
                 "  note    {}: {} nodes leaked by the RDMA core, which had no memory for the next",
                 vm.name(),
@@ -411,11 +428,12 @@ pub fn no_leaks(cluster: &Cluster) -> Result<()> {
                  k=/sys/kernel/debug/kmemleak
                  head -c 100000 $k; echo clear >$k")?;
             found += &klog::leaks(&text).others.concat();
-            let mut findings = vm.new_findings();
-            findings.retain(|finding| !finding.contains(klog::NEW_LEAKS));
-            if !findings.is_empty() {
-                bail!("{}", findings.join("\n"));
-            }
+        }
+        // Each scan says what is new to it, also where the next one has found who has it.
+        let mut findings = vm.new_findings();
+        findings.retain(|finding| !finding.contains(klog::NEW_LEAKS));
+        if !findings.is_empty() {
+            bail!("{}", findings.join("\n"));
         }
     }
     if !found.is_empty() {
@@ -445,7 +463,8 @@ fn nothing_left(vm: &Vm) -> Result<()> {
             esac
         done <$tables"#;
     let mut left = String::new();
-    let gone = wait_until(Instant::now() + Duration::from_secs(30), || {
+    let patience = vm.at_most(Duration::from_secs(60));
+    let gone = wait_until(Instant::now() + patience, || {
         left = vm.sh(script)?;
         Ok(left.trim().is_empty())
     })?;
