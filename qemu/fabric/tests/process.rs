@@ -22,7 +22,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 struct Fabric {
     child: Child,
@@ -230,12 +230,15 @@ fn a_port_that_does_not_read_loses_frames_and_stops_nobody() {
     assert_eq!(stats["ports"][1]["queue_drops"], 0);
 }
 
-/// A socket whose last close takes some seconds, and the end that does not read.
+/// For how long what may not wait for a close may take, on a machine that is busy.
+const NO_CLOSE: Duration = Duration::from_secs(30);
+
+/// A socket whose last close takes longer than that, and the end that does not read.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (silent, _) = listener.accept().unwrap();
-    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(5))).unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(2 * NO_CLOSE)).unwrap();
     socket.set_nonblocking(true).unwrap();
     while socket.write(&[0; 1 << 16]).is_ok() {}
     (socket, silent)
@@ -272,10 +275,7 @@ fn a_descriptor_that_takes_long_to_close_stops_nobody() {
         drop(bad);
         fabric.wait_for_ports(2);
     }
-    assert!(
-        start.elapsed() < Duration::from_secs(4),
-        "it waited for a close"
-    );
+    assert!(start.elapsed() < NO_CLOSE, "it waited for a close");
 }
 
 #[test]

@@ -240,7 +240,6 @@ fn pending_keys(cluster: &Cluster) -> Result<()> {
     let (mut of_programs, mut of_the_kernel) = (0, 0);
     for late in HELD_BACK {
         with_held(cluster, ("hold_tags", late), || {
-            // What is counted begins anew with the driver.
             let before = waits()?;
             super::basics::verbs_check_between(one, two, "data")?;
             let between = waits()?;
