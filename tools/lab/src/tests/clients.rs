@@ -226,7 +226,7 @@ fn other_examples(cluster: &Cluster) -> Result<()> {
 /// they destroy the queue pair of the identifier that listens, which has none (mended in qperf's
 /// sources by commit 83bc16e). Their results have been sent by then. That version's server tells its
 /// port before it listens, too (mended by commit 118a571): a client that is faster is rejected, and
-/// tries again.
+/// tries again. It waits no longer than five seconds for its server unless it is told to.
 fn qperf(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     let tests = "rc_bw rc_lat rc_bi_bw rc_rdma_write_bw rc_rdma_write_lat rc_rdma_read_bw \
@@ -238,7 +238,7 @@ fn qperf(cluster: &Cluster) -> Result<()> {
             &format!(
                 "for test in {tests}; do
                    for i in $(seq {EARLY}); do
-                     out=$(qperf $peer -lp $port -cm 1 -t 1 -m 4096 $test 2>&1); rc=$?; echo \"$out\"
+                     out=$(qperf $peer -lp $port --timeout 60 -cm 1 -t 1 -m 4096 $test 2>&1); rc=$?; echo \"$out\"
                      case \"$out\" in *'Event rejected'*) ;; *) break;; esac
                    done
                    [ $rc = 0 ] || break
