@@ -135,6 +135,22 @@ fn until(mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Stops a process, and waits until it does nothing any more. `CONT` has it go on.
+fn stop(child: &Child) -> Pid {
+    let pid = Pid::from_child(child);
+    kill_process(pid, Signal::STOP).unwrap();
+    until(|| {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ")
+                .next()
+                .is_some_and(|rest| rest.starts_with('T'))
+        })
+    });
+    pid
+}
+
 fn connect(path: &Path) -> UnixStream {
     // The file is there a moment before somebody listens.
     let mut stream = None;
@@ -1356,8 +1372,7 @@ fn a_pulled_cable_leaves_the_stream_in_step() {
     until(|| wired.process.counters()["vm"]["rx_frames"] == sent);
     // It reads what there is: the device fills the room in large pieces, which end inside of frames.
     let waiting = |wired: &Wired| rustix::io::ioctl_fionread(&wired.wire).unwrap();
-    let pid = Pid::from_child(&wired.process.child);
-    kill_process(pid, Signal::STOP).unwrap();
+    let pid = stop(&wired.process.child);
     let mut arrived = 0;
     while waiting(&wired) > 0 {
         assert_eq!(wired.frame(), big);
@@ -2052,8 +2067,7 @@ fn a_descriptor_that_takes_long_to_close_does_not_stop_the_device() {
         let (socket, silent) = lingering();
         keep.push(silent);
         // The last is in the device's hands when it goes on.
-        let pid = Pid::from_child(&process.child);
-        kill_process(pid, Signal::STOP).unwrap();
+        let pid = stop(&process.child);
         let bad = UnixStream::connect(process.path(name)).unwrap();
         if let Err(error) = descriptors::send(&bad, &[0], &[&socket]) {
             assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);

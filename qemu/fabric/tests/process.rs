@@ -123,6 +123,22 @@ fn until(mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Stops a process, and waits until it does nothing any more. `CONT` has it go on.
+fn stop(child: &Child) -> Pid {
+    let pid = Pid::from_child(child);
+    kill_process(pid, Signal::STOP).unwrap();
+    until(|| {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ")
+                .next()
+                .is_some_and(|rest| rest.starts_with('T'))
+        })
+    });
+    pid
+}
+
 fn connect(path: &Path) -> UnixStream {
     let mut stream = None;
     until(|| {
@@ -261,8 +277,7 @@ fn a_descriptor_that_takes_long_to_close_stops_nobody() {
         }
         let (socket, silent) = lingering();
         // The last is in the fabric's hands when it goes on.
-        let pid = Pid::from_child(&fabric.child);
-        kill_process(pid, Signal::STOP).unwrap();
+        let pid = stop(&fabric.child);
         if let Err(error) = descriptors::send(&bad, &[0, 0, 60], &[&socket]) {
             assert_eq!(error.kind(), ErrorKind::PermissionDenied);
             rustix::net::sockopt::set_socket_linger(&socket, None).unwrap();
@@ -697,8 +712,7 @@ fn received_before(
         writer.push_always(&frame(2, 1, 6));
     }
     writer.push_always(&frame(2, 1, 7));
-    let pid = Pid::from_child(&fabric.child);
-    kill_process(pid, Signal::STOP).unwrap();
+    let pid = stop(&fabric.child);
     for bad in bad {
         bad.write_all(&bytes).unwrap();
     }
@@ -1073,8 +1087,7 @@ fn a_flood_of_small_frames_leaves_others_their_turn() {
     // To nobody that is known, and so to all.
     let mut small = frame(0xdd, 3, 0);
     small.truncate(18);
-    let pid = Pid::from_child(&fabric.child);
-    kill_process(pid, Signal::STOP).unwrap();
+    let pid = stop(&fabric.child);
     bad.set_nonblocking(true).unwrap();
     let (mut bytes, mut writer) = (Vec::new(), Writer::new(100 << 10));
     while writer.push(&small) {}

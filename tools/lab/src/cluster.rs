@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 
 use crate::artifacts::program;
 use crate::kernel::{Flavour, Kernel};
@@ -227,13 +227,21 @@ impl Cluster {
         for vm in &cluster.vms {
             vm.sh(&format!(
                 "set -e; hostname vm{0}; ip addr add {1}/24 dev eth0; ip link set eth0 up; \
-                 for n in $(seq {2}); do echo 10.77.0.$n vm$n; done >>/etc/hosts
-                 [ $(nproc) -eq {3} ] || {{ echo \"$(nproc) of {3} processors\" >&2; exit 1; }}",
+                 for n in $(seq {2}); do echo 10.77.0.$n vm$n; done >>/etc/hosts",
                 vm.index,
                 vm.ip(),
-                options.vms,
-                options.cpus
+                options.vms
             ))?;
+            // One that is not given a processor of the machine in time is taken for broken by the others.
+            let processors: usize = vm.sh("nproc")?.trim().parse()?;
+            if processors != options.cpus {
+                return Err(anyhow!(BootFailed {
+                    vm: vm.name(),
+                    how: "has too few processors",
+                    last: format!("{processors} of {}", options.cpus),
+                    more: vm.serial().to_owned(),
+                }));
+            }
         }
         Ok(cluster)
     }

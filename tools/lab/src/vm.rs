@@ -542,6 +542,11 @@ impl Vm {
         matches!(lock(&self.qemu).ended(), Ok(None))
     }
 
+    /// The file with the serial log.
+    pub fn serial(&self) -> &Path {
+        &self.serial
+    }
+
     /// The whole serial log.
     pub fn serial_log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.serial).unwrap_or_default()).into_owned()

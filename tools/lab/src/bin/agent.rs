@@ -84,9 +84,14 @@ fn start_processors() {
         let Ok(state) = fs::read_to_string(&online) else {
             return;
         };
-        if state.trim() == "0" {
-            if let Err(error) = fs::write(&online, "1") {
-                eprintln!("init: processor {number} does not start: {error}");
+        if state.trim() != "0" {
+            continue;
+        }
+        // One that is not given a processor of the machine in time is tried again.
+        for _ in 0..5 {
+            match fs::write(&online, "1") {
+                Ok(()) => break,
+                Err(error) => eprintln!("init: processor {number} does not start: {error}"),
             }
         }
     }
