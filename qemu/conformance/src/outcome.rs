@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// How long a device may take for what it has to do.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a device is watched for what it must not do.
 pub const WATCH: Duration = Duration::from_millis(25);
 

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 /// How long a check may take; a device that does not answer at all makes it take longer.
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Whether a requirement is asked for: by its number, or the beginning of it.
 pub fn is_asked_for(id: Id, filter: Option<&str>) -> bool {

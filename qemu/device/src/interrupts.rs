@@ -582,7 +582,7 @@ mod tests {
             interrupts.raise(0);
             done.send(()).unwrap();
         });
-        let patience = std::time::Duration::from_secs(10);
+        let patience = std::time::Duration::from_secs(120);
         finished.recv_timeout(patience).expect("it waits");
     }
 

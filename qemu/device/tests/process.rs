@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vfio_user::Client;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0xfe, 0, 1];
 const NEIGHBOUR: Mac = Mac([2; 6]);
 
@@ -133,6 +133,22 @@ fn until(mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "the condition never came true");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Stops a process, and waits until it does nothing any more. `CONT` has it go on.
+fn stop(child: &Child) -> Pid {
+    let pid = Pid::from_child(child);
+    kill_process(pid, Signal::STOP).unwrap();
+    until(|| {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ")
+                .next()
+                .is_some_and(|rest| rest.starts_with('T'))
+        })
+    });
+    pid
 }
 
 fn connect(path: &Path) -> UnixStream {
@@ -930,10 +946,12 @@ fn who_cannot_be_accepted_keeps_the_device_from_nothing() {
     // The first are served, and the others wait.
     writeln!(waiting[0], r#"{{"cmd":"counters"}}"#).unwrap();
     assert_eq!(waiting[0].read(&mut [0; 1]).unwrap(), 1);
-    let before = computed(&process);
-    std::thread::sleep(Duration::from_secs(1));
-    let busy = computed(&process) - before;
-    assert!(busy < 30, "{busy} hundredths of a second");
+    // Once it has come so far: that may take a while.
+    until(|| {
+        let before = computed(&process);
+        std::thread::sleep(Duration::from_secs(1));
+        computed(&process) - before < 30
+    });
     drop(waiting);
     process.control(r#"{"cmd":"counters"}"#);
 }
@@ -1292,7 +1310,7 @@ fn busy_fabric(path: &Path) -> (UnixListener, Vec<OwnedFd>) {
 fn a_device_has_its_turn_where_others_connect_all_the_time() {
     /// Others that connect, and those that the fabric lets in until the device must be.
     const OTHERS: usize = 16;
-    const TURNS: usize = 100;
+    const TURNS: usize = 2000;
     let directory = Process::directory("crowd");
     let uplink = directory.join("uplink");
     let (fabric, waiting) = busy_fabric(&uplink);
@@ -1354,8 +1372,7 @@ fn a_pulled_cable_leaves_the_stream_in_step() {
     until(|| wired.process.counters()["vm"]["rx_frames"] == sent);
     // It reads what there is: the device fills the room in large pieces, which end inside of frames.
     let waiting = |wired: &Wired| rustix::io::ioctl_fionread(&wired.wire).unwrap();
-    let pid = Pid::from_child(&wired.process.child);
-    kill_process(pid, Signal::STOP).unwrap();
+    let pid = stop(&wired.process.child);
     let mut arrived = 0;
     while waiting(&wired) > 0 {
         assert_eq!(wired.frame(), big);
@@ -2010,12 +2027,15 @@ fn a_fabric_that_hangs_holds_up_no_neighbour() {
     assert_eq!(streams.counter("engine", "retransmissions"), 0);
 }
 
-/// A socket whose last close takes some seconds, and the end that does not read.
+/// For how long what may not wait for a close may take, on a machine that is busy.
+const NO_CLOSE: Duration = Duration::from_secs(30);
+
+/// A socket whose last close takes longer than that, and the end that does not read.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (silent, _) = listener.accept().unwrap();
-    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(5))).unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(2 * NO_CLOSE)).unwrap();
     socket.set_nonblocking(true).unwrap();
     while socket.write(&[0; 1 << 16]).is_ok() {}
     (socket, silent)
@@ -2034,10 +2054,7 @@ fn a_descriptor_that_takes_long_to_close_does_not_keep_a_device_that_goes() {
     let pid = Pid::from_child(&process.child);
     kill_process(pid, Signal::TERM).unwrap();
     process.end();
-    assert!(
-        start.elapsed() < Duration::from_secs(4),
-        "it waited for a close"
-    );
+    assert!(start.elapsed() < NO_CLOSE, "it waited for a close");
 }
 
 #[test]
@@ -2050,8 +2067,7 @@ fn a_descriptor_that_takes_long_to_close_does_not_stop_the_device() {
         let (socket, silent) = lingering();
         keep.push(silent);
         // The last is in the device's hands when it goes on.
-        let pid = Pid::from_child(&process.child);
-        kill_process(pid, Signal::STOP).unwrap();
+        let pid = stop(&process.child);
         let bad = UnixStream::connect(process.path(name)).unwrap();
         if let Err(error) = descriptors::send(&bad, &[0], &[&socket]) {
             assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
@@ -2063,10 +2079,7 @@ fn a_descriptor_that_takes_long_to_close_does_not_stop_the_device() {
         drop(bad);
         process.counters();
     }
-    assert!(
-        start.elapsed() < Duration::from_secs(4),
-        "it waited for a close"
-    );
+    assert!(start.elapsed() < NO_CLOSE, "it waited for a close");
 }
 
 #[test]
@@ -2087,9 +2100,12 @@ fn an_idle_device_uses_no_processor_time() {
             .collect();
         fields[0] + fields[1]
     };
-    let before = ticks();
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(ticks() - before <= 2, "busy while idle");
+    // Once it has begun: that may take a while.
+    until(|| {
+        let before = ticks();
+        std::thread::sleep(Duration::from_millis(500));
+        ticks() - before <= 2
+    });
 }
 
 #[test]

@@ -184,15 +184,16 @@ pub(crate) mod tests {
     use std::os::fd::OwnedFd;
     use std::time::{Duration, Instant};
 
-    /// What a close may wait for without that anybody notices.
-    pub(crate) const NOTICED: Duration = Duration::from_secs(1);
+    /// What a close may wait for without that anybody notices: much less than that of [`lingering`], and much more than
+    /// a machine that is busy makes anybody wait.
+    pub(crate) const NOTICED: Duration = Duration::from_secs(8);
 
-    /// A socket whose last close takes some seconds, and who does not read from it.
+    /// A socket whose last close takes many seconds, and who does not read from it.
     pub(crate) fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (silent, _) = listener.accept().unwrap();
-        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(4))).unwrap();
+        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(12))).unwrap();
         socket.set_nonblocking(true).unwrap();
         while socket.write(&[0; 1 << 16]).is_ok() {}
         (socket.into(), silent)

@@ -131,7 +131,7 @@ mod tests {
             let second = write_now(&writer, b"x");
             done.send((first, second, writer)).unwrap();
         });
-        let result = finished.recv_timeout(Duration::from_secs(5));
+        let result = finished.recv_timeout(Duration::from_secs(120));
         let (first, second, writer) = result.expect("it waits");
         assert_eq!((first, second), (Ok(4096), Err(Errno::AGAIN)));
         rustix::io::read(&reader, &mut [0; 8192]).unwrap();

@@ -602,7 +602,7 @@ mod tests {
         let (wake_reader, reader) = std::sync::mpsc::channel::<()>();
         let (wake_writer, writer) = std::sync::mpsc::channel::<()>();
         const COUNT: u32 = 200_000;
-        let patience = std::time::Duration::from_secs(20);
+        let patience = std::time::Duration::from_secs(120);
         let thread = std::thread::spawn(move || {
             for number in 0..COUNT {
                 while !producer

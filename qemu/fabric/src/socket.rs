@@ -152,7 +152,7 @@ mod tests {
         let (done, finished) = std::sync::mpsc::channel();
         let of = path.clone();
         std::thread::spawn(move || done.send(Listener::bind(&of).err().unwrap().kind()));
-        let patience = std::time::Duration::from_secs(5);
+        let patience = std::time::Duration::from_secs(120);
         let kind = finished.recv_timeout(patience).expect("it waits");
         assert_eq!(kind, io::ErrorKind::AddrInUse);
         fs::remove_file(&path).unwrap();

@@ -167,7 +167,7 @@ mod tests {
             a.drain();
             done.send(()).unwrap();
         });
-        let patience = Duration::from_secs(20);
+        let patience = Duration::from_secs(120);
         finished.recv_timeout(patience).expect("a call waits");
     }
 

@@ -147,7 +147,7 @@ pub fn try_scripts(options: &TryOptions) -> Result<bool> {
         let Some(script) = options.scripts.get(index).or(options.scripts.last()) else {
             continue;
         };
-        runs.push((vm, vm.spawn(script, timeout)?));
+        runs.push((vm, vm.spawn_within(script, timeout)?));
     }
     for (vm, run) in runs {
         match run.wait() {

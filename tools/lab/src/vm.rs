@@ -22,17 +22,29 @@ use crate::step::{outside, tail};
 /// The niceness of threads that run a guest's processors.
 const PROCESSOR_NICENESS: i32 = 10;
 
+/// How many times longer than it should something may take that must happen: whoever waits for it goes on as soon as
+/// it has happened, so that only what never does costs this time; and machines are busy at times.
+const LENIENCE: u32 = 3;
+
 /// How long after the guest's own deadline the host waits before it calls the guest wedged.
-const GRACE: Duration = Duration::from_secs(20);
+const GRACE: Duration = Duration::from_secs(60);
 
 /// How long a guest may say nothing on its serial line before its agent answers, while it has a
 /// processor of the machine to run on. An emulated boot writes a line every second or two.
-const SILENCE: Duration = Duration::from_secs(30);
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How long a process may take to make its sockets.
+const STARTED: Duration = Duration::from_secs(120);
 
 /// What a guest needs to boot in an emulator whose clocks stand still while the machine does other
 /// things: interrupts of the timer that come late are not counted and found missing (a panic: the
 /// timer does not work), and the processors' counters, which all are one, are not compared.
 const EMULATED_TIME: &str = "no_timer_check tsc=reliable";
+
+/// After how long the kernel says that something hangs: a minute for processors, some for tasks. A guest that is not
+/// given a processor of the machine, or is stopped by a test, hangs as well to its own clock.
+const WATCHDOGS: &str = "rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30 \
+    sysctl.kernel.hung_task_timeout_secs=240";
 
 /// The frequency of this machine's time stamp counter in kHz, which is that of emulated processors too.
 ///
@@ -217,8 +229,7 @@ impl Vm {
         qemu.arg("-kernel").arg(&config.kernel);
         qemu.arg("-initrd").arg(&config.initramfs);
         qemu.arg("-append").arg(format!(
-            "console=ttyS0 loglevel=7 panic=-1 mitigations=off rcupdate.rcu_cpu_stall_timeout=60 \
-             {emulated} {}",
+            "console=ttyS0 loglevel=7 panic=-1 mitigations=off {WATCHDOGS} {emulated} {}",
             config.kernel_args
         ));
         let serial = path("serial.log");
@@ -274,7 +285,7 @@ impl Vm {
         let mut qemu = Daemon::start(&name, &mut qemu, &path("qemu.log"))?;
         let agent = path("agent");
         let mut stream = None;
-        wait_until(Instant::now() + Duration::from_secs(30), || {
+        wait_until(Instant::now() + STARTED, || {
             qemu.check_alive()?;
             stream = UnixStream::connect(&agent).ok();
             Ok(stream.is_some())
@@ -311,6 +322,11 @@ impl Vm {
     /// How many times longer than usual everything may take.
     pub fn patience(&self) -> u32 {
         self.patience
+    }
+
+    /// How long that may take which should not take longer than `usual`.
+    pub fn at_most(&self, usual: Duration) -> Duration {
+        usual * self.patience * LENIENCE
     }
 
     /// A code for the time within which a peer acknowledges: a quarter of a second where it is as fast
@@ -437,9 +453,13 @@ impl Vm {
         }
     }
 
-    /// Starts a script in the guest; a guest on a slow kernel gets more time.
+    /// Starts a script in the guest, which gets more time than it should need ([`Vm::at_most`]).
     pub fn spawn(&self, script: &str, timeout: Duration) -> Result<Running<'_>> {
-        let timeout = timeout * self.patience;
+        self.spawn_within(script, self.at_most(timeout))
+    }
+
+    /// Starts a script that has no more time than this.
+    pub fn spawn_within(&self, script: &str, timeout: Duration) -> Result<Running<'_>> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, done) = channel();
         lock(&self.waiting).insert(id, sender);
@@ -505,7 +525,7 @@ impl Vm {
         bail!(
             "{}: waited {} s in vain for: {script}\n{}{}{}",
             self.name(),
-            (timeout * self.patience).as_secs(),
+            self.at_most(timeout).as_secs(),
             outcome.out,
             outcome.err,
             self.sh(&format!("cat {said}"))?
@@ -520,6 +540,11 @@ impl Vm {
     /// Whether QEMU still runs.
     pub fn alive(&self) -> bool {
         matches!(lock(&self.qemu).ended(), Ok(None))
+    }
+
+    /// The file with the serial log.
+    pub fn serial(&self) -> &Path {
+        &self.serial
     }
 
     /// The whole serial log.
@@ -731,7 +756,7 @@ fn read_answers(stream: UnixStream, waiting: Waiting, hello: Sender<String>) {
 
 /// Waits until a process has made a socket.
 pub fn wait_for_socket(path: &Path, owner: &mut Daemon) -> Result<()> {
-    let there = wait_until(Instant::now() + Duration::from_secs(20), || {
+    let there = wait_until(Instant::now() + STARTED, || {
         owner.check_alive()?;
         Ok(path.exists())
     })?;

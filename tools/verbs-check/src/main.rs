@@ -254,7 +254,7 @@ fn bench(arguments: &Arguments) -> Result<Bench, String> {
 
 /// Connects to the other end, which may be about to start.
 fn connect(peer: &str, port: u16) -> Result<TcpStream, String> {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + bench::PATIENCE;
     loop {
         match TcpStream::connect((peer, port)) {
             Ok(stream) => {

@@ -4,7 +4,7 @@
 use super::checks;
 use super::fixture::*;
 use crate::host::{Host, CONTROL_LOG_ENTRIES, EVENT_LOG_ENTRIES};
-use crate::outcome::{not_here, wait_for, watch, Outcome};
+use crate::outcome::{not_here, wait_for, watch, Outcome, PATIENCE};
 use crate::work::Work;
 use crate::{ensure, ensure_eq};
 use ferrite_abi::*;
@@ -673,7 +673,7 @@ fn rest_before_code(host: &mut Host) -> Outcome {
         let ring = host.queues[&EQ_CONTROL].clone();
         let slot = ring.slot(ring.read);
         host.ring_control()?;
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + PATIENCE;
         while host.memory.load64(slot) == 0 {
             ensure!(Instant::now() < end, "no answer");
             std::hint::spin_loop();
@@ -1095,7 +1095,7 @@ fn unread_in_the_old_ring(host: &mut Host) -> Outcome {
     // Armed, and held back until there are as many as the switch makes them.
     let most = Duration::from_micros(u16::MAX.into()) / 2;
     let mut fastest = Duration::MAX;
-    for _ in 0..5 {
+    for _ in 0..20 {
         fastest = fastest.min(raised_by_a_switch(host)?);
         host.device.control_reset()?;
         if fastest < most {

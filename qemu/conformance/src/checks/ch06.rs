@@ -5,7 +5,7 @@ use super::checks;
 use super::fixture::*;
 use crate::host::{Host, QKEY, RECEIVE_PSN};
 use crate::memory::{NOWHERE, PAGE};
-use crate::outcome::{not_here, wait_for, Outcome};
+use crate::outcome::{not_here, wait_for, Outcome, PATIENCE};
 use crate::packet::{deth, UD_SEND};
 use crate::rings::Cq;
 use crate::work::Work;
@@ -852,7 +852,7 @@ fn rest_before_valid(host: &mut Host) -> Outcome {
     // Looked at as fast as can be, from the moment on that the phase is right.
     for round in 0..500 {
         let index = host.post(&mut qp, &Work::send(&[]))?;
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + PATIENCE;
         let entry = loop {
             if let Some(entry) = cq.take(&host.memory) {
                 break entry;

@@ -1726,8 +1726,13 @@ fn timer_codes(host: &mut Host) -> Outcome {
     host.start()?;
     for (code, microseconds) in [(12, 640), (19, 7680), (24, 40_960)] {
         let least = Duration::from_micros(microseconds);
+        let most = 2 * least + Duration::from_millis(50);
         let mut fastest = Duration::MAX;
-        for _ in 0..5 {
+        for tried in 0..50 {
+            // This program may be held up, but not every time.
+            if tried >= 5 && fastest < most {
+                break;
+            }
             let mut wired = Wired::new(host)?;
             let request = wired.request(host, &Work::send(&[]))?;
             let start = Instant::now();
@@ -1741,8 +1746,6 @@ fn timer_codes(host: &mut Host) -> Outcome {
             fastest >= least,
             "code {code}: sent again after {fastest:?}"
         );
-        // This program may be held up, but not every time.
-        let most = 2 * least + Duration::from_millis(50);
         ensure!(fastest < most, "code {code}: sent again after {fastest:?}");
     }
     Ok(())

@@ -5,16 +5,19 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ferrite_lab::protocol::{Answer, Outcome, Request, OUTPUT_LIMIT, PORT};
+
+/// How long what a script leaves in the background may go on to write for it.
+const LATECOMERS: Duration = Duration::from_millis(500);
 
 fn mount(kind: &str, target: &str, options: &str) {
     let _ = fs::create_dir_all(target);
@@ -81,9 +84,14 @@ fn start_processors() {
         let Ok(state) = fs::read_to_string(&online) else {
             return;
         };
-        if state.trim() == "0" {
-            if let Err(error) = fs::write(&online, "1") {
-                eprintln!("init: processor {number} does not start: {error}");
+        if state.trim() != "0" {
+            continue;
+        }
+        // One that is not given a processor of the machine in time is tried again.
+        for _ in 0..5 {
+            match fs::write(&online, "1") {
+                Ok(()) => break,
+                Err(error) => eprintln!("init: processor {number} does not start: {error}"),
             }
         }
     }
@@ -114,29 +122,74 @@ fn answer(writer: &Writer, answer: &Answer) {
     }
 }
 
-/// Reads a stream to its end, keeping at most the limit.
-fn collect(mut stream: impl Read + Send + 'static) -> Arc<Mutex<(Vec<u8>, bool)>> {
-    let kept = Arc::new(Mutex::new((Vec::new(), false)));
-    let shared = Arc::clone(&kept);
-    thread::spawn(move || {
-        let mut chunk = vec![0; 64 << 10];
-        loop {
-            let n = stream.read(&mut chunk).unwrap_or_default();
-            let Ok(mut kept) = shared.lock() else { return };
-            if n == 0 {
-                kept.1 = true;
-                return;
-            }
-            let room = OUTPUT_LIMIT.saturating_sub(kept.0.len());
-            kept.0.extend_from_slice(&chunk[..n.min(room)]);
-        }
-    });
-    kept
+/// What a child writes to a pipe, as far as it is kept.
+struct Output<P> {
+    /// None after its end.
+    pipe: Option<P>,
+    kept: Vec<u8>,
 }
 
-/// Waits until a child ends, for so long at most; false where it goes on. It is not looked for again
-/// and again: a guest under a checker would have little time for anything else.
-fn ends_within(child: &Child, timeout: Duration) -> bool {
+impl<P: Read + AsRawFd + Send + 'static> Output<P> {
+    fn new(pipe: P) -> Self {
+        wait_for_data(&pipe, false);
+        Self {
+            pipe: Some(pipe),
+            kept: Vec::new(),
+        }
+    }
+
+    /// What to wait for: nothing after the end.
+    fn poll(&self) -> libc::pollfd {
+        libc::pollfd {
+            fd: self.pipe.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+            events: libc::POLLIN,
+            revents: 0,
+        }
+    }
+
+    /// Reads all that is there.
+    fn read(&mut self) {
+        let mut chunk = [0; 16 << 10];
+        while let Some(pipe) = &mut self.pipe {
+            match pipe.read(&mut chunk) {
+                Ok(n) if n > 0 => {
+                    let room = OUTPUT_LIMIT.saturating_sub(self.kept.len());
+                    self.kept.extend_from_slice(&chunk[..n.min(room)]);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => self.pipe = None,
+            }
+        }
+    }
+
+    /// What was kept. Whoever still writes is listened to, and would end otherwise.
+    fn text(self) -> String {
+        if let Some(mut pipe) = self.pipe {
+            wait_for_data(&pipe, true);
+            thread::spawn(move || std::io::copy(&mut pipe, &mut std::io::sink()));
+        }
+        String::from_utf8_lossy(&self.kept).into_owned()
+    }
+}
+
+/// Whether who reads from a pipe waits until there is something.
+fn wait_for_data(pipe: &impl AsRawFd, wait: bool) {
+    // SAFETY: no memory is involved; the descriptor is open as long as `pipe` is.
+    unsafe {
+        let flags = libc::fcntl(pipe.as_raw_fd(), libc::F_GETFL) & !libc::O_NONBLOCK;
+        let more = if wait { 0 } else { libc::O_NONBLOCK };
+        libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, flags | more);
+    }
+}
+
+/// Reads what a child writes until it ends, for so long at most, and then all that it has written; false where it goes
+/// on. It is not looked for again and again: a guest under a checker would have little time for anything else.
+fn ends_within(
+    child: &Child,
+    (out, err): (&mut Output<ChildStdout>, &mut Output<ChildStderr>),
+    timeout: Duration,
+) -> bool {
     // SAFETY: no memory is involved.
     let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
     if pidfd < 0 {
@@ -144,22 +197,34 @@ fn ends_within(child: &Child, timeout: Duration) -> bool {
     }
     // SAFETY: the descriptor is new, and nobody else's.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd as i32) };
-    let deadline = Instant::now() + timeout;
+    let mut deadline = Instant::now() + timeout;
+    let mut ended = false;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut poll = libc::pollfd {
-            fd: pidfd.as_raw_fd(),
+        let of_child = libc::pollfd {
+            fd: if ended { -1 } else { pidfd.as_raw_fd() },
             events: libc::POLLIN,
             revents: 0,
         };
+        let mut polls = [of_child, out.poll(), err.poll()];
         // Rounded up, so that what is left of the last millisecond is not spun away.
         let wait = left.as_millis().saturating_add(1).min(i32::MAX as u128) as i32;
-        // SAFETY: `poll` is one live entry.
-        if unsafe { libc::poll(&mut poll, 1, wait) } > 0 {
+        // SAFETY: `polls` are live entries.
+        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, wait) };
+        // What it wrote before its end is in the pipes by then.
+        let ends = !ended && polls[0].revents != 0;
+        out.read();
+        err.read();
+        if ends {
+            ended = true;
+            // A background process of the script may hold the pipes open; they are waited for only a little.
+            deadline = Instant::now() + LATECOMERS;
+        }
+        if ended && out.pipe.is_none() && err.pipe.is_none() {
             return true;
         }
-        if left.is_zero() {
-            return false;
+        if left.is_zero() && !ends {
+            return ended;
         }
     }
 }
@@ -203,8 +268,8 @@ fn run(id: u64, script: &str, timeout: Duration, running: &Running) -> Outcome {
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
         return failed("no pipes".into());
     };
-    let (out, err) = (collect(out), collect(err));
-    let timed_out = !ends_within(&child, timeout);
+    let (mut out, mut err) = (Output::new(out), Output::new(err));
+    let timed_out = !ends_within(&child, (&mut out, &mut err), timeout);
     if timed_out {
         // SAFETY: no memory is involved; the group is this child's own, which was not waited for yet.
         unsafe { libc::kill(-group, libc::SIGKILL) };
@@ -213,20 +278,10 @@ fn run(id: u64, script: &str, timeout: Duration, running: &Running) -> Outcome {
     if let Ok(mut running) = running.lock() {
         running.remove(&id);
     }
-    // A background process of the script may hold the pipes open; wait for them only a little.
-    let patience = Instant::now() + Duration::from_millis(500);
-    while Instant::now() < patience {
-        let ended = |s: &Arc<Mutex<(Vec<u8>, bool)>>| s.lock().map(|s| s.1).unwrap_or(true);
-        if ended(&out) && ended(&err) {
-            break;
-        }
-        thread::sleep(Duration::from_millis(2));
+    if timed_out {
+        out.read();
+        err.read();
     }
-    let text = |s: &Arc<Mutex<(Vec<u8>, bool)>>| {
-        s.lock()
-            .map(|s| String::from_utf8_lossy(&s.0).into_owned())
-            .unwrap_or_default()
-    };
     let code = match status {
         Some(status) => status
             .code()
@@ -235,8 +290,8 @@ fn run(id: u64, script: &str, timeout: Duration, running: &Running) -> Outcome {
     };
     Outcome {
         code,
-        out: text(&out),
-        err: text(&err),
+        out: out.text(),
+        err: err.text(),
         timed_out,
     }
 }

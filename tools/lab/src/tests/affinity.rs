@@ -82,7 +82,7 @@ fn steer_to(vm: &Vm, handler: usize, cpus: &str) -> Result<()> {
 /// Waits until the queue of the program is at `handler`.
 fn comes_to(vm: &Vm, handler: usize, what: &str) -> Result<()> {
     let is_there = || Ok(queue_of(vm, PROGRAM)?["handler"] == handler);
-    let came = wait_until(Instant::now() + TIME, is_there)?;
+    let came = wait_until(Instant::now() + vm.at_most(TIME), is_there)?;
     ensure!(came, "{what}: {}", queue_of(vm, PROGRAM)?);
     Ok(())
 }

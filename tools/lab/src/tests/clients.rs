@@ -101,6 +101,8 @@ pub(super) fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()
     let (server_vm, server_script) = server;
     let (client_vm, client_script) = client;
     let prelude = crate::traffic::DEVICE_AND_GID;
+    // What the last one said is not what this one says.
+    server_vm.sh(&format!("rm -f {SERVER}"))?;
     // Each line as it is said.
     let serving = server_vm.spawn(
         &format!(
@@ -113,7 +115,7 @@ pub(super) fn until_heard(server: (&Vm, &str), client: (&Vm, &str)) -> Result<()
     // does not learn that nobody was there.
     let serving = if server_script.starts_with("mckey") {
         server_vm
-            .wait_for(&format!("grep -q joined {SERVER}"), TIME)
+            .wait_for(&format!("grep -qs joined {SERVER}"), TIME)
             .context("the member does not join")?;
         serving
     } else {
@@ -161,7 +163,7 @@ fn perftest_connected(cluster: &Cluster) -> Result<()> {
 }
 
 /// How often a program is run whose client connects before its server listens.
-const EARLY: usize = 5;
+const EARLY: usize = 10;
 
 /// perftest with `-R` connects twice: to agree on what is to be done, and to do it. Nothing makes its client wait
 /// until the server listens for the second time; one that comes early is rejected, tries again and crashes in
@@ -224,7 +226,7 @@ fn other_examples(cluster: &Cluster) -> Result<()> {
 /// they destroy the queue pair of the identifier that listens, which has none (mended in qperf's
 /// sources by commit 83bc16e). Their results have been sent by then. That version's server tells its
 /// port before it listens, too (mended by commit 118a571): a client that is faster is rejected, and
-/// tries again.
+/// tries again. It waits no longer than five seconds for its server unless it is told to.
 fn qperf(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     let tests = "rc_bw rc_lat rc_bi_bw rc_rdma_write_bw rc_rdma_write_lat rc_rdma_read_bw \
@@ -236,7 +238,7 @@ fn qperf(cluster: &Cluster) -> Result<()> {
             &format!(
                 "for test in {tests}; do
                    for i in $(seq {EARLY}); do
-                     out=$(qperf $peer -lp $port -cm 1 -t 1 -m 4096 $test 2>&1); rc=$?; echo \"$out\"
+                     out=$(qperf $peer -lp $port --timeout 60 -cm 1 -t 1 -m 4096 $test 2>&1); rc=$?; echo \"$out\"
                      case \"$out\" in *'Event rejected'*) ;; *) break;; esac
                    done
                    [ $rc = 0 ] || break

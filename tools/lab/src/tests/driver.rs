@@ -62,7 +62,7 @@ pub fn program_in_the_middle(vm: &Vm) -> Result<Running<'_>> {
         "exec verbs-check run removal >/run/removal 2>&1",
         2 * PATIENCE,
     )?;
-    vm.wait_for("grep -q ready /run/removal", PATIENCE)?;
+    vm.wait_for("grep -qs ready /run/removal", PATIENCE)?;
     Ok(program)
 }
 

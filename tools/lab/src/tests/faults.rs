@@ -47,6 +47,9 @@ fn packets_sent(cluster: &Cluster, index: usize) -> Result<u64> {
         .ok_or_else(|| anyhow::anyhow!("no engine.tx_packets in {counters}"))
 }
 
+/// How long programs may take to begin, to be told of something and to end.
+const TRAFFIC: Duration = Duration::from_secs(180);
+
 /// Waits until the adapter of a machine sends a stream, which these programs make.
 pub(super) fn wait_for_traffic(
     cluster: &Cluster,
@@ -62,8 +65,8 @@ pub(super) fn wait_for_traffic(
         ends.iter().flatten().count()
     };
     let mut sent = 0;
-    wait_until(Instant::now() + Duration::from_secs(30), || {
-        sent = packets_sent(cluster, index)? - start;
+    wait_until(Instant::now() + TRAFFIC, || {
+        sent = packets_sent(cluster, index)?.saturating_sub(start);
         Ok(sent > 200 || look(&mut ends) > 0)
     })?;
     if sent > 200 {
@@ -72,7 +75,7 @@ pub(super) fn wait_for_traffic(
     for program in programs {
         program.signal(libc::SIGKILL)?;
     }
-    wait_until(Instant::now() + Duration::from_secs(10), || {
+    wait_until(Instant::now() + TRAFFIC, || {
         Ok(look(&mut ends) == programs.len())
     })?;
     bail!("no traffic: {sent} packets; the programs: {ends:#?}");
@@ -134,7 +137,7 @@ fn peer_gone(cluster: &Cluster) -> Result<()> {
     // One of the two has a request under way when the wire is cut, and must be told.
     let told = "transport retry counter exceeded";
     let mut ends = [None, None];
-    let result = wait_until(Instant::now() + Duration::from_secs(60), || {
+    let result = wait_until(Instant::now() + TRAFFIC, || {
         for (slot, program) in ends.iter_mut().zip([&server, &client]) {
             if slot.is_none() {
                 *slot = program.ended();
@@ -196,7 +199,7 @@ for n in range({FORGED}):
 '"#,
         crate::vm::mac(1)
     ))?;
-    let dropped = wait_until(Instant::now() + Duration::from_secs(30), || {
+    let dropped = wait_until(Instant::now() + TRAFFIC, || {
         Ok(cluster.counters(2)?["vm"]["source_drops"].as_u64() >= Some(FORGED))
     })?;
     if !dropped {

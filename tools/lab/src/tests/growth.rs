@@ -69,9 +69,10 @@ fn all_fail(one: &Vm, two: &Vm, count: u32) -> Result<()> {
     );
     // The other program goes on, by its interrupts.
     let served = events(HANDLER)?;
-    let goes_on = wait_until(Instant::now() + Duration::from_secs(30), || {
-        Ok(events(HANDLER)? > served + 10)
-    });
+    let goes_on = wait_until(
+        Instant::now() + one.at_most(Duration::from_secs(60)),
+        || Ok(events(HANDLER)? > served + 10),
+    );
     for running in [client, server] {
         running.end_with(libc::SIGKILL)?;
     }
@@ -219,7 +220,7 @@ fn starved(cluster: &Cluster) -> Result<()> {
             bail!("it was not out of room, or had memory for more");
         }
         // It need not be out of room once more for that.
-        let deadline = Instant::now() + Duration::from_secs(30) * one.patience();
+        let deadline = Instant::now() + one.at_most(Duration::from_secs(60));
         if !wait_until(deadline, || Ok(room(one, HANDLER)?.0 > TINY))? {
             bail!("it did not grow afterwards: {:?}", room(one, HANDLER)?);
         }

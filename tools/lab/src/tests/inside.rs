@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Looking into the device from inside a guest.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use serde_json::Value;
 
-use super::VmTest;
+use super::{nothing_left, VmTest};
 use crate::cluster::Cluster;
+use crate::process::wait_until;
 use crate::traffic::{wait_listening, DEVICE_AND_GID};
+use crate::vm::Vm;
 
 /// On the unmodified Debian kernel.
 pub const TESTS: &[VmTest] = &[
@@ -25,6 +27,8 @@ pub const TESTS: &[VmTest] = &[
 fn ferritectl(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     let time = Duration::from_secs(60);
+    // What other programs had is gone.
+    nothing_left(one)?;
     // Something to see.
     let endless = "exec ibv_rc_pingpong -d $dev -g $gid -p 18522 -s 4096 -n 100000000 -e";
     let server = one.spawn(&format!("{DEVICE_AND_GID} {endless}"), time)?;
@@ -33,19 +37,30 @@ fn ferritectl(cluster: &Cluster) -> Result<()> {
     let looked = || -> Result<()> {
         one.wait_for(
             "ferritectl show qps --json | grep -q 'ibv_rc_pingpong'",
-            Duration::from_secs(20),
+            time,
         )?;
-        one.wait_for("ferritectl show qps | grep -q Rts", Duration::from_secs(20))?;
-        let text = one.sh("ferritectl show --json")?;
-        let shown: Value = serde_json::from_str(&text).context("show --json")?;
+        one.wait_for("ferritectl show qps | grep -q Rts", time)?;
         let processors = one.sh("nproc")?.trim().parse()?;
-        check(&shown, processors).with_context(|| text.clone())?;
-        let text = one.sh("ferritectl top -n 1 -i 0.5 --json")?;
-        let change: Value = serde_json::from_str(&text).context("top --json")?;
-        let rate = &change["counters"]["tx_packets"]["per_second"];
-        if rate.as_f64().is_none_or(|rate| rate < 1.0) {
-            bail!("{rate} packets per second while a pingpong runs:\n{text}");
-        }
+        // The programs may have done little yet.
+        let shown = until_right(one, || {
+            let text = one.sh("ferritectl show --json")?;
+            let shown: Value = serde_json::from_str(&text).context("show --json")?;
+            Ok(check(&shown, processors)
+                .with_context(|| text.clone())
+                .map(|()| shown))
+        })?;
+        // In such a short time they may not have had the processor.
+        until_right(one, || {
+            let text = one.sh("ferritectl top -n 1 -i 0.5 --json")?;
+            let change: Value = serde_json::from_str(&text).context("top --json")?;
+            let rate = &change["counters"]["tx_packets"]["per_second"];
+            if rate.as_f64().is_none_or(|rate| rate < 1.0) {
+                return Ok(Err(anyhow!(
+                    "{rate} packets per second while a pingpong runs:\n{text}"
+                )));
+            }
+            Ok(Ok(()))
+        })?;
         // The kernel's own view has the same counters.
         let statistic = one.sh("rdma statistic show link ferrite0/1")?;
         for name in shown["counters"].as_object().into_iter().flatten() {
@@ -70,9 +85,24 @@ fn ferritectl(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Looks until it finds what it should, for a while.
+fn until_right<T>(vm: &Vm, look: impl Fn() -> Result<Result<T>>) -> Result<T> {
+    let mut found = look()?;
+    wait_until(Instant::now() + vm.at_most(Duration::from_secs(60)), || {
+        if found.is_err() {
+            found = look()?;
+        }
+        Ok(found.is_ok())
+    })?;
+    found
+}
+
 fn terminal(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
-    let page = one.sh("/ferrite/tests/clients/terminal 'qQ^C' ferritectl top -i 0.2")?;
+    let page = one.sh_in(
+        "/ferrite/tests/clients/terminal 'qQ^C' ferritectl top -i 0.2",
+        Duration::from_secs(300),
+    )?;
     if !page.contains("(q ends)") || !page.contains("tx_packets") {
         bail!("the page is:\n{page}");
     }

@@ -56,28 +56,34 @@ pub const TESTS: &[VmTest] = &[
     ),
 ];
 
-const TIME: Duration = Duration::from_secs(30);
+const TIME: Duration = Duration::from_secs(60);
 
-/// Checks that the port is paired with an interface.
+/// Checks that the port is paired with an interface. What the kernel does with an interface that was changed may take
+/// a moment; who is paired with another one stays so.
 fn paired_with(vm: &Vm, netdev: &str) -> Result<()> {
-    let text = vm.sh("rdma link")?;
     let paired = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         words.windows(2).any(|pair| pair == ["state", "ACTIVE"])
             && words.windows(2).any(|pair| pair == ["netdev", netdev])
     };
-    if !text.lines().any(paired) {
-        bail!("{}: not active with {netdev}:\n{text}", vm.name());
-    }
+    let mut text = String::new();
+    let found = wait_until(Instant::now() + TIME, || {
+        text = vm.sh("rdma link")?;
+        Ok(text.lines().any(paired))
+    })?;
+    ensure!(found, "{}: not active with {netdev}:\n{text}", vm.name());
     Ok(())
+}
+
+/// Has RDMA devices shared by all namespaces, or not. The kernel refuses it while there is a namespace but the first,
+/// and one that was removed stays for a moment.
+fn set_namespaces(vm: &Vm, mode: &str) -> Result<()> {
+    vm.wait_for(&format!("rdma system set netns {mode}"), TIME)
 }
 
 /// Waits until the port has no interface.
 fn wait_unpaired(vm: &Vm) -> Result<()> {
-    vm.wait_for(
-        "rdma link | grep 'state DOWN' | grep -vq 'netdev '",
-        Duration::from_secs(20),
-    )
+    vm.wait_for("rdma link | grep 'state DOWN' | grep -vq 'netdev '", TIME)
 }
 
 /// A command that prints the GIDs of a device that are set, each in a line.
@@ -153,10 +159,7 @@ fn address_taken_by_a_user(cluster: &Cluster) -> Result<()> {
         };
         one.sh_in(&script("ip link del i0; ip link del v0"), TIME)?;
         paired_with(one, "eth0").with_context(|| format!("{kind} that is gone"))?;
-        let there = one.spawn(
-            &script("echo >/tmp/there; exec sleep 60"),
-            Duration::from_secs(90),
-        )?;
+        let there = one.spawn(&script("echo >/tmp/there; exec sleep infinity"), 3 * TIME)?;
         one.wait_for("test -e /tmp/there", TIME)?;
         let checked = paired_with(one, "eth0").with_context(|| format!("{kind} that is there"));
         there.end_with(libc::SIGKILL)?;
@@ -280,7 +283,8 @@ fn moved_together(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     let device = one.sh("ls /sys/class/infiniband | head -n1")?;
     let device = device.trim();
-    one.sh("rdma system set netns exclusive; ip netns add box")?;
+    set_namespaces(one, "exclusive")?;
+    one.sh("ip netns add box")?;
     // The interface is complete before the RDMA device comes: no event of it tells of that.
     one.sh(&format!(
         "set -e
@@ -327,7 +331,7 @@ fn moved_together(cluster: &Cluster) -> Result<()> {
         TIME,
     )?;
     configure(one)?;
-    one.sh("rdma system set netns shared")?;
+    set_namespaces(one, "shared")?;
     worked?;
     wait_active(one)?;
     paired_with(one, "eth0")?;
@@ -386,8 +390,8 @@ fn moved_alone(cluster: &Cluster) -> Result<()> {
     let device = device.trim();
     let gids = gids_of(device);
     let moved = (|| {
+        set_namespaces(one, "exclusive")?;
         one.sh("set -e
-             rdma system set netns exclusive
              ip netns add box
              ip link add link eth0 name lan7 type vlan id 7
              ip addr add 10.77.7.1/24 dev lan7
@@ -397,7 +401,7 @@ fn moved_alone(cluster: &Cluster) -> Result<()> {
         one.sh(&format!("rdma dev set {device} netns box"))?;
         let inside = "ip netns exec box";
         one.wait_for(&format!("{inside} rdma link | grep -q {device}/1"), TIME)?;
-        one.sh(&format!("{inside} sh -c \"{}\"", no_gids_of(device)))
+        one.wait_for(&format!("{inside} sh -c \"{}\"", no_gids_of(device)), TIME)
             .context("GIDs of another namespace, or no table")?;
         wait_device_gids(cluster, BTreeSet::is_empty)?;
         let link = one.sh(&format!("{inside} rdma link"))?;
@@ -412,7 +416,9 @@ fn moved_alone(cluster: &Cluster) -> Result<()> {
         one.wait_for(&format!("{gids} | grep -q '0a4d:0701$'"), TIME)?;
         wait_device_gids(cluster, |gids| gids.contains("::ffff:10.77.7.1"))
     });
-    let clean = one.sh("ip link del lan7; rdma system set netns shared");
+    let clean = one
+        .sh("ip link del lan7")
+        .and_then(|_| set_namespaces(one, "shared"));
     found?;
     clean?;
     wait_active(one)?;
@@ -454,11 +460,8 @@ fn unbound_under_a_connection(cluster: &Cluster) -> Result<()> {
         two.wait_for("grep -q ^connected /run/cm-check", TIME)?;
         unbind(one)?;
         // Nothing was under way: only the end that lets go can tell.
-        two.wait_for(
-            "grep -q ^disconnected /run/cm-check",
-            Duration::from_secs(10),
-        )
-        .context("the peer was not told of the end of the connection")
+        two.wait_for("grep -q ^disconnected /run/cm-check", TIME)
+            .context("the peer was not told of the end of the connection")
     })();
     let ended = server.end().and_then(|_| client.end());
     let back = bind(one);

@@ -112,7 +112,7 @@ fn loses_nothing(cluster: &Cluster) -> Result<()> {
     for (index, (vm, before)) in (1..).zip([one, two].into_iter().zip(&before)) {
         // What was raised last may be on its way.
         let mut state = String::new();
-        let all = wait_until(Instant::now() + Duration::from_secs(20), || {
+        let all = wait_until(Instant::now() + vm.at_most(Duration::from_secs(60)), || {
             let (now, counters) = (interrupts(vm)?, cluster.counters(index)?);
             let events = counters["engine"]["events"].as_u64();
             state = format!(
@@ -139,8 +139,9 @@ const NEIGHBOURS: &str = "modprobe virtio_rng; cd /sys/class/misc/hw_random
 fn with_neighbours<T>(vm: &Vm, what: impl FnOnce() -> Result<T>) -> Result<T> {
     vm.sh("rm -f /run/enough")?;
     let busy = vm.spawn(
-        &format!("while [ ! -e /run/enough ]; do {NEIGHBOURS}\ndone >/dev/null"),
-        Duration::from_secs(120),
+        // Once at the least.
+        &format!("until {NEIGHBOURS}\n [ -e /run/enough ]; do :; done >/dev/null"),
+        Duration::from_secs(240),
     )?;
     let result = what();
     vm.sh("touch /run/enough")?;
@@ -188,7 +189,7 @@ fn failure_lets_go(cluster: &Cluster) -> Result<()> {
     let before = interrupts(two)?;
     let (irq, line) = (before.irq(), &before.line);
     cluster.device_command(2, &json!({"cmd": "fatal"}))?;
-    two.wait_for("dmesg | grep -q 'device failed'", Duration::from_secs(30))?;
+    two.wait_for("dmesg | grep -q 'device failed'", Duration::from_secs(60))?;
     // The neighbours go on, and the line rests when they do.
     two.sh(NEIGHBOURS)?;
     let quiet = two.sh(&format!(

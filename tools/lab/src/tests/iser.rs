@@ -125,11 +125,11 @@ impl Disk for Iser {
                  rm lun/lun_0/disk
                  rmdir lun/lun_0 np/0.0.0.0:3260
                  cd /sys/kernel/config/target
-                 rmdir iscsi/{NAME}/tpgt_1 iscsi/{NAME} iscsi core/rd_mcp_0/disk core/rd_mcp_0
-                 modprobe -r ib_isert iscsi_target_mod"
+                 rmdir iscsi/{NAME}/tpgt_1 iscsi/{NAME} iscsi core/rd_mcp_0/disk core/rd_mcp_0"
             ),
             PATIENCE,
         )?;
-        Ok(())
+        // What is left of connections goes in its own time.
+        target.wait_for("modprobe -r ib_isert iscsi_target_mod", PATIENCE)
     }
 }

@@ -148,11 +148,12 @@ pub(super) fn fail_device(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
     leave_failed(one)?;
     cluster.device_command(1, &json!({"cmd": "fatal"}))?;
-    one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(30))
+    one.wait_for("rdma link | grep -q 'state DOWN'", Duration::from_secs(60))
 }
 
 fn fails_under_multicast(cluster: &Cluster) -> Result<()> {
     let (one, _) = cluster.two()?;
+    one.sh("rm -f /run/member")?;
     let member = one.spawn(
         &format!(
             "exec stdbuf -oL mckey -m 239.77.0.2 -b {} -C 1000 >/run/member 2>&1",
@@ -160,12 +161,12 @@ fn fails_under_multicast(cluster: &Cluster) -> Result<()> {
         ),
         Duration::from_secs(180),
     )?;
-    one.wait_for("grep -q receiving /run/member", Duration::from_secs(60))?;
+    one.wait_for("grep -qs receiving /run/member", Duration::from_secs(60))?;
     fail_device(cluster)?;
     member.end()?;
     one.wait_for(
         "! rdma resource show qp | grep -q mckey",
-        Duration::from_secs(30),
+        Duration::from_secs(60),
     )
     .context("the member is left behind")?;
     unbind(one)?;
@@ -178,7 +179,7 @@ fn fails_under_shared_receives(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     nvme::serve(one)?;
     nvme::connect(two, one)?;
-    two.wait_for("test -b /dev/nvme0n1", Duration::from_secs(30))?;
+    two.wait_for("test -b /dev/nvme0n1", Duration::from_secs(60))?;
     two.sh("dd if=/dev/nvme0n1 of=/dev/null bs=64k count=64")?;
     fail_device(cluster)?;
     let start = Instant::now();
@@ -258,20 +259,21 @@ fn sleeps(cluster: &Cluster) -> Result<()> {
 
 fn surprise_removal(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
-    let time = Duration::from_secs(120);
+    let time = Duration::from_secs(300);
     // The peer always has writes under way, so the silence cannot escape it.
-    let program = "exec ib_write_bw -d $dev -x $gid -p 18520 -s 65536 -D 100 -F";
+    let program = "exec ib_write_bw -d $dev -x $gid -p 18520 -s 65536 -D 600 -F";
     let server = two.spawn(&format!("{DEVICE_AND_GID} {program}"), time)?;
     wait_listening(two, 18520)?;
     let client = one.spawn(&format!("{DEVICE_AND_GID} {program} {}", two.ip()), time)?;
     super::faults::wait_for_traffic(cluster, 1, &[&server, &client])?;
+    two.sh("rm -f /run/paging /run/member")?;
     // One that always has page faults under way, too.
     let paging = two.spawn("exec verbs-check run removal >/run/paging 2>&1", time)?;
-    two.wait_for("grep -q ready /run/paging", Duration::from_secs(60))?;
+    two.wait_for("grep -qs ready /run/paging", Duration::from_secs(60))?;
     // And users inside the kernel: a disk of the peer, a member of a multicast group.
     nvme::serve(one)?;
     nvme::connect(two, one)?;
-    two.wait_for("test -b /dev/nvme0n1", Duration::from_secs(30))?;
+    two.wait_for("test -b /dev/nvme0n1", Duration::from_secs(60))?;
     let disk = two.spawn(
         "while dd if=/dev/nvme0n1 of=/dev/null bs=64k iflag=direct; do :; done",
         time,
@@ -283,7 +285,7 @@ fn surprise_removal(cluster: &Cluster) -> Result<()> {
         ),
         time,
     )?;
-    two.wait_for("grep -q receiving /run/member", Duration::from_secs(60))?;
+    two.wait_for("grep -qs receiving /run/member", Duration::from_secs(60))?;
     cluster.remove_device(2)?;
     let outcome = client.wait()?;
     let said = format!("{}{}", outcome.out, outcome.err);
@@ -300,8 +302,8 @@ fn surprise_removal(cluster: &Cluster) -> Result<()> {
     member.signal(libc::SIGKILL)?;
     two.wait_for("! pgrep mckey", Duration::from_secs(90))
         .context("the member of the group cannot be ended")?;
-    let devinfo = two.run("timeout 60 ibv_devinfo -v", Duration::from_secs(70))?;
-    if devinfo.timed_out || devinfo.code == 124 {
+    let devinfo = two.run("exec ibv_devinfo -v", Duration::from_secs(60))?;
+    if devinfo.timed_out {
         bail!("ibv_devinfo hangs on a device that is gone");
     }
     two.sh_in("rmmod ferrite", Duration::from_secs(120))

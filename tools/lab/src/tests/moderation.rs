@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 use super::growth::{event_queues, number};
 use super::{nvme, VmTest};
@@ -20,6 +20,9 @@ const TIME: Duration = Duration::from_secs(120);
 
 /// Interrupts for each completion of bulk traffic, below which there is nothing to gain.
 const ENOUGH: f64 = 0.1;
+
+/// How often it is measured until it is so.
+const MEASUREMENTS: usize = 3;
 
 /// Interrupts of completion handlers, and completions that the kernel has consumed.
 #[derive(Clone, Copy, Debug)]
@@ -109,27 +112,33 @@ fn disk(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     nvme::serve(two)?;
     let result: Result<()> = (|| {
-        let plain = measure(one, two, false)?;
-        let adaptive = measure(one, two, true);
-        set_adaptive(one, false)?;
-        let adaptive = adaptive?;
-        for sample in [plain, adaptive] {
-            ensure!(
-                sample.completions > 2000,
-                "only {} completions: this measures nothing",
-                sample.completions
-            );
+        let mut seen = Vec::new();
+        // What a machine does besides may make one of the two slower, and have fewer interrupts for that.
+        for _ in 0..MEASUREMENTS {
+            let plain = measure(one, two, false)?;
+            let adaptive = measure(one, two, true);
+            set_adaptive(one, false)?;
+            let adaptive = adaptive?;
+            for sample in [plain, adaptive] {
+                ensure!(
+                    sample.completions > 2000,
+                    "only {} completions: this measures nothing",
+                    sample.completions
+                );
+            }
+            // A machine that is busy with other things is late by itself, and needs no moderation for that.
+            if plain.rate() < ENOUGH {
+                println!(
+                    "  note    few interrupts without moderation: it is not seen to do anything"
+                );
+            }
+            // One with a sanitiser has few completions in the time in which it is found out what is best.
+            if adaptive.rate() < ENOUGH || adaptive.rate() < plain.rate() || one.patience() > 1 {
+                return Ok(());
+            }
+            seen.push((adaptive, plain));
         }
-        // A machine that is busy with other things is late by itself, and needs no moderation for that.
-        if plain.rate() < ENOUGH {
-            println!("  note    few interrupts without moderation: it is not seen to do anything");
-        }
-        // One with a sanitiser has few completions in the time in which it is found out what is best.
-        ensure!(
-            adaptive.rate() < ENOUGH || adaptive.rate() < plain.rate() || one.patience() > 1,
-            "{adaptive:?}; without moderation {plain:?}"
-        );
-        Ok(())
+        bail!("with and without moderation: {seen:?}");
     })();
     let end = nvme::end(two);
     result?;

@@ -51,6 +51,10 @@ pub const FAILING: &[VmTest] = &[VmTest::new(
 )];
 
 const TIME: Duration = Duration::from_secs(60);
+/// How often it is looked what happens until that is what should.
+const LOOKS: usize = 20;
+/// The same where a disk waits meanwhile, and gives up after half a minute.
+const LOOKS_AT_A_DISK: usize = 5;
 const PORT: u16 = 18524;
 
 /// What happened in a while.
@@ -100,16 +104,36 @@ impl Served {
         Ok(served)
     }
 
-    /// Looks until this is what happens: now and then a message of the connection manager comes between.
+    /// Looks until this is what happens: now and then a message of the connection manager comes between, and a
+    /// machine that is busy may have nothing happen for a while.
     pub fn expect(&self, vm: &Vm, what: &str) -> Result<()> {
+        Self::expect_that(vm, LOOKS, |served| served == self)
+            .with_context(|| format!("{what}, expected {self:?}"))
+    }
+
+    /// Looks, so many times at most, until what happens is right.
+    fn expect_that(vm: &Vm, looks: usize, right: impl Fn(&Self) -> bool) -> Result<()> {
         let mut found = Vec::new();
-        for _ in 0..3 {
-            found.push(Self::look(vm)?);
-            if found.last() == Some(self) {
+        for _ in 0..looks {
+            let served = Self::look(vm)?;
+            if right(&served) {
                 return Ok(());
             }
+            found.push(served);
         }
-        bail!("{what}: {found:?}, expected {self:?}")
+        bail!("found {found:?}")
+    }
+
+    /// Looks until only this handler has events.
+    fn only(vm: &Vm, handler: u64) -> Result<()> {
+        Self::expect_that(vm, LOOKS, |served| served.handlers == [handler])
+            .with_context(|| format!("{}: events, expected of handler {handler}", vm.name()))
+    }
+
+    /// Looks until nothing happens in a machine whose disk stands still for as long as that takes.
+    fn nothing(vm: &Vm, what: &str) -> Result<()> {
+        Self::expect_that(vm, LOOKS_AT_A_DISK, |served| *served == Self::default())
+            .with_context(|| what.to_owned())
     }
 }
 
@@ -300,9 +324,8 @@ fn refused(cluster: &Cluster) -> Result<()> {
         }
         let now = queue_of(one, "ibv_rc_pingpong")?;
         ensure!(now["handler"] == *before, "{now}, before {before}");
-        let served = Served::look(one)?;
-        ensure!(served != Served::default(), "the pingpong does not go on");
-        Ok(())
+        Served::expect_that(one, LOOKS, |served| *served != Served::default())
+            .context("the pingpong does not go on")
     })();
     running.end()?;
     checked
@@ -348,23 +371,12 @@ fn moved_about(vm: &Vm, turns: u32) -> Result<()> {
         "{}: {queues:?} after moves to {last}",
         vm.name()
     );
-    let served = Served::look(vm)?.handlers;
-    ensure!(
-        served == [last],
-        "{}: handlers {served:?} have events, expected {last}",
-        vm.name()
-    );
+    Served::only(vm, last)?;
     move_all(vm, 1, "none")?;
-    let stands = Served::default().expect(vm, "queues of the kernel without a handler");
+    let stands = Served::nothing(vm, "queues of the kernel without a handler");
     move_all(vm, 1, "0")?;
     stands?;
-    let served = Served::look(vm)?.handlers;
-    ensure!(
-        served == [0],
-        "{}: handlers {served:?} have events, expected 0",
-        vm.name()
-    );
-    Ok(())
+    Served::only(vm, 0)
 }
 
 /// Reads and writes the same again and again, and looks at every byte.
@@ -406,7 +418,7 @@ fn under_a_disk(cluster: &Cluster) -> Result<()> {
                 Ok(rounds.trim().parse()?)
             };
             let seen = rounds()?;
-            let goes_on = wait_until(Instant::now() + TIME, || Ok(rounds()? > seen))?;
+            let goes_on = wait_until(Instant::now() + one.at_most(TIME), || Ok(rounds()? > seen))?;
             ensure!(goes_on, "the disk stands still");
             Ok(())
         })();
@@ -445,6 +457,7 @@ fn unbound(cluster: &Cluster) -> Result<()> {
         .iter()
         .map(|row| row["cqn"].to_string())
         .collect();
+    one.sh("rm -f /run/mover")?;
     let mover = one.spawn(
         &format!(
             "echo moving >/run/mover
@@ -454,8 +467,8 @@ fn unbound(cluster: &Cluster) -> Result<()> {
         ),
         2 * TIME,
     )?;
-    one.wait_for("grep -q moving /run/mover", TIME)?;
-    Served::default().expect(one, "all queues of the kernel without a handler")?;
+    one.wait_for("grep -qs moving /run/mover", TIME)?;
+    Served::nothing(one, "all queues of the kernel without a handler")?;
     unbind(one)?;
     one.wait_for("grep -q gone /run/mover", TIME)?;
     mover.wait()?;

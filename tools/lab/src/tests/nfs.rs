@@ -81,11 +81,14 @@ pub fn end(vm: &Vm) -> Result<()> {
          rpc.nfsd 0
          exportfs -ua
          # Until they have ended: their ports are those of the next ones.
-         killall -w rpc.mountd rpcbind
-         umount /export /proc/fs/nfsd",
+         killall -w rpc.mountd rpcbind",
         PATIENCE,
     )?;
-    Ok(())
+    // The server lets go of files in its own time.
+    vm.wait_for(
+        "for at in /export /proc/fs/nfsd; do ! mountpoint -q $at || umount $at || exit; done",
+        PATIENCE,
+    )
 }
 
 /// Mounts the folder of `server` by a version of the protocol; gives where.

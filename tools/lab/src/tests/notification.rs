@@ -52,6 +52,9 @@ pub fn vectors(vectors: u16, messages: u16) -> Vec<String> {
     vec!["--vectors".into(), vectors, "--messages".into(), messages]
 }
 
+/// How long something may take that is on its way.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// How often each MSI-X vector of the device has been taken, in the order of its table.
 fn interrupts(vm: &Vm) -> Result<Vec<u64>> {
     let taken = vectors::taken(vm)?;
@@ -62,30 +65,48 @@ fn vectors_move_apart(cluster: &Cluster) -> Result<()> {
     let (one, two) = cluster.two()?;
     let handlers: usize = two.sh("nproc")?.trim().parse()?;
     for handler in 0..handlers {
-        let before = interrupts(two)?;
-        if before.len() < handlers + 2 {
-            bail!("{} vectors for {handlers} handlers", before.len());
-        }
-        // Vector zero is no wish: it is had on its processor.
-        let program = if handler == 0 {
-            "taskset -c 0 ib_send_bw"
-        } else {
-            "ib_send_bw"
-        };
-        perftest(one, two, program, 4096, 200, &format!("-e -X {handler}"))?;
-        let after = interrupts(two)?;
-        // Vectors 0 and 1 are for commands and asynchronous events.
-        for other in 0..handlers {
-            let moved = after[2 + other] - before[2 + other];
-            if other == handler && moved == 0 {
-                bail!("no interrupt on vector {handler}: {before:?} -> {after:?}");
-            }
-            if other != handler && moved != 0 {
-                bail!("{moved} interrupts on vector {other}, used was {handler}: {before:?} -> {after:?}");
-            }
+        let mut seen = Vec::new();
+        // What is left of connections of other tests may come between: their ends are said again, seconds later.
+        while !uses_one_vector(one, two, handler, handlers, &mut seen)? {
+            ensure!(
+                seen.len() < 5,
+                "interrupts on vectors while {handler} was used: {seen:?}"
+            );
         }
     }
     Ok(())
+}
+
+/// Whether a program that wants one handler of the second machine has interrupts on its vector alone. Adds how many
+/// came on each, before and after, to `seen`.
+fn uses_one_vector(
+    one: &Vm,
+    two: &Vm,
+    handler: usize,
+    handlers: usize,
+    seen: &mut Vec<(Vec<u64>, Vec<u64>)>,
+) -> Result<bool> {
+    let before = interrupts(two)?;
+    if before.len() < handlers + 2 {
+        bail!("{} vectors for {handlers} handlers", before.len());
+    }
+    // Vector zero is no wish: it is had on its processor.
+    let program = if handler == 0 {
+        "taskset -c 0 ib_send_bw"
+    } else {
+        "ib_send_bw"
+    };
+    perftest(one, two, program, 4096, 200, &format!("-e -X {handler}"))?;
+    let after = interrupts(two)?;
+    // Vectors 0 and 1 are for commands and asynchronous events.
+    let of_handlers = 2..2 + handlers;
+    let right = before[of_handlers.clone()]
+        .iter()
+        .zip(&after[of_handlers])
+        .enumerate()
+        .all(|(other, (before, after))| (after > before) == (other == handler));
+    seen.push((before, after));
+    Ok(right)
 }
 
 /// Sum of one kind of access over the named classes, all classes where none are named.
@@ -132,7 +153,7 @@ fn one_write_per_interrupt(cluster: &Cluster) -> Result<()> {
     let sample = |vm: &Vm| -> Result<(u64, u64, u64)> {
         // A late interrupt would spoil the sum: wait until nothing moves.
         let mut last = None;
-        let quiet = wait_until(Instant::now() + Duration::from_secs(20), || {
+        let quiet = wait_until(Instant::now() + vm.at_most(PATIENCE), || {
             let counters = cluster.counters(vm.index)?;
             let now = (
                 interrupts(vm)?.iter().sum::<u64>(),
@@ -264,15 +285,18 @@ fn classes(cluster: &Cluster) -> Result<()> {
         let mut expected = class_counts(one)?;
         *expected.get_mut(class).context("no such class")? += 1;
         cluster.device_command(1, &request)?;
-        let mut found = BTreeMap::new();
-        let counted = wait_until(Instant::now() + Duration::from_secs(10), || {
+        let (mut found, mut log) = (BTreeMap::new(), String::new());
+        wait_until(Instant::now() + one.at_most(PATIENCE), || {
             found = class_counts(one)?;
-            Ok(found == expected)
+            // As "ferrite 0000:00:05.0: what it says", by level. It is counted first, and then said.
+            log =
+                one.sh("dmesg -x | sed -n 's/^kern *:\\([a-z]*\\) *:.* ferrite [^ ]*: /\\1: /p'")?;
+            Ok(found == expected && log.trim() == said)
         })?;
-        ensure!(counted, "{request}: {found:?}, expected {expected:?}");
-        // As "ferrite 0000:00:05.0: what it says", by level.
-        let log =
-            one.sh("dmesg -x | sed -n 's/^kern *:\\([a-z]*\\) *:.* ferrite [^ ]*: /\\1: /p'")?;
+        ensure!(
+            found == expected,
+            "{request}: {found:?}, expected {expected:?}"
+        );
         ensure!(log.trim() == said, "{request}: {log:?}");
     }
     Ok(())

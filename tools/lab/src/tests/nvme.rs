@@ -94,14 +94,23 @@ pub fn serve_disk(vm: &Vm, path: &str, listen: &[(Transport, &str)]) -> Result<(
 pub fn prepare(vm: &Vm) -> Result<()> {
     vm.sh(&format!(
         "set -e; modprobe nvme_rdma; echo {} >/sys/module/nvme_core/parameters/admin_timeout",
-        10 * vm.patience()
+        20 * vm.patience()
     ))?;
+    Ok(())
+}
+
+/// Waits until the disk that there was before is gone, if it goes: the next one would have another name.
+fn wait_for_the_name(vm: &Vm) -> Result<()> {
+    vm.sh("for n in {1..100}; do
+             compgen -G '/sys/class/nvme*/nvme*' >/dev/null || break
+             sleep 0.1
+         done")?;
     Ok(())
 }
 
 /// What connects a machine to the disk of `target`, after [`prepare`].
 pub fn connecting(target: &Vm) -> String {
-    connecting_to(Transport::Rdma, &target.ip(), 5 * target.patience())
+    connecting_to(Transport::Rdma, &target.ip(), 30 * target.patience())
 }
 
 /// The same to an address of the target's, which has so many seconds to answer.
@@ -134,6 +143,7 @@ pub const DISCONNECTING: &str = "for c in /sys/class/nvme/nvme*/delete_controlle
 /// Connects `vm` to the disk of `target`.
 pub fn connect(vm: &Vm, target: &Vm) -> Result<()> {
     prepare(vm)?;
+    wait_for_the_name(vm)?;
     vm.sh(&connecting(target))?;
     Ok(())
 }
@@ -160,11 +170,11 @@ pub fn end(vm: &Vm) -> Result<()> {
         "set -e
          cd /sys/kernel/config/nvmet
          rm -f ports/*/subsystems/disk
-         rmdir ports/* subsystems/disk/namespaces/1 subsystems/disk
-         modprobe -r nvmet_rdma",
+         rmdir ports/* subsystems/disk/namespaces/1 subsystems/disk",
         PATIENCE,
     )?;
-    Ok(())
+    // What is left of connections goes in its own time.
+    vm.wait_for("modprobe -r nvmet_rdma", PATIENCE)
 }
 
 /// A disk for as long as both machines want it, whichever devices they have meanwhile.
@@ -178,6 +188,7 @@ impl Disk for Nvme {
 
     fn connect(initiator: &Vm, target: &Vm, lost_after: u32) -> Result<String> {
         prepare(initiator)?;
+        wait_for_the_name(initiator)?;
         // Who tries again before a device that failed is taken away loses his disk with it: the driver gives
         // its users a second.
         initiator.sh(&format!(

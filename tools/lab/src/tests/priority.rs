@@ -33,6 +33,8 @@ pub const APART: &[VmTest] = &[VmTest::new(
 const CROWD: u64 = 64;
 const TURN: u64 = 16;
 /// Rounds in which one that is not marked has to wait, at the least one of them: its interrupt may overtake.
+const UNMARKED: u32 = 6;
+/// Rounds in which a marked one does not.
 const ROUNDS: u32 = 3;
 
 fn handlers(vm: &Vm) -> Result<Vec<Value>> {
@@ -72,7 +74,7 @@ impl Turns<'_> {
             peer.sh(&format!("touch /run/go-{round}"))?;
             let done = peer.wait_for(
                 &format!("grep -q 'done with /run/go-{round}$' /run/turns"),
-                Duration::from_secs(30),
+                Duration::from_secs(60),
             );
             drop(stopped);
             done?;
@@ -140,9 +142,9 @@ fn with_turns(
 /// it ever had to wait for them.
 fn compare(machines: (&Vm, &Vm), bulk: u32, other: u32) -> Result<bool> {
     let mut waited = false;
-    with_turns(machines, (bulk, other), 2 * ROUNDS + 1, |turns| {
+    with_turns(machines, (bulk, other), UNMARKED + 1 + ROUNDS, |turns| {
         let (mut unmarked, mut marked) = (Vec::new(), Vec::new());
-        while !waited && unmarked.len() < ROUNDS as usize {
+        while !waited && unmarked.len() < UNMARKED as usize {
             unmarked.push(turns.next()?);
             waited = unmarked.last() >= Some(&(CROWD / 2));
         }
@@ -243,7 +245,7 @@ fn rights(cluster: &Cluster) -> Result<()> {
             "nvalid argument",
         ),
     ] {
-        let outcome = one.run(&script, Duration::from_secs(30))?;
+        let outcome = one.run(&script, Duration::from_secs(60))?;
         ensure!(
             !outcome.ok() && outcome.err.contains(why),
             "{script}: {outcome:?}"

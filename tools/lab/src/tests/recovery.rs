@@ -9,7 +9,8 @@ use serde_json::{json, Value};
 use super::driver::{
     bind, bind_anew, ended_well, leave_failed, program_in_the_middle, unbind, PATIENCE, REPORTERS,
 };
-use super::misbehaviour::{behave, commands_given, misbehave, pinned, reset, wait_for_commands};
+use super::misbehaviour::{behave, commands_given, misbehave, none_pinned_since};
+use super::misbehaviour::{pinned, reset, wait_for_commands};
 use super::{nothing_left, nvme, still_works, vector_map, wait_active, VmTest};
 use crate::cluster::Cluster;
 use crate::process::wait_until;
@@ -159,8 +160,7 @@ pub(super) fn wait_back(vm: &Vm, before: u64) -> Result<()> {
 
 /// Waits until a life has begun after so many.
 fn wait_back_by_any_name(vm: &Vm, before: u64) -> Result<()> {
-    let patience = PATIENCE * vm.patience();
-    let back = wait_until(Instant::now() + patience, || {
+    let back = wait_until(Instant::now() + vm.at_most(PATIENCE), || {
         let said = diagnose(vm)?;
         Ok(said["lives"].as_u64() > Some(before) && said["state"] == "working")
     })?;
@@ -245,7 +245,7 @@ fn comes_back(cluster: &Cluster) -> Result<()> {
             wait_back(one, count)?;
             server.end()?;
             // Addresses come one after the other.
-            let same = wait_until(Instant::now() + Duration::from_secs(30), || {
+            let same = wait_until(Instant::now() + one.at_most(PATIENCE), || {
                 Ok(identity(one)? == before)
             })?;
             ensure!(same, "it was {before}, it is {}", identity(one)?);
@@ -254,8 +254,7 @@ fn comes_back(cluster: &Cluster) -> Result<()> {
         };
         back_again().with_context(|| format!("round {round}"))?;
     }
-    let stayed = pinned(one)?.saturating_sub(pages);
-    ensure!(stayed == 0, "{stayed} pages stay pinned");
+    none_pinned_since(one, pages)?;
     ensure!(shown(one)?.contains("\"healthy\""), "{}", shown(one)?);
     connects(cluster)
 }
@@ -455,7 +454,7 @@ fn asked_meanwhile(cluster: &Cluster) -> Result<()> {
     // Nobody asks for this one.
     let healthy = || Ok(shown(one)?.contains("\"healthy\""));
     ensure!(
-        wait_until(Instant::now() + PATIENCE, healthy)?,
+        wait_until(Instant::now() + one.at_most(PATIENCE), healthy)?,
         "{}",
         shown(one)?
     );
@@ -467,7 +466,7 @@ fn asked_meanwhile(cluster: &Cluster) -> Result<()> {
 }
 
 /// Loads the driver anew with these parameters.
-fn load_with(vm: &Vm, parameters: &str) -> Result<()> {
+pub(super) fn load_with(vm: &Vm, parameters: &str) -> Result<()> {
     vm.sh_in(
         &format!("rmmod ferrite; {LOAD_DRIVER} {parameters}"),
         PATIENCE,
@@ -588,8 +587,7 @@ fn comes_back_after_reset(cluster: &Cluster) -> Result<()> {
             "{said}"
         );
     }
-    let stayed = pinned(one)?.saturating_sub(before);
-    ensure!(stayed == 0, "{stayed} pages stay pinned");
+    none_pinned_since(one, before)?;
     nothing_left(one)?;
     still_works(cluster)
 }
@@ -622,7 +620,7 @@ pub(super) fn survives_resets_of_attempts(vm: &Vm) -> Result<()> {
         PATIENCE,
     )?;
     // The last one to ask may have been before the last reset.
-    let back = wait_until(Instant::now() + PATIENCE * vm.patience(), || {
+    let back = wait_until(Instant::now() + vm.at_most(PATIENCE), || {
         vm.sh(&format!("{REPORTERS}; {RECOVER_ANYHOW}; true"))?;
         let said = diagnose(vm)?;
         Ok(said["lives"].as_u64() > Some(count) && said["state"] == "working")

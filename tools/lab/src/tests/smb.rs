@@ -48,10 +48,11 @@ fn serve(vm: &Vm) -> Result<()> {
 fn end(vm: &Vm) -> Result<()> {
     vm.sh_in(
         "set -e
-         ksmbd.control -s
-         umount /export",
+         ksmbd.control -s",
         PATIENCE,
     )?;
+    // The server lets go of files in its own time.
+    vm.wait_for("! mountpoint -q /export || umount /export", PATIENCE)?;
     vm.wait_for("modprobe -r ksmbd", PATIENCE)
 }
 

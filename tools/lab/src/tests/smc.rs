@@ -72,7 +72,7 @@ fn exchange(one: &Vm, two: &Vm) -> Result<bool> {
 }
 
 /// How often sockets are tried until one goes by RDMA, a second apart.
-const ATTEMPTS: usize = 20;
+const ATTEMPTS: usize = 60;
 
 /// The same until a socket goes by RDMA: SMC looks at a port in its own time when it or the device has come, and its
 /// sockets go by TCP until then. With `lost`, the link that was before may fail one more of them; none has other bytes

@@ -53,16 +53,16 @@ fn with_sample(vm: &Vm, check: impl FnOnce() -> Result<()>) -> Result<()> {
     let checked = vm
         .sh_in(
             "insmod /ferrite/modules/rust_rdma_soft.ko",
-            Duration::from_secs(30),
+            Duration::from_secs(60),
         )
         .and_then(|_| {
             vm.wait_for(
                 "rdma link | grep 'soft0/1' | grep 'state ACTIVE' | grep -q 'netdev eth0'",
-                Duration::from_secs(20),
+                Duration::from_secs(60),
             )
         })
         .and_then(|()| check());
-    let removed = vm.sh_in("rmmod rust_rdma_soft", Duration::from_secs(30));
+    let removed = vm.sh_in("rmmod rust_rdma_soft", Duration::from_secs(60));
     bind(vm)?;
     checked?;
     removed.map(drop)
@@ -103,7 +103,7 @@ fn shown(cluster: &Cluster) -> Result<()> {
         one.sh("ip link set eth0 down")?;
         let down = one.wait_for(
             "rdma link | grep 'soft0/1' | grep -q 'state DOWN'",
-            Duration::from_secs(20),
+            Duration::from_secs(60),
         );
         one.sh(&format!(
             "ip link set eth0 up; ip addr replace {}/24 dev eth0",
@@ -112,7 +112,7 @@ fn shown(cluster: &Cluster) -> Result<()> {
         down?;
         one.wait_for(
             "rdma link | grep 'soft0/1' | grep -q 'state ACTIVE'",
-            Duration::from_secs(20),
+            Duration::from_secs(60),
         )
     })
 }

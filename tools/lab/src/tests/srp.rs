@@ -148,11 +148,11 @@ impl Disk for Srp {
             "set -e
              cd /sys/kernel/config/target
              echo 0 >srpt/discovery_auth/rdma_cm_port
-             rmdir srpt core/rd_mcp_0/disk core/rd_mcp_0
-             modprobe -r ib_srpt",
+             rmdir srpt core/rd_mcp_0/disk core/rd_mcp_0",
             PATIENCE,
         )?;
-        Ok(())
+        // What is left of connections goes in its own time.
+        target.wait_for("modprobe -r ib_srpt", PATIENCE)
     }
 }
 

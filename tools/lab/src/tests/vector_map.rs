@@ -80,6 +80,10 @@ pub const FEW: &[VmTest] = &[VmTest::new(
 
 const DEFAULT: &str = "cpu/cpu";
 
+/// How often it is looked what happens until that is what should: a message of the connection manager may come between,
+/// and a machine that is busy may have nothing happen for a while.
+const LOOKS: usize = 20;
+
 /// The layouts: how many event queues and vectors of completions there are on so many processors; no vectors is
 /// the pin.
 const ALL: [(&str, Count, Option<Count>); 18] = [
@@ -260,7 +264,7 @@ fn serves(vm: &Vm, table: &[Entry], handler: usize, pin: bool) -> Result<()> {
         entries().map(|entry| home(entry.vector)).collect()
     };
     let mut seen = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..LOOKS {
         let (found_queues, found_vectors) = look(vm)?;
         let as_said = if pin {
             !found_vectors.is_empty() && found_vectors.iter().all(|(vector, _)| *vector == 0)

@@ -191,7 +191,7 @@ fn pingpongs_with_rxe(cluster: &Cluster) -> Result<()> {
         let slow = server.patience() > 1;
         let (events, largest) = if slow { (true, 9000) } else { (false, 65536) };
         for (size, iterations) in [(1, 20), (4096, 50), (largest, 20)] {
-            pingpong(server, client, size, iterations, events)
+            unless_rxe_is_slow(|| pingpong(server, client, size, iterations, events))
                 .with_context(|| format!("size {size}"))?;
         }
         for (program, flags) in [
@@ -200,16 +200,32 @@ fn pingpongs_with_rxe(cluster: &Cluster) -> Result<()> {
             ("ibv_srq_pingpong", "-s 4096 -n 50 -q 4 -c"),
         ] {
             let command = format!("exec {program} -d $dev -g $gid -p $port {flags}");
-            client_server(
-                (server, &command),
-                (client, &format!("{command} $peer")),
-                18518,
-                Duration::from_secs(60),
-            )
+            unless_rxe_is_slow(|| {
+                client_server(
+                    (server, &command),
+                    (client, &format!("{command} $peer")),
+                    18518,
+                    Duration::from_secs(60),
+                )
+            })
             .with_context(|| format!("{program} {flags}"))?;
         }
         Ok(())
     })
+}
+
+/// These programs give a packet up after half a second. That is how long rxe may wait for its turn on a processor where
+/// the machine is busy: then they are run anew, some times, and it is said.
+fn unless_rxe_is_slow<T>(run: impl Fn() -> Result<T>) -> Result<T> {
+    for attempt in 1..ATTEMPTS {
+        match run() {
+            Err(error) if format!("{error:#}").contains("transport retry counter exceeded") => {
+                println!("  note    rxe was slow, attempt {attempt}; once more");
+            }
+            result => return result,
+        }
+    }
+    run()
 }
 
 /// perftest asks for as many reads under way as the peer's device has, which may be more than its
@@ -231,7 +247,8 @@ fn perftest_programs(
     for (program, flags) in programs {
         let command = format!(
             "exec {program} {flags} -d $dev -x $gid -p $port -n 30 -u {} -F",
-            client.ack_timeout()
+            // Half a second.
+            client.ack_timeout() + 1
         );
         client_server(
             (server, &command),
@@ -314,7 +331,7 @@ pub(super) fn lost(stats: &Value) -> u64 {
 }
 
 /// How long one may take over a wire that loses frames.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How often a program with which rxe falls silent is run.
 const ATTEMPTS: usize = 4;
@@ -362,6 +379,20 @@ fn unless_rxe_falls_silent(
     run()
 }
 
+/// The same with a program that says no more than that it was ended, and whose messages have one packet each.
+fn unless_rxe_falls_silent_to<T>(what: &str, run: impl Fn() -> Result<T>) -> Result<T> {
+    for attempt in 1..ATTEMPTS {
+        match run() {
+            // Of `timeout`.
+            Err(error) if format!("{error:#}").contains("code: 124") => {
+                println!("  note    {what}: rxe fell silent, attempt {attempt}; once more");
+            }
+            result => return result,
+        }
+    }
+    run()
+}
+
 fn loss_with_rxe(cluster: &Cluster) -> Result<()> {
     let faults = json!({"cmd": "faults", "only": "roce", "loss": 0.01});
     cluster.fabric_command(&faults)?;
@@ -379,7 +410,9 @@ fn loss_with_rxe(cluster: &Cluster) -> Result<()> {
             })?;
         }
         let (serving, asking) = ("rping -s -a 0.0.0.0 -C 20 -V", "rping -c -C 20 -V -a");
-        let served = super::basics::ask(server, serving, client, asking)?;
+        let served = unless_rxe_falls_silent_to(asking, || {
+            super::basics::ask(server, serving, client, asking)
+        })?;
         // Linux repeats no request to disconnect of a program that is gone: where the first one is
         // lost, the server waits for ever.
         served.signal(libc::SIGTERM)?;
@@ -519,7 +552,7 @@ fn bad_wire(cluster: &Cluster) -> Result<()> {
     }))?;
     let result = || -> Result<()> {
         for (size, iterations) in [(1024, 200), (65536, 20), (1 << 20, 3)] {
-            pingpong_over_loss(one, two, size, iterations, 4 * PATIENCE)
+            pingpong_over_loss(one, two, size, iterations, 6 * PATIENCE)
                 .with_context(|| format!("size {size} over the bad wire"))?;
         }
         perftest(one, two, "ib_write_bw", 65536, 30, "")?;

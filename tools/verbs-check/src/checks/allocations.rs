@@ -165,17 +165,16 @@ fn chosen(count: u32, sample: Option<u32>) -> Box<dyn Iterator<Item = u32>> {
     }
 }
 
-/// Makes something again and again, each time with another allocation that fails; then destroys it
-/// likewise.
-fn fail_each(fault: &Fault, ground: &Ground, make: Make, sample: Option<u32>) -> Check<Seen> {
-    // Once without: what is missing on this device is no finding, and libraries set themselves up.
-    let mut whole = well(make(ground))?;
-    destroyed(whole())?;
-    let (whole, making) = fault.count(|| make(ground))?;
-    let (result, destroying) = fault.count(&mut *well(whole)?)?;
-    destroyed(result)?;
+/// Makes something with each of these allocations failing, one at a time, until it has not so many. Gives how many
+/// failed, and how often it was refused for that.
+fn fail_these(
+    fault: &Fault,
+    ground: &Ground,
+    make: Make,
+    numbers: Box<dyn Iterator<Item = u32>>,
+) -> Check<(u32, u32)> {
     let (mut failed, mut refused) = (0, 0);
-    for number in chosen(making, sample) {
+    for number in numbers {
         let said = |outcome| at(number, outcome);
         let (result, hit) = fault.during(number, || make(ground))?;
         match result {
@@ -191,6 +190,23 @@ fn fail_each(fault: &Fault, ground: &Ground, make: Make, sample: Option<u32>) ->
         if number == ENDLESS {
             return Err("there is no end of allocations".into());
         }
+    }
+    Ok((failed, refused))
+}
+
+/// Makes something again and again, each time with another allocation that fails; then destroys it
+/// likewise.
+fn fail_each(fault: &Fault, ground: &Ground, make: Make, sample: Option<u32>) -> Check<Seen> {
+    // Once without: what is missing on this device is no finding, and libraries set themselves up.
+    let mut whole = well(make(ground))?;
+    destroyed(whole())?;
+    let (whole, making) = fault.count(|| make(ground))?;
+    let (result, destroying) = fault.count(&mut *well(whole)?)?;
+    destroyed(result)?;
+    let (mut failed, mut refused) = fail_these(fault, ground, make, chosen(making, sample))?;
+    if refused == 0 && sample.is_some() {
+        // All of the sample may have been some that can be done without.
+        (failed, refused) = fail_these(fault, ground, make, Box::new(1..=making))?;
     }
     for number in chosen(destroying, sample) {
         let said = |outcome| at(number, outcome);

@@ -108,7 +108,8 @@ const FEW: u32 = 64;
 /// Messages under way.
 const DEPTH: u32 = 96;
 const ROUNDS: u64 = 200;
-/// After that there are no more rounds, if each kind had its turn with both ends of its memory.
+/// After that there are no more rounds, if each kind had its turn with both ends of its memory, and something was under
+/// way in one.
 const ENOUGH: Duration = Duration::from_secs(10);
 /// Where in the rig's buffer comes what is read from the memory; messages are sent from its start.
 const SINK: usize = 32768;
@@ -386,7 +387,9 @@ fn streams(rig: &Rig) -> Check {
     let least = 2 * KINDS.len() as u64;
     let start = Instant::now();
     let mut round = 0;
-    while round < ROUNDS && (round < least || start.elapsed() < ENOUGH) {
+    while round < ROUNDS
+        && (round < least || start.elapsed() < ENOUGH || under_way == [0; KINDS.len()])
+    {
         if stream(rig, cq, round, &mut random)? {
             under_way[round as usize % KINDS.len()] += 1;
         }
