@@ -57,6 +57,10 @@ pub(super) const ROOMS: &[&str] = &[
     "tools/patches/tree",
 ];
 
+/// Folders of the project that a kernel tree has nothing of, and what is built in it.
+pub(super) const OTHER_ROOMS: &[&str] =
+    &["Documentation", "bench", "out", "qemu", "target", "tests"];
+
 /// Files that a kernel tree does not need, and why.
 pub(super) const OUT_OF_TREE: &[(&str, &str)] =
     &[("Kbuild", "in a kernel tree each folder has a Makefile")];
