@@ -372,6 +372,7 @@ impl<T: ResetHandlers + Loading> Adapter<T> {
     }
 }
 
+#[cfg(not(rdma_no_tests))]
 #[kunit_tests(rust_pci)]
 mod tests {
     use super::{
