@@ -674,6 +674,7 @@ The other sample passes its tests on it.
             "samples/rust_rdma_soft/memory.rs",
             "samples/rust_rdma_soft/queue.rs",
             "samples/rust_rdma_soft/soft_main.rs",
+            "samples/rust_rdma_soft/tests.rs",
             "tools/patches/tree/samples/rust/rdma_soft/Makefile",
         ],
         edits: &[
