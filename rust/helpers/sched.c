@@ -8,6 +8,11 @@ __rust_helper bool rust_helper_need_resched(void)
 	return need_resched();
 }
 
+__rust_helper int rust_helper_cond_resched(void)
+{
+	return cond_resched();
+}
+
 __rust_helper int rust_helper_fatal_signal_pending(struct task_struct *p)
 {
 	return fatal_signal_pending(p);

@@ -79,6 +79,13 @@ impl Completion {
         }
     }
 
+    /// Whether there is a signal, which stays.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        // SAFETY: By the type invariant the completion is initialised.
+        unsafe { bindings::completion_done(self.inner.get()) }
+    }
+
     /// Takes a signal if there is one, without waiting.
     #[inline]
     pub fn try_wait(&self) -> bool {

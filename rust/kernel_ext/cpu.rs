@@ -4,7 +4,6 @@
 
 use crate::bindings;
 use kernel::cpu::nr_cpu_ids;
-use kernel::prelude::*;
 use kernel::types::NotThreadSafe;
 
 /// How many processors there are, online or not; at least one.
@@ -88,7 +87,15 @@ pub fn need_resched() -> bool {
     unsafe { bindings::need_resched() }
 }
 
-#[kunit_tests(rust_cpu)]
+/// Lets another task have this processor if one wants it. May sleep.
+#[inline]
+pub fn cond_resched() {
+    // SAFETY: The function may be called wherever sleeping is allowed, which callers see to, as for a mutex.
+    unsafe { bindings::cond_resched() };
+}
+
+#[cfg(not(rdma_no_tests))]
+#[kernel::prelude::kunit_tests(rust_cpu)]
 mod tests {
     use super::*;
 

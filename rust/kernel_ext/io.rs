@@ -75,6 +75,7 @@ pub fn clear_bar(
     Ok(())
 }
 
+#[cfg(not(rdma_no_tests))]
 #[kernel::prelude::kunit_tests(rust_bar_range)]
 mod tests {
     use super::*;

@@ -422,6 +422,7 @@ impl<T: ResetHandlers + SleepHandlers + Loading> Adapter<T> {
     }
 }
 
+#[cfg(not(rdma_no_tests))]
 #[kunit_tests(rust_pci)]
 mod tests {
     use super::{

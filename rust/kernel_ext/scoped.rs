@@ -126,6 +126,7 @@ impl<T> Drop for ScopedRef<T> {
     }
 }
 
+#[cfg(not(rdma_no_tests))]
 #[kunit_tests(rust_scoped)]
 mod tests {
     use super::*;

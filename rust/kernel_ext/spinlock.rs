@@ -75,6 +75,7 @@ unsafe impl Backend for IrqDisableBackend {
     }
 }
 
+#[cfg(not(rdma_no_tests))]
 #[kernel::prelude::kunit_tests(rust_irq_spinlock)]
 mod tests {
     use super::*;

@@ -126,6 +126,7 @@ impl Drop for OwnedQueue {
     }
 }
 
+#[cfg(not(rdma_no_tests))]
 #[kunit_tests(rust_workqueue)]
 mod tests {
     use super::*;

@@ -232,6 +232,11 @@ impl<'a> Pd<'a> {
         })
     }
 
+    /// The core's domain, which is there for as long as this is.
+    pub fn as_raw(&self) -> *mut bindings::ib_pd {
+        self.raw.as_ptr()
+    }
+
     /// Its device.
     fn device(&self) -> *mut bindings::ib_device {
         // SAFETY: By the type invariant the domain is ours; its device does not change.
@@ -532,6 +537,11 @@ impl<'p> Mr<'p> {
         }
     }
 
+    /// The core's region, which is there for as long as this is.
+    pub fn as_raw(&self) -> *mut bindings::ib_mr {
+        self.raw.as_ptr()
+    }
+
     /// The memory that it is mapped to.
     pub fn buffer(&self) -> &Arc<Buffer<'p>> {
         &self.buffer
@@ -756,6 +766,11 @@ pub struct Ticket<'q, 'p> {
 }
 
 impl Ticket<'_, '_> {
+    /// Whether the request is complete.
+    pub fn is_complete(&self) -> bool {
+        self.slot.done.is_done()
+    }
+
     /// Waits until the request is complete. `ETIMEDOUT` leaves it to the queue pair.
     pub fn wait(self, timeout: Jiffies) -> Result<Outcome> {
         if !self.slot.done.wait_timeout(timeout) {
@@ -934,6 +949,11 @@ impl<'p> Qp<'p> {
         })
     }
 
+    /// The core's queue pair, which is there for as long as this is.
+    pub fn as_raw(&self) -> *mut bindings::ib_qp {
+        self.raw.as_ptr()
+    }
+
     /// Its number.
     pub fn number(&self) -> u32 {
         // SAFETY: By the type invariant the queue pair is ours; its number does not change.
@@ -1017,7 +1037,15 @@ impl<'p> Qp<'p> {
         QpState::from_raw(attr.qp_state).ok_or(EIO)
     }
 
-    /// Goes on after a failed registration has drained the send queue
+    /// Drains the send queue (SQD): what is posted from now on waits until [`Qp::resume`]. The peer is served
+    /// meanwhile.
+    pub fn suspend(&self) -> Result {
+        let mut attr: bindings::ib_qp_attr = pin_init::zeroed();
+        attr.qp_state = QpState::Sqd.as_raw();
+        self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
+    }
+
+    /// Goes on after [`Qp::suspend`], or after a failed registration has drained the send queue
     /// ([`QpOptions::registrations_drain`]). What was posted until this returns is flushed or carried
     /// out, in order; what is posted afterwards is carried out.
     pub fn resume(&self) -> Result {

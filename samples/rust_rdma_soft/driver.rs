@@ -3,12 +3,12 @@
 //! The driver: what the core asks of a device, trait by trait.
 
 use crate::bindings;
-use crate::engine::Engine;
+use crate::engine::{fail, Engine};
 use crate::kernel_ext::errno::eopnotsupp;
 use crate::kernel_ext::spinlock::{new_irq_spinlock, IrqSpinLock};
 use crate::kernel_ext::workqueue::OwnedQueue;
-use crate::memory::{Local, Pages, MAX_SGE};
-use crate::queue::{Cqe, Op, Recv, Ring, Send};
+use crate::memory::{Local, Mapping, Pages, MAX_SGE};
+use crate::queue::{Cqe, Op, Recv, Ring, Send, Sweep};
 use crate::rdma::{
     kind, Access, Completions, Cq, CqInitAttr, CqOps, Device, DeviceAttr, DeviceCaps, Driver,
     FastRegOps, GidAttr, GidOps, Mr, MrOps, Mtu, Netdev, NetdevEvent, NetdevOps, New, Notify, Ops,
@@ -28,6 +28,8 @@ const MAX_WR: u32 = 1 << 14;
 const MAX_CQE: u32 = 1 << 18;
 /// Pages of a region, at the most.
 const MAX_PAGES: u32 = 1 << 11;
+/// Whose device it is. Nobody's: one that is locally administered, as that of the node's GUID.
+pub(crate) const OUI: u32 = 0x020000;
 /// Objects of a kind that are told to be possible: there are as many as memory has room for.
 const MANY: u32 = 1 << 16;
 
@@ -37,6 +39,8 @@ pub(crate) struct Soft {
     queue: OwnedQueue,
     pub(crate) engine: Arc<Engine>,
     pds: Atomic<u32>,
+    /// How many regions there have been.
+    regions: Atomic<u64>,
 }
 
 impl Soft {
@@ -45,6 +49,7 @@ impl Soft {
             queue: OwnedQueue::ordered(c"rust_rdma_soft")?,
             engine: Engine::new()?,
             pds: Atomic::new(0),
+            regions: Atomic::new(0),
         })
     }
 
@@ -68,7 +73,7 @@ impl Driver for Soft {
         Ok(DeviceAttr {
             max_mr_size: u64::from(MAX_PAGES) * kernel::page::PAGE_SIZE as u64,
             page_size_cap: kernel::page::PAGE_SIZE as u64,
-            vendor_id: 0x1af4,
+            vendor_id: OUI,
             vendor_part_id: 1,
             max_qp: MANY,
             max_qp_wr: MAX_WR,
@@ -175,20 +180,39 @@ pub(crate) struct CqState {
     armed: Option<bool>,
 }
 
+impl CqState {
+    fn new(ring: Ring<Cqe>) -> Self {
+        Self { ring, armed: None }
+    }
+
+    /// The consumer waits. Where it waits for any completion already, it goes on to.
+    fn arm(&mut self, solicited: bool) {
+        self.armed = Some(solicited && self.armed != Some(false));
+    }
+
+    /// A completion was added; returns whether the consumer is to be told.
+    fn wakes(&mut self, solicited: bool) -> bool {
+        let wakes = self.armed.is_some_and(|only| solicited || !only);
+        if wakes {
+            self.armed = None;
+        }
+        wakes
+    }
+}
+
 /// Puts a completion into a queue, and wakes who waits for it.
 pub(crate) fn add_completion(cq: &Cq<Soft>, cqe: Cqe, solicited: bool) {
     let solicited = solicited || cqe.status != WcStatus::Success;
     let mut state = cq.state.lock();
-    if state.ring.push(cqe).is_err() {
+    if let Err(lost) = state.ring.push(cqe) {
         drop(state);
-        // There is no room: the consumer posted more than it said.
+        // There is no room: the consumer posted more than it said. Not all listen to events of completion
+        // queues (those of `ib_alloc_cq` do not); what comes next of its queue pair says so.
+        fail(&lost.qp);
         cq.report_error();
         return;
     }
-    let wakes = state.armed.is_some_and(|only| solicited || !only);
-    if wakes {
-        state.armed = None;
-    }
+    let wakes = state.wakes(solicited);
     // The handler may poll.
     drop(state);
     if wakes {
@@ -211,7 +235,7 @@ impl CqOps for Soft {
         let ring = Ring::new(attr.entries as usize)?;
         new.set_entries(attr.entries);
         new.init(pin_init!(SoftCq {
-            state <- new_irq_spinlock!(CqState { ring, armed: None }, "rust_rdma_soft::cq"),
+            state <- new_irq_spinlock!(CqState::new(ring), "rust_rdma_soft::cq"),
         }))
     }
 
@@ -237,7 +261,7 @@ impl CqOps for Soft {
 
     fn req_notify_cq(cq: &Cq<Self>, notify: Notify) -> Result<bool> {
         let mut state = cq.state.lock();
-        state.armed = Some(notify.solicited);
+        state.arm(notify.solicited);
         Ok(!state.ring.is_empty())
     }
 }
@@ -261,11 +285,20 @@ pub(crate) struct Queues {
     pub(crate) recvs: Ring<Recv>,
 }
 
-/// Takes completions of a queue pair out of its completion queues.
+/// Completions that are looked at with interrupts off.
+const PURGED_AT_ONCE: usize = 64;
+
+/// Takes completions of a queue pair out of its completion queues. The engine adds none meanwhile.
 fn purge(qp: &Qp<Soft>) {
     for cq in [qp.send_cq(), qp.recv_cq()].into_iter().flatten() {
         let number = qp.number();
-        cq.state.lock().ring.retain(|cqe| cqe.qp.number() != number);
+        let mut sweep = Sweep::default();
+        let mut some = || {
+            let mut state = cq.state.lock();
+            let others = |cqe: &Cqe| cqe.qp.number() != number;
+            state.ring.sweep(&mut sweep, PURGED_AT_ONCE, others)
+        };
+        while !some() {}
     }
 }
 
@@ -394,9 +427,13 @@ impl QpOps for Soft {
                     SendOp::FetchAdd { remote, add } => Op::FetchAdd { remote, add },
                     SendOp::LocalInvalidate(key) => Op::Invalidate(key),
                     SendOp::RegMr { mr, key, access } => Op::Register {
-                        mr: mr.get_ref(),
+                        serial: mr.serial,
                         key,
-                        access,
+                        mapping: Mapping {
+                            iova: mr.iova(),
+                            length: mr.length(),
+                            access,
+                        },
                     },
                     SendOp::RegisterSend { .. } => return Err(eopnotsupp()),
                 };
@@ -407,10 +444,10 @@ impl QpOps for Soft {
                     local: Local::new(wr.sges())?,
                 };
                 let mut queues = qp.queues.lock();
-                if !matches!(queues.state, QpState::Rts | QpState::Err) {
+                if !matches!(queues.state, QpState::Rts | QpState::Sqd | QpState::Err) {
                     return Err(EINVAL);
                 }
-                queues.sends.push(send)?;
+                queues.sends.push(send).map_err(|_| ENOMEM)?;
             }
             Ok(())
         })();
@@ -430,7 +467,7 @@ impl QpOps for Soft {
                 if queues.state == QpState::Reset {
                     return Err(EINVAL);
                 }
-                queues.recvs.push(recv)?;
+                queues.recvs.push(recv).map_err(|_| ENOMEM)?;
             }
             Ok(())
         })();
@@ -444,6 +481,8 @@ impl QpOps for Soft {
 pub(crate) struct SoftMr {
     /// Its place in the table, which its keys begin with.
     pub(crate) number: u32,
+    /// Which of all regions that there have been it is: a place is another one's later.
+    pub(crate) serial: u64,
     /// The number of its protection domain.
     pub(crate) pd: u32,
     #[pin]
@@ -495,6 +534,7 @@ impl FastRegOps for Soft {
         new.set_keys(number << 8, number << 8);
         let mr = new.init(pin_init!(SoftMr {
             number,
+            serial: pd.device().regions.fetch_add(1, Relaxed),
             pd: pd.number,
             pages <- new_irq_spinlock!(pages, "rust_rdma_soft::mr"),
         }))?;
@@ -512,5 +552,27 @@ impl FastRegOps for Soft {
             return Err(EINVAL);
         }
         mr.pages.lock().push(addr)
+    }
+}
+
+#[kunit_tests(rust_rdma_soft_driver)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_any_completion_goes_on_to() -> Result {
+        let mut state = CqState::new(Ring::new(1)?);
+        assert!(!state.wakes(true));
+        state.arm(true);
+        assert!(!state.wakes(false));
+        // From now on any wakes, also after asking for less.
+        state.arm(false);
+        state.arm(true);
+        assert!(state.wakes(false));
+        // Once.
+        assert!(!state.wakes(true));
+        state.arm(true);
+        assert!(!state.wakes(false) && state.wakes(true));
+        Ok(())
     }
 }

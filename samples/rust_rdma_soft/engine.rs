@@ -3,7 +3,8 @@
 //! The device: a work item that does what was posted, one request after the other.
 
 use crate::driver::{add_completion, Soft};
-use crate::memory::{copy, Span, Spans};
+use crate::kernel_ext::cpu::cond_resched;
+use crate::memory::{copy, Short, Span, Spans};
 use crate::queue::{Cqe, Op, Recv, Send};
 use crate::rdma::{
     Access, MrRef, Qp, QpRef, QpState, QpValues, Remote, SendFlags, WcOpcode, WcStatus,
@@ -29,17 +30,20 @@ impl_has_work! {
 
 /// What requests find by number.
 pub(crate) struct Objects {
-    pub(crate) qps: Table<QpRef<Soft>>,
-    pub(crate) mrs: Table<MrRef<Soft>>,
+    pub(crate) qps: Numbered<QpRef<Soft>>,
+    pub(crate) mrs: Numbered<MrRef<Soft>>,
 }
 
-/// Objects by number, beginning with [`FIRST`].
-pub(crate) struct Table<T>(KVVec<Option<T>>);
+/// Objects of one kind by number, beginning with [`FIRST`].
+pub(crate) struct Numbered<T>(KVVec<Option<T>>);
+
+/// Bytes of a message, at the most: as `PortAttr::ethernet` says.
+const MAX_MESSAGE: u64 = 1 << 31;
 
 /// Numbers before it are those of special queue pairs, and key 0 is that of all local memory.
 const FIRST: u32 = 2;
 
-impl<T> Table<T> {
+impl<T> Numbered<T> {
     fn new() -> Self {
         Self(KVVec::new())
     }
@@ -85,8 +89,8 @@ impl Engine {
     pub(crate) fn new() -> Result<Arc<Self>> {
         let init = pin_init!(Self {
             objects <- new_mutex!(Objects {
-                qps: Table::new(),
-                mrs: Table::new(),
+                qps: Numbered::new(),
+                mrs: Numbered::new(),
             }, "rust_rdma_soft::objects"),
             work <- new_work!("rust_rdma_soft::Engine"),
         });
@@ -105,9 +109,11 @@ impl WorkItem for Engine {
             for qp in objects.qps.0.iter().flatten() {
                 any |= objects.step(qp);
             }
+            drop(objects);
             if !any {
                 return;
             }
+            cond_resched();
         }
     }
 }
@@ -119,10 +125,8 @@ impl Objects {
         match queues.state {
             QpState::Rts => {}
             QpState::Err => {
-                let any = !queues.sends.is_empty() || !queues.recvs.is_empty();
                 drop(queues);
-                flush(qp);
-                return any;
+                return flush(qp);
             }
             _ => return false,
         }
@@ -193,7 +197,11 @@ impl Objects {
             qp: peer,
         });
         peer.filter(|peer| {
-            let receives = matches!(peer.values.state, QpState::Rtr | QpState::Rts);
+            // Its sends are drained (SQD), not what it receives.
+            let receives = matches!(
+                peer.values.state,
+                QpState::Rtr | QpState::Rts | QpState::Sqd
+            );
             receives && peer.values.dest_qp_num == qp.number()
         })
         // Nobody answers.
@@ -214,6 +222,9 @@ impl Objects {
             send.local.spans(find).ok_or(WcStatus::LocalProtection)
         };
         let failed = |good: bool| good.then_some(()).ok_or(WcStatus::LocalProtection);
+        if length > MAX_MESSAGE {
+            return Err(WcStatus::LocalLength);
+        }
         Ok(match &send.op {
             Op::Send { imm, invalidate } => {
                 let from = local(Access::default())?;
@@ -234,7 +245,7 @@ impl Objects {
                     return Ok(End::Waits);
                 }
                 let to = self.remote(&peer, *remote, length, Access::REMOTE_WRITE)?;
-                failed(copy(&from, &to, length))?;
+                copy(&from, &to, length).map_err(|short| peer.is_short(short == Short::Sink))?;
                 if let Some(imm) = imm {
                     let recv = peer.qp.queues.lock().recvs.pop();
                     if let Some(recv) = recv {
@@ -253,7 +264,7 @@ impl Objects {
                 let to = local(Access::LOCAL_WRITE)?;
                 let peer = self.peer(qp, values)?;
                 let from = self.remote(&peer, *remote, length, Access::REMOTE_READ)?;
-                failed(copy(&from, &to, length))?;
+                copy(&from, &to, length).map_err(|short| peer.is_short(short == Short::Source))?;
                 End::Done(length as u32)
             }
             Op::CompareSwap {
@@ -270,10 +281,14 @@ impl Objects {
                 let new = |old: u64| old.wrapping_add(*add);
                 self.atomic(&self.peer(qp, values)?, *remote, &to, new)?
             }
-            Op::Register { mr, key, access } => {
-                let (iova, length) = (mr.iova(), mr.length());
-                failed(mr.pd == qp.pd && key >> 8 == mr.number)?;
-                failed(mr.pages.lock().register(*key, *access, iova, length))?;
+            Op::Register {
+                serial,
+                key,
+                mapping,
+            } => {
+                let mr = self.mrs.get(key >> 8);
+                let mr = mr.filter(|mr| mr.serial == *serial && mr.pd == qp.pd);
+                failed(mr.is_some_and(|mr| mr.pages.lock().register(*key, mapping)))?;
                 End::Done(0)
             }
             Op::Invalidate(key) => {
@@ -291,12 +306,13 @@ impl Objects {
 
     /// Puts a message into the peer's first receive.
     fn deliver(&self, peer: &Peer<'_>, message: &Message<'_>) -> Result<End, WcStatus> {
-        let recv = peer.qp.queues.lock().recvs.pop();
+        let recv = peer.qp.queues.lock().recvs.lend();
         let Some(recv) = recv else {
             // As with `rnr_retry` 7, however long that takes.
             return Ok(End::Waits);
         };
         let refuse = |status, answer| {
+            peer.qp.queues.lock().recvs.end_loan();
             let cqe = Cqe {
                 status,
                 ..received(peer.qp, &recv, WcOpcode::Recv)
@@ -310,12 +326,20 @@ impl Objects {
         }
         let pd = peer.qp.pd;
         let find = |key, addr, length| self.find(pd, key, addr, length, Access::LOCAL_WRITE);
-        let copied = recv
-            .local
-            .spans(find)
-            .is_some_and(|to| copy(message.from, &to, message.length));
-        if !copied {
-            return refuse(WcStatus::LocalProtection, WcStatus::RemoteOperation);
+        let copied = match recv.local.spans(find) {
+            Some(to) => copy(message.from, &to, message.length),
+            None => Err(Short::Sink),
+        };
+        match copied {
+            Ok(()) => {}
+            Err(Short::Sink) => {
+                return refuse(WcStatus::LocalProtection, WcStatus::RemoteOperation);
+            }
+            Err(Short::Source) => {
+                // No message came of it.
+                peer.qp.queues.lock().recvs.give_back(recv);
+                return Err(WcStatus::LocalProtection);
+            }
         }
         if message
             .invalidate
@@ -323,6 +347,7 @@ impl Objects {
         {
             return refuse(WcStatus::LocalProtection, WcStatus::RemoteOperation);
         }
+        peer.qp.queues.lock().recvs.end_loan();
         let cqe = Cqe {
             byte_len: message.length as u32,
             imm: message.imm,
@@ -350,13 +375,11 @@ impl Objects {
         let memory = self.remote(peer, remote, LENGTH, Access::REMOTE_ATOMIC)?;
         let mut old = 0u64;
         let was: Spans = Span::of_kernel(&raw mut old as u64, LENGTH).into();
-        let mut good = copy(&memory, &was, LENGTH) && copy(&was, to, LENGTH);
+        copy(&memory, &was, LENGTH).map_err(|_| peer.is_short(true))?;
+        copy(&was, to, LENGTH).map_err(|_| peer.is_short(false))?;
         let mut new = new(old);
         let is: Spans = Span::of_kernel(&raw mut new as u64, LENGTH).into();
-        good &= copy(&is, &memory, LENGTH);
-        if !good {
-            return Err(WcStatus::LocalProtection);
-        }
+        copy(&is, &memory, LENGTH).map_err(|_| peer.is_short(true))?;
         Ok(End::Done(LENGTH as u32))
     }
 }
@@ -365,6 +388,18 @@ impl Objects {
 struct Peer<'a> {
     qp: &'a Qp<Soft>,
     values: QpValues,
+}
+
+impl Peer<'_> {
+    /// How a request ends of which one side had fewer bytes than its region had when it was looked at. A peer
+    /// whose memory that is fails, too.
+    fn is_short(&self, theirs: bool) -> WcStatus {
+        if !theirs {
+            return WcStatus::LocalProtection;
+        }
+        fail(self.qp);
+        WcStatus::RemoteOperation
+    }
 }
 
 /// A message on its way.
@@ -411,28 +446,32 @@ fn complete_recv(qp: &Qp<Soft>, cqe: Cqe, solicited: bool) {
 }
 
 /// A queue pair failed: what is posted to it is flushed when its turn comes.
-fn fail(qp: &Qp<Soft>) {
+pub(crate) fn fail(qp: &Qp<Soft>) {
     qp.values.lock().state = QpState::Err;
     qp.queues.lock().state = QpState::Err;
 }
 
-/// Completes all that was posted to a queue pair in error.
-fn flush(qp: &Qp<Soft>) {
-    loop {
+/// Completes the first of what was posted to a queue pair in error; returns whether there was any. The next
+/// one has to wait for its turn: who is told of this one may post again.
+fn flush(qp: &Qp<Soft>) -> bool {
+    let mut queues = qp.queues.lock();
+    if let Some(send) = queues.sends.pop() {
         // Not held while completing.
-        let send = qp.queues.lock().sends.pop();
-        let Some(send) = send else { break };
+        drop(queues);
         complete_send(qp, &send, WcStatus::WorkRequestFlushed, 0);
+        return true;
     }
-    loop {
-        let recv = qp.queues.lock().recvs.pop();
-        let Some(recv) = recv else { break };
-        let cqe = Cqe {
-            status: WcStatus::WorkRequestFlushed,
-            ..received(qp, &recv, WcOpcode::Recv)
-        };
-        complete_recv(qp, cqe, false);
-    }
+    let recv = queues.recvs.pop();
+    drop(queues);
+    let Some(recv) = recv else {
+        return false;
+    };
+    let cqe = Cqe {
+        status: WcStatus::WorkRequestFlushed,
+        ..received(qp, &recv, WcOpcode::Recv)
+    };
+    complete_recv(qp, cqe, false);
+    true
 }
 
 #[kunit_tests(rust_rdma_soft_engine)]
@@ -441,7 +480,7 @@ mod tests {
 
     #[test]
     fn numbers_are_used_again_and_begin_behind_special_ones() -> Result {
-        let mut table = Table::new();
+        let mut table = Numbered::new();
         for expected in FIRST..FIRST + 3 {
             assert_eq!(table.reserve()?, expected);
             table.set(expected, Some(10 * expected));

@@ -6,6 +6,7 @@
 //! ([`crate::rdma::DeviceInfo::virtual_dma`]): what a work request names can be copied by the processor.
 
 use crate::driver::Soft;
+use crate::kernel_ext::cpu::cond_resched;
 use crate::rdma::{Access, MrRef, Sge};
 use core::ptr;
 use kernel::page::PAGE_SIZE;
@@ -67,6 +68,8 @@ impl Local {
         let entries = &self.entries[..self.count];
         for (span, entry) in spans.0.iter_mut().zip(entries) {
             let length = u64::from(entry.length);
+            // Nothing ends beyond the last address.
+            entry.addr.checked_add(length)?;
             *span = Some(if entry.key == LOCAL_DMA_LKEY {
                 Span::of_kernel(entry.addr, length)
             } else {
@@ -75,6 +78,14 @@ impl Local {
         }
         Some(spans)
     }
+}
+
+/// What a registration says of a region besides its key, as of when it was posted.
+#[derive(Clone, Copy)]
+pub(crate) struct Mapping {
+    pub(crate) iova: u64,
+    pub(crate) length: u64,
+    pub(crate) access: Access,
 }
 
 /// The pages of a region: what its consumer mapped last, and what a work request registered it with.
@@ -113,14 +124,19 @@ impl Pages {
         self.list.push_within_capacity(addr).map_err(|_| ENOMEM)
     }
 
-    /// Registers what was mapped; returns whether that could be: not while it is registered.
-    pub(crate) fn register(&mut self, key: u32, access: Access, iova: u64, length: u64) -> bool {
-        let pages = (iova % PAGE_SIZE as u64 + length).div_ceil(PAGE_SIZE as u64);
+    /// Registers what was mapped; returns whether that could be: not while it is registered, and nothing that
+    /// ends beyond the last address.
+    pub(crate) fn register(&mut self, key: u32, mapping: &Mapping) -> bool {
+        let (iova, length) = (mapping.iova, mapping.length);
+        let Some(end) = iova.checked_add(length) else {
+            return false;
+        };
+        let pages = end.div_ceil(PAGE_SIZE as u64) - iova / PAGE_SIZE as u64;
         if self.valid.is_some() || pages > self.list.len() as u64 {
             return false;
         }
         (self.iova, self.length) = (iova, length);
-        self.valid = Some((key, access));
+        self.valid = Some((key, mapping.access));
         true
     }
 
@@ -216,23 +232,33 @@ impl Spans {
     }
 }
 
-/// Copies `length` bytes; returns whether both sides had as many.
-pub(crate) fn copy(from: &Spans, to: &Spans, length: u64) -> bool {
+/// The side of a copy that had fewer bytes than were to be copied.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Short {
+    Source,
+    Sink,
+}
+
+/// What is copied in one piece. Others may want the processor afterwards.
+const AT_ONCE: usize = 1 << 18;
+
+/// Copies `length` bytes. May sleep.
+pub(crate) fn copy(from: &Spans, to: &Spans, length: u64) -> Result<(), Short> {
     let mut done = 0;
     while done < length {
-        let (Some((source, have)), Some((sink, room))) = (from.at(done), to.at(done)) else {
-            return false;
-        };
+        let (source, have) = from.at(done).ok_or(Short::Source)?;
+        let (sink, room) = to.at(done).ok_or(Short::Sink)?;
         let left = usize::try_from(length - done).unwrap_or(usize::MAX);
-        let part = have.min(room).min(left);
+        let part = have.min(room).min(left).min(AT_ONCE);
         // SAFETY: All addresses are those of the kernel, as the device is registered as one for which
         // they are. Consumers post memory of theirs, and pages that they have mapped, and leave both until
         // the work request is complete, as they must for any device; it is not complete yet. `at` has
         // told how many bytes are there. Source and sink may be the same.
         unsafe { ptr::copy(source as *const u8, sink as *mut u8, part) };
         done += part as u64;
+        cond_resched();
     }
-    true
+    Ok(())
 }
 
 #[kunit_tests(rust_rdma_soft_memory)]
@@ -248,10 +274,15 @@ mod tests {
         pages.push(7 * PAGE)?;
         pages.push(3 * PAGE)?;
         assert_eq!(pages.push(5 * PAGE), Err(ENOMEM));
+        let mapping = |length| Mapping {
+            iova: PAGE + 10,
+            length,
+            access: all,
+        };
         // More than was mapped.
-        assert!(!pages.register(0x101, all, PAGE + 10, 2 * PAGE));
-        assert!(pages.register(0x101, all, PAGE + 10, PAGE));
-        assert!(!pages.register(0x102, all, PAGE + 10, PAGE));
+        assert!(!pages.register(0x101, &mapping(2 * PAGE)));
+        assert!(pages.register(0x101, &mapping(PAGE)));
+        assert!(!pages.register(0x102, &mapping(PAGE)));
         assert!(pages.allows(0x101, PAGE + 10, PAGE, Access::REMOTE_READ));
         assert!(pages.allows(0x101, 2 * PAGE + 10, 0, Access::REMOTE_READ));
         assert!(!pages.allows(0x101, PAGE + 9, 1, Access::REMOTE_READ));
@@ -277,9 +308,51 @@ mod tests {
         let target = sink.as_mut_ptr() as u64;
         let mut to = Spans::from(Span::of_kernel(target + 1, 4));
         to.0[1] = Some(Span::of_kernel(target + 7, 1));
-        assert!(copy(&from, &to, 5));
+        assert_eq!(copy(&from, &to, 5), Ok(()));
         assert_eq!(sink, [0, 1, 2, 4, 5, 0, 0, 6]);
         // One side is too short.
-        assert!(!copy(&from, &to, 6));
+        from.0[2] = Some(Span::of_kernel(at(&source), 1));
+        assert_eq!(copy(&from, &to, 6), Err(Short::Sink));
+        to.0[2] = Some(Span::of_kernel(target, 2));
+        assert_eq!(copy(&from, &to, 7), Err(Short::Source));
+    }
+
+    #[test]
+    fn nothing_ends_beyond_the_last_address() -> Result {
+        let mut pages = Pages::new(2)?;
+        pages.push(7 * PAGE)?;
+        pages.push(3 * PAGE)?;
+        let mapping = |iova: u64, length| Mapping {
+            iova,
+            length,
+            access: Access::LOCAL_WRITE,
+        };
+        let end = u64::MAX - PAGE + 1;
+        for (iova, length) in [
+            (end, PAGE),
+            (end + 8, 2 * PAGE),
+            (8, u64::MAX),
+            (8, u64::MAX - 8),
+        ] {
+            assert!(!pages.register(0x101, &mapping(iova, length)));
+        }
+        assert!(pages.register(0x101, &mapping(end, PAGE - 1)));
+        assert!(pages.allows(0x101, end, PAGE - 1, Access::LOCAL_WRITE));
+        assert_eq!(pages.at(u64::MAX - 1), Some((8 * PAGE - 2, 2)));
+        // Nor does what is named without a region.
+        let all = |addr, length| {
+            let mut local = Local {
+                entries: [Entry {
+                    addr: 0,
+                    length: 0,
+                    key: LOCAL_DMA_LKEY,
+                }; MAX_SGE],
+                count: 1,
+            };
+            (local.entries[0].addr, local.entries[0].length) = (addr, length);
+            local.spans(|_, _, _| None)
+        };
+        assert!(all(u64::MAX - 8, 8).is_some() && all(u64::MAX - 8, 9).is_none());
+        Ok(())
     }
 }

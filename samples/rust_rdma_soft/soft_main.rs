@@ -5,11 +5,14 @@
 //! Its queue pairs are reliable connections (RC) with each other; nothing leaves the device. Kernel users
 //! have all of it: sends, RDMA writes and reads, atomics, fast registration. Processes do not, as the
 //! driver does not have the trait for them. Its port is RoCEv2, and shares addresses with the first
-//! Ethernet interface of a device that there is.
+//! Ethernet interface of a device that there is. Nothing is lost on the way, so that nothing is sent again:
+//! `timeout` and `retry_cnt` mean nothing to it, and a message waits for its receive however long that takes,
+//! as with an `rnr_retry` of 7.
 //!
 //! - `driver.rs`: the driver, trait by trait.
 //! - `engine.rs`: the device, which does what was posted.
 //! - `queue.rs`, `memory.rs`: what both know.
+//! - `tests.rs`: tests as a kernel user, run when the module is loaded where the kernel has KUnit.
 //!
 //! `Documentation/rust-rdma-driver.md` walks through it.
 
@@ -24,6 +27,8 @@ mod driver;
 mod engine;
 mod memory;
 mod queue;
+#[cfg(CONFIG_KUNIT)]
+mod tests;
 
 use driver::Soft;
 use kernel::devres::Devres;
@@ -46,7 +51,7 @@ fn register(
     // by: it stays bound until the registration, which is borrowed, is dropped.
     let parent = unsafe { parent.as_ref().as_bound() };
     let info = DeviceInfo {
-        node_guid: 0x0200_00ff_fe00_0001,
+        node_guid: u64::from(driver::OUI) << 40 | 0xff_fe00_0001,
         ports: 1,
         comp_vectors: 1,
         description: c"RDMA device of software, in Rust",

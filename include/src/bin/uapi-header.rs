@@ -36,6 +36,10 @@ fn header() -> String {
             "CONTEXT_QUERY_CLOCK",
             ferrite_abi::UVERBS_CONTEXT_QUERY_CLOCK,
         ),
+        (
+            "CONTEXT_QUERY_CLOCK_NOW",
+            ferrite_abi::UVERBS_CONTEXT_QUERY_CLOCK_NOW,
+        ),
         ("PD_QUERY", ferrite_abi::UVERBS_PD_QUERY),
         ("PD_QUERY_HANDLE", ferrite_abi::UVERBS_PD_QUERY_HANDLE),
         ("DM_ALLOC_OFFSET", ferrite_abi::UVERBS_DM_ALLOC_OFFSET),
@@ -141,4 +145,29 @@ fn declaration(field: &Field) -> String {
         other => panic!("{}: no C type for {other}", field.name),
     };
     format!("{element} {}{length}", field.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_has_all_that_both_sides_know() {
+        let (header, source) = (header(), include_str!("../abi/uverbs.rs"));
+        for line in source.lines() {
+            if let Some(constant) = line.strip_prefix("pub const ") {
+                let name = constant.split(':').next().unwrap_or_default();
+                let name = match name.strip_prefix("UVERBS_") {
+                    Some("ABI_VERSION") => "FERRITE_UVERBS_ABI_VERSION".to_owned(),
+                    Some(name) => format!("FERRITE_{name}"),
+                    None => panic!("{name} is of another kind"),
+                };
+                assert!(header.contains(&format!("#define {name} ")), "{name}");
+            }
+            if let Some(name) = line.trim_start().strip_prefix("pub struct ") {
+                let name = c_name(name.split(':').next().unwrap_or_default());
+                assert!(header.contains(&format!("struct {name} {{")), "{name}");
+            }
+        }
+    }
 }

@@ -16,8 +16,8 @@ use std::process::Command;
 use anyhow::{bail, ensure, Context, Result};
 
 use self::series::{
-    Edit, Step, CHECKPATCH_EXCEPTIONS, CONFIGURED, COVER, COVER_SUBJECT, GROWING, OUT_OF_TREE,
-    PLACES, REWRITES, ROOMS, STEPS,
+    Edit, Step, CHECKPATCH_EXCEPTIONS, CONFIGURED, COVER, COVER_SUBJECT, GROWING, OTHER_ROOMS,
+    OUT_OF_TREE, PLACES, REWRITES, ROOMS, STEPS,
 };
 use crate::kernel::{self, Flavour, Kernel};
 use crate::process::tie;
@@ -54,7 +54,16 @@ pub fn run() -> Result<()> {
         kernel.release,
         outside(&folder()).display()
     );
+    let commit = std::env::var("FERRITE_COMMIT").unwrap_or_default();
+    if let Some(commit) = changed_since(&commit) {
+        println!("They have changes that are not committed, and the date of {commit}.");
+    }
     Ok(())
+}
+
+/// The commit that the project is not as at any more, of what the bootstrap saw (`git describe --dirty`).
+fn changed_since(commit: &str) -> Option<&str> {
+    commit.strip_suffix(" and changes")
 }
 
 /// The author of the project's last commit, as the bootstrap saw it.
@@ -95,9 +104,25 @@ pub fn build_tests(wanted: impl Fn(&str) -> bool, report: &mut Report) -> Result
     Ok(())
 }
 
-/// Files of the project that the series must have, by what git or the folders know.
+/// Files of the project that the series must have: all that are in its folders.
 fn sources() -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
+    for entry in fs::read_dir(PROJECT)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let known = |rooms: &[&str]| {
+            rooms
+                .iter()
+                .any(|room| room.split('/').next() == Some(&name))
+        };
+        ensure!(
+            !entry.file_type()?.is_dir()
+                || name.starts_with('.')
+                || known(ROOMS)
+                || known(OTHER_ROOMS),
+            "{name}/ is neither of the series nor beside it (tools/lab/src/patches/series.rs)"
+        );
+    }
     for room in ROOMS {
         let path = Path::new(PROJECT).join(room);
         if path.is_file() {
@@ -129,7 +154,36 @@ fn files_of<'a>(entry: &'a str, sources: &'a BTreeSet<String>) -> Vec<&'a str> {
     all.filter(|name| name.starts_with(entry)).collect()
 }
 
-/// Errors of the table: files without a patch, with two, or that are not there.
+/// Whether a file is one that somebody wrote, by its name. Builds and editors leave others, which a patch that
+/// has a whole folder would take in.
+fn is_source(name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or_default();
+    let made = file.starts_with('.') || file.contains("_generated.") || file.ends_with(".mod.c");
+    let kinds = [".rs", ".c", ".h", ".rst"];
+    let names = ["Kbuild", "Kconfig", "Makefile", "bindgen_parameters"];
+    !made
+        && (kinds.iter().any(|kind| file.ends_with(kind))
+            || names.contains(&file)
+            || file.starts_with("Makefile."))
+}
+
+/// Options of a Kconfig file that no patch has.
+fn unaccounted_options(kconfig: &str, steps: &[Step]) -> String {
+    let options = kconfig
+        .lines()
+        .filter_map(|line| line.strip_prefix("config "));
+    let listed = |name: &str| {
+        let part = format!("Kconfig#{name}");
+        let mut files = steps.iter().flat_map(|step| step.files);
+        files.any(|file| *file == part)
+    };
+    options
+        .filter(|name| !listed(name))
+        .map(|name| format!("Kconfig#{name} is in no patch (tools/lab/src/patches/series.rs)\n"))
+        .collect()
+}
+
+/// Errors of the table: files without a patch, with two, that are not there, or that nobody wrote.
 fn unaccounted(sources: &BTreeSet<String>, steps: &[Step], out_of_tree: &[(&str, &str)]) -> String {
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
     let entries = steps.iter().flat_map(|step| step.files);
@@ -141,6 +195,14 @@ fn unaccounted(sources: &BTreeSet<String>, steps: &[Step], out_of_tree: &[(&str,
     let mut listed: BTreeSet<String> = times.keys().map(|name| whole(name)).collect();
     listed.extend(out_of_tree.iter().map(|(name, _)| (*name).to_owned()));
     let mut wrong = String::new();
+    for name in sources.iter().filter(|name| !is_source(name)) {
+        wrong += &format!("{name} is no source file: a build or an editor left it\n");
+    }
+    for entry in steps.iter().flat_map(|step| step.files) {
+        if files_of(entry, sources).is_empty() {
+            wrong += &format!("{entry} is in a patch, but nothing is in it\n");
+        }
+    }
     for name in sources.difference(&listed) {
         wrong += &format!("{name} is in no patch (tools/lab/src/patches/series.rs)\n");
     }
@@ -279,7 +341,8 @@ fn edited(text: &str, edit: &Edit, author: &str) -> Result<String> {
 /// The tree before the first patch and after each one.
 fn trees(source: &Path, author: &str) -> Result<Vec<Tree>> {
     let sources = sources()?;
-    let wrong = unaccounted(&sources, STEPS, OUT_OF_TREE);
+    let kconfig = fs::read_to_string(Path::new(PROJECT).join("Kconfig"))?;
+    let wrong = unaccounted(&sources, STEPS, OUT_OF_TREE) + &unaccounted_options(&kconfig, STEPS);
     ensure!(wrong.is_empty(), "the series is not whole:\n{wrong}");
     let mut tree = Tree::new();
     for edit in STEPS.iter().flat_map(|step| step.edits) {
@@ -419,8 +482,13 @@ fn check_style(kernel: &Kernel, patches: &[PathBuf]) -> Result<()> {
     let said = tie(&mut checkpatch)
         .output()
         .context("starting checkpatch")?;
+    let code = said.status.code();
     let said =
         String::from_utf8_lossy(&said.stdout).into_owned() + &String::from_utf8_lossy(&said.stderr);
+    ensure!(
+        has_looked(code, &said),
+        "checkpatch did not come to an end ({code:?}):\n{said}"
+    );
     let mut texts = BTreeMap::new();
     for patch in patches {
         texts.insert(
@@ -434,6 +502,11 @@ fn check_style(kernel: &Kernel, patches: &[PathBuf]) -> Result<()> {
         .collect();
     ensure!(wrong.is_empty(), "checkpatch says:\n{}", wrong.join("\n"));
     Ok(())
+}
+
+/// Whether checkpatch has looked at all: it ends with 1 where it says something, and with 0 where it does not.
+fn has_looked(code: Option<i32>, said: &str) -> bool {
+    code == Some(i32::from(!said.is_empty()))
 }
 
 /// Whether a line of checkpatch (`file:line: LEVEL:KIND: text`) says what is not followed.
@@ -506,11 +579,9 @@ fn narrowed(text: &str) -> String {
             let item =
                 line[begin.len()..].starts_with("- ") || line[begin.len()..].starts_with("* ");
             let begin = format!("{begin}{}", if item { "  " } else { "" });
-            let fits = line
-                .char_indices()
-                .nth(WIDTH)
-                .map_or(line.len(), |(at, _)| at);
-            let Some(at) = line[..=fits].rfind(' ').filter(|at| *at > begin.len()) else {
+            let fits = line.char_indices().take(WIDTH + 1);
+            let space = fits.filter(|(_, c)| *c == ' ').last();
+            let Some((at, _)) = space.filter(|(at, _)| *at > begin.len()) else {
                 break;
             };
             let left = line[at + 1..].to_owned();
@@ -732,6 +803,57 @@ mod tests {
         );
         let wrong = unaccounted(&more, &[step(&["rust/"]), step(&["rust/b/"])], &[]);
         assert_eq!(wrong.lines().count(), 2, "{wrong}");
+        // One with nothing in it is a mistake.
+        let wrong = unaccounted(&fewer, &[step(&["rust/", "rust/c/"])], &[]);
+        assert_eq!(wrong, "rust/c/ is in a patch, but nothing is in it\n");
+    }
+
+    #[test]
+    fn what_a_build_or_an_editor_leaves_is_in_no_patch() {
+        let left = [
+            "rust/.a.o.cmd",
+            "rust/a.o",
+            "rust/a.rs~",
+            "rust/a.rs.orig",
+            "rust/ferrite.mod.c",
+            "rust/bindings/rdma_bindings_generated.rs",
+            "rust/modules.order",
+            "rust/.a.rs.swp",
+        ];
+        for left in left {
+            let wrong = unaccounted(&names(&["rust/b.rs", left]), &[step(&["rust/"])], &[]);
+            assert_eq!(
+                wrong,
+                format!("{left} is no source file: a build or an editor left it\n")
+            );
+        }
+    }
+
+    #[test]
+    fn an_option_without_a_patch_is_named() {
+        let steps = [step(&["Kconfig#A"]), step(&["Kconfig#B"])];
+        let text = "# licence\nconfig A\n\tbool\n\nconfig B\n\thelp\n\t  config X\n";
+        assert_eq!(unaccounted_options(text, &steps), "");
+        let wrong = unaccounted_options(text, &steps[1..]);
+        assert!(wrong.starts_with("Kconfig#A is in no patch"), "{wrong}");
+    }
+
+    #[test]
+    fn a_checkpatch_that_did_not_look_is_no_good_sign() {
+        assert!(has_looked(Some(0), "") && has_looked(Some(1), "a.patch:1: ERROR:X: y\n"));
+        for (code, said) in [(None, ""), (Some(1), ""), (Some(2), "Died\n"), (None, "x")] {
+            assert!(!has_looked(code, said), "{code:?} {said}");
+        }
+    }
+
+    #[test]
+    fn who_has_uncommitted_changes_is_told() {
+        assert_eq!(
+            changed_since("0123456789ab and changes"),
+            Some("0123456789ab")
+        );
+        assert_eq!(changed_since("0123456789ab"), None);
+        assert_eq!(changed_since(""), None);
     }
 
     #[test]
@@ -776,6 +898,15 @@ mod tests {
                 "word ".repeat(19).trim_end()
             )
         );
+        // Wherever the width is reached: within a word of which no letter is one byte, and at its end.
+        for before in 0..6 {
+            let words = format!("{} {}", "é".repeat(30), "–".repeat(60 + before));
+            let text = format!("// {words} ééé ééé\n");
+            for line in narrowed(&text).lines() {
+                assert!(line.chars().count() <= WIDTH, "{line}");
+            }
+            assert_eq!(narrowed(&text).replace("\n// ", " "), text);
+        }
         let example = format!("/// ```\n/// {long} {long}\n/// ```\n");
         assert_eq!(narrowed(&example), example);
     }

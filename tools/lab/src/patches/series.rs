@@ -57,6 +57,10 @@ pub(super) const ROOMS: &[&str] = &[
     "tools/patches/tree",
 ];
 
+/// Folders of the project that a kernel tree has nothing of, and what is built in it.
+pub(super) const OTHER_ROOMS: &[&str] =
+    &["Documentation", "bench", "out", "qemu", "target", "tests"];
+
 /// Files that a kernel tree does not need, and why.
 pub(super) const OUT_OF_TREE: &[(&str, &str)] =
     &[("Kbuild", "in a kernel tree each folder has a Makefile")];
@@ -680,6 +684,7 @@ The other sample passes its tests on it.
             "samples/rust_rdma_soft/memory.rs",
             "samples/rust_rdma_soft/queue.rs",
             "samples/rust_rdma_soft/soft_main.rs",
+            "samples/rust_rdma_soft/tests.rs",
             "tools/patches/tree/samples/rust/rdma_soft/Makefile",
         ],
         edits: &[
