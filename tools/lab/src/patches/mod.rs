@@ -139,13 +139,17 @@ fn unaccounted(sources: &BTreeSet<String>, steps: &[Step], out_of_tree: &[(&str,
     // Parts of one file (`Kconfig#NAME`) are listed apart.
     let whole = |name: &str| name.split('#').next().unwrap_or_default().to_owned();
     let mut listed: BTreeSet<String> = times.keys().map(|name| whole(name)).collect();
-    listed.extend(out_of_tree.iter().map(|(name, _)| (*name).to_owned()));
+    let out: BTreeSet<&str> = out_of_tree
+        .iter()
+        .flat_map(|(entry, _)| files_of(entry, sources))
+        .collect();
+    listed.extend(out.iter().map(|name| (*name).to_owned()));
     let mut wrong = String::new();
     for name in sources.difference(&listed) {
         wrong += &format!("{name} is in no patch (tools/lab/src/patches/series.rs)\n");
     }
     for (name, times) in times {
-        if times > 1 || out_of_tree.iter().any(|(out, _)| *out == name) {
+        if times > 1 || out.contains(name) {
             wrong += &format!("{name} is in a patch, and in another or in none\n");
         }
         if !sources.contains(&whole(name)) {
