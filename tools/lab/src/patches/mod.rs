@@ -736,6 +736,10 @@ mod tests {
         );
         let wrong = unaccounted(&more, &[step(&["rust/"]), step(&["rust/b/"])], &[]);
         assert_eq!(wrong.lines().count(), 2, "{wrong}");
+        let out = [("rust/b/", "why")];
+        assert_eq!(unaccounted(&more, &[step(&["rust/a.rs"])], &out), "");
+        let wrong = unaccounted(&more, &[step(&["rust/"])], &out);
+        assert_eq!(wrong.lines().count(), 2, "{wrong}");
     }
 
     #[test]
