@@ -193,7 +193,11 @@ fn unaccounted(sources: &BTreeSet<String>, steps: &[Step], out_of_tree: &[(&str,
     // Parts of one file (`Kconfig#NAME`) are listed apart.
     let whole = |name: &str| name.split('#').next().unwrap_or_default().to_owned();
     let mut listed: BTreeSet<String> = times.keys().map(|name| whole(name)).collect();
-    listed.extend(out_of_tree.iter().map(|(name, _)| (*name).to_owned()));
+    let out: BTreeSet<&str> = out_of_tree
+        .iter()
+        .flat_map(|(entry, _)| files_of(entry, sources))
+        .collect();
+    listed.extend(out.iter().map(|name| (*name).to_owned()));
     let mut wrong = String::new();
     for name in sources.iter().filter(|name| !is_source(name)) {
         wrong += &format!("{name} is no source file: a build or an editor left it\n");
@@ -207,7 +211,7 @@ fn unaccounted(sources: &BTreeSet<String>, steps: &[Step], out_of_tree: &[(&str,
         wrong += &format!("{name} is in no patch (tools/lab/src/patches/series.rs)\n");
     }
     for (name, times) in times {
-        if times > 1 || out_of_tree.iter().any(|(out, _)| *out == name) {
+        if times > 1 || out.contains(name) {
             wrong += &format!("{name} is in a patch, and in another or in none\n");
         }
         if !sources.contains(&whole(name)) {
@@ -806,6 +810,10 @@ mod tests {
         // One with nothing in it is a mistake.
         let wrong = unaccounted(&fewer, &[step(&["rust/", "rust/c/"])], &[]);
         assert_eq!(wrong, "rust/c/ is in a patch, but nothing is in it\n");
+        let out = [("rust/b/", "why")];
+        assert_eq!(unaccounted(&more, &[step(&["rust/a.rs"])], &out), "");
+        let wrong = unaccounted(&more, &[step(&["rust/"])], &out);
+        assert_eq!(wrong.lines().count(), 2, "{wrong}");
     }
 
     #[test]

@@ -61,9 +61,14 @@ pub(super) const ROOMS: &[&str] = &[
 pub(super) const OTHER_ROOMS: &[&str] =
     &["Documentation", "bench", "out", "qemu", "target", "tests"];
 
-/// Files that a kernel tree does not need, and why.
-pub(super) const OUT_OF_TREE: &[(&str, &str)] =
-    &[("Kbuild", "in a kernel tree each folder has a Makefile")];
+/// Files that a kernel tree does not need, and why; `name/` is a folder with all that is in it.
+pub(super) const OUT_OF_TREE: &[(&str, &str)] = &[
+    ("Kbuild", "in a kernel tree each folder has a Makefile"),
+    (
+        "samples/rust_rdma_split/",
+        "the protocol of a sample whose modules are not there yet",
+    ),
+];
 
 /// Where files are in a kernel tree; the first that fits counts.
 pub(super) const PLACES: &[(&str, &str)] = &[
