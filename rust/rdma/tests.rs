@@ -373,7 +373,10 @@ mod suite {
         let unbind = ops.counter_unbind_qp.ok_or(EINVAL)?;
         let update = ops.counter_update_stats.ok_or(EINVAL)?;
         let dealloc = ops.counter_dealloc.ok_or(EINVAL)?;
-        let (mut refused, mut memory) = (Memory::new()?, Memory::<kind::Counter>::new()?);
+        let (mut refused, mut memory) = (
+            Memory::<kind::Counter>::new()?,
+            Memory::<kind::Counter>::new()?,
+        );
         let mut qps = [Memory::<kind::Qp>::new()?, Memory::<kind::Qp>::new()?];
         let [one, other] = qps.each_mut().map(Memory::raw);
         for qp in [one, other] {

@@ -80,8 +80,8 @@ module! {
     license: "GPL",
 }
 
-#[kunit_tests(rust_rdma_soft)]
-mod tests {
+#[kunit_tests(rust_rdma_soft_registration)]
+mod registration_tests {
     use super::*;
     use kernel::sync::Arc;
 
