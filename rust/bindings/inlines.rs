@@ -107,7 +107,7 @@ pub unsafe fn rdma_forget_task(ucontext: *mut ib_ucontext) {
 ///
 /// `vma` must be being mapped by the process of `ucontext`, by an offset that `entry` was found for,
 /// which the caller holds; and the pages must be the device's for as long as `entry` is.
-pub unsafe fn rdma_user_mmap_bar(
+pub unsafe fn rdma_user_mmap_pages(
     ucontext: *mut ib_ucontext,
     vma: *mut vm_area_struct,
     address: u64,

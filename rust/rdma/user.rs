@@ -186,7 +186,8 @@ unsafe extern "C" fn resize_user_cq<D: UserCqOps>(
 /// Contexts that processes ask about: one that was given the context of another, for what the other
 /// was told when it opened the device.
 pub trait QueryContextOps: UserOps {
-    /// Attributes that the driver adds to the method, which has none of its own.
+    /// Attributes that the driver adds to those of the core (`UVERBS_ATTR_QUERY_CONTEXT_*`), which the core
+    /// answers itself.
     type QueryAttributes<'a>: Attributes<'a, Self>;
 
     /// A process asks about its context.
@@ -371,7 +372,7 @@ unsafe extern "C" fn mmap(
     // SAFETY: Context and VMA are those that this was called for, and the entry is that of the VMA's offset;
     // the range is memory of the context's device, as `insert_range` has found out, which is registered.
     let ret = unsafe {
-        bindings::rdma_user_mmap_bar(ctx, vma, range.address, range.write_combine, entry)
+        bindings::rdma_user_mmap_pages(ctx, vma, range.address, range.write_combine, entry)
     };
     // SAFETY: `rdma_user_mmap_entry_get` has taken the count, and the entry is not used afterwards.
     unsafe { bindings::rdma_user_mmap_entry_put(entry) };

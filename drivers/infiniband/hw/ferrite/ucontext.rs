@@ -9,7 +9,7 @@ use crate::{
         UverbsContextRequest,
         UverbsContextResponse, //
     },
-    caps,
+    bindings, caps,
     cq::{
         MoveCq,
         QueryCq, //
@@ -67,6 +67,9 @@ pub(crate) type QueryAttributes<'a> = (
     Option<Out<'a, u64, { abi::UVERBS_CONTEXT_QUERY_CLOCK }>>,
     Option<Out<'a, u64, { abi::UVERBS_CONTEXT_QUERY_CLOCK_NOW }>>,
 );
+
+// The numbers of what a driver adds begin there. The header for processes has them as they are.
+static_assert!(abi::UVERBS_CONTEXT_QUERY_RESPONSE == 1 << bindings::UVERBS_ID_NS_SHIFT);
 
 /// What a process may have of the doorbell BAR.
 pub(crate) enum Part<'a> {
