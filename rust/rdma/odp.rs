@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! On-demand memory: memory of a process that is not pinned. Its pages are mapped for a device
+//! On-demand paging (ODP): memory of a process that is not pinned. Its pages are mapped for a device
 //! when the device needs them, and taken back when the process or the kernel wants them.
 //!
 //! C header: [`include/rdma/ib_umem_odp.h`](srctree/include/rdma/ib_umem_odp.h).
@@ -220,7 +220,7 @@ impl<T: PageUser> Notify<T> {
         let Some(odp) = NonNull::new(odp) else {
             return false;
         };
-        // SAFETY: As above, the memory stays until this returns.
+        // SAFETY: `ib_umem_odp_release` waits for this before it frees the memory.
         let locked = unsafe { Locked::lock(odp) };
         // SAFETY: `notifier` is valid, and the lock is held under which `bring_in` compares the number.
         unsafe { bindings::mmu_interval_set_seq(notifier, seq) };
@@ -229,7 +229,7 @@ impl<T: PageUser> Notify<T> {
         // set nothing is mapped.
         let mapping = unsafe { (*odp.as_ptr()).private.cast::<Mapping<T>>().as_ref() };
         if let Some(mapping) = mapping {
-            // SAFETY: `range` is valid, as above.
+            // SAFETY: `range` is that of the invalidation, which whoever invalidates keeps until this returns.
             let (start, end) = unsafe { ((*range).start as u64, (*range).end as u64) };
             let covered = locked.addresses();
             let taken = start.max(covered.start)..end.min(covered.end);
@@ -456,7 +456,7 @@ impl LockedPages for Locked<'_> {
         // SAFETY: Words with this bit are written by `MappedPages::take_in` only, for pages that are mapped,
         // and back to zero with the memory locked before such a page goes: it is there.
         let page = unsafe { bindings::hmm_pfn_to_page(word) };
-        // SAFETY: As above, it is the page of something that is there.
+        // SAFETY: The page is mapped until its word is zero, with the memory locked: it has a `struct page`.
         if !unsafe { bindings::is_pci_p2pdma_page(page) } {
             // SAFETY: The page is mapped in the process, which has a count of it until the invalidation
             // has returned.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Extended reliable connections: their domains, and shared receive queues for them.
+//! Extended reliable connections (XRC): their domains, and shared receive queues for them.
 
 use super::udata::expect_none;
 use super::{
@@ -72,7 +72,8 @@ unsafe extern "C" fn create_srq<D: XrcOps>(
                 // SAFETY: `ib_create_srq_user` has just allocated the queue, and set its type and what
                 // it belongs to.
                 let extended = unsafe { ExtendedSrq::from_raw(srq) }.ok_or(EINVAL)?;
-                // SAFETY: As for the other kind.
+                // SAFETY: `ib_create_srq_user` has just allocated the queue; `udata` is null or that of the
+                // uverbs command, which waits.
                 unsafe {
                     srq::create::<D>(srq, &mut attr.attr, udata, |pd, new, attr, udata| {
                         D::create_xrc_srq(pd, new, attr, &extended, udata)
