@@ -348,7 +348,7 @@ impl Region {
             parts <- new_mutex!(Parts::new(), "ferrite_parts"),
             sweeping <- new_mutex!((), "ferrite_sweeping"),
         });
-        Arc::pin_init(region, GFP_KERNEL)
+        Arc::pin_init(region, GFP_KERNEL_ACCOUNT)
     }
 
     /// Looks at some parts, and gives those back of which nothing is mapped. Returns how many it looked

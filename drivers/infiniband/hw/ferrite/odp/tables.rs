@@ -257,7 +257,7 @@ impl OdpTables {
                 invalidations: Atomic::new(0),
                 prefetches: Atomic::new(0),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         tables.tables.insert(table_key(levels - 1, 0), root)?;
         Ok(tables)
