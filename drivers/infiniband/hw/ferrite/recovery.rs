@@ -110,9 +110,9 @@ const LONG_PARTING: u64 = 5_000;
 const LETTING_GO: u64 = 10_000;
 const LETTING_GO_POLL: Delta = Delta::from_millis(100);
 
-/// Who disconnects has said so to the peer so many milliseconds later. It is less than the core waits for the answer
-/// before it tries again (4.6 s).
-const DISCONNECTED: u64 = 4_000;
+/// Who disconnects has said so to the peer so many milliseconds later. With what passes before it is looked for the
+/// first time ([`WAITS`]) it is less than the core waits for the answer before it tries again (4.6 s).
+const DISCONNECTED: u64 = 3_000;
 
 /// Every so many milliseconds a device that works is asked whether it does ([`Hardware::check_health`]).
 const HEALTH: u32 = 10_000;
